@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import ask_side_by_side
@@ -14,13 +15,12 @@ from ddpdoctor.model.network import FirewallChain
 from ddpdoctor.model.reading import Unread, Why
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator
 
-    from ddpdoctor.collect.bounded import Reply
-    from ddpdoctor.collect.system import CommandResult, System
+    from ddpdoctor.collect.system import System
 
     Tables = dict[str, dict[str, "_Chain"]]
-    Ask = Callable[[], CommandResult]
+
 
 LIMIT_S = 2.0
 MAX_ACCEPTS = 20
@@ -52,54 +52,34 @@ class _Chain:
 
 def read_firewall(system: System) -> tuple[FirewallChain, ...] | Unread:
     """Return the chains that refuse incoming packets, from nft and iptables-save, or why we cannot list the rules."""
-    commands: dict[str, Ask] = {
-        command[0]: lambda command=command: system.calls.run(command, LIMIT_S)  # type: ignore[misc]
-        for command in (NFT, IPTABLES)
-    }
+    commands = {command[0]: partial(system.calls.run, command, LIMIT_S) for command in (NFT, IPTABLES)}
     replies = ask_side_by_side(commands, LIMIT_S + 0.5)  # the command's own limit ends it first
     done = {name: reply.value.output for name, reply in replies.items() if reply.value and reply.value.status == 0}
     if not done:
-        return _why_not(list(replies.values()))
-    iptables = tuple(_refusing("iptables", parse_iptables(done.get("iptables-save", ""))))
-    nft = _refusing("nft", parse_nft(done.get("nft", "")))
+        if all(isinstance(reply.error, FileNotFoundError) for reply in replies.values()):
+            return Unread(why=Why.ABSENT, reason="neither nft nor iptables-save is installed")
+        return Unread(why=Why.DENIED, reason="to list the packet filter's rules needs root")
+    iptables = tuple(_refusing("iptables", _parse_iptables(done.get("iptables-save", ""))))
+    nft = _refusing("nft", _parse_nft(done.get("nft", "")))
     return (*iptables, *(chain for chain in nft if not (iptables and chain.name == "nft ip filter INPUT")))
-
-
-def _why_not(replies: list[Reply[CommandResult]]) -> Unread:
-    if all(isinstance(reply.error, FileNotFoundError) for reply in replies):
-        return Unread(why=Why.ABSENT, reason="neither nft nor iptables-save is installed")
-    return Unread(why=Why.DENIED, reason="to list the packet filter's rules needs root")
 
 
 def _refusing(tool: str, tables: Tables) -> Iterator[FirewallChain]:
     for table, chains in tables.items():
+        manager = "ufw" if any(name.startswith("ufw-") for name in chains) else ""
+        if "firewalld" in table or "INPUT_ZONES" in chains:
+            manager = "firewalld"
         for name, chain in chains.items():
-            refusal = _refusal(chain)
+            last = chain.rules[-1] if chain.rules else ""
+            refusal = f"last rule: {last}" if _REFUSES.match(last) else ""
+            if chain.policy in {"drop", "reject"}:
+                refusal = f"policy {chain.policy}"
             if chain.incoming and refusal:
-                accepts = tuple(rule for rule in _reached(chains, name) if _lets_in(rule))
+                rules = _reached(chains, name)
+                accepts = tuple(rule for rule in rules if _ACCEPT.search(rule) and not _NOT_NEW.search(rule))
                 yield FirewallChain(
-                    name=f"{tool} {table} {name}",
-                    refusal=refusal,
-                    accepts=accepts[:MAX_ACCEPTS],
-                    manager=_manager(table, chains),
+                    name=f"{tool} {table} {name}", refusal=refusal, accepts=accepts[:MAX_ACCEPTS], manager=manager
                 )
-
-
-def _manager(table: str, chains: Iterable[str]) -> str:
-    if "firewalld" in table or "INPUT_ZONES" in chains:
-        return "firewalld"
-    return "ufw" if any(name.startswith("ufw-") for name in chains) else ""
-
-
-def _refusal(chain: _Chain) -> str:
-    if chain.policy in {"drop", "reject"}:
-        return f"policy {chain.policy}"
-    last = chain.rules[-1] if chain.rules else ""
-    return f"last rule: {last}" if _REFUSES.match(last) else ""
-
-
-def _lets_in(rule: str) -> bool:
-    return _ACCEPT.search(rule) is not None and _NOT_NEW.search(rule) is None
 
 
 def _reached(chains: dict[str, _Chain], first: str) -> Iterator[str]:
@@ -114,7 +94,7 @@ def _reached(chains: dict[str, _Chain], first: str) -> Iterator[str]:
                     todo.append(name)
 
 
-def parse_nft(text: str) -> Tables:
+def _parse_nft(text: str) -> Tables:
     """Return tables of chains from the output of ``nft list ruleset``."""
     tables: Tables = {}
     chains: dict[str, _Chain] = {}
@@ -148,7 +128,7 @@ def _joined(text: str) -> Iterator[str]:
         line = ""
 
 
-def parse_iptables(text: str) -> Tables:
+def _parse_iptables(text: str) -> Tables:
     """Return the filter table's chains from the output of iptables-save."""
     chains: dict[str, _Chain] = {}
     table = ""

@@ -9,6 +9,7 @@ import errno
 import ipaddress
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,9 +24,8 @@ from ddpdoctor.model.rendezvous import parse_endpoint
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
-    from ddpdoctor.collect.bounded import Reply
     from ddpdoctor.collect.node import ReadingPlan
     from ddpdoctor.collect.system import System
 
@@ -41,11 +41,12 @@ LAST = 1 << 30
 def read_network(system: System, _plan: ReadingPlan) -> Network:
     """Read interfaces, routes, ports and the packet filter; on a Mac, only interfaces and the port."""
     addresses = read_addresses(system)
+    local_ports = system.text_or("/proc/sys/net/ipv4/ip_local_port_range").split()
     return Network(
         interfaces=_interfaces(system, addresses),
         default_interface=read_default_interface(system),
         ipv6_disabled=_flag(system.number_or_none("/proc/sys/net/ipv6/conf/all/disable_ipv6")),
-        local_ports=_local_ports(system),
+        local_ports=(int(local_ports[0]), int(local_ports[1])) if len(local_ports) == 2 else None,
         master_port=read_master_port(system, addresses),
         firewall=read_firewall(system),
         mesh_proxy=has_mesh_proxy(system),
@@ -56,11 +57,6 @@ def _flag(number: int | None) -> bool | None:
     return None if number is None else number == 1
 
 
-def _local_ports(system: System) -> tuple[int, int] | None:
-    words = system.text_or("/proc/sys/net/ipv4/ip_local_port_range").split()
-    return (int(words[0]), int(words[1])) if len(words) == 2 else None
-
-
 def _interfaces(system: System, addresses: dict[str, tuple[str, ...]]) -> tuple[Interface, ...]:
     """Return sysfs's interfaces in the kernel's order, then aliases such as eth0:1; without sysfs, those of psutil."""
     names = system.names(FOLDER)
@@ -69,36 +65,32 @@ def _interfaces(system: System, addresses: dict[str, tuple[str, ...]]) -> tuple[
         return _interfaces_without_sysfs(system, addresses)
     aliases = [name for name in addresses if name not in names and name.partition(":")[0] in names]
     by_index = sorted(names, key=lambda name: (_number(system, name, "ifindex", LAST), name))
-    return tuple(_interface(system, name, addresses.get(name, ())) for name in [*by_index, *sorted(aliases)])
+    interfaces = []
+    for name in [*by_index, *sorted(aliases)]:
+        device = name.partition(":")[0]
+        flags, speed = _number(system, device, "flags", 0), _number(system, device, "speed", -1)
+        carrier = system.number_or_none(f"{FOLDER}/{device}/carrier")  # unreadable if the interface is down
+        target = read_link(system.path(f"{FOLDER}/{device}"))
+        interfaces.append(
+            Interface(
+                name=name,
+                up=bool(flags & IFF_UP),
+                operstate=system.text_or(f"{FOLDER}/{device}/operstate", "unknown"),
+                carrier=_flag(carrier),
+                loopback=bool(flags & IFF_LOOPBACK),
+                virtual="/virtual/" in target if target else not system.exists(f"{FOLDER}/{device}/device"),
+                mtu=_number(system, device, "mtu", 0),
+                speed_mb_s=speed if speed > 0 else None,
+                addresses=addresses.get(name, ()),
+                link_type=_number(system, device, "type", 0),
+            )
+        )
+    return tuple(interfaces)
 
 
-def _interface(system: System, name: str, addresses: tuple[str, ...]) -> Interface:
-    device = name.partition(":")[0]
-    flags = _number(system, device, "flags", 0)
-    carrier = system.number_or_none(f"{FOLDER}/{device}/carrier")  # unreadable if the interface is down
-    speed = _number(system, device, "speed", -1)
-    return Interface(
-        name=name,
-        up=bool(flags & IFF_UP),
-        operstate=system.text_or(f"{FOLDER}/{device}/operstate", "unknown"),
-        carrier=_flag(carrier),
-        loopback=bool(flags & IFF_LOOPBACK),
-        virtual=_is_virtual(system, device),
-        mtu=_number(system, device, "mtu", 0),
-        speed_mb_s=speed if speed > 0 else None,
-        addresses=addresses,
-        link_type=_number(system, device, "type", 0),
-    )
-
-
-def _number(system: System, name: str, file: str, default: int) -> int:
-    found = system.number_or_none(f"{FOLDER}/{name}/{file}")
-    return default if found is None else found
-
-
-def _is_virtual(system: System, name: str) -> bool:
-    target = read_link(system.path(f"{FOLDER}/{name}"))
-    return "/virtual/" in target if target else not system.exists(f"{FOLDER}/{name}/device")
+def _number(system: System, device: str, file: str, default: int) -> int:
+    number = system.number_or_none(f"{FOLDER}/{device}/{file}")
+    return default if number is None else number
 
 
 def _interfaces_without_sysfs(system: System, addresses: dict[str, tuple[str, ...]]) -> tuple[Interface, ...]:
@@ -145,62 +137,50 @@ def read_names(system: System, plan: ReadingPlan) -> Names:
     """Look up all names in parallel, for two seconds at most."""
     hostname = system.calls.hostname()
     names = {"own": hostname, "master": master_name(system.env), "head": plan.head}
-    asked: dict[str, Ask] = {use: _resolve(system, name) for use, name in names.items() if name}
-    asked |= {f"{_REVERSE}{address}": _reverse(system, address) for address in _own_addresses(system)}
+    asked: dict[str, Ask] = {use: partial(system.calls.resolve, name) for use, name in names.items() if name}
+    for address in _own_addresses(system):
+        asked[f"{_REVERSE}{address}"] = lambda address=address: (system.calls.reverse(address),)  # type: ignore[misc]
     asked["full name"] = lambda: (system.calls.fqdn(),)
     replies = ask_side_by_side(asked, LOOKUP_LIMIT_S)
-    found = {use: _lookup(name, replies[use]) for use, name in names.items() if name}
+    lookups: dict[str, Lookup] = {}
+    for use, name in names.items():
+        if name:
+            reply = replies[use]
+            error = None if reply.error is None else reply.error.strerror or str(reply.error)
+            lookups[use] = Lookup(
+                name=name,
+                addresses=reply.value or (),
+                error=f"no answer within {LOOKUP_LIMIT_S:.0f} s" if reply.timed_out else error,
+                timed_out=reply.timed_out,
+                duration_s=round(reply.duration_s, 3),
+            )
     return Names(
         hostname=hostname,
         fqdn=next(iter(replies["full name"].value or ()), None),
-        own=found["own"],
-        master=found.get("master"),
-        head=found.get("head"),
+        own=lookups["own"],
+        master=lookups.get("master"),
+        head=lookups.get("head"),
         reverse_s=max((reply.duration_s for use, reply in replies.items() if use.startswith(_REVERSE)), default=None),
     )
 
 
 def master_name(env: Mapping[str, str]) -> str | None:
     """Return the host where the ranks meet, from the environment."""
-    return text(env, "MASTER_ADDR") or host_of(text(env, "PET_RDZV_ENDPOINT")) or text(env, "PET_MASTER_ADDR") or None
-
-
-def host_of(endpoint: str) -> str:
-    """Return the host of "host", "host:port", "[::1]:port" or "fd00::2"."""
+    host = endpoint = text(env, "PET_RDZV_ENDPOINT")  # "host", "host:port", "[::1]:port" or "fd00::2"
     if endpoint.startswith("["):
-        return endpoint[1:].partition("]")[0]
-    return endpoint.partition(":")[0] if endpoint.count(":") == 1 else endpoint
-
-
-def _resolve(system: System, name: str) -> Ask:
-    return lambda: system.calls.resolve(name)
-
-
-def _reverse(system: System, address: str) -> Ask:
-    return lambda: (system.calls.reverse(address),)
-
-
-def _lookup(name: str, reply: Reply[tuple[str, ...]]) -> Lookup:
-    if reply.timed_out:
-        error: str | None = f"no answer within {LOOKUP_LIMIT_S:.0f} s"
-    else:
-        error = None if reply.error is None else reply.error.strerror or str(reply.error)
-    return Lookup(
-        name=name,
-        addresses=reply.value or (),
-        error=error,
-        timed_out=reply.timed_out,
-        duration_s=round(reply.duration_s, 3),
-    )
+        host = endpoint[1:].partition("]")[0]
+    elif endpoint.count(":") == 1:
+        host = endpoint.partition(":")[0]
+    return text(env, "MASTER_ADDR") or host or text(env, "PET_MASTER_ADDR") or None
 
 
 def _own_addresses(system: System) -> list[str]:
     """Return the addresses by which other hosts know this one: those of the default route's interface."""
     by_interface = read_addresses(system)
     default = read_default_interface(system)
-    chosen = by_interface.get(default, ()) if default else [one for all_ in by_interface.values() for one in all_]
-    plain = [ipaddress.ip_interface(address).ip for address in chosen]
-    return [str(ip) for ip in plain if not (ip.is_loopback or ip.is_link_local)][:REVERSED]
+    interfaces = [by_interface.get(default, ())] if default else by_interface.values()
+    ips = [ipaddress.ip_interface(address).ip for addresses in interfaces for address in addresses]
+    return [str(ip) for ip in ips if not (ip.is_loopback or ip.is_link_local)][:REVERSED]
 
 
 SEARCH_S = 5.0
@@ -214,41 +194,19 @@ NODE_RANKS = ("RANK", "PET_NODE_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID"
 
 def read_master_port(system: System, addresses: Mapping[str, tuple[str, ...]]) -> PortUse | Unread:
     """Try to bind MASTER_PORT, if this host would serve the store and this job does not already serve it."""
-    port = _port_text(system.env)
-    if not port:
+    given = text(system.env, "MASTER_PORT", "PET_MASTER_PORT")
+    if not given:
+        endpoint = parse_endpoint(system.env.get("PET_RDZV_ENDPOINT", ""), "PET_RDZV_ENDPOINT")
+        given = "" if endpoint is None or endpoint.port is None else str(endpoint.port)
+    if not given:
         return Unread(why=Why.ABSENT, reason="MASTER_PORT is not set")
-    if not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
+    if not (given.isascii() and given.isdecimal() and 0 < int(given) < 65536):
         return Unread(why=Why.ABSENT, reason="MASTER_PORT is not a port number")
     if system.env.get("TORCHELASTIC_RUN_ID"):
         return Unread(why=Why.NEEDLESS, reason="the store of this job listens on it")
     if not _serves_store(system, addresses):
         return Unread(why=Why.NEEDLESS, reason="the store would be on another host")
-    return _try_port(system, int(port))
-
-
-def _port_text(env: Mapping[str, str]) -> str:
-    """Return the store's port from torch's variable, or from those for torchrun's options."""
-    port = text(env, "MASTER_PORT", "PET_MASTER_PORT")
-    if port:
-        return port
-    endpoint = parse_endpoint(env.get("PET_RDZV_ENDPOINT", ""), "PET_RDZV_ENDPOINT")
-    return "" if endpoint is None or endpoint.port is None else str(endpoint.port)
-
-
-def _serves_store(system: System, addresses: Mapping[str, tuple[str, ...]]) -> bool:
-    """Return whether rank 0 would run here, by this process's rank, or else by the master's address."""
-    node_rank = text(system.env, *NODE_RANKS)
-    if node_rank:
-        return node_rank == "0"
-    master = master_name(system.env)
-    if not master or master == "localhost":
-        return True
-    reply = ask_side_by_side({"master": lambda: system.calls.resolve(master)}, LOOKUP_LIMIT_S)["master"]
-    own = {str(ipaddress.ip_interface(one).ip) for those in addresses.values() for one in those}
-    return any(address in own or ipaddress.ip_address(address).is_loopback for address in reply.value or ())
-
-
-def _try_port(system: System, port: int) -> PortUse | Unread:
+    port = int(given)
     error = _bind(system, port, reuse=False)
     if error is None:
         return PortUse(port=port, free=True)
@@ -261,6 +219,19 @@ def _try_port(system: System, port: int) -> PortUse | Unread:
     if system.live and pid == os.getpid():
         return Unread(why=Why.NEEDLESS, reason="this command listens on it, to gather what all nodes have seen")
     return PortUse(port=port, error=error.strerror or str(error), owner_pid=pid, owner=owner)
+
+
+def _serves_store(system: System, addresses: Mapping[str, tuple[str, ...]]) -> bool:
+    """Return whether rank 0 would run here, by this process's rank, or else by the master's address."""
+    node_rank = text(system.env, *NODE_RANKS)
+    if node_rank:
+        return node_rank == "0"
+    master = master_name(system.env)
+    if not master or master == "localhost":
+        return True
+    reply = ask_side_by_side({"master": lambda: system.calls.resolve(master)}, LOOKUP_LIMIT_S)["master"]
+    own = {str(ipaddress.ip_interface(address).ip) for interface in addresses.values() for address in interface}
+    return any(address in own or ipaddress.ip_address(address).is_loopback for address in reply.value or ())
 
 
 def _bind(system: System, port: int, *, reuse: bool) -> OSError | None:
@@ -279,18 +250,20 @@ def _find_owner(system: System, port: int) -> tuple[int | None, str | None]:
         if time.monotonic() > deadline:
             break
         if not sockets.keys().isdisjoint(read_sockets(pid, system.path("/proc")) or ()):
-            return pid, _command(system, pid)
+            words = [word for word in system.text_or(f"/proc/{pid}/cmdline").split("\0") if word]
+            if not words:
+                return pid, system.text_or(f"/proc/{pid}/comm") or None
+            command = " ".join(hide_secrets((Path(words[0]).name, *words[1:])))
+            return pid, command if len(command) <= SHOWN else f"{command[:SHOWN]}…"
     return None, f"a process of user {next(iter(sockets.values()))}" if sockets else None
 
 
-def _command(system: System, pid: int) -> str | None:
-    words = [word for word in system.text_or(f"/proc/{pid}/cmdline").split("\0") if word]
-    if not words:
-        return system.text_or(f"/proc/{pid}/comm") or None
-    shown = " ".join(hide_secrets((Path(words[0]).name, *words[1:])))
-    return shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}…"
-
-
+ROUTES = (
+    ("/proc/net/route", 1, 10, (1, 7, 3, 6, 0)),
+    ("/proc/net/ipv6_route", 0, 16, (0, 1, 8, 5, 9)),
+)
+"""The kernel's routing tables: file, first line, base of the metric, and the columns of destination, prefix length or
+mask, flags, metric and interface."""
 RTF_UP = 0x1
 RTF_REJECT = 0x200
 """A route that refuses packets. Without another route, the kernel keeps one for "::/0" on lo."""
@@ -306,25 +279,15 @@ def read_addresses(system: System) -> dict[str, tuple[str, ...]]:
 
 def read_default_interface(system: System) -> str | None:
     """Return the interface of the default route with the lowest metric (IPv4 before IPv6), or None without one."""
-    routes = [*_routes_v4(system)] or [*_routes_v6(system)]
-    return min(routes)[1] if routes else None
-
-
-def _routes_v4(system: System) -> Iterator[tuple[int, str]]:
-    """Yield the metric and interface of every default route in /proc/net/route."""
-    for line in system.text_or("/proc/net/route").splitlines()[1:]:
-        fields = line.split()
-        if len(fields) >= 8 and int(fields[1], 16) == 0 and int(fields[7], 16) == 0 and _usable(fields[3]):
-            yield int(fields[6]), fields[0]
-
-
-def _routes_v6(system: System) -> Iterator[tuple[int, str]]:
-    """Yield the metric and interface of every default route in /proc/net/ipv6_route."""
-    for line in system.text_or("/proc/net/ipv6_route").splitlines():
-        fields = line.split()
-        if len(fields) >= 10 and int(fields[0], 16) == 0 and int(fields[1], 16) == 0 and _usable(fields[8]):
-            yield int(fields[5], 16), fields[9]
-
-
-def _usable(flags: str) -> bool:
-    return bool(int(flags, 16) & RTF_UP) and not int(flags, 16) & RTF_REJECT
+    for table, first_line, base, columns in ROUTES:
+        routes = []
+        for line in system.text_or(table).splitlines()[first_line:]:
+            fields = line.split()
+            if len(fields) <= max(columns):
+                continue
+            destination, mask, flags, metric, interface = (fields[column] for column in columns)
+            if int(destination, 16) == int(mask, 16) == 0 and int(flags, 16) & (RTF_UP | RTF_REJECT) == RTF_UP:
+                routes.append((int(metric, base), interface))
+        if routes:
+            return min(routes)[1]
+    return None

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 DEVICES = "/sys/class/infiniband"
 FILES = "/dev/infiniband"
+VERBS = "/sys/class/infiniband_verbs"
 
 COUNTERS = ("link_downed", "link_error_recovery", "local_link_integrity_errors", "port_rcv_errors", "symbol_error")
 COUNTER_LIMIT_S = 1.0
@@ -58,64 +59,69 @@ def read_rdma(system: System, plan: ReadingPlan, pause: Callable[[float], None] 
         later = _read_counters(system, ports)
     files = [name for name in system.names(FILES) if name.startswith("uverbs")]
     usable = [name for name in files if system.calls.readable(f"{FILES}/{name}")]
+    modules = {line.split(" ", 1)[0] for line in system.text_or("/proc/modules").splitlines()}
+    capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)", system.text_or("/proc/self/status"), re.MULTILINE)
+    # The kernel checks CAP_IPC_LOCK in the initial user namespace.
+    whole = system.text_or("/proc/self/uid_map", "0 0 4294967295").split() == ["0", "0", "4294967295"]
     return Rdma(
         devices=tuple(_read_device(system, name, first, later) for name in names),
-        peermem=_has_peermem(system),
+        peermem=bool(modules & PEER_MODULES) or any(system.exists(name) for name in PEER_FILES),
         dmabuf=_has_dmabuf(system),
         uverbs=tuple(usable),
         uverbs_denied=tuple(name for name in files if name not in usable),
         rdma_cm=system.exists(f"{FILES}/rdma_cm"),
-        ipc_lock=_may_lock(system),
+        ipc_lock=whole and bool(int(capabilities[1], 16) >> CAP_IPC_LOCK & 1) if capabilities else None,
     )
 
 
 def _read_counters(system: System, ports: list[tuple[str, str]]) -> Counters:
     """Ask all ports in parallel; one that does not answer has no counters."""
+
+    def read(folder: str) -> dict[str, int]:
+        values = {counter: system.number_or_none(f"{folder}/counters/{counter}") for counter in COUNTERS}
+        return {counter: value for counter, value in values.items() if value is not None}
+
     folders = [f"{DEVICES}/{name}/ports/{port}" for name, port in ports]
-    replies = ask_side_by_side({folder: partial(_port_counters, system, folder) for folder in folders}, COUNTER_LIMIT_S)
+    replies = ask_side_by_side({folder: partial(read, folder) for folder in folders}, COUNTER_LIMIT_S)
     return {folder: reply.value or {} for folder, reply in replies.items()}
-
-
-def _port_counters(system: System, folder: str) -> dict[str, int]:
-    values = {counter: system.number_or_none(f"{folder}/counters/{counter}") for counter in COUNTERS}
-    return {counter: value for counter, value in values.items() if value is not None}
 
 
 def _read_device(system: System, name: str, first: Counters, later: Counters) -> RdmaDevice:
     folder = f"{DEVICES}/{name}"
     bus_id = os.path.basename(os.path.realpath(system.path(f"{folder}/device")))  # noqa: PTH119 - only the name is needed
-    numbers = [int(port) for port in system.names(f"{folder}/ports") if port.isdecimal()]
+    ports = sorted(int(port) for port in system.names(f"{folder}/ports") if port.isdecimal())
+    verbs = system.names(VERBS)
     return RdmaDevice(
         name=name,
         bus_id=bus_id if BUS_ID.fullmatch(bus_id) else None,
         board=system.text_or(f"{folder}/board_id") or None,
         firmware=system.text_or(f"{folder}/fw_ver") or None,
-        ports=tuple(_read_port(system, name, port, first, later) for port in sorted(numbers)),
-        uverbs=_device_file(system, name),
+        ports=tuple(_read_port(system, name, port, first, later) for port in ports),
+        uverbs=next((file for file in verbs if system.text_or(f"{VERBS}/{file}/ibdev") == name), None),
         netdevs=system.names(f"{folder}/device/net"),
         virtual_function=system.exists(f"{folder}/device/physfn"),
     )
 
 
-def _device_file(system: System, name: str) -> str | None:
-    folder = "/sys/class/infiniband_verbs"
-    for uverbs in system.names(folder):
-        if system.text_or(f"{folder}/{uverbs}/ibdev") == name:
-            return uverbs
-    return None
-
-
 def _read_port(system: System, device: str, number: int, first: Counters, later: Counters) -> RdmaPort:
     folder = f"{DEVICES}/{device}/ports/{number}"
     rate = system.text_or(f"{folder}/rate")
+    rate_gb_s = re.match(r"(\d+(?:\.\d+)?) Gb/sec", rate)  # "400 Gb/sec (4X NDR)"
+    gids = []
+    for index in sorted(int(name) for name in system.names(f"{folder}/gids") if name.isdecimal()):
+        gid = system.text_or(f"{folder}/gids/{index}")
+        if gid.strip("0:"):  # a table has hundreds of empty entries, whose attributes cannot be read
+            kind = system.text_or(f"{folder}/gid_attrs/types/{index}")
+            netdev = system.text_or(f"{folder}/gid_attrs/ndevs/{index}") or None
+            gids.append(Gid(index=index, gid=gid, type=kind, netdev=netdev))
     return RdmaPort(
         device=device,
         port=number,
         state=_worded(system, f"{folder}/state"),
         phys_state=_worded(system, f"{folder}/phys_state"),
         link_layer=system.text_or(f"{folder}/link_layer", "Unspecified"),
-        rate_gb_s=parse_rate(rate),
-        gids=_read_gids(system, folder),
+        rate_gb_s=float(rate_gb_s[1]) if rate_gb_s else None,
+        gids=tuple(gids),
         counters=first.get(folder, {}),
         counters_later=later.get(folder, {}),
         rate_text=rate,
@@ -124,32 +130,8 @@ def _read_port(system: System, device: str, number: int, first: Counters, later:
 
 def _worded(system: System, name: str) -> str:
     """Return "ACTIVE" for the file text "4: ACTIVE"."""
-    number, found, word = system.text_or(name).partition(": ")
-    return word if found else number
-
-
-def parse_rate(text: str) -> float | None:
-    """Return Gbit/s from "400 Gb/sec (4X NDR)" or "2.5 Gb/sec (1X SDR)", or None for other text."""
-    found = re.match(r"(\d+(?:\.\d+)?) Gb/sec", text)
-    return float(found[1]) if found else None
-
-
-def _read_gids(system: System, port: str) -> tuple[Gid, ...]:
-    """Read only the used entries: a table has hundreds, and an empty entry's attributes cannot be read."""
-    found = []
-    for index in sorted(int(name) for name in system.names(f"{port}/gids") if name.isdecimal()):
-        gid = system.text_or(f"{port}/gids/{index}")
-        if not gid.strip("0:"):
-            continue
-        kind = system.text_or(f"{port}/gid_attrs/types/{index}")
-        netdev = system.text_or(f"{port}/gid_attrs/ndevs/{index}") or None
-        found.append(Gid(index=index, gid=gid, type=kind, netdev=netdev))
-    return tuple(found)
-
-
-def _has_peermem(system: System) -> bool:
-    loaded = {line.split(" ", 1)[0] for line in system.text_or("/proc/modules").splitlines()}
-    return bool(loaded & PEER_MODULES) or any(system.exists(name) for name in PEER_FILES)
+    number, colon, word = system.text_or(name).partition(": ")
+    return word if colon else number
 
 
 def _has_dmabuf(system: System) -> bool | None:
@@ -165,12 +147,3 @@ def _has_dmabuf(system: System) -> bool | None:
         return True
     # Red Hat's kernel 4.18 has the RDMA core of later kernels.
     return None if ".el8" in release else False
-
-
-def _may_lock(system: System) -> bool | None:
-    """Return whether we have CAP_IPC_LOCK in the initial user namespace, which is the one that the kernel checks."""
-    found = re.search(r"^CapEff:\s*([0-9a-f]+)", system.text_or("/proc/self/status"), re.MULTILINE)
-    if found is None:
-        return None
-    whole = system.text_or("/proc/self/uid_map", "0 0 4294967295").split() == ["0", "0", "4294967295"]
-    return whole and bool(int(found[1], 16) >> CAP_IPC_LOCK & 1)

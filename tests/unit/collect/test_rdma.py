@@ -1,7 +1,7 @@
 import pytest
 
 from ddpdoctor.collect.node import ReadingPlan
-from ddpdoctor.collect.rdma import BETWEEN_READS_S, parse_rate, read_rdma
+from ddpdoctor.collect.rdma import BETWEEN_READS_S, read_rdma
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.reading import NotRead, Why
 from tests.machines import load_machine, shared_machine
@@ -151,5 +151,7 @@ def test_a_virtual_function_and_a_device_without_pci(tmp_path):
 @pytest.mark.parametrize(
     ("text", "rate"), [("400 Gb/sec (4X NDR)", 400.0), ("2.5 Gb/sec (1X SDR)", 2.5), ("", None), ("unknown", None)]
 )
-def test_rates(text, rate):
-    assert parse_rate(text) == rate
+def test_rates(text, rate, tmp_path):
+    system = load_machine("nvlink8", tmp_path)
+    system.path("/sys/class/infiniband/mlx5_0/ports/1/rate").write_text(text)
+    assert read_rdma(system, PLAN, at_once).devices[0].ports[0].rate_gb_s == rate
