@@ -3,8 +3,8 @@
 All clones on a machine share the locks, so that the tests of one do not disturb those of another.
 
 Such a test goes by how fast something is, or by what the kernel counts for the whole machine. It takes the lock of the
-machine exclusively, which all others share. A test that waits for either holds the lock of the queue, so that none
-overtakes one that is to run alone.
+machine exclusively, which all others share, as they do that of the queue while they come in. One that is to run alone
+holds the queue exclusively, so that none overtakes it.
 """
 
 import contextlib
@@ -106,8 +106,9 @@ def _is_alone(item: pytest.Item) -> bool:
 @contextlib.contextmanager
 def _machine(*, alone: bool) -> Iterator[None]:
     with contextlib.ExitStack() as held:
-        with _locked(QUEUE, fcntl.LOCK_EX):
-            held.enter_context(_locked(MACHINE, fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+        how = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+        with _locked(QUEUE, how):
+            held.enter_context(_locked(MACHINE, how))
         yield
 
 

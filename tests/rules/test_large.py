@@ -60,14 +60,14 @@ def test_cost_of_a_hang_grows_with_the_ranks_and_not_with_their_pairs():
     def sleeps(number, world):
         return in_user(number, world=world)
 
-    assert count_calls(512, sleeps) < 3 * count_calls(256, sleeps)
+    assert count_calls(256, sleeps) < 3 * count_calls(128, sleeps)
 
 
 def test_cost_of_a_mismatch_grows_with_the_ranks_and_not_with_their_pairs():
     def differs(number, world):
         return in_call(number, "reduce", 41, 6, world=world)
 
-    assert count_calls(512, differs) < 3 * count_calls(256, differs)
+    assert count_calls(256, differs) < 3 * count_calls(128, differs)
 
 
 def history(records):
@@ -112,7 +112,7 @@ def test_few_calls_are_made_of_a_long_packed_history(make):
 
 @pytest.mark.parametrize("make", [sleeping, calling_another, gone])
 def test_cost_grows_with_the_records_and_not_with_their_pairs(make):
-    assert count_entries(after(4000, make)) < 3 * count_entries(after(2000, make))
+    assert count_entries(after(2000, make)) < 3 * count_entries(after(1000, make))
 
 
 def some_rank(dice, number):
@@ -139,9 +139,10 @@ def some_rank(dice, number):
     return moving(found) if dice.random() < 0.5 else found
 
 
-def test_no_job_makes_a_rule_raise_or_blames_a_rank_that_moves():
-    dice = random.Random(5)
-    for _ in range(3000):
+@pytest.mark.parametrize("seed", [5, *(pytest.param(seed, marks=pytest.mark.full) for seed in (6, 7, 8))])
+def test_no_job_makes_a_rule_raise_or_blames_a_rank_that_moves(seed):
+    dice = random.Random(seed)
+    for _ in range(800):
         ranks = [some_rank(dice, n) for n in range(dice.choice([0, 1, 2, 3, 4]))]
         seen = job(*ranks, ended=dice.random() < 0.3, debug_level=dice.choice(["OFF", "DETAIL"]))
         found = judge(seen)
