@@ -87,3 +87,10 @@ def test_each_verb_and_launcher_is_shown_first(word: str, scenarios: dict[str, t
 def test_each_line_of_the_list_names_a_scenario(scenarios: dict[str, tuple[bool, str]]) -> None:
     listed = [f"tests/scenarios/{file}::{start}" for file, starts in FIRST.items() for start in starts]
     assert [line for line in listed if not any(name.startswith(line) for name in scenarios)] == []
+
+
+def test_ci_runs_what_the_first_command_leaves_out() -> None:
+    places = (ROOT / ".ci" / "run").read_text().split()
+    marked = [path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.full" in path.read_text()]
+    names = {path.relative_to(ROOT).as_posix() for path in marked if path != Path(__file__)}
+    assert [name for name in sorted(names) if not any(name.startswith(place) for place in places)] == []

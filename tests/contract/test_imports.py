@@ -130,7 +130,7 @@ def test_what_needs_torch_is_loaded_in_functions() -> None:
 def test_heavy_packages_are_imported_in_functions() -> None:
     heavy = {"torch", "psutil", "pynvml", "numpy", "matplotlib"}
     found = {path: packages(imports_at_start(parse(path))) & heavy for path in FILES}
-    assert {path: names for path, names in found.items() if names} == dict.fromkeys(WITH_TORCH, {"torch"})
+    assert {path: names for path, names in found.items() if names} == {path: {"torch"} for path in WITH_TORCH}
 
 
 def test_pynvml_is_imported_in_one_file() -> None:
@@ -143,7 +143,7 @@ def test_recorder_needs_the_standard_library_only() -> None:
     known = sys.stdlib_module_names | {"_ddpdoctor_recorder", "sitecustomize"}
     trees = {path: parse(path) for path in sorted((PACKAGE / "recorder").rglob("*.py"))}
     at_start = {path: packages(imports_at_start(tree)) - known for path, tree in trees.items()}
-    assert {path: names for path, names in at_start.items() if names} == dict.fromkeys(WITH_TORCH, {"torch"})
+    assert {path: names for path, names in at_start.items() if names} == {path: {"torch"} for path in WITH_TORCH}
     # The hooks look at torch when the script has loaded it.
     assert set().union(*(packages(all_imports(tree)) for tree in trees.values())) - known == {"torch"}
 

@@ -62,7 +62,9 @@ FIRST = {
     "bandwidth/test_watch.py": ("test_an_exception",),
     "check_env/test_fleet.py": ("test_two_ranks_make_one_report", "test_a_slurm_step_with_a_master_that_is_wrong"),
     "check_env/test_launch.py": ("test_a_plain_shell", "test_torchrun_on_one_host"),
-    "check_env/test_limits.py": ("test_a_low_limit_on_open_files", "test_a_broken_torch_is_a_finding[raise ImportError"),
+    "check_env/test_limits.py": (
+        "test_a_low_limit_on_open_files", "test_a_broken_torch_is_a_finding[raise ImportError",
+    ),
     "check_env/test_network.py": ("test_a_healthy_host", "test_two_hosts_that_differ"),
     "check_env/test_variables.py": ("test_variables_of_every_class",),
     "check_env/test_gpus.py": (
