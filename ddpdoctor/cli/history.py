@@ -35,11 +35,11 @@ def run(options: Options) -> int:
     found = read_histories(options.folder, read_run)
     if options.format == "json":
         from ddpdoctor.report.formats.json_format import write_json
-        from ddpdoctor.report.verbs.history import plain_histories
+        from ddpdoctor.report.verbs.live import plain_histories
 
         write(sys.stdout, write_json(plain_histories(found.jobs, found.unread), indent=1))
         return ExitStatus.OK
-    from ddpdoctor.report.verbs.history import render_history
+    from ddpdoctor.report.verbs.live import render_history
 
     text = render_history(
         found.jobs,

@@ -119,7 +119,7 @@ def _draw(status: JobNow, options: Options) -> str:
 
         return write_json(plain(status))
     from ddpdoctor.cli.output import has_color, read_cwd, read_width
-    from ddpdoctor.report.verbs.status import render_status
+    from ddpdoctor.report.verbs.live import render_status
 
     width, color = read_width(sys.stdout), has_color(sys.stdout, os.environ)
     return render_status(status, width=width, color=color, cwd=read_cwd())

@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from ddpdoctor.report.blocks import Content
 
 JOB = "ddpdoctor.report.verbs.job:job_content"
-CHECKS = "ddpdoctor.report.verbs.checklist:checklist_content"
+CHECKS = "ddpdoctor.report.verbs.checks:checklist_content"
 BUILDERS = {
-    "scaling": "ddpdoctor.report.verbs.scaling:scaling_content",
+    "scaling": "ddpdoctor.report.verbs.tuning:scaling_content",
     "tune": "ddpdoctor.report.verbs.tuning:tune_content",
     "results": "ddpdoctor.report.bandwidth.content:bandwidth_content",
     "trial": "ddpdoctor.report.verbs.trial:trial_content",
-    "diff": "ddpdoctor.report.verbs.saved_files:diff_content",
+    "diff": "ddpdoctor.report.verbs.checks:diff_content",
     "rendezvous": "ddpdoctor.report.verbs.rendezvous:rendezvous_content",
-    "shares": "ddpdoctor.report.verbs.shares:shares_content",
-    "drawn": "ddpdoctor.report.verbs.shares:drawn_content",
-    "files": "ddpdoctor.report.verbs.checkpoints:checkpoint_content",
-    "comparison": "ddpdoctor.report.verbs.comparison:comparison_content",
-    "run_differences": "ddpdoctor.report.verbs.run_diff:run_diff_content",
+    "shares": "ddpdoctor.report.verbs.data:shares_content",
+    "drawn": "ddpdoctor.report.verbs.data:drawn_content",
+    "files": "ddpdoctor.report.verbs.checks:checkpoint_content",
+    "comparison": "ddpdoctor.report.verbs.speed:comparison_content",
+    "run_differences": "ddpdoctor.report.verbs.speed:run_diff_content",
     "evidence": "ddpdoctor.report.verbs.evidence:evidence_content",
     "nodes": CHECKS,
 }

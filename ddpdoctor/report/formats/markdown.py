@@ -11,7 +11,7 @@ from ddpdoctor.report.contents import read_content
 from ddpdoctor.report.findings import CHECK_HEADS, check_rows
 from ddpdoctor.report.lines import clean
 from ddpdoctor.report.names import format_time, merge_places, sureness_of, title_of
-from ddpdoctor.report.text.columns import fit_columns
+from ddpdoctor.report.text.report import fit_columns
 from ddpdoctor.report.tree import draw_tree
 
 if TYPE_CHECKING:

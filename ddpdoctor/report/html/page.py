@@ -1,16 +1,34 @@
-"""Renders a report as one self-contained HTML page. Collected data is always escaped, never markup."""
+"""The report as a page: one file that needs nothing else."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import itertools
+import json
+import math
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.sides import grouped
+from ddpdoctor.report.blocks import (
+    FactList,
+    Grid,
+    Heading,
+    Items,
+    Lanes,
+    Places,
+    Series,
+    SourceLines,
+    Table,
+    Text,
+    Tone,
+    Tree,
+    WaitGraph,
+)
 from ddpdoctor.report.classes import merge_findings
 from ddpdoctor.report.contents import read_content
 from ddpdoctor.report.findings import (
@@ -23,16 +41,202 @@ from ddpdoctor.report.findings import (
     count_checks,
     severity_word,
 )
-from ddpdoctor.report.html.blocks import BlockDrawer
-from ddpdoctor.report.html.parts import list_parts
+from ddpdoctor.report.html.drawings import lane_rows, lay_out_chart, lay_out_graph, timeline_data
 from ddpdoctor.report.lines import clean
 from ddpdoctor.report.names import format_hosts, format_place, format_ranks, format_time, title_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from jinja2 import Environment
 
     from ddpdoctor.model.findings import Finding, Place, Report
-    from ddpdoctor.report.blocks import Column, Content, Table
+    from ddpdoctor.report.blocks import Block, Column, Content, Section, TreeNode
+
+RESULTS = "Results"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagePart:
+    """A part of a page. ``id`` is its name in links."""
+
+    id: str
+    title: str
+    blocks: tuple[Block, ...]
+    tone: Tone = Tone.STRONG
+
+
+def list_parts(content: Content) -> tuple[tuple[PagePart, ...], tuple[PagePart, ...]]:
+    """Return the parts before the other findings, which support the verdict, and the parts behind them."""
+    sections = _without_small_forms(content)
+    places = [section for section in sections if _is_places(section)]
+    first = places if len(places) == 1 else []  # with several, each belongs to an attempt
+    rest = [section for section in sections if section not in first]
+    before = _parts((*first, *content.pictures), "p")
+    return before, _parts(rest, "r")
+
+
+def _is_places(section: Section) -> bool:
+    return len(section) == 1 and isinstance(section[0], Places)
+
+
+def _without_small_forms(content: Content) -> list[Section]:
+    """Leave out what a picture with the same title shows in full: charts and matrices for the screen."""
+    drawn = {title for section in content.pictures for block in section if (title := _title(block)) is not None}
+    return [section for section in content.sections if section and _title(section[0]) not in drawn]
+
+
+def _parts(sections: Iterable[Section], prefix: str) -> tuple[PagePart, ...]:
+    """Make a part of each section. One without a title continues the part before it."""
+    parts: list[PagePart] = []
+    for title, tone, blocks in _titled(sections):
+        if title is None and parts:
+            last = parts.pop()
+            parts.append(PagePart(id=last.id, title=last.title, tone=last.tone, blocks=last.blocks + blocks))
+        else:
+            parts.append(PagePart(id=f"{prefix}{len(parts)}", title=title or RESULTS, tone=tone, blocks=blocks))
+    return tuple(parts)
+
+
+def _titled(sections: Iterable[Section]) -> Iterator[tuple[str | None, Tone, Section]]:
+    for section in sections:
+        if section and isinstance(section[0], Heading):
+            yield section[0].text, section[0].tone, section[1:]
+        elif section:
+            yield _title(section[0]), Tone.STRONG, section
+
+
+def _title(block: Block) -> str | None:
+    """Return the title that a section has from its first block."""
+    match block:
+        case Heading():
+            return block.text
+        case Lanes():
+            return "Timeline"
+        case WaitGraph():
+            return "Who waits for whom"
+        case SourceLines():
+            return "Source"
+        case Places():
+            return "Where the ranks are"
+        case Tree() | Grid() | Series():
+            return block.title
+        case _:
+            return None
+
+
+ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
+
+
+def embed(data: Any, folder: Path | None = None) -> str:
+    """Return data as JSON in ASCII without a character that HTML reads. Texts are cleaned as everywhere else.
+
+    Paths below ``folder`` lose it.
+    """
+    text = json.dumps(_cleaned(data, folder), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.translate(ESCAPES)
+
+
+def _cleaned(data: Any, folder: Path | None) -> Any:
+    match data:
+        case str():
+            return clean(data, folder)
+        case float():
+            return data if math.isfinite(data) else None
+        case dict():
+            return {name: _cleaned(value, folder) for name, value in data.items()}
+        case list() | tuple():
+            return [_cleaned(value, folder) for value in data]
+        case _:
+            return data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameStep:
+    """What a template writes next: the start of frames that can be folded, a frame, a fork, or an end."""
+
+    kind: Literal["open", "frame", "fork", "close"]
+    node: TreeNode
+
+
+def list_frames(tree: Tree) -> tuple[FrameStep, ...]:
+    """Return the steps in order. Frames in a row that the same ranks are in stand below each other, not nested."""
+    steps: list[FrameStep] = []
+    todo = [FrameStep(kind="frame", node=root) for root in reversed(tree.roots)]
+    while todo:
+        step = todo.pop()
+        if step.kind != "frame":
+            steps.append(step)
+            continue
+        row = _row_from(step.node)
+        last = row[-1]
+        if len(row) == 1 and not last.children:
+            steps.append(step)
+            continue
+        steps.append(FrameStep(kind="open", node=row[0]))
+        steps += [FrameStep(kind="frame", node=node) for node in row[1:]]
+        todo.append(FrameStep(kind="close", node=last))
+        if last.children:
+            steps.append(FrameStep(kind="fork", node=last))
+            todo += [FrameStep(kind="frame", node=child) for child in reversed(last.children)]
+    return tuple(steps)
+
+
+def _row_from(node: TreeNode) -> list[TreeNode]:
+    row = [node]
+    while len(row[-1].children) == 1 and row[-1].children[0].ranks == row[-1].ranks:
+        row.append(row[-1].children[0])
+    return row
+
+
+HEAT_LEVELS = 8
+"""Shades of a heat map."""
+
+
+class BlockDrawer:
+    """Draws the blocks of one page, and gives those that are linked to or scripted a name of their own."""
+
+    def __init__(self, env: Environment, folder: Path | None = None) -> None:
+        env.globals |= {"draw": self.draw, "heat": _heat}
+        self._macros: Any = env.get_template("blocks.html.jinja").module
+        self._folder = folder
+        self._numbers = itertools.count(1)
+
+    def draw(self, block: Block, under: str = "") -> Any:  # noqa: PLR0911 - one for each kind
+        """Return the markup of a block. ``under`` is the title above it, which a picture does not repeat."""
+        macros, name = self._macros, f"b{next(self._numbers)}"
+        match block:
+            case Heading():
+                return macros.heading(block)
+            case Text():
+                return macros.text(block)
+            case Items():
+                return macros.items(block)
+            case FactList():
+                return macros.facts(block)
+            case Table():
+                return macros.table(block)
+            case Places():
+                return macros.places(block)
+            case Series():
+                return macros.chart(lay_out_chart(block), under)
+            case Lanes():
+                data = embed(timeline_data(block.timeline), self._folder)
+                return macros.lanes(block.timeline, lane_rows(block.timeline), data, name)
+            case WaitGraph():
+                return macros.graph(block, lay_out_graph(block), name)
+            case Tree():
+                return macros.tree(block.title, list_frames(block), under)
+            case SourceLines():
+                return macros.source(block)
+            case Grid():
+                return macros.grid(block, name, under)
+
+
+def _heat(level: float) -> int:
+    """Return the shade of a level from 0 to 1."""
+    return round(min(max(level, 0.0), 1.0) * (HEAT_LEVELS - 1))
+
 
 FOLDER = Path(__file__).parent
 SCRIPTS = ("page.js", "timeline_data.js", "timeline_drawing.js", "timeline.js")

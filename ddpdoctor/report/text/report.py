@@ -1,14 +1,21 @@
-"""Renders a report as text for people. Collected data is always plain text, never markup."""
+"""The report as text for a terminal or a pipe."""
 
 from __future__ import annotations
 
+import io
 from collections import Counter
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
 
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.model.sides import grouped
-from ddpdoctor.report.blocks import Lanes, Tone, items
+from ddpdoctor.report.blocks import FactList, Heading, Items, Lanes, Places, Series, Table, Tone, items
+from ddpdoctor.report.blocks import Text as Paragraph
 from ddpdoctor.report.classes import merge_findings
 from ddpdoctor.report.contents import read_content
 from ddpdoctor.report.findings import (
@@ -24,15 +31,259 @@ from ddpdoctor.report.findings import (
     name_check,
     verdict_section,
 )
-from ddpdoctor.report.text.blocks import add_sections
-from ddpdoctor.report.text.page import TextPage, draw
+from ddpdoctor.report.lines import clean, wrap
+from ddpdoctor.report.names import format_ranks
+from ddpdoctor.report.text.pictures import STRIP_WIDTH, draw_chart, draw_sparks, draw_strip
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from ddpdoctor.model.findings import Check, Report
-    from ddpdoctor.report.blocks import Content, Section
+    from ddpdoctor.report.blocks import Block, Column, Content, FactEntry, RankClass, Section
+
+STYLES = {
+    Tone.PLAIN: "",
+    Tone.STRONG: "bold",
+    Tone.GOOD: "green",
+    Tone.NOTE: "cyan",
+    Tone.WARNING: "bold yellow",
+    Tone.ERROR: "bold red",
+    Tone.SKIPPED: "dim",
+    Tone.CRASHED: "bold magenta",
+}
+
+
+@dataclass(kw_only=True)
+class TextPage:
+    """The lines so far. Each is plain text with one style for its first characters."""
+
+    width: int | None
+    cwd: Path | None
+    lines: list[Text] = field(default_factory=list)
+
+    def add(
+        self, text: str, *, first: str = "", tone: Tone = Tone.PLAIN, styled: int | None = None, whole: bool = False
+    ) -> None:
+        """Add a paragraph, wrapped unless ``whole``. ``tone`` applies to the first ``styled`` characters, or to all."""
+        for number, line in enumerate(wrap(self.clean(text), None if whole else self.width, first=first)):
+            drawn = Text(line)
+            if tone is not Tone.PLAIN and (styled is None or number == 0):
+                drawn.stylize(STYLES[tone], 0, styled)
+            self.lines.append(drawn)
+
+    def gap(self) -> None:
+        """Add an empty line, unless the page is empty."""
+        if self.lines:
+            self.lines.append(Text())
+
+    def clean(self, text: str) -> str:
+        """Make collected text safe to print, with paths relative to this page's ``cwd``."""
+        return clean(text, self.cwd)
+
+
+def width_of(text: str) -> int:
+    """Return the width of a text in terminal columns."""
+    return cell_len(text)
+
+
+def draw(page: TextPage, *, color: bool) -> str:
+    """Let Rich add only colors: no wrapping, no markup, no highlighting."""
+    console = Console(
+        file=io.StringIO(),
+        force_terminal=color,
+        color_system="standard" if color else None,
+        no_color=not color,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        legacy_windows=False,
+        _environ={},
+    )
+    with console.capture() as drawn:
+        for line in page.lines:
+            console.print(line, soft_wrap=True)
+    return drawn.get()
+
+
+GAP = 2
+"""Number of blanks between two columns."""
+
+
+def draw_table(table: Table, page: TextPage) -> list[str] | None:
+    """Return the lines of a table, headers first, or None if it is too wide and has a replacement."""
+    space = None if page.width is None else page.width - table.indent
+    cleaned = [
+        replace(one, cells=tuple(map(page.clean, one.cells)), name=page.clean(one.name)) for one in table.columns
+    ]
+    columns = fit_columns(cleaned, space)
+    if table.instead and space is not None and _total(columns) > space:
+        return None
+    return [(" " * table.indent + line).rstrip() for line in draw_columns(columns)]
+
+
+def fit_columns(columns: Sequence[Column], width: int | None) -> tuple[Column, ...]:
+    """Drop columns with a weight, the least first, until the others fit. If ``width`` is None, keep all."""
+    kept = list(columns)
+    while width is not None and len(kept) > 1 and _total(kept) > width:
+        weighted = [(one.weight, -at) for at, one in enumerate(kept) if one.weight is not None]
+        if not weighted:
+            break
+        del kept[-min(weighted)[1]]
+    return tuple(kept)
+
+
+def draw_columns(columns: Sequence[Column]) -> list[str]:
+    """Draw the headers, if there are any, and a line for each row of cells."""
+    heads = [line for line in ([one.name for one in columns], [one.unit for one in columns]) if any(line)]
+    rows = zip(*(one.cells for one in columns), strict=True)
+    groups = _draw_groups(columns)
+    drawn = [_draw_row(columns, cells) for cells in (*heads, *rows)]
+    return [groups, *drawn] if groups else drawn
+
+
+def _draw_row(columns: Sequence[Column], cells: Sequence[str]) -> str:
+    padded = []
+    for one, cell in zip(columns, cells, strict=True):
+        padding = " " * (_width(one) - width_of(cell))
+        padded.append(cell + padding if one.align == "left" else padding + cell)
+    return (" " * GAP).join(padded).rstrip()
+
+
+def _draw_groups(columns: Sequence[Column]) -> str:
+    """Draw each group's name above its columns, padded with dashes: "-- latency ---"."""
+    spans: list[tuple[str, int]] = []
+    for column in columns:
+        if spans and spans[-1][0] == column.group:
+            spans[-1] = (column.group, spans[-1][1] + GAP + _width(column))
+        else:
+            spans.append((column.group, _width(column)))
+    drawn = (f" {name} ".center(width, "-")[:width] if name else " " * width for name, width in spans)
+    return (" " * GAP).join(drawn).rstrip()
+
+
+def _width(column: Column) -> int:
+    return max(map(width_of, (column.name, column.unit, *column.cells)))
+
+
+def _total(columns: Sequence[Column]) -> int:
+    return sum(map(_width, columns)) + GAP * (len(columns) - 1)
+
+
+MAX_CLASSES = 40
+"""More rows than this do not help on a screen. The report file has all of them."""
+MAX_RANKS_WIDTH = 28
+"""A longer list of ranks gets its own lines."""
+
+
+def add_sections(page: TextPage, sections: Iterable[Section]) -> None:
+    """Add sections, each separated from the previous one."""
+    for section in sections:
+        before = len(page.lines)
+        page.gap()
+        after_gap = len(page.lines)
+        add_blocks(page, section)
+        if len(page.lines) == after_gap:
+            del page.lines[before:]
+
+
+def add_blocks(page: TextPage, blocks: Iterable[Block]) -> None:
+    """Add blocks one below the other."""
+    for block in blocks:
+        match block:
+            case Heading():
+                page.add(block.text, tone=block.tone)
+            case Paragraph():
+                page.add(block.text, first=" " * block.indent, tone=block.tone)
+            case Items():
+                _add_items(page, block)
+            case FactList():
+                _add_facts(page, block)
+            case Table():
+                _add_table(page, block)
+            case Series():
+                _add_series(page, block)
+            case Places():
+                _add_places(page, block)
+            case Lanes():
+                _add_strip(page, block)
+
+
+def _add_strip(page: TextPage, block: Lanes) -> None:
+    width = STRIP_WIDTH if page.width is None else min(page.width, STRIP_WIDTH)
+    *rows, legend = draw_strip(block.timeline, width) or [""]
+    for line in (*rows, *(wrap(legend, width, first="  ") if legend else [])):
+        page.add(line, whole=True)
+
+
+def _add_items(page: TextPage, block: Items) -> None:
+    for item in block.items:
+        page.add(item.text, first=block.mark)
+        if item.fix:
+            page.add(item.fix, first=f"{' ' * len(block.mark)}to do: ", whole=True)
+
+
+def _add_facts(page: TextPage, block: FactList) -> None:
+    width = block.width or max((width_of(fact.label) for fact in block.facts), default=0) + 2
+    for fact in block.facts:
+        _add_fact(page, fact, f"  {fact.label.ljust(width)}")
+
+
+def _add_fact(page: TextPage, fact: FactEntry, head: str) -> None:
+    for number, text in enumerate(fact.texts):
+        first, tone = (" " * len(head), Tone.PLAIN) if number else (head, fact.tone)
+        page.add(text, first=first, tone=tone, styled=len(head), whole=fact.whole)
+
+
+def _add_table(page: TextPage, table: Table) -> None:
+    lines = draw_table(table, page)
+    if lines is None:
+        add_blocks(page, table.instead)
+        return
+    rows = len(table.columns[0].cells)
+    for number, line in enumerate(lines, start=rows - len(lines)):
+        page.add(line, whole=True, tone=table.tones.get(number, Tone.PLAIN))
+    for line in table.legend:
+        page.add(line, first="  ")
+
+
+def _add_series(page: TextPage, block: Series) -> None:
+    """Draw a chart on a terminal with room for it, else a line for each curve."""
+    chart = draw_chart(block, page.width) if page.width is not None else []
+    for line in chart or draw_sparks(block):
+        page.add(line, whole=True)
+
+
+def _add_places(page: TextPage, block: Places) -> None:
+    """Add ranks, one row per place. ">" marks the ranks that the verdict blames."""
+    shown = block.classes[:MAX_CLASSES]
+    names = [_name(page, one) for one in shown]
+    names_width = min(max(map(len, names), default=0), MAX_RANKS_WIDTH)
+    state_width = max((width_of(page.clean(one.state)) for one in shown), default=0)
+    for one, name in zip(shown, names, strict=True):
+        _add_class(page, one, name.ljust(names_width), state_width)
+    if len(block.classes) > len(shown):
+        page.add(f"and {len(block.classes) - len(shown)} more rows in report.json", first="  ")
+
+
+def _name(page: TextPage, one: RankClass) -> str:
+    ranks = format_ranks(one.ranks)
+    return f"{ranks} on {page.clean(one.host)}" if one.host else ranks
+
+
+def _add_class(page: TextPage, one: RankClass, name: str, state_width: int) -> None:
+    mark, tone = ("> ", Tone.STRONG) if one.blamed else ("  ", Tone.PLAIN)
+    state = page.clean(one.state)
+    padding = " " * (state_width - width_of(state))
+    whole = f"{mark}{name}  {state}{padding}  {page.clean(one.place)}".rstrip()
+    if len(name) <= MAX_RANKS_WIDTH and (page.width is None or width_of(whole) <= page.width):
+        page.add(whole, tone=tone, whole=True)
+        return
+    page.add(name.rstrip(), first=mark, tone=tone)
+    for text in (state, one.place):
+        if text:
+            page.add(text, first="      ", tone=tone)
+
 
 MAX_REASONS = 5
 WORD_WIDTH = max(map(len, OUTCOME_WORDS.values()))

@@ -9,7 +9,7 @@ from ddpdoctor.model.rank_words import count_of, format_numbers
 from ddpdoctor.report.blocks import Content, FactEntry, FactList, items
 from ddpdoctor.report.classes import places_of
 from ddpdoctor.report.findings import LABEL_WIDTH, count_findings
-from ddpdoctor.report.pictures import job_pictures
+from ddpdoctor.report.verbs.job import job_pictures
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report

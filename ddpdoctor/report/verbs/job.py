@@ -1,31 +1,268 @@
-"""The content of `wrap`: how the job ended, where its ranks are, earlier attempts, and the comparison of replicas."""
+"""The report of `wrap`: how the job ended, where its ranks are, earlier attempts, replicas, and its pictures."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from string import ascii_uppercase
+from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.model.codec import WrongValue, decode
-from ddpdoctor.model.consistency import Consistency, StreamClock
+from ddpdoctor.model.consistency import Consistency, StreamClock, What
+from ddpdoctor.model.data import LoaderTaken
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.findings import Attempt, JobStatus, Outcome, Severity, as_earlier
+from ddpdoctor.model.pictures import RankWaits, SourceExcerpt
 from ddpdoctor.model.rank_words import count_of, rank_list
-from ddpdoctor.report.blocks import Content, FactEntry, FactList, Heading, Text
+from ddpdoctor.model.sides import majority_of
+from ddpdoctor.model.timeline import Timeline
+from ddpdoctor.report.blocks import (
+    Content,
+    FactEntry,
+    FactList,
+    GridCell,
+    Heading,
+    Lanes,
+    SourceLines,
+    Text,
+    Tone,
+    WaitGraph,
+    WaitNode,
+)
 from ddpdoctor.report.classes import places_of
 from ddpdoctor.report.findings import LABEL_WIDTH, TONES, count_findings
-from ddpdoctor.report.grids.loader import loader_pictures
-from ddpdoctor.report.grids.replica import NOUNS, replica_pictures
-from ddpdoctor.report.grids.speed import speed_pictures
-from ddpdoctor.report.names import merge_places, title_of
-from ddpdoctor.report.pictures import job_pictures
-from ddpdoctor.report.time_budget import speed_sections
+from ddpdoctor.report.grids.build import MARK, MAX_ROWS, grid_by_member, not_shown
+from ddpdoctor.report.names import format_ranks, merge_places, title_of
+from ddpdoctor.report.tree import stack_tree
+from ddpdoctor.report.verbs.speed import speed_pictures, speed_sections
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ddpdoctor.model.consistency import Stream
+    from ddpdoctor.model.consistency import Difference, Stream, TensorSplit
+    from ddpdoctor.model.data import RankTaken
     from ddpdoctor.model.findings import Finding, Report
-    from ddpdoctor.report.blocks import Section
+    from ddpdoctor.report.blocks import Grid, Section
+    from ddpdoctor.report.grids.build import Row
+
+REPLICAS = "DD50"
+"""The codes of findings about replicas begin with it."""
+NOUNS = {
+    What.PARAMETER: "parameters",
+    What.GRADIENT: "gradients",
+    What.BUFFER: "buffers",
+    What.STATE: "optimizer state",
+}
+SAME_LETTER = "Equal letters: equal contents. Most have A."
+EQUAL = "equal"
+OTHER = "other"
+
+
+def replica_pictures(report: Report) -> tuple[Section, ...]:
+    """Return a grid for each model whose replicas differ. Nothing if the report lacks it, or is damaged there."""
+    plain = report.data.get("consistency")
+    try:
+        consistency = None if plain is None else decode(Consistency, plain)
+    except WrongValue:
+        return ()
+    return consistency_pictures(consistency, report.findings)
+
+
+def consistency_pictures(consistency: Consistency | None, findings: Iterable[Finding]) -> tuple[Section, ...]:
+    """Return a grid of tensors by ranks for each stream of records in which tensors differ."""
+    streams = () if consistency is None else consistency.streams
+    tone = tone_of(findings)
+    several = len({(one.group, one.model) for one in streams}) > 1
+    return tuple(
+        (_grid(one, tone, several=several),) for one in streams if any(each.splits for each in one.differences)
+    )
+
+
+def tone_of(findings: Iterable[Finding]) -> Tone:
+    """Return the tone of a tensor that differs: that of the worst finding about replicas, or a note without one."""
+    severities = [one.severity for one in findings if one.code.startswith(REPLICAS)]
+    return TONES[min(severities, key=lambda one: one.order, default=Severity.INFO)]
+
+
+def letter(side: int) -> str:
+    """Return the letter of a set of equal contents: A for the largest set. Beyond Z, a word stands for all others."""
+    return ascii_uppercase[side] if side < len(ascii_uppercase) else OTHER
+
+
+def _grid(stream: Stream, tone: Tone, *, several: bool) -> Grid:
+    splits = [(each, split) for each in stream.differences for split in each.splits][:MAX_ROWS]
+    rows = [_row(stream, each, split, tone) for each, split in splits]
+    ranks = sorted({*stream.ranks, *(rank for _, cells in rows for rank in cells)})
+    hidden = sum(each.differing for each in stream.differences) - len(splits)
+    points = "at the end" if stream.clock is StreamClock.END else f"at each {stream.clock.value}"
+    model = f", model {stream.model}" if several and stream.model > 0 else ""
+    outside = ", parameters outside DDP" if stream.model < 0 else ""
+    return grid_by_member(
+        f"replicas that differ, compared {points}{model}{outside}",
+        [*rows, *_equal_rows(stream, ranks)],
+        ranks,
+        format_ranks,
+        axes=("tensor", "rank"),
+        legend=(SAME_LETTER, *not_shown(hidden, "differing tensor")),
+    )
+
+
+def _row(stream: Stream, difference: Difference, split: TensorSplit, tone: Tone) -> Row:
+    one = split.row
+    name = " ".join(part for part in (one.name, one.part) if part)
+    return f"{name} ({one.what.value}), {_when(stream, difference)}", _cells(split, tone)
+
+
+def _when(stream: Stream, difference: Difference) -> str:
+    if stream.clock is StreamClock.END:
+        return "at the end"
+    return f"from {'step' if stream.clock is StreamClock.STEP else 'backward'} {difference.number} on"
+
+
+def _cells(split: TensorSplit, tone: Tone) -> Mapping[int, GridCell]:
+    most, absent = majority_of(split.sides), frozenset(split.absent_on)
+    others = [rank for side in split.sides[len(ascii_uppercase) :] for rank in side]
+    cells = dict.fromkeys(others, GridCell(text=OTHER, tone=tone, about="unlike those with a letter"))
+    for number, side in enumerate(split.sides[: len(ascii_uppercase)]):
+        lacks = bool(absent) and absent.issuperset(side)
+        cell = GridCell(
+            text="none" if lacks else letter(number),
+            tone=Tone.PLAIN if side is most else tone,
+            about=f"{'not there' if lacks else 'equal'} on {format_ranks(side)}",
+        )
+        cells.update(dict.fromkeys(side, cell))
+    return cells
+
+
+def _equal_rows(stream: Stream, ranks: Iterable[int]) -> Iterator[Row]:
+    """Yield a row for each kind of tensors, for those that are equal on all ranks."""
+    differences = {one.what: one for one in stream.differences}
+    for what in stream.kinds:
+        difference = differences.get(what)
+        others = None if difference is None else difference.of - difference.differing
+        if others is None or others > 0:
+            label = f"all {NOUNS[what]}" if others is None else f"{count_of(others, 'other')} ({NOUNS[what]})"
+            yield label, dict.fromkeys(ranks, GridCell(text=EQUAL, tone=Tone.GOOD))
+
+
+DATA = "DD70"
+"""The codes of findings about data begin with it."""
+SAME_ORDER = "Equal letters of a loader: the same indices in the same order. The number: batches."
+NAMED = f"{MARK}a rank that a finding about data names"
+
+
+def loader_pictures(report: Report) -> tuple[Section, ...]:
+    """Return the grid of passes by ranks. Nothing if no finding names a loader, or the report lacks them."""
+    findings = [one for one in report.findings if one.code.startswith(DATA)]
+    lines = {(place.file, place.line) for one in findings for place in one.where}
+    loaders = [one for one in _read_loaders(report) if (one.file, one.line) in lines]
+    rows = [row for one in loaders for row in _rows(one, _tone(one, findings))]
+    if not rows:
+        return ()
+    shown = rows[:MAX_ROWS]
+    blamed = {rank for one in findings for rank in one.ranks}
+    ranks = sorted({rank for _, cells in shown for rank in cells})
+    # Where all ranks are named, no rank needs a mark.
+    marked = blamed if not blamed.issuperset(ranks) else set()
+
+    def name(those: Sequence[int]) -> str:
+        return (MARK if marked.intersection(those) else "") + format_ranks(those)
+
+    grid = grid_by_member(
+        "what ranks took from loaders",
+        shown,
+        ranks,
+        name,
+        axes=("pass", "rank"),
+        legend=(
+            SAME_ORDER,
+            *((NAMED,) if marked.intersection(ranks) else ()),
+            *not_shown(len(rows) - len(shown), "row"),
+        ),
+    )
+    return ((grid,),)
+
+
+def _read_loaders(report: Report) -> tuple[LoaderTaken, ...]:
+    plain = report.data.get("loaders")
+    try:
+        return tuple(decode(LoaderTaken, one) for one in plain) if isinstance(plain, list) else ()
+    except WrongValue:
+        return ()
+
+
+def _tone(loader: LoaderTaken, findings: Sequence[Finding]) -> Tone:
+    """Return the tone of ranks that are alike where they should not be: that of the worst finding at this line."""
+    here = (loader.file, loader.line)
+    own = [one.severity for one in findings if any((place.file, place.line) == here for place in one.where)]
+    return TONES[min(own, key=lambda one: one.order)] if own else Tone.PLAIN
+
+
+def _rows(loader: LoaderTaken, tone: Tone) -> Iterator[Row]:
+    """Yield a row for each pass. An order has one letter in all passes, so that repeated epochs are seen too."""
+    orders = dict.fromkeys(row.order for one in loader.passes for row in one.ranks if row.order)
+    letters = {order: letter(number) for number, order in enumerate(orders)}
+    taken = Counter(row.order for one in loader.passes for row in one.ranks)
+    for one in loader.passes:
+        cells = {
+            row.rank: _cell(row, letters.get(row.order, ""), tone if taken[row.order] > 1 else Tone.PLAIN)
+            for row in one.ranks
+        }
+        yield f"{loader.file.rpartition('/')[2]}:{loader.line}, pass {one.number}", cells
+
+
+def _cell(row: RankTaken, name: str, tone: Tone) -> GridCell:
+    more = "" if row.complete else ", not to the end"
+    drawn = "" if row.drawn is None else f", {count_of(row.drawn, 'index', 'indices')}"
+    return GridCell(
+        text=f"{name} {row.batches}".strip(),
+        tone=tone if row.order else Tone.PLAIN,
+        about=f"{count_of(row.batches, 'batch', 'batches')}{drawn}{more}",
+    )
+
+
+Kind = TypeVar("Kind")
+
+
+def job_pictures(report: Report) -> tuple[Section, ...]:
+    """Return the pictures of a job, as far as the report has what they are drawn from.
+
+    Reports of older versions have less. Damaged data costs its picture and nothing else.
+    """
+    return tuple(_pictures(report))
+
+
+def _pictures(report: Report) -> Iterator[Section]:
+    timeline = _read_picture(Timeline, report, "timeline")
+    if timeline is not None and timeline.lanes:
+        yield (Lanes(timeline=timeline),)
+    waits = _read_picture(RankWaits, report, "waits")
+    if waits is not None and waits.links:
+        yield (_graph(waits),)
+    source = _read_picture(SourceExcerpt, report, "source")
+    if source is not None:
+        yield (SourceLines(file=source.file, first=source.first, lines=source.lines, blamed=source.blamed),)
+    tree = stack_tree(report.ranks, report.verdict)
+    if tree is not None:
+        yield (tree,)
+
+
+def _graph(waits: RankWaits) -> WaitGraph:
+    """Return the graph of waits without links to classes that do not exist."""
+    nodes = tuple(
+        WaitNode(ranks=one.ranks, state=one.state, place=one.place, blamed=one.blamed) for one in waits.classes
+    )
+    places = range(len(nodes))
+    return WaitGraph(nodes=nodes, edges=tuple(link for link in waits.links if link[0] in places and link[1] in places))
+
+
+def _read_picture(kind: type[Kind], report: Report, name: str) -> Kind | None:
+    plain = report.data.get(name)
+    try:
+        return None if plain is None else decode(kind, plain)
+    except WrongValue:
+        return None
+
 
 SPARSE_STEPS = 256
 """Our choice: a distance from here on is said, because a difference may then have begun that many steps earlier."""
@@ -147,7 +384,7 @@ def replica_words(report: Report) -> str | None:
     Raises:
         UserError: the report is damaged.
     """
-    consistency = _read(report)
+    consistency = _read_consistency(report)
     if consistency is None or any(map(_says_it, report.findings)):
         return None
     compared = [stream for stream in consistency.streams if stream.compared and stream.model > 0]
@@ -183,7 +420,7 @@ def _checks(streams: Sequence[Stream]) -> str:
     return f"{checks} {until.get(clock, f'up to backward {last}')} ({', '.join(parts)})"
 
 
-def _read(report: Report) -> Consistency | None:
+def _read_consistency(report: Report) -> Consistency | None:
     plain = report.data.get("consistency")
     try:
         return None if plain is None else decode(Consistency, plain)

@@ -1,4 +1,4 @@
-"""The content of `tune`: what each setting changes, and the one line to change."""
+"""The reports of `tune`: trials of settings, and how speed scales with ranks."""
 
 from __future__ import annotations
 
@@ -7,18 +7,165 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.rank_words import count_of
+from ddpdoctor.model.scaling import LaunchKind, ScalingKind, ScalingResult
 from ddpdoctor.model.tuning import TuneOutcome, TuneVerdict
-from ddpdoctor.report.blocks import Column, Content, FactEntry, FactList, Heading, Table, Text, Tone
+from ddpdoctor.report.blocks import Column, Content, FactEntry, FactList, Grid, GridCell, Heading, Table, Text, Tone
 from ddpdoctor.report.findings import LABEL_WIDTH
-from ddpdoctor.report.grids.tune import tune_pictures
+from ddpdoctor.report.grids.build import linear_level
 from ddpdoctor.report.names import merge_places
-from ddpdoctor.report.time_budget import ms
 from ddpdoctor.report.verbs.job import job_content
+from ddpdoctor.report.verbs.speed import ms
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ddpdoctor.model.findings import Report
+    from ddpdoctor.model.scaling import ScalingLaunch, ScalingRow
     from ddpdoctor.model.tuning import RatioRange, TriedSetting, TuneResult
     from ddpdoctor.report.blocks import Section
+
+
+def tune_pictures(rows: Sequence[TriedSetting]) -> tuple[Section, ...]:
+    """Return the grid of settings by predicted and measured change, or nothing if nothing was tried."""
+    spans = [span for row in rows for span in (row.predicted, row.measured) if span is not None]
+    if not spans:
+        return ()
+    most = max(abs(span.ratio - 1) for span in spans)
+    grid = Grid(
+        title="change of the step by setting (minus: shorter)",
+        rows=tuple(row.title for row in rows),
+        columns=("predicted", "measured"),
+        cells=tuple(
+            (_change_cell(row.predicted, "", most), _change_cell(row.measured, row.reason, most)) for row in rows
+        ),
+        row_name="setting",
+        column_name="change",
+        legend=("The darker, the larger the change.",),
+    )
+    return ((grid,),)
+
+
+def _change_cell(span: RatioRange | None, reason: str, most: float) -> GridCell:
+    if span is None:
+        return GridCell(text="-", tone=Tone.SKIPPED, about=reason)
+    tone = Tone.GOOD if span.high < 1 else Tone.WARNING if span.low > 1 else Tone.PLAIN
+    return GridCell(
+        text=f"{span.ratio - 1:+.0%}",
+        tone=tone,
+        about=f"{span.low - 1:+.1%} to {span.high - 1:+.1%}",
+        level=linear_level(abs(span.ratio - 1), most),
+    )
+
+
+def scaling_pictures(rows: Sequence[ScalingRow]) -> tuple[Section, ...]:
+    """Return the grid of efficiencies and their factors by number of ranks."""
+    heads = ("efficiency", "threads", "contention", "communication")
+    grid = Grid(
+        title="scaling efficiency and its factors",
+        rows=tuple(str(row.ranks) for row in rows),
+        columns=heads,
+        cells=tuple(
+            tuple(
+                GridCell(text=f"{value:.2f}", about=f"{value:.1%}", level=linear_level(value, 1.0)) for value in values
+            )
+            for values in ((row.efficiency, row.threads, row.contention, row.communication) for row in rows)
+        ),
+        row_name="ranks",
+        column_name="factor",
+        legend=("The paler, the more is lost.",),
+    )
+    return ((grid,),)
+
+
+KINDS = {
+    ScalingKind.WEAK: "weak (the batch of a rank stays)",
+    ScalingKind.STRONG: "strong (the total batch stays)",
+    ScalingKind.NEITHER: "neither weak nor strong: the batch changes",
+    ScalingKind.UNKNOWN: "taken for weak: the batch was not recorded",
+}
+NOISE = 0.05
+"""More noise than this is said. The same limit as for settings."""
+FACTORS = (
+    "Each efficiency is threads x contention x communication. Threads: one rank with a rank's own share of the cores, "
+    "against one with all of them. Contention: all ranks at once without reductions. Communication: reductions and "
+    "waiting, the only factor that DDP's settings change."
+)
+
+
+def scaling_content(report: Report) -> Content:
+    """Return the content."""
+    result = decode(ScalingResult, report.data["scaling"])
+    alone = next((one for one in result.launches if one.kind is LaunchKind.ALONE), None)
+    if not result.rows or alone is None:
+        return Content(headline="no efficiency: a launch has no result")
+    return Content(
+        headline=_headline(result),
+        verb="tune",
+        sections=(_measured_ranks(result, alone), *_predicted_ranks(result)),
+        remarks=result.notes,
+        pictures=scaling_pictures(result.rows),
+    )
+
+
+def _headline(result: ScalingResult) -> str:
+    last = result.rows[-1]
+    kind = last.kind.value if last.kind in {ScalingKind.WEAK, ScalingKind.STRONG} else "scaling"
+    text = f"{kind} efficiency {last.efficiency:.0%} with {count_of(last.ranks, 'rank')}"
+    return f"{text}; communication and waiting alone: {last.communication:.0%}"
+
+
+def _measured_ranks(result: ScalingResult, alone: ScalingLaunch) -> Section:
+    rows = result.rows
+    batch = "" if alone.rows is None else f", with a batch of {alone.rows:g}"
+    first = f"One rank alone, with all cores, takes {ms(alone.step_ms)} a step{batch}."
+    noise = max(row.noise for row in rows)
+    said = [first, FACTORS, *_kinds(rows)]
+    said += [f"Too noisy to compare: the same settings differ by up to {noise:.0%}."] if noise > NOISE else []
+    table = Table(
+        indent=2,
+        columns=(
+            Column(name="ranks", cells=tuple(str(row.ranks) for row in rows)),
+            Column(name="step", unit="ms", cells=tuple(ms(row.step_ms).removesuffix(" ms") for row in rows)),
+            Column(name="efficiency", cells=tuple(f"{row.efficiency:.0%}" for row in rows)),
+            Column(name="threads", cells=tuple(f"{row.threads:.2f}" for row in rows)),
+            Column(name="contention", cells=tuple(f"{row.contention:.2f}" for row in rows)),
+            Column(name="communication", cells=tuple(f"{row.communication:.2f}" for row in rows)),
+        ),
+    )
+    return (Heading(text="scaling efficiency (measured)"), *(Text(text=line, indent=2) for line in said), table)
+
+
+def _kinds(rows: tuple[ScalingRow, ...]) -> list[str]:
+    kinds = dict.fromkeys(row.kind for row in rows)
+    return [f"This run is {KINDS[kind]}." for kind in kinds]
+
+
+def _predicted_ranks(result: ScalingResult) -> tuple[Section, ...]:
+    heading = Heading(text="more ranks (predicted)")
+    if not result.predicted:
+        return ((heading, Text(text=f"Not predicted: {result.reason}.", indent=2)),)
+    sizes = result.predicted
+    said = (
+        f"Measured with at most {count_of(result.measured_ranks, 'rank')}. Each range is over a ring and a tree, on a "
+        "network that is as fast for more hosts, with the same batch and the same cores for each rank. Waiting comes "
+        f"from the spread of the ranks' own times, {result.spread:.1%} of the step."
+    )
+    table = Table(
+        indent=2,
+        columns=(
+            Column(name="ranks", cells=tuple(f"{one.ranks:,}" for one in sizes)),
+            Column(name="step", unit="ms", cells=tuple(_span(ms(one.low_ms), ms(one.high_ms)) for one in sizes)),
+            Column(name="waiting", unit="ms", cells=tuple(ms(one.waiting_ms).removesuffix(" ms") for one in sizes)),
+            Column(name="efficiency", cells=tuple(_span(f"{one.low:.0%}", f"{one.high:.0%}") for one in sizes)),
+        ),
+    )
+    return ((heading, Text(text=said, indent=2), table),)
+
+
+def _span(low: str, high: str) -> str:
+    low, high = low.removesuffix(" ms"), high.removesuffix(" ms")
+    return low if low == high else f"{low} to {high}"
+
 
 RESTARTED = "by restarts: the job was launched again with this setting"
 

@@ -16,7 +16,7 @@ from ddpdoctor.model.predictions import Bound, PredictedStep
 from ddpdoctor.model.reading import NOT_ASKED
 from ddpdoctor.model.speed import CoreTime
 from ddpdoctor.model.steps import FetchTimes
-from ddpdoctor.report.time_budget import network_words
+from ddpdoctor.report.verbs.speed import network_words
 from ddpdoctor.rules.speed.comparing import network_use
 from ddpdoctor.rules.speed.predictions import (
     SIZES,

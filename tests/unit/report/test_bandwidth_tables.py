@@ -10,10 +10,8 @@ from ddpdoctor.report.bandwidth.content import count_changes, list_columns, pick
 from ddpdoctor.report.bandwidth.measured import format_gb_s, format_share, format_us, sort_series
 from ddpdoctor.report.bandwidth.pictures import make_node_matrix, make_pair_matrix, matrix_section
 from ddpdoctor.report.blocks import ChartLine, Column, Series
-from ddpdoctor.report.text.blocks import add_blocks
-from ddpdoctor.report.text.chart import ROWS, draw_chart
-from ddpdoctor.report.text.columns import draw_columns, fit_columns
-from ddpdoctor.report.text.page import TextPage
+from ddpdoctor.report.text.pictures import ROWS, draw_chart
+from ddpdoctor.report.text.report import TextPage, add_blocks, draw_columns, fit_columns
 from tests import benches
 
 

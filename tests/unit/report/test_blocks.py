@@ -123,8 +123,7 @@ def test_a_report_without_records_has_no_csv(report):
 
 
 def test_columns_go_where_there_is_no_room_and_wide_tables_have_something_to_show_instead():
-    from ddpdoctor.report.text.blocks import add_blocks
-    from ddpdoctor.report.text.page import TextPage
+    from ddpdoctor.report.text.report import TextPage, add_blocks
 
     wide = Table(columns=(Column(name="", cells=("x" * 50,)),), instead=(Text(text="too wide"),))
     page = TextPage(width=40, cwd=None)

@@ -125,8 +125,8 @@ def test_a_trial_shows_replicas_and_errors_beside_one_process():
         settings=TrialSettings(model="m:f"), models=(), participants=ranks,
         consistency=Consistency(check_every=1, streams=(stream(drift),)), reference=OneProcess(steps=steps),
     )  # fmt: skip
-    from ddpdoctor.report.grids.reference import reference_pictures
-    from ddpdoctor.report.grids.replica import consistency_pictures
+    from ddpdoctor.report.verbs.job import consistency_pictures
+    from ddpdoctor.report.verbs.trial import reference_pictures
 
     ((replicas,),) = consistency_pictures(trial.consistency, ())
     assert texts(replicas)[:2] == [("rank 0", "rank 1"), ("0.weight (gradient), from step 2 on", "A", "B")]

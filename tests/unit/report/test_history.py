@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 from ddpdoctor.diagnose.history_sums import sum_up
 from ddpdoctor.model.findings import JobStatus
 from ddpdoctor.model.history import Blamed, PassSeen, Start
-from ddpdoctor.report.verbs.history import plain_histories, render_history
+from ddpdoctor.report.verbs.live import plain_histories, render_history
 from tests.doc_pages import DOCS
 
 ZERO = datetime(2026, 3, 14, 10, tzinfo=timezone.utc)

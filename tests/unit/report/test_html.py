@@ -29,13 +29,15 @@ from ddpdoctor.report.blocks import (
     WaitGraph,
     WaitNode,
 )
-from ddpdoctor.report.html.blocks import BlockDrawer
-from ddpdoctor.report.html.chart import LEVEL_STYLE, lay_out_chart
-from ddpdoctor.report.html.embed import embed
-from ddpdoctor.report.html.graph import MAX_NODES, lay_out_graph
-from ddpdoctor.report.html.page import make_environment, render_html
-from ddpdoctor.report.html.parts import list_parts
-from ddpdoctor.report.html.timeline import lane_rows, timeline_data
+from ddpdoctor.report.html.drawings import (
+    LEVEL_STYLE,
+    MAX_NODES,
+    lane_rows,
+    lay_out_chart,
+    lay_out_graph,
+    timeline_data,
+)
+from ddpdoctor.report.html.page import BlockDrawer, embed, list_parts, make_environment, render_html
 from tests import pages
 
 BLOCKS = (

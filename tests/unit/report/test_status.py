@@ -7,7 +7,7 @@ import pytest
 from ddpdoctor.model.findings import Place
 from ddpdoctor.model.nodes import NodeSeen, Presence
 from ddpdoctor.model.status import JobNow, Liveness, RankNow, ReplicasNow, WaitNow
-from ddpdoctor.report.verbs.status import fold, render_status
+from ddpdoctor.report.verbs.live import fold, render_status
 from tests.doc_pages import DOCS
 
 

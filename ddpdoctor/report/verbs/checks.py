@@ -1,0 +1,349 @@
+"""The reports of checks: of machines, of checkpoints, and of two saved files."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.model.checkpoint import Checksums, ReadState, StatePart
+from ddpdoctor.model.codec import decode
+from ddpdoctor.model.diff import DiffFacts, Kind
+from ddpdoctor.model.findings import Outcome
+from ddpdoctor.model.rank_words import count_of, first_names, rank_list
+from ddpdoctor.model.sides import grouped, majority_of
+from ddpdoctor.report.blocks import Content, GridCell, Text, Tone, items, table_of
+from ddpdoctor.report.findings import OUTCOME_TONES, OUTCOME_WORDS, TONES, count_findings, name_check, severity_word
+from ddpdoctor.report.grids.build import MARK, MAX_ROWS, grid_by_member, not_shown
+from ddpdoctor.report.names import format_hosts
+from ddpdoctor.report.verbs.job import EQUAL, SAME_LETTER, letter, tone_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from ddpdoctor.model.diff import Apart, SavedFile, Unequal
+    from ddpdoctor.model.findings import Check, Finding, Report
+    from ddpdoctor.report.blocks import Section
+    from ddpdoctor.report.grids.build import Row
+
+DIFFERS = f"{MARK}hosts with other results than most"
+QUIET = (Outcome.PASSED, Outcome.SKIPPED)
+MAX_NAMED = 12
+"""How many of the checks of a row are named."""
+
+
+def machine_pictures(report: Report) -> tuple[Section, ...]:
+    """Return the grid of checks by hosts. Nothing if the report is not about machines."""
+    named = report.data.get("hosts")
+    hosts = list(dict.fromkeys(one for one in named if isinstance(one, str))) if isinstance(named, list) else []
+    if not hosts or not report.checks:
+        return ()
+    rows = list(_machine_rows(report, hosts))
+    shown = rows[:MAX_ROWS]
+    sides = list(grouped((tuple(cells[at] for _, cells in shown), at) for at in range(len(hosts))).values())
+    most = frozenset(majority_of(sides))
+    marked = len(sides) > 1 and bool(most)
+
+    def name(those: Sequence[int]) -> str:
+        differs = marked and those[0] not in most
+        return (MARK if differs else "") + format_hosts(hosts[at] for at in those)
+
+    grid = grid_by_member(
+        "checks by host",
+        shown,
+        range(len(hosts)),
+        name,
+        axes=("check", "host"),
+        legend=(*((DIFFERS,) if marked else ()), *not_shown(len(rows) - len(shown), "check")),
+    )
+    return ((grid,),)
+
+
+def _machine_rows(report: Report, hosts: Sequence[str]) -> Iterator[Row]:
+    """Yield the rows of each group: those of checks that say something, then counts of the others by outcome."""
+    by_kind = grouped((one.kind, one) for one in report.findings)
+    for group, checks in grouped((check.group, check) for check in report.checks).items():
+        quiet = [check for check in checks if _is_quiet(check, by_kind)]
+        yield from (_check_row(check, by_kind.get(check.id, []), hosts) for check in checks if check not in quiet)
+        for outcome in QUIET:
+            those = [check for check in quiet if check.outcome is outcome]
+            if those:
+                yield _count_row(group, outcome, those, len(hosts))
+
+
+def _is_quiet(check: Check, by_kind: Mapping[str, Sequence[Finding]]) -> bool:
+    return check.outcome in QUIET and not check.hosts and check.id not in by_kind
+
+
+def _count_row(group: str, outcome: Outcome, checks: Sequence[Check], hosts: int) -> Row:
+    word = OUTCOME_WORDS[outcome]
+    cell = GridCell(
+        text=word, tone=OUTCOME_TONES[outcome], about=first_names([name_check(check) for check in checks], MAX_NAMED)
+    )
+    return f"{_group(group)}{len(checks)} {word}", dict.fromkeys(range(hosts), cell)
+
+
+def _check_row(check: Check, findings: Sequence[Finding], hosts: Sequence[str]) -> Row:
+    placed = frozenset(check.hosts)
+    by_host = grouped((host, one) for one in findings for host in (one.hosts or ("",)))
+    return f"{_group(check.group)}{name_check(check)}", {
+        at: _cell(check, [*by_host.get(host, ()), *by_host.get("", ())], placed, host, found=bool(findings))
+        for at, host in enumerate(hosts)
+    }
+
+
+def _cell(check: Check, own: Sequence[Finding], placed: frozenset[str], host: str, *, found: bool) -> GridCell:
+    if own:
+        worst = min((one.severity for one in own), key=lambda one: one.order)
+        about = "; ".join(one.summary for one in own)
+        return GridCell(text=severity_word(worst), tone=TONES[worst], about=about)
+    everywhere = not placed and (not found or check.outcome is Outcome.PASSED)
+    if everywhere or host in placed:
+        return GridCell(
+            text=OUTCOME_WORDS[check.outcome], tone=OUTCOME_TONES[check.outcome], about=check.seen or check.reason
+        )
+    if check.outcome is Outcome.PASSED:
+        return GridCell(text=OUTCOME_WORDS[Outcome.SKIPPED], tone=Tone.SKIPPED)
+    return GridCell(text="-", about="no problem known here")
+
+
+def _group(group: str) -> str:
+    return f"{group}: " if group else ""
+
+
+def checklist_content(report: Report, *about: Section, pictures: tuple[Section, ...] = ()) -> Content:
+    """Return the content of checks. ``about`` describes what was checked. Of machines, they are drawn by host too."""
+    hosts = report.data.get("hosts")
+    count = len(hosts) if isinstance(hosts, list) else 0
+    return Content(
+        headline=_checks_headline(report),
+        status=", ".join(filter(None, (_who(report, count), count_findings(report.findings)))),
+        about=about,
+        several_hosts=count > 1,
+        pictures=(*machine_pictures(report), *pictures),
+        is_checklist=True,
+    )
+
+
+def _checks_headline(report: Report) -> str:
+    """Return the verdict. If there is none, say "no problem found" only if something was checked."""
+    if report.verdict is not None:
+        return report.verdict.summary
+    outcomes = {check.outcome for check in report.checks}
+    if Outcome.PASSED in outcomes or not outcomes:
+        return "no problem found"
+    return "nothing was checked" if outcomes <= {Outcome.SKIPPED} else "cannot tell"
+
+
+def _who(report: Report, hosts: int) -> str:
+    """Say how many machines and ranks were checked, if there are several."""
+    # With --nnodes, world_size counts nodes, not ranks.
+    ranks = report.data.get("world_size") if report.data.get("launcher") not in ("none", "nnodes") else None
+    parts = [count_of(hosts, "host")] if hosts > 1 else []
+    if isinstance(ranks, int):
+        parts.append(count_of(ranks, "rank"))
+    return ", ".join(parts)
+
+
+MAX_NAMES = 3
+"""How many files of a column are named."""
+
+
+def checkpoint_pictures(files: Sequence[Mapping[str, Any]]) -> tuple[Section, ...]:
+    """Return a grid of results by files, equal files in one column."""
+    if not files:
+        return ()
+    paths = [str(one.get("path")) for one in files]
+    short = [PurePath(path).name for path in paths]
+    names = short if len(set(short)) == len(short) else paths
+    grid = grid_by_member(
+        "what could be read of each file, and what it holds",
+        _file_rows(files),
+        range(len(files)),
+        lambda those: first_names([names[at] for at in those], MAX_NAMES),
+        axes=("", "file"),
+    )
+    return ((grid,),)
+
+
+def _file_rows(files: Sequence[Mapping[str, Any]]) -> list[Row]:
+    held = {part for one in files for part in _parts(one)}
+    parts = [part.value for part in StatePart if part.value in held]
+    return [
+        ("read", dict(enumerate(map(_state, files)))),
+        ("checksums", dict(enumerate(map(_checksums, files)))),
+        ("NaN and infinity", dict(enumerate(map(_values, files)))),
+        ("tensors", dict(enumerate(map(_tensors, files)))),
+        *((part, {at: _held(part, one) for at, one in enumerate(files)}) for part in parts),
+    ]
+
+
+def _state(one: Mapping[str, Any]) -> GridCell:
+    state = str(one.get("state"))
+    return GridCell(text=state, tone=Tone.GOOD if state == ReadState.WHOLE.value else Tone.ERROR)
+
+
+def _checksums(one: Mapping[str, Any]) -> GridCell:
+    checksums = str(one.get("checksums", Checksums.NOT_READ.value))
+    return GridCell(text=checksums, tone=Tone.GOOD if checksums == Checksums.CHECKED.value else Tone.SKIPPED)
+
+
+def _values(one: Mapping[str, Any]) -> GridCell:
+    found = one.get("not_finite")
+    if isinstance(found, int) and found > 0:
+        return GridCell(text=f"in {count_of(found, 'tensor')}", tone=Tone.WARNING)
+    if one.get("values_looked_at") is True:
+        return GridCell(text="none" if found == 0 else "looked for", tone=Tone.GOOD if found == 0 else Tone.PLAIN)
+    return GridCell(text="not looked for", tone=Tone.SKIPPED)
+
+
+def _tensors(one: Mapping[str, Any]) -> GridCell:
+    count = one.get("tensors")
+    return GridCell(text=str(count)) if isinstance(count, int) else GridCell(text="?", tone=Tone.SKIPPED)
+
+
+def _held(part: str, one: Mapping[str, Any]) -> GridCell:
+    return GridCell(text="yes", tone=Tone.GOOD) if part in _parts(one) else GridCell(text="no", tone=Tone.NOTE)
+
+
+def _parts(one: Mapping[str, Any]) -> list[str]:
+    parts = one.get("parts")
+    return [part for part in parts if isinstance(part, str)] if isinstance(parts, list) else []
+
+
+def checkpoint_content(report: Report) -> Content:
+    """Return a line for each file."""
+    files = report.data["files"]
+    known = [one for one in files if isinstance(one, dict)] if isinstance(files, list) else []
+    return checklist_content(report, (items([*map(_line, known)]),), pictures=checkpoint_pictures(known))
+
+
+def _line(one: dict[str, Any]) -> str:
+    tensors, size_bytes, parts = one.get("tensors"), one.get("size_bytes"), one.get("parts")
+    facts = [
+        f"{one.get('form')}, {one.get('state')}",
+        _size(size_bytes if isinstance(size_bytes, int) else 0),
+        *([count_of(tensors, "tensor")] if isinstance(tensors, int) else []),
+        *(map(str, parts) if isinstance(parts, list) else ()),
+    ]
+    return f"{one.get('path')}: {', '.join(facts)}"
+
+
+def _size(size_bytes: int) -> str:
+    """Return a size as a file manager shows it. Findings about truncated files give exact bytes."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size_bytes >= size:
+            return f"{size_bytes / size:.3g} {unit}"
+    return count_of(size_bytes, "byte")
+
+
+def diff_pictures(facts: DiffFacts, findings: Iterable[Finding]) -> tuple[Section, ...]:
+    """Return a grid of contents by files, equal files in one column. Nothing if the files are equal."""
+    unequal = [one for one in facts.unequal if one.kind is not Kind.RANDOM]
+    if not unequal:
+        return ()
+    tone = tone_of(findings)
+    files = range(len(facts.files))
+    rows: list[Row] = [(f"{one.name} ({one.kind.value})", _cells(one, tone)) for one in unequal[:MAX_ROWS]]
+    equal = facts.tensors + facts.values - len(facts.incomparable) - len(facts.unequal)
+    if equal > 0:
+        rows.append((count_of(equal, "other"), dict.fromkeys(files, GridCell(text=EQUAL, tone=Tone.GOOD))))
+    grid = grid_by_member(
+        "contents that differ",
+        rows,
+        files,
+        lambda those: _name(facts, those),
+        axes=("tensor or value", "file"),
+        legend=(SAME_LETTER, *not_shown(len(unequal) - MAX_ROWS, "differing tensor or value")),
+    )
+    return ((grid,),)
+
+
+def _name(facts: DiffFacts, files: Sequence[int]) -> str:
+    """Return "file 2 (rank 1)" or "files 1 and 3"."""
+    named = rank_list((one + 1 for one in files), noun="file")
+    rank = facts.files[files[0]].rank
+    return named if len(files) > 1 or rank is None else f"{named} (rank {rank})"
+
+
+def _cells(one: Unequal, tone: Tone) -> Mapping[int, GridCell]:
+    cells = dict.fromkeys(one.absent_in, GridCell(text="none", tone=tone, about="not in this file"))
+    most, apart = majority_of(one.sides), {each.file: each for each in one.apart}
+    for number, side in enumerate(one.sides):
+        measured = next((apart[each] for each in side if each in apart), None)
+        seen = one.seen[number] if number < len(one.seen) else ""
+        cell = GridCell(
+            text=letter(number) + (f", off by {measured.largest:.2g}" if measured and measured.largest else ""),
+            tone=Tone.PLAIN if side is most and not one.absent_in else tone,
+            about="; ".join(filter(None, (seen, _distance(measured) if measured else ""))),
+        )
+        cells.update(dict.fromkeys(side, cell))
+    return cells
+
+
+def _distance(one: Apart) -> str:
+    parts = [
+        f"{one.differing} of {count_of(one.of, 'element')} differ from file {one.against + 1}",
+        *([f"by {one.largest:.3g} at most"] if one.largest is not None else []),
+        *([f"relative {one.relative:.2g}"] if one.relative is not None else []),
+        *([f"{one.not_finite} not finite"] if one.not_finite else []),
+    ]
+    return ", ".join(parts)
+
+
+MAX_TENSORS = 30
+"""The most tensors in the table (our choice). The report's data has all of them."""
+HEADS = ("", "what", "differ", "of", "largest", "relative")
+
+
+def diff_content(report: Report) -> Content:
+    """Return the content for compared files."""
+    facts = decode(DiffFacts, report.data["diff"])
+    files = items([_file(number, one) for number, one in enumerate(facts.files, start=1)])
+    return Content(
+        headline=_diff_headline(facts, report),
+        status=", ".join(filter(None, (count_of(len(facts.files), "file"), count_findings(report.findings)))),
+        about=((files,),),
+        sections=_table(facts),
+        pictures=diff_pictures(facts, report.findings),
+    )
+
+
+def _file(number: int, one: SavedFile) -> str:
+    rank = "" if one.rank is None else f" (rank {one.rank})"
+    beside = f"; {count_of(one.beside, 'other tensor')} not compared" if one.beside else ""
+    below = f" below {one.below.rstrip('.')!r}{beside}" if one.below else ""
+    return f"file {number}: {one.path}{rank}, {count_of(one.tensors, 'tensor')}{below}"
+
+
+def _diff_headline(facts: DiffFacts, report: Report) -> str:
+    if report.verdict is not None:
+        return report.verdict.summary
+    return f"equal in all {count_of(facts.tensors - len(facts.incomparable), 'tensor')} that were compared, bit by bit"
+
+
+def _table(facts: DiffFacts) -> tuple[Section, ...]:
+    shown = [one for one in facts.unequal if one.kind is not Kind.RANDOM]
+    if not shown:
+        return ()
+    rows = [row for one in shown[:MAX_TENSORS] for row in _tensor_rows(one, several=len(facts.files) > 2)]
+    more = (Text(text=f"and {len(shown) - MAX_TENSORS} more", indent=2),) if len(shown) > MAX_TENSORS else ()
+    return ((table_of(HEADS, rows, left=2), *more),)
+
+
+def _tensor_rows(one: Unequal, *, several: bool) -> list[tuple[str, ...]]:
+    """Return a row for each file that differs from the first. With several files, rows say "3 against 1"."""
+    if not one.apart:
+        seen = " | ".join(one.seen)
+        absent = f"not in file {', '.join(str(n + 1) for n in one.absent_in)}" if one.absent_in else ""
+        return [(one.name, "; ".join(filter(None, [seen, absent])), "", "", "", "")]
+    return [
+        (
+            one.name,
+            "".join(one.seen[:1]) + (f", file {each.file + 1} against {each.against + 1}" if several else ""),
+            str(each.differing),
+            str(each.of),
+            "" if each.largest is None else f"{each.largest:.3g}",
+            "" if each.relative is None else f"{each.relative:.2g}",
+        )
+        for each in one.apart
+    ]
