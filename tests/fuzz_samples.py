@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddpdoctor.cli.report import read_run
-from ddpdoctor.report.formats.json_format import render_json
+from ddpdoctor.report.formats import render_json
 from tests import benches
 from tests.fingerprints import write_job
 from tests.fuzzing import Sample

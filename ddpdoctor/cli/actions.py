@@ -201,7 +201,7 @@ def run_command(command: str, report: Report, verdict: Finding, file: Path, limi
 
     What it prints goes to stderr, because stdout belongs to the script.
     """
-    from ddpdoctor.report.formats.json_format import render_json
+    from ddpdoctor.report.formats import render_json
 
     told = {
         "REPORT": file, "CODE": verdict.code, "KIND": verdict.kind, "SEVERITY": verdict.severity.value,

@@ -34,7 +34,7 @@ def run(options: Options) -> int:
 
     found = read_histories(options.folder, read_run)
     if options.format == "json":
-        from ddpdoctor.report.formats.json_format import write_json
+        from ddpdoctor.report.formats import write_json
         from ddpdoctor.report.verbs.live import plain_histories
 
         write(sys.stdout, write_json(plain_histories(found.jobs, found.unread), indent=1))

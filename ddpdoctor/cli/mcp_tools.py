@@ -112,7 +112,7 @@ TOOLS: dict[str, Callable[..., Answer]] = {
 
 
 def _of_report(report: Report, *, with_data: bool) -> Answer:
-    from ddpdoctor.report.formats.json_format import report_to_dict
+    from ddpdoctor.report.formats import report_to_dict
     from ddpdoctor.report.text.report import render_verdict
 
     body = report_to_dict(report)

@@ -155,7 +155,7 @@ class MetricExport:
         return read_samples(read_status(self._folder, with_others=False), self._report, measured)
 
     def _write(self, samples: tuple[Sample, ...]) -> str:
-        from ddpdoctor.report.formats.metrics_text import render_metrics
+        from ddpdoctor.report.formats import render_metrics
 
         assert self.options.metrics_file is not None
         path = file_of(self.options.metrics_file, self.job.report_file)

@@ -44,7 +44,7 @@ def show_report(
 def render(report: Report, output_format: SavedFormat, *, fail_on: Severity | None = None) -> str:
     """Render a report in a format that does not depend on the stream."""
     if output_format == "json":
-        from ddpdoctor.report.formats.json_format import render_json
+        from ddpdoctor.report.formats import render_json
 
         return render_json(report)
     from ddpdoctor.report.lines import printable
@@ -56,7 +56,7 @@ def _render_other(report: Report, output_format: SavedFormat, fail_on: Severity 
     if output_format in {"junit", "github", "sarif"}:
         return _render_for_ci(report, output_format, fail_on)
     if output_format == "csv":
-        from ddpdoctor.report.formats.csv_format import render_csv
+        from ddpdoctor.report.formats import render_csv
 
         return render_csv(report)
     if output_format == "nccl-tests":
@@ -67,22 +67,22 @@ def _render_other(report: Report, output_format: SavedFormat, fail_on: Severity 
         from ddpdoctor.report.html.page import render_html
 
         return render_html(report)
-    from ddpdoctor.report.formats.markdown import render_markdown
+    from ddpdoctor.report.markdown import render_markdown
 
     return render_markdown(report)
 
 
 def _render_for_ci(report: Report, output_format: SavedFormat, fail_on: Severity | None) -> str:
     if output_format == "github":
-        from ddpdoctor.report.formats.github import render_github
+        from ddpdoctor.report.formats import render_github
 
         return render_github(report, read_cwd())
     if output_format == "sarif":
         from ddpdoctor.diagnose.pages import read_titles
-        from ddpdoctor.report.formats.sarif import render_sarif
+        from ddpdoctor.report.formats import render_sarif
 
         return render_sarif(report, read_titles({finding.code for finding in report.findings}), read_cwd())
-    from ddpdoctor.report.formats.junit import render_junit
+    from ddpdoctor.report.formats import render_junit
 
     return render_junit(report, fail_on)
 
@@ -99,7 +99,7 @@ def save_report(run_dir: Path, report: Report, name: str = "report.json") -> boo
 
     Return whether it was written. If not, say why on stderr.
     """
-    from ddpdoctor.report.formats.json_format import render_json
+    from ddpdoctor.report.formats import render_json
 
     try:
         write_whole(run_dir / name, render_json(report))

@@ -176,7 +176,7 @@ def _read_file(file: Path) -> Report:
 
     from ddpdoctor.model.errors import UserError
     from ddpdoctor.recorder.storage.files import check_json, open_plain, read_plain
-    from ddpdoctor.report.formats.json_format import parse_report
+    from ddpdoctor.report.formats import parse_report
 
     try:
         with os.fdopen(open_plain(file, os.O_RDONLY), "rb") as stream:  # it never waits, as some files of /proc would

@@ -115,7 +115,7 @@ def _show(status: JobNow, options: Options) -> None:
 
 def _draw(status: JobNow, options: Options) -> str:
     if options.format == "json":
-        from ddpdoctor.report.formats.json_format import write_json
+        from ddpdoctor.report.formats import write_json
 
         return write_json(plain(status))
     from ddpdoctor.cli.output import has_color, read_cwd, read_width

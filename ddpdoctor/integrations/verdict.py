@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.launch.folders.report_dir import REPORT_NAME
 from ddpdoctor.model.findings import JobStatus, Severity
 from ddpdoctor.recorder.storage.files import check_json, read_plain
-from ddpdoctor.report.formats.json_format import parse_report
+from ddpdoctor.report.formats import parse_report
 from ddpdoctor.report.text.report import render_text
 
 if TYPE_CHECKING:

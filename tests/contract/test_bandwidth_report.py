@@ -12,7 +12,7 @@ from ddpdoctor.cli.output import render
 from ddpdoctor.model.bandwidth import Assessment, Ending, Stop
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Check, JobStatus, Outcome, Severity
-from ddpdoctor.report.formats.json_format import parse_report, render_json
+from ddpdoctor.report.formats import parse_report, render_json
 from ddpdoctor.report.text.report import render_text
 from tests import benches, forking
 

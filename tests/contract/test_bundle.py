@@ -12,7 +12,7 @@ import pytest
 
 from ddpdoctor.cli.app import main
 from ddpdoctor.diagnose.bundles import DATA_KEYS, make_bundle, pack
-from ddpdoctor.report.formats.json_format import render_json
+from ddpdoctor.report.formats import render_json
 from tests import benches
 
 TELLING = ("node17.cluster.example", "10.1.2.3", "alice", "hf_abcdefghijklmnopqrstuv12", "hunter2hunter2", "SECRET = 1")

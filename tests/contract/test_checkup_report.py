@@ -9,9 +9,8 @@ import jsonschema
 import pytest
 
 from ddpdoctor.model.findings import Check, Confidence, Finding, Outcome, Report, Severity
-from ddpdoctor.report.formats.json_format import parse_report, render_json
-from ddpdoctor.report.formats.junit import render_junit
-from ddpdoctor.report.formats.markdown import render_markdown
+from ddpdoctor.report.formats import parse_report, render_json, render_junit
+from ddpdoctor.report.markdown import render_markdown
 from ddpdoctor.report.names import format_hosts
 from ddpdoctor.report.text.report import render_text
 

@@ -17,7 +17,7 @@ from ddpdoctor.collect.run.nodes import read_job
 from ddpdoctor.diagnose.build import build_report
 from ddpdoctor.diagnose.progress import judge_job
 from ddpdoctor.model.run import JobEnd
-from ddpdoctor.report.formats.json_format import parse_report, render_json
+from ddpdoctor.report.formats import parse_report, render_json
 from ddpdoctor.report.text.report import render_text
 from tests import benches, flight_dumps, synthetic
 

@@ -13,7 +13,7 @@ from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from ddpdoctor.cli.report import read_run
-from ddpdoctor.report.formats.json_format import parse_report
+from ddpdoctor.report.formats import parse_report
 from tests.scenarios.running import free_port, wait_for
 
 ROOT = Path(__file__).parents[2]

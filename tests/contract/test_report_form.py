@@ -24,8 +24,7 @@ from ddpdoctor.model.findings import (
     Report,
     Severity,
 )
-from ddpdoctor.report.formats.json_format import parse_report, render_json, report_to_dict
-from ddpdoctor.report.formats.junit import render_junit
+from ddpdoctor.report.formats import parse_report, render_json, render_junit, report_to_dict
 
 STUCK = Finding(
     code="DD601",

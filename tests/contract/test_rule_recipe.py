@@ -28,7 +28,7 @@ BY_TABLE = """
 import sys
 from ddpdoctor.diagnose.bandwidth.report import BenchReportOptions, build_report
 from ddpdoctor.diagnose.rendezvous.judging import judge
-from ddpdoctor.report.formats.json_format import render_json
+from ddpdoctor.report.formats import render_json
 from tests.rules.bandwidth.sweeps import bench
 from tests.rules.rendezvous.build import healthy
 print(render_json(build_report(bench(), BenchReportOptions())))

@@ -22,7 +22,7 @@ from ddpdoctor.diagnose.build import rebuild_report
 from ddpdoctor.recorder.storage.ring_reading import DamagedRingError, read_ring_file
 from ddpdoctor.report.blocks import Grid
 from ddpdoctor.report.contents import read_content
-from ddpdoctor.report.formats.json_format import parse_report, render_json
+from ddpdoctor.report.formats import parse_report, render_json
 
 JOBS = Path(__file__).parent / "jobs"
 SCHEMA = json.loads((Path(ddpdoctor.report.__file__).parent / "schema.json").read_text())

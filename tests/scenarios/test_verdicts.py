@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.report.formats.json_format import parse_report
+from ddpdoctor.report.formats import parse_report
 from ddpdoctor.report.tree import draw_tree
 from ddpdoctor.report.verbs.job import job_content
 from tests.scenarios.running import PATIENT, Ran, marked_lines, run

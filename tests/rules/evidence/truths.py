@@ -10,7 +10,7 @@ from pathlib import Path
 from ddpdoctor.diagnose.evidence import analyze
 from ddpdoctor.model.exit_status import ExitStatus, report_status
 from ddpdoctor.model.findings import Outcome, Report, Severity, now
-from ddpdoctor.report.formats.json_format import render_json
+from ddpdoctor.report.formats import render_json
 
 ABSENT = ("stuck", "missing", "early-exit", "crash", "killed")
 """If only the absence of a rank is known, all of these are right."""

@@ -12,7 +12,7 @@ from ddpdoctor.diagnose.reports import make_report
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import JobStatus, JobSummary
-from ddpdoctor.report.formats.json_format import render_json
+from ddpdoctor.report.formats import render_json
 from ddpdoctor.rules.speed.comparing import settings_of
 from tests import benches
 from tests.rules.speed.jobs import rank, state

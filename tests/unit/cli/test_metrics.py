@@ -17,7 +17,7 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Confidence, Finding, JobStatus, JobSummary, Report, Severity
 from ddpdoctor.model.metrics import METRICS
 from ddpdoctor.model.status import JobNow, Liveness, RankNow, ReplicasNow
-from ddpdoctor.report.formats.metrics_text import render_metrics
+from ddpdoctor.report.formats import render_metrics
 from tests.metrics import decode, parse, read, sent, value
 from tests.scenarios.running import clean_environment
 from tests.unit.launch.test_session import options

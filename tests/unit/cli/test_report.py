@@ -6,7 +6,7 @@ import pytest
 
 from ddpdoctor.cli.report import Options, read_run, run
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.report.formats.json_format import render_json
+from ddpdoctor.report.formats import render_json
 from tests import benches
 from tests.synthetic import Job, write_folder
 

@@ -16,7 +16,7 @@ from ddpdoctor.model.bandwidth import Advice, Comparison, Curve, Ending, Measure
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Check, JobStatus, Outcome, Severity
-from ddpdoctor.report.formats.json_format import parse_report, render_json
+from ddpdoctor.report.formats import parse_report, render_json
 from ddpdoctor.rules.bandwidth.compare import Baseline
 from tests.rules.bandwidth.sweeps import GIB, H200, MIB, bench, members, row, sweep, upto
 

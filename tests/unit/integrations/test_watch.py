@@ -13,7 +13,7 @@ from ddpdoctor.integrations import watch as watches
 from ddpdoctor.launch.folders.host_meeting import HostWatch
 from ddpdoctor.model.findings import JobStatus, JobSummary
 from ddpdoctor.recorder.state import start_ticks
-from ddpdoctor.report.formats.json_format import render_json
+from ddpdoctor.report.formats import render_json
 from tests.pictures import finding, report
 
 

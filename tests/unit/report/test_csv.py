@@ -3,7 +3,7 @@
 import csv
 import io
 
-from ddpdoctor.report.formats.csv_format import render_csv
+from ddpdoctor.report.formats import render_csv
 from tests import benches
 
 

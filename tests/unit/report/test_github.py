@@ -17,7 +17,7 @@ from ddpdoctor.model.findings import (
     Report,
     Severity,
 )
-from ddpdoctor.report.formats.github import render_github
+from ddpdoctor.report.formats import render_github
 
 CWD = Path("/home/me/repo")
 STUCK = Finding(

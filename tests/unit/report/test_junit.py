@@ -5,7 +5,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from ddpdoctor.model.findings import Check, Confidence, Finding, JobStatus, JobSummary, Outcome, Report, Severity
-from ddpdoctor.report.formats.junit import render_junit
+from ddpdoctor.report.formats import render_junit
 
 
 def report(status, *found, exit_status=0):

@@ -11,7 +11,7 @@ from ddpdoctor.model.findings import Confidence, Finding, JobStatus, JobSummary,
 from ddpdoctor.model.pictures import RankWaits, SourceExcerpt, WaitingRanks
 from ddpdoctor.model.timeline import Lane, Span, SpanKind, Timeline, TimelineEvent
 from ddpdoctor.report.blocks import ChartLine, Lanes, Series, SourceLines, Tree, WaitGraph
-from ddpdoctor.report.formats.markdown import render_markdown
+from ddpdoctor.report.markdown import render_markdown
 from ddpdoctor.report.text.pictures import MOST_ROWS, STRIP_WIDTH, draw_sparks, draw_strip
 from ddpdoctor.report.text.report import render_text
 from ddpdoctor.report.tree import MOST_FRAMES, draw_tree, stack_tree

@@ -8,7 +8,7 @@ from ddpdoctor.diagnose.rendezvous.judging import rendezvous_data
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Report
 from ddpdoctor.model.reaching import Contact
-from ddpdoctor.report.formats.markdown import render_markdown
+from ddpdoctor.report.markdown import render_markdown
 from ddpdoctor.report.text.report import render_text
 from tests.rules.rendezvous.build import LARGE, absent, column, healthy, pair, transfer, view, with_pairs, with_visits
 

@@ -8,7 +8,7 @@ import pytest
 
 from ddpdoctor.cli.output import render
 from ddpdoctor.model.findings import Check, Confidence, FaultOrigin, Finding, Outcome, Place, Report, Severity
-from ddpdoctor.report.formats.sarif import render_sarif
+from ddpdoctor.report.formats import render_sarif
 
 CWD = Path("/home/me/repo")
 MAIN = Place(rank=1, file="/home/me/repo/train.py", line=61, function="main")

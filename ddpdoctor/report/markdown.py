@@ -1,4 +1,4 @@
-"""Renders a report as Markdown, to paste into an issue or a merge request."""
+"""The report as Markdown, for issues and pull requests."""
 
 from __future__ import annotations
 

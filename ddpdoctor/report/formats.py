@@ -1,0 +1,377 @@
+"""The formats that programs read: JSON, CSV, JUnit, SARIF, annotations for GitHub Actions, and Prometheus' metrics."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
+from ddpdoctor import __version__
+from ddpdoctor.model.codec import WrongValue, decode, encode
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.findings import SCHEMA_VERSION, JobStatus, Outcome, Report, Severity
+from ddpdoctor.model.sides import grouped
+from ddpdoctor.report.contents import read_content
+from ddpdoctor.report.findings import OUTCOME_WORDS, UNKNOWN, check_words, name_check
+from ddpdoctor.report.lines import clean
+from ddpdoctor.report.names import blamed_by, format_ranks, merge_places, path_from, sureness_of, title_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from ddpdoctor.model.findings import Check, Finding, JobSummary, Place
+    from ddpdoctor.model.metrics import Sample
+
+
+def render_csv(report: Report) -> str:
+    """Render a header and one row per record. None is empty, and booleans are "true" and "false".
+
+    Raises ``UserError`` for a report without records.
+    """
+    records = read_content(report).records
+    if records is None:
+        raise UserError("this report has no table of measurements", help="--format json has everything.")
+    text = io.StringIO()
+    # Use Unix line ends, because shells, spreadsheets and pandas all accept them.
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(records.names)
+    writer.writerows([_csv_cell(value) for value in row] for row in records.rows)
+    return text.getvalue()
+
+
+def _csv_cell(value: object) -> object:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Enum):
+        return value.value
+    return value
+
+
+TOOL_NAME = "ddpdoctor"
+_HELP = "Give a run folder that ddpdoctor wrote. Of a damaged one, the rings may still be there: remove report.json "
+_HELP += "and run `ddpdoctor report` on the folder again."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tool:
+    """The program that wrote a report."""
+
+    name: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Header:
+    """The fields that are checked before the rest of a report is read."""
+
+    schema_version: int
+    tool: _Tool
+
+
+def report_to_dict(report: Report) -> dict[str, Any]:
+    """Build the JSON object that ``report/schema.json`` describes."""
+    body = encode(report)
+    del body["tool_version"]
+    tool = {"name": TOOL_NAME, "version": report.tool_version or __version__}
+    return {"schema_version": SCHEMA_VERSION, "tool": tool, **body}
+
+
+def render_json(report: Report) -> str:
+    """Render a report as JSON text."""
+    return write_json(report_to_dict(report), indent=2)
+
+
+def write_json(value: Any, *, indent: int | None = None) -> str:
+    """Return JSON text with a final newline. It is pure ASCII, so any stream can carry it.
+
+    Two # in a text may begin a command of a CI runner. They are written so that only JSON reads them as two.
+    """
+    return json.dumps(value, indent=indent, allow_nan=False).replace("##", "\\u0023#") + "\n"
+
+
+def parse_report(text: str) -> Report:
+    """Read a report back. Raises ``UserError`` if the text is damaged, truncated, or not a report of ddpdoctor."""
+    try:
+        return _read_report(json.loads(text))
+    except json.JSONDecodeError as error:
+        problem = f"not complete JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+    except RecursionError:
+        problem = "nested too deeply to be a report"
+    except ValueError as error:  # a number with thousands of digits
+        problem = str(error).partition(";")[0]
+    except WrongValue as error:
+        problem = str(error)
+    raise UserError(f"the report cannot be read: {problem}", help=_HELP)
+
+
+def _read_report(plain: Any) -> Report:
+    if not isinstance(plain, dict) or not {"schema_version", "tool"} <= plain.keys():
+        raise WrongValue("it is not a report of ddpdoctor")
+    header = decode(_Header, plain)
+    if header.tool.name != TOOL_NAME:
+        raise WrongValue(f"it was written by {header.tool.name!r}, not by ddpdoctor")
+    if header.schema_version != SCHEMA_VERSION:
+        raise WrongValue(f"it has schema version {header.schema_version}, and this ddpdoctor reads {SCHEMA_VERSION}")
+    return decode(Report, plain | {"tool_version": header.tool.version})
+
+
+ANNOTATIONS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
+TITLE = "ddpdoctor"
+
+
+def render_github(report: Report, cwd: Path | None) -> str:
+    """Render one line per finding, and one per check without an answer. Paths below ``cwd`` are relative to it.
+
+    Without findings, the only line is the headline: an error if the job ended badly, else a notice.
+    """
+    content = read_content(report)
+    lines = [_draw_finding(finding, cwd) for finding in report.findings]
+    if not lines:
+        ended_badly = report.job is not None and report.job.ended_badly
+        level = ANNOTATIONS[Severity.ERROR if ended_badly else Severity.INFO]
+        lines = [_write_command(level, {"title": TITLE}, content.headline)]
+    if content.is_checklist:
+        lines += [_draw_unknown(check) for check in report.checks if check.outcome in UNKNOWN]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _draw_finding(finding: Finding, cwd: Path | None) -> str:
+    place = finding.where[0] if finding.where else None
+    properties = {**_place_properties(place, cwd), "title": f"{finding.code} {finding.kind}"}
+    return _write_command(ANNOTATIONS[finding.severity], properties, clean("\n".join(_message_lines(finding)), cwd))
+
+
+def _place_properties(place: Place | None, cwd: Path | None) -> dict[str, str]:
+    if place is None:
+        return {}
+    # GitHub counts lines from 1. A line that is not known is 0 in a report.
+    return {"file": path_from(place.file, cwd), **({"line": str(place.line)} if place.line > 0 else {})}
+
+
+def _message_lines(finding: Finding) -> list[str]:
+    blamed, places = blamed_by(finding).removeprefix("on "), merge_places(finding.where)
+    return [
+        finding.summary,
+        *([f"blamed: {blamed}"] if blamed else []),
+        sureness_of(finding),
+        *(f"at {place}" for place in places if len(places) > 1),
+        *([f"to do: {finding.fix}"] if finding.fix else []),
+        f"more: ddpdoctor explain {finding.code}",
+    ]
+
+
+def _draw_unknown(check: Check) -> str:
+    message = f"{OUTCOME_WORDS[check.outcome]}: {check_words(check)}"
+    return _write_command(ANNOTATIONS[Severity.WARNING], {"title": name_check(check)}, message)
+
+
+def _write_command(level: str, properties: dict[str, str], message: str) -> str:
+    written = ",".join(f"{name}={_escape_property(value)}" for name, value in properties.items())
+    return f"::{level} {written}::{_escape_annotation(message)}"
+
+
+def _escape_annotation(text: str) -> str:
+    """Escape as https://github.com/actions/toolkit/blob/main/packages/core/src/command.ts does."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _escape_property(text: str) -> str:
+    return _escape_annotation(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def render_junit(report: Report, fail_on: Severity | None) -> str:
+    """Render one test case per check. Findings below ``fail_on`` (None: nothing fails) are output, not failures."""
+    cases = [_draw_case(check, report.findings, fail_on) for check in report.checks]
+    if report.job is not None:
+        cases.insert(0, _draw_job(report.job))
+    root = Element("testsuites", name="ddpdoctor")
+    suite = SubElement(root, "testsuite", {"name": "ddpdoctor", **_count(cases, report)})
+    suite.extend(cases)
+    indent(root)
+    return "<?xml version='1.0' encoding='UTF-8'?>\n" + tostring(root, encoding="unicode") + "\n"
+
+
+def _count(cases: Sequence[Element], report: Report) -> dict[str, str]:
+    kinds = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+    counts = {name: str(sum(case.find(tag) is not None for case in cases)) for name, tag in kinds.items()}
+    began, ended = _time(report.started_at), _time(report.ended_at)
+    if began is None or ended is None:
+        return {"tests": str(len(cases)), **counts}
+    return {"tests": str(len(cases)), **counts, "time": f"{ended - began:.3f}", "timestamp": report.started_at}
+
+
+def _time(stamp: str) -> float | None:
+    """Return a time in seconds, or None if it is malformed, as in a damaged file."""
+    try:
+        return datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def _draw_job(job: JobSummary) -> Element:
+    """Render how the job ended, because a job may fail without a finding."""
+    case = Element("testcase", classname="ddpdoctor.job", name="the job finishes", time="0")
+    if job.status in {JobStatus.FAILED, JobStatus.HUNG, JobStatus.INTERRUPTED}:
+        status = "" if job.exit_status is None else f", exit status {job.exit_status}"
+        SubElement(case, "failure", type="error", message=f"{job.status.value}{status}")
+    return case
+
+
+def _draw_case(check: Check, findings: Sequence[Finding], fail_on: Severity | None) -> Element:
+    # All texts are cleaned, because XML does not allow control characters even as references.
+    group = check.group or "checks"
+    case = Element("testcase", classname=f"ddpdoctor.{group}", name=name_check(check), time="0")
+    own = [finding for finding in findings if check.id in {finding.kind, finding.code}]
+    bad = [finding for finding in own if fail_on is not None and finding.severity.order <= fail_on.order]
+    if bad:
+        failure = SubElement(case, "failure", type=bad[0].severity.value, message=clean(bad[0].summary))
+        failure.text = "\n\n".join(_add_case(finding) for finding in own)
+    elif check.outcome is Outcome.SKIPPED:
+        SubElement(case, "skipped", message=clean(check.reason))
+    elif check.outcome in {Outcome.INCONCLUSIVE, Outcome.CRASHED}:
+        SubElement(case, "error", type=check.outcome.value, message=clean(check.reason))
+    else:
+        SubElement(case, "system-out").text = "\n\n".join([clean(check.seen), *map(_add_case, own)])
+    return case
+
+
+def _add_case(finding: Finding) -> str:
+    lines = [f"{finding.severity.value} {title_of(finding)} ({sureness_of(finding)}): {finding.summary}"]
+    lines += [f"seen: {line}" for line in finding.evidence]
+    return clean("\n".join([*lines, f"to do: {finding.fix}"] if finding.fix else lines))
+
+
+ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
+
+
+def render_metrics(samples: Iterable[Sample]) -> str:
+    """Return the text. Samples of one metric stand together, below its type, and have no time."""
+    by_name: dict[str, list[Sample]] = {}
+    for sample in samples:
+        by_name.setdefault(sample.metric.name, []).append(sample)
+    lines = []
+    for name, those in by_name.items():
+        lines += [f"# HELP {name} {those[0].metric.help}", f"# TYPE {name} gauge"]
+        lines += [_line(sample) for sample in those]
+    return "\n".join([*lines, "# EOF", ""])
+
+
+def _line(sample: Sample) -> str:
+    labels = ",".join(f'{name}="{_escape_label(value)}"' for name, value in sample.labels)
+    return f"{sample.metric.name}{{{labels}}} {sample.value}"
+
+
+def _escape_label(text: str) -> str:
+    """Escape a label's value. What is not Unicode, as a file name may be, would make the whole file invalid."""
+    return text.encode("utf-8", "replace").decode("utf-8").translate(ESCAPES)
+
+
+VERSION = "2.1.0"
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+HOME = "https://github.com/ddpdoctor/ddpdoctor"
+LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
+ROOT = "%SRCROOT%"
+"""The folder that relative paths start from; whoever reads the file knows it (3.14.14)."""
+KEPT = ("ranks", "hosts", "confidence", "origin", "step", "tensor", "share", "evidence", "fix")
+"""The fields of a finding that SARIF has no place for. They stand in the properties of its result."""
+
+
+def render_sarif(report: Report, titles: Mapping[str, str], cwd: Path | None) -> str:
+    """Render one result per finding. ``titles`` has the line for lists of each rule, by code.
+
+    Paths below ``cwd`` are relative to it.
+    """
+    rules = {finding.code: finding for finding in report.findings}
+    codes = list(rules)
+    run = {
+        "tool": {
+            "driver": {
+                "name": "ddpdoctor",
+                "version": clean(report.tool_version or __version__),
+                "informationUri": HOME,
+                "rules": [_draw_rule(finding, titles) for finding in rules.values()],
+            }
+        },
+        "invocations": [_draw_invocation(report.checks)],
+        "results": [_draw_result(finding, codes.index(finding.code), cwd) for finding in report.findings],
+    }
+    return json.dumps({"$schema": SCHEMA, "version": VERSION, "runs": [run]}, indent=2, allow_nan=False) + "\n"
+
+
+def _draw_rule(finding: Finding, titles: Mapping[str, str]) -> dict[str, Any]:
+    code = clean(finding.code)
+    page = f"{HOME}/blob/main/docs/rules/{quote(f'{finding.code}-{finding.kind}.md', errors='replace')}"
+    return {
+        "id": code,
+        "name": clean(finding.kind),
+        "shortDescription": {"text": clean(titles.get(finding.code, finding.kind))},
+        "help": {"text": f"ddpdoctor explain {code} says what it means and what to do.\n{page}"},
+        "helpUri": page,
+    }
+
+
+def _draw_invocation(checks: Iterable[Check]) -> dict[str, Any]:
+    """Return how the checks went. Those without an answer are notifications (3.20.21)."""
+    unknown = [check for check in checks if check.outcome in UNKNOWN]
+    return {
+        "executionSuccessful": all(check.outcome is not Outcome.CRASHED for check in unknown),
+        "toolExecutionNotifications": [
+            {
+                "level": "error" if check.outcome is Outcome.CRASHED else "warning",
+                "message": _message(f"{name_check(check)}: {OUTCOME_WORDS[check.outcome]}: {check_words(check)}"),
+            }
+            for check in unknown
+        ],
+    }
+
+
+def _draw_result(finding: Finding, rule_index: int, cwd: Path | None) -> dict[str, Any]:
+    """Return a result. Its further places are related: to mend the first one is enough (3.27.12)."""
+    ranks = grouped(((place.file, place.line, place.function), place.rank) for place in finding.where)
+    places = {(place.file, place.line, place.function): place for place in finding.where}
+    drawn = [_draw_place(place, ranks[key], cwd) for key, place in places.items()]
+    text = "\n".join([finding.summary, *([f"To do: {finding.fix}"] if finding.fix else [])])
+    return {
+        "ruleId": clean(finding.code),
+        "ruleIndex": rule_index,
+        "level": LEVELS[finding.severity],
+        "message": _message(text),
+        **({"locations": drawn[:1]} if drawn else {}),
+        **({"relatedLocations": drawn[1:]} if drawn[1:] else {}),
+        "properties": {name: value for name, value in _cleaned(encode(finding)).items() if name in KEPT},
+    }
+
+
+def _draw_place(place: Place, ranks: Iterable[int], cwd: Path | None) -> dict[str, Any]:
+    file = path_from(place.file, cwd)
+    path = quote(file, errors="replace")
+    artifact = {"uri": f"file://{path}"} if file.startswith("/") else {"uri": path, "uriBaseId": ROOT}
+    # Lines count from 1 (3.30.5). A line that is not known is 0 in a report.
+    region = {"region": {"startLine": place.line}} if place.line > 0 else {}
+    function = [{"name": clean(place.function), "kind": "function"}] if place.function else []
+    return {
+        "physicalLocation": {"artifactLocation": artifact, **region},
+        **({"logicalLocations": function} if function else {}),
+        "message": {"text": format_ranks(ranks)},
+    }
+
+
+def _message(text: str) -> dict[str, str]:
+    """Return a message. What was collected is neither a placeholder (3.11.5) nor a link (3.11.6)."""
+    return {"text": re.sub(r"\{(\d+)\}", r"{{\1}}", clean(text)).replace("](", "\\](")}
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, list):
+        return [_cleaned(one) for one in value]
+    return {name: _cleaned(one) for name, one in value.items()} if isinstance(value, dict) else value

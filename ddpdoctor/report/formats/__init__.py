@@ -1,1 +1,0 @@
-"""Formats of a report, with one file per format."""
