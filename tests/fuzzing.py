@@ -141,7 +141,7 @@ def _show_as(report: Report, name: Any, path: Path) -> Iterator[str]:
 
 
 def _plot(report: Report, suffix: str) -> Iterator[str]:
-    from ddpdoctor.report.bandwidth.pictures import render_plot
+    from ddpdoctor.report.bandwidth.figure import render_plot
 
     try:
         drawn = render_plot(report, suffix).decode()

@@ -63,7 +63,7 @@ def check_files(outputs: Outputs) -> None:
 
 def check_plot_file(path: Path) -> None:
     """Raise ``UserError`` if a plot cannot be drawn here or cannot be written to this file."""
-    from ddpdoctor.report.bandwidth.pictures import check_plot
+    from ddpdoctor.report.bandwidth.figure import check_plot
 
     check_plot(path)
     check_writable(path, "--plot")
@@ -141,7 +141,7 @@ def severity_of(fail_on: FailOn) -> Severity | None:
 def save_plot(report: Report, path: Path) -> None:
     """Draw a report into a file. If the disk is full, only the file is lost, not the report on the screen."""
     from ddpdoctor.cli.output import say
-    from ddpdoctor.report.bandwidth.pictures import render_plot
+    from ddpdoctor.report.bandwidth.figure import render_plot
 
     try:
         path.write_bytes(render_plot(report, path.suffix.lower()))

@@ -1,24 +1,28 @@
-"""The plot of a run: bus bandwidth and time over the size, and the matrices. It is readable without color.
+"""The plot of a run as .png, .svg or .html: bus bandwidth and time over the size, and the matrices.
 
-Only this module uses matplotlib. It uses its object interface, without windows or global state.
+It is readable without color. Only this module uses matplotlib, which is optional and loaded only to draw the first two:
+its object interface, without windows or global state.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import math
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.amounts import format_rate, format_size
 from ddpdoctor.model.bandwidth import Mode
+from ddpdoctor.model.errors import UserError
 from ddpdoctor.report.bandwidth.content import describe_members, headline
-from ddpdoctor.report.bandwidth.measured import name_series, sort_series
+from ddpdoctor.report.bandwidth.measured import name_series, read_bandwidth, sort_series
 from ddpdoctor.report.bandwidth.pictures import list_plotted, list_references, make_matrices
-from ddpdoctor.report.lines import clean, wrap
+from ddpdoctor.report.lines import clean, printable, wrap
 from ddpdoctor.report.names import format_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -261,3 +265,30 @@ def _add_titles(figure: Figure, report: Report, bench: Bandwidth) -> None:
     figure.suptitle(f"{title}\n{said}", fontsize=11)
     warm = "cold" if bench.settings.cold else "warm"
     figure.supxlabel(f"ddpdoctor {report.tool_version}, {format_time(report.started_at)}, {warm} buffers", fontsize=8.5)
+
+
+PAGE = ".html"
+SUFFIXES = (".png", ".svg", PAGE)
+
+
+def check_plot(path: Path) -> None:
+    """Raise ``UserError`` if a plot of this name cannot be drawn. Called before anything is measured."""
+    if path.suffix.lower() not in SUFFIXES:
+        known = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+        raise UserError(f"a plot cannot be written as {path.name}", help=f"Give a name that ends in {known}.")
+    if path.suffix.lower() != PAGE and importlib.util.find_spec("matplotlib") is None:
+        raise UserError(
+            "plots need matplotlib, which is not installed here",
+            help="Install it: pip install 'ddpdoctor[plot]'. Without it: --plot NAME.html, or --format csv.",
+        )
+
+
+def render_plot(report: Report, suffix: str) -> bytes:
+    """Draw a run of `allreduce-bench`. ``suffix`` is one of ``SUFFIXES``. Raises ``UserError`` for other reports."""
+    bench = read_bandwidth(report)
+    if suffix == PAGE:
+        from ddpdoctor.report.html.page import render_html
+
+        return printable(render_html(report)).encode()
+    drawn = draw_figure(report, bench, suffix.removeprefix("."))
+    return printable(drawn.decode()).encode() if suffix == ".svg" else drawn

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.amounts import format_rate, format_time
-from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.bandwidth.measured import NOT_DEFINED, format_gb_s, format_share, sort_series
 from ddpdoctor.report.blocks import ChartLine, Column, Grid, GridCell, Heading, Series, Table, Text, Tone
@@ -17,7 +15,6 @@ from ddpdoctor.report.grids.build import MARK, MAX_COLUMNS, log_level, not_shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
     from ddpdoctor.model.bandwidth import Change, Measurement, Mode, NodeResult, Pair, Reference
     from ddpdoctor.model.findings import Report
@@ -343,34 +340,3 @@ def _cell(
         about=f"{matrix.noun} {names}: {describe_result(matrix.results[at])}",
         level=None if row == column else log_level(matrix.cells[at], *limits),
     )
-
-
-PAGE = ".html"
-SUFFIXES = (".png", ".svg", PAGE)
-
-
-def check_plot(path: Path) -> None:
-    """Raise ``UserError`` if a plot of this name cannot be drawn. Called before anything is measured."""
-    if path.suffix.lower() not in SUFFIXES:
-        known = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
-        raise UserError(f"a plot cannot be written as {path.name}", help=f"Give a name that ends in {known}.")
-    if path.suffix.lower() != PAGE and importlib.util.find_spec("matplotlib") is None:
-        raise UserError(
-            "plots need matplotlib, which is not installed here",
-            help="Install it: pip install 'ddpdoctor[plot]'. Without it: --plot NAME.html, or --format csv.",
-        )
-
-
-def render_plot(report: Report, suffix: str) -> bytes:
-    """Draw a run of `allreduce-bench`. ``suffix`` is one of ``SUFFIXES``. Raises ``UserError`` for other reports."""
-    from ddpdoctor.report.bandwidth.figure import draw_figure
-    from ddpdoctor.report.bandwidth.measured import read_bandwidth
-    from ddpdoctor.report.lines import printable
-
-    bench = read_bandwidth(report)
-    if suffix == PAGE:
-        from ddpdoctor.report.html.page import render_html
-
-        return printable(render_html(report)).encode()
-    drawn = draw_figure(report, bench, suffix.removeprefix("."))
-    return printable(drawn.decode()).encode() if suffix == ".svg" else drawn

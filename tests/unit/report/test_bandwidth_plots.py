@@ -11,9 +11,9 @@ import pytest
 
 from ddpdoctor.model.bandwidth import Collective, Mode
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.report.bandwidth.figure import choose_ticks, spread_apart
+from ddpdoctor.report.bandwidth.figure import check_plot, choose_ticks, render_plot, spread_apart
 from ddpdoctor.report.bandwidth.measured import read_bandwidth
-from ddpdoctor.report.bandwidth.pictures import check_plot, list_plotted, list_references, render_plot
+from ddpdoctor.report.bandwidth.pictures import list_plotted, list_references
 from tests import benches
 
 
@@ -156,7 +156,7 @@ def test_without_matplotlib_the_error_says_how_to_install_it():
         "    def find_spec(cls, name, path=None, target=None):\n"
         "        return None if name.partition('.')[0] == 'matplotlib' else super().find_spec(name, path, target)\n"
         "sys.meta_path[:] = [Without if one is PathFinder else one for one in sys.meta_path]\n"
-        "from ddpdoctor.report.bandwidth.pictures import check_plot\n"
+        "from ddpdoctor.report.bandwidth.figure import check_plot\n"
         "check_plot(Path('a.png'))\n"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=False)
