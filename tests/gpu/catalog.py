@@ -94,9 +94,14 @@ _JOBS = (
     wrapped("watchdog", "watchdog", "--hang-timeout", "60", "--on-hang", "auto", *OFF, limit_s=150),
     *(
         wrapped(f"{fault}_{mode}", "faults", *HANG, *level, env={"FAULT": fault})
-        for fault in ("crash", "memory", "killed", "call", "alone", "fork", "size", "duplicate", "stopped", "exit")
+        for fault in (
+            "crash", "memory", "killed", "call", "alone", "fork", "size", "duplicate", "stopped", "exit", "missing",
+            "abort_at_exit",
+        )
         for mode, level in LEVELS.items()
     ),
+    wrapped("missing_at_once", "faults", *HANG, *OFF, env={"FAULT": "missing_at_once"}),
+    wrapped("aborted", "faults", *HANG, *OFF, env={"FAULT": "aborted"}),
     wrapped("trains_off", "trains", *HEALTHY, *OFF),
     wrapped("trains_detail", "trains", *HEALTHY, *DETAIL),
     wrapped("killed_remote", "faults", *HANG, *OFF, env={"FAULT": "killed", "FAKENCCL_PEER_DEATH": "1"}),

@@ -49,6 +49,34 @@ def test_gone(ran: Ran, fault: str, how: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "how", [pytest.param(how, marks=pytest.mark.gpu_job(f"missing_{how}")) for how in (*LEVELS, "at_once")]
+)
+def test_missing(ran: Ran, how: str) -> None:
+    """The script counts on a third rank, which was not started. "at_once": NCCL connects in init_process_group, and
+    not in the first reduction.
+    """
+    verdict = report_of(ran(f"missing_{how}"))["verdict"]
+    assert (verdict["kind"], verdict["ranks"]) == ("missing", [2]), verdict
+
+
+@pytest.mark.parametrize(
+    "level", [pytest.param(level, marks=pytest.mark.gpu_job(f"abort_at_exit_{level}")) for level in LEVELS]
+)
+def test_abort_at_exit(ran: Ran, level: str) -> None:
+    """A rank that aborts after its script is no failure of training."""
+    report = report_of(ran(f"abort_at_exit_{level}"))
+    assert (report["job"]["status"], report["verdict"]) == ("finished", None), report["verdict"]
+    assert [(found["kind"], found["ranks"]) for found in report["findings"]] == [("exit-abort", [1])]
+
+
+@pytest.mark.gpu_job("aborted")
+def test_aborted(ran: Ran) -> None:
+    """One that aborts at the last line of its script is."""
+    verdict = assert_blamed(ran("aborted"), "killed", [1], "faults", "aborted")
+    assert "SIGABRT" in str(verdict), verdict
+
+
+@pytest.mark.parametrize(
     "level", [pytest.param(level, marks=pytest.mark.gpu_job(f"trains_{level}")) for level in LEVELS]
 )
 def test_trains(ran: Ran, level: str) -> None:

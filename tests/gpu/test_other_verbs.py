@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,10 +57,14 @@ def test_check_consistency_nccl(ran: Ran) -> None:
 
 def analyzed(done: Done) -> dict[str, Any]:
     """Return what analyze finds in what a job left: what its ranks and torchrun wrote, and torch's dumps."""
-    command = [sys.executable, "-m", "ddpdoctor", "analyze", str(done.folder), "--format", "json"]
+    return dict(json.loads(analyze(done.folder, 1))["verdict"])
+
+
+def analyze(given: Path, status: int) -> str:
+    command = [sys.executable, "-m", "ddpdoctor", "analyze", str(given), "--format", "json"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ran.returncode == 1, ran.stderr
-    return dict(json.loads(ran.stdout)["verdict"])
+    assert ran.returncode == status, ran.stdout + ran.stderr
+    return ran.stdout
 
 
 @pytest.mark.gpu_job("late")
@@ -71,6 +76,15 @@ def test_a_rank_that_came_too_late(ran: Ran) -> None:
     assert "all_reduce #6" in verdict["summary"], verdict
     if (done.folder / "trace_1").exists():  # torch 2.15 dumps the rank that timed out, and not the other
         assert "rank 1 had completed collective #5" in str(verdict["evidence"]), verdict
+
+
+@pytest.mark.gpu_job("late")
+def test_of_one_ranks_dump_alone_no_cause_is_told(ran: Ran) -> None:
+    """The dump of rank 0, which waited for rank 1, blames nobody: it may have waited for any cause."""
+    report = json.loads(analyze(ran("late").folder / "trace_0", 4))
+    (said,) = [check for check in report["checks"] if check["code"] == "DD613"]
+    assert (report["verdict"], said["outcome"]) == (None, "unknown"), report
+    assert "rank 1" in said["reason"], said
 
 
 @pytest.mark.gpu_job("leaves")

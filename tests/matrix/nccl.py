@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from tests.gpu.catalog import JOBS
 from tests.matrix.environments import ROOT
+from tests.standin.conftest import KNOWN
 
 Outcomes = dict[str, dict[str, str]]
 """By job: the verdict, "none" if there was none, and what was wrong with it, empty if nothing was."""
@@ -58,12 +58,12 @@ def render_nccl(tried: Mapping[str, Outcomes]) -> list[str]:
     """Return the section on NCCL."""
     versions = sorted(tried, key=lambda version: [int(part) for part in version.split(".")])
     rows = [HEAD, f"| job | mode | verdict | {' | '.join(versions)} |", "|---" * (3 + len(versions)) + "|"]
-    for name in (name for name in JOBS if any(name in outcomes for outcomes in tried.values())):
+    for name in (name for name in KNOWN if any(name in outcomes for outcomes in tried.values())):
         cells = [_cell(tried[version].get(name)) for version in versions]
         right = next((o[name]["verdict"] for o in tried.values() if name in o and not o[name]["wrong"]), "")
-        rows.append(f"| {' | '.join((_title(name), _mode(JOBS[name]), right, *cells))} |")
+        rows.append(f"| {' | '.join((_title(name), _mode(KNOWN[name]), right, *cells))} |")
     wrong = [
-        f"- {_title(name)}, {_mode(JOBS[name])}, torch {version}: {one['verdict']}. {one['wrong']}"
+        f"- {_title(name)}, {_mode(KNOWN[name])}, torch {version}: {one['verdict']}. {one['wrong']}"
         for version in versions
         for name, one in tried[version].items()
         if one["wrong"]

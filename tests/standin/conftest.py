@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ddpdoctor.model.rank_words import rank_list
-from tests.gpu.catalog import HANG, HEALTHY, JOBS, OFF, verb, wrapped
+from tests.gpu.catalog import DETAIL, HANG, HEALTHY, JOBS, OFF, TIMED, verb, wrapped
 from tests.gpu.running import Done, Runner
 from tests.standin import environment
 
@@ -18,11 +18,22 @@ HANG_TIMEOUT_S = 6
 LIMIT_S = 200.0
 TORCH = os.environ.get("STANDIN_TORCH") or environment.TORCH
 _TWO_GPUS = {"FAKECUDA_DEVICES": "2", "OWN_GPUS": "1"}
+_SHORT = ("--hang-timeout", "{hang_s}", "--on-hang", "auto")
 _OWN = (
     *(
         wrapped(f"lost_{code}", "faults", *HANG, *OFF, env={"FAULT": "none", "FAKECUDA_FAIL": f"1:{code}:12"})
         for code in ("214", "719")
     ),
+    *(
+        wrapped(f"stall_{name}", "faults", *level, env={"FAULT": "stall", "FAKENCCL_STALL": number, **env})
+        for name, level, number, env in (
+            ("off", (*HANG, *OFF), "11", TIMED),
+            ("detail", (*HANG, *DETAIL), "11", {}),
+            ("healthy", (*_SHORT, *OFF), "11:14", TIMED),
+            ("untimed", (*_SHORT, *OFF), "11:14", {}),
+        )
+    ),
+    wrapped("sleeper_timed", "sleeper", *HANG, *OFF, env={"SEEDED": "1", **TIMED}),
     wrapped("spins", "sleeper", *HANG, *OFF, env={"SEEDED": "1", "FAKECUDA_SPIN": "1"}),
     wrapped("limit_cleanup", "watchdog", *HEALTHY, *OFF, env={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}, limit_s=150),
     wrapped("limit_blocking", "watchdog", *HANG, *OFF, env={"TORCH_NCCL_BLOCKING_WAIT": "1"}),
@@ -83,7 +94,8 @@ def ran(
             print(known[name].stdout, known[name].stderr)  # pytest shows it where the test fails
         assert not known[name].problem, f"{known[name].problem}: {known[name].stderr[-2000:]}"
         verdict = known[name].report.get("verdict")
-        said = f"{verdict['kind']}, {rank_list(verdict['ranks'])}" if verdict else "none"
+        ranks = f", {rank_list(verdict['ranks'])}" if verdict and verdict["ranks"] else ""
+        said = f"{verdict['kind']}{ranks}" if verdict else "none"
         request.node.user_properties.append((name, said))
         return known[name]
 

@@ -10,6 +10,7 @@ from tests.gpu.test_allreduce_bench import (
     test_event_stream,
 )
 from tests.gpu.test_cost import test_overhead
+from tests.gpu.test_faults import test_abort_at_exit, test_aborted, test_missing
 from tests.gpu.test_hangs import (
     test_ddp_sleeper,
     test_early_exit,
@@ -22,7 +23,11 @@ from tests.gpu.test_hangs import (
     test_watched,
 )
 from tests.gpu.test_healthy import test_groups_healthy, test_slow_kernel
-from tests.gpu.test_other_verbs import test_a_rank_that_came_too_late, test_a_rank_that_left_the_loop
+from tests.gpu.test_other_verbs import (
+    test_a_rank_that_came_too_late,
+    test_a_rank_that_left_the_loop,
+    test_of_one_ranks_dump_alone_no_cause_is_told,
+)
 from tests.gpu.test_recorder import (
     test_bucket_view_healthy,
     test_bucket_view_nan,

@@ -19,13 +19,42 @@ def test_lost(ran: Ran, code: str) -> None:
     assert_recorded(report)
 
 
-STUCK = {"spins": "sleeper", "limit_cleanup": "watchdog", "limit_blocking": "watchdog", "two_gpus_sleeper": "sleeper"}
+@pytest.mark.full
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.gpu_job(f"stall_{n}")) for n in ("off", "detail")])
+def test_no_data_move(ran: Ran, name: str) -> None:
+    """Both ranks are in reduction 11, their kernels have started, and no data move: no rank is at fault."""
+    verdict = assert_blamed(ran(f"stall_{name}"), "transport", [0, 1], "faults", "stall")
+    assert "collective 11" in verdict["summary"]
+    assert verdict["fix"].startswith("check in this order"), verdict["fix"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.gpu_job(f"stall_{n}")) for n in ("healthy", "untimed")]
+)
+def test_a_reduction_that_takes_twice_the_hang_timeout_healthy(ran: Ran, name: str) -> None:
+    """It is reported, and taken back when it moves again; the job is not stopped, timed or not."""
+    done = ran(f"stall_{name}")
+    assert_silent(done)
+    assert "withdrawn" in done.stderr
+    assert "move again" in done.stderr
+
+
+STUCK = {
+    "sleeper_timed": "sleeper",
+    "spins": "sleeper",
+    "limit_cleanup": "watchdog",
+    "limit_blocking": "watchdog",
+    "two_gpus_sleeper": "sleeper",
+}
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.gpu_job(name)) for name in STUCK])
 def test_stuck(ran: Ran, name: str) -> None:
-    """A host that waits for its device on a core of its own, as CUDA's does; an abort at the group's limit that leaves
+    """Kernels that torch times.
+
+    A host that waits for its device on a core of its own, as CUDA's does; an abort at the group's limit that leaves
     rank 0 alive, into an error; calls that wait for their device; a GPU for each rank.
     """
     assert_blamed(ran(name), "stuck", [1], STUCK[name])

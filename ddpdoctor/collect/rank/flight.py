@@ -45,7 +45,8 @@ def read_flight(evidence: dict[str, Any]) -> Recorded:
         return Recorded(entries=tuple(chosen(body)))
     wall, at = body.get("wall_ns"), body.get("at")
     ahead = wall - at if isinstance(wall, int) and isinstance(at, int) else None
-    return Recorded(entries=tuple(chosen(body.get("entries"))), wall_ahead_ns=ahead, timed=body.get("timed") == 1)
+    entries = chosen(body.get("entries"))
+    return Recorded(entries=tuple(entries), wall_ahead_ns=ahead, timed=body.get("timed") == 1 or _shows_times(entries))
 
 
 def read_dump(folder: Path, content: RingContent) -> Recorded | None:
@@ -58,9 +59,13 @@ def read_dump(folder: Path, content: RingContent) -> Recorded | None:
         if isinstance(body, dict):
             ahead_ns = content.cells["started_wall_ns"] - content.cells["started_ns"]
             entries = chosen(body.get("entries"))
-            timed = any(entry["state"] == "started" for entry in entries)
-            return Recorded(entries=tuple(entries), wall_ahead_ns=ahead_ns, timed=timed)
+            return Recorded(entries=tuple(entries), wall_ahead_ns=ahead_ns, timed=_shows_times(entries))
     return None
+
+
+def _shows_times(entries: Sequence[dict[str, Any]]) -> bool:
+    """Return whether torch timed kernels: under DETAIL it does that without being asked."""
+    return any(entry["state"] == "started" or "duration_ms" in entry for entry in entries)
 
 
 def pending_on_device(recorded: Recorded, log: CallLog, groups: Sequence[GroupState]) -> tuple[Call, ...]:

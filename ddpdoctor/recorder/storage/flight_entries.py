@@ -98,12 +98,16 @@ def _batch(entry: Dict[str, Any]) -> Tuple[Any, ...]:
 
 
 def _pending(entries: List[Dict[str, Any]], newest: bool) -> List[Dict[str, Any]]:
-    """Return the oldest pending entry of each lane. Entries before a completed one of the same lane are done too."""
+    """Return the oldest pending entry of each lane. Entries before a completed one of the same lane are done too.
+
+    What was chosen before has completed entries behind the pending ones: their times say which came first.
+    """
     oldest: Dict[Lane, Dict[str, Any]] = {}
     for entry in entries:
         lane = _lane(entry)
         if entry["state"] == "completed":
-            oldest.pop(lane, None)
+            if lane in oldest and entry["time_created_ns"] >= oldest[lane]["time_created_ns"]:
+                del oldest[lane]
         elif is_pending(entry) and (newest or lane not in oldest):
             oldest[lane] = entry
     return sorted(oldest.values(), key=lambda entry: int(entry["time_created_ns"]))

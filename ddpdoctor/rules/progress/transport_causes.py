@@ -19,6 +19,7 @@ from ddpdoctor.rules.registry import rules_of
 
 from .clues import Clue
 from .nodes import machines_of
+from .stalled import TIMING
 from .words import first_line
 
 if TYPE_CHECKING:
@@ -223,6 +224,8 @@ def _machine(node: Node, likely: Likely) -> Iterator[Clue]:
     facts = fleet_facts(Fleet(nodes=(node,)))
     for code in likely.rules:
         for found in judge([rules[code]], facts).findings:
+            if TIMING in found.summary:  # it moves no data, and is what tells that the kernels have started
+                continue
             yield Clue(said=f"on {node.host}: {found.summary} ({code})", fix=found.fix)
 
 

@@ -1,5 +1,6 @@
 """Rank 1 commits the fault that FAULT names, in a loop of reductions that both ranks follow with item()."""
 
+import atexit
 import os
 import signal
 import threading
@@ -18,7 +19,11 @@ def main():
         torch.cuda.set_device(0)
         dist.init_process_group("nccl")
         dist.all_reduce(torch.ones(4, device="cuda:0"))  # FAULT duplicate
-    rank = join()
+    if FAULT.startswith("missing"):  # one more rank than was started; "missing_at_once" has NCCL connect at the start
+        numbers = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"]) + 1}
+        rank = join(at_once=FAULT == "missing_at_once", **numbers)
+    else:
+        rank = join()
     value, larger = torch.ones(256, device=DEVICE), torch.ones(2**22, device=DEVICE)
     for step in range(20):
         at_fault = rank == 1 and step == 10
@@ -43,9 +48,13 @@ def main():
             dist.all_reduce(larger)  # FAULT size
             larger.sum().item()
         else:
-            dist.all_reduce(value)
+            dist.all_reduce(value)  # FAULT stall
         value.sum().item()
+    if rank == 1 and FAULT == "aborted":
+        os.abort()  # FAULT aborted
     dist.destroy_process_group()
+    if rank == 1 and FAULT == "abort_at_exit":
+        atexit.register(os.abort)
     if rank == 1 and FAULT == "exit":
         threading.Thread(target=time.sleep, args=(1000,)).start()  # FAULT exit
 

@@ -10,6 +10,7 @@ from ddpdoctor.collect.rank.flight import Recorded, device_times, pending_on_dev
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Call, DeviceState, GroupState
 from ddpdoctor.model.stacks import Frame
+from ddpdoctor.recorder.storage.flight_entries import chosen
 
 DATA = Path(__file__).parents[2] / "data" / "flight-recorder"
 SITE = Frame(file="train.py", line=7, function="main", user=True)
@@ -50,7 +51,8 @@ def call(seq: int, op: str = "all_reduce", **more: Any) -> Call:
 
 
 def pending(entries: list[Any], *calls: Call, timed: bool = False) -> tuple[Call, ...]:
-    answer = {"flight_recorder": {"wall_ns": WALL + 5, "at": 5, "timed": int(timed), "entries": entries}}
+    """Return what a reader finds in a rank's answer, in which the rank itself has chosen the entries."""
+    answer = {"flight_recorder": {"wall_ns": WALL + 5, "at": 5, "timed": int(timed), "entries": chosen(entries)}}
     return pending_on_device(read_flight(answer), pack_calls(calls), GROUPS)
 
 
@@ -59,6 +61,15 @@ def test_a_rank_waits_for_its_oldest_collective_that_has_not_completed() -> None
     assert (found.seq, found.site, found.ended_ns, found.is_async, found.native) == (2, SITE, None, False, False)
     assert found.index > 3
     assert found.started_ns == 2
+
+
+def test_durations_of_what_is_done_hide_nothing_that_is_pending() -> None:
+    """Under TORCH_NCCL_ENABLE_TIMING, and under DETAIL."""
+    timed = [entry(seq, duration_ms=0.5) for seq in (1, 2)]
+    (found,) = pending([*timed, entry(3, "started"), entry(4, "scheduled")])
+    assert (found.seq, found.device_state) == (3, DeviceState.STARTED)
+    (found,) = pending([*timed, entry(3, "scheduled")])
+    assert found.device_state is DeviceState.SCHEDULED
 
 
 def test_a_host_that_ran_far_ahead_still_waits_for_the_first() -> None:
