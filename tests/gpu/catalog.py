@@ -68,6 +68,15 @@ def two_hosts(name: str, *words: str, folder: Path = ROOT, env: dict[str, str] |
     return Job(name=name, command=command, env={**(env or {}), "PYTHONPATH": str(folder)}, **more)
 
 
+def checked(name: str, *words: str, batch: str = "make_batch") -> Job:
+    """Return a check-consistency of the scenarios' healthy model."""
+    models = "consistency_models"
+    return two_hosts(
+        name, "check-consistency", "--model", f"{models}:healthy", "--batch", f"{models}:{batch}", "--steps", "2",
+        "--backend", "{backend}", *words, folder=ROOT / "tests" / "scenarios" / "jobs",
+    )  # fmt: skip
+
+
 def bench(*words: str) -> tuple[str, ...]:
     """Return a bench of two ranks."""
     return ("allreduce-bench", "--backend", "{backend}", *words)
@@ -132,10 +141,12 @@ _JOBS = (
     two_hosts("bench_two", *bench("--collective", "all", "--max-size", "4MiB", "--factor", "16", "--budget", "15s")),
     two_hosts("bench_kill", *STOPPED, env=HELD_UP, folder=HOLDS, sends=signal.SIGKILL),
     two_hosts("bench_stop", *STOPPED, env=HELD_UP, folder=HOLDS, sends=signal.SIGSTOP),
-    two_hosts(
-        "check_consistency_nccl", "check-consistency", "--model", "consistency_models:healthy", "--batch",
-        "consistency_models:make_batch", "--steps", "2", "--reference", "--backend", "{backend}",
-        folder=ROOT / "tests" / "scenarios" / "jobs",
+    checked("check_consistency_nccl", "--reference", "--twice"),
+    checked("check_consistency_scaled", "--reference", "--step", "consistency_models:scaled_by_the_world_size"),
+    checked("check_consistency_twice", "--twice", batch="make_another_batch_each_time"),
+    *(
+        wrapped(f"dropout_{name}", "trains", *HEALTHY, *OFF, env={"DROPOUT": "0.1", "SEEDED": seeded})
+        for name, seeded in (("alike", "1"), ("apart", "0"))
     ),
     verb("check_env", "check-env"),
     verb("check_env_hidden", "check-env", "cvd-valid", env={"CUDA_VISIBLE_DEVICES": ""}, cuda_only=True),
@@ -174,6 +185,5 @@ ONLY_A_DEVICE = {
     ),
     "a device that is faster than its host": ("speed_small_kernels",),
     "a driver and its NVML": ("check_env", "check_env_hidden", "check_env_deep"),
-    "kernels of dropout, layer norm and flips": ("check_consistency_nccl",),
 }  # fmt: skip
 """Jobs that no stand-in for CUDA and NCCL can run, by what they show. All others run on it too: tests/standin."""

@@ -46,13 +46,31 @@ def test_a_hidden_gpu_is_reported_and_no_fault(ran: Ran) -> None:
 
 @pytest.mark.gpu_job("check_consistency_nccl")
 def test_check_consistency_nccl(ran: Ran) -> None:
-    """check-consistency of a healthy model over NCCL finds nothing, and the gradient of one process."""
+    """check-consistency of a healthy model over NCCL finds nothing: one process's gradient, the same bits twice."""
     done = ran("check_consistency_nccl")
     report = report_of(done)
     assert done.status == 0, done.stderr[-3000:]
     assert report["findings"] == []
-    kinds = ("param-drift", "grad-drift", "optimizer-drift", "model-differs", "reference-gradient")
+    kinds = ("param-drift", "grad-drift", "optimizer-drift", "model-differs", "reference-gradient", "not-repeatable")
     assert {outcomes(report)[kind] for kind in kinds} == {"passed"}
+
+
+@pytest.mark.gpu_job("check_consistency_scaled")
+def test_a_loss_times_the_world_size(ran: Ran) -> None:
+    """DDP's gradient is twice that of one process."""
+    verdict = report_of(ran("check_consistency_scaled"))["verdict"]
+    assert verdict["code"] == "DD509"
+    assert "2 times (the world size) the mean over ranks, and so is the loss" in verdict["summary"]
+
+
+@pytest.mark.gpu_job("check_consistency_twice")
+def test_batches_that_a_seed_does_not_repeat(ran: Ran) -> None:
+    """A second run with the same seed has other batches; the replicas are equal all the same."""
+    done = ran("check_consistency_twice")
+    report = report_of(done)
+    assert done.status == 0, done.stderr[-3000:]
+    assert [(found["code"], found["severity"]) for found in report["findings"]] == [("DD510", "info")]
+    assert outcomes(report)["param-drift"] == "passed"
 
 
 def analyzed(done: Done) -> dict[str, Any]:
@@ -83,7 +101,7 @@ def test_of_one_ranks_dump_alone_no_cause_is_told(ran: Ran) -> None:
     """The dump of rank 0, which waited for rank 1, blames nobody: it may have waited for any cause."""
     report = json.loads(analyze(ran("late").folder / "trace_0", 4))
     (said,) = [check for check in report["checks"] if check["code"] == "DD613"]
-    assert (report["verdict"], said["outcome"]) == (None, "unknown"), report
+    assert (report["verdict"], said["outcome"]) == (None, "inconclusive"), report
     assert "rank 1" in said["reason"], said
 
 

@@ -123,6 +123,20 @@ def test_replicas_healthy(ran: Ran) -> None:
     assert {found[kind] for kind in ("buffer-drift", "grad-drift", "stale-optimizer", "param-drift")} == {"passed"}
 
 
+@pytest.mark.gpu_job("dropout_alike")
+def test_dropout_alike(ran: Ran) -> None:
+    """Ranks that are seeded alike drop the same units, which is said and is no fault."""
+    found = [(one["code"], one["severity"], one["ranks"]) for one in assert_silent(ran("dropout_alike"))["findings"]]
+    assert found == [("DD507", "info", [0, 1])], found
+
+
+@pytest.mark.gpu_job("dropout_apart")
+def test_dropout_apart(ran: Ran) -> None:
+    """The same with a seed of each rank's own."""
+    report = assert_silent(ran("dropout_apart"))
+    assert (report["findings"], outcomes(report)["same-random"]) == ([], "passed"), report["findings"]
+
+
 def assert_nan_named(done: Done) -> None:
     report = report_of(done)
     verdict = report["verdict"]

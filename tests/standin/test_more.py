@@ -24,13 +24,18 @@ from tests.gpu.test_hangs import (
 )
 from tests.gpu.test_healthy import test_groups_healthy, test_slow_kernel
 from tests.gpu.test_other_verbs import (
+    test_a_loss_times_the_world_size,
     test_a_rank_that_came_too_late,
     test_a_rank_that_left_the_loop,
+    test_batches_that_a_seed_does_not_repeat,
+    test_check_consistency_nccl,
     test_of_one_ranks_dump_alone_no_cause_is_told,
 )
 from tests.gpu.test_recorder import (
     test_bucket_view_healthy,
     test_bucket_view_nan,
+    test_dropout_alike,
+    test_dropout_apart,
     test_flight_source,
     test_gradients_gloo_healthy,
     test_gradients_gloo_nan,

@@ -22,6 +22,8 @@ OPERATIONS = {
     "casts": lambda x: (x * 100).to(torch.int64).to(torch.float64),
     "finite": lambda x: (x.abs() == float("inf")).to(torch.float32),
     "mse": lambda x: F.mse_loss(x, x * 0.5),
+    "flips": lambda x: x.flip(0) - x.flip(1),
+    "layer_norm": lambda x: torch.nn.LayerNorm(8, device=x.device)(x[:, :8] if len(x) == 3 else F.pad(x, (0, 1))),
     "linear": lambda x: F.linear(x, x * 2, torch.arange(float(len(x))).to(x.device)),
 }
 INTEGERS = {
@@ -56,7 +58,11 @@ def train(name, device):
     """
     torch.manual_seed(1)
     net = torch.nn.Sequential(
-        torch.nn.Linear(6, 8, bias=False), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 4)
+        torch.nn.Linear(6, 8, bias=False),
+        torch.nn.BatchNorm1d(8),
+        torch.nn.ReLU(),
+        torch.nn.LayerNorm(8),
+        torch.nn.Linear(8, 4),
     ).to(device)
     given, labels = torch.randn(16, 6).to(device), torch.randint(4, (16,)).to(device)
     optimizer = OPTIMIZERS[name](net.parameters())

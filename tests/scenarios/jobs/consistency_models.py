@@ -45,6 +45,11 @@ def make_batch(rank, world_size, step):
     return torch.randn(8, 16), torch.randint(0, 4, (8,))
 
 
+def make_another_batch_each_time(rank, world_size, step):
+    generator = torch.Generator().manual_seed(int.from_bytes(os.urandom(4), "big"))  # FAULT
+    return torch.randn(8, 16, generator=generator), torch.randint(0, 4, (8,))
+
+
 def scaled_by_the_world_size(model, batch):
     inputs, labels = batch
     return cross_entropy(model(inputs), labels) * int(os.environ["WORLD_SIZE"])  # FAULT
