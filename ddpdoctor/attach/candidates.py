@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.files import list_pids, read_link, read_text
-from ddpdoctor.collect.launch.this_process import LOCAL_RANK_VARIABLES, RANK_VARIABLES, read_rank
+from ddpdoctor.collect.launch import LOCAL_RANK_VARIABLES, RANK_VARIABLES, read_rank
 from ddpdoctor.collect.process.proc import read_environment
 
 if TYPE_CHECKING:

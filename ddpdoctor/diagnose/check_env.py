@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.launch.launchers import ByHand, seen_launch
+from ddpdoctor.collect.launch import ByHand, seen_launch
 from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import System
 from ddpdoctor.diagnose.fleet import gather

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 import ddpdoctor
 from ddpdoctor.collect.bounded import ask_side_by_side
-from ddpdoctor.collect.launch.launchers import seen_ranks
-from ddpdoctor.collect.launch.this_process import read_identity, read_process
+from ddpdoctor.collect.launch import read_identity, read_process, seen_ranks
 from ddpdoctor.collect.node import SECTIONS_FOR_BENCH, ReadingPlan, read_node
 from ddpdoctor.collect.system import System
 from ddpdoctor.diagnose.assembly import Facts, Head, Hello, assemble, describe_missing, missing_ranks
@@ -32,7 +31,7 @@ from ddpdoctor.model.reading import Unread
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpdoctor.collect.launch.this_process import Identity
+    from ddpdoctor.collect.launch import Identity
     from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.launch import Launch
     from ddpdoctor.model.node import Node, NodeProcess

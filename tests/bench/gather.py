@@ -14,7 +14,7 @@ from torch.distributed import TCPStore
 
 import ddpdoctor
 from ddpdoctor.collect.gpu.facts import read_gpu_facts
-from ddpdoctor.collect.launch.this_process import read_process
+from ddpdoctor.collect.launch import read_process
 from ddpdoctor.collect.node import ReadingPlan, read_node
 from ddpdoctor.collect.system import System
 from ddpdoctor.diagnose.assembly import Facts, Hello

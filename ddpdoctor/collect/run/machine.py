@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.launch.this_process import read_process
+from ddpdoctor.collect.launch import read_process
 from ddpdoctor.collect.node import ReadingPlan, read_node
 from ddpdoctor.collect.run.evidence import save
 from ddpdoctor.collect.system import System

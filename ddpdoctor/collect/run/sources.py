@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.launch.this_process import LOCAL_RANK_VARIABLES, RANK_VARIABLES
+from ddpdoctor.collect.launch import LOCAL_RANK_VARIABLES, RANK_VARIABLES
 from ddpdoctor.model.sides import grouped
 from ddpdoctor.recorder.storage import ring_layout
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.launch.nodes import effective_environment, read_node_launch
+from ddpdoctor.collect.launch import effective_environment, read_node_launch
 from ddpdoctor.collect.system import System
 from ddpdoctor.diagnose.rendezvous.gathering import absent_visits
 from ddpdoctor.diagnose.rendezvous.judging import RendezvousChecked, build_report, judge, rendezvous_data

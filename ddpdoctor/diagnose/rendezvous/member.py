@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import ddpdoctor
 from ddpdoctor.collect.bounded import ask_side_by_side
-from ddpdoctor.collect.launch.this_process import read_identity, read_process
+from ddpdoctor.collect.launch import read_identity, read_process
 from ddpdoctor.collect.node import ReadingPlan, read_node
 from ddpdoctor.diagnose.assembly import Head
 from ddpdoctor.diagnose.rendezvous.messages import NodeArrival, SentFacts
@@ -22,7 +22,7 @@ from ddpdoctor.rules.registry import CheckGroup, rules_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpdoctor.collect.launch.this_process import Identity
+    from ddpdoctor.collect.launch import Identity
     from ddpdoctor.collect.system import System
     from ddpdoctor.diagnose.rendezvous.meeting import JoinedMeeting
     from ddpdoctor.model.launch import NodeLaunch

@@ -79,7 +79,7 @@ def _by_variables(split: SplitCommand, torchrun: TorchrunSettings | None, env: M
     """Place a rank by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as set by an operator or another launcher."""
     if not env.get("RANK") or not env.get("WORLD_SIZE"):
         return None
-    from ddpdoctor.collect.launch.this_process import number
+    from ddpdoctor.collect.launch import number
 
     rank, size, port = (number(env, name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     host = env.get("MASTER_ADDR", "").strip()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.launch.this_process import number
+from ddpdoctor.collect.launch import number
 from ddpdoctor.launch.command.placement import Placement, Style
 from ddpdoctor.launch.command.slurm_step import SlurmStep, idle_nodes
 from ddpdoctor.launch.command.torchrun_nodes import SHAPE, TorchrunSettings, variable_of

@@ -5,8 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.launch.slurm_task import EXCHANGE_PORTS, STORE_PORTS, SlurmTask, read_slurm_task, read_step_hosts
-from ddpdoctor.collect.launch.this_process import is_slurm_step, number
+from ddpdoctor.collect.launch import (
+    EXCHANGE_PORTS,
+    STORE_PORTS,
+    SlurmTask,
+    is_slurm_step,
+    number,
+    read_slurm_task,
+    read_step_hosts,
+)
 from ddpdoctor.model.rendezvous import is_loopback
 from ddpdoctor.model.slurm import expand_counts
 

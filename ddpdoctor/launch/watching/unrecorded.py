@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.launch.this_process import LOCAL_RANK_VARIABLES, RANK_VARIABLES
+from ddpdoctor.collect.launch import LOCAL_RANK_VARIABLES, RANK_VARIABLES
 from ddpdoctor.collect.run.sources import WORLD_SIZE_NAMES
 
 if TYPE_CHECKING:

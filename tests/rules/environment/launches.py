@@ -1,6 +1,6 @@
 """Environments of launches that are as they should be, recorded and by hand, as processes and fleets."""
 
-from ddpdoctor.collect.launch.this_process import read_process
+from ddpdoctor.collect.launch import read_process
 from ddpdoctor.model.network import Interface, Lookup, Names, Network
 from ddpdoctor.model.node import Fleet, Launcher
 from ddpdoctor.model.variables import select_variables

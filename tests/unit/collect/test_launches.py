@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpdoctor.collect.launch.launchers import ByHand, seen_launch, seen_ranks
+from ddpdoctor.collect.launch import ByHand, seen_launch, seen_ranks
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.node import Launcher

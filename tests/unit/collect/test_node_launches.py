@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpdoctor.collect.launch.nodes import effective_environment, read_node_launch
+from ddpdoctor.collect.launch import effective_environment, read_node_launch
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import NodeOptions
 from ddpdoctor.model.node import Launcher

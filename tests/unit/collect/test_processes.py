@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from ddpdoctor.collect.launch.this_process import read_identity, read_process
+from ddpdoctor.collect.launch import read_identity, read_process
 from ddpdoctor.collect.system import System
 from tests.machines import RecordedCalls
 from tests.scenarios.hosts import require
 
 IDENTITY = (
-    "from ddpdoctor.collect.launch.this_process import read_identity as r;"
+    "from ddpdoctor.collect.launch import read_identity as r;"
     "from ddpdoctor.collect.system import System as S;"
     "i = r(S()); print(i.host, i.machine, i.container)"
 )

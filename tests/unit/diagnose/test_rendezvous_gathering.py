@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpdoctor.collect.launch.nodes import effective_environment, read_node_launch
+from ddpdoctor.collect.launch import effective_environment, read_node_launch
 from ddpdoctor.diagnose.rendezvous.gathering import (
     Arrivals,
     absent_numbers,

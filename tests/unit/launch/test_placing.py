@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.collect.launch.launchers import ByHand, seen_launch
-from ddpdoctor.collect.launch.slurm_task import EXCHANGE_PORTS
+from ddpdoctor.collect.launch import EXCHANGE_PORTS, ByHand, seen_launch
 from ddpdoctor.exchange.wire import job_token
 from ddpdoctor.launch.command.command_line import split_command
 from ddpdoctor.launch.command.placement import Placement, Style
