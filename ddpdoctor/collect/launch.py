@@ -69,11 +69,8 @@ def read_identity(system: System) -> Identity:
     """
     host = system.calls.hostname()
     boot = system.text_or("/proc/sys/kernel/random/boot_id")
-    return Identity(
-        host=host,
-        machine=f"{host}/{boot}/{_namespace(system, 'net')}",
-        container=f"{_namespace(system, 'mnt')}/{_namespace(system, 'pid')}",
-    )
+    network, mounts, pids = (read_link(system.path(f"/proc/self/ns/{kind}")) for kind in ("net", "mnt", "pid"))
+    return Identity(host=host, machine=f"{host}/{boot}/{network}", container=f"{mounts}/{pids}")
 
 
 def is_slurm_step(env: Mapping[str, str]) -> bool:
@@ -113,10 +110,6 @@ def _first_number(env: Mapping[str, str], names: tuple[str, ...]) -> int | None:
     # The batch script's shell also has SLURM_PROCID, but it is not a rank.
     in_step = is_slurm_step(env)
     return number(env, *(name for name in names if in_step or not name.startswith("SLURM_")))
-
-
-def _namespace(system: System, kind: str) -> str:
-    return read_link(system.path(f"/proc/self/ns/{kind}"))
 
 
 EXCHANGE_PORTS = (16_384, 12_288)
@@ -195,15 +188,10 @@ def seen_launch(env: Mapping[str, str], by_hand: ByHand) -> Launch:
 
 def seen_ranks(env: Mapping[str, str]) -> Launch:
     """Return the launch of a program that is the job's own command; here RANK and the like come from its launcher."""
-    launch = _own(env) or torchrun_launch(env) or _environment(env) or _slurm_launch(env)
-    return launch or Launch(nnodes=1, hosts=("127.0.0.1",))
-
-
-def _own(env: Mapping[str, str]) -> Launch | None:
     starter, launch = number(env, OWN_VARIABLE), _environment(env)
-    if starter is None or launch is None:
-        return None
-    return replace(launch, launcher=Launcher.OWN, nnodes=1, run=str(starter), agent_store=True)
+    if starter is not None and launch is not None:
+        return replace(launch, launcher=Launcher.OWN, nnodes=1, run=str(starter), agent_store=True)
+    return torchrun_launch(env) or launch or _slurm_launch(env) or Launch(nnodes=1, hosts=("127.0.0.1",))
 
 
 def _environment(env: Mapping[str, str]) -> Launch | None:
@@ -269,33 +257,27 @@ def _by_hand(env: Mapping[str, str], options: ByHand) -> Launch | None:
 
 
 def _slurm_launch(env: Mapping[str, str]) -> Launch | None:
-    found = read_slurm_task(env)
-    if found is None or found.tasks == 1:
+    task = read_slurm_task(env)
+    if task is None or task.tasks == 1:
         return None
+    # MASTER_ADDR may be wrong, so rank 0 may also be on the step's first host.
+    named = () if task.nodes == 1 else (env.get("MASTER_ADDR", ""), *read_step_hosts(env)[:1])
     return Launch(
         launcher=Launcher.SLURM,
-        rank=found.task,
-        world_size=found.tasks,
+        rank=task.task,
+        world_size=task.tasks,
         local_rank=number(env, "SLURM_LOCALID"),
-        nnodes=found.nodes,
-        hosts=_slurm_hosts(env, found.nodes),
-        port=found.port(EXCHANGE_PORTS),
-        run=f"slurm {found.name}",
+        nnodes=task.nodes,
+        hosts=tuple(dict.fromkeys(host for host in named if host)) or ("127.0.0.1",),
+        port=task.port(EXCHANGE_PORTS),
+        run=f"slurm {task.name}",
     )
-
-
-def _slurm_hosts(env: Mapping[str, str], nnodes: int | None) -> tuple[str, ...]:
-    """Return rank 0's possible addresses: MASTER_ADDR, and because that may be wrong, the step's first host."""
-    if nnodes == 1:
-        return ("127.0.0.1",)
-    named = (env.get("MASTER_ADDR", ""), *read_step_hosts(env)[:1])
-    return tuple(dict.fromkeys(host for host in named if host)) or ("127.0.0.1",)
 
 
 C10D_PORT = 29400
 """For an endpoint without a port (torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py)."""
 MAX_PORT = 65_535
-_TRUE, _FALSE = {"1", "true", "t", "yes", "y"}, {"0", "false", "f", "no", "n"}
+_BOOLEANS = dict.fromkeys(("1", "true", "t", "yes", "y"), True) | dict.fromkeys(("0", "false", "f", "no", "n"), False)
 """The values of is_host that torch accepts (torch/distributed/elastic/rendezvous/api.py, get_as_bool)."""
 
 
@@ -310,29 +292,32 @@ def effective_environment(env: Mapping[str, str], options: NodeOptions) -> dict[
 
 def read_node_launch(env: Mapping[str, str]) -> NodeLaunch:
     """Return this node's launch; raises ``UserError`` if the values are not enough to meet the other nodes."""
-    found = _torchrun(env) or _by_options(env) or _slurm(env) or _operator(env)
-    if found is None:
+    launch = _torchrun(env) or _by_options(env) or _slurm(env) or _operator(env)
+    if launch is None:
         raise UserError(
             "nothing says which nodes belong to the job",
             help="On node 0 of 2: ddpdoctor check-rendezvous --nnodes 2 --node-rank 0 --master-addr HOST_OF_NODE_0; "
             "or start the command by srun or torchrun.",
         )
-    return found
+    return launch
 
 
 def _torchrun(env: Mapping[str, str]) -> NodeLaunch | None:
-    found = torchrun_launch(env)
-    if found is None:
+    started = torchrun_launch(env)
+    if started is None:
         return None
-    launch = replace(found, nnodes=found.nnodes or 1, port=_exchange_port(env, found.port + 1))
+    launch = replace(started, nnodes=started.nnodes or 1, port=_exchange_port(env, started.port + 1))
     settings = JobSettings(
-        node_rank=number(env, "GROUP_RANK"), world_size=found.world_size, run_id=env["TORCHELASTIC_RUN_ID"]
+        node_rank=number(env, "GROUP_RANK"), world_size=started.world_size, run_id=env["TORCHELASTIC_RUN_ID"]
     )  # fmt: skip
-    return _node_launch(launch, settings, found.port, own_screen=False)
+    return _node_launch(launch, settings, started.port, own_screen=False)
 
 
 def _by_options(env: Mapping[str, str]) -> NodeLaunch | None:
-    """Return the launch from the options, or from the PET_* variables that torchrun reads in their place."""
+    """Return the launch from the options, or from the PET_* variables that torchrun reads in their place.
+
+    The node's number comes from torchrun, or else from the scheduler or operator that numbers nodes or pods.
+    """
     nodes = text(env, "PET_NNODES")
     if not nodes:
         if text(env, "PET_NODE_RANK"):
@@ -343,22 +328,34 @@ def _by_options(env: Mapping[str, str]) -> NodeLaunch | None:
         raise UserError(f"--nnodes {nodes} is not a number of nodes", help='Give "2", or "1:4" for an elastic job.')
     by_number = text(env, "PET_RDZV_BACKEND") in {"", "static"}
     host, port = _endpoint(env, by_number=by_number)
-    rank = _node_rank(env)
-    _refuse_unnumbered(rank, counts[1], by_number=by_number)
+    in_step, local_rank = is_slurm_step(env), read_local_rank(env)
+    of_scheduler, of_operator = ("SLURM_NODEID",) * in_step, ("RANK",) * (local_rank is None)
+    rank = number(env, "PET_NODE_RANK", "NODE_RANK", "GROUP_RANK", *of_scheduler, *of_operator)
+    if rank is None and by_number and counts[1] > 1:
+        raise UserError(
+            "--nnodes with --master-addr needs --node-rank",
+            help="Number the nodes from 0, each with its own; or give all --rdzv-endpoint HOST:PORT instead.",
+        )
+    names = _slurm_names(env)
     launch = Launch(
         launcher=Launcher.NNODES,
         rank=rank or 0,
         world_size=counts[1],
-        local_rank=read_local_rank(env),
+        local_rank=local_rank,
         nnodes=counts[1],
-        hosts=tuple(dict.fromkeys((host, *_slurm_names(env)[:1]))),
+        hosts=tuple(dict.fromkeys((host, *names[:1]))),
         port=_exchange_port(env, port + 1),
         run=text(env, "PET_RDZV_ID"),
     )
-    settings = JobSettings(node_rank=rank, run_id=launch.run, world_size=_world_size(env, counts[1]))
+    ranks = number(env, "PET_NPROC_PER_NODE")
+    settings = JobSettings(
+        node_rank=rank, run_id=launch.run, world_size=None if ranks is None else ranks * counts[1]
+    )  # fmt: skip
+    pairs = (part.partition("=") for part in text(env, "PET_RDZV_CONF").split(","))
+    conf = {name.strip(): value.strip().lower() for name, _, value in pairs}
     return _node_launch(
-        launch, settings, port, fewest=counts[0], hosts=_slurm_names(env), by_number=by_number,
-        is_host=_is_host(text(env, "PET_RDZV_CONF")), own_screen=not is_slurm_step(env),
+        launch, settings, port, fewest=counts[0], hosts=names, by_number=by_number,
+        is_host=_BOOLEANS.get(conf.get("is_host", "")), own_screen=not in_step,
     )  # fmt: skip
 
 
@@ -384,57 +381,25 @@ def _port(given: int | None, default: int) -> int:
     return given
 
 
-def _node_rank(env: Mapping[str, str]) -> int | None:
-    """Return this node's number from torchrun, or else from the scheduler or operator that numbers nodes or pods."""
-    names = ["PET_NODE_RANK", "NODE_RANK", "GROUP_RANK"]
-    if is_slurm_step(env):
-        names.append("SLURM_NODEID")
-    if read_local_rank(env) is None:
-        names.append("RANK")
-    return number(env, *names)
-
-
-def _refuse_unnumbered(rank: int | None, nnodes: int, *, by_number: bool) -> None:
-    if rank is None and by_number and nnodes > 1:
-        raise UserError(
-            "--nnodes with --master-addr needs --node-rank",
-            help="Number the nodes from 0, each with its own; or give all --rdzv-endpoint HOST:PORT instead.",
-        )
-
-
-def _world_size(env: Mapping[str, str], nnodes: int) -> int | None:
-    ranks = number(env, "PET_NPROC_PER_NODE")
-    return None if ranks is None else ranks * nnodes
-
-
-def _is_host(conf: str) -> bool | None:
-    """Return the value of is_host in "is_host=1,read_timeout=60", or None without a valid one."""
-    pairs = (part.partition("=") for part in conf.split(","))
-    given = {name.strip(): value.strip().lower() for name, _, value in pairs}
-    if given.get("is_host") in _TRUE:
-        return True
-    return False if given.get("is_host") in _FALSE else None
-
-
 def _slurm(env: Mapping[str, str]) -> NodeLaunch | None:
-    found = read_slurm_task(env)
-    if found is None or found.nodes is None:
+    task = read_slurm_task(env)
+    if task is None or task.nodes is None:
         return None
     names = _slurm_names(env)
     host = text(env, "MASTER_ADDR") or next(iter(names), "127.0.0.1")
-    port = _port(number(env, "MASTER_PORT"), found.port(STORE_PORTS))
+    port = _port(number(env, "MASTER_PORT"), task.port(STORE_PORTS))
     launch = Launch(
         launcher=Launcher.SLURM,
-        rank=found.task,
-        world_size=found.tasks,
+        rank=task.task,
+        world_size=task.tasks,
         local_rank=number(env, "SLURM_LOCALID"),
-        nnodes=found.nodes,
+        nnodes=task.nodes,
         hosts=tuple(dict.fromkeys((host, *names[:1]))),
-        port=_exchange_port(env, found.port(EXCHANGE_PORTS)),
-        run=f"slurm {found.name}",
+        port=_exchange_port(env, task.port(EXCHANGE_PORTS)),
+        run=f"slurm {task.name}",
     )
     settings = JobSettings(
-        node_rank=number(env, "SLURM_NODEID"), run_id=found.name, world_size=number(env, "WORLD_SIZE")
+        node_rank=number(env, "SLURM_NODEID"), run_id=task.name, world_size=number(env, "WORLD_SIZE")
     )  # fmt: skip
     return _node_launch(launch, settings, port, hosts=names, own_screen=False)
 
