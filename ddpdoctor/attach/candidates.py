@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.files import list_pids, read_link, read_text
 from ddpdoctor.collect.launch import LOCAL_RANK_VARIABLES, RANK_VARIABLES, read_rank
-from ddpdoctor.collect.process.proc import read_environment
+from ddpdoctor.collect.proc import read_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpdoctor.collect.process.proc import Process
+    from ddpdoctor.collect.proc import Process
 
 PROC = Path("/proc")
 GROUP_THREADS = frozenset({"pt_gloo_runloop", "pt_nccl_watchdg", "pt_nccl_heartbt"})

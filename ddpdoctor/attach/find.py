@@ -13,7 +13,7 @@ from ddpdoctor.attach.ranks import choose_ranks
 from ddpdoctor.attach.stacks import SUDO
 from ddpdoctor.collect.files import read_link
 from ddpdoctor.collect.launch import is_slurm_step, number, read_local_rank, text
-from ddpdoctor.collect.process.proc import descendants, read_command, read_environment, read_processes, read_status
+from ddpdoctor.collect.proc import descendants, read_command, read_environment, read_processes, read_status
 from ddpdoctor.collect.run.sources import WORLD_SIZE_NAMES
 from ddpdoctor.model.attached import JobIdentity, RankBy, SeenRank
 from ddpdoctor.model.errors import UserError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.attach.candidates import Candidate
     from ddpdoctor.attach.ranks import ChosenProcess
-    from ddpdoctor.collect.process.proc import Process
+    from ddpdoctor.collect.proc import Process
 
 MOST_ANCESTORS = 64
 NO_JOB = "no training job"

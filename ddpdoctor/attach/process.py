@@ -6,18 +6,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddpdoctor.collect.blocked import read_blocked, read_kernel_function
+from ddpdoctor.collect.connections import (
+    ASKING,
+    ESTABLISHED,
+    LISTENING,
+    TIME_WAIT,
+    read_received,
+    read_rows,
+    read_sockets,
+)
 from ddpdoctor.collect.files import list_pids, read_link
-from ddpdoctor.collect.process.blocked import read_blocked, read_kernel_function
-from ddpdoctor.collect.process.connections import ASKING, ESTABLISHED, LISTENING, TIME_WAIT, read_rows, read_sockets
-from ddpdoctor.collect.process.proc import below, by_parent, read_process, read_processes, read_status
-from ddpdoctor.collect.process.received import read_received
+from ddpdoctor.collect.proc import below, by_parent, read_process, read_processes, read_status
 from ddpdoctor.model.attached import ChildFacts, Peer, ProcessFacts, ThreadFacts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ddpdoctor.collect.process.connections import Socket
-    from ddpdoctor.collect.process.proc import Process
+    from ddpdoctor.collect.connections import Socket
+    from ddpdoctor.collect.proc import Process
     from ddpdoctor.model.attached import SeenRank
 
 PROC = Path("/proc")

@@ -17,7 +17,7 @@ from ddpdoctor.collect.bounded import ask_side_by_side
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ddpdoctor.collect.process.proc import Process
+    from ddpdoctor.collect.proc import Process
 
 STUCK_LIMIT_S = 1.0
 """Our choice: reading the environment of a process waits for the lock of its memory, which a stuck driver may hold."""

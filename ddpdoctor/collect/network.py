@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import ask_side_by_side
+from ddpdoctor.collect.connections import LISTENING, TIME_WAIT, read_own_rows, read_sockets
 from ddpdoctor.collect.files import list_pids, read_link
 from ddpdoctor.collect.firewall import read_firewall
 from ddpdoctor.collect.launch import text
-from ddpdoctor.collect.process.connections import LISTENING, TIME_WAIT, read_own_rows, read_sockets
 from ddpdoctor.model.network import Interface, Lookup, Names, Network, PortUse
 from ddpdoctor.model.reading import Unread, Why
 from ddpdoctor.model.rendezvous import parse_endpoint

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddpdoctor.collect.process.proc import read_command
+from ddpdoctor.collect.proc import read_command
 from tests.scenarios.running import clean_environment, free_port, pids_with
 
 ROOT = Path(__file__).parents[2]

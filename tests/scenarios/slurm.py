@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddpdoctor.collect.process.proc import read_process
+from ddpdoctor.collect.proc import read_process
 from tests.scenarios.hosts import NETNS, Hosts, require
 from tests.scenarios.running import free_port, wait_for
 

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddpdoctor.collect.system import System
 from ddpdoctor.model.gpus import KernelView, Xid
 from ddpdoctor.model.reading import NotRead, Unread, Why
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.collect.node import ReadingPlan
-    from ddpdoctor.collect.system import System
 
 KMSG = "/dev/kmsg"
 RECORD_BYTES = 8192
@@ -42,6 +42,15 @@ class LogRecord:
 def read_kernel_log(system: System, plan: ReadingPlan) -> KernelView:  # noqa: ARG001 - all collectors get both
     """Return the GPU errors since boot; raises ``NotRead`` if the log is missing or we may not read it."""
     return KernelView(xids=tuple(xid for line in read_lines(system) for xid in _xid(line)))
+
+
+def read_kernel_oom_pids() -> frozenset[int] | None:
+    """Return the pids that were killed for memory according to the kernel log, or None if it is not readable."""
+    try:
+        lines = read_lines(System())
+    except NotRead:
+        return None
+    return frozenset(int(pid) for line in lines for pid in re.findall(r"Killed process (\d+)", line.text))
 
 
 def read_lines(system: System) -> tuple[LogRecord, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.process.proc import read_process
+from ddpdoctor.collect.proc import read_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

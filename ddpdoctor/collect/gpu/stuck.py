@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.gpu.kernel_log import read_lines
 from ddpdoctor.collect.gpu.nvml import NO_DRIVER, is_nvidia_here
-from ddpdoctor.collect.process.proc import Process, read_process
+from ddpdoctor.collect.proc import Process, read_process
 from ddpdoctor.model.gpus import StuckProcess
 from ddpdoctor.model.reading import NotRead
 

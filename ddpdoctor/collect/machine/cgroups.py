@@ -57,13 +57,19 @@ def _upwards(top: Path, path: str) -> list[Path]:
     return [top.joinpath(*parts[:count]) for count in range(len(parts), -1, -1)]
 
 
-def read_oom_kills(folder: Path) -> int | None:
+def _oom_kills(folder: Path) -> int | None:
     """Return how often the kernel has killed a process of a group for memory, or None if it does not count."""
     for name in ("memory.events", "memory.oom_control"):
         match = re.search(r"^oom_kill (\d+)$", read_text(folder / name), re.MULTILINE)
         if match:
             return int(match.group(1))
     return None
+
+
+def read_oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
+    """Return how often the kernel has killed a process of our group for memory, or None if that cannot be read."""
+    counts = map(_oom_kills, cgroup_folders("memory", proc, cgroups))
+    return next((count for count in counts if count is not None), None)
 
 
 def read_memory_limit(proc: Path = PROC, cgroups: Path = CGROUPS) -> MemoryLimit | None:
@@ -84,7 +90,7 @@ def _memory_of(folder: Path) -> MemoryLimit | None:
     return MemoryLimit(
         limit_bytes=limit,
         used_bytes=max(0, used - (int(cache.group(1)) if cache else 0)),
-        oom_kills=read_oom_kills(folder),
+        oom_kills=_oom_kills(folder),
     )
 
 

@@ -11,7 +11,7 @@ from ddpdoctor.collect.machine.cgroups import read_cpu_quota, read_memory_limit,
 from ddpdoctor.collect.machine.memory import parse_meminfo
 from ddpdoctor.collect.machine.shared_memory import read_shared_memory
 from ddpdoctor.collect.machine.volumes import read_volumes
-from ddpdoctor.collect.process.proc import read_status
+from ddpdoctor.collect.proc import read_status
 from ddpdoctor.collect.system import UNLIMITED
 from ddpdoctor.model.limits import Clock, Limit, Limits
 

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.process.proc import descendants, read_processes
+from ddpdoctor.collect.proc import descendants, read_processes
 from ddpdoctor.model.limits import BusyCpu, Governor, Load
 from ddpdoctor.model.reading import NotRead, Unread, Why
 

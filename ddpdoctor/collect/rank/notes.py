@@ -10,8 +10,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from ddpdoctor.collect.process.causes import ended_child
-from ddpdoctor.collect.process.lock_files import lock_of
+from ddpdoctor.collect.blocked import ended_child, lock_of
 from ddpdoctor.collect.recorded import read_all, read_or_none, read_record
 from ddpdoctor.model.causes import AtError, LostChild, ProcessCauses, StoreSought
 from ddpdoctor.model.consistency import NonFinite

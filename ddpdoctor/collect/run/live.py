@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.process import proc
+from ddpdoctor.collect import proc
 from ddpdoctor.collect.run.evidence import load
 from ddpdoctor.collect.run.nodes import SavedRun, job_of
 from ddpdoctor.collect.run.runfolder import RunFolder, read_run_folder

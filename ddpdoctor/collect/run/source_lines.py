@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import ask_side_by_side
-from ddpdoctor.collect.process.proc import read_environment
+from ddpdoctor.collect.proc import read_environment
 from ddpdoctor.collect.run.evidence import load, save
 from ddpdoctor.model.pictures import SourceExcerpt
 from ddpdoctor.recorder.storage.files import read_plain

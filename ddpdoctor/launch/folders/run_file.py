@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.process.proc import read_process
+from ddpdoctor.collect.proc import read_process
 from ddpdoctor.launch.command.placement import Style
 from ddpdoctor.launch.command.torchrun_nodes import TorchrunSettings
 from ddpdoctor.model.codec import encode

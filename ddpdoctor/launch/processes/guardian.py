@@ -7,7 +7,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.process import proc
+from ddpdoctor.collect import proc
 from ddpdoctor.launch.processes.stopping import GRACE_S, Target, recorded, stop_all
 
 if TYPE_CHECKING:

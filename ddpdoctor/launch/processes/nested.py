@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ddpdoctor.collect.process import proc
+from ddpdoctor.collect import proc
 from ddpdoctor.launch.processes.starting import cannot_run, launch_command
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.collect.child import safe_flags
 from ddpdoctor.collect.gpu.nvml import count_gpus
 from ddpdoctor.collect.launch import OWN_VARIABLE
-from ddpdoctor.collect.process.proc import read_process
+from ddpdoctor.collect.proc import read_process
 from ddpdoctor.exchange.server import Server
 from ddpdoctor.exchange.wire import VARIABLE as TOKEN_VARIABLE
 from ddpdoctor.exchange.wire import token_bytes

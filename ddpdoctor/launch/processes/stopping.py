@@ -10,7 +10,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.process import proc
+from ddpdoctor.collect import proc
 from ddpdoctor.recorder.storage.files import read_plain
 
 if TYPE_CHECKING:

@@ -6,11 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.collect.blocked import HostFacts, read_causes, read_lock_files, read_locks
+from ddpdoctor.collect.connections import Socket, read_rows
 from ddpdoctor.collect.machine import memory
-from ddpdoctor.collect.process import causes
-from ddpdoctor.collect.process.connections import Socket, read_rows
-from ddpdoctor.collect.process.file_locks import read_lines
-from ddpdoctor.collect.process.lock_files import read_lock_files
 from ddpdoctor.launch.watching.work import WorkSeen
 from ddpdoctor.model.causes import HostCauses, Memory, ProcessCauses, Space
 from ddpdoctor.model.codec import encode
@@ -18,7 +16,7 @@ from ddpdoctor.model.codec import encode
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ddpdoctor.collect.process.proc import Process
+    from ddpdoctor.collect.proc import Process
     from ddpdoctor.launch.watching.work import Receptions
 
 HOST_EVERY_NS = 1_000_000_000
@@ -73,14 +71,14 @@ class CausesSeen:
         created when the check began.
         """
         shared = _network(pid for pid, _ in alive)
-        locks = read_lines()
-        host = causes.HostFacts(
+        locks = read_locks()
+        host = HostFacts(
             family=frozenset(family), locks=locks, connections=shared, lock_files=read_lock_files(answers, locks)
         )
         receiving = receptions.of({pid: (pid, *(c.pid for c in below)) for (pid, _), below in alive.items()})
         for (pid, ticks), below in alive.items():
             old = self._seen.get((pid, ticks), ProcessCauses())
-            found = causes.read_causes(pid, below, host)
+            found = read_causes(pid, below, host)
             self._seen[pid, ticks] = replace(
                 found,
                 memory=old.memory,

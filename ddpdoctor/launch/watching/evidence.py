@@ -11,7 +11,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.process import proc
+from ddpdoctor.collect import proc
 from ddpdoctor.launch.folders.shared_folder import copy_elsewhere
 from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.recorder.storage.files import open_new, open_plain, read_plain, remove, write_whole

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddpdoctor.collect.process import proc
+from ddpdoctor.collect import proc
 from ddpdoctor.recorder.storage import ring_reading
 from ddpdoctor.recorder.storage.files import open_plain
 

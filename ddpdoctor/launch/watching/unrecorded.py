@@ -13,7 +13,7 @@ from ddpdoctor.collect.run.sources import WORLD_SIZE_NAMES
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from ddpdoctor.collect.process import proc
+    from ddpdoctor.collect import proc
 
 SETTLED_S = 10.0
 """By then a forked child has executed its program. Our choice: fork and exec take milliseconds. On a machine with five

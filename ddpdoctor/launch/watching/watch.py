@@ -8,8 +8,10 @@ import select
 import time
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.process import proc
-from ddpdoctor.collect.process.exits import read_exit_code
+from ddpdoctor.collect import proc
+from ddpdoctor.collect.gpu.kernel_log import read_kernel_oom_pids
+from ddpdoctor.collect.machine.cgroups import read_oom_kills
+from ddpdoctor.collect.proc import read_exit_code
 from ddpdoctor.collect.rank.answers import find_answers, read_answer
 from ddpdoctor.collect.run.agent_log import AgentLog, read_agent_log
 from ddpdoctor.launch.watching import progress
@@ -64,7 +66,7 @@ class JobWatch:
         self._pidfds: dict[int, int] = {}
         self._followed_ns = 0
         self._follow_every_s = FOLLOW_EVERY_S
-        self._oom_kills = proc.read_oom_kills()
+        self._oom_kills = read_oom_kills()
         self._children_seen: dict[int, list[dict[str, Any]]] = {}
         self._causes = CausesSeen()
         self._holdups = HoldUps()
@@ -261,8 +263,8 @@ class JobWatch:
 
     def save(self, *, ended: bool, launcher_status: int | None, attempt: int | None = None) -> None:
         """Write watch.json, the watcher's own facts. A finished ``attempt`` gets its own file."""
-        kernel = proc.read_kernel_oom_pids()
-        now_kills = proc.read_oom_kills()
+        kernel = read_kernel_oom_pids()
+        now_kills = read_oom_kills()
         kills = now_kills - self._oom_kills if now_kills is not None and self._oom_kills is not None else None
         processes = self._strangers.rows()
         for pid, process in self.followed.items():

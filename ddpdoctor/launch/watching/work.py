@@ -7,15 +7,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.process import proc
-from ddpdoctor.collect.process.connections import read_sockets
-from ddpdoctor.collect.process.received import read_received
+from ddpdoctor.collect import proc
+from ddpdoctor.collect.connections import read_received, read_sockets
 from ddpdoctor.model.causes import Receiving, Work, WorkingChild
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ddpdoctor.collect.process.received import Received
+    from ddpdoctor.collect.connections import Received
 
 EVERY_NS = 2_000_000_000
 """Our choice: over shorter times the kernel's ticks of 10 ms are too coarse."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpdoctor.collect.files import read_link, read_text
-from ddpdoctor.collect.process.proc import read_process
+from ddpdoctor.collect.proc import read_process
 
 PROC = Path("/proc")
 GONE = frozenset({"", "Z", "X"})

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.attach.session import Attached, Options, attach
-from ddpdoctor.collect.process.proc import descendants, read_processes, read_status
+from ddpdoctor.collect.proc import descendants, read_processes, read_status
 from ddpdoctor.model.attached import RankLook
 from ddpdoctor.model.codec import decode
 from tests.scenarios.running import JOBS, clean_environment, free_port, wait_for

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.collect.process.proc import descendants, read_processes
+from ddpdoctor.collect.proc import descendants, read_processes
 from tests.scenarios.attach.running import ROOT, SCRIPT, marked
 from tests.scenarios.hosts import require
 from tests.scenarios.running import clean_environment, free_port, wait_for

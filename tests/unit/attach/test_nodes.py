@@ -12,7 +12,7 @@ import pytest
 
 from ddpdoctor.attach.nodes import NO_RANK, SEE_LOG, Way, ask_nodes
 from ddpdoctor.attach.stream import MARK, receive_folder, send_look
-from ddpdoctor.collect.process.proc import read_process
+from ddpdoctor.collect.proc import read_process
 from ddpdoctor.model.attached import AskedNodes
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.errors import UserError

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ddpdoctor.attach.ranks import choose_ranks
-from ddpdoctor.collect.process.proc import read_processes
+from ddpdoctor.collect.proc import read_processes
 
 OF_A_RANK = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
 IN_A_STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3"}

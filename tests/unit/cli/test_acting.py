@@ -19,7 +19,7 @@ from ddpdoctor.cli.actions import (
     run_command,
     status_of_verdict,
 )
-from ddpdoctor.collect.process.proc import read_process
+from ddpdoctor.collect.proc import read_process
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Confidence, FaultOrigin, Finding, RankRow, Report, Severity
 from tests.scenarios.running import wait_for

@@ -9,11 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.process import proc
-from ddpdoctor.collect.process.blocked import read_blocked, read_kernel_function
-from ddpdoctor.collect.process.causes import HostFacts, lost_child, read_causes
-from ddpdoctor.collect.process.connections import parse_end, read_connections, read_rows
-from ddpdoctor.collect.process.file_locks import awaited_lock, locks_of_others, read_lines
+from ddpdoctor.collect import proc
+from ddpdoctor.collect.blocked import (
+    HostFacts,
+    awaited_lock,
+    locks_of_others,
+    lost_child,
+    read_blocked,
+    read_causes,
+    read_kernel_function,
+    read_locks,
+)
+from ddpdoctor.collect.connections import parse_end, read_connections, read_rows
 from ddpdoctor.model.causes import Blocked, LostChild
 from tests.scenarios.running import wait_for
 
@@ -44,7 +51,7 @@ def test_the_call_is_read(name, tmp_path):
 
 
 def test_a_process_that_has_gone_is_no_error(tmp_path):
-    assert (read_blocked(7, tmp_path), read_kernel_function(7, tmp_path), read_lines(tmp_path)) == (None, None, ())
+    assert (read_blocked(7, tmp_path), read_kernel_function(7, tmp_path), read_locks(tmp_path)) == (None, None, ())
     assert (read_rows(7, tmp_path), read_connections(7, (), tmp_path)) == ((), None)
 
 
@@ -75,15 +82,15 @@ def test_the_holder_of_a_lock_and_the_waiter(tmp_path):
             fcntl.lockf(database, fcntl.LOCK_EX, 1, byte)  # as a database does: each has its line, before older ones
         waiter = start("import fcntl, sys; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX)", str(path))
         try:
-            assert wait_for(lambda: awaited_lock(waiter.pid, read_lines()) is not None)
+            assert wait_for(lambda: awaited_lock(waiter.pid, read_locks()) is not None)
             found = read_causes(waiter.pid, (), HostFacts(family=frozenset({os.getpid(), waiter.pid})))
             lock = found.waits_for_lock
             assert (lock.path, lock.kind, lock.holder_pid) == (str(path), "flock", os.getpid())
             assert lock.holder.split()[0] == Path("/proc/self/cmdline").read_text().split("\0")[0]
             assert (found.blocked.call, found.blocked.file) == ("flock", str(path))
-            others = locks_of_others(waiter.pid, frozenset({os.getpid()}), read_lines())
+            others = locks_of_others(waiter.pid, frozenset({os.getpid()}), read_locks())
             assert str(path) in {one.path for one in others}
-            assert not locks_of_others(waiter.pid, frozenset(), read_lines())
+            assert not locks_of_others(waiter.pid, frozenset(), read_locks())
         finally:
             waiter.kill()
             waiter.wait()

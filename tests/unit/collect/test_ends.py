@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from ddpdoctor.collect.process.exits import read_exit_code
-from ddpdoctor.collect.process.proc import read_process
+from ddpdoctor.collect.proc import read_exit_code, read_process
 from ddpdoctor.collect.run.agent_log import End
 from ddpdoctor.collect.run.ends import find_ends, interruption_ns, stop_of_others
 from ddpdoctor.collect.run.sources import Source

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from ddpdoctor.collect.process import proc
+from ddpdoctor.collect import proc
 from ddpdoctor.collect.run.live import find_record, is_watched, read_live
 from ddpdoctor.launch.folders.run_file import write_record_place
 from ddpdoctor.launch.watching.evidence import EvidenceTaker

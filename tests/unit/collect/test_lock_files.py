@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.collect.blocked import LockLine, lock_of, read_lock_file, read_lock_files, read_locks
 from ddpdoctor.collect.machine.file_system import is_shared
-from ddpdoctor.collect.process.file_locks import LockLine, read_lines
-from ddpdoctor.collect.process.lock_files import lock_of, read_lock_file, read_lock_files
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.causes import LockFile, LockKind
 
@@ -82,7 +81,7 @@ def test_a_lock_of_the_kernel_is_recognized_by_its_holder(tmp_path: Path) -> Non
     ) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        found = read_lock_files({1: {"lock": {"path": str(lock), "kind": "kernel"}}}, read_lines())
+        found = read_lock_files({1: {"lock": {"path": str(lock), "kind": "kernel"}}}, read_locks())
         other.communicate()
     assert [owner.pid for owner in found[1].holders] == [other.pid]
     with lock.open("w") as free:

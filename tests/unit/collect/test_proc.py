@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.collect import proc
 from ddpdoctor.collect.files import read_text
-from ddpdoctor.collect.process import proc
+from ddpdoctor.collect.machine.cgroups import read_oom_kills
 from tests.scenarios.running import wait_for
 
 
@@ -71,7 +72,7 @@ def test_oom_kills_of_both_cgroup_versions(
         path = tmp_path / "sys" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert proc.read_oom_kills(tmp_path / "proc", tmp_path / "sys") == kills
+    assert read_oom_kills(tmp_path / "proc", tmp_path / "sys") == kills
 
 
 def test_what_a_process_wanted_to_run(tmp_path):

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from ddpdoctor.collect.process.received import read_received
+from ddpdoctor.collect.connections import read_received
 
 
 @pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])

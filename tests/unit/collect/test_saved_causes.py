@@ -2,7 +2,7 @@
 
 import json
 
-from ddpdoctor.collect.process.proc import Process
+from ddpdoctor.collect.proc import Process
 from ddpdoctor.collect.rank.notes import read_process_causes
 from ddpdoctor.collect.recorded import read_or_none
 from ddpdoctor.collect.run.evidence import load

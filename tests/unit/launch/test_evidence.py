@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.process import proc
+from ddpdoctor.collect import proc
 from ddpdoctor.launch.watching import evidence
 from ddpdoctor.launch.watching.evidence import EvidenceTaker
 from ddpdoctor.launch.watching.progress import Followed

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.process.proc import read_io
+from ddpdoctor.collect.proc import read_io
 from ddpdoctor.launch.watching.progress import (
     FAMILIAR_PATIENCE,
     IO_BYTES_PER_S,

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.collect.process.proc import Process
+from ddpdoctor.collect.proc import Process
 from ddpdoctor.launch.watching.work import Receptions, WorkSeen
 
 S = 1_000_000_000

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.process.proc import read_io
+from ddpdoctor.collect.proc import read_io
 from ddpdoctor.recorder.stacks.sampler import Sampler, write_quietly
 from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.recorder.storage.ring_writing import Ring

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.collect.process.proc import read_process
+from ddpdoctor.collect.proc import read_process
 from ddpdoctor.probes.bandwidth.processes import Home, LocalRanks, describe_end, read_home
 from tests.scenarios.running import wait_for
 

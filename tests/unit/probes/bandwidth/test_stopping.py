@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.collect.process.proc import read_process
+from ddpdoctor.collect.proc import read_process
 from ddpdoctor.model.bandwidth import Ending, Stop
 from ddpdoctor.probes.bandwidth.processes import LocalRanks, read_home
 from ddpdoctor.probes.bandwidth.stopping import Alarm, Reporting, stop_alone

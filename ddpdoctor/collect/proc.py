@@ -1,18 +1,15 @@
-"""Reads processes from /proc: state, parents, I/O, and kills by the kernel's out-of-memory killer."""
+"""Reads processes from /proc: state, parents, I/O, and how one that is not our child has ended."""
 
 from __future__ import annotations
 
+import fcntl
 import os
-import re
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.files import list_pids, read_text
-from ddpdoctor.collect.gpu.kernel_log import read_lines
-from ddpdoctor.collect.machine import cgroups as cgroups_of
-from ddpdoctor.collect.system import System
-from ddpdoctor.model.reading import NotRead
 from ddpdoctor.model.sides import grouped
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 
@@ -164,16 +161,42 @@ def catches_signal(pid: int, number: int) -> bool:
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 
-def read_oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return how often the kernel has killed a process of our cgroup for memory, or None if that cannot be read."""
-    counts = (cgroups_of.read_oom_kills(folder) for folder in cgroups_of.cgroup_folders("memory", proc, cgroups))
-    return next((count for count in counts if count is not None), None)
+_GET_INFO = 0xC040FF0B
+"""PIDFD_GET_INFO in linux/pidfd.h with the 64-byte struct of its first version, since Linux 6.13."""
+_WANTS_EXIT = 1 << 3
+"""PIDFD_INFO_EXIT, since Linux 6.15; the kernel answers once the parent has waited for the process."""
+_INFO = struct.Struct("<Q52xi")
+"""The struct's mask at its start, and exit_code at its end."""
 
 
-def read_kernel_oom_pids() -> frozenset[int] | None:
-    """Return the pids that were killed for memory according to the kernel log, or None if it is not readable."""
+def read_exit_code(pid: int, start_ticks: int, pidfd: int | None) -> int | None:
+    """Return the exit status, or the signal's number below zero, or None if the kernel does not say.
+
+    /proc has it while the process is a zombie. Afterwards only a pidfd has it, opened while the process lived.
+    """
+    status = _of_zombie(pid, start_ticks)
+    if status is None and pidfd is not None:
+        status = _of_pidfd(pidfd)
+    return None if status is None else os.waitstatus_to_exitcode(status)
+
+
+def _of_zombie(pid: int, start_ticks: int) -> int | None:
+    process = read_process(pid)
     try:
-        lines = read_lines(System())
-    except NotRead:
+        owner = Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
         return None
-    return frozenset(int(pid) for line in lines for pid in re.findall(r"Killed process (\d+)", line.text))
+    if process is None or process.start_ticks != start_ticks or os.geteuid() not in (0, owner):
+        return None  # the kernel shows 0 for processes of other users
+    return process.exit_status
+
+
+def _of_pidfd(pidfd: int) -> int | None:
+    info = bytearray(_INFO.size)
+    _INFO.pack_into(info, 0, _WANTS_EXIT, 0)
+    try:
+        fcntl.ioctl(pidfd, _GET_INFO, info)
+    except OSError:
+        return None
+    answered, status = _INFO.unpack(info)
+    return int(status) if answered & _WANTS_EXIT else None

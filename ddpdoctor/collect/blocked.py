@@ -1,0 +1,367 @@
+"""Reads what a process waits for: its system call, locks, ended children, commands that it runs.
+
+We may read /proc/PID/syscall only for processes that we may trace: those of our own user and, with Yama's
+ptrace_scope 1, only those that we started. The watcher started the ranks.
+
+A line of /proc/locks is "1: FLOCK  ADVISORY  WRITE 6620 fe:00:2148269 0 EOF". A "->" after the number means that the
+process waits for the lock of that number. The kernel shows no path, so we match device and inode with the process's
+open files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import struct
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.connections import Socket, find_listener, read_connections, read_rows
+from ddpdoctor.collect.files import list_names, list_pids, read_link, read_text
+from ddpdoctor.collect.machine.file_system import is_shared
+from ddpdoctor.collect.proc import read_command, read_environment
+from ddpdoctor.model.causes import Blocked, FileLock, LockFile, LockKind, LostChild, Owner, ProcessCauses
+from ddpdoctor.model.facts import signal_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddpdoctor.collect.proc import Process
+
+
+PROC = Path("/proc")
+CALLS = {
+    "x86_64": {
+        0: "read", 1: "write", 7: "poll", 17: "pread64", 19: "readv", 23: "select", 35: "nanosleep", 42: "connect",
+        43: "accept", 44: "sendto", 45: "recvfrom", 46: "sendmsg", 47: "recvmsg", 61: "wait4", 72: "fcntl",
+        73: "flock", 74: "fsync", 75: "fdatasync", 202: "futex", 230: "clock_nanosleep", 232: "epoll_wait",
+        247: "waitid", 257: "openat", 262: "newfstatat", 270: "pselect6", 271: "ppoll", 281: "epoll_pwait",
+        288: "accept4", 332: "statx",
+    },
+    "aarch64": {
+        22: "epoll_pwait", 25: "fcntl", 32: "flock", 56: "openat", 63: "read", 64: "write", 65: "readv",
+        67: "pread64", 72: "pselect6", 73: "ppoll", 79: "newfstatat", 82: "fsync", 83: "fdatasync", 95: "waitid",
+        98: "futex", 101: "nanosleep", 115: "clock_nanosleep", 202: "accept", 203: "connect", 206: "sendto",
+        207: "recvfrom", 211: "sendmsg", 212: "recvmsg", 242: "accept4", 260: "wait4", 291: "statx",
+    },
+}  # fmt: skip
+"""System calls that can sleep for long, by number, from Linux's asm/unistd_64.h and asm-generic/unistd.h."""
+OF_A_FILE = frozenset({
+    "read", "write", "pread64", "readv", "connect", "accept", "accept4", "sendto", "recvfrom", "sendmsg", "recvmsg",
+    "fcntl", "flock", "fsync", "fdatasync",
+})  # fmt: skip
+"""Calls whose first argument is a file descriptor."""
+POLLS = frozenset({"poll", "ppoll"})
+POLL_FD = struct.Struct("<ihh")
+"""struct pollfd, which is in the process's memory: the descriptor, the requested events, the returned events."""
+WAITS_FOR_INPUT = frozenset({"read", "readv", "poll", "ppoll"})
+SELECTS = frozenset({"select", "pselect6"})
+"""Their first argument is the highest descriptor plus one. 1 means only descriptor 0: readline waits for a key."""
+_KINDS = re.compile(r"(?:anon_inode:\[?)?(pipe|socket|eventfd|eventpoll)\b")
+
+
+def read_blocked(pid: int, proc: Path = PROC, machine: str | None = None) -> Blocked | None:
+    """Return the call that the main thread sleeps in, or None if it runs or we may not read it."""
+    words = read_text(proc / str(pid) / "syscall").split()
+    if len(words) < 2 or not words[0].isdigit():
+        return None
+    call = CALLS.get(machine or os.uname().machine, {}).get(int(words[0]))
+    if call is None:
+        return None
+    first = int(words[1], 16)
+    fd = _polled_fd(pid, first, int(words[2], 16), proc) if call in POLLS and len(words) > 2 else first & 0xFFFFFFFF
+    if fd is None or call not in OF_A_FILE | POLLS:
+        return Blocked(call=call, alone_on_fd0=call in SELECTS and first == 1)
+    target = read_link(proc / str(pid) / "fd" / str(fd))
+    kind = _KINDS.match(target)
+    return Blocked(
+        call=call,
+        fd=fd,
+        file=kind[1] if kind else target or None,
+        remote=_remote(target, pid, proc),
+        alone_on_fd0=fd == 0 and call in WAITS_FOR_INPUT,
+    )
+
+
+def _polled_fd(pid: int, address: int, count: int, proc: Path) -> int | None:
+    """Return the only descriptor that poll(2) was given, or None if there are several or we may not read it."""
+    if count != 1:
+        return None
+    try:
+        with (proc / str(pid) / "mem").open("rb", buffering=0) as memory:
+            memory.seek(address)
+            found: int = POLL_FD.unpack(memory.read(POLL_FD.size))[0]
+    except (OSError, ValueError, OverflowError, struct.error):
+        return None
+    return found if found >= 0 else None
+
+
+def read_kernel_function(pid: int, proc: Path = PROC) -> str | None:
+    """Return the kernel function that the main thread sleeps in, or None if it runs or the kernel hides it."""
+    name = read_text(proc / str(pid) / "wchan").strip()
+    return name if name not in {"", "0"} else None
+
+
+def _remote(target: str, pid: int, proc: Path) -> str | None:
+    """Return the remote address of a TCP socket, found by its inode."""
+    if not target.startswith("socket:["):
+        return None
+    inode = int(target.removeprefix("socket:[").rstrip("]"))
+    return next((row.remote for row in read_rows(pid, proc) if row.inode == inode), None)
+
+
+LOCK_KINDS = {"FLOCK": "flock", "POSIX": "fcntl", "OFDLCK": "ofd"}
+_LOCK_LINE = re.compile(
+    r"^(?P<number>\d+): +(?P<waits>->\s+)?(?P<kind>\w+) +\w+ +\w+ +(?P<pid>-?\d+) "
+    r"(?P<major>[0-9a-f]+):(?P<minor>[0-9a-f]+):(?P<inode>\d+) "
+)
+MOST_OTHERS = 8
+"""How many locks of other processes we keep for one that polls. Our choice: more would not help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockLine:
+    """One line of /proc/locks."""
+
+    number: int
+    waits: bool
+    kind: str
+    pid: int
+    file: tuple[int, int]
+    """Device and inode."""
+
+    def is_of(self, seen: os.stat_result) -> bool:
+        """Return whether the lock is on a file; on overlay and btrfs, stat has another device, so the inode must do."""
+        return seen.st_ino == self.file[1] and (seen.st_dev == self.file[0] or os.major(self.file[0]) == 0)
+
+
+def read_locks(proc: Path = PROC) -> tuple[LockLine, ...]:
+    """Return all locks that this process may see."""
+    found = (_LOCK_LINE.match(line) for line in read_text(proc / "locks").splitlines())
+    return tuple(
+        LockLine(
+            number=int(one["number"]),
+            waits=one["waits"] is not None,
+            kind=LOCK_KINDS[one["kind"]],
+            pid=int(one["pid"]),
+            file=(os.makedev(int(one["major"], 16), int(one["minor"], 16)), int(one["inode"])),
+        )
+        for one in found
+        if one is not None and one["kind"] in LOCK_KINDS
+    )
+
+
+def awaited_lock(pid: int, lines: tuple[LockLine, ...]) -> FileLock | None:
+    """Return the lock that a process waits for in the kernel, and its holder, or None if it waits for none."""
+    mine = next((line for line in lines if line.waits and line.pid == pid), None)
+    if mine is None:
+        return None
+    held = next((line for line in lines if line.number == mine.number and not line.waits), None)
+    holder = held.pid if held is not None and held.pid > 0 else None
+    return FileLock(path=_path_of(mine, pid), kind=mine.kind, holder_pid=holder, holder=_holder_name(holder))
+
+
+def locks_of_others(pid: int, family: frozenset[int], lines: tuple[LockLine, ...]) -> tuple[FileLock, ...]:
+    """Return the locks that other processes of ``family`` hold on files whose paths we can find, one for each file."""
+    found = {}
+    for line in lines:
+        if line.waits or line.pid == pid or line.pid not in family:
+            continue
+        path = _path_of(line, line.pid)
+        if path is not None:
+            found[path, line.pid] = FileLock(
+                path=path, kind=line.kind, holder_pid=line.pid, holder=_holder_name(line.pid)
+            )
+    return tuple(found.values())[:MOST_OTHERS]
+
+
+def _path_of(line: LockLine, pid: int) -> str | None:
+    """Return the path of a file that a process has open."""
+    folder = PROC / str(pid) / "fd"
+    for path in map(folder.joinpath, list_names(folder)):
+        try:
+            if line.is_of(path.stat()):
+                return str(path.readlink())
+        except OSError:
+            continue
+    return None
+
+
+def _holder_name(pid: int | None) -> str:
+    return "" if pid is None else read_command(pid)
+
+
+MOST_HOLDERS = 4
+MOST_BYTES = 256
+"""How much of the file we read: it holds a pid, and perhaps a host name."""
+_OWNER = re.compile(r"\s*(?:pid\W{0,3})?(?P<pid>\d{1,8})(?:\s*\n(?P<host>[A-Za-z][\w.-]*))?(?=\s|$)", re.IGNORECASE)
+"""A pid alone on its line, and perhaps its host on the next line, in filelock's format."""
+
+
+def lock_of(evidence: dict[str, Any]) -> tuple[str | None, LockKind]:
+    """Return the lock file that a rank polls for, and its kind; earlier recorders reported only the path."""
+    lock = evidence.get("lock")
+    if isinstance(lock, dict) and isinstance(lock.get("path"), str):
+        known = {kind.value: kind for kind in LockKind}
+        return lock["path"], known.get(str(lock.get("kind")), LockKind.KERNEL)
+    path = evidence.get("lock_path")
+    return (str(path) if path else None), LockKind.KERNEL
+
+
+def read_lock_files(answers: Mapping[int, dict[str, Any]], lines: tuple[LockLine, ...]) -> dict[int, LockFile]:
+    """Return, by pid, the lock files that ranks said they poll for; each file is read only once."""
+    polled = {pid: lock_of(answer) for pid, answer in answers.items()}
+    waiting = frozenset(pid for pid, (path, _) in polled.items() if path is not None)
+    found: dict[str, LockFile] = {}
+    for path, kind in polled.values():
+        if path is not None and path not in found:
+            found[path] = read_lock_file(path, kind, lines, waiting)
+    return {pid: found[path] for pid, (path, _) in polled.items() if path is not None}
+
+
+def read_lock_file(path: str, kind: LockKind, lines: tuple[LockLine, ...], waiting: frozenset[int]) -> LockFile:
+    """Return what we can see of a lock file; ``waiting`` are processes that poll for it and do not own it."""
+    try:
+        seen = os.stat(path)  # noqa: PTH116 - facts have their paths as strings
+    except OSError:
+        return LockFile(path=path, kind=kind, exists=False)
+    holders, unseen = _holders(seen, {line.pid for line in lines if line.is_of(seen)}, waiting)
+    pid, host = _named_owner(path) if stat.S_ISREG(seen.st_mode) else (None, None)
+    elsewhere = host is not None and host != os.uname().nodename
+    shared = is_shared(Path(path))
+    known = pid is not None and not elsewhere and not (shared and host is None)
+    return LockFile(
+        path=path,
+        kind=kind,
+        exists=True,
+        age_s=max(0.0, time.time() - seen.st_mtime),
+        holders=tuple(Owner(pid=pid, command=read_command(pid)) for pid in holders[:MOST_HOLDERS]),
+        unseen=unseen,
+        named_pid=pid,
+        named_lives=(PROC / str(pid)).exists() if known else None,
+        named_host=host if elsewhere else None,
+        shared=shared,
+    )
+
+
+def _holders(seen: os.stat_result, locking: set[int], waiting: frozenset[int]) -> tuple[list[int], int]:
+    """Return who has the file open or locked, and how many processes of the file's owner we could not inspect."""
+    found, unseen = [], 0
+    for pid in list_pids(PROC):
+        opened = False if pid in waiting else _has_open(pid, seen)
+        if pid not in waiting and (opened or pid in locking):
+            found.append(pid)
+        elif opened is None and _owner_of(pid) == seen.st_uid:
+            unseen += 1
+    return found, unseen
+
+
+def _has_open(pid: int, seen: os.stat_result) -> bool | None:
+    """Return whether a process has the file open, or None if we may not read that."""
+    folder = PROC / str(pid) / "fd"
+    try:
+        numbers = os.listdir(folder)  # noqa: PTH208 - only names are needed
+    except PermissionError:
+        return None
+    except OSError:
+        return False
+    for number in numbers:
+        try:
+            one = (folder / number).stat()
+        except OSError:
+            continue
+        if (one.st_dev, one.st_ino) == (seen.st_dev, seen.st_ino):
+            return True
+    return False
+
+
+def _owner_of(pid: int) -> int | None:
+    try:
+        return (PROC / str(pid)).stat().st_uid
+    except OSError:
+        return None
+
+
+def _named_owner(path: str) -> tuple[int | None, str | None]:
+    """Return the pid that the file names, as many lock files do, and the host if it names one."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None, None
+    try:
+        match = _OWNER.match(os.read(fd, MOST_BYTES).decode(errors="replace"))
+    except OSError:
+        return None, None
+    finally:
+        os.close(fd)
+    return (int(match["pid"]), match["host"]) if match else (None, None)
+
+
+MOST_COMMANDS = 3
+PYTHON_NAMES = ("python", "pt_data_worker", "pt_main_thread", "resource_tracke")
+"""The kernel's names for processes that run the job's Python code; their stacks say more than their commands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """What we read only once for all ranks."""
+
+    family: frozenset[int] = frozenset()
+    """The processes of the job."""
+    locks: tuple[LockLine, ...] = field(default_factory=read_locks)
+    connections: tuple[Socket, ...] = ()
+    """The connections of the network that all ranks share; if empty, each rank's own network is read."""
+    lock_files: dict[int, LockFile] = field(default_factory=dict)
+    """The lock files that ranks poll for, by the rank's pid."""
+
+
+def read_causes(pid: int, below: tuple[Process, ...], host: HostFacts) -> ProcessCauses:
+    """Return what we can see of one living process; ``below`` are its descendants."""
+    awaited = awaited_lock(pid, host.locks)
+    blocked = read_blocked(pid)
+    rows = host.connections or read_rows(pid)
+    return ProcessCauses(
+        blocked=blocked,
+        store_port=_store_port(pid) if blocked is not None and blocked.remote else None,
+        kernel_function=read_kernel_function(pid),
+        waits_for_lock=awaited,
+        locks_of_others=() if awaited is not None else locks_of_others(pid, host.family, host.locks),
+        lost_children=tuple(lost_child(child) for child in below if child.state == "Z"),
+        connections=read_connections(pid, rows),
+        lock_file=host.lock_files.get(pid),
+        listener=_listener(blocked, rows),
+        commands=tuple((child.pid, read_command(child.pid)) for child in _commands(pid, below)),
+    )
+
+
+def _listener(blocked: Blocked | None, rows: tuple[Socket, ...]) -> Owner | None:
+    """Return the process on this host that serves the connection that another process sleeps in, or None."""
+    pid = find_listener(blocked.remote, rows) if blocked is not None and blocked.remote else None
+    return None if pid is None else Owner(pid=pid, command=read_command(pid))
+
+
+def lost_child(child: Process) -> LostChild:
+    """Return how a zombie child ended."""
+    status = child.exit_status
+    return ended_child(child.pid, None if status is None else os.waitstatus_to_exitcode(status), name=child.name)
+
+
+def ended_child(pid: int, code: int | None, *, name: str = "", reaped: bool = False) -> LostChild:
+    """Return a child that has ended; ``code`` is its exit status, or a signal's number below zero."""
+    how = signal_name(-code) if code is not None and code < 0 else None
+    return LostChild(pid=pid, name=name, exit_code=None if how else code, signal=how, reaped=reaped)
+
+
+def _store_port(pid: int) -> int | None:
+    """Return MASTER_PORT from a process's initial environment; we keep no other variable."""
+    pairs = (pair.partition(b"=") for pair in read_environment(pid))
+    port = next((value for name, _, value in pairs if name == b"MASTER_PORT"), b"")
+    return int(port) if port.isdigit() else None
+
+
+def _commands(pid: int, below: tuple[Process, ...]) -> list[Process]:
+    own = [child for child in below if child.ppid == pid and child.state not in "ZX"]
+    return [child for child in own if not child.name.startswith(PYTHON_NAMES)][:MOST_COMMANDS]

@@ -1,1 +1,0 @@
-"""Other processes: their state, connections and locks, and how they ended."""
