@@ -10,6 +10,7 @@ open files.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -76,12 +77,15 @@ def read_blocked(pid: int, proc: Path = PROC, machine: str | None = None) -> Blo
     if fd is None or call not in OF_A_FILE | POLLS:
         return Blocked(call=call, alone_on_fd0=call in SELECTS and first == 1)
     target = read_link(proc / str(pid) / "fd" / str(fd))
-    kind = _KINDS.match(target)
+    kind, remote = _KINDS.match(target), None
+    if target.startswith("socket:["):
+        inode = int(target.removeprefix("socket:[").rstrip("]"))
+        remote = next((row.remote for row in read_rows(pid, proc) if row.inode == inode), None)
     return Blocked(
         call=call,
         fd=fd,
         file=kind[1] if kind else target or None,
-        remote=_remote(target, pid, proc),
+        remote=remote,
         alone_on_fd0=fd == 0 and call in WAITS_FOR_INPUT,
     )
 
@@ -103,14 +107,6 @@ def read_kernel_function(pid: int, proc: Path = PROC) -> str | None:
     """Return the kernel function that the main thread sleeps in, or None if it runs or the kernel hides it."""
     name = read_text(proc / str(pid) / "wchan").strip()
     return name if name not in {"", "0"} else None
-
-
-def _remote(target: str, pid: int, proc: Path) -> str | None:
-    """Return the remote address of a TCP socket, found by its inode."""
-    if not target.startswith("socket:["):
-        return None
-    inode = int(target.removeprefix("socket:[").rstrip("]"))
-    return next((row.remote for row in read_rows(pid, proc) if row.inode == inode), None)
 
 
 LOCK_KINDS = {"FLOCK": "flock", "POSIX": "fcntl", "OFDLCK": "ofd"}
@@ -161,21 +157,21 @@ def awaited_lock(pid: int, lines: tuple[LockLine, ...]) -> FileLock | None:
         return None
     held = next((line for line in lines if line.number == mine.number and not line.waits), None)
     holder = held.pid if held is not None and held.pid > 0 else None
-    return FileLock(path=_path_of(mine, pid), kind=mine.kind, holder_pid=holder, holder=_holder_name(holder))
+    command = "" if holder is None else read_command(holder)
+    return FileLock(path=_path_of(mine, pid), kind=mine.kind, holder_pid=holder, holder=command)
 
 
 def locks_of_others(pid: int, family: frozenset[int], lines: tuple[LockLine, ...]) -> tuple[FileLock, ...]:
     """Return the locks that other processes of ``family`` hold on files whose paths we can find, one for each file."""
-    found = {}
+    locks = {}
     for line in lines:
         if line.waits or line.pid == pid or line.pid not in family:
             continue
         path = _path_of(line, line.pid)
         if path is not None:
-            found[path, line.pid] = FileLock(
-                path=path, kind=line.kind, holder_pid=line.pid, holder=_holder_name(line.pid)
-            )
-    return tuple(found.values())[:MOST_OTHERS]
+            holder = read_command(line.pid)
+            locks[path, line.pid] = FileLock(path=path, kind=line.kind, holder_pid=line.pid, holder=holder)
+    return tuple(locks.values())[:MOST_OTHERS]
 
 
 def _path_of(line: LockLine, pid: int) -> str | None:
@@ -188,10 +184,6 @@ def _path_of(line: LockLine, pid: int) -> str | None:
         except OSError:
             continue
     return None
-
-
-def _holder_name(pid: int | None) -> str:
-    return "" if pid is None else read_command(pid)
 
 
 MOST_HOLDERS = 4
@@ -249,14 +241,17 @@ def read_lock_file(path: str, kind: LockKind, lines: tuple[LockLine, ...], waiti
 
 def _holders(seen: os.stat_result, locking: set[int], waiting: frozenset[int]) -> tuple[list[int], int]:
     """Return who has the file open or locked, and how many processes of the file's owner we could not inspect."""
-    found, unseen = [], 0
+    holders, unseen = [], 0
     for pid in list_pids(PROC):
-        opened = False if pid in waiting else _has_open(pid, seen)
-        if pid not in waiting and (opened or pid in locking):
-            found.append(pid)
-        elif opened is None and _owner_of(pid) == seen.st_uid:
-            unseen += 1
-    return found, unseen
+        if pid in waiting:
+            continue
+        opened = _has_open(pid, seen)
+        if opened or pid in locking:
+            holders.append(pid)
+        elif opened is None:
+            with contextlib.suppress(OSError):
+                unseen += (PROC / str(pid)).stat().st_uid == seen.st_uid
+    return holders, unseen
 
 
 def _has_open(pid: int, seen: os.stat_result) -> bool | None:
@@ -276,13 +271,6 @@ def _has_open(pid: int, seen: os.stat_result) -> bool | None:
         if (one.st_dev, one.st_ino) == (seen.st_dev, seen.st_ino):
             return True
     return False
-
-
-def _owner_of(pid: int) -> int | None:
-    try:
-        return (PROC / str(pid)).stat().st_uid
-    except OSError:
-        return None
 
 
 def _named_owner(path: str) -> tuple[int | None, str | None]:
@@ -322,46 +310,37 @@ def read_causes(pid: int, below: tuple[Process, ...], host: HostFacts) -> Proces
     """Return what we can see of one living process; ``below`` are its descendants."""
     awaited = awaited_lock(pid, host.locks)
     blocked = read_blocked(pid)
+    remote = blocked.remote if blocked is not None else None
     rows = host.connections or read_rows(pid)
+    listener = find_listener(remote, rows) if remote else None
+    # We keep no other variable than the port of the store.
+    pairs = (pair.partition(b"=") for pair in read_environment(pid)) if remote else ()
+    store_port = next((value for name, _, value in pairs if name == b"MASTER_PORT"), b"")
+    commands = [child for child in below if child.ppid == pid and child.state not in "ZX"]
+    commands = [child for child in commands if not child.name.startswith(PYTHON_NAMES)][:MOST_COMMANDS]
     return ProcessCauses(
         blocked=blocked,
-        store_port=_store_port(pid) if blocked is not None and blocked.remote else None,
+        store_port=int(store_port) if store_port.isdigit() else None,
         kernel_function=read_kernel_function(pid),
         waits_for_lock=awaited,
         locks_of_others=() if awaited is not None else locks_of_others(pid, host.family, host.locks),
-        lost_children=tuple(lost_child(child) for child in below if child.state == "Z"),
+        lost_children=tuple(
+            ended_child(
+                child.pid,
+                None if child.exit_status is None else os.waitstatus_to_exitcode(child.exit_status),
+                name=child.name,
+            )
+            for child in below
+            if child.state == "Z"
+        ),
         connections=read_connections(pid, rows),
         lock_file=host.lock_files.get(pid),
-        listener=_listener(blocked, rows),
-        commands=tuple((child.pid, read_command(child.pid)) for child in _commands(pid, below)),
+        listener=None if listener is None else Owner(pid=listener, command=read_command(listener)),
+        commands=tuple((child.pid, read_command(child.pid)) for child in commands),
     )
-
-
-def _listener(blocked: Blocked | None, rows: tuple[Socket, ...]) -> Owner | None:
-    """Return the process on this host that serves the connection that another process sleeps in, or None."""
-    pid = find_listener(blocked.remote, rows) if blocked is not None and blocked.remote else None
-    return None if pid is None else Owner(pid=pid, command=read_command(pid))
-
-
-def lost_child(child: Process) -> LostChild:
-    """Return how a zombie child ended."""
-    status = child.exit_status
-    return ended_child(child.pid, None if status is None else os.waitstatus_to_exitcode(status), name=child.name)
 
 
 def ended_child(pid: int, code: int | None, *, name: str = "", reaped: bool = False) -> LostChild:
     """Return a child that has ended; ``code`` is its exit status, or a signal's number below zero."""
     how = signal_name(-code) if code is not None and code < 0 else None
     return LostChild(pid=pid, name=name, exit_code=None if how else code, signal=how, reaped=reaped)
-
-
-def _store_port(pid: int) -> int | None:
-    """Return MASTER_PORT from a process's initial environment; we keep no other variable."""
-    pairs = (pair.partition(b"=") for pair in read_environment(pid))
-    port = next((value for name, _, value in pairs if name == b"MASTER_PORT"), b"")
-    return int(port) if port.isdigit() else None
-
-
-def _commands(pid: int, below: tuple[Process, ...]) -> list[Process]:
-    own = [child for child in below if child.ppid == pid and child.state not in "ZX"]
-    return [child for child in own if not child.name.startswith(PYTHON_NAMES)][:MOST_COMMANDS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import struct
@@ -174,29 +175,17 @@ def read_exit_code(pid: int, start_ticks: int, pidfd: int | None) -> int | None:
 
     /proc has it while the process is a zombie. Afterwards only a pidfd has it, opened while the process lived.
     """
-    status = _of_zombie(pid, start_ticks)
-    if status is None and pidfd is not None:
-        status = _of_pidfd(pidfd)
-    return None if status is None else os.waitstatus_to_exitcode(status)
-
-
-def _of_zombie(pid: int, start_ticks: int) -> int | None:
+    status = None
     process = read_process(pid)
-    try:
-        owner = Path(f"/proc/{pid}").stat().st_uid
-    except OSError:
-        return None
-    if process is None or process.start_ticks != start_ticks or os.geteuid() not in (0, owner):
-        return None  # the kernel shows 0 for processes of other users
-    return process.exit_status
-
-
-def _of_pidfd(pidfd: int) -> int | None:
-    info = bytearray(_INFO.size)
-    _INFO.pack_into(info, 0, _WANTS_EXIT, 0)
-    try:
-        fcntl.ioctl(pidfd, _GET_INFO, info)
-    except OSError:
-        return None
-    answered, status = _INFO.unpack(info)
-    return int(status) if answered & _WANTS_EXIT else None
+    if process is not None and process.start_ticks == start_ticks:
+        with contextlib.suppress(OSError):
+            if os.geteuid() in (0, Path(f"/proc/{pid}").stat().st_uid):  # the kernel shows 0 to other users
+                status = process.exit_status
+    if status is None and pidfd is not None:
+        info = bytearray(_INFO.size)
+        _INFO.pack_into(info, 0, _WANTS_EXIT, 0)
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(pidfd, _GET_INFO, info)
+            answered, ended = _INFO.unpack(info)
+            status = int(ended) if answered & _WANTS_EXIT else None
+    return None if status is None else os.waitstatus_to_exitcode(status)

@@ -14,7 +14,6 @@ from ddpdoctor.collect.blocked import (
     HostFacts,
     awaited_lock,
     locks_of_others,
-    lost_child,
     read_blocked,
     read_causes,
     read_kernel_function,
@@ -120,7 +119,8 @@ def test_how_a_child_ended_that_nobody_has_waited_for(code, end):
     try:
         assert wait_for(lambda: (one := proc.read_process(child.pid)) is not None and one.state == "Z")
         zombie = proc.read_process(child.pid)
-        assert lost_child(zombie) == LostChild(pid=child.pid, name=zombie.name, **end)
+        lost = read_causes(os.getpid(), (zombie,), HostFacts()).lost_children
+        assert lost == (LostChild(pid=child.pid, name=zombie.name, **end),)
     finally:
         child.wait()
 
