@@ -1,11 +1,240 @@
-"""The pages agree with the command line: each command that they name can be typed, and prints what they show."""
+"""Pages of the documentation agree with the code."""
 
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.resources import files
 from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args
 
 import pytest
 
-from ddpdoctor.cli.listing import VERBS
+from ddpdoctor.cli.listing import VERBS, load_verb
+from ddpdoctor.cli.options import Option, declared_by
+from ddpdoctor.diagnose.bundles import DATA_KEYS
+from ddpdoctor.diagnose.metrics import STATUSES
+from ddpdoctor.model.exit_status import MEANINGS
+from ddpdoctor.model.metrics import COMMON_LABELS, METRICS
+from ddpdoctor.report.contents import BUILDERS
 from tests import doc_pages, doc_runs
+
+# docs/agents.md is short, and the commands, options and fields that it names are there.
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
+SCHEMA = json.loads((files("ddpdoctor.report") / "schema.json").read_text(encoding="utf-8"))
+COMMANDS = re.findall(r"`ddpdoctor ([a-z-]+)([^`]*)`", PAGE)
+FIELDS = re.findall(r"`((?:verdict|job)\.[a-z_.\[\]0-9]+)`", PAGE)
+
+
+def test_it_is_read_in_one_go() -> None:
+    assert len(PAGE.splitlines()) <= 60
+
+
+@pytest.mark.parametrize(("verb", "words"), COMMANDS)
+def test_a_command_has_the_options_that_it_is_given(verb: str, words: str) -> None:
+    assert verb in VERBS
+    declared = declared_by(load_verb(verb).Options)
+    known = {name for one in declared if isinstance(one.option, Option) for name in one.names}
+    assert {word for word in words.split() if word.startswith("--")} <= known
+
+
+@pytest.mark.parametrize("path", FIELDS)
+def test_a_field_is_in_the_schema(path: str) -> None:
+    objects: dict[str, Any] = {"verdict": SCHEMA["$defs"]["finding"], "job": SCHEMA["$defs"]["job"]}
+    holder, _, name = path.partition(".")
+    assert name.partition("[")[0] in objects[holder]["properties"]
+
+
+def test_commands_and_fields_are_found_on_the_page() -> None:
+    assert {verb for verb, _ in COMMANDS} >= {"attach", "report", "analyze", "wrap", "explain", "check-env"}
+    assert len(FIELDS) > 5
+
+
+# docs/json.md describes the schema: the same fields, the same values, and the data of each verb.
+
+
+JSON_PAGE = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
+OBJECTS = {
+    "The report": SCHEMA, "A job": SCHEMA["$defs"]["job"], "A finding": SCHEMA["$defs"]["finding"],
+    "A place": SCHEMA["$defs"]["place"], "A check": SCHEMA["$defs"]["check"], "A rank": SCHEMA["$defs"]["rankRow"],
+}  # fmt: skip
+"""The objects of the schema, by the heading under which the page describes them."""
+NAME = re.compile(r"`([\w-]+)`")
+
+
+def section(title: str) -> str:
+    return JSON_PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def rows(title: str) -> list[list[str]]:
+    """Return the cells of the rows of a section's table."""
+    lines = [line for line in section(title).splitlines() if line.startswith("|")]
+    return [line.strip("|").split("|") for line in lines[2:]]
+
+
+def allowed_values(described: dict[str, Any]) -> set[str]:
+    found: set[str] = set()
+    for one in described["properties"].values():
+        found |= {value for value in one.get("enum", ()) if value is not None}
+    return found
+
+
+@pytest.mark.parametrize("title", OBJECTS)
+def test_the_page_has_the_fields_of_the_schema_and_no_others(title: str) -> None:
+    named = [name for cells in rows(title) for name in NAME.findall(cells[0])]
+    assert sorted(named) == sorted(OBJECTS[title]["properties"])
+
+
+@pytest.mark.parametrize("title", OBJECTS)
+def test_the_page_has_every_value_that_a_field_may_take(title: str) -> None:
+    assert allowed_values(OBJECTS[title]) <= set(NAME.findall(section(title)))
+
+
+def test_the_page_has_the_version_of_the_schema() -> None:
+    version = SCHEMA["properties"]["schema_version"]["const"]
+    assert [cells[1].strip() for cells in rows("The report") if "schema_version" in cells[0]] == [str(version)]
+
+
+def test_the_page_has_the_data_of_each_verb() -> None:
+    named = {name for cells in rows("What `data` holds") for name in NAME.findall(cells[1])}
+    assert DATA_KEYS | BUILDERS.keys() <= named
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_that_writes_json_is_on_the_page(verb: str) -> None:
+    formats = [get_args(one.type) for one in declared_by(load_verb(verb).Options) if one.field == "format"]
+    assert not any("json" in choices for choices in formats) or f"[{verb}]({verb}.md)" in JSON_PAGE
+
+
+# The page of metrics and the dashboard have the metrics of the code.
+
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+UNITS = {"s": "_seconds", "By": "_bytes", "1": "_ratio", "": ""}
+LABELS = {*COMMON_LABELS, *(label for one in METRICS for label in one.labels)}
+
+
+def test_the_page_has_each_metric_with_its_labels_and_meaning() -> None:
+    page = (DOCS / "metrics.md").read_text()
+    rows = re.findall(r"^\| `(ddpdoctor_\w+)` \| (.*) \| (.*) \|$", page, re.MULTILINE)
+    assert rows == [(one.name, ", ".join(f"`{label}`" for label in one.labels), one.help) for one in METRICS]
+    assert all(f"`{status.value}`" in page for status in STATUSES)
+
+
+def test_names_have_the_prefix_and_end_with_their_unit() -> None:
+    assert all(one.name.startswith("ddpdoctor_") and one.name.endswith(UNITS[one.unit]) for one in METRICS)
+
+
+def test_the_dashboard_asks_for_metrics_and_labels_that_exist() -> None:
+    dashboard: dict[str, Any] = json.loads((DOCS / "examples" / "grafana-dashboard.json").read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    asked = {name for query in queries for name in re.findall(r"ddpdoctor_\w+", query)}
+    assert asked == {one.name for one in METRICS}
+    legends = "".join(target["legendFormat"] for panel in dashboard["panels"] for target in panel["targets"])
+    assert set(re.findall(r"{{(\w+)}}", legends)) <= LABELS
+    by = ", ".join(re.findall(r"(?:by|on) \(([^)]*)\)", " ".join(queries)))
+    assert set(by.split(", ")) <= LABELS
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
+
+# The documents agree with the code: rule pages with docstrings, verb pages with the options there are.
+
+
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+
+
+def load_generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate_docs", DOCS / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def written_pages() -> list[Path]:
+    return sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+
+
+def read_help(verb: str) -> str:
+    command = [sys.executable, "-m", "ddpdoctor", verb, "--help"]
+    environment = {**os.environ, "COLUMNS": "200"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200, cwd=ROOT, env=environment)
+    own, _, _ = done.stdout.partition("torchrun's options, passed on")
+    # Only what starts a line is an option of the verb; the sentences may name others.
+    return "\n".join(line for line in own.splitlines() if line.startswith("  -"))
+
+
+def test_rule_pages_are_their_docstrings() -> None:
+    generate = load_generator()
+    from ddpdoctor.rules.registry import all_rules
+
+    assert generate.find_drift(generate.render_pages(all_rules()), DOCS / "rules") == [], "run: python docs/generate.py"
+
+
+def test_drift_is_seen_and_mended(tmp_path: Path) -> None:
+    generate = load_generator()
+    wanted = {"a.md": "A", "b.md": "B"}
+    (tmp_path / "a.md").write_text("changed")
+    (tmp_path / "old.md").write_text("of a code that is gone")
+
+    drift = generate.find_drift(wanted, tmp_path)
+    assert drift == ["a.md", "b.md", "old.md"]
+    generate.write_pages(wanted, drift, tmp_path)
+    assert generate.find_drift(wanted, tmp_path) == []
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_page_has_every_option_of_the_verb(verb: str) -> None:
+    page = (DOCS / f"{verb}.md").read_text()
+    options = set(OPTION.findall(read_help(verb))) - {"--help"}
+
+    assert options <= set(OPTION.findall(page))
+
+
+@pytest.mark.parametrize("path", written_pages(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    targets = [target for target in LINK.findall(path.read_text()) if "://" not in target]
+
+    assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+def test_the_page_of_exit_statuses_names_each() -> None:
+    page = (DOCS / "exit-status.md").read_text()
+
+    assert "".join(f"| {status.value} | {meaning} |\n" for status, meaning in MEANINGS.items()) in page
+
+
+def test_readme_has_the_command_that_ci_runs() -> None:
+    assert "<!-- ci: test -->\n```sh\npython3 -m venv .venv && " in (ROOT / "README.md").read_text()
+
+
+def test_no_other_module_has_numbers_for_exit_statuses() -> None:
+    forms = (r"\bstatus=[1-9]", r"\bsys\.exit\([1-9]", r"\bos\._exit\([1-9]", r"\bExit\([0-9]", r"^[A-Z_]*STATUS = \d")
+    numbers = re.compile("|".join(forms), re.MULTILINE)
+    modules = [path for path in (ROOT / "ddpdoctor").rglob("*.py") if path.name != "exit_status.py"]
+
+    assert {str(path): numbers.findall(path.read_text()) for path in modules if numbers.search(path.read_text())} == {}
+
+
+def test_each_code_that_a_page_names_is_a_rule() -> None:
+    from ddpdoctor.rules.registry import all_rules
+
+    named = {(code, path.name) for path in written_pages() for code in re.findall(r"\bDD\d{3}\b", path.read_text())}
+
+    assert {(code, page) for code, page in named if code not in {rule.code for rule in all_rules()}} == set()
+
+
+# The pages agree with the command line: each command that they name can be typed, and prints what they show.
+
 
 BLOCKS = {f"{block.name} in {block.page.name}": block for block in doc_pages.blocks()}
 RECORDED = [key for key, block in BLOCKS.items() if doc_runs.is_recorded(block.name)]

@@ -1,15 +1,107 @@
-"""What ranks wrote of their replicas is compared point by point, by name, and never the latest with the latest."""
+"""What ranks wrote of their replicas is compared point by point, also damaged, and over several nodes."""
 
-from collections.abc import Sequence
+import json
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 
 from ddpdoctor.collect.fingerprints.pairing import MAX_AHEAD
+from ddpdoctor.collect.fingerprints.saved_nodes import JOINT, POINTS, read_points, unite_consistency
 from ddpdoctor.collect.fingerprints.within_host import Comparer
+from ddpdoctor.collect.run.evidence import save
 from ddpdoctor.model.codec import decode, encode
-from ddpdoctor.model.consistency import Consistency, StreamClock, What
-from tests.fingerprints import FakeRank, only_stream, row, write_job
+from ddpdoctor.model.consistency import Consistency, Difference, Stream, StreamClock, TensorRow, TensorSplit, What
+from ddpdoctor.model.replica_records import NodeStreams, StreamKept
+from ddpdoctor.model.run import attempt_name
+from ddpdoctor.recorder.storage import fingerprint_layout
+from tests.fingerprints import TICKS, FakeRank, only_stream, row, write_job
+
+# What nodes found of their replicas is put together from run folders, whole or not.
+
+
+STREAM = Stream(
+    clock=StreamClock.STEP, group="0", model=1, optimizer=1, ranks=(0, 1), compared=4, last_number=4, unchanged=3
+)  # fmt: skip
+
+
+def difference(number: int, *sides: tuple[int, ...]) -> Difference:
+    split = TensorSplit(row=TensorRow(what=What.PARAMETER, name="w"), sides=sides)
+    return Difference(
+        what=What.PARAMETER, number=number, last_equal=number - 1, splits=(split,), differing=1, of=1
+    )  # fmt: skip
+
+
+def kept(found: Stream) -> NodeStreams:
+    one = StreamKept(
+        name="s", clock=found.clock, group="0", members=(0, 1, 2, 3), model=1, optimizer=1, tables=(), points=(),
+        found=found,
+    )  # fmt: skip
+    return NodeStreams(streams=(one,))
+
+
+def node(folder: Path, found: Stream) -> Consistency:
+    folder.mkdir()
+    save(folder / attempt_name(POINTS), kept(found))
+    return Consistency(check_every=50, streams=(found,))
+
+
+def test_what_a_node_found_by_itself_stands_where_nodes_could_not_be_compared(tmp_path: Path) -> None:
+    alone = replace(STREAM, ranks=(2, 3), differences=(difference(3, (2,), (3,)),))
+    found = [node(tmp_path / "a", STREAM), node(tmp_path / "b", alone)]
+    united = unite_consistency(tmp_path / "a", None, [(tmp_path / "b", None)], found)
+    assert united is not None
+    numbers = {one.number for stream in united.streams for one in stream.differences}
+    assert numbers == {3}
+
+
+def test_the_view_of_all_nodes_goes_before_that_of_one(tmp_path: Path) -> None:
+    alone = replace(STREAM, ranks=(2, 3), differences=(difference(3, (2,), (3,)),))
+    found = [node(tmp_path / "a", STREAM), node(tmp_path / "b", alone)]
+    whole = replace(STREAM, ranks=(0, 1, 2, 3), differences=(difference(3, (0, 1, 2), (3,)),))
+    save(tmp_path / "a" / attempt_name(JOINT), kept(whole))
+    united = unite_consistency(tmp_path / "a", None, [(tmp_path / "b", None)], found)
+    assert united is not None
+    (stream,) = united.streams
+    (one,) = stream.differences
+    assert (one.splits[0].sides, stream.ranks, stream.compared, stream.unchanged) == (
+        ((0, 1, 2), (3,)),
+        (0, 1, 2, 3),
+        4,
+        3,
+    )
+
+
+def test_the_first_node_knows_of_all_before_their_records_have_come(tmp_path: Path) -> None:
+    own = node(tmp_path / "a", STREAM)
+    whole = replace(STREAM, ranks=(0, 1, 2, 3), differences=(difference(3, (0, 1), (2, 3)),))
+    save(tmp_path / "a" / attempt_name(JOINT), kept(whole))
+    united = unite_consistency(tmp_path / "a", None, [], [own])
+    assert united is not None
+    assert united.streams[0].differences[0].splits[0].sides == ((0, 1), (2, 3))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"streams": [{}]}', '{"streams": 5}', "[" * 100_000])
+def test_a_damaged_file_is_one_without_points(tmp_path: Path, text: str) -> None:
+    found = [node(tmp_path / "a", STREAM), node(tmp_path / "b", replace(STREAM, ranks=(2, 3)))]
+    (tmp_path / "b" / attempt_name(POINTS)).write_text(text)
+    assert read_points(tmp_path / "b" / attempt_name(POINTS)) == NodeStreams()
+    united = unite_consistency(tmp_path / "a", None, [(tmp_path / "b", None)], found)
+    assert united is not None
+    assert {rank for stream in united.streams for rank in stream.ranks} == {0, 1, 2, 3}
+
+
+def test_a_run_that_compared_nothing_has_nothing(tmp_path: Path) -> None:
+    found = [Consistency(check_every=0), Consistency(check_every=0)]
+    assert unite_consistency(tmp_path, None, [(tmp_path, None)], found) == Consistency(check_every=0)
+
+
+# What ranks wrote of their replicas is compared point by point, by name, and never the latest with the latest.
 
 
 def compare(folder: Path, ranks: Sequence[FakeRank], allowed: tuple[str, ...] = ()) -> Consistency:
@@ -321,3 +413,158 @@ def test_files_are_removed_when_asked_to(tmp_path: Path) -> None:
 def test_what_was_found_can_be_saved_and_read_again(tmp_path: Path) -> None:
     found = compare(tmp_path, write_job(tmp_path, {1: [("w",)] * 2, 2: [("w",), ("v",)]}, ["w"]), allowed=("x",))
     assert decode(Consistency, encode(found)) == found
+
+
+# Files of fingerprints that are damaged, cut short, of another version, or made up: left out, with a reason.
+
+
+def write_three(folder: Path) -> list[FakeRank]:
+    ranks = [FakeRank(folder, rank, range(3)).open(["w", row("w", "g")]) for rank in range(3)]
+    for number in (1, 2):
+        for rank in ranks:
+            rank.write(number, "w", "g", random="r", settings=[["lr", "1"]])
+    return ranks
+
+
+def compare_fingerprints_damaged(folder: Path, ranks: list[FakeRank]) -> Consistency:
+    comparer = Comparer(folder, check_every=50)
+    comparer.compare([rank.process() for rank in ranks])
+    return comparer.close()
+
+
+def cut(data: bytes) -> bytes:
+    return data[:-100]
+
+
+def cut_to_nothing(_data: bytes) -> bytes:
+    return b""
+
+
+def cut_in_table(data: bytes) -> bytes:
+    return data[: fingerprint_layout.HEADER_SIZE + 5]
+
+
+def other_version(data: bytes) -> bytes:
+    return data[:8] + struct.pack("<I", 99) + data[12:]
+
+
+def identity(**changes: int) -> Callable[[bytes], bytes]:
+    names = ("magic", "version", "rows", "table", "slots_at", "size", "slots", "pid", "ticks")
+
+    def change(data: bytes) -> bytes:
+        values = dict(zip(names, fingerprint_layout.IDENTITY.unpack_from(data), strict=True)) | changes
+        return fingerprint_layout.IDENTITY.pack(*values.values()) + data[fingerprint_layout.IDENTITY.size :]
+
+    return change
+
+
+def table(**changes: Any) -> Callable[[bytes], bytes]:
+    def change(data: bytes) -> bytes:
+        magic, version, rows, size, slots_at, *rest = fingerprint_layout.IDENTITY.unpack_from(data)
+        start = fingerprint_layout.HEADER_SIZE
+        made = zlib.compress(json.dumps(json.loads(zlib.decompress(data[start : start + size])) | changes).encode())
+        moved = start + len(made)
+        head = fingerprint_layout.IDENTITY.pack(magic, version, rows, len(made), moved, *rest)
+        return head + data[len(head) : start] + made + data[slots_at:]
+
+    return change
+
+
+BROKEN = {
+    "cut": cut,
+    "empty": cut_to_nothing,
+    "cut in its table": cut_in_table,
+    "of another version": other_version,
+    "endless slots": identity(slots=2**63),
+    "no slots": identity(slots=0),
+    "endless table": identity(table=2**64 - 1),
+    "rows that are not there": identity(rows=2**31),
+    "unknown clock": table(clock="sundial"),
+    "clock that cannot be looked up": table(clock=["step"]),
+    "rank as text": table(rank="1"),
+    "rank out of its group": table(rank=7),
+    "no ranks": table(ranks=None),
+    "rows of another form": table(rows=[["p"], ["g"]]),
+    "rows of unknown kind": table(rows=[["z", "w", "", [1], "f"], ["p", "w", "", [1], "f"]]),
+    "shapes that are none": table(rows=[["p", "w", "", ["x"], "f"], ["g", "w", "", 3, "f"]]),
+    "rows that are no list": table(rows={"p": 1}),
+}
+
+
+@pytest.mark.parametrize("change", BROKEN.values(), ids=BROKEN)
+def test_a_broken_file_is_left_out_with_a_reason_and_the_others_are_compared(
+    tmp_path: Path, change: Callable[[bytes], bytes]
+) -> None:
+    ranks = write_three(tmp_path)
+    path = tmp_path / f"101-{TICKS}-0.prints"
+    path.write_bytes(change(path.read_bytes()))
+    found = compare_fingerprints_damaged(tmp_path, ranks)
+    (stream,) = found.streams
+    assert (stream.ranks, stream.compared, stream.differences) == ((0, 2), 2, ())
+    (reason,) = found.unread
+    assert reason.startswith(path.name)
+
+
+def test_a_file_that_its_rank_is_making_is_read_once_it_is_there(tmp_path: Path) -> None:
+    ranks = write_three(tmp_path)
+    path = tmp_path / f"101-{TICKS}-0.prints"
+    whole = path.read_bytes()
+    path.write_bytes(bytes(len(whole)))
+    comparer = Comparer(tmp_path, check_every=50)
+    comparer.compare([rank.process() for rank in ranks])
+    path.write_bytes(whole)
+    comparer.compare([rank.process() for rank in ranks])
+    found = comparer.close()
+    assert (found.streams[0].ranks, found.unread) == ((0, 1, 2), ())
+
+
+def test_a_file_that_is_gone_while_it_is_read_is_reported(tmp_path: Path) -> None:
+    ranks = write_three(tmp_path)
+    comparer = Comparer(tmp_path, check_every=50)
+    comparer.compare([rank.process() for rank in ranks])
+    (tmp_path / f"101-{TICKS}-0.prints").unlink()
+    ranks[0].write(4, "w", "g")
+    ranks[2].write(4, "w", "g")
+    found = comparer.close()
+    assert found.streams[0].compared == 3
+    assert len(found.unread) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        {"random": ["a"], "settings": 3, "site": [], "unreduced": "x", "steps": "many", "scale": 10**400},
+        {"settings": [1, ["lr"], ["a", ["b"]]], "scale": "big", "dropout": 7, "site": {"f": 1, "l": "x"}},
+        {"settings": {"lr": 1}, "scale": float("inf"), "hook": 1, "join": [], "optimizer": {}},
+    ],
+)
+def test_texts_of_another_form_take_their_defaults(tmp_path: Path, text: dict[str, Any]) -> None:
+    ranks = write_three(tmp_path)
+    for rank in ranks:
+        rank.write(4, "w", "g", **text)
+    found = compare_fingerprints_damaged(tmp_path, ranks)
+    assert found.streams[0].compared == 3
+    assert json.dumps(encode(found))
+
+
+def test_a_text_that_is_nested_without_end_is_left_out(tmp_path: Path) -> None:
+    ranks = write_three(tmp_path)
+    path = tmp_path / f"101-{TICKS}-0.prints"
+    data = path.read_bytes()
+    at = data.index(b'{"steps"')
+    path.write_bytes(data[:at] + b"[" * fingerprint_layout.TEXT_SIZE + data[at + fingerprint_layout.TEXT_SIZE :])
+    assert compare_fingerprints_damaged(tmp_path, ranks).streams[0].compared == 2
+
+
+def test_no_flipped_byte_raises(tmp_path: Path) -> None:
+    random = Random(0)
+    ranks = write_three(tmp_path)
+    path = tmp_path / f"101-{TICKS}-0.prints"
+    whole = path.read_bytes()
+    used = whole.rindex(b"g") + 1
+    for _ in range(300):
+        data = bytearray(whole)
+        for _ in range(random.choice((1, 4, 64))):
+            data[random.randrange(used)] = random.randrange(256)
+        path.write_bytes(data)
+        json.dumps(encode(compare_fingerprints_damaged(tmp_path, ranks)))

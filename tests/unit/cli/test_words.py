@@ -1,0 +1,358 @@
+"""What is typed, and what the command line prints while it works."""
+
+import fcntl
+import io
+import os
+import pty
+import struct
+import tempfile
+import termios
+from pathlib import Path
+
+import pytest
+from mcp.server.mcpserver.exceptions import ToolError
+
+from ddpdoctor.cli.app import came_of_interrupt
+from ddpdoctor.cli.demo import FAULTS, describe, read_script
+from ddpdoctor.cli.live_text import LiveText
+from ddpdoctor.cli.log_writers import Entry
+from ddpdoctor.cli.logging_findings import _write
+from ddpdoctor.cli.mcp_server import _ask
+from ddpdoctor.cli.mcp_tools import answer
+from ddpdoctor.cli.output import has_color, read_width, say, write
+from ddpdoctor.cli.progress import ShownProgress
+from ddpdoctor.cli.values import (
+    parse_bandwidth,
+    parse_count,
+    parse_duration,
+    parse_port,
+    parse_ports,
+    parse_share,
+    parse_size,
+    parse_steps,
+)
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.loggers import Logger
+
+# What ends the command, and with which status.
+
+
+class Struck:
+    """A part of a class, in the making of which Ctrl-C strikes."""
+
+    def __set_name__(self, owner, name):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_as_a_class_is_made_is_one():
+    # A RuntimeError before Python 3.12.
+    with pytest.raises(BaseException) as caught:  # noqa: PT011 - which one depends on the version
+        type("Made", (), {"part": Struck()})
+    assert came_of_interrupt(caught.value)
+
+
+def test_an_error_in_what_ends_after_an_interrupt_is_none_of_its_own():
+    error = OSError("gone")
+    error.__context__ = KeyboardInterrupt()
+    assert came_of_interrupt(error)
+
+
+def test_any_other_error_is_a_defect():
+    error = RuntimeError("b")
+    error.__cause__ = KeyError("a")
+    assert not came_of_interrupt(error)
+
+
+# The demo's scripts: complete, described, with one marked fault each.
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_script_is_valid_and_marks_its_fault_once(fault):
+    source = read_script(fault)
+    compile(source, fault, "exec")
+    assert source.count("# the fault") == 1
+    assert describe(fault).endswith(".")
+    assert len(describe(fault)) < 110
+
+
+# A text that is shown again and again: in place on a terminal, one after the other elsewhere.
+
+
+CURSOR_BACK = "\x1b[?25h"
+"""What Rich writes last: the cursor is shown again."""
+
+
+def test_on_a_terminal_the_next_text_takes_the_place_of_the_one_before(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    master, slave = pty.openpty()
+    with os.fdopen(slave, "w") as stream:
+        with LiveText(stream, in_place=True) as screen:
+            assert screen.show("step 1\nrank \x1b[1m0\x1b[0m [/dev/shm]\n")
+            assert screen.show("step 2\nrank 0\n")
+        shown = ""
+        while not shown.endswith(CURSOR_BACK):
+            shown += os.read(master, 2**16).decode()
+    os.close(master)
+    before, _, _ = shown.partition("step 2")
+    assert "step 1" in before
+    assert "[/dev/shm]" in before  # what looks like markup stays as it is
+    assert "\x1b[1A" in before.partition("step 1")[2]
+
+
+def test_in_a_pipe_texts_have_an_empty_line_between_them():
+    stream = io.StringIO()
+    with LiveText(stream, in_place=True) as screen:
+        screen.show("one\n")
+        screen.show("two\n")
+    assert stream.getvalue() == "one\n\ntwo\n"
+
+
+def test_objects_are_lines():
+    stream = io.StringIO()
+    with LiveText(stream, in_place=False) as screen:
+        screen.show("{}\n")
+        screen.show("{}\n")
+    assert stream.getvalue() == "{}\n{}\n"
+
+
+# ``--log-findings`` where a log cannot be written: a message that says why.
+
+
+ENTRY = Entry(verdict="rank 1 died (DD605)", step=7, has_finished=False, text="# report")
+
+
+def test_a_folder_that_is_gone(tmp_path: Path) -> None:
+    logger = Logger(name="tensorboard", place={"folder": str(tmp_path / "gone")})
+    assert _write(logger, ENTRY) == f"tensorboard did not log the findings: its folder {tmp_path / 'gone'} is gone"
+
+
+def test_a_run_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    place = {"folder": str(tmp_path), "id": "no-such-run", "tracking_uri": (tmp_path / "store").as_uri()}
+    problem = _write(Logger(name="mlflow", place=place), ENTRY)
+    assert problem.startswith("mlflow did not log the findings: ")
+    assert "no-such-run" in problem
+
+
+def test_a_library_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child's Python finds a wandb that cannot be imported."""
+    (tmp_path / "wandb.py").write_text("raise ModuleNotFoundError(\"No module named 'wandb'\", name='wandb')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    place = {"folder": str(tmp_path), "id": "run7", "project": "faces", "entity": "", "mode": "offline", "base_url": ""}
+    problem = _write(Logger(name="wandb", place=place), ENTRY)
+    assert problem.startswith("wandb is not installed for ")
+    assert problem.endswith(": pip install wandb")
+
+
+# What a tool of the server says of a defect, and of a call that takes too long.
+
+
+def test_a_defect_is_an_error_without_a_traceback(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    error = answer("report", {"another": 3})["error"]
+    assert "internal error in ddpdoctor: TypeError" in error
+    assert "github.com/ddpdoctor" in error
+    assert "Traceback" not in error
+    (saved,) = tmp_path.glob("ddpdoctor-defect-*.txt")
+    assert "TypeError" in saved.read_text()
+    assert str(saved) in error
+
+
+def test_a_call_that_takes_too_long_is_stopped_and_says_what_to_do():
+    with pytest.raises(
+        ToolError, match=r"explain had no answer within 0.0 s and was stopped\nGive fewer or smaller files"
+    ):
+        _ask(0.0, "explain", name="DD601")
+
+
+# What a stream can show.
+
+
+@pytest.fixture
+def terminal():
+    """A stream that is a terminal of 93 columns."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 93, 0, 0))
+    with open(theirs, "w") as stream:  # noqa: PTH123  a descriptor, no path
+        yield stream
+    os.close(ours)
+
+
+def test_a_terminal_has_a_width_and_colors(terminal):
+    assert read_width(terminal) == 93
+    assert has_color(terminal, {})
+    assert has_color(terminal, {"NO_COLOR": ""})
+
+
+@pytest.mark.parametrize("env", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_a_terminal_without_colors(terminal, env):
+    assert not has_color(terminal, env)
+
+
+def test_a_pipe_has_neither():
+    assert read_width(io.StringIO()) is None
+    assert not has_color(io.StringIO(), {"TERM": "xterm"})
+
+
+def test_what_the_stream_cannot_say_is_escaped():
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="latin-1")
+    write(stream, "größe → \udcff\n")
+    assert raw.getvalue() == "größe ".encode("latin-1") + b"\\u2192 \\udcff\n"
+
+
+def test_a_line_of_ours_says_whose_it_is():
+    stream = io.StringIO()
+    say(stream, "a\x1b[31mb")
+    assert stream.getvalue() == "ddpdoctor: a\\x1b[31mb\n"
+
+
+# A bar on a terminal, and nothing anywhere else.
+
+
+@pytest.fixture
+def terminal_progress():
+    """A terminal to write to, and what reads all that was written."""
+    reader, writer = os.openpty()
+    stream = os.fdopen(writer, "w")
+
+    def read():
+        stream.close()
+        text = b""
+        while True:
+            try:
+                text += os.read(reader, 65536)
+            except OSError:  # Linux's way to say that the other side is closed
+                return text.decode()
+
+    yield stream, read
+    os.close(reader)
+
+
+def test_a_terminal_shows_what_is_measured_and_the_time_left(terminal_progress, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    stream, read = terminal_progress
+    with ShownProgress(stream, wanted=True) as progress:
+        progress.show("all_reduce [float32] 1 MiB", 0.5, 75.0)
+
+    text = read()
+    assert "all_reduce [float32] 1 MiB" in text
+    assert "1 min 15 s left" in text
+    assert "\x1b[2K" in text  # it is taken away in the end
+
+
+def test_other_ranks_and_other_streams_show_nothing(terminal_progress):
+    stream, read = terminal_progress
+    pipe = io.StringIO()
+    for shown in (ShownProgress(stream, wanted=False), ShownProgress(pipe, wanted=True)):
+        with shown as progress:
+            progress.show("all_reduce", 0.5, None)
+
+    assert (read(), pipe.getvalue()) == ("", "")
+
+
+def test_after_it_was_stopped_nothing_more_is_shown(terminal_progress):
+    stream, read = terminal_progress
+    with ShownProgress(stream, wanted=True) as progress:
+        progress.stop()
+        progress.show("all_reduce", 0.5, 3.0)
+
+    assert read() == ""
+
+
+# Values as people type them.
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "value"),
+    [
+        (parse_size, "4096", 4096),
+        (parse_size, "1KiB", 1024),
+        (parse_size, "1 kib", 1024),
+        (parse_size, "8M", 8 * 2**20),
+        (parse_size, "1.5GiB", 3 * 2**29),
+        (parse_size, "1GB", 10**9),
+        (parse_size, "3B", 3),
+        (parse_share, "90%", 0.9),
+        (parse_share, "90 %", 0.9),
+        (parse_share, "0.9", 0.9),
+        (parse_share, "100%", 1.0),
+        (parse_bandwidth, "460", 460.0),
+        (parse_bandwidth, "460GB/s", 460.0),
+        (parse_bandwidth, "460 gb/s", 460.0),
+        (parse_bandwidth, "400Gbit/s", 50.0),
+        (parse_bandwidth, "1.8TB/s", 1800.0),
+        (parse_count, "350M", 350_000_000),
+        (parse_count, "1.5B", 1_500_000_000),
+        (parse_count, "124439808", 124_439_808),
+    ],
+)
+def test_what_is_understood(parse, text, value):
+    assert parse(text, "--it") == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (parse_size, ""),
+        (parse_size, "0"),
+        (parse_size, "-1KiB"),
+        (parse_size, "1.5"),
+        (parse_size, "1e3"),
+        (parse_size, "MiB"),
+        (parse_size, "٤"),
+        (parse_size, "9" * 400),
+        (parse_share, "0%"),
+        (parse_share, "101%"),
+        (parse_share, "90"),
+        (parse_share, "%"),
+        (parse_bandwidth, "0"),
+        (parse_bandwidth, "fast"),
+        (parse_bandwidth, "460 GiB/s"),
+        (parse_count, "0"),
+        (parse_count, "350MB"),
+    ],
+)
+def test_what_is_not(parse, text):
+    with pytest.raises(UserError, match="--it is ") as error:
+        parse(text, "--it")
+    assert error.value.help
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("8", 8), ("8.0", 8), ("8s", 8), ("5m", 300), ("1h", 3600), ("500ms", 0.5), (".5", 0.5), ("2 M", 120)],
+)
+def test_durations(text, seconds):
+    assert parse_duration(text, "--hang-timeout") == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "0", "0s", "-1", "8x", "s", "1e3", "nan", "inf", "5 minutes", "9" * 400])
+def test_what_is_no_duration_names_the_option(text):
+    with pytest.raises(UserError, match="--hang-timeout") as error:
+        parse_duration(text, "--hang-timeout")
+    assert error.value.status == 2
+
+
+def test_ports():
+    assert parse_port(" 29500 ", "--exchange-port") == 29500
+    assert parse_ports("40000-40100", "--port-range") == (40000, 40100)
+    assert parse_ports("5-5", "--port-range") == (5, 5)
+
+
+@pytest.mark.parametrize("text", ["", "40000", "40100-40000", "0-10", "1-70000", "a-b", "1-2-3"])
+def test_what_is_no_range_of_ports(text):
+    with pytest.raises(UserError, match="--port-range"):
+        parse_ports(text, "--port-range")
+
+
+@pytest.mark.parametrize(("text", "steps"), [("1", 1), ("50", 50), (" 200 ", 200), ("999999999", 999_999_999)])
+def test_every_how_many_steps_replicas_are_compared(text, steps):
+    assert parse_steps(text, "--check-every") == steps
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "ten", "", "5s", "1e3", "²", "9" * 10, "9" * 5000])
+def test_what_is_no_number_of_steps_is_wrong_use(text):
+    with pytest.raises(UserError, match="--check-every") as raised:
+        parse_steps(text, "--check-every")
+    assert "--no-consistency" in raised.value.help

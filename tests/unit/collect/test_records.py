@@ -1,0 +1,623 @@
+"""What a run folder keeps is read field by field: damage costs itself, and the rest is there."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import datetime as dt
+import gc
+import hashlib
+import json
+import os
+import pickle
+import sys
+import time
+import tracemalloc
+import types
+import typing
+import zlib
+from enum import Enum
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+from ddpdoctor.collect import recorded
+from ddpdoctor.collect.proc import Process
+from ddpdoctor.collect.rank.flight import read_dump
+from ddpdoctor.collect.rank.gradient_times import read_gradient_times
+from ddpdoctor.collect.rank.notes import read_models, read_parameters, read_process_causes, unpack
+from ddpdoctor.collect.recorded import read_all, read_frame, read_or_none, read_record
+from ddpdoctor.collect.run.clock_shift import shift_times
+from ddpdoctor.collect.run.evidence import load
+from ddpdoctor.collect.run.nccl_warnings import keep_users_logs, read_warnings
+from ddpdoctor.collect.run.nodes import read_job
+from ddpdoctor.collect.run.source_lines import MAX_SOURCE_BYTES, MAX_WIDTH, read_excerpt
+from ddpdoctor.collect.run.trial_record import read_trial
+from ddpdoctor.collect.run.watched import WatchedChild, WatchedRank, parse_watch
+from ddpdoctor.launch.watching.causes import CausesSeen
+from ddpdoctor.model.call_log import CallLog, pack_calls
+from ddpdoctor.model.causes import HostCauses, Memory, NcclLine, ProcessCauses
+from ddpdoctor.model.codec import _find_class, _modules_by_class
+from ddpdoctor.model.facts import BeforeCall, Call, Raised, Rank
+from ddpdoctor.model.gradient_times import GradientTimes
+from ddpdoctor.model.node import Node
+from ddpdoctor.model.reducer import Fault, ReducerSaid
+from ddpdoctor.model.stacks import Frame
+from ddpdoctor.model.tuning import TrialRecord, TrialStop, TriedBlock
+from ddpdoctor.recorder.state import start_ticks
+from ddpdoctor.recorder.storage import ring_layout
+from ddpdoctor.recorder.storage.plain_pickle import parse_cut_pickle, parse_plain_pickle
+from ddpdoctor.recorder.storage.ring_reading import RingContent, read_ring_file
+from ddpdoctor.recorder.storage.ring_writing import Ring
+from ddpdoctor.recorder.training import ddp_constructor
+from tests.synthetic import Job, write_gathered
+
+# Records of recorders and watchers are read field by field: what is damaged costs its field and no other.
+
+
+FRAME = Frame(file="train.py", line=7, function="main", user=True)
+WRITTEN = {"f": "train.py", "l": 7, "n": "main", "u": 1}
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        (WRITTEN, FRAME),
+        (["train.py", 7, "main"], FRAME),
+        ({"f": "train.py", "l": "?"}, Frame(file="train.py", line=0, function="", user=False)),
+        ({}, None),
+        (None, None),
+        ("train.py", None),
+        (["train.py"], None),
+    ],
+)
+def test_a_frame(entry, expected):
+    assert read_frame(entry) == expected
+
+
+def test_a_damaged_value_costs_its_field_and_no_other():
+    note = {"type": "ValueError", "at": "then", "main": 1, "call": 3, "frames": [WRITTEN, 3, {}], "ranks": [1, "2", 3],
+            "reducer": {"what": "unheard of"}}  # fmt: skip
+    assert read_record(Raised, note, message="m") == Raised(
+        type="ValueError", message="m", time_ns=0, thread_is_main=True, uncaught=False, in_call=None, frames=(FRAME,),
+        of_ranks=(1, 3),
+    )  # fmt: skip
+
+
+def test_a_record_that_cannot_do_without_a_damaged_field_is_dropped():
+    sound = {"what": "static", "names": ["w"], "count": 1, "of": 2, "frame": WRITTEN}
+    found = ReducerSaid(what=Fault.STATIC, names=("w",), count=1, of=2, site=FRAME)
+    assert read_all(ReducerSaid, [sound, {"what": 3}, "x"]) == (found,)
+    assert read_or_none(ReducerSaid, {"what": 3}) is None
+
+
+def test_what_the_watcher_saw_is_read_and_damaged_fields_are_named():
+    row = {
+        "state": "S",
+        "frozen_since_ns": "long",
+        "ended_ns": 2**70,
+        "dumps": [[0, 9, 5], "x"],
+        "children": [{"pid": 8, "ticks": 5, "state": "R", "name": "python"}],
+        "before_call": {"until_ns": 3, "lines": [["train.py", 7, "main"]]},
+        "causes": {"memory": 3, "children_count": 2},
+    }
+    assert parse_watch({"now_ns": 7, "processes": {"42": row, "x": row, "43": 3}}).processes == {
+        42: WatchedRank(
+            state="S",
+            dumps=((0, 9, 5),),
+            children=(WatchedChild(pid=8, ticks=5, state="R", name="python"),),
+            before_call=BeforeCall(until_ns=3, lines=(FRAME,)),
+            causes=ProcessCauses(children_count=2),
+            why="what the watcher saw of it is damaged (ended_ns, frozen_since_ns)",
+        )
+    }
+
+
+# What a run folder keeps of causes comes back as it was, and what is damaged is absent.
+
+
+MIB = 2**20
+
+
+def process(pid, rss, ppid=1, state="S"):
+    return Process(pid=pid, ppid=ppid, state=state, start_ticks=5, cpu_ticks=0, name="python", rss_bytes=rss)
+
+
+def test_memory_is_kept_at_its_most_and_at_its_last():
+    seen = CausesSeen()
+    sizes = ((10, ()), (90, (process(8, 5 * MIB), process(9, 7 * MIB))), (40, (process(8, MIB),)), (0, ()))
+    for second, (used, below) in enumerate(sizes):
+        seen.follow(process(7, used * MIB), below, second * 10**9)
+    found = read_or_none(ProcessCauses, json.loads(json.dumps(seen.row(7, 5))))
+    assert found.memory == Memory(used_bytes=40 * MIB, most_bytes=90 * MIB)
+    assert (found.children_memory.most_bytes, found.children_count) == (12 * MIB, 2)
+    assert seen.row(7, 6) is None
+
+
+def test_the_host_is_looked_at_and_comes_back():
+    seen = CausesSeen()
+    seen.follow_host(10**12)
+    found = read_or_none(HostCauses, json.loads(json.dumps(seen.host_row())))
+    assert 0 < found.machine.used_bytes < found.machine.limit_bytes
+
+
+def test_notes_of_a_rank_are_read():
+    notes = [
+        {"k": "child_end", "pid": 8, "code": -9},
+        {"k": "child_end", "pid": 9, "code": 0},
+        {"k": "raised", "memory": {"resident": [1, 2], "address_space": [9, 8], "shared_memory": None,
+                                   "devices": [[0, 1, 2, 3, 4]]}},
+        {"k": "raised", "memory": None},
+    ]  # fmt: skip
+    found = read_process_causes(None, notes, {"lock_path": "/x/lock"})
+    assert [(child.signal, child.exit_code) for child in found.lost_children] == [("SIGKILL", None), (None, 0)]
+    assert (found.at_error.memory.most_bytes, found.at_error.address_space.limit_bytes) == (2, 9)
+    assert found.at_error.devices[0].most_reserved_bytes == 4
+    assert found.lock_path == "/x/lock"
+
+
+def test_what_is_damaged_or_absent_is_absent(tmp_path):
+    assert read_or_none(ProcessCauses, {"memory": 3, "children_count": 2}) == ProcessCauses(children_count=2)
+    assert read_process_causes(None, [], {}) is None
+    assert read_or_none(HostCauses, "x") is None
+    (tmp_path / "machine.json").write_text('{"host": 3}')
+    assert load(Node, tmp_path / "machine.json") is None
+
+
+LOG = """\
+node3:4711:4720 [0] transport/net_ib.cc:12 NCCL WARN NET/IB : Got completion with error 12
+node3:4711:4720 [0] NCCL INFO Channel 00 : 0[0] -> 1[1]
+[2026-11-21 10:00:00] node3:4711:4721 [1] misc/socket.cc:5 NCCL WARN Connection timed out
+NCCL WARN a line without a head
+"""
+
+
+def test_nccls_warnings_are_read_from_the_folder_and_the_users_own_files(tmp_path):
+    run, own = tmp_path / "run", tmp_path / "own"
+    (run / "nccl").mkdir(parents=True)
+    own.mkdir()
+    (run / "nccl" / "node3.4711.log").write_text(LOG)
+    (own / "log.node3.4800").write_text(LOG.replace("4711:", "4800:"))
+    keep_users_logs(run, f"{own}/log.%h.%p")
+    found = read_warnings(run)
+    assert found[0] == NcclLine(pid=4711, source="transport/net_ib.cc:12", text="NET/IB : Got completion with error 12")
+    assert [line.pid for line in found].count(4800) == 2
+    assert len(found) == 5
+
+
+# What the ranks of a trial wrote is read, also where a file is cut off or damaged.
+
+
+PLAN = {"plan": ["base", "again"], "rounds": 1, "forwards": 1, "needs": 26}
+LINES = [
+    PLAN,
+    {"tries": "again", "round": 0},
+    {"round": 0, "setting": "again", "steps_ns": [2_000_000, 3_000_000]},
+    {"tries": "base", "round": 0},
+    {"round": 0, "setting": "base", "steps_ns": [1_000_000, 4_000_000]},
+    {"end": "done", "steps": 26},
+]
+
+
+def write(folder, *ranks):
+    (folder / "tuning").mkdir(exist_ok=True)
+    for number, lines in enumerate(ranks):
+        text = "".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines)
+        (folder / "tuning" / f"{number}.jsonl").write_text(text)
+
+
+def test_blocks_of_all_ranks_stand_together(tmp_path):
+    write(tmp_path, LINES, LINES)
+    trial = read_trial(tmp_path)
+    assert trial.blocks[0] == TriedBlock(round=0, setting="again", ranks_ms=((2.0, 3.0), (2.0, 3.0)))
+    assert (trial.stop, trial.needed_steps, trial.has_result) == (TrialStop.DONE, 26, True)
+
+
+def test_a_block_that_one_rank_did_not_end_is_left_out(tmp_path):
+    write(tmp_path, LINES, LINES[:4])
+    trial = read_trial(tmp_path)
+    assert [block.setting for block in trial.blocks] == ["again"]
+    assert (trial.trying, trial.has_result) == ("base", False)
+
+
+@pytest.mark.parametrize(
+    "rest", ['{"round": 0, "setti', "null\n", "[1]\n", '{"round": 0, "steps_ns": ["x"]}\n', "\0\n"]
+)
+def test_a_damaged_line_costs_only_itself(rest, tmp_path):
+    write(tmp_path, [*LINES[:3], rest], [*LINES[:3], rest])
+    trial = read_trial(tmp_path)
+    assert ([block.setting for block in trial.blocks], trial.stop) == (["again"], TrialStop.CUT_SHORT)
+
+
+def test_a_rank_that_follows_another_does_not_say_how_the_trial_ended(tmp_path):
+    write(tmp_path, [PLAN, {"end": "with another rank"}], [PLAN, {"end": "cannot switch", "reason": "a hook"}])
+    trial = read_trial(tmp_path)
+    assert (trial.stop, trial.reason) == (TrialStop.CANNOT_SWITCH, "a hook")
+
+
+def test_the_reason_of_the_rank_that_refused_counts(tmp_path):
+    other = {"refused": "static_graph", "reason": "another rank refuses it"}
+    own = {"refused": "static_graph", "reason": "RuntimeError: no"}
+    write(tmp_path, [PLAN, other], [PLAN, own], [PLAN, other])
+    assert read_trial(tmp_path).refused == (("static_graph", "RuntimeError: no"),)
+
+
+def test_a_launch_with_one_setting_has_a_block_and_no_plan(tmp_path):
+    lines = [
+        {"launch": "base", "fits": ["static_graph"], "forwards": 1, "needs": 30},
+        {"round": 0, "setting": "base", "steps_ns": [2_000_000]},
+        {"end": "cannot switch", "reason": "a hook"},
+    ]
+    write(tmp_path, lines, lines)
+    trial = read_trial(tmp_path)
+    assert (trial.fits, trial.needed_steps, trial.forwards, trial.has_result) == (("static_graph",), 30, 1, False)
+    assert trial.blocks == (TriedBlock(round=0, setting="base", ranks_ms=((2.0,), (2.0,))),)
+
+
+def test_a_run_without_a_trial_has_an_empty_record(tmp_path):
+    assert read_trial(tmp_path) == TrialRecord()
+
+
+# Notes about gradients become records, also where they are damaged.
+
+
+COLUMNS = {"sizes": [400, 40], "ready": [2500, -1], "buckets": [440]}
+
+
+def note(columns: Any = COLUMNS, **more: Any) -> dict[str, Any]:
+    packed = base64.b64encode(zlib.compress(json.dumps(columns).encode())).decode()
+    fields = {"group": "0", "readings": 3, "reductions": 20, "compute_us": 3000, "exposed_us": 1500}
+    return {"k": "gradient_times", "n": 1, "columns": packed, **fields, **more}
+
+
+def test_times_and_settings_of_a_model_are_read() -> None:
+    assert read_gradient_times([note(cap=1024, finds_unused=1, static=0, same_unused=1, unused_bytes=40)]) == (
+        GradientTimes(
+            number=1, group="0", sizes_bytes=(400, 40), ready_ms=(2.5, None), bucket_bytes=(440,), compute_end_ms=3.0,
+            exposed_ms=1.5, readings=3, reductions=20, cap_bytes=1024, finds_unused=True, static_graph=False,
+            unused_bytes=40, same_unused=True,
+        ),
+    )  # fmt: skip
+
+
+def test_the_last_note_of_each_model_counts() -> None:
+    read = read_gradient_times([note(), note(n=2), {"k": "ddp"}, note(readings=12)])
+    assert [(times.number, times.readings) for times in read] == [(1, 12), (2, 3)]
+
+
+def test_a_damaged_note_is_left_out() -> None:
+    damaged = [note(n=1, columns="???"), note({"sizes": [1, 2], "ready": [1]}, n=2), note([], n=3), note({}, n=4)]
+    assert read_gradient_times([*damaged, note(n=5)])[0].number == 5
+
+
+# What DDP was given is written small, and read back as it was.
+
+
+def note_models(module, *, with_buffers=True, room=ddp_constructor.MAX_ROWS_BYTES):
+    rows = ddp_constructor._rows(module, with_buffers)
+    text = ddp_constructor._text(rows)
+    return {
+        "k": "ddp", "group": "0", "count": len(rows), "digest": hashlib.sha256(text).hexdigest()[:24],
+        "rows": ddp_constructor._packed(rows, text, room), "frame": {"f": "train.py", "l": 7, "n": "main", "u": 1},
+    }  # fmt: skip
+
+
+def test_parameters_and_buffers_come_back_in_order():
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    module[0].bias.requires_grad = False
+    (found,) = read_models([note_models(module)])
+    assert [t.name for t in found.tensors] == [
+        "0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked",
+    ]  # fmt: skip
+    assert [(t.shape, t.dtype, t.requires_grad, t.is_buffer) for t in found.tensors[:2]] == [
+        ((3, 2), "float32", True, False),
+        ((3,), "float32", False, False),
+    ]
+    assert found.tensors[-1].is_buffer
+    assert (found.count, found.site.line) == (7, 7)
+
+
+def test_parameters_that_an_optimizer_trains_without_ddp_come_back_with_their_names():
+    named = [(f"model.{name}", tensor) for name, tensor in torch.nn.Linear(2, 3).named_parameters()]
+    notes = [{"k": "named", "rows": ddp_constructor.pack_names(named)}, {"k": "named", "rows": "!"}, {"k": "named"}]
+    assert [(one.name, one.shape) for one in read_parameters(notes)] == [("model.weight", (3, 2)), ("model.bias", (3,))]
+    many = [(f"layer.{hash(str(n))}.{n}", torch.zeros(1)) for n in range(8000)]
+    assert len(ddp_constructor.pack_names(many)) <= ddp_constructor.MAX_ROWS_BYTES // 4
+
+
+def test_what_ddp_passes_over_is_left_out():
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    module._ddp_params_and_buffers_to_ignore = ["0.weight"]
+    (found,) = read_models([note_models(module, with_buffers=False)])
+    assert [t.name for t in found.tensors] == ["0.bias", "1.weight", "1.bias"]
+
+
+def test_a_lazy_layer_has_no_shape():
+    (found,) = read_models([note_models(torch.nn.LazyLinear(3))])
+    assert [t.shape for t in found.tensors] == [None, None]
+
+
+def test_two_thousand_parameters_take_little_room():
+    module = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(1000)])
+    written = note_models(module)
+    assert len(written["rows"]) < 16 * 1024
+    assert len(read_models([written])[0].tensors) == 2000
+
+
+def test_rows_without_room_are_cut_and_counted():
+    (found,) = read_models([note_models(torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(500)]), room=1500)])
+    assert 0 < len(found.tensors) < found.count == 1000
+
+
+def test_rows_are_written_once_for_equal_models():
+    first = note_models(torch.nn.Linear(2, 2))
+    again = {name: value for name, value in first.items() if name != "rows"}
+    found = read_models([first, again])
+    assert found[0].tensors == found[1].tensors != ()
+
+
+def test_damaged_rows_are_none():
+    assert unpack("not base64!") == unpack("AAAA") == unpack("") == ()
+
+
+# The lines around a blamed one: of a file that is still the one that ran, and without secrets.
+
+
+LATER = time.time() + 3600
+
+
+def written(path, text):
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return str(path)
+
+
+TEN = "\n".join(f"line {n}" for n in range(1, 11)) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "first", "lines"),
+    [(5, 3, (3, 4, 5, 6, 7)), (1, 1, (1, 2, 3)), (2, 1, (1, 2, 3, 4)), (9, 7, (7, 8, 9, 10))],
+)
+def test_five_lines_or_fewer_at_the_ends(tmp_path, line, first, lines):
+    found = read_excerpt(written(tmp_path / "a.py", TEN.rstrip()), line, LATER)
+    assert (found.first, found.blamed, found.lines) == (first, line, tuple(f"line {n}" for n in lines))
+
+
+@pytest.mark.parametrize("line", [-1, 0, 12])
+def test_a_line_that_is_not_there(tmp_path, line):
+    assert read_excerpt(written(tmp_path / "a.py", TEN), line, LATER) is None
+
+
+def test_secrets_are_hidden(tmp_path):
+    text = 'api_key = "sk-proj-abcdefghij0123456789ABCDEFGHIJ"\nwandb.login(key="x")\npassword = "hunter2!"\n'
+    shown = " ".join(read_excerpt(written(tmp_path / "a.py", text), 2, LATER).lines)
+    assert "abcdefghij" not in shown
+    assert "hunter2" not in shown
+    key = 'KEY = """-----BEGIN PRIVATE KEY-----\nabcd\nefgh\nijkl\n-----END PRIVATE KEY-----"""\nx = 1\n'
+    found = read_excerpt(written(tmp_path / "b.py", key), 4, LATER)
+    assert found.first == 2
+    assert not {"abcd", "efgh", "ijkl"} & set(found.lines)
+    assert found.lines[-1] == "x = 1"
+
+
+def test_bytes_that_are_not_utf8_and_long_lines(tmp_path):
+    found = read_excerpt(written(tmp_path / "a.py", b"# gr\xf6\xdfe\r\n" + b"x" * 5000), 1, LATER)
+    assert found.lines[0] == "# gr��e"
+    assert len(found.lines[1]) == MAX_WIDTH
+
+
+def test_a_file_that_changed_since_is_not_shown(tmp_path):
+    assert read_excerpt(written(tmp_path / "a.py", TEN), 5, time.time() - 3600) is None
+
+
+def test_what_is_no_regular_file_or_too_large(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    large = written(tmp_path / "large.py", "x\n" * (MAX_SOURCE_BYTES // 2 + 1))
+    for path in (str(tmp_path / "pipe"), "/dev/zero", str(tmp_path), str(tmp_path / "none"), large, "a\0b", "<string>",
+                 str(tmp_path / "circle")):  # fmt: skip
+        assert read_excerpt(path, 1, LATER) is None
+
+
+def test_a_link_to_a_file_is_followed(tmp_path):
+    (tmp_path / "link.py").symlink_to(written(tmp_path / "a.py", TEN))
+    assert read_excerpt(str(tmp_path / "link.py"), 5, LATER).lines[2] == "line 5"
+
+
+# Every time that a rank's facts hold is brought to another clock, and nothing else is changed.
+
+
+AHEAD = 1_000_000
+
+
+def fill(kind, name="", above=()):
+    """Return a value of a type: every time is 5 s, and every tuple and optional has something in it.
+
+    A record that may hold another of its own type holds one, and that holds none.
+    """
+    if above.count(kind) > 1:
+        return None
+    inner = [one for one in typing.get_args(kind) if one not in {type(None), Ellipsis}]
+    if dataclasses.is_dataclass(kind):
+        names = {**vars(typing), **{name: _find_class(name) for name in _modules_by_class()}}
+        hints = typing.get_type_hints(kind, localns=names)
+        above = (*above, kind)
+        return kind(**{field.name: fill(hints[field.name], field.name, above) for field in dataclasses.fields(kind)})
+    if inner:
+        is_one = typing.get_origin(kind) in {typing.Union, types.UnionType}
+        return fill(inner[0], name, above) if is_one else tuple(fill(one, name, above) for one in inner)
+    if issubclass(kind, Enum):
+        return next(iter(kind))
+    return 5 * 10**9 if name.endswith("_ns") else {bool: True, int: 3, float: 1.5, str: "text"}[kind]
+
+
+def times(value, path=""):
+    """Return every field that is named as a time, by its place."""
+    if dataclasses.is_dataclass(value):
+        found = {}
+        for field in dataclasses.fields(value):
+            inner, place = getattr(value, field.name), f"{path}.{field.name}"
+            several = inner if isinstance(inner, tuple) else (inner,)
+            is_time = field.name.endswith("_ns")
+            found |= {f"{place}[{i}]": one for i, one in enumerate(several)} if is_time else times(inner, place)
+        return found
+    if isinstance(value, (tuple, list, CallLog)):
+        return {place: one for i, item in enumerate(value) for place, one in times(item, f"{path}[{i}]").items()}
+    return {}
+
+
+def test_every_time_is_shifted_and_all_else_stays():
+    rank = fill(Rank)
+    shifted = shift_times(rank, AHEAD)
+    before, after = times(rank), times(shifted)
+    assert {
+        ".speed.kept.ended_ns[0]",
+        ".started_ns[0]",
+        ".open_calls[0].ended_ns[0]",
+        ".step_times.ended_ns[0]",
+        ".samples[0].time_ns[0]",
+        ".helper_errors[0].error.first.time_ns[0]",
+    } <= set(before)
+    assert after == {place: moment - AHEAD for place, moment in before.items()}
+    assert shift_times(shifted, -AHEAD) == rank
+
+
+def test_packed_calls_stay_packed_and_open_ones_open():
+    call = fill(Call)
+    rank = dataclasses.replace(fill(Rank), recent_calls=pack_calls([call, dataclasses.replace(call, ended_ns=None)]))
+    calls = shift_times(rank, AHEAD).recent_calls
+    assert isinstance(calls, CallLog)
+    assert [one.ended_ns for one in calls] == [call.ended_ns - AHEAD, None]
+
+
+def test_a_clock_that_is_far_ahead_gives_times_before_the_boot_of_this_host():
+    rank = dataclasses.replace(fill(Rank), recent_calls=pack_calls([fill(Call)]))
+    assert shift_times(rank, 10**10).recent_calls[0].started_ns == 5 * 10**9 - 10**10
+
+
+# Dumps of torch's flight recorder are read without running anything.
+
+
+DATA = Path(__file__).parents[2] / "data" / "flight-recorder"
+DUMP = (DATA / "nccl2-2.15.pickle").read_bytes()
+PLAIN = {"a": [1, -2, 2**40, 1.5, True, None, ()], "b": {"c": (1, 2, 3, 4)}, "d": [], "e": ("x",)}
+
+
+def test_a_dump_of_torch_holds_what_its_json_does() -> None:
+    reported = parse_plain_pickle(DUMP)
+    expected = json.loads((DATA / "nccl2-2.15.json").read_text())
+    names = [entry["profiling_name"] for entry in expected["entries"]]
+    assert [entry["profiling_name"] for entry in reported["entries"]] == names
+    assert reported["version"] == expected["version"]
+
+
+def test_plain_values_come_back_as_they_were() -> None:
+    assert parse_plain_pickle(pickle.dumps(PLAIN, protocol=2)) == PLAIN
+    assert parse_plain_pickle(pickle.dumps(PLAIN, protocol=4)) == PLAIN
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x80\x02.",
+        b"\x80\x02a.",
+        b"\x80\x02}]]s.",
+        b"\x80\x02h\x07.",
+        b"\x80\x02(K\x01u.",
+        b"\x80\x02K\x01K\x02a.",
+        b"cos\nsystem\n(S'true'\ntR.",
+        pickle.dumps(dt.date(2026, 1, 1), protocol=2),
+        DUMP[:-100],
+    ],
+)
+def test_what_is_damaged_or_more_than_plain_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - pickletools has its own words
+        parse_plain_pickle(data)
+
+
+def test_a_pickle_that_is_cut_off_keeps_what_came_before() -> None:
+    whole = parse_plain_pickle(DUMP)
+    cut = parse_cut_pickle(DUMP[: len(DUMP) // 2])
+    assert cut["version"] == whole["version"]
+    assert 0 < len(cut["entries"]) < len(whole["entries"])
+    assert cut["entries"][0] == whole["entries"][0]
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80\x02(", b"\x80\x02}(cos\nsystem\n(S'true'\ntR"])
+def test_of_what_holds_nothing_or_more_than_plain_values_nothing_is_kept(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"left|plain"):
+        parse_cut_pickle(data)
+
+
+def ring_of(folder: Path) -> RingContent:
+    """Return what is in the ring of this process, as its reader has it."""
+    (folder / "rings").mkdir()
+    (folder / "evidence").mkdir()
+    ring = Ring(str(folder / "rings"), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, os.getpid(), start_ticks())
+    return read_ring_file(ring.path)
+
+
+def test_the_dump_of_a_process_is_read_by_its_clock(tmp_path: Path) -> None:
+    content = ring_of(tmp_path)
+    path = tmp_path / "evidence" / f"{content.pid}-{content.start_ticks}.flight1"
+    assert read_dump(tmp_path, content) is None
+    path.write_bytes(DUMP[:500])
+    assert read_dump(tmp_path, content) is None
+    path.write_bytes(DUMP)
+    found = read_dump(tmp_path, content)
+    assert found is not None
+    assert [entry["collective_seq_id"] for entry in found.entries if not entry["is_p2p"]] == [1, 6]
+    assert found.wall_ahead_ns == pytest.approx(time.time_ns() - time.monotonic_ns(), abs=1e9)
+
+
+# What a job of many ranks takes: its records once, and the members of its groups once for all.
+
+
+STEPS = 270
+RECORDS = 7 * STEPS
+
+
+def bytes_a_rank(folder: Path, world: int) -> float:
+    """Return what the facts of each rank take at the peak of reading a job of two hosts."""
+    write_gathered(folder, Job(world=world, steps=STEPS, situation="stuck", tp=4), hosts=2, skew_ns=10**9)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        job = read_job(folder)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(job.ranks) == world
+    assert all(len(rank.recent_calls) > RECORDS for rank in job.ranks)
+    return peak / world
+
+
+def test_the_records_of_a_rank_are_in_memory_once(tmp_path: Path) -> None:
+    # Two times and a number of 8 bytes and a kind of 2 make 49 KB; steps, stacks and notes take 40 KB.
+    assert bytes_a_rank(tmp_path, 64) < 2.5 * RECORDS * (8 + 8 + 8 + 2)
+
+
+def values_read(folder: Path, world: int) -> int:
+    """Return how many values of notes and answers are read in a job of plain data parallelism."""
+    write_gathered(folder, Job(world=world, steps=1, situation="stuck", tp=0), hosts=2)
+    entered = 0
+
+    def count(frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal entered
+        entered += event == "call" and frame.f_code is recorded._read.__code__
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        read_job(folder)
+    finally:
+        sys.setprofile(before)
+    return entered
+
+
+def test_cost_grows_with_the_ranks_and_not_with_their_pairs(tmp_path: Path) -> None:
+    assert values_read(tmp_path / "many", 192) < 3.3 * values_read(tmp_path / "few", 64)

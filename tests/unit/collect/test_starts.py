@@ -1,0 +1,864 @@
+"""Who started a process as which rank of which job, on one node and several."""
+
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from ddpdoctor.collect import proc
+from ddpdoctor.collect.launch import ByHand, effective_environment, read_node_launch, seen_launch, seen_ranks
+from ddpdoctor.collect.rank.steps import read_first_step
+from ddpdoctor.collect.run.agent_log import WorkerStart, read_entries
+from ddpdoctor.collect.run.attempts import BEATS_NS, NotThere, attempt_elsewhere, came_later, was_gone
+from ddpdoctor.collect.run.live import find_record, is_watched, read_live
+from ddpdoctor.collect.run.nodes import SavedRun, _took_part, read_job
+from ddpdoctor.collect.run.past import _passes_of, find_runs
+from ddpdoctor.collect.run.sources import RankTraces, find_ranks, is_on_one_host
+from ddpdoctor.collect.run.watched import WatchedJob, parse_watch
+from ddpdoctor.diagnose.progress import judge_folder
+from ddpdoctor.launch.folders.run_file import write_record_place
+from ddpdoctor.launch.watching.evidence import EvidenceTaker
+from ddpdoctor.launch.watching.on_demand import ask_for_evidence
+from ddpdoctor.model.data import EpochSeen, LoaderSeen
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.history import PassSeen
+from ddpdoctor.model.launch import Launch, NodeOptions
+from ddpdoctor.model.node import Launcher
+from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
+from ddpdoctor.model.run import Run
+from ddpdoctor.recorder.storage.ring_layout import CELL_NAMES, ROLE_CHILD, ROLE_RANK
+from ddpdoctor.recorder.storage.ring_reading import RingContent
+from tests.scenarios.running import wait_for
+from tests.synthetic import SITUATIONS, Job, S, write_folder, write_gathered
+
+# A launcher is seen by what it alone sets; variables that anybody may set are no launch.
+
+
+ENV = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "n0", "MASTER_PORT": "29500"}
+TORCHRUN = {
+    **ENV, "TORCHELASTIC_RUN_ID": "job7", "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "GROUP_WORLD_SIZE": "2",
+}  # fmt: skip
+STEP = {
+    "SLURM_JOB_ID": "1000", "SLURM_STEP_ID": "2", "SLURM_PROCID": "5", "SLURM_LOCALID": "1",
+    "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "n[4-5]",
+    "SLURM_JOB_NODELIST": "n[1-8]", "SLURM_NTASKS": "64",
+}  # fmt: skip
+SALLOC_SHELL = {
+    "SLURM_JOB_ID": "3",
+    "SLURM_NNODES": "2",
+    "SLURM_JOB_NODELIST": "n[0-1]",
+    "SLURM_TASKS_PER_NODE": "1(x2)",
+}
+BATCH_SHELL = {**SALLOC_SHELL, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "2"}
+
+
+def seen(env, **options):
+    return seen_launch(env, ByHand(**options))
+
+
+def test_torchrun():
+    assert seen(TORCHRUN) == Launch(
+        launcher=Launcher.TORCHRUN, rank=3, world_size=4, local_rank=1, nnodes=2, hosts=("n0",), port=29500,
+        run="job7/2", agent_store=True,
+    )  # fmt: skip
+    assert not seen({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False"}).agent_store
+
+
+def test_a_slurm_step():
+    assert seen(STEP) == Launch(
+        launcher=Launcher.SLURM, rank=5, world_size=8, local_rank=1, nnodes=2, hosts=("n4",),
+        port=16384 + (31 * 1000 + 2) % 12288, run="slurm 1000.2",
+    )  # fmt: skip
+
+
+def test_the_port_of_a_step_is_below_those_that_linux_hands_out():
+    ports = {seen({**STEP, "SLURM_JOB_ID": str(job)}).port for job in range(0, 10**6, 997)}
+    assert min(ports) >= 16384
+    assert max(ports) < 32768
+    assert seen(STEP).port != seen({**STEP, "SLURM_STEP_ID": "3"}).port
+
+
+def test_of_a_step_the_masters_address_is_tried_first_and_the_first_host_too():
+    assert seen({**STEP, "MASTER_ADDR": "localhost"}).hosts == ("localhost", "n4")
+    assert seen({**STEP, "MASTER_ADDR": "n4"}).hosts == ("n4",)
+    assert seen({**STEP, "SLURM_STEP_NODELIST": "n[4-"}).hosts == ("127.0.0.1",)
+
+
+def test_a_step_on_one_host_needs_no_network():
+    assert seen({**STEP, "SLURM_STEP_NUM_NODES": "1", "MASTER_ADDR": "n4"}).hosts == ("127.0.0.1",)
+
+
+def test_torchrun_wins_within_a_step_and_over_the_options():
+    assert seen({**STEP, **TORCHRUN}).launcher is Launcher.TORCHRUN
+    assert seen(TORCHRUN, nnodes=2, node_rank=0, master_addr="x").launcher is Launcher.TORCHRUN
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {},
+        ENV,
+        SALLOC_SHELL,
+        BATCH_SHELL,
+        {**BATCH_SHELL, "SLURM_STEP_ID": "4294967291"},
+        {**STEP, "SLURM_STEP_ID": "4294967290"},
+        {**STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+        {**STEP, "SLURM_PROCID": "8"},
+        {**TORCHRUN, "RANK": "-1"},
+        {**TORCHRUN, "RANK": "4"},
+        {**TORCHRUN, "WORLD_SIZE": "four"},
+        {**TORCHRUN, "MASTER_ADDR": ""},
+    ],
+)
+def test_no_launcher(env):
+    assert seen(env) == Launch()
+    assert not seen(env).gathers
+
+
+def test_one_process_alone_gathers_nothing():
+    alone = seen({**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"})
+    assert alone.launcher is Launcher.TORCHRUN
+    assert not alone.gathers
+
+
+def test_by_hand():
+    assert seen({}, nnodes=2, node_rank=1, master_addr="n0", master_port=1234) == Launch(
+        launcher=Launcher.NNODES, rank=1, world_size=2, local_rank=0, nnodes=2, hosts=("n0",), port=1234, run="nnodes 2"
+    )
+    assert seen({}, nnodes=2, node_rank=1, master_addr="n0").port == 29500
+    assert seen(ENV, nnodes=2, node_rank=1).hosts == ("n0",)
+    assert seen(ENV, nnodes=1) == Launch()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"nnodes": 2}, "--nnodes needs --node-rank and --master-addr"),
+        ({"nnodes": 2, "node_rank": 0}, "--nnodes needs --node-rank and --master-addr"),
+        ({"nnodes": 2, "master_addr": "x"}, "--nnodes needs --node-rank and --master-addr"),
+        ({"nnodes": 2, "node_rank": 2, "master_addr": "x"}, "--node-rank 2 is not below --nnodes 2"),
+        ({"node_rank": 0}, "--node-rank needs --nnodes"),
+    ],
+)
+def test_options_that_do_not_go_together(options, words):
+    with pytest.raises(UserError, match=words) as error:
+        seen({}, **options)
+    assert error.value.status == 2
+
+
+OWN = {**ENV, "MASTER_ADDR": "127.0.0.1", "DDPDOCTOR_RANKS": "4711"}
+
+
+def test_a_program_that_the_job_runs_takes_its_rank_from_whoever_set_it():
+    assert seen_ranks(ENV) == Launch(
+        launcher=Launcher.ENVIRONMENT, rank=3, world_size=4, local_rank=1, nnodes=None, hosts=("n0",), port=29500,
+        run="n0:29500",
+    )  # fmt: skip
+    assert seen_ranks(OWN) == Launch(
+        launcher=Launcher.OWN, rank=3, world_size=4, local_rank=1, nnodes=1, hosts=("127.0.0.1",), port=29500,
+        run="4711", agent_store=True,
+    )  # fmt: skip
+    assert seen_ranks(TORCHRUN) == seen(TORCHRUN)
+    assert seen_ranks(STEP) == seen(STEP)
+    assert seen_ranks({**STEP, **ENV}).launcher is Launcher.ENVIRONMENT
+    assert seen_ranks({}) == seen_ranks(BATCH_SHELL) == Launch(nnodes=1, hosts=("127.0.0.1",))
+
+
+@pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
+def test_a_rank_that_does_not_know_all_is_none(missing):
+    env = {name: value for name, value in OWN.items() if name != missing}
+    assert seen_ranks(env).launcher is Launcher.NONE
+
+
+@pytest.mark.parametrize(
+    ("more", "local_rank"),
+    [
+        ({}, 3),
+        ({"LOCAL_RANK": "1"}, 1),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "2"}, 2),
+        ({**BATCH_SHELL}, 3),
+        ({**STEP}, 1),
+        ({"MASTER_ADDR": "n0"}, None),
+    ],
+)
+def test_on_one_host_the_rank_is_the_number_on_the_host_unless_it_is_given(more, local_rank):
+    env = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", **more}
+    assert seen_ranks(env).local_rank == local_rank
+
+
+# Who a node is among others, by options, torchrun, Slurm and operators.
+
+
+TORCHRUN_NODE_LAUNCHES = {
+    "TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "5", "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "n0", "MASTER_PORT": "29500",
+}  # fmt: skip
+STEP_NODE_LAUNCHES = {
+    "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "n[4-5]",
+}  # fmt: skip
+
+
+def read(env=None, **options):
+    return read_node_launch(effective_environment(env or {}, NodeOptions(**options)))
+
+
+def test_options():
+    launch = read(nnodes="2", node_rank=1, master_addr="n0", master_port=29600)
+
+    assert launch.launch.launcher is Launcher.NNODES
+    assert (launch.settings.node_rank, launch.fewest, launch.most, launch.settings.endpoint) == (1, 2, 2, "n0:29600")
+    assert (launch.host, launch.port, launch.launch.hosts, launch.launch.port) == ("n0", 29600, ("n0",), 29601)
+    assert launch.by_number
+    assert launch.own_screen
+
+
+def test_options_overrule_what_they_stand_for():
+    env = {"MASTER_ADDR": "old", "MASTER_PORT": "1", "PET_RDZV_ENDPOINT": "old:2", "NCCL_DEBUG": "INFO"}
+    effective = effective_environment(env, NodeOptions(nnodes="2", node_rank=0, master_addr="n0"))
+    assert effective == {"NCCL_DEBUG": "INFO", "PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "n0"}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "host", "port"),
+    [("n0", "n0", 29400), ("n0:1234", "n0", 1234), ("[fd00::2]:1234", "fd00::2", 1234)],
+)
+def test_an_endpoint_needs_no_node_rank(endpoint, host, port):
+    launch = read(nnodes="1:4", rdzv_endpoint=endpoint, rdzv_id="job")
+    assert (launch.host, launch.port, launch.by_number, launch.settings.node_rank) == (host, port, False, None)
+    assert (launch.fewest, launch.most, launch.settings.run_id) == (1, 4, "job")
+
+
+@pytest.mark.parametrize(
+    ("conf", "is_host"),
+    [("is_host=1", True), ("timeout=9,is_host=False", False), ("timeout=9", None), ("is_host=perhaps", None)],
+)
+def test_a_setting_may_say_who_hosts(conf, is_host):
+    assert read(nnodes="2", rdzv_endpoint="n0:1234", rdzv_conf=conf).is_host is is_host
+
+
+def test_torchrun_has_started_us():
+    launch = read(TORCHRUN_NODE_LAUNCHES)
+    assert (launch.settings.node_rank, launch.most, launch.settings.world_size) == (1, 2, 8)
+    assert (launch.launch.rank, launch.launch.world_size, launch.launch.reads_node) == (5, 8, False)
+    assert (launch.launch.agent_store, launch.own_screen) == (True, False)
+
+
+def test_node_launches_a_slurm_step():
+    launch = read(STEP_NODE_LAUNCHES)
+    place = 31 * 7 + 2
+    assert launch.hosts == ("n4", "n5")
+    assert (launch.settings.node_rank, launch.most, launch.launch.world_size) == (1, 2, 4)
+    assert (launch.host, launch.launch.port, launch.port) == ("n4", 16_384 + place, 28_672 + place)
+    assert not launch.own_screen
+
+
+def test_a_slurm_step_with_a_master_of_its_own():
+    launch = read({**STEP_NODE_LAUNCHES, "MASTER_ADDR": "head", "MASTER_PORT": "29500"})
+    assert (launch.host, launch.port) == ("head", 29500)
+    # Where the master is wrong the first node of the step can be reached all the same.
+    assert launch.launch.hosts == ("head", "n4")
+
+
+def test_options_within_a_slurm_step_are_completed_by_it():
+    launch = read({**STEP_NODE_LAUNCHES, "SLURM_LOCALID": "0"}, nnodes="2", master_port=29600)
+    assert (launch.settings.node_rank, launch.host, launch.port, launch.own_screen) == (1, "n4", 29600, False)
+
+
+def test_the_shell_of_a_batch_job_is_no_step():
+    with pytest.raises(UserError, match="nothing says which nodes"):
+        read({**STEP_NODE_LAUNCHES, "SLURM_STEP_ID": str(0xFFFFFFFB)})
+
+
+def test_an_operator_that_numbers_pods():
+    launch = read({"MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456", "WORLD_SIZE": "3", "RANK": "2"})
+    assert launch.launch.launcher is Launcher.ENVIRONMENT
+    assert (launch.settings.node_rank, launch.most, launch.port) == (2, 3, 23456)
+
+
+def test_an_operator_that_speaks_to_torchrun():
+    launch = read({
+        "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "job-worker-0:23456", "PET_NNODES": "2", "PET_RDZV_ID": "j",
+        "PET_NPROC_PER_NODE": "4",
+    })  # fmt: skip
+    assert (launch.host, launch.by_number, launch.settings.world_size) == ("job-worker-0", False, 8)
+
+
+def test_ranks_of_one_host_are_one_node():
+    env = {"MASTER_ADDR": "n0", "WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    launch = read(env)
+    assert (launch.settings.node_rank, launch.most, launch.launch.reads_node) == (1, 2, False)
+
+
+def test_the_port_of_our_own_can_be_chosen():
+    assert read(nnodes="2", node_rank=0, master_addr="n0", exchange_port=4000).launch.port == 4000
+    by_variable = read({"DDPDOCTOR_EXCHANGE_PORT": "4001"}, nnodes="2", node_rank=0, master_addr="n0")
+    assert by_variable.launch.port == 4001
+    highest = read(nnodes="2", node_rank=0, master_addr="n0", master_port=65535)
+    assert highest.launch.port == 65534
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "nothing says which nodes"),
+        ({"node_rank": 1}, "--node-rank needs --nnodes"),
+        ({"nnodes": "2"}, "needs --master-addr or --rdzv-endpoint"),
+        ({"nnodes": "2", "master_addr": "n0"}, "needs --node-rank"),
+        ({"nnodes": "two", "rdzv_endpoint": "n0"}, "not a number of nodes"),
+        ({"nnodes": "4:2", "rdzv_endpoint": "n0"}, "not a number of nodes"),
+        ({"nnodes": "2", "rdzv_endpoint": "n0:99999"}, "99999 is not a port"),
+    ],
+)
+def test_what_is_not_enough(options, words):
+    with pytest.raises(UserError, match=words):
+        read(**options)
+
+
+# Which processes stand for ranks, under every kind of launcher.
+
+
+def ring(pid, *, ppid=1, began=10, joined=None, world=2, of=0, left=None, role=ROLE_RANK, **env):
+    process = {"k": "process", "ppid": ppid, "rank_pid": of, "env": {name: str(value) for name, value in env.items()}}
+    notes = [process]
+    notes += [{"k": "initialized", "rank": joined, "world_size": world}] if joined is not None else []
+    notes += [{"k": "destroyed", "at": left}] if left is not None else []
+    fields = dict.fromkeys(RingContent._fields, None)
+    fields.update(role=role, pid=pid, start_ticks=1, cells=dict.fromkeys(CELL_NAMES, 0) | {"started_ns": began},
+                  notes=notes, slots=[])  # fmt: skip
+    return RingContent(**fields)
+
+
+def found(*rings, started=None, watched=None, until=None):
+    contents = {content.pid: content for content in rings}
+    seen = RankTraces(
+        started=started or {}, contents=contents, watch=parse_watch({"processes": watched or {}}), until_ns=until
+    )
+    return [(source.rank, source.pid) for source in find_ranks(seen)]
+
+
+AGENT = {
+    20: WorkerStart(pid=20, rank=0, local_rank=0, world_size=2, at=5),
+    21: WorkerStart(pid=21, rank=1, local_rank=1, world_size=2, at=5),
+}
+
+
+def test_the_agents_children_are_ranks_recorded_or_not():
+    assert found(ring(20, RANK=0), started=AGENT) == [(0, 20), (1, 21)]
+
+
+def test_what_a_rank_starts_is_none_and_earlier_or_later_attempts_do_not_count():
+    helper, before, after = (
+        ring(30, ppid=20, role=ROLE_CHILD),
+        ring(31, began=1, joined=0),
+        ring(32, began=90, joined=0),
+    )
+    assert found(ring(20), ring(21), helper, before, after, started=AGENT, until=50) == [(0, 20), (1, 21)]
+
+
+def test_a_world_that_an_agents_child_made_stands_for_it():
+    children = [ring(40, ppid=20, joined=1), ring(41, ppid=20, joined=0)]
+    one = {20: AGENT[20]}
+    assert sorted(found(ring(20), *children, started=one)) == [(0, 41), (1, 40)]
+
+
+def test_a_rank_behind_a_shell_is_its_python_and_ends_with_the_shell():
+    seen = RankTraces(
+        started=AGENT,
+        contents={c.pid: c for c in (ring(50, ppid=20, RANK=0), ring(51, ppid=21, RANK=1))},
+        watch=WatchedJob(),
+    )
+    sources = find_ranks(seen)
+    assert [(s.rank, s.pid, s.stands_for) for s in sources] == [(0, 50, 20), (1, 51, 21)]
+
+
+def test_behind_a_shell_the_python_that_joined_counts_and_not_the_last_helper():
+    rings = [ring(50, ppid=20, joined=0, RANK=0), ring(51, ppid=20, began=20, RANK=0)]
+    assert found(*rings, started={20: AGENT[20]}) == [(0, 50)]
+
+
+TRAINERS = ring(20, RANK=0, joined=0), ring(21, RANK=1, joined=1)
+WRAPPERS = ring(20, RANK=0), ring(21, RANK=1)
+BELOW_THE_FIRST = [
+    # what is below the rank, and the ranks then: an evaluation by two spawned processes, one behind a shell that
+    # inherited the number, and one that an own launcher numbered
+    (TRAINERS, [ring(40, ppid=20, of=20, joined=0), ring(41, ppid=20, of=20, joined=1)], [(0, 20), (1, 21)]),
+    (TRAINERS, [ring(40, ppid=99, of=20, joined=0, RANK=0)], [(0, 20), (1, 21)]),
+    (TRAINERS, [ring(40, ppid=98, of=20, joined=0, world=1, RANK=0)], [(0, 20), (1, 21)]),
+    # the rank has not joined yet, and an evaluation of its own size or of one process did
+    (WRAPPERS, [ring(40, ppid=20, joined=0), ring(41, ppid=20, joined=1)], [(0, 20), (1, 21)]),
+    (WRAPPERS, [ring(40, ppid=20, joined=0, world=1)], [(0, 20), (1, 21)]),
+    # the first runs the training as its child, directly or behind a shell; the child evaluates in a group of its own
+    (WRAPPERS, [ring(40, ppid=20, joined=0, RANK=0)], [(0, 40), (1, 21)]),
+    (WRAPPERS, [ring(40, ppid=99, of=20, joined=0), ring(50, ppid=40, joined=0)], [(0, 40), (1, 21)]),
+    # it joined a group, left it, and then started the training
+    ((ring(20, RANK=0, joined=0, left=15), TRAINERS[1]), [ring(40, ppid=20, began=30, joined=0)], [(0, 20), (1, 21)]),
+]
+
+
+@pytest.mark.parametrize(("ranks", "below", "expected"), BELOW_THE_FIRST)
+@pytest.mark.parametrize("agent", [AGENT, None], ids=["torchrun", "numbered"])
+def test_what_is_below_a_rank_is_a_rank_only_if_it_took_over(agent, ranks, below, expected):
+    ranks = [ring_with_world(r) for r in ranks] if agent is None else ranks
+    assert sorted(found(*ranks, *below, started=agent)) == expected
+
+
+def ring_with_world(content):
+    """Return a rank whose launcher told it the size of the world, as those that give numbers do."""
+    process, *rest = content.notes
+    return content._replace(notes=[{**process, "env": {**process["env"], "WORLD_SIZE": "2"}}, *rest])
+
+
+STARTS_ITS_PEERS = [
+    # Lightning: the command joins as rank 0, and has started the others before; each evaluates in a group of its own
+    ([ring(20, joined=0), ring(30, ppid=20, joined=1)], [(0, 20), (1, 30)]),
+    (
+        [ring(20, joined=0), ring(30, ppid=20, of=20, joined=1), ring(40, ppid=30, of=30, began=20, joined=1)],
+        [(0, 20), (1, 30)],
+    ),
+    (
+        [ring(20, joined=0), ring(30, ppid=20, joined=1), ring(40, ppid=20, began=20, joined=0, world=1)],
+        [(0, 20), (1, 30)],
+    ),
+    ([ring(20, joined=0, world=1), ring(30, ppid=20, joined=0), ring(31, ppid=20, joined=1)], [(0, 20)]),
+]
+
+
+@pytest.mark.parametrize(("rings", "expected"), STARTS_ITS_PEERS)
+def test_a_rank_may_start_its_peers_before_it_joins_them(rings, expected):
+    assert found(*rings) == expected
+
+
+def test_each_of_several_processes_may_start_a_larger_world():
+    children = [ring(pid, ppid=20 + pid % 2, joined=pid - 40, world=4) for pid in range(40, 44)]
+    assert sorted(found(*WRAPPERS, *children, started=AGENT)) == [(0, 40), (1, 41), (2, 42), (3, 43)]
+
+
+@pytest.mark.parametrize("name", ["RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"])
+def test_the_number_that_a_launcher_gave_counts_until_a_group_is_joined(name):
+    assert found(ring(20, **{name: 3}), ring(21, **{name: 1}), ring(22, joined=0, **{name: 7})) == [
+        (0, 22), (1, 21), (3, 20),
+    ]  # fmt: skip
+
+
+def test_a_command_without_any_number_is_the_one_rank():
+    assert found(ring(20)) == [(0, 20)]
+
+
+def test_a_command_that_starts_ranks_is_none():
+    assert found(ring(20), ring(30, ppid=20, joined=0), ring(31, ppid=20, joined=1)) == [(0, 30), (1, 31)]
+
+
+def test_of_two_trainings_one_after_the_other_the_last_counts():
+    watched = {"20": {"ended_ns": 15}, "21": {"ended_ns": 16}}
+    rings = [
+        ring(20, RANK=0, joined=0),
+        ring(21, RANK=1, joined=1),
+        ring(30, began=40, RANK=0),
+        ring(31, began=41, RANK=1),
+    ]
+    assert found(*rings, watched=watched) == [(0, 30), (1, 31)]
+
+
+def test_two_living_processes_of_one_number_are_both_reported():
+    assert found(ring(20, RANK=0, joined=0), ring(21, RANK=0, joined=0)) == [(0, 20), (0, 21)]
+
+
+def test_a_helper_that_inherited_the_number_is_no_rank():
+    assert found(ring(20, SLURM_PROCID=0, joined=0), ring(21, began=30, SLURM_PROCID=0)) == [(0, 20)]
+
+
+def test_a_rank_that_keeps_the_recorder_out_is_there():
+    assert found(ring(20, RANK=0), watched={"21": {"unrecorded": {"RANK": "1"}, "why": "-I"}}) == [(0, 20), (1, 21)]
+
+
+@pytest.mark.parametrize(
+    ("env", "here"),
+    [
+        ({"RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}, True),
+        ({"OMPI_COMM_WORLD_SIZE": 4, "OMPI_COMM_WORLD_LOCAL_SIZE": 4}, True),
+        ({"OMPI_COMM_WORLD_SIZE": 4, "OMPI_COMM_WORLD_LOCAL_SIZE": 2}, False),
+        ({"SLURM_PROCID": 0, "SLURM_NNODES": 1}, True),
+        ({"SLURM_PROCID": 0, "SLURM_NNODES": 2}, False),
+        ({"RANK": 0, "WORLD_SIZE": 2}, False),
+        ({}, False),
+    ],
+)
+def test_some_launchers_say_that_all_ranks_are_on_this_host(env, here):
+    assert is_on_one_host([ring(20, **env)]) is here
+
+
+# Where the record of a running job is, and what is asked of its watcher.
+
+
+HERE = os.uname().nodename
+
+
+def make_run(folder, **changes):
+    folder.mkdir(parents=True)
+    body = {"format": "ddpdoctor-run", "version": 1, "host": HERE, **changes}
+    (folder / "run.json").write_text(json.dumps(body))
+    return folder
+
+
+def test_a_record_on_a_local_disk_is_found_from_the_run_folder_on_that_host_only(tmp_path):
+    run, other = tmp_path / "run", tmp_path / "other"
+    local = make_run(tmp_path / "local", run_dir=str(run))
+    for folder in (run, other):
+        folder.mkdir()
+        write_record_place(folder, local)
+    assert find_record(run, HERE) == local
+    assert find_record(run, "another") == run
+    assert read_live(run).folder == local
+    assert find_record(other, HERE) == other  # it comes from elsewhere: the record is not of its run
+
+
+def test_a_record_that_is_gone_is_looked_for_in_the_run_folder(tmp_path):
+    run = make_run(tmp_path / "run")
+    write_record_place(run, tmp_path / "gone")
+    assert find_record(run, HERE) == run
+
+
+def test_the_watcher_is_known_by_its_pid_and_start():
+    own = proc.read_process(os.getpid())
+    assert is_watched(Run(watcher_pid=own.pid, watcher_ticks=own.start_ticks))
+    assert not is_watched(Run(watcher_pid=own.pid, watcher_ticks=own.start_ticks + 1))
+    assert is_watched(Run())  # of an older version it is not known
+
+
+def test_members_that_record_in_one_place_are_known_before_the_first_has_told_of_them(tmp_path):
+    run = make_run(tmp_path / "run")
+    make_run(run / "nodes" / "1", node_rank=1)
+    seen = read_live(run)
+    assert [(node.number, node.host) for node in seen.members.nodes] == [(0, HERE), (1, HERE)]
+
+
+def test_on_a_further_node_its_own_record_is_shown(tmp_path):
+    base = tmp_path / "run"
+    make_run(base / "nodes" / "1", host="another", node_rank=1)
+    own = make_run(base / "nodes" / "2", node_rank=2)
+    assert read_live(base).folder == own
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"format": "ddpdoctor-run", "version": 1, "nproc": "x"}'])
+def test_a_damaged_folder_is_refused(tmp_path, text):
+    run = make_run(tmp_path / "run")
+    (run / "run.json").write_text(text)
+    with pytest.raises(UserError):
+        read_live(run)
+
+
+def test_a_damaged_note_costs_only_what_it_says(tmp_path):
+    run = make_run(tmp_path / "run")
+    for name in ("members.json", "replicas.json", "record.json", "end.json", "watch.json"):
+        (run / name).write_text('{"nodes": 3')
+    seen = read_live(run)
+    assert (seen.members, seen.replicas, seen.end, seen.job.ranks) == (None, None, None, ())
+
+
+def test_evidence_is_asked_for_once_and_answered_once(tmp_path):
+    taker = EvidenceTaker(tmp_path)
+    assert taker.dump_asked() == 0
+    came = []
+    asking = threading.Thread(target=lambda: came.append(ask_for_evidence(tmp_path, 100, lambda: True)))
+    asking.start()
+    assert wait_for(taker.dump_asked)
+    taker.note_dumped(taker.dump_asked())
+    asking.join()
+    assert (came, taker.dump_asked()) == ([True], 0)
+
+
+def test_nobody_answers_for_a_watcher_that_is_gone_or_too_slow(tmp_path):
+    EvidenceTaker(tmp_path)
+    assert not ask_for_evidence(tmp_path, 100, lambda: False)
+    assert not ask_for_evidence(tmp_path, 0.1, lambda: True)
+
+
+# How far the starts of a job came, and where their run folders are.
+
+
+S_PAST = 1_000_000_000
+
+
+def content(kept, last, started_ns=5 * S_PAST) -> Any:
+    """Make the part of a ring that is read: numbers and ends of steps, by column."""
+    columns = [[list(column) for column in zip(*rows, strict=True)] for rows in (kept, last)]
+    return SimpleNamespace(kept=columns[0], steps=columns[1], cells={"started_ns": started_ns})
+
+
+@pytest.mark.parametrize(
+    ("kept", "last", "first_ns"),
+    [
+        ([], [], None),
+        ([], [(1, 9 * S_PAST), (2, 10 * S_PAST)], 9 * S_PAST),
+        ([(1, 9 * S_PAST)], [(500, 900 * S_PAST)], 9 * S_PAST),
+        ([(11, 30 * S_PAST)], [(21, 50 * S_PAST)], 10 * S_PAST),  # two seconds a step
+        ([(11, 12 * S_PAST)], [(21, 32 * S_PAST)], 5 * S_PAST),  # not before it started
+        ([], [(7, 9 * S_PAST)], 9 * S_PAST),
+    ],
+)
+def test_the_first_step_is_known_or_inferred_from_the_pace(kept, last, first_ns):
+    assert read_first_step(content(kept, last)) == first_ns
+
+
+def seen_past(number, epoch, batches=4, *, trained=True):
+    return EpochSeen(
+        number=number, set_epoch=epoch, batches=batches, drawn=16, total=0, xor=0, order="", first="", complete=True,
+        trained=trained, backwards=batches,
+    )  # fmt: skip
+
+
+def loader(*epochs, trained_batches=0):
+    return LoaderSeen(
+        number=1, site=None, dataset="", dataset_digest="", samples=64, batch_size=4, drop_last=False, iterable=False,
+        workers=0, indices_seen=True, sampler=None, epochs=epochs, passes=len(epochs),
+        trained_batches=trained_batches or sum(one.batches for one in epochs),
+    )  # fmt: skip
+
+
+def test_passes_have_their_epochs_and_steps():
+    passes = (PassSeen(epoch=2, steps=4), PassSeen(epoch=3, steps=4))
+    assert _passes_of(loader(seen_past(1, 2), seen_past(2, 3)), 8) == (passes, 2)
+
+
+def test_a_step_may_take_several_batches():
+    assert _passes_of(loader(seen_past(1, 0), seen_past(2, 1)), 2)[0] == (
+        PassSeen(epoch=0, steps=1),
+        PassSeen(epoch=1, steps=1),
+    )
+
+
+def test_of_many_passes_those_before_a_gap_are_left_out_but_for_the_first_epoch():
+    many = loader(seen_past(1, 0), seen_past(2, 1), seen_past(9, 8), seen_past(10, 9), trained_batches=40)
+    assert _passes_of(many, 40) == ((PassSeen(epoch=8, steps=4), PassSeen(epoch=9, steps=4)), 0)
+
+
+def test_a_script_that_sets_no_epoch_has_none():
+    assert _passes_of(loader(seen_past(1, 0), seen_past(2, 0)), 8)[1] is None
+
+
+def make(folder: Path, mark: str = "run.json", text: str = "{}") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / mark).write_text(text)
+    return folder
+
+
+def test_run_folders_are_found_below_a_folder_but_not_their_parts(tmp_path):
+    wanted = [make(tmp_path / name) for name in ("a", "a/restart-1", "b/c")]
+    reported = make(tmp_path / "d", "report.json")
+    for part in ("a/dumps/1", "a/nodes/1", "a/gathered/1"):
+        make(tmp_path / part, "report.json")
+    make(tmp_path / "1/2/3/4")
+    (tmp_path / "link").symlink_to(tmp_path / "a", target_is_directory=True)
+    assert find_runs(tmp_path) == [*wanted, reported]
+    assert find_runs(wanted[0]) == wanted[:2]
+
+
+def test_of_several_members_the_first_counts_and_without_it_the_others(tmp_path):
+    first = make(tmp_path / "train", text='{"node_rank": 0}')
+    second = make(tmp_path / "train-node-1", text='{"node_rank": 1}')
+    assert find_runs(tmp_path) == [first]
+    (first / "run.json").unlink()
+    assert find_runs(tmp_path) == [second]
+
+
+# Attempts of several nodes are the same where their agents met: each node counts its own.
+
+
+def log(folder: Path, *meetings: int | None, at: int = 9) -> list[dict[str, Any]]:
+    """Return the log of a node whose attempts 0, 1, ... came from these meetings, as it is written and read."""
+    folder.mkdir()
+    common = {"k": "rank", "local_rank": 0, "rank": 0, "pid": 5, "world_size": 2, "at": at}
+    rows = [{**common, "attempt": number, "meeting": meeting} for number, meeting in enumerate(meetings)]
+    (folder / "agent.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return read_entries(folder / "agent.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "attempt", "there"),
+    [
+        ((0, 1), (0, 1), None, None),
+        ((0, 1), (0, 1), 0, 0),
+        ((0, 1), (1,), None, None),
+        ((0, 1, 2), (1, 2), 1, 0),
+        ((1,), (0, 1, 2), None, 1),
+        ((None, None), (None, None), 0, 0),
+        ((None,), (), None, None),
+        ((0,), (None,), 0, "not there"),
+        ((0, 1), (1,), 0, "not there"),
+        ((0, 1, 2), (0, 1), None, "not there"),
+    ],
+)
+def test_which_attempt_of_another_node_is_the_same(
+    tmp_path: Path, own: tuple[int | None, ...], other: tuple[int | None, ...], attempt: int | None, there: object
+) -> None:
+    folders = log(tmp_path / "own", *own), log(tmp_path / "other", *other)
+    if there == "not there":
+        with pytest.raises(NotThere):
+            attempt_elsewhere(*folders, attempt)
+    else:
+        assert attempt_elsewhere(*folders, attempt) == there
+
+
+def test_a_node_that_never_started_ranks_is_read_as_it_is(tmp_path: Path) -> None:
+    assert attempt_elsewhere(log(tmp_path / "own", 0), log(tmp_path / "other"), None) is None
+
+
+@pytest.mark.parametrize(
+    ("meetings", "heard_ns", "gone"),
+    [
+        ((0, 1), 0, True),
+        ((0, 1), BEATS_NS, False),
+        ((0, 1), None, False),
+        ((None,), 0, False),
+        ((), 0, False),
+    ],
+)
+def test_who_was_last_heard_before_an_attempt_is_no_part_of_it(
+    tmp_path: Path, meetings: tuple[int | None, ...], heard_ns: int | None, *, gone: bool
+) -> None:
+    own = log(tmp_path / "own", *meetings, at=BEATS_NS + 5)
+    assert was_gone(own, heard_ns, None) is gone
+
+
+@pytest.mark.parametrize(
+    ("others", "took_part"),
+    [
+        ([(0, (1,))], True),  # a static rendezvous starts again without it, and rank 1 is missing
+        ([(0, (2,)), (BEATS_NS + 9, (1,))], False),  # an elastic job goes on without it
+        ([(0, (1,)), (BEATS_NS + 9, ())], False),
+    ],
+)
+def test_a_lost_node_whose_ranks_an_attempt_waits_for_is_part_of_it(
+    tmp_path: Path, others: list[tuple[int, tuple[int, ...]]], *, took_part: bool
+) -> None:
+    own = SimpleNamespace(agent=log(tmp_path / "own", 0, 1, at=BEATS_NS + 5))
+    saved = cast("SavedRun", SimpleNamespace(own=own, others={}))
+    found = [(BEATS_NS + 9, ()), *others]
+    nodes = tuple(
+        NodeSeen(number=number, host="h", presence=Presence.HERE, heard_ns=heard_ns, ranks=ranks)
+        for number, (heard_ns, ranks) in enumerate(found)
+    )
+    members = NodesSeen(expected=2, own=0, nodes=nodes)
+    assert _took_part(saved, nodes[1], members, None) is took_part
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "attempt", "later"),
+    [
+        ((0, 1), (1,), 0, True),
+        ((0, 1), (1,), 1, False),
+        ((0, 1), (0,), None, False),  # it may have died in the last one before it could send its log
+        ((None,), (None,), 0, False),
+        ((0,), (), 0, False),
+    ],
+)
+def test_who_joined_later_is_no_part_of_what_was_before(
+    tmp_path: Path, own: tuple[int | None, ...], other: tuple[int | None, ...], attempt: int | None, *, later: bool
+) -> None:
+    assert came_later(log(tmp_path / "own", *own), log(tmp_path / "other", *other), attempt) is later
+
+
+def test_a_node_that_joined_later_is_in_the_second_attempt_of_the_first(tmp_path: Path) -> None:
+    write_gathered(tmp_path, Job(world=4, steps=20, situation="healthy"), 2)
+    for folder, before in ((tmp_path, 1), (tmp_path / "nodes" / "1", 0)):
+        rows = [json.loads(line) for line in (folder / "agent.jsonl").read_text().splitlines()]
+        later = [row | {"attempt": before, "meeting": 1} for row in rows]
+        earlier = [row | {"pid": row["pid"] + 50, "meeting": 0, "world_size": 2} for row in rows] if before else []
+        (folder / "agent.jsonl").write_text("".join(json.dumps(row) + "\n" for row in earlier + later))
+    last, first = read_job(tmp_path), read_job(tmp_path, 0)
+    assert [(rank.rank, rank.host, rank.attempt) for rank in last.ranks] == [
+        (0, "node0", 1), (1, "node0", 1), (2, "node1", 1), (3, "node1", 1)
+    ]  # fmt: skip
+    assert [(rank.rank, rank.host, rank.attempt) for rank in first.ranks] == [(0, "node0", 0), (1, "node0", 0)]
+    assert first.members is not None
+    assert [node.number for node in first.members.nodes] == [0]
+
+
+# A job of several nodes is read from the folder of the first as if all its ranks had been there.
+
+
+HOUR = 3600 * S
+
+
+def named(judgment):
+    return [(finding.kind, finding.ranks) for finding in judgment.findings]
+
+
+def change(path, **fields):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def see(folder, number, **fields):
+    """Change what the first node saw of another one."""
+    seen = json.loads((folder / "nodes.json").read_text())
+    seen["nodes"][number] |= fields
+    (folder / "nodes.json").write_text(json.dumps(seen))
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_nodes_whose_clocks_are_hours_apart_are_judged_as_one_host(tmp_path, situation):
+    job = Job(world=32, steps=20, situation=situation, culprit=9)
+    write_folder(tmp_path / "one", job)
+    write_gathered(tmp_path / "four", job, 4, skew_ns=HOUR)
+    assert named(judge_folder(tmp_path / "four")) == named(judge_folder(tmp_path / "one"))
+
+
+def test_times_are_those_of_the_first_node(tmp_path):
+    job = Job(world=4, steps=20, situation="stuck")
+    write_folder(tmp_path / "one", job)
+    write_gathered(tmp_path / "two", job, 2, skew_ns=HOUR)
+    one, two = read_job(tmp_path / "one"), read_job(tmp_path / "two")
+    assert [rank.started_ns for rank in two.ranks] == [rank.started_ns for rank in one.ranks]
+    assert [rank.last_progress_ns for rank in two.ranks] == [rank.last_progress_ns for rank in one.ranks]
+    assert [rank.host for rank in two.ranks] == ["node0", "node0", "node1", "node1"]
+    assert two.nnodes == 2
+    assert [seen.host for seen in two.elsewhere] == ["node1"]
+
+
+def test_what_a_node_recorded_in_a_shared_folder_counts_where_it_sent_nothing(tmp_path):
+    write_gathered(tmp_path, Job(world=4, steps=20, situation="stuck"), 2)
+    shutil.copytree(tmp_path / "nodes" / "1", tmp_path / "gathered" / "1")
+    change(tmp_path / "gathered" / "1" / "run.json", host="sent")
+    assert [seen.host for seen in read_job(tmp_path).elsewhere] == ["sent"]
+    shutil.rmtree(tmp_path / "gathered")
+    assert [seen.host for seen in read_job(tmp_path).elsewhere] == ["node1"]
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"format": "other"}'])
+def test_a_node_whose_records_cannot_be_read_is_not_there(tmp_path, damage):
+    write_gathered(tmp_path, Job(world=4, steps=20, situation="stuck"), 2)
+    (tmp_path / "nodes" / "1" / "run.json").write_text(damage)
+    job = read_job(tmp_path)
+    assert [rank.rank for rank in job.ranks] == [0, 1]
+    assert [node.gathered for node in job.members.nodes] == [True, False]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"expected": "x"}'])
+def test_a_list_of_nodes_that_cannot_be_read_leaves_the_first_alone(tmp_path, text):
+    write_gathered(tmp_path, Job(world=4, steps=20, situation="stuck"), 2)
+    (tmp_path / "nodes.json").write_text(text)
+    assert read_job(tmp_path).members is None
+
+
+def test_the_stop_of_any_node_is_that_of_the_job(tmp_path):
+    """A rank of the first node that ends after another node's launcher began to stop the job is no cause."""
+    write_gathered(tmp_path, Job(world=4, steps=20, situation="crash", culprit=2), 2, skew_ns=HOUR)
+    other = tmp_path / "nodes" / "1" / "watch.json"
+    ended_ns = min(row["ended_ns"] for row in json.loads(other.read_text())["processes"].values())
+    change(other, stopping_since_ns=ended_ns - 10 * S)
+    job = read_job(tmp_path)
+    assert job.stopping_since_ns == ended_ns - 10 * S - HOUR
+    assert all(rank.after_stop for rank in job.ranks)
+
+
+def test_a_node_that_left_badly_makes_a_failed_job(tmp_path):
+    write_gathered(tmp_path, Job(world=4, steps=20, situation="healthy"), 2)
+    see(tmp_path, 1, presence="left", status=3)
+    assert read_job(tmp_path).launcher_status == 3

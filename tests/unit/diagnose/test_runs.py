@@ -1,0 +1,585 @@
+"""Run folders, whole and of earlier versions, and what differs between two."""
+
+import contextlib
+import json
+import random
+import shutil
+import struct
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpdoctor.cli import analyze
+from ddpdoctor.cli.report import read_run
+from ddpdoctor.collect.run.nodes import read_job
+from ddpdoctor.diagnose.build import rebuild_report
+from ddpdoctor.diagnose.differences import diff_reports
+from ddpdoctor.diagnose.history import job_key
+from ddpdoctor.diagnose.history_sums import cost_of, find_returning, sum_up
+from ddpdoctor.diagnose.progress import in_words_of, judge_folder
+from ddpdoctor.model.codec import decode, encode
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.findings import (
+    Confidence,
+    Finding,
+    JobStatus,
+    JobSummary,
+    Judgment,
+    Outcome,
+    RankRow,
+    Report,
+    Severity,
+)
+from ddpdoctor.model.history import Blamed, Cost, PassSeen, Returning, Start
+from ddpdoctor.model.run import JobEnd
+from ddpdoctor.model.run_differences import RunDifferences
+from ddpdoctor.recorder.storage import ring_layout
+from ddpdoctor.report.contents import read_content
+from ddpdoctor.report.text.report import render_text
+from tests.synthetic import FIRST_PID, LINES, SITUATIONS, STUCK_LINE, Job, reversed_ranks, write_folder, write_hosts
+
+# Run folders of jobs that never ran: the right verdict out of whole ones, and no traceback out of damaged ones.
+
+
+JUNK: tuple[Any, ...] = (None, True, -1, 2**70, 1.5, "x", "", [], [1], {}, {"a": 1})
+
+
+def folder_of(tmp_path: Path, situation: str, world: int = 16, steps: int = 30, **more: Any) -> Path:
+    write_folder(tmp_path / situation, Job(world=world, steps=steps, situation=situation, **more))
+    return tmp_path / situation
+
+
+def worst(folder: Path) -> Finding:
+    return judge_folder(folder).findings[0]
+
+
+@pytest.mark.parametrize("culprit", [0, 3, 15])
+@pytest.mark.parametrize(
+    ("situation", "kind", "line"),
+    [("stuck", "stuck", STUCK_LINE), ("short", "mismatch", LINES["barrier"]), ("crash", "crash", STUCK_LINE)],
+)
+def test_one_rank_of_many_is_found(tmp_path: Path, situation: str, kind: str, line: int, culprit: int) -> None:
+    found = worst(folder_of(tmp_path, situation, culprit=culprit))
+    assert (found.kind, found.ranks, found.where[0].line) == (kind, (culprit,), line)
+
+
+def test_groups_in_opposite_order_are_a_deadlock(tmp_path: Path) -> None:
+    found = worst(folder_of(tmp_path, "deadlock"))
+    assert found.kind == "deadlock"
+    assert set(reversed_ranks(Job(world=16, steps=0, situation="deadlock"))) <= set(found.ranks)
+
+
+def test_a_job_that_ended_well_has_no_finding(tmp_path: Path) -> None:
+    judgment = judge_folder(folder_of(tmp_path, "healthy"))
+    assert judgment.findings == ()
+    assert {check.outcome for check in judgment.checks} <= {Outcome.PASSED, Outcome.SKIPPED}
+
+
+@pytest.mark.parametrize("situation", ["stuck", "short"])
+def test_a_history_longer_than_the_ring_changes_nothing(tmp_path: Path, situation: str) -> None:
+    found = worst(folder_of(tmp_path, situation, world=4, steps=700, tp=2))
+    assert found.ranks == (1,)
+
+
+def test_of_two_ranks_the_one_that_departs_from_a_long_history_is_blamed(tmp_path: Path) -> None:
+    found = worst(folder_of(tmp_path, "short", world=2, steps=129, tp=0))
+    assert (found.kind, found.ranks) == ("mismatch", (1,))
+
+
+@pytest.mark.parametrize(
+    ("entry", "advice"),
+    [
+        ("wrap", "if it is just slow, raise --hang-timeout"),
+        ("pytest", "if it is just slow, raise --ddpdoctor-timeout"),
+        ("ddpdoctor.watch", "if it is just slow, raise hang_timeout of ddpdoctor.watch"),
+        ("DdpDoctorCallback", "if it is just slow, raise hang_timeout of DdpDoctorCallback"),
+    ],
+)
+def test_advice_names_a_setting_as_the_way_in_has_it(tmp_path: Path, entry: str, advice: str) -> None:
+    folder = folder_of(tmp_path, "stuck", world=2)
+    run = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**run, "entry": entry}))
+    assert worst(folder).fix.endswith(advice)
+    report, text = show(folder)
+    assert entry == "wrap" or "--hang-timeout" not in text + str([check.reason for check in report.checks])
+
+
+def test_advice_says_which_options_only_wrap_has() -> None:
+    drift = Finding(
+        code="DD502", kind="buffer-drift", severity=Severity.WARNING, confidence=Confidence.HIGH, summary="it differs",
+        fix="if this is intended, pass --allow-different bn.*; --check-every 1 shows the step",
+    )  # fmt: skip
+    judged = Judgment(findings=(drift,), checks=(), certain=False)
+    (told,) = in_words_of("ddpdoctor.watch", judged).findings
+    assert told.fix == drift.fix + " (--allow-different and --check-every are options of `ddpdoctor wrap`)"
+
+
+def show(folder: Path) -> tuple[Report, str]:
+    report = rebuild_report(folder)
+    return report, render_text(report, width=100, color=False, run_dir=folder)
+
+
+@pytest.mark.parametrize(
+    ("watched", "status", "exit_status"),
+    [
+        ({"ended": True, "launcher_status": 1}, "failed", 1),
+        ({"ended": True, "launcher_status": -9}, "failed", 137),
+        ({"ended": True, "launcher_status": 1, "interrupted_by": "SIGTERM"}, "interrupted", 1),
+        ({"ended": False, "launcher_status": None}, "interrupted", None),
+    ],
+)
+def test_a_report_that_was_removed_is_drawn_with_the_status_of_the_job(
+    tmp_path: Path, watched: dict[str, Any], status: str, exit_status: int | None
+) -> None:
+    folder = folder_of(tmp_path, "healthy", world=2)
+    watch = json.loads((folder / "watch.json").read_text())
+    (folder / "watch.json").write_text(json.dumps({**watch, **watched}))
+    job = rebuild_report(folder).job
+    assert job is not None
+    assert (job.status.value, job.exit_status) == (status, exit_status)
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:9000])
+
+
+def make_version_1(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<I", data, len(ring_layout.MAGIC), 1)
+    path.write_bytes(data)
+
+
+def make_foreign(path: Path) -> None:
+    path.write_bytes(b"PNG" * 9000)
+
+
+def make_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (cut_short, "truncated: 9000 of"),
+        (make_version_1, "ring version 1, this program reads"),
+        (make_foreign, "not a ring file"),
+        (make_folder, "its record cannot be read"),
+    ],
+)
+def test_a_ring_that_cannot_be_read_says_why(tmp_path: Path, damage: Callable[[Path], None], said: str) -> None:
+    folder = folder_of(tmp_path, "stuck")
+    damage(next((folder / "rings").glob(f"{FIRST_PID + 5}-*.ring")))
+    report, text = show(folder)
+    assert [(f.code, f.ranks) for f in report.findings if said in f.summary] == [("DD901", (5,))]
+    assert said in " ".join(text.split())
+
+
+def test_a_world_size_that_only_a_damaged_file_can_hold_is_not_believed(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "stuck", world=4)
+    next((folder / "rings").glob(f"{FIRST_PID + 2}-*.ring")).unlink()  # the agent alone knows of this rank
+    log = folder / "agent.jsonl"
+    assert '"world_size": 4' in log.read_text()
+    log.write_text(log.read_text().replace('"world_size": 4', f'"world_size": {2**40}'))
+    assert {rank.world_size for rank in read_job(folder).ranks} == {4, None}
+
+
+def test_of_two_processes_with_one_pid_the_later_counts(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "stuck", world=4)
+    ring = next((folder / "rings").glob(f"{FIRST_PID}-*.ring"))
+    data = bytearray(ring.read_bytes())
+    ring_layout.IDENTITY.pack_into(
+        data, 0, *ring_layout.IDENTITY.unpack_from(data)[:9], 3, *ring_layout.IDENTITY.unpack_from(data)[10:]
+    )
+    data[ring_layout.SLOT_SIZE * 50 :] = bytes(len(data) - ring_layout.SLOT_SIZE * 50)
+    (folder / "rings" / f"{FIRST_PID}-3.ring").write_bytes(data)
+    assert worst(folder).ranks == (1,)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("command", 3), ("check_every", "50"), ("check_every", True), ("nproc", 2**70), ("host", None)]
+)
+def test_a_damaged_run_file_is_named(tmp_path: Path, name: str, value: object) -> None:
+    folder = folder_of(tmp_path, "stuck", world=2)
+    run = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**run, name: value}))
+    with pytest.raises(UserError, match=rf"run\.json is damaged: {name}: ") as refused:
+        rebuild_report(folder)
+    assert refused.value.status == 2
+
+
+def mangle(dice: random.Random, value: Any) -> Any:
+    if dice.random() < 0.04:
+        return dice.choice(JUNK)
+    if isinstance(value, dict):
+        return {key: mangle(dice, item) for key, item in value.items() if dice.random() > 0.02}
+    return [mangle(dice, item) for item in value] if isinstance(value, list) else value
+
+
+def spoil(dice: random.Random, path: Path) -> None:
+    data = path.read_bytes()
+    if path.suffix in (".json", ".jsonl") and dice.random() < 0.7:
+        lines = [json.dumps(mangle(dice, json.loads(line))) for line in data.decode().splitlines()]
+        path.write_text("\n".join(lines))
+    elif path.suffix == ".ring" and dice.random() < 0.8:
+        spoilt = bytearray(data)
+        first = dice.choice(
+            [0, 128, 1024, ring_layout.HEADER_SIZE, ring_layout.RANK_SHAPE.slots_at, ring_layout.RANK_SHAPE.steps_at]
+        )
+        for _ in range(dice.choice([1, 5, 50])):
+            spoilt[dice.randrange(first, first + 2000)] = dice.randrange(256)
+        path.write_bytes(spoilt)
+    else:
+        path.write_bytes(data[: dice.randrange(len(data) + 1)])
+
+
+def test_no_damage_ends_in_a_traceback(tmp_path: Path) -> None:
+    dice = random.Random(7)
+    for situation in SITUATIONS:
+        folder_of(tmp_path, situation, world=4, steps=6, tp=2)
+    for number in range(60):
+        folder = tmp_path / f"spoilt-{number}"
+        shutil.copytree(tmp_path / dice.choice(SITUATIONS), folder)
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        for path in dice.sample(files, dice.choice([1, 2, 4])):
+            spoil(dice, path)
+        judge_folder(folder)
+        with contextlib.suppress(UserError):
+            show(folder)
+        shutil.rmtree(folder)
+
+
+def test_each_host_of_a_job_has_a_run_folder_of_its_own(tmp_path: Path) -> None:
+    first, second = write_hosts(tmp_path, Job(world=16, steps=30, situation="stuck"), 2)
+    assert (worst(first).kind, worst(first).ranks) == ("stuck", (1,))
+    assert [rank.rank for rank in read_job(second).ranks] == list(range(8, 16))
+
+
+def test_counters_of_an_answer_that_was_given_before_the_training_began_do_not_count(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "short", world=4, tp=0)
+    for path in (folder / "evidence").iterdir():
+        answer = json.loads(path.read_text())
+        for group in answer["groups"]:
+            group["enqueued"] = 0
+        path.write_text(json.dumps(answer))
+    groups = [group for rank in read_job(folder).ranks for group in rank.groups]
+    assert groups
+    assert all(group.enqueued > 0 and not group.backend for group in groups)
+
+
+# Run folders that an earlier version saved, of real jobs: they are still read, and judged again as they were.
+
+
+SAVED = Path(__file__).parents[2] / "data" / "runs"
+JOBS = {
+    "crash": ("failed", 1, "crash", (0,)),
+    "ctrl-c": ("interrupted", 130, None, ()),
+    "drift": ("finished", 0, "param-drift", (0,)),
+    "finished": ("finished", 0, None, ()),
+    "hung": ("hung", 124, "early-exit", (1,)),
+    "killed": ("failed", 1, "killed", (2,)),
+    "terminated": ("interrupted", 1, "stuck", (1,)),
+}
+
+
+def reported(report: Report) -> tuple[object, ...]:
+    """Return what a report says first: status, exit status, and the verdict with its sentence and lines."""
+    assert report.job is not None
+    verdict = report.verdict
+    kind, ranks = (verdict.kind, verdict.ranks) if verdict is not None else (None, ())
+    said = (verdict.code, verdict.where) if verdict is not None else ()
+    return report.job.status.value, report.job.exit_status, kind, ranks, said, report.started_at
+
+
+@pytest.fixture(params=JOBS)
+def saved(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    with tarfile.open(SAVED / f"{request.param}.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path / request.param
+
+
+def test_a_report_that_was_removed_is_drawn_as_it_was(saved: Path) -> None:
+    before = read_run(saved)
+    assert reported(before)[:4] == JOBS[saved.name]
+    (saved / "report.json").unlink()
+    again = read_run(saved)
+    assert reported(again) == reported(before)
+    assert status_line(again) == status_line(before)
+
+
+def status_line(report: Report) -> str:
+    return render_text(report, width=None, color=False, run_dir=None).splitlines()[1]
+
+
+def test_what_the_user_ignored_stays_ignored_and_a_status_that_was_saved_is_taken(saved: Path) -> None:
+    before = read_run(saved)
+    (saved / "report.json").unlink()
+    ignored = (before.verdict.code,) if before.verdict is not None else ()
+    end = JobEnd(
+        hung=False, interrupted=True, exit_status=77, started_at="then", ended_at="later", ignore=ignored
+    )  # fmt: skip
+    (saved / "end.json").write_text(json.dumps(encode(end)))
+    again = read_run(saved)
+    assert again.job is not None
+    assert (again.job.status.value, again.job.exit_status) == ("interrupted", 77)
+    assert (again.started_at, again.ended_at) == ("then", "later")
+    assert not {finding.code for finding in again.findings} & set(ignored)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"hung": 1}'])
+def test_a_damaged_end_is_passed_over(tmp_path: Path, text: str) -> None:
+    with tarfile.open(SAVED / "killed.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    before = read_run(tmp_path / "killed")
+    (tmp_path / "killed" / "report.json").unlink()
+    (tmp_path / "killed" / "end.json").write_text(text)
+    assert reported(read_run(tmp_path / "killed")) == reported(before)
+
+
+def test_analyze_says_of_a_run_folder_what_wrap_said(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status = analyze.run(analyze.Options(paths=(str(saved),), format="json"))
+    report = json.loads(capsys.readouterr().out)
+    _, _, kind, ranks = JOBS[saved.name]
+    verdict = report["verdict"] or {"kind": None, "ranks": []}
+    assert (verdict["kind"], tuple(verdict["ranks"])) == (kind, ranks)
+    assert status == (1 if kind is not None else 0)
+
+
+# What differs between two runs, from their reports.
+
+
+HUNG = Finding(
+    code="DD601",
+    kind="stuck",
+    severity=Severity.ERROR,
+    confidence=Confidence.HIGH,
+    summary="rank 1 is stuck",
+    ranks=(1,),
+)
+
+
+def job(*, environment=(), torch="2.13.0", step_ms=10.0, command=("train.py",), ranks=2, verdict=None, **data):
+    rows = tuple(RankRow(rank=n, local_rank=n, host="a", pid=None, state="exit status 0") for n in range(ranks))
+    return Report(
+        command=("ddpdoctor", "wrap", "--report-dir", f"run-{step_ms}", *command),
+        started_at="2026-01-02T03:04:05Z", ended_at="2026-01-02T03:04:06Z",
+        job=JobSummary(world_size=ranks, nnodes=1, status=JobStatus.FINISHED, exit_status=0), verdict=verdict,
+        findings=() if verdict is None else (verdict,), checks=(), ranks=rows, tool_version="1",
+        data={
+            "run": {"torch_version": torch, "environment": dict(environment), "debug_level": "OFF"},
+            "steps": [{"rank": n, "step_ms": step_ms, "waited_ms": 1.0} for n in range(ranks)], **data,
+        },
+    )  # fmt: skip
+
+
+def machine(**facts):
+    return Report(
+        command=("ddpdoctor", "check-env"), started_at="2026-01-02T03:04:05Z", ended_at="2026-01-02T03:04:06Z",
+        job=None, verdict=None, findings=(), checks=(), ranks=(), tool_version="1",
+        data={"hosts": ["a"], "nodes": [{"host": "a", "pid": 7, "processes": [{"variables": {}}], **facts}]},
+    )  # fmt: skip
+
+
+def differences(first, second):
+    found = decode(RunDifferences, diff_reports(("A", first), ("B", second)).data["run_differences"])
+    return [(one.topic.value, one.name, one.first, one.second) for one in found.differences]
+
+
+def headline(first, second):
+    return read_content(diff_reports(("A", first), ("B", second))).headline
+
+
+def test_equal_runs_do_not_differ_and_the_topics_are_named() -> None:
+    assert differences(job(step_ms=10.0), job(step_ms=10.9)) == []
+    assert headline(job(), job()).startswith("no difference found (compared: version, variable, setting, machine, pace")
+
+
+def test_the_most_telling_difference_comes_first() -> None:
+    first = job(environment={"NCCL_DEBUG": "INFO"}.items())
+    second = job(
+        environment={"NCCL_IB_DISABLE": "1"}.items(), torch="2.12.0", step_ms=30.0, command=("train.py", "--lr=1"),
+        verdict=HUNG,
+    )  # fmt: skip
+    assert differences(first, second) == [
+        ("verdict", "DD601 stuck", "", "rank 1 is stuck"),
+        ("version", "torch", "2.13.0", "2.12.0"),
+        ("variable", "NCCL_IB_DISABLE", "", "1"),
+        ("variable", "NCCL_DEBUG", "INFO", ""),
+        ("setting", "command line", "wrap train.py", "wrap train.py --lr=1"),
+        ("pace", "step in ms", "10", "30"),
+    ]
+    assert headline(first, second) == "the runs differ in torch: 2.13.0 in A, 2.12.0 in B, and 3 more differences"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "found"),
+    [
+        ({"gpus": {"driver": "550.1"}}, {"gpus": {"driver": "560.2"}}, [("version", "gpus.driver", "550.1", "560.2")]),
+        ({"limits": {"nofile": 1024}}, {"limits": {"nofile": 4096}}, [("machine", "limits.nofile", "1024", "4096")]),
+        ({"load": {"one": 1.0}}, {"load": {"one": 9.0}}, []),
+        ({"pid": 1}, {"pid": 2}, []),
+        ({"gpus": [{"name": "H100"}]}, {"gpus": [{"name": "H100"}] * 2}, [("machine", "gpus.count", "1", "2")]),
+    ],
+)
+def test_machines_are_compared_without_what_always_differs(first, second, found) -> None:
+    assert differences(machine(**first), machine(**second)) == found
+
+
+def test_the_same_verdict_with_other_numbers_is_no_difference() -> None:
+    assert differences(job(verdict=HUNG), job(verdict=replace(HUNG, summary="rank 2 is stuck"))) == []
+
+
+def test_bandwidth_model_and_data_are_compared() -> None:
+    def run(plateau, tensors, delivered):
+        stream = {"model": 1, "kinds": ["parameter"], "clock": "end", "tensors": tensors}
+        return job(
+            curves=[{"collective": "all_reduce", "plateau_gb_s": plateau}], consistency={"streams": [stream]},
+            shares={"delivered": delivered},
+        )  # fmt: skip
+
+    assert differences(run(10.0, 8, 100), run(5.0, 9, 90)) == [
+        ("model", "tensors of model 1", "8", "9"),
+        ("data", "delivered", "100", "90"),
+        ("bandwidth", "all_reduce in GB/s", "10", "5"),
+    ]
+
+
+def test_what_one_run_does_not_know_is_said() -> None:
+    shown = diff_reports(("A", job()), ("B", machine()))
+    assert "pace" in decode(RunDifferences, shown.data["run_differences"]).not_compared
+
+
+# What the failures of a job cost, how far apart they are, and who returns in their verdicts.
+
+
+ZERO = datetime(2026, 3, 14, 10, tzinfo=timezone.utc)
+
+
+def at(minutes):
+    return None if minutes is None else ZERO + timedelta(minutes=minutes)
+
+
+def start(
+    began=0, first=1, last=9, ended=10, *, steps=90, status=JobStatus.FAILED, epochs=None, blamed=(), hosts=2,
+    first_epoch=None,
+):  # fmt: skip
+    passes = tuple(PassSeen(epoch=epoch, steps=count) for epoch, count in (epochs or {}).items())
+    known = next(iter(epochs), None) if epochs and first_epoch is None else first_epoch
+    return Start(
+        run="run", attempt=0, status=status, began_at=at(began), first_step_at=at(first), last_progress_at=at(last),
+        ended_at=at(ended), steps=steps, passes=passes, first_epoch=known, hosts=hosts, blamed=blamed,
+    )  # fmt: skip
+
+
+def test_the_time_lost_is_from_the_last_step_to_the_next_first_step():
+    assert cost_of([start(), start(began=12, first=14)], 0).seconds == 5 * 60
+
+
+def test_a_start_without_a_step_ends_what_the_one_before_it_cost_and_begins_its_own():
+    starts = [start(), start(began=12, first=None, last=None, ended=13, steps=0), start(began=15, first=17)]
+    assert [cost_of(starts, number).seconds for number in range(3)] == [3 * 60, 5 * 60, None]
+
+
+def test_a_job_that_finished_or_runs_has_lost_nothing():
+    for status in (JobStatus.FINISHED, JobStatus.RUNNING):
+        assert cost_of([start(status=status), start(began=12)], 0) == Cost(steps=None, seconds=None)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lost"),
+    [
+        ({0: 30, 1: 30, 2: 30}, {2: 5}, 30),  # it began epoch 2 again
+        ({0: 30, 1: 30, 2: 30}, {0: 5}, 90),  # it began from scratch
+        ({0: 30, 1: 30, 2: 30}, {3: 5}, 0),  # it was saved at the end of epoch 2
+        ({4: 30, 5: 30, 6: 30}, {5: 5}, 60),
+        ({4: 30, 5: 30, 6: 30}, {2: 5}, 90),  # all of it, and more of the start before
+    ],
+)
+def test_steps_made_again_are_those_since_the_epoch_with_which_the_next_start_began(before, after, lost):
+    assert cost_of([start(epochs=before), start(began=12, epochs=after)], 0).steps == lost
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {}),  # no sampler has epochs
+        ({0: 90}, {}),  # the next start made no step
+        ({}, {2: 5}),
+    ],
+)
+def test_steps_are_not_known_where_nothing_says_where_the_next_start_began(before, after):
+    assert cost_of([start(epochs=before), start(began=12, epochs=after)], 0).steps is None
+
+
+def test_of_the_first_of_many_passes_nothing_is_known_any_more():
+    earlier = start(epochs={7: 30, 8: 30}, first_epoch=0, steps=270)
+    assert cost_of([earlier, start(began=12, epochs={5: 5})], 0).steps is None
+    assert cost_of([earlier, start(began=12, epochs={8: 5})], 0).steps == 30
+
+
+def test_steps_since_the_last_checkpoint_are_lost_whatever_the_epochs_say():
+    saved = replace(start(epochs={0: 45, 1: 45}), saved_step=80)
+    assert cost_of([saved, start(began=12, epochs={0: 5})], 0).steps == 10
+    assert cost_of([replace(saved, saved_step=90), start(began=12)], 0).steps == 0
+
+
+def test_a_start_that_made_no_step_lost_none():
+    assert cost_of([start(steps=0, first=None, last=None), start(began=12)], 0).steps == 0
+
+
+def test_the_mean_time_between_failures_is_the_time_that_it_ran_by_failures():
+    starts = [
+        start(0, ended=10), start(20, 21, 49, 50), start(60, 61, 69, 70, status=JobStatus.INTERRUPTED),
+        start(80, 81, 99, None, status=JobStatus.RUNNING),
+    ]  # fmt: skip
+    found = sum_up(("train.py",), starts, at(100))
+    assert (found.failures, found.span_s) == (2, 100 * 60)
+    assert found.between_failures_s == (10 + 30 + 10 + 20) * 60 / 2
+
+
+def test_a_job_without_a_failure_has_no_mean_time():
+    found = sum_up((), [start(status=JobStatus.FINISHED)], at(100))
+    assert (found.failures, found.between_failures_s, found.returning) == (0, None, ())
+
+
+def test_a_start_of_which_no_time_is_known_counts_all_the_same():
+    found = sum_up((), [start(None, None, None, None)], at(100))
+    assert (found.failures, found.span_s, found.costs) == (1, None, (Cost(steps=None, seconds=None),))
+
+
+def test_a_rank_on_one_host_returns():
+    blamed = [(Blamed(rank=3, host="n7"),), (Blamed(rank=3, host="n7"),), (Blamed(rank=1, host="n2"),)]
+    found = find_returning([start(blamed=one) for one in blamed])
+    assert found == (Returning(who=Blamed(rank=3, host="n7"), times=2),)
+
+
+def test_a_host_returns_with_other_ranks():
+    blamed = [(Blamed(rank=3, host="n7"),), (Blamed(rank=5, host="n7"),)]
+    assert find_returning([start(blamed=one) for one in blamed]) == (Returning(who=Blamed(host="n7"), times=2),)
+
+
+def test_a_rank_returns_on_other_hosts():
+    blamed = [(Blamed(rank=3, host="n7"),), (Blamed(rank=3, host="n8"),)]
+    assert find_returning([start(blamed=one) for one in blamed]) == (Returning(who=Blamed(rank=3), times=2),)
+
+
+def test_the_only_host_of_a_job_is_not_to_blame_for_its_ranks():
+    blamed = [(Blamed(rank=0, host="n7"),), (Blamed(rank=1, host="n7"),)]
+    assert find_returning([start(blamed=one, hosts=1) for one in blamed]) == ()
+
+
+def test_interruptions_blame_nobody():
+    one = (Blamed(rank=3, host="n7"),)
+    assert find_returning([start(blamed=one), start(blamed=one, status=JobStatus.INTERRUPTED)]) == ()
+
+
+def test_starts_of_one_job_have_one_command_line_but_for_what_varies():
+    one = job_key(("/a/ddpdoctor", "wrap", "--report-dir", "r1", "--master_port=1", "train.py", "--lr", "1"))
+    other = job_key(("/b/ddpdoctor", "wrap", "--report-dir=r2", "--master-port", "2", "train.py", "--lr", "1"))
+    assert one == other == ("ddpdoctor", "wrap", "train.py", "--lr", "1")
+    assert job_key(("/b/ddpdoctor", "wrap", "train.py", "--lr", "2")) != one

@@ -1,0 +1,509 @@
+"""Frames, beats, clocks and conversations over a server."""
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import zlib
+from dataclasses import dataclass
+
+import pytest
+
+from ddpdoctor.exchange.clocks import ROUNDS, measure_clocks
+from ddpdoctor.exchange.conversation import (
+    CHUNK_BYTES,
+    MAX_PACKED_BYTES,
+    MAX_PLAIN_BYTES,
+    BadMessage,
+    BadRecord,
+    Conversation,
+    pack,
+    unpack,
+)
+from ddpdoctor.exchange.meeting import Folder, Heartbeating, HostedMeeting, OwnPort, open_meeting
+from ddpdoctor.exchange.store import (
+    BEAT_EVERY_S,
+    MAX_MEMBERS,
+    MAX_NOTICE_BYTES,
+    MAX_SAID_BYTES,
+    ClockTimes,
+    Heard,
+    KeyValues,
+    StoreError,
+)
+from ddpdoctor.exchange.wire import LENGTH, RequestType, pack_request
+from tests.scenarios.running import free_port
+from tests.scenarios.running import wait_for as wait_until
+
+# Clock offsets are those of the shortest round trip, and right within the error that they tell.
+
+
+MS = 1_000_000
+
+
+class FarServer:
+    """A server whose clocks differ by fixed amounts, at the end of a way that takes given times there and back."""
+
+    def __init__(self, trips, ahead_ns, wall_ahead_ns):
+        self.now_ns = 5_000_000_000
+        self._trips = iter(trips)
+        self._ahead_ns, self._wall_ahead_ns = ahead_ns, wall_ahead_ns
+
+    def read(self):
+        """Return what the clocks of this side show."""
+        return ClockTimes(self.now_ns + 10**18, self.now_ns)
+
+    def now(self):
+        there, back = next(self._trips)
+        self.now_ns += there
+        reported = ClockTimes(self.now_ns + 10**18 - self._wall_ahead_ns, self.now_ns - self._ahead_ns)
+        self.now_ns += back
+        return reported
+
+
+@pytest.mark.parametrize("ahead_ns", [-7_000_000_000, 0, 123_456_789])
+@pytest.mark.parametrize(
+    "trips",
+    [
+        [(MS, MS)],
+        [(30 * MS, 2 * MS), (2 * MS, 3 * MS), (MS, 90 * MS)],
+        # All of the time on the way there: the worst case of the bound.
+        [(10 * MS, 0)],
+        [(0, 10 * MS)],
+    ],
+)
+def test_the_offset_is_right_within_its_error(trips, ahead_ns):
+    server = FarServer(itertools.cycle(trips), ahead_ns, -20_000_000_000)
+    offset = measure_clocks(server, server.read)
+
+    shortest = min(there + back for there, back in trips)
+    assert offset.error_ns == shortest // 2 + 1
+    assert abs(offset.monotonic_ns - ahead_ns) <= offset.error_ns
+    assert abs(offset.wall_s + 20.0) <= offset.error_ns / 1e9 + 1e-6
+
+
+def test_a_slow_way_is_asked_less_often():
+    asked = []
+    server = FarServer((asked.append(1) or (700 * MS, 700 * MS) for _ in range(ROUNDS)), 0, 0)
+    assert abs(measure_clocks(server, server.read).monotonic_ns) <= 700 * MS
+    assert len(asked) == 2
+
+
+@pytest.mark.skipif(shutil.which("faketime") is None, reason="faketime is not installed")
+def test_a_real_clock_that_is_behind_is_seen_to_be():
+    with HostedMeeting(0, b"token", one_host=True) as hosted:
+        own = measure_clocks(open_meeting(OwnPort(("127.0.0.1",), hosted.port), b"token", 60))
+        behind = subprocess.run(
+            ["faketime", "-f", "-20s", sys.executable, "-c", BEHIND, str(hosted.port)],
+            stdout=subprocess.PIPE, text=True, check=True, timeout=200, env={**os.environ, "DONT_FAKE_MONOTONIC": "1"},
+        )  # fmt: skip
+    wall_s, monotonic_ns, error_ns = map(float, behind.stdout.split())
+    assert abs(own.monotonic_ns) <= own.error_ns
+    assert abs(wall_s + 20) <= error_ns / 1e9 + 1e-3
+    assert abs(monotonic_ns) <= error_ns
+
+
+BEHIND = """
+import sys
+from ddpdoctor.exchange.clocks import measure_clocks
+from ddpdoctor.exchange.meeting import OwnPort, open_meeting
+offset = measure_clocks(open_meeting(OwnPort(("127.0.0.1",), int(sys.argv[1])), b"token", 60))
+print(offset.wall_s, offset.monotonic_ns, offset.error_ns)
+"""
+
+
+# What verbs need of each other's processes: records, all of them, one value, an alarm, and a goodbye.
+
+
+TOKEN = b"t" * 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """A record."""
+
+    text: str
+
+
+@pytest.fixture
+def talk():
+    return Conversation(KeyValues(), TOKEN)
+
+
+@pytest.fixture
+def hosted():
+    meeting = HostedMeeting(None, TOKEN)
+    meeting.__enter__()
+    yield meeting
+    meeting.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("length", [0, 100, 3 * CHUNK_BYTES])
+def test_a_record_of_any_size_arrives(talk, length):
+    # Text that zlib makes no smaller than a chunk.
+    text = "".join(chr(0x4E00 + (number * 7919 * number) % 20000) for number in range(length))
+    talk.send("a", Said(text=text))
+    assert talk.get(Said, "a", "rank 1") == Said(text=text)
+    assert talk.get(Said, "b", "rank 1") is None
+
+
+def test_a_record_of_another_token_or_cut_short_is_refused(talk):
+    Conversation(talk.store, b"other").send("a", Said(text="x"))
+    talk.store.set("b", b"rubbish")
+    talk.store.set("c", b"x" * 40)
+    for key, words in {
+        "a": "rank 1 sent a message signed with another token",
+        "b": "not a message",
+        "c": "limit",
+    }.items():
+        with pytest.raises(BadRecord, match=words):
+            talk.get(Said, key, "rank 1")
+
+
+def test_gather_returns_what_comes_in_time(talk):
+    talk.send("a/1", Said(text="one"))
+    talk.store.set("a/2", b"rubbish")
+    bad = []
+    heard = talk.gather(
+        Said, "a", lambda: range(1, 4), 0.1, on_bad=lambda number, error: bad.append((number, str(error)))
+    )
+
+    assert heard == {1: Said(text="one")}
+    assert bad == [(2, "rank 2 sent something that is not a message of ddpdoctor")]
+    with pytest.raises(BadRecord):
+        talk.gather(Said, "a", lambda: [2], 0.1)
+
+
+def test_gather_goes_on_while_more_come(talk):
+    """Whoever comes is counted; the end is known by what is heard."""
+    talk.add("came", 1)
+    talk.send("a/1", Said(text="one"))
+
+    def members():
+        if talk.add("came", 0) == 1:
+            talk.send("a/2", Said(text="two"))
+            talk.add("came", 1)
+            return [1]
+        return [1, 2]
+
+    assert set(talk.gather(Said, "a", members, 5, is_over=lambda heard: len(heard) == 2)) == {1, 2}
+
+
+def test_all_have_what_rank_0_decided(talk):
+    assert talk.agree(Said, "a", Said(text="x"), 1) == talk.agree(Said, "a", None, 1) == Said(text="x")
+    with pytest.raises(StoreError, match=r"no message came from rank 0 within 0\.1 s"):
+        talk.agree(Said, "b", None, 0.1)
+
+
+def test_the_first_alarm_counts_and_questions_are_none(talk):
+    assert talk.ask() == 1
+    assert talk.news() == (False, 1)
+    assert talk.raise_alarm(Said(text="first")) == talk.raise_alarm(Said(text="second")) == Said(text="first")
+    assert talk.news().alarm
+    assert talk.alarm(Said) == Said(text="first")
+
+
+def test_conversations_of_one_name_follow_each_other(talk):
+    first = talk.begin("probe")
+    first.send("a", Said(text="x"))
+    assert talk.begin("probe").has("a")
+    first.say_goodbye(Said(text="bye"), lambda: 0, 1)
+    assert not talk.begin("probe").has("a")
+
+
+def test_who_says_goodbye_stays_until_it_was_heard(talk):
+    ended = threading.Thread(target=talk.say_goodbye, args=(Said(text="bye"), lambda: 1, 60))
+    ended.start()
+    assert talk.hear_goodbye(Said, 60) == Said(text="bye")
+    ended.join(60)
+    assert not ended.is_alive()
+    assert talk.part("other/").hear_goodbye(Said, 0) is None
+
+
+class GoneOnceHeard:
+    """A connection to a server that ends as soon as the goodbye was read there."""
+
+    def __init__(self, hosted):
+        self._hosted, self._store = hosted, hosted.store()
+
+    def get(self, key):
+        found = self._store.get(key)
+        if found is not None and key.endswith("goodbye"):
+            self._hosted.__exit__(None, None, None)
+        return found
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+
+def test_a_goodbye_that_was_heard_counts_though_the_server_has_ended(hosted):
+    Conversation(hosted.store(), TOKEN).say_goodbye(Said(text="bye"), lambda: 0, 0)
+    store = GoneOnceHeard(hosted)
+
+    assert Conversation(store, TOKEN).hear_goodbye(Said, 5) == Said(text="bye")
+    with pytest.raises(StoreError):
+        store.add("heard", 0)
+
+
+def test_a_server_that_ends_before_the_goodbye_is_lost(hosted):
+    talk = Conversation(hosted.store(), TOKEN)
+    hosted.__exit__(None, None, None)
+    with pytest.raises(StoreError):
+        talk.hear_goodbye(Said, 5)
+
+
+def test_bytes_are_taken_once_and_damage_is_seen(talk):
+    data = bytes(range(256)) * 3000
+    talk.send_bytes("a", data)
+    assert talk.take_bytes("a", 1) == data
+    assert talk.take_bytes("a", 0) is None
+    assert not talk.has("a/0")
+
+    talk.send_bytes("a", data)
+    talk.store.set("a/1", b"x" * CHUNK_BYTES)
+    with pytest.raises(BadRecord, match="damaged"):
+        talk.take_bytes("a", 1)
+
+
+# Messages are refused where they are damaged, too large, or not signed as they should be.
+
+
+TOKEN_FRAMING = b"secret"
+PLAIN = {"a": [1, 2.5, None, True, "é\udcff"]}
+
+
+def raw(
+    payload: bytes, *, magic: bytes = b"DDPD", version: int = 1, signed: int = 0, length: int | None = None
+) -> bytes:
+    return struct.pack("!4sBBI", magic, version, signed, len(payload) if length is None else length) + payload
+
+
+GOOD = zlib.compress(b"[1]")
+BOMB = zlib.compress(b"[" + b" " * (MAX_PLAIN_BYTES + 1) + b"]")
+
+
+@pytest.mark.parametrize("token", [None, TOKEN_FRAMING])
+def test_what_is_packed_is_unpacked(token):
+    assert unpack(pack(PLAIN, token), token) == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (b"", "not a message"),
+        (b"GET / HTTP/1.1\r\n\r\n", "not a message"),
+        (raw(GOOD, magic=b"XXXX"), "not a message"),
+        (raw(GOOD, version=2), "format 2"),
+        (raw(GOOD)[:-1], "cut short"),
+        (raw(GOOD) + b"x", "cut short"),
+        (raw(b"", length=MAX_PACKED_BYTES + 1), "over the limit"),
+        (raw(b"not zlib"), "damaged"),
+        (raw(GOOD[:-2]), "damaged"),
+        (raw(GOOD + b"tail"), "damaged"),
+        (raw(BOMB), "unpacks to more than"),
+        (raw(zlib.compress(b"[1")), "damaged"),
+        (raw(zlib.compress(b"[NaN]")), "damaged"),
+        (raw(zlib.compress(b"\xff\xfe")), "damaged"),
+        (raw(zlib.compress(b"[" * 200_000)), "damaged"),
+        (pack(PLAIN, TOKEN_FRAMING), "no DDPDOCTOR_TOKEN"),
+    ],
+)
+def test_what_is_no_message_is_refused(message, words):
+    with pytest.raises(BadMessage, match=words):
+        unpack(message)
+
+
+def test_the_bomb_is_small_on_its_way():
+    assert len(BOMB) < MAX_PACKED_BYTES
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (pack(PLAIN), "not signed"),
+        (pack(PLAIN, b"other"), "another token"),
+        (pack(PLAIN, TOKEN_FRAMING)[:-1] + b"\0", "another token"),
+        (pack(PLAIN, TOKEN_FRAMING).replace(b"DDPD\x01\x01", b"DDPD\x01\x00", 1), "cut short"),
+    ],
+)
+def test_with_a_token_only_what_it_signed_is_read(message, words):
+    with pytest.raises(BadMessage, match=words):
+        unpack(message, TOKEN_FRAMING)
+
+
+def test_a_message_that_nobody_would_read_is_not_sent():
+    with pytest.raises(BadMessage, match="over the limit"):
+        pack("x" * (MAX_PLAIN_BYTES + 1))
+
+
+def test_nothing_but_json_travels():
+    header = struct.calcsize("!4sBBI")
+    assert json.loads(zlib.decompress(pack(PLAIN)[header:])) == PLAIN
+
+
+# Members are heard, say that they leave, or are lost: the server can tell which, at a small cost.
+
+
+TOKEN_HEARTBEATS = b"token"
+LIMIT_S = 60.0
+
+
+@pytest.fixture
+def hosted_heartbeats():
+    with HostedMeeting(0, TOKEN_HEARTBEATS, one_host=True) as meeting:
+        yield meeting
+
+
+def opener(hosted_heartbeats):
+    return lambda limit_s: open_meeting(OwnPort(("127.0.0.1",), hosted_heartbeats.port), TOKEN_HEARTBEATS, limit_s)
+
+
+@contextlib.contextmanager
+def beats(connect, member, **options):
+    beating = Heartbeating(connect, member, **options)
+    beating.start()
+    with contextlib.closing(beating):
+        yield beating
+
+
+def heard(hosted_heartbeats, member):
+    return hosted_heartbeats.heard().get(member)
+
+
+def test_a_member_is_heard_with_what_it_says_and_hears_the_notice(hosted_heartbeats):
+    notices = []
+    hosted_heartbeats.announce(b"all is well")
+    with beats(opener(hosted_heartbeats), "3", on_notice=notices.append) as beating:
+        assert wait_until(lambda: heard(hosted_heartbeats, "3") is not None, LIMIT_S)
+        first = heard(hosted_heartbeats, "3")
+        beating.said = b"step 7"
+        hosted_heartbeats.announce(b"evidence, please")
+        beating.beat_now()
+        assert wait_until(lambda: heard(hosted_heartbeats, "3").said == b"step 7", LIMIT_S)
+        assert wait_until(lambda: notices == [b"all is well", b"evidence, please"], LIMIT_S)
+        assert heard(hosted_heartbeats, "3").heard_ns > first.heard_ns
+        assert beating.heard_ns is not None
+    assert first.left is None
+
+
+def test_a_member_that_leaves_is_not_lost(hosted_heartbeats):
+    with beats(opener(hosted_heartbeats), "3") as beating:
+        assert wait_until(lambda: heard(hosted_heartbeats, "3") is not None, LIMIT_S)
+        assert beating.leave(b"0")
+    assert wait_until(lambda: len(hosted_heartbeats.server.peers) == 0, LIMIT_S)
+    assert heard(hosted_heartbeats, "3").left == b"0"
+    assert heard(hosted_heartbeats, "3").broken_ns is None
+
+
+def test_a_member_whose_connection_ends_without_a_word_is_lost(hosted_heartbeats):
+    client = opener(hosted_heartbeats)(LIMIT_S)
+    client.beat("3", b"step 7")
+    before = heard(hosted_heartbeats, "3")
+    client.close()
+
+    assert wait_until(lambda: heard(hosted_heartbeats, "3").broken_ns is not None, LIMIT_S)
+    assert heard(hosted_heartbeats, "3").said == b"step 7"
+    assert heard(hosted_heartbeats, "3").broken_ns >= before.heard_ns
+    # It comes again.
+    again = opener(hosted_heartbeats)(LIMIT_S)
+    again.beat("3")
+    assert heard(hosted_heartbeats, "3").broken_ns is None
+    again.close()
+
+
+def test_a_member_that_beats_by_a_new_connection_is_not_lost_with_the_former(hosted_heartbeats):
+    former, new = opener(hosted_heartbeats)(LIMIT_S), opener(hosted_heartbeats)(LIMIT_S)
+    former.beat("3")
+    new.beat("3")
+    former.close()
+
+    assert wait_until(lambda: len(hosted_heartbeats.server.peers) == 1, LIMIT_S)
+    assert heard(hosted_heartbeats, "3").broken_ns is None
+
+
+def test_a_connection_that_never_beat_loses_nobody(hosted_heartbeats):
+    opener(hosted_heartbeats)(LIMIT_S).close()
+    assert wait_until(lambda: len(hosted_heartbeats.server.peers) == 0, LIMIT_S)
+    assert hosted_heartbeats.heard() == {}
+
+
+def test_a_member_comes_again_by_itself_where_its_connection_broke(hosted_heartbeats):
+    clients = []
+
+    def open_it(limit_s):
+        clients.append(opener(hosted_heartbeats)(limit_s))
+        return clients[-1]
+
+    with beats(open_it, "3") as beating:
+        assert wait_until(lambda: heard(hosted_heartbeats, "3") is not None, LIMIT_S)
+        clients[0]._connection.shutdown(socket.SHUT_RDWR)
+        beating.beat_now()
+        assert wait_until(lambda: len(clients) == 2 and heard(hosted_heartbeats, "3").broken_ns is None, LIMIT_S)
+
+
+def test_a_member_that_reaches_nobody_knows_and_can_leave():
+    nowhere = OwnPort(("127.0.0.1",), free_port())
+    tried = threading.Event()
+
+    def open_it(_):
+        tried.set()
+        return open_meeting(nowhere, TOKEN_HEARTBEATS, 0.1)
+
+    with beats(open_it, "3") as beating:
+        assert tried.wait(LIMIT_S)
+        assert not beating.leave(b"0")
+        assert beating.heard_ns is None
+
+
+def test_over_a_folder_a_member_beats_less_often(hosted_heartbeats, tmp_path):
+    hosted_heartbeats.serve_folder(tmp_path)
+    client = open_meeting(Folder(tmp_path), TOKEN_HEARTBEATS, LIMIT_S)
+    with beats(lambda _: client, "3") as beating:
+        assert wait_until(lambda: heard(hosted_heartbeats, "3") is not None, LIMIT_S)
+        assert beating.leave(b"1")
+    assert heard(hosted_heartbeats, "3").left == b"1"
+    assert client.beat_every_s >= 3 * BEAT_EVERY_S
+
+
+def test_beats_take_less_than_a_kibibyte_a_second():
+    """The largest beat and answer, each with a TCP segment of 66 bytes of headers and one that acknowledges it."""
+    member = "member-of-a-job-with-a-name-of-32"
+    asked = LENGTH.size + len(pack_request(RequestType.BEAT, member, bytes(MAX_SAID_BYTES)))
+    answered = LENGTH.size + 1 + MAX_NOTICE_BYTES
+    assert (asked + answered + 4 * 66) / BEAT_EVERY_S < 1024
+
+
+def test_what_is_over_the_limit_is_refused_and_the_connection_lives(hosted_heartbeats):
+    client = opener(hosted_heartbeats)(LIMIT_S)
+    with pytest.raises(StoreError, match="the heartbeat is over the limit"):
+        client.beat("3", bytes(MAX_SAID_BYTES + 1))
+    with pytest.raises(StoreError, match="the heartbeat is over the limit"):
+        client.leave("3", bytes(MAX_SAID_BYTES + 1))
+    with pytest.raises(StoreError, match="over the limit"):
+        hosted_heartbeats.announce(bytes(MAX_NOTICE_BYTES + 1))
+    assert hosted_heartbeats.heard() == {}
+    assert client.beat("3") == b""
+
+
+def test_there_are_only_so_many_members():
+    presences = KeyValues(lambda: 7)
+    for number in range(MAX_MEMBERS):
+        presences.beat(str(number), b"")
+    with pytest.raises(StoreError, match="over the limit"):
+        presences.beat("one more", b"")
+    presences.beat("0", b"again")
+    assert presences.heard()["0"] == Heard(heard_ns=7, said=b"again")
+
+
+def test_a_loss_after_the_last_word_is_none():
+    presences = KeyValues(lambda: 7)
+    presences.leave("3", b"0")
+    presences.lose("3")
+    presences.lose("nobody")
+    assert presences.heard() == {"3": Heard(heard_ns=7, left=b"0")}

@@ -1,0 +1,599 @@
+"""What the members of a job say to each other and keep of it."""
+
+import json
+import os
+import socket
+import time
+import zlib
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.collect.run.evidence import load
+from ddpdoctor.collect.system import System
+from ddpdoctor.exchange.conversation import BadMessage
+from ddpdoctor.exchange.store import MAX_NOTICE_BYTES, MAX_SAID_BYTES, Heard
+from ddpdoctor.launch.command.placement import Placement
+from ddpdoctor.launch.folders.member_folder import MemberFolder, Starter, make_member_folder
+from ddpdoctor.launch.nodes.members_heard import BROKEN_NS, FRESH_NS, SILENT_NS, MembersHeard
+from ddpdoctor.launch.nodes.node_messages import (
+    LAST,
+    Board,
+    Greeting,
+    Pulse,
+    read_board,
+    read_pulse,
+    write_board,
+    write_pulse,
+)
+from ddpdoctor.launch.nodes.packing import MAX_FILE_BYTES, MAX_FILES, MAX_PLAIN_BYTES, pack_folder, unpack_folder
+from ddpdoctor.launch.processes.starting import nccl_log_environment
+from ddpdoctor.launch.watching.reached import note_reached, places_to_try, try_places
+from ddpdoctor.launch.watching.suspicion import NodeProgress
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.findings import Confidence, Finding, Judgment, Severity
+from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
+from ddpdoctor.model.reaching import Connecting, Contact
+from ddpdoctor.model.run import REACHED_NAME as FILE
+from tests.synthetic import Job, write_hosts
+
+# Who is here, silent, gone or was never heard, and who is waited for.
+
+
+S = 1_000_000_000
+PLACE = Placement(number=0, expected=2, hosts=("dd0",), names=("dd0", "dd1"))
+PULSE = Pulse(progress=NodeProgress(alive=2, ended_s=3.0), ranks=(2, 3))
+
+
+def heard(ago_ns=0, pulse=PULSE, **more):
+    return Heard(heard_ns=time.monotonic_ns() - ago_ns, said=write_pulse(pulse), **more)
+
+
+def members(*others):
+    made = MembersHeard(PLACE, "dd0")
+    made.hear({str(number): one for number, one in enumerate(others, start=1)})
+    return made
+
+
+PRESENCES = {
+    "beats": (heard, Presence.HERE),
+    "late by some beats": (lambda: heard(FRESH_NS + S), Presence.HERE),
+    "not heard for long": (lambda: heard(SILENT_NS + S), Presence.SILENT),
+    "its connection broke a moment ago": (lambda: heard(S, broken_ns=time.monotonic_ns() - S), Presence.HERE),
+    "its connection broke": (lambda: heard(S, broken_ns=time.monotonic_ns() - BROKEN_NS - S), Presence.SILENT),
+    "it said so": (lambda: heard(SILENT_NS + S, left=b"1"), Presence.LEFT),
+}
+
+
+@pytest.mark.parametrize("case", PRESENCES)
+def test_presence(case):
+    make, expected = PRESENCES[case]
+    assert members(make()).seen().nodes[1].presence is expected
+
+
+def test_who_never_came_is_absent_under_the_name_that_was_given():
+    node = members().seen().nodes[1]
+    assert (node.presence, node.host, node.heard_ns) == (Presence.ABSENT, "dd1", None)
+
+
+@pytest.mark.parametrize(
+    ("left", "status"),
+    [
+        (b"1", 1),
+        (b"-9", -9),
+        (b"null", None),
+        (b"x", None),
+        (b"", None),
+        (b"Infinity", None),
+        (b"-Infinity", None),
+        (b"NaN", None),
+        (b"1e999", None),
+        (b"9" * 128, None),
+        (b"[" * 128, None),
+        (b"true", None),
+        (b"1.5", None),
+        (b"\xff", None),
+    ],
+)
+def test_the_last_word_is_a_status(left, status):
+    assert members(heard(left=left)).seen().nodes[1].status == status
+
+
+def test_a_greeting_gives_name_and_clocks_and_reports_a_number_that_two_have():
+    made = members(heard())
+    assert made.unknown() == [1]
+    made.greet(1, Greeting(host="h", pid=1, started_as=0, wall_offset_s=0.5, clock_offset_ns=7, clock_error_ns=2))
+    node = made.seen().nodes[1]
+    assert (node.host, node.clock_offset_ns, node.clock_error_ns, node.ranks) == ("h", 7, 2, (2, 3))
+    assert "number 0" in node.why
+    assert made.unknown() == []
+
+
+WAITED = {
+    "who beats has to answer": (heard, False, True),
+    "who beats had its time": (heard, True, False),
+    "who may be silent soon is waited for": (lambda: heard(FRESH_NS + S), True, True),
+    "who is silent is not waited for": (lambda: heard(SILENT_NS + S), False, False),
+    "who has left is not waited for": (lambda: heard(left=b"0"), False, False),
+}
+
+
+@pytest.mark.parametrize("case", WAITED)
+def test_who_is_waited_for(case):
+    make, late, waits = WAITED[case]
+    assert members(make()).have_answered(1, late=late) is not waits
+
+
+MOVED = {
+    "who beats has moved": (heard, True),
+    "who was cut off since then moves no more": (lambda pulse: heard(SILENT_NS + S, pulse), False),
+    "who has left moves no more": (lambda pulse: heard(pulse=pulse, left=b"0"), False),
+}
+
+
+@pytest.mark.parametrize("case", MOVED)
+def test_whose_last_word_that_it_moved_still_counts(case):
+    make, counts = MOVED[case]
+    assert members(make(pulse=replace(PULSE, moved=True))).have_moved() is counts
+
+
+def test_an_answer_is_fetched_once():
+    made = members(heard(pulse=replace(PULSE, answered=2)))
+    assert made.unread() == [(1, 2)]
+    made.receive(1, 2, b"packed")
+    assert made.unread() == []
+    assert made.have_answered(2, late=False)
+    assert not made.have_ended()
+    assert made.take_packed() == {1: b"packed"}
+    assert made.take_packed() == {}
+
+
+def test_all_have_ended_once_the_last_of_it_is_here():
+    made = members(heard(pulse=replace(PULSE, answered=LAST)))
+    assert not made.have_ended()
+    made.receive(1, LAST, b"packed")
+    assert made.have_ended()
+
+
+@pytest.mark.parametrize(("status", "ended_s"), [(None, 3.0), (0, 3.0), (1, None), (-9, None)])
+def test_for_ranks_of_a_launcher_that_failed_nobody_waits_in_vain(status, ended_s):
+    (progress,) = members(heard(pulse=replace(PULSE, status=status))).progress()
+    assert progress.ended_s == ended_s
+
+
+def test_who_is_silent_says_nothing_of_its_ranks():
+    assert members(heard(SILENT_NS + S)).progress() == []
+
+
+def test_names_that_are_no_numbers_are_not_heard():
+    made = MembersHeard(PLACE, "dd0")
+    made.hear({"x": heard(), "-1": heard(), "9999999": heard(), "²": heard()})
+    assert len(made.seen().nodes) == 2
+
+
+def test_what_members_send_that_does_not_fit_with_the_others_counts_as_lost(monkeypatch):
+    monkeypatch.setattr("ddpdoctor.launch.nodes.members_heard.MAX_PACKED_BYTES", 10)
+    made = members(heard(), heard(), heard())
+    for number, size in ((1, 6), (2, 6), (3, 4)):
+        made.receive(number, 1, bytes(size))
+    assert made.have_answered(1, late=False)
+    assert made.take_packed() == {1: bytes(6), 3: bytes(4)}
+
+
+def test_a_name_that_no_host_has_is_not_kept():
+    made = members(heard())
+    made.greet(1, Greeting(host="h" * 256, pid=1, started_as=1, wall_offset_s=0, clock_offset_ns=0, clock_error_ns=0))
+    assert made.seen().nodes[1].host == "dd1"
+
+
+# What members tell each other with their beats fits in, and comes back as it was; what is no message is none.
+
+
+LARGE = Pulse(
+    progress=NodeProgress(
+        alive=99_999, starting=True, never=True, begun=True, waits_s=1234567.8, stuck_s=1234567.8, still=99_999,
+        stood=99_999, idle=True, ended_s=1234567.8, lives_on=True,
+    ),
+    answered=LAST, moved=True, heard=LAST, status=-9, ranks=(199_000, 199_999),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("pulse", [Pulse(progress=NodeProgress()), LARGE])
+def test_a_pulse_comes_back(pulse):
+    said = write_pulse(pulse)
+    assert read_pulse(said) == pulse
+    assert len(said) <= MAX_SAID_BYTES
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"{}", b"[]", b"[[],0,0,0,0,0]", b"\xff", b'[["x",0,0,0,0,0,0,0,0,0],0,0,0,0,0]']
+)
+def test_a_beat_that_says_anything_else_is_no_pulse(said):
+    assert read_pulse(said) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "ranks"),
+    [
+        ("[4,7]", (4, 5, 6, 7)),
+        ("[4,4]", (4,)),
+        ("[0,9000000000000000000]", ()),
+        ("[0,2000]", ()),
+        ("[-5,7]", ()),
+        ("[7,4]", ()),
+        ("[9000000000000000000,9000000000000000001]", ()),
+    ],
+)
+def test_only_ranks_that_a_node_can_have_are_made_from_the_first_and_the_last(said, ranks):
+    """60 bytes can ask for any number of them."""
+    pulse = read_pulse(b"[[2,0,0,1,null,0.0,null,0,0,0,null,0],0,0,0,null,%s]" % said.encode())
+    assert (pulse.progress.alive, pulse.all_ranks) == (2, ranks)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 30])
+@pytest.mark.parametrize("place", range(14))
+def test_a_number_that_is_none_makes_no_pulse(number, place):
+    values = ["2", "0", "0", "1", "null", "0.0", "null", "0", "0", "0", "null", "0", "0", "0"]
+    said = ",".join([*values[:place], number, *values[place + 1 :]])
+    progress, rest = said.split(",")[:12], said.split(",")[12:]
+    assert read_pulse(f"[[{','.join(progress)}],{','.join(rest)},0,null,null]".encode()) is None
+
+
+@pytest.mark.parametrize("board", [Board(), Board(request=LAST, verdict=LAST, roster=LAST, ends=True, left=True)])
+def test_a_board_comes_back(board):
+    notice = write_board(board)
+    assert read_board(notice) == board
+    assert len(notice) <= MAX_NOTICE_BYTES
+
+
+@pytest.mark.parametrize(
+    "notice", [b"", b"[1,2]", b"{}", b'["a",0,0,0,0]', b"null", b"[1,2,Infinity,0,0]", b"[1,1e999,0,0,0]", b"[" * 256]
+)
+def test_a_notice_of_anything_else_is_no_board(notice):
+    assert read_board(notice) is None
+
+
+# Each member of a job has a run folder of its own, also on a file system that all see, and at each start.
+
+
+NOW = datetime(2026, 3, 4, 5, 6, 7)  # noqa: DTZ001  a name, not a moment
+JOB = {"SLURM_JOB_ID": "12"}
+AGAIN = {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "1"}
+POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+
+
+def make(asked: Path | None, number: int | None = 0, *, most: int = 3, host: str = "h", **more: object) -> MemberFolder:
+    env = more.pop("env", {})
+    starter = Starter(
+        script="train.py", is_module=False, command=("ddpdoctor", "wrap", "train.py"), host=host,
+        env=env, now=NOW,
+    )  # fmt: skip
+    return make_member_folder(asked, Placement(number=number, expected=most, most=most, **more), starter)
+
+
+def leave_run(folder: Path, env: dict[str, str], host: str = "h") -> None:
+    """Leave what ``wrap`` writes first."""
+    run = {"environment": env, "host": host, "command": ["ddpdoctor", "wrap", "train.py"]}
+    (folder / "run.json").write_text(json.dumps(run))
+
+
+def seen(base: Path, made: MemberFolder) -> tuple[str, str]:
+    return str(made.folder.relative_to(base)), str(made.report.relative_to(base))
+
+
+def test_members_share_a_folder_without_a_clash(tmp_path):
+    for number in (2, 0, 1):
+        made = make(tmp_path / "run", number)
+        own = f"nodes/{number}" if number else "."
+        report = f"node-{number}.json" if number else "report.json"
+        assert seen(tmp_path / "run", made) == (own, report)
+        assert made.folder.stat().st_mode & 0o777 == 0o700
+        leave_run(made.folder, {})
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+
+
+def test_one_node_has_the_folder_that_was_asked_for(tmp_path):
+    assert seen(tmp_path, make(tmp_path / "run", most=1)) == ("run", "run/report.json")
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_another_run_is_left_alone(tmp_path, number):
+    leave_run(make(tmp_path, number).folder, {})
+    with pytest.raises(UserError, match="already holds another run"):
+        make(tmp_path, number)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_another_job_is_left_alone_by_all_its_members(tmp_path, number):
+    leave_run(make(tmp_path).folder, {"SLURM_JOB_ID": "11"})
+    with pytest.raises(UserError, match="already holds another run"):
+        make(tmp_path, number, env=AGAIN)
+
+
+def test_members_without_a_number_are_called_by_their_host(tmp_path):
+    assert seen(tmp_path, make(tmp_path, None, host="n 1")) == ("nodes/n_1", "node-n_1.json")
+
+
+def test_members_without_a_number_on_one_host(tmp_path):
+    made = [make(tmp_path, None, one_host=True) for _ in range(3)]
+    assert [seen(tmp_path, one) for one in made] == [
+        (".", "report.json"), ("nodes/h", "node-h.json"), ("nodes/h-2", "node-h-2.json"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_job_that_was_requeued_has_a_folder_beside_its_former_start(tmp_path, number, shared):
+    for member in (0, 1) if shared else (number,):
+        leave_run(make(tmp_path, member, env=JOB).folder, JOB)
+    # Whoever comes first, the others choose alike.
+    if shared:
+        leave_run(make(tmp_path, 1 - number, env=AGAIN).folder, AGAIN)
+    made = make(tmp_path, number, env=AGAIN)
+    assert made.folder == tmp_path / "restart-1" / ("nodes/1" if number else "")
+    assert made.report.parent == tmp_path / "restart-1"
+    third = make(tmp_path, number, env=AGAIN | {"SLURM_RESTART_COUNT": "2"})
+    assert third.folder == tmp_path / "restart-2" / ("nodes/1" if number else "")
+
+
+def test_a_requeued_job_on_new_hosts_needs_no_folder_beside(tmp_path):
+    assert make(tmp_path, env=AGAIN).folder == tmp_path
+
+
+def test_a_second_step_of_one_job_is_another_run(tmp_path):
+    leave_run(make(tmp_path, env=AGAIN).folder, AGAIN)
+    with pytest.raises(UserError, match="already holds another run"):
+        make(tmp_path, env=AGAIN)
+
+
+def test_a_container_that_is_started_again(tmp_path):
+    for expected in (tmp_path, tmp_path / "restart-1", tmp_path / "restart-2"):
+        made = make(tmp_path, env=POD)
+        assert made.folder == expected
+        leave_run(made.folder, {})
+    with pytest.raises(UserError, match="already holds another run"):
+        make(tmp_path, env=POD, host="another pod")
+
+
+def test_a_run_that_cannot_be_read_is_another_run(tmp_path):
+    (tmp_path / "run.json").write_text("[")
+    with pytest.raises(UserError, match="already holds another run"):
+        make(tmp_path, env=AGAIN)
+
+
+def test_by_default_members_of_a_step_find_one_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = [make(None, number, batch_job="12.0", env=JOB) for number in (0, 1)]
+    base = Path("ddpdoctor-report/slurm-12.0-train")
+    assert [seen(base, one) for one in made] == [(".", "report.json"), ("nodes/1", "node-1.json")]
+    leave_run(made[0].folder, {"SLURM_JOB_ID": "12"})
+    # Slurm counts jobs from one again once its state was lost.
+    other = make(None, 0, batch_job="12.0", env=JOB)
+    assert other.folder == Path("ddpdoctor-report/20260304-050607-train")
+
+
+def test_by_default_other_members_have_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    base = Path("ddpdoctor-report")
+    made = [make(None, number, host="n1") for number in (0, 1, None)]
+    assert [seen(base, one) for one in made] == [
+        ("20260304-050607-train", "20260304-050607-train/report.json"),
+        ("20260304-050607-train-node-1", "20260304-050607-train-node-1/node-1.json"),
+        ("20260304-050607-train-node-n1", "20260304-050607-train-node-n1/node-n1.json"),
+    ]
+
+
+# A run folder goes to the first node with all that is judged of it, and nothing that is no part of one gets in.
+
+
+PIECE = 64 * 1024
+
+
+def packed(index, rest=b""):
+    """Return what somebody else packed."""
+    text = json.dumps(index).encode() if not isinstance(index, bytes) else index
+    return zlib.compress(len(text).to_bytes(4, "big") + text + rest)
+
+
+def files_of(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_folder_arrives_as_it_was(tmp_path):
+    _, second = write_hosts(tmp_path / "hosts", Job(world=4, steps=30, situation="stuck"), 2)
+    unpack_folder(pack_folder(second), tmp_path / "gathered")
+    assert files_of(tmp_path / "gathered") == files_of(second)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"x",
+        bytes(3 * PIECE),
+        bytes(3 * PIECE + 7),
+        bytes(PIECE) + b"x" + bytes(2 * PIECE),
+        b"x" * PIECE + bytes(PIECE - 1) + b"y",
+        bytes(2 * PIECE) + b"end",
+    ],
+)
+def test_holes_arrive_as_zeros(tmp_path, content):
+    (tmp_path / "own" / "rings").mkdir(parents=True)
+    (tmp_path / "own" / "rings" / "1-2.ring").write_bytes(content)
+    unpack_folder(pack_folder(tmp_path / "own"), tmp_path / "gathered")
+    assert files_of(tmp_path / "gathered") == ({"rings/1-2.ring": content})
+
+
+def test_zeros_take_no_room_on_either_side(tmp_path):
+    (tmp_path / "own" / "rings").mkdir(parents=True)
+    with (tmp_path / "own" / "rings" / "1-2.ring").open("wb") as ring:
+        ring.truncate(32 * 2**20)
+    one = pack_folder(tmp_path / "own")
+    unpack_folder(one, tmp_path / "gathered")
+    assert len(one) < 200
+    assert (tmp_path / "gathered" / "rings" / "1-2.ring").stat().st_blocks == 0
+
+
+def test_what_came_before_is_replaced(tmp_path):
+    (tmp_path / "gathered").mkdir()
+    (tmp_path / "gathered" / "run.json").write_text("former")
+    unpack_folder(packed([["watch.json", 2, [0]]], b"{}"), tmp_path / "gathered")
+    assert files_of(tmp_path / "gathered") == {"watch.json": b"{}"}
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "unpacks to more|damaged"),
+        (b"garbage", "damaged"),
+        (packed([["run.json", 2, [0]]], b"{}")[:-3], "damaged"),
+        (packed([["run.json", 2, [0]]], b"{}") + b"x", "damaged"),
+        (zlib.compress(b"\0"), "index"),
+        (packed(b"no JSON"), "index"),
+        (packed({"run.json": 2}), "index"),
+        (packed([["run.json", 2]], b"{}"), "index"),
+        (packed([["run.json", "two", [0]]], b"{}"), "index"),
+        (packed(b'[["run.json", 1e999, [0]]]', b"{}"), "index"),
+        (packed(b'[["run.json", 2, [Infinity]]]', b"{}"), "index"),
+        (packed(b"[" * 100_000), "index"),
+        (packed([["run.json", 2, [0]], ["run.json", 2, [0]]], b"{}{}"), "twice"),
+        (packed([["../../.ssh/authorized_keys", 1, [0]]], b"x"), "no run folder"),
+        (packed([["/etc/passwd", 1, [0]]], b"x"), "no run folder"),
+        (packed([["rings/../../x.ring", 1, [0]]], b"x"), "no run folder"),
+        (packed([["report.json", 1, [0]]], b"x"), "no run folder"),
+        (packed([["run.json", -1, []]]), "no run folder"),
+        (packed([["run.json", MAX_FILE_BYTES + 1, []]]), "no run folder"),
+        (packed([["run.json", 2, [-1]]], b"{}"), "no run folder"),
+        (packed([["run.json", 2, [1]]], b"{}"), "no run folder"),
+        (packed([["run.json", 2, [0, 0]]], b"{}{}"), "no run folder"),
+        (packed([["run.json", 2, [0]]], b"{"), "not as long"),
+        (packed([["run.json", 2, [0]]], b"{}x"), "not as long"),
+        (packed([[f"rings/1-{number}.ring", 0, []] for number in range(MAX_FILES + 1)]), "too many files"),
+        (
+            packed([[f"rings/1-{n}.ring", MAX_FILE_BYTES, []] for n in range(MAX_PLAIN_BYTES // MAX_FILE_BYTES + 1)]),
+            "no run folder",
+        ),
+    ],
+)
+def test_what_is_no_packed_run_folder_is_refused_and_nothing_is_written(tmp_path, data, words):
+    with pytest.raises(BadMessage, match=words):
+        unpack_folder(data, tmp_path / "gathered")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_unpacks_to_more_than_the_limit_is_refused(tmp_path):
+    packer = zlib.compressobj()
+    first, again = (packer.compress(bytes(2**24)) + packer.flush(zlib.Z_FULL_FLUSH) for _ in range(2))
+    bomb = first + again * (MAX_PLAIN_BYTES // 2**24)
+    with pytest.raises(BadMessage, match="unpacks to more"):
+        unpack_folder(bomb, tmp_path / "gathered")
+
+
+def test_what_is_no_part_of_a_run_folder_is_not_sent(tmp_path):
+    own = tmp_path / "own"
+    (own / "rings").mkdir(parents=True)
+    (own / "run.json").write_text("{}")
+    (own / "secret.txt").write_text("secret")
+    (own / "report.json").write_text("{}")
+    (own / "watch.json").symlink_to("/etc/passwd")
+    os.mkfifo(own / "rings" / "1-2.ring")
+    unpack_folder(pack_folder(own), tmp_path / "gathered")
+    assert files_of(tmp_path / "gathered") == {"run.json": b"{}"}
+
+
+# Where a node knocks when others are missing, and what it keeps of that.
+
+
+HERE, SILENT, ABSENT = Presence.HERE, Presence.SILENT, Presence.ABSENT
+PLACEMENT = Placement(number=0, expected=3, port=29501, store=("node0", 29500))
+
+
+def seen_reached(*presences, own=0, alone=False):
+    nodes = tuple(NodeSeen(number=n, host=f"node{n}", presence=presence) for n, presence in enumerate(presences))
+    return NodesSeen(expected=len(nodes), own=own, nodes=nodes, alone_since_ns=1 if alone else None)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "hosts"),
+    [
+        (seen_reached(HERE, HERE, HERE), []),
+        (seen_reached(HERE, SILENT, ABSENT), ["node1", "node2"]),
+        (seen_reached(SILENT, HERE, HERE, own=2, alone=True), ["node0", "node1"]),
+        (seen_reached(SILENT, HERE, HERE, own=2), ["node0"]),
+    ],
+)
+def test_the_store_and_the_hosts_of_which_nothing_is_heard(nodes, hosts):
+    assert places_to_try(nodes, PLACEMENT) == (("node0", 29500), *((host, 29501) for host in hosts))
+
+
+def test_hosts_without_a_name_and_the_own_one_are_left_out():
+    nodes = (
+        NodeSeen(number=0, host="node0", presence=HERE),
+        NodeSeen(number=1, host="node0", presence=SILENT),
+        NodeSeen(number=2, host="", presence=ABSENT),
+    )
+    assert places_to_try(NodesSeen(expected=3, own=0, nodes=nodes), Placement(port=29501)) == ()
+
+
+def test_what_was_tried_can_be_read_again(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as other:
+        up, down = server.getsockname()[1], other.getsockname()[1]
+        other.close()
+        assert try_places(tmp_path, (("127.0.0.1", up), ("127.0.0.1", down), ("no-such-name.invalid", 1)))
+        assert [attempt.contact for attempt in load(tuple[Connecting, ...], tmp_path / FILE)] == [
+            Contact.CONNECTED, Contact.REFUSED, Contact.UNRESOLVED,
+        ]  # fmt: skip
+        assert not try_places(tmp_path, (("127.0.0.1", up),)), "a moment ago"
+
+
+@pytest.mark.parametrize("text", ["", "{", '[{"host": 1}]', '{"host": "node0"}', "[" * 100_000])
+def test_a_damaged_file_holds_nothing(tmp_path, text):
+    (tmp_path / FILE).write_text(text)
+    assert load(tuple[Connecting, ...], tmp_path / FILE) in {None, ()}
+
+
+@pytest.mark.parametrize(("code", "is_tried"), [("DD607", True), ("DD605", True), ("DD601", False)])
+def test_nobody_knocks_unless_a_node_may_be_missing(tmp_path, code, is_tried):
+    found = Finding(code=code, kind="any", severity=Severity.ERROR, confidence=Confidence.HIGH, summary="")
+    judgment = Judgment(findings=(found,), checks=(), certain=False)
+    placement = Placement(port=1, store=("127.0.0.1", 1))
+    assert note_reached(tmp_path, judgment, seen_reached(HERE, HERE), placement) is is_tried
+    assert bool(load(tuple[Connecting, ...], tmp_path / FILE)) is is_tried
+
+
+# Where NCCL's warnings go: to the run folder, unless the user has said anything about them.
+
+
+def machine(root, env, *devices, conf=""):
+    (root / "dev").mkdir(parents=True)
+    for name in devices:
+        (root / "dev" / name).touch()
+    if conf:
+        (root / "etc").mkdir()
+        (root / "etc" / "nccl.conf").write_text(conf)
+    return System(root=root, env=env)
+
+
+@pytest.mark.parametrize("device", ["nvidiactl", "kfd"])
+def test_it_writes_warnings_to_the_run_folder(device, tmp_path):
+    run = tmp_path / "run%1"
+    run.mkdir()
+    found = nccl_log_environment({}, run, machine(tmp_path / "root", {}, device))
+    assert found == {"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": f"{tmp_path}/run%%1/nccl/%h.%p.log"}
+    assert (run / "nccl").is_dir()
+
+
+USERS = {
+    "no GPU": ({}, (), ""),
+    "its own level": ({"NCCL_DEBUG": "INFO"}, ("nvidiactl",), ""),
+    "its own file": ({"NCCL_DEBUG_FILE": "/tmp/x"}, ("nvidiactl",), ""),
+    "a level in NCCL's file": ({}, ("nvidiactl",), "NCCL_DEBUG=INFO\n"),
+}
+
+
+@pytest.mark.parametrize("name", USERS)
+def test_what_the_user_chose_stays(name, tmp_path):
+    env, devices, conf = USERS[name]
+    assert nccl_log_environment(env, tmp_path, machine(tmp_path / "root", env, *devices, conf=conf)) == {}

@@ -1,0 +1,360 @@
+"""Facts arrive as they were sent, and small records of calls, sides and pace."""
+
+import importlib
+import json
+import math
+import pkgutil
+import random
+import subprocess
+import sys
+import types
+import typing
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from enum import Enum
+
+import pytest
+
+import ddpdoctor.model
+from ddpdoctor.diagnose.assembly import Facts, Head, Hello
+from ddpdoctor.model.amounts import format_span
+from ddpdoctor.model.call_log import pack_calls
+from ddpdoctor.model.codec import WrongValue, decode, encode, field_hints
+from ddpdoctor.model.findings import Report
+from ddpdoctor.model.limits import Clock, Limit
+from ddpdoctor.model.node import Node, NodeProcess
+from ddpdoctor.model.reading import Unread, Why
+from ddpdoctor.model.sides import group_alike, grouped, majority_of, outvoted
+from ddpdoctor.model.steps import RECENT_STEPS, StepEnd, StepTimes, recent_pace
+from tests.rules.build import call, phase
+
+# Packed calls are the calls that were packed.
+
+
+CALLS = (
+    phase("new_group", 5, index=1, open_=False),
+    call("all_reduce", 1, 20, index=2, open_=False),
+    phase("backward", 30, index=3, group="0", begun=1, open_=False),
+    call("all_reduce", 3, 20, index=4, open_=True),
+    call("recv", None, 40, index=5, peer=2, open_=False),
+    call("all_reduce", 4, 20, index=6, failed=True, open_=False),
+)
+
+
+def test_each_call_comes_back_as_it_was() -> None:
+    log = pack_calls(CALLS)
+    assert tuple(log) == CALLS
+    assert (log[0], log[-1]) == (CALLS[0], CALLS[-1])
+    assert len(log) == len(CALLS)
+
+
+@pytest.mark.parametrize("part", [slice(2), slice(-2, None), slice(1, 5, 2), slice(9, 12)])
+def test_a_slice_is_packed_as_well(part: slice) -> None:
+    assert tuple(pack_calls(CALLS)[part]) == CALLS[part]
+
+
+def test_open_calls_are_distinguished_from_those_that_have_ended() -> None:
+    log = pack_calls(CALLS)
+    assert log.open() == (CALLS[3],)
+    assert tuple(log.ended()) == (*CALLS[:3], *CALLS[4:])
+    assert pack_calls(CALLS[:2]).open() == ()
+
+
+def test_equal_calls_are_one_kind_however_many_there_are() -> None:
+    log = pack_calls([call("all_reduce", n, 20, index=n, open_=False) for n in range(1, 2001)])
+    assert len(log.kinds) == 1
+    assert log.counts == {log.kinds[0]: 2000}
+    assert log.last == {log.kinds[0]: 1999}
+
+
+def test_calls_are_found_by_their_kind() -> None:
+    log = pack_calls(CALLS)
+    assert log.of_kinds(lambda kind: kind.failed) == (CALLS[5],)
+    assert log.of_kinds(lambda kind: kind.op == "send") == ()
+    assert log.last_of_kinds(lambda kind: kind.op == "all_reduce") == CALLS[5]
+    assert log.last_of_kinds(lambda kind: kind.op == "send") is None
+
+
+def test_no_calls_at_all() -> None:
+    log = pack_calls(())
+    assert (tuple(log), log.open(), len(log.ended()), log.last) == ((), (), 0, {})
+    assert pack_calls(log) is log
+
+
+# What is sent arrives as it was, and what is not as the hints say is refused with its place.
+
+
+EMPTY = Report(
+    command=(), started_at="", ended_at="", job=None, verdict=None, findings=(), checks=(), ranks=(), tool_version="1"
+)  # fmt: skip
+
+
+class Maker:
+    """Makes a random value for any type hint."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    def make(self, hint: typing.Any) -> typing.Any:
+        origin, members = typing.get_origin(hint), typing.get_args(hint)
+        if origin in {typing.Union, types.UnionType}:
+            return self.make(self.random.choice(members))
+        if origin is tuple:
+            endless = len(members) == 2 and members[1] is ...
+            return tuple(self.make(one) for one in (members[:1] * self.random.randrange(4) if endless else members))
+        if origin is dict:
+            return {self.make(str): self.make(members[1]) for _ in range(self.random.randrange(4))}
+        if is_dataclass(hint):
+            return hint(**{name: self.make(one) for name, one in field_hints(hint).items()})
+        if isinstance(hint, type) and issubclass(hint, Enum):
+            return self.random.choice(list(hint))
+        return self.make_plain(hint)
+
+    def make_plain(self, hint: typing.Any) -> typing.Any:
+        if hint is str:
+            return "".join(self.random.choices('aZ09 _/=~"\\\n\0é漢\udcff', k=self.random.randrange(9)))
+        if hint is int:
+            return self.random.choice([0, -1, 1, 2**63, self.random.getrandbits(40)])
+        if hint is float:
+            return self.random.choice([0.0, -1.5, 1e300, math.inf, -math.inf, self.random.random()])
+        return None if hint is type(None) else self.random.random() < 0.5
+
+
+def kinds_within(kind: type) -> set[type]:
+    """Return a dataclass and all that its fields may hold."""
+    found: set[type] = set()
+    waiting: list[typing.Any] = [kind]
+    while waiting:
+        hint = waiting.pop()
+        waiting += typing.get_args(hint)
+        if is_dataclass(hint) and hint not in found:
+            found.add(typing.cast("type", hint))
+            waiting += field_hints(hint).values()
+    return found
+
+
+KINDS = sorted(set().union(*map(kinds_within, (Facts, Hello, Head))), key=lambda kind: kind.__name__)
+
+
+def there_and_back(value: typing.Any) -> typing.Any:
+    return decode(type(value), json.loads(json.dumps(encode(value), allow_nan=False)))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_kind_of_fact_arrives_as_it_was_sent(kind):
+    for seed in range(20):
+        value = Maker(seed).make(kind)
+        assert there_and_back(value) == value
+
+
+def test_all_sections_of_a_node_are_among_them():
+    assert {one.__name__ for one in KINDS} > {
+        "Node",
+        "NodeProcess",
+        "Unread",
+        "Limits",
+        "Network",
+        "Gpu",
+        "Rdma",
+        "Pci",
+    }
+
+
+def test_a_float_that_is_no_number_arrives():
+    sent = Clock(synchronized=None, offset_s=math.nan)
+    assert math.isnan(there_and_back(sent).offset_s)
+
+
+def test_whole_numbers_arrive_where_a_float_is_due():
+    assert decode(Clock, {"synchronised": True, "offset_s": 3}).offset_s == 3.0
+
+
+NODE = {"host": "n1"}
+PROCESS = {"rank": 0, "local_rank": 0, "pid": 1, "variables": {}, "other_names": [], "cpus": [0, 1]}
+WRONG = [
+    (Node, [], "an object was expected, and it is a list"),
+    (Node, {}, "host: it is missing"),
+    (Node, {"host": 5}, "host: a text was expected, and it is a whole number"),
+    (Node, {**NODE, "index": True}, "index: a whole number was expected, and it is true or false"),
+    (Node, {**NODE, "processes": {}}, "processes: a list was expected, and it is an object"),
+    (
+        Node,
+        {**NODE, "processes": [PROCESS, {**PROCESS, "cpus": [0, "1"]}]},
+        "processes[1].cpus[1]: a whole number was expected, and it is a text",
+    ),
+    (
+        Node,
+        {**NODE, "processes": [{**PROCESS, "variables": {"NCCL_DEBUG": None}}]},
+        "processes[0].variables['NCCL_DEBUG']: a text was expected, and it is nothing",
+    ),
+    (Node, {**NODE, "limits": None}, "limits: an object was expected, and it is nothing"),
+    (
+        Node,
+        {**NODE, "limits": {"~unread": {"why": "because", "reason": "x"}}},
+        "limits.why: one of absent, denied, not-asked, needless, timeout, error was expected, and it is 'because'",
+    ),
+    (NodeProcess, {**PROCESS, "rank": 1.0}, "rank: a whole number or nothing was expected, and it is a number"),
+]
+
+
+@pytest.mark.parametrize(("kind", "plain", "message"), WRONG)
+def test_the_place_of_a_wrong_value_is_named(kind, plain, message):
+    with pytest.raises(WrongValue) as wrong:
+        decode(kind, plain)
+    assert str(wrong.value) == message
+
+
+def test_fields_of_a_newer_version_are_left_out_and_missing_ones_take_their_default():
+    made = decode(NodeProcess, {**PROCESS, "mood": ["good"]})
+    assert made.under_wrap is False
+    assert not hasattr(made, "mood")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renamed:
+    settings: int = field(metadata={"json": "told"})
+
+
+def test_a_field_that_got_another_name_has_its_old_one_in_json():
+    assert encode(Renamed(settings=3)) == {"told": 3}
+    assert decode(Renamed, {"told": 3}) == Renamed(settings=3)
+    with pytest.raises(WrongValue, match="told: it is missing"):
+        decode(Renamed, {"settings": 3})
+
+
+def test_plain_json_is_passed_on_and_what_json_has_no_number_for_becomes_null():
+    report = replace(EMPTY, data={"table": (1, math.nan, Why.DENIED, None, {"a": [True]})})
+    assert there_and_back(report).data == {"table": [1, None, "denied", None, {"a": [True]}]}
+
+
+def test_plain_json_that_is_nested_too_deeply_is_refused():
+    deep: typing.Any = 1
+    for _ in range(50):
+        deep = [deep]
+    with pytest.raises(WrongValue, match=r"data\['a'\]: it is nested too deeply"):
+        decode(Report, {**encode(EMPTY), "data": {"a": deep}})
+
+
+def test_the_codec_imports_only_the_modules_whose_records_it_meets():
+    """To import all of ``model`` took half a second, which the ranks of a job would wait for."""
+    program = "import sys; from ddpdoctor.model.codec import encode; from ddpdoctor.model.node import Node; "
+    program += "encode(Node(host='n')); print('ddpdoctor.model.bandwidth' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "False"
+
+
+def test_unread_is_distinguished_from_a_section():
+    unread = Unread(why=Why.DENIED, reason="no")
+    node = Node(host="n", limits=unread, conf_files=())
+    assert there_and_back(node) == node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ambiguous:
+    value: Limit | Clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Odd:
+    value: set[int]
+
+
+@pytest.mark.parametrize("kind", [Ambiguous, Odd])
+def test_hints_that_json_cannot_carry_are_a_mistake_of_ours(kind):
+    with pytest.raises(TypeError):
+        decode(kind, {"value": {}})
+
+
+def test_the_maker_makes_all_fields():
+    assert all(hasattr(Maker(1).make(NodeProcess), one.name) for one in fields(NodeProcess))
+
+
+def test_no_two_classes_of_the_model_have_one_name():
+    """A hint is a name, which a module may import for type checkers only: it must mean one class."""
+    names = [
+        name
+        for module in pkgutil.iter_modules(ddpdoctor.model.__path__, "ddpdoctor.model.")
+        for name, one in vars(importlib.import_module(module.name)).items()
+        if isinstance(one, type) and one.__module__ == module.name
+    ]
+    assert names
+    assert sorted(names) == sorted(set(names))
+
+
+# A rank's pace over its last steps, and spans of time in words.
+
+
+MS = 1_000_000
+
+
+def times(ends_ms, numbers=None, phases_us=(10_000, 0, 0, 0), waits_us=(2_500, 0, 0, 0)):
+    count = len(ends_ms)
+    return StepTimes(
+        ends_with=StepEnd.REDUCTION, group="", numbers=numbers or tuple(range(1, count + 1)),
+        phases_us=[(one,) * count for one in phases_us], waits_us=[(one,) * count for one in waits_us],
+        ended_ns=tuple(end * MS for end in ends_ms),
+    )  # fmt: skip
+
+
+def test_a_step_takes_the_time_between_two_ends():
+    pace = recent_pace(times([10, 30, 50]))
+    assert (pace.number, pace.ended_ns, pace.step_ms, pace.waits_share) == (3, 50 * MS, 20.0, 0.25)
+
+
+def test_steps_that_the_record_lacks_count_too():
+    assert recent_pace(times([40, 80, 200], (4, 8, 20))).step_ms == 10.0
+
+
+def test_only_the_last_steps_count():
+    slow = [1000 * step for step in range(1, 31)]
+    quick = [30_000 + 10 * step for step in range(1, RECENT_STEPS + 1)]
+    assert recent_pace(times(slow + quick)).step_ms == pytest.approx(10.0)
+
+
+def test_a_single_step_takes_what_its_phases_took():
+    assert recent_pace(times([10])).step_ms == 10.0
+
+
+def test_without_a_step_or_its_time_there_is_no_pace():
+    assert recent_pace(times([])) is None
+    kept = times([10])
+    assert (
+        recent_pace(StepTimes(**{name: getattr(kept, name) for name in StepTimes.__slots__} | {"ended_ns": ()})) is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("span_s", "words"),
+    [
+        (0, "0.0 s"), (3.21, "3.2 s"), (9.96, "10 s"), (99, "99 s"), (100, "1 min 40 s"), (125, "2 min 5 s"),
+        (2460, "41 min"), (3600, "1 h"), (11_520, "3 h 12 min"), (129_600, "36 h"), (187_200, "2 days 4 h"),
+    ],
+)  # fmt: skip
+def test_a_span_in_words(span_s, words):
+    assert format_span(span_s) == words
+
+
+# Sides: who has the same, and who is outside the majority.
+
+
+def test_values_and_their_items_keep_their_order():
+    assert list(grouped([("b", 3), ("a", 1), ("b", 2)]).items()) == [("b", [3, 2]), ("a", [1])]
+
+
+def test_the_side_of_the_most_is_first_and_of_equal_ones_that_of_the_lowest_rank():
+    assert group_alike({3: "x", 0: "y", 2: "z", 1: "z"}) == [("z", (1, 2)), ("y", (0,)), ("x", (3,))]
+
+
+@pytest.mark.parametrize(
+    ("sides", "majority", "others"),
+    [
+        ([(0, 2), (1,)], (0, 2), (1,)),
+        ([(1,), (0, 2, 3), (4,)], (0, 2, 3), (1, 4)),
+        ([(0,), (1,)], (), (0, 1)),
+        ([(2, 3), (0,), (1,)], (), (0, 1, 2, 3)),
+        ([(0, 1)], (0, 1), ()),
+        ([], (), ()),
+    ],
+)
+def test_only_more_than_half_is_a_majority(sides, majority, others):
+    assert majority_of(sides) == majority
+    assert outvoted(sides) == others

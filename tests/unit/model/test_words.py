@@ -1,0 +1,407 @@
+"""Words of Slurm, of variables, of meetings and of shares."""
+
+import itertools
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from importlib import resources
+
+import pytest
+
+from ddpdoctor.model.rendezvous import (
+    endpoints,
+    in_slurm_step,
+    is_loopback,
+    is_loopback_address,
+    nodes_range,
+    parse_endpoint,
+    read_node_count,
+)
+from ddpdoctor.model.sharing import SamplingPlan, Sharing, count_both, share_out
+from ddpdoctor.model.slurm import MAX_ENTRIES, expand_counts, expand_hosts
+from ddpdoctor.model.software import release
+from ddpdoctor.model.variables import (
+    FAMILIES,
+    NEWEST,
+    PLUGIN_PREFIXES,
+    find_variable,
+    hide_login,
+    is_listed,
+    looks_known,
+    must_agree,
+    read_variables,
+    select_variables,
+)
+from ddpdoctor.rules.variable_dangers import CONDITIONS
+from ddpdoctor.rules.variable_flaws import OWNERS
+from ddpdoctor.rules.variable_values import TYPES, check_value
+from tests.rules.environment.build import process
+
+# What the variables say of nodes and of the store's place is read as torchrun reads it.
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("node0", "node0", None),
+        ("node0:29400", "node0", 29400),
+        (" 10.0.0.1:1 ", "10.0.0.1", 1),
+        ("[fd00::1]:29400", "fd00::1", 29400),
+        ("[fd00::1]", "fd00::1", None),
+    ],
+)
+def test_endpoint(text, host, port):
+    found = parse_endpoint(text, "PET_RDZV_ENDPOINT")
+    assert (found.host, found.port) == (host, port)
+
+
+def test_an_empty_endpoint():
+    assert parse_endpoint("  ", "PET_RDZV_ENDPOINT") is None
+
+
+def test_all_endpoints():
+    found = endpoints(process(0, MASTER_ADDR="a", MASTER_PORT="1", PET_MASTER_ADDR="b", PET_RDZV_ENDPOINT="c:3"))
+    assert [(one.variable, one.host, one.port) for one in found] == [
+        ("MASTER_ADDR", "a", 1), ("PET_MASTER_ADDR", "b", None), ("PET_RDZV_ENDPOINT", "c", 3),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"), [("2", (2, 2)), ("1:4", (1, 4)), ("", None), ("auto", None), ("1:", None), ("9" * 5000, None)]
+)
+def test_nodes_range(text, nodes):
+    assert nodes_range(text) == nodes
+
+
+@pytest.mark.parametrize(
+    ("variables", "nodes"),
+    [
+        ({}, None),
+        ({"WORLD_SIZE": "16"}, None),
+        ({"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, 2),
+        ({"WORLD_SIZE": "9", "LOCAL_WORLD_SIZE": "8"}, 2),
+        ({"PET_NNODES": "1:4"}, 4),
+        ({"SLURM_NNODES": "4"}, None),
+        ({"SLURM_NNODES": "4", "SLURM_STEP_ID": "0"}, 4),
+        ({"TORCHELASTIC_RUN_ID": "x", "GROUP_WORLD_SIZE": "1", "PET_NNODES": "4"}, 1),
+    ],
+)
+def test_nodes_given(variables, nodes):
+    given = read_node_count(process(0, **variables))
+    assert (given.nodes if given is not None else None) == nodes
+
+
+@pytest.mark.parametrize(
+    ("step", "found"), [("0", True), ("4294967290", False), ("4294967291", False), ("", False), ("batch", False)]
+)
+def test_in_slurm_step(step, found):
+    assert in_slurm_step(process(0, SLURM_STEP_ID=step)) is found
+
+
+@pytest.mark.parametrize(
+    ("host", "name", "address"),
+    [
+        ("localhost", True, False),
+        ("Localhost.", True, False),
+        ("127.0.0.1", True, True),
+        ("::1", True, True),
+        ("0.0.0.0", True, False),
+        ("::", True, False),
+        ("10.0.0.1", False, False),
+        ("fe80::1%eth0", False, False),
+        ("node0", False, False),
+    ],
+)
+def test_loopback(host, name, address):
+    assert (is_loopback(host), is_loopback_address(host)) == (name, address)
+
+
+# The arithmetic of an epoch, held to torch's own sampler and loader.
+
+
+@pytest.mark.parametrize(
+    ("sampler_drop_last", "drop_last", "batches", "samples"),
+    [
+        (False, True, (28, 8), (448, 0, 7)),
+        (False, False, (29, 4), (455, 1, 0)),
+        (True, True, (28, 8), (448, 0, 7)),
+        (True, False, (29, 3), (454, 0, 1)),
+    ],
+)
+def test_455_samples_on_two_ranks(sampler_drop_last, drop_last, batches, samples):
+    plan = SamplingPlan(
+        samples=455, world_size=2, batch_size=8, drop_last=drop_last, sampler_drop_last=sampler_drop_last
+    )
+    shares = share_out(plan)
+
+    assert [(one.batches, one.last_batch) for one in shares.ranks] == [batches] * 2
+    assert (shares.unique, shares.duplicates, shares.missed) == samples
+
+
+def drawn_by_torch(plan: SamplingPlan) -> list[tuple[int, list[list[int]]]]:
+    """Return for each rank how many indices its sampler gives, and the batches of its loader."""
+    from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
+
+    found = []
+    for rank in range(plan.world_size):
+        samples: object = range(plan.samples)
+        if plan.sharing is Sharing.SAMPLER:
+            sampler = DistributedSampler(
+                samples, plan.world_size, rank, shuffle=plan.shuffle, drop_last=plan.sampler_drop_last
+            )
+        else:
+            samples = range(plan.samples)[rank :: plan.world_size] if plan.sharing is Sharing.SPLIT else samples
+            sampler = SequentialSampler(samples)
+        loader = DataLoader(
+            samples, plan.batch_size, sampler=sampler, drop_last=plan.drop_last, collate_fn=list
+        )  # fmt: skip
+        found.append((len(list(sampler)), list(loader)))
+    return found
+
+
+def plans():
+    flags = (False, True)
+    sizes = ((1, 2, 5, 8, 16, 17, 30, 97), (1, 2, 3, 4, 7), (1, 3, 8))
+    for samples, world_size, batch_size in itertools.product(*sizes):
+        for drop_last, sampler_drop_last, shuffle in itertools.product(flags, flags, flags):
+            yield SamplingPlan(
+                samples=samples, world_size=world_size, batch_size=batch_size, drop_last=drop_last,
+                sampler_drop_last=sampler_drop_last, shuffle=shuffle,
+            )  # fmt: skip
+        for drop_last, sharing in itertools.product(flags, (Sharing.SPLIT, Sharing.NONE)):
+            if sharing is Sharing.NONE or samples >= world_size:
+                yield SamplingPlan(
+                    samples=samples, world_size=world_size, batch_size=batch_size, drop_last=drop_last,
+                    sharing=sharing, shuffle=False,
+                )  # fmt: skip
+
+
+def test_every_number_is_that_of_torch():
+    count = 0
+    for plan in plans():
+        shares, seen = share_out(plan), drawn_by_torch(plan)
+        delivered = Counter(sample for _, batches in seen for batch in batches for sample in batch)
+        assert [one.drawn for one in shares.ranks] == [drawn for drawn, _ in seen], plan
+        assert [one.batches for one in shares.ranks] == [len(batches) for _, batches in seen], plan
+        assert [one.last_batch for one in shares.ranks] == [len(b[-1]) if b else 0 for _, b in seen], plan
+        assert [one.delivered for one in shares.ranks] == [sum(map(len, batches)) for _, batches in seen], plan
+        assert (shares.unique, shares.delivered) == (len(delivered), delivered.total()), plan
+        assert shares.missed == plan.samples - len(delivered), plan
+        sets = [{sample for batch in batches for sample in batch} for _, batches in seen]
+        both = [[count_both(plan, one, other) for other in shares.ranks] for one in shares.ranks]
+        assert both == [[len(one & other) for other in sets] for one in sets], plan
+        count += 1
+    assert count > 1000
+
+
+def test_what_a_sampler_repeats_is_counted_where_it_is_drawn():
+    from torch.utils.data import DistributedSampler
+
+    for samples, world_size in itertools.product((1, 2, 3, 5, 10), (1, 2, 4, 7)):
+        shares = share_out(SamplingPlan(samples=samples, world_size=world_size, batch_size=1, shuffle=False))
+        positions = [
+            list(DistributedSampler(range(samples), world_size, rank, shuffle=False)) for rank in range(world_size)
+        ]
+        seen: set[int] = set()
+        repeated = [0] * world_size
+        for place in range(len(positions[0])):
+            for rank in range(world_size):
+                repeated[rank] += positions[rank][place] in seen
+                seen.add(positions[rank][place])
+        assert [one.repeated for one in shares.ranks] == repeated
+
+
+def test_which_samples_a_shuffle_leaves_out_on_each_rank_is_not_foretold():
+    shares = share_out(SamplingPlan(samples=10, world_size=2, batch_size=4, drop_last=True, sharing=Sharing.NONE))
+    assert (shares.unique, shares.duplicates, shares.missed) == (None, None, None)
+
+
+# Slurm's short forms are expanded, and damaged or absurd ones refused at once.
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("n1", ("n1",)),
+        ("login.example.org", ("login.example.org",)),
+        ("n[1-3]", ("n1", "n2", "n3")),
+        ("n[1-3,07-09],x", ("n1", "n2", "n3", "n07", "n08", "n09", "x")),
+        ("n[08-10]", ("n08", "n09", "n10")),
+        ("r[0-1]n[1-2]-ib", ("r0n1-ib", "r0n2-ib", "r1n1-ib", "r1n2-ib")),
+        (" gpu-a,gpu-b \n", ("gpu-a", "gpu-b")),
+        ("n[5]", ("n5",)),
+    ],
+)
+def test_hosts(text, hosts):
+    assert expand_hosts(text) == hosts
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ",",
+        "a,",
+        "a,,b",
+        "n[1-",
+        "n[]",
+        "n[3-1]",
+        "n]1",
+        "a b",
+        "n[a]",
+        "n[1-2-3]",
+        "n[[1]]",
+        "n[" + "9" * 5000 + "]",
+    ],
+)
+def test_malformed_hosts(text):
+    with pytest.raises(ValueError, match=r"not a|empty"):
+        expand_hosts(text)
+
+
+@pytest.mark.parametrize("text", ["n[1-99999999999]", "r[0-999]n[0-999]", "n[0-40000],m[0-40000]"])
+def test_absurd_hosts(text):
+    with pytest.raises(ValueError, match=f"more than {MAX_ENTRIES} hosts"):
+        expand_hosts(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"), [("4", (4,)), ("2(x2),1", (2, 2, 1)), ("8(x3)", (8, 8, 8)), ("1,0,2", (1, 0, 2))]
+)
+def test_counts(text, counts):
+    assert expand_counts(text) == counts
+
+
+@pytest.mark.parametrize("text", ["", "a", "2(x", "2(x)", "2(x0)", "2,,1", "-1", "2 (x2)", "9" * 5000])
+def test_malformed_counts(text):
+    with pytest.raises(ValueError, match="not a list of counts"):
+        expand_counts(text)
+
+
+def test_absurd_counts():
+    with pytest.raises(ValueError, match="more than"):
+        expand_counts("2(x99999999)")
+
+
+def test_a_long_value_is_cut_in_the_message():
+    with pytest.raises(ValueError, match=r"\.\.\.$"):
+        expand_counts("x" * 10_000)
+
+
+# The table of variables: every row is well-formed, says where it is from, and means something to the rules.
+
+
+KINDS = {
+    "config", "tune", "debug", "internal", "danger", "deprecated", "removed", "bogus", "launcher", "slurm", "k8s",
+    "mpi", "build",
+}  # fmt: skip
+COMPONENTS = {
+    "nccl", "torch", "gloo", "launcher", "slurm", "k8s", "mpi", "cuda", "container", "openmp", "network", "loader",
+    "build", "ddpdoctor",
+}  # fmt: skip
+ROWS = tuple(read_variables().values())
+
+
+def faults(row):
+    """Yield what is wrong with a row."""
+    danger = row.danger.split(" ")[-1].partition(":")[0]
+    outdated = row.kind in {"deprecated", "removed", "bogus"}
+    yield "name", not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", row.name)
+    yield "kind", row.kind not in KINDS
+    yield "component", row.component not in COMPONENTS
+    yield "type", row.type.partition(":")[0] not in TYPES
+    yield "source", not row.source
+    yield "version", not all(re.fullmatch(r"(\d+(\.\d+)*)?", version) for version in (row.since, row.until))
+    yield "condition", danger not in {*CONDITIONS, ""}
+    yield "danger without a condition", row.kind == "danger" and not danger
+    yield "danger without a consequence", bool(danger) and not row.note
+    yield "out of use without a reason", outdated and not (row.replaced_by or row.until or row.note)
+    yield "out of use, and nobody's", outdated and row.component not in OWNERS
+    yield "successor", bool(row.replaced_by) and find_variable(row.replaced_by) is None
+    yield "default", bool(row.default) and check_value(replace(row, default=""), row.default) is not None
+
+
+def test_every_row_is_well_formed_has_a_source_and_what_its_kind_needs():
+    assert [(row.name, fault) for row in ROWS for fault, is_so in faults(row) if is_so] == []
+
+
+def test_the_table_is_sorted_out_into_unique_names():
+    text = resources.files("ddpdoctor.model").joinpath("variables.tsv").read_text(encoding="utf-8")
+    names = [line.split("\t")[0] for line in text.splitlines()]
+    assert len(names) == len(set(names)) == len(ROWS) + 1
+
+
+def test_no_version_of_the_table_is_newer_than_what_it_was_read_from():
+    for row in ROWS:
+        if row.component in NEWEST:
+            newest = release(NEWEST[row.component])
+            assert max(release(row.since), release(row.until))[:2] <= newest[:2], row.name
+
+
+def test_what_must_agree_is_named():
+    names = {"NCCL_ALGO", "NCCL_PROTO", "NCCL_BUFFSIZE", "NCCL_MAX_NCHANNELS", "NCCL_CROSS_NIC", "NCCL_IB_TC"}
+    assert names | {"NCCL_CUMEM_ENABLE", "NCCL_P2P_LEVEL", "TORCH_DISTRIBUTED_DEBUG"} <= must_agree()
+    assert not {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "RANK", "CUDA_VISIBLE_DEVICES", "NCCL_HOSTID"} & must_agree()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NCCL_SOCKET_MAGIC",
+        "SLURM_JWT",
+        "HF_TOKEN",
+        "AWS_SECRET_ACCESS_KEY",
+        "WANDB_API_KEY",
+        "PATH",
+        "NCCL_PSK",
+        "HOME",
+    ],
+)
+def test_what_may_be_secret_is_never_listed(name):
+    assert not is_listed(name)
+    listed, others = select_variables({name: "hunter2"})
+    assert not listed
+    assert "hunter2" not in others
+
+
+def test_the_environment_is_sorted_into_values_and_bare_names():
+    env = {
+        "NCCL_DEBUG": "INFO", "NCCL_DEBGU": "secret", "nccl_debug": "x", "NCLL_DEBUG": "x", "OFI_NCCL_TUNER": "1",
+        "NCCL_FASTRAK_CTRL_DEV": "eth0", "NCCL_SOCKET_MAGIC": "s", "NCCL_VERSION": "2.21.5-1", "RCCL_FOO": "1",
+        "HCCL_SOCKET_IFNAME": "eth0", "PATH": "/bin", "RANK": "0",
+    }  # fmt: skip
+    listed, others = select_variables(env)
+    assert listed == {"NCCL_DEBUG": "INFO", "NCCL_VERSION": "2.21.5-1", "RANK": "0"}
+    assert others == ("NCCL_DEBGU", "NCLL_DEBUG", "nccl_debug")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("http://ann:pw@proxy:3128", "http://proxy:3128"),
+        ("ann:pw@proxy:3128", "proxy:3128"),
+        ("http://proxy:3128/", "http://proxy:3128/"),
+        ("http://token@proxy", "http://proxy"),
+        ("=mlx5_0:1,mlx5_1", "=mlx5_0:1,mlx5_1"),
+        ("[fe80::1]:29500", "[fe80::1]:29500"),
+    ],
+)
+def test_a_login_in_a_value_is_taken_out(value, shown):
+    assert hide_login(value) == shown
+
+
+def test_prefixes_of_plugins_are_left_alone():
+    for prefix in PLUGIN_PREFIXES:
+        assert not looks_known(f"{prefix}X")
+    for prefix in FAMILIES:
+        assert looks_known(f"{prefix}X")
+
+
+def test_to_import_the_table_reads_nothing():
+    code = (
+        "import sys; from ddpdoctor.model import variables; "
+        "sys.exit(variables.read_variables.cache_info().currsize or 'torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=200, check=False).returncode == 0

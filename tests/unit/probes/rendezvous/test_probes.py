@@ -1,0 +1,484 @@
+"""Nodes that knock at each other: contacts, payloads, rounds and the mesh."""
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from ddpdoctor.exchange.conversation import Conversation
+from ddpdoctor.exchange.reach import contact_of
+from ddpdoctor.exchange.store import KeyValues
+from ddpdoctor.model.reaching import Contact, Publication, Transfer
+from ddpdoctor.probes.rendezvous.connections import connect_all
+from ddpdoctor.probes.rendezvous.mesh import BLOCK, MeshLimits, PairResults, blocks_of, run_mesh, sources_of, targets_of
+from ddpdoctor.probes.rendezvous.payloads import (
+    LARGE_BYTES,
+    NUMBER,
+    PART_BYTES,
+    Damaged,
+    PayloadLimits,
+    TargetBusy,
+    greet,
+    rate_of,
+    send_large,
+    send_payload,
+    serve_payloads,
+)
+from ddpdoctor.probes.rendezvous.posts import MAX_WAITING, LostTime, Posts, PostsOpen
+from ddpdoctor.probes.rendezvous.tcp_info import read_tcp_counts
+from ddpdoctor.probes.rendezvous.trial import StartProcess
+from ddpdoctor.probes.rendezvous.visits import SOURCE_FAILS, TARGET_FAILS, Target, Visitor
+from tests.scenarios.running import wait_for
+
+
+@pytest.mark.parametrize(
+    ("error", "contact"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, ""), Contact.REFUSED),
+        (ConnectionResetError(errno.ECONNRESET, ""), Contact.RESET),
+        (BrokenPipeError(errno.EPIPE, ""), Contact.RESET),
+        (OSError(errno.EHOSTUNREACH, ""), Contact.UNREACHABLE),
+        (OSError(errno.ENETUNREACH, ""), Contact.UNREACHABLE),
+        (PermissionError(errno.EPERM, ""), Contact.UNREACHABLE),
+        (TimeoutError(), Contact.NO_ANSWER),
+        (TimeoutError(errno.ETIMEDOUT, ""), Contact.NO_ANSWER),
+        (OSError(errno.EMFILE, ""), Contact.FAILED),
+        (OSError("without a number"), Contact.FAILED),
+    ],
+)
+def test_contact(error, contact):
+    assert contact_of(error) is contact
+
+
+def test_many_at_a_time_each_with_its_own_end():
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        ports = [listener.getsockname()[1], held.getsockname()[1]]
+        attempts = connect_all([("127.0.0.1", ports[0]), ("127.0.0.1", ports[1]), ("no number", 1)], 2.0)
+        assert [attempt.seen.contact for attempt in attempts] == [Contact.CONNECTED, Contact.REFUSED, Contact.FAILED]
+        assert [attempt.connection is None for attempt in attempts] == [False, True, True]
+        attempts[0].connection.close()
+
+
+def test_no_answer_in_time():
+    """A listener whose queue is full: the kernel drops further first packets."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        place = listener.getsockname()
+        with socket.create_connection(place):
+            (attempt,) = connect_all([place], 0.2)
+    assert (attempt.seen.contact, attempt.seen.tries) == (Contact.NO_ANSWER, 1)
+    assert attempt.seen.error == "no answer to 1 first packets"
+    assert attempt.pending == []
+
+
+# Nodes that are threads, each at an address of its own in 127.0.0.0/8.
+
+
+PACE = PayloadLimits(stall_s=60.0, send_s=1.0)
+NOT_OURS = "192.0.2.1"
+"""Of no host (RFC 5737)."""
+
+
+def publication(number, address=None):
+    return Publication(number=number, address=f"127.0.0.{number + 1}" if address is None else address, interface="lo")
+
+
+def run_nodes(publications, store=None, *, without=(), limits=None):
+    """Run the nodes, save for ``without``; return what each came back with, by number."""
+    store = KeyValues() if store is None else store
+    numbers = [one.number for one in publications if one.number not in without]
+    with ThreadPoolExecutor(len(numbers)) as pool:
+        given = {
+            number: pool.submit(run_mesh, Conversation(store), number, publications, limits or MeshLimits())
+            for number in numbers
+        }
+        return {number: one.result(timeout=200) for number, one in given.items()}
+
+
+def is_well(pair):
+    parts = (pair.connecting, pair.small, pair.large)
+    return not pair.skipped and all(part is not None and part.contact is Contact.CONNECTED for part in parts)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_all_pairs_of_healthy_nodes(count):
+    publications = [publication(number) for number in range(count)]
+    found = run_nodes(publications)
+
+    ordered = [(source, target) for source in range(count) for target in range(count) if source != target]
+    assert [(pair.source, pair.target) for pair in found[0]] == ordered
+    assert all(is_well(pair) for pair in found[0])
+    assert {pair.large.size_bytes for pair in found[0]} <= {LARGE_BYTES}
+    for number in range(1, count):
+        assert {(pair.source, pair.target) for pair in found[number]} == {p for p in ordered if p[0] == number}
+    ports = [(pair.address, pair.port) for pair in found[0]]
+    assert len(set(ports)) == len(ports), "each pair has a port of its own"
+
+
+def test_numbers_need_not_be_places():
+    publications = [publication(number) for number in (7, 2, 4)]
+    found = run_nodes(publications)
+    assert [(p.source, p.target) for p in found[7]] == [(7, 2), (7, 4), (2, 7), (2, 4), (4, 7), (4, 2)]
+    assert all(is_well(pair) for pair in found[7])
+
+
+def test_ports_of_a_range():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        first = taken.getsockname()[1]
+        taken.listen()
+        found = run_nodes([publication(0), publication(1)], limits=MeshLimits(port_range=(first, first)))[0]
+    there, back = found
+    assert (there.port, is_well(there)) == (first, True)
+    assert back.connecting is None
+    assert back.skipped == f"it cannot listen on 127.0.0.1: no port of {first}-{first} is free"
+
+
+def test_sources_share_the_ports_of_a_small_range():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    found = run_nodes([publication(number) for number in range(4)], limits=MeshLimits(port_range=(port, port)))[0]
+    assert {pair.port for pair in found} == {port}
+    assert all(is_well(pair) for pair in found)
+
+
+def test_an_address_that_is_not_the_nodes_own():
+    found = run_nodes([publication(0), publication(1, NOT_OURS), publication(2, "")])[0]
+    by_pair = {(pair.source, pair.target): pair for pair in found}
+    for source in (0, 2):
+        assert by_pair[source, 1].skipped.startswith(f"it cannot listen on {NOT_OURS}: ")
+    assert by_pair[0, 2].skipped == by_pair[1, 2].skipped == "its own address is unknown"
+    assert is_well(by_pair[1, 0])
+    assert is_well(by_pair[2, 0])
+
+
+def test_a_node_that_does_not_come_to_the_mesh():
+    found = run_nodes([publication(n) for n in range(3)], without={2}, limits=MeshLimits(total_s=3.0))[0]
+    by_pair = {(pair.source, pair.target): pair for pair in found}
+    assert is_well(by_pair[0, 1])
+    assert is_well(by_pair[1, 0])
+    assert by_pair[0, 2].skipped == by_pair[1, 2].skipped == "it did not report its ports"
+    assert by_pair[2, 0].skipped == by_pair[2, 1].skipped == "the source did not report what it saw"
+
+
+def test_nobody_speaks_for_others():
+    """Node 2 has reported a pair of node 1's."""
+    publications = [publication(n) for n in range(3)]
+    store = KeyValues()
+    honest = run_nodes(publications)[0]
+    Conversation(store).send("pairs/0/2", PairResults(pairs=tuple(p for p in honest if p.source == 1)))
+    found = run_nodes(publications, store, without={1, 2}, limits=MeshLimits(total_s=0.3))[0]
+    assert {pair.skipped for pair in found if pair.source == 1} == {"the source did not report what it saw"}
+
+
+def test_garbage_from_another_node_is_not_heard():
+    store = KeyValues()
+    for key in ("posts", "pairs"):
+        store.set(f"{key}/0/1", b"garbage")
+    found = run_nodes([publication(0), publication(1), publication(2)], store, without={1})[0]
+    by_pair = {(pair.source, pair.target): pair for pair in found}
+    assert is_well(by_pair[0, 2])
+    assert is_well(by_pair[2, 0])
+    assert by_pair[0, 1].skipped == "it did not report its ports"
+    assert by_pair[1, 2].skipped == "the source did not report what it saw"
+
+
+def test_ports_that_are_none():
+    posts = PostsOpen(ports={"0": 10**9}, ticket="no digits")
+    store = KeyValues()
+    Conversation(store).send("posts/0/1", posts)
+    Conversation(store).send("pairs/0/1", PairResults(pairs=()))
+    (pair, _) = run_mesh(Conversation(store), 0, [publication(0), publication(1)], MeshLimits())
+    assert (pair.connecting.contact, pair.connecting.error) == (Contact.FAILED, "Invalid argument")
+
+
+def visitor(deadline, lost=None):
+    return Visitor(0, connect_s=60.0, pace=PACE, lost=lost or LostTime(limit_s=8.0), deadline=deadline)
+
+
+def target_at(port, ticket=b"x" * 16):
+    return Target(publication=publication(1, "127.0.0.1"), port=port, ticket=ticket, obstacle="")
+
+
+FOREVER = float("inf")
+
+
+@pytest.mark.parametrize(
+    ("says", "contact"), [(b"SSH-2.0\r\n", Contact.FAILED), (b"", Contact.RESET)], ids=["it speaks", "it hangs up"]
+)
+def test_another_program_at_the_port(says, contact):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def answer():
+            connection, _ = other.accept()
+            with connection:
+                connection.recv(100)
+                connection.sendall(says)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        (pair,) = visitor(FOREVER).visit([target_at(other.getsockname()[1])])
+        thread.join(timeout=200)
+    assert (pair.connecting.contact, pair.small) == (contact, None)
+
+
+def test_a_port_on_which_nobody_listens():
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        (pair,) = visitor(FOREVER).visit([target_at(held.getsockname()[1])])
+    assert (pair.connecting.contact, pair.connecting.tries) == (Contact.REFUSED, 1)
+
+
+def offer(lost=None):
+    return Posts("127.0.0.1", [0], None, PACE, lost or LostTime(limit_s=8.0))
+
+
+def post_of(posts):
+    return target_at(posts.published.ports["0"], bytes.fromhex(posts.published.ticket))
+
+
+def test_a_stranger_is_turned_away_and_the_source_is_served():
+    with offer() as posts:
+        port = posts.published.ports["0"]
+        with socket.create_connection(("127.0.0.1", port)) as silent:
+            for hello in (b"GET / HTTP/1.0\r\n" * 4, b"DDPDmesh" + b"y" * 20):
+                with socket.create_connection(("127.0.0.1", port)) as stranger:
+                    stranger.settimeout(200)
+                    stranger.sendall(hello)
+                    assert hung_up(stranger)
+            (pair,) = visitor(FOREVER).visit([post_of(posts)])
+            assert is_well(pair)
+            assert wait_for(lambda: posts.served == {0})
+            silent.close()
+
+
+def test_the_source_is_served_beside_more_strangers_than_there_are_places():
+    with offer() as posts, contextlib.ExitStack() as opened:
+        port = posts.published.ports["0"]
+        for _ in range(2 * MAX_WAITING):
+            stranger = opened.enter_context(socket.create_connection(("127.0.0.1", port)))
+            with contextlib.suppress(OSError):
+                stranger.sendall(b"x")
+        (pair,) = visitor(FOREVER).visit([post_of(posts)])
+        assert is_well(pair)
+
+
+def hung_up(connection):
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_another_source_at_a_post_is_turned_away():
+    with offer() as posts:
+        other = Visitor(5, connect_s=60.0, pace=PACE, lost=LostTime(limit_s=8.0), deadline=FOREVER)
+        (pair,) = other.visit([post_of(posts)])
+    assert pair.connecting.contact is Contact.RESET
+    assert posts.served == set()
+
+
+def test_enough_payloads_have_stalled_at_the_source():
+    with offer() as posts:
+        (pair,) = visitor(FOREVER, LostTime(limit_s=8.0, spent_s=9.0)).visit([post_of(posts)])
+    assert (pair.connecting.contact, pair.small, pair.skipped) == (Contact.CONNECTED, None, SOURCE_FAILS)
+
+
+def test_enough_payloads_have_stalled_at_the_target():
+    with offer(LostTime(limit_s=8.0, spent_s=9.0)) as posts:
+        (pair,) = visitor(FOREVER).visit([post_of(posts)])
+    assert (pair.connecting.contact, pair.small, pair.skipped) == (Contact.CONNECTED, None, TARGET_FAILS)
+
+
+def test_no_time_is_left():
+    with offer() as posts:
+        (pair,) = visitor(0.0).visit([post_of(posts)])
+    assert (pair.small, pair.skipped) == (None, "the time for the mesh was over")
+
+
+PACE_PAYLOADS = PayloadLimits(stall_s=60.0, send_s=60.0)
+SHORT = PayloadLimits(stall_s=0.3, send_s=5.0)
+
+
+@pytest.fixture
+def ends():
+    """A connection over loopback: the source's end and the target's."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        source = socket.create_connection(listener.getsockname())
+        target, _ = listener.accept()
+    with source, target:
+        yield source, target
+
+
+def serve(target):
+    thread = threading.Thread(target=serve_payloads, args=(target, PACE_PAYLOADS))
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("size", [1, 400, PART_BYTES, PART_BYTES + 1, LARGE_BYTES])
+def test_a_payload_arrives_whole(ends, size):
+    source, target = ends
+    thread = serve(target)
+    found = send_payload(source, size, PACE_PAYLOADS)
+    source.close()
+    thread.join(timeout=200)
+    assert (found.contact, found.size_bytes, found.error) == (Contact.CONNECTED, size, "")
+    assert found.duration_s > 0
+    assert found.sent > 0
+    assert found.delivered_bytes is None
+    assert not thread.is_alive(), "the target sees that the source is done"
+
+
+def test_a_payload_ends_when_its_time_is_up(ends):
+    source, target = ends
+    thread = serve(target)
+    found = send_payload(source, LARGE_BYTES, PayloadLimits(stall_s=60.0, send_s=0.0))
+    source.close()
+    thread.join(timeout=200)
+    assert (found.contact, found.size_bytes) == (Contact.CONNECTED, PART_BYTES)
+
+
+def test_segments_of_a_large_payload_are_counted(ends):
+    source, target = ends
+    thread = serve(target)
+    found = send_large(source, PACE_PAYLOADS, 0.0)
+    source.close()
+    thread.join(timeout=200)
+    assert found.contact is Contact.CONNECTED
+    assert found.sent >= LARGE_BYTES // 65536
+
+
+def test_a_target_that_takes_nothing(ends):
+    """Its kernel takes what its buffer holds, and then no more."""
+    source, _ = ends
+    found = send_payload(source, 64 * 2**20, SHORT)
+    assert (found.contact, found.error) == (Contact.NO_ANSWER, "no progress for 0.3 s")
+    assert found.duration_s >= SHORT.stall_s, "how long it got on, to tell how fast it was"
+    assert found.delivered_bytes > 0
+
+
+def test_a_target_that_does_not_answer(ends):
+    source, _ = ends
+    found = send_payload(source, 400, SHORT)
+    assert (found.contact, found.delivered_bytes) == (Contact.NO_ANSWER, 2 * NUMBER.size + 400)
+
+
+@pytest.mark.parametrize("answer", [NUMBER.pack(400) + NUMBER.pack(1), os.urandom(8)], ids=["other sum", "garbage"])
+def test_a_payload_that_arrives_damaged(ends, answer):
+    source, target = ends
+    target.sendall(answer)
+    found = send_payload(source, 400, PACE_PAYLOADS)
+    assert (found.contact, found.error) == (Contact.FAILED, "the data that arrived is not the data that was sent")
+
+
+def test_a_target_that_hangs_up(ends):
+    source, target = ends
+    target.shutdown(socket.SHUT_WR)
+    assert send_payload(source, 400, PACE_PAYLOADS).contact is Contact.RESET
+
+
+def test_the_target_takes_no_part_over_the_limit(ends):
+    source, target = ends
+    source.sendall(NUMBER.pack(PART_BYTES + 1))
+    with pytest.raises(Damaged, match="over the limit"):
+        serve_payloads(target, PACE_PAYLOADS)
+
+
+def test_the_target_does_not_wait_for_ever(ends):
+    _, target = ends
+    with pytest.raises(TimeoutError):
+        serve_payloads(target, PayloadLimits(stall_s=0.05, send_s=1.0))
+
+
+def test_a_target_that_is_busy_with_others(ends):
+    source, _ = ends
+    with pytest.raises(TargetBusy, match="busy with other nodes"):
+        greet(source, b"hello", 5.0, 0.1)
+
+
+def test_a_rate_counts_what_got_through():
+    assert rate_of(Transfer(size_bytes=1000, contact=Contact.CONNECTED, duration_s=0.5)) == 2000
+    assert rate_of(Transfer(size_bytes=1000, contact=Contact.NO_ANSWER)) == 0
+
+
+def test_the_kernels_counts(ends):
+    source, target = ends
+    source.sendall(b"x" * 100)
+    assert target.recv(100, socket.MSG_WAITALL) == b"x" * 100
+    counts = read_tcp_counts(source)
+    assert (counts.retransmitted, counts.needless) == (0, 0)
+    assert counts.delivered_bytes in {100, 101}
+    assert counts.sent == 1
+
+
+def test_a_socket_of_which_the_kernel_counts_nothing():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        counts = read_tcp_counts(other)
+    assert (counts.retransmitted, counts.delivered_bytes, counts.sent, counts.unacknowledged) == (None,) * 4
+    assert counts.needless is None
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 16, BLOCK, BLOCK + 1, BLOCK + 2, 200])
+def test_all_ordered_pairs_once_and_each_node_serves_one_a_round(count):
+    rounds = [one for block in blocks_of(count) for one in block]
+    assert len(rounds) == max(0, count - 1)
+    pairs = set()
+    for distance in rounds:
+        one = range(distance, distance + 1)
+        of_round = [(place, target) for place in range(count) for target in targets_of(place, one, count)]
+        assert len({target for _, target in of_round}) == len(of_round) == count
+        pairs |= set(of_round)
+    assert pairs == {(source, target) for source in range(count) for target in range(count) if source != target}
+
+
+def test_sources_are_those_of_which_one_is_a_target():
+    (block,) = blocks_of(7)
+    for place in range(7):
+        assert all(place in targets_of(source, block, 7) for source in sources_of(place, block, 7))
+
+
+def test_a_block_is_no_longer_than_its_limit():
+    assert [len(block) for block in blocks_of(2 * BLOCK + 2)] == [BLOCK, BLOCK, 1]
+
+
+# The process that makes a real start: how its end is reported.
+
+
+def fork(end):
+    """Return the handle of a process that reads its orders, hangs up, and then ends as ``end`` does."""
+    (read, tell), (hear, write) = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(read)
+        os.close(write)
+        return StartProcess(pid, tell, hear)
+    os.close(tell)
+    os.close(hear)
+    os.read(read, 4096)
+    end(write)
+    os._exit(3)
+
+
+def hang_up_late(write):
+    os.close(write)
+    time.sleep(0.3)
+
+
+@pytest.mark.parametrize(
+    ("end", "limit_s", "error"),
+    [
+        (hang_up_late, 5, "the process ended with status 3"),
+        (lambda _: os.kill(os.getpid(), signal.SIGKILL), 5, "the process was killed by SIGKILL"),
+        (lambda _: time.sleep(60), -0.9, "it did not end within -0.9 s"),
+    ],
+)
+def test_the_end_of_a_process_that_reports_nothing(end, limit_s, error):
+    assert fork(end).run(limit_s=limit_s)["error"] == error

@@ -1,0 +1,708 @@
+"""What is written of calls, groups, kernels and errors is read back, and is bounded."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import json
+import os
+import subprocess
+import sys
+import time
+import weakref
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.distributed_c10d as c10d
+
+import ddpdoctor.recorder
+from ddpdoctor.recorder.calls import collectives, objects, records
+from ddpdoctor.recorder.gradients import local
+from ddpdoctor.recorder.replicas import optimizers, schedule
+from ddpdoctor.recorder.replicas.schedule import ALLOWANCE_S, LEAST, SHARE, AutoDistance, Wishes, next_due
+from ddpdoctor.recorder.speed import hand_made
+from ddpdoctor.recorder.state import here
+from ddpdoctor.recorder.storage import ring_layout, ring_reading
+from ddpdoctor.recorder.storage.group_json import parse_group_json
+from ddpdoctor.recorder.storage.kept_steps import KeptSteps, is_sampled
+from ddpdoctor.recorder.storage.ring_reading import read_ring_file
+from ddpdoctor.recorder.storage.ring_writing import Ring, to_json
+from ddpdoctor.recorder.storage.step_parts import parts_of
+from ddpdoctor.recorder.training.step_clock import clock
+
+from .test_flight import PROGRAM
+
+# What the recorder keeps is bounded, whatever a script does for however long; what matters always finds room.
+
+
+def test_the_last_room_is_for_what_a_verdict_rests_on(tmp_path: Path) -> None:
+    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=1, start_ticks=1)
+    while ring.note({"k": "filler", "text": "x" * 500}):
+        pass
+    assert ring.intern("n" * 600) == 0
+    assert ring.note({"k": "raised", "text": "x" * 12_000}, vital=True)
+    assert read_ring_file(ring.path).notes[-1]["k"] == "raised"
+
+
+def test_a_process_that_calls_exec_takes_its_ring_along(tmp_path: Path) -> None:
+    first = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=1, start_ticks=1)
+    first.note({"k": "before"})
+    inode = Path(first.path).stat().st_ino
+    second = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=1, start_ticks=1)
+    assert (Path(second.path).stat().st_ino, read_ring_file(second.path).notes) == (inode, [])
+    third = Ring(str(tmp_path), ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE, pid=1, start_ticks=1)
+    assert Path(third.path).stat().st_ino != inode
+
+
+def test_parameters_that_came_after_an_optimizer_are_forgotten_with_their_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(here, "ring", Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.CHILD_SHAPE, 1, 1))
+    monkeypatch.setattr(torch.nn.modules.module, "register_module_parameter_registration_hook", lambda _hook: None)
+    monkeypatch.setattr(optimizers, "_made", 0)
+    monkeypatch.setattr(optimizers, "_numbers", weakref.WeakKeyDictionary())
+    early, late = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
+    first, second = torch.optim.SGD([early]), torch.optim.SGD([late])
+    optimizers._count(first)
+    optimizers._registered(None, "late", late)
+    optimizers._count(second)
+    pairs = [(late, first), (late, second), (early, first)]
+    assert [optimizers.is_later_than(*pair) for pair in pairs] == [True, False, False]
+    pairs.clear()
+    del late, second
+    assert len(optimizers._came_after) == 0
+
+
+# Which functions of torch.distributed are recorded: all that talk to other ranks, each call once.
+
+
+BOOTSTRAP = Path(ddpdoctor.recorder.__file__).parent / "bootstrap"
+MADE_OF_OTHERS = {
+    "all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list", "send_object_list",
+    "recv_object_list", "new_subgroups", "new_subgroups_by_enumeration",
+}  # fmt: skip
+"""They make calls that are recorded."""
+PHASES = {"init_process_group", "new_group", "destroy_process_group"}
+"""Recorded by ``training``."""
+UNRECORDED = {"split_group", "shrink_group"}
+"""With NCCL only; where a rank waits in one, its stack tells."""
+ALONE = {
+    "get_backend", "get_backend_config", "get_backend_impl", "get_default_backend_for_device", "get_global_rank",
+    "get_group_rank", "get_node_local_rank", "get_pg_count", "get_process_group_ranks", "get_rank", "get_world_size",
+    "is_backend_available", "is_gloo_available", "is_initialized", "is_mpi_available", "is_nccl_available",
+    "is_torchelastic_launched", "is_ucc_available", "is_xccl_available", "record_comm", "set_timeout",
+    "supports_complex",
+}  # fmt: skip
+"""They talk to nobody."""
+JOB = """
+import json, sys, torch, torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+one, two, made = torch.ones(2), torch.ones(4), []
+for name, given in {
+    "all_gather_into_tensor": (two, one), "all_gather_single": (two, one), "_all_gather_base": (two, one),
+    "reduce_scatter_tensor": (one, two), "reduce_scatter_single": (one, two), "_reduce_scatter_base": (one, two),
+    "gather_into_tensor": (one, two), "gather_single": (one, two), "all_to_all_single": (two, two),
+    "all_gather": ([one, one], one), "all_reduce": (one,), "barrier": (),
+}.items():
+    if not hasattr(dist, name):
+        continue
+    made.append(name)
+    try:
+        getattr(dist, name)(*given)
+    except RuntimeError as error:
+        if "does not support" not in str(error):
+            raise
+print(json.dumps(made))
+"""
+
+
+def test_every_function_that_talks_to_other_ranks_is_known():
+    known = {
+        *collectives.COLLECTIVES,
+        *collectives.RENAMED,
+        *collectives.POINT_TO_POINT,
+        *MADE_OF_OTHERS,
+        *PHASES,
+        *UNRECORDED,
+        *ALONE,
+    }
+    public = {
+        name
+        for name, value in vars(c10d).items()
+        if not name.startswith("_") and inspect.isfunction(value) and value.__module__ == c10d.__name__
+    }
+    assert not public - known, "new in this torch: record it (recorder/calls/collectives.py), or say here why not"
+
+
+def test_what_a_call_is_given_is_found_where_it_is_expected():
+    expected = {name: collectives.COLLECTIVES[op] for name, op in collectives.RENAMED.items()}
+    for name, tensor in {**collectives.COLLECTIVES, **collectives.POINT_TO_POINT, **expected}.items():
+        arguments = inspect.signature(getattr(c10d, name)).parameters if hasattr(c10d, name) else {}
+        assert not arguments or tensor is None or tensor in arguments, name
+
+
+def test_a_call_is_recorded_once_whatever_it_is_called(tmp_path):
+    for name in ("rings", "evidence"):
+        (tmp_path / name).mkdir()
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("DDPDOCTOR_")}
+    environment |= {"PYTHONPATH": str(BOOTSTRAP), "RANK": "0", "DDPDOCTOR_RUN": str(tmp_path)}
+    command = [sys.executable, "-W", "ignore", "-c", JOB]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=True)
+    made = json.loads(done.stdout)
+    (path,) = (tmp_path / "rings").glob("*")
+    ring = read_ring_file(path)
+    old = {"_all_gather_base": "all_gather_into_tensor", "_reduce_scatter_base": "reduce_scatter_tensor"}
+    expected = Counter((old | collectives.RENAMED).get(name, name) for name in made)
+    assert Counter(slot.op for slot in ring.slots if slot.op in expected) == expected
+    assert not [note for note in ring.notes if note["k"] == "defect"]
+
+
+# Where torch times its kernels, a rank notes the times before it ends its groups, and asks no device elsewhere.
+
+
+NOTE = """
+from ddpdoctor.recorder.state import here
+here.ring = types.SimpleNamespace(note=lambda entry, **more: print(json.dumps(entry)))
+flight.note_times()
+"""
+ENTRY = {
+    "process_group": ["0", ""], "collective_seq_id": 3, "p2p_seq_id": 0, "profiling_name": "nccl:all_reduce",
+    "state": "completed", "retired": True, "time_created_ns": 1, "is_p2p": False, "duration_ms": 2.5,
+}  # fmt: skip
+QUEUED = {**ENTRY, "collective_seq_id": 4, "state": "scheduled", "retired": False}
+
+
+@pytest.mark.parametrize(("timing", "rows"), [("1", [["0", 3, "all_reduce", 2.5]]), ("0", None)])
+def test_times_are_noted_where_torch_has_them(timing: str, rows: list[Any] | None) -> None:
+    build = {"version": "2.13.0", "nccl": True, "docs": {}, "dumps": {"own": {"entries": [ENTRY, QUEUED]}}}
+    program = PROGRAM.rpartition("print(")[0] + NOTE
+    env = {**os.environ, "TORCH_NCCL_ENABLE_TIMING": timing}
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=json.dumps(build), capture_output=True, text=True, check=True, env=env
+    )
+    reported = [json.loads(text)["rows"] for text in done.stdout.splitlines()]
+    assert reported == ([rows] if rows else [])
+
+
+# What is written without the module json is read back by it.
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, True, False, 0, -5, 2**63, 1.5, -1e-300, "", 'a "quoted" \\ line\n', "tr\u00e4ger \U0001f3d6", "\udc80",
+        [], [1, [None, "x"]], {}, {"k": "note", "frames": [{"f": "a.py", "l": 3, "u": True}]},
+    ],
+)  # fmt: skip
+def test_a_value_is_read_back(value: object) -> None:
+    assert json.loads(to_json(value)) == value
+    assert to_json(value) == json.dumps(value, separators=(",", ":"))
+
+
+def test_what_json_has_not() -> None:
+    assert json.loads(to_json({1: (1, 2), "inf": float("inf"), "nan": float("nan")})) == {
+        "1": [1, 2], "inf": None, "nan": None,
+    }  # fmt: skip
+    with pytest.raises(TypeError, match="set"):
+        to_json({"x": {1}})
+
+
+# The recorder times Python's collections, also the last one, in which no code of the script runs any more.
+
+
+SCRIPT = """
+import _thread
+from ddpdoctor.recorder.speed import garbage
+from ddpdoctor.recorder.state import here
+
+here.main_thread = _thread.get_ident()
+garbage.clock.number = 1
+garbage.watch_collections()
+objects = [[] for _ in range(500_000)]
+"""
+
+
+def test_the_collection_at_exit_prints_nothing() -> None:
+    ran = subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True, timeout=60)
+    assert ran.stderr == ""
+
+
+# Under ``wrap --speed`` gradients are checked in the steps in which replicas are compared, else in all.
+
+
+@pytest.mark.parametrize(
+    ("is_speed", "steps"), [(False, list(range(1, 151))), (True, [1, 2, 4, 8, 16, 32, 50, 100, 150])]
+)
+def test_with_the_option_the_steps_of_comparisons_are(is_speed, steps, monkeypatch):
+    monkeypatch.setenv("DDPDOCTOR_CHECK_EVERY", "50")
+    monkeypatch.setattr(local._kept, "is_speed", is_speed)
+    monkeypatch.setattr(schedule._Chosen, "every", 0)
+    left_out = {step: local._is_left_out(SimpleNamespace(reductions=step - 1)) for step in range(1, 151)}
+    assert [step for step, out in left_out.items() if not out] == steps
+
+
+# Long lists of members are parsed once and shared; all else is what plain JSON says.
+
+
+WORLD = list(range(400))
+
+
+def entry(ranks: Any, **more: Any) -> bytes:
+    return json.dumps({"groups": [{"name": "0", "ranks": ranks, "backend": "gloo", "enqueued": 7}], **more}).encode()
+
+
+def ranks_in(data: bytes) -> Any:
+    return parse_group_json(data)["groups"][0]["ranks"]
+
+
+def test_equal_lists_of_members_are_one_tuple() -> None:
+    first, second = ranks_in(entry(WORLD, pid=1)), ranks_in(entry(WORLD, pid=2))
+    assert first == tuple(WORLD)
+    assert first is second
+
+
+def test_notes_and_several_groups_are_filled_in_order() -> None:
+    evens = WORLD[::2]
+    both = b"[%s, %s]" % (entry(WORLD), entry(evens))
+    assert [note["groups"][0]["ranks"] for note in parse_group_json(both)] == [tuple(WORLD), tuple(evens)]
+
+
+@pytest.mark.parametrize(
+    "ranks", [[0, 1, 2], [*WORLD, "1"], [*WORLD, 1.5], [*WORLD, -1], [*WORLD, 2**70], [[0], *WORLD], [], None, -1]
+)
+def test_other_lists_stay_as_they_are(ranks: list[Any]) -> None:
+    assert parse_group_json(entry(ranks)) == json.loads(entry(ranks))
+
+
+def test_lists_that_are_no_members_stay_as_they_are() -> None:
+    other = json.dumps({"handled": {"ranks": WORLD, "text": '"ranks": [1], "backend":'}, "groups": 3}).encode()
+    assert parse_group_json(other) == json.loads(other)
+
+
+def test_a_number_in_place_of_members_refers_to_no_list_beyond_the_last() -> None:
+    groups = [{"ranks": WORLD, "backend": "gloo"}, {"ranks": -2}, {"ranks": 1}, "text"]
+    data = json.dumps({"groups": groups}).encode()
+    assert parse_group_json(data)["groups"][1:] == groups[1:]
+
+
+@pytest.mark.parametrize("data", [b"", b'{"groups": [{"ranks": [' + b"1, " * 400, b"[" + b"1," * 2**20 + b"1]"])
+def test_what_is_cut_off_or_too_large_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"Expecting|more than"):
+        parse_group_json(data)
+
+
+# In a group of Gloo and NCCL each backend counts its own calls.
+
+
+PROGRAM_GROUPS = """
+import json, sys, types
+from types import SimpleNamespace as NS
+torch = types.ModuleType("torch")
+torch.device = lambda name: name
+sys.modules["torch"] = torch
+from ddpdoctor.recorder.calls import collectives, groups
+from ddpdoctor.recorder.storage import ring_layout
+from ddpdoctor.recorder.storage.ring_writing import Ring
+from ddpdoctor.recorder.state import here
+
+class Counter:
+    number = 0
+    def _get_sequence_number_for_group(self):
+        return self.number
+
+class Group(Counter):
+    group_name, group_desc, bound_device_id = "0", "default_pg", None
+    gloo = Counter()
+    def _get_backend(self, device):
+        return self.gloo if device == "cpu" else self
+
+group = Group()
+config = sys.argv[2]
+world = NS(default_pg=group, pg_backend_config={group: config}, pg_group_ranks={group: {0: 0, 1: 1}}, pg_map={})
+groups.c10d = NS(_world=world)
+
+here.ring = ring = Ring(sys.argv[1], ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, 1, 1)
+
+def tensor(device):
+    return NS(dtype="torch.float32", shape=(4,), device=NS(type=device))
+
+
+def all_reduce(tensor, op=None, group=None, async_op=False):
+    (world.default_pg if tensor.device.type == "cuda" or config == "nccl" else Group.gloo).number += 1
+
+def barrier(group=None, async_op=False, device_ids=None):
+    (world.default_pg if config == "nccl" else Group.gloo).number += 1
+
+all_reduce = collectives.wrap("all_reduce", all_reduce, "tensor", p2p=False)
+barrier = collectives.wrap("barrier", barrier, None, p2p=False)
+all_reduce(tensor("cuda"))
+all_reduce(tensor("cpu"))
+all_reduce(tensor("cpu"))
+barrier()
+all_reduce(tensor("cuda"))
+print(json.dumps([ring.path, [[one["name"], one["enqueued"], one["ranks"]] for one in groups.groups_now()]]))
+"""
+
+
+def recorded(folder: Path, config: str) -> tuple[list[tuple[str, int]], list[tuple[str, int, list[int]]]]:
+    """Return group and number of each call, and the groups that the evidence tells of."""
+    command = [sys.executable, "-c", PROGRAM_GROUPS, str(folder), config]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={"DDPDOCTOR_RUN": str(folder)})
+    path, reported = json.loads(done.stdout)
+    slots = read_ring_file(path).slots
+    return [(slot.group, slot.seq) for slot in map(slots.__getitem__, range(len(slots)))], reported
+
+
+def test_gloos_calls_in_a_group_with_nccl_have_numbers_of_their_own(tmp_path: Path) -> None:
+    calls, reported = recorded(tmp_path, "cpu:gloo,cuda:nccl")
+    assert calls == [("0", 1), ("0:gloo", 1), ("0:gloo", 2), ("0:gloo", 3), ("0", 2)]
+    assert reported == [["0", 2, [0, 1]], ["0:gloo", 3, [0, 1]]]
+
+
+def test_a_group_of_one_backend_has_one_counter(tmp_path: Path) -> None:
+    calls, reported = recorded(tmp_path, "nccl")
+    assert calls == [("0", 1), ("0", 2), ("0", 3), ("0", 4), ("0", 5)]
+    assert reported == [["0", 5, [0, 1]]]
+
+
+# Which calls of all_reduce count as reductions of the optimizer's gradients.
+
+
+torch_hand_made = pytest.importorskip("torch")
+
+SHAPES = (4, 4), (4,), (2, 4)
+
+
+class Notes(list[Any]):
+    """Stands for a ring."""
+
+    note = list.append
+
+
+def noted(monkeypatch: pytest.MonkeyPatch, given: Any, reductions: Any = ()) -> list[Any]:
+    """Return what is noted of a step in which all_reduce gets ``given(parameters)``."""
+    parameters = [torch_hand_made.nn.Parameter(torch_hand_made.zeros(shape)) for shape in SHAPES]
+    for p in parameters:
+        p.grad = torch_hand_made.zeros_like(p)
+    ring = Notes()
+    monkeypatch.setattr(here, "ring", ring)
+    monkeypatch.setattr(hand_made, "_frame", None)
+    monkeypatch.setattr(hand_made.clock, "inside", SimpleNamespace(reductions=dict(reductions)))
+    monkeypatch.setattr(hand_made.frames, "describe_user", lambda frame: frame)
+    for tensor in given(parameters):
+        hand_made.reduction_begins(tensor, "line 9")
+    hand_made.optimizer_begins(SimpleNamespace(param_groups=[{"params": parameters}]))
+    return [(one["gradients"], one["copied"], one["frame"]) for one in ring]
+
+
+def gradients(parameters: Any) -> Any:
+    return [p.grad for p in parameters]
+
+
+def copies(parameters: Any) -> Any:
+    return [p.grad.clone() for p in parameters]
+
+
+def metrics(_: Any) -> Any:
+    return [torch_hand_made.zeros(()) for _ in range(40)]
+
+
+def weights(parameters: Any) -> Any:
+    return [p.data for p in parameters]
+
+
+def flat(parameters: Any) -> Any:
+    return [torch_hand_made.cat([p.grad.flatten() for p in parameters])]
+
+
+def test_gradients_and_their_copies_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert noted(monkeypatch, gradients) == [(3, False, "line 9")]
+    assert noted(monkeypatch, copies) == [(3, True, "line 9")]
+
+
+@pytest.mark.parametrize("given", [metrics, weights, flat, lambda parameters: copies(parameters)[1:]])
+def test_other_tensors_are_not(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not noted(monkeypatch, given)
+
+
+def test_copies_beside_ddp_are_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not noted(monkeypatch, copies, reductions={1: 1})
+
+
+# Which steps of the whole run a ring keeps, and what they add up to.
+
+
+INSIDE = (0,) * len(ring_layout.STEP_INSIDE)
+
+
+def record(folder: Path, walls_us: list[int]) -> ring_reading.RingContent:
+    ring = Ring(str(folder), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=42, start_ticks=7)
+    for number, wall in enumerate(walls_us, start=1):
+        ring.step(number, number, 0, ring_layout.STEP_OPTIMIZER, [wall, 0, 0, 0], [0] * 4, INSIDE)
+    return ring_reading.read_ring_file(ring.path)
+
+
+def test_a_short_run_is_kept_whole(tmp_path: Path) -> None:
+    content = record(tmp_path, [1000] * 200)
+    assert list(content.kept[0]) == list(range(1, 201))
+    assert content.cells["sample_bits"] == 0
+
+
+def test_a_long_run_keeps_an_even_sample_and_the_longest_steps(tmp_path: Path) -> None:
+    walls = [50_000 if number % 500 == 499 else 1000 for number in range(1, 20_001)]
+    content = record(tmp_path, walls)
+    kept, bits = set(content.kept[0]), content.cells["sample_bits"]
+    assert {number for number in range(1, 20_001) if is_sampled(number, bits)} <= kept
+    assert set(range(499, 20_000, 500)) <= kept
+    assert len(kept) <= ring_layout.SAMPLED_STEPS + ring_layout.LONGEST_STEPS
+
+
+def test_a_sample_has_its_share_of_steps_that_come_back_regularly() -> None:
+    for period in (2, 3, 4, 8, 10, 64, 100):
+        for offset in (0, 1):
+            sampled = [number for number in range(1, 64_001) if is_sampled(number, 6)]
+            found = sum(number % period == offset for number in sampled)
+            assert abs(found - len(sampled) / period) <= max(3, 0.2 * len(sampled) / period), (period, offset)
+
+
+def test_places_are_never_used_by_two_steps_of_the_sample() -> None:
+    kept = KeptSteps()
+    held: dict[int, int] = {}
+    for number in range(1, 10_001):
+        for place in kept.places(number, 1):
+            if place < ring_layout.SAMPLED_STEPS:
+                held[place] = number
+    sampled = {number for number in range(1, 10_001) if is_sampled(number, kept.bits)}
+    assert sampled <= set(held.values())
+
+
+def test_totals_are_those_of_the_whole_run_and_begin_anew_with_the_numbers(tmp_path: Path) -> None:
+    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=42, start_ticks=7)
+    for number in (1, 2, 3, 1, 2):
+        ring.step(number, number, 0, ring_layout.STEP_OPTIMIZER, [3000, 1000, 0, 0], [0] * 4, INSIDE)
+    content = ring_reading.read_ring_file(ring.path)
+    totals = dict(zip(ring_layout.PARTS, content.totals, strict=True))
+    assert (totals["host"][0], totals["forward"][0], totals["wall"][0]) == (6000, 2000, 8000)
+    assert totals["host"][1:][(3000).bit_length()] == 2
+    assert sum(totals["data"][1:]) == 2
+    assert list(content.kept[0]) == [1, 2]
+
+
+def test_a_sum_beyond_32_bits_is_kept(tmp_path: Path) -> None:
+    content = record(tmp_path, [2**32 - 1] * 3)
+    assert dict(zip(ring_layout.PARTS, content.totals, strict=True))["wall"][0] == 3 * (2**32 - 1)
+
+
+def test_the_parts_of_a_step_add_up_to_it() -> None:
+    inside = dict.fromkeys(ring_layout.STEP_INSIDE, 0)
+    inside.update(data_us=10, buffers_us=5, exposed_us=40, optimizer_us=7, own_us=3)
+    waits = [20, 5 + 1, 0, 40]
+    for flags in (0, ring_layout.STEP_WAIT_UNKNOWN):
+        parts = dict(
+            zip(ring_layout.PARTS, parts_of([100, 50, 8, 90], waits, tuple(inside.values()), flags), strict=True)
+        )
+        assert parts["calls"] == 21
+        assert parts["host"] == 100 - 20 - 10 - 7
+        assert sum(value for part, value in parts.items() if part not in ("gc", "wall")) == parts["wall"] == 251
+        assert parts["unsplit" if flags else "backward"] == 50
+
+
+# What collectives of objects do in Python counts as a part of the call, where all ranks wait for it.
+
+
+PICKLING_S = 0.01
+
+
+def pickle(_: object) -> None:
+    time.sleep(PICKLING_S)
+
+
+def all_gather_object(helper):
+    helper("x")
+
+
+def broadcast_object_list(helper):
+    [helper(one) for one in ("x", "y")]
+
+
+def gather_object(helper):
+    helper("x")
+
+
+@pytest.mark.parametrize(("call", "pickled"), [(all_gather_object, 1), (broadcast_object_list, 2), (gather_object, 0)])
+def test_pickling_counts_where_all_ranks_wait_for_it(call, pickled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "waits", [0, 0, 0, 0])
+    monkeypatch.setattr(clock, "waiting", False)
+    call(objects.count(pickle))
+    assert clock.waits[clock.phase] / 1e9 >= PICKLING_S * pickled
+    assert bool(clock.waits[clock.phase]) == bool(pickled)
+
+
+def test_another_thread_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "waits", [0, 0, 0, 0])
+    monkeypatch.setattr(here, "main_thread", here.main_thread + 1)
+    all_gather_object(objects.count(pickle))
+    assert not any(clock.waits)
+
+
+def test_both_helpers_of_torch_are_found() -> None:
+    c10d = pytest.importorskip("torch.distributed.distributed_c10d")
+    own = SimpleNamespace(__name__="c10d", **{name: getattr(c10d, name) for name in objects.HELPERS})
+    objects.patch(own)
+    assert all(hasattr(getattr(own, name), "__wrapped__") for name in objects.HELPERS)
+
+
+# What calls share is worked out once, and for each line, shape, group and caller by itself.
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Ring:
+    return Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=42, start_ticks=7)
+
+
+def call(ring: Ring, op: str = "all_reduce", shape: Any = (), redop: str = "", peer: int = ring_layout.NO_PEER) -> None:
+    kind = records.kind_of(ring, sys._getframe(1), op, 0, "float32", shape, 1, redop, peer, ring_layout.FLAG_MAIN)
+    ring.end(ring.begin(kind.packed))
+
+
+def slots(ring: Ring) -> list[ring_reading.CallSlot]:
+    return list(ring_reading.read_ring_file(ring.path).slots)
+
+
+def test_a_call_that_comes_again_is_worked_out_once(ring: Ring) -> None:
+    for _ in range(3):
+        call(ring, shape=(4,))
+    assert len(ring.kinds) == 1
+    assert [slot.shape for slot in slots(ring)] == [(4,)] * 3
+
+
+def test_what_a_line_is_given_may_change_from_call_to_call(ring: Ring) -> None:
+    given = [("all_reduce", (4,), "SUM", -1), ("all_reduce", (5,), "SUM", -1), ("all_reduce", (5,), "MAX", -1),
+             ("send", (5,), "", 1), ("send", (5,), "", 2), ("all_reduce", (4,), "SUM", -1)]  # fmt: skip
+    for op, shape, redop, peer in given:
+        call(ring, op, shape, redop, peer)
+    assert [(slot.op, slot.shape, slot.redop, slot.peer) for slot in slots(ring)] == given
+    assert len({slot.site["l"] for slot in slots(ring) if slot.site}) == 1
+
+
+def test_two_calls_of_one_line_and_calls_of_two_lines(ring: Ring) -> None:
+    call(ring), call(ring, "barrier")
+    call(ring)
+    first, second, third = slots(ring)
+    assert first.site is not None
+    assert first.site == second.site
+    assert (first.op, second.op) == ("all_reduce", "barrier")
+    assert third.site is not None
+    assert third.site["l"] == first.site["l"] + 1
+
+
+def library(name: str) -> Any:
+    """Return a function that calls what it is given, in a file of torch.distributed's."""
+    names: dict[str, Any] = {}
+    path = "/x/site-packages/torch/distributed/made.py"
+    exec(compile(f"def {name}(f, *args): f(*args)", path, "exec"), names)
+    return names[name]
+
+
+def test_a_call_that_torch_makes_stands_at_each_line_that_asked_for_it(ring: Ring) -> None:
+    for name in ("all_gather_object", "broadcast_object_list"):
+        for _ in range(2):
+            library(name)(call, ring)
+    gathered = library("all_gather_object")
+    gathered(call, ring)
+    gathered(call, ring)
+    found = [(slot.api, slot.site["l"] if slot.site else 0) for slot in slots(ring)]
+    first, (api, line) = found[0], found[-2]
+    assert [name for name, _ in found[:4]] == ["all_gather_object"] * 2 + ["broadcast_object_list"] * 2
+    assert {number for _, number in found[:4]} == {first[1]}
+    assert (api, found[-1]) == ("all_gather_object", ("all_gather_object", line + 1))
+
+
+def test_a_kind_goes_with_the_code_that_made_the_call(ring: Ring) -> None:
+    for number in range(50):
+        names: dict[str, Any] = {}
+        exec(compile("\n" * number + "def f(): call(ring)", "made.py", "exec"), {"call": call, "ring": ring}, names)
+        names["f"]()
+    names.clear()
+    gc.collect()
+    assert not ring.kinds
+    assert [slot.site["l"] for slot in slots(ring) if slot.site] == list(range(1, 51))
+
+
+def test_kinds_are_bounded(ring: Ring) -> None:
+    for size in range(records.MAX_KINDS + 10):
+        call(ring, shape=(size,))
+    assert len(ring.kinds) <= records.MAX_KINDS
+    assert slots(ring)[-1].shape == (records.MAX_KINDS + 9,)
+
+
+# Which steps are compared with ``--check-every auto``: a simulated job of two ranks with a clock of its own.
+
+
+def train(path, *, steps, step_s, costs_s, slower_from=None):
+    """Return the steps at which each rank compared, the time in all and what comparing took on the slowest rank."""
+    ranks = [AutoDistance(Wishes(str(path), rank)) for rank in range(len(costs_s))]
+    due = [[] for _ in ranks]
+    now_s = spent_s = 0.0
+    for number in range(1, steps + 1):
+        now_s += step_s * (10 if slower_from and number >= slower_from else 1)
+        for auto, found in zip(ranks, due, strict=True):
+            auto.step(now_s)
+            early = number <= LEAST and number & (number - 1) == 0
+            if early or (number > LEAST and number >> auto.exponent > (number - 1) >> auto.exponent):
+                auto.taken()
+                found.append(number)
+        if due[0][-1] == number:
+            for auto, cost_s in zip(ranks, costs_s, strict=True):
+                auto.spend(cost_s)
+            now_s, spent_s = now_s + max(costs_s), spent_s + max(costs_s)
+    return due, now_s, spent_s
+
+
+@pytest.mark.parametrize(
+    ("step_s", "costs_s"),
+    [
+        (0.013, (0.045, 0.045)),
+        (0.013, (0.010, 0.090)),  # one host's rank is slower: both follow it
+        (0.035, (0.045, 0.030)),
+        (0.5, (3.0, 2.9)),
+        (0.05, (0.9, 0.9)),  # a comparison takes 18 steps
+    ],
+)
+def test_comparing_takes_less_than_its_share_and_ranks_agree(tmp_path, step_s, costs_s):
+    due, took_s, spent_s = train(tmp_path / "page", steps=20_000, step_s=step_s, costs_s=costs_s)
+
+    assert due[0] == due[1]
+    assert due[0][:6] == [1, 2, 4, 8, 16, 32]
+    assert spent_s <= max(ALLOWANCE_S, 6 * max(costs_s)) + SHARE * took_s + max(costs_s)
+    assert spent_s + 2 * max(costs_s) >= 0.4 * SHARE * took_s  # and the budget is used
+    assert max(due[0]) > 10_000  # comparing goes on
+
+
+def test_what_costs_next_to_nothing_is_compared_at_most_every_32nd_step(tmp_path):
+    due, _, _ = train(tmp_path / "page", steps=3_000, step_s=0.1, costs_s=(0.001, 0.001))
+
+    assert due[0] == [1, 2, 4, 8, 16, *range(32, 3_001, 32)]
+
+
+def test_slower_steps_allow_more_comparisons(tmp_path):
+    due, _, _ = train(tmp_path / "page", steps=20_000, step_s=0.01, costs_s=(0.1, 0.1), slower_from=10_000)
+
+    early, late = (sum(first <= step < first + 5_000 for step in due[0]) for first in (5_000, 15_000))
+    assert late > 4 * early
+
+
+@pytest.mark.parametrize(
+    ("every", "due"),
+    [(50, [1, 2, 4, 8, 16, 32, 50, 100]), (4, [1, 2, 4, 8, 12]), (3, [1, 2, 3, 6]), (2, [1, 2, 4]), (1, [1, 2, 3])],
+)
+def test_with_a_fixed_distance_powers_of_two_are_due_and_then_multiples(every, due):
+    found = [0]
+    while len(found) <= len(due):
+        found.append(next_due(found[-1], every))
+    assert found[1:] == due

@@ -1,0 +1,451 @@
+"""A ring and other files of a run folder, in whatever state they are."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import ddpdoctor.recorder
+from ddpdoctor.recorder.settings import RecorderSettings, read_settings
+from ddpdoctor.recorder.storage import files, ring_layout, ring_reading
+from ddpdoctor.recorder.storage.ring_writing import Ring
+
+# A ring written by one side is read back by the other, whatever state it is in.
+
+
+def make(tmp_path: Path, shape: ring_layout.RingShape = ring_layout.CHILD_SHAPE) -> Ring:
+    return Ring(str(tmp_path), ring_layout.ROLE_RANK, shape, pid=42, start_ticks=7)
+
+
+def read(ring: Ring) -> ring_reading.RingContent:
+    return ring_reading.read_ring_file(ring.path)
+
+
+def record(ring: Ring, op: str = "all_reduce", seq: int = 1, dims: tuple[int, ...] = (4, 8)) -> int:
+    site = ring.intern_site(("f.py", 3), {"f": "f.py", "l": 3, "n": "main", "u": 1})
+    names = (ring.intern(op), 0, ring.intern("0"), site, 0, ring.intern("torch.float32"))
+    return ring.begin(ring_layout.pack_kind(*names, peer=-1, tensors=1, flags=4, dims=dims), seq)
+
+
+def test_a_call_is_there_before_it_ends_and_complete_after(tmp_path: Path) -> None:
+    ring = make(tmp_path)
+    index = record(ring)
+    (slot,) = read(ring).slots
+    assert (slot.op, slot.group, slot.seq, slot.dtype, slot.shape) == ("all_reduce", "0", 1, "torch.float32", (4, 8))
+    assert slot.site is not None
+    assert slot.site["l"] == 3
+    assert slot.ended_ns == 0
+    ring.end(index, ring_layout.FLAG_FAILED)
+    (slot,) = read(ring).slots
+    assert slot.ended_ns >= slot.started_ns > 0
+    assert slot.flags & ring_layout.FLAG_FAILED
+
+
+def test_the_oldest_calls_are_overwritten_and_the_file_keeps_its_size(tmp_path: Path) -> None:
+    ring = make(tmp_path)
+    size = Path(ring.path).stat().st_size
+    for seq in range(1, 101):
+        ring.end(record(ring, seq=seq))
+    content = read(ring)
+    assert [slot.seq for slot in content.slots] == list(range(69, 101))
+    assert content.cells["calls_done"] == 100
+    assert Path(ring.path).stat().st_size == size == ring_layout.CHILD_SHAPE.total_bytes
+
+
+def test_ending_a_call_that_was_overwritten_changes_nothing(tmp_path: Path) -> None:
+    ring = make(tmp_path)
+    first = record(ring)
+    for seq in range(2, 40):
+        record(ring, seq=seq)
+    before = list(read(ring).slots)
+    ring.end(first)
+    assert list(read(ring).slots) == before
+
+
+def test_a_full_journal_drops_and_counts_and_calls_go_on(tmp_path: Path) -> None:
+    ring = make(tmp_path)
+    while ring.note({"k": "filler", "text": "x" * 500}):
+        pass
+    assert ring.intern("n" * 600) == 0
+    ring.end(record(ring))
+    content = read(ring)
+    assert content.cells["dropped"] >= 2
+    assert len(content.slots) == 1
+
+
+def test_all_blocks_are_allocated_at_the_start(tmp_path: Path) -> None:
+    ring = make(tmp_path, ring_layout.RANK_SHAPE)
+    assert Path(ring.path).stat().st_blocks * 512 >= ring_layout.RANK_SHAPE.total_bytes
+
+
+def test_no_room_is_an_error_at_the_start_and_leaves_no_file(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys; sys.path.insert(0, sys.argv[2]);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
+        "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "from ddpdoctor.recorder.storage import ring_layout, ring_writing\n"
+        "try: ring_writing.Ring(sys.argv[1], 1, ring_layout.CHILD_SHAPE, 1, 1)\n"
+        "except OSError as e: print('refused')"
+    )
+    root = str(Path(ring_layout.__file__).parents[3])
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", code, str(tmp_path), root], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "refused\n", done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_many_threads_lose_no_call(tmp_path: Path) -> None:
+    ring = make(tmp_path, ring_layout.RANK_SHAPE)
+
+    def work() -> None:
+        for _ in range(200):
+            ring.end(record(ring))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    content = read(ring)
+    assert [slot.number for slot in content.slots] == list(range(1, 801))
+    assert all(slot.ended_ns for slot in content.slots)
+
+
+def test_more_dimensions_than_a_record_holds(tmp_path: Path) -> None:
+    ring = make(tmp_path)
+    record(ring, dims=(1, 2, 3, 4, 5, 6, 7))
+    assert read(ring).slots[0].shape is None
+
+
+def test_the_last_place(tmp_path: Path) -> None:
+    ring = make(tmp_path)
+    assert read(ring).place is None
+    ring.place("/home/u/train.py", 12, "load")
+    ring.place("/home/u/träin.py", 13, "main")
+    assert read(ring).place == ("/home/u/träin.py", 13, "main")
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 5000, ring_layout.MAGIC + b"\0" * 5000, bytes(9000)])
+def test_what_is_no_ring_is_refused(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "no.ring"
+    path.write_bytes(data)
+    with pytest.raises(ring_reading.DamagedRingError):
+        ring_reading.read_ring_file(path)
+
+
+def test_a_truncated_ring_is_refused_and_a_damaged_line_is_passed_over(tmp_path: Path) -> None:
+    ring = make(tmp_path)
+    ring.note({"k": "first"})
+    ring.note({"k": "second"})
+    data = bytearray(Path(ring.path).read_bytes())
+    copy = tmp_path / "copy.ring"
+    copy.write_bytes(data[:-1])
+    with pytest.raises(ring_reading.DamagedRingError, match="truncated"):
+        ring_reading.read_ring_file(copy)
+    data[ring_layout.HEADER_SIZE + 2] = 0xFF
+    copy.write_bytes(data)
+    assert [note["k"] for note in ring_reading.read_ring_file(copy).notes] == ["second"]
+
+
+# Rings in any state: turned over, torn, of another version, cut short while they are read.
+
+
+SHAPE = ring_layout.CHILD_SHAPE
+
+
+def filled(folder: Path, calls: int, shape: ring_layout.RingShape = SHAPE) -> Path:
+    ring = Ring(str(folder), ring_layout.ROLE_RANK, shape, pid=42, start_ticks=7)
+    for seq in range(1, calls + 1):
+        key = ("f.py", seq % 3)
+        site = ring.known_site(key) or ring.intern_site(key, {"f": "f.py", "l": seq % 3, "n": "main", "u": 1})
+        op, group, dtype = map(ring.intern, ("all_reduce", "0", "f"))
+        kind = ring_layout.pack_kind(op, 0, group, site, 0, dtype, peer=-1, tensors=1, flags=4, dims=(seq,))
+        ring.end(ring.begin(kind, seq))
+    return Path(ring.path)
+
+
+def change(path: Path, at: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+@pytest.mark.parametrize("calls", [0, 1, 31, 32, 33, 64, 100, 5000])
+def test_all_calls_that_are_still_there_are_read_in_order(tmp_path: Path, calls: int) -> None:
+    slots = ring_reading.read_ring_file(filled(tmp_path, calls)).slots
+    assert [slot.seq for slot in slots] == list(range(max(1, calls - SHAPE.slots + 1), calls + 1))
+    assert all(slot.shape == (slot.seq,) and slot.site is not None for slot in slots)
+    assert all(slot.site["l"] == slot.seq % 3 for slot in slots if slot.site)
+
+
+def test_a_record_that_was_claimed_and_not_written_is_left_out(tmp_path: Path) -> None:
+    path = filled(tmp_path, 10)
+    change(path, SHAPE.slots_at + 3 * ring_layout.SLOT_SIZE, bytes(ring_layout.SLOT_SIZE))
+    assert [slot.seq for slot in ring_reading.read_ring_file(path).slots] == [1, 2, 3, 5, 6, 7, 8, 9, 10]
+
+
+def test_a_record_beyond_the_last_claimed_one_is_read(tmp_path: Path) -> None:
+    """Threads claim out of order, and a process may be killed between a record and the claim."""
+    path = filled(tmp_path, 10)
+    change(path, ring_layout.CELL_OFFSETS["slots_claimed"], ring_layout.CELL.pack(8))
+    assert [slot.seq for slot in ring_reading.read_ring_file(path).slots] == list(range(1, 11))
+
+
+@pytest.mark.parametrize("number", [2**64 - 1, 0, 12345])
+def test_a_damaged_number_costs_its_own_record_only(tmp_path: Path, number: int) -> None:
+    path = filled(tmp_path, 40)
+    change(path, SHAPE.slots_at + 20 * ring_layout.SLOT_SIZE, ring_layout.CELL.pack(number))
+    assert [slot.seq for slot in ring_reading.read_ring_file(path).slots] == [n for n in range(9, 41) if n != 21]
+
+
+@pytest.mark.parametrize("cell", ["slots_claimed", "journal_used", "steps_recorded"])
+@pytest.mark.parametrize("value", [0, 7, 2**63, 2**64 - 1])
+def test_a_damaged_cell_raises_nothing(tmp_path: Path, cell: str, value: int) -> None:
+    path = filled(tmp_path, 40)
+    change(path, ring_layout.CELL_OFFSETS[cell], ring_layout.CELL.pack(value))
+    content = ring_reading.read_ring_file(path)
+    assert len(list(content.slots)) <= SHAPE.slots
+    assert list(content.steps) == []
+
+
+def test_a_ring_of_another_version_says_which(tmp_path: Path) -> None:
+    path = filled(tmp_path, 3)
+    change(path, len(ring_layout.MAGIC), struct.pack("<I", 1))
+    with pytest.raises(ring_reading.DamagedRingError, match="ring version 1, this program reads"):
+        ring_reading.read_ring_file(path)
+
+
+def test_cells_of_version_2_are_read_where_they_stood(tmp_path: Path) -> None:
+    path = filled(tmp_path, 3)
+    order = [ring_layout.CELL_NAMES.index(name) for name in ring_layout.CELL_NAMES_OF_VERSION_2]
+    cells = struct.unpack_from(f"<{len(order)}Q", path.read_bytes(), ring_layout.CELLS_OFFSET)
+    before = ring_reading.read_ring_file(path)
+    change(path, ring_layout.CELLS_OFFSET, struct.pack(f"<{len(order)}Q", *(cells[i] for i in order)))
+    change(path, len(ring_layout.MAGIC), struct.pack("<I", 2))
+    after = ring_reading.read_ring_file(path)
+    assert order != sorted(order)
+    assert (after.cells, list(after.slots)) == (before.cells, list(before.slots))
+
+
+@pytest.mark.parametrize("kept", [0, 100, ring_layout.HEADER_SIZE, SHAPE.slots_at + 5, SHAPE.total_bytes - 1])
+def test_a_file_that_was_cut_short_says_so(tmp_path: Path, kept: int) -> None:
+    path = filled(tmp_path, 3)
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(ring_reading.DamagedRingError, match=r"truncated|too short"):
+        ring_reading.read_ring_file(path)
+
+
+def test_a_header_that_promises_gigabytes_is_not_believed(tmp_path: Path) -> None:
+    path = filled(tmp_path, 3)
+    identity = list(ring_layout.IDENTITY.unpack_from(path.read_bytes()))
+    identity[4], identity[5] = 2**33, 2**33 + ring_layout.HEADER_SIZE
+    change(path, 0, ring_layout.IDENTITY.pack(*identity))
+    with path.open("r+b") as file:
+        file.truncate(2**34)
+    with pytest.raises(ring_reading.DamagedRingError, match="promises"):
+        ring_reading.read_ring_file(path)
+
+
+def test_one_damaged_line_of_the_journal_costs_that_line_only(tmp_path: Path) -> None:
+    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, SHAPE, pid=42, start_ticks=7)
+    for word in ("first", "second", "third"):
+        ring.note({"k": word})
+    data = Path(ring.path).read_bytes().replace(b'"second"', b'"sec\nnd"')
+    Path(ring.path).write_bytes(data)
+    assert [note["k"] for note in ring_reading.read_ring_file(ring.path).notes] == ["first", "third"]
+
+
+@pytest.mark.parametrize("note", [{"k": 3}, {"pid": 1}, {"k": "child_end", "pid": "x"}, {"k": "raised", "at": []}])
+def test_a_note_that_no_recorder_writes_is_left_out(tmp_path: Path, note: dict[str, object]) -> None:
+    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, SHAPE, pid=42, start_ticks=7)
+    ring.note(note)
+    ring.note({"k": "init", "rank": None, "at": 5})
+    assert [found["k"] for found in ring_reading.read_ring_file(ring.path).notes] == ["init"]
+
+
+@pytest.mark.parametrize(
+    ("backends", "expected"),
+    [([], False), (["cpu:gloo"], False), (["cpu:gloo,cuda:nccl"], True), (["cuda:nccl", "cpu:gloo,cuda:gloo"], False)],
+)
+def test_whether_the_group_goes_over_nccl_is_read_of_a_ring_in_use(
+    tmp_path: Path, backends: list[str], *, expected: bool
+) -> None:
+    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, SHAPE, pid=42, start_ticks=7)
+    for backend in backends:
+        ring.note({"k": "initialized", "backend": backend, "at": 1})
+    assert ring_reading.uses_nccl(Path(ring.path).read_bytes()) is expected
+
+
+# Files of a run folder are opened as what they are, and written whole and private.
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o777])
+def umask(request):
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def mode(path):
+    return path.stat().st_mode & 0o777
+
+
+@pytest.mark.usefixtures("umask")
+def test_what_is_written_is_private_whatever_the_umask(tmp_path):
+    files.make_folder(tmp_path / "rings")
+    files.write_whole(tmp_path / "run.json", "text")
+    os.close(files.open_new(tmp_path / "control"))
+    assert [mode(tmp_path / name) for name in ("rings", "run.json", "control")] == [0o700, 0o600, 0o600]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["control", "rings", "run.json"]
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.json.part"])
+def test_a_link_is_replaced_and_not_written_through(tmp_path, name):
+    (tmp_path / "outside").write_text("mine")
+    (tmp_path / name).symlink_to("outside")
+    files.write_whole(tmp_path / "run.json", b"new")
+    assert (tmp_path / "outside").read_text() == "mine"
+    assert not (tmp_path / "run.json").is_symlink()
+    assert (tmp_path / "run.json").read_text() == "new"
+
+
+def test_another_name_of_a_file_keeps_what_it_holds(tmp_path):
+    (tmp_path / "outside").write_text("mine")
+    os.link(tmp_path / "outside", tmp_path / "control")
+    os.close(files.open_new(tmp_path / "control"))
+    assert (tmp_path / "outside").read_text() == "mine"
+
+
+def plant(path, kind):
+    if kind == "link":
+        path.symlink_to("/etc/hostname")
+    elif kind == "dangling":
+        path.symlink_to("nowhere")
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        with path.open("wb") as file:
+            file.truncate(2**40)
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "device", "pipe", "folder", "sparse"])
+def test_what_is_no_plain_file_is_not_read_and_waited_for(tmp_path, kind):
+    plant(tmp_path / "evidence", kind)
+    with pytest.raises(OSError, match=r"it is a link|it is no regular file|it has more than"):
+        files.read_plain(tmp_path / "evidence")
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "device", "pipe", "folder"])
+def test_what_is_no_plain_file_is_not_written_to(tmp_path, kind):
+    plant(tmp_path / "agent.jsonl", kind)
+    with pytest.raises(OSError, match=r"it is a link|it is no regular file|No such device|Is a directory"):
+        os.close(files.open_plain(tmp_path / "agent.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+
+
+def test_a_folder_that_is_a_link_is_not_used(tmp_path):
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "rings").symlink_to("outside")
+    with pytest.raises(OSError, match="it is a link, or no folder"):
+        files.make_folder(tmp_path / "rings")
+
+
+def test_json_of_few_bytes_and_many_values_is_refused():
+    healthy = json.dumps([{"rank": rank, "state": "training"} for rank in range(1024)]).encode()
+    assert files.check_json(healthy) == healthy
+    with pytest.raises(ValueError, match="values"):
+        files.check_json(b"[" + b"[]," * files.MAX_JSON_VALUES + b"0]")
+
+
+# What wrap tells the ranks arrives as it was sent, and the rest of the environment cannot break it.
+
+
+def values(settings):
+    return {name: getattr(settings, name) for name in RecorderSettings.__slots__}
+
+
+def test_settings_arrive_as_they_were_sent():
+    sent = RecorderSettings(check_every=7, tune_rounds=2)
+    assert sent.variables() == {
+        "DDPDOCTOR_CHECK_EVERY": "7", "DDPDOCTOR_SPEED": "0", "DDPDOCTOR_TUNE_ROUNDS": "2", "DDPDOCTOR_TUNE_ONLY": "",
+            "DDPDOCTOR_TUNE_SETTING": "", "DDPDOCTOR_LOG_FINDINGS": "0", "DDPDOCTOR_CHECK_AUTO": "0",
+    }  # fmt: skip
+    assert values(read_settings(sent.variables())) == values(sent)
+
+
+@pytest.mark.parametrize("env", [{}, {"DDPDOCTOR_CHECK_EVERY": ""}, {"DDPDOCTOR_CHECK_EVERY": "often"}])
+def test_what_is_no_value_leaves_the_default(env):
+    assert values(read_settings(env)) == values(RecorderSettings())
+
+
+# Which processes are recorded as ranks from their first line on.
+
+
+BOOTSTRAP = Path(ddpdoctor.recorder.__file__).parent / "bootstrap"
+SAY = "import sys\nprint(int(sys._ddpdoctor_recorder.is_rank), flush=True)\n"
+START = "import subprocess, sys\nsubprocess.run([sys.executable, sys.argv[1]], check=True)\n"
+ME = str(os.getpid())
+
+
+@pytest.fixture
+def script(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(SAY)
+    (tmp_path / "rings").mkdir()
+    (tmp_path / "evidence").mkdir()
+    return file
+
+
+def said(script, *words, **env):
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(BOOTSTRAP), "DDPDOCTOR_RUN": str(script.parent), **env}
+    command = [sys.executable, *(words or [str(script)])]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=script.parent)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("env", "is_rank"),
+    [
+        ({"RANK": "0", "DDPDOCTOR_AGENT": ME}, True),
+        ({"DDPDOCTOR_AGENT": ME}, False),
+        ({"RANK": "0"}, True),
+        ({"OMPI_COMM_WORLD_RANK": "1"}, True),
+        ({"PMI_RANK": "1"}, True),
+        ({"SLURM_PROCID": "0"}, True),
+        ({}, False),
+        ({"DDPDOCTOR_WATCHER": ME}, True),
+        ({"DDPDOCTOR_WATCHER": "1"}, False),
+    ],
+)
+def test_a_number_of_its_own_makes_a_rank_and_so_does_being_the_command(env, is_rank, script):
+    assert said(script, **env) == [str(int(is_rank))]
+
+
+@pytest.mark.parametrize("env", [{"RANK": "0"}, {"RANK": "0", "DDPDOCTOR_AGENT": ME}, {"DDPDOCTOR_WATCHER": ME}])
+def test_what_a_rank_starts_is_none(env, script):
+    starter = script.with_name("starter.py")
+    starter.write_text(SAY + START)
+    assert said(script, str(starter), str(script), **env) == ["1", "0"]
+
+
+def test_a_launcher_that_has_a_number_gives_its_children_others(script):
+    starter = script.with_name("starter.py")
+    starter.write_text("import os\nos.environ['RANK'] = '5'\n" + START)
+    assert said(script, str(starter), str(script), RANK="0") == ["1"]
+
+
+@pytest.mark.parametrize("name", ["torchrun", "accelerate", "deepspeed"])
+def test_a_launcher_in_a_batch_job_is_no_rank(name, script):
+    launcher = script.with_name(name)
+    launcher.write_text(SAY)
+    assert said(script, "-u", str(launcher), SLURM_PROCID="0", DDPDOCTOR_WATCHER=ME) == ["0"]
