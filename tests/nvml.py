@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pynvml
 
-from ddpdoctor.collect.gpu.nvml_calls import Nvml
+from ddpdoctor.collect.gpus import Nvml
 from tests.machines import DATA
 
 

@@ -58,20 +58,20 @@ class Collector:
 
 
 COLLECTORS = {
-    "conf_files": Collector(module="ddpdoctor.collect.machine.nccl_conf", function="read_conf_files"),
-    "software": Collector(module="ddpdoctor.collect.machine.software", function="read_software"),
-    "torch": Collector(module="ddpdoctor.collect.machine.torch_build", function="read_torch", limit_s=TORCH_LIMIT_S),
-    "limits": Collector(module="ddpdoctor.collect.machine.limits", function="read_limits"),
-    "clock": Collector(module="ddpdoctor.collect.machine.limits", function="read_clock"),
+    "conf_files": Collector(module="ddpdoctor.collect.software", function="read_conf_files"),
+    "software": Collector(module="ddpdoctor.collect.software", function="read_software"),
+    "torch": Collector(module="ddpdoctor.collect.software", function="read_torch", limit_s=TORCH_LIMIT_S),
+    "limits": Collector(module="ddpdoctor.collect.limits", function="read_limits"),
+    "clock": Collector(module="ddpdoctor.collect.limits", function="read_clock"),
     "names": Collector(module="ddpdoctor.collect.network", function="read_names"),
     "network": Collector(module="ddpdoctor.collect.network", function="read_network"),
-    "gpus": Collector(module="ddpdoctor.collect.gpu.nvml", function="read_gpus", limit_s=45.0),
-    "kernel_log": Collector(module="ddpdoctor.collect.gpu.kernel_log", function="read_kernel_log"),
-    "stuck_processes": Collector(module="ddpdoctor.collect.gpu.stuck", function="read_stuck"),
-    "gpu_trial": Collector(module="ddpdoctor.collect.gpu.trial", function="read_gpu_trial", limit_s=TRIAL_LIMIT_S),
-    "pci": Collector(module="ddpdoctor.collect.gpu.pci", function="read_pci"),
+    "gpus": Collector(module="ddpdoctor.collect.gpus", function="read_gpus", limit_s=45.0),
+    "kernel_log": Collector(module="ddpdoctor.collect.kernel", function="read_kernel_log"),
+    "stuck_processes": Collector(module="ddpdoctor.collect.kernel", function="read_stuck"),
+    "gpu_trial": Collector(module="ddpdoctor.collect.gpus", function="read_gpu_trial", limit_s=TRIAL_LIMIT_S),
+    "pci": Collector(module="ddpdoctor.collect.kernel", function="read_pci"),
     "rdma": Collector(module="ddpdoctor.collect.rdma", function="read_rdma"),
-    "load": Collector(module="ddpdoctor.collect.machine.load", function="read_load", alone=True),
+    "load": Collector(module="ddpdoctor.collect.limits", function="read_load", alone=True),
 }
 """The collectors by section. Each has shorter limits for its own look-ups, commands and children, so that a dead server
 costs one fact and not the whole section."""

@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import ask_side_by_side
-from ddpdoctor.collect.gpu.pci import BUS_ID
-from ddpdoctor.collect.machine.software import read_driver
+from ddpdoctor.collect.kernel import BUS_ID
+from ddpdoctor.collect.software import read_driver
 from ddpdoctor.model.links import Gid, Rdma, RdmaDevice, RdmaPort
 from ddpdoctor.model.reading import NotRead, Unread, Why
 

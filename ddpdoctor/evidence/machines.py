@@ -6,7 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.gpu.kernel_log import XID
+from ddpdoctor.collect.kernel import XID
 from ddpdoctor.evidence.quotes import quote
 from ddpdoctor.evidence.reader import Found, Line
 from ddpdoctor.model.codec import WrongValue, decode

@@ -13,7 +13,7 @@ from pathlib import Path
 from torch.distributed import TCPStore
 
 import ddpdoctor
-from ddpdoctor.collect.gpu.facts import read_gpu_facts
+from ddpdoctor.collect.gpus import read_gpu_facts
 from ddpdoctor.collect.launch import read_process
 from ddpdoctor.collect.node import ReadingPlan, read_node
 from ddpdoctor.collect.system import System

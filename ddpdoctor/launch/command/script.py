@@ -16,7 +16,7 @@ from ddpdoctor.model.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ddpdoctor.collect.gpu.nvml import GpuCount
+    from ddpdoctor.collect.gpus import GpuCount
     from ddpdoctor.launch.command.command_line import SplitCommand
 
 RANKS_WITHOUT_GPU = 2
@@ -138,7 +138,7 @@ def choose_ranks(
     """Return the options to add for torchrun and a sentence about them; nothing if the user chose."""
     if TorchrunSettings(torchrun_args, env).text("--nproc-per-node"):
         return (), None
-    from ddpdoctor.collect.gpu.nvml import count_gpus
+    from ddpdoctor.collect.gpus import count_gpus
 
     ranks, note = choose_nproc(source=source, gpus=count_gpus(env))
     return (f"--nproc-per-node={ranks}",), note

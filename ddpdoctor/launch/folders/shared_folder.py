@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.machine.file_system import is_shared
+from ddpdoctor.collect.limits import is_shared
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

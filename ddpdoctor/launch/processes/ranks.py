@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.child import safe_flags
-from ddpdoctor.collect.gpu.nvml import count_gpus
+from ddpdoctor.collect.gpus import count_gpus
 from ddpdoctor.collect.launch import OWN_VARIABLE
 from ddpdoctor.collect.proc import read_process
 from ddpdoctor.exchange.server import Server

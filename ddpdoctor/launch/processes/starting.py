@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.child import safe_flags
-from ddpdoctor.collect.machine.nccl_conf import read_conf_files
 from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.run.nccl_warnings import FOLDER as NCCL_FOLDER
+from ddpdoctor.collect.software import read_conf_files
 from ddpdoctor.collect.system import System
 from ddpdoctor.launch.command.placement import Style
 from ddpdoctor.model.errors import UserError

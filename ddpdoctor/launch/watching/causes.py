@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.blocked import HostFacts, read_causes, read_lock_files, read_locks
 from ddpdoctor.collect.connections import Socket, read_rows
-from ddpdoctor.collect.machine import memory
+from ddpdoctor.collect.limits import MEMORY_READERS
 from ddpdoctor.launch.watching.work import WorkSeen
 from ddpdoctor.model.causes import HostCauses, Memory, ProcessCauses, Space
 from ddpdoctor.model.codec import encode
@@ -53,7 +53,7 @@ class CausesSeen:
         if now_ns - self._host_ns < HOST_EVERY_NS:
             return
         self._host_ns = now_ns
-        for name, read in memory.READERS.items():
+        for name, read in MEMORY_READERS.items():
             now, old = read(), self._host.get(name)
             if now is not None and (old is None or now.used_bytes >= old.used_bytes):
                 self._host[name] = now

@@ -9,8 +9,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect import proc
-from ddpdoctor.collect.gpu.kernel_log import read_kernel_oom_pids
-from ddpdoctor.collect.machine.cgroups import read_oom_kills
+from ddpdoctor.collect.kernel import read_kernel_oom_pids
+from ddpdoctor.collect.limits import read_oom_kills
 from ddpdoctor.collect.proc import read_exit_code
 from ddpdoctor.collect.rank.answers import find_answers, read_answer
 from ddpdoctor.collect.run.agent_log import AgentLog, read_agent_log

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.machine.cgroups import read_memory_limit
-from ddpdoctor.collect.machine.memory import read_machine
+from ddpdoctor.collect.limits import read_machine, read_memory_limit
 from ddpdoctor.model.amounts import format_size
 from ddpdoctor.model.bandwidth import Collective
 from ddpdoctor.probes.bandwidth.buffers import count_sets, set_bytes

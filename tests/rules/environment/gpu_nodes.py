@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import cache
 
-from ddpdoctor.collect.gpu.facts import read_gpu_facts
+from ddpdoctor.collect.gpus import read_gpu_facts
 from ddpdoctor.model.links import Pci, PciDevice
 from ddpdoctor.model.software import TorchBuild, TorchDevice
 from tests.machines import shared_machine

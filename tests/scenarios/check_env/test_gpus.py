@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.collect.child import run_child, start_program, wait_for_program
-from ddpdoctor.collect.gpu.nvml import GpuCount, count_gpus, gpus_of, read_gpus, read_uuids
+from ddpdoctor.collect.gpus import GpuCount, count_gpus, gpus_of, read_gpus, read_uuids
 from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.reading import NotRead, Why
 from tests.nvml_driver import compile_driver
 
-MODULE = "ddpdoctor.collect.gpu.nvml"
+MODULE = "ddpdoctor.collect.gpus"
 KMSG = Path("/dev/kmsg")
 
 
@@ -147,7 +147,7 @@ os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0,
 """
 LOOK = """
 import time
-from ddpdoctor.collect.gpu.stuck import find_stuck
+from ddpdoctor.collect.kernel import find_stuck
 from ddpdoctor.collect.system import System
 print([(one.pid, one.name) for one in find_stuck(System(), time.sleep)])
 """

@@ -5,9 +5,8 @@ import json
 import pytest
 
 from ddpdoctor.collect.child import ChildEnd
-from ddpdoctor.collect.gpu.nvml import GpuCount, count_gpus
-from ddpdoctor.collect.gpu.pci import read_pci
-from ddpdoctor.collect.gpu.trial import PROBE, read_gpu_trial, run_child, try_gpus
+from ddpdoctor.collect.gpus import PROBE, GpuCount, count_gpus, read_gpu_trial, run_child, try_gpus
+from ddpdoctor.collect.kernel import read_pci
 from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.rdma import read_rdma
 from ddpdoctor.collect.system import System

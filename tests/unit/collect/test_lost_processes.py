@@ -25,8 +25,8 @@ from ddpdoctor.collect.blocked import (
 )
 from ddpdoctor.collect.connections import parse_end, read_connections, read_received, read_rows
 from ddpdoctor.collect.files import read_text
-from ddpdoctor.collect.gpu.stuck import find_stuck, read_stuck
-from ddpdoctor.collect.machine.cgroups import read_oom_kills
+from ddpdoctor.collect.kernel import find_stuck, read_stuck
+from ddpdoctor.collect.limits import read_oom_kills
 from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.proc import read_exit_code, read_process
 from ddpdoctor.collect.rank.answers import parse_stacks, split_fatal, struck_thread

@@ -18,25 +18,25 @@ import pytest
 from ddpdoctor.collect.blocked import LockLine, lock_of, read_lock_file, read_lock_files, read_locks
 from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.firewall import read_firewall
-from ddpdoctor.collect.gpu import kernel_log
-from ddpdoctor.collect.gpu.kernel_log import read_kernel_log, read_lines
-from ddpdoctor.collect.machine.file_system import is_shared
-from ddpdoctor.collect.machine.limits import read_clock, read_limits
-from ddpdoctor.collect.machine.load import (
+from ddpdoctor.collect.kernel import GRANT, read_kernel_log, read_log
+from ddpdoctor.collect.limits import (
     OwnTimes,
     find_busy,
+    is_shared,
+    measure_writing,
+    mount_of,
     own_work,
     parse_cpu_times,
+    read_clock,
     read_governors,
+    read_limits,
     read_load,
     read_own_times,
     steal_share,
 )
-from ddpdoctor.collect.machine.nccl_conf import read_conf_files
-from ddpdoctor.collect.machine.software import cuda_of_wheel, read_software
-from ddpdoctor.collect.machine.volumes import measure_writing, mount_of
 from ddpdoctor.collect.network import has_mesh_proxy, master_name, read_names
 from ddpdoctor.collect.node import ReadingPlan
+from ddpdoctor.collect.software import cuda_of_wheel, read_conf_files, read_software
 from ddpdoctor.collect.system import System, SystemCalls
 from ddpdoctor.model.causes import LockFile, LockKind
 from ddpdoctor.model.codec import decode, encode
@@ -379,7 +379,7 @@ def test_what_is_read_can_be_sent():
 
 READER = """
 import json, sys
-from ddpdoctor.collect.machine.load import own_pids
+from ddpdoctor.collect.limits import own_pids
 from ddpdoctor.collect.system import System
 print("ready", flush=True)
 sys.stdin.readline()
@@ -609,7 +609,7 @@ def test_no_log_is_absence(tmp_path):
 def test_this_machines_own_log_is_read_without_waiting():
     refused = None
     try:
-        assert all("\n" not in line.text for line in read_lines(System()))  # a text may be empty
+        assert all("\n" not in line.text for line in read_log(System()))  # a text may be empty
     except NotRead as missing:
         refused = missing.unread.why
     assert refused in {None, Why.DENIED, Why.ABSENT}
@@ -623,9 +623,9 @@ def test_a_log_that_is_denied_says_how_it_is_granted():
         pytest.skip("needs root, setpriv and kernel.dmesg_restrict=1")
     code = (
         "from ddpdoctor.collect.system import System\n"
-        "from ddpdoctor.collect.gpu.kernel_log import read_lines\n"
+        "from ddpdoctor.collect.kernel import read_log\n"
         "from ddpdoctor.model.reading import NotRead\n"
-        "try:\n    read_lines(System()); print('read')\n"
+        "try:\n    read_log(System()); print('read')\n"
         "except NotRead as missing:\n    print(missing.unread.why.value, missing.unread.reason)\n"
     )
     drop = [setpriv, "--reuid", "65534", "--clear-groups", "--bounding-set", "-all", "--inh-caps", "-all"]
@@ -633,7 +633,7 @@ def test_a_log_that_is_denied_says_how_it_is_granted():
     if ran.returncode != 0:
         pytest.skip(f"another user cannot run this Python: {ran.stderr[-200:]}")
     assert ran.stdout.startswith("denied ")
-    assert kernel_log.GRANT in ran.stdout
+    assert GRANT in ran.stdout
 
 
 PLAN_NAMES = ReadingPlan(sections=frozenset({"names"}))

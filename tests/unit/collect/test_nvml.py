@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
+from ddpdoctor.collect import gpus as facts
 from ddpdoctor.collect.child import ChildEnd, run_child
-from ddpdoctor.collect.gpu import facts
-from ddpdoctor.collect.gpu.facts import HUNG, P2P, read_gpu_facts
-from ddpdoctor.collect.gpu.nvml import gpus_of, is_nvidia_here, read_gpus
+from ddpdoctor.collect.gpus import HUNG, P2P, gpus_of, read_gpu_facts, read_gpus
 from ddpdoctor.collect.node import ReadingPlan
+from ddpdoctor.collect.software import is_nvidia_here
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.gpus import GpuProcess, NvLink
 from ddpdoctor.model.reading import NotRead, Why
@@ -194,7 +194,7 @@ def test_nvidia_shows_itself(tmp_path, trace):
 
 def test_the_child_runs_here():
     """Whatever this machine has: the child ends, and what it says is understood."""
-    ended = run_child("ddpdoctor.collect.gpu.nvml", (), {}, 60.0)
+    ended = run_child("ddpdoctor.collect.gpus", (), {}, 60.0)
     absent = None
     try:
         assert gpus_of(ended, 60.0).driver
@@ -220,7 +220,7 @@ def test_a_child_that_fails_says_how():
 def test_the_names_that_are_used_are_pynvmls():
     """A name that is misspelt would read as "not supported" for ever."""
     source = Path(facts.__file__).read_text(encoding="utf-8")
-    used = set(re.findall(r'"(nvml[A-Z]\w+|c_nvml\w+|NVML_\w+)"', source))
+    used = set(re.findall(r'"(nvml[A-Z]\w+|c_nvml\w+|NVML_\w*[A-Z])"', source))
     asked = {key.split()[0] for key in load_nvml("nvlink8")._module._devices[0]}
     assert len(used) > 30
     assert {name for name in used | asked if not hasattr(pynvml, name)} == {

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from ddpdoctor.collect.gpu.pci import parse_acs, parse_cpu_list, parse_speed, read_pci
+from ddpdoctor.collect.kernel import parse_acs, parse_cpu_list, parse_speed, read_pci
 from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.reading import NotRead, Why

@@ -11,9 +11,9 @@ import pytest
 import ddpdoctor
 from ddpdoctor.collect.child import TORCH_PROBE as PROBE
 from ddpdoctor.collect.child import ChildProcess, start_torch_child
-from ddpdoctor.collect.machine.torch_build import read_torch, wait_for_torch
 from ddpdoctor.collect.node import ReadingPlan, read_node
 from ddpdoctor.collect.recorded import read_record
+from ddpdoctor.collect.software import read_torch, wait_for_torch
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.reading import NotRead, Why
 from ddpdoctor.model.software import TorchBuild, TorchDevice

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from ddpdoctor.collect.gpu.facts import read_gpu_facts
+from ddpdoctor.collect.gpus import read_gpu_facts
 from ddpdoctor.collect.launch import read_process
 from ddpdoctor.collect.node import COLLECTORS, SECTIONS_FOR_BENCH, ReadingPlan, read_node
 from ddpdoctor.diagnose.bandwidth.reasons import CHECKS, find_reasons, reason_rules

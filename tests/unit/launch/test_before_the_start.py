@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.gpu.nvml import GpuCount
+from ddpdoctor.collect.gpus import GpuCount
 from ddpdoctor.launch.command.script import (
     check_command,
     check_script,

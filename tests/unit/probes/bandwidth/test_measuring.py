@@ -10,8 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ddpdoctor.collect.machine.cgroups import read_memory_limit
-from ddpdoctor.collect.machine.memory import read_machine
+from ddpdoctor.collect.limits import read_machine, read_memory_limit
 from ddpdoctor.model.bandwidth import BenchSettings, Case, Collective, Mode
 from ddpdoctor.probes.bandwidth import correctness
 from ddpdoctor.probes.bandwidth.arrival import MOST_KEPT, BarrierWaits, lateness

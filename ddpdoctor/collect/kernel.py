@@ -1,25 +1,201 @@
-"""Reads GPUs, NVSwitches, network cards, the bridges above them and the IOMMU's mode from sysfs."""
+"""Reads what the kernel says of GPUs: its log's driver errors, processes that hang in the driver, and the PCI bus.
+
+Of the bus it reads GPUs, NVSwitches, network cards, the bridges above them and the IOMMU's mode. No signal can end a
+process that hangs inside the NVIDIA driver.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import re
-from dataclasses import replace
+import time
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.files import read_link
-from ddpdoctor.model.gpus import GpuOnBus
+from ddpdoctor.collect.proc import Process, read_process
+from ddpdoctor.collect.software import NO_DRIVER, is_nvidia_here
+from ddpdoctor.collect.system import System
+from ddpdoctor.model.gpus import GpuOnBus, KernelView, StuckProcess, Xid
 from ddpdoctor.model.links import Pci, PciDevice
 from ddpdoctor.model.reading import NotRead, Unread, Why
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from ddpdoctor.collect.node import ReadingPlan
-    from ddpdoctor.collect.system import System
+
+
+KMSG = "/dev/kmsg"
+RECORD_BYTES = 8192
+"""A read returns one record, and fails if the buffer is too small. The kernel writes no longer records."""
+LIMIT_S = 1.5
+GRANT = (
+    "the kernel's log may not be read: run as root, or let everybody read it with `sudo sysctl "
+    "kernel.dmesg_restrict=0`; a container needs --cap-add SYSLOG --device /dev/kmsg"
+)
+XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<bus>[0-9a-fA-F:.]+)\): (?P<code>\d+)(?:, )?(?P<text>.*)")
+MAX_TEXT = 200
+"""How many characters of the driver's message we keep."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRecord:
+    """A record of the kernel's log."""
+
+    age_s: float | None
+    text: str
+
+
+def read_kernel_log(system: System, plan: ReadingPlan) -> KernelView:  # noqa: ARG001 - all collectors get both
+    """Return the GPU errors since boot; raises ``NotRead`` if the log is missing or we may not read it."""
+    return KernelView(xids=tuple(xid for line in read_log(system) for xid in _xid(line)))
+
+
+def read_kernel_oom_pids() -> frozenset[int] | None:
+    """Return the pids that were killed for memory according to the kernel log, or None if it is not readable."""
+    try:
+        lines = read_log(System())
+    except NotRead:
+        return None
+    return frozenset(int(pid) for line in lines for pid in re.findall(r"Killed process (\d+)", line.text))
+
+
+def read_log(system: System) -> tuple[LogRecord, ...]:
+    """Return the records that are still in the kernel's log; raises ``NotRead``."""
+    try:
+        records = list(_records(system))
+    except OSError as error:
+        denied = error.errno in {errno.EPERM, errno.EACCES}
+        reason = GRANT if denied else f"there is no kernel log here: {KMSG}: {error.strerror}"
+        raise NotRead(Unread(why=Why.DENIED if denied else Why.ABSENT, reason=reason)) from None
+    uptime = system.text_or("/proc/uptime").split()
+    now_s = float(uptime[0]) if uptime else None
+    return tuple(line for record in records for line in _lines(record, now_s))
+
+
+def _records(system: System) -> Iterator[str]:
+    """Yield the current records of /dev/kmsg without waiting for more; a recorded machine has a plain file there."""
+    until = time.monotonic() + LIMIT_S
+    fd = os.open(system.path(KMSG), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        while time.monotonic() < until:
+            try:
+                record = os.read(fd, RECORD_BYTES)
+            except BlockingIOError:
+                return
+            except BrokenPipeError:  # the record was overwritten; the next read returns the oldest one left
+                continue
+            if not record:
+                return
+            yield record.decode(errors="replace")
+    finally:
+        os.close(fd)
+
+
+def _lines(record: str, now_s: float | None) -> Iterator[LogRecord]:
+    """Read "6,1234,5678901234,-;text": priority, number, microseconds since boot."""
+    for line in record.splitlines():
+        head, separator, text = line.partition(";")
+        fields = head.split(",")
+        if not separator or len(fields) < 3 or not fields[2].isdecimal():
+            continue
+        age_s = None if now_s is None else max(0.0, now_s - int(fields[2]) / 1e6)
+        yield LogRecord(age_s=age_s, text=text)
+
+
+def _xid(line: LogRecord) -> Iterator[Xid]:
+    found = XID.search(line.text)
+    if found:
+        yield Xid(
+            bus_id=_bus_id(found["bus"]),
+            code=int(found["code"]),
+            text=found["text"].strip()[:MAX_TEXT],
+            age_s=line.age_s,
+        )
+
+
+def _bus_id(text: str) -> str:
+    """Return "0000:1b:00.0" for the driver's "0000:1b:00" and for the older form "0000:1b:00.0"."""
+    return text.lower() if "." in text else f"{text.lower()}.0"
+
+
+BETWEEN_READS_S = 1.0
+KTHREADD = 2
+"""The parent of kernel threads. The driver's own kernel threads may sleep for long."""
+DRIVER_WORDS = re.compile(r"nvidia|\bnv_|_nv\d{6}rm|\buvm_|rm_ioctl|os_acquire_")
+"""Symbols of the NVIDIA modules: nvidia_ioctl, nv_open_device, _nv012345rm, uvm_ioctl, os_acquire_mutex."""
+TOOLS = re.compile(r"nvidia-|nv-fabricmanage|nv-hostengine|dcgmi")
+"""Programs that only query the driver: in uninterruptible sleep, they hang in the driver, whatever the symbol."""
+HUNG_TASK = re.compile(r"INFO: task .+:(?P<pid>\d+) blocked for more than (?P<seconds>\d+) seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sleeper:
+    """A process in uninterruptible sleep, with counters that change if it runs at all."""
+
+    process: Process
+    wchan: str
+    switches: tuple[str, ...]
+    """Its context switches."""
+
+
+def read_stuck(system: System, plan: ReadingPlan) -> tuple[StuckProcess, ...]:  # noqa: ARG001 - all collectors get both
+    """Return the processes that hang in the driver; raises ``NotRead`` if there is no driver."""
+    if not is_nvidia_here(system):
+        raise NotRead(NO_DRIVER)
+    return find_stuck(system, time.sleep)
+
+
+def find_stuck(system: System, wait: Callable[[float], None]) -> tuple[StuckProcess, ...]:
+    """Check twice, the second time only if the first found a process; one that slept briefly has run in between."""
+    first = _sleepers(system)
+    if not first:
+        return ()
+    wait(BETWEEN_READS_S)
+    second = _sleepers(system)
+    blocked = _blocked_s(system)
+    return tuple(
+        StuckProcess(
+            pid=pid, name=one.process.name, wchan=one.wchan, seconds=max(BETWEEN_READS_S, blocked.get(pid, 0.0))
+        )
+        for one in first
+        if one in second and (pid := one.process.pid)
+    )
+
+
+def _sleepers(system: System) -> list[_Sleeper]:
+    own = os.getpid() if system.live else 0
+    found = (_sleeper(system, pid, own) for pid in system.names("/proc") if pid.isdecimal())
+    return [one for one in found if one is not None]
+
+
+def _sleeper(system: System, pid: str, own: int) -> _Sleeper | None:
+    """Return a process that sleeps in the driver, but not our own children (which query it) or kernel threads."""
+    process = read_process(int(pid), system.path("/proc"))
+    if process is None or process.state != "D" or process.ppid in {own, KTHREADD}:
+        return None
+    wchan = system.text_or(f"/proc/{pid}/wchan").removeprefix("0")
+    stack = system.text_or(f"/proc/{pid}/stack")
+    if not (DRIVER_WORDS.search(wchan) or DRIVER_WORDS.search(stack) or TOOLS.match(process.name)):
+        return None
+    switches = re.findall(r"ctxt_switches:\s*(\d+)", system.text_or(f"/proc/{pid}/status"))
+    return _Sleeper(process=process, wchan=wchan, switches=tuple(switches))
+
+
+def _blocked_s(system: System) -> dict[int, float]:
+    """Return, by pid, how many seconds the kernel's hung-task watchdog says that processes have been blocked."""
+    try:
+        lines = read_log(system)
+    except NotRead:
+        return {}
+    found = (HUNG_TASK.search(line.text) for line in lines)
+    # The kernel repeats the message with longer times: the last line counts.
+    return {int(one["pid"]): float(one["seconds"]) for one in found if one is not None}
+
 
 DEVICES = "/sys/bus/pci/devices"
 DRIVER = "/proc/driver/nvidia/gpus"

@@ -1,1 +1,0 @@
-"""Facts about GPUs, from the driver, the PCI bus and the kernel's log."""

@@ -1,0 +1,611 @@
+"""Reads the limits that the shell, the control groups and the machine set for a job: processors, memory, disks, time.
+
+Control groups are read in versions 1 and 2. /proc/self/cgroup names the group, and every group above it also limits it.
+In a container with its own cgroup namespace, the path is "/". In one without, it is the host's path, and only the
+mount's top exists.
+
+How busy other work keeps the processors: the kernel counts the idle time of every processor (/proc/stat), and the rest
+of a short window is work. From that we subtract the work of our own processes (/proc/PID/task/TID/stat, which names the
+processor that a thread last ran on). The result includes neighbors in other containers and virtual machines, whose
+processes we cannot see.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.bounded import ask_side_by_side
+from ddpdoctor.collect.files import read_text
+from ddpdoctor.collect.kernel import memory_nodes, parse_cpu_list
+from ddpdoctor.collect.proc import descendants, read_processes, read_status
+from ddpdoctor.collect.system import UNLIMITED, System
+from ddpdoctor.model.causes import Space
+from ddpdoctor.model.limits import BusyCpu, Clock, Governor, Limit, Limits, Load, SharedMemory, Volume
+from ddpdoctor.model.reading import NotRead, Unread, Why
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from ddpdoctor.collect.bounded import Reply
+    from ddpdoctor.collect.node import ReadingPlan
+
+
+LOADER_WORKER = "pt_data_worker"
+"""Torch's name for the workers of a DataLoader (torch/utils/data/_utils/worker.py, since 2.6)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tasks:
+    """Counts over all visible processes; in a container these are the container's own."""
+
+    uid: int | None = None
+    of_user: int | None = None
+    """Threads of this user, which RLIMIT_NPROC limits."""
+    loader_workers: int = 0
+
+
+def read_limits(system: System, plan: ReadingPlan) -> Limits:
+    """Return all limits, with None for those that this system does not have."""
+    proc, groups = system.path("/proc"), system.path("/sys/fs/cgroup")
+    tasks, task_limit = read_tasks(system), read_task_limit(proc, groups)
+    own = tasks or Tasks()
+    total, available, swap = _memory(system)
+    limit = read_memory_limit(proc, groups)
+    cpus = system.calls.cpus()
+    return Limits(
+        nofile=_limit(system, "NOFILE"),
+        memlock=_limit(system, "MEMLOCK"),
+        nproc=_limit(system, "NPROC"),
+        user_processes=tasks.of_user if tasks is not None else None,
+        pids_max=task_limit.max if task_limit is not None else None,
+        pids_current=task_limit.current if task_limit is not None else None,
+        cpus_online=len(parse_cpu_list(system.text_or("/sys/devices/system/cpu/online"))) or len(cpus),
+        cpus_allowed=cpus,
+        cpu_quota=read_cpu_quota(proc, groups),
+        memory_total_bytes=total,
+        memory_available_bytes=available,
+        swap_total_bytes=swap,
+        memory_limit_bytes=limit.limit_bytes if limit is not None else None,
+        memory_used_bytes=limit.used_bytes if limit is not None else None,
+        oom_kills=limit.oom_kills if limit is not None else None,
+        shm=read_shared_memory(system, own.uid, own.loader_workers, deep=plan.deep),
+        volumes=read_volumes(system, deep=plan.deep),
+        somaxconn=system.number_or_none("/proc/sys/net/core/somaxconn"),
+        numa_nodes=len(memory_nodes(system)),
+        numa_balancing=system.number_or_none("/proc/sys/kernel/numa_balancing"),
+        nproc_applies=tasks is None or tasks.uid != 0,
+    )
+
+
+def _limit(system: System, name: str) -> Limit | None:
+    try:
+        soft, hard = system.calls.rlimit(name)
+    except OSError:
+        return None
+    return Limit(soft=None if soft == UNLIMITED else soft, hard=None if hard == UNLIMITED else hard)
+
+
+def _memory(system: System) -> tuple[int | None, int | None, int | None]:
+    """Return total memory, available memory and swap in bytes."""
+    found = parse_meminfo(system.text_or("/proc/meminfo"))
+    if not found and system.live:
+        return _memory_elsewhere()
+    return found.get("MemTotal"), found.get("MemAvailable"), found.get("SwapTotal")
+
+
+def _memory_elsewhere() -> tuple[int, int, int]:
+    """Return the same on a system without /proc, such as macOS."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return memory.total, memory.available, psutil.swap_memory().total
+
+
+def read_clock(system: System, plan: ReadingPlan) -> Clock:  # noqa: ARG001 - all collectors get both
+    """Return whether the clock is synchronized, from adjtimex; the node that gathers facts measures the offset."""
+    try:
+        unsynchronized = system.calls.clock_unsynchronized()
+    except OSError:
+        return Clock(synchronized=None, offset_s=None)
+    return Clock(synchronized=not unsynchronized, offset_s=None)
+
+
+def read_tasks(system: System) -> Tasks | None:
+    """Count from /proc/PID/status; return None on a system without /proc."""
+    proc = system.path("/proc")
+    uid = _uid(read_status("self", proc))
+    if uid is None:
+        return None
+    found = [read_status(name, proc) for name in system.names("/proc") if name.isdecimal()]
+    return Tasks(
+        uid=uid,
+        of_user=sum(int(status.get("Threads", "0")) for status in found if _uid(status) == uid),
+        loader_workers=sum(status.get("Name") == LOADER_WORKER for status in found),
+    )
+
+
+def _uid(status: dict[str, str]) -> int | None:
+    """Return the real user id, because the limit applies to that user."""
+    match = re.match(r"\d+", status.get("Uid", ""))
+    return int(match.group()) if match else None
+
+
+CGROUPS = Path("/sys/fs/cgroup")
+PROC = Path("/proc")
+UNLIMITED_BYTES = 1 << 60
+"""More than any machine has; version 1 writes "no limit" as the largest multiple of the page size below 2**63."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLimit(Space):
+    """A limit on memory, the use that counts against it, and how often the kernel has killed a process for it."""
+
+    oom_kills: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskLimit:
+    """A limit on processes and threads."""
+
+    max: int
+    current: int
+
+
+def cgroup_folders(controller: str, proc: Path = PROC, cgroups: Path = CGROUPS) -> tuple[Path, ...]:
+    """Return the existing folders for a controller: this process's own group first, then those above it."""
+    found: list[Path] = []
+    for line in read_text(proc / "self" / "cgroup").splitlines():
+        number, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if number == "0":
+            tops = [cgroups, cgroups / "unified"]
+        elif controller in controllers.split(","):
+            tops = [cgroups / controller, cgroups / controllers]
+        else:
+            continue
+        found += [folder for top in tops for folder in _upwards(top, path)]
+    return tuple(dict.fromkeys(folder for folder in [*found, cgroups] if folder.is_dir()))
+
+
+def _upwards(top: Path, path: str) -> list[Path]:
+    """Return the folder of a group and all above it, but only the top for a path that leads out of the namespace."""
+    parts = [part for part in path.split("/") if part]
+    if ".." in parts:
+        parts = []
+    return [top.joinpath(*parts[:count]) for count in range(len(parts), -1, -1)]
+
+
+def _oom_kills(folder: Path) -> int | None:
+    """Return how often the kernel has killed a process of a group for memory, or None if it does not count."""
+    for name in ("memory.events", "memory.oom_control"):
+        match = re.search(r"^oom_kill (\d+)$", read_text(folder / name), re.MULTILINE)
+        if match:
+            return int(match.group(1))
+    return None
+
+
+def read_oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
+    """Return how often the kernel has killed a process of our group for memory, or None if that cannot be read."""
+    counts = map(_oom_kills, cgroup_folders("memory", proc, cgroups))
+    return next((count for count in counts if count is not None), None)
+
+
+def read_memory_limit(proc: Path = PROC, cgroups: Path = CGROUPS) -> MemoryLimit | None:
+    """Return the memory limit that leaves the least, or None if there is no limit."""
+    read = (_memory_of(folder) for folder in cgroup_folders("memory", proc, cgroups))
+    found = [one for one in read if one is not None]
+    return min(found, key=lambda one: one.limit_bytes - one.used_bytes, default=None)
+
+
+def _memory_of(folder: Path) -> MemoryLimit | None:
+    limit = _file_number(folder / "memory.max") or _file_number(folder / "memory.limit_in_bytes")
+    if limit is None or limit >= UNLIMITED_BYTES:
+        return None
+    used = _file_number(folder / "memory.current") or _file_number(folder / "memory.usage_in_bytes") or 0
+    # The kernel drops inactive page cache when a job needs memory.
+    stat = _hierarchical(read_text(folder / "memory.stat"))
+    cache = re.search(r"^(?:total_)?inactive_file (\d+)$", stat, re.MULTILINE)
+    return MemoryLimit(
+        limit_bytes=limit,
+        used_bytes=max(0, used - (int(cache.group(1)) if cache else 0)),
+        oom_kills=_oom_kills(folder),
+    )
+
+
+def _hierarchical(stat: str) -> str:
+    """Keep only version 1's counts that include child groups, if there are any."""
+    total = [line for line in stat.splitlines() if line.startswith("total_")]
+    return "\n".join(total) or stat
+
+
+def read_cpu_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> float | None:
+    """Return the CPU quota in CPUs, or None if there is no quota."""
+    found = [_quota_of(folder) for folder in cgroup_folders("cpu", proc, cgroups)]
+    return min((quota for quota in found if quota is not None), default=None)
+
+
+def _quota_of(folder: Path) -> float | None:
+    words = read_text(folder / "cpu.max").split() or [
+        read_text(folder / "cpu.cfs_quota_us").strip(),
+        read_text(folder / "cpu.cfs_period_us").strip(),
+    ]
+    if len(words) != 2 or not all(word.isdecimal() for word in words) or not int(words[1]):
+        return None
+    return int(words[0]) / int(words[1])
+
+
+def read_task_limit(proc: Path = PROC, cgroups: Path = CGROUPS) -> TaskLimit | None:
+    """Return the limit on processes and threads that leaves the fewest, or None if there is no limit."""
+    found: list[TaskLimit] = []
+    for folder in cgroup_folders("pids", proc, cgroups):
+        most, current = _file_number(folder / "pids.max"), _file_number(folder / "pids.current")
+        if most is not None and current is not None:
+            found.append(TaskLimit(max=most, current=current))
+    return min(found, key=lambda one: one.max - one.current, default=None)
+
+
+def _file_number(path: Path) -> int | None:
+    text = read_text(path).strip()
+    return int(text) if text.isdecimal() else None
+
+
+def read_machine(proc: Path = PROC) -> Space | None:
+    """Return the machine's total memory, and how much of it is not available."""
+    found = parse_meminfo(read_text(proc / "meminfo"))
+    total, available = found.get("MemTotal"), found.get("MemAvailable")
+    return None if total is None or available is None else Space(limit_bytes=total, used_bytes=total - available)
+
+
+def parse_meminfo(text: str) -> dict[str, int]:
+    """Return the sizes in /proc/meminfo in bytes, by name."""
+    return {name: int(kib) * 1024 for name, kib in re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)}
+
+
+def read_shared() -> Space | None:
+    """Return the size and use of /dev/shm, or None if it does not exist or has no limit."""
+    try:
+        stat = os.statvfs(SHARED)
+    except OSError:
+        return None
+    total = stat.f_frsize * stat.f_blocks
+    return Space(limit_bytes=total, used_bytes=total - stat.f_frsize * stat.f_bavail) if total else None
+
+
+MEMORY_READERS: dict[str, Callable[[], Space | None]] = {
+    "group": read_memory_limit,
+    "machine": read_machine,
+    "shared_memory": read_shared,
+}
+"""The readers by field of ``HostCauses``."""
+
+
+SHARED = "/dev/shm"  # noqa: S108 - only read
+MIN_AGE_S = 600.0
+"""Our choice: NCCL unlinks a segment as soon as both sides have opened it."""
+FIRST_PID_NAMESPACE = 0xEFFFFFFC
+"""The kernel's PROC_PID_INIT_INO. In this namespace we see every process of the machine."""
+_OF_TORCH = re.compile(r"torch_(\d+)_\d+_\d+")
+"""/torch_PID_RANDOM_COUNTER, from the file_system sharing strategy (torch/csrc/.../StorageSharing.cpp)."""
+_OF_NCCL = re.compile(r"nccl-\w{6}")
+
+
+def read_shared_memory(
+    system: System, uid: int | None, loader_workers: int, *, deep: bool
+) -> SharedMemory | None:  # fmt: skip
+    """Return facts about /dev/shm, or None if it does not exist."""
+    if not system.exists(SHARED):
+        return None
+    stale = _stale_files(system, uid)
+    return SharedMemory(
+        volume=read_volume(system, SHARED, "shared memory", deep=deep),
+        stale_files=tuple(sorted(stale)),
+        stale_bytes=sum(stat.st_size for stat in stale.values()),
+        loader_workers=loader_workers,
+    )
+
+
+def _stale_files(system: System, uid: int | None) -> dict[str, os.stat_result]:
+    """Return files whose processes have certainly ended.
+
+    In a container, the process may belong to another container or to the host, so we return nothing there. We skip
+    other users' files, because their processes may be hidden, but root sees all processes.
+    """
+    if not _sees_all_processes(system):
+        return {}
+    found = {}
+    for name in system.names(SHARED):
+        path = f"{SHARED}/{name}"
+        try:
+            stat = system.path(path).stat()
+        except OSError:
+            continue
+        own = uid in {0, stat.st_uid} or not system.live
+        if own and _is_stale(system, name, time.time() - stat.st_mtime):
+            found[path] = stat
+    return found
+
+
+def _sees_all_processes(system: System) -> bool:
+    if not system.live:
+        return True
+    try:
+        return system.path("/proc/self/ns/pid").stat().st_ino == FIRST_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+def _is_stale(system: System, name: str, age_s: float) -> bool:
+    of_torch = _OF_TORCH.fullmatch(name)
+    if of_torch:
+        return not system.exists(f"/proc/{of_torch.group(1)}") and age_s > MIN_AGE_S
+    return _OF_NCCL.fullmatch(name) is not None and age_s > MIN_AGE_S and not _is_mapped(system, name)
+
+
+def _is_mapped(system: System, name: str) -> bool:
+    """Return whether any process has the file mapped; this is slow, so only files that look stale are checked."""
+    place = f"{SHARED}/{name}"
+    pids = (pid for pid in system.names("/proc") if pid.isdecimal())
+    return any(place in system.text_or(f"/proc/{pid}/maps") for pid in pids)
+
+
+LIMIT_S = 2.0
+"""Needed because a network file system with a dead server blocks every caller."""
+WRITE_S = 1.0
+WRITE_LIMIT_S = 4.0
+BLOCK = bytes(4 << 20)
+MAX_WRITE_BYTES = 256 << 20
+"""Our choice: enough to exceed a disk's caches, and little enough that nobody notices."""
+TEMPORARY = frozenset({"temporary files", "/tmp"})  # noqa: S108 - purposes, no files
+FREE_SHARE = 4
+"""We write at most one part in this many of the free space."""
+
+
+def read_volumes(system: System, *, deep: bool) -> tuple[Volume, ...]:
+    """Return the file systems for temporary files, caches and the working directory, without repeats."""
+    purposes: dict[str, list[str]] = {}
+    paths: dict[str, str] = {}
+    for purpose, path in _places(system):
+        mount, _ = mount_of(system, path)
+        purposes.setdefault(mount, []).append(purpose)
+        paths.setdefault(mount, path)
+    return tuple(
+        replace(read_volume(system, path, ", ".join(of), deep=deep), temporary=not TEMPORARY.isdisjoint(of))
+        for path, of in zip(paths.values(), purposes.values(), strict=True)
+    )
+
+
+def _places(system: System) -> list[tuple[str, str]]:
+    cache = system.env.get("XDG_CACHE_HOME") or f"{system.env.get('HOME', '/root')}/.cache"
+    found = [("temporary files", system.env.get("TMPDIR") or "/tmp"), ("cache", cache)]  # noqa: S108 - only read
+    if system.env.get("TMPDIR"):
+        found.append(("/tmp", "/tmp"))  # noqa: S108 - torch's flight recorder ignores TMPDIR
+    found.append(("working directory", _working_directory(system)))
+    return [(purpose, _existing(system, path)) for purpose, path in found]
+
+
+def _working_directory(system: System) -> str:
+    if not system.live:
+        return system.env.get("PWD", "/")
+    try:
+        return os.getcwd()  # noqa: PTH109 - a System's paths are strings
+    except OSError:
+        return "/"
+
+
+def _existing(system: System, path: str) -> str:
+    """Return the nearest existing parent folder, because ~/.cache may not exist yet."""
+    while len(path) > 1 and not system.exists(path):
+        path = path.rstrip("/").rpartition("/")[0] or "/"
+    return path
+
+
+def read_volume(system: System, path: str, purpose: str, *, deep: bool) -> Volume:
+    """Return one file system; if it does not answer, ``error`` says so."""
+    size = ask_side_by_side({path: lambda: (system.calls.statvfs(path), system.calls.writable(path))}, LIMIT_S)[path]
+    (total, free), writable = size.value or ((0, 0), False)
+    speed = None
+    if deep and writable and system.live:
+        most = min(MAX_WRITE_BYTES, free // FREE_SHARE)
+        speed = ask_side_by_side({path: lambda: measure_writing(path, most)}, WRITE_LIMIT_S)[path].value
+    return Volume(
+        path=path,
+        purpose=purpose,
+        fstype=mount_of(system, path)[1],
+        total_bytes=total,
+        free_bytes=free,
+        writable=writable,
+        write_mb_s=speed,
+        error=_why_not(size),
+        timed_out=size.timed_out,
+    )
+
+
+def _why_not(reply: Reply[Any]) -> str | None:
+    if reply.timed_out:
+        return f"did not answer within {LIMIT_S:.0f} s"
+    return None if reply.error is None else reply.error.strerror or str(reply.error)
+
+
+def measure_writing(path: str, max_bytes: int, limit_s: float = WRITE_S) -> float | None:
+    """Write and sync for at most ``limit_s``; return the speed in MB/s, or None if there is no room.
+
+    The file never has a name, so nothing stays behind, whatever happens.
+    """
+    if max_bytes < len(BLOCK):
+        return None
+    written = 0
+    with tempfile.TemporaryFile(dir=path, buffering=0) as file:
+        started = time.monotonic()
+        while written + len(BLOCK) <= max_bytes and time.monotonic() - started < limit_s:
+            written += os.write(file.fileno(), BLOCK)
+            os.fsync(file.fileno())
+        return written / 1e6 / max(time.monotonic() - started, 1e-9)
+
+
+SHARED_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs"})
+
+
+def is_shared(path: Path, system: System | None = None) -> bool:
+    """Return whether a path is on a file system that other hosts may use."""
+    kind = mount_of(system or System(), str(path))[1] or ""
+    return kind.removeprefix("fuse.") in SHARED_FILE_SYSTEMS
+
+
+def mount_of(system: System, path: str) -> tuple[str, str | None]:
+    """Return the mount point of a path, and the type of its file system (None if unknown)."""
+    best, fstype = "", None
+    for line in system.text_or("/proc/mounts").splitlines():
+        words = line.split(" ")
+        if len(words) < 3:
+            continue
+        point = re.sub(r"\\(\d{3})", lambda code: chr(int(code.group(1), 8)), words[1])
+        within = path == point or path.startswith(point.rstrip("/") + "/")
+        # Of two mounts at the same point, the later one is visible.
+        if within and len(point) >= len(best):
+            best, fstype = point, words[2]
+    return best or "/", fstype
+
+
+WINDOW_S = 0.4
+"""Our choice: long compared with the kernel's ticks of 1 to 10 ms, and short compared with the benchmark."""
+TICKS_PER_S = 100
+"""USER_HZ, the unit in /proc/stat and /proc/PID/stat on every Linux that torch runs on."""
+LEAST_SHARE = 0.05
+"""Our choice: two ticks in the window. A processor that others used less counts as idle."""
+CPU_FOLDER = "/sys/devices/system/cpu"
+# Fields after the name in /proc/PID/task/TID/stat, counted from 0: utime, stime, processor (14, 15 and 39 in proc(5)).
+_UTIME, _STIME, _PROCESSOR = 11, 12, 36
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuTimes:
+    """One processor's times in /proc/stat since boot, in seconds."""
+
+    idle_s: float
+    """Includes waiting for a disk, because nobody computes meanwhile."""
+    busy_s: float
+    steal_s: float
+    """The part of ``busy_s`` that a hypervisor gave to others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnTimes:
+    """The CPU time of our threads since they started."""
+
+    seconds: dict[str, float]
+    """By "PID/TID"."""
+    cpus: dict[str, int]
+    """The processor that each thread last ran on."""
+
+
+def read_load(system: System, _plan: ReadingPlan) -> Load:
+    """Measure for ``WINDOW_S``; raises ``NotRead`` if the kernel does not count, as in a sandbox or on a Mac."""
+    before = parse_cpu_times(system.text_or("/proc/stat"))
+    if not before:
+        raise NotRead(Unread(why=Why.ABSENT, reason="this system does not report how busy its processors are"))
+    own_before, started = read_own_times(system), time.monotonic()
+    before = parse_cpu_times(system.text_or("/proc/stat"))
+    time.sleep(WINDOW_S)
+    after, window_s = parse_cpu_times(system.text_or("/proc/stat")), time.monotonic() - started
+    if before == after:
+        raise NotRead(Unread(why=Why.ABSENT, reason="/proc/stat does not change here, as in a sandbox"))
+    return Load(
+        window_s=window_s,
+        busy=find_busy(before, after, window_s, own_work(own_before, read_own_times(system))),
+        steal_share=steal_share(after.values()),
+        governors=read_governors(system),
+    )
+
+
+def parse_cpu_times(text: str) -> dict[int, CpuTimes]:
+    """Return the times from the lines "cpu0 …" of /proc/stat, by processor."""
+    found = {}
+    for number, words in re.findall(r"^cpu(\d+) (.+)$", text, re.MULTILINE):
+        user, nice, system, idle, iowait, irq, softirq, steal = [
+            int(word) / TICKS_PER_S for word in [*words.split(), *["0"] * 8][:8]
+        ]  # guest time comes next; user already includes it
+        busy_s = user + nice + system + irq + softirq + steal
+        found[int(number)] = CpuTimes(idle_s=idle + iowait, busy_s=busy_s, steal_s=steal)
+    return found
+
+
+def find_busy(
+    before: dict[int, CpuTimes], after: dict[int, CpuTimes], window_s: float, own_s: dict[int, float]
+) -> tuple[BusyCpu, ...]:
+    """Return the share of each processor's time that was neither idle nor ours; ``own_s`` is by processor.
+
+    If one of our threads moves to another processor meanwhile, we subtract its time from the wrong one, which can
+    become negative. We then scale the others down by as much, so that the sum contains none of our work.
+    """
+    left = {
+        cpu: 1 - (after[cpu].idle_s - before[cpu].idle_s + own_s.get(cpu, 0.0)) / window_s
+        for cpu in sorted(before.keys() & after.keys())
+    }
+    positive = sum(share for share in left.values() if share > 0)
+    scale = max(0.0, sum(left.values())) / positive if positive else 0.0
+    shares = {cpu: min(1.0, share * scale) for cpu, share in left.items()}
+    return tuple(BusyCpu(cpu=cpu, share=share) for cpu, share in shares.items() if share >= LEAST_SHARE)
+
+
+def own_work(before: OwnTimes, after: OwnTimes) -> dict[int, float]:
+    """Return the seconds that our threads worked between two readings, by processor."""
+    found: dict[int, float] = defaultdict(float)
+    for thread, seconds in after.seconds.items():
+        found[after.cpus[thread]] += seconds - before.seconds.get(thread, 0.0)
+    return dict(found)
+
+
+def steal_share(times: Iterable[CpuTimes]) -> float | None:
+    """Return the share of busy time since boot that a hypervisor gave to others, or None without busy time."""
+    times = tuple(times)
+    wanted = sum(one.busy_s for one in times)
+    return sum(one.steal_s for one in times) / wanted if wanted else None
+
+
+def read_own_times(system: System) -> OwnTimes:
+    """Return the CPU time of our threads so far."""
+    seconds: dict[str, float] = {}
+    cpus: dict[str, int] = {}
+    for pid in own_pids(system):
+        for thread in system.names(f"/proc/{pid}/task"):
+            words = system.text_or(f"/proc/{pid}/task/{thread}/stat").rpartition(")")[2].split()
+            if len(words) > _PROCESSOR:
+                seconds[f"{pid}/{thread}"] = (int(words[_UTIME]) + int(words[_STIME])) / TICKS_PER_S
+                cpus[f"{pid}/{thread}"] = int(words[_PROCESSOR])
+    return OwnTimes(seconds=seconds, cpus=cpus)
+
+
+def own_pids(system: System) -> set[int]:
+    """Return this process and the other ranks here, which have the same command line, with all their descendants.
+
+    Their parents, which are launchers that may serve the store, also count, but not the parents' other children.
+    """
+    processes = read_processes(system.path("/proc"))
+    own = system.text_or("/proc/self/cmdline")
+    ranks = [process for process in processes.values() if system.text_or(f"/proc/{process.pid}/cmdline") == own]
+    below = {child.pid for rank in ranks for child in descendants(rank.pid, processes)}
+    return {rank.pid for rank in ranks} | {rank.ppid for rank in ranks} | below
+
+
+def read_governors(system: System) -> tuple[Governor, ...]:
+    """Return the distinct frequency settings of the processors that this process may use."""
+    found = Counter(_governors(system))
+    return tuple(
+        Governor(name=name, driver=driver, preference=preference, cpus=cpus)
+        for (name, driver, preference), cpus in sorted(found.items())
+    )
+
+
+def _governors(system: System) -> Iterator[tuple[str, str, str]]:
+    for cpu in system.calls.cpus():
+        folder = f"{CPU_FOLDER}/cpu{cpu}/cpufreq"
+        name = system.text_or(f"{folder}/scaling_governor")
+        if name:
+            driver = system.text_or(f"{folder}/scaling_driver")
+            yield name, driver, system.text_or(f"{folder}/energy_performance_preference")

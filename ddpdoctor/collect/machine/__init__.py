@@ -1,1 +1,0 @@
-"""Facts about the machine: processors, memory, limits, clock, file systems and software."""

@@ -1,0 +1,396 @@
+"""Reads software versions from files and package metadata, torch's from a child process, and NCCL's own settings files.
+
+The child imports torch, so that a crash or hang does no harm.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import posixpath
+import re
+import signal
+import sys
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.child import start_torch_child
+from ddpdoctor.collect.recorded import read_record
+from ddpdoctor.model.facts import signal_name
+from ddpdoctor.model.node import ConfFile
+from ddpdoctor.model.reading import NotRead, Unread, Why
+from ddpdoctor.model.software import Software, TorchBuild
+from ddpdoctor.model.variables import hide_login, is_listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpdoctor.collect.child import ChildProcess
+    from ddpdoctor.collect.node import ReadingPlan
+    from ddpdoctor.collect.system import System
+
+
+NO_DRIVER = Unread(why=Why.ABSENT, reason="there is no NVIDIA driver here")
+LIBRARY = "libnvidia-ml.so.1"
+DRIVER_TRACES = ("/proc/driver/nvidia", "/dev/nvidiactl")
+DRIVER_VERSION = "/proc/driver/nvidia/version"
+LIBRARY_FOLDERS = (
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/lib64",
+    "/usr/lib/wsl/lib",
+    "/usr/local/nvidia/lib64",
+    "/run/opengl-driver/lib",
+)
+"""Folders of the driver's libraries on distributions, WSL, NVIDIA's container runtime, GKE and NixOS."""
+_NVML = re.compile(r"libnvidia-ml\.so\.\d{3}\.[\d.]+")
+_GPU_DEVICE = re.compile(r"nvidia\d+|kfd|dxg")
+_TORCH_CUDA = re.compile(
+    r"^(?:nvidia-cuda-runtime(?:-cu\d+)?|cuda-toolkit(?:\[[^\]]*\])?)\s*\(?==\s*(\d+\.\d+)", re.IGNORECASE
+)
+"""A requirement that PyPI's wheels have, because their version has no "+cu130"."""
+MOST_HOSTS_LINES = 1024
+"""Our choice: enough for all hosts of a large cluster, but not for a list of blocked addresses."""
+_LOOPBACK = ("127.", "::1", "fe00::", "ff00::", "ff02::")
+
+
+def read_software(system: System, plan: ReadingPlan) -> Software:  # noqa: ARG001 - all collectors get both
+    """Return the versions of the installed software."""
+    driver, is_open = read_driver(system)
+    torch_version, torch_cuda, nccl_wheel = _wheels() if system.live else (None, None, None)
+    kernel = _kernel(system)
+    hosts_lines, hosts_own = _digest_hosts(system)
+    return Software(
+        python=platform.python_version(),
+        executable=sys.executable,
+        kernel=kernel,
+        os_name=_os_name(system),
+        platform=system.calls.platform(),
+        wsl="microsoft" in kernel.lower() or system.exists("/proc/sys/fs/binfmt_misc/WSLInterop"),
+        container=container_kind(system),
+        image=container_image(system),
+        torch_version=torch_version,
+        nccl_wheel=nccl_wheel,
+        driver=driver,
+        driver_is_open=is_open,
+        nvml_libraries=_nvml_libraries(system),
+        ofed=_ofed(system),
+        torch_cuda=torch_cuda,
+        gpu_devices=tuple(f"/dev/{name}" for name in system.names("/dev") if _GPU_DEVICE.fullmatch(name)),
+        hosts_lines=hosts_lines,
+        hosts_own=hosts_own,
+    )
+
+
+def _kernel(system: System) -> str:
+    try:
+        return system.calls.kernel()
+    except OSError:
+        return system.text_or("/proc/sys/kernel/osrelease")
+
+
+def _os_name(system: System) -> str:
+    for name in ("/etc/os-release", "/usr/lib/os-release"):
+        match = re.search(r'^PRETTY_NAME="?([^"\n]*)', system.text_or(name), re.MULTILINE)
+        if match:
+            return match.group(1)
+    return ""
+
+
+def is_nvidia_here(system: System) -> bool:
+    """Return whether there is any trace of NVIDIA's driver, without loading it."""
+    if any(system.exists(path) for path in DRIVER_TRACES):
+        return True
+    folders = (*LIBRARY_FOLDERS, *system.env.get("LD_LIBRARY_PATH", "").split(":"))
+    return any(system.exists(f"{folder}/{LIBRARY}") for folder in folders if folder.startswith("/"))
+
+
+def read_driver(system: System) -> tuple[str | None, bool | None]:
+    """Return the version of NVIDIA's kernel driver, and whether it is the open one, or None for both if not loaded."""
+    line = next(iter(system.text_or(DRIVER_VERSION).splitlines()), "")
+    match = re.search(r"\s(\d{3}\.\d+(?:\.\d+)?)\s", f"{line} ")
+    if not match:
+        return None, None
+    return match.group(1), "Open Kernel Module" in line
+
+
+def _nvml_libraries(system: System) -> tuple[str, ...]:
+    """Return the paths of NVML libraries, without links to them; folders that are the same place are read once."""
+    folders = {system.path(folder).resolve(): folder for folder in reversed(LIBRARY_FOLDERS)}
+    found = (
+        f"{folder}/{name}" for folder in folders.values() for name in system.names(folder) if _NVML.fullmatch(name)
+    )
+    return tuple(sorted(found))
+
+
+def _ofed(system: System) -> str | None:
+    """Return the version of NVIDIA's (Mellanox's) out-of-tree drivers, or None with the kernel's own."""
+    version = system.text_or("/sys/module/mlx5_core/version")
+    kernel_own = not version or version == system.text_or("/proc/sys/kernel/osrelease")
+    return None if kernel_own else version
+
+
+def _digest_hosts(system: System) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+    """Return a digest of each line in /etc/hosts (None without the file), and the digests that name this host."""
+    try:
+        text = system.text("/etc/hosts")
+        own = system.calls.hostname()
+    except OSError:
+        return None, ()
+    lines, own_lines = set(), set()
+    for line in text.splitlines():
+        address, *names = line.partition("#")[0].split() or [""]
+        if names and not address.startswith(_LOOPBACK):
+            digest = hashlib.sha256(f"{address} {' '.join(names)}".encode()).hexdigest()[:12]
+            lines.add(digest)
+            if own in names or own in names[0].split("."):
+                own_lines.add(digest)
+    return tuple(sorted(lines)[:MOST_HOSTS_LINES]), tuple(sorted(own_lines))
+
+
+def _wheels() -> tuple[str | None, str | None, str | None]:
+    """Return the versions of torch, of the CUDA that it requires, and of the NCCL wheel."""
+    from importlib import metadata
+
+    try:
+        torch = metadata.distribution("torch")
+    except metadata.PackageNotFoundError:
+        return None, None, None
+    return torch.version, cuda_of_wheel(torch.version, torch.requires or ()), _nccl_wheel()
+
+
+def cuda_of_wheel(version: str, requires: list[str] | tuple[str, ...]) -> str | None:
+    """Return a wheel's CUDA version from "2.13.0+cu130" or its requirements, or None for other builds."""
+    local = re.search(r"\+cu(\d{2})(\d)$", version)
+    if local:
+        return f"{local.group(1)}.{local.group(2)}"
+    if "+" in version:
+        return None
+    matches = (_TORCH_CUDA.match(requirement) for requirement in requires)
+    return next((match.group(1) for match in matches if match), None)
+
+
+def _nccl_wheel() -> str | None:
+    from importlib import metadata
+
+    for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+_APPTAINER = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
+_OF_CGROUP = (
+    ("kubepods", "kubernetes"),
+    ("docker", "docker"),
+    ("libpod", "podman"),
+    ("containerd", "containerd"),
+    ("lxc", "lxc"),
+)
+"""Words in a cgroup path, which show the container if it has no cgroup namespace of its own."""
+
+
+def container_kind(system: System) -> str | None:
+    """Return "docker", "podman", "kubernetes", "apptainer" etc., or None if there is no sign of a container."""
+    if system.env.get("KUBERNETES_SERVICE_HOST"):
+        return "kubernetes"
+    if any(system.env.get(name) for name in _APPTAINER):
+        return "apptainer"
+    if system.exists("/run/.containerenv"):
+        return "podman"
+    if system.exists("/.dockerenv"):
+        return "docker"
+    # By systemd's convention, a container manager sets "container" in the first process's environment.
+    said = system.env.get("container") or _first_process_says(system)
+    return said or _from_cgroup(system.text_or("/proc/1/cgroup"))
+
+
+def _first_process_says(system: System) -> str | None:
+    match = re.search(r"(?:^|\0)container=([^\0]+)", system.text_or("/proc/1/environ"))
+    return match.group(1) if match else None
+
+
+def _from_cgroup(text: str) -> str | None:
+    return next((kind for word, kind in _OF_CGROUP if re.search(rf"/[^\n]*{word}", text)), None)
+
+
+def container_image(system: System) -> str | None:
+    """Return the image's name if the runtime or the image itself reveals it."""
+    for name in _APPTAINER:
+        if system.env.get(name):
+            return system.env[name]
+    match = re.search(r'^image="?([^"\n]+)', system.text_or("/run/.containerenv"), re.MULTILINE)
+    if match:
+        return match.group(1)
+    version = system.env.get("NVIDIA_PYTORCH_VERSION")
+    return f"nvcr.io/nvidia/pytorch:{version}-py3" if version else None
+
+
+MARK = "ddpdoctor-torch-facts:"
+"""The same as in ``probes.torch_facts``, which collectors do not import because it loads torch."""
+CHILD_LIMIT_S = 55.0
+"""Our choice: enough for a cold import from a network file system on a busy cluster, and for CUDA without a persistence
+daemon, which takes a few seconds for each GPU. It is below the section's limit, so that facts from before a hang are
+not lost."""
+
+
+def read_torch(system: System, plan: ReadingPlan) -> TorchBuild:
+    """Return the child's facts; raises ``NotRead`` if torch must not be imported or the import did not end."""
+    if not plan.use_torch:
+        raise NotRead(Unread(why=Why.NOT_ASKED, reason="torch is not imported (--no-torch)"))
+    if not system.live:
+        raise NotRead(Unread(why=Why.ABSENT, reason="a recorded machine cannot import torch"))
+    child = plan.torch_child if plan.torch_child is not None else start_torch_child(system.env)
+    return wait_for_torch(child, CHILD_LIMIT_S)
+
+
+def wait_for_torch(child: ChildProcess, limit_s: float) -> TorchBuild:
+    """Wait for a started child, and turn its output into facts."""
+    ended = child.wait(limit_s)
+    out, err, status = ended.out, ended.err, ended.status
+    said = [json.loads(line.removeprefix(MARK)) for line in out.splitlines() if line.startswith(MARK)]
+    if not said and status is None:
+        raise NotRead(Unread(why=Why.TIMEOUT, reason=f"`import torch` took longer than {limit_s:.0f} s"))
+    if not said:
+        return read_record(TorchBuild, {"import_error": _how_it_ended(status, err)})
+    facts: dict[str, Any] = {key: value for part in said for key, value in part.items()}
+    if len(said) == 1 and "import_error" not in facts:
+        facts |= {"cuda_error": _how_cuda_ended(status, limit_s), "cuda_stuck": True}
+    return read_record(TorchBuild, facts)
+
+
+def _how_it_ended(status: int | None, err: str) -> str:
+    """Describe how an interpreter died that printed no facts."""
+    if status is not None and status < 0:
+        hint = ": the wheel is built for another processor" if -status == signal.SIGILL else ""
+        return f"the interpreter was killed by {signal_name(-status)} while it imported torch{hint}"
+    lines = [line.strip() for line in err.splitlines() if line.strip()]
+    last = f": {lines[-1]}" if lines else ""
+    return f"the interpreter ended with status {status} while it imported torch{last}"
+
+
+def _how_cuda_ended(status: int | None, limit_s: float) -> str:
+    if status is None:
+        return f"CUDA was not initialized within {limit_s:.0f} s"
+    if status < 0:
+        return f"the process was killed by {signal_name(-status)} while it initialized CUDA"
+    return f"the process ended with status {status} while it initialized CUDA"
+
+
+SYSTEM_FILE = "/etc/nccl.conf"
+USER_FILE = ".nccl.conf"
+FILE_VARIABLE = "NCCL_CONF_FILE"
+FIRST_BY_HOME = "2.30.3"
+LAST_BY_DATABASE = "2.29.7"
+"""Up to this release, NCCL takes ~ from the password database; from the one above, it takes ~ from HOME. We saw this
+by running the releases under strace."""
+LONGEST = 1023
+"""How many bytes of a name or value NCCL keeps (src/misc/param.cc, setEnvFile)."""
+MOST_BYTES = 1 << 20
+"""Our choice: a larger file is not a settings file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where a file may be; a file that the user named (``wanted``) is reported even if it is missing."""
+
+    path: str
+    wanted: bool = False
+    since: str = ""
+    until: str = ""
+
+
+@dataclass(slots=True)
+class _Content:
+    """The settings in a file, and its bad lines."""
+
+    values: dict[str, str] = field(default_factory=dict)
+    lines: dict[str, int] = field(default_factory=dict)
+    bad: list[int] = field(default_factory=list)
+    repeated: list[int] = field(default_factory=list)
+
+
+def read_conf_files(system: System, plan: ReadingPlan) -> tuple[ConfFile, ...]:  # noqa: ARG001 - all collectors get both
+    """Read NCCL's files as NCCL does, in order of precedence.
+
+    NCCL reads ``$NCCL_CONF_FILE``, or else ``~/.nccl.conf``, and then ``/etc/nccl.conf``, and sets only variables that
+    are not set yet (``initEnvFunc`` and ``setEnvFile`` in src/misc/param.cc). So the environment wins over the user's
+    file, which wins over the machine's. If HOME and the password database differ, we read both homes, because NCCL's
+    version decides which counts.
+    """
+    found = [file for place in _places(system) if (file := _read_file(system, place)) is not None]
+    users = {name for file in found if file.path != SYSTEM_FILE for name in file.variables}
+    return tuple(_hide(file, users) if file.path == SYSTEM_FILE else file for file in found)
+
+
+def _hide(file: ConfFile, names: set[str]) -> ConfFile:
+    return replace(file, hidden_by_file=tuple(name for name in file.variables if name in names))
+
+
+def _places(system: System) -> Iterator[_Place]:
+    chosen = system.env.get(FILE_VARIABLE, "")
+    if chosen:
+        yield _Place(path=chosen, wanted=True)
+    else:
+        yield from _homes(system)
+    if chosen != SYSTEM_FILE:
+        yield _Place(path=SYSTEM_FILE)
+
+
+def _homes(system: System) -> Iterator[_Place]:
+    try:
+        database = posixpath.normpath(system.calls.home())
+    except OSError:
+        database = ""
+    home = system.env.get("HOME", "") and posixpath.normpath(system.env["HOME"])
+    differ = bool(home and database and home != database)
+    if home:
+        yield _Place(path=posixpath.join(home, USER_FILE), since=FIRST_BY_HOME if home != database else "")
+    if database and (differ or not home):
+        yield _Place(path=posixpath.join(database, USER_FILE), until=LAST_BY_DATABASE if differ else "")
+
+
+def _read_file(system: System, place: _Place) -> ConfFile | None:
+    path = system.path(place.path) if place.path.startswith("/") else place.path
+    empty = ConfFile(
+        path=place.path, variables={}, hidden_by_env=(), hidden_by_file=(), bad_lines=(), since=place.since,
+        until=place.until,
+    )  # fmt: skip
+    try:
+        with open(path, "rb") as stream:  # noqa: PTH123 - NCCL also opens relative names, from the working folder
+            text = stream.read(MOST_BYTES).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return replace(empty, unread="there is no such file") if place.wanted else None
+    except OSError as error:
+        return replace(empty, unread=(error.strerror or "it cannot be read").lower())
+    content = _parse(text)
+    return replace(
+        empty,
+        variables={name: hide_login(value) if is_listed(name) else "" for name, value in content.values.items()},
+        hidden_by_env=tuple(name for name in content.values if name in system.env),
+        bad_lines=tuple(content.bad),
+        lines=content.lines,
+        repeated_lines=tuple(content.repeated),
+    )
+
+
+def _parse(text: str) -> _Content:
+    """Parse lines as NCCL does: "#" starts a comment only in the first column, and white space is not stripped."""
+    content = _Content()
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.lstrip().startswith("#") or not line.strip():
+            continue
+        name, equals, value = line.partition("=")
+        if not equals or not name or name != "".join(name.split()):
+            content.bad.append(number)
+        elif name in content.values:
+            content.repeated.append(number)
+        else:
+            content.values[name] = value[:LONGEST]
+            content.lines[name] = number
+    return content
