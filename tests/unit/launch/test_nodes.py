@@ -2,6 +2,7 @@
 
 import json
 import threading
+import types
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import cast
 
 import pytest
 
+from ddpdoctor.collect.run.evidence import load
 from ddpdoctor.exchange.meeting import OwnPort
 from ddpdoctor.exchange.store import StoreError
-from ddpdoctor.exchange.wire import open_client
+from ddpdoctor.exchange.wire import RemoteClient, open_client
 from ddpdoctor.launch.command.options import OnHang
 from ddpdoctor.launch.command.placement import Placement, Style
 from ddpdoctor.launch.nodes.first_node import FOLDER, FirstNode
@@ -21,6 +23,9 @@ from ddpdoctor.launch.watching.examining import Examining
 from ddpdoctor.launch.watching.suspicion import NodeProgress
 from ddpdoctor.launch.watching.watch import JobWatch
 from ddpdoctor.model.findings import Confidence, Finding, Judgment, Severity
+from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
+from ddpdoctor.model.reaching import Connecting, Contact
+from ddpdoctor.model.run import REACHED_NAME
 from tests.scenarios.running import free_port, wait_for
 
 NOTHING = Judgment(findings=(), checks=(), certain=True)
@@ -35,7 +40,8 @@ def place(number: int, port: int) -> Placement:
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    monkeypatch.setattr(RemoteClient, "beat_every_s", 0.1)
     port = free_port()
     first = FirstNode(place(0, port), "node0", tmp_path)
     assert not first.serve()
@@ -173,6 +179,30 @@ def test_a_launcher_that_failed_before_the_stop_was_obeyed_counts_as_stopped(
     assert examining.take_stop() == (NOTHING if stop and on_hang == "auto" else None)
     # What does not stop the job is left for the end.
     assert (other.take_verdict() is None) is (stop and on_hang == "auto")
+
+
+@pytest.mark.parametrize(("code", "contacts"), [("DD607", [[], [Contact.REFUSED]]), ("DD601", [[]])])
+def test_a_node_that_may_be_missing_is_tried_and_the_job_is_judged_again_by_that(
+    tmp_path: Path, code: str, contacts: list[list[Contact]]
+):
+    seen = NodesSeen(expected=2, own=0, nodes=(NodeSeen(number=0, host="node0", presence=Presence.HERE),))
+    found = Finding(code=code, kind="any", severity=Severity.ERROR, confidence=Confidence.HIGH, summary="")
+    known: list[list[Contact]] = []
+
+    def judge(folder: Path, _: int | None) -> Judgment:
+        known.append([tried.contact for tried in load(tuple[Connecting, ...], folder / REACHED_NAME) or ()])
+        return Judgment(findings=(found,), checks=(), certain=False)
+
+    examining = Examining(cast("JobWatch", _Idle(tmp_path)), judge, 300.0, "report", "node0:/run")
+    examining.nodes = cast(
+        "FirstNode",
+        types.SimpleNamespace(
+            is_first=True, placement=Placement(port=1, store=("127.0.0.1", free_port())), save=lambda _: seen,
+            wait_for_ends=lambda _: None, announce=lambda *_, **__: None,
+        ),
+    )  # fmt: skip
+    examining.judge_end(0, lambda: False)
+    assert known == contacts
 
 
 @pytest.mark.parametrize("severity", [Severity.ERROR, Severity.WARNING])
