@@ -9,6 +9,7 @@ holds the queue exclusively, so that none overtakes it.
 
 import contextlib
 import fcntl
+import gc
 import importlib
 import os
 import signal
@@ -43,10 +44,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    """Have each of several processes import another part of all tests first.
+    """Have each of several processes import another part of all tests first, and look for no garbage in what stays.
 
     All of them import all tests. In the same order, each would compile every file of a fresh clone by itself.
     """
+    gc.disable()
     number = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
     if not number or session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         return
@@ -56,6 +58,12 @@ def pytest_collection(session: pytest.Session) -> None:
         # Pytest imports it again, and reports what is wrong.
         with contextlib.suppress(Exception, pytest.skip.Exception):
             importlib.import_module(".".join(file.with_suffix("").parts))
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage in what tests make, and no more in modules and tests."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -200,11 +200,12 @@ def test_a_verb_page_has_every_option_of_the_verb(verb: str) -> None:
     assert options <= set(OPTION.findall(page))
 
 
-@pytest.mark.parametrize("path", written_pages(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(path: Path) -> None:
-    targets = [target for target in LINK.findall(path.read_text()) if "://" not in target]
-
-    assert [target for target in targets if not (path.parent / target).exists()] == []
+def test_links_lead_somewhere() -> None:
+    targets = [(path, target) for path in written_pages() for target in LINK.findall(path.read_text())]
+    assert len(targets) > 100
+    assert [
+        (path, target) for path, target in targets if "://" not in target and not (path.parent / target).exists()
+    ] == []
 
 
 def test_the_page_of_exit_statuses_names_each() -> None:

@@ -7,10 +7,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-import anyio
 import pytest
-from mcp import Client
-from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from ddpdoctor.cli.report import read_run
 from ddpdoctor.report.formats import parse_report
@@ -59,6 +56,10 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def session(folder):
     """Return the tools by name and the results of all calls, from one session."""
+    import anyio
+    from mcp import Client
+    from mcp.client.stdio import StdioServerParameters, stdio_client
+
     env = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **UNDER_TORCHRUN, "MASTER_PORT": str(free_port())}
     server = StdioServerParameters(command=sys.executable, args=["-m", "ddpdoctor", "mcp"], cwd=folder, env=env)
 
@@ -167,6 +168,10 @@ if "mcp_tools" in "".join(sys.orig_argv):
 
 def test_a_tool_that_takes_long_does_not_keep_the_others_waiting(tmp_path):
     """Whatever a project in the working folder calls json.py is not imported."""
+    import anyio
+    from mcp import Client
+    from mcp.client.stdio import StdioServerParameters, stdio_client
+
     os.mkfifo(tmp_path / "release")
     (tmp_path / "hold").touch()
     (tmp_path / "json.py").write_text("raise SystemExit('of the project')\n")

@@ -43,8 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the tests into the order of their jobs, and skip what cannot run here."""
-    here = Path(__file__).parent
-    own = [item for item in items if here in item.path.parents and item.get_closest_marker("gpu_job") is not None]
+    here = f"{Path(__file__).parent}/"
+    own = [item for item in items if str(item.path).startswith(here) and item.get_closest_marker("gpu_job") is not None]
     reason = why_not(dry=config.getoption("--gpu-dry-run", default=False))
     for item in own:
         item.add_marker(pytest.mark.timeout(config.getoption("--gpu-deadline", default=DEADLINE_S) + 60))
@@ -54,7 +54,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="a dry run shows nothing of this: it is about CUDA"))
     order = list(JOBS)
     own.sort(key=lambda item: max(order.index(name) for name in jobs_of(item)))
-    items[:] = [item for item in items if item not in own] + own
+    others = set(items) - set(own)
+    items[:] = [item for item in items if item in others] + own
 
 
 def jobs_of(item: pytest.Item) -> tuple[str, ...]:

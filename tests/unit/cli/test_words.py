@@ -10,14 +10,12 @@ import termios
 from pathlib import Path
 
 import pytest
-from mcp.server.mcpserver.exceptions import ToolError
 
 from ddpdoctor.cli.app import came_of_interrupt
 from ddpdoctor.cli.demo import FAULTS, describe, read_script
 from ddpdoctor.cli.live_text import LiveText
 from ddpdoctor.cli.log_writers import Entry
 from ddpdoctor.cli.logging_findings import _write
-from ddpdoctor.cli.mcp_server import _ask
 from ddpdoctor.cli.mcp_tools import answer
 from ddpdoctor.cli.output import has_color, read_width, say, write
 from ddpdoctor.cli.progress import ShownProgress
@@ -159,6 +157,10 @@ def test_a_defect_is_an_error_without_a_traceback(tmp_path, monkeypatch):
 
 
 def test_a_call_that_takes_too_long_is_stopped_and_says_what_to_do():
+    from mcp.server.mcpserver.exceptions import ToolError
+
+    from ddpdoctor.cli.mcp_server import _ask
+
     with pytest.raises(
         ToolError, match=r"explain had no answer within 0.0 s and was stopped\nGive fewer or smaller files"
     ):
