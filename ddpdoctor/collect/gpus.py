@@ -6,12 +6,12 @@ gets some work, each in its own process, because that may hang or crash.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import re
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import permutations
@@ -194,9 +194,10 @@ def read_gpu_facts(nvml: Nvml, system: System) -> Iterator[Gpus]:
 
 def _frame(nvml: Nvml, system: System) -> Gpus:
     """Return the facts that do not belong to a single device."""
+    cuda = _ask(nvml, "nvmlSystemGetCudaDriverVersion_v2")
     return Gpus(
         driver=_text(nvml, "nvmlSystemGetDriverVersion"),
-        cuda_driver=_cuda_version(_ask(nvml, "nvmlSystemGetCudaDriverVersion_v2")),
+        cuda_driver=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None,
         devices=(),
         pairs=(),
         persistenced=system.exists(PERSISTENCED) or system.exists(f"/var{PERSISTENCED}"),
@@ -204,10 +205,6 @@ def _frame(nvml: Nvml, system: System) -> Gpus:
         host_pids=sees_host_pids(system),
         on_bus=read_on_bus(system),
     )
-
-
-def _cuda_version(number: int | None) -> str | None:
-    return f"{number // 1000}.{number % 1000 // 10}" if number else None
 
 
 def _read_devices(nvml: Nvml, system: System, gpus: Gpus) -> Iterator[Gpus]:
@@ -369,21 +366,14 @@ def _listed(nvml: Nvml, function: str, handle: Any) -> list[Any] | None:
 
 def _nvlinks(nvml: Nvml, handle: Any) -> tuple[NvLink, ...]:
     """Return the device's links, which are those whose state it reports."""
-    states = {
-        link: _ask(nvml, "nvmlDeviceGetNvLinkState", handle, link)
-        for link in range(nvml.constant("NVML_NVLINK_MAX_LINKS", MAX_LINKS))
-    }
-    return tuple(
-        NvLink(index=link, active=bool(state), errors=_link_errors(nvml, handle, link))
-        for link, state in states.items()
-        if state is not None
-    )
-
-
-def _link_errors(nvml: Nvml, handle: Any, link: int) -> int | None:
-    counts = [_ask(nvml, "nvmlDeviceGetNvLinkErrorCounter", handle, link, kind) for kind in NVLINK_ERRORS]
-    counted = [count for count in counts if count is not None]
-    return sum(counted) if counted else None
+    links = []
+    for link in range(nvml.constant("NVML_NVLINK_MAX_LINKS", MAX_LINKS)):
+        state = _ask(nvml, "nvmlDeviceGetNvLinkState", handle, link)
+        if state is not None:
+            counts = [_ask(nvml, "nvmlDeviceGetNvLinkErrorCounter", handle, link, kind) for kind in NVLINK_ERRORS]
+            counted = [count for count in counts if count is not None]
+            links.append(NvLink(index=link, active=bool(state), errors=sum(counted) if counted else None))
+    return tuple(links)
 
 
 def _fabric(nvml: Nvml, handle: Any) -> dict[str, Any]:
@@ -492,14 +482,11 @@ def _list_uuids(nvml: Nvml) -> list[str]:
         if error.name in NO_DRIVER_ERRORS:
             raise NotRead(NO_DRIVER) from error
         sys.exit(f"it says {error.name}")
-    return [_uuid(nvml, index) for index in range(count)]
-
-
-def _uuid(nvml: Nvml, index: int) -> str:
-    try:
-        return str(nvml.call("nvmlDeviceGetUUID", nvml.call("nvmlDeviceGetHandleByIndex", index)))
-    except NvmlError:
-        return f"GPU {index}"
+    uuids = [f"GPU {index}" for index in range(count)]
+    for index in range(count):
+        with contextlib.suppress(NvmlError):
+            uuids[index] = str(nvml.call("nvmlDeviceGetUUID", nvml.call("nvmlDeviceGetHandleByIndex", index)))
+    return uuids
 
 
 def main(arguments: list[str]) -> None:
@@ -539,23 +526,30 @@ def read_gpu_trial(system: System, plan: ReadingPlan) -> GpuTrial:
 
 
 def try_gpus(run: Run) -> GpuTrial:
-    """Try all GPUs in parallel, then the copies between them."""
-    count = _count(run(("count",), WORK_LIMIT_S))
+    """Try all GPUs in parallel, then the copies between them; if that hung or died, the pair after the last failed."""
+    from concurrent.futures import ThreadPoolExecutor  # the child that asks NVML does not need it
+
+    ended = run(("count",), WORK_LIMIT_S)
+    counted = ended.records
+    if not counted and ended.status is None:
+        raise NotRead(Unread(why=Why.TIMEOUT, reason=f"torch did not count the GPUs within {WORK_LIMIT_S:.0f} s"))
+    if not counted:
+        raise NotRead(Unread(why=Why.ERROR, reason=f"torch could not count the GPUs: {ended.last_error}"))
+    count = int(counted[0]["count"])
+    if not count:
+        raise NotRead(Unread(why=Why.ABSENT, reason="torch sees no GPU"))
     with ThreadPoolExecutor(max_workers=count, thread_name_prefix="ddpdoctor-trial") as pool:
         work = tuple(pool.map(lambda index: _work(run, index), range(count)))
-    copies = _copies(run(("copies",), COPIES_LIMIT_S), count) if count > 1 and all(one.ok for one in work) else ()
-    return GpuTrial(work=work, copies=copies)
-
-
-def _count(ended: ChildEnd) -> int:
-    said = ended.records
-    if not said and ended.status is None:
-        raise NotRead(Unread(why=Why.TIMEOUT, reason=f"torch did not count the GPUs within {WORK_LIMIT_S:.0f} s"))
-    if not said:
-        raise NotRead(Unread(why=Why.ERROR, reason=f"torch could not count the GPUs: {ended.last_error}"))
-    if not said[0]["count"]:
-        raise NotRead(Unread(why=Why.ABSENT, reason="torch sees no GPU"))
-    return int(said[0]["count"])
+    if count == 1 or not all(gpu.ok for gpu in work):
+        return GpuTrial(work=work, copies=())
+    ended = run(("copies",), COPIES_LIMIT_S)
+    copies = [PeerCopy(**result) for result in ended.records]
+    left = list(permutations(range(count), 2))[len(copies) :]
+    if ended.status != 0 and left:
+        what = "this copy was not done" if copies else "no copy was done"
+        reason = f"{what} within {COPIES_LIMIT_S:.0f} s" if ended.status is None else ended.last_error
+        copies.append(PeerCopy(source=left[0][0], target=left[0][1], ok=False, error=reason, gb_s=None))
+    return GpuTrial(work=work, copies=tuple(copies))
 
 
 def _work(run: Run, index: int) -> GpuWork:
@@ -568,17 +562,6 @@ def _work(run: Run, index: int) -> GpuWork:
     return GpuWork(
         index=index, ok=False, error=error, timed_out=ended.status is None, seconds=time.monotonic() - started
     )
-
-
-def _copies(ended: ChildEnd, count: int) -> tuple[PeerCopy, ...]:
-    """Return the results of the pairs; if the process hung or died before the last, the next pair failed."""
-    found = tuple(PeerCopy(**result) for result in ended.records)
-    left = list(permutations(range(count), 2))[len(found) :]
-    if ended.status == 0 or not left:
-        return found
-    what = "this copy was not done" if found else "no copy was done"
-    reason = f"{what} within {COPIES_LIMIT_S:.0f} s" if ended.status is None else ended.last_error
-    return (*found, PeerCopy(source=left[0][0], target=left[0][1], ok=False, error=reason, gb_s=None))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ process that hangs inside the NVIDIA driver.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -24,7 +25,7 @@ from ddpdoctor.model.links import Pci, PciDevice
 from ddpdoctor.model.reading import NotRead, Unread, Why
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from ddpdoctor.collect.node import ReadingPlan
 
@@ -52,7 +53,20 @@ class LogRecord:
 
 def read_kernel_log(system: System, plan: ReadingPlan) -> KernelView:  # noqa: ARG001 - all collectors get both
     """Return the GPU errors since boot; raises ``NotRead`` if the log is missing or we may not read it."""
-    return KernelView(xids=tuple(xid for line in read_log(system) for xid in _xid(line)))
+    xids = []
+    for record in read_log(system):
+        xid = XID.search(record.text)
+        if xid:
+            bus_id = xid["bus"].lower()  # "0000:1b:00", and in the older form "0000:1b:00.0"
+            xids.append(
+                Xid(
+                    bus_id=bus_id if "." in bus_id else f"{bus_id}.0",
+                    code=int(xid["code"]),
+                    text=xid["text"].strip()[:MAX_TEXT],
+                    age_s=record.age_s,
+                )
+            )
+    return KernelView(xids=tuple(xids))
 
 
 def read_kernel_oom_pids() -> frozenset[int] | None:
@@ -65,7 +79,10 @@ def read_kernel_oom_pids() -> frozenset[int] | None:
 
 
 def read_log(system: System) -> tuple[LogRecord, ...]:
-    """Return the records that are still in the kernel's log; raises ``NotRead``."""
+    """Return the records that are still in the kernel's log; raises ``NotRead``.
+
+    A record is "6,1234,5678901234,-;text": priority, number, microseconds since boot.
+    """
     try:
         records = list(_records(system))
     except OSError as error:
@@ -73,8 +90,14 @@ def read_log(system: System) -> tuple[LogRecord, ...]:
         reason = GRANT if denied else f"there is no kernel log here: {KMSG}: {error.strerror}"
         raise NotRead(Unread(why=Why.DENIED if denied else Why.ABSENT, reason=reason)) from None
     uptime = system.text_or("/proc/uptime").split()
-    now_s = float(uptime[0]) if uptime else None
-    return tuple(line for record in records for line in _lines(record, now_s))
+    log = []
+    for line in (line for record in records for line in record.splitlines()):
+        head, separator, text = line.partition(";")
+        fields = head.split(",")
+        if separator and len(fields) >= 3 and fields[2].isdecimal():
+            age_s = max(0.0, float(uptime[0]) - int(fields[2]) / 1e6) if uptime else None
+            log.append(LogRecord(age_s=age_s, text=text))
+    return tuple(log)
 
 
 def _records(system: System) -> Iterator[str]:
@@ -94,33 +117,6 @@ def _records(system: System) -> Iterator[str]:
             yield record.decode(errors="replace")
     finally:
         os.close(fd)
-
-
-def _lines(record: str, now_s: float | None) -> Iterator[LogRecord]:
-    """Read "6,1234,5678901234,-;text": priority, number, microseconds since boot."""
-    for line in record.splitlines():
-        head, separator, text = line.partition(";")
-        fields = head.split(",")
-        if not separator or len(fields) < 3 or not fields[2].isdecimal():
-            continue
-        age_s = None if now_s is None else max(0.0, now_s - int(fields[2]) / 1e6)
-        yield LogRecord(age_s=age_s, text=text)
-
-
-def _xid(line: LogRecord) -> Iterator[Xid]:
-    found = XID.search(line.text)
-    if found:
-        yield Xid(
-            bus_id=_bus_id(found["bus"]),
-            code=int(found["code"]),
-            text=found["text"].strip()[:MAX_TEXT],
-            age_s=line.age_s,
-        )
-
-
-def _bus_id(text: str) -> str:
-    """Return "0000:1b:00.0" for the driver's "0000:1b:00" and for the older form "0000:1b:00.0"."""
-    return text.lower() if "." in text else f"{text.lower()}.0"
 
 
 BETWEEN_READS_S = 1.0
@@ -157,44 +153,38 @@ def find_stuck(system: System, wait: Callable[[float], None]) -> tuple[StuckProc
         return ()
     wait(BETWEEN_READS_S)
     second = _sleepers(system)
-    blocked = _blocked_s(system)
+    try:
+        hung_tasks = [HUNG_TASK.search(record.text) for record in read_log(system)]
+    except NotRead:
+        hung_tasks = []
+    # The kernel repeats the message with longer times: the last line counts.
+    blocked_s = {int(task["pid"]): float(task["seconds"]) for task in hung_tasks if task is not None}
     return tuple(
         StuckProcess(
-            pid=pid, name=one.process.name, wchan=one.wchan, seconds=max(BETWEEN_READS_S, blocked.get(pid, 0.0))
+            pid=pid,
+            name=sleeper.process.name,
+            wchan=sleeper.wchan,
+            seconds=max(BETWEEN_READS_S, blocked_s.get(pid, 0.0)),
         )
-        for one in first
-        if one in second and (pid := one.process.pid)
+        for sleeper in first
+        if sleeper in second and (pid := sleeper.process.pid)
     )
 
 
 def _sleepers(system: System) -> list[_Sleeper]:
+    """Return who sleeps in the driver, except for our own children (which query it) and kernel threads."""
     own = os.getpid() if system.live else 0
-    found = (_sleeper(system, pid, own) for pid in system.names("/proc") if pid.isdecimal())
-    return [one for one in found if one is not None]
-
-
-def _sleeper(system: System, pid: str, own: int) -> _Sleeper | None:
-    """Return a process that sleeps in the driver, but not our own children (which query it) or kernel threads."""
-    process = read_process(int(pid), system.path("/proc"))
-    if process is None or process.state != "D" or process.ppid in {own, KTHREADD}:
-        return None
-    wchan = system.text_or(f"/proc/{pid}/wchan").removeprefix("0")
-    stack = system.text_or(f"/proc/{pid}/stack")
-    if not (DRIVER_WORDS.search(wchan) or DRIVER_WORDS.search(stack) or TOOLS.match(process.name)):
-        return None
-    switches = re.findall(r"ctxt_switches:\s*(\d+)", system.text_or(f"/proc/{pid}/status"))
-    return _Sleeper(process=process, wchan=wchan, switches=tuple(switches))
-
-
-def _blocked_s(system: System) -> dict[int, float]:
-    """Return, by pid, how many seconds the kernel's hung-task watchdog says that processes have been blocked."""
-    try:
-        lines = read_log(system)
-    except NotRead:
-        return {}
-    found = (HUNG_TASK.search(line.text) for line in lines)
-    # The kernel repeats the message with longer times: the last line counts.
-    return {int(one["pid"]): float(one["seconds"]) for one in found if one is not None}
+    sleepers = []
+    for pid in filter(str.isdecimal, system.names("/proc")):
+        process = read_process(int(pid), system.path("/proc"))
+        if process is None or process.state != "D" or process.ppid in {own, KTHREADD}:
+            continue
+        wchan = system.text_or(f"/proc/{pid}/wchan").removeprefix("0")
+        stack = system.text_or(f"/proc/{pid}/stack")
+        if DRIVER_WORDS.search(wchan) or DRIVER_WORDS.search(stack) or TOOLS.match(process.name):
+            switches = re.findall(r"ctxt_switches:\s*(\d+)", system.text_or(f"/proc/{pid}/status"))
+            sleepers.append(_Sleeper(process=process, wchan=wchan, switches=tuple(switches)))
+    return sleepers
 
 
 DEVICES = "/sys/bus/pci/devices"
@@ -237,13 +227,18 @@ def read_pci(system: System, plan: ReadingPlan) -> Pci:  # noqa: ARG001 - all co
     bridges = sorted({bridge for chain in chains.values() for bridge in chain})
     chains |= {bridge: _bridges_above(system, bridge) for bridge in bridges}
     gpus = system.names(DRIVER)
+    # A hanging GPU gets no model.
+    replies = ask_side_by_side(
+        {bus_id: partial(system.text, f"{DRIVER}/{bus_id}/information") for bus_id in gpus}, DRIVER_LIMIT_S
+    )
+    models = {bus_id: MODEL.search(reply.value or "") for bus_id, reply in replies.items()}
     return Pci(
         devices=tuple(_read_device(system, name, chains[name], bridge=name in bridges) for name in sorted(chains)),
         iommu=any(unit.startswith(("dmar", "ivhd")) for unit in system.names("/sys/class/iommu")),
         iommu_passthrough=_passes_through(system, wanted),
         virtual_machine=_is_virtual(system),
         nvidia_proc_gpus=gpus,
-        models=_models(system, gpus),
+        models={bus_id: model[1] for bus_id, model in models.items() if model is not None},
         numa_nodes=max(1, sum(bool(system.text_or(f"{NODES}/{node}/cpulist")) for node in memory_nodes(system))),
     )
 
@@ -269,6 +264,10 @@ def _read_device(system: System, name: str, chain: tuple[str, ...], *, bridge: b
     folder = f"{DEVICES}/{name}"
     node = system.number_or_none(f"{folder}/numa_node")
     kind = system.number_or_none(f"{folder}/class") or 0
+    config = b""
+    if bridge:
+        with contextlib.suppress(OSError):
+            config = system.path(f"{folder}/config").read_bytes()
     return PciDevice(
         bus_id=name,
         vendor=system.number_or_none(f"{folder}/vendor") or 0,
@@ -280,7 +279,7 @@ def _read_device(system: System, name: str, chain: tuple[str, ...], *, bridge: b
         max_width=_width(system, f"{folder}/max_link_width"),
         speed_gt_s=parse_speed(system.text_or(f"{folder}/current_link_speed")),
         max_speed_gt_s=parse_speed(system.text_or(f"{folder}/max_link_speed")),
-        acs_redirect=_redirects(system, f"{folder}/config") if bridge else None,
+        acs_redirect=parse_acs(config),
         upstream=chain,
     )
 
@@ -305,14 +304,6 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
             return ()
         found += range(int(first), int(last or first) + 1)
     return tuple(found)
-
-
-def _redirects(system: System, name: str) -> bool | None:
-    try:
-        config = system.path(name).read_bytes()
-    except OSError:
-        return None
-    return parse_acs(config)
 
 
 def parse_acs(config: bytes) -> bool | None:
@@ -342,33 +333,14 @@ def _passes_through(system: System, names: Iterable[str]) -> bool:
 
 def _is_virtual(system: System) -> bool:
     """Return whether this is a virtual machine, from the x86 processor flags, or else the firmware's machine names."""
-    flags = _processor_flags(system)
-    if flags:
-        return "hypervisor" in flags
+    with contextlib.suppress(OSError), system.path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as lines:
+        # Reading further is slow, because the kernel checks each processor's clock.
+        flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ())
+        if flags:
+            return "hypervisor" in flags
     product = system.text_or("/sys/class/dmi/id/product_name").lower()
     machine = f"{system.text_or('/sys/class/dmi/id/sys_vendor')} {product}".lower()
     return any(name in machine for name in HYPERVISORS) and not product.endswith(".metal")
-
-
-def _processor_flags(system: System) -> Collection[str]:
-    """Return the first processor's flags; reading further is slow, because the kernel checks each processor's clock."""
-    try:
-        with system.path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                if line.startswith("flags"):
-                    return line.partition(":")[2].split()
-    except OSError:
-        pass
-    return ()
-
-
-def _models(system: System, gpus: Iterable[str]) -> dict[str, str]:
-    """Ask the driver for the model names of all GPUs in parallel; a hanging GPU gets none."""
-    replies = ask_side_by_side(
-        {bus_id: partial(system.text, f"{DRIVER}/{bus_id}/information") for bus_id in gpus}, DRIVER_LIMIT_S
-    )
-    found = {bus_id: MODEL.search(reply.value or "") for bus_id, reply in replies.items()}
-    return {bus_id: model[1] for bus_id, model in found.items() if model is not None}
 
 
 def memory_nodes(system: System) -> tuple[str, ...]:
@@ -378,17 +350,14 @@ def memory_nodes(system: System) -> tuple[str, ...]:
 
 def read_on_bus(system: System) -> tuple[GpuOnBus, ...]:
     """Return the NVIDIA GPUs on the PCI bus, or () without sysfs."""
-    return tuple(_read_on_bus(system, name) for name in system.names(DEVICES) if _is_nvidia_gpu(system, name))
-
-
-def _is_nvidia_gpu(system: System, name: str) -> bool:
-    device_class = system.number_or_none(f"{DEVICES}/{name}/class") or 0
-    return device_class >> 8 in NVIDIA_CLASSES and system.number_or_none(f"{DEVICES}/{name}/vendor") == NVIDIA
-
-
-def _read_on_bus(system: System, name: str) -> GpuOnBus:
-    driver = os.path.basename(read_link(system.path(f"{DEVICES}/{name}/driver")))  # noqa: PTH119 - may be empty
-    return GpuOnBus(bus_id=name, device=system.number_or_none(f"{DEVICES}/{name}/device"), driver=driver or None)
+    gpus = []
+    for name in system.names(DEVICES):
+        folder = f"{DEVICES}/{name}"
+        device_class = system.number_or_none(f"{folder}/class") or 0
+        if device_class >> 8 in NVIDIA_CLASSES and system.number_or_none(f"{folder}/vendor") == NVIDIA:
+            driver = os.path.basename(read_link(system.path(f"{folder}/driver")))  # noqa: PTH119 - may be empty
+            gpus.append(GpuOnBus(bus_id=name, device=system.number_or_none(f"{folder}/device"), driver=driver or None))
+    return tuple(gpus)
 
 
 def try_unlisted(system: System, on_bus: tuple[GpuOnBus, ...], listed: set[str]) -> tuple[GpuOnBus, ...]:

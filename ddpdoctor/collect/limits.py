@@ -19,7 +19,7 @@ import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.files import read_text
@@ -31,9 +31,8 @@ from ddpdoctor.model.limits import BusyCpu, Clock, Governor, Limit, Limits, Load
 from ddpdoctor.model.reading import NotRead, Unread, Why
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
-    from ddpdoctor.collect.bounded import Reply
     from ddpdoctor.collect.node import ReadingPlan
 
 
@@ -94,18 +93,13 @@ def _limit(system: System, name: str) -> Limit | None:
 
 def _memory(system: System) -> tuple[int | None, int | None, int | None]:
     """Return total memory, available memory and swap in bytes."""
-    found = parse_meminfo(system.text_or("/proc/meminfo"))
-    if not found and system.live:
-        return _memory_elsewhere()
-    return found.get("MemTotal"), found.get("MemAvailable"), found.get("SwapTotal")
+    sizes = parse_meminfo(system.text_or("/proc/meminfo"))
+    if not sizes and system.live:  # such as macOS
+        import psutil
 
-
-def _memory_elsewhere() -> tuple[int, int, int]:
-    """Return the same on a system without /proc, such as macOS."""
-    import psutil
-
-    memory = psutil.virtual_memory()
-    return memory.total, memory.available, psutil.swap_memory().total
+        memory = psutil.virtual_memory()
+        return memory.total, memory.available, psutil.swap_memory().total
+    return sizes.get("MemTotal"), sizes.get("MemAvailable"), sizes.get("SwapTotal")
 
 
 def read_clock(system: System, plan: ReadingPlan) -> Clock:  # noqa: ARG001 - all collectors get both
@@ -159,8 +153,11 @@ class TaskLimit:
 
 
 def cgroup_folders(controller: str, proc: Path = PROC, cgroups: Path = CGROUPS) -> tuple[Path, ...]:
-    """Return the existing folders for a controller: this process's own group first, then those above it."""
-    found: list[Path] = []
+    """Return the existing folders for a controller: this process's own group first, then those above it.
+
+    For a path that leads out of the namespace, there is only the top.
+    """
+    folders: list[Path] = []
     for line in read_text(proc / "self" / "cgroup").splitlines():
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
         if number == "0":
@@ -169,16 +166,11 @@ def cgroup_folders(controller: str, proc: Path = PROC, cgroups: Path = CGROUPS) 
             tops = [cgroups / controller, cgroups / controllers]
         else:
             continue
-        found += [folder for top in tops for folder in _upwards(top, path)]
-    return tuple(dict.fromkeys(folder for folder in [*found, cgroups] if folder.is_dir()))
-
-
-def _upwards(top: Path, path: str) -> list[Path]:
-    """Return the folder of a group and all above it, but only the top for a path that leads out of the namespace."""
-    parts = [part for part in path.split("/") if part]
-    if ".." in parts:
-        parts = []
-    return [top.joinpath(*parts[:count]) for count in range(len(parts), -1, -1)]
+        parts = [part for part in path.split("/") if part]
+        if ".." in parts:
+            parts = []
+        folders += [top.joinpath(*parts[:count]) for top in tops for count in range(len(parts), -1, -1)]
+    return tuple(dict.fromkeys(folder for folder in [*folders, cgroups] if folder.is_dir()))
 
 
 def _oom_kills(folder: Path) -> int | None:
@@ -198,46 +190,32 @@ def read_oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
 
 def read_memory_limit(proc: Path = PROC, cgroups: Path = CGROUPS) -> MemoryLimit | None:
     """Return the memory limit that leaves the least, or None if there is no limit."""
-    read = (_memory_of(folder) for folder in cgroup_folders("memory", proc, cgroups))
-    found = [one for one in read if one is not None]
-    return min(found, key=lambda one: one.limit_bytes - one.used_bytes, default=None)
-
-
-def _memory_of(folder: Path) -> MemoryLimit | None:
-    limit = _file_number(folder / "memory.max") or _file_number(folder / "memory.limit_in_bytes")
-    if limit is None or limit >= UNLIMITED_BYTES:
-        return None
-    used = _file_number(folder / "memory.current") or _file_number(folder / "memory.usage_in_bytes") or 0
-    # The kernel drops inactive page cache when a job needs memory.
-    stat = _hierarchical(read_text(folder / "memory.stat"))
-    cache = re.search(r"^(?:total_)?inactive_file (\d+)$", stat, re.MULTILINE)
-    return MemoryLimit(
-        limit_bytes=limit,
-        used_bytes=max(0, used - (int(cache.group(1)) if cache else 0)),
-        oom_kills=_oom_kills(folder),
-    )
-
-
-def _hierarchical(stat: str) -> str:
-    """Keep only version 1's counts that include child groups, if there are any."""
-    total = [line for line in stat.splitlines() if line.startswith("total_")]
-    return "\n".join(total) or stat
+    limits = []
+    for folder in cgroup_folders("memory", proc, cgroups):
+        limit = _file_number(folder / "memory.max") or _file_number(folder / "memory.limit_in_bytes")
+        if limit is None or limit >= UNLIMITED_BYTES:
+            continue
+        used = _file_number(folder / "memory.current") or _file_number(folder / "memory.usage_in_bytes") or 0
+        # The kernel drops inactive page cache when a job needs memory. In version 1, "total_" has child groups too.
+        stat = read_text(folder / "memory.stat")
+        name = "total_inactive_file" if re.search("^total_", stat, re.MULTILINE) else "inactive_file"
+        cache = re.search(rf"^{name} (\d+)$", stat, re.MULTILINE)
+        used_bytes = max(0, used - (int(cache.group(1)) if cache else 0))
+        limits.append(MemoryLimit(limit_bytes=limit, used_bytes=used_bytes, oom_kills=_oom_kills(folder)))
+    return min(limits, key=lambda limit: limit.limit_bytes - limit.used_bytes, default=None)
 
 
 def read_cpu_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> float | None:
     """Return the CPU quota in CPUs, or None if there is no quota."""
-    found = [_quota_of(folder) for folder in cgroup_folders("cpu", proc, cgroups)]
-    return min((quota for quota in found if quota is not None), default=None)
-
-
-def _quota_of(folder: Path) -> float | None:
-    words = read_text(folder / "cpu.max").split() or [
-        read_text(folder / "cpu.cfs_quota_us").strip(),
-        read_text(folder / "cpu.cfs_period_us").strip(),
-    ]
-    if len(words) != 2 or not all(word.isdecimal() for word in words) or not int(words[1]):
-        return None
-    return int(words[0]) / int(words[1])
+    quotas = []
+    for folder in cgroup_folders("cpu", proc, cgroups):
+        words = read_text(folder / "cpu.max").split() or [
+            read_text(folder / "cpu.cfs_quota_us").strip(),
+            read_text(folder / "cpu.cfs_period_us").strip(),
+        ]
+        if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):
+            quotas.append(int(words[0]) / int(words[1]))
+    return min(quotas, default=None)
 
 
 def read_task_limit(proc: Path = PROC, cgroups: Path = CGROUPS) -> TaskLimit | None:
@@ -316,42 +294,29 @@ def _stale_files(system: System, uid: int | None) -> dict[str, os.stat_result]:
     In a container, the process may belong to another container or to the host, so we return nothing there. We skip
     other users' files, because their processes may be hidden, but root sees all processes.
     """
-    if not _sees_all_processes(system):
+    try:
+        if system.live and system.path("/proc/self/ns/pid").stat().st_ino != FIRST_PID_NAMESPACE:
+            return {}
+    except OSError:
         return {}
-    found = {}
+    stale = {}
     for name in system.names(SHARED):
         path = f"{SHARED}/{name}"
         try:
             stat = system.path(path).stat()
         except OSError:
             continue
-        own = uid in {0, stat.st_uid} or not system.live
-        if own and _is_stale(system, name, time.time() - stat.st_mtime):
-            found[path] = stat
-    return found
-
-
-def _sees_all_processes(system: System) -> bool:
-    if not system.live:
-        return True
-    try:
-        return system.path("/proc/self/ns/pid").stat().st_ino == FIRST_PID_NAMESPACE
-    except OSError:
-        return False
-
-
-def _is_stale(system: System, name: str, age_s: float) -> bool:
-    of_torch = _OF_TORCH.fullmatch(name)
-    if of_torch:
-        return not system.exists(f"/proc/{of_torch.group(1)}") and age_s > MIN_AGE_S
-    return _OF_NCCL.fullmatch(name) is not None and age_s > MIN_AGE_S and not _is_mapped(system, name)
-
-
-def _is_mapped(system: System, name: str) -> bool:
-    """Return whether any process has the file mapped; this is slow, so only files that look stale are checked."""
-    place = f"{SHARED}/{name}"
-    pids = (pid for pid in system.names("/proc") if pid.isdecimal())
-    return any(place in system.text_or(f"/proc/{pid}/maps") for pid in pids)
+        if (system.live and uid not in {0, stat.st_uid}) or time.time() - stat.st_mtime <= MIN_AGE_S:
+            continue
+        of_torch = _OF_TORCH.fullmatch(name)
+        if of_torch:
+            used = system.exists(f"/proc/{of_torch.group(1)}")
+        else:  # to look who has the file mapped is slow, so it comes last
+            pids = (pid for pid in system.names("/proc") if pid.isdecimal())
+            used = not _OF_NCCL.fullmatch(name) or any(path in system.text_or(f"/proc/{pid}/maps") for pid in pids)
+        if not used:
+            stale[path] = stat
+    return stale
 
 
 LIMIT_S = 2.0
@@ -368,9 +333,22 @@ FREE_SHARE = 4
 
 def read_volumes(system: System, *, deep: bool) -> tuple[Volume, ...]:
     """Return the file systems for temporary files, caches and the working directory, without repeats."""
+    temporary, folder = system.env.get("TMPDIR"), system.env.get("PWD", "/")
+    if system.live:
+        try:
+            folder = os.getcwd()  # noqa: PTH109 - a System's paths are strings
+        except OSError:
+            folder = "/"
+    cache = system.env.get("XDG_CACHE_HOME") or f"{system.env.get('HOME', '/root')}/.cache"
+    places = [("temporary files", temporary or "/tmp"), ("cache", cache)]  # noqa: S108 - only read
+    if temporary:
+        places.append(("/tmp", "/tmp"))  # noqa: S108 - torch's flight recorder ignores TMPDIR
     purposes: dict[str, list[str]] = {}
     paths: dict[str, str] = {}
-    for purpose, path in _places(system):
+    for purpose, place in [*places, ("working directory", folder)]:
+        path = place
+        while len(path) > 1 and not system.exists(path):  # ~/.cache may not exist yet
+            path = path.rstrip("/").rpartition("/")[0] or "/"
         mount, _ = mount_of(system, path)
         purposes.setdefault(mount, []).append(purpose)
         paths.setdefault(mount, path)
@@ -378,31 +356,6 @@ def read_volumes(system: System, *, deep: bool) -> tuple[Volume, ...]:
         replace(read_volume(system, path, ", ".join(of), deep=deep), temporary=not TEMPORARY.isdisjoint(of))
         for path, of in zip(paths.values(), purposes.values(), strict=True)
     )
-
-
-def _places(system: System) -> list[tuple[str, str]]:
-    cache = system.env.get("XDG_CACHE_HOME") or f"{system.env.get('HOME', '/root')}/.cache"
-    found = [("temporary files", system.env.get("TMPDIR") or "/tmp"), ("cache", cache)]  # noqa: S108 - only read
-    if system.env.get("TMPDIR"):
-        found.append(("/tmp", "/tmp"))  # noqa: S108 - torch's flight recorder ignores TMPDIR
-    found.append(("working directory", _working_directory(system)))
-    return [(purpose, _existing(system, path)) for purpose, path in found]
-
-
-def _working_directory(system: System) -> str:
-    if not system.live:
-        return system.env.get("PWD", "/")
-    try:
-        return os.getcwd()  # noqa: PTH109 - a System's paths are strings
-    except OSError:
-        return "/"
-
-
-def _existing(system: System, path: str) -> str:
-    """Return the nearest existing parent folder, because ~/.cache may not exist yet."""
-    while len(path) > 1 and not system.exists(path):
-        path = path.rstrip("/").rpartition("/")[0] or "/"
-    return path
 
 
 def read_volume(system: System, path: str, purpose: str, *, deep: bool) -> Volume:
@@ -413,6 +366,7 @@ def read_volume(system: System, path: str, purpose: str, *, deep: bool) -> Volum
     if deep and writable and system.live:
         most = min(MAX_WRITE_BYTES, free // FREE_SHARE)
         speed = ask_side_by_side({path: lambda: measure_writing(path, most)}, WRITE_LIMIT_S)[path].value
+    error = None if size.error is None else size.error.strerror or str(size.error)
     return Volume(
         path=path,
         purpose=purpose,
@@ -421,15 +375,9 @@ def read_volume(system: System, path: str, purpose: str, *, deep: bool) -> Volum
         free_bytes=free,
         writable=writable,
         write_mb_s=speed,
-        error=_why_not(size),
+        error=f"did not answer within {LIMIT_S:.0f} s" if size.timed_out else error,
         timed_out=size.timed_out,
     )
-
-
-def _why_not(reply: Reply[Any]) -> str | None:
-    if reply.timed_out:
-        return f"did not answer within {LIMIT_S:.0f} s"
-    return None if reply.error is None else reply.error.strerror or str(reply.error)
 
 
 def measure_writing(path: str, max_bytes: int, limit_s: float = WRITE_S) -> float | None:
@@ -595,17 +543,13 @@ def own_pids(system: System) -> set[int]:
 
 def read_governors(system: System) -> tuple[Governor, ...]:
     """Return the distinct frequency settings of the processors that this process may use."""
-    found = Counter(_governors(system))
-    return tuple(
-        Governor(name=name, driver=driver, preference=preference, cpus=cpus)
-        for (name, driver, preference), cpus in sorted(found.items())
-    )
-
-
-def _governors(system: System) -> Iterator[tuple[str, str, str]]:
+    settings = Counter[tuple[str, str, str]]()
     for cpu in system.calls.cpus():
         folder = f"{CPU_FOLDER}/cpu{cpu}/cpufreq"
-        name = system.text_or(f"{folder}/scaling_governor")
+        name, driver = system.text_or(f"{folder}/scaling_governor"), system.text_or(f"{folder}/scaling_driver")
         if name:
-            driver = system.text_or(f"{folder}/scaling_driver")
-            yield name, driver, system.text_or(f"{folder}/energy_performance_preference")
+            settings[name, driver, system.text_or(f"{folder}/energy_performance_preference")] += 1
+    return tuple(
+        Governor(name=name, driver=driver, preference=preference, cpus=cpus)
+        for (name, driver, preference), cpus in sorted(settings.items())
+    )

@@ -5,6 +5,7 @@ The child imports torch, so that a crash or hang does no harm.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import platform
@@ -12,20 +13,16 @@ import posixpath
 import re
 import signal
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.child import start_torch_child
-from ddpdoctor.collect.recorded import read_record
-from ddpdoctor.model.facts import signal_name
 from ddpdoctor.model.node import ConfFile
 from ddpdoctor.model.reading import NotRead, Unread, Why
 from ddpdoctor.model.software import Software, TorchBuild
 from ddpdoctor.model.variables import hide_login, is_listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ddpdoctor.collect.child import ChildProcess
     from ddpdoctor.collect.node import ReadingPlan
     from ddpdoctor.collect.system import System
@@ -61,13 +58,22 @@ def read_software(system: System, plan: ReadingPlan) -> Software:  # noqa: ARG00
     """Return the versions of the installed software."""
     driver, is_open = read_driver(system)
     torch_version, torch_cuda, nccl_wheel = _wheels() if system.live else (None, None, None)
-    kernel = _kernel(system)
+    try:
+        kernel = system.calls.kernel()
+    except OSError:
+        kernel = system.text_or("/proc/sys/kernel/osrelease")
+    releases = map(system.text_or, ("/etc/os-release", "/usr/lib/os-release"))
+    os_names = (re.search(r'^PRETTY_NAME="?([^"\n]*)', release, re.MULTILINE) for release in releases)
+    # Folders that are the same place are read once, and links to libraries have other names.
+    folders = {system.path(folder).resolve(): folder for folder in reversed(LIBRARY_FOLDERS)}.values()
+    # The version of NVIDIA's (Mellanox's) out-of-tree drivers; the kernel's own have none, or the kernel's.
+    ofed = system.text_or("/sys/module/mlx5_core/version")
     hosts_lines, hosts_own = _digest_hosts(system)
     return Software(
         python=platform.python_version(),
         executable=sys.executable,
         kernel=kernel,
-        os_name=_os_name(system),
+        os_name=next((name[1] for name in os_names if name), ""),
         platform=system.calls.platform(),
         wsl="microsoft" in kernel.lower() or system.exists("/proc/sys/fs/binfmt_misc/WSLInterop"),
         container=container_kind(system),
@@ -76,28 +82,15 @@ def read_software(system: System, plan: ReadingPlan) -> Software:  # noqa: ARG00
         nccl_wheel=nccl_wheel,
         driver=driver,
         driver_is_open=is_open,
-        nvml_libraries=_nvml_libraries(system),
-        ofed=_ofed(system),
+        nvml_libraries=tuple(
+            sorted(f"{folder}/{name}" for folder in folders for name in system.names(folder) if _NVML.fullmatch(name))
+        ),
+        ofed=None if ofed in {"", system.text_or("/proc/sys/kernel/osrelease")} else ofed,
         torch_cuda=torch_cuda,
         gpu_devices=tuple(f"/dev/{name}" for name in system.names("/dev") if _GPU_DEVICE.fullmatch(name)),
         hosts_lines=hosts_lines,
         hosts_own=hosts_own,
     )
-
-
-def _kernel(system: System) -> str:
-    try:
-        return system.calls.kernel()
-    except OSError:
-        return system.text_or("/proc/sys/kernel/osrelease")
-
-
-def _os_name(system: System) -> str:
-    for name in ("/etc/os-release", "/usr/lib/os-release"):
-        match = re.search(r'^PRETTY_NAME="?([^"\n]*)', system.text_or(name), re.MULTILINE)
-        if match:
-            return match.group(1)
-    return ""
 
 
 def is_nvidia_here(system: System) -> bool:
@@ -115,22 +108,6 @@ def read_driver(system: System) -> tuple[str | None, bool | None]:
     if not match:
         return None, None
     return match.group(1), "Open Kernel Module" in line
-
-
-def _nvml_libraries(system: System) -> tuple[str, ...]:
-    """Return the paths of NVML libraries, without links to them; folders that are the same place are read once."""
-    folders = {system.path(folder).resolve(): folder for folder in reversed(LIBRARY_FOLDERS)}
-    found = (
-        f"{folder}/{name}" for folder in folders.values() for name in system.names(folder) if _NVML.fullmatch(name)
-    )
-    return tuple(sorted(found))
-
-
-def _ofed(system: System) -> str | None:
-    """Return the version of NVIDIA's (Mellanox's) out-of-tree drivers, or None with the kernel's own."""
-    version = system.text_or("/sys/module/mlx5_core/version")
-    kernel_own = not version or version == system.text_or("/proc/sys/kernel/osrelease")
-    return None if kernel_own else version
 
 
 def _digest_hosts(system: System) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
@@ -159,7 +136,11 @@ def _wheels() -> tuple[str | None, str | None, str | None]:
         torch = metadata.distribution("torch")
     except metadata.PackageNotFoundError:
         return None, None, None
-    return torch.version, cuda_of_wheel(torch.version, torch.requires or ()), _nccl_wheel()
+    nccl = None
+    for name in ("nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            nccl = metadata.version(name)
+    return torch.version, cuda_of_wheel(torch.version, torch.requires or ()), nccl
 
 
 def cuda_of_wheel(version: str, requires: list[str] | tuple[str, ...]) -> str | None:
@@ -171,17 +152,6 @@ def cuda_of_wheel(version: str, requires: list[str] | tuple[str, ...]) -> str | 
         return None
     matches = (_TORCH_CUDA.match(requirement) for requirement in requires)
     return next((match.group(1) for match in matches if match), None)
-
-
-def _nccl_wheel() -> str | None:
-    from importlib import metadata
-
-    for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"):
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
 
 
 _APPTAINER = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
@@ -206,17 +176,10 @@ def container_kind(system: System) -> str | None:
     if system.exists("/.dockerenv"):
         return "docker"
     # By systemd's convention, a container manager sets "container" in the first process's environment.
-    said = system.env.get("container") or _first_process_says(system)
-    return said or _from_cgroup(system.text_or("/proc/1/cgroup"))
-
-
-def _first_process_says(system: System) -> str | None:
-    match = re.search(r"(?:^|\0)container=([^\0]+)", system.text_or("/proc/1/environ"))
-    return match.group(1) if match else None
-
-
-def _from_cgroup(text: str) -> str | None:
-    return next((kind for word, kind in _OF_CGROUP if re.search(rf"/[^\n]*{word}", text)), None)
+    of_first = re.search(r"(?:^|\0)container=([^\0]+)", system.text_or("/proc/1/environ"))
+    said = system.env.get("container") or (of_first and of_first[1])
+    cgroup = system.text_or("/proc/1/cgroup")
+    return said or next((kind for word, kind in _OF_CGROUP if re.search(rf"/[^\n]*{word}", cgroup)), None)
 
 
 def container_image(system: System) -> str | None:
@@ -251,35 +214,28 @@ def read_torch(system: System, plan: ReadingPlan) -> TorchBuild:
 
 def wait_for_torch(child: ChildProcess, limit_s: float) -> TorchBuild:
     """Wait for a started child, and turn its output into facts."""
+    # The child that asks NVML imports this module, and needs neither of these.
+    from ddpdoctor.collect.recorded import read_record
+    from ddpdoctor.model.facts import signal_name
+
     ended = child.wait(limit_s)
-    out, err, status = ended.out, ended.err, ended.status
-    said = [json.loads(line.removeprefix(MARK)) for line in out.splitlines() if line.startswith(MARK)]
+    status = ended.status
+    said = [json.loads(line.removeprefix(MARK)) for line in ended.out.splitlines() if line.startswith(MARK)]
     if not said and status is None:
         raise NotRead(Unread(why=Why.TIMEOUT, reason=f"`import torch` took longer than {limit_s:.0f} s"))
+    end = f"ended with status {status}" if status is None or status >= 0 else f"was killed by {signal_name(-status)}"
     if not said:
-        return read_record(TorchBuild, {"import_error": _how_it_ended(status, err)})
+        lines = [line.strip() for line in ended.err.splitlines() if line.strip()]
+        more = f": {lines[-1]}" if lines else ""
+        if status is not None and status < 0:
+            more = ": the wheel is built for another processor" if -status == signal.SIGILL else ""
+        return read_record(TorchBuild, {"import_error": f"the interpreter {end} while it imported torch{more}"})
     facts: dict[str, Any] = {key: value for part in said for key, value in part.items()}
     if len(said) == 1 and "import_error" not in facts:
-        facts |= {"cuda_error": _how_cuda_ended(status, limit_s), "cuda_stuck": True}
+        late = f"CUDA was not initialized within {limit_s:.0f} s"
+        error = late if status is None else f"the process {end} while it initialized CUDA"
+        facts |= {"cuda_error": error, "cuda_stuck": True}
     return read_record(TorchBuild, facts)
-
-
-def _how_it_ended(status: int | None, err: str) -> str:
-    """Describe how an interpreter died that printed no facts."""
-    if status is not None and status < 0:
-        hint = ": the wheel is built for another processor" if -status == signal.SIGILL else ""
-        return f"the interpreter was killed by {signal_name(-status)} while it imported torch{hint}"
-    lines = [line.strip() for line in err.splitlines() if line.strip()]
-    last = f": {lines[-1]}" if lines else ""
-    return f"the interpreter ended with status {status} while it imported torch{last}"
-
-
-def _how_cuda_ended(status: int | None, limit_s: float) -> str:
-    if status is None:
-        return f"CUDA was not initialized within {limit_s:.0f} s"
-    if status < 0:
-        return f"the process was killed by {signal_name(-status)} while it initialized CUDA"
-    return f"the process ended with status {status} while it initialized CUDA"
 
 
 SYSTEM_FILE = "/etc/nccl.conf"
@@ -295,102 +251,77 @@ MOST_BYTES = 1 << 20
 """Our choice: a larger file is not a settings file."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
-    """Where a file may be; a file that the user named (``wanted``) is reported even if it is missing."""
-
-    path: str
-    wanted: bool = False
-    since: str = ""
-    until: str = ""
-
-
-@dataclass(slots=True)
-class _Content:
-    """The settings in a file, and its bad lines."""
-
-    values: dict[str, str] = field(default_factory=dict)
-    lines: dict[str, int] = field(default_factory=dict)
-    bad: list[int] = field(default_factory=list)
-    repeated: list[int] = field(default_factory=list)
-
-
 def read_conf_files(system: System, plan: ReadingPlan) -> tuple[ConfFile, ...]:  # noqa: ARG001 - all collectors get both
     """Read NCCL's files as NCCL does, in order of precedence.
 
     NCCL reads ``$NCCL_CONF_FILE``, or else ``~/.nccl.conf``, and then ``/etc/nccl.conf``, and sets only variables that
     are not set yet (``initEnvFunc`` and ``setEnvFile`` in src/misc/param.cc). So the environment wins over the user's
     file, which wins over the machine's. If HOME and the password database differ, we read both homes, because NCCL's
-    version decides which counts.
+    version decides which counts. A file that the user named is reported even if it is missing.
     """
-    found = [file for place in _places(system) if (file := _read_file(system, place)) is not None]
-    users = {name for file in found if file.path != SYSTEM_FILE for name in file.variables}
-    return tuple(_hide(file, users) if file.path == SYSTEM_FILE else file for file in found)
-
-
-def _hide(file: ConfFile, names: set[str]) -> ConfFile:
-    return replace(file, hidden_by_file=tuple(name for name in file.variables if name in names))
-
-
-def _places(system: System) -> Iterator[_Place]:
     chosen = system.env.get(FILE_VARIABLE, "")
-    if chosen:
-        yield _Place(path=chosen, wanted=True)
-    else:
-        yield from _homes(system)
+    files = [_empty_conf(chosen)] if chosen else _confs_at_home(system)
     if chosen != SYSTEM_FILE:
-        yield _Place(path=SYSTEM_FILE)
+        files.append(_empty_conf(SYSTEM_FILE))
+    read = [file for empty in files if (file := _read_conf(system, empty, wanted=empty.path == chosen)) is not None]
+    users = {name for file in read if file.path != SYSTEM_FILE for name in file.variables}
+    return tuple(
+        replace(file, hidden_by_file=tuple(name for name in file.variables if name in users))
+        if file.path == SYSTEM_FILE
+        else file
+        for file in read
+    )
 
 
-def _homes(system: System) -> Iterator[_Place]:
+def _empty_conf(path: str, since: str = "", until: str = "") -> ConfFile:
+    return ConfFile(
+        path=path, variables={}, hidden_by_env=(), hidden_by_file=(), bad_lines=(), since=since, until=until
+    )  # fmt: skip
+
+
+def _confs_at_home(system: System) -> list[ConfFile]:
     try:
         database = posixpath.normpath(system.calls.home())
     except OSError:
         database = ""
     home = system.env.get("HOME", "") and posixpath.normpath(system.env["HOME"])
     differ = bool(home and database and home != database)
+    files = []
     if home:
-        yield _Place(path=posixpath.join(home, USER_FILE), since=FIRST_BY_HOME if home != database else "")
+        files.append(_empty_conf(posixpath.join(home, USER_FILE), since=FIRST_BY_HOME if home != database else ""))
     if database and (differ or not home):
-        yield _Place(path=posixpath.join(database, USER_FILE), until=LAST_BY_DATABASE if differ else "")
+        files.append(_empty_conf(posixpath.join(database, USER_FILE), until=LAST_BY_DATABASE if differ else ""))
+    return files
 
 
-def _read_file(system: System, place: _Place) -> ConfFile | None:
-    path = system.path(place.path) if place.path.startswith("/") else place.path
-    empty = ConfFile(
-        path=place.path, variables={}, hidden_by_env=(), hidden_by_file=(), bad_lines=(), since=place.since,
-        until=place.until,
-    )  # fmt: skip
+def _read_conf(system: System, empty: ConfFile, *, wanted: bool) -> ConfFile | None:
+    """Parse lines as NCCL does: "#" starts a comment only in the first column, and white space is not stripped."""
+    path = system.path(empty.path) if empty.path.startswith("/") else empty.path
     try:
         with open(path, "rb") as stream:  # noqa: PTH123 - NCCL also opens relative names, from the working folder
             text = stream.read(MOST_BYTES).decode("utf-8", "replace")
     except FileNotFoundError:
-        return replace(empty, unread="there is no such file") if place.wanted else None
+        return replace(empty, unread="there is no such file") if wanted else None
     except OSError as error:
         return replace(empty, unread=(error.strerror or "it cannot be read").lower())
-    content = _parse(text)
-    return replace(
-        empty,
-        variables={name: hide_login(value) if is_listed(name) else "" for name, value in content.values.items()},
-        hidden_by_env=tuple(name for name in content.values if name in system.env),
-        bad_lines=tuple(content.bad),
-        lines=content.lines,
-        repeated_lines=tuple(content.repeated),
-    )
-
-
-def _parse(text: str) -> _Content:
-    """Parse lines as NCCL does: "#" starts a comment only in the first column, and white space is not stripped."""
-    content = _Content()
+    values: dict[str, str] = {}
+    lines: dict[str, int] = {}
+    bad, repeated = [], []
     for number, line in enumerate(text.split("\n"), 1):
         if line.lstrip().startswith("#") or not line.strip():
             continue
         name, equals, value = line.partition("=")
         if not equals or not name or name != "".join(name.split()):
-            content.bad.append(number)
-        elif name in content.values:
-            content.repeated.append(number)
+            bad.append(number)
+        elif name in values:
+            repeated.append(number)
         else:
-            content.values[name] = value[:LONGEST]
-            content.lines[name] = number
-    return content
+            values[name], lines[name] = value[:LONGEST], number
+    return replace(
+        empty,
+        variables={name: hide_login(value) if is_listed(name) else "" for name, value in values.items()},
+        hidden_by_env=tuple(name for name in values if name in system.env),
+        bad_lines=tuple(bad),
+        lines=lines,
+        repeated_lines=tuple(repeated),
+    )
