@@ -1,4 +1,4 @@
-"""What is imported where: start-up stays cheap, and each heavy package has its place."""
+"""What is imported where: start-up stays cheap, and each heavy package has its place. A class name means one thing."""
 
 import ast
 import functools
@@ -8,10 +8,16 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+
+import ddpdoctor
+
+# What is imported where: start-up stays cheap, and each heavy package has its place.
+
 
 PACKAGE = Path(__file__).parents[2] / "ddpdoctor"
 HEAVY = ("torch", "rich", "psutil", "pynvml", "numpy", "matplotlib")
@@ -187,3 +193,20 @@ def test_finds_a_circle() -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     assert circle(imports_by_module()) == []
+
+
+# One class name means one thing in all of ddpdoctor.
+
+
+ONE_A_VERB = {"Options"}
+
+
+def test_no_two_classes_have_one_name():
+    names = Counter(
+        node.name
+        for path in Path(ddpdoctor.__file__).parent.rglob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert len(names) > 300
+    assert {name for name, count in names.items() if count > 1} == ONE_A_VERB

@@ -1,0 +1,244 @@
+"""What changes would gain, and when gradients are ready, on real ranks."""
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpdoctor.collect.rank.gradient_times import read_gradient_times
+from ddpdoctor.collect.rank.rings import read_rings
+from ddpdoctor.model.gradient_times import GradientTimes
+from tests.scenarios.hosts import Hosts, require
+from tests.scenarios.running import JOBS, PATIENT, clean_environment, finish, free_port, hold_to_schema, run, start
+
+# It is recorded on real ranks when each gradient is ready, in which buckets they go out, and what is unused.
+
+
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
+SLEEP_MS = 10.0
+WEIGHT_BYTES, BIAS_BYTES = 16 * 16 * 4, 16 * 4
+
+
+def recorded(unused: str, folder: Path) -> list[GradientTimes]:
+    """Return what the two ranks of the job recorded of their one model."""
+    ran = run("gradient_times", folder, "--speed", *PATIENT, ranks=2, args=(unused,))
+    assert ran.status == 0, ran.stderr
+    read = [read_gradient_times(list(ring.notes)) for ring in read_rings(folder).contents.values()]
+    found = [models[0] for models in read if models]
+    assert [len(models) for models in read if models] == [1, 1]
+    return found
+
+
+def test_each_gradient_is_ready_one_layer_after_the_other(tmp_path: Path) -> None:
+    for times in recorded("fixed", tmp_path):
+        assert times.sizes_bytes == (WEIGHT_BYTES, BIAS_BYTES) * 5
+        weights = [ready for ready in times.ready_ms[::2] if ready is not None]
+        assert len(weights) == 5
+        assert all(before - after >= SLEEP_MS for before, after in pairwise(weights)), times
+        assert times.compute_end_ms >= weights[0] - 1
+        assert times.bucket_bytes == (2 * (WEIGHT_BYTES + BIAS_BYTES),) * 2 + (WEIGHT_BYTES + BIAS_BYTES,)
+        assert times.cap_bytes == int(0.002 * 2**20)
+        assert (times.finds_unused, times.static_graph, times.unused_bytes) == (False, False, 0)
+
+
+@pytest.mark.parametrize("unused", ["never", "changing"])
+def test_a_branch_that_was_left_out_once_is_seen(unused: str, tmp_path: Path) -> None:
+    for times in recorded(unused, tmp_path):
+        assert (times.finds_unused, times.same_unused) == (True, unused == "never"), times
+
+
+# At 1 Gbit/s DDP's default buckets leave the reduction to run alone, and smaller ones are hidden by backward.
+
+
+RATE = "1gbit"
+HOSTS = 2
+
+
+@pytest.fixture(scope="module")
+def slow_hosts(hosts: Hosts) -> Hosts:
+    """Return hosts that send at 1 Gbit/s at most. The burst is several segments as the kernel hands them on."""
+    require("tc")
+    for number in range(HOSTS):
+        where = ("tc", "-n", hosts.namespace(number), "qdisc", "replace", "dev", "eth0", "root")
+        subprocess.run([*where, "tbf", "rate", RATE, "burst", "256kb", "latency", "100ms"], check=True, timeout=20)
+    return hosts
+
+
+def run_on(hosts: Hosts, folder: Path, way: str) -> dict[str, Any]:
+    """Run a way of the job with buckets, one rank a host, and return the report of the first host."""
+    port = free_port()
+    started = [
+        hosts.start(
+            number, sys.executable, "-m", "ddpdoctor", "wrap", "--speed", *PATIENT, "--nnodes", "2", "--node-rank",
+            str(number), "--master-addr", "dd0", "--master-port", str(port), "--nproc-per-node", "1",
+            "--report-dir", str(folder / f"n{number}"), str(JOBS / "speed" / "buckets.py"), way,
+            env=clean_environment(),
+        )
+        for number in range(HOSTS)
+    ]  # fmt: skip
+    for process in started:
+        _, stderr = process.communicate(timeout=250)
+        print(stderr)
+        assert process.returncode == 0, stderr
+    report = json.loads((folder / "n0" / "report.json").read_text())
+    hold_to_schema(report)
+    return dict(report)
+
+
+def test_buckets_that_leave_when_backward_is_over(slow_hosts: Hosts, tmp_path: Path) -> None:
+    report = run_on(slow_hosts, tmp_path, "default")
+    verdict = report["verdict"]
+    assert (verdict["kind"], verdict["ranks"]) == ("bucket-size", [0, 1]), verdict
+    assert "bucket_cap_mb=" in verdict["fix"]
+    assert {Path(place["file"]).name for place in verdict["where"]} == {"accelerator.py"}
+
+
+def test_buckets_that_leave_while_backward_computes(slow_hosts: Hosts, tmp_path: Path) -> None:
+    report = run_on(slow_hosts, tmp_path, "of_1_mib")
+    assert report["verdict"] is None, report["verdict"]
+
+
+# What a change would gain is predicted from a real run, and again with a curve that allreduce-bench measured.
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the run of a job whose buffers take long to send."""
+    folder = tmp_path_factory.mktemp("slow") / "run"
+    ran = finish(
+        start(JOBS / "speed" / "buffers.py", folder, "--speed", *PATIENT, ranks=2, args=("mask",)), folder
+    )  # fmt: skip
+    assert ran.status == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the report of a bench of this machine."""
+    folder = tmp_path_factory.mktemp("bench")
+    options = ("--max-size", "1MiB", "--factor", "32", "--iters", "3", "--warmup", "1", "--mode", "throughput")
+    ran = doctor("allreduce-bench", "--nproc-per-node", "2", "--report-dir", str(folder / "run"), *options)
+    assert (folder / "run" / "report.json").exists(), ran.stderr
+    return folder / "run" / "report.json"
+
+
+def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ddpdoctor", *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True, env=clean_environment(), timeout=200)
+
+
+def predictions(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {one["setting"]: one for one in report["data"]["speed"]["predictions"]}
+
+
+def test_a_run_predicts_what_its_buffers_cost(slow: Path) -> None:
+    report = json.loads((slow / "report.json").read_text())
+    (finding,) = (one for one in report["findings"] if one["kind"] == "buffer-broadcast")
+    predicted = predictions(report)["buffers_off"]
+    assert 1 - predicted["ratio"] == pytest.approx(finding["share"])
+    shown = doctor("report", str(slow)).stdout
+    assert "what a change would gain (predicted)" in shown
+    assert "no broadcast of buffers" in shown
+
+
+def test_a_measured_curve_is_used_in_place_of_the_run(slow: Path, bench: Path) -> None:
+    ran = doctor("report", str(slow), "--curve", str(bench), "--format", "json")
+    assert ran.returncode == 0, ran.stderr
+    by_curve, by_run = predictions(json.loads(ran.stdout)), predictions(json.loads((slow / "report.json").read_text()))
+    assert by_curve["buffers_off"] == by_run["buffers_off"]
+    assert not any("fitted to this run" in one["assumes"] for one in by_curve.values())
+
+
+def test_what_is_no_curve_is_refused(slow: Path, bench: Path) -> None:
+    for arguments, says in (
+        ((str(slow), "--curve", str(slow)), "is not a report of allreduce-bench"),
+        ((str(slow), "--curve", "/nowhere"), "there is no /nowhere"),
+        ((str(bench), "--curve", str(bench)), "run"),
+    ):
+        ran = doctor("report", *arguments)
+        assert ran.returncode == 2, arguments
+        assert says in ran.stderr
+        assert "Traceback" not in ran.stderr
+
+
+# ``tune --scaling`` launches a job with several numbers of ranks, and says what more ranks cost.
+
+
+JOB = JOBS / "speed" / "scaling.py"
+
+
+def tune(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable, "-m", "ddpdoctor", "tune", f"--master-port={free_port()}", f"--report-dir={tmp_path / 'run'}",
+        *arguments,
+    ]  # fmt: skip
+    env = clean_environment()
+    return subprocess.run(command, check=False, capture_output=True, text=True, env=env, timeout=250)
+
+
+@pytest.mark.parametrize(("way", "kind"), [("of_each_rank", "weak"), ("of_all_ranks", "strong")])
+def test_the_batch_of_a_rank_decides_which_efficiency_is_shown(tmp_path: Path, way: str, kind: str) -> None:
+    ran = tune(tmp_path, "--scaling", "1,2", str(JOB), way)
+    assert ran.returncode == 0, ran.stderr
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    hold_to_schema(report)
+    scaling = report["data"]["scaling"]
+    assert [(one["kind"], one["ranks"]) for one in scaling["launches"]] == [("alone", 1), ("share", 2), ("job", 2)]
+    (row,) = scaling["rows"]
+    assert row["kind"] == kind
+    assert row["threads"] * row["contention"] * row["communication"] == pytest.approx(row["efficiency"])
+    assert scaling["predicted"] or scaling["reason"]
+    assert report["findings"] == []
+    assert f"{kind} efficiency" in ran.stderr
+    again = subprocess.run(
+        [sys.executable, "-m", "ddpdoctor", "report", str(tmp_path / "run")], check=True, capture_output=True,
+        text=True, timeout=60,
+    )  # fmt: skip
+    assert "scaling efficiency (measured)" in again.stdout
+
+
+def test_a_job_that_is_too_short_has_no_efficiency(tmp_path: Path) -> None:
+    ran = tune(tmp_path, "--scaling", "1,2", str(JOB), "short")
+    assert ran.returncode == 4
+    assert "launch 1 has no result" in ran.stderr
+    assert not (tmp_path / "run" / "report.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--scaling", "1", str(JOB)), "one of them above 1"),
+        (("--scaling", "two", str(JOB)), "not a list of rank counts"),
+        (("--scaling", "1,2", "--nproc-per-node=2", str(JOB)), "with --nproc-per-node"),
+        (("--scaling", "1,2", "--only", "bucket_cap", str(JOB)), "with --only"),
+        (("--scaling", "1,2", "--", "python", str(JOB)), "needs a script"),
+    ],
+)
+def test_bad_input_starts_nothing(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+    ran = tune(tmp_path, *arguments) if "--" not in arguments else tune_command(tmp_path, *arguments)
+    assert ran.returncode == 2
+    assert says in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def tune_command(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run it without torchrun's options, which a command does not take."""
+    command = [sys.executable, "-m", "ddpdoctor", "tune", f"--report-dir={tmp_path / 'run'}", *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True, env=clean_environment(), timeout=60)
+
+
+# A needless find_unused_parameters is reported on real ranks; a branch that is left out once keeps it silent.
+
+
+@pytest.mark.parametrize(("unused", "expected"), [("never", [[0, 1]]), ("changing", []), ("fixed", [])])
+def test_find_unused_parameters_without_any(unused: str, expected: list[list[int]], tmp_path: Path) -> None:
+    ran = run("gradient_times", tmp_path, "--speed", *PATIENT, ranks=2, args=(unused,))
+    found = [one for one in ran.report["findings"] if one["kind"] == "find-unused-needless"]
+    assert [one["ranks"] for one in found] == expected, ran.stderr
+    assert all("find_unused_parameters" in one["fix"] for one in found)
