@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddpdoctor.collect.fingerprints.columns import Writer
+from ddpdoctor.collect.fingerprint_files import Writer
 from ddpdoctor.model.consistency import Consistency, Stream
 from ddpdoctor.recorder.storage.fingerprint_writing import FingerprintWriter
 

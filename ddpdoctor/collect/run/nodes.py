@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.fingerprints.saved_nodes import unite_consistency
+from ddpdoctor.collect.fingerprint_nodes import unite_consistency
 from ddpdoctor.collect.run import runfolder
 from ddpdoctor.collect.run.agent_log import log_of
 from ddpdoctor.collect.run.attempts import NotThere, attempt_elsewhere, came_later, was_gone

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.fingerprints.columns import Writer
-from ddpdoctor.collect.fingerprints.saved import read_consistency
+from ddpdoctor.collect.fingerprint_files import Writer
+from ddpdoctor.collect.fingerprint_nodes import read_consistency
 from ddpdoctor.collect.rank import ranks
 from ddpdoctor.collect.rank.answers import find_answers
 from ddpdoctor.collect.rank.rings import read_rings

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from ddpdoctor.collect.fingerprints.columns import Writer
-    from ddpdoctor.collect.fingerprints.within_host import Comparer
+    from ddpdoctor.collect.fingerprint_compare import Comparer
+    from ddpdoctor.collect.fingerprint_files import Writer
     from ddpdoctor.launch.replicas.shared import SharedReplicas
     from ddpdoctor.launch.watching.progress import Followed
     from ddpdoctor.model.consistency import Consistency
@@ -96,15 +96,14 @@ class LiveComparison:
             self._end(None)
 
     def _begin(self, meeting: int) -> Comparer:
-        from ddpdoctor.collect.fingerprints.within_host import Comparer
+        from ddpdoctor.collect.fingerprint_compare import Comparer
 
         index = self._shared.begin(meeting) if self._shared is not None else None
         return Comparer(self._folder / "prints", check_every=self._check_every, allowed=self._allowed, index=index)
 
     def _supersede(self) -> None:
         """Save the results of an attempt that the launcher gave up on. Drop those from before the first attempt."""
-        from ddpdoctor.collect.fingerprints.saved import COMPARISON
-        from ddpdoctor.collect.fingerprints.saved_nodes import JOINT, POINTS
+        from ddpdoctor.collect.fingerprint_nodes import COMPARISON, JOINT, POINTS
 
         if self._attempt >= 0:
             self._end(self._attempt)
@@ -119,7 +118,7 @@ class LiveComparison:
 
     def _write(self, found: Consistency, attempt: int | None) -> bool:
         """Save the results completely or not at all; return False on a full disk, where the ranks' files then stay."""
-        from ddpdoctor.collect.fingerprints.saved import COMPARISON
+        from ddpdoctor.collect.fingerprint_nodes import COMPARISON
         from ddpdoctor.collect.run.evidence import save
 
         try:
@@ -140,7 +139,7 @@ class LiveComparison:
 
 
 def _writer(process: Followed) -> Writer:
-    from ddpdoctor.collect.fingerprints.columns import Writer
+    from ddpdoctor.collect.fingerprint_files import Writer
 
     return Writer(
         pid=process.pid,

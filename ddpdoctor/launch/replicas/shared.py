@@ -12,9 +12,9 @@ from ddpdoctor.model.run import attempt_name
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ddpdoctor.collect.fingerprints.across_nodes import Joint
-    from ddpdoctor.collect.fingerprints.index import NodeIndex
-    from ddpdoctor.collect.fingerprints.within_host import Comparer
+    from ddpdoctor.collect.fingerprint_compare import Comparer
+    from ddpdoctor.collect.fingerprint_files import NodeIndex
+    from ddpdoctor.collect.fingerprint_nodes import Joint
     from ddpdoctor.model.consistency import Stream
 
 
@@ -31,7 +31,7 @@ class SharedReplicas:
 
     def begin(self, attempt: int) -> NodeIndex:
         """Start an attempt and return its new index. All nodes use the same number for the same attempt."""
-        from ddpdoctor.collect.fingerprints.index import NodeIndex
+        from ddpdoctor.collect.fingerprint_files import NodeIndex
 
         self._index, self._comparer, self._joint = NodeIndex(attempt), None, None
         return self._index
@@ -56,7 +56,7 @@ class SharedReplicas:
 
     def kept(self, names: tuple[str, ...] | None = None) -> NodeStreams:
         """Return the kept points of the named streams, or of all streams that other nodes write too."""
-        from ddpdoctor.collect.fingerprints.batches import pack_stream
+        from ddpdoctor.collect.fingerprint_files import pack_stream
 
         with self.lock:
             index, comparer = self._index, self._comparer
@@ -90,7 +90,7 @@ class SharedReplicas:
 
     def save(self, folder: Path, attempt: int | None) -> None:
         """Write the kept points, and on the first node the result over all nodes; raises OSError."""
-        from ddpdoctor.collect.fingerprints.saved_nodes import JOINT, POINTS
+        from ddpdoctor.collect.fingerprint_nodes import JOINT, POINTS
         from ddpdoctor.collect.run.evidence import save
 
         if self._index is not None:
@@ -99,7 +99,7 @@ class SharedReplicas:
             save(folder / attempt_name(JOINT, attempt), self._joint.found())
 
     def _of_all(self) -> Joint | None:
-        from ddpdoctor.collect.fingerprints.across_nodes import Joint
+        from ddpdoctor.collect.fingerprint_nodes import Joint
 
         if self._joint is None and self._index is not None:
             self._joint = Joint(self._index, self._allowed)

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.collect.fingerprints.pairing import MAX_AHEAD
-from ddpdoctor.collect.fingerprints.saved_nodes import JOINT, POINTS, read_points, unite_consistency
-from ddpdoctor.collect.fingerprints.within_host import Comparer
+from ddpdoctor.collect.fingerprint_compare import MAX_AHEAD, Comparer
+from ddpdoctor.collect.fingerprint_nodes import JOINT, POINTS, read_points, unite_consistency
 from ddpdoctor.collect.run.evidence import save
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.consistency import Consistency, Difference, Stream, StreamClock, TensorRow, TensorSplit, What

@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.fingerprints.across_nodes import ANSWER_LIMIT_S, Joint
-from ddpdoctor.collect.fingerprints.batches import MAX_BATCH_BYTES, pack_stream
-from ddpdoctor.collect.fingerprints.differences import Written
-from ddpdoctor.collect.fingerprints.index import MAX_KEPT_BYTES, NodeIndex
-from ddpdoctor.collect.fingerprints.saved_nodes import JOINT, POINTS, unite_consistency
-from ddpdoctor.collect.fingerprints.streams import StreamSeen
-from ddpdoctor.collect.fingerprints.tables import RowsRead
-from ddpdoctor.collect.fingerprints.within_host import Comparer
+from ddpdoctor.collect.fingerprint_compare import Comparer, StreamSeen
+from ddpdoctor.collect.fingerprint_files import (
+    MAX_BATCH_BYTES,
+    MAX_KEPT_BYTES,
+    NodeIndex,
+    RowsRead,
+    Written,
+    pack_stream,
+)
+from ddpdoctor.collect.fingerprint_nodes import ANSWER_LIMIT_S, JOINT, POINTS, Joint, unite_consistency
 from ddpdoctor.collect.run.evidence import save
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.consistency import Consistency, StreamClock, What

@@ -7,8 +7,7 @@ from typing import cast
 
 import pytest
 
-from ddpdoctor.collect.fingerprints.saved import read_consistency
-from ddpdoctor.collect.fingerprints.saved_nodes import POINTS, unite_consistency
+from ddpdoctor.collect.fingerprint_nodes import POINTS, read_consistency, unite_consistency
 from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.meeting import HostedMeeting
 from ddpdoctor.exchange.store import Client

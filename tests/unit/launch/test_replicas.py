@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.fingerprints.saved import COMPARISON, read_consistency
+from ddpdoctor.collect.fingerprint_nodes import COMPARISON, read_consistency
 from ddpdoctor.launch.replicas.comparing import LiveComparison
 from ddpdoctor.launch.watching.progress import Followed
 from ddpdoctor.model.consistency import Consistency

@@ -1,0 +1,456 @@
+"""Compares the fingerprints of this host's ranks point by point, while the ranks are still writing.
+
+Ranks can be at different points, so their records are paired by the number of the point.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.fingerprint_files import DAMAGED, RankColumn, RowsRead, Writer, open_source, root_of
+from ddpdoctor.collect.recorded import read_record
+from ddpdoctor.model.consistency import Consistency, Difference, Stream, TensorRow, TensorSplit, Values, What
+from ddpdoctor.model.sides import group_alike
+from ddpdoctor.recorder.storage import fingerprint_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from ddpdoctor.collect.fingerprint_files import KindRows, Name, NodeIndex, OpenFile, Written
+    from ddpdoctor.model.replica_records import StreamKey
+
+
+Token = tuple[bytes, tuple[int, ...], str] | None
+"""What must be equal: contents, shape and dtype; None if a rank has no such tensor."""
+
+
+def has_any(seen: Mapping[int, Written], what: What) -> bool:
+    """Return whether a rank has a tensor of this kind."""
+    return any(
+        one.fingerprints[run].count(0) < run.stop - run.start
+        for one in seen.values()
+        if what in one.rows.kinds
+        for run in one.rows.kinds[what].runs
+    )
+
+
+def count_present(one: Written) -> int:
+    """Return how many tensors a rank had."""
+    starts = (at for kind in one.rows.kinds.values() for at, _ in kind.rows.values())
+    return sum(
+        one.fingerprints[at : at + fingerprint_layout.FINGERPRINT_SIZE] != fingerprint_layout.ABSENT for at in starts
+    )
+
+
+def are_equal(seen: Mapping[int, Written], what: What) -> bool:
+    """Return whether all tensors of a kind are equal on all ranks that wrote."""
+    first, *others = seen.values()
+    runs = first.rows.kinds[what].runs if what in first.rows.kinds else ()
+    if all(one.rows is first.rows for one in others) and all(
+        one.fingerprints[run] == first.fingerprints[run] for run in runs for one in others
+    ):
+        return True
+    return next(_differing(seen, what), None) is None
+
+
+def find_splits(seen: Mapping[int, Written], what: What, most: int) -> tuple[tuple[TensorSplit, ...], int, int]:
+    """Return the first ``most`` differing tensors of a kind, how many differ, and how many exist on any rank."""
+    found = list(_differing(seen, what))
+    present = sum(any(tokens.values()) for _, tokens in _tokens(seen, what))
+    return tuple(_split(row, tokens) for row, tokens in found[:most]), len(found), present
+
+
+def _differing(seen: Mapping[int, Written], what: What) -> Iterator[tuple[TensorRow, dict[int, Token]]]:
+    """Yield the tensors that differ. A constant (a buffer with a part) may rightly be lacking on some ranks."""
+    for row, tokens in _tokens(seen, what):
+        lacks = what is What.BUFFER and row.part and None in tokens.values()
+        if len(set(tokens.values())) > 1 and not lacks:
+            yield row, tokens
+
+
+def _tokens(seen: Mapping[int, Written], what: What) -> Iterator[tuple[TensorRow, dict[int, Token]]]:
+    """Yield each tensor with the token of each rank."""
+    kinds = {rank: one.rows.kinds.get(what) for rank, one in seen.items()}
+    for name, row in _all_rows(kind for kind in kinds.values() if kind is not None).items():
+        yield row, {rank: _token(seen[rank].fingerprints, kind, name) for rank, kind in kinds.items()}
+
+
+def _all_rows(kinds: Iterable[KindRows]) -> dict[Name, TensorRow]:
+    """Return the tensors of all ranks: first those of the rank with the most, in its order, then all others."""
+    different = {id(kind): kind for kind in kinds}.values()
+    rows: dict[Name, TensorRow] = {}
+    for kind in sorted(different, key=lambda kind: len(kind.rows), reverse=True):
+        for name, (_, row) in kind.rows.items():
+            rows.setdefault(name, row)
+    return rows
+
+
+def _token(fingerprints: bytes, kind: KindRows | None, name: Name) -> Token:
+    if kind is None or name not in kind.rows:
+        return None
+    at, row = kind.rows[name]
+    contents = fingerprints[at : at + fingerprint_layout.FINGERPRINT_SIZE]
+    return None if contents == fingerprint_layout.ABSENT else (contents, row.shape, row.dtype)
+
+
+def _split(row: TensorRow, tokens: Mapping[int, Token]) -> TensorSplit:
+    sides = group_alike(tokens)
+    return TensorSplit(row=row, sides=tuple(ranks for _, ranks in sides), absent_on=dict(sides).get(None, ()))
+
+
+MAX_SCALE = 1e300
+"""Larger or non-finite numbers are not a gradient scale."""
+MAX_SPLITS = 16
+"""How many tensors of a difference we keep by name. Our choice: a report names a few and counts the rest."""
+
+_Texts = dict[int, dict[str, object]]
+_Point = tuple[int, _Texts]
+
+
+class StreamSeen:
+    """The results for one stream so far. Points must come in order, each once."""
+
+    def __init__(self, key: StreamKey) -> None:
+        """Begin with nothing compared."""
+        self.key = key
+        self.ranks: set[int] = set()
+        self.compared = 0
+        self.differences: dict[What, Difference] = {}
+        self._kept: dict[int, _Texts] = {}
+        self._last: _Point | None = None
+        self._lowest: Written | None = None
+        self._last_equal: dict[What, _Point] = {}
+        self._same_random = 0
+        self._unchanged = 0
+        self._parameters: dict[int, bytes] = {}
+
+    def compare(self, number: int, seen: Mapping[int, Written]) -> bool:
+        """Compare what ranks wrote at one point; return whether a kind of tensor differs for the first time."""
+        point = (number, {rank: seen[rank].text for rank in sorted(seen)})
+        known = len(self.differences)
+        same = _same(seen)
+        for what in What:
+            if what not in self.differences and has_any(seen, what):
+                if same or are_equal(seen, what):
+                    self._last_equal[what] = point
+                else:
+                    self._note_difference(what, point, seen)
+        self._follow(point, seen)
+        return len(self.differences) > known
+
+    def stream(self, writers: Iterable[int]) -> Stream:
+        """Return the results so far; ``writers`` are the ranks that wrote anything about this model."""
+        points = self._kept | dict([self._last] if self._last else [])
+        return Stream(
+            clock=self.key.clock,
+            group=self.key.group,
+            model=self.key.model,
+            optimizer=self.key.optimizer,
+            ranks=tuple(sorted(self.ranks)),
+            compared=self.compared,
+            last_number=self._last[0] if self._last else None,
+            tensors=count_present(self._lowest) if self._lowest else 0,
+            kinds=tuple(what for what in What if what in self._last_equal or what in self.differences),
+            differences=tuple(self.differences.values()),
+            values=tuple((number, _values(points[number])) for number in sorted(points)),
+            unchanged=self._unchanged,
+            same_random=self._same_random,
+            every=_every(self._last[1]) if self._last else 0,
+            unpaired=tuple(sorted(set(writers) - self.ranks)),
+        )
+
+    def _note_difference(self, what: What, point: _Point, seen: Mapping[int, Written]) -> None:
+        number, texts = point
+        equal = self._last_equal.get(what)
+        splits, differing, of = find_splits(seen, what, MAX_SPLITS)
+        self.differences[what] = Difference(
+            what=what,
+            number=number,
+            last_equal=equal[0] if equal else None,
+            splits=splits,
+            differing=differing,
+            of=of,
+        )
+        self._kept |= dict(one for one in (self._last, equal) if one) | {number: texts}
+
+    def _follow(self, point: _Point, seen: Mapping[int, Written]) -> None:
+        """Update the state that later points are compared with."""
+        number, texts = point
+        if not self.compared:
+            self._kept[number] = texts
+        self.compared += 1
+        self.ranks.update(seen)
+        random = {str(text.get("random") or "") for text in texts.values()}
+        self._same_random += len(random) == 1 and "" not in random
+        parameters = {rank: root_of(one.rows, one.fingerprints, (What.PARAMETER,)) for rank, one in seen.items()}
+        stood_still = has_any(seen, What.PARAMETER) and all(
+            self._parameters.get(rank) == root for rank, root in parameters.items()
+        )
+        self._unchanged = self._unchanged + 1 if stood_still else 0
+        self._parameters = parameters
+        self._last = point
+        self._lowest = seen[min(seen)]
+
+
+def _same(seen: Mapping[int, Written]) -> bool:
+    """Return whether all ranks wrote the same bytes; for nearly all points this is the only check needed."""
+    first, *others = seen.values()
+    return all(one.rows is first.rows and one.fingerprints == first.fingerprints for one in others)
+
+
+def _values(texts: _Texts) -> tuple[Values, ...]:
+    return tuple(_read_values(rank, text) for rank, text in texts.items())
+
+
+def _read_values(rank: int, text: Mapping[str, Any]) -> Values:
+    """Return the values of a rank, with defaults for missing or invalid ones."""
+    return read_record(Values, text, rank=rank, settings=_pairs(text.get("settings")), scale=_scale(text.get("scale")))
+
+
+def _every(texts: _Texts) -> int:
+    given = [text.get("every") for text in texts.values()]
+    return max((every for every in given if type(every) is int), default=0)
+
+
+def _scale(value: Any) -> float | None:
+    return float(value) if type(value) in {int, float} and abs(value) < MAX_SCALE else None
+
+
+def _pairs(value: Any) -> tuple[tuple[str, str], ...]:
+    """Return settings in order, from a list of pairs or a dict."""
+    rows = value.items() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return tuple((str(row[0]), str(row[1])) for row in rows if isinstance(row, (list, tuple)) and len(row) == 2)
+
+
+MAX_AHEAD = 8
+"""How many points of a rank we keep until the others have written theirs; the rest wait in its file. Our choice: ranks
+that reduce gradients together are at most one step apart, so a rank that is further behind does not take part."""
+
+
+class Paired:
+    """One stream: the points that wait for more ranks, and the results for all earlier points."""
+
+    def __init__(self, key: StreamKey, index: NodeIndex | None = None) -> None:
+        """Begin without ranks; ``index`` keeps all points for other nodes."""
+        self.key = key
+        self._index = index
+        self.seen = StreamSeen(key)
+        self.columns: dict[int, RankColumn] = {}
+        self._pending: dict[int, dict[int, Written]] = {}
+        self._settled = -1
+        self._left: set[int] = set()
+        """Ranks that we do not wait for until they write again."""
+        self._waits_for_new = True
+
+    def read(self, *, closing: bool) -> bool:
+        """Read a few points of each rank; return whether there were any."""
+        any_read = False
+        for rank, column in self.columns.items():
+            for number, seen in column.read(self._space(rank), closing=closing):
+                any_read = True
+                self._left.discard(rank)
+                if number > self._settled:
+                    self._pending.setdefault(number, {})[rank] = seen
+        return any_read
+
+    def settle(self, *, others_may_come: bool) -> None:
+        """Compare the points that have all their ranks.
+
+        ``others_may_come``: a rank that has not written to this stream yet may still do so.
+        """
+        if others_may_come and self._waits_for_new:
+            return
+        for number in sorted(self._pending):
+            if not all(self._needs_no_more(rank, number) for rank in self.columns):
+                break
+            self._compare(number)
+
+    def stream(self, writers: Iterable[int]) -> Stream:
+        """Return the result for this node's ranks, which is empty if fewer than two ranks were compared."""
+        own = self.seen if len(self.seen.ranks) > 1 else StreamSeen(self.key)
+        return own.stream(writers)
+
+    def oldest_of_full(self) -> int | None:
+        """Return the oldest waiting point if a rank has no room for another, else None."""
+        return min(self._pending) if any(self._space(rank) <= 0 for rank in self.columns) else None
+
+    def give_up_waiting(self) -> None:
+        """Stop waiting for the ranks that the oldest point lacks."""
+        oldest = min(self._pending)
+        self._waits_for_new = False
+        self._left |= {rank for rank in self.columns if not self._needs_no_more(rank, oldest)}
+
+    def _space(self, rank: int) -> int:
+        return MAX_AHEAD - sum(rank in seen for seen in self._pending.values())
+
+    def _needs_no_more(self, rank: int, number: int) -> bool:
+        column = self.columns[rank]
+        return column.latest >= number or column.is_over or rank in self._left
+
+    def _compare(self, number: int) -> None:
+        seen = self._pending.pop(number)
+        self._settled = number
+        if self._index is not None:
+            self._index.note(self.key, number, seen)
+        if len(seen) > 1 or (self._index is not None and len(self.columns) == 1):
+            self.seen.compare(number, seen)
+
+
+MAX_ROUNDS = 128
+"""How often one call of ``compare`` reads a few points of each rank. Our choice: enough for all files of a stream."""
+MAX_REASONS = 8
+"""How many unreadable files we keep the reason for."""
+
+
+class Comparer:
+    """The comparison of one attempt of a job on this host, while its ranks write or later."""
+
+    def __init__(
+        self, folder: Path, *, check_every: int, allowed: tuple[str, ...] = (), index: NodeIndex | None = None
+    ) -> None:
+        """Read ``folder``; tensors that match ``allowed`` may differ, and ``index`` keeps points for other nodes."""
+        self._folder = folder
+        self._check_every = check_every
+        self._allowed = allowed
+        self._index = index
+        self._rows_read = RowsRead(allowed)
+        self._writers: dict[tuple[int, int], Writer] = {}
+        self._opened: set[Path] = set()
+        self._unread: dict[str, str] = {}
+        self._ranks: dict[tuple[int, int], int] = {}
+        self._streams: dict[StreamKey, Paired] = {}
+        self._torn: set[StreamKey] = set()
+
+    def compare(self, writers: Iterable[Writer]) -> bool:
+        """Compare what was written since the last call; return whether a kind of tensor differs for the first time.
+
+        ``writers`` are the processes whose files count. A process that is no longer listed keeps its last state.
+        """
+        self._writers |= {(writer.pid, writer.ticks): writer for writer in writers}
+        known = self._count_differences()
+        full = {key: paired.oldest_of_full() for key, paired in self._streams.items()}
+        self._read(closing=False)
+        for key, oldest in full.items():
+            paired = self._streams.get(key)
+            if paired is not None and oldest is not None and paired.oldest_of_full() == oldest:
+                paired.give_up_waiting()
+                paired.settle(others_may_come=False)
+        return self._count_differences() > known
+
+    def close(self) -> Consistency:
+        """Compare all points that two or more ranks wrote, after all processes have stopped writing."""
+        self._read(closing=True)
+        return self.consistency()
+
+    def consistency(self) -> Consistency:
+        """Return the results so far."""
+        return Consistency(
+            check_every=self._check_every,
+            streams=tuple(
+                paired.stream(rank for rank in self._ranks.values() if rank in key.members)
+                for key, paired in self._streams.items()
+            ),
+            allowed=self._allowed,
+            bytes_written=self._bytes_written(),
+            unread=tuple(f"{name}: {why}" for name, why in sorted(self._all_unread().items())[:MAX_REASONS]),
+        )
+
+    def found_here(self, key: StreamKey) -> Stream:
+        """Return the results for this node's ranks in a stream, even if it has only one rank."""
+        paired = self._streams[key]
+        return paired.seen.stream(paired.columns)
+
+    def remove_files(self) -> None:
+        """Remove the files of all known processes, which have been read."""
+        for path in self._paths():
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def _read(self, *, closing: bool) -> None:
+        for paired in self._streams.values():
+            for column in paired.columns.values():
+                column.writer = self._writers[column.writer.pid, column.writer.ticks]
+        self._open_new()
+        for _ in range(MAX_ROUNDS):
+            any_read = [paired.read(closing=closing) for paired in self._streams.values()]
+            for key, paired in self._streams.items():
+                paired.settle(others_may_come=not closing and self._may_come(key))
+            if not any(any_read):
+                break
+
+    def _may_come(self, key: StreamKey) -> bool:
+        """Return whether a living process may be a rank that has not written to this stream yet."""
+        missing = set(key.members) - self._streams[key].columns.keys()
+        return bool(missing) and any(
+            writer.ended_ns is None and (who not in self._ranks or self._ranks[who] in missing)
+            for who, writer in self._writers.items()
+        )
+
+    def _open_new(self) -> None:
+        for path in self._paths():
+            if path in self._opened:
+                continue
+            self._unread.pop(path.name, None)
+            try:
+                source = open_source(path, self._rows_read)
+            except OSError as error:
+                self._unread[path.name] = error.strerror or "not to be read"
+            except DAMAGED as error:  # or the rank is still writing it, so we try again next time
+                self._unread[path.name] = str(error) or type(error).__name__
+            else:
+                self._opened.add(path)
+                self._add(source)
+
+    def _paths(self) -> list[Path]:
+        """Return the files of the known processes, those of each process in the order of their creation."""
+        found = []
+        for path in self._folder.glob("*.prints"):
+            numbers = path.stem.split("-")
+            if len(numbers) == 3 and all(number.isdecimal() for number in numbers):
+                pid, ticks, position = map(int, numbers)
+                if (pid, ticks) in self._writers:
+                    found.append(((pid, ticks, position), path))
+        return [path for _, path in sorted(found)]
+
+    def _add(self, source: OpenFile) -> None:
+        who = (source.file.pid, source.file.start_ticks)
+        writer = self._writers.get(who)
+        if writer is None or source.key in self._torn:
+            return
+        paired = self._streams.get(source.key)
+        before = paired.columns.get(source.rank) if paired is not None else None
+        if paired is None or (before is not None and _ended_before(before.writer, writer)):
+            if self._index is not None:
+                self._index.restart(source.key)
+            paired = self._streams[source.key] = Paired(source.key, self._index)  # of several jobs, keep the last
+        elif before is not None and before.writer != writer:
+            self._torn.add(source.key)
+            del self._streams[source.key]
+            if self._index is not None:
+                self._index.restart(source.key)
+            self._unread[f"{source.file.pid}"] = f"several processes at a time are rank {source.rank}"
+            return
+        self._ranks[who] = source.rank
+        paired.columns.setdefault(source.rank, RankColumn(writer)).add(source)
+
+    def _all_unread(self) -> dict[str, str]:
+        columns = (column for paired in self._streams.values() for column in paired.columns.values())
+        return self._unread | dict(column.failed for column in columns if column.failed is not None)
+
+    def _count_differences(self) -> int:
+        return sum(len(paired.seen.differences) for paired in self._streams.values())
+
+    def _bytes_written(self) -> int:
+        """Return the size of what the busiest rank wrote."""
+        by_rank: defaultdict[int, int] = defaultdict(int)
+        for paired in self._streams.values():
+            for rank, column in paired.columns.items():
+                by_rank[rank] += column.bytes_written
+        return max(by_rank.values(), default=0)
+
+
+def _ended_before(earlier: Writer, later: Writer) -> bool:
+    return earlier.ended_ns is not None and earlier.ended_ns <= later.began_ns

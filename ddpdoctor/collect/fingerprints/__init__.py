@@ -1,1 +1,0 @@
-"""Reads fingerprints of model replicas, and compares them between ranks and nodes."""
