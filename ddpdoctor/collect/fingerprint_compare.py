@@ -58,9 +58,14 @@ def are_equal(seen: Mapping[int, Written], what: What) -> bool:
 
 def find_splits(seen: Mapping[int, Written], what: What, most: int) -> tuple[tuple[TensorSplit, ...], int, int]:
     """Return the first ``most`` differing tensors of a kind, how many differ, and how many exist on any rank."""
-    found = list(_differing(seen, what))
+    differing = list(_differing(seen, what))
     present = sum(any(tokens.values()) for _, tokens in _tokens(seen, what))
-    return tuple(_split(row, tokens) for row, tokens in found[:most]), len(found), present
+    splits = []
+    for row, tokens in differing[:most]:
+        sides = group_alike(tokens)
+        absent_on = dict(sides).get(None, ())
+        splits.append(TensorSplit(row=row, sides=tuple(ranks for _, ranks in sides), absent_on=absent_on))
+    return tuple(splits), len(differing), present
 
 
 def _differing(seen: Mapping[int, Written], what: What) -> Iterator[tuple[TensorRow, dict[int, Token]]]:
@@ -72,20 +77,15 @@ def _differing(seen: Mapping[int, Written], what: What) -> Iterator[tuple[Tensor
 
 
 def _tokens(seen: Mapping[int, Written], what: What) -> Iterator[tuple[TensorRow, dict[int, Token]]]:
-    """Yield each tensor with the token of each rank."""
-    kinds = {rank: one.rows.kinds.get(what) for rank, one in seen.items()}
-    for name, row in _all_rows(kind for kind in kinds.values() if kind is not None).items():
-        yield row, {rank: _token(seen[rank].fingerprints, kind, name) for rank, kind in kinds.items()}
-
-
-def _all_rows(kinds: Iterable[KindRows]) -> dict[Name, TensorRow]:
-    """Return the tensors of all ranks: first those of the rank with the most, in its order, then all others."""
-    different = {id(kind): kind for kind in kinds}.values()
+    """Yield each tensor with the token of each rank: first those of the rank with the most tensors, in its order."""
+    kinds = {rank: written.rows.kinds.get(what) for rank, written in seen.items()}
+    different = {id(kind): kind for kind in kinds.values() if kind is not None}.values()
     rows: dict[Name, TensorRow] = {}
     for kind in sorted(different, key=lambda kind: len(kind.rows), reverse=True):
         for name, (_, row) in kind.rows.items():
             rows.setdefault(name, row)
-    return rows
+    for name, row in rows.items():
+        yield row, {rank: _token(seen[rank].fingerprints, kind, name) for rank, kind in kinds.items()}
 
 
 def _token(fingerprints: bytes, kind: KindRows | None, name: Name) -> Token:
@@ -94,11 +94,6 @@ def _token(fingerprints: bytes, kind: KindRows | None, name: Name) -> Token:
     at, row = kind.rows[name]
     contents = fingerprints[at : at + fingerprint_layout.FINGERPRINT_SIZE]
     return None if contents == fingerprint_layout.ABSENT else (contents, row.shape, row.dtype)
-
-
-def _split(row: TensorRow, tokens: Mapping[int, Token]) -> TensorSplit:
-    sides = group_alike(tokens)
-    return TensorSplit(row=row, sides=tuple(ranks for _, ranks in sides), absent_on=dict(sides).get(None, ()))
 
 
 MAX_SCALE = 1e300
@@ -131,7 +126,9 @@ class StreamSeen:
         """Compare what ranks wrote at one point; return whether a kind of tensor differs for the first time."""
         point = (number, {rank: seen[rank].text for rank in sorted(seen)})
         known = len(self.differences)
-        same = _same(seen)
+        first, *others = seen.values()
+        # For nearly all points this is the only check needed.
+        same = all(other.rows is first.rows and other.fingerprints == first.fingerprints for other in others)
         for what in What:
             if what not in self.differences and has_any(seen, what):
                 if same or are_equal(seen, what):
@@ -142,8 +139,13 @@ class StreamSeen:
         return len(self.differences) > known
 
     def stream(self, writers: Iterable[int]) -> Stream:
-        """Return the results so far; ``writers`` are the ranks that wrote anything about this model."""
+        """Return the results so far; ``writers`` are the ranks that wrote anything about this model.
+
+        Values that are missing or invalid take their defaults.
+        """
         points = self._kept | dict([self._last] if self._last else [])
+
+        every = [text.get("every") for text in self._last[1].values()] if self._last else []
         return Stream(
             clock=self.key.clock,
             group=self.key.group,
@@ -158,7 +160,7 @@ class StreamSeen:
             values=tuple((number, _values(points[number])) for number in sorted(points)),
             unchanged=self._unchanged,
             same_random=self._same_random,
-            every=_every(self._last[1]) if self._last else 0,
+            every=max((steps for steps in every if type(steps) is int), default=0),
             unpaired=tuple(sorted(set(writers) - self.ranks)),
         )
 
@@ -195,34 +197,17 @@ class StreamSeen:
         self._lowest = seen[min(seen)]
 
 
-def _same(seen: Mapping[int, Written]) -> bool:
-    """Return whether all ranks wrote the same bytes; for nearly all points this is the only check needed."""
-    first, *others = seen.values()
-    return all(one.rows is first.rows and one.fingerprints == first.fingerprints for one in others)
-
-
 def _values(texts: _Texts) -> tuple[Values, ...]:
-    return tuple(_read_values(rank, text) for rank, text in texts.items())
-
-
-def _read_values(rank: int, text: Mapping[str, Any]) -> Values:
-    """Return the values of a rank, with defaults for missing or invalid ones."""
-    return read_record(Values, text, rank=rank, settings=_pairs(text.get("settings")), scale=_scale(text.get("scale")))
-
-
-def _every(texts: _Texts) -> int:
-    given = [text.get("every") for text in texts.values()]
-    return max((every for every in given if type(every) is int), default=0)
-
-
-def _scale(value: Any) -> float | None:
-    return float(value) if type(value) in {int, float} and abs(value) < MAX_SCALE else None
-
-
-def _pairs(value: Any) -> tuple[tuple[str, str], ...]:
-    """Return settings in order, from a list of pairs or a dict."""
-    rows = value.items() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return tuple((str(row[0]), str(row[1])) for row in rows if isinstance(row, (list, tuple)) and len(row) == 2)
+    values = []
+    for rank, text in texts.items():
+        given: Any = text.get("settings")  # a list of pairs or a dict
+        rows = given.items() if isinstance(given, dict) else given if isinstance(given, list) else ()
+        pairs = (row for row in rows if isinstance(row, (list, tuple)) and len(row) == 2)
+        settings = tuple((str(name), str(value)) for name, value in pairs)
+        scale: Any = text.get("scale")
+        is_scale = type(scale) in {int, float} and abs(scale) < MAX_SCALE
+        values.append(read_record(Values, text, rank=rank, settings=settings, scale=float(scale) if is_scale else None))
+    return tuple(values)
 
 
 MAX_AHEAD = 8
@@ -266,7 +251,12 @@ class Paired:
         for number in sorted(self._pending):
             if not all(self._needs_no_more(rank, number) for rank in self.columns):
                 break
-            self._compare(number)
+            seen = self._pending.pop(number)
+            self._settled = number
+            if self._index is not None:
+                self._index.note(self.key, number, seen)
+            if len(seen) > 1 or (self._index is not None and len(self.columns) == 1):
+                self.seen.compare(number, seen)
 
     def stream(self, writers: Iterable[int]) -> Stream:
         """Return the result for this node's ranks, which is empty if fewer than two ranks were compared."""
@@ -289,14 +279,6 @@ class Paired:
     def _needs_no_more(self, rank: int, number: int) -> bool:
         column = self.columns[rank]
         return column.latest >= number or column.is_over or rank in self._left
-
-    def _compare(self, number: int) -> None:
-        seen = self._pending.pop(number)
-        self._settled = number
-        if self._index is not None:
-            self._index.note(self.key, number, seen)
-        if len(seen) > 1 or (self._index is not None and len(self.columns) == 1):
-            self.seen.compare(number, seen)
 
 
 MAX_ROUNDS = 128
@@ -346,7 +328,13 @@ class Comparer:
         return self.consistency()
 
     def consistency(self) -> Consistency:
-        """Return the results so far."""
+        """Return the results so far; the bytes are those of the busiest rank."""
+        bytes_by_rank: defaultdict[int, int] = defaultdict(int)
+        unread = dict(self._unread)
+        for paired in self._streams.values():
+            for rank, column in paired.columns.items():
+                bytes_by_rank[rank] += column.bytes_written
+                unread |= dict([column.failed] if column.failed is not None else [])
         return Consistency(
             check_every=self._check_every,
             streams=tuple(
@@ -354,8 +342,8 @@ class Comparer:
                 for key, paired in self._streams.items()
             ),
             allowed=self._allowed,
-            bytes_written=self._bytes_written(),
-            unread=tuple(f"{name}: {why}" for name, why in sorted(self._all_unread().items())[:MAX_REASONS]),
+            bytes_written=max(bytes_by_rank.values(), default=0),
+            unread=tuple(f"{name}: {why}" for name, why in sorted(unread.items())[:MAX_REASONS]),
         )
 
     def found_here(self, key: StreamKey) -> Stream:
@@ -421,12 +409,14 @@ class Comparer:
         if writer is None or source.key in self._torn:
             return
         paired = self._streams.get(source.key)
-        before = paired.columns.get(source.rank) if paired is not None else None
-        if paired is None or (before is not None and _ended_before(before.writer, writer)):
+        column = paired.columns.get(source.rank) if paired is not None else None
+        earlier = column.writer if column is not None else None
+        is_later = earlier is not None and earlier.ended_ns is not None and earlier.ended_ns <= writer.began_ns
+        if paired is None or is_later:
             if self._index is not None:
                 self._index.restart(source.key)
             paired = self._streams[source.key] = Paired(source.key, self._index)  # of several jobs, keep the last
-        elif before is not None and before.writer != writer:
+        elif earlier is not None and earlier != writer:
             self._torn.add(source.key)
             del self._streams[source.key]
             if self._index is not None:
@@ -436,21 +426,5 @@ class Comparer:
         self._ranks[who] = source.rank
         paired.columns.setdefault(source.rank, RankColumn(writer)).add(source)
 
-    def _all_unread(self) -> dict[str, str]:
-        columns = (column for paired in self._streams.values() for column in paired.columns.values())
-        return self._unread | dict(column.failed for column in columns if column.failed is not None)
-
     def _count_differences(self) -> int:
         return sum(len(paired.seen.differences) for paired in self._streams.values())
-
-    def _bytes_written(self) -> int:
-        """Return the size of what the busiest rank wrote."""
-        by_rank: defaultdict[int, int] = defaultdict(int)
-        for paired in self._streams.values():
-            for rank, column in paired.columns.items():
-                by_rank[rank] += column.bytes_written
-        return max(by_rank.values(), default=0)
-
-
-def _ended_before(earlier: Writer, later: Writer) -> bool:
-    return earlier.ended_ns is not None and earlier.ended_ns <= later.began_ns

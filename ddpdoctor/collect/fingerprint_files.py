@@ -20,10 +20,9 @@ from ddpdoctor.recorder.storage import fingerprint_layout
 from ddpdoctor.recorder.storage.fingerprint_reading import FingerprintFile
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ddpdoctor.model.consistency import Stream
-    from ddpdoctor.recorder.storage.fingerprint_reading import FingerprintRecord
 
 
 WHAT = {
@@ -83,22 +82,23 @@ class RowsRead:
     def read(self, table: list[Any]) -> Rows:
         """Return the rows of a table; raises ``ValueError`` or ``TypeError`` if it is damaged."""
         digest = blake2b(repr(table).encode("utf-8", "replace"), digest_size=ROOT_SIZE).digest()
-        rows = self._known.get(digest)
-        if rows is None:
-            kinds = self._kinds(table)
-            rows = self._known[digest] = Rows(kinds=kinds, digest=_digest(kinds))
-        return rows
-
-    def _kinds(self, table: list[Any]) -> dict[What, KindRows]:
+        if digest in self._known:
+            return self._known[digest]
         rows: dict[What, dict[Name, tuple[int, TensorRow]]] = {}
         for position, entry in enumerate(table):
             row = _read_row(entry)
             if not any(fnmatchcase(row.name, pattern) for pattern in self._allowed):
                 at = position * fingerprint_layout.FINGERPRINT_SIZE
                 rows.setdefault(row.what, {})[row.name, row.part] = (at, row)
-        return {
+        # A hash of the compared rows, which does not depend on where in the table the allowed rows are.
+        compared = blake2b(digest_size=ROOT_SIZE)
+        for _, row in (place for of_kind in rows.values() for place in of_kind.values()):
+            compared.update(repr((row.what.value, row.name, row.part, row.shape, row.dtype)).encode("utf-8", "replace"))
+        kinds = {
             what: KindRows(of_kind, _byte_ranges(at for at, _ in of_kind.values())) for what, of_kind in rows.items()
         }
+        self._known[digest] = Rows(kinds=kinds, digest=compared.digest())
+        return self._known[digest]
 
 
 def read_key(table: dict[str, Any]) -> tuple[StreamKey, int]:
@@ -133,15 +133,6 @@ def root_of(rows: Rows, fingerprints: bytes, kinds: Iterable[What] = tuple(What)
     return root.digest()
 
 
-def _digest(kinds: dict[What, KindRows]) -> bytes:
-    """Return a hash of the compared rows, which does not depend on where in the table the allowed rows are."""
-    digest = blake2b(digest_size=ROOT_SIZE)
-    for kind in kinds.values():
-        for _, row in kind.rows.values():
-            digest.update(repr((row.what.value, row.name, row.part, row.shape, row.dtype)).encode("utf-8", "replace"))
-    return digest.digest()
-
-
 def _read_row(entry: Any) -> TensorRow:
     what, name, part, shape, dtype = entry
     return TensorRow(
@@ -157,14 +148,14 @@ def _whole(value: Any) -> int:
 
 def _byte_ranges(starts: Iterable[int]) -> tuple[slice, ...]:
     """Return the byte ranges of fingerprints, with adjacent ones merged."""
-    found: list[slice] = []
+    ranges: list[slice] = []
     for start in sorted(starts):
         end = start + fingerprint_layout.FINGERPRINT_SIZE
-        if found and found[-1].stop == start:
-            found[-1] = slice(found[-1].start, end)
+        if ranges and ranges[-1].stop == start:
+            ranges[-1] = slice(ranges[-1].start, end)
         else:
-            found.append(slice(start, end))
-    return tuple(found)
+            ranges.append(slice(start, end))
+    return tuple(ranges)
 
 
 DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, MemoryError, struct.error)
@@ -230,30 +221,27 @@ class RankColumn:
 
     def read(self, most: int, *, closing: bool) -> list[tuple[int, Written]]:
         """Return at most ``most`` new points; ``closing`` means that all processes have stopped writing."""
-        found: list[tuple[int, Written]] = []
-        while len(found) < most:
+        points: list[tuple[int, Written]] = []
+        while len(points) < most:
             source = self._sources[0]
-            records = self._records(source, most - len(found))
+            records = []
+            try:
+                records = source.file.read_since(source.index, most - len(points))
+            except (OSError, *DAMAGED) as error:
+                self.failed = (Path(source.file.path).name, str(error) or type(error).__name__)
             for record in records:
                 self.bytes_written += (record.index - source.index) * source.file.record_bytes
                 source.index = record.index
                 if record.number > self.latest:
                     self.latest = record.number
-                    found.append((record.number, Written(source.rows, record.fingerprints, record.text)))
+                    points.append((record.number, Written(source.rows, record.fingerprints, record.text)))
             if records:
                 continue
             if len(self._sources) == 1:
                 self.is_over = closing or self.failed is not None or self.writer.ended_ns is not None
                 break
             del self._sources[0]  # a rank writes to its last file only
-        return found
-
-    def _records(self, source: OpenFile, most: int) -> list[FingerprintRecord]:
-        try:
-            return source.file.read_since(source.index, most)
-        except (OSError, *DAMAGED) as error:
-            self.failed = (Path(source.file.path).name, str(error) or type(error).__name__)
-            return []
+        return points
 
 
 MAX_KEPT_BYTES = 16 * 2**20
@@ -353,7 +341,8 @@ class NodeIndex:
         """Keep what ranks of this node wrote at one point."""
         index = self._by_key.get(key)
         if index is None:
-            index = self._by_key[key] = StreamIndex(key, self._name(key))
+            which = repr((self._attempt, self._begun.get(key, 0), key)).encode("utf-8", "replace")
+            index = self._by_key[key] = StreamIndex(key, blake2b(which, digest_size=STREAM_SIZE).hexdigest())
             self.streams[index.name] = index
         index.note(number, seen)
 
@@ -372,34 +361,26 @@ class NodeIndex:
         """Return the reports for the other nodes."""
         return tuple(one.report() for one in self.shared() if one.points)
 
-    def _name(self, key: StreamKey) -> str:
-        which = repr((self._attempt, self._begun.get(key, 0), key))
-        return blake2b(which.encode("utf-8", "replace"), digest_size=STREAM_SIZE).hexdigest()
-
 
 def _kept(number: int, seen: Mapping[int, Written]) -> Kept:
-    shared: dict[tuple[int, bytes], Written] = {}
-    those = {}
+    sides: dict[tuple[int, bytes], Written] = {}
+    by_rank = {}
     for rank in sorted(seen):
-        one = seen[rank]
-        same = shared.setdefault((id(one.rows), one.fingerprints), one)
-        those[rank] = Written(same.rows, same.fingerprints, one.text)
-    random = {str(one.text.get("random") or "") for one in seen.values()}
+        written = seen[rank]
+        same = sides.setdefault((id(written.rows), written.fingerprints), written)
+        by_rank[rank] = Written(same.rows, same.fingerprints, written.text)
+    # Nodes share the root if all their ranks are equal; if ranks here differ, it is unique to this node.
+    root = b"".join(root_of(side.rows, side.fingerprints) for side in sides.values())
+    if len(sides) != 1:
+        root = blake2b(root + repr(sorted(by_rank)).encode(), digest_size=ROOT_SIZE).digest()
+    random = {str(written.text.get("random") or "") for written in seen.values()}
     return Kept(
         number=number,
-        seen=those,
-        root=_root_of_sides(shared.values(), those),
+        seen=by_rank,
+        root=root,
         random=random.pop().encode() if len(random) == 1 else b"",
-        size_bytes=sum(len(one.fingerprints) for one in shared.values()) + _RANK_BYTES * len(those),
+        size_bytes=sum(len(side.fingerprints) for side in sides.values()) + _RANK_BYTES * len(by_rank),
     )
-
-
-def _root_of_sides(sides: Collection[Written], ranks: Iterable[int]) -> bytes:
-    """Return a hash that nodes share if all their ranks are equal; if ranks here differ, it is unique to this node."""
-    roots = b"".join(root_of(one.rows, one.fingerprints) for one in sides)
-    if len(sides) == 1:
-        return roots
-    return blake2b(roots + repr(sorted(ranks)).encode(), digest_size=ROOT_SIZE).digest()
 
 
 MAX_BATCH_BYTES = 4 * 2**20
@@ -414,16 +395,18 @@ def pack_stream(index: StreamIndex, found: Stream) -> StreamKept:
     tables: dict[int, tuple[int, Rows]] = {}
     points: list[StepKept] = []
     space = MAX_BATCH_BYTES
-    for one in index.points:
-        point = _pack_point(one, tables)
+    for kept in index.points:
+        point = _pack_point(kept, tables)
         space -= sum(len(side.fingerprints) + sum(map(len, side.texts)) for side in point.sides)
         if space < 0 and points:
             break
         points.append(point)
     return StreamKept(
-        **{one.name: getattr(index.key, one.name) for one in fields(StreamKey)},
+        **{field.name: getattr(index.key, field.name) for field in fields(StreamKey)},
         name=index.name,
-        tables=tuple(_rows_in_order(rows) for _, rows in tables.values()),
+        tables=tuple(
+            tuple(row for kind in rows.kinds.values() for _, row in kind.rows.values()) for _, rows in tables.values()
+        ),
         points=tuple(points),
         found=found,
     )
@@ -435,67 +418,41 @@ def unpack_points(kept: StreamKept, rows_read: RowsRead) -> Points:
     Raises:
         ValueError, TypeError: the points are damaged.
     """
-    tables = [rows_read.read([_as_written(row) for row in table]) for table in kept.tables]
+    tables = [  # rows in the format of a rank's table
+        rows_read.read([[_LETTERS[row.what], row.name, row.part, list(row.shape), row.dtype] for row in table])
+        for table in kept.tables
+    ]
     sizes = [len(table) * fingerprint_layout.FINGERPRINT_SIZE for table in kept.tables]
-    return {one.number: _unpack_point(one, tables, sizes, set(kept.members)) for one in kept.points}
+    members = set(kept.members)
+    points: Points = {}
+    for point in kept.points:
+        by_rank = points[point.number] = {}
+        for side in point.sides:
+            if not 0 <= side.table < len(tables) or len(side.texts) != len(side.ranks):
+                raise ValueError("a side without a table, or without texts")
+            fingerprints = bytes.fromhex(side.fingerprints)
+            if len(fingerprints) != sizes[side.table] or not members.issuperset(side.ranks):
+                raise ValueError(
+                    "a side whose fingerprints are not those of its table, or whose ranks are not in its group"
+                )
+            for rank, text in zip(side.ranks, map(json.loads, side.texts), strict=True):
+                if not isinstance(text, dict):
+                    raise TypeError("a text that is not a JSON object")
+                by_rank[rank] = Written(tables[side.table], fingerprints, text)
+    return points
 
 
-def _pack_point(one: Kept, tables: dict[int, tuple[int, Rows]]) -> StepKept:
-    sides: dict[tuple[int, bytes], list[int]] = {}
-    for rank, seen in one.seen.items():
+def _pack_point(point: Kept, tables: dict[int, tuple[int, Rows]]) -> StepKept:
+    ranks_by_side: dict[tuple[int, bytes], list[int]] = {}
+    for rank, seen in point.seen.items():
         tables.setdefault(id(seen.rows), (len(tables), seen.rows))
-        sides.setdefault((tables[id(seen.rows)][0], seen.fingerprints), []).append(rank)
-    return StepKept(
-        number=one.number,
-        sides=tuple(
-            SideKept(
-                ranks=tuple(ranks),
-                table=table,
-                fingerprints=_fingerprints_in_order(one.seen[ranks[0]]).hex(),
-                texts=tuple(json.dumps(one.seen[rank].text) for rank in ranks),
-            )
-            for (table, _), ranks in sides.items()
-        ),
-    )
-
-
-def _rows_in_order(rows: Rows) -> tuple[TensorRow, ...]:
-    return tuple(row for kind in rows.kinds.values() for _, row in kind.rows.values())
-
-
-def _fingerprints_in_order(seen: Written) -> bytes:
-    """Return the fingerprints of the rows that we compare, without tensors that may differ."""
-    starts = (at for kind in seen.rows.kinds.values() for at, _ in kind.rows.values())
-    return b"".join(seen.fingerprints[at : at + fingerprint_layout.FINGERPRINT_SIZE] for at in starts)
-
-
-def _as_written(row: TensorRow) -> list[Any]:
-    """Return a row in the format of a rank's table."""
-    return [_LETTERS[row.what], row.name, row.part, list(row.shape), row.dtype]
-
-
-def _unpack_point(
-    point: StepKept, tables: list[Rows], sizes: list[int], members: set[int]
-) -> dict[int, Written]:  # fmt: skip
-    found: dict[int, Written] = {}
-    for side in point.sides:
-        if not 0 <= side.table < len(tables) or len(side.texts) != len(side.ranks):
-            raise ValueError("a side without a table, or without texts")
-        fingerprints = bytes.fromhex(side.fingerprints)
-        if len(fingerprints) != sizes[side.table] or not members.issuperset(side.ranks):
-            raise ValueError(
-                "a side whose fingerprints are not those of its table, or whose ranks are not in its group"
-            )
-        found |= {rank: Written(tables[side.table], fingerprints, _json_object(text)) for rank, text in _pairs(side)}
-    return found
-
-
-def _pairs(side: SideKept) -> Iterable[tuple[int, str]]:
-    return zip(side.ranks, side.texts, strict=True)
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    read = json.loads(text)
-    if not isinstance(read, dict):
-        raise TypeError("a text that is not a JSON object")
-    return read
+        ranks_by_side.setdefault((tables[id(seen.rows)][0], seen.fingerprints), []).append(rank)
+    sides = []
+    for (table, fingerprints), ranks in ranks_by_side.items():
+        # Those of the rows that we compare, in their order, without tensors that may differ.
+        kinds = point.seen[ranks[0]].rows.kinds.values()
+        starts = (at for kind in kinds for at, _ in kind.rows.values())
+        compared = b"".join(fingerprints[at : at + fingerprint_layout.FINGERPRINT_SIZE] for at in starts)
+        texts = tuple(json.dumps(point.seen[rank].text) for rank in ranks)
+        sides.append(SideKept(ranks=tuple(ranks), table=table, fingerprints=compared.hex(), texts=texts))
+    return StepKept(number=point.number, sides=tuple(sides))

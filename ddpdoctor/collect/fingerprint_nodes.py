@@ -6,13 +6,14 @@ from the run folder of the reporting node.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.fingerprint_compare import Comparer, StreamSeen
 from ddpdoctor.collect.fingerprint_files import BEFORE_ALL, DAMAGED, Points, RowsRead, pack_stream, unpack_points
 from ddpdoctor.collect.run.evidence import load
-from ddpdoctor.model.consistency import Consistency, Difference, Stream, Values, What
+from ddpdoctor.model.consistency import Consistency, Stream, Values, What
 from ddpdoctor.model.replica_records import NodeStreams, RootsRequest, StreamKept
 from ddpdoctor.model.run import attempt_name
 
@@ -61,19 +62,16 @@ class JointStream:
             self._judge(member, now_s)
         if self.asked_s is not None:
             is_late = now_s - self.asked_s > ANSWER_LIMIT_S
-            return self._compare_contents(now_s) if self.received and (is_late or self._has_all()) else False
-        if self._is_complete():
-            self._pass(min(self.equal.get(member, BEFORE_ALL) for member in self.reported))
+            has_all = self.reported.keys() <= self.received.keys()
+            return self._compare_contents(now_s) if self.received and (is_late or has_all) else False
+        if self.reported and self.ranks().issuperset(self.own.key.members):
+            # These points are equal on all nodes, so comparing this node's ranks is enough.
+            upto = min(self.equal.get(member, BEFORE_ALL) for member in self.reported)
+            for kept in self.own.points:
+                if self.compared_upto < kept.number <= upto:
+                    self.found.compare(kept.number, kept.seen)
+            self._settle(upto)
         return False
-
-    def answered(self, member: int, points: Points) -> None:
-        """Store the contents that another node has sent."""
-        self.received[member] = points
-
-    def compare(self, theirs: Iterable[Points], upto: int) -> bool:
-        """Compare contents up to a point; return whether a kind of tensor differs for the first time."""
-        own = {kept.number: dict(kept.seen) for kept in self.own.points}
-        return compare_points(self.found, [own, *theirs], range(self.compared_upto + 1, upto + 1))
 
     def ranks(self) -> set[int]:
         """Return the ranks that any node has reported."""
@@ -96,26 +94,14 @@ class JointStream:
             self.asked_s = now_s
             self.received = {}
 
-    def _is_complete(self) -> bool:
-        """Return whether all ranks of the group were reported."""
-        return bool(self.reported) and self.ranks().issuperset(self.own.key.members)
-
-    def _has_all(self) -> bool:
-        return self.reported.keys() <= self.received.keys()
-
-    def _pass(self, upto: int) -> None:
-        """Settle points that are equal on all nodes; comparing this node's ranks is enough."""
-        for kept in self.own.points:
-            if self.compared_upto < kept.number <= upto:
-                self.found.compare(kept.number, kept.seen)
-        self._settle(upto)
-
     def _compare_contents(self, now_s: float) -> bool:
         any_news = False
         lasts = [max(points) for points in self.received.values() if points]
         if lasts:
             upto = min(self.own.upto, *lasts)
-            any_news = self.compare(self.received.values(), upto)
+            own = {kept.number: dict(kept.seen) for kept in self.own.points}
+            nodes = [own, *self.received.values()]
+            any_news = compare_points(self.found, nodes, range(self.compared_upto + 1, upto + 1))
             self.equal |= {member: max(upto, self.equal.get(member, BEFORE_ALL)) for member in self.received}
             self._settle(upto)
         self.asked_s, self.received = None, {}
@@ -185,18 +171,22 @@ class Joint:
         for kept in sent.streams:
             stream = self._stream(kept.name)
             if stream is not None and stream.asked_s is not None:
-                stream.answered(member, self._unpack(member, kept))
+                stream.received[member] = {}
+                try:
+                    stream.received[member] = unpack_points(kept, self._rows_read)
+                except DAMAGED as error:
+                    self.unread[member] = str(error) or type(error).__name__
 
     def found(self) -> NodeStreams:
         """Return the result over all nodes so far."""
-        return NodeStreams(streams=tuple(_found_so_far(one) for one in self._streams.values() if one.reported))
-
-    def _unpack(self, member: int, kept: StreamKept) -> Points:
-        try:
-            return unpack_points(kept, self._rows_read)
-        except DAMAGED as error:
-            self.unread[member] = str(error) or type(error).__name__
-            return {}
+        streams = []
+        for joint in self._streams.values():
+            if joint.reported:
+                stream = joint.found.stream(())
+                same_random = stream.same_random * joint.same_random
+                stream = replace(stream, ranks=tuple(sorted(joint.ranks())), same_random=same_random)
+                streams.append(replace(pack_stream(joint.own, stream), points=(), tables=()))
+        return NodeStreams(streams=tuple(streams))
 
     def _stream(self, name: str) -> JointStream | None:
         own = self._own.streams.get(name)
@@ -206,12 +196,6 @@ class Joint:
         if name not in self._streams:
             self._streams[name] = JointStream(own=own, found=StreamSeen(own.key))
         return self._streams[name]
-
-
-def _found_so_far(one: JointStream) -> StreamKept:
-    stream = one.found.stream(())
-    stream = replace(stream, ranks=tuple(sorted(one.ranks())), same_random=stream.same_random * one.same_random)
-    return replace(pack_stream(one.own, stream), points=(), tables=())
 
 
 COMPARISON = "consistency"
@@ -228,16 +212,14 @@ def read_consistency(folder: Path, run: Run, attempt: int | None, writers: Itera
     if run.check_every == 0:
         return Consistency(check_every=0)
     saved = load(Consistency, folder / attempt_name(COMPARISON, attempt))
-    return saved if saved is not None else _compare(folder, run.check_every, run.allow_different, writers)
-
-
-def _compare(folder: Path, every: int, patterns: tuple[str, ...], writers: Iterable[Writer]) -> Consistency:
-    comparer = Comparer(folder / "prints", check_every=every, allowed=patterns)
+    if saved is not None:
+        return saved
+    comparer = Comparer(folder / "prints", check_every=run.check_every, allowed=run.allow_different)
     try:
         comparer.compare(writers)
         return comparer.close()
     except Exception as error:  # noqa: BLE001 - damaged files must not hide the other facts of the job
-        return Consistency(check_every=every, unread=(f"what ranks wrote: {type(error).__name__}: {error}",))
+        return Consistency(check_every=run.check_every, unread=(f"what ranks wrote: {type(error).__name__}: {error}",))
 
 
 MAX_NUMBER = 2**62
@@ -259,47 +241,54 @@ def unite_consistency(
     ``folder`` and ``attempt`` belong to the reporting node, ``nodes`` holds the same pair for each other node, and
     ``found`` holds each node's own comparison, beginning with the reporting node's.
     """
-    own, known = found[0], [one for one in found if one is not None]
-    joint = {one.name: one for one in read_points(folder / attempt_name(JOINT, attempt)).streams}
+    own, known = found[0], [comparison for comparison in found if comparison is not None]
+    joint = {stream.name: stream for stream in read_points(folder / attempt_name(JOINT, attempt)).streams}
     if own is None or (len(known) < 2 and not joint):
         return own
-    kept = [read_points(where / attempt_name(POINTS, number)) for where, number in ((folder, attempt), *nodes)]
-    shared = {one.name: one for node in kept for one in node.streams}
-    joined = [_join(joint.get(name), [_named(node, name) for node in kept], own.allowed) for name in shared]
+    kept: dict[str, list[StreamKept]] = {}
+    for where, number in ((folder, attempt), *nodes):
+        of_node: dict[str, StreamKept] = {}
+        for stream in read_points(where / attempt_name(POINTS, number)).streams:
+            of_node.setdefault(stream.name, stream)
+        for name, stream in of_node.items():
+            kept.setdefault(name, []).append(stream)
+    joined = [_join(joint.get(name), of_nodes, own.allowed) for name, of_nodes in kept.items()]
     streams = [stream for stream in joined if stream.compared]
-    alone = [stream for one in known for stream in one.streams if not _is_covered(stream, streams)]
+    alone = [stream for node in known for stream in node.streams if not _is_covered(stream, streams)]
     return replace(
         own,
         streams=(*streams, *alone),
-        bytes_written=max(one.bytes_written for one in known),
-        unread=tuple(dict.fromkeys(why for one in known for why in one.unread)),
+        bytes_written=max(node.bytes_written for node in known),
+        unread=tuple(dict.fromkeys(why for node in known for why in node.unread)),
     )
 
 
-def _join(joint: StreamKept | None, nodes: Sequence[StreamKept | None], allowed: tuple[str, ...]) -> Stream:
+def _join(joint: StreamKept | None, nodes: Sequence[StreamKept], allowed: tuple[str, ...]) -> Stream:
     """Return one stream over all nodes: the joint result so far, continued with the points that nodes still keep."""
-    there = [node for node in nodes if node is not None]
     before = joint.found if joint is not None else None
     since = BEFORE_ALL if before is None or before.last_number is None else before.last_number
-    seen = StreamSeen(there[0])
+    seen = StreamSeen(nodes[0])
     rows_read = RowsRead(allowed)
-    compare_points(seen, [_unpack(node, rows_read) for node in there], range(since + 1, MAX_NUMBER))
+    points = []
+    for node in nodes:
+        with contextlib.suppress(*DAMAGED):
+            points.append(unpack_points(node, rows_read))
+    compare_points(seen, points, range(since + 1, MAX_NUMBER))
     stream = seen.stream(())
     whole = stream if before is None else _continued(before, stream)
-    return _with_own(whole, [node.found for node in there])
-
-
-def _unpack(kept: StreamKept, rows_read: RowsRead) -> Points:
-    try:
-        return unpack_points(kept, rows_read)
-    except DAMAGED:
-        return {}
+    return _with_own(whole, [node.found for node in nodes])
 
 
 def _continued(before: Stream, after: Stream) -> Stream:
     """Return the result of two consecutive ranges of points."""
-    known = {one.what for one in before.differences}
-    later = tuple(_since(before, one) for one in after.differences if one.what not in known)
+    differences = list(before.differences)
+    known = {difference.what for difference in differences}
+    for difference in after.differences:
+        if difference.what not in known:
+            # Its last equal point may be in the earlier range.
+            earlier = before.last_number if difference.what in before.kinds else None
+            last_equal = earlier if difference.last_equal is None else difference.last_equal
+            differences.append(replace(difference, last_equal=last_equal))
     return replace(
         before,
         ranks=tuple(sorted({*before.ranks, *after.ranks})),
@@ -307,18 +296,11 @@ def _continued(before: Stream, after: Stream) -> Stream:
         last_number=before.last_number if after.last_number is None else after.last_number,
         tensors=after.tensors or before.tensors,
         kinds=tuple(what for what in What if what in before.kinds or what in after.kinds),
-        differences=(*before.differences, *later),
+        differences=tuple(differences),
         values=_united_values([before, after]),
         same_random=before.same_random + after.same_random,
         every=after.every,
     )
-
-
-def _since(before: Stream, difference: Difference) -> Difference:
-    """Return a difference with the last equal point before it, which may be in the earlier range."""
-    if difference.last_equal is not None or difference.what not in before.kinds:
-        return difference
-    return replace(difference, last_equal=before.last_number)
 
 
 def _with_own(whole: Stream, own: Sequence[Stream]) -> Stream:
@@ -349,15 +331,11 @@ def _united_values(streams: Iterable[Stream]) -> tuple[tuple[int, tuple[Values, 
     )
 
 
-def _named(node: NodeStreams, name: str) -> StreamKept | None:
-    return next((one for one in node.streams if one.name == name), None)
-
-
-def _identity(stream: Stream) -> tuple[object, ...]:
-    return stream.clock, stream.group, stream.model, stream.optimizer, (*stream.ranks, *stream.unpaired)
-
-
 def _is_covered(stream: Stream, shared: Iterable[Stream]) -> bool:
     """Return whether the joint streams include a node's own view of a stream."""
-    mine = {*stream.ranks, *stream.unpaired}
-    return any(_identity(one)[:4] == _identity(stream)[:4] and mine <= {*one.ranks, *one.unpaired} for one in shared)
+    identity = (stream.clock, stream.group, stream.model, stream.optimizer)
+    return any(
+        (joint.clock, joint.group, joint.model, joint.optimizer) == identity
+        and {*stream.ranks, *stream.unpaired} <= {*joint.ranks, *joint.unpaired}
+        for joint in shared
+    )
