@@ -19,7 +19,7 @@ NOT_FOR_CHILDREN = frozenset({"DDPDOCTOR_RUN"})
 
 TORCH_PROBE = "ddpdoctor.probes.torch_facts"
 _WITH_PARENT = """
-import ctypes, os, runpy, sys
+import ctypes, os, sys
 _, parent, *sys.argv = sys.argv
 try:
     ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
@@ -27,10 +27,12 @@ except AttributeError:  # not Linux
     pass
 if os.getppid() != int(parent):  # it ended before that
     os._exit(0)
-runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
-"""Runs a module as ``-m`` does, in a process that ends when its parent does, even by SIGKILL. ``preexec_fn`` could do
-the same, but not where threads run."""
+"""Makes a process end when its parent does, even by SIGKILL. ``preexec_fn`` could do it, but not where threads run."""
+_MODULE = _WITH_PARENT + 'import runpy; runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)'
+"""Then runs a module as ``-m`` does."""
+_PROGRAM = _WITH_PARENT + "os.execv(sys.argv[0], sys.argv)"
+"""Then becomes another program, which keeps that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,7 @@ class ChildProcess:
     def __init__(self, module: Sequence[str], env: Mapping[str, str], *, flags: Sequence[str] = ()) -> None:
         """Start a ddpdoctor module with its arguments, without the variables that load the recorder; raises OSError."""
         self._process = start_program(
-            [sys.executable, *safe_flags(), *flags, "-c", _WITH_PARENT, str(os.getpid()), *module],
+            [sys.executable, *safe_flags(), *flags, "-c", _MODULE, str(os.getpid()), *module],
             {name: value for name, value in env.items() if name not in NOT_FOR_CHILDREN},
         )
 
@@ -93,6 +95,11 @@ def start_program(command: Sequence[str], env: Mapping[str, str] | None = None) 
     )
     atexit.register(process.kill)
     return process
+
+
+def start_bound_program(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a program, given by its path, that does not outlive this process even if that is killed; raises OSError."""
+    return start_program([sys.executable, "-I", "-S", "-c", _PROGRAM, str(os.getpid()), *command])
 
 
 def wait_for_program(process: subprocess.Popen[bytes], limit_s: float) -> ChildEnd:

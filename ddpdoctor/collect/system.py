@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.child import start_program, wait_for_program
+from ddpdoctor.collect.child import start_bound_program, wait_for_program
 from ddpdoctor.collect.files import list_names
 from ddpdoctor.model.sides import grouped
 
@@ -159,7 +159,7 @@ class SystemCalls:
         path = shutil.which(command[0], path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
         if path is None:
             raise FileNotFoundError(errno.ENOENT, f"{command[0]} is not installed")
-        ended = wait_for_program(start_program([path, *command[1:]]), limit_s)
+        ended = wait_for_program(start_bound_program([path, *command[1:]]), limit_s)
         if ended.status is None:
             raise TimeoutError(errno.ETIMEDOUT, f"{command[0]} did not answer within {limit_s:.0f} s")
         return CommandResult(status=ended.status, output=ended.out, error=ended.err)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -121,6 +122,10 @@ class Gpus:
     """NVIDIA GPUs in sysfs."""
     init_error: str | None = None
     """NVML's name of the error if it could not be initialized. ``devices`` is empty then."""
+
+
+DEVICE_ERROR = re.compile(r"(?:CUDA error|unhandled cuda error|CUDA driver error)(?!: out of memory)", re.IGNORECASE)
+"""An error of a device, as torch and NCCL word it. If the device is at fault, the kernel's log has an Xid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ python -m tests.matrix                              every version, five minutes 
 python -m tests.matrix --torch 2.6,2.15 --python 3.10,3.11
 python -m tests.matrix --python 3.14=/opt/python3.14/bin/python3
 python -m tests.matrix --nccl --torch 2.14.1        NCCL on a stand-in, for whole versions; ten minutes each
+python -m tests.matrix --nccl --torch 2.14.1 --only "stall or lost"        ... only some of its tests, by pytest's -k
 python -m tests.matrix --table                      only write the page again
 
 Results are kept in results.json beside this file, so that combinations can be tried one by one. An environment is
@@ -33,7 +34,8 @@ def main() -> None:
     options = _options()
     torches = [] if options.table else options.torch.split(",")
     for torch in torches if options.nccl else []:
-        found = _read(NCCL_RESULTS) | {torch: try_nccl(torch)}
+        found = _read(NCCL_RESULTS)
+        found[torch] = (found.get(torch, {}) if options.only else {}) | try_nccl(torch, options.only)
         NCCL_RESULTS.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
     for torch in [] if options.nccl else torches:
         for named in options.python.split(","):
@@ -59,6 +61,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--python", default=",".join(PYTHON), help="versions, or VERSION=PATH, with commas between")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where environments are made")
     parser.add_argument("--nccl", action="store_true", help="try NCCL on a stand-in for CUDA, for whole versions")
+    parser.add_argument("--only", default="", help="with --nccl: run the tests that pytest -k selects, keep the others")
     parser.add_argument("--wrong", action="store_true", help="leave out the jobs that were right before")
     parser.add_argument("--table", action="store_true", help="try nothing, write the page from what was tried before")
     return parser.parse_args()

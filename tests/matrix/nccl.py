@@ -24,8 +24,8 @@ is a job without `wrap`.
 """
 
 
-def try_nccl(torch: str) -> Outcomes:
-    """Run every scenario with a version of torch, such as "2.14.1"."""
+def try_nccl(torch: str, only: str) -> Outcomes:
+    """Run every scenario that pytest's ``-k`` selects by ``only``, with a version of torch such as "2.14.1"."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "junit.xml")
         command = (
@@ -38,6 +38,8 @@ def try_nccl(torch: str) -> Outcomes:
             "-m",
             "standin",
             f"--junitxml={file}",
+            "-k",
+            only,
             "tests/standin",
         )
         subprocess.run(command, cwd=ROOT, env={**os.environ, "STANDIN_TORCH": torch}, check=False)

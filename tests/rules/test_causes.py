@@ -20,9 +20,11 @@ from ddpdoctor.model.causes import (
     Space,
 )
 from ddpdoctor.model.findings import Confidence
+from ddpdoctor.model.gpus import KernelView, Xid
 from ddpdoctor.model.stacks import Frame
 
 from .build import LOCK, NOW, QUEUE, S, call, crashed, ended, error, in_call, in_user, job, killed, line, sample, stack
+from .environment.build import node
 
 GIB = 2**30
 STDLIB = "/usr/lib/python3.11"
@@ -339,4 +341,41 @@ def test_a_rank_that_died_of_memory_says_what_was_measured(name):
     assert finding.kind in {"killed", "crash"}
     reported = [text for text in finding.evidence if text.startswith("rank 0: ")]
     assert any(said in text for text in reported) if said else not reported, finding.evidence
+    assert fix in finding.fix, finding.fix
+
+
+ECC = raised("AcceleratorError", "CUDA error: uncorrectable ECC error encountered")
+FAULT = "a memory error that ECC could not correct"
+DRIVER = {
+    "of this process": (
+        ECC, (48, "pid=1000, name=python, Ch 8", 30.0), f"has Xid 48 of this process, at the GPU 0000:1b:00.0: {FAULT}",
+        "nvidia-smi -r -i 0000:1b:00.0"),
+    "of no process": (
+        ECC, (79, "pid='<unknown>', name=<unknown>, GPU has fallen off the bus.", 30.0), "Xid 79 of no process",
+        "reboot"),
+    "of a pid that no rank has, as in a container": (
+        ECC, (48, "pid='88123', name=python", 30.0), "Xid 48 of process 88123", "exclude the host"),
+    "a program's fault": (
+        raised("AcceleratorError", "CUDA error: an illegal memory access was encountered"),
+        (31, "pid=1000, name=python, Ch 8", 30.0), "Xid 31 of this process", "CUDA_LAUNCH_BLOCKING=1"),
+    "an abort in a thread of C++": (killed(0, "SIGABRT"), (79, "pid=1000, name=python", 30.0), "Xid 79", "reboot"),
+    "another rank's": (ECC, (48, "pid=1001, name=python", 30.0), None, "exclude the host"),
+    "before this job": (ECC, (48, "pid=1000, name=python", 5e5), None, "exclude the host"),
+    "at an unknown time": (ECC, (48, "pid=1000, name=python", None), None, "exclude the host"),
+    "a program's fault of another process": (ECC, (31, "pid=88123, name=python", 30.0), None, "exclude the host"),
+    "an abort, and a fault of no process": (
+        killed(0, "SIGABRT"), (79, "pid='<unknown>'", 30.0), None, "native code"),
+    "an error that is no device's": (raised("ValueError", "bad"), (48, "pid=1000", 30.0), None, "fix the error"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DRIVER)
+def test_a_device_that_was_lost_has_the_drivers_words_of_the_kernels_log(name):
+    rank, (code, text, age_s), said, fix = DRIVER[name]
+    xid = Xid(bus_id="0000:1b:00.0", code=code, text=text, age_s=age_s)
+    machine = node("node0", kernel_log=KernelView(xids=(xid,)))
+    finding = judge(job(rank, in_call(1), in_call(2), ended=True, machine=machine)).findings[0]
+    reported = [one for one in finding.evidence if "Xid" in one]
+    assert all(said in one for one in reported) if said else not reported, finding.evidence
+    assert bool(reported) is bool(said)
     assert fix in finding.fix, finding.fix

@@ -6,6 +6,7 @@ torch.
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -18,11 +19,31 @@ HANG_TIMEOUT_S = 6
 LIMIT_S = 200.0
 TORCH = os.environ.get("STANDIN_TORCH") or environment.TORCH
 _TWO_GPUS = {"FAKECUDA_DEVICES": "2", "OWN_GPUS": "1"}
+_LOGGED = """import os, sys
+put = 'touch "$KERNEL_LOG" && mount --bind "$KERNEL_LOG" /dev/kmsg && exec "$@"'
+os.execvp("unshare", ["unshare", "--mount", "sh", "-c", put, "sh", sys.executable, *sys.argv[1:]])"""
+"""A command of Python's that puts a file in the place of the kernel's log, for the command that follows."""
+_XIDS = {
+    "logged": ("214", "48, pid={{pid}}, name=python, Ch 00000010"),
+    "fallen": ("719", "79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."),
+    "innocent": ("214", "48, pid=1, name=other, Ch 00000010"),
+}
+"""Codes of CUDA's error, and the driver's words of it."""
 _SHORT = ("--hang-timeout", "{hang_s}", "--on-hang", "auto")
+_LOST = {
+    code: wrapped(f"lost_{code}", "faults", *HANG, *OFF, env={"FAULT": "none", "FAKECUDA_FAIL": f"1:{code}:12"})
+    for code in ("214", "719")
+}
 _OWN = (
+    *_LOST.values(),
     *(
-        wrapped(f"lost_{code}", "faults", *HANG, *OFF, env={"FAULT": "none", "FAKECUDA_FAIL": f"1:{code}:12"})
-        for code in ("214", "719")
+        replace(
+            _LOST[code],
+            name=f"lost_{name}",
+            command=("-c", _LOGGED, *_LOST[code].command),
+            env={**_LOST[code].env, "XID": words, "KERNEL_LOG": "{folder}/kernel.log"},
+        )
+        for name, (code, words) in _XIDS.items()
     ),
     *(
         wrapped(f"stall_{name}", "faults", *level, env={"FAULT": "stall", "FAKENCCL_STALL": number, **env})

@@ -4,6 +4,7 @@ import pytest
 
 from tests.gpu.judging import Ran, assert_blamed, assert_recorded, assert_silent, outcomes, report_of
 from tests.nvml_driver import compile_driver
+from tests.scenarios.hosts import require
 
 pytestmark = pytest.mark.standin
 LOST = {"214": "uncorrectable ECC error", "719": "unspecified launch failure"}
@@ -17,6 +18,23 @@ def test_lost(ran: Ran, code: str) -> None:
     assert LOST[code] in report["verdict"]["summary"]
     assert any("GPU" in said for said in report["verdict"]["evidence"]), report["verdict"]
     assert_recorded(report)
+
+
+XIDS = {"logged": "Xid 48 of this process", "fallen": "Xid 79 of no process", "innocent": "Xid 48 of process 1,"}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.gpu_job(f"lost_{name}")) for name in XIDS])
+def test_xid(ran: Ran, name: str) -> None:
+    """The kernel's log has the driver's words of the fault: the verdict has its number, and what to do with that GPU.
+
+    Of another process's GPU the words are shown, and nothing is to be done with it.
+    """
+    require("unshare", "mount")
+    verdict = report_of(ran(f"lost_{name}"))["verdict"]
+    assert (verdict["kind"], verdict["ranks"]) == ("crash", [1]), verdict
+    assert any(XIDS[name] in said for said in verdict["evidence"]), verdict
+    assert ("0000:1b:00.0" in verdict["fix"] or "reboot" in verdict["fix"]) is (name != "innocent"), verdict
 
 
 @pytest.mark.full

@@ -21,8 +21,8 @@ LIMIT_S = 6.0
 """Our choice: a healthy node takes one second to read. A section that hangs is reported as such."""
 
 
-def save_machine(folder: Path) -> None:
-    """Read this machine and write machine.json, whole or not at all; raises OSError."""
+def save_machine(folder: Path, sections: frozenset[str] = SECTIONS) -> None:
+    """Read these sections of this machine and write machine.json, whole or not at all; raises OSError."""
     system = System()
-    node = read_node(system, ReadingPlan(sections=SECTIONS, limit_s=LIMIT_S), (read_process(system),))
+    node = read_node(system, ReadingPlan(sections=sections, limit_s=LIMIT_S), (read_process(system),))
     save(folder / FILE, node)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Helper
 from ddpdoctor.model.findings import Confidence, Place, Severity
+from ddpdoctor.model.gpus import DEVICE_ERROR
 from ddpdoctor.model.known_errors import find_known
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.reading import known as known_of
 from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.environment.xid import CODES, OTHER
 from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
@@ -20,6 +24,7 @@ from .job_state import Cause, JobState
 from .memory_causes import memory_clues
 from .mismatch import SPLITS_FIT
 from .node_findings import judge_lost
+from .nodes import machines_of
 from .places import innermost_user, places
 from .reducer_causes import other_words, reducer_clues, reducer_summary
 from .stores import left_file, left_file_problem
@@ -34,6 +39,8 @@ if TYPE_CHECKING:
 
     from .turning import Turning
 
+_PID = re.compile(r"\bpid='?(\d+)")
+"""The driver's "pid=4711, name=python"; it writes "pid='<unknown>'" too."""
 _FATAL_DUMP = frozenset({"SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT", "SIGILL"})
 _STEP_TOGETHER = (
     "give every rank the same number of steps (drop_last=True, model.join()), and call dist.barrier() before the "
@@ -157,7 +164,7 @@ def _failed(job: JobState, root: Failure) -> Problem:
     together = same_bug(root, job.failures)
     blamed = tuple(sorted(failure.rank.rank for failure in together))
     where = tuple(place for failure in together for place in places(failure.rank.rank, _lines(failure)))
-    clues = memory_clues(job, root) or reducer_clues(job, root)
+    clues = memory_clues(job, root) or reducer_clues(job, root) or _driver_clues(job, root)
     helper = error_of_helper(root)
     error = helper.error if helper is not None else root.error and (root.error.first or root.error)
     known = find_known(f"{error.type}: {error.message}") if error is not None else None
@@ -169,7 +176,7 @@ def _failed(job: JobState, root: Failure) -> Problem:
         if sharing and sharing <= job.states.keys():
             blamed, of_several = tuple(sorted(sharing)), True
             raisers = tuple(n for n in raisers if n in sharing)
-    if known is not None and not any(clue.fix for clue in clues):
+    if known is not None and (not any(clue.fix for clue in clues) or DEVICE_ERROR.search(known.shown)):
         clues = (*clues, Clue(said=f"{known.means} (at fault: {known.fault})", fix=known.fix))
     return Problem(
         severity=Severity.ERROR,
@@ -193,6 +200,34 @@ def _failed(job: JobState, root: Failure) -> Problem:
         fix=fix_of(clues, _fix(root, next(iter(where), None), {one.rank.rank for one in job.failures} - set(blamed))),
         origin=known.origin if known is not None else None,
     )
+
+
+def _driver_clues(job: JobState, root: Failure) -> tuple[Clue, ...]:
+    """Return what NVIDIA's driver wrote to the kernel's log of this host about the rank's process.
+
+    An error of a device may also be a fault of the GPU that the driver wrote of no process, or in a container of one
+    with another pid there; one of another pid may be another job's.
+    """
+    rank = root.rank
+    of_device = root.error is not None and DEVICE_ERROR.search(root.error.message) is not None
+    if rank.started_ns is None or not (of_device or root.by_signal):
+        return ()
+    logs = (known_of(machine.kernel_log) for machine in machines_of(job.facts) if machine.host == rank.host)
+    ran_s = (job.facts.now_ns - rank.started_ns) / 1e9
+    others = {state.rank.pid for state in job.states.values() if state.rank.host == rank.host} - {rank.pid}
+    found = {}
+    for xid in (xid for log in logs if log is not None for xid in log.xids):
+        severity, meaning, fix = CODES.get(xid.code, OTHER)
+        written = _PID.search(xid.text)
+        pid = int(written[1]) if written is not None else None
+        of_gpu = of_device and severity is not Severity.INFO and pid not in others
+        if xid.age_s is None or xid.age_s > ran_s or not (pid == rank.pid or of_gpu):
+            continue
+        whose = "of this process" if pid == rank.pid else "of no process" if pid is None else f"of process {pid}"
+        is_own = severity is not Severity.INFO and pid in (rank.pid, None)
+        said = f"the kernel's log has Xid {xid.code} {whose}, at the GPU {xid.bus_id}: {meaning}"
+        found[said] = Clue(said=said, fix=fix.replace("{index}", xid.bus_id) if is_own else "")
+    return tuple(found.values())
 
 
 def _of_reducer(failure: Failure) -> bool:

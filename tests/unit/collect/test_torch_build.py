@@ -103,11 +103,12 @@ def test_no_torch_at_all():
 
 PARENT = """
 import os, sys, time
-from ddpdoctor.collect.child import start_program, start_torch_child
-if sys.argv[1] == "program":
-    start_program(["sh", "-c", f"echo $$ > {os.environ['PID_FILE']}; exec sleep 600"])
+from ddpdoctor.collect import child
+if sys.argv[1].startswith("program"):
+    start = child.start_program if sys.argv[1] == "program" else child.start_bound_program
+    start(["/bin/sh", "-c", f"echo $$ > {os.environ['PID_FILE']}; exec sleep 600"])
 else:
-    start_torch_child(os.environ)
+    child.start_torch_child(os.environ)
 while not os.path.exists(os.environ["PID_FILE"]):
     time.sleep(0.01)
 if sys.argv[2] == "killed":
@@ -116,7 +117,10 @@ if sys.argv[2] == "killed":
 """Starts a child that hangs, and ends without waiting for it."""
 
 
-@pytest.mark.parametrize(("what", "end"), [("torch", "ended"), ("torch", "killed"), ("program", "ended")])
+@pytest.mark.parametrize(
+    ("what", "end"),
+    [("torch", "ended"), ("torch", "killed"), ("program", "ended"), ("program of a System", "killed")],
+)
 def test_no_child_outlives_its_parent(what, end, tmp_path):
     pid_file = tmp_path / "pid"
     text = f"""
