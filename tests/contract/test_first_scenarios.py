@@ -63,7 +63,7 @@ def scenarios() -> dict[str, tuple[bool, str]]:
 
 
 def _says(text: str, *words: str) -> bool:
-    return any(re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text) for word in words)
+    return any(word in text and re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text) for word in words)
 
 
 def test_each_kind_that_any_scenario_shows_is_shown_first_or_by_a_table(scenarios: dict[str, tuple[bool, str]]) -> None:
