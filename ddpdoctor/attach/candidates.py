@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.files import list_pids, read_link, read_text
 from ddpdoctor.collect.launch import LOCAL_RANK_VARIABLES, RANK_VARIABLES, read_rank
 from ddpdoctor.collect.proc import read_environment
+from ddpdoctor.collect.system import list_pids, read_link, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from ddpdoctor.attach.candidates import GROUP_THREADS, read_thread_names
 from ddpdoctor.attach.ranks import choose_ranks
 from ddpdoctor.attach.stacks import SUDO
-from ddpdoctor.collect.files import read_link
 from ddpdoctor.collect.launch import is_slurm_step, number, read_local_rank, text
 from ddpdoctor.collect.proc import descendants, read_command, read_environment, read_processes, read_status
 from ddpdoctor.collect.run.sources import WORLD_SIZE_NAMES
+from ddpdoctor.collect.system import read_link
 from ddpdoctor.model.attached import JobIdentity, RankBy, SeenRank
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.rank_words import count_of, format_numbers, name_list

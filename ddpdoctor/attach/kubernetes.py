@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.attach.nodes import LIMIT_S, Way, ask_nodes, collector
-from ddpdoctor.collect.child import start_program, wait_for_program
+from ddpdoctor.collect.bounded import start_program, wait_for_program
 from ddpdoctor.model.attached import NodeAnswer
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.rank_words import count_of

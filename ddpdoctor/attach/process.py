@@ -16,8 +16,8 @@ from ddpdoctor.collect.connections import (
     read_rows,
     read_sockets,
 )
-from ddpdoctor.collect.files import list_pids, read_link
 from ddpdoctor.collect.proc import below, by_parent, read_process, read_processes, read_status
+from ddpdoctor.collect.system import list_pids, read_link
 from ddpdoctor.model.attached import ChildFacts, Peer, ProcessFacts, ThreadFacts
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.attach.nodes import LIMIT_S, Way, ask_nodes, collector
-from ddpdoctor.collect.child import start_program, wait_for_program
+from ddpdoctor.collect.bounded import start_program, wait_for_program
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.recorder.storage.secrets import hide_in_text
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ddpdoctor.collect.child import ChildEnd
+    from ddpdoctor.collect.bounded import ChildEnd
 
 TOOLS = ("squeue", "scontrol", "srun")
 CONTROLLER_LIMIT_S = 30.0

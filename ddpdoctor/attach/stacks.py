@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ddpdoctor.collect.child import start_program, wait_for_program
-from ddpdoctor.collect.files import read_text
+from ddpdoctor.collect.bounded import start_program, wait_for_program
+from ddpdoctor.collect.system import read_text
 from ddpdoctor.model.attached import Refusal
 from ddpdoctor.recorder.storage.secrets import hide_in_text
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from ddpdoctor.attach.find import named_file
 from ddpdoctor.attach.process import shares_network
 from ddpdoctor.collect.connections import read_sockets
-from ddpdoctor.collect.files import read_text
+from ddpdoctor.collect.system import read_text
 from ddpdoctor.model.attached import Refusal
 from ddpdoctor.recorder.storage.files import parse_json
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.cli import log_writers
 from ddpdoctor.cli.log_writers import Entry
 from ddpdoctor.cli.output import render, say
-from ddpdoctor.collect.child import safe_flags
+from ddpdoctor.collect.bounded import safe_flags
 from ddpdoctor.launch.folders.report_dir import REPORT_NAME
 from ddpdoctor.model.findings import JobStatus
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.connections import Socket, find_listener, read_connections, read_rows
-from ddpdoctor.collect.files import list_names, list_pids, read_link, read_text
 from ddpdoctor.collect.limits import is_shared
 from ddpdoctor.collect.proc import read_command, read_environment
+from ddpdoctor.collect.system import list_names, list_pids, read_link, read_text
 from ddpdoctor.model.causes import Blocked, FileLock, LockFile, LockKind, LostChild, Owner, ProcessCauses
 from ddpdoctor.model.facts import signal_name
 

@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.child import ChildEnd, run_child
+from ddpdoctor.collect.bounded import ChildEnd, run_child
 from ddpdoctor.collect.kernel import read_on_bus, try_unlisted
 from ddpdoctor.collect.proc import read_process
 from ddpdoctor.collect.software import NO_DRIVER, is_nvidia_here
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from types import ModuleType
 
-    from ddpdoctor.collect.node import ReadingPlan
+    from ddpdoctor.collect.system import ReadingPlan
 
     Run = Callable[[tuple[str, ...], float], ChildEnd]
 

@@ -16,10 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import ask_side_by_side
-from ddpdoctor.collect.files import read_link
 from ddpdoctor.collect.proc import Process, read_process
 from ddpdoctor.collect.software import NO_DRIVER, is_nvidia_here
-from ddpdoctor.collect.system import System
+from ddpdoctor.collect.system import System, read_link
 from ddpdoctor.model.gpus import GpuOnBus, KernelView, StuckProcess, Xid
 from ddpdoctor.model.links import Pci, PciDevice
 from ddpdoctor.model.reading import NotRead, Unread, Why
@@ -27,7 +26,7 @@ from ddpdoctor.model.reading import NotRead, Unread, Why
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from ddpdoctor.collect.node import ReadingPlan
+    from ddpdoctor.collect.system import ReadingPlan
 
 
 KMSG = "/dev/kmsg"

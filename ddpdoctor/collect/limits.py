@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import ask_side_by_side
-from ddpdoctor.collect.files import read_text
 from ddpdoctor.collect.kernel import memory_nodes, parse_cpu_list
 from ddpdoctor.collect.proc import descendants, read_processes, read_status
-from ddpdoctor.collect.system import UNLIMITED, System
+from ddpdoctor.collect.system import UNLIMITED, System, read_text
 from ddpdoctor.model.causes import Space
 from ddpdoctor.model.limits import BusyCpu, Clock, Governor, Limit, Limits, Load, SharedMemory, Volume
 from ddpdoctor.model.reading import NotRead, Unread, Why
@@ -33,7 +32,7 @@ from ddpdoctor.model.reading import NotRead, Unread, Why
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ddpdoctor.collect.node import ReadingPlan
+    from ddpdoctor.collect.system import ReadingPlan
 
 
 LOADER_WORKER = "pt_data_worker"

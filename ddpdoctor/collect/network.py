@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.connections import LISTENING, TIME_WAIT, read_own_rows, read_sockets
-from ddpdoctor.collect.files import list_pids, read_link
 from ddpdoctor.collect.firewall import read_firewall
 from ddpdoctor.collect.launch import text
+from ddpdoctor.collect.system import list_pids, read_link
 from ddpdoctor.model.network import Interface, Lookup, Names, Network, PortUse
 from ddpdoctor.model.reading import Unread, Why
 from ddpdoctor.model.rendezvous import parse_endpoint
@@ -26,8 +26,7 @@ from ddpdoctor.recorder.storage.secrets import hide_secrets
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ddpdoctor.collect.node import ReadingPlan
-    from ddpdoctor.collect.system import System
+    from ddpdoctor.collect.system import ReadingPlan, System
 
     Ask = Callable[[], tuple[str, ...]]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.files import list_pids, read_text
+from ddpdoctor.collect.system import list_pids, read_text
 from ddpdoctor.model.sides import grouped
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 

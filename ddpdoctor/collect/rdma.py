@@ -17,8 +17,7 @@ from ddpdoctor.model.reading import NotRead, Unread, Why
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddpdoctor.collect.node import ReadingPlan
-    from ddpdoctor.collect.system import System
+    from ddpdoctor.collect.system import ReadingPlan, System
 
 
 DEVICES = "/sys/class/infiniband"

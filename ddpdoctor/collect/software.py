@@ -16,16 +16,15 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.child import start_torch_child
+from ddpdoctor.collect.bounded import start_torch_child
 from ddpdoctor.model.node import ConfFile
 from ddpdoctor.model.reading import NotRead, Unread, Why
 from ddpdoctor.model.software import Software, TorchBuild
 from ddpdoctor.model.variables import hide_login, is_listed
 
 if TYPE_CHECKING:
-    from ddpdoctor.collect.child import ChildProcess
-    from ddpdoctor.collect.node import ReadingPlan
-    from ddpdoctor.collect.system import System
+    from ddpdoctor.collect.bounded import ChildProcess
+    from ddpdoctor.collect.system import ReadingPlan, System
 
 
 NO_DRIVER = Unread(why=Why.ABSENT, reason="there is no NVIDIA driver here")

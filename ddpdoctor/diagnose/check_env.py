@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.launch import ByHand, seen_launch
-from ddpdoctor.collect.node import ReadingPlan
-from ddpdoctor.collect.system import System
+from ddpdoctor.collect.system import ReadingPlan, System
 from ddpdoctor.diagnose.fleet import gather
 from ddpdoctor.diagnose.redact import redact
 from ddpdoctor.diagnose.reports import check_report
@@ -24,7 +23,7 @@ from ddpdoctor.rules.environment.expected_versions import VERSION_OF
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ddpdoctor.collect.child import ChildProcess
+    from ddpdoctor.collect.bounded import ChildProcess
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.node import Fleet
     from ddpdoctor.rules.registry import Rule

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import ddpdoctor
 from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.launch import read_identity, read_process, seen_ranks
-from ddpdoctor.collect.node import SECTIONS_FOR_BENCH, ReadingPlan, read_node
-from ddpdoctor.collect.system import System
+from ddpdoctor.collect.system import SECTIONS_FOR_BENCH, ReadingPlan, System, read_node
 from ddpdoctor.diagnose.assembly import Facts, Head, Hello, assemble, describe_missing, missing_ranks
 from ddpdoctor.exchange.clocks import ShownClock, measure_offset
 from ddpdoctor.exchange.conversation import BadRecord

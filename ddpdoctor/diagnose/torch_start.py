@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.child import start_torch_child
+from ddpdoctor.collect.bounded import start_torch_child
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpdoctor.collect.child import ChildProcess
+    from ddpdoctor.collect.bounded import ChildProcess
 
 LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID")
 

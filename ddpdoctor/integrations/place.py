@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.child import safe_flags
+from ddpdoctor.collect.bounded import safe_flags
 from ddpdoctor.launch.folders.attendance import enter, read_attendance
 from ddpdoctor.launch.folders.host_meeting import HostWatch, locked, meeting_file, read_meeting, write_meeting
 from ddpdoctor.launch.folders.report_dir import RUN_FILES, make_default_dir, make_report_dir

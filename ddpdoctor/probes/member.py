@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ddpdoctor
-from ddpdoctor.collect.files import read_text
+from ddpdoctor.collect.system import read_text
 from ddpdoctor.model.bandwidth import Member
 from ddpdoctor.model.variables import find_variable, select_variables
 from ddpdoctor.probes.gpus import read_nccl_version

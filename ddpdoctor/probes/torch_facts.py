@@ -1,6 +1,6 @@
 """Prints two lines of JSON about the installed torch: first the build, then what CUDA finds.
 
-``collect.child`` runs it. It must be as quick as ``python -c "import torch"``, so it imports only torch
+``collect.bounded`` runs it. It must be as quick as ``python -c "import torch"``, so it imports only torch
 and what torch imports anyway, and leaves by ``os._exit``. The second line is missing if CUDA hung.
 """
 

@@ -15,8 +15,7 @@ from torch.distributed import TCPStore
 import ddpdoctor
 from ddpdoctor.collect.gpus import read_gpu_facts
 from ddpdoctor.collect.launch import read_process
-from ddpdoctor.collect.node import ReadingPlan, read_node
-from ddpdoctor.collect.system import System
+from ddpdoctor.collect.system import ReadingPlan, System, read_node
 from ddpdoctor.diagnose.assembly import Facts, Hello
 from ddpdoctor.diagnose.fleet import gather
 from ddpdoctor.exchange.conversation import pack

@@ -6,9 +6,9 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.files import list_names
 from ddpdoctor.collect.recorded import dicts, read_record
 from ddpdoctor.collect.run.evidence import DAMAGED
+from ddpdoctor.collect.system import list_names
 from ddpdoctor.model.codec import INTEGERS
 from ddpdoctor.model.facts import GroupState
 from ddpdoctor.model.stacks import Frame, Stack, StackSample

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.launch import read_process
-from ddpdoctor.collect.node import ReadingPlan, read_node
 from ddpdoctor.collect.run.evidence import save
-from ddpdoctor.collect.system import System
+from ddpdoctor.collect.system import ReadingPlan, System, read_node
 
 if TYPE_CHECKING:
     from pathlib import Path

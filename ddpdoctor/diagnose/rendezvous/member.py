@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import ddpdoctor
 from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.launch import read_identity, read_process
-from ddpdoctor.collect.node import ReadingPlan, read_node
+from ddpdoctor.collect.system import ReadingPlan, read_node
 from ddpdoctor.diagnose.assembly import Head
 from ddpdoctor.diagnose.rendezvous.messages import NodeArrival, SentFacts
 from ddpdoctor.diagnose.selection import sections_of

@@ -12,7 +12,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.child import safe_flags
+from ddpdoctor.collect.bounded import safe_flags
 from ddpdoctor.model.errors import UserError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.child import safe_flags
+from ddpdoctor.collect.bounded import safe_flags
 from ddpdoctor.collect.gpus import count_gpus
 from ddpdoctor.collect.launch import OWN_VARIABLE
 from ddpdoctor.collect.proc import read_process

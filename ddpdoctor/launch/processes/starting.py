@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.child import safe_flags
-from ddpdoctor.collect.node import ReadingPlan
+from ddpdoctor.collect.bounded import safe_flags
 from ddpdoctor.collect.run.nccl_warnings import FOLDER as NCCL_FOLDER
 from ddpdoctor.collect.software import read_conf_files
-from ddpdoctor.collect.system import System
+from ddpdoctor.collect.system import ReadingPlan, System
 from ddpdoctor.launch.command.placement import Style
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.recorder.launcher_log import OWN_VARIABLE

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.files import read_text
+from ddpdoctor.collect.system import read_text
 from ddpdoctor.model.bandwidth import Collective
 from ddpdoctor.probes.bandwidth.cases import ALWAYS_IN_PLACE, DTYPES
 

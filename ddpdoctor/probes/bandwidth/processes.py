@@ -8,8 +8,8 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddpdoctor.collect.files import read_link, read_text
 from ddpdoctor.collect.proc import read_process
+from ddpdoctor.collect.system import read_link, read_text
 
 PROC = Path("/proc")
 GONE = frozenset({"", "Z", "X"})

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ddpdoctor
-from ddpdoctor.collect.child import safe_flags
+from ddpdoctor.collect.bounded import safe_flags
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.trial import OneProcess, ReferenceStep

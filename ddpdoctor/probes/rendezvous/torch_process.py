@@ -9,7 +9,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.child import safe_flags
+from ddpdoctor.collect.bounded import safe_flags
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

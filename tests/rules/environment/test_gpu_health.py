@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ddpdoctor.collect.kernel import read_kernel_log
-from ddpdoctor.collect.node import ReadingPlan
+from ddpdoctor.collect.system import ReadingPlan
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.model.gpus import GpuProcess, GpuTrial, GpuWork, KernelView, StuckProcess, Xid
 from ddpdoctor.model.node import Launcher

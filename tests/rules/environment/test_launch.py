@@ -3,7 +3,7 @@
 import pytest
 
 from ddpdoctor.collect.network import read_names, read_network
-from ddpdoctor.collect.node import ReadingPlan
+from ddpdoctor.collect.system import ReadingPlan
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import Unread, Why

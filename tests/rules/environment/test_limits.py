@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpdoctor.collect.node import ReadingPlan, read_node
+from ddpdoctor.collect.system import ReadingPlan, read_node
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.limits import Limit
 from ddpdoctor.model.reading import Unread, Why

@@ -4,9 +4,8 @@ import subprocess
 
 import pytest
 
-from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.software import read_conf_files
-from ddpdoctor.collect.system import System
+from ddpdoctor.collect.system import ReadingPlan, System
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.model.links import Rdma, RdmaDevice, RdmaPort
 from ddpdoctor.model.node import ConfFile

@@ -7,7 +7,7 @@ import pytest
 
 from ddpdoctor.collect.gpus import read_gpu_facts
 from ddpdoctor.collect.launch import read_process
-from ddpdoctor.collect.node import ReadingPlan, read_node
+from ddpdoctor.collect.system import ReadingPlan, read_node
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.node import SECTIONS, Fleet
 from ddpdoctor.model.reading import NOT_ASKED

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.child import run_child, start_program, wait_for_program
+from ddpdoctor.collect.bounded import run_child, start_program, wait_for_program
 from ddpdoctor.collect.gpus import GpuCount, count_gpus, gpus_of, read_gpus, read_uuids
-from ddpdoctor.collect.node import ReadingPlan
-from ddpdoctor.collect.system import System
+from ddpdoctor.collect.system import ReadingPlan, System
 from ddpdoctor.model.reading import NotRead, Why
 from tests.nvml_driver import compile_driver
 

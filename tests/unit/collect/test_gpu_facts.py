@@ -4,12 +4,11 @@ import json
 
 import pytest
 
-from ddpdoctor.collect.child import ChildEnd
+from ddpdoctor.collect.bounded import ChildEnd
 from ddpdoctor.collect.gpus import PROBE, GpuCount, count_gpus, read_gpu_trial, run_child, try_gpus
 from ddpdoctor.collect.kernel import read_pci
-from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.rdma import read_rdma
-from ddpdoctor.collect.system import System
+from ddpdoctor.collect.system import ReadingPlan, System
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.gpus import Gpu, Gpus, GpuWork, PeerCopy
 from ddpdoctor.model.limits import Limit

@@ -24,17 +24,15 @@ from ddpdoctor.collect.blocked import (
     read_locks,
 )
 from ddpdoctor.collect.connections import parse_end, read_connections, read_received, read_rows
-from ddpdoctor.collect.files import read_text
 from ddpdoctor.collect.kernel import find_stuck, read_stuck
 from ddpdoctor.collect.limits import read_oom_kills
-from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.proc import read_exit_code, read_process
 from ddpdoctor.collect.rank.answers import parse_stacks, split_fatal, struck_thread
 from ddpdoctor.collect.run.agent_log import End
 from ddpdoctor.collect.run.ends import find_ends, interruption_ns, stop_of_others
 from ddpdoctor.collect.run.sources import Source
 from ddpdoctor.collect.run.watched import WatchedJob, parse_watch
-from ddpdoctor.collect.system import System
+from ddpdoctor.collect.system import ReadingPlan, System, read_text
 from ddpdoctor.model.causes import Blocked, LostChild
 from ddpdoctor.model.gpus import StuckProcess
 from ddpdoctor.model.reading import NotRead, Why

@@ -35,9 +35,8 @@ from ddpdoctor.collect.limits import (
     steal_share,
 )
 from ddpdoctor.collect.network import has_mesh_proxy, master_name, read_names
-from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.software import cuda_of_wheel, read_conf_files, read_software
-from ddpdoctor.collect.system import System, SystemCalls
+from ddpdoctor.collect.system import ReadingPlan, System, SystemCalls
 from ddpdoctor.model.causes import LockFile, LockKind
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.limits import BusyCpu, Clock, Governor, Limit, Load

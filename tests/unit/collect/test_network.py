@@ -3,8 +3,7 @@ import socket
 import pytest
 
 from ddpdoctor.collect.network import read_network
-from ddpdoctor.collect.node import ReadingPlan
-from ddpdoctor.collect.system import System
+from ddpdoctor.collect.system import ReadingPlan, System
 from ddpdoctor.model.reading import Unread, Why
 from tests.machines import RecordedCalls, load_machine, shared_machine
 

@@ -10,11 +10,10 @@ import pynvml
 import pytest
 
 from ddpdoctor.collect import gpus as facts
-from ddpdoctor.collect.child import ChildEnd, run_child
+from ddpdoctor.collect.bounded import ChildEnd, run_child
 from ddpdoctor.collect.gpus import HUNG, P2P, gpus_of, read_gpu_facts, read_gpus
-from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.software import is_nvidia_here
-from ddpdoctor.collect.system import System
+from ddpdoctor.collect.system import ReadingPlan, System
 from ddpdoctor.model.gpus import GpuProcess, NvLink
 from ddpdoctor.model.reading import NotRead, Why
 from tests.machines import load_machine, shared_machine

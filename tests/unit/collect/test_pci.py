@@ -3,8 +3,7 @@ import sys
 import pytest
 
 from ddpdoctor.collect.kernel import parse_acs, parse_cpu_list, parse_speed, read_pci
-from ddpdoctor.collect.node import ReadingPlan
-from ddpdoctor.collect.system import System
+from ddpdoctor.collect.system import ReadingPlan, System
 from ddpdoctor.model.reading import NotRead, Why
 from tests.machines import load_machine, shared_machine
 

@@ -1,8 +1,7 @@
 import pytest
 
-from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.rdma import BETWEEN_READS_S, read_rdma
-from ddpdoctor.collect.system import System
+from ddpdoctor.collect.system import ReadingPlan, System
 from ddpdoctor.model.reading import NotRead, Why
 from tests.machines import load_machine, shared_machine
 

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 import ddpdoctor
-from ddpdoctor.collect.child import TORCH_PROBE as PROBE
-from ddpdoctor.collect.child import ChildProcess, start_torch_child
-from ddpdoctor.collect.node import ReadingPlan, read_node
+from ddpdoctor.collect.bounded import TORCH_PROBE as PROBE
+from ddpdoctor.collect.bounded import ChildProcess, start_torch_child
 from ddpdoctor.collect.recorded import read_record
 from ddpdoctor.collect.software import read_torch, wait_for_torch
-from ddpdoctor.collect.system import System
+from ddpdoctor.collect.system import ReadingPlan, System, read_node
 from ddpdoctor.model.reading import NotRead, Why
 from ddpdoctor.model.software import TorchBuild, TorchDevice
 from tests.scenarios.running import wait_for
@@ -103,12 +102,12 @@ def test_no_torch_at_all():
 
 PARENT = """
 import os, sys, time
-from ddpdoctor.collect import child
+from ddpdoctor.collect import bounded
 if sys.argv[1].startswith("program"):
-    start = child.start_program if sys.argv[1] == "program" else child.start_bound_program
+    start = bounded.start_program if sys.argv[1] == "program" else bounded.start_bound_program
     start(["/bin/sh", "-c", f"echo $$ > {os.environ['PID_FILE']}; exec sleep 600"])
 else:
-    child.start_torch_child(os.environ)
+    bounded.start_torch_child(os.environ)
 while not os.path.exists(os.environ["PID_FILE"]):
     time.sleep(0.01)
 if sys.argv[2] == "killed":

@@ -7,7 +7,7 @@ import pytest
 
 from ddpdoctor.collect.gpus import read_gpu_facts
 from ddpdoctor.collect.launch import read_process
-from ddpdoctor.collect.node import COLLECTORS, SECTIONS_FOR_BENCH, ReadingPlan, read_node
+from ddpdoctor.collect.system import COLLECTORS, SECTIONS_FOR_BENCH, ReadingPlan, read_node
 from ddpdoctor.diagnose.bandwidth.reasons import CHECKS, find_reasons, reason_rules
 from ddpdoctor.diagnose.selection import sections_of
 from ddpdoctor.model.limits import Limits

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from torch.distributed import TCPStore
 
-from ddpdoctor.collect.node import ReadingPlan
-from ddpdoctor.collect.system import System, SystemCalls
+from ddpdoctor.collect.system import ReadingPlan, System, SystemCalls
 from ddpdoctor.diagnose.assembly import Facts, Hello
 from ddpdoctor.diagnose.fleet import gather, gather_over, read_fleet
 from ddpdoctor.exchange.conversation import pack
