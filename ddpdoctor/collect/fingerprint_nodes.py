@@ -51,15 +51,10 @@ class JointStream:
     rests_until_s: float = 0.0
     rest_s: float = FIRST_REST_S
 
-    def hear(self, member: int, reported: StreamRoot, now_s: float) -> None:
-        """Store another node's report and compare it."""
-        self.reported[member] = reported
-        self._judge(member, now_s)
-
     def compare_new(self, now_s: float) -> bool:
         """Compare what this node has written since; return whether a kind of tensor differs for the first time."""
         for member in self.reported:
-            self._judge(member, now_s)
+            self.judge(member, now_s)
         if self.asked_s is not None:
             is_late = now_s - self.asked_s > ANSWER_LIMIT_S
             has_all = self.reported.keys() <= self.received.keys()
@@ -77,7 +72,7 @@ class JointStream:
         """Return the ranks that any node has reported."""
         return self.own.ranks.union(*(reported.ranks for reported in self.reported.values()))
 
-    def _judge(self, member: int, now_s: float) -> None:
+    def judge(self, member: int, now_s: float) -> None:
         """Compare another node's root with ours, once our ranks have written the same points."""
         reported = self.reported[member]
         if reported.upto > self.own.upto or reported.upto <= self.equal.get(member, BEFORE_ALL):
@@ -147,7 +142,8 @@ class Joint:
         for root in reported:
             stream = self._stream(root.stream)
             if stream is not None:
-                stream.hear(member, root, now_s)
+                stream.reported[member] = root
+                stream.judge(member, now_s)
 
     def compare(self, now_s: float) -> bool:
         """Compare what this node has written since; return whether a kind of tensor differs for the first time."""

@@ -24,7 +24,7 @@ from ddpdoctor.model.links import Pci, PciDevice
 from ddpdoctor.model.reading import NotRead, Unread, Why
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from ddpdoctor.collect.system import ReadingPlan
 
@@ -225,6 +225,9 @@ def read_pci(system: System, plan: ReadingPlan) -> Pci:  # noqa: ARG001 - all co
     chains = {name: _bridges_above(system, name) for name in wanted}
     bridges = sorted({bridge for chain in chains.values() for bridge in chain})
     chains |= {bridge: _bridges_above(system, bridge) for bridge in bridges}
+    # From the devices' groups, or else from the kernel's command line.
+    iommu_types = {system.text_or(f"{DEVICES}/{name}/iommu_group/type") for name in wanted} - {""}
+    passes_through = not {"iommu=pt", "iommu.passthrough=1"}.isdisjoint(system.text_or("/proc/cmdline").split())
     gpus = system.names(DRIVER)
     # A hanging GPU gets no model.
     replies = ask_side_by_side(
@@ -234,7 +237,7 @@ def read_pci(system: System, plan: ReadingPlan) -> Pci:  # noqa: ARG001 - all co
     return Pci(
         devices=tuple(_read_device(system, name, chains[name], bridge=name in bridges) for name in sorted(chains)),
         iommu=any(unit.startswith(("dmar", "ivhd")) for unit in system.names("/sys/class/iommu")),
-        iommu_passthrough=_passes_through(system, wanted),
+        iommu_passthrough=iommu_types == {"identity"} if iommu_types else passes_through,
         virtual_machine=_is_virtual(system),
         nvidia_proc_gpus=gpus,
         models={bus_id: model[1] for bus_id, model in models.items() if model is not None},
@@ -319,15 +322,6 @@ def parse_acs(config: bytes) -> bool | None:
             return bool(control & ACS_REDIRECT)
         at = header >> 20 & 0xFFC
     return False
-
-
-def _passes_through(system: System, names: Iterable[str]) -> bool:
-    """Return whether the IOMMU passes through, from the devices' groups or else the kernel's command line."""
-    types = {system.text_or(f"{DEVICES}/{name}/iommu_group/type") for name in names} - {""}
-    if types:
-        return types == {"identity"}
-    words = system.text_or("/proc/cmdline").split()
-    return "iommu=pt" in words or "iommu.passthrough=1" in words
 
 
 def _is_virtual(system: System) -> bool:

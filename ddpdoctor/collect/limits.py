@@ -39,46 +39,54 @@ LOADER_WORKER = "pt_data_worker"
 """Torch's name for the workers of a DataLoader (torch/utils/data/_utils/worker.py, since 2.6)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tasks:
-    """Counts over all visible processes; in a container these are the container's own."""
-
-    uid: int | None = None
-    of_user: int | None = None
-    """Threads of this user, which RLIMIT_NPROC limits."""
-    loader_workers: int = 0
-
-
 def read_limits(system: System, plan: ReadingPlan) -> Limits:
-    """Return all limits, with None for those that this system does not have."""
+    """Return all limits, with None for those that this system does not have.
+
+    Processes and threads are counted from /proc/PID/status; in a container, these are the container's own.
+    """
     proc, groups = system.path("/proc"), system.path("/sys/fs/cgroup")
-    tasks, task_limit = read_tasks(system), read_task_limit(proc, groups)
-    own = tasks or Tasks()
-    total, available, swap = _memory(system)
+    uid, user_threads, loader_workers = _uid(read_status("self", proc)), None, 0
+    if uid is not None:
+        statuses = [read_status(name, proc) for name in system.names("/proc") if name.isdecimal()]
+        user_threads = sum(int(status.get("Threads", "0")) for status in statuses if _uid(status) == uid)
+        loader_workers = sum(status.get("Name") == LOADER_WORKER for status in statuses)
+    tasks = []
+    for folder in cgroup_folders("pids", proc, groups):
+        most, current = _file_number(folder / "pids.max"), _file_number(folder / "pids.current")
+        if most is not None and current is not None:
+            tasks.append((most, current))
+    task_limit = min(tasks, key=lambda task: task[0] - task[1], default=None)
+    sizes: dict[str, int] = parse_meminfo(system.text_or("/proc/meminfo"))
+    if not sizes and system.live:  # such as macOS
+        import psutil
+
+        memory = psutil.virtual_memory()
+        swap_bytes = psutil.swap_memory().total
+        sizes = {"MemTotal": memory.total, "MemAvailable": memory.available, "SwapTotal": swap_bytes}
     limit = read_memory_limit(proc, groups)
     cpus = system.calls.cpus()
     return Limits(
         nofile=_limit(system, "NOFILE"),
         memlock=_limit(system, "MEMLOCK"),
         nproc=_limit(system, "NPROC"),
-        user_processes=tasks.of_user if tasks is not None else None,
-        pids_max=task_limit.max if task_limit is not None else None,
-        pids_current=task_limit.current if task_limit is not None else None,
+        user_processes=user_threads,
+        pids_max=task_limit[0] if task_limit is not None else None,
+        pids_current=task_limit[1] if task_limit is not None else None,
         cpus_online=len(parse_cpu_list(system.text_or("/sys/devices/system/cpu/online"))) or len(cpus),
         cpus_allowed=cpus,
         cpu_quota=read_cpu_quota(proc, groups),
-        memory_total_bytes=total,
-        memory_available_bytes=available,
-        swap_total_bytes=swap,
+        memory_total_bytes=sizes.get("MemTotal"),
+        memory_available_bytes=sizes.get("MemAvailable"),
+        swap_total_bytes=sizes.get("SwapTotal"),
         memory_limit_bytes=limit.limit_bytes if limit is not None else None,
         memory_used_bytes=limit.used_bytes if limit is not None else None,
         oom_kills=limit.oom_kills if limit is not None else None,
-        shm=read_shared_memory(system, own.uid, own.loader_workers, deep=plan.deep),
+        shm=read_shared_memory(system, uid, loader_workers, deep=plan.deep),
         volumes=read_volumes(system, deep=plan.deep),
         somaxconn=system.number_or_none("/proc/sys/net/core/somaxconn"),
         numa_nodes=len(memory_nodes(system)),
         numa_balancing=system.number_or_none("/proc/sys/kernel/numa_balancing"),
-        nproc_applies=tasks is None or tasks.uid != 0,
+        nproc_applies=uid != 0,
     )
 
 
@@ -90,17 +98,6 @@ def _limit(system: System, name: str) -> Limit | None:
     return Limit(soft=None if soft == UNLIMITED else soft, hard=None if hard == UNLIMITED else hard)
 
 
-def _memory(system: System) -> tuple[int | None, int | None, int | None]:
-    """Return total memory, available memory and swap in bytes."""
-    sizes = parse_meminfo(system.text_or("/proc/meminfo"))
-    if not sizes and system.live:  # such as macOS
-        import psutil
-
-        memory = psutil.virtual_memory()
-        return memory.total, memory.available, psutil.swap_memory().total
-    return sizes.get("MemTotal"), sizes.get("MemAvailable"), sizes.get("SwapTotal")
-
-
 def read_clock(system: System, plan: ReadingPlan) -> Clock:  # noqa: ARG001 - all collectors get both
     """Return whether the clock is synchronized, from adjtimex; the node that gathers facts measures the offset."""
     try:
@@ -108,20 +105,6 @@ def read_clock(system: System, plan: ReadingPlan) -> Clock:  # noqa: ARG001 - al
     except OSError:
         return Clock(synchronized=None, offset_s=None)
     return Clock(synchronized=not unsynchronized, offset_s=None)
-
-
-def read_tasks(system: System) -> Tasks | None:
-    """Count from /proc/PID/status; return None on a system without /proc."""
-    proc = system.path("/proc")
-    uid = _uid(read_status("self", proc))
-    if uid is None:
-        return None
-    found = [read_status(name, proc) for name in system.names("/proc") if name.isdecimal()]
-    return Tasks(
-        uid=uid,
-        of_user=sum(int(status.get("Threads", "0")) for status in found if _uid(status) == uid),
-        loader_workers=sum(status.get("Name") == LOADER_WORKER for status in found),
-    )
 
 
 def _uid(status: dict[str, str]) -> int | None:
@@ -141,14 +124,6 @@ class MemoryLimit(Space):
     """A limit on memory, the use that counts against it, and how often the kernel has killed a process for it."""
 
     oom_kills: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskLimit:
-    """A limit on processes and threads."""
-
-    max: int
-    current: int
 
 
 def cgroup_folders(controller: str, proc: Path = PROC, cgroups: Path = CGROUPS) -> tuple[Path, ...]:
@@ -215,16 +190,6 @@ def read_cpu_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> float | None:
         if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):
             quotas.append(int(words[0]) / int(words[1]))
     return min(quotas, default=None)
-
-
-def read_task_limit(proc: Path = PROC, cgroups: Path = CGROUPS) -> TaskLimit | None:
-    """Return the limit on processes and threads that leaves the fewest, or None if there is no limit."""
-    found: list[TaskLimit] = []
-    for folder in cgroup_folders("pids", proc, cgroups):
-        most, current = _file_number(folder / "pids.max"), _file_number(folder / "pids.current")
-        if most is not None and current is not None:
-            found.append(TaskLimit(max=most, current=current))
-    return min(found, key=lambda one: one.max - one.current, default=None)
 
 
 def _file_number(path: Path) -> int | None:

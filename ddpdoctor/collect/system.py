@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.collect.bounded import ask_side_by_side, start_bound_program, wait_for_program
 from ddpdoctor.model.node import Node
 from ddpdoctor.model.reading import NotRead, Unread, Why
-from ddpdoctor.model.sides import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -166,15 +165,19 @@ class SystemCalls:
 
     def interface_addresses(self) -> dict[str, tuple[str, ...]]:
         """Return the IPv4 and IPv6 addresses of every interface that has one: "10.0.0.4/24", "fe80::1/64"."""
+        import ipaddress
+
         import psutil
 
-        found = grouped(
-            (name, _with_prefix(entry.address, entry.netmask))
-            for name, entries in psutil.net_if_addrs().items()
-            for entry in entries
-            if entry.family in {socket.AF_INET, socket.AF_INET6}
-        )
-        return {name: tuple(addresses) for name, addresses in found.items()}
+        addresses: dict[str, tuple[str, ...]] = {}
+        for name, entries in psutil.net_if_addrs().items():
+            for entry in entries:
+                if entry.family in {socket.AF_INET, socket.AF_INET6}:
+                    ip = ipaddress.ip_address(entry.address.partition("%")[0])
+                    mask = ipaddress.ip_address(entry.netmask.partition("%")[0]) if entry.netmask else None
+                    prefix = ip.max_prefixlen if mask is None else int(mask).bit_count()
+                    addresses[name] = (*addresses.get(name, ()), f"{ip}/{prefix}")
+        return addresses
 
     def interface_states(self) -> dict[str, InterfaceState]:
         """Return every interface, for systems without sysfs."""
@@ -209,7 +212,18 @@ class SystemCalls:
 
     def clock_unsynchronized(self) -> bool:
         """Return whether the kernel considers the wall clock unsynchronized (STA_UNSYNC in adjtimex)."""
-        return bool(_read_clock_status() & _STA_UNSYNC)
+        if sys.platform != "linux":
+            raise OSError("adjtimex exists only on Linux")
+        import ctypes
+
+        library = ctypes.CDLL(None, use_errno=True)
+        # struct timex begins: unsigned modes; long offset, freq, maxerror, esterror; int status. Modes 0 only asks.
+        place = 5 * ctypes.sizeof(ctypes.c_long)
+        buffer = ctypes.create_string_buffer(_TIMEX_SIZE_BYTES)
+        if library.adjtimex(buffer) < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        return bool(int.from_bytes(buffer.raw[place : place + 4], sys.byteorder) & _STA_UNSYNC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,16 +270,6 @@ class System:
         return os.path.lexists(self.path(name))
 
 
-def _with_prefix(address: str, netmask: str | None) -> str:
-    import ipaddress
-
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    if not netmask:
-        return f"{ip}/{ip.max_prefixlen}"
-    mask = int(ipaddress.ip_address(netmask.partition("%")[0]))
-    return f"{ip}/{mask.bit_count()}"
-
-
 def _bind(family: socket.AddressFamily, port: int, *, reuse: bool) -> None:
     with socket.socket(family, socket.SOCK_STREAM) as one:
         if reuse:
@@ -273,22 +277,6 @@ def _bind(family: socket.AddressFamily, port: int, *, reuse: bool) -> None:
         if family is socket.AF_INET6:
             one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         one.bind(("", port))
-
-
-def _read_clock_status() -> int:
-    """Return the status bits of adjtimex; modes 0 changes nothing. Raises OSError."""
-    if sys.platform != "linux":
-        raise OSError("adjtimex exists only on Linux")
-    import ctypes
-
-    library = ctypes.CDLL(None, use_errno=True)
-    # struct timex begins with: unsigned modes; long offset, freq, maxerror, esterror; int status.
-    place = 5 * ctypes.sizeof(ctypes.c_long)
-    buffer = ctypes.create_string_buffer(_TIMEX_SIZE_BYTES)
-    if library.adjtimex(buffer) < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return int.from_bytes(buffer.raw[place : place + 4], sys.byteorder)
 
 
 SECTION_LIMIT_S = 20.0
