@@ -18,7 +18,7 @@ from xml.etree import ElementTree as ET
 from ddpdoctor.cli.allreduce_bench import read_compared
 from ddpdoctor.cli.output import show_report
 from ddpdoctor.cli.report import read_run
-from ddpdoctor.diagnose.checkpoints import checkpoint_report
+from ddpdoctor.diagnose.files import checkpoint_report
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Report, Severity
 from tests.mutations import link_folder, spoil

@@ -260,7 +260,7 @@ def call_webhook(
     import urllib.error
     import urllib.request
 
-    from ddpdoctor.diagnose.bundles import SecretCount
+    from ddpdoctor.diagnose.bundle import SecretCount
 
     body = json.dumps(_message(form, SecretCount().value(report), file)).encode()
     request = urllib.request.Request(url, body, {"Content-Type": "application/json", "User-Agent": "ddpdoctor"})  # noqa: S310 - checked by check_webhook

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ddpdoctor.cli.progress import ShownProgress
-    from ddpdoctor.diagnose.bandwidth.report import BenchReportOptions
-    from ddpdoctor.diagnose.fleet import MachineReader
+    from ddpdoctor.diagnose.bandwidth import BenchReportOptions
+    from ddpdoctor.diagnose.machines import MachineReader
     from ddpdoctor.model.bandwidth import Bench, BenchSettings
     from ddpdoctor.model.launch import Launch
 
@@ -210,7 +210,7 @@ def read_settings(options: Options) -> BenchSettings:
 
 def _read_wanted(options: Options) -> BenchReportOptions:
     """Return the options for the report, without the baseline. Raises ``UserError``."""
-    from ddpdoctor.diagnose.bandwidth.report import BenchReportOptions
+    from ddpdoctor.diagnose.bandwidth import BenchReportOptions
     from ddpdoctor.model.errors import UserError
     from ddpdoctor.model.findings import now
 
@@ -231,7 +231,7 @@ def read_compared(path: Path | None, world_size: int) -> Any:
     Raises ``UserError``, also for a run with another number of ranks.
     """
     from ddpdoctor.cli.report import read_run
-    from ddpdoctor.diagnose.bandwidth.report import check_ranks, read_baseline
+    from ddpdoctor.diagnose.bandwidth import check_ranks, read_baseline
 
     if path is None:
         return None
@@ -266,7 +266,7 @@ def _take_part(
 ) -> int:
     from ddpdoctor.cli.output import show_error
     from ddpdoctor.cli.progress import ShownProgress
-    from ddpdoctor.diagnose.fleet import MachineReader
+    from ddpdoctor.diagnose.machines import MachineReader
     from ddpdoctor.probes.bandwidth.session import BenchTask, run_rank
 
     settings, wanted = prepared
@@ -290,7 +290,7 @@ def _report(
 ) -> int:
     """Judge, save and show a bench, and return the exit status. Runs on the reporting rank."""
     from ddpdoctor.cli.delivery import Outputs, deliver, severity_of
-    from ddpdoctor.diagnose.bandwidth.report import build_report, exit_status
+    from ddpdoctor.diagnose.bandwidth import build_report, exit_status
 
     progress.stop()
     report = deliver(build_report(bench, replace(wanted, fleet=reader.fleet)), settings_of(options, Outputs))

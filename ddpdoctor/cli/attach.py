@@ -72,7 +72,7 @@ def run(options: Options) -> int:
     from ddpdoctor.cli.delivery import Outputs, check_outputs, deliver_check
     from ddpdoctor.cli.output import say
     from ddpdoctor.diagnose.evidence import analyze
-    from ddpdoctor.diagnose.wrapped import use_own_records
+    from ddpdoctor.diagnose.job import use_own_records
     from ddpdoctor.model.findings import now
 
     _check(options)

@@ -12,7 +12,7 @@ from ddpdoctor.cli.options import OUTPUT, RUN_DIR, Option
 from ddpdoctor.model.exit_status import ExitStatus
 
 if TYPE_CHECKING:
-    from ddpdoctor.diagnose.bundles import Bundle
+    from ddpdoctor.diagnose.bundle import Bundle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ def run(options: Options) -> int:
     from ddpdoctor.cli.delivery import check_writable
     from ddpdoctor.cli.output import render, say, write
     from ddpdoctor.cli.report import RUNS, find_latest, read_run
-    from ddpdoctor.diagnose.bundles import PAGE_FILE, REPORT_FILE, make_bundle, pack
+    from ddpdoctor.diagnose.bundle import PAGE_FILE, REPORT_FILE, make_bundle, pack
 
     path = options.run_dir or find_latest(Path(RUNS))
     output = options.output or Path(f"ddpdoctor-bundle-{_name_of(path)}.zip")

@@ -46,7 +46,7 @@ def run(options: Options) -> int:
     """Read and judge the files, and return the exit status. Raises ``UserError``."""
     from ddpdoctor.cli.delivery import Outputs, check_outputs, deliver_check
     from ddpdoctor.cli.progress import ShownProgress
-    from ddpdoctor.diagnose.checkpoints import checkpoint_report
+    from ddpdoctor.diagnose.files import checkpoint_report
     from ddpdoctor.model.findings import now
     from ddpdoctor.probes.checkpoint.session import CheckpointOptions, read_checkpoints
 

@@ -144,14 +144,14 @@ def _take_part(options: Options, env: Mapping[str, str], launch: Launch, setting
 def _report(options: Options, started_at: str, trial: Trial) -> int:
     """Judge, save and show a trial, and return the exit status. Runs on the reporting rank."""
     from ddpdoctor.cli.delivery import deliver_check
-    from ddpdoctor.diagnose.consistency import build_report
+    from ddpdoctor.diagnose.files import build_report
 
     return deliver_check(build_report(trial, tuple(sys.argv), started_at), _outputs(options))
 
 
 def _compare_files(options: Options) -> int:
     from ddpdoctor.cli.delivery import check_outputs, deliver_check
-    from ddpdoctor.diagnose.consistency import build_diff_report
+    from ddpdoctor.diagnose.files import build_diff_report
     from ddpdoctor.model.errors import UserError
     from ddpdoctor.model.findings import now
     from ddpdoctor.probes.diff.comparing import compare_files

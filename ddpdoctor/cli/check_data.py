@@ -94,7 +94,7 @@ class Options:
 def run(options: Options) -> int:
     """Do the arithmetic, or use the user's loader, and return the exit status. Raises ``UserError``."""
     from ddpdoctor.cli.delivery import Outputs, check_outputs, deliver_check
-    from ddpdoctor.diagnose.check_data import plan_report
+    from ddpdoctor.diagnose.files import plan_report
 
     outputs = settings_of(options, Outputs)
     if options.dataset is not None:
@@ -149,8 +149,8 @@ def _refuse_arithmetic(options: Options) -> None:
 def _ask_loader(options: Options, function: str, outputs: Outputs, env: Mapping[str, str]) -> int:
     """Use the loader on this rank, or start ranks that do, and return the exit status. Raises ``UserError``."""
     from ddpdoctor.cli.delivery import check_outputs, deliver_check
-    from ddpdoctor.diagnose.check_data import drawn_report
-    from ddpdoctor.diagnose.fleet import find_launch
+    from ddpdoctor.diagnose.files import drawn_report
+    from ddpdoctor.diagnose.machines import find_launch
     from ddpdoctor.launch.processes.ranks import end_with_parent, run_ranks
     from ddpdoctor.model.errors import UserError
     from ddpdoctor.model.findings import now

@@ -74,7 +74,7 @@ class Options:
 def run(options: Options) -> int:
     """Check this machine, or take part in a check of several, and return the exit status. Raises ``UserError``."""
     from ddpdoctor.cli.delivery import Outputs, check_outputs, deliver_check
-    from ddpdoctor.diagnose.torch_start import start_torch_early
+    from ddpdoctor.diagnose.machines import start_torch_early
 
     outputs = settings_of(options, Outputs)
     if not options.show_list and _reports(options):
@@ -82,7 +82,7 @@ def run(options: Options) -> int:
     # If the user chose checks, they may not need torch, or their names may be wrong.
     early = not (options.checks or options.skip or options.show_list or options.no_torch)
     torch_child = start_torch_early(os.environ) if early else None
-    from ddpdoctor.diagnose.check_env import CheckEnvOptions, check_environment, list_checks
+    from ddpdoctor.diagnose.machines import CheckEnvOptions, check_environment, list_checks
 
     wanted = settings_of(
         options, CheckEnvOptions, use_torch=not options.no_torch, command=tuple(sys.argv), torch_child=torch_child
@@ -98,6 +98,6 @@ def run(options: Options) -> int:
 
 def _reports(options: Options) -> bool:
     """Return whether this process reports: it is rank 0, or node 0 of those started by hand."""
-    from ddpdoctor.diagnose.fleet import find_launch
+    from ddpdoctor.diagnose.machines import find_launch
 
     return not (options.node_rank or find_launch(os.environ).rank)

@@ -32,7 +32,7 @@ from ddpdoctor.cli.values import parse_ports
 from ddpdoctor.model.exit_status import ExitStatus
 
 if TYPE_CHECKING:
-    from ddpdoctor.diagnose.rendezvous.judging import RendezvousChecked
+    from ddpdoctor.diagnose.rendezvous import RendezvousChecked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +89,7 @@ class Options:
 def run(options: Options) -> int:
     """Take part in the check and return the exit status, which is equal on all judged nodes. Raises ``UserError``."""
     from ddpdoctor.cli.delivery import Outputs, check_codes, check_files
-    from ddpdoctor.diagnose.rendezvous.check import check_rendezvous
-    from ddpdoctor.diagnose.rendezvous.judging import RendezvousOptions
+    from ddpdoctor.diagnose.rendezvous import RendezvousOptions, check_rendezvous
     from ddpdoctor.launch.folders.report_dir import make_private
     from ddpdoctor.model.launch import NodeOptions
 

@@ -434,7 +434,7 @@ def _read_ignore(entry: Any, table: ConfigTable, hint: str) -> IgnoredCode:
     code, reason, until = (entry.get(key) for key in IGNORE_KEYS)
     if not (isinstance(code, str) and isinstance(reason, str) and reason.strip() and type(until) is dt.date):
         raise UserError(f"{name} needs a code, a reason and a date until which it holds", help=hint)
-    from ddpdoctor.diagnose.pages import check_codes
+    from ddpdoctor.diagnose.files import check_codes
 
     try:
         (known,) = check_codes((code,))

@@ -98,7 +98,7 @@ def deliver(report: Report, outputs: Outputs, name: str = "report.json", *, show
     from ddpdoctor.cli.output import save_page, save_report, show_report
 
     if outputs.ignore:
-        from ddpdoctor.diagnose.reports import leave_out
+        from ddpdoctor.diagnose.job import leave_out
 
         report = leave_out(report, check_codes(outputs.ignore))
     if outputs.report_dir is not None:
@@ -126,7 +126,7 @@ def deliver_check(report: Report, outputs: Outputs) -> int:
 
 def check_codes(codes: tuple[str, ...]) -> tuple[str, ...]:
     """Return the codes of --ignore in upper case. Raises ``UserError`` for an unknown one."""
-    from ddpdoctor.diagnose.pages import check_codes as check
+    from ddpdoctor.diagnose.files import check_codes as check
 
     return check(codes)
 

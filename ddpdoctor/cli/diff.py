@@ -27,7 +27,7 @@ def run(options: Options) -> int:
     """Show the differences. Raises ``UserError`` for a run that cannot be read."""
     from ddpdoctor.cli.output import show_report
     from ddpdoctor.cli.report import is_same_run, read_run
-    from ddpdoctor.diagnose.differences import diff_reports
+    from ddpdoctor.diagnose.compare import diff_reports
     from ddpdoctor.model.errors import UserError
 
     if is_same_run(options.first, options.second):

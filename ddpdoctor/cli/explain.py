@@ -10,7 +10,7 @@ from ddpdoctor.cli.options import LIST, Argument
 from ddpdoctor.model.exit_status import ExitStatus
 
 if TYPE_CHECKING:
-    from ddpdoctor.diagnose.pages import RulePage
+    from ddpdoctor.diagnose.files import RulePage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Options:
 def run(options: Options) -> int:
     """Show a page. Raises ``UserError`` if there is none."""
     from ddpdoctor.cli.output import read_width, write
-    from ddpdoctor.diagnose.pages import LIST_HINT, find_error, read_page, read_pages
+    from ddpdoctor.diagnose.files import LIST_HINT, find_error, read_page, read_pages
     from ddpdoctor.model.errors import UserError
 
     if options.show_list:

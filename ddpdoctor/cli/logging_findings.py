@@ -45,7 +45,7 @@ def log_findings(run_dir: Path, report: Report, file: Path) -> None:
 
 def _log(run_dir: Path, report: Report) -> list[str]:
     """Return what went wrong."""
-    from ddpdoctor.diagnose.loggers import find_loggers
+    from ddpdoctor.diagnose.live import find_loggers
 
     loggers = find_loggers(run_dir)
     if not loggers:

@@ -68,7 +68,7 @@ def analyze(paths: list[str], *, with_data: bool) -> Answer:
 def explain(name: str) -> Answer:
     """Return the page of a code, or what an error means."""
     from ddpdoctor.cli.explain import render_error, render_page
-    from ddpdoctor.diagnose.pages import find_error, read_page
+    from ddpdoctor.diagnose.files import find_error, read_page
 
     known = find_error(name)
     if known is not None:
@@ -81,7 +81,7 @@ def explain(name: str) -> Answer:
 
 def check_env(checks: list[str], skip: list[str], *, with_data: bool) -> Answer:
     """Return the report of the checks of this machine alone."""
-    from ddpdoctor.diagnose.check_env import CheckEnvOptions, check_environment
+    from ddpdoctor.diagnose.machines import CheckEnvOptions, check_environment
 
     command = ("ddpdoctor", "check-env", *checks, *(word for one in skip for word in ("--skip", one)))
     wanted = CheckEnvOptions(checks=tuple(checks), skip=tuple(skip), alone=True, command=command)

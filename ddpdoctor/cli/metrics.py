@@ -144,8 +144,7 @@ class MetricExport:
         return took_s
 
     def _read(self) -> tuple[Sample, ...]:
-        from ddpdoctor.diagnose.metrics import JobLabels, read_samples
-        from ddpdoctor.diagnose.status import read_status
+        from ddpdoctor.diagnose.live import JobLabels, read_samples, read_status
 
         assert self._folder is not None
         file = self.job.report_file.resolve()

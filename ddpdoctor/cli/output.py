@@ -78,7 +78,7 @@ def _render_for_ci(report: Report, output_format: SavedFormat, fail_on: Severity
 
         return render_github(report, read_cwd())
     if output_format == "sarif":
-        from ddpdoctor.diagnose.pages import read_titles
+        from ddpdoctor.diagnose.files import read_titles
         from ddpdoctor.report.formats import render_sarif
 
         return render_sarif(report, read_titles({finding.code for finding in report.findings}), read_cwd())

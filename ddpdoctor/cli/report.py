@@ -102,7 +102,7 @@ def _show(options: Options, report: Report, folder: Path | None) -> int:
 
 
 def _show_comparison(options: Options, path: Path, saved: Report, other: Path) -> int:
-    from ddpdoctor.diagnose.comparison import compare_reports
+    from ddpdoctor.diagnose.compare import compare_reports
     from ddpdoctor.model.errors import UserError
 
     if options.plot is not None:
@@ -122,8 +122,8 @@ def is_same_run(path: Path, other: Path) -> bool:
 
 
 def _predict_by_curve(report: Report, folder: Path, curve: Path) -> Report:
-    from ddpdoctor.diagnose.bandwidth.report import read_baseline
-    from ddpdoctor.diagnose.speed import predict_by_curve
+    from ddpdoctor.diagnose.bandwidth import read_baseline
+    from ddpdoctor.diagnose.job import predict_by_curve
 
     return predict_by_curve(report, folder, read_baseline(read_run(curve), str(curve), "--curve"))
 
@@ -153,7 +153,7 @@ def read_run(path: Path) -> Report:
     if file.is_file():
         return _read_file(file)
     if (path / RUN_MARK).is_file():
-        from ddpdoctor.diagnose.build import rebuild_report
+        from ddpdoctor.diagnose.job import rebuild_report
 
         return rebuild_report(path)
     if not path.exists():
@@ -165,7 +165,7 @@ def read_run(path: Path) -> Report:
 
 
 def _unpack(bundle: Path) -> bytes:
-    from ddpdoctor.diagnose.bundles import read_packed
+    from ddpdoctor.diagnose.bundle import read_packed
 
     return read_packed(bundle)
 

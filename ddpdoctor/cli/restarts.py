@@ -46,7 +46,7 @@ class Restarts:
 
     def run(self) -> TrialRecord:
         """Make all launches, and return what they measured. Ctrl-C ends the one that runs, and no other begins."""
-        from ddpdoctor.diagnose.restarts import describe_plan, order_launches, restarts_record
+        from ddpdoctor.diagnose.tuning import describe_plan, order_launches, restarts_record
 
         say(sys.stderr, describe_plan(self.plan, self.rounds))
         launches = order_launches(self.plan, self.rounds)
@@ -60,8 +60,7 @@ class Restarts:
 
     def _launch(self, label: str, number: int, setting: str) -> None:
         """Make one launch. A setting under which the job fails is not tried again; without its own, nothing is."""
-        from ddpdoctor.diagnose.restarts import read_launch, why_unmeasured
-        from ddpdoctor.diagnose.tuning import words_of_setting
+        from ddpdoctor.diagnose.tuning import read_launch, why_unmeasured, words_of_setting
 
         say(sys.stderr, f"{label}: {words_of_setting(setting)} (round {number + 1} of {self.rounds})")
         make_report = partial(self._report, setting, number)
@@ -83,7 +82,7 @@ class Restarts:
             self.refused[setting] = reason
 
     def _report(self, setting: str, number: int, outcome: JobOutcome) -> Report:
-        from ddpdoctor.diagnose.restarts import build_launch_report
+        from ddpdoctor.diagnose.tuning import build_launch_report
 
         return build_launch_report(
             outcome.folder, outcome.judgment, outcome.end, setting=setting, number=number, rounds=self.rounds

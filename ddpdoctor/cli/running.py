@@ -158,7 +158,7 @@ def _show_launcher_log(outcome: JobOutcome) -> None:
 
 def load_judge() -> Judge:
     """Import the rules, and return what judges a run folder by them."""
-    from ddpdoctor.diagnose.progress import judge_folder
+    from ddpdoctor.diagnose.job import judge_folder
 
     return judge_folder
 
@@ -180,7 +180,7 @@ def _say_failure(failure: Exception, outcome: JobOutcome) -> None:
 
 def outcome_report(outcome: JobOutcome) -> Report:
     """Build the report of an outcome, without the findings that the user ignores."""
-    from ddpdoctor.diagnose.build import build_report
+    from ddpdoctor.diagnose.job import build_report
 
     return build_report(outcome.folder, outcome.judgment, outcome.end)
 
@@ -228,7 +228,7 @@ def _report_replicas(options: WrapOptions, folder: Path, said: frozenset[str]) -
     """Say in a line each what is newly wrong with the replicas and gradients of a running job. Return the codes."""
     if options.quiet:
         return frozenset()
-    from ddpdoctor.diagnose.progress import judge_replicas
+    from ddpdoctor.diagnose.job import judge_replicas
     from ddpdoctor.report.names import title_of
 
     left_out = said.union(options.ignore)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ddpdoctor.diagnose.scaling import LaunchFolder
+    from ddpdoctor.diagnose.tuning import LaunchFolder
     from ddpdoctor.launch.command.command_line import SplitCommand
     from ddpdoctor.launch.command.options import WrapOptions
     from ddpdoctor.launch.outcome import JobOutcome
@@ -90,7 +90,7 @@ def measure_sizes(
     Raises:
         UserError: the command line does not allow that.
     """
-    from ddpdoctor.diagnose.scaling import LaunchFolder, build_scaling_report
+    from ddpdoctor.diagnose.tuning import LaunchFolder, build_scaling_report
 
     _check(split)
     started_at, planned = now(), plan_launches(sizes)

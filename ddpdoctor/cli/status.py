@@ -85,7 +85,7 @@ def _marks(folder: Path) -> tuple[Path, Path]:
 
 
 def _read(run_dir: Path) -> JobNow:
-    from ddpdoctor.diagnose.status import read_status
+    from ddpdoctor.diagnose.live import read_status
     from ddpdoctor.model.status import Liveness
 
     found = read_status(run_dir)
@@ -153,7 +153,7 @@ def _watch(run_dir: Path, options: Options) -> None:
 def _dump(run_dir: Path, options: Options) -> int:
     """Take evidence, save its report in the run folder, and show it."""
     from ddpdoctor.cli.output import save_report, say, show_report
-    from ddpdoctor.diagnose.dump import take_dump
+    from ddpdoctor.diagnose.job import take_dump
     from ddpdoctor.launch.folders.report_dir import make_dump_dir
     from ddpdoctor.launch.watching.on_demand import ask_for_evidence
 

@@ -114,7 +114,7 @@ def run(options: Options) -> int:
 
 def _plan_after(options: Options, prepared: WrapOptions, began_s: float, outcome: JobOutcome) -> RestartPlan | None:
     """Return what to try by restarts after the first launch, or None if it was the only one."""
-    from ddpdoctor.diagnose.restarts import read_plan
+    from ddpdoctor.diagnose.tuning import read_plan
 
     if outcome.exit_status or outcome.end.interrupted or not prepared.placement.alone:
         return None

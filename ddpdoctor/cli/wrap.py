@@ -318,7 +318,7 @@ def _check_source(split: SplitCommand, env: Mapping[str, str]) -> bytes | None:
 def _check_codes(codes: tuple[str, ...]) -> tuple[str, ...]:
     if not codes:
         return ()
-    from ddpdoctor.diagnose.pages import check_codes
+    from ddpdoctor.diagnose.files import check_codes
 
     return check_codes(codes)
 

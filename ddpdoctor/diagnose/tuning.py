@@ -1,36 +1,42 @@
-"""Builds the report of a trial of settings. A job that hung or failed in it gets the diagnosis of any job first."""
+"""What `tune` tries and finds, and how speed scales with ranks."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.run.nodes import read_job
 from ddpdoctor.collect.run.trial_record import read_trial
-from ddpdoctor.diagnose.build import build_report
-from ddpdoctor.diagnose.reports import make_report
+from ddpdoctor.diagnose.job import build_report, make_report
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.findings import JobStatus, JobSummary
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.model.reading import Unread
-from ddpdoctor.model.tuning import AGAIN, BASE, TrialStop, TuneOutcome, TuneResult
+from ddpdoctor.model.scaling import LaunchKind, ScalingResult
+from ddpdoctor.model.tuning import AGAIN, BASE, TrialRecord, TrialStop, TuneOutcome, TuneResult
+from ddpdoctor.recorder.tuning.plan import MEASURED_IN_LAUNCH, order_blocks
 from ddpdoctor.rules.engine import judge
 from ddpdoctor.rules.progress.places import to_place
 from ddpdoctor.rules.registry import rules_of
-from ddpdoctor.rules.speed.state import build_speed_state, call_site
+from ddpdoctor.rules.speed.predictions import MeasuredSize, basis_of, predict_sizes
+from ddpdoctor.rules.speed.state import SpeedState, build_speed_state, call_site
+from ddpdoctor.rules.tuning.efficiency import largest_job, launch_of, measure_scaling
 from ddpdoctor.rules.tuning.predicted import predict_settings
-from ddpdoctor.rules.tuning.restarts import predict_restarts
+from ddpdoctor.rules.tuning.restarts import plan_restarts, predict_restarts
 from ddpdoctor.rules.tuning.result import base_step_ms, conclude
 from ddpdoctor.rules.tuning.settings import title_of_setting
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from ddpdoctor.model.facts import Job
     from ddpdoctor.model.findings import Judgment, Place, Report
     from ddpdoctor.model.run import JobEnd
-    from ddpdoctor.model.tuning import RatioRange, TrialRecord
+    from ddpdoctor.model.scaling import PredictedSize, ScalingLaunch, ScalingRow
+    from ddpdoctor.model.tuning import RatioRange, RestartPlan, TriedBlock
+
 
 ENOUGH_BLOCKS = 3
 """Our choice: their mean tells about how long the trial takes."""
@@ -201,3 +207,156 @@ def _taken_at(job: Job) -> tuple[Place, ...]:
     """Return where each rank takes batches from its loader."""
     sites = ((rank.rank, call_site(rank, "next_batch")) for rank in job.ranks)
     return tuple(to_place(number, site) for number, site in sites if site is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchFolder:
+    """The run folder of one launch."""
+
+    kind: LaunchKind
+    ranks: int
+    folder: Path
+
+
+def build_scaling_report(
+    launched: Sequence[LaunchFolder], command: tuple[str, ...], started_at: str, notes: tuple[str, ...] = ()
+) -> Report:
+    """Return the report of launches that all have a result.
+
+    Raises:
+        UserError: a folder is no run folder.
+    """
+    measured = [(one, launch_of(one.kind, one.ranks, read_trial(one.folder), read_job(one.folder))) for one in launched]
+    launches = tuple(launch for _, launch in measured if launch is not None)
+    rows = measure_scaling(launches)
+    largest = largest_job(launches)
+    folder = next((one.folder for one, launch in measured if launch is not None and launch == largest), None)
+    predicted, reason = _predict_ranks(folder, largest, rows)
+    result = ScalingResult(
+        launches=launches,
+        rows=rows,
+        predicted=predicted,
+        reason=reason,
+        spread=largest.spread_ms / largest.step_ms if largest is not None else 0.0,
+        measured_ranks=largest.ranks if largest is not None else 1,
+        notes=notes,
+    )
+    return make_report(
+        command=command,
+        started_at=started_at,
+        findings=(),
+        checks=(),
+        job=JobSummary(world_size=result.measured_ranks, nnodes=1, status=JobStatus.FINISHED, exit_status=0),
+        data={"scaling": encode(result)},
+    )
+
+
+def _predict_ranks(
+    folder: Path | None, largest: ScalingLaunch | None, rows: Sequence[ScalingRow]
+) -> tuple[tuple[PredictedSize, ...], str]:
+    """Return the step at sizes that were not run, or why nothing is predicted."""
+    if folder is None or largest is None or not rows or largest.ranks != rows[-1].ranks:
+        return (), "no job of several ranks was measured"
+    basis = basis_of(read_job(folder).ranks, largest.step_ms, reductions=max(1, read_trial(folder).forwards))
+    if reason := basis.refusal:
+        return (), reason
+    row = rows[-1]
+    size = MeasuredSize(
+        ranks=row.ranks, step_ms=row.step_ms, efficiency=row.efficiency, spread_ms=largest.spread_ms
+    )  # fmt: skip
+    return predict_sizes(basis, size), ""
+
+
+LAUNCH_STEPS = FIRST_STEPS + MEASURED_IN_LAUNCH
+ENDED = frozenset({TrialStop.DONE, TrialStop.CANNOT_SWITCH, TrialStop.SEVERAL_MODELS})
+"""A first launch that ended so can be followed by others."""
+
+
+def read_plan(folder: Path, only: Collection[str], wall_s: float) -> RestartPlan | None:
+    """Return what to try by restarts after a first launch, or None if nothing calls for them.
+
+    Args:
+        folder: Its run folder.
+        only: Names of the settings to try; empty: all that fit.
+        wall_s: How long it took.
+    """
+    trial = read_trial(folder)
+    if trial.stop not in ENDED or not trial.blocks:
+        return None
+    found = build_speed_state(read_job(folder))
+    state = None if isinstance(found, Unread) else found
+    judged = judge(rules_of("speed"), {SpeedState: [state]}).findings if state is not None else ()
+    plan = plan_restarts(trial, state, {finding.kind for finding in judged}, only)
+    return None if plan is None else replace(plan, launch_s=_launch_s(trial, wall_s))
+
+
+def _launch_s(trial: TrialRecord, wall_s: float) -> float:
+    """Return about how long a launch takes: the start of the first one, and fewer steps."""
+    step_s = fmean(median(block.ranks_ms[0]) for block in trial.blocks) / 1e3
+    return max(0.0, wall_s - trial.needed_steps * step_s) + LAUNCH_STEPS * step_s
+
+
+def order_launches(plan: RestartPlan, rounds: int) -> list[tuple[int, str]]:
+    """Return round and setting of each launch. Each round has all settings and the script's own twice."""
+    return order_blocks([BASE, AGAIN, *plan.settings], rounds)
+
+
+def describe_plan(plan: RestartPlan, rounds: int) -> str:
+    """Return what is tried, in how many launches, and about how long that takes."""
+    count = len(order_launches(plan, rounds))
+    seconds = count * plan.launch_s
+    last = f"about {seconds / 60:.0f} min" if seconds > 2 * 60 else f"about {seconds:.0f} s"
+    titles = ", ".join(map(words_of_setting, plan.settings))
+    return f"{plan.why}. Tried by restarts: {titles}, in {count_of(rounds, 'round')}: {count} launches, {last} in all"
+
+
+def build_launch_report(
+    folder: Path, judgment: Judgment, end: JobEnd, *, setting: str, number: int, rounds: int
+) -> Report:
+    """Return the report of a launch: that of any job, and which setting was in effect if it ended badly.
+
+    Raises:
+        UserError: the folder is no run folder.
+    """
+    report = build_report(folder, judgment, end)
+    if report.job is not None and report.job.ended_badly:
+        outcome = TuneOutcome(trying=words_of_setting(setting), round=number + 1, rounds=rounds)
+        return replace(report, data={"tune": encode(outcome), **report.data})
+    return replace(report, job=finished(report), verdict=None, findings=(), checks=())
+
+
+def read_launch(folder: Path, setting: str, number: int) -> TriedBlock | None:
+    """Return the steps that a launch measured, as a block of a round, or None."""
+    found = next((block for block in read_trial(folder).blocks if block.setting == setting), None)
+    return None if found is None else replace(found, round=number)
+
+
+def why_unmeasured(folder: Path, report: Report, setting: str) -> str:
+    """Return why a launch has measured nothing."""
+    refused = dict(read_trial(folder).refused)
+    if setting in refused:
+        return refused[setting]
+    if report.job is not None and report.job.status is JobStatus.HUNG:
+        return "the job hung with it"
+    if report.verdict is not None:
+        return f"the job failed with it: {report.verdict.summary}"
+    if report.job is not None and report.job.ended_badly:
+        return f"the job failed with it, with exit status {report.job.exit_status}"
+    return f"the script ended before {LAUNCH_STEPS} optimizer steps"
+
+
+def restarts_record(
+    plan: RestartPlan, rounds: int, blocks: Sequence[TriedBlock], refused: Mapping[str, str], stopped: str
+) -> TrialRecord:
+    """Return what launches measured, as the record of a trial. ``stopped`` is why they ended early, or ""."""
+    if stopped:
+        left = {**dict.fromkeys(plan.settings, stopped), **refused}
+        return TrialRecord(refused=tuple(left.items()), reason=stopped, by_restarts=True)
+    return TrialRecord(
+        settings=(BASE, AGAIN, *plan.settings),
+        rounds=rounds,
+        blocks=tuple(blocks),
+        refused=tuple(refused.items()),
+        stop=TrialStop.DONE,
+        by_restarts=True,
+    )

@@ -16,8 +16,7 @@ import ddpdoctor
 from ddpdoctor.collect.gpus import read_gpu_facts
 from ddpdoctor.collect.launch import read_process
 from ddpdoctor.collect.system import ReadingPlan, System, read_node
-from ddpdoctor.diagnose.assembly import Facts, Hello
-from ddpdoctor.diagnose.fleet import gather
+from ddpdoctor.diagnose.machines import Facts, Hello, gather
 from ddpdoctor.exchange.conversation import pack
 from ddpdoctor.exchange.meeting import meet
 from ddpdoctor.model.codec import encode

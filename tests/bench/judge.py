@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 JUDGE = """
 import sys
 from pathlib import Path
-from ddpdoctor.diagnose.progress import judge_folder
+from ddpdoctor.diagnose.job import judge_folder
 for finding in judge_folder(Path(sys.argv[1])).findings:
     print(finding.kind, *finding.ranks[:4])
 """

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ddpdoctor.diagnose.progress import judge_folder
+from ddpdoctor.diagnose.job import judge_folder
 from ddpdoctor.exchange.meeting import OwnPort
 from ddpdoctor.launch.command.placement import Placement
 from ddpdoctor.launch.nodes.first_node import FirstNode

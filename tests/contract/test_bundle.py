@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.cli.app import main
-from ddpdoctor.diagnose.bundles import DATA_KEYS, make_bundle, pack
+from ddpdoctor.diagnose.bundle import DATA_KEYS, make_bundle, pack
 from ddpdoctor.report.formats import render_json
 from tests import benches
 

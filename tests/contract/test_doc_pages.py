@@ -16,8 +16,8 @@ import pytest
 
 from ddpdoctor.cli.listing import VERBS, load_verb
 from ddpdoctor.cli.options import Option, declared_by
-from ddpdoctor.diagnose.bundles import DATA_KEYS
-from ddpdoctor.diagnose.metrics import STATUSES
+from ddpdoctor.diagnose.bundle import DATA_KEYS
+from ddpdoctor.diagnose.live import STATUSES
 from ddpdoctor.model.exit_status import MEANINGS
 from ddpdoctor.model.metrics import COMMON_LABELS, METRICS
 from ddpdoctor.report.contents import BUILDERS

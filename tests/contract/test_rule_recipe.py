@@ -26,8 +26,8 @@ FAMILIES = {
 }
 BY_TABLE = """
 import sys
-from ddpdoctor.diagnose.bandwidth.report import BenchReportOptions, build_report
-from ddpdoctor.diagnose.rendezvous.judging import judge
+from ddpdoctor.diagnose.bandwidth import BenchReportOptions, build_report
+from ddpdoctor.diagnose.rendezvous import judge
 from ddpdoctor.report.formats import render_json
 from tests.rules.bandwidth.sweeps import bench
 from tests.rules.rendezvous.build import healthy

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpdoctor.diagnose.progress import judge_job as judge
+from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model.causes import Blocked, FileLock, LostChild, ProcessCauses, Receiving, Work, WorkingChild
 from ddpdoctor.model.findings import Confidence
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.diagnose.progress import judge_job as judge
+from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model.facts import Life
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.rules.progress.job_state import build_job_state

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.diagnose.progress import judge_job as judge
+from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model.facts import Helper, HelperError, Life, MeetingFile
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.stacks import Frame

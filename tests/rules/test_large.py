@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.diagnose.progress import judge_job as judge
+from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Call, Life
 from ddpdoctor.model.findings import Severity

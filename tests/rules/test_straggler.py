@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.diagnose.progress import judge_job as judge
+from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.model.steps import FetchTimes, LineSeen, Phase, StepEnd, StepTimes, pace_of
 from tests.rules.build import LONG_AGO, NOW, S, call, crashed, ended, group, in_backward, in_user, job, line, phase

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import ddpdoctor.report
-from ddpdoctor.diagnose.build import rebuild_report
+from ddpdoctor.diagnose.job import rebuild_report
 from ddpdoctor.recorder.storage.ring_reading import DamagedRingError, read_ring_file
 from ddpdoctor.report.blocks import Grid
 from ddpdoctor.report.contents import read_content

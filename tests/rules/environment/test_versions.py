@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.diagnose.check_env import read_expected
+from ddpdoctor.diagnose.machines import read_expected
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.model.gpus import GpuOnBus

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.diagnose.rendezvous.judging import judge_meeting
+from ddpdoctor.diagnose.rendezvous import judge_meeting
 from ddpdoctor.model.findings import Confidence, Judgment, Outcome, Severity
 from ddpdoctor.model.reaching import Contact, StartTrial
 from tests.rules.rendezvous.build import (

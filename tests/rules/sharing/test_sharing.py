@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpdoctor.diagnose.check_data import plan_report
+from ddpdoctor.diagnose.files import plan_report
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.sharing import SamplingPlan, Sharing
 

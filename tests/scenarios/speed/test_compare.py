@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.cli.report import read_run
-from ddpdoctor.diagnose.comparison import compare_reports
+from ddpdoctor.diagnose.compare import compare_reports
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.speed_comparison import SpeedComparison
 from tests.scenarios.speed.catalog import run_way

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.cli.report import Options, read_run, run
-from ddpdoctor.diagnose.reports import make_report
+from ddpdoctor.diagnose.job import make_report
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import JobStatus, JobSummary

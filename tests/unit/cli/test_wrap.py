@@ -34,7 +34,7 @@ def test_without_room_detail_is_for_who_asks_for_it(asked, level):
 @pytest.mark.parametrize(
     ("chosen", "env", "reported"),
     [
-        ("AUTO", {}, "This slows down small steps"),
+        ("AUTO", {}, "slows down small steps"),
         ("DETAIL", {}, "0.3 to 1 ms"),
         (None, {"TORCH_DISTRIBUTED_DEBUG": "detail"}, "0.3 to 1 ms"),
         ("OFF", {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, None),

@@ -20,7 +20,7 @@ from ddpdoctor.collect.run.nodes import SavedRun, _took_part, read_job
 from ddpdoctor.collect.run.past import _passes_of, find_runs
 from ddpdoctor.collect.run.sources import RankTraces, find_ranks, is_on_one_host
 from ddpdoctor.collect.run.watched import WatchedJob, parse_watch
-from ddpdoctor.diagnose.progress import judge_folder
+from ddpdoctor.diagnose.job import judge_folder
 from ddpdoctor.launch.folders.run_file import write_record_place
 from ddpdoctor.launch.watching.evidence import EvidenceTaker
 from ddpdoctor.launch.watching.on_demand import ask_for_evidence

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import ddpdoctor
-from ddpdoctor.diagnose.assembly import Facts, Hello, assemble, describe_missing, missing_ranks
+from ddpdoctor.diagnose.machines import Facts, Hello, assemble, describe_missing, missing_ranks
 from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.limits import Clock
 from ddpdoctor.model.node import SECTIONS, Launcher, Node

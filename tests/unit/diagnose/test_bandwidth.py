@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.diagnose.bandwidth.report import (
+from ddpdoctor.diagnose.bandwidth import (
     BenchReportOptions,
     build_report,
     check_ranks,

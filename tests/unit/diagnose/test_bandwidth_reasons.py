@@ -8,8 +8,8 @@ import pytest
 from ddpdoctor.collect.gpus import read_gpu_facts
 from ddpdoctor.collect.launch import read_process
 from ddpdoctor.collect.system import COLLECTORS, SECTIONS_FOR_BENCH, ReadingPlan, read_node
-from ddpdoctor.diagnose.bandwidth.reasons import CHECKS, find_reasons, reason_rules
-from ddpdoctor.diagnose.selection import sections_of
+from ddpdoctor.diagnose.bandwidth import CHECKS, find_reasons, reason_rules
+from ddpdoctor.diagnose.machines import sections_of
 from ddpdoctor.model.limits import Limits
 from ddpdoctor.model.node import Fleet
 from ddpdoctor.model.reading import Unread

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import ddpdoctor
-from ddpdoctor.diagnose.bandwidth.stop import describe_rank, stop_findings
+from ddpdoctor.diagnose.bandwidth import describe_rank, stop_findings
 from ddpdoctor.model.bandwidth import Bench, BenchSettings, Ending, Member, Position, Stop
 
 LIMIT_S = 60.0

@@ -8,8 +8,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from ddpdoctor.collect.system import ReadingPlan, System, SystemCalls
-from ddpdoctor.diagnose.assembly import Facts, Hello
-from ddpdoctor.diagnose.fleet import gather, gather_over, read_fleet
+from ddpdoctor.diagnose.machines import Facts, Hello, gather, gather_over, read_fleet
 from ddpdoctor.exchange.conversation import pack
 from ddpdoctor.exchange.meeting import meet
 from ddpdoctor.exchange.server import Server

@@ -3,15 +3,17 @@
 import pytest
 
 from ddpdoctor.collect.launch import effective_environment, read_node_launch
-from ddpdoctor.diagnose.rendezvous.gathering import (
+from ddpdoctor.diagnose.meeting import (
     Arrivals,
+    NodeArrival,
+    SeatList,
+    SentFacts,
     absent_numbers,
     assemble_fleet,
     is_complete,
     make_roster,
     seat_nodes,
 )
-from ddpdoctor.diagnose.rendezvous.messages import NodeArrival, SeatList, SentFacts
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.launch import NodeOptions
 from ddpdoctor.model.node import Node, NodeProcess

@@ -6,13 +6,12 @@ from dataclasses import replace
 import pytest
 
 from ddpdoctor.cli.explain import render_list, render_page
-from ddpdoctor.diagnose.build import job_status
-from ddpdoctor.diagnose.checkpoints import checkpoint_report
-from ddpdoctor.diagnose.pages import RulePage, check_codes, find_page
-from ddpdoctor.diagnose.pictures.waits import MOST_CLASSES, fold_waits
-from ddpdoctor.diagnose.redact import Redactor, redact
-from ddpdoctor.diagnose.rendezvous.judging import as_typed
-from ddpdoctor.diagnose.restarts import describe_plan, order_launches, read_launch, restarts_record
+from ddpdoctor.diagnose.bundle import Redactor, redact
+from ddpdoctor.diagnose.files import RulePage, check_codes, checkpoint_report, find_page
+from ddpdoctor.diagnose.job import job_status
+from ddpdoctor.diagnose.pictures import MOST_CLASSES, fold_waits
+from ddpdoctor.diagnose.rendezvous import as_typed
+from ddpdoctor.diagnose.tuning import describe_plan, order_launches, read_launch, restarts_record
 from ddpdoctor.model.checkpoint import Checkpoints, Damage, FileSeen, Form, ReadState
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import Life

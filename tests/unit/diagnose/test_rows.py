@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.diagnose.rows import rank_row
+from ddpdoctor.diagnose.pictures import rank_row
 from tests.rules.build import NOW, S, call, crashed, error, in_backward, phase, rank
 
 FAILED_LATER = replace(in_backward(0), raised=(error("RuntimeError", at=NOW + S),))

@@ -17,11 +17,9 @@ import pytest
 from ddpdoctor.cli import analyze
 from ddpdoctor.cli.report import read_run
 from ddpdoctor.collect.run.nodes import read_job
-from ddpdoctor.diagnose.build import rebuild_report
-from ddpdoctor.diagnose.differences import diff_reports
-from ddpdoctor.diagnose.history import job_key
-from ddpdoctor.diagnose.history_sums import cost_of, find_returning, sum_up
-from ddpdoctor.diagnose.progress import in_words_of, judge_folder
+from ddpdoctor.diagnose.compare import diff_reports
+from ddpdoctor.diagnose.history import cost_of, find_returning, job_key, sum_up
+from ddpdoctor.diagnose.job import in_words_of, judge_folder, rebuild_report
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import (

@@ -8,11 +8,9 @@ from itertools import pairwise
 import pytest
 
 from ddpdoctor.collect.run.nodes import read_job
-from ddpdoctor.diagnose.pictures.coarse import StepRange, merge_parts
-from ddpdoctor.diagnose.pictures.data import encode_timeline
-from ddpdoctor.diagnose.pictures.timeline import LANE_DETAIL_SPANS, make_timeline
-from ddpdoctor.diagnose.progress import judge_job
-from ddpdoctor.diagnose.rows import rank_row
+from ddpdoctor.diagnose.job import encode_timeline, judge_job
+from ddpdoctor.diagnose.pictures import rank_row
+from ddpdoctor.diagnose.timeline import LANE_DETAIL_SPANS, StepRange, make_timeline, merge_parts
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.facts import DeviceState, Life, Save

@@ -15,7 +15,7 @@ from enum import Enum
 import pytest
 
 import ddpdoctor.model
-from ddpdoctor.diagnose.assembly import Facts, Head, Hello
+from ddpdoctor.diagnose.machines import Facts, Head, Hello
 from ddpdoctor.model.amounts import format_span
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.codec import WrongValue, decode, encode, field_hints

@@ -254,7 +254,7 @@ def test_the_page_of_a_rule_is_where_its_link_leads():
 
 
 def test_the_title_of_a_rule_is_its_line_for_lists():
-    from ddpdoctor.diagnose.pages import read_page
+    from ddpdoctor.diagnose.files import read_page
 
     (rule,) = json.loads(render(REPORT_SARIF, "sarif"))["runs"][0]["tool"]["driver"]["rules"]
     assert rule["shortDescription"]["text"] == read_page("DD601").summary

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.diagnose.checkpoints import checkpoint_report
-from ddpdoctor.diagnose.history_sums import sum_up
-from ddpdoctor.diagnose.rendezvous.judging import rendezvous_data
+from ddpdoctor.diagnose.files import checkpoint_report
+from ddpdoctor.diagnose.history import sum_up
+from ddpdoctor.diagnose.rendezvous import rendezvous_data
 from ddpdoctor.model.checkpoint import Checkpoints, Checksums, Contents, FileSeen, Form, OddValues, ReadState, StatePart
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.consistency import Consistency, StreamClock, What

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.diagnose.pictures.data import encode_timeline
+from ddpdoctor.diagnose.job import encode_timeline
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.findings import Confidence, Finding, JobStatus, JobSummary, Place, RankRow, Report, Severity
 from ddpdoctor.model.pictures import RankWaits, SourceExcerpt, WaitingRanks

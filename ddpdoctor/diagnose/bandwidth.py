@@ -1,0 +1,638 @@
+"""The report of `allreduce-bench`, and how a run of it is cut short."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import ddpdoctor
+from ddpdoctor.diagnose.job import judge_job, make_report
+from ddpdoctor.model.bandwidth import BenchSettings, Ending, Measurement, Member, Reason
+from ddpdoctor.model.codec import WrongValue, decode, encode
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.exit_status import ExitStatus, report_status
+from ddpdoctor.model.facts import Call, GroupState, Job, Life, Raised, Rank
+from ddpdoctor.model.findings import Check, Finding, JobStatus, JobSummary, Outcome, RankRow, Severity, now
+from ddpdoctor.model.rank_words import count_of, rank_list
+from ddpdoctor.model.reading import known
+from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.stacks import Frame, Stack, StackSample
+from ddpdoctor.rules.bandwidth.compare import Baseline, compare
+from ddpdoctor.rules.bandwidth.curve import Measured, build_curves
+from ddpdoctor.rules.bandwidth.ddp import advise
+from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed, order, view
+from ddpdoctor.rules.bandwidth.reasons_cpu import processor_reasons
+from ddpdoctor.rules.bandwidth.reasons_nccl import joined_by_nvlink, nccl_reasons
+from ddpdoctor.rules.bandwidth.reasons_network import network_reasons
+from ddpdoctor.rules.bandwidth.reasons_variables import variable_reasons
+from ddpdoctor.rules.engine import fleet_facts, judge
+from ddpdoctor.rules.progress.evidence import waiters_words
+from ddpdoctor.rules.progress.job_state import build_job_state
+from ddpdoctor.rules.registry import rules_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from ddpdoctor.model.bandwidth import Advice, Bench, Position, Stop
+    from ddpdoctor.model.findings import Finding, Report
+    from ddpdoctor.model.node import Fleet
+    from ddpdoctor.rules.bandwidth.reasons import BenchNode, BenchView
+    from ddpdoctor.rules.registry import Rule
+
+
+class DataPath(Enum):
+    """The data path that a check concerns."""
+
+    ALL = "all"
+    INSIDE = "between ranks of one host"
+    PCIE = "between hosts, and inside one whose GPUs NVLink does not join"
+    BETWEEN = "between hosts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckEffect:
+    """How a check of `check-env` affects bandwidth."""
+
+    effect: Effect
+    path: DataPath
+    gloo: bool = False
+    """Whether it also affects Gloo, which uses neither GPUs nor RDMA."""
+    infos: bool = False
+    """Whether findings of severity "info" count. For other checks, these are only possible problems."""
+
+
+CHECKS = {
+    "nvlink": CheckEffect(effect=Effect.OTHER_WAY, path=DataPath.INSIDE),
+    "p2p": CheckEffect(effect=Effect.OTHER_WAY, path=DataPath.INSIDE, infos=True),
+    "ib-disabled": CheckEffect(effect=Effect.OTHER_WAY, path=DataPath.BETWEEN),
+    "ib-hca-env": CheckEffect(effect=Effect.LIMIT, path=DataPath.BETWEEN),
+    "uverbs": CheckEffect(effect=Effect.OTHER_WAY, path=DataPath.BETWEEN),
+    "roce-gid": CheckEffect(effect=Effect.OTHER_WAY, path=DataPath.BETWEEN),
+    "pcie": CheckEffect(effect=Effect.LIMIT, path=DataPath.PCIE),
+    "acs-iommu": CheckEffect(effect=Effect.LIMIT, path=DataPath.PCIE),
+    "ib-state": CheckEffect(effect=Effect.LIMIT, path=DataPath.BETWEEN),
+    "ib-rate": CheckEffect(effect=Effect.LIMIT, path=DataPath.BETWEEN),
+    "peermem": CheckEffect(effect=Effect.LIMIT, path=DataPath.BETWEEN),
+    "mtu": CheckEffect(effect=Effect.LIMIT, path=DataPath.BETWEEN, gloo=True),
+    "throttle": CheckEffect(effect=Effect.LIMIT, path=DataPath.ALL),
+    "other-procs": CheckEffect(effect=Effect.SHARED, path=DataPath.ALL),
+    "app-clocks": CheckEffect(effect=Effect.SMALL, path=DataPath.ALL),
+    "ib-flap": CheckEffect(effect=Effect.SMALL, path=DataPath.BETWEEN),
+    "numa": CheckEffect(effect=Effect.SMALL, path=DataPath.PCIE),
+    "numa-balancing": CheckEffect(effect=Effect.SMALL, path=DataPath.ALL, gloo=True),
+}
+"""Checks by kind. These are left out: checks for crashes and hangs (memlock, shm, iface-agree, fabric), because the
+bench would not have got this far; costs at start only (persistence); checks that do not affect a collective (omp,
+temp-power); and cpu-quota, env-danger, env-value and nccl-conf, for which the bench has its own reasons."""
+
+
+def find_reasons(bench: Bench, fleet: Fleet | None) -> tuple[Reason, ...]:
+    """Return possible reasons for a low number, the strongest first. ``fleet`` is None if no machines were read."""
+    seen = view(bench, fleet)
+    return order(
+        [
+            *nccl_reasons(seen),
+            *variable_reasons(seen),
+            *([] if fleet is None else _checked(seen, fleet)),
+            *processor_reasons(seen),
+            *network_reasons(seen),
+        ]
+    )
+
+
+def reason_rules() -> tuple[Rule, ...]:
+    """Return the rules of `check-env` that concern bandwidth."""
+    return tuple(rule for rule in rules_of("environment") if rule.kind in CHECKS)
+
+
+def _checked(seen: BenchView, fleet: Fleet) -> Iterator[Weighed]:
+    """Run the checks on the machines that had ranks."""
+    fleet = replace(fleet, nodes=tuple(place.node for place in seen.places))
+    rules = [rule for rule in reason_rules() if seen.nccl or CHECKS[rule.kind].gloo]
+    by_host = {place.node.host: place for place in seen.places}
+    for finding in judge(rules, fleet_facts(fleet)).findings:
+        bearing = CHECKS.get(finding.kind)
+        hosts = [host for host in finding.hosts if host in by_host]
+        if bearing is None or (finding.severity is Severity.INFO and not bearing.infos):
+            continue
+        if any(_goes(bearing.path, seen, by_host[host]) for host in hosts):
+            yield Weighed(effect=bearing.effect, reason=_reason(finding))
+
+
+def _goes(path: DataPath, seen: BenchView, place: BenchNode) -> bool:
+    """Return whether data took this path on a machine."""
+    inside = len(place.members) > 1
+    if path is DataPath.INSIDE:
+        return inside
+    if path is DataPath.BETWEEN:
+        return seen.between_hosts
+    if path is DataPath.PCIE:
+        shm = any("SHM" in log.transports for log in seen.logs(place))
+        return seen.between_hosts or (inside and (shm or not joined_by_nvlink(place)))
+    return True
+
+
+def _reason(finding: Finding) -> Reason:
+    detail = f" ({finding.evidence[0]})" if finding.evidence else ""
+    return Reason(
+        text=f"{finding.summary}{detail}",
+        source=f"{finding.code} {finding.kind}",
+        hosts=finding.hosts,
+        ranks=finding.ranks,
+        fix=finding.fix,
+    )
+
+
+GROUP = "bandwidth"
+"""The heading of this command's checks."""
+Made = TypeVar("Made")
+VERB = "allreduce-bench"
+Kind = TypeVar("Kind")
+_HELP = "Give the report.json, or its folder, of an allreduce-bench that was run with --report-dir or --format json."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchReportOptions:
+    """The user's options for the report."""
+
+    command: tuple[str, ...] = ()
+    started_at: str = ""
+    """ISO 8601, UTC; empty: now."""
+    fleet: Fleet | None = None
+    """The machines, if they were read."""
+    baseline: Baseline | None = None
+    """--compare."""
+    fail_below: float | None = None
+    """--fail-below as a fraction, such as 0.9. None: the baseline is only shown."""
+    expect_gb_s: float | None = None
+    """--expect."""
+    use_reference: bool = True
+    """False: --reference none."""
+    model_size: int | None = None
+    """--model-size, in parameters."""
+
+
+def build_report(bench: Bench, wanted: BenchReportOptions) -> Report:
+    """Judge a bench, finished or not, and build its report. A part that raises becomes a crashed check."""
+    crashed: list[Check] = []
+    measured = _measured(bench, wanted, crashed)
+    advice = _try("advice", lambda: advise(bench, wanted.model_size), None, crashed)
+    judged = judge(rules_of("bandwidth"), {Measured: [measured]})
+    nothing: tuple[Finding, ...] = ()
+    stopped = _try("stop", lambda: stop_findings(bench), nothing, crashed)
+    return make_report(
+        command=wanted.command,
+        started_at=wanted.started_at or now(),
+        job=_job(bench),
+        findings=(*judged.findings, *stopped),
+        checks=(*judged.checks, *crashed),
+        ranks=(_row(member, bench.stop) for member in bench.members),
+        data=_data(measured, advice, wanted.fleet),
+    )
+
+
+def exit_status(report: Report, fail_on: Severity | None) -> int:
+    """Return 130 if the bench was interrupted, 1 for findings at or above ``fail_on``, 3 if a check crashed.
+
+    Return 4 if a requested check was inconclusive or the bench did not finish.
+    """
+    status = None if report.job is None else report.job.status
+    if status is JobStatus.INTERRUPTED:
+        return ExitStatus.INTERRUPTED
+    found = report_status(report, fail_on)
+    return found if found or status is JobStatus.FINISHED else ExitStatus.INCONCLUSIVE
+
+
+def _measured(bench: Bench, wanted: BenchReportOptions, crashed: list[Check]) -> Measured:
+    expect_gb_s, baseline = wanted.expect_gb_s, wanted.baseline
+    curves = partial(build_curves, bench, expect_gb_s, use_reference=wanted.use_reference)
+    comparison = None
+    if baseline is not None:
+        comparison = _try("comparison", lambda: compare(bench, baseline, wanted.fail_below), None, crashed)
+    return Measured(
+        bench=bench,
+        curves=_try("curves", curves, (), crashed),
+        comparison=comparison,
+        reasons=_try("reasons", lambda: find_reasons(bench, wanted.fleet), (), crashed),
+        expect_gb_s=expect_gb_s,
+        fail_below=wanted.fail_below,
+    )
+
+
+def _try(name: str, make: Callable[[], Made], instead: Made, crashed: list[Check]) -> Made:
+    """Return the result of ``make``. If it raises, record a crashed check, so that the measurements are not lost."""
+    try:
+        return make()
+    except Exception as error:  # noqa: BLE001 - the wall around a rule: these are the parts that rules share
+        reason = f"{type(error).__name__}: {error}"
+        crashed.append(Check(id=name, group=GROUP, outcome=Outcome.CRASHED, reason=reason))
+        return instead
+
+
+def _job(bench: Bench) -> JobSummary:
+    ending = Ending.FINISHED if bench.stop is None else bench.stop.ending
+    return JobSummary(
+        world_size=len(bench.members),
+        nnodes=len({member.host for member in bench.members}),
+        status=JobStatus(ending.value),
+        exit_status=None,
+    )
+
+
+def _row(member: Member, stop: Stop | None) -> RankRow:
+    position = None if stop is None else next((one for one in stop.positions if one.rank == member.rank), None)
+    return RankRow(
+        rank=member.rank,
+        local_rank=member.local_rank,
+        host=member.host,
+        pid=member.pid,
+        state="finished" if stop is None else describe_rank(member.rank, stop),
+        gpu=int(member.device.removeprefix("cuda:")) if member.device.startswith("cuda:") else None,
+        stack=() if position is None else position.stack,
+    )
+
+
+def _data(measured: Measured, advice: Advice | None, fleet: Fleet | None) -> dict[str, Any]:
+    bench = measured.bench
+    return {
+        "verb": VERB,
+        "world_size": len(bench.members),
+        "hosts": list(dict.fromkeys(member.host for member in bench.members)),
+        **encode(bench),
+        "curves": [encode(curve) for curve in measured.curves],
+        "loads": _loads(fleet),
+        "comparison": measured.comparison and encode(measured.comparison),
+        "advice": advice and encode(advice),
+        "reasons": [encode(reason) for reason in measured.reasons],
+    }
+
+
+def _loads(fleet: Fleet | None) -> list[dict[str, Any]]:
+    """Return the load that other work put on each host, if it was read."""
+    nodes = () if fleet is None else fleet.nodes
+    loads = [(node.host, known(node.load)) for node in nodes]
+    return [{"host": host, **encode(load)} for host, load in loads if load is not None]
+
+
+def read_baseline(report: Report, name: str, option: str = "--compare") -> Baseline:
+    """Return the baseline in a report. ``name`` is the user's argument to the option. Raises ``UserError``."""
+    data = report.data
+    if data.get("verb") != VERB:
+        raise UserError(f"{option} {name} is not a report of allreduce-bench", help=_HELP)
+    try:
+        baseline = Baseline(
+            name=name,
+            results=_decode_all(Measurement, data.get("results")),
+            members=_decode_all(Member, data.get("members")),
+            settings=decode(BenchSettings, data.get("settings")),
+        )
+    except WrongValue as error:
+        raise UserError(f"{option} {name} cannot be read: {error}", help=_HELP) from error
+    if not baseline.results:
+        raise UserError(f"{option} {name} has no measurements", help=_HELP)
+    times = [time for one in baseline.results for time in (one.p50_low_us, one.p50_us, one.p50_high_us)]
+    if not all(0 < time < math.inf for time in times):
+        raise UserError(f"{option} {name} has an invalid time", help=_HELP)
+    return baseline
+
+
+def check_ranks(baseline: Baseline, world_size: int) -> None:
+    """Raise ``UserError`` if the baseline has another number of ranks, because then its data volumes differ."""
+    ranks = len(baseline.members)
+    if ranks != world_size:
+        raise UserError(
+            f"--compare {baseline.name} is a run of {count_of(ranks, 'rank')}, and this one has {world_size}",
+            help="Compare runs with the same number of ranks.",
+        )
+
+
+def _decode_all(kind: type[Kind], plain: Any) -> tuple[Kind, ...]:
+    if not isinstance(plain, list):
+        raise WrongValue("a list was expected")
+    return tuple(decode(kind, one) for one in plain)
+
+
+ROOTS = frozenset({"DD601", "DD602", "DD603", "DD604", "DD605", "DD606", "DD607", "DD608", "DD611"})
+"""The findings that make sense for the bench."""
+MOST_NAMED = 4
+"""How many groups a summary names."""
+
+
+def stop_findings(bench: Bench) -> tuple[Finding, ...]:
+    """Return the causes of an unfinished bench, the first cause first, or nothing if it finished.
+
+    For an interrupted bench, return only hangs that had lasted for the hang timeout.
+    """
+    stop = bench.stop
+    if stop is None:
+        return ()
+    found = [one for one in judge_job(build_job(bench, stop)).findings if one.code in ROOTS]
+    # If the rank that served the store is lost, the others cannot answer. Then only that rank's finding counts.
+    explained = [one for one in found if not _is_silence(one, stop)]
+    return tuple(_in_words_of_bench(one, bench, stop) for one in explained or found)
+
+
+def _is_silence(finding: Finding, stop: Stop) -> bool:
+    """Return whether ranks are blamed only because they did not answer."""
+    return finding.code == "DD601" and not {one.rank for one in stop.positions} & set(finding.ranks)
+
+
+def describe_rank(rank: int, stop: Stop) -> str:
+    """Return one phrase for where a rank was, or how it had ended, when the bench stopped."""
+    position = next((one for one in stop.positions if one.rank == rank), None)
+    if position is None:
+        return _describe_silent(str(rank), stop)
+    if position.error is not None:
+        return f"raised {position.error}"
+    if position.phase == "end":
+        return "finished"
+    if is_in_call(position):
+        return f"in {position.op}"
+    return f"on its way into {position.op}" if position.inside else f"between calls, in phase {position.phase}"
+
+
+def _describe_silent(rank: str, stop: Stop) -> str:
+    end = next((one.ends[rank] for one in stop.positions if rank in one.ends), None)
+    if end is not None:
+        return end if end.startswith("exit") else f"killed by {end}"
+    states = {one.states[rank] for one in stop.positions if rank in one.states}
+    if states & GONE:
+        return "gone"
+    return "stopped" if states & {"T", "t"} else "did not answer"
+
+
+def _in_words_of_bench(finding: Finding, bench: Bench, stop: Stop) -> Finding:
+    if finding.code == "DD611":
+        finding = _transport(finding, bench, stop)
+    if _is_silence(finding, stop):
+        finding = _silent(finding, bench, stop)
+    if finding.code == "DD604":
+        finding = replace(finding, fix=_crash_fix(finding, stop))
+    return replace(finding, evidence=(*finding.evidence, *_at_words(stop)))
+
+
+def _at_words(stop: Stop) -> list[str]:
+    """Return what the bench was doing when it stopped, according to a rank in its last phase."""
+    whats = [one.what for one in stop.positions if one.phase == stop.phase and one.what]
+    return [f'the bench was in its phase "{stop.phase}"' + (f", at {whats[0]}" if whats else "")]
+
+
+def _crash_fix(finding: Finding, stop: Stop) -> str:
+    errors = [one.error or "" for one in stop.positions if one.rank in finding.ranks]
+    if any("memory" in error.lower() for error in errors):
+        return "choose a smaller --max-size, or free memory; this error caused those of the other ranks"
+    return "look up this error (NCCL_DEBUG=INFO shows more of NCCL); it caused the errors of the other ranks"
+
+
+def _silent(finding: Finding, bench: Bench, stop: Stop) -> Finding:
+    """Rewrite a finding about ranks that did not answer. Their position is unknown."""
+    waiting = waiters_words(build_job_state(build_job(bench, stop)), finding.ranks)
+    verb = "does not respond anymore" if len(finding.ranks) == 1 else "do not respond anymore"
+    seen = {int(rank) for one in stop.positions for rank in one.states}
+    pids = [str(one.pid) for one in bench.members if one.rank in seen & set(finding.ranks)]
+    down = "check that their hosts and the network to them are up: run ddpdoctor check-env on all hosts"
+    return replace(
+        finding,
+        summary=f"{rank_list(finding.ranks)} {verb}" + (f"; {waiting}" if waiting else ""),
+        evidence=_others(finding, bench, stop),
+        fix=f"see what they are doing: py-spy dump --native --pid {' '.join(pids)}" if pids else down,
+    )
+
+
+def _others(finding: Finding, bench: Bench, stop: Stop) -> tuple[str, ...]:
+    """Return where the other ranks were. Ranks in the same place share one phrase."""
+    others = (member.rank for member in bench.members if member.rank not in finding.ranks)
+    by_words = grouped((describe_rank(rank, stop), rank) for rank in others)
+    return tuple(f"{rank_list(ranks)}: {words}" for words, ranks in by_words.items())
+
+
+def _transport(finding: Finding, bench: Bench, stop: Stop) -> Finding:
+    """Say which calls of the bench do not complete, and between which ranks."""
+    at = {(one.group, one.what or one.op) for one in stop.positions if one.rank in finding.ranks}
+    calls = [f"{rank_list(group)} {'is' if len(set(group)) == 1 else 'are'} in {what}" for group, what in sorted(at)]
+    more = f"; {len(calls) - MOST_NAMED} more groups" if len(calls) > MOST_NAMED else ""
+    fails = "it does not complete" if len(calls) == 1 else "none of these completes"
+    hosts = dict.fromkeys(one.host for one in bench.members if one.rank in finding.ranks)
+    return replace(
+        finding,
+        summary=f"{', '.join(calls[:MOST_NAMED])}{more}, but {fails}",
+        fix=_transport_fix(len(hosts), bench.settings.backend),
+    )
+
+
+def _transport_fix(hosts: int, backend: str) -> str:
+    if backend == "nccl":
+        where = "test the network between these hosts (ddpdoctor check-env)" if hosts > 1 else "test the links"
+        return f"{where}, and read the log with NCCL_DEBUG=INFO"
+    if hosts > 1:
+        return (
+            "test the network between these hosts (ddpdoctor check-env on all of them): a firewall that drops packets, "
+            "a link that is down, a wrong MTU, or a wrong GLOO_SOCKET_IFNAME"
+        )
+    return "check whether this host drops packets on the interface in GLOO_SOCKET_IFNAME"
+
+
+NOW_NS = 10**18
+"""The time of the sample, on an artificial clock, because ranks of several hosts share none."""
+ENDED_NS = NOW_NS + 1
+"""The time at which a rank failed. It is after a stop by the user. Otherwise the order of events is unknown."""
+INIT = "init_process_group"
+GONE = frozenset({"", "X", "Z"})
+_OWN_FOLDER = str(Path(ddpdoctor.__file__).parent) + "/"
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/python3(\.\d+)?/|^<")
+_FRAME = re.compile(r"(?P<file>.*):(?P<line>\d+) (?P<function>.*)")
+
+
+def build_job(bench: Bench, stop: Stop) -> Job:
+    """Return a stopped bench as a job for the progress rules."""
+    positions = {position.rank: position for position in stop.positions}
+    states = {int(rank): state for one in stop.positions for rank, state in one.states.items()}
+    ends = {int(rank): end for one in stop.positions for rank, end in one.ends.items()}
+    interrupted = stop.ending is Ending.INTERRUPTED
+    ranks = []
+    for member in bench.members:
+        position = _without_victims_error(positions.get(member.rank), bench.members, positions)
+        if position is None:
+            ranks.append(_silent_rank(member, states.get(member.rank), ends.get(member.rank)))
+        else:
+            rank = _rank(member, position, len(bench.members))
+            ranks.append(replace(rank, proc_state=states.get(member.rank)))
+    return Job(
+        now_ns=NOW_NS,
+        hang_timeout_s=_still_s(bench, stop),
+        ranks=tuple(ranks),
+        world_size=len(bench.members),
+        nnodes=len({member.host for member in bench.members}),
+        local_ranks_expected=None,
+        ended=interrupted,
+        stopping_since_ns=NOW_NS if interrupted else None,
+        interrupted_by=(stop.signal or "SIGINT") if interrupted else None,
+    )
+
+
+def _still_s(bench: Bench, stop: Stop) -> float:
+    """Return how long a rank must have been without progress to be blamed: the shortest such time of all ranks."""
+    limit_s = bench.settings.hang_timeout_s
+    if stop.ending is Ending.INTERRUPTED:
+        return limit_s
+    return min([limit_s, *(one.stale_s for one in stop.positions if one.phase != "end")])
+
+
+def _without_victims_error(
+    position: Position | None, members: tuple[Member, ...], positions: Mapping[int, Position]
+) -> Position | None:
+    """Drop the error of a rank that timed out while waiting for others to connect, so it counts as still waiting."""
+    if position is None or position.error is None or position.phase != "connect":
+        return position
+    late = [one.rank for one in members if one.rank not in positions or not _has_come(positions[one.rank])]
+    return replace(position, error=None) if late and late != [position.rank] and _has_come(position) else position
+
+
+def _has_come(position: Position) -> bool:
+    """Return whether a rank has reached the creation of the process group."""
+    return position.phase not in {"start", "connect"} or position.op == INIT
+
+
+def is_in_call(position: Position) -> bool:
+    """Return whether a rank is in the call itself: the innermost frame is torch's or ddpdoctor's, which call C++.
+
+    Otherwise a wrapper or hook around the call may block it.
+    """
+    if not position.inside or not position.stack:
+        return position.inside
+    file = _frame(position.stack[-1]).file
+    return "/torch/" in file or file.startswith(_OWN_FOLDER)
+
+
+def _rank(member: Member, position: Position, world_size: int) -> Rank:
+    frames = tuple(map(_frame, position.stack))
+    moved_ns = NOW_NS - int(position.stale_s * 1e9)
+    inside = is_in_call(position)
+    call = _call(position, frames, moved_ns) if inside else None
+    in_group = bool(position.group) and position.op != INIT
+    return Rank(
+        **_who(member),
+        life=Life.RUNNING,
+        recorded=True,
+        answered=True,
+        world_size=world_size,
+        initialized=_is_connected(position),
+        main_ended_ns=moved_ns if position.phase == "end" else None,
+        open_calls=() if call is None else (call,),
+        groups=(_group(position, arrived=inside or not position.inside),) if in_group else (),
+        samples=(
+            StackSample(
+                time_ns=NOW_NS,
+                by="sampler",
+                stacks=(Stack(thread="MainThread", is_main=True, is_daemon=False, frames=frames),),
+            ),
+        ),
+        raised=() if position.error is None else (_raised(position.error, frames, call),),
+        last_place=_innermost(frames),
+        last_progress_ns=moved_ns if position.error is None else None,
+    )
+
+
+def _silent_rank(member: Member, state: str | None, end: str | None) -> Rank:
+    """Return a rank that sent no position. At most its process state and end are known."""
+    if state in GONE:
+        return Rank(**_who(member), **_end(end), recorded=True, ended_ns=ENDED_NS)
+    # A stopped process, or one in uninterruptible sleep, cannot answer.
+    explained = state in {"T", "t", "D"}
+    return Rank(
+        **_who(member),
+        life=Life.RUNNING,
+        proc_state=state,
+        recorded=explained,
+        lost=None if explained else "it did not answer",
+    )
+
+
+def _who(member: Member) -> dict[str, Any]:
+    return {
+        "rank": member.rank,
+        "local_rank": member.local_rank,
+        "host": member.host,
+        "pid": member.pid,
+        "attempt": 0,
+    }
+
+
+def _end(end: str | None) -> dict[str, Any]:
+    if end is None:
+        return {"life": Life.GONE}
+    if end.startswith("exit status "):
+        return {"life": Life.EXITED, "exit_code": int(end.removeprefix("exit status "))}
+    return {"life": Life.SIGNALED, "signal": end}
+
+
+def _is_connected(position: Position) -> bool:
+    return position.phase not in {"start", "connect"} or (position.op == INIT and not position.inside)
+
+
+def _call(position: Position, frames: tuple[Frame, ...], moved_ns: int) -> Call:
+    return Call(
+        index=1,
+        op=position.op,
+        api=position.op,
+        group="" if position.op == INIT else _group_name(position),
+        seq=None if position.op == INIT else position.calls,
+        dtype=None,
+        shape=None,
+        tensors=1,
+        peer=None,
+        redop=None,
+        site=_innermost(frames),
+        started_ns=moved_ns,
+        ended_ns=None,
+        is_async=False,
+        failed=False,
+        thread_is_main=True,
+    )
+
+
+def _group(position: Position, *, arrived: bool) -> GroupState:
+    return GroupState(
+        name=_group_name(position),
+        ranks=position.group,
+        backend="",
+        enqueued=position.calls if arrived else position.calls - 1,
+    )
+
+
+def _group_name(position: Position) -> str:
+    return " ".join(map(str, position.group))
+
+
+def _raised(error: str, frames: tuple[Frame, ...], call: Call | None) -> Raised:
+    name, _, message = error.partition(": ")
+    return Raised(
+        type=name,
+        message=message,
+        time_ns=ENDED_NS,
+        thread_is_main=True,
+        uncaught=True,
+        in_call=None if call is None else call.op,
+        frames=frames,
+    )
+
+
+def _innermost(frames: tuple[Frame, ...]) -> Frame | None:
+    """Return the innermost user frame, or the innermost frame of ddpdoctor if there is none."""
+    user = [frame for frame in frames if frame.user]
+    own = [frame for frame in frames if frame.file.startswith(_OWN_FOLDER)]
+    return next(reversed(user or own), None)
+
+
+def _frame(text: str) -> Frame:
+    match = _FRAME.fullmatch(text)
+    if match is None:
+        return Frame(file=text, line=0, function="", user=False)
+    file = match["file"]
+    user = not file.startswith(_OWN_FOLDER) and _LIBRARY.search(file) is None
+    return Frame(file=file, line=int(match["line"]), function=match["function"], user=user)

@@ -1,0 +1,291 @@
+"""Reports on files and data: `check-data`, `check-checkpoint`, `check-consistency`; and the pages of rules."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.diagnose.job import check_report
+from ddpdoctor.model.checkpoint import Checkpoints, ReadState
+from ddpdoctor.model.codec import encode
+from ddpdoctor.model.diff import DiffFacts
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.facts import GroupState, Job, Life, Rank
+from ddpdoctor.model.findings import JobStatus, JobSummary, RankRow, Report, now
+from ddpdoctor.model.sharing import RankShare, SamplingPlan, Shares, share_out
+from ddpdoctor.model.trial import Trial
+from ddpdoctor.rules.data.shared import Replicas
+from ddpdoctor.rules.registry import rules_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ddpdoctor.model.checkpoint import FileSeen
+    from ddpdoctor.model.data import Drawn, RankDraws
+    from ddpdoctor.model.facts import ModelSeen
+    from ddpdoctor.model.findings import Report
+    from ddpdoctor.model.trial import Participant
+    from ddpdoctor.rules.engine import Facts
+    from ddpdoctor.rules.registry import Rule
+
+
+CLOSENESS = 0.5
+"""The least similarity, on difflib's scale from 0 to 1, at which a name is suggested for an unknown one."""
+LIST_HINT = "`ddpdoctor explain --list` lists them all."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RulePage:
+    """The page of a rule. ``text`` is the rule's docstring, in Markdown."""
+
+    code: str
+    kind: str
+    severity: str
+    summary: str
+    text: str
+
+
+def read_pages() -> tuple[RulePage, ...]:
+    """Return the pages of all rules, in the order of their codes."""
+    from ddpdoctor.rules.registry import all_rules
+
+    return tuple(map(_page, all_rules()))
+
+
+def read_page(name: str) -> RulePage:
+    """Return the page of a rule by its code or kind. Raises ``UserError`` like ``find_page``."""
+    from ddpdoctor.rules.registry import find_rule
+
+    rule = find_rule(name)
+    return find_page(name, read_pages()) if rule is None else _page(rule)
+
+
+def read_titles(codes: Iterable[str]) -> dict[str, str]:
+    """Return the line for lists of each of these rules, by code. An unknown code is left out."""
+    from ddpdoctor.rules.registry import find_rule
+
+    rules = {code: find_rule(code) for code in codes}
+    return {code: rule.summary for code, rule in rules.items() if rule is not None}
+
+
+def _page(rule: Rule) -> RulePage:
+    return RulePage(code=rule.code, kind=rule.kind, severity=rule.severity.value, summary=rule.summary, text=rule.page)
+
+
+def find_error(text: str) -> tuple[str, dict[str, str]] | None:
+    """Return the title and the texts by label of the known error in a text, or None.
+
+    Raises:
+        UserError: it is a text, and not the name of a rule, and no known error is in it.
+    """
+    from ddpdoctor.model.known_errors import find_known
+    from ddpdoctor.model.nccl_warnings import read_warning
+    from ddpdoctor.rules.registry import find_rule
+
+    text = text.strip()
+    if find_rule(text) is not None:
+        return None
+    known = find_known(text)
+    if known is None and (warning := read_warning(text)) is not None and warning.fix:
+        return "a warning of NCCL", {"means": warning.words, "to do": warning.fix, "source": _NCCL_SOURCE}
+    known = known or find_known(text, loose=True)
+    if known is not None:
+        return known.shown, {
+            "means": known.means, "at fault": known.fault, "to do": known.fix, "source": known.source,
+        }  # fmt: skip
+    if " " in text or text.endswith(("Error", "Exception")):
+        raise UserError(
+            f"no known error is in this text: {text[:80]}",
+            help="`ddpdoctor analyze FILE` reads the whole log, whatever the error is, and says which rank failed "
+            "first; FILE is a log, a folder of logs, or - for standard input.",
+        )
+    return None
+
+
+_NCCL_SOURCE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
+
+
+def find_page(name: str, pages: tuple[RulePage, ...]) -> RulePage:
+    """Find a page by code or kind, ignoring case. Raises ``UserError`` with near matches if there is none."""
+    by_name = {key.lower(): page for page in pages for key in (page.kind, page.code)}
+    page = by_name.get(name.lower())
+    if page is not None:
+        return page
+    near = difflib.get_close_matches(name.lower(), by_name, cutoff=CLOSENESS)
+    offers = ", ".join(f"{by_name[match].code} ({by_name[match].kind})" for match in near)
+    hint = f"Did you mean {offers}? " if offers else ""
+    raise UserError(f"there is no rule {name}", help=hint + LIST_HINT)
+
+
+def check_codes(given: tuple[str, ...]) -> tuple[str, ...]:
+    """Split comma-separated codes and return them in upper case. Raises ``UserError`` for an unknown code."""
+    from ddpdoctor.rules.registry import find_rule
+
+    codes = tuple(code.strip().upper() for entry in given for code in entry.split(",") if code.strip())
+    for code in codes:
+        rule = find_rule(code)
+        if rule is None or rule.code != code:
+            raise UserError(f"--ignore: there is no code {code}", help=LIST_HINT)
+    return codes
+
+
+DATA_VERB = "check-data"
+
+
+def plan_report(plan: SamplingPlan, command: tuple[str, ...]) -> Report:
+    """Return the report of the arithmetic only."""
+    started_at = now()
+    shares = share_out(plan)
+    data = {"verb": DATA_VERB, "shares": encode(shares)}
+    return check_report(rules_of("data"), {Shares: [shares]}, data, command, started_at)
+
+
+def drawn_report(
+    drawn: Drawn, ranks: Sequence[RankDraws], command: tuple[str, ...], started_at: str, accumulation: int
+) -> Report:
+    """Return the report of what ranks really drew."""
+    shares = _shares(drawn, accumulation)
+    facts: Facts = {Replicas: [_replicas(drawn, ranks)], **({} if shares is None else {Shares: [shares]})}
+    data = {"verb": DATA_VERB, "drawn": encode(drawn)}
+    return check_report(rules_of("data"), facts, data, command, started_at)
+
+
+def _replicas(drawn: Drawn, ranks: Sequence[RankDraws]) -> Replicas:
+    """Return the ranks as input for the data rules. These assume that the loop trains and that it may hang."""
+    return Replicas(
+        loaders={one.rank: (one.loader,) for one in ranks if one.loader is not None},
+        size=drawn.world_size,
+        world_size=drawn.world_size,
+        hosts={one.rank: one.host for one in ranks},
+        trained_only=False,
+        ended_badly=True,
+        drawn=drawn,
+    )
+
+
+def _shares(drawn: Drawn, accumulation: int) -> Shares | None:
+    """Return the first pass in the form of the arithmetic, or None if it was incomplete."""
+    if drawn.batch_size is None or not drawn.passes or not all(row.complete for row in drawn.passes[0].ranks):
+        return None
+    rows = drawn.passes[0].ranks
+    plan = SamplingPlan(
+        samples=drawn.samples or sum(row.drawn for row in rows),
+        world_size=drawn.world_size,
+        batch_size=drawn.batch_size,
+        accumulation=accumulation,
+    )
+    ranks = tuple(
+        RankShare(
+            rank=row.rank,
+            drawn=row.drawn,
+            repeated=row.repeated or 0,
+            batches=row.batches,
+            last_batch=row.last_batch,
+            delivered=row.drawn,
+        )
+        for row in rows
+    )
+    return Shares(plan=plan, ranks=ranks, delivered=sum(row.drawn for row in rows), unique=drawn.passes[0].unique)
+
+
+CHECKPOINT_VERB = "check-checkpoint"
+
+
+def checkpoint_report(seen: Checkpoints, command: tuple[str, ...], started_at: str) -> Report:
+    """Judge checkpoints and return the report."""
+    data = {"verb": CHECKPOINT_VERB, "files": [*map(_about, seen.files)]}
+    return check_report(rules_of("checkpoints"), {Checkpoints: [seen]}, data, command, started_at)
+
+
+def _about(one: FileSeen) -> dict[str, Any]:
+    """Return a file's data for the report, without digests and without the list of its tensors."""
+    contents = one.contents
+    return {
+        "path": one.path,
+        "size_bytes": one.size_bytes,
+        "form": one.form.value,
+        "state": "damaged" if one.damaged and one.state is ReadState.WHOLE else one.state.value,
+        "checksums": one.checksums.value,
+        "tensors": None if contents is None else len(contents.tensors),
+        "parts": [] if contents is None else [part.value for part in contents.parts],
+        "weights": []
+        if contents is None
+        else [{"key": one.where, "tensors": len(one.tensors)} for one in contents.weights],
+        "values_looked_at": one.values is not None,
+        "not_finite": None if one.values is None else len(one.values),
+    }
+
+
+CONSISTENCY_VERB = "check-consistency"
+
+
+def build_report(trial: Trial, command: tuple[str, ...], started_at: str) -> Report:
+    """Judge a trial and build its report."""
+    hosts = list(dict.fromkeys(one.host for one in trial.participants))
+    world_size = len(trial.participants)
+    return check_report(
+        rules_of("consistency"),
+        {Job: [_job(trial)], Trial: [trial]},
+        {"verb": CONSISTENCY_VERB, "world_size": world_size, "hosts": hosts, "trial": encode(_without_copies(trial))},
+        command,
+        started_at,
+        job=JobSummary(world_size=world_size, nnodes=len(hosts), status=JobStatus.FINISHED, exit_status=None),
+        ranks=(_row(one, trial) for one in trial.participants),
+    )
+
+
+def build_diff_report(facts: DiffFacts, command: tuple[str, ...], started_at: str) -> Report:
+    """Judge compared files and build the report."""
+    data = {"verb": CONSISTENCY_VERB, "diff": encode(facts)}
+    return check_report(rules_of("consistency"), {DiffFacts: [facts]}, data, command, started_at)
+
+
+def _job(trial: Trial) -> Job:
+    """Return a trial as a running job, so that the rules for jobs can judge its models and replicas."""
+    everybody = tuple(one.rank for one in trial.participants)
+    return Job(
+        now_ns=0,
+        hang_timeout_s=trial.settings.limit_s,
+        ranks=tuple(_rank(one, model, everybody) for one, model in zip(trial.participants, trial.models, strict=True)),
+        world_size=len(everybody),
+        nnodes=len({one.host for one in trial.participants}),
+        local_ranks_expected=None,
+        ended=False,
+        consistency=trial.consistency,
+    )
+
+
+def _rank(one: Participant, model: ModelSeen, everybody: tuple[int, ...]) -> Rank:
+    group = GroupState(name=model.group, ranks=everybody, backend="", enqueued=0)
+    return Rank(
+        rank=one.rank,
+        local_rank=one.local_rank,
+        host=one.host,
+        pid=one.pid,
+        attempt=0,
+        life=Life.RUNNING,
+        recorded=True,
+        world_size=len(everybody),
+        initialized=True,
+        groups=(group,),
+        models=(model,),
+    )
+
+
+def _row(one: Participant, trial: Trial) -> RankRow:
+    return RankRow(
+        rank=one.rank,
+        local_rank=one.local_rank,
+        host=one.host,
+        pid=one.pid,
+        state="finished" if trial.consistency is not None else "model built",
+        step=trial.settings.steps if trial.consistency is not None else None,
+        gpu=int(one.device.removeprefix("cuda:")) if one.device.startswith("cuda:") else None,
+    )
+
+
+def _without_copies(trial: Trial) -> Trial:
+    """Keep only one model if all ranks have equal ones."""
+    same: Any = len({model.digest for model in trial.models}) == 1
+    return replace(trial, models=trial.models[:1]) if same else trial

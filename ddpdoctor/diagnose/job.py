@@ -1,0 +1,699 @@
+"""The report of a job under `wrap`."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import ddpdoctor
+from ddpdoctor.attach.find import named_file
+from ddpdoctor.collect.run import runfolder
+from ddpdoctor.collect.run.live import is_watched, read_live
+from ddpdoctor.collect.run.nodes import SavedRun, job_of, read_job, read_saved_run
+from ddpdoctor.collect.run.runfolder import JUDGED_ATTEMPTS
+from ddpdoctor.collect.run.source_lines import keep_excerpt, load_excerpt, read_excerpt, records_own_job
+from ddpdoctor.diagnose.pictures import began_ns, blamed_ranks, fold_waits, pace_rows, rank_row, rows_by_rank
+from ddpdoctor.diagnose.timeline import make_timeline
+from ddpdoctor.model.attached import Movement
+from ddpdoctor.model.codec import encode
+from ddpdoctor.model.data import LoaderTaken, PassTaken, RankTaken
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.facts import Job, Life, shell_status
+from ddpdoctor.model.findings import (
+    Attempt,
+    Check,
+    Finding,
+    JobStatus,
+    JobSummary,
+    Judgment,
+    Outcome,
+    RankRow,
+    Report,
+    Severity,
+    as_earlier,
+    hangs,
+    now,
+)
+from ddpdoctor.model.garbage import no_collection
+from ddpdoctor.model.reading import Unread, Why
+from ddpdoctor.model.run import JobEnd, Run
+from ddpdoctor.recorder.storage.secrets import hide_secrets
+from ddpdoctor.rules.data.shared import Replicas, replicas_of, shared_loaders
+from ddpdoctor.rules.engine import judge
+from ddpdoctor.rules.progress.job_state import Cause, JobState, build_job_state
+from ddpdoctor.rules.progress.limits import is_limit_over
+from ddpdoctor.rules.progress.wait_links import find_targets
+from ddpdoctor.rules.registry import rules_of
+from ddpdoctor.rules.speed.comparing import network_use, settings_of
+from ddpdoctor.rules.speed.gradients import overlap_of
+from ddpdoctor.rules.speed.predictions import predict_changes
+from ddpdoctor.rules.speed.reduction import curves_of
+from ddpdoctor.rules.speed.state import SpeedState, build_speed_state
+from ddpdoctor.rules.verdict import order_findings, pick_verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+    from pathlib import Path
+
+    from ddpdoctor.collect.run.nodes import SavedRun
+    from ddpdoctor.model.attached import AttachedJob
+    from ddpdoctor.model.consistency import Consistency
+    from ddpdoctor.model.data import EpochSeen
+    from ddpdoctor.model.findings import Finding, RankRow
+    from ddpdoctor.model.pictures import SourceExcerpt
+    from ddpdoctor.model.run import Run
+    from ddpdoctor.model.timeline import Timeline
+    from ddpdoctor.rules.bandwidth.compare import Baseline
+    from ddpdoctor.rules.data.shared import Shared
+    from ddpdoctor.rules.engine import Facts
+    from ddpdoctor.rules.registry import Rule
+    from ddpdoctor.rules.speed.reduction import MeasuredCurves
+
+    Ask = Callable[[Path, float, Callable[[], bool]], bool]
+    """Asks the watcher that records in a folder for evidence, with a time limit, as long as it runs."""
+
+MOST_LOADERS = 16
+"""Our choice: a script with more makes them anew, and the first ones tell as much."""
+
+
+def loader_data(job: Job) -> list[Any]:
+    """Encode the loaders that two or more ranks of a group trained with, paired as the data rules pair them."""
+    try:
+        return [encode(_taken(shared)) for shared in _shared(job)[:MOST_LOADERS]]
+    except Exception:  # noqa: BLE001 - damaged records of one rank must not cost the report
+        return []
+
+
+def _shared(job: Job) -> list[Shared]:
+    found = replicas_of(job)
+    return (
+        []
+        if isinstance(found, Unread)
+        else [one for replicas in found if replicas.by_model for one in shared_loaders(replicas)]
+    )
+
+
+def _taken(shared: Shared) -> LoaderTaken:
+    site, passes = shared.first().site, shared.passes()
+    return LoaderTaken(
+        file="" if site is None else site.file,
+        line=0 if site is None else site.line,
+        passes=tuple(
+            PassTaken(number=number, ranks=tuple(_rank(shared, rank, epoch) for rank, epoch in passes[number].items()))
+            for number in dict.fromkeys([*list(passes)[:1], *list(passes)[-1:]])
+        ),
+    )
+
+
+def _rank(shared: Shared, rank: int, epoch: EpochSeen) -> RankTaken:
+    visible = shared.seen[rank].indices_seen
+    return RankTaken(
+        rank=rank,
+        batches=epoch.batches,
+        drawn=epoch.drawn if visible else None,
+        order=epoch.order if visible and epoch.drawn else "",
+        complete=epoch.complete,
+    )
+
+
+CHECK_ID = "pictures"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureData:
+    """What a report gets: entries of its data, and a crashed check if they could not be made."""
+
+    data: dict[str, Any]
+    checks: tuple[Check, ...] = ()
+
+
+def picture_data(
+    job: Job,
+    saved: SavedRun,
+    rows: Iterable[RankRow],
+    verdict: Finding | None,
+    status: JobStatus,
+    *,
+    reads_source: bool,
+) -> PictureData:
+    """Return the data of a job's pictures. A failure here costs the pictures and not the report.
+
+    With ``reads_source``, the lines at the verdict are read from the user's file and kept in the run folder; without,
+    only lines that were kept are shown.
+    """
+
+    def make() -> dict[str, Any]:
+        pictures = _make(job, saved.own.run, rows_by_rank(rows), verdict, status)
+        excerpt = _excerpt(saved, verdict, reads_source=reads_source)
+        return {**pictures, "source": None if excerpt is None else encode(excerpt)}
+
+    return walled(make)
+
+
+def walled(make: Callable[[], dict[str, Any]]) -> PictureData:
+    """Return the data that a function makes, or a crashed check if it raises."""
+    try:
+        return PictureData(data=make())
+    except Exception as error:  # noqa: BLE001 - the wall around a rule: these are functions of untrusted facts, too
+        reason = f"{type(error).__name__}: {error}"
+        return PictureData(data={}, checks=(Check(id=CHECK_ID, outcome=Outcome.CRASHED, reason=reason),))
+
+
+def _make(
+    job: Job, run: Run, rows: Mapping[int, RankRow], verdict: Finding | None, status: JobStatus
+) -> dict[str, Any]:  # fmt: skip
+    state = build_job_state(job) if status is not JobStatus.FINISHED else None
+    cause = verdict if state is not None else None
+    timeline = make_timeline(
+        job,
+        rows,
+        cause,
+        waiters=frozenset(state.waits.waiters if state is not None else ()),
+        started_at=wall_time(began_ns(job), job, run) or run.started_at or "",
+        hung=status is JobStatus.HUNG,
+    )
+    waits = fold_waits(find_targets(state), rows, blamed_ranks(cause)) if state is not None else None
+    return {
+        "timeline": encode_timeline(timeline),
+        "waits": None if waits is None else encode(waits),
+    }
+
+
+def encode_timeline(timeline: Timeline | None) -> Any:
+    """Encode a timeline without what its spans lack, which is much of their text."""
+    if timeline is None:
+        return None
+    plain = encode(timeline)
+    for lane in plain["lanes"]:
+        lane["coarse"] = list(map(_without_empty, lane["coarse"]))
+        lane["detail"] = list(map(_without_empty, lane["detail"]))
+    return plain
+
+
+def _without_empty(span: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in span.items() if value not in ("", None) or name == "end_ms"}
+
+
+def _excerpt(saved: SavedRun, verdict: Finding | None, *, reads_source: bool) -> SourceExcerpt | None:
+    """Return the lines around the first line that the verdict names: from the file, or else those that were kept."""
+    place = next(iter(verdict.where), None) if verdict is not None else None
+    if place is None:
+        return None
+    kept = load_excerpt(saved.own.path, place.file, place.line)
+    # Other nodes send their records: a file is read only if the records of this host say that a rank here ran it.
+    if not reads_source or not any(_ran(rank_row(rank), place.file) for rank in runfolder.job_of(saved.own).ranks):
+        return kept
+    try:
+        began_s = datetime.fromisoformat(saved.own.run.started_at or "").timestamp()
+    except ValueError:
+        return kept
+    found = read_excerpt(place.file, place.line, began_s)
+    if found is None:
+        return kept
+    keep_excerpt(saved.own.path, found)
+    return found
+
+
+def _ran(row: RankRow, file: str) -> bool:
+    at = row.where is not None and row.where.file == file
+    return at or any(frame.startswith(f"{file}:") for frame in row.stack)
+
+
+def speed_data(job: Job, findings: Iterable[Finding], curves: MeasuredCurves | None = None) -> dict[str, Any]:
+    """Encode the budget and the predictions. Without a budget, say why, and whether the user asked for it."""
+    try:
+        known = _known(job, findings, curves)
+    except Exception as error:  # noqa: BLE001 - damaged records of one rank must not cost the report
+        known = {"reason": f"{type(error).__name__}: {error}"}
+    return {"asked": job.speed_asked, **known}
+
+
+def predict_by_curve(report: Report, folder: Path, bench: Baseline) -> Report:
+    """Return a report whose predictions use the times that ``allreduce-bench`` measured.
+
+    Raises:
+        UserError: the folder holds no run, it has no budget, or the bench measured no float32 all-reduces.
+    """
+    curves = curves_of(bench.results, len(bench.members))
+    if curves is None:
+        raise UserError(
+            f"--curve {bench.name} has too few float32 all-reduces",
+            help="Run `ddpdoctor allreduce-bench --report-dir DIR` between the same hosts, and give DIR.",
+        )
+    speed = speed_data(read_job(folder), report.findings, curves)
+    if "budget" not in speed:
+        raise UserError(
+            f"{folder} has no time budget: {speed['reason']}",
+            help="Give the folder of a run of `ddpdoctor wrap --speed`.",
+        )
+    return replace(report, data={**report.data, "speed": {**speed, "asked": True}})
+
+
+def _known(job: Job, findings: Iterable[Finding], curves: MeasuredCurves | None) -> dict[str, Any]:
+    found = build_speed_state(job)
+    if isinstance(found, Unread):
+        return {"reason": found.reason}
+    predictions = predict_changes(found, findings, curves)
+    network = network_use(found, curves)
+    return {
+        "budget": encode(replace(found.budget, overlap=overlap_of(found))),
+        "settings": encode(settings_of(found)),
+        "network": None if network is None else encode(network),
+        "predictions": [encode(one) for one in predictions],
+    }
+
+
+LIMIT_S = 20.0
+"""Our choice: ranks answer within three seconds, and other nodes within five."""
+PATIENCE_S = 10.0
+"""Our choice: who asks suspects a hang, so a rank without progress is blamed sooner than by a watcher that may stop the
+job."""
+
+
+def take_dump(run_dir: Path, ask: Ask) -> Report:
+    """Take evidence of the job in a run folder, and return its report. Raises ``UserError`` if none can be taken."""
+    live = read_live(run_dir)
+    if live.is_running is None:
+        raise UserError(
+            f"the job was started on {live.run.host}, and its `wrap` cannot be asked from here",
+            help=f"Type the command on {live.run.host}.",
+        )
+    if not live.is_running:
+        raise _ended(run_dir)
+    is_running = partial(is_watched, live.run)
+    try:
+        came = ask(live.folder, LIMIT_S, is_running)
+    except OSError as error:
+        raise UserError(f"the `wrap` of {run_dir} cannot be asked: {error.strerror}") from error
+    if not came and not is_running():
+        raise _ended(run_dir)
+    if not came:
+        raise UserError(
+            f"the `wrap` of {run_dir} did not answer within {LIMIT_S:.0f} s",
+            help="It may be stopped, or of an older version. `ddpdoctor attach` looks at the ranks without it.",
+            status=ExitStatus.INCONCLUSIVE,
+        )
+    return running_report(live.folder, PATIENCE_S)
+
+
+def _ended(run_dir: Path) -> UserError:
+    return UserError(f"the job in {run_dir} has ended", help=f"`ddpdoctor report {run_dir}` shows what came of it.")
+
+
+def judge_earlier(saved: SavedRun, last: int, ignore: tuple[str, ...]) -> tuple[Attempt, ...]:
+    """Return the attempts before the last, up to a limit, without findings whose codes are in ``ignore``."""
+    jobs = {number: job_of(saved, number) for number in range(max(0, last - JUDGED_ATTEMPTS), last)}
+    return tuple(_restarted(number, job, judge_job(job), saved.own.run, ignore) for number, job in jobs.items())
+
+
+def last_attempt(run: Run, job: Job, status: JobStatus, findings: tuple[Finding, ...]) -> Attempt:
+    """Return the last attempt in the same form as the earlier ones."""
+    return _section(last_number(job), job, status, findings, run)
+
+
+def last_number(job: Job) -> int:
+    """Return the number of the last attempt, counted from 0."""
+    return max((rank.attempt for rank in job.ranks), default=0)
+
+
+def _restarted(
+    number: int, job: Job, judgment: Judgment, run: Run, ignore: tuple[str, ...]
+) -> Attempt:  # fmt: skip
+    findings = tuple(finding for finding in judgment.findings if finding.code not in ignore)
+    failed = any(finding.severity is Severity.ERROR for finding in judgment.findings)
+    return _section(number, job, JobStatus.FAILED if failed else JobStatus.INTERRUPTED, findings, run)
+
+
+def _section(
+    number: int, job: Job, status: JobStatus, findings: tuple[Finding, ...], run: Run
+) -> Attempt:  # fmt: skip
+    began = min((rank.started_ns for rank in job.ranks if rank.started_ns is not None), default=None)
+    ended = max((rank.ended_ns for rank in job.ranks if rank.ended_ns is not None), default=None)
+    return Attempt(
+        attempt=number,
+        started_at=wall_time(began, job, run),
+        ended_at=wall_time(ended, job, run),
+        seconds=round((ended - began) / 1e9, 3) if began is not None and ended is not None else None,
+        status=status,
+        verdict=pick_verdict(findings),
+        findings=tuple(order_findings(findings)),
+        ranks=tuple(rank_row(rank) for rank in job.ranks),
+    )
+
+
+def wall_time(time_ns: int | None, job: Job, run: Run) -> str | None:
+    """Convert a monotonic time to wall-clock time, using the time of the launch."""
+    try:
+        launched = datetime.fromisoformat(run.started_at or "")
+    except ValueError:
+        return None
+    if time_ns is None:
+        return None
+    return (launched + timedelta(microseconds=(time_ns - job.launched_ns) / 1000)).isoformat(timespec="milliseconds")
+
+
+Made = TypeVar("Made")
+HANG_OPTION = "--hang-timeout"
+_WRAP_ONLY = re.compile(r"--(?:allow-different|check-every|debug-level|on-hang|speed|no-consistency)\b")
+"""Options of ``wrap`` that rules name and that other ways in do not have."""
+
+
+def judge_folder(folder: Path, attempt: int | None = None) -> Judgment:
+    """Judge one attempt (by default the last) of the job in a run folder.
+
+    An unreadable folder becomes a crashed check, because errors must not affect a watched job.
+    """
+    with no_collection():
+        try:
+            job = read_job(folder, attempt)
+        except UserError as error:
+            check = Check(id="run-folder", outcome=Outcome.CRASHED, reason=error.message)
+            return Judgment(findings=(), checks=(check,), certain=False)
+        return judge_job(job)
+
+
+def judge_replicas(folder: Path) -> tuple[Finding, ...]:
+    """Return the findings about the replicas of the job in a run folder, or nothing if it cannot be read."""
+    try:
+        return judge(rules_of("consistency"), {Job: [read_job(folder)]}).findings
+    except UserError:
+        return ()
+
+
+def judge_job(job: Job) -> Judgment:
+    """Judge a job with all rules about progress, replicas and data, and about speed if the user asked for it."""
+    rules = rules_of("progress", "consistency", "data", *(["speed"] if job.speed_asked else []))
+    state = _attempt(lambda: build_job_state(job))
+    facts: Facts = {
+        JobState: state if isinstance(state, Exception) else [state],
+        Job: [job],
+        Replicas: _attempt(lambda: replicas_of(job)),
+    }
+    if job.speed_asked:
+        facts = {**facts, SpeedState: _speed(job, state)}
+    judged = judge(rules, facts)
+    # A hang past torch's own time limit is final, because torch ends the job.
+    over = judged.certain and not isinstance(state, Exception) and is_limit_over(state)
+    judged = replace(judged, proven=judged.proven or over)
+    return judged if job.entry == "wrap" else in_words_of(job.entry, judged)
+
+
+def in_words_of(entry: str, judged: Judgment) -> Judgment:
+    """Return a judgment that names settings as the way in has them. Rules name them as the options of ``wrap``."""
+
+    def words(text: str) -> str:
+        if entry == "pytest":
+            return text.replace(HANG_OPTION, "--ddpdoctor-timeout")
+        return text.replace(HANG_OPTION, f"hang_timeout of {entry}", 1).replace(HANG_OPTION, "hang_timeout")
+
+    def advice(text: str) -> str:
+        others = list(dict.fromkeys(_WRAP_ONLY.findall(text)))
+        is_are = "is an option" if len(others) == 1 else "are options"
+        return f"{words(text)} ({' and '.join(others)} {is_are} of `ddpdoctor wrap`)" if others else words(text)
+
+    return replace(
+        judged,
+        findings=tuple(
+            replace(one, summary=words(one.summary), evidence=tuple(map(words, one.evidence)), fix=advice(one.fix))
+            for one in judged.findings
+        ),
+        checks=tuple(replace(one, reason=words(one.reason)) for one in judged.checks),
+    )
+
+
+def _speed(job: Job, state: JobState | Exception) -> list[SpeedState] | Unread | Exception:
+    """Return what is known of a job's speed. A job that hung or failed has other trouble first."""
+    if isinstance(state, JobState) and state.cause is not Cause.NONE:
+        return Unread(why=Why.NEEDLESS, reason=state.cause.value)
+    try:
+        found = build_speed_state(job)
+    except Exception as error:  # noqa: BLE001 - the wall around a rule: this is the part that rules share
+        return error
+    return found if isinstance(found, Unread) else [found]
+
+
+def _attempt(build: Callable[[], Made]) -> Made | Exception:
+    """Build the facts for some rules. If that raises, only the checks of these rules are crashed."""
+    try:
+        return build()
+    except Exception as error:  # noqa: BLE001 - the wall around a rule: this is the part that rules share
+        return error
+
+
+def build_report(folder: Path, judgment: Judgment, end: JobEnd) -> Report:
+    """Return the report of a job that was judged while it ran. Only the ``wrap`` that ran it calls this.
+
+    Raises:
+        UserError: the folder is no run folder.
+    """
+    saved = read_saved_run(folder)
+    return _build(saved, job_of(saved), judgment, end, reads_source=True)
+
+
+def rebuild_report(folder: Path) -> Report:
+    """Return the report of a run folder without one: it was removed, the watcher was killed, or the disk was full.
+
+    Raises:
+        UserError: the folder is no run folder.
+    """
+    saved = read_saved_run(folder)
+    job = job_of(saved)
+    judgment = judge_job(job)
+    return _build(saved, job, judgment, saved.own.end or _infer_end(saved.own.run, job, judgment))
+
+
+def running_report(folder: Path, patience_s: float) -> Report:
+    """Return the report of a job that goes on, from evidence that was just taken of it.
+
+    A rank that made no progress for ``patience_s`` is blamed, if others wait for it.
+
+    Raises:
+        UserError: the folder is no run folder.
+    """
+    saved = read_saved_run(folder)
+    job = job_of(saved)
+    job = replace(job, hang_timeout_s=min(job.hang_timeout_s, patience_s))
+    started_at = saved.own.run.started_at or now()
+    end = JobEnd(hung=False, interrupted=False, exit_status=None, started_at=started_at, ended_at=now())
+    pids = [rank.pid for rank in job.ranks if rank.pid is not None]
+    own = records_own_job(folder, pids)
+    return _build(saved, job, judge_job(job), end, JobStatus.RUNNING, reads_source=own)
+
+
+def _infer_end(run: Run, job: Job, judgment: Judgment) -> JobEnd:
+    """Infer how a job ended if its watcher did not record it. If the launcher still ran, it counts as interrupted."""
+    status = job.launcher_status if job.ended else None
+    hung = status is None and job.stopping_since_ns is not None and judgment.certain
+    return JobEnd(
+        hung=hung,
+        interrupted=job.interrupted_by is not None or (status is None and not hung),
+        exit_status=_infer_status(status, job.interrupted_by, hung=hung),
+        started_at=run.started_at or now(),
+        ended_at=now(),
+    )
+
+
+def _infer_status(status: int | None, interrupted_by: str | None, *, hung: bool) -> int | None:
+    if interrupted_by == "SIGINT":
+        return ExitStatus.INTERRUPTED
+    if hung:
+        return ExitStatus.HUNG
+    return None if status is None else shell_status(status)
+
+
+def _build(
+    saved: SavedRun, job: Job, judgment: Judgment, end: JobEnd, status: JobStatus | None = None, *,
+    reads_source: bool = False,
+) -> Report:  # fmt: skip
+    """Return the report of a job. Each attempt of a restarted job has its own section."""
+    run = saved.own.run
+    status = status or job_status(job, judgment, hung=end.hung, interrupted=end.interrupted)
+    shown = tuple(finding for finding in judgment.findings if finding.code not in end.ignore)
+    earlier = judge_earlier(saved, last_number(job), end.ignore)
+    before = [finding for attempt in earlier for finding in as_earlier(attempt)]
+    sections = (*earlier, last_attempt(run, job, status, shown)) if earlier else ()
+    rows = tuple(rank_row(rank, job.stopping_since_ns if end.hung else None) for rank in job.ranks)
+    summary = JobSummary(world_size=_world_size(job), nnodes=job.nnodes, status=status, exit_status=end.exit_status)
+    drawn_as = JobStatus.HUNG if status is JobStatus.RUNNING and hangs(judgment) else status
+    pictures = picture_data(job, saved, rows, pick_verdict(shown), drawn_as, reads_source=reads_source)
+    return make_report(
+        command=run.command or (),
+        started_at=end.started_at,
+        ended_at=end.ended_at,
+        job=summary,
+        findings=shown,
+        earlier=before,
+        checks=(*judgment.checks, *pictures.checks),
+        ranks=rows,
+        data=_data(run, job, sections, shown) | pictures.data,
+    )
+
+
+def job_status(job: Job, judgment: Judgment, *, hung: bool, interrupted: bool) -> JobStatus:
+    """Return how the job ended. An abort at exit, after the script has finished, is not a failure of the job.
+
+    ``hung`` is whether it was stopped. A job that goes on is running, whatever was found: a rank may move again.
+    """
+    if hung:
+        return JobStatus.HUNG
+    if interrupted:
+        return JobStatus.INTERRUPTED
+    if job.launcher_status == 0:
+        return JobStatus.FINISHED
+    if job.launcher_status is None and (not job.ended or any(rank.life is Life.RUNNING for rank in job.ranks)):
+        return JobStatus.RUNNING
+    only_at_exit = bool(judgment.findings) and all(f.severity is Severity.INFO for f in judgment.findings)
+    if only_at_exit and any(f.kind == "exit-abort" for f in judgment.findings):
+        return JobStatus.FINISHED
+    return JobStatus.FAILED if job.ranks else JobStatus.NOT_RUN
+
+
+def _world_size(job: Job) -> int | None:
+    sizes = [rank.world_size for rank in job.ranks if rank.world_size]
+    return max(sizes) if sizes else job.world_size
+
+
+def _data(run: Run, job: Job, sections: tuple[Attempt, ...], findings: tuple[Finding, ...]) -> dict[str, Any]:
+    return {
+        "run": {
+            "hang_timeout_s": run.hang_timeout_s,
+            "torch_version": run.torch_version,
+            "environment": run.environment,
+            "debug_level": job.debug_level,
+        },
+        "attempts": last_number(job) + 1,
+        "steps": pace_rows(job),
+        "speed": speed_data(job, findings),
+        "consistency": _without_values(job.consistency),
+        "loaders": loader_data(job),
+        "sections": [encode(section) for section in sections],
+    }
+
+
+def _without_values(consistency: Consistency | None) -> Any:
+    """Encode the comparison without the ranks' values, which are in the run folder."""
+    if consistency is None:
+        return None
+    return encode(replace(consistency, streams=tuple(replace(one, values=()) for one in consistency.streams)))
+
+
+def make_report(  # noqa: PLR0913 - the fields of a report, each under its name
+    *,
+    command: tuple[str, ...],
+    started_at: str,
+    ended_at: str = "",
+    findings: Iterable[Finding],
+    earlier: Iterable[Finding] = (),
+    checks: Iterable[Check],
+    data: dict[str, Any],
+    job: JobSummary | None = None,
+    ranks: Iterable[RankRow] = (),
+) -> Report:
+    """Return a report. An empty ``ended_at`` means now. ``job`` is None if no job was run.
+
+    The findings in ``earlier`` are shown, but cannot become the verdict.
+    """
+    found = tuple(findings)
+    return Report(
+        command=hide_secrets(command),
+        started_at=started_at,
+        ended_at=ended_at or now(),
+        job=job,
+        verdict=pick_verdict(found),
+        findings=tuple(order_findings((*found, *earlier))),
+        checks=tuple(checks),
+        ranks=tuple(ranks),
+        data=data,
+        tool_version=ddpdoctor.__version__,
+    )
+
+
+def check_report(
+    rules: Iterable[Rule], facts: Facts, data: dict[str, Any], command: tuple[str, ...], started_at: str, **more: Any
+) -> Report:
+    """Judge facts by rules and return the report. ``more`` are other arguments of ``make_report``."""
+    judged = judge(rules, facts)
+    return make_report(
+        command=command, started_at=started_at, findings=judged.findings, checks=judged.checks, data=data, **more
+    )
+
+
+def leave_out(report: Report, codes: Collection[str]) -> Report:
+    """Return a report without the findings with these codes. Their checks say that they were left out."""
+    left_out = {finding.kind for finding in report.findings if finding.code in codes}
+    if not left_out:
+        return report
+    findings = tuple(finding for finding in report.findings if finding.code not in codes)
+    checks = tuple(
+        replace(check, outcome=Outcome.SKIPPED, reason="its findings are left out (--ignore)")
+        if check.id in left_out
+        else check
+        for check in report.checks
+    )
+    verdict = report.verdict if report.verdict in findings else pick_verdict(findings)
+    return replace(report, findings=findings, checks=checks, verdict=verdict)
+
+
+NOTE = "the verdict is from the records of `ddpdoctor wrap`, which runs the job"
+
+
+def use_own_records(report: Report, seen: AttachedJob) -> Report:
+    """Return a report of `attach` on this host with the verdict of the job's own run folder, if that has one."""
+    folders = {rank.wrap_folder: rank.pid for rank in seen.ranks}
+    folder, pid = next(iter(folders.items()))
+    if folder is None or len(folders) > 1 or seen.movement is Movement.MOVING:
+        return report
+    try:
+        path = named_file(pid, folder)
+        saved = read_saved_run(path)
+        job = _as_seen(job_of(saved), seen)
+    except UserError:
+        return report  # the folder is gone
+    if not _knows_groups(job):
+        return report
+    judged = judge_job(job)
+    verdict = pick_verdict(judged.findings)
+    if verdict is None:
+        return report
+    about = report.data["evidence"]
+    rows = tuple(rank_row(rank) for rank in job.ranks)
+    own = records_own_job(path, [rank.pid for rank in seen.ranks])
+    pictures = picture_data(job, saved, rows, verdict, JobStatus.HUNG, reads_source=own)
+    return replace(
+        report,
+        verdict=verdict,
+        findings=tuple(order_findings(judged.findings)),
+        checks=(*judged.checks, *pictures.checks),
+        ranks=rows,
+        data={**report.data, **pictures.data, "evidence": {**about, "notes": [*about["notes"], NOTE]}},
+    )
+
+
+def _knows_groups(job: Job) -> bool:
+    """Return whether the members of all groups are known. Until `wrap` has asked the ranks, they are not."""
+    return all(len(rank.groups) <= 1 or all(group.ranks for group in rank.groups) for rank in job.ranks)
+
+
+def _as_seen(job: Job, seen: AttachedJob) -> Job:
+    """Return a job as one that runs now, in which a rank stands still if two looks saw that, however short that is."""
+    now_ns = time.monotonic_ns()
+    last_ns = {
+        one.rank: now_ns - int(seen.gap_s * 1e9) if one.movement is Movement.STILL else now_ns for one in seen.movements
+    }
+    return replace(
+        job,
+        ended=False,
+        now_ns=now_ns,
+        hang_timeout_s=min(job.hang_timeout_s, seen.gap_s),
+        ranks=tuple(
+            replace(rank, last_progress_ns=last_ns.get(rank.rank, rank.last_progress_ns))
+            if rank.life is Life.RUNNING
+            else rank
+            for rank in job.ranks
+        ),
+    )

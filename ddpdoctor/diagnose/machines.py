@@ -1,0 +1,573 @@
+"""Checks of machines: what is asked, of which machines, and the report."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import threading
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import ddpdoctor
+from ddpdoctor.collect.bounded import ask_side_by_side, start_torch_child
+from ddpdoctor.collect.launch import ByHand, read_identity, read_process, seen_launch, seen_ranks
+from ddpdoctor.collect.system import SECTIONS_FOR_BENCH, ReadingPlan, System, read_node
+from ddpdoctor.diagnose.bundle import redact
+from ddpdoctor.diagnose.job import check_report
+from ddpdoctor.exchange.clocks import ShownClock, measure_offset
+from ddpdoctor.exchange.conversation import BadRecord
+from ddpdoctor.exchange.meeting import meet
+from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.model.codec import encode
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.findings import now
+from ddpdoctor.model.launch import Launch
+from ddpdoctor.model.node import SECTIONS, ExpectedVersion, Fleet, Launcher, Node
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.reading import Unread, Why
+from ddpdoctor.model.sides import grouped
+from ddpdoctor.rules.engine import fleet_facts
+from ddpdoctor.rules.environment.expected_versions import VERSION_OF
+from ddpdoctor.rules.registry import rules_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ddpdoctor.collect.bounded import ChildProcess
+    from ddpdoctor.collect.launch import Identity
+    from ddpdoctor.exchange.conversation import Conversation
+    from ddpdoctor.model.findings import Report
+    from ddpdoctor.model.node import NodeProcess
+    from ddpdoctor.rules.registry import Rule
+
+
+LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID")
+
+
+def start_torch_early(env: Mapping[str, str]) -> ChildProcess | None:
+    """Start the child if this process will read the machine: it is alone or first on its node. Else return None."""
+    first = all(env.get(name, "0") == "0" for name in LOCAL_RANKS)
+    if not first:
+        return None
+    try:
+        return start_torch_child(env)
+    except OSError:
+        return None  # the collector tries again and reports the problem
+
+
+CLOSENESS = 0.5
+"""The least similarity, on difflib's scale from 0 to 1, at which a name is suggested for an unknown one."""
+LIST_HINT = "`ddpdoctor check-env --list` lists them all."
+
+
+def choose_rules(wanted: Iterable[str], unwanted: Iterable[str]) -> tuple[Rule, ...]:
+    """Return the wanted rules (all if none are named) without the unwanted, in the order of their codes.
+
+    Raises ``UserError`` for an unknown name, and if no rule is left.
+    """
+    rules = rules_of("environment")
+    chosen = _find_all(wanted, rules) or {rule.code for rule in rules}
+    left = chosen - _find_all(unwanted, rules)
+    if not left:
+        raise UserError("no check is left: --skip leaves out all of them", help=LIST_HINT)
+    return tuple(rule for rule in rules if rule.code in left)
+
+
+def sections_of(rules: Iterable[Rule]) -> frozenset[str]:
+    """Return the sections of a node that these rules need."""
+    return frozenset(section for rule in rules for section in rule.needs)
+
+
+def _find_all(names: Iterable[str], rules: tuple[Rule, ...]) -> set[str]:
+    each = [name.strip() for entry in names for name in entry.split(",") if name.strip()]
+    return {code for name in each for code in _find(name, rules)}
+
+
+def _find(name: str, rules: tuple[Rule, ...]) -> set[str]:
+    """Find the codes for a kind, a code, or the beginning of a code such as DD1."""
+    prefix = re.fullmatch(r"DD\d{0,3}", name.upper())
+    found = {rule.code for rule in rules if rule.kind == name.lower()}
+    if prefix:
+        found |= {rule.code for rule in rules if rule.code.startswith(name.upper())}
+    if found:
+        return found
+    near = difflib.get_close_matches(name.lower(), [rule.kind for rule in rules], cutoff=CLOSENESS)
+    hint = f"Did you mean {', '.join(near)}? " if near else ""
+    raise UserError(f"there is no check {name}", help=hint + LIST_HINT)
+
+
+FQDN_LIMIT_S = 2.0
+LEAVE_LIMIT_S = 2.0
+SLOWEST_S = 30.0
+"""Our choice: how much longer than rank 0 another host may take to read if all processes have already met."""
+MOST_NAMED = 64
+"""For how many ranks without an answer their hello is looked up."""
+
+
+def find_launch(env: Mapping[str, str]) -> Launch:
+    """Return the job of this process. Without a launcher, it is a job of one rank."""
+    return seen_ranks(env)
+
+
+def read_fleet(system: System, plan: ReadingPlan) -> Fleet:
+    """Read only this machine."""
+    return Fleet(nodes=(read_node(system, plan, (read_process(system),)),))
+
+
+def gather(launch: Launch, system: System, plan: ReadingPlan, timeout_s: float) -> Fleet | None:
+    """Return the facts from all processes of a job on rank 0, and None on the other ranks.
+
+    ``timeout_s`` is how long rank 0 waits for the slowest rank after it has read its own host. The others read theirs
+    at the same time, so it only covers how much later they started and how much slower they are. It is also how long
+    each rank tries to reach the store. Ranks that do not answer in time are named, and the rest is reported.
+
+    Raises ``UserError`` if the store cannot be reached.
+    """
+    if not launch.gathers:
+        return _read_alone(launch, system, plan)
+    # Do this first: importing torch changes the environment, and in some builds the CPU affinity.
+    member = _member(launch, system, plan, timeout_s)
+    try:
+        with meet(launch, system.env, timeout_s) as meeting:
+            conversation = meeting.begin("fleet")
+            if launch.launcher is not Launcher.TORCHRUN:
+                # Rank 0 serves the store, so it has everything that it has acknowledged.
+                return _take_part(member, conversation)
+            return _end_together(member, conversation)
+    except StoreError as error:
+        raise _unreachable(launch, error) from error
+
+
+def gather_over(conversation: Conversation, launch: Launch, system: System, plan: ReadingPlan) -> Fleet | None:
+    """Do the same in an open conversation, for a program whose ranks go on together afterwards.
+
+    Raises ``StoreError``.
+    """
+    if not launch.gathers:
+        return _read_alone(launch, system, plan)
+    return _take_part(_member(launch, system, plan, SLOWEST_S), conversation)
+
+
+def _read_alone(launch: Launch, system: System, plan: ReadingPlan) -> Fleet:
+    alone = read_fleet(system, plan)
+    return replace(alone, launcher=launch.launcher, world_size=launch.world_size, nnodes=launch.nnodes)
+
+
+def _member(launch: Launch, system: System, plan: ReadingPlan, timeout_s: float) -> _Member:
+    return _Member(
+        launch=launch,
+        system=system,
+        plan=plan,
+        timeout_s=timeout_s,
+        process=read_process(system, rank=launch.rank, local_rank=launch.local_rank),
+        identity=read_identity(system),
+    )
+
+
+def _take_part(member: _Member, conversation: Conversation) -> Fleet | None:
+    """Lead or follow. Return None on followers."""
+    if _leads(member, conversation):
+        return _lead(member, conversation)
+    _follow(member, conversation)
+    return None
+
+
+def _end_together(member: _Member, conversation: Conversation) -> Fleet | None:
+    """Take part, and let rank 0 end last. If it ended first with status 1, torchrun would stop the others."""
+    if _leads(member, conversation):
+        try:
+            return _lead(member, conversation)
+        finally:
+            with suppress(StoreError):
+                conversation.say_goodbye(_Done(), lambda: conversation.add("arrived", 0), LEAVE_LIMIT_S)
+    _follow(member, conversation)
+    # This process has sent everything. If rank 0 is gone, no goodbye is needed.
+    with suppress(StoreError):
+        conversation.hear_goodbye(_Done, member.timeout_s, ends_process=True)
+    return None
+
+
+def _leads(member: _Member, conversation: Conversation) -> bool:
+    """Say hello and return whether this process leads. If two processes are rank 0 by mistake, one of them leads."""
+    rank = member.launch.rank
+    conversation.send(f"hello/{rank}", Hello(host=member.identity.host, pid=member.process.pid))
+    return rank == 0 and conversation.add("leaders", 1) == 1
+
+
+def _follow(member: _Member, conversation: Conversation) -> None:
+    facts = member.facts(_read_own_node(member, conversation) if member.launch.reads_node else None)
+    conversation.send(f"facts/{conversation.add('arrived', 1)}", facts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Done:
+    """Rank 0 has received everything, or has stopped waiting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Member:
+    """A participating process with its settings."""
+
+    launch: Launch
+    system: System
+    plan: ReadingPlan
+    timeout_s: float
+    process: NodeProcess
+    identity: Identity
+
+    def facts(self, node: Node | None) -> Facts:
+        return Facts(
+            rank=self.launch.rank,
+            machine=self.identity.machine,
+            container=self.identity.container,
+            process=self.process,
+            node=None if node is None else replace(node, processes=()),
+            host=self.identity.host,
+            version=ddpdoctor.__version__,
+        )
+
+
+def _lead(member: _Member, conversation: Conversation) -> Fleet:
+    """Publish this host's name and clock, read this host, and receive the facts of the others."""
+    plan = replace(member.plan, head=_read_fqdn(member))
+    conversation.send("head", Head(fqdn=plan.head))
+    with ShownClock(conversation):
+        node = read_node(member.system, plan, (member.process,))
+        gathered = _hear(member, conversation)
+    fleet = assemble(member.launch, [member.facts(node), *gathered.facts], gathered.problems)
+    return replace(fleet, silent_hosts=gathered.silent_hosts)
+
+
+def _read_own_node(member: _Member, conversation: Conversation) -> Node:
+    # The lookups on this host need rank 0's name. Rank 0 shows its clock right after it sends its name.
+    head = conversation.wait(Head, "head", member.timeout_s, "rank 0")
+    plan = replace(member.plan, head=None if head is None else head.fqdn)
+    if "clock" not in plan.sections:
+        return read_node(member.system, plan, (member.process,))
+    offset = _Offset(conversation)
+    offset.start()
+    node = read_node(member.system, plan, (member.process,))
+    offset.join()
+    if isinstance(node.clock, Unread):
+        return node
+    return replace(node, clock=replace(node.clock, offset_s=offset.seconds))
+
+
+class _Offset(threading.Thread):
+    """Measures the clock's offset while the node is read."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        super().__init__(name="ddpdoctor-offset", daemon=True)
+        self._conversation = conversation
+        self.seconds: float | None = None
+
+    def run(self) -> None:
+        # Without an offset, the check of the clocks uses the kernel's state.
+        with suppress(StoreError):
+            self.seconds = measure_offset(self._conversation)
+
+
+def _read_fqdn(member: _Member) -> str | None:
+    if "names" not in member.plan.sections:
+        return None
+    return ask_side_by_side({"fqdn": member.system.calls.fqdn}, FQDN_LIMIT_S)["fqdn"].value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gathered:
+    facts: tuple[Facts, ...]
+    problems: tuple[str, ...]
+    silent_hosts: tuple[str, ...]
+
+
+def _hear(member: _Member, conversation: Conversation) -> _Gathered:
+    """Receive facts until all ranks have sent theirs or the time is up. If the store is lost, keep what arrived."""
+    facts: list[Facts] = []
+    problems: list[str] = []
+    hellos: Mapping[int, Hello] = {}
+    expected = member.launch.world_size - 1
+
+    def arrivals() -> range:
+        # More arrivals than expected are a launch error. The limit keeps this loop finite.
+        return range(1, min(conversation.add("arrived", 0), 2 * expected + 16) + 1)
+
+    def have_spoken(heard: Mapping[int, Facts]) -> bool:
+        facts[:] = heard.values()
+        return len(facts) + len(problems) >= expected
+
+    try:
+        conversation.gather(
+            Facts, "facts", arrivals, member.timeout_s, is_over=have_spoken,
+            on_bad=lambda _, error: problems.append(f"one process sent {error.what}"),
+        )  # fmt: skip
+        missing = missing_ranks(member.launch, [member.facts(None), *facts])
+        hellos = _look_for_hellos(conversation, missing[:MOST_NAMED])
+        problems += describe_missing(missing, hellos, member.timeout_s)
+    except StoreError as error:
+        problems.append(f"the gathering ended early: {error}")
+    if turned_away := conversation.turned_away():
+        strangers = f"{turned_away} connections without this job's token were turned away"
+        problems.append(f"{strangers}: is DDPDOCTOR_TOKEN the same on all nodes?")
+    silent_hosts = tuple(dict.fromkeys(hello.host for hello in hellos.values()))
+    return _Gathered(facts=tuple(facts), problems=tuple(problems), silent_hosts=silent_hosts)
+
+
+def _look_for_hellos(conversation: Conversation, ranks: tuple[int, ...]) -> Mapping[int, Hello]:
+    found: dict[int, Hello] = {}
+    for rank in ranks:
+        with suppress(BadRecord):
+            hello = conversation.get(Hello, f"hello/{rank}", f"rank {rank}")
+            if hello is not None:
+                found[rank] = hello
+    return found
+
+
+def _unreachable(launch: Launch, error: StoreError) -> UserError:
+    """Return the error for a rank that could not take part, with advice."""
+    place = f"{launch.hosts[0]}:{launch.port}"
+    if launch.launcher is Launcher.TORCHRUN:
+        what = f"rank {launch.rank} cannot use the store of torchrun at {place}: {error}"
+        advice = "Check MASTER_ADDR and MASTER_PORT, name resolution and firewalls between this host and that one."
+    elif launch.rank == 0:
+        what = f"the ranks cannot meet: {error}"
+        advice = "Choose another --master-port, or start the step again: a new step has another port."
+    else:
+        what = f"rank {launch.rank} cannot reach rank 0 at {place}: {error}"
+        advice = f"Is the command running on rank 0's host? Does a firewall there close port {launch.port}?"
+    return UserError(
+        what,
+        help=f"{advice} Without a launcher, ddpdoctor check-env checks this host alone.",
+        status=ExitStatus.INCONCLUSIVE,
+    )
+
+
+class MachineReader:
+    """Reads the machines of a bench when called. Rank 0 keeps them in ``fleet``; on other ranks it stays None."""
+
+    def __init__(self, launch: Launch, env: Mapping[str, str]) -> None:
+        self._launch, self._env = launch, env
+        self.fleet: Fleet | None = None
+
+    def __call__(self, conversation: Conversation) -> None:
+        """Take part in the reading. Every rank must call this. Raises ``StoreError``."""
+        plan = ReadingPlan(sections=SECTIONS_FOR_BENCH, use_torch=False)
+        self.fleet = gather_over(conversation.part("machines/"), self._launch, System(env=self._env), plan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """Each process sends this as soon as it reaches the store, so it can be named if it sends nothing more."""
+
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """Rank 0 sends this to the others: the full name of its host, if known."""
+
+    fqdn: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """All facts from one process."""
+
+    rank: int
+    """The rank among the gathering processes."""
+    machine: str
+    container: str
+    process: NodeProcess
+    node: Node | None
+    """Set only by the process that reads its host. It has no processes."""
+    host: str
+    version: str
+    """The version of ddpdoctor."""
+
+
+def assemble(launch: Launch, facts: Sequence[Facts], problems: Iterable[str] = ()) -> Fleet:
+    """Return the fleet of these processes, sorted by rank. No process is lost or counted twice.
+
+    Two processes with the same rank are both kept, so that the check of the ranks can find them.
+    """
+    arrived = sorted(facts, key=lambda one: one.rank)
+    groups = [group for machine in _by(arrived, "machine") for group in _by_container(machine)]
+    groups.sort(key=lambda group: group[0].rank)
+    nodes = [_make_node(group, index) for index, group in enumerate(groups)]
+    return Fleet(
+        nodes=tuple(_name_apart(nodes, [group[0].rank for group in groups])),
+        launcher=launch.launcher,
+        world_size=launch.world_size,
+        nnodes=launch.nnodes,
+        missing=missing_ranks(launch, facts),
+        problems=(*problems, *_other_versions(facts)),
+    )
+
+
+def missing_ranks(launch: Launch, facts: Iterable[Facts]) -> tuple[int, ...]:
+    """Return the ranks that sent no facts."""
+    return tuple(sorted(set(range(launch.world_size)) - {one.rank for one in facts}))
+
+
+def describe_missing(missing: Sequence[int], hellos: Mapping[int, Hello], limit_s: float) -> tuple[str, ...]:
+    """Say for each rank that did not answer whether it at least said hello."""
+    started = [
+        f"rank {rank} ({hellos[rank].host}, process {hellos[rank].pid}) started and did not answer within {limit_s:g} s"
+        for rank in missing
+        if rank in hellos
+    ]
+    unheard = [rank for rank in missing if rank not in hellos]
+    if unheard:
+        started.append(f"no message came from {rank_list(unheard)} within {limit_s:g} s")
+    return tuple(started)
+
+
+def _by(facts: Iterable[Facts], name: str) -> list[list[Facts]]:
+    return list(grouped((getattr(one, name), one) for one in facts).values())
+
+
+def _by_container(machine: list[Facts]) -> list[list[Facts]]:
+    """Split the processes that share kernel, network and host name by container.
+
+    A container is a separate node only if one of its processes reads the host. Under Apptainer, each task has its own
+    mounts, and all tasks belong to the one that reads.
+    """
+    parts = _by(machine, "container")
+    readers = [part for part in parts if any(one.node for one in part)]
+    if len(readers) < 2:
+        return [machine]
+    rest = [one for part in parts if part not in readers for one in part]
+    return [sorted([*readers[0], *rest], key=lambda one: one.rank), *readers[1:]]
+
+
+def _make_node(group: list[Facts], index: int) -> Node:
+    processes = tuple(one.process for one in group)
+    node = next((one.node for one in group if one.node is not None), None)
+    if node is None:
+        unread = Unread(why=Why.TIMEOUT, reason=f"the process of {group[0].host} that reads the host did not answer")
+        sections: dict[str, Any] = dict.fromkeys(SECTIONS, unread)
+        node = Node(host=group[0].host, **sections)
+    return replace(node, index=index, processes=processes)
+
+
+def _name_apart(nodes: list[Node], first_ranks: list[int]) -> list[Node]:
+    """Add the first rank to host names that several nodes share, because findings refer to hosts by name."""
+    times = Counter(node.host for node in nodes)
+    return [
+        node if times[node.host] == 1 else replace(node, host=f"{node.host} (rank {rank})")
+        for node, rank in zip(nodes, first_ranks, strict=True)
+    ]
+
+
+def _other_versions(facts: Iterable[Facts]) -> list[str]:
+    others = grouped((one.version, one.rank) for one in facts if one.version != ddpdoctor.__version__)
+    return [
+        f"{rank_list(ranks)}: ddpdoctor {version}, and {ddpdoctor.__version__} on rank 0"
+        for version, ranks in others.items()
+    ]
+
+
+EXPECT_HELP = "Write it as torch==2.13.* or driver>=550."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckEnvOptions:
+    """The user's options."""
+
+    checks: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    deep: bool = False
+    use_torch: bool = True
+    redact: bool = False
+    expect_version: tuple[str, ...] = ()
+    """Versions that every node should have: "torch==2.13.*"."""
+    alone: bool = False
+    """Check this machine only, also in a process that a launcher started."""
+    timeout_s: float = 30.0
+    nnodes: int | None = None
+    node_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    command: tuple[str, ...] = ()
+    torch_child: ChildProcess | None = None
+    """A child process that has already started to import torch."""
+
+
+def list_checks(wanted: CheckEnvOptions) -> list[str]:
+    """Return a line for each chosen check: code, kind, severity, group, and what it reads.
+
+    Raises ``UserError`` for unknown names.
+    """
+    rules = choose_rules(wanted.checks, wanted.skip)
+    width = max(len(rule.kind) for rule in rules)
+    return [
+        f"{rule.code}  {rule.kind:<{width}}  {rule.severity.value:<7}  {rule.group:<9}  {rule.reads}".rstrip()
+        for rule in rules
+    ]
+
+
+def read_expected(text: str) -> ExpectedVersion:
+    """Read "torch==2.13.*". Raises ``UserError`` for an unknown name or no version specifier."""
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    name, specifier = re.fullmatch(r"\s*([A-Za-z]*)\s*(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
+    if name.lower() not in VERSION_OF:
+        raise UserError(
+            f"--expect-version is {text!r}, which names no version that is read",
+            help=f"Known: {', '.join(VERSION_OF)}.",
+        )
+    try:
+        known = str(SpecifierSet(specifier))
+    except InvalidSpecifier:
+        known = ""
+    if not known:
+        raise UserError(
+            f"--expect-version is {text!r}, which is no version", help="Such as torch==2.13.* or driver>=550."
+        )
+    return ExpectedVersion(name=name.lower(), specifier=known)
+
+
+def check_environment(wanted: CheckEnvOptions, env: Mapping[str, str]) -> Report | None:
+    """Check this machine, or all machines of the job under a launcher. Return None on ranks that do not report.
+
+    Raises ``UserError`` for unknown checks, and if the other ranks cannot be reached.
+    """
+    started_at = now()
+    for text in wanted.expect_version:
+        read_expected(text)
+    by_hand = ByHand(
+        nnodes=wanted.nnodes,
+        node_rank=wanted.node_rank,
+        master_addr=wanted.master_addr,
+        master_port=wanted.master_port,
+    )
+    launch = Launch() if wanted.alone else seen_launch(env, by_hand)
+    rules = choose_rules(wanted.checks, wanted.skip)
+    plan = ReadingPlan(
+        sections=sections_of(rules), deep=wanted.deep, use_torch=wanted.use_torch, torch_child=wanted.torch_child
+    )
+    fleet = gather(launch, System(env=env), plan, wanted.timeout_s)
+    return None if fleet is None else build_checkup(fleet, rules, wanted, started_at, env)
+
+
+def build_checkup(
+    fleet: Fleet, rules: Iterable[Rule], wanted: CheckEnvOptions, started_at: str, env: Mapping[str, str]
+) -> Report:
+    """Judge a fleet and build its report."""
+    fleet = replace(fleet, expected=tuple(map(read_expected, wanted.expect_version)))
+    report = check_report(rules, fleet_facts(fleet), _data(fleet), wanted.command, started_at)
+    return redact(report, fleet, env) if wanted.redact else report
+
+
+def _data(fleet: Fleet) -> dict[str, Any]:
+    return {
+        "hosts": [node.host for node in fleet.nodes],
+        "launcher": fleet.launcher.value,
+        "world_size": fleet.world_size,
+        "missing_ranks": list(fleet.missing),
+        "gathering": list(fleet.problems),
+        "nodes": [encode(node) for node in fleet.nodes],
+    }

@@ -1,0 +1,427 @@
+"""How the nodes of `check-rendezvous` and of `check-env` meet and collect what each has."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import ddpdoctor
+from ddpdoctor.exchange.conversation import Conversation
+from ddpdoctor.exchange.job_store import open_job_store
+from ddpdoctor.exchange.meeting import Folder, HostedMeeting, NoMeeting, OverStore, OwnPort, find_deputy, find_meeting
+from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.exchange.wire import NO_TOKEN, VARIABLE, job_token
+from ddpdoctor.model.node import SECTIONS, Fleet, Launcher, Node
+from ddpdoctor.model.reaching import JobSettings, Visit
+from ddpdoctor.model.reading import Unread, Why
+from ddpdoctor.model.rendezvous import is_loopback
+from ddpdoctor.probes.rendezvous.store_probe import is_own
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from ddpdoctor.exchange.meeting import MeetingWay
+    from ddpdoctor.exchange.store import Client, Store
+    from ddpdoctor.model.findings import Check, Finding
+    from ddpdoctor.model.launch import NodeLaunch
+    from ddpdoctor.model.node import NodeProcess
+    from ddpdoctor.model.reaching import Publication
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeArrival:
+    """Each process sends this as soon as it reaches the others."""
+
+    host: str
+    machine: str
+    """Equal for processes of one host, or of one container that has its own network."""
+    settings: JobSettings
+    rank: int
+    """The rank among the checking processes."""
+    leads: bool
+    """Whether it reads its node."""
+    fewest: int
+    most: int
+    """The number of nodes in this process's settings."""
+    version: str
+    """The version of ddpdoctor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentFacts:
+    """The facts of a process, and of its node if it leads."""
+
+    process: NodeProcess
+    node: Node | None = None
+    publication: Publication | None = None
+    """Its ``number`` is the number of arrival."""
+    serves: bool = False
+    """Whether it serves the store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """The number of a joined node."""
+
+    number: int
+    arrival: int
+    host: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatList:
+    """The joined nodes and their tasks."""
+
+    seats: tuple[Seat, ...]
+    publications: tuple[Publication, ...]
+    """Numbered like the seats. The judging node is first."""
+    servers: tuple[int, ...]
+    """Arrival numbers of the nodes that serve the store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """The result of serving the store."""
+
+    not_served: str = ""
+    """A phrase that says why it failed."""
+    without_torch: str = ""
+    """A phrase that says why it could not be tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trials:
+    """Whether all nodes should run a real start together."""
+
+    run: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sentence:
+    """The verdict, for all nodes."""
+
+    findings: tuple[Finding, ...]
+    checks: tuple[Check, ...]
+    nnodes: int
+    hosts: tuple[str, ...]
+    started_at: str
+    ended_at: str
+
+
+PREFIX = "ddpdoctor/rendezvous/"
+"""Keeps our keys apart from those of the launcher that owns the store."""
+SEEK_FIRST_S = 4.0
+"""Our choice: how long node 0 looks for a meeting at an address that is not its own before it serves one itself. The
+address may be wrong, or belong to a load balancer in front of node 0."""
+STAND_IN_S = 10.0
+"""Our choice: if node 0 never joins, how long nodes that share a folder wait for the lowest of them to serve."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedMeeting:
+    """This node has met the others."""
+
+    conversation: Conversation
+    client: Client
+    """A connection to the serving node. It also gives the time on that node's clocks."""
+    serves: bool
+    """Whether this node serves the meeting. Then it also judges."""
+    way: str
+
+
+class NodeMeeting:
+    """A context manager that keeps the meeting open for this node, and for others if this node serves it."""
+
+    def __init__(
+        self, launch: NodeLaunch, env: Mapping[str, str], folder: Path | None, *, over_store: bool = False
+    ) -> None:
+        """Take this node's launch and the ways to meet. ``folder`` may be shared with other nodes.
+
+        Without ``over_store``, nodes can meet only through ddpdoctor's own port or the folder.
+        """
+        self._launch, self._over_store = launch, over_store
+        self._folder = folder
+        self._given = bool(env.get(VARIABLE))
+        self._token = job_token(launch.launch, env)
+        self._hosted: HostedMeeting | None = None
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Return self. ``enter`` opens the meeting."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the meeting and stop serving it."""
+        self._open.close()
+
+    @property
+    def trust(self) -> str:
+        """What the nodes' trust is based on."""
+        if self._given:
+            return f"the token of {VARIABLE}"
+        if self._launch.launch.launcher is Launcher.SLURM:
+            return "a token derived from the Slurm job, which other users of the cluster could derive too"
+        port = self._launch.launch.port
+        return f"whoever reaches port {port}, since {VARIABLE} is not set: as with the job's own store"
+
+    @cached_property
+    def has_own_address(self) -> bool | None:
+        """Whether the store's address belongs to this host, or None if unknown."""
+        return is_own(self._launch.host, self._launch.port)
+
+    def enter(self, limit_s: float) -> JoinedMeeting:
+        """Serve the meeting or find it. Raises ``StoreError`` (``NoMeeting``) if no way works in time."""
+        if not self._may_serve():
+            return self._find_or_stand_in(limit_s)
+        if self._seeks_first():
+            try:
+                return self.find(min(SEEK_FIRST_S, limit_s))
+            except StoreError:
+                pass  # nobody else serves one
+        return self._serve()
+
+    def serve_over(self, store: Store) -> None:
+        """If this node serves the meeting, also serve it over the job's own store."""
+        if self._hosted is not None:
+            self._hosted.serve_over(store)
+
+    def _find_or_stand_in(self, limit_s: float) -> JoinedMeeting:
+        """Find the meeting. If nobody serves one, the lowest node among those that share a folder serves it."""
+        try:
+            return self.find(limit_s)
+        except NoMeeting:
+            if self._folder is None:
+                raise
+        token = self._token or NO_TOKEN
+        client = find_deputy(self._folder, token, self._launch.settings.node_rank, STAND_IN_S)
+        if client is not None:
+            self._open.callback(client.close)
+            return self._entry(client, serves=False, way=Folder.name)
+        hosted = self._hosted = self._open.enter_context(HostedMeeting(None, token))
+        hosted.serve_folder(self._folder)
+        return self._entry(hosted.store(), serves=True, way=Folder.name)
+
+    def _may_serve(self) -> bool:
+        """Return whether the others look for the meeting on this node."""
+        launch = self._launch
+        number = launch.settings.node_rank
+        if number == 0 or launch.most == 1:
+            return True
+        if is_loopback(launch.host):
+            return number is None
+        return launch.is_host is True or self.has_own_address is True
+
+    def _seeks_first(self) -> bool:
+        launch = self._launch
+        elsewhere = not is_loopback(launch.host) and self.has_own_address is False
+        return launch.most > 1 and elsewhere and not launch.is_host
+
+    def _serve(self) -> JoinedMeeting:
+        launch = self._launch
+        hosted = HostedMeeting(launch.launch.port, self._token or NO_TOKEN, one_host=launch.most == 1)
+        self._hosted = self._open.enter_context(hosted)
+        if hosted.not_listening:
+            try:
+                # Another node of this job on the same host may already serve the meeting.
+                return self.find(SEEK_FIRST_S)
+            except StoreError:
+                pass  # another program uses the port; the other ways remain
+        if self._folder is not None:
+            hosted.serve_folder(self._folder)
+        return self._entry(hosted.store(), serves=True, way="own port")
+
+    def find(self, limit_s: float) -> JoinedMeeting:
+        """Find a meeting that another node serves. Raises ``NoMeeting``."""
+        found = find_meeting(self._ways(), self._token or NO_TOKEN, limit_s)
+        self._open.callback(found.store.close)
+        return self._entry(found.store, serves=False, way=found.way)
+
+    def _entry(self, client: Client, *, serves: bool, way: str) -> JoinedMeeting:
+        conversation = Conversation(
+            client, self._token, first="the node that judges", member="arrival",
+            turned_away=lambda: 0 if self._hosted is None else self._hosted.server.strangers,
+        )  # fmt: skip
+        return JoinedMeeting(conversation=conversation, client=client, serves=serves, way=way)
+
+    def _ways(self) -> tuple[MeetingWay, ...]:
+        launch = self._launch.launch
+        ways: list[MeetingWay] = [OwnPort(launch.hosts, launch.port)]
+        if self._over_store:
+            ways.append(OverStore(partial(open_job_store, self._launch.host, self._launch.port, PREFIX)))
+        if self._folder is not None:
+            ways.append(Folder(self._folder))
+        return tuple(ways)
+
+
+def in_background(what: Any, *arguments: Any) -> threading.Thread:
+    """Run a function in a daemon thread, so that it does not delay the process's exit."""
+    thread = threading.Thread(target=what, args=arguments, name="ddpdoctor-beside", daemon=True)
+    thread.start()
+    return thread
+
+
+GRACE_S = 3.0
+"""Our choice: how long to wait after the last arrival if the nodes disagree on their number and the smallest number has
+been reached. The launch is already wrong then, and the other nodes may not exist."""
+FACTS_LIMIT_S = 40.0
+"""Our choice: twice the time limit for reading a node."""
+MOST_TOO_MANY = 64
+"""How many more arrivals than expected are accepted. More are a launch error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """The processes that joined, by number of arrival."""
+
+    arrived: Mapping[int, NodeArrival]
+    seen: Mapping[int, SentFacts]
+    """The facts of those that sent any."""
+
+    def leads(self) -> dict[int, NodeArrival]:
+        """Return the processes that read their node."""
+        return {number: one for number, one in self.arrived.items() if one.leads}
+
+
+def gather_arrivals(conversation: Conversation, launch: NodeLaunch, limit_s: float) -> dict[int, NodeArrival]:
+    """Return the processes that joined, when all are there or the time is up."""
+    most = 2 * launch.launch.world_size + MOST_TOO_MANY
+    counted, last_came_s = 0, time.monotonic()
+
+    def is_over(arrived: Mapping[int, NodeArrival]) -> bool:
+        nonlocal counted, last_came_s
+        if len(arrived) > counted:
+            counted, last_came_s = len(arrived), time.monotonic()
+        return is_complete(launch, arrived.values(), time.monotonic() - last_came_s)
+
+    def arrivals() -> range:
+        return range(1, min(conversation.add("arrived", 0), most) + 1)
+
+    return conversation.gather(NodeArrival, "hello", arrivals, limit_s, is_over=is_over)
+
+
+def is_complete(launch: NodeLaunch, arrived: Iterable[NodeArrival], waited_s: float) -> bool:
+    """Return whether to stop waiting. ``waited_s`` is the time since the last arrival."""
+    each = tuple(arrived)
+    leads = [one for one in each if one.leads]
+    if not leads:
+        return False
+    # On a host with several ranks, all of them join, but only one reads the host.
+    by_ranks = launch.launch.launcher is not Launcher.NNODES
+    ranks_are_there = not by_ranks or len(each) >= launch.launch.world_size
+    if len(leads) >= max(one.most for one in leads):
+        return ranks_are_there or waited_s >= GRACE_S
+    differ = len({(one.fewest, one.most) for one in leads}) > 1
+    # More nodes of an elastic job may join until the time is up. torchrun waits too (last_call_timeout).
+    return differ and len(leads) >= min(one.fewest for one in leads) and waited_s >= GRACE_S
+
+
+def gather_facts(conversation: Conversation, arrived: Mapping[int, NodeArrival]) -> dict[int, SentFacts]:
+    """Return the facts that the joined processes send in time."""
+    return conversation.gather(SentFacts, "facts", lambda: arrived, FACTS_LIMIT_S)
+
+
+def seat_nodes(arrivals: Arrivals, judge: int, most: int) -> tuple[Seat, ...]:
+    """Assign a number to each node: its node rank if that is valid and free, and else any free number."""
+    leads = arrivals.leads()
+    by_number: dict[int, int] = {}
+    rest: list[int] = []
+    for arrival in sorted(leads, key=lambda one: (one != judge, one)):
+        said = leads[arrival].settings.node_rank
+        if said is not None and 0 <= said < most and said not in by_number:
+            by_number[said] = arrival
+        else:
+            rest.append(arrival)
+    free = (number for number in itertools.count() if number not in by_number)
+    by_number |= dict(zip(itertools.islice(free, len(rest)), rest, strict=True))
+    return tuple(
+        Seat(number=number, arrival=by_number[number], host=leads[by_number[number]].host)
+        for number in sorted(by_number)
+    )
+
+
+def make_roster(arrivals: Arrivals, judge: int, most: int) -> SeatList:
+    """Return the list of joined nodes for all. The judging node is first among the publications."""
+    seats = [seat for seat in seat_nodes(arrivals, judge, most) if seat.arrival in arrivals.seen]
+    found = {seat: arrivals.seen[seat.arrival].publication for seat in sorted(seats, key=lambda s: s.arrival != judge)}
+    return SeatList(
+        seats=tuple(seats),
+        publications=tuple(replace(one, number=seat.number) for seat, one in found.items() if one is not None),
+        servers=tuple(seat.arrival for seat in seats if arrivals.seen[seat.arrival].serves),
+    )
+
+
+def assemble_fleet(
+    arrivals: Arrivals, seats: Iterable[Seat], launch: NodeLaunch, problems: Iterable[str] = ()
+) -> Fleet:
+    """Return the joined nodes in the order of their numbers, each with the processes of its host."""
+    seats = tuple(seats)
+    hosts = [seat.host for seat in seats]
+    nodes = []
+    for index, seat in enumerate(seats):
+        node = _node_of(arrivals, seat)
+        twice = hosts.count(seat.host) > 1
+        nodes.append(replace(node, index=index, host=f"{seat.host} (node {seat.number})" if twice else seat.host))
+    return Fleet(
+        nodes=tuple(nodes),
+        launcher=launch.launch.launcher,
+        world_size=launch.launch.world_size,
+        nnodes=launch.most,
+        missing=_missing(arrivals, seats, launch),
+        problems=(*problems, *_other_versions(arrivals)),
+    )
+
+
+def _node_of(arrivals: Arrivals, seat: Seat) -> Node:
+    own = arrivals.seen.get(seat.arrival)
+    beside = [
+        arrivals.seen[number].process
+        for number, one in arrivals.arrived.items()
+        if not one.leads and one.machine == arrivals.arrived[seat.arrival].machine and number in arrivals.seen
+    ]
+    first = [] if own is None else [own.process]
+    processes = sorted([*first, *beside], key=lambda process: -1 if process.rank is None else process.rank)
+    if own is None or own.node is None:
+        unread = Unread(why=Why.TIMEOUT, reason=f"{seat.host} came, but did not send what it read")
+        return Node(host=seat.host, processes=tuple(processes), **dict.fromkeys(SECTIONS, unread))  # type: ignore[arg-type]
+    return replace(own.node, processes=tuple(processes))
+
+
+def _missing(arrivals: Arrivals, seats: tuple[Seat, ...], launch: NodeLaunch) -> tuple[int, ...]:
+    """Return the missing nodes, or the missing ranks if the launcher counts ranks."""
+    if launch.launch.launcher is Launcher.NNODES:
+        return absent_numbers(arrivals, seats)
+    came = {one.rank for one in arrivals.arrived.values()}
+    return tuple(rank for rank in range(launch.launch.world_size) if rank not in came)
+
+
+def absent_numbers(arrivals: Arrivals, seats: Iterable[Seat]) -> tuple[int, ...]:
+    """Return the numbers of required nodes that did not join. If nodes disagree on the total, the least one counts."""
+    expected = min((one.fewest for one in arrivals.leads().values()), default=0)
+    there = {seat.number for seat in seats}
+    lacking = max(0, expected - len(there))
+    return tuple(number for number in range(expected) if number not in there)[:lacking]
+
+
+def absent_visits(launch: NodeLaunch, numbers: Iterable[int]) -> list[Visit]:
+    """Return the nodes with these numbers, which did not join."""
+    hosts = dict(enumerate(launch.hosts))
+    return [Visit(number=n, host=hosts.get(n, ""), arrived=False, settings=JobSettings()) for n in numbers]
+
+
+def _other_versions(arrivals: Arrivals) -> list[str]:
+    return [
+        f"ddpdoctor {one.version} on {one.host}, and {ddpdoctor.__version__} on the node that judges"
+        for one in arrivals.leads().values()
+        if one.version != ddpdoctor.__version__
+    ]

@@ -1,1 +1,0 @@
-"""Makes the data that pictures of a job are drawn from: timeline, waits and source."""

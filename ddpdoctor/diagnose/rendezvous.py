@@ -1,0 +1,729 @@
+"""The report of `check-rendezvous`."""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import ddpdoctor
+from ddpdoctor.collect.bounded import ask_side_by_side
+from ddpdoctor.collect.launch import effective_environment, read_identity, read_node_launch, read_process
+from ddpdoctor.collect.system import ReadingPlan, System, read_node
+from ddpdoctor.diagnose.job import make_report
+from ddpdoctor.diagnose.machines import Head, sections_of
+from ddpdoctor.diagnose.meeting import (
+    FACTS_LIMIT_S,
+    GRACE_S,
+    PREFIX,
+    Arrivals,
+    NodeArrival,
+    NodeMeeting,
+    SeatList,
+    Sentence,
+    SentFacts,
+    Served,
+    Trials,
+    absent_numbers,
+    absent_visits,
+    assemble_fleet,
+    gather_arrivals,
+    gather_facts,
+    in_background,
+    make_roster,
+    seat_nodes,
+)
+from ddpdoctor.exchange.clocks import measure_clocks
+from ddpdoctor.exchange.job_store import open_job_store
+from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.model.codec import encode
+from ddpdoctor.model.findings import JobStatus, JobSummary, now
+from ddpdoctor.model.launch import NodeOptions
+from ddpdoctor.model.node import Fleet
+from ddpdoctor.model.reaching import Contact, Publication, Rendezvous, StartTrial, StoreView, Visit
+from ddpdoctor.model.reading import Unread, known
+from ddpdoctor.probes.rendezvous.mesh import MeshLimits, run_mesh
+from ddpdoctor.probes.rendezvous.store_probe import StoreWatch, knock, more_telling
+from ddpdoctor.probes.rendezvous.torch_process import IMPORT_LIMIT_S, NoTorch, TorchError, TorchProcess
+from ddpdoctor.rules.engine import fleet_facts
+from ddpdoctor.rules.engine import judge as ask
+from ddpdoctor.rules.environment.rendezvous import takes_itself_for
+from ddpdoctor.rules.interface_choice import choose
+from ddpdoctor.rules.registry import CheckGroup, rules_of
+from ddpdoctor.rules.rendezvous.meeting import Meeting
+from ddpdoctor.rules.verdict import in_order, order_findings
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+    from typing import Any
+
+    from ddpdoctor.collect.launch import Identity
+    from ddpdoctor.diagnose.meeting import JoinedMeeting, Seat
+    from ddpdoctor.exchange.conversation import Conversation
+    from ddpdoctor.model.findings import Check, Finding, Judgment, Report
+    from ddpdoctor.model.launch import NodeLaunch
+    from ddpdoctor.model.node import Node, NodeProcess
+    from ddpdoctor.model.reaching import Connecting, NodePair, Transfer
+    from ddpdoctor.rules.registry import Rule
+
+
+BESIDE = frozenset({"clock", "version-same"})
+"""Checks of other groups that concern how nodes start together."""
+HEAD_LIMIT_S = 5.0
+FQDN_LIMIT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnNode:
+    """This node's identity and launch."""
+
+    launch: NodeLaunch
+    system: System
+    process: NodeProcess
+    identity: Identity
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """The environment, including the command's options as variables."""
+        return self.system.env
+
+    def arrived(self) -> NodeArrival:
+        """Return the message that the node sends when it joins."""
+        launch = self.launch
+        return NodeArrival(
+            host=self.identity.host,
+            machine=f"{self.identity.machine}/{self.identity.container}",
+            settings=launch.settings,
+            rank=launch.launch.rank,
+            leads=launch.launch.reads_node,
+            fewest=launch.fewest,
+            most=launch.most,
+            version=ddpdoctor.__version__,
+        )
+
+
+def make_member(launch: NodeLaunch, system: System) -> OwnNode:
+    """Return this node as a participant."""
+    local_rank = launch.launch.local_rank
+    process = read_process(system, rank=launch.settings.node_rank, local_rank=0 if local_rank is None else local_rank)
+    return OwnNode(launch=launch, system=system, process=process, identity=read_identity(system))
+
+
+def chosen_rules() -> tuple[Rule, ...]:
+    """Return the rules about machines and launches that concern how nodes meet."""
+    groups = {CheckGroup.NETWORK, CheckGroup.LAUNCH}
+    return tuple(rule for rule in rules_of("environment") if rule.group in groups or rule.kind in BESIDE)
+
+
+def read_own_node(member: OwnNode, entry: JoinedMeeting | None) -> Node:
+    """Read this node. ``entry`` is None if it has not met the others.
+
+    Every node looks up the name of the first host, which torchrun's c10d publishes.
+    """
+    sections = sections_of(chosen_rules())
+    head = None if entry is None or member.launch.by_number else _head(member, entry)
+    plan = ReadingPlan(sections=sections, use_torch=False, head=head)
+    node = read_node(member.system, plan, (member.process,))
+    if entry is None or isinstance(node.clock, Unread):
+        return node
+    offset_s = 0.0 if entry.serves else measure_clocks(entry.client).wall_s
+    return replace(node, clock=replace(node.clock, offset_s=offset_s))
+
+
+def _head(member: OwnNode, entry: JoinedMeeting) -> str | None:
+    """Return the full name of the first host. Only torchrun's c10d rendezvous publishes it."""
+    if not entry.serves:
+        head = entry.conversation.wait(Head, "head", HEAD_LIMIT_S, "the node that judges")
+        return None if head is None else head.fqdn
+    fqdn = ask_side_by_side({"fqdn": member.system.calls.fqdn}, FQDN_LIMIT_S)["fqdn"].value
+    entry.conversation.send("head", Head(fqdn=fqdn))
+    return fqdn
+
+
+def seen_by(member: OwnNode, node: Node, arrival: int, *, own_address: bool) -> SentFacts:
+    """Return the facts that this node sends. ``own_address``: the store's address belongs to this node."""
+    return SentFacts(
+        process=member.process,
+        node=replace(node, processes=()),
+        publication=_publication(node, arrival),
+        serves=_serves(member.launch, node, own_address=own_address),
+    )
+
+
+def _publication(node: Node, number: int) -> Publication:
+    """Return the address at which others would reach this node's ranks: Gloo's, or else NCCL's."""
+    network = known(node.network)
+    if network is None:
+        return Publication(number=number, address="", interface="")
+    choice = choose(node, network)
+    picks = choice.nccl[:1] if choice.gloo is None else choice.gloo[:1]
+    for pick in picks:
+        return Publication(number=number, address=str(pick.ip), interface=pick.interface.name)
+    return Publication(number=number, address="", interface="")
+
+
+def _serves(launch: NodeLaunch, node: Node, *, own_address: bool) -> bool:
+    """Return whether this node serves the store, by its number or by the logic of torchrun's c10d.
+
+    That logic can fail if the address belongs to this host but its name does not resolve to it. The node still serves
+    then, so that other problems can be found too.
+    """
+    if launch.by_number:
+        return launch.settings.node_rank == 0
+    if launch.is_host is not None:
+        return launch.is_host
+    names = known(node.names)
+    return own_address or (names is not None and takes_itself_for(names, launch.host) is True)
+
+
+PAIRS_SHOWN = 32 * 31
+"""Our choice: up to this many pairs, the report lists all. Above it, the report lists only failing pairs."""
+_PREFIX = "PET_"
+
+
+def judge(rendezvous: Rendezvous, started_at: str, ended_at: str) -> Sentence:
+    """Run all rules, those about machines first, so that later rules do not report consequences of their findings."""
+    findings, checks = judge_meeting(rendezvous, judge_machines(rendezvous))
+    return Sentence(
+        findings=order_findings(findings),
+        checks=checks,
+        nnodes=rendezvous.nnodes,
+        hosts=tuple(visit.host for visit in rendezvous.visits if visit.arrived),
+        started_at=started_at,
+        ended_at=ended_at,
+    )
+
+
+def judge_machines(rendezvous: Rendezvous) -> Judgment:
+    """Judge the machines and how the job is launched on them."""
+    return ask(chosen_rules(), fleet_facts(rendezvous.fleet))
+
+
+def judge_meeting(rendezvous: Rendezvous, judged: Judgment) -> tuple[tuple[Finding, ...], tuple[Check, ...]]:
+    """Add the results of the rendezvous rules. Each rule gets the findings of the rules before it."""
+    findings = judged.findings
+    checks: list[Check] = []
+    for rule in in_order(rules_of("rendezvous")):
+        more = ask([rule], {Meeting: [Meeting(rendezvous=rendezvous, found=findings)]})
+        findings = (*findings, *more.findings)
+        checks += more.checks
+    return findings, (*judged.checks, *sorted(checks, key=lambda check: check.code))
+
+
+def build_report(sentence: Sentence, wanted: RendezvousOptions, data: dict[str, Any], world_size: int | None) -> Report:
+    """Return the report of a verdict. ``data`` holds this node's facts."""
+    findings = as_typed(sentence.findings, wanted.options)
+    return make_report(
+        command=wanted.command,
+        started_at=sentence.started_at,
+        ended_at=sentence.ended_at,
+        job=JobSummary(world_size=world_size, nnodes=sentence.nnodes, status=JobStatus.NOT_RUN, exit_status=None),
+        findings=findings,
+        checks=sentence.checks,
+        data=data,
+    )
+
+
+def rendezvous_data(rendezvous: Rendezvous) -> dict[str, Any]:
+    """Return the facts in the form of the report."""
+    pairs = rendezvous.pairs
+    if len(pairs) > PAIRS_SHOWN:
+        pairs = tuple(pair for pair in pairs if not is_whole((pair,)))
+    plain = encode(replace(rendezvous, pairs=pairs, fleet=replace(rendezvous.fleet, nodes=())))
+    fleet = plain.pop("fleet")
+    return {
+        "verb": "check-rendezvous",
+        "hosts": [node.host for node in rendezvous.fleet.nodes],
+        "launcher": fleet["launcher"],
+        "world_size": fleet["world_size"],
+        "missing_ranks": fleet["missing"],
+        "gathering": fleet["problems"],
+        "nodes": [encode(node) for node in rendezvous.fleet.nodes],
+        "rendezvous": {**plain, "pairs_tried": len(rendezvous.pairs)},
+    }
+
+
+def as_typed(findings: Iterable[Finding], options: NodeOptions) -> tuple[Finding, ...]:
+    """Return the findings with option names in place of the variables that the options set."""
+    names = [name for name in options.variables() if name.startswith(_PREFIX)]
+    if not names:
+        return tuple(findings)
+    pattern = re.compile(rf"(?:export )?\b({'|'.join(names)})\b")
+
+    def typed(text: str) -> str:
+        return pattern.sub(lambda found: option_of(found[1]), text)
+
+    return tuple(
+        replace(
+            finding,
+            summary=typed(finding.summary),
+            evidence=tuple(typed(sentence) for sentence in finding.evidence),
+            fix=typed(finding.fix),
+        )
+        for finding in findings
+    )
+
+
+def option_of(variable: str) -> str:
+    """Return torchrun's option for a variable: PET_NODE_RANK is --node-rank."""
+    return "--" + variable.removeprefix(_PREFIX).lower().replace("_", "-")
+
+
+def is_whole(pairs: Iterable[NodePair]) -> bool:
+    """Return whether all pairs were tried and work."""
+    return all(
+        pair.connecting is not None
+        and pair.connecting.contact is Contact.CONNECTED
+        and _arrived(pair.small)
+        and _arrived(pair.large)
+        for pair in pairs
+    )
+
+
+def _arrived(transfer: Transfer | None) -> bool:
+    return transfer is None or transfer.contact is Contact.CONNECTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendezvousOptions:
+    """The options of the command."""
+
+    options: NodeOptions = field(default_factory=NodeOptions)
+    port_range: tuple[int, int] | None = None
+    """The first and last port for the connections of pairs. None: any port that the kernel assigns."""
+    timeout_s: float = 30.0
+    """How long the nodes wait for each other."""
+    folder: Path | None = None
+    """--report-dir. Nodes that share this folder can meet through it."""
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendezvousChecked:
+    """The report of one node. All nodes have the same findings, except a node that met no other."""
+
+    report: Report
+    number: int
+    """Number of this node."""
+    judged: bool
+    """Whether this node judged. It writes report.json, and the others write node-N.json."""
+    shows: bool
+    """Whether this node prints the report. If a launcher merges all output, only the judging node prints, and each node
+    that met no other."""
+
+
+Kind = TypeVar("Kind")
+SERVED_LIMIT_S = IMPORT_LIMIT_S + 12
+TRIAL_LIMIT_S = 20.0
+"""Our choice: a healthy start of 64 nodes takes one second on an idle machine."""
+
+
+class OwnVisit:
+    """This node's part of the meeting."""
+
+    def __init__(
+        self, *, member: OwnNode, wanted: RendezvousOptions, torch: TorchProcess, meeting: NodeMeeting, started_at: str
+    ) -> None:
+        """Take this node's identity and tools."""
+        self.member, self.wanted, self.torch, self.meeting = member, wanted, torch, meeting
+        self.started_at = started_at
+        self.seen: SentFacts | None = None
+        self.store_view: StoreView | None = None
+        self.way = ""
+        self._serving: Serving | None = None
+
+    def come_in(self, entry: JoinedMeeting) -> int:
+        """Join, read this node, and send its facts. Return the number of arrival."""
+        conversation = entry.conversation
+        self.way = entry.way
+        arrival = conversation.add("arrived", 1)
+        conversation.send(f"hello/{arrival}", self.member.arrived())
+        conversation.send(f"facts/{arrival}", self.read(entry, arrival))
+        return arrival
+
+    def read(self, entry: JoinedMeeting | None, arrival: int) -> SentFacts:
+        """Read this node, then start serving the store. Reading comes first to detect another program on the port."""
+        launch = self.member.launch
+        node = read_own_node(self.member, entry)
+        self.seen = seen_by(self.member, node, arrival, own_address=self.meeting.has_own_address is True)
+        self._serving = Serving(launch, self.torch, self.meeting, serves=self.seen.serves)
+        return self.seen
+
+    def view_store(self, conversation: Conversation | None, roster: SeatList | None, arrival: int) -> StoreView:
+        """Check the store from this node, after the serving nodes have said that they serve it."""
+        assert self.seen is not None
+        assert self._serving is not None
+        served = self._serving.wait()
+        if conversation is not None and roster is not None:
+            if arrival in roster.servers:
+                conversation.send(f"served/{arrival}", served)
+            wait_for_store(conversation, roster)
+        launch = self.member.launch
+        self.store_view = StoreView(
+            host=launch.host,
+            port=launch.port,
+            serves=self.seen.serves,
+            not_served=served.not_served,
+            without_torch=served.without_torch or self.torch.missing(),
+            attempts=knock(launch.host, launch.port, self.torch),
+            way=self.way,
+        )
+        if conversation is not None:
+            conversation.send(f"store-view/{arrival}", self.store_view)
+        return self.store_view
+
+    def run_mesh(self, conversation: Conversation, roster: SeatList, seat: Seat) -> tuple[NodePair, ...]:
+        """Connect to every other node, while all others do the same. Only the judging node gets all pairs."""
+        if len(roster.publications) < 2:
+            return ()
+        limits = MeshLimits(port_range=self.wanted.port_range)
+        return run_mesh(conversation.part("mesh/"), seat.number, roster.publications, limits)
+
+    def try_start(self, roster: SeatList, seat: Seat) -> StartTrial:
+        """Run a real start with one rank per node, at the same time as all other nodes."""
+        launch, number = self.member.launch, seat.number
+        try:
+            found = self.torch.start(
+                TRIAL_LIMIT_S, rank=number, world_size=len(roster.seats), host=launch.host, port=launch.port,
+                prefix="ddpdoctor/start",
+            )  # fmt: skip
+        except TorchError as error:
+            return StartTrial(node=number, ok=False, stage="store", error=str(error))
+        return StartTrial(
+            node=number,
+            ok=not found["error"],
+            stage="" if not found["error"] else str(found["stage"]),
+            error=str(found["error"]),
+            duration_s=float(found["duration_s"]),
+        )
+
+
+def wait_for_judge(conversation: Conversation, kind: type[Kind], key: str, limit_s: float) -> Kind:
+    """Return a message of the judging node to all nodes. Raises ``StoreError`` if none arrives."""
+    found = conversation.wait(kind, key, limit_s, "the node that judges")
+    if found is None:
+        raise StoreError(f"the node that judges did not continue within {limit_s:g} s")
+    return found
+
+
+def seat_of(roster: SeatList, arrival: int) -> Seat:
+    """Return the seat of an arrival. Raises ``StoreError`` if it has none."""
+    for seat in roster.seats:
+        if seat.arrival == arrival:
+            return seat
+    raise StoreError("it came too late: the nodes had already been counted")
+
+
+class Serving:
+    """Serves the store in the background if that is this node's task, and opens the meeting over it."""
+
+    def __init__(self, launch: NodeLaunch, torch: TorchProcess, meeting: NodeMeeting, *, serves: bool) -> None:
+        """Start the background thread. If the launcher serves the store itself, it already does."""
+        self.served = Served()
+        self._launch, self._torch, self._meeting = launch, torch, meeting
+        self._serves = serves
+        self._thread: threading.Thread = in_background(self._serve)
+
+    def wait(self) -> Served:
+        """Wait for the result of serving."""
+        self._thread.join()
+        return self.served
+
+    def _serve(self) -> None:
+        if not self._serves:
+            return
+        try:
+            if not self._launch.launch.agent_store:
+                self._torch.serve(self._launch.port)
+        except NoTorch as error:
+            self.served = Served(without_torch=str(error))
+            return
+        except TorchError as error:
+            self.served = Served(not_served=_plain(str(error)))
+            return
+        in_background(self._tunnel)
+
+    def _tunnel(self) -> None:
+        try:
+            self._meeting.serve_over(open_job_store("127.0.0.1", self._launch.port, PREFIX, SERVED_LIMIT_S))
+        except StoreError:
+            return  # nodes that use ddpdoctor's own port do not need this
+
+
+def _plain(error: str) -> str:
+    """Extract the system's message from "… code: -98, name: EADDRINUSE, message: address already in use"."""
+    found = re.search(r"name: (\w+), message: (.+)", error)
+    return f"{found[2].rstrip('.')} ({found[1]})" if found is not None else error
+
+
+def wait_for_store(conversation: Conversation, roster: SeatList) -> None:
+    """Wait until the nodes that serve the store have said that they do, or why they cannot."""
+    deadline = time.monotonic() + SERVED_LIMIT_S
+    for arrival in roster.servers:
+        conversation.wait(Served, f"served/{arrival}", max(0.0, deadline - time.monotonic()), f"arrival {arrival}")
+
+
+def stored(view: StoreView) -> bool:
+    """Return whether a node reached this job's store and has torch."""
+    return not (view.not_served or view.without_torch) and any(
+        one.contact is Contact.CONNECTED for one in view.attempts
+    )
+
+
+STORE_VIEW_LIMIT_S = 15.0
+"""Our choice: how long to wait for a node's check of the store after the mesh has ended."""
+TRIAL_LIMIT_OF_OTHERS_S = TRIAL_LIMIT_S + 8.0
+SEE_OFF_S = 10.0
+"""Our choice: how long to stay until all remaining nodes have received the verdict."""
+STEP_LIMIT_S = 600.0
+"""Our choice: the mesh of hundreds of nodes takes minutes. If the judging node dies, its connection shows it."""
+
+
+def lead(visit: OwnVisit, entry: JoinedMeeting) -> RendezvousChecked:
+    """Gather the facts of all nodes, judge them, and send the verdict. Nodes that are lost on the way are named."""
+    conversation, launch = entry.conversation, visit.member.launch
+    began = time.monotonic()
+    arrival = visit.come_in(entry)
+    arrived = gather_arrivals(conversation, launch, visit.wanted.timeout_s - (time.monotonic() - began))
+    arrivals = Arrivals(arrived=arrived, seen=gather_facts(conversation, arrived))
+    roster = make_roster(arrivals, arrival, launch.most)
+    conversation.send("roster", roster)
+    seat = seat_of(roster, arrival)
+    visit.view_store(conversation, roster, arrival)
+    pairs = visit.run_mesh(conversation, roster, seat)
+    meeting = _Gathered(
+        visit=visit,
+        arrivals=arrivals,
+        roster=roster,
+        seats=seat_nodes(arrivals, arrival, launch.most),
+        store_views=_gather_views(conversation, roster),
+        pairs=pairs,
+    )
+    trials = _try_start(meeting, conversation, seat)
+    return _conclude(meeting, conversation, trials, seat)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gathered:
+    """The gathered facts."""
+
+    visit: OwnVisit
+    arrivals: Arrivals
+    roster: SeatList
+    seats: tuple[Seat, ...]
+    """Includes nodes that sent nothing after they joined."""
+    store_views: Mapping[int, StoreView]
+    """By number of arrival."""
+    pairs: tuple[NodePair, ...]
+
+
+def _gather_views(conversation: Conversation, roster: SeatList) -> dict[int, StoreView]:
+    arrivals = [seat.arrival for seat in roster.seats]
+    return conversation.gather(StoreView, "store-view", lambda: arrivals, STORE_VIEW_LIMIT_S)
+
+
+def _try_start(meeting: _Gathered, conversation: Conversation, own: Seat) -> tuple[StartTrial, ...]:
+    """Run a real start on all nodes if everything else works. Otherwise it would only fail for a known reason."""
+    runs = _may_start(meeting)
+    conversation.send("trials", Trials(run=runs))
+    if not runs:
+        return ()
+    trials = {own.arrival: meeting.visit.try_start(meeting.roster, own)}
+    others = [seat.arrival for seat in meeting.roster.seats if seat != own]
+    trials |= conversation.gather(StartTrial, "trial", lambda: others, TRIAL_LIMIT_OF_OTHERS_S)
+    lost = "this node sent no more messages"
+    return tuple(
+        trials.get(seat.arrival) or StartTrial(node=seat.number, ok=False, stage="result", error=lost)
+        for seat in meeting.roster.seats
+    )
+
+
+def _may_start(meeting: _Gathered) -> bool:
+    seats = meeting.roster.seats
+    counts = {(one.fewest, one.most) for one in meeting.arrivals.leads().values()}
+    ranks = [one.settings.node_rank for one in meeting.arrivals.leads().values() if one.settings.node_rank is not None]
+    return (
+        len(counts) == 1
+        and len(ranks) == len(set(ranks))
+        and [seat.number for seat in seats] == list(range(len(meeting.seats)))
+        and not absent_numbers(meeting.arrivals, meeting.seats)
+        and all(seat.arrival in meeting.store_views and stored(meeting.store_views[seat.arrival]) for seat in seats)
+        and is_whole(meeting.pairs)
+    )
+
+
+def _conclude(
+    meeting: _Gathered, conversation: Conversation, trials: tuple[StartTrial, ...], own: Seat
+) -> RendezvousChecked:
+    visit, launch = meeting.visit, meeting.visit.member.launch
+    problems = []
+    if turned_away := conversation.turned_away():
+        strangers = f"{turned_away} connections without this job's token were turned away"
+        problems.append(f"{strangers}: is DDPDOCTOR_TOKEN the same on all nodes?")
+    rendezvous = Rendezvous(
+        nnodes=launch.most,
+        visits=_visits(meeting),
+        fleet=assemble_fleet(meeting.arrivals, meeting.seats, launch, problems),
+        pairs=meeting.pairs,
+        trials=trials,
+        trust=visit.meeting.trust,
+    )
+    sentence = judge(rendezvous, visit.started_at, now())
+    with suppress(StoreError):
+        # Do not wait for nodes that were lost on the way.
+        conversation.say_goodbye(sentence, lambda: len(meeting.store_views) - 1, SEE_OFF_S)
+    report = build_report(sentence, visit.wanted, rendezvous_data(rendezvous), launch.settings.world_size)
+    return RendezvousChecked(report=report, number=own.number, judged=True, shows=True)
+
+
+def _visits(meeting: _Gathered) -> tuple[Visit, ...]:
+    absent = absent_visits(meeting.visit.member.launch, absent_numbers(meeting.arrivals, meeting.seats))
+    return tuple(sorted([*(_visit(meeting, seat) for seat in meeting.seats), *absent], key=lambda one: one.number))
+
+
+def _visit(meeting: _Gathered, seat: Seat) -> Visit:
+    seen, view = meeting.arrivals.seen.get(seat.arrival), meeting.store_views.get(seat.arrival)
+    publication = None if seen is None else seen.publication
+    return Visit(
+        number=seat.number,
+        host=seat.host,
+        arrived=True,
+        settings=meeting.arrivals.arrived[seat.arrival].settings,
+        store_view=view,
+        published=publication.address if publication is not None else "",
+        interface=publication.interface if publication is not None else "",
+        way_lost="" if view is not None else "it came, but sent nothing more",
+    )
+
+
+def follow(visit: OwnVisit, entry: JoinedMeeting) -> RendezvousChecked:
+    """Take part. Raises ``StoreError`` if the meeting is lost or this node joins too late."""
+    conversation = entry.conversation
+    arrival = visit.come_in(entry)
+    roster = wait_for_judge(conversation, SeatList, "roster", visit.wanted.timeout_s + FACTS_LIMIT_S + GRACE_S)
+    seat = seat_of(roster, arrival)
+    visit.view_store(conversation, roster, arrival)
+    visit.run_mesh(conversation, roster, seat)
+    if wait_for_judge(conversation, Trials, "trials", STEP_LIMIT_S).run:
+        conversation.send(f"trial/{arrival}", visit.try_start(roster, seat))
+    sentence = conversation.hear_goodbye(Sentence, STEP_LIMIT_S)
+    if sentence is None:
+        raise StoreError(f"the node that judges did not continue within {STEP_LIMIT_S:g} s")
+    launch = visit.member.launch
+    return RendezvousChecked(
+        report=build_report(sentence, visit.wanted, _own_data(visit, sentence), launch.settings.world_size),
+        number=seat.number,
+        judged=False,
+        shows=launch.own_screen,
+    )
+
+
+def _own_data(visit: OwnVisit, sentence: Sentence) -> dict[str, Any]:
+    """Return this node's own facts. The rest is in the report of the judging node."""
+    assert visit.seen is not None
+    assert visit.seen.node is not None
+    return {
+        "verb": "check-rendezvous",
+        "hosts": list(sentence.hosts),
+        "launcher": visit.member.launch.launch.launcher.value,
+        "nodes": [encode(visit.seen.node)],
+        "door": encode(visit.store_view) if visit.store_view is not None else None,
+    }
+
+
+def check_rendezvous(wanted: RendezvousOptions, env: Mapping[str, str]) -> RendezvousChecked | None:
+    """Meet the other nodes and check the connections. Return None on processes that do not read their node.
+
+    Raises ``UserError`` if nothing says which nodes belong to the job.
+    """
+    started_at = now()
+    effective = effective_environment(env, wanted.options)
+    member = make_member(read_node_launch(effective), System(env=effective))
+    if not member.launch.launch.reads_node:
+        _stand_by(member, wanted)
+        return None
+    with (
+        TorchProcess(effective) as torch,
+        NodeMeeting(member.launch, effective, wanted.folder, over_store=True) as meeting,
+    ):
+        visit = OwnVisit(member=member, wanted=wanted, torch=torch, meeting=meeting, started_at=started_at)
+        with StoreWatch(member.launch.host, member.launch.port, torch) as watch:
+            try:
+                entry = meeting.enter(wanted.timeout_s)
+            except StoreError as error:
+                return check_alone(visit, str(error), watch.attempts)
+        try:
+            return lead(visit, entry) if entry.serves else follow(visit, entry)
+        except StoreError as error:
+            return check_alone(visit, str(error))
+
+
+def _stand_by(member: OwnNode, wanted: RendezvousOptions) -> None:
+    """Send this process's variables, and leave the checks to the process that reads the node."""
+    with NodeMeeting(member.launch, member.env, wanted.folder) as meeting:
+        try:
+            conversation = meeting.find(wanted.timeout_s).conversation
+            number = conversation.add("arrived", 1)
+            conversation.send(f"hello/{number}", member.arrived())
+            conversation.send(f"facts/{number}", SentFacts(process=member.process))
+        except StoreError:
+            return  # the process that reads this node reports the problem
+
+
+def check_alone(visit: OwnVisit, why: str, attempts: tuple[Connecting, ...] = ()) -> RendezvousChecked:
+    """Read this node and check the store, unless that is already done, and judge only that.
+
+    ``why`` says why the node is alone. ``attempts`` are its connections to the store while it searched for the others.
+    """
+    seen = visit.seen or visit.read(None, 0)
+    view = visit.store_view or visit.view_store(None, None, 0)
+    view = replace(view, way="", attempts=more_telling(attempts, view.attempts))
+    rendezvous = _seen_alone(visit, seen, view, why)
+    return RendezvousChecked(
+        report=build_report(
+            judge(rendezvous, visit.started_at, now()),
+            visit.wanted,
+            rendezvous_data(rendezvous),
+            visit.member.launch.settings.world_size,
+        ),
+        number=visit.member.launch.settings.node_rank or 0,
+        judged=False,
+        shows=True,
+    )
+
+
+def _seen_alone(visit: OwnVisit, seen: SentFacts, view: StoreView, why: str) -> Rendezvous:
+    launch = visit.member.launch
+    own = launch.settings.node_rank or 0
+    assert seen.node is not None
+    assert seen.publication is not None
+    node = replace(seen.node, processes=(visit.member.process,))
+    there = Visit(
+        number=own,
+        host=node.host,
+        arrived=True,
+        settings=launch.settings,
+        store_view=view,
+        published=seen.publication.address,
+        interface=seen.publication.interface,
+        way_lost=why,
+    )
+    others = absent_visits(launch, (number for number in range(launch.fewest) if number != own))
+    return Rendezvous(
+        nnodes=launch.most,
+        visits=tuple(sorted((there, *others), key=lambda one: one.number)),
+        # The other nodes are unknown, so none is reported as missing.
+        fleet=Fleet(
+            nodes=(node,),
+            launcher=launch.launch.launcher,
+            world_size=launch.launch.world_size,
+            nnodes=launch.most,
+            problems=(f"this node could not reach the others: {why}",),
+        ),
+        complete=False,
+        trust=visit.meeting.trust,
+    )

@@ -1,0 +1,567 @@
+"""The timeline of a job, from the rings of its ranks."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from ddpdoctor.diagnose.pictures import (
+    began_ns,
+    blamed_ranks,
+    classes_of,
+    failures,
+    fault_ns,
+    last_call_ns,
+    open_call,
+    over_at_ns,
+    short_place,
+    until_ns,
+)
+from ddpdoctor.model.call_log import kind_of, pack_calls
+from ddpdoctor.model.facts import POINT_TO_POINT, Life
+from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.steps import Phase, step_totals
+from ddpdoctor.model.timeline import Lane, Span, SpanKind, Timeline, TimelineEvent
+from ddpdoctor.rules.progress.groups import default_name, own_state
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from ddpdoctor.model.call_log import CallLog
+    from ddpdoctor.model.facts import Call, CallKind, Job, Rank
+    from ddpdoctor.model.findings import Finding, RankRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineClock:
+    """The beginning and the end of a timeline."""
+
+    began_ns: int
+    until_ns: int
+
+    @property
+    def until_ms(self) -> float:
+        """The length of the timeline."""
+        return self.ms(self.until_ns)
+
+    def ms(self, time_ns: int) -> float:
+        """Return a time by the timeline, not outside of it."""
+        return round((min(max(time_ns, self.began_ns), self.until_ns) - self.began_ns) / 1e6, 3)
+
+
+StepKey = tuple[str, int]
+"""A step: the group whose members end it together, and its number."""
+
+
+def find_reductions(rank: Rank, from_ns: int) -> dict[int, tuple[StepKey, int]]:
+    """Return, by the start of each backward since a time, its step and when the wait for its reduction began."""
+    times = rank.step_times
+    if times is None or not times.waits_us:
+        return {}
+    log = pack_calls(rank.recent_calls)
+    calls = log[bisect_left(log.started_ns, from_ns) :]
+    backwards = {which for which, kind in enumerate(calls.kinds) if kind.op == "backward"}
+    columns = zip(calls.which, calls.started_ns, calls.ended_ns, strict=True)
+    seen = [(start_ns, end_ns) for which, start_ns, end_ns in columns if which in backwards]
+    starts_ns = [start_ns for start_ns, _ in seen]
+    found: dict[int, tuple[StepKey, int]] = {}
+    for number, ended_ns, wait_us in zip(times.numbers, times.ended_ns, times.waits_us[Phase.BACKWARD], strict=False):
+        at = bisect_right(starts_ns, ended_ns) - 1
+        if at >= 0 and wait_us:
+            start_ns, end_ns = seen[at]
+            found[start_ns] = ((times.group, number), max(start_ns, end_ns - wait_us * 1000))
+    return found
+
+
+def last_to_reduce(ranks: Iterable[Rank], from_ns: int) -> dict[StepKey, int]:
+    """Return when the last rank was done with the computation of each step's backward."""
+    latest: dict[StepKey, int] = {}
+    for rank in ranks:
+        for key, at_ns in find_reductions(rank, from_ns).values():
+            latest[key] = max(latest.get(key, 0), at_ns)
+    return latest
+
+
+class StepRange(NamedTuple):
+    """Consecutive steps. Times are nanoseconds."""
+
+    first: int
+    last: int
+    start_ns: int
+    end_ns: int
+
+
+def coarse_spans(rank: Rank, clock: TimelineClock, tail: Span | None, most: int) -> tuple[Span, ...]:
+    """Return the steps of a rank, merged to at most ``most`` spans, with the last save, and what came before and after.
+
+    ``tail`` is what the rank did in the end.
+    """
+    parts = merge_parts(_parts(_known_steps(rank)), most)
+    end_ms = tail.start_ms if tail is not None else clock.until_ms
+    last = (*checkpoint_spans(rank, clock), *(() if tail is None else (tail,)))
+    began_ms = clock.ms(rank.started_ns or clock.began_ns)
+    if not parts:
+        return (*_host(began_ms, end_ms, "script"), *last)
+    first = parts[0].first
+    before = _host(began_ms, clock.ms(parts[0].start_ns), f"before step {first}")
+    after = _host(clock.ms(parts[-1].end_ns), end_ms, f"after step {parts[-1].last}")
+    steps = (_step_span(part, clock) for part in parts)
+    return (*before, *steps, *after, *last)
+
+
+def _host(start_ms: float, end_ms: float, label: str) -> tuple[Span, ...]:
+    return (Span(kind=SpanKind.HOST, start_ms=start_ms, end_ms=end_ms, label=label),) if end_ms > start_ms else ()
+
+
+def _step_span(part: StepRange, clock: TimelineClock) -> Span:
+    one = part.first == part.last
+    return Span(
+        kind=SpanKind.STEP,
+        start_ms=clock.ms(part.start_ns),
+        end_ms=clock.ms(part.end_ns),
+        label="step" if one else f"steps {part.first}-{part.last}",
+        number=part.first if one else None,
+    )
+
+
+def _known_steps(rank: Rank) -> list[StepRange]:
+    """Return the recorded steps by number: the evenly kept and the longest of the run, and the last ones."""
+    found: dict[int, StepRange] = {}
+    kept = rank.speed.kept if rank.speed is not None else None
+    if kept is not None:
+        for number, end_ns, wall_ms in zip(kept.numbers, kept.ended_ns, kept.parts_ms.get("wall", ()), strict=False):
+            found[number] = StepRange(number, number, end_ns - int(wall_ms * 1e6), end_ns)
+    times = rank.step_times
+    if times is not None:
+        for number, end_ns, total_us in zip(times.numbers, times.ended_ns, step_totals(times), strict=False):
+            found[number] = StepRange(number, number, end_ns - total_us * 1000, end_ns)
+    return sorted(one for one in found.values() if one.end_ns > one.start_ns)
+
+
+def _parts(steps: Iterable[StepRange]) -> list[StepRange]:
+    """Return the steps without overlaps, and one part for all steps between two known ones."""
+    parts: list[StepRange] = []
+    for step in steps:
+        _, last, _, busy_ns = parts[-1] if parts else (0, step.first - 1, 0, step.start_ns)
+        if step.end_ns <= busy_ns:  # numbers of another count, or a damaged record
+            continue
+        start_ns = max(step.start_ns, busy_ns)
+        if step.first > last + 1 and start_ns > busy_ns:
+            parts.append(StepRange(last + 1, step.first - 1, busy_ns, start_ns))
+        parts.append(StepRange(step.first, step.last, start_ns, step.end_ns))
+    return parts
+
+
+def merge_parts(parts: Sequence[StepRange], most: int) -> list[StepRange]:
+    """Merge parts that end in the same slice of time. One that is longer than a slice stays alone.
+
+    There are half as many slices as ``most``, the largest number of merged parts.
+    """
+    if len(parts) <= most:
+        return list(parts)
+    start_ns, count = parts[0].start_ns, max(1, most // 2)
+    length_ns = max(1, parts[-1].end_ns - start_ns)
+
+    def slice_of(part: StepRange) -> tuple[int, bool]:
+        is_long = (part.end_ns - part.start_ns) * count > length_ns
+        return min(count - 1, (part.end_ns - start_ns) * count // length_ns), is_long
+
+    slices = grouped((slice_of(part), part) for part in parts)
+    return [StepRange(those[0].first, those[-1].last, those[0].start_ns, those[-1].end_ns) for those in slices.values()]
+
+
+CallKey = tuple[str, int, int, int]
+"""A collective: the name of its group, the group's first member and size, and its number."""
+PHASE_KINDS = {
+    "ddp_forward": SpanKind.FORWARD,
+    "ddp_forward_no_grad": SpanKind.FORWARD,
+    "backward": SpanKind.BACKWARD,
+    "next_batch": SpanKind.BATCH,
+    "epoch": SpanKind.BATCH,
+    "work_wait": SpanKind.WAIT,
+}
+REDUCTION = "gradient reduction"
+LEAST_GAP_MS = 0.05
+"""Our choice: shorter times between two calls are not shown as host code."""
+LEAST_WAIT_MS = 0.05
+LEAST_WAIT_SHARE = 0.05
+"""Our choice: a collective is split into wait and transfer if the wait is at least this long, and this part of it."""
+CALLS_AFTER = 4
+"""A quarter of a lane's calls, at most, are later than the fault."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenCalls:
+    """Which of a rank's calls are shown."""
+
+    calls: CallLog
+    cut_before: bool
+    """Earlier calls exist or existed, and are not shown."""
+    cut_after: bool
+    """Later calls exist, and are not shown."""
+
+    @property
+    def from_ns(self) -> int:
+        """When the first of them began."""
+        return self.calls.started_ns[0] if len(self.calls) else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastArrivals:
+    """When the last rank came to a collective, or to the reduction of a step's gradients."""
+
+    calls: Mapping[CallKey, int]
+    steps: Mapping[StepKey, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneEnd:
+    """How a rank ended, or what it did when it was last seen."""
+
+    tail: Span | None
+    waits: bool
+    """It waited for others, also if that wait failed."""
+
+
+def choose_calls(rank: Rank, fault_ns: int | None, most: int) -> ChosenCalls:
+    """Return the last calls of a rank, or those around the fault if there are many after it."""
+    log = pack_calls(rank.recent_calls)
+    end = len(log)
+    if fault_ns is not None:
+        end = min(end, bisect_right(log.started_ns, fault_ns) + most // CALLS_AFTER)
+    start = max(0, end - most)
+    is_whole = start == 0 and (not len(log) or log.indexes[0] <= 1)
+    return ChosenCalls(calls=log[start:end], cut_before=not is_whole, cut_after=end < len(log))
+
+
+def call_keys(rank: Rank, calls: CallLog) -> list[CallKey | None]:
+    """Return for each call which collective it is, or None if that cannot be compared between ranks."""
+    heads = [_group_key(rank, kind) if kind.numbered and not kind.is_async else None for kind in calls.kinds]
+    keys = [heads[which] for which in calls.which]
+    return [None if key is None or seq <= 0 else (*key, seq) for key, seq in zip(keys, calls.numbers, strict=True)]
+
+
+def _group_key(rank: Rank, kind: CallKind) -> tuple[str, int, int] | None:
+    state = own_state(rank, kind.group)
+    return None if state is None or not state.ranks else (kind.group, state.ranks[0], len(state.ranks))
+
+
+def last_arrivals(ranks: Iterable[Rank], wanted: set[CallKey], from_ns: int) -> dict[CallKey, int]:
+    """Return when the last rank began each of the wanted collectives."""
+    latest: dict[CallKey, int] = {}
+    for rank in ranks:
+        log = pack_calls(rank.recent_calls)
+        calls = log[bisect_left(log.started_ns, from_ns) :]
+        for key, started_ns in zip(call_keys(rank, calls), calls.started_ns, strict=True):
+            if key in wanted and key is not None:
+                latest[key] = max(latest.get(key, 0), started_ns)
+    return latest
+
+
+def detail_spans(
+    rank: Rank, chosen: ChosenCalls, arrivals: LastArrivals, clock: TimelineClock, end: LaneEnd
+) -> list[Span]:
+    """Return the spans of a rank's chosen calls, of those that have not ended, and of the code between, by start.
+
+    What the rank did in the end is left out if later calls are not shown.
+    """
+    spans = [*_ended_spans(rank, chosen, arrivals, clock, end)]
+    if not chosen.cut_after:
+        spans += [(span, False) for span in _still_open(rank, clock, end.tail)]
+        spans += [(end.tail, True)] if end.tail is not None else []
+    spans += [(span, True) for span in checkpoint_spans(rank, clock) if _is_shown(span, chosen, clock)]
+    spans.sort(key=lambda one: (one[0].start_ms, -_end_of(one[0], clock)))
+    return sorted((*(span for span, _ in spans), *_gaps(spans, clock)), key=lambda one: one.start_ms)
+
+
+def _ended_spans(
+    rank: Rank, chosen: ChosenCalls, arrivals: LastArrivals, clock: TimelineClock, end: LaneEnd
+) -> Iterator[tuple[Span, bool]]:
+    """Yield the spans of ended calls, and whether each is one in which the main thread was."""
+    calls, words = chosen.calls, [_words(rank, kind) for kind in chosen.calls.kinds]
+    reductions = find_reductions(rank, chosen.from_ns)
+    columns = zip(calls.which, calls.numbers, calls.started_ns, calls.ended_ns, call_keys(rank, calls), strict=True)
+    for which, number, started_ns, ended_ns, key in columns:
+        kind = calls.kinds[which]
+        span = replace(
+            words[which],
+            number=number if kind.numbered and number > 0 else None,
+            start_ms=clock.ms(started_ns),
+            end_ms=clock.ms(ended_ns),
+        )
+        if end.tail is not None and (span.label, span.start_ms) == (end.tail.label, end.tail.start_ms):
+            continue  # it ended because the job was stopped
+        is_main = kind.thread_is_main and not kind.is_async
+        if kind.failed and end.waits:
+            yield replace(span, kind=SpanKind.WAIT), is_main
+        elif started_ns in reductions and kind.op == "backward":
+            yield from ((part, is_main) for part in _split_backward(span, *reductions[started_ns], arrivals, clock))
+        else:
+            come_ns = arrivals.calls.get(key) if key is not None else None
+            yield from ((part, is_main) for part in _split(span, come_ns, clock))
+
+
+def _split_backward(
+    span: Span, step: StepKey, began_ns: int, arrivals: LastArrivals, clock: TimelineClock
+) -> Iterator[Span]:  # fmt: skip
+    """Yield the computation of a backward, then the wait for other ranks, then the reduction that nothing hides."""
+    began_ms = clock.ms(began_ns)
+    reduction = replace(span, kind=SpanKind.COLLECTIVE, label=REDUCTION, start_ms=began_ms)
+    if _end_of(span, clock) - began_ms < LEAST_WAIT_MS:
+        yield span
+        return
+    yield replace(span, end_ms=began_ms)
+    yield from _split(reduction, arrivals.steps.get(step), clock)
+
+
+def _words(rank: Rank, kind: CallKind) -> Span:
+    """Return a span with all that calls of one kind share."""
+    group = "" if not kind.numbered or kind.group == default_name(rank) else kind.group
+    state = own_state(rank, kind.group)
+    return Span(
+        kind=_kind_of_op(kind.op),
+        start_ms=0.0,
+        end_ms=None,
+        label="wait" if kind.op == "work_wait" else kind.op,
+        group=(state.mesh_dim if state is not None else "") or group,
+        shape=_shape(kind),
+        place=short_place(kind.site),
+    )
+
+
+def _kind_of_op(op: str) -> SpanKind:
+    """Return what a rank does in a call."""
+    return PHASE_KINDS.get(op) or (SpanKind.POINT_TO_POINT if op in POINT_TO_POINT else SpanKind.COLLECTIVE)
+
+
+def _shape(kind: CallKind) -> str:
+    if kind.dtype is None or kind.shape is None:
+        return ""
+    return f"{kind.dtype.removeprefix('torch.')} {list(kind.shape)}"
+
+
+def _split(span: Span, come_ns: int | None, clock: TimelineClock) -> Iterator[Span]:
+    """Yield the span of a call. If others came later, ``come_ns``, its wait and the rest are two spans."""
+    start_ms, end_ms = span.start_ms, _end_of(span, clock)
+    come_ms = clock.ms(come_ns) if come_ns is not None else None
+    waited_ms = min(end_ms, come_ms) - start_ms if come_ms is not None else 0.0
+    if waited_ms < max(LEAST_WAIT_MS, LEAST_WAIT_SHARE * (end_ms - start_ms)):
+        yield span
+        return
+    yield replace(span, kind=SpanKind.WAIT, end_ms=round(start_ms + waited_ms, 3))
+    if round(start_ms + waited_ms, 3) < end_ms:
+        yield replace(span, start_ms=round(start_ms + waited_ms, 3))
+
+
+def _still_open(rank: Rank, clock: TimelineClock, tail: Span | None) -> Iterator[Span]:
+    """Yield the calls that have not ended, except the one that the tail shows.
+
+    Of a call that is pending on a device alone, the host's call has ended.
+    """
+    for call in rank.open_calls:
+        if call.device_state is not None:
+            continue
+        span = open_span(rank, call, clock)
+        if tail is None or (span.label, span.start_ms) != (tail.label, tail.start_ms):
+            yield span
+
+
+def checkpoint_spans(rank: Rank, clock: TimelineClock) -> tuple[Span, ...]:
+    """Return the rank's last save to a file, if there was one."""
+    save = rank.last_save
+    if save is None:
+        return ()
+    end_ms = clock.ms(save.ended_ns) if save.ended_ns is not None else None
+    return (Span(kind=SpanKind.CHECKPOINT, start_ms=clock.ms(save.began_ns), end_ms=end_ms, label="torch.save"),)
+
+
+def _is_shown(span: Span, chosen: ChosenCalls, clock: TimelineClock) -> bool:
+    """Tell whether a span lies among the calls that are shown."""
+    if chosen.cut_before and span.start_ms < clock.ms(chosen.from_ns):
+        return False
+    return not chosen.cut_after or span.start_ms <= clock.ms(chosen.calls.started_ns[-1])
+
+
+def open_span(rank: Rank, call: Call, clock: TimelineClock) -> Span:
+    """Return the span of a call that has not ended."""
+    return replace(_words(rank, kind_of(call)), start_ms=clock.ms(call.started_ns), number=call.seq)
+
+
+def _gaps(spans: Sequence[tuple[Span, bool]], clock: TimelineClock) -> Iterator[Span]:
+    """Yield the code between the calls of the main thread, which are sorted by start."""
+    busy_ms: float | None = None
+    for span, is_main in spans:
+        if not is_main:
+            continue
+        if busy_ms is not None and span.start_ms - busy_ms >= LEAST_GAP_MS:
+            yield Span(kind=SpanKind.HOST, start_ms=busy_ms, end_ms=span.start_ms, label="script")
+        busy_ms = max(busy_ms or 0.0, _end_of(span, clock))
+
+
+def _end_of(span: Span, clock: TimelineClock) -> float:
+    return clock.until_ms if span.end_ms is None else span.end_ms
+
+
+MOST_DETAILED = 48
+"""Lanes with detail: one for each class, then blamed ranks."""
+MOST_DETAIL_SPANS = 960
+LANE_DETAIL_SPANS = 240
+MOST_COARSE_SPANS = 8_000
+LANE_COARSE_SPANS = 48
+LEAST_COARSE_SPANS = 8
+"""Our choice of all five: a span takes 200 to 300 bytes in report.json, which is to stay small: 400 KiB for 8 ranks and
+3 MiB for 1,024."""
+MOST_FAILURES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What the lanes of a timeline have in common."""
+
+    job: Job
+    waiters: Collection[int]
+    rows: Mapping[int, RankRow]
+    blamed: frozenset[int]
+    clock: TimelineClock
+    fault_ns: int | None
+    hung: bool
+
+
+def make_timeline(
+    job: Job,
+    rows: Mapping[int, RankRow],
+    verdict: Finding | None,
+    *,
+    waiters: Collection[int],
+    started_at: str,
+    hung: bool,
+) -> Timeline | None:
+    """Return the timeline of a job, or None if it had no ranks.
+
+    Args:
+        job: Its facts.
+        rows: The row of each rank in the report.
+        verdict: The verdict if the job ended badly, else None.
+        waiters: The ranks that waited for others in the end, also if their wait failed.
+        started_at: The time of ``began_ns`` in the format of reports.
+        hung: It hung, and was stopped for that.
+    """
+    ranks = {rank.rank: rank for rank in sorted(job.ranks, key=lambda one: (one.attempt, one.started_ns or 0))}
+    if not ranks:
+        return None
+    blamed = blamed_ranks(verdict)
+    clock = TimelineClock(began_ns=began_ns(job), until_ns=until_ns(job))
+    scene = Scene(
+        job=job,
+        waiters=waiters,
+        rows=rows,
+        blamed=blamed,
+        clock=clock,
+        fault_ns=fault_ns(job, blamed) if blamed else None,
+        hung=hung,
+    )
+    classes = classes_of({number: rows[number] for number in ranks}, blamed)
+    shown = choose_detailed(classes, blamed)
+    details, from_ms = _details(scene, {number: ranks[number] for number in shown}, ranks)
+    most = max(LEAST_COARSE_SPANS, min(LANE_COARSE_SPANS, MOST_COARSE_SPANS // len(ranks)))
+    return Timeline(
+        started_at=started_at,
+        length_ms=clock.until_ms,
+        detail_from_ms=from_ms,
+        lanes=tuple(
+            _lane(scene, rank, details.get(number, ()), LANE_COARSE_SPANS if number in shown else most)
+            for number, rank in sorted(ranks.items())
+        ),
+        classes=classes,
+        events=tuple(sorted(_events(scene, verdict), key=lambda one: one.at_ms)),
+    )
+
+
+def choose_detailed(classes: tuple[tuple[int, ...], ...], blamed: frozenset[int]) -> frozenset[int]:
+    """Return the ranks whose calls are kept: one of each class, then the blamed ones, as far as there is room."""
+    firsts = sorted((ranks[0] for ranks in classes), key=lambda rank: (rank not in blamed, rank))
+    members = {rank for ranks in classes for rank in ranks}
+    return frozenset(list(dict.fromkeys((*firsts, *sorted(blamed & members))))[:MOST_DETAILED])
+
+
+def _lane(scene: Scene, rank: Rank, detail: tuple[Span, ...], most: int) -> Lane:
+    row = scene.rows[rank.rank]
+    is_there = rank.life is not Life.NEVER_STARTED
+    return Lane(
+        rank=rank.rank,
+        host=rank.host,
+        state=row.state,
+        blamed=rank.rank in scene.blamed,
+        coarse=coarse_spans(rank, scene.clock, _tail(scene, rank), most) if is_there else (),
+        detail=detail,
+    )
+
+
+def _tail(scene: Scene, rank: Rank) -> Span | None:
+    """Return what a rank did in the end: the call that it was in, or its own code since its last call.
+
+    A lane ends where its rank ended or failed. None if it did nothing after its last call.
+    """
+    row, clock = scene.rows[rank.rank], scene.clock
+    over_ns = over_at_ns(rank, scene.job.stopping_since_ns if scene.hung else None)
+    end_ms = clock.ms(over_ns) if over_ns is not None else None
+    call = open_call(rank, scene.job.stopping_since_ns)
+    start_ms = clock.ms(last_call_ns(rank) or rank.started_ns or clock.began_ns)
+    if call is not None:
+        span = open_span(rank, call, clock)
+        span = replace(span, end_ms=None if end_ms is None else max(span.start_ms, end_ms))
+        if call.device_state is not None:  # the host went on, and stands in .item() or synchronize() now
+            span = replace(span, start_ms=start_ms, place=short_place(row.where))
+        return replace(span, kind=SpanKind.WAIT) if rank.rank in scene.waiters else span
+    if end_ms is not None and end_ms <= start_ms:
+        return None
+    label = row.state if end_ms is None else "script"
+    return Span(kind=SpanKind.HOST, start_ms=start_ms, end_ms=end_ms, label=label, place=short_place(row.where))
+
+
+def _details(
+    scene: Scene, shown: Mapping[int, Rank], ranks: Mapping[int, Rank]
+) -> tuple[dict[int, tuple[Span, ...]], float]:
+    """Return the spans of each lane that is shown in full, and since when all of them are whole."""
+    most = min(LANE_DETAIL_SPANS, MOST_DETAIL_SPANS // len(shown))
+    there = {number: rank for number, rank in shown.items() if rank.life is not Life.NEVER_STARTED}
+    chosen = {number: choose_calls(rank, scene.fault_ns, most // 2) for number, rank in there.items()}
+    wanted = {key for number, rank in there.items() for key in call_keys(rank, chosen[number].calls) if key is not None}
+    first_ns = min((one.from_ns for one in chosen.values() if len(one.calls)), default=scene.clock.until_ns)
+    arrivals = LastArrivals(
+        calls=last_arrivals(ranks.values(), wanted, first_ns), steps=last_to_reduce(ranks.values(), first_ns)
+    )
+    found: dict[int, list[Span]] = {}
+    froms = [0.0]
+    for number, rank in there.items():
+        end = LaneEnd(tail=_tail(scene, rank), waits=rank.rank in scene.waiters)
+        spans = detail_spans(rank, chosen[number], arrivals, scene.clock, end)
+        found[number] = spans[-most:]
+        if _is_cut(chosen[number], spans, most) and found[number]:
+            froms.append(found[number][0].start_ms)
+    from_ms = min(max(froms), scene.clock.ms(scene.fault_ns) if scene.fault_ns is not None else scene.clock.until_ms)
+    return {number: tuple(since(spans, from_ms)) for number, spans in found.items()}, from_ms
+
+
+def _is_cut(chosen: ChosenCalls, spans: list[Span], most: int) -> bool:
+    return len(spans) > most or chosen.cut_before
+
+
+def since(spans: list[Span], from_ms: float) -> Iterator[Span]:
+    """Yield the spans since a time. One that began before is cut there."""
+    for span in spans:
+        if span.end_ms is None or span.end_ms > from_ms:
+            yield span if span.start_ms >= from_ms else replace(span, start_ms=from_ms)
+
+
+def _events(scene: Scene, verdict: Finding | None) -> Iterator[TimelineEvent]:
+    """Yield what happened at one time: the fault, failures of ranks, and the stop."""
+    ms = scene.clock.ms
+    if verdict is not None and scene.fault_ns is not None:
+        label = f"{verdict.code} {verdict.kind}"
+        yield TimelineEvent(at_ms=ms(scene.fault_ns), label=label, ranks=tuple(sorted(verdict.ranks)), fault=True)
+    for at_ns, state, ranks in sorted(failures(scene.job, scene.rows))[:MOST_FAILURES]:
+        yield TimelineEvent(at_ms=ms(at_ns), label=state, ranks=ranks)
+    if scene.job.stopping_since_ns is not None:
+        yield TimelineEvent(at_ms=ms(scene.job.stopping_since_ns), label="the job is stopped")
