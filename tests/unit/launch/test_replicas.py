@@ -1,19 +1,31 @@
-"""What the watcher finds of replicas is saved, per attempt, and outlives the files of the ranks."""
+"""What watchers find of replicas is saved and outlives attempts, and roots travel between nodes."""
 
 import json
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from ddpdoctor.collect.fingerprint_nodes import COMPARISON, read_consistency
+from ddpdoctor.collect.fingerprint_nodes import COMPARISON, POINTS, read_consistency, unite_consistency
+from ddpdoctor.exchange.conversation import Conversation
+from ddpdoctor.exchange.meeting import HostedMeeting
+from ddpdoctor.exchange.store import Client
+from ddpdoctor.launch.nodes.first_node import FirstNode
+from ddpdoctor.launch.nodes.other_node import OtherNode
 from ddpdoctor.launch.replicas.comparing import LiveComparison
+from ddpdoctor.launch.replicas.exchange import CONTENTS, ROOTS, WORD, ReplicaExchange
+from ddpdoctor.launch.replicas.shared import SharedReplicas
 from ddpdoctor.launch.watching.progress import Followed
 from ddpdoctor.model.consistency import Consistency
+from ddpdoctor.model.replica_records import RootsReport
 from ddpdoctor.model.run import Run, attempt_name
 from ddpdoctor.recorder.storage import ring_layout
 from tests.fingerprints import TICKS, FakeRank
+
+# What the watcher finds of replicas is saved, per attempt, and outlives the files of the ranks.
+
 
 RUN = Run(check_every=50, allow_different=("head.*",))
 
@@ -143,3 +155,181 @@ def test_what_is_saved_is_plain_json(folder: Path) -> None:
     replicas.follow(0, followed(ranks))
     replicas.save()
     assert json.loads((folder / attempt_name(COMPARISON)).read_text())["streams"][0]["clock"] == "optimizer step"
+
+
+# What nodes have of replicas travels over a real meeting: roots each time, contents when the first asks.
+
+
+TOKEN = b"secret"
+EXCHANGED_RUN = Run(check_every=1)
+
+
+class Place:
+    """A member that has its number and has met the others."""
+
+    def __init__(self, number: int, client: Client | None, others: tuple[int, ...] = ()) -> None:
+        self.number: int | None = number
+        self.is_first = number == 0
+        self.lost = 0
+        """How often it was to connect again."""
+        self._conversation, self._others = None if client is None else Conversation(client, TOKEN), others
+
+    def conversation(self) -> Conversation | None:
+        return self._conversation
+
+    def others(self) -> tuple[int, ...]:
+        return self._others
+
+    def reconnect(self) -> None:
+        self.lost += 1
+
+
+class Node:
+    """One node with one rank: what it writes is followed as a session does."""
+
+    def __init__(self, folder: Path, number: int, hosting: HostedMeeting, world: int = 2) -> None:
+        self.folder = folder / f"n{number}"
+        (self.folder / "prints").mkdir(parents=True)
+        self.rank = FakeRank(self.folder / "prints", number, range(world)).open(["w"])
+        self.shared = SharedReplicas(())
+        self.replicas = LiveComparison(self.folder, 1, (), self.shared)
+        others = tuple(range(1, world)) if number == 0 else ()
+        place = cast("FirstNode | OtherNode", Place(number, hosting.store(), others))
+        self.exchange = ReplicaExchange(self.shared, place)
+
+    def write(self, number: int, content: str) -> None:
+        self.rank.write(number, content)
+        self.follow()
+
+    def follow(self, attempt: int = 0, meeting: int | None = None) -> None:
+        ring = mmap.mmap(-1, 1)
+        followed = Followed(pid=self.rank.pid, ticks=TICKS, role=ring_layout.ROLE_RANK, ring=ring)
+        self.replicas.follow(attempt, [followed], meeting)
+
+    def found(self) -> Consistency | None:
+        return read_consistency(self.folder, EXCHANGED_RUN, None, ())
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[list[Node]]:
+    with HostedMeeting(0, TOKEN, one_host=True) as hosting:
+        yield [Node(tmp_path, number, hosting) for number in range(2)]
+
+
+def turn(nodes: list[Node]) -> None:
+    """Let each tell and hear twice: once for roots, once for what was asked then."""
+    for node in (*reversed(nodes), *reversed(nodes), *reversed(nodes)):
+        node.exchange.exchange()
+        node.follow()
+
+
+def test_a_difference_between_nodes_is_news_on_the_first_while_the_job_runs(nodes: list[Node]) -> None:
+    for number in (1, 2):
+        for node in nodes:
+            node.write(number, "same")
+        turn(nodes)
+    assert not any(node.replicas.has_news for node in nodes)
+    for node in nodes:
+        node.write(3, node.folder.name)
+    turn(nodes)
+    assert [node.replicas.has_news for node in nodes] == [True, False]
+    for node in nodes:
+        node.replicas.save()
+    first, second = nodes
+    united = unite_consistency(first.folder, None, [(second.folder, None)], [first.found(), second.found()])
+    assert united is not None
+    (difference,) = united.streams[0].differences
+    assert (difference.number, difference.last_equal, difference.splits[0].sides) == (3, 2, ((0,), (1,)))
+
+
+def test_what_is_equal_is_forgotten_everywhere_and_counted(nodes: list[Node]) -> None:
+    for number in (1, 2, 3):
+        for node in nodes:
+            node.write(number, f"w{number}")
+    turn(nodes)
+    assert all(not stream.points for node in nodes for stream in node.shared.kept().streams)
+    for node in nodes:
+        node.replicas.close()
+    first, second = nodes
+    united = unite_consistency(first.folder, None, [(second.folder, None)], [first.found(), second.found()])
+    assert united is not None
+    assert (united.streams[0].compared, united.streams[0].ranks) == (3, (0, 1))
+
+
+def test_only_roots_travel_while_all_is_equal(tmp_path: Path) -> None:
+    with HostedMeeting(0, TOKEN, one_host=True) as hosting:
+        nodes = [Node(tmp_path, number, hosting) for number in range(2)]
+        for number in range(1, 9):
+            for node in nodes:
+                node.write(number, f"w{number}")
+            turn(nodes)
+        client = hosting.store()
+        roots, word = client.get(f"{ROOTS}/1"), client.get(WORD)
+        assert roots is not None
+        assert word is not None
+        assert len(roots) + len(word) < 512
+        (name,) = (stream.name for stream in nodes[1].shared.kept().streams)
+        assert client.get(f"{CONTENTS}/1/1/{name}") is None
+
+
+def test_attempts_with_other_numbers_are_not_held_against_each_other(nodes: list[Node]) -> None:
+    first, second = nodes
+    first.rank.write(1, "a")
+    first.follow(1, meeting=2)
+    second.rank.write(1, "b")
+    second.follow(1, meeting=1)
+    for node in (second, first, second, first):
+        node.exchange.exchange()
+    first.follow(1, meeting=2)
+    assert not first.replicas.has_news
+
+
+def test_an_attempt_that_is_over_leaves_what_it_kept_under_its_number(nodes: list[Node]) -> None:
+    first, _ = nodes
+    first.write(1, "a")
+    first.replicas.save()
+    assert (first.folder / attempt_name(POINTS)).exists()
+    first.follow(1)
+    assert (first.folder / attempt_name(POINTS, 0)).exists()
+    assert not (first.folder / attempt_name(POINTS)).exists()
+
+
+def test_what_others_send_amiss_ends_nothing(nodes: list[Node]) -> None:
+    first, second = nodes
+    for node in nodes:
+        node.write(1, "same")
+    conversation = first.exchange._member.conversation()
+    assert conversation is not None
+    client = conversation.store
+    (name,) = (stream.name for stream in second.shared.kept().streams)
+    for key in (f"{ROOTS}/1", WORD, f"{CONTENTS}/1/1/{name}"):
+        client.set(key, b"junk")
+    first.exchange.exchange()
+    second.exchange.exchange()
+    Conversation(client, b"another secret").send(f"{ROOTS}/1", RootsReport(roots=()))
+    first.exchange.exchange()
+    turn(nodes)
+    first.follow()
+    assert not first.replicas.has_news
+    assert (first.exchange.failure, first.replicas.failure) == (None, None)
+
+
+def test_a_member_that_is_alone_says_nothing() -> None:
+    exchange = ReplicaExchange(SharedReplicas(()), Place(1, None))
+    exchange.exchange()
+    exchange.start()
+    exchange.close()
+    assert exchange.failure is None
+
+
+def test_a_connection_that_was_lost_is_opened_anew() -> None:
+    with HostedMeeting(0, TOKEN, one_host=True) as hosting:
+        client = hosting.store()
+        place = Place(1, client)
+        shared = SharedReplicas(())
+        exchange = ReplicaExchange(shared, place)
+        exchange.exchange()
+        assert place.lost == 0
+        client.close()
+    exchange.exchange()
+    assert (place.lost, exchange.failure) == (1, None)

@@ -1,4 +1,4 @@
-"""The recorder loads by its path into any Python from 3.8 on, with nothing of ddpdoctor installed there."""
+"""The start-up hook is harmless, and the recorder loads into any Python from 3.8 on."""
 
 import ast
 import importlib.util
@@ -13,6 +13,101 @@ import pytest
 
 import ddpdoctor.recorder
 from ddpdoctor.recorder.storage import ring_reading
+
+# The start-up hook: off without its variable, harmless when it fails, chained to a sitecustomize that stood there.
+
+
+BOOTSTRAP = Path(ddpdoctor.recorder.__file__).parent / "bootstrap"
+
+
+def python(code: str, *paths: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("DDPDOCTOR_")}
+    environment |= {"PYTHONPATH": os.pathsep.join(map(str, (BOOTSTRAP, *paths))), **env}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+
+
+def folder(tmp_path: Path) -> Path:
+    for name in ("rings", "evidence"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "control").write_bytes(bytes(4096))
+    return tmp_path
+
+
+SHOW = "import sys; print('_ddpdoctor_recorder' in sys.modules, any('bootstrap' in p for p in sys.path))"
+
+
+def test_without_the_variable_nothing_is_loaded() -> None:
+    assert python(SHOW).stdout == "False False\n"
+
+
+def test_with_it_the_recorder_is_there_and_its_folder_is_not_on_the_path(tmp_path: Path) -> None:
+    assert python(SHOW, DDPDOCTOR_RUN=str(folder(tmp_path))).stdout == "True False\n"
+
+
+def test_a_process_that_is_no_rank_gets_no_ring(tmp_path: Path) -> None:
+    python("pass", DDPDOCTOR_RUN=str(folder(tmp_path)))
+    assert list((tmp_path / "rings").iterdir()) == []
+
+
+def test_a_rank_gets_one(tmp_path: Path) -> None:
+    run = {"DDPDOCTOR_RUN": str(folder(tmp_path)), "DDPDOCTOR_AGENT": str(os.getpid()), "RANK": "0"}
+    done = python(
+        "import sys; print(sorted(m for m in ('torch', 'asyncio', 'typing_extensions') if m in sys.modules))", **run
+    )
+    assert done.stdout == "[]\n"
+    assert len(list((tmp_path / "rings").iterdir())) == 1
+
+
+@pytest.mark.parametrize("is_rank", [False, True])
+def test_what_costs_time_to_import_is_not_imported_for_us(tmp_path: Path, *, is_rank: bool) -> None:
+    code = "import sys; print(*sorted(sys.modules), sep=chr(10))"
+    run = {"DDPDOCTOR_RUN": str(folder(tmp_path))}
+    rank = {"DDPDOCTOR_AGENT": str(os.getpid()), "RANK": "0"} if is_rank else {}
+    added = {*python(code, **run, **rank).stdout.split()} - {*python(code).stdout.split()}
+    slow = {"collections", "enum", "functools", "inspect", "json", "re", "signal", "sysconfig", "threading", "typing"}
+    assert not added & slow
+    parts = {name for name in added if name.startswith("_ddpdoctor_recorder.")}
+    assert is_rank or {name.rpartition(".")[2] for name in parts} <= {"imports", "settings", "start", "state"}
+
+
+def test_a_module_and_a_package_that_stood_there_are_loaded_with_and_without_us(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "sitecustomize.py").write_text("print('module')")
+    (tmp_path / "two" / "sitecustomize").mkdir(parents=True)
+    (tmp_path / "two" / "sitecustomize" / "__init__.py").write_text("print('package')")
+    run = str(folder(tmp_path))
+    for name, text in (("one", "module\n"), ("two", "package\n")):
+        assert python("pass", tmp_path / name).stdout == text
+        assert python("pass", tmp_path / name, DDPDOCTOR_RUN=run).stdout == text
+
+
+def test_a_folder_that_is_gone_costs_the_record_and_nothing_else(tmp_path: Path) -> None:
+    run = {"DDPDOCTOR_RUN": str(tmp_path / "gone"), "DDPDOCTOR_AGENT": str(os.getpid()), "RANK": "0"}
+    done = python("print('trained')", **run)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
+
+
+def test_a_full_disk_leaves_word_and_training_goes_on(tmp_path: Path) -> None:
+    (folder(tmp_path) / "rings").rmdir()
+    (tmp_path / "rings").write_text("not a folder")
+    run = {"DDPDOCTOR_RUN": str(tmp_path), "DDPDOCTOR_AGENT": str(os.getpid()), "RANK": "3"}
+    done = python("print('trained')", **run)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
+    (word,) = tmp_path.glob("lost-*")
+    assert word.read_text().startswith("3\nno ring could be made")
+
+
+def test_an_uncaught_exception_reads_as_without_us(tmp_path: Path) -> None:
+    code = "def f():\n raise ValueError('x') from KeyError('y')\nf()"
+    plain = python(code)
+    run = {"DDPDOCTOR_RUN": str(folder(tmp_path)), "DDPDOCTOR_AGENT": str(os.getpid()), "RANK": "0"}
+    recorded = python(code, **run)
+    assert (recorded.returncode, recorded.stderr) == (plain.returncode, plain.stderr)
+    assert "ValueError" in plain.stderr
+
+
+# The recorder loads by its path into any Python from 3.8 on, with nothing of ddpdoctor installed there.
+
 
 RECORDER = Path(ddpdoctor.recorder.__file__).parent
 FILES = sorted(RECORDER.rglob("*.py"))
@@ -47,7 +142,7 @@ dist.destroy_process_group()
 """
 
 
-def python(minor: int) -> str | None:
+def installed_python(minor: int) -> str | None:
     """Return a Python of that version that starts, or None."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     installed = sorted(map(str, pyenv.glob(f"versions/3.{minor}.*/bin/python")))
@@ -96,7 +191,7 @@ def test_a_file_is_python_3_8(path: Path) -> None:
 
 
 def run_as_rank(
-    python: str | Path, code: str, folder: Path
+    executable: str | Path, code: str, folder: Path
 ) -> tuple[subprocess.CompletedProcess[str], list[ring_reading.RingContent]]:
     """Run code as a rank that is recorded; return how that went, and the rings of it and its children."""
     for name in ("rings", "evidence"):
@@ -105,7 +200,7 @@ def run_as_rank(
     env = {name: value for name, value in os.environ.items() if not name.startswith("DDPDOCTOR_")}
     env |= {"PYTHONPATH": str(RECORDER / "bootstrap"), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore"}
     env |= {"DDPDOCTOR_RUN": str(folder), "DDPDOCTOR_AGENT": str(os.getpid()), "RANK": "0"}
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True, env=env, check=False, cwd=folder)
+    done = subprocess.run([executable, "-c", code], capture_output=True, text=True, env=env, check=False, cwd=folder)
     assert list(folder.glob("lost-*")) == []
     return done, [ring_reading.read_ring_file(path) for path in (folder / "rings").iterdir()]
 
@@ -113,7 +208,7 @@ def run_as_rank(
 @pytest.mark.skipif(sys.platform != "linux", reason="the recorder is for Linux")
 @pytest.mark.parametrize("minor", MINORS)
 def test_a_rank_of_another_python_is_recorded(minor: int, tmp_path: Path) -> None:
-    other = python(minor)
+    other = installed_python(minor)
     if other is None:
         pytest.skip(f"no Python 3.{minor} is installed here")
     done, rings = run_as_rank(other, SCRIPT, tmp_path)

@@ -1,0 +1,697 @@
+"""What the recorder does beside a GPU: phases of a step, captures of graphs, and what looks at gradients cost."""
+
+import math
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ddpdoctor.collect.rank.device_steps import read_device_steps
+from ddpdoctor.collect.rank.notes import read_nonfinite
+from ddpdoctor.recorder import capture
+from ddpdoctor.recorder.calls import collectives, functional, works
+from ddpdoctor.recorder.gradients import findings, finite_checks
+from ddpdoctor.recorder.gradients.finite_checks import Maxima, samples_of
+from ddpdoctor.recorder.gradients.watch import Backward, GradientWatch
+from ddpdoctor.recorder.replicas import fingerprinting
+from ddpdoctor.recorder.replicas.fingerprint import Reader
+from ddpdoctor.recorder.replicas.tensor_words import _of_known_dtype
+from ddpdoctor.recorder.speed import device_steps
+from ddpdoctor.recorder.speed.device_steps import ONE_IN, GpuClock
+from ddpdoctor.recorder.state import here
+from ddpdoctor.recorder.storage import ring_layout, ring_reading
+from ddpdoctor.recorder.storage.device_columns import OPTIMIZER
+from ddpdoctor.recorder.storage.ring_writing import Ring
+from ddpdoctor.recorder.training import reductions
+from ddpdoctor.recorder.training.step_clock import EndedStep, StepInside, clock
+
+# Phases of a step on a GPU: what is marked, what is read and when, with a stand-in for torch.cuda.
+
+
+class Gpu:
+    """A GPU that is at a time of its own, in milliseconds, and whose queue holds marks."""
+
+    def __init__(self) -> None:
+        self.queued_ms = self.at_ms = 0.0
+        self.made = 0
+        self.is_capturing = False
+        gpu = self
+
+        class Event:
+            def __init__(self, *, enable_timing: bool) -> None:
+                assert enable_timing
+                gpu.made += 1
+                self.ms = -1.0
+
+            def record(self, stream: str) -> None:
+                assert stream == "stream of cuda:1"
+                assert not gpu.is_capturing
+                self.ms = gpu.queued_ms
+
+            def query(self) -> bool:
+                assert not gpu.is_capturing
+                return self.ms <= gpu.at_ms
+
+            def elapsed_time(self, end: Any) -> float:
+                assert end.query(), "elapsed_time of an event that has not passed raises"
+                return float(end.ms - self.ms)
+
+        self.Event = Event
+
+    @staticmethod
+    def current_stream(device: str) -> str:
+        return f"stream of {device}"
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.is_capturing
+
+    @staticmethod
+    def is_initialized() -> bool:
+        return True
+
+    _initialized = True
+
+
+class Ddp:
+    """A model, and DDP's timers of it."""
+
+    def __init__(self) -> None:
+        self.device = "cuda:1"
+        self.times = {"iteration": 0, "backward_comm_time": 0, "backward_compute_comm_overlap_time": 0}
+        self.logger = SimpleNamespace(_get_ddp_logging_data=lambda: SimpleNamespace(ints_map=self.times))
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Gpu]:
+    cuda = Gpu()
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setitem(sys.modules, "torch.cuda", cuda)
+    monkeypatch.setattr(device_steps, "measured", GpuClock())
+    monkeypatch.setattr(here, "ring", Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, 42, 7))
+    monkeypatch.setattr(here, "failures", 0)
+    yield cuda
+    clock.on_phase = None
+    assert here.failures == 0
+
+
+PHASES_MS = {
+    ring_layout.BEFORE: 2.0, ring_layout.FORWARD: 30.0, ring_layout.BETWEEN: 1.0, ring_layout.BACKWARD: 60.0,
+    OPTIMIZER: 5.0,
+}  # fmt: skip
+
+
+def step(gpu: Gpu, ddp: Any, number: int, *, behind_ms: float = 0.0) -> None:
+    """Make a step whose phases take ``PHASES_MS``; the GPU is so far behind its queue."""
+    for phase, took in PHASES_MS.items():
+        if phase != ring_layout.BEFORE and clock.on_phase is not None:
+            clock.on_phase(phase)
+        gpu.queued_ms += took
+        gpu.at_ms = max(gpu.at_ms, gpu.queued_ms - behind_ms)
+        if phase == ring_layout.FORWARD:
+            device_steps.forward_ended(ddp)
+        if phase == ring_layout.BACKWARD:
+            device_steps.model_reduced(ddp)
+    inside = StepInside()
+    inside.data, inside.rows = 1_500_000, 8
+    device_steps.step_ended(EndedStep(number, 0, 0, 0, [0] * 4, [0] * 4, inside))
+
+
+def read() -> Any:
+    assert here.ring is not None
+    return read_device_steps(ring_reading.read_ring_file(here.ring.path).notes)
+
+
+def test_one_step_in_twenty_is_measured_by_phases_and_read_once_it_is_over(gpu: Gpu) -> None:
+    ddp = Ddp()
+    for number in range(1, 10 * ONE_IN):
+        step(gpu, ddp, number, behind_ms=150.0)
+    device_steps.settle_all()
+    found = read()
+    assert list(found.numbers) == [1 + ONE_IN * i for i in range(1, 10)]
+    for phase, took in zip(("before", "forward", "between", "backward", "optimizer"), PHASES_MS.values(), strict=True):
+        assert found.device_ms[phase] == pytest.approx([took] * 9)
+    assert set(found.data_ms) == {1.5}
+    assert set(found.input_rows) == {8}
+    assert min(found.behind) > 0
+
+
+def test_a_gpu_that_keeps_up_is_never_behind_and_events_are_used_again(gpu: Gpu) -> None:
+    ddp = Ddp()
+    for number in range(1, 10 * ONE_IN):
+        step(gpu, ddp, number)
+    device_steps.settle_all()
+    assert set(read().behind) == {0}
+    assert gpu.made == len(PHASES_MS) + 1
+
+
+def test_a_gpu_that_stands_still_is_asked_and_not_waited_for(gpu: Gpu) -> None:
+    ddp = Ddp()
+    for number in range(1, 20 * ONE_IN):
+        step(gpu, ddp, number, behind_ms=1e9)
+    device_steps.settle_all()
+    assert read() is None
+    assert gpu.made <= (device_steps.MAX_PENDING + 2) * (len(PHASES_MS) + 1)
+
+
+def test_steps_in_which_a_graph_is_captured_are_left_out(gpu: Gpu) -> None:
+    ddp = Ddp()
+    for number in range(1, 4 * ONE_IN):
+        gpu.is_capturing = number == 2 * ONE_IN + 1
+        step(gpu, ddp, number)
+    gpu.is_capturing = False
+    device_steps.settle_all()
+    assert list(read().numbers) == [1 + ONE_IN, 1 + 3 * ONE_IN]
+
+
+def test_the_times_of_reductions_are_those_of_the_iterations_that_torch_times(gpu: Gpu) -> None:
+    ddp = Ddp()
+    for number in range(1, 250):
+        if number - 1 in {*range(1, 11), 100, 200}:  # torch reads its timers at the beginning of the next forward
+            ddp.times = {
+                "iteration": number - 1, "backward_comm_time": 9_000_000,
+                "backward_compute_comm_overlap_time": 2_000_000,
+            }  # fmt: skip
+        step(gpu, ddp, number)
+    device_steps.settle_all()
+    assert read().exposed_ms == dict.fromkeys([*range(1, 11), 100, 200], 7.0)
+
+
+def test_a_job_without_a_gpu_marks_nothing(gpu: Gpu) -> None:
+    for number in range(1, 4 * ONE_IN):
+        inside = StepInside()
+        device_steps.step_ended(EndedStep(number, 0, 0, 0, [0] * 4, [0] * 4, inside))
+    assert (gpu.made, clock.on_phase) == (0, None)
+
+
+# While a CUDA graph is captured nothing of a device is asked or read. torch's classes stand in for a GPU.
+
+
+class Graph:
+    """Stands for torch.cuda.CUDAGraph."""
+
+    def capture_begin(self, *, fails=False):
+        if fails:
+            raise RuntimeError("no capture")
+
+    def capture_end(self):
+        pass
+
+
+capture.patch(SimpleNamespace(__name__="torch.cuda.graphs", CUDAGraph=Graph))
+
+
+class Work:
+    """Stands for torch.distributed.Work, and says how often it was asked."""
+
+    def __init__(self, *, fails=False):
+        self.fails = fails
+        self.asked = 0
+
+    def is_completed(self):
+        self.asked += 1
+        if self.fails:
+            raise RuntimeError("NCCL communicator was aborted")
+        return True
+
+    def wait(self):
+        return True
+
+
+@pytest.fixture
+def ring(tmp_path, monkeypatch):
+    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=42, start_ticks=7)
+    monkeypatch.setattr(here, "ring", ring)
+    monkeypatch.setattr(here, "main_thread", threading.get_ident())
+    yield ring
+    works.settle()
+
+
+@contextmanager
+def by_torchs_class():
+    graph = Graph()
+    graph.capture_begin()
+    yield
+    graph.capture_end()
+
+
+@contextmanager
+def by_the_stream():
+    """Capture so that only the current stream tells: another class than torch's has begun it."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch.cuda, "_initialized", True)
+        patched.setattr(torch.cuda, "is_initialized", lambda: True)
+        patched.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        yield
+
+
+capturing = pytest.mark.parametrize("captures", [by_torchs_class, by_the_stream])
+
+
+def slots(ring):
+    return list(ring_reading.read_ring_file(ring.path).slots)
+
+
+def hand_out(ring, work):
+    index = ring.begin(collectives.records.kind_of(ring, sys._getframe(), "all_reduce").packed)
+    works.hand_out(work, index)
+
+
+def test_a_capture_is_over_however_it_ended():
+    first, second = Graph(), Graph()
+    first.capture_begin()
+    second.capture_begin()
+    first.capture_end()
+    assert capture.is_capturing()
+    second.capture_end()
+    with pytest.raises(RuntimeError, match="no capture"):
+        first.capture_begin(fails=True)
+    assert not capture.is_capturing()
+
+
+@capturing
+def test_no_work_is_asked_while_a_graph_is_captured(ring, captures):
+    works_before, work_within = [Work(), Work()], Work()
+    for work in works_before:
+        hand_out(ring, work)
+    asked = [work.asked for work in works_before]
+    with captures():
+        works.settle()
+        hand_out(ring, work_within)
+        assert works.wrap_wait(Work.wait)(works_before[1])
+        assert [work.asked for work in works_before] == asked
+        assert work_within.asked == 0
+    works.settle()
+    assert all(slot.ended_ns for slot in slots(ring))
+
+
+@capturing
+def test_a_captured_call_ends_at_once(ring, captures):
+    work = Work()
+
+    with captures():
+        collectives.wrap(
+            "all_reduce",
+            lambda tensor, group, async_op: work,  # noqa: ARG005 - as torch calls them
+            "tensor",
+            p2p=False,
+        )(torch.ones(1), group=Group(), async_op=True)
+    (slot,) = slots(ring)
+    assert (slot.op, slot.seq, bool(slot.ended_ns), work.asked) == ("all_reduce", 5, True, 0)
+
+
+class Group:
+    """A process group that counts."""
+
+    group_name = "0"
+
+    def _get_sequence_number_for_group(self):
+        return 4
+
+
+def test_a_work_that_raises_holds_up_no_other(ring):
+    aborted, after = Work(fails=True), Work()
+    hand_out(ring, aborted)
+    hand_out(ring, after)
+    works.settle()
+    assert [bool(slot.ended_ns) for slot in slots(ring)] == [True, True]
+    assert not [note for note in ring_reading.read_ring_file(ring.path).notes if note["k"] == "defect"]
+
+
+class Running(Work):
+    """A work that has not completed."""
+
+    def is_completed(self):
+        return False
+
+
+def test_of_too_many_works_the_oldest_are_followed_and_none_looks_pending_for_ever(ring):
+    running = [Running() for _ in range(works.MAX_HANDED_OUT + 2)]
+    for work in running:
+        hand_out(ring, work)
+    assert [bool(slot.ended_ns) for slot in slots(ring)] == [False] * works.MAX_HANDED_OUT + [True] * 2
+    running.clear()
+    works.settle()
+    assert all(slot.ended_ns for slot in slots(ring))
+
+
+def test_results_that_nobody_waits_for_do_not_look_pending_for_ever(tmp_path, monkeypatch):
+    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RingShape(2**16, 2 * functional.MAX_OUTPUTS), 43, 7)
+    monkeypatch.setattr(here, "ring", ring)
+    results = [torch.empty(1) for _ in range(functional.MAX_OUTPUTS + 2)]
+    try:
+        for tensor in [*results, results[-1]]:
+            functional._keep(tensor, ring.begin(bytes(ring_layout.KIND.size)))
+        awaited = [functional._outputs.get(tensor.untyped_storage()._cdata) for tensor in results]
+    finally:
+        functional._outputs.clear()
+    ended = [bool(slot.ended_ns) for slot in slots(ring)]
+    assert ended == [True] * 2 + [False] * (functional.MAX_OUTPUTS - 1) + [True, False]
+    assert awaited == [None, None, *range(3, functional.MAX_OUTPUTS + 2), functional.MAX_OUTPUTS + 3]
+
+
+@capturing
+def test_no_tensor_is_looked_at_while_a_graph_is_captured(captures):
+    with captures():
+        assert not fingerprinting.may_fingerprint()
+        assert finite_checks.is_observed()
+
+
+@capturing
+def test_the_last_look_asks_no_stream_while_a_graph_is_captured(monkeypatch, captures):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: asked.append(1))
+    with captures():
+        assert not fingerprinting.gpu_is_idle()
+    assert not asked
+
+
+class OnGpu(SimpleNamespace):
+    """A DDP model on a GPU. A plain SimpleNamespace has no weak references."""
+
+
+def test_no_timer_of_ddp_is_read_that_waits_for_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the recorder writes its failures here
+    ddp = OnGpu(device_type="cuda", device="cuda:0", process_group=Group(), logger=SimpleNamespace())
+    reductions.reduced(ddp, 1, 2)
+    assert not reductions._pending
+    assert list(tmp_path.iterdir()) == []
+
+
+# What looks at gradients cost a GPU, counted on tensors of "cuda" without data and, with stub streams, on a CPU's.
+
+
+NAN, INF = float("nan"), float("inf")
+PARAMETERS = 300
+WAITS = ("aten._local_scalar_dense.default", "aten.item.default", "aten.is_nonzero.default", "aten.equal.default")
+"""Operations for which the host waits."""
+FREE = (
+    "prim.device", "aten.detach", "aten.view", "aten.empty", "aten.unbind", "aten.select", "aten.slice", "aten.alias",
+    "aten.as_strided", "aten._reshape_alias", "aten.t.",
+)  # fmt: skip
+"""Operations that launch nothing."""
+
+
+class Counting(TorchDispatchMode):
+    """Counts the operations that reach a device."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen[str(function)] += 1
+        return function(*args, **(kwargs or {}))
+
+    def launches(self):
+        return sum(count for name, count in self.seen.items() if not name.startswith(FREE))
+
+
+class Event:
+    """Stands for torch.cuda.Event; ``done`` says whether the device has come so far."""
+
+    done = True
+    waited = 0
+
+    def record(self, stream=None):
+        pass
+
+    def query(self):
+        return Event.done
+
+    def synchronize(self):
+        Event.waited += 1
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """Events and streams that need no GPU, and pinned memory that is plain."""
+    empty = torch.empty
+
+    def unpinned(*size, **named):
+        named.pop("pin_memory", None)
+        return empty(*size, **named)
+
+    monkeypatch.setattr(torch, "empty", unpinned)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device=None: None)
+    monkeypatch.setattr(Event, "done", True)
+    monkeypatch.setattr(Event, "waited", 0)
+
+
+@pytest.mark.parametrize("dtypes", [("float32",), ("bfloat16", "float32")])
+@pytest.mark.usefixtures("streams")
+def test_a_look_at_a_bucket_costs_a_few_launches_and_no_wait(dtypes):
+    with FakeTensorMode(), Counting() as counted:
+        grads = [torch.empty(64, 64, dtype=getattr(torch, dtypes[i % len(dtypes)]), device="cuda")
+                 for i in range(PARAMETERS)]  # fmt: skip
+        counted.seen.clear()
+        Maxima(samples_of(grads))
+    assert counted.launches() <= 10, counted.seen
+    assert not counted.seen.keys() & set(WAITS)
+
+
+@pytest.mark.parametrize("name", ["float64", "float32", "float16", "bfloat16", "complex64", "complex128"])
+@pytest.mark.usefixtures("streams")
+def test_every_kind_of_gradient_can_be_looked_at_an_empty_one_too(name):
+    with FakeTensorMode():
+        dtype = getattr(torch, name)
+        tensors = [torch.empty(shape, dtype=dtype, device="cuda") for shape in ((3, 5), (0,), (), (4, 0))]
+        samples = samples_of(tensors)
+        Maxima(samples)
+    assert all(sample.shape == () and sample.is_cuda for sample in samples)
+
+
+class Replica:
+    """What the look reads of a model's record."""
+
+    reductions = 0
+    number = 1
+    group = "0"
+
+
+class Trained:
+    """A DDP model whose tensors are said to be on a GPU, and how often its looks reach for one."""
+
+    def __init__(self, monkeypatch, ring, layers=6, **options):
+        self.ring = ring
+        self.model = torch.nn.parallel.DistributedDataParallel(
+            torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(layers)]), **options
+        )
+        self.norms, self.items = [], 0
+        norm, item = torch._foreach_norm, torch.Tensor.item
+
+        def counted_norm(tensors, *args):
+            self.norms.append(len(tensors))
+            return norm(tensors, *args)
+
+        def counted_item(tensor):
+            self.items += 1
+            return item(tensor)
+
+        monkeypatch.setattr(torch, "_foreach_norm", counted_norm)
+        monkeypatch.setattr(torch.Tensor, "item", counted_item)
+        monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
+        self.replica = Replica()
+        self.watch = GradientWatch(self.replica, self.model)
+        self.norms.clear()
+
+    def backward(self, x=None):
+        x = torch.ones(2, 4) if x is None else x
+        self.watch.begin_forward(self.model, ((x,), {}))
+        out = self.model(x)
+        loss = out.square().mean()
+        running = Backward((loss,), sys._getframe(), scaled=False)
+        out.register_hook(lambda _: self.watch.begin_backward(running))
+        loss.backward()
+        self.watch.end_backward()
+        if self.model.require_backward_grad_sync:
+            self.replica.reductions += 1
+
+    def found(self):
+        self.watch.end()
+        notes = ring_reading.read_ring_file(self.ring.path).notes
+        assert not [note for note in notes if note["k"] == "defect"]
+        return read_nonfinite([*notes, {"k": "gradients"}])
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch, streams, world):  # noqa: ARG001 - they are needed, not used
+    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=42, start_ticks=7)
+    monkeypatch.setattr(here, "ring", ring)
+    monkeypatch.setattr(findings, "_noted", {False: 0, True: 0})
+    return lambda **options: Trained(monkeypatch, ring, **options)
+
+
+def spoil(job, layer, when):
+    weight = job.model.module[layer].weight
+    weight.register_hook(lambda grad: grad * (NAN if job.replica.reductions == when else 1))
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"gradient_as_bucket_view": True}, {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.0001},
+    {"gradient_as_bucket_view": True, "find_unused_parameters": True, "bucket_cap_mb": 0.0001},
+])  # fmt: skip
+def test_a_bad_gradient_is_found_on_a_gpu_without_a_wait(make, options):
+    job = make(**options)
+    spoil(job, 1, 5)
+    for number in range(8):
+        job.backward()
+        job.model.zero_grad()
+        if number == 5:
+            assert (job.items, Event.waited) == (0, 0)
+    assert (job.items, Event.waited) == (0, 2)  # once something was found: whether it has come to the parameters
+    (found,) = job.found()
+    assert (found.step, found.tensors, found.count, found.of) == (6, ("1.weight",), 1, 12)
+
+
+@pytest.mark.parametrize("options", [{"find_unused_parameters": True}, {"find_unused_parameters": False}])
+def test_gradients_that_ddp_reduces_in_place_are_looked_at_by_bucket(make, options):
+    job = make(gradient_as_bucket_view=True, bucket_cap_mb=0.0002, **options)
+    for _ in range(12):
+        job.norms.clear()
+        job.backward()
+    assert sum(job.norms) == 12 + len(("input", "loss"))
+    assert 3 < len(job.norms) < 8
+
+
+def test_parameters_that_are_never_used_leave_the_others_in_their_buckets(make):
+    job = make(gradient_as_bucket_view=True, find_unused_parameters=True, bucket_cap_mb=0.001)
+    job.model.module[2] = Skipping(job.model.module[2])
+    job.backward()
+    job.norms.clear()
+    job.backward()
+    assert sum(job.norms) == 10 + len(("input", "loss"))
+    assert len(job.norms) < 6
+
+
+class Skipping(torch.nn.Module):
+    """Holds a layer, and does not use it."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return x
+
+
+def test_only_the_last_of_several_backwards_is_looked_at(make):
+    job = make()
+    job.backward()
+    job.model.zero_grad()
+    looks = []
+    for sync in (False, False, True):
+        job.norms.clear()
+        with nullcontext() if sync else job.model.no_sync():
+            job.backward()
+        looks.append(max(job.norms))
+    assert looks == [1, 1, 12]
+
+
+def test_what_was_added_by_a_backward_that_is_passed_over_is_found_at_the_last(make):
+    job = make()
+    job.backward()
+    job.model.zero_grad()
+    bad = torch.ones(2, 4)
+    bad[0, 0] = NAN
+    with job.model.no_sync():
+        job.backward(bad)
+        job.backward()
+    job.backward()
+    (found,) = job.found()
+    assert (found.step, found.count, found.note) == (2, 12, "argument 0 of forward holds NaN in 1 of 8 values")
+
+
+def test_who_never_reduces_by_ddp_is_looked_at_in_every_backward(make):
+    job = make()
+    optimizer = torch.optim.SGD(job.model.parameters(), lr=0.1)
+    job.backward()
+    for _ in range(2):
+        job.norms.clear()
+        with job.model.no_sync():
+            job.backward()
+        job.watch.step_begins()
+        optimizer.step()
+    assert max(job.norms) == 12
+
+
+def test_empty_gradients_and_inputs_are_no_defect(make):
+    job = make()
+    job.model.module[1].register_parameter("empty", torch.nn.Parameter(torch.empty(0)))
+    job.backward(torch.ones(0, 4))
+    job.backward()
+    assert job.found() == ()
+
+
+@pytest.mark.usefixtures("streams")
+def test_a_finite_float64_that_no_float32_can_hold_is_finite():
+    maxima = Maxima(samples_of([torch.tensor([1e300], dtype=torch.float64)]))
+    assert all(map(math.isfinite, maxima.values()))
+
+
+def test_a_result_that_has_not_come_is_not_waited_for(make):
+    job = make()
+    spoil(job, 1, 0)
+    Event.done = False
+    job.backward()
+    job.watch.catch_up()
+    assert not job.watch.findings.pending
+    Event.done = True
+    job.watch.catch_up()
+    assert job.watch.findings.pending["tensors"] == ["1.weight"]
+
+
+def taken(shapes, dtype=torch.float32):
+    """Return the operations that fingerprints of tensors on a GPU take, without the transfer of what they come to."""
+    with FakeTensorMode(allow_non_fake_inputs=True), Counting() as counted:
+        tensors = [torch.empty(shape, dtype=dtype, device="cuda") for shape in shapes]
+        reader = Reader(torch.device("cuda"))
+        counted.seen.clear()
+        for owner, tensor in enumerate(tensors):
+            reader.take(owner, 0, tensor)
+        reader.end()
+    return counted
+
+
+@pytest.fixture
+def in_order(monkeypatch):
+    """A tensor without data has no address; let it be a good one."""
+    monkeypatch.setattr(torch.Tensor, "data_ptr", lambda _tensor: 0)
+
+
+@pytest.mark.usefixtures("in_order")
+def test_fingerprints_of_small_tensors_share_their_launches():
+    counted = taken([(32, 16)] * PARAMETERS)
+    assert counted.launches() <= 30, counted.seen
+    assert not counted.seen.keys() & set(WAITS)
+
+
+@pytest.mark.usefixtures("in_order")
+def test_fingerprints_of_large_tensors_take_few_launches_each_however_large():
+    few = taken([(1024, 1024)] * 20)
+    assert few.launches() <= 4 * 20 + 30, few.seen
+    large = taken([(11008, 4096)] * 20)
+    assert large.launches() <= 4 * 20 + 7 * 20, large.seen  # 3.6 GB: 4.5 million words, in batches of a million
+    assert not large.seen.keys() & set(WAITS)
+
+
+@pytest.mark.usefixtures("in_order")
+@pytest.mark.parametrize(
+    "name", ["float8_e4m3fn", "float8_e5m2", "bfloat16", "complex64", "complex128", "bool", "int8"]
+)
+def test_every_kind_of_tensor_can_be_printed_an_empty_one_too(name):
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        dtype = getattr(torch, name)
+        reader = Reader(torch.device("cuda"))
+        for shape in ((3, 5), (0,), (), (300, 301)):
+            reader.take(0, 0, _of_known_dtype(torch.empty(shape, dtype=dtype, device="cuda")))
+        reader.end()
