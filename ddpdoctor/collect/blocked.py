@@ -97,10 +97,10 @@ def _polled_fd(pid: int, address: int, count: int, proc: Path) -> int | None:
     try:
         with (proc / str(pid) / "mem").open("rb", buffering=0) as memory:
             memory.seek(address)
-            found: int = POLL_FD.unpack(memory.read(POLL_FD.size))[0]
+            fd: int = POLL_FD.unpack(memory.read(POLL_FD.size))[0]
     except (OSError, ValueError, OverflowError, struct.error):
         return None
-    return found if found >= 0 else None
+    return fd if fd >= 0 else None
 
 
 def read_kernel_function(pid: int, proc: Path = PROC) -> str | None:
@@ -136,7 +136,7 @@ class LockLine:
 
 def read_locks(proc: Path = PROC) -> tuple[LockLine, ...]:
     """Return all locks that this process may see."""
-    found = (_LOCK_LINE.match(line) for line in read_text(proc / "locks").splitlines())
+    matches = (_LOCK_LINE.match(line) for line in read_text(proc / "locks").splitlines())
     return tuple(
         LockLine(
             number=int(one["number"]),
@@ -145,7 +145,7 @@ def read_locks(proc: Path = PROC) -> tuple[LockLine, ...]:
             pid=int(one["pid"]),
             file=(os.makedev(int(one["major"], 16), int(one["minor"], 16)), int(one["inode"])),
         )
-        for one in found
+        for one in matches
         if one is not None and one["kind"] in LOCK_KINDS
     )
 
@@ -265,10 +265,10 @@ def _has_open(pid: int, seen: os.stat_result) -> bool | None:
         return False
     for number in numbers:
         try:
-            one = (folder / number).stat()
+            opened = (folder / number).stat()
         except OSError:
             continue
-        if (one.st_dev, one.st_ino) == (seen.st_dev, seen.st_ino):
+        if (opened.st_dev, opened.st_ino) == (seen.st_dev, seen.st_ino):
             return True
     return False
 

@@ -43,10 +43,10 @@ def ask_side_by_side(
     """
     running = {name: _Call(name, call) for name, call in calls.items()}
     started = time.monotonic()
-    for one in running.values():
-        one.start()
+    for thread in running.values():
+        thread.start()
     limits = limit_s if isinstance(limit_s, Mapping) else dict.fromkeys(calls, limit_s)
-    return {name: one.reply(started + limits[name]) for name, one in running.items()}
+    return {name: thread.reply(started + limits[name]) for name, thread in running.items()}
 
 
 class _Call(threading.Thread, Generic[Value]):

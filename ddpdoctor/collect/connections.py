@@ -112,15 +112,11 @@ def find_listener(remote: str, rows: tuple[Socket, ...]) -> int | None:
 def read_sockets(pid: int, proc: Path = PROC) -> frozenset[int] | None:
     """Return the inodes of a process's sockets, or None if we may not read its open files."""
     folder = proc / str(pid) / "fd"
-    found = set()
     try:
-        for name in os.listdir(folder):  # noqa: PTH208 - only names are needed
-            match = _SOCKET.match(read_link(folder / name))
-            if match:
-                found.add(int(match[1]))
+        links = [read_link(folder / name) for name in os.listdir(folder)]  # noqa: PTH208 - only names are needed
     except OSError:
         return None
-    return frozenset(found)
+    return frozenset(int(match[1]) for match in map(_SOCKET.match, links) if match)
 
 
 def parse_end(text: str) -> str | None:
@@ -185,38 +181,33 @@ def _dump(asked: socket.socket, family: int) -> list[Received]:
     request = _REQUEST.pack(family, socket.IPPROTO_TCP, _ASK_FOR_INFO, _ESTABLISHED)
     size = _HEADER.size + len(request)
     asked.send(_HEADER.pack(size, _SOCK_DIAG_BY_FAMILY, _DUMP, 0, 0) + request)
-    found: list[Received] = []
+    connections: list[Received] = []
     while True:
         piece = asked.recv(_PIECE)
         at = 0
         while at + _HEADER.size <= len(piece):
             length, kind, *_ = _HEADER.unpack_from(piece, at)
             if kind != _SOCK_DIAG_BY_FAMILY or length < _HEADER.size:  # NLMSG_DONE, or an error
-                return found
-            found += _parse(piece[at + _HEADER.size : at + length], family)
+                return connections
+            connections += _parse(piece[at + _HEADER.size : at + length], family)
             at += (length + 3) & ~3
 
 
 def _parse(message: bytes, family: int) -> list[Received]:
+    """Return the connection in a message, or [] if the kernel does not say what it has received."""
     local_port, remote_port = struct.unpack_from("!HH", message, _PORTS)
     (inode,) = struct.unpack_from("=I", message, _INODE)
     size = 16 if family == socket.AF_INET6 else 4
     address = socket.inet_ntop(family, message[_ADDRESS : _ADDRESS + size])
-    info = _info(message)
+    info, at = b"", _MESSAGE_SIZE
+    while not info and at + _ATTRIBUTE.size <= len(message):
+        length, kind = _ATTRIBUTE.unpack_from(message, at)
+        if length < _ATTRIBUTE.size:
+            break
+        info = message[at + _ATTRIBUTE.size : at + length] if kind == _INFO else b""
+        at += (length + 3) & ~3
     if len(info) < _RECEIVED_AT + 8:
         return []
     (received,) = struct.unpack_from("=Q", info, _RECEIVED_AT)
     host = f"[{address}]" if ":" in address else address
     return [Received(inode=inode, local_port=local_port, remote=f"{host}:{remote_port}", size_bytes=received)]
-
-
-def _info(message: bytes) -> bytes:
-    at = _MESSAGE_SIZE
-    while at + _ATTRIBUTE.size <= len(message):
-        length, kind = _ATTRIBUTE.unpack_from(message, at)
-        if length < _ATTRIBUTE.size:
-            break
-        if kind == _INFO:
-            return message[at + _ATTRIBUTE.size : at + length]
-        at += (length + 3) & ~3
-    return b""

@@ -30,18 +30,10 @@ Token = tuple[bytes, tuple[int, ...], str] | None
 def has_any(seen: Mapping[int, Written], what: What) -> bool:
     """Return whether a rank has a tensor of this kind."""
     return any(
-        one.fingerprints[run].count(0) < run.stop - run.start
-        for one in seen.values()
-        if what in one.rows.kinds
-        for run in one.rows.kinds[what].runs
-    )
-
-
-def count_present(one: Written) -> int:
-    """Return how many tensors a rank had."""
-    starts = (at for kind in one.rows.kinds.values() for at, _ in kind.rows.values())
-    return sum(
-        one.fingerprints[at : at + fingerprint_layout.FINGERPRINT_SIZE] != fingerprint_layout.ABSENT for at in starts
+        written.fingerprints[run].count(0) < run.stop - run.start
+        for written in seen.values()
+        if what in written.rows.kinds
+        for run in written.rows.kinds[what].runs
     )
 
 
@@ -49,8 +41,8 @@ def are_equal(seen: Mapping[int, Written], what: What) -> bool:
     """Return whether all tensors of a kind are equal on all ranks that wrote."""
     first, *others = seen.values()
     runs = first.rows.kinds[what].runs if what in first.rows.kinds else ()
-    if all(one.rows is first.rows for one in others) and all(
-        one.fingerprints[run] == first.fingerprints[run] for run in runs for one in others
+    if all(other.rows is first.rows for other in others) and all(
+        other.fingerprints[run] == first.fingerprints[run] for run in runs for other in others
     ):
         return True
     return next(_differing(seen, what), None) is None
@@ -145,6 +137,12 @@ class StreamSeen:
         """
         points = self._kept | dict([self._last] if self._last else [])
 
+        tensors = 0
+        if self._lowest is not None:
+            kinds, contents = self._lowest.rows.kinds.values(), self._lowest.fingerprints
+            starts = (at for kind in kinds for at, _ in kind.rows.values())
+            size, absent = fingerprint_layout.FINGERPRINT_SIZE, fingerprint_layout.ABSENT
+            tensors = sum(contents[at : at + size] != absent for at in starts)
         every = [text.get("every") for text in self._last[1].values()] if self._last else []
         return Stream(
             clock=self.key.clock,
@@ -154,7 +152,7 @@ class StreamSeen:
             ranks=tuple(sorted(self.ranks)),
             compared=self.compared,
             last_number=self._last[0] if self._last else None,
-            tensors=count_present(self._lowest) if self._lowest else 0,
+            tensors=tensors,
             kinds=tuple(what for what in What if what in self._last_equal or what in self.differences),
             differences=tuple(self.differences.values()),
             values=tuple((number, _values(points[number])) for number in sorted(points)),
@@ -394,14 +392,14 @@ class Comparer:
 
     def _paths(self) -> list[Path]:
         """Return the files of the known processes, those of each process in the order of their creation."""
-        found = []
+        paths = []
         for path in self._folder.glob("*.prints"):
             numbers = path.stem.split("-")
             if len(numbers) == 3 and all(number.isdecimal() for number in numbers):
                 pid, ticks, position = map(int, numbers)
                 if (pid, ticks) in self._writers:
-                    found.append(((pid, ticks, position), path))
-        return [path for _, path in sorted(found)]
+                    paths.append(((pid, ticks, position), path))
+        return [path for _, path in sorted(paths)]
 
     def _add(self, source: OpenFile) -> None:
         who = (source.file.pid, source.file.start_ticks)

@@ -355,7 +355,7 @@ class NodeIndex:
 
     def shared(self) -> list[StreamIndex]:
         """Return the streams that ranks of other nodes also write."""
-        return [one for one in self.streams.values() if not one.ranks.issuperset(one.key.members)]
+        return [stream for stream in self.streams.values() if not stream.ranks.issuperset(stream.key.members)]
 
     def report(self) -> tuple[StreamRoot, ...]:
         """Return the reports for the other nodes."""

@@ -301,13 +301,14 @@ def _continued(before: Stream, after: Stream) -> Stream:
 
 def _with_own(whole: Stream, own: Sequence[Stream]) -> Stream:
     """Add what each node knows about its own ranks."""
-    written = {rank for one in own for rank in one.ranks}
-    never_changed = all(one.unchanged == one.compared - 1 for one in own if one.compared)
-    unchanged = min((one.unchanged for one in own if one.compared), default=0)
-    differences = {one.what: one for one in whole.differences}
-    for one in (difference for stream in own if len(stream.ranks) > 1 for difference in stream.differences):
-        if one.what not in differences or one.number < differences[one.what].number:
-            differences[one.what] = one
+    written = {rank for stream in own for rank in stream.ranks}
+    compared = [stream for stream in own if stream.compared]
+    never_changed = all(stream.unchanged == stream.compared - 1 for stream in compared)
+    unchanged = min((stream.unchanged for stream in compared), default=0)
+    differences = {difference.what: difference for difference in whole.differences}
+    for difference in (difference for stream in own if len(stream.ranks) > 1 for difference in stream.differences):
+        if difference.what not in differences or difference.number < differences[difference.what].number:
+            differences[difference.what] = difference
     return replace(
         whole,
         differences=tuple(differences[what] for what in What if what in differences),

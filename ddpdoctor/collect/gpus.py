@@ -54,11 +54,11 @@ class Nvml:
 
     def call(self, function: str, *arguments: Any) -> Any:
         """Call a function; raises ``NvmlError``, also if this pynvml lacks the function."""
-        found = getattr(self._module, function, None)
-        if found is None:
+        called = getattr(self._module, function, None)
+        if called is None:
             raise NvmlError("FUNCTION_NOT_FOUND")
         try:
-            return found(*arguments)
+            return called(*arguments)
         except self._module.NVMLError as error:
             raise NvmlError(self.error_name(error.value)) from error
 
@@ -135,8 +135,8 @@ class Kin:
             yield pid
 
     def _job_of(self, pid: str) -> str | None:
-        found = JOB.search(self._system.text_or(f"/proc/{pid}/cgroup"))
-        return found.group(1).rpartition("/")[2] if found else None
+        job = JOB.search(self._system.text_or(f"/proc/{pid}/cgroup"))
+        return job.group(1).rpartition("/")[2] if job else None
 
 
 ABSENT = {
@@ -270,8 +270,8 @@ def _or_none(ask: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _text(nvml: Nvml, function: str, *arguments: Any) -> str | None:
-    found = _ask(nvml, function, *arguments)
-    return None if found is None else str(found)
+    answer = _ask(nvml, function, *arguments)
+    return None if answer is None else str(answer)
 
 
 def _flag(answer: int | None) -> bool | None:
@@ -283,8 +283,8 @@ def _bus_id(info: Any) -> str:
     if info is None:
         return ""
     text = info.busId.decode() if isinstance(info.busId, bytes) else str(info.busId)
-    found = re.fullmatch(r"([0-9a-f]+):([0-9a-f]+:[0-9a-f]+\.[0-9a-f])", text.strip().lower())
-    return f"{int(found.group(1), 16):04x}:{found.group(2)}" if found else ""
+    parts = re.fullmatch(r"([0-9a-f]+):([0-9a-f]+:[0-9a-f]+\.[0-9a-f])", text.strip().lower())
+    return f"{int(parts.group(1), 16):04x}:{parts.group(2)}" if parts else ""
 
 
 def _memory_health(nvml: Nvml, handle: Any) -> dict[str, Any]:
@@ -358,10 +358,10 @@ def _processes(nvml: Nvml, handle: Any, kin: Kin) -> tuple[GpuProcess, ...] | No
 
 
 def _listed(nvml: Nvml, function: str, handle: Any) -> list[Any] | None:
-    found: list[Any] | None = _ask(nvml, f"{function}_v3", handle)
-    if found is None:
-        found = _ask(nvml, f"{function}_v2", handle)
-    return found
+    processes: list[Any] | None = _ask(nvml, f"{function}_v3", handle)
+    if processes is None:
+        processes = _ask(nvml, f"{function}_v2", handle)
+    return processes
 
 
 def _nvlinks(nvml: Nvml, handle: Any) -> tuple[NvLink, ...]:

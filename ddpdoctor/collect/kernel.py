@@ -293,19 +293,19 @@ def _width(system: System, name: str) -> int | None:
 
 def parse_speed(text: str) -> float | None:
     """Return GT/s from "32.0 GT/s PCIe" or "8 GT/s", or None for "Unknown" and empty text."""
-    found = re.match(r"(\d+(?:\.\d+)?) GT/s", text)
-    return float(found[1]) if found else None
+    speed = re.match(r"(\d+(?:\.\d+)?) GT/s", text)
+    return float(speed[1]) if speed else None
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
     """Return the CPUs in "0-3,8,10-11", or () for any other text."""
-    found: list[int] = []
+    cpus: list[int] = []
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
         if not first.isdecimal() or not (last or first).isdecimal():
             return ()
-        found += range(int(first), int(last or first) + 1)
-    return tuple(found)
+        cpus += range(int(first), int(last or first) + 1)
+    return tuple(cpus)
 
 
 def parse_acs(config: bytes) -> bool | None:

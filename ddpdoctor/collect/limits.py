@@ -199,8 +199,8 @@ def _file_number(path: Path) -> int | None:
 
 def read_machine(proc: Path = PROC) -> Space | None:
     """Return the machine's total memory, and how much of it is not available."""
-    found = parse_meminfo(read_text(proc / "meminfo"))
-    total, available = found.get("MemTotal"), found.get("MemAvailable")
+    sizes = parse_meminfo(read_text(proc / "meminfo"))
+    total, available = sizes.get("MemTotal"), sizes.get("MemAvailable")
     return None if total is None or available is None else Space(limit_bytes=total, used_bytes=total - available)
 
 
@@ -467,10 +467,10 @@ def find_busy(
 
 def own_work(before: OwnTimes, after: OwnTimes) -> dict[int, float]:
     """Return the seconds that our threads worked between two readings, by processor."""
-    found: dict[int, float] = defaultdict(float)
+    seconds_by_cpu: dict[int, float] = defaultdict(float)
     for thread, seconds in after.seconds.items():
-        found[after.cpus[thread]] += seconds - before.seconds.get(thread, 0.0)
-    return dict(found)
+        seconds_by_cpu[after.cpus[thread]] += seconds - before.seconds.get(thread, 0.0)
+    return dict(seconds_by_cpu)
 
 
 def steal_share(times: Iterable[CpuTimes]) -> float | None:

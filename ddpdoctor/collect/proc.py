@@ -87,12 +87,12 @@ def read_run_delays(pid: int, proc: Path = Path("/proc")) -> dict[int, int]:
     Empty if the kernel does not count it: see ``read_wanted_ns``.
     """
     folder = proc / str(pid) / "task"
-    found = {}
+    delays = {}
     for thread in list_pids(folder)[:MOST_THREADS]:
         times = read_text(folder / str(thread) / "schedstat").split()
         if len(times) > 1:
-            found[thread] = int(times[1])
-    return found
+            delays[thread] = int(times[1])
+    return delays
 
 
 def read_processes(proc: Path = Path("/proc")) -> dict[int, Process]:
@@ -113,10 +113,10 @@ def by_parent(processes: dict[int, Process]) -> dict[int, list[Process]]:
 
 def below(pid: int, children: dict[int, list[Process]]) -> tuple[Process, ...]:
     """Return all processes below ``pid``, nearest first, from the result of ``by_parent``."""
-    found = list(children.get(pid, ()))
-    for process in found:
-        found.extend(children.get(process.pid, ()))
-    return tuple(found)
+    family = list(children.get(pid, ()))
+    for process in family:
+        family.extend(children.get(process.pid, ()))
+    return tuple(family)
 
 
 def read_command(pid: int) -> str:

@@ -152,8 +152,8 @@ class SystemCalls:
 
     def resolve(self, name: str) -> tuple[str, ...]:
         """Return the addresses of a name in getaddrinfo's order, without repeats."""
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+        entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        return tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
     def fqdn(self) -> str:
         """Return the result of socket.getfqdn."""
@@ -271,12 +271,12 @@ class System:
 
 
 def _bind(family: socket.AddressFamily, port: int, *, reuse: bool) -> None:
-    with socket.socket(family, socket.SOCK_STREAM) as one:
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
         if reuse:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family is socket.AF_INET6:
-            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        one.bind(("", port))
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind(("", port))
 
 
 SECTION_LIMIT_S = 20.0
@@ -346,10 +346,10 @@ SECTIONS_FOR_BENCH = frozenset({
 def read_node(system: System, plan: ReadingPlan, processes: tuple[NodeProcess, ...]) -> Node:
     """Read the planned sections of a node; a section that does not answer in time becomes an ``Unread``."""
     together = [name for name in plan.sections if not COLLECTORS[name].alone]
-    found = _read_sections(system, plan, together)
+    facts = _read_sections(system, plan, together)
     for name in sorted(plan.sections.difference(together)):
-        found |= _read_sections(system, plan, [name])
-    return Node(host=system.calls.hostname(), processes=processes, **found)
+        facts |= _read_sections(system, plan, [name])
+    return Node(host=system.calls.hostname(), processes=processes, **facts)
 
 
 def _read_sections(system: System, plan: ReadingPlan, sections: Collection[str]) -> dict[str, Any]:
