@@ -22,6 +22,11 @@ _LOST = "give the log of {who} and the kernel log of its host: others lost their
 _RAS = "run `ncclras -v` twice, half a minute apart, while the job hangs (since NCCL 2.28.7: `ncclras -f json`)"
 _OTHER_NODES = "run `ddpdoctor attach --folder DIR` on the nodes of {those}, then `ddpdoctor analyze` with all folders"
 SAMPLE_AGAIN = "check again in a minute with `ddpdoctor attach` or py-spy: a rank that is just slow has moved by then"
+_PENDING = (
+    "over NCCL no stack shows which call a rank waits for in item() or synchronize(): for the next run, use "
+    "`ddpdoctor wrap`, or set TORCH_NCCL_DEBUG_INFO_PIPE_FILE=/tmp/nccl_pipe_ TORCH_FR_BUFFER_SIZE=2000, so that "
+    "`ddpdoctor attach` can ask torch; once torch's own time limit has passed, analyze what it dumps"
+)
 _RUNNING = "if the job is still running, run `ddpdoctor attach` on every node, or `py-spy dump --pid PID` for all ranks"
 _WORKERS = "also take the stacks of the workers, twice: `py-spy dump --subprocesses --pid PID` for all ranks"
 _FIRST = (
@@ -76,7 +81,7 @@ def collect(state: RunState) -> tuple[str, ...]:
         found.append(_STACKS)
     elif not looked and not any(fact.timed_out for fact in state.all(Waiting)):
         found.append(_RUNNING)
-    return tuple(found) or (SAMPLE_AGAIN if looked else _RUNNING,)
+    return tuple(found) or ((SAMPLE_AGAIN, _PENDING) if looked else (_RUNNING,))
 
 
 def _for_waits(state: RunState) -> list[str]:

@@ -373,8 +373,9 @@ def test_what_is_refused_for_all_ranks_is_said_once_with_what_to_do(tmp_path):
 def test_ranks_that_were_seen_and_do_not_wait_are_to_be_looked_at_again(tmp_path):
     _, evidence = about(save(tmp_path / "n1", "n1", dict.fromkeys(range(4), AT_FAULT)))
     assert evidence["unclear"] == "there is no sign of progress, and no rank was seen to wait for another"
-    (step,) = evidence["collect"]
-    assert step.startswith("check again in a minute")
+    again, ask = evidence["collect"]
+    assert again.startswith("check again in a minute")
+    assert "TORCH_NCCL_DEBUG_INFO_PIPE_FILE" in ask
 
 
 def test_a_node_that_sent_nothing_is_named_with_what_to_do(tmp_path):
