@@ -123,7 +123,7 @@ def read_key(table: dict[str, Any]) -> tuple[StreamKey, int]:
 def root_of(rows: Rows, fingerprints: bytes, kinds: Iterable[What] = tuple(What)) -> bytes:
     """Return a 16-byte hash of the table and of the fingerprints of all tensors of these kinds.
 
-    Nodes compare the hash over all kinds (see ``index.py``). Only if hashes differ does a node send fingerprints, 16
+    Nodes compare the hash over all kinds (see ``Kept``). Only if hashes differ does a node send fingerprints, 16
     bytes for each tensor, with the names of the rows. It sends them once for ranks that agree with each other.
     """
     root = blake2b(key=rows.digest, digest_size=ROOT_SIZE)
