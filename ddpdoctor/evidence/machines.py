@@ -134,12 +134,12 @@ def _killed(pid: int, name: str, line: Line, *, whole: bool) -> list[Fact]:
 def _gpu_error(line: Line) -> list[Fact]:
     """Return what an Xid line or another line of NVIDIA's driver says."""
     from ddpdoctor.model.findings import Severity
-    from ddpdoctor.rules.environment.xid import CODES, OTHER
+    from ddpdoctor.rules.environment.gpus import OTHER_XID, XIDS
 
     found = XID.search(line.text)
     if found is not None:
         code = int(found["code"])
-        severity, meaning, fix = CODES.get(code, OTHER)
+        severity, meaning, fix = XIDS.get(code, OTHER_XID)
         bus = short_bus(found["bus"])
         return [
             Trouble(
@@ -176,7 +176,7 @@ def _pcie_error(line: Line) -> list[Fact]:
 
 
 def _lost(bus: str, why: str, line: Line) -> Trouble:
-    from ddpdoctor.rules.environment.xid import REBOOT
+    from ddpdoctor.rules.environment.gpus import REBOOT
 
     return Trouble(
         who=Who(host=line.who.host), spot=line.spot(), time=line.time, said=quote(line.text), kind="gpu-lost",
@@ -301,7 +301,7 @@ class NvidiaSmiReader:
 
 def _judge(path: list[str], value: str, gpu: str, line: Line) -> Iterator[Trouble]:
     """Return the fault that one value shows, or None if it is healthy."""
-    from ddpdoctor.rules.environment.xid import REBOOT, RESET
+    from ddpdoctor.rules.environment.gpus import REBOOT, RESET
 
     name, above = path[-1], " / ".join(path)
     reset = RESET.replace("{index}", gpu)

@@ -8,7 +8,7 @@ from ddpdoctor.model.bandwidth import Collective
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.reading import known
 from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed, weigh
-from ddpdoctor.rules.environment.devices import is_board, is_data_center
+from ddpdoctor.rules.environment.gpus import is_board, is_data_center
 from ddpdoctor.rules.rdma_ports import label, network_ports, words
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
-from ddpdoctor.rules.environment.devices import driver_of
+from ddpdoctor.rules.environment.gpus import driver_of
 from ddpdoctor.rules.environment.versions import nccl_of, of_software, torch_of
 from ddpdoctor.rules.registry import CheckGroup, rule
 

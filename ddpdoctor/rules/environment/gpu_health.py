@@ -12,7 +12,7 @@ from ddpdoctor.model.amounts import format_memory
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.reading import known
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.environment.devices import (
+from ddpdoctor.rules.environment.gpus import (
     gpu_list,
     gpu_problem,
     in_use,

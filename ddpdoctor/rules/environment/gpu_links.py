@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.reading import known
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
-from ddpdoctor.rules.environment.devices import (
+from ddpdoctor.rules.environment.gpus import (
     gpu_list,
     gpu_problem,
     in_use,

@@ -1,35 +1,227 @@
-"""DD304 and DD305: all GPUs are there, and CUDA_VISIBLE_DEVICES names GPUs that exist."""
+"""DD304-306, DD311, DD327 and DD328: GPUs are there, visible, used by one rank each, and neither fail nor hang."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.amounts import format_age
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.rank_words import count_of
-from ddpdoctor.model.reading import known, need
-from ddpdoctor.model.visible_devices import VARIABLE, read_visible
+from ddpdoctor.model.rank_words import count_of, rank_list
+from ddpdoctor.model.reading import NotRead, Unread, Why, known, need
+from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.visible_devices import VARIABLE, Visible, read_visible
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
-from ddpdoctor.rules.environment.devices import (
-    gpu_list,
-    keys_of,
-    label,
-    listed,
-    numbers,
-    ranks_on,
-    sees_its_own,
-    verb,
-    visible_to,
-)
 from ddpdoctor.rules.environment.processes import ranks_of
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from ddpdoctor.model.gpus import GpuOnBus, Gpus
-    from ddpdoctor.model.node import Node, NodeProcess
+    from ddpdoctor.model.gpus import Gpu, GpuOnBus, GpuProcess, Gpus, GpuWork, PeerCopy, StuckProcess, Xid
+    from ddpdoctor.model.node import Fleet, Node, NodeProcess
     from ddpdoctor.model.software import TorchBuild
-    from ddpdoctor.model.visible_devices import Visible
+
+
+DATA_CENTER_PARTS = frozenset({
+    "K80", "M40", "M60", "P4", "P40", "P100", "V100", "V100S", "T4", "T4G",
+    "A2", "A10", "A10G", "A10M", "A16", "A30", "A30X", "A40", "A100", "A100X", "A800",
+    "L2", "L4", "L20", "L40", "L40G", "L40S", "H20", "H100", "H800", "H200", "GH200",
+    "B100", "B200", "B300", "GB200", "GB300",
+})  # fmt: skip
+"""Products that NVIDIA lists as data-center GPUs (docs.nvidia.com/datacenter/tesla, "Supported GPUs"). Each is one word
+of the name that NVML gives, such as "NVIDIA A100-SXM4-80GB"."""
+BOARD_PARTS = frozenset({"H20", "H100", "H200", "H800", "B100", "B200", "B300", "GB200", "GB300"})
+"""Parts whose SXM modules do not say SXM in their name: "NVIDIA H100 80GB HBM3". Cards say "PCIe" or "NVL"."""
+COHERENT_PARTS = frozenset({"GH200", "GB200", "GB300", "GB10"})
+"""Their memory is a NUMA node, where the kernel also caches files: memory in use says nothing about processes."""
+
+
+def is_data_center(gpu: Gpu) -> bool:
+    """Say, by its name, whether a GPU is built for servers."""
+    if "GeForce" in gpu.name or "RTX A" in gpu.name or "Quadro" in gpu.name:
+        return False
+    return bool(_name_words(gpu) & DATA_CENTER_PARTS) or "Server Edition" in gpu.name
+
+
+def is_laptop(gpu: Gpu) -> bool:
+    """Say, by its name, whether a GPU shares heat and power with a processor."""
+    return "Laptop" in gpu.name or "Max-Q" in gpu.name or "Mobile" in gpu.name
+
+
+def is_board(gpu: Gpu) -> bool:
+    """Say whether a GPU sits on a board that wires all NVLinks, rather than on a card with an optional bridge."""
+    words = _name_words(gpu)
+    return "SXM" in gpu.name.upper() or (bool(words & BOARD_PARTS) and not words & {"PCIe", "PCIE", "NVL"})
+
+
+def is_coherent(gpu: Gpu) -> bool:
+    """Say whether the kernel itself uses a GPU's memory."""
+    return bool(_name_words(gpu) & COHERENT_PARTS)
+
+
+def _name_words(gpu: Gpu) -> set[str]:
+    return set(re.split(r"[\s-]+", gpu.name))
+
+
+def driver_of(node: Node) -> str | None:
+    """Return the version of the NVIDIA driver, from the kernel or else from NVML."""
+    software, gpus = known(node.software), known(node.gpus)
+    return (software.driver if software else None) or (gpus.driver if gpus else None)
+
+
+def nvidia_gpus(node: Node) -> int:
+    """Count the NVIDIA GPUs that this machine or container has been given.
+
+    /proc and the PCI bus do not count, because in a container without GPUs they show the host's.
+    """
+    gpus, software = known(node.gpus), known(node.software)
+    if gpus is not None and gpus.devices:
+        return len(gpus.devices)
+    return sum(bool(re.fullmatch(r"/dev/nvidia\d+", path)) for path in software.gpu_devices) if software else 0
+
+
+def imported_torch(node: Node) -> TorchBuild:
+    """Return torch's build. Raises ``NotRead`` if it cannot be imported, which `torch-import` reports."""
+    build = need(node.torch)
+    if build.import_error is not None:
+        raise NotRead(Unread(why=Why.ABSENT, reason="torch cannot be imported"))
+    return build
+
+
+def wrong_copies(node: Node) -> list[PeerCopy]:
+    """Return the copies between GPUs that failed or came out wrong in the test of --deep."""
+    trial = known(node.gpu_trial)
+    return [copy for copy in trial.copies if not copy.ok] if trial is not None else []
+
+
+def listed(node: Node) -> Gpus:
+    """Return what NVML says about the node's GPUs.
+
+    Raises ``NotRead`` if NVML lists no GPU or does not start. Another check reports that NVML does not start.
+    """
+    gpus = need(node.gpus)
+    if gpus.init_error is not None:
+        raise NotRead(Unread(why=Why.ABSENT, reason=f"NVML does not start: {gpus.init_error}"))
+    if not gpus.devices:
+        raise NotRead(Unread(why=Why.ABSENT, reason="NVML lists no GPU"))
+    return gpus
+
+
+def keys_of(gpus: Gpus) -> tuple[str, ...]:
+    """Return a unique key for each device, in NVML's order: its UUID, or a placeholder if the device is lost."""
+    return tuple(gpu.uuid or f"no answer from {gpu.index}" for gpu in gpus.devices)
+
+
+def visible_to(process: NodeProcess, gpus: Gpus) -> Visible:
+    """Return the devices that a process's CUDA_VISIBLE_DEVICES leaves visible."""
+    return read_visible(process.variables.get(VARIABLE), keys_of(gpus))
+
+
+def sees_its_own(process: NodeProcess) -> bool:
+    """Say whether a process may have GPUs that others on its node do not see, as under Slurm."""
+    return "SLURM_PROCID" in process.variables and "TORCHELASTIC_RUN_ID" not in process.variables
+
+
+def in_use(node: Node) -> tuple[Gpu, ...]:
+    """Return the GPUs that the processes of a node see, or all GPUs if that is not known.
+
+    Raises ``NotRead`` if all are hidden on purpose, because then the job needs none.
+    """
+    gpus = listed(node)
+    if all(visible_to(process, gpus).on_purpose for process in node.processes):
+        raise NotRead(Unread(why=Why.NEEDLESS, reason=f"{VARIABLE} hides all GPUs"))
+    if not _is_order_certain(node, gpus):
+        return gpus.devices
+    seen = {device for process in node.processes for device in visible_to(process, gpus).devices}
+    chosen = tuple(gpu for gpu, key in zip(gpus.devices, keys_of(gpus), strict=True) if key in seen)
+    return chosen or gpus.devices
+
+
+def _is_order_certain(node: Node, gpus: Gpus) -> bool:
+    """Say whether CUDA numbers the GPUs as NVML does: if they differ, its default puts the fastest first."""
+    if len({gpu.name for gpu in gpus.devices}) <= 1:
+        return True
+    return all(process.variables.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" for process in node.processes)
+
+
+def device_of(process: NodeProcess, gpus: Gpus) -> str | None:
+    """Return the key of the device that a rank uses: the only one that it sees, or the one of its local rank."""
+    devices = visible_to(process, gpus).devices
+    if len(devices) == 1:
+        return devices[0]
+    if process.local_rank is not None and 0 <= process.local_rank < len(devices):
+        return devices[process.local_rank]
+    return None
+
+
+def ranks_on(node: Node, gpus: Iterable[Gpu]) -> tuple[int, ...]:
+    """Return the ranks that use these GPUs."""
+    everything = need(node.gpus)
+    wanted = {gpu.uuid for gpu in gpus}
+    return tuple(
+        process.rank
+        for process in node.processes
+        if process.rank is not None and device_of(process, everything) in wanted
+    )
+
+
+def strangers(gpu: Gpu, node: Node) -> list[GpuProcess]:
+    """Return the processes that compute on a GPU and do not belong to this job."""
+    pids = {process.pid for process in node.processes}
+    return [one for one in gpu.processes or () if not (one.ours or one.graphics or one.pid in pids)]
+
+
+def gpu_list(gpus: Iterable[Gpu] | Iterable[int]) -> str:
+    """Return "GPU 3", "GPUs 0 and 2" or "GPUs 0-6, 9"."""
+    return rank_list((one if isinstance(one, int) else one.index for one in gpus), "GPU")
+
+
+def numbers(gpus: Iterable[Gpu]) -> str:
+    """Return "2,5", the form that `nvidia-smi -i` takes."""
+    return ",".join(str(gpu.index) for gpu in gpus)
+
+
+def verb(gpus: Sequence[object], one: str, many: str) -> str:
+    """Return the verb's form for one GPU or for several."""
+    return one if len(gpus) == 1 else many
+
+
+def label(gpu: Gpu) -> str:
+    """Return "GPU 2 (NVIDIA H100 80GB HBM3, 0000:52:00.0)"."""
+    said = [word for word in (gpu.name, gpu.bus_id) if word]
+    return f"GPU {gpu.index} ({', '.join(said)})" if said else f"GPU {gpu.index}"
+
+
+def gpu_problem(
+    node: Node,
+    gpus: Sequence[Gpu],
+    what: str,
+    *,
+    detail: Callable[[Gpu], str],
+    fix: str,
+    severity: Severity | None = None,
+) -> list[Problem]:
+    """Make one problem for all GPUs that have it, or none if there is no such GPU.
+
+    ``what`` follows "GPUs 2 and 5". "{has/have}" stands for the form for one GPU or for several, {ids} for "2,5".
+    """
+    if not gpus:
+        return []
+    problem = Problem(
+        summary=f"{gpu_list(gpus)} {_fill(what, gpus)}",
+        evidence=tuple(f"{label(gpu)}: {detail(gpu)}" for gpu in gpus),
+        fix=_fill(fix, gpus).replace("{ids}", numbers(gpus)),
+        severity=severity,
+        ranks=ranks_on(node, gpus),
+    )
+    return [problem]
+
+
+def _fill(text: str, gpus: Sequence[Gpu]) -> str:
+    return re.sub(r"\{([^{}/]*)/([^{}/]*)\}", lambda forms: verb(gpus, *forms.groups()), text)
+
 
 KEPT_FROM_US = frozenset({None, "EPERM", "EACCES", "ENOENT"})
 """How opening a device file ends if a container or a batch system denies it to this process."""
@@ -204,3 +396,236 @@ def _mended(visible: Visible, gpus: Gpus) -> str:
         for device in read_visible(entry, uuids).devices:
             kept.setdefault(device, entry)
     return ",".join(kept.values()) or ",".join(str(gpu.index) for gpu in gpus.devices)
+
+
+SHARED_NAMED = 4
+"""How many shared devices are named one by one."""
+SHARING_ALLOWED = "NCCL_MULTI_RANK_GPU_ENABLE"
+HOST_ID = "NCCL_HOSTID"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Use:
+    """A rank on a device."""
+
+    node: Node
+    process: NodeProcess
+    device: str
+
+
+@rule(
+    "DD306", "dup-gpu", Severity.ERROR, "Several ranks use the same GPU",
+    group=CheckGroup.GPUS, needs=("gpus",), reads="CUDA_VISIBLE_DEVICES, LOCAL_RANK, UUIDs of NVML",
+)  # fmt: skip
+def check_dup_gpu(fleet: Fleet) -> Answer:
+    """Report ranks that use the same GPU."""
+    if not fleet.gathered:
+        return skipped("there is only one process")
+    readings = fleet.each(lambda node: node.gpus)
+    uses = [use for node, gpus in readings for use in _uses(node, gpus)]
+    if not uses:
+        return skipped("the GPUs of the ranks are unknown")
+    by_device = grouped((use.device, use) for use in uses)
+    shared = [those for those in by_device.values() if len(those) > 1]
+    seen = f"{len(uses)} ranks on {len(by_device)} GPUs"
+    return judged([_sharing(shared)] if shared else [], seen)
+
+
+def _uses(node: Node, gpus: Gpus) -> list[_Use]:
+    values = {process.variables.get(VARIABLE) for process in node.processes}
+    if values == {None} and len(gpus.devices) == 1:
+        return []  # a machine with one GPU: gpu-count compares it with the ranks
+    found = []
+    for process in node.processes:
+        device = device_of(process, gpus)
+        if process.rank is not None and device is not None and _is_unmistakable(process, gpus):
+            found.append(_Use(node=node, process=process, device=device))
+    return found
+
+
+def _is_unmistakable(process: NodeProcess, gpus: Gpus) -> bool:
+    """Say whether a device that a process names means the same to the process that read NVML on its node."""
+    if not sees_its_own(process):
+        return True
+    return all(not entry.isdecimal() for entry in visible_to(process, gpus).entries or ("0",))
+
+
+def _sharing(shared: list[list[_Use]]) -> Problem:
+    ranks = tuple(sorted({use.process.rank for uses in shared for use in uses if use.process.rank is not None}))
+    named = [f"{_rank_words(uses)} on {_device_words(uses[0])}" for uses in shared[:SHARED_NAMED]]
+    more = [f"and {len(shared) - SHARED_NAMED} more GPUs"] if len(shared) > SHARED_NAMED else []
+    allowed = all(_is_allowed(uses) for uses in shared)
+    first = shared[0][0].process
+    refuses = "" if allowed else ", which NCCL does not allow"
+    return Problem(
+        summary=f"Several ranks use one GPU{refuses}: {'; '.join([*named, *more])}",
+        evidence=(f"rank {first.rank}: {_reason(first)}: {shared[0][0].device}",),
+        fix=f"set the same {VARIABLE} with all GPUs for every rank on a node, and call "
+        'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) in the script',
+        severity=Severity.WARNING if allowed else None,
+        ranks=ranks,
+        hosts=tuple(dict.fromkeys(use.node.host for uses in shared for use in uses)),
+    )
+
+
+def _is_allowed(uses: list[_Use]) -> bool:
+    """Say whether NCCL lets these ranks share: allowed by a variable, or disguised as ranks of different hosts."""
+    if all(use.process.variables.get(SHARING_ALLOWED) == "1" for use in uses):
+        return True
+    hosts = {use.process.variables.get(HOST_ID) for use in uses}
+    return None not in hosts and len(hosts) == len(uses)
+
+
+def _reason(process: NodeProcess) -> str:
+    return f"{VARIABLE}={process.variables.get(VARIABLE, '(not set)')}, local rank {process.local_rank}"
+
+
+def _rank_words(uses: list[_Use]) -> str:
+    return rank_list(use.process.rank for use in uses if use.process.rank is not None)
+
+
+def _device_words(use: _Use) -> str:
+    gpus = known(use.node.gpus)
+    keys = keys_of(gpus) if gpus is not None else ()
+    name = f"GPU {keys.index(use.device)}" if use.device in keys else use.device
+    return f"{name} of {use.node.host}"
+
+
+REBOOT = "drain the node and reboot; if it comes back, have the GPU replaced"
+RESET = "sudo nvidia-smi -r -i {index} when no process uses it, or reboot"
+XIDS: dict[int, tuple[Severity, str, str]] = {
+    48: (Severity.ERROR, "a memory error that ECC could not correct", RESET),
+    64: (Severity.ERROR, "a bad memory row or page that could not be taken out of use", REBOOT),
+    74: (Severity.ERROR, "an NVLink error", "nvidia-smi nvlink -e -i {index}; drain the node and reset all its GPUs"),
+    79: (Severity.ERROR, "it fell off the bus", REBOOT),
+    95: (Severity.ERROR, "a memory error that was not contained: all its processes may have been hit", RESET),
+    119: (Severity.ERROR, "its system processor (GSP) does not answer", REBOOT),
+    120: (Severity.ERROR, "an error of its system processor (GSP)", REBOOT),
+    140: (Severity.ERROR, "a memory error that ECC could not recover from", RESET),
+    63: (Severity.WARNING, "a bad memory row or page that stays in use until the next reset", RESET),
+    92: (Severity.WARNING, "very many corrected memory errors", RESET),
+    94: (Severity.WARNING, "a memory error that ended one process and was contained", RESET),
+    13: (Severity.INFO, "a fault in a program's kernel", "look for the error in the program that was running"),
+    31: (
+        Severity.INFO,
+        "a program's access to an invalid address",
+        "look for the error in the program that was running",
+    ),
+    43: (
+        Severity.INFO,
+        "a program fault that ended the program",
+        "look for the error in the program that was running",
+    ),
+    45: (Severity.INFO, "the end of a program that had failed or was killed", "check what failed before it"),
+}
+"""Severity, meaning and fix of each number. Numbers and meanings come from NVIDIA's Xid catalog,
+docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html; severities follow gcm and gpud."""
+OTHER_XID = (Severity.INFO, "an error that ddpdoctor does not know", "see https://docs.nvidia.com/deploy/xid-errors")
+
+
+@rule(
+    "DD311", "xid", Severity.ERROR, "The driver reported GPU errors (Xid) since boot",
+    group=CheckGroup.GPUS, needs=("kernel_log", "gpus"), reads="/dev/kmsg: NVRM: Xid",
+)  # fmt: skip
+def check_xid(node: Node) -> Answer:
+    """Report Xid errors of this node's GPUs since boot."""
+    if isinstance(node.gpus, Unread) and node.gpus.why is Why.ABSENT:
+        return skipped(node.gpus.reason)  # in a container, the log and the GPUs in it are the host's
+    gpus = known(node.gpus)
+    devices = {gpu.bus_id: gpu for gpu in gpus.devices if gpu.bus_id} if gpus is not None else {}
+    xids = [xid for xid in need(node.kernel_log).xids if not devices or xid.bus_id in devices or _lost(node)]
+    rows = grouped(((xid.bus_id, xid.code), xid) for xid in xids)
+    problems = [_xid_problem(node, devices.get(bus_id), those) for (bus_id, _), those in rows.items()]
+    return judged(problems, f"{len(xids)} Xid errors since boot")
+
+
+def _lost(node: Node) -> bool:
+    """Say whether a GPU has no known bus id, so that a line may belong to it."""
+    gpus = known(node.gpus)
+    return gpus is not None and any(not gpu.bus_id for gpu in gpus.devices)
+
+
+def _xid_problem(node: Node, gpu: Gpu | None, xids: list[Xid]) -> Problem:
+    last = min(xids, key=lambda xid: xid.age_s if xid.age_s is not None else float("inf"))
+    severity, meaning, fix = XIDS.get(last.code, OTHER_XID)
+    where = f"GPU {gpu.index}" if gpu is not None else f"The GPU at {last.bus_id}"
+    times = f", {len(xids)} times" if len(xids) > 1 else ""
+    age = "" if last.age_s is None else f" {format_age(last.age_s)} ago"
+    return Problem(
+        summary=f"{where} had Xid {last.code}: {meaning}",
+        evidence=(f"{last.bus_id}{age}{times}: {last.text}",),
+        fix=fix.replace("{index}", str(gpu.index) if gpu is not None else last.bus_id),
+        severity=severity,
+        ranks=ranks_on(node, [gpu]) if gpu is not None and severity is not Severity.INFO else (),
+    )
+
+
+LONG_S = 60.0
+"""No regular work of the driver takes longer. gpud and gcm wait for minutes before they report it."""
+
+
+@rule(
+    "DD327", "gpu-alloc", Severity.ERROR, "A GPU hangs, fails or computes wrong results",
+    group=CheckGroup.GPUS, needs=("gpu_trial",), reads="memory and matrix products on every GPU",
+)  # fmt: skip
+def check_gpu_alloc(node: Node) -> Answer:
+    """Report GPUs that hang, fail or compute wrongly when they are given work (`--deep`)."""
+    trial = need(node.gpu_trial)
+    late = [work for work in trial.work if work.timed_out]
+    wrong = [work for work in trial.work if not work.ok and not work.timed_out]
+    problems = []
+    if late:
+        what = f"{verb(late, 'does', 'do')} not finish a few matrix products"
+        problems.append(_failed(late, what, "sudo dmesg | grep -E 'NVRM|Xid'; reboot the node, and try again"))
+    if wrong:
+        what = f"{verb(wrong, 'fails', 'fail')} under load, or {verb(wrong, 'computes', 'compute')} wrong results"
+        problems.append(_failed(wrong, what, "sudo dmesg | grep -E 'NVRM|Xid'; dcgmi diag -r 3; reset or reboot"))
+    slowest = max((work.seconds for work in trial.work), default=0.0)
+    return judged(problems, f"{len(trial.work)} GPUs tested, the slowest took {slowest:.1f} s")
+
+
+def _failed(work: Sequence[GpuWork], what: str, fix: str) -> Problem:
+    return Problem(
+        summary=f"{gpu_list([one.index for one in work])} {what}",
+        evidence=tuple(f"GPU {one.index} as torch counts: {one.error}" for one in work),
+        fix=fix,
+    )
+
+
+@rule(
+    "DD328", "dstate", Severity.ERROR, "A process hangs inside the NVIDIA driver",
+    group=CheckGroup.GPUS, needs=("stuck_processes",), reads="/proc/PID/stat, wchan, stack, status; /dev/kmsg",
+)  # fmt: skip
+def check_dstate(node: Node) -> Answer:
+    """Report processes that hang inside the driver and that no signal can end."""
+    stuck = need(node.stuck_processes)
+    long = [one for one in stuck if (one.seconds or 0.0) >= LONG_S]
+    short = [one for one in stuck if one not in long]
+    fix = "sudo dmesg | grep -E 'NVRM|Xid|blocked for'; reboot the node: no signal can end such a process"
+    problems = []
+    if long:
+        problems.append(_stuck(long, "and its GPU is unlikely to recover", fix))
+    if short:
+        words = "for at least a second"
+        problems.append(_stuck(short, words, fix, severity=Severity.WARNING, confidence=Confidence.MEDIUM))
+    return judged(problems, f"{len(stuck)} processes hang in the driver")
+
+
+def _stuck(
+    stuck: list[StuckProcess], words: str, fix: str, *, severity: Severity | None = None,
+    confidence: Confidence = Confidence.HIGH,
+) -> Problem:  # fmt: skip
+    names = ", ".join(dict.fromkeys(one.name for one in stuck))
+    return Problem(
+        summary=f"{names} {verb(stuck, 'hangs', 'hang')} inside the NVIDIA driver, {words}",
+        evidence=tuple(
+            f"pid {one.pid} ({one.name}) in {one.wchan or 'an unknown function'}, {_seconds(one)}" for one in stuck
+        ),
+        fix=fix,
+        severity=severity,
+        confidence=confidence,
+    )
+
+
+def _seconds(one: StuckProcess) -> str:
+    return "for an unknown time" if one.seconds is None else f"for at least {one.seconds:.0f} s"

@@ -9,7 +9,7 @@ from ddpdoctor.model.rank_words import first_names, name_list, rank_list
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.visible_devices import VARIABLE, read_visible
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.environment.devices import wrong_copies
+from ddpdoctor.rules.environment.gpus import wrong_copies
 from ddpdoctor.rules.environment.pci import by_bus_id, describe, gpus_of, is_gpu, is_nic
 from ddpdoctor.rules.environment.processes import ranks_of
 from ddpdoctor.rules.rdma_ports import network_ports

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import Unread, Why, known, need
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.environment.devices import driver_of
+from ddpdoctor.rules.environment.gpus import driver_of
 from ddpdoctor.rules.environment.wheels import install_torch, pip, reinstall_torch, torch_package
 from ddpdoctor.rules.majority import Split, Voice, compare, describe
 from ddpdoctor.rules.registry import CheckGroup, rule

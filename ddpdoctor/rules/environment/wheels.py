@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.reading import known
 from ddpdoctor.model.software import release
-from ddpdoctor.rules.environment.devices import driver_of, nvidia_gpus
+from ddpdoctor.rules.environment.gpus import driver_of, nvidia_gpus
 
 if TYPE_CHECKING:
     from ddpdoctor.model.node import Node

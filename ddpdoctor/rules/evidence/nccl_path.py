@@ -113,7 +113,7 @@ def _without_gdr(job: NcclJob) -> Iterator[Problem]:
 
 def _gdr_modules(node: Node) -> list[str]:
     """Return what lets adapters reach the memory of this node's GPUs."""
-    from ddpdoctor.rules.environment.devices import is_data_center
+    from ddpdoctor.rules.environment.gpus import is_data_center
 
     rdma, gpus = known(node.rdma), known(node.gpus)
     if rdma is None or (gpus is not None and not any(map(is_data_center, gpus.devices))):

@@ -14,7 +14,7 @@ from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.reading import known as known_of
 from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.environment.xid import CODES, OTHER
+from ddpdoctor.rules.environment.gpus import OTHER_XID, XIDS
 from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
@@ -217,7 +217,7 @@ def _driver_clues(job: JobState, root: Failure) -> tuple[Clue, ...]:
     others = {state.rank.pid for state in job.states.values() if state.rank.host == rank.host} - {rank.pid}
     found = {}
     for xid in (xid for log in logs if log is not None for xid in log.xids):
-        severity, meaning, fix = CODES.get(xid.code, OTHER)
+        severity, meaning, fix = XIDS.get(xid.code, OTHER_XID)
         written = _PID.search(xid.text)
         pid = int(written[1]) if written is not None else None
         of_gpu = of_device and severity is not Severity.INFO and pid not in others

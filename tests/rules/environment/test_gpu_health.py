@@ -10,7 +10,7 @@ from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.model.gpus import GpuProcess, GpuTrial, GpuWork, KernelView, StuckProcess, Xid
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import Unread, Why
-from ddpdoctor.rules.environment.xid import CODES
+from ddpdoctor.rules.environment.gpus import XIDS
 from tests.machines import load_machine
 from tests.rules.environment.build import ask, failed, fleet, node, process
 from tests.rules.environment.gpu_nodes import all_named, gpu_node, gpus_of, with_gpu
@@ -512,7 +512,7 @@ def test_how_bad_each_is(codes, severity):
         assert finding.evidence == ("0000:43:00.0 90 s ago: pid=1, words",)
         assert finding.ranks == (() if severity is INFO else (1,))
         assert "{" not in finding.fix
-    assert severity is INFO or {code for code in CODES if CODES[code][0] is severity} == set(codes)
+    assert severity is INFO or {code for code in XIDS if XIDS[code][0] is severity} == set(codes)
 
 
 def test_a_recorded_log(tmp_path):
