@@ -11,7 +11,7 @@ from ddpdoctor.model.software import release
 from ddpdoctor.model.visible_devices import VARIABLE, read_visible
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.gpus import driver_of, imported_torch, nvidia_gpus
-from ddpdoctor.rules.environment.pci import AMD
+from ddpdoctor.rules.environment.links import AMD
 from ddpdoctor.rules.environment.wheels import SELECTOR, install_cuda_torch
 from ddpdoctor.rules.registry import CheckGroup, rule
 

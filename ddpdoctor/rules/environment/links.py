@@ -1,0 +1,601 @@
+"""DD320 to DD325: the links between GPUs, network cards and processors: PCIe, NVLink, NVSwitches, peer access, ACS, NUMA."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.rank_words import first_names, name_list, rank_list
+from ddpdoctor.model.reading import known, need
+from ddpdoctor.model.visible_devices import VARIABLE, read_visible
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.environment.gpus import (
+    gpu_list,
+    gpu_problem,
+    in_use,
+    is_board,
+    is_data_center,
+    listed,
+    wrong_copies,
+)
+from ddpdoctor.rules.environment.processes import ranks_of
+from ddpdoctor.rules.rdma_ports import network_ports
+from ddpdoctor.rules.registry import CheckGroup, rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpdoctor.model.gpus import Gpu, GpuPair
+    from ddpdoctor.model.links import Pci, PciDevice
+    from ddpdoctor.model.node import Node, NodeProcess
+
+
+NVIDIA, AMD = 0x10DE, 0x1002
+VGA = 0x0300
+GPU_CLASSES = frozenset({VGA, 0x0302, 0x0380, 0x1200})
+NIC_CLASSES = frozenset({0x0200, 0x0207})
+
+
+def is_gpu(device: PciDevice) -> bool:
+    """Say whether it is a GPU from NVIDIA or AMD."""
+    return device.vendor in {NVIDIA, AMD} and device.device_class >> 8 in GPU_CLASSES
+
+
+def is_nic(device: PciDevice) -> bool:
+    """Say whether it is a network card."""
+    return device.device_class >> 8 in NIC_CLASSES
+
+
+def gpus_of(pci: Pci) -> tuple[PciDevice, ...]:
+    """Return the GPUs, by bus id."""
+    return tuple(device for device in pci.devices if is_gpu(device))
+
+
+def by_bus_id(pci: Pci) -> dict[str, PciDevice]:
+    """Return all devices by bus id."""
+    return {device.bus_id: device for device in pci.devices}
+
+
+def is_consumer(pci: Pci, device: PciDevice) -> bool:
+    """Say whether it is made for desktops and laptops: by NVIDIA's name, else by whether it is a VGA card."""
+    model = pci.models.get(device.bus_id)
+    return "GeForce" in model if model else device.device_class >> 8 == VGA
+
+
+def describe(pci: Pci, device: PciDevice) -> str:
+    """Return "GPU 0000:1b:00.0 (NVIDIA H100 80GB HBM3)" or "network card 0000:18:00.0"."""
+    if not is_gpu(device):
+        return f"network card {device.bus_id}"
+    model = pci.models.get(device.bus_id)
+    return f"GPU {device.bus_id} ({model})" if model else f"GPU {device.bus_id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Link:
+    """A PCIe link, identified by its lower end, which reports the current width and speed."""
+
+    lower: PciDevice
+    upper: PciDevice | None
+    device: PciDevice
+    """The GPU or card below it."""
+
+    @property
+    def widest(self) -> int | None:
+        """The lanes that both ends have: a slot with fewer lanes than the card is the limit."""
+        ends = [end.max_width for end in (self.lower, self.upper) if end is not None]
+        return min((width for width in ends if width), default=None)
+
+    @property
+    def fastest(self) -> float | None:
+        """The speed that both ends support."""
+        ends = [end.max_speed_gt_s for end in (self.lower, self.upper) if end is not None]
+        return min((speed for speed in ends if speed), default=None)
+
+
+@rule(
+    "DD320",
+    "pcie",
+    Severity.ERROR,
+    "A PCIe link has fewer lanes or a lower speed than both ends support",
+    group=CheckGroup.LINKS,
+    needs=("pci", "rdma"),
+    reads="/sys/bus/pci/devices/*/{current,max}_link_{width,speed} of GPUs, RDMA cards and the bridges above them",
+)
+def check_pcie(node: Node) -> Answer:
+    """Report PCIe links of GPUs and RDMA cards with fewer lanes or a lower speed than both ends support."""
+    pci = need(node.pci)
+    rdma = known(node.rdma)
+    cards = {device.bus_id for device in rdma.devices} if rdma is not None else set()
+    devices = [device for device in pci.devices if is_gpu(device) or device.bus_id in cards]
+    links = _pcie_links(pci, devices)
+    judgeable = [link for link in links if link.lower.width is not None and link.widest is not None]
+    if not judgeable:
+        return skipped("no GPU or RDMA card shows its PCIe link" if devices else "there is no GPU and no RDMA card")
+    problems = [problem for link in judgeable for problem in _judge(pci, link, devices)]
+    widths = Counter(f"x{link.lower.width}" for link in judgeable if link.lower is link.device)
+    seen = ", ".join(f"{count} at {width}" for width, count in widths.most_common())
+    return judged(problems, f"links of GPUs and RDMA cards: {seen}; speed of idle GPUs is not judged")
+
+
+def _pcie_links(pci: Pci, devices: list[PciDevice]) -> list[_Link]:
+    """Pair the two ends of each link. In a chain, downstream and upstream ports of switches alternate."""
+    known_ids = by_bus_id(pci)
+    found: dict[str, _Link] = {}
+    for device in devices:
+        chain = [known_ids[bus_id] for bus_id in device.upstream if bus_id in known_ids]
+        ends = [device, *chain]
+        for lower, upper in zip(ends[::2], [*ends[1::2], None], strict=False):
+            if upper is not None or lower is device:
+                found.setdefault(lower.bus_id, _Link(lower=lower, upper=upper, device=device))
+    return list(found.values())
+
+
+def _judge(pci: Pci, link: _Link, devices: list[PciDevice]) -> list[Problem]:
+    width, widest = link.lower.width or 0, link.widest or 0
+    if pci.virtual_machine or link.upper is None:
+        return _beside_peers(pci, link, devices)
+    if width < widest:
+        return [_narrow(pci, link, width, widest)]
+    if link.lower is link.device and is_gpu(link.device):
+        return _beside_peers(pci, link, devices)
+    speed, fastest = link.lower.speed_gt_s, link.fastest
+    if speed is not None and fastest is not None and speed < fastest and not _idles(link):
+        return [_slow(pci, link, speed, fastest)]
+    return []
+
+
+def _idles(link: _Link) -> bool:
+    """Say whether the device itself is slow too: bridges above an idle consumer GPU slow down with it."""
+    return is_gpu(link.device) and link.device.speed_gt_s is not None and link.device.speed_gt_s < (link.fastest or 0)
+
+
+def _where(pci: Pci, link: _Link) -> str:
+    bridge = "" if link.lower is link.device else f"bridge {link.lower.bus_id} above "
+    return f"The PCIe link of {bridge}{describe(pci, link.device)}"
+
+
+def _narrow(pci: Pci, link: _Link, width: int, widest: int) -> Problem:
+    return Problem(
+        summary=(
+            f"{_where(pci, link)} has only {width} of {widest} lanes: transfers take {widest // width} times as long"
+        ),
+        evidence=(
+            f"{link.lower.bus_id}: current_link_width {width}, max_link_width {link.lower.max_width}",
+            f"the port above it: max_link_width {link.upper.max_width if link.upper is not None else 'unknown'}",
+        ),
+        fix=f"reseat the card and its riser, then check again: lspci -vvs {link.lower.bus_id} | grep Lnk",
+        severity=Severity.WARNING if is_consumer(pci, link.device) else Severity.ERROR,
+    )
+
+
+def _slow(pci: Pci, link: _Link, speed: float, fastest: float) -> Problem:
+    return Problem(
+        summary=f"{_where(pci, link)} runs at {speed:g} of {fastest:g} GT/s",
+        evidence=(f"{link.lower.bus_id}: current_link_speed {speed:g} GT/s, both ends support {fastest:g} GT/s",),
+        fix="check the slot's PCIe generation in the BIOS, and reseat the card and its riser",
+        severity=Severity.WARNING,
+    )
+
+
+def _beside_peers(pci: Pci, link: _Link, devices: list[PciDevice]) -> list[Problem]:
+    """Compare a link with those of other GPUs of the model. Without a view of the slot, nothing else can be done."""
+    mine = link.device
+    if link.lower is not mine:
+        return []
+    peers = [one for one in devices if (one.vendor, one.device) == (mine.vendor, mine.device) and one is not mine]
+    wider = [one for one in peers if (one.width or 0) > (mine.width or 0)]
+    if wider:
+        return [_narrower(pci, mine, wider, virtual=pci.virtual_machine)]
+    faster = [one for one in peers if (one.speed_gt_s or 0) > (mine.speed_gt_s or 0)]
+    if mine in gpus_of(pci) and len(faster) * 2 > len(peers) + 1 and mine.speed_gt_s:
+        return [_slower(pci, mine, faster)]
+    return []
+
+
+def _narrower(pci: Pci, mine: PciDevice, wider: list[PciDevice], *, virtual: bool) -> Problem:
+    most = max(one.width or 0 for one in wider)
+    return Problem(
+        summary=f"{describe(pci, mine)} has a PCIe link with {mine.width} lanes, but others of its model have {most}",
+        evidence=(f"wider: {', '.join(one.bus_id for one in wider[:4])}",),
+        fix="ask your provider for another machine" if virtual else "use a slot with more lanes if there is one",
+        severity=Severity.WARNING if virtual else Severity.INFO,
+    )
+
+
+def _slower(pci: Pci, mine: PciDevice, faster: list[PciDevice]) -> Problem:
+    most = max(one.speed_gt_s or 0 for one in faster)
+    return Problem(
+        summary=(
+            f"{describe(pci, mine)} has its PCIe link at {mine.speed_gt_s:g} GT/s, and others of its model at {most:g} "
+            "GT/s"
+        ),
+        evidence=("idle GPUs lower the speed: this matters only under load",),
+        fix="under load: nvidia-smi --query-gpu=pci.bus_id,pcie.link.gen.current,pcie.link.gen.max --format=csv",
+        severity=Severity.INFO,
+    )
+
+
+NVSWITCH_CLASS = 0x0680
+NEAR = frozenset({"internal", "single", "multiple", "hostbridge"})
+"""What `nvidia-smi topo -m` shows as PIX, PXB and PHB: peer traffic stays within one socket."""
+MANAGER = "sudo systemctl restart nvidia-fabricmanager; its version must match the driver"
+
+
+def _is_virtual(node: Node) -> bool:
+    """Say whether this is a virtual machine, where the host decides on links. Return False if it is not known."""
+    pci = known(node.pci)
+    return pci is not None and pci.virtual_machine
+
+
+@rule(
+    "DD321", "nvlink", Severity.ERROR, "An NVLink of a GPU is down",
+    group=CheckGroup.LINKS, needs=("gpus", "pci"), reads="NVML: state and errors of each NVLink",
+)  # fmt: skip
+def check_nvlink(node: Node) -> Answer:
+    """Report GPUs with fewer active NVLinks than their peers, or boards whose NVLinks are down on all GPUs."""
+    gpus = [gpu for gpu in listed(node).devices if gpu.nvlinks]
+    if not gpus:
+        return skipped("no GPU here has NVLink")
+    problems: list[Problem] = []
+    for name in dict.fromkeys(gpu.name for gpu in gpus):
+        problems += _judge_links(node, [gpu for gpu in gpus if gpu.name == name])
+    counts = ", ".join(sorted({f"{_active(gpu)} of {len(gpu.nvlinks or ())}" for gpu in gpus}))
+    errors = sum(link.errors or 0 for gpu in gpus for link in gpu.nvlinks or ())
+    return judged(problems, f"{counts} links active, {errors} link errors")
+
+
+def _judge_links(node: Node, gpus: list[Gpu]) -> Iterator[Problem]:
+    most = max(_active(gpu) for gpu in gpus)
+    board = is_board(gpus[0])
+    fewer = [gpu for gpu in gpus if _active(gpu) < most and (board or _active(gpu))]
+    yield from gpu_problem(
+        node,
+        fewer,
+        "{has/have} NVLinks that are down, which slows all ranks on the node",
+        detail=_links,
+        fix="nvidia-smi nvlink -s -i {ids}; sudo dmesg | grep 'Xid.*: 74'; reset all GPUs together: nvidia-smi -r",
+        severity=None if board else Severity.WARNING,
+    )
+    everywhere = [gpu for gpu in gpus if _active(gpu) == most and most < len(gpu.nvlinks or ())]
+    if board and len(gpus) > 1 and len(everywhere) == len(gpus):
+        yield from gpu_problem(
+            node,
+            gpus,
+            f"have only {most} active NVLinks" if most else "have no active NVLink: NCCL uses PCIe",
+            detail=_links,
+            fix=f"nvidia-smi nvlink -s; {MANAGER}",
+            severity=Severity.WARNING if most or _is_virtual(node) else None,
+        )
+
+
+def _active(gpu: Gpu) -> int:
+    return sum(link.active for link in gpu.nvlinks or ())
+
+
+def _links(gpu: Gpu) -> str:
+    down = [str(link.index) for link in gpu.nvlinks or () if not link.active]
+    return f"{_active(gpu)} of {len(gpu.nvlinks or ())} links active, down: {', '.join(down) or 'none'}"
+
+
+@rule(
+    "DD322", "fabric", Severity.ERROR, "The NVSwitch fabric is not set up",
+    group=CheckGroup.LINKS, needs=("gpus", "pci", "torch"), reads="NVML: fabric state; nv-fabricmanager in /proc",
+)  # fmt: skip
+def check_fabric(node: Node) -> Answer:
+    """Report GPUs behind NVSwitches that the fabric manager has not set up."""
+    gpus = listed(node)
+    pci = known(node.pci)
+    devices = pci.devices if pci is not None else ()
+    switches = sum(1 for one in devices if one.vendor == NVIDIA and one.device_class >> 8 == NVSWITCH_CLASS)
+    members = [gpu for gpu in gpus.devices if gpu.fabric_state not in {None, "not-supported"}]
+    if not members and not (switches and any(is_data_center(gpu) for gpu in gpus.devices)):
+        return skipped("there are no NVSwitches and no GPU fabric")
+    torch = known(node.torch)
+    works = torch is not None and torch.device_count > 0
+    problems = _unfinished(node, members, works=works)
+    if switches and gpus.fabric_manager is False and not problems and not _is_virtual(node):
+        problems.append(_no_manager(set_up=works or bool(members)))
+    manager = {True: "runs", False: "is not running", None: "cannot be seen"}[gpus.fabric_manager]
+    states = ", ".join(sorted({gpu.fabric_state or "" for gpu in members})) or "state not reported"
+    return judged(problems, f"fabric {states}, {switches} NVSwitches, nv-fabricmanager {manager}")
+
+
+def _unfinished(node: Node, members: list[Gpu], *, works: bool) -> list[Problem]:
+    return gpu_problem(
+        node,
+        [gpu for gpu in members if gpu.fabric_state != "completed" or gpu.fabric_status != "success"],
+        '{is/are} not part of the NVSwitch fabric yet: CUDA says "system not yet initialized"',
+        detail=lambda gpu: f"fabric state {gpu.fabric_state}, status {gpu.fabric_status}",
+        fix=f"{MANAGER}; then /var/log/fabricmanager.log",
+        severity=Severity.WARNING if works else None,
+    )
+
+
+def _no_manager(*, set_up: bool) -> Problem:
+    if set_up:
+        return Problem(
+            summary="nv-fabricmanager is not running anymore: the NVSwitch fabric works until something fails",
+            fix=MANAGER,
+            severity=Severity.WARNING,
+        )
+    return Problem(
+        summary="The node has NVSwitches, but nv-fabricmanager is not running: CUDA cannot start",
+        evidence=("no process nv-fabricmanager",),
+        fix="sudo systemctl enable --now nvidia-fabricmanager; its version must match the driver",
+    )
+
+
+@rule(
+    "DD323", "p2p", Severity.WARNING, "GPUs cannot access each other's memory, or their copies arrive wrong",
+    group=CheckGroup.LINKS, needs=("gpus", "torch", "gpu_trial", "pci"),
+    reads="NVML: P2P status and topology; torch.cuda.can_device_access_peer; copies with --deep",
+)  # fmt: skip
+def check_p2p(node: Node) -> Answer:
+    """Report pairs of near GPUs without peer access, and copies between GPUs that arrive wrong (`--deep`)."""
+    copied = list(_wrong_copies(node))
+    gpus = {gpu.index: gpu for gpu in in_use(node)}
+    pairs = [pair for pair in listed(node).pairs if {pair.first, pair.second} <= gpus.keys()]
+    if not pairs and not copied:
+        return skipped("there is only one GPU" if len(gpus) < 2 else "NVML does not report pairs")
+    linked = [pair for pair in pairs if gpus[pair.first].nvlinks and _both_linked(pair, gpus)]
+    near = [pair for pair in pairs if pair.ancestor in NEAR or pair in linked]
+    refused = [pair for pair in near if _refusal(node, pair, gpus) is not None]
+    if not near and not copied:
+        return skipped("no two GPUs share a host bridge or an NVLink")
+    problems = [*copied, *_refusals(node, refused, linked, gpus)]
+    return judged(problems, f"{len(near) - len(refused)} of {len(near)} near pairs have peer access")
+
+
+def _both_linked(pair: GpuPair, gpus: dict[int, Gpu]) -> bool:
+    """Say whether NVLink joins a pair. On a board all are joined; for bridges only NVML's status shows it."""
+    return all(is_board(gpus[index]) and _active(gpus[index]) > 0 for index in (pair.first, pair.second))
+
+
+def _refusal(node: Node, pair: GpuPair, gpus: dict[int, Gpu]) -> str | None:
+    """Return why a pair has no peer access, or None if it has access or nothing is known."""
+    if pair.p2p not in {None, "ok"}:
+        return f"NVML: {pair.p2p}"
+    torch = known(node.torch)
+    if torch is None:
+        return None
+    uuids = {gpus[pair.first].uuid, gpus[pair.second].uuid}
+    here = {device.index for device in torch.devices if device.uuid in uuids}
+    denied = any({peer.source, peer.target} == here and not peer.possible for peer in torch.peers)
+    return "torch: cannot access peer" if denied and len(here) == 2 else None
+
+
+def _refusals(node: Node, refused: list[GpuPair], linked: list[GpuPair], gpus: dict[int, Gpu]) -> Iterator[Problem]:
+    by_nvlink = [pair for pair in refused if pair in linked]
+    if by_nvlink:
+        fix = f"nvidia-smi topo -p2p n; {MANAGER}"
+        yield _refused(node, by_nvlink, gpus, "although they are connected by NVLink", fix, Severity.ERROR)
+    by_pcie = [pair for pair in refused if pair not in linked]
+    servers = [pair for pair in by_pcie if is_data_center(gpus[pair.first]) and is_data_center(gpus[pair.second])]
+    if servers:
+        fix = "nvidia-smi topo -p2p r; disable ACS and IOMMU translation: see acs-iommu"
+        severity = Severity.INFO if _is_virtual(node) else Severity.WARNING
+        yield _refused(node, servers, gpus, "although they share a host bridge", fix, severity)
+    cards = [pair for pair in by_pcie if pair not in servers]
+    if cards:
+        words = "as usual for this model: NCCL uses host memory"
+        yield _refused(node, cards, gpus, words, "nothing to fix: NCCL detects this", Severity.INFO)
+
+
+def _refused(
+    node: Node, pairs: list[GpuPair], gpus: dict[int, Gpu], words: str, fix: str, severity: Severity
+) -> Problem:
+    members = sorted({index for pair in pairs for index in (pair.first, pair.second)})
+    whys = dict.fromkeys(_refusal(node, pair, gpus) or "" for pair in pairs)
+    return Problem(
+        summary=f"{gpu_list(members)} cannot access each other's memory directly, {words}",
+        evidence=(f"{len(pairs)} pairs, such as {pairs[0].first} and {pairs[0].second}: {'; '.join(whys)}",),
+        fix=fix,
+        severity=severity,
+    )
+
+
+def _wrong_copies(node: Node) -> Iterator[Problem]:
+    wrong = wrong_copies(node)
+    if wrong:
+        members = sorted({index for copy in wrong for index in (copy.source, copy.target)})
+        yield Problem(
+            summary=f"Copies between {gpu_list(members)} arrive wrong or not at all",
+            evidence=tuple(f"GPU {copy.source} to {copy.target}: {copy.error}" for copy in wrong[:8]),
+            fix="export NCCL_P2P_DISABLE=1 until ACS or the IOMMU is disabled between them: see acs-iommu",
+            severity=Severity.ERROR,
+            confidence=Confidence.HIGH,
+        )
+
+
+SHOWN = 4
+"""How many bridges or ranks are named. If there are more, their number follows."""
+
+
+@rule(
+    "DD324",
+    "acs-iommu",
+    Severity.WARNING,
+    "ACS or the IOMMU blocks direct PCIe transfers between GPUs",
+    group=CheckGroup.LINKS,
+    needs=("pci", "rdma", "gpu_trial", "conf_files"),
+    reads="PCI configuration of the bridges above GPUs (root only), /sys/class/iommu, iommu_group/type, /proc/cmdline",
+)
+def check_acs_iommu(node: Node) -> Answer:
+    """Report ACS or an IOMMU that slows traffic between GPUs, or between a GPU and its network card."""
+    pci = need(node.pci)
+    gpus = gpus_of(pci)
+    if not gpus:
+        return skipped("there is no NVIDIA or AMD GPU on the PCI bus")
+    if pci.virtual_machine:
+        return skipped("a virtual machine: its host needs ACS and the IOMMU to isolate guests")
+    if not _has_peers(node, pci):
+        return passed("no GPU here has a PCIe peer: GeForce cards have no peer access")
+    wrong = tuple(f"{copy.source} to {copy.target}" for copy in wrong_copies(node))
+    problems = [*_redirecting(pci, wrong), *_translating(pci, wrong)]
+    bridges = [by_bus_id(pci).get(bus_id) for gpu in gpus for bus_id in gpu.upstream]
+    unread = any(bridge is not None and bridge.acs_redirect is None for bridge in bridges)
+    state = "passes addresses through" if pci.iommu_passthrough else "translates"
+    seen = f"the IOMMU {state}" if pci.iommu else "no IOMMU is active"
+    if unread and not problems:
+        return skipped(f"only root can read the ACS of bridges; {seen}")
+    return judged(problems, f"{seen}; ACS {'redirects' if problems else 'does not redirect'} between peers")
+
+
+def _has_peers(node: Node, pci: Pci) -> bool:
+    """Say whether there are two GPUs, or a GPU and an RDMA network, that could bypass the processor."""
+    able = [gpu for gpu in gpus_of(pci) if "GeForce" not in pci.models.get(gpu.bus_id, "")]
+    rdma = known(node.rdma)
+    return len(able) > 1 or (bool(able) and rdma is not None and bool(network_ports(node, rdma)))
+
+
+def _redirecting(pci: Pci, wrong: tuple[str, ...]) -> list[Problem]:
+    """Report bridges with ACS below the nearest bridge that a GPU shares with a peer."""
+    bridges = by_bus_id(pci)
+    peers = [device for device in pci.devices if is_gpu(device) or is_nic(device)]
+    guilty: dict[str, PciDevice] = {}
+    for device in peers:
+        others = peers if is_gpu(device) else list(gpus_of(pci))
+        for bus_id in _own_bridges(device, others):
+            if bus_id in bridges and bridges[bus_id].acs_redirect:
+                guilty[bus_id] = device
+    if not guilty:
+        return []
+    some = list(guilty)
+    return [
+        Problem(
+            summary=(
+                f"Access Control Services of {len(guilty)} PCIe bridge{'s' * (len(guilty) > 1)} send GPU peer "
+                "traffic through the CPU: GPUDirect is slow or hangs"
+            ),
+            evidence=(
+                f"ACS redirects at {first_names(some)}, above {describe(pci, guilty[some[0]])}",
+                *_copy_words(wrong),
+            ),
+            fix=f"for b in {' '.join(guilty)}; do setpci -s $b ECAP_ACS+6.w=0000; done (until the next boot; "
+            "permanently: disable ACS in the BIOS)",
+            severity=Severity.ERROR if wrong else None,
+        )
+    ]
+
+
+def _own_bridges(device: PciDevice, peers: list[PciDevice]) -> tuple[str, ...]:
+    """Return the bridges below the nearest one that a device shares with a peer, or () if it shares none."""
+    shared = {bus_id for peer in peers if peer is not device for bus_id in peer.upstream}
+    below: list[str] = []
+    for bus_id in device.upstream:
+        if bus_id in shared:
+            return tuple(below)
+        below.append(bus_id)
+    return ()
+
+
+def _translating(pci: Pci, wrong: tuple[str, ...]) -> list[Problem]:
+    if not pci.iommu or pci.iommu_passthrough:
+        return []
+    return [
+        Problem(
+            summary="The IOMMU translates all GPU addresses: copies between GPUs and to RDMA cards are slow, and "
+            "NVIDIA does not support this over PCIe",
+            evidence=("/sys/class/iommu is not empty, and the GPUs are not in passthrough mode", *_copy_words(wrong)),
+            fix="add iommu=pt to GRUB_CMDLINE_LINUX in /etc/default/grub; update-grub (or grub2-mkconfig); reboot",
+            severity=Severity.ERROR if wrong else None,
+        )
+    ]
+
+
+def _copy_words(wrong: tuple[str, ...]) -> tuple[str, ...]:
+    return (f"copies between GPUs failed or came out wrong: {', '.join(wrong[:SHOWN])}",) if wrong else ()
+
+
+@rule(
+    "DD325",
+    "numa",
+    Severity.WARNING,
+    "A rank runs on CPUs far from its GPU, or the NUMA nodes of the GPUs are unknown",
+    group=CheckGroup.LINKS,
+    needs=("pci", "gpus"),
+    reads="/sys/bus/pci/devices/*/{numa_node,local_cpulist} of GPUs, sched_getaffinity of each rank",
+)
+def check_numa(node: Node) -> Answer:
+    """Report ranks that can only run on CPUs of a different NUMA node than their GPU."""
+    pci = need(node.pci)
+    gpus = gpus_of(pci)
+    if not gpus:
+        return skipped("there is no NVIDIA or AMD GPU on the PCI bus")
+    if pci.numa_nodes < 2:
+        return skipped("there is only one NUMA node")
+    placed = [(process, gpu) for process in node.processes if (gpu := _gpu_of(node, pci, process)) is not None]
+    far = [(process, gpu) for process, gpu in placed if _is_far(process, gpu)]
+    lost = [] if pci.virtual_machine else [gpu for gpu in gpus if gpu.numa_node is None]
+    problems = [*([_far(far)] if far else []), *([_lost(pci, lost)] if lost else [])]
+    nodes = ", ".join(f"{gpu.bus_id} on {'none' if gpu.numa_node is None else gpu.numa_node}" for gpu in gpus[:SHOWN])
+    ranks = f"{len(placed) - len(far)} of {len(placed)} ranks may run near their GPU; " if placed else ""
+    return judged(problems, f"{ranks}NUMA nodes of GPUs: {nodes}{', …' if len(gpus) > SHOWN else ''}")
+
+
+def _gpu_of(node: Node, pci: Pci, process: NodeProcess) -> PciDevice | None:
+    """Return the GPU that cuda:LOCAL_RANK means, or None if it is not known."""
+    if process.local_rank is None:
+        return None
+    gpus = known(node.gpus)
+    if gpus is not None and gpus.devices:
+        bus_ids = {gpu.uuid: gpu.bus_id for gpu in gpus.devices}
+    else:
+        bus_ids = {bus_id: bus_id for bus_id in pci.nvidia_proc_gpus}
+    seen = read_visible(process.variables.get(VARIABLE), tuple(bus_ids)).devices
+    # A task that sees one GPU finds it at 0, whatever its local rank is.
+    index = 0 if len(seen) == 1 else process.local_rank
+    if index >= len(seen) or seen[index] not in bus_ids:
+        return None
+    return by_bus_id(pci).get(bus_ids[seen[index]])
+
+
+def _is_far(process: NodeProcess, gpu: PciDevice) -> bool:
+    return bool(gpu.local_cpus and process.cpus) and not set(process.cpus) & set(gpu.local_cpus)
+
+
+def _far(far: list[tuple[NodeProcess, PciDevice]]) -> Problem:
+    ranks = ranks_of(process for process, _ in far)
+    one, near = len(far) == 1, far[0][1].numa_node or 0
+    who = name_list([*([rank_list(ranks)] if ranks else []), *(_name(p) for p, _ in far if p.rank is None)])
+    return Problem(
+        summary=(
+            f"{who[0].upper()}{who[1:]} can only run on CPUs of another NUMA node than "
+            f"{'its GPU' if one else 'their GPUs'}"
+        ),
+        evidence=tuple(
+            f"{_name(process)}: CPUs {_cpu_words(process.cpus)}; GPU {gpu.bus_id} is near CPUs "
+            f"{_cpu_words(gpu.local_cpus)}"
+            for process, gpu in far[:SHOWN]
+        ),
+        fix=f"torchrun --numa-binding=node …, or: numactl --cpunodebind={near} --membind={near} in front of "
+        f"{_name(far[0][0])}",
+        ranks=ranks,
+    )
+
+
+def _name(process: NodeProcess) -> str:
+    return f"process {process.pid}" if process.rank is None else f"rank {process.rank}"
+
+
+def _lost(pci: Pci, lost: list[PciDevice]) -> Problem:
+    many = len(lost) > 1
+    return Problem(
+        summary=f"The machine does not report on which of its {pci.numa_nodes} NUMA nodes "
+        f"{f'{len(lost)} GPUs are' if many else f'{describe(pci, lost[0])} is'}: ranks cannot be placed near them",
+        evidence=(f"numa_node is -1 of {', '.join(gpu.bus_id for gpu in lost[:SHOWN])}",),
+        fix="check the NUMA settings in the BIOS (SNC, NPS), and update the BIOS",
+    )
+
+
+def _cpu_words(cpus: tuple[int, ...]) -> str:
+    """Return "0-55,112-167"."""
+    spans: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if spans and cpu == spans[-1][1] + 1:
+            spans[-1][1] = cpu
+        else:
+            spans.append([cpu, cpu])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
