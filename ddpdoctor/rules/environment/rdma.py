@@ -1,21 +1,44 @@
-"""DD331 and DD333: RDMA ports that are down, and links that come and go."""
+"""DD331 to DD333 and DD336 to DD338: RDMA ports that are down, slow or unsteady, and what a process needs to use them."""
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.reading import known, need
+from ddpdoctor.model.amounts import format_about
+from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.rank_words import name_list
+from ddpdoctor.model.reading import Unread, Why, known, need
+from ddpdoctor.model.rendezvous import read_node_count
 from ddpdoctor.model.sides import grouped
-from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
-from ddpdoctor.rules.rdma_ports import VERBS_LAYERS, card, each_port, hca_filter, is_active, label, place, words
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
+from ddpdoctor.rules.majority import Voice, compare, describe
+from ddpdoctor.rules.rdma_ports import (
+    VERBS_LAYERS,
+    card,
+    each_port,
+    hca_filter,
+    is_active,
+    is_efa,
+    label,
+    need_rdma,
+    network_ports,
+    place,
+    words,
+)
 from ddpdoctor.rules.registry import CheckGroup, rule
+from ddpdoctor.rules.settings import find_setting
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpdoctor.model.limits import Limit
     from ddpdoctor.model.links import Rdma, RdmaDevice, RdmaPort
-    from ddpdoctor.model.node import Node
+    from ddpdoctor.model.node import Fleet, Node
     from ddpdoctor.rules.nccl_list import NcclList
+
 
 DARK_CARDS = 4
 """Our choice: one or two InfiniBand cards without a cable are spares, but nobody leaves four unplugged."""
@@ -178,3 +201,276 @@ def _replace(device: RdmaDevice, port: RdmaPort) -> str:
         f"clean and reseat the cable of {label(device, port)}, and check the switch log; "
         f"perfquery -R -C {device.name} -P {port.port} resets the counters"
     )
+
+
+GIB = 2**30
+LITTLE_BYTES = GIB
+"""Our choice: NCCL registers megabytes for every connection; below this a job on several nodes fails while it
+connects."""
+ENOUGH_BYTES = 64 * GIB
+"""Our choice: this is enough. GPU memory does not count, and NCCL keeps far less in host memory."""
+NO_NETWORK = "no RDMA network is up here"
+
+
+@rule(
+    "DD336",
+    "peermem",
+    Severity.WARNING,
+    "RDMA cards cannot access GPU memory directly",
+    group=CheckGroup.LINKS,
+    needs=("rdma", "gpus", "conf_files"),
+    reads="/proc/modules, /sys/kernel/mm/memory_peers, /proc/driver/nvidia/version, the kernel's release",
+)
+def check_peermem(node: Node) -> Answer:
+    """Report GPUs and RDMA cards that can exchange data only through host memory."""
+    rdma = need_rdma(node)
+    ports = network_ports(node, rdma)
+    if not ports:
+        return skipped(NO_NETWORK)
+    gpus = known(node.gpus)
+    if gpus is not None and gpus.devices and all("GeForce" in gpu.name for gpu in gpus.devices):
+        return skipped("GeForce GPUs have no GPUDirect RDMA")
+    if rdma.peermem or rdma.dmabuf:
+        return passed("nvidia-peermem is loaded" if rdma.peermem else "kernel and driver support DMA-BUF")
+    if rdma.dmabuf is None:
+        return unknown("nvidia-peermem is not loaded, and it is unknown whether the driver supports DMA-BUF")
+    problem = Problem(
+        summary="RDMA cards cannot access GPU memory: nvidia-peermem is not loaded and DMA-BUF is not possible, so "
+        "data between nodes goes through host memory",
+        evidence=(
+            f"RDMA network: {words([device.name for device, _ in ports])}",
+            "DMA-BUF needs kernel 5.12 or later and NVIDIA's open kernel modules",
+        ),
+        fix="modprobe nvidia-peermem (on the host)",
+    )
+    return judged([problem], "neither nvidia-peermem nor DMA-BUF")
+
+
+@rule(
+    "DD337",
+    "memlock",
+    Severity.ERROR,
+    "The limit on locked memory is too low for RDMA",
+    group=CheckGroup.LINKS,
+    needs=("limits", "rdma", "gpus", "conf_files"),
+    reads="RLIMIT_MEMLOCK, CAP_IPC_LOCK of this process, whether an RDMA network is up",
+)
+def check_memlock(node: Node) -> Answer:
+    """Report a limit on locked memory that keeps NCCL from registering its buffers."""
+    rdma = need_rdma(node)
+    if not _devices(node, rdma):
+        return skipped(NO_NETWORK)
+    if not rdma.uverbs:
+        return skipped("no RDMA device can be opened here; fix that first")
+    return _judge_limit(node, need(node.limits).memlock, may_lock=bool(rdma.ipc_lock))
+
+
+def _judge_limit(node: Node, limit: Limit | None, *, may_lock: bool) -> Answer:
+    if limit is None:
+        return unknown("RLIMIT_MEMLOCK could not be read")
+    if limit.soft is None or limit.soft >= ENOUGH_BYTES:
+        return passed(f"limit {_size(limit.soft)}")
+    if may_lock:
+        return passed(f"limit {_size(limit.soft)}, which does not apply: the process has CAP_IPC_LOCK")
+    return judged([_locked(node, limit, limit.soft)], f"limit {_size(limit.soft)}, hard limit {_size(limit.hard)}")
+
+
+def _locked(node: Node, limit: Limit, soft: int) -> Problem:
+    return Problem(
+        summary=f"RDMA can lock only {_size(soft)} of memory: NCCL fails if it registers more",
+        evidence=(f"RLIMIT_MEMLOCK: soft limit {_size(soft)}, hard limit {_size(limit.hard)}",),
+        fix=_unlock(node, limit),
+        severity=Severity.ERROR if soft < LITTLE_BYTES else Severity.WARNING,
+    )
+
+
+def _unlock(node: Node, limit: Limit) -> str:
+    if limit.hard is None:
+        return "ulimit -l unlimited"
+    if "SLURM_JOB_ID" in node.first.variables:
+        return (
+            "PropagateResourceLimitsExcept=MEMLOCK in slurm.conf and LimitMEMLOCK=infinity for slurmd "
+            "(systemctl edit slurmd)"
+        )
+    return (
+        "in a container, docker run --ulimit memlock=-1 …; otherwise: "
+        "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/rdma.conf, and log in again"
+    )
+
+
+def _size(number: int | None) -> str:
+    return "unlimited" if number is None else format_about(number)
+
+
+def _devices(node: Node, rdma: Rdma) -> tuple[RdmaDevice, ...]:
+    """Return the devices of the RDMA network, including AWS's EFA, each once."""
+    found = {device.name: device for device, _ in network_ports(node, rdma)}
+    found |= {device.name: device for device in rdma.devices if is_efa(device)}
+    return tuple(found.values())
+
+
+@rule(
+    "DD338",
+    "uverbs",
+    Severity.ERROR,
+    "This process cannot open the RDMA devices",
+    group=CheckGroup.LINKS,
+    needs=("rdma", "gpus", "conf_files"),
+    reads="/dev/infiniband/uverbs*, /sys/class/infiniband_verbs",
+)
+def check_uverbs(node: Node) -> Answer:
+    """Report RDMA devices whose device file is missing or cannot be opened by this process."""
+    rdma = need_rdma(node)
+    devices = _devices(node, rdma)
+    if not devices:
+        return skipped(NO_NETWORK)
+    shut = [device for device in devices if device.uverbs not in rdma.uverbs]
+    wanted = hca_filter(node)
+    asked = [device for device in shut if wanted.names(device.name) or device.uverbs in rdma.uverbs_denied]
+    seen = f"{len(devices) - len(shut)} of {len(devices)} devices can be opened"
+    if not shut or (len(shut) < len(devices) and not asked):
+        return passed(seen)
+    return judged([_shut(node, rdma, asked if len(shut) < len(devices) else shut)], seen)
+
+
+def _shut(node: Node, rdma: Rdma, shut: list[RdmaDevice]) -> Problem:
+    denied = [device for device in shut if device.uverbs in rdma.uverbs_denied]
+    names = words([device.name for device in shut])
+    files = words([f"/dev/infiniband/{device.uverbs}" for device in shut if device.uverbs] or ["/dev/infiniband"])
+    what = "cannot be opened" if denied else ("are missing" if len(shut) > 1 else "is missing")
+    return Problem(
+        summary=f"This process cannot use RDMA: {files} {what}, so NCCL falls back to TCP sockets",
+        evidence=(f"RDMA devices in /sys/class/infiniband that are up: {names}",),
+        fix=_open(shut, denied),
+        severity=Severity.ERROR if _over_nodes(node) else Severity.WARNING,
+    )
+
+
+def _open(shut: list[RdmaDevice], denied: list[RdmaDevice]) -> str:
+    if all(device.uverbs is None for device in shut):
+        return "modprobe ib_uverbs (on the host)"
+    if denied:
+        return (
+            "ls -l /dev/infiniband; a container needs --device=/dev/infiniband, and a user needs a udev rule (mode "
+            "0666)"
+        )
+    return (
+        "docker run --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 …; "
+        "in Kubernetes request the resource of the RDMA device plugin"
+    )
+
+
+def _over_nodes(node: Node) -> bool:
+    """Say whether the job is known to need RDMA: it runs on several nodes, or a variable asks for it."""
+    asked = find_setting(node, node.first, "NCCL_IB_HCA")
+    network = find_setting(node, node.first, "NCCL_NET")
+    count = read_node_count(node.first)
+    spread = count is not None and count.nodes > 1
+    return spread or asked is not None or (network is not None and network.value.lower() == "ib")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Link:
+    """An active port of a host."""
+
+    host: str
+    device: RdmaDevice
+    port: RdmaPort
+
+    @property
+    def rate(self) -> float:
+        return self.port.rate_gb_s or 0.0
+
+
+@rule(
+    "DD332",
+    "ib-rate",
+    Severity.ERROR,
+    "An RDMA port is slower than its peers, or a host has fewer RDMA devices than the others",
+    group=CheckGroup.LINKS,
+    needs=("rdma",),
+    reads="/sys/class/infiniband/*/ports/*/rate and board_id, on every host",
+)
+def check_ib_rate(fleet: Fleet) -> Answer:
+    """Report RDMA ports that run at a lower rate than those of the same model."""
+    groups = grouped(
+        ((place(device, port), port.link_layer), _Link(host=node.host, device=device, port=port))
+        for node, rdma in fleet.each(lambda node: node.rdma)
+        for device, port in each_port(rdma)
+        if is_active(port) and port.rate_gb_s and not device.virtual_function
+    )
+    problems = [problem for links in groups.values() for problem in _compare_rates(links, alone=len(fleet.nodes) == 1)]
+    problems += _compare_counts(fleet)
+    if not groups and not problems:
+        return passed("no RDMA port is active")
+    rates = Counter(f"{link.rate:g} Gb/s" for links in groups.values() for link in links)
+    return judged(problems, "active ports: " + ", ".join(f"{count} at {rate}" for rate, count in rates.most_common()))
+
+
+def _compare_rates(links: list[_Link], *, alone: bool) -> list[Problem]:
+    """Return one problem for each rate that is below the expected one."""
+    counts = Counter(link.rate for link in links)
+    usual, number = counts.most_common(1)[0]
+    sure = number * 2 > len(links)
+    expected = usual if sure else max(counts)
+    found = []
+    for rate in sorted(rate for rate in counts if rate < expected):
+        slow = [link for link in links if link.rate == rate]
+        found.append(_slow(slow, rate, expected, counts[expected], sure=sure, alone=alone))
+    return found
+
+
+def _slow(slow: Sequence[_Link], rate: float, expected: float, peers: int, *, sure: bool, alone: bool) -> Problem:
+    hosts = tuple(dict.fromkeys(link.host for link in slow))
+    names = words([label(link.device, link.port) for link in slow])
+    where = "" if alone else f" on {name_list(hosts)}"
+    one = len(slow) == 1
+    everyday = alone and slow[0].port.link_layer == "Ethernet"
+    unsure = Severity.INFO if everyday else Severity.WARNING
+    return Problem(
+        summary=(
+            f"RDMA port{'' if one else 's'} {names}{where} {'runs' if one else 'run'} at {rate:g} Gb/s, but "
+            f"{peers} other{'' if peers == 1 else 's'} of the same model at {expected:g} Gb/s"
+        ),
+        evidence=tuple(dict.fromkeys(f"rate: {link.port.rate_text}" for link in slow if link.port.rate_text)),
+        fix=f"check the lanes and the cable (mlxlink -d {slow[0].device.name} -m), clean or replace the cable, and "
+        "check the switch port",
+        severity=Severity.ERROR if sure else unsure,
+        confidence=Confidence.HIGH if sure else Confidence.LOW,
+        hosts=hosts,
+    )
+
+
+def _compare_counts(fleet: Fleet) -> list[Problem]:
+    """Report hosts with fewer devices of a model than most."""
+    boards = {
+        device.board: device.name
+        for node in fleet.nodes
+        if not isinstance(node.rdma, Unread)
+        for device in node.rdma.devices
+        if device.board and not device.virtual_function
+    }
+    return [problem for board in sorted(boards) for problem in _fewer(fleet, board)]
+
+
+def _fewer(fleet: Fleet, board: str) -> list[Problem]:
+    voices = []
+    for node in fleet.nodes:
+        count: int | None = None
+        if not isinstance(node.rdma, Unread):
+            count = sum(device.board == board and not device.virtual_function for device in node.rdma.devices)
+        elif node.rdma.why is Why.ABSENT:
+            count = 0
+        voices.append(Voice(host=node.host, ranks=node.ranks, value=count))
+    split = compare(voices)
+    if split is None or split.majority is None or any(s.value > split.majority.value for s in split.minorities):
+        return []
+    return [
+        Problem(
+            summary=f"Hosts have different RDMA devices: {describe(split, f'{board} devices:')}",
+            evidence=("a missing device may have fallen off the bus, or its driver did not load",),
+            fix="compare lspci -d 15b3: and ibstat on these hosts, and look for mlx5 in dmesg",
+            severity=Severity.WARNING,
+            hosts=split.hosts,
+        )
+    ]
