@@ -10,7 +10,7 @@ from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.software import release
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.gpus import driver_of, imported_torch, nvidia_gpus
-from ddpdoctor.rules.environment.processes import ranks_here
+from ddpdoctor.rules.environment.launch import ranks_here
 from ddpdoctor.rules.environment.wheels import SELECTOR, cuda_wheel, install_cuda_torch
 from ddpdoctor.rules.registry import CheckGroup, rule
 

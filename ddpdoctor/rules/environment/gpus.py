@@ -13,7 +13,7 @@ from ddpdoctor.model.reading import NotRead, Unread, Why, known, need
 from ddpdoctor.model.sides import grouped
 from ddpdoctor.model.visible_devices import VARIABLE, Visible, read_visible
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
-from ddpdoctor.rules.environment.processes import ranks_of
+from ddpdoctor.rules.environment.launch import ranks_of
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:

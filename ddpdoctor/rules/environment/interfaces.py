@@ -10,7 +10,7 @@ from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
-from ddpdoctor.rules.environment.processes import ONE_NODE, has_several_nodes, ranks_of
+from ddpdoctor.rules.environment.launch import ONE_NODE, has_several_nodes, ranks_of
 from ddpdoctor.rules.interface_choice import (
     NCCL_FAMILIES,
     best_interface,

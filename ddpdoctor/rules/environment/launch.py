@@ -1,20 +1,121 @@
-"""DD231 and DD232: the variables that make a process a rank are complete and in range."""
+"""DD231 to DD233 and DD239: the variables and ranks of a launch, and what rules ask about the processes of a job."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.rank_words import name_list
-from ddpdoctor.model.rendezvous import OTHER_RANK_VARIABLES, RANK_VARIABLES, text_of
+from ddpdoctor.model.node import Launcher
+from ddpdoctor.model.rank_words import count_of, first_names, name_list, rank_list
+from ddpdoctor.model.reading import known
+from ddpdoctor.model.rendezvous import (
+    OTHER_RANK_VARIABLES,
+    RANK_VARIABLES,
+    NodeCount,
+    by_torchrun,
+    is_loopback,
+    nodes_range,
+    read_node_count,
+    text_of,
+)
+from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.slurm import expand_counts, expand_hosts
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
-from ddpdoctor.rules.environment.processes import FIRST_HOST_OF_SLURM, ranks_of, show_variables
+from ddpdoctor.rules.progress.words import verb
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-    from ddpdoctor.model.node import Node, NodeProcess
+    from ddpdoctor.model.limits import Limits
+    from ddpdoctor.model.network import Names, Network
+    from ddpdoctor.model.node import Fleet, Node, NodeProcess
+
+
+ONE_NODE = "the job has one node, according to the launcher and the variables"
+"""Many faults that are fatal between nodes do no harm on one."""
+FIRST_HOST_OF_SLURM = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+
+
+def ranks_of(processes: Iterable[NodeProcess]) -> tuple[int, ...]:
+    """Return the sorted ranks of processes, without those that have no rank."""
+    return tuple(sorted({process.rank for process in processes if process.rank is not None}))
+
+
+def show_variables(process: NodeProcess, names: Iterable[str]) -> str:
+    """Return "RANK=0, WORLD_SIZE=8" for the variables that are set."""
+    return ", ".join(f"{name}={process.variables[name]}" for name in names if name in process.variables)
+
+
+def count_nodes(fleet: Fleet) -> NodeCount | None:
+    """Return the largest count from the nodes that answered, the launcher and the variables, or None."""
+    counts = [
+        count for _, process in fleet.processes() for count in (read_node_count(process), _slurm_job(process)) if count
+    ]
+    if fleet.gathered:
+        counts.append(NodeCount(nodes=len(fleet.nodes), source=f"{len(fleet.nodes)} nodes answered"))
+    if fleet.nnodes is not None:
+        counts.append(NodeCount(nodes=fleet.nnodes, source=f"the launcher was started for {fleet.nnodes} nodes"))
+    return max(counts, key=lambda count: count.nodes, default=None)
+
+
+def _slurm_job(process: NodeProcess) -> NodeCount | None:
+    """Return the nodes of the Slurm job whose batch script runs here; `srun` will start ranks on all of them.
+
+    The shell of `salloc` on a login node has no SLURM_NODEID, because that host is not part of the job.
+    """
+    nodes = process.number("SLURM_NNODES")
+    if nodes is None or process.number("SLURM_NODEID") is None or read_node_count(process) is not None:
+        return None
+    return NodeCount(nodes=nodes, source=f"SLURM_NNODES is {nodes}")
+
+
+def has_several_nodes(fleet: Fleet) -> bool:
+    """Say whether the job has more than one node."""
+    count = count_nodes(fleet)
+    return len(fleet.nodes) > 1 or (count is not None and count.nodes > 1)
+
+
+def ranks_here(node: Node) -> int:
+    """Return LOCAL_WORLD_SIZE, else the number of ranks that reported from this node, else 1."""
+    said = node.first.number("LOCAL_WORLD_SIZE")
+    return said if said is not None and said > 0 else max(1, len(node.ranks))
+
+
+def ranks_words(node: Node) -> str:
+    """Return "1 rank" or "8 ranks"."""
+    return count_of(ranks_here(node), "rank")
+
+
+def world_size(node: Node) -> int | None:
+    """Return WORLD_SIZE, or None if it is not a number above 0."""
+    said = node.first.number("WORLD_SIZE")
+    return said if said is not None and said > 0 else None
+
+
+def cpus_here(node: Node, limits: Limits) -> frozenset[int]:
+    """Return the CPUs that any process of the job may run on."""
+    return frozenset(cpu for process in node.processes for cpu in process.cpus) or frozenset(limits.cpus_allowed)
+
+
+def effective_cpus(node: Node, limits: Limits) -> float:
+    """Return how many CPUs the processes of a node can use, by affinity and quota."""
+    allowed = len(cpus_here(node, limits)) or limits.cpus_online
+    return allowed if limits.cpu_quota is None else min(float(allowed), limits.cpu_quota)
+
+
+def cpus_words(node: Node, limits: Limits) -> str:
+    """Return "8 CPUs", or "a quota of 2.5 of 64 CPUs"."""
+    allowed = len(cpus_here(node, limits)) or limits.cpus_online
+    if limits.cpu_quota is not None and limits.cpu_quota < allowed:
+        return f"a quota of {number(limits.cpu_quota)} of {allowed} CPUs"
+    return count_of(allowed, "CPU")
+
+
+def number(value: float) -> str:
+    """Return "2" or "2.5"."""
+    return f"{value:.1f}".removesuffix(".0")
+
 
 _NUMBERS = ("RANK", "WORLD_SIZE", "MASTER_PORT")
 _BELOW = (
@@ -41,7 +142,7 @@ def check_env_complete(node: Node) -> Answer:
     found = [process for process in node.processes if any(name in process.variables for name in RANK_VARIABLES)]
     if not found:
         return skipped(NO_LAUNCHER)
-    problems = [*_no_numbers(found), *_missing(found)]
+    problems = [*_no_numbers(found), *_missing_variables(found)]
     return judged(problems, show_variables(found[0], RANK_VARIABLES))
 
 
@@ -66,7 +167,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _missing(processes: list[NodeProcess]) -> Iterator[Problem]:
+def _missing_variables(processes: list[NodeProcess]) -> Iterator[Problem]:
     """Yield one problem for each set of missing names."""
     by_names: dict[tuple[str, ...], list[NodeProcess]] = {}
     for process in processes:
@@ -186,3 +287,275 @@ def _port(process: NodeProcess, name: str) -> Iterator[Problem]:
     else:
         summary = f"{name} is {port}: ports range from 1 to {MAX_PORT}"
     yield Problem(summary=summary, fix=f"export {name}=29500", ranks=ranks_of([process]))
+
+
+_BY_BLOCKS = ("", "block", "block:block", "block:cyclic", "block:fcyclic")
+"""Values of SLURM_DISTRIBUTION that give a node's tasks consecutive numbers (sbatch(1), --distribution)."""
+
+SHOWN = 4
+"""How many ranks are named."""
+
+
+@rule(
+    "DD233", "rank-set", Severity.ERROR, "A rank is missing or duplicated",
+    after=("ws-same",),
+    group=CheckGroup.LAUNCH, needs=(), reads="the ranks that answered, WORLD_SIZE, PET_NODE_RANK, SLURM_STEP_NODELIST",
+)  # fmt: skip
+def check_rank_set(fleet: Fleet) -> Answer:
+    """Report ranks that did not answer, that two processes claim, or that are too high for the world size."""
+    if not fleet.gathered:
+        return skipped("no launcher was seen, so there is only one process")
+    if fleet.world_size is None:
+        return skipped("the launcher does not report the number of ranks")
+    problems = [*_missing_ranks(fleet, fleet.world_size)]
+    if fleet.launcher is Launcher.NNODES:  # it counts nodes, and RANK may be set all the same
+        problems += misnumbered(fleet, fleet.world_size)
+        return judged(problems, f"{len(fleet.nodes)} of {fleet.world_size} nodes answered")
+    problems += [*_twice(fleet, fleet.world_size), *_too_high(fleet, fleet.world_size)]
+    ranks = [process.rank for _, process in fleet.processes() if process.rank is not None]
+    seen = f"{rank_list(ranks)} of {fleet.world_size} answered" if ranks else "no rank answered"
+    return judged(problems, seen)
+
+
+def _missing_ranks(fleet: Fleet, size: int) -> Iterator[Problem]:
+    missing = sorted(fleet.missing)
+    by_nodes = fleet.launcher is Launcher.NNODES
+    if not missing and not by_nodes and sum(1 for _ in fleet.processes()) < size:
+        missing = _unclaimed(fleet, size)
+    if not missing:
+        return
+    hosts = () if by_nodes else _expected_hosts(fleet, missing)
+    on = f" on {name_list(hosts)}" if hosts else ""
+    who = rank_list(missing, "node" if by_nodes else "rank")
+    yield Problem(
+        summary=f"{who} of {size}{on} did not respond: all others would wait for {verb(missing, 'it', 'them')}",
+        evidence=tuple(_whereabouts(fleet, hosts)),
+        fix=_fix(hosts),
+        ranks=tuple(missing),
+        hosts=hosts,
+    )
+
+
+def _unclaimed(fleet: Fleet, size: int) -> list[int]:
+    """Return the ranks that no process claims."""
+    claimed = {process.rank for _, process in fleet.processes()}
+    return [rank for rank in range(size) if rank not in claimed]
+
+
+def _fix(hosts: tuple[str, ...]) -> str:
+    if not hosts:
+        return "check on each host that its launcher is running and can reach rank 0's host"
+    return f"check that the launcher is running on {name_list(hosts)} and can reach rank 0's host: ssh {hosts[0]}"
+
+
+def _whereabouts(fleet: Fleet, hosts: tuple[str, ...]) -> Iterator[str]:
+    answered = {node.host for node in fleet.nodes}
+    silent = [host for host in hosts if host not in answered]
+    if silent:
+        yield f"no message from {name_list(silent)}"
+    if fleet.nodes:
+        yield f"these answered: {name_list(tuple(node.host for node in fleet.nodes))}"
+    yield from fleet.problems
+
+
+def _expected_hosts(fleet: Fleet, ranks: list[int]) -> tuple[str, ...]:
+    """Return the hosts on which ranks should be, or () if one is not known."""
+    by_rank = _slurm_hosts(fleet)
+    hosts = [by_rank.get(rank) or _host_between(fleet, rank) for rank in ranks]
+    return tuple(dict.fromkeys(host for host in hosts if host is not None)) if None not in hosts else ()
+
+
+def _slurm_hosts(fleet: Fleet) -> dict[int, str]:
+    """Return the host of every task of the step, with the names that the nodes use for themselves."""
+    first = next((process for _, process in fleet.processes()), None)
+    if first is None or text_of(first, "SLURM_DISTRIBUTION") not in _BY_BLOCKS or "RANK" in first.variables:
+        return {}
+    try:
+        hosts = expand_hosts(text_of(first, "SLURM_STEP_NODELIST"))
+        counts = expand_counts(text_of(first, "SLURM_STEP_TASKS_PER_NODE") or text_of(first, "SLURM_TASKS_PER_NODE"))
+    except ValueError:
+        return {}
+    if len(hosts) != len(counts):
+        return {}
+    known_as = {node.host.partition(".")[0]: node.host for node in fleet.nodes}
+    each = [host for host, count in zip(hosts, counts, strict=True) for _ in range(count)]
+    return {rank: known_as.get(host, host) for rank, host in enumerate(each)}
+
+
+def _host_between(fleet: Fleet, rank: int) -> str | None:
+    """Return the host whose ranks lie on both sides of a rank, because launchers number node by node."""
+    for node in fleet.nodes:
+        if node.ranks and node.ranks[0] < rank < node.ranks[-1]:
+            return node.host
+    return None
+
+
+def _twice(fleet: Fleet, size: int) -> Iterator[Problem]:
+    """Yield one problem for all ranks that several processes claim."""
+    claims = grouped((process.rank, (node, process)) for node, process in fleet.processes() if process.rank is not None)
+    doubled = {rank: those for rank, those in sorted(claims.items()) if len(those) > 1}
+    if not doubled:
+        return
+    unclaimed = [rank for rank in _unclaimed(fleet, size) if rank not in fleet.missing]
+    hosts = tuple(dict.fromkeys(node.host for those in doubled.values() for node, _ in those))
+    yield Problem(
+        summary=f"{rank_list(doubled)} {verb(doubled, 'is', 'are')} used by more than one process, so the job hangs",
+        evidence=(*_claims(doubled), *([f"no process has {rank_list(unclaimed)}"] if unclaimed else [])),
+        fix="give each process its own rank: use torchrun, or set RANK=$SLURM_PROCID in each srun task",
+        ranks=tuple(doubled),
+        hosts=hosts,
+    )
+
+
+def _claims(doubled: dict[int, list[tuple[Node, NodeProcess]]]) -> Iterator[str]:
+    """Yield which processes claim the first few ranks, a few for each."""
+    for rank, those in list(doubled.items())[:SHOWN]:
+        yield f"rank {rank}: {first_names([f'process {process.pid} on {node.host}' for node, process in those])}"
+
+
+def _too_high(fleet: Fleet, size: int) -> Iterator[Problem]:
+    outside = [(node, rank) for node in fleet.nodes for rank in node.ranks if not 0 <= rank < size]
+    if outside:
+        ranks = [rank for _, rank in outside]
+        yield Problem(
+            summary=f"{rank_list(ranks)} {verb(ranks, 'is', 'are')} out of range: ranks range from 0 to {size - 1}",
+            fix="number the ranks from 0, or raise WORLD_SIZE on all ranks",
+            ranks=tuple(sorted(set(ranks))),
+            hosts=tuple(dict.fromkeys(node.host for node, _ in outside)),
+        )
+
+
+NODE_RANK = "PET_NODE_RANK"
+"""torchrun reads --node-rank from this variable. It stands for that option here too."""
+
+
+def claimed_numbers(fleet: Fleet) -> dict[int, list[str]]:
+    """Return the hosts that claim each node number, by number. Hosts without a number are left out."""
+    numbers = ((node.first.number(NODE_RANK), node.host) for node in fleet.nodes if node.processes)
+    return dict(sorted(grouped((number, host) for number, host in numbers if number is not None).items()))
+
+
+def misnumbered(fleet: Fleet, size: int) -> Iterator[Problem]:
+    """Yield node numbers that several nodes claim, and numbers that are not below ``size``."""
+    claims = claimed_numbers(fleet)
+    doubled = {number: hosts for number, hosts in claims.items() if len(hosts) > 1}
+    if doubled:
+        nobody = [number for number in range(size) if number not in claims]
+        yield Problem(
+            summary=(
+                f"{_numbers(doubled)} {verb(doubled, 'is', 'are')} used by more than one host, so the job hangs or "
+                "fails"
+            ),
+            evidence=(
+                *(f"node {number}: {name_list(tuple(hosts))}" for number, hosts in doubled.items()),
+                *([f"no host has {_numbers(nobody)}"] if nobody else []),
+            ),
+            fix=f"give each host its own number, --node-rank 0 to {size - 1}; in a Slurm step, $SLURM_NODEID",
+            ranks=tuple(doubled),
+            hosts=tuple(dict.fromkeys(host for hosts in doubled.values() for host in hosts)),
+        )
+    outside = {number: hosts for number, hosts in claims.items() if not 0 <= number < size}
+    if outside:
+        yield Problem(
+            summary=f"{_numbers(outside)} {verb(outside, 'is', 'are')} out of range: nodes range from 0 to {size - 1}",
+            fix="number the nodes from 0, or raise --nnodes on all nodes",
+            ranks=tuple(outside),
+            hosts=tuple(dict.fromkeys(host for hosts in outside.values() for host in hosts)),
+        )
+
+
+def _numbers(numbers: dict[int, list[str]] | list[int]) -> str:
+    return rank_list(numbers, "node")
+
+
+HOST_INTERFACES = ("cni", "cali", "cilium", "flannel", "kube-ipvs", "lxc", "nodelocaldns")
+"""Interfaces that network plugins create on the machine itself, not inside its pods."""
+MANY_HOST_INTERFACES = 2
+"""Our choice: a single such name may be an interface of the pod. A machine has the plugin's own and one for each
+pod."""
+_SHOWN = (
+    "PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "GROUP_WORLD_SIZE",
+    "LOCAL_WORLD_SIZE", "MASTER_ADDR",
+)  # fmt: skip
+
+
+@rule(
+    "DD239", "k8s", Severity.WARNING, "The Kubernetes pod does not match its job",
+    group=CheckGroup.LAUNCH, needs=("names", "network"),
+    reads="KUBERNETES_SERVICE_HOST, PET_*, MASTER_ADDR, getaddrinfo, interfaces, /proc/net/tcp",
+)  # fmt: skip
+def check_k8s(node: Node) -> Answer:
+    """Report pods whose options are overridden, whose names do not resolve, or whose network breaks the job."""
+    if not any(text_of(process, "KUBERNETES_SERVICE_HOST") for process in node.processes):
+        return skipped("this is not a Kubernetes pod")
+    names, network = known(node.names), known(node.network)
+    problems = [*_overruled(node), *_unresolved(node, names), *_proxied(network), *_host_network(names, network)]
+    return judged(problems, show_variables(node.first, _SHOWN) or "a pod without an operator's variables")
+
+
+def _overruled(node: Node) -> Iterator[Problem]:
+    process = node.first
+    if not by_torchrun(process):
+        return
+    groups, asked = process.number("GROUP_WORLD_SIZE"), nodes_range(text_of(process, "PET_NNODES"))
+    ranks = ranks_of(node.processes)
+    if groups is not None and asked is not None and not asked[0] <= groups <= asked[1]:
+        alone = groups == 1 and asked[1] > 1
+        yield Problem(
+            summary=f"the operator set PET_NNODES={text_of(process, 'PET_NNODES')}, but torchrun counts {groups}: "
+            + ("each pod trains alone" if alone else "its command line overrules the operator"),
+            evidence=(f"GROUP_WORLD_SIZE is {groups}",),
+            fix="remove --nnodes and --standalone from torchrun's command, so that it uses PET_NNODES",
+            ranks=ranks,
+        )
+    local, wanted = process.number("LOCAL_WORLD_SIZE"), process.number("PET_NPROC_PER_NODE")
+    if local is not None and wanted is not None and local != wanted:
+        yield Problem(
+            summary=f"the operator set PET_NPROC_PER_NODE={wanted}, but torchrun started {local} on this pod",
+            evidence=(f"LOCAL_WORLD_SIZE is {local}",),
+            fix="remove --nproc-per-node from torchrun's command, or set the job's numProcPerNode (nprocPerNode) to "
+            f"{local}",
+            ranks=ranks,
+        )
+
+
+def _unresolved(node: Node, names: Names | None) -> Iterator[Problem]:
+    if names is None or names.master is None or names.master.error is None or is_loopback(names.master.name):
+        return
+    service = names.master.name.partition(".")[2].partition(".")[0] or names.master.name
+    patch = '{"spec":{"publishNotReadyAddresses":true}}'
+    yield Problem(
+        summary=f"the master's name {names.master.name} does not resolve in this pod: no service publishes it",
+        evidence=(names.master.error, *_given_by(node.first)),
+        fix=f"kubectl patch service {service} -p '{patch}'",
+    )
+
+
+def _given_by(process: NodeProcess) -> Iterator[str]:
+    for name in ("MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR"):
+        if text_of(process, name):
+            yield f"{name}={text_of(process, name)}"
+            return
+
+
+def _proxied(network: Network | None) -> Iterator[Problem]:
+    if network is not None and network.mesh_proxy:
+        yield Problem(
+            summary="Istio's proxy intercepts all connections of this pod: ranks connect but then hang",
+            evidence=("Istio's proxy listens on ports 15001 and 15006",),
+            fix='give the pods the annotation sidecar.istio.io/inject: "false"',
+        )
+
+
+def _host_network(names: Names | None, network: Network | None) -> Iterator[Problem]:
+    if names is None or network is None or not names.own.addresses:
+        return
+    hosts = [one.name for one in network.interfaces if one.name.startswith(HOST_INTERFACES)]
+    if len(hosts) >= MANY_HOST_INTERFACES and all(is_loopback(address) for address in names.own.addresses):
+        yield Problem(
+            summary="the pod uses the host's network and /etc/hosts, where the host name is loopback: Gloo sends the "
+            "other ranks a loopback address",
+            evidence=(f"interfaces: {', '.join(hosts[:4])}", f"its name has the address {names.own.addresses[0]}"),
+            fix="fix /etc/hosts on the host, or export GLOO_SOCKET_IFNAME="
+            f"{network.default_interface or 'INTERFACE'} in the pod",
+        )

@@ -8,7 +8,7 @@ from ddpdoctor.model.amounts import format_about
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.environment.processes import number, ranks_here, ranks_words, world_size
+from ddpdoctor.rules.environment.launch import number, ranks_here, ranks_words, world_size
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from ddpdoctor.rules.environment.gpus import (
     listed,
     wrong_copies,
 )
-from ddpdoctor.rules.environment.processes import ranks_of
+from ddpdoctor.rules.environment.launch import ranks_of
 from ddpdoctor.rules.rdma_ports import network_ports
 from ddpdoctor.rules.registry import CheckGroup, rule
 

@@ -10,7 +10,7 @@ from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.rendezvous import LOOPBACK_NAMES, is_loopback_address, text_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.environment.processes import has_several_nodes
+from ddpdoctor.rules.environment.launch import has_several_nodes
 from ddpdoctor.rules.interface_choice import own_ips
 from ddpdoctor.rules.majority import Voice, compare, describe
 from ddpdoctor.rules.registry import CheckGroup, rule

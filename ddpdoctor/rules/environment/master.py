@@ -12,7 +12,7 @@ from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.rendezvous import by_torchrun, endpoints, is_loopback, text_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.environment.processes import FIRST_HOST_OF_SLURM, count_nodes, ranks_of
+from ddpdoctor.rules.environment.launch import FIRST_HOST_OF_SLURM, count_nodes, ranks_of
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:

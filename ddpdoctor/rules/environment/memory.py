@@ -11,7 +11,7 @@ from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.environment.gpus import nvidia_gpus
-from ddpdoctor.rules.environment.processes import number, ranks_here, ranks_words
+from ddpdoctor.rules.environment.launch import number, ranks_here, ranks_words
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import known
 from ddpdoctor.model.rendezvous import is_loopback_address
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed
-from ddpdoctor.rules.environment.processes import has_several_nodes
+from ddpdoctor.rules.environment.launch import has_several_nodes
 from ddpdoctor.rules.interface_choice import best_interface, export, is_ignored, own_ips, pick_gloo
 from ddpdoctor.rules.registry import CheckGroup, rule
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.reading import need
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed
-from ddpdoctor.rules.environment.processes import has_several_nodes
+from ddpdoctor.rules.environment.launch import has_several_nodes
 from ddpdoctor.rules.firewall_opening import EPHEMERAL, open_chain
 from ddpdoctor.rules.registry import CheckGroup, rule
 

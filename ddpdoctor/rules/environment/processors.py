@@ -8,7 +8,7 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import need
 from ddpdoctor.model.rendezvous import by_torchrun
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.environment.processes import (
+from ddpdoctor.rules.environment.launch import (
     cpus_here,
     cpus_words,
     effective_cpus,

@@ -11,7 +11,7 @@ from ddpdoctor.model.reading import known
 from ddpdoctor.model.rendezvous import by_torchrun, in_slurm_step, text_of
 from ddpdoctor.model.slurm import expand_counts, expand_hosts
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.environment.processes import ranks_of, show_variables
+from ddpdoctor.rules.environment.launch import ranks_of, show_variables
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:

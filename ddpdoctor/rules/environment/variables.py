@@ -9,7 +9,7 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import first_names
 from ddpdoctor.model.variables import find_variable
 from ddpdoctor.rules.answers import Answer, Problem, judged
-from ddpdoctor.rules.environment.processes import ranks_of
+from ddpdoctor.rules.environment.launch import ranks_of
 from ddpdoctor.rules.registry import CheckGroup, rule
 from ddpdoctor.rules.variable_flaws import (
     Flaw,
