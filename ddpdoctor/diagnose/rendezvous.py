@@ -49,7 +49,7 @@ from ddpdoctor.probes.rendezvous.store_probe import StoreWatch, knock, more_tell
 from ddpdoctor.probes.rendezvous.torch_process import IMPORT_LIMIT_S, NoTorch, TorchError, TorchProcess
 from ddpdoctor.rules.engine import fleet_facts
 from ddpdoctor.rules.engine import judge as ask
-from ddpdoctor.rules.environment.rendezvous import takes_itself_for
+from ddpdoctor.rules.environment.master import takes_itself_for
 from ddpdoctor.rules.interface_choice import choose
 from ddpdoctor.rules.registry import CheckGroup, rules_of
 from ddpdoctor.rules.rendezvous.meeting import Meeting

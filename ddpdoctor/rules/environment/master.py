@@ -1,4 +1,4 @@
-"""DD205, DD206 and DD217: the address and port of the store."""
+"""DD205, DD206, DD208 and DD216 to DD218: the address and port of the store, and the host of the rendezvous."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.reading import known, need
-from ddpdoctor.model.rendezvous import by_torchrun, endpoints, is_loopback, text_of
-from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.environment.launch import FIRST_HOST_OF_SLURM, count_nodes, ranks_of
+from ddpdoctor.model.rendezvous import by_torchrun, endpoints, is_loopback, is_loopback_address, text_of
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
+from ddpdoctor.rules.environment.launch import FIRST_HOST_OF_SLURM, count_nodes, has_several_nodes, ranks_of
+from ddpdoctor.rules.firewall_opening import EPHEMERAL, open_chain
+from ddpdoctor.rules.interface_choice import own_ips
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.model.network import Names
+    from ddpdoctor.model.network import FirewallChain, Names, Network, PortUse
     from ddpdoctor.model.node import Fleet, Node, NodeProcess
     from ddpdoctor.model.rendezvous import Endpoint
+
 
 PRIVILEGED_PORTS = 1024
 """Ports below need root or CAP_NET_BIND_SERVICE (ip(7), net.ipv4.ip_unprivileged_port_start)."""
@@ -247,3 +250,241 @@ def _all_endpoints(node: Node) -> list[tuple[NodeProcess, Endpoint]]:
 
 def _seen(found: list[tuple[NodeProcess, Endpoint]]) -> str:
     return ", ".join(dict.fromkeys(f"{endpoint.variable}={endpoint.host}" for _, endpoint in found))
+
+
+_PORTS = re.compile(r"\bdports? \{? ?((?:\d+(?:[:-]\d+)?(?:, ?)?)+)")
+_OTHER_PROTOCOL = re.compile(r"\b(?:udp|sctp|dccp|igmp|esp|ah|gre|vrrp|ospf|ipv6-frag)\b")
+_TCP = re.compile(r"\btcp\b|\bl4proto\b")
+
+
+@rule(
+    "DD216", "port-free", Severity.ERROR, "Another process listens on MASTER_PORT",
+    after=("env-range",),
+    group=CheckGroup.NETWORK, needs=("network",),
+    reads="bind(MASTER_PORT) with and without SO_REUSEADDR, /proc/net/tcp, /proc/*/fd, on the host of rank 0",
+)  # fmt: skip
+def check_port_free(node: Node) -> Answer:
+    """Report a MASTER_PORT that rank 0 cannot listen on."""
+    use = need(need(node.network).master_port)
+    if use.free and not use.time_wait:
+        return passed(f"port {use.port} can be listened on")
+    return judged([_in_wait(use) if use.free else _taken(use)], f"port {use.port}: {use.error or 'TIME_WAIT'}")
+
+
+def _in_wait(use: PortUse) -> Problem:
+    return Problem(
+        summary=f"connections of an earlier job to MASTER_PORT {use.port} are still in TIME_WAIT: this affects "
+        "programs without SO_REUSEADDR, but not torch's store",
+        evidence=(f"port {use.port} can be bound with SO_REUSEADDR, but not without",),
+        fix="nothing, or wait a minute",
+        severity=Severity.INFO,
+    )
+
+
+def _taken(use: PortUse) -> Problem:
+    if use.owner is None and use.error is not None and "in use" not in use.error:
+        return Problem(
+            summary=f"MASTER_PORT {use.port} cannot be listened on: {use.error}",
+            fix="export MASTER_PORT=29500 on all nodes",
+        )
+    who = use.owner or "a process that is not visible to this user"
+    number = f" (process {use.owner_pid})" if use.owner_pid is not None else ""
+    stop = (
+        f"kill {use.owner_pid}" if use.owner_pid is not None else f"sudo ss -ltnp sport = :{use.port}; end that process"
+    )
+    return Problem(
+        summary=f"another process uses MASTER_PORT {use.port}: rank 0 fails with EADDRINUSE",
+        evidence=(f"{who}{number} listens on it",),
+        fix=f"{stop}, if it is a leftover process; or export MASTER_PORT={_another(use.port)} on all nodes",
+    )
+
+
+def _another(port: int) -> int:
+    return port + 1 if port < 65535 else 29500
+
+
+@rule(
+    "DD218", "firewall-local", Severity.WARNING, "The host's own firewall blocks other nodes",
+    group=CheckGroup.NETWORK, needs=("network",),
+    reads="nft list ruleset, iptables-save (as root), ip_local_port_range",
+)  # fmt: skip
+def check_firewall_local(fleet: Fleet) -> Answer:
+    """Report a packet filter that refuses incoming connections from the other nodes."""
+    seen, problems, known_of = [], [], 0
+    for node, network in fleet.each(lambda node: node.network):
+        if isinstance(network.firewall, tuple):
+            known_of += 1
+            seen.append(_ports_seen(network.firewall))
+            problems += [_refuses(node, network, chain) for chain in network.firewall if not _lets_in(chain, network)]
+    if not known_of:
+        need(fleet.each(lambda node: node.network)[0][1].firewall)
+    if not has_several_nodes(fleet):
+        return passed(f"{'; '.join(dict.fromkeys(seen))}; this does not matter on one node")
+    return judged(problems, "; ".join(dict.fromkeys(seen)))
+
+
+def _ports_seen(chains: tuple[FirewallChain, ...]) -> str:
+    return ", ".join(f"{chain.name}: {chain.refusal}" for chain in chains) or "no chain refuses incoming connections"
+
+
+def _lets_in(chain: FirewallChain, network: Network) -> bool:
+    low, high = network.local_ports or EPHEMERAL
+    return any(_is_wide(rule, low, high) for rule in chain.accepts)
+
+
+def _is_wide(rule: str, low: int, high: int) -> bool:
+    """Say whether an accepting rule covers TCP and all ports that the kernel hands out."""
+    if _OTHER_PROTOCOL.search(rule) and not _TCP.search(rule):
+        return False
+    ports = _PORTS.search(rule)
+    if ports is None:
+        return "dport" not in rule
+    spans = re.findall(r"(\d+)[:-](\d+)", ports[1])
+    return any(int(first) <= low and int(last) >= high for first, last in spans)
+
+
+def _refuses(node: Node, network: Network, chain: FirewallChain) -> Problem:
+    low, high = network.local_ports or EPHEMERAL
+    return Problem(
+        summary=f"the firewall refuses incoming connections ({chain.name}: {chain.refusal}), and no rule allows the "
+        f"other nodes on ports {low}-{high}, which NCCL and Gloo use",
+        evidence=tuple(f"it accepts: {rule}" for rule in chain.accepts) or ("it accepts nothing from other hosts",),
+        fix=open_chain(chain),
+        confidence=Confidence.MEDIUM,
+        hosts=(node.host,),
+    )
+
+
+DEFAULT_PORT = 29400
+"""The default of the c10d rendezvous (torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py)."""
+
+
+@rule(
+    "DD208", "rdzv-host", Severity.ERROR, "No host, or more than one, acts as the rendezvous host",
+    after=("master-loopback",),
+    group=CheckGroup.NETWORK, needs=("names", "network"),
+    reads="PET_RDZV_ENDPOINT, PET_RDZV_BACKEND, PET_RDZV_CONF, MASTER_ADDR, gethostname, getaddrinfo, interfaces",
+)  # fmt: skip
+def check_rdzv_host(fleet: Fleet) -> Answer:
+    """Report a rendezvous endpoint that no host, or more than one, recognizes as itself."""
+    reason = _why_no_rendezvous(fleet)
+    if reason is not None:
+        return skipped(reason)
+    endpoint = _rendezvous(fleet)
+    if endpoint is None:
+        return skipped("the nodes have no common endpoint (PET_RDZV_ENDPOINT with c10d, MASTER_ADDR)")
+    matching = [(node, takes_itself_for(names, endpoint.host)) for node, names in fleet.each(lambda n: n.names)]
+    hosts = [node.host for node, matches in matching if matches]
+    seen = (
+        f"{endpoint.variable}={endpoint.host}, which matches {name_list(hosts) if hosts else 'no host'} by torch's rule"
+    )
+    if len(hosts) == 1:
+        return passed(seen)
+    if not hosts and (fleet.missing or any(matches is None for _, matches in matching)):
+        return unknown(f"{endpoint.host} matches none of the {len(matching)} known host names")
+    problem = _several(fleet, endpoint, hosts) if hosts else _nobody(fleet, endpoint)
+    return judged([problem], seen)
+
+
+def _why_no_rendezvous(fleet: Fleet) -> str | None:
+    processes = [process for _, process in fleet.processes()]
+    reasons = {
+        "no launcher was seen, and one host cannot decide this": not fleet.gathered,
+        "torchrun's rendezvous is over, and its store works": any(map(by_torchrun, processes)),
+        "one node": len(fleet.nodes) < 2,
+        "torchrun does not start these ranks": len(processes) > len(fleet.nodes)
+        or any(text_of(process, "RANK") for process in processes),
+        "is_host in PET_RDZV_CONF selects the host": any(
+            "is_host" in text_of(process, "PET_RDZV_CONF") for process in processes
+        ),
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+def _rendezvous(fleet: Fleet) -> Endpoint | None:
+    """Return the endpoint, if all nodes have the same one."""
+    found: set[Endpoint | None] = {_endpoint_of(process) for _, process in fleet.processes()}
+    return found.pop() if len(found) == 1 else None
+
+
+def _endpoint_of(process: NodeProcess) -> Endpoint | None:
+    given = {endpoint.variable: endpoint for endpoint in endpoints(process)}
+    backend = text_of(process, "PET_RDZV_BACKEND")
+    if backend == "c10d":
+        return given.get("PET_RDZV_ENDPOINT")
+    return None if backend or text_of(process, "PET_NODE_RANK") else given.get("MASTER_ADDR")
+
+
+def takes_itself_for(names: Names, host: str) -> bool | None:
+    """Say whether torch on this node recognizes itself as the endpoint's host, or None if that is not known."""
+    if host == "localhost" or is_loopback_address(host) or host in {names.hostname, names.fqdn}:
+        return True
+    if names.own.error is not None:
+        return None
+    looked_up = names.master.addresses if names.master is not None and names.master.name == host else ()
+    return bool({*looked_up, host} & {*names.own.addresses})
+
+
+def _severity(fleet: Fleet, endpoint: Endpoint) -> Severity:
+    if endpoint.variable == "PET_RDZV_ENDPOINT":
+        return Severity.ERROR
+    many_gpus = any((process.number("SLURM_GPUS_ON_NODE") or 0) > 1 for _, process in fleet.processes())
+    return Severity.WARNING if many_gpus else Severity.INFO
+
+
+def _if_given(endpoint: Endpoint) -> str:
+    """Return the condition to add to a message if the endpoint is only assumed."""
+    return "" if endpoint.variable == "PET_RDZV_ENDPOINT" else ", if it is what torchrun gets as --rdzv-endpoint"
+
+
+def _nobody(fleet: Fleet, endpoint: Endpoint) -> Problem:
+    owner = next(
+        (
+            node
+            for node in fleet.nodes
+            if _meant(node, endpoint.host) & {str(ip) for ip in own_ips(known(node.network))}
+        ),
+        None,
+    )
+    first = owner or fleet.nodes[0]
+    own_card = f"an interface of {first.host} has the address, but its host name does not resolve to it"
+    compared = f"compared with the names of {name_list(tuple(node.host for node in fleet.nodes))}"
+    return Problem(
+        summary=f"no host matches {endpoint.host} in {endpoint.variable}: no host starts the store, and all nodes "
+        f"wait{_if_given(endpoint)}",
+        evidence=(own_card, compared) if owner is not None else (compared,),
+        fix=_fix(first.host, endpoint),
+        severity=_severity(fleet, endpoint),
+        hosts=(first.host,),
+    )
+
+
+def _several(fleet: Fleet, endpoint: Endpoint, hosts: list[str]) -> Problem:
+    return Problem(
+        summary=f"{name_list(hosts)} all match {endpoint.host} in {endpoint.variable}: each starts its own "
+        f"store{_if_given(endpoint)}",
+        evidence=("their names resolve to the same address",),
+        fix=_fix(fleet.nodes[0].host, endpoint),
+        severity=max(Severity.WARNING, _severity(fleet, endpoint), key=lambda severity: severity.order),
+        hosts=tuple(hosts),
+    )
+
+
+def _fix(host: str, endpoint: Endpoint) -> str:
+    port = endpoint.port or DEFAULT_PORT
+    return (
+        f"torchrun --rdzv-endpoint={host}:{port} on all nodes, with --rdzv-conf is_host=1 on {host} and is_host=0 on "
+        "the others"
+    )
+
+
+def _addresses(node: Node) -> set[str]:
+    return {str(ip) for ip in own_ips(known(node.network))}
+
+
+def _meant(node: Node, host: str) -> set[str]:
+    """Return the addresses that the endpoint's host may have."""
+    names = known(node.names)
+    if names is None or names.master is None or names.master.name != host:
+        return {host}
+    return {host, *names.master.addresses}
