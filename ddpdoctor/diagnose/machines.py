@@ -30,7 +30,7 @@ from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.reading import Unread, Why
 from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.engine import fleet_facts
-from ddpdoctor.rules.environment.expected_versions import VERSION_OF
+from ddpdoctor.rules.environment.versions import VERSION_OF
 from ddpdoctor.rules.registry import rules_of
 
 if TYPE_CHECKING:

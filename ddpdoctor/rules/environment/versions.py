@@ -1,4 +1,4 @@
-"""DD101 and DD104: whether torch can be imported, and whether all nodes run the same versions."""
+"""DD101 to DD106 and DD301 to DD303: the versions of torch, NCCL and the driver, and whether they fit."""
 
 from __future__ import annotations
 
@@ -6,19 +6,87 @@ import re
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.model.reading import Unread, Why, known, need
-from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.environment.gpus import driver_of
-from ddpdoctor.rules.environment.wheels import install_torch, pip, reinstall_torch, torch_package
+from ddpdoctor.model.software import release
+from ddpdoctor.model.visible_devices import VARIABLE, read_visible
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
+from ddpdoctor.rules.environment.gpus import driver_of, imported_torch, nvidia_gpus
+from ddpdoctor.rules.environment.launch import ranks_here
+from ddpdoctor.rules.environment.links import AMD
 from ddpdoctor.rules.majority import Split, Voice, compare, describe
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from ddpdoctor.model.gpus import Gpu
-    from ddpdoctor.model.node import Fleet, Node
-    from ddpdoctor.model.software import Software, TorchBuild
+    from ddpdoctor.model.node import ExpectedVersion, Fleet, Node
+    from ddpdoctor.model.software import Software, TorchBuild, TorchDevice
+
+
+INDEX = "https://download.pytorch.org/whl/"
+SELECTOR = "https://pytorch.org/get-started/locally"
+CUDA_WHEELS = (
+    ("cu130", 580, (2, 9), None),
+    ("cu128", 570, (2, 7), (2, 11)),
+    ("cu126", 525, (2, 6), None),
+    ("cu118", 450, (2, 0), (2, 7)),
+)
+"""Index, lowest driver, and the first and last torch in that index: https://pytorch.org/get-started/previous-versions.
+A build for CUDA 12.8 runs on driver 525 too, but such a driver fits a build for 12.6 better."""
+
+
+def pip(node: Node) -> str:
+    """Return the beginning of a pip command for the Python that ran the check."""
+    software = known(node.software)
+    return f"{software.executable if software else 'python'} -m pip install"
+
+
+def cuda_wheel(version: str | None, driver: str | None) -> str | None:
+    """Return the index whose build of a torch version fits a driver, or None if no build does."""
+    torch, major = release(version)[:2], (release(driver) or (0,))[0]
+    for index, lowest, first, last in CUDA_WHEELS:
+        fits = not torch or (torch >= first and (last is None or torch <= last))
+        if fits and major >= lowest and (torch or last is None):
+            return index
+    return None
+
+
+def install_cuda_torch(node: Node, version: str | None) -> str:
+    """Return the command that installs a CUDA build of a torch version, or of the newest one."""
+    driver = driver_of(node)
+    index = cuda_wheel(version, driver)
+    if index is None:
+        return f"upgrade the NVIDIA driver ({driver or 'unknown version'}), then install a CUDA build: {SELECTOR}"
+    plain = ".".join(str(part) for part in release(version))
+    # Without the local version, pip would accept an installed CPU build.
+    wanted = torch_package(f"{plain}+{index}") if plain else f"torch --index-url {INDEX}{index}"
+    return f"{pip(node)} {wanted}"
+
+
+def install_torch(node: Node) -> str:
+    """Return the command that installs torch on a machine that has none."""
+    if nvidia_gpus(node):
+        return install_cuda_torch(node, None)
+    software = known(node.software)
+    if software is not None and software.platform == "darwin":
+        return f"{pip(node)} torch"
+    return f"{pip(node)} torch --index-url {INDEX}cpu"
+
+
+def reinstall_torch(node: Node, version: str | None) -> str:
+    """Return the command that reinstalls the present version of torch."""
+    if not version:
+        return install_torch(node)
+    return f"{pip(node)} --force-reinstall {torch_package(version)}"
+
+
+def torch_package(version: str) -> str:
+    """Return what pip installs a version of torch from: PyPI has no version with a local part, such as +cu130."""
+    local = re.search(r"\+(cpu|cu\d+|rocm[\d.]+)$", version)
+    return f"torch=={version}" + (f" --index-url {INDEX}{local.group(1)}" if local else "")
+
 
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -177,3 +245,357 @@ _COMPARED: tuple[tuple[str, Callable[[Node], str | None], Severity], ...] = (
     ("OFED", of_software(lambda one: one.ofed), Severity.WARNING),
     ("container image", of_software(lambda one: one.image), Severity.WARNING),
 )
+
+
+AMD_COMPUTE_CLASSES = (0x0380, 0x1200)
+"""Data-center GPUs: "display controller, other" and "processing accelerator". A laptop's GPU has class 0x0300."""
+
+
+@rule(
+    "DD102",
+    "torch-cuda-build",
+    Severity.ERROR,
+    "A torch build without CUDA on a machine with GPUs",
+    group=CheckGroup.VERSIONS,
+    needs=("software", "torch", "gpus", "pci"),
+    reads="torch.version.cuda and .hip, the GPUs that NVML lists, /dev/nvidia*, PCI",
+)
+def check_torch_cuda_build(node: Node) -> Answer:
+    """Report a build of torch that cannot use the GPUs of this machine."""
+    build = imported_torch(node)
+    if build.hip:
+        return passed(f"a build for ROCm {build.hip}")
+    if all(read_visible(process.variables.get(VARIABLE), ()).on_purpose for process in node.processes):
+        return skipped("CUDA_VISIBLE_DEVICES hides all GPUs")
+    if build.cuda:
+        return _amd_without_rocm(node, build) or passed(f"a build for CUDA {build.cuda}")
+    count = nvidia_gpus(node)
+    if not count:
+        return _amd_without_rocm(node, build) or _gpu_without_driver(node) or passed("a CPU build, and no GPU here")
+    problem = Problem(
+        summary=f"torch {build.version} is a CPU build, so the GPUs here cannot be used, and there is no NCCL",
+        evidence=(f"{count_of(count, 'NVIDIA GPU')}, driver {driver_of(node) or 'of unknown version'}",),
+        fix=install_cuda_torch(node, build.version),
+    )
+    return judged([problem], f"torch {build.version} and {count} NVIDIA GPUs")
+
+
+def _amd_without_rocm(node: Node, build: TorchBuild) -> Answer | None:
+    pci, software = known(node.pci), known(node.software)
+    devices = pci.devices if pci else ()
+    found = [one for one in devices if one.vendor == AMD and one.device_class >> 8 in AMD_COMPUTE_CLASSES]
+    if not found or software is None or "/dev/kfd" not in software.gpu_devices or nvidia_gpus(node):
+        return None
+    problem = Problem(
+        summary=f"torch {build.version} has no ROCm, so the AMD GPUs here cannot be used",
+        evidence=(f"AMD GPUs at {', '.join(one.bus_id for one in found)}, and /dev/kfd",),
+        fix=f"install a ROCm build of torch with the command at {SELECTOR}",
+    )
+    return judged([problem], f"torch {build.version} and {len(found)} AMD GPUs")
+
+
+def _gpu_without_driver(node: Node) -> Answer | None:
+    gpus = known(node.gpus)
+    on_bus = [gpu for gpu in gpus.on_bus if gpu.driver != "vfio-pci"] if gpus else []
+    if not on_bus or driver_of(node):
+        return None
+    problem = Problem(
+        summary="The NVIDIA GPU has no driver and torch is a CPU build, so jobs run on the CPUs",
+        evidence=(f"a GPU at {on_bus[0].bus_id}, driver {on_bus[0].driver or 'none'}",),
+        fix="to use the GPU, install the NVIDIA driver and a CUDA build of torch",
+        severity=Severity.INFO,
+    )
+    return judged([problem], "a CPU build, and a GPU without a driver")
+
+
+@rule(
+    "DD103",
+    "nccl-loaded",
+    Severity.WARNING,
+    "The loaded NCCL is not the one that torch was built with",
+    group=CheckGroup.VERSIONS,
+    needs=("torch",),
+    reads="torch.cuda.nccl.version(), libnccl in /proc/self/maps, its ncclGetVersion, LD_PRELOAD, LD_LIBRARY_PATH",
+)
+def check_nccl_loaded(node: Node) -> Answer:
+    """Report a loaded NCCL that is not the one that torch was built with."""
+    build = imported_torch(node)
+    if build.nccl is None:
+        return skipped("torch is built without NCCL")
+    if not build.nccl_libraries:
+        return passed(f"NCCL {build.nccl}, part of torch itself")
+    if len(build.nccl_libraries) > 1:
+        return judged([_two_libraries(build)], f"libnccl from {' and '.join(build.nccl_libraries)}")
+    path, loaded = build.nccl_libraries[0], build.nccl_loaded
+    if loaded is None or loaded == build.nccl:
+        return passed(f"NCCL {build.nccl} from {path}")
+    problem = Problem(
+        summary=f"torch was built with NCCL {build.nccl}, but NCCL {loaded} is loaded",
+        evidence=_where_from(build),
+        fix=_use_own_nccl(build),
+        severity=Severity.INFO if _is_upgrade(build) else Severity.WARNING,
+    )
+    return judged([problem], f"NCCL {loaded} from {path}, built with {build.nccl}")
+
+
+def _is_upgrade(build: TorchBuild) -> bool:
+    newer = release(build.nccl_loaded) > release(build.nccl)
+    return newer and "/nvidia/nccl/" in build.nccl_libraries[0] and build.nccl_found_by is None
+
+
+def _two_libraries(build: TorchBuild) -> Problem:
+    return Problem(
+        summary=f"Two NCCL libraries are loaded into one process: {' and '.join(build.nccl_libraries)}",
+        evidence=_where_from(build),
+        fix=_use_own_nccl(build),
+    )
+
+
+def _where_from(build: TorchBuild) -> tuple[str, ...]:
+    found = [f"mapped: {path}" for path in build.nccl_libraries]
+    return (*found, f"found by {build.nccl_found_by}") if build.nccl_found_by else tuple(found)
+
+
+def _use_own_nccl(build: TorchBuild) -> str:
+    if build.nccl_found_by == "LD_PRELOAD":
+        return "unset LD_PRELOAD"
+    folder = build.nccl_libraries[0].rpartition("/")[0]
+    if build.nccl_found_by == "LD_LIBRARY_PATH":
+        return f"remove {folder} from LD_LIBRARY_PATH, at least for the job"
+    if "/nvidia/nccl/" in folder:
+        return "pip install --force-reinstall torch restores the NCCL that it was built with"
+    return f"remove the libnccl in {folder}, or install NCCL {build.nccl} there"
+
+
+@rule(
+    "DD105",
+    "hip-gpu-other",
+    Severity.INFO,
+    "torch is built for ROCm: checks of NVIDIA software do not apply",
+    group=CheckGroup.VERSIONS,
+    needs=("torch",),
+    reads="torch.version.hip",
+)
+def check_hip_gpu_other(node: Node) -> Answer:
+    """Report that torch is built for AMD GPUs, so checks of NVIDIA software are skipped."""
+    build = imported_torch(node)
+    if not build.hip:
+        return skipped("torch is not built for ROCm")
+    problem = Problem(
+        summary=f"torch is built for ROCm {build.hip}: checks of the NVIDIA driver and GPUs do not apply",
+        fix="use rocm-smi to check the GPUs",
+    )
+    return judged([problem], f"ROCm {build.hip}")
+
+
+VERSION_OF: dict[str, Callable[[Node], str | None]] = {
+    "torch": torch_of,
+    "nccl": nccl_of,
+    "python": of_software(lambda one: one.python),
+    "driver": driver_of,
+    "kernel": of_software(lambda one: one.kernel),
+}
+"""Reads a node's version by the name that the user gives."""
+
+
+@rule(
+    "DD106",
+    "version-expected",
+    Severity.ERROR,
+    "A node does not run the expected version",
+    group=CheckGroup.VERSIONS,
+    needs=("software", "torch", "gpus"),
+    reads="--expect-version, and the versions of torch, NCCL, Python, driver and kernel of every node",
+)
+def check_version_expected(fleet: Fleet) -> Answer:
+    """Compare versions with those that the user expects."""
+    if not fleet.expected:
+        return skipped("no version is expected (--expect-version)")
+    seen = {
+        (expected, node.host): VERSION_OF[expected.name](node) for expected in fleet.expected for node in fleet.nodes
+    }
+    wrong = {key: version for key, version in seen.items() if version and not _holds(key[0], version)}
+    found = [_expected_problem(expected, version, hosts) for (expected, version), hosts in _by_version(wrong).items()]
+    unread = sorted({expected.name for (expected, _), version in seen.items() if not version})
+    if unread and not found:
+        return unknown(f"the version of {', '.join(unread)} is unknown on some nodes")
+    return judged(found, f"expected: {', '.join(one.text for one in fleet.expected)}")
+
+
+def _by_version(wrong: dict[tuple[ExpectedVersion, str], str]) -> dict[tuple[ExpectedVersion, str], list[str]]:
+    hosts: dict[tuple[ExpectedVersion, str], list[str]] = {}
+    for (expected, host), version in wrong.items():
+        hosts.setdefault((expected, version), []).append(host)
+    return hosts
+
+
+def _expected_problem(expected: ExpectedVersion, version: str, hosts: Iterable[str]) -> Problem:
+    return Problem(
+        summary=f"{expected.name} is {version}, but {expected.text} is expected",
+        fix=f"install a version of {expected.name} that meets {expected.text}, or correct --expect-version",
+        hosts=tuple(hosts),
+    )
+
+
+def _holds(expected: ExpectedVersion, version: str) -> bool:
+    """Return whether a version meets the expectation. If Python cannot read it, its leading numbers count."""
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        read = Version(version)
+    except InvalidVersion:
+        numbers = re.match(r"\d+(\.\d+)*", version)
+        if numbers is None:
+            return False
+        read = Version(numbers[0])
+    return SpecifierSet(expected.specifier).contains(read, prereleases=True)
+
+
+MIN_DRIVER = {11: 450, 12: 525, 13: 580}
+"""Lowest driver for a major version of CUDA.
+https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html"""
+VERSION_MISMATCH = "LIB_RM_VERSION_MISMATCH"
+"""NVML's error 18, without its prefix."""
+
+
+@rule(
+    "DD301",
+    "driver-min",
+    Severity.ERROR,
+    "The NVIDIA driver is too old for torch's CUDA version",
+    group=CheckGroup.GPUS,
+    needs=("software", "torch", "gpus"),
+    reads="/proc/driver/nvidia/version or NVML, torch.version.cuda, the libcuda that is loaded",
+)
+def check_driver_min(node: Node) -> Answer:
+    """Report a driver that is too old for torch's major version of CUDA."""
+    if not nvidia_gpus(node):
+        return skipped("this machine or container has no NVIDIA GPU")
+    build, software, driver = known(node.torch), known(node.software), driver_of(node)
+    if build is not None and build.hip:
+        return skipped("torch is built for ROCm")
+    cuda = (build.cuda if build else None) or (software.torch_cuda if software else None)
+    if cuda is None or driver is None:
+        return skipped("torch is not built for CUDA" if driver else "the driver version is unknown")
+    seen = f"driver {driver}, torch built for CUDA {cuda}"
+    least = MIN_DRIVER.get(release(cuda)[0])
+    if (build is not None and build.cuda_available) or least is None or release(driver)[0] >= least:
+        return passed(seen)
+    return judged([_too_old(node, driver, cuda, least, build)], seen)
+
+
+def _too_old(node: Node, driver: str, cuda: str, least: int, build: TorchBuild | None) -> Problem:
+    software = known(node.software)
+    version = (build.version if build else None) or (software.torch_version if software else None)
+    older = cuda_wheel(version, driver)
+    other = f", or {install_cuda_torch(node, version)}" if older else ""
+    evidence = [f"CUDA says: {build.cuda_error}"] if build and build.cuda_error else []
+    if build and build.cuda_library and "compat" in build.cuda_library:
+        evidence.append(f"cuda-compat is in use ({build.cuda_library}) but does not help here")
+    return Problem(
+        summary=f"NVIDIA driver {driver} is too old for torch's CUDA {cuda}, which needs {least} or newer",
+        evidence=tuple(evidence),
+        fix=f"upgrade the driver to {least} or newer{other}",
+    )
+
+
+@rule(
+    "DD302",
+    "driver-lib-mismatch",
+    Severity.ERROR,
+    "The NVIDIA kernel driver and its libraries have different versions",
+    group=CheckGroup.GPUS,
+    needs=("software", "gpus"),
+    reads="/proc/driver/nvidia/version, the names of libnvidia-ml.so.*, how NVML starts",
+)
+def check_driver_lib_mismatch(node: Node) -> Answer:
+    """Report driver libraries whose version differs from the kernel module's."""
+    gpus = known(node.gpus)
+    if gpus is not None and gpus.init_error == VERSION_MISMATCH:
+        return judged([_mismatch(node, "NVML says: driver/library version mismatch")], "NVML refuses to start")
+    if gpus is not None and gpus.devices:
+        return passed(f"NVML works with driver {driver_of(node)}")
+    if not nvidia_gpus(node):
+        return skipped("this machine or container has no NVIDIA GPU")
+    software = need(node.software)
+    versions = {path.rpartition(".so.")[2] for path in software.nvml_libraries}
+    if software.driver is None or not versions:
+        return skipped("the version of the driver or its libraries is unknown")
+    seen = f"driver {software.driver}, libraries {' and '.join(sorted(versions))}"
+    if software.driver in versions:
+        return passed(seen)
+    return judged([_mismatch(node, f"found: {', '.join(software.nvml_libraries)}")], seen)
+
+
+def _mismatch(node: Node, evidence: str) -> Problem:
+    software = known(node.software)
+    driver = f" {software.driver}" if software and software.driver else ""
+    reload = "sudo rmmod nvidia_drm nvidia_modeset nvidia_uvm nvidia && sudo modprobe nvidia nvidia_uvm"
+    restart = " (in a container: restart it)" if software and software.container else ""
+    return Problem(
+        summary=f"The kernel has loaded NVIDIA driver{driver}, but its libraries have another version: no GPU works",
+        evidence=(evidence,),
+        fix=f"reboot, or, when no process uses the GPUs: {reload}{restart}",
+    )
+
+
+@rule(
+    "DD303",
+    "arch",
+    Severity.ERROR,
+    "torch has no kernels for a GPU of this node",
+    group=CheckGroup.GPUS,
+    needs=("torch", "software", "gpus"),
+    reads="torch.cuda.get_arch_list(), torch.cuda.get_device_capability()",
+)
+def check_arch(node: Node) -> Answer:
+    """Report a GPU that torch has no code for."""
+    build = imported_torch(node)
+    if build.hip or not build.cuda:
+        return skipped("torch is not built for CUDA")
+    if not build.devices or not build.arch_list:
+        return skipped(build.cuda_error or "torch sees no GPU")
+    unfit = [device for device in build.devices if not any(_runs_on(arch, device) for arch in build.arch_list)]
+    seen = f"{', '.join(sorted({_capability(device) for device in build.devices}))} with {' '.join(build.arch_list)}"
+    if not unfit:
+        return passed(seen)
+    needed = len(unfit) == len(build.devices) or any(device.index < ranks_here(node) for device in unfit)
+    problem = Problem(
+        summary=f"torch {build.version} has no kernels for {unfit[0].name} ({_capability(unfit[0])})",
+        evidence=(
+            f"GPUs {', '.join(str(device.index) for device in unfit)}",
+            f"torch is built for {' '.join(build.arch_list)}",
+        ),
+        fix=_fit_arch(node, build, unfit),
+        severity=Severity.ERROR if needed else Severity.WARNING,
+    )
+    return judged([problem], seen)
+
+
+def _capability(device: TorchDevice) -> str:
+    return f"sm_{device.capability[0]}{device.capability[1]}"
+
+
+def _runs_on(arch: str, device: TorchDevice) -> bool:
+    match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch)
+    if match is None:
+        return False
+    kind, built, only = match.group(1), (int(match.group(2)), int(match.group(3))), match.group(4)
+    if only == "a":
+        return built == device.capability
+    if kind == "sm" or only == "f":
+        return built[0] == device.capability[0] and built[1] <= device.capability[1]
+    return built <= device.capability
+
+
+def _fit_arch(node: Node, build: TorchBuild, unfit: list[TorchDevice]) -> str:
+    newest = max(
+        (int(match.group(1)) for arch in build.arch_list if (match := re.search(r"_(\d+)\d[af]?$", arch))), default=0
+    )
+    if unfit[0].capability[0] > newest:
+        return f"install a newer build: {install_cuda_torch(node, None)}"
+    fit = [str(device.index) for device in build.devices if device not in unfit]
+    if fit:
+        return f"export CUDA_VISIBLE_DEVICES={','.join(fit)}"
+    return f"install an older build of torch that still supports {_capability(unfit[0])}: {SELECTOR}"

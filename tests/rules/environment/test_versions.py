@@ -12,7 +12,7 @@ from ddpdoctor.model.links import Pci, PciDevice
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import Unread, Why
 from ddpdoctor.model.software import release
-from ddpdoctor.rules.environment.wheels import cuda_wheel
+from ddpdoctor.rules.environment.versions import cuda_wheel
 from tests.rules.environment.build import ask, failed, fleet, node, process
 from tests.rules.environment.machine_facts import cpu_torch, device, gpus, software, torch
 
