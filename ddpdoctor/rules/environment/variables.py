@@ -1,15 +1,20 @@
-"""DD111 to DD114: environment variables that are unknown, have wrong values, are deprecated, or do harm."""
+"""DD111 to DD116, DD234 and DD235: variables that are wrong, harmful, or not the same everywhere; NCCL's files."""
 
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import first_names
-from ddpdoctor.model.variables import find_variable
-from ddpdoctor.rules.answers import Answer, Problem, judged
+from ddpdoctor.model.reading import known, need
+from ddpdoctor.model.rendezvous import is_loopback, parse_endpoint, text_of
+from ddpdoctor.model.software import release
+from ddpdoctor.model.variables import find_variable, must_agree
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.environment.launch import ranks_of
+from ddpdoctor.rules.majority import Split, Voice, compare, describe
 from ddpdoctor.rules.registry import CheckGroup, rule
 from ddpdoctor.rules.variable_flaws import (
     Flaw,
@@ -20,7 +25,7 @@ from ddpdoctor.rules.variable_flaws import (
     find_wrong_value,
     read_context,
     show,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,7 +35,11 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.variable_dangers import VariableContext
 
     Flaws = Callable[[NodeProcess, VariableContext], Iterable[Flaw | None]]
-    """A function that yields what is wrong with the variables of a process."""
+    "A function that yields what is wrong with the variables of a process."
+    from collections.abc import Iterable, Iterator
+
+    from ddpdoctor.model.node import ConfFile, Fleet, Node, NodeProcess
+
 
 MOST_SHOWN = 6
 OF_THE_LAUNCH = frozenset({"slurm", "k8s", "mpi", "launcher", "build", "loader", "network"})
@@ -151,3 +160,328 @@ def _shown(node: Node) -> str:
     }
     names = sorted(settings, key=lambda text: settings[text])
     return first_names(names, MOST_SHOWN) or "no variable of NCCL, torch, Gloo, CUDA or OpenMP is set"
+
+
+QUESTIONS = (find_wrong_value, find_deprecated, find_danger, find_too_new)
+
+
+@rule(
+    "DD115", "nccl-conf", Severity.WARNING, "An NCCL configuration file has a wrong setting",
+    group=CheckGroup.VARIABLES, needs=("conf_files", "software", "rdma"),
+    reads="/etc/nccl.conf, ~/.nccl.conf, the file in NCCL_CONF_FILE",
+)  # fmt: skip
+def check_nccl_conf(node: Node) -> Answer:
+    """Report errors in NCCL's files, which set variables that do not show in the environment."""
+    files = need(node.conf_files)
+    if not files:
+        return skipped("there is no /etc/nccl.conf or ~/.nccl.conf, and NCCL_CONF_FILE is not set")
+    context = read_context(node, node.first)
+    problems = [problem for file in files for problem in _judge_file(file, context)]
+    return judged(problems, "; ".join(_describe(file) for file in files))
+
+
+def _describe(file: ConfFile) -> str:
+    if file.unread:
+        return f"{file.path} cannot be read"
+    names = ", ".join(file.variables) or "nothing"
+    return f"{file.path} sets {names}"
+
+
+def _judge_file(file: ConfFile, context: VariableContext) -> Iterator[Problem]:
+    reason = file.unread or _passed_over(file, context)
+    if reason:
+        yield _unread_problem(file, reason)
+        return
+    if file.bad_lines:
+        yield _bad_lines(file)
+    if file.repeated_lines:
+        yield _repeated_lines(file)
+    for name, value in file.variables.items():
+        if name not in (*file.hidden_by_env, *file.hidden_by_file):
+            yield from (_flaw_problem(file, flaw) for flaw in _flaws(name, value, context))
+
+
+def _flaws(name: str, value: str, context: VariableContext) -> Iterator[Flaw]:
+    variable = find_variable(name)
+    if variable is None:
+        flaw = find_unknown(name, context)
+        yield from [] if flaw is None else [flaw]
+        return
+    found = (question(variable, value, context) for question in QUESTIONS if variable.shown)
+    yield from (flaw for flaw in found if flaw is not None)
+
+
+def _passed_over(file: ConfFile, context: VariableContext) -> str:
+    """Return why the installed NCCL skips this file, or "" if it reads the file or its version is not known."""
+    installed = context.versions.get("nccl", ())
+    if installed and file.since and installed < release(file.since):
+        return f"before {file.since}, it uses the home folder from the password database, not HOME"
+    if installed and file.until and installed > release(file.until):
+        return f"after {file.until}, it uses HOME, not the home folder from the password database"
+    return ""
+
+
+def _unread_problem(file: ConfFile, reason: str) -> Problem:
+    names = ", ".join(f"{name}={show(value)}" if value else name for name, value in file.variables.items())
+    path = shlex.quote(file.path)
+    return Problem(
+        summary=f"NCCL does not read {file.path}: {reason}",
+        evidence=(f"it sets {names}",) if names else ("NCCL does not report this",),
+        fix=f"export NCCL_CONF_FILE={path}" if names else f"ls -l {path}, or unset NCCL_CONF_FILE",
+    )
+
+
+def _bad_lines(file: ConfFile) -> Problem:
+    mend = r"s/^\s*(export\s+)?//; {}s/\s*=\s*/=/"
+    return Problem(
+        summary=f"{_lines(file.bad_lines)} of {file.path} is not NAME=VALUE from the first column, so it has no effect",
+        evidence=("NCCL does not report lines that it cannot read",),
+        fix=_sed("-i -E", (f"{line}{mend.format(line)}" for line in file.bad_lines), file),
+    )
+
+
+def _repeated_lines(file: ConfFile) -> Problem:
+    return Problem(
+        summary=f"{_lines(file.repeated_lines)} of {file.path} repeats an earlier setting, so it has no effect",
+        evidence=("if two lines have the same name, NCCL uses the first",),
+        fix=_sed("-i", (f"{line}d" for line in file.repeated_lines), file),
+    )
+
+
+def _lines(numbers: tuple[int, ...]) -> str:
+    return f"line {numbers[0]}" if len(numbers) == 1 else f"each of the lines {', '.join(map(str, numbers))}"
+
+
+def _sed(options: str, commands: Iterable[str], file: ConfFile) -> str:
+    return f"sed {options} '{'; '.join(commands)}' {shlex.quote(file.path)}"
+
+
+def _flaw_problem(file: ConfFile, flaw: Flaw) -> Problem:
+    return Problem(
+        summary=flaw.summary,
+        evidence=(_file_origin(file, flaw.name), *flaw.evidence),
+        fix=_file_fix(file, flaw),
+        severity=flaw.severity,
+        confidence=flaw.confidence,
+    )
+
+
+def _file_origin(file: ConfFile, name: str) -> str:
+    value = file.variables[name]
+    setting = f"{name}={show(value)}" if value else name
+    return f"{setting} is in line {file.lines.get(name, 0)} of {file.path}; the environment does not show it"
+
+
+def _file_fix(file: ConfFile, flaw: Flaw) -> str:
+    """Return the command that changes or deletes the line."""
+    line, path = file.lines.get(flaw.name, 0), shlex.quote(file.path)
+    if not flaw.set_name:
+        return f"sed -i {line}d {path}"
+    if flaw.set_name == flaw.name:
+        text = f"{line}c\\{flaw.name}={flaw.set_value}"
+        return f"sed -i {shlex.quote(text)} {path}"
+    return f"sed -i '{line}s/^[^=]*/{flaw.set_name}/' {path}"
+
+
+PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+
+
+@rule(
+    "DD116", "proxy-env", Severity.INFO, "A proxy is between the ranks and their etcd rendezvous",
+    group=CheckGroup.VARIABLES, needs=(),
+    reads="http_proxy, https_proxy, no_proxy, PET_RDZV_BACKEND, PET_RDZV_ENDPOINT",
+)  # fmt: skip
+def check_proxy_env(node: Node) -> Answer:
+    """Report an HTTP proxy whose exceptions do not name the host of the etcd rendezvous."""
+    process = node.first
+    if not process.variables.get("PET_RDZV_BACKEND", "").startswith("etcd"):
+        return skipped("PET_RDZV_BACKEND is not etcd, and no other rendezvous uses HTTP")
+    proxies = [name for name in PROXIES if process.variables.get(name)]
+    host = _rendezvous_host(process)
+    if not proxies or not host:
+        return judged([], "no proxy is set" if host else "no rendezvous host is set")
+    exceptions = ",".join(process.variables.get(name, "") for name in ("no_proxy", "NO_PROXY"))
+    if _is_excepted(host, exceptions):
+        return judged([], f"no_proxy includes {host}")
+    problem = Problem(
+        summary=f"{proxies[0]} is set, but no_proxy does not include {host}, the etcd rendezvous host",
+        evidence=(f"{', '.join(proxies)} set, no_proxy={show(process.variables.get('no_proxy', ''))}",),
+        fix=f'export no_proxy="${{no_proxy:+$no_proxy,}}{host}"; export NO_PROXY="$no_proxy"',
+    )
+    return judged([problem], f"{proxies[0]} without an exception for {host}")
+
+
+def _rendezvous_host(process: NodeProcess) -> str:
+    for name in ("PET_RDZV_ENDPOINT", "MASTER_ADDR"):
+        endpoint = parse_endpoint(process.variables.get(name, ""), name)
+        if endpoint is not None:
+            return endpoint.host
+    return ""
+
+
+def _is_excepted(host: str, exceptions: str) -> bool:
+    domains = [domain.strip().lower().lstrip(".") for domain in exceptions.split(",") if domain.strip()]
+    return any(domain == "*" or host.lower() == domain or host.lower().endswith(f".{domain}") for domain in domains)
+
+
+WORLD = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+HANG = frozenset({"NCCL_ALGO", "NCCL_PROTO"})
+"""Each rank chooses the algorithm and protocol of a collective from its own variables. Ranks that choose differently
+wait for each other."""
+RENDEZVOUS = (
+    "TORCHELASTIC_RUN_ID", "PET_RDZV_ID", "PET_NNODES", "PET_RDZV_BACKEND", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR",
+    "PET_MASTER_PORT",
+)  # fmt: skip
+UNSET = ""
+MANY_SIDES = 4
+"""Up to this many different values are all shown. If there are more, only the first two are."""
+
+
+@rule(
+    "DD234", "ws-same", Severity.WARNING, "A variable differs between ranks but must be equal",
+    after=("rdzv-id-same",),
+    group=CheckGroup.LAUNCH, needs=("names", "conf_files"),
+    reads="WORLD_SIZE, MASTER_ADDR, MASTER_PORT, variables of NCCL and torch that must agree, NCCL's files",
+)  # fmt: skip
+def check_ws_same(fleet: Fleet) -> Answer:
+    """Report variables on which the ranks disagree, and which ranks differ from the majority."""
+    processes = list(fleet.processes())
+    if not fleet.gathered:
+        return skipped("no launcher was seen, so there is only one process")
+    if len(processes) < 2:
+        return skipped("only one process answered")
+    names = (*WORLD, *sorted(must_agree() - set(WORLD)))
+    splits = {name: compare(_voice(node, process, name) for node, process in processes) for name in names}
+    problems = [_differs(fleet, name, split) for name, split in splits.items() if split is not None]
+    world = ", ".join(
+        f"{name}={processes[0][1].variables[name]}" for name in WORLD if name in processes[0][1].variables
+    )
+    return judged(
+        [problem for problem in problems if problem is not None],
+        f"{len(names)} variables of {len(processes)} ranks" + (f"; {world}" if world else ""),
+    )
+
+
+def _voice(node: Node, process: NodeProcess, name: str) -> Voice[str]:
+    """Return a rank's value of a variable. A value that NCCL reads from a file counts as set."""
+    value = text_of(process, name)
+    if not value and name.startswith("NCCL_"):
+        files = known(node.conf_files) or ()
+        value = next((file.variables[name] for file in files if file.variables.get(name)), UNSET)
+    ranks = (process.rank,) if process.rank is not None else ()
+    return Voice(host=node.host, ranks=ranks, value=value)
+
+
+def _differs(fleet: Fleet, name: str, split: Split[str]) -> Problem | None:
+    values = {side.value for side in split.sides}
+    if name == "MASTER_ADDR" and _same_host(fleet, values - {UNSET}):
+        return None
+    return Problem(
+        summary=f"{_who_has_what(name, split, by_rank=True)}: {_consequence(name)}",
+        evidence=tuple(_files(fleet, name)),
+        fix=_fix(name, split),
+        severity=_severity(name, values),
+        confidence=split.confidence,
+        ranks=split.ranks,
+        hosts=split.hosts,
+    )
+
+
+def _severity(name: str, values: set[str]) -> Severity:
+    if name == "TORCH_DISTRIBUTED_DEBUG":
+        return Severity.ERROR if "DETAIL" in {value.upper() for value in values} else Severity.INFO
+    return Severity.ERROR if name in WORLD or name in HANG else Severity.WARNING
+
+
+def _consequence(name: str) -> str:
+    if name == "WORLD_SIZE":
+        return "the ranks wait for different numbers of ranks"
+    if name in WORLD:
+        return "the ranks look for different stores"
+    if name in HANG:
+        return "ranks that choose differently hang in a collective"
+    return "it must be the same on all ranks"
+
+
+def _who_has_what(name: str, split: Split[str], *, by_rank: bool) -> str:
+    sides = len(split.sides)
+    if sides <= MANY_SIDES:
+        return describe(split, name, words=_word, by_rank=by_rank, sign=" is ")
+    two = describe(
+        replace(split, majority=None, minorities=split.minorities[:2]), "such as", words=_word, by_rank=by_rank
+    )
+    return f"{name} has {sides} different values, {two}"
+
+
+def _word(value: str) -> str:
+    return value or "unset"
+
+
+def _fix(name: str, split: Split[str], everywhere: str = "ranks") -> str:
+    majority = split.majority.value if split.majority is not None else None
+    if majority == UNSET:
+        return f"unset {name} on all {everywhere}"
+    value = majority or next(side.value for side in reversed(split.minorities) if side.value)
+    return f"export {name}={value} on all {everywhere}"
+
+
+def _files(fleet: Fleet, name: str) -> Iterable[str]:
+    for node in fleet.nodes:
+        for file in known(node.conf_files) or ():
+            if name in file.variables:
+                yield f"{file.path} of {node.host} sets {name}"
+
+
+def _same_host(fleet: Fleet, spellings: set[str]) -> bool:
+    """Say whether all spellings of MASTER_ADDR resolve to one host. Each host resolves only its own spelling."""
+    if len(spellings) < 2:
+        return False
+    if all(_means_first(fleet, node, process) for node, process in fleet.processes()):
+        return True
+    found: list[set[str]] = []
+    for node, process in fleet.processes():
+        names, host = known(node.names), text_of(process, "MASTER_ADDR")
+        if names is None or names.master is None or names.master.name != host:
+            return False
+        found.append(set(names.master.addresses))
+    return bool(set.intersection(*found))
+
+
+def _means_first(fleet: Fleet, node: Node, process: NodeProcess) -> bool:
+    """Say whether MASTER_ADDR is localhost on the first node, or the first node's name on any node."""
+    host, first = text_of(process, "MASTER_ADDR"), fleet.nodes[0]
+    names = known(first.names)
+    called = {first.host, *((names.hostname, names.fqdn, *names.own.addresses) if names is not None else ())}
+    return host in called or (node is first and is_loopback(host))
+
+
+@rule(
+    "DD235", "rdzv-id-same", Severity.ERROR, "Nodes have different rendezvous settings",
+    after=("port-free", "tcp-store"),
+    group=CheckGroup.LAUNCH, needs=(), reads="TORCHELASTIC_RUN_ID, PET_RDZV_ID, PET_NNODES, PET_RDZV_ENDPOINT",
+)  # fmt: skip
+def check_rdzv_id_same(fleet: Fleet) -> Answer:
+    """Report nodes whose torchrun would join a different rendezvous, or wait for a different number of nodes."""
+    if not fleet.gathered:
+        return skipped("no launcher was seen, so there is only one process")
+    processes = list(fleet.processes())
+    met = any("TORCHELASTIC_RUN_ID" in process.variables for _, process in processes)
+    names = [name for name in RENDEZVOUS[:1] if met] or [
+        name for name in RENDEZVOUS if any(text_of(process, name) for _, process in processes)
+    ]
+    if not names:
+        return skipped("torchrun's options are not set by variables (PET_RDZV_ID, PET_NNODES, PET_RDZV_ENDPOINT)")
+    splits = {name: compare(_voice(node, process, name) for node, process in processes) for name in names}
+    problems = [_other_rendezvous(name, split) for name, split in splits.items() if split is not None]
+    first = processes[0][1]
+    return judged(problems, ", ".join(f"{name}={text_of(first, name) or 'unset'}" for name in names))
+
+
+def _other_rendezvous(name: str, split: Split[str]) -> Problem:
+    return Problem(
+        summary=f"{_who_has_what(name, split, by_rank=False)}: these nodes never meet, and each waits without an error",
+        fix=_fix(name, split, "nodes"),
+        confidence=split.confidence,
+        ranks=split.ranks,
+        hosts=split.hosts,
+    )
