@@ -1,4 +1,4 @@
-"""DD320 to DD325: the links between GPUs, network cards and processors: PCIe, NVLink, NVSwitches, peer access, ACS, NUMA."""
+"""DD320 to DD325: links between GPUs, network cards and processors: PCIe, NVLink, NVSwitches, peer access, NUMA."""
 
 from __future__ import annotations
 

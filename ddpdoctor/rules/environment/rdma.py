@@ -1,4 +1,4 @@
-"""DD331 to DD333 and DD336 to DD338: RDMA ports that are down, slow or unsteady, and what a process needs to use them."""
+"""DD331 to DD333 and DD336 to DD338: RDMA ports that are down, slow or unsteady, and what it takes to use them."""
 
 from __future__ import annotations
 

@@ -28,17 +28,14 @@ from ddpdoctor.rules.variable_flaws import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
-    from ddpdoctor.model.node import Node, NodeProcess
+    from ddpdoctor.model.node import ConfFile, Fleet, Node, NodeProcess
     from ddpdoctor.model.variables import Variable
     from ddpdoctor.rules.variable_dangers import VariableContext
 
     Flaws = Callable[[NodeProcess, VariableContext], Iterable[Flaw | None]]
-    "A function that yields what is wrong with the variables of a process."
-    from collections.abc import Iterable, Iterator
-
-    from ddpdoctor.model.node import ConfFile, Fleet, Node, NodeProcess
+    """A function that yields what is wrong with the variables of a process."""
 
 
 MOST_SHOWN = 6
