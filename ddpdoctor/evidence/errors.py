@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.evidence.quotes import quote
-from ddpdoctor.evidence.torch_heads import origin_of
+from ddpdoctor.evidence.lines import origin_of
+from ddpdoctor.evidence.reader import quote
 from ddpdoctor.model.evidence import MOST_RANKS, Exited, Failed, Hint, Link, Nature, Trouble, Who
 from ddpdoctor.model.facts import signal_name
 from ddpdoctor.model.known_errors import find_known

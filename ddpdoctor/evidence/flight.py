@@ -8,21 +8,400 @@ from __future__ import annotations
 
 import io
 import json
+import marshal
 import pickle
 import re
+from array import array
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import dataclass, field
+from math import prod
+from operator import itemgetter, lt
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from ddpdoctor.evidence.flight_columns import build_dump
 from ddpdoctor.evidence.reader import Found
-from ddpdoctor.model.evidence import MOST_RANKS
+from ddpdoctor.evidence.stacks import foreign_frame
+from ddpdoctor.model.evidence import MOST_RANKS, Spot
+from ddpdoctor.model.flight import FlightCall, FlightDump, FlightGroup, FlightTransfer
 from ddpdoctor.model.garbage import no_collection
+from ddpdoctor.model.torch_names import dtype_name, op_name
 from ddpdoctor.recorder.storage.plain_pickle import parse_cut_pickle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ddpdoctor.evidence.reader import Document
+    from ddpdoctor.model.stacks import Frame
+
+
+_Entry = dict[str, Any]
+
+_TRANSFER = re.compile(r"(send|recv)(?: (\d+)(?:->|<-)(\d+|\?))?")
+"""From ProcessGroupNCCL.cpp: "recv 1<-0" has ranks within the group, "?" is any source. TorchComms names no ranks."""
+_ENDS = ("coalesced", "_coalesced")
+"""Entries that end a batch, and whose state is that of the batch's other entries."""
+_NEVER_COMPLETED = frozenset({"gloo", "nccl2", "nccl-lazy", "c10d"})
+"""Backends whose entries are only marked as retired when they have ended."""
+_HELPER_NUMELS = frozenset({1, 3, 7})
+"""With TORCH_DISTRIBUTED_DEBUG=DETAIL, torch compares fingerprints of this size in groups of its own."""
+_MOST_NUMBER = 2**63
+_MOST_FRAMES = 100
+_MOST_TIMES = 256
+"""Our choice: of so many calls at the end of each group a picture needs the times."""
+_DEFAULT = "default_pg"
+
+
+_TYPES: dict[str, frozenset[type]] = {
+    "process_group": frozenset({tuple, list}), "profiling_name": frozenset({str}), "state": frozenset({str}),
+    "collective_seq_id": frozenset({int}), "record_id": frozenset({int}), "time_created_ns": frozenset({int}),
+    "input_sizes": frozenset({list, tuple}), "output_sizes": frozenset({list, tuple}),
+    "input_dtypes": frozenset({list, tuple}),
+}  # fmt: skip
+"""What an entry must have. Recorders before 2.7 lack some of it."""
+_DEFAULTS = {"collective_seq_id": 0, "record_id": 0, "time_created_ns": 0, "input_sizes": [], "output_sizes": [],
+             "input_dtypes": []}  # fmt: skip
+_pick = itemgetter(*_TYPES)
+_pick_call = itemgetter("profiling_name", "input_sizes", "output_sizes", "input_dtypes")
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """The entries of one group."""
+
+    name: str
+    desc: str
+    collectives: list[_Entry] = field(default_factory=list)
+    transfers: list[_Entry] = field(default_factory=list)
+
+
+def build_dump(body: _Entry, rank: int | None, source: str, problem: str) -> FlightDump | None:
+    """Return the calls of a dump, or None if it has none of a dump's keys.
+
+    Args:
+        body: The content of the dump.
+        rank: The rank that the name of the file says.
+        source: The name of the file.
+        problem: What is wrong with the file.
+    """
+    if not body.keys() & {"entries", "pg_config"}:
+        return None
+    config = _config(body.get("pg_config"))
+    entries = _sound(_list(body.get("entries")))
+    one_counter = _is_torchcomms(body, entries)
+    gathered = _gather(entries)
+    groups = [_build_group(group, config.get(group.name), one_counter=one_counter) for group in gathered]
+    several = len(gathered) > 1
+    kept = [group for group, those in zip(groups, gathered, strict=True) if not (several and _is_helper(those))]
+    idle = [
+        FlightGroup(
+            name, desc, members, (), array("I"), array("q"), 0, knows_ends=True, timed_out=False, limit_s=None,
+            pending_ns=None, pending_frames=(), pending_in_backward=False, last_frames=(), transfers=(), made={},
+        )
+        for name, (desc, members) in config.items() if members and name not in {one.name for one in gathered}
+    ]  # fmt: skip
+    times = [entry["time_created_ns"] for entry in (entries[:1] + entries[-1:])]
+    return FlightDump(
+        rank=rank if rank is not None else _own_rank(gathered, config),
+        spot=Spot(source=source),
+        version=str(body.get("version", ""))[:16],
+        groups=(*kept, *idle),
+        world_size=_world_size(config),
+        wrapped=bool(entries) and entries[0]["record_id"] > 0,
+        one_counter=one_counter,
+        first_ns=min(times, default=None),
+        last_ns=max(times, default=None),
+        has_frames=any(entry.get("frames") for entry in entries[-1:]),
+        damaged=problem,
+    )
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _sound(plain: list[Any]) -> list[_Entry]:
+    """Return the entries that have what the columns need, oldest first."""
+    entries = [entry for entry in plain if isinstance(entry, dict)]
+    try:
+        rows = list(map(_pick, entries))
+    except KeyError:
+        entries = [{**_DEFAULTS, **entry} for entry in entries if entry.keys() >= {"process_group", "profiling_name"}]
+        rows = [tuple(map(entry.get, _TYPES)) for entry in entries]
+    columns = list(zip(*rows, strict=True))
+    typed = all(set(map(type, column)) <= types for column, types in zip(columns, _TYPES.values(), strict=False))
+    if not typed or any(max(column) >= _MOST_NUMBER or min(column) < -1 for column in columns[3:6]):
+        entries = [entry for entry, row in zip(entries, rows, strict=True) if _fits(row)]
+    entries = _with_group_names(entries)
+    return entries if _is_rising(_column(entries, "record_id")) else sorted(entries, key=itemgetter("record_id"))
+
+
+def _fits(row: Iterable[object]) -> bool:
+    values = tuple(row)
+    fitting = all(type(value) in types for value, types in zip(values, _TYPES.values(), strict=True))
+    return fitting and all(isinstance(number, int) and -1 <= number < _MOST_NUMBER for number in values[3:6])
+
+
+def _with_group_names(entries: list[_Entry]) -> list[_Entry]:
+    """Return the entries whose group is a name and perhaps a description."""
+    found = []
+    for entry in entries:
+        group = entry["process_group"]
+        if group and isinstance(group[0], str) and isinstance(group[-1], str):
+            found.append(entry)
+    return found
+
+
+def _column(entries: Sequence[_Entry], name: str) -> list[Any]:
+    return [entry[name] for entry in entries]
+
+
+def _is_rising(numbers: Sequence[int]) -> bool:
+    return all(map(lt, numbers, numbers[1:]))
+
+
+def _config(plain: object) -> dict[str, tuple[str, tuple[int, ...] | None]]:
+    """Return the description and the members of each group."""
+    found: dict[str, tuple[str, tuple[int, ...] | None]] = {}
+    for name, one in (plain if isinstance(plain, dict) else {}).items():
+        if isinstance(one, dict) and isinstance(name, str):
+            found[name] = str(one.get("desc", "")), _members(one.get("ranks"))
+    return found
+
+
+def _members(plain: object) -> tuple[int, ...] | None:
+    """Return the ranks that a text such as "[0, 1, 2]" names. Gloo's is empty: its members are unknown."""
+    if isinstance(plain, str) and len(plain) < 16 * MOST_RANKS:
+        plain = [int(number) for number in re.findall(r"\d{1,9}", plain)]
+    ranks = [rank for rank in _list(plain) if type(rank) is int and 0 <= rank < MOST_RANKS]
+    return tuple(ranks) if ranks and len(set(ranks)) == len(ranks) else None
+
+
+def _world_size(config: dict[str, tuple[str, tuple[int, ...] | None]]) -> int | None:
+    """Return the size of the default group; without it, the ranks that all groups need."""
+    default = [members for name, (desc, members) in config.items() if members and (desc == _DEFAULT or name == "0")]
+    every = [members for _, members in config.values() if members]
+    return max((max(len(members), max(members) + 1) for members in (default or every)), default=None)
+
+
+def _is_torchcomms(body: _Entry, entries: Sequence[_Entry]) -> bool:
+    """Return whether TorchComms wrote it: its lists of ranks have no blanks, and its pg_status says nothing."""
+    config = body.get("pg_config")
+    texts = [one.get("ranks") for one in (config.values() if isinstance(config, dict) else ()) if isinstance(one, dict)]
+    plain = [text for text in texts if isinstance(text, str) and "," in text]
+    unnamed = any(name.rpartition(":")[2] in ("send", "recv") for name in set(_column(entries, "profiling_name")))
+    dense = bool(plain) and not any(", " in text for text in plain)
+    return (dense or unnamed) and not body.get("pg_status") and not any(entry.get("is_p2p") for entry in entries)
+
+
+def _gather(entries: Iterable[_Entry]) -> list[_Gathered]:
+    found: dict[str, _Gathered] = {}
+    is_transfer: dict[str, bool] = {}
+    for entry in entries:
+        group = entry["process_group"]
+        those = found.get(group[0])
+        if those is None:
+            those = found[group[0]] = _Gathered(group[0], group[1] if len(group) > 1 else "")
+        name = entry["profiling_name"]
+        transfer = is_transfer.get(name)
+        if transfer is None:
+            transfer = is_transfer[name] = _TRANSFER.fullmatch(_op(entry)) is not None
+        (those.transfers if transfer or entry.get("is_p2p") else those.collectives).append(entry)
+    return list(found.values())
+
+
+def _op(entry: _Entry) -> str:
+    return cast("str", entry["profiling_name"]).rpartition(":")[2]
+
+
+def _is_helper(group: _Gathered) -> bool:
+    """Return whether torch compared fingerprints in it, under TORCH_DISTRIBUTED_DEBUG=DETAIL."""
+    return bool(group.collectives) and not group.desc and all(_is_fingerprint(one) for one in group.collectives)
+
+
+def _is_fingerprint(entry: _Entry) -> bool:
+    numels = set(_numels(entry.get("input_sizes")))
+    return op_name(_op(entry)).startswith("all_gather") and _dtype(entry) == "int64" and numels <= _HELPER_NUMELS
+
+
+def _build_group(
+    group: _Gathered, config: tuple[str, tuple[int, ...] | None] | None, *, one_counter: bool
+) -> FlightGroup:
+    entries = group.collectives
+    numbers = [*range(1, len(entries) + 1)] if one_counter else _column(entries, "collective_seq_id")
+    if _is_rising(numbers):
+        calls, which = _calls(entries)
+        ends = firsts = entries
+    else:
+        blocks = _blocks(entries)
+        calls, which = _block_calls(blocks)
+        firsts, ends = [block[0] for block in blocks], [block[-1] for block in blocks]
+        numbers = _column(firsts, "collective_seq_id")
+    done, knows_ends, timed_out = _progress(ends)
+    pending = firsts[done] if done < len(firsts) else None
+    pending_transfers, made = _transfers(group.transfers)
+    limit_ms = pending.get("timeout_ms") if pending is not None else None
+    return FlightGroup(
+        name=group.name,
+        desc=group.desc or (config[0] if config else ""),
+        members=config[1] if config else None,
+        calls=calls,
+        which=which,
+        seq=array("q", numbers),
+        done=done,
+        knows_ends=knows_ends,
+        timed_out=timed_out,
+        limit_s=limit_ms / 1000 if isinstance(limit_ms, int | float) and 0 < limit_ms < 1e12 else None,
+        pending_ns=pending["time_created_ns"] if pending is not None else None,
+        pending_frames=_frames(pending),
+        pending_in_backward=pending is not None
+        and not pending.get("frames")
+        and str(pending.get("thread_name", "")).startswith("pt_autograd"),
+        last_frames=_frames(entries[-1] if entries else None),
+        transfers=pending_transfers,
+        made=made,
+        last_made_ns=array("q", _column(firsts[-_MOST_TIMES:], "time_created_ns")),
+        last_ended_ns=array("q", [_time(one.get("time_discovered_completed_ns")) for one in ends[-_MOST_TIMES:]]),
+    )
+
+
+def _time(value: object) -> int:
+    """Return a time, or 0 if it is not known."""
+    return value if type(value) is int and 0 < value < _MOST_NUMBER else 0
+
+
+def _blocks(entries: Sequence[_Entry]) -> list[list[_Entry]]:
+    """Return the entries of each number. A number that falls back, as that of another group would, is dropped."""
+    blocks: list[list[_Entry]] = []
+    last = -1
+    for entry in entries:
+        number = entry["collective_seq_id"]
+        if number > last:
+            blocks.append([entry])
+            last = number
+        elif number == last:
+            blocks[-1].append(entry)
+    return blocks
+
+
+def _calls(entries: Sequence[_Entry]) -> tuple[tuple[tuple[FlightCall, ...], ...], array[int]]:
+    """Return the different calls, and which of them each entry is. Equal entries are found by their bytes."""
+    ids: dict[bytes, int] = {}
+    which = array("I", [ids.setdefault(marshal.dumps(_pick_call(entry), 2), len(ids)) for entry in entries])
+    firsts = {number: entry for entry, number in zip(reversed(entries), reversed(which), strict=True)}
+    return tuple((_call(firsts[number]),) for number in range(len(ids))), which
+
+
+def _block_calls(blocks: Sequence[Sequence[_Entry]]) -> tuple[tuple[tuple[FlightCall, ...], ...], array[int]]:
+    """Return the different blocks, and which of them each number is. The order within a block is free."""
+    ids: dict[tuple[FlightCall, ...], int] = {}
+    which = array("I")
+    for block in blocks:
+        parts = [entry for entry in block if _op(entry) != _ENDS[0]] or block
+        which.append(ids.setdefault(tuple(sorted(map(_call, parts))), len(ids)))
+    return tuple(ids), which
+
+
+def _call(entry: _Entry) -> FlightCall:
+    return FlightCall(
+        op=op_name(_op(entry)),
+        numels_in=_numels(entry.get("input_sizes")),
+        numels_out=_numels(entry.get("output_sizes")),
+        shape=next(iter(_shapes(entry.get("input_sizes"))), ()),
+        dtype=_dtype(entry),
+    )
+
+
+def _shapes(sizes: object) -> list[tuple[int, ...]]:
+    shapes = [size for size in _list(sizes) if isinstance(size, list | tuple)]
+    return [tuple(one if type(one) is int else -1 for one in shape) for shape in shapes]
+
+
+def _numels(sizes: object) -> tuple[int, ...]:
+    return tuple(prod(shape) for shape in _shapes(sizes))
+
+
+def _dtype(entry: _Entry) -> str:
+    names = _list(entry.get("input_dtypes")) or _list(entry.get("output_dtypes"))
+    return dtype_name(str(names[0])[:32]) if names else ""
+
+
+def _progress(entries: Sequence[_Entry]) -> tuple[int, bool, bool]:
+    """Return how many calls have completed, whether the backend says so, and whether the next one timed out.
+
+    The collectives of one group complete in order on a device, so all before a completed one have completed too.
+    "Retired and not completed" means that the watchdog gave up on it, save where a backend marks the end only so.
+    """
+    states = _column(entries, "state")
+    after = next((at + 1 for at in range(len(states) - 1, -1, -1) if states[at] == "completed"), 0)
+    rest = entries[after:]
+    if not rest:
+        return after, True, False
+    retired = [bool(entry.get("retired")) for entry in rest]
+    if not _marks_only(entries):
+        return after, True, retired[0]
+    if all(retired):
+        return len(entries) - 1, False, False
+    return retired.index(False), True, False
+
+
+def _marks_only(entries: Sequence[_Entry]) -> bool:
+    """Return whether the backend marks the end of a call as retired only, and never as completed."""
+    if not entries or entries[0]["profiling_name"].partition(":")[0] in _NEVER_COMPLETED:
+        return not any(entry["state"] == "completed" for entry in entries)
+    return len(entries) > 1 and all(entry["state"] == "scheduled" and entry.get("retired") for entry in entries)
+
+
+def _transfers(entries: Sequence[_Entry]) -> tuple[tuple[FlightTransfer, ...], dict[tuple[str, int | None], int]]:
+    """Return the sends and receives that have not completed, and how many there are of each kind and peer."""
+    ended = {_block_of(entry): entry for entry in entries if _op(entry) == _ENDS[0]}
+    marks_only = _marks_only(entries)
+    made: dict[tuple[str, int | None], int] = {}
+    pending: list[FlightTransfer] = []
+    for entry in entries:
+        found = _TRANSFER.fullmatch(_op(entry))
+        if found is None:
+            continue
+        peer = int(found[3]) if found[3] and found[3].isdigit() and len(found[3]) < 8 else None
+        key = found[1], peer
+        made[key] = made.get(key, 0) + 1
+        end = ended.get(_block_of(entry), entry)
+        if end["state"] != "completed" and not (marks_only and end.get("retired")):
+            numels = _numels(entry.get("input_sizes")) or _numels(entry.get("output_sizes"))
+            pending.append(
+                FlightTransfer(
+                    found[1], peer, made[key], numels[0] if numels else None, entry["time_created_ns"], _frames(entry)
+                )
+            )
+        else:
+            # One stream serves a pair of ranks: what came before a completed transfer has completed too.
+            pending = [one for one in pending if (one.op, one.peer) != key]
+    return tuple(pending), made
+
+
+def _block_of(entry: _Entry) -> tuple[object, object]:
+    number = entry.get("p2p_seq_id")
+    return number if isinstance(number, int) else 0, entry["collective_seq_id"]
+
+
+def _frames(entry: _Entry | None) -> tuple[Frame, ...]:
+    """Return the stack of an entry, outermost first. torch writes the innermost frame first."""
+    found = [
+        foreign_frame(str(one.get("filename", "")), one["line"], str(one.get("name", "")))
+        for one in _list(entry.get("frames") if entry is not None else None)[:_MOST_FRAMES]
+        if isinstance(one, dict) and type(one.get("line")) is int
+    ]
+    return tuple(reversed(found))
+
+
+def _own_rank(groups: Sequence[_Gathered], config: dict[str, tuple[str, tuple[int, ...] | None]]) -> int | None:
+    """Return the rank that made the sends and receives of a dump: "send 0->1" begins with its rank in the group."""
+    for group in groups:
+        members = config.get(group.name, ("", None))[1]
+        for entry in group.transfers:
+            found = _TRANSFER.fullmatch(_op(entry))
+            if members and found and found[2] and len(found[2]) < 8 and int(found[2]) < len(members):
+                return members[int(found[2])]
+    return None
+
 
 MOST_MEMORY = 2**30
 """Our choice: the most that unpickling one dump may add to the memory of the process. 2,000 entries take 10 MiB."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.errors import numbers
-from ddpdoctor.evidence.quotes import quote
+from ddpdoctor.evidence.reader import quote
 from ddpdoctor.model.evidence import (
     Absent,
     BusyRank,

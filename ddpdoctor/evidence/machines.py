@@ -7,8 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.kernel import XID
-from ddpdoctor.evidence.quotes import quote
-from ddpdoctor.evidence.reader import Found, Line
+from ddpdoctor.evidence.reader import Found, Line, quote
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.evidence import Exited, Finished, Hint, Spot, Trouble, Who
 from ddpdoctor.model.nccl_paths import MachineSeen

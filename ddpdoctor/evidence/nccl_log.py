@@ -7,24 +7,505 @@ Every line has a head "host:pid:tid [device] NCCL INFO text". A warning has its 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections import Counter, deque
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.errors import link_of, warned
 from ddpdoctor.evidence.frameworks import begins_run
-from ddpdoctor.evidence.nccl_calls import Calls
-from ddpdoctor.evidence.nccl_notes import interface_notes, version_note
-from ddpdoctor.evidence.nccl_paths import WANTED, Paths
-from ddpdoctor.evidence.nccl_processes import NcclProcesses
-from ddpdoctor.evidence.quotes import quote
-from ddpdoctor.model.evidence import Hint, Who
-from ddpdoctor.model.nccl_warnings import read_warning
+from ddpdoctor.evidence.reader import MOST_QUOTED, quote
+from ddpdoctor.model.evidence import MOST_RANKS, Called, Hint, Operation, Seen, Size, Waiting, Who
+from ddpdoctor.model.nccl_paths import DataWay, NcclEdge, NcclMember, NcclPaths
+from ddpdoctor.model.nccl_warnings import plain_address, read_warning
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ddpdoctor.evidence.reader import Line
-    from ddpdoctor.model.evidence import Fact
+    from ddpdoctor.model.evidence import Fact, Spot, Time
+
+
+MOST_PROCESSES = 65_536
+"""Our choice: more processes than any job has. Further processes are ignored."""
+_INIT = re.compile(
+    r"comm (?P<pointer>0x[0-9a-f]+) rank (?P<rank>\d+) n[rR]anks (?P<ranks>\d+) (?:.*?cudaDev (?P<gpu>\d+))?"
+    r"(?:.*?busId (?P<bus>[0-9a-f]+))?(?:.*?commId (?P<id>0x[0-9a-f]+))?.*?- (?P<phase>Init (?:START|COMPLETE)|"
+    r"Abort COMPLETE|Destroy COMPLETE)"
+)
+_BOOTSTRAP = re.compile(
+    r"Bootstrap ?: Using (?:\[\d+\])?(?P<interface>[\w.@-]+):(?P<address>[0-9A-Fa-f.:]+?)(?:%\w+)?<\d+>"
+)
+
+
+@dataclass(slots=True)
+class Communicator:
+    """One communicator in one process."""
+
+    key: str
+    """Equal in all processes if the log says so, else "" ."""
+    rank: int
+    ranks: int
+    spot: Spot
+    time: Time | None
+    said: str
+    ready: bool = False
+
+
+@dataclass(slots=True)
+class NcclProcess:
+    """One process in the log."""
+
+    who: Who
+    spot: Spot
+    interface: str = ""
+    communicators: dict[str, Communicator] = field(default_factory=dict)
+    """By pointer. Destroyed communicators are removed."""
+    largest: Communicator | None = None
+    bus: str = ""
+    members: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """For each communicator it ever had: its rank, and the number of ranks."""
+    reported: bool = False
+
+
+class NcclProcesses:
+    """All processes of one log."""
+
+    def __init__(self) -> None:
+        self._all: dict[tuple[str, int], NcclProcess] = {}
+
+    def __iter__(self) -> Iterator[NcclProcess]:
+        return iter(self._all.values())
+
+    def get(self, host: str, pid: int, line: Line) -> NcclProcess | None:
+        """Return the process that wrote a line, or None if there are too many."""
+        found = self._all.get((host, pid))
+        if found is None and len(self._all) < MOST_PROCESSES:
+            who = replace(line.who, host=host, pid=pid)
+            found = self._all[host, pid] = NcclProcess(who=who, spot=line.spot())
+        if found is not None and found.who.rank is None and line.who.rank is not None:
+            found.who = replace(found.who, rank=line.who.rank)
+        return found
+
+    def who(self, process: NcclProcess) -> Who:
+        """Return a process, with its global rank if that is known by now."""
+        largest = process.largest
+        if process.who.rank is not None or largest is None or not self._is_world(largest):
+            return process.who
+        return replace(process.who, rank=largest.rank)
+
+    def _is_world(self, one: Communicator) -> bool:
+        """Return whether a communicator seems to have all ranks: it is the largest, and there are no more processes."""
+        if one.ranks < 2 or len(self._all) > one.ranks:
+            return False
+        others = [process.largest for process in self._all.values() if process.largest is not None]
+        return all(other.ranks < one.ranks or other.key == one.key for other in others)
+
+    def world(self) -> int | None:
+        """Return the size of the communicator that has all ranks, or None."""
+        for process in self._all.values():
+            if process.largest is not None and self._is_world(process.largest):
+                return process.largest.ranks
+        return None
+
+    def read(self, process: NcclProcess, text: str, line: Line) -> None:
+        """Take in a line about a communicator or the bootstrap network."""
+        found = _INIT.search(text)
+        if found is not None:
+            _note(process, found, line)
+            return
+        found = _BOOTSTRAP.search(text)
+        if found is not None:
+            process.interface = found["interface"]
+            process.who = replace(process.who, address=plain_address(found["address"]))
+
+    def tell(self) -> Iterator[Fact]:
+        """Return the rank of each process, and which processes wait in the set-up of a communicator."""
+        world = self.world()
+        for process in self._all.values():
+            who = self.who(process)
+            largest = process.largest
+            if not process.reported:
+                process.reported = True
+                spot, time = (largest.spot, largest.time) if largest else (process.spot, None)
+                yield Seen(who=who, spot=spot, time=time, said=largest.said if largest else "", gpu=process.bus)
+                if world and largest is not None and largest.ranks == world:
+                    yield Size(spot=spot, ranks=world)
+                    world = None
+            yield from _unready(process, who)
+
+
+def _note(process: NcclProcess, found: re.Match[str], line: Line) -> None:
+    pointer, phase = found["pointer"], found["phase"]
+    if not phase.startswith("Init"):
+        process.communicators.pop(pointer, None)
+        return
+    rank, ranks = int(found["rank"]), int(found["ranks"])
+    if not rank < ranks <= MOST_RANKS:
+        return
+    key = f"comm {found['id']}" if found["id"] else ""
+    one = Communicator(key=key, rank=rank, ranks=ranks, spot=line.spot(), time=line.time, said=quote(line.text))
+    one.ready = phase == "Init COMPLETE"
+    former = process.communicators.get(pointer)
+    if not one.key and former is not None:
+        one.key = former.key
+    process.communicators[pointer] = one
+    process.members[one.key or f"of {ranks}"] = (rank, ranks)
+    if process.largest is None or ranks > process.largest.ranks:
+        process.largest = one
+    if found["bus"]:
+        process.bus = bus_of(found["bus"])
+
+
+def bus_of(number: str) -> str:
+    """Return "4e:00" for NCCL's bus id 4e000: domain, bus, device and function in hexadecimal digits."""
+    digits = number.lower().removeprefix("0x").zfill(5)
+    return f"{digits[-5:-3]}:{digits[-3:-1]}"
+
+
+def _unready(process: NcclProcess, who: Who) -> Iterator[Fact]:
+    for one in process.communicators.values():
+        if not one.ready:
+            words = f"the communicator {one.key.removeprefix('comm ')} of {one.ranks} ranks".replace("  ", " ")
+            operation = Operation(op="init", group=one.key, group_words=words)
+            yield Waiting(who=who, spot=one.spot, time=one.time, said=one.said, operation=operation, in_init=True)
+
+
+MOST_OPEN = 512
+"""Our choice: how many numbers of a communicator are kept for which ranks are missing or differ."""
+MOST_COMMUNICATORS = 4096
+KEPT = 4
+"""How many last calls of each process are kept."""
+MOST_SHOWN = 4096
+_CALL = re.compile(
+    r"(?P<op>[A-Z]\w+): opCount (?P<number>[0-9a-f]{1,16}) sendbuff \S+ recvbuff \S+ count (?P<count>\d+) datatype "
+    r"(?P<dtype>\d+) op (?P<redop>\d+) root (?P<root>\d+) comm (?P<pointer>0x[0-9a-f]+)(?: \[nranks=(?P<ranks>\d+)\])?"
+)
+_OPS = {
+    "AllReduce": "all_reduce", "Broadcast": "broadcast", "Reduce": "reduce", "AllGather": "all_gather",
+    "ReduceScatter": "reduce_scatter", "AlltoAll": "all_to_all", "Gather": "gather", "Scatter": "scatter",
+}  # fmt: skip
+"""Sends and receives are left out: they differ between ranks as a rule."""
+_DTYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")
+"""ncclDataType_t."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    op: str
+    count: int
+    dtype: int
+    redop: int
+    root: int
+
+
+@dataclass(slots=True)
+class _Made:
+    """One call of one process."""
+
+    process: NcclProcess
+    rank: int | None
+    call: _Call
+    number: int
+    spot: Spot
+    said: str
+    """The line. Only a call that is shown becomes a fact."""
+
+
+@dataclass(slots=True)
+class _Track:
+    """The calls of one communicator in all processes of this log."""
+
+    group: str
+    ranks: int
+    open: dict[tuple[int, int], dict[int, _Made]] = field(default_factory=dict)
+    last: dict[int, deque[_Made]] = field(default_factory=dict)
+    """By process."""
+
+
+class Calls:
+    """All calls of one log."""
+
+    def __init__(self) -> None:
+        self._tracks: dict[str, _Track] = {}
+        self._place: dict[tuple[int, str], tuple[int, int]] = {}
+        self._order: dict[int, dict[str, int]] = {}
+
+    def read(self, process: NcclProcess, text: str, line: Line) -> None:
+        """Take in a call."""
+        found = _CALL.search(text)
+        if found is None or found["op"] not in _OPS:
+            return
+        pointer, number = found["pointer"], int(found["number"], 16)
+        communicator = process.communicators.get(pointer)
+        track = self._track(process, pointer, communicator, int(found["ranks"] or 0))
+        if track is None:
+            return
+        call = _Call(
+            _OPS[found["op"]], int(found["count"]), int(found["dtype"]), int(found["redop"]), int(found["root"])
+        )  # fmt: skip
+        former, place = self._place.get((id(process), pointer), (-1, 0))
+        place = place + 1 if former == number else 0
+        self._place[id(process), pointer] = (number, place)
+        rank = communicator.rank if communicator is not None else None
+        made = _Made(process, rank, call, number, line.spot(), line.text[: 2 * MOST_QUOTED])
+        track.last.setdefault(id(process), deque(maxlen=KEPT)).append(made)
+        _compare(track, (number, place), made)
+
+    def _track(self, process: NcclProcess, pointer: str, known: Communicator | None, ranks: int) -> _Track | None:
+        if known is not None and known.key:
+            key, ranks = known.key, known.ranks
+        else:  # the order in which a process uses its communicators is the same in all, as a rule
+            order = self._order.setdefault(id(process), {})
+            key = f"comm no. {order.setdefault(pointer, len(order))} of {ranks} ranks"
+        if key not in self._tracks and len(self._tracks) < MOST_COMMUNICATORS:
+            self._tracks[key] = _Track(group=key, ranks=ranks)
+        return self._tracks.get(key)
+
+    def tell(self, processes: NcclProcesses) -> Iterator[Fact]:
+        """Return the first calls that differ, and the last calls of each process."""
+        shown = 0
+        for track in self._tracks.values():
+            odd = next((made for _, made in sorted(track.open.items(), key=lambda item: item[0]) if _differ(made)), {})
+            last = [one for calls in track.last.values() for one in calls]
+            for one in dict.fromkeys(map(_Same, [*odd.values(), *last])):
+                if shown < MOST_SHOWN:
+                    shown += 1
+                    yield _call_fact(track, one.made, processes)
+
+
+@dataclass(slots=True)
+class _Same:
+    """A call that is equal only to itself."""
+
+    made: _Made
+
+    def __hash__(self) -> int:
+        return id(self.made)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.made is self.made
+
+
+def _compare(track: _Track, at: tuple[int, int], made: _Made) -> None:
+    """Keep a call until all ranks have made it. Drop it if all ranks made the same call."""
+    entry = track.open.setdefault(at, {})
+    entry[id(made.process)] = made
+    if len(entry) == track.ranks and not _differ(entry):
+        del track.open[at]
+    elif len(track.open) > MOST_OPEN:
+        oldest = next((key for key, those in track.open.items() if not _differ(those)), None)
+        track.open.pop(oldest if oldest is not None else max(track.open))
+
+
+def _differ(entry: dict[int, _Made]) -> bool:
+    calls = iter(entry.values())
+    first = next(calls, None)
+    return first is not None and any(one.call != first.call for one in calls)
+
+
+def _call_fact(track: _Track, made: _Made, processes: NcclProcesses) -> Called:
+    call = made.call
+    return Called(
+        who=processes.who(made.process),
+        spot=made.spot,
+        said=quote(made.said),
+        operation=Operation(
+            op=call.op,
+            group=track.group,
+            group_words=f"NCCL's communicator {track.group.removeprefix('comm ')}",
+            seq=made.number,
+            numel_in=call.count,
+            dtype=_DTYPES[call.dtype] if call.dtype < len(_DTYPES) else "",
+        ),
+    )
+
+
+MOST_HOSTS = 4096
+MOST_NAMED = 4
+"""How many hosts a note names."""
+
+
+def version_note(nccl: str, cuda: str | None, line: Line) -> Hint:
+    """Return the note about the version of NCCL."""
+    words = f"NCCL {nccl}" + (f", built for CUDA {cuda}" if cuda else "")
+    return Hint(
+        who=line.who, spot=line.spot(), time=line.time, said=quote(line.text), words=words, kind="nccl-version"
+    )  # fmt: skip
+
+
+def interface_notes(processes: NcclProcesses) -> Iterator[Fact]:
+    """Say which interface each host uses, and whether it can lead to other hosts."""
+    from ddpdoctor.rules.interface_choice import is_bridge, is_tunnel
+
+    by_interface: dict[str, dict[str, NcclProcess]] = {}
+    for process in processes:
+        if process.interface and len(by_interface) < MOST_HOSTS:
+            by_interface.setdefault(process.interface, {}).setdefault(process.who.host, process)
+    several = len({host for hosts in by_interface.values() for host in hosts}) > 1
+    for name, hosts in by_interface.items():
+        first = next(iter(hosts.values()))
+        shown = [f"{host} ({process.who.address})" for host, process in hosts.items()]
+        words = f"NCCL's connections go over {name} on {_some(shown)}"
+        kind = "interface"
+        if is_bridge(name) or (name == "lo" and several):
+            words += ", which leads only to its own host"
+            kind = "suspicious-interface"
+        elif is_tunnel(name):
+            words += ", which is a VPN's"
+            kind = "suspicious-interface"
+        yield Hint(who=Who(host=first.who.host), spot=first.spot, words=words, kind=kind)
+
+
+def _some(names: Iterable[str]) -> str:
+    every = list(names)
+    more = f" and {len(every) - MOST_NAMED} more" if len(every) > MOST_NAMED else ""
+    return ", ".join(every[:MOST_NAMED]) + more
+
+
+MOST_EDGES = 256
+"""Our choice, for each process: rings and trees need a few, and point-to-point operations one for each peer."""
+MOST_SETTINGS = 64
+WANTED = (
+    r"Using network|NET/IB ?: Using \[| via |set by environment|DMA-BUF is available|NVLS multicast support|"
+    r"coll channels|Init timings|-> Algo "
+)
+"""The lines that are read, as a regular expression."""
+_NETWORK = re.compile(r"Using network (?P<network>[\w./ -]{1,40})")
+_ADAPTERS = re.compile(r"NET/IB ?: Using (?P<list>\[.{1,400})")
+_ADAPTER = re.compile(r"\[\d+\] ?(?P<name>[\w.-]+):\d+(?:/\w+)?")
+_CHANNEL = re.compile(
+    r"(?:Channel|Ring) \d+(?:/\d+)? : (?P<source>\d+)(?:\[\w+\])? -> (?P<target>\d+)(?:\[\w+\])? "
+    r"(?:\[(?P<side>send|receive)\] )?via (?P<way>[\w/ ()-]{1,80})"
+)
+_SETTING = re.compile(r"(?P<name>NCCL_\w+) set by environment to (?P<value>\S{1,200})")
+_NVLS = re.compile(r"NVLS multicast support is (?P<lacks>not )?available")
+_CHANNELS = re.compile(r"(?P<count>\d{1,4}) coll channels")
+_TIMINGS = re.compile(r"Init timings.*? total (?P<seconds>\d{1,7}\.\d+)")
+_ALGORITHM = re.compile(r"(?P<op>\w+): \d+ Bytes -> Algo (?P<algorithm>\w+) proto (?P<protocol>\w+)")
+_ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
+_PROTOCOLS = ("LL", "LL128", "SIMPLE")
+"""In the order of NCCL's numbers (nccl_common.h), which older versions print in place of names."""
+
+
+@dataclass(slots=True)
+class _Connections:
+    """The connections of one process so far."""
+
+    network: str = ""
+    adapters: tuple[str, ...] = ()
+    settings: dict[str, str] = field(default_factory=dict)
+    edges: dict[tuple[int, int, DataWay], tuple[str, str]] = field(default_factory=dict)
+    """By own rank, peer and transport: NCCL's text, and the line."""
+    counts: Counter[tuple[int, int, DataWay, str]] = field(default_factory=Counter)
+    """Lines for each of them and each direction."""
+    dmabuf: bool = False
+    nvls: bool | None = None
+    channels: int | None = None
+    algorithms: Counter[str] = field(default_factory=Counter)
+    init_s: float | None = None
+
+
+class Paths:
+    """Gathers the connections of all processes of one log."""
+
+    def __init__(self) -> None:
+        self._all: dict[tuple[str, int | None], _Connections] = {}
+
+    def read(self, process: NcclProcess, text: str, line: Line) -> None:
+        """Take in a line of a process."""
+        one = self._all.setdefault((process.who.host, process.who.pid), _Connections())
+        if (found := _CHANNEL.search(text)) is not None:
+            _edge(one, found, line)
+        elif (found := _NETWORK.search(text)) is not None:
+            one.network = found["network"].strip()
+        elif (found := _ADAPTERS.search(text)) is not None:
+            one.adapters = tuple(_ADAPTER.findall(found["list"]))
+        elif (found := _SETTING.search(text)) is not None:
+            if len(one.settings) < MOST_SETTINGS:
+                one.settings[found["name"]] = found["value"].rstrip(".")
+        elif (found := _CHANNELS.search(text)) is not None:
+            one.channels = int(found["count"])
+        else:
+            _rest(one, text)
+
+    def tell(self, processes: NcclProcesses) -> Iterator[NcclPaths]:
+        """Yield the connections of each process."""
+        for process in processes:
+            one = self._all.get((process.who.host, process.who.pid))
+            if one is not None:
+                yield _fact(one, process, processes)
+
+
+def _edge(one: _Connections, found: re.Match[str], line: Line) -> None:
+    text = found["way"].partition(" comm ")[0].strip()
+    way = _way(text)
+    if way is None:
+        return
+    ends = int(found["source"]), int(found["target"])
+    own, peer = reversed(ends) if found["side"] == "receive" else ends
+    key = own, peer, way
+    if key in one.edges or len(one.edges) < MOST_EDGES:
+        counted = (*key, found["side"] or "send")
+        one.counts[counted] += 1
+        one.edges.setdefault(key, (text, quote(line.text)))
+
+
+def _way(text: str) -> DataWay | None:
+    if text.startswith("P2P/indirect"):
+        return DataWay.INDIRECT
+    if text.startswith("P2P"):
+        return DataWay.P2P
+    if text.startswith("SHM"):
+        return DataWay.SHM
+    if text.startswith("NET/Socket"):
+        return DataWay.TCP
+    if text.startswith("NET/"):
+        return DataWay.GDRDMA if "/GDRDMA" in text else DataWay.NET
+    return None
+
+
+def _rest(one: _Connections, text: str) -> None:
+    if (found := _NVLS.search(text)) is not None:
+        one.nvls = found["lacks"] is None
+    elif "DMA-BUF is available" in text:
+        one.dmabuf = True
+    elif (found := _TIMINGS.search(text)) is not None:
+        one.init_s = max(one.init_s or 0.0, float(found["seconds"]))
+    elif (found := _ALGORITHM.search(text)) is not None:
+        algorithm, protocol = _named(found["algorithm"], _ALGORITHMS), _named(found["protocol"], _PROTOCOLS)
+        one.algorithms[f"{found['op']} {algorithm} {protocol}"] += 1
+
+
+def _named(word: str, names: tuple[str, ...]) -> str:
+    return names[int(word)] if word.isdecimal() and int(word) < len(names) else word
+
+
+def _count(one: _Connections, key: tuple[int, int, DataWay]) -> int:
+    directions = [(*key, side) for side in ("send", "receive")]
+    return max(one.counts[direction] for direction in directions)
+
+
+def _fact(one: _Connections, process: NcclProcess, processes: NcclProcesses) -> NcclPaths:
+    members = process.members.items()
+    edges = (
+        NcclEdge(own=key[0], peer=key[1], way=key[2], text=text, channels=_count(one, key), said=said)
+        for key, (text, said) in one.edges.items()
+    )
+    return NcclPaths(
+        who=processes.who(process),
+        spot=process.spot,
+        members=tuple(NcclMember(communicator=key, rank=rank, ranks=ranks) for key, (rank, ranks) in members),
+        edges=tuple(edges),
+        network=one.network,
+        adapters=one.adapters,
+        settings=one.settings,
+        dmabuf=one.dmabuf,
+        nvls=one.nvls,
+        channels=one.channels,
+        algorithms=dict(one.algorithms),
+        init_s=one.init_s,
+    )
+
 
 _HEAD = re.compile(
     r"(?P<host>[A-Za-z0-9][\w.-]{0,252}):(?P<pid>\d{1,10}):\d{1,10} \[[\w-]{1,8}\] (?:(?P<place>\S{1,120}:\d{1,6}) )?"

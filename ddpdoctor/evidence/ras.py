@@ -11,28 +11,460 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.evidence.quotes import quote
-from ddpdoctor.evidence.ras_report import (
-    Counted,
-    LostProcess,
-    RasCommunicator,
-    RasProcess,
-    RasReport,
-    RasReports,
-    split_node,
+from ddpdoctor.evidence.reader import Found, quote
+from ddpdoctor.model.evidence import (
+    MOST_RANKS,
+    Absent,
+    Differ,
+    Failed,
+    Finished,
+    Hint,
+    Inside,
+    Link,
+    Moving,
+    Nature,
+    Operation,
+    Reached,
+    Shown,
+    Size,
+    Spot,
+    Trouble,
+    Waiting,
+    Who,
 )
-from ddpdoctor.evidence.reader import Found
-from ddpdoctor.model.evidence import Absent, Hint, Link, Shown, Spot, Trouble, Who
 from ddpdoctor.model.rank_words import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ddpdoctor.evidence.reader import Document, Line
-    from ddpdoctor.model.evidence import Fact
+    from ddpdoctor.model.evidence import Fact, Time
+
+
+OPS = {
+    "AllReduce": "all_reduce", "Broadcast": "broadcast", "Reduce": "reduce", "AllGather": "all_gather",
+    "ReduceScatter": "reduce_scatter", "AlltoAll": "all_to_all", "Gather": "gather", "Scatter": "scatter",
+}  # fmt: skip
+"""torch's names. NCCL 2.24 and 2.25 have one count for all operations, "collective"."""
+
+
+@dataclass(frozen=True, slots=True)
+class RasProcess:
+    """A process, as RAS names it. The number is the container's."""
+
+    pid: int
+    node: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Counted:
+    """Ranks of a communicator that have something in common."""
+
+    op: str
+    number: int
+    """How many operations they have launched."""
+    status: str = ""
+    count: int
+    """The number of ranks."""
+    spot: Spot
+    said: str
+    ranks: dict[int, RasProcess | None] = field(default_factory=dict)
+    """The ranks that RAS names. It only names the smaller side."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LostProcess:
+    """A process that does not answer."""
+
+    process: RasProcess
+    dead: bool
+    spot: Spot
+    said: str
+
+
+@dataclass(slots=True, kw_only=True)
+class RasCommunicator:
+    """One communicator in a report."""
+
+    key: str
+    group: int | None
+    size: int | None = None
+    counted: list[Counted] = field(default_factory=list)
+    statuses: list[Counted] = field(default_factory=list)
+    errors: list[Counted] = field(default_factory=list)
+    missing: dict[int, tuple[RasProcess | None, Spot, str]] = field(default_factory=dict)
+    processes: dict[int, RasProcess | None] = field(default_factory=dict)
+    counts: dict[int, dict[str, int]] = field(default_factory=dict)
+    """From JSON: by rank and operation."""
+    unready: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class RasReport:
+    """One report."""
+
+    spot: Spot
+    time: Time | None
+    begun: bool = False
+    """Whether the head of the report is over."""
+    exact: bool = False
+    """Whether the report is JSON, which has the counts of every rank."""
+    gpus: int | None = None
+    groups: dict[int, tuple[int, int, str, str]] = field(default_factory=dict)
+    """By number: ranks of a communicator, communicators, errors, status."""
+    communicators: dict[str, RasCommunicator] = field(default_factory=dict)
+    lost: list[LostProcess] = field(default_factory=list)
+
+    def communicator(self, name: str, group: int | None) -> RasCommunicator:
+        """Return a communicator by its hash."""
+        return self.communicators.setdefault(name, RasCommunicator(key=f"comm {name}", group=group))
+
+
+class RasReports:
+    """The reports of one file: the last one counts, and the one before it says whether the job moved."""
+
+    def __init__(self) -> None:
+        self._former: RasReport | None = None
+        self._last: RasReport | None = None
+
+    def add(self, report: RasReport) -> None:
+        """Take in the next report."""
+        for comm in report.communicators.values():
+            if comm.group in report.groups:
+                comm.size = report.groups[comm.group][0]
+            comm.counted += _from_counts(comm, report.spot)
+        self._former, self._last = self._last, report
+
+    def judge(self) -> Iterator[Fact]:
+        """Return what the reports say."""
+        last, former = self._last, self._former
+        if last is None:
+            return
+        names = _Names(last)
+        if names.world is not None:
+            yield Size(spot=last.spot, time=last.time, ranks=names.world)
+        moves = former is not None and _moved(former, last)
+        if moves:
+            yield Moving(spot=last.spot, time=last.time, said="the counts of operations grew between two reports")
+        yield from _summary(last)
+        for lost in last.lost:
+            yield from _lost(lost, last, names)
+        for comm in last.communicators.values():
+            yield from _Comm(last, comm, names, former).judge(moves=moves)
+
+
+class _Names:
+    """Which global rank a rank of a communicator is."""
+
+    def __init__(self, report: RasReport) -> None:
+        sizes = [comm.size for comm in report.communicators.values() if comm.size]
+        sizes += [ranks for ranks, _, _, _ in report.groups.values()]
+        largest = max(sizes, default=None)
+        self.world = largest if largest is not None and largest == report.gpus and largest <= MOST_RANKS else None
+        self._ranks: dict[RasProcess, int] = {}
+        for comm in report.communicators.values():
+            if comm.size == self.world:
+                self._ranks = {process: rank for rank, process in comm.processes.items() if process is not None}
+                self._ranks |= {
+                    process: rank for rank, (process, _, _) in comm.missing.items() if process is not None
+                }  # fmt: skip
+
+    def who(self, comm: RasCommunicator, rank: int, process: RasProcess | None) -> Who:
+        """Return a rank of a communicator."""
+        host, address = split_node(process.node) if process is not None else ("", "")
+        pid = process.pid if process is not None else None
+        known = rank if comm.size == self.world else self._ranks.get(process) if process is not None else None
+        if known is not None:
+            return Who(rank=known, host=host, address=address, pid=pid)
+        return Who(group=comm.key, group_rank=rank, host=host, address=address, pid=pid)
+
+    def of_process(self, process: RasProcess) -> Who:
+        """Return a process that RAS names without its rank."""
+        host, address = split_node(process.node)
+        return Who(rank=self._ranks.get(process), host=host, address=address, pid=process.pid)
+
+
+def split_node(node: str) -> tuple[str, str]:
+    """Return the name and the address of a node, of which RAS gives one."""
+    try:
+        ip_address(node)
+    except ValueError:
+        return node, ""
+    return "", node
+
+
+class _Comm:
+    """Judges one communicator."""
+
+    def __init__(self, report: RasReport, comm: RasCommunicator, names: _Names, former: RasReport | None) -> None:
+        self._report = report
+        self._comm = comm
+        self._names = names
+        self._former = former.communicators.get(comm.key.removeprefix("comm ")) if former is not None else None
+        self._damaged = False
+
+    def judge(self, *, moves: bool) -> Iterator[Fact]:
+        """Return the facts about the communicator."""
+        comm = self._comm
+        if comm.size and any(rank >= comm.size for one in comm.counted + comm.statuses for rank in one.ranks):
+            self._damaged = True
+            words = f"a report of RAS names ranks that its communicator of {comm.size} ranks cannot have: it is damaged"
+            yield Hint(spot=self._report.spot, words=words, kind="damaged")
+            return
+        yield from self._missing()
+        yield from self._errors()
+        yield from self._statuses()
+        if not moves:
+            yield from self._counts()
+
+    def _who(self, rank: int, process: RasProcess | None = None) -> Who:
+        return self._names.who(self._comm, rank, process or self._comm.processes.get(rank))
+
+    def _operation(self, op: str, number: int | None) -> Operation:
+        """Return an operation. NCCL's numbers are not torch's, so its group is not torch's default group."""
+        world = self._comm.size == self._names.world
+        words = "all ranks" if world else f"NCCL's communicator {self._comm.key.removeprefix('comm ')}"
+        return Operation(op=OPS.get(op, ""), group=self._comm.key, group_words=words, seq=number)
+
+    def _missing(self) -> Iterator[Fact]:
+        dead = {lost.process for lost in self._report.lost if lost.dead}
+        for rank, (process, spot, said) in self._comm.missing.items():
+            words = f"{said} (considered dead)" if process in dead and "dead" not in said else said
+            is_dead = "dead" in words or (len(self._comm.missing) == 1 == len(dead) == len(self._report.lost))
+            waiters = self._others([rank, *self._comm.missing])
+            yield Absent(
+                who=self._who(rank, process),
+                spot=spot,
+                said=words,
+                operation=self._operation("", None),
+                waiters=waiters,
+                certain="has not this communicator" not in said,
+                shown=Shown.COUNTS,
+                dead=is_dead,
+            )
+
+    def _errors(self) -> Iterator[Fact]:
+        for one in self._comm.errors:
+            own = "CUDA" in one.status
+            nature = Nature.OWN if own else Nature.PEER_LOST if "Remote" in one.status else Nature.FOLLOWS
+            for rank, process in one.ranks.items():
+                yield Failed(
+                    who=self._who(rank, process), spot=one.spot, said=one.said, type="NCCL error", message=one.status,
+                    nature=nature,
+                )  # fmt: skip
+
+    def _statuses(self) -> Iterator[Fact]:
+        most = max((one.count for one in self._comm.statuses), default=0)
+        for one in self._comm.statuses:
+            if one.count == most:
+                continue
+            for rank, process in one.ranks.items():
+                who = self._who(rank, process)
+                if one.status == "FINALIZE":
+                    yield Finished(who=who, spot=one.spot, said=one.said)
+                if one.status in {"FINALIZE", "NOCOMM", "INIT"}:
+                    yield Absent(
+                        who=who, spot=one.spot, said=one.said, operation=self._operation("", None),
+                        in_init=one.status != "FINALIZE", certain=False, expected=True, shown=Shown.COUNTS,
+                    )  # fmt: skip
+                else:
+                    yield Hint(who=who, spot=one.spot, said=one.said, words=one.said, kind="ras-status")
+        for rank in self._comm.unready:
+            yield Waiting(
+                who=self._who(rank), spot=self._report.spot, operation=self._operation("", None), in_init=True,
+                said=f"rank {rank} is still setting up its communicator",
+            )  # fmt: skip
+
+    def _counts(self) -> Iterator[Fact]:
+        sides = self._sides()
+        behind = {op: those for op, those in sides.items() if len(those) > 1}
+        differ = self._differ(behind)
+        if differ is not None:
+            yield differ
+            return
+        named: set[int] = set()
+        for op, those in sorted(behind.items(), key=lambda item: item[1][0].number - item[1][-1].number):
+            yield from self._behind(op, those, named)
+        if not behind:
+            yield from self._inside()
+
+    def _sides(self) -> dict[str, list[Counted]]:
+        """Return the sides of each operation, furthest behind first, with all ranks whose names are known."""
+        found: dict[str, list[Counted]] = {}
+        for one in self._comm.counted:
+            found.setdefault(one.op, []).append(one)
+        for those in found.values():
+            those.sort(key=lambda one: one.number)
+            unnamed = [one for one in those if len(one.ranks) < one.count]
+            if len(unnamed) == 1 and self._comm.size:
+                named = {rank for one in those if one is not unnamed[0] for rank in one.ranks} | set(self._comm.missing)
+                rest = [rank for rank in range(self._comm.size) if rank not in named]
+                if len(rest) == unnamed[0].count:
+                    unnamed[0].ranks = {rank: self._comm.processes.get(rank) for rank in rest}
+        return found
+
+    def _behind(self, op: str, those: list[Counted], named: set[int]) -> Iterator[Fact]:
+        low, high = those[0], those[-1]
+        total = sum(one.count for one in those)
+        if 2 * low.count > total:
+            yield from self._ahead(op, low, high)
+            return
+        sure = high.number - low.number > 1 or self._stood(op, low)
+        waiters = self._others([*low.ranks, *self._comm.missing])
+        for rank, process in low.ranks.items():
+            if rank in named:
+                continue
+            named.add(rank)
+            who, operation = self._who(rank, process), self._operation(op, low.number + 1)
+            yield Reached(
+                who=who, spot=low.spot, said=low.said, group=f"{operation.group} {op}",
+                group_words=operation.group_words, enqueued=low.number,
+            )  # fmt: skip
+            said = _said(low, high)
+            yield Absent(
+                who=who,
+                spot=low.spot,
+                said=said,
+                operation=operation,
+                waiters=waiters,
+                certain=sure,
+                shown=Shown.COUNTS,
+            )
+        if not low.ranks:
+            yield Hint(
+                spot=low.spot, said=low.said, kind="ras-unnamed",
+                words=f"{low.count} of {total} ranks are behind, and RAS does not name them: `ncclras -v` does",
+            )  # fmt: skip
+
+    def _ahead(self, op: str, low: Counted, high: Counted) -> Iterator[Fact]:
+        """Report that a few ranks are ahead and wait. RAS does not show which of the others is at fault."""
+        for rank, process in high.ranks.items():
+            yield Waiting(
+                who=self._who(rank, process), spot=high.spot, said=_said(low, high),
+                operation=self._operation(op, high.number),
+            )  # fmt: skip
+        words = (
+            f"{rank_list(high.ranks) if high.ranks else high.count} of a communicator launched {op} {high.number}, and "
+            f"{low.count} others did not: those that RAS names are ahead, not at fault"
+        )
+        yield Hint(spot=high.spot, said=high.said, words=words, kind="ras-ahead")
+
+    def _stood(self, op: str, low: Counted) -> bool:
+        """Return whether the report before had the same lowest count."""
+        if self._former is None:
+            return False
+        return min((one.number for one in self._former.counted if one.op == op), default=None) == low.number
+
+    def _differ(self, behind: dict[str, list[Counted]]) -> Differ | None:
+        """Return that ranks called different operations: behind in one, and ahead in another by as many."""
+        ops = list(behind)
+        for at, one in enumerate(ops):
+            for other in ops[at + 1 :]:
+                few, many = behind[one], behind[other]
+                if len(few) != 2 or len(many) != 2 or not few[0].ranks or not many[0].ranks:
+                    continue
+                if set(few[0].ranks) == set(many[1].ranks) and set(few[1].ranks) == set(many[0].ranks):
+                    return self._different(one, few, other, many)
+        return None
+
+    def _different(self, one: str, few: list[Counted], other: str, many: list[Counted]) -> Differ | None:
+        sides = [
+            (self._global(many[0]), self._operation(one, few[1].number)),
+            (self._global(few[0]), self._operation(other, many[1].number)),
+        ]
+        sides.sort(key=lambda side: -len(side[0]))
+        if not all(ranks for ranks, _ in sides):
+            return None
+        odd = sides[1][0] if len(sides[1][0]) < len(sides[0][0]) else None
+        said = f"{few[0].said}; {many[0].said}"
+        return Differ(spot=few[0].spot, said=said, sides=tuple(sides), odd=odd, aspect="operation", settled=True)
+
+    def _inside(self) -> Iterator[Fact]:
+        """Say that all ranks have launched the same, and nothing moved from one report to the next."""
+        former, comm = self._former, self._comm
+        if former is None or not comm.counts or comm.missing or len(comm.counts) != comm.size:
+            return
+        if former.counts == comm.counts and any(any(counts.values()) for counts in comm.counts.values()):
+            ranks = tuple(sorted(rank for rank in (self._who(one).rank for one in comm.counts) if rank is not None))
+            if len(ranks) == comm.size:
+                said = "all ranks have launched as many operations, and none more in the second report"
+                yield Inside(spot=self._report.spot, said=said, operation=self._operation("", None), ranks=ranks)
+
+    def _global(self, side: Counted) -> tuple[int, ...]:
+        ranks = [self._who(rank, process).rank for rank, process in side.ranks.items()]
+        return tuple(sorted(rank for rank in ranks if rank is not None)) if None not in ranks else ()
+
+    def _others(self, ranks: list[int]) -> tuple[int, ...]:
+        """Return the global ranks of a communicator, except some."""
+        left = set(range(self._comm.size or 0)) - set(ranks)
+        found = (self._who(rank).rank for rank in sorted(left))
+        return tuple(rank for rank in found if rank is not None)
+
+
+def _said(low: Counted, high: Counted) -> str:
+    return low.said if low.said == high.said else f"{low.said}; {high.said}"
+
+
+def _from_counts(comm: RasCommunicator, spot: Spot) -> list[Counted]:
+    """Return the sides of each operation in which ranks differ, from the counts of JSON."""
+    found = []
+    for op in dict.fromkeys(op for counts in comm.counts.values() for op in counts):
+        numbers = {rank: counts.get(op, 0) for rank, counts in comm.counts.items()}
+        if len(set(numbers.values())) == 1:
+            continue
+        for number, count in Counter(numbers.values()).items():
+            ranks = {rank: comm.processes.get(rank) for rank, one in numbers.items() if one == number}
+            said = f"{rank_list(ranks)}: {op} {number}"
+            found.append(Counted(op=op, number=number, count=count, spot=spot, said=said, ranks=ranks))
+    return found
+
+
+def _moved(former: RasReport, last: RasReport) -> bool:
+    """Return whether the ranks that are furthest behind have launched more since the report before."""
+    for name, comm in last.communicators.items():
+        before = former.communicators.get(name)
+        if before is None:
+            continue
+        for op in {one.op for one in before.counted} & {one.op for one in comm.counted}:
+            least = [min(one.number for one in those.counted if one.op == op) for those in (before, comm)]
+            if least[1] > least[0]:
+                return True
+        if any(sum(comm.counts[rank].values()) > sum(before.counts.get(rank, {}).values()) for rank in comm.counts):
+            least_now = min(sum(counts.values()) for counts in comm.counts.values())
+            least_then = min((sum(counts.values()) for counts in before.counts.values()), default=least_now)
+            if least_now > least_then:
+                return True
+    behind = {name for name, comm in former.communicators.items() if comm.counted}
+    return bool(behind) and not any(comm.counted for comm in last.communicators.values())
+
+
+def _summary(report: RasReport) -> Iterator[Fact]:
+    for ranks, comms, errors, status in report.groups.values():
+        words = f"RAS: {comms} communicator{'s' * (comms > 1)} of {ranks} ranks: {status}, {errors}"
+        yield Hint(spot=report.spot, words=words, kind="ras")
+    if report.exact and report.communicators:
+        equal = not any(comm.counted or comm.missing for comm in report.communicators.values())
+        words = "all ranks have launched as many operations" if equal else "ranks differ in what they have launched"
+        yield Hint(spot=report.spot, words=f"RAS: {len(report.communicators)} communicators; {words}", kind="ras")
+
+
+def _lost(lost: LostProcess, report: RasReport, names: _Names) -> Iterator[Fact]:
+    """Yield a process that does not answer, unless a communicator names its rank."""
+    ranks = {process for comm in report.communicators.values() for process, _, _ in comm.missing.values()}
+    missing = [rank for comm in report.communicators.values() for rank in comm.missing]
+    if lost.process in ranks:
+        return
+    who = names.of_process(lost.process)
+    if len(report.lost) == 1 and len(set(missing)) == 1:
+        return  # "The missing rank: 21" is this process
+    words = f"{lost.said} (considered dead)" if lost.dead else lost.said
+    yield Absent(who=who, spot=lost.spot, said=words, shown=Shown.COUNTS, dead=lost.dead)
+
 
 MOST_PROCESSES = 65_536
 """Our choice: no real job has a longer list of ranks."""

@@ -1,11 +1,17 @@
-"""The interface of readers. A reader recognizes its format by content, never by file name."""
+"""The interface of readers, their quotes, and what tells quickly whether a part of a log can interest any of them.
+
+A reader recognizes its format by content, never by file name.
+"""
 
 from __future__ import annotations
 
+import string
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ddpdoctor.model.evidence import Spot, Who
+from ddpdoctor.recorder.storage.secrets import hide_in_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -14,6 +20,17 @@ if TYPE_CHECKING:
     from ddpdoctor.model.attached import AskedNodes, AttachedJob
     from ddpdoctor.model.evidence import Fact, Time
     from ddpdoctor.model.flight import FlightDump
+
+
+MOST_QUOTED = 240
+"""Our choice: this many characters are enough to understand any line."""
+
+
+def quote(text: str) -> str:
+    """Return the beginning of a text in one line, without what looks like a credential."""
+    short = " ".join(text[: 2 * MOST_QUOTED].split())
+    shown = hide_in_text(short)
+    return shown if len(shown) <= MOST_QUOTED else shown[: MOST_QUOTED - 1] + "…"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,3 +134,47 @@ class DocumentReader(Protocol):
     def read(self, document: Document) -> Found:
         """Read it. Damage is reported in ``Found.problem`` and never raised."""
         ...
+
+
+_MOST_IDLE = 4096
+_LONG = 512
+_LOWER = bytes(range(256)).lower()
+_LEFT_OUT = bytes(set(range(256)) - set(f"{string.ascii_letters}\n".encode()))
+
+
+def condense(text: bytes) -> bytes:
+    """Return the letters of each line of a text in lower case."""
+    return text.translate(_LOWER, _LEFT_OUT)
+
+
+def condensed_triggers(readers: Iterable[LineReader]) -> tuple[bytes, ...]:
+    """Return the fewest condensed strings of which each trigger of the readers contains one."""
+    return _fewest(frozenset(trigger for reader in readers for trigger in reader.triggers))
+
+
+@cache
+def _fewest(triggers: frozenset[bytes]) -> tuple[bytes, ...]:
+    condensed = sorted({condense(trigger) for trigger in triggers}, key=lambda one: (len(one), one))
+    kept: list[bytes] = []
+    for one in condensed:
+        if not any(shorter in one for shorter in kept):
+            kept.append(one)
+    return tuple(kept)
+
+
+class Funnel:
+    """Tells which parts of one log the readers want. It keeps the lines that it knows to be of no interest."""
+
+    def __init__(self, readers: Iterable[LineReader]) -> None:
+        self._triggers = condensed_triggers(readers)
+        self._idle: set[bytes] = set()
+
+    def wants(self, block: bytes) -> bool:
+        """Return whether a part of the log has a trigger."""
+        new = set(condense(block).split(b"\n")) - self._idle
+        text = b"\n".join(new)
+        if any(trigger in text for trigger in self._triggers):
+            return True
+        if len(self._idle) < _MOST_IDLE:
+            self._idle |= {line for line in new if len(line) < _LONG}
+        return False

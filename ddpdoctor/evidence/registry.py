@@ -32,13 +32,12 @@ def line_readers() -> tuple[LineReader, ...]:
     """
     from ddpdoctor.evidence.collective_errors import CollectiveErrorReader
     from ddpdoctor.evidence.errors import CrashReader
-    from ddpdoctor.evidence.faulthandler_text import FaulthandlerReader
     from ddpdoctor.evidence.frameworks import FrameworkReader, HorovodReader, LaunchReader
     from ddpdoctor.evidence.machines import KernelReader, KubernetesReader, NcclTestsReader
     from ddpdoctor.evidence.nccl_log import NcclLogReader
     from ddpdoctor.evidence.ras import RasReader
-    from ddpdoctor.evidence.sacct import SacctReader
-    from ddpdoctor.evidence.slurm import SlurmReader
+    from ddpdoctor.evidence.slurm import SacctReader, SlurmReader
+    from ddpdoctor.evidence.stacks import FaulthandlerReader
     from ddpdoctor.evidence.torchrun import TorchrunReader
     from ddpdoctor.evidence.tracebacks import TracebackReader
     from ddpdoctor.evidence.watchdog import WatchdogReader

@@ -5,21 +5,219 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.evidence.foreign_frames import foreign_frame
-from ddpdoctor.evidence.lines import split_line
+from ddpdoctor.evidence.lines import origin_of, split_line
 from ddpdoctor.evidence.reader import Found
-from ddpdoctor.evidence.stack_meaning import doing_of, is_agent, is_worker, operation_of
-from ddpdoctor.model.evidence import MOST_RANKS, Hint, Size, Spot, Stacked, Who
+from ddpdoctor.model.evidence import MOST_RANKS, Doing, Exited, Hint, Operation, Size, Spot, Stacked, Who
 from ddpdoctor.model.stacks import Frame
+from ddpdoctor.recorder.storage.ring_layout import is_library_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Hashable, Iterable, Sequence
 
-    from ddpdoctor.evidence.reader import Document
+    from ddpdoctor.evidence.reader import Document, Line
     from ddpdoctor.model.evidence import Fact
+
+
+_LIBRARY = re.compile(
+    r"[/\\]lib(?:64)?[/\\]python\d\.\d+t?[/\\]|[/\\]Python\d+[/\\]Lib[/\\]"
+    r"|(?:^|[/\\])torch[/\\](?:distributed|nn|autograd|utils|optim|cuda|multiprocessing|amp|fx|_\w+)[/\\.]"
+    r"|[/\\]bin[/\\](?:torchrun|accelerate|deepspeed|lightning|fabric|ray|horovodrun|pytest|ddpdoctor)$"
+    r"|(?:^|[/\\])ddpdoctor[/\\](?:recorder|cli|launch)[/\\]"
+)
+"""The standard library, a torch that is run from its sources, launchers, and ddpdoctor."""
+_PACKAGES = frozenset((
+    "accelerate", "datasets", "deepspeed", "lightning", "megatron", "numpy", "pytorch_lightning", "ray", "torch",
+    "torchdata", "torchvision", "transformers",
+))  # fmt: skip
+"""Packages whose paths samplers print from their own folder on: "torch/autograd/graph.py"."""
+_PROGRAMS = ("<stdin>", "<string>")
+
+
+def foreign_frame(file: str, line: int, function: str) -> Frame:
+    """Return a frame of a stack that may come from another machine."""
+    return Frame(file=file, line=line, function=function, user=is_foreign_user_file(file))
+
+
+@lru_cache(maxsize=4096)
+def is_foreign_user_file(file: str) -> bool:
+    """Return whether a path is that of a user's own file, not of Python, an installed package or ddpdoctor."""
+    if file.startswith("<"):
+        return file in _PROGRAMS
+    if is_library_path(file, ()) or _LIBRARY.search(file):
+        return False
+    first = re.split(r"[/\\]", file, maxsplit=1)[0].removesuffix(".py")
+    is_relative = not file.startswith(("/", ".", "~")) and ":" not in first
+    return not (is_relative and (first in sys.stdlib_module_names or first in _PACKAGES))
+
+
+_INIT = frozenset({
+    "init_process_group", "_create_c10d_store", "_store_based_barrier", "_new_process_group_helper", "next_rendezvous",
+    "_torchelastic_worker_rendezvous_handler", "_env_rendezvous_handler", "_tcp_rendezvous_handler",
+})  # fmt: skip
+_EXIT = frozenset({"_shutdown", "_exit_function", "destroy_process_group", "_run_exitfuncs", "_finalize_join"})
+_LOADER = frozenset({"_try_get_data", "_get_data", "_next_data"})
+_DEVICE = ("_local_scalar_dense", "cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
+_COLLECTIVE_NAMES = ("_engine_run_backward", "c10d::", "Work::wait", "ncclAllReduce", "ncclKernel", "gloo::")
+_COLLECTIVE_FILES = (
+    "torch/distributed/", "torch/nn/parallel/distributed.py", "deepspeed/comm/", "horovod/", "libnccl", "libgloo",
+)  # fmt: skip
+_WORKER = "_worker_loop"
+_AGENT_FILES = ("torch/distributed/elastic/agent/", "torch/distributed/run.py", "torch/distributed/launcher/api.py")
+_BACKWARD = "_engine_run_backward"
+_C10D = "torch/distributed/distributed_c10d.py"
+
+
+def is_agent(stack: Sequence[Frame]) -> bool:
+    """Return whether it is the stack of torchrun's agent, which is no rank."""
+    return any(_is_in(frame, _AGENT_FILES) for frame in stack)
+
+
+def is_worker(stack: Sequence[Frame]) -> bool:
+    """Return whether it is a DataLoader worker. A forked one has the frames of its rank below its own."""
+    return any(frame.function.endswith(_WORKER) for frame in stack)
+
+
+def doing_of(stack: Sequence[Frame]) -> Doing:
+    """Return what a rank does, by its frames from the innermost to the innermost of the user's code."""
+    found = Doing.UNKNOWN if not stack else Doing.OWN
+    for frame in reversed(stack):
+        if frame.user:
+            break
+        meaning = _meaning(frame)
+        if meaning in {Doing.INIT, Doing.EXIT}:
+            return meaning
+        if found is Doing.OWN and meaning is not None:
+            found = meaning
+    return found
+
+
+def _meaning(frame: Frame) -> Doing | None:
+    name = frame.function.rsplit(".", 1)[-1]
+    if name in _INIT:
+        return Doing.INIT
+    if name in _EXIT and _is_in(frame, ("threading.py", "multiprocessing/", "torch/distributed/", "concurrent/")):
+        return Doing.EXIT
+    if name in _LOADER and "dataloader" in frame.file:
+        return Doing.DATA
+    if any(words in frame.function for words in _DEVICE) or (name == "synchronize" and "torch/cuda" in frame.file):
+        return Doing.DEVICE
+    waits = any(words in frame.function for words in _COLLECTIVE_NAMES) or _is_in(frame, _COLLECTIVE_FILES)
+    return Doing.COLLECTIVE if waits else None
+
+
+def operation_of(stack: Sequence[Frame]) -> Operation | None:
+    """Return the operation that the frames name: the function of torch.distributed that the user called."""
+    for frame in stack:
+        name = frame.function.rsplit(".", 1)[-1]
+        if _C10D in frame.file.replace("\\", "/") and name not in {"wrapper", "_wait"} and not name.startswith("_"):
+            return Operation(op=name)
+    if any(frame.function.rsplit(".", 1)[-1] == _BACKWARD for frame in stack):
+        return Operation(op="backward")
+    return None
+
+
+def _is_in(frame: Frame, parts: Sequence[str]) -> bool:
+    path = frame.file.replace("\\", "/")
+    return any(part in path for part in parts)
+
+
+_MOST_OPEN = 4096
+_MOST_FRAMES = 100
+_MOST_THREADS = 512
+_FATAL = re.compile(r"Fatal Python error: (?P<how>[A-Z][\w -]{1,60})")
+_SIGNALS = {
+    "Segmentation fault": "SIGSEGV", "Bus error": "SIGBUS", "Floating-point exception": "SIGFPE",
+    "Floating point exception": "SIGFPE", "Illegal instruction": "SIGILL",
+}  # fmt: skip
+"""Not "Aborted": that is how torch's watchdog and Gloo end a victim."""
+_THREAD = re.compile(r"^(?P<how>Current thread|Thread) 0x[0-9a-fA-F]+.{0,60}\(most recent call first\):\s*$")
+_FRAME = re.compile(r'^\s+File "(?P<file>[^"\n]{1,1000})", line (?P<line>\d{1,9}) in (?P<function>.{1,300}?)\s*$')
+_NO_FRAME = "<no Python frame>"
+
+
+@dataclass(slots=True)
+class _Dump:
+    """The stacks of one process, innermost frames first."""
+
+    line: Line
+    fatal: str = ""
+    threads: list[list[Frame]] = field(default_factory=list)
+    current: list[Frame] = field(default_factory=list)
+
+    def done(self) -> list[Fact]:
+        common = origin_of(self.line)
+        if self.fatal:
+            signal, frames = _SIGNALS.get(self.fatal, ""), tuple(reversed(self.current))
+            return [Exited(signal=signal, frames=frames, **common)] if signal else []
+        stacks = [tuple(reversed(thread)) for thread in self.threads if thread]
+        main = next((stack for stack in stacks if stack[0].function == "<module>"), None)
+        main = main or tuple(reversed(self.current))
+        if not main or is_agent(main):
+            return []
+        return [
+            Stacked(
+                doing=doing_of(main), frames=main, operation=operation_of(main), worker=is_worker(main), **common
+            )
+        ]  # fmt: skip
+
+
+class FaulthandlerReader:
+    """Finds where a rank was when a signal ended it, and the stacks that it wrote while it ran."""
+
+    name = "faulthandler"
+    triggers = (b"Fatal Python error: ", b"Thread 0x", b"Timeout (")
+
+    def __init__(self) -> None:
+        self._open: dict[Hashable, _Dump] = {}
+
+    def read(self, line: Line) -> Iterable[Fact]:
+        """Return the facts of a process once its stacks are complete."""
+        text = line.text
+        if "Fatal Python error: " in text and (fatal := _FATAL.search(text)) is not None:
+            found = self.end() if len(self._open) >= _MOST_OPEN else self._close(line.stream)
+            self._open[line.stream] = _Dump(line, fatal["how"])
+            return found
+        thread = _THREAD.match(text) if "most recent call first" in text else None
+        dump = self._open.get(line.stream)
+        if dump is None:
+            if thread is not None and len(self._open) < _MOST_OPEN:
+                self._begin_thread(self._open.setdefault(line.stream, _Dump(line)), thread)
+            return ()
+        if thread is not None:
+            self._begin_thread(dump, thread)
+            return ()
+        return self._read_on(line, dump)
+
+    def end(self) -> Iterable[Fact]:
+        """Return the facts of stacks that the log cuts off."""
+        found = [fact for dump in self._open.values() for fact in dump.done()]
+        self._open.clear()
+        return found
+
+    def _begin_thread(self, dump: _Dump, thread: re.Match[str]) -> None:
+        if len(dump.threads) < _MOST_THREADS:
+            dump.threads.append([])
+            if thread["how"] == "Current thread":
+                dump.current = dump.threads[-1]
+
+    def _read_on(self, line: Line, dump: _Dump) -> Iterable[Fact]:
+        text = line.text
+        frame = _FRAME.match(text)
+        if frame is None:
+            return self._close(line.stream) if text.strip() and _NO_FRAME not in text else ()
+        if dump.threads and len(dump.threads[-1]) < _MOST_FRAMES:
+            dump.threads[-1].append(foreign_frame(frame["file"], int(frame["line"]), frame["function"]))
+        return ()
+
+    def _close(self, stream: Hashable) -> list[Fact]:
+        dump = self._open.pop(stream, None)
+        return [] if dump is None else dump.done()
+
 
 MOST_FRAMES = 400
 """Our choice: deeper stacks are recursion."""

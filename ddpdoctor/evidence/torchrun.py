@@ -12,11 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.errors import classify
-from ddpdoctor.evidence.quotes import quote
-from ddpdoctor.evidence.reader import Document, Found
-from ddpdoctor.evidence.torch_heads import time_of
-from ddpdoctor.evidence.traceback_text import HEADER, RaisedText, read_traceback
-from ddpdoctor.evidence.tracebacks import failure_facts, traceback_facts
+from ddpdoctor.evidence.lines import time_of
+from ddpdoctor.evidence.reader import Document, Found, quote
+from ddpdoctor.evidence.tracebacks import HEADER, RaisedText, failure_facts, read_traceback, traceback_facts
 from ddpdoctor.model.evidence import (
     MOST_RANKS,
     Exited,

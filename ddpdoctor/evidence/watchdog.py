@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.errors import classify, named_cause, numbers
-from ddpdoctor.evidence.foreign_frames import foreign_frame
 from ddpdoctor.evidence.frameworks import begins_run
-from ddpdoctor.evidence.quotes import quote
-from ddpdoctor.evidence.torch_heads import origin_of
+from ddpdoctor.evidence.lines import origin_of
+from ddpdoctor.evidence.reader import quote
+from ddpdoctor.evidence.stacks import foreign_frame
 from ddpdoctor.model.evidence import (
     MOST_RANKS,
     Absent,

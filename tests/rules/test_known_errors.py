@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddpdoctor.evidence.funnel import condense
+from ddpdoctor.evidence.reader import condense
 from ddpdoctor.model.known_errors import FAULTS, find_known, read_known_errors
 
 DATA = Path(__file__).parents[1] / "data"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddpdoctor.evidence.funnel import condense, condensed_triggers
 from ddpdoctor.evidence.lines import LogSplitter
-from ddpdoctor.evidence.reader import LineReader
+from ddpdoctor.evidence.reader import LineReader, condense, condensed_triggers
 from ddpdoctor.model.evidence import Finished, Moving
 
 if TYPE_CHECKING:

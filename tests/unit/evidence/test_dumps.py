@@ -11,9 +11,9 @@ import pytest
 
 from ddpdoctor.attach.save import save_nodes
 from ddpdoctor.diagnose.evidence import analyze
-from ddpdoctor.evidence.dump_choice import choose_dumps
 from ddpdoctor.evidence.flight import FlightJsonReader, FlightPickleReader
 from ddpdoctor.evidence.reader import Document
+from ddpdoctor.evidence.reading import choose_dumps
 from ddpdoctor.evidence.stacks import JsonStackReader, StackReader
 from ddpdoctor.model.attached import (
     AskedNodes,

@@ -4,15 +4,13 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.evidence.foreign_frames import foreign_frame, is_foreign_user_file
 from ddpdoctor.evidence.frameworks import FrameworkReader, LaunchReader
-from ddpdoctor.evidence.lines import MOST_CHARACTERS, LogSplitter, split_line
+from ddpdoctor.evidence.lines import MOST_CHARACTERS, LogSplitter, split_line, time_of
 from ddpdoctor.evidence.machines import KernelReader, KubernetesReader, NcclTestsReader, NvidiaSmiReader
 from ddpdoctor.evidence.nccl_log import NcclLogReader
-from ddpdoctor.evidence.quotes import MOST_QUOTED, quote
-from ddpdoctor.evidence.reader import Document, Line
+from ddpdoctor.evidence.reader import MOST_QUOTED, Document, Line, quote
 from ddpdoctor.evidence.slurm import SlurmReader
-from ddpdoctor.evidence.torch_heads import time_of
+from ddpdoctor.evidence.stacks import foreign_frame, is_foreign_user_file
 from ddpdoctor.model.evidence import Exited, Fact, Finished, Hint, Launched, Moving, Seen, Stopped, Time, Trouble, Who
 from ddpdoctor.model.nccl_paths import NcclPaths
 from tests.unit.evidence.feeding import feed

@@ -14,8 +14,7 @@ import pytest
 
 from ddpdoctor.evidence import reading, registry
 from ddpdoctor.evidence.files import HEAD_BYTES
-from ddpdoctor.evidence.funnel import condense, condensed_triggers
-from ddpdoctor.evidence.reader import Document, Found, Line
+from ddpdoctor.evidence.reader import Document, Found, Line, condense, condensed_triggers
 from ddpdoctor.evidence.reading import BLOCK_BYTES, MOST_ALIKE, read_evidence
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.evidence import Exited, Fact, Hint, Launched, Spot
