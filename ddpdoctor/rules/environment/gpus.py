@@ -132,18 +132,12 @@ def in_use(node: Node) -> tuple[Gpu, ...]:
     gpus = listed(node)
     if all(visible_to(process, gpus).on_purpose for process in node.processes):
         raise NotRead(Unread(why=Why.NEEDLESS, reason=f"{VARIABLE} hides all GPUs"))
-    if not _is_order_certain(node, gpus):
-        return gpus.devices
+    by_bus = all(process.variables.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" for process in node.processes)
+    if len({gpu.name for gpu in gpus.devices}) > 1 and not by_bus:
+        return gpus.devices  # CUDA's default puts the fastest first, and not in NVML's order
     seen = {device for process in node.processes for device in visible_to(process, gpus).devices}
     chosen = tuple(gpu for gpu, key in zip(gpus.devices, keys_of(gpus), strict=True) if key in seen)
     return chosen or gpus.devices
-
-
-def _is_order_certain(node: Node, gpus: Gpus) -> bool:
-    """Say whether CUDA numbers the GPUs as NVML does: if they differ, its default puts the fastest first."""
-    if len({gpu.name for gpu in gpus.devices}) <= 1:
-        return True
-    return all(process.variables.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" for process in node.processes)
 
 
 def device_of(process: NodeProcess, gpus: Gpus) -> str | None:
@@ -237,7 +231,13 @@ def check_gpu_count(node: Node) -> Answer:
     """Report a GPU that does not work, one that the driver does not list, and more ranks than GPUs."""
     torch = known(node.torch)
     if torch is not None and torch.cuda_stuck:
-        return judged([_no_driver(torch)], torch.cuda_error or "")
+        problem = Problem(
+            summary="CUDA does not start: `torch.cuda.init()` hangs or dies, and so does each job that uses a GPU",
+            evidence=(torch.cuda_error,) if torch.cuda_error else (),
+            fix="sudo dmesg | grep -E 'NVRM|Xid'; if `nvidia-smi` hangs too, drain the node and reboot it. "
+            "A job on the CPU does not need it: export CUDA_VISIBLE_DEVICES=",
+        )
+        return judged([problem], torch.cuda_error or "")
     gpus = need(node.gpus)
     if gpus.init_error == MISMATCH:
         return skipped("NVML does not start because driver and library differ: see driver-lib-mismatch")
@@ -248,15 +248,6 @@ def check_gpu_count(node: Node) -> Answer:
     seen += [f"torch sees {torch.device_count}"] if torch is not None else []
     seen += [f"{len(node.ranks)} ranks"] if node.ranks else []
     return judged(problems, ", ".join(seen))
-
-
-def _no_driver(torch: TorchBuild) -> Problem:
-    return Problem(
-        summary="CUDA does not start: `torch.cuda.init()` hangs or dies, and so does each job that uses a GPU",
-        evidence=(torch.cuda_error,) if torch.cuda_error else (),
-        fix="sudo dmesg | grep -E 'NVRM|Xid'; if `nvidia-smi` hangs too, drain the node and reboot it. "
-        "A job on the CPU does not need it: export CUDA_VISIBLE_DEVICES=",
-    )
 
 
 def _no_nvml(gpus: Gpus) -> Problem:
@@ -451,19 +442,26 @@ def _is_unmistakable(process: NodeProcess, gpus: Gpus) -> bool:
 
 
 def _sharing(shared: list[list[_Use]]) -> Problem:
-    ranks = tuple(sorted({use.process.rank for uses in shared for use in uses if use.process.rank is not None}))
-    named = [f"{_rank_words(uses)} on {_device_words(uses[0])}" for uses in shared[:SHARED_NAMED]]
-    more = [f"and {len(shared) - SHARED_NAMED} more GPUs"] if len(shared) > SHARED_NAMED else []
+    named = []
+    for uses in shared[:SHARED_NAMED]:
+        node, device = uses[0].node, uses[0].device
+        gpus = known(node.gpus)
+        keys = keys_of(gpus) if gpus is not None else ()
+        name = f"GPU {keys.index(device)}" if device in keys else device
+        named.append(f"{rank_list(ranks_of(use.process for use in uses))} on {name} of {node.host}")
+    if len(shared) > SHARED_NAMED:
+        named.append(f"and {len(shared) - SHARED_NAMED} more GPUs")
     allowed = all(_is_allowed(uses) for uses in shared)
     first = shared[0][0].process
+    place = f"{VARIABLE}={first.variables.get(VARIABLE, '(not set)')}, local rank {first.local_rank}"
     refuses = "" if allowed else ", which NCCL does not allow"
     return Problem(
-        summary=f"Several ranks use one GPU{refuses}: {'; '.join([*named, *more])}",
-        evidence=(f"rank {first.rank}: {_reason(first)}: {shared[0][0].device}",),
+        summary=f"Several ranks use one GPU{refuses}: {'; '.join(named)}",
+        evidence=(f"rank {first.rank}: {place}: {shared[0][0].device}",),
         fix=f"set the same {VARIABLE} with all GPUs for every rank on a node, and call "
         'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) in the script',
         severity=Severity.WARNING if allowed else None,
-        ranks=ranks,
+        ranks=ranks_of(use.process for uses in shared for use in uses),
         hosts=tuple(dict.fromkeys(use.node.host for uses in shared for use in uses)),
     )
 
@@ -474,21 +472,6 @@ def _is_allowed(uses: list[_Use]) -> bool:
         return True
     hosts = {use.process.variables.get(HOST_ID) for use in uses}
     return None not in hosts and len(hosts) == len(uses)
-
-
-def _reason(process: NodeProcess) -> str:
-    return f"{VARIABLE}={process.variables.get(VARIABLE, '(not set)')}, local rank {process.local_rank}"
-
-
-def _rank_words(uses: list[_Use]) -> str:
-    return rank_list(use.process.rank for use in uses if use.process.rank is not None)
-
-
-def _device_words(use: _Use) -> str:
-    gpus = known(use.node.gpus)
-    keys = keys_of(gpus) if gpus is not None else ()
-    name = f"GPU {keys.index(use.device)}" if use.device in keys else use.device
-    return f"{name} of {use.node.host}"
 
 
 REBOOT = "drain the node and reboot; if it comes back, have the GPU replaced"

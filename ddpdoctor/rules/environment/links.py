@@ -294,16 +294,7 @@ def check_fabric(node: Node) -> Answer:
         return skipped("there are no NVSwitches and no GPU fabric")
     torch = known(node.torch)
     works = torch is not None and torch.device_count > 0
-    problems = _unfinished(node, members, works=works)
-    if switches and gpus.fabric_manager is False and not problems and not _is_virtual(node):
-        problems.append(_no_manager(set_up=works or bool(members)))
-    manager = {True: "runs", False: "is not running", None: "cannot be seen"}[gpus.fabric_manager]
-    states = ", ".join(sorted({gpu.fabric_state or "" for gpu in members})) or "state not reported"
-    return judged(problems, f"fabric {states}, {switches} NVSwitches, nv-fabricmanager {manager}")
-
-
-def _unfinished(node: Node, members: list[Gpu], *, works: bool) -> list[Problem]:
-    return gpu_problem(
+    problems = gpu_problem(
         node,
         [gpu for gpu in members if gpu.fabric_state != "completed" or gpu.fabric_status != "success"],
         '{is/are} not part of the NVSwitch fabric yet: CUDA says "system not yet initialized"',
@@ -311,6 +302,11 @@ def _unfinished(node: Node, members: list[Gpu], *, works: bool) -> list[Problem]
         fix=f"{MANAGER}; then /var/log/fabricmanager.log",
         severity=Severity.WARNING if works else None,
     )
+    if switches and gpus.fabric_manager is False and not problems and not _is_virtual(node):
+        problems.append(_no_manager(set_up=works or bool(members)))
+    manager = {True: "runs", False: "is not running", None: "cannot be seen"}[gpus.fabric_manager]
+    states = ", ".join(sorted({gpu.fabric_state or "" for gpu in members})) or "state not reported"
+    return judged(problems, f"fabric {states}, {switches} NVSwitches, nv-fabricmanager {manager}")
 
 
 def _no_manager(*, set_up: bool) -> Problem:
@@ -527,7 +523,11 @@ def check_numa(node: Node) -> Answer:
     if pci.numa_nodes < 2:
         return skipped("there is only one NUMA node")
     placed = [(process, gpu) for process in node.processes if (gpu := _gpu_of(node, pci, process)) is not None]
-    far = [(process, gpu) for process, gpu in placed if _is_far(process, gpu)]
+    far = [
+        (process, gpu)
+        for process, gpu in placed
+        if gpu.local_cpus and process.cpus and not set(process.cpus) & set(gpu.local_cpus)
+    ]
     lost = [] if pci.virtual_machine else [gpu for gpu in gpus if gpu.numa_node is None]
     problems = [*([_far(far)] if far else []), *([_lost(pci, lost)] if lost else [])]
     nodes = ", ".join(f"{gpu.bus_id} on {'none' if gpu.numa_node is None else gpu.numa_node}" for gpu in gpus[:SHOWN])
@@ -550,10 +550,6 @@ def _gpu_of(node: Node, pci: Pci, process: NodeProcess) -> PciDevice | None:
     if index >= len(seen) or seen[index] not in bus_ids:
         return None
     return by_bus_id(pci).get(bus_ids[seen[index]])
-
-
-def _is_far(process: NodeProcess, gpu: PciDevice) -> bool:
-    return bool(gpu.local_cpus and process.cpus) and not set(process.cpus) & set(gpu.local_cpus)
 
 
 def _far(far: list[tuple[NodeProcess, PciDevice]]) -> Problem:

@@ -43,17 +43,15 @@ def check_roce_gid(fleet: Fleet) -> Answer:
     ]
     if not roce:
         return skipped("no RDMA device has an active Ethernet port that NCCL would use")
-    problems = [problem for node, rdma, ports in roce for problem in _node_problems(node, rdma, ports)]
+    problems = []
+    for node, rdma, ports in roce:
+        setting = _index(node)
+        problems += _by_choice(node, ports, rdma) if setting is None else _by_index(node, ports, setting)
     problems += _compare_hosts([(node, ports) for node, _, ports in roce])
     node, _, ports = roce[0]
     setting = _index(node)
     how = str(setting) if setting is not None else f"an entry that is {V2} with {_family(node)}"
     return judged(problems, f"{_words_of(ports)}: {how}" + f", on {len(roce)} hosts" * (len(roce) > 1))
-
-
-def _node_problems(node: Node, rdma: Rdma, ports: Ports) -> list[Problem]:
-    setting = _index(node)
-    return _by_index(node, ports, setting) if setting is not None else _by_choice(node, ports, rdma)
 
 
 def _roce_ports(node: Node, rdma: Rdma) -> Ports:
