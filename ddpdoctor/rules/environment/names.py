@@ -155,7 +155,7 @@ def _foreign(fleet: Fleet, node: Node, own: Lookup) -> Problem:
 SLOW_S = 1.0
 """Our choice: a healthy name server answers in milliseconds, and torch's store looks up a name for every connection."""
 FOREVER_S = 2.0
-"""Look-ups are cut off after this time (collect/network/names.py)."""
+"""Look-ups are cut off after this time (collect/network.py)."""
 
 
 @rule(
