@@ -1,10 +1,20 @@
 """What a GPU that is lent cannot show: devices that fail when they are asked to, two GPUs, NVML with faults."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from tests.gpu.judging import Ran, assert_blamed, assert_recorded, assert_silent, outcomes, report_of
+from tests.gpu.running import JOBS, ROOT
 from tests.nvml_driver import compile_driver
 from tests.scenarios.hosts import require
+from tests.scenarios.running import clean_environment, free_port
+from tests.standin import environment
+from tests.standin.conftest import TORCH
 
 pytestmark = pytest.mark.standin
 LOST = {"214": "uncorrectable ECC error", "719": "unspecified launch failure"}
@@ -105,3 +115,30 @@ def test_a_driver_that_does_not_answer(ran: Ran) -> None:
     assert done.status == 1
     assert outcomes(report_of(done))["gpu-count"] == "failed"
     assert done.left == ""
+
+
+@pytest.mark.full
+def test_attach_asks_torch_what_is_pending(tmp_path: Path) -> None:
+    """A job without ddpdoctor, which has the pipe of torch's flight recorder: attach names the rank that sleeps."""
+    asked = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/pipe_", "TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/trace_"}
+    script, python = JOBS / "sleeper.py", str(environment.make(TORCH))
+    launcher = (python, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}")
+    env = clean_environment(
+        PYTHONPATH=str(ROOT), FAKECUDA_DEVICES="1", SEEDED="1", TORCH_FR_BUFFER_SIZE="2000", **asked
+    )
+    job = subprocess.Popen([*launcher, str(script), str(tmp_path / "result")], env=env)
+    attach = (sys.executable, "-m", "ddpdoctor", "attach", "--pid", str(job.pid), "--folder", str(tmp_path))
+    report: dict[str, Any] = {}
+    try:
+        for _ in range(10):  # each takes seconds: the job has to come to its tenth step
+            looked = subprocess.run([*attach, "--format", "json"], capture_output=True, text=True, check=False)
+            report = json.loads(looked.stdout or "{}")
+            if report.get("verdict"):
+                break
+    finally:
+        job.terminate()
+        job.wait(60)
+    verdict = report["verdict"]
+    assert (verdict["kind"], verdict["ranks"]) == ("stuck", [1]), verdict
+    assert "all_reduce #11" in verdict["summary"], verdict
+    assert script.read_text().splitlines()[verdict["where"][0]["line"] - 1].endswith("# FAULT"), verdict
