@@ -386,6 +386,9 @@ def test_a_pod_with_a_rank_becomes_it(line: str) -> None:
     assert found.style is (Style.COMMAND if "--" in line else Style.RANK)
     assert (found.number, found.expected, found.hosts, found.port) == (1, 4, ("job-master-0",), 23457)
     assert (found.of_ranks, found.one_host, found.variables) == (True, False, ())
+    assert found.note is None
+    told = placed(line, OPERATOR | {"RANK": "0"}).note
+    assert told is None if "--" in line else "becoming rank 0 of 4" in str(told)
 
 
 def test_ranks_on_one_host_by_hand() -> None:
