@@ -20,13 +20,19 @@ pytestmark = pytest.mark.standin
 LOST = {"214": "uncorrectable ECC error", "719": "unspecified launch failure"}
 
 
+def assert_fault_of_rank_1(verdict: dict[str, Any]) -> None:
+    """The script's own call raises the error, unless torch's watchdog sees it first and aborts the process."""
+    assert (verdict["kind"] in {"crash", "killed"}, verdict["ranks"]) == (True, [1]), verdict
+
+
 @pytest.mark.parametrize("code", [pytest.param(code, marks=pytest.mark.gpu_job(f"lost_{code}")) for code in LOST])
 def test_lost(ran: Ran, code: str) -> None:
     """The device of rank 1 fails in a kernel; rank 0 waits for it on its own device."""
     report = report_of(ran(f"lost_{code}"))
-    assert (report["verdict"]["kind"], report["verdict"]["ranks"]) == ("crash", [1]), report["verdict"]
-    assert LOST[code] in report["verdict"]["summary"]
-    assert any("GPU" in said for said in report["verdict"]["evidence"]), report["verdict"]
+    assert_fault_of_rank_1(report["verdict"])
+    if report["verdict"]["kind"] == "crash":
+        assert LOST[code] in report["verdict"]["summary"]
+        assert any("GPU" in said for said in report["verdict"]["evidence"]), report["verdict"]
     assert_recorded(report)
 
 
@@ -42,7 +48,7 @@ def test_xid(ran: Ran, name: str) -> None:
     """
     require("unshare", "mount")
     verdict = report_of(ran(f"lost_{name}"))["verdict"]
-    assert (verdict["kind"], verdict["ranks"]) == ("crash", [1]), verdict
+    assert_fault_of_rank_1(verdict)
     assert any(XIDS[name] in said for said in verdict["evidence"]), verdict
     assert ("0000:1b:00.0" in verdict["fix"] or "reboot" in verdict["fix"]) is (name != "innocent"), verdict
 
