@@ -14,5 +14,5 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    module, attribute = _HOMES.get(name, ("ddpdoctor.model.replicas", name))
+    module, attribute = _HOMES.get(name, ("ddpdoctor.model.consistency", name))
     return getattr(importlib.import_module(module), attribute)

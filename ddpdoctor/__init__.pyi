@@ -1,7 +1,7 @@
 from ddpdoctor.integrations.watch import Watch as watch  # noqa: N813 - it is written as a function is
-from ddpdoctor.model.replicas import ConsistencyError as ConsistencyError
-from ddpdoctor.model.replicas import ConsistencyResult as ConsistencyResult
-from ddpdoctor.model.replicas import TensorDifference as TensorDifference
+from ddpdoctor.model.consistency import ConsistencyError as ConsistencyError
+from ddpdoctor.model.consistency import ConsistencyResult as ConsistencyResult
+from ddpdoctor.model.consistency import TensorDifference as TensorDifference
 from ddpdoctor.probes.consistency.replicas import check_consistency as check_consistency
 
 __version__: str

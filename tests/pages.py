@@ -11,7 +11,7 @@ from ddpdoctor.model.findings import (
     Report,
     Severity,
 )
-from ddpdoctor.model.timeline import Lane, Span, SpanKind, Timeline, TimelineEvent
+from ddpdoctor.model.pictures import Lane, Span, SpanKind, Timeline, TimelineEvent
 from ddpdoctor.report.blocks import (
     ChartLine,
     Content,

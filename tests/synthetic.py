@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.model.codec import encode
-from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
+from ddpdoctor.model.facts import NodeSeen, NodesSeen, Presence
 from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.recorder.storage.ring_writing import Ring
 

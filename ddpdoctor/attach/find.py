@@ -17,9 +17,8 @@ from ddpdoctor.collect.run.sources import WORLD_SIZE_NAMES
 from ddpdoctor.collect.system import read_link
 from ddpdoctor.model.attached import JobIdentity, RankBy, SeenRank
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.rank_words import count_of, format_numbers, name_list
-from ddpdoctor.model.sides import grouped
-from ddpdoctor.model.variables import select_variables
+from ddpdoctor.model.launch import select_variables
+from ddpdoctor.model.words import count_of, format_numbers, grouped, name_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

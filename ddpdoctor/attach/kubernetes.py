@@ -11,7 +11,7 @@ from ddpdoctor.attach.nodes import LIMIT_S, Way, ask_nodes, collector
 from ddpdoctor.collect.bounded import start_program, wait_for_program
 from ddpdoctor.model.attached import NodeAnswer
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.rank_words import count_of
+from ddpdoctor.model.words import count_of
 from ddpdoctor.recorder.storage.secrets import hide_in_text
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from ddpdoctor.attach.save import make_attach_folder, save_nodes
 from ddpdoctor.attach.stream import receive_folder
 from ddpdoctor.model.attached import AskedNodes, NodeAnswer
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.rank_words import count_of
+from ddpdoctor.model.words import count_of
 from ddpdoctor.recorder.storage.secrets import hide_in_text
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.attach.nodes import LIMIT_S, Way, ask_nodes, collector
 from ddpdoctor.collect.bounded import start_program, wait_for_program
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.rank_words import count_of
+from ddpdoctor.model.words import count_of
 from ddpdoctor.recorder.storage.secrets import hide_in_text
 
 if TYPE_CHECKING:

@@ -182,9 +182,9 @@ def _prepare(options: Options, launch: Launch, world_size: int) -> tuple[BenchSe
 
 def read_settings(options: Options) -> BenchSettings:
     """Return the settings. The backend may still be open. Raises ``UserError``, which says what is possible."""
-    from ddpdoctor.model.amounts import format_size
     from ddpdoctor.model.bandwidth import BenchSettings, Mode
     from ddpdoctor.model.errors import UserError
+    from ddpdoctor.model.words import format_size
     from ddpdoctor.probes.bandwidth.cases import DTYPES, REDOPS, check_possible
     from ddpdoctor.probes.gpus import AUTO
 

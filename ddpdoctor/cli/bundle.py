@@ -57,7 +57,7 @@ def _name_of(path: Path) -> str:
 
 def _describe(bundle: Bundle, files: dict[str, str], path: Path, output: Path) -> str:
     """Say what the archive holds, what was replaced in it, and what stays here."""
-    from ddpdoctor.model.amounts import format_size
+    from ddpdoctor.model.words import format_size
     from ddpdoctor.report.lines import clean
 
     lines = [f"{output} will hold"]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddpdoctor.cli.delivery import Outputs
-    from ddpdoctor.model.sharing import SamplingPlan, Sharing
+    from ddpdoctor.model.data import SamplingPlan, Sharing
     from ddpdoctor.probes.data.session import GatheredDraws
 
 EXAMPLES = (
@@ -107,8 +107,8 @@ def run(options: Options) -> int:
 
 def read_plan(options: Options) -> SamplingPlan:
     """Return the settings of the arithmetic. Raises ``UserError`` for missing or conflicting options."""
+    from ddpdoctor.model.data import SamplingPlan, Sharing
     from ddpdoctor.model.errors import UserError
-    from ddpdoctor.model.sharing import SamplingPlan, Sharing
 
     if options.samples is None:
         raise UserError("check-data needs --samples, or --dataset", help=EXAMPLES)
@@ -121,8 +121,8 @@ def read_plan(options: Options) -> SamplingPlan:
 
 
 def _read_sharing(options: Options) -> Sharing:
+    from ddpdoctor.model.data import Sharing
     from ddpdoctor.model.errors import UserError
-    from ddpdoctor.model.sharing import Sharing
 
     if options.no_sampler and options.split:
         raise UserError(

@@ -22,8 +22,8 @@ from ddpdoctor.model.findings import JobStatus
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ddpdoctor.model.facts import Logger
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.model.loggers import Logger
 
 LIMIT_S = 60.0
 """Our choice: on a busy machine importing a library takes seconds, and so does an upload."""

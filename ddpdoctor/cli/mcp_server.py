@@ -19,7 +19,7 @@ from mcp_types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import Field
 
 from ddpdoctor import __version__
-from ddpdoctor.model.amounts import format_span
+from ddpdoctor.model.words import format_span
 
 INSTRUCTIONS = """Diagnoses distributed PyTorch training from what a job left behind. Use `report` for a run folder of
 `ddpdoctor wrap`, `analyze` for logs, dumps and stacks, `explain` for a code such as DD601 or an error message. Act on

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.launch.command.options import WrapOptions
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.model.metrics import Sample
+    from ddpdoctor.model.live import Sample
 
     Send = Callable[[tuple[Sample, ...]], str]
     """Returns what went wrong, or an empty string."""

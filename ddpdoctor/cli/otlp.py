@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.metrics import METRICS
+from ddpdoctor.model.live import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ddpdoctor.model.metrics import Metric, Sample
+    from ddpdoctor.model.live import Metric, Sample
 
 PARTS = ("opentelemetry.sdk.metrics", "opentelemetry.exporter.otlp.proto.http")
 DEFAULT_ENDPOINT = "http://localhost:4318"

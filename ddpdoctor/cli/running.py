@@ -18,7 +18,7 @@ from ddpdoctor.launch.folders.shared_folder import has_space
 from ddpdoctor.launch.outcome import Notifier
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity, hangs
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.words import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable

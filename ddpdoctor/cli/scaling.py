@@ -13,7 +13,7 @@ from ddpdoctor.cli.output import save_report, say, show_report
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.findings import now
-from ddpdoctor.model.scaling import LaunchKind
+from ddpdoctor.model.tuning import LaunchKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,10 +14,10 @@ from ddpdoctor.cli.options import FORMAT, Argument, Option, typed
 from ddpdoctor.cli.report import REPORT_NAME, RUN_MARK, RUNS
 from ddpdoctor.cli.values import parse_duration
 from ddpdoctor.model.exit_status import ExitStatus
-from ddpdoctor.model.run import RECORD_NAME
+from ddpdoctor.model.facts import RECORD_NAME
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.status import JobNow
+    from ddpdoctor.model.live import JobNow
 
 StatusFormat = Literal["text", "json"]
 NOT_WRAPPED = "Of a job that was not started by `ddpdoctor wrap`, `ddpdoctor attach` says what it does."
@@ -86,7 +86,7 @@ def _marks(folder: Path) -> tuple[Path, Path]:
 
 def _read(run_dir: Path) -> JobNow:
     from ddpdoctor.diagnose.live import read_status
-    from ddpdoctor.model.status import Liveness
+    from ddpdoctor.model.live import Liveness
 
     found = read_status(run_dir)
     return replace(found, reported=_reported(run_dir)) if found.state is Liveness.RUNNING else found
@@ -128,7 +128,7 @@ def _draw(status: JobNow, options: Options) -> str:
 def plain(status: JobNow) -> dict[str, Any]:
     """Return a status as the object that ``--format json`` writes."""
     from ddpdoctor.model.codec import encode
-    from ddpdoctor.model.status import STATUS_FORMAT, STATUS_VERSION
+    from ddpdoctor.model.live import STATUS_FORMAT, STATUS_VERSION
 
     return {"format": STATUS_FORMAT, "version": STATUS_VERSION, **encode(status)}
 
@@ -136,7 +136,7 @@ def plain(status: JobNow) -> dict[str, Any]:
 def _watch(run_dir: Path, options: Options) -> None:
     """Show the status until the job ends. From the second time on, the job has the cores first."""
     from ddpdoctor.cli.live_text import LiveText
-    from ddpdoctor.model.status import Liveness
+    from ddpdoctor.model.live import Liveness
 
     with LiveText(sys.stdout, in_place=options.format == "text") as screen:
         while True:

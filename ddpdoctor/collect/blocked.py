@@ -24,8 +24,7 @@ from ddpdoctor.collect.connections import Socket, find_listener, read_connection
 from ddpdoctor.collect.limits import is_shared
 from ddpdoctor.collect.proc import read_command, read_environment
 from ddpdoctor.collect.system import list_names, list_pids, read_link, read_text
-from ddpdoctor.model.causes import Blocked, FileLock, LockFile, LockKind, LostChild, Owner, ProcessCauses
-from ddpdoctor.model.facts import signal_name
+from ddpdoctor.model.facts import Blocked, FileLock, LockFile, LockKind, LostChild, Owner, ProcessCauses, signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.system import list_pids, read_link, read_text
-from ddpdoctor.model.causes import Connection, Connections
+from ddpdoctor.model.facts import Connection, Connections
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.collect.fingerprint_files import DAMAGED, RankColumn, RowsRead, Writer, open_source, root_of
 from ddpdoctor.collect.recorded import read_record
 from ddpdoctor.model.consistency import Consistency, Difference, Stream, TensorRow, TensorSplit, Values, What
-from ddpdoctor.model.sides import group_alike
+from ddpdoctor.model.words import group_alike
 from ddpdoctor.recorder.storage import fingerprint_layout
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.collect.fingerprint_files import KindRows, Name, NodeIndex, OpenFile, Written
-    from ddpdoctor.model.replica_records import StreamKey
+    from ddpdoctor.model.consistency import StreamKey
 
 
 Token = tuple[bytes, tuple[int, ...], str] | None

@@ -14,8 +14,16 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.consistency import StreamClock, TensorRow, What
-from ddpdoctor.model.replica_records import SideKept, StepKept, StreamKept, StreamKey, StreamRoot
+from ddpdoctor.model.consistency import (
+    SideKept,
+    StepKept,
+    StreamClock,
+    StreamKept,
+    StreamKey,
+    StreamRoot,
+    TensorRow,
+    What,
+)
 from ddpdoctor.recorder.storage import fingerprint_layout
 from ddpdoctor.recorder.storage.fingerprint_reading import FingerprintFile
 

@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING
 from ddpdoctor.collect.fingerprint_compare import Comparer, StreamSeen
 from ddpdoctor.collect.fingerprint_files import BEFORE_ALL, DAMAGED, Points, RowsRead, pack_stream, unpack_points
 from ddpdoctor.collect.run.evidence import load
-from ddpdoctor.model.consistency import Consistency, Stream, Values, What
-from ddpdoctor.model.replica_records import NodeStreams, RootsRequest, StreamKept
-from ddpdoctor.model.run import attempt_name
+from ddpdoctor.model.consistency import Consistency, NodeStreams, RootsRequest, Stream, StreamKept, Values, What
+from ddpdoctor.model.facts import attempt_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from ddpdoctor.collect.fingerprint_files import NodeIndex, Points, StreamIndex, Writer, Written
-    from ddpdoctor.model.replica_records import StreamKept, StreamRoot
-    from ddpdoctor.model.run import Run
+    from ddpdoctor.model.consistency import StreamKept, StreamRoot
+    from ddpdoctor.model.facts import Run
 
 
 FIRST_REST_S = 2.0

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import ask_side_by_side
-from ddpdoctor.model.network import FirewallChain
+from ddpdoctor.model.node import FirewallChain
 from ddpdoctor.model.reading import Unread, Why
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from ddpdoctor.collect.proc import read_process
 from ddpdoctor.collect.software import NO_DRIVER, is_nvidia_here
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.codec import decode, encode
-from ddpdoctor.model.gpus import Gpu, GpuPair, GpuProcess, Gpus, GpuTrial, GpuWork, NvLink, PeerCopy
+from ddpdoctor.model.launch import VARIABLE, read_visible
+from ddpdoctor.model.node import Gpu, GpuPair, GpuProcess, Gpus, GpuTrial, GpuWork, NvLink, PeerCopy
 from ddpdoctor.model.reading import NotRead, Unread, Why
-from ddpdoctor.model.visible_devices import VARIABLE, read_visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

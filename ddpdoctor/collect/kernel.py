@@ -19,8 +19,7 @@ from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.proc import Process, read_process
 from ddpdoctor.collect.software import NO_DRIVER, is_nvidia_here
 from ddpdoctor.collect.system import System, read_link
-from ddpdoctor.model.gpus import GpuOnBus, KernelView, StuckProcess, Xid
-from ddpdoctor.model.links import Pci, PciDevice
+from ddpdoctor.model.node import GpuOnBus, KernelView, Pci, PciDevice, StuckProcess, Xid
 from ddpdoctor.model.reading import NotRead, Unread, Why
 
 if TYPE_CHECKING:

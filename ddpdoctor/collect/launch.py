@@ -13,12 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.system import read_link
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.launch import EXCHANGE_PORT, Launch, NodeLaunch
+from ddpdoctor.model.launch import (
+    EXCHANGE_PORT,
+    Launch,
+    NodeLaunch,
+    expand_hosts,
+    is_loopback,
+    nodes_range,
+    parse_endpoint,
+    select_variables,
+)
 from ddpdoctor.model.node import Launcher, NodeProcess
 from ddpdoctor.model.reaching import JobSettings
-from ddpdoctor.model.rendezvous import is_loopback, nodes_range, parse_endpoint
-from ddpdoctor.model.slurm import expand_hosts
-from ddpdoctor.model.variables import select_variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

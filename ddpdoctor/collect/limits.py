@@ -25,8 +25,8 @@ from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.kernel import memory_nodes, parse_cpu_list
 from ddpdoctor.collect.proc import descendants, read_processes, read_status
 from ddpdoctor.collect.system import UNLIMITED, System, read_text
-from ddpdoctor.model.causes import Space
-from ddpdoctor.model.limits import BusyCpu, Clock, Governor, Limit, Limits, Load, SharedMemory, Volume
+from ddpdoctor.model.facts import Space
+from ddpdoctor.model.node import BusyCpu, Clock, Governor, Limit, Limits, Load, SharedMemory, Volume
 from ddpdoctor.model.reading import NotRead, Unread, Why
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from ddpdoctor.collect.connections import LISTENING, TIME_WAIT, read_own_rows, r
 from ddpdoctor.collect.firewall import read_firewall
 from ddpdoctor.collect.launch import text
 from ddpdoctor.collect.system import list_pids, read_link
-from ddpdoctor.model.network import Interface, Lookup, Names, Network, PortUse
+from ddpdoctor.model.launch import parse_endpoint
+from ddpdoctor.model.node import Interface, Lookup, Names, Network, PortUse
 from ddpdoctor.model.reading import Unread, Why
-from ddpdoctor.model.rendezvous import parse_endpoint
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 
 if TYPE_CHECKING:

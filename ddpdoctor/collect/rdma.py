@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.kernel import BUS_ID
 from ddpdoctor.collect.software import read_driver
-from ddpdoctor.model.links import Gid, Rdma, RdmaDevice, RdmaPort
+from ddpdoctor.model.node import Gid, Rdma, RdmaDevice, RdmaPort
 from ddpdoctor.model.reading import NotRead, Unread, Why
 
 if TYPE_CHECKING:

@@ -11,12 +11,10 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddpdoctor.model.causes import AtError, StoreSought
 from ddpdoctor.model.codec import INTEGERS, WrongValue, decode, field_hints
 from ddpdoctor.model.consistency import NonFinite
 from ddpdoctor.model.data import EpochCall, EpochSeen, LoaderSeen
-from ddpdoctor.model.facts import ModelSeen, Raised
-from ddpdoctor.model.reducer import ReducerSaid
+from ddpdoctor.model.facts import AtError, ModelSeen, Raised, ReducerSaid, StoreSought
 from ddpdoctor.model.stacks import Frame, Stack, StackSample
 
 if TYPE_CHECKING:

@@ -17,10 +17,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.bounded import start_torch_child
-from ddpdoctor.model.node import ConfFile
+from ddpdoctor.model.launch import hide_login, is_listed
+from ddpdoctor.model.node import ConfFile, Software, TorchBuild
 from ddpdoctor.model.reading import NotRead, Unread, Why
-from ddpdoctor.model.software import Software, TorchBuild
-from ddpdoctor.model.variables import hide_login, is_listed
 
 if TYPE_CHECKING:
     from ddpdoctor.collect.bounded import ChildProcess

@@ -18,10 +18,9 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus, report_status
 from ddpdoctor.model.facts import Call, GroupState, Job, Life, Raised, Rank
 from ddpdoctor.model.findings import Check, Finding, JobStatus, JobSummary, Outcome, RankRow, Severity, now
-from ddpdoctor.model.rank_words import count_of, rank_list
 from ddpdoctor.model.reading import known
-from ddpdoctor.model.sides import grouped
 from ddpdoctor.model.stacks import Frame, Stack, StackSample
+from ddpdoctor.model.words import count_of, grouped, rank_list
 from ddpdoctor.rules.bandwidth.compare import Baseline, compare
 from ddpdoctor.rules.bandwidth.curve import Measured, build_curves
 from ddpdoctor.rules.bandwidth.ddp import advise

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpdoctor.model.bandwidth import Bench
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.launch import expand_hosts
 from ddpdoctor.model.reading import known
-from ddpdoctor.model.slurm import expand_hosts
 from ddpdoctor.recorder.storage.secrets import hide_in_text, hide_value
 
 if TYPE_CHECKING:

@@ -8,13 +8,20 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpdoctor.diagnose.job import make_report
-from ddpdoctor.model.amounts import format_size
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity, now
-from ddpdoctor.model.run_differences import ComparedRun, RunDifference, RunDifferences, Topic
-from ddpdoctor.model.speed import Budget, SpeedSettings
-from ddpdoctor.model.speed_comparison import RunSpeed, SpeedComparison, UnequalSetting
+from ddpdoctor.model.steps import Budget, SpeedSettings
+from ddpdoctor.model.tuning import (
+    ComparedRun,
+    RunDifference,
+    RunDifferences,
+    RunSpeed,
+    SpeedComparison,
+    Topic,
+    UnequalSetting,
+)
+from ddpdoctor.model.words import format_size
 from ddpdoctor.rules.speed.comparing import compare_phases, compare_steps
 
 if TYPE_CHECKING:

@@ -34,8 +34,8 @@ from ddpdoctor.model.evidence import (
     Waiting,
 )
 from ddpdoctor.model.findings import Place, RankRow, Severity
-from ddpdoctor.model.rank_words import count_of, name_list
-from ddpdoctor.model.timeline import Lane, Span, SpanKind, Timeline, TimelineEvent
+from ddpdoctor.model.pictures import Lane, Span, SpanKind, Timeline, TimelineEvent
+from ddpdoctor.model.words import count_of, name_list
 from ddpdoctor.rules.engine import judge
 from ddpdoctor.rules.evidence.connection_words import explain_nccl
 from ddpdoctor.rules.evidence.ruling import decide
@@ -48,10 +48,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ddpdoctor.model.attached import AttachedJob
-    from ddpdoctor.model.evidence import Fact, Stacked
+    from ddpdoctor.model.evidence import Fact, FlightCall, FlightDump, FlightGroup, Stacked
     from ddpdoctor.model.evidence_runs import Evidence
     from ddpdoctor.model.findings import Finding, Report
-    from ddpdoctor.model.flight import FlightCall, FlightDump, FlightGroup
 
 
 def evidence_pictures(state: RunState, rows: Iterable[RankRow], verdict: Finding | None) -> PictureData:

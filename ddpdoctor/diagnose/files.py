@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.diagnose.job import check_report
-from ddpdoctor.model.checkpoint import Checkpoints, ReadState
 from ddpdoctor.model.codec import encode
-from ddpdoctor.model.diff import DiffFacts
+from ddpdoctor.model.data import RankShare, SamplingPlan, Shares, share_out
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import GroupState, Job, Life, Rank
 from ddpdoctor.model.findings import JobStatus, JobSummary, RankRow, Report, now
-from ddpdoctor.model.sharing import RankShare, SamplingPlan, Shares, share_out
+from ddpdoctor.model.saved import Checkpoints, DiffFacts, ReadState
 from ddpdoctor.model.trial import Trial
 from ddpdoctor.rules.data.shared import Replicas
 from ddpdoctor.rules.registry import rules_of
@@ -21,10 +20,10 @@ from ddpdoctor.rules.registry import rules_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ddpdoctor.model.checkpoint import FileSeen
     from ddpdoctor.model.data import Drawn, RankDraws
     from ddpdoctor.model.facts import ModelSeen
     from ddpdoctor.model.findings import Report
+    from ddpdoctor.model.saved import FileSeen
     from ddpdoctor.model.trial import Participant
     from ddpdoctor.rules.engine import Facts
     from ddpdoctor.rules.registry import Rule

@@ -15,8 +15,8 @@ from ddpdoctor.diagnose.job import judge_earlier, last_number
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Attempt, JobStatus
-from ddpdoctor.model.history import Blamed, Cost, History, Returning, Start
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.live import Blamed, Cost, History, Returning, Start
+from ddpdoctor.model.words import grouped
 from ddpdoctor.recorder.storage.files import is_file
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from ddpdoctor.model.codec import encode
 from ddpdoctor.model.data import LoaderTaken, PassTaken, RankTaken
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
-from ddpdoctor.model.facts import Job, Life, shell_status
+from ddpdoctor.model.facts import Job, JobEnd, Life, Run, shell_status
 from ddpdoctor.model.findings import (
     Attempt,
     Check,
@@ -41,7 +41,6 @@ from ddpdoctor.model.findings import (
 )
 from ddpdoctor.model.garbage import no_collection
 from ddpdoctor.model.reading import Unread, Why
-from ddpdoctor.model.run import JobEnd, Run
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 from ddpdoctor.rules.data.shared import Replicas, replicas_of, shared_loaders
 from ddpdoctor.rules.engine import judge
@@ -64,10 +63,9 @@ if TYPE_CHECKING:
     from ddpdoctor.model.attached import AttachedJob
     from ddpdoctor.model.consistency import Consistency
     from ddpdoctor.model.data import EpochSeen
+    from ddpdoctor.model.facts import Run
     from ddpdoctor.model.findings import Finding, RankRow
-    from ddpdoctor.model.pictures import SourceExcerpt
-    from ddpdoctor.model.run import Run
-    from ddpdoctor.model.timeline import Timeline
+    from ddpdoctor.model.pictures import SourceExcerpt, Timeline
     from ddpdoctor.rules.bandwidth.compare import Baseline
     from ddpdoctor.rules.data.shared import Shared
     from ddpdoctor.rules.engine import Facts

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 from ddpdoctor.collect.rank.loggers import read_loggers
 from ddpdoctor.collect.run.live import read_live
 from ddpdoctor.diagnose.pictures import describe_state
-from ddpdoctor.model import metrics
+from ddpdoctor.model import live as metrics
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.consistency import StreamClock
 from ddpdoctor.model.facts import Life
 from ddpdoctor.model.findings import JobStatus, Place
-from ddpdoctor.model.metrics import Sample
-from ddpdoctor.model.sides import grouped
-from ddpdoctor.model.status import JobNow, Liveness, RankNow, ReplicasNow, WaitNow
+from ddpdoctor.model.live import JobNow, Liveness, RankNow, ReplicasNow, Sample, WaitNow
 from ddpdoctor.model.steps import recent_pace
+from ddpdoctor.model.words import grouped
 from ddpdoctor.rules.progress.job_state import build_job_state
 from ddpdoctor.rules.progress.words import call_words, peer_words
 
@@ -28,12 +27,9 @@ if TYPE_CHECKING:
 
     from ddpdoctor.collect.run.live import LiveRun
     from ddpdoctor.model.consistency import Consistency
-    from ddpdoctor.model.facts import Rank
+    from ddpdoctor.model.facts import Logger, NodeSeen, Rank, Run
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.model.loggers import Logger
-    from ddpdoctor.model.metrics import Metric
-    from ddpdoctor.model.nodes import NodeSeen
-    from ddpdoctor.model.run import Run
+    from ddpdoctor.model.live import Metric
     from ddpdoctor.rules.progress.job_state import JobState
     from ddpdoctor.rules.progress.states import RankState
 

@@ -26,9 +26,8 @@ from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.findings import now
 from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.node import SECTIONS, ExpectedVersion, Fleet, Launcher, Node
-from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.reading import Unread, Why
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import grouped, rank_list
 from ddpdoctor.rules.engine import fleet_facts
 from ddpdoctor.rules.environment.versions import VERSION_OF
 from ddpdoctor.rules.registry import rules_of

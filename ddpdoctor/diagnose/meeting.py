@@ -16,10 +16,10 @@ from ddpdoctor.exchange.job_store import open_job_store
 from ddpdoctor.exchange.meeting import Folder, HostedMeeting, NoMeeting, OverStore, OwnPort, find_deputy, find_meeting
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.exchange.wire import NO_TOKEN, VARIABLE, job_token
+from ddpdoctor.model.launch import is_loopback
 from ddpdoctor.model.node import SECTIONS, Fleet, Launcher, Node
 from ddpdoctor.model.reaching import JobSettings, Visit
 from ddpdoctor.model.reading import Unread, Why
-from ddpdoctor.model.rendezvous import is_loopback
 from ddpdoctor.probes.rendezvous.store_probe import is_own
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.model.facts import Life, Rank
 from ddpdoctor.model.findings import RankRow
 from ddpdoctor.model.pictures import RankWaits, WaitingRanks
-from ddpdoctor.model.sides import grouped
 from ddpdoctor.model.steps import Phase, pace_of
+from ddpdoctor.model.words import grouped
 from ddpdoctor.rules.progress.places import main_frames, to_place
 from ddpdoctor.rules.progress.states import final_error, is_over, stack_of
 

@@ -20,9 +20,9 @@ from ddpdoctor.diagnose.pictures import (
 )
 from ddpdoctor.model.call_log import kind_of, pack_calls
 from ddpdoctor.model.facts import POINT_TO_POINT, Life
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.pictures import Lane, Span, SpanKind, Timeline, TimelineEvent
 from ddpdoctor.model.steps import Phase, step_totals
-from ddpdoctor.model.timeline import Lane, Span, SpanKind, Timeline, TimelineEvent
+from ddpdoctor.model.words import grouped
 from ddpdoctor.rules.progress.groups import default_name, own_state
 
 if TYPE_CHECKING:

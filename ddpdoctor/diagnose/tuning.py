@@ -11,10 +11,18 @@ from ddpdoctor.collect.run.trial_record import read_trial
 from ddpdoctor.diagnose.job import build_report, make_report
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.findings import JobStatus, JobSummary
-from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.model.reading import Unread
-from ddpdoctor.model.scaling import LaunchKind, ScalingResult
-from ddpdoctor.model.tuning import AGAIN, BASE, TrialRecord, TrialStop, TuneOutcome, TuneResult
+from ddpdoctor.model.tuning import (
+    AGAIN,
+    BASE,
+    LaunchKind,
+    ScalingResult,
+    TrialRecord,
+    TrialStop,
+    TuneOutcome,
+    TuneResult,
+)
+from ddpdoctor.model.words import count_of
 from ddpdoctor.recorder.tuning.plan import MEASURED_IN_LAUNCH, order_blocks
 from ddpdoctor.rules.engine import judge
 from ddpdoctor.rules.progress.places import to_place
@@ -31,11 +39,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
-    from ddpdoctor.model.facts import Job
+    from ddpdoctor.model.facts import Job, JobEnd
     from ddpdoctor.model.findings import Judgment, Place, Report
-    from ddpdoctor.model.run import JobEnd
-    from ddpdoctor.model.scaling import PredictedSize, ScalingLaunch, ScalingRow
-    from ddpdoctor.model.tuning import RatioRange, RestartPlan, TriedBlock
+    from ddpdoctor.model.tuning import PredictedSize, RatioRange, RestartPlan, ScalingLaunch, ScalingRow, TriedBlock
 
 
 ENOUGH_BLOCKS = 3

@@ -25,8 +25,7 @@ from ddpdoctor.model.evidence import (
     Waiting,
     Who,
 )
-from ddpdoctor.model.sides import group_alike
-from ddpdoctor.model.torch_names import op_type_name
+from ddpdoctor.model.words import group_alike, op_type_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from ddpdoctor.evidence.reader import Found
 from ddpdoctor.evidence.stacks import foreign_frame
-from ddpdoctor.model.evidence import MOST_RANKS, Spot
-from ddpdoctor.model.flight import FlightCall, FlightDump, FlightGroup, FlightTransfer
+from ddpdoctor.model.evidence import MOST_RANKS, FlightCall, FlightDump, FlightGroup, FlightTransfer, Spot
 from ddpdoctor.model.garbage import no_collection
-from ddpdoctor.model.torch_names import dtype_name, op_name
+from ddpdoctor.model.words import dtype_name, op_name
 from ddpdoctor.recorder.storage.plain_pickle import parse_cut_pickle
 
 if TYPE_CHECKING:

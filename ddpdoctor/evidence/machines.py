@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.collect.kernel import XID
 from ddpdoctor.evidence.reader import Found, Line, quote
 from ddpdoctor.model.codec import WrongValue, decode
-from ddpdoctor.model.evidence import Exited, Finished, Hint, Spot, Trouble, Who
-from ddpdoctor.model.nccl_paths import MachineSeen
+from ddpdoctor.model.evidence import Exited, Finished, Hint, MachineSeen, Spot, Trouble, Who
 from ddpdoctor.model.node import Node
 
 if TYPE_CHECKING:

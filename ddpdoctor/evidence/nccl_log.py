@@ -14,8 +14,20 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.evidence.errors import link_of, warned
 from ddpdoctor.evidence.frameworks import begins_run
 from ddpdoctor.evidence.reader import MOST_QUOTED, quote
-from ddpdoctor.model.evidence import MOST_RANKS, Called, Hint, Operation, Seen, Size, Waiting, Who
-from ddpdoctor.model.nccl_paths import DataWay, NcclEdge, NcclMember, NcclPaths
+from ddpdoctor.model.evidence import (
+    MOST_RANKS,
+    Called,
+    DataWay,
+    Hint,
+    NcclEdge,
+    NcclMember,
+    NcclPaths,
+    Operation,
+    Seen,
+    Size,
+    Waiting,
+    Who,
+)
 from ddpdoctor.model.nccl_warnings import plain_address, read_warning
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from ddpdoctor.model.evidence import (
     Waiting,
     Who,
 )
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.words import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

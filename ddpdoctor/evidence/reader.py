@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.model.attached import AskedNodes, AttachedJob
-    from ddpdoctor.model.evidence import Fact, Time
-    from ddpdoctor.model.flight import FlightDump
+    from ddpdoctor.model.evidence import Fact, FlightDump, Time
 
 
 MOST_QUOTED = 240

@@ -31,8 +31,7 @@ from ddpdoctor.model.evidence import (
     Waiting,
 )
 from ddpdoctor.model.evidence_runs import Evidence, EvidenceRun, Read
-from ddpdoctor.model.rank_words import count_of, first_names, rank_list
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import count_of, first_names, grouped, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,8 +39,7 @@ if TYPE_CHECKING:
     from ddpdoctor.evidence.files import EvidenceFile, FileContent
     from ddpdoctor.evidence.reader import DocumentReader, LineReader
     from ddpdoctor.model.attached import JobIdentity
-    from ddpdoctor.model.evidence import Fact, Time
-    from ddpdoctor.model.flight import FlightDump
+    from ddpdoctor.model.evidence import Fact, FlightDump, Time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.evidence.frameworks import begins_run
 from ddpdoctor.evidence.reader import quote
 from ddpdoctor.model.evidence import Exited, Finished, Stopped, Time, Trouble, Who
-from ddpdoctor.model.slurm import expand_hosts
+from ddpdoctor.model.launch import expand_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

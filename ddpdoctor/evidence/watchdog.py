@@ -31,7 +31,7 @@ from ddpdoctor.model.evidence import (
     Waiting,
     Who,
 )  # fmt: skip
-from ddpdoctor.model.torch_names import op_type_name
+from ddpdoctor.model.words import op_type_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable

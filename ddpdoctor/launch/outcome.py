@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from ddpdoctor.model.facts import JobEnd
     from ddpdoctor.model.findings import Judgment
-    from ddpdoctor.model.run import JobEnd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,9 +27,8 @@ from ddpdoctor.launch.watching.examining import Examining, has_errors
 from ddpdoctor.launch.watching.on_demand import OnDemand
 from ddpdoctor.launch.watching.watch import JobWatch
 from ddpdoctor.model.exit_status import ExitStatus
-from ddpdoctor.model.facts import shell_status
+from ddpdoctor.model.facts import END_NAME, JobEnd, shell_status
 from ddpdoctor.model.findings import Judgment, Outcome, Severity, hangs, now
-from ddpdoctor.model.run import END_NAME, JobEnd
 from ddpdoctor.recorder.storage.files import write_whole
 
 if TYPE_CHECKING:

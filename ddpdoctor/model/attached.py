@@ -21,11 +21,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.rank_words import name_list
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import grouped, name_list
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.causes import Blocked
+    from ddpdoctor.model.facts import Blocked
 
 FORMAT = "ddpdoctor-attach"
 VERSION = 1

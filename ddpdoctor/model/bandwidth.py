@@ -6,11 +6,14 @@ nccl-tests (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md)
 
 from __future__ import annotations
 
+import pkgutil
+import re
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.words import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -436,3 +439,42 @@ class Reason:
     hosts: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     fix: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownBandwidth:
+    """A row of the table."""
+
+    gpu: re.Pattern[str]
+    """Matches the whole name that torch gives: "NVIDIA GH200" is not an H200, and a MIG slice is not a GPU."""
+    ranks: int
+    nodes: int
+    collective: Collective
+    algorithm: str
+    """"nvls" or "ring"; empty if there is no choice."""
+    low_gb_s: float
+    """The lowest figure measured at ``min_size_bytes`` and above, or the lowest that a cloud accepts."""
+    high_gb_s: float | None
+    """The highest figure measured."""
+    min_size_bytes: int
+    text: str
+    source: str
+    checked: bool
+    """Whether the figure was found at its source when the row was written."""
+
+
+@cache
+def read_references() -> tuple[KnownBandwidth, ...]:
+    """Return the rows of the table."""
+    table = pkgutil.get_data("ddpdoctor.model", "bandwidth_references.tsv") or b""
+    _, *lines = table.decode("utf-8").splitlines()
+    return tuple(map(_parse_row, lines))
+
+
+def _parse_row(line: str) -> KnownBandwidth:
+    gpu, ranks, nodes, collective, algorithm, low, high, min_size, text, source, checked = line.split("\t")
+    return KnownBandwidth(
+        gpu=re.compile(gpu), ranks=int(ranks), nodes=int(nodes), collective=Collective(collective),
+        algorithm=algorithm, low_gb_s=float(low), high_gb_s=float(high) if high else None,
+        min_size_bytes=int(min_size), text=text, source=source, checked=checked == "yes",
+    )  # fmt: skip

@@ -6,9 +6,11 @@ compares them. Tensor names are those of the wrapped module, without ``module.``
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
+
+from ddpdoctor.model.words import outvoted, rank_list
 
 if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame
@@ -230,3 +232,162 @@ class NonFinite:
     """The user's line that called backward."""
     note: str = ""
     """A sentence with more evidence: "argument 0 of forward holds NaN in 3 of 64 values"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamRoot:
+    """A digest of one stream on a node's ranks, over a range of points in time."""
+
+    stream: str
+    """Name of the stream, equal on all nodes."""
+    ranks: tuple[int, ...]
+    """The ranks of the node that recorded it."""
+    since: int
+    """The range starts after this point."""
+    upto: int
+    """The last point of the range."""
+    root: str
+    """Equal if the numbers and contents are equal."""
+    random: str = ""
+    """Equal if random states are equal; empty if the node's own ranks differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideKept:
+    """Ranks of a node that had the same contents at one point in time."""
+
+    ranks: tuple[int, ...]
+    table: int
+    """Index into the tables of ``StreamKept``, which list the tensors."""
+    fingerprints: str = field(metadata={"json": "prints"})
+    texts: tuple[str, ...]
+    """One per rank: the ``Values`` that it recorded, as JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepKept:
+    """The contents on a node's ranks at one point in time."""
+
+    number: int
+    sides: tuple[SideKept, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamKey:
+    """What records of several ranks must share to be compared."""
+
+    clock: StreamClock
+    group: str
+    members: tuple[int, ...]
+    """Ranks of the group, because groups of different ranks may share a name."""
+    model: int
+    optimizer: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamKept(StreamKey):
+    """The last points of one stream, not yet compared with those of other nodes."""
+
+    name: str
+    """The same as ``StreamRoot.stream``."""
+    tables: tuple[tuple[TensorRow, ...], ...]
+    points: tuple[StepKept, ...] = field(metadata={"json": "moments"})
+    found: Stream
+    """The result of the comparison so far, within one node or over all nodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStreams:
+    """All that a node keeps for comparison in one attempt."""
+
+    streams: tuple[StreamKept, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootsReport:
+    """Each node sends this to the first node every few seconds."""
+
+    roots: tuple[StreamRoot, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootsRequest:
+    """The first node sends this to all others every few seconds."""
+
+    turn: int = 0
+    """How often contents were requested."""
+    wanted: tuple[str, ...] = ()
+    """The streams whose contents are requested."""
+    settled: dict[str, int] = field(default_factory=dict)
+    """By stream: the last point whose contents are no longer needed."""
+
+
+MAX_NAMED = 5
+"""How many differences a message names (our choice). The result holds all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorDifference:
+    """A tensor or setting whose values differ between ranks."""
+
+    what: str
+    """"parameter", "gradient", "buffer", "optimizer state" or "optimizer setting"."""
+    name: str
+    """The name in the module, without ``module.``. A setting has its own name: "lr" or "group 1: lr"."""
+    part: str
+    """For optimizer state, which part: "exp_avg"; else empty."""
+    sides: tuple[tuple[int, ...], ...]
+    """Sets of global ranks with equal values, the largest set first."""
+    values: tuple[str, ...]
+    """One per side: the value of a setting, "float32[8, 16]" for a tensor, "none" if it is missing."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Return the minority, or all ranks if no majority agrees."""
+        return outvoted(self.sides)
+
+    def __str__(self) -> str:
+        part = f" ({self.part})" if self.part else ""
+        shown = len(set(self.values)) > 1
+        sides = [
+            rank_list(side) + (f": {value}" if shown else "")
+            for side, value in zip(self.sides, self.values, strict=True)
+        ]
+        return f"{self.what} {self.name}{part}: " + (", " if shown else " against ").join(sides)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsistencyResult:
+    """Whether the replicas of a group are equal. All its ranks get the same result."""
+
+    equal: bool
+    differences: tuple[TensorDifference, ...]
+    """Optimizer settings first, because they explain the rest. Then parameters, buffers, gradients, optimizer state."""
+    ranks: tuple[int, ...]
+    """The global ranks that were compared."""
+    compared: int
+    """Number of tensors and settings that this rank contributed."""
+    left_out: tuple[str, ...]
+    """Phrases that say what was not compared on this rank, and why."""
+
+    @property
+    def text(self) -> str:
+        """Return one sentence with the result and the first differences."""
+        who = rank_list(self.ranks)
+        if self.equal:
+            return f"replicas are equal on {who}: {self.compared} tensors and settings compared"
+        named = "; ".join(map(str, self.differences[:MAX_NAMED]))
+        more = len(self.differences) - MAX_NAMED
+        return f"replicas differ on {who}: {named}" + (f"; and {more} more" if more > 0 else "")
+
+    def __bool__(self) -> bool:
+        return self.equal
+
+
+class ConsistencyError(RuntimeError):
+    """Replicas that should be equal are not. The message names the first differences; ``result`` has all."""
+
+    def __init__(self, result: ConsistencyResult) -> None:
+        """Keep the result."""
+        super().__init__(result.text)
+        self.result = result

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.rank_words import first_names
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import first_names, grouped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddpdoctor.model.attached import AttachedJob
-    from ddpdoctor.model.evidence import Fact
-    from ddpdoctor.model.flight import FlightDump
+    from ddpdoctor.model.evidence import Fact, FlightDump
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,25 +7,500 @@ All times are nanoseconds of CLOCK_MONOTONIC, which the processes of one host sh
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from ddpdoctor.model.causes import HostCauses, NcclLine, ProcessCauses
     from ddpdoctor.model.consistency import Consistency, NonFinite
-    from ddpdoctor.model.control_flow import ControlFlow
     from ddpdoctor.model.data import LoaderSeen
-    from ddpdoctor.model.gradient_times import GradientTimes
     from ddpdoctor.model.node import Node
-    from ddpdoctor.model.nodes import NodesSeen
     from ddpdoctor.model.reaching import Connecting
-    from ddpdoctor.model.reducer import ReducerSaid
-    from ddpdoctor.model.speed import Speed
     from ddpdoctor.model.stacks import Frame, StackSample
-    from ddpdoctor.model.steps import FetchTimes, LineSeen, StepTimes
+    from ddpdoctor.model.steps import FetchTimes, GradientTimes, LineSeen, Speed, StepTimes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocked:
+    """The system call in which a process's main thread sleeps."""
+
+    call: str
+    """Its name: "read", "flock", "clock_nanosleep"."""
+    fd: int | None = None
+    """The first file descriptor among its arguments, if the call takes one."""
+    file: str | None = None
+    """What the descriptor refers to: a path, "pipe", "socket", "eventfd"."""
+    remote: str | None = None
+    """The other end of a TCP connection, "10.0.0.4:29500"."""
+    alone_on_fd0: bool = False
+    """It waits only for input on descriptor 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileLock:
+    """A lock on a file, from /proc/locks. Processes of other hosts (NFS) and containers have no pid there."""
+
+    path: str | None
+    kind: str
+    """"flock", "fcntl" or "ofd"."""
+    holder_pid: int | None
+    holder: str
+    """The command of the holder; empty if it is not visible."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """A process that holds what a rank waits for: the other end of a connection, or a file."""
+
+    pid: int
+    command: str
+
+
+class LockKind(str, Enum):
+    """What a lock file means to the processes that poll for it."""
+
+    MARKER = "marker"
+    """The lock is held as long as the file exists."""
+    OWN_LOOP = "own-loop"
+    """Like ``MARKER``, but the script's own loop polls for the file."""
+    KERNEL = "kernel"
+    """The kernel holds the lock on the file, and releases it when its owner ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockFile:
+    """A lock file that a rank polls for."""
+
+    path: str
+    kind: LockKind
+    exists: bool
+    age_s: float | None = None
+    """Time since it was last written."""
+    holders: tuple[Owner, ...] = ()
+    """Processes that have it open or locked, except those that poll for it."""
+    unseen: int = 0
+    """How many processes of its owner could not be inspected."""
+    named_pid: int | None = None
+    """The pid that the file contains."""
+    named_lives: bool | None = None
+    """Whether that process is alive. None also if it may be on another host."""
+    named_host: str | None = None
+    """The host of that process, if it is not this one."""
+    shared: bool = False
+    """The file is on a network file system, so other hosts may use it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSought:
+    """The store that a rank is connecting to inside ``init_process_group``."""
+
+    host: str
+    port: int
+    rank: int
+    """The rank argument of that call. Rank 0 serves the store unless the launcher's agent does."""
+    method: str
+    """"env://", "tcp://", or empty for any other method."""
+    of_agent: bool
+    """TORCHELASTIC_USE_AGENT_STORE is set: the launcher's agent serves the store, and every rank is a client."""
+    given: str | None = None
+    """MASTER_ADDR and MASTER_PORT when the process began, as "node0:29500"."""
+    set_at: Frame | None = None
+    """The user's line that replaced that address."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostChild:
+    """A child process that has ended. ``exit_code`` or ``signal`` is set if it is known how."""
+
+    pid: int
+    name: str
+    exit_code: int | None = None
+    signal: str | None = None
+    reaped: bool = False
+    """The parent has collected its exit status."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Resident memory of a process: in the last sample, and the highest value seen."""
+
+    used_bytes: int
+    most_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """The figures of torch's allocator for one GPU."""
+
+    device: int
+    allocated_bytes: int
+    most_allocated_bytes: int
+    reserved_bytes: int
+    most_reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """A limited space and how much of it was in use."""
+
+    limit_bytes: int
+    used_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtError:
+    """The memory of a process at the time an exception left its script."""
+
+    memory: Memory | None = None
+    address_space: Space | None = None
+    """RLIMIT_AS and what counts against it, or None if there is no such limit."""
+    devices: tuple[DeviceMemory, ...] = ()
+    shared_memory: Space | None = None
+    """The file system at /dev/shm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """An established TCP connection whose data the peer does not acknowledge. Ends look like "10.0.0.4:29500"."""
+
+    local: str
+    remote: str
+    unsent_bytes: int
+    """Bytes that the process wrote and that are not acknowledged."""
+    retries: int
+    """How often the kernel has resent the oldest of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connections:
+    """The TCP connections of one process. They are established unless a field says otherwise."""
+
+    by_address: tuple[tuple[str, int], ...] = ()
+    """Local addresses with their number of connections, most first."""
+    ends: tuple[str, ...] = ()
+    """The local ends of all connections. They show whether a peer's connection leads here."""
+    stalled: tuple[Connection, ...] = ()
+    unanswered: tuple[str, ...] = ()
+    """Remote ends that have not answered its request for a connection."""
+    listening: tuple[str, ...] = ()
+    """Addresses on which any process in the same network namespace listens, such as "0.0.0.0:29500"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NcclLine:
+    """A warning in NCCL's log."""
+
+    pid: int | None
+    """The process that wrote it, or None if the line does not say."""
+    source: str
+    """Where in NCCL: "transport/net_ib.cc:123"; empty if the line does not say."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What one process did, as rates over the observation time."""
+
+    over_s: float
+    cores: float
+    """CPUs that all its threads used together."""
+    wanted: float | None
+    """The share of time that its main thread ran or waited for a core, or None if the kernel does not say."""
+    read_bytes_s: float | None
+    """Bytes read from files and pipes, cached or not. None if there is no permission to see that."""
+    written_bytes_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkingChild:
+    """A busy descendant of a rank."""
+
+    pid: int
+    name: str
+    """The command without secrets, or the kernel's name for a Python process."""
+    work: Work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receiving:
+    """A connection over which a process receives."""
+
+    remote: str
+    """"10.0.0.4:443"."""
+    bytes_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessCauses:
+    """All such facts about one rank. A field is None or empty if it could not be read."""
+
+    blocked: Blocked | None = None
+    kernel_function: str | None = None
+    """The kernel function in which the main thread sleeps: /proc/PID/wchan."""
+    waits_for_lock: FileLock | None = None
+    """The lock that it waits for in the kernel."""
+    locks_of_others: tuple[FileLock, ...] = ()
+    """Locks that other processes hold on files. A process that polls for a lock may wait for one of these."""
+    lock_path: str | None = None
+    """The lock file that a Python loop polls for, according to its stack."""
+    lock_file: LockFile | None = None
+    """The state of that file."""
+    store_port: int | None = None
+    """MASTER_PORT when the process began."""
+    store: StoreSought | None = None
+    """The store that it has not reached yet."""
+    listener: Owner | None = None
+    """The process that listens at the other end of ``blocked``, if it is visible from here."""
+    lost_children: tuple[LostChild, ...] = ()
+    commands: tuple[tuple[int, str], ...] = ()
+    """Pid and command line of its living children, except its own Python processes. Secrets are removed."""
+    connections: Connections | None = None
+    memory: Memory | None = None
+    children_memory: Memory | None = None
+    """The memory of all its descendants together."""
+    children_count: int = 0
+    """How many descendants there were at their peak of memory."""
+    busy_cores: float | None = None
+    """CPUs that it and its descendants used over the last seconds, or None if it was not observed that long."""
+    work: Work | None = None
+    """What its own threads did over the last seconds."""
+    working_children: tuple[WorkingChild, ...] = ()
+    """Its busiest descendants, the busiest first."""
+    receiving: Receiving | None = None
+    """The connection over which it or a descendant received most while evidence was taken."""
+    at_error: AtError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCauses:
+    """The memory that the processes of a host share."""
+
+    group: Space | None = None
+    """The cgroup that leaves the least memory: its limit and its peak use."""
+    machine: Space | None = None
+    """All memory of the machine and its peak use."""
+    shared_memory: Space | None = None
+    """The file system at /dev/shm and its peak use."""
+
+
+class Fault(str, Enum):
+    """What is wrong with the gradients of some parameters."""
+
+    UNFINISHED = "unfinished"
+    """A backward did not compute them, and DDP waits for them."""
+    STATIC = "static"
+    """The same with ``static_graph=True``: they had gradients in the first step."""
+    TWICE = "twice"
+    """Autograd gave them twice for one forward of DDP."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReducerSaid:
+    """Parameters of a DDP model whose gradients did not come, or came twice, on one rank."""
+
+    what: Fault
+    names: tuple[str, ...]
+    """The first names in the order of the model; empty if the model is unknown."""
+    count: int
+    of: int
+    """Number of parameters that DDP reduces, or 0 if the model is unknown."""
+    outputs: tuple[str, ...] = ()
+    """Variables of the script that were computed from them but not used in the loss."""
+    site: Frame | None = None
+    """The user's line that called this backward, if it was recorded."""
+
+
+class Presence(str, Enum):
+    """Whether a member takes part."""
+
+    HERE = "here"
+    """It sent a message recently, or it is the reporting member itself."""
+    LEFT = "left"
+    """It announced its end, with a status."""
+    SILENT = "silent"
+    """It stopped sending messages without announcing its end."""
+    ABSENT = "absent"
+    """It never joined."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSeen:
+    """The state of one member. Times are CLOCK_MONOTONIC of the reporting node."""
+
+    number: int
+    host: str
+    """Empty if it never joined and its name is unknown."""
+    presence: Presence
+    heard_ns: int | None = None
+    """When its last message arrived."""
+    status: int | None = None
+    """Exit status of its launcher, if the member left."""
+    clock_offset_ns: int | None = None
+    """Its CLOCK_MONOTONIC minus that of the reporting node."""
+    clock_error_ns: int | None = None
+    """Half of the shortest round trip."""
+    wall_offset_s: float | None = None
+    gathered: bool = False
+    """Its records are included in the facts."""
+    ranks: tuple[int, ...] = ()
+    """Its ranks in the last attempt, from its messages or records; empty: unknown."""
+    alive: int | None = None
+    """Its ranks that live, from its last message; None: unknown."""
+    waits_s: float | None = None
+    """The longest time that one of them has been in a call that needs others, or None."""
+    why: str = ""
+    """A phrase that says why it is missing, for example from an attempt to connect. Empty if unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesSeen:
+    """All members of a job, by number."""
+
+    expected: int
+    """Number of members at launch; the least number for an elastic job."""
+    own: int
+    """Number of the member whose view this is."""
+    nodes: tuple[NodeSeen, ...]
+    of_ranks: bool = False
+    """Each member is one rank that the batch system started. If False, a launcher waits for all nodes before it starts
+    ranks. Then a node without messages must have joined if ranks run here."""
+    alone_since_ns: int | None = None
+    """Since when this node has been alone, because no other sent a message within the limit."""
+
+
+RUN_FORMAT = "ddpdoctor-run"
+RUN_VERSION = 1
+END_NAME = "end.json"
+"""A ``JobEnd``, in the run folder."""
+REACHED_NAME = "reached.json"
+"""A node's attempts to connect to the other nodes: a list of ``Connecting``."""
+RECORD_NAME = "record.json"
+"""A ``RecordPlace``, in a run folder whose record is elsewhere while the job runs."""
+REPLICAS_NAME = "replicas.json"
+"""The comparison of replicas so far, a ``Consistency``, written every few seconds while the job runs."""
+MEMBERS_NAME = "members.json"
+"""What a member knows of all members while the job runs: a ``NodesSeen``, written every few seconds."""
+
+
+def attempt_name(stem: str, attempt: int | None = None) -> str:
+    """Return the name of a file of a restarted attempt, or (by default) of the last: "watch-0.json", "watch.json"."""
+    return f"{stem}.json" if attempt is None else f"{stem}-{attempt}.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The launch of a job. `wrap` writes this before it starts anything. None: unknown or not requested."""
+
+    format: str = RUN_FORMAT
+    version: int = RUN_VERSION
+    command: tuple[str, ...] | None = None
+    """Without secrets."""
+    started_at: str | None = None
+    """ISO 8601, UTC."""
+    launched_ns: int | None = None
+    """CLOCK_MONOTONIC of this host."""
+    hang_timeout_s: float | None = None
+    debug_level: str | None = None
+    check_every: int | None = None
+    """Steps between two comparisons of replicas, 0 for none. None in runs of versions without this comparison."""
+    allow_different: tuple[str, ...] = ()
+    speed: bool = False
+    """The user asked where the time of a step goes."""
+    host: str = ""
+    torch_version: str | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables of an allow-list."""
+    entry: str = "wrap"
+    """What started the watch, with its own name for each setting: "wrap", "pytest", "ddpdoctor.watch" or the class of a
+    callback."""
+    launcher: str | None = None
+    """How the ranks are started; "command" if the user's own command starts them."""
+    nproc: int | None = None
+    """Ranks on this node."""
+    nnodes: int | None = None
+    node_rank: int | None = None
+    world_size: int | None = None
+    watcher_pid: int | None = None
+    """The process of `wrap`."""
+    watcher_ticks: int | None = None
+    """Its start time, which distinguishes it from a later process with the same pid."""
+    run_dir: str = ""
+    """The run folder, if this record is elsewhere while the job runs. Only then does its ``RecordPlace`` count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordPlace:
+    """Where a job's record is while it runs, if its run folder is on a shared file system or full."""
+
+    host: str
+    folder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnd:
+    """How a job ended, or its state when it was reported. Ranks do not record this.
+
+    It is saved with each report, so that the folder can be judged again without the report.
+    """
+
+    hung: bool
+    """ddpdoctor stopped it because it hung."""
+    interrupted: bool
+    exit_status: int | None
+    """Exit status of `wrap`, or None if it was cut off and the status is unknown."""
+    started_at: str
+    """ISO 8601, UTC, like ``ended_at``."""
+    ended_at: str
+    ignore: tuple[str, ...] = ()
+    """Codes of findings that the user hides."""
+
+
+JUMPS = frozenset({"continue", "break", "return"})
+LOOPS = frozenset({"for", "fixed-for", "while"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statement:
+    """A statement that decides which lines run."""
+
+    kind: str
+    """"function", "if", "for", "fixed-for" (over a range of constants, so equally often on all ranks), "while", "try",
+    "except", "continue", "break" or "return"."""
+    line: int
+    last_line: int
+    body_last_line: int | None = None
+    """The last line of an "if" without its else branch."""
+
+    def holds(self, line: int) -> bool:
+        """Return whether a line is part of the statement."""
+        return self.line <= line <= self.last_line
+
+    def holds_both(self, one: int, other: int) -> bool:
+        """Return whether two lines are in the same branch of the statement: a rank at one has not gone around it."""
+        end = self.last_line if self.body_last_line is None else self.body_last_line
+        return self.holds(one) and self.holds(other) and (one <= end) == (other <= end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlFlow:
+    """The statements of one file, in the order of their lines."""
+
+    file: str
+    statements: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logger:
+    """One use of TensorBoard, W&B or MLflow."""
+
+    name: str
+    """``tensorboard``, ``wandb`` or ``mlflow``."""
+    place: Mapping[str, str]
+    """What finds the log again. All have ``folder``: that of the event files, of W&B's files, or the one in which the
+    script used MLflow. W&B has ``id``, ``project``, ``entity``, ``mode`` and ``base_url``, and MLflow ``id`` and
+    ``tracking_uri``."""
 
 
 class Life(str, Enum):

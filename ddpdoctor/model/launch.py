@@ -1,14 +1,376 @@
-"""How this process was launched: by whom, with which rank and world size, and where the processes can meet."""
+"""How a job is started: by its launcher, Slurm and the environment, and where its ranks meet."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ipaddress
+import pkgutil
+import re
+from dataclasses import dataclass, fields
+from functools import cache
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.node import Launcher
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ddpdoctor.model.node import NodeProcess
     from ddpdoctor.model.reaching import JobSettings
+
+
+MAX_ENTRIES = 65_536
+"""Slurm's own limit for a host list (MAX_RANGE, 64k in a default build). A longer list is a damaged value."""
+
+_SPAN = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+_COUNT = re.compile(r"([0-9]{1,9})(?:\(x([1-9][0-9]{0,8})\))?")
+_HOST = re.compile(r"(?:[^\[\],\s]|\[[^\[\]\s]*\])+")
+
+
+def expand_hosts(text: str) -> tuple[str, ...]:
+    """Return the hosts of SLURM_JOB_NODELIST or SLURM_STEP_NODELIST in order. Raises ValueError if it is malformed.
+
+    Numbers are padded to the width of the range's first: "n[08-10]" is n08, n09, n10. A name may have several ranges.
+    """
+    hosts: list[str] = []
+    for part in _split(text):
+        hosts += _expand_host(part, MAX_ENTRIES - len(hosts))
+    if not hosts:
+        raise ValueError("the list of hosts is empty")
+    return tuple(hosts)
+
+
+def expand_counts(text: str) -> tuple[int, ...]:
+    """Return the numbers of SLURM_TASKS_PER_NODE, one per node. Raises ValueError if it is malformed."""
+    counts: list[int] = []
+    for part in text.strip().split(","):
+        found = _COUNT.fullmatch(part.strip())
+        if found is None:
+            raise ValueError(f"not a list of counts such as 4(x2),1: {_short(text)}")
+        times = int(found[2] or 1)
+        if len(counts) + times > MAX_ENTRIES:
+            raise ValueError(f"more than {MAX_ENTRIES} nodes: {_short(text)}")
+        counts += [int(found[1])] * times
+    return tuple(counts)
+
+
+def _split(text: str) -> list[str]:
+    """Split at the commas outside of brackets."""
+    text = text.strip()
+    parts: list[str] = []
+    place = 0
+    while place < len(text):
+        found = _HOST.match(text, place)
+        if found is None:
+            raise ValueError(f"not a list of hosts such as n[1-3],login: {_short(text)}")
+        parts.append(found[0])
+        place = found.end()
+        if place < len(text):
+            if text[place] != "," or place + 1 == len(text):
+                raise ValueError(f"not a list of hosts such as n[1-3],login: {_short(text)}")
+            place += 1
+    return parts
+
+
+def _expand_host(part: str, space: int) -> list[str]:
+    """Expand the ranges of one name. The last range varies fastest."""
+    names = [""]
+    for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part):
+        ends = [literal] if literal else _numbers(ranges, space)
+        if len(names) * len(ends) > space:
+            raise ValueError(f"more than {MAX_ENTRIES} hosts: {_short(part)}")
+        names = [name + end for name in names for end in ends]
+    return names
+
+
+def _numbers(ranges: str, space: int) -> list[str]:
+    """Expand the text in brackets: "1-3,07"."""
+    found: list[str] = []
+    for part in ranges.split(","):
+        span = _SPAN.fullmatch(part)
+        if span is None or int(span[2] or span[1]) < int(span[1]):
+            raise ValueError(f"not a range of numbers such as 1-3,07: [{_short(ranges)}]")
+        first, last = int(span[1]), int(span[2] or span[1])
+        if len(found) + last - first + 1 > space:
+            raise ValueError(f"more than {MAX_ENTRIES} hosts: [{_short(ranges)}]")
+        found += [f"{number:0{len(span[1])}d}" for number in range(first, last + 1)]
+    return found
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visible:
+    """The effect of a value of CUDA_VISIBLE_DEVICES on a machine with certain GPUs."""
+
+    entries: tuple[str, ...]
+    """The entries as written; empty if the variable is not set."""
+    devices: tuple[str, ...]
+    """UUIDs of the GPUs that a process sees, in its order. A MIG slice keeps its own name."""
+    bad_entry: str | None = None
+    """The first entry that names no device. CUDA stops reading there."""
+    hidden: tuple[str, ...] = ()
+    """Entries after the bad one."""
+    repeated: tuple[str, ...] = ()
+    """Devices that are named more than once. CUDA then shows no device at all."""
+
+    @property
+    def on_purpose(self) -> bool:
+        """Whether the value hides all GPUs on purpose: empty, -1, or Slurm's value for a step without GPUs."""
+        return self.entries[:1] in {("",), ("-1",), ("NoDevFiles",)}
+
+
+def read_visible(value: str | None, uuids: Sequence[str]) -> Visible:
+    """Resolve a value as CUDA does: up to the first bad entry, and to no device at all if one is named twice."""
+    if value is None:
+        return Visible(entries=(), devices=tuple(uuids))
+    entries = tuple(entry.strip() for entry in value.split(","))
+    chosen: list[str] = []
+    bad = None
+    for entry in entries:
+        device = _resolve(entry, uuids)
+        if device is None:
+            bad = entry
+            break
+        chosen.append(device)
+    repeated = tuple(dict.fromkeys(device for device in chosen if chosen.count(device) > 1))
+    return Visible(
+        entries=entries,
+        devices=() if repeated else tuple(chosen),
+        bad_entry=bad,
+        hidden=entries[len(chosen) + 1 :],
+        repeated=repeated,
+    )
+
+
+def _resolve(entry: str, uuids: Sequence[str]) -> str | None:
+    """Find the device of an index or of a UUID prefix. A MIG slice is returned unchanged."""
+    if entry.isascii() and entry.isdecimal():
+        index = int(entry)
+        return uuids[index] if index < len(uuids) else None
+    if entry.startswith("MIG-"):
+        return entry if uuids else None
+    matching = [uuid for uuid in uuids if entry.startswith("GPU-") and uuid.startswith(entry)]
+    return matching[0] if len(matching) == 1 else None
+
+
+FAMILIES = (
+    "NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCH_DISTRIBUTED_", "GLOO_", "TORCHELASTIC_", "CUDA_VISIBLE_", "OMP_NUM_",
+)  # fmt: skip
+"""Prefixes that only NCCL, torch, Gloo, torchrun, CUDA or OpenMP use."""
+MISSPELT_FAMILIES = ("NCLL_", "NCL_", "NCC_", "NCCLL_", "NNCL_", "NCLC_", "CNCL_", "TORCH_NCLL_", "TORCH_NCL_", "GLO_")
+"""Common typos. RCCL, HCCL, MCCL and UCCL are missing because they are other libraries."""
+PLUGIN_PREFIXES = (
+    "NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_", "NCCL_NETWORKING_", "NCCL_TUNER_CONFIG_", "NCCL_SHARP_", "NCCL_UCX_",
+    "NCCL_DMABUF_", "NCCL_TESTS_", "NCCL_INSPECTOR_", "NCCL_PROFILE_", "NCCL_PLUGIN_", "NCCL_SHIMNET_", "OFI_NCCL_",
+)  # fmt: skip
+"""Prefixes of network, tuner and profiler plugins and of nccl-tests. The table cannot list all their variables."""
+NEWEST = {"nccl": "2.32.3", "torch": "2.13"}
+"""The last releases in the table. NCCL's names come from the source up to 2.30.7, and from the library of 2.32.3."""
+OLDEST = {"nccl": "2.21.5", "torch": "2.6"}
+"""The oldest supported torch and its NCCL. Older versions do not matter."""
+HIDDEN = "hidden"
+"""The type of a known variable whose value is never kept."""
+
+_LOGIN = re.compile(r"(?<=//)[^/@\s]*@|^[^/@\s]+:[^/@\s]*@")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """A row of the table. Versions are those of ``component``; empty if unknown."""
+
+    name: str
+    component: str
+    """Who reads it: nccl, torch, gloo, launcher, slurm, k8s, mpi, cuda, container, openmp, network, loader, build."""
+    kind: str
+    """config, tune, debug, internal, danger, deprecated, removed, bogus (never existed), launcher, slurm, build, …"""
+    type: str
+    """The valid values, in the grammar of ``rules/variable_values.py``."""
+    default: str
+    since: str
+    """The first version that reads it."""
+    until: str
+    """The last version that reads it. For a deprecated variable, the last version before its deprecation."""
+    replaced_by: str
+    agree: bool
+    """Whether it must be equal on all ranks."""
+    danger: str
+    """The harmful values, in the grammar of ``rules/variable_dangers.py``; empty: none."""
+    source: str
+    note: str
+
+    @property
+    def shown(self) -> bool:
+        """Whether its value may be kept and shown."""
+        return self.type != HIDDEN
+
+
+@cache
+def read_variables() -> Mapping[str, Variable]:
+    """Return the table by name."""
+    table = pkgutil.get_data("ddpdoctor.model", "variables.tsv") or b""  # importlib.resources takes 20 ms to import
+    names = [one.name for one in fields(Variable)]
+    rows = [dict(zip(names, line.split("\t"), strict=True)) for line in table.decode("utf-8").splitlines()[1:]]
+    return {row["name"]: Variable(**{**row, "agree": row["agree"] == "yes"}) for row in rows}  # type: ignore[arg-type]
+
+
+def find_variable(name: str) -> Variable | None:
+    """Return the row of a variable, or None. Names are case-sensitive, like the environment."""
+    return read_variables().get(name)
+
+
+def is_listed(name: str) -> bool:
+    """Return whether the value of a variable may be kept and shown."""
+    variable = find_variable(name)
+    return variable is not None and variable.shown
+
+
+def must_agree() -> frozenset[str]:
+    """Return the names of the variables that must be equal on all ranks."""
+    return frozenset(variable.name for variable in read_variables().values() if variable.agree)
+
+
+def is_plugin_name(name: str) -> bool:
+    """Return whether a name belongs to a plugin, whose variables are not in the table."""
+    return name.startswith(PLUGIN_PREFIXES)
+
+
+def looks_known(name: str) -> bool:
+    """Return whether a name looks like a variable of NCCL, torch, Gloo or torchrun, even if misspelled."""
+    upper = name.upper()
+    return upper.startswith((*FAMILIES, *MISSPELT_FAMILIES)) and not is_plugin_name(upper)
+
+
+def select_variables(env: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the listed variables with values, and the names of unlisted variables that look like one."""
+    listed = {name: hide_login(env[name]) for name in sorted(env) if is_listed(name)}
+    others = tuple(name for name in sorted(env) if find_variable(name) is None and looks_known(name))
+    return listed, others
+
+
+def hide_login(value: str) -> str:
+    """Remove the user name and password of a URL or host from a value."""
+    return _LOGIN.sub("", value)
+
+
+SLURM_SPECIAL_STEPS = 0xFFFFFFF0
+"""Step ids from here up are not from `srun`: 0xfffffffa is the interactive step of salloc, 0xfffffffb is the batch
+script (slurm.h)."""
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""The variables that init_process_group reads with env:// (torch/distributed/rendezvous.py)."""
+OTHER_RANK_VARIABLES = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+"""Variables from which a script can set RANK itself."""
+LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
+
+_ENDPOINT = re.compile(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>.+?))(?::(?P<port>[0-9]{1,5}))?")
+_NNODES = re.compile(r"(?:([0-9]{1,6}):)?([0-9]{1,6})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """The address of the store, and the variable that sets it."""
+
+    variable: str
+    host: str
+    port: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCount:
+    """The number of nodes of the job, and its source: "GROUP_WORLD_SIZE is 2"."""
+
+    nodes: int
+    source: str
+
+
+def text_of(process: NodeProcess, name: str) -> str:
+    """Return a variable, stripped of white space. It is empty if unset, which is the same to torch."""
+    return process.variables.get(name, "").strip()
+
+
+def by_torchrun(process: NodeProcess) -> bool:
+    """Return whether torchrun started this process as a rank."""
+    return "TORCHELASTIC_RUN_ID" in process.variables
+
+
+def in_slurm_step(process: NodeProcess) -> bool:
+    """Return whether srun started this process or its launcher. It is false in the shell of sbatch and salloc."""
+    step = process.number("SLURM_STEP_ID")
+    return step is not None and step < SLURM_SPECIAL_STEPS
+
+
+def nodes_range(text: str) -> tuple[int, int] | None:
+    """Parse torchrun's --nnodes ("2" or "1:4") into the least and most nodes, or return None if it is malformed."""
+    found = _NNODES.fullmatch(text.strip())
+    if found is None:
+        return None
+    return int(found[1] or found[2]), int(found[2])
+
+
+def read_node_count(process: NodeProcess) -> NodeCount | None:
+    """Return the number of nodes in the variables, or None if there is none.
+
+    torchrun's own count comes first, because its command line can override what Slurm or an operator sets.
+    """
+    groups = process.number("GROUP_WORLD_SIZE")
+    if by_torchrun(process) and groups is not None:
+        return NodeCount(nodes=groups, source=f"GROUP_WORLD_SIZE is {groups}")
+    world, local = process.number("WORLD_SIZE"), process.number("LOCAL_WORLD_SIZE")
+    if world is not None and local is not None and 0 < local <= world:
+        return NodeCount(nodes=-(-world // local), source=f"WORLD_SIZE is {world} and LOCAL_WORLD_SIZE is {local}")
+    given = nodes_range(text_of(process, "PET_NNODES"))
+    if given is not None:
+        return NodeCount(nodes=given[1], source=f"PET_NNODES is {text_of(process, 'PET_NNODES')}")
+    nodes = process.number("SLURM_NNODES")
+    if in_slurm_step(process) and nodes is not None:
+        return NodeCount(nodes=nodes, source=f"SLURM_NNODES is {nodes}")
+    return None
+
+
+def parse_endpoint(text: str, variable: str) -> Endpoint | None:
+    """Parse HOST, HOST:PORT or [IPV6]:PORT as torchrun does, or return None if it is empty."""
+    found = _ENDPOINT.fullmatch(text.strip())
+    if found is None:
+        return None
+    port = found["port"]
+    return Endpoint(variable=variable, host=found["v6"] or found["host"], port=int(port) if port is not None else None)
+
+
+def endpoints(process: NodeProcess) -> tuple[Endpoint, ...]:
+    """Return all addresses in the variables: of the ranks' store and of torchrun's rendezvous."""
+    found = [
+        Endpoint(variable=variable, host=text_of(process, variable), port=process.number(variable[:-4] + "PORT"))
+        for variable in ("MASTER_ADDR", "PET_MASTER_ADDR")
+        if text_of(process, variable)
+    ]
+    rendezvous = parse_endpoint(text_of(process, "PET_RDZV_ENDPOINT"), "PET_RDZV_ENDPOINT")
+    return (*found, rendezvous) if rendezvous is not None else tuple(found)
+
+
+def is_loopback_address(text: str) -> bool:
+    """Return whether a text is an address in 127.0.0.0/8 or ::1."""
+    address = _address(text)
+    return address is not None and address.is_loopback
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a name or address always means the local host. 0.0.0.0 and :: do so when connecting."""
+    address = _address(host)
+    if address is not None:
+        return address.is_loopback or address.is_unspecified
+    return host.lower().rstrip(".") in LOOPBACK_NAMES
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+
 
 EXCHANGE_PORT = "DDPDOCTOR_EXCHANGE_PORT"
 """Holds ddpdoctor's own port, on which the nodes meet."""

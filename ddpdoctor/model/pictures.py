@@ -1,8 +1,87 @@
-"""What pictures of a job are drawn from, beside its timeline: who waited for whom, and the source at the fault."""
+"""What the pictures of a job are drawn from."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class SpanKind(str, Enum):
+    """What a rank did during a span."""
+
+    STEP = "step"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    COLLECTIVE = "collective"
+    POINT_TO_POINT = "point-to-point"
+    WAIT = "wait"
+    """It waited in a call for other ranks."""
+    BATCH = "batch"
+    """It waited for the data loader."""
+    CHECKPOINT = "checkpoint"
+    HOST = "host"
+    """The script's own code between recorded calls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One thing that a rank did. Times are milliseconds from the start of the timeline."""
+
+    kind: SpanKind
+    start_ms: float
+    end_ms: float | None
+    """None: it had not ended."""
+    label: str
+    """The operation, such as "all_reduce"."""
+    group: str = ""
+    number: int | None = None
+    """The sequence number of a collective in its group, or the number of a step."""
+    shape: str = ""
+    """Such as "float32 [1024, 16]"."""
+    place: str = ""
+    """The user's line: "train.py:61 in main"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """One rank."""
+
+    rank: int
+    host: str
+    state: str
+    """What it did at the end, as in the table of ranks."""
+    blamed: bool
+    coarse: tuple[Span, ...]
+    """The whole run in few spans."""
+    detail: tuple[Span, ...]
+    """The end of the run, every call, sorted by start. A span may lie inside an earlier one. Empty if another lane of
+    the same class stands for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineEvent:
+    """Something that happened at one time, such as the crash of a rank."""
+
+    at_ms: float
+    label: str
+    ranks: tuple[int, ...] = ()
+    fault: bool = False
+    """The verdict is about this event."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """The lanes of a job. Clocks of several hosts are corrected to that of the first."""
+
+    started_at: str
+    """The start as ISO 8601, UTC."""
+    length_ms: float
+    detail_from_ms: float
+    """From here on ``Lane.detail`` holds every call."""
+    lanes: tuple[Lane, ...]
+    classes: tuple[tuple[int, ...], ...]
+    """Ranks that did the same, so that their lanes can be folded into one. Each rank is in one class."""
+    events: tuple[TimelineEvent, ...] = field(default=(), metadata={"json": "moments"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

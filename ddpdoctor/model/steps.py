@@ -1,14 +1,14 @@
-"""The training steps that a rank recorded: the duration of their phases, the waits in them, and the lines seen."""
+"""Steps of training, and the time budget of a step."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ddpdoctor.model.stacks import Frame
 
@@ -168,3 +168,253 @@ def pace_of(times: StepTimes) -> Pace | None:
         busy_ms=tuple(value / 1e3 for value in busy),
         waited_ms=median(wait_totals(times)) / 1e3,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientTimes:
+    """Medians over the backwards of one DDP model on one rank that were read. Times count from backward's start."""
+
+    number: int
+    """Of the model among those of its rank, by their first reduction, from 1."""
+    group: str
+    """Name of the process group that DDP reduces in."""
+    sizes_bytes: tuple[int, ...]
+    """In the order of the model's parameters. In a very large model neighbors are folded into one."""
+    ready_ms: tuple[float | None, ...]
+    """By the same tensors; None if it usually had no gradient."""
+    bucket_bytes: tuple[int, ...]
+    """The buckets' sizes, in the order in which they are reduced."""
+    compute_end_ms: float
+    """When the computation of backward ended."""
+    exposed_ms: float
+    """From there to the end of backward: the reduction that nothing hid, and waiting for slower ranks."""
+    readings: int
+    """Backwards that were read."""
+    reductions: int
+    """Backwards that could have been read."""
+    cap_bytes: int | None = None
+    """DDP's ``bucket_cap_mb``; the first bucket of the default has another."""
+    finds_unused: bool | None = None
+    static_graph: bool | None = None
+    bucket_view: bool | None = None
+    syncs_buffers: bool | None = None
+    unused_bytes: int = 0
+    """The most bytes of parameters without a gradient in one of the readings."""
+    same_unused: bool | None = None
+    """In all steps the same parameters went unused, or none. DDP looks only with ``find_unused_parameters``."""
+
+    @property
+    def backward_ms(self) -> float:
+        """Backward with its reduction."""
+        return self.compute_end_ms + self.exposed_ms
+
+
+BUSY_PARTS = ("data", "host", "forward", "loss", "backward", "optimizer")
+"""The parts of a step in which a rank needs no other rank."""
+SHARED_PARTS = ("buffers", "exposed", "calls")
+"""The parts that need all ranks: each of them is transfer and waiting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepParts:
+    """Steps of one rank as columns, by number. With ``BUSY_PARTS``, ``SHARED_PARTS`` and "own" a step adds up."""
+
+    numbers: Sequence[int]
+    parts_ms: Mapping[str, Sequence[float]]
+    """One column for each part, and for "own" (ddpdoctor's own looks), "gc" (inside the others) and "wall"."""
+    is_even: Sequence[int]
+    """Whether the step belongs to the even sample of the run. The others are kept because they are long."""
+    is_split: Sequence[int]
+    """Whether the recorder read when backward's computation ended. If not, "backward" includes "exposed"."""
+    cpu_ms: Mapping[str, Sequence[float]]
+    """Processor time of the main thread: "before", "forward", "between", "backward" (the phases), and "data"."""
+    reductions: Sequence[int]
+    """Reductions in each step, of the DDP model that reduced most often."""
+    backwards: Sequence[int]
+    input_rows: Sequence[int]
+    """The first dimension of forward's first tensor, summed over the step: the batch size."""
+    input_numel: Sequence[int]
+    """The number of elements of these tensors."""
+    ended_ns: Sequence[int] = ()
+    """When each step ended, by the clock of the recorded calls; empty if not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartTotal:
+    """One part of the steps over the whole run."""
+
+    sum_ms: float
+    bins: Sequence[int]
+    """How many steps: bin ``i`` counts those in which the part took ``2 ** (i - 1)`` to ``2 ** i`` microseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreTime:
+    """The main thread's time since the first step, as the kernel counts it."""
+
+    elapsed_ms: float
+    on_core_ms: float
+    queued_ms: float
+    """It could run, and another thread had the core."""
+    others_queued_ms: float = 0.0
+    """The same for up to 64 other threads of the process, summed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a rank had when it trained."""
+
+    threads: int
+    """Of torch, for one operation."""
+    cores: int
+    """On which the process may run."""
+    frameworks: tuple[str, ...] = ()
+    """Which of lightning, transformers (its Trainer) and accelerate are loaded, outermost first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataParallelSeen:
+    """A model that the script wrapped in ``torch.nn.DataParallel``."""
+
+    devices: int
+    site: Frame | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandReduced:
+    """Gradients that the script gave to all_reduce one by one."""
+
+    gradients: int
+    site: Frame | None
+    copied: bool = False
+    """A copy of each was reduced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSteps:
+    """Steps of one rank that CUDA events measured on its GPU, as columns: one in twenty, the same on all ranks."""
+
+    numbers: Sequence[int]
+    device_ms: Mapping[str, Sequence[float]]
+    """By phase: "before" (idle, or copies of the input), "forward", "between", "backward", "optimizer"."""
+    host_ms: Mapping[str, Sequence[float]]
+    """What the host took to queue the same."""
+    data_ms: Sequence[float]
+    """The host's wait for a batch, a part of "before" there."""
+    data_cpu_ms: Sequence[float]
+    gc_ms: Sequence[float]
+    input_rows: Sequence[int]
+    input_numel: Sequence[int]
+    reductions: Sequence[int]
+    backwards: Sequence[int]
+    behind: Sequence[int]
+    """Changes of phase at which the GPU had not come to the one before: 0 where it waits for the host all the time."""
+    exposed_ms: Mapping[int, float]
+    """By iteration of DDP that torch times: from the end of backward's computation to the end of its reductions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """The speed of one rank."""
+
+    ends_with: StepEnd
+    group: str
+    """The group whose members end their steps together; empty for the group of all ranks."""
+    count: int
+    """Steps in the whole run."""
+    sample_bits: int
+    """``kept`` has an even sample of one step in ``2 ** sample_bits``, and the longest steps."""
+    kept: StepParts
+    """Steps of the whole run."""
+    totals: Mapping[str, PartTotal] = field(default_factory=dict)
+    """By part, of the whole run. "unsplit" is the sum of "backward" and "exposed" in steps that are not split."""
+    core_time: CoreTime | None = None
+    surroundings: Surroundings | None = None
+    data_parallel: tuple[DataParallelSeen, ...] = ()
+    hand_reduced: HandReduced | None = None
+    collected_at: Frame | None = None
+    """The user's line at which garbage collections took most time, if any took long."""
+    device: DeviceSteps | None = None
+    """None on a CPU. On a GPU ``kept`` and ``totals`` are times of the host, which runs ahead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseRow:
+    """One row of the time budget: means over the steps, in milliseconds."""
+
+    phase: str
+    critical_ms: float
+    """On the rank that the others wait for, which may be another one in each step."""
+    median_ms: float
+    """On the median rank."""
+    worst_ms: float
+    worst_rank: int
+    blocks_ms: tuple[float, ...] = ()
+    """Like ``critical_ms``, in each block of consecutive steps: it tells how much the phase varies during the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedSettings:
+    """What the speed of a job depends on, as it was set. None: unknown, or not equal on all ranks."""
+
+    rows: float | None = None
+    """Rows of a rank's batches in the mean step, by the first dimension of forward's first tensor."""
+    reductions: float | None = None
+    """In the mean step, of the DDP model that reduces most often."""
+    threads: int | None = None
+    cores: int | None = None
+    workers: int | None = None
+    """Of the loader that each rank trains with."""
+    gradient_bytes: int | None = None
+    buckets: int | None = None
+    bucket_cap_bytes: int | None = None
+    finds_unused: bool | None = None
+    static_graph: bool | None = None
+    bucket_view: bool | None = None
+    syncs_buffers: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkUse:
+    """What a job's reductions use of the network. Figures are bus bandwidths, as in nccl-tests."""
+
+    step_bytes: int
+    """Gradients that are reduced in a step."""
+    used_gb_s: float
+    """The mean over the whole step."""
+    limit_gb_s: float | None
+    """What the network could carry, or None if that is not known."""
+    source: str
+    """Who says so: "allreduce-bench", "the link eth0 of 1 Gbit/s"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """Where the time of a step goes. The critical column adds up to the wall time of a step."""
+
+    phases: tuple[PhaseRow, ...]
+    wall_ms: float
+    """The mean step, from the end of one to the end of the next."""
+    steps: int
+    """Steps that it is the mean of."""
+    count: int
+    """Steps of the whole run."""
+    communication_share: float
+    """Transfer in reductions, broadcasts of buffers and the script's own collectives, as a share of the step."""
+    waiting_share: float
+    """What the median rank waits for slower ones, as a share of the step."""
+    samples_per_s: float | None = None
+    """Over all ranks, counted by the first dimension of forward's first tensor; None if that is not known."""
+    own_ms: float = 0.0
+    """What ddpdoctor's own looks at replicas take, per step of the whole run. It is in no phase."""
+    is_device: bool = False
+    """Whether these are times of the GPUs."""
+    overlap: float | None = None
+    """The share of the reduction that backward hides, or None if it is not known."""
+    blocks_ms: tuple[float, ...] = ()
+    """Like ``wall_ms``, in each block of consecutive steps."""
+
+    @property
+    def efficiency_bound(self) -> float:
+        """The upper bound of the scaling efficiency: the share of the step without communication and waiting."""
+        return max(0.0, 1 - self.communication_share - self.waiting_share)

@@ -1,4 +1,4 @@
-"""What a trial of settings recorded, and what came of it. Times are milliseconds."""
+"""What `tune` tries and predicts, how speed scales, and how two runs differ."""
 
 from __future__ import annotations
 
@@ -8,6 +8,245 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Place
+
+
+class Bound(str, Enum):
+    """What the predicted ratio is."""
+
+    RANGE = "range"
+    """The step is expected between ``low`` and ``high``."""
+    AT_LEAST = "at least"
+    """The change saves at least so much."""
+    UP_TO = "up to"
+    """The change saves so much at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedStep:
+    """The step after a change, as a ratio to the present one: 0.8 is a step that is 20 % shorter."""
+
+    setting: str
+    """Which change: "bucket_cap=1048576", "workers=4", "without=straggler"."""
+    change: str
+    """The same in the user's words."""
+    ratio: float | None = None
+    """None if it was refused."""
+    low: float | None = None
+    high: float | None = None
+    bound: Bound = Bound.RANGE
+    assumes: str = ""
+    """What must hold, as a phrase."""
+    reason: str = ""
+    """Why it was refused."""
+
+    @property
+    def gain(self) -> float:
+        """The share of the step that is saved, 0 if unknown."""
+        return 0.0 if self.ratio is None else 1 - self.ratio
+
+
+class LaunchKind(str, Enum):
+    """What a launch shows."""
+
+    ALONE = "alone"
+    """One rank with all cores."""
+    SHARE = "share"
+    """One rank with as many cores and threads as it has among all ranks."""
+    JOB = "job"
+    """All ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingLaunch:
+    """One launch."""
+
+    kind: LaunchKind
+    ranks: int
+    """Of a share: among how many ranks it is one."""
+    step_ms: float
+    unreduced_ms: float
+    """The step without any reduction."""
+    rows: float | None = None
+    """The batch of a rank in a step; None if it was not recorded."""
+    spread_ms: float = 0.0
+    """Standard deviation, over ranks and steps, of the time that a rank needs for itself."""
+    noise: float = 0.0
+    """How far the ratio of the script's settings to themselves reaches from 1."""
+
+
+class ScalingKind(str, Enum):
+    """What grew with the number of ranks. The batch per rank decides."""
+
+    WEAK = "weak"
+    """The batch of a rank stayed the same."""
+    STRONG = "strong"
+    """The total batch stayed the same."""
+    NEITHER = "neither"
+    UNKNOWN = "unknown"
+    """The batch was not recorded. Taken for weak."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingRow:
+    """The efficiency at one size, and its factors: ``efficiency = threads * contention * communication``."""
+
+    ranks: int
+    kind: ScalingKind
+    step_ms: float
+    rows: float | None
+    efficiency: float
+    """Samples per second of a rank, as a share of those of one rank that has all cores."""
+    threads: float
+    """What a rank's own share of the cores and threads costs."""
+    contention: float
+    """What the other ranks' use of memory, caches and cores costs."""
+    communication: float
+    """What reductions and waiting for other ranks cost. DDP changes this factor only."""
+    noise: float
+    """Smaller differences mean nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedSize:
+    """A number of ranks that was not run."""
+
+    ranks: int
+    low_ms: float
+    high_ms: float
+    """The step by the better and the worse of ring and tree."""
+    waiting_ms: float
+    """In it: waiting that comes with the spread of the ranks' own times."""
+    low: float
+    high: float
+    """The efficiency."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingResult:
+    """What the launches showed."""
+
+    launches: tuple[ScalingLaunch, ...]
+    rows: tuple[ScalingRow, ...]
+    predicted: tuple[PredictedSize, ...] = ()
+    reason: str = ""
+    """Why nothing is predicted."""
+    spread: float = 0.0
+    """Of the ranks' own times, as a share of the step."""
+    measured_ranks: int = 0
+    """The most ranks at which it was measured."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpeed:
+    """One of the two runs."""
+
+    name: str
+    """The path that the user gave."""
+    wall_ms: float
+    """The mean step."""
+    count: int
+    """Steps of the whole run."""
+    status: str
+    """How the job ended: "finished", "hung"."""
+    ranks: int | None
+    samples_per_s: float | None
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeChange:
+    """How much longer something takes per step in the second run. ``low_ms`` to ``high_ms`` is the 95 % interval."""
+
+    first_ms: float
+    second_ms: float
+    low_ms: float
+    high_ms: float
+    is_change: bool
+    """The interval excludes zero, and the change is no trifle."""
+
+    @property
+    def change_ms(self) -> float:
+        """Return how much longer it takes; negative: it takes less time."""
+        return self.second_ms - self.first_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseChange:
+    """The change of one phase on the rank that the others wait for."""
+
+    phase: str
+    time: TimeChange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnequalSetting:
+    """A setting that the runs do not share."""
+
+    name: str
+    first: str
+    second: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedComparison:
+    """Two runs side by side."""
+
+    first: RunSpeed
+    second: RunSpeed
+    step: TimeChange
+    phases: tuple[PhaseChange, ...]
+    unequal: tuple[UnequalSetting, ...]
+
+
+class Topic(str, Enum):
+    """What a difference is about. The order is how telling a difference usually is, the most telling first."""
+
+    VERDICT = "verdict"
+    VERSION = "version"
+    VARIABLE = "variable"
+    SETTING = "setting"
+    MACHINE = "machine"
+    MODEL = "model"
+    DATA = "data"
+    BANDWIDTH = "bandwidth"
+    PACE = "pace"
+    """A symptom more often than a cause, so it comes last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDifference:
+    """One thing that differs. A side is empty if that run does not have it."""
+
+    topic: Topic
+    name: str
+    first: str
+    second: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedRun:
+    """One of the two runs."""
+
+    name: str
+    """The path that the user gave."""
+    ended: str
+    """How it ended: "hung", "no problem found"."""
+    command: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDifferences:
+    """Two runs and what differs between them, the most telling first."""
+
+    first: ComparedRun
+    second: ComparedRun
+    differences: tuple[RunDifference, ...]
+    compared: tuple[str, ...]
+    """The topics that both runs have facts about."""
+    not_compared: tuple[str, ...]
+    """The topics that only one of them has facts about."""
+
 
 BASE = "base"
 """The settings of the script."""

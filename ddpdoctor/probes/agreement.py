@@ -11,11 +11,9 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.exchange.store import StoreError
-from ddpdoctor.model.amounts import format_size
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
-from ddpdoctor.model.rank_words import rank_list
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import format_size, grouped, rank_list
 from ddpdoctor.probes.gpus import AUTO, RankGpu, choose_backend, choose_devices, read_gpu
 from ddpdoctor.probes.member import name_member, read_member
 from ddpdoctor.probes.ranks import meet_ranks

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import ddpdoctor
 from ddpdoctor.collect.system import read_text
 from ddpdoctor.model.bandwidth import Member
-from ddpdoctor.model.variables import find_variable, select_variables
+from ddpdoctor.model.launch import find_variable, select_variables
 from ddpdoctor.probes.gpus import read_nccl_version
 
 if TYPE_CHECKING:

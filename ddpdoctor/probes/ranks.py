@@ -16,7 +16,7 @@ from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.node import Launcher
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.words import rank_list
 
 if TYPE_CHECKING:
     import socket

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpdoctor.model.findings import Finding
-    from ddpdoctor.model.timeline import Timeline
+    from ddpdoctor.model.pictures import Timeline
 
 
 class Tone(str, Enum):

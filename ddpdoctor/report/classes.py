@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.rank_words import format_numbers
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import format_numbers, grouped
 from ddpdoctor.report.blocks import Places, RankClass
 from ddpdoctor.report.names import format_place, format_ranks
 

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Outcome, Severity
-from ddpdoctor.model.rank_words import count_of
+from ddpdoctor.model.words import count_of
 from ddpdoctor.report.blocks import FactEntry, FactList, Heading, Tone
 from ddpdoctor.report.names import format_hosts, merge_places, sureness_of, title_of
 

@@ -17,7 +17,7 @@ from ddpdoctor import __version__
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import SCHEMA_VERSION, JobStatus, Outcome, Report, Severity
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import grouped
 from ddpdoctor.report.contents import read_content
 from ddpdoctor.report.findings import OUTCOME_WORDS, UNKNOWN, check_words, name_check
 from ddpdoctor.report.lines import clean
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.model.findings import Check, Finding, JobSummary, Place
-    from ddpdoctor.model.metrics import Sample
+    from ddpdoctor.model.live import Sample
 
 
 def render_csv(report: Report) -> str:

@@ -6,8 +6,7 @@ import re
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.rank_words import first_names, format_numbers
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import first_names, format_numbers, grouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,8 +10,7 @@ from ddpdoctor.model.reading import known
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ddpdoctor.model.network import FirewallChain, Network
-    from ddpdoctor.model.node import Node
+    from ddpdoctor.model.node import FirewallChain, Network, Node
 
 EPHEMERAL = (32768, 60999)
 """The kernel's default ip_local_port_range (Documentation/networking/ip-sysctl.rst): NCCL and Gloo listen on ports that

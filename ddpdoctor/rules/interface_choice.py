@@ -18,8 +18,7 @@ from ddpdoctor.rules.settings import find_setting
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ddpdoctor.model.network import Interface, Lookup, Network
-    from ddpdoctor.model.node import Node, NodeProcess
+    from ddpdoctor.model.node import Interface, Lookup, Network, Node, NodeProcess
 
     Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ddpdoctor.model.findings import Confidence
-from ddpdoctor.model.rank_words import name_list, rank_list
-from ddpdoctor.model.sides import grouped, majority_of
+from ddpdoctor.model.words import grouped, majority_of, name_list, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence

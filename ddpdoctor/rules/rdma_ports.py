@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.reading import NotRead, Unread, Why, need
+from ddpdoctor.model.words import name_list
 from ddpdoctor.rules.nccl_list import NcclList, parse_nccl_list
 from ddpdoctor.rules.settings import find_setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ddpdoctor.model.links import Rdma, RdmaDevice, RdmaPort
-    from ddpdoctor.model.node import Node
+    from ddpdoctor.model.node import Node, Rdma, RdmaDevice, RdmaPort
 
 VERBS_LAYERS = frozenset({"InfiniBand", "Ethernet"})
 """Link layers that NCCL's own transport uses (ncclIbInitDevices). AWS's EFA has neither, and uses a plugin."""

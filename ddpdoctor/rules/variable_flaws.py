@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.launch import NEWEST, OLDEST, find_variable, is_plugin_name, looks_known, read_variables
+from ddpdoctor.model.node import release
 from ddpdoctor.model.reading import Unread, Why, known
-from ddpdoctor.model.software import release
-from ddpdoctor.model.variables import NEWEST, OLDEST, find_variable, is_plugin_name, looks_known, read_variables
 from ddpdoctor.rules.spelling import find_meant
 from ddpdoctor.rules.variable_dangers import VariableContext, Version, does_harm
 from ddpdoctor.rules.variable_values import check_value
@@ -16,8 +16,8 @@ from ddpdoctor.rules.variable_values import check_value
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ddpdoctor.model.launch import Variable
     from ddpdoctor.model.node import Node, NodeProcess
-    from ddpdoctor.model.variables import Variable
 
 OWNERS = {"nccl": "NCCL", "torch": "torch", "gloo": "Gloo", "launcher": "torchrun"}
 GONE = frozenset({"removed", "bogus"})

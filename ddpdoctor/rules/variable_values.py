@@ -32,7 +32,7 @@ from ddpdoctor.rules.spelling import find_meant
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddpdoctor.model.variables import Variable
+    from ddpdoctor.model.launch import Variable
 
 TRUE_WORDS = frozenset({"y", "yes", "1", "t", "true"})
 FALSE_WORDS = frozenset({"n", "no", "0", "f", "false"})

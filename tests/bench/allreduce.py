@@ -109,7 +109,7 @@ def run_rank(rank, sizes, store):
     import torch
     import torch.distributed as dist
 
-    from ddpdoctor.model.amounts import format_size
+    from ddpdoctor.model.words import format_size
     from ddpdoctor.probes.bandwidth.group import RankGroup
     from ddpdoctor.probes.bandwidth.tracker import Tracker
 

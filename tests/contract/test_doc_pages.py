@@ -19,7 +19,7 @@ from ddpdoctor.cli.options import Option, declared_by
 from ddpdoctor.diagnose.bundle import DATA_KEYS
 from ddpdoctor.diagnose.live import STATUSES
 from ddpdoctor.model.exit_status import MEANINGS
-from ddpdoctor.model.metrics import COMMON_LABELS, METRICS
+from ddpdoctor.model.live import COMMON_LABELS, METRICS
 from ddpdoctor.report.contents import BUILDERS
 from tests import doc_pages, doc_runs
 

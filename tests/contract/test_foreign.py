@@ -15,7 +15,7 @@ from ddpdoctor.cli.mcp_tools import answer
 from ddpdoctor.cli.output import render
 from ddpdoctor.collect.run.nodes import read_job
 from ddpdoctor.diagnose.job import build_report, judge_job
-from ddpdoctor.model.run import JobEnd
+from ddpdoctor.model.facts import JobEnd
 from ddpdoctor.report.formats import parse_report, render_json
 from ddpdoctor.report.text.report import render_text
 from tests import benches, flight_dumps, synthetic

@@ -21,8 +21,8 @@ FAMILIES = {
     "bandwidth": ("DD499", "Measured", "ddpdoctor.rules.bandwidth.curve"),
     "consistency": ("DD599", "Job", "ddpdoctor.model.facts"),
     "progress": ("DD699", "JobState", "ddpdoctor.rules.progress.job_state"),
-    "data": ("DD799", "Shares", "ddpdoctor.model.sharing"),
-    "checkpoints": ("DD798", "Checkpoints", "ddpdoctor.model.checkpoint"),
+    "data": ("DD799", "Shares", "ddpdoctor.model.data"),
+    "checkpoints": ("DD798", "Checkpoints", "ddpdoctor.model.saved"),
 }
 BY_TABLE = """
 import sys

@@ -3,7 +3,7 @@
 import pytest
 
 from ddpdoctor.diagnose.job import judge_job as judge
-from ddpdoctor.model.causes import Blocked, FileLock, LostChild, ProcessCauses, Receiving, Work, WorkingChild
+from ddpdoctor.model.facts import Blocked, FileLock, LostChild, ProcessCauses, Receiving, Work, WorkingChild
 from ddpdoctor.model.findings import Confidence
 
 from .build import LONG_AGO, NOW, S, in_call, in_user, job, line

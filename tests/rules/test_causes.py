@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ddpdoctor.diagnose.job import judge_job as judge
-from ddpdoctor.model.causes import (
+from ddpdoctor.model.facts import (
     AtError,
     Blocked,
     DeviceMemory,
@@ -20,7 +20,7 @@ from ddpdoctor.model.causes import (
     Space,
 )
 from ddpdoctor.model.findings import Confidence
-from ddpdoctor.model.gpus import KernelView, Xid
+from ddpdoctor.model.node import KernelView, Xid
 from ddpdoctor.model.stacks import Frame
 
 from .build import LOCK, NOW, QUEUE, S, call, crashed, ended, error, in_call, in_user, job, killed, line, sample, stack

@@ -6,8 +6,7 @@ import pytest
 
 from ddpdoctor.collect.run.control_flow import read_control_flow
 from ddpdoctor.diagnose.job import judge_job as judge
-from ddpdoctor.model.control_flow import ControlFlow
-from ddpdoctor.model.facts import DeviceState, GroupState
+from ddpdoctor.model.facts import ControlFlow, DeviceState, GroupState
 from ddpdoctor.model.findings import Confidence
 
 from .build import (

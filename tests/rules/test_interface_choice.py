@@ -1,7 +1,6 @@
 import pytest
 
-from ddpdoctor.model.network import FirewallChain
-from ddpdoctor.model.node import ConfFile
+from ddpdoctor.model.node import ConfFile, FirewallChain
 from ddpdoctor.rules.firewall_opening import open_ports
 from ddpdoctor.rules.interface_choice import best_interface, choose, is_bridge, is_ignored, is_tunnel, parse_gloo_names
 from ddpdoctor.rules.nccl_list import parse_nccl_list

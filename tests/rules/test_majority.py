@@ -3,7 +3,7 @@
 import pytest
 
 from ddpdoctor.model.findings import Confidence
-from ddpdoctor.model.rank_words import name_list
+from ddpdoctor.model.words import name_list
 from ddpdoctor.rules.majority import Voice, compare, describe, voices_of
 from tests.rules.environment.build import node, process
 

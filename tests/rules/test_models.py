@@ -6,9 +6,8 @@ import pytest
 
 from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model.consistency import Consistency, What
-from ddpdoctor.model.facts import ModelSeen, TensorSeen
+from ddpdoctor.model.facts import Fault, ModelSeen, ReducerSaid, TensorSeen
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.reducer import Fault, ReducerSaid
 from ddpdoctor.rules.verdict import pick_verdict
 from tests.rules.asking import judge_about
 from tests.rules.build import (

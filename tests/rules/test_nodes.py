@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from ddpdoctor.diagnose.job import judge_job as judge
-from ddpdoctor.model.facts import HostSeen, Life
+from ddpdoctor.model.facts import HostSeen, Life, NodeSeen, NodesSeen, Presence
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
 from ddpdoctor.model.reaching import Connecting, Contact
 
 from .build import LONG_AGO, NOW, S, crashed, ended, failed_in, in_call, in_user, job, killed, moving, phase, rank

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.model.facts import Rank
-from ddpdoctor.model.speed import CoreTime
+from ddpdoctor.model.steps import CoreTime
 from ddpdoctor.rules.progress.slow_causes import SlowCause, find_slow_reason, shares_busy_cores
 from tests.rules.speed.jobs import STEPS, rank
 

@@ -5,8 +5,16 @@ from dataclasses import replace
 import pytest
 
 from ddpdoctor.diagnose.job import judge_job as judge
-from ddpdoctor.model.causes import Blocked, Connection, Connections, NcclLine, Owner, ProcessCauses, StoreSought
-from ddpdoctor.model.facts import GroupState
+from ddpdoctor.model.facts import (
+    Blocked,
+    Connection,
+    Connections,
+    GroupState,
+    NcclLine,
+    Owner,
+    ProcessCauses,
+    StoreSought,
+)
 from ddpdoctor.model.findings import Confidence
 from tests.rules.build import (
     C10D,

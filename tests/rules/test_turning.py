@@ -7,8 +7,7 @@ import pytest
 
 from ddpdoctor.collect.run.control_flow import read_control_flow
 from ddpdoctor.diagnose.job import judge_job as judge
-from ddpdoctor.model.control_flow import ControlFlow
-from ddpdoctor.model.facts import Job, Rank
+from ddpdoctor.model.facts import ControlFlow, Job, Rank
 from ddpdoctor.model.findings import Finding, Severity
 from ddpdoctor.model.stacks import Frame
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.words import rank_list
 from tests.gpu.catalog import DETAIL, HANG, HEALTHY, JOBS, OFF, TIMED, verb, wrapped
 from tests.gpu.running import Done, Runner
 from tests.standin import environment

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.rank.notes import unpack_columns
-from ddpdoctor.model.speed import DeviceSteps
+from ddpdoctor.model.steps import DeviceSteps
 from ddpdoctor.recorder.storage.device_columns import COLUMNS, PHASES
 
 if TYPE_CHECKING:

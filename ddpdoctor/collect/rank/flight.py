@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.call_log import shared_fields
 from ddpdoctor.model.facts import Call, DeviceState, DeviceTime
-from ddpdoctor.model.torch_names import dtype_name, op_name
+from ddpdoctor.model.words import dtype_name, op_name
 from ddpdoctor.recorder.storage.files import read_plain
 from ddpdoctor.recorder.storage.flight_entries import HOOKED, backend_of, chosen, is_pending, op_of
 from ddpdoctor.recorder.storage.plain_pickle import MOST_BYTES, parse_plain_pickle

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddpdoctor.collect.rank.notes import unpack_columns
-from ddpdoctor.model.gradient_times import GradientTimes
+from ddpdoctor.model.steps import GradientTimes
 
 
 def read_gradient_times(notes: list[dict[str, Any]]) -> tuple[GradientTimes, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.run.runfolder import job_of, read_run_folder
-from ddpdoctor.model.loggers import Logger
+from ddpdoctor.model.facts import Logger
 
 if TYPE_CHECKING:
     from pathlib import Path

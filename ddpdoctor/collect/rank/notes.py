@@ -12,10 +12,8 @@ from typing import Any
 
 from ddpdoctor.collect.blocked import ended_child, lock_of
 from ddpdoctor.collect.recorded import read_all, read_or_none, read_record
-from ddpdoctor.model.causes import AtError, LostChild, ProcessCauses, StoreSought
 from ddpdoctor.model.consistency import NonFinite
-from ddpdoctor.model.facts import ModelSeen, TensorSeen
-from ddpdoctor.model.reducer import ReducerSaid
+from ddpdoctor.model.facts import AtError, LostChild, ModelSeen, ProcessCauses, ReducerSaid, StoreSought, TensorSeen
 
 MOST_CHILDREN = 16
 """How many of a rank's last ended children we keep: a DataLoader without persistent workers ends some each epoch."""

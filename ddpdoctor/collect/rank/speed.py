@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.collect.rank.device_steps import read_device_steps
 from ddpdoctor.collect.rank.steps import ENDS
 from ddpdoctor.collect.recorded import read_frame
-from ddpdoctor.model.speed import CoreTime, DataParallelSeen, HandReduced, PartTotal, Speed, StepParts, Surroundings
+from ddpdoctor.model.steps import CoreTime, DataParallelSeen, HandReduced, PartTotal, Speed, StepParts, Surroundings
 from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.recorder.storage.kept_steps import is_sampled
 from ddpdoctor.recorder.storage.step_parts import parts_of

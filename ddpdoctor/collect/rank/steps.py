@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.collect.recorded import read_frame
 from ddpdoctor.collect.run.sources import process_note
 from ddpdoctor.model.facts import Helper
-from ddpdoctor.model.sides import grouped
 from ddpdoctor.model.stacks import Frame
 from ddpdoctor.model.steps import FetchTimes, LineSeen, Phase, StepEnd, StepTimes
+from ddpdoctor.model.words import grouped
 from ddpdoctor.recorder.storage import ring_layout
 
 if TYPE_CHECKING:

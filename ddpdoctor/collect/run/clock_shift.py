@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.model.call_log import CallLog
 from ddpdoctor.model.data import EpochCall, EpochSeen, LoaderSeen
 from ddpdoctor.model.facts import BeforeCall, Call, Child, HelperError, Job, Raised, Rank, Save
-from ddpdoctor.model.speed import Speed, StepParts
 from ddpdoctor.model.stacks import StackSample
-from ddpdoctor.model.steps import StepTimes
+from ddpdoctor.model.steps import Speed, StepParts, StepTimes
 
 if TYPE_CHECKING:
     from typing import TypeVar

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.run.evidence import save
 from ddpdoctor.model.call_log import pack_calls
-from ddpdoctor.model.control_flow import ControlFlow, Statement
+from ddpdoctor.model.facts import ControlFlow, Statement
 from ddpdoctor.recorder.storage.files import read_plain
 
 if TYPE_CHECKING:

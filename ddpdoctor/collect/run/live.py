@@ -15,9 +15,19 @@ from ddpdoctor.collect.run.nodes import SavedRun, job_of
 from ddpdoctor.collect.run.runfolder import RunFolder, read_run_folder
 from ddpdoctor.model.consistency import Consistency
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.facts import Life
-from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
-from ddpdoctor.model.run import END_NAME, MEMBERS_NAME, RECORD_NAME, REPLICAS_NAME, JobEnd, RecordPlace, Run
+from ddpdoctor.model.facts import (
+    END_NAME,
+    MEMBERS_NAME,
+    RECORD_NAME,
+    REPLICAS_NAME,
+    JobEnd,
+    Life,
+    NodeSeen,
+    NodesSeen,
+    Presence,
+    RecordPlace,
+    Run,
+)
 from ddpdoctor.recorder.storage.files import is_folder
 
 if TYPE_CHECKING:

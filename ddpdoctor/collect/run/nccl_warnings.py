@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.causes import NcclLine
+from ddpdoctor.model.facts import NcclLine
 from ddpdoctor.recorder.storage.files import make_folder, read_end, write_whole
 from ddpdoctor.recorder.storage.secrets import hide_in_text
 

@@ -14,8 +14,7 @@ from ddpdoctor.collect.run.clock_shift import shift_times
 from ddpdoctor.collect.run.evidence import load
 from ddpdoctor.collect.run.runfolder import RunFolder, read_run_folder
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.facts import HostSeen
-from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
+from ddpdoctor.model.facts import HostSeen, NodeSeen, NodesSeen, Presence
 from ddpdoctor.recorder.storage.files import is_folder
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from ddpdoctor.collect.rank.steps import read_first_step
 from ddpdoctor.collect.run.evidence import load
 from ddpdoctor.collect.run.nodes import job_of
-from ddpdoctor.model.history import PassSeen
-from ddpdoctor.model.run import Run
+from ddpdoctor.model.facts import Run
+from ddpdoctor.model.live import PassSeen
 from ddpdoctor.recorder.storage.files import is_file, is_folder
 
 if TYPE_CHECKING:

@@ -23,13 +23,22 @@ from ddpdoctor.collect.run.nccl_warnings import read_warnings
 from ddpdoctor.collect.run.sources import RankTraces, Source, find_ranks, is_on_one_host
 from ddpdoctor.collect.run.watched import WatchedJob, read_watch
 from ddpdoctor.model.codec import WrongValue, decode
-from ddpdoctor.model.control_flow import ControlFlow
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.facts import GroupState, Job, Rank
+from ddpdoctor.model.facts import (
+    END_NAME,
+    REACHED_NAME,
+    RUN_FORMAT,
+    RUN_VERSION,
+    ControlFlow,
+    GroupState,
+    Job,
+    JobEnd,
+    Rank,
+    Run,
+)
 from ddpdoctor.model.node import Node
 from ddpdoctor.model.reaching import Connecting
-from ddpdoctor.model.run import END_NAME, REACHED_NAME, RUN_FORMAT, RUN_VERSION, JobEnd, Run
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -37,7 +46,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.collect.rank.answers import Answers
     from ddpdoctor.collect.rank.rings import Rings
-    from ddpdoctor.model.causes import NcclLine
+    from ddpdoctor.model.facts import NcclLine
     from ddpdoctor.recorder.storage import ring_reading
 
 JUDGED_ATTEMPTS = 10

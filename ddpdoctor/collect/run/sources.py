@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.launch import LOCAL_RANK_VARIABLES, RANK_VARIABLES
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import grouped
 from ddpdoctor.recorder.storage import ring_layout
 
 if TYPE_CHECKING:

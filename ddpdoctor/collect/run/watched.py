@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.recorded import damaged_fields, read_record
 from ddpdoctor.collect.run.evidence import DAMAGED, load_json
-from ddpdoctor.model.run import attempt_name
+from ddpdoctor.model.facts import attempt_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ddpdoctor.model.causes import HostCauses, ProcessCauses
-    from ddpdoctor.model.facts import BeforeCall, HelperError
+    from ddpdoctor.model.facts import BeforeCall, HelperError, HostCauses, ProcessCauses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

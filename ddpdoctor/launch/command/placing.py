@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.launch.command.placement import Placement, Style
 from ddpdoctor.launch.command.torchrun_nodes import SHAPE, TorchrunSettings, settings_of_command
-from ddpdoctor.model.rendezvous import is_loopback
+from ddpdoctor.model.launch import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,8 +14,7 @@ from ddpdoctor.collect.launch import (
     read_slurm_task,
     read_step_hosts,
 )
-from ddpdoctor.model.rendezvous import is_loopback
-from ddpdoctor.model.slurm import expand_counts
+from ddpdoctor.model.launch import expand_counts, is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

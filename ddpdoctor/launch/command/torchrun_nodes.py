@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.launch.command.command_line import split_command
 from ddpdoctor.launch.command.torchrun_table import TORCHRUN_OPTIONS, canonical
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.rendezvous import nodes_range, parse_endpoint
+from ddpdoctor.model.launch import nodes_range, parse_endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

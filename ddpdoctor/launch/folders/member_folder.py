@@ -23,7 +23,7 @@ from ddpdoctor.launch.folders.report_dir import (
 )
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.run import Run
+from ddpdoctor.model.facts import Run
 from ddpdoctor.recorder.storage.files import parse_json, read_plain
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 

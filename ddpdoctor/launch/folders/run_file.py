@@ -15,7 +15,7 @@ from ddpdoctor.collect.proc import read_process
 from ddpdoctor.launch.command.placement import Style
 from ddpdoctor.launch.command.torchrun_nodes import TorchrunSettings
 from ddpdoctor.model.codec import encode
-from ddpdoctor.model.run import RECORD_NAME, RecordPlace, Run
+from ddpdoctor.model.facts import RECORD_NAME, RecordPlace, Run
 from ddpdoctor.recorder.storage.files import write_whole
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.launch.command.placement import Placement
+    from ddpdoctor.model.facts import NodesSeen
     from ddpdoctor.model.findings import Judgment
-    from ddpdoctor.model.nodes import NodesSeen
 
 HEAR_EVERY_S = 0.1
 CLOSE_LIMIT_S = 2.0

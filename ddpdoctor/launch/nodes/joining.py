@@ -7,7 +7,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.run.evidence import save
-from ddpdoctor.model.run import MEMBERS_NAME
+from ddpdoctor.model.facts import MEMBERS_NAME
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.command.placement import Placement
     from ddpdoctor.launch.nodes.first_node import FirstNode
     from ddpdoctor.launch.nodes.other_node import OtherNode
-    from ddpdoctor.model.nodes import NodesSeen
+    from ddpdoctor.model.facts import NodesSeen
 
 FILE = "nodes.json"
 """The file in the run folder with the state of all members, a ``NodesSeen``."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.launch.command.placement import Style
 from ddpdoctor.launch.nodes.node_messages import LAST, MOST_NAME, Greeting, Pulse, own_node, read_pulse, read_status
-from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
+from ddpdoctor.model.facts import NodeSeen, NodesSeen, Presence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

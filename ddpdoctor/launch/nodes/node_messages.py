@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ddpdoctor.exchange.conversation import BadMessage, BadRecord, read_json
 from ddpdoctor.launch.watching.suspicion import NodeProgress
 from ddpdoctor.model.codec import WrongValue, decode
-from ddpdoctor.model.nodes import NodeSeen, Presence
+from ddpdoctor.model.facts import NodeSeen, Presence
 
 if TYPE_CHECKING:
     from ddpdoctor.exchange.conversation import Conversation

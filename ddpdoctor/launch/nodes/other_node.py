@@ -37,8 +37,8 @@ from ddpdoctor.launch.nodes.node_messages import (
     write_pulse,
 )
 from ddpdoctor.launch.watching.suspicion import NodeProgress
+from ddpdoctor.model.facts import NodeSeen, NodesSeen, Presence
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

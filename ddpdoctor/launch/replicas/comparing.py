@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.run import REPLICAS_NAME, attempt_name
+from ddpdoctor.model.facts import REPLICAS_NAME, attempt_name
 from ddpdoctor.recorder.storage.files import remove
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.exchange.conversation import BadRecord
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.launch.nodes.node_messages import find
-from ddpdoctor.model.replica_records import NodeStreams, RootsReport, RootsRequest
+from ddpdoctor.model.consistency import NodeStreams, RootsReport, RootsRequest
 
 if TYPE_CHECKING:
     from ddpdoctor.exchange.conversation import Conversation

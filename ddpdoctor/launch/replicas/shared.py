@@ -6,8 +6,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.replica_records import NodeStreams, RootsReport, RootsRequest
-from ddpdoctor.model.run import attempt_name
+from ddpdoctor.model.consistency import NodeStreams, RootsReport, RootsRequest
+from ddpdoctor.model.facts import attempt_name
 
 if TYPE_CHECKING:
     from pathlib import Path

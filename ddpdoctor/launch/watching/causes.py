@@ -10,8 +10,8 @@ from ddpdoctor.collect.blocked import HostFacts, read_causes, read_lock_files, r
 from ddpdoctor.collect.connections import Socket, read_rows
 from ddpdoctor.collect.limits import MEMORY_READERS
 from ddpdoctor.launch.watching.work import WorkSeen
-from ddpdoctor.model.causes import HostCauses, Memory, ProcessCauses, Space
 from ddpdoctor.model.codec import encode
+from ddpdoctor.model.facts import HostCauses, Memory, ProcessCauses, Space
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

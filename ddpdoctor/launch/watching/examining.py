@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.nodes.other_node import OtherNode
     from ddpdoctor.launch.watching.suspicion import NodeProgress
     from ddpdoctor.launch.watching.watch import JobWatch
-    from ddpdoctor.model.nodes import NodesSeen
+    from ddpdoctor.model.facts import NodesSeen
 
 LOOK_AGAIN_S = 1.5
 QUIET_S = 2.0

@@ -7,7 +7,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.gpus import DEVICE_ERROR
+from ddpdoctor.model.node import DEVICE_ERROR
 
 if TYPE_CHECKING:
     from pathlib import Path

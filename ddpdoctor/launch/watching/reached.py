@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.run.evidence import save
 from ddpdoctor.launch.watching.machine import is_fresh
-from ddpdoctor.model.nodes import Presence
-from ddpdoctor.model.run import REACHED_NAME
+from ddpdoctor.model.facts import REACHED_NAME, Presence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from ddpdoctor.launch.command.placement import Placement
+    from ddpdoctor.model.facts import NodesSeen
     from ddpdoctor.model.findings import Judgment
-    from ddpdoctor.model.nodes import NodesSeen
     from ddpdoctor.model.reaching import Connecting
 
 CODES = frozenset({"DD605", "DD607"})

@@ -21,7 +21,7 @@ from ddpdoctor.launch.watching.seen import HoldUps, WorkersSeen
 from ddpdoctor.launch.watching.suspicion import read_progress
 from ddpdoctor.launch.watching.unrecorded import Strangers
 from ddpdoctor.launch.watching.work import Receptions
-from ddpdoctor.model.run import attempt_name
+from ddpdoctor.model.facts import attempt_name
 from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.recorder.storage.files import remove
 

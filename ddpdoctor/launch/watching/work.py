@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.collect import proc
 from ddpdoctor.collect.connections import read_received, read_sockets
-from ddpdoctor.model.causes import Receiving, Work, WorkingChild
+from ddpdoctor.model.facts import Receiving, Work, WorkingChild
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

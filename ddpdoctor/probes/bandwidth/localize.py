@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddpdoctor.model.amounts import format_size
 from ddpdoctor.model.bandwidth import Collective, Mode, NodeResult, Pair
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import format_size, grouped
 from ddpdoctor.probes.bandwidth.spread import coefficient_of_variation
 from ddpdoctor.probes.bandwidth.visits import (
     LEAST_SLOT_S,

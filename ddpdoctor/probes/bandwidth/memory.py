@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.limits import read_machine, read_memory_limit
-from ddpdoctor.model.amounts import format_size
 from ddpdoctor.model.bandwidth import Collective
+from ddpdoctor.model.words import format_size
 from ddpdoctor.probes.bandwidth.buffers import count_sets, set_bytes
 from ddpdoctor.probes.bandwidth.pattern import working_bytes
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from ddpdoctor.model.bandwidth import Case, Member
-    from ddpdoctor.model.causes import Space
+    from ddpdoctor.model.facts import Space
     from ddpdoctor.probes.bandwidth.group import RankGroup
 
 USABLE_SHARE = 0.8

@@ -7,8 +7,8 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.amounts import format_size
 from ddpdoctor.model.bandwidth import LeftOut
+from ddpdoctor.model.words import format_size
 from ddpdoctor.probes.bandwidth.arrival import BarrierWaits
 from ddpdoctor.probes.bandwidth.budget import Forecast, Step, TimeSlot, share_out
 from ddpdoctor.probes.bandwidth.buffers import make_sets

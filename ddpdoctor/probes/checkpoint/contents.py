@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.checkpoint import Contents, StatePart, TensorIn, Weights
+from ddpdoctor.model.saved import Contents, StatePart, TensorIn, Weights
 from ddpdoctor.probes.checkpoint.pickles import LAYERS, Opaque, TensorRef, walk_tensors
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ddpdoctor.model.checkpoint import (
+from ddpdoctor.model.saved import (
+    MODEL_KEYS,
     Checksums,
     Contents,
     Damage,
@@ -24,7 +25,6 @@ from ddpdoctor.model.checkpoint import (
     TensorIn,
     Weights,
 )
-from ddpdoctor.model.tensor_names import MODEL_KEYS
 from ddpdoctor.probes.checkpoint.pickles import DTYPES, MOST_ELEMENTS, Opaque, Unreadable, read_pickle
 
 if TYPE_CHECKING:

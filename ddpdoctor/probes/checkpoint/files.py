@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from ddpdoctor.model.checkpoint import Checksums, Damage, FileSeen, Form, ReadState
 from ddpdoctor.model.errors import typed_line
+from ddpdoctor.model.saved import Checksums, Damage, FileSeen, Form, ReadState
 from ddpdoctor.probes.checkpoint.contents import describe, weights_of
 from ddpdoctor.probes.checkpoint.legacy import read_legacy
 from ddpdoctor.probes.checkpoint.pickles import TensorRef, Unreadable, walk_tensors

@@ -6,7 +6,7 @@ import re
 import statistics
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.checkpoint import Gap, Leftover
+from ddpdoctor.model.saved import Gap, Leftover
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.checkpoint import Checkpoints, Expected, FileSeen, Form, Gap, Leftover, ReadState, TensorIn
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.saved import Checkpoints, Expected, FileSeen, Form, Gap, Leftover, ReadState, TensorIn
+from ddpdoctor.model.words import grouped
 from ddpdoctor.probes.checkpoint.distributed import is_distributed, read_distributed
 from ddpdoctor.probes.checkpoint.files import Extent, read_file
 from ddpdoctor.probes.checkpoint.nearby_files import SUFFIXES, find_gaps, find_leftovers, list_folder

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.checkpoint import OddValues
+from ddpdoctor.model.saved import OddValues
 from ddpdoctor.recorder.replicas.fingerprint import fingerprints
 
 if TYPE_CHECKING:

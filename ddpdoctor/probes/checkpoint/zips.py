@@ -13,7 +13,7 @@ import zipfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import grouped
 from ddpdoctor.probes.checkpoint.pickles import Loaded, StorageRef, TensorRef, Unreadable, read_pickle, walk_tensors
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import Difference, Stream, StreamClock, TensorRow, TensorSplit, What
-from ddpdoctor.model.sides import group_alike, grouped
 from ddpdoctor.model.trial import Rerun
+from ddpdoctor.model.words import group_alike, grouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.consistency import What
-from ddpdoctor.model.replicas import ConsistencyError, ConsistencyResult, TensorDifference
-from ddpdoctor.model.sides import group_alike
+from ddpdoctor.model.consistency import ConsistencyError, ConsistencyResult, TensorDifference, What
+from ddpdoctor.model.words import group_alike
 from ddpdoctor.probes.consistency.step_records import (
     TensorEntry,
     buffer_rows,

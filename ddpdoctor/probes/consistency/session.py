@@ -11,8 +11,8 @@ from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.consistency import Consistency, What
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
-from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.trial import Participant, Rerun, Trial, TrialSettings
+from ddpdoctor.model.words import rank_list
 from ddpdoctor.probes.agreement import propose, run_agreed
 from ddpdoctor.probes.consistency.batches import choose_batches
 from ddpdoctor.probes.consistency.building import build, quiet_dropout, see_model

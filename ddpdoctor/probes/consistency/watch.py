@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.words import rank_list
 from ddpdoctor.probes.ranks import LEAVE_LIMIT_S, Ended
 from ddpdoctor.probes.user_code import is_installed
 

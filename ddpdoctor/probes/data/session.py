@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.data import Drawn, Indices, Pass, RankDraws
 from ddpdoctor.model.errors import UserError, first_line
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.words import rank_list
 from ddpdoctor.probes.data.loaders import draw_from
 from ddpdoctor.probes.load_torch import import_torch
 from ddpdoctor.probes.ranks import meet_ranks, unreachable

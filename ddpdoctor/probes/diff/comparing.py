@@ -6,10 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.diff import Apart, DiffFacts, Kind, SavedFile, Unequal
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.sides import group_alike
-from ddpdoctor.model.tensor_names import align_names
+from ddpdoctor.model.saved import Apart, DiffFacts, Kind, SavedFile, Unequal, align_names
+from ddpdoctor.model.words import group_alike
 from ddpdoctor.probes.diff.saved import read_saved
 from ddpdoctor.recorder.replicas.fingerprint import FINGERPRINT_SIZE, UNKNOWN, fingerprints
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.diff import Kind
 from ddpdoctor.model.errors import UserError, typed_line
+from ddpdoctor.model.saved import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -6,11 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ddpdoctor.model.amounts import format_about, format_rate, format_size, format_time
 from ddpdoctor.model.bandwidth import Assessment, Ending, Measurement, Mode
 from ddpdoctor.model.findings import Outcome
-from ddpdoctor.model.rank_words import count_of
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import count_of, format_about, format_rate, format_size, format_time, grouped
 from ddpdoctor.report.bandwidth.measured import (
     NOT_DEFINED,
     VERB,

@@ -11,9 +11,9 @@ import io
 import math
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.amounts import format_rate, format_size
 from ddpdoctor.model.bandwidth import Mode
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.words import format_rate, format_size
 from ddpdoctor.report.bandwidth.content import describe_members, headline
 from ddpdoctor.report.bandwidth.measured import name_series, read_bandwidth, sort_series
 from ddpdoctor.report.bandwidth.pictures import list_plotted, list_references, make_matrices

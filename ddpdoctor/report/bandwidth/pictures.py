@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.amounts import format_rate, format_time
-from ddpdoctor.model.rank_words import count_of
+from ddpdoctor.model.words import count_of, format_rate, format_time
 from ddpdoctor.report.bandwidth.measured import NOT_DEFINED, format_gb_s, format_share, sort_series
 from ddpdoctor.report.blocks import ChartLine, Column, Grid, GridCell, Heading, Series, Table, Text, Tone
 from ddpdoctor.report.grids.build import MARK, MAX_COLUMNS, log_level, not_shown

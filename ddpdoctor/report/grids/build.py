@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.rank_words import count_of
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import count_of, grouped
 from ddpdoctor.report.blocks import Grid, GridCell
 
 if TYPE_CHECKING:

@@ -6,15 +6,15 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.amounts import format_size
-from ddpdoctor.model.timeline import SpanKind
+from ddpdoctor.model.pictures import SpanKind
+from ddpdoctor.model.words import format_size
 from ddpdoctor.report.lines import clean
 from ddpdoctor.report.names import format_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ddpdoctor.model.timeline import Lane, Span, Timeline
+    from ddpdoctor.model.pictures import Lane, Span, Timeline
     from ddpdoctor.report.blocks import ChartLine, Series, WaitGraph, WaitNode
 
 WIDTH, HEIGHT = 720, 340

@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.amounts import format_size, format_time
-from ddpdoctor.model.timeline import SpanKind
+from ddpdoctor.model.pictures import SpanKind
+from ddpdoctor.model.words import format_size, format_time
 from ddpdoctor.report.names import format_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ddpdoctor.model.timeline import Lane, Span, Timeline, TimelineEvent
+    from ddpdoctor.model.pictures import Lane, Span, Timeline, TimelineEvent
     from ddpdoctor.report.blocks import ChartLine, Series
 
 MARKS = {

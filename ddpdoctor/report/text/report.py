@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ddpdoctor.model.findings import Outcome, Severity
-from ddpdoctor.model.rank_words import count_of
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import count_of, grouped
 from ddpdoctor.report.blocks import FactList, Heading, Items, Lanes, Places, Series, Table, Tone, items
 from ddpdoctor.report.blocks import Text as Paragraph
 from ddpdoctor.report.classes import merge_findings

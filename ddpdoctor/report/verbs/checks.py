@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.checkpoint import Checksums, ReadState, StatePart
 from ddpdoctor.model.codec import decode
-from ddpdoctor.model.diff import DiffFacts, Kind
 from ddpdoctor.model.findings import Outcome
-from ddpdoctor.model.rank_words import count_of, first_names, rank_list
-from ddpdoctor.model.sides import grouped, majority_of
+from ddpdoctor.model.saved import Checksums, DiffFacts, Kind, ReadState, StatePart
+from ddpdoctor.model.words import count_of, first_names, grouped, majority_of, rank_list
 from ddpdoctor.report.blocks import Content, GridCell, Text, Tone, items, table_of
 from ddpdoctor.report.findings import OUTCOME_TONES, OUTCOME_WORDS, TONES, count_findings, name_check, severity_word
 from ddpdoctor.report.grids.build import MARK, MAX_ROWS, grid_by_member, not_shown
@@ -20,8 +18,8 @@ from ddpdoctor.report.verbs.job import EQUAL, SAME_LETTER, letter, tone_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ddpdoctor.model.diff import Apart, SavedFile, Unequal
     from ddpdoctor.model.findings import Check, Finding, Report
+    from ddpdoctor.model.saved import Apart, SavedFile, Unequal
     from ddpdoctor.report.blocks import Section
     from ddpdoctor.report.grids.build import Row
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.codec import decode
-from ddpdoctor.model.data import Drawn
-from ddpdoctor.model.rank_words import count_of, format_numbers
-from ddpdoctor.model.sharing import Shares, Sharing, count_both
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.data import Drawn, Shares, Sharing, count_both
+from ddpdoctor.model.words import count_of, format_numbers, grouped
 from ddpdoctor.report.blocks import Grid, GridCell, Text, Tone, table_of
 from ddpdoctor.report.grids.build import MAX_COLUMNS, linear_level, not_shown
 from ddpdoctor.report.verbs.checks import checklist_content
@@ -16,9 +14,8 @@ from ddpdoctor.report.verbs.checks import checklist_content
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ddpdoctor.model.data import Pass, RankPass
+    from ddpdoctor.model.data import Pass, RankPass, RankShare, SamplingPlan
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.model.sharing import RankShare, SamplingPlan
     from ddpdoctor.report.blocks import Content, Section
 
 LEGEND = "The darker, the more of their samples two ranks have in common. On the diagonal: those of one rank."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.findings import Outcome
-from ddpdoctor.model.rank_words import count_of, format_numbers
+from ddpdoctor.model.words import count_of, format_numbers
 from ddpdoctor.report.blocks import Content, FactEntry, FactList, items
 from ddpdoctor.report.classes import places_of
 from ddpdoctor.report.findings import LABEL_WIDTH, count_findings

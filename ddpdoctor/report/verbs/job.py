@@ -12,10 +12,8 @@ from ddpdoctor.model.data import LoaderTaken
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.findings import Attempt, JobStatus, Outcome, Severity, as_earlier
-from ddpdoctor.model.pictures import RankWaits, SourceExcerpt
-from ddpdoctor.model.rank_words import count_of, rank_list
-from ddpdoctor.model.sides import majority_of
-from ddpdoctor.model.timeline import Timeline
+from ddpdoctor.model.pictures import RankWaits, SourceExcerpt, Timeline
+from ddpdoctor.model.words import count_of, majority_of, rank_list
 from ddpdoctor.report.blocks import (
     Content,
     FactEntry,

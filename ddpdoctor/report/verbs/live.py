@@ -6,11 +6,17 @@ from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.amounts import format_digits, format_memory, format_span
-from ddpdoctor.model.history import HISTORY_FORMAT, HISTORY_VERSION
-from ddpdoctor.model.nodes import Presence
-from ddpdoctor.model.rank_words import count_of, format_numbers, name_list, rank_list
-from ddpdoctor.model.status import Liveness
+from ddpdoctor.model.facts import Presence
+from ddpdoctor.model.live import HISTORY_FORMAT, HISTORY_VERSION, Liveness
+from ddpdoctor.model.words import (
+    count_of,
+    format_digits,
+    format_memory,
+    format_numbers,
+    format_span,
+    name_list,
+    rank_list,
+)
 from ddpdoctor.report.blocks import Column, FactEntry, FactList, Heading, Item, Items, Table, Text, Tone
 from ddpdoctor.report.names import format_hosts, format_place, format_ranks
 from ddpdoctor.report.text.report import TextPage, add_sections, draw
@@ -20,9 +26,8 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from ddpdoctor.model.history import Blamed, Cost, History, Returning, Start
-    from ddpdoctor.model.nodes import NodeSeen
-    from ddpdoctor.model.status import JobNow, RankNow, ReplicasNow, WaitNow
+    from ddpdoctor.model.facts import NodeSeen
+    from ddpdoctor.model.live import Blamed, Cost, History, JobNow, RankNow, ReplicasNow, Returning, Start, WaitNow
     from ddpdoctor.report.blocks import Block, Section
 
 NOT_KNOWN = "?"

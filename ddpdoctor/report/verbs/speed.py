@@ -6,14 +6,11 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.amounts import format_about
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.predictions import Bound, PredictedStep
-from ddpdoctor.model.rank_words import count_of, format_numbers
-from ddpdoctor.model.run_differences import RunDifferences, Topic
-from ddpdoctor.model.speed import Budget, NetworkUse
-from ddpdoctor.model.speed_comparison import SpeedComparison
+from ddpdoctor.model.steps import Budget, NetworkUse
+from ddpdoctor.model.tuning import Bound, PredictedStep, RunDifferences, SpeedComparison, Topic
+from ddpdoctor.model.words import count_of, format_about, format_numbers
 from ddpdoctor.report.blocks import (
     Column,
     Content,
@@ -35,9 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.model.run_differences import ComparedRun
-    from ddpdoctor.model.speed import PhaseRow
-    from ddpdoctor.model.speed_comparison import PhaseChange, RunSpeed, TimeChange
+    from ddpdoctor.model.steps import PhaseRow
+    from ddpdoctor.model.tuning import ComparedRun, PhaseChange, RunSpeed, TimeChange
     from ddpdoctor.report.blocks import Block, Section
 
 LEAST_GAIN = 0.05

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Outcome
-from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.model.trial import Trial
+from ddpdoctor.model.words import count_of
 from ddpdoctor.report.blocks import Column, Content, FactEntry, FactList, GridCell, Heading, Table, Text, Tone, items
 from ddpdoctor.report.findings import count_findings
 from ddpdoctor.report.grids.build import MAX_ROWS, grid_by_member, log_level, not_shown

@@ -6,9 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.codec import decode
-from ddpdoctor.model.rank_words import count_of
-from ddpdoctor.model.scaling import LaunchKind, ScalingKind, ScalingResult
-from ddpdoctor.model.tuning import TuneOutcome, TuneVerdict
+from ddpdoctor.model.tuning import LaunchKind, ScalingKind, ScalingResult, TuneOutcome, TuneVerdict
+from ddpdoctor.model.words import count_of
 from ddpdoctor.report.blocks import Column, Content, FactEntry, FactList, Grid, GridCell, Heading, Table, Text, Tone
 from ddpdoctor.report.findings import LABEL_WIDTH
 from ddpdoctor.report.grids.build import linear_level
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.model.scaling import ScalingLaunch, ScalingRow
-    from ddpdoctor.model.tuning import RatioRange, TriedSetting, TuneResult
+    from ddpdoctor.model.tuning import RatioRange, ScalingLaunch, ScalingRow, TriedSetting, TuneResult
     from ddpdoctor.report.blocks import Section
 
 

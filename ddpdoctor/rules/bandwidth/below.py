@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.amounts import format_size, format_time
 from ddpdoctor.model.bandwidth import Assessment, describe_shared_gpus
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
+from ddpdoctor.model.words import format_size, format_time
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.bandwidth.compare import cannot_tell
 from ddpdoctor.rules.bandwidth.references import EXPECT

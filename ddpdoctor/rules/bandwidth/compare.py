@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.bandwidth import Change, Comparison
-from ddpdoctor.model.variables import find_variable
+from ddpdoctor.model.launch import find_variable
 from ddpdoctor.rules.bandwidth.sweeps import curve_of, time_bounds
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.amounts import format_rate, format_size
 from ddpdoctor.model.bandwidth import Assessment, Curve
+from ddpdoctor.model.words import format_rate, format_size
 from ddpdoctor.rules.bandwidth.references import EXPECT, find_yardstick
 from ddpdoctor.rules.bandwidth.shape import describe_end, find_latency, find_plateau, fit_line, fit_of, levels_of
 from ddpdoctor.rules.bandwidth.sweeps import range_words, share_words, size_at, sort_sweeps, time_bounds

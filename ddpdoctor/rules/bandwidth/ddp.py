@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.amounts import format_size, format_time
 from ddpdoctor.model.bandwidth import Advice, Collective, Mode
+from ddpdoctor.model.words import format_size, format_time
 from ddpdoctor.rules.bandwidth.shape import find_plateau, fit_line
 from ddpdoctor.rules.bandwidth.sweeps import size_at, sort_sweeps, time_at
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.model.bandwidth import describe_shared_gpus
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import grouped
 from ddpdoctor.rules.bandwidth.localize_edges import (
     Edge,
     Slow,

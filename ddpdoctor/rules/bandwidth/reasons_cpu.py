@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.rank_words import count_of, rank_list
 from ddpdoctor.model.reading import known
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import count_of, grouped, rank_list
 from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed, weigh
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.model.limits import Governor, Load
+    from ddpdoctor.model.node import Governor, Load
     from ddpdoctor.rules.bandwidth.reasons import BenchNode, BenchView
 
 BUSY_CORES = 0.25

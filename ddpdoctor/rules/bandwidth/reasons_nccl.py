@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.bandwidth import Collective
-from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.reading import known
+from ddpdoctor.model.words import rank_list
 from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed, weigh
 from ddpdoctor.rules.environment.gpus import is_board, is_data_center
 from ddpdoctor.rules.rdma_ports import label, network_ports, words
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ddpdoctor.model.bandwidth import NcclLog
-    from ddpdoctor.model.gpus import Gpu
+    from ddpdoctor.model.node import Gpu
     from ddpdoctor.rules.bandwidth.reasons import BenchNode, BenchView
 
 SOURCE = "NCCL's log"

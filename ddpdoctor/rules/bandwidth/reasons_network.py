@@ -12,7 +12,7 @@ from ddpdoctor.rules.rdma_ports import label, network_ports
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.model.network import Interface, Network
+    from ddpdoctor.model.node import Interface, Network
     from ddpdoctor.rules.bandwidth.reasons import BenchNode, BenchView
     from ddpdoctor.rules.interface_choice import Pick
 

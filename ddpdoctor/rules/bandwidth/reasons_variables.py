@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.launch import find_variable
 from ddpdoctor.model.reading import known
-from ddpdoctor.model.variables import find_variable
 from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed, weigh
 from ddpdoctor.rules.rdma_ports import label, network_ports, words
 from ddpdoctor.rules.settings import find_setting

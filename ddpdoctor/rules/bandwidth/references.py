@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.bandwidth import Mode, Reference, describe_shared_gpus
-from ddpdoctor.model.bandwidth_references import read_references
-from ddpdoctor.model.rank_words import count_of
+from ddpdoctor.model.bandwidth import Mode, Reference, describe_shared_gpus, read_references
+from ddpdoctor.model.words import count_of
 from ddpdoctor.rules.bandwidth.sweeps import curve_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpdoctor.model.bandwidth import Bench
-    from ddpdoctor.model.bandwidth_references import KnownBandwidth
+    from ddpdoctor.model.bandwidth import Bench, KnownBandwidth
     from ddpdoctor.rules.bandwidth.sweeps import Sweep
 
 REFERENCE_MARGIN = 0.10

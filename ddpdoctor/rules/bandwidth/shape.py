@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.amounts import format_size
 from ddpdoctor.model.bandwidth import Fit
+from ddpdoctor.model.words import format_size
 from ddpdoctor.rules.bandwidth.sweeps import time_bounds
 
 if TYPE_CHECKING:

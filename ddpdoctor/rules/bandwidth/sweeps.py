@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.amounts import format_digits, format_rate
 from ddpdoctor.model.bandwidth import Collective
+from ddpdoctor.model.words import format_digits, format_rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -6,11 +6,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.amounts import format_size
 from ddpdoctor.model.bandwidth import Collective
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.rank_words import rank_list
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import format_size, grouped, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.bandwidth.sweeps import name_case
 from ddpdoctor.rules.registry import rule

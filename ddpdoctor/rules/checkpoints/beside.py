@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.rank_words import count_of, first_names
-from ddpdoctor.model.tensor_names import align_names
+from ddpdoctor.model.saved import align_names
+from ddpdoctor.model.words import count_of, first_names
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.checkpoints.words import some
 from ddpdoctor.rules.registry import rule
@@ -14,7 +14,7 @@ from ddpdoctor.rules.registry import rule
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpdoctor.model.checkpoint import Checkpoints, FileSeen
+    from ddpdoctor.model.saved import Checkpoints, FileSeen
 
 
 @rule("DD717", "checkpoint-differs", Severity.ERROR, "Copies of one checkpoint differ")

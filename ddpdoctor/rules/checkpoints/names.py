@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.rank_words import count_of
+from ddpdoctor.model.words import count_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.checkpoints.words import some
 from ddpdoctor.rules.registry import rule
@@ -15,7 +15,7 @@ from ddpdoctor.rules.registry import rule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.model.checkpoint import Checkpoints, Expected, FileSeen, TensorIn, Weights
+    from ddpdoctor.model.saved import Checkpoints, Expected, FileSeen, TensorIn, Weights
 
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Names under which DDP and DataParallel, torch.compile, FSDP and activation checkpointing keep the wrapped module."""

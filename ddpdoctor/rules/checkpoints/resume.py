@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.checkpoint import Form, ReadState, StatePart
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.rank_words import count_of, first_names
+from ddpdoctor.model.saved import Form, ReadState, StatePart
+from ddpdoctor.model.words import count_of, first_names
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.checkpoint import Checkpoints, FileSeen
+    from ddpdoctor.model.saved import Checkpoints, FileSeen
 
 TRAINING = (StatePart.OPTIMIZER, StatePart.PROGRESS, StatePart.SCHEDULER, StatePart.SCALER)
 """A file with one of these was written to resume from; a file with weights alone was not."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.checkpoint import Checksums, Form, ReadState
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.rank_words import count_of, first_names
+from ddpdoctor.model.saved import Checksums, Form, ReadState
+from ddpdoctor.model.words import count_of, first_names
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.checkpoints.words import some
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.checkpoint import Checkpoints, FileSeen, OddValues
+    from ddpdoctor.model.saved import Checkpoints, FileSeen, OddValues
 
 NO_CHECKSUMS = {
     Checksums.NONE: "damage cannot be detected: the format has no checksums",

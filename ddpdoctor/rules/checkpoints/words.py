@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.rank_words import count_of, first_names
+from ddpdoctor.model.words import count_of, first_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.rank_words import first_names, rank_list
-from ddpdoctor.model.sides import majority_of
+from ddpdoctor.model.words import first_names, majority_of, rank_list
 from ddpdoctor.rules.answers import skipped
 from ddpdoctor.rules.consistency.problems import (
     DriftBlame,

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.diff import Kind
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.rank_words import first_names, name_list, rank_list
-from ddpdoctor.model.sides import outvoted
-from ddpdoctor.model.tensor_names import MODEL_KEYS
+from ddpdoctor.model.saved import MODEL_KEYS, Kind
+from ddpdoctor.model.words import first_names, name_list, outvoted, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.registry import also
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ddpdoctor.model.diff import Apart, DiffFacts, Unequal
+    from ddpdoctor.model.saved import Apart, DiffFacts, Unequal
 
 MAX_NAMED = 5
 """How many tensors a finding names; the report's data has all. Our choice."""

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import What
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.rank_words import rank_list
-from ddpdoctor.model.sides import group_alike
+from ddpdoctor.model.words import group_alike, rank_list
 from ddpdoctor.rules.consistency.problems import (
     DriftCause,
     Ground,

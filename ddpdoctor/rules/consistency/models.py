@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.rank_words import rank_list
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import grouped, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed
 from ddpdoctor.rules.progress import evidence as say
 from ddpdoctor.rules.progress.differences import find_difference

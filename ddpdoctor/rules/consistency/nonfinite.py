@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import Origin
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.rank_words import rank_list
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import grouped, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.consistency.problems import hosts_of
 from ddpdoctor.rules.progress.places import to_place

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, skipped
 from ddpdoctor.rules.consistency.parameter_causes import (
     MAX_SETTINGS,

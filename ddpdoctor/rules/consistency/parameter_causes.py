@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import StreamClock, What
-from ddpdoctor.model.rank_words import rank_list
-from ddpdoctor.model.sides import group_alike
+from ddpdoctor.model.words import group_alike, rank_list
 from ddpdoctor.rules.consistency.gradients import added_after_wrapping, why_gradients_differ
 from ddpdoctor.rules.consistency.problems import (
     DriftBlame,

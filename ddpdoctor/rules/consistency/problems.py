@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Confidence
-from ddpdoctor.model.rank_words import first_names, rank_list
-from ddpdoctor.model.sides import grouped, majority_of, outvoted
+from ddpdoctor.model.words import first_names, grouped, majority_of, outvoted, rank_list
 from ddpdoctor.rules.answers import Problem
 from ddpdoctor.rules.consistency.replicas import replicas_of
 from ddpdoctor.rules.progress.places import to_place

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.consistency.problems import model_words
 from ddpdoctor.rules.consistency.replicas import all_values, replicas_of

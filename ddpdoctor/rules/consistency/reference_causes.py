@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.rank_words import first_names
+from ddpdoctor.model.words import first_names
 from ddpdoctor.rules.answers import Problem
 
 if TYPE_CHECKING:

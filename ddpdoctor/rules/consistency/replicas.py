@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import MESH, StreamClock, What
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.rank_words import first_names, rank_list
+from ddpdoctor.model.words import first_names, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.consistency.problems import hosts_of, model_words
 from ddpdoctor.rules.consistency.replicas import replicas_of, step_of, values_at

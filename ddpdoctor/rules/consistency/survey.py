@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import StreamClock, What
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.consistency.problems import FoundDifference
 from ddpdoctor.rules.consistency.replicas import all_values, is_aligned, replicas_of, sightings

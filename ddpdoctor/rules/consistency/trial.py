@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.rank_words import count_of, rank_list
+from ddpdoctor.model.words import count_of, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.consistency.reference_causes import LIMIT, explain, ratio
 from ddpdoctor.rules.registry import rule

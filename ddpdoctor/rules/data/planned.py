@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.data import Sharing
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.rank_words import count_of, rank_list
-from ddpdoctor.model.sharing import Sharing
+from ddpdoctor.model.words import count_of, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.progress.words import verb
 from ddpdoctor.rules.registry import also, rule
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.sharing import RankShare, Shares
+    from ddpdoctor.model.data import RankShare, Shares
 
 
 @rule(

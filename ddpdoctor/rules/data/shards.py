@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.data import Cut
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.data import words
 from ddpdoctor.rules.data.evidence import (

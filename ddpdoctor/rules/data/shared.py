@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.reading import Unread, Why
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import grouped
 from ddpdoctor.rules.answers import Answer, judged, passed, skipped
 from ddpdoctor.rules.progress.groups import DEFAULT_GROUP, group_table, world_of
 

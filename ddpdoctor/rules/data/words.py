@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.rank_words import count_of, rank_list
-from ddpdoctor.model.sharing import SamplingPlan, Sharing, share_out
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.data import SamplingPlan, Sharing, share_out
+from ddpdoctor.model.words import count_of, grouped, rank_list
 from ddpdoctor.rules.progress.places import to_place
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.reading import known
+from ddpdoctor.model.words import name_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.majority import Voice, compare, describe, voices_of
 from ddpdoctor.rules.registry import CheckGroup, rule
@@ -16,9 +16,7 @@ from ddpdoctor.rules.registry import CheckGroup, rule
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpdoctor.model.limits import Clock
-    from ddpdoctor.model.node import Fleet, Node
-    from ddpdoctor.model.software import Software
+    from ddpdoctor.model.node import Clock, Fleet, Node, Software
 
     Offsets = list[tuple[Node, float]]
     """Nodes, and the seconds by which their clocks are ahead of rank 0's."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.amounts import format_memory
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.reading import known
+from ddpdoctor.model.words import format_memory
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.gpus import (
     gpu_list,
@@ -32,8 +32,7 @@ from ddpdoctor.rules.registry import CheckGroup, rule
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ddpdoctor.model.gpus import Gpu
-    from ddpdoctor.model.node import Fleet, Node
+    from ddpdoctor.model.node import Fleet, Gpu, Node
 
 MAX_CORRECTED = 50_000_000
 """The default of `--ecc_corrected_volatile_threshold` of gcm's check-nvidia-smi (facebookresearch/gcm)."""

@@ -6,12 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.amounts import format_age
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.rank_words import count_of, rank_list
+from ddpdoctor.model.launch import VARIABLE, Visible, read_visible
 from ddpdoctor.model.reading import NotRead, Unread, Why, known, need
-from ddpdoctor.model.sides import grouped
-from ddpdoctor.model.visible_devices import VARIABLE, Visible, read_visible
+from ddpdoctor.model.words import count_of, format_age, grouped, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.environment.launch import ranks_of
 from ddpdoctor.rules.registry import CheckGroup, rule
@@ -19,9 +17,20 @@ from ddpdoctor.rules.registry import CheckGroup, rule
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from ddpdoctor.model.gpus import Gpu, GpuOnBus, GpuProcess, Gpus, GpuWork, PeerCopy, StuckProcess, Xid
-    from ddpdoctor.model.node import Fleet, Node, NodeProcess
-    from ddpdoctor.model.software import TorchBuild
+    from ddpdoctor.model.node import (
+        Fleet,
+        Gpu,
+        GpuOnBus,
+        GpuProcess,
+        Gpus,
+        GpuWork,
+        Node,
+        NodeProcess,
+        PeerCopy,
+        StuckProcess,
+        TorchBuild,
+        Xid,
+    )
 
 
 DATA_CENTER_PARTS = frozenset({

@@ -6,9 +6,8 @@ import ipaddress
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.reading import known, need
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import grouped, name_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
 from ddpdoctor.rules.environment.launch import ONE_NODE, has_several_nodes, ranks_of
 from ddpdoctor.rules.interface_choice import (
@@ -31,13 +30,11 @@ from ddpdoctor.rules.settings import find_setting
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.model.network import Interface, Network
-    from ddpdoctor.model.node import Fleet, Node
+    from ddpdoctor.model.node import Fleet, Interface, Network, Node
     from ddpdoctor.rules.interface_choice import Choice, Pick
 
     Chosen = tuple[tuple[Node, Network, Choice], ...]
-    from ddpdoctor.model.network import Network
-    from ddpdoctor.model.node import Node, NodeProcess
+    from ddpdoctor.model.node import Network, Node, NodeProcess
     from ddpdoctor.rules.settings import Setting
 
 

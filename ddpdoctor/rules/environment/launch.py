@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.node import Launcher
-from ddpdoctor.model.rank_words import count_of, first_names, name_list, rank_list
-from ddpdoctor.model.reading import known
-from ddpdoctor.model.rendezvous import (
+from ddpdoctor.model.launch import (
     OTHER_RANK_VARIABLES,
     RANK_VARIABLES,
     NodeCount,
     by_torchrun,
+    expand_counts,
+    expand_hosts,
     is_loopback,
     nodes_range,
     read_node_count,
     text_of,
 )
-from ddpdoctor.model.sides import grouped
-from ddpdoctor.model.slurm import expand_counts, expand_hosts
+from ddpdoctor.model.node import Launcher
+from ddpdoctor.model.reading import known
+from ddpdoctor.model.words import count_of, first_names, grouped, name_list, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.progress.words import verb
 from ddpdoctor.rules.registry import CheckGroup, rule
@@ -27,9 +27,7 @@ from ddpdoctor.rules.registry import CheckGroup, rule
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ddpdoctor.model.limits import Limits
-    from ddpdoctor.model.network import Names, Network
-    from ddpdoctor.model.node import Fleet, Node, NodeProcess
+    from ddpdoctor.model.node import Fleet, Limits, Names, Network, Node, NodeProcess
 
 
 ONE_NODE = "the job has one node, according to the launcher and the variables"

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.amounts import format_about
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.rank_words import count_of
+from ddpdoctor.model.launch import by_torchrun
 from ddpdoctor.model.reading import known, need
-from ddpdoctor.model.rendezvous import by_torchrun
+from ddpdoctor.model.words import count_of, format_about
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.environment.gpus import nvidia_gpus
 from ddpdoctor.rules.environment.launch import (
@@ -25,8 +24,7 @@ from ddpdoctor.rules.environment.launch import (
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.limits import Limit, Limits, SharedMemory, Volume
-    from ddpdoctor.model.node import Node
+    from ddpdoctor.model.node import Limit, Limits, Node, SharedMemory, Volume
 
 
 ENOUGH_FILES = 65536

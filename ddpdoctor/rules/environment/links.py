@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.rank_words import first_names, name_list, rank_list
+from ddpdoctor.model.launch import VARIABLE, read_visible
 from ddpdoctor.model.reading import known, need
-from ddpdoctor.model.visible_devices import VARIABLE, read_visible
+from ddpdoctor.model.words import first_names, name_list, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.gpus import (
     gpu_list,
@@ -27,9 +27,7 @@ from ddpdoctor.rules.registry import CheckGroup, rule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.model.gpus import Gpu, GpuPair
-    from ddpdoctor.model.links import Pci, PciDevice
-    from ddpdoctor.model.node import Node, NodeProcess
+    from ddpdoctor.model.node import Gpu, GpuPair, Node, NodeProcess, Pci, PciDevice
 
 
 NVIDIA, AMD = 0x10DE, 0x1002

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.rank_words import name_list
+from ddpdoctor.model.launch import by_torchrun, endpoints, is_loopback, is_loopback_address, text_of
 from ddpdoctor.model.reading import known, need
-from ddpdoctor.model.rendezvous import by_torchrun, endpoints, is_loopback, is_loopback_address, text_of
+from ddpdoctor.model.words import name_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.environment.launch import FIRST_HOST_OF_SLURM, count_nodes, has_several_nodes, ranks_of
 from ddpdoctor.rules.firewall_opening import EPHEMERAL, open_chain
@@ -20,9 +20,8 @@ from ddpdoctor.rules.registry import CheckGroup, rule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.model.network import FirewallChain, Names, Network, PortUse
-    from ddpdoctor.model.node import Fleet, Node, NodeProcess
-    from ddpdoctor.model.rendezvous import Endpoint
+    from ddpdoctor.model.launch import Endpoint
+    from ddpdoctor.model.node import FirewallChain, Fleet, Names, Network, Node, NodeProcess, PortUse
 
 
 PRIVILEGED_PORTS = 1024

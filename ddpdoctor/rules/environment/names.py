@@ -6,9 +6,9 @@ import ipaddress
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.launch import LOOPBACK_NAMES, is_loopback_address, text_of
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import known, need
-from ddpdoctor.model.rendezvous import LOOPBACK_NAMES, is_loopback_address, text_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.launch import has_several_nodes
 from ddpdoctor.rules.interface_choice import best_interface, export, is_ignored, own_ips, pick_gloo
@@ -18,8 +18,7 @@ from ddpdoctor.rules.registry import CheckGroup, rule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.model.network import Lookup, Names, Network
-    from ddpdoctor.model.node import Fleet, Node
+    from ddpdoctor.model.node import Fleet, Lookup, Names, Network, Node
 
     Found = tuple[tuple[Node, Lookup], ...]
 

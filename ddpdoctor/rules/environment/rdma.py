@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.amounts import format_about
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.rank_words import name_list
+from ddpdoctor.model.launch import read_node_count
 from ddpdoctor.model.reading import Unread, Why, known, need
-from ddpdoctor.model.rendezvous import read_node_count
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import format_about, grouped, name_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.majority import Voice, compare, describe
 from ddpdoctor.rules.rdma_ports import (
@@ -34,9 +32,7 @@ from ddpdoctor.rules.settings import find_setting
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpdoctor.model.limits import Limit
-    from ddpdoctor.model.links import Rdma, RdmaDevice, RdmaPort
-    from ddpdoctor.model.node import Fleet, Node
+    from ddpdoctor.model.node import Fleet, Limit, Node, Rdma, RdmaDevice, RdmaPort
     from ddpdoctor.rules.nccl_list import NcclList
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import Unread, Why, known, need
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import grouped
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.majority import Voice, compare, describe
 from ddpdoctor.rules.nccl_list import ListEntry, NcclList, parse_nccl_list
@@ -15,8 +15,7 @@ from ddpdoctor.rules.registry import CheckGroup, rule
 from ddpdoctor.rules.settings import Setting, find_setting
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.links import Gid, Rdma, RdmaDevice, RdmaPort
-    from ddpdoctor.model.node import Fleet, Node
+    from ddpdoctor.model.node import Fleet, Gid, Node, Rdma, RdmaDevice, RdmaPort
 
 
 MAPPED_IPV4 = "0000:0000:0000:0000:0000:ffff:"

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.rank_words import count_of
+from ddpdoctor.model.launch import by_torchrun, expand_counts, expand_hosts, in_slurm_step, text_of
 from ddpdoctor.model.reading import known
-from ddpdoctor.model.rendezvous import by_torchrun, in_slurm_step, text_of
-from ddpdoctor.model.slurm import expand_counts, expand_hosts
+from ddpdoctor.model.words import count_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.launch import ranks_of, show_variables
 from ddpdoctor.rules.registry import CheckGroup, rule

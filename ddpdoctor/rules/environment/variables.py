@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.rank_words import first_names
+from ddpdoctor.model.launch import find_variable, is_loopback, must_agree, parse_endpoint, text_of
+from ddpdoctor.model.node import release
 from ddpdoctor.model.reading import known, need
-from ddpdoctor.model.rendezvous import is_loopback, parse_endpoint, text_of
-from ddpdoctor.model.software import release
-from ddpdoctor.model.variables import find_variable, must_agree
+from ddpdoctor.model.words import first_names
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.environment.launch import ranks_of
 from ddpdoctor.rules.majority import Split, Voice, compare, describe
@@ -30,8 +29,8 @@ from ddpdoctor.rules.variable_flaws import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from ddpdoctor.model.launch import Variable
     from ddpdoctor.model.node import ConfFile, Fleet, Node, NodeProcess
-    from ddpdoctor.model.variables import Variable
     from ddpdoctor.rules.variable_dangers import VariableContext
 
     Flaws = Callable[[NodeProcess, VariableContext], Iterable[Flaw | None]]

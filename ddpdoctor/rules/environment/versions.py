@@ -6,10 +6,10 @@ import re
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.rank_words import count_of
+from ddpdoctor.model.launch import VARIABLE, read_visible
+from ddpdoctor.model.node import release
 from ddpdoctor.model.reading import Unread, Why, known, need
-from ddpdoctor.model.software import release
-from ddpdoctor.model.visible_devices import VARIABLE, read_visible
+from ddpdoctor.model.words import count_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.environment.gpus import driver_of, imported_torch, nvidia_gpus
 from ddpdoctor.rules.environment.launch import ranks_here
@@ -20,9 +20,7 @@ from ddpdoctor.rules.registry import CheckGroup, rule
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ddpdoctor.model.gpus import Gpu
-    from ddpdoctor.model.node import ExpectedVersion, Fleet, Node
-    from ddpdoctor.model.software import Software, TorchBuild, TorchDevice
+    from ddpdoctor.model.node import ExpectedVersion, Fleet, Gpu, Node, Software, TorchBuild, TorchDevice
 
 
 INDEX = "https://download.pytorch.org/whl/"

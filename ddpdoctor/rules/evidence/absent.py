@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.evidence import Absent, Doing, Finished, Reached, Shown, Stacked, Waiting
 from ddpdoctor.model.findings import Confidence
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.words import rank_list
 from ddpdoctor.rules.answers import Problem
 from ddpdoctor.rules.evidence.collecting import KILLED, SAMPLE_AGAIN, collect
 from ddpdoctor.rules.evidence.stacks import innermost

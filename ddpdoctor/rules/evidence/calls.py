@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.evidence import Called, Differ
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

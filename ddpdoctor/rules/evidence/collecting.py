@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.evidence import Doing, Exited, Hint, Inside, Link, Moving, ProcessState, Stacked, Waiting
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.words import rank_list
 from ddpdoctor.rules.evidence.lost import lost_by
 
 if TYPE_CHECKING:

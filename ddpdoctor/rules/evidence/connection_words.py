@@ -6,8 +6,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.rank_words import count_of, name_list
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import count_of, grouped, name_list
 
 from .connections import NcclJob
 

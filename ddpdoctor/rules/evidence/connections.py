@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.nccl_paths import MachineSeen, NcclPaths
+from ddpdoctor.model.evidence import MachineSeen, NcclPaths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.model.evidence import Who
-    from ddpdoctor.model.nccl_paths import NcclEdge
+    from ddpdoctor.model.evidence import NcclEdge, Who
     from ddpdoctor.model.node import Node
 
     from .state import RunState

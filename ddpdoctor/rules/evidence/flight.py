@@ -23,12 +23,12 @@ from ddpdoctor.model.evidence import (
     Waiting,
     Who,
 )
-from ddpdoctor.model.sides import group_alike
+from ddpdoctor.model.words import group_alike
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ddpdoctor.model.flight import FlightCall, FlightDump, FlightGroup, FlightTransfer
+    from ddpdoctor.model.evidence import FlightCall, FlightDump, FlightGroup, FlightTransfer
 
 # Finds ranks that wait for each other in a circle
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.evidence import DataWay
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.nccl_paths import DataWay
-from ddpdoctor.model.rank_words import name_list, rank_list
 from ddpdoctor.model.reading import known
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import grouped, name_list, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.evidence.connection_words import OFF
 from ddpdoctor.rules.evidence.connections import NcclJob

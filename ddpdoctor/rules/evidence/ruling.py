@@ -28,7 +28,7 @@ from ddpdoctor.model.evidence import (
     Waiting,
 )  # fmt: skip
 from ddpdoctor.model.nccl_warnings import ONLY_LOCAL
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.words import rank_list
 from ddpdoctor.rules.evidence import words
 from ddpdoctor.rules.evidence.absent import find_absent
 from ddpdoctor.rules.evidence.collecting import collect

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.evidence import Absent, Differ, Doing, Hint, Inside, Moving, Operation, Shown, Stacked
-from ddpdoctor.model.sides import group_alike, grouped
+from ddpdoctor.model.words import group_alike, grouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -29,7 +29,7 @@ from ddpdoctor.model.evidence import (
     Waiting,
     Who,
 )  # fmt: skip
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import grouped
 from ddpdoctor.rules.evidence.calls import compare_calls
 from ddpdoctor.rules.evidence.flight import compare_flight
 from ddpdoctor.rules.evidence.handled import set_apart_handled

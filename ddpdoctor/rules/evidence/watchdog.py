@@ -33,7 +33,7 @@ from ddpdoctor.model.evidence import (
     Waiting,
     Who,
 )  # fmt: skip
-from ddpdoctor.model.sides import group_alike, grouped
+from ddpdoctor.model.words import group_alike, grouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -9,7 +9,7 @@ from ddpdoctor.model.evidence import Doing, Failed, Moving, ProcessState, Stacke
 from ddpdoctor.model.findings import Confidence, Place, Severity
 from ddpdoctor.model.known_errors import find_known
 from ddpdoctor.model.nccl_warnings import SHM_FIX
-from ddpdoctor.model.rank_words import count_of, format_numbers, name_list, rank_list
+from ddpdoctor.model.words import count_of, format_numbers, name_list, rank_list
 from ddpdoctor.rules.answers import Problem
 from ddpdoctor.rules.evidence.collecting import KILLED, collect
 from ddpdoctor.rules.evidence.roots import victims_of

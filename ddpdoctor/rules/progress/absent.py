@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.rank_words import name_list, rank_list
+from ddpdoctor.model.words import name_list, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.registry import rule
 
@@ -20,8 +20,7 @@ from .states import Activity
 from .words import verb
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.facts import Rank
-    from ddpdoctor.model.nodes import NodeSeen
+    from ddpdoctor.model.facts import NodeSeen, Rank
 
 
 @rule("DD606", "stopped", Severity.ERROR, "The process of a rank is frozen")

@@ -10,8 +10,7 @@ from .words import file_name, seconds
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.model.causes import ProcessCauses, Work
-    from ddpdoctor.model.facts import Rank
+    from ddpdoctor.model.facts import ProcessCauses, Rank, Work
 
     from .job_state import JobState
 

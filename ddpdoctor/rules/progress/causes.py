@@ -18,8 +18,7 @@ from .words import file_name, first_line, place_words
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ddpdoctor.model.causes import Blocked, LostChild, ProcessCauses
-    from ddpdoctor.model.facts import Rank
+    from ddpdoctor.model.facts import Blocked, LostChild, ProcessCauses, Rank
     from ddpdoctor.model.stacks import Frame
 
     from .busy import Busy

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.rank_words import rank_list
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import grouped, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

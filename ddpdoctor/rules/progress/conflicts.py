@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import kind_of, pack_calls
 from ddpdoctor.model.findings import Confidence
-from ddpdoctor.model.sides import grouped, majority_of
+from ddpdoctor.model.words import grouped, majority_of
 
 from .groups import CallPosition, Group, find_group, recorded_seq
 from .parting import find_departure

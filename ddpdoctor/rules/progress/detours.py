@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.control_flow import JUMPS, LOOPS
+from ddpdoctor.model.facts import JUMPS, LOOPS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ddpdoctor.model.control_flow import ControlFlow, Statement
+    from ddpdoctor.model.facts import ControlFlow, Statement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

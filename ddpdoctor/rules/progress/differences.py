@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.sides import group_alike, outvoted
+from ddpdoctor.model.words import group_alike, outvoted
 
 from .groups import Group, find_group
 

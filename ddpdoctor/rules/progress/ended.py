@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Helper
 from ddpdoctor.model.findings import Confidence, Place, Severity
-from ddpdoctor.model.gpus import DEVICE_ERROR
 from ddpdoctor.model.known_errors import find_known
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.node import DEVICE_ERROR
 from ddpdoctor.model.reading import known as known_of
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import grouped, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.gpus import OTHER_XID, XIDS
 from ddpdoctor.rules.registry import rule

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Life, Rank
-from ddpdoctor.model.rank_words import name_list, rank_list
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import grouped, name_list, rank_list
 
 from .groups import CallPosition, Group, dim_words, group_words, reached
 from .places import innermost_user, lines_seen

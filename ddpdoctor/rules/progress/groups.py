@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import POINT_TO_POINT, GroupState, Job, Rank
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.words import rank_list
 
 from .states import NATIVE_PHASES, Activity, RankState, is_collective, is_collective_op
 

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from collections.abc import Set as AbstractSet
 
-    from ddpdoctor.model.facts import Job, Raised, Rank
-    from ddpdoctor.model.nodes import NodeSeen
+    from ddpdoctor.model.facts import Job, NodeSeen, Raised, Rank
 
 OTHERS_PATIENCE_NS = 30_000_000_000
 """Our choice: how long ranks must have made no progress if something outside, such as `timeout 60`, ended the launcher.

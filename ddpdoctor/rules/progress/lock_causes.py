@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.amounts import format_age
 from ddpdoctor.model.call_log import pack_calls
-from ddpdoctor.model.causes import LockKind
+from ddpdoctor.model.facts import LockKind
+from ddpdoctor.model.words import format_age
 
 from .clues import Clue, ProcessRole, children_of, find_owner
 from .places import innermost_user, is_file, main_frames, other_threads
@@ -15,8 +15,7 @@ from .words import line_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.model.causes import FileLock, LockFile, ProcessCauses
-    from ddpdoctor.model.facts import Rank
+    from ddpdoctor.model.facts import FileLock, LockFile, ProcessCauses, Rank
     from ddpdoctor.model.stacks import Frame
 
     from .job_state import JobState

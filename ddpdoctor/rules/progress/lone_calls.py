@@ -18,8 +18,7 @@ from .turning import NO_LINE
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ddpdoctor.model.control_flow import ControlFlow
-    from ddpdoctor.model.facts import CallKind, Rank
+    from ddpdoctor.model.facts import CallKind, ControlFlow, Rank
     from ddpdoctor.model.stacks import Frame
 
     from .groups import CallPosition, Group

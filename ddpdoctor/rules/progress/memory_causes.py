@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.amounts import format_memory
 from ddpdoctor.model.nccl_warnings import SHM_FIX
+from ddpdoctor.model.words import format_memory
 
 from .clues import Clue
 from .nodes import causes_at
@@ -14,8 +14,7 @@ from .nodes import causes_at
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.model.causes import AtError, DeviceMemory, Space
-    from ddpdoctor.model.facts import Rank
+    from ddpdoctor.model.facts import AtError, DeviceMemory, Rank, Space
 
     from .failures import Failure
     from .job_state import JobState

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.facts import Presence
 from ddpdoctor.model.findings import Confidence, FaultOrigin
-from ddpdoctor.model.nodes import Presence
-from ddpdoctor.model.rank_words import name_list, rank_list
 from ddpdoctor.model.reaching import Contact
+from ddpdoctor.model.words import name_list, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, unknown
 
 from . import evidence as say
@@ -27,8 +27,7 @@ from .nodes import (
 from .words import seconds, verb
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.facts import Job
-    from ddpdoctor.model.nodes import NodeSeen
+    from ddpdoctor.model.facts import Job, NodeSeen
 
     from .job_state import JobState
 

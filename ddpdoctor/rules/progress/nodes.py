@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.facts import Life
-from ddpdoctor.model.nodes import Presence
-from ddpdoctor.model.rank_words import name_list, rank_list
+from ddpdoctor.model.facts import Life, Presence
 from ddpdoctor.model.reaching import Contact
+from ddpdoctor.model.words import name_list, rank_list
 from ddpdoctor.rules.firewall_opening import EPHEMERAL
 from ddpdoctor.rules.rendezvous.meeting import describe
 
@@ -17,10 +16,8 @@ from .groups import world_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ddpdoctor.model.causes import HostCauses
-    from ddpdoctor.model.facts import Job, Rank
+    from ddpdoctor.model.facts import HostCauses, Job, NodeSeen, Rank
     from ddpdoctor.model.node import Node
-    from ddpdoctor.model.nodes import NodeSeen
     from ddpdoctor.model.reaching import Connecting
 
 

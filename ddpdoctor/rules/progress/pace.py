@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import POINT_TO_POINT
-from ddpdoctor.model.sides import grouped
 from ddpdoctor.model.steps import Pace, Phase, StepTimes, pace_of, step_totals, wait_totals
+from ddpdoctor.model.words import grouped
 
 from .groups import DEFAULT_GROUP, Group, group_table, own_state
 

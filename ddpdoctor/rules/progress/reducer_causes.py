@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.facts import Fault
 from ddpdoctor.model.known_errors import find_known
-from ddpdoctor.model.rank_words import first_names, rank_list
-from ddpdoctor.model.reducer import Fault
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import first_names, grouped, rank_list
 from ddpdoctor.rules.answers import Problem
 
 from . import evidence as say
@@ -19,7 +18,7 @@ from .words import line_of, verb
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpdoctor.model.reducer import ReducerSaid
+    from ddpdoctor.model.facts import ReducerSaid
 
     from .conflicts import Conflict
     from .failures import Failure

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpdoctor.model.facts import Rank
-    from ddpdoctor.model.speed import Speed
+    from ddpdoctor.model.steps import Speed
 
 MOST = 0.5
 """A cause must explain half of what the others wait for. Our choice: then no other cause explains more."""

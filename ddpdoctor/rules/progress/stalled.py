@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.facts import DeviceState
-from ddpdoctor.model.rank_words import rank_list
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import grouped, rank_list
 
 from .job_state import Cause
 from .limits import find_late

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.findings import Confidence, Place
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, unknown
 
 from . import evidence as say
@@ -15,8 +15,7 @@ from .states import Activity
 from .words import line_of, verb
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.causes import ProcessCauses, StoreSought
-    from ddpdoctor.model.facts import Rank
+    from ddpdoctor.model.facts import ProcessCauses, Rank, StoreSought
     from ddpdoctor.model.stacks import Frame
 
     from .job_state import JobState

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.findings import Confidence, Place, Severity
-from ddpdoctor.model.rank_words import rank_list
-from ddpdoctor.model.sides import grouped
 from ddpdoctor.model.steps import Phase, StepEnd
+from ddpdoctor.model.words import grouped, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.registry import rule
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpdoctor.model.findings import Confidence, Place, Severity
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.registry import rule
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.node import Fleet
-from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.reading import known
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import grouped, rank_list
 from ddpdoctor.rules.engine import fleet_facts, judge
 from ddpdoctor.rules.interface_choice import choose
 from ddpdoctor.rules.registry import rules_of
@@ -25,9 +24,8 @@ from .words import first_line
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.model.causes import Connections
-    from ddpdoctor.model.network import Network
-    from ddpdoctor.model.node import Node
+    from ddpdoctor.model.facts import Connections
+    from ddpdoctor.model.node import Network, Node
 
     from .groups import Group
     from .job_state import JobState

@@ -16,8 +16,7 @@ from .words import line_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ddpdoctor.model.control_flow import ControlFlow, Statement
-    from ddpdoctor.model.facts import CallKind
+    from ddpdoctor.model.facts import CallKind, ControlFlow, Statement
     from ddpdoctor.model.stacks import Frame
 
     from .states import RankState

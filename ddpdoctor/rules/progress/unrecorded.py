@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddpdoctor.model.facts import Life, Rank
+from ddpdoctor.model.facts import Life, Presence, Rank
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.nodes import Presence
-from ddpdoctor.model.rank_words import rank_list
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import grouped, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged
 from ddpdoctor.rules.registry import rule
 

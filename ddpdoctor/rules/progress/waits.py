@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import grouped
 
 from .groups import CallPosition, Group, peer_calls, reached
 from .states import NATIVE_PHASES, Activity, RankState

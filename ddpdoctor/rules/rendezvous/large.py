@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.reaching import Contact
 from ddpdoctor.model.reading import known
+from ddpdoctor.model.words import name_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
 from ddpdoctor.rules.registry import CheckGroup, rule
 from ddpdoctor.rules.rendezvous.lines import PairSide, explain

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

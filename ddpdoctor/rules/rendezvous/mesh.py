@@ -6,9 +6,9 @@ import ipaddress
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.reaching import Contact, say_place
 from ddpdoctor.model.reading import known
+from ddpdoctor.model.words import name_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
 from ddpdoctor.rules.firewall_opening import EPHEMERAL, open_ports
 from ddpdoctor.rules.registry import CheckGroup, rule

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.reaching import Contact, say_place
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.words import grouped, name_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
 from ddpdoctor.rules.firewall_opening import open_ports
 from ddpdoctor.rules.registry import CheckGroup, rule

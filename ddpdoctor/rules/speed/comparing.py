@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
-from ddpdoctor.model.bandwidth import Collective
-from ddpdoctor.model.bandwidth_references import read_references
+from ddpdoctor.model.bandwidth import Collective, read_references
 from ddpdoctor.model.reading import known
-from ddpdoctor.model.speed import NetworkUse, SpeedSettings
-from ddpdoctor.model.speed_comparison import PhaseChange, TimeChange
+from ddpdoctor.model.steps import NetworkUse, SpeedSettings
+from ddpdoctor.model.tuning import PhaseChange, TimeChange
 
 from .gradients import reduced_models
 from .reduction import ring_factor
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from ddpdoctor.model.facts import Job
-    from ddpdoctor.model.speed import Budget
+    from ddpdoctor.model.steps import Budget
 
     from .reduction import MeasuredCurves
     from .state import SpeedState

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.amounts import format_size
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import PHASES, POINT_TO_POINT
 from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.words import format_size
 from ddpdoctor.rules.answers import Answer, Problem, found, judged, passed, skipped, unknown
 from ddpdoctor.rules.registry import rule
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.facts import CallKind, Rank
     from ddpdoctor.model.findings import Place
-    from ddpdoctor.model.gradient_times import GradientTimes
     from ddpdoctor.model.stacks import Frame
+    from ddpdoctor.model.steps import GradientTimes
 
     from .reduction import BucketGradients
     from .state import SpeedState

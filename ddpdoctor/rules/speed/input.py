@@ -9,7 +9,7 @@ from statistics import median, median_low
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.predictions import PredictedStep
+from ddpdoctor.model.tuning import PredictedStep
 from ddpdoctor.rules.answers import Answer, found, passed
 from ddpdoctor.rules.registry import rule
 

@@ -11,8 +11,7 @@ from math import log, sqrt
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.predictions import Bound, PredictedStep
-from ddpdoctor.model.scaling import PredictedSize
+from ddpdoctor.model.tuning import Bound, PredictedSize, PredictedStep
 
 from .input import predict_workers
 from .reduction import (

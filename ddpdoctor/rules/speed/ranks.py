@@ -8,8 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.speed import BUSY_PARTS
-from ddpdoctor.model.steps import Phase
+from ddpdoctor.model.steps import BUSY_PARTS, Phase
 from ddpdoctor.rules.answers import Answer, found, passed, skipped, unknown
 from ddpdoctor.rules.registry import rule
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.bandwidth import Measurement
     from ddpdoctor.model.facts import Rank
-    from ddpdoctor.model.gradient_times import GradientTimes
+    from ddpdoctor.model.steps import GradientTimes
 
 MIB = 2**20
 FIRST_BYTES = MIB

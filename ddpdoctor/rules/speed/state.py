@@ -20,16 +20,15 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.findings import Place
 from ddpdoctor.model.reading import Unread, Why
-from ddpdoctor.model.speed import BUSY_PARTS, SHARED_PARTS, Budget, PhaseRow
-from ddpdoctor.model.steps import Phase
+from ddpdoctor.model.steps import BUSY_PARTS, SHARED_PARTS, Budget, Phase, PhaseRow
 from ddpdoctor.rules.answers import Answer, passed, skipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from ddpdoctor.model.facts import Job, Rank
-    from ddpdoctor.model.speed import DeviceSteps, Speed, StepParts
     from ddpdoctor.model.stacks import Frame
+    from ddpdoctor.model.steps import DeviceSteps, Speed, StepParts
 
 MIN_STEPS = 20
 """Runs with fewer steps are not judged: TraceML's figure, and that of DD610."""

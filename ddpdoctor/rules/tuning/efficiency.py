@@ -10,7 +10,7 @@ from itertools import chain
 from statistics import median, pstdev
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.scaling import LaunchKind, ScalingKind, ScalingLaunch, ScalingRow
+from ddpdoctor.model.tuning import LaunchKind, ScalingKind, ScalingLaunch, ScalingRow
 from ddpdoctor.rules.speed.state import mean
 
 from .result import conclude

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ddpdoctor.model.facts import Job
-    from ddpdoctor.model.predictions import PredictedStep
+    from ddpdoctor.model.tuning import PredictedStep
 
 
 def predict_settings(job: Job, settings: Iterable[str], step_ms: float, reductions: int = 1) -> dict[str, RatioRange]:

@@ -1,7 +1,7 @@
 """Benches and machines for tables of reasons, with a healthy one as the default."""
 
 from ddpdoctor.model.bandwidth import Bench, BenchSettings, Collective, Measurement, Member, Mode, NcclLog
-from ddpdoctor.model.limits import BusyCpu, Governor, Load
+from ddpdoctor.model.node import BusyCpu, Governor, Load
 from ddpdoctor.rules.bandwidth.reasons import view
 from tests.rules.environment.build import fleet, node, process
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ddpdoctor.model.bandwidth import Assessment, BenchSettings, Collective, Mode
-from ddpdoctor.model.bandwidth_references import read_references
+from ddpdoctor.model.bandwidth import Assessment, BenchSettings, Collective, Mode, read_references
 from ddpdoctor.rules.bandwidth.curve import build_curves
 from ddpdoctor.rules.bandwidth.shape import describe_end, find_latency, find_plateau, fit_line, fit_of
 from ddpdoctor.rules.bandwidth.sweeps import size_at, time_at

@@ -2,7 +2,8 @@
 
 import pytest
 
-from ddpdoctor.model.checkpoint import (
+from ddpdoctor.model.findings import Outcome, Severity
+from ddpdoctor.model.saved import (
     Checkpoints,
     Checksums,
     Contents,
@@ -18,7 +19,6 @@ from ddpdoctor.model.checkpoint import (
     TensorIn,
     Weights,
 )
-from ddpdoctor.model.findings import Outcome, Severity
 from tests.rules.asking import judge_about
 
 E, W, N = Severity.ERROR, Severity.WARNING, Severity.INFO

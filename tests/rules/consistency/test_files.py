@@ -2,8 +2,8 @@
 
 import pytest
 
-from ddpdoctor.model.diff import Apart, DiffFacts, Kind, SavedFile, Unequal
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
+from ddpdoctor.model.saved import Apart, DiffFacts, Kind, SavedFile, Unequal
 from tests.rules.asking import judge_about
 
 TWO = ((0,), (1,))

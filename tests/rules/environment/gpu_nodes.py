@@ -4,8 +4,7 @@ from dataclasses import replace
 from functools import cache
 
 from ddpdoctor.collect.gpus import read_gpu_facts
-from ddpdoctor.model.links import Pci, PciDevice
-from ddpdoctor.model.software import TorchBuild, TorchDevice
+from ddpdoctor.model.node import Pci, PciDevice, TorchBuild, TorchDevice
 from tests.machines import shared_machine
 from tests.nvml import load_nvml
 from tests.rules.environment.build import node, process

@@ -1,9 +1,8 @@
 """Environments of launches that are as they should be, recorded and by hand, as processes and fleets."""
 
 from ddpdoctor.collect.launch import read_process
-from ddpdoctor.model.network import Interface, Lookup, Names, Network
-from ddpdoctor.model.node import Fleet, Launcher
-from ddpdoctor.model.variables import select_variables
+from ddpdoctor.model.launch import select_variables
+from ddpdoctor.model.node import Fleet, Interface, Launcher, Lookup, Names, Network
 from tests.machines import load_machine
 from tests.rules.environment.build import fleet, node, process
 

@@ -1,6 +1,6 @@
 """PCI devices and RDMA devices for tables: healthy, changed by what a row says."""
 
-from ddpdoctor.model.links import Gid, Pci, PciDevice, Rdma, RdmaDevice, RdmaPort
+from ddpdoctor.model.node import Gid, Pci, PciDevice, Rdma, RdmaDevice, RdmaPort
 from ddpdoctor.model.reading import Unread, Why
 
 H100, GEFORCE = "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090"

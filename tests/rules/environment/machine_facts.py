@@ -1,8 +1,6 @@
 """Healthy sections of a node, changed by what a row of a table says."""
 
-from ddpdoctor.model.gpus import Gpu, Gpus
-from ddpdoctor.model.limits import Limit, Limits, SharedMemory, Volume
-from ddpdoctor.model.software import Software, TorchBuild, TorchDevice
+from ddpdoctor.model.node import Gpu, Gpus, Limit, Limits, SharedMemory, Software, TorchBuild, TorchDevice, Volume
 
 MIB, GIB = 1 << 20, 1 << 30
 

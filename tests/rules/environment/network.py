@@ -1,6 +1,6 @@
 """Names and interfaces for tables, with a healthy machine as their default."""
 
-from ddpdoctor.model.network import Interface, Lookup, Names, Network
+from ddpdoctor.model.node import Interface, Lookup, Names, Network
 from ddpdoctor.model.reading import Unread, Why
 
 NO_PORT = Unread(why=Why.ABSENT, reason="MASTER_PORT is not set")

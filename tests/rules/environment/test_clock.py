@@ -3,8 +3,7 @@
 import pytest
 
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
-from ddpdoctor.model.limits import Clock
-from ddpdoctor.model.node import Launcher
+from ddpdoctor.model.node import Clock, Launcher
 from ddpdoctor.model.reading import Unread, Why
 from tests.rules.environment.build import ask, failed, fleet, node, process
 from tests.rules.environment.machine_facts import software, torch

@@ -7,8 +7,7 @@ import pytest
 from ddpdoctor.collect.kernel import read_kernel_log
 from ddpdoctor.collect.system import ReadingPlan
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
-from ddpdoctor.model.gpus import GpuProcess, GpuTrial, GpuWork, KernelView, StuckProcess, Xid
-from ddpdoctor.model.node import Launcher
+from ddpdoctor.model.node import GpuProcess, GpuTrial, GpuWork, KernelView, Launcher, StuckProcess, Xid
 from ddpdoctor.model.reading import Unread, Why
 from ddpdoctor.rules.environment.gpus import XIDS
 from tests.machines import load_machine

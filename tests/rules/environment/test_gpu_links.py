@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ddpdoctor.model.findings import Outcome, Severity
-from ddpdoctor.model.gpus import GpuTrial, NvLink, PeerCopy
-from ddpdoctor.model.software import PeerAccess
+from ddpdoctor.model.node import GpuTrial, NvLink, PeerAccess, PeerCopy
 from tests.rules.environment.build import ask, failed, node, process
 from tests.rules.environment.gpu_nodes import all_named, gpu_node, gpus_of, pci_of, torch_of
 from tests.rules.environment.link_facts import GEFORCE, NO_RDMA, bridge, hca, nic, pci, pci_device, rdma, roce

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
-from ddpdoctor.model.gpus import GpuOnBus
-from ddpdoctor.model.node import Launcher
+from ddpdoctor.model.node import GpuOnBus, Launcher
 from ddpdoctor.model.reading import Unread, Why
 from tests.rules.environment.build import ask, failed, fleet, node, process
 from tests.rules.environment.gpu_nodes import gpu_node, gpus_of, torch_of, torchrun

@@ -1,8 +1,7 @@
 import pytest
 
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
-from ddpdoctor.model.links import Rdma, RdmaDevice, RdmaPort
-from ddpdoctor.model.node import ConfFile, Launcher
+from ddpdoctor.model.node import ConfFile, Launcher, Rdma, RdmaDevice, RdmaPort
 from ddpdoctor.model.reading import Unread, Why
 from tests.rules.environment.build import ask, fleet, node, process
 from tests.rules.environment.network import LO, interface, lookup, names, network

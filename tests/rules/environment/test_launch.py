@@ -5,9 +5,8 @@ import pytest
 from ddpdoctor.collect.network import read_names, read_network
 from ddpdoctor.collect.system import ReadingPlan
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
-from ddpdoctor.model.node import Launcher
+from ddpdoctor.model.node import Launcher, TorchBuild
 from ddpdoctor.model.reading import Unread, Why
-from ddpdoctor.model.software import TorchBuild
 from ddpdoctor.rules.registry import rules_of
 from tests.machines import load_machine
 from tests.rules.environment.build import ask, failed, fleet, judge_fleet, node, process

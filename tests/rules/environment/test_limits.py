@@ -4,7 +4,7 @@ import pytest
 
 from ddpdoctor.collect.system import ReadingPlan, read_node
 from ddpdoctor.model.findings import Outcome, Severity
-from ddpdoctor.model.limits import Limit
+from ddpdoctor.model.node import Limit
 from ddpdoctor.model.reading import Unread, Why
 from ddpdoctor.rules.registry import rules_of
 from tests.machines import load_machine

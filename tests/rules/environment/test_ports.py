@@ -1,8 +1,7 @@
 import pytest
 
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
-from ddpdoctor.model.network import FirewallChain, PortUse
-from ddpdoctor.model.node import Launcher
+from ddpdoctor.model.node import FirewallChain, Launcher, PortUse
 from ddpdoctor.model.reading import Unread, Why
 from tests.rules.environment.build import ask, failed, fleet, node
 from tests.rules.environment.network import NO_PORT, network

@@ -1,8 +1,7 @@
 import pytest
 
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
-from ddpdoctor.model.limits import Limit
-from ddpdoctor.model.node import ConfFile
+from ddpdoctor.model.node import ConfFile, Limit
 from ddpdoctor.model.reading import Unread, Why
 from tests.rules.environment.build import ask, fleet, node, process
 from tests.rules.environment.link_facts import GIDS, NO_RDMA, ZEROS, gid, hca, port, rdma, roce

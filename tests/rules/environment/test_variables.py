@@ -7,11 +7,9 @@ import pytest
 from ddpdoctor.collect.software import read_conf_files
 from ddpdoctor.collect.system import ReadingPlan, System
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
-from ddpdoctor.model.links import Rdma, RdmaDevice, RdmaPort
-from ddpdoctor.model.node import ConfFile
+from ddpdoctor.model.launch import select_variables
+from ddpdoctor.model.node import ConfFile, Rdma, RdmaDevice, RdmaPort, Software
 from ddpdoctor.model.reading import Unread, Why
-from ddpdoctor.model.software import Software
-from ddpdoctor.model.variables import select_variables
 from tests.rules.environment.build import ask, failed, node, process
 
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
@@ -316,7 +314,7 @@ def test_a_name_that_is_right_for_the_installed_version(name, versions):
 
 
 def test_every_name_out_of_use_is_found_where_the_newest_versions_are_installed():
-    from ddpdoctor.model.variables import read_variables
+    from ddpdoctor.model.launch import read_variables
 
     names = [row.name for row in read_variables().values() if row.kind in {"deprecated", "removed", "bogus"}]
     _, findings = look("env-deprecated", dict.fromkeys(names, "1"), torch="2.13.0", nccl="2.32.3")
@@ -393,7 +391,7 @@ def test_the_harmless_value_of_a_dangerous_variable(setting):
 
 
 def test_every_dangerous_row_can_be_found():
-    from ddpdoctor.model.variables import read_variables
+    from ddpdoctor.model.launch import read_variables
 
     tries = ("0", "1", "True", "LOC", "TRACE", "DETAIL", "Ring", "/tmp/nccl.log")
     for row in read_variables().values():

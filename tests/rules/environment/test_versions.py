@@ -7,11 +7,8 @@ import pytest
 from ddpdoctor.diagnose.machines import read_expected
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
-from ddpdoctor.model.gpus import GpuOnBus
-from ddpdoctor.model.links import Pci, PciDevice
-from ddpdoctor.model.node import Launcher
+from ddpdoctor.model.node import GpuOnBus, Launcher, Pci, PciDevice, release
 from ddpdoctor.model.reading import Unread, Why
-from ddpdoctor.model.software import release
 from ddpdoctor.rules.environment.versions import cuda_wheel
 from tests.rules.environment.build import ask, failed, fleet, node, process
 from tests.rules.environment.machine_facts import cpu_torch, device, gpus, software, torch

@@ -10,9 +10,7 @@ import pytest
 
 from ddpdoctor.diagnose.evidence import analyze
 from ddpdoctor.model.codec import encode
-from ddpdoctor.model.gpus import Gpu, Gpus, NvLink
-from ddpdoctor.model.links import Rdma, RdmaDevice, RdmaPort
-from ddpdoctor.model.node import Node
+from ddpdoctor.model.node import Gpu, Gpus, Node, NvLink, Rdma, RdmaDevice, RdmaPort
 
 if TYPE_CHECKING:
     from pathlib import Path

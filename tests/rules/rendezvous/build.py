@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from ddpdoctor.model.findings import Confidence, Finding, Severity
-from ddpdoctor.model.network import FirewallChain
-from ddpdoctor.model.node import Fleet, Launcher
+from ddpdoctor.model.node import FirewallChain, Fleet, Launcher
 from ddpdoctor.model.reaching import (
     Connecting,
     Contact,

@@ -3,8 +3,8 @@
 import pytest
 
 from ddpdoctor.diagnose.files import plan_report
+from ddpdoctor.model.data import SamplingPlan, Sharing
 from ddpdoctor.model.findings import Outcome, Severity
-from ddpdoctor.model.sharing import SamplingPlan, Sharing
 
 E, W, N = Severity.ERROR, Severity.WARNING, Severity.INFO
 

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddpdoctor.model.facts import Job, Life, Rank
-from ddpdoctor.model.speed import CoreTime, PartTotal, Speed, StepParts, Surroundings
 from ddpdoctor.model.stacks import Frame
-from ddpdoctor.model.steps import LineSeen, Phase, StepEnd
+from ddpdoctor.model.steps import CoreTime, LineSeen, PartTotal, Phase, Speed, StepEnd, StepParts, Surroundings
 from ddpdoctor.rules.speed.state import SpeedState, build_speed_state
 
 STEPS = 60

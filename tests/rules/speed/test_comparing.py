@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ddpdoctor.model.speed import Budget
+from ddpdoctor.model.steps import Budget
 from ddpdoctor.rules.speed.comparing import (
     NOISY,
     block_step_s,

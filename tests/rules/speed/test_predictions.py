@@ -8,14 +8,10 @@ import pytest
 from ddpdoctor.model.bandwidth import Collective, Measurement, Mode
 from ddpdoctor.model.facts import GroupState, Rank
 from ddpdoctor.model.findings import Confidence, Finding, Severity
-from ddpdoctor.model.gpus import Gpu, Gpus
-from ddpdoctor.model.gradient_times import GradientTimes
-from ddpdoctor.model.network import Interface, Network
-from ddpdoctor.model.node import Node
-from ddpdoctor.model.predictions import Bound, PredictedStep
+from ddpdoctor.model.node import Gpu, Gpus, Interface, Network, Node
 from ddpdoctor.model.reading import NOT_ASKED
-from ddpdoctor.model.speed import CoreTime
-from ddpdoctor.model.steps import FetchTimes
+from ddpdoctor.model.steps import CoreTime, FetchTimes, GradientTimes
+from ddpdoctor.model.tuning import Bound, PredictedStep
 from ddpdoctor.report.verbs.speed import network_words
 from ddpdoctor.rules.speed.comparing import network_use
 from ddpdoctor.rules.speed.predictions import (

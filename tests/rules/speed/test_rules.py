@@ -8,8 +8,7 @@ import pytest
 from ddpdoctor.model.facts import Rank
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.reading import Unread
-from ddpdoctor.model.speed import CoreTime, DataParallelSeen, HandReduced
-from ddpdoctor.model.steps import FetchTimes, Phase
+from ddpdoctor.model.steps import CoreTime, DataParallelSeen, FetchTimes, HandReduced, Phase
 from ddpdoctor.rules.answers import Answer
 from ddpdoctor.rules.speed.gradients import (
     check_accumulation,

@@ -8,22 +8,29 @@ import pytest
 
 from ddpdoctor.model.facts import Call, Job, Life, ModelSeen, Rank
 from ddpdoctor.model.findings import Outcome, Severity
-from ddpdoctor.model.gradient_times import GradientTimes
 from ddpdoctor.model.reading import Unread
-from ddpdoctor.model.scaling import LaunchKind, ScalingKind, ScalingLaunch, ScalingRow
-from ddpdoctor.model.speed import (
+from ddpdoctor.model.stacks import Frame
+from ddpdoctor.model.steps import (
     Budget,
     CoreTime,
     DataParallelSeen,
     DeviceSteps,
+    GradientTimes,
     PhaseRow,
     Speed,
+    StepEnd,
     StepParts,
     Surroundings,
 )
-from ddpdoctor.model.stacks import Frame
-from ddpdoctor.model.steps import StepEnd
-from ddpdoctor.model.tuning import TrialRecord, TrialStop, TriedBlock
+from ddpdoctor.model.tuning import (
+    LaunchKind,
+    ScalingKind,
+    ScalingLaunch,
+    ScalingRow,
+    TrialRecord,
+    TrialStop,
+    TriedBlock,
+)
 from ddpdoctor.rules.speed.gradients import check_buckets, check_sync, check_unused, overlap_of
 from ddpdoctor.rules.speed.input import check_input
 from ddpdoctor.rules.speed.ranks import check_host

@@ -24,7 +24,7 @@ ELSEWHERE = """
 import pathlib
 from ddpdoctor.attach import session
 from ddpdoctor.model.errors import UserError
-import ipaddress, pwd, ddpdoctor.model.rank_words, ddpdoctor.model.variables
+import ipaddress, pwd, ddpdoctor.model.words, ddpdoctor.model.launch
 {before}
 options = session.Options(pid={pid}, output=pathlib.Path({output!r}), gap_s={gap_s})
 try:

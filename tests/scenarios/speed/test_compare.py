@@ -7,7 +7,7 @@ import pytest
 from ddpdoctor.cli.report import read_run
 from ddpdoctor.diagnose.compare import compare_reports
 from ddpdoctor.model.codec import decode
-from ddpdoctor.model.speed_comparison import SpeedComparison
+from ddpdoctor.model.tuning import SpeedComparison
 from tests.scenarios.speed.catalog import run_way
 
 pytestmark = [pytest.mark.usefixtures("preloaded_python"), pytest.mark.alone]

@@ -11,7 +11,7 @@ import pytest
 
 from ddpdoctor.collect.rank.gradient_times import read_gradient_times
 from ddpdoctor.collect.rank.rings import read_rings
-from ddpdoctor.model.gradient_times import GradientTimes
+from ddpdoctor.model.steps import GradientTimes
 from tests.scenarios.hosts import Hosts, require
 from tests.scenarios.running import JOBS, PATIENT, clean_environment, finish, free_port, hold_to_schema, run, start
 

@@ -15,8 +15,7 @@ from ddpdoctor.diagnose.live import JobLabels, read_samples
 from ddpdoctor.launch.folders.run_file import write_run_file
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Confidence, Finding, JobStatus, JobSummary, Report, Severity
-from ddpdoctor.model.metrics import METRICS
-from ddpdoctor.model.status import JobNow, Liveness, RankNow, ReplicasNow
+from ddpdoctor.model.live import METRICS, JobNow, Liveness, RankNow, ReplicasNow
 from ddpdoctor.report.formats import render_metrics
 from tests.metrics import decode, parse, read, sent, value
 from tests.scenarios.running import clean_environment

@@ -30,7 +30,7 @@ from ddpdoctor.cli.values import (
     parse_steps,
 )
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.loggers import Logger
+from ddpdoctor.model.facts import Logger
 
 # What ends the command, and with which status.
 

@@ -15,9 +15,18 @@ from ddpdoctor.collect.fingerprint_compare import MAX_AHEAD, Comparer
 from ddpdoctor.collect.fingerprint_nodes import JOINT, POINTS, read_points, unite_consistency
 from ddpdoctor.collect.run.evidence import save
 from ddpdoctor.model.codec import decode, encode
-from ddpdoctor.model.consistency import Consistency, Difference, Stream, StreamClock, TensorRow, TensorSplit, What
-from ddpdoctor.model.replica_records import NodeStreams, StreamKept
-from ddpdoctor.model.run import attempt_name
+from ddpdoctor.model.consistency import (
+    Consistency,
+    Difference,
+    NodeStreams,
+    Stream,
+    StreamClock,
+    StreamKept,
+    TensorRow,
+    TensorSplit,
+    What,
+)
+from ddpdoctor.model.facts import attempt_name
 from ddpdoctor.recorder.storage import fingerprint_layout
 from tests.fingerprints import TICKS, FakeRank, only_stream, row, write_job
 

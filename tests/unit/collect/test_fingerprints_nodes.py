@@ -18,9 +18,8 @@ from ddpdoctor.collect.fingerprint_files import (
 from ddpdoctor.collect.fingerprint_nodes import ANSWER_LIMIT_S, JOINT, POINTS, Joint, unite_consistency
 from ddpdoctor.collect.run.evidence import save
 from ddpdoctor.model.codec import decode, encode
-from ddpdoctor.model.consistency import Consistency, StreamClock, What
-from ddpdoctor.model.replica_records import NodeStreams, StreamKey, StreamRoot
-from ddpdoctor.model.run import attempt_name
+from ddpdoctor.model.consistency import Consistency, NodeStreams, StreamClock, StreamKey, StreamRoot, What
+from ddpdoctor.model.facts import attempt_name
 from tests.fingerprints import FakeRank, only_stream, row
 
 NAMES = ("w", "b")

@@ -10,11 +10,9 @@ from ddpdoctor.collect.kernel import read_pci
 from ddpdoctor.collect.rdma import read_rdma
 from ddpdoctor.collect.system import ReadingPlan, System
 from ddpdoctor.model.findings import Outcome, Severity
-from ddpdoctor.model.gpus import Gpu, Gpus, GpuWork, PeerCopy
-from ddpdoctor.model.limits import Limit
-from ddpdoctor.model.node import Node, NodeProcess
+from ddpdoctor.model.launch import read_visible
+from ddpdoctor.model.node import Gpu, Gpus, GpuWork, Limit, Node, NodeProcess, PeerCopy
 from ddpdoctor.model.reading import NotRead, Why
-from ddpdoctor.model.visible_devices import read_visible
 from tests import forking
 from tests.machines import shared_machine
 from tests.rules.environment.build import ask

@@ -33,8 +33,8 @@ from ddpdoctor.collect.run.ends import find_ends, interruption_ns, stop_of_other
 from ddpdoctor.collect.run.sources import Source
 from ddpdoctor.collect.run.watched import WatchedJob, parse_watch
 from ddpdoctor.collect.system import ReadingPlan, System, read_text
-from ddpdoctor.model.causes import Blocked, LostChild
-from ddpdoctor.model.gpus import StuckProcess
+from ddpdoctor.model.facts import Blocked, LostChild
+from ddpdoctor.model.node import StuckProcess
 from ddpdoctor.model.reading import NotRead, Why
 from ddpdoctor.recorder.storage.ring_layout import RANK_SHAPE, ROLE_RANK
 from ddpdoctor.recorder.storage.ring_reading import read_ring_file

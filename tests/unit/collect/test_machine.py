@@ -37,9 +37,9 @@ from ddpdoctor.collect.limits import (
 from ddpdoctor.collect.network import has_mesh_proxy, master_name, read_names
 from ddpdoctor.collect.software import cuda_of_wheel, read_conf_files, read_software
 from ddpdoctor.collect.system import ReadingPlan, System, SystemCalls
-from ddpdoctor.model.causes import LockFile, LockKind
 from ddpdoctor.model.codec import decode, encode
-from ddpdoctor.model.limits import BusyCpu, Clock, Governor, Limit, Load
+from ddpdoctor.model.facts import LockFile, LockKind
+from ddpdoctor.model.node import BusyCpu, Clock, Governor, Limit, Load
 from ddpdoctor.model.reading import NotRead, Why
 from tests.machines import RecordedCalls, load_machine, shared_machine
 

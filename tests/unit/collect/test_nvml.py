@@ -14,7 +14,7 @@ from ddpdoctor.collect.bounded import ChildEnd, run_child
 from ddpdoctor.collect.gpus import HUNG, P2P, gpus_of, read_gpu_facts, read_gpus
 from ddpdoctor.collect.software import is_nvidia_here
 from ddpdoctor.collect.system import ReadingPlan, System
-from ddpdoctor.model.gpus import GpuProcess, NvLink
+from ddpdoctor.model.node import GpuProcess, NvLink
 from ddpdoctor.model.reading import NotRead, Why
 from tests.machines import load_machine, shared_machine
 from tests.nvml import load_nvml

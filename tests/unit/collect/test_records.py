@@ -39,13 +39,22 @@ from ddpdoctor.collect.run.trial_record import read_trial
 from ddpdoctor.collect.run.watched import WatchedChild, WatchedRank, parse_watch
 from ddpdoctor.launch.watching.causes import CausesSeen
 from ddpdoctor.model.call_log import CallLog, pack_calls
-from ddpdoctor.model.causes import HostCauses, Memory, NcclLine, ProcessCauses
 from ddpdoctor.model.codec import _find_class, _modules_by_class
-from ddpdoctor.model.facts import BeforeCall, Call, Raised, Rank
-from ddpdoctor.model.gradient_times import GradientTimes
+from ddpdoctor.model.facts import (
+    BeforeCall,
+    Call,
+    Fault,
+    HostCauses,
+    Memory,
+    NcclLine,
+    ProcessCauses,
+    Raised,
+    Rank,
+    ReducerSaid,
+)
 from ddpdoctor.model.node import Node
-from ddpdoctor.model.reducer import Fault, ReducerSaid
 from ddpdoctor.model.stacks import Frame
+from ddpdoctor.model.steps import GradientTimes
 from ddpdoctor.model.tuning import TrialRecord, TrialStop, TriedBlock
 from ddpdoctor.recorder.state import start_ticks
 from ddpdoctor.recorder.storage import ring_layout

@@ -26,11 +26,10 @@ from ddpdoctor.launch.watching.evidence import EvidenceTaker
 from ddpdoctor.launch.watching.on_demand import ask_for_evidence
 from ddpdoctor.model.data import EpochSeen, LoaderSeen
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.history import PassSeen
+from ddpdoctor.model.facts import NodeSeen, NodesSeen, Presence, Run
 from ddpdoctor.model.launch import Launch, NodeOptions
+from ddpdoctor.model.live import PassSeen
 from ddpdoctor.model.node import Launcher
-from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
-from ddpdoctor.model.run import Run
 from ddpdoctor.recorder.storage.ring_layout import CELL_NAMES, ROLE_CHILD, ROLE_RANK
 from ddpdoctor.recorder.storage.ring_reading import RingContent
 from tests.scenarios.running import wait_for

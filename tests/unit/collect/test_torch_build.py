@@ -14,8 +14,8 @@ from ddpdoctor.collect.bounded import ChildProcess, start_torch_child
 from ddpdoctor.collect.recorded import read_record
 from ddpdoctor.collect.software import read_torch, wait_for_torch
 from ddpdoctor.collect.system import ReadingPlan, System, read_node
+from ddpdoctor.model.node import TorchBuild, TorchDevice
 from ddpdoctor.model.reading import NotRead, Why
-from ddpdoctor.model.software import TorchBuild, TorchDevice
 from tests.scenarios.running import wait_for
 
 PLAN = ReadingPlan(sections=frozenset())

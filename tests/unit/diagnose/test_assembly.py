@@ -5,8 +5,7 @@ from dataclasses import replace
 import ddpdoctor
 from ddpdoctor.diagnose.machines import Facts, Hello, assemble, describe_missing, missing_ranks
 from ddpdoctor.model.launch import Launch
-from ddpdoctor.model.limits import Clock
-from ddpdoctor.model.node import SECTIONS, Launcher, Node
+from ddpdoctor.model.node import SECTIONS, Clock, Launcher, Node
 from ddpdoctor.model.reading import Unread, Why
 from tests.rules.environment.build import process
 

@@ -10,8 +10,7 @@ from ddpdoctor.collect.launch import read_process
 from ddpdoctor.collect.system import COLLECTORS, SECTIONS_FOR_BENCH, ReadingPlan, read_node
 from ddpdoctor.diagnose.bandwidth import CHECKS, find_reasons, reason_rules
 from ddpdoctor.diagnose.machines import sections_of
-from ddpdoctor.model.limits import Limits
-from ddpdoctor.model.node import Fleet
+from ddpdoctor.model.node import Fleet, Limits
 from ddpdoctor.model.reading import Unread
 from tests.machines import load_machine, shared_machine
 from tests.nvml import load_nvml

@@ -4,8 +4,7 @@ import pytest
 
 from ddpdoctor.diagnose.evidence import analyze
 from ddpdoctor.model.codec import decode
-from ddpdoctor.model.pictures import RankWaits
-from ddpdoctor.model.timeline import Timeline
+from ddpdoctor.model.pictures import RankWaits, Timeline
 from ddpdoctor.report.text.report import render_text
 from tests.flight_dumps import SCRIPT, recorders, write
 

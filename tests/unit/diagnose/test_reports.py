@@ -12,7 +12,6 @@ from ddpdoctor.diagnose.job import job_status
 from ddpdoctor.diagnose.pictures import MOST_CLASSES, fold_waits
 from ddpdoctor.diagnose.rendezvous import as_typed
 from ddpdoctor.diagnose.tuning import describe_plan, order_launches, read_launch, restarts_record
-from ddpdoctor.model.checkpoint import Checkpoints, Damage, FileSeen, Form, ReadState
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import Life
 from ddpdoctor.model.findings import (
@@ -28,9 +27,9 @@ from ddpdoctor.model.findings import (
     Severity,
 )
 from ddpdoctor.model.launch import NodeOptions
-from ddpdoctor.model.network import Lookup, Names
-from ddpdoctor.model.node import Fleet
+from ddpdoctor.model.node import Fleet, Lookup, Names
 from ddpdoctor.model.reading import NotRead, Unread, Why
+from ddpdoctor.model.saved import Checkpoints, Damage, FileSeen, Form, ReadState
 from ddpdoctor.model.tuning import AGAIN, BASE, RestartPlan, TriedBlock
 from ddpdoctor.rules import engine
 from ddpdoctor.rules.answers import Problem, judged, passed, skipped

@@ -22,6 +22,7 @@ from ddpdoctor.diagnose.history import cost_of, find_returning, job_key, sum_up
 from ddpdoctor.diagnose.job import in_words_of, judge_folder, rebuild_report
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.facts import JobEnd
 from ddpdoctor.model.findings import (
     Confidence,
     Finding,
@@ -33,9 +34,8 @@ from ddpdoctor.model.findings import (
     Report,
     Severity,
 )
-from ddpdoctor.model.history import Blamed, Cost, PassSeen, Returning, Start
-from ddpdoctor.model.run import JobEnd
-from ddpdoctor.model.run_differences import RunDifferences
+from ddpdoctor.model.live import Blamed, Cost, PassSeen, Returning, Start
+from ddpdoctor.model.tuning import RunDifferences
 from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.report.contents import read_content
 from ddpdoctor.report.text.report import render_text

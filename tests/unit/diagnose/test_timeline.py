@@ -15,9 +15,8 @@ from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.facts import DeviceState, Life, Save
 from ddpdoctor.model.findings import Confidence, Finding, Severity
-from ddpdoctor.model.speed import Speed, StepParts
-from ddpdoctor.model.steps import StepEnd, StepTimes
-from ddpdoctor.model.timeline import SpanKind, Timeline
+from ddpdoctor.model.pictures import SpanKind, Timeline
+from ddpdoctor.model.steps import Speed, StepEnd, StepParts, StepTimes
 from ddpdoctor.rules.progress.job_state import build_job_state
 from ddpdoctor.rules.verdict import pick_verdict
 from tests.rules.build import (

@@ -11,8 +11,20 @@ from ddpdoctor.evidence.nccl_log import NcclLogReader
 from ddpdoctor.evidence.reader import MOST_QUOTED, Document, Line, quote
 from ddpdoctor.evidence.slurm import SlurmReader
 from ddpdoctor.evidence.stacks import foreign_frame, is_foreign_user_file
-from ddpdoctor.model.evidence import Exited, Fact, Finished, Hint, Launched, Moving, Seen, Stopped, Time, Trouble, Who
-from ddpdoctor.model.nccl_paths import NcclPaths
+from ddpdoctor.model.evidence import (
+    Exited,
+    Fact,
+    Finished,
+    Hint,
+    Launched,
+    Moving,
+    NcclPaths,
+    Seen,
+    Stopped,
+    Time,
+    Trouble,
+    Who,
+)
 from tests.unit.evidence.feeding import feed
 from tests.unit.evidence.reading_lines import read_text
 

@@ -9,18 +9,19 @@ import pytest
 from ddpdoctor.evidence.nccl_log import NcclLogReader
 from ddpdoctor.model.evidence import (
     Called,
+    DataWay,
     Fact,
     Failed,
     Hint,
     Link,
     Nature,
+    NcclPaths,
     Seen,
     Size,
     Trouble,
     Waiting,
     Who,
 )
-from ddpdoctor.model.nccl_paths import DataWay, NcclPaths
 from tests.unit.evidence.reading_lines import read_text
 
 COMPLETION = "NET/IB: Got completion from peer 10.0.0.2<4> with "

@@ -33,10 +33,10 @@ from ddpdoctor.launch.processes.starting import nccl_log_environment
 from ddpdoctor.launch.watching.reached import note_reached, places_to_try, try_places
 from ddpdoctor.launch.watching.suspicion import NodeProgress
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.facts import REACHED_NAME as FILE
+from ddpdoctor.model.facts import NodeSeen, NodesSeen, Presence
 from ddpdoctor.model.findings import Confidence, Finding, Judgment, Severity
-from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
 from ddpdoctor.model.reaching import Connecting, Contact
-from ddpdoctor.model.run import REACHED_NAME as FILE
 from tests.synthetic import Job, write_hosts
 
 # Who is here, silent, gone or was never heard, and who is waited for.

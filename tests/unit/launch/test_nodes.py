@@ -31,10 +31,9 @@ from ddpdoctor.launch.nodes.packing import pack_folder
 from ddpdoctor.launch.watching.examining import Examining
 from ddpdoctor.launch.watching.suspicion import NodeProgress
 from ddpdoctor.launch.watching.watch import JobWatch
+from ddpdoctor.model.facts import REACHED_NAME, NodeSeen, NodesSeen, Presence
 from ddpdoctor.model.findings import Confidence, Finding, Judgment, Severity
-from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
 from ddpdoctor.model.reaching import Connecting, Contact
-from ddpdoctor.model.run import REACHED_NAME
 from tests.scenarios.running import free_port, wait_for
 from tests.torch_stores import serve_torch_store
 

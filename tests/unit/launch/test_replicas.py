@@ -18,9 +18,8 @@ from ddpdoctor.launch.replicas.comparing import LiveComparison
 from ddpdoctor.launch.replicas.exchange import CONTENTS, ROOTS, WORD, ReplicaExchange
 from ddpdoctor.launch.replicas.shared import SharedReplicas
 from ddpdoctor.launch.watching.progress import Followed
-from ddpdoctor.model.consistency import Consistency
-from ddpdoctor.model.replica_records import RootsReport
-from ddpdoctor.model.run import Run, attempt_name
+from ddpdoctor.model.consistency import Consistency, RootsReport
+from ddpdoctor.model.facts import Run, attempt_name
 from ddpdoctor.recorder.storage import ring_layout
 from tests.fingerprints import TICKS, FakeRank
 

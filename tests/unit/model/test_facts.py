@@ -16,15 +16,13 @@ import pytest
 
 import ddpdoctor.model
 from ddpdoctor.diagnose.machines import Facts, Head, Hello
-from ddpdoctor.model.amounts import format_span
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.codec import WrongValue, decode, encode, field_hints
 from ddpdoctor.model.findings import Report
-from ddpdoctor.model.limits import Clock, Limit
-from ddpdoctor.model.node import Node, NodeProcess
+from ddpdoctor.model.node import Clock, Limit, Node, NodeProcess
 from ddpdoctor.model.reading import Unread, Why
-from ddpdoctor.model.sides import group_alike, grouped, majority_of, outvoted
 from ddpdoctor.model.steps import RECENT_STEPS, StepEnd, StepTimes, recent_pace
+from ddpdoctor.model.words import format_span, group_alike, grouped, majority_of, outvoted
 from tests.rules.build import call, phase
 
 # Packed calls are the calls that were packed.

@@ -10,30 +10,30 @@ from importlib import resources
 
 import pytest
 
-from ddpdoctor.model.rendezvous import (
+from ddpdoctor.model.data import SamplingPlan, Sharing, count_both, share_out
+from ddpdoctor.model.launch import (
+    FAMILIES,
+    MAX_ENTRIES,
+    NEWEST,
+    PLUGIN_PREFIXES,
     endpoints,
+    expand_counts,
+    expand_hosts,
+    find_variable,
+    hide_login,
     in_slurm_step,
+    is_listed,
     is_loopback,
     is_loopback_address,
+    looks_known,
+    must_agree,
     nodes_range,
     parse_endpoint,
     read_node_count,
-)
-from ddpdoctor.model.sharing import SamplingPlan, Sharing, count_both, share_out
-from ddpdoctor.model.slurm import MAX_ENTRIES, expand_counts, expand_hosts
-from ddpdoctor.model.software import release
-from ddpdoctor.model.variables import (
-    FAMILIES,
-    NEWEST,
-    PLUGIN_PREFIXES,
-    find_variable,
-    hide_login,
-    is_listed,
-    looks_known,
-    must_agree,
     read_variables,
     select_variables,
 )
+from ddpdoctor.model.node import release
 from ddpdoctor.rules.variable_dangers import CONDITIONS
 from ddpdoctor.rules.variable_flaws import OWNERS
 from ddpdoctor.rules.variable_values import TYPES, check_value
@@ -401,7 +401,7 @@ def test_prefixes_of_plugins_are_left_alone():
 
 def test_to_import_the_table_reads_nothing():
     code = (
-        "import sys; from ddpdoctor.model import variables; "
-        "sys.exit(variables.read_variables.cache_info().currsize or 'torch' in sys.modules)"
+        "import sys; from ddpdoctor.model import launch; "
+        "sys.exit(launch.read_variables.cache_info().currsize or 'torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=200, check=False).returncode == 0

@@ -8,8 +8,8 @@ import zipfile
 import pytest
 import torch
 
-from ddpdoctor.model.checkpoint import Checksums, Form, ReadState, StatePart
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.saved import Checksums, Form, ReadState, StatePart
 from ddpdoctor.probes.checkpoint.distributed import read_distributed
 from ddpdoctor.probes.checkpoint.files import Extent, read_file
 from ddpdoctor.probes.checkpoint.pickles import walk_tensors

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddpdoctor.model.diff import Kind
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.saved import Kind
 from ddpdoctor.probes.diff.comparing import compare_files
 
 

@@ -10,9 +10,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from ddpdoctor.model.amounts import format_about, format_age, format_memory, format_rate, format_time
 from ddpdoctor.model.bandwidth import BenchSettings, Collective, Mode
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.words import format_about, format_age, format_memory, format_rate, format_time
 from ddpdoctor.report.bandwidth.content import count_changes, list_columns, pick_changes
 from ddpdoctor.report.bandwidth.figure import check_plot, choose_ticks, render_plot, spread_apart
 from ddpdoctor.report.bandwidth.measured import format_gb_s, format_share, format_us, read_bandwidth, sort_series

@@ -9,12 +9,21 @@ import pytest
 from ddpdoctor.diagnose.files import checkpoint_report
 from ddpdoctor.diagnose.history import sum_up
 from ddpdoctor.diagnose.rendezvous import rendezvous_data
-from ddpdoctor.model.checkpoint import Checkpoints, Checksums, Contents, FileSeen, Form, OddValues, ReadState, StatePart
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.consistency import Consistency, StreamClock, What
-from ddpdoctor.model.data import Drawn, LoaderTaken, Pass, PassTaken, RankPass, RankTaken
-from ddpdoctor.model.diff import Kind
+from ddpdoctor.model.data import (
+    Drawn,
+    LoaderTaken,
+    Pass,
+    PassTaken,
+    RankPass,
+    RankTaken,
+    SamplingPlan,
+    Sharing,
+    share_out,
+)
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.facts import NodeSeen, Presence
 from ddpdoctor.model.findings import (
     Check,
     JobStatus,
@@ -23,15 +32,33 @@ from ddpdoctor.model.findings import (
     Report,
     Severity,
 )
-from ddpdoctor.model.history import Blamed, PassSeen, Start
-from ddpdoctor.model.nodes import NodeSeen, Presence
+from ddpdoctor.model.live import Blamed, JobNow, Liveness, PassSeen, RankNow, ReplicasNow, Start, WaitNow
 from ddpdoctor.model.reaching import Contact
-from ddpdoctor.model.scaling import LaunchKind, ScalingKind, ScalingLaunch, ScalingResult, ScalingRow
-from ddpdoctor.model.sharing import SamplingPlan, Sharing, share_out
-from ddpdoctor.model.speed import Budget, PhaseRow
-from ddpdoctor.model.status import JobNow, Liveness, RankNow, ReplicasNow, WaitNow
+from ddpdoctor.model.saved import (
+    Checkpoints,
+    Checksums,
+    Contents,
+    FileSeen,
+    Form,
+    Kind,
+    OddValues,
+    ReadState,
+    StatePart,
+)
+from ddpdoctor.model.steps import Budget, PhaseRow
 from ddpdoctor.model.trial import GradientErrors, OneProcess, Participant, ReferenceStep, Trial, TrialSettings
-from ddpdoctor.model.tuning import RatioRange, TriedSetting, TuneOutcome, TuneResult, TuneVerdict
+from ddpdoctor.model.tuning import (
+    LaunchKind,
+    RatioRange,
+    ScalingKind,
+    ScalingLaunch,
+    ScalingResult,
+    ScalingRow,
+    TriedSetting,
+    TuneOutcome,
+    TuneResult,
+    TuneVerdict,
+)
 from ddpdoctor.report.blocks import ChartLine, GridCell, Series, Tone
 from ddpdoctor.report.grids.build import MAX_COLUMNS, MAX_ROWS, grid_by_member, linear_level, log_level
 from ddpdoctor.report.lines import clean, wrap

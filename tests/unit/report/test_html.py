@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from ddpdoctor.model.findings import Place
-from ddpdoctor.model.timeline import SpanKind
+from ddpdoctor.model.pictures import SpanKind
 from ddpdoctor.report import contents
 from ddpdoctor.report.blocks import (
     Block,

@@ -8,8 +8,16 @@ import pytest
 from ddpdoctor.diagnose.job import encode_timeline
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.findings import Confidence, Finding, JobStatus, JobSummary, Place, RankRow, Report, Severity
-from ddpdoctor.model.pictures import RankWaits, SourceExcerpt, WaitingRanks
-from ddpdoctor.model.timeline import Lane, Span, SpanKind, Timeline, TimelineEvent
+from ddpdoctor.model.pictures import (
+    Lane,
+    RankWaits,
+    SourceExcerpt,
+    Span,
+    SpanKind,
+    Timeline,
+    TimelineEvent,
+    WaitingRanks,
+)
 from ddpdoctor.report.blocks import ChartLine, Lanes, Series, SourceLines, Tree, WaitGraph
 from ddpdoctor.report.markdown import render_markdown
 from ddpdoctor.report.text.pictures import MOST_ROWS, STRIP_WIDTH, draw_sparks, draw_strip

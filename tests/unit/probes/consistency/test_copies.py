@@ -6,9 +6,9 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 import ddpdoctor
+from ddpdoctor.model.consistency import ConsistencyError, ConsistencyResult, TensorDifference
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Confidence
-from ddpdoctor.model.replicas import ConsistencyError, ConsistencyResult, TensorDifference
 from ddpdoctor.model.trial import OneProcess, TrialSettings
 from ddpdoctor.probes.consistency.alone import take_gradients
 from ddpdoctor.probes.consistency.gradient_errors import Gradients, compare_gradients

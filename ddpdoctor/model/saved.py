@@ -1,9 +1,57 @@
-"""Facts about checkpoint files: their form, damage, contents by name, and neighboring files. No judgment."""
+"""Saved files: checkpoints, what differs between two, and the names of tensors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+
+MODEL_KEYS = frozenset({"model", "model_state_dict", "state_dict", "net", "app"})
+"""Keys under which scripts save a model. Not "module": that is a prefix by DDP, and DD713 reports it."""
+MAX_DEPTH = 2
+"""How many keys may surround a state dict: {"model": ...}, {"state": {"model": ...}}."""
+
+
+def align_names(files: Sequence[Collection[str]]) -> tuple[str, ...]:
+    """Return for each file the prefix to remove from its names so that they match those of the other files.
+
+    All prefixes are empty if any two files already share a name, or if no prefix helps.
+    """
+    none = ("",) * len(files)
+    if len(files) < 2 or not all(files) or len(set().union(*files)) < sum(map(len, files)):
+        return none
+    smallest = min(files, key=len)
+    matched, found = 0, none
+    for prefix in _prefixes(smallest):
+        wanted = _below(smallest, prefix)
+        fits = [(prefix, len(wanted)) if names is smallest else _best_prefix(names, wanted) for names in files]
+        total = sum(count for _, count in fits) if all(count for _, count in fits) else 0
+        if total > matched:
+            matched, found = total, tuple(one for one, _ in fits)
+    return found
+
+
+def _best_prefix(names: Collection[str], wanted: Collection[str]) -> tuple[str, int]:
+    """Return the prefix that holds most of the wanted names, and their number. The shortest wins a tie."""
+    counts = {prefix: len(_below(names, prefix) & set(wanted)) for prefix in _prefixes(names)}
+    best = max(counts, key=lambda prefix: counts[prefix])
+    return best, counts[best]
+
+
+def _prefixes(names: Collection[str]) -> list[str]:
+    found = {""}
+    for name in names:
+        parts = name.split(".")[:-1]
+        found |= {".".join(parts[:depth]) + "." for depth in range(1, min(len(parts), MAX_DEPTH) + 1)}
+    return sorted(found, key=lambda prefix: (len(prefix), prefix))
+
+
+def _below(names: Collection[str], prefix: str) -> set[str]:
+    return {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
 
 
 class Form(str, Enum):
@@ -179,3 +227,86 @@ class Checkpoints:
     """The user said that they should be equal. If False, they only have the same name in different folders."""
     leftovers: tuple[Leftover, ...] = ()
     gaps: tuple[Gap, ...] = ()
+
+
+class Kind(str, Enum):
+    """What a tensor or a value in a file is, judging by its path and name."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    STATE = "optimizer state"
+    SETTING = "optimizer setting"
+    VALUE = "value"
+    """Not a tensor and not of the optimizer, such as an epoch or a loss."""
+    RANDOM = "random state"
+    """Usually differs between ranks on purpose."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedFile:
+    """One of the files that were compared."""
+
+    path: str
+    rank: int | None
+    """The rank in its file name, such as ``ckpt_rank3.pt``."""
+    size_bytes: int
+    tensors: int
+    values: int
+    """Number of contents that are not tensors: numbers, texts, booleans."""
+    stripped: tuple[str, ...] = ()
+    """Prefixes that were removed from the names in this file: ``module.``."""
+    below: str = ""
+    """The key that holds the whole model in this file but not in other files: ``model.``."""
+    beside: int = 0
+    """How many tensors are outside that key. They were not compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apart:
+    """How far a tensor of one file differs from that of another."""
+
+    file: int
+    against: int
+    """Both are positions of files, from 0."""
+    differing: int
+    """Number of elements that are not bitwise equal."""
+    of: int
+    first: tuple[int, ...]
+    """Index of the first differing element."""
+    largest: float | None
+    """The largest absolute difference, or None if no differing element is finite in both files."""
+    relative: float | None
+    """The largest difference, divided by the larger of the two values."""
+    not_finite: int
+    """How many differing elements are inf or NaN in either file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unequal:
+    """A tensor or value that is not equal in all files."""
+
+    kind: Kind
+    name: str
+    """Its path, such as ``model.fc.weight``, without the removed prefixes."""
+    sides: tuple[tuple[int, ...], ...]
+    """Sets of files with equal contents, the largest set first. Sets of equal size are sorted by first file."""
+    seen: tuple[str, ...]
+    """One per side: ``float32[3, 4]`` for a tensor, ``0.1`` for a value."""
+    absent_in: tuple[int, ...] = ()
+    """Files without this name. They are not a side."""
+    apart: tuple[Apart, ...] = ()
+    """Compares the first file of each other side with that of the first side, if shape and dtype are equal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffFacts:
+    """The whole comparison."""
+
+    files: tuple[SavedFile, ...]
+    tensors: int
+    """Number of different tensor names in all files."""
+    values: int
+    unequal: tuple[Unequal, ...] = ()
+    """In the order of the files."""
+    incomparable: tuple[str, ...] = field(default=(), metadata={"json": "untold"})
+    """Names of tensors that cannot be compared because of their type."""
