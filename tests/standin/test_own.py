@@ -126,12 +126,14 @@ def test_a_driver_that_does_not_answer(ran: Ran) -> None:
 @pytest.mark.full
 def test_attach_asks_torch_what_is_pending(tmp_path: Path) -> None:
     """A job without ddpdoctor, which has the pipe of torch's flight recorder: attach names the rank that sleeps."""
-    asked = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/pipe_", "TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/trace_"}
+    asked = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/pipe_"}
+    asked |= dict.fromkeys(("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), f"{tmp_path}/trace_")
+    asked |= dict.fromkeys(
+        ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000"
+    )  # torch before 2.9: the last
     script, python = JOBS / "sleeper.py", str(environment.make(TORCH))
     launcher = (python, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}")
-    env = clean_environment(
-        PYTHONPATH=str(ROOT), FAKECUDA_DEVICES="1", SEEDED="1", TORCH_FR_BUFFER_SIZE="2000", **asked
-    )
+    env = clean_environment(PYTHONPATH=str(ROOT), FAKECUDA_DEVICES="1", SEEDED="1", **asked)
     job = subprocess.Popen([*launcher, str(script), str(tmp_path / "result")], env=env)
     attach = (sys.executable, "-m", "ddpdoctor", "attach", "--pid", str(job.pid), "--folder", str(tmp_path))
     report: dict[str, Any] = {}
