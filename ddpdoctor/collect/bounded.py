@@ -124,7 +124,7 @@ class ChildEnd:
 
 
 def safe_flags() -> list[str]:
-    """Return the flags of a Python of ours, with which it imports nothing from the current folder.
+    """Return the flags that keep our child Pythons from importing from the current folder.
 
     That may be any user's, such as /tmp, and with ``-m`` and ``-c`` Python looks there first. If this process has the
     folder on its own path, as after ``python -m ddpdoctor``, its children have it too. Before Python 3.11 there is no
@@ -138,7 +138,7 @@ def safe_flags() -> list[str]:
 
 
 class ChildProcess:
-    """A Python program of ours that runs in the background."""
+    """One of our Python programs, running in the background."""
 
     def __init__(self, module: Sequence[str], env: Mapping[str, str], *, flags: Sequence[str] = ()) -> None:
         """Start a ddpdoctor module with its arguments, without the variables that load the recorder; raises OSError."""

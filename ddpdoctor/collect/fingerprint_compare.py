@@ -307,7 +307,7 @@ class Comparer:
     def compare(self, writers: Iterable[Writer]) -> bool:
         """Compare what was written since the last call; return whether a kind of tensor differs for the first time.
 
-        ``writers`` are the processes whose files count. A process that is no longer listed keeps its last state.
+        ``writers`` are the processes whose files count. A process that has left the list keeps its last state.
         """
         self._writers |= {(writer.pid, writer.ticks): writer for writer in writers}
         known = self._count_differences()

@@ -1,7 +1,7 @@
 """Reads what the kernel says of GPUs: its log's driver errors, processes that hang in the driver, and the PCI bus.
 
-Of the bus it reads GPUs, NVSwitches, network cards, the bridges above them and the IOMMU's mode. No signal can end a
-process that hangs inside the NVIDIA driver.
+On the bus it reads GPUs, NVSwitches, network cards, the bridges above them, and the IOMMU's mode. A process that hangs
+inside the NVIDIA driver cannot be killed by any signal.
 """
 
 from __future__ import annotations

@@ -10,12 +10,36 @@ from typing import TYPE_CHECKING
 from ddpdoctor.collect.rank.loggers import read_loggers
 from ddpdoctor.collect.run.live import read_live
 from ddpdoctor.diagnose.pictures import describe_state
-from ddpdoctor.model import live as metrics
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.consistency import StreamClock
 from ddpdoctor.model.facts import Life
 from ddpdoctor.model.findings import JobStatus, Place
-from ddpdoctor.model.live import JobNow, Liveness, RankNow, ReplicasNow, Sample, WaitNow
+from ddpdoctor.model.live import (
+    FINDINGS,
+    JOB_EXIT_STATUS,
+    JOB_INFO,
+    JOB_RANKS,
+    JOB_RESTARTS,
+    JOB_START_TIME,
+    JOB_STATUS,
+    RANK_BATCHES,
+    RANK_EPOCHS,
+    RANK_IDLE,
+    RANK_MEMORY,
+    RANK_STEP_TIME,
+    RANK_STEPS,
+    RANK_UP,
+    RANK_WAITING,
+    REPLICAS_COMPARED,
+    REPLICAS_DIFFER,
+    REPLICAS_EQUAL_UP_TO,
+    JobNow,
+    Liveness,
+    RankNow,
+    ReplicasNow,
+    Sample,
+    WaitNow,
+)
 from ddpdoctor.model.steps import recent_pace
 from ddpdoctor.model.words import grouped
 from ddpdoctor.rules.progress.job_state import build_job_state
@@ -216,18 +240,18 @@ def read_samples(now: JobNow, report: Report | None, measured: JobLabels) -> tup
 
 
 def _of_job(now: JobNow, report: Report | None, measured: JobLabels, common: dict[str, str]) -> Iterator[Sample]:
-    yield _sample(metrics.JOB_INFO, 1, common, script=measured.script, version=measured.version)
+    yield _sample(JOB_INFO, 1, common, script=measured.script, version=measured.version)
     ended = report.job if report is not None else None
     status = ended.status if ended is not None else JobStatus.RUNNING
     for one in STATUSES:
-        yield _sample(metrics.JOB_STATUS, one is status, common, status=one.value)
+        yield _sample(JOB_STATUS, one is status, common, status=one.value)
     if ended is not None and ended.exit_status is not None:
-        yield _sample(metrics.JOB_EXIT_STATUS, ended.exit_status, common)
+        yield _sample(JOB_EXIT_STATUS, ended.exit_status, common)
     if now.started_at:
-        yield _sample(metrics.JOB_START_TIME, datetime.fromisoformat(now.started_at).timestamp(), common)
-    yield _sample(metrics.JOB_RESTARTS, now.attempt, common)
+        yield _sample(JOB_START_TIME, datetime.fromisoformat(now.started_at).timestamp(), common)
+    yield _sample(JOB_RESTARTS, now.attempt, common)
     if now.world_size is not None:
-        yield _sample(metrics.JOB_RANKS, now.world_size, common)
+        yield _sample(JOB_RANKS, now.world_size, common)
     if now.replicas is not None:
         yield from _of_replicas(now.replicas, common)
     if report is not None:
@@ -235,26 +259,26 @@ def _of_job(now: JobNow, report: Report | None, measured: JobLabels, common: dic
 
 
 def _of_replicas(replicas: ReplicasNow, common: dict[str, str]) -> Iterator[Sample]:
-    yield _sample(metrics.REPLICAS_EQUAL_UP_TO, replicas.equal_up_to or 0, common)
-    yield _sample(metrics.REPLICAS_COMPARED, replicas.compared, common)
-    yield _sample(metrics.REPLICAS_DIFFER, bool(replicas.differing), common)
+    yield _sample(REPLICAS_EQUAL_UP_TO, replicas.equal_up_to or 0, common)
+    yield _sample(REPLICAS_COMPARED, replicas.compared, common)
+    yield _sample(REPLICAS_DIFFER, bool(replicas.differing), common)
 
 
 def _of_findings(report: Report, common: dict[str, str]) -> Iterator[Sample]:
     counts = Counter((one.code, one.kind, one.severity.value) for one in report.findings)
     for (code, kind, severity), count in counts.items():
-        yield _sample(metrics.FINDINGS, count, common, code=code, kind=kind, severity=severity)
+        yield _sample(FINDINGS, count, common, code=code, kind=kind, severity=severity)
 
 
 def _of_rank(rank: RankNow) -> Iterator[tuple[Metric, float | None]]:
-    yield metrics.RANK_UP, rank.lives
-    yield metrics.RANK_STEPS, rank.step
-    yield metrics.RANK_STEP_TIME, rank.step_ms / 1000 if rank.step_ms is not None else None
-    yield metrics.RANK_WAITING, rank.waits_share
-    yield metrics.RANK_IDLE, 0 if rank.trains else rank.since_s
-    yield metrics.RANK_EPOCHS, rank.epoch
-    yield metrics.RANK_BATCHES, rank.batch
-    yield metrics.RANK_MEMORY, rank.memory_bytes
+    yield RANK_UP, rank.lives
+    yield RANK_STEPS, rank.step
+    yield RANK_STEP_TIME, rank.step_ms / 1000 if rank.step_ms is not None else None
+    yield RANK_WAITING, rank.waits_share
+    yield RANK_IDLE, 0 if rank.trains else rank.since_s
+    yield RANK_EPOCHS, rank.epoch
+    yield RANK_BATCHES, rank.batch
+    yield RANK_MEMORY, rank.memory_bytes
 
 
 def _sample(metric: Metric, value: float, common: dict[str, str], /, **labels: str) -> Sample:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.words import count_of, format_rate, format_time
 from ddpdoctor.report.bandwidth.measured import NOT_DEFINED, format_gb_s, format_share, sort_series
 from ddpdoctor.report.blocks import ChartLine, Column, Grid, GridCell, Heading, Series, Table, Text, Tone
-from ddpdoctor.report.grids.build import MARK, MAX_COLUMNS, log_level, not_shown
+from ddpdoctor.report.grids import MARK, MAX_COLUMNS, log_level, not_shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -11,7 +11,7 @@ from ddpdoctor.model.saved import Checksums, DiffFacts, Kind, ReadState, StatePa
 from ddpdoctor.model.words import count_of, first_names, grouped, majority_of, rank_list
 from ddpdoctor.report.blocks import Content, GridCell, Text, Tone, items, table_of
 from ddpdoctor.report.findings import OUTCOME_TONES, OUTCOME_WORDS, TONES, count_findings, name_check, severity_word
-from ddpdoctor.report.grids.build import MARK, MAX_ROWS, grid_by_member, not_shown
+from ddpdoctor.report.grids import MARK, MAX_ROWS, grid_by_member, not_shown
 from ddpdoctor.report.names import format_hosts
 from ddpdoctor.report.verbs.job import EQUAL, SAME_LETTER, letter, tone_of
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Check, Finding, Report
     from ddpdoctor.model.saved import Apart, SavedFile, Unequal
     from ddpdoctor.report.blocks import Section
-    from ddpdoctor.report.grids.build import Row
+    from ddpdoctor.report.grids import Row
 
 DIFFERS = f"{MARK}hosts with other results than most"
 QUIET = (Outcome.PASSED, Outcome.SKIPPED)

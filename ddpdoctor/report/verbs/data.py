@@ -8,7 +8,7 @@ from ddpdoctor.model.codec import decode
 from ddpdoctor.model.data import Drawn, Shares, Sharing, count_both
 from ddpdoctor.model.words import count_of, format_numbers, grouped
 from ddpdoctor.report.blocks import Grid, GridCell, Text, Tone, table_of
-from ddpdoctor.report.grids.build import MAX_COLUMNS, linear_level, not_shown
+from ddpdoctor.report.grids import MAX_COLUMNS, linear_level, not_shown
 from ddpdoctor.report.verbs.checks import checklist_content
 
 if TYPE_CHECKING:

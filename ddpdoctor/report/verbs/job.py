@@ -29,7 +29,7 @@ from ddpdoctor.report.blocks import (
 )
 from ddpdoctor.report.classes import places_of
 from ddpdoctor.report.findings import LABEL_WIDTH, TONES, count_findings
-from ddpdoctor.report.grids.build import MARK, MAX_ROWS, grid_by_member, not_shown
+from ddpdoctor.report.grids import MARK, MAX_ROWS, grid_by_member, not_shown
 from ddpdoctor.report.names import format_ranks, merge_places, title_of
 from ddpdoctor.report.tree import stack_tree
 from ddpdoctor.report.verbs.speed import speed_pictures, speed_sections
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.data import RankTaken
     from ddpdoctor.model.findings import Finding, Report
     from ddpdoctor.report.blocks import Grid, Section
-    from ddpdoctor.report.grids.build import Row
+    from ddpdoctor.report.grids import Row
 
 REPLICAS = "DD50"
 """The codes of findings about replicas begin with it."""

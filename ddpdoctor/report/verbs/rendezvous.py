@@ -8,7 +8,7 @@ from ddpdoctor.model.codec import decode
 from ddpdoctor.model.reaching import Contact, Rendezvous, say_place
 from ddpdoctor.model.words import format_about
 from ddpdoctor.report.blocks import Column, Grid, GridCell, Table, Text, Tone, table_of
-from ddpdoctor.report.grids.build import MAX_COLUMNS, not_shown
+from ddpdoctor.report.grids import MAX_COLUMNS, not_shown
 from ddpdoctor.report.verbs.checks import checklist_content
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from ddpdoctor.report.blocks import (
     items,
     table_of,
 )
-from ddpdoctor.report.grids.build import MARK, MAX_COLUMNS, grid_by_member, linear_level, not_shown
+from ddpdoctor.report.grids import MARK, MAX_COLUMNS, grid_by_member, linear_level, not_shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,7 +11,7 @@ from ddpdoctor.model.trial import Trial
 from ddpdoctor.model.words import count_of
 from ddpdoctor.report.blocks import Column, Content, FactEntry, FactList, GridCell, Heading, Table, Text, Tone, items
 from ddpdoctor.report.findings import count_findings
-from ddpdoctor.report.grids.build import MAX_ROWS, grid_by_member, log_level, not_shown
+from ddpdoctor.report.grids import MAX_ROWS, grid_by_member, log_level, not_shown
 from ddpdoctor.report.names import format_ranks
 from ddpdoctor.report.verbs.job import consistency_pictures
 

@@ -10,7 +10,7 @@ from ddpdoctor.model.tuning import LaunchKind, ScalingKind, ScalingResult, TuneO
 from ddpdoctor.model.words import count_of
 from ddpdoctor.report.blocks import Column, Content, FactEntry, FactList, Grid, GridCell, Heading, Table, Text, Tone
 from ddpdoctor.report.findings import LABEL_WIDTH
-from ddpdoctor.report.grids.build import linear_level
+from ddpdoctor.report.grids import linear_level
 from ddpdoctor.report.names import merge_places
 from ddpdoctor.report.verbs.job import job_content
 from ddpdoctor.report.verbs.speed import ms

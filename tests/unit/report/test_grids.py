@@ -60,7 +60,7 @@ from ddpdoctor.model.tuning import (
     TuneVerdict,
 )
 from ddpdoctor.report.blocks import ChartLine, GridCell, Series, Tone
-from ddpdoctor.report.grids.build import MAX_COLUMNS, MAX_ROWS, grid_by_member, linear_level, log_level
+from ddpdoctor.report.grids import MAX_COLUMNS, MAX_ROWS, grid_by_member, linear_level, log_level
 from ddpdoctor.report.lines import clean, wrap
 from ddpdoctor.report.markdown import render_markdown
 from ddpdoctor.report.names import format_ranks
