@@ -19,9 +19,8 @@ MIN_ADDRESS_SPACE_BYTES = 16 * 2**30
 
 
 NOTES: dict[str, str] = {
-    "AUTO": "if the job turns out to use Gloo alone, TORCH_DISTRIBUTED_DEBUG is DETAIL: torch then checks that all "
-    "ranks make the same collectives, which slows down small steps. Over NCCL it stays off. --debug-level OFF turns it "
-    "off",
+    "AUTO": "a job on Gloo alone runs with TORCH_DISTRIBUTED_DEBUG=DETAIL: torch checks that all ranks make the same "
+    "collectives, which slows down small steps. Over NCCL it stays off. --debug-level OFF turns it off",
     "DETAIL": "TORCH_DISTRIBUTED_DEBUG=DETAIL is on: torch checks that all ranks make the same collectives. Over NCCL, "
     "the host then waits for all ranks before each one: 0.3 to 1 ms on one host, more with more ranks. Steps may take "
     "twice as long. --debug-level OFF turns it off",

@@ -177,7 +177,7 @@ PAGE_CAUSES = (0, 1)
 
 
 def read_gpu_facts(nvml: Nvml, system: System) -> Iterator[Gpus]:
-    """Yield the facts as they grow, so that a hang in NVML loses only the rest; raises ``NotRead`` if there is no driver.
+    """Yield the facts as they grow: a hang in NVML loses only the rest. Raises ``NotRead`` if there is no driver.
 
     Before we query a device, we yield facts in which it did not answer in time. If it never answers, these facts are
     the last.
