@@ -217,6 +217,11 @@ class FileContent:
             left -= len(more)
         return b"".join(parts)
 
+    def look_for_damage(self) -> None:
+        """Read a packed file on for one block of bzip2, which gives the bytes of a block before it checks them."""
+        if self._unpacker is not None:
+            self.fill(_MOST_UNCHECKED)
+
     def _unpack(self, count: int) -> bytes:
         while True:
             assert self._unpacker is not None
@@ -295,6 +300,9 @@ class _Gzip:
                 found += inner.decompress(data[at : at + 1])
         return found
 
+
+_MOST_UNCHECKED = 900_000
+"""The largest block of bzip2, in bytes."""
 
 _PIECE = 2**14
 """Our choice: so much of a packed file is unpacked at once."""

@@ -454,6 +454,7 @@ def _read_opened(file: EvidenceFile) -> tuple[Part | None, Read]:
         if reader is not None:
             return _read_document(reader, file, stream, head, part)
         if not head or not is_text(head):
+            stream.look_for_damage()
             problem = stream.problem or ("" if head else "empty")
             return None, Read(source=file.name, formats=(), bytes=len(head), problem=problem)
         return _read_log(file, stream, head, part)

@@ -200,6 +200,13 @@ def test_of_a_damaged_archive_all_is_read_that_comes_before_the_damage(logs, pac
         assert failed_of(found) == [1, 2]
 
 
+def test_damage_that_makes_a_text_look_like_no_text_is_told(logs) -> None:
+    first = bytearray(bz2.compress(b"\x01\x00\x02" * 60_000))
+    first[10] ^= 0xFF  # of the checksum of the block
+    (logs / "odd.bz2").write_bytes(first)
+    assert problems(logs)["odd.bz2"].startswith("damaged: ")
+
+
 def test_a_checksum_that_is_wrong_loses_no_line(logs) -> None:
     packed = gzip.compress(NOISE + b"\n" + FAILED.format(2).encode())
     (logs / "odd.gz").write_bytes(packed[:-8] + bytes(4) + packed[-4:])
