@@ -151,7 +151,7 @@ def _ask_loader(options: Options, function: str, outputs: Outputs, env: Mapping[
     from ddpdoctor.cli.delivery import check_outputs, deliver_check
     from ddpdoctor.diagnose.files import drawn_report
     from ddpdoctor.diagnose.machines import find_launch
-    from ddpdoctor.launch.processes.ranks import end_with_parent, run_ranks
+    from ddpdoctor.launch.own_ranks import end_with_parent, run_ranks
     from ddpdoctor.model.errors import UserError
     from ddpdoctor.model.findings import now
     from ddpdoctor.model.node import Launcher

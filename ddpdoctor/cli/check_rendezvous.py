@@ -90,7 +90,7 @@ def run(options: Options) -> int:
     """Take part in the check and return the exit status, which is equal on all judged nodes. Raises ``UserError``."""
     from ddpdoctor.cli.delivery import Outputs, check_codes, check_files
     from ddpdoctor.diagnose.rendezvous import RendezvousOptions, check_rendezvous
-    from ddpdoctor.launch.folders.report_dir import make_private
+    from ddpdoctor.launch.run_folder import make_private
     from ddpdoctor.model.launch import NodeOptions
 
     check_files(settings_of(options, Outputs))
@@ -111,7 +111,7 @@ def run(options: Options) -> int:
 
 def _finish(checked: RendezvousChecked, options: Options) -> int:
     from ddpdoctor.cli.delivery import Outputs, deliver, severity_of
-    from ddpdoctor.launch.folders.report_dir import REPORT_NAME
+    from ddpdoctor.launch.run_folder import REPORT_NAME
     from ddpdoctor.model.exit_status import report_status
 
     name = REPORT_NAME if checked.judged else f"node-{checked.number}.json"

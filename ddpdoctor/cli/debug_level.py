@@ -5,12 +5,12 @@ from __future__ import annotations
 import resource
 from typing import TYPE_CHECKING
 
-from ddpdoctor.launch.processes.starting import DEBUG_VARIABLE
+from ddpdoctor.launch.starting import DEBUG_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpdoctor.launch.command.options import ChosenLevel
+    from ddpdoctor.launch.command_line import ChosenLevel
 
 MIN_FILES = 128
 """Our choice: DETAIL opens five more descriptors per rank and group, and twice that with each further rank."""

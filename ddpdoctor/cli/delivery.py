@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.cli.options import FailOn
-    from ddpdoctor.launch.command.options import SavedFormat
+    from ddpdoctor.launch.command_line import SavedFormat
     from ddpdoctor.model.findings import Report, Severity
 
 HELP = "Nothing was measured. Choose another file."
@@ -42,7 +42,7 @@ def check_outputs(outputs: Outputs) -> None:
         check_codes(outputs.ignore)
     check_files(outputs)
     if outputs.report_dir is not None:
-        from ddpdoctor.launch.folders.report_dir import make_report_dir
+        from ddpdoctor.launch.run_folder import make_report_dir
 
         make_report_dir(outputs.report_dir)
 

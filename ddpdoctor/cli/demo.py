@@ -12,7 +12,7 @@ from ddpdoctor.cli.options import LIST, Argument
 from ddpdoctor.model.exit_status import ExitStatus
 
 if TYPE_CHECKING:
-    from ddpdoctor.launch.command.options import WrapOptions
+    from ddpdoctor.launch.command_line import WrapOptions
 
 FAULTS = ("stuck", "crash", "killed", "early-exit", "mismatch", "exit-hang", "stopped", "input-bound")
 """The kinds of faults in the demo. Each is a script in ``cli/demos``."""
@@ -80,7 +80,7 @@ def _run(fault: str) -> int:
 def _make_options(fault: str, ranks: int) -> WrapOptions:
     from ddpdoctor.cli.wrap import Options as Wrapped
     from ddpdoctor.cli.wrap import prepare
-    from ddpdoctor.launch.command.command_line import SplitCommand
+    from ddpdoctor.launch.command_line import SplitCommand
 
     folder = _make_folder()
     script = folder / f"{fault.replace('-', '_')}.py"

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.cli.running import MakeReport
-    from ddpdoctor.launch.command.options import WrapOptions
-    from ddpdoctor.launch.outcome import JobOutcome
+    from ddpdoctor.launch.command_line import WrapOptions
+    from ddpdoctor.launch.session import JobOutcome
 
 THREADS = "OMP_NUM_THREADS"
 

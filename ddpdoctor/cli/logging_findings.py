@@ -16,7 +16,7 @@ from ddpdoctor.cli import log_writers
 from ddpdoctor.cli.log_writers import Entry
 from ddpdoctor.cli.output import render, say
 from ddpdoctor.collect.bounded import safe_flags
-from ddpdoctor.launch.folders.report_dir import REPORT_NAME
+from ddpdoctor.launch.run_folder import REPORT_NAME
 from ddpdoctor.model.findings import JobStatus
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor import __version__
 from ddpdoctor.cli.delivery import check_writable
 from ddpdoctor.cli.output import say
-from ddpdoctor.launch.folders.report_dir import REPORT_NAME
+from ddpdoctor.launch.run_folder import REPORT_NAME
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.recorder.storage.files import write_whole
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from ddpdoctor.launch.command.options import WrapOptions
+    from ddpdoctor.launch.command_line import WrapOptions
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.live import Sample
 

@@ -13,7 +13,7 @@ from ddpdoctor.recorder.storage.files import write_whole
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpdoctor.launch.command.options import SavedFormat
+    from ddpdoctor.launch.command_line import SavedFormat
     from ddpdoctor.model.errors import UserError
     from ddpdoctor.model.findings import Report, Severity
 

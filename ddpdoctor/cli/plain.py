@@ -23,7 +23,7 @@ NOT_PLAIN = object()
 
 def read_launch(kind: type[Any], words: Iterable[str], env: Mapping[str, str], declared: Sequence[Declared]) -> Any:
     """Return the options of a command that starts a job, or None if Typer is needed. Raises ``UserError``."""
-    from ddpdoctor.launch.command.command_line import HELP_OPTIONS, split_command
+    from ddpdoctor.launch.command_line import HELP_OPTIONS, split_command
 
     own = {name: not one.is_flag for one in declared for names in one.names for name in names.split("/")}
     split = split_command(words, own)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.cli.output import say, show_error
 from ddpdoctor.diagnose.machines import find_launch
-from ddpdoctor.launch.processes.ranks import choose_ranks, end_with_parent, run_ranks
+from ddpdoctor.launch.own_ranks import choose_ranks, end_with_parent, run_ranks
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.probes.agreement import run_wrong_rank

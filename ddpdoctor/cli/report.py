@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ddpdoctor.cli.options import FORMAT, OUTPUT, PLOT, REPORT, RUN_DIR, SAVED, VERBOSE, Option, settings_of
-from ddpdoctor.launch.command.options import SavedFormat
+from ddpdoctor.launch.command_line import SavedFormat
 from ddpdoctor.model.exit_status import ExitStatus
 
 if TYPE_CHECKING:

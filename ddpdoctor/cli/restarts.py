@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from ddpdoctor.launch.command.options import WrapOptions
-    from ddpdoctor.launch.outcome import JobOutcome
+    from ddpdoctor.launch.command_line import WrapOptions
+    from ddpdoctor.launch.session import JobOutcome
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.tuning import RestartPlan, TrialRecord, TriedBlock
 

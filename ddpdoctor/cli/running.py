@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ddpdoctor.cli.debug_level import debug_note
 from ddpdoctor.cli.output import save_page, save_report, say, show_defect, show_error, show_report, write
-from ddpdoctor.launch.command.options import WrapOptions
-from ddpdoctor.launch.folders.report_dir import REPORT_NAME
-from ddpdoctor.launch.folders.shared_folder import has_space
-from ddpdoctor.launch.outcome import Notifier
+from ddpdoctor.launch.command_line import WrapOptions
+from ddpdoctor.launch.run_folder import REPORT_NAME, has_space
+from ddpdoctor.launch.session import Notifier
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity, hangs
 from ddpdoctor.model.words import rank_list
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ddpdoctor.launch.outcome import JobOutcome
-    from ddpdoctor.launch.session import Judge
+    from ddpdoctor.launch.session import JobOutcome, Judge
     from ddpdoctor.model.findings import Finding, Judgment, Report
 
     MakeReport = Callable[[JobOutcome], Report]
@@ -48,7 +46,7 @@ GOES_ON = {
 
 def run_under_outer(options: WrapOptions) -> NoReturn:
     """Become the launcher, because the ``wrap`` around this one watches the job and reports."""
-    from ddpdoctor.launch.processes.nested import become_launcher
+    from ddpdoctor.launch.starting import become_launcher
 
     if not options.quiet:
         folder = options.report_dir
@@ -150,7 +148,7 @@ def _show_launcher_log(outcome: JobOutcome) -> None:
     errors = {finding.code for finding in outcome.judgment.findings if finding.severity is Severity.ERROR}
     if not outcome.exit_status or errors - set(outcome.end.ignore):
         return
-    from ddpdoctor.launch.folders.launcher_log import read_launcher_log
+    from ddpdoctor.launch.run_folder import read_launcher_log
     from ddpdoctor.report.lines import clean
 
     write(sys.stderr, clean(read_launcher_log(outcome.folder)))

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.diagnose.tuning import LaunchFolder
-    from ddpdoctor.launch.command.command_line import SplitCommand
-    from ddpdoctor.launch.command.options import WrapOptions
-    from ddpdoctor.launch.outcome import JobOutcome
+    from ddpdoctor.launch.command_line import SplitCommand, WrapOptions
+    from ddpdoctor.launch.session import JobOutcome
 
 MOST_RANKS = 64
 """Our choice: more ranks on one machine tell nothing."""

@@ -154,8 +154,8 @@ def _dump(run_dir: Path, options: Options) -> int:
     """Take evidence, save its report in the run folder, and show it."""
     from ddpdoctor.cli.output import save_report, say, show_report
     from ddpdoctor.diagnose.job import take_dump
-    from ddpdoctor.launch.folders.report_dir import make_dump_dir
-    from ddpdoctor.launch.watching.on_demand import ask_for_evidence
+    from ddpdoctor.launch.evidence import ask_for_evidence
+    from ddpdoctor.launch.run_folder import make_dump_dir
 
     report = take_dump(run_dir, ask_for_evidence)
     folder = make_dump_dir(run_dir)

@@ -12,15 +12,14 @@ from threading import Thread
 from typing import TYPE_CHECKING, Annotated
 
 from ddpdoctor.cli.options import FORMAT, HANG_TIMEOUT, REPORT_DIR, Option, typed
-from ddpdoctor.launch.command.command_line import SplitCommand
-from ddpdoctor.launch.command.options import OutputFormat
+from ddpdoctor.launch.command_line import OutputFormat, SplitCommand
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.tuning import BASE
 
 if TYPE_CHECKING:
-    from ddpdoctor.launch.command.options import WrapOptions
-    from ddpdoctor.launch.outcome import JobOutcome
+    from ddpdoctor.launch.command_line import WrapOptions
+    from ddpdoctor.launch.session import JobOutcome
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.tuning import RestartPlan
 
@@ -89,7 +88,7 @@ def run(options: Options) -> int:
     """Run the trial, show what it measured, and return the exit status. Raises ``UserError``."""
     from ddpdoctor.cli.output import say
     from ddpdoctor.cli.running import run_and_show
-    from ddpdoctor.launch.processes.nested import find_outer_run
+    from ddpdoctor.launch.starting import find_outer_run
 
     if find_outer_run(os.environ) is not None:
         raise UserError("this already runs under ddpdoctor wrap", help="Run ddpdoctor tune by itself.")

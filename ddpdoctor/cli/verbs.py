@@ -54,7 +54,7 @@ class LaunchVerb(Verb):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Split the command line first, and keep the rest of it for ``Options.split``."""
-        from ddpdoctor.launch.command.command_line import split_command
+        from ddpdoctor.launch.command_line import split_command
 
         params = self.get_params(ctx)
         own = {
@@ -68,7 +68,7 @@ class LaunchVerb(Verb):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write ddpdoctor's options, then the names of torchrun's."""
-        from ddpdoctor.launch.command.torchrun_table import TORCHRUN_OPTIONS
+        from ddpdoctor.launch.command_line import TORCHRUN_OPTIONS
 
         super().format_options(ctx, formatter)
         names = [name for name in TORCHRUN_OPTIONS if name.startswith("--")]

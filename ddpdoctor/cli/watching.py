@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ddpdoctor.launch.joined import JoinedSession, Joining, joined_options
+from ddpdoctor.launch.session import JoinedSession, Joining, joined_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpdoctor.launch.command.options import OnHang
-    from ddpdoctor.launch.outcome import JobOutcome
+    from ddpdoctor.launch.command_line import OnHang
+    from ddpdoctor.launch.session import JobOutcome
 
 GOES_ON = {
     "report": 'the job goes on and is watched (on_hang="kill" stops it here)',

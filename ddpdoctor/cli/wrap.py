@@ -35,20 +35,26 @@ from ddpdoctor.cli.options import (
     typed,
 )
 from ddpdoctor.cli.values import parse_duration, parse_steps
-from ddpdoctor.launch.command.command_line import SplitCommand
-from ddpdoctor.launch.command.options import DebugLevel, OnHang, OutputFormat, WrapOptions
-from ddpdoctor.launch.command.placement import Style
-from ddpdoctor.launch.command.placing import place
-from ddpdoctor.launch.command.script import check_command, check_script, choose_ranks, locate_module, refuse_launcher
-from ddpdoctor.launch.folders.member_folder import MemberFolder, Starter, make_member_folder
-from ddpdoctor.launch.folders.report_dir import REPORT_NAME
-from ddpdoctor.launch.nodes.own_host import number_first
+from ddpdoctor.launch.command_line import (
+    DebugLevel,
+    OnHang,
+    OutputFormat,
+    SplitCommand,
+    WrapOptions,
+    check_command,
+    check_script,
+    choose_ranks,
+    locate_module,
+    refuse_launcher,
+)
+from ddpdoctor.launch.placement import Style, number_first, place
+from ddpdoctor.launch.run_folder import REPORT_NAME, MemberFolder, Starter, make_member_folder
 from ddpdoctor.recorder.settings import RecorderSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpdoctor.launch.command.placement import Placement
+    from ddpdoctor.launch.placement import Placement
 
 AUTO = "auto"
 NOMINAL_STEPS = 64
@@ -186,7 +192,7 @@ def run(options: Options) -> int:
     from ddpdoctor.cli.delivery import severity_of
     from ddpdoctor.cli.logging_findings import log_findings
     from ddpdoctor.cli.running import after_the_job, outcome_report, run_and_show, run_under_outer
-    from ddpdoctor.launch.processes.nested import find_outer_run
+    from ddpdoctor.launch.starting import find_outer_run
     from ddpdoctor.model.exit_status import ExitStatus, has_found
 
     outer = find_outer_run(os.environ)

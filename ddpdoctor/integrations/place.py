@@ -11,18 +11,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import safe_flags
-from ddpdoctor.launch.folders.attendance import enter, read_attendance
-from ddpdoctor.launch.folders.host_meeting import HostWatch, locked, meeting_file, read_meeting, write_meeting
-from ddpdoctor.launch.folders.report_dir import RUN_FILES, make_default_dir, make_report_dir
-from ddpdoctor.launch.folders.shared_folder import choose_folder
-from ddpdoctor.launch.processes.stopping import is_same
+from ddpdoctor.launch.attendance import (
+    HostWatch,
+    enter,
+    locked,
+    meeting_file,
+    read_attendance,
+    read_meeting,
+    write_meeting,
+)
+from ddpdoctor.launch.run_folder import RUN_FILES, choose_folder, make_default_dir, make_report_dir
+from ddpdoctor.launch.stopping import is_same
 from ddpdoctor.recorder.state import AGENT_VARIABLE, FOLDER_VARIABLE, start_ticks
 from ddpdoctor.recorder.storage.record_files import make_record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpdoctor.launch.processes.stopping import Target
+    from ddpdoctor.launch.stopping import Target
 
 BOOTSTRAP = Path(__file__).resolve().parents[1] / "recorder" / "bootstrap"
 START_LIMIT_S = 10.0

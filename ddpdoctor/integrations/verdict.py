@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.launch.folders.report_dir import REPORT_NAME
+from ddpdoctor.launch.run_folder import REPORT_NAME
 from ddpdoctor.model.findings import JobStatus, Severity
 from ddpdoctor.recorder.storage.files import check_json, read_plain
 from ddpdoctor.report.formats import parse_report

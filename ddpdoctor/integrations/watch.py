@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from ddpdoctor.launch.folders.attendance import Leaving
-    from ddpdoctor.launch.folders.host_meeting import HostWatch
+    from ddpdoctor.launch.attendance import HostWatch, Leaving
 
 HangAction = Literal["report", "kill"]
 FAILURE_LIMIT_S = 3.0
@@ -77,7 +76,7 @@ class Watch(contextlib.ContextDecorator):
 
     def stop(self) -> None:
         """Leave the watch. The process stays recorded until the other ranks have left too."""
-        from ddpdoctor.launch.folders.attendance import Leaving
+        from ddpdoctor.launch.attendance import Leaving
 
         self._leave(Leaving.DONE)
 
@@ -107,7 +106,7 @@ class Watch(contextlib.ContextDecorator):
 
     def leave(self, error: BaseException | None) -> None:
         """Leave the watch because of an error, or without one. After an error, wait until the evidence is taken."""
-        from ddpdoctor.launch.folders.attendance import Leaving
+        from ddpdoctor.launch.attendance import Leaving
 
         if isinstance(error, KeyboardInterrupt):
             self._leave(Leaving.INTERRUPTED)
@@ -166,7 +165,7 @@ class Watch(contextlib.ContextDecorator):
 
 def _note_leaving(meeting: HostWatch, how: Leaving, error: Exception | None) -> None:
     from ddpdoctor.integrations.place import this_process
-    from ddpdoctor.launch.folders.attendance import leave
+    from ddpdoctor.launch.attendance import leave
     from ddpdoctor.recorder.stacks.errors import note_exception
 
     if error is not None:
@@ -179,13 +178,13 @@ def _note_leaving(meeting: HostWatch, how: Leaving, error: Exception | None) -> 
 
 
 def _has_report(meeting: HostWatch) -> bool:
-    from ddpdoctor.launch.folders.report_dir import REPORT_NAME
+    from ddpdoctor.launch.run_folder import REPORT_NAME
 
     return (meeting.run_dir / REPORT_NAME).exists()
 
 
 def _is_watched(meeting: HostWatch) -> bool:
-    from ddpdoctor.launch.processes.stopping import is_same
+    from ddpdoctor.launch.stopping import is_same
 
     return is_same(*meeting.watcher)
 

@@ -24,7 +24,7 @@ from ddpdoctor.integrations.place import (
     watcher_environment,
 )
 from ddpdoctor.integrations.verdict import draw_verdict, read_report
-from ddpdoctor.launch.folders.attendance import Leaving, enter, leave
+from ddpdoctor.launch.attendance import Leaving, enter, leave
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.recorder.late import is_foreign
 from ddpdoctor.recorder.state import pass_on

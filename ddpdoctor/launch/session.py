@@ -6,42 +6,58 @@ import contextlib
 import signal
 import socket
 import time
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ddpdoctor.collect.run.ends import ASKED_TOGETHER_NS
 from ddpdoctor.collect.run.evidence import save
 from ddpdoctor.exchange.store import wait_until
-from ddpdoctor.launch.command.placement import Style
-from ddpdoctor.launch.folders.report_dir import refuse
-from ddpdoctor.launch.folders.run_file import write_record_place, write_run_file
-from ddpdoctor.launch.folders.shared_folder import choose_folder, copy_back
-from ddpdoctor.launch.nodes.joining import join_nodes
-from ddpdoctor.launch.outcome import JobOutcome, cause_of
-from ddpdoctor.launch.processes.guardian import Guardian
-from ddpdoctor.launch.processes.starting import job_mark, start_launcher
-from ddpdoctor.launch.processes.stopping import STOP_GRACE_S, is_in_foreground, stop_job, stop_tree
-from ddpdoctor.launch.replicas.comparing import LiveComparison
-from ddpdoctor.launch.replicas.exchange import ReplicaExchange
-from ddpdoctor.launch.replicas.shared import SharedReplicas
-from ddpdoctor.launch.watching.examining import Examining, has_errors
-from ddpdoctor.launch.watching.on_demand import OnDemand
-from ddpdoctor.launch.watching.watch import JobWatch
+from ddpdoctor.launch.attendance import Attendance, Leaving, locked, read_attendance
+from ddpdoctor.launch.command_line import WrapOptions
+from ddpdoctor.launch.hang import Examining, OnDemand, has_errors
+from ddpdoctor.launch.placement import Placement, Style
+from ddpdoctor.launch.replica_exchange import LiveComparison, ReplicaExchange, SharedReplicas
+from ddpdoctor.launch.run_folder import (
+    REPORT_NAME,
+    choose_folder,
+    copy_back,
+    refuse,
+    write_record_place,
+    write_run_file,
+)
+from ddpdoctor.launch.starting import job_mark, start_launcher
+from ddpdoctor.launch.stopping import (
+    GRACE_S,
+    STOP_GRACE_S,
+    Guardian,
+    is_in_foreground,
+    recorded,
+    stop_all,
+    stop_job,
+    stop_tree,
+)
+from ddpdoctor.launch.watch import JobWatch
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.facts import END_NAME, JobEnd, shell_status
 from ddpdoctor.model.findings import Judgment, Outcome, Severity, hangs, now
-from ddpdoctor.recorder.storage.files import write_whole
+from ddpdoctor.recorder.settings import RecorderSettings
+from ddpdoctor.recorder.storage.files import remove, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
     from types import FrameType
 
-    from ddpdoctor.launch.command.options import WrapOptions
-    from ddpdoctor.launch.outcome import Cause, Notifier
+    from ddpdoctor.launch.command_line import OnHang
+    from ddpdoctor.launch.first_node import FirstNode
+    from ddpdoctor.launch.other_node import OtherNode
+    from ddpdoctor.launch.progress import Followed
 
     Judge = Callable[[Path, int | None], Judgment]
     """Judges an attempt from its run folder, by default the last one. The launch package itself knows no rules."""
 
+Cause = tuple[tuple[str, tuple[int, ...]], ...]
 LOOK_EVERY_S = 0.1
 LAUNCHER_TAKES_OVER_S = 0.5
 ELASTIC_RESTART_S = 60.0
@@ -49,6 +65,79 @@ ELASTIC_RESTART_S = 60.0
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OTHER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 """Batch systems send these to ``wrap``, the process that they know, but mean them for the job (``srun --signal``)."""
+COME_LIMIT_S = 30.0
+"""Our choice: a process that has started this watcher comes at once. If none comes, it was killed meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOutcome:
+    """How a wrapped job ended, or its state so far."""
+
+    folder: Path
+    """The folder with the record: the run folder, unless that is on a shared file system or full."""
+    run_dir: Path
+    judgment: Judgment
+    end: JobEnd
+    failure: Exception | None
+    """The first error in watching or judging. It does not change the job's own exit status."""
+    repeats: bool = False
+    """The job ended during a hang that was shown while it ran."""
+    judged_at: str | None = None
+    """The report's place on the node that judged the job, such as "node0:/scratch/run"; None if it was this node."""
+
+    @property
+    def exit_status(self) -> int:
+        """The exit status of `wrap`."""
+        return self.end.exit_status or 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notifier:
+    """Callbacks that inform the user."""
+
+    started: Callable[[Path], None]
+    """Take the folder of the record, once the launcher has started."""
+    save: Callable[[JobOutcome], None]
+    """Write report.json."""
+    show: Callable[[JobOutcome], None]
+    """Show an outcome."""
+    go_on: Callable[[JobOutcome, bool], None]
+    """Show a hang of a job that is not stopped. The flag is True if the same hang was shown and withdrawn before."""
+    withdraw: Callable[[Judgment], None]
+    """Announce that a report no longer holds, and remove it."""
+    report_crash: Callable[[str], None]
+    """Say that a check crashed while the job runs, and which."""
+    report_replicas: Callable[[Path, frozenset[str]], frozenset[str]]
+    """Read a run folder, print a line for each finding about its replicas and gradients whose code is not among those
+    given, and return the codes."""
+
+
+def cause_of(judgment: Judgment) -> Cause:
+    """Return the codes and ranks of a hang. Two reports with the same ones are the same hang."""
+    return tuple((finding.code, finding.ranks) for finding in hangs(judgment))
+
+
+def join_nodes(placement: Placement, folder: Path) -> FirstNode | OtherNode | None:
+    """Start to serve the others or to look for the first; return None if there are no others, or no place to meet.
+
+    If members on one host have no numbers, the one that gets the port is the first. ``folder`` is where the report
+    goes; if all nodes see the same folder, it is a second way to the first member.
+    """
+    if placement.alone or not placement.hosts:
+        return None
+    from ddpdoctor.exchange.meeting import OwnPort
+    from ddpdoctor.launch.first_node import FirstNode, further_ways
+    from ddpdoctor.launch.other_node import OtherNode
+
+    host = socket.gethostname()
+    if placement.number == 0 or (placement.number is None and placement.one_host):
+        first = FirstNode(placement, host, folder)
+        if not first.serve() or placement.number == 0:
+            return first
+        first.close()
+    other = OtherNode(placement, host, (OwnPort(placement.hosts, placement.port), *further_ways(placement, folder)))
+    other.start()
+    return other
 
 
 class Session:
@@ -438,3 +527,170 @@ def _said(judgment: Judgment) -> set[tuple[str, tuple[int, ...]]]:
 def _judge_nothing(_folder: Path, _attempt: int | None) -> Judgment:
     """Stand in for rules that are not loaded yet, or cannot be."""
     return Judgment(findings=(), checks=(), certain=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joining:
+    """Where ranks join."""
+
+    record: Path
+    """The folder in which they record."""
+    meeting: Path | None
+    """The file at which further ranks find it, or None if nobody else may come."""
+
+
+class JoinedSession(Session):
+    """One watch over the ranks of this host, until the last of them has left or ended."""
+
+    def __init__(
+        self, options: WrapOptions, load_judge: Callable[[], Judge], notifier: Notifier, joining: Joining
+    ) -> None:
+        """Take what ``Session`` takes, and where ranks join."""
+        self.joining = joining
+        super().__init__(options, load_judge, notifier)
+        self.attendance = Attendance()
+        self.failed = 0
+        """How many processes had left with an error at the last check."""
+        self.shown_cause: Cause | None = None
+        """What was shown last, apart from hangs of a job that goes on."""
+        self.closed = False
+        self._deadline = time.monotonic() + COME_LIMIT_S
+
+    def run(self) -> JobOutcome:
+        """Watch until nobody is left, then judge."""
+        with handling(ENDING_SIGNALS, self._note_signal):
+            self._prepare()
+            return self._end(self._watch_to_the_end())
+
+    def _choose_folder(self) -> Path:
+        return self.joining.record
+
+    def _poll(self) -> int | None:
+        """Return None while a process is present; then 0 if all have left well, else 1."""
+        if not self.closed:
+            self.attendance = read_attendance(self.folder)
+            if Leaving.INTERRUPTED in self.attendance.left.values():
+                self._note_end_by("SIGINT", time.monotonic_ns())
+            came = self.attendance.left or self.attendance.gone
+            if self.attendance.present or (not came and time.monotonic() < self._deadline) or not self._close():
+                return None
+        left = self.attendance.left.values()
+        return int(bool(self.attendance.gone) or Leaving.FAILED in left)
+
+    def _close(self) -> bool:
+        """Let nobody join any more. Return False if somebody has just joined."""
+        if self.joining.meeting is not None:
+            with contextlib.suppress(OSError), locked(self.joining.meeting):
+                self.attendance = read_attendance(self.folder)
+                if self.attendance.present:
+                    return False
+                remove(self.joining.meeting)
+        self.closed = True
+        return True
+
+    def _react(self) -> None:
+        """Report a failure at once: the process waits a moment for that, and its launcher may then end everything."""
+        left = list(self.attendance.left.values())
+        failed = left.count(Leaving.FAILED)
+        if failed > self.failed and not self.signals and Leaving.INTERRUPTED not in left:
+            self.failed = failed
+            self._take_evidence()
+            with self._job_goes_first():
+                self._show_failure()
+        else:
+            super()._react()
+
+    def _show_failure(self) -> None:
+        self.watch.save(ended=False, launcher_status=1)
+        judgment = self.examining.judge_now()
+        if has_errors(judgment):
+            outcome = self._outcome(1, judgment)
+            self._save(outcome)
+            self._show_once(outcome)
+
+    def _show_once(self, outcome: JobOutcome) -> None:
+        if not self.is_known(outcome.judgment):
+            self.shown_cause = cause_of(outcome.judgment)
+            self.notifier.show(outcome)
+
+    def is_known(self, judgment: Judgment) -> bool:
+        """Return whether a judgment was shown before."""
+        shown = [cause_of(judgment) for judgment in (self.reported,) if judgment is not None] + [self.shown_cause]
+        return cause_of(judgment) in shown
+
+    def _pass_on_signal(self) -> None:
+        """Save a report when somebody ends the job; whoever sent the signal sends it to the ranks too."""
+        if self._note_interruption():
+            self._take_evidence()
+            self._save_at_once()
+
+    def _stop_hung(self) -> None:
+        """Show why, and stop the recorded processes. Their launcher then ends, and a batch system all that is left."""
+        with self._job_goes_first():
+            self._show_once(self._outcome(None))
+        stop_all(lambda _processes: recorded(self.folder), GRACE_S)
+
+    def _close_record(self, status: int) -> None:
+        """Count those that have left as ended: what they do now is not watched."""
+        self.watch.follow(at_once=True)
+        if self.hang is None:
+            self._note_sigterm_to_all()
+        now_ns = time.monotonic_ns()
+        for process in self.watch.followed.values():
+            how = self.attendance.left.get((process.pid, process.ticks))
+            if how is not None and process.ended_ns is None:
+                process.ended_ns, process.exit_code = now_ns, int(how is Leaving.FAILED)
+        super()._close_record(status)
+
+    def _outcome(self, status: int | None, judgment: Judgment | None = None) -> JobOutcome:
+        """Return the outcome without the processes' exit status, which is still to come: they go on after the watch.
+
+        Lightning, for example, ends with a status of its own after an error, and after Ctrl-C.
+        """
+        outcome = super()._outcome(status, judgment)
+        return outcome if outcome.end.hung else replace(outcome, end=replace(outcome.end, exit_status=None))
+
+    def _note_sigterm_to_all(self) -> None:
+        """Note an interruption if all ranks got SIGTERM together: somebody has ended the launcher, or the job."""
+        asked = [self._asked_to_end_ns(rank) for rank in self.watch.ranks()]
+        known = [at_ns for at_ns in asked if at_ns is not None]
+        if asked and len(known) == len(asked) and max(known) - min(known) <= ASKED_TOGETHER_NS:
+            self._note_end_by("SIGTERM", min(known))
+
+    def _asked_to_end_ns(self, rank: Followed) -> int | None:
+        """Return when a rank got SIGTERM, as far as that is known, or None if it ended otherwise."""
+        ended_by_it = rank.exit_code == -signal.SIGTERM
+        return self.watch.evidence.asked_to_end_ns(rank) or (rank.ended_ns if ended_by_it else None)
+
+    def _note_end_by(self, name: str, at_ns: int) -> None:
+        if self.watch.interrupted_by is None:
+            self.watch.interrupted_by, self.watch.interrupted_ns = name, at_ns
+
+
+def joined_options(
+    run_dir: Path, hang_timeout_s: float, on_hang: OnHang, entry: str, command: tuple[str, ...]
+) -> WrapOptions:  # fmt: skip
+    """Return the settings of a session that starts nothing. ``command`` is that of the first rank."""
+    return WrapOptions(
+        hang_timeout_s=hang_timeout_s,
+        on_hang=on_hang,
+        debug_level=None,
+        report_dir=run_dir,
+        report_file=run_dir / REPORT_NAME,
+        placement=Placement(style=Style.COMMAND),
+        format="text",
+        quiet=False,
+        ignore=(),
+        ranks=RecorderSettings(),
+        allow_different=(),
+        speed=False,
+        torchrun_args=(),
+        script=command[0] if command else "",
+        is_module=False,
+        is_command=True,
+        no_python=False,
+        script_args=(),
+        nproc_note=None,
+        command=command,
+        entry=entry,
+    )

@@ -19,11 +19,11 @@ from pathlib import Path
 
 from ddpdoctor.diagnose.job import judge_folder
 from ddpdoctor.exchange.meeting import OwnPort
-from ddpdoctor.launch.command.placement import Placement
-from ddpdoctor.launch.nodes.first_node import FirstNode
-from ddpdoctor.launch.nodes.joining import save_nodes
-from ddpdoctor.launch.nodes.other_node import OtherNode
-from ddpdoctor.launch.nodes.packing import pack_folder
+from ddpdoctor.launch.first_node import FirstNode
+from ddpdoctor.launch.hang import save_nodes
+from ddpdoctor.launch.node_messages import pack_folder
+from ddpdoctor.launch.other_node import OtherNode
+from ddpdoctor.launch.placement import Placement
 from tests.synthetic import SITUATIONS, Job, steps_for, write_hosts
 
 NODES, RANKS_A_NODE, RECORDS = 64, 8, 2000

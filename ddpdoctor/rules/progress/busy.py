@@ -20,7 +20,7 @@ BUSY_WANTED = 0.5
 """Our choice: a thread that polls with short sleeps wants a core for less of the time than this, however crowded the
 machine is."""
 BUSY_BYTES_S = 64 * 1024
-"""The same limit as for progress (``launch.watching.progress``): a loop that polls a small file stays below it."""
+"""The same limit as for progress (``launch.progress``): a loop that polls a small file stays below it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

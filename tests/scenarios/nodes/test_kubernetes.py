@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 import yaml
 
-from ddpdoctor.launch.command.command_line import split_command
-from ddpdoctor.launch.command.placing import place
+from ddpdoctor.launch.command_line import split_command
+from ddpdoctor.launch.placement import place
 from tests.scenarios.running import JOBS, SCHEMA, clean_environment, free_port, kill_job
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")

@@ -12,7 +12,7 @@ import pytest
 from ddpdoctor.cli.metrics import MetricExport, MetricOptions, check_metrics, file_of
 from ddpdoctor.cli.otlp import OtlpSender
 from ddpdoctor.diagnose.live import JobLabels, read_samples
-from ddpdoctor.launch.folders.run_file import write_run_file
+from ddpdoctor.launch.run_folder import write_run_file
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Confidence, Finding, JobStatus, JobSummary, Report, Severity
 from ddpdoctor.model.live import METRICS, JobNow, Liveness, RankNow, ReplicasNow

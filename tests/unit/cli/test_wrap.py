@@ -6,8 +6,8 @@ from ddpdoctor.cli.debug_level import choose_debug_level, debug_note
 from ddpdoctor.cli.running import _patience_note, _withdraw, keep_errors
 from ddpdoctor.cli.wrap import Options, prepare
 from ddpdoctor.collect.system import System
-from ddpdoctor.launch.command.command_line import split_command
-from ddpdoctor.launch.processes.starting import debug_environment, has_gpu_driver
+from ddpdoctor.launch.command_line import split_command
+from ddpdoctor.launch.starting import debug_environment, has_gpu_driver
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Confidence, Finding, Judgment, Report, Severity
 

@@ -37,7 +37,7 @@ from ddpdoctor.collect.run.nodes import read_job
 from ddpdoctor.collect.run.source_lines import MAX_SOURCE_BYTES, MAX_WIDTH, read_excerpt
 from ddpdoctor.collect.run.trial_record import read_trial
 from ddpdoctor.collect.run.watched import WatchedChild, WatchedRank, parse_watch
-from ddpdoctor.launch.watching.causes import CausesSeen
+from ddpdoctor.launch.seen import CausesSeen
 from ddpdoctor.model.call_log import CallLog, pack_calls
 from ddpdoctor.model.codec import _find_class, _modules_by_class
 from ddpdoctor.model.facts import (

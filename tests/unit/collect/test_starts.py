@@ -21,9 +21,8 @@ from ddpdoctor.collect.run.past import _passes_of, find_runs
 from ddpdoctor.collect.run.sources import RankTraces, find_ranks, is_on_one_host
 from ddpdoctor.collect.run.watched import WatchedJob, parse_watch
 from ddpdoctor.diagnose.job import judge_folder
-from ddpdoctor.launch.folders.run_file import write_record_place
-from ddpdoctor.launch.watching.evidence import EvidenceTaker
-from ddpdoctor.launch.watching.on_demand import ask_for_evidence
+from ddpdoctor.launch.evidence import EvidenceTaker, ask_for_evidence
+from ddpdoctor.launch.run_folder import write_record_place
 from ddpdoctor.model.data import EpochSeen, LoaderSeen
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import NodeSeen, NodesSeen, Presence, Run

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.integrations.place import Asked, take_place
-from ddpdoctor.launch.folders.attendance import Attendance, Leaving, enter, leave, read_attendance
-from ddpdoctor.launch.folders.host_meeting import locked, read_meeting
+from ddpdoctor.launch.attendance import Attendance, Leaving, enter, leave, locked, read_attendance, read_meeting
 from tests.scenarios.running import wait_for
 
 ENV = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2"}

@@ -10,7 +10,7 @@ import pytest
 
 import ddpdoctor
 from ddpdoctor.integrations import watch as watches
-from ddpdoctor.launch.folders.host_meeting import HostWatch
+from ddpdoctor.launch.attendance import HostWatch
 from ddpdoctor.model.findings import JobStatus, JobSummary
 from ddpdoctor.recorder.state import start_ticks
 from ddpdoctor.report.formats import render_json

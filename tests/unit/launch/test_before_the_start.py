@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.collect.gpus import GpuCount
-from ddpdoctor.launch.command.script import (
+from ddpdoctor.launch.command_line import (
+    TorchrunSettings,
     check_command,
     check_script,
     choose_nproc,
@@ -21,11 +22,9 @@ from ddpdoctor.launch.command.script import (
     locate_module,
     starts_ranks,
 )
-from ddpdoctor.launch.command.torchrun_nodes import TorchrunSettings
-from ddpdoctor.launch.folders.report_dir import make_default_dir, make_report_dir
-from ddpdoctor.launch.folders.run_file import launch_shape
-from ddpdoctor.launch.processes.guardian import Guardian
-from ddpdoctor.launch.watching.unrecorded import why_unrecorded
+from ddpdoctor.launch.run_folder import launch_shape, make_default_dir, make_report_dir
+from ddpdoctor.launch.seen import why_unrecorded
+from ddpdoctor.launch.stopping import Guardian
 from ddpdoctor.model.errors import UserError
 from tests.scenarios.running import wait_for
 

@@ -6,11 +6,8 @@ import pytest
 
 from ddpdoctor.collect.launch import EXCHANGE_PORTS, ByHand, seen_launch
 from ddpdoctor.exchange.wire import job_token
-from ddpdoctor.launch.command.command_line import SplitCommand, split_command
-from ddpdoctor.launch.command.placement import Placement, Style
-from ddpdoctor.launch.command.placing import place
-from ddpdoctor.launch.command.torchrun_table import TORCHRUN_OPTIONS, ask_torchrun
-from ddpdoctor.launch.nodes.own_host import is_own_host, number_first
+from ddpdoctor.launch.command_line import TORCHRUN_OPTIONS, SplitCommand, ask_torchrun, split_command
+from ddpdoctor.launch.placement import Placement, Style, is_own_host, number_first, place
 from ddpdoctor.model.errors import UserError
 
 # Splitting a command line: whose is which word.

@@ -15,23 +15,27 @@ from ddpdoctor.collect.run.evidence import load
 from ddpdoctor.collect.system import System
 from ddpdoctor.exchange.conversation import BadMessage
 from ddpdoctor.exchange.store import MAX_NOTICE_BYTES, MAX_SAID_BYTES, Heard
-from ddpdoctor.launch.command.placement import Placement
-from ddpdoctor.launch.folders.member_folder import MemberFolder, Starter, make_member_folder
-from ddpdoctor.launch.nodes.members_heard import BROKEN_NS, FRESH_NS, SILENT_NS, MembersHeard
-from ddpdoctor.launch.nodes.node_messages import (
+from ddpdoctor.launch.first_node import BROKEN_NS, FRESH_NS, SILENT_NS, MembersHeard
+from ddpdoctor.launch.hang import note_reached, places_to_try, try_places
+from ddpdoctor.launch.node_messages import (
     LAST,
+    MAX_FILE_BYTES,
+    MAX_FILES,
+    MAX_PLAIN_BYTES,
     Board,
     Greeting,
     Pulse,
+    pack_folder,
     read_board,
     read_pulse,
+    unpack_folder,
     write_board,
     write_pulse,
 )
-from ddpdoctor.launch.nodes.packing import MAX_FILE_BYTES, MAX_FILES, MAX_PLAIN_BYTES, pack_folder, unpack_folder
-from ddpdoctor.launch.processes.starting import nccl_log_environment
-from ddpdoctor.launch.watching.reached import note_reached, places_to_try, try_places
-from ddpdoctor.launch.watching.suspicion import NodeProgress
+from ddpdoctor.launch.placement import Placement
+from ddpdoctor.launch.progress import NodeProgress
+from ddpdoctor.launch.run_folder import MemberFolder, Starter, make_member_folder
+from ddpdoctor.launch.starting import nccl_log_environment
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import REACHED_NAME as FILE
 from ddpdoctor.model.facts import NodeSeen, NodesSeen, Presence
@@ -174,7 +178,7 @@ def test_names_that_are_no_numbers_are_not_heard():
 
 
 def test_what_members_send_that_does_not_fit_with_the_others_counts_as_lost(monkeypatch):
-    monkeypatch.setattr("ddpdoctor.launch.nodes.members_heard.MAX_PACKED_BYTES", 10)
+    monkeypatch.setattr("ddpdoctor.launch.first_node.MAX_PACKED_BYTES", 10)
     made = members(heard(), heard(), heard())
     for number, size in ((1, 6), (2, 6), (3, 4)):
         made.receive(number, 1, bytes(size))

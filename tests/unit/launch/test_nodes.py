@@ -21,16 +21,14 @@ from ddpdoctor.exchange.job_store import open_job_store
 from ddpdoctor.exchange.meeting import OtherPort, OwnPort, open_meeting
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.exchange.wire import RemoteClient, open_client
-from ddpdoctor.launch.command.options import OnHang
-from ddpdoctor.launch.command.placement import Placement, Style
-from ddpdoctor.launch.nodes.first_node import FOLDER, FirstNode
-from ddpdoctor.launch.nodes.further_ways import PREFIX, SECOND_PORT, SecondPort, further_ways
-from ddpdoctor.launch.nodes.other_node import OtherNode
-from ddpdoctor.launch.nodes.own_host import MOST_ADDRESSES, own_addresses
-from ddpdoctor.launch.nodes.packing import pack_folder
-from ddpdoctor.launch.watching.examining import Examining
-from ddpdoctor.launch.watching.suspicion import NodeProgress
-from ddpdoctor.launch.watching.watch import JobWatch
+from ddpdoctor.launch.command_line import OnHang
+from ddpdoctor.launch.first_node import FOLDER, PREFIX, SECOND_PORT, FirstNode, SecondPort, further_ways
+from ddpdoctor.launch.hang import Examining
+from ddpdoctor.launch.node_messages import pack_folder
+from ddpdoctor.launch.other_node import OtherNode
+from ddpdoctor.launch.placement import MOST_ADDRESSES, Placement, Style, own_addresses
+from ddpdoctor.launch.progress import NodeProgress
+from ddpdoctor.launch.watch import JobWatch
 from ddpdoctor.model.facts import REACHED_NAME, NodeSeen, NodesSeen, Presence
 from ddpdoctor.model.findings import Confidence, Finding, Judgment, Severity
 from ddpdoctor.model.reaching import Connecting, Contact

@@ -12,12 +12,10 @@ from ddpdoctor.collect.fingerprint_nodes import COMPARISON, POINTS, read_consist
 from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.meeting import HostedMeeting
 from ddpdoctor.exchange.store import Client
-from ddpdoctor.launch.nodes.first_node import FirstNode
-from ddpdoctor.launch.nodes.other_node import OtherNode
-from ddpdoctor.launch.replicas.comparing import LiveComparison
-from ddpdoctor.launch.replicas.exchange import CONTENTS, ROOTS, WORD, ReplicaExchange
-from ddpdoctor.launch.replicas.shared import SharedReplicas
-from ddpdoctor.launch.watching.progress import Followed
+from ddpdoctor.launch.first_node import FirstNode
+from ddpdoctor.launch.other_node import OtherNode
+from ddpdoctor.launch.progress import Followed
+from ddpdoctor.launch.replica_exchange import CONTENTS, ROOTS, WORD, LiveComparison, ReplicaExchange, SharedReplicas
 from ddpdoctor.model.consistency import Consistency, RootsReport
 from ddpdoctor.model.facts import Run, attempt_name
 from ddpdoctor.recorder.storage import ring_layout

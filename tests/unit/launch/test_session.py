@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.launch.command.options import WrapOptions
-from ddpdoctor.launch.command.placement import Placement, Style
-from ddpdoctor.launch.outcome import JobOutcome, Notifier
-from ddpdoctor.launch.session import Session
-from ddpdoctor.launch.watching.examining import Examining
+from ddpdoctor.launch.command_line import WrapOptions
+from ddpdoctor.launch.hang import Examining
+from ddpdoctor.launch.placement import Placement, Style
+from ddpdoctor.launch.session import JobOutcome, Notifier, Session
 from ddpdoctor.model.findings import Check, Judgment, Outcome
 from ddpdoctor.recorder.settings import RecorderSettings
 

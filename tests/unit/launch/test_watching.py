@@ -21,29 +21,26 @@ from ddpdoctor.collect import proc
 from ddpdoctor.collect.proc import Process, read_io
 from ddpdoctor.collect.run.agent_log import AgentLog, WorkerStart
 from ddpdoctor.collect.run.watched import read_watch
-from ddpdoctor.launch.processes.ranks import choose_status, describe_lost
-from ddpdoctor.launch.replicas.comparing import LiveComparison
-from ddpdoctor.launch.watching import evidence
-from ddpdoctor.launch.watching.evidence import EvidenceTaker
-from ddpdoctor.launch.watching.examining import Examining
-from ddpdoctor.launch.watching.progress import (
+from ddpdoctor.launch import evidence
+from ddpdoctor.launch.evidence import EvidenceTaker
+from ddpdoctor.launch.hang import Examining
+from ddpdoctor.launch.own_ranks import choose_status, describe_lost
+from ddpdoctor.launch.progress import (
+    EARLY_EXIT_WAIT_S,
     FAMILIAR_PATIENCE,
     IO_BYTES_PER_S,
     Followed,
+    NodeProgress,
+    Suspicion,
     discount_starving,
     follow,
     open_rings,
-)
-from ddpdoctor.launch.watching.seen import HoldUps
-from ddpdoctor.launch.watching.suspicion import (
-    EARLY_EXIT_WAIT_S,
-    NodeProgress,
-    Suspicion,
     read_progress,
     suspicion_of,
 )
-from ddpdoctor.launch.watching.watch import JobWatch
-from ddpdoctor.launch.watching.work import Receptions, WorkSeen
+from ddpdoctor.launch.replica_exchange import LiveComparison
+from ddpdoctor.launch.seen import HoldUps, Receptions, WorkSeen
+from ddpdoctor.launch.watch import JobWatch
 from ddpdoctor.model.facts import Helper
 from ddpdoctor.model.findings import Judgment
 from ddpdoctor.recorder.storage import ring_layout, ring_reading

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddpdoctor.collect.rank.steps import fetch_cells, find_children, read_fetches, read_lines, read_steps
-from ddpdoctor.launch.watching.seen import WorkersSeen
+from ddpdoctor.launch.seen import WorkersSeen
 from ddpdoctor.model.steps import FetchTimes, Phase, StepEnd
 from ddpdoctor.recorder.calls import waiting
 from ddpdoctor.recorder.data import fetches

@@ -1,4 +1,4 @@
-"""Stops a whole job: the launcher, its descendants, and every recorded process, whoever its parent is by now."""
+"""Stops a whole job: the launcher, its descendants, and every recorded process, also after the watcher was killed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from ddpdoctor.collect import proc
 from ddpdoctor.recorder.storage.files import read_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
+
 
 STOP_GRACE_S = 5.0
 """Our choice: the time that a launcher has to end its ranks itself; less than a batch system's grace of 30 s."""
@@ -27,6 +28,8 @@ KILL_LIMIT_S = 30.0
 
 Target = tuple[int, int]
 """A pid and its start ticks, which together identify a process even if the pid is reused."""
+
+_DONE = b"done\n"
 
 
 def stop_job(launcher: subprocess.Popen[bytes], folder: Path, while_waiting: Callable[[], None]) -> None:
@@ -143,3 +146,69 @@ def _signal(targets: Iterable[Target], number: signal.Signals) -> None:
         if target[0] != os.getpid() and is_same(*target):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(target[0], number)
+
+
+class Guardian:
+    """A process that is forked before the launcher starts. Call ``dismiss`` when the job has ended."""
+
+    def __init__(self, folder: Path, mark: Mapping[str, str], on_orphaned: Callable[[], None]) -> None:
+        """Fork. Recorders write to ``folder``, and the job's environment holds ``mark``.
+
+        ``on_orphaned`` runs in the guardian, after the job was stopped.
+        """
+        reader, self._writer = os.pipe()
+        try:
+            self.pid = os.fork()
+        except OSError:  # no process may be added: the job goes first, and its ranks outlive a watcher that is killed
+            self.pid = -1
+        if self.pid == 0:
+            os.close(self._writer)
+            _guard(reader, folder, mark, on_orphaned)
+        os.close(reader)
+
+    def protect_self(self) -> None:
+        """Register this process as the launcher. The watcher's child calls it before it executes the launcher.
+
+        The child holds the pipe open until then. So even if the watcher is killed, the guardian knows the launcher.
+        """
+        if self.pid < 0:
+            return
+        pid = os.getpid()
+        own = proc.read_process(pid)
+        with contextlib.suppress(OSError):
+            os.write(self._writer, f"{pid} {own.start_ticks if own else 0}\n".encode())
+
+    def dismiss(self) -> None:
+        """Let the guardian exit without doing anything."""
+        with contextlib.suppress(OSError):
+            os.write(self._writer, _DONE)
+        os.close(self._writer)
+        if self.pid > 0:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+
+
+def _guard(reader: int, folder: Path, mark: Mapping[str, str], on_orphaned: Callable[[], None]) -> None:
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_IGN)
+        os.setsid()  # a SIGKILL to the watcher's whole process group must not end the guardian too
+        text = b""
+        while chunk := os.read(reader, 4096):
+            text += chunk
+        if text and not text.endswith(_DONE):
+            pid, start_ticks = text.decode().split()
+            _stop_orphans((int(pid), int(start_ticks)), folder, mark)
+            on_orphaned()
+    finally:
+        os._exit(0)
+
+
+def _stop_orphans(launcher: Target, folder: Path, mark: Mapping[str, str]) -> None:
+    """Stop the launcher, its descendants, and all marked processes: a new rank may already have lost its parent."""
+
+    def find(processes: dict[int, proc.Process]) -> list[Target]:
+        marked = [p for p in processes.values() if proc.has_variables(p.pid, mark)]
+        return [launcher, *recorded(folder), *((p.pid, p.start_ticks) for p in marked)]
+
+    stop_all(find, GRACE_S)

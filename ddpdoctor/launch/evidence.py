@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect import proc
-from ddpdoctor.launch.folders.shared_folder import copy_elsewhere
+from ddpdoctor.launch.run_folder import copy_elsewhere
 from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.recorder.storage.files import open_new, open_plain, read_plain, remove, write_whole
 from ddpdoctor.recorder.storage.record_files import CONTROL, make_record
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ddpdoctor.launch.watching.progress import Followed
+    from ddpdoctor.launch.progress import Followed
+
 
 ANSWER_LIMIT_S = 0.9
 """The time that a recorder has to answer. It takes two samples 0.3 s apart; the launcher pauses a little longer."""
@@ -33,6 +34,7 @@ PIECE_BYTES = 16 * 1024
 """The piece size for copying rings; pieces that are all zeros are skipped."""
 FRESH_S = 1.5
 """A heartbeat younger than this promises an answer."""
+ASK_EVERY_S = 0.05
 HELD_S = 3.0
 """If a live process has had no heartbeat for this long, C code holds the GIL."""
 
@@ -259,3 +261,23 @@ def describe(
         "dumps": dumps.get(process.pid, []),
         "children": [{"pid": c.pid, "ticks": c.start_ticks, "state": c.state, "name": c.name} for c in below],
     }
+
+
+def ask_for_evidence(folder: Path, limit_s: float, is_running: Callable[[], bool]) -> bool:
+    """Ask the watcher of a running job for evidence, and wait for it; return whether it came.
+
+    ``folder`` is where the job's record is. Raises OSError if it cannot be written to.
+    """
+    control = open_plain(folder / "control", os.O_RDWR)
+    try:
+        asked = time.monotonic_ns()
+        os.pwrite(control, ring_layout.CELL.pack(asked), ring_layout.CONTROL_DUMP_ASKED)
+        limit = time.monotonic() + limit_s
+        while time.monotonic() < limit and is_running():
+            dumped = os.pread(control, ring_layout.CELL.size, ring_layout.CONTROL_DUMPED)
+            if ring_layout.CELL.unpack(dumped)[0] == asked:
+                return True
+            time.sleep(ASK_EVERY_S)
+    finally:
+        os.close(control)
+    return False

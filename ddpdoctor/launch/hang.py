@@ -2,32 +2,177 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import queue
+import threading
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.launch.nodes.joining import save_nodes
-from ddpdoctor.launch.nodes.packing import pack_folder
-from ddpdoctor.launch.watching.evidence import PATIENT_LIMIT_S
-from ddpdoctor.launch.watching.machine import note_control_flow, note_machine
-from ddpdoctor.launch.watching.reached import note_reached, try_places
-from ddpdoctor.launch.watching.suspicion import Suspicion, suspicion_of
+from ddpdoctor.collect.run.evidence import save
+from ddpdoctor.launch.evidence import PATIENT_LIMIT_S
+from ddpdoctor.launch.node_messages import pack_folder
+from ddpdoctor.launch.progress import Suspicion, suspicion_of
+from ddpdoctor.model.facts import MEMBERS_NAME, REACHED_NAME, Presence
 from ddpdoctor.model.findings import Judgment, Severity
+from ddpdoctor.model.node import DEVICE_ERROR
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from ddpdoctor.launch.command.options import OnHang
-    from ddpdoctor.launch.nodes.first_node import FirstNode
-    from ddpdoctor.launch.nodes.other_node import OtherNode
-    from ddpdoctor.launch.watching.suspicion import NodeProgress
-    from ddpdoctor.launch.watching.watch import JobWatch
+    from ddpdoctor.launch.command_line import OnHang
+    from ddpdoctor.launch.first_node import FirstNode
+    from ddpdoctor.launch.other_node import OtherNode
+    from ddpdoctor.launch.placement import Placement
+    from ddpdoctor.launch.progress import NodeProgress
+    from ddpdoctor.launch.watch import JobWatch
     from ddpdoctor.model.facts import NodesSeen
+    from ddpdoctor.model.reaching import Connecting
 
+
+FILE = "nodes.json"
+"""The file in the run folder with the state of all members, a ``NodesSeen``."""
+
+MACHINE_CODE = "DD611"
+"""The rule that uses the machine's facts."""
+DEVICE_CODES = frozenset({"DD604", "DD605"})
+"""The rules that use the kernel's log, if the error is one of a device, or an abort may have been caused by one."""
+_ABORTED = ("SIGABRT", "SIGSEGV", "SIGBUS")
+MACHINE_FRESH_S = 60.0
+"""Our choice: facts younger than this are not read again for the next check."""
+FLOW_CODES = frozenset({"DD602", "DD603"})
+"""The rules that use the control flow."""
+REACH_CODES = frozenset({"DD605", "DD607"})
+"""The rules that use the result."""
+LIMIT_S = 4.0
+"""Our choice: a missing node is reported within 10 s of the hang timeout. One connection is tried for 3 s."""
+REACH_FRESH_S = 30.0
+"""Our choice: if the last attempts are younger than this, they are not repeated."""
+MOST_PLACES = 16
+Place = tuple[str, int]
+"""Host and port."""
 LOOK_AGAIN_S = 1.5
 QUIET_S = 2.0
 """Our choice: the first pause after a report of a job that continues. Each later one is twice as long."""
+NOTE_EVERY_S = 2.0
+"""Our choice: what is known of other nodes comes with their beats, one a second."""
+NOTE_SHARE = 0.01
+"""The fraction of a core that the notes may use. With thousands of members they become rarer."""
+
+
+def save_members(folder: Path, seen: NodesSeen) -> None:
+    """Write the state of all members while the job runs, for `ddpdoctor status`. A full disk is ignored."""
+    with contextlib.suppress(OSError):
+        save(folder / MEMBERS_NAME, seen)
+
+
+def save_nodes(folder: Path, seen: NodesSeen) -> None:
+    """Write the state of all members into the run folder, completely or not at all. A full disk is ignored."""
+    with contextlib.suppress(OSError):
+        save(folder / FILE, seen)
+
+
+def note_machine(folder: Path, judgment: Judgment) -> bool:
+    """Save the machine's facts if the judgment needs them; return whether there are new facts to judge by."""
+    from ddpdoctor.collect.run.machine import FILE, SECTIONS, save_machine
+    from ddpdoctor.collect.run.nccl_warnings import keep_users_logs
+
+    ended = [finding.summary for finding in judgment.findings if finding.code in DEVICE_CODES]
+    if any(finding.code == MACHINE_CODE for finding in judgment.findings):
+        sections = SECTIONS
+    elif any(DEVICE_ERROR.search(text) or any(name in text for name in _ABORTED) for text in ended):
+        sections = frozenset({"kernel_log"})
+    else:
+        return False
+    if is_fresh(folder / FILE, MACHINE_FRESH_S):
+        return False
+    with contextlib.suppress(OSError):  # a full disk loses this evidence, but must not affect the job
+        keep_users_logs(folder, os.environ.get("NCCL_DEBUG_FILE", ""))
+        save_machine(folder, sections)
+        return True
+    return False
+
+
+def is_fresh(path: Path, limit_s: float) -> bool:
+    """Return whether a file was written less than so many seconds ago."""
+    try:
+        return time.time() - path.stat().st_mtime < limit_s
+    except OSError:
+        return False
+
+
+def note_control_flow(folder: Path, judgment: Judgment) -> bool:
+    """Save the control flow if the judgment needs it; return whether there are new facts to judge by."""
+    if not any(finding.code in FLOW_CODES for finding in judgment.findings):
+        return False
+    from ddpdoctor.collect.run.control_flow import FILE, save_control_flow
+    from ddpdoctor.collect.run.nodes import read_job
+    from ddpdoctor.model.errors import UserError
+
+    if (folder / FILE).exists():
+        return False
+    try:
+        return save_control_flow(folder, read_job(folder))
+    except UserError:
+        return False
+
+
+def note_reached(folder: Path, judgment: Judgment, seen: NodesSeen, placement: Placement) -> bool:
+    """Try the missing nodes if the judgment needs it; return whether there are new facts to judge by."""
+    if not any(finding.code in REACH_CODES for finding in judgment.findings):
+        return False
+    places = places_to_try(seen, placement)
+    return bool(places) and try_places(folder, places)
+
+
+def places_to_try(seen: NodesSeen, placement: Placement) -> tuple[Place, ...]:
+    """Return the places to try: the job's own store, and each host that is silent or absent.
+
+    Nobody needs to listen on a host's port, because a refusal also shows that the host is up. A member that hears
+    nothing from the first tries all others, to find out who is cut off.
+    """
+    quiet = {Presence.SILENT, Presence.ABSENT}
+    others = [node for node in seen.nodes if node.number != seen.own and node.host]
+    hosts = [node.host for node in others if node.presence in quiet or seen.alone_since_ns is not None]
+    own = {node.host for node in seen.nodes if node.number == seen.own}
+    store = (placement.store,) if placement.store is not None and placement.store[0] else ()
+    places = [*store, *((host, placement.port) for host in hosts if host not in own)]
+    return tuple(dict.fromkeys(places))[:MOST_PLACES]
+
+
+def try_places(folder: Path, places: Sequence[Place]) -> bool:
+    """Connect to all places at the same time, and save the results; return whether there are new ones."""
+    if is_fresh(folder / REACHED_NAME, REACH_FRESH_S):
+        return False
+    found = _knock_at_all(places)
+    with contextlib.suppress(OSError):  # a full disk loses this evidence, but must not affect the job
+        save(folder / REACHED_NAME, tuple(found))
+        return bool(found)
+    return False
+
+
+def _knock_at_all(places: Sequence[Place]) -> list[Connecting]:
+    """Return the last attempt at each place, in the same order, without those that exceeded the limit."""
+    from ddpdoctor.probes.rendezvous.store_probe import knock
+
+    answers: queue.SimpleQueue[tuple[Place, Connecting]] = queue.SimpleQueue()
+
+    def try_one(place: Place) -> None:
+        answers.put((place, knock(*place, None)[-1]))
+
+    for place in places:  # daemon threads: a name lookup cannot be stopped
+        threading.Thread(target=try_one, args=(place,), name="ddpdoctor-knock", daemon=True).start()
+    found: dict[Place, Connecting] = {}
+    limit = time.monotonic() + LIMIT_S
+    while len(found) < len(places):
+        try:
+            place, attempt = answers.get(timeout=max(limit - time.monotonic(), 0.01))
+        except queue.Empty:
+            break
+        found[place] = attempt
+    return [found[place] for place in places if place in found]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,3 +426,43 @@ class Examining:
         if self.nodes is not None:
             self._seen = self.nodes.save(self._folder) if self.nodes.is_first else self.nodes.seen()
             save_nodes(self._folder, self._seen)
+
+
+class OnDemand:
+    """Answers requests while the job runs. No method waits for other nodes."""
+
+    def __init__(self, watch: JobWatch, examining: Examining) -> None:
+        """Take this node's watch, and the connection to the other nodes."""
+        self._watch, self._examining = watch, examining
+        self._next_note_ns = 0
+        self._asked_all = 0
+        """The request for which all nodes were asked, or 0."""
+
+    def serve(self) -> None:
+        """Do what is due."""
+        self._note_members()
+        asked = self._watch.evidence.dump_asked()
+        if asked and self._is_taken(asked):
+            self._watch.evidence.note_dumped(asked)
+
+    def _is_taken(self, asked: int) -> bool:
+        """Take this node's evidence, and on the first node that of the others; return whether all of it is saved."""
+        nodes = self._examining.nodes
+        if self._asked_all != asked:
+            if nodes is not None and nodes.is_first:
+                nodes.ask()
+            self._watch.take_evidence(limit_s=PATIENT_LIMIT_S)
+            self._asked_all = asked
+        if nodes is not None and nodes.is_first and not nodes.has_answers():
+            return False
+        self._examining.save_nodes()
+        return True
+
+    def _note_members(self) -> None:
+        """Write what the first node knows of all nodes. The others know only what it tells them."""
+        nodes, now_ns = self._examining.nodes, time.monotonic_ns()
+        if nodes is None or not nodes.is_first or now_ns < self._next_note_ns:
+            return
+        save_members(self._watch.folder, nodes.members.seen())
+        ended_ns = time.monotonic_ns()
+        self._next_note_ns = ended_ns + int(max(NOTE_EVERY_S * 1e9, (ended_ns - now_ns) / NOTE_SHARE))

@@ -15,9 +15,8 @@ from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.meeting import Heartbeating, NoMeeting, OtherPort, find_meeting
 from ddpdoctor.exchange.store import StoreError, wait_until
 from ddpdoctor.exchange.wire import NO_TOKEN
-from ddpdoctor.launch.command.placement import Style
-from ddpdoctor.launch.nodes.members_heard import SILENT_NS
-from ddpdoctor.launch.nodes.node_messages import (
+from ddpdoctor.launch.first_node import SILENT_NS
+from ddpdoctor.launch.node_messages import (
     ARRIVALS,
     CLAIM,
     EVIDENCE,
@@ -36,7 +35,8 @@ from ddpdoctor.launch.nodes.node_messages import (
     read_board,
     write_pulse,
 )
-from ddpdoctor.launch.watching.suspicion import NodeProgress
+from ddpdoctor.launch.placement import Style
+from ddpdoctor.launch.progress import NodeProgress
 from ddpdoctor.model.facts import NodeSeen, NodesSeen, Presence
 from ddpdoctor.model.findings import Severity
 
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from ddpdoctor.exchange.clocks import ClockOffset
     from ddpdoctor.exchange.meeting import FoundMeeting, MeetingWay
     from ddpdoctor.exchange.store import Client
-    from ddpdoctor.launch.command.placement import Placement
+    from ddpdoctor.launch.placement import Placement
+
 
 FIND_LIMIT_S = 3.0
 FIND_EVERY_S = 2.0

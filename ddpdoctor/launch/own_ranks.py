@@ -29,6 +29,7 @@ from ddpdoctor.model.exit_status import ExitStatus
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+
 LOOK_EVERY_S = 0.05
 REPORT_GRACE_S = 60.0
 """Our choice: how long the others may take to notice a failed rank and report it, before they are ended."""

@@ -1,4 +1,4 @@
-"""Starts the launcher, torchrun with a script or the given command, with the recorder loaded in its processes."""
+"""Starts the launcher with the recorder loaded in its processes, or becomes it under another ``wrap``."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
+from ddpdoctor.collect import proc
 from ddpdoctor.collect.bounded import safe_flags
 from ddpdoctor.collect.run.nccl_warnings import FOLDER as NCCL_FOLDER
 from ddpdoctor.collect.software import read_conf_files
 from ddpdoctor.collect.system import ReadingPlan, System
-from ddpdoctor.launch.command.placement import Style
+from ddpdoctor.launch.placement import Style
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.recorder.launcher_log import OWN_VARIABLE
 from ddpdoctor.recorder.storage.files import make_folder
@@ -20,7 +21,8 @@ from ddpdoctor.recorder.storage.files import make_folder
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ddpdoctor.launch.command.options import ChosenLevel, WrapOptions
+    from ddpdoctor.launch.command_line import ChosenLevel, WrapOptions
+
 
 DEBUG_VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
 _OF_ANOTHER_JOB = (
@@ -45,6 +47,8 @@ ranks must have the same level. By default it gets none if there is a GPU, becau
 NCCL_LOG_VARIABLES = ("NCCL_DEBUG", "NCCL_DEBUG_FILE")
 GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd")
 """The drivers of NVIDIA and of AMD, whose RCCL reads the same variables."""
+
+MAX_ANCESTORS = 100
 
 
 def start_launcher(options: WrapOptions, folder: Path, in_child: Callable[[], None]) -> subprocess.Popen[bytes]:
@@ -93,7 +97,7 @@ def job_mark(folder: Path) -> dict[str, str]:
 
 def _environment(options: WrapOptions, folder: Path) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_JOB}
-    bootstrap = str(Path(__file__).resolve().parents[2] / "recorder" / "bootstrap")
+    bootstrap = str(Path(__file__).resolve().parents[1] / "recorder" / "bootstrap")
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (bootstrap, environment.get("PYTHONPATH"))))
     environment |= dict(options.placement.variables)
     if options.placement.style is Style.TORCHRUN:
@@ -137,3 +141,38 @@ def nccl_log_environment(env: Mapping[str, str], folder: Path, system: System | 
     target = folder / NCCL_FOLDER
     make_folder(target)
     return {"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": f"{str(target).replace('%', '%%')}/%h.%p.log"}
+
+
+def find_outer_run(env: Mapping[str, str]) -> Path | None:
+    """Return the run folder of the ``wrap`` that this process runs under, or None if there is none.
+
+    Variables may be left over from another job, so that ``wrap`` must also be an ancestor process.
+    """
+    watcher = env.get("DDPDOCTOR_WATCHER", "")
+    folder = Path(env.get("DDPDOCTOR_RUN", ""))
+    if not watcher.isdecimal() or not (folder / "run.json").is_file():
+        return None
+    pid = os.getppid()
+    for _ in range(MAX_ANCESTORS):
+        if pid == int(watcher):
+            return folder
+        process = proc.read_process(pid)
+        if process is None or process.ppid <= 0:
+            return None
+        pid = process.ppid
+    return None
+
+
+def become_launcher(options: WrapOptions) -> NoReturn:
+    """Replace this process with the launcher, so that streams, signals and exit status are the launcher's own.
+
+    Raises:
+        UserError: the system cannot run the command.
+    """
+    command = launch_command(options)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - replacing this process is the purpose
+    except OSError as error:
+        raise cannot_run(command[0], error) from error

@@ -1,8 +1,4 @@
-"""Where ranks of one host that no ``wrap`` has started find their common run folder.
-
-The file belongs to one launch of a job on this host. Whoever comes first writes which folder and which watcher it has;
-the others read that. The watcher removes it under the same lock before it ends, so that no rank comes too late.
-"""
+"""Ranks that no ``wrap`` has started: where those of one host meet, who is watched, and how each of them left."""
 
 from __future__ import annotations
 
@@ -13,17 +9,20 @@ import json
 import os
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.launch.folders.report_dir import make_private
-from ddpdoctor.recorder.storage.files import open_plain, parse_json
+from ddpdoctor.launch.run_folder import make_private
+from ddpdoctor.launch.stopping import Target, is_same
+from ddpdoctor.recorder.storage.files import make_folder, open_plain, parse_json, read_plain, remove, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ddpdoctor.launch.processes.stopping import Target
+    from ddpdoctor.launch.stopping import Target
+
 
 LAUNCH_VARIABLES = (
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT",
@@ -33,6 +32,10 @@ LAUNCH_VARIABLES = (
 LOCK_LIMIT_S = 10.0
 LOCK_EVERY_S = 0.02
 MOST_BYTES = 65536
+
+PRESENT = "present"
+LEFT = "left"
+"""Subfolders of a run folder, with a file PID-TICKS for each process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,3 +112,67 @@ def write_meeting(descriptor: int, watch: HostWatch) -> None:
     plain = {"record": str(watch.record), "run_dir": str(watch.run_dir), "watcher": watch.watcher}
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, json.dumps(plain).encode(), 0)
+
+
+class Leaving(Enum):
+    """How a process left the watch."""
+
+    DONE = "done"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attendance:
+    """The processes that have come so far."""
+
+    present: dict[Target, str] = field(default_factory=dict)
+    """Those that live and have not left, each with its number from the launcher, or ""."""
+    left: dict[Target, Leaving] = field(default_factory=dict)
+    gone: frozenset[Target] = frozenset()
+    """Those that have ended without leaving."""
+
+
+def enter(folder: Path, process: Target, number: str) -> None:
+    """Note that a process wants to be watched. Raises OSError."""
+    for name in (PRESENT, LEFT):
+        make_folder(folder / name)
+    remove(_file(folder, LEFT, process))
+    write_whole(_file(folder, PRESENT, process), number)
+
+
+def leave(folder: Path, process: Target, how: Leaving) -> None:
+    """Note that a process needs no watching any more. Raises OSError."""
+    write_whole(_file(folder, LEFT, process), how.value)
+    remove(_file(folder, PRESENT, process))
+
+
+def read_attendance(folder: Path) -> Attendance:
+    """Return who is there and who was."""
+    came = {process: _read(folder, PRESENT, process) for process in _listed(folder / PRESENT)}
+    present = {process: number for process, number in came.items() if is_same(*process)}
+    left = {process: _leaving(_read(folder, LEFT, process)) for process in _listed(folder / LEFT)}
+    return Attendance(present=present, left=left, gone=frozenset(came.keys() - present.keys() - left.keys()))
+
+
+def _file(folder: Path, name: str, process: Target) -> Path:
+    return folder / name / f"{process[0]}-{process[1]}"
+
+
+def _listed(folder: Path) -> list[Target]:
+    try:
+        names = [path.name.split("-") for path in folder.iterdir()]
+    except OSError:
+        return []
+    return [(int(name[0]), int(name[1])) for name in names if len(name) == 2 and all(map(str.isdecimal, name))]
+
+
+def _read(folder: Path, name: str, process: Target) -> str:
+    try:
+        return read_plain(_file(folder, name, process)).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _leaving(text: str) -> Leaving:
+    return Leaving(text) if text in {one.value for one in Leaving} else Leaving.DONE

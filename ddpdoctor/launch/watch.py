@@ -14,13 +14,10 @@ from ddpdoctor.collect.limits import read_oom_kills
 from ddpdoctor.collect.proc import read_exit_code
 from ddpdoctor.collect.rank.answers import find_answers, read_answer
 from ddpdoctor.collect.run.agent_log import AgentLog, read_agent_log
-from ddpdoctor.launch.watching import progress
-from ddpdoctor.launch.watching.causes import CausesSeen
-from ddpdoctor.launch.watching.evidence import ANSWER_LIMIT_S, EvidenceTaker, describe
-from ddpdoctor.launch.watching.seen import HoldUps, WorkersSeen
-from ddpdoctor.launch.watching.suspicion import read_progress
-from ddpdoctor.launch.watching.unrecorded import Strangers
-from ddpdoctor.launch.watching.work import Receptions
+from ddpdoctor.launch import progress
+from ddpdoctor.launch.evidence import ANSWER_LIMIT_S, EvidenceTaker, describe
+from ddpdoctor.launch.progress import read_progress
+from ddpdoctor.launch.seen import CausesSeen, HoldUps, Receptions, Strangers, WorkersSeen
 from ddpdoctor.model.facts import attempt_name
 from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.recorder.storage.files import remove
@@ -28,8 +25,9 @@ from ddpdoctor.recorder.storage.files import remove
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ddpdoctor.launch.replicas.comparing import LiveComparison
-    from ddpdoctor.launch.watching.suspicion import NodeProgress
+    from ddpdoctor.launch.progress import NodeProgress
+    from ddpdoctor.launch.replica_exchange import LiveComparison
+
 
 FOLLOW_EVERY_S = 0.5
 FOLLOW_SHARE = 0.02

@@ -1,1 +1,0 @@
-"""What the command line, the environment and Slurm ask for."""

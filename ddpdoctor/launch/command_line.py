@@ -1,0 +1,558 @@
+"""What was typed: ddpdoctor's options, torchrun's, and the script or command, which is checked before the start."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import warnings
+import zipfile
+from collections import deque
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+from ddpdoctor.collect.bounded import safe_flags
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.launch import nodes_range, parse_endpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from ddpdoctor.collect.gpus import GpuCount
+    from ddpdoctor.launch.placement import Placement
+    from ddpdoctor.recorder.settings import RecorderSettings
+
+
+ASK_TIMEOUT_S = 60.0
+"""Importing torch takes a second or two; a cold network file system may need a minute."""
+
+_WITH_VALUE = (
+    "--nnodes",
+    "--nproc-per-node",
+    "--rdzv-backend",
+    "--rdzv-endpoint",
+    "--rdzv-id",
+    "--rdzv-conf",
+    "--max-restarts",
+    "--monitor-interval",
+    "--start-method",
+    "--event-log-handler",
+    "--role",
+    "--log-dir",
+    "-r",
+    "--redirects",
+    "-t",
+    "--tee",
+    "--local-ranks-filter",
+    "--duplicate-stdout-filters",
+    "--duplicate-stderr-filters",
+    "--node-rank",
+    "--master-addr",
+    "--master-port",
+    "--local-addr",
+    "--logs-specs",
+    "--numa-binding",
+    "--signals-to-handle",
+    "--shutdown-timeout",
+)
+_FLAGS = ("--standalone", "-m", "--module", "--no-python", "--run-path", "--virtual-local-rank")
+
+TORCHRUN_OPTIONS: Mapping[str, bool] = MappingProxyType(dict.fromkeys(_WITH_VALUE, True) | dict.fromkeys(_FLAGS, False))
+"""Each option, written with dashes, and whether it takes a value."""
+
+_ASK_TORCH = """
+import json
+from torch.distributed.run import get_args_parser
+actions = get_args_parser()._actions
+print(json.dumps({name: action.nargs != 0 for action in actions for name in action.option_strings}))
+"""
+
+HELP_OPTIONS = frozenset({"--help", "-h"})
+USAGE = (
+    "Usage: ddpdoctor wrap [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]..., or ddpdoctor wrap [OPTIONS] -- COMMAND "
+    "[ARGS]...; see `ddpdoctor wrap --help`."
+)
+_MODULE = frozenset({"-m", "--module"})
+_NO_PYTHON = "--no-python"
+_SHORT_LENGTH = 2
+STATIC_PORT = 29_500
+C10D_PORT = 29_400
+"""torch's defaults: ``run`` in torch/distributed/run.py, DEFAULT_PORT in c10d_rendezvous_backend.py."""
+SHAPE = (
+    "--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--master-addr", "--node-rank", "--standalone",
+)  # fmt: skip
+"""Options that each imply that torchrun starts ranks here."""
+_MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch"})
+RANKS_WITHOUT_GPU = 2
+"""Our choice: fewer ranks cannot show problems between ranks, and more only share the same cores."""
+_LAUNCHERS = frozenset(
+    {
+        "torch.multiprocessing.spawn",
+        "torch.multiprocessing.start_processes",
+        "torch.multiprocessing.spawn.spawn",
+        "torch.multiprocessing.spawn.start_processes",
+        "torch.distributed.elastic.multiprocessing.start_processes",
+        "torch.distributed.elastic.multiprocessing.api.start_processes",
+        "accelerate.notebook_launcher",
+        "accelerate.launchers.notebook_launcher",
+    }
+)
+"""Full names of functions that start ranks."""
+LAUNCHERS = frozenset(
+    {
+        "accelerate", "bash", "deepspeed", "horovodrun", "lightning", "mpiexec", "mpirun", "poetry", "python",
+        "python3", "sh", "srun", "torchrun", "uv",
+    }
+)  # fmt: skip
+"""Commands that people mistakenly give as the script."""
+_COMPILED_SUFFIXES = frozenset({".pyc", ".so"})
+OnHang = Literal["auto", "kill", "report"]
+"""When to stop a job that hangs: once it can never continue (auto), at the first report (kill), never (report)."""
+DebugLevel = Literal["DETAIL", "INFO", "OFF"]
+ChosenLevel = Literal["AUTO", "DETAIL", "INFO", "OFF"]
+"""AUTO means DETAIL if the job turns out to use only Gloo, and OFF if it uses NCCL or another backend."""
+OutputFormat = Literal["text", "json"]
+SavedFormat = Literal["text", "json", "junit", "github", "sarif", "markdown", "html", "csv", "nccl-tests"]
+"""The last two apply only to reports of `allreduce-bench`."""
+
+
+@lru_cache(maxsize=1)
+def ask_torchrun() -> Mapping[str, bool]:
+    """Ask the installed torch, in a separate process, for its options and whether each takes a value.
+
+    Raises ``UserError`` if torch cannot be imported or does not answer in time.
+    """
+    command = [sys.executable, *safe_flags(), "-c", _ASK_TORCH]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=True)
+        answer: dict[str, bool] = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        raise UserError(
+            "cannot read torchrun's options: torch.distributed.run gave no answer",
+            help=f"Run `{sys.executable} -m torch.distributed.run --help` to see why.",
+        ) from error
+    return {canonical(name): takes_value for name, takes_value in answer.items()}
+
+
+def canonical(option: str) -> str:
+    """Write a long option with dashes: ``--nproc_per_node`` as ``--nproc-per-node``."""
+    return option.replace("_", "-") if option.startswith("--") else option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitCommand:
+    """A command line of ``wrap``, split by owner; each part keeps the user's order and spelling.
+
+    If ``is_command``, ``script`` is a command that runs unchanged and not under torchrun. ``torchrun`` does not contain
+    the flags that ``is_module`` and ``no_python`` represent. In ``own``, long options are written with dashes.
+    ``script`` is empty only if ``own`` asks for help.
+    """
+
+    own: tuple[str, ...]
+    torchrun: tuple[str, ...]
+    script: str
+    is_module: bool
+    no_python: bool
+    script_args: tuple[str, ...]
+    is_command: bool = False
+
+
+def split_command(
+    argv: Iterable[str],
+    own_options: Mapping[str, bool],
+    ask: Callable[[], Mapping[str, bool]] = ask_torchrun,
+) -> SplitCommand:
+    """Split ``argv``; ``own_options`` maps each of ddpdoctor's options to whether it takes a value.
+
+    The first word that is neither an option nor an option's value is the script; everything after it belongs to the
+    script. After ``--`` comes a command. ``ask`` is called for an option that is in neither table. Raises ``UserError``
+    for an unknown option, a missing value, options of torchrun before a command, and if there is neither a script nor
+    a command.
+    """
+    words = deque(argv)
+    parts = _Parts(own_options=own_options, ask=ask)
+    while words and words[0].startswith("-") and words[0] != "-":
+        word = words.popleft()
+        if word == "--":
+            return parts.finish_command(words)
+        if word in HELP_OPTIONS:
+            return parts.finish("", (), own=("--help",))
+        parts.take(word, words)
+    if not words:
+        raise UserError("no script to run was given", help=USAGE)
+    return parts.finish(words.popleft(), tuple(words), own=tuple(parts.own))
+
+
+@dataclass(kw_only=True)
+class _Parts:
+    """The words sorted so far."""
+
+    own_options: Mapping[str, bool]
+    ask: Callable[[], Mapping[str, bool]]
+    own: list[str] = field(default_factory=list)
+    torchrun: list[str] = field(default_factory=list)
+    is_module: bool = False
+    no_python: bool = False
+
+    def take(self, word: str, rest: deque[str]) -> None:
+        """Sort one option with its value, which may be attached or the next word in ``rest``."""
+        name, attached = _take_apart(word)
+        if (full := self._complete(name)) != name:
+            name, word = full, word.replace(word.partition("=")[0], full, 1)
+        is_own = name in self.own_options
+        takes_value = self.own_options[name] if is_own else self._torchrun_takes_value(name, word)
+        if attached and not takes_value:
+            raise UserError(f"the option {name} takes no value, but got one: {word}", help=USAGE)
+        if name in _MODULE:
+            self.is_module = True
+        elif name == _NO_PYTHON:
+            self.no_python = True
+        else:
+            kept = self.own if is_own else self.torchrun
+            kept.append(word.replace(word.partition("=")[0], name, 1) if is_own else word)
+            if takes_value and not attached:
+                kept.append(_next_value(name, rest))
+
+    def finish(self, script: str, script_args: tuple[str, ...], *, own: tuple[str, ...]) -> SplitCommand:
+        """Return the sorted words as a ``SplitCommand``."""
+        return SplitCommand(
+            own=own,
+            torchrun=tuple(self.torchrun),
+            script=script,
+            is_module=self.is_module,
+            no_python=self.no_python,
+            script_args=script_args,
+        )
+
+    def finish_command(self, words: deque[str]) -> SplitCommand:
+        """Return the sorted words as a ``SplitCommand`` if ``--`` and a command follow."""
+        if self.torchrun or self.is_module or self.no_python:
+            given = next(iter(self.torchrun), "-m" if self.is_module else _NO_PYTHON)
+            raise UserError(
+                f"{given} is an option of torchrun, but the command after `--` starts the ranks itself",
+                help="Leave out `--` to start a script under torchrun, or give torchrun as the command: "
+                "`ddpdoctor wrap -- torchrun OPTIONS SCRIPT`.",
+            )
+        if not words:
+            raise UserError("no command to run was given after `--`", help=USAGE)
+        return SplitCommand(
+            own=tuple(self.own), torchrun=(), script=words[0], is_module=False, no_python=False,
+            script_args=tuple(words)[1:], is_command=True,
+        )  # fmt: skip
+
+    def _complete(self, name: str) -> str:
+        """Expand an abbreviated option, as argparse does for torchrun, or return ``name`` if nothing matches."""
+        known = {*self.own_options, *TORCHRUN_OPTIONS}
+        if not name.startswith("--") or name in known:
+            return name
+        meant = sorted(option for option in known if option.startswith(name))
+        if len(meant) > 1:
+            raise UserError(f"the option {name} could be {' or '.join(meant)}", help="Write it out.")
+        return meant[0] if meant else name
+
+    def _torchrun_takes_value(self, name: str, word: str) -> bool:
+        if name in TORCHRUN_OPTIONS:
+            return TORCHRUN_OPTIONS[name]
+        known = self.ask()
+        if name in known:
+            return known[name]
+        raise UserError(f"neither ddpdoctor wrap nor torchrun knows the option {word.partition('=')[0]}", help=USAGE)
+
+
+def _take_apart(word: str) -> tuple[str, bool]:
+    """Return an option's name and whether its value is attached (``--tee=3``, ``-t3``)."""
+    name, equals, _ = word.partition("=")
+    if name.startswith("--"):
+        return canonical(name), bool(equals)
+    return word[:_SHORT_LENGTH], len(word) > _SHORT_LENGTH
+
+
+def _next_value(name: str, rest: deque[str]) -> str:
+    if not rest:
+        raise UserError(f"the option {name} needs a value", help=USAGE)
+    return rest.popleft()
+
+
+class TorchrunSettings:
+    """The options of one torchrun by name, such as ``--nnodes``; the command line overrides the variables."""
+
+    def __init__(self, words: tuple[str, ...], env: Mapping[str, str]) -> None:
+        """Take torchrun's options and the environment that it will see."""
+        self._words, self._env = words, env
+        self._options = _read_options(words)
+
+    def also(self, words: Iterable[str]) -> TorchrunSettings:
+        """Return the settings with more options in front."""
+        return TorchrunSettings((*words, *self._words), self._env)
+
+    def text(self, name: str) -> str:
+        """Return an option's value, or "" if neither it nor its variable is set."""
+        return self._options.get(name) or self._env.get(variable_of(name), "").strip()
+
+    def number(self, name: str) -> int | None:
+        """Return an option's value as a non-negative integer, or None if it is not one."""
+        text = self.text(name)
+        return int(text) if text.isascii() and text.isdecimal() else None
+
+    @property
+    def nnodes(self) -> tuple[int, int] | None:
+        """The fewest and the most nodes, or None if unset or invalid."""
+        return nodes_range(self.text("--nnodes"))
+
+    @property
+    def standalone(self) -> bool:
+        """Whether --standalone makes this node the whole job."""
+        return "--standalone" in self._options or self.number("--standalone") not in {None, 0}
+
+    @property
+    def backend(self) -> str:
+        """The rendezvous backend; the default is static."""
+        return self.text("--rdzv-backend") or "static"
+
+    @property
+    def is_c10d(self) -> bool:
+        """Whether the rendezvous numbers the nodes and one of them serves its store."""
+        return self.backend == "c10d"
+
+    @property
+    def endpoint(self) -> tuple[str, int] | None:
+        """Host and port of the store that a node of the job serves, or None if none does (etcd)."""
+        if self.backend not in {"static", "c10d"}:
+            return None
+        default = C10D_PORT if self.is_c10d else STATIC_PORT
+        given = parse_endpoint(self.text("--rdzv-endpoint"), "--rdzv-endpoint")
+        if given is not None:
+            return given.host, given.port or default
+        if self.is_c10d:
+            return "localhost", default
+        return self.text("--master-addr") or "127.0.0.1", self.number("--master-port") or default
+
+
+def variable_of(option: str) -> str:
+    """Return the environment variable of a torchrun option (torch/distributed/argparse_util.py)."""
+    return "PET_" + option[2:].replace("-", "_").upper()
+
+
+def settings_of_command(split: SplitCommand, env: Mapping[str, str]) -> TorchrunSettings | None:
+    """Return torchrun's settings, given before a script or in the command itself.
+
+    For another command, return the settings in an operator's PET_* variables, or None if they do not set the nodes.
+    """
+    if not split.is_command:
+        return TorchrunSettings(split.torchrun, env)
+    words = split.script_args
+    if Path(split.script).name.startswith("python") and words[:1] == ("-m",) and set(words[1:2]) & _MODULES:
+        words = words[2:]
+    elif Path(split.script).name != "torchrun":
+        return TorchrunSettings((), env) if env.get("PET_NNODES") else None
+    try:
+        # ``dict`` instead of asking torch about unknown options, which would delay the ranks by seconds.
+        return TorchrunSettings(split_command(words, {}, dict).torchrun, env)
+    except UserError:  # torchrun will complain about it
+        return None
+
+
+def _read_options(words: tuple[str, ...]) -> dict[str, str]:
+    """Return each long option with its last value; flags have an empty one."""
+    options: dict[str, str] = {}
+    rest = iter(words)
+    for word in rest:
+        name, attached, value = word.partition("=")
+        name = canonical(name)
+        if not attached and TORCHRUN_OPTIONS.get(name, False):
+            value = next(rest, "")
+        options[name] = value
+    return options
+
+
+def check_script(script: str) -> bytes | None:
+    """Return the source of a script, or None if it has none to read (a zip file, compiled code).
+
+    Raises ``UserError`` if Python could not run it: not found, a directory, not readable, a syntax error.
+    """
+    path = Path(script)
+    if path.is_dir():
+        path /= "__main__.py"
+        if not path.is_file():
+            raise UserError(
+                f"{script} is a directory, not a script", help="Give the file to run, or `-m` and a module's name."
+            )
+    if not path.exists():
+        raise UserError(f"the script {script} was not found", help=f"Looked in {Path.cwd()}; check the path.")
+    return _read_source(path)
+
+
+def refuse_launcher(split: SplitCommand) -> None:
+    """Raise ``UserError`` if the script is a command that starts ranks, which belongs after ``--``."""
+    name = Path(split.script).name
+    if name not in LAUNCHERS or Path(name).is_file():
+        return
+    words = [split.script, *(split.torchrun if name == "torchrun" else ()), *split.script_args]
+    raise UserError(
+        f"{split.script} is a command, not a training script",
+        help=f"Put -- before it: `{shlex.join(['ddpdoctor', 'wrap', *split.own, '--', *words])}`",
+    )
+
+
+def check_command(command: str, path: str | None) -> None:
+    """Raise ``UserError`` if ``command`` cannot be run; ``path`` is the value of PATH."""
+    if shutil.which(command, path=path) is not None:
+        return
+    file = Path(command)
+    if file.is_file() and file.suffix == ".py":
+        raise UserError(
+            f"{command} is a script that is not executable",
+            help=f"To start its ranks with torchrun: `ddpdoctor wrap {command}`. To run it in one process: "
+            f"`ddpdoctor wrap -- python {command}`.",
+        )
+    if file.is_file() and "/" in command:
+        raise UserError(f"the command {command} is not executable", help=f"Try `ddpdoctor wrap -- bash {command}`.")
+    looked = "check the path" if "/" in command else "it is not on PATH"
+    raise UserError(f"the command {command} was not found", help=f"Nothing was started; {looked}.")
+
+
+def locate_module(name: str, search_path: Iterable[str]) -> Path | None:
+    """Find the file that ``python -m name`` would run, without importing anything, or None if that fails."""
+    for root in search_path:
+        base = Path(root or ".").joinpath(*name.split("."))
+        for candidate in (base / "__main__.py", base.with_name(base.name + ".py")):
+            if candidate.is_file():
+                return candidate
+    return None
+
+
+def starts_ranks(source: bytes) -> str | None:
+    """Return the call by which a script starts ranks itself, as written there, or None if it has none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree = ast.parse(source)
+    aliases = _read_aliases(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            written = _dotted(node.func)
+            first, _, rest = written.partition(".")
+            full = ".".join(part for part in (aliases.get(first, first), rest) if part)
+            if full in _LAUNCHERS:
+                return written
+    return None
+
+
+def choose_nproc(*, source: bytes | None, gpus: GpuCount) -> tuple[int, str]:
+    """Choose the number of ranks; return it with a sentence on what was chosen and how to change it."""
+    launcher = None if source is None else starts_ranks(source)
+    how = "choose with --nproc-per-node"
+    if launcher is not None:
+        return 1, f"starting one process, because the script starts ranks itself with {launcher}; {how}"
+    if gpus.unknown:
+        return RANKS_WITHOUT_GPU, f"starting {RANKS_WITHOUT_GPU} ranks; {how}. GPUs are unknown: {gpus.unknown}"
+    if gpus.count > 0:
+        ranks = "1 rank, for the one GPU" if gpus.count == 1 else f"{gpus.count} ranks, one per GPU"
+        return gpus.count, f"starting {ranks}; {how}"
+    return RANKS_WITHOUT_GPU, f"starting {RANKS_WITHOUT_GPU} ranks, because no GPU was found; {how}"
+
+
+def choose_ranks(
+    torchrun_args: tuple[str, ...], source: bytes | None, env: Mapping[str, str]
+) -> tuple[tuple[str, ...], str | None]:
+    """Return the options to add for torchrun and a sentence about them; nothing if the user chose."""
+    if TorchrunSettings(torchrun_args, env).text("--nproc-per-node"):
+        return (), None
+    from ddpdoctor.collect.gpus import count_gpus
+
+    ranks, note = choose_nproc(source=source, gpus=count_gpus(env))
+    return (f"--nproc-per-node={ranks}",), note
+
+
+def _read_source(path: Path) -> bytes | None:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"the script {path} cannot be read: {error.strerror}", help="Check its permissions.") from error
+    if path.suffix in _COMPILED_SUFFIXES or zipfile.is_zipfile(path):
+        return None
+    _check_syntax(content, path)
+    return content
+
+
+def _check_syntax(content: bytes, path: Path) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(content, str(path), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        raise UserError(
+            f"syntax error at {path}:{error.lineno or 1}: {error.msg}", help="Nothing was started. Correct that line."
+        ) from error
+    except ValueError as error:
+        raise UserError(f"{path} is not Python source: {error}", help="Nothing was started.") from error
+
+
+def _read_aliases(tree: ast.AST) -> dict[str, str]:
+    """Map each imported name in the whole file to its full name."""
+    aliases: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            aliases.update({name.asname: name.name for name in node.names if name.asname})
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            aliases.update({name.asname or name.name: f"{node.module}.{name.name}" for name in node.names})
+    return aliases
+
+
+def _dotted(node: ast.expr) -> str:
+    """Return ``torch.multiprocessing.spawn`` as text, or "" if the node is not a plain chain of names."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return ""
+    return ".".join([node.id, *reversed(parts)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrapOptions:
+    """The settings of one wrapped job."""
+
+    hang_timeout_s: float
+    on_hang: OnHang
+    debug_level: ChosenLevel | None
+    """None keeps the value of ``TORCH_DISTRIBUTED_DEBUG`` in the environment."""
+    report_dir: Path
+    """The run folder, which exists, is private and is known to be writable."""
+    report_file: Path
+    """The file for the report: report.json in the run folder, or node-N.json above it on every node but the first."""
+    placement: Placement
+    """The place of this ``wrap`` in its job."""
+    html: Path | None = None
+    """The file for the report as a page. Only the node that writes report.json writes it."""
+    format: OutputFormat
+    quiet: bool
+    ignore: tuple[str, ...]
+    """Codes of rules whose findings are left out."""
+    ranks: RecorderSettings
+    """The settings of each rank's recorder."""
+    allow_different: tuple[str, ...]
+    """Name patterns of tensors that may differ between ranks."""
+    speed: bool
+    """Whether to say where the time of a step goes, and what to change."""
+    torchrun_args: tuple[str, ...]
+    """Options for torchrun: first those that ddpdoctor chose (number of ranks, nodes), then the user's in order."""
+    script: str
+    """The script, module or command to run."""
+    is_module: bool
+    is_command: bool
+    """Whether ``script`` starts the ranks itself, or is the only rank; it then runs without torchrun."""
+    no_python: bool
+    script_args: tuple[str, ...]
+    nproc_note: str | None
+    """A sentence on the chosen number of ranks and how to change it, or None if the user chose."""
+    command: tuple[str, ...]
+    """The full command line as typed."""
+    entry: str = "wrap"
+    """What started the watch, as ``Run.entry``."""

@@ -1,0 +1,491 @@
+"""What the first member knows about the others: their presence, their ranks' progress, and their records."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from ddpdoctor.exchange.conversation import BadMessage, Conversation
+from ddpdoctor.exchange.job_store import open_job_store
+from ddpdoctor.exchange.meeting import SERVED_BY, Folder, HostedMeeting, OtherPort, race
+from ddpdoctor.exchange.store import StoreError, wait_until
+from ddpdoctor.exchange.wire import NO_TOKEN, open_client
+from ddpdoctor.launch.node_messages import (
+    CLAIM,
+    EVIDENCE,
+    GREETING,
+    LAST,
+    MOST_NAME,
+    ROSTER,
+    VERDICT,
+    Board,
+    Greeting,
+    JobVerdict,
+    MemberList,
+    Pulse,
+    find,
+    own_node,
+    read_pulse,
+    read_status,
+    unpack_folder,
+    write_board,
+)
+from ddpdoctor.launch.placement import MOST_ADDRESSES, Style, own_addresses
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.facts import NodeSeen, NodesSeen, Presence
+from ddpdoctor.recorder.storage.files import make_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from ddpdoctor.exchange.meeting import MeetingWay
+    from ddpdoctor.exchange.store import Client, Heard
+    from ddpdoctor.launch.placement import Placement
+    from ddpdoctor.launch.progress import NodeProgress
+    from ddpdoctor.model.findings import Judgment
+
+
+SILENT_NS = 10_000_000_000
+"""A node without a beat for this long counts as cut off. Each node's own verdict is final then."""
+BROKEN_NS = 5_000_000_000
+"""Our choice: a live member reconnects with its next beat, and has 3 s for that."""
+FRESH_NS = 3_000_000_000
+"""Our choice: a member that sent a beat within three beat intervals is waited for."""
+MAX_PACKED_BYTES = 2**30
+"""Our choice for the answers of all members, 100 KiB a rank, until they are written to the run folder."""
+
+PREFIX = "ddpdoctor/wrap/"
+"""The prefix of ddpdoctor's key in the job's store."""
+SECOND_PORT = "port"
+OPEN_LIMIT_S = 3.0
+OPEN_EVERY_S = 1.0
+"""Our choice: a store that a rank serves appears only after that rank has imported torch."""
+HEAR_EVERY_S = 0.1
+CLOSE_LIMIT_S = 2.0
+GATHER_LIMIT_S = 5.0
+"""Our choice: the time that a live node has to send its record, half of what is left after the hang timeout."""
+LEAVE_LIMIT_S = 11.0
+"""Our choice: when one launcher ends, the wait for the others; a little longer than until a member counts as silent."""
+TELL_LIMIT_S = 8.0
+"""Our choice: how long to stay until others have received the verdict. Over a folder a beat comes only every three
+seconds and takes time itself. Silent members are not waited for."""
+FURTHER_AFTER_S = 3.0
+"""Our choice: how long members may take to arrive over the port before other ways are served too."""
+JOIN_LIMIT_S = 12.0
+"""Our choice: how long after its start the first member expects others that still look for a way to it."""
+FOLDER = "gathered"
+"""Subfolder of the run folder with the other members' records, by number. Members on the same file system record in
+``nodes`` instead."""
+
+
+class MembersHeard:
+    """The state of the other members. The receiving thread writes it, and the session reads it."""
+
+    def __init__(self, placement: Placement, host: str) -> None:
+        """Take the first member's placement and host name."""
+        self._placement, self._host = placement, host
+        self._lock = threading.Lock()
+        self._heard: dict[int, Heard] = {}
+        self._greetings: dict[int, Greeting] = {}
+        self._pulses: dict[int, Pulse] = {}
+        self._received: dict[int, int] = {}
+        self._packed: dict[int, bytes] = {}
+        self._gathered: set[int] = set()
+
+    def hear(self, heard: Mapping[str, Heard]) -> None:
+        """Record the meeting's heartbeats; the keys are member numbers as text."""
+        with self._lock:
+            for name, one in heard.items():
+                if not (name.isascii() and name.isdecimal() and len(name) < 6):
+                    continue
+                number = int(name)
+                self._heard[number] = one
+                pulse = read_pulse(one.said)
+                if pulse is not None:
+                    self._pulses[number] = pulse
+
+    def greet(self, number: int, greeting: Greeting) -> None:
+        """Record a member's greeting."""
+        if len(greeting.host) > MOST_NAME:
+            return
+        with self._lock:
+            self._greetings[number] = greeting
+
+    def receive(self, number: int, request: int, packed: bytes) -> None:
+        """Record a member's answer to a request. What does not fit with the others' counts as lost."""
+        with self._lock:
+            self._received[number] = request
+            self._packed.pop(number, None)
+            if sum(map(len, self._packed.values())) + len(packed) <= MAX_PACKED_BYTES:
+                self._packed[number] = packed
+
+    def take_packed(self) -> dict[int, bytes]:
+        """Return the packed records that arrived since the last call, by member."""
+        with self._lock:
+            packed, self._packed = self._packed, {}
+        return packed
+
+    def note_gathered(self, number: int) -> None:
+        """Record that a member's record is in the run folder."""
+        with self._lock:
+            self._gathered.add(number)
+
+    def numbers(self) -> list[int]:
+        """Return the members that have beaten and not left."""
+        with self._lock:
+            return [number for number, heard in self._heard.items() if heard.left is None]
+
+    def unknown(self) -> list[int]:
+        """Return the members without a greeting."""
+        with self._lock:
+            return [number for number in self._heard if number not in self._greetings]
+
+    def unread(self) -> list[tuple[int, int]]:
+        """Return the members with an answer to fetch, and the number of the request that it answers."""
+        with self._lock:
+            return [
+                (number, pulse.answered)
+                for number, pulse in self._pulses.items()
+                if pulse.answered > self._received.get(number, 0)
+            ]
+
+    def progress(self) -> list[NodeProgress]:
+        """Return the progress of the ranks of all members that are not silent."""
+        now_ns = time.monotonic_ns()
+        with self._lock:
+            there = [number for number in self._heard if self._presence(number, now_ns) is not Presence.SILENT]
+            return [_progress_of(self._pulses[number]) for number in there if number in self._pulses]
+
+    def have_come(self) -> bool:
+        """Return whether all expected members have beaten."""
+        with self._lock:
+            return len({0, *self._heard}) >= self._placement.expected
+
+    def have_answered(self, request: int, *, late: bool) -> bool:
+        """Return whether every member has answered a request, has left, or is silent.
+
+        A member that missed some beats is waited for until it counts as silent. A member that beats but does not answer
+        is waited for until ``late``.
+        """
+        now_ns = time.monotonic_ns()
+        with self._lock:
+            return not any(
+                (not late or now_ns - heard.heard_ns > FRESH_NS) and self._presence(number, now_ns) is Presence.HERE
+                for number, heard in self._heard.items()
+                if self._received.get(number, 0) < request
+            )
+
+    def have_heard(self, verdict: int) -> bool:
+        """Return whether all present members have received a verdict."""
+        return all(pulse.heard >= verdict for pulse in self._pulses_here())
+
+    def have_ended(self) -> bool:
+        """Return whether every member's launcher has ended and its record has arrived, or the member is silent."""
+        return self.have_answered(LAST, late=False) and not self.unread()
+
+    def have_moved(self) -> bool:
+        """Return whether ranks of any present member have made progress since evidence was requested."""
+        return any(pulse.moved for pulse in self._pulses_here())
+
+    def _pulses_here(self) -> list[Pulse]:
+        now_ns = time.monotonic_ns()
+        with self._lock:
+            here = [number for number in self._heard if self._presence(number, now_ns) is Presence.HERE]
+            return [self._pulses[number] for number in here if number in self._pulses]
+
+    def seen(self) -> NodesSeen:
+        """Return the current state of all members."""
+        now_ns = time.monotonic_ns()
+        with self._lock:
+            numbers = sorted({0, *range(self._placement.expected), *self._heard})
+            nodes = tuple(self._node(number, now_ns) for number in numbers)
+        return NodesSeen(
+            expected=self._placement.expected, own=0, nodes=nodes, of_ranks=self._placement.style is Style.RANK
+        )
+
+    def _node(self, number: int, now_ns: int) -> NodeSeen:
+        if number == 0:
+            return own_node(0, self._host)
+        greeting, pulse, heard = self._greetings.get(number), self._pulses.get(number), self._heard.get(number)
+        names = self._placement.names
+        return NodeSeen(
+            number=number,
+            host=greeting.host if greeting else names[number] if number < len(names) else "",
+            presence=self._presence(number, now_ns),
+            heard_ns=heard.heard_ns if heard else None,
+            status=read_status(heard.left) if heard and heard.left else pulse.status if pulse else None,
+            clock_offset_ns=greeting.clock_offset_ns if greeting else None,
+            clock_error_ns=greeting.clock_error_ns if greeting else None,
+            wall_offset_s=greeting.wall_offset_s if greeting else None,
+            gathered=number in self._gathered,
+            ranks=pulse.all_ranks if pulse else (),
+            alive=pulse.progress.alive if pulse else None,
+            waits_s=pulse.progress.waits_s if pulse else None,
+            why=_why(number, greeting),
+        )
+
+    def _presence(self, number: int, now_ns: int) -> Presence:
+        heard = self._heard.get(number)
+        if heard is None:
+            return Presence.ABSENT
+        if heard.left is not None:
+            return Presence.LEFT
+        is_broken = heard.broken_ns is not None and now_ns - heard.broken_ns > BROKEN_NS
+        return Presence.SILENT if is_broken or now_ns - heard.heard_ns > SILENT_NS else Presence.HERE
+
+
+def _progress_of(pulse: Pulse) -> NodeProgress:
+    """Return the progress of a member's ranks. After a failed launcher, ended ranks are no sign of a hang."""
+    return replace(pulse.progress, ended_s=None) if pulse.status else pulse.progress
+
+
+def _why(number: int, greeting: Greeting | None) -> str:
+    if greeting is None or greeting.started_as in {None, number}:
+        return ""
+    return f"it was started as number {greeting.started_as}, which another one has"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecondPort:
+    """The address of the first member's second port."""
+
+    hosts: tuple[str, ...]
+    """Its addresses, the likeliest first."""
+    port: int
+
+
+def further_ways(placement: Placement, folder: Path) -> tuple[MeetingWay, ...]:
+    """Return the ways besides the own port: the second port, if the job has a store to publish it, and the folder."""
+    if placement.store is None:
+        return (Folder(folder),)
+    return (OtherPort(_Word(placement.store, placement.token).open), Folder(folder))
+
+
+class _Word:
+    """Reads the address of the first member's second port once, and connects to it."""
+
+    def __init__(self, store: tuple[str, int], token: bytes | None) -> None:
+        self._store, self._token = store, token
+        self._second: SecondPort | None = None
+
+    def open(self, limit_s: float) -> Client:
+        """Connect to the first address that answers; raises ``StoreError``."""
+        deadline = time.monotonic() + limit_s
+        second = self._second or self._read(limit_s)
+        hosts = second.hosts[:MOST_ADDRESSES]
+        raced = race([partial(self._connect, host, second.port) for host in hosts], deadline - time.monotonic())
+        if raced.best is None or raced.client is None:
+            raise StoreError(
+                "; ".join(raced.errors.get(place, f"{host}: no answer") for place, host in enumerate(hosts))
+            )
+        # Keep the address: the store ends with its launcher, but evidence is sent after that.
+        self._second = replace(second, hosts=(hosts[raced.best],))
+        return raced.client
+
+    def _connect(self, host: str, port: int, limit_s: float) -> Client:
+        return open_client((host,), port, self._token or NO_TOKEN, limit_s, served_by=SERVED_BY)
+
+    def _read(self, limit_s: float) -> SecondPort:
+        with contextlib.closing(open_job_store(*self._store, PREFIX, limit_s)) as store:
+            second = find(Conversation(store, self._token), SecondPort, SECOND_PORT)
+        if second is None:
+            raise StoreError("the first node has left no message in the job's store")
+        return second
+
+
+class FurtherWays:
+    """Serves a meeting on the further ways. It begins only when a member is missing, to spare the job's store."""
+
+    def __init__(self, meeting: HostedMeeting, placement: Placement, folder: Path) -> None:
+        """Take the meeting, the placement with the job's store, and the shared folder."""
+        self._meeting, self._placement, self._folder = meeting, placement, folder
+        self._ended = threading.Event()
+
+    def begin(self) -> None:
+        """Start serving on the further ways."""
+        with contextlib.suppress(StoreError, OSError):
+            self._meeting.serve_folder(self._folder)
+        if self._placement.store is not None:
+            threading.Thread(target=self._leave_word, name="ddpdoctor-word", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop trying to publish the second port."""
+        self._ended.set()
+
+    def _leave_word(self) -> None:
+        """Open a second port, and publish its address as soon as the store is up."""
+        assert self._placement.store is not None
+        with contextlib.suppress(StoreError, OSError):
+            hosts = ("127.0.0.1",) if self._placement.one_host else own_addresses()
+            second = SecondPort(hosts=hosts, port=self._meeting.server.listen_also())
+            while not self._ended.is_set():
+                with (
+                    contextlib.suppress(StoreError),
+                    contextlib.closing(open_job_store(*self._placement.store, PREFIX, OPEN_LIMIT_S)) as store,
+                ):
+                    conversation = Conversation(store, self._placement.token)
+                    conversation.send(SECOND_PORT, second)
+                    # A SET has no answer, so read the key back to be sure that it is stored.
+                    if find(conversation, SecondPort, SECOND_PORT) == second:
+                        return
+                self._ended.wait(OPEN_EVERY_S)
+
+
+class FirstNode:
+    """The session's view of the other members. A thread receives from them; only methods that say so wait for them."""
+
+    number = 0
+    is_first: Literal[True] = True
+
+    def __init__(
+        self, placement: Placement, host: str, folder: Path, *, further_after_s: float = FURTHER_AFTER_S
+    ) -> None:
+        """Take this member's placement, its host name, and a folder that all members may see."""
+        self.placement = placement
+        self._error: Exception | None = None
+        self._token = placement.token
+        self._meeting = HostedMeeting(placement.port, self._token or NO_TOKEN, one_host=placement.one_host)
+        self._meeting.server.values.own_keys = (f"{VERDICT}/", ROSTER)  # else a stranger could stop the job
+        self._conversation = Conversation(self._meeting.store(), self._token)
+        self.members = MembersHeard(placement, host)
+        self._board = Board()
+        self._roster: Any = None
+        self._asked_at = 0.0
+        self._further_after_s = further_after_s
+        self._further: FurtherWays | None = FurtherWays(self._meeting, placement, folder)
+        """The ways besides the own port, or None once they are served."""
+        self._began = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._hear, name="ddpdoctor-nodes", daemon=True)
+
+    def serve(self) -> str:
+        """Start serving. Return why the port cannot be used (another member on this host may have it), or ""."""
+        self._conversation.add(f"{CLAIM}/{self.number}", 1)
+        self._thread.start()
+        return self._meeting.not_listening
+
+    @property
+    def failure(self) -> Exception | None:
+        """The error that prevents hearing from the other members, if any."""
+        if self._error is not None or not self._meeting.not_listening or self.members.have_come():
+            return self._error
+        return UserError(
+            f"cannot listen to the other nodes: {self._meeting.not_listening}",
+            help="Only this node is watched. Choose another --exchange-port, the same on all nodes.",
+        )
+
+    def conversation(self) -> Conversation:
+        """Return the conversation of all members."""
+        return self._conversation
+
+    def others(self) -> list[int]:
+        """Return the numbers of the members that have beaten and not left."""
+        return self.members.numbers()
+
+    def ask(self) -> None:
+        """Ask all members for evidence."""
+        self._asked_at = time.monotonic()
+        self._post(request=self._board.request + 1)
+
+    def has_answers(self) -> bool:
+        """Return whether all present members have answered the last request, or have run out of time."""
+        late = time.monotonic() - self._asked_at > GATHER_LIMIT_S
+        return self.members.have_answered(self._board.request, late=late)
+
+    def save(self, folder: Path) -> NodesSeen:
+        """Write the other members' records into the run folder; return the state of all members."""
+        for number, packed in self.members.take_packed().items():
+            with contextlib.suppress(BadMessage, OSError):  # counts as not sent
+                make_folder(folder / FOLDER)
+                unpack_folder(packed, folder / FOLDER / str(number))
+                self.members.note_gathered(number)
+        return self.members.seen()
+
+    def announce(self, judgment: Judgment, *, stop: bool, place: str) -> None:
+        """Send all members the verdict, whether the job is stopped, and where the report is.
+
+        If the job is stopped, wait until they know why; otherwise their ranks would look as if they had failed.
+        """
+        number = self._board.verdict + 1
+        verdict = JobVerdict(judgment=judgment, stop=stop, place=place)
+        try:
+            self._conversation.send(f"{VERDICT}/{number}", verdict)
+        except StoreError as error:
+            self._error = self._error or error
+            return
+        self._post(verdict=number)
+        if stop:
+            heard = partial(self.members.have_heard, number)
+            wait_until(lambda: not self._is_early() and heard(), TELL_LIMIT_S, HEAR_EVERY_S)
+
+    def wait_for_ends(self, is_disturbed: Callable[[], bool]) -> None:
+        """Wait a while until all members' launchers have ended; then request the records of those still running."""
+        self._post(ends=True)
+        wait_until(lambda: self.members.have_ended() or is_disturbed(), LEAVE_LIMIT_S, HEAR_EVERY_S)
+        if not self.members.have_ended():
+            self.ask()
+            wait_until(self.has_answers, GATHER_LIMIT_S, HEAR_EVERY_S)
+
+    def close(self) -> None:
+        """Wait until the present members have received the verdict, then stop serving."""
+        wait_until(lambda: self.members.have_heard(self._board.verdict), TELL_LIMIT_S, HEAR_EVERY_S)
+        self._post(left=True)
+        self._ended.set()
+        self._thread.join(timeout=CLOSE_LIMIT_S)
+        self._meeting.close()
+
+    def _post(self, **changed: Any) -> None:
+        self._board = replace(self._board, **changed)
+        self._meeting.announce(write_board(self._board))
+
+    def _hear(self) -> None:
+        while not self._ended.wait(HEAR_EVERY_S):
+            try:
+                self._hear_once()
+            except Exception as error:  # noqa: BLE001 - watching the job continues without the others
+                self._error = self._error or error
+
+    def _hear_once(self) -> None:
+        self.members.hear(self._meeting.heard())
+        self._serve_further()
+        for number in self.members.unknown():
+            self._take_greeting(number)
+        for number, request in self.members.unread():
+            self._take_greeting(number)
+            with contextlib.suppress(StoreError):  # damaged or already gone: counts as not sent
+                # It is there already: who has not sent what its pulse says must not hold up the others.
+                packed = self._conversation.take_bytes(f"{EVIDENCE}/{number}/{request}", 0.0)
+                if packed is not None:
+                    self.members.receive(number, request, packed)
+        self._post_roster()
+
+    def _take_greeting(self, number: int) -> None:
+        greeting = find(self._conversation, Greeting, f"{GREETING}/{number}")
+        if greeting is not None:
+            self.members.greet(number, greeting)
+
+    def _is_early(self) -> bool:
+        """Return whether some members may still be on their way."""
+        return time.monotonic() - self._began < JOIN_LIMIT_S and not self.members.have_come()
+
+    def _serve_further(self) -> None:
+        """Serve the other ways too once a member is missing."""
+        waited = time.monotonic() - self._began > self._further_after_s or self._meeting.not_listening
+        if self._further is not None and waited and not self.members.have_come():
+            further, self._further = self._further, None
+            self._meeting.callback(further.close)
+            further.begin()
+
+    def _post_roster(self) -> None:
+        """Send the list of members to all whenever it changes."""
+        nodes = self.members.seen().nodes
+        key = [(node.number, node.host, node.presence, node.ranks) for node in nodes]
+        if key != self._roster:
+            self._conversation.send(ROSTER, MemberList(nodes=nodes))
+            self._roster = key
+            self._post(roster=self._board.roster + 1)

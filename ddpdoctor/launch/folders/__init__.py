@@ -1,1 +1,0 @@
-"""Makes and finds the folders that a run is written to."""

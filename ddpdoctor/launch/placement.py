@@ -1,0 +1,468 @@
+"""Finds this process's place in the job: which member it is, where the members meet, and what the launcher needs."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.launch import (
+    EXCHANGE_PORTS,
+    STORE_PORTS,
+    SlurmTask,
+    is_slurm_step,
+    number,
+    read_slurm_task,
+    read_step_hosts,
+)
+from ddpdoctor.launch.command_line import SHAPE, TorchrunSettings, settings_of_command, variable_of
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.launch import expand_counts, is_loopback
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddpdoctor.launch.command_line import SplitCommand
+
+MAX_PORT = 65_535
+LOOKUP_LIMIT_S = 2.0
+"""Our choice: the job waits for this lookup, and a name that takes longer will delay the job itself anyway."""
+MOST_ADDRESSES = 8
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""The variables that select the job's network interfaces, by name or, for NCCL, by prefix."""
+
+
+class Style(Enum):
+    """What a member starts."""
+
+    TORCHRUN = "torchrun"
+    """torchrun, which starts the ranks of a node."""
+    RANK = "rank"
+    """The script itself, as one rank; the member's number is its rank."""
+    COMMAND = "command"
+    """A command, unchanged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """The place of one ``wrap`` in its job, and what to pass to the process that it starts."""
+
+    style: Style = Style.TORCHRUN
+    number: int | None = 0
+    """This member's number, from 0, or None if only the rendezvous will assign it."""
+    expected: int = 1
+    """How many members should join; in an elastic job, at least how many."""
+    most: int = 1
+    """How many members may join at most."""
+    hosts: tuple[str, ...] = ()
+    """Names or addresses of the first member, the likeliest first; empty if unknown."""
+    port: int = 0
+    """ddpdoctor's own port on that host."""
+    names: tuple[str, ...] = ()
+    """The host names of all members, by number; empty if unknown."""
+    of_ranks: bool = False
+    """Whether each member is one rank instead of a node whose launcher starts ranks."""
+    nodes: int = 1
+    """The number of nodes, if members are ranks."""
+    one_host: bool = False
+    """Whether all members are on one host."""
+    token: bytes | None = field(default=None, repr=False)
+    """The job's secret, or None if it has none."""
+    store: tuple[str, int] | None = None
+    """Host and port of the job's own store, or None if unknown."""
+    batch_job: str = ""
+    """Slurm's job and step, "1234.0"; empty elsewhere."""
+    torchrun_args: tuple[str, ...] = ()
+    """Options to add before the user's torchrun options."""
+    variables: tuple[tuple[str, str], ...] = ()
+    """Environment variables to set for the started process."""
+    note: str | None = None
+    """A sentence for the user on what was chosen and how to change it, or None if nothing was."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether this is the only member."""
+        return max(self.expected, self.most) <= 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmStep:
+    """One step of a job, and this process's place in it."""
+
+    place: SlurmTask
+    nodes: int
+    node: int
+    local_task: int
+    local_tasks: int | None
+    """The step's tasks on this node, or None if Slurm does not say."""
+    hosts: tuple[str, ...]
+    """The nodes' hosts, in Slurm's order; empty if the list cannot be read."""
+    task_hosts: tuple[str, ...]
+    """The host of each task; empty if unknown, for example with a cyclic distribution."""
+    restarts: int
+    """How often the job was requeued."""
+    master: str
+    """The MASTER_ADDR that the job's script set for the store; empty if unset, or loopback with several nodes."""
+    master_port: int | None
+
+    @property
+    def own_port(self) -> int:
+        """The port where ddpdoctor's processes meet."""
+        return self.place.port(EXCHANGE_PORTS)
+
+    @property
+    def store(self) -> tuple[str, int]:
+        """Host and port for the job's store: MASTER_ADDR and MASTER_PORT, else the first node and a derived port."""
+        first = "127.0.0.1" if self.nodes == 1 else next(iter(self.hosts), "127.0.0.1")
+        return self.master or first, self.master_port or self.place.port(STORE_PORTS)
+
+
+def read_step(env: Mapping[str, str]) -> SlurmStep | None:
+    """Return the Slurm step of this process, or None if there is none or it has only one task."""
+    place = read_slurm_task(env)
+    if place is None or place.tasks == 1:
+        return None
+    nodes, node = place.nodes or 1, number(env, "SLURM_NODEID") or 0
+    counts, hosts, master = _counts(env, nodes), read_step_hosts(env), env.get("MASTER_ADDR", "").strip()
+    return SlurmStep(
+        place=place,
+        nodes=nodes,
+        node=node,
+        local_task=number(env, "SLURM_LOCALID") or 0,
+        local_tasks=counts[node] if node < len(counts) else None,
+        hosts=hosts,
+        task_hosts=_task_hosts(env, hosts, counts, (place.task, place.tasks)),
+        restarts=number(env, "SLURM_RESTART_COUNT") or 0,
+        master="" if nodes > 1 and is_loopback(master) else master,
+        master_port=number(env, "MASTER_PORT"),
+    )
+
+
+def idle_nodes(env: Mapping[str, str]) -> int:
+    """Return how many allocated nodes stay idle because a shell of sbatch or salloc runs this without srun."""
+    if is_slurm_step(env) or number(env, "SLURM_JOB_ID", "SLURM_JOBID") is None:
+        return 0
+    return max((number(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1) - 1, 0)
+
+
+def _counts(env: Mapping[str, str], nodes: int) -> tuple[int, ...]:
+    try:
+        counts = expand_counts(env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE", ""))
+    except ValueError:
+        return ()
+    return counts if len(counts) == nodes else ()
+
+
+def _task_hosts(
+    env: Mapping[str, str], hosts: tuple[str, ...], counts: tuple[int, ...], place: tuple[int, int]
+) -> tuple[str, ...]:
+    """Return each task's host if tasks fill one node after another, which is Slurm's usual default."""
+    task, tasks = place
+    if len(hosts) != len(counts) or sum(counts) != tasks:
+        return ()
+    found = tuple(host for host, count in zip(hosts, counts, strict=True) for _ in range(count))
+    dealt = env.get("SLURM_DISTRIBUTION", "block")
+    own = env.get("SLURMD_NODENAME", found[task])
+    return found if (dealt.startswith("block") or tasks == len(hosts)) and found[task] == own else ()
+
+
+def place(split: SplitCommand, env: Mapping[str, str], exchange_port: int | None = None) -> Placement:
+    """Return the place that options, Slurm or an operator's variables give to this process.
+
+    Node options on the command line take precedence over Slurm, and Slurm over RANK and WORLD_SIZE. Raises
+    ``UserError`` if each of several tasks on a node would start the ranks of the whole node.
+    """
+    placed = _place(split, settings_of_command(split, env), env)
+    if placed.alone:
+        return placed
+    return replace(placed, port=exchange_port or placed.port, token=_token(placed, env))
+
+
+def _place(split: SplitCommand, torchrun: TorchrunSettings | None, env: Mapping[str, str]) -> Placement:
+    style = Style.COMMAND if split.is_command else Style.TORCHRUN
+    if torchrun is not None and (torchrun.standalone or torchrun.nnodes == (1, 1)):
+        return Placement(style=style)
+    if "SLURM_JOB_ID" in env and (task := _in_step(split, torchrun, env)):
+        return task
+    if torchrun is not None and torchrun.nnodes is not None:
+        return _by_torchrun(style, torchrun, torchrun.nnodes)
+    return _by_variables(split, torchrun, env) or Placement(style=style, note=_idle_note(env))
+
+
+def _in_step(split: SplitCommand, torchrun: TorchrunSettings | None, env: Mapping[str, str]) -> Placement | None:
+    from ddpdoctor.launch.placement import place_task, read_step
+
+    step = read_step(env)
+    return None if step is None else place_task(split, torchrun, step, env)
+
+
+def _idle_note(env: Mapping[str, str]) -> str | None:
+    if "SLURM_JOB_ID" not in env:
+        return None
+    from ddpdoctor.launch.placement import idle_note
+
+    return idle_note(env)
+
+
+def _by_torchrun(style: Style, torchrun: TorchrunSettings, nnodes: tuple[int, int]) -> Placement:
+    """Place a node by torchrun's options. Only a static rendezvous uses --node-rank."""
+    host, port = torchrun.endpoint or ("", 0)
+    one_host = is_loopback(host)
+    return Placement(
+        style=style,
+        number=(torchrun.number("--node-rank") or 0) if torchrun.backend == "static" else None,
+        expected=nnodes[0],
+        most=nnodes[1],
+        hosts=("127.0.0.1",) if one_host else tuple(filter(None, (host,))),
+        port=_beside(port),
+        one_host=one_host,
+        store=torchrun.endpoint,
+    )
+
+
+def _by_variables(split: SplitCommand, torchrun: TorchrunSettings | None, env: Mapping[str, str]) -> Placement | None:
+    """Place a rank by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as set by an operator or another launcher."""
+    if not env.get("RANK") or not env.get("WORLD_SIZE"):
+        return None
+    from ddpdoctor.collect.launch import number
+
+    rank, size, port = (number(env, name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    host = env.get("MASTER_ADDR", "").strip()
+    if rank is None or size is None or port is None or not host or not rank < size or size < 2:
+        return None
+    if torchrun is not None and (split.is_command or split.torchrun or any(map(torchrun.text, SHAPE))):
+        return None
+    note = (
+        f"becoming rank {rank} of {size}, because RANK and WORLD_SIZE are set; with --nproc-per-node, torchrun starts "
+        "the ranks"
+    )
+    one_host = is_loopback(host)
+    return Placement(
+        style=Style.COMMAND if split.is_command else Style.RANK,
+        number=rank,
+        expected=size,
+        most=size,
+        of_ranks=True,
+        nodes=1 if one_host else -(-size // (number(env, "LOCAL_WORLD_SIZE") or 1)),
+        hosts=("127.0.0.1",) if one_host else (host,),
+        port=_beside(port),
+        one_host=one_host,
+        store=(host, port),
+        note=None if split.is_command or rank else note,
+    )
+
+
+def _token(placed: Placement, env: Mapping[str, str]) -> bytes | None:
+    """Return the job's secret; in a Slurm step, the same one that the other ddpdoctor commands use."""
+    from ddpdoctor.exchange.wire import job_token
+    from ddpdoctor.model.launch import Launch
+    from ddpdoctor.model.node import Launcher
+
+    launcher = Launcher.SLURM if placed.batch_job else Launcher.NNODES
+    return job_token(Launch(launcher=launcher, run=f"slurm {placed.batch_job}"), env)
+
+
+def _beside(port: int) -> int:
+    """Return the port next to the store's, or 0 if that is unknown."""
+    if not port:
+        return 0
+    return port + 1 if port < MAX_PORT else port - 1
+
+
+def place_task(
+    split: SplitCommand, torchrun: TorchrunSettings | None, step: SlurmStep, env: Mapping[str, str]
+) -> Placement:
+    """Return a task's place, with the options or variables that its torchrun or its rank needs.
+
+    ``torchrun`` is torchrun's settings, or None if the command is not torchrun. Raises ``UserError`` if each of several
+    tasks on a node would start the ranks of the whole node.
+    """
+    placed = _task(step)
+    if torchrun is None or split.is_command:
+        return replace(placed, style=Style.COMMAND)
+    if step.place.tasks == step.nodes or torchrun.nnodes == (step.place.tasks, step.place.tasks):
+        return _node_task(placed, torchrun, step)
+    if given := _shape_given(split, torchrun):
+        raise _too_many_tasks(step, given)
+    note = _rank_note(step) if step.place.task == 0 else None
+    return replace(placed, style=Style.RANK, variables=_rank_variables(step, env), note=note)
+
+
+def idle_note(env: Mapping[str, str]) -> str | None:
+    """Return a note if a batch script runs this on one node and leaves the others idle."""
+    idle = idle_nodes(env)
+    if not idle:
+        return None
+    nodes = "the other node is" if idle == 1 else f"the other {idle} nodes are"
+    return f"this runs on one node of the Slurm allocation, and {nodes} idle; `srun ddpdoctor wrap` uses all nodes"
+
+
+def _task(step: SlurmStep) -> Placement:
+    """Return the part of the place that does not depend on what the task starts."""
+    one_host = step.nodes == 1
+    hosts = ("127.0.0.1",) if one_host else (step.master, *step.hosts[:1])
+    return Placement(
+        number=step.place.task,
+        expected=step.place.tasks,
+        most=step.place.tasks,
+        hosts=tuple(dict.fromkeys(filter(None, hosts))),
+        port=step.own_port,
+        names=step.task_hosts,
+        one_host=one_host,
+        store=step.store,
+        batch_job=step.place.name,
+        of_ranks=step.place.tasks > step.nodes,
+        nodes=step.nodes,
+    )
+
+
+def _node_task(placed: Placement, torchrun: TorchrunSettings, step: SlurmStep) -> Placement:
+    """Add the torchrun options that the user left out: the number of nodes, the rendezvous endpoint and ID."""
+    fewest, most = torchrun.nnodes or (step.place.tasks, step.place.tasks)
+    added = [] if torchrun.nnodes else [f"--nnodes={step.place.tasks}"]
+    by_address = any(torchrun.text(name) for name in ("--master-addr", "--node-rank", "--rdzv-endpoint"))
+    if torchrun.is_c10d or not (torchrun.text("--rdzv-backend") or by_address):
+        added += _c10d_args(torchrun, step)
+    elif torchrun.backend == "static":
+        added += _static_args(torchrun, step)
+    return replace(
+        placed,
+        expected=fewest,
+        most=most,
+        of_ranks=False,
+        store=torchrun.also(added).endpoint,
+        torchrun_args=tuple(added),
+        note=_nnodes_note(torchrun, step) if step.place.task == 0 else None,
+    )
+
+
+def _c10d_args(torchrun: TorchrunSettings, step: SlurmStep) -> list[str]:
+    host, port = step.store
+    args = [] if torchrun.is_c10d else ["--rdzv-backend=c10d"]
+    if not torchrun.text("--rdzv-id"):
+        # A late process from before a requeue must not join.
+        args.append(f"--rdzv-id=slurm-{step.place.name}-{step.restarts}")
+    if torchrun.text("--rdzv-endpoint"):
+        return args
+    args.append(f"--rdzv-endpoint={host}:{port}")
+    # torch decides by host name who serves the store, but Slurm's node name may differ from it.
+    if not torchrun.text("--rdzv-conf") and host in {"127.0.0.1", *step.hosts[:1]}:
+        args.append(f"--rdzv-conf=is_host={int(step.place.task == 0)}")
+    return args
+
+
+def _static_args(torchrun: TorchrunSettings, step: SlurmStep) -> list[str]:
+    host, port = step.store
+    args = [] if torchrun.text("--node-rank") else [f"--node-rank={step.place.task}"]
+    if torchrun.text("--rdzv-endpoint"):
+        return args
+    args += [] if torchrun.text("--master-addr") else [f"--master-addr={host}"]
+    return args + ([] if torchrun.text("--master-port") else [f"--master-port={port}"])
+
+
+def _rank_variables(step: SlurmStep, env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return the variables of init_process_group, and LOCAL_RANK. A rank that the job's script chose stays."""
+    host, port = step.store
+    rank, size = number(env, "RANK"), number(env, "WORLD_SIZE")
+    chosen = rank is not None and size == step.place.tasks and rank < size
+    variables = [
+        ("RANK", rank if chosen else step.place.task),
+        ("WORLD_SIZE", step.place.tasks),
+        ("LOCAL_RANK", step.local_task),
+        ("NODE_RANK", step.node),
+        ("MASTER_ADDR", host),
+        ("MASTER_PORT", port),
+    ]
+    if step.local_tasks is not None:
+        variables.append(("LOCAL_WORLD_SIZE", step.local_tasks))
+    return tuple((name, str(value)) for name, value in variables)
+
+
+def _shape_given(split: SplitCommand, torchrun: TorchrunSettings) -> str:
+    """Return an option or variable that is meant for torchrun, or "" if there is none."""
+    if split.torchrun:
+        return split.torchrun[0].partition("=")[0]
+    return next((variable_of(name) for name in SHAPE if torchrun.text(name)), "")
+
+
+def _too_many_tasks(step: SlurmStep, given: str) -> UserError:
+    nodes = "one node" if step.nodes == 1 else f"{step.nodes} nodes"
+    return UserError(
+        f"this Slurm step has {step.place.tasks} tasks on {nodes}, and {given} makes each of them start torchrun, "
+        "which starts all ranks of a node",
+        help="Nothing was started. Start one task per node: `srun --ntasks-per-node=1 ddpdoctor wrap --nproc-per-node "
+        "N SCRIPT`. Or start one task per rank, without options of torchrun: `srun --ntasks-per-node=N ddpdoctor wrap "
+        "SCRIPT`.",
+    )
+
+
+def _rank_note(step: SlurmStep) -> str:
+    nodes = "one node" if step.nodes == 1 else f"{step.nodes} nodes"
+    became = f"each of the {step.place.tasks} Slurm tasks on {nodes} becomes a rank"
+    return f"{became}; `srun --ntasks-per-node=1` starts torchrun"
+
+
+def _nnodes_note(torchrun: TorchrunSettings, step: SlurmStep) -> str | None:
+    if torchrun.nnodes is None or torchrun.nnodes[0] <= step.place.tasks <= torchrun.nnodes[1]:
+        return None
+    return f"--nnodes is {torchrun.text('--nnodes')}, but this Slurm step has {step.place.tasks} tasks, one per node"
+
+
+def number_first(placement: Placement) -> Placement:
+    """Give a member without a number the number 0 if the store will be on its host.
+
+    If all members are on one host, this cannot single one out, so they stay without a number.
+    """
+    if placement.number is not None or placement.one_host or placement.store is None:
+        return placement
+    return replace(placement, number=0) if is_own_host(*placement.store) else placement
+
+
+def is_own_host(host: str, port: int) -> bool:
+    """Return whether this host can bind to an address of the name; False if the name does not resolve."""
+    from ddpdoctor.exchange.reach import look_up  # a slow import, which a job on one node does not need
+
+    try:
+        addresses = look_up(host, port, LOOKUP_LIMIT_S)
+    except OSError:
+        return False
+    return any(_can_be_bound(family, address) for family, address in addresses)
+
+
+def own_addresses() -> tuple[str, ...]:
+    """Return the addresses at which others may reach this host, those of the job's own interfaces first.
+
+    Next come the addresses of its host name, which Gloo publishes, and then all except loopback and link-local ones.
+    """
+    from ddpdoctor.collect.system import SystemCalls
+    from ddpdoctor.exchange.reach import look_up
+
+    wanted = tuple(
+        name.lstrip("=") for variable in INTERFACE_VARIABLES for name in os.environ.get(variable, "").split(",") if name
+    )
+    by_name = SystemCalls().interface_addresses()
+    chosen = [one for name, addresses in by_name.items() if name.startswith(wanted) for one in addresses if wanted]
+    named: list[str] = []
+    with contextlib.suppress(OSError):
+        named = [str(address[0]) for _, address in look_up(socket.gethostname(), 0, LOOKUP_LIMIT_S)]
+    every = [*chosen, *named, *(one for addresses in by_name.values() for one in addresses)]
+    plain = dict.fromkeys(address.partition("/")[0] for address in every)
+    return tuple(address for address in plain if _is_for_others(address))[:MOST_ADDRESSES]
+
+
+def _is_for_others(address: str) -> bool:
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    return not (ip.is_loopback or ip.is_link_local or ip.is_unspecified)
+
+
+def _can_be_bound(family: socket.AddressFamily, address: Any) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as trial:
+            trial.bind((address[0], 0, *address[2:]))
+    except OSError:
+        return False
+    return True

@@ -1,1 +1,0 @@
-"""Starts and stops processes."""

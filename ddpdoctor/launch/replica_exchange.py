@@ -1,0 +1,333 @@
+"""Compares the replicas of a job while it runs: those of this node, and those of all nodes with each other."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddpdoctor.exchange.conversation import BadRecord
+from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.launch.node_messages import find
+from ddpdoctor.model.consistency import NodeStreams, RootsReport, RootsRequest
+from ddpdoctor.model.facts import REPLICAS_NAME, attempt_name
+from ddpdoctor.recorder.storage.files import remove
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from ddpdoctor.collect.fingerprint_compare import Comparer
+    from ddpdoctor.collect.fingerprint_files import NodeIndex, Writer
+    from ddpdoctor.collect.fingerprint_nodes import Joint
+    from ddpdoctor.exchange.conversation import Conversation
+    from ddpdoctor.launch.first_node import FirstNode
+    from ddpdoctor.launch.other_node import OtherNode
+    from ddpdoctor.launch.progress import Followed
+    from ddpdoctor.model.consistency import Consistency, Stream
+
+SAVE_EVERY_S = 5.0
+"""Our choice: how often the results so far are written for `ddpdoctor status`, if there are new ones."""
+EVERY_S = 3.0
+"""Our choice: with headers this adds about 200 bytes a second to the heartbeats, and the data kept meanwhile fits."""
+SOON_S = 0.5
+"""Our choice: the pause while requested contents are on their way."""
+CLOSE_LIMIT_S = 2.0
+ROOTS = "replicas/roots"
+WORD = "replicas/word"
+CONTENTS = "replicas/contents"
+
+
+class SharedReplicas:
+    """The shared fingerprints of the current attempt. They have a lock: the session writes, another thread reads."""
+
+    def __init__(self, allowed: tuple[str, ...]) -> None:
+        """Start without an attempt; ``allowed`` are name patterns of tensors that may differ."""
+        self.lock = threading.RLock()
+        self._allowed = allowed
+        self._index: NodeIndex | None = None
+        self._comparer: Comparer | None = None
+        self._joint: Joint | None = None
+
+    def begin(self, attempt: int) -> NodeIndex:
+        """Start an attempt and return its new index. All nodes use the same number for the same attempt."""
+        from ddpdoctor.collect.fingerprint_files import NodeIndex
+
+        self._index, self._comparer, self._joint = NodeIndex(attempt), None, None
+        return self._index
+
+    def follow(self, comparer: Comparer) -> bool:
+        """Use the comparer's latest state; return whether a difference between nodes was found for the first time."""
+        self._comparer = comparer
+        return self._joint is not None and self._joint.compare(time.monotonic())
+
+    def report(self) -> RootsReport:
+        """Return this node's report to the first node."""
+        with self.lock:
+            return RootsReport(roots=self._index.report() if self._index is not None else ())
+
+    def heed(self, word: RootsRequest) -> None:
+        """Forget the points that the first node has found to be equal everywhere."""
+        with self.lock:
+            streams = self._index.streams if self._index is not None else {}
+            for name, upto in word.settled.items():
+                if name in streams:
+                    streams[name].forget(upto)
+
+    def kept(self, names: tuple[str, ...] | None = None) -> NodeStreams:
+        """Return the kept points of the named streams, or of all streams that other nodes write too."""
+        from ddpdoctor.collect.fingerprint_files import pack_stream
+
+        with self.lock:
+            index, comparer = self._index, self._comparer
+            if index is None or comparer is None:
+                return NodeStreams()
+            chosen = [one for one in index.shared() if names is None or one.name in names]
+            return NodeStreams(streams=tuple(pack_stream(one, comparer.found_here(one.key)) for one in chosen))
+
+    def hear(self, member: int, report: RootsReport) -> None:
+        """Record another node's report, on the first node."""
+        with self.lock:
+            joint = self._of_all()
+            if joint is not None:
+                joint.hear(member, report.roots, time.monotonic())
+
+    def word(self) -> RootsRequest:
+        """Return the first node's request to all others."""
+        with self.lock:
+            return self._joint.word() if self._joint is not None else RootsRequest()
+
+    def receive(self, member: int, sent: NodeStreams) -> None:
+        """Record the contents that another node sent on request."""
+        with self.lock:
+            if self._joint is not None:
+                self._joint.answered(member, sent)
+
+    def results(self) -> tuple[Stream, ...]:
+        """Return the results over all nodes so far, on the first node."""
+        with self.lock:
+            return tuple(one.found for one in self._joint.found().streams) if self._joint is not None else ()
+
+    def save(self, folder: Path, attempt: int | None) -> None:
+        """Write the kept points, and on the first node the result over all nodes; raises OSError."""
+        from ddpdoctor.collect.fingerprint_nodes import JOINT, POINTS
+        from ddpdoctor.collect.run.evidence import save
+
+        if self._index is not None:
+            save(folder / attempt_name(POINTS, attempt), self.kept())
+        if self._joint is not None:
+            save(folder / attempt_name(JOINT, attempt), self._joint.found())
+
+    def _of_all(self) -> Joint | None:
+        from ddpdoctor.collect.fingerprint_nodes import Joint
+
+        if self._joint is None and self._index is not None:
+            self._joint = Joint(self._index, self._allowed)
+        return self._joint
+
+
+class LiveComparison:
+    """Compares the replicas of each attempt of a job, one attempt after another.
+
+    The comparing code is imported after the launcher has started, so that no rank waits for it.
+    """
+
+    def __init__(
+        self, folder: Path, check_every: int, allowed: tuple[str, ...], shared: SharedReplicas | None = None
+    ) -> None:
+        """Take the recorders' folder and what is shared with other nodes. With ``check_every`` 0, comparing is off."""
+        self.has_news = False
+        """Whether a difference was found that has not been reported yet."""
+        self.failure: Exception | None = None
+        """The error that ended the comparing."""
+        self._folder = folder
+        self._check_every = check_every
+        self._allowed = allowed
+        self._shared = shared
+        self._attempt = -1
+        self._comparer: Comparer | None = None
+        self._is_off = check_every == 0
+        self._saved: Consistency | None = None
+        """What was saved last of this attempt."""
+        self._next_save_s = 0.0
+
+    def follow(self, attempt: int, ranks: Iterable[Followed], meeting: int | None = None) -> None:
+        """Compare what the processes of an attempt have written since the last call.
+
+        ``meeting`` is the number that all nodes use for this attempt, or None if only this node's own number exists.
+        """
+        with self._wall():
+            if attempt != self._attempt:
+                self._supersede()
+                self._attempt = attempt
+            if self._comparer is None and not self._is_off:
+                self._comparer = self._begin(attempt if meeting is None else meeting)
+            if self._comparer is not None:
+                self.has_news |= self._comparer.compare(map(_writer, ranks))
+            if self._comparer is not None and self._shared is not None:
+                self.has_news |= self._shared.follow(self._comparer)
+            self._save_news(time.monotonic())
+
+    def save(self) -> None:
+        """Save the results so far."""
+        with self._wall():
+            if self._comparer is not None:
+                self._write(self._comparer.consistency(), None)
+
+    def _save_news(self, now_s: float) -> None:
+        """Save the results so far if it is time and there are new ones.
+
+        They have a file of their own: if the watcher is killed, a report must not take them for all there is.
+        """
+        if self._comparer is None or now_s < self._next_save_s:
+            return
+        from ddpdoctor.collect.run.evidence import save
+
+        self._next_save_s = now_s + SAVE_EVERY_S
+        found = self._comparer.consistency()
+        joint = self._shared.results() if self._shared is not None else ()
+        found = replace(found, streams=(*joint, *(one for one in found.streams if one.compared)))
+        if found.streams and found != self._saved:
+            with contextlib.suppress(OSError):  # a full disk costs the news and nothing else
+                save(self._folder / REPLICAS_NAME, found)
+                self._saved = found
+
+    def close(self) -> None:
+        """Compare the rest after the job has ended, save the results, and remove the ranks' files."""
+        with self._wall():
+            self._end(None)
+
+    def _begin(self, meeting: int) -> Comparer:
+        from ddpdoctor.collect.fingerprint_compare import Comparer
+
+        index = self._shared.begin(meeting) if self._shared is not None else None
+        return Comparer(self._folder / "prints", check_every=self._check_every, allowed=self._allowed, index=index)
+
+    def _supersede(self) -> None:
+        """Save the results of an attempt that the launcher gave up on. Drop those from before the first attempt."""
+        from ddpdoctor.collect.fingerprint_nodes import COMPARISON, JOINT, POINTS
+
+        if self._attempt >= 0:
+            self._end(self._attempt)
+        self._comparer = self._saved = None
+        for name in (*map(attempt_name, (COMPARISON, POINTS, JOINT)), REPLICAS_NAME):
+            remove(self._folder / name)
+
+    def _end(self, attempt: int | None) -> None:
+        comparer, self._comparer = self._comparer, None
+        if comparer is not None and self._write(comparer.close(), attempt):
+            comparer.remove_files()
+
+    def _write(self, found: Consistency, attempt: int | None) -> bool:
+        """Save the results completely or not at all; return False on a full disk, where the ranks' files then stay."""
+        from ddpdoctor.collect.fingerprint_nodes import COMPARISON
+        from ddpdoctor.collect.run.evidence import save
+
+        try:
+            save(self._folder / attempt_name(COMPARISON, attempt), found)
+            if self._shared is not None:
+                self._shared.save(self._folder, attempt)
+        except OSError:
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def _wall(self) -> Iterator[None]:
+        try:
+            with self._shared.lock if self._shared is not None else contextlib.nullcontext():
+                yield
+        except Exception as error:  # noqa: BLE001 - the wall around a collector: watching continues without it
+            self.failure, self._comparer, self._is_off = error, None, True
+
+
+def _writer(process: Followed) -> Writer:
+    from ddpdoctor.collect.fingerprint_files import Writer
+
+    return Writer(
+        pid=process.pid,
+        ticks=process.ticks,
+        began_ns=process.cells.get("started_ns", 0),
+        ended_ns=process.ended_ns,
+    )
+
+
+class ReplicaExchange:
+    """Exchanges fingerprints from ``start`` to ``close``. After an error it tries again; watching does not need it."""
+
+    def __init__(self, shared: SharedReplicas, member: FirstNode | OtherNode) -> None:
+        """Take this node's replicas and its connection to the other nodes."""
+        self.failure: Exception | None = None
+        self._shared, self._member = shared, member
+        self._turn = 0
+        """The number of the last request for contents that this node has answered."""
+        self._sent: RootsReport | None = None
+        self._word: RootsRequest | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ddpdoctor-replicas", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread. A call that hangs ends at its own limit; this does not wait for it."""
+        self._ended.set()
+        self._thread.join(timeout=CLOSE_LIMIT_S)
+
+    def _run(self) -> None:
+        while not self._ended.wait(EVERY_S if self._word is None or not self._word.wanted else SOON_S):
+            try:
+                self.exchange()
+            except Exception as error:  # noqa: BLE001 - watching the job continues without the others
+                self.failure = self.failure or error
+
+    def exchange(self) -> None:
+        """Send and receive once."""
+        member = self._member
+        conversation = member.conversation()
+        if conversation is None or member.number is None:
+            return
+        try:
+            if member.is_first:
+                self._hear(conversation, member.others())
+            else:
+                self._report(conversation, member.number)
+        except StoreError:
+            if not member.is_first:
+                member.reconnect()
+
+    def _report(self, conversation: Conversation, number: int) -> None:
+        report = self._shared.report()
+        if report != self._sent:
+            conversation.send(f"{ROOTS}/{number}", report)
+            self._sent = report
+        word = find(conversation, RootsRequest, WORD)
+        if word is None:
+            return
+        self._shared.heed(word)
+        if word.turn > self._turn and word.wanted:
+            for name in word.wanted:
+                conversation.send(f"{CONTENTS}/{number}/{word.turn}/{name}", self._shared.kept((name,)))
+            self._turn = word.turn
+
+    def _hear(self, conversation: Conversation, others: list[int]) -> None:
+        for number in others:
+            report = find(conversation, RootsReport, f"{ROOTS}/{number}")
+            if report is not None:
+                self._shared.hear(number, report)
+        word = self._shared.word()
+        for name in word.wanted:
+            for number in others:
+                self._receive(conversation, number, f"{CONTENTS}/{number}/{word.turn}/{name}")
+        if word != self._word:
+            conversation.send(WORD, word)
+            self._word = word
+
+    def _receive(self, conversation: Conversation, number: int, key: str) -> None:
+        """Take the contents of another node, if they have arrived."""
+        with contextlib.suppress(BadRecord):  # a damaged record counts as an empty answer
+            sent = conversation.take(NodeStreams, key, f"node {number}")
+            if sent is not None:
+                self._shared.receive(number, sent)

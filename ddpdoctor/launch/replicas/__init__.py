@@ -1,1 +1,0 @@
-"""Compares the replicas of a job while it runs, on one node and between nodes."""

@@ -1,0 +1,502 @@
+"""Makes and finds the folders that a run is written to, and writes their first files."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import json
+import os
+import pwd
+import re
+import shutil
+import socket
+import stat
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.limits import is_shared
+from ddpdoctor.collect.proc import read_process
+from ddpdoctor.launch.command_line import TorchrunSettings
+from ddpdoctor.launch.placement import Style
+from ddpdoctor.model.codec import WrongValue, decode, encode
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.facts import RECORD_NAME, RecordPlace, Run
+from ddpdoctor.recorder.launcher_log import FILE
+from ddpdoctor.recorder.storage.files import open_new, parse_json, read_plain, remove, write_whole
+from ddpdoctor.recorder.storage.secrets import hide_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from ddpdoctor.launch.command_line import WrapOptions
+    from ddpdoctor.launch.placement import Placement
+
+
+PARENT = Path("ddpdoctor-report")
+PRIVATE = 0o700
+REPORT_NAME = "report.json"
+RUN_MARKS = (REPORT_NAME, "run.json")
+"""A folder with one of these belongs to another run. A run that was cut short has no report."""
+RUN_FILES = (
+    *RUN_MARKS, "agent.jsonl", "consistency.json", "control", "control_flow.json", "end.json", "joint.json",
+    "machine.json", "members.json", "moments.json", "nodes.json", "reached.json", "record.json", "replicas.json",
+    "reserve", "source.json", "torchrun.log", "verdict.txt", "watch.json",
+)  # fmt: skip
+DUMPS = "dumps"
+"""Reports that were made on demand while the job ran."""
+RUN_FOLDERS = (DUMPS, "evidence", "gathered", "left", "nccl", "nodes", "present", "prints", "rings", "tuning")
+"""The subfolders that a run writes to. They must not be links or belong to another user."""
+_NO_PLACE = frozenset({errno.EACCES, errno.EDQUOT, errno.ENOENT, errno.ENOSPC, errno.EPERM, errno.EROFS})
+"""Errors of a working directory that is read-only, full, another user's, or gone."""
+_HELP = "Nothing was started. Choose another folder with --report-dir."
+_HELP_OWN = "Nothing was started. Name a new folder with --report-dir."
+
+RUN_NAME = "run.json"
+NODES = "nodes"
+STORED_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NCCL_DEBUG",
+    "NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SOCKET_IFNAME", "NODE_RANK", "OMP_NUM_THREADS", "RANK",
+    "SLURM_JOB_ID", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_RESTART_COUNT", "TORCH_DISTRIBUTED_DEBUG",
+    "WORLD_SIZE",
+)  # fmt: skip
+"""The only environment variables that a run folder holds."""
+PREFIX = "ddpdoctor-"
+MIN_FREE_BYTES = 8 * 2**20
+"""Our choice: the reserve for evidence plus the rings of three ranks."""
+MIN_FREE_FILES = 64
+"""Our choice: the number of files that a job of eight ranks writes."""
+
+
+def make_default_dir(script: str, *, is_module: bool, now: datetime, label: str = "") -> Path:
+    """Create ``ddpdoctor-report/<time>-<script>`` in the working directory, with a number if it is taken.
+
+    Where nothing can be written, it is a folder for temporary files, because the job itself may need no place there.
+    ``label`` separates the members of a job, whose clocks may show the same time.
+    """
+    base = f"{now:%Y%m%d-%H%M%S}-{name_stem(script, is_module=is_module)}{f'-node-{label}' if label else ''}"
+    try:
+        _make_parent()
+        for number in itertools.count(1):
+            path = PARENT / (base if number == 1 else f"{base}-{number}")
+            if _make_new(path):
+                _check_parent(path)
+                return path
+    except OSError as error:
+        if error.errno not in _NO_PLACE:
+            raise refuse(PARENT, error) from error
+        try:
+            return Path(tempfile.mkdtemp(prefix=f"{PARENT}-{base}-"))
+        except OSError:
+            raise refuse(PARENT, error) from error
+    raise AssertionError  # pragma: no cover: count() has no end
+
+
+def make_dump_dir(run_dir: Path) -> Path:
+    """Create the folder of the next report that is made on demand while a job runs: ``dumps/1``, ``dumps/2``.
+
+    Raises ``UserError`` if it is not writable.
+    """
+    parent = run_dir / DUMPS
+    try:
+        parent.mkdir(mode=PRIVATE, exist_ok=True)
+        for number in itertools.count(1):
+            if _make_new(parent / str(number)):
+                return parent / str(number)
+    except OSError as error:
+        raise UserError(
+            f"{parent} is not writable: {error.strerror}", help="The evidence is taken, and the job goes on."
+        ) from error
+    raise AssertionError  # pragma: no cover: count() has no end
+
+
+def name_stem(script: str, *, is_module: bool) -> str:
+    """Return the part of a folder's name that comes from its script or module."""
+    name = script.rpartition(".")[2] if is_module else Path(script).stem
+    return re.sub(r"[^\w.-]", "_", name) or "job"
+
+
+def make_private(path: Path) -> None:
+    """Create a folder that only its owner may read; the mode of a non-empty one is not changed.
+
+    Raises ``UserError`` if it is not writable, is a link, belongs to another user, or has links where a run writes.
+    """
+    is_new = False
+    try:
+        is_new = not path.exists()
+        if path.parent == PARENT:
+            _make_parent()
+        if path.is_symlink():
+            raise UserError(f"the report folder {path} is a link to {path.readlink()}", help=_HELP)
+        path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+        owner = _try_writing(path)
+        _check_owner(path, owner)
+        for name in (*RUN_FILES, *RUN_FOLDERS):
+            _check_planted(path / name, owner)
+        if not any(path.iterdir()):
+            path.chmod(PRIVATE)
+        if path.parent == PARENT:
+            _check_parent(path)
+    except OSError as error:
+        if is_new:
+            with suppress(OSError):  # it was not created, or somebody else is using it
+                path.rmdir()
+        raise refuse(path, error) from error
+
+
+def make_report_dir(path: Path) -> Path:
+    """Create the folder that the user named. An existing one is fine unless it holds a run."""
+    make_private(path)
+    if any((path / name).exists() for name in RUN_FILES) or any(map(_is_used, (path / "rings", path / "evidence"))):
+        raise UserError(f"the report folder {path} already holds another run", help=_HELP)
+    return path
+
+
+def _is_used(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def _make_parent() -> None:
+    PARENT.mkdir(mode=PRIVATE, exist_ok=True)
+
+
+def _check_parent(made: Path) -> None:
+    """Refuse a ``ddpdoctor-report`` of another user, unless that user owns the working directory or is root."""
+    trusted = {made.lstat().st_uid, 0, Path().stat().st_uid}
+    if not {PARENT.lstat().st_uid, PARENT.stat().st_uid} <= trusted:
+        raise UserError(f"the folder {PARENT} belongs to another user ({_user(PARENT.lstat().st_uid)})", help=_HELP)
+
+
+def _try_writing(path: Path) -> int:
+    """Write a file and remove it, because permissions are not enough (read-only mounts, full disks, quotas).
+
+    Returns the owner of files that this process creates there: a network file system or a container may map the user.
+    """
+    trial = path / f".writable-{os.getpid()}-{os.urandom(4).hex()}"
+    try:
+        with os.fdopen(open_new(trial), "wb") as file:
+            file.write(b"ddpdoctor")
+            file.flush()
+            return os.fstat(file.fileno()).st_uid
+    finally:
+        remove(trial)
+
+
+def _check_owner(path: Path, owner: int) -> None:
+    """Refuse another user's folder, because its owner could replace it with a link while the job runs."""
+    seen = path.lstat().st_uid
+    if seen != owner:
+        raise UserError(f"the report folder {path} belongs to another user ({_user(seen)})", help=_HELP_OWN)
+
+
+def _check_planted(path: Path, owner: int) -> None:
+    """Refuse an existing path where a run would write, unless it is this user's own file or folder."""
+    try:
+        seen = path.lstat()
+    except FileNotFoundError:
+        return
+    wanted = stat.S_ISDIR if path.name in RUN_FOLDERS else stat.S_ISREG
+    if stat.S_ISLNK(seen.st_mode):
+        what = f"is a link to {path.readlink()}"
+    elif not wanted(seen.st_mode):
+        what = "is not a folder" if path.name in RUN_FOLDERS else "is not a file"
+    elif seen.st_uid != owner:
+        what = f"belongs to another user ({_user(seen.st_uid)})"
+    else:
+        return
+    raise UserError(f"{path.name} in the report folder {path.parent} {what}", help=_HELP)
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"uid {number}"
+
+
+def _make_new(path: Path) -> bool:
+    try:
+        path.mkdir(mode=PRIVATE)
+    except FileExistsError:
+        return False
+    return True
+
+
+def refuse(path: Path, error: OSError) -> UserError:
+    """Return the error for a run folder that is not writable."""
+    return UserError(f"the report folder {path} is not writable: {error.strerror}", help=_HELP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberFolder:
+    """The folder in which a member records, and the file for its report."""
+
+    folder: Path
+    report: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starter:
+    """What distinguishes one start of a job from another."""
+
+    script: str
+    is_module: bool
+    command: tuple[str, ...]
+    host: str
+    env: Mapping[str, str]
+    now: datetime
+
+
+def make_member_folder(asked: Path | None, placement: Placement, starter: Starter) -> MemberFolder:
+    """Create this member's private run folder; ``asked`` is --report-dir.
+
+    Raises ``UserError`` if it holds another run or is not writable.
+    """
+    label = _label(placement, starter.host)
+    if asked is None:
+        asked = _batch_folder(placement, label, starter)
+    if asked is None:
+        folder = make_default_dir(starter.script, is_module=starter.is_module, now=starter.now, label=label)
+        return MemberFolder(folder=folder, report=folder / _report_name(label))
+    base = _find_start(asked, label, starter)
+    if not label or (placement.one_host and placement.number is None and _claim(base)):
+        return MemberFolder(folder=make_report_dir(base), report=base / REPORT_NAME)
+    _refuse_other_job(base, starter.env)
+    make_private(base)
+    make_private(base / NODES)
+    own = _own_name(base / NODES, label) if placement.number is None else label
+    return MemberFolder(folder=make_report_dir(base / NODES / own), report=base / _report_name(own))
+
+
+def _label(placement: Placement, host: str) -> str:
+    """Return the label in this member's file names: empty for the first, else its number, or its host without one."""
+    if placement.alone or placement.number == 0:
+        return ""
+    return re.sub(r"[^\w.-]", "_", host) if placement.number is None else str(placement.number)
+
+
+def _report_name(label: str) -> str:
+    return f"node-{label}.json" if label else REPORT_NAME
+
+
+def _batch_folder(placement: Placement, label: str, starter: Starter) -> Path | None:
+    """Return the default folder of a Slurm step, the same for all members, or None if an older job used it."""
+    if not placement.batch_job:
+        return None
+    stem = name_stem(starter.script, is_module=starter.is_module)
+    base = PARENT / f"slurm-{placement.batch_job}-{stem}"
+    former = _read_run(_own(base, label))
+    return base if former is None or _is_former_start(former, starter) else None
+
+
+def _own(base: Path, label: str) -> Path:
+    return base / NODES / label if label else base
+
+
+def _find_start(asked: Path, label: str, starter: Starter) -> Path:
+    """Return the folder for this start of the job: the requested one, or one inside it if that has an earlier start.
+
+    Members that share the folder arrive at any time. So they must not move its files, and all must choose the same one.
+    """
+    found = [run for run in (_read_run(asked), _read_run(_own(asked, label))) if run is not None]
+    if not any(_is_former_start(run, starter) for run in found):
+        return asked
+    if restarts := _restarts(starter.env):
+        return asked / f"restart-{restarts}"
+    numbers = itertools.count(1)
+    return next(base for i in numbers if _read_run(_own(base := asked / f"restart-{i}", label)) is None)
+
+
+def _is_former_start(run: Run, starter: Starter) -> bool:
+    """Return whether a run is this same job before a requeue, or this same container before a restart."""
+    env = starter.env
+    if job := env.get("SLURM_JOB_ID"):
+        return run.environment.get("SLURM_JOB_ID") == job and _restarts(run.environment) < _restarts(env)
+    same = (run.host, run.command) == (starter.host, hide_secrets(starter.command))
+    return "KUBERNETES_SERVICE_HOST" in env and same
+
+
+def _restarts(env: Mapping[str, Any]) -> int:
+    """Return how often Slurm has restarted a job."""
+    text = str(env.get("SLURM_RESTART_COUNT", ""))
+    return int(text) if text.isascii() and text.isdecimal() else 0
+
+
+def _refuse_other_job(base: Path, env: Mapping[str, str]) -> None:
+    """Raise ``UserError`` if the folder belongs to another Slurm job; the first member would refuse it too."""
+    run, job = _read_run(base), env.get("SLURM_JOB_ID")
+    if job and run is not None and run.environment.get("SLURM_JOB_ID") != job:
+        raise UserError(
+            f"the report folder {base} already holds another run",
+            help="Nothing was started. Choose another folder with --report-dir.",
+        )
+
+
+def _own_name(nodes: Path, host: str) -> str:
+    """Return a name for a member without a number: its host, with a suffix if another member there uses that."""
+    for i in itertools.count(1):
+        name = host if i == 1 else f"{host}-{i}"
+        if _claim(nodes / name):
+            return name
+    raise AssertionError  # pragma: no cover: count() has no end
+
+
+def _claim(folder: Path) -> bool:
+    """Lock a folder for the lifetime of this process; return False if another process on this host holds it.
+
+    The descriptor stays open, and children do not inherit it. If the file system has no such locks, claiming succeeds.
+    """
+    make_private(folder)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _read_run(folder: Path) -> Run | None:
+    """Return a folder's run.json, None if it is missing, or an empty record if it cannot be read."""
+    try:
+        return decode(Run, parse_json(read_plain(folder / RUN_NAME)))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, WrongValue):
+        return Run()
+
+
+def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched_ns: int) -> None:
+    """Write run.json: what was started, when and how."""
+    level = options.debug_level or os.environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF")
+    environment = {**os.environ, **dict(options.placement.variables)}
+    run = Run(
+        command=hide_secrets(options.command),
+        started_at=started_at,
+        launched_ns=launched_ns,
+        hang_timeout_s=options.hang_timeout_s,
+        debug_level=level.upper(),
+        check_every=options.ranks.check_every,
+        allow_different=options.allow_different,
+        speed=options.speed,
+        host=socket.gethostname(),
+        torch_version=_torch_version(),
+        environment={name: environment[name] for name in STORED_VARIABLES if name in environment},
+        entry=options.entry,
+        launcher=options.placement.style.value,
+        run_dir="" if folder == options.report_dir.resolve() else str(options.report_dir.resolve()),
+        watcher_pid=os.getpid(),
+        watcher_ticks=_own_ticks(),
+        **_shape(options),
+    )
+    write_whole(folder / "run.json", json.dumps(encode(run), indent=1))
+
+
+def write_record_place(run_dir: Path, folder: Path) -> None:
+    """Say in the run folder where the record is while the job runs, for `ddpdoctor status`. A full disk is ignored."""
+    place = RecordPlace(host=socket.gethostname(), folder=str(folder))
+    with contextlib.suppress(OSError):
+        write_whole(run_dir / RECORD_NAME, json.dumps(encode(place)))
+
+
+def _own_ticks() -> int | None:
+    own = read_process(os.getpid())
+    return own.start_ticks if own is not None else None
+
+
+def _shape(options: WrapOptions) -> dict[str, Any]:
+    """Return how many ranks are requested, here and in all. For a command that is unknown until it starts them."""
+    placement = options.placement
+    if placement.style is Style.TORCHRUN:
+        return launch_shape(TorchrunSettings(options.torchrun_args, os.environ))
+    if placement.style is Style.RANK:
+        return {
+            "nproc": 1, "nnodes": placement.nodes, "node_rank": placement.number, "world_size": placement.expected,
+        }  # fmt: skip
+    return {}
+
+
+def launch_shape(torchrun: TorchrunSettings) -> dict[str, int | None]:
+    """Return nproc, nnodes and node_rank from torchrun's settings, each None if it is not a number."""
+    nnodes = torchrun.nnodes if torchrun.text("--nnodes") else (1, 1)
+    return {
+        "nproc": torchrun.number("--nproc-per-node"),
+        "nnodes": nnodes[0] if nnodes else None,
+        "node_rank": torchrun.number("--node-rank"),
+    }
+
+
+def _torch_version() -> str | None:
+    """Read torch's version from its file: importing torch takes a second, and importlib.metadata is slow too."""
+    found = find_spec("torch")
+    try:
+        text = (Path(found.origin).parent / "version.py").read_text() if found and found.origin else ""
+    except (OSError, UnicodeDecodeError):
+        return None
+    said = re.search(r"^__version__ = ['\"]([^'\"]+)", text, re.MULTILINE)
+    return said[1] if said else None
+
+
+def choose_folder(run_dir: Path) -> Path:
+    """Return where recorders write: the run folder, or a local one if that is shared or full."""
+    shared = is_shared(run_dir)
+    if not shared and has_space(run_dir):
+        return run_dir
+    try:
+        local = Path(tempfile.mkdtemp(prefix=PREFIX))
+    except OSError:
+        return run_dir
+    if shared or has_space(local):
+        return local
+    local.rmdir()
+    return run_dir
+
+
+def has_space(folder: Path) -> bool:
+    """Return whether the folder's file system has room for a record; True if that is unknown."""
+    try:
+        free = os.statvfs(folder)
+    except OSError:
+        return True
+    has_files = not free.f_files or free.f_favail >= MIN_FREE_FILES  # a file system without inode counts says 0 of 0
+    has_bytes = free.f_bavail * free.f_frsize >= MIN_FREE_BYTES
+    return has_files and has_bytes and not free.f_flag & os.ST_RDONLY
+
+
+def copy_back(folder: Path, run_dir: Path) -> None:
+    """Copy a local record into the run folder if there is room."""
+    if folder != run_dir and has_space(run_dir):
+        with contextlib.suppress(OSError):
+            shutil.copytree(folder, run_dir, dirs_exist_ok=True)
+
+
+def copy_elsewhere(folder: Path, files: Mapping[str, str]) -> Path | None:
+    """Return a copy of a run folder plus files that could not be written to it, or None if there is no room."""
+    try:
+        copy = Path(tempfile.mkdtemp(prefix=PREFIX))
+    except OSError:
+        return None
+    try:
+        shutil.copytree(folder, copy, dirs_exist_ok=True)
+        for name, text in files.items():
+            (copy / name).write_text(text)
+    except OSError:
+        shutil.rmtree(copy, ignore_errors=True)
+        return None
+    return copy
+
+
+def read_launcher_log(folder: Path) -> str:
+    """Return torchrun's messages and traceback. Empty if none were kept or they cannot be read."""
+    try:
+        return read_plain(folder / FILE).decode("utf-8", "replace")
+    except OSError:
+        return ""

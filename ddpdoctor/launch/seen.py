@@ -1,0 +1,472 @@
+"""Keeps what was seen of processes and may be gone later: memory, work, lines, errors, and ranks without a recorder."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect import proc
+from ddpdoctor.collect.blocked import HostFacts, read_causes, read_lock_files, read_locks
+from ddpdoctor.collect.connections import Socket, read_received, read_rows, read_sockets
+from ddpdoctor.collect.launch import LOCAL_RANK_VARIABLES, RANK_VARIABLES
+from ddpdoctor.collect.limits import MEMORY_READERS
+from ddpdoctor.collect.rank.steps import FETCH_CELLS, errors_of_child, fetch_cells, owner_of
+from ddpdoctor.collect.run.sources import WORLD_SIZE_NAMES
+from ddpdoctor.model.codec import encode
+from ddpdoctor.model.facts import HostCauses, Memory, ProcessCauses, Receiving, Space, Work, WorkingChild
+from ddpdoctor.recorder.storage import ring_reading
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from ddpdoctor.collect.connections import Received
+    from ddpdoctor.collect.proc import Process
+    from ddpdoctor.launch.progress import Followed
+
+
+EVERY_NS = 2_000_000_000
+"""Our choice: over shorter times the kernel's ticks of 10 ms are too coarse."""
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+MOST_CHILDREN = 3
+WORKING_CORES = 0.1
+WORKING_BYTES_S = 64 * 1024
+"""Our choice: a process below both limits is not worth reporting."""
+MOST_NAME = 60
+PYTHON_NAMES = ("python", "pt_data_worker")
+"""The kernel's names of forked Python processes, whose command line is the same as the rank's."""
+
+HOST_EVERY_NS = 1_000_000_000
+"""How often the host's memory is read. Our choice: a job takes seconds to fill it."""
+MOST_LINES = 64
+SHOWN_LINES = 2
+KEPT_ERRORS = 8
+"""Errors kept for the children of one rank: the first ones, and the last one. Our choice."""
+KEPT_LINES = 64
+"""The number of most frequent lines kept for the children of one rank. Our choice: two are shown."""
+SETTLED_S = 10.0
+"""By then a forked child has executed its program. Our choice: fork and exec take milliseconds. On a machine with five
+processes per core, a shell took over two seconds to become a Python."""
+_KEEP_OUT = frozenset("IES")
+_WITH_VALUE = frozenset("cmWX")
+"""Python's one-letter options that take a value."""
+_NAMES = (*RANK_VARIABLES, *LOCAL_RANK_VARIABLES, *WORLD_SIZE_NAMES)
+Key = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sample:
+    """One process's totals since its start."""
+
+    ticks: int
+    wanted_ns: int | None
+    io: proc.IoBytes | None
+
+
+class WorkSeen:
+    """The work of each rank and its descendants between the last two samples."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._samples: dict[int, tuple[int | None, dict[int, _Sample]]] = {}
+        """By a rank's pid, the time of the last samples, and the samples of the rank and its descendants."""
+        self._work: dict[int, dict[int, Work]] = {}
+
+    def follow(self, rank: proc.Process, below: tuple[proc.Process, ...], now_ns: int) -> None:
+        """Take samples if the last ones are old enough."""
+        then_ns, before = self._samples.get(rank.pid, (None, {}))
+        if then_ns is not None and now_ns - then_ns < EVERY_NS:
+            return
+        now = {process.pid: _sample(process) for process in (rank, *below)}
+        self._samples[rank.pid] = now_ns, now
+        if then_ns is not None:
+            over_s = (now_ns - then_ns) / 1e9
+            self._work[rank.pid] = {pid: _rates(before[pid], now[pid], over_s) for pid in now if pid in before}
+
+    def busy_cores(self, pid: int) -> float | None:
+        """Return the CPU cores that a rank and its descendants used, or None before the second sample."""
+        work = self._work.get(pid)
+        return None if work is None else sum(one.cores for one in work.values())
+
+    def of_rank(self, pid: int) -> Work | None:
+        """Return the work of a rank's own process, or None before the second sample."""
+        return self._work.get(pid, {}).get(pid)
+
+    def of_children(self, pid: int, below: tuple[proc.Process, ...]) -> tuple[WorkingChild, ...]:
+        """Return the descendants of a rank that used the most CPU."""
+        work = self._work.get(pid, {})
+        found = [(child, work[child.pid]) for child in below if child.pid in work and _is_working(work[child.pid])]
+        found.sort(key=lambda pair: -pair[1].cores)
+        return tuple(WorkingChild(pid=c.pid, name=_name(c), work=done) for c, done in found[:MOST_CHILDREN])
+
+
+def _sample(process: proc.Process) -> _Sample:
+    return _Sample(
+        ticks=process.cpu_ticks, wanted_ns=proc.read_wanted_ns(process.pid), io=proc.read_io(process.pid)
+    )  # fmt: skip
+
+
+def _rates(before: _Sample, now: _Sample, over_s: float) -> Work:
+    wanted_ns = None if before.wanted_ns is None or now.wanted_ns is None else now.wanted_ns - before.wanted_ns
+    read = written = None
+    if before.io is not None and now.io is not None:
+        read = max(now.io.read - before.io.read, now.io.fetched - before.io.fetched)
+        written = now.io.written - before.io.written
+    return Work(
+        over_s=over_s,
+        cores=max(0.0, (now.ticks - before.ticks) / TICKS_PER_S / over_s),
+        wanted=None if wanted_ns is None else min(1.0, max(0.0, wanted_ns / 1e9 / over_s)),
+        read_bytes_s=None if read is None else read / over_s,
+        written_bytes_s=None if written is None else written / over_s,
+    )
+
+
+def _is_working(work: Work) -> bool:
+    moved = max(work.read_bytes_s or 0.0, work.written_bytes_s or 0.0)
+    return max(work.cores, work.wanted or 0.0) >= WORKING_CORES or moved >= WORKING_BYTES_S
+
+
+def _name(child: proc.Process) -> str:
+    command = "" if child.name.startswith(PYTHON_NAMES) else proc.read_command(child.pid)
+    return (command or child.name)[:MOST_NAME]
+
+
+class Receptions:
+    """The bytes that connections receive between the creation of this object and a call of ``of``."""
+
+    def __init__(self) -> None:
+        """Read the bytes that every connection has received so far."""
+        self._began_ns = time.monotonic_ns()
+        self._before = {one.inode: one.size_bytes for one in read_received()}
+
+    def of(self, families: dict[int, Iterable[int]]) -> dict[int, Receiving]:
+        """Return the connection over which each rank's processes received the most, by the rank's pid.
+
+        Connections between ranks are left out, because their data comes from ranks that wait themselves.
+        """
+        over_s = (time.monotonic_ns() - self._began_ns) / 1e9
+        now = read_received()
+        moved = [one for one in now if one.size_bytes > self._before.get(one.inode, one.size_bytes)]
+        if not moved or over_s <= 0:
+            return {}
+        sockets = {rank: _sockets_of(pids) for rank, pids in families.items()}
+        own = frozenset().union(*sockets.values())
+        own_ports = {str(one.local_port) for one in now if one.inode in own}
+        found: dict[int, Receiving] = {}
+        for rank, inodes in sockets.items():
+            mine = [one for one in moved if one.inode in inodes and one.remote.rpartition(":")[2] not in own_ports]
+            rates = [Receiving(remote=one.remote, bytes_s=self._rate(one, over_s)) for one in mine]
+            best = max(rates, key=lambda one: one.bytes_s, default=None)
+            if best is not None:
+                found[rank] = best
+        return found
+
+    def _rate(self, now: Received, over_s: float) -> float:
+        return (now.size_bytes - self._before[now.inode]) / over_s
+
+
+def _sockets_of(pids: Iterable[int]) -> frozenset[int]:
+    return frozenset(inode for pid in pids for inode in read_sockets(pid) or ())
+
+
+class CausesSeen:
+    """The causes of each rank, and the most memory that the host had in use."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._seen: dict[tuple[int, int], ProcessCauses] = {}
+        self._host: dict[str, Space] = {}
+        self._host_ns = 0
+        self._work = WorkSeen()
+
+    def follow(self, rank: Process, below: tuple[Process, ...], now_ns: int) -> None:
+        """Record the memory and work of a rank and its descendants."""
+        self._work.follow(rank, below, now_ns)
+        key = (rank.pid, rank.start_ticks)
+        old = self._seen.get(key, ProcessCauses())
+        used = sum(child.rss_bytes for child in below)
+        more = old.children_memory is None or used >= old.children_memory.most_bytes
+        self._seen[key] = replace(
+            old,
+            memory=_add(old.memory, rank.rss_bytes),
+            children_memory=_add(old.children_memory, used) if below or old.children_memory else None,
+            children_count=len(below) if more else old.children_count,
+            busy_cores=self._work.busy_cores(rank.pid),
+        )
+
+    def follow_host(self, now_ns: int) -> None:
+        """Record the highest use of the host's memory, the cgroup's memory and /dev/shm."""
+        if now_ns - self._host_ns < HOST_EVERY_NS:
+            return
+        self._host_ns = now_ns
+        for name, read in MEMORY_READERS.items():
+            now, old = read(), self._host.get(name)
+            if now is not None and (old is None or now.used_bytes >= old.used_bytes):
+                self._host[name] = now
+
+    def read_causes(
+        self,
+        alive: dict[tuple[int, int], tuple[Process, ...]],
+        family: Iterable[int],
+        answers: Mapping[int, dict[str, Any]],
+        receptions: Receptions,
+    ) -> None:
+        """Read what live ranks are blocked in, from their processes and their answers.
+
+        ``alive`` maps a rank's pid and start ticks to its descendants. ``answers`` are by pid. ``receptions`` was
+        created when the check began.
+        """
+        shared = _network(pid for pid, _ in alive)
+        locks = read_locks()
+        host = HostFacts(
+            family=frozenset(family), locks=locks, connections=shared, lock_files=read_lock_files(answers, locks)
+        )
+        receiving = receptions.of({pid: (pid, *(c.pid for c in below)) for (pid, _), below in alive.items()})
+        for (pid, ticks), below in alive.items():
+            old = self._seen.get((pid, ticks), ProcessCauses())
+            found = read_causes(pid, below, host)
+            self._seen[pid, ticks] = replace(
+                found,
+                memory=old.memory,
+                children_memory=old.children_memory,
+                children_count=old.children_count,
+                busy_cores=old.busy_cores,
+                work=self._work.of_rank(pid),
+                working_children=self._work.of_children(pid, below),
+                receiving=receiving.get(pid),
+            )
+
+    def row(self, pid: int, ticks: int) -> dict[str, Any] | None:
+        """Return a rank's causes in the format of watch.json."""
+        seen = self._seen.get((pid, ticks))
+        return None if seen is None else dict(encode(seen))
+
+    def host_row(self) -> dict[str, Any]:
+        """Return the host's causes in the format of watch.json."""
+        return dict(encode(HostCauses(**self._host)))
+
+
+def _add(old: Memory | None, used: int) -> Memory:
+    """Return the current memory and the most so far. A process that is just ending reads 0, which is ignored."""
+    if old is None:
+        return Memory(used_bytes=used, most_bytes=used)
+    return Memory(used_bytes=used or old.used_bytes, most_bytes=max(used, old.most_bytes))
+
+
+def _network(pids: Iterable[int]) -> tuple[Socket, ...]:
+    """Read the connections once if all ranks share one network namespace, as they do outside of containers."""
+    pids = list(pids)
+    spaces = {_namespace(pid) for pid in pids}
+    return read_rows(pids[0]) if len(spaces) == 1 and "" not in spaces else ()
+
+
+def _namespace(pid: int) -> str:
+    try:
+        return str(Path(f"/proc/{pid}/ns/net").readlink())
+    except OSError:
+        return ""
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """The time from one call that needs others to the next."""
+
+    lines: Counter[tuple[str, int, str]] = field(default_factory=Counter)
+    """How often the main thread was sampled at each of the user's lines."""
+    begun: int = 0
+    """Whether ``init_process_group`` had returned. The call may be shorter than the time between two samples."""
+    until_ns: int = 0
+    """When the next call began, or 0 if none did."""
+
+
+class HoldUps:
+    """Each process's own work before the last call and since."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._before: dict[tuple[int, int], _Stretch] = {}
+        self._since: dict[tuple[int, int], _Stretch] = {}
+
+    def follow(self, ranks: Iterable[Followed]) -> None:
+        """Record the current line of each live rank that is in no call that needs others."""
+        for rank in ranks:
+            key = (rank.pid, rank.ticks)
+            if rank.ended_ns is not None:
+                continue
+            if rank.waits_since_ns:
+                if key in self._since:
+                    self._before[key] = self._since.pop(key)
+                    self._before[key].until_ns = rank.waits_since_ns
+                continue
+            begun = rank.cells.get("initialized", 0)
+            if key not in self._since or self._since[key].begun != begun:
+                self._since[key] = _Stretch(begun=begun)
+            lines = self._since[key].lines
+            place = ring_reading.read_place(rank.ring)  # type: ignore[arg-type]  # an mmap reads like bytes
+            if place is not None and (place in lines or len(lines) < MOST_LINES):
+                lines[place] += 1
+
+    def row(self, pid: int, ticks: int) -> dict[str, Any] | None:
+        """Return where a rank was before its last call, in the format of watch.json.
+
+        A call that fails at once falls between two samples, so it is in the same stretch as the work before it.
+        """
+        stretches = [found for kept in (self._before, self._since) if (found := kept.get((pid, ticks))) is not None]
+        seen = max(stretches, key=lambda stretch: stretch.lines.total(), default=None)
+        if seen is None:
+            return None
+        return {"until_ns": seen.until_ns, "lines": [list(line) for line, _ in seen.lines.most_common(SHOWN_LINES)]}
+
+
+class WorkersSeen:
+    """The sampled lines and the batches of ended children by their parent, and their errors by their rank."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._counts: dict[int, Counter[tuple[str, int, str]]] = {}
+        self._fetches: dict[int, list[int]] = {}
+        self._errors: dict[int, list[dict[str, Any]]] = {}
+
+    def keep(self, ring: Path) -> None:
+        """Add the lines and batches of a child that has ended."""
+        content = _read(ring)
+        for rank, error in errors_of_child(content) if content is not None else ():
+            known = self._errors.setdefault(rank, [])
+            known[KEPT_ERRORS - 1 :] = [error]
+        parent = owner_of(content, lambda pid: _read_any(ring.parent, pid)) if content is not None else None
+        if content is None or parent is None:
+            return
+        before = self._fetches.setdefault(parent, [0] * FETCH_CELLS)
+        self._fetches[parent] = [old + new for old, new in zip(before, fetch_cells(content), strict=True)]
+        counts = self._counts.setdefault(parent, Counter())
+        for line in content.lines:
+            counts[str(line.site.get("f")), int(line.site.get("l") or 0), str(line.site.get("n"))] += line.times
+        if len(counts) > 2 * KEPT_LINES:
+            self._counts[parent] = Counter(dict(counts.most_common(KEPT_LINES)))
+
+    def errors(self, pid: int) -> list[dict[str, Any]]:
+        """Return the errors that ended the children of a rank."""
+        return self._errors.get(pid, [])
+
+    def fetches(self, pid: int) -> list[int]:
+        """Return the sums of ``fetch_cells`` over a process's ended children; empty if none has ended."""
+        return self._fetches.get(pid, [])
+
+    def rows(self, pid: int) -> list[list[Any]]:
+        """Return file, line, function and count for the lines of a process's children, the most frequent first."""
+        return [[*line, times] for line, times in self._counts.get(pid, Counter()).most_common(KEPT_LINES)]
+
+
+def _read_any(rings: Path, pid: int) -> ring_reading.RingContent | None:
+    """Return the ring of a live process, or None if it cannot be read."""
+    return next((content for path in rings.glob(f"{pid}-*.ring") if (content := _read(path)) is not None), None)
+
+
+def _read(ring: Path) -> ring_reading.RingContent | None:
+    try:
+        return ring_reading.read_ring_file(ring)
+    except (OSError, ring_reading.DamagedRingError):
+        return None
+
+
+@dataclass(slots=True)
+class Stranger:
+    """A rank without a recorder."""
+
+    environment: dict[str, str]
+    """Its variables from the launcher: rank, local rank, world size."""
+    why: str
+    state: str | None
+    ended_ns: int | None = None
+
+
+class Strangers:
+    """The ranks without a recorder that were found so far. Each process is checked only while it is young."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.found: dict[Key, Stranger] = {}
+        self._first_seen: dict[Key, float] = {}
+
+    def follow(self, below: Iterable[proc.Process], recorded: Collection[int]) -> None:
+        """Check the launcher's descendants. Those in ``recorded`` and their children are known to be no strangers."""
+        now = time.monotonic()
+        alive = {(p.pid, p.start_ticks): p for p in below if p.state not in "ZX"}
+        of_ranks = set(recorded)
+        for key, process in alive.items():  # parents come before their children
+            if process.ppid in of_ranks or process.pid in of_ranks:
+                of_ranks.add(process.pid)
+            elif key in self.found:
+                self.found[key].state = process.state
+            elif now - self._first_seen.setdefault(key, now) < SETTLED_S:
+                stranger = _look_at(process)
+                if stranger is not None:
+                    self.found[key] = stranger
+        for key, stranger in self.found.items():
+            if key not in alive and stranger.ended_ns is None:
+                stranger.ended_ns, stranger.state = time.monotonic_ns(), None
+        self._first_seen = {key: first for key, first in self._first_seen.items() if key in alive}
+
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """Return their rows of watch.json, by pid."""
+        return {
+            str(pid): {
+                "ticks": ticks,
+                "state": s.state,
+                "ended_ns": s.ended_ns,
+                "unrecorded": s.environment,
+                "why": s.why,
+            }
+            for (pid, ticks), s in self.found.items()
+        }
+
+
+def _look_at(process: proc.Process) -> Stranger | None:
+    folder = Path(f"/proc/{process.pid}")
+    try:
+        program = (folder / "exe").readlink().name
+        words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        pairs = (
+            entry.partition("=") for entry in (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+        )
+        environment = {name: value for name, _, value in pairs}
+    except OSError:
+        return None
+    variables = {name: environment[name] for name in _NAMES if name in environment}
+    why = why_unrecorded(words, environment)
+    if not program.startswith("python") or not any(name in variables for name in RANK_VARIABLES) or not why:
+        return None
+    return Stranger(environment=variables, why=why, state=process.state)
+
+
+def why_unrecorded(words: list[str], environment: dict[str, str]) -> str:
+    """Return why a Python with this command line and environment loads no recorder, or "" if it does."""
+    if (kept_out := _keeps_out(words[1:])) is not None:
+        return f"Python was started with -{kept_out}, which turns off start-up hooks"
+    if "DDPDOCTOR_RUN" not in environment:
+        return "it was started without the variable DDPDOCTOR_RUN"
+    if "/recorder/bootstrap" not in environment.get("PYTHONPATH", ""):
+        return "its PYTHONPATH lacks the folder that loads the recorder"
+    return ""
+
+
+def _keeps_out(words: list[str]) -> str | None:
+    """Return the Python option before the script that disables start-up hooks, or None."""
+    rest = iter(words)
+    for word in rest:
+        if not word.startswith("-") or word == "-":
+            return None
+        if word.startswith("--"):
+            continue
+        letters = word[1:]
+        end = next((i for i, letter in enumerate(letters) if letter in _WITH_VALUE), len(letters))
+        if found := sorted(_KEEP_OUT.intersection(letters[:end])):
+            return found[0]
+        if letters[end : end + 1] in ("c", "m"):
+            return None
+        if end == len(letters) - 1:
+            next(rest, "")
+    return None

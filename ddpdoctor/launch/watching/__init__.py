@@ -1,1 +1,0 @@
-"""Watches a running job and takes evidence."""
