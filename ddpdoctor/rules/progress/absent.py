@@ -9,15 +9,15 @@ from ddpdoctor.model.words import name_list, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.registry import rule
 
-from . import evidence as say
-from .causes import clues_of
-from .clues import fix_of, sentences
-from .job_state import Cause, JobState
-from .node_findings import judge_missing_nodes
-from .nodes import CHECK, failing, hosts_of_nodes, never_came, node_words, ranks_of, reach_fix, reached_words
-from .places import places_held_up
-from .states import Activity
-from .words import verb
+from ddpdoctor.rules.progress import evidence as say
+from ddpdoctor.rules.progress.causes import clues_of
+from ddpdoctor.rules.progress.clues import fix_of, sentences
+from ddpdoctor.rules.progress.job_state import Cause, JobState
+from ddpdoctor.rules.progress.node_findings import judge_missing_nodes
+from ddpdoctor.rules.progress.nodes import CHECK, failing, hosts_of_nodes, never_came, node_words, ranks_of, reach_fix, reached_words
+from ddpdoctor.rules.progress.places import places_held_up
+from ddpdoctor.rules.progress.states import Activity
+from ddpdoctor.rules.progress.words import verb
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import NodeSeen, Rank

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .words import file_name, seconds
+from ddpdoctor.rules.progress.words import file_name, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.model.facts import ProcessCauses, Rank, Work
 
-    from .job_state import JobState
+    from ddpdoctor.rules.progress.job_state import JobState
 
 BUSY_CORES = 0.3
 """Our choice: a computing rank gets more than this share of a core, even if the machine has other work too."""

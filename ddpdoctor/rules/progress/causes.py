@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.facts import Helper
 
-from .busy import BUSY_CORES, find_work
-from .clues import Clue
-from .limits import busy_fix
-from .lock_causes import lock_clues
-from .places import innermost_user, is_file, last_helper_errors, main_frames, waits_in_library
-from .states import Activity
-from .words import file_name, first_line, place_words
+from ddpdoctor.rules.progress.busy import BUSY_CORES, find_work
+from ddpdoctor.rules.progress.clues import Clue
+from ddpdoctor.rules.progress.limits import busy_fix
+from ddpdoctor.rules.progress.lock_causes import lock_clues
+from ddpdoctor.rules.progress.places import innermost_user, is_file, last_helper_errors, main_frames, waits_in_library
+from ddpdoctor.rules.progress.states import Activity
+from ddpdoctor.rules.progress.words import file_name, first_line, place_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import Blocked, LostChild, ProcessCauses, Rank
     from ddpdoctor.model.stacks import Frame
 
-    from .busy import Busy
-    from .job_state import JobState
+    from ddpdoctor.rules.progress.busy import Busy
+    from ddpdoctor.rules.progress.job_state import JobState
 
 _ASKS = frozenset({"cmdloop", "interact", "interaction", "raw_input", "mainloop", "embed", "prompt"})
 _DEBUGGERS = ("/pdb.py", "/cmd.py", "/code.py", "/IPython/", "/ipdb/", "/pudb/", "/prompt_toolkit/", "/_pyrepl/")

@@ -9,21 +9,21 @@ from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.registry import rule
 
-from . import evidence as say
-from .groups import group_words
-from .places import places
-from .stalled import closed, stalled_in
-from .states import WORK_WAIT
-from .waits import find_circles, find_met_pairs
+from ddpdoctor.rules.progress import evidence as say
+from ddpdoctor.rules.progress.groups import group_words
+from ddpdoctor.rules.progress.places import places
+from ddpdoctor.rules.progress.stalled import closed, stalled_in
+from ddpdoctor.rules.progress.states import WORK_WAIT
+from ddpdoctor.rules.progress.waits import find_circles, find_met_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpdoctor.model.stacks import Frame
 
-    from .job_state import JobState
-    from .states import RankState
-    from .waits import WaitCircle
+    from ddpdoctor.rules.progress.job_state import JobState
+    from ddpdoctor.rules.progress.states import RankState
+    from ddpdoctor.rules.progress.waits import WaitCircle
 
 MOST_NAMED = 6
 """Most links of a circle, and most circles, that a sentence names."""

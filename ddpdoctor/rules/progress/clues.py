@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.facts import Rank
 
-    from .job_state import JobState
+    from ddpdoctor.rules.progress.job_state import JobState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,10 +14,10 @@ from ddpdoctor.model.call_log import kind_of, pack_calls
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.words import grouped, majority_of
 
-from .groups import CallPosition, Group, find_group, recorded_seq
-from .parting import find_departure
-from .states import FORWARDS, NATIVE_PHASES, Activity, RankState
-from .timeline import GroupCalls, TimelineEntry, key_of, read_timeline
+from ddpdoctor.rules.progress.groups import CallPosition, Group, find_group, recorded_seq
+from ddpdoctor.rules.progress.parting import find_departure
+from ddpdoctor.rules.progress.states import FORWARDS, NATIVE_PHASES, Activity, RankState
+from ddpdoctor.rules.progress.timeline import GroupCalls, TimelineEntry, key_of, read_timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.facts import CallKind
 
-    from .timeline import GroupCalls
+    from ddpdoctor.rules.progress.timeline import GroupCalls
 
 
 MAX_HISTORY = 4096

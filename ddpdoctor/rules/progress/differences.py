@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.words import group_alike, outvoted
 
-from .groups import Group, find_group
+from ddpdoctor.rules.progress.groups import Group, find_group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

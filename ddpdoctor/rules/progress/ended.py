@@ -16,19 +16,19 @@ from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.gpus import OTHER_XID, XIDS
 from ddpdoctor.rules.registry import rule
 
-from . import evidence as say
-from .clues import Clue, fix_of, sentences
-from .failures import Failure, error_of_helper, failure_line, first_line_of, is_lost_worker, same_bug
-from .job_state import Cause, JobState
-from .memory_causes import memory_clues
-from .mismatch import SPLITS_FIT
-from .node_findings import judge_lost
-from .nodes import machines_of
-from .places import innermost_user, places
-from .reducer_causes import other_words, reducer_clues, reducer_summary
-from .stores import left_file, left_file_problem
-from .turning import AT_THE_END, find_turning, fix_of_turning, turning_words
-from .words import first_line, place_words, verb
+from ddpdoctor.rules.progress import evidence as say
+from ddpdoctor.rules.progress.clues import Clue, fix_of, sentences
+from ddpdoctor.rules.progress.failures import Failure, error_of_helper, failure_line, first_line_of, is_lost_worker, same_bug
+from ddpdoctor.rules.progress.job_state import Cause, JobState
+from ddpdoctor.rules.progress.memory_causes import memory_clues
+from ddpdoctor.rules.progress.mismatch import SPLITS_FIT
+from ddpdoctor.rules.progress.node_findings import judge_lost
+from ddpdoctor.rules.progress.nodes import machines_of
+from ddpdoctor.rules.progress.places import innermost_user, places
+from ddpdoctor.rules.progress.reducer_causes import other_words, reducer_clues, reducer_summary
+from ddpdoctor.rules.progress.stores import left_file, left_file_problem
+from ddpdoctor.rules.progress.turning import AT_THE_END, find_turning, fix_of_turning, turning_words
+from ddpdoctor.rules.progress.words import first_line, place_words, verb
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import Call, Rank
     from ddpdoctor.model.stacks import Frame
 
-    from .turning import Turning
+    from ddpdoctor.rules.progress.turning import Turning
 
 _PID = re.compile(r"\bpid='?(\d+)")
 """The driver's "pid=4711, name=python"; it writes "pid='<unknown>'" too."""

@@ -9,18 +9,18 @@ from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Life, Rank
 from ddpdoctor.model.words import grouped, name_list, rank_list
 
-from .groups import CallPosition, Group, dim_words, group_words, reached
-from .places import innermost_user, lines_seen
-from .states import Activity, RankState, final_error
-from .words import call_words, first_line, line_of, peer_words, place_words, seconds, verb, without_numbers
+from ddpdoctor.rules.progress.groups import CallPosition, Group, dim_words, group_words, reached
+from ddpdoctor.rules.progress.places import innermost_user, lines_seen
+from ddpdoctor.rules.progress.states import Activity, RankState, final_error
+from ddpdoctor.rules.progress.words import call_words, first_line, line_of, peer_words, place_words, seconds, verb, without_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ddpdoctor.model.stacks import Frame
 
-    from .failures import Failure
-    from .job_state import JobState
+    from ddpdoctor.rules.progress.failures import Failure
+    from ddpdoctor.rules.progress.job_state import JobState
 
 NOTABLE_NS = 10_000_000_000
 """Our choice: shorter waits for a core are usual where several programs share a machine."""

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Call, Helper, HelperError, Job, Life, Raised, Rank
 
-from .places import innermost_user, is_file
-from .states import RankState, aborted_at_exit, call_at_failure, ended_well, final_error, has_failed
-from .watchdog import NEARLY, aborted_by_watchdog, waited_its_limit
-from .words import first_line, without_numbers
+from ddpdoctor.rules.progress.places import innermost_user, is_file
+from ddpdoctor.rules.progress.states import RankState, aborted_at_exit, call_at_failure, ended_well, final_error, has_failed
+from ddpdoctor.rules.progress.watchdog import NEARLY, aborted_by_watchdog, waited_its_limit
+from ddpdoctor.rules.progress.words import first_line, without_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

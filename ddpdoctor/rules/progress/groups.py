@@ -9,7 +9,7 @@ from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import POINT_TO_POINT, GroupState, Job, Rank
 from ddpdoctor.model.words import rank_list
 
-from .states import NATIVE_PHASES, Activity, RankState, is_collective, is_collective_op
+from ddpdoctor.rules.progress.states import NATIVE_PHASES, Activity, RankState, is_collective, is_collective_op
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -10,16 +10,16 @@ from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Life
 from ddpdoctor.model.findings import Confidence
 
-from .conflicts import ANY_SHAPE, EVEN_SHAPE, Conflict, find_conflict
-from .differences import ModelDifference, find_difference
-from .failures import Failure, all_gave_up, find_failures
-from .groups import CallPosition, group_table, position_of, world_of
-from .lone_calls import blame_guarded, find_lone_call
-from .nodes import are_all_reported, lost_nodes, without_stale
-from .places import is_file, own_error
-from .states import NATIVE_PHASES, OVER, Activity, RankState, final_error, settle, states_of
-from .waits import Waits, find_waits
-from .watchdog import came_late, without_pulled_down
+from ddpdoctor.rules.progress.conflicts import ANY_SHAPE, EVEN_SHAPE, Conflict, find_conflict
+from ddpdoctor.rules.progress.differences import ModelDifference, find_difference
+from ddpdoctor.rules.progress.failures import Failure, all_gave_up, find_failures
+from ddpdoctor.rules.progress.groups import CallPosition, group_table, position_of, world_of
+from ddpdoctor.rules.progress.lone_calls import blame_guarded, find_lone_call
+from ddpdoctor.rules.progress.nodes import are_all_reported, lost_nodes, without_stale
+from ddpdoctor.rules.progress.places import is_file, own_error
+from ddpdoctor.rules.progress.states import NATIVE_PHASES, OVER, Activity, RankState, final_error, settle, states_of
+from ddpdoctor.rules.progress.waits import Waits, find_waits
+from ddpdoctor.rules.progress.watchdog import came_late, without_pulled_down
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

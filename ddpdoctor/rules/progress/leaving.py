@@ -10,13 +10,13 @@ from ddpdoctor.model.words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.registry import rule
 
-from . import evidence as say
-from .causes import clues_of
-from .clues import sentences
-from .job_state import Cause, JobState
-from .places import innermost_user, is_file, lines_seen, main_frames, other_threads, places
-from .states import Activity, aborted_at_exit
-from .words import place_words, seconds, verb
+from ddpdoctor.rules.progress import evidence as say
+from ddpdoctor.rules.progress.causes import clues_of
+from ddpdoctor.rules.progress.clues import sentences
+from ddpdoctor.rules.progress.job_state import Cause, JobState
+from ddpdoctor.rules.progress.places import innermost_user, is_file, lines_seen, main_frames, other_threads, places
+from ddpdoctor.rules.progress.states import Activity, aborted_at_exit
+from ddpdoctor.rules.progress.words import place_words, seconds, verb
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Rank

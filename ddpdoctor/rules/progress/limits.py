@@ -8,22 +8,22 @@ from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.words import rank_list
 from ddpdoctor.rules.answers import Problem
 
-from . import evidence as say
-from .groups import native_group, own_state
-from .places import places
-from .states import NATIVE_PHASES, Activity
-from .watchdog import NEARLY, came_late
-from .words import call_words, line_of, place_words
+from ddpdoctor.rules.progress import evidence as say
+from ddpdoctor.rules.progress.groups import native_group, own_state
+from ddpdoctor.rules.progress.places import places
+from ddpdoctor.rules.progress.states import NATIVE_PHASES, Activity
+from ddpdoctor.rules.progress.watchdog import NEARLY, came_late
+from ddpdoctor.rules.progress.words import call_words, line_of, place_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddpdoctor.model.stacks import Frame
 
-    from .failures import Failure
-    from .groups import CallPosition
-    from .job_state import JobState
-    from .states import RankState
+    from ddpdoctor.rules.progress.failures import Failure
+    from ddpdoctor.rules.progress.groups import CallPosition
+    from ddpdoctor.rules.progress.job_state import JobState
+    from ddpdoctor.rules.progress.states import RankState
 
 
 GRACE_NS = 30_000_000_000

@@ -8,9 +8,9 @@ from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import LockKind
 from ddpdoctor.model.words import format_age
 
-from .clues import Clue, ProcessRole, children_of, find_owner
-from .places import innermost_user, is_file, main_frames, other_threads
-from .words import line_of
+from ddpdoctor.rules.progress.clues import Clue, ProcessRole, children_of, find_owner
+from ddpdoctor.rules.progress.places import innermost_user, is_file, main_frames, other_threads
+from ddpdoctor.rules.progress.words import line_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import FileLock, LockFile, ProcessCauses, Rank
     from ddpdoctor.model.stacks import Frame
 
-    from .job_state import JobState
+    from ddpdoctor.rules.progress.job_state import JobState
 
 _BATON = "/torch/utils/file_baton.py"
 _POLLS = ("/filelock/", "/portalocker/", "/fasteners/", _BATON)

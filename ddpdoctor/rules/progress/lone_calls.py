@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.findings import Confidence
 
-from .conflicts import Blame, Conflict
-from .detours import Route, find_detours
-from .groups import recorded_seq
-from .states import stack_of
-from .timeline import line_key, read_timeline
-from .turning import NO_LINE
+from ddpdoctor.rules.progress.conflicts import Blame, Conflict
+from ddpdoctor.rules.progress.detours import Route, find_detours
+from ddpdoctor.rules.progress.groups import recorded_seq
+from ddpdoctor.rules.progress.states import stack_of
+from ddpdoctor.rules.progress.timeline import line_key, read_timeline
+from ddpdoctor.rules.progress.turning import NO_LINE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import CallKind, ControlFlow, Rank
     from ddpdoctor.model.stacks import Frame
 
-    from .groups import CallPosition, Group
-    from .states import RankState
-    from .timeline import TimelineEntry
+    from ddpdoctor.rules.progress.groups import CallPosition, Group
+    from ddpdoctor.rules.progress.states import RankState
+    from ddpdoctor.rules.progress.timeline import TimelineEntry
 
 
 def find_guard(

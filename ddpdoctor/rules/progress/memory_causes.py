@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.nccl_warnings import SHM_FIX
 from ddpdoctor.model.words import format_memory
 
-from .clues import Clue
-from .nodes import causes_at
+from ddpdoctor.rules.progress.clues import Clue
+from ddpdoctor.rules.progress.nodes import causes_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.model.facts import AtError, DeviceMemory, Rank, Space
 
-    from .failures import Failure
-    from .job_state import JobState
+    from ddpdoctor.rules.progress.failures import Failure
+    from ddpdoctor.rules.progress.job_state import JobState
 
 NEARLY_FULL = 0.9
 """Our choice: above this share of a limit, the memory in use blocked the next allocation."""

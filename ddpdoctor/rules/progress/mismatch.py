@@ -9,24 +9,24 @@ from ddpdoctor.model.words import grouped, name_list, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.registry import rule
 
-from . import evidence as say
-from .conflicts import REDUCING, ROOTED, find_misread
-from .groups import group_table, group_words
-from .job_state import Cause, JobState
-from .lone_calls import call_frames, find_guard, has_called
-from .places import innermost_user, is_file, places
-from .reducer_causes import option_words, skipped_reduction
-from .states import stack_of
-from .turning import ALIKE, did_words, find_turning, fix_of_turning, turning_words
-from .words import call_words, line_of, verb
+from ddpdoctor.rules.progress import evidence as say
+from ddpdoctor.rules.progress.conflicts import REDUCING, ROOTED, find_misread
+from ddpdoctor.rules.progress.groups import group_table, group_words
+from ddpdoctor.rules.progress.job_state import Cause, JobState
+from ddpdoctor.rules.progress.lone_calls import call_frames, find_guard, has_called
+from ddpdoctor.rules.progress.places import innermost_user, is_file, places
+from ddpdoctor.rules.progress.reducer_causes import option_words, skipped_reduction
+from ddpdoctor.rules.progress.states import stack_of
+from ddpdoctor.rules.progress.turning import ALIKE, did_words, find_turning, fix_of_turning, turning_words
+from ddpdoctor.rules.progress.words import call_words, line_of, verb
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import CallKind
     from ddpdoctor.model.stacks import Frame
 
-    from .conflicts import Conflict
-    from .timeline import TimelineEntry
-    from .turning import Turning
+    from ddpdoctor.rules.progress.conflicts import Conflict
+    from ddpdoctor.rules.progress.timeline import TimelineEntry
+    from ddpdoctor.rules.progress.turning import Turning
 
 
 _TO_ROOT = {"broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to", "gather_into_tensor": "to"}

@@ -10,8 +10,8 @@ from ddpdoctor.model.reaching import Contact
 from ddpdoctor.model.words import name_list, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, unknown
 
-from . import evidence as say
-from .nodes import (
+from ddpdoctor.rules.progress import evidence as say
+from ddpdoctor.rules.progress.nodes import (
     CHECK,
     attempts_at,
     failing,
@@ -24,12 +24,12 @@ from .nodes import (
     reach_fix,
     reached_words,
 )
-from .words import seconds, verb
+from ddpdoctor.rules.progress.words import seconds, verb
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job, NodeSeen
 
-    from .job_state import JobState
+    from ddpdoctor.rules.progress.job_state import JobState
 
 _UP = frozenset({Contact.CONNECTED, Contact.REFUSED, Contact.RESET, Contact.NO_STORE})
 """Answers that only a running and reachable host can give."""

@@ -11,7 +11,7 @@ from ddpdoctor.model.words import name_list, rank_list
 from ddpdoctor.rules.firewall_opening import EPHEMERAL
 from ddpdoctor.rules.rendezvous.meeting import describe
 
-from .groups import world_of
+from ddpdoctor.rules.progress.groups import world_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -20,14 +20,14 @@ from ddpdoctor.model.facts import POINT_TO_POINT
 from ddpdoctor.model.steps import Pace, Phase, StepTimes, pace_of, step_totals, wait_totals
 from ddpdoctor.model.words import grouped
 
-from .groups import DEFAULT_GROUP, Group, group_table, own_state
+from ddpdoctor.rules.progress.groups import DEFAULT_GROUP, Group, group_table, own_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ddpdoctor.model.facts import Job, Rank
 
-    from .job_state import JobState
+    from ddpdoctor.rules.progress.job_state import JobState
 
 
 MIN_STEPS = 20

@@ -10,16 +10,16 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .states import NATIVE_PHASES, is_collective_op
-from .timeline import key_of, line_key, read_events
+from ddpdoctor.rules.progress.states import NATIVE_PHASES, is_collective_op
+from ddpdoctor.rules.progress.timeline import key_of, line_key, read_events
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Mapping, Sequence
 
     from ddpdoctor.model.facts import CallKind
 
-    from .states import RankState
-    from .timeline import GroupCalls
+    from ddpdoctor.rules.progress.states import RankState
+    from ddpdoctor.rules.progress.timeline import GroupCalls
 
 
 MOST_SHIFT = 8

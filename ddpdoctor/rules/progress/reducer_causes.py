@@ -9,20 +9,20 @@ from ddpdoctor.model.known_errors import find_known
 from ddpdoctor.model.words import first_names, grouped, rank_list
 from ddpdoctor.rules.answers import Problem
 
-from . import evidence as say
-from .clues import Clue
-from .places import places
-from .states import Activity
-from .words import line_of, verb
+from ddpdoctor.rules.progress import evidence as say
+from ddpdoctor.rules.progress.clues import Clue
+from ddpdoctor.rules.progress.places import places
+from ddpdoctor.rules.progress.states import Activity
+from ddpdoctor.rules.progress.words import line_of, verb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpdoctor.model.facts import ReducerSaid
 
-    from .conflicts import Conflict
-    from .failures import Failure
-    from .job_state import JobState
+    from ddpdoctor.rules.progress.conflicts import Conflict
+    from ddpdoctor.rules.progress.failures import Failure
+    from ddpdoctor.rules.progress.job_state import JobState
 
 MAX_NAMED = 5
 """Our choice: most parameters that a sentence names."""

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.facts import DeviceState
 from ddpdoctor.model.words import grouped, rank_list
 
-from .job_state import Cause
-from .limits import find_late
-from .states import Activity
+from ddpdoctor.rules.progress.job_state import Cause
+from ddpdoctor.rules.progress.limits import find_late
+from ddpdoctor.rules.progress.states import Activity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .groups import CallPosition
-    from .job_state import JobState
+    from ddpdoctor.rules.progress.groups import CallPosition
+    from ddpdoctor.rules.progress.job_state import JobState
 
 
 def closed(job: JobState) -> tuple[int, ...] | None:

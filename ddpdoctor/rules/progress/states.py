@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import PHASES, POINT_TO_POINT, Call, Job, Life, Raised, Rank
 
-from .places import is_file, main_frames, waits_in_library, without_stale_samples
+from ddpdoctor.rules.progress.places import is_file, main_frames, waits_in_library, without_stale_samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

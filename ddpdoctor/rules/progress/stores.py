@@ -9,16 +9,16 @@ from ddpdoctor.model.findings import Confidence, Place
 from ddpdoctor.model.words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, unknown
 
-from . import evidence as say
-from .places import places
-from .states import Activity
-from .words import line_of, verb
+from ddpdoctor.rules.progress import evidence as say
+from ddpdoctor.rules.progress.places import places
+from ddpdoctor.rules.progress.states import Activity
+from ddpdoctor.rules.progress.words import line_of, verb
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import ProcessCauses, Rank, StoreSought
     from ddpdoctor.model.stacks import Frame
 
-    from .job_state import JobState
+    from ddpdoctor.rules.progress.job_state import JobState
 
 _LOOPBACK = ("localhost", "127.", "::1", "0.0.0.0", "[::1]")  # noqa: S104 - compared, not bound
 CHECK = "ddpdoctor check-rendezvous"

@@ -13,10 +13,10 @@ from ddpdoctor.model.words import grouped, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.registry import rule
 
-from . import evidence as say
-from .groups import group_words
-from .job_state import Cause, JobState
-from .pace import (
+from ddpdoctor.rules.progress import evidence as say
+from ddpdoctor.rules.progress.groups import group_words
+from ddpdoctor.rules.progress.job_state import Cause, JobState
+from ddpdoctor.rules.progress.pace import (
     COST_SHARE,
     MIN_STEPS,
     Late,
@@ -27,10 +27,10 @@ from .pace import (
     peer_wait_ms,
     slow_phase,
 )
-from .places import places
-from .slow_causes import SlowCause, find_slow_reason, shares_busy_cores
-from .stalled import TIMING
-from .words import place_words, verb
+from ddpdoctor.rules.progress.places import places
+from ddpdoctor.rules.progress.slow_causes import SlowCause, find_slow_reason, shares_busy_cores
+from ddpdoctor.rules.progress.stalled import TIMING
+from ddpdoctor.rules.progress.words import place_words, verb
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -7,17 +7,17 @@ from ddpdoctor.model.words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.registry import rule
 
-from . import evidence as say
-from .causes import busy_at, clues_of, compiles
-from .clues import fix_of, sentences
-from .job_state import Cause, JobState
-from .limits import find_late, late_problem, limit_words
-from .lock_causes import is_held_outside, is_left_behind, is_surely_left, left_behind_words
-from .places import innermost_user, own_error, places, places_held_up
-from .stalled import closed, queued_behind
-from .states import Activity
-from .stores import judge_stores, left_file, left_file_problem
-from .words import place_words, verb
+from ddpdoctor.rules.progress import evidence as say
+from ddpdoctor.rules.progress.causes import busy_at, clues_of, compiles
+from ddpdoctor.rules.progress.clues import fix_of, sentences
+from ddpdoctor.rules.progress.job_state import Cause, JobState
+from ddpdoctor.rules.progress.limits import find_late, late_problem, limit_words
+from ddpdoctor.rules.progress.lock_causes import is_held_outside, is_left_behind, is_surely_left, left_behind_words
+from ddpdoctor.rules.progress.places import innermost_user, own_error, places, places_held_up
+from ddpdoctor.rules.progress.stalled import closed, queued_behind
+from ddpdoctor.rules.progress.states import Activity
+from ddpdoctor.rules.progress.stores import judge_stores, left_file, left_file_problem
+from ddpdoctor.rules.progress.words import place_words, verb
 
 _HOLDS_UP = frozenset({Activity.USER, Activity.DATA, Activity.BACKWARD, Activity.NATIVE})
 

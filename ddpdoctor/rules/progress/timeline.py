@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ddpdoctor.model.call_log import kind_of, pack_calls
 
-from .groups import TAKES_NO_NUMBER, default_name, native_group, native_seq, own_state
-from .states import NATIVE_PHASES, Activity, RankState, is_collective_op
+from ddpdoctor.rules.progress.groups import TAKES_NO_NUMBER, default_name, native_group, native_seq, own_state
+from ddpdoctor.rules.progress.states import NATIVE_PHASES, Activity, RankState, is_collective_op
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping

@@ -9,21 +9,21 @@ from ddpdoctor.model.words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.registry import rule
 
-from . import evidence as say
-from .clues import fix_of
-from .limits import is_limit_over
-from .places import places
-from .stalled import closed, device_words, has_begun, queued_behind, stalled_in
-from .states import Activity
-from .transport_causes import check_words, likely_causes, lose_packets, transport_clues
-from .waits import by_position
-from .words import verb
+from ddpdoctor.rules.progress import evidence as say
+from ddpdoctor.rules.progress.clues import fix_of
+from ddpdoctor.rules.progress.limits import is_limit_over
+from ddpdoctor.rules.progress.places import places
+from ddpdoctor.rules.progress.stalled import closed, device_words, has_begun, queued_behind, stalled_in
+from ddpdoctor.rules.progress.states import Activity
+from ddpdoctor.rules.progress.transport_causes import check_words, likely_causes, lose_packets, transport_clues
+from ddpdoctor.rules.progress.waits import by_position
+from ddpdoctor.rules.progress.words import verb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .groups import CallPosition
-    from .job_state import JobState
+    from ddpdoctor.rules.progress.groups import CallPosition
+    from ddpdoctor.rules.progress.job_state import JobState
 
 MOST_NAMED = 4
 """Most groups that a summary names."""

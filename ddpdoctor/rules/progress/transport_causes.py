@@ -16,10 +16,10 @@ from ddpdoctor.rules.engine import fleet_facts, judge
 from ddpdoctor.rules.interface_choice import choose
 from ddpdoctor.rules.registry import rules_of
 
-from .clues import Clue
-from .nodes import machines_of
-from .stalled import TIMING
-from .words import first_line
+from ddpdoctor.rules.progress.clues import Clue
+from ddpdoctor.rules.progress.nodes import machines_of
+from ddpdoctor.rules.progress.stalled import TIMING
+from ddpdoctor.rules.progress.words import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import Connections
     from ddpdoctor.model.node import Network, Node
 
-    from .groups import Group
-    from .job_state import JobState
+    from ddpdoctor.rules.progress.groups import Group
+    from ddpdoctor.rules.progress.job_state import JobState
 
 MOST_LINES = 4
 """Most lines of NCCL's log, and most stalled connections, that are shown."""

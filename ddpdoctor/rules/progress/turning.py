@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
 
-from .detours import Detour, Route, find_detours, left_loop, loop_around
-from .parting import Parting, find_parting
-from .states import NATIVE_PHASES, stack_of
-from .timeline import line_key
-from .words import line_of
+from ddpdoctor.rules.progress.detours import Detour, Route, find_detours, left_loop, loop_around
+from ddpdoctor.rules.progress.parting import Parting, find_parting
+from ddpdoctor.rules.progress.states import NATIVE_PHASES, stack_of
+from ddpdoctor.rules.progress.timeline import line_key
+from ddpdoctor.rules.progress.words import line_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import CallKind, ControlFlow, Statement
     from ddpdoctor.model.stacks import Frame
 
-    from .states import RankState
-    from .timeline import TimelineEntry
+    from ddpdoctor.rules.progress.states import RankState
+    from ddpdoctor.rules.progress.timeline import TimelineEntry
 
     Parts = tuple[TimelineEntry | None, TimelineEntry | None]
 

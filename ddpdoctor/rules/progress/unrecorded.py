@@ -10,10 +10,10 @@ from ddpdoctor.model.words import grouped, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged
 from ddpdoctor.rules.registry import rule
 
-from . import evidence as say
-from .hook_losses import LOSSES, UNKNOWN, losses_of
-from .job_state import Cause, JobState
-from .words import verb
+from ddpdoctor.rules.progress import evidence as say
+from ddpdoctor.rules.progress.hook_losses import LOSSES, UNKNOWN, losses_of
+from ddpdoctor.rules.progress.job_state import Cause, JobState
+from ddpdoctor.rules.progress.words import verb
 
 UPDATE = "update ddpdoctor; if that does not help, open an issue with your torch version"
 

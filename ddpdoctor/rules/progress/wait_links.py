@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .groups import CallPosition
-from .states import Activity
-from .waits import met_peers, needed_in_init, wait_edges
+from ddpdoctor.rules.progress.groups import CallPosition
+from ddpdoctor.rules.progress.states import Activity
+from ddpdoctor.rules.progress.waits import met_peers, needed_in_init, wait_edges
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from .job_state import JobState
+    from ddpdoctor.rules.progress.job_state import JobState
 
 Targets = dict[int, frozenset[int]]
 """For each waiting rank, the ranks that it waits for."""

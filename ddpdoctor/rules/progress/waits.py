@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.words import grouped
 
-from .groups import CallPosition, Group, peer_calls, reached
-from .states import NATIVE_PHASES, Activity, RankState
+from ddpdoctor.rules.progress.groups import CallPosition, Group, peer_calls, reached
+from ddpdoctor.rules.progress.states import NATIVE_PHASES, Activity, RankState
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
