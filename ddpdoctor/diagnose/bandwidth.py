@@ -30,8 +30,8 @@ from ddpdoctor.rules.bandwidth.reasons_nccl import joined_by_nvlink, nccl_reason
 from ddpdoctor.rules.bandwidth.reasons_network import network_reasons
 from ddpdoctor.rules.bandwidth.reasons_variables import variable_reasons
 from ddpdoctor.rules.engine import fleet_facts, judge
-from ddpdoctor.rules.progress.evidence import waiters_words
 from ddpdoctor.rules.progress.job_state import build_job_state
+from ddpdoctor.rules.progress.words import waiters_words
 from ddpdoctor.rules.registry import rules_of
 
 if TYPE_CHECKING:

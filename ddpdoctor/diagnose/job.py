@@ -45,8 +45,8 @@ from ddpdoctor.recorder.storage.secrets import hide_secrets
 from ddpdoctor.rules.data.shared import Replicas, replicas_of, shared_loaders
 from ddpdoctor.rules.engine import judge
 from ddpdoctor.rules.progress.job_state import Cause, JobState, build_job_state
-from ddpdoctor.rules.progress.limits import is_limit_over
-from ddpdoctor.rules.progress.wait_links import find_targets
+from ddpdoctor.rules.progress.transport import find_targets
+from ddpdoctor.rules.progress.wait_causes import is_limit_over
 from ddpdoctor.rules.registry import rules_of
 from ddpdoctor.rules.speed.comparing import network_use, settings_of
 from ddpdoctor.rules.speed.gradients import overlap_of

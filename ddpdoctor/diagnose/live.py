@@ -43,7 +43,7 @@ from ddpdoctor.model.live import (
 from ddpdoctor.model.steps import recent_pace
 from ddpdoctor.model.words import grouped
 from ddpdoctor.rules.progress.job_state import build_job_state
-from ddpdoctor.rules.progress.words import call_words, peer_words
+from ddpdoctor.rules.progress.states import call_words, peer_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

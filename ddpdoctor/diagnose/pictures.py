@@ -10,8 +10,7 @@ from ddpdoctor.model.findings import RankRow
 from ddpdoctor.model.pictures import RankWaits, WaitingRanks
 from ddpdoctor.model.steps import Phase, pace_of
 from ddpdoctor.model.words import grouped
-from ddpdoctor.rules.progress.places import main_frames, to_place
-from ddpdoctor.rules.progress.states import final_error, is_over, stack_of
+from ddpdoctor.rules.progress.states import final_error, is_over, main_frames, stack_of, to_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping

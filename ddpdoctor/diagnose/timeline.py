@@ -23,7 +23,7 @@ from ddpdoctor.model.facts import POINT_TO_POINT, Life
 from ddpdoctor.model.pictures import Lane, Span, SpanKind, Timeline, TimelineEvent
 from ddpdoctor.model.steps import Phase, step_totals
 from ddpdoctor.model.words import grouped
-from ddpdoctor.rules.progress.groups import default_name, own_state
+from ddpdoctor.rules.progress.waits import default_name, own_state
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -25,7 +25,7 @@ from ddpdoctor.model.tuning import (
 from ddpdoctor.model.words import count_of
 from ddpdoctor.recorder.tuning.plan import MEASURED_IN_LAUNCH, order_blocks
 from ddpdoctor.rules.engine import judge
-from ddpdoctor.rules.progress.places import to_place
+from ddpdoctor.rules.progress.states import to_place
 from ddpdoctor.rules.registry import rules_of
 from ddpdoctor.rules.speed.predictions import MeasuredSize, basis_of, predict_sizes
 from ddpdoctor.rules.speed.state import SpeedState, build_speed_state, call_site

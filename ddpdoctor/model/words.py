@@ -91,6 +91,11 @@ def count_of(number: int, noun: str, nouns: str = "") -> str:
     return f"{number} {noun if number == 1 else nouns or noun + 's'}"
 
 
+def verb(ranks: Iterable[int], one: str, many: str) -> str:
+    """Return the verb's form for one rank or for several."""
+    return one if len(set(ranks)) == 1 else many
+
+
 def name_list(names: Sequence[str], most: int = 4) -> str:
     """Return "a", "a and b", or "a, b, c and 12 more" if there are more than ``most``."""
     if len(names) > most:

@@ -8,7 +8,7 @@ from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model.facts import Life
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.rules.progress.job_state import build_job_state
-from ddpdoctor.rules.progress.wait_links import find_targets
+from ddpdoctor.rules.progress.transport import find_targets
 from tests.rules.build import (
     C10D,
     call,

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.collect.run.control_flow import read_control_flow
-from ddpdoctor.rules.progress.detours import Route, find_detours
-from ddpdoctor.rules.progress.turning import NO_LINE
+from ddpdoctor.rules.progress.branches import NO_LINE, Route, find_detours
 
 FOREVER_S = float("inf")
 """Later than any change of a file. Comments mark what was left out (call), and where the rank was before and after."""

@@ -7,7 +7,7 @@ import pytest
 from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model.facts import TensorSeen
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.rules.progress.conflicts import expected_next
+from ddpdoctor.rules.progress.calls import expected_next
 
 from .build import (
     AUTOGRAD,

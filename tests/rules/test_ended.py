@@ -8,7 +8,7 @@ from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model.facts import EndedByThread, Helper, HelperError, Life, MeetingFile
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.stacks import Frame
-from ddpdoctor.rules.progress.words import MAX_TEXT
+from ddpdoctor.rules.progress.states import MAX_TEXT
 
 from .build import (
     AUTOGRAD,

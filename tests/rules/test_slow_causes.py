@@ -6,7 +6,7 @@ import pytest
 
 from ddpdoctor.model.facts import Rank
 from ddpdoctor.model.steps import CoreTime
-from ddpdoctor.rules.progress.slow_causes import SlowCause, find_slow_reason, shares_busy_cores
+from ddpdoctor.rules.progress.straggler import SlowCause, find_slow_reason, shares_busy_cores
 from tests.rules.speed.jobs import STEPS, rank
 
 COST_MS = 40.0

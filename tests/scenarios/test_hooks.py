@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ddpdoctor.recorder.storage import ring_reading
-from ddpdoctor.rules.progress.hook_losses import LOSSES
+from ddpdoctor.rules.progress.recording import LOSSES
 from tests.scenarios.running import PATIENT, check_finished, run
 
 STRIPPED = ("torch.multiprocessing.spawn", "_wrap")

@@ -5,21 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.words import grouped, rank_list
+from ddpdoctor.model.words import grouped, rank_list, verb
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed
-from ddpdoctor.rules.progress import evidence as say
-from ddpdoctor.rules.progress.differences import find_difference
-from ddpdoctor.rules.progress.groups import group_table, group_words
+from ddpdoctor.rules.progress import words as say
+from ddpdoctor.rules.progress.calls import find_difference
 from ddpdoctor.rules.progress.job_state import Cause, JobState
-from ddpdoctor.rules.progress.places import places
-from ddpdoctor.rules.progress.words import verb
+from ddpdoctor.rules.progress.states import places
+from ddpdoctor.rules.progress.waits import group_table, group_words
 from ddpdoctor.rules.registry import also, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ddpdoctor.model.facts import Job, TensorSeen
-    from ddpdoctor.rules.progress.differences import ModelDifference
+    from ddpdoctor.rules.progress.calls import ModelDifference
 
 
 @rule("DD506", "model-differs", Severity.ERROR, "Ranks of one group passed different models to DDP")

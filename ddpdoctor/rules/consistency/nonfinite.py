@@ -10,7 +10,7 @@ from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.words import grouped, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.consistency.problems import hosts_of
-from ddpdoctor.rules.progress.places import to_place
+from ddpdoctor.rules.progress.states import to_place
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.words import first_names, grouped, majority_of, outvoted, rank_list
 from ddpdoctor.rules.answers import Problem
 from ddpdoctor.rules.consistency.replicas import replicas_of
-from ddpdoctor.rules.progress.places import to_place
+from ddpdoctor.rules.progress.states import to_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence

@@ -9,7 +9,7 @@ from ddpdoctor.model.words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.data import words
 from ddpdoctor.rules.data.shared import Shared, judge_loaders, was_trained
-from ddpdoctor.rules.progress.places import to_place
+from ddpdoctor.rules.progress.states import to_place
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:

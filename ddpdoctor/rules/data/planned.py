@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.data import Sharing
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.words import count_of, rank_list
+from ddpdoctor.model.words import count_of, rank_list, verb
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.progress.words import verb
 from ddpdoctor.rules.registry import also, rule
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.reading import Unread, Why
 from ddpdoctor.model.words import grouped
 from ddpdoctor.rules.answers import Answer, judged, passed, skipped
-from ddpdoctor.rules.progress.groups import DEFAULT_GROUP, group_table, world_of
+from ddpdoctor.rules.progress.waits import DEFAULT_GROUP, group_table, world_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.words import count_of, rank_list
+from ddpdoctor.model.words import count_of, rank_list, verb
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.data import words
 from ddpdoctor.rules.data.shared import Shared, judge_loaders, was_trained
-from ddpdoctor.rules.progress.words import verb
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.data import SamplingPlan, Sharing, share_out
 from ddpdoctor.model.words import count_of, grouped, rank_list
-from ddpdoctor.rules.progress.places import to_place
+from ddpdoctor.rules.progress.states import to_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

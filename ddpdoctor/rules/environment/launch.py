@@ -19,9 +19,8 @@ from ddpdoctor.model.launch import (
 )
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import known
-from ddpdoctor.model.words import count_of, first_names, grouped, name_list, rank_list
+from ddpdoctor.model.words import count_of, first_names, grouped, name_list, rank_list, verb
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
-from ddpdoctor.rules.progress.words import verb
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.evidence import Absent, Doing, Finished, Reached, Shown, Stacked, Waiting
 from ddpdoctor.model.findings import Confidence
-from ddpdoctor.model.words import rank_list
+from ddpdoctor.model.words import rank_list, verb
 from ddpdoctor.rules.answers import Problem
 from ddpdoctor.rules.evidence.collecting import KILLED, SAMPLE_AGAIN, collect
 from ddpdoctor.rules.evidence.stacks import innermost
 from ddpdoctor.rules.evidence.state import Ruling, last_samples
 from ddpdoctor.rules.evidence.words import MOST_QUOTES, coverage, places, quote, quotes, steps_words, who_words
-from ddpdoctor.rules.progress.words import place_words, verb
+from ddpdoctor.rules.progress.states import place_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -28,14 +28,13 @@ from ddpdoctor.model.evidence import (
     Waiting,
 )  # fmt: skip
 from ddpdoctor.model.nccl_warnings import ONLY_LOCAL
-from ddpdoctor.model.words import rank_list
+from ddpdoctor.model.words import rank_list, verb
 from ddpdoctor.rules.evidence import words
 from ddpdoctor.rules.evidence.absent import find_absent
 from ddpdoctor.rules.evidence.collecting import collect
 from ddpdoctor.rules.evidence.lost import lost_by
 from ddpdoctor.rules.evidence.roots import find_roots, precedes
 from ddpdoctor.rules.evidence.state import Ruling, last_samples
-from ddpdoctor.rules.progress.words import verb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -15,7 +15,7 @@ from ddpdoctor.rules.evidence.collecting import KILLED, collect
 from ddpdoctor.rules.evidence.roots import victims_of
 from ddpdoctor.rules.evidence.stacks import innermost
 from ddpdoctor.rules.evidence.state import last_samples
-from ddpdoctor.rules.progress.words import place_words
+from ddpdoctor.rules.progress.states import place_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

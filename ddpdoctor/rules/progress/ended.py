@@ -1,42 +1,216 @@
-"""DD603, DD604 and DD605: a rank has ended, well or badly, and the others cannot go on."""
+"""DD603, DD604, DD605, DD609 and DD612: a rank has ended or should have, well or badly, and holds the others up."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Helper
 from ddpdoctor.model.findings import Confidence, Place, Severity
 from ddpdoctor.model.known_errors import find_known
+from ddpdoctor.model.nccl_warnings import SHM_FIX
 from ddpdoctor.model.node import DEVICE_ERROR
 from ddpdoctor.model.reading import known as known_of
-from ddpdoctor.model.words import grouped, rank_list
-from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.model.words import format_memory, grouped, rank_list, verb
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.environment.gpus import OTHER_XID, XIDS
+from ddpdoctor.rules.progress import words as say
+from ddpdoctor.rules.progress.absent import judge_lost
+from ddpdoctor.rules.progress.branches import AT_THE_END, find_turning, fix_of_turning, turning_words
+from ddpdoctor.rules.progress.failures import (
+    Failure,
+    error_of_helper,
+    failure_line,
+    first_line_of,
+    is_lost_worker,
+    same_bug,
+)
+from ddpdoctor.rules.progress.job_state import Cause, JobState, causes_at, machines_of
+from ddpdoctor.rules.progress.mismatch import SPLITS_FIT, other_words, reducer_clues, reducer_summary
+from ddpdoctor.rules.progress.states import (
+    Activity,
+    aborted_at_exit,
+    first_line,
+    innermost_user,
+    is_file,
+    lines_seen,
+    main_frames,
+    other_threads,
+    place_words,
+    places,
+    seconds,
+)
+from ddpdoctor.rules.progress.stuck import left_file, left_file_problem
+from ddpdoctor.rules.progress.wait_causes import clues_of
+from ddpdoctor.rules.progress.words import Clue, fix_of, sentences
 from ddpdoctor.rules.registry import rule
 
-from ddpdoctor.rules.progress import evidence as say
-from ddpdoctor.rules.progress.clues import Clue, fix_of, sentences
-from ddpdoctor.rules.progress.failures import Failure, error_of_helper, failure_line, first_line_of, is_lost_worker, same_bug
-from ddpdoctor.rules.progress.job_state import Cause, JobState
-from ddpdoctor.rules.progress.memory_causes import memory_clues
-from ddpdoctor.rules.progress.mismatch import SPLITS_FIT
-from ddpdoctor.rules.progress.node_findings import judge_lost
-from ddpdoctor.rules.progress.nodes import machines_of
-from ddpdoctor.rules.progress.places import innermost_user, places
-from ddpdoctor.rules.progress.reducer_causes import other_words, reducer_clues, reducer_summary
-from ddpdoctor.rules.progress.stores import left_file, left_file_problem
-from ddpdoctor.rules.progress.turning import AT_THE_END, find_turning, fix_of_turning, turning_words
-from ddpdoctor.rules.progress.words import first_line, place_words, verb
-
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from collections.abc import Set as AbstractSet
 
-    from ddpdoctor.model.facts import Call, Rank
+    from ddpdoctor.model.facts import AtError, Call, DeviceMemory, Rank, Space
     from ddpdoctor.model.stacks import Frame
+    from ddpdoctor.rules.progress.branches import Turning
+    from ddpdoctor.rules.progress.failures import Failure
+    from ddpdoctor.rules.progress.job_state import JobState
 
-    from ddpdoctor.rules.progress.turning import Turning
+
+NEARLY_FULL = 0.9
+"""Our choice: above this share of a limit, the memory in use blocked the next allocation."""
+FRAGMENTED = 0.15
+"""Our choice: if more than this share of torch's reserved memory is unused, its free pieces are too small."""
+_OF_DEVICE = re.compile(r"(?:CUDA|HIP|XPU) out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED")
+_OF_HOST = re.compile(r"DefaultCPUAllocator|allocate memory|std::bad_alloc|Unable to allocate")
+_ASKED = re.compile(r"you tried to allocate (\d+) bytes")
+_OF_SHARED = re.compile(r"shared memory|</?torch_|\bshm\b|/dev/shm|bus error", re.IGNORECASE)
+_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\) (?P<how>.*)")
+LESS = "use less memory per rank: smaller batches, fewer loader workers or less prefetching"
+
+
+def memory_clues(job: JobState, failure: Failure) -> tuple[Clue, ...]:
+    """Return what was measured, if a rank ran out of memory or may have."""
+    rank = failure.rank
+    if failure.error is None:
+        return tuple(_of_signal(job, rank))
+    text = f"{failure.error.type}: {failure.error.message}"
+    at_error = rank.causes.at_error if rank.causes is not None else None
+    if failure.error.type == "OutOfMemoryError" or _OF_DEVICE.search(text):
+        return tuple(_of_device(at_error))
+    if _WORKER.search(text):
+        return tuple(_of_worker(job, rank, text))
+    if _OF_SHARED.search(text):
+        return tuple(_of_shared(_shared(job, rank, at_error), refused="No space left" in text))
+    if failure.error.type == "MemoryError" or _OF_HOST.search(text):
+        return tuple(_of_host(job, rank, text))
+    return ()
+
+
+def _of_signal(job: JobState, rank: Rank) -> Iterator[Clue]:
+    if rank.signal == "SIGBUS":
+        yield from _of_shared(_shared(job, rank, None))
+    if rank.signal != "SIGKILL" or rank.oom_killed is False:
+        return
+    space, _ = _limit(job, rank)
+    if rank.oom_killed or (space is not None and space.used_bytes >= NEARLY_FULL * space.limit_bytes):
+        yield from _use(job, rank)
+
+
+def _use(job: JobState, rank: Rank) -> Iterator[Clue]:
+    """Say how much memory a rank and its children used, and the limit."""
+    if rank.causes is None or rank.causes.memory is None:
+        return
+    space, whose = _limit(job, rank)
+    said = f"used {format_memory(rank.causes.memory.most_bytes)} when last measured"
+    if space is not None:
+        said += f", of the {format_memory(space.limit_bytes)} that {whose}"
+    below = rank.causes.children_memory
+    if below is not None and rank.causes.children_count:
+        said += f"; its {rank.causes.children_count} child processes used {format_memory(below.most_bytes)}"
+    yield Clue(said=said, fix=f"{LESS}, or raise the memory limit")
+
+
+def _limit(job: JobState, rank: Rank) -> tuple[Space | None, str]:
+    """Return the memory limit that applies: the cgroup's if it has one, else the whole machine's."""
+    host = causes_at(job.facts, rank.host)
+    if host is None:
+        return None, ""
+    if host.group is not None and (host.machine is None or host.group.limit_bytes < host.machine.limit_bytes):
+        return host.group, "its cgroup allows"
+    return host.machine, "the machine has"
+
+
+def _of_device(at_error: AtError | None) -> Iterator[Clue]:
+    devices = at_error.devices if at_error is not None else ()
+    for one in devices:
+        yield Clue(said=_device_words(one))
+    loose = any(one.reserved_bytes - one.allocated_bytes > FRAGMENTED * one.reserved_bytes for one in devices)
+    more = "; much reserved memory is unused: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" if loose else ""
+    if devices:
+        yield Clue(
+            said="the GPU ran out of memory",
+            fix=f"use less GPU memory: smaller batches, activation checkpointing or sharding{more}",
+        )
+
+
+def _device_words(one: DeviceMemory) -> str:
+    return (
+        f"on GPU {one.device}, tensors used {format_memory(one.allocated_bytes)} (peak "
+        f"{format_memory(one.most_allocated_bytes)}), and torch had reserved {format_memory(one.reserved_bytes)} (peak "
+        f"{format_memory(one.most_reserved_bytes)})"
+    )
+
+
+def _of_host(job: JobState, rank: Rank, text: str) -> Iterator[Clue]:
+    at_error = rank.causes.at_error if rank.causes is not None else None
+    if at_error is not None and at_error.address_space is not None:
+        space = at_error.address_space
+        yield Clue(
+            said=f"its address space was {format_memory(space.used_bytes)} of the {format_memory(space.limit_bytes)} "
+            f"that RLIMIT_AS (ulimit -v) allows{_asked(text)}",
+            fix=f"{LESS}, or raise the limit: ulimit -v unlimited",
+        )
+    if at_error is not None and at_error.memory is not None:
+        memory = at_error.memory
+        used, most = map(format_memory, (memory.used_bytes, memory.most_bytes))
+        had = f"had {used} resident when it failed (peak {most})"
+        space_all, whose = _limit(job, rank)
+        of = f", of the {format_memory(space_all.limit_bytes)} that {whose}" if space_all is not None else ""
+        yield Clue(said=had + of, fix=LESS)
+    else:
+        yield from _use(job, rank)
+
+
+def _asked(text: str) -> str:
+    """Return how much was asked for, if torch says it."""
+    match = _ASKED.search(text)
+    return f", and it asked for {format_memory(int(match[1]))} more" if match else ""
+
+
+def _of_worker(job: JobState, rank: Rank, text: str) -> Iterator[Clue]:
+    """Judge a loader's worker that a signal ended: /dev/shm was full, or it ran out of memory."""
+    match = _WORKER.search(text)
+    how = match["how"] if match is not None else ""
+    at_error = rank.causes.at_error if rank.causes is not None else None
+    if "Bus error" in how or _is_full(_shared(job, rank, at_error)):
+        yield from _of_shared(_shared(job, rank, at_error))
+    elif "Killed" in how:
+        yield from _use(job, rank)
+
+
+def _shared(job: JobState, rank: Rank, at_error: AtError | None) -> Space | None:
+    """Return /dev/shm when it was fullest: at the time of an error, a worker's files may already be gone."""
+    host = causes_at(job.facts, rank.host)
+    seen = [
+        at_error.shared_memory if at_error is not None else None,
+        host.shared_memory if host is not None else None,
+    ]
+    return max((one for one in seen if one is not None), key=lambda one: one.used_bytes, default=None)
+
+
+def _is_full(space: Space | None) -> bool:
+    return space is not None and space.used_bytes >= NEARLY_FULL * space.limit_bytes
+
+
+def _of_shared(space: Space | None, *, refused: bool = False) -> Iterator[Clue]:
+    """Judge /dev/shm. ``refused``: the kernel said that there was no space for the request."""
+    if space is None:
+        return
+    size, used = format_memory(space.limit_bytes), format_memory(space.used_bytes)
+    if refused or _is_full(space):
+        state = "it was full" if _is_full(space) else "there was no space for the request"
+        yield Clue(
+            said=f"/dev/shm had {used} of {size} in use: {state}",  # noqa: S108 - a name in a sentence
+            fix=f"{SHM_FIX}, or use fewer loader workers",
+        )
+    else:
+        yield Clue(
+            said=f"/dev/shm used at most {used} of {size} when measured; "  # noqa: S108 - likewise
+            "it may have been full between measurements"
+        )
+
 
 _PID = re.compile(r"\bpid='?(\d+)")
 """The driver's "pid=4711, name=python"; it writes "pid='<unknown>'" too."""
@@ -347,3 +521,126 @@ def _fix(root: Failure, place: Place | None, followed: AbstractSet[int]) -> str:
         full = "; SIGBUS may mean a full /dev/shm or a truncated mapped file" if root.rank.signal == "SIGBUS" else ""
         return f"check the native code that is called {place_words(place)}{full}"
     return "find out who sent the signal: check the batch system's log, dmesg and any watchdog"
+
+
+QUEUES_FILE = "/multiprocessing/queues.py"
+"""The interpreter waits here at its end until everything that was put into a queue has been read."""
+AT_WORK_SHARE = 0.02
+"""Share of a core above which an ending process counts as working. Our choice: one that waits uses none."""
+TEARDOWN_CPU_S = 10.0
+"""CPU seconds that an interpreter gets to shut down, however long that takes on crowded cores. Our choice: freeing
+torch takes about 1 s."""
+
+
+@rule("DD609", "exit-hang", Severity.ERROR, "The script has finished, but its process does not exit")
+def check_exit_hang(job: JobState) -> Answer:
+    """Report a rank whose script has ended but whose process lives on."""
+    if job.failures:
+        return skipped(Cause.FAILURE.value)
+    ended = [n for n in job.living if job.states[n].doing is Activity.SHUTTING_DOWN and n not in job.early]
+    now = job.time_ns
+    blamed = tuple(n for n in ended if _is_held_up(job, n))
+    if not blamed:
+        return unknown(f"{rank_list(ended)} finished just now") if ended and not job.facts.ended else passed()
+    where = tuple(place for n in blamed for place in _exit_places(job.rank(n)))
+    first = next(iter(where), None)
+    since = seconds(now - (job.rank(blamed[0]).main_ended_ns or now))
+    clues = sentences({n: clues_of(job, n) for n in blamed[: say.MAX_CLASSES]})
+    seen = [*_exit_evidence(job, blamed), *clues, *say.process_words(job, blamed), *say.others(job, blamed)]
+    finding = Problem(
+        confidence=Confidence.HIGH if where else Confidence.MEDIUM,
+        ranks=blamed,
+        hosts=say.hosts_of(job, blamed),
+        where=where,
+        summary=f"{say.who(job, blamed)} finished the script, but the "
+        f"{verb(blamed, 'process does', 'processes do')} not exit"
+        + (f": code is still running {place_words(first)}" if first is not None else ""),
+        evidence=(f"the process has kept running {since} after the script finished", *seen),
+        fix=_exit_fix(job.rank(blamed[0])),
+    )
+    return judged([finding], certain=set(job.living) <= {*blamed, *job.quiet}, may_resume=True)
+
+
+def _is_held_up(job: JobState, number: int) -> bool:
+    """Return whether a rank whose script is over should have ended by now."""
+    rank = _since_end(job.rank(number))
+    since_ns = job.time_ns - (rank.main_ended_ns or job.time_ns)
+    return since_ns >= job.timeout_ns and not _takes_itself_down(rank, since_ns)
+
+
+def _takes_itself_down(rank: Rank, since_ns: int) -> bool:
+    """Return whether the interpreter has joined its threads, including ddpdoctor's, and still computes."""
+    share = rank.cpu_share or 0.0
+    at_work = rank.proc_state == "R" or share > AT_WORK_SHARE
+    return at_work and not rank.samples and share * since_ns / 1e9 < TEARDOWN_CPU_S
+
+
+def _since_end(rank: Rank) -> Rank:
+    """Return a rank without what was seen of it while its script still ran."""
+    return replace(
+        rank, samples=tuple(sample for sample in rank.samples if sample.time_ns >= (rank.main_ended_ns or 0))
+    )
+
+
+def _exit_fix(rank: Rank) -> str:
+    if any(is_file(frame, QUEUES_FILE) for frame in main_frames(_since_end(rank))):
+        return "empty the multiprocessing queue before the script ends, or call its cancel_join_thread()"
+    return "stop that thread, child process or atexit function before the script ends, or make the thread a daemon"
+
+
+def _exit_places(rank: Rank) -> tuple[Place, ...]:
+    """Return what keeps the process of an ended script alive: a thread, an exit function, or a child."""
+    rank = _since_end(rank)
+    threads = [stack for stack in other_threads(rank, skip_idle=False) if not stack.is_daemon]
+    lines: list[Frame | None] = [innermost_user(stack.frames) for stack in threads]
+    lines += [frame for frame in lines_seen(rank.samples) if frame.user]
+    lines += [innermost_user(main_frames(child)) for child in rank.children]
+    return places(rank.rank, lines)
+
+
+def _exit_evidence(job: JobState, blamed: tuple[int, ...]) -> list[str]:
+    found = []
+    for number in blamed[: say.MAX_CLASSES]:
+        rank = _since_end(job.rank(number))
+        names = [s.thread for s in other_threads(rank, skip_idle=False) if not s.is_daemon]
+        found += [f"threads of rank {number} that the interpreter waits for: {', '.join(names)}"] if names else []
+        found += [f"children of rank {number}: {', '.join(c.name for c in rank.children)}"] if rank.children else []
+        frames = main_frames(rank)
+        if frames and innermost_user(frames) is None:
+            found.append(f"Python itself is {place_words(frames[-1])} on rank {number}")
+    return found
+
+
+@rule("DD612", "exit-abort", Severity.INFO, "A rank aborted at exit, after its script had finished")
+def check_exit_abort(job: JobState) -> Answer:
+    """Report a rank that died of SIGABRT, SIGSEGV or SIGBUS after its script had ended well."""
+    aborted = tuple(n for n in sorted(job.states) if aborted_at_exit(job.rank(n)) and n not in job.early)
+    if not aborted:
+        return passed()
+    alike: dict[tuple[str, Frame | None], list[int]] = {}
+    for n in aborted:
+        alike.setdefault((job.rank(n).signal or "a signal", job.rank(n).fatal_place), []).append(n)
+    return judged([_abort(job, signal, line, tuple(ranks)) for (signal, line), ranks in alike.items()])
+
+
+def _abort(job: JobState, signal: str, line: Frame | None, ranks: tuple[int, ...]) -> Problem:
+    """Return the problem of ranks that the same signal ended, at the same line of the script or at none."""
+    died = "aborted" if signal == "SIGABRT" else f"died of {signal}"
+    seen = "a known bug in Gloo, pytorch#190489"
+    if line is not None:
+        seen = f"the stack dump shows it {place_words(line)}"
+    elif signal != "SIGABRT":
+        seen = f"native code has failed, or it is a dump of the abort that is {seen}"
+    status = job.facts.launcher_status
+    return Problem(
+        ranks=ranks,
+        where=tuple(place for n in ranks for place in places(n, [line])),
+        summary=f"{rank_list(ranks)} {died} at exit, after the script had finished; training is not affected",
+        evidence=(
+            f"{signal} while the interpreter was shutting down: {seen}",
+            *([f"the launcher counts that as a failure: its exit status is {status}"] if status else []),
+        ),
+        fix=f"check the native code that is called {place_words(line)}"
+        if line is not None
+        else "call dist.barrier() and then dist.destroy_process_group() as the last lines of the script",
+    )

@@ -1,85 +1,361 @@
-"""Words for sentences: durations, calls, and what groups of ranks do."""
+"""Evidence as sentences: what each rank does, who failed after the first, how far the ranks had come, and clues."""
 
 from __future__ import annotations
 
-import re
+from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.call_log import pack_calls
+from ddpdoctor.model.facts import Life, Rank
+from ddpdoctor.model.words import grouped, name_list, rank_list, verb
+from ddpdoctor.rules.progress.states import (
+    Activity,
+    RankState,
+    call_words,
+    final_error,
+    first_line,
+    innermost_user,
+    line_of,
+    lines_seen,
+    peer_words,
+    place_words,
+    seconds,
+    without_numbers,
+)
+from ddpdoctor.rules.progress.waits import CallPosition, Group, dim_words, group_words, reached
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from ddpdoctor.model.facts import Call, CallKind
-    from ddpdoctor.model.findings import Place
+    from ddpdoctor.model.facts import Rank
     from ddpdoctor.model.stacks import Frame
-
-_DIGITS = re.compile(r"\d+")
-_WAYS = {"send": "to", "isend": "to", "recv": "from", "irecv": "from"}
-MAX_TEXT = 300
-"""Characters kept of the text of an exception."""
+    from ddpdoctor.rules.progress.failures import Failure
+    from ddpdoctor.rules.progress.job_state import JobState
 
 
-def verb(ranks: Iterable[int], one: str, many: str) -> str:
-    """Return the verb's form for one rank or for several."""
-    return one if len(set(ranks)) == 1 else many
+NOTABLE_NS = 10_000_000_000
+"""Our choice: shorter waits for a core are usual where several programs share a machine."""
+MAX_CLASSES = 8
+"""Most classes of ranks that are listed. If every rank does something else, more of them would not help."""
+
+_DOING = {
+    Activity.MISSING: ("never started", "never started"),
+    Activity.ENDED: ("has exited with status 0", "have exited with status 0"),
+    Activity.FAILED: ("has failed", "have failed"),
+    Activity.STOPPED: ("is stopped", "are stopped"),
+    Activity.SHUTTING_DOWN: ("has finished its script", "have finished their script"),
+    Activity.INIT: ("waits in init_process_group", "wait in init_process_group"),
+    Activity.NEW_GROUP: ("waits in new_group", "wait in new_group"),
+    Activity.DATA: ("waits for its next batch", "wait for their next batch"),
+    Activity.BACKWARD: ("computes in backward", "compute in backward"),
+    Activity.USER: ("is in its own code", "are in their own code"),
+}
 
 
-def file_name(path: str) -> str:
-    """Return the last part of a path."""
-    return path.replace("\\", "/").rsplit("/", 1)[-1]
+def doing_words(state: RankState, *, one: bool = True) -> str:
+    """Return what a rank does, for a sentence about one rank or about several."""
+    wait = "waits" if one else "wait"
+    if state.doing is Activity.NATIVE and state.call is not None:
+        what = "backward (DDP's gradient reduction)" if state.call.op == "backward" else state.call.op
+        return f"{wait} in {what}"
+    if state.doing in (Activity.COLLECTIVE, Activity.PEER):
+        return f"{wait} in {call_words(state.call)}{peer_words(state.call)}"
+    if state.doing is Activity.USER and not state.rank.recorded:
+        return "could not be inspected"
+    error = final_error(state.rank)
+    if state.doing is Activity.SHUTTING_DOWN and error is not None:
+        return f"{'ends' if one else 'end'} with {error.type}"
+    return _DOING[state.doing][0 if one else 1]
 
 
-def line_of(frame: Frame | Place | None) -> str:
-    """Return "train.py:12", or "an unknown line"."""
-    return f"{file_name(frame.file)}:{frame.line}" if frame is not None else "an unknown line"
+def line_at(state: RankState) -> Frame | None:
+    """Return the user's line that a rank is at: that of its call, else of its stack, else the last one seen."""
+    if state.waiting and state.call is not None and state.call.site is not None:
+        return state.call.site
+    seen = lines_seen(state.rank.samples)
+    if seen and state.doing not in (Activity.ENDED, Activity.FAILED, Activity.MISSING):
+        return seen[0]
+    return state.rank.last_place
 
 
-def place_words(frame: Frame | Place | None) -> str:
-    """Return "in read_batch (train.py:12)"."""
-    if frame is None:
-        return "at an unknown line"
-    if frame.function.startswith("<"):
-        return f"at {line_of(frame)}"
-    return f"in {frame.function} ({line_of(frame)})"
+def classes(job: JobState, numbers: Iterable[int]) -> list[str]:
+    """Return one sentence for each class of ranks that do the same at the same line, the largest class first."""
+    merged: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
+    numbers = tuple(numbers)
+    groups = _mesh_groups(job, numbers)
+    for number in numbers:
+        state = job.states[number]
+        frame = line_at(state)
+        dim = groups[number].mesh_dim if number in groups else ""
+        at = f", {line_of(frame)}" if frame is not None else ""
+        merged[doing_words(state), doing_words(state, one=False), dim, at].append(number)
+    ordered = sorted(merged.items(), key=lambda item: (-len(item[1]), item[1]))
+    sentences = [_class_sentence(job, words, ranks) for words, ranks in ordered[:MAX_CLASSES]]
+    left = sum(len(ranks) for _, ranks in ordered[MAX_CLASSES:])
+    return [*sentences, f"{left} more ranks are at other lines"] if left else sentences
 
 
-def call_words(call: Call | CallKind | None) -> str:
-    """Return what was called: operation, dtype and shape."""
-    if call is None:
-        return "a collective"
-    name = call.op if call.api in ("", call.op) else f"{call.api} ({call.op})"
-    if call.shape is None or call.dtype is None:
-        return name
-    return f"{name} of {call.dtype.replace('torch.', '')}{list(call.shape)}"
+def _class_sentence(job: JobState, words: tuple[str, str, str, str], ranks: list[int]) -> str:
+    one, many, _, at = words
+    waited = [job.states[n].since(job.time_ns) for n in ranks if job.states[n].waiting]
+    known = [value for value in waited if value is not None]
+    lasting = seconds(max(known)) if known else ""
+    tail = f", {lasting}" if lasting else ""
+    return f"{rank_list(ranks)} {verb(ranks, one, many)}{_mesh_words(job, ranks)}{at}{tail}"
 
 
-def peer_words(call: Call | None) -> str:
-    """Return " from rank 1" or " to rank 1" for a point-to-point call, "" for any other."""
-    way = _WAYS.get(call.op) if call is not None else None
-    return f" {way} rank {call.peer}" if way and call is not None and call.peer is not None else ""
+def others(job: JobState, blamed: Iterable[int]) -> list[str]:
+    """Return what all ranks but the blamed do."""
+    return classes(job, [n for n in sorted(job.states) if n not in set(blamed)])
 
 
-def seconds(duration_ns: int | None) -> str:
-    """Return "for 12 s", or "" if the duration is not known or too short to mention."""
-    if duration_ns is None or duration_ns < 100_000_000:
+def waiters_words(job: JobState, blamed: Iterable[int]) -> str:
+    """Return "ranks 0 and 2 are waiting for it in all_reduce", by mesh dimension, or nothing if nobody waits."""
+    blamed = tuple(blamed)
+    waiters = [n for n in job.waits.waiters if n not in set(blamed)]
+    if not waiters:
         return ""
-    value = duration_ns / 1e9
-    return f"for {value:.1f} s" if value < 10 else f"for {value:.0f} s"
+    behind = _behind_words(job, blamed, waiters)
+    if behind is not None:
+        return behind
+    whom = "it" if len(blamed) == 1 else "them"
+    calls = {_short(job.states[n]) for n in waiters}
+    where = f" in {calls.pop()}" if len(calls) == 1 else ""
+    return f"{rank_list(waiters)} {verb(waiters, 'is', 'are')} waiting for {whom}{where}"
 
 
-_LAST_ERROR = "Last error:"
+def _short(state: RankState) -> str:
+    return state.call.op if state.call is not None else "a collective"
 
 
-def first_line(text: str) -> str:
-    """Return the first meaningful line of an error's text, cut to ``MAX_TEXT``.
+def progress_words(job: JobState, blamed: Iterable[int]) -> list[str]:
+    """Return how far the blamed ranks had come, and since when nothing was seen of them."""
+    said: dict[str, list[int]] = defaultdict(list)
+    for number in list(blamed)[:MAX_CLASSES]:
+        rank = job.rank(number)
+        if _done_words(rank):
+            said[f"completed {_done_words(rank)}"].append(number)
+        if rank.last_progress_ns is not None and rank.life is Life.RUNNING:
+            still = f"{{}} made no progress {seconds(job.time_ns - rank.last_progress_ns)}".rstrip()
+            starved = f", and waited for a core {seconds(rank.starved_ns)}" if rank.starved_ns >= NOTABLE_NS else ""
+            said[still + starved].append(number)
+    return [f"{rank_list(numbers)} {words.format(verb(numbers, 'has', 'have'))}" for words, numbers in said.items()]
 
-    torch's errors of NCCL name their own source first; NCCL's words stand behind "Last error:".
+
+def counts_words(job: JobState, numbers: Iterable[int]) -> list[str]:
+    """Return how far ranks have come, if they differ in that: this shows loops of unequal length."""
+    ranks = map(job.rank, numbers)
+    had = grouped((_done_words(rank) or _backward_words(rank), rank.rank) for rank in ranks)
+    if len(had) < 2:
+        return []
+    ordered = sorted(had.items(), key=lambda item: item[1])[:MAX_CLASSES]
+    return [f"{rank_list(ranks)} completed {counts}" for counts, ranks in ordered]
+
+
+def _done_words(rank: Rank) -> str:
+    """Return "3 optimizer steps and 4 batches", or "" if it has done neither."""
+    counts = {"optimizer steps": rank.steps, "batches": rank.batches}
+    return " and ".join(f"{count} {what}" for what, count in counts.items() if count)
+
+
+def _backward_words(rank: Rank) -> str:
+    kinds = pack_calls(rank.recent_calls).counts.items()
+    return f"{sum(count for kind, count in kinds if kind.op == 'backward')} recorded backwards"
+
+
+_STATES = {
+    "R": "running (R): it is computing or spinning",
+    "S": "sleeping (S)",
+    "D": "in uninterruptible sleep (D)",
+}
+
+
+def process_words(job: JobState, blamed: Iterable[int]) -> list[str]:
+    """Return what the kernel and the recorder's thread show about the blamed processes."""
+    said: dict[str, list[int]] = defaultdict(list)
+    found = []
+    for number in list(blamed)[:MAX_CLASSES]:
+        rank = job.rank(number)
+        if rank.proc_state is not None and rank.life is Life.RUNNING:
+            words = _STATES.get(rank.proc_state, f"in state {rank.proc_state}")
+            said[words + _cpu_words(rank)].append(number)
+        if rank.recorded and not rank.answered and rank.samples and rank.samples[-1].by == "signal":
+            found.append(f"no thread of rank {number} can get the GIL: a C call is holding it")
+        if rank.lost:
+            found.append(f"the record of rank {number} is incomplete: {rank.lost}")
+    states = [f"{_processes(job, numbers)} {verb(numbers, 'is', 'are')} {words}" for words, numbers in said.items()]
+    return states + found
+
+
+def handled_words(job: JobState, blamed: Iterable[int]) -> list[str]:
+    """Return which errors the blamed ranks are handling; what a rank does in a ``finally`` follows from its error."""
+    found = []
+    for number in list(blamed)[:MAX_CLASSES]:
+        error = job.rank(number).handled
+        if error is not None:
+            at = place_words(innermost_user(error.frames))
+            found.append(f"rank {number} is handling a {error.type} raised {at}: {first_line(error.message)}")
+    return found
+
+
+def _cpu_words(rank: Rank) -> str:
+    """Return the CPU use to the nearest tenth of a core, so that equal ranks share a sentence."""
+    return "" if rank.cpu_share is None else f", at about {round(rank.cpu_share, 1):.0%} of a core"
+
+
+def _processes(job: JobState, numbers: list[int]) -> str:
+    several = len(hosts_of(job, job.states)) > 1
+    ranks = [job.rank(number) for number in numbers]
+    pids = ", ".join(f"{rank.pid} on {rank.host}" if several else str(rank.pid) for rank in ranks)
+    return f"{'process' if len(numbers) == 1 else 'processes'} {pids}"
+
+
+def cascade_words(failures: Iterable[Failure], blamed: Iterable[int], also: str = " as well") -> list[str]:
+    """Return which other ranks failed, and with what; texts that differ only in numbers appear once.
+
+    ``also`` is empty if the blamed ranks did not fail themselves.
     """
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    quoted = lines.index(_LAST_ERROR) + 1 if _LAST_ERROR in lines[:-1] else 0
-    line = lines[quoted] if lines else ""
-    return line if len(line) <= MAX_TEXT else line[: MAX_TEXT - 1] + "…"
+    merged = grouped(
+        ((f", in {f.call.op}" if f.call is not None else "", without_numbers(how_words(f))), f)
+        for f in failures
+        if f.rank.rank not in set(blamed)
+    )
+    return [
+        f"{rank_list(f.rank.rank for f in group)} failed{also}{where}: {how_words(group[0])}"
+        for (where, _), group in list(merged.items())[:MAX_CLASSES]
+    ]
 
 
-def without_numbers(text: str) -> str:
-    """Return a text without the ports, times and ranks that make equal errors differ."""
-    return _DIGITS.sub("#", text)
+def how_words(failure: Failure) -> str:
+    """Return the exception, the signal or the exit status of a failure."""
+    rank = failure.rank
+    if rank.ended_by_thread is not None and failure.error is None:
+        place = rank.ended_by_thread.place
+        how = rank.signal or f"exit status {rank.exit_code}"
+        return f"a time limit of the script ended it ({how})" + (f" {place_words(place)}" if place else "")
+    if failure.error is not None:
+        text = first_line(failure.error.message)
+        return f"{failure.error.type}: {text}" if text else failure.error.type
+    if rank.life is Life.SIGNALED and failure.call is not None and failure.call.device_state and failure.timed_out:
+        return f"{rank.signal} after torch's timeout, as the NCCL watchdog does it"
+    if rank.life is Life.SIGNALED:
+        return rank.signal or "a signal"
+    return f"exit status {rank.exit_code}" if rank.exit_code is not None else "unknown reason"
+
+
+def step_of(job: JobState, blamed: Iterable[int]) -> int | None:
+    """Return the optimizer step that the blamed ranks were in, counted from 0, or None if no steps were seen."""
+    steps = [job.rank(n).steps for n in blamed if n in job.states]
+    return min(steps) if steps and any(steps) else None
+
+
+def hosts_of(job: JobState, blamed: Iterable[int]) -> tuple[str, ...]:
+    """Return the hosts of the blamed ranks, or nothing if the job has only one node."""
+    if job.facts.nnodes <= 1 and job.facts.members is None:
+        return ()
+    return tuple(sorted({job.rank(n).host for n in blamed if n in job.states}))
+
+
+def who(job: JobState, ranks: Iterable[int]) -> str:
+    """Return "rank 3", and in a job of several nodes "rank 3 on node1"."""
+    ranks = tuple(ranks)
+    hosts = hosts_of(job, ranks)
+    return f"{rank_list(ranks)} on {name_list(hosts)}" if hosts else rank_list(ranks)
+
+
+def _mesh_groups(job: JobState, ranks: Iterable[int]) -> dict[int, Group]:
+    """Return the mesh group that each rank waits in, without those that wait in none or in the group of all ranks."""
+    groups = {n: job.positions[n].group for n in ranks if n in job.positions}
+    return {n: group for n, group in groups.items() if group.mesh_dim and len(group.members) < job.world}
+
+
+def _late_members(job: JobState, position: CallPosition) -> list[int]:
+    """Return the members of a group that have not come to this collective."""
+    come = {n: reached(job.states[n], position.group.name) if n in job.states else 0 for n in position.group.members}
+    return [n for n, seq in come.items() if seq is not None and position.seq is not None and seq < position.seq]
+
+
+def _mesh_words(job: JobState, ranks: Iterable[int]) -> str:
+    """Return " in the dp group (ranks 1 and 3) for rank 3"; for several groups of a dimension, one phrase for all."""
+    inside = _mesh_groups(job, ranks)
+    if not inside:
+        return ""
+    groups = set(inside.values())
+    late = {late for position in {job.positions[n] for n in inside} for late in _late_members(job, position)}
+    first = min(groups, key=lambda group: group.members)
+    where = group_words(first, job.world) if len(groups) == 1 else f"their {dim_words(first)} groups"
+    return f" in {where}" + (f" for {rank_list(late)}" if late else "")
+
+
+def _behind_words(job: JobState, blamed: tuple[int, ...], waiters: list[int]) -> str | None:
+    """Return who waits in which dimension's group for the blamed ranks, and who waits for those; None without a mesh.
+
+    For example "rank 1 is waiting for it in all_reduce of the tp group; ranks 2 and 3 are waiting behind rank 1".
+    """
+    groups = _mesh_groups(job, waiters)
+    direct = [n for n, group in groups.items() if set(group.members) & set(blamed)]
+    if not direct:
+        return None
+    whom = "it" if len(blamed) == 1 else "them"
+    dims = sorted({dim_words(groups[n]) for n in direct})
+    ops = sorted({call.op for n in direct if (call := job.states[n].call) is not None})
+    what = f"in {ops[0]} of" if len(ops) == 1 else "in"
+    text = f"{rank_list(direct)} {verb(direct, 'is', 'are')} waiting for {whom} {what} the {name_list(dims)} group"
+    text += "s" if len(dims) > 1 else ""
+    rest = [n for n in waiters if n not in direct]
+    if not rest:
+        return text
+    return f"{text}; {rank_list(rest)} {verb(rest, 'is', 'are')} waiting behind {rank_list(direct)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clue:
+    """One observation. ``said`` is the text after "rank 1: "; the fix replaces that of the finding."""
+
+    said: str
+    fix: str = ""
+
+
+def sentences(found: Mapping[int, Iterable[Clue]]) -> list[str]:
+    """Return what was seen of each rank, in the given order; what several ranks share is said once."""
+    merged = grouped((clue.said, number) for number, clues in found.items() for clue in clues)
+    return [f"{rank_list(numbers)}: {said}" for said, numbers in merged.items()]
+
+
+def fix_of(clues: Iterable[Clue], default: str) -> str:
+    """Return the fix of the first clue that has one."""
+    return next((clue.fix for clue in clues if clue.fix), default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRole:
+    """What a process of a host is to the job: "rank 0", "a child of rank 0", "process 4711"."""
+
+    name: str
+    detail: str
+
+    @property
+    def words(self) -> str:
+        """The name, with further details in parentheses."""
+        return f"{self.name} ({self.detail})" if self.detail else self.name
+
+
+def find_owner(job: JobState, host: str, pid: int | None, command: str) -> ProcessRole:
+    """Return what a process of a host is to the job."""
+    if pid is None:
+        return ProcessRole(name="a process on another host or in another container", detail="")
+    for number in sorted(job.states):
+        rank = job.rank(number)
+        if rank.host != host:
+            continue
+        if rank.pid == pid:
+            return ProcessRole(name=f"rank {number}", detail=f"process {pid}")
+        if pid in children_of(rank):
+            return ProcessRole(name=f"a child of rank {number}", detail=f"process {pid}")
+    return ProcessRole(name=f"process {pid}", detail=command)
+
+
+def children_of(rank: Rank) -> frozenset[int]:
+    """Return the ids of the processes below a rank."""
+    return frozenset(child.pid for child in rank.children)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.rules.progress.hook_losses import losses_of
+from ddpdoctor.rules.progress.recording import losses_of
 
 DATA = Path(__file__).parents[2] / "data" / "flight-recorder"
 PROGRAM = """

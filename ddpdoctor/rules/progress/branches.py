@@ -1,0 +1,576 @@
+"""Which lines of the user's file decide whether a rank comes to a call, and which way a rank went around one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.call_log import pack_calls
+from ddpdoctor.model.facts import JUMPS, LOOPS
+from ddpdoctor.model.findings import Confidence
+from ddpdoctor.rules.progress.calls import Blame, Conflict, Parting, find_parting, line_key, read_timeline
+from ddpdoctor.rules.progress.states import NATIVE_PHASES, line_of, stack_of
+from ddpdoctor.rules.progress.waits import recorded_seq
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ddpdoctor.model.facts import CallKind, ControlFlow, Rank, Statement
+    from ddpdoctor.model.stacks import Frame
+    from ddpdoctor.rules.progress.calls import TimelineEntry
+    from ddpdoctor.rules.progress.states import RankState
+    from ddpdoctor.rules.progress.waits import CallPosition, Group
+
+    Parts = tuple[TimelineEntry | None, TimelineEntry | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detour:
+    """One way to go around a call."""
+
+    condition: int
+    """The line of the condition, the handler or the loop."""
+    jump: int | None = None
+    """The line of the `continue`, `break` or `return` under it."""
+    ends_loop: bool = False
+    """The loop came to its end."""
+    skips_round: bool = False
+    """The jump is a `continue`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """What a rank did around a call that it left out, as lines of the call's function; None if it was elsewhere."""
+
+    left_out: int
+    before: int | None
+    """Its last line before the call was due."""
+    failed: bool
+    """What it did there raised an exception."""
+    after: int | None
+    """Its line now."""
+    returned: bool = False
+    """The rank has come back from the call's function, or has not called it: no loop in it goes on."""
+
+
+def left_loop(flow: ControlFlow, route: Route) -> Statement | None:
+    """Return the loop around the call that the rank is no longer in."""
+    loop = loop_around(flow, route.left_out)
+    is_out = route.returned or (route.after is not None and loop is not None and not loop.holds(route.after))
+    return loop if is_out else None
+
+
+def loop_around(flow: ControlFlow, line: int) -> Statement | None:
+    """Return the innermost loop around a line, in its function."""
+    return _innermost(_around(flow, line), line, LOOPS)
+
+
+def find_detours(flow: ControlFlow, route: Route) -> tuple[Detour, ...]:
+    """Return the ways around a call that a rank may have taken, in the order of their lines."""
+    near = _around(flow, route.left_out)
+    before = route.before if route.before is not None and any(one.holds(route.before) for one in near) else None
+    loop = left_loop(flow, route)
+    if loop is not None and route.returned:
+        rounds = [one for one in near if one.kind == "continue" and loop.line < one.line < route.left_out]
+        guards = [one for one in _guards(near, route.left_out, before, None) if loop.line < one.condition]
+        return (*_by_jump(near, rounds), *guards, *_out_of(near, loop))
+    if loop is not None:
+        return _out_of(near, loop)
+    if route.failed and before is not None:
+        return _by_handler(near, before)
+    start = _start(near, route.left_out, before)
+    jumps = [one for one in near if one.kind in JUMPS and start < one.line < route.left_out]
+    passing = [one for one in jumps if one.kind == "return" or _same_loop(near, one.line, route.left_out)]
+    guards = _guards(near, route.left_out, before, route.after)
+    return (*_by_jump(near, passing), *guards)
+
+
+def _guards(near: Sequence[Statement], left_out: int, before: int | None, after: int | None) -> list[Detour]:
+    """Return the conditions around a call, without those that the rank passed: it is, or was, in the same branch."""
+    return [
+        Detour(condition=one.line)
+        for one in near
+        if one.kind == "if"
+        and one.holds(left_out)
+        and not (before is not None and one.holds(before))
+        and not (after is not None and one.holds_both(left_out, after))
+    ]
+
+
+def _out_of(near: Sequence[Statement], loop: Statement) -> tuple[Detour, ...]:
+    """Return the ways out of a loop; if a fixed loop has no jump out, return the ways to skip a round."""
+    inside = [one for one in near if one.kind in JUMPS and loop.holds(one.line)]
+    own = [one for one in inside if one.kind == "return" or _innermost(near, one.line, LOOPS) == loop]
+    leaving = [one for one in own if one.kind != "continue"]
+    if loop.kind != "fixed-for":
+        return (*_by_jump(near, leaving), Detour(condition=loop.line, ends_loop=True))
+    return _by_jump(near, leaving or own)
+
+
+def _around(flow: ControlFlow, line: int) -> tuple[Statement, ...]:
+    """Return the statements of the function that contains a line, without those of nested functions."""
+    own = _innermost(flow.statements, line, {"function"})
+    found = []
+    passed = 0
+    for one in flow.statements:
+        outside = own is not None and not own.line <= one.line <= own.last_line
+        if outside or one.line <= passed:
+            continue
+        if one.kind == "function" and one != own and not one.holds(line):
+            passed = one.last_line
+        else:
+            found.append(one)
+    return tuple(found)
+
+
+def _innermost(statements: Iterable[Statement], line: int, kinds: Iterable[str]) -> Statement | None:
+    holding = [one for one in statements if one.kind in set(kinds) and one.holds(line)]
+    return min(holding, key=lambda one: (one.last_line - one.line, -one.line), default=None)
+
+
+def _start(near: Sequence[Statement], left_out: int, before: int | None) -> int:
+    """Return the line after which a jump leads around the call: the last known, else the head of its loop."""
+    loop = _innermost(near, left_out, LOOPS)
+    if before is not None and before < left_out and (loop is None or loop.holds(before)):
+        return before
+    return loop.line if loop is not None else 0
+
+
+def _same_loop(near: Sequence[Statement], jump: int, left_out: int) -> bool:
+    loop = _innermost(near, jump, LOOPS)
+    return loop is not None and loop.holds(left_out)
+
+
+def _by_jump(near: Sequence[Statement], jumps: Iterable[Statement]) -> tuple[Detour, ...]:
+    """Return each jump with its condition; leave out jumps without a condition, because all ranks take them."""
+    pairs = ((_innermost(near, jump.line, {"if", "except"}), jump) for jump in jumps)
+    return tuple(
+        Detour(condition=head.line, jump=jump.line, skips_round=jump.kind == "continue")
+        for head, jump in pairs
+        if head is not None
+    )
+
+
+def _by_handler(near: Sequence[Statement], before: int) -> tuple[Detour, ...]:
+    """Return the handlers of the exception that was raised at a line."""
+    attempt = _innermost(near, before, {"try"})
+    if attempt is None:
+        return ()
+    handlers = [one for one in near if one.kind == "except" and attempt.holds(one.line)]
+    first = min((one.line for one in handlers), default=0)
+    if before >= first:
+        return ()
+    jumps = [one.line for one in near if one.kind in JUMPS]
+    return tuple(Detour(condition=one.line, jump=next(filter(one.holds, jumps), None)) for one in handlers)
+
+
+MOST_WAYS = 4
+"""Most ways around a call that are listed."""
+ALIKE = "look for a collective under a condition that differs between ranks, or for loops of unequal length"
+"""What to do where the line that decided it is not known."""
+NO_LINE = 0
+"""Stands for the line of a rank whose script has ended: it is in no loop."""
+AT_THE_END = 1 << 62
+"""Used instead of an unknown number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turning:
+    """How the rank to blame parted from the others."""
+
+    parting: Parting
+    detours: tuple[Detour, ...]
+    """The ways in its code around what it left out; empty if its source is not known."""
+    loop: Statement | None
+    """The loop that it left while the others went on in it."""
+    call: Frame
+    """The line that was left out, in the function of those ways."""
+
+    @property
+    def lines(self) -> tuple[Frame, ...]:
+        """The lines that decided it if there is only one way, else the last line before it."""
+        if self.detours and (len(self.detours) == 1 or self.loop is not None):
+            detour = self.detours[0]
+            second = detour.jump if detour.jump is not None or self.loop is not None else self.call.line
+            return tuple(replace(self.call, line=line) for line in (detour.condition, second) if line is not None)
+        site = self._turned_at()
+        return (site,) if site is not None else ()
+
+    @property
+    def loop_ended(self) -> bool:
+        """Whether the rank left a loop at its end."""
+        skips = any(one.skips_round for one in self.detours)
+        return self.loop is not None and not skips and any(one.ends_loop for one in self.detours)
+
+    @property
+    def reduced_nothing(self) -> bool:
+        """Whether the rank made the call that was due, but DDP did not reduce in it."""
+        went_on, due = self.parting.went_on, self.parting.instead_of
+        return went_on is not None and due.op == "backward" and (went_on.op, went_on.site) == (due.op, due.site)
+
+    def _turned_at(self) -> Frame | None:
+        if self.parting.is_extra and self.parting.went_on is not None:
+            return self.parting.went_on.site
+        if self.reduced_nothing:
+            return self.parting.instead_of.site
+        return self.parting.before.site if self.parting.before is not None else None
+
+
+def find_turning(
+    flows: Iterable[ControlFlow], mine: RankState, other: RankState, group: str, seq: int, parts: Parts
+) -> Turning | None:
+    """Return how a rank that is to blame parted from another, or None if only the call itself is known.
+
+    ``parts`` are their calls under the number ``seq``; None for a rank that has ended.
+    """
+    own, usual = parts
+    parting = find_parting(mine, other, group, seq)
+    if (
+        own is not None
+        and own.kind.op == "backward"
+        and usual is not None
+        and not usual.native
+        and (parting is None or parting.went_on is None)
+    ):
+        parting = Parting(before=own.kind, instead_of=usual.kind)
+    if parting is None and own is not None and usual is not None and _went_past(mine, other, usual):
+        parting = Parting(before=None, instead_of=usual.kind)
+    if parting is None or parting.instead_of.site is None:
+        return None
+    if parting.is_extra:
+        return Turning(parting=parting, detours=(), loop=None, call=parting.instead_of.site)
+    after = parting.went_on.site if parting.is_earlier and parting.went_on is not None else None
+    found = _look_up(tuple(flows), parting, (mine, other), parts, after)
+    if parting.is_earlier or found.loop is not None or own is None:
+        return found
+    if found.detours and _is_in(usual, parting.instead_of):
+        return found
+    once_more = _once_more(tuple(flows), parting) if parting.repeats else None
+    if usual is None or usual.site is None or _is_in(usual, parting.instead_of):
+        return once_more
+    # The others are past the first call that it left out, and their stacks show the way to the next.
+    found = _look_up(tuple(flows), replace(parting, instead_of=usual.kind), (mine, other), parts, after)
+    return found if found.loop is not None else once_more
+
+
+def _once_more(flows: Iterable[ControlFlow], parting: Parting) -> Turning | None:
+    """Return what is known of a rank that repeats a call: the loop around it, if that may be longer on one rank."""
+    site = parting.went_on.site if parting.went_on is not None else None
+    if site is None:
+        return None
+    loop = next((loop_around(flow, site.line) for flow in flows if flow.file == site.file), None)
+    may_differ = loop is not None and loop.kind != "fixed-for"
+    return Turning(parting=replace(parting, is_extra=True), detours=(), loop=loop if may_differ else None, call=site)
+
+
+def _went_past(mine: RankState, other: RankState, usual: TimelineEntry) -> bool:
+    """Return whether a rank is below the line at which another is, and never made the call that the other is in."""
+    made = {line_key(kind) for kind in pack_calls(mine.rank.recent_calls).counts}
+    if usual.native or line_key(usual.kind) in made:
+        return False
+    ours, theirs = ([frame for frame in stack_of(state.rank) if frame.user] for state in (mine, other))
+    for one, two in zip(ours, theirs, strict=False):
+        if not _same_function(one, two):
+            return False
+        if one.line != two.line:
+            return one.line > two.line
+    return False
+
+
+def _look_up(
+    flows: Sequence[ControlFlow],
+    parting: Parting,
+    states: tuple[RankState, RankState],
+    parts: Parts,
+    after: Frame | None,
+) -> Turning:
+    """Look for ways around the call in its own function; if there are none, in the functions that called it."""
+    mine, other = states
+    now = stack_of(mine.rank) or tuple(
+        part.kind.site for part in parts[:1] if part is not None and part.kind.site is not None
+    )
+    own = (after,) if after is not None else now
+    over = parts[0] is None and not parting.is_earlier
+    calls = _callers(parting.instead_of, other, parts[1])
+    before = parting.before.site if parting.before is not None else None
+    was_there = before is not None and _same_function(before, calls[0])
+    for depth, call in enumerate(calls):
+        flow = next((flow for flow in flows if flow.file == call.file), None)
+        if flow is None:
+            continue
+        at = NO_LINE if over else next((frame.line for frame in own if _same_function(frame, call)), None)
+        outer = calls[depth + 1 :] or [frame for frame in stack_of(other.rank) if not _same_function(frame, call)]
+        # It has been there, as its last common act shows, and is at another line of a function further out now.
+        has_left = was_there and any(
+            _same_function(frame, one) and frame.line != one.line for frame in own for one in outer
+        )
+        if call is not calls[0] and (at == call.line or (at is None and not has_left)):
+            break  # as far as is known the rank is still in this call, so it did not go around it
+        was_inside = before is not None and _same_function(before, call)
+        route = Route(
+            left_out=call.line,
+            before=before.line if before is not None and was_inside else None,
+            failed=parting.before is not None and parting.before.failed,
+            after=at,
+            returned=at is None
+            and bool(now)
+            and not any(_same_function(frame, call) for frame in now)
+            and (was_inside or any(_same_function(frame, one) for frame in now for one in outer)),
+        )
+        found = find_detours(flow, route)
+        if found:
+            return Turning(parting=parting, detours=found, loop=left_loop(flow, route), call=call)
+    return Turning(parting=parting, detours=(), loop=None, call=calls[0])
+
+
+def _callers(due: CallKind, other: RankState, part: TimelineEntry | None) -> list[Frame]:
+    """Return the line of the call that was due, and if a rank is still in it, the lines that led there."""
+    site = due.site
+    if site is None:
+        return []
+    inside = _is_in(part, due)
+    outer = [frame for frame in reversed(stack_of(other.rank)) if frame.user and frame != site] if inside else []
+    return [site, *outer]
+
+
+def _is_in(part: TimelineEntry | None, due: CallKind) -> bool:
+    return part is not None and (part.kind.op, part.kind.site) == (due.op, due.site)
+
+
+def _same_function(one: Frame, other: Frame) -> bool:
+    return (one.file, one.function) == (other.file, other.function)
+
+
+def did_words(turning: Turning) -> str:
+    """Return what a rank did that the others did not, such as "skipped backward (train.py:15)"."""
+    parting = turning.parting
+    due = f"{parting.instead_of.op} ({line_of(parting.instead_of.site)})"
+    if parting.is_extra and parting.went_on is not None:
+        return f"called {parting.went_on.op} ({line_of(parting.went_on.site)}) once more than the others"
+    if turning.reduced_nothing:
+        return f"did not reduce in {due}"
+    if turning.loop is not None and turning.detours and not any(detour.skips_round for detour in turning.detours):
+        return f"left the loop ({line_of(replace(turning.call, line=turning.loop.line))}) before the others"
+    return f"skipped {due}"
+
+
+def turning_words(turning: Turning, who: str) -> list[str]:
+    """Return how a rank parted from the others, as a sentence."""
+    before = turning.parting.before
+    after = f" after {before.op} ({line_of(before.site)})" if before is not None else ""
+    ways = [_detour_words(detour) for detour in turning.detours[:MOST_WAYS]]
+    decides = f"; the cause is {' or '.join(ways)}" if ways else ""
+    return [f"{who} {did_words(turning)}{after}{decides}"]
+
+
+def fix_of_turning(turning: Turning) -> str:
+    """Return what to do about it."""
+    loop = turning.loop
+    if turning.parting.is_extra and loop is not None:
+        return (
+            f"let all ranks go through the loop at line {loop.line} equally often; if they do, look for a call of that "
+            "line under a condition that differs between ranks"
+        )
+    if turning.parting.is_extra:
+        return ALIKE
+    if loop is not None and turning.parting.instead_of.op not in NATIVE_PHASES and loop.kind == "for":
+        return (
+            f"make all ranks go through the loop at line {loop.line} equally often and skip nothing in it: reduce the "
+            "same names on every rank, with a zero where a rank has none, or put them into one tensor"
+        )
+    if loop is not None and loop.kind == "while":
+        return (
+            f"all_reduce the decision to leave the loop at line {loop.line}, so that all ranks leave it in the same "
+            "iteration: a clock or a loss differs between ranks"
+        )
+    if loop is not None:
+        return (
+            "give every rank the same number of batches (DistributedSampler, drop_last=True), or use model.join(); if "
+            "a rank decides to break or skip, all_reduce that decision"
+        )
+    if turning.reduced_nothing:
+        return "use no_sync() in the same steps on all ranks: count the micro-batches the same way"
+    return "skip it on all ranks or on none: all_reduce the condition, or multiply the unwanted loss by zero"
+
+
+def _detour_words(detour: Detour) -> str:
+    if detour.ends_loop:
+        return f"the end of the loop at line {detour.condition}"
+    jump = f" (jump at line {detour.jump})" if detour.jump not in (None, detour.condition) else ""
+    return f"the condition at line {detour.condition}{jump}"
+
+
+def find_guard(
+    flows: Sequence[ControlFlow], caller: Sequence[Frame], others: Iterable[Frame | None], *, over: bool
+) -> Frame | None:
+    """Return the line of the condition around a rank's call, if another rank went around it, else None.
+
+    ``caller`` is the stack of the call, ``others`` are the known lines of that other rank. If its script is ``over``,
+    it may also have left by a `return` above the call; if there is one, the result is None.
+    """
+    lines = [frame for frame in others if frame is not None]
+    for frame in reversed([frame for frame in caller if frame.user]):
+        flow = next((flow for flow in flows if flow.file == frame.file), None)
+        if flow is None:
+            return None
+        shared = [line.line for line in lines if (line.file, line.function) == (frame.file, frame.function)]
+        if frame.function == "<module>" and not shared:
+            return None  # such as the condition on __name__, which holds for every rank
+        before = max((line for line in shared if line < frame.line), default=None)
+        after = NO_LINE if over else None
+        passed = {one.line for one in flow.statements if any(one.holds_both(frame.line, line) for line in shared)}
+        ways = find_detours(flow, Route(left_out=frame.line, before=before, failed=False, after=after))
+        found = [one for one in ways if one.jump is not None or one.ends_loop or one.condition not in passed]
+        guards = [one for one in found if one.jump is None and not one.ends_loop]
+        if guards and (len(guards) == len(found) or not shared):
+            return replace(frame, line=guards[-1].condition)
+        if shared or found:
+            return None
+    return None
+
+
+def blame_guarded(
+    parts: Sequence[TimelineEntry], states: Mapping[int, RankState], flows: Sequence[ControlFlow]
+) -> Blame | None:  # fmt: skip
+    """Return which of two ranks makes a conditional call that the other never made, or None if that is not clear.
+
+    If the other's call is in the other branch of that condition, each of them makes a call that the other never made.
+    """
+    if len(parts) != 2:
+        return None
+    found: dict[int, Frame] = {}
+    for part, other in (parts, parts[::-1]):
+        rank, peer = states[part.rank].rank, states[other.rank].rank
+        frames = call_frames(peer, other.site)
+        guard = find_guard(flows, call_frames(rank, part.site), frames, over=False)
+        if guard is None or has_called(peer, part.kind):
+            continue
+        lines = [frame.line for frame in frames if (frame.file, frame.function) == (guard.file, guard.function)]
+        branches = [one for flow in flows if flow.file == guard.file for one in flow.statements]
+        if any(one.kind == "if" and one.line == guard.line and any(map(one.holds, lines)) for one in branches):
+            return None
+        found[part.rank] = guard
+    if len(found) != 1:
+        return None
+    ((blamed, guard),) = found.items()
+    reason = f"its call is under the condition at line {guard.line}, and the other rank never made that call"
+    return Blame(ranks=(blamed,), confidence=Confidence.MEDIUM, reason=reason)
+
+
+def call_frames(rank: Rank, site: Frame | None) -> tuple[Frame, ...]:
+    """Return the stack of a rank's call; its line alone if it has gone on: calls on a device return at once."""
+    stack = stack_of(rank)
+    inside = site is None or any((frame.file, frame.line) == (site.file, site.line) for frame in stack)
+    return stack if inside or site is None else (site,)
+
+
+def has_called(rank: Rank, wanted: CallKind) -> bool:
+    """Return whether a rank has made a call at this line, as far as its records go back."""
+    log = pack_calls(rank.recent_calls)
+    return any(line_key(kind) == line_key(wanted) for kind in log.kinds)
+
+
+MOST_RECORDS = 256
+"""Our choice: how many of a rank's latest records are searched for its first lone call."""
+
+
+def find_lone_call(
+    states: Mapping[int, RankState],
+    positions: Mapping[int, CallPosition],
+    left: Sequence[int],
+    flows: Sequence[ControlFlow],
+) -> Conflict | None:
+    """Return the call that only the waiting ranks make, if the ranks in ``left`` had passed its line.
+
+    A rank that leaves a loop too early is a different case: the others then wait in a call that all ranks made before.
+    """
+    for group in dict.fromkeys(position.group for position in positions.values()):
+        callers = [states[n] for n in group.members if n in positions and positions[n].group == group]
+        gone = [states[n].rank for n in group.members if n in set(left)]
+        if callers and len(callers) <= len(gone) and len(callers) + len(gone) == len(group.members):
+            found = _lone_call(group, callers, gone, flows)
+            if found is not None:
+                return found
+    return None
+
+
+def _lone_call(
+    group: Group, callers: Sequence[RankState], gone: Sequence[Rank], flows: Sequence[ControlFlow]
+) -> Conflict | None:
+    blame = _blame(callers, gone, flows)
+    found = [_first_lone(state, group, gone) for state in callers] if blame is not None else []
+    calls = [call for call in found if call is not None]
+    if blame is None or len(calls) < len(callers):
+        return None
+    return Conflict(
+        group=group,
+        seq=min(number for number, _ in calls),
+        parts=tuple(part for _, part in calls),
+        blame=blame,
+        passed=False,
+        left=tuple(rank.rank for rank in gone),
+    )
+
+
+def _first_lone(state: RankState, group: Group, gone: Sequence[Rank]) -> tuple[int, TimelineEntry] | None:
+    """Return a rank's first call without a counterpart, with its number, or None if it made the same call before.
+
+    The rank waits in the last one. Earlier ones may have returned: the root of a broadcast does not wait.
+    """
+    entries = read_timeline(state, group.name, most=MOST_RECORDS).entries
+    known = {line_key(kind) for rank in gone for kind in pack_calls(rank.recent_calls).counts}
+    come = max(recorded_seq(rank, group.name) for rank in gone)
+    first: tuple[int, TimelineEntry] | None = None
+    lone = set()
+    for number in sorted(entries, reverse=True):
+        entry = entries[number]
+        if number <= come or line_key(entry.kind) in known:
+            break
+        first = (number, entry)
+        lone.add(entry.place)
+    return None if first is None or _was_made_before(state.rank, first[1], lone) else first
+
+
+def _was_made_before(rank: Rank, entry: TimelineEntry, lone: set[int]) -> bool:
+    """Return whether the rank had called this line before, when all ranks still took part."""
+    log = pack_calls(rank.recent_calls)
+    line = line_key(entry.kind)
+    same = {at for at, kind in enumerate(log.kinds) if line_key(kind) == line}
+    return any(index not in lone for which, index in zip(log.which, log.indexes, strict=True) if which in same)
+
+
+def _blame(callers: Sequence[RankState], gone: Sequence[Rank], flows: Sequence[ControlFlow]) -> Blame | None:
+    """Blame the callers if each rank that left came further in the script or went around a condition.
+
+    If no source was read, it is enough that each of them destroyed the group.
+    """
+    ranks = tuple(state.rank.rank for state in callers)
+    stacks = [call_frames(state.rank, state.call.site if state.call is not None else None) for state in callers]
+    if all(_has_passed(rank, frames) for rank in gone for frames in stacks):
+        return Blame(
+            ranks=ranks, confidence=Confidence.HIGH, reason="the other ranks passed that line without calling it"
+        )
+    guards = [find_guard(flows, frames, _last_lines(rank), over=True) for rank in gone for frames in stacks]
+    if guards and guards[0] is not None and None not in guards:
+        reason = f"it is under the condition at line {guards[0].line}, which is false on the other ranks"
+        return Blame(ranks=ranks, confidence=Confidence.HIGH, reason=reason)
+    made = ({kind.op for kind in pack_calls(rank.recent_calls).counts} for rank in gone)
+    if all("destroy_process_group" in ops for ops in made):
+        reason = "the other ranks destroyed the group without calling it, and no rank had called it before"
+        return Blame(ranks=ranks, confidence=Confidence.MEDIUM, reason=reason)
+    return None
+
+
+def _has_passed(rank: Rank, frames: Iterable[Frame]) -> bool:
+    """Return whether a rank's last known line is below the line of one of these frames in the same function."""
+    return any(
+        frame.user and (frame.file, frame.function) == (line.file, line.function) and line.line > frame.line
+        for frame in frames
+        for line in _last_lines(rank)
+    )
+
+
+def _last_lines(rank: Rank) -> list[Frame]:
+    """Return the line of the exit call and the line of the last call."""
+    last = pack_calls(rank.recent_calls).last_of_kinds(lambda kind: kind.site is not None)
+    return [frame for frame in (rank.exit_call, last.site if last is not None else None) if frame is not None]

@@ -1,0 +1,763 @@
+"""What the members of a group called under each number, where they differ, and who of them is to blame.
+
+The minority is to blame, else the rank whose call does not fit its own history. The difference may show only later: a
+rank that skips one backward goes on to its next forward, and is at the end of its loop while the others still reduce
+gradients. An equal collective from another line passes and shifts all later ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from itertools import compress, islice, takewhile
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+from ddpdoctor.model.call_log import kind_of, pack_calls
+from ddpdoctor.model.findings import Confidence
+from ddpdoctor.model.words import group_alike, grouped, majority_of, outvoted
+from ddpdoctor.rules.progress.states import FORWARDS, NATIVE_PHASES, Activity, RankState, is_collective_op
+from ddpdoctor.rules.progress.waits import (
+    TAKES_NO_NUMBER,
+    CallPosition,
+    Group,
+    default_name,
+    find_group,
+    native_group,
+    native_seq,
+    own_state,
+    recorded_seq,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from ddpdoctor.model.facts import Call, CallKind, ModelSeen, Rank, TensorSeen
+    from ddpdoctor.model.stacks import Frame
+    from ddpdoctor.rules.progress.states import RankState
+
+    _Place = tuple[bool, int]
+
+MAX_GAP = 4096
+"""Most numbers in a row that one phase may take; more means a damaged record."""
+
+
+class TimelineEntry(NamedTuple):
+    """What one rank has under one number of a group: its recorded call, or the phase in which C++ makes the call."""
+
+    rank: int
+    kind: CallKind
+    native: bool
+    """C++ made the collective, in the phase ``kind``."""
+    place: int
+    """Index of the call or phase."""
+    unrecorded: bool = False
+    """C++ made it outside every known phase, as compiled code does: only torch's own counter shows it."""
+
+    @property
+    def site(self) -> Frame | None:
+        """The user's line."""
+        return self.kind.site
+
+    @property
+    def key(self) -> Hashable:
+        """The operation and the line. Patterns are made of these."""
+        return key_of(self.kind)
+
+
+class Event(NamedTuple):
+    """A record of a group that has a number."""
+
+    place: int
+    kind: CallKind
+    number: int
+    started_ns: int
+    ended_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCalls:
+    """The collectives of one rank in one group, by number."""
+
+    rank: int
+    entries: Mapping[int, TimelineEntry]
+    first_places: Mapping[Hashable, int]
+    """Index of the first call or phase for each ``key_of``, whether or not it took a number."""
+
+
+def key_of(kind: CallKind) -> Hashable:
+    """Return the operation and the line, of which call patterns are made; for a backward the line does not count."""
+    site = kind.site
+    return (kind.op, None if kind.op in NATIVE_PHASES or site is None else (site.file, site.line))
+
+
+def line_key(kind: CallKind) -> Hashable:
+    """Return the operation and the line, also for DDP's phases."""
+    site = kind.site
+    return (kind.op, None if site is None else (site.file, site.line))
+
+
+def read_timeline(state: RankState, name: str, most: int) -> GroupCalls:
+    """Return what a rank has under the numbers of a group, as far as its last ``most`` records show.
+
+    A DDP phase records how many collectives the group had begun at its start. C++ took the numbers between that one and
+    the group's next record.
+    """
+    rank = state.rank.rank
+    entries: dict[int, TimelineEntry] = {}
+    count = 0
+    phase: Event | None = None
+    cursor: int | None = None
+    events = read_events(state, name, most)
+    for at, event in enumerate(events):
+        if event.kind.op == TAKES_NO_NUMBER and event.ended_ns and not event.kind.failed:
+            continue
+        # A new_group that has returned was called by all ranks.
+        makes_group = event.kind.op == "new_group" and not event.ended_ns
+        collective = makes_group or is_collective_op(event.kind.op)
+        before = event.number - 1 if collective else event.number
+        if phase is not None and cursor is not None and before > cursor:
+            count += _fill(entries, rank, phase, cursor, before)
+        if phase is not None and phase.ended_ns and phase.ended_ns <= event.started_ns:
+            phase = None
+        if collective:
+            entries.setdefault(event.number, TimelineEntry(rank, event.kind, native=False, place=event.place))
+        elif event.kind.op in NATIVE_PHASES:
+            phase, count = event, 0
+        if cursor is None or event.number > cursor:
+            cursor = event.number
+        if event.kind.failed and not _failed_inside(event, islice(events, at + 1, None)):
+            break
+    if phase is not None and cursor is not None:
+        begun = _last_begun(state, name)
+        waits = state.doing is Activity.NATIVE and native_group(state) == name
+        last = cursor + max(0, _usual(entries, phase) - count) * waits if begun is None else begun
+        _fill(entries, rank, phase, cursor, last)
+    _add_pending_on_device(entries, state, name)
+    return GroupCalls(rank=rank, entries=entries, first_places=_first_places(events))
+
+
+def _add_pending_on_device(entries: dict[int, TimelineEntry], state: RankState, name: str) -> None:
+    """Add what the device has not completed, if no record or phase has its number."""
+    for call in state.rank.open_calls:
+        if call.device_state is not None and call.seq is not None and call.group == name:
+            entry = TimelineEntry(
+                state.rank.rank, kind_of(call), native=False, place=call.index, unrecorded=call.native
+            )
+            entries.setdefault(call.seq, entry)
+
+
+def _failed_inside(event: Event, later: Iterable[Event]) -> bool:
+    """Return whether a phase failed because of a call inside it: a hook or a custom function calls in backward."""
+    inside = takewhile(lambda one: one.started_ns < event.ended_ns, later)
+    return event.kind.op in NATIVE_PHASES and any(one.kind.failed for one in inside)
+
+
+def _first_places(events: list[Event]) -> dict[Hashable, int]:
+    """Return the index of the first call of each kind."""
+    kinds = {id(event.kind): event for event in reversed(events)}
+    found: dict[Hashable, int] = {}
+    for event in sorted(kinds.values(), key=lambda event: event.place):
+        found.setdefault(key_of(event.kind), event.place)
+    return found
+
+
+def _fill(entries: dict[int, TimelineEntry], rank: int, phase: Event, cursor: int, last: int) -> int:
+    """Give a phase the numbers after ``cursor`` up to ``last``; return how many."""
+    if last - cursor > MAX_GAP:
+        return 0
+    entry = TimelineEntry(rank, phase.kind, native=True, place=phase.place)
+    for number in range(cursor + 1, last + 1):
+        entries.setdefault(number, entry)
+    return max(0, last - cursor)
+
+
+def _usual(entries: Mapping[int, TimelineEntry], phase: Event) -> int:
+    """Return how many numbers such a phase took the last time, at least one."""
+    same = [e.place for e in entries.values() if e.native and e.kind.op == phase.kind.op and e.place != phase.place]
+    return max(1, same.count(same[-1])) if same else 1
+
+
+def _last_begun(state: RankState, name: str) -> int | None:
+    """Return the last number that the group's counter says was begun, or None if the process did not answer."""
+    group = own_state(state.rank, name)
+    if group is None or not group.backend or group.enqueued < 0:
+        return None
+    waits = state.doing is Activity.NATIVE and native_group(state) == name
+    return native_seq(state, name) if waits else group.enqueued
+
+
+def read_events(state: RankState, name: str, most: int) -> list[Event]:
+    """Return the records of a group that have a number, in the order in which they began."""
+    log = pack_calls(state.rank.recent_calls)[-most:]
+    taken = [_uses(kind, name, state) for kind in log.kinds]
+    chosen = [taken[which] and number >= 0 for which, number in zip(log.which, log.numbers, strict=True)]
+    kinds = [log.kinds[which] for which in compress(log.which, chosen)]
+    columns = (compress(column, chosen) for column in (log.numbers, log.started_ns, log.ended_ns))
+    found = list(map(Event, compress(log.indexes, chosen), kinds, *columns))
+    on_host = (call for call in state.rank.open_calls if call.device_state is None)  # the others were recorded before
+    still_open = [_open_event(call, state, name) for call in on_host]
+    found += [event for event in still_open if event is not None]
+    return sorted(found, key=attrgetter("place"))
+
+
+def _uses(kind: CallKind, name: str, state: RankState) -> bool:
+    """Return whether records of a kind have numbers of this group; without a name it is the default group."""
+    if kind.op == "work_wait":
+        return False
+    return kind.group == name or (not kind.group and name == default_name(state.rank))
+
+
+def _open_event(call: Call, state: RankState, name: str) -> Event | None:
+    kind = kind_of(call)
+    if not _uses(kind, name, state):
+        return None
+    number = call.seq if call.seq is not None else call.begun
+    if call.op == "new_group" and number is not None:
+        number += 1
+    if number is None and is_collective_op(call.op):
+        number = _next_number(state, name)
+    return None if number is None else Event(call.index, kind, number, call.started_ns, 0)
+
+
+def _next_number(state: RankState, name: str) -> int | None:
+    """Return the number of a pending call that torch does not count, such as monitored_barrier."""
+    group = own_state(state.rank, name)
+    return group.enqueued + 1 if group is not None and group.backend and group.enqueued >= 0 else None
+
+
+MOST_SHIFT = 8
+"""Most extra or missing calls in a row that are searched for. Our choice: the calls of one function, say a metric's."""
+
+
+def find_departure(lines: Sequence[GroupCalls], blamed: Collection[int], seq: int) -> int | None:
+    """Return the number at which one rank made more or fewer calls than another, if that was before ``seq``.
+
+    A different line alone proves nothing. It counts only with a shift: from there on, one rank's lines are the other's,
+    the same count of numbers earlier or later.
+    """
+    pair = _pair(lines, blamed)
+    if pair is None:
+        return None
+    mine, other = ({seq: key_of(entry.kind) for seq, entry in line.entries.items()} for line in pair)
+    if seq not in mine or seq not in other:
+        return None
+    low = seq
+    while low - 1 in mine and low - 1 in other:
+        low -= 1
+    partners = _partners(mine, other, range(low, seq + 1))
+    start = next((n for n in range(low, seq) if not _agree(mine[n], other[n], partners)), None)
+    if start is None:
+        return None
+    shifted = any(
+        _is_shifted(mine, other, start, seq, by, partners) or _is_shifted(mine, other, start, seq, -by, partners)
+        for by in range(1, MOST_SHIFT + 1)
+    )
+    return start if shifted else None
+
+
+def _pair(lines: Sequence[GroupCalls], blamed: Collection[int]) -> tuple[GroupCalls, GroupCalls] | None:
+    """Return a rank that is to blame and one that is not; if exactly two may be to blame, return these two."""
+    odd = [line for line in lines if line.rank in blamed]
+    rest = [line for line in lines if line.rank not in blamed]
+    if odd and rest:
+        return odd[0], rest[0]
+    return (odd[0], odd[1]) if len(odd) == 2 else None
+
+
+def _partners(
+    mine: Mapping[int, Hashable], other: Mapping[int, Hashable], numbers: range
+) -> dict[Hashable, Hashable]:  # fmt: skip
+    """Return the pairs of lines that belong together: ``if rank == 0: broadcast(x) else: broadcast(x)``."""
+    pairs: dict[Hashable, Counter[Hashable]] = defaultdict(Counter)
+    for number in numbers:
+        pairs[mine[number]][other[number]] += 1
+    found = {}
+    for key, met in pairs.items():
+        partner, times = met.most_common(1)[0]
+        if key not in met and times > 1:
+            found[key] = partner
+    return found
+
+
+def _agree(mine: Hashable, other: Hashable, partners: Mapping[Hashable, Hashable]) -> bool:
+    return mine == other or partners.get(mine) == other
+
+
+def _is_shifted(
+    mine: Mapping[int, Hashable],
+    other: Mapping[int, Hashable],
+    start: int,
+    end: int,
+    by: int,
+    partners: Mapping[Hashable, Hashable],
+) -> bool:
+    """Return whether ``mine`` has ``by`` more calls from ``start`` on, or fewer if ``by`` is negative."""
+    length = end - start + 1 - abs(by)
+    first = start + max(by, 0), start + max(-by, 0)
+    return length > 0 and all(_agree(mine[first[0] + i], other[first[1] + i], partners) for i in range(length))
+
+
+RING_RECORDS = 4096
+"""Records of a rank that are compared: as many as its ring holds. Only two ranks are compared."""
+
+MOST_AHEAD = 32
+"""How many numbers after a parting are searched, to distinguish a call too many from one too few."""
+MOST_ALIKE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parting:
+    """How one rank and another went on after the last thing they both did."""
+
+    before: CallKind | None
+    """The last thing that both did."""
+    instead_of: CallKind
+    """What the other rank did next."""
+    went_on: CallKind | None = None
+    """What the parted rank did next, or None if that was nothing that the group can see."""
+    is_earlier: bool = False
+    """Both ranks have gone on since, so the difference shows later."""
+    is_extra: bool = False
+    """``went_on`` is an extra call, after which the rank did what was due."""
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the rank makes the call of a line again, and the others went on from there."""
+        if self.before is None or self.went_on is None or self.is_earlier:
+            return False
+        return self.went_on.op not in NATIVE_PHASES and line_key(self.went_on) == line_key(self.before)
+
+
+@dataclass(frozen=True, slots=True)
+class _Act:
+    """A call or phase, and whether it took numbers (None: not known). A backward under ``no_sync`` takes none."""
+
+    kind: CallKind
+    took: bool | None
+
+    @property
+    def key(self) -> Hashable:
+        return line_key(self.kind)
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether all ranks had to do it."""
+        return bool(self.took) or self.kind.op not in NATIVE_PHASES
+
+    def is_like(self, other: _Act) -> bool:
+        return self.key == other.key and (None in {self.took, other.took} or self.took == other.took)
+
+
+def find_parting(one: RankState, other: RankState, group: str, seq: int) -> Parting | None:
+    """Return where ``one`` parted from ``other``, at or before the collective ``seq`` of a group.
+
+    Acts that only one of them ever makes do not count: with `if rank == 0: broadcast(x)`, the others have another line.
+    """
+    mine, others = _acts(one, group), _acts(other, group)
+    shared = _keys(mine) & _keys(others)
+    first = max(min(mine, default=0), min(others, default=0)) + 1
+    before: CallKind | None = None
+    for number in sorted(number for number in mine.keys() & others.keys() if first <= number < seq):
+        ours = [act for act in mine[number] if act.key in shared]
+        theirs = [act for act in others[number] if act.key in shared]
+        at = next((at for at, act in enumerate(theirs) if at == len(ours) or not ours[at].is_like(act)), None)
+        if at is None:
+            before = ours[-1].kind if ours else before
+            continue
+        before = ours[at - 1].kind if at else before
+        if at == len(ours) and _comes_next(mine, number, shared, theirs[at]):
+            return None  # it is due after a call that only this rank makes, and that did not stop the host
+        if len(ours) < len(mine[number]) or (at == len(ours) and number == max(mine)):
+            return Parting(before=before, instead_of=theirs[at].kind)
+        return Parting(
+            before=before,
+            went_on=ours[at].kind if at < len(ours) else None,
+            instead_of=theirs[at].kind,
+            is_earlier=number < max(mine) or at + 1 < len(ours),
+            is_extra=at < len(ours)
+            and ours[at].is_collective
+            and _is_extra(_from(mine, number, at), _from(others, number, at)),
+        )
+    rest = [act.kind for number in sorted(others) if number > max(mine, default=0) for act in others[number]]
+    return Parting(before=before, instead_of=rest[0]) if rest else None
+
+
+def _comes_next(acts: Mapping[int, Sequence[_Act]], number: int, shared: Collection[Hashable], due: _Act) -> bool:
+    """Return whether a rank's next act of those that others make too, after a number, is the one that is due."""
+    later = (act for at in sorted(acts) if at > number for act in acts[at] if act.key in shared)
+    following = next(later, None)
+    return following is not None and following.is_like(due)
+
+
+def _from(acts: Mapping[int, Sequence[_Act]], start: int, at: int) -> list[_Act]:
+    return [act for number in range(start, start + MOST_AHEAD) for act in acts.get(number, ())][at:]
+
+
+def _is_extra(ours: Sequence[_Act], theirs: Sequence[_Act]) -> bool:
+    """Return whether ``ours`` matches ``theirs`` after a few extra acts of its own, and not the other way around."""
+    for more in range(1, MOST_SHIFT + 1):
+        if _go_alike(ours, theirs[more:]):
+            return False
+        if _go_alike(ours[more:], theirs):
+            return True
+    return False
+
+
+def _go_alike(one: Sequence[_Act], other: Sequence[_Act]) -> bool:
+    pairs = list(zip(one[:MOST_ALIKE], other, strict=False))
+    return bool(pairs) and all(mine.is_like(theirs) for mine, theirs in pairs)
+
+
+def _acts(state: RankState, group: str) -> Mapping[int, Sequence[_Act]]:
+    """Return what a rank did, by how many collectives its group had begun before.
+
+    A forward without gradients that took no number is left out, because each rank may evaluate as often as it likes.
+    """
+    found: dict[int, list[_Act]] = defaultdict(list)
+    records = read_events(state, group, RING_RECORDS)
+    events = [event for event in records if event.kind.op in NATIVE_PHASES or is_collective_op(event.kind.op)]
+    begun = [event.number - is_collective_op(event.kind.op) for event in events]
+    for at, event in enumerate(events):
+        took = begun[at + 1] > begun[at] if at + 1 < len(events) else None
+        if event.kind.op != "ddp_forward_no_grad" or took:
+            found[begun[at]].append(_Act(event.kind, took if event.kind.op == "backward" else None))
+    return found
+
+
+def _keys(acts: Mapping[int, Sequence[_Act]]) -> set[Hashable]:
+    return {act.key for of_number in acts.values() for act in of_number}
+
+
+MAX_HISTORY = 4096
+"""How many of a rank's last numbers are searched for a pattern if few ranks disagree."""
+ALL_HISTORY = 1 << 16
+"""The same limit, over all ranks that disagree."""
+ENOUGH = 3
+"""Collectives before the disagreement that make a history. Our choice: fewer show no pattern."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blame:
+    """Who is to blame, how sure that is, and why."""
+
+    ranks: tuple[int, ...]
+    confidence: Confidence
+    reason: str
+
+
+def find_blame(
+    parts: Sequence[TimelineEntry], lines: Sequence[GroupCalls], seq: int, sign: Callable[[TimelineEntry], Hashable]
+) -> Blame:  # fmt: skip
+    """Blame the minority; without a majority, blame the rank whose call least fits its own history."""
+    most = set(majority_of(grouped((sign(part), part.rank) for part in parts).values()))
+    if most:
+        return Blame(
+            ranks=tuple(part.rank for part in parts if part.rank not in most),
+            confidence=Confidence.HIGH,
+            reason=f"{len(most)} of {len(parts)} ranks agree",
+        )
+    departing = _departing(parts, {line.rank: line for line in lines}, seq)
+    if departing:
+        return Blame(
+            ranks=departing, confidence=Confidence.MEDIUM, reason="its call breaks the order of its earlier calls"
+        )
+    return Blame(
+        ranks=tuple(part.rank for part in parts),
+        confidence=Confidence.LOW,
+        reason="there is no majority, and the earlier calls do not show which side is wrong",
+    )
+
+
+def _departing(parts: Sequence[TimelineEntry], lines: Mapping[int, GroupCalls], seq: int) -> tuple[int, ...]:
+    """Return the ranks whose call is the least expected, or none if the history does not show it."""
+    most = min(MAX_HISTORY, max(ALL_HISTORY // len(parts), 64))
+    one_line = len({part.site for part in parts}) == 1
+    scores = {part.rank: _familiarity(lines[part.rank], part, seq, most, one_line=one_line) for part in parts}
+    if None in scores.values() or len(set(scores.values())) < 2:
+        return ()
+    lowest = min(score for score in scores.values() if score is not None)
+    return tuple(rank for rank, score in scores.items() if score == lowest)
+
+
+def _familiarity(
+    line: GroupCalls, part: TimelineEntry, seq: int, most: int, *, one_line: bool
+) -> tuple[float, bool, bool] | None:
+    """Return how likely the call is by the rank's own history, and whether the rank made it before.
+
+    The second value says whether the rank made it at all, the third whether with the same dtype, shape, root and
+    reduction. That says nothing of lines that no rank has come to before, such as those of `if rank == 0:` and its
+    `else:`. Return None if the history is too short.
+    """
+    before = [line.entries[number] for number in sorted(line.entries) if number < seq][-most:]
+    if len(before) < ENOUGH:
+        return None
+    keys = [key_of(entry.kind) for entry in before]
+    share = expected_next(keys).get(part.key, 0.0)
+    known = line.first_places.get(part.key, part.place) < part.place
+    same = (known or one_line) and any(_like(entry.kind) == _like(part.kind) for entry in before)
+    return share, known, same
+
+
+def _like(kind: CallKind) -> Hashable:
+    return (kind.op, kind.dtype, kind.shape, kind.peer, kind.redop)
+
+
+def expected_next(history: Sequence[Hashable]) -> dict[Hashable, float]:
+    """Return what followed the longest earlier repetitions of the history's end, and how often (by the Z-function)."""
+    backwards = list(reversed(history))
+    lengths = _z_function(backwards)
+    longest = max(lengths[1:], default=0)
+    if longest == 0:
+        return {}
+    followers = Counter(backwards[i - 1] for i in range(1, len(backwards)) if lengths[i] == longest)
+    return {key: count / followers.total() for key, count in followers.items()}
+
+
+def _z_function(keys: Sequence[Hashable]) -> list[int]:
+    """Return, for each place, how many keys from there on are the same as from the beginning."""
+    size = len(keys)
+    lengths = [0] * size
+    left = right = 0
+    for i in range(1, size):
+        if i < right:
+            lengths[i] = min(right - i, lengths[i - left])
+        while i + lengths[i] < size and keys[lengths[i]] == keys[i + lengths[i]]:
+            lengths[i] += 1
+        if i + lengths[i] > right:
+            left, right = i, i + lengths[i]
+    return lengths
+
+
+MOST_RECORDS = 4096
+"""Records of a rank that are compared if the group is small: as many as its ring holds."""
+ALL_RECORDS = 1 << 18
+"""Records of all ranks of a group that are compared: then 1,024 ranks are judged within seconds."""
+SAME_SHAPE = frozenset({
+    "all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "gather_into_tensor",
+})  # fmt: skip
+"""Operations that need one shape on all ranks."""
+EVEN_SHAPE = SAME_SHAPE | {"all_gather", "gather", "scatter", "reduce_scatter", "all_gather_coalesced"}
+"""Operations for which some backends allow different shapes on different ranks. Shape counts only if one does not
+complete."""
+ANY_SHAPE = EVEN_SHAPE | {"all_to_all", "all_to_all_single"}
+"""Also the operations that are made for different splits. Shape counts only if a rank was aborted inside."""
+COALESCED = "coalesced"
+"""torch's name for a batch of calls of any kind."""
+ROOTED = frozenset({"broadcast", "reduce", "gather", "gather_into_tensor", "scatter"})
+REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_reduce_coalesced"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conflict:
+    """Different calls in one group under one number, and who is to blame for it."""
+
+    group: Group
+    seq: int
+    parts: tuple[TimelineEntry, ...]
+    blame: Blame
+    passed: bool
+    """The calls matched and went through, but they shifted later calls, which then disagreed."""
+    left: tuple[int, ...] = ()
+    """Ranks that never made such a call and whose scripts have ended."""
+
+
+def _signature(entry: TimelineEntry, shaped: AbstractSet[str]) -> Hashable:
+    """Return what must be equal on all ranks. The shape is part of it for the operations in ``shaped``."""
+    kind = entry.kind
+    if entry.native:
+        return "forward" if kind.op in FORWARDS else kind.op
+    shape = kind.shape if kind.op in shaped else None
+    root = (kind.peer or 0) if kind.op in ROOTED else None
+    redop = (kind.redop or "SUM") if kind.op in REDUCING else None
+    return (kind.op, kind.dtype, shape, root, redop)
+
+
+def find_conflict(
+    states: Mapping[int, RankState], positions: Mapping[int, CallPosition], shaped: AbstractSet[str] = SAME_SHAPE
+) -> Conflict | None:
+    """Return the earliest disagreement in a group that a rank waits in."""
+    for group in dict.fromkeys(position.group for position in positions.values()):
+        conflict = _conflict_in(group, states, positions, shaped)
+        if conflict is not None:
+            return conflict
+    return None
+
+
+def find_misread(
+    states: Mapping[int, RankState], table: Mapping[tuple[int, str], Group], world: int
+) -> Conflict | None:
+    """Return the first call of a finished job in which ranks had tensors of one shape and different dtypes.
+
+    Gloo lets a shorter message through, and the receiver reads its bytes as its own dtype.
+    """
+    dtypes: dict[Hashable, dict[int, set[str | None]]] = {}
+    for number, state in states.items():
+        for kind in pack_calls(state.rank.recent_calls).counts:
+            if kind.op in EVEN_SHAPE and kind.site is not None and kind.dtype is not None and not kind.failed:
+                key = (kind.op, kind.site, kind.shape, kind.group)
+                dtypes.setdefault(key, {}).setdefault(number, set()).add(kind.dtype)
+    named = {key[3] for key, found in dtypes.items() if len(set(map(frozenset, found.values()))) > 1}  # type: ignore[index]
+    groups = {find_group(table, states[n].rank, name, world) for name in sorted(named) for n in states}
+    for group in sorted(groups, key=attrgetter("name", "members")):
+        if set(group.members) <= set(states):
+            lines = [read_timeline(states[n], group.name, most=MOST_RECORDS) for n in group.members]
+            for seq in sorted(set.intersection(*(set(line.entries) for line in lines))):
+                parts = _parts_at(lines, seq)
+                alike = {(part.kind.op, part.site, part.kind.shape) for part in parts if not part.native}
+                if (
+                    len(alike) == 1
+                    and len({part.kind.dtype for part in parts}) > 1
+                    and not any(p.native for p in parts)
+                ):
+                    blame = find_blame(parts, lines, seq, lambda part: part.kind.dtype)
+                    return Conflict(group=group, seq=seq, parts=parts, blame=blame, passed=True)
+    return None
+
+
+def _conflict_in(
+    group: Group, states: Mapping[int, RankState], positions: Mapping[int, CallPosition], shaped: AbstractSet[str]
+) -> Conflict | None:
+    members = [states[m] for m in group.members if m in states]
+    most = min(MOST_RECORDS, max(ALL_RECORDS // max(1, len(members)), 64))
+    lines = [read_timeline(state, group.name, most=most) for state in members]
+    lines = _with_unnumbered(lines, states, positions, group)
+    seq = _first_difference(lines, shaped)
+    if seq is None:
+        return None
+    parts = _parts_at(lines, seq)
+    loose = any(part.unrecorded for part in parts)  # torch alone reports a call: only the operation is known
+    blame = find_blame(parts, lines, seq, lambda part: part.kind.op if loose else _signature(part, shaped))
+    earlier = find_departure(lines, blame.ranks, seq)
+    if earlier is None:
+        return Conflict(group=group, seq=seq, parts=parts, blame=blame, passed=False)
+    parts = _parts_at(lines, earlier)
+    blame = find_blame(parts, lines, earlier, lambda part: part.key)
+    return Conflict(group=group, seq=earlier, parts=parts, blame=blame, passed=True)
+
+
+def _first_difference(lines: list[GroupCalls], shaped: AbstractSet[str]) -> int | None:
+    """Return the lowest number under which two ranks have different collectives."""
+    signatures: dict[int, Hashable] = {}
+    first: dict[int, Hashable] = {}
+    differing: int | None = None
+    for line in lines:
+        for seq, entry in line.entries.items():
+            if entry.unrecorded or (differing is not None and seq >= differing):
+                continue
+            key = 2 * id(entry.kind) + entry.native
+            found = signatures.get(key)
+            if found is None:
+                found = signatures[key] = _signature(entry, shaped)
+            if first.setdefault(seq, found) != found:
+                differing = seq
+    unrecorded = _first_unrecorded_difference(lines)
+    return min((seq for seq in (differing, unrecorded) if seq is not None), default=None)
+
+
+def _first_unrecorded_difference(lines: list[GroupCalls]) -> int | None:
+    """Return the lowest number under which a call that only torch reports differs in its operation from a peer's.
+
+    Shapes and dtypes are not compared, because torch names them in its own way. DDP phases are not compared either,
+    because it is not known which calls they make.
+    """
+    unrecorded = {seq for line in lines for seq, entry in line.entries.items() if entry.unrecorded}
+    for seq in sorted(unrecorded):
+        entries = (line.entries.get(seq) for line in lines)
+        ops = {entry.kind.op for entry in entries if entry is not None and not entry.native} - {COALESCED}
+        if len(ops) > 1:
+            return seq
+    return None
+
+
+def _parts_at(lines: list[GroupCalls], seq: int) -> tuple[TimelineEntry, ...]:
+    found = (line.entries.get(seq) for line in sorted(lines, key=attrgetter("rank")))
+    return tuple(entry for entry in found if entry is not None)
+
+
+def _with_unnumbered(
+    lines: list[GroupCalls], states: Mapping[int, RankState], positions: Mapping[int, CallPosition], group: Group
+) -> list[GroupCalls]:
+    """Give ranks that wait in a DDP phase without a known number an entry under the numbers the others wait for."""
+    pending = {position.seq for position in positions.values() if position.group == group and position.seq is not None}
+    found = []
+    for line in lines:
+        state = states[line.rank]
+        call = state.call
+        mine = positions.get(line.rank)
+        counts = call is not None and call.op in NATIVE_PHASES and call.begun is None
+        if state.doing is not Activity.NATIVE or call is None or not counts or mine is None or mine.group != group:
+            found.append(line)
+            continue
+        entry = TimelineEntry(line.rank, kind_of(call), native=True, place=call.index)
+        above = recorded_seq(state.rank, group.name)
+        missing = {seq: entry for seq in pending if seq > above and seq <= (mine.seq or seq)}
+        found.append(replace(line, entries={**missing, **line.entries}))
+    return found
+
+
+NOWHERE = (True, -1)
+"""The place of a difference that is not among the tensors that fit in the record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDifference:
+    """Models that differ in the same construction of DDP."""
+
+    group: Group
+    number: int
+    """Which model of the group this is, counted from 1."""
+    models: Mapping[int, ModelSeen]
+    """By rank of the group that has come to this construction."""
+    blamed: tuple[int, ...]
+    """The minority, or all ranks if there is no majority."""
+    tensor: str | None
+    """The first parameter or buffer that differs, or None if it is not among those that fit in the record."""
+    rows: Mapping[int, TensorSeen | None]
+    """By rank: what its model has at the position of the first difference."""
+
+
+def find_difference(
+    ranks: Sequence[Rank], table: Mapping[tuple[int, str], Group], world: int
+) -> ModelDifference | None:
+    """Return the first model of a group that differs between its ranks. The cost grows with the size of all models."""
+    found: dict[tuple[Group, int], dict[int, ModelSeen]] = defaultdict(dict)
+    for rank in ranks:
+        counts: dict[str, int] = defaultdict(int)
+        for model in rank.models:
+            counts[model.group] += 1
+            found[find_group(table, rank, model.group, world), counts[model.group]][rank.rank] = model
+    for (group, number), models in sorted(found.items(), key=lambda item: item[0][1]):
+        if len({model.digest for model in models.values()}) > 1:
+            return _difference(group, number, models)
+    return None
+
+
+def _difference(group: Group, number: int, models: Mapping[int, ModelSeen]) -> ModelDifference:
+    most, odd, *others = (ranks for _, ranks in group_alike({rank: model.digest for rank, model in models.items()}))
+    mine, usual = _rows(models[odd[0]]), _rows(models[most[0]])
+    place = min((at for at in mine.keys() | usual.keys() if mine.get(at) != usual.get(at)), default=NOWHERE)
+    return ModelDifference(
+        group=group,
+        number=number,
+        models=models,
+        blamed=outvoted((most, odd, *others)),
+        tensor=_name(mine, usual, place),
+        rows={n: _rows(model).get(place) for n, model in models.items()},
+    )
+
+
+def _rows(model: ModelSeen) -> dict[_Place, TensorSeen]:
+    """Return a model's tensors by place: parameters come before buffers, each in their order."""
+    kinds = {kind: [tensor for tensor in model.tensors if tensor.is_buffer is kind] for kind in (False, True)}
+    return {(kind, number): tensor for kind, rows in kinds.items() for number, tensor in enumerate(rows)}
+
+
+def _name(mine: Mapping[_Place, TensorSeen], usual: Mapping[_Place, TensorSeen], place: _Place) -> str | None:
+    """Return the name of what differs; if only one side has the parameter, that side's name."""
+    own, others = mine.get(place), usual.get(place)
+    if own is not None and own.name not in {tensor.name for tensor in usual.values()}:
+        return own.name
+    known = others or own
+    return known.name if known is not None else None

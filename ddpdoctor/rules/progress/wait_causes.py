@@ -1,0 +1,680 @@
+"""What a rank without progress waits for or works at: a limit, a person, a compiler, a lock, a child, a network."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.call_log import pack_calls
+from ddpdoctor.model.facts import Helper, LockKind
+from ddpdoctor.model.findings import Confidence
+from ddpdoctor.model.words import format_age, rank_list
+from ddpdoctor.rules.answers import Problem
+from ddpdoctor.rules.progress import words as say
+from ddpdoctor.rules.progress.failures import NEARLY, came_late
+from ddpdoctor.rules.progress.states import (
+    NATIVE_PHASES,
+    Activity,
+    call_words,
+    file_name,
+    first_line,
+    innermost_user,
+    is_file,
+    last_helper_errors,
+    line_of,
+    main_frames,
+    other_threads,
+    place_words,
+    places,
+    seconds,
+    waits_in_library,
+)
+from ddpdoctor.rules.progress.waits import native_group, own_state
+from ddpdoctor.rules.progress.words import Clue, ProcessRole, children_of, find_owner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from ddpdoctor.model.facts import Blocked, FileLock, LockFile, LostChild, ProcessCauses, Rank, Work
+    from ddpdoctor.model.stacks import Frame
+    from ddpdoctor.rules.progress.failures import Failure
+    from ddpdoctor.rules.progress.job_state import JobState
+    from ddpdoctor.rules.progress.states import RankState
+    from ddpdoctor.rules.progress.waits import CallPosition
+
+
+GRACE_NS = 30_000_000_000
+"""Our choice: how long torch gets after its limit to act by itself: to raise, or to let NCCL's watchdog write its
+dump."""
+_OWN_LIMITS = frozenset({"barrier", "monitored_barrier"})
+"""Calls that may have a longer limit than their group; torch ends them by itself."""
+
+
+def is_limit_over(job: JobState) -> bool:
+    """Return whether a rank has waited longer than torch's limit plus ``GRACE_NS``."""
+    return any(_is_over(job, number, limit_s) for number, limit_s in limits_of(job).items())
+
+
+def _is_over(job: JobState, number: int, limit_s: float) -> bool:
+    state = job.states[number]
+    waited_ns = state.since(job.time_ns)
+    if waited_ns is None or state.call is None or state.call.op in _OWN_LIMITS:
+        return False
+    return waited_ns >= limit_s * 1e9 + GRACE_NS
+
+
+def limit_words(job: JobState) -> list[str]:
+    """Return torch's limit and how much of it is left, for the wait that ends first."""
+    found = []
+    for number, limit_s in limits_of(job).items():
+        state = job.states[number]
+        waited_ns = state.since(job.time_ns)
+        if waited_ns is not None and state.call is not None:
+            found.append((limit_s - waited_ns / 1e9, limit_s, state.call.op))
+    if not found:
+        return []
+    left_s, limit_s, op = min(found)
+    left = f"{long_words(left_s)} are left" if left_s > 0 else "it has passed"
+    said = [f"torch's own timeout for this {op} is {long_words(limit_s)}; {left}"]
+    if limit_s - left_s < job.facts.hang_timeout_s >= limit_s:  # a rank that waits for longer is not ended by torch
+        said.append(
+            f"--hang-timeout is {long_words(job.facts.hang_timeout_s)}, so torch ends the job before ddpdoctor judges "
+            f"it: use a --hang-timeout below {long_words(limit_s)}"
+        )
+    return said
+
+
+def long_words(duration_s: float) -> str:
+    """Return "30 min", "29 min 52 s", "45 s", "2 h"."""
+    hours, rest = divmod(round(duration_s), 3600)
+    minutes, seconds = divmod(rest, 60)
+    parts = [f"{value} {unit}" for value, unit in ((hours, "h"), (minutes, "min"), (seconds, "s")) if value]
+    return " ".join(parts[:2]) or "0 s"
+
+
+def limits_of(job: JobState) -> dict[int, float]:
+    """Return the limits of the calls that ranks wait in; if a rank did not answer, use its peers' limit."""
+    ranks = [state.rank for state in job.states.values()]
+    of_peers = {group.name: group.timeout_s for rank in reversed(ranks) for group in rank.groups if group.timeout_s}
+    limits = {number: _limit_s(job.states[number], of_peers) for number in job.waits.waiters}
+    return {number: limit_s for number, limit_s in limits.items() if limit_s is not None}
+
+
+def _limit_s(state: RankState, of_peers: Mapping[str, float]) -> float | None:
+    call = state.call
+    if call is None or state.doing is Activity.NEW_GROUP:
+        return None
+    if state.doing is Activity.INIT:
+        return state.rank.init_timeout_s
+    name = native_group(state) if call.op in NATIVE_PHASES else call.group
+    own = own_state(state.rank, name)
+    return own.timeout_s if own is not None and own.timeout_s is not None else of_peers.get(name)
+
+
+TOGETHER_NS = 1_000_000_000
+"""Our choice: longest gap between the last sample before a call and the start of the call."""
+
+
+def find_late(job: JobState) -> tuple[int, ...]:
+    """Return the ranks that came to a collective after another had given up waiting for them there."""
+    limits = limits_of(job) if job.failures else {}
+    gave_up: dict[CallPosition, int] = {}
+    for failure in job.failures:
+        position = job.positions.get(failure.rank.rank)
+        given_up_ns = _gave_up_ns(failure, limits.get(failure.rank.rank))
+        if position is not None and given_up_ns is not None:
+            gave_up[position] = min(given_up_ns, gave_up.get(position, given_up_ns))
+    calls = ((n, job.states[n].call, gave_up.get(position)) for n, position in job.positions.items())
+    found = {n for n, call, since in calls if call is not None and since and call.started_ns >= since}
+    return tuple(sorted(found | came_late(state.rank for state in job.states.values()).keys()))
+
+
+def _gave_up_ns(failure: Failure, limit_s: float | None) -> int | None:
+    """Return when a rank failed in a call because torch's own time limit had passed, or None if it did not.
+
+    The script may have handled the error for a while before the error ended the rank.
+    """
+    if failure.call is None or failure.error is None or limit_s is None:
+        return None
+    ended_ns = failure.call.ended_ns or failure.time_ns
+    return ended_ns if ended_ns - failure.call.started_ns >= NEARLY * limit_s * 1e9 else None
+
+
+def lines_before(job: JobState, number: int) -> tuple[Frame, ...]:
+    """Return the user's lines where a rank was sampled before its pending call, the most frequent first."""
+    call, seen = job.states[number].call, job.rank(number).before_call
+    if call is None or seen is None:
+        return ()
+    at_once = call.ended_ns is not None and call.ended_ns - call.started_ns <= TOGETHER_NS
+    fits = abs(seen.until_ns - call.started_ns) <= TOGETHER_NS if seen.until_ns else at_once
+    return seen.lines if fits else ()
+
+
+def late_problem(job: JobState, late: tuple[int, ...]) -> Problem:
+    """Return the finding: where the late ranks were meanwhile, and how long the others had waited."""
+    waiters = [failure for failure in job.failures if failure.rank.rank not in late]
+    on_device = came_late(state.rank for state in job.states.values())
+    first = waiters[0].rank.rank
+    waited = on_device[late[0]][2] if late[0] in on_device else waiters[0].call
+    limit_s = limits_of(job).get(first)
+    gone = f"after {long_words(limit_s)}" if limit_s is not None else "after torch's own timeout"
+    who = rank_list(failure.rank.rank for failure in waiters)
+    known = lines_before(job, late[0])
+    was = f"; before that it was {place_words(known[0])}" if known and len(late) == 1 else ""
+    op = waited.op if waited is not None else "the call"
+    calls = [(n, on_device[n][0] if n in on_device else job.states[n].call) for n in late]
+    sites = {n: call.site if n in on_device and call is not None else say.line_at(job.states[n]) for n, call in calls}
+    where = tuple(place for n in late for place in places(n, lines_before(job, n) or (sites[n],)))
+    return Problem(
+        confidence=Confidence.HIGH if known else Confidence.MEDIUM,
+        ranks=late,
+        hosts=say.hosts_of(job, late),
+        where=where,
+        step=say.step_of(job, late),
+        summary=f"{say.who(job, late)} called {op} too late: {who} had timed out there {gone}{was}",
+        evidence=(
+            *(
+                f"rank {n} called {call_words(call)} ({line_of(call.site)}) "
+                f"{(call.started_ns - waited.started_ns) / 1e9:.1f} s after rank {first}"
+                for n, call in calls
+                if call is not None and waited is not None
+            ),
+            *limit_words(job),
+            *say.cascade_words(job.failures, late),
+        ),
+        fix=busy_fix(job),
+    )
+
+
+def busy_fix(job: JobState) -> str:
+    """Return what to do about work that takes long."""
+    limits = limits_of(job).values()
+    beyond = f"more than {long_words(min(limits))}" if limits else "longer than torch's own timeout"
+    return (
+        f"split this work between the ranks, or do it before init_process_group; if the others must wait {beyond}, "
+        "raise the group's timeout: init_process_group(timeout=timedelta(hours=2))"
+    )
+
+
+BUSY_CORES = 0.3
+"""Our choice: a computing rank gets more than this share of a core, even if the machine has other work too."""
+BUSY_WANTED = 0.5
+"""Our choice: a thread that polls with short sleeps wants a core for less of the time than this, however crowded the
+machine is."""
+BUSY_BYTES_S = 64 * 1024
+"""The same limit as for progress (``launch.progress``): a loop that polls a small file stays below it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """What a rank does."""
+
+    said: str
+    """The text after "rank 0:": "has used 97% of a core for 30 s", "its child gcc (process 77) uses 100% of a core"."""
+    may_spin: bool
+    """Only its CPU time is known, and an endless loop uses CPU time too."""
+    by_child: bool
+    """A child does the work; ``said`` names it."""
+
+    @property
+    def sentence(self) -> str:
+        """The same text with a subject."""
+        return self.said if self.by_child else f"it {self.said}"
+
+    @property
+    def clue(self) -> str:
+        """The text that serves as evidence."""
+        return self.said + (": it is computing, or spinning in a loop that waits" if self.may_spin else "")
+
+
+def find_work(job: JobState, number: int) -> Busy | None:
+    """Return what a rank works at, or None if it does not work or that is not known."""
+    rank = job.rank(number)
+    causes = rank.causes
+    if causes is None or causes.work is None:
+        return None
+    own, childs = next(_moves(causes, causes.work), None), next(_children(causes), None)
+    said = own or childs or _computes(job, rank, causes.work)
+    if said is None:
+        return None
+    return Busy(said=said, may_spin=not (own or childs), by_child=own is None and childs is not None)
+
+
+def _moves(causes: ProcessCauses, work: Work) -> Iterator[str]:
+    """Say which bytes the rank moves, the surest evidence first."""
+    file = causes.blocked.file if causes.blocked is not None else None
+    where = f" {file_name(file)}" if file and file.startswith("/") else ""
+    if causes.receiving is not None and causes.receiving.bytes_s >= BUSY_BYTES_S:
+        yield f"receives {_rate(causes.receiving.bytes_s)} from {causes.receiving.remote}"
+    if (work.written_bytes_s or 0) >= BUSY_BYTES_S:
+        yield f"writes {_rate(work.written_bytes_s)}{f' to{where}' if where else ''}"
+    if (work.read_bytes_s or 0) >= BUSY_BYTES_S:
+        yield f"reads {_rate(work.read_bytes_s)}{f' from{where}' if where else ''}"
+
+
+def _children(causes: ProcessCauses) -> Iterator[str]:
+    for child in causes.working_children:
+        who = f"its child {child.name} (process {child.pid})"
+        work = child.work
+        if _is_computing(work):
+            yield f"{who} {_core_words(work)} of a core"
+        elif (work.written_bytes_s or 0) >= BUSY_BYTES_S:
+            yield f"{who} writes {_rate(work.written_bytes_s)}"
+        elif (work.read_bytes_s or 0) >= BUSY_BYTES_S:
+            yield f"{who} reads {_rate(work.read_bytes_s)}"
+
+
+def _computes(job: JobState, rank: Rank, work: Work) -> str | None:
+    if not _is_computing(work):
+        return None
+    since = seconds(job.time_ns - rank.last_progress_ns) if rank.last_progress_ns is not None else ""
+    if (rank.cpu_share or 0) >= BUSY_CORES and since:
+        return f"has used {rank.cpu_share:.0%} of a core {since}"
+    return f"{_core_words(work)} of a core"
+
+
+def _is_computing(work: Work) -> bool:
+    return work.cores >= BUSY_CORES or (work.wanted or 0) >= BUSY_WANTED
+
+
+def _core_words(work: Work) -> str:
+    """Return "uses 97%"; on a crowded machine that gives it little CPU time, also say how much it wants."""
+    if work.cores >= BUSY_CORES or work.wanted is None:
+        return f"uses {work.cores:.0%}"
+    return f"wants {work.wanted:.0%} but gets {work.cores:.0%}"
+
+
+def _rate(bytes_s: float | None) -> str:
+    value = bytes_s or 0.0
+    if value >= 1e9:
+        return f"{value / 1e9:.1f} GB/s"
+    return f"{value / 1e6:.0f} MB/s" if value >= 1e7 else f"{value / 1e6:.1f} MB/s"
+
+
+_BATON = "/torch/utils/file_baton.py"
+_POLLS = ("/filelock/", "/portalocker/", "/fasteners/", _BATON)
+MOST_HOLDERS = 3
+_FREES_GROUP = Clue(
+    said="it has finished and is freeing its process group; it holds the GIL, and a thread of the group waits for the "
+    "GIL (a deadlock in torch)",
+    fix="delete the DDP model before the group (`del model`, then `dist.destroy_process_group()`): the model joins "
+    "the group's threads without releasing the GIL, and a thread that frees a tensor needs the GIL",
+)
+
+
+def lock_clues(job: JobState, rank: Rank, causes: ProcessCauses) -> Iterator[Clue]:
+    """Return the lock that a rank waits for, and who holds it."""
+    frames = main_frames(rank)
+    if _frees_group(rank, causes):
+        yield _FREES_GROUP
+    elif causes.waits_for_lock is not None:
+        lock = causes.waits_for_lock
+        yield _held(lock.path, _holder(job, rank, lock))
+    elif causes.lock_file is not None and causes.lock_file.kind is not LockKind.KERNEL:
+        if causes.lock_file.exists:
+            yield _marker(job, rank, causes.lock_file)
+    elif any(is_file(frame, *_POLLS) for frame in frames[-6:]):
+        yield _polled(job, rank, causes, frames)
+    else:
+        yield from _of_own_process(rank, causes, frames)
+
+
+def is_left_behind(causes: ProcessCauses | None) -> bool:
+    """Return whether a rank polls for an existing lock file whose owner is gone, as far as that can be known."""
+    file = causes.lock_file if causes is not None else None
+    if file is None or file.kind is LockKind.KERNEL or not file.exists or file.holders or file.named_lives:
+        return False
+    return not (file.shared or file.unseen or file.named_host) or file.named_lives is False
+
+
+def left_behind_words(causes: ProcessCauses | None) -> str:
+    """Return which lock file was left behind, for a summary, or "" if none was."""
+    if causes is None or causes.lock_file is None or not is_left_behind(causes):
+        return ""
+    return f": it waits for lock file {causes.lock_file.path}, and the owner of that file is gone"
+
+
+def is_surely_left(causes: ProcessCauses | None) -> bool:
+    """Return whether surely nobody will remove that file: its maker would hold it open or be named in it."""
+    file = causes.lock_file if causes is not None else None
+    known = file is not None and (file.kind is LockKind.MARKER or file.named_lives is False)
+    return known and file is not None and not file.shared and is_left_behind(causes)
+
+
+def is_held_outside(job: JobState, rank: Rank) -> bool:
+    """Return whether a rank waits for a lock that a living process outside the job holds."""
+    causes = rank.causes
+    if causes is None:
+        return False
+    owners = [owner.pid for owner in causes.lock_file.holders] if causes.lock_file is not None else []
+    if causes.waits_for_lock is not None and causes.waits_for_lock.holder_pid is not None:
+        owners.append(causes.waits_for_lock.holder_pid)
+    here = [other for other in map(job.rank, job.states) if other.host == rank.host]
+    own = {other.pid for other in here}.union(*map(children_of, here))
+    return bool(owners) and own.isdisjoint(owners)
+
+
+def _marker(job: JobState, rank: Rank, file: LockFile) -> Clue:
+    """Judge a wait for a file to go away: who made it, if known, and whether anybody is there to remove it."""
+    waits = f"waits for lock file {file.path} to be removed"
+    owner = file.holders[0] if file.holders else None
+    if owner is not None:
+        who = find_owner(job, rank.host, owner.pid, owner.command)
+        return Clue(
+            said=f"{waits}; {who.words} has it open",
+            fix=f"check what {who.name} is doing; if it hangs, kill it and `rm {file.path}`",
+        )
+    age = f"; it is {format_age(file.age_s)} old" if file.age_s is not None else ""
+    if file.named_lives:
+        return Clue(
+            said=f"{waits}; the file names process {file.named_pid}{age}",
+            fix=f"check what process {file.named_pid} is doing; if it does not use the lock, `rm {file.path}`",
+        )
+    named = f", and process {file.named_pid}, which it names, is gone" if file.named_lives is False else ""
+    if is_left_behind(rank.causes):
+        return Clue(
+            said=f"{waits}; no visible process has it open{named}{age}: its owner exited without removing it",
+            fix=f"`rm {file.path}`; let one rank build first, and the others load the result",
+        )
+    why = (
+        f"it names a process on {file.named_host}"
+        if file.named_host
+        else "it is on a network file system, so a process on another host may own it"
+        if file.shared
+        else f"{file.unseen} processes of its owner could not be inspected"
+    )
+    return Clue(
+        said=f"{waits}; no process on this host has it open{named}{age}; "
+        f"it is unknown whether its owner is alive: {why}",
+        fix=f"if no process uses it anymore: `rm {file.path}`",
+    )
+
+
+def _held(path: str | None, holder: ProcessRole) -> Clue:
+    what = f"the lock on {path}" if path else "a lock on a file"
+    return Clue(
+        said=f"waits for {what}; {holder.words} holds it",
+        fix=f"release the lock in {holder.name} before it waits for other ranks, or acquire it with a timeout",
+    )
+
+
+def _polled(job: JobState, rank: Rank, causes: ProcessCauses, frames: tuple[Frame, ...]) -> Clue:
+    """Judge a loop that polls for a lock: the path is known; the holder is known if it is a kernel lock."""
+    path = causes.lock_path
+    if any(is_file(frame, _BATON) for frame in frames):
+        return _baton(path)
+    if causes.lock_file is not None and causes.lock_file.holders:
+        holder = causes.lock_file.holders[0]
+        return _held(path, find_owner(job, rank.host, holder.pid, holder.command))
+    holders = [lock for lock in causes.locks_of_others if path is None or lock.path == path]
+    if path is not None and holders:
+        return _held(path, _holder(job, rank, holders[0]))
+    if holders:
+        listed = ", ".join(f"{lock.path} by {_holder(job, rank, lock).words}" for lock in holders[:MOST_HOLDERS])
+        return Clue(said=f"polls for a lock file; held locks: {listed}")
+    return Clue(
+        said=f"polls for the lock file {path or 'of a library'}; no process of this job holds a lock on it",
+        fix=f"find out who locks {path or 'the lock file'} (another job or host), or acquire it with a timeout",
+    )
+
+
+def _baton(path: str | None) -> Clue:
+    file = path or "the file `lock` in the build folder"
+    return Clue(
+        said=f"waits for {file} to be removed: it marks a build of a C++ extension by another process",
+        fix=f"if no process is building that extension, its build died: delete {file}; build it on one rank before "
+        "the others load it",
+    )
+
+
+def _holder(job: JobState, rank: Rank, lock: FileLock) -> ProcessRole:
+    return find_owner(job, rank.host, lock.holder_pid, lock.holder)
+
+
+def _of_own_process(rank: Rank, causes: ProcessCauses, frames: tuple[Frame, ...]) -> Iterator[Clue]:
+    """Name the other threads if the main one sleeps on a futex in the user's line or in threading.
+
+    The kernel does not know which thread holds the lock, or whether another process holds it.
+    """
+    if causes.blocked is None or causes.blocked.call != "futex" or not frames:
+        return
+    last = frames[-1]
+    if not (last.user or is_file(last, "/threading.py", "/queue.py", "/concurrent/futures/")):
+        return
+    threads = [(s.thread, innermost_user(s.frames)) for s in other_threads(rank, skip_idle=False)]
+    named = [f"{name} ({line_of(frame)})" for name, frame in threads if frame is not None][:MOST_HOLDERS]
+    if named:
+        yield Clue(said=f"sleeps until another thread wakes it (futex); its other threads: {', '.join(named)}")
+
+
+def _frees_group(rank: Rank, causes: ProcessCauses) -> bool:
+    """Return whether a rank that has destroyed its process group waits inside C and holds the GIL.
+
+    ``destroy_process_group`` drops torch's reference. The reducer of a DDP model holds the last one, and its destructor
+    joins the group's threads without releasing the GIL. Seen with Gloo on torch 2.13.
+    """
+    last = pack_calls(rank.recent_calls)[-1:]
+    destroyed = not rank.open_calls and any(call.op == "destroy_process_group" for call in last)
+    waits = causes.blocked is not None and causes.blocked.call == "futex"
+    return destroyed and waits and rank.recorded and not rank.answered
+
+
+_ASKS = frozenset({"cmdloop", "interact", "interaction", "raw_input", "mainloop", "embed", "prompt"})
+_DEBUGGERS = ("/pdb.py", "/cmd.py", "/code.py", "/IPython/", "/ipdb/", "/pudb/", "/prompt_toolkit/", "/_pyrepl/")
+_COMPILERS = (
+    "/torch/_dynamo/convert_frame.py",
+    "/torch/_dynamo/symbolic_convert.py",
+    "/torch/_inductor/compile_fx.py",
+    "/torch/_inductor/graph.py",
+    "/torch/_inductor/codecache.py",
+    "/torch/_inductor/async_compile.py",
+    "/torch/_inductor/cpp_builder.py",
+    "/torch/utils/cpp_extension.py",
+    "/triton/compiler/",
+    "/triton/runtime/autotuner.py",
+)
+"""Files that are on the stack during compilation, but not while the compiled code runs."""
+_BUILDERS = re.compile(r"(?:^|/)(?:ninja|nvcc|cicc|ptxas|c\+\+|g\+\+|gcc|clang(?:\+\+)?|cc1plus|hipcc|cmake)(?: |$)")
+_NETWORK = (
+    "/socket.py", "/ssl.py", "/http/client.py", "/urllib/request.py", "/urllib3/", "/requests/", "/httpx/",
+    "/httpcore/", "/aiohttp/", "/huggingface_hub/", "/botocore/", "/s3fs/", "/gcsfs/", "/wandb/",
+)  # fmt: skip
+_FILE_SYSTEMS = {
+    "NFS": re.compile(r"nfs|^rpc_|xprt"),
+    "Lustre": re.compile(r"ptlrpc|^ldlm|^cl_|^ll_|^osc_|^lov_|^mdc_"),
+    "FUSE": re.compile(r"fuse|request_wait_answer"),
+    "Ceph": re.compile(r"ceph"),
+    "SMB": re.compile(r"cifs|smb"),
+    "9p": re.compile(r"^p9_|^v9fs"),
+    "GPFS": re.compile(r"cxi|mmfs|^gpfs"),
+    "BeeGFS": re.compile(r"beegfs|^Fhgfs"),
+}
+"""File systems by the kernel functions in which a process waits for a server; the names are symbols of those
+modules."""
+_SLEEPS = frozenset({"nanosleep", "clock_nanosleep"})
+_WAITS_FOR_CHILD = frozenset({"wait4", "waitid"})
+_RECEIVES = frozenset({"recvfrom", "recvmsg", "read", "poll", "ppoll"})
+_USUAL_ENDS = frozenset({"SIGTERM"})
+"""The signal by which a DataLoader ends its workers."""
+MOST_CHILDREN = 3
+
+
+def clues_of(job: JobState, number: int) -> tuple[Clue, ...]:
+    """Return what the process of a living rank shows about why it makes no progress, the surest first."""
+    rank = job.rank(number)
+    causes = rank.causes
+    frames = main_frames(rank)
+    if causes is None:
+        return (*_compile_clue(frames, ()), *_lost_helpers(rank))
+    busy = busy_at(job, number)
+    found = [
+        *_person(frames, causes.blocked),
+        *_compile_clue(frames, causes.commands),
+        *((Clue(said=busy.clue, fix=busy_fix(job)),) if busy is not None else ()),
+        *lock_clues(job, rank, causes),
+        *(_lost_helpers(rank) if busy is None else ()),
+        *_lost_children(job, rank, causes),
+        *(_command(frames, causes) if busy is None else ()),
+        *_file_system(rank, causes),
+        *(_network(frames, causes) if busy is None else ()),
+    ]
+    return tuple(found or _sleep(frames, causes.blocked))
+
+
+def busy_at(job: JobState, number: int) -> Busy | None:
+    """Return what a rank works at, or None if it does not work or is known to wait for something else."""
+    rank = job.rank(number)
+    causes = rank.causes
+    if causes is None or causes.waits_for_lock is not None or causes.lock_file is not None:
+        return None
+    frames = main_frames(rank)
+    vain = [*_person(frames, causes.blocked), *_lost_children(job, rank, causes)]
+    return None if vain else find_work(job, number)
+
+
+def compiles(rank: Rank) -> bool:
+    """Return whether a rank compiles or builds an extension and uses CPU: that takes long but comes to an end."""
+    busy = rank.causes.busy_cores if rank.causes is not None else rank.cpu_share
+    inside = any(True for _ in _compile_clue(main_frames(rank), ()))
+    return inside and busy is not None and busy >= BUSY_CORES
+
+
+_HELPERS = {
+    Helper.THREAD: ("a thread", "fix it, and let the rank notice: catch it in the thread, and put it on the queue"),
+    Helper.CHILD: ("its child", "fix it, and let the rank notice: give the wait a timeout, and check that it is alive"),
+    Helper.TASK: (
+        "an asyncio task that was not awaited",
+        "fix it, and await every task (asyncio.gather, TaskGroup), so that its error reaches the rank",
+    ),
+    Helper.CALL: (
+        "a call in a pool, whose result was not read,",
+        "fix it, and ask every future for its result(), so that its error reaches the rank",
+    ),
+}
+
+
+def _lost_helpers(rank: Rank) -> Iterator[Clue]:
+    """Say which errors ended what worked for the rank, the last first. The rank may wait for it in vain."""
+    for one in last_helper_errors(rank)[:MOST_CHILDREN]:
+        who, fix = _HELPERS[one.who]
+        name = f" {one.name}" if one.who is Helper.CHILD else ""
+        line = innermost_user(one.error.frames)
+        text = first_line(one.error.message)
+        yield Clue(
+            said=f"{who}{name} ended with {one.error.type} {place_words(line)}" + (f": {text}" if text else ""),
+            fix=f"see {one.error.type} {place_words(line)}: {fix}",
+        )
+
+
+def _person(frames: tuple[Frame, ...], blocked: Blocked | None) -> Iterator[Clue]:
+    """Find a debugger's prompt, or a read of the standard input: nobody can type into a rank."""
+    asks = next((f for f in frames if f.function in _ASKS and not f.user and is_file(f, *_DEBUGGERS)), None)
+    fix = (
+        "remove the breakpoint, or attach a debugger from outside; torch.distributed.breakpoint(rank) stops one rank "
+        "and makes its peers wait"
+    )
+    if asks is not None:
+        yield Clue(said=f"waits for input in a debugger or console ({file_name(asks.file)})", fix=fix)
+    elif blocked is not None and blocked.alone_on_fd0:
+        where = f" ({blocked.file})" if blocked.file else ""
+        yield Clue(
+            said=f"waits for input on stdin{where}",
+            fix="remove input() or the read of sys.stdin: nobody can type into a rank",
+        )
+
+
+def _compile_clue(frames: tuple[Frame, ...], commands: Iterable[tuple[int, str]]) -> Iterator[Clue]:
+    inside = [frame for frame in frames if is_file(frame, *_COMPILERS)]
+    builders = [f"{command} (process {pid})" for pid, command in commands if _BUILDERS.search(command.split(" -")[0])]
+    if not inside or any(is_file(frame, "/torch/utils/file_baton.py") for frame in frames):
+        return
+    running = f", running {builders[0]}" if builders else ""
+    yield Clue(
+        said=f"compiles ({file_name(inside[-1].file)}, {inside[-1].function}){running}",
+        fix="compile in a warm-up step on all ranks, keep the cache (TORCHINDUCTOR_CACHE_DIR, TORCH_EXTENSIONS_DIR) "
+        "and mark changing shapes as dynamic; if it is just slow, raise --hang-timeout",
+    )
+
+
+def _lost_children(job: JobState, rank: Rank, causes: ProcessCauses) -> Iterator[Clue]:
+    """Name children that have ended, if the rank waits in a queue, a pipe, a join or for its loader."""
+    waits = waits_in_library(main_frames(rank)) or job.states[rank.rank].doing is Activity.DATA
+    pipe = causes.blocked is not None and causes.blocked.file == "pipe"
+    if not (waits or pipe):
+        return
+    lost = [child for child in causes.lost_children if _matters(child)]
+    if not lost:
+        return
+    ended = ", ".join(_child_words(child) for child in lost[-MOST_CHILDREN:])
+    yield Clue(
+        said=f"may be waiting for a child that is gone: {ended}",
+        fix="find out why that process ended; give the wait a timeout, and check that the process is still alive",
+    )
+
+
+def _matters(child: LostChild) -> bool:
+    """Return whether the end of a child matters: not if it ended well as requested, or was asked to end."""
+    return not child.reaped or (child.signal is not None and child.signal not in _USUAL_ENDS) or bool(child.exit_code)
+
+
+def _child_words(child: LostChild) -> str:
+    who = f"its child {child.pid}" + (f" ({child.name})" if child.name else "")
+    if child.signal is not None:
+        return f"{who} was killed by {child.signal}"
+    return f"{who} exited" + (f" with status {child.exit_code}" if child.exit_code is not None else "")
+
+
+def _command(frames: tuple[Frame, ...], causes: ProcessCauses) -> Iterator[Clue]:
+    in_module = bool(frames) and is_file(frames[-1], "/subprocess.py", "/selectors.py")
+    in_wait = causes.blocked is not None and causes.blocked.call in _WAITS_FOR_CHILD
+    if not causes.commands or not (in_wait or (in_module and any(is_file(f, "/subprocess.py") for f in frames))):
+        return
+    pid, command = causes.commands[0]
+    yield Clue(
+        said=f"waits for the command `{command}` (process {pid})",
+        fix=f"find out why `{command}` does not finish, and give it a timeout: subprocess.run(..., timeout=60)",
+    )
+
+
+def _file_system(rank: Rank, causes: ProcessCauses) -> Iterator[Clue]:
+    function = causes.kernel_function
+    if function is None:
+        return
+    kind = next((name for name, symbol in _FILE_SYSTEMS.items() if symbol.search(function)), None)
+    path = causes.blocked.file if causes.blocked is not None else None
+    file = f", for {path}" if path and path.startswith("/") else ""
+    if kind is not None:
+        yield Clue(
+            said=f"waits in the kernel for the {kind} server ({function}){file}",
+            fix=f"check whether that {kind} file system responds: run `timeout 5 ls` on it, and look at dmesg",
+        )
+    elif rank.proc_state == "D":
+        yield Clue(said=f"waits in the kernel in {function}{file}")
+
+
+def _network(frames: tuple[Frame, ...], causes: ProcessCauses) -> Iterator[Clue]:
+    blocked = causes.blocked
+    inside = next((f for f in reversed(frames[-8:]) if not f.user and is_file(f, *_NETWORK)), None)
+    remote = blocked.remote if blocked is not None else None
+    if remote is not None and causes.store_port is not None and remote.endswith(f":{causes.store_port}"):
+        yield Clue(
+            said=f"waits for a reply from the job's store ({remote}), for a key that no rank has set or for a counter",
+            fix="find the rank that should have set that key, and give store.get or store.wait a timeout",
+        )
+    elif inside is not None or (blocked is not None and blocked.call == "connect"):
+        at = f" in {file_name(inside.file)}, {inside.function}" if inside is not None else ""
+        yield Clue(
+            said=f"waits on the network{at}" + (f", for {remote}" if remote else ""),
+            fix="give the request a timeout; download on one rank, before the first collective",
+        )
+    elif remote is not None and blocked is not None and blocked.call in _RECEIVES:
+        yield Clue(said=f"waits for data from {remote}")
+
+
+def _sleep(frames: tuple[Frame, ...], blocked: Blocked | None) -> Iterator[Clue]:
+    if blocked is None or blocked.call not in _SLEEPS or not frames:
+        return
+    last = frames[-1]
+    where = "time.sleep or another C sleep" if last.user else f"a sleep in {file_name(last.file)}, {last.function}"
+    yield Clue(said=f"is in {where}")
