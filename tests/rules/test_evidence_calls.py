@@ -2,7 +2,7 @@
 
 from ddpdoctor.model.evidence import Called, Differ, Operation, Seen, Spot, Trouble, Who
 from ddpdoctor.rules.evidence.calls import compare_calls
-from ddpdoctor.rules.evidence.identity import resolve
+from ddpdoctor.rules.evidence.state import resolve
 
 
 def call(rank: int | None, number: int, op: str = "all_reduce", count: int = 64, group: str = "comm 0x6e") -> Called:

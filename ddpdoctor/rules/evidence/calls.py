@@ -1,18 +1,558 @@
-"""Compares the calls that NCCL's logs show of several ranks: another operation at one number is a mismatch."""
+"""Compares what ranks wait in or called, by their time limits, their logged calls and their stacks.
+
+Numbers count within one process group. Torch before 2.3 does not say the group, and two disjoint groups may have one
+name, so only ranks that are in one group for sure are compared.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.evidence import Called, Differ
-from ddpdoctor.model.words import grouped
+from ddpdoctor.model.evidence import (  # fmt: skip
+    MOST_RANKS,
+    Absent,
+    BusyRank,
+    Called,
+    Differ,
+    Doing,
+    Fact,
+    Failed,
+    Finished,
+    Hint,
+    Inside,
+    Moving,
+    Nature,
+    Operation,
+    Reached,
+    Seen,
+    Shown,
+    Size,
+    Stacked,
+    Time,
+    Waiting,
+    Who,
+)
+from ddpdoctor.model.words import group_alike, grouped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
-    from ddpdoctor.model.evidence import Operation
+    from ddpdoctor.model.evidence import Fact
+    from ddpdoctor.model.stacks import Frame
+
+
+# Finds out which ranks are in one process group, from pairs of global ranks and group ranks that were seen
+
+
+def split_group(places: Mapping[int, int], ranks: Iterable[int]) -> list[tuple[int, ...]]:
+    """Return the ranks of each group among groups that have one name.
+
+    Two ranks with one group rank are in different groups. They are told apart only if a plain layout fits: the ranks of
+    a group are consecutive, or a constant stride apart.
+
+    Args:
+        places: Group ranks by global ranks, as far as they are known.
+        ranks: All ranks that named the group.
+    """
+    every = tuple(sorted(ranks))
+    if len(set(places.values())) == len(places):
+        return [every]
+    layouts = [_clusters(places, stride) for stride in range(1, max(places) + 1)]
+    fitting = [tuple(clusters.values()) for clusters in layouts if min(clusters) >= 0]
+    if not fitting:
+        return []
+    fewest = min(len(clusters) for clusters in fitting)
+    best = {clusters for clusters in fitting if len(clusters) == fewest}
+    return list(best.pop()) if len(best) == 1 else []
+
+
+def members_of(places: Mapping[int, int], listed: Sequence[int] | None, size: int | None) -> tuple[int, ...]:
+    """Return the global ranks of a group, in the order of their group ranks, or as many as can be told.
+
+    Args:
+        places: Group ranks by global ranks, as far as they are known.
+        listed: The members, if a source lists them.
+        size: The number of members, if it is known.
+    """
+    if listed is not None:
+        return tuple(listed)
+    size = min(size, MOST_RANKS) if size is not None else None
+    stride = _stride(places)
+    if stride is None:
+        return ()
+    rank, place = next(iter(places.items()))
+    count = size if size is not None else min(max(places.values()) + 1, MOST_RANKS)
+    return tuple(found for number in range(count) if (found := rank + (number - place) * stride) >= 0)
+
+
+def _stride(places: Mapping[int, int]) -> int | None:
+    """Return how far apart the ranks of neighbors in a group are, or None if that is not plain."""
+    pairs = sorted((place, rank) for rank, place in places.items())
+    steps = {(rank - former) / (place - other) for (other, former), (place, rank) in pairwise(pairs) if place != other}
+    step = steps.pop() if len(steps) == 1 else 0.0
+    return int(step) if step >= 1 and step == int(step) else None
+
+
+def _clusters(places: Mapping[int, int], stride: int) -> dict[int, tuple[int, ...]]:
+    """Return the ranks of each group by its first rank, if neighbors in a group are so far apart."""
+    found = grouped((rank - place * stride, rank) for rank, place in sorted(places.items()))
+    return {first: tuple(ranks) for first, ranks in sorted(found.items())}
+
+
+_SINGLE = frozenset({"send", "recv", "coalesced"})
+"""Their numbers are not those of the group's collectives."""
+_FROM_ROOT = frozenset({"broadcast", "scatter"})
+"""The root may complete it before the others have come."""
+_SAME_IN = frozenset({
+    "all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor",
+    "reduce_scatter",
+})  # fmt: skip
+"""Operations whose input must have equally many elements on all ranks."""
+_SAME_OUT = frozenset({"all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor"})
+_NEAR = 16
+"""Our choice: nobody completes a call that another has not begun, save as the root of a broadcast. So numbers that lie
+further apart are those of different groups, or of different runs in one log."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """What is known of the ranks of one group."""
+
+    key: str
+    words: str
+    waits: dict[int, Waiting] = field(default_factory=dict)
+    reached: dict[int, Reached] = field(default_factory=dict)
+    said: dict[int, list[Reached]] = field(default_factory=dict)
+    """All that the ranks said of how far they had come, in the order of the lines; ``reached`` has the furthest."""
+    places: dict[int, int] = field(default_factory=dict)
+    """Group ranks by global ranks."""
+
+    def part(self, ranks: Sequence[int]) -> _Group:
+        """Return what is known of some of the ranks."""
+        return _Group(
+            self.key, self.words,
+            waits={rank: self.waits[rank] for rank in ranks if rank in self.waits},
+            reached={rank: self.reached[rank] for rank in ranks if rank in self.reached},
+            said={rank: self.said[rank] for rank in ranks if rank in self.said},
+            places={rank: self.places[rank] for rank in ranks if rank in self.places},
+        )  # fmt: skip
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is the default group, or, with old torch, taken for it."""
+        return not self.key
+
+
+def compare_waits(facts: Sequence[Fact], world: int | None = None) -> list[Fact]:
+    """Return who is absent from a collective that others ran into a time limit in, who differs, and who is inside.
+
+    Args:
+        facts: What was read of one run. Global ranks are filled in.
+        world: The number of ranks, if it is known from elsewhere.
+    """
+    sizes = [fact.ranks for fact in facts if isinstance(fact, Size) and not fact.group]
+    world = max([world or 0, *sizes]) or None
+    listed = {fact.group: fact.members for fact in facts if isinstance(fact, Size) and fact.group and fact.members}
+    listed_sizes = {fact.group: fact.ranks for fact in facts if isinstance(fact, Size) and fact.group}
+    silent = _silent_ranks(facts, world)
+    found: list[Fact] = []
+    for group in _groups(facts):
+        for ranks in split_group(group.places, set(group.waits) | set(group.reached)):
+            part = group.part(ranks)
+            if not part.waits or not _is_comparable(part.waits):
+                continue
+            size = _size(part.waits.values()) or listed_sizes.get(group.key)
+            if part.is_default:
+                whole = size if part.words and world is None else world
+                members = tuple(range(min(whole or max({*ranks, *silent}) + 1, MOST_RANKS)))
+            else:
+                whole = size
+                members = members_of(part.places, listed.get(group.key), size)
+            found += _compare_limits(part, members, silent, whole=whole)
+    found += _compare_numberless(facts, silent, world)
+    return _name_work(found, facts)
+
+
+def _name_work(found: list[Fact], facts: Sequence[Fact]) -> list[Fact]:
+    """Return the facts, with what absent ranks did instead.
+
+    If nothing else says who came late, it is the one rank that is at work while others ran into a limit. Bars without a
+    rank are those of rank 0: frameworks give them to the main process only.
+    """
+    waits = [fact for fact in facts if isinstance(fact, Waiting) and fact.timed_out and fact.who.rank is not None]
+    excused = {fact.who.rank for fact in facts if _excuses(fact)}
+    excused |= {rank for fact in found if isinstance(fact, Inside) for rank in fact.ranks}
+    work: dict[int, BusyRank] = {}
+    for fact in facts:
+        if isinstance(fact, BusyRank):
+            rank = fact.who.rank if fact.who != Who() else 0
+            if rank is not None and rank not in excused and (rank not in work or fact.who.rank is not None):
+                work[rank] = fact
+    named = [fact for fact in found if isinstance(fact, Absent | Differ)]
+    if not named and len(work) == 1 and waits:
+        (rank, busy), target = next(iter(work.items())), waits[0]
+        waiters = tuple(sorted({fact.who.rank for fact in waits if fact.who.rank is not None}))
+        named = [
+            Absent(
+                who=Who(rank=rank), operation=target.operation, waiters=waiters, in_init=target.in_init,
+                certain=busy.who.rank is not None, expected=True, shown=Shown.NUMBERS, **_where(busy),
+            )
+        ]  # fmt: skip
+        found = [*(fact for fact in found if not isinstance(fact, Inside)), *named]
+    for at, fact in enumerate(found):
+        if isinstance(fact, Absent) and fact.who.rank in work:
+            busy = work[fact.who.rank]
+            found[at] = replace(fact, busy=busy, certain=fact.certain or busy.who.rank is not None)
+    return found
+
+
+def _groups(facts: Iterable[Fact]) -> list[_Group]:
+    """Sort waits and numbers by groups."""
+    groups: dict[tuple[str, str], _Group] = {}
+    waits = [fact for fact in facts if isinstance(fact, Waiting) and _has_number(fact)]
+    known = [fact for fact in waits if fact.operation.group_words]
+    for fact in waits:
+        key, words = _group_of(fact, known)
+        group = groups.setdefault((key, words), _Group(key, words))
+        rank = fact.who.rank
+        assert rank is not None
+        former = group.waits.get(rank)
+        if former is None or (fact.operation.seq or 0) < (former.operation.seq or 0):
+            group.waits[rank] = fact
+        _place(group, fact.who)
+    for reached in (fact for fact in facts if isinstance(fact, Reached)):
+        named = groups.get((reached.group, reached.group_words))
+        if named is not None and reached.who.rank is not None:
+            _keep_reached(named, reached)
+            _place(named, reached.who)
+    return [group for group in groups.values() if group.words or _is_comparable(group.waits)]
+
+
+def _has_number(fact: Waiting) -> bool:
+    """Return whether a wait is one of a collective that has a number in its group."""
+    operation = fact.operation
+    usable = fact.timed_out and not fact.in_init and not fact.in_store and fact.who.rank is not None
+    return usable and operation.seq is not None and operation.op not in _SINGLE
+
+
+def _group_of(fact: Waiting, known: Sequence[Waiting]) -> tuple[str, str]:
+    """Return a wait's group. If its line was lost, it is the group in which others wait in the same call."""
+    own = fact.operation
+    if own.group_words or own.group:
+        return own.group, own.group_words
+    same = {
+        (other.operation.group, other.operation.group_words) for other in known if _call(other) == _call(fact)
+    }  # fmt: skip
+    every = same or {(other.operation.group, other.operation.group_words) for other in known}
+    return next(iter(every)) if len(every) == 1 else ("", "")
+
+
+def _place(group: _Group, who: Who) -> None:
+    if who.rank is not None and who.group_rank is not None and who.group == group.key and group.words:
+        group.places[who.rank] = who.group_rank
+
+
+def _keep_reached(group: _Group, fact: Reached) -> None:
+    rank = fact.who.rank
+    assert rank is not None
+    group.said.setdefault(rank, []).append(fact)
+    former = group.reached.get(rank)
+    if former is None or (fact.enqueued or -1) >= (former.enqueued or -1):
+        group.reached[rank] = fact
+
+
+def _is_comparable(waits: Mapping[int, Waiting]) -> bool:
+    """Return whether the numbers are likely to be those of one group in one run."""
+    numbers = [wait.operation.seq or 0 for wait in waits.values()]
+    return max(numbers) - min(numbers) <= _NEAR
+
+
+def _size(waits: Iterable[Waiting]) -> int | None:
+    """Return the size of a group as the elements in and out of an operation show it."""
+    for wait in waits:
+        operation, few, many = wait.operation, wait.operation.numel_in, wait.operation.numel_out
+        if operation.op == "reduce_scatter_tensor":
+            few, many = many, few
+        elif operation.op != "all_gather_into_tensor":
+            continue
+        if few and many and many % few == 0 and many // few <= MOST_RANKS:
+            return many // few
+    return None
+
+
+def _compare_limits(group: _Group, members: Sequence[int], silent: frozenset[int], *, whole: int | None) -> list[Fact]:
+    """Compare the ranks of one group.
+
+    Args:
+        group: What is known of its ranks.
+        members: Its ranks, as far as they can be told.
+        silent: Ranks whose silence says something.
+        whole: How many ranks it has, if that is known.
+    """
+    late = _late(group)
+    if late:
+        return [*late]
+    calls = Counter(wait.operation.seq for wait in group.waits.values())
+    most = max(calls.values())
+    those = [wait for wait in group.waits.values() if calls[wait.operation.seq] == most]
+    target = next((wait for wait in those if wait.operation.op), those[0])
+    ahead = _ahead(group, target, whole)
+    if ahead is not None:
+        return [ahead]
+    absent = _absent(group, target, [rank for rank in members if rank in silent])
+    differ = _limits_differ(group, whole) if not any(fact.certain for fact in absent) else None
+    if differ is not None:
+        return [differ]
+    if absent:
+        return [*absent]
+    inside = {*group.waits, *(rank for rank, reached in group.reached.items() if _is_inside(reached, target))}
+    if len(inside) < 2 or len({_call(wait) for wait in group.waits.values() if wait.operation.op}) > 1:
+        return []
+    complete = whole is not None and len(inside) >= whole
+    operation = target.operation
+    return [Inside(operation=operation, ranks=tuple(sorted(inside)), complete=complete, **_where(target))]
+
+
+def _absent(group: _Group, target: Waiting, silent: Iterable[int]) -> list[Absent]:
+    """Return the ranks that did not come: those whose own numbers show it; else those that said nothing of a limit."""
+    number = target.operation.seq or 0
+    behind = [
+        rank for rank, reached in group.reached.items() if rank not in group.waits and _is_behind(reached, number)
+    ]
+    if behind:
+        return [_absence(group, rank, target, group.reached[rank], certain=True) for rank in sorted(behind)]
+    return [
+        _absence(group, rank, target, target, certain=False)
+        for rank in silent
+        if rank not in group.waits and rank not in group.reached
+    ]
+
+
+def _late(group: _Group) -> list[Absent]:
+    """Return the ranks that came to the first call in which others wait after these had run into their limit.
+
+    They complete that call, because the others' ranks are still in it, and run into a limit of their own later: in the
+    same call if the others have left, else in a later one. So their numbers are not those of one moment.
+    """
+    number = min(wait.operation.seq or 0 for wait in group.waits.values())
+    first = {rank: wait for rank, wait in group.waits.items() if wait.operation.seq == number}
+    target = min(first.values(), key=lambda wait: (wait.time is None, wait.time.seconds if wait.time else 0.0))
+    found = {}
+    for rank, wait in group.waits.items():
+        if wait is target or (rank in first and wait.operation.op and _call(wait) != _call(target)):
+            continue
+        told = next(
+            (
+                fact
+                for fact in group.said.get(rank, ())
+                if _is_behind(fact, number) and (fact.told_by in first or _is_after(fact.time, target.time))
+            ),
+            None,
+        )
+        if told is not None:
+            found[rank] = _absence(group, rank, target, told, certain=True)
+        elif wait.ran_s is not None and _is_after(wait.time, target.time, wait.ran_s):
+            found[rank] = _absence(group, rank, target, wait, certain=rank in first)
+    waiters = tuple(sorted(set(first) - set(found)))
+    return [replace(fact, waiters=waiters, late=True, expected=True) for _, fact in sorted(found.items())]
+
+
+def _is_after(time: Time | None, other: Time | None, before_s: float = 0.0) -> bool:
+    """Return whether what was so long before a time came after another time on the same clock."""
+    if time is None or other is None or time.clock != other.clock:
+        return False
+    return time.seconds - before_s > other.seconds
+
+
+def _silent_ranks(facts: Sequence[Fact], world: int | None) -> frozenset[int]:
+    """Return the ranks that were there, and whose silence about a time limit shows that they ran into none.
+
+    What people paste often lacks the lines of some ranks. So the lines of a rank must be lacking where they would be:
+
+    - in a file that holds its lines only;
+    - behind a line in which it says that another rank told it to dump;
+    - in a log that has the last lines of those that ran into their limits, and lines of all ranks: of as many as the
+      world has, else earlier lines of every rank up to the highest.
+
+    A rank whose watchdog is stuck cannot report, and one that lost a peer or failed does not wait any more.
+    """
+    waits = [fact for fact in facts if isinstance(fact, Waiting) and fact.timed_out and not fact.in_init]
+    sources = {fact.spot.source for fact in waits}
+    told, excused, ended = set(), set(), set()
+    early: dict[int, set[str]] = {}
+    """The files that hold other lines of a rank."""
+    cut = False
+    for fact in facts:
+        rank = fact.who.rank
+        if isinstance(fact, Hint) and fact.kind == "elided":
+            cut = cut or fact.spot.source in sources
+        if rank is None or isinstance(fact, Absent):
+            continue
+        if _is_end(fact):
+            ended.add(rank)
+        if _excuses(fact):
+            excused.add(rank)
+        elif isinstance(fact, Hint) and fact.kind == "told-to-dump":
+            told.add(rank)
+        elif isinstance(fact, Seen | Moving | BusyRank | Called | Finished) and fact.spot.line is not None:
+            early.setdefault(rank, set()).add(fact.spot.source)
+    waiters = {fact.who.rank for fact in waits if fact.who.rank is not None}
+    shared = {rank for rank, files in early.items() if files & sources}
+    known = shared | waiters | excused if world is not None else shared
+    every = range(world if world is not None else max({*early, *waiters}, default=-1) + 1)
+    is_whole = not cut and waiters <= ended and known.issuperset(every)
+    alone = {rank for rank, files in early.items() if not files & sources}
+    found = (told | alone | (shared if is_whole else set())) - excused
+    return frozenset(found if len(found) <= max(len(waiters), 1) else told - excused)
+
+
+def _is_end(fact: Fact) -> bool:
+    """Return whether it is the last thing that a rank writes after a limit."""
+    if isinstance(fact, Failed):
+        return fact.nature is Nature.TIMED_OUT
+    return isinstance(fact, Hint) and fact.kind == "watchdog-ended"
+
+
+def _excuses(fact: Fact) -> bool:
+    """Return whether it says that its rank cannot report a limit, or does not wait."""
+    if isinstance(fact, Failed):
+        return fact.nature not in {Nature.STOPPED, Nature.FOLLOWS}
+    return isinstance(fact, Waiting) or (isinstance(fact, Hint) and fact.kind in {"watchdog-stuck", "gil"})
+
+
+def _ahead(group: _Group, target: Waiting, whole: int | None) -> Differ | None:
+    """Return that ranks have completed a later call than the one that the others wait in: they made other calls."""
+    number = target.operation.seq or 0
+    ahead = tuple(
+        sorted(
+            rank
+            for rank, reached in group.reached.items()
+            if rank not in group.waits
+            and reached.completed is not None
+            and number < reached.completed <= number + _NEAR
+        )
+    )
+    if not ahead or target.operation.op in _FROM_ROOT or len(ahead) >= len(group.waits):
+        return None
+    reached = group.reached[ahead[0]]
+    later = Operation(group=group.key, group_words=group.words, seq=reached.completed)
+    sides = ((tuple(sorted(group.waits)), target.operation), (ahead, later))
+    return Differ(sides=sides, odd=ahead, aspect="number", settled=_settles(len(group.waits), whole), **_where(reached))
+
+
+def _settles(ranks: int, whole: int | None) -> bool:
+    """Return whether so many ranks are more than half of their group, so that the others are the odd ones."""
+    return whole is not None and 2 * ranks > whole
+
+
+def _is_behind(reached: Reached, number: int) -> bool:
+    return reached.enqueued is not None and number - _NEAR <= reached.enqueued < number
+
+
+def _is_inside(reached: Reached, target: Waiting) -> bool:
+    number = target.operation.seq or 0
+    completed = reached.completed if reached.completed is not None else 0
+    return reached.enqueued is not None and reached.enqueued >= number > completed
+
+
+def _absence(group: _Group, rank: int, target: Waiting, shown_by: Fact, *, certain: bool) -> Absent:
+    waiters = tuple(sorted(group.waits))
+    operation = target.operation
+    return Absent(
+        who=Who(rank=rank), operation=operation, waiters=waiters, certain=certain, shown=Shown.NUMBERS,
+        **_where(shown_by),
+    )  # fmt: skip
+
+
+def _limits_differ(group: _Group, whole: int | None) -> Differ | None:
+    """Return in what the calls differ that ranks of one group wait in."""
+    named = {rank: _call(wait) for rank, wait in group.waits.items() if wait.operation.op}
+    ordered = [ranks for _, ranks in group_alike(named)]
+    if len(ordered) < 2:
+        return None
+    operations = [group.waits[ranks[0]].operation for ranks in ordered]
+    aspect = _aspect(operations)
+    if not aspect or (aspect == "number" and (not group.words or _is_root_ahead(group, operations))):
+        return None  # numbers without a group may be those of different groups
+    odd = tuple(sorted(rank for ranks in ordered[1:] for rank in ranks))
+    is_plain = len(ordered[0]) > len(ordered[1])
+    first = group.waits[odd[0]]
+    return Differ(
+        sides=tuple(zip(ordered, operations, strict=True)),
+        odd=odd if is_plain else None, aspect=aspect, settled=_settles(len(ordered[0]), whole),
+        **_where(first),
+    )  # fmt: skip
+
+
+def _aspect(operations: Sequence[Operation]) -> str:
+    """Return what differs, or an empty string if nothing does that must be equal."""
+    if len({operation.seq for operation in operations}) > 1:
+        return "number"
+    if len({operation.op for operation in operations}) > 1:
+        return "operation"
+    op = operations[0].op
+    if "barrier" in {one.made_by for one in operations} and len({one.numel_in for one in operations}) > 1:
+        return "operation"
+    if op in _SAME_IN and len({one.numel_in for one in operations if one.numel_in is not None}) > 1:
+        return "shape"
+    if op in _SAME_OUT and len({one.numel_out for one in operations if one.numel_out is not None}) > 1:
+        return "shape"
+    return ""
+
+
+def _is_root_ahead(group: _Group, operations: Sequence[Operation]) -> bool:
+    """Return whether one rank has passed an operation that it may have been the root of."""
+    first = min(operations, key=lambda operation: operation.seq or 0)
+    ahead = [rank for rank, wait in group.waits.items() if wait.operation.seq != first.seq]
+    return first.op in _FROM_ROOT and len(ahead) == 1 and group.places.get(ahead[0], ahead[0]) == 0
+
+
+def _call(wait: Waiting) -> tuple[object, ...]:
+    """Return what must be equal on all ranks."""
+    operation = wait.operation
+    numel_in = operation.numel_in if operation.op in _SAME_IN else None
+    numel_out = operation.numel_out if operation.op in _SAME_OUT else None
+    return operation.seq, operation.op, numel_in, numel_out
+
+
+def _where(fact: Fact) -> Mapping[str, Any]:
+    return {"spot": fact.spot, "time": fact.time, "said": fact.said}
+
+
+def _compare_numberless(facts: Sequence[Fact], silent: frozenset[int], world: int | None) -> list[Fact]:
+    """Compare waits that say no number: those of nccl2 and Gloo, and those in ``init_process_group``.
+
+    A rank that was seen and said nothing of a limit or a lost peer is the one that the others waited for, or it had
+    completed all its calls. If as many wait in init as have come, and one rank is not among them, it has not come.
+    """
+    waits = [fact for fact in facts if isinstance(fact, Waiting) and fact.who.rank is not None and fact.timed_out]
+    in_calls = [fact for fact in waits if not fact.in_init and not fact.in_store]
+    waiters = tuple(sorted({fact.who.rank for fact in in_calls if fact.who.rank is not None}))
+    if len(silent) < len(waiters) and silent and all(fact.operation.seq is None for fact in in_calls):
+        return [
+            Absent(
+                who=Who(rank=rank), operation=in_calls[0].operation, certain=False, shown=Shown.NUMBERS,
+                waiters=waiters, **_where(in_calls[0]),
+            )
+            for rank in sorted(silent)
+        ]  # fmt: skip
+    if world is None:
+        return []
+    inits = {fact.who.rank for fact in waits if fact.in_init}
+    late = [rank for rank in range(world) if rank not in inits]
+    came = max((fact.came for fact in facts if isinstance(fact, Waiting) and fact.came is not None), default=None)
+    has_others = any(late == [fact.who.rank] and not isinstance(fact, Size) for fact in facts)
+    if len(inits) > 1 and len(late) == 1 and came == len(inits) and not has_others:
+        target = next(fact for fact in waits if fact.in_init)
+        waiters = tuple(sorted(rank for rank in inits if rank is not None))
+        return [Absent(who=Who(rank=late[0]), waiters=waiters, in_init=True, **_where(target))]
+    return []
+
 
 _Call = tuple[str, int | None, str]
 
@@ -29,7 +569,7 @@ def compare_calls(facts: Iterable[object]) -> Iterator[Differ]:
             continue
         by_number = grouped((fact.operation.seq or 0, fact) for fact in those)
         for number in sorted(by_number):
-            found = _differ(by_number[number])
+            found = _calls_differ(by_number[number])
             if found is not None:
                 yield found
                 break
@@ -41,7 +581,7 @@ def _is_several(ranks: set[int | None], group: str) -> bool:
     return size is not None and len(ranks) > int(size[1])
 
 
-def _differ(called: Sequence[Called]) -> Differ | None:
+def _calls_differ(called: Sequence[Called]) -> Differ | None:
     by_rank = {
         rank: those for rank, those in grouped((fact.who.rank, fact) for fact in called).items() if rank is not None
     }
@@ -69,3 +609,105 @@ def _differ(called: Sequence[Called]) -> Differ | None:
 
 def _shape(operation: Operation) -> _Call:
     return (operation.op, operation.numel_in, operation.dtype)
+
+
+WAITS = frozenset({Doing.COLLECTIVE, Doing.DEVICE})
+"""What a rank does that, as far as a stack can tell, waits for other ranks."""
+
+NO_ANSWER = "no-answer"
+"""The kind of note about a rank that did not answer torch's debug server."""
+
+
+def compare_stacks(facts: Sequence[Fact], world: int | None) -> list[Fact]:
+    """Return who is absent where others wait, or that all ranks are inside, or that the job moves."""
+    stacked = (fact for fact in facts if isinstance(fact, Stacked) and not fact.worker)
+    by_rank = grouped((fact.who.rank, fact) for fact in stacked if fact.who.rank is not None)
+    if not by_rank:
+        return []
+    last = {rank: stacks[-1] for rank, stacks in sorted(by_rank.items())}
+    said = {fact.who.rank for fact in facts if isinstance(fact, Moving) and fact.step is None}
+    moved = {rank for rank, stacks in by_rank.items() if rank in said or _moved(stacks)}
+    if any(last[rank].doing in WAITS for rank in moved) or (moved and moved == set(last)):
+        rank = min(moved)
+        return [Moving(who=last[rank].who, spot=last[rank].spot)]
+    return [*_compare_last(last, moved, world), *_unanswered(facts, last)]
+
+
+def _unanswered(facts: Sequence[Fact], last: dict[int, Stacked]) -> Iterator[Absent]:
+    """Yield the ranks that did not answer when they were asked for their stacks, while others wait."""
+    waiters = {rank: stack for rank, stack in last.items() if stack.doing in WAITS}
+    for fact in facts:
+        if isinstance(fact, Hint) and fact.kind == NO_ANSWER and waiters and fact.who.rank not in last:
+            yield Absent(
+                who=fact.who, spot=fact.spot, said=fact.words, operation=_operation_of(waiters),
+                waiters=tuple(waiters), certain=False, shown=Shown.STACKS,
+            )  # fmt: skip
+
+
+def _compare_last(last: dict[int, Stacked], moved: AbstractSet[int], world: int | None) -> Iterator[Fact]:
+    waiters = {rank: stack for rank, stack in last.items() if stack.doing in WAITS}
+    inits = {rank: stack for rank, stack in last.items() if stack.doing is Doing.INIT}
+    others = {rank: stack for rank, stack in last.items() if rank not in waiters and rank not in inits}
+    if waiters:
+        operation = _operation_of(waiters)
+        for rank, stack in {**others, **inits}.items():
+            yield Absent(
+                who=stack.who, spot=stack.spot, operation=operation, waiters=tuple(waiters), moves=rank in moved,
+                shown=Shown.STACKS,
+            )  # fmt: skip
+        if not others and not inits and (differ := _places(waiters)) is not None:
+            yield differ
+        if not others and not inits and len(waiters) > 1 and _are_alike(waiters):
+            spot = next(iter(waiters.values())).spot
+            complete = world is None or len(last) >= world
+            yield Inside(operation=operation, ranks=tuple(waiters), spot=spot, complete=complete)
+    elif inits:
+        for rank, stack in others.items():
+            yield Absent(
+                who=stack.who,
+                spot=stack.spot,
+                waiters=tuple(inits),
+                in_init=True,
+                moves=rank in moved,
+                shown=Shown.STACKS,
+            )
+
+
+def _places(waiters: dict[int, Stacked]) -> Differ | None:
+    """Return that ranks wait in different calls, if the stacks of all name the call."""
+    if any(stack.doing is not Doing.COLLECTIVE or stack.operation is None for stack in waiters.values()):
+        return None
+    sides = group_alike({rank: stack.operation for rank, stack in waiters.items() if stack.operation is not None})
+    if len(sides) < 2:
+        return None
+    odd = tuple(sorted(rank for _, ranks in sides[1:] for rank in ranks))
+    shown_sides = tuple((ranks, operation) for operation, ranks in sides)
+    is_plain = len(sides[0][1]) > len(sides[1][1])
+    spot = waiters[odd[0]].spot
+    return Differ(sides=shown_sides, odd=odd if is_plain else None, aspect="place", certain=False, spot=spot)
+
+
+def _operation_of(stacks: dict[int, Stacked]) -> Operation:
+    """Return the operation that most of the waiting ranks are in, as far as their stacks name it."""
+    named = [stack.operation for stack in stacks.values() if stack.operation is not None]
+    return max(named, key=named.count) if named else Operation(op="a collective")
+
+
+def _are_alike(stacks: dict[int, Stacked]) -> bool:
+    return len({_lines(stack) for stack in stacks.values()}) == 1
+
+
+def _lines(stack: Stacked) -> tuple[tuple[str, int], ...]:
+    """Return the user's lines, else all. Sources differ in how much of a path and of a function's name they give."""
+    frames = [frame for frame in stack.frames if frame.user] or stack.frames
+    return tuple((frame.file.rpartition("/")[2], frame.line) for frame in frames)
+
+
+def _moved(stacks: Sequence[Stacked]) -> bool:
+    """Return whether the samples of a rank differ in the user's lines."""
+    return len({_lines(stack) for stack in stacks}) > 1
+
+
+def innermost(frames: Sequence[Frame]) -> Frame | None:
+    """Return the innermost frame of the user's code, else the innermost of all."""
+    return next((frame for frame in reversed(frames) if frame.user), frames[-1] if frames else None)

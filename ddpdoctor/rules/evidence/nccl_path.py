@@ -1,25 +1,203 @@
-"""DD816: NCCL connects ranks by a slower way than the machines have."""
+"""DD816: NCCL connects ranks by a slower way than the machines have; and what its log says of its connections."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.evidence import DataWay
+from ddpdoctor.model.evidence import DataWay, MachineSeen, NcclPaths
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.reading import known
-from ddpdoctor.model.words import grouped, name_list, rank_list
+from ddpdoctor.model.words import count_of, grouped, name_list, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
-from ddpdoctor.rules.evidence.connection_words import OFF
-from ddpdoctor.rules.evidence.connections import NcclJob
-from ddpdoctor.rules.evidence.state import RunState  # noqa: TC001 - the registry reads the annotation's name
+from ddpdoctor.rules.evidence.state import RunState
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ddpdoctor.model.evidence import NcclEdge, Who
     from ddpdoctor.model.node import Node
-    from ddpdoctor.rules.evidence.connections import RankLink
+    from ddpdoctor.rules.evidence.state import RunState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLink:
+    """A connection between two ranks."""
+
+    process: NcclPaths
+    edge: NcclEdge
+    own: int
+    """The global rank, as far as it is known; else the one in the communicator. So is ``peer``."""
+    peer: int
+    inside: bool | None
+    """Both ranks are on one host; None: that cannot be told."""
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """The ranks, the lower one first."""
+        return min(self.own, self.peer), max(self.own, self.peer)
+
+    @property
+    def host(self) -> str:
+        """The host of the process that says it."""
+        return self.process.who.host
+
+
+class NcclJob:
+    """All that NCCL's log says of a job's connections."""
+
+    def __init__(self, state: RunState) -> None:
+        self.processes = state.all(NcclPaths)
+        self.machines: dict[str, Node] = {_short(one.node.host): one.node for one in state.all(MachineSeen)}
+        self._members: dict[tuple[str, int], list[Who]] = {}
+        for process in self.processes:
+            for member in process.members:
+                self._members.setdefault((member.communicator, member.rank), []).append(process.who)
+
+    @property
+    def hosts(self) -> list[str]:
+        """The hosts of the processes."""
+        return sorted({process.who.host for process in self.processes})
+
+    @cached_property
+    def links(self) -> tuple[RankLink, ...]:
+        """All connections."""
+        return tuple(self._links())
+
+    def of_host(self, host: str) -> list[NcclPaths]:
+        """Return the processes of a host."""
+        return [process for process in self.processes if process.who.host == host]
+
+    def machine(self, host: str) -> Node | None:
+        """Return what `check-env` found on a host, or None."""
+        return self.machines.get(_short(host))
+
+    def setting(self, name: str, hosts: tuple[str, ...] = ()) -> str | None:
+        """Return the value of a variable in the environment of a process on these hosts, by default on any."""
+        values = (one.settings.get(name) for one in self.processes if not hosts or one.who.host in hosts)
+        return next((value for value in values if value is not None), None)
+
+    def _links(self) -> Iterator[RankLink]:
+        for process in self.processes:
+            for edge in process.edges:
+                # The line does not name its communicator. What it says counts where all that fit say the same.
+                fitting = [m for m in process.members if m.rank == edge.own and edge.peer < m.ranks]
+                peers = [self._peer(member.communicator, edge.peer) for member in fitting]
+                known = [who for who in peers if who is not None]
+                inside = {_is_one_host(process.who, who) for who in known} if len(known) == len(peers) else set()
+                ranks = {who.rank for who in known}
+                named = len(ranks) == 1 and None not in ranks and process.who.rank is not None
+                yield RankLink(
+                    process=process,
+                    edge=edge,
+                    own=process.who.rank if named and process.who.rank is not None else edge.own,
+                    peer=next(rank for rank in ranks if rank is not None) if named else edge.peer,
+                    inside=inside.pop() if len(inside) == 1 else None,
+                )
+
+    def _peer(self, communicator: str, rank: int) -> Who | None:
+        """Return who has this rank in a communicator, or None if several or none are known."""
+        found = self._members.get((communicator, rank), [])
+        return found[0] if len(found) == 1 else None
+
+
+def _is_one_host(first: Who, second: Who) -> bool:
+    """Return whether two processes are on one host. Containers on several machines may have one name."""
+    if first.address and second.address and first.address != second.address:
+        return False
+    return bool(first.host) and first.host == second.host
+
+
+def _short(host: str) -> str:
+    """Return a host's name as NCCL writes it: without its domain."""
+    return host.partition(".")[0]
+
+
+SLOW_START_S = 30.0
+"""From here on the set-up of a communicator is worth a word: the facts' figure."""
+MOST_PAIRS = 4
+MOST_ALGORITHMS = 4
+DISABLING = {
+    "NCCL_P2P_DISABLE": "no direct data exchange between the GPUs of a host",
+    "NCCL_SHM_DISABLE": "no shared memory between the processes of a host",
+    "NCCL_IB_DISABLE": "InfiniBand and RoCE are not used",
+    "NCCL_IGNORE_NET_MISMATCH": "hosts with different networks are accepted, but may hang",
+}
+"""Variables that switch something off when they are set, and what."""
+ENABLING = {
+    "NCCL_NVLS_ENABLE": "NVLink SHARP is off",
+    "NCCL_DMABUF_ENABLE": "adapters do not use DMA-BUF for GPU memory",
+    "NCCL_CUMEM_ENABLE": "cuMem does not allocate the buffers",
+}
+"""Variables that switch something off when they are 0."""
+OFF = {"", "0"}
+_NUMBER = re.compile(r"/\d+(?:\(\d+\))?(?=/|$)")
+
+
+def explain_nccl(state: RunState) -> Iterator[str]:
+    """Yield what NCCL's log says of network, connections, algorithms, settings and start."""
+    job = NcclJob(state)
+    if not job.processes:
+        return
+    yield from _networks(job)
+    ways = grouped((link.edge.way, link) for link in job.links)
+    yield from (_way_words(links) for links in ways.values())
+    yield from _counts(job)
+    yield from _settings(job)
+    yield from _start(job)
+
+
+def _networks(job: NcclJob) -> Iterator[str]:
+    for network, hosts in grouped((one.network, one.who.host) for one in job.processes if one.network).items():
+        words = "TCP (Socket)" if network == "Socket" else network
+        adapters = sorted({name for one in job.processes if one.network == network for name in one.adapters})
+        found = f"; it found the adapters {name_list(adapters)}" if adapters else ""
+        yield f"NCCL uses the network {words} on {name_list(list(dict.fromkeys(hosts)))}{found}"
+
+
+def _way_words(links: list[RankLink]) -> str:
+    """Say which pairs of ranks have connections of one kind."""
+    pairs = sorted({link.pair for link in links})
+    texts = list(dict.fromkeys(_NUMBER.sub("", link.edge.text) for link in links))
+    channels = sorted({link.edge.channels for link in links})
+    each = f"{channels[0]} to {channels[-1]} channels" if len(channels) > 1 else count_of(channels[0], "channel")
+    shown = name_list([f"{a}-{b}" for a, b in pairs], MOST_PAIRS)
+    way = links[0].edge.way.value
+    return f"{count_of(len(pairs), 'pair')} of ranks {way} ({name_list(texts)}): {shown}, {each} each way"
+
+
+def _counts(job: NcclJob) -> Iterator[str]:
+    channels = sorted({one.channels for one in job.processes if one.channels is not None})
+    if channels:
+        yield f"NCCL uses {' or '.join(map(str, channels))} channels for collectives"
+    chosen: Counter[str] = Counter()
+    for one in job.processes:
+        chosen.update(one.algorithms)
+    if chosen:
+        most = [f"{name} ({count_of(count, 'call')})" for name, count in chosen.most_common(MOST_ALGORITHMS)]
+        yield f"NCCL's algorithms and protocols: {', '.join(most)}"
+    nvls = {one.nvls for one in job.processes if one.nvls is not None}
+    if len(nvls) == 1:
+        yield f"NVLS (reductions in the NVSwitch) is {'available' if True in nvls else 'not available'}"
+
+
+def _settings(job: NcclJob) -> Iterator[str]:
+    for name, meaning in (DISABLING | ENABLING).items():
+        value = job.setting(name)
+        if value is not None and (value in OFF) is (name in ENABLING):
+            yield f"{name}={value}: {meaning}"
+
+
+def _start(job: NcclJob) -> Iterator[str]:
+    slowest = max(job.processes, key=lambda one: one.init_s or 0.0)
+    if slowest.init_s:
+        late = ", which delays only the start" if slowest.init_s > SLOW_START_S else ""
+        yield f"setting up a communicator took up to {slowest.init_s:.1f} s{late}"
+
 
 NVLS_GPU = re.compile(r"\b(?:H100|H200|H800|H20|GH200|B100|B200|B300|GB200|GB300)\b")
 """GPUs whose NVSwitches reduce in the switch: Hopper and later (NCCL's NVLS, since 2.17)."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddpdoctor.model.evidence import (
+from ddpdoctor.model.evidence import (  # fmt: skip
+    MOST_RANKS,
     Absent,
     Circle,
     Differ,
@@ -14,13 +16,17 @@ from ddpdoctor.model.evidence import (
     Fact,
     Failed,
     Finished,
+    Hint,
     Inside,
     Launched,
     Link,
     Moving,
     Nature,
+    Reached,
     Refused,
     Restarted,
+    Seen,
+    Shown,
     Size,
     Spot,
     Stacked,
@@ -28,21 +34,323 @@ from ddpdoctor.model.evidence import (
     Trouble,
     Waiting,
     Who,
-)  # fmt: skip
+)
 from ddpdoctor.model.words import grouped
-from ddpdoctor.rules.evidence.calls import compare_calls
+from ddpdoctor.rules.evidence.calls import compare_calls, compare_stacks, compare_waits
 from ddpdoctor.rules.evidence.flight import compare_flight
-from ddpdoctor.rules.evidence.handled import set_apart_handled
-from ddpdoctor.rules.evidence.identity import number_stacks, resolve, world_of
-from ddpdoctor.rules.evidence.ras_looks import join_reports
-from ddpdoctor.rules.evidence.stacks import compare_stacks
-from ddpdoctor.rules.evidence.watchdog import compare_waits
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from ddpdoctor.model.evidence_runs import Evidence, EvidenceRun
     from ddpdoctor.rules.answers import Problem
+
+
+def set_apart_handled(facts: Sequence[Fact]) -> tuple[Fact, ...]:
+    """Return the facts, with notes in place of the errors after which the same writer went on or ended well."""
+    signs = [
+        fact for fact in facts if isinstance(fact, Moving) or (isinstance(fact, Finished) and not fact.process_only)
+    ]
+    exits = [fact for fact in facts if isinstance(fact, Exited) and fact.code is not None]
+    return tuple(
+        _note(fact) if _went_on(fact, signs) and not any(_explains(fact, one) for one in exits) else fact
+        for fact in facts
+    )
+
+
+def _explains(fact: Fact, exited: Exited) -> bool:
+    """Return whether a process may have ended by this error. What it had still to print may come after the error."""
+    ranks = {fact.who.rank, exited.who.rank}
+    return isinstance(fact, Failed) and (len(ranks) == 1 or None in ranks)
+
+
+def _went_on(fact: Fact, signs: Iterable[Moving | Finished]) -> bool:
+    """Return whether the writer of an error went on, or the job after somebody was late."""
+    of_job = _is_of_job(fact)
+    if not of_job and not isinstance(fact, Failed) and not (isinstance(fact, Exited) and fact.who == Who()):
+        return False
+    return any(
+        sign.spot.source == fact.spot.source
+        and (of_job or sign.who == fact.who)
+        and _is_after(sign, fact, at_once=isinstance(fact, Failed) and fact.alone)
+        for sign in signs
+    )
+
+
+def _is_of_job(fact: Fact) -> bool:
+    """Return whether it holds up the whole job as long as it lasts: somebody is late, at the start or later."""
+    if isinstance(fact, Waiting):
+        return fact.in_init and not fact.timed_out
+    return isinstance(fact, Absent) and fact.expected
+
+
+def _is_after(sign: Moving | Finished, fact: Fact, *, at_once: bool) -> bool:
+    """Return whether the job went on: for some steps, or, after a line that need not be a failure, for one."""
+    line = sign.steady_from if isinstance(sign, Moving) and not at_once else sign.spot.line
+    return line is not None and fact.spot.line is not None and line > fact.spot.line
+
+
+def _note(fact: Fact) -> Hint:
+    words = f"{fact.type} was caught: {fact.message}".rstrip(": ") if isinstance(fact, Failed) else fact.said
+    words = f"{words}; the job went on"
+    return Hint(who=fact.who, spot=fact.spot, time=fact.time, said=fact.said, words=words, kind="handled")
+
+
+@dataclass(slots=True)
+class _Names:
+    """What each name of a process stands for. A name with two ranks says nothing."""
+
+    ranks: dict[object, set[int]] = field(default_factory=lambda: defaultdict(set))
+    hosts: dict[object, set[str]] = field(default_factory=lambda: defaultdict(set))
+
+    def rank(self, *names: object) -> int | None:
+        """Return the rank of the first name that stands for exactly one."""
+        for name in names:
+            if name is not None and len(found := self.ranks.get(name, set())) == 1:
+                return next(iter(found))
+        return None
+
+    def host(self, *names: object) -> str:
+        """Return the host of the first name that stands for exactly one."""
+        for name in names:
+            if name is not None and len(found := self.hosts.get(name, set())) == 1:
+                return next(iter(found))
+        return ""
+
+
+def world_of(run: EvidenceRun) -> int | None:
+    """Return the number of ranks of a run, or None if no source says it."""
+    sizes = [fact.ranks for fact in run.facts if isinstance(fact, Size) and not fact.group]
+    sizes += [dump.world_size for dump in run.dumps if dump.world_size]
+    return max((size for size in sizes if size <= MOST_RANKS), default=None)
+
+
+def resolve(facts: Sequence[Fact], world: int | None) -> tuple[Fact, ...]:
+    """Return the facts with the global rank and the host of their processes, as far as other facts give them."""
+    facts = [fact for fact in facts if not isinstance(fact, Size) or fact.ranks <= MOST_RANKS]
+    names = _collect(facts)
+    members = {fact.group: fact.members for fact in facts if isinstance(fact, Size) and fact.members}
+    tasks, locals_ = _tasks_are_ranks(facts, world), _locals_are_ranks(facts, world)
+    found = []
+    gpus = _gpus(facts)
+    hosts = frozenset(fact.who.host for fact in facts if fact.who.host)
+    for fact in facts:
+        who = _resolve(fact.who, names, members, tasks=tasks)
+        if who.rank is None and locals_:
+            who = replace(who, rank=who.local_rank)
+        if isinstance(fact, Trouble) and not who.host:
+            who = replace(who, host=_host_of_file(fact.spot.source, hosts))
+        if isinstance(fact, Trouble) and fact.gpu and who.rank is None:
+            who = _user_of(fact.gpu, who, gpus)
+        found.append(fact if who == fact.who else replace(fact, who=who))
+    return tuple(found)
+
+
+def number_stacks(facts: Sequence[Fact]) -> tuple[Fact, ...]:
+    """Return the facts with ranks for processes of which only stacks tell: a launcher starts ranks in order.
+
+    Processes of one host are in the order of their pids, those of several files with equal pids in that of the names.
+    """
+    own = [fact for fact in facts if isinstance(fact, Stacked) and not fact.worker]
+    if any(fact.who.rank is not None for fact in own):
+        return tuple(facts)
+    hosts = {fact.who.host for fact in own}
+    pids = {(fact.spot.source, fact.who.pid) for fact in own if fact.who.pid is not None}
+    names = sorted(pids, key=lambda name: (name[1], _natural(name[0])))
+    if len(hosts) > 1 or len({pid for _, pid in pids}) < len(pids):
+        names.sort(key=lambda name: (_natural(name[0]), name[1]))
+    if len(names) < 2 or len({pid for _, pid in pids}) not in {1, len(pids)}:
+        return tuple(facts)
+    ranks: dict[tuple[str, int | None], int] = {name: rank for rank, name in enumerate(names)}
+    return tuple(
+        replace(fact, who=replace(fact.who, rank=ranks.get((fact.spot.source, fact.who.pid))))
+        if isinstance(fact, Stacked) and fact.who.rank is None
+        else fact
+        for fact in facts
+    )
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Return what puts "n10" behind "n9"."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _gpus(facts: Iterable[Fact]) -> dict[tuple[str, str], int | None]:
+    """Return the rank on each GPU of a host. A GPU that several ranks had, one after the other, is nobody's."""
+    found: dict[tuple[str, str], int | None] = {}
+    for fact in facts:
+        if isinstance(fact, Seen) and fact.gpu and fact.who.rank is not None:
+            key = (fact.who.host, fact.gpu)
+            found[key] = fact.who.rank if found.get(key, fact.who.rank) == fact.who.rank else None
+    return found
+
+
+def _user_of(gpu: str, who: Who, gpus: Mapping[tuple[str, str], int | None]) -> Who:
+    """Return whose GPU it is. Without a host it must be the only one at this place."""
+    if who.host:
+        return replace(who, rank=gpus.get((who.host, gpu)))
+    those = [(host, rank) for (host, bus), rank in gpus.items() if bus == gpu]
+    return replace(who, host=those[0][0], rank=those[0][1]) if len(those) == 1 else who
+
+
+def _host_of_file(source: str, hosts: AbstractSet[str]) -> str:
+    """Return the host that the name of a file or of its folder names, if others tell of a host of this name."""
+    words = {*re.split(r"[/_.\s]", source), *re.split(r"[/_.\s-]", source), *re.split(r"[/_\s]", source)}
+    found = words & hosts
+    return found.pop() if len(found) == 1 else ""
+
+
+def _collect(facts: Iterable[Fact]) -> _Names:
+    names = _Names()
+    for who in {fact.who for fact in facts}:
+        for name in _names(who):
+            if who.rank is not None:
+                names.ranks[name].add(who.rank)
+            if who.host:
+                names.hosts[name].add(who.host)
+        if who.rank is not None and who.host:
+            names.hosts["rank", who.rank].add(who.host)
+        if who.address and who.host:
+            names.hosts["address", who.address].add(who.host)
+    return names
+
+
+def _names(who: Who) -> list[tuple[object, ...]]:
+    """Return the names of a process, the most exact first."""
+    names: list[tuple[object, ...]] = []
+    where = who.host or who.address
+    if who.pid is not None:
+        names += [("pid", where, who.pid)] if where else []
+        names.append(("pid", who.pid))
+    if who.local_rank is not None:
+        names += [("local", where, who.local_rank)] if where else []
+        names.append(("local", who.local_rank))
+    return names
+
+
+def _resolve(who: Who, names: _Names, members: Mapping[str, tuple[int, ...] | None], *, tasks: bool) -> Who:
+    rank = who.rank
+    if rank is None and who.group_rank is not None:
+        rank = _of_group(who, members)
+    if rank is None:
+        rank = names.rank(*_names(who))
+    if rank is None and tasks:
+        rank = who.task
+    host = who.host or names.host(("address", who.address) if who.address else None)
+    if not host and rank is not None:
+        host = names.host(("rank", rank))
+    return replace(who, rank=rank, host=host)
+
+
+def _of_group(who: Who, members: Mapping[str, tuple[int, ...] | None]) -> int | None:
+    """Return the global rank of a rank within a group. In the default group they are equal."""
+    if not who.group:
+        return who.group_rank
+    known = members.get(who.group)
+    place = who.group_rank
+    return known[place] if known and place is not None and place < len(known) else None
+
+
+def _locals_are_ranks(facts: Iterable[Fact], world: int | None) -> bool:
+    """Return whether local ranks are ranks, as they are on one node.
+
+    Nothing may speak of a second node: another host, a rank that is no local rank, or one local rank in two places.
+    """
+    facts = [fact for fact in facts if fact.who != Who()]
+    hosts, places = set(), defaultdict(set)
+    for fact in facts:
+        if fact.who.local_rank is not None:
+            hosts.add(fact.who.host or fact.who.address)
+            places[fact.who.local_rank].add(_writer(fact.spot.source))
+    size = max(places, default=-1) + 1
+    ranks = {fact.who.rank for fact in facts if fact.who.rank is not None}
+    pairs = {(fact.who.rank, fact.who.local_rank) for fact in facts if None not in {fact.who.rank, fact.who.local_rank}}
+    alone = len(hosts - {""}) < 2 and all(len(those) == 1 for those in places.values())
+    return (
+        alone
+        and all(rank == local for rank, local in pairs)
+        and all(rank < size for rank in ranks)
+        and (world is None or world < 2 * size)
+    )
+
+
+def _writer(source: str) -> str:
+    """Return the file, or below torchrun's --log-dir the folder of one rank."""
+    folder = source.rpartition("/")[0]
+    return folder if re.search(r"attempt_\d+/\d+$", folder) else source
+
+
+def _tasks_are_ranks(facts: Iterable[Fact], world: int | None) -> bool:
+    """Return whether Slurm's task numbers are ranks: with one task for each GPU they are, with one a node they are not.
+
+    If nothing speaks against it they are taken for ranks.
+    """
+    facts = list(facts)
+    if any(isinstance(fact, Launched) and fact.starts_several for fact in facts) or _are_elsewhere(facts):
+        return False
+    pairs = {(fact.who.task, fact.who.rank) for fact in facts if fact.who.task is not None}
+    if any(rank is not None and rank != task for task, rank in pairs):
+        return False
+    locals_ = {fact.who.local_rank for fact in facts if fact.who.task is not None and fact.who.local_rank}
+    return not locals_ and (world is None or max((task for task, _ in pairs if task is not None), default=0) < world)
+
+
+def _are_elsewhere(facts: Iterable[Fact]) -> bool:
+    """Return whether a file tells of a task, and of ranks, and the rank of this number wrote into other files only."""
+    ranks, tasks = defaultdict(set), defaultdict(set)
+    for fact in facts:
+        if fact.who.rank is not None:
+            ranks[fact.spot.source].add(fact.who.rank)
+        elif fact.who.task is not None:
+            tasks[fact.spot.source].add(fact.who.task)
+    every = {rank for those in ranks.values() for rank in those}
+    return any(ranks[source] and (those & every) - ranks[source] for source, those in tasks.items())
+
+
+RAS = "ras"
+"""The kind of note that every report gives."""
+_OF_COUNTS = frozenset({"ras-ahead", "ras-unnamed"})
+
+
+def join_reports(facts: Sequence[Fact]) -> tuple[Fact, ...]:
+    """Return the facts with what the last two reports say together. Counts differ for an instant in any job."""
+    sources = list(dict.fromkeys(fact.spot.source for fact in facts if isinstance(fact, Hint) and fact.kind == RAS))
+    if len(sources) < 2:
+        return tuple(facts)
+    former, last = (_numbers(facts, source) for source in sources[-2:])
+    stale = [fact for fact in facts if _is_of_counts(fact) and fact.spot.source in sources[:-1]]
+    left = [fact for fact in facts if not any(fact is one for one in stale)]
+    if former and (former.keys().isdisjoint(last) or any(last[key] > former[key] for key in former.keys() & last)):
+        spot = next(fact.spot for fact in reversed(facts) if fact.spot.source == sources[-1])
+        moved = Moving(spot=spot, said="the counts of operations grew between two reports")
+        return (*(fact for fact in left if not _is_of_counts(fact)), moved)
+    stood = former.keys() & last.keys()
+    return tuple(replace(fact, certain=True) if stood and isinstance(fact, Absent) else fact for fact in left)
+
+
+def _numbers(facts: Iterable[Fact], source: str) -> dict[str, int]:
+    """Return the lowest number of each operation in which ranks of a communicator differ."""
+    found: dict[str, int] = {}
+    for fact in facts:
+        if fact.spot.source != source or not _is_of_counts(fact):
+            continue
+        if isinstance(fact, Reached) and fact.enqueued is not None:
+            found[fact.group] = min(found.get(fact.group, fact.enqueued), fact.enqueued)
+        elif isinstance(fact, Waiting) and fact.operation.seq is not None:
+            found[fact.operation.words()] = fact.operation.seq
+    return found
+
+
+def _is_of_counts(fact: Fact) -> bool:
+    if isinstance(fact, Absent):
+        return fact.shown is Shown.COUNTS
+    if isinstance(fact, Reached):
+        return fact.group.startswith("comm ")
+    if isinstance(fact, Waiting):
+        return fact.operation.group.startswith("comm ") and not fact.timed_out and not fact.in_init
+    return isinstance(fact, Hint) and fact.kind in _OF_COUNTS
+
 
 Kind = TypeVar("Kind", bound=Fact)
 
