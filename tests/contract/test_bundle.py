@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import random
 import zipfile
 from dataclasses import replace
@@ -114,7 +113,7 @@ def changed(data: bytes, at: int, new: bytes) -> bytes:
     return data[:at] + new + data[at + len(new) :]
 
 
-WHOLE = zipped(zipfile.ZIP_DEFLATED, os.urandom(5000))
+WHOLE = zipped(zipfile.ZIP_DEFLATED, random.Random(1).randbytes(5000))
 DIRECTORY = WHOLE.rindex(b"PK\x01\x02")
 DAMAGED = {
     "content": changed(WHOLE, 60, b"\xff" * 900),

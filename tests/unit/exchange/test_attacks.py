@@ -362,7 +362,7 @@ def files_of_others(folder):
     (folder / "notes.txt").write_text("x")
     for number in range(3000):
         (folder / f"{number:0{2 * LINE_BYTES}x}.asked").write_bytes(b"nothing")
-    (folder / f"{'0' * 2 * LINE_BYTES}.asked").write_bytes(os.urandom(200_000))
+    (folder / f"{'0' * 2 * LINE_BYTES}.asked").write_bytes(random.Random(1).randbytes(200_000))
     (folder / f"{'1' * 2 * LINE_BYTES}.asked").write_bytes(b"short")
     os.mkfifo(folder / f"{'2' * 2 * LINE_BYTES}.asked")
     (folder / f"{'3' * 2 * LINE_BYTES}.asked").symlink_to("/dev/zero")

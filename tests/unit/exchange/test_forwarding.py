@@ -1,6 +1,7 @@
 """Messages by way of a store or a folder that others reach too: none is forged, none counts twice, none does harm."""
 
 import os
+import random
 import threading
 
 import pytest
@@ -118,7 +119,7 @@ def announced(shelf):
 
 
 @pytest.mark.usefixtures("hosted")
-@pytest.mark.parametrize("garbage", [b"", b"x", os.urandom(200), bytes(100_000)])
+@pytest.mark.parametrize("garbage", [b"", b"x", random.Random(1).randbytes(200), bytes(100_000)])
 def test_garbage_in_the_store_is_passed_over(shelf, garbage):
     client = by_mailbox(shelf)
     for _ in range(20):

@@ -1,6 +1,7 @@
 """The job's store is used without torch: by the same bytes, beside what else is in it, and never waited for in vain."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -59,7 +60,7 @@ def test_a_reader_sees_all_keys_and_has_no_way_to_write(agent, torchs):
 
 def test_torch_and_we_read_what_the_other_wrote(agent, torchs):
     ours = opened(agent)
-    value = os.urandom(100_000)
+    value = random.Random(1).randbytes(100_000)
     ours.set("key", value)
     assert ours.get("key") == value  # our own set is through, too
     assert torchs.get(PREFIX + "key") == value

@@ -673,6 +673,8 @@ READS_STACKS = """
 import gc, os, random, sys, threading, time
 from ddpdoctor.recorder import frames
 
+random.seed(1)
+
 class Cycle:
     def __init__(self):
         self.me = self
