@@ -5,9 +5,8 @@ import pytest
 from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model.facts import Blocked, FileLock, LostChild, ProcessCauses, Receiving, Work, WorkingChild
 from ddpdoctor.model.findings import Confidence
-
-from .build import LONG_AGO, NOW, S, in_call, in_user, job, line
-from .test_stopping import limited
+from tests.rules.build import LONG_AGO, NOW, S, in_call, in_user, job, line
+from tests.rules.test_stopping import limited
 
 LOW, MEDIUM, HIGH = Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH
 FEW, MANY = 10_000.0, 40_000_000.0

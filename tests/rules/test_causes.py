@@ -22,9 +22,24 @@ from ddpdoctor.model.facts import (
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.node import KernelView, Xid
 from ddpdoctor.model.stacks import Frame
-
-from .build import LOCK, NOW, QUEUE, S, call, crashed, ended, error, in_call, in_user, job, killed, line, sample, stack
-from .environment.build import node
+from tests.rules.build import (
+    LOCK,
+    NOW,
+    QUEUE,
+    S,
+    call,
+    crashed,
+    ended,
+    error,
+    in_call,
+    in_user,
+    job,
+    killed,
+    line,
+    sample,
+    stack,
+)
+from tests.rules.environment.build import node
 
 GIB = 2**30
 STDLIB = "/usr/lib/python3.11"

@@ -8,8 +8,7 @@ from ddpdoctor.collect.run.control_flow import read_control_flow
 from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model.facts import ControlFlow, DeviceState, GroupState
 from ddpdoctor.model.findings import Confidence
-
-from .build import (
+from tests.rules.build import (
     C10D,
     NOW,
     S,

@@ -8,8 +8,7 @@ from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model.facts import TensorSeen
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.rules.progress.calls import expected_next
-
-from .build import (
+from tests.rules.build import (
     AUTOGRAD,
     C10D,
     LOCK,

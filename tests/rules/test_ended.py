@@ -9,8 +9,7 @@ from ddpdoctor.model.facts import EndedByThread, Helper, HelperError, Life, Meet
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.stacks import Frame
 from ddpdoctor.rules.progress.states import MAX_TEXT
-
-from .build import (
+from tests.rules.build import (
     AUTOGRAD,
     C10D,
     LONG_AGO,

@@ -12,8 +12,22 @@ from ddpdoctor.collect.rank.flight import device_times, noted_times, pending_on_
 from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import GroupState
-
-from .build import LONG_AGO, NOW, S, backwards, call, crashed, ended, job, killed, line, moving, rank, sample, stack
+from tests.rules.build import (
+    LONG_AGO,
+    NOW,
+    S,
+    backwards,
+    call,
+    crashed,
+    ended,
+    job,
+    killed,
+    line,
+    moving,
+    rank,
+    sample,
+    stack,
+)
 
 WALL = 1_795_000_000 * S
 """Where CLOCK_REALTIME is when CLOCK_MONOTONIC is 0."""

@@ -8,8 +8,7 @@ from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model.facts import Helper, HelperError, Life, MeetingFile
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.stacks import Frame
-
-from .build import (
+from tests.rules.build import (
     AUTOGRAD,
     C10D,
     LOCK,

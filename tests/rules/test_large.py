@@ -10,8 +10,7 @@ from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Call, Life
 from ddpdoctor.model.findings import Severity
-
-from .build import (  # fmt: skip
+from tests.rules.build import (  # fmt: skip
     call,
     crashed,
     ended,

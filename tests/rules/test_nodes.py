@@ -8,8 +8,21 @@ from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model.facts import HostSeen, Life, NodeSeen, NodesSeen, Presence
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.reaching import Connecting, Contact
-
-from .build import LONG_AGO, NOW, S, crashed, ended, failed_in, in_call, in_user, job, killed, moving, phase, rank
+from tests.rules.build import (
+    LONG_AGO,
+    NOW,
+    S,
+    crashed,
+    ended,
+    failed_in,
+    in_call,
+    in_user,
+    job,
+    killed,
+    moving,
+    phase,
+    rank,
+)
 
 HERE, LEFT, SILENT, ABSENT = Presence.HERE, Presence.LEFT, Presence.SILENT, Presence.ABSENT
 

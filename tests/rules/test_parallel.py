@@ -4,8 +4,7 @@ import pytest
 
 from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model.facts import GroupState
-
-from .build import C10D, LONG_AGO, S, call, crashed, error, in_user, job, line, rank
+from tests.rules.build import C10D, LONG_AGO, S, call, crashed, error, in_user, job, line, rank
 
 
 def mesh_group(name, dim, ranks, enqueued):

@@ -10,9 +10,8 @@ from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model.facts import ControlFlow, Job, Rank
 from ddpdoctor.model.findings import Finding, Severity
 from ddpdoctor.model.stacks import Frame
-
-from .build import AUTOGRAD, C10D, LONG_AGO, ended, group, job, line, phase, sample, stack
-from .test_disagreement import Script
+from tests.rules.build import AUTOGRAD, C10D, LONG_AGO, ended, group, job, line, phase, sample, stack
+from tests.rules.test_disagreement import Script
 
 FUNCTION = "backward"
 SOURCE = """\

@@ -6,8 +6,19 @@ import pytest
 
 from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
-
-from .build import PASSED, SETTINGS, against, apart, codes, difference, everywhere, judged, outcome, stream, verdict
+from tests.rules.consistency.build import (
+    PASSED,
+    SETTINGS,
+    against,
+    apart,
+    codes,
+    difference,
+    everywhere,
+    judged,
+    outcome,
+    stream,
+    verdict,
+)
 
 FASTER = (("lr", "0.5"), ("weight_decay", "0"))
 DECAYED = (("lr", "0.1"), ("weight_decay", "0.01"))

@@ -6,8 +6,19 @@ import pytest
 
 from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
-
-from .build import PASSED, SETTINGS, against, apart, codes, difference, everywhere, judged, outcome, stream, verdict
+from tests.rules.consistency.build import (
+    PASSED,
+    SETTINGS,
+    against,
+    apart,
+    codes,
+    difference,
+    everywhere,
+    judged,
+    outcome,
+    stream,
+    verdict,
+)
 
 SLOWER = (("lr", "0.05"), ("weight_decay", "0"))
 MEAN = difference(What.BUFFER, 1, None, names=("1.running_mean", "1.running_var"))

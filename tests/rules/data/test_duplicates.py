@@ -6,8 +6,7 @@ import pytest
 
 from ddpdoctor.model.findings import Confidence, Severity
 from tests.rules.asking import asking
-
-from .seen import LINE, broken_off, digests_of, drawn, loader, order, outcome, replicas, sampler, share
+from tests.rules.data.seen import LINE, broken_off, digests_of, drawn, loader, order, outcome, replicas, sampler, share
 
 duplicates = asking("DD701")
 

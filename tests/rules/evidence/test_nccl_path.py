@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ddpdoctor.diagnose.evidence import analyze
 from ddpdoctor.model.codec import encode
+from ddpdoctor.model.findings import Finding
 from ddpdoctor.model.node import Gpu, Gpus, Node, NvLink, Rdma, RdmaDevice, RdmaPort
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ddpdoctor.model.findings import Finding
 
 P2P, SHM, TCP = "P2P/CUMEM", "SHM/direct/direct", "NET/Socket/0"
 IB, GDR = "NET/IB/0", "NET/IB/0/GDRDMA"

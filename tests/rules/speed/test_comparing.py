@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,11 +16,7 @@ from ddpdoctor.rules.speed.comparing import (
     measure_effect,
     settings_of,
 )
-
-from .jobs import rank, state
-
-if TYPE_CHECKING:
-    from .jobs import Value
+from tests.rules.speed.jobs import Value, rank, state
 
 
 def noisy(mean_ms: float, spread: float, seed: int) -> Value:

@@ -27,8 +27,7 @@ from ddpdoctor.rules.speed.ranks import (
     check_threads,
 )
 from ddpdoctor.rules.speed.state import SpeedState, build_speed_state
-
-from .jobs import every, frame, job, rank, seen, state
+from tests.rules.speed.jobs import every, frame, job, rank, seen, state
 
 Check = Callable[[SpeedState], Answer]
 RULES: tuple[Check, ...] = (

@@ -37,8 +37,7 @@ from ddpdoctor.rules.speed.ranks import check_host
 from ddpdoctor.rules.speed.reduction import MIB
 from ddpdoctor.rules.speed.state import JobSteps, SpeedState, build_speed_state
 from ddpdoctor.rules.tuning.efficiency import kind_of, launch_of, measure_scaling
-
-from .jobs import HEALTHY, STEPS, every, frame, job, rank, state
+from tests.rules.speed.jobs import HEALTHY, STEPS, every, frame, job, rank, state
 
 # DD804 and DD806 over two ranks whose gradients and steps are known.
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from textwrap import dedent
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ddpdoctor.evidence.lines import LogSplitter
 from ddpdoctor.evidence.reader import LineReader, condense, condensed_triggers
-from ddpdoctor.model.evidence import Finished, Moving
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ddpdoctor.model.evidence import Fact
+from ddpdoctor.model.evidence import Fact, Finished, Moving
 
 Kind = TypeVar("Kind", bound="Fact")
 

@@ -3,8 +3,7 @@
 from ddpdoctor.evidence.lines import LogSplitter
 from ddpdoctor.evidence.reader import LineReader
 from ddpdoctor.model.evidence import Fact, Who
-
-from .feeding import check_funnel
+from tests.unit.evidence.feeding import check_funnel
 
 
 def read_text(reader: LineReader, text: str, who: Who | None = None, source: str = "job.log") -> list[Fact]:

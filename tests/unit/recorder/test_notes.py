@@ -33,8 +33,7 @@ from ddpdoctor.recorder.storage.ring_reading import read_ring_file
 from ddpdoctor.recorder.storage.ring_writing import Ring, to_json
 from ddpdoctor.recorder.storage.step_parts import parts_of
 from ddpdoctor.recorder.training.step_clock import clock
-
-from .test_flight import PROGRAM
+from tests.unit.recorder.test_flight import PROGRAM
 
 # What the recorder keeps is bounded, whatever a script does for however long; what matters always finds room.
 

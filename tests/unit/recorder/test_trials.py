@@ -19,8 +19,7 @@ from ddpdoctor.recorder.tuning.plan import LEFT_OUT, MEASURED, MEASURED_IN_LAUNC
 from ddpdoctor.recorder.tuning.trial import WARM_UP
 from tests.preloaded import preloaded
 from tests.scenarios.running import clean_environment, free_port
-
-from .test_rings import BOOTSTRAP
+from tests.unit.recorder.test_rings import BOOTSTRAP
 
 # A launch of a trial has one setting from its start: what the script constructs gets it as an argument.
 
