@@ -29,7 +29,7 @@ import sys
 from ddpdoctor.diagnose.bandwidth import BenchReportOptions, build_report
 from ddpdoctor.diagnose.rendezvous import judge
 from ddpdoctor.report.formats import render_json
-from tests.rules.bandwidth.sweeps import bench
+from tests.rules.bandwidth.build import bench
 from tests.rules.rendezvous.build import healthy
 print(render_json(build_report(bench(), BenchReportOptions())))
 print("----")

@@ -1,9 +1,11 @@
-"""Makes facts: small jobs whose ranks sit in calls, sleep, fail or end."""
+"""Makes facts: small jobs whose ranks sit in calls, sleep, fail or end; and asks rules as the verbs do."""
 
 from dataclasses import replace
 
 from ddpdoctor.model.facts import Call, Child, GroupState, Job, Life, ModelSeen, Raised, Rank
 from ddpdoctor.model.stacks import Frame, Stack, StackSample
+from ddpdoctor.rules.engine import judge
+from ddpdoctor.rules.registry import find_rule, rules_of
 
 S = 1_000_000_000
 NOW = 1000 * S
@@ -169,3 +171,21 @@ def job(*ranks, **more):
 def model_of(name):
     """A model that DDP keeps equal in the group of this name."""
     return ModelSeen(group=name, digest="d", count=0, tensors=(), site=None)
+
+
+# Asks rules as the verbs do: facts in, findings and checks out.
+
+
+def judge_about(family, *facts):
+    """Ask all rules of a family about these facts."""
+    return judge(rules_of(family), {type(one): [one] for one in facts})
+
+
+def ask(name, *facts):
+    """Ask one rule, by its code or kind; without facts there is nothing to ask it about."""
+    return judge([find_rule(name)], {type(one): [one] for one in facts})
+
+
+def asking(name):
+    """Return a function that asks one rule about the facts that it is given."""
+    return lambda *facts: ask(name, *facts)

@@ -1,5 +1,8 @@
 """What a rank's process shows of the reason for which it stands still or died: sentences, and what to do."""
 
+from __future__ import annotations
+
+import re
 from dataclasses import replace
 
 import pytest
@@ -19,9 +22,12 @@ from ddpdoctor.model.facts import (
     ProcessCauses,
     Space,
 )
-from ddpdoctor.model.findings import Confidence
+from ddpdoctor.model.findings import Confidence, Finding, Severity
 from ddpdoctor.model.node import KernelView, Xid
 from ddpdoctor.model.stacks import Frame
+from ddpdoctor.rules.progress.job_state import JobState
+from ddpdoctor.rules.registry import PAGES, all_rules, find_rule, rule
+from ddpdoctor.rules.verdict import order_findings, pick_verdict
 from tests.rules.build import (
     LOCK,
     NOW,
@@ -394,3 +400,136 @@ def test_a_device_that_was_lost_has_the_drivers_words_of_the_kernels_log(name):
     assert all(said in one for one in reported) if said else not reported, finding.evidence
     assert bool(reported) is bool(said)
     assert fix in finding.fix, finding.fix
+
+
+# The verdict is the one finding to act on first.
+
+
+RULES = {rule.kind: rule for rule in all_rules()}
+
+
+def found(code, severity=Severity.ERROR, step=None, confidence=Confidence.HIGH):
+    return Finding(code=code, kind=code, severity=severity, confidence=confidence, summary="", step=step)
+
+
+WARNING, INFO = Severity.WARNING, Severity.INFO
+TABLE = {
+    "nothing": ([], None),
+    "an info is none": ([found("DD612", INFO)], None),
+    "a warning before an info": ([found("DD612", INFO), found("DD610", WARNING)], "DD610"),
+    "an error before a warning": ([found("DD502", WARNING, 0), found("DD501", step=9)], "DD501"),
+    "the root of a hang before earlier steps": ([found("DD501", step=1), found("DD601", step=9)], "DD601"),
+    "the earliest step first": ([found("DD504", step=5), found("DD501", step=2)], "DD501"),
+    "within a step the number that spreads": ([found(c, step=2) for c in ("DD505", "DD501", "DD503")], "DD503"),
+    "a non-finite gradient first": ([found("DD503", step=2), found("DD504", step=2)], "DD504"),
+    "data before the other warnings": ([found("DD502", WARNING), found("DD702", WARNING)], "DD702"),
+    "a name before the connections that fail by it": ([found("DD220"), found("DD219"), found("DD207")], "DD207"),
+    "what keeps a job from starting before what spoils it": ([found("DD104"), found("DD129"), found("DD220")], "DD220"),
+    "the node that is absent before a start that fails": ([found("DD221"), found("DD233")], "DD233"),
+    "the surer one": ([found("DD608", confidence=Confidence.LOW), found("DD601")], "DD601"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_verdict(name):
+    findings, code = TABLE[name]
+    verdict = pick_verdict(findings)
+    assert (verdict.code if verdict is not None else None) == code
+    assert pick_verdict(reversed(findings)) == verdict
+
+
+def test_order_keeps_all():
+    findings = [found("DD612", INFO), found("DD601"), found("DD702", WARNING)]
+    assert [f.code for f in order_findings(findings)] == ["DD601", "DD702", "DD612"]
+
+
+def test_what_a_rule_comes_after_is_a_rule_and_no_circle():
+    def depth(kind, seen=()):
+        assert kind not in seen, seen
+        return max((depth(before, (*seen, kind)) + 1 for before in RULES[kind].after), default=0)
+
+    assert max(map(depth, RULES)) > 10
+
+
+STARTING = (
+    "DD205", "DD206", "DD208", "DD207", "DD204", "DD231", "DD232", "DD216", "DD219", "DD235", "DD234", "DD233", "DD202",
+    "DD211", "DD212", "DD201", "DD203", "DD213", "DD220", "DD215", "DD221",
+)  # fmt: skip
+BENCH, NUMBERS = ("DD401", "DD402", "DD403", "DD404", "DD405"), ("DD504", "DD503", "DD501", "DD505", "DD701", "DD502")
+
+
+@pytest.mark.parametrize("codes", [STARTING, BENCH, NUMBERS])
+def test_the_order_that_rules_declare(codes):
+    findings = [found(code) for code in reversed(codes)]
+    assert tuple(finding.code for finding in order_findings(findings)) == codes
+
+
+# Codes and kinds are used once, and every rule has a page.
+
+
+CODES = {
+    "DD601": "stuck", "DD602": "mismatch", "DD603": "early-exit", "DD604": "crash", "DD605": "killed",
+    "DD606": "stopped", "DD607": "missing", "DD608": "deadlock", "DD609": "exit-hang", "DD611": "transport",
+    "DD612": "exit-abort", "DD901": "not-recorded",
+}  # fmt: skip
+
+
+def page_less(job: JobState):
+    return job
+
+
+def with_page(job: JobState):
+    """A page."""
+    return job
+
+
+def about_nothing(thing: Thing):  # noqa: F821 - the name of no facts that there are
+    """A page."""
+    return thing
+
+
+def test_all_rules_are_there_and_sorted():
+    known = {r.code: r.kind for r in all_rules()}
+    assert {code: known.get(code) for code in CODES} == CODES
+    assert list(known) == sorted(known)
+
+
+PAGE = re.compile(
+    r"What it means, How it is recognized(, How sure)?(, What else looks like it)?, What to do(, Example)?"
+)
+
+
+@pytest.mark.parametrize("found", all_rules(), ids=lambda found: found.code)
+def test_pages_have_one_form(found):
+    assert PAGE.fullmatch(", ".join(re.findall("^## (.*)$", found.page, re.MULTILINE)))
+    assert found.page.startswith(("Report ", "Compare ", "Say ", "Note ")), found.page.splitlines()[0]
+
+
+def test_each_page_is_that_of_a_rule():
+    assert {path.stem for path in PAGES.iterdir()} == {found.code for found in all_rules()}
+
+
+@pytest.mark.parametrize("name", ["DD601", "dd601", "stuck", " stuck "])
+def test_a_rule_is_found_by_code_and_kind(name):
+    assert find_rule(name).code == "DD601"
+
+
+def test_an_unknown_rule_is_none():
+    assert find_rule("DD999") is None
+
+
+@pytest.mark.parametrize(("code", "kind"), [("DD601", "new"), ("DD699", "stuck")])
+def test_reuse_is_refused(code, kind):
+    all_rules()
+    with pytest.raises(ValueError, match="taken"):
+        rule(code, kind, Severity.ERROR, "again")(with_page)
+
+
+def test_a_rule_without_a_page_is_refused():
+    with pytest.raises(ValueError, match="docstring"):
+        rule("DD699", "new", Severity.ERROR, "no page")(page_less)
+
+
+def test_a_rule_about_facts_that_no_verb_has_is_refused():
+    with pytest.raises(ValueError, match="asked about a Thing"):
+        rule("DD699", "new", Severity.ERROR, "no such facts")(about_nothing)

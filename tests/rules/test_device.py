@@ -1,26 +1,36 @@
 """Jobs over NCCL without DETAIL: what is judged from the calls that torch's flight recorder holds as pending."""
 
+import random
+import sys
 from dataclasses import replace
 
 import pytest
 
 from ddpdoctor.collect.run.control_flow import read_control_flow
 from ddpdoctor.diagnose.job import judge_job as judge
-from ddpdoctor.model.facts import ControlFlow, DeviceState, GroupState
-from ddpdoctor.model.findings import Confidence
+from ddpdoctor.model.call_log import pack_calls
+from ddpdoctor.model.facts import Call, ControlFlow, DeviceState, GroupState, Life
+from ddpdoctor.model.findings import Confidence, Severity
 from tests.rules.build import (
     C10D,
+    LONG_AGO,
     NOW,
     S,
     backwards,
     call,
     crashed,
     ended,
+    error,
+    failed_in,
+    group,
+    in_backward,
+    in_call,
     in_user,
     job,
     killed,
     line,
     moving,
+    phase,
     rank,
     sample,
     stack,
@@ -313,3 +323,242 @@ def test_a_hang_timeout_above_torchs_limit_is_reported(hang_timeout_s, shown):
     ranks = [aborted(0, pending()), asleep(1), aborted(2, pending())]
     found = judge(job(*ranks, ended=True, launcher_status=1, hang_timeout_s=hang_timeout_s)).findings[0]
     assert any("use a --hang-timeout below 10 min" in text for text in found.evidence) is shown
+
+
+# What must hold for every job: cost grows with the ranks, and no rank that moves is blamed.
+
+
+def count_entries(ranks, code=None):
+    """Return how many Python functions a judgment enters: a measure of its cost that no busy machine disturbs.
+
+    With ``code`` only that function counts.
+    """
+    entered = 0
+
+    def count(frame, event, _argument):
+        nonlocal entered
+        entered += event == "call" and code in (None, frame.f_code)
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        found = judge(job(*ranks))
+    finally:
+        sys.setprofile(before)
+    assert [f.ranks for f in found.findings] == [(3,)]
+    return entered
+
+
+def count_calls(world, culprit):
+    recent = tuple(call(seq=n, index=n, open_=False) for n in range(1, 41))
+    ranks = [in_call(n, seq=41, world=world, recent=recent) for n in range(world)]
+    ranks[3] = culprit(3, world)
+    return count_entries(ranks)
+
+
+def test_cost_of_a_hang_grows_with_the_ranks_and_not_with_their_pairs():
+    def sleeps(number, world):
+        return in_user(number, world=world)
+
+    assert count_calls(256, sleeps) < 3 * count_calls(128, sleeps)
+
+
+def test_cost_of_a_mismatch_grows_with_the_ranks_and_not_with_their_pairs():
+    def differs(number, world):
+        return in_call(number, "reduce", 41, 6, world=world)
+
+    assert count_calls(256, differs) < 3 * count_calls(128, differs)
+
+
+def history(records):
+    """Return the packed calls of a long job, in which every fourth record is a collective."""
+    found = []
+    for n in range(1, records + 1, 4):
+        found += [
+            phase("next_batch", 28, index=n, open_=False),
+            phase("ddp_forward", 29, index=n + 1, open_=False),
+            phase("backward", 30, index=n + 2, open_=False),
+            call(seq=1 + n // 4, index=n + 3, open_=False),
+        ]
+    return pack_calls(found)
+
+
+def after(records, make):
+    """Return eight ranks that wait after a long history, and a fourth among them that is different."""
+    past = history(records)
+    last = {"recent_calls": past, "groups": (group(len(past) // 4, 8),)}
+    ranks = [replace(in_call(n, seq=1 + records // 4, world=8, index=records + 9), recent_calls=past) for n in range(8)]
+    ranks[3] = replace(make(3, records), **last)
+    return ranks
+
+
+def sleeping(number, _records):
+    return in_user(number, world=8)
+
+
+def calling_another(number, records):
+    return in_call(number, "reduce", 1 + records // 4, 6, world=8, index=records + 9)
+
+
+def gone(number, _records):
+    return ended(number, world=8)
+
+
+@pytest.mark.parametrize("make", [sleeping, calling_another, gone])
+def test_few_calls_are_made_of_a_long_packed_history(make):
+    made = count_entries(after(4000, make), Call.__init__.__code__)
+    assert made <= 3 * 8
+
+
+@pytest.mark.parametrize("make", [sleeping, calling_another, gone])
+def test_cost_grows_with_the_records_and_not_with_their_pairs(make):
+    assert count_entries(after(2000, make)) < 3 * count_entries(after(1000, make))
+
+
+def some_rank(dice, number):
+    """Return a rank in any state, with any of its facts missing."""
+    seq = dice.choice([6, 7, 8])
+    makers = [
+        lambda: in_user(number),
+        lambda: in_call(number, dice.choice(["all_reduce", "reduce", "barrier"]), seq),
+        lambda: in_backward(number, dice.choice([None, 6, 7])),
+        lambda: ended(number),
+        lambda: killed(number, dice.choice(["SIGKILL", "SIGABRT", "SIGSEGV", None])),
+        lambda: crashed(number),
+        lambda: failed_in(number, "backward"),
+        lambda: failed_in(number, "all_reduce", seq),
+        lambda: rank(number, life=Life.NEVER_STARTED),
+        lambda: rank(number, proc_state="T"),
+        lambda: rank(number, main_ended_ns=1),
+        lambda: rank(number, open_calls=(call("recv", peer=dice.choice([None, 0, 9])),), groups=()),
+        lambda: rank(number, initialized=False, open_calls=(phase("init_process_group", None),), world_size=None),
+        lambda: rank(number, open_calls=(phase("work_wait", None),), started_ns=None, last_progress_ns=None),
+        lambda: rank(number, open_calls=(phase("new_group"),), pid=None, host=""),
+    ]
+    found = dice.choice(makers)()
+    return moving(found) if dice.random() < 0.5 else found
+
+
+@pytest.mark.parametrize("seed", [5, *(pytest.param(seed, marks=pytest.mark.full) for seed in (6, 7, 8))])
+def test_no_job_makes_a_rule_raise_or_blames_a_rank_that_moves(seed):
+    dice = random.Random(seed)
+    for _ in range(800):
+        ranks = [some_rank(dice, n) for n in range(dice.choice([0, 1, 2, 3, 4]))]
+        seen = job(*ranks, ended=dice.random() < 0.3, debug_level=dice.choice(["OFF", "DETAIL"]))
+        found = judge(seen)
+        assert [c for c in found.checks if c.outcome == "crashed"] == []
+        errors = [f for f in found.findings if f.severity is Severity.ERROR]
+        assert all(len(f.where) <= 2 * len(f.ranks) + 2 for f in errors)
+        if seen.ended or any(r.life in (Life.EXITED, Life.SIGNALED) for r in ranks):
+            continue
+        alive = {r.rank for r in ranks if r.life is Life.RUNNING and r.last_progress_ns == moving(r).last_progress_ns}
+        at_end = {r.rank for r in ranks if r.main_ended_ns is not None}
+        blamed = {n for f in errors for n in f.ranks}
+        assert blamed & (alive - at_end) == set(), [(f.kind, f.ranks) for f in errors]
+
+
+# Ranks of a device mesh: who waits in which dimension and for whom, and errors that a library of torch's passed
+# on.
+
+
+def mesh_group(name, dim, ranks, enqueued):
+    return GroupState(name=name, ranks=ranks, backend="gloo", enqueued=enqueued, mesh_dim=dim)
+
+
+def waiting(number, op, seq, name, *groups, **more):
+    return rank(number, 4, open_calls=(call(op, seq, 20, group=name, **more),), groups=groups)
+
+
+def two_by_two(inner="tp", outer="dp"):
+    """Rank 3 of a mesh of 2 by 2 stands still: 2 waits for it in one dimension, 1 in the other, 0 behind that."""
+    first, second = mesh_group("1", inner, (0, 1), 5), mesh_group("2", inner, (2, 3), 5)
+    even, odd = mesh_group("3", outer, (0, 2), 5), mesh_group("4", outer, (1, 3), 5)
+    behind = mesh_group("3", outer, (0, 2), 4)
+    return (
+        waiting(0, "all_reduce", 5, "3", first, even),
+        waiting(1, "all_reduce", 5, "4", first, odd),
+        waiting(2, "all_gather", 5, "2", second, behind),
+        in_user(3, groups=(mesh_group("2", inner, (2, 3), 4), mesh_group("4", outer, (1, 3), 4)), world=4),
+    )
+
+
+@pytest.mark.parametrize(
+    ("dims", "summary", "seen"),
+    [
+        pytest.param(
+            ("tp", "dp"),
+            "; ranks 1 and 2 are waiting for it in the dp and tp groups; rank 0 is waiting behind ranks 1 and 2",
+            (
+                "ranks 0 and 1 wait in all_reduce of float32[16] in their dp groups for ranks 2 and 3, train.py:20",
+                "rank 2 waits in all_gather of float32[16] in the tp group (ranks 2 and 3) for rank 3, train.py:20",
+            ),
+            id="named dimensions",
+        ),
+        pytest.param(
+            ("dim_1", "dim_0"),
+            "; ranks 1 and 2 are waiting for it in the mesh dimension 0 and mesh dimension 1 groups; "
+            "rank 0 is waiting behind ranks 1 and 2",
+            ("in the mesh dimension 1 group (ranks 2 and 3) for rank 3",),
+            id="dimensions without names",
+        ),
+        pytest.param(
+            ("", ""),
+            "; ranks 0-2 are waiting for it",
+            ("rank 2 waits in all_gather of float32[16], train.py:20",),
+            id="no mesh",
+        ),
+    ],
+)
+def test_waits_are_reported_by_dimension(dims, summary, seen) -> None:
+    verdict = judge(job(*two_by_two(*dims))).findings[0]
+    assert (verdict.kind, verdict.ranks) == ("stuck", (3,))
+    assert verdict.summary.endswith(summary)
+    assert all(any(words in sentence for sentence in verdict.evidence) for words in seen), verdict.evidence
+
+
+def test_a_dimension_that_spans_all_ranks_is_the_group_of_all() -> None:
+    everybody = tuple(range(4))
+    ranks = [waiting(n, "all_reduce", 5, "0", mesh_group("0", "dp", everybody, 5)) for n in range(3)]
+    verdict = judge(job(*ranks, in_user(3, world=4, enqueued=4))).findings[0]
+    assert verdict.summary.endswith("; ranks 0-2 are waiting for it in all_reduce")
+
+
+def test_a_receive_says_from_whom() -> None:
+    found = judge(job(waiting(0, "irecv", None, "0", peer=1), in_user(1, world=2), world_size=2)).findings[0]
+    assert any("in irecv of float32[16] from rank 1, " in sentence for sentence in found.evidence), found.evidence
+
+
+def heard_of(number, of_ranks, at, **more):
+    """A rank on which a distributed checkpoint raised the collection of errors."""
+    text = f"CheckpointException ranks:dict_keys({list(of_ranks)})"
+    return crashed(number, error("CheckpointException", text, at, (line(30), C10D), of_ranks=of_ranks, **more))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "blamed"),
+    [
+        pytest.param(
+            (
+                heard_of(0, (1,), LONG_AGO),
+                crashed(1, error(at=LONG_AGO + S, of_ranks=(1,), passed_on_as="CheckpointException")),
+                heard_of(2, (1,), LONG_AGO),
+            ),
+            (1,),
+            id="the rank whose error it was raised last",
+        ),
+        pytest.param(
+            (heard_of(0, (0, 1), LONG_AGO), heard_of(1, (0, 1), LONG_AGO), heard_of(2, (0, 1), LONG_AGO)),
+            (0, 1, 2),
+            id="all at one line, with errors of several",
+        ),
+    ],
+)
+def test_who_only_heard_of_an_error_is_not_blamed(ranks, blamed) -> None:
+    verdict = judge(job(*ranks)).findings[0]
+    assert (verdict.kind, verdict.ranks) == ("crash", blamed)
+
+
+def test_the_error_that_the_log_ends_with_is_named() -> None:
+    raised = error(passed_on_as="RuntimeError")
+    verdict = judge(job(crashed(0, raised), in_user(1, world=2), world_size=2)).findings[0]
+    assert "torch raised RuntimeError because of this error" in verdict.evidence

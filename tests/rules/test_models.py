@@ -9,7 +9,6 @@ from ddpdoctor.model.consistency import Consistency, What
 from ddpdoctor.model.facts import Fault, ModelSeen, ReducerSaid, TensorSeen
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.rules.verdict import pick_verdict
-from tests.rules.asking import judge_about
 from tests.rules.build import (
     AUTOGRAD,
     LONG_AGO,
@@ -23,6 +22,7 @@ from tests.rules.build import (
     in_call,
     in_user,
     job,
+    judge_about,
     line,
     moving,
     phase,

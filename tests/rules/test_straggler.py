@@ -2,13 +2,32 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from ddpdoctor.diagnose.job import judge_job as judge
+from ddpdoctor.model.facts import Blocked, FileLock, LostChild, ProcessCauses, Rank, Receiving, Work, WorkingChild
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
-from ddpdoctor.model.steps import FetchTimes, LineSeen, Phase, StepEnd, StepTimes, pace_of
-from tests.rules.build import LONG_AGO, NOW, S, call, crashed, ended, group, in_backward, in_user, job, line, phase
+from ddpdoctor.model.steps import CoreTime, FetchTimes, LineSeen, Phase, StepEnd, StepTimes, pace_of
+from ddpdoctor.rules.progress.straggler import SlowCause, find_slow_reason, shares_busy_cores
+from tests.rules.build import (
+    LONG_AGO,
+    NOW,
+    S,
+    call,
+    crashed,
+    ended,
+    group,
+    in_backward,
+    in_call,
+    in_user,
+    job,
+    line,
+    phase,
+)
+from tests.rules.speed.jobs import STEPS, rank
+from tests.rules.test_ended import limited
 
 MS = 1000
 COMMUNICATION_MS = 2.0
@@ -18,16 +37,16 @@ def trained(*work, steps=60, ends_with=StepEnd.REDUCTION, groups=("",), lines=()
     """A job that finished. ``work`` is, by rank, a function of the step's number that returns busy ms by phase."""
     busy = [[work[rank](number) for number in range(1, steps + 1)] for rank in range(len(work))]
     ranks = []
-    for rank in range(len(work)):
-        name = groups[rank % len(groups)]
+    for number in range(len(work)):
+        name = groups[number % len(groups)]
         fellows = [r for r in range(len(work)) if groups[r % len(groups)] == name]
         slowest = [max(sum(busy[fellow][i]) for fellow in fellows) + COMMUNICATION_MS for i in range(steps)]
         ranks.append(
             ended(
-                rank,
+                number,
                 len(work),
-                step_times=step_times(busy[rank], slowest, ends_with, name),
-                lines_seen=tuple(seen for number, seen in lines if number == rank),
+                step_times=step_times(busy[number], slowest, ends_with, name),
+                lines_seen=tuple(seen for of, seen in lines if of == number),
                 main_ended_ns=LONG_AGO,
                 groups=() if worlds is None else (group(0, 0, name, worlds[name]),),
             )
@@ -355,3 +374,196 @@ def test_the_line_of_a_spawned_worker_is_not_that_of_its_imports():
     loops = replace(found.ranks[0], recent_calls=(phase("next_batch", 50, open_=False),))
     finding = straggler(replace(found, ranks=(loops, *found.ranks[1:])))
     assert [place.line for place in finding.where] == [31, 50]
+
+
+# A rank that works is busy, shown with what it does; whoever waits in vain is not, whatever else its process
+# does.
+
+
+LOW, MEDIUM, HIGH = Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH
+FEW, MANY = 10_000.0, 40_000_000.0
+
+
+def work(cores=0.0, wanted=None, read=0.0, written=0.0):
+    return Work(over_s=2.0, cores=cores, wanted=wanted, read_bytes_s=read, written_bytes_s=written)
+
+
+def child(**done):
+    return WorkingChild(pid=77, name="gcc -O2 a.c", work=work(**done))
+
+
+def found(causes, **more):
+    (finding,) = judge(job(in_call(0), in_user(1, line(12, "tokenize"), causes=causes, **more), in_call(2))).findings
+    return finding
+
+
+BUSY = {
+    "computes": (ProcessCauses(work=work(0.97)), "has used 97% of a core for 60 s", LOW),
+    "computes in many threads": (ProcessCauses(work=work(7.6)), "has used 97% of a core for 60 s", LOW),
+    "computes on a crowded machine": (
+        ProcessCauses(work=work(0.1, 0.95)), "has used 97% of a core for 60 s", LOW,
+    ),
+    "reads": (ProcessCauses(work=work(0.05, read=MANY)), "reads 40 MB/s", MEDIUM),
+    "reads a file": (
+        ProcessCauses(work=work(0.05, read=MANY), blocked=Blocked(call="read", file="/data/a.bin")),
+        "reads 40 MB/s from a.bin",
+        MEDIUM,
+    ),
+    "writes": (ProcessCauses(work=work(0.05, written=2_500_000.0)), "writes 2.5 MB/s", MEDIUM),
+    "downloads": (
+        ProcessCauses(work=work(), receiving=Receiving(remote="10.0.0.4:443", bytes_s=MANY)),
+        "receives 40 MB/s from 10.0.0.4:443",
+        MEDIUM,
+    ),
+    "its child computes": (
+        ProcessCauses(work=work(), working_children=(child(cores=1.0),)),
+        "its child gcc -O2 a.c (process 77) uses 100% of a core",
+        MEDIUM,
+    ),
+    "its child computes on a crowded machine": (
+        ProcessCauses(work=work(), working_children=(child(cores=0.1, wanted=0.9),)),
+        "its child gcc -O2 a.c (process 77) wants 90% but gets 10% of a core",
+        MEDIUM,
+    ),
+    "its child copies": (
+        ProcessCauses(work=work(), working_children=(child(cores=0.1, written=MANY),)),
+        "its child gcc -O2 a.c (process 77) writes 40 MB/s",
+        MEDIUM,
+    ),
+}  # fmt: skip
+VAIN = {
+    "sleeps": ProcessCauses(work=work()),
+    "polls": ProcessCauses(work=work(0.02, 0.05, read=FEW)),
+    "has a child that idles": ProcessCauses(work=work(), working_children=(child(cores=0.12, read=FEW),)),
+    "waits for a lock while a thread computes": ProcessCauses(
+        work=work(0.9),
+        waits_for_lock=FileLock(path="/data/lock", kind="flock", holder_pid=9, holder="python train.py"),
+    ),
+    "waits for input while a thread computes": ProcessCauses(
+        work=work(0.9), blocked=Blocked(call="read", alone_on_fd0=True)
+    ),
+    "nobody looked for long enough": ProcessCauses(busy_cores=0.9),
+}
+
+
+@pytest.mark.parametrize("name", BUSY)
+def test_a_rank_that_works_is_busy(name):
+    causes, said, confidence = BUSY[name]
+    finding = found(causes, cpu_share=0.97 if "comput" in said or "used" in said else 0.0)
+    sentence = said if said.startswith("its child") else f"it {said}"
+    assert finding.summary == (
+        f"rank 1 is busy in tokenize (train.py:12): {sentence}; ranks 0 and 2 are waiting for it in all_reduce"
+    )
+    assert (finding.kind, finding.ranks, finding.confidence) == ("stuck", (1,), confidence)
+    assert finding.evidence[0].startswith(f"rank 1: {said}")
+    assert "before init_process_group" in finding.fix
+
+
+@pytest.mark.parametrize("name", VAIN)
+def test_a_rank_that_waits_in_vain_is_not(name):
+    finding = found(VAIN[name], cpu_share=0.9)
+    assert finding.summary.startswith("rank 1 is stuck in tokenize (train.py:12);")
+    assert finding.confidence is HIGH
+
+
+def test_a_dead_child_is_what_it_waits_for_though_it_computes():
+    lost = LostChild(pid=9, name="python", signal="SIGKILL")
+    finding = found(
+        ProcessCauses(work=work(0.9), lost_children=(lost,), blocked=Blocked(call="read", file="pipe")), cpu_share=0.9
+    )
+    assert "is stuck" in finding.summary
+
+
+def test_work_is_measured_of_now_and_not_of_the_past():
+    assert "is stuck" in found(ProcessCauses(work=work(0.01, 0.02)), cpu_share=0.9).summary
+
+
+def test_the_fix_says_for_how_long_torch_waits():
+    ranks = (limited(in_call(0), 1800.0), in_user(1, causes=ProcessCauses(work=work(0.97))), in_call(2))
+    (finding,) = judge(job(*ranks)).findings
+    assert "if the others must wait more than 30 min, raise the group's timeout" in finding.fix
+
+
+def test_ranks_that_compute_while_nobody_waits_are_left_in_peace_for_four_hang_timeouts():
+    causes = ProcessCauses(work=work(0.97))
+    patient = judge(job(*(in_user(n, causes=causes, last_progress_ns=NOW - 30 * S) for n in range(3))))
+    assert patient.findings == ()
+    (finding,) = judge(job(*(in_user(n, causes=causes, last_progress_ns=LONG_AGO) for n in range(3)))).findings
+    assert (finding.ranks, finding.confidence) == ((0, 1, 2), MEDIUM)
+    assert finding.summary == "ranks 0-2 are busy in read_batch (train.py:12); no rank is waiting for another"
+
+
+def test_a_busy_rank_is_never_stopped_unasked():
+    ranks = (in_call(0), in_user(1, causes=ProcessCauses(work=work(0.97))), in_call(2))
+    judged = judge(job(*ranks))
+    assert (judged.certain, judged.proven) == (True, False)
+
+
+# Why a rank is slow: each cause, and what only looks like it.
+
+
+COST_MS = 40.0
+
+
+def cores(number: int, on_core_ms: float, queued_ms: float, **more: Any) -> Rank:
+    """A rank that runs and waits for a core for so long in each step of 100 ms."""
+    time = CoreTime(elapsed_ms=100.0 * STEPS, on_core_ms=on_core_ms * STEPS, queued_ms=queued_ms * STEPS)
+    return rank(number, speed={"core_time": time}, **more)
+
+
+USUAL = rank(0)
+CAUSES = {
+    "collections": (rank(1, {"gc": 30.0}), SlowCause.COLLECTIONS),
+    "a larger batch": (rank(1, {"forward": 72.0}, numel=128), SlowCause.BATCH),
+    "input": (rank(1, {"data": 41.0}), SlowCause.INPUT),
+    "waiting in forward": (rank(1, {"forward": 72.0}), SlowCause.COMPUTE),
+    "computing in backward": (rank(1, {"backward": 102.0}, cpu_ms={"backward": 30.0}), SlowCause.WORK),
+    "too little of anything": (rank(1, {"gc": 15.0, "data": 16.0}), None),
+}
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_the_cause_explains_half_of_the_cost(name: str) -> None:
+    slow, cause = CAUSES[name]
+    reason = find_slow_reason(slow, [USUAL], COST_MS)
+    assert (reason.cause if reason else None) is cause
+
+
+def test_a_rank_whose_core_is_taken() -> None:
+    slow, free = cores(1, 30.0, 45.0), cores(0, 30.0, 1.0)
+    reason = find_slow_reason(slow, [free], COST_MS)
+    assert reason is not None
+    assert reason.cause is SlowCause.HOST_LOAD
+    assert not shares_busy_cores(slow, [free], COST_MS)
+
+
+def test_ranks_whose_cores_are_all_taken() -> None:
+    assert shares_busy_cores(cores(1, 30.0, 55.0), [cores(0, 30.0, 20.0)], COST_MS)
+    assert shares_busy_cores(cores(1, 10.0, 45.0), [cores(0, 10.0, 5.0)], COST_MS)
+
+
+@pytest.mark.parametrize(
+    ("own_ms", "others_ms", "computing_ms", "contested"),
+    [(25.0, 15.0, 0.0, True), (25.0, 7.0, 0.0, False), (15.0, 15.0, 0.0, False), (25.0, 15.0, 35.0, False)],
+)
+def test_a_loader_is_not_blamed_where_all_ranks_wait_for_cores(
+    own_ms: float, others_ms: float, computing_ms: float, *, contested: bool
+) -> None:
+    slow = cores(1, 30.0, own_ms, parts_ms={"data": 41.0}, cpu_ms={"data": computing_ms})
+    reason = find_slow_reason(slow, [cores(0, 30.0, others_ms)], COST_MS)
+    assert reason is not None
+    assert reason.cause is SlowCause.INPUT
+    assert shares_busy_cores(slow, [cores(0, 30.0, others_ms)], COST_MS) is contested
+
+
+def test_a_rank_that_computes_more_waits_more_for_its_core() -> None:
+    slow, other = cores(1, 60.0, 50.0, numel=128), cores(0, 30.0, 25.0)
+    reason = find_slow_reason(slow, [other], COST_MS)
+    assert reason is not None
+    assert reason.cause is SlowCause.BATCH
+    assert not shares_busy_cores(slow, [other], COST_MS)
+
+
+def test_a_rank_that_sleeps_beside_busy_cores_is_slow_by_itself() -> None:
+    slow = cores(1, 5.0, 12.0, parts_ms={"data": 45.0})
+    assert not shares_busy_cores(slow, [cores(0, 5.0, 12.0)], COST_MS)

@@ -9,7 +9,7 @@ from ddpdoctor.model.bandwidth import Assessment, BenchSettings, Collective, Mod
 from ddpdoctor.rules.bandwidth.curve import build_curves
 from ddpdoctor.rules.bandwidth.shape import describe_end, find_latency, find_plateau, fit_line, fit_of
 from ddpdoctor.rules.bandwidth.sweeps import size_at, time_at
-from tests.rules.bandwidth.sweeps import A100, GIB, H200, KIB, MIB, bench, linear, members, powers, series, sweep, upto
+from tests.rules.bandwidth.build import A100, GIB, H200, KIB, MIB, bench, linear, members, powers, series, sweep, upto
 
 HEALTHY, BELOW, NOISY = Assessment.HEALTHY, Assessment.BELOW, Assessment.NOISY
 NO_REFERENCE, NOT_REACHED, NOT_DEFINED = Assessment.NO_REFERENCE, Assessment.NOT_REACHED, Assessment.NOT_DEFINED

@@ -11,12 +11,19 @@ from ddpdoctor.rules.bandwidth.reasons_cpu import processor_reasons
 from ddpdoctor.rules.bandwidth.reasons_nccl import nccl_reasons
 from ddpdoctor.rules.bandwidth.reasons_network import network_reasons
 from ddpdoctor.rules.bandwidth.reasons_variables import variable_reasons
-from tests.rules.bandwidth.benches_why import bench, governor, load, log, machine, reported
-from tests.rules.environment.build import fleet
-from tests.rules.environment.gpu_nodes import all_named, gpus_of
-from tests.rules.environment.link_facts import NO_RDMA, hca, rdma
-from tests.rules.environment.machine_facts import limits
-from tests.rules.environment.network import interface, names, network
+from tests.rules.bandwidth.build import bench_of, governor, load, log, machine, reported
+from tests.rules.environment.build import (
+    NO_RDMA,
+    all_named,
+    fleet,
+    gpus_of,
+    hca,
+    interface,
+    limits,
+    names,
+    network,
+    rdma,
+)
 
 TWO = ("node0", "node0")
 APART = ("node0", "node1")
@@ -45,17 +52,17 @@ def test_what_explains_most_comes_first_and_equal_reasons_of_hosts_are_one():
 
 
 def test_a_bench_without_machines_has_no_reasons():
-    seen = view(bench(*TWO, backend="nccl", logs=[log(0, "Socket", SHM=2)]), None)
+    seen = view(bench_of(*TWO, backend="nccl", logs=[log(0, "Socket", SHM=2)]), None)
     assert [*processor_reasons(seen), *network_reasons(seen), *nccl_reasons(seen), *variable_reasons(seen)] == []
 
 
 def test_a_machine_that_was_read_without_a_launcher_is_the_one_that_all_ranks_are_on():
-    seen = view(bench("node0"), fleet(machine(ranks=(None,))))
+    seen = view(bench_of("node0"), fleet(machine(ranks=(None,))))
     assert [place.ranks for place in seen.places] == [(0,)]
 
 
 def test_machines_without_a_rank_of_the_bench_are_left_out():
-    seen = view(bench("node0"), fleet(machine(ranks=(0,)), machine("node1", ranks=(7,))))
+    seen = view(bench_of("node0"), fleet(machine(ranks=(0,)), machine("node1", ranks=(7,))))
     assert [place.node.host for place in seen.places] == ["node0"]
 
 
@@ -75,18 +82,18 @@ def test_machines_without_a_rank_of_the_bench_are_left_out():
     ],
 )
 def test_more_ranks_than_processors(cpus, changes, expected):
-    seen = texts(processor_reasons, bench(*TWO), machine(cpus=cpus, limits=limits(cpus_online=8, **changes)))
+    seen = texts(processor_reasons, bench_of(*TWO), machine(cpus=cpus, limits=limits(cpus_online=8, **changes)))
     assert [text.partition(":")[0] for text in seen] == expected
 
 
 def test_one_rank_with_less_than_a_processor():
     one = machine(ranks=(0,), cpus=((0, 1),), limits=limits(cpu_quota=0.5))
-    (text,) = texts(processor_reasons, bench("node0"), one)
+    (text,) = texts(processor_reasons, bench_of("node0"), one)
     assert text.startswith("LIMIT 1 rank has a quota of 0.5 CPUs")
 
 
 def test_more_ranks_than_processors_where_limits_could_not_be_read():
-    ((effect, reason),) = reported(processor_reasons, bench(*TWO), machine(cpus=((0,),)))
+    ((effect, reason),) = reported(processor_reasons, bench_of(*TWO), machine(cpus=((0,),)))
     assert (effect, reason.source, reason.ranks) == ("LIMIT", "sched_getaffinity", (0, 1))
     assert reason.text == "2 ranks share 1 CPU: a collective waits for ranks that have no core"
     assert reason.fix.startswith("start at most 1 rank here")
@@ -107,18 +114,18 @@ def test_more_ranks_than_processors_where_limits_could_not_be_read():
     ],
 )
 def test_a_busy_machine(cpus, busy, expected):
-    found = reported(processor_reasons, bench(*TWO), machine(cpus=cpus, load=load(busy)))
+    found = reported(processor_reasons, bench_of(*TWO), machine(cpus=cpus, load=load(busy)))
     assert [(effect, reason.ranks) for effect, reason in found] == [("SHARED", ranks) for ranks in expected]
 
 
 def test_the_words_of_a_busy_machine():
-    ((_, reason),) = reported(processor_reasons, bench(*TWO), machine(cpus=((0,), (1,)), load=load({1: 0.96})))
+    ((_, reason),) = reported(processor_reasons, bench_of(*TWO), machine(cpus=((0,), (1,)), load=load({1: 0.96})))
     assert reason.text == "other processes kept 1.0 of 1 CPU busy (CPU 1), but 1 rank needs them too"
     assert reason.hosts == ("node0",)
 
 
 def test_ranks_that_did_not_look_count_where_all_have_the_same_processors():
-    seen = bench("node0", "node0", "node0")
+    seen = bench_of("node0", "node0", "node0")
     one = machine(ranks=(0,), cpus=((0, 1, 2),), load=load({0: 1.0}))
     assert texts(processor_reasons, seen, one) == []  # of one rank that is known to be here
     three = machine(ranks=(0, 1, 2), cpus=((0, 1, 2),), load=load({0: 1.0}))
@@ -139,12 +146,14 @@ def test_ranks_that_did_not_look_count_where_all_have_the_same_processors():
 )
 def test_governors(one, effect):
     seen = machine(load=load(governors=[one]))
-    assert [name for name, _ in reported(processor_reasons, bench(*TWO), seen)] == ([] if effect is None else [effect])
+    assert [name for name, _ in reported(processor_reasons, bench_of(*TWO), seen)] == (
+        [] if effect is None else [effect]
+    )
 
 
 @pytest.mark.parametrize(("steal", "count"), [(None, 0), (0.0, 0), (0.04, 0), (0.12, 1)])
 def test_stolen_time(steal, count):
-    assert len(texts(processor_reasons, bench(*TWO), machine(load=load(steal=steal)))) == count
+    assert len(texts(processor_reasons, bench_of(*TWO), machine(load=load(steal=steal)))) == count
 
 
 # Interfaces
@@ -163,20 +172,20 @@ def gloo_hosts(*cards, own="10.0.0.4"):
 
 def test_gloo_on_one_host_is_no_figure_of_a_network():
     one = machine(network=network(card(speed=1000)), names=names("10.0.0.4"))
-    ((effect, reason),) = reported(network_reasons, bench(*TWO, results=[3.0]), one)
+    ((effect, reason),) = reported(network_reasons, bench_of(*TWO, results=[3.0]), one)
     assert effect == "CONTEXT"
     assert "over eth0, whose address 10.0.0.4 is this host's own" in reason.text
 
 
 def test_gloo_on_loopback():
     one = machine(network=network(), names=names("127.0.1.1"))
-    ((_, reason),) = reported(network_reasons, bench(*TWO), one)
+    ((_, reason),) = reported(network_reasons, bench_of(*TWO), one)
     assert "sends data through the kernel over lo, so this measures CPUs and memory" in reason.text
 
 
 def test_one_rank_sends_nothing():
     one = machine(ranks=(0,), network=network(card(speed=1000)), names=names("10.0.0.4"))
-    assert texts(network_reasons, bench("node0"), one) == []
+    assert texts(network_reasons, bench_of("node0"), one) == []
 
 
 @pytest.mark.parametrize(
@@ -192,7 +201,7 @@ def test_one_rank_sends_nothing():
     ],
 )
 def test_a_slow_interface(speed, results, expected):
-    seen = bench(*APART, results=results)
+    seen = bench_of(*APART, results=results)
     found = texts(network_reasons, seen, *gloo_hosts(card(speed=speed, mtu=9000)))
     if expected is None:
         assert found == []
@@ -210,7 +219,7 @@ def test_a_slow_interface(speed, results, expected):
     ],
 )
 def test_a_speed_that_means_something(changes, count):
-    seen = bench(*APART, results=[1.2])
+    seen = bench_of(*APART, results=[1.2])
     assert len(texts(network_reasons, seen, *gloo_hosts(card(speed=10_000, mtu=9000, **changes)))) == count
 
 
@@ -218,7 +227,7 @@ def test_a_faster_interface_that_is_not_taken():
     hosts = gloo_hosts(
         card(speed=10_000, mtu=9000), card("ib0", "10.1.0.4/24", speed=400_000), card("eth9", "10.2.0.4/24", speed=1000)
     )
-    ((effect, reason),) = reported(network_reasons, bench(*APART, results=[0.3]), *hosts)
+    ((effect, reason),) = reported(network_reasons, bench_of(*APART, results=[0.3]), *hosts)
     assert (effect, reason.fix) == ("LIMIT", "export GLOO_SOCKET_IFNAME=ib0 on all hosts")
     assert reason.text.endswith("; ib0 has 400 Gbit/s")
     assert reason.hosts == ("node0",)
@@ -227,12 +236,14 @@ def test_a_faster_interface_that_is_not_taken():
 @pytest.mark.parametrize("other", [{"up": False}, {"name": "docker0"}, {"name": "wg0"}])
 def test_an_interface_that_cannot_be_taken_is_no_advice(other):
     faster = card(**{"name": "eth1", "address": "10.1.0.4/24", "speed": 400_000, **other})
-    assert texts(network_reasons, bench(*APART, results=[0.3]), *gloo_hosts(card(speed=10_000, mtu=9000), faster)) == []
+    assert (
+        texts(network_reasons, bench_of(*APART, results=[0.3]), *gloo_hosts(card(speed=10_000, mtu=9000), faster)) == []
+    )
 
 
 def test_a_vpn():
     hosts = gloo_hosts(card("tailscale0", virtual=True), card("eth0", "10.9.0.4/24"))
-    ((effect, reason),) = reported(network_reasons, bench(*APART), *hosts)
+    ((effect, reason),) = reported(network_reasons, bench_of(*APART), *hosts)
     assert (effect, reason.fix) == ("OTHER_WAY", "export GLOO_SOCKET_IFNAME=eth0 on all hosts")
 
 
@@ -240,7 +251,7 @@ def test_a_vpn():
     ("speed", "mtu", "count"), [(25_000, 1500, 1), (25_000, 9000, 0), (1000, 1500, 0), (None, 1500, 0)]
 )
 def test_small_packets(speed, mtu, count):
-    found = texts(network_reasons, bench(*APART, results=[0.01]), *gloo_hosts(card(speed=speed, mtu=mtu)))
+    found = texts(network_reasons, bench_of(*APART, results=[0.01]), *gloo_hosts(card(speed=speed, mtu=mtu)))
     assert len([text for text in found if text.startswith("SMALL")]) == count
 
 
@@ -256,7 +267,7 @@ def nccl_hosts(*cards, devices=(), **logged):
         )
         for rank, host in enumerate(APART)
     ]
-    return bench(*APART, backend="nccl", logs=logs, results=[0.11]), nodes
+    return bench_of(*APART, backend="nccl", logs=logs, results=[0.11]), nodes
 
 
 def test_nccl_over_tcp_is_held_to_its_interfaces():
@@ -288,7 +299,7 @@ def test_packets_of_roce(mtu, size):
 
 def nccl(*hosts, gpus=None, logs=(), devices=(), **settings):
     """A bench over NCCL and its machines, 8 H100 on NVSwitches each."""
-    seen = bench(*hosts, backend="nccl", logs=logs, **settings)
+    seen = bench_of(*hosts, backend="nccl", logs=logs, **settings)
     nodes = [
         machine(
             host,
@@ -371,7 +382,7 @@ def test_nvlink_sharp(hosts, nvls, name, settings, count):
 
 
 def test_a_gloo_bench_asks_nothing_of_nccl():
-    seen = bench(*TWO, logs=[log(0, "Socket", SHM=2)])
+    seen = bench_of(*TWO, logs=[log(0, "Socket", SHM=2)])
     assert texts(nccl_reasons, seen, machine(gpus=gpus_of())) == []
 
 
@@ -389,7 +400,7 @@ def left_set(hosts, backend="nccl", devices=(), conf_files=(), **variables):
         )
         for host in dict.fromkeys(hosts)
     ]
-    found = list(variable_reasons(view(bench(*hosts, backend=backend), fleet(*nodes))))
+    found = list(variable_reasons(view(bench_of(*hosts, backend=backend), fleet(*nodes))))
     effects = {one.reason.text: one.effect.name for one in found}
     return [(effects[reason.text], reason) for reason in order(found)]
 

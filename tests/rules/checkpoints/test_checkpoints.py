@@ -19,7 +19,7 @@ from ddpdoctor.model.saved import (
     TensorIn,
     Weights,
 )
-from tests.rules.asking import judge_about
+from tests.rules.build import judge_about
 
 E, W, N = Severity.ERROR, Severity.WARNING, Severity.INFO
 NAMES = ("body.weight", "body.bias", "head.weight")

@@ -15,7 +15,7 @@ from ddpdoctor.model.consistency import (
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.rules.verdict import pick_verdict
 from tests.rules import build
-from tests.rules.asking import judge_about
+from tests.rules.build import judge_about
 
 SETTINGS = (("lr", "0.1"), ("weight_decay", "0"))
 KINDS = {

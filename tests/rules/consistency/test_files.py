@@ -4,7 +4,7 @@ import pytest
 
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.model.saved import Apart, DiffFacts, Kind, SavedFile, Unequal
-from tests.rules.asking import judge_about
+from tests.rules.build import judge_about
 
 TWO = ((0,), (1,))
 ODD = ((0, 2), (1,))

@@ -10,7 +10,7 @@ from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.model.trial import GradientErrors, OneProcess, Participant, ReferenceStep, Rerun, Trial, TrialSettings
 from ddpdoctor.rules.consistency.reference_causes import LIMIT
 from tests.rules import build
-from tests.rules.asking import asking, judge_about
+from tests.rules.build import asking, judge_about
 from tests.rules.consistency.build import (
     PASSED,
     against,

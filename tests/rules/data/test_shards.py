@@ -9,7 +9,7 @@ import pytest
 
 from ddpdoctor.model.data import Chosen, Cut
 from ddpdoctor.model.findings import Confidence
-from tests.rules.asking import asking
+from tests.rules.build import asking
 from tests.rules.data.seen import LINE, TORCHS, broken_off, drawn, loader, order, outcome, replicas, sampler, share
 
 gaps = asking("DD703")

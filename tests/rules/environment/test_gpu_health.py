@@ -11,8 +11,7 @@ from ddpdoctor.model.node import GpuProcess, GpuTrial, GpuWork, KernelView, Laun
 from ddpdoctor.model.reading import Unread, Why
 from ddpdoctor.rules.environment.gpus import XIDS
 from tests.machines import load_machine
-from tests.rules.environment.build import ask, failed, fleet, node, process
-from tests.rules.environment.gpu_nodes import all_named, gpu_node, gpus_of, with_gpu
+from tests.rules.environment.build import all_named, ask, failed, fleet, gpu_node, gpus_of, node, process, with_gpu
 
 GIB, MIB = 2**30, 2**20
 

@@ -6,10 +6,27 @@ import pytest
 
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.node import GpuTrial, NvLink, PeerAccess, PeerCopy
-from tests.rules.environment.build import ask, failed, node, process
-from tests.rules.environment.gpu_nodes import all_named, gpu_node, gpus_of, pci_of, torch_of
-from tests.rules.environment.link_facts import GEFORCE, NO_RDMA, bridge, hca, nic, pci, pci_device, rdma, roce
-from tests.rules.environment.machine_facts import gpus
+from tests.rules.environment.build import (
+    GEFORCE,
+    NO_RDMA,
+    all_named,
+    ask,
+    bridge,
+    failed,
+    gpu_node,
+    gpus,
+    gpus_of,
+    hca,
+    nic,
+    node,
+    pci,
+    pci_device,
+    pci_of,
+    process,
+    rdma,
+    roce,
+    torch_of,
+)
 
 E, W, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 PCIE = "NVIDIA A100 80GB PCIe"

@@ -7,8 +7,7 @@ import pytest
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.model.node import GpuOnBus, Launcher
 from ddpdoctor.model.reading import Unread, Why
-from tests.rules.environment.build import ask, failed, fleet, node, process
-from tests.rules.environment.gpu_nodes import gpu_node, gpus_of, torch_of, torchrun
+from tests.rules.environment.build import ask, failed, fleet, gpu_node, gpus_of, node, process, torch_of, torchrun
 
 NO_DRIVER = Unread(why=Why.ABSENT, reason="there is no NVIDIA driver here")
 CVD = "CUDA_VISIBLE_DEVICES"

@@ -3,8 +3,7 @@ import pytest
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import Unread, Why
-from tests.rules.environment.build import ask, failed, fleet, node, process
-from tests.rules.environment.network import interface, lookup, names, network
+from tests.rules.environment.build import ask, failed, fleet, interface, lookup, names, network, node, process
 
 DEAD = Unread(why=Why.TIMEOUT, reason="names did not answer within 12 s")
 

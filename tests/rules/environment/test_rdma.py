@@ -3,9 +3,24 @@ import pytest
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.model.node import ConfFile, Limit
 from ddpdoctor.model.reading import Unread, Why
-from tests.rules.environment.build import ask, fleet, node, process
-from tests.rules.environment.link_facts import GIDS, NO_RDMA, ZEROS, gid, hca, port, rdma, roce
-from tests.rules.environment.machine_facts import GIB, MIB, gpus, limits
+from tests.rules.environment.build import (
+    GIB,
+    GIDS,
+    MIB,
+    NO_RDMA,
+    ZEROS,
+    ask,
+    fleet,
+    gid,
+    gpus,
+    hca,
+    limits,
+    node,
+    port,
+    process,
+    rdma,
+    roce,
+)
 
 DOWN, INIT = "DOWN/Polling", "INIT/LinkUp"
 

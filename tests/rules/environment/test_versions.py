@@ -1,17 +1,35 @@
 """Versions of torch, over nodes, of drivers and GPUs: tables of facts and what is said of them."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
+from ddpdoctor.collect.gpus import read_gpu_facts
+from ddpdoctor.collect.launch import read_process
+from ddpdoctor.collect.system import ReadingPlan, read_node
 from ddpdoctor.diagnose.machines import read_expected
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
-from ddpdoctor.model.node import GpuOnBus, Launcher, Pci, PciDevice, release
-from ddpdoctor.model.reading import Unread, Why
+from ddpdoctor.model.node import SECTIONS, Fleet, GpuOnBus, Launcher, Pci, PciDevice, release
+from ddpdoctor.model.reading import NOT_ASKED, Unread, Why
 from ddpdoctor.rules.environment.versions import cuda_wheel
-from tests.rules.environment.build import ask, failed, fleet, node, process
-from tests.rules.environment.machine_facts import cpu_torch, device, gpus, software, torch
+from ddpdoctor.rules.registry import rules_of
+from tests.machines import shared_machine
+from tests.nvml import load_nvml
+from tests.rules.environment.build import (
+    ask,
+    cpu_torch,
+    device,
+    failed,
+    fleet,
+    gpus,
+    judge_fleet,
+    node,
+    process,
+    software,
+    torch,
+)
 
 PASSED, FAILED, SKIPPED, UNKNOWN = Outcome.PASSED, Outcome.FAILED, Outcome.SKIPPED, Outcome.INCONCLUSIVE
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
@@ -456,3 +474,121 @@ def test_nothing_expected_is_skipped_and_what_is_not_known_is_no_pass():
 def test_what_is_no_expectation_is_refused(text):
     with pytest.raises(UserError, match="--expect-version is"):
         read_expected(text)
+
+
+# Recorded machines through all collectors and all rules: a healthy one is silent, one fault is one finding.
+
+
+WITH_GPUS = frozenset({"nvlink8", "roce8", "workstation2"})
+
+
+@cache
+def read(machine, *states):
+    """Return the machine and what the collectors say of it."""
+    system = shared_machine(machine, *states)
+    return system, read_node(system, ReadingPlan(sections=frozenset(SECTIONS)), (read_process(system),))
+
+
+def findings_of(machine, states=(), nvml=()):
+    system, node = read(machine, *states)
+    if machine in WITH_GPUS:
+        *_, gpus = read_gpu_facts(load_nvml(machine, *nvml), system)
+        node = replace(node, gpus=gpus)
+    judged = judge_fleet(Fleet(nodes=(node,)), rules_of("environment"))
+    assert [c.id for c in judged.checks if c.outcome in {Outcome.CRASHED, Outcome.INCONCLUSIVE}] == []
+    return sorted(f"{finding.severity.value} {finding.kind}" for finding in judged.findings)
+
+
+@pytest.mark.parametrize(
+    ("machine", "expected"),
+    [
+        ("nvlink8", []),
+        ("roce8", []),
+        # A desktop's shell has 1024 files, its cards no peer access, and its driver is not kept loaded.
+        ("workstation2", ["info p2p", "info persistence", "warning nofile"]),
+        # Docker's own 64 MiB of shared memory.
+        ("container-nogpu", ["warning shm"]),
+        # A Mac's shell has 256 files.
+        ("mac-laptop", ["warning nofile"]),
+    ],
+)
+def test_a_healthy_machine(machine, expected):
+    assert findings_of(machine) == expected
+
+
+@pytest.mark.parametrize(
+    ("machine", "state", "expected"),
+    [
+        ("nvlink8", "acs", ["warning acs-iommu"]),
+        ("nvlink8", "ib-down", ["error ib-state"]),
+        ("nvlink8", "ib-flapped", ["warning ib-flap"]),
+        ("nvlink8", "ib-no-manager", ["warning ib-state"]),
+        ("nvlink8", "ib-one-lane", ["error ib-rate"]),
+        ("nvlink8", "iommu", ["warning acs-iommu"]),
+        ("nvlink8", "memlock-low", ["error memlock"]),
+        ("nvlink8", "no-peermem", ["warning peermem"]),
+        ("nvlink8", "not-root", []),
+        ("nvlink8", "numa-lost", ["warning numa"]),
+        ("nvlink8", "pcie-narrow", ["error pcie"]),
+        ("nvlink8", "pcie-old-speed", ["warning pcie"]),
+        ("nvlink8", "pod", []),
+        ("nvlink8", "stuck", ["error dstate"]),
+        ("nvlink8", "uverbs-denied", ["warning uverbs"]),
+        ("nvlink8", "uverbs-missing", ["warning uverbs"]),
+        ("nvlink8", "xid", ["error xid", "info xid", "warning xid"]),
+        ("roce8", "no-ipv4", ["error roce-gid"]),
+        ("container-nogpu", "leftovers", ["error shm"]),
+    ],
+)
+def test_one_fault_of_the_machine(machine, state, expected):
+    assert findings_of(machine, (state,)) == expected
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ("lost", ["error gpu-count"]),
+        ("lost-on-the-way", ["error gpu-count"]),
+        ("mismatch", ["error driver-lib-mismatch"]),
+        ("one-fewer", ["error gpu-count"]),
+        ("ecc-uncorrected", ["error ecc-unc"]),
+        ("ecc-off", ["warning ecc-unc"]),
+        ("ecc-corrected", ["warning ecc-unc"]),
+        ("remap-pending", ["error row-remap"]),
+        ("remap-failed", ["error row-remap"]),
+        ("remapped", ["warning row-remap"]),
+        ("retired-pending", ["error retired-pages"]),
+        ("retired-many", ["warning retired-pages"]),
+        ("sram", ["error sram-threshold"]),
+        ("hw-slowdown", ["error throttle"]),
+        ("power-brake", ["error throttle"]),
+        ("sw-thermal", ["warning throttle"]),
+        ("power-cap", ["info throttle"]),
+        ("hot", ["warning temp-power"]),
+        ("power-limit", ["warning temp-power"]),
+        ("app-clocks", ["warning app-clocks"]),
+        ("mig", ["warning mig"]),
+        ("prohibited", ["error compute-mode"]),
+        ("leftover", ["warning other-procs"]),
+        ("our-process", []),
+        ("zombie", ["warning zombie-ctx"]),
+        ("nvlink-down", ["error nvlink"]),
+        ("fabric-in-progress", ["error fabric"]),
+        ("fabric-failed", ["error fabric"]),
+        ("p2p-off", ["error p2p"]),
+    ],
+)
+def test_one_fault_of_a_gpu(state, expected):
+    assert findings_of("nvlink8", nvml=(state,)) == expected
+
+
+@pytest.mark.parametrize("machine", ["nvlink8", "container-nogpu"])
+@pytest.mark.parametrize("rule", rules_of("environment"), ids=lambda rule: rule.kind)
+def test_a_rule_says_the_same_where_only_what_it_needs_was_read(rule, machine):
+    system, node = read(machine)
+    if machine in WITH_GPUS:
+        *_, gpus = read_gpu_facts(load_nvml(machine, "ecc-off", "persistence-off"), system)
+        node = replace(node, gpus=gpus)
+    needed = replace(node, **{name: NOT_ASKED for name in SECTIONS if name not in rule.needs})
+
+    assert judge_fleet(Fleet(nodes=(needed,)), [rule]) == judge_fleet(Fleet(nodes=(node,)), [rule])

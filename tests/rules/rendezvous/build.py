@@ -15,8 +15,7 @@ from ddpdoctor.model.reaching import (
     Transfer,
     Visit,
 )
-from tests.rules.environment.build import node
-from tests.rules.environment.network import interface, network
+from tests.rules.environment.build import interface, network, node
 
 PORT = 29500
 SMALL, LARGE = 4096, 4 << 20

@@ -15,8 +15,7 @@ from ddpdoctor.model.node import Gpu, Gpus, GpuWork, Limit, Node, NodeProcess, P
 from ddpdoctor.model.reading import NotRead, Why
 from tests import forking
 from tests.machines import shared_machine
-from tests.rules.environment.build import ask
-from tests.rules.environment.machine_facts import limits
+from tests.rules.environment.build import ask, limits
 from tests.scenarios.running import clean_environment
 
 # The trial: what is asked, in which order, and what becomes of children that fail.

@@ -18,7 +18,7 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Check, JobStatus, Outcome, Severity
 from ddpdoctor.report.formats import parse_report, render_json
 from ddpdoctor.rules.bandwidth.compare import Baseline
-from tests.rules.bandwidth.sweeps import GIB, H200, MIB, bench, members, row, sweep, upto
+from tests.rules.bandwidth.build import GIB, H200, MIB, bench, members, row, sweep, upto
 
 FULL = sweep(upto(H200, GIB))
 SLOW = sweep({size: gb_s / 2 for size, gb_s in upto(H200, GIB).items()})

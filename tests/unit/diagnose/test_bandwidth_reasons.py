@@ -14,7 +14,8 @@ from ddpdoctor.model.node import Fleet, Limits
 from ddpdoctor.model.reading import Unread
 from tests.machines import load_machine, shared_machine
 from tests.nvml import load_nvml
-from tests.rules.bandwidth.benches_why import bench, load, log, member
+from tests.rules.bandwidth.build import bench_of as bench_made
+from tests.rules.bandwidth.build import load, log, member
 
 WITH_GPUS = frozenset({"nvlink8", "roce8", "workstation2"})
 PLAN = ReadingPlan(sections=SECTIONS_FOR_BENCH, use_torch=False)
@@ -46,7 +47,7 @@ def node_of(machine, *, host="host0", ranks=range(8), states=(), nvml=(), **vari
 
 
 def bench_of(*nodes, backend="nccl", logs=(), **settings):
-    seen = bench(backend=backend, logs=logs, **settings)
+    seen = bench_made(backend=backend, logs=logs, **settings)
     return replace(seen, members=tuple(member(rank, node.host) for node in nodes for rank in node.ranks))
 
 

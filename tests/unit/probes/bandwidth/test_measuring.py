@@ -36,7 +36,7 @@ from ddpdoctor.probes.bandwidth.timing import (
     summarize,
 )
 from ddpdoctor.probes.bandwidth.tracker import Tracker
-from tests.rules.bandwidth.sweeps import members
+from tests.rules.bandwidth.build import members
 from tests.unit.probes.bandwidth.rank_jobs import LATE_S
 from tests.unit.probes.bandwidth.ranks import run_ranks
 

@@ -1,1 +1,0 @@
-"""Tables: facts in, exact findings out."""
