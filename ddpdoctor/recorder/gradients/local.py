@@ -17,7 +17,7 @@ from .. import hooks
 from ..capture import is_capturing
 from ..replicas import ddp_models, schedule
 from ..settings import read_settings
-from ..state import check_every, guarded, here, sealed, shielded, wall
+from ..state import check_every, guarded, here, run_waiting, sealed, shielded, wall
 from ..wrappers import around, wraps
 from .finite_checks import tensors_in
 from .watch import Backward, GradientWatch
@@ -107,6 +107,8 @@ def _tracking(original: Callable[..., Any]) -> Callable[..., Any]:
             sealed[wall.gi_running][_leave,]
             if is_outer:  # last, so that what came late is not raised in between
                 here.in_backward = False
+                if here.waiting:
+                    run_waiting(sys._getframe(1))
         late = here.late.get(here.main_thread) if is_outer else None
         if late:
             _raise_first(late)
