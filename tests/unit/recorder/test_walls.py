@@ -11,7 +11,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+import traceback
+import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -321,6 +323,86 @@ def test_each_exception_that_comes_in_one_backward_is_raised(monkeypatch: pytest
             backward(len(ran))
     assert backward(9) == 9
     assert ran == [0, 9]
+
+
+HANDLERS = {
+    "a function": lambda came: came,
+    "a partial": lambda came: functools.partial(lambda _given, *args: came(*args), 1),
+    "a method": lambda came: types.SimpleNamespace(handle=came).handle,
+    "an object": lambda came: type("Handles", (), {"__call__": lambda _self, *args: came(*args)})(),
+}
+
+
+@pytest.fixture
+def patched(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.SimpleNamespace]:
+    """``signal`` as a script sees it, in a process whose backwards are tracked."""
+    monkeypatch.setattr(local._kept, "watches", {None: None})
+    monkeypatch.setattr(local, "_enter", lambda *_: None)
+    functions = ("signal", "getsignal", "default_int_handler")
+    module = types.SimpleNamespace(**{name: getattr(signal, name) for name in functions})
+    state.patch_signal(module)
+    former = signal.getsignal(signal.SIGUSR2)
+    yield module
+    signal.signal(signal.SIGUSR2, former)
+
+
+@pytest.mark.parametrize("kind", HANDLERS)
+def test_a_handler_waits_while_our_hooks_run_in_a_backward(patched: types.SimpleNamespace, kind: str) -> None:
+    """Without us the signals would wait too, because no Python code would run there, and be one for Python."""
+    came: list[str] = []
+
+    def raises(number: int, frame: types.FrameType) -> None:
+        came.append(f"{number} in {frame.f_code.co_name}")
+        raise PreemptedError("by a handler")
+
+    handler = HANDLERS[kind](raises)
+    former = patched.getsignal(signal.SIGUSR2)
+    assert patched.signal(signal.SIGUSR2, handler) == former
+    assert patched.getsignal(signal.SIGUSR2) is handler
+    hooks = [state.shielded("test", INTERRUPTED["signal"]), state.guarded("test")(INTERRUPTED["signal"])]
+    ran: list[int] = []
+
+    def original(number: int) -> None:
+        for hook in hooks * 2:
+            hook(number)
+            ran.append(number)
+        assert not came
+
+    with pytest.raises(PreemptedError) as raised:
+        local._tracking(original)(signal.SIGUSR2)
+    assert ran == [signal.SIGUSR2] * 4
+    assert came == [f"{signal.SIGUSR2.value} in {sys._getframe().f_code.co_name}"]
+    files = [step.filename for step in traceback.extract_tb(raised.value.__traceback__)]
+    assert files[-1] == __file__
+    assert patched.signal(signal.SIGUSR2, signal.SIG_IGN) is handler
+    assert patched.getsignal(signal.SIGUSR2) == signal.SIG_IGN
+    local._tracking(lambda: None)()
+    assert len(came) == 1
+
+
+def test_a_handler_that_waited_runs_when_the_backward_fails(patched: types.SimpleNamespace) -> None:
+    hook = state.shielded("test", INTERRUPTED["signal"])
+
+    def fails(number: int) -> None:
+        hook(number)
+        raise LookupError
+
+    patched.signal(signal.SIGUSR2, handle)
+    with pytest.raises(PreemptedError) as raised:
+        local._tracking(fails)(signal.SIGUSR2)
+    assert isinstance(raised.value.__context__, LookupError)
+
+
+def test_a_handler_does_not_wait_in_what_the_script_runs_in_a_backward(patched: types.SimpleNamespace) -> None:
+    seen: list[str] = []
+    patched.signal(signal.SIGUSR2, lambda _number, frame: seen.append(frame.f_code.co_name))
+
+    def recomputes(number: int) -> None:
+        os.kill(os.getpid(), number)
+        assert seen == ["recomputes"]
+
+    local._tracking(recomputes)(signal.SIGUSR2)
+    assert seen == ["recomputes"]
 
 
 def test_every_wall_lets_go_on_what_is_not_ours() -> None:

@@ -1,7 +1,9 @@
-"""Has handlers of its own for signals, put in place twice, in this process and in one that it forks."""
+"""Has handlers of its own for signals, put in place twice, here and in a process that it forks, and one that raises."""
 
 import os
 import signal
+import sys
+import traceback
 
 NUMBERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG, signal.SIGINT, signal.SIGCHLD)
 
@@ -32,7 +34,21 @@ def be_the_child():
     os._exit(0)
 
 
+def raises(number, frame):
+    raise TimeoutError(f"{number} in {frame.f_code.co_name}")
+
+
+def is_interrupted():
+    signal.signal(signal.SIGUSR1, raises)
+    try:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    except TimeoutError:
+        traceback.print_exc(file=sys.stdout)
+    print(signal.signal(signal.SIGUSR1, signal.SIG_IGN) is raises, signal.getsignal(signal.SIGUSR1))
+
+
 main()
+is_interrupted()
 print(os.waitstatus_to_exitcode(os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)[1]), flush=True)
 # Fork and wait share a line: the handler prints the line it interrupts, and the child may end before the wait begins.
 os.waitpid(os.fork() or be_the_child(), 0)
