@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 
-from tests.scenarios.running import JOBS, clean_environment, free_port
+from tests.scenarios.running import clean_environment, free_port, words_of
 
 SHOWN = 10
 ENV = clean_environment()
@@ -19,7 +19,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable, "-m", "ddpdoctor", "wrap", "--nproc-per-node=1", f"--master-port={free_port()}",
-            "--debug-level=OFF", f"--report-dir={folder}/run", str(JOBS / "loader_workers.py"), workers, epochs,
+            "--debug-level=OFF", f"--report-dir={folder}/run", *words_of("loader_workers"), workers, epochs,
         ]  # fmt: skip
         print(f"{workers} workers in each of {epochs} epochs: epoch, files, KiB on disk, KiB resident", flush=True)
         every = max(1, int(epochs) // SHOWN)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.scenarios.running import JOBS, PATIENT, clean_environment, free_port, kill_job, marked_lines
+from tests.scenarios.running import PATIENT, clean_environment, free_port, kill_job, marked_lines, words_of
 
 LIMIT_S = 200
 HANG_TIMEOUT = ("--hang-timeout", "6")
@@ -54,7 +54,7 @@ def run_scenario(scenario: Scenario, python: Path, folder: Path) -> tuple[str, d
     """Run a job under ``wrap`` in another environment; return what is wrong with the answer, and the report."""
     command = [
         str(python), "-m", "ddpdoctor", "wrap", f"--nproc-per-node={scenario.ranks}", f"--master-port={free_port()}",
-        "--report-dir", str(folder), *scenario.options, str(JOBS / f"{scenario.job}.py"), *scenario.args,
+        "--report-dir", str(folder), *scenario.options, *words_of(scenario.job), *scenario.args,
     ]  # fmt: skip
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, cwd=folder.parent,

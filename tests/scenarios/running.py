@@ -1,5 +1,6 @@
 """Runs a job of ``jobs/`` under the real command and reads what came of it."""
 
+import ast
 import contextlib
 import fcntl
 import functools
@@ -105,11 +106,11 @@ def start(
     script: str | Path, folder: Path, *options: str, ranks: int = 3, args: tuple[str, ...] = (), **env: str
 ) -> Any:
     """Start ``ddpdoctor wrap`` on a job; ``folder`` becomes the run folder."""
-    path = JOBS / f"{script}.py" if isinstance(script, str) else script
+    job = words_of(script) if isinstance(script, str) else (str(script),)
     command = [
         sys.executable, "-m", "ddpdoctor", "wrap", f"--nproc-per-node={ranks}", f"--master-port={free_port()}",
         "--hang-timeout", str(HANG_TIMEOUT_S), "--on-hang", "kill", "--report-dir", str(folder),
-        *options, str(path), *args,
+        *options, *job, *args,
     ]  # fmt: skip
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
@@ -213,7 +214,22 @@ def has_called(folder: Path, op: str) -> bool:
     return False
 
 
-def marked_lines(script: str) -> list[int]:
-    """Return the lines of a job that carry its marker."""
-    lines = (JOBS / f"{script}.py").read_text().splitlines()
-    return [number for number, line in enumerate(lines, start=1) if line.endswith("# FAULT")]
+def words_of(job: str) -> tuple[str, ...]:
+    """Return the command line of a job of ``jobs/``: a script, or one function of a script with several jobs."""
+    script = JOBS / f"{job}.py"
+    if script.exists():
+        return (str(script),)
+    (script,) = (path for path in JOBS.glob("*.py") if f"\ndef {job}(" in path.read_text())
+    return str(script), job
+
+
+def marked_lines(job: str, mark: str = "FAULT") -> list[int]:
+    """Return the lines of a job that carry its marker. A function that it calls carries the job's name too."""
+    script, *function = words_of(job)
+    text = Path(script).read_text()
+    (place,) = [node for node in ast.parse(text).body if getattr(node, "name", "") in function] or [None]
+    first, last = (place.lineno, place.end_lineno or 0) if isinstance(place, ast.FunctionDef) else (1, len(text))
+    return [
+        number for number, line in enumerate(text.splitlines(), start=1)
+        if line.endswith(f"# {mark} {job}") or (line.endswith(f"# {mark}") and first <= number <= last)
+    ]  # fmt: skip

@@ -10,7 +10,6 @@ import pytest
 from tests.scenarios.control_groups import small_memory
 from tests.scenarios.hosts import lent_hosts, require
 from tests.scenarios.running import (
-    JOBS,
     PATIENT,
     Ran,
     clean_environment,
@@ -19,6 +18,7 @@ from tests.scenarios.running import (
     marked_lines,
     run,
     wait_for,
+    words_of,
 )
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
@@ -93,10 +93,9 @@ def test_a_limit_of_addresses_is_named(tmp_path: Path) -> None:
 
 def command(job: str, folder: Path, *args: str, ranks: int = 2, hang_timeout: tuple[str, str] = PATIENT) -> list[str]:
     """Return the real command."""
-    script = JOBS / f"{job}.py"
     return [
         sys.executable, "-m", "ddpdoctor", "wrap", f"--nproc-per-node={ranks}", f"--master-port={free_port()}",
-        *hang_timeout, "--on-hang", "kill", "--debug-level", "OFF", "--report-dir", str(folder), str(script), *args,
+        *hang_timeout, "--on-hang", "kill", "--debug-level", "OFF", "--report-dir", str(folder), *words_of(job), *args,
     ]  # fmt: skip
 
 

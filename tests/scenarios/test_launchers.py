@@ -26,6 +26,7 @@ from tests.scenarios.running import (
     marked_lines,
     run,
     wait_for,
+    words_of,
 )
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
@@ -169,7 +170,7 @@ def test_a_command_that_is_a_rank_itself(tmp_path: Path) -> None:
 
 
 def test_a_command_that_spawns_its_ranks(tmp_path: Path) -> None:
-    ran = run_command(tmp_path, *PYTHON, str(JOBS / "crash_spawn.py"))
+    ran = run_command(tmp_path, *PYTHON, *words_of("crash_spawn"))
     assert blamed(ran) == (1, "failed", "crash", [1])
     assert set(lines_of(ran)) & set(marked_lines("crash_spawn"))
     assert len(ran.report["ranks"]) == ran.report["job"]["world_size"]
@@ -210,7 +211,7 @@ def test_a_command_line_that_cannot_run_starts_nothing(words: tuple[str, ...], s
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_command_gets_signals_and_its_status_is_reported(number: signal.Signals, tmp_path: Path) -> None:
     shown = tmp_path / "signals"
-    process = start_command(tmp_path / "run", *PYTHON, str(JOBS / "sleepy.py"), SIGNALS=str(shown))
+    process = start_command(tmp_path / "run", *PYTHON, *words_of("sleepy"), SIGNALS=str(shown))
     assert wait_for(lambda: shown.exists() and shown.read_text() == "ready\n")
     process.send_signal(signal.SIGUSR1)
     assert wait_for(lambda: shown.read_text() == "ready\nSIGUSR1\n")

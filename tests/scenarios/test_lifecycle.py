@@ -24,6 +24,7 @@ from tests.scenarios.running import (
     run,
     start,
     wait_for,
+    words_of,
 )
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
@@ -169,7 +170,7 @@ def test_a_rank_that_works_past_torchs_own_limit_is_named_by_the_line_of_its_wor
 def test_on_hang_report_says_it_and_lets_the_job_go_on(tmp_path: Path) -> None:
     ran = run("long_pause", tmp_path, "--on-hang", "report", ranks=2)
     line = marked_lines("long_pause")[0]
-    assert f"long_pause.py:{line}" in ran.stderr
+    assert f"life.py:{line}" in ran.stderr
     assert ran.status in (0, 1)
     assert ran.report["job"]["status"] == "finished"
     assert ran.report["verdict"] is None
@@ -196,7 +197,7 @@ def test_an_abort_at_exit_is_no_failure_of_training(tmp_path: Path) -> None:
 @pytest.mark.parametrize("status", [0, 5])
 def test_streams_directory_arguments_and_status_are_those_of_torchrun(status: int, tmp_path: Path) -> None:
     base = [sys.executable, "-m"]
-    rest = [f"--master-port={free_port()}", "--nproc-per-node=1", str(JOBS / "echo.py"), "--help", "a b", "--epochs=2"]
+    rest = [f"--master-port={free_port()}", "--nproc-per-node=1", *words_of("echo"), "--help", "a b", "--epochs=2"]
     wrapped = [*base, "ddpdoctor", "wrap", "--quiet", "--report-dir", str(tmp_path / "run"), *rest]
     outcomes = []
     for command in ([*base, "torch.distributed.run", *rest], wrapped):
@@ -351,7 +352,7 @@ def test_on_a_disk_that_stays_full_the_verdict_is_on_the_screen(tmp_path: Path) 
         where = {"FILL": str(small / "big"), "AGAIN": "1", "TMPDIR": str(tmp_path / "temporary")}
         ran = run("fills_disk", small / "run", ranks=2, **where)
     assert ran.status == 124, ran.stderr
-    assert f"fills_disk.py:{marked_lines('fills_disk')[0]}" in ran.stderr
+    assert f"life.py:{marked_lines('fills_disk')[0]}" in ran.stderr
     assert "the report could not be saved" in ran.stderr
     assert not any(word in ran.stderr for word in TORCHRUNS)  # the SIGTERM is ours, and there is no room for the file
     (record,) = (tmp_path / "temporary").glob("ddpdoctor-*")

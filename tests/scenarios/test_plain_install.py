@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tests.scenarios.running import JOBS, clean_environment, free_port
+from tests.scenarios.running import clean_environment, free_port, words_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,7 +71,7 @@ def test_wrap_and_its_report(python, tmp_path):
         "--report-dir=run",
         "--html=page.html",
     )
-    reported = run(python, tmp_path, "wrap", *options, str(JOBS / "early_step.py"), status=1)
+    reported = run(python, tmp_path, "wrap", *options, *words_of("early_step"), status=1)
     assert "DD604 crash" in reported
     assert "DD604" in (tmp_path / "page.html").read_text()
     for form in ("text", "json", "junit", "github", "sarif", "markdown", "html"):

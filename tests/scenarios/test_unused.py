@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.running import JOBS, PATIENT, run
+from tests.scenarios.running import PATIENT, run, words_of
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 
@@ -16,7 +16,7 @@ def test_gradients_that_one_rank_leaves_out(tmp_path: Path, level: str, how: str
     assert (found["code"], found["ranks"], found["confidence"]) == (code, [1], "high"), found
     assert "extra.weight, extra.bias (2 of 6 parameters)" in found["summary"]
     assert "find_unused_parameters=True" in found["fix"]
-    job = (JOBS / "unused.py").read_text().splitlines()
+    job = Path(words_of("unused")[0]).read_text().splitlines()
     assert "model(" in job[found["where"][0]["line"] - 1] or "backward()" in job[found["where"][0]["line"] - 1]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.running import JOBS, PATIENT, clean_environment, free_port, marked_lines, run
+from tests.scenarios.running import JOBS, PATIENT, clean_environment, free_port, marked_lines, run, words_of
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 WRAP = (sys.executable, "-m", "ddpdoctor", "wrap", "--quiet", "--debug-level", "OFF")
@@ -39,7 +39,7 @@ def lines_of(stderr: bytes) -> list[str]:
 @pytest.mark.usefixtures("preloaded_python")
 @pytest.mark.parametrize("ends", [pytest.param("0", marks=pytest.mark.cold), "raises", "killed"])
 def test_streams_and_status_are_those_of_torchrun(ends: str, tmp_path: Path) -> None:
-    args = ("--nproc-per-node=1", str(JOBS / "prints_everything.py"))
+    args = ("--nproc-per-node=1", *words_of("prints_everything"))
     bare = job(TORCHRUN, *args, cwd=tmp_path, ENDS=ends)
     wrapped = job(WRAP, *args, cwd=tmp_path, ENDS=ends)
     assert wrapped.stdout == bare.stdout
@@ -59,7 +59,7 @@ def test_streams_and_status_are_those_of_torchrun(ends: str, tmp_path: Path) -> 
 @pytest.mark.usefixtures("preloaded_python")
 def test_streams_of_all_ranks_go_where_torchrun_was_set(tmp_path: Path) -> None:
     options = ("--nproc-per-node=2", f"--log-dir={tmp_path / 'logs'}", "--redirects=3", "--tee=1")
-    wrapped = job(WRAP, *options, str(JOBS / "prints_everything.py"), cwd=tmp_path, ENDS="3")
+    wrapped = job(WRAP, *options, *words_of("prints_everything"), cwd=tmp_path, ENDS="3")
     assert wrapped.returncode == 1
     assert b"no end of line" in wrapped.stdout
     assert b"2 of 3" not in wrapped.stderr
@@ -73,7 +73,7 @@ def test_a_job_that_removes_the_run_folder_ends_as_it_would(status: int, tmp_pat
     work = tmp_path / "work"
     work.mkdir()
     outputs = ("--fail-on=warning", f"--html={work / 'page.html'}", f"--metrics-file={work / 'metrics.prom'}")
-    job_of_two = ("--nproc-per-node=2", str(JOBS / "removes_its_folder.py"), str(status))
+    job_of_two = ("--nproc-per-node=2", *words_of("removes_its_folder"), str(status))
     done = job((*WRAP, *outputs, "--exit-status-of-verdict", "--log-findings"), *job_of_two, cwd=work)
     assert done.returncode == (1 if status else 0), done.stderr.decode()
     assert b"Traceback" not in done.stderr.split(b"\n")[-2:]
@@ -99,7 +99,7 @@ def test_a_rank_that_becomes_an_isolated_python_trains(tmp_path: Path) -> None:
 def test_a_job_that_fits_into_its_limits_does_so_under_wrap(limit: str, tmp_path: Path) -> None:
     command = shlex.join([*WRAP[:-2], f"--report-dir={tmp_path / 'run'}", f"--master-port={free_port()}"])
     done = subprocess.run(
-        ["bash", "-c", f"ulimit {limit}; exec {command} --nproc-per-node=4 {JOBS / 'clean_plain.py'}"],
+        ["bash", "-c", f"ulimit {limit}; exec {command} --nproc-per-node=4 {shlex.join(words_of('clean_plain'))}"],
         capture_output=True, stdin=subprocess.DEVNULL, check=False, timeout=200, env=clean_environment(),
     )  # fmt: skip
     assert (done.returncode, b"defect" in done.stderr) == (0, False), done.stderr.decode()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.scenarios.running import JOBS, clean_environment, free_port, marked_lines
+from tests.scenarios.running import clean_environment, free_port, marked_lines, words_of
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2")
@@ -17,7 +17,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2")
 def run(script: str, *words: str, front: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     port = (f"--master-port={free_port()}",) if front else ()
     done = subprocess.run(
-        [sys.executable, *front, *port, f"{JOBS / script}.py", *words], capture_output=True, text=True, check=False,
+        [sys.executable, *front, *port, *words_of(script), *words], capture_output=True, text=True, check=False,
         env=clean_environment(TRANSFORMERS_VERBOSITY="warning"), timeout=200,
     )  # fmt: skip
     print(done.stdout, done.stderr)
@@ -35,7 +35,7 @@ def test_lightnings_logger_gets_the_verdict_of_a_training_that_failed(tmp_path: 
     good, bad = (tmp_path / "logs" / name / "hparams.yaml" for name in ("good", "bad"))
     logged = yaml.safe_load(bad.read_text())["ddpdoctor"]
     assert (good.exists(), "DD604 crash, rank 1" in logged) == (False, True)
-    assert f"watched_lightning.py:{marked_lines('watched_lightning')[0]}" in logged
+    assert f"frameworks.py:{marked_lines('watched_lightning')[0]}" in logged
 
 
 @pytest.mark.alone

@@ -1,4 +1,4 @@
-"""All ranks but the first end after training; the first calls a barrier."""
+"""All ranks but the first end after training; the first calls a barrier: all of it outside of any function."""
 
 import torch
 import torch.distributed as dist

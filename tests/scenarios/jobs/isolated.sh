@@ -1,3 +1,3 @@
 #!/bin/sh
 # Starts its ranks in isolated Pythons, which no start-up hook reaches.
-exec "$PYTHON" -I "$(dirname "$0")/clean_plain.py"
+exec "$PYTHON" -I "$(dirname "$0")/plain.py" clean_plain

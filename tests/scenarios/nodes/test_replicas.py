@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from tests.scenarios.hosts import Hosts
-from tests.scenarios.running import JOBS, PATIENT, SCHEMA, clean_environment, free_port, wait_for
+from tests.scenarios.running import PATIENT, SCHEMA, clean_environment, free_port, wait_for, words_of
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 
@@ -25,7 +25,7 @@ class Node:
         command = (
             sys.executable, "-m", "ddpdoctor", "wrap", "--rdzv-backend", "c10d", "--rdzv-id", "replicas",
             "--rdzv-conf", "last_call_timeout=1", *PATIENT, "--report-dir", str(folder / f"n{number}"),
-            *options, str(JOBS / f"{job[0]}.py"), *job[1:],
+            *options, *words_of(job[0]), *job[1:],
         )  # fmt: skip
         # Torch's agents and ranks otherwise share a store, in which keys of an earlier attempt lead Gloo astray.
         env = clean_environment(GLOO_SOCKET_IFNAME="eth0", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")

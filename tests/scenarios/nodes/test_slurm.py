@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.scenarios.running import JOBS, SCHEMA, wait_for
+from tests.scenarios.running import SCHEMA, wait_for, words_of
 from tests.scenarios.slurm import Slurm
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
@@ -59,10 +59,10 @@ def submitted(
     slurm: Slurm, script: Path, *options: str, job: str, args: tuple[str, ...] = (), **env: str
 ) -> Iterator[Job]:
     """Submit an example script for a job of ``jobs``."""
-    train = JOBS / f"{job}.py"
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     drop = {name: "" for name in os.environ if name.startswith(("DDPDOCTOR_", "SLURM_", "MASTER_", "PET_"))}
-    done = slurm.run("sbatch", "--parsable", *LAB, *options, str(script), str(train), *args, **drop, PATH=path, **env)
+    words = ("--parsable", *LAB, *options, str(script), *words_of(job), *args)
+    done = slurm.run("sbatch", *words, **drop, PATH=path, **env)
     running = Job(slurm, done.stdout.strip())
     try:
         yield running
