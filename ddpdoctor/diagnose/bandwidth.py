@@ -21,14 +21,19 @@ from ddpdoctor.model.findings import Check, Finding, JobStatus, JobSummary, Outc
 from ddpdoctor.model.reading import known
 from ddpdoctor.model.stacks import Frame, Stack, StackSample
 from ddpdoctor.model.words import count_of, grouped, rank_list
-from ddpdoctor.rules.bandwidth.compare import Baseline, compare
-from ddpdoctor.rules.bandwidth.curve import Measured, build_curves
-from ddpdoctor.rules.bandwidth.ddp import advise
-from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed, order, view
-from ddpdoctor.rules.bandwidth.reasons_cpu import processor_reasons
-from ddpdoctor.rules.bandwidth.reasons_nccl import joined_by_nvlink, nccl_reasons
-from ddpdoctor.rules.bandwidth.reasons_network import network_reasons
-from ddpdoctor.rules.bandwidth.reasons_variables import variable_reasons
+from ddpdoctor.rules.bandwidth.curves import Baseline, Measured, build_curves, compare
+from ddpdoctor.rules.bandwidth.reasons import (
+    Effect,
+    Weighed,
+    joined_by_nvlink,
+    nccl_reasons,
+    network_reasons,
+    order,
+    processor_reasons,
+    variable_reasons,
+    view,
+)
+from ddpdoctor.rules.bandwidth.verdicts import advise
 from ddpdoctor.rules.engine import fleet_facts, judge
 from ddpdoctor.rules.progress.job_state import build_job_state
 from ddpdoctor.rules.progress.words import waiters_words

@@ -36,13 +36,12 @@ from ddpdoctor.model.evidence import (
 from ddpdoctor.model.findings import Place, RankRow, Severity
 from ddpdoctor.model.pictures import Lane, Span, SpanKind, Timeline, TimelineEvent
 from ddpdoctor.model.words import count_of, name_list
-from ddpdoctor.rules.engine import judge
+from ddpdoctor.rules.engine import judge, pick_verdict
 from ddpdoctor.rules.evidence.calls import innermost
 from ddpdoctor.rules.evidence.nccl_path import explain_nccl
 from ddpdoctor.rules.evidence.ruling import decide
 from ddpdoctor.rules.evidence.state import RunState, build_run_state, last_samples
 from ddpdoctor.rules.registry import rules_of
-from ddpdoctor.rules.verdict import pick_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

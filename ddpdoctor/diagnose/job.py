@@ -43,7 +43,7 @@ from ddpdoctor.model.garbage import no_collection
 from ddpdoctor.model.reading import Unread, Why
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 from ddpdoctor.rules.data.shared import Replicas, replicas_of, shared_loaders
-from ddpdoctor.rules.engine import judge
+from ddpdoctor.rules.engine import judge, order_findings, pick_verdict
 from ddpdoctor.rules.progress.job_state import Cause, JobState, build_job_state
 from ddpdoctor.rules.progress.transport import find_targets
 from ddpdoctor.rules.progress.wait_causes import is_limit_over
@@ -53,7 +53,6 @@ from ddpdoctor.rules.speed.gradients import overlap_of
 from ddpdoctor.rules.speed.predictions import predict_changes
 from ddpdoctor.rules.speed.reduction import curves_of
 from ddpdoctor.rules.speed.state import SpeedState, build_speed_state
-from ddpdoctor.rules.verdict import order_findings, pick_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -66,7 +65,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import Run
     from ddpdoctor.model.findings import Finding, RankRow
     from ddpdoctor.model.pictures import SourceExcerpt, Timeline
-    from ddpdoctor.rules.bandwidth.compare import Baseline
+    from ddpdoctor.rules.bandwidth.curves import Baseline
     from ddpdoctor.rules.data.shared import Shared
     from ddpdoctor.rules.engine import Facts
     from ddpdoctor.rules.registry import Rule

@@ -47,13 +47,12 @@ from ddpdoctor.model.reading import Unread, known
 from ddpdoctor.probes.rendezvous.mesh import MeshLimits, run_mesh
 from ddpdoctor.probes.rendezvous.store_probe import StoreWatch, knock, more_telling
 from ddpdoctor.probes.rendezvous.torch_process import IMPORT_LIMIT_S, NoTorch, TorchError, TorchProcess
-from ddpdoctor.rules.engine import fleet_facts
+from ddpdoctor.rules.engine import fleet_facts, in_order, order_findings
 from ddpdoctor.rules.engine import judge as ask
 from ddpdoctor.rules.environment.master import takes_itself_for
-from ddpdoctor.rules.interface_choice import choose
+from ddpdoctor.rules.network import choose
 from ddpdoctor.rules.registry import CheckGroup, rules_of
-from ddpdoctor.rules.rendezvous.meeting import Meeting
-from ddpdoctor.rules.verdict import in_order, order_findings
+from ddpdoctor.rules.rendezvous.mesh import Meeting
 
 if TYPE_CHECKING:
     import threading

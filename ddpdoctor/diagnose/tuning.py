@@ -29,11 +29,17 @@ from ddpdoctor.rules.progress.states import to_place
 from ddpdoctor.rules.registry import rules_of
 from ddpdoctor.rules.speed.predictions import MeasuredSize, basis_of, predict_sizes
 from ddpdoctor.rules.speed.state import SpeedState, build_speed_state, call_site
-from ddpdoctor.rules.tuning.efficiency import largest_job, launch_of, measure_scaling
-from ddpdoctor.rules.tuning.predicted import predict_settings
-from ddpdoctor.rules.tuning.restarts import plan_restarts, predict_restarts
-from ddpdoctor.rules.tuning.result import base_step_ms, conclude
-from ddpdoctor.rules.tuning.settings import title_of_setting
+from ddpdoctor.rules.tuning.trial import (
+    base_step_ms,
+    conclude,
+    largest_job,
+    launch_of,
+    measure_scaling,
+    plan_restarts,
+    predict_restarts,
+    predict_settings,
+    title_of_setting,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

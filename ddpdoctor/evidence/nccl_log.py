@@ -347,7 +347,7 @@ def version_note(nccl: str, cuda: str | None, line: Line) -> Hint:
 
 def interface_notes(processes: NcclProcesses) -> Iterator[Fact]:
     """Say which interface each host uses, and whether it can lead to other hosts."""
-    from ddpdoctor.rules.interface_choice import is_bridge, is_tunnel
+    from ddpdoctor.rules.network import is_bridge, is_tunnel
 
     by_interface: dict[str, dict[str, NcclProcess]] = {}
     for process in processes:

@@ -1,24 +1,102 @@
-"""Asks rules about facts, catches a rule that raises, and turns the answers into findings and checks."""
+"""Asks rules about facts, catches a rule that raises, turns answers into findings, and picks the verdict."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from ddpdoctor.model.findings import Check, Finding, Judgment, Outcome, Severity
+from ddpdoctor.model.findings import Check, Confidence, FaultOrigin, Finding, Judgment, Outcome, Severity
 from ddpdoctor.model.node import Fleet, Node
 from ddpdoctor.model.reading import NotRead, Unread, Why
 from ddpdoctor.rules.answers import Answer
-from ddpdoctor.rules.origins import origin_of
-from ddpdoctor.rules.registry import CheckGroup, find_rule
-from ddpdoctor.rules.verdict import order_findings
+from ddpdoctor.rules.registry import CheckGroup, find_rule, loaded_rules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from ddpdoctor.rules.answers import Problem
     from ddpdoctor.rules.registry import Rule
+
+
+ORIGINS = {
+    "DD1": FaultOrigin.SETTINGS,
+    "DD20": FaultOrigin.NETWORK, "DD21": FaultOrigin.NETWORK, "DD22": FaultOrigin.NETWORK, "DD23": FaultOrigin.SETTINGS,
+    "DD30": FaultOrigin.MACHINE, "DD31": FaultOrigin.MACHINE, "DD32": FaultOrigin.MACHINE, "DD33": FaultOrigin.NETWORK,
+    "DD305": FaultOrigin.SETTINGS, "DD306": FaultOrigin.SETTINGS,
+    "DD401": FaultOrigin.MACHINE, "DD402": FaultOrigin.MACHINE, "DD403": FaultOrigin.NETWORK,
+    "DD404": FaultOrigin.MACHINE, "DD405": FaultOrigin.NETWORK,
+    "DD5": FaultOrigin.SCRIPT,
+    "DD602": FaultOrigin.SCRIPT, "DD603": FaultOrigin.SCRIPT, "DD604": FaultOrigin.SCRIPT, "DD608": FaultOrigin.SCRIPT,
+    "DD609": FaultOrigin.SCRIPT, "DD611": FaultOrigin.NETWORK,
+    "DD7": FaultOrigin.SCRIPT,
+    "DD8": FaultOrigin.SCRIPT,
+}  # fmt: skip
+"""The longest beginning that matches counts. A rank that is stuck, slow, killed or missing may be so for any reason."""
+
+
+def origin_of(code: str) -> FaultOrigin | None:
+    """Return where the faults of a rule lie, or None if its code does not tell."""
+    return next((ORIGINS[code[:length]] for length in (5, 4, 3) if code[:length] in ORIGINS), None)
+
+
+_NO_STEP = 1 << 62
+_LAST = 1 << 62
+_NO_SHARE = 1.0
+"""Findings that are not about speed come after those that are, which the user has asked for. Errors come first anyway.
+"""
+
+
+def order_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the findings, worst first: by severity, then causes of a hang or failure, then by step and rule order.
+
+    Findings about speed are ordered by how much of the step they cost.
+    """
+    places = _places()
+    return tuple(sorted(findings, key=lambda finding: _rank_of(finding, places)))
+
+
+def pick_verdict(findings: Iterable[Finding]) -> Finding | None:
+    """Return the worst error, else the worst warning, else None: an info is never the verdict."""
+    for finding in order_findings(findings):
+        return finding if finding.severity is not Severity.INFO else None
+    return None
+
+
+def _rank_of(finding: Finding, places: Mapping[str, int]) -> tuple[int, int, float, int, int, int, str]:
+    ends_badly = finding.code.startswith("DD6") and finding.severity is Severity.ERROR
+    step = _NO_STEP if finding.step is None or ends_badly else finding.step
+    sureness = list(Confidence).index(finding.confidence)
+    return (
+        finding.severity.order,
+        0 if ends_badly else 1,
+        _NO_SHARE if finding.share is None else -finding.share,
+        step,
+        places.get(finding.code, _LAST),
+        sureness,
+        finding.code,
+    )
+
+
+def in_order(rules: Iterable[Rule]) -> list[Rule]:
+    """Return rules in their declared order. Rules outside that order come first, because they follow from none."""
+    places = _places()
+    return sorted(rules, key=lambda rule: (places.get(rule.code, -1), rule.code))
+
+
+def _places() -> dict[str, int]:
+    """Return for each rule the length of the longest chain of rules that come before it.
+
+    A rule that comes after none and before none is left out: it comes last.
+    """
+    by_kind = {rule.kind: rule for rule in loaded_rules()}
+    named = {kind for rule in by_kind.values() for kind in rule.after}
+
+    def place(rule: Rule) -> int:
+        return max((place(by_kind[kind]) + 1 for kind in rule.after if kind in by_kind), default=0)
+
+    return {rule.code: place(rule) for rule in by_kind.values() if rule.after or rule.kind in named}
+
 
 Facts: TypeAlias = Mapping[type, "Sequence[object] | Unread | Exception"]
 """For each type, the facts that rules are asked about, or why there are none, or the exception raised while reading

@@ -17,8 +17,8 @@ RECIPE = textwrap.dedent(re.search(r" *```python\n(.*?)```", CONTRIBUTING, re.DO
 PAGE = textwrap.dedent(re.search(r" *```markdown\n(.*?)```", CONTRIBUTING, re.DOTALL)[1])
 FAMILIES = {
     "environment": ("DD199", "Node", "ddpdoctor.model.node"),
-    "rendezvous": ("DD299", "Meeting", "ddpdoctor.rules.rendezvous.meeting"),
-    "bandwidth": ("DD499", "Measured", "ddpdoctor.rules.bandwidth.curve"),
+    "rendezvous": ("DD299", "Meeting", "ddpdoctor.rules.rendezvous.mesh"),
+    "bandwidth": ("DD499", "Measured", "ddpdoctor.rules.bandwidth.curves"),
     "consistency": ("DD599", "Job", "ddpdoctor.model.facts"),
     "progress": ("DD699", "JobState", "ddpdoctor.rules.progress.job_state"),
     "data": ("DD799", "Shares", "ddpdoctor.model.data"),

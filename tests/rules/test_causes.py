@@ -25,9 +25,9 @@ from ddpdoctor.model.facts import (
 from ddpdoctor.model.findings import Confidence, Finding, Severity
 from ddpdoctor.model.node import KernelView, Xid
 from ddpdoctor.model.stacks import Frame
+from ddpdoctor.rules.engine import order_findings, pick_verdict
 from ddpdoctor.rules.progress.job_state import JobState
 from ddpdoctor.rules.registry import PAGES, all_rules, find_rule, rule
-from ddpdoctor.rules.verdict import order_findings, pick_verdict
 from tests.rules.build import (
     LOCK,
     NOW,

@@ -8,7 +8,7 @@ from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model.consistency import Consistency, What
 from ddpdoctor.model.facts import Fault, ModelSeen, ReducerSaid, TensorSeen
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.rules.verdict import pick_verdict
+from ddpdoctor.rules.engine import pick_verdict
 from tests.rules.build import (
     AUTOGRAD,
     LONG_AGO,

@@ -17,10 +17,17 @@ from ddpdoctor.model.facts import (
 )
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.node import ConfFile, FirewallChain
-from ddpdoctor.rules.firewall_opening import open_ports
-from ddpdoctor.rules.interface_choice import best_interface, choose, is_bridge, is_ignored, is_tunnel, parse_gloo_names
-from ddpdoctor.rules.nccl_list import parse_nccl_list
-from ddpdoctor.rules.settings import find_setting
+from ddpdoctor.rules.network import (
+    best_interface,
+    choose,
+    find_setting,
+    is_bridge,
+    is_ignored,
+    is_tunnel,
+    open_ports,
+    parse_gloo_names,
+    parse_nccl_list,
+)
 from tests.rules.build import (
     C10D,
     LONG_AGO,

@@ -1,31 +1,43 @@
-"""DD503: the gradients given to the optimizer differ: they were not reduced, or were changed afterwards."""
+"""DD503, DD504, DD507 and DD508: gradients, random numbers, and what the optimizer trains."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.consistency import What
-from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.words import group_alike, rank_list
-from ddpdoctor.rules.consistency.problems import (
+from ddpdoctor.model.consistency import Origin, StreamClock, What
+from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.words import first_names, group_alike, grouped, rank_list
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.consistency.replicas import (
     DriftCause,
     Ground,
+    all_values,
     blame_of,
     blame_outvoted,
+    hosts_of,
+    model_words,
     problems_of,
+    replicas_of,
+    ruling,
     seen,
     sides_words,
+    step_of,
+    survey,
+    values_at,
+    why_nothing,
 )
-from ddpdoctor.rules.consistency.survey import ruling, survey
+from ddpdoctor.rules.progress.states import to_place
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from ddpdoctor.model.consistency import Values
-    from ddpdoctor.model.facts import Job
+    from ddpdoctor.model.consistency import NonFinite, Stream, Values
+    from ddpdoctor.model.facts import Job, Rank
     from ddpdoctor.rules.answers import Answer
-    from ddpdoctor.rules.consistency.replicas import Sighting
+    from ddpdoctor.rules.consistency.replicas import ReplicaStreams, Sighting
+
 
 MAX_NAMES = 3
 """How many parameters a sentence names. Our choice."""
@@ -211,4 +223,358 @@ def _changed_after(sighting: Sighting) -> DriftCause:
         fix="do the same between backward and step() on all ranks: clip by the norm of the reduced gradients, scale by "
         "a common value, and avoid branches on the rank; checkpoint with use_reentrant=False",
         at_the_step=True,
+    )
+
+
+NOT_LOOKED = "local gradients were not checked"
+MAX_RANKS = 4
+"""Ranks whose gradients are described one by one. Our choice."""
+LONG_ROW = 20
+"""Skipped steps in a row that earn a gradient scaler a warning. Our choice, see the rule's page."""
+_FIXES = {
+    Origin.INPUT: "check this rank's samples in that step, and fix or drop those with inf or NaN",
+    Origin.PARAMETER: "check what changed the parameters in the previous step: the learning rate, an overflow in the "
+    "reduction (a half-precision communication hook), or loaded weights",
+    Origin.LOSS: "look for a logarithm, root or division by zero in the loss and the model, or an overflow in half "
+    "precision",
+    Origin.GRADIENT: "run that step on this rank with torch.autograd.set_detect_anomaly(True) to find the operation",
+}
+
+
+@rule("DD504", "nonfinite-grad", Severity.ERROR, "A rank had inf or NaN in its own gradients before the reduction")
+def check_local_gradients(job: Job) -> Answer:
+    """Report the rank whose gradients were the first to hold inf or NaN, before DDP averaged them with the others."""
+    looked = [rank for rank in job.ranks if rank.nonfinite is not None]
+    if not looked:
+        return skipped(NOT_LOOKED)
+    models = _by_model(looked)
+    findings = (_judge(job, _sightings(job, looked, seen)) for seen in models)
+    return judged(finding for finding in findings if finding is not None)
+
+
+def _by_model(looked: Iterable[Rank]) -> list[list[tuple[Rank, NonFinite]]]:
+    """Group what ranks saw by model. Groups of different ranks may share a name."""
+    pairs = ((rank, seen) for rank in looked for seen in rank.nonfinite or ())
+    found = grouped(((_members(rank, seen.group), seen.group, seen.model), (rank, seen)) for rank, seen in pairs)
+    return list(found.values())
+
+
+def _members(rank: Rank, name: str) -> tuple[int, ...]:
+    """Return the ranks of a group as this rank recorded them, or nothing if it did not."""
+    return next((group.ranks for group in rank.groups if group.name == name), ())
+
+
+def _sightings(job: Job, looked: list[Rank], seen: list[tuple[Rank, NonFinite]]) -> list[NonFiniteStep]:
+    """Return the steps of one model, the earliest first."""
+    by_step: dict[int, dict[int, NonFinite]] = {}
+    for rank, one in seen:
+        by_step.setdefault(one.step, {})[rank.rank] = one
+    members = set(_members(*_owner(seen))) or {rank.rank for rank in job.ranks}
+    known = {rank.rank for rank in looked}
+    return [
+        NonFiniteStep(
+            step=step,
+            by_rank=found,
+            others=tuple(sorted((members & known) - set(found))),
+            unseen=tuple(sorted(members - known)),
+        )
+        for step, found in sorted(by_step.items())
+    ]
+
+
+def _owner(seen: list[tuple[Rank, NonFinite]]) -> tuple[Rank, str]:
+    rank, one = seen[0]
+    return rank, one.group
+
+
+def _judge(job: Job, sightings: list[NonFiniteStep]) -> Problem | None:
+    used = [at for at, sighting in enumerate(sightings) if sighting.used]
+    if used:
+        cause = sightings[_cause(sightings, used[0])]
+        sureness = Confidence.MEDIUM if cause.origins == {Origin.PARAMETER} else Confidence.HIGH
+        return _nonfinite_finding(job, cause, Severity.ERROR, sureness, _used_words(cause))
+    scaled = [sighting for sighting in sightings if any(seen.scaled for seen in sighting.by_rank.values())]
+    if scaled:
+        return _nonfinite_finding(job, scaled[0], Severity.WARNING, Confidence.HIGH, _skipped_words(scaled[0]))
+    summary = f"{_computed(sightings[0])}; no optimizer used it"
+    return _nonfinite_finding(job, sightings[0], Severity.INFO, Confidence.HIGH, summary)
+
+
+def _cause(sightings: list[NonFiniteStep], at: int) -> int:
+    """Return the index of the first sighting that was used, or of the one a step earlier if that explains it.
+
+    A rank that ended in between never saw that its gradients were used, but the others have NaN in their parameters.
+    """
+    before = at - 1
+    if sightings[at].origins != {Origin.PARAMETER} or before < 0:
+        return at
+    return before if sightings[before].step == sightings[at].step - 1 else at
+
+
+def _nonfinite_finding(
+    job: Job, cause: NonFiniteStep, severity: Severity, sureness: Confidence, summary: str
+) -> Problem:
+    return Problem(
+        severity=severity,
+        confidence=sureness,
+        summary=summary,
+        ranks=cause.ranks,
+        hosts=hosts_of(job, cause.ranks),
+        where=tuple(
+            to_place(rank, seen.where) for rank, seen in sorted(cause.by_rank.items()) if seen.where is not None
+        ),
+        step=cause.step,
+        tensor=next(iter(cause.first.tensors), None),
+        evidence=(*_seen_by_rank(cause), *_rest(cause)),
+        fix=_FIXES[cause.first.origin],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonFiniteStep:
+    """Ranks whose own gradients of one step of one model were not finite."""
+
+    step: int
+    by_rank: dict[int, NonFinite]
+    others: tuple[int, ...]
+    """Ranks of the same group whose gradients were checked and were finite in this step."""
+    unseen: tuple[int, ...]
+    """Ranks of the group whose gradients were not checked."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Return the ranks, sorted."""
+        return tuple(sorted(self.by_rank))
+
+    @property
+    def first(self) -> NonFinite:
+        """Return what the lowest of the ranks saw."""
+        return self.by_rank[min(self.by_rank)]
+
+    @property
+    def used(self) -> bool:
+        """Return whether training used these gradients."""
+        return any(seen.used for seen in self.by_rank.values())
+
+    @property
+    def origins(self) -> set[Origin]:
+        """Return what was the first to be non-finite, over all ranks."""
+        return {seen.origin for seen in self.by_rank.values()}
+
+
+def _used_words(cause: NonFiniteStep) -> str:
+    """Return the summary of gradients that an optimizer used."""
+    if cause.origins == {Origin.PARAMETER}:
+        return (
+            f"{rank_list(cause.ranks)} had inf or NaN in parameters before the backward of step {cause.step}, but "
+            "no earlier local gradient had"
+        )
+    spread = "the reduction spread it to all ranks" if cause.others or cause.unseen else "the optimizer used it"
+    return f"{_computed(cause)}; {spread}"
+
+
+def _skipped_words(cause: NonFiniteStep) -> str:
+    """Return the summary for steps that a gradient scaler skipped because of these gradients."""
+    longest = max(seen.in_a_row for seen in cause.by_rank.values())
+    if longest >= LONG_ROW:
+        return (
+            f"the gradient scaler skipped {longest} steps in a row up to step {cause.step}: the gradients of "
+            f"{rank_list(cause.ranks)} have inf or NaN at any scale"
+        )
+    return f"{_computed(cause)}; the gradient scaler skipped the step, so the batches of all ranks are lost"
+
+
+def _computed(cause: NonFiniteStep) -> str:
+    value = "NaN" if any(seen.is_nan for seen in cause.by_rank.values()) else "inf"
+    tensor = next(iter(cause.first.tensors), "a parameter")
+    return (
+        f"{rank_list(cause.ranks)} computed {value} as the gradient of {tensor} in step {cause.step}, {_first(cause)}"
+    )
+
+
+def _first(cause: NonFiniteStep) -> str:
+    """Say what was the first to be non-finite."""
+    if cause.origins == {Origin.GRADIENT}:
+        return "and the loss and the input were finite"
+    names = [origin.value for origin in Origin if origin in cause.origins and origin is not Origin.GRADIENT]
+    return f"and its {' or '.join(names)} was not finite before"
+
+
+def _seen_by_rank(cause: NonFiniteStep) -> list[str]:
+    """Return what each rank saw in that step."""
+    lines = [_rank_words(rank, cause.by_rank[rank]) for rank in cause.ranks[:MAX_RANKS]]
+    more = len(cause.ranks) - MAX_RANKS
+    return [*lines, f"the same on {more} more ranks"] if more > 0 else lines
+
+
+def _rank_words(rank: int, seen: NonFinite) -> str:
+    names = ", ".join(seen.tensors)
+    dots = ", ..." if seen.count > len(seen.tensors) else ""
+    held = "NaN" if seen.is_nan else "inf"
+    note = f"; {seen.note}" if seen.note else ""
+    return f"rank {rank}: {held} in the gradients of {seen.count} of {seen.of} parameters ({names}{dots}){note}"
+
+
+def _rest(cause: NonFiniteStep) -> list[str]:
+    """Return what is known of the group's other ranks, and how often it happened."""
+    lines = []
+    if cause.others:
+        lines.append(
+            f"the gradients of {rank_list(cause.others)} were finite in step {cause.step}, before the reduction"
+        )
+    if cause.unseen:
+        lines.append(f"the gradients of {rank_list(cause.unseen)} were not checked")
+    often = max(seen.times for seen in cause.by_rank.values())
+    if not cause.used and often > 1:
+        lines.append(f"this happened in {often} backwards so far")
+    return lines
+
+
+MIN_UNCHANGED = 2
+"""Comparisons in a row without any change. Our choice: a step may be skipped, or have a learning rate of 0 in a
+warm-up."""
+
+
+MIN_COMPARED = 3
+"""Steps to check before a part of the model is called stale. Our choice: a second optimizer may start stepping
+later."""
+
+
+MAKE_ANEW = "create the optimizer from model.parameters() after you move, replace, load and wrap the model"
+
+
+@rule("DD508", "stale-optimizer", Severity.ERROR, "The optimizer has tensors that are not parameters of the model")
+def check_stale_optimizer(job: Job) -> Answer:
+    """Report parameters that never change while optimizers step with tensors that are not the model's own."""
+    found = [
+        one
+        for replica in replicas_of(job)
+        for stream in replica.streams
+        if (one := _stale_finding(job, replica, stream))
+    ]
+    if found:
+        return judged([min(found, key=lambda one: (one.severity or Severity.ERROR).order)])
+    followed = any(
+        stream.compared > MIN_UNCHANGED and What.PARAMETER in stream.kinds
+        for replica in replicas_of(job)
+        for stream in replica.streams
+    )
+    return passed() if followed else skipped(why_nothing(job, "parameters of enough comparisons"))
+
+
+def _stale_finding(job: Job, replica: ReplicaStreams, stream: Stream) -> Problem | None:
+    values = values_at(stream, stream.last_number)
+    if stream.last_number is None or not values:
+        return None
+    last = step_of(stream, stream.last_number)
+    checks = (_replaced_part, _added_part, _left_out)
+    stale = _whole_model(job, stream, values, last) or next(
+        filter(None, (check(stream, values, last) for check in checks)), None
+    )
+    ranks = tuple(each.rank for each in values)
+    evidence = () if stale is None else (*stale.evidence, *model_words(job, replica))
+    return stale and replace(stale, ranks=ranks, hosts=hosts_of(job, ranks), evidence=evidence)
+
+
+def _whole_model(job: Job, stream: Stream, values: tuple[Values, ...], last: int) -> Problem | None:
+    if stream.unchanged < MIN_UNCHANGED or What.PARAMETER not in stream.kinds:
+        return None
+    stepped = all(rank.steps > 0 for rank in job.ranks if rank.rank in stream.ranks)
+    if not stepped or not all(each.reductions > 0 and each.stray >= each.unheld > 0 for each in values):
+        return None
+    some = values[0]
+    return Problem(
+        step=1 if stream.unchanged == stream.compared - 1 else None,
+        summary=f"the model's parameters did not change in {some.reductions} backwards on {rank_list(stream.ranks)}: "
+        f"the optimizer has {some.stray} tensors that are not in the model, and none of the {some.unheld} "
+        "trained parameters",
+        evidence=(f"no parameter changed in the last {stream.unchanged + 1} comparisons, up to step {last}",),
+        fix=MAKE_ANEW,
+    )
+
+
+def _replaced_part(stream: Stream, values: tuple[Values, ...], last: int) -> Problem | None:
+    if stream.clock is not StreamClock.STEP or stream.compared < MIN_COMPARED:
+        return None
+    if not all(each.reductions > 0 and each.replaced for each in values):
+        return None
+    some = values[0]
+    names = ", ".join(some.replaced)
+    return Problem(
+        tensor=some.replaced[0],
+        summary=f"no optimizer has {names} on {rank_list(stream.ranks)}; one has tensors of the same shapes that are "
+        "not in the model, for example from a layer that was replaced after the optimizer was created",
+        evidence=(
+            f"up to step {last}, the model's parameters have gradients, and the optimizer's tensors never had one",
+        ),
+        fix=MAKE_ANEW,
+    )
+
+
+def _added_part(stream: Stream, values: tuple[Values, ...], last: int) -> Problem | None:
+    if stream.clock is not StreamClock.STEP or not all(each.late and each.untrained for each in values):
+        return None
+    some = values[0]
+    names = first_names(some.untrained, some.late, count=some.late)
+    return Problem(
+        tensor=some.untrained[0],
+        summary=f"no optimizer has {names} on {rank_list(stream.ranks)}: added or replaced in the model after the "
+        "optimizer was created",
+        evidence=(f"up to step {last}, they got gradients and did not change",),
+        fix=f"{MAKE_ANEW}; or add the new parameters: optimizer.add_param_group({{'params': ...}})",
+    )
+
+
+def _left_out(stream: Stream, values: tuple[Values, ...], last: int) -> Problem | None:
+    if stream.clock is not StreamClock.STEP or not all(each.untrained for each in values):
+        return None
+    some = values[0]
+    names = first_names(some.untrained, some.untrained_count, count=some.untrained_count)
+    return Problem(
+        tensor=some.untrained[0],
+        severity=Severity.INFO,
+        confidence=Confidence.LOW,
+        summary=(
+            f"no optimizer has {names} on {rank_list(stream.ranks)}: their gradients are computed and reduced, but "
+            "never used"
+        ),
+        evidence=(f"this is true up to step {last}; layers left out of the optimizer on purpose look the same",),
+        fix="to train them, pass them to the optimizer: layers that were frozen when it was created are easily "
+        "forgotten; otherwise call requires_grad_(False) before wrapping to save their backward and reduction",
+    )
+
+
+MIN_COMPARISONS = 2
+"""Our choice: ranks that shared a seed only at the start have soon drawn different numbers."""
+
+
+@rule("DD507", "same-random", Severity.INFO, "All ranks use the same dropout masks")
+def check_random_state(job: Job) -> Answer:
+    """Note that all ranks have the same random state at all times while the model trains with dropout."""
+    everything = [(replica, stream) for replica in replicas_of(job) for stream in replica.streams]
+    found = [_random_finding(job, replica, stream) for replica, stream in everything if _is_same(stream)]
+    if found:
+        return judged(found[:1])
+    asked = any(stream.compared >= MIN_COMPARISONS and _drops_out(stream) for _, stream in everything)
+    return passed() if asked else skipped(why_nothing(job, "models that train with dropout"))
+
+
+def _is_same(stream: Stream) -> bool:
+    return MIN_COMPARISONS <= stream.compared == stream.same_random and _drops_out(stream)
+
+
+def _drops_out(stream: Stream) -> bool:
+    return any(values.dropout for values in all_values([stream]))
+
+
+def _random_finding(job: Job, replica: ReplicaStreams, stream: Stream) -> Problem:
+    return Problem(
+        ranks=stream.ranks,
+        summary=f"{rank_list(stream.ranks)} have the same random state while the model trains with dropout, so they "
+        "use the same dropout masks",
+        evidence=(
+            f"the random state was equal on all of them in {stream.compared} comparisons",
+            *model_words(job, replica),
+        ),
+        fix="seed each rank differently after you wrap the model: torch.manual_seed(seed + rank)",
     )

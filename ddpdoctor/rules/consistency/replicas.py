@@ -1,17 +1,21 @@
-"""The replicas of a job by model, and the first difference of each kind between them."""
+"""The replicas of a job by model, their first differences, and the findings about these: why, and who is to blame."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from enum import Enum
+from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.model.consistency import MESH, StreamClock, What
-from ddpdoctor.model.words import grouped
+from ddpdoctor.model.findings import Confidence
+from ddpdoctor.model.words import first_names, grouped, majority_of, outvoted, rank_list
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.progress.states import to_place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from ddpdoctor.model.consistency import Difference, Stream, Values
+    from ddpdoctor.model.consistency import Difference, Stream, TensorRow, TensorSplit, Values
     from ddpdoctor.model.facts import Job
 
 
@@ -142,3 +146,368 @@ def _last_equal(stream: Stream, what: What) -> int | None:
         if difference.what is what:
             return difference.last_equal
     return stream.last_number
+
+
+_LOCAL_SGD = "ocalSGD"
+"""Part of the names of torch's hook and optimizer, ``post_localSGD_hook`` and ``PostLocalSGDOptimizer``."""
+_SHARDED = "ZeroRedundancyOptimizer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """The differences of one kind of tensor in a job."""
+
+    found: tuple[FoundDifference, ...]
+    """The first difference of each model, the earliest first."""
+    compared: bool
+    """Whether tensors of this kind were compared at least once, in at least one model."""
+    excuses: tuple[str, ...]
+    """Why some differences do not count, or models were not compared."""
+
+
+def survey(job: Job, what: What, why: Callable[[Sighting], DriftCause]) -> Survey:
+    """Return the differences of a kind that count. ``why`` returns the cause of each."""
+    found: list[FoundDifference] = []
+    excuses: list[str] = []
+    compared = False
+    for replica in replicas_of(job):
+        excuse = excuse_of_model(replica, what)
+        if excuse:
+            excuses.append(excuse)
+            continue
+        those, why_not = _in_model(job, replica, what, why)
+        found += those
+        excuses += why_not
+        compared = compared or _is_compared(replica, what, excused=bool(why_not))
+    found.sort(key=lambda one: one.sighting.step)
+    return Survey(found=tuple(found), compared=compared, excuses=tuple(dict.fromkeys(excuses)))
+
+
+def ruling(job: Job, survey_: Survey, findings: Iterable[Problem], noun: str) -> Answer:
+    """Return the findings, or "passed", or why nothing can be said. ``noun`` names what was to be compared."""
+    found = tuple(findings)
+    if found:
+        return judged(found)
+    if survey_.excuses and not survey_.compared:
+        return skipped("; ".join(survey_.excuses))
+    return passed() if survey_.compared else skipped(why_nothing(job, noun))
+
+
+def why_nothing(job: Job, noun: str) -> str:
+    """Return why no tensors of a kind were compared."""
+    if job.consistency is None:
+        return "replicas were not compared"
+    if not job.consistency.check_every:
+        return "comparing replicas was disabled"
+    streams = job.consistency.streams
+    if not streams:
+        unread = job.consistency.unread
+        return unread[0] if unread else "no DDP model was trained on two or more visible ranks"
+    if not any(stream.compared for stream in streams):
+        alone = sorted({rank for stream in streams for rank in stream.unpaired})
+        whose = f": {rank_list(alone)} wrote fingerprints for steps that no other rank has" if alone else ""
+        return f"nothing was compared because no two ranks wrote fingerprints of the same step{whose}"
+    return f"no {noun} were compared"
+
+
+def _in_model(
+    job: Job, replica: ReplicaStreams, what: What, why: Callable[[Sighting], DriftCause]
+) -> tuple[list[FoundDifference], list[str]]:
+    """Return the first difference that counts, and why those before it do not."""
+    excuses: list[str] = []
+    for sighting in sightings(replica, what):
+        excuse = excuse_of_sighting(sighting) or excuse_of_job(job, sighting)
+        cause = why(sighting)
+        excuse = excuse or excuse_of_cause(sighting, cause)
+        if not excuse:
+            return [FoundDifference(sighting=sighting, cause=cause)], excuses
+        excuses.append(excuse)
+    return [], excuses
+
+
+def _is_compared(replica: ReplicaStreams, what: What, *, excused: bool) -> bool:
+    """Return whether any stream found tensors equal at all times, or at least before its first difference."""
+    for stream in replica.streams:
+        if what not in stream.kinds:
+            continue
+        difference = next((one for one in stream.differences if one.what is what), None)
+        if difference is None or difference.last_equal is not None or not excused:
+            return True
+    return False
+
+
+def excuse_of_model(replica: ReplicaStreams, what: What) -> str:
+    """Return why tensors of a kind may differ in a model at any time, or "" if they may not."""
+    values = all_values(replica.streams)
+    if any(_LOCAL_SGD in name for each in values for name in (each.hook, each.optimizer)):
+        return "local SGD: ranks differ by design until their parameters are averaged"
+    if what is What.STATE and any(_SHARDED in each.optimizer for each in values):
+        return f"{_SHARDED}: each rank has the state of its own shard"
+    if what is not What.PARAMETER and _joins(replica):
+        return "ranks may make different numbers of steps inside DDP's join: only the end is compared"
+    return ""
+
+
+def excuse_of_sighting(sighting: Sighting) -> str:
+    """Return why one difference does not count, or "" if it does."""
+    if sighting.stream.clock is not StreamClock.END and _joins(sighting.replica):
+        return "ranks may make different numbers of steps inside DDP's join: only the end is compared"
+    if not is_aligned(sighting.values):
+        return _uneven_words(sighting)
+    if _came_after_training(sighting):
+        return f"parameters were equal after the last step, {sighting.step}, and changed only later"
+    return ""
+
+
+def excuse_of_job(job: Job, sighting: Sighting) -> str:
+    """Return why a difference results from what ended the job, or "" if it is a fault of its own."""
+    raised = any(error.reducer is not None for rank in job.ranks for error in rank.raised if error.uncaught)
+    if raised and any(each.unfinished for each in sighting.values):
+        return "DDP had not finished its reduction and raised an error at the next forward"
+    return ""
+
+
+def excuse_of_cause(sighting: Sighting, cause: DriftCause) -> str:
+    """Return why gradients may stay unreduced, because the script makes parameters equal itself, or ""."""
+    if cause.unsynchronized and _ends_equal(sighting.replica):
+        return "local SGD: gradients were not reduced, and the parameters were equal at the end"
+    return ""
+
+
+def _joins(replica: ReplicaStreams) -> bool:
+    return any(each.join for each in all_values(replica.streams))
+
+
+def _ends_equal(replica: ReplicaStreams) -> bool:
+    ends = [stream for stream in replica.streams if stream.clock is StreamClock.END and stream.compared]
+    return bool(ends) and not any(one.what is What.PARAMETER for stream in ends for one in stream.differences)
+
+
+def _came_after_training(sighting: Sighting) -> bool:
+    """Return whether all was equal after the last step: what a rank loads to evaluate does not harm training."""
+    if sighting.stream.clock is not StreamClock.END:
+        return False
+    steps = [
+        stream.last_number
+        for stream in sighting.replica.streams
+        if stream.clock is StreamClock.STEP
+        and What.PARAMETER in stream.kinds
+        and not any(one.what is What.PARAMETER for one in stream.differences)
+    ]
+    return sighting.step in steps
+
+
+def _uneven_words(sighting: Sighting) -> str:
+    least = min(each.reductions for each in sighting.values)
+    behind = [each.rank for each in sighting.values if each.reductions == least]
+    return (
+        f"the ranks were at different points at optimizer step {sighting.step}: {rank_list(behind)} had reduced fewer "
+        "backwards"
+    )
+
+
+Value = TypeVar("Value")
+MAX_SIDES = 4
+"""How many sides a sentence lists. Our choice."""
+_ALIKE = "should have equal values along the {} dimension of the mesh"
+WHO_IS_UNKNOWN = "it is unknown which of them is correct"
+
+
+class Ground(Enum):
+    """The reason to blame these ranks."""
+
+    SEEN = "seen"
+    """These ranks were seen to do something wrong."""
+    MAJORITY = "majority"
+    """More than half of the ranks agree with each other but not with these."""
+    NONE = "none"
+    """It is unknown which of these ranks are right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriftBlame:
+    """Ranks to blame, and why these."""
+
+    ranks: tuple[int, ...]
+    ground: Ground
+
+    @property
+    def confidence(self) -> Confidence:
+        """Return how sure it is that these ranks are to blame."""
+        return Confidence.LOW if self.ground is Ground.NONE else Confidence.HIGH
+
+
+def seen(values: Iterable[Values]) -> DriftBlame | None:
+    """Blame ranks that were seen to do something wrong. Return None if there are none."""
+    ranks = tuple(sorted(each.rank for each in values))
+    return DriftBlame(ranks=ranks, ground=Ground.SEEN) if ranks else None
+
+
+def blame_outvoted(sides: Collection[Collection[int]]) -> DriftBlame:
+    """Blame the ranks outside the majority, or all ranks if no side has more than half."""
+    return DriftBlame(ranks=outvoted(sides), ground=Ground.MAJORITY if majority_of(sides) else Ground.NONE)
+
+
+def blame_of(splits: Iterable[TensorSplit]) -> DriftBlame:
+    """Blame the ranks that are outvoted on any of the tensors that differ."""
+    each = [blame_outvoted(split.sides) for split in splits]
+    ranks = tuple(sorted({rank for blame in each for rank in blame.ranks}))
+    is_known = all(blame.ground is Ground.MAJORITY for blame in each)
+    return DriftBlame(ranks=ranks, ground=Ground.MAJORITY if is_known else Ground.NONE)
+
+
+def sides_words(sides: Sequence[tuple[Value, Sequence[int]]], words: Callable[[Value], str] = str) -> str:
+    """Return "0.1 on ranks 0 and 1, 0.01 on rank 2"."""
+    shown = [f"{words(what)} on {rank_list(ranks)}" for what, ranks in sides[:MAX_SIDES]]
+    more = [f"{len(sides) - MAX_SIDES} more different values"] if len(sides) > MAX_SIDES else []
+    return ", ".join([*shown, *more])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriftCause:
+    """Why replicas differ."""
+
+    name: str
+    """Findings with the same code and the same cause are merged into one."""
+    words: str
+    """A clause that can follow a colon."""
+    fix: str
+    blame: DriftBlame | None = None
+    """The ranks that the cause itself shows, or None if only the tensors show who differs."""
+    unsynchronized: bool = False
+    """Gradients were not reduced. A script that averages parameters by itself may want that."""
+    at_the_step: bool = False
+    """The fault is at, or right before, the line that makes the step."""
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundDifference:
+    """A difference that counts, and its likely cause."""
+
+    sighting: Sighting
+    cause: DriftCause
+    since: int | None = None
+    """The step at which it began, if known to be before the step at which it was seen."""
+
+
+def problems_of(job: Job, found: Iterable[FoundDifference], nouns: str) -> list[Problem]:
+    """Return a finding for each cause. ``nouns`` names what differs, such as "gradients"."""
+    by_cause = grouped((one.cause.name, one) for one in found)
+    return [_finding(job, first, others, nouns) for first, *others in by_cause.values()]
+
+
+def blamed(found: FoundDifference) -> DriftBlame:
+    """Return the ranks that the cause itself shows, or else those that differ from the majority."""
+    return found.cause.blame or blame_of(found.sighting.difference.splits)
+
+
+def hosts_of(job: Job, ranks: Iterable[int]) -> tuple[str, ...]:
+    """Return the hosts of ranks, or nothing if the job has only one node."""
+    if job.nnodes <= 1:
+        return ()
+    wanted = set(ranks)
+    hosts = {rank.host for rank in job.ranks if rank.rank in wanted}
+    nodes = job.members.nodes if job.members is not None else ()
+    return tuple(sorted(hosts | {node.host for node in nodes if wanted & set(node.ranks) and node.host}))
+
+
+def model_words(job: Job, replica: ReplicaStreams) -> list[str]:
+    """Return which model it is if there are several, or the mesh dimension in which its ranks hold it alike."""
+    if replica.mesh_dims:
+        return [f"{rank_list(replica.members)} {_ALIKE.format(replica.mesh_dims)}"]
+    replicas = replicas_of(job)
+    if len(replicas) < 2 or replica.model < 0:
+        return []
+    return [f"it is DDP model {replica.model} of {rank_list(replica.members)}"]
+
+
+def row_words(row: TensorRow) -> str:
+    """Return the name of a tensor, with its part if it is optimizer state."""
+    return f"{row.part} of {row.name}" if row.part else row.name
+
+
+def _finding(job: Job, first: FoundDifference, others: Sequence[FoundDifference], nouns: str) -> Problem:
+    blame, sighting = blamed(first), first.sighting
+    everybody = [rank for side in sighting.difference.splits[0].sides for rank in side]
+    sites = {each.rank: each.site for each in sighting.values if each.site is not None and each.site.user}
+    where = [to_place(rank, sites[rank]) for rank in blame.ranks if rank in sites]
+    return Problem(
+        confidence=blame.confidence,
+        ranks=blame.ranks,
+        hosts=hosts_of(job, blame.ranks),
+        where=tuple(where) if first.cause.at_the_step else (),
+        step=first.since or sighting.step,
+        tensor=sighting.difference.splits[0].row.name,
+        summary=f"{nouns} differ between {rank_list(everybody)} {_when(sighting)}: {first.cause.words}",
+        evidence=(
+            when_words(sighting),
+            _count_words(sighting, nouns),
+            *_side_words(sighting),
+            *([WHO_IS_UNKNOWN] if blame.ground is Ground.NONE else []),
+            *first.cause.evidence,
+            *model_words(job, sighting.replica),
+            *(_also_words(one) for one in others),
+        ),
+        fix=first.cause.fix,
+    )
+
+
+def when_words(sighting: Sighting) -> str:
+    """Return when the tensors were last equal, and when they first differed."""
+    seen = f"different {_step_words(sighting) if sighting.step else _when(sighting)}"
+    if sighting.last_good is None:
+        return f"{seen}, in the first comparison"
+    if not sighting.last_good:
+        return f"equal before the first step, {seen}: they diverged in between"
+    return f"equal at step {sighting.last_good}, {seen}: they diverged in between"
+
+
+def _when(sighting: Sighting) -> str:
+    if not sighting.step:
+        return "before the first step"
+    if sighting.stream.clock is StreamClock.END:
+        return "at the end"
+    return f"{'at' if sighting.difference.what is What.GRADIENT else 'after'} step {sighting.step}"
+
+
+def _step_words(sighting: Sighting) -> str:
+    words = {
+        StreamClock.STEP: "before" if sighting.difference.what is What.GRADIENT else "after",
+        StreamClock.FORWARD: "after",
+        StreamClock.SYNC: "as DDP had broadcast them, in",
+        StreamClock.END: "at the end, after",
+    }
+    return f"{words[sighting.stream.clock]} step {sighting.step}"
+
+
+def _count_words(sighting: Sighting, nouns: str) -> str:
+    difference = sighting.difference
+    names = list(dict.fromkeys(row_words(split.row) for split in difference.splits))
+    return f"{difference.differing} of {difference.of} {nouns} differ: {first_names(names, count=difference.differing)}"
+
+
+def _side_words(sighting: Sighting) -> list[str]:
+    """Return who agrees with whom at the first tensor. With two ranks that differ there is nothing to say."""
+    split = sighting.difference.splits[0]
+    if all(len(side) == 1 for side in split.sides) and not split.absent_on:
+        return [f"{row_words(split.row)}: no two ranks are equal"] if len(split.sides) > 2 else []
+    sides = [(_side_name(split, side, at), side) for at, side in enumerate(split.sides)]
+    return [f"{row_words(split.row)}: {sides_words(sides)}"]
+
+
+def _side_name(split: TensorSplit, side: tuple[int, ...], at: int) -> str:
+    if side == split.absent_on:
+        return "none"
+    return "the same" if at == 0 and len(side) > 1 else "others"
+
+
+def _also_words(found: FoundDifference) -> str:
+    sighting = found.sighting
+    name = row_words(sighting.difference.splits[0].row)
+    if sighting.replica.mesh_dims:
+        return f"the same on {rank_list(sighting.replica.members)}: {name} {_when(sighting)}"
+    return (
+        f"the same in {'DDP' if sighting.replica.model > 0 else 'unwrapped'} model {abs(sighting.replica.model)} of "
+        f"{rank_list(sighting.replica.members)}: {name} {_when(sighting)}"
+    )

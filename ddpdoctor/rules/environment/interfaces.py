@@ -10,32 +10,33 @@ from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.words import grouped, name_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
 from ddpdoctor.rules.environment.launch import ONE_NODE, has_several_nodes, ranks_of
-from ddpdoctor.rules.interface_choice import (
+from ddpdoctor.rules.majority import Split, Voice, compare, describe
+from ddpdoctor.rules.network import (
+    MARKS,
     NCCL_FAMILIES,
     best_interface,
     choose,
     export,
+    find_setting,
     is_bridge,
     is_ignored,
     is_tunnel,
     match_nccl,
+    network_ports,
     parse_gloo_names,
+    parse_nccl_list,
 )
-from ddpdoctor.rules.majority import Split, Voice, compare, describe
-from ddpdoctor.rules.nccl_list import MARKS, parse_nccl_list
-from ddpdoctor.rules.rdma_ports import network_ports
 from ddpdoctor.rules.registry import CheckGroup, rule
-from ddpdoctor.rules.settings import find_setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.model.node import Fleet, Interface, Network, Node
-    from ddpdoctor.rules.interface_choice import Choice, Pick
+    from ddpdoctor.rules.network import Choice, Pick
 
     Chosen = tuple[tuple[Node, Network, Choice], ...]
     from ddpdoctor.model.node import Network, Node, NodeProcess
-    from ddpdoctor.rules.settings import Setting
+    from ddpdoctor.rules.network import Setting
 
 
 VARIABLES = {"NCCL": "NCCL_SOCKET_IFNAME", "Gloo": "GLOO_SOCKET_IFNAME"}

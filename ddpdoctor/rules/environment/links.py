@@ -21,7 +21,7 @@ from ddpdoctor.rules.environment.gpus import (
     wrong_copies,
 )
 from ddpdoctor.rules.environment.launch import ranks_of
-from ddpdoctor.rules.rdma_ports import network_ports
+from ddpdoctor.rules.network import network_ports
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:

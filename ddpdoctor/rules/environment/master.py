@@ -13,8 +13,7 @@ from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.words import name_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.environment.launch import FIRST_HOST_OF_SLURM, count_nodes, has_several_nodes, ranks_of
-from ddpdoctor.rules.firewall_opening import EPHEMERAL, open_chain
-from ddpdoctor.rules.interface_choice import own_ips
+from ddpdoctor.rules.network import EPHEMERAL, open_chain, own_ips
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.launch import has_several_nodes
-from ddpdoctor.rules.interface_choice import best_interface, export, is_ignored, own_ips, pick_gloo
 from ddpdoctor.rules.majority import Voice, compare, describe
+from ddpdoctor.rules.network import best_interface, export, is_ignored, own_ips, pick_gloo
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:

@@ -13,10 +13,11 @@ from ddpdoctor.model.reading import Unread, Why, known, need
 from ddpdoctor.model.words import format_about, grouped, name_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.majority import Voice, compare, describe
-from ddpdoctor.rules.rdma_ports import (
+from ddpdoctor.rules.network import (
     VERBS_LAYERS,
     card,
     each_port,
+    find_setting,
     hca_filter,
     is_active,
     is_efa,
@@ -27,13 +28,12 @@ from ddpdoctor.rules.rdma_ports import (
     words,
 )
 from ddpdoctor.rules.registry import CheckGroup, rule
-from ddpdoctor.rules.settings import find_setting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpdoctor.model.node import Fleet, Limit, Node, Rdma, RdmaDevice, RdmaPort
-    from ddpdoctor.rules.nccl_list import NcclList
+    from ddpdoctor.rules.network import NcclList
 
 
 DARK_CARDS = 4

@@ -9,10 +9,21 @@ from ddpdoctor.model.reading import Unread, Why, known, need
 from ddpdoctor.model.words import grouped
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.majority import Voice, compare, describe
-from ddpdoctor.rules.nccl_list import ListEntry, NcclList, parse_nccl_list
-from ddpdoctor.rules.rdma_ports import VERBS_LAYERS, chosen_ports, each_port, is_active, label, network_ports, words
+from ddpdoctor.rules.network import (
+    VERBS_LAYERS,
+    ListEntry,
+    NcclList,
+    Setting,
+    chosen_ports,
+    each_port,
+    find_setting,
+    is_active,
+    label,
+    network_ports,
+    parse_nccl_list,
+    words,
+)
 from ddpdoctor.rules.registry import CheckGroup, rule
-from ddpdoctor.rules.settings import Setting, find_setting
 
 if TYPE_CHECKING:
     from ddpdoctor.model.node import Fleet, Gid, Node, Rdma, RdmaDevice, RdmaPort

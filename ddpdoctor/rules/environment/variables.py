@@ -15,7 +15,7 @@ from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.environment.launch import ranks_of
 from ddpdoctor.rules.majority import Split, Voice, compare, describe
 from ddpdoctor.rules.registry import CheckGroup, rule
-from ddpdoctor.rules.variable_flaws import (
+from ddpdoctor.rules.variables import (
     Flaw,
     find_danger,
     find_deprecated,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.launch import Variable
     from ddpdoctor.model.node import ConfFile, Fleet, Node, NodeProcess
-    from ddpdoctor.rules.variable_dangers import VariableContext
+    from ddpdoctor.rules.variables import VariableContext
 
     Flaws = Callable[[NodeProcess, VariableContext], Iterable[Flaw | None]]
     """A function that yields what is wrong with the variables of a process."""

@@ -11,7 +11,7 @@ from ddpdoctor.model.facts import Life, Presence
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.reaching import Contact
 from ddpdoctor.model.words import name_list, rank_list
-from ddpdoctor.rules.firewall_opening import EPHEMERAL
+from ddpdoctor.rules.network import EPHEMERAL
 from ddpdoctor.rules.progress.branches import blame_guarded, find_lone_call
 from ddpdoctor.rules.progress.calls import (
     ANY_SHAPE,
@@ -34,7 +34,7 @@ from ddpdoctor.rules.progress.states import (
     states_of,
 )
 from ddpdoctor.rules.progress.waits import CallPosition, Waits, find_waits, group_table, position_of, world_of
-from ddpdoctor.rules.rendezvous.meeting import describe
+from ddpdoctor.rules.rendezvous.mesh import describe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

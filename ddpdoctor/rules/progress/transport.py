@@ -13,7 +13,7 @@ from ddpdoctor.model.reading import known
 from ddpdoctor.model.words import grouped, rank_list, verb
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.engine import fleet_facts, judge
-from ddpdoctor.rules.interface_choice import choose
+from ddpdoctor.rules.network import choose
 from ddpdoctor.rules.progress import words as say
 from ddpdoctor.rules.progress.job_state import Cause, machines_of
 from ddpdoctor.rules.progress.states import WORK_WAIT, Activity, first_line, places

@@ -17,9 +17,8 @@ from ddpdoctor.model.bandwidth import (
     Pair,
 )
 from ddpdoctor.model.node import BusyCpu, Governor, Load
-from ddpdoctor.rules.bandwidth.curve import Measured
+from ddpdoctor.rules.bandwidth.curves import Measured, sort_sweeps
 from ddpdoctor.rules.bandwidth.reasons import view
-from ddpdoctor.rules.bandwidth.sweeps import sort_sweeps
 from tests.rules.environment.build import fleet, node, process
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30

@@ -6,9 +6,16 @@ import numpy as np
 import pytest
 
 from ddpdoctor.model.bandwidth import Assessment, BenchSettings, Collective, Mode, read_references
-from ddpdoctor.rules.bandwidth.curve import build_curves
-from ddpdoctor.rules.bandwidth.shape import describe_end, find_latency, find_plateau, fit_line, fit_of
-from ddpdoctor.rules.bandwidth.sweeps import size_at, time_at
+from ddpdoctor.rules.bandwidth.curves import (
+    build_curves,
+    describe_end,
+    find_latency,
+    find_plateau,
+    fit_line,
+    fit_of,
+    size_at,
+    time_at,
+)
 from tests.rules.bandwidth.build import A100, GIB, H200, KIB, MIB, bench, linear, members, powers, series, sweep, upto
 
 HEALTHY, BELOW, NOISY = Assessment.HEALTHY, Assessment.BELOW, Assessment.NOISY

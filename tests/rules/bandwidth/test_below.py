@@ -7,10 +7,8 @@ import pytest
 
 from ddpdoctor.model.bandwidth import BenchSettings, Collective, Mode, Reason
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
-from ddpdoctor.rules.bandwidth.below import MEASURE_MORE, check_below, check_noise
-from ddpdoctor.rules.bandwidth.compare import Baseline, cannot_tell, compare
-from ddpdoctor.rules.bandwidth.curve import Measured, build_curves
-from ddpdoctor.rules.bandwidth.ddp import LAST_WORD, advise
+from ddpdoctor.rules.bandwidth.curves import Baseline, Measured, build_curves, cannot_tell, compare
+from ddpdoctor.rules.bandwidth.verdicts import LAST_WORD, MEASURE_MORE, advise, check_below, check_noise
 from tests.rules.bandwidth.build import GIB, H200, KIB, MIB, bench, linear, members, powers, row, sweep, upto
 
 PASSED, FAILED, SKIPPED, UNKNOWN = Outcome.PASSED, Outcome.FAILED, Outcome.SKIPPED, Outcome.INCONCLUSIVE

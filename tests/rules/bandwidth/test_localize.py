@@ -6,9 +6,9 @@ import pytest
 
 from ddpdoctor.model.bandwidth import Collective, Reason, Wrong
 from ddpdoctor.model.findings import Confidence, Outcome
-from ddpdoctor.rules.bandwidth.curve import Measured
+from ddpdoctor.rules.bandwidth.curves import Measured
 from ddpdoctor.rules.bandwidth.localize import check_slow_link, check_slow_node, check_slow_rank
-from ddpdoctor.rules.bandwidth.wrong import check_wrong_data
+from ddpdoctor.rules.bandwidth.verdicts import check_wrong_data
 from tests.rules.bandwidth.build import MIB, NARROW, TURNS, arrival, bench, nodes, pairs, row, scene, sweep, with_end
 
 RULES = {"rank": check_slow_rank, "link": check_slow_link, "node": check_slow_node}

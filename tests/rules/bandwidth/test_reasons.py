@@ -6,11 +6,16 @@ import pytest
 
 from ddpdoctor.model.bandwidth import Collective, Reason
 from ddpdoctor.model.node import ConfFile
-from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed, order, view
-from ddpdoctor.rules.bandwidth.reasons_cpu import processor_reasons
-from ddpdoctor.rules.bandwidth.reasons_nccl import nccl_reasons
-from ddpdoctor.rules.bandwidth.reasons_network import network_reasons
-from ddpdoctor.rules.bandwidth.reasons_variables import variable_reasons
+from ddpdoctor.rules.bandwidth.reasons import (
+    Effect,
+    Weighed,
+    nccl_reasons,
+    network_reasons,
+    order,
+    processor_reasons,
+    variable_reasons,
+    view,
+)
 from tests.rules.bandwidth.build import bench_of, governor, load, log, machine, reported
 from tests.rules.environment.build import (
     NO_RDMA,

@@ -13,7 +13,7 @@ from ddpdoctor.model.consistency import (
     What,
 )
 from ddpdoctor.model.findings import Outcome
-from ddpdoctor.rules.verdict import pick_verdict
+from ddpdoctor.rules.engine import pick_verdict
 from tests.rules import build
 from tests.rules.build import judge_about
 

@@ -8,7 +8,7 @@ import pytest
 from ddpdoctor.model.consistency import NonFinite, Origin, StreamClock, What
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.model.trial import GradientErrors, OneProcess, Participant, ReferenceStep, Rerun, Trial, TrialSettings
-from ddpdoctor.rules.consistency.reference_causes import LIMIT
+from ddpdoctor.rules.consistency.reference import LIMIT
 from tests.rules import build
 from tests.rules.build import asking, judge_about
 from tests.rules.consistency.build import (

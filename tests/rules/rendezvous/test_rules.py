@@ -7,7 +7,7 @@ import pytest
 from ddpdoctor.diagnose.rendezvous import judge_meeting
 from ddpdoctor.model.findings import Confidence, Judgment, Outcome, Severity
 from ddpdoctor.model.reaching import Contact, StartTrial
-from ddpdoctor.rules.rendezvous.lines import PairSide, explain
+from ddpdoctor.rules.rendezvous.mesh import PairSide, explain
 from tests.rules.rendezvous.build import (
     LARGE,
     absent,

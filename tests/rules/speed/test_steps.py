@@ -36,7 +36,7 @@ from ddpdoctor.rules.speed.input import check_input
 from ddpdoctor.rules.speed.ranks import check_host
 from ddpdoctor.rules.speed.reduction import MIB
 from ddpdoctor.rules.speed.state import JobSteps, SpeedState, build_speed_state
-from ddpdoctor.rules.tuning.efficiency import kind_of, launch_of, measure_scaling
+from ddpdoctor.rules.tuning.trial import kind_of, launch_of, measure_scaling
 from tests.rules.speed.jobs import HEALTHY, STEPS, every, frame, job, rank, state
 
 # DD804 and DD806 over two ranks whose gradients and steps are known.

@@ -4,10 +4,16 @@ import pytest
 
 from ddpdoctor.model.findings import Place
 from ddpdoctor.model.tuning import AGAIN, BASE, RatioRange, TrialRecord, TrialStop, TriedBlock, TuneVerdict
-from ddpdoctor.rules.tuning.noisy_trial import check_noise
-from ddpdoctor.rules.tuning.restarts import plan_restarts, predict_restarts
-from ddpdoctor.rules.tuning.result import conclude
-from ddpdoctor.rules.tuning.settings import KNOBS, TITLES, fix_of, title_of_setting
+from ddpdoctor.rules.tuning.trial import (
+    KNOBS,
+    TITLES,
+    check_noise,
+    conclude,
+    fix_of,
+    plan_restarts,
+    predict_restarts,
+    title_of_setting,
+)
 from tests.rules.speed.jobs import rank, state
 
 QUIET = {BASE: 1.0, AGAIN: 1.01}

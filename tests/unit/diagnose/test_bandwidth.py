@@ -17,7 +17,7 @@ from ddpdoctor.model.codec import decode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Check, JobStatus, Outcome, Severity
 from ddpdoctor.report.formats import parse_report, render_json
-from ddpdoctor.rules.bandwidth.compare import Baseline
+from ddpdoctor.rules.bandwidth.curves import Baseline
 from tests.rules.bandwidth.build import GIB, H200, MIB, bench, members, row, sweep, upto
 
 FULL = sweep(upto(H200, GIB))

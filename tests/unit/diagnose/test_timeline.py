@@ -17,8 +17,8 @@ from ddpdoctor.model.facts import DeviceState, Life, Save
 from ddpdoctor.model.findings import Confidence, Finding, Severity
 from ddpdoctor.model.pictures import SpanKind, Timeline
 from ddpdoctor.model.steps import Speed, StepEnd, StepParts, StepTimes
+from ddpdoctor.rules.engine import pick_verdict
 from ddpdoctor.rules.progress.job_state import build_job_state
-from ddpdoctor.rules.verdict import pick_verdict
 from tests.rules.build import (
     LONG_AGO,
     NOW,

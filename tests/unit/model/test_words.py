@@ -34,9 +34,7 @@ from ddpdoctor.model.launch import (
     select_variables,
 )
 from ddpdoctor.model.node import release
-from ddpdoctor.rules.variable_dangers import CONDITIONS
-from ddpdoctor.rules.variable_flaws import OWNERS
-from ddpdoctor.rules.variable_values import TYPES, check_value
+from ddpdoctor.rules.variables import CONDITIONS, OWNERS, TYPES, check_value
 from tests.rules.environment.build import process
 
 # What the variables say of nodes and of the store's place is read as torchrun reads it.

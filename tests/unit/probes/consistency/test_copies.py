@@ -14,7 +14,7 @@ from ddpdoctor.probes.consistency.alone import take_gradients
 from ddpdoctor.probes.consistency.gradient_errors import Gradients, compare_gradients
 from ddpdoctor.probes.consistency.reference_process import Question, ReferenceProcess
 from ddpdoctor.probes.consistency.replicas import find_differences
-from ddpdoctor.rules.consistency.reference_causes import LIMIT, explain, ratio
+from ddpdoctor.rules.consistency.reference import LIMIT, explain, ratio
 
 # The one process that computes the reference: what it keeps does not stay on the GPU, and it has a time limit.
 

@@ -1,0 +1,698 @@
+"""The measurements of a bench as curves: plateau, latency and fit, compared with a reference or with another bench."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.bandwidth import (
+    Assessment,
+    Change,
+    Collective,
+    Comparison,
+    Curve,
+    Fit,
+    Mode,
+    Reference,
+    describe_shared_gpus,
+    read_references,
+)
+from ddpdoctor.model.launch import find_variable
+from ddpdoctor.model.words import count_of, format_digits, format_rate, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ddpdoctor.model.bandwidth import (
+        Bench,
+        BenchSettings,
+        KnownBandwidth,
+        Measurement,
+        Member,
+        Reason,
+        Wrong,
+    )
+
+
+ENOUGH_ITERATIONS = 5
+"""This many calls hold the median between the smallest and the largest with 94 % (1 - 2 / 2**5)."""
+FEW_FACTOR = 2.0
+"""With fewer calls, the median may be off by this factor. Our choice: the effect of one disturbed call of three on a
+shared machine."""
+TWO_PLACES = frozenset({Collective.ALL_GATHER, Collective.REDUCE_SCATTER})
+"""Collectives that torch offers both in place and out of place; for the others the place is not mentioned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """One curve's measurements by size: at least one, and each size once."""
+
+    points: tuple[Measurement, ...]
+
+    @property
+    def first(self) -> Measurement:
+        """Return its smallest size, which also has what all of them share."""
+        return self.points[0]
+
+    @property
+    def element_bytes(self) -> int:
+        """Return the size of an element of its dtype."""
+        return self.points[0].size_bytes // self.points[0].count
+
+
+def sort_sweeps(results: Iterable[Measurement]) -> tuple[Sweep, ...]:
+    """Return the curves in the order in which their first points were measured."""
+    groups: dict[object, dict[int, Measurement]] = {}
+    for one in results:
+        groups.setdefault(curve_of(one), {})[one.size_bytes] = one
+    return tuple(Sweep(points=tuple(points[size] for size in sorted(points))) for points in groups.values())
+
+
+def curve_of(one: Measurement) -> tuple[object, ...]:
+    """Return what a measurement has in common with the others of its curve."""
+    return one.collective, one.dtype, one.redop, one.mode, one.in_place
+
+
+def time_bounds(point: Measurement) -> tuple[float, float]:
+    """Return the range in us of the median, from its own interval, or wider if there were few calls."""
+    if point.iterations >= ENOUGH_ITERATIONS:
+        return point.p50_low_us, point.p50_high_us
+    return min(point.p50_low_us, point.p50_us / FEW_FACTOR), max(point.p50_high_us, point.p50_us * FEW_FACTOR)
+
+
+def time_at(sweep: Sweep, size_bytes: float) -> float | None:
+    """Return the time in us at a size, interpolated between measured sizes, or None beyond the largest.
+
+    The interpolation uses logarithmic axes, on which these curves are nearly straight from point to point. Below the
+    smallest size it returns that size's time: a call costs no less.
+    """
+    points = sweep.points
+    if size_bytes <= points[0].size_bytes:
+        return points[0].p50_us
+    for below, above in pairwise(points):
+        if size_bytes <= above.size_bytes:
+            return _interpolate(size_bytes, (below.size_bytes, below.p50_us), (above.size_bytes, above.p50_us))
+    return None
+
+
+def size_at(sweep: Sweep, gb_s: float) -> int | None:
+    """Return the size above which the bus bandwidth stays at a value or more, or None if the curve does not cross it.
+
+    The last crossing counts: a curve that rises, falls and rises again stays above it only from there.
+    """
+    points = [(one.size_bytes, one.busbw_gb_s) for one in sweep.points if one.busbw_gb_s]
+    crossing = None
+    for (size, below), (next_size, above) in pairwise(points):
+        if below < gb_s <= above:
+            crossing = round(_interpolate(gb_s, (below, size), (above, next_size)))
+    return crossing
+
+
+def _interpolate(at: float, one: tuple[float, float], other: tuple[float, float]) -> float:
+    """Return the value at ``at`` on the line through two points on logarithmic axes."""
+    share = math.log(at / one[0]) / math.log(other[0] / one[0])
+    return one[1] * math.exp(share * math.log(other[1] / one[1]))
+
+
+def range_words(low: float, high: float | None) -> str:
+    """Return "460-480 GB/s", or "460 GB/s" if both ends read the same."""
+    if high is None or format_rate(low) == format_rate(high):
+        return format_rate(low)
+    return f"{format_digits(low)}-{format_rate(high)}"
+
+
+def share_words(share: float) -> str:
+    """Return "98% of", or "268 times" if a percentage reads badly."""
+    return f"{share:.0f} times" if share >= 10 else f"{share:.0%} of"
+
+
+def name_case(one: Curve | Change | Wrong) -> str:
+    """Return "all_reduce float32", plus the operator if it is not a sum, and the place if there are two."""
+    redop = f" {one.redop}" if one.redop not in {None, "sum"} else ""
+    place = " in place" if one.in_place and one.collective in TWO_PLACES else ""
+    return f"{one.collective.value} {one.dtype}{redop}{place}"
+
+
+REFERENCE_MARGIN = 0.10
+"""How far below a figure of the table a system is still healthy. Our choice: Azure's gate for its H200 nodes is 431
+GB/s, 9 % below the 473 that others measure on them
+(https://github.com/Azure/azurehpc-health-checks/blob/main/conf/nd96isr_h200_v5.conf)."""
+FLOATS = ("float32", "float16", "bfloat16")
+"""The table's figures are for sums of these dtypes: NVLink switches, for example, do not add 8-bit integers."""
+EXPECT = "--expect"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Yardstick:
+    """What a curve is compared with. ``note`` says why there is no reference, or what to know about it."""
+
+    reference: Reference | None
+    note: str = ""
+    margin: float = 0.0
+    """The share below the reference that is still healthy."""
+    steady: bool = False
+    """Whether larger sizes use the same path, so that small ones limit what they can reach. This is not so with NCCL: 8
+    healthy A100 give 18 GB/s at 1 MiB, where the last step has 43, and 235 GB/s at 16 GiB
+    (https://github.com/stas00/ml-engineering/blob/master/network/README.md#real-network-throughput)."""
+
+    @property
+    def least_gb_s(self) -> float:
+        """Return the bandwidth below which a plateau is too low."""
+        return 0.0 if self.reference is None else self.reference.gb_s * (1 - self.margin)
+
+
+def find_yardstick(
+    bench: Bench, sweep: Sweep, all_sweeps: Sequence[Sweep], expect_gb_s: float | None, *, use_reference: bool
+) -> Yardstick:
+    """Return what to compare a curve with: --expect before the table, and nothing if ranks share a GPU."""
+    found = _find(bench, sweep, expect_gb_s, use_reference=use_reference)
+    measured = {curve_of(other.first) for other in all_sweeps}
+    back_to_back = curve_of(replace(sweep.first, mode=Mode.THROUGHPUT)) in measured
+    if sweep.first.mode is Mode.LATENCY and back_to_back and found.reference is not None:
+        return Yardstick(reference=None, note="references are for back-to-back calls, as in throughput mode")
+    return found
+
+
+def _find(bench: Bench, sweep: Sweep, expect_gb_s: float | None, *, use_reference: bool) -> Yardstick:
+    if shared := describe_shared_gpus(bench.members):
+        return Yardstick(reference=None, note=shared)
+    if expect_gb_s is not None:
+        expected = Reference(gb_s=expect_gb_s, high_gb_s=None, text=EXPECT, source=EXPECT, min_size_bytes=0)
+        return Yardstick(reference=expected, steady=bench.settings.backend == "gloo")
+    if not use_reference:
+        return Yardstick(reference=None, note="the comparison with references is disabled")
+    return _look_up(bench, sweep)
+
+
+def _look_up(bench: Bench, sweep: Sweep) -> Yardstick:
+    names = sorted({member.device_name for member in bench.members})
+    if all(member.device == "cpu" for member in bench.members):
+        return Yardstick(
+            reference=None, note=f"no reference for {bench.settings.backend} on CPUs: there is no known peak"
+        )
+    if len(names) > 1:
+        return Yardstick(reference=None, note=f"no reference for mixed hardware: {', '.join(names)}")
+    rows = [row for row in read_references() if row.gpu.fullmatch(names[0])]
+    if not rows or bench.settings.backend != "nccl":
+        return Yardstick(reference=None, note=f"no reference for this hardware: {bench.settings.backend} on {names[0]}")
+    if sweep.first.dtype not in FLOATS or sweep.first.redop not in {None, "sum"}:
+        return Yardstick(reference=None, note="the references are for sums of float32, float16 and bfloat16")
+    return _choose(bench, sweep, names[0], rows)
+
+
+def _choose(bench: Bench, sweep: Sweep, name: str, rows: list[KnownBandwidth]) -> Yardstick:
+    ranks, nodes = len(bench.members), len({member.host for member in bench.members})
+    fitting = [
+        row for row in rows if row.ranks == ranks and row.nodes == nodes and row.collective is sweep.first.collective
+    ]
+    if not fitting:
+        there = "; ".join(dict.fromkeys(f"{row.collective.value} of {row.ranks} on {row.nodes}" for row in rows))
+        what = f"{sweep.first.collective.value} of {ranks} {name} on {count_of(nodes, 'host')}"
+        return Yardstick(reference=None, note=f"no reference for {what} (available: {there})")
+    off = _switched_off(bench)
+    row = next((row for row in fitting if (row.algorithm == "ring") is bool(off)), fitting[0])
+    reference = Reference(
+        gb_s=row.low_gb_s,
+        high_gb_s=row.high_gb_s,
+        text=row.text,
+        source=row.source,
+        min_size_bytes=row.min_size_bytes,
+    )
+    return Yardstick(reference=reference, note=_beside(row, fitting, off), margin=REFERENCE_MARGIN)
+
+
+def _switched_off(bench: Bench) -> str:
+    """Return the variable that turns off reduction in the switch on some rank, or "" if it is on."""
+    for member in bench.members:
+        if member.variables.get("NCCL_NVLS_ENABLE", "").strip() == "0":
+            return "NCCL_NVLS_ENABLE=0"
+        algorithms = member.variables.get("NCCL_ALGO", "")
+        if _rules_out_nvls(algorithms):
+            return f"NCCL_ALGO={algorithms}"
+    return ""
+
+
+def _rules_out_nvls(algorithms: str) -> bool:
+    """Return whether NCCL_ALGO excludes NVLS: "Ring,Tree", "^NVLS", "broadcast:ring;allreduce:tree,ring"."""
+    for part in algorithms.lower().replace(" ", "").split(";"):
+        collective, _, names = part.rpartition(":")
+        if names and collective in {"", "allreduce"}:
+            return ("nvls" in names.removeprefix("^").split(",")) is names.startswith("^")
+    return False
+
+
+def _beside(row: KnownBandwidth, fitting: list[KnownBandwidth], off: str) -> str:
+    """Say what the other algorithm gives, if there are two."""
+    other = next((one for one in fitting if one is not row), None)
+    if other is None:
+        return ""
+    if row.algorithm == "ring":
+        return f"{off} is set: without it, {other.low_gb_s:.0f} GB/s is typical"
+    return f"a ring without NVLS (reduction in the switch) gives {other.low_gb_s:.0f} GB/s"
+
+
+ALIKE = 0.05
+"""Sizes are on one plateau if their bandwidths differ by at most this. Our choice: by alpha + S/B, a curve that gains
+less from twice the size is at 95 % of what it can reach."""
+MOST_NOISE = 0.25
+"""However wide their intervals, sizes whose medians differ by more are not on one plateau. Our choice: noise may hide a
+slope, and must not turn it into a plateau."""
+SPAN = 2
+"""A plateau's largest size is at least this many times its smallest: two neighboring sizes prove nothing."""
+LATENCY_ALIKE = 0.25
+"""The times of small sizes count as independent of the size if they differ by at most this. Our choice: the steps of
+real curves below 64 KiB are smaller, and if the size matters, twice the size costs more."""
+FEWEST_SIZES = 4
+"""Two points give any line. Our choice: two more show whether it fits."""
+MOST_RESIDUAL = 0.10
+"""Our choice: a healthy curve over NVLink, on which the algorithm changes with the size, leaves 11 % (8 H200,
+https://github.com/stas00/ml-engineering/blob/master/network/benchmarks/results/all-reduce-8xH200.md). Its two figures
+then mean nothing: in the middle the line is off by 19 %."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plateau:
+    """The bus bandwidth of the largest sizes, in GB/s, with an interval of about 95 % for the medians behind it."""
+
+    gb_s: float
+    low_gb_s: float
+    high_gb_s: float
+    spread: float
+    from_bytes: int
+    to_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """The bus bandwidth at one size in GB/s, with its interval."""
+
+    size_bytes: int
+    gb_s: float
+    low: float
+    high: float
+
+
+def find_plateau(sweep: Sweep) -> Plateau | None:
+    """Return the plateau of the largest sizes, or None if they still rise or fall, or have no bus bandwidth.
+
+    A hump at sizes that fit into a cache is not the plateau: only large messages count.
+    """
+    levels = levels_of(sweep)
+    flat: list[Level] = []
+    for level in reversed(levels):
+        if not _alike([*flat, level]):
+            break
+        flat.append(level)
+    if not flat or flat[0].size_bytes < SPAN * flat[-1].size_bytes:
+        return None
+    values = [level.gb_s for level in flat]
+    middle = median(values)
+    return Plateau(
+        gb_s=middle,
+        low_gb_s=median(level.low for level in flat),
+        high_gb_s=median(level.high for level in flat),
+        spread=(max(values) - min(values)) / middle,
+        from_bytes=flat[-1].size_bytes,
+        to_bytes=flat[0].size_bytes,
+    )
+
+
+def describe_end(sweep: Sweep) -> str:
+    """Say why there is no plateau: "it still rises by 40 % from 512 MiB to 1 GiB"."""
+    levels = levels_of(sweep)
+    if len(levels) < 2:
+        return "one size is not enough"
+    before, last = levels[-2:]
+    change = last.gb_s / before.gb_s - 1
+    sizes = f"from {format_size(before.size_bytes)} to {format_size(last.size_bytes)}"
+    if abs(change) <= ALIKE:
+        return f"the range {sizes} is too small"
+    return f"it still {'rises' if change > 0 else 'falls'} by {abs(change):.0%} {sizes}"
+
+
+def find_latency(sweep: Sweep) -> float | None:
+    """Return the median time in us of the small sizes that take equally long, or None if there are fewer than two."""
+    times: list[float] = []
+    for point in sweep.points:
+        if times and point.p50_us > min(times) * (1 + LATENCY_ALIKE):
+            break
+        times.append(point.p50_us)
+    return median(times) if len(times) > 1 else None
+
+
+def levels_of(sweep: Sweep) -> tuple[Level, ...]:
+    """Return the bus bandwidth of each size, or nothing with one rank."""
+    return tuple(_level(point, point.busbw_gb_s) for point in sweep.points if point.busbw_gb_s)
+
+
+def _level(point: Measurement, gb_s: float) -> Level:
+    least_us, most_us = time_bounds(point)
+    return Level(
+        size_bytes=point.size_bytes,
+        gb_s=gb_s,
+        low=gb_s * point.p50_us / most_us,
+        high=gb_s * point.p50_us / least_us,
+    )
+
+
+def _alike(levels: Sequence[Level]) -> bool:
+    values = [level.gb_s for level in levels]
+    if max(values) > min(values) * (1 + MOST_NOISE):
+        return False
+    return max(level.low for level in levels) <= min(level.high for level in levels) * (1 + ALIKE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedLine:
+    """A fitted line, with variances computed from its own residual."""
+
+    alpha_us: float
+    us_per_byte: float
+    residual: float
+    """Root mean square of the relative errors."""
+    var_alpha: float
+    var_slope: float
+    covariance: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether the line fits well enough for its two figures to mean something."""
+        return self.residual <= MOST_RESIDUAL and self.alpha_us > 0 and self.us_per_byte > 0
+
+
+def fit_line(sweep: Sweep) -> FittedLine | None:
+    """Fit p50 over size. Each point has the weight 1 / p50**2, so that small sizes count as much as large ones.
+
+    Return None for fewer than four sizes.
+    """
+    points = [(one.size_bytes, one.p50_us) for one in sweep.points]
+    if len(points) < FEWEST_SIZES:
+        return None
+    weights = [1 / time**2 for _, time in points]
+    total = sum(weights)
+    sum_x = sum(w * x for w, (x, _) in zip(weights, points, strict=True))
+    sum_y = sum(w * y for w, (_, y) in zip(weights, points, strict=True))
+    sum_xx = sum(w * x * x for w, (x, _) in zip(weights, points, strict=True))
+    sum_xy = sum(w * x * y for w, (x, y) in zip(weights, points, strict=True))
+    determinant = total * sum_xx - sum_x**2
+    slope = (total * sum_xy - sum_x * sum_y) / determinant
+    alpha = (sum_y - slope * sum_x) / total
+    squares = sum(((alpha + slope * x - y) / y) ** 2 for x, y in points)
+    variance = squares / (len(points) - 2)
+    return FittedLine(
+        alpha_us=alpha,
+        us_per_byte=slope,
+        residual=math.sqrt(squares / len(points)),
+        var_alpha=variance * sum_xx / determinant,
+        var_slope=variance * total / determinant,
+        covariance=-variance * sum_x / determinant,
+    )
+
+
+def fit_of(line: FittedLine | None) -> Fit | None:
+    """Return a line in the form of the report. A line that falls with the size has no bandwidth: None."""
+    if line is None or line.us_per_byte <= 0:
+        return None
+    return Fit(
+        alpha_us=line.alpha_us,
+        bandwidth_gb_s=1 / line.us_per_byte / 1e3,
+        residual=line.residual,
+        fits=line.fits,
+    )
+
+
+FAR = 4.0
+"""Without a plateau, a curve is too low only if even this many times the bandwidth of its last step in size is too low.
+Our choice: a disturbed step may have half of the bandwidth it should have."""
+MOST_GB_S = 100.0
+"""If larger sizes use the same path (Gloo, through the kernel's TCP), they do not get faster than this either. Our
+choice: the fastest network card carries 800 Gbit/s, and processors copy less over loopback."""
+LEAST_SHARE = 0.01
+"""The smallest share of a reference that is shown; a smaller one would read as "100% below"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A bench with its curves.
+
+    A check without an answer is skipped if the user did not ask for it, and inconclusive if the user did.
+    """
+
+    bench: Bench
+    curves: tuple[Curve, ...] = ()
+    comparison: Comparison | None = None
+    reasons: tuple[Reason, ...] = ()
+    """What could explain a low number."""
+    expect_gb_s: float | None = None
+    """--expect: the bus bandwidth that the user demands at the plateau."""
+    fail_below: float | None = None
+    """--fail-below as a share (0.9): every size must reach it against the baseline. None if not required."""
+
+
+def build_curves(bench: Bench, expect_gb_s: float | None, *, use_reference: bool) -> tuple[Curve, ...]:
+    """Return a curve for each collective, dtype, operator, mode and place that was measured."""
+    all_sweeps = sort_sweeps(bench.results)
+    return tuple(
+        _curve(sweep, find_yardstick(bench, sweep, all_sweeps, expect_gb_s, use_reference=use_reference))
+        for sweep in all_sweeps
+    )
+
+
+def _curve(sweep: Sweep, yardstick: Yardstick) -> Curve:
+    plateau = find_plateau(sweep)
+    verdict = judge(sweep, plateau, yardstick)
+    return Curve(
+        collective=sweep.first.collective,
+        dtype=sweep.first.dtype,
+        redop=sweep.first.redop,
+        mode=sweep.first.mode,
+        in_place=sweep.first.in_place,
+        plateau_gb_s=plateau.gb_s if plateau else None,
+        plateau_spread=plateau.spread if plateau else None,
+        plateau_from_bytes=plateau.from_bytes if plateau else None,
+        latency_us=find_latency(sweep),
+        fit=fit_of(fit_line(sweep)),
+        half_bytes=size_at(sweep, plateau.gb_s / 2) if plateau else None,
+        assessment=verdict.assessment,
+        reference=yardstick.reference,
+        share=verdict.share,
+        verdict=verdict.text,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurveVerdict:
+    """The assessment of a curve, its share of the reference, and one sentence."""
+
+    assessment: Assessment
+    share: float | None
+    text: str
+
+
+def judge(sweep: Sweep, plateau: Plateau | None, yardstick: Yardstick) -> CurveVerdict:
+    """Compare a curve with its reference."""
+    levels = levels_of(sweep)
+    if not levels:
+        return CurveVerdict(
+            assessment=Assessment.NOT_DEFINED, share=None, text="n/a: with one rank, no data crosses a link."
+        )
+    reference = yardstick.reference
+    if reference is None:
+        return CurveVerdict(
+            assessment=Assessment.NO_REFERENCE, share=None, text=f"{_seen(sweep, plateau)}; {yardstick.note}."
+        )
+    if plateau is None or plateau.to_bytes < reference.min_size_bytes:
+        return _judge_short(sweep, levels, plateau, yardstick, reference)
+    return _judge_plateau(plateau, yardstick, reference)
+
+
+def _judge_plateau(plateau: Plateau, yardstick: Yardstick, reference: Reference) -> CurveVerdict:
+    share = plateau.gb_s / reference.gb_s
+    seen = f"{format_rate(plateau.gb_s)} from {format_size(plateau.from_bytes)} on"
+    if plateau.high_gb_s < yardstick.least_gb_s:
+        return CurveVerdict(
+            assessment=Assessment.BELOW, share=share, text=f"{seen}: {_below(share, yardstick, reference)}."
+        )
+    if plateau.low_gb_s >= yardstick.least_gb_s:
+        return CurveVerdict(
+            assessment=Assessment.HEALTHY, share=share, text=f"{seen}: healthy, {_of(share, reference)}."
+        )
+    interval = range_words(plateau.low_gb_s, plateau.high_gb_s)
+    text = (
+        f"Too noisy to judge: {interval} from {format_size(plateau.from_bytes)} on, compared with {_least(yardstick)}."
+    )
+    return CurveVerdict(assessment=Assessment.NOISY, share=share, text=text)
+
+
+def _judge_short(
+    sweep: Sweep, levels: tuple[Level, ...], plateau: Plateau | None, yardstick: Yardstick, reference: Reference
+) -> CurveVerdict:
+    """Judge a sweep that ends below the sizes for which the reference holds. It may be fast enough already."""
+    last = levels[-1]
+    share = last.gb_s / reference.gb_s
+    seen = f"{format_rate(last.gb_s)} at {format_size(last.size_bytes)}"
+    if last.low >= yardstick.least_gb_s:
+        return CurveVerdict(
+            assessment=Assessment.HEALTHY, share=share, text=f"{seen}: healthy, {_of(share, reference)}."
+        )
+    reachable = _ceiling(sweep) if yardstick.steady else math.inf
+    if max(reachable, *(level.high for level in levels)) < yardstick.least_gb_s:
+        return CurveVerdict(
+            assessment=Assessment.BELOW, share=share, text=f"{seen}: {_below(share, yardstick, reference)}."
+        )
+    why = describe_end(sweep)
+    if plateau is not None:
+        why = f"the reference applies from {format_size(reference.min_size_bytes)} on"
+    return CurveVerdict(assessment=Assessment.NOT_REACHED, share=None, text=f"No plateau reached: {seen}, and {why}.")
+
+
+def _ceiling(sweep: Sweep) -> float:
+    """Return the most that larger sizes can reach, in GB/s, from the bandwidth of the last step in size.
+
+    That is the limit of t = alpha + S/B. If the two times overlap, they give no limit.
+    """
+    before, last = sweep.points[-2:] if len(sweep.points) > 1 else (None, sweep.points[-1])
+    if before is None or last.busbw_gb_s is None:
+        return MOST_GB_S
+    step_us = time_bounds(last)[0] - time_bounds(before)[1]
+    if step_us <= 0:
+        return MOST_GB_S
+    factor = last.busbw_gb_s * last.p50_us / last.size_bytes
+    return min(MOST_GB_S, FAR * factor * (last.size_bytes - before.size_bytes) / step_us)
+
+
+def _seen(sweep: Sweep, plateau: Plateau | None) -> str:
+    if plateau is not None:
+        return f"{format_rate(plateau.gb_s)} from {format_size(plateau.from_bytes)} on"
+    last = levels_of(sweep)[-1]
+    return f"{format_rate(last.gb_s)} at {format_size(last.size_bytes)}, no plateau ({describe_end(sweep)})"
+
+
+def _of(share: float, reference: Reference) -> str:
+    return f"{share_words(share)} {_name(reference)}"
+
+
+def _below(share: float, yardstick: Yardstick, reference: Reference) -> str:
+    source = "" if reference.source == EXPECT else f" [{reference.source}]"
+    note = f"; {yardstick.note}" if yardstick.note else ""
+    how_far = f"{1 - share:.0%} below" if share >= LEAST_SHARE else f"less than {LEAST_SHARE:.0%} of"
+    return f"{how_far} {_name(reference)}{source}{note}"
+
+
+def _name(reference: Reference) -> str:
+    figure = range_words(reference.gb_s, reference.high_gb_s)
+    return f"{EXPECT} {figure}" if reference.source == EXPECT else f"the reference ({reference.text}: {figure})"
+
+
+def _least(yardstick: Yardstick) -> str:
+    assert yardstick.reference is not None
+    if yardstick.margin == 0:
+        return _name(yardstick.reference)
+    return f"{format_rate(yardstick.least_gb_s)}, {yardstick.margin:.0%} below {_name(yardstick.reference)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """The part of a saved report that a later bench can be compared with."""
+
+    name: str
+    """The file, as the user gave it."""
+    results: tuple[Measurement, ...]
+    members: tuple[Member, ...]
+    settings: BenchSettings
+
+
+def compare(bench: Bench, baseline: Baseline, fail_below: float | None) -> Comparison:
+    """Compare case by case. Runs with different numbers of ranks share no case; the differences then say why."""
+    then = (
+        {(*curve_of(one), one.size_bytes): one for one in baseline.results}
+        if len(baseline.members) == len(bench.members)
+        else {}
+    )
+    pairs = [(now, then.get((*curve_of(now), now.size_bytes))) for now in bench.results]
+    return Comparison(
+        baseline=baseline.name,
+        differences=find_differences(bench, baseline),
+        changes=tuple(_change(now, former, fail_below) for now, former in pairs if former is not None),
+        missing=sum(former is None for _, former in pairs),
+    )
+
+
+def cannot_tell(change: Change, fail_below: float) -> bool:
+    """Return whether noise makes it impossible to say that a size is not below the limit.
+
+    The interval contains the limit, and either the size looks slower, or the interval is so wide that even twice the
+    allowed loss would go unnoticed. Our choice: a gate that passes such a size would pass anything.
+    """
+    straddles = change.ratio_low < fail_below <= change.ratio_high
+    return straddles and (change.ratio < fail_below or change.ratio_low < 1 - 2 * (1 - fail_below))
+
+
+def find_differences(bench: Bench, baseline: Baseline) -> tuple[str, ...]:
+    """Return what differs between the two runs, each as "torch 2.12.0 then, 2.13.0 now"."""
+    now, then = bench.members, baseline.members
+    found = [
+        _differ("ranks", str(len(then)), str(len(now))),
+        _differ("backend", baseline.settings.backend, bench.settings.backend),
+        *(_differ(name, _all(then, value), _all(now, value)) for name, value in _OF_MEMBERS),
+        _differ("buffers", *("cold" if one.settings.cold else "warm" for one in (baseline, bench))),
+        _differ("budget", f"{baseline.settings.budget_s:g} s", f"{bench.settings.budget_s:g} s"),
+        *_variables(then, now),
+    ]
+    return tuple(one for one in found if one)
+
+
+_OF_MEMBERS: tuple[tuple[str, Callable[[Member], str]], ...] = (
+    ("hosts", lambda member: member.host),
+    ("device", lambda member: member.device_name),
+    ("ranks on each GPU", lambda member: str(member.gpu_ranks)),
+    ("torch", lambda member: member.torch),
+    ("NCCL", lambda member: member.nccl or "none"),
+    ("driver", lambda member: member.driver or "none"),
+    ("ddpdoctor", lambda member: member.version),
+)
+
+
+def _change(now: Measurement, then: Measurement, fail_below: float | None) -> Change:
+    now_low, now_high = time_bounds(now)
+    then_low, then_high = time_bounds(then)
+    ratio_high = then_high / now_low
+    return Change(
+        collective=now.collective,
+        dtype=now.dtype,
+        redop=now.redop,
+        mode=now.mode,
+        in_place=now.in_place,
+        size_bytes=now.size_bytes,
+        now_us=now.p50_us,
+        then_us=then.p50_us,
+        ratio=then.p50_us / now.p50_us,
+        ratio_low=then_low / now_high,
+        ratio_high=ratio_high,
+        below=fail_below is not None and ratio_high < fail_below,
+    )
+
+
+def _all(members: Iterable[Member], value: Callable[[Member], str]) -> str:
+    return ", ".join(dict.fromkeys(map(value, members)))
+
+
+def _variables(then: tuple[Member, ...], now: tuple[Member, ...]) -> list[str]:
+    """Compare the variables of the lowest ranks. Another check makes sure that all ranks have the same."""
+    before, after = (_bearing(members[0].variables) if members else {} for members in (then, now))
+    return [
+        _differ(name, before.get(name, "not set"), after.get(name, "not set")) for name in sorted({*before, *after})
+    ]
+
+
+def _bearing(variables: dict[str, str]) -> dict[str, str]:
+    """Return the variables that can affect bandwidth, without those that only control logging."""
+    kinds = {name: known.kind for name in variables if (known := find_variable(name)) is not None}
+    return {name: value for name, value in variables.items() if kinds.get(name) != "debug"}
+
+
+def _differ(name: str, then: str, now: str) -> str:
+    return "" if then == now else f"{name}: {then} then, {now} now"

@@ -1,0 +1,525 @@
+"""DD710 to DD720: damaged, incomplete and leftover files, names that fit no model, and what a resume misses."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.saved import Checksums, Form, ReadState, StatePart, align_names
+from ddpdoctor.model.words import count_of, first_names
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.registry import rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ddpdoctor.model.saved import Checkpoints, Expected, FileSeen, OddValues, TensorIn, Weights
+
+
+def some(names: Sequence[str], noun: str) -> str:
+    """Return "1 tensor (a)", "9 tensors (a, b, c, d and 5 more)"."""
+    return f"{count_of(len(names), noun)} ({first_names(names)})"
+
+
+NO_CHECKSUMS = {
+    Checksums.NONE: "damage cannot be detected: the format has no checksums",
+    Checksums.NOT_WRITTEN: "damage cannot be detected: checksums were disabled when the file was written",
+}
+_FIX = "use another copy or an earlier checkpoint; torch.load would silently load this one if only tensors are damaged"
+
+
+@rule("DD710", "checkpoint-foreign", Severity.ERROR, "A file is not a checkpoint")
+def check_foreign(seen: Checkpoints) -> Answer:
+    """Report a file that is not a checkpoint."""
+    problems = [
+        Problem(
+            summary=f"{one.path} is not a checkpoint: {one.detail}",
+            evidence=(f"{one.size_bytes} bytes",),
+            fix="download the file again, and compare its size with the original",
+        )
+        for one in seen.files
+        if one.state is ReadState.FOREIGN
+    ]
+    return judged(problems, f"{count_of(len(seen.files) - len(problems), 'file')} of a known form")
+
+
+@rule("DD711", "checkpoint-damaged", Severity.ERROR, "A checkpoint is damaged")
+def check_damaged(seen: Checkpoints) -> Answer:
+    """Report records whose checksum is wrong, and the tensors stored in them."""
+    problems = [_damage(one) for one in seen.files if one.damaged or one.state is ReadState.UNREADABLE]
+    checked = [one for one in seen.files if one.checksums is Checksums.CHECKED]
+    if problems or checked:
+        without = [one for one in seen.files if one.checksums in {Checksums.NONE, Checksums.NOT_WRITTEN}]
+        more = f"; {count_of(len(without), 'file')} without checksums" if without else ""
+        return judged(problems, f"checksums of {count_of(len(checked), 'file')} computed again{more}")
+    read = (one.checksums for one in seen.files if one.checksums in NO_CHECKSUMS)
+    return skipped(next((NO_CHECKSUMS[reason] for reason in read), "no checksums were read"))
+
+
+def _damage(one: FileSeen) -> Problem:
+    tensors = tuple(name for damage in one.damaged for name in damage.tensors)
+    records = tuple(damage.record for damage in one.damaged)
+    if not one.damaged:
+        summary = f"the index of {one.path} cannot be read: it is damaged or truncated"
+        return Problem(summary=summary, evidence=(one.detail,), fix="use another copy or an earlier checkpoint")
+    have = "record has a wrong checksum" if len(records) == 1 else "records have wrong checksums"
+    where = f" ({first_names(tensors)})" if tensors else ""
+    return Problem(
+        summary=f"{one.path} is damaged: {len(records)} {have}{where}",
+        evidence=(f"wrong CRC-32 in {first_names(records)}", *([one.detail] if one.detail else [])),
+        fix=_FIX,
+        tensor=tensors[0] if tensors else None,
+    )
+
+
+@rule("DD712", "checkpoint-truncated", Severity.ERROR, "A checkpoint is truncated")
+def check_truncated(seen: Checkpoints) -> Answer:
+    """Report a checkpoint whose end is missing."""
+    problems = [_truncation(one) for one in seen.files if one.state in {ReadState.CUT, ReadState.EMPTY}]
+    return judged(problems, f"{count_of(len(seen.files) - len(problems), 'file')} complete")
+
+
+def _truncation(one: FileSeen) -> Problem:
+    fix = (
+        "use an earlier one; write to a temporary file, os.fsync it, and os.replace it to its name when it is complete"
+    )
+    if one.state is ReadState.EMPTY:
+        return Problem(summary=f"{one.path} is empty", evidence=("0 bytes",), fix=fix)
+    evidence = [f"{one.size_bytes} bytes", *([one.detail] if one.detail else [])]
+    if one.form is Form.FOLDER:
+        summary = f"{one.path} is an incomplete distributed checkpoint: {one.detail}"
+        return Problem(summary=summary, evidence=(f"{one.size_bytes} bytes in total",), fix=fix)
+    if one.contents is None:
+        return Problem(summary=f"{one.path} is truncated before its index", evidence=tuple(evidence), fix=fix)
+    tensors = len(one.contents.tensors)
+    if not one.lost:
+        summary = f"{one.path} is truncated after its last tensor: torch.load cannot open it, but no tensor is lost"
+        return Problem(summary=summary, evidence=tuple(evidence), fix=fix)
+    verb = "is" if len(one.lost) == 1 else "are"
+    return Problem(
+        summary=f"{one.path} is truncated: {len(one.lost)} of {count_of(tensors, 'tensor')} {verb} lost, starting with "
+        f"{one.lost[0]}",
+        evidence=(*evidence, f"lost: {some(one.lost, 'tensor')}"),
+        fix=fix,
+        tensor=one.lost[0],
+    )
+
+
+@rule("DD715", "checkpoint-nonfinite", Severity.ERROR, "A checkpoint has NaN or inf")
+def check_values(seen: Checkpoints) -> Answer:
+    """Report tensors with NaN, or with inf among ordinary numbers."""
+    looked = [one for one in seen.files if one.values is not None]
+    if not looked:
+        return skipped("no values were checked")
+    problems = [problem for one in looked if (problem := _judge(one)) is not None]
+    return judged(problems, f"values of {count_of(len(looked), 'file')} checked")
+
+
+def _judge(one: FileSeen) -> Problem | None:
+    values = one.values or ()
+    broken = [each for each in values if each.nan or (each.above and (each.plain or each.below))]
+    doubtful = [each for each in values if each not in broken and each.below and each.plain and not each.above]
+    if not broken and not doubtful:
+        return None
+    worst = broken or doubtful
+    first = worst[0]
+    names = [each.name for each in worst]
+    what = "NaN" if any(each.nan for each in worst) else "inf" if broken else "-inf among other numbers"
+    return Problem(
+        severity=None if broken else Severity.WARNING,
+        summary=f"{one.path} has {what}: {_words(first)}"
+        + (f"; {some(names, 'tensor')} in total" if len(names) > 1 else ""),
+        evidence=tuple(_words(each) for each in worst[1:4]),
+        fix="go back to an earlier checkpoint, and find the step with ddpdoctor wrap"
+        if broken
+        else "check whether that tensor is a mask; a weight must not have such values",
+        tensor=first.name,
+    )
+
+
+def _words(each: OddValues) -> str:
+    kinds = [
+        f"{number} {name}" for number, name in ((each.nan, "NaN"), (each.above, "inf"), (each.below, "-inf")) if number
+    ]
+    return f"{' and '.join(kinds)} among the {count_of(each.of, 'value')} of {each.name}"
+
+
+WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""Names under which DDP and DataParallel, torch.compile, FSDP and activation checkpointing keep the wrapped module."""
+NO_WEIGHTS = "it has no model state dict"
+
+
+@rule("DD713", "checkpoint-prefix", Severity.ERROR, "Names in a state dict have the prefix of a wrapper")
+def check_prefix(seen: Checkpoints) -> Answer:
+    """Report names that begin with `module.` or `_orig_mod.`, which the model itself does not have."""
+    pairs = [(one, weights) for one in seen.files if one.contents for weights in one.contents.weights]
+    if not pairs:
+        return skipped(NO_WEIGHTS)
+    problems = [problem for one, weights in pairs for problem in _prefix(one, weights, seen.expected)]
+    prefixes = sorted({prefix for _, weights in pairs for one in weights.tensors if (prefix := _wrapper(one.name))})
+    return judged(problems, f"prefixes: {', '.join(prefixes) or 'none'}")
+
+
+def _prefix(one: FileSeen, weights: Weights, expected: Expected | None) -> Iterator[Problem]:
+    if expected is not None:
+        match = match_names(weights, expected)
+        if match.stripped > match.exact:
+            yield _mismatch(one, weights, expected, match)
+        return
+    prefixed = [tensor.name for tensor in weights.tensors if _wrapper(tensor.name)]
+    if not prefixed:
+        return
+    prefix, total = _wrapper(prefixed[0]), len(weights.tensors)
+    if len(prefixed) < total:
+        plain = next(tensor.name for tensor in weights.tensors if not _wrapper(tensor.name))
+        yield Problem(
+            severity=Severity.WARNING,
+            summary=f"{_place(one, weights)}: {len(prefixed)} of {count_of(total, 'tensor')} have the prefix {prefix}, "
+            "and the others do not: with strict=False, some tensors are silently not loaded",
+            evidence=(f"with: {prefixed[0]}", f"without: {plain}"),
+            fix="save and load the state dict of the same module",
+        )
+    else:
+        yield Problem(
+            severity=Severity.INFO,
+            summary=f"{_place(one, weights)}: all {count_of(total, 'tensor')} have the prefix {prefix}: "
+            "load_state_dict fails for a model without the wrapper, and with strict=False it silently loads nothing",
+            evidence=(f"for example {prefixed[0]}",),
+            fix="save model.module.state_dict(); pass --model to see what would load",
+        )
+
+
+def _mismatch(one: FileSeen, weights: Weights, expected: Expected, match: Match) -> Problem:
+    name = next(tensor.name for tensor in weights.tensors if strip(tensor.name) != tensor.name)
+    prefix = _wrapper(name)
+    inner = prefix or next(part for part in name.split(".") if part in WRAPPERS[1:]) + "."
+    return Problem(
+        summary=f"{_place(one, weights)}: {match.exact} of {count_of(len(expected.tensors), 'tensor')} would load into "
+        f"{expected.function}, and {match.stripped} without the prefix {inner}",
+        evidence=(
+            f"in the file: {name}; in the model: {strip(name)}",
+            "load_state_dict raises an error; with strict=False it is silent",
+        ),
+        fix=f"save model.{prefix}state_dict(); for this file: torch.nn.modules.utils."
+        f'consume_prefix_in_state_dict_if_present(state, "{prefix}")'
+        if prefix
+        else f"for this file: {{name.replace({inner!r}, ''): value for name, value in state.items()}}",
+        tensor=name,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """How well the names of a state dict match those of a model."""
+
+    exact: int
+    """How many names both have, with the same shape."""
+    stripped: int
+    """The same count after removing prefixes from the file's names."""
+
+
+def match_names(weights: Weights, expected: Expected) -> Match:
+    """Return how many tensors of the model a state dict would fill."""
+    wanted = {tensor.name: tensor.shape for tensor in expected.tensors}
+    exact = sum(wanted.get(tensor.name) == tensor.shape for tensor in weights.tensors)
+    stripped = sum(wanted.get(strip(tensor.name)) == tensor.shape for tensor in weights.tensors)
+    return Match(exact=exact, stripped=stripped)
+
+
+def strip(name: str) -> str:
+    """Return a name without wrapper prefixes, both at its beginning and inside."""
+    return ".".join(_without_first_module(name.split(".")))
+
+
+def _without_first_module(parts: list[str]) -> list[str]:
+    """Remove wrappers, but "module" only at the beginning, since a model may have a layer of that name."""
+    kept = [part for part in parts if part not in WRAPPERS[1:]]
+    return kept[1:] if kept and kept[0] == "module" and len(kept) > 1 else kept
+
+
+def _wrapper(name: str) -> str:
+    """Return the wrapper prefix that a name begins with, such as "module._orig_mod.", or ""."""
+    found = re.match(rf"(?:(?:{'|'.join(WRAPPERS)})\.)+", name)
+    return found[0] if found else ""
+
+
+def _place(one: FileSeen, weights: Weights) -> str:
+    return f"{one.path}, {weights.where}" if weights.where else one.path
+
+
+@rule("DD714", "checkpoint-keys", Severity.ERROR, "A checkpoint does not match the model")
+def check_keys(seen: Checkpoints) -> Answer:
+    """Report tensors that only the model or only the file has, or that have other shapes or dtypes."""
+    if seen.expected is None:
+        return skipped("there is no model to compare with (--model)")
+    problems: list[Problem] = []
+    compared = 0
+    for one in seen.files:
+        found = best_weights(one, seen.expected)
+        if found is not None:
+            compared += 1
+            problems += _keys(one, found, seen.expected)
+    if not compared:
+        empty = [one for one in seen.files if one.contents is not None and not one.contents.tensors]
+        return judged([_empty(one, seen.expected) for one in empty], "") if empty else skipped(NO_WEIGHTS)
+    return judged(problems, f"{count_of(len(seen.expected.tensors), 'tensor')} of {seen.expected.function} compared")
+
+
+def _empty(one: FileSeen, expected: Expected) -> Problem:
+    return Problem(
+        summary=f"{one.path} does not match {expected.function}: it has no tensors",
+        evidence=(f"the model has {count_of(len(expected.tensors), 'tensor')}",),
+        fix="pass the file with the model's state dict",
+    )
+
+
+def best_weights(one: FileSeen, expected: Expected) -> Weights | None:
+    """Return the state dict of a file that fits the model best. A file may hold several, for example of a GAN."""
+    weights = one.contents.weights if one.contents is not None else ()
+    return max(weights, key=lambda each: match_names(each, expected).stripped, default=None)
+
+
+def _keys(one: FileSeen, weights: Weights, expected: Expected) -> Iterator[Problem]:
+    match = match_names(weights, expected)
+    inside = {(strip(each.name) if match.stripped > match.exact else each.name): each for each in weights.tensors}
+    wanted = {each.name: each for each in expected.tensors}
+    missing = [name for name in wanted if name not in inside]
+    unexpected = [name for name in inside if name not in wanted]
+    shapes = [name for name in wanted if name in inside and inside[name].shape != wanted[name].shape]
+    if missing or unexpected or shapes:
+        yield _misfit(one, weights, expected, (missing, unexpected, shapes), inside)
+    dtypes = [
+        name for name in wanted if name in inside and name not in shapes and inside[name].dtype != wanted[name].dtype
+    ]
+    if dtypes:
+        first = dtypes[0]
+        yield Problem(
+            severity=Severity.WARNING,
+            summary=f"{_place(one, weights)}: {some(dtypes, 'tensor')} would be silently converted: {first} is "
+            f"{inside[first].dtype} in the file and {wanted[first].dtype} in the model",
+            fix="save and load in the same dtype, unless this is intended",
+            tensor=first,
+        )
+
+
+def _misfit(
+    one: FileSeen,
+    weights: Weights,
+    expected: Expected,
+    names: tuple[list[str], list[str], list[str]],
+    inside: dict[str, TensorIn],
+) -> Problem:
+    missing, unexpected, shapes = names
+    wanted = {each.name: each for each in expected.tensors}
+    sizes = [f"{name} is {inside[name].shape} in the file and {wanted[name].shape} in the model" for name in shapes]
+    first = [
+        *sizes,
+        *(f"{name} is missing" for name in missing),
+        *(f"{name} is not in the model" for name in unexpected),
+    ]
+    evidence = (
+        *(sizes[1:4]),
+        *([f"missing in the file: {some(missing, 'tensor')}"] if missing else []),
+        *([f"not in the model: {some(unexpected, 'tensor')}"] if unexpected else []),
+    )
+    return Problem(
+        summary=f"{_place(one, weights)} does not match {expected.function}: {first[0]}",
+        evidence=evidence,
+        fix="build the same model as when the file was written; with strict=False, missing tensors silently keep "
+        "their random values",
+        tensor=[*shapes, *missing, *unexpected][0],
+    )
+
+
+TRAINING = (StatePart.OPTIMIZER, StatePart.PROGRESS, StatePart.SCHEDULER, StatePart.SCALER)
+"""A file with one of these was written to resume from; a file with weights alone was not."""
+WANTED = (
+    StatePart.MODEL,
+    StatePart.OPTIMIZER,
+    StatePart.SCHEDULER,
+    StatePart.SCALER,
+    StatePart.RANDOM,
+    StatePart.PROGRESS,
+)
+RUNS_CODE = frozenset(
+    {"os", "posix", "nt", "subprocess", "pty", "runpy", "shutil", "socket", "webbrowser", "importlib"}
+)
+RUNS_CODE_BUILTINS = frozenset({"eval", "exec", "compile", "__import__", "open", "execfile"})
+
+
+@rule("DD716", "checkpoint-incomplete", Severity.INFO, "A checkpoint may lack state for a resume")
+def check_resume(seen: Checkpoints) -> Answer:
+    """Report what is missing from a checkpoint that was written to resume from."""
+    training = [one for one in seen.files if _is_training(one)]
+    if not training:
+        return skipped("no file to resume from: no file is known to have more than weights")
+    problems = [problem for one in training for problem in _lacks(one)]
+    return judged(problems, f"{count_of(len(training), 'file')} to resume from")
+
+
+def _is_training(one: FileSeen) -> bool:
+    return one.contents is not None and bool(set(one.contents.parts) & set(TRAINING)) and one.form is not Form.FOLDER
+
+
+def _lacks(one: FileSeen) -> list[Problem]:
+    contents = one.contents
+    assert contents is not None
+    problems = []
+    lacking = [part.value for part in WANTED if part not in contents.parts]
+    if lacking:
+        has = ", ".join(part.value for part in contents.parts)
+        problems.append(
+            Problem(
+                summary=f"{one.path} has {has}, but no {', '.join(lacking)}",
+                fix="also save those that your training uses",
+            )
+        )
+    if contents.empty_optimizer:
+        problems.append(
+            Problem(
+                summary=f"{one.path}: the optimizer had made no step when it was saved",
+                fix="if this is a resumed training, load the optimizer state before you save it again",
+            )
+        )
+    return problems
+
+
+@rule("DD719", "checkpoint-unsafe", Severity.WARNING, "torch.load rejects a checkpoint, or would run its code")
+def check_refusal(seen: Checkpoints) -> Answer:
+    """Report a file that names functions or classes which torch.load would have to call."""
+    read = [one for one in seen.files if one.contents is not None and one.state is ReadState.WHOLE]
+    if not read:
+        return skipped("no index could be read")
+    problems = [problem for one in read if (problem := _refusal(one)) is not None]
+    return judged(problems, f"{count_of(len(read) - len(problems), 'file')} of tensors and plain values")
+
+
+def _refusal(one: FileSeen) -> Problem | None:
+    names = one.contents.globals if one.contents is not None else ()
+    running = [name for name in names if _runs_code(name)]
+    if running:
+        return Problem(
+            severity=Severity.ERROR,
+            summary=f"{one.path} calls {first_names(running)} when it is loaded: it runs code",
+            evidence=(f"it names {first_names(names)}", "ddpdoctor did not run it"),
+            fix="do not load it with weights_only=False; delete it, and find out where it came from",
+        )
+    if one.refused:
+        last = [name.rpartition(".")[2] for name in one.refused]
+        return Problem(
+            summary=(
+                f"{one.path}: torch.load rejects it (weights_only=True), because it refers to "
+                f"{first_names(one.refused)}"
+            ),
+            evidence=("to load these, torch would import and call them",),
+            fix="save state_dict() and plain values instead; if you trust the file: "
+            f"torch.serialization.add_safe_globals([{first_names(last)}])",
+        )
+    if one.refusal:
+        return Problem(summary=f"{one.path}: torch.load rejects it: {one.refusal}", fix="save it again with torch.save")
+    return None
+
+
+def _runs_code(name: str) -> bool:
+    module, _, function = name.rpartition(".")
+    if module in {"builtins", "__builtin__"}:
+        return function in RUNS_CODE_BUILTINS
+    return module.partition(".")[0] in RUNS_CODE
+
+
+@rule("DD717", "checkpoint-differs", Severity.ERROR, "Copies of one checkpoint differ")
+def check_copies(seen: Checkpoints) -> Answer:
+    """Report files that should be equal but hold different tensors."""
+    if not seen.copies:
+        return skipped("no files to compare (--same)")
+    problems = [
+        problem for group in seen.copies for problem in _compare([seen.files[n] for n in group], seen.same_asked)
+    ]
+    compared = sum(map(len, seen.copies))
+    return judged(problems, f"{count_of(compared, 'file')} compared by tensor")
+
+
+def _compare(files: Sequence[FileSeen], asked: bool) -> list[Problem]:  # noqa: FBT001 - of one caller
+    first, problems = files[0], []
+    for other in files[1:]:
+        if first.digests is None or other.digests is None:
+            continue
+        prefixes = align_names([first.digests, other.digests])
+        left, right = (_without(one, prefix) for one, prefix in zip((first, other), prefixes, strict=True))
+        names = [name for name in {**left, **right} if "" not in (left.get(name), right.get(name))]
+        differing = [name for name in names if left.get(name) != right.get(name)]
+        if differing:
+            only = [name for name in differing if name not in left or name not in right]
+            problems.append(_difference(first, other, differing, only, len(names), asked=asked))
+        elif any(prefixes):
+            problems.append(_other_names(first, other, prefixes, len(names), asked=asked))
+    return problems
+
+
+def _without(file: FileSeen, prefix: str) -> dict[str, str]:
+    """Return the digest of each tensor by its name without the prefix, or "" for one that could not be read."""
+    listed = () if file.contents is None else file.contents.tensors
+    digests = {tensor.name: "" for tensor in listed} | (file.digests or {})
+    return {name.removeprefix(prefix): digest for name, digest in digests.items()}
+
+
+def _difference(
+    first: FileSeen, other: FileSeen, names: list[str], only: list[str], of: int, *, asked: bool
+) -> Problem:
+    return Problem(
+        severity=None if asked else Severity.INFO,
+        summary=f"{other.path} differs from {first.path} in {len(names)} of {count_of(of, 'tensor')}: "
+        f"{first_names(names)}",
+        evidence=(f"only in one of them: {some(only, 'tensor')}",) if only else (),
+        fix="copy one of them to all nodes, or load on rank 0 before DDP is constructed",
+        tensor=names[0],
+    )
+
+
+def _other_names(first: FileSeen, other: FileSeen, prefixes: Sequence[str], of: int, *, asked: bool) -> Problem:
+    """Report files that hold equal tensors under different keys."""
+    under = [f"{file.path} has them under {key!r}" for file, key in zip((first, other), prefixes, strict=True) if key]
+    return Problem(
+        severity=Severity.WARNING if asked else Severity.INFO,
+        summary=f"{other.path} has the same {count_of(of, 'tensor')} as {first.path} under other names",
+        evidence=tuple(under),
+        fix="save both in the same way, or load the part under that key",
+    )
+
+
+@rule("DD718", "checkpoint-leftover", Severity.WARNING, "A checkpoint write was interrupted")
+def check_leftovers(seen: Checkpoints) -> Answer:
+    """Report temporary files, and files much smaller than others of their kind."""
+    problems = [
+        Problem(
+            summary=f"{one.path} is {one.kind}: {one.detail}",
+            fix="check that no training is writing there, and remove it; resume from the newest complete file",
+        )
+        for one in seen.leftovers
+    ]
+    return judged(problems, "the names and sizes of the files next to it")
+
+
+@rule("DD720", "checkpoint-parts", Severity.ERROR, "Files of a checkpoint are missing")
+def check_parts(seen: Checkpoints) -> Answer:
+    """Report a checkpoint of several files if some of them are missing."""
+    problems = [
+        Problem(
+            summary=f"{one.path} is incomplete: {first_names(one.missing)}",
+            fix="use the previous checkpoint, or copy the files from the node that wrote them",
+        )
+        for one in seen.files
+        if one.missing
+    ]
+    problems += [
+        Problem(
+            summary=f"files {gap.pattern}: {first_names(gap.missing)} "
+            f"{'is' if len(gap.missing) == 1 else 'are'} missing",
+            evidence=(gap.why,),
+            fix="use the previous checkpoint, or copy the files from the node that wrote them",
+        )
+        for gap in seen.gaps
+    ]
+    return judged(problems, "no file is missing")

@@ -1,0 +1,612 @@
+"""DD501, DD502, DD505 and DD506: parameters, buffers, optimizers and models differ between ranks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.consistency import StreamClock, What
+from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.words import first_names, group_alike, grouped, majority_of, rank_list, verb
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.consistency.gradients import added_after_wrapping, why_gradients_differ
+from ddpdoctor.rules.consistency.replicas import (
+    WHO_IS_UNKNOWN,
+    DriftBlame,
+    DriftCause,
+    FoundDifference,
+    Ground,
+    all_values,
+    blame_of,
+    blame_outvoted,
+    excuse_of_model,
+    hosts_of,
+    is_aligned,
+    model_words,
+    problems_of,
+    replicas_of,
+    ruling,
+    seen,
+    sides_words,
+    sightings,
+    survey,
+    unwrapped_of,
+    values_at,
+)
+from ddpdoctor.rules.progress import words as say
+from ddpdoctor.rules.progress.calls import find_difference
+from ddpdoctor.rules.progress.job_state import Cause, JobState
+from ddpdoctor.rules.progress.states import places
+from ddpdoctor.rules.progress.waits import group_table, group_words
+from ddpdoctor.rules.registry import also, rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from ddpdoctor.model.consistency import Stream, TensorRow, TensorSplit, Values
+    from ddpdoctor.model.facts import Job, TensorSeen
+    from ddpdoctor.rules.answers import Answer
+    from ddpdoctor.rules.consistency.replicas import ReplicaStreams, Sighting
+    from ddpdoctor.rules.progress.calls import ModelDifference
+
+
+MAX_SETTINGS = 3
+"""How many settings that differ are shown with their values. Our choice."""
+SAME_SETTINGS = (
+    "use the same optimizer settings on all ranks; step the scheduler on all ranks, and give a scheduler that uses the "
+    "loss (ReduceLROnPlateau) the mean over all ranks"
+)
+_LBFGS = "LBFGS"
+UNEVEN_STEPS = "steps"
+"""Name of the cause that ranks made different numbers of steps."""
+_UNSEEN = ", or gradients were changed after the reduction in a step that was not compared"
+_SEE_EACH = "; --check-every 1 shows the exact step, and whether gradients differ in it"
+_LOAD_DDP = "load the checkpoint before you wrap the model in DDP, or on all ranks"
+_LOAD_MESH = "initialize and load on all ranks, as torch.distributed.checkpoint does"
+_KERNELS = frozenset({"foreach", "fused", "capturable", "differentiable"})
+"""Settings that choose how a step is computed, not what: they change the last bits at most."""
+_DECAY = "weight_decay"
+_DECOUPLED = frozenset({"AdamW"})
+"""Optimizers whose weight decay does not go through their state."""
+
+
+def why_parameters_differ(sighting: Sighting) -> DriftCause:
+    """Return the likely cause of parameters that differ."""
+    for check in (
+        _follows_gradients,
+        _uneven_steps,
+        _some_steps_unreduced,
+        _settings,
+        added_after_wrapping,
+        _line_search,
+        _state,
+    ):
+        cause = check(sighting)
+        if cause is not None:
+            return cause
+    return _written_on_one_rank(sighting)
+
+
+def _follows_gradients(sighting: Sighting) -> DriftCause | None:
+    for earlier in sightings(sighting.replica, What.GRADIENT):
+        if earlier.step <= sighting.step and is_aligned(earlier.values):
+            cause = why_gradients_differ(earlier)
+            blame = cause.blame or blame_of(earlier.difference.splits)
+            return replace(cause, words=f"the gradients differ since step {earlier.step}: {cause.words}", blame=blame)
+    return None
+
+
+def _uneven_steps(sighting: Sighting) -> DriftCause | None:
+    sides = group_alike({each.rank: each.steps for each in sighting.values})
+    if len(sides) < 2:
+        return None
+    counts = sides_words(sides, lambda steps: f"{steps} steps")
+    return DriftCause(
+        name=UNEVEN_STEPS,
+        words=f"the ranks made different numbers of steps: {counts}",
+        fix=(
+            "call optimizer.step() equally often on all ranks: do not branch on the rank, the local loss or the local "
+            "batch"
+        ),
+        blame=blame_outvoted([ranks for _, ranks in sides]),
+        at_the_step=True,
+    )
+
+
+def _some_steps_unreduced(sighting: Sighting) -> DriftCause | None:
+    """Return the cause if fewer backwards were reduced than steps made, unless that was already true earlier."""
+    now, before = next(iter(sighting.values), None), next(iter(sighting.before), None)
+    if now is None or sighting.stream.clock is not StreamClock.STEP:
+        return None
+    if before is not None and before.reductions < before.steps:
+        return None
+    steps = now.steps - (before.steps if before else 0)
+    missing = steps - (now.reductions - (before.reductions if before else 0))
+    if missing <= 0:
+        return None
+    return DriftCause(
+        name="steps without a reduction",
+        words=f"{missing} of the last {steps} steps had no gradient reduction",
+        fix="call the DDP object itself in every training step, and run the last batch before step() outside "
+        "no_sync(), also when an epoch ends during an accumulation",
+        blame=seen(sighting.values),
+        unsynchronized=True,
+        at_the_step=True,
+    )
+
+
+def _settings(sighting: Sighting) -> DriftCause | None:
+    values = sighting.values if any(each.settings for each in sighting.values) else _last_settings(sighting)
+    splits = splits_of(values, kernels=True)
+    if not splits:
+        return None
+    texts = "; ".join(split.words for split in splits[:MAX_SETTINGS])
+    return DriftCause(
+        name="settings",
+        words=f"the optimizer has different settings: {texts}",
+        fix=SAME_SETTINGS,
+        blame=splits[0].blame,
+        at_the_step=True,
+    )
+
+
+def _last_settings(sighting: Sighting) -> tuple[Values, ...]:
+    """Return what ranks wrote at their last steps, for a comparison that recorded no optimizer."""
+    found = [values_at(one, one.last_number) for one in sighting.replica.streams if one.clock is StreamClock.STEP]
+    return next((values for values in found if values), ())
+
+
+def _line_search(sighting: Sighting) -> DriftCause | None:
+    if not any(_LBFGS in each.optimizer for each in sighting.values):
+        return None
+    return DriftCause(
+        name="line search",
+        words="LBFGS uses the loss that its closure returns, and that loss differs between ranks",
+        fix="return the mean loss over all ranks (all_reduce) from the closure",
+        at_the_step=True,
+    )
+
+
+def _state(sighting: Sighting) -> DriftCause | None:
+    of_state = next((one for one in sightings(sighting.replica, What.STATE) if one.step <= sighting.step), None)
+    if of_state is None or state_follows_parameters(sighting.values):
+        return None
+    return DriftCause(
+        name="optimizer state",
+        words=f"the optimizer state differs since step {of_state.step}, with equal gradients{or_unseen(of_state)}",
+        fix=f"load the optimizer state on all ranks from the same file{to_see_each(of_state)}",
+        blame=blame_of(of_state.difference.splits),
+    )
+
+
+def _written_on_one_rank(sighting: Sighting) -> DriftCause:
+    never = "" if sighting.last_good is not None else "; or they were never equal (init_sync=False)"
+    return DriftCause(
+        name="written",
+        words=f"something other than the optimizer step changed them on {_writers(sighting)}, such as a checkpoint "
+        f"loaded only there or an in-place edit{or_unseen(sighting)}{never}",
+        fix=f"{_LOAD_MESH if sighting.replica.mesh_dims else _LOAD_DDP}; change parameters the same way on all ranks, "
+        f"or broadcast them afterwards{to_see_each(sighting)}",
+    )
+
+
+def or_unseen(sighting: Sighting) -> str:
+    """Return what else may have happened if steps since the last good one were not compared, or "".
+
+    The gradients of such a step are gone: only parameters and state show what they did.
+    """
+    return _UNSEEN if _leaves_steps_out(sighting) else ""
+
+
+def to_see_each(sighting: Sighting) -> str:
+    """Return how to find the exact step if it is not known, or ""."""
+    return _SEE_EACH if _leaves_steps_out(sighting) else ""
+
+
+def _leaves_steps_out(sighting: Sighting) -> bool:
+    return sighting.step - (sighting.last_good or 0) > 1
+
+
+def _writers(sighting: Sighting) -> str:
+    splits = sighting.difference.splits
+    blame = blame_of(splits)
+    if blame.ground is Ground.MAJORITY:
+        return rank_list(blame.ranks)
+    return "one rank" if len(splits[0].sides) == 2 else "several ranks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingSplit:
+    """A setting that has different values on different ranks."""
+
+    name: str
+    sides: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @property
+    def blame(self) -> DriftBlame:
+        """Return the ranks whose value is not that of the majority."""
+        return blame_outvoted([ranks for _, ranks in self.sides])
+
+    @property
+    def words(self) -> str:
+        """Return "lr is 0.1 on ranks 0 and 1, 0.01 on rank 2"."""
+        return f"{self.name} is {sides_words(self.sides)}"
+
+
+def splits_of(values: Sequence[Values], *, kernels: bool = False) -> tuple[SettingSplit, ...]:
+    """Return the settings that differ between ranks. ``kernels`` includes those that only choose a kernel."""
+    known = [each for each in values if each.settings]
+    names = dict.fromkeys(name for each in known for name, _ in each.settings)
+    found = []
+    for name in names:
+        if base_name(name) in _KERNELS and not kernels:
+            continue
+        sides = group_alike({each.rank: dict(each.settings).get(name, "not set") for each in known})
+        if len(sides) > 1:
+            found.append(SettingSplit(name=name, sides=tuple(sides)))
+    return tuple(found)
+
+
+def base_name(name: str) -> str:
+    """Return the name of a setting without its group: "lr" of "1.lr"."""
+    return name.rpartition(".")[2]
+
+
+def state_follows_parameters(values: Sequence[Values]) -> bool:
+    """Return whether the state depends on the parameters, because weight decay is added to the gradient."""
+    return any(
+        each.optimizer.rpartition(".")[2] not in _DECOUPLED
+        and any(base_name(name) == _DECAY and _is_on(text) for name, text in each.settings)
+        for each in values
+    )
+
+
+def _is_on(text: str) -> bool:
+    try:
+        return float(text) != 0
+    except ValueError:
+        return True
+
+
+MIN_EXCHANGED = 2
+"""Steps with equal gradients on all ranks, before we assume that the script exchanges them. Our choice: one may be
+chance, for example if all gradients are zero."""
+BROADCAST = (
+    "wrap the model in DistributedDataParallel, or broadcast rank 0's parameters once before training: `for p in "
+    "model.parameters(): dist.broadcast(p.data, src=0)`"
+)
+
+
+@rule("DD501", "param-drift", Severity.ERROR, "Parameters differ between ranks", after=("grad-drift",))
+def check_parameters(job: Job) -> Answer:
+    """Report parameters that differ between ranks that should hold the same values."""
+    seen = survey(job, What.PARAMETER, why_parameters_differ)
+    found = [*(_since(one) for one in seen.found), *unwrapped_drift(job)]
+    return ruling(job, seen, problems_of(job, found, "parameters"), "parameters")
+
+
+def _since(found: FoundDifference) -> FoundDifference:
+    """Return a difference with the step at which ranks first had different step counts.
+
+    Such ranks are compared at the end only, after equally many backwards.
+    """
+    sighting = found.sighting
+    if found.cause.name != UNEVEN_STEPS or sighting.stream.clock is not StreamClock.END:
+        return found
+    if any(values.steps == 0 for values in sighting.values):
+        return replace(found, since=1)
+    first = next((one.step for one in sightings(sighting.replica, What.PARAMETER) if not is_aligned(one.values)), None)
+    return replace(found, since=first)
+
+
+def unwrapped_drift(job: Job) -> Iterator[FoundDifference]:
+    """Yield the models that differ although their use shows that they should be equal."""
+    for replica in unwrapped_of(job):
+        sighting = next(iter(sightings(replica, What.PARAMETER)), None)
+        cause = _cause(replica, sighting) if sighting is not None else None
+        if sighting is not None and cause is not None:
+            yield FoundDifference(sighting=sighting, cause=cause, since=None if sighting.step else 1)
+
+
+def _cause(replica: ReplicaStreams, sighting: Sighting) -> DriftCause | None:
+    """Return why a model that should be equal differs, or None if each rank may have its own by design."""
+    if _is_exchanged(sighting.stream):
+        return _never_sent(replica, sighting) if sighting.last_good is None else why_parameters_differ(sighting)
+    if _is_trained_through(sighting.stream):
+        return _alone(sighting)
+    return None
+
+
+def _is_exchanged(stream: Stream) -> bool:
+    """Return whether all ranks stepped with the same gradients, which separate models never have by themselves."""
+    differs = any(one.what is What.GRADIENT for one in stream.differences)
+    stood_still = stream.unchanged >= stream.compared - 1
+    return What.GRADIENT in stream.kinds and not differs and not stood_still and stream.compared > MIN_EXCHANGED
+
+
+def _is_trained_through(stream: Stream) -> bool:
+    """Return whether a model has its own loss and also passes gradients on to DDP: a discriminator, a critic."""
+    last = [values for number, values in stream.values if number == stream.last_number]
+    return bool(last) and all(each.own_steps > 0 and each.through > 0 for each in last[0])
+
+
+def _never_sent(replica: ReplicaStreams, sighting: Sighting) -> DriftCause:
+    return DriftCause(
+        name="never sent",
+        words="the gradients are equal on all ranks, but the parameters never were: each rank created its own "
+        "initial weights (another seed), and no rank broadcast them",
+        fix=BROADCAST,
+        blame=seen(sighting.values),
+        evidence=(
+            f"the model is not wrapped in DDP on its {len(replica.members)} ranks; all ranks used equal gradients",
+        ),
+    )
+
+
+def _alone(sighting: Sighting) -> DriftCause:
+    since = "from the start" if sighting.last_good is None else "since their first gradients, which were not averaged"
+    return DriftCause(
+        name="unwrapped",
+        words=f"this model is not wrapped in DDP, and its gradients are not reduced, so the ranks differ {since}; the "
+        "DDP model trains through it and gets the mean of gradients from different models",
+        fix="wrap it in DistributedDataParallel too, one object per model; if each rank should have its own, pass "
+        "--allow-different with its name",
+        evidence=("it has its own loss, and backwards that reach the DDP model pass through it",),
+    )
+
+
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+"""Buffers of BatchNorm."""
+_OWN = ("rank", "seed", "rng", "expert", "shard", "local", "offset")
+"""Parts of the names of tensors that ranks may have for themselves. Our choice."""
+_SCRATCH = re.compile(r"(^|[._])(k|v|kv|key|value)_?cache|cache_?(k|v|kv)s?$|scratch|workspace", re.IGNORECASE)
+"""Names of memory that is written before it is read, such as a cache for generation, which training does not use."""
+_BY_DESIGN = "constant tensors differ between ranks of a mesh, but each rank may have its own by design"
+
+
+@rule("DD502", "buffer-drift", Severity.WARNING, "Buffers differ between ranks")
+def check_buffers(job: Job) -> Answer:
+    """Report buffers that differ between ranks after DDP sent them, or because DDP is set not to send them."""
+    seen = survey(job, What.BUFFER, _why)
+    found = [one for one in seen.found if not one.sighting.replica.mesh_dims]
+    differing = [one for one in seen.found if one.sighting.replica.mesh_dims]
+    constants = [one for each in differing if (one := _constants(each)) is not None]
+    if differing and not constants and not found:
+        return skipped("; ".join((*seen.excuses, _BY_DESIGN)))
+    problems = problems_of(job, found, "buffers") + problems_of(job, constants, "constant tensors")
+    return ruling(job, seen, problems, "buffers that DDP sends")
+
+
+def _constants(found: FoundDifference) -> FoundDifference | None:
+    """Return a difference with only those constants that should be equal, or None without any."""
+    sighting, all_splits = found.sighting, found.sighting.difference.splits
+    splits = [split for split in all_splits if not _SCRATCH.search(split.row.name)]
+    unwritten = {(each.rank, name) for each in sighting.values for name in each.unwritten}
+    empty_on = {split: _empty_on(split, unwritten) for split in splits}
+    kept = [split for split in splits if empty_on[split]]
+    ranks = tuple(sorted({rank for split in kept for rank in empty_on[split]}))
+    members = {rank for split in kept for side in split.sides for rank in side}
+    blame = DriftBlame(ranks=ranks, ground=Ground.SEEN) if len(ranks) < len(members) else blame_of(kept)
+    if not kept:
+        kept = [split for split in splits if majority_of(split.sides) and not _is_own(split.row)]
+        blame = blame_of(kept)
+        members = {rank for split in kept for side in split.sides for rank in side}
+        if blame.ranks == (min(members, default=0),):
+            blame = DriftBlame(ranks=tuple(sorted(members)), ground=Ground.NONE)
+    if not kept:
+        return None
+    difference = sighting.difference
+    left = difference.differing - len(all_splits) + len(kept)
+    names = first_names(list(dict.fromkeys(split.row.name for split in kept)), count=left)
+    if ranks:
+        words = "after to_empty(), which leaves whatever was in memory, nothing was seen to write to "
+        words += f"{names} on {rank_list(ranks)}"
+    else:
+        words = f"no wrapper of the model makes {names} equal, so ranks have initialized or loaded them differently"
+    fix = (
+        "after to_empty(), give every buffer its value on all ranks (reset_parameters(), or the code that computed it; "
+        "non-persistent ones are in no checkpoint), load with strict=True, or broadcast it from a rank that is right; "
+        f"if ranks should have their own, pass --allow-different '{kept[0].row.name}'"
+    )
+    return replace(
+        found,
+        sighting=replace(sighting, difference=replace(difference, splits=tuple(kept), differing=left)),
+        cause=DriftCause(name="uninitialized" if ranks else "set apart", words=words, fix=fix, blame=blame),
+    )
+
+
+def _empty_on(split: TensorSplit, unwritten: set[tuple[int, str]]) -> list[int]:
+    """Return the ranks on which a tensor is as ``to_empty`` made it."""
+    name = re.sub(r"\d+", "*", split.row.name)[:120]
+    return [rank for side in split.sides for rank in side if (rank, name) in unwritten]
+
+
+def _is_own(row: TensorRow) -> bool:
+    """Return whether a tensor may be a rank's own: by its name, or because it is a number or flag."""
+    is_number = row.shape in {(), (1,)} and "float" not in row.dtype
+    return is_number or any(word in row.name.lower() for word in _OWN)
+
+
+def _why(sighting: Sighting) -> DriftCause:
+    if sighting.stream.clock is StreamClock.SYNC:
+        return DriftCause(
+            name="not sent",
+            words="DDP broadcast rank 0's buffers without these: they were replaced or registered after wrapping",
+            fix=(
+                "register buffers before you wrap the model, and change them in place (copy_) instead of assigning "
+                "new ones"
+            ),
+        )
+    names = {split.row.name.rpartition(".")[2] for split in sighting.difference.splits}
+    what = "the statistics of its own data" if names & set(_STATISTICS) else "its own values"
+    return DriftCause(
+        name="kept apart",
+        words=f"with broadcast_buffers=False, each rank keeps {what}",
+        fix=(
+            "keep broadcast_buffers=True, or use SyncBatchNorm; if this is intended, pass --allow-different "
+            "'*running_*'"
+        ),
+    )
+
+
+FOLLOWS = "follows"
+"""Name of the cause that state differs because gradients or parameters differed earlier."""
+
+
+@rule(
+    "DD505",
+    "optimizer-drift",
+    Severity.ERROR,
+    "Optimizer state or settings differ between ranks",
+    after=("param-drift",),
+)
+def check_optimizers(job: Job) -> Answer:
+    """Report optimizers whose state or settings differ between ranks, even if the parameters are still equal."""
+    seen = survey(job, What.STATE, _why_state_differs)
+    counted = [found for found in seen.found if found.cause.name != FOLLOWS]
+    settings = [found for replica in replicas_of(job) if (found := _first_settings(job, replica)) is not None]
+    settings.sort(key=lambda found: found.step or 0)
+    findings = [*settings[:1], *problems_of(job, counted, "optimizer states")]
+    if not findings and seen.found:
+        return skipped(seen.found[0].cause.words)
+    compared = seen.compared or any(_compares_settings(replica) for replica in replicas_of(job))
+    return ruling(job, replace(seen, compared=compared), findings, "optimizers")
+
+
+def _why_state_differs(sighting: Sighting) -> DriftCause:
+    for what, code in ((What.GRADIENT, "DD503"), (What.PARAMETER, "DD501")):
+        earlier = next((one for one in sightings(sighting.replica, what) if one.step <= sighting.step), None)
+        if earlier is not None and (what is What.GRADIENT or _follows_parameters(sighting, earlier)):
+            return DriftCause(name=FOLLOWS, words=f"this follows from an earlier difference: see {code}", fix="")
+    return DriftCause(
+        name="state",
+        words="with equal gradients, so it was loaded or changed on some ranks only"
+        f"{or_unseen(sighting)}: parameters will diverge too",
+        fix=f"load the optimizer state on all ranks from the same file{to_see_each(sighting)}",
+    )
+
+
+def _follows_parameters(sighting: Sighting, of_parameters: Sighting) -> bool:
+    """Return whether state had to differ because parameters do: through unreduced gradients or weight decay."""
+    return why_parameters_differ(of_parameters).unsynchronized or state_follows_parameters(sighting.values)
+
+
+def _first_settings(job: Job, replica: ReplicaStreams) -> Problem | None:
+    """Report the first step at which settings were seen to differ."""
+    if excuse_of_model(replica, What.PARAMETER):
+        return None
+    streams = [stream for stream in replica.streams if stream.clock is StreamClock.STEP]
+    last_good = None
+    for step, values in sorted((at for stream in streams for at in stream.values), key=lambda at: at[0]):
+        if any(each.join for each in values) or not is_aligned(values):
+            continue
+        splits = splits_of(values)
+        if not splits:
+            last_good = step
+            continue
+        blame, optimizer = splits[0].blame, values[0].optimizer or "the optimizer"
+        different = "; ".join(split.words for split in splits[:MAX_SETTINGS])
+        return Problem(
+            confidence=blame.confidence,
+            ranks=blame.ranks,
+            hosts=hosts_of(job, blame.ranks),
+            step=step,
+            summary=f"the settings of {optimizer} differ between {rank_list(replica.members)} at step {step}: "
+            f"{different}",
+            evidence=(
+                *([f"equal at step {last_good}"] if last_good is not None else []),
+                *([WHO_IS_UNKNOWN] if blame.ground is Ground.NONE else []),
+                *model_words(job, replica),
+            ),
+            fix=SAME_SETTINGS,
+        )
+    return None
+
+
+def _compares_settings(replica: ReplicaStreams) -> bool:
+    has_settings = any(each.settings for each in all_values(stream for stream in replica.streams if stream.compared))
+    return has_settings and not excuse_of_model(replica, What.PARAMETER)
+
+
+@rule("DD506", "model-differs", Severity.ERROR, "Ranks of one group passed different models to DDP")
+def check_models(job: JobState) -> Answer:
+    """Report a model that is not the same on all ranks that DDP keeps equal: parameters, buffers or their order."""
+    difference = job.difference
+    if difference is None:
+        return passed()
+    certain = job.cause is Cause.MODEL and job.stands_still(())
+    more = [
+        *say.cascade_words(job.failures, ()),
+        *say.others(job, [failure.rank.rank for failure in job.failures]),
+    ]
+    hosts = say.hosts_of(job, difference.blamed)
+    return judged([models_problem(difference, job.world, hosts, more)], certain=certain)
+
+
+@also("DD506")
+def check_built_models(job: Job) -> Answer:
+    """Compare the models that ranks built, whether or not they reached DDP's constructor."""
+    world = len(job.ranks)
+    difference = find_difference(job.ranks, group_table(job), world)
+    if difference is None:
+        return passed()
+    hosts = {rank.host for rank in job.ranks}
+    blamed = tuple(dict.fromkeys(rank.host for rank in job.ranks if rank.rank in difference.blamed))
+    return judged([models_problem(difference, world, blamed if len(hosts) > 1 else ())])
+
+
+def models_problem(
+    difference: ModelDifference, world: int, hosts: tuple[str, ...], more: Iterable[str] = ()
+) -> Problem:
+    """Return the finding for models that differ; ``more`` is further evidence about the job."""
+    blamed = difference.blamed
+    sites = {n: difference.models[n].site for n in blamed}
+    return Problem(
+        confidence=Confidence.HIGH if len(blamed) < len(difference.models) else Confidence.MEDIUM,
+        ranks=blamed,
+        hosts=hosts,
+        where=tuple(place for n, site in sites.items() for place in places(n, [site])),
+        tensor=difference.tensor,
+        summary=_summary(difference),
+        evidence=(
+            f"DDP model {difference.number} in {group_words(difference.group, world)}",
+            *_counts(difference),
+            *more,
+        ),
+        fix="build the model with the same arguments in the same order on all ranks",
+    )
+
+
+def _summary(difference: ModelDifference) -> str:
+    blamed = difference.blamed
+    rest = [n for n in sorted(difference.models) if n not in set(blamed)]
+    if difference.tensor is None:
+        return f"{rank_list(blamed)} passed another model to DDP than the other ranks"
+    where = f", but {_sides_words(difference, rest)}" if rest else ""
+    return f"the ranks' DDP models differ at {difference.tensor}: {_sides_words(difference, blamed)}{where}"
+
+
+def _sides_words(difference: ModelDifference, numbers: Iterable[int]) -> str:
+    """Return what each rank has at the first difference."""
+    return ", ".join(_have({n: _row_words(difference.rows[n]) for n in numbers}))
+
+
+def _have(what: Mapping[int, str]) -> list[str]:
+    """Return "rank 2 has ..." for each of the first few different values, with all ranks that have it."""
+    sides = list(grouped((words, number) for number, words in what.items()).items())[: say.MAX_CLASSES]
+    return [f"{rank_list(ranks)} {verb(ranks, 'has', 'have')} {words}" for words, ranks in sides]
+
+
+def _row_words(tensor: TensorSeen | None) -> str:
+    if tensor is None:
+        return "no such tensor"
+    shape = "no shape yet" if tensor.shape is None else f"{tensor.dtype}{list(tensor.shape)}"
+    kind = "buffer" if tensor.is_buffer else f"requires_grad={tensor.requires_grad}"
+    return f"{tensor.name} of {shape}, {kind}"
+
+
+def _counts(difference: ModelDifference) -> list[str]:
+    """Return how many parameters and buffers the models have, if the counts differ."""
+    have = _have({n: f"{model.count} parameters and buffers" for n, model in sorted(difference.models.items())})
+    return have if len(have) > 1 else []

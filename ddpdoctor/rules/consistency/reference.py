@@ -1,0 +1,458 @@
+"""DD509, DD510, and DD501, DD502 and DD505 for files: replicas against one process, a second run, or other files."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.saved import MODEL_KEYS, Kind
+from ddpdoctor.model.words import count_of, first_names, name_list, outvoted, rank_list
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
+from ddpdoctor.rules.registry import also, rule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ddpdoctor.model.saved import Apart, DiffFacts, Unequal
+    from ddpdoctor.model.trial import GradientErrors, OneProcess, ReferenceStep, Rerun, Trial
+
+
+_RANDOM = (
+    "the model draws random numbers in training outside dropout layers, which were disabled: one process draws "
+    "different numbers than the ranks"
+)
+
+
+@rule("DD509", "reference-gradient", Severity.ERROR, "DDP's gradient differs from one process on the whole batch")
+def check_reference(trial: Trial) -> Answer:
+    """Report gradients that differ from those of one process on the same global batch by more than rounding."""
+    reference = trial.reference
+    if reference is None:
+        return skipped("--reference was not given")
+    for step in reference.steps:
+        if not all(math.isfinite(one.whole) for one in step.tensors):
+            return unknown(f"the gradients of step {step.step} have inf or NaN")
+        if step.random_error > LIMIT:
+            return unknown(_RANDOM)
+        if step.missing or any(ratio(one.whole, one.rounding) > LIMIT for one in step.tensors):
+            return judged([_finding(trial, reference, step)])
+    if reference.problem:
+        return unknown(reference.problem)
+    return passed() if reference.steps else unknown("no step was computed in one process")
+
+
+def _finding(trial: Trial, reference: OneProcess, step: ReferenceStep) -> Problem:
+    found = explain(reference, step)
+    worst = worst_tensor(step)
+    ranks = tuple(one.rank for one in trial.participants)
+    return replace(
+        found,
+        ranks=ranks,
+        hosts=tuple(dict.fromkeys(one.host for one in trial.participants)),
+        step=step.step,
+        tensor=worst.name if worst is not None else (step.missing[0] if step.missing else None),
+        summary=f"DDP's gradient differs from one process on the whole batch: {found.summary}",
+        evidence=(*_error_words(step, worst, reference), *found.evidence, *_done(reference, ranks)),
+    )
+
+
+def worst_tensor(step: ReferenceStep) -> GradientErrors | None:
+    """Return the parameter whose error is the largest compared with its rounding error."""
+    return max(step.tensors, key=lambda one: ratio(one.whole, one.rounding), default=None)
+
+
+def _error_words(step: ReferenceStep, worst: GradientErrors | None, reference: OneProcess) -> list[str]:
+    if worst is None:
+        return []
+    wrong = sum(ratio(one.whole, one.rounding) > LIMIT for one in step.tensors)
+    how = "float64" if reference.float64 else "another order of the samples"
+    wrong_words = f"{wrong} of {len(step.tensors)} gradients differ"
+    shares = _share(worst.whole, worst.norm), _share(worst.rounding, worst.norm)
+    return [
+        f"{wrong_words} by more than {LIMIT:g} times the rounding error ({how})",
+        f"{worst.name}: relative error {shares[0]}; rounding explains {shares[1]}",
+    ]
+
+
+def _share(error: float, norm: float) -> str:
+    return f"{error / norm:.2g}" if norm else f"{error:.2g} of a gradient that is 0"
+
+
+def _done(reference: OneProcess, ranks: tuple[int, ...]) -> list[str]:
+    off = f"; {count_of(reference.dropout, 'dropout layer')} disabled" if reference.dropout else ""
+    return [f"the same state and the same batches of {rank_list(ranks)} in one process{off}"]
+
+
+@rule("DD510", "not-repeatable", Severity.INFO, "Two runs with the same seed differ on the same rank")
+def check_repeat(trial: Trial) -> Answer:
+    """Report that a second run with the same seed does not give the same bits on the same rank."""
+    rerun = trial.rerun
+    if rerun is None:
+        return skipped("--twice was not given")
+    if rerun.step is None:
+        return passed()
+    since = f"since step {rerun.step}" if rerun.step else "when it is built"
+    return judged(
+        [
+            Problem(
+                ranks=rerun.ranks,
+                step=rerun.step or None,
+                tensor=rerun.name if rerun.what is not None else None,
+                summary=f"a second run with the same seed differs from the first {since}: {_what(rerun)}",
+                evidence=(f"on {rank_list(rerun.ranks)}; this is not drift between ranks",),
+                fix="use torch.use_deterministic_algorithms, and draw all random numbers from seeded generators",
+            )
+        ]
+    )
+
+
+def _what(rerun: Rerun) -> str:
+    if rerun.what is None:
+        return rerun.name
+    part = f" ({rerun.part})" if rerun.part else ""
+    return f"the {rerun.what.value} {rerun.name}{part}, {rerun.differing} of {rerun.of} tensors"
+
+
+LIMIT = 10.0
+"""Our choice: an error of up to this many times the rounding error counts as none. Rounding errors of two computations
+of one gradient differ by small factors; real faults are wrong by a factor of hundreds or more."""
+NEAR = 1e-3
+"""Our choice: how near a factor must be to the world size to be reported as the world size."""
+MAX_NAMES = 4
+"""How many modules or parameters a sentence names. Our choice."""
+
+
+def ratio(error: float, allowed: float) -> float:
+    """Return an error as a multiple of the allowed one; 0 for no error."""
+    return error / allowed if error and allowed else math.inf if error else 0.0
+
+
+def explain(reference: OneProcess, step: ReferenceStep) -> Problem:
+    """Return why a step's gradient is not that of one process: the first cause that explains all parameters."""
+    tests: tuple[Callable[[OneProcess, ReferenceStep], Problem | None], ...] = (
+        _missing,
+        _local,
+        _scaled,
+        _partly_local,
+        _batchnorm,
+        _weighted,
+    )
+    for test in tests:
+        found = test(reference, step)
+        if found is not None:
+            return found
+    return _unknown(step)
+
+
+def _agree(tensors: Iterable[GradientErrors], error: str, allowed: str = "rounding") -> bool:
+    return all(ratio(getattr(one, error), getattr(one, allowed)) <= LIMIT for one in tensors)
+
+
+def _missing(_: OneProcess, step: ReferenceStep) -> Problem | None:
+    if not step.missing:
+        return None
+    return Problem(
+        summary=f"{', '.join(step.missing[:MAX_NAMES])} {'has' if len(step.missing) == 1 else 'have'} a gradient on "
+        "one side only",
+        fix="use the same parameters in forward for every batch and every number of ranks",
+    )
+
+
+def _local(_: OneProcess, step: ReferenceStep) -> Problem | None:
+    """Return the cause if DDP's gradient is that of rank 0's batch alone."""
+    if _agree(step.tensors, "parts") or not _agree(step.tensors, "local"):
+        return None
+    return Problem(
+        summary="it equals the gradient of rank 0's own batch, so gradients were not reduced at all",
+        fix="run the forward and backward of the last batch before step() outside no_sync(), and call the model that "
+        "is passed to the step, not its .module",
+    )
+
+
+def _partly_local(_: OneProcess, step: ReferenceStep) -> Problem | None:
+    """Return the cause if some parameters have rank 0's gradient, and the others the mean over ranks."""
+    local = [one for one in step.tensors if ratio(one.parts, one.rounding) > LIMIT]
+    rest = [one for one in step.tensors if one not in local]
+    if not local or not rest or not _agree(local, "local"):
+        return None
+    names = ", ".join(one.name for one in local[:MAX_NAMES])
+    return Problem(
+        summary=f"{len(local)} of {len(step.tensors)} parameters have the gradient of rank 0's own batch, such as "
+        f"{names}: they were not reduced",
+        fix="train only parameters that DDP knows: wrap the model when it is complete and unfrozen",
+    )
+
+
+def _scaled(reference: OneProcess, step: ReferenceStep) -> Problem | None:
+    """Return the cause if DDP's gradient is a multiple of the mean over ranks."""
+    if _agree(step.tensors, "parts") or not _agree(step.tensors, "scaled"):
+        return None
+    world = len(step.samples)
+    factor = _factor_words(step.scale, world)
+    losses = [(one, part) for one, part in zip(step.losses, step.part_losses, strict=True) if one and part]
+    by_loss = bool(losses) and all(math.isclose(one, step.scale * part, rel_tol=NEAR) for one, part in losses)
+    if by_loss:
+        return Problem(
+            summary=(
+                f"it is {factor} the mean over ranks, and so is the loss: the loss is scaled, but DDP already takes "
+                "the mean"
+            ),
+            fix="return the same loss as in one process: DDP divides by the world size",
+            evidence=(f"the loss of rank 0 is {step.losses[0]:.6g} in DDP, {step.part_losses[0]:.6g} in one process",),
+        )
+    hooks = reference.hooked[:MAX_NAMES]
+    by_hand = f", perhaps by the hooks on {', '.join(hooks)}" if hooks else ""
+    return Problem(
+        summary=f"it is {factor} the mean over ranks, and the loss is not scaled: the script reduces or scales "
+        f"gradients again{by_hand}",
+        fix="leave the reduction to DDP: remove any all_reduce of gradients or of the loss before backward",
+    )
+
+
+def _batchnorm(reference: OneProcess, step: ReferenceStep) -> Problem | None:
+    """Return the cause if the ranks' parts add up to the whole once BatchNorm takes no batch statistics."""
+    known = [one for one in step.tensors if one.without_batchnorm is not None]
+    same = all(ratio(one.without_batchnorm or 0.0, one.exact) <= LIMIT for one in known)
+    if not reference.batchnorm or not known or not same or not _agree(step.tensors, "parts"):
+        return None
+    return Problem(
+        summary=f"BatchNorm uses the statistics of each rank's own batch in {first_names(reference.batchnorm)}",
+        fix="on GPUs, call torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before DDP; or keep BatchNorm if the "
+        "batch per rank is large enough",
+        severity=Severity.WARNING,
+        evidence=("with the running statistics of BatchNorm, the gradients are equal",),
+    )
+
+
+def _weighted(_: OneProcess, step: ReferenceStep) -> Problem | None:
+    """Return the cause if one process gives the ranks' parts other weights than DDP, which weights all alike."""
+    if not _agree(step.tensors, "parts") or not _agree(step.tensors, "weighted", "exact"):
+        return None
+    world = len(step.weights)
+    if all(abs(weight - 1) <= NEAR for weight in step.weights):
+        return Problem(
+            summary=(
+                f"it is 1/{world} of the expected one: the loss is a sum over samples, and DDP takes the mean over "
+                f"{world} ranks"
+            ),
+            fix=f"return the mean over samples, or multiply the sum by the world size ({world})",
+        )
+    if max(step.weights) - min(step.weights) <= NEAR:
+        factor = step.weights[0] * world
+        return Problem(
+            summary=f"one process gets {factor:.4g} times the mean over ranks: the loss is not a mean over samples",
+            fix="return a loss that is a mean over samples",
+        )
+    shares = ", ".join(f"{weight:.3g}" for weight in step.weights[:8]) + (", ..." if world > 8 else "")
+    uneven = len(set(step.samples)) > 1
+    return Problem(
+        summary=(
+            "it is a mean of means: in one process the ranks' parts have different weights, but DDP weights them "
+            "equally"
+        ),
+        fix="divide the sum of the loss by the number of samples or tokens of all ranks (all_reduce the count), times "
+        "the world size",
+        evidence=(
+            f"weights of the ranks' parts in one process: {shares}; in DDP {1 / world:.3g} each",
+            f"samples by rank: {', '.join(map(str, step.samples[:8]))}"
+            if uneven
+            else "all ranks have the same number of samples: a mask, padding or class weights change how many count",
+        ),
+    )
+
+
+def _unknown(step: ReferenceStep) -> Problem:
+    right = _agree(step.tensors, "parts")
+    seen = (
+        "DDP's gradient is the mean over the ranks' batches: the reduction is correct, but the loss of the whole "
+        "batch is not the mean of the ranks' losses"
+        if right
+        else "DDP's gradient is not the mean over the ranks' batches: check the reduction, a communication hook, and "
+        "code that depends on the rank or the world size"
+    )
+    return Problem(
+        summary="the reason is unknown",
+        fix="look for code that mixes the samples of a batch (contrastive losses, batch normalization), branches on "
+        "the rank, and hooks on gradients",
+        confidence=Confidence.MEDIUM,
+        evidence=(seen,),
+    )
+
+
+def _factor_words(scale: float, world: int) -> str:
+    if abs(scale - world) <= NEAR * world:
+        return f"{world} times (the world size)"
+    if abs(scale * world - 1) <= NEAR:
+        return f"1/{world} of (one over the world size)"
+    return f"{scale:.6g} times"
+
+
+MAX_NAMED = 5
+"""How many tensors a finding names; the report's data has all. Our choice."""
+CLOCKS = ("epoch", "step", "iter", "updates")
+"""Names under which trainers save how far training was."""
+PLURALS = {Kind.STATE.value: "tensors of optimizer state", "part of the optimizer": "parts of the optimizer"}
+WHO_IS_RIGHT = "it is unknown which file is correct: no content is in more than half of the files"
+FILES_FIX = {
+    Kind.PARAMETER: "load one file on all ranks before you wrap the model in DDP; `ddpdoctor wrap` on the training "
+    "run shows the step and the line where the ranks diverge",
+    Kind.BUFFER: "this is expected for BatchNorm between buffer broadcasts; otherwise keep rank 0's file, or use "
+    "SyncBatchNorm",
+    Kind.STATE: "use the same settings on all ranks, and load the optimizer state on all ranks, not only on rank 0",
+}
+
+
+@also("DD501")
+def check_parameter_files(facts: DiffFacts) -> Answer:
+    """Report files whose parameters differ."""
+    answer = _judge(facts, Kind.PARAMETER)
+    if facts.incomparable and not answer.problems:
+        names = facts.incomparable
+        return unknown(f"{len(names)} tensors have a type that cannot be compared, for example {names[0]}")
+    return answer
+
+
+@also("DD502")
+def check_buffer_files(facts: DiffFacts) -> Answer:
+    """Report files whose buffers differ."""
+    return _judge(facts, Kind.BUFFER)
+
+
+@also("DD505")
+def check_optimizer_files(facts: DiffFacts) -> Answer:
+    """Report files whose optimizers differ, and other values that differ."""
+    answer = _judge(facts, Kind.STATE, Kind.SETTING)
+    others = _other_values(facts)
+    return judged([*answer.problems, *others]) if others else answer
+
+
+def _judge(facts: DiffFacts, *kinds: Kind) -> Answer:
+    unequal = [one for one in facts.unequal if one.kind in kinds]
+    if unequal:
+        return judged([_problem(facts, unequal, FILES_FIX[kinds[0]])])
+    return passed() if facts.tensors else skipped("the files contain no tensors")
+
+
+def _problem(facts: DiffFacts, unequal: Sequence[Unequal], fix: str) -> Problem:
+    blamed = _blamed(unequal)
+    other_steps = _other_steps(facts)
+    sure = len(blamed) < len(facts.files) and not other_steps
+    return Problem(
+        confidence=Confidence.HIGH if sure else Confidence.MEDIUM,
+        ranks=_ranks(facts, blamed),
+        tensor=next((_inner_name(one.name) for one in unequal if one.kind is not Kind.SETTING), None),
+        summary=_summary(facts, unequal, blamed),
+        evidence=(
+            *[_describe(facts, one) for one in unequal[:MAX_NAMED]],
+            *([f"and {len(unequal) - MAX_NAMED} more"] if len(unequal) > MAX_NAMED else []),
+            *([WHO_IS_RIGHT] if len(blamed) == len(facts.files) else []),
+            *other_steps,
+            *_prefixes(facts),
+        ),
+        fix=fix,
+    )
+
+
+def _blamed(unequal: Iterable[Unequal]) -> tuple[int, ...]:
+    """Return the files in a minority, or all files if any tensor has no majority."""
+    found: set[int] = set()
+    for one in unequal:
+        found.update(outvoted((*one.sides, one.absent_in)))
+    return tuple(sorted(found))
+
+
+def _ranks(facts: DiffFacts, files: Sequence[int]) -> tuple[int, ...]:
+    """Return the ranks of files, or nothing unless every file name gives a different rank."""
+    ranks = [one.rank for one in facts.files]
+    if None in ranks or len(set(ranks)) < len(ranks):
+        return ()
+    return tuple(sorted(rank for number in files if (rank := facts.files[number].rank) is not None))
+
+
+def _summary(facts: DiffFacts, unequal: Sequence[Unequal], blamed: Sequence[int]) -> str:
+    settings = all(one.kind is Kind.SETTING for one in unequal)
+    noun = unequal[0].kind.value if len({one.kind for one in unequal}) == 1 else "part of the optimizer"
+    many = f"{noun} {unequal[0].name}" if len(unequal) == 1 else f"{len(unequal)} {PLURALS.get(noun, noun + 's')}"
+    verb = "differs" if len(unequal) == 1 else "differ"
+    first = f", {unequal[0].name} first" if len(unequal) > 1 else ""
+    values = f": {_values(facts, unequal[0])}" if settings else ""
+    if len(blamed) < len(facts.files):
+        return f"{many} {verb} in {_paths(facts, blamed)} from the other files{first}{values}"
+    return f"{many} {verb} between {_paths(facts, blamed)}{first}{values}"
+
+
+def _describe(facts: DiffFacts, one: Unequal) -> str:
+    absent = [f"missing in {_paths(facts, one.absent_in)}"] if one.absent_in else []
+    apart = [_apart_words(facts, each, named=len(facts.files) > 2) for each in one.apart]
+    values = [_values(facts, one)] if len(set(one.seen)) > 1 else []
+    return f"{one.name}: {'; '.join([*values, *apart, *absent])}"
+
+
+def _values(facts: DiffFacts, one: Unequal) -> str:
+    return ", ".join(f"{what} in {_paths(facts, side)}" for what, side in zip(one.seen, one.sides, strict=True))
+
+
+def _apart_words(facts: DiffFacts, one: Apart, *, named: bool) -> str:
+    who = f"{_paths(facts, (one.file,))} against {_paths(facts, (one.against,))}: " if named else ""
+    at = f"[{', '.join(map(str, one.first))}]"
+    size = "" if one.largest is None else f", by up to {one.largest:.3g} ({one.relative:.3g} of the larger value)"
+    odd = f", {one.not_finite} of them inf or NaN" if one.not_finite else ""
+    return f"{who}{one.differing} of {one.of} elements differ, the first at {at}{size}{odd}"
+
+
+def _other_steps(facts: DiffFacts) -> list[str]:
+    """Say that files record different epochs or steps: then they need not be equal."""
+    found = [
+        one
+        for one in facts.unequal
+        if one.kind is Kind.VALUE and any(word in one.name.rpartition(".")[2].lower() for word in CLOCKS)
+    ]
+    return [f"the files may be from different times: {found[0].name} is {_values(facts, found[0])}"] if found else []
+
+
+def _prefixes(facts: DiffFacts) -> list[str]:
+    """Say which prefixes were removed from names, if not all files have them."""
+    if len({one.stripped for one in facts.files}) < 2:
+        return []
+    with_it = [number for number, one in enumerate(facts.files) if one.stripped]
+    prefixes = sorted({prefix for one in facts.files for prefix in one.stripped})
+    return [f"names were compared without the prefix {' and '.join(prefixes)} in {_paths(facts, with_it)}"]
+
+
+def _other_values(facts: DiffFacts) -> list[Problem]:
+    """Report other values that differ: they are not drift, but the user asked what differs."""
+    unequal = [one for one in facts.unequal if one.kind is Kind.VALUE]
+    if not unequal:
+        return []
+    names = ", ".join(one.name for one in unequal[:MAX_NAMED])
+    return [
+        Problem(
+            severity=Severity.INFO,
+            summary=f"values other than tensors differ: {names}",
+            evidence=tuple(_describe(facts, one) for one in unequal[:MAX_NAMED]),
+            fix="compare files from the same step",
+        )
+    ]
+
+
+def _inner_name(name: str) -> str:
+    """Return a parameter's own name, without the key under which the file holds the model."""
+    head, _, rest = name.partition(".")
+    return rest if rest and head in {*MODEL_KEYS, "module"} else name
+
+
+def _paths(facts: DiffFacts, files: Sequence[int]) -> str:
+    ranks = _ranks(facts, files)
+    if len(files) > MAX_NAMED and len(ranks) == len(files):
+        return f"the files of {rank_list(ranks)}"
+    names = [_short(facts, number) for number in files]
+    return first_names(names, MAX_NAMED) if len(names) > MAX_NAMED else name_list(names, MAX_NAMED)
+
+
+def _short(facts: DiffFacts, number: int) -> str:
+    """Return a file's name, with its folder if another file has the same name."""
+    parts = facts.files[number].path.split("/")
+    alike = [one for one in facts.files if one.path.split("/")[-1] == parts[-1]]
+    return parts[-1] if len(alike) == 1 else facts.files[number].path

@@ -1,0 +1,489 @@
+"""A trial of settings: which are tried, what each is predicted to change and changes, and one conclusion (DD817)."""
+
+from __future__ import annotations
+
+from itertools import chain
+from statistics import fmean, median, pstdev
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.tuning import (
+    AGAIN,
+    BASE,
+    LaunchKind,
+    RatioRange,
+    RestartPlan,
+    ScalingKind,
+    ScalingLaunch,
+    ScalingRow,
+    TrialStop,
+    TriedSetting,
+    TuneResult,
+    TuneVerdict,
+)
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed
+from ddpdoctor.rules.registry import rule
+from ddpdoctor.rules.speed.comparing import LEAST_GAIN, NOISY, SettingEffect, block_step_s, is_gain, measure_effect
+from ddpdoctor.rules.speed.input import predict_workers, workers_to_try
+from ddpdoctor.rules.speed.predictions import basis_of, predict_setting
+from ddpdoctor.rules.speed.ranks import threads_to_try
+from ddpdoctor.rules.speed.reduction import MIB
+from ddpdoctor.rules.speed.state import KNOBS as SPEED_KNOBS
+from ddpdoctor.rules.speed.state import mean
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from ddpdoctor.model.facts import Job
+    from ddpdoctor.model.findings import Place
+    from ddpdoctor.model.tuning import PredictedStep, TrialRecord, TriedBlock
+    from ddpdoctor.rules.speed.state import SpeedState
+
+
+CAP = "bucket_cap"
+ACCUMULATE = "accumulate"
+NO_SYNC = "no_sync"
+UNREDUCED = "unreduced"
+WORKERS = "workers"
+THREADS = "threads"
+NUMERICS = "changes numerics"
+
+TITLES = {
+    AGAIN: "no change (noise)",
+    CAP: "bucket_cap_mb={mib}",
+    "gradient_as_bucket_view": "gradient_as_bucket_view=True",
+    "static_graph": "static_graph=True",
+    "find_unused_off": "find_unused_parameters=False",
+    "buffers_off": "broadcast_buffers=False",
+    ACCUMULATE: "no_sync() over {value} steps",
+    NO_SYNC: "no_sync() within a step",
+    "bf16_reduction": "reduction in bf16",
+    "bf16_autocast": "autocast to bf16",
+    UNREDUCED: "no reduction at all",
+    WORKERS: "num_workers={value}",
+    THREADS: "OMP_NUM_THREADS={value}",
+}
+NOTES = {
+    ACCUMULATE: "a larger batch: the learning rate may need another value",
+    "bf16_reduction": NUMERICS,
+    "bf16_autocast": NUMERICS,
+    "buffers_off": "each rank keeps its own buffers, such as the running statistics of BatchNorm",
+    UNREDUCED: "only for comparison: shows the total cost of the reduction",
+}
+"""What else a setting changes. One without a note trains the same."""
+REFUSED_FOR_TRAINING = frozenset({ACCUMULATE, "bf16_reduction", "bf16_autocast"})
+"""Settings that train differently: they are named beside the line to change, and never as that line."""
+
+KNOBS: dict[str, dict[str, str]] = {
+    CAP: SPEED_KNOBS["bucket_cap"],
+    "gradient_as_bucket_view": {
+        "": "DistributedDataParallel(..., gradient_as_bucket_view=True)",
+        "lightning": "DDPStrategy(gradient_as_bucket_view=True)",
+        "accelerate": "DistributedDataParallelKwargs(gradient_as_bucket_view=True)",
+    },
+    "static_graph": {
+        "": "DistributedDataParallel(..., static_graph=True)",
+        "lightning": "DDPStrategy(static_graph=True)",
+        "transformers": "TrainingArguments(ddp_static_graph=True)",
+        "accelerate": "DistributedDataParallelKwargs(static_graph=True)",
+    },
+    "find_unused_off": {
+        "": "DistributedDataParallel(..., find_unused_parameters=False)",
+        "lightning": 'Trainer(strategy="ddp")',
+        "transformers": "TrainingArguments(ddp_find_unused_parameters=False)",
+        "accelerate": "DistributedDataParallelKwargs(find_unused_parameters=False)",
+    },
+    "buffers_off": SPEED_KNOBS["buffers_off"],
+    ACCUMULATE: {
+        "": "with model.no_sync(): around forward and backward of all but the last of {value} batches",
+        "lightning": "Trainer(accumulate_grad_batches={value})",
+        "transformers": "TrainingArguments(gradient_accumulation_steps={value})",
+        "accelerate": "Accelerator(gradient_accumulation_steps={value}) and accelerator.accumulate(model)",
+    },
+    NO_SYNC: {
+        "": "with model.no_sync(): around forward and backward of all but the last batch before optimizer.step()",
+        "accelerate": "with accelerator.accumulate(model): around the step",
+    },
+    "bf16_reduction": {
+        "": "model.register_comm_hook(None, default_hooks.bf16_compress_hook)",
+        "lightning": "DDPStrategy(ddp_comm_hook=default_hooks.bf16_compress_hook)",
+        "accelerate": "DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.BF16)",
+    },
+    "bf16_autocast": {
+        "": 'with torch.autocast("cuda", dtype=torch.bfloat16): around forward and loss',
+        "lightning": 'Trainer(precision="bf16-mixed")',
+        "transformers": "TrainingArguments(bf16=True)",
+        "accelerate": 'Accelerator(mixed_precision="bf16")',
+    },
+    WORKERS: {
+        "": "DataLoader(num_workers={value}, persistent_workers=True)",
+        "transformers": "TrainingArguments(dataloader_num_workers={value}, dataloader_persistent_workers=True)",
+    },
+    THREADS: {"": "OMP_NUM_THREADS={value}"},
+}
+"""By setting and framework, "" for DDP itself."""
+FRAMEWORKS = ("lightning", "transformers", "accelerate")
+
+
+def name_of(setting: str) -> str:
+    """Return a setting without its value: "bucket_cap" of "bucket_cap=1048576"."""
+    return setting.partition("=")[0]
+
+
+def value_of(setting: str) -> int:
+    """Return the number in a setting: 4 of "workers=4"."""
+    return int(setting.partition("=")[2])
+
+
+def title_of_setting(setting: str) -> str:
+    """Return what a user calls a setting."""
+    return _filled(TITLES.get(name_of(setting), setting), setting)
+
+
+def fix_of(setting: str, frameworks: frozenset[str]) -> str:
+    """Return the option of the framework in use that makes a setting last; "" if there is none."""
+    knobs = KNOBS.get(name_of(setting), {})
+    text = next((knobs[name] for name in FRAMEWORKS if name in frameworks and name in knobs), knobs.get("", ""))
+    return _filled(text, setting)
+
+
+def _filled(text: str, setting: str) -> str:
+    value = setting.partition("=")[2]
+    mib = f"{int(value) / MIB:g}" if value.isdigit() else value
+    return text.replace("{mib}", mib).replace("{value}", value)
+
+
+SAME_BATCH = 0.05
+"""Our choice: batches that differ by less are the same. The last one of an epoch is often smaller."""
+
+
+def launch_of(kind: LaunchKind, ranks: int, trial: TrialRecord, job: Job) -> ScalingLaunch | None:
+    """Return what a launch measured, or None if its trial has no result."""
+    if not trial.has_result:
+        return None
+    result = conclude(trial, predictions={})
+    ratio = next((row.measured.ratio for row in result.rows if row.setting == UNREDUCED and row.measured), None)
+    if ratio is None:
+        return None
+    return ScalingLaunch(
+        kind=kind,
+        ranks=ranks,
+        step_ms=result.step_ms,
+        unreduced_ms=ratio * result.step_ms,
+        rows=_scaling_rows(job),
+        spread_ms=_spread_ms(trial),
+        noise=max(abs(result.noise.low - 1), abs(result.noise.high - 1)),
+    )
+
+
+def _scaling_rows(job: Job) -> float | None:
+    """Return the batch of a rank in a step."""
+    known = [median(rank.speed.kept.input_rows) for rank in job.ranks if rank.speed and rank.speed.kept.input_rows]
+    return mean(known) or None
+
+
+def _spread_ms(trial: TrialRecord) -> float:
+    """Return how much the time that a rank needs for itself varies: steps without reduction wait for nobody.
+
+    Of each block its own median is taken off, so that a machine that becomes slower does not count.
+    """
+    blocks = [block for block in trial.blocks if block.setting == UNREDUCED]
+    beyond = [time - median(chain(*block.ranks_ms)) for block in blocks for time in chain(*block.ranks_ms)]
+    return pstdev(beyond) if beyond else 0.0
+
+
+def measure_scaling(launches: Sequence[ScalingLaunch]) -> tuple[ScalingRow, ...]:
+    """Return the efficiency for each job of several ranks whose baselines were measured, by rising size."""
+    alone = next((one for one in launches if one.kind is LaunchKind.ALONE), None)
+    shares = {one.ranks: one for one in launches if one.kind is LaunchKind.SHARE}
+    jobs = sorted((one for one in launches if one.kind is LaunchKind.JOB), key=lambda one: one.ranks)
+    if alone is None:
+        return ()
+    return tuple(_scaling_row(alone, shares[job.ranks], job) for job in jobs if job.ranks in shares)
+
+
+def _scaling_row(alone: ScalingLaunch, share: ScalingLaunch, job: ScalingLaunch) -> ScalingRow:
+    is_known = all(one.rows is not None for one in (alone, share, job))
+    one_ms, share_ms, job_ms = (one.step_ms / (one.rows or 1.0 if is_known else 1.0) for one in (alone, share, job))
+    communication = min(1.0, job.unreduced_ms / job.step_ms)
+    return ScalingRow(
+        ranks=job.ranks,
+        kind=kind_of(alone.rows, job.rows, job.ranks) if is_known else ScalingKind.UNKNOWN,
+        step_ms=job.step_ms,
+        rows=job.rows,
+        efficiency=one_ms / job_ms,
+        threads=one_ms / share_ms,
+        contention=share_ms / (job_ms * communication),
+        communication=communication,
+        noise=max(alone.noise, share.noise, job.noise),
+    )
+
+
+def kind_of(one_rows: float | None, rows: float | None, ranks: int) -> ScalingKind:
+    """Return what stayed the same: the batch of a rank, or the batch of all ranks together."""
+    if one_rows is None or rows is None:
+        return ScalingKind.UNKNOWN
+    if _is_same(rows, one_rows):
+        return ScalingKind.WEAK
+    return ScalingKind.STRONG if _is_same(rows * ranks, one_rows) else ScalingKind.NEITHER
+
+
+def _is_same(one: float, other: float) -> bool:
+    return abs(one - other) <= SAME_BATCH * max(one, other)
+
+
+def largest_job(launches: Iterable[ScalingLaunch]) -> ScalingLaunch | None:
+    """Return the job of most ranks, or None without a job."""
+    return max((one for one in launches if one.kind is LaunchKind.JOB), key=lambda one: one.ranks, default=None)
+
+
+RESTARTED = (WORKERS, THREADS)
+"""What no running job can change."""
+CAUSES = {WORKERS: "input-bound", THREADS: "cpu-oversubscribed"}
+"""By setting: the kind of the finding that makes it worth trying."""
+SENTENCES = {
+    WORKERS: "the ranks wait for their data (input-bound)",
+    THREADS: "the ranks have more threads than cores (cpu-oversubscribed)",
+}
+
+
+def plan_restarts(
+    trial: TrialRecord, state: SpeedState | None, kinds: Collection[str], only: Collection[str]
+) -> RestartPlan | None:
+    """Return what to try by restarts, or None if nothing calls for them.
+
+    Args:
+        trial: What the first launch recorded.
+        state: How fast it was, if that is known.
+        kinds: Kinds of what the rules of speed found in it.
+        only: Names of the settings to try; empty: all that fit.
+    """
+    wanted = [name for name in RESTARTED if (name in only if only else CAUSES[name] in kinds)]
+    fixed = trial.stop in {TrialStop.CANNOT_SWITCH, TrialStop.SEVERAL_MODELS}
+    of_ddp = [one for one in trial.fits if fixed and (not only or name_of(one) in only)]
+    if not wanted and not of_ddp:
+        return None
+    values, refused = _values(wanted, state)
+    return RestartPlan(settings=(*of_ddp, *values), refused=refused, why=_why(trial, of_ddp, wanted, only))
+
+
+def _values(wanted: Iterable[str], state: SpeedState | None) -> tuple[list[str], tuple[tuple[str, str], ...]]:
+    """Return the numbers of workers and threads to try, and why there is none."""
+    values: list[str] = []
+    refused: list[tuple[str, str]] = []
+    for name in wanted:
+        if name == WORKERS:
+            values += [f"{WORKERS}={count}" for count in workers_to_try(state)]
+            continue
+        present, share = threads_to_try(state) if state is not None else (0, 0)
+        if not share or present == share:
+            reason = f"a rank has {present} already: the cores / the ranks" if share else "unknown number of cores"
+            refused.append((name, reason))
+        else:
+            values.append(f"{THREADS}={share}")
+    return values, tuple(refused)
+
+
+def _why(trial: TrialRecord, of_ddp: list[str], wanted: list[str], only: Collection[str]) -> str:
+    reasons = []
+    if of_ddp:
+        several = f"there are {trial.models} models of DistributedDataParallel"
+        reason = several if trial.stop is TrialStop.SEVERAL_MODELS else trial.reason
+        reasons.append(f"the settings of this job cannot be changed while it runs: {reason}")
+    reasons += ["a running job cannot change its " + name if only else SENTENCES[name] for name in wanted]
+    return "; ".join(reasons)
+
+
+def predict_restarts(state: SpeedState | None, settings: Iterable[str]) -> dict[str, RatioRange]:
+    """Return the predicted step by number of workers, as a ratio to the present one."""
+    found: dict[str, RatioRange] = {}
+    for setting in settings:
+        step = predict_workers(state, value_of(setting)) if state is not None and name_of(setting) == WORKERS else None
+        if step is not None and step.ratio is not None and step.low is not None and step.high is not None:
+            found[setting] = RatioRange(ratio=step.ratio, low=step.low, high=step.high)
+    return found
+
+
+def predict_settings(job: Job, settings: Iterable[str], step_ms: float, reductions: int = 1) -> dict[str, RatioRange]:
+    """Return the predicted step by setting, as a ratio to the present one. What cannot be predicted is left out.
+
+    ``reductions`` is the number of reductions in each step under the script's settings.
+    """
+    if not step_ms:
+        return {}
+    basis = basis_of(job.ranks, step_ms, reductions=max(1, reductions))
+    found = {setting: _predicted_range(predict_setting(basis, setting)) for setting in settings}
+    return {setting: one for setting, one in found.items() if one is not None}
+
+
+def _predicted_range(step: PredictedStep | None) -> RatioRange | None:
+    if step is None or step.ratio is None or step.low is None or step.high is None:
+        return None
+    return RatioRange(ratio=step.ratio, low=step.low, high=step.high)
+
+
+def conclude(
+    *trials: TrialRecord,
+    predictions: Mapping[str, RatioRange],
+    frameworks: frozenset[str] = frozenset(),
+    where: tuple[Place, ...] = (),
+    loaders_at: tuple[Place, ...] = (),
+) -> TuneResult:
+    """Return what a trial with results showed: in a running job, by restarts, or first one and then the other.
+
+    Args:
+        trials: Records whose ``has_result`` holds. Each is compared with its own base.
+        predictions: By setting, for those that can be predicted.
+        frameworks: What trains the model.
+        where: The line where the DDP model is built.
+        loaders_at: The line that takes batches from a loader.
+    """
+    noises = [_effect(_step_times(trial), AGAIN) for trial in trials]
+    rows = [row for trial, noise in zip(trials, noises, strict=True) for row in _rows(trial, noise, predictions)]
+    noise = max(noises, key=lambda one: one.spread)
+    best = _best(rows)
+    name = name_of(best.setting) if best is not None else ""
+    return TuneResult(
+        step_ms=base_step_ms(trials[0]),
+        rounds=trials[0].rounds,
+        noise=_range(noise),
+        rows=tuple(rows),
+        verdict=_verdict(best, noise) if _has_tried(rows) else TuneVerdict.NOTHING,
+        conclusion=_conclusion(best, noise, rows) if _has_tried(rows) else "no setting could be tried",
+        fix=fix_of(best.setting, frameworks) if best is not None else "",
+        where={"": (), WORKERS: loaders_at, THREADS: ()}.get(name, where),
+    )
+
+
+def _rows(trial: TrialRecord, noise: SettingEffect, predictions: Mapping[str, RatioRange]) -> list[TriedSetting]:
+    times = _step_times(trial)
+    return [_row(trial, times, setting, noise, predictions) for setting in _tried(trial)]
+
+
+def base_step_ms(trial: TrialRecord) -> float:
+    """Return the median step under the script's settings; 0 if there is none."""
+    times = _step_times(trial).get(BASE, {})
+    return median(times.values()) if times else 0.0
+
+
+def _tried(trial: TrialRecord) -> list[str]:
+    """Return the settings in the order of the table."""
+    known = dict.fromkeys((*trial.settings, *trial.late, *(setting for setting, _ in trial.refused)))
+    return [setting for setting in known if setting != BASE]
+
+
+def _step_times(trial: TrialRecord) -> dict[str, dict[int, float]]:
+    """Return the step time of each block, by setting and round."""
+    times: dict[str, dict[int, float]] = {}
+    for block in trial.blocks:
+        times.setdefault(block.setting, {})[block.round] = _block_ms(block)
+    return times
+
+
+def _block_ms(block: TriedBlock) -> float:
+    """Return the time of a step of a block. With accumulation the steps differ, so that their mean counts."""
+    if name_of(block.setting) == ACCUMULATE:
+        return fmean(max(step) for step in zip(*block.ranks_ms, strict=True))
+    return block_step_s(block.ranks_ms)
+
+
+def _effect(times: Mapping[str, Mapping[int, float]], setting: str) -> SettingEffect:
+    base, tried = times[BASE], times[setting]
+    rounds = sorted(base.keys() & tried.keys())
+    return measure_effect([tried[number] for number in rounds], [base[number] for number in rounds])
+
+
+def _row(
+    trial: TrialRecord,
+    times: Mapping[str, Mapping[int, float]],
+    setting: str,
+    noise: SettingEffect,
+    predictions: Mapping[str, RatioRange],
+) -> TriedSetting:
+    rounds = len(times[BASE].keys() & times.get(setting, {}).keys())
+    reason = dict(trial.refused).get(setting, "")
+    if not reason and rounds < trial.rounds:
+        reason = trial.reason or "the job ended while it was tried"
+    effect = None if reason else _effect(times, setting)
+    return TriedSetting(
+        setting=setting,
+        title=title_of_setting(setting),
+        note=NOTES.get(name_of(setting), ""),
+        rounds=rounds,
+        predicted=predictions.get(setting),
+        measured=None if effect is None else _range(effect),
+        reason=reason,
+        is_gain=setting != AGAIN and effect is not None and is_gain(effect, noise),
+        by_restarts=trial.by_restarts,
+    )
+
+
+def _range(effect: SettingEffect) -> RatioRange:
+    return RatioRange(ratio=effect.ratio, low=effect.low, high=effect.high)
+
+
+def _has_tried(rows: list[TriedSetting]) -> bool:
+    return any(row.measured is not None and row.setting != AGAIN for row in rows)
+
+
+def _best(rows: list[TriedSetting]) -> TriedSetting | None:
+    """Return the setting that shortens the step most and trains the same."""
+    usable = [row for row in _gains(rows) if name_of(row.setting) not in REFUSED_FOR_TRAINING]
+    best = min(usable, key=_ratio, default=None)
+    if best is None or name_of(best.setting) != WORKERS:
+        return best
+    # More workers take more memory, so the fewest of those that gain about the same are enough.
+    alike = [row for row in usable if name_of(row.setting) == WORKERS and _ratio(row) <= _ratio(best) + LEAST_GAIN]
+    return min(alike, key=lambda row: value_of(row.setting))
+
+
+def _gains(rows: list[TriedSetting]) -> list[TriedSetting]:
+    return [row for row in rows if row.is_gain and name_of(row.setting) != UNREDUCED]
+
+
+def _ratio(row: TriedSetting) -> float:
+    return row.measured.ratio if row.measured is not None else 1.0
+
+
+def _verdict(best: TriedSetting | None, noise: SettingEffect) -> TuneVerdict:
+    if best is not None:
+        return TuneVerdict.CHANGE
+    return TuneVerdict.NOISY if is_noisy(noise) else TuneVerdict.NOTHING
+
+
+def is_noisy(noise: SettingEffect | RatioRange) -> bool:
+    """Return whether the script's settings against themselves differ so much that effects of 5% cannot be seen."""
+    return max(abs(noise.low - 1), abs(noise.high - 1)) > NOISY
+
+
+def _conclusion(best: TriedSetting | None, noise: SettingEffect, rows: list[TriedSetting]) -> str:
+    others = [row for row in _gains(rows) if name_of(row.setting) in REFUSED_FOR_TRAINING]
+    if best is not None and best.measured is not None:
+        low, high = 1 - best.measured.high, 1 - best.measured.low
+        text = f"{best.title} makes the step {1 - best.measured.ratio:.0%} shorter ({low:.0%} to {high:.0%})"
+    elif is_noisy(noise):
+        text = "too noisy: run again on a quiet machine, or with more rounds"
+    else:
+        text = "nothing here is worth changing"
+    if others:
+        most = min(others, key=_ratio)
+        text += f"; {most.title} makes it {1 - _ratio(most):.0%} shorter, but trains differently ({most.note})"
+    return text
+
+
+@rule("DD817", "noisy-trial", Severity.INFO, "The machine is too noisy to measure what a setting gains")
+def check_noise(result: TuneResult) -> Answer:
+    """Report a trial in which the script's own settings differ from themselves by more than the effects looked for."""
+    noise = result.noise
+    seen = f"the script's settings against themselves: {noise.low - 1:+.0%} to {noise.high - 1:+.0%}"
+    if result.verdict is not TuneVerdict.NOISY or not is_noisy(noise):
+        return passed(seen)
+    return judged(
+        [
+            Problem(
+                summary="step times differ too much between rounds to measure what a setting gains",
+                evidence=(f"{seen} (95% interval)", f"this noise hides effects of {NOISY:.0%}"),
+                fix="run it again on a quiet machine, or with more rounds (--rounds)",
+            )
+        ]
+    )
