@@ -82,20 +82,15 @@ def members_of(places: Mapping[int, int], listed: Sequence[int] | None, size: in
     if listed is not None:
         return tuple(listed)
     size = min(size, MOST_RANKS) if size is not None else None
-    stride = _stride(places)
+    pairs = sorted((place, rank) for rank, place in places.items())
+    steps = {(rank - former) / (place - other) for (other, former), (place, rank) in pairwise(pairs) if place != other}
+    step = steps.pop() if len(steps) == 1 else 0.0
+    stride = int(step) if step >= 1 and step == int(step) else None
     if stride is None:
         return ()
     rank, place = next(iter(places.items()))
     count = size if size is not None else min(max(places.values()) + 1, MOST_RANKS)
     return tuple(found for number in range(count) if (found := rank + (number - place) * stride) >= 0)
-
-
-def _stride(places: Mapping[int, int]) -> int | None:
-    """Return how far apart the ranks of neighbors in a group are, or None if that is not plain."""
-    pairs = sorted((place, rank) for rank, place in places.items())
-    steps = {(rank - former) / (place - other) for (other, former), (place, rank) in pairwise(pairs) if place != other}
-    step = steps.pop() if len(steps) == 1 else 0.0
-    return int(step) if step >= 1 and step == int(step) else None
 
 
 def _clusters(places: Mapping[int, int], stride: int) -> dict[int, tuple[int, ...]]:
@@ -565,7 +560,9 @@ def compare_calls(facts: Iterable[object]) -> Iterator[Differ]:
     """
     called = [fact for fact in facts if isinstance(fact, Called) and fact.who.rank is not None]
     for group, those in grouped((fact.operation.group, fact) for fact in called).items():
-        if _is_several({fact.who.rank for fact in those}, group):
+        ranks = {fact.who.rank for fact in those}
+        size = re.search(r" of (\d+) ranks$", group)
+        if size is not None and len(ranks) > int(size[1]):
             continue
         by_number = grouped((fact.operation.seq or 0, fact) for fact in those)
         for number in sorted(by_number):
@@ -573,12 +570,6 @@ def compare_calls(facts: Iterable[object]) -> Iterator[Differ]:
             if found is not None:
                 yield found
                 break
-
-
-def _is_several(ranks: set[int | None], group: str) -> bool:
-    """Return whether several communicators share this key: the log numbers them, and they have more ranks than one."""
-    size = re.search(r" of (\d+) ranks$", group)
-    return size is not None and len(ranks) > int(size[1])
 
 
 def _calls_differ(called: Sequence[Called]) -> Differ | None:
@@ -657,7 +648,7 @@ def _compare_last(last: dict[int, Stacked], moved: AbstractSet[int], world: int 
             )  # fmt: skip
         if not others and not inits and (differ := _places(waiters)) is not None:
             yield differ
-        if not others and not inits and len(waiters) > 1 and _are_alike(waiters):
+        if not others and not inits and len(waiters) > 1 and (len({_lines(stack) for stack in waiters.values()}) == 1):
             spot = next(iter(waiters.values())).spot
             complete = world is None or len(last) >= world
             yield Inside(operation=operation, ranks=tuple(waiters), spot=spot, complete=complete)
@@ -691,10 +682,6 @@ def _operation_of(stacks: dict[int, Stacked]) -> Operation:
     """Return the operation that most of the waiting ranks are in, as far as their stacks name it."""
     named = [stack.operation for stack in stacks.values() if stack.operation is not None]
     return max(named, key=named.count) if named else Operation(op="a collective")
-
-
-def _are_alike(stacks: dict[int, Stacked]) -> bool:
-    return len({_lines(stack) for stack in stacks.values()}) == 1
 
 
 def _lines(stack: Stacked) -> tuple[tuple[str, int], ...]:

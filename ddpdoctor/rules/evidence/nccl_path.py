@@ -242,7 +242,12 @@ def _despite_adapters(job: NcclJob) -> Iterator[Problem]:
     between = [link for link in job.links if link.edge.way is DataWay.TCP and link.inside is not True]
     for host, those in grouped((link.host, link) for link in between).items():
         found = {name for one in job.of_host(host) for name in one.adapters}
-        adapters = sorted(found | _active_ports(job.machine(host)))
+        node = job.machine(host)
+        rdma = known(node.rdma) if node is not None else None
+        devices = rdma.devices if rdma is not None else ()
+        adapters = sorted(
+            found | {device.name for device in devices if any(port.state == "ACTIVE" for port in device.ports)}
+        )
         if not adapters:
             continue
         off = [name for name in ("NCCL_IB_DISABLE",) if _is_on(job, name, host)]
@@ -257,12 +262,6 @@ def _despite_adapters(job: NcclJob) -> Iterator[Problem]:
             fix=_unset(off)
             or "run `ddpdoctor check-env uverbs memlock ib-hca-env` on that host to find out why NCCL cannot use them",
         )
-
-
-def _active_ports(node: Node | None) -> set[str]:
-    rdma = known(node.rdma) if node is not None else None
-    devices = rdma.devices if rdma is not None else ()
-    return {device.name for device in devices if any(port.state == "ACTIVE" for port in device.ports)}
 
 
 def _without_gdr(job: NcclJob) -> Iterator[Problem]:

@@ -84,7 +84,16 @@ def find_roots(state: RunState) -> list[Root]:
     """Return the failures that refer to no other rank, the earliest first as far as that is known."""
     stopped = bool(state.all(Stopped))
     roots: dict[object, Root] = defaultdict(Root)
-    for failed in _own_failures(state):
+    timeouts = [fact for fact in state.all(Waiting) if fact.timed_out]
+    lost = {Nature.PEER_LOST, Nature.TIMED_OUT}
+    victims = {fact.who for fact in state.all(Failed) if fact.nature in lost and fact.who != Who()}
+    for failed in [
+        fact
+        for fact in state.all(Failed)
+        if fact.nature is Nature.OWN
+        and not any(_came_before(limit, fact) for limit in timeouts)
+        and not (fact.who in victims and _is_vague(fact))
+    ]:
         _add(roots, _key(failed), failed).failed.append(failed)
     for exited in state.all(Exited):
         if _is_own_exit(state, exited, stopped=stopped):
@@ -102,26 +111,12 @@ def find_roots(state: RunState) -> list[Root]:
     plain = _merge_environment(plain, state)
     plain = [root for root in plain if root.troubles[:1] == [] or root.troubles[0].kind != _NONFINITE] or plain
     order = _Order(plain or found)
-    return _merge_equal(sorted(plain or found, key=lambda root: (_rated(root), order.place(root))))
-
-
-def _rated(root: Root) -> int:
-    """Return what puts a known error of a known rank before others, among those whose lines stand alone."""
-    return 2 * root.is_vague + (not root.ranks) if root.is_alone else 0
-
-
-def _own_failures(state: RunState) -> list[Failed]:
-    """Return the errors that name no other rank, without those that came after a time limit of the same rank."""
-    timeouts = [fact for fact in state.all(Waiting) if fact.timed_out]
-    lost = {Nature.PEER_LOST, Nature.TIMED_OUT}
-    victims = {fact.who for fact in state.all(Failed) if fact.nature in lost and fact.who != Who()}
-    return [
-        fact
-        for fact in state.all(Failed)
-        if fact.nature is Nature.OWN
-        and not any(_came_before(limit, fact) for limit in timeouts)
-        and not (fact.who in victims and _is_vague(fact))
-    ]
+    return _merge_equal(
+        sorted(
+            plain or found,
+            key=lambda root: ((2 * root.is_vague + (not root.ranks) if root.is_alone else 0), order.place(root)),
+        )
+    )
 
 
 def _is_vague(failed: Failed) -> bool:
@@ -346,7 +341,15 @@ def lost_by(state: RunState) -> Lost | None:
     for fact in _victims(state):
         for name in _accused(state, fact):
             if name not in victims:
-                votes[name].setdefault(_voter(fact), fact)
+                who = fact.who
+                votes[name].setdefault(
+                    who.rank
+                    if who.rank is not None
+                    else (who.host, who.pid)
+                    if who.pid is not None
+                    else fact.spot.source,
+                    fact,
+                )
     ordered = sorted(votes.items(), key=lambda vote: -len(vote[1]))
     if not ordered:
         return _silent(state)
@@ -406,8 +409,3 @@ def _names(who: Who) -> Iterator[_Name]:
     if who.rank is not None:
         yield "rank", who.rank
     yield from (("host", name) for name in (who.host, who.address) if name)
-
-
-def _voter(fact: Fact) -> object:
-    who = fact.who
-    return who.rank if who.rank is not None else (who.host, who.pid) if who.pid is not None else fact.spot.source

@@ -100,7 +100,10 @@ def absence(state: RunState, one: Absence, samples: dict[int, Stacked]) -> Probl
     ]
     frames = [(rank, innermost(samples[rank].frames)) for rank in ranks if rank in samples]
     workers = _workers(state, samples, ranks)
-    where = (*places(frames), *_worker_places(workers))
+    where = (
+        *places(frames),
+        *tuple(dict.fromkeys(places((fact.who.rank or 0, innermost(fact.frames)) for fact in workers))),
+    )
     target = "init_process_group" if absent[0].in_init else operation.words()
     did = {"early-exit": "exited before", "missing": "never joined"}.get(kind, "did not call")
     at = f"{verb(ranks, 'it is', 'they are')} {place_words(where[0])}, and " if where and kind == "stuck" else ""
@@ -180,10 +183,6 @@ def _workers(state: RunState, samples: dict[int, Stacked], ranks: Iterable[int])
     return list(found.values())[:MOST_QUOTES]
 
 
-def _worker_places(workers: Iterable[Stacked]) -> tuple[Place, ...]:
-    return tuple(dict.fromkeys(places((fact.who.rank or 0, innermost(fact.frames)) for fact in workers)))
-
-
 def _worker_words(workers: Iterable[Stacked]) -> list[str]:
     found = [(fact, innermost(fact.frames)) for fact in workers]
     return [
@@ -226,20 +225,6 @@ def _absence_fix(ranks: list[int], where: tuple[Place, ...], workers: Sequence[S
     )
 
 
-def unseen_suspects(ranks: Iterable[int]) -> str:
-    """Say that the cause may be with ranks that were not seen."""
-    return f"others wait for {rank_list(ranks)}, but there is no evidence from it, so the cause is unknown"
-
-
-def slow_suspects(state: RunState, ranks: Sequence[int], samples: dict[int, Stacked]) -> str:
-    """Say that others wait for ranks that move: they may be slow, or in an endless loop."""
-    at = "; ".join(place_words(innermost(samples[rank].frames)) for rank in ranks if rank in samples)
-    return (
-        f"others wait for {who_words(state, ranks)}, which moved between the samples ({at}): "
-        "it may just be slow, or in an endless loop"
-    )
-
-
 ALL_RANKS = "all ranks"
 """What RAS's reader calls the communicator that has all ranks."""
 
@@ -257,11 +242,22 @@ def find_absent(state: RunState) -> Ruling | None:
     others = sorted({_rank(fact) for fact in roots} - set(ranks))
     unseen = [rank for rank in ranks if rank not in state.seen and not _is_known(absent, rank)]
     if unseen:
-        return Ruling(reason=unseen_suspects(ranks), collect=collect(state))
-    ranks = _least_able(ranks, samples)
+        return Ruling(
+            reason=f"others wait for {rank_list(ranks)}, but there is no evidence from it, so the cause is unknown",
+            collect=collect(state),
+        )
+    elsewhere = [
+        rank for rank in ranks if rank in samples and samples[rank].doing in {Doing.OWN, Doing.DATA, Doing.EXIT}
+    ]
+    ranks = elsewhere or ranks
     those = [fact for fact in absent if fact.who.rank in ranks]
     if all(fact.moves for fact in those):
-        return Ruling(reason=slow_suspects(state, ranks, samples), collect=(SAMPLE_AGAIN,))
+        at = "; ".join(place_words(innermost(samples[rank].frames)) for rank in ranks if rank in samples)
+        return Ruling(
+            reason=f"others wait for {who_words(state, ranks)}, which moved between the samples ({at}): "
+            "it may just be slow, or in an endless loop",
+            collect=(SAMPLE_AGAIN,),
+        )
     kind = _kind(state, ranks, those, samples)
     contradicted = [fact for fact in roots if fact.who.rank in others and not set(fact.waiters).isdisjoint(ranks)]
     sure = Confidence.LOW if contradicted else _sureness(state, ranks, those)
@@ -300,14 +296,6 @@ def _waits_for(rank: int, absent: Iterable[Absent]) -> bool:
     return bool(others - back)
 
 
-def _least_able(ranks: list[int], samples: dict[int, Stacked]) -> list[int]:
-    """Return the ranks that are seen in their own code, a loader or at their exit, if some are; else all of them."""
-    elsewhere = [
-        rank for rank in ranks if rank in samples and samples[rank].doing in {Doing.OWN, Doing.DATA, Doing.EXIT}
-    ]
-    return elsewhere or ranks
-
-
 def _kind(state: RunState, ranks: list[int], absent: list[Absent], samples: dict[int, Stacked]) -> str:
     finished = all(state.of(rank, Finished) for rank in ranks)
     exiting = all(rank in samples and samples[rank].doing is Doing.EXIT for rank in ranks)
@@ -332,11 +320,6 @@ def _sureness(state: RunState, ranks: list[int], absent: Sequence[Absent]) -> Co
 
 _TELLING = frozenset({"ras-ahead", "ras-unnamed", "damaged"})
 """Notes that say why the cause cannot be told."""
-
-
-def why_unclear(state: RunState) -> str:
-    """Return the most exact reason."""
-    return next(reason for find in (_of_waits, _of_ends, _of_looks, _of_lines) for reason in find(state))
 
 
 def _of_lines(state: RunState) -> Iterator[str]:
@@ -378,7 +361,8 @@ def _of_ends(state: RunState) -> Iterator[str]:
 
 
 def _of_looks(state: RunState) -> Iterator[str]:
-    data = _wait_for_data(state)
+    samples = last_samples(state.facts)
+    data = sorted(samples) if all(one.doing is Doing.DATA for one in samples.values()) else []
     if data:
         yield f"{rank_list(data)} {verb(data, 'waits', 'wait')} for workers of a DataLoader"
     if state.all(ProcessState):
@@ -386,12 +370,6 @@ def _of_looks(state: RunState) -> Iterator[str]:
         yield f"there is no sign of progress, and {where}"
     if state.all(Moving) and not state.went_wrong and not state.all(ErrorLine):
         yield "the log ends while the job makes progress, so it is unknown whether it continued, ended or hung"
-
-
-def _wait_for_data(state: RunState) -> list[int]:
-    """Return the ranks that wait for workers of their DataLoaders, if all ranks do."""
-    samples = last_samples(state.facts)
-    return sorted(samples) if all(one.doing is Doing.DATA for one in samples.values()) else []
 
 
 _FROZEN = frozenset({"T", "t"})
@@ -436,7 +414,10 @@ def decide(state: RunState) -> Ruling:
         ruling = found(state)
         if ruling is not None:
             return ruling
-    return Ruling(reason=why_unclear(state), collect=collect(state))
+    return Ruling(
+        reason=next(reason for find in (_of_waits, _of_ends, _of_looks, _of_lines) for reason in find(state)),
+        collect=collect(state),
+    )
 
 
 def _is_older(root: Root, differ: Iterable[Differ]) -> bool:

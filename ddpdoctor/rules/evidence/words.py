@@ -302,13 +302,19 @@ def mismatch(state: RunState, differ: Sequence[Differ]) -> Problem:
     made = "made" if sure is not Confidence.LOW or all(fact.certain for fact in differ) else "may have made"
     unsettled = sure is Confidence.LOW and made == "made"
     doubt = f"; {rank_list(odd)} may be at fault, but too few ranks are known to tell" if unsettled else ""
+    aspects = list(dict.fromkeys(fact.aspect for fact in differ if fact.aspect))
     return Problem(
         summary=f"the ranks {made} different calls: {words}{doubt}",
         confidence=sure,
         ranks=odd,
         hosts=state.hosts_of(odd),
         where=places((rank, _line_of(state, rank)) for rank in odd[:MOST_PLACES]),
-        evidence=(*quotes(differ), *_aspects(differ), *victim_words(state, odd), *coverage(state)),
+        evidence=(
+            *quotes(differ),
+            *([f"they differ in: {', '.join(aspects)}"] if aspects else []),
+            *victim_words(state, odd),
+            *coverage(state),
+        ),
         fix="make the same calls with equal shapes and dtypes on all ranks; look for branches that depend on the "
         "rank or its data",
     )
@@ -367,11 +373,6 @@ def _odd_ranks(sides: list[tuple[str, list[int]]], differ: Sequence[Differ]) -> 
     if len(sides) > 1 and len(sides[0][1]) > len(sides[1][1]):
         return tuple(sorted({rank for _, ranks in sides[1:] for rank in ranks} - set(sides[0][1])))
     return tuple(sorted({rank for _, ranks in sides for rank in ranks}))
-
-
-def _aspects(differ: Sequence[Differ]) -> list[str]:
-    aspects = list(dict.fromkeys(fact.aspect for fact in differ if fact.aspect))
-    return [f"they differ in: {', '.join(aspects)}"] if aspects else []
 
 
 def circle(state: RunState, circles: Sequence[Circle]) -> Problem:

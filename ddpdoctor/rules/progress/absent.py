@@ -44,7 +44,10 @@ def judge_lost(job: JobState) -> Answer:
     if job.was_left_running() and not _stands(job):
         return unknown("the remaining ranks have not waited for the whole --hang-timeout yet")
     lost = _blamed(job)
-    cut_off = _is_cut_off(job)
+    others = others_of(job.facts)
+    tried = [attempts_at(job.facts.reached, node.host) for node in others]
+    hosts = {node.host for node in others}
+    cut_off = is_alone(job.facts) and len(hosts) > 1 and all(tried) and not any(_answers(job, n) for n in others)
     own = (job.facts.host,) if cut_off and job.facts.host else ()
     unseen = set(range(job.world)) - set(job.states)
     either = is_alone(job.facts) and not cut_off  # with only one other node, either may be the one that is cut off
@@ -90,14 +93,6 @@ def _blamed(job: JobState) -> tuple[NodeSeen, ...]:
 
 def _answers(job: JobState, node: NodeSeen) -> bool:
     return any(attempt.contact in _UP for attempt in attempts_at(job.facts.reached, node.host))
-
-
-def _is_cut_off(job: JobState) -> bool:
-    """Return whether this node itself is cut off: it tried several others, and none answers."""
-    others = others_of(job.facts)
-    tried = [attempts_at(job.facts.reached, node.host) for node in others]
-    hosts = {node.host for node in others}
-    return is_alone(job.facts) and len(hosts) > 1 and all(tried) and not any(_answers(job, n) for n in others)
 
 
 def _summary(job: JobState, lost: tuple[NodeSeen, ...], *, cut_off: bool) -> str:
@@ -224,16 +219,14 @@ def _apart(facts: Job) -> Problem:
         summary=f"all {len(others) + 1} nodes are up, but their launchers have not completed the rendezvous "
         f"{_waited(facts)}".rstrip()
         + place,
-        evidence=(*reached_words(facts.reached), *_elsewhere_words(facts)),
+        evidence=(
+            *reached_words(facts.reached),
+            *[f"on {seen.host}, {sentence}" for seen in facts.elsewhere for sentence in reached_words(seen.reached)],
+        ),
         fix=reach_fix(bad, facts.host or "this node")
         if bad is not None
         else f"give all nodes the same --rdzv-id, --rdzv-endpoint and --nnodes; {CHECK}",
     )
-
-
-def _elsewhere_words(facts: Job) -> list[str]:
-    """Return what the other nodes saw of the launchers' rendezvous endpoint."""
-    return [f"on {seen.host}, {sentence}" for seen in facts.elsewhere for sentence in reached_words(seen.reached)]
 
 
 def _unseen_nodes(job: JobState) -> Answer:
@@ -346,7 +339,17 @@ def _missing(job: JobState, absent: tuple[int, ...]) -> Answer:
         f"the world size is {job.world}, and {len(job.states)} ranks were seen",
     ]
     seen += [f"the launcher on this node starts {asked} ranks"] if asked is not None else []
-    doubled = _duplicates(job)
+    taken: dict[tuple[int, int], set[tuple[str, int]]] = {}
+    for rank in job.facts.ranks:
+        if rank.pid is not None:
+            taken.setdefault((rank.attempt, rank.rank), set()).add((rank.host, rank.pid))
+    several = len({rank.host for rank in job.facts.ranks}) > 1
+    doubled = [
+        f"{len(found)} processes use rank {number}: "
+        + ", ".join(f"{pid} on {host}" if several else str(pid) for host, pid in sorted(found))
+        for (_, number), found in sorted(taken.items())
+        if len(found) > 1
+    ]
     alone = job.sees_all
     absent_nodes = [node for node in never_came(job.facts) if set(ranks_of(job.facts, (node,), ())) & set(absent)]
     finding = Problem(
@@ -356,18 +359,19 @@ def _missing(job: JobState, absent: tuple[int, ...]) -> Answer:
         summary=f"{rank_list(absent)} never joined; {rank_list(job.waits.waiters)} "
         f"{verb(job.waits.waiters, 'is', 'are')} waiting for all {job.world} ranks"
         + "".join(f"; {sentence}" for sentence in doubled[:1]),
-        evidence=(*seen, *doubled, *_node_words(job, absent_nodes), *reached_words(job.facts.reached)),
+        evidence=(
+            *seen,
+            *doubled,
+            *[
+                f"no message from {node_words(job.facts, (node,))}" + (f": {node.why}" if node.why else "")
+                for node in absent_nodes[: say.MAX_CLASSES]
+            ],
+            *reached_words(job.facts.reached),
+        ),
         fix=_missing_fix(job, absent_nodes, alone=alone, doubled=bool(doubled)),
     )
     certain = alone and job.stands_still(())
     return judged([finding], certain=certain, may_resume=bool(never_came(job.facts)))
-
-
-def _node_words(job: JobState, absent_nodes: list[NodeSeen]) -> list[str]:
-    return [
-        f"no message from {node_words(job.facts, (node,))}" + (f": {node.why}" if node.why else "")
-        for node in absent_nodes[: say.MAX_CLASSES]
-    ]
 
 
 def _missing_fix(job: JobState, absent_nodes: list[NodeSeen], *, alone: bool, doubled: bool) -> str:
@@ -383,18 +387,3 @@ def _missing_fix(job: JobState, absent_nodes: list[NodeSeen], *, alone: bool, do
     if bad is not None:
         return reach_fix(bad, job.facts.host or "this node")
     return f"check that the other nodes were started with the same endpoint and number of nodes; {CHECK}"
-
-
-def _duplicates(job: JobState) -> list[str]:
-    """Return the rank numbers that more than one process of the same attempt has taken."""
-    taken: dict[tuple[int, int], set[tuple[str, int]]] = {}
-    for rank in job.facts.ranks:
-        if rank.pid is not None:
-            taken.setdefault((rank.attempt, rank.rank), set()).add((rank.host, rank.pid))
-    several = len({rank.host for rank in job.facts.ranks}) > 1
-    return [
-        f"{len(found)} processes use rank {number}: "
-        + ", ".join(f"{pid} on {host}" if several else str(pid) for host, pid in sorted(found))
-        for (_, number), found in sorted(taken.items())
-        if len(found) > 1
-    ]

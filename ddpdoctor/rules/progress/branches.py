@@ -546,7 +546,15 @@ def _blame(callers: Sequence[RankState], gone: Sequence[Rank], flows: Sequence[C
     """
     ranks = tuple(state.rank.rank for state in callers)
     stacks = [call_frames(state.rank, state.call.site if state.call is not None else None) for state in callers]
-    if all(_has_passed(rank, frames) for rank in gone for frames in stacks):
+    if all(
+        any(
+            frame.user and (frame.file, frame.function) == (line.file, line.function) and line.line > frame.line
+            for frame in frames
+            for line in _last_lines(rank)
+        )
+        for rank in gone
+        for frames in stacks
+    ):
         return Blame(
             ranks=ranks, confidence=Confidence.HIGH, reason="the other ranks passed that line without calling it"
         )
@@ -559,15 +567,6 @@ def _blame(callers: Sequence[RankState], gone: Sequence[Rank], flows: Sequence[C
         reason = "the other ranks destroyed the group without calling it, and no rank had called it before"
         return Blame(ranks=ranks, confidence=Confidence.MEDIUM, reason=reason)
     return None
-
-
-def _has_passed(rank: Rank, frames: Iterable[Frame]) -> bool:
-    """Return whether a rank's last known line is below the line of one of these frames in the same function."""
-    return any(
-        frame.user and (frame.file, frame.function) == (line.file, line.function) and line.line > frame.line
-        for frame in frames
-        for line in _last_lines(rank)
-    )
 
 
 def _last_lines(rank: Rank) -> list[Frame]:

@@ -134,18 +134,13 @@ def read_timeline(state: RankState, name: str, most: int) -> GroupCalls:
         waits = state.doing is Activity.NATIVE and native_group(state) == name
         last = cursor + max(0, _usual(entries, phase) - count) * waits if begun is None else begun
         _fill(entries, rank, phase, cursor, last)
-    _add_pending_on_device(entries, state, name)
-    return GroupCalls(rank=rank, entries=entries, first_places=_first_places(events))
-
-
-def _add_pending_on_device(entries: dict[int, TimelineEntry], state: RankState, name: str) -> None:
-    """Add what the device has not completed, if no record or phase has its number."""
     for call in state.rank.open_calls:
         if call.device_state is not None and call.seq is not None and call.group == name:
             entry = TimelineEntry(
                 state.rank.rank, kind_of(call), native=False, place=call.index, unrecorded=call.native
             )
             entries.setdefault(call.seq, entry)
+    return GroupCalls(rank=rank, entries=entries, first_places=_first_places(events))
 
 
 def _failed_inside(event: Event, later: Iterable[Event]) -> bool:
@@ -217,14 +212,9 @@ def _open_event(call: Call, state: RankState, name: str) -> Event | None:
     if call.op == "new_group" and number is not None:
         number += 1
     if number is None and is_collective_op(call.op):
-        number = _next_number(state, name)
+        group = own_state(state.rank, name)
+        number = group.enqueued + 1 if group is not None and group.backend and group.enqueued >= 0 else None
     return None if number is None else Event(call.index, kind, number, call.started_ns, 0)
-
-
-def _next_number(state: RankState, name: str) -> int | None:
-    """Return the number of a pending call that torch does not count, such as monitored_barrier."""
-    group = own_state(state.rank, name)
-    return group.enqueued + 1 if group is not None and group.backend and group.enqueued >= 0 else None
 
 
 MOST_SHIFT = 8
@@ -246,7 +236,16 @@ def find_departure(lines: Sequence[GroupCalls], blamed: Collection[int], seq: in
     low = seq
     while low - 1 in mine and low - 1 in other:
         low -= 1
-    partners = _partners(mine, other, range(low, seq + 1))
+    numbers = range(low, seq + 1)
+    pairs: dict[Hashable, Counter[Hashable]] = defaultdict(Counter)
+    for number in numbers:
+        pairs[mine[number]][other[number]] += 1
+    found = {}
+    for key, met in pairs.items():
+        partner, times = met.most_common(1)[0]
+        if key not in met and times > 1:
+            found[key] = partner
+    partners = found
     start = next((n for n in range(low, seq) if not _agree(mine[n], other[n], partners)), None)
     if start is None:
         return None
@@ -264,21 +263,6 @@ def _pair(lines: Sequence[GroupCalls], blamed: Collection[int]) -> tuple[GroupCa
     if odd and rest:
         return odd[0], rest[0]
     return (odd[0], odd[1]) if len(odd) == 2 else None
-
-
-def _partners(
-    mine: Mapping[int, Hashable], other: Mapping[int, Hashable], numbers: range
-) -> dict[Hashable, Hashable]:  # fmt: skip
-    """Return the pairs of lines that belong together: ``if rank == 0: broadcast(x) else: broadcast(x)``."""
-    pairs: dict[Hashable, Counter[Hashable]] = defaultdict(Counter)
-    for number in numbers:
-        pairs[mine[number]][other[number]] += 1
-    found = {}
-    for key, met in pairs.items():
-        partner, times = met.most_common(1)[0]
-        if key not in met and times > 1:
-            found[key] = partner
-    return found
 
 
 def _agree(mine: Hashable, other: Hashable, partners: Mapping[Hashable, Hashable]) -> bool:

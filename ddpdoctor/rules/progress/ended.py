@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Set as AbstractSet
 
-    from ddpdoctor.model.facts import AtError, Call, DeviceMemory, Rank, Space
+    from ddpdoctor.model.facts import AtError, Call, Rank, Space
     from ddpdoctor.model.stacks import Frame
     from ddpdoctor.rules.progress.branches import Turning
     from ddpdoctor.rules.progress.failures import Failure
@@ -125,7 +125,11 @@ def _limit(job: JobState, rank: Rank) -> tuple[Space | None, str]:
 def _of_device(at_error: AtError | None) -> Iterator[Clue]:
     devices = at_error.devices if at_error is not None else ()
     for one in devices:
-        yield Clue(said=_device_words(one))
+        yield Clue(
+            said=f"on GPU {one.device}, tensors used {format_memory(one.allocated_bytes)} "
+            f"(peak {format_memory(one.most_allocated_bytes)}), and torch had reserved "
+            f"{format_memory(one.reserved_bytes)} (peak {format_memory(one.most_reserved_bytes)})"
+        )
     loose = any(one.reserved_bytes - one.allocated_bytes > FRAGMENTED * one.reserved_bytes for one in devices)
     more = "; much reserved memory is unused: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" if loose else ""
     if devices:
@@ -133,14 +137,6 @@ def _of_device(at_error: AtError | None) -> Iterator[Clue]:
             said="the GPU ran out of memory",
             fix=f"use less GPU memory: smaller batches, activation checkpointing or sharding{more}",
         )
-
-
-def _device_words(one: DeviceMemory) -> str:
-    return (
-        f"on GPU {one.device}, tensors used {format_memory(one.allocated_bytes)} (peak "
-        f"{format_memory(one.most_allocated_bytes)}), and torch had reserved {format_memory(one.reserved_bytes)} (peak "
-        f"{format_memory(one.most_reserved_bytes)})"
-    )
 
 
 def _of_host(job: JobState, rank: Rank, text: str) -> Iterator[Clue]:
@@ -238,6 +234,7 @@ def check_early_exit(job: JobState) -> Answer:
     last = _way_out(job.rank(blamed[0]))
     at = f", last seen {place_words(last)}" if last is not None else ""
     waiters = say.waiters_words(job, blamed)
+    by_signal = grouped((job.rank(n).exit_signal, n) for n in blamed if job.rank(n).exit_signal)
     finding = Problem(
         ranks=blamed,
         hosts=say.hosts_of(job, blamed),
@@ -246,7 +243,11 @@ def check_early_exit(job: JobState) -> Answer:
         summary=f"{say.who(job, blamed)} exited with status 0{at}" + (f"; {waiters}" if waiters else ""),
         evidence=(
             *(turning_words(turning, say.who(job, blamed)) if turning is not None else ()),
-            *_handler_words(job, blamed),
+            *[
+                f"{rank_list(ranks)} {verb(ranks, 'has', 'have')} left by an exit call in the script's handler of "
+                f"{name}"
+                for name, ranks in by_signal.items()
+            ],
             *say.others(job, blamed),
             *say.progress_words(job, blamed),
             *say.cascade_words(job.failures, blamed),
@@ -254,15 +255,6 @@ def check_early_exit(job: JobState) -> Answer:
         fix=_early_fix(job.rank(blamed[0]), turning),
     )
     return judged([finding], certain=not job.is_ending())
-
-
-def _handler_words(job: JobState, blamed: tuple[int, ...]) -> list[str]:
-    """Say which ranks left by an exit call in their handler of a signal."""
-    by_signal = grouped((job.rank(n).exit_signal, n) for n in blamed if job.rank(n).exit_signal)
-    return [
-        f"{rank_list(ranks)} {verb(ranks, 'has', 'have')} left by an exit call in the script's handler of {name}"
-        for name, ranks in by_signal.items()
-    ]
 
 
 def _early_fix(rank: Rank, turning: Turning | None) -> str:
@@ -351,6 +343,7 @@ def _failed(job: JobState, root: Failure) -> Problem:
             raisers = tuple(n for n in raisers if n in sharing)
     if known is not None and (not any(clue.fix for clue in clues) or DEVICE_ERROR.search(known.shown)):
         clues = (*clues, Clue(said=f"{known.means} (at fault: {known.fault})", fix=known.fix))
+    passed_on = root.error.passed_on_as if root.error is not None else ""
     return Problem(
         severity=Severity.ERROR,
         confidence=_confidence(root),
@@ -361,7 +354,7 @@ def _failed(job: JobState, root: Failure) -> Problem:
         summary=_summary(root, say.who(job, raisers), raisers, where),
         evidence=(
             *_signal_words(root),
-            *_passed_on_words(root),
+            *([f"torch raised {passed_on} because of this error"] if passed_on else []),
             *_then_words(root),
             *_worker_words(root),
             *sentences(dict.fromkeys(blamed if of_several or _of_reducer(root) else (root.rank.rank,), clues)),
@@ -405,12 +398,6 @@ def _driver_clues(job: JobState, root: Failure) -> tuple[Clue, ...]:
 
 def _of_reducer(failure: Failure) -> bool:
     return failure.error is not None and failure.error.reducer is not None
-
-
-def _passed_on_words(root: Failure) -> list[str]:
-    """Say which error the log ends with, if a torch library raised another error because of this one."""
-    passed_on = root.error.passed_on_as if root.error is not None else ""
-    return [f"torch raised {passed_on} because of this error"] if passed_on else []
 
 
 def _then_words(root: Failure) -> list[str]:
@@ -546,7 +533,16 @@ def check_exit_hang(job: JobState) -> Answer:
     first = next(iter(where), None)
     since = seconds(now - (job.rank(blamed[0]).main_ended_ns or now))
     clues = sentences({n: clues_of(job, n) for n in blamed[: say.MAX_CLASSES]})
-    seen = [*_exit_evidence(job, blamed), *clues, *say.process_words(job, blamed), *say.others(job, blamed)]
+    found = []
+    for number in blamed[: say.MAX_CLASSES]:
+        rank = _since_end(job.rank(number))
+        names = [s.thread for s in other_threads(rank, skip_idle=False) if not s.is_daemon]
+        found += [f"threads of rank {number} that the interpreter waits for: {', '.join(names)}"] if names else []
+        found += [f"children of rank {number}: {', '.join(c.name for c in rank.children)}"] if rank.children else []
+        frames = main_frames(rank)
+        if frames and innermost_user(frames) is None:
+            found.append(f"Python itself is {place_words(frames[-1])} on rank {number}")
+    seen = [*found, *clues, *say.process_words(job, blamed), *say.others(job, blamed)]
     finding = Problem(
         confidence=Confidence.HIGH if where else Confidence.MEDIUM,
         ranks=blamed,
@@ -596,19 +592,6 @@ def _exit_places(rank: Rank) -> tuple[Place, ...]:
     lines += [frame for frame in lines_seen(rank.samples) if frame.user]
     lines += [innermost_user(main_frames(child)) for child in rank.children]
     return places(rank.rank, lines)
-
-
-def _exit_evidence(job: JobState, blamed: tuple[int, ...]) -> list[str]:
-    found = []
-    for number in blamed[: say.MAX_CLASSES]:
-        rank = _since_end(job.rank(number))
-        names = [s.thread for s in other_threads(rank, skip_idle=False) if not s.is_daemon]
-        found += [f"threads of rank {number} that the interpreter waits for: {', '.join(names)}"] if names else []
-        found += [f"children of rank {number}: {', '.join(c.name for c in rank.children)}"] if rank.children else []
-        frames = main_frames(rank)
-        if frames and innermost_user(frames) is None:
-            found.append(f"Python itself is {place_words(frames[-1])} on rank {number}")
-    return found
 
 
 @rule("DD612", "exit-abort", Severity.INFO, "A rank aborted at exit, after its script had finished")

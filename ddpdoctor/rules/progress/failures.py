@@ -299,11 +299,6 @@ def _is_same(root: Failure, other: Failure) -> bool:
     first, second = failure_line(root), failure_line(other)
     if first is None or second is None or (first.file, first.line) != (second.file, second.line):
         return False
-    return _is_same_in_call(root, other)
-
-
-def _is_same_in_call(root: Failure, other: Failure) -> bool:
-    """Compare failures inside a call of torch by their text: the victims of one rank fail with a different text."""
     if root.call is None and other.call is None:
         return True
     if root.error is None or other.error is None:

@@ -55,18 +55,11 @@ def others_of(facts: Job) -> tuple[NodeSeen, ...]:
     return tuple(node for node in members.nodes if node.number != members.own) if members is not None else ()
 
 
-def have_met(facts: Job) -> bool:
-    """Return whether all nodes have surely come, even if some were never heard from.
-
-    A launcher that joins nodes starts no rank before that, and ``init_process_group`` returns on no rank before that.
-    """
-    by_launcher = facts.members is not None and not facts.members.of_ranks
-    return any(rank.initialized for rank in facts.ranks) or (by_launcher and bool(facts.ranks))
-
-
 def never_came(facts: Job) -> tuple[NodeSeen, ...]:
     """Return the members that have not come, or none if all nodes have met: then a silent one was only not seen."""
-    if have_met(facts):
+    # A launcher that joins nodes starts no rank before that, and ``init_process_group`` returns on no rank before that.
+    by_launcher = facts.members is not None and not facts.members.of_ranks
+    if any(rank.initialized for rank in facts.ranks) or (by_launcher and bool(facts.ranks)):
         return ()
     return tuple(node for node in others_of(facts) if node.presence is Presence.ABSENT)
 
@@ -104,12 +97,6 @@ def _is_lost(node: NodeSeen) -> bool:
 def is_alone(facts: Job) -> bool:
     """Return whether this is the view of one node that hears nothing from any other."""
     return facts.members is not None and facts.members.alone_since_ns is not None
-
-
-def are_all_reported(facts: Job) -> bool:
-    """Return whether every member's ranks are among the facts, or cannot exist because the member never came."""
-    gone = {node.number for node in never_came(facts)}
-    return not is_alone(facts) and all(node.gathered or node.number in gone for node in others_of(facts))
 
 
 def without_stale(facts: Job, lost: Iterable[NodeSeen]) -> Job:
@@ -261,7 +248,9 @@ class JobState:
         if len(self.states) >= self.world:
             return True
         if self.facts.members is not None:
-            return are_all_reported(self.facts)
+            facts = self.facts
+            gone = {node.number for node in never_came(facts)}
+            return not is_alone(facts) and all(node.gathered or node.number in gone for node in others_of(facts))
         return self.facts.nnodes <= 1 and not self.facts.may_run_elsewhere
 
     def rank(self, number: int) -> Rank:
@@ -455,11 +444,6 @@ def _backwards(rank: Rank) -> tuple[int, int]:
     return (rank.steps, ended if rank.steps == 0 else 0)
 
 
-def _out_of_torch(failure: Failure) -> bool:
-    """Return whether torch.distributed's own Python code raised the error, for example when it unpickled bad bytes."""
-    return failure.error is not None and any(is_file(frame, "/torch/distributed/") for frame in failure.error.frames)
-
-
 def _follows_from_model(job: JobState) -> bool:
     """Return whether different models explain the trouble: it is in DDP, and no rank failed or was late by itself."""
     states, root = job.states, job.root_failure
@@ -489,7 +473,14 @@ def _cause(job: JobState) -> Cause:
     if root is not None and root.by_watchdog and conflict is None and came_late(s.rank for s in job.states.values()):
         return Cause.HANG
     alone = root is not None and root.call is None and not root.by_own_limit
-    if root is not None and alone and not (conflict is not None and _out_of_torch(root)):
+    if (
+        root is not None
+        and alone
+        and not (
+            conflict is not None
+            and (root.error is not None and any(is_file(frame, "/torch/distributed/") for frame in root.error.frames))
+        )
+    ):
         return Cause.FAILURE
     if conflict is not None:
         return Cause.CONFLICT

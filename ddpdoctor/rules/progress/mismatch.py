@@ -229,6 +229,11 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
         for part in departing
         for place in places(part.rank, _lines(job, part, (turning, guard) if part.rank in alike else (None, None)))
     )
+    # The number counts from 1, as in NCCL's log and the flight recorder. The text that torch raises under DETAIL counts
+    # from 0.
+    detail = job.states[conflict.parts[0].rank].detail
+    counted = f" (SequenceNumber={conflict.seq - 1} in torch's text)" if detail else ""
+    group = group_words(conflict.group, job.world)
     return Problem(
         confidence=conflict.blame.confidence,
         ranks=blamed,
@@ -237,7 +242,7 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
         step=say.step_of(job, blamed),
         summary=_summary(job, conflict, departing, turning),
         evidence=(
-            _number_words(job, conflict),
+            f"collective {conflict.seq}{counted} of {group}: {conflict.blame.reason}",
             *_sides(conflict),
             *(turning_words(turning, say.who(job, blamed)) if turning is not None else ()),
             *([f"its call is under the condition at {line_of(guard)}, and the other ranks never made that call"]
@@ -254,18 +259,6 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
         if options
         else _fix(job, conflict, (turning, guard), uneven=bool(counts) and not job.facts.control_flow),
     )  # fmt: skip
-
-
-def _number_words(job: JobState, conflict: Conflict) -> str:
-    """Return the number of the collective, and why this rank is blamed.
-
-    The number counts from 1, as in NCCL's log and the flight recorder. The text that torch raises under DETAIL counts
-    from 0.
-    """
-    detail = job.states[conflict.parts[0].rank].detail
-    counted = f" (SequenceNumber={conflict.seq - 1} in torch's text)" if detail else ""
-    group = group_words(conflict.group, job.world)
-    return f"collective {conflict.seq}{counted} of {group}: {conflict.blame.reason}"
 
 
 def _turning(job: JobState, conflict: Conflict, departing: list[TimelineEntry]) -> Turning | None:

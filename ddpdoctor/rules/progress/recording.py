@@ -186,21 +186,22 @@ def check_recorded(job: JobState) -> Answer:
     """Report ranks that ran without a recorder, with a damaged one, or on a torch that lacks one of its hooks."""
     unseen = grouped((why, number) for number in sorted(job.states) if (why := _why(job.rank(number))))
     found = [_finding(job, why, tuple(ranks)) for why, ranks in unseen.items()]
-    return judged([*found, *_without_hooks(job), *_elsewhere(job)])
-
-
-def _without_hooks(job: JobState) -> list[Problem]:
-    """Report what torch lacks, once for all ranks that lack the same."""
     lacking = grouped((lacks, number) for number in sorted(job.states) if (lacks := job.rank(number).lacks))
-    return [
-        replace(
-            _finding(job, "", tuple(ranks)),
-            summary=f"{rank_list(ranks)} could not be recorded completely: this torch has {_lack_words(hooks)}",
-            evidence=tuple(f"{hook}: {LOSSES.get(hook, UNKNOWN)}" for hook in hooks) if len(hooks) > 1 else (),
-            fix=UPDATE,
-        )
-        for hooks, ranks in lacking.items()
-    ]
+    return judged(
+        [
+            *found,
+            *[
+                replace(
+                    _finding(job, "", tuple(ranks)),
+                    summary=f"{rank_list(ranks)} could not be recorded completely: this torch has {_lack_words(hooks)}",
+                    evidence=tuple(f"{hook}: {LOSSES.get(hook, UNKNOWN)}" for hook in hooks) if len(hooks) > 1 else (),
+                    fix=UPDATE,
+                )
+                for hooks, ranks in lacking.items()
+            ],
+            *_elsewhere(job),
+        ]
+    )
 
 
 def _lack_words(hooks: tuple[str, ...]) -> str:

@@ -56,17 +56,6 @@ def main_frames(rank: Rank | Child) -> tuple[Frame, ...]:
     return next((stack.frames for stack in stacks if stack.frames), ())
 
 
-def without_stale_samples(rank: Rank) -> Rank:
-    """Return a rank without the samples that its main thread's last call came after.
-
-    On crowded cores a rank may not answer in time, so its last answer may belong to an earlier request.
-    """
-    calls = (*rank.open_calls, *rank.recent_calls[-1:])
-    last = max((call.started_ns for call in calls if call.thread_is_main), default=0)
-    fresh = tuple(sample for sample in rank.samples if sample.time_ns >= last)
-    return rank if len(fresh) == len(rank.samples) else replace(rank, samples=fresh)
-
-
 def innermost_user(frames: Sequence[Frame]) -> Frame | None:
     """Return the innermost frame of the user's own code."""
     return next((frame for frame in reversed(frames) if frame.user), None)
@@ -370,7 +359,11 @@ def settle(rank: Rank) -> Rank:
 
     A rank that asked for an error status and was aborted while it ended becomes one that left with that status.
     """
-    rank = without_stale_samples(rank)
+    # On crowded cores a rank may not answer in time, so its last answer may belong to an earlier request.
+    calls = (*rank.open_calls, *rank.recent_calls[-1:])
+    last = max((call.started_ns for call in calls if call.thread_is_main), default=0)
+    fresh = tuple(sample for sample in rank.samples if sample.time_ns >= last)
+    rank = rank if len(fresh) == len(rank.samples) else replace(rank, samples=fresh)
     asked = rank.exit_asked
     if asked is None or asked in GOOD_EXITS or not aborted_at_exit(rank):
         return rank
@@ -416,17 +409,12 @@ def state_of(rank: Rank, stopping_since_ns: int | None = None) -> RankState:
     if is_stopped(rank):
         return RankState(rank=rank, doing=Activity.STOPPED, call=_innermost(rank.open_calls))
     if rank.main_ended_ns is not None:
-        return _leaving_state(rank)
+        if final_error(rank) is not None:
+            state = _failed_state(rank)
+            if state.waiting:
+                return state
+        return RankState(rank=rank, doing=Activity.SHUTTING_DOWN)
     return _living_state(rank, _innermost(rank.open_calls))
-
-
-def _leaving_state(rank: Rank) -> RankState:
-    """Classify a rank whose script is over; if a peer's end threw it out of a collective, it still waits there."""
-    if final_error(rank) is not None:
-        state = _failed_state(rank)
-        if state.waiting:
-            return state
-    return RankState(rank=rank, doing=Activity.SHUTTING_DOWN)
 
 
 def _living_state(rank: Rank, call: Call | None) -> RankState:
@@ -495,22 +483,17 @@ def _native_doing(rank: Rank, call: Call) -> Activity:
     """Decide whether a rank in a phase of DDP waits for the C++ reducer or runs Python code."""
     frames = main_frames(rank)
     if call.op == "backward":
-        return Activity.NATIVE if _reducer_may_wait(rank, call) and _stands_in_backward(frames) else Activity.BACKWARD
+        log = pack_calls(rank.recent_calls)
+        before = log[: bisect_left(log.indexes, call.index)]
+        return (
+            Activity.NATIVE
+            if (not before or any(kind.op == "ddp_forward" and not kind.failed for kind in before.counts))
+            and (not frames or is_file(frames[-1], *_AUTOGRAD))
+            else Activity.BACKWARD
+        )
     if not frames:
         return Activity.NATIVE if call.op == "ddp_init" else Activity.USER
     return Activity.NATIVE if is_file(frames[-1], _DISTRIBUTED, _DDP_FILE) else Activity.USER
-
-
-def _stands_in_backward(frames: tuple[Frame, ...]) -> bool:
-    """Return whether the innermost frame is autograd's own, so no user code runs inside; True without frames."""
-    return not frames or is_file(frames[-1], *_AUTOGRAD)
-
-
-def _reducer_may_wait(rank: Rank, backward: Call) -> bool:
-    """Return whether this backward reduces, because DDP's forward with gradients came before; True without history."""
-    log = pack_calls(rank.recent_calls)
-    before = log[: bisect_left(log.indexes, backward.index)]
-    return not before or any(kind.op == "ddp_forward" and not kind.failed for kind in before.counts)
 
 
 def _failed_state(rank: Rank) -> RankState:
@@ -547,7 +530,12 @@ def _call_that_raised(rank: Rank, error: Raised) -> Call | None:
     calls = [c for c in (*failed, *rank.open_calls) if _is_named(c, in_call) and (c.failed or c.ended_ns is None)]
     call = max(calls, key=lambda c: c.index, default=None)
     if call is not None and call.op == WORK_WAIT:
-        return _awaited([*rank.open_calls, *failed, *_of_index(rank, call.awaits)], call)
+        index = call.awaits
+        log = pack_calls(rank.recent_calls)
+        at = bisect_left(log.indexes, index) if index is not None else len(log)
+        return _awaited(
+            [*rank.open_calls, *failed, *((log[at],) if at < len(log) and log.indexes[at] == index else ())], call
+        )
     if call is not None and (call.op in NATIVE_PHASES or _doing_in(call) in WAITING):
         return call
     return None
@@ -556,13 +544,6 @@ def _call_that_raised(rank: Rank, error: Raised) -> Call | None:
 def _is_named(call: Call, op: str) -> bool:
     """Return whether an error names this call. It uses one name for DDP's forward, with gradients or without."""
     return call.op == op or {call.op, op} <= FORWARDS
-
-
-def _of_index(rank: Rank, index: int | None) -> tuple[Call, ...]:
-    """Return the ended call with an index. An asynchronous call whose wait raises has also ended, without raising."""
-    log = pack_calls(rank.recent_calls)
-    at = bisect_left(log.indexes, index) if index is not None else len(log)
-    return (log[at],) if at < len(log) and log.indexes[at] == index else ()
 
 
 def _raised_by_torch(error: Raised) -> bool:

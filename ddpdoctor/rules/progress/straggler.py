@@ -123,10 +123,15 @@ def find_late(pacing: Pacing) -> Late | None:
     order = sorted(usual, key=lambda number: usual[number])
     split = _split([usual[number] for number in order])
     late, others = order[:split], order[split:]
+    spared = int(len(others) * OUTLIERS)
+    first = [sorted(waits)[spared] for waits in zip(*(pacing.waits_ms[number] for number in others), strict=True)]
     return Late(
         ranks=tuple(sorted(late)),
         others=tuple(sorted(others)),
-        last_in=_last_in(pacing, late, others),
+        last_in={
+            number: sum(own < least for own, least in zip(pacing.waits_ms[number], first, strict=True))
+            for number in late
+        },
         cost_ms=_cost_ms(pacing, late, others),
         pacing=pacing,
     )
@@ -137,14 +142,6 @@ def _split(waits_ms: Sequence[float]) -> int:
     gaps = [after - before for before, after in pairwise(waits_ms)][: len(waits_ms) // 2]
     widest = max(gaps)
     return 1 + next(i for i, gap in enumerate(gaps) if gap >= CLEAR_GAP * widest)
-
-
-def _last_in(pacing: Pacing, late: Iterable[int], others: Sequence[int]) -> dict[int, int]:
-    spared = int(len(others) * OUTLIERS)
-    first = [sorted(waits)[spared] for waits in zip(*(pacing.waits_ms[number] for number in others), strict=True)]
-    return {
-        number: sum(own < least for own, least in zip(pacing.waits_ms[number], first, strict=True)) for number in late
-    }
 
 
 def _cost_ms(pacing: Pacing, late: Iterable[int], others: Iterable[int]) -> float:
@@ -451,7 +448,10 @@ def check_straggler(job: JobState) -> Answer:
         return skipped(job.cause.value)
     pacings = find_pacings(job.facts)
     seen = [late for late in map(find_late, pacings) if late is not None]
-    if not seen and (any(rank.device_times for rank in job.facts.ranks) or _is_unknown(job)):
+    if not seen and (
+        any(rank.device_times for rank in job.facts.ranks)
+        or any(rank.step_times is not None and rank.step_times.unknown for rank in job.facts.ranks)
+    ):
         return _judge_devices(job)
     if not pacings:
         return skipped("fewer than two ranks recorded steps")
@@ -464,22 +464,12 @@ def check_straggler(job: JobState) -> Answer:
     findings = tuple(_finding(job, late) for late in costly if late not in bound and late not in contested)
     if findings or not costly:
         return judged(findings)
-    return _nobody_slow(bound, contested)
-
-
-def _nobody_slow(bound: Iterable[Late], contested: Sequence[Late]) -> Answer:
-    """Say why none of the late ranks is named."""
     if contested:
         return unknown(
             "all ranks wait for cores that other programs use, so a different rank is late at different times"
         )
     numbers = sorted(number for late in bound for number in late.pacing.paces)
     return skipped(f"the loader workers of {rank_list(numbers)} are always busy, so no single rank is slow")
-
-
-def _is_unknown(job: JobState) -> bool:
-    """Return whether steps were left out because their waiting time is not known, as on a GPU."""
-    return any(rank.step_times is not None and rank.step_times.unknown for rank in job.facts.ranks)
 
 
 def _judge_devices(job: JobState) -> Answer:
@@ -646,34 +636,23 @@ def _lines(rank: Rank, phase: Phase) -> tuple[Frame, ...]:
         return ()
     least = SECOND_LINE * own[0].times
     often = [line.frame for line in own if line.times >= least]
-    loaders = _loader_sites(rank)
+    loaders = {_key(kind.site) for kind in pack_calls(rank.recent_calls).kinds if kind.op == "next_batch" and kind.site}
     if phase is Phase.BEFORE and _key(often[0]) in loaders:
-        return (*_worker_lines(rank, loaders)[:1], *often)
+        # An idle forked worker still has its parent's line on its stack. A spawned worker first runs the script's
+        # module, which imports torch and makes no batch. Neither counts.
+        keyed = ((_key(line.frame), line) for line in rank.lines_seen if line.in_child)
+        found = grouped((key, line) for key, line in keyed if key not in loaders)
+        most = sorted(
+            found.values(),
+            key=lambda lines: (lines[0].frame.function == "<module>", -sum(line.times for line in lines)),
+        )
+        return (*tuple(lines[0].frame for lines in most)[:1], *often)
     if phase not in _OUTSIDE:
         return tuple(often)
     calls = [
         line.frame for line in seen if line.calls_module and line.times >= least and _key(line.frame) not in loaders
     ]
     return (*calls[:1], *often)
-
-
-def _loader_sites(rank: Rank) -> set[tuple[str, int]]:
-    """Return the lines at which a rank takes batches. A rank that is seen there waits for its loader."""
-    return {_key(kind.site) for kind in pack_calls(rank.recent_calls).kinds if kind.op == "next_batch" and kind.site}
-
-
-def _worker_lines(rank: Rank, loaders: set[tuple[str, int]]) -> tuple[Frame, ...]:
-    """Return the lines at which the workers were seen.
-
-    An idle forked worker still has its parent's line on its stack. A spawned worker first runs the script's module,
-    which imports torch and makes no batch. Neither counts.
-    """
-    keyed = ((_key(line.frame), line) for line in rank.lines_seen if line.in_child)
-    found = grouped((key, line) for key, line in keyed if key not in loaders)
-    most = sorted(
-        found.values(), key=lambda lines: (lines[0].frame.function == "<module>", -sum(line.times for line in lines))
-    )
-    return tuple(lines[0].frame for lines in most)
 
 
 def _site(rank: Rank, phase: Phase) -> tuple[Frame, ...]:

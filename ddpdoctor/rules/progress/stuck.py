@@ -45,19 +45,6 @@ _LOOPBACK = ("localhost", "127.", "::1", "0.0.0.0", "[::1]")  # noqa: S104 - com
 CHECK = "ddpdoctor check-rendezvous"
 
 
-def judge_stores(job: JobState) -> Answer:
-    """Blame the ranks whose store does not answer, if no rank that should serve it exists or is on its way."""
-    if job.waits.blockers or job.waits.absent:
-        return passed()
-    blamed = tuple(n for n in job.waits.waiters if _is_unserved(job, n))
-    if not blamed or not set(blamed) <= job.quiet:
-        return passed()
-    if not job.waited_long():
-        return unknown(f"{rank_list(blamed)} {verb(blamed, 'is', 'are')} connecting to the job's store")
-    sure = all(_is_sure(job, n) for n in blamed)
-    return judged([_store_problem(job, blamed, sure=sure)], certain=sure and job.stands_still(blamed))
-
-
 def left_file(job: JobState) -> tuple[str, tuple[int, ...]] | None:
     """Return the file with an earlier job's addresses in which ranks meet, and those ranks; None if there is none.
 
@@ -114,7 +101,10 @@ def _is_unserved(job: JobState, number: int) -> bool:
     store = _sought(rank)
     if job.states[number].doing is not Activity.INIT or store is None or _serves(store):
         return False
-    return store.port not in _ports_served(job) or _is_elsewhere(job, store, rank)
+    stores = (_sought(job.rank(n)) for n in job.states)
+    return store.port not in {store.port for store in stores if store is not None and _serves(store)} or _is_elsewhere(
+        job, store, rank
+    )
 
 
 def _is_elsewhere(job: JobState, store: StoreSought, rank: Rank) -> bool:
@@ -125,12 +115,6 @@ def _is_elsewhere(job: JobState, store: StoreSought, rank: Rank) -> bool:
 
 def _serves(store: StoreSought) -> bool:
     return store.rank == 0 and not store.of_agent
-
-
-def _ports_served(job: JobState) -> set[int]:
-    """Return the ports at which a rank serves its store while it waits for the others."""
-    stores = (_sought(job.rank(n)) for n in job.states)
-    return {store.port for store in stores if store is not None and _serves(store)}
 
 
 def _is_sure(job: JobState, number: int) -> bool:
@@ -287,7 +271,15 @@ def _nobody_held(job: JobState) -> Answer:
     behind = queued_behind(job) if closed(job) is not None else ()
     if behind and set(job.waits.waiters) <= job.quiet and job.waited_long():
         return _behind(job, behind)
-    return judge_stores(job)
+    if job.waits.blockers or job.waits.absent:
+        return passed()
+    blamed = tuple(n for n in job.waits.waiters if _is_unserved(job, n))
+    if not blamed or not set(blamed) <= job.quiet:
+        return passed()
+    if not job.waited_long():
+        return unknown(f"{rank_list(blamed)} {verb(blamed, 'is', 'are')} connecting to the job's store")
+    sure = all(_is_sure(job, n) for n in blamed)
+    return judged([_store_problem(job, blamed, sure=sure)], certain=sure and job.stands_still(blamed))
 
 
 def _behind(job: JobState, blamed: tuple[int, ...]) -> Answer:
@@ -408,7 +400,8 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
         fix=fix_of((clue for found in clues.values() for clue in found), _stuck_fix(job, blamed[0], first)),
     )
     works = any(compiles(job.rank(n)) or is_held_outside(job, job.rank(n)) for n in blamed)
-    certain = _is_certain(job, blamed) and not works
+    known = job.sees_all or bool(job.waits.waiters)
+    certain = (known and job.stands_still(blamed) and _all_recorded(job, blamed)) and not works
     in_vain = all(is_surely_left(job.rank(n).causes) for n in blamed)
     return judged([finding], certain=certain, may_resume=not in_vain)
 
@@ -419,12 +412,6 @@ def _doing_words(job: JobState, blamed: tuple[int, ...], at: str) -> str:
     if len(busy) < len(blamed):
         return f"{verb(blamed, 'is', 'are')} stuck{at}"
     return f"{verb(blamed, 'is', 'are')} busy{at}" + (f": {busy[0].sentence}" if len(blamed) == 1 else "")
-
-
-def _is_certain(job: JobState, blamed: tuple[int, ...]) -> bool:
-    """Return whether the job cannot go on. It might, if a silent rank may wait for ranks that nobody sees."""
-    known = job.sees_all or bool(job.waits.waiters)
-    return known and job.stands_still(blamed) and _all_recorded(job, blamed)
 
 
 def _in_loader(job: JobState, number: int) -> bool:

@@ -75,11 +75,6 @@ def _numbered(job: JobState, numbers: Iterable[int]) -> bool:
 TIMING = "TORCH_NCCL_ENABLE_TIMING=1"
 
 
-def has_begun(job: JobState, stalled: Iterable[CallPosition]) -> bool:
-    """Return whether all ranks are surely inside: each kernel has started, or the host itself waits in the call."""
-    return all(state in (None, DeviceState.STARTED) for state in _device_states(job, stalled).values())
-
-
 def queued_behind(job: JobState) -> tuple[int, ...]:
     """Return the ranks whose device still runs earlier work while another rank's device waits in the collective."""
     found = []
@@ -116,7 +111,9 @@ def find_targets(job: JobState) -> Targets:
 
     If ranks wait in calls that do not match, each side waits for the blamed one. Ranks in the same call share one set.
     """
-    found = _targets_in_calls(job) | _targets_in_init(job)
+    needed = frozenset(needed_in_init(job.states, job.world))
+    inside = (rank for rank, state in job.states.items() if state.doing is Activity.INIT)
+    found = _targets_in_calls(job) | (dict.fromkeys(inside, needed) if needed else {})
     found |= {rank: whom for rank, whom in _targets_in_conflict(job).items() if rank not in found}
     return found or {rank: frozenset({peer}) for rank, peer in met_peers(job.states).items()}
 
@@ -139,12 +136,6 @@ def _targets_in_calls(job: JobState) -> Targets:
             if isinstance(rank, int) and whom:
                 found[rank] = whom
     return found
-
-
-def _targets_in_init(job: JobState) -> Targets:
-    needed = frozenset(needed_in_init(job.states, job.world))
-    inside = (rank for rank, state in job.states.items() if state.doing is Activity.INIT)
-    return dict.fromkeys(inside, needed) if needed else {}
 
 
 def _targets_in_conflict(job: JobState) -> Targets:
@@ -303,19 +294,6 @@ def backend_of(job: JobState, group: Group) -> str:
     return "nccl" if any("nccl" in name for name in named) else "gloo"
 
 
-def transport_clues(job: JobState, group: Group) -> tuple[Clue, ...]:
-    """Return what was seen, the strongest evidence first: connections, the machine, NCCL's lines, time-out messages."""
-    found = [*_down_interfaces(job), *_stalled_connections(job)]
-    likely = likely_causes(job, group)
-    for machine in machines_of(job.facts):
-        found += _machine(machine, likely)
-    found += [
-        Clue(said=f"NCCL warns{_source(line.source)}: {line.text}") for line in job.facts.nccl_lines[-MOST_LINES:]
-    ]
-    found += _texts(job)
-    return (*found, *_ways(job))
-
-
 def likely_causes(job: JobState, group: Group) -> Likely:
     """Return what to check for the backend of a group."""
     return _LIKELY[backend_of(job, group), _has_several_hosts(job)]
@@ -349,11 +327,6 @@ def _stalled_connections(job: JobState) -> Iterator[Clue]:
                 fix=f"packets {way} are lost: check the packet filters (nft list ruleset; iptables-save) and "
                 "the link (ip -s link show)",
             )
-
-
-def lose_packets(job: JobState) -> bool:
-    """Return whether a rank's data are resent again and again without an acknowledgment."""
-    return any(True for _ in _stalled_connections(job))
 
 
 def _connections(job: JobState) -> dict[int, Connections]:
@@ -479,18 +452,14 @@ def check_transport(job: JobState) -> Answer:
     if not set(waiters) <= job.quiet or not job.waited_long():
         return unknown("some ranks are still making progress")
     blamed = tuple(sorted({member for position in stalled for member in position.group.members}))
-    computing = any(job.states[n].doing is Activity.NATIVE for n in waiters) and not lose_packets(job)
+    computing = any(job.states[n].doing is Activity.NATIVE for n in waiters) and not any(
+        True for _ in _stalled_connections(job)
+    )
     finding = _stalled_problem(job, stalled, blamed)
-    runs = has_begun(job, stalled) or is_limit_over(job)
+    runs = all(
+        state in (None, DeviceState.STARTED) for state in _device_states(job, stalled).values()
+    ) or is_limit_over(job)
     return judged([finding], certain=runs and not computing, may_resume=True)
-
-
-def _stalled_words(job: JobState, stalled: Sequence[CallPosition]) -> str:
-    inside = by_position(job.positions)
-    said = [_one_stalled(job, position, inside[position]) for position in stalled[:MOST_GROUPS]]
-    left = len(stalled) - len(said)
-    more = f"; {left} more groups" if left else ""
-    return f"{'; '.join(said)}{more}, but {'it does' if len(stalled) == 1 else 'they do'} not complete"
 
 
 def _one_stalled(job: JobState, position: CallPosition, inside: list[int]) -> str:
@@ -503,14 +472,26 @@ def _one_stalled(job: JobState, position: CallPosition, inside: list[int]) -> st
 def _stalled_problem(job: JobState, stalled: Sequence[CallPosition], blamed: tuple[int, ...]) -> Problem:
     sites = {n: say.line_at(job.states[n]) for n in blamed}
     group = stalled[0].group
-    clues = transport_clues(job, group)
+    found = [*_down_interfaces(job), *_stalled_connections(job)]
+    likely = likely_causes(job, group)
+    for machine in machines_of(job.facts):
+        found += _machine(machine, likely)
+    found += [
+        Clue(said=f"NCCL warns{_source(line.source)}: {line.text}") for line in job.facts.nccl_lines[-MOST_LINES:]
+    ]
+    found += _texts(job)
+    clues = (*found, *_ways(job))
+    inside = by_position(job.positions)
+    said = [_one_stalled(job, position, inside[position]) for position in stalled[:MOST_GROUPS]]
+    left = len(stalled) - len(said)
+    more = f"; {left} more groups" if left else ""
     return Problem(
         confidence=Confidence.MEDIUM if any(clue.fix for clue in clues) else Confidence.LOW,
         ranks=blamed,
         hosts=say.hosts_of(job, blamed),
         where=tuple(place for n, frame in sites.items() for place in places(n, [frame])[:1]),
         step=say.step_of(job, blamed),
-        summary=_stalled_words(job, stalled),
+        summary=f"{'; '.join(said)}{more}, but {'it does' if len(stalled) == 1 else 'they do'} not complete",
         evidence=(
             *(clue.said for clue in clues),
             *device_words(job, stalled),

@@ -306,7 +306,12 @@ _FREES_GROUP = Clue(
 def lock_clues(job: JobState, rank: Rank, causes: ProcessCauses) -> Iterator[Clue]:
     """Return the lock that a rank waits for, and who holds it."""
     frames = main_frames(rank)
-    if _frees_group(rank, causes):
+    # ``destroy_process_group`` drops torch's reference. The reducer of a DDP model holds the last one, and its
+    # destructor joins the group's threads without releasing the GIL. Seen with Gloo on torch 2.13.
+    last = pack_calls(rank.recent_calls)[-1:]
+    destroyed = not rank.open_calls and any(call.op == "destroy_process_group" for call in last)
+    waits = causes.blocked is not None and causes.blocked.call == "futex"
+    if destroyed and waits and rank.recorded and not rank.answered:
         yield _FREES_GROUP
     elif causes.waits_for_lock is not None:
         lock = causes.waits_for_lock
@@ -403,7 +408,12 @@ def _polled(job: JobState, rank: Rank, causes: ProcessCauses, frames: tuple[Fram
     """Judge a loop that polls for a lock: the path is known; the holder is known if it is a kernel lock."""
     path = causes.lock_path
     if any(is_file(frame, _BATON) for frame in frames):
-        return _baton(path)
+        file = path or "the file `lock` in the build folder"
+        return Clue(
+            said=f"waits for {file} to be removed: it marks a build of a C++ extension by another process",
+            fix=f"if no process is building that extension, its build died: delete {file}; build it on one rank before "
+            "the others load it",
+        )
     if causes.lock_file is not None and causes.lock_file.holders:
         holder = causes.lock_file.holders[0]
         return _held(path, find_owner(job, rank.host, holder.pid, holder.command))
@@ -416,15 +426,6 @@ def _polled(job: JobState, rank: Rank, causes: ProcessCauses, frames: tuple[Fram
     return Clue(
         said=f"polls for the lock file {path or 'of a library'}; no process of this job holds a lock on it",
         fix=f"find out who locks {path or 'the lock file'} (another job or host), or acquire it with a timeout",
-    )
-
-
-def _baton(path: str | None) -> Clue:
-    file = path or "the file `lock` in the build folder"
-    return Clue(
-        said=f"waits for {file} to be removed: it marks a build of a C++ extension by another process",
-        fix=f"if no process is building that extension, its build died: delete {file}; build it on one rank before "
-        "the others load it",
     )
 
 
@@ -446,18 +447,6 @@ def _of_own_process(rank: Rank, causes: ProcessCauses, frames: tuple[Frame, ...]
     named = [f"{name} ({line_of(frame)})" for name, frame in threads if frame is not None][:MOST_HOLDERS]
     if named:
         yield Clue(said=f"sleeps until another thread wakes it (futex); its other threads: {', '.join(named)}")
-
-
-def _frees_group(rank: Rank, causes: ProcessCauses) -> bool:
-    """Return whether a rank that has destroyed its process group waits inside C and holds the GIL.
-
-    ``destroy_process_group`` drops torch's reference. The reducer of a DDP model holds the last one, and its destructor
-    joins the group's threads without releasing the GIL. Seen with Gloo on torch 2.13.
-    """
-    last = pack_calls(rank.recent_calls)[-1:]
-    destroyed = not rank.open_calls and any(call.op == "destroy_process_group" for call in last)
-    waits = causes.blocked is not None and causes.blocked.call == "futex"
-    return destroyed and waits and rank.recorded and not rank.answered
 
 
 _ASKS = frozenset({"cmdloop", "interact", "interaction", "raw_input", "mainloop", "embed", "prompt"})
@@ -603,7 +592,11 @@ def _lost_children(job: JobState, rank: Rank, causes: ProcessCauses) -> Iterator
     pipe = causes.blocked is not None and causes.blocked.file == "pipe"
     if not (waits or pipe):
         return
-    lost = [child for child in causes.lost_children if _matters(child)]
+    lost = [
+        child
+        for child in causes.lost_children
+        if (not child.reaped or (child.signal is not None and child.signal not in _USUAL_ENDS) or bool(child.exit_code))
+    ]
     if not lost:
         return
     ended = ", ".join(_child_words(child) for child in lost[-MOST_CHILDREN:])
@@ -611,11 +604,6 @@ def _lost_children(job: JobState, rank: Rank, causes: ProcessCauses) -> Iterator
         said=f"may be waiting for a child that is gone: {ended}",
         fix="find out why that process ended; give the wait a timeout, and check that the process is still alive",
     )
-
-
-def _matters(child: LostChild) -> bool:
-    """Return whether the end of a child matters: not if it ended well as requested, or was asked to end."""
-    return not child.reaped or (child.signal is not None and child.signal not in _USUAL_ENDS) or bool(child.exit_code)
 
 
 def _child_words(child: LostChild) -> str:

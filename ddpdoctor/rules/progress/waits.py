@@ -213,7 +213,9 @@ def find_waits(
     waiters = tuple(sorted(number for number, state in states.items() if state.waiting))
     needed = _needed_in_groups(states, positions)
     needed |= needed_in_init(states, world)
-    needed |= _needed_in_new_group(states)
+    made = {n: groups_made(state.rank) for n, state in states.items()}
+    most = max((made[n] for n, state in states.items() if state.doing is Activity.NEW_GROUP), default=0)
+    needed |= {n for n, state in states.items() if not state.waiting and made[n] < most}
     needed |= set(unanswered_peers(states).values())
     absent = {n for n in needed if n not in states or states[n].doing is Activity.MISSING}
     blockers = {n for n in needed - absent if not states[n].waiting}
@@ -262,13 +264,6 @@ def needed_in_init(states: Mapping[int, RankState], world: int) -> set[int]:
         return set()
     here = {n for n, state in states.items() if state.doing is Activity.INIT or state.rank.initialized}
     return set(range(world)) - here
-
-
-def _needed_in_new_group(states: Mapping[int, RankState]) -> set[int]:
-    """Return the ranks that have called ``new_group`` less often than a rank that waits in it."""
-    made = {n: groups_made(state.rank) for n, state in states.items()}
-    most = max((made[n] for n, state in states.items() if state.doing is Activity.NEW_GROUP), default=0)
-    return {n for n, state in states.items() if not state.waiting and made[n] < most}
 
 
 def groups_made(rank: Rank) -> int:
