@@ -67,7 +67,9 @@ def _explains(fact: Fact, exited: Exited) -> bool:
 
 def _went_on(fact: Fact, signs: Iterable[Moving | Finished]) -> bool:
     """Return whether the writer of an error went on, or the job after somebody was late."""
-    of_job = _is_of_job(fact)
+    of_job = (
+        fact.in_init and not fact.timed_out if isinstance(fact, Waiting) else isinstance(fact, Absent) and fact.expected
+    )
     if not of_job and not isinstance(fact, Failed) and not (isinstance(fact, Exited) and fact.who == Who()):
         return False
     return any(
@@ -76,13 +78,6 @@ def _went_on(fact: Fact, signs: Iterable[Moving | Finished]) -> bool:
         and _is_after(sign, fact, at_once=isinstance(fact, Failed) and fact.alone)
         for sign in signs
     )
-
-
-def _is_of_job(fact: Fact) -> bool:
-    """Return whether it holds up the whole job as long as it lasts: somebody is late, at the start or later."""
-    if isinstance(fact, Waiting):
-        return fact.in_init and not fact.timed_out
-    return isinstance(fact, Absent) and fact.expected
 
 
 def _is_after(sign: Moving | Finished, fact: Fact, *, at_once: bool) -> bool:

@@ -234,6 +234,19 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
     detail = job.states[conflict.parts[0].rank].detail
     counted = f" (SequenceNumber={conflict.seq - 1} in torch's text)" if detail else ""
     group = group_words(conflict.group, job.world)
+    found = []
+    hooked = [part for part in conflict.parts if _hook_of(job, part)]
+    for shape, ranks in grouped((part.kind.shape, part.rank) for part in hooked).items():
+        rank = job.rank(ranks[0])
+        tensors = [*rank.parameters, *(tensor for model in rank.models for tensor in model.tensors)]
+        named = list(dict.fromkeys(one.name for one in tensors if one.shape == shape and not one.is_buffer))
+        if named and shape is not None:
+            of = (
+                f"the gradient of {name_list(named, most=3)}"
+                if len(named) == 1
+                else f"a gradient of shape {list(shape)} ({' or '.join(named[:3])})"
+            )
+            found.append(f"{rank_list(ranks)} {verb(ranks, 'reduces', 'reduce')} {of} in a hook during backward")
     return Problem(
         confidence=conflict.blame.confidence,
         ranks=blamed,
@@ -247,7 +260,7 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
             *(turning_words(turning, say.who(job, blamed)) if turning is not None else ()),
             *([f"its call is under the condition at {line_of(guard)}, and the other ranks never made that call"]
               if guard is not None and "condition" not in conflict.blame.reason else ()),
-            *_hook_words(job, conflict),
+            *found,
             *_inside_words(job, conflict, departing),
             *say.classes(job, conflict.left),
             *options,
@@ -291,24 +304,6 @@ def _hook_of(job: JobState, part: TimelineEntry) -> bool:
     inside = frames[engine + 1 :]
     own_backward = any(is_file(frame, "/torch/autograd/function.py") for frame in inside)
     return not own_backward and any((frame.file, frame.line) == (part.site.file, part.site.line) for frame in inside)
-
-
-def _hook_words(job: JobState, conflict: Conflict) -> list[str]:
-    """Return the parameters whose gradients the ranks reduce in hooks, as far as their shapes tell."""
-    found = []
-    hooked = [part for part in conflict.parts if _hook_of(job, part)]
-    for shape, ranks in grouped((part.kind.shape, part.rank) for part in hooked).items():
-        rank = job.rank(ranks[0])
-        tensors = [*rank.parameters, *(tensor for model in rank.models for tensor in model.tensors)]
-        named = list(dict.fromkeys(one.name for one in tensors if one.shape == shape and not one.is_buffer))
-        if named and shape is not None:
-            of = (
-                f"the gradient of {name_list(named, most=3)}"
-                if len(named) == 1
-                else f"a gradient of shape {list(shape)} ({' or '.join(named[:3])})"
-            )
-            found.append(f"{rank_list(ranks)} {verb(ranks, 'reduces', 'reduce')} {of} in a hook during backward")
-    return found
 
 
 def _inside_words(job: JobState, conflict: Conflict, departing: list[TimelineEntry]) -> list[str]:

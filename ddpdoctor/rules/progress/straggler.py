@@ -475,29 +475,33 @@ def check_straggler(job: JobState) -> Answer:
 def _judge_devices(job: JobState) -> Answer:
     late = find_late_device(job)
     if late is not None:
-        return judged([_device_finding(job, late)])
+        who = say.who(job, (late.rank,))
+        group = group_words(late.group, job.world)
+        return judged(
+            [
+                Problem(
+                    confidence=Confidence.MEDIUM,
+                    ranks=(late.rank,),
+                    hosts=say.hosts_of(job, (late.rank,)),
+                    where=places(
+                        late.rank, [line.frame for line in job.rank(late.rank).lines_seen[:1] if not line.in_child]
+                    ),
+                    summary=f"{who} is slow on its device: it started last in {late.last_in} collectives of about "
+                    f"{late.steps} steps",
+                    evidence=(
+                        (
+                            f"in {group}, its kernels ran {_ms(late.cost_ms)} shorter than on any other rank: it does not "
+                            "wait"
+                        ),
+                        f"a step takes at most {_ms(late.step_ms)}, including the start of the job",
+                    ),
+                    fix=_SAME_WORK,
+                )
+            ]
+        )
     if any(rank.device_times for rank in job.facts.ranks):
         return passed()
     return unknown(f"waits between ranks on their devices are only measured with {TIMING}")
-
-
-def _device_finding(job: JobState, late: LateDevice) -> Problem:
-    who = say.who(job, (late.rank,))
-    group = group_words(late.group, job.world)
-    return Problem(
-        confidence=Confidence.MEDIUM,
-        ranks=(late.rank,),
-        hosts=say.hosts_of(job, (late.rank,)),
-        where=places(late.rank, [line.frame for line in job.rank(late.rank).lines_seen[:1] if not line.in_child]),
-        summary=(
-            f"{who} is slow on its device: it started last in {late.last_in} collectives of about {late.steps} steps"
-        ),
-        evidence=(
-            f"in {group}, its kernels ran {_ms(late.cost_ms)} shorter than on any other rank: it does not wait",
-            f"a step takes at most {_ms(late.step_ms)}, including the start of the job",
-        ),
-        fix=_SAME_WORK,
-    )
 
 
 def _without_waiters(job: JobState, late: Late) -> Late | None:

@@ -140,30 +140,6 @@ def _nobody_listens(store: StoreSought, causes: ProcessCauses | None) -> bool:
     return not any(end.endswith(f":{store.port}") for end in causes.connections.listening)
 
 
-def _store_problem(job: JobState, blamed: tuple[int, ...], *, sure: bool) -> Problem:
-    rank = job.rank(blamed[0])
-    store = rank.causes.store if rank.causes is not None else None
-    assert store is not None
-    ends = {f"{one.host}:{one.port}" for one in map(_sought, map(job.rank, blamed)) if one is not None}
-    where = tuple(place for n in blamed for place in _store_places(job, n))
-    at = f" ({line_of(where[0])})" if where and {(p.file, p.line) for p in where if p.rank == blamed[0]} else ""
-    return Problem(
-        confidence=Confidence.HIGH if sure else Confidence.MEDIUM,
-        ranks=blamed,
-        hosts=say.hosts_of(job, blamed),
-        where=where,
-        summary=f"{say.who(job, blamed)} {verb(blamed, 'is', 'are')} waiting in init_process_group{at} for a store at "
-        f"{', '.join(sorted(ends))} that does not respond",
-        evidence=(
-            *_server_words(job, blamed, store),
-            *_answer_words(rank, store),
-            *say.classes(job, blamed),
-            *say.others(job, blamed),
-        ),
-        fix=_store_fix(store),
-    )
-
-
 def _store_places(job: JobState, number: int) -> tuple[Place, ...]:
     store = _sought(job.rank(number))
     return places(number, (store.set_at if store is not None else None, say.line_at(job.states[number])))
@@ -279,7 +255,32 @@ def _nobody_held(job: JobState) -> Answer:
     if not job.waited_long():
         return unknown(f"{rank_list(blamed)} {verb(blamed, 'is', 'are')} connecting to the job's store")
     sure = all(_is_sure(job, n) for n in blamed)
-    return judged([_store_problem(job, blamed, sure=sure)], certain=sure and job.stands_still(blamed))
+    rank = job.rank(blamed[0])
+    store = rank.causes.store if rank.causes is not None else None
+    assert store is not None
+    ends = {f"{one.host}:{one.port}" for one in map(_sought, map(job.rank, blamed)) if one is not None}
+    where = tuple(place for n in blamed for place in _store_places(job, n))
+    at = f" ({line_of(where[0])})" if where and {(p.file, p.line) for p in where if p.rank == blamed[0]} else ""
+    return judged(
+        [
+            Problem(
+                confidence=Confidence.HIGH if sure else Confidence.MEDIUM,
+                ranks=blamed,
+                hosts=say.hosts_of(job, blamed),
+                where=where,
+                summary=f"{say.who(job, blamed)} {verb(blamed, 'is', 'are')} waiting in init_process_group{at} for a "
+                f"store at {', '.join(sorted(ends))} that does not respond",
+                evidence=(
+                    *_server_words(job, blamed, store),
+                    *_answer_words(rank, store),
+                    *say.classes(job, blamed),
+                    *say.others(job, blamed),
+                ),
+                fix=_store_fix(store),
+            )
+        ],
+        certain=sure and job.stands_still(blamed),
+    )
 
 
 def _behind(job: JobState, blamed: tuple[int, ...]) -> Answer:
