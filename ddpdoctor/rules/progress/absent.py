@@ -276,12 +276,11 @@ def _stopped(job: JobState, blamed: tuple[int, ...]) -> Answer:
     how = f"held by a debugger (process {traced[0]})" if traced else f"stopped (state {ranks[0].proc_state})"
     waiters = say.waiters_words(job, blamed)
     clues = {n: clues_of(job, n) for n in blamed[: say.MAX_CLASSES]} if asleep else {}
-    finding = Problem(
+    finding = say.problem_of(
+        job,
+        blamed,
         confidence=Confidence.MEDIUM if asleep else Confidence.HIGH,
-        ranks=blamed,
-        hosts=say.hosts_of(job, blamed),
         where=where,
-        step=say.step_of(job, blamed),
         summary=f"{say.who(job, blamed)} {verb(blamed, 'is', 'are')} {how}" + (f"; {waiters}" if waiters else ""),
         evidence=(
             *sentences(clues),

@@ -72,30 +72,55 @@ LESS = "use less memory per rank: smaller batches, fewer loader workers or less 
 
 def memory_clues(job: JobState, failure: Failure) -> tuple[Clue, ...]:
     """Return what was measured, if a rank ran out of memory or may have."""
-    rank = failure.rank
-    if failure.error is None:
-        return tuple(_of_signal(job, rank))
-    text = f"{failure.error.type}: {failure.error.message}"
+    rank, error = failure.rank, failure.error
     at_error = rank.causes.at_error if rank.causes is not None else None
-    if failure.error.type == "OutOfMemoryError" or _OF_DEVICE.search(text):
-        return tuple(_of_device(at_error))
-    if _WORKER.search(text):
-        return tuple(_of_worker(job, rank, text))
+    shared = _shared(job, rank, at_error if error is not None else None)
+    if error is None:
+        if rank.signal == "SIGBUS":
+            return tuple(_of_shared(shared))
+        space, _ = _limit(job, rank)
+        filled = space is not None and space.used_bytes >= NEARLY_FULL * space.limit_bytes
+        killed = rank.signal == "SIGKILL" and rank.oom_killed is not False and (rank.oom_killed or filled)
+        return tuple(_use(job, rank)) if killed else ()
+    text = f"{error.type}: {error.message}"
+    if error.type == "OutOfMemoryError" or _OF_DEVICE.search(text):
+        devices = at_error.devices if at_error is not None else ()
+        loose = any(one.reserved_bytes - one.allocated_bytes > FRAGMENTED * one.reserved_bytes for one in devices)
+        more = "; much reserved memory is unused: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" if loose else ""
+        fix = f"use less GPU memory: smaller batches, activation checkpointing or sharding{more}"
+        used = [
+            f"on GPU {one.device}, tensors used {format_memory(one.allocated_bytes)} "
+            f"(peak {format_memory(one.most_allocated_bytes)}), and torch had reserved "
+            f"{format_memory(one.reserved_bytes)} (peak {format_memory(one.most_reserved_bytes)})"
+            for one in devices
+        ]
+        return (*map(Clue, used), Clue("the GPU ran out of memory", fix)) if used else ()
+    if worker := _WORKER.search(text):  # a signal ended a loader's worker: /dev/shm was full, or memory ran out
+        if "Bus error" in worker["how"] or _is_full(shared):
+            return tuple(_of_shared(shared))
+        return tuple(_use(job, rank)) if "Killed" in worker["how"] else ()
     if _OF_SHARED.search(text):
-        return tuple(_of_shared(_shared(job, rank, at_error), refused="No space left" in text))
-    if failure.error.type == "MemoryError" or _OF_HOST.search(text):
-        return tuple(_of_host(job, rank, text))
-    return ()
+        return tuple(_of_shared(shared, refused="No space left" in text))
+    return _of_host(job, rank, text) if error.type == "MemoryError" or _OF_HOST.search(text) else ()
 
 
-def _of_signal(job: JobState, rank: Rank) -> Iterator[Clue]:
-    if rank.signal == "SIGBUS":
-        yield from _of_shared(_shared(job, rank, None))
-    if rank.signal != "SIGKILL" or rank.oom_killed is False:
-        return
-    space, _ = _limit(job, rank)
-    if rank.oom_killed or (space is not None and space.used_bytes >= NEARLY_FULL * space.limit_bytes):
-        yield from _use(job, rank)
+def _of_host(job: JobState, rank: Rank, text: str) -> tuple[Clue, ...]:
+    at_error = rank.causes.at_error if rank.causes is not None else None
+    found = []
+    if at_error is not None and at_error.address_space is not None:
+        space, asked = at_error.address_space, _ASKED.search(text)
+        more = f", and it asked for {format_memory(int(asked[1]))} more" if asked else ""
+        found.append(Clue(
+            f"its address space was {format_memory(space.used_bytes)} of the {format_memory(space.limit_bytes)} "
+            f"that RLIMIT_AS (ulimit -v) allows{more}",
+            f"{LESS}, or raise the limit: ulimit -v unlimited",
+        ))  # fmt: skip
+    if at_error is None or at_error.memory is None:
+        return (*found, *_use(job, rank))
+    used, most = map(format_memory, (at_error.memory.used_bytes, at_error.memory.most_bytes))
+    limit, whose = _limit(job, rank)
+    of = f", of the {format_memory(limit.limit_bytes)} that {whose}" if limit is not None else ""
+    return (*found, Clue(f"had {used} resident when it failed (peak {most}){of}", LESS))
 
 
 def _use(job: JobState, rank: Rank) -> Iterator[Clue]:
@@ -120,60 +145,6 @@ def _limit(job: JobState, rank: Rank) -> tuple[Space | None, str]:
     if host.group is not None and (host.machine is None or host.group.limit_bytes < host.machine.limit_bytes):
         return host.group, "its cgroup allows"
     return host.machine, "the machine has"
-
-
-def _of_device(at_error: AtError | None) -> Iterator[Clue]:
-    devices = at_error.devices if at_error is not None else ()
-    for one in devices:
-        yield Clue(
-            said=f"on GPU {one.device}, tensors used {format_memory(one.allocated_bytes)} "
-            f"(peak {format_memory(one.most_allocated_bytes)}), and torch had reserved "
-            f"{format_memory(one.reserved_bytes)} (peak {format_memory(one.most_reserved_bytes)})"
-        )
-    loose = any(one.reserved_bytes - one.allocated_bytes > FRAGMENTED * one.reserved_bytes for one in devices)
-    more = "; much reserved memory is unused: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" if loose else ""
-    if devices:
-        yield Clue(
-            said="the GPU ran out of memory",
-            fix=f"use less GPU memory: smaller batches, activation checkpointing or sharding{more}",
-        )
-
-
-def _of_host(job: JobState, rank: Rank, text: str) -> Iterator[Clue]:
-    at_error = rank.causes.at_error if rank.causes is not None else None
-    if at_error is not None and at_error.address_space is not None:
-        space = at_error.address_space
-        yield Clue(
-            said=f"its address space was {format_memory(space.used_bytes)} of the {format_memory(space.limit_bytes)} "
-            f"that RLIMIT_AS (ulimit -v) allows{_asked(text)}",
-            fix=f"{LESS}, or raise the limit: ulimit -v unlimited",
-        )
-    if at_error is not None and at_error.memory is not None:
-        memory = at_error.memory
-        used, most = map(format_memory, (memory.used_bytes, memory.most_bytes))
-        had = f"had {used} resident when it failed (peak {most})"
-        space_all, whose = _limit(job, rank)
-        of = f", of the {format_memory(space_all.limit_bytes)} that {whose}" if space_all is not None else ""
-        yield Clue(said=had + of, fix=LESS)
-    else:
-        yield from _use(job, rank)
-
-
-def _asked(text: str) -> str:
-    """Return how much was asked for, if torch says it."""
-    match = _ASKED.search(text)
-    return f", and it asked for {format_memory(int(match[1]))} more" if match else ""
-
-
-def _of_worker(job: JobState, rank: Rank, text: str) -> Iterator[Clue]:
-    """Judge a loader's worker that a signal ended: /dev/shm was full, or it ran out of memory."""
-    match = _WORKER.search(text)
-    how = match["how"] if match is not None else ""
-    at_error = rank.causes.at_error if rank.causes is not None else None
-    if "Bus error" in how or _is_full(_shared(job, rank, at_error)):
-        yield from _of_shared(_shared(job, rank, at_error))
-    elif "Killed" in how:
-        yield from _use(job, rank)
 
 
 def _shared(job: JobState, rank: Rank, at_error: AtError | None) -> Space | None:
@@ -235,11 +206,10 @@ def check_early_exit(job: JobState) -> Answer:
     at = f", last seen {place_words(last)}" if last is not None else ""
     waiters = say.waiters_words(job, blamed)
     by_signal = grouped((job.rank(n).exit_signal, n) for n in blamed if job.rank(n).exit_signal)
-    finding = Problem(
-        ranks=blamed,
-        hosts=say.hosts_of(job, blamed),
+    finding = say.problem_of(
+        job,
+        blamed,
         where=where,
-        step=say.step_of(job, blamed),
         summary=f"{say.who(job, blamed)} exited with status 0{at}" + (f"; {waiters}" if waiters else ""),
         evidence=(
             *(turning_words(turning, say.who(job, blamed)) if turning is not None else ()),
@@ -344,21 +314,28 @@ def _failed(job: JobState, root: Failure) -> Problem:
     if known is not None and (not any(clue.fix for clue in clues) or DEVICE_ERROR.search(known.shown)):
         clues = (*clues, Clue(said=f"{known.means} (at fault: {known.fault})", fix=known.fix))
     passed_on = root.error.passed_on_as if root.error is not None else ""
-    return Problem(
+    # The line of the loader is named, but torch raises a worker's end wherever the rank is.
+    raised_at = innermost_user(root.error.frames) if root.error is not None and is_lost_worker(root) else None
+    in_reducer = root.error is not None and root.error.reducer is not None
+    alone = root.call is None and not root.by_watchdog
+    return say.problem_of(
+        job,
+        blamed,
         severity=Severity.ERROR,
-        confidence=_confidence(root),
-        ranks=blamed,
-        hosts=say.hosts_of(job, blamed),
+        confidence=Confidence.HIGH if alone else Confidence.LOW if root.by_signal else Confidence.MEDIUM,
         where=tuple(sorted(where, key=lambda place: place.rank)),
-        step=say.step_of(job, blamed),
         summary=_summary(root, say.who(job, raisers), raisers, where),
         evidence=(
             *_signal_words(root),
             *([f"torch raised {passed_on} because of this error"] if passed_on else []),
             *_then_words(root),
-            *_worker_words(root),
-            *sentences(dict.fromkeys(blamed if of_several or _of_reducer(root) else (root.rank.rank,), clues)),
-            *(other_words(job) if _of_reducer(root) else ()),
+            *(
+                [f"a worker of this DataLoader died; torch raised the error when the rank was {place_words(raised_at)}"]
+                if raised_at is not None
+                else []
+            ),
+            *sentences(dict.fromkeys(blamed if of_several or in_reducer else (root.rank.rank,), clues)),
+            *(other_words(job) if in_reducer else ()),
             *say.cascade_words(job.failures, blamed),
             *say.others(job, [*blamed, *(failure.rank.rank for failure in job.failures)]),
             *say.progress_words(job, blamed),
@@ -396,10 +373,6 @@ def _driver_clues(job: JobState, root: Failure) -> tuple[Clue, ...]:
     return tuple(found.values())
 
 
-def _of_reducer(failure: Failure) -> bool:
-    return failure.error is not None and failure.error.reducer is not None
-
-
 def _then_words(root: Failure) -> list[str]:
     """Say what the rank did with its error, if it did not end at once."""
     said = []
@@ -416,27 +389,11 @@ def _then_words(root: Failure) -> list[str]:
     return said
 
 
-def _worker_words(root: Failure) -> list[str]:
-    """Say where the error was raised, if that is not the line that the finding names."""
-    frame = innermost_user(root.error.frames) if root.error is not None and is_lost_worker(root) else None
-    return (
-        [f"a worker of this DataLoader died; torch raised the error when the rank was {place_words(frame)}"]
-        if frame
-        else []
-    )
-
-
 def _lines(failure: Failure) -> list[Frame | None]:
     """Return the line of a failure, after that of what it followed from, and the line by which the script then left."""
     then = failure.then.site if failure.then is not None else None
     left = failure.rank.exit_call if failure.error is not None else None
     return [first_line_of(failure), failure_line(failure), then, left]
-
-
-def _confidence(root: Failure) -> Confidence:
-    if root.call is None and not root.by_watchdog:
-        return Confidence.HIGH
-    return Confidence.LOW if root.by_signal else Confidence.MEDIUM
 
 
 def _summary(root: Failure, who: str, blamed: tuple[int, ...], where: tuple[Place, ...]) -> str:
@@ -526,49 +483,51 @@ def check_exit_hang(job: JobState) -> Answer:
         return skipped(Cause.FAILURE.value)
     ended = [n for n in job.living if job.states[n].doing is Activity.SHUTTING_DOWN and n not in job.early]
     now = job.time_ns
-    blamed = tuple(n for n in ended if _is_held_up(job, n))
+    since_ns = {n: now - (job.rank(n).main_ended_ns or now) for n in ended}
+    ranks = {n: _since_end(job.rank(n)) for n in ended}
+    # An interpreter that has joined its threads, including ddpdoctor's, and still computes takes itself down.
+    takes_down = {
+        n
+        for n, rank in ranks.items()
+        if (rank.proc_state == "R" or (rank.cpu_share or 0.0) > AT_WORK_SHARE)
+        and not rank.samples
+        and (rank.cpu_share or 0.0) * since_ns[n] / 1e9 < TEARDOWN_CPU_S
+    }
+    blamed = tuple(n for n in ended if since_ns[n] >= job.timeout_ns and n not in takes_down)
     if not blamed:
         return unknown(f"{rank_list(ended)} finished just now") if ended and not job.facts.ended else passed()
-    where = tuple(place for n in blamed for place in _exit_places(job.rank(n)))
+    kept = {n: [s for s in other_threads(ranks[n], skip_idle=False) if not s.is_daemon] for n in blamed}
+    where: tuple[Place, ...] = ()
+    for n in blamed:  # what keeps the process alive: a thread, an exit function, or a child
+        lines: list[Frame | None] = [innermost_user(stack.frames) for stack in kept[n]]
+        lines += [frame for frame in lines_seen(ranks[n].samples) if frame.user]
+        where += places(n, [*lines, *(innermost_user(main_frames(child)) for child in ranks[n].children)])
     first = next(iter(where), None)
-    since = seconds(now - (job.rank(blamed[0]).main_ended_ns or now))
     clues = sentences({n: clues_of(job, n) for n in blamed[: say.MAX_CLASSES]})
     found = []
     for number in blamed[: say.MAX_CLASSES]:
-        rank = _since_end(job.rank(number))
-        names = [s.thread for s in other_threads(rank, skip_idle=False) if not s.is_daemon]
+        rank, names = ranks[number], [stack.thread for stack in kept[number]]
         found += [f"threads of rank {number} that the interpreter waits for: {', '.join(names)}"] if names else []
         found += [f"children of rank {number}: {', '.join(c.name for c in rank.children)}"] if rank.children else []
         frames = main_frames(rank)
         if frames and innermost_user(frames) is None:
             found.append(f"Python itself is {place_words(frames[-1])} on rank {number}")
     seen = [*found, *clues, *say.process_words(job, blamed), *say.others(job, blamed)]
-    finding = Problem(
+    finding = say.problem_of(
+        job,
+        blamed,
         confidence=Confidence.HIGH if where else Confidence.MEDIUM,
-        ranks=blamed,
-        hosts=say.hosts_of(job, blamed),
         where=where,
         summary=f"{say.who(job, blamed)} finished the script, but the "
         f"{verb(blamed, 'process does', 'processes do')} not exit"
         + (f": code is still running {place_words(first)}" if first is not None else ""),
-        evidence=(f"the process has kept running {since} after the script finished", *seen),
-        fix=_exit_fix(job.rank(blamed[0])),
+        evidence=(f"the process has kept running {seconds(since_ns[blamed[0]])} after the script finished", *seen),
+        fix="empty the multiprocessing queue before the script ends, or call its cancel_join_thread()"
+        if any(is_file(frame, QUEUES_FILE) for frame in main_frames(ranks[blamed[0]]))
+        else "stop that thread, child process or atexit function before the script ends, or make the thread a daemon",
+        step=None,
     )
     return judged([finding], certain=set(job.living) <= {*blamed, *job.quiet}, may_resume=True)
-
-
-def _is_held_up(job: JobState, number: int) -> bool:
-    """Return whether a rank whose script is over should have ended by now."""
-    rank = _since_end(job.rank(number))
-    since_ns = job.time_ns - (rank.main_ended_ns or job.time_ns)
-    return since_ns >= job.timeout_ns and not _takes_itself_down(rank, since_ns)
-
-
-def _takes_itself_down(rank: Rank, since_ns: int) -> bool:
-    """Return whether the interpreter has joined its threads, including ddpdoctor's, and still computes."""
-    share = rank.cpu_share or 0.0
-    at_work = rank.proc_state == "R" or share > AT_WORK_SHARE
-    return at_work and not rank.samples and share * since_ns / 1e9 < TEARDOWN_CPU_S
 
 
 def _since_end(rank: Rank) -> Rank:
@@ -578,52 +537,30 @@ def _since_end(rank: Rank) -> Rank:
     )
 
 
-def _exit_fix(rank: Rank) -> str:
-    if any(is_file(frame, QUEUES_FILE) for frame in main_frames(_since_end(rank))):
-        return "empty the multiprocessing queue before the script ends, or call its cancel_join_thread()"
-    return "stop that thread, child process or atexit function before the script ends, or make the thread a daemon"
-
-
-def _exit_places(rank: Rank) -> tuple[Place, ...]:
-    """Return what keeps the process of an ended script alive: a thread, an exit function, or a child."""
-    rank = _since_end(rank)
-    threads = [stack for stack in other_threads(rank, skip_idle=False) if not stack.is_daemon]
-    lines: list[Frame | None] = [innermost_user(stack.frames) for stack in threads]
-    lines += [frame for frame in lines_seen(rank.samples) if frame.user]
-    lines += [innermost_user(main_frames(child)) for child in rank.children]
-    return places(rank.rank, lines)
-
-
 @rule("DD612", "exit-abort", Severity.INFO, "A rank aborted at exit, after its script had finished")
 def check_exit_abort(job: JobState) -> Answer:
     """Report a rank that died of SIGABRT, SIGSEGV or SIGBUS after its script had ended well."""
-    aborted = tuple(n for n in sorted(job.states) if aborted_at_exit(job.rank(n)) and n not in job.early)
-    if not aborted:
-        return passed()
-    alike: dict[tuple[str, Frame | None], list[int]] = {}
-    for n in aborted:
-        alike.setdefault((job.rank(n).signal or "a signal", job.rank(n).fatal_place), []).append(n)
-    return judged([_abort(job, signal, line, tuple(ranks)) for (signal, line), ranks in alike.items()])
-
-
-def _abort(job: JobState, signal: str, line: Frame | None, ranks: tuple[int, ...]) -> Problem:
-    """Return the problem of ranks that the same signal ended, at the same line of the script or at none."""
-    died = "aborted" if signal == "SIGABRT" else f"died of {signal}"
-    seen = "a known bug in Gloo, pytorch#190489"
-    if line is not None:
-        seen = f"the stack dump shows it {place_words(line)}"
-    elif signal != "SIGABRT":
-        seen = f"native code has failed, or it is a dump of the abort that is {seen}"
+    aborted = [job.rank(n) for n in sorted(job.states) if aborted_at_exit(job.rank(n)) and n not in job.early]
+    alike = grouped(((rank.signal or "a signal", rank.fatal_place), rank.rank) for rank in aborted)
     status = job.facts.launcher_status
-    return Problem(
-        ranks=ranks,
-        where=tuple(place for n in ranks for place in places(n, [line])),
-        summary=f"{rank_list(ranks)} {died} at exit, after the script had finished; training is not affected",
-        evidence=(
-            f"{signal} while the interpreter was shutting down: {seen}",
-            *([f"the launcher counts that as a failure: its exit status is {status}"] if status else []),
-        ),
-        fix=f"check the native code that is called {place_words(line)}"
-        if line is not None
-        else "call dist.barrier() and then dist.destroy_process_group() as the last lines of the script",
-    )
+    problems = []
+    for (signal, line), ranks in alike.items():
+        died = "aborted" if signal == "SIGABRT" else f"died of {signal}"
+        seen = "a known bug in Gloo, pytorch#190489"
+        if line is not None:
+            seen = f"the stack dump shows it {place_words(line)}"
+        elif signal != "SIGABRT":
+            seen = f"native code has failed, or it is a dump of the abort that is {seen}"
+        problems.append(Problem(
+            ranks=tuple(ranks),
+            where=tuple(place for n in ranks for place in places(n, [line])),
+            summary=f"{rank_list(ranks)} {died} at exit, after the script had finished; training is not affected",
+            evidence=(
+                f"{signal} while the interpreter was shutting down: {seen}",
+                *([f"the launcher counts that as a failure: its exit status is {status}"] if status else []),
+            ),
+            fix=f"check the native code that is called {place_words(line)}"
+            if line is not None
+            else "call dist.barrier() and then dist.destroy_process_group() as the last lines of the script",
+        ))  # fmt: skip
+    return judged(problems)

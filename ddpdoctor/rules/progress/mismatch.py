@@ -107,11 +107,10 @@ def skipped_reduction(job: JobState, conflict: Conflict) -> Problem | None:
         return None
     blamed = tuple(sorted(skipping))
     said = skipping[blamed[0]]
-    return Problem(
-        ranks=blamed,
-        hosts=say.hosts_of(job, blamed),
+    return say.problem_of(
+        job,
+        blamed,
         where=tuple(place for n in blamed for place in places(n, [skipping[n].site])),
-        step=say.step_of(job, blamed),
         summary=f"backward on {say.who(job, blamed)} ({line_of(said.site)}) left {names_words(said)} without a "
         f"gradient, so DDP skipped the reduction that {rank_list(waiting)} {verb(waiting, 'is', 'are')} "
         "waiting in",
@@ -247,12 +246,11 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
                 else f"a gradient of shape {list(shape)} ({' or '.join(named[:3])})"
             )
             found.append(f"{rank_list(ranks)} {verb(ranks, 'reduces', 'reduce')} {of} in a hook during backward")
-    return Problem(
+    return say.problem_of(
+        job,
+        blamed,
         confidence=conflict.blame.confidence,
-        ranks=blamed,
-        hosts=say.hosts_of(job, blamed),
         where=where,
-        step=say.step_of(job, blamed),
         summary=_summary(job, conflict, departing, turning),
         evidence=(
             f"collective {conflict.seq}{counted} of {group}: {conflict.blame.reason}",

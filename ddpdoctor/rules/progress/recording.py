@@ -247,10 +247,11 @@ def _why(rank: Rank) -> str:
 
 def _finding(job: JobState, why: str, ranks: tuple[int, ...]) -> Problem:
     losses = losses_of(why)
-    return Problem(
-        ranks=ranks,
-        hosts=say.hosts_of(job, ranks),
+    return say.problem_of(
+        job,
+        ranks,
         summary=f"{rank_list(ranks)} could not be recorded completely: {why}",
         evidence=losses,
         fix=UPDATE if losses else "free disk space for the run folder, and start Python without -I, -E and -S",
+        step=None,
     )

@@ -479,10 +479,10 @@ def _judge_devices(job: JobState) -> Answer:
         group = group_words(late.group, job.world)
         return judged(
             [
-                Problem(
+                say.problem_of(
+                    job,
+                    (late.rank,),
                     confidence=Confidence.MEDIUM,
-                    ranks=(late.rank,),
-                    hosts=say.hosts_of(job, (late.rank,)),
                     where=places(
                         late.rank, [line.frame for line in job.rank(late.rank).lines_seen[:1] if not line.in_child]
                     ),
@@ -490,12 +490,13 @@ def _judge_devices(job: JobState) -> Answer:
                     f"{late.steps} steps",
                     evidence=(
                         (
-                            f"in {group}, its kernels ran {_ms(late.cost_ms)} shorter than on any other rank: it does not "
-                            "wait"
+                            f"in {group}, its kernels ran {_ms(late.cost_ms)} shorter than on any other rank: it "
+                            "does not wait"
                         ),
                         f"a step takes at most {_ms(late.step_ms)}, including the start of the job",
                     ),
                     fix=_SAME_WORK,
+                    step=None,
                 )
             ]
         )
@@ -534,10 +535,10 @@ def _finding(job: JobState, late: Late) -> Problem:
     reason = find_slow_reason(job.rank(late.ranks[0]), others, late.cost_ms)
     collects = reason is not None and reason.cause is SlowCause.COLLECTIONS
     where = tuple(place for number in late.ranks for place in _places(job, late, number, collects=collects))
-    return Problem(
+    return say.problem_of(
+        job,
+        late.ranks,
         confidence=_sureness(job, late),
-        ranks=late.ranks,
-        hosts=say.hosts_of(job, late.ranks),
         where=where,
         summary=_summary(job, late, main, where),
         evidence=(
@@ -548,6 +549,7 @@ def _finding(job: JobState, late: Late) -> Problem:
         ),
         fix=reason.fix if reason is not None else _FIXES[main],
         share=min(1.0, late.cost_ms / late.pacing.step_ms) if job.facts.speed_asked else None,
+        step=None,
     )
 
 

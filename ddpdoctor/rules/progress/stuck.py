@@ -64,10 +64,10 @@ def left_file_problem(job: JobState, path: str, blamed: tuple[int, ...]) -> Prob
     """Report ranks that got the addresses of an earlier job's ranks from a file."""
     where = tuple(place for n in blamed for place in places(n, [_init_line(job, n)]))
     at = f" ({line_of(where[0])})" if where else ""
-    return Problem(
+    return say.problem_of(
+        job,
+        blamed,
         confidence=Confidence.HIGH,
-        ranks=blamed,
-        hosts=say.hosts_of(job, blamed),
         where=where,
         summary=f"{say.who(job, blamed)} {verb(blamed, 'meets', 'meet')} in {path}{at}, which existed before the start "
         "and holds the addresses of an earlier job",
@@ -79,6 +79,7 @@ def left_file_problem(job: JobState, path: str, blamed: tuple[int, ...]) -> Prob
         ),
         fix=f"remove {path} before each start, give each start a file of its own, or call init_process_group() "
         "without init_method under torchrun",
+        step=None,
     )
 
 
@@ -263,10 +264,10 @@ def _nobody_held(job: JobState) -> Answer:
     at = f" ({line_of(where[0])})" if where and {(p.file, p.line) for p in where if p.rank == blamed[0]} else ""
     return judged(
         [
-            Problem(
+            say.problem_of(
+                job,
+                blamed,
                 confidence=Confidence.HIGH if sure else Confidence.MEDIUM,
-                ranks=blamed,
-                hosts=say.hosts_of(job, blamed),
                 where=where,
                 summary=f"{say.who(job, blamed)} {verb(blamed, 'is', 'are')} waiting in init_process_group{at} for a "
                 f"store at {', '.join(sorted(ends))} that does not respond",
@@ -277,6 +278,7 @@ def _nobody_held(job: JobState) -> Answer:
                     *say.others(job, blamed),
                 ),
                 fix=_store_fix(store),
+                step=None,
             )
         ],
         certain=sure and job.stands_still(blamed),
@@ -291,12 +293,11 @@ def _behind(job: JobState, blamed: tuple[int, ...]) -> Answer:
     mine = verb(blamed, "has queued its call", "have queued their calls")
     device = verb(blamed, "its device has not started it", "their devices have not started them")
     waiters = say.waiters_words(job, blamed)
-    finding = Problem(
+    finding = say.problem_of(
+        job,
+        blamed,
         confidence=Confidence.MEDIUM,
-        ranks=blamed,
-        hosts=say.hosts_of(job, blamed),
         where=where,
-        step=say.step_of(job, blamed),
         summary=f"{say.who(job, blamed)} {mine}{at}, but {device}" + (f"; {waiters}" if waiters else ""),
         evidence=(
             "torch times the kernels: the other ranks' kernels have started, and these have not",
@@ -386,12 +387,11 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
     seen += [*say.progress_words(job, blamed), *say.process_words(job, blamed)]
     seen += [*limit_words(job), *say.cascade_words(job.failures, blamed)]
     clues = {n: clues_of(job, n) for n in blamed[: say.MAX_CLASSES]}
-    finding = Problem(
+    finding = say.problem_of(
+        job,
+        blamed,
         confidence=confidence,
-        ranks=blamed,
-        hosts=say.hosts_of(job, blamed),
         where=where,
-        step=say.step_of(job, blamed),
         summary=f"{summary}; {waiters}"
         if waiters
         else summary

@@ -183,11 +183,10 @@ def _circle_problem(job: JobState, circles: Sequence[WaitCircle], waiters: tuple
     blamed = tuple(sorted(n for circle in circles for n in circle.ranks)) or waiters
     summary = f"{say.who(job, blamed)} are waiting for each other"
     around = [_around_words(job, circle) for circle in circles[:MOST_NAMED]]
-    return Problem(
-        ranks=blamed,
-        hosts=say.hosts_of(job, blamed),
+    return say.problem_of(
+        job,
+        blamed,
         where=tuple(place for n in blamed for place in places(n, _lines(job.states[n]))),
-        step=say.step_of(job, blamed),
         summary=f"{summary}: {around[0]}" if around else summary,
         evidence=(*around[1:], *say.classes(job, blamed), *say.others(job, blamed)),
         fix="use groups and peers in the same order on all ranks",
@@ -485,12 +484,11 @@ def _stalled_problem(job: JobState, stalled: Sequence[CallPosition], blamed: tup
     said = [_one_stalled(job, position, inside[position]) for position in stalled[:MOST_GROUPS]]
     left = len(stalled) - len(said)
     more = f"; {left} more groups" if left else ""
-    return Problem(
+    return say.problem_of(
+        job,
+        blamed,
         confidence=Confidence.MEDIUM if any(clue.fix for clue in clues) else Confidence.LOW,
-        ranks=blamed,
-        hosts=say.hosts_of(job, blamed),
         where=tuple(place for n, frame in sites.items() for place in places(n, [frame])[:1]),
-        step=say.step_of(job, blamed),
         summary=f"{'; '.join(said)}{more}, but {'it does' if len(stalled) == 1 else 'they do'} not complete",
         evidence=(
             *(clue.said for clue in clues),

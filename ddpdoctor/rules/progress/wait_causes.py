@@ -10,7 +10,6 @@ from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Helper, LockKind
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.words import format_age, rank_list
-from ddpdoctor.rules.answers import Problem
 from ddpdoctor.rules.progress import words as say
 from ddpdoctor.rules.progress.failures import NEARLY, came_late
 from ddpdoctor.rules.progress.states import (
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.facts import Blocked, FileLock, LockFile, LostChild, ProcessCauses, Rank, Work
     from ddpdoctor.model.stacks import Frame
+    from ddpdoctor.rules.answers import Problem
     from ddpdoctor.rules.progress.failures import Failure
     from ddpdoctor.rules.progress.job_state import JobState
     from ddpdoctor.rules.progress.states import RankState
@@ -166,12 +166,11 @@ def late_problem(job: JobState, late: tuple[int, ...]) -> Problem:
     calls = [(n, on_device[n][0] if n in on_device else job.states[n].call) for n in late]
     sites = {n: call.site if n in on_device and call is not None else say.line_at(job.states[n]) for n, call in calls}
     where = tuple(place for n in late for place in places(n, lines_before(job, n) or (sites[n],)))
-    return Problem(
+    return say.problem_of(
+        job,
+        late,
         confidence=Confidence.HIGH if known else Confidence.MEDIUM,
-        ranks=late,
-        hosts=say.hosts_of(job, late),
         where=where,
-        step=say.step_of(job, late),
         summary=f"{say.who(job, late)} called {op} too late: {who} had timed out there {gone}{was}",
         evidence=(
             *(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Life, Rank
 from ddpdoctor.model.words import grouped, name_list, rank_list, verb
+from ddpdoctor.rules.answers import Problem
 from ddpdoctor.rules.progress.states import (
     Activity,
     RankState,
@@ -23,7 +24,7 @@ from ddpdoctor.rules.progress.states import (
     seconds,
     without_numbers,
 )
-from ddpdoctor.rules.progress.waits import CallPosition, Group, dim_words, group_words, reached
+from ddpdoctor.rules.progress.waits import Group, dim_words, group_words, reached
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -91,18 +92,14 @@ def classes(job: JobState, numbers: Iterable[int]) -> list[str]:
         at = f", {line_of(frame)}" if frame is not None else ""
         merged[doing_words(state), doing_words(state, one=False), dim, at].append(number)
     ordered = sorted(merged.items(), key=lambda item: (-len(item[1]), item[1]))
-    sentences = [_class_sentence(job, words, ranks) for words, ranks in ordered[:MAX_CLASSES]]
+    sentences = []
+    for (one, many, _, at), ranks in ordered[:MAX_CLASSES]:
+        waited = [job.states[n].since(job.time_ns) for n in ranks if job.states[n].waiting]
+        lasting = seconds(max((value for value in waited if value is not None), default=None))
+        tail = f", {lasting}" if lasting else ""
+        sentences.append(f"{rank_list(ranks)} {verb(ranks, one, many)}{_mesh_words(job, ranks)}{at}{tail}")
     left = sum(len(ranks) for _, ranks in ordered[MAX_CLASSES:])
     return [*sentences, f"{left} more ranks are at other lines"] if left else sentences
-
-
-def _class_sentence(job: JobState, words: tuple[str, str, str, str], ranks: list[int]) -> str:
-    one, many, _, at = words
-    waited = [job.states[n].since(job.time_ns) for n in ranks if job.states[n].waiting]
-    known = [value for value in waited if value is not None]
-    lasting = seconds(max(known)) if known else ""
-    tail = f", {lasting}" if lasting else ""
-    return f"{rank_list(ranks)} {verb(ranks, one, many)}{_mesh_words(job, ranks)}{at}{tail}"
 
 
 def others(job: JobState, blamed: Iterable[int]) -> list[str]:
@@ -120,13 +117,9 @@ def waiters_words(job: JobState, blamed: Iterable[int]) -> str:
     if behind is not None:
         return behind
     whom = "it" if len(blamed) == 1 else "them"
-    calls = {_short(job.states[n]) for n in waiters}
+    calls = {call.op if (call := job.states[n].call) is not None else "a collective" for n in waiters}
     where = f" in {calls.pop()}" if len(calls) == 1 else ""
     return f"{rank_list(waiters)} {verb(waiters, 'is', 'are')} waiting for {whom}{where}"
-
-
-def _short(state: RankState) -> str:
-    return state.call.op if state.call is not None else "a collective"
 
 
 def progress_words(job: JobState, blamed: Iterable[int]) -> list[str]:
@@ -145,8 +138,11 @@ def progress_words(job: JobState, blamed: Iterable[int]) -> list[str]:
 
 def counts_words(job: JobState, numbers: Iterable[int]) -> list[str]:
     """Return how far ranks have come, if they differ in that: this shows loops of unequal length."""
-    ranks = map(job.rank, numbers)
-    had = grouped((_done_words(rank) or _backward_words(rank), rank.rank) for rank in ranks)
+    had: dict[str, list[int]] = defaultdict(list)
+    for rank in map(job.rank, numbers):
+        kinds = pack_calls(rank.recent_calls).counts.items()
+        backwards = sum(count for kind, count in kinds if kind.op == "backward")
+        had[_done_words(rank) or f"{backwards} recorded backwards"].append(rank.rank)
     if len(had) < 2:
         return []
     ordered = sorted(had.items(), key=lambda item: item[1])[:MAX_CLASSES]
@@ -157,11 +153,6 @@ def _done_words(rank: Rank) -> str:
     """Return "3 optimizer steps and 4 batches", or "" if it has done neither."""
     counts = {"optimizer steps": rank.steps, "batches": rank.batches}
     return " and ".join(f"{count} {what}" for what, count in counts.items() if count)
-
-
-def _backward_words(rank: Rank) -> str:
-    kinds = pack_calls(rank.recent_calls).counts.items()
-    return f"{sum(count for kind, count in kinds if kind.op == 'backward')} recorded backwards"
 
 
 _STATES = {
@@ -179,12 +170,18 @@ def process_words(job: JobState, blamed: Iterable[int]) -> list[str]:
         rank = job.rank(number)
         if rank.proc_state is not None and rank.life is Life.RUNNING:
             words = _STATES.get(rank.proc_state, f"in state {rank.proc_state}")
-            said[words + _cpu_words(rank)].append(number)
+            # To the nearest tenth of a core, so that equal ranks share a sentence.
+            share = f", at about {round(rank.cpu_share, 1):.0%} of a core" if rank.cpu_share is not None else ""
+            said[words + share].append(number)
         if rank.recorded and not rank.answered and rank.samples and rank.samples[-1].by == "signal":
             found.append(f"no thread of rank {number} can get the GIL: a C call is holding it")
         if rank.lost:
             found.append(f"the record of rank {number} is incomplete: {rank.lost}")
-    states = [f"{_processes(job, numbers)} {verb(numbers, 'is', 'are')} {words}" for words, numbers in said.items()]
+    several = len(hosts_of(job, job.states)) > 1
+    states = []
+    for words, numbers in said.items():
+        pids = ", ".join(f"{rank.pid} on {rank.host}" if several else str(rank.pid) for rank in map(job.rank, numbers))
+        states.append(f"{verb(numbers, 'process', 'processes')} {pids} {verb(numbers, 'is', 'are')} {words}")
     return states + found
 
 
@@ -197,18 +194,6 @@ def handled_words(job: JobState, blamed: Iterable[int]) -> list[str]:
             at = place_words(innermost_user(error.frames))
             found.append(f"rank {number} is handling a {error.type} raised {at}: {first_line(error.message)}")
     return found
-
-
-def _cpu_words(rank: Rank) -> str:
-    """Return the CPU use to the nearest tenth of a core, so that equal ranks share a sentence."""
-    return "" if rank.cpu_share is None else f", at about {round(rank.cpu_share, 1):.0%} of a core"
-
-
-def _processes(job: JobState, numbers: list[int]) -> str:
-    several = len(hosts_of(job, job.states)) > 1
-    ranks = [job.rank(number) for number in numbers]
-    pids = ", ".join(f"{rank.pid} on {rank.host}" if several else str(rank.pid) for rank in ranks)
-    return f"{'process' if len(numbers) == 1 else 'processes'} {pids}"
 
 
 def cascade_words(failures: Iterable[Failure], blamed: Iterable[int], also: str = " as well") -> list[str]:
@@ -244,6 +229,12 @@ def how_words(failure: Failure) -> str:
     return f"exit status {rank.exit_code}" if rank.exit_code is not None else "unknown reason"
 
 
+def problem_of(job: JobState, ranks: tuple[int, ...], summary: str, **fields: Any) -> Problem:
+    """Return a problem of ranks, with their hosts and their step; ``fields`` are the others of ``Problem``."""
+    fields.setdefault("step", step_of(job, ranks))
+    return Problem(ranks=ranks, hosts=hosts_of(job, ranks), summary=summary, **fields)
+
+
 def step_of(job: JobState, blamed: Iterable[int]) -> int | None:
     """Return the optimizer step that the blamed ranks were in, counted from 0, or None if no steps were seen."""
     steps = [job.rank(n).steps for n in blamed if n in job.states]
@@ -270,19 +261,17 @@ def _mesh_groups(job: JobState, ranks: Iterable[int]) -> dict[int, Group]:
     return {n: group for n, group in groups.items() if group.mesh_dim and len(group.members) < job.world}
 
 
-def _late_members(job: JobState, position: CallPosition) -> list[int]:
-    """Return the members of a group that have not come to this collective."""
-    come = {n: reached(job.states[n], position.group.name) if n in job.states else 0 for n in position.group.members}
-    return [n for n, seq in come.items() if seq is not None and position.seq is not None and seq < position.seq]
-
-
 def _mesh_words(job: JobState, ranks: Iterable[int]) -> str:
     """Return " in the dp group (ranks 1 and 3) for rank 3"; for several groups of a dimension, one phrase for all."""
     inside = _mesh_groups(job, ranks)
     if not inside:
         return ""
     groups = set(inside.values())
-    late = {late for position in {job.positions[n] for n in inside} for late in _late_members(job, position)}
+    late = set()  # the members that have not come to the collective
+    for position in {job.positions[n] for n in inside}:
+        for n in position.group.members:
+            seq = reached(job.states[n], position.group.name) if n in job.states else 0
+            late |= {n} if seq is not None and position.seq is not None and seq < position.seq else set()
     first = min(groups, key=lambda group: group.members)
     where = group_words(first, job.world) if len(groups) == 1 else f"their {dim_words(first)} groups"
     return f" in {where}" + (f" for {rank_list(late)}" if late else "")
@@ -309,7 +298,7 @@ def _behind_words(job: JobState, blamed: tuple[int, ...], waiters: list[int]) ->
     return f"{text}; {rank_list(rest)} {verb(rest, 'is', 'are')} waiting behind {rank_list(direct)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Clue:
     """One observation. ``said`` is the text after "rank 1: "; the fix replaces that of the finding."""
 
