@@ -41,197 +41,144 @@ _UP = frozenset({Contact.CONNECTED, Contact.REFUSED, Contact.RESET, Contact.NO_S
 
 def judge_lost(job: JobState) -> Answer:
     """Report the nodes that went silent, if the remaining ranks cannot go on without them."""
-    if job.was_left_running() and not _stands(job):
+    facts, waiters = job.facts, job.waits.waiters
+    stands = job.waited_long() and set(job.living) <= job.quiet
+    if not job.states:
+        stands = facts.now_ns - facts.launched_ns >= job.timeout_ns
+    if job.was_left_running() and not stands:
         return unknown("the remaining ranks have not waited for the whole --hang-timeout yet")
-    lost = _blamed(job)
-    others = others_of(job.facts)
-    tried = [attempts_at(job.facts.reached, node.host) for node in others]
+    # A member that hears nothing from the first node also hears nothing about the nodes that only the first reported
+    # on: those that answer are not lost, unless all answer or none was tried.
+    silent = tuple(node for node in job.lost if not _answers(job, node))
+    lost = silent if is_alone(facts) and silent else job.lost
+    others = others_of(facts)
+    tried = [attempts_at(facts.reached, node.host) for node in others]
     hosts = {node.host for node in others}
-    cut_off = is_alone(job.facts) and len(hosts) > 1 and all(tried) and not any(_answers(job, n) for n in others)
-    own = (job.facts.host,) if cut_off and job.facts.host else ()
-    unseen = set(range(job.world)) - set(job.states)
-    either = is_alone(job.facts) and not cut_off  # with only one other node, either may be the one that is cut off
+    cut_off = is_alone(facts) and len(hosts) > 1 and all(tried) and not any(_answers(job, n) for n in others)
+    own = (facts.host,) if cut_off and facts.host else ()
+    unseen = tuple(sorted(set(range(job.world)) - set(job.states)))
+    either = is_alone(facts) and not cut_off  # with only one other node, either may be the one that is cut off
+    seen = []
+    for node in lost:
+        who = node_words(facts, (node,))
+        seen += [f"{who}: {node.why}"] if node.why else []
+        ranks = ranks_of(facts, (node,), ()) if node.ranks else unseen
+        if ranks and (node.ranks or len(job.lost) == 1):
+            seen.append(f"{who} has {rank_list(ranks)}")
+    calls = {state.call.op for n in waiters if (state := job.states[n]).call is not None}
+    inside = f" in {calls.pop()}" if len(calls) == 1 else ""
+    waiting = f"; {rank_list(waiters)} {verb(waiters, 'is', 'are')} waiting for it{inside}" if waiters else ""
+    whole, where = node_words(facts, lost), name_list(hosts_of_nodes(lost)) or "the node"
+    quiet = seconds(max(job.time_ns - (node.heard_ns or job.time_ns) for node in lost))
+    left = [node.status for node in lost if node.presence is Presence.LEFT]
+    heard = f": no message from {'it' if len(lost) == 1 else 'them'} {quiet}".rstrip() if quiet else ""
+    summary = f"{whole} died or {verb(range(len(lost)), 'was', 'were')} cut off{heard}{waiting}"
+    fix = (
+        f"check whether {where} is up (console, sinfo, kubectl get nodes), then its network: ip -s link show; "
+        "nft list ruleset; dmesg"
+    )
+    if left:
+        summary = f"{whole} exited with status {left[0]} before its ranks sent a report{waiting}"
+    if all(_answers(job, node) for node in lost):
+        summary = f"the job on {whole} is gone, but the host responds{waiting}"
+        fix = f"find out what ended the job on {where}: check dmesg and the batch system's log for a SIGKILL"
+    if cut_off:
+        summary = f"this node ({facts.host}) is cut off: {name_list(hosts_of_nodes(others))} do not respond"
+        fix = f"check the network of {facts.host}: ip -s link show; nft list ruleset; dmesg"
     finding = Problem(
         confidence=Confidence.MEDIUM if either else Confidence.HIGH,
-        ranks=() if own else ranks_of(job.facts, lost, unseen),
+        ranks=() if own else ranks_of(facts, lost, unseen),
         hosts=own or hosts_of_nodes(lost),
-        summary=_summary(job, lost, cut_off=cut_off),
+        summary=summary,
         evidence=(
-            *(sentence for node in lost for sentence in _seen_words(job, node)),
-            *reached_words(job.facts.reached),
+            *seen,
+            *reached_words(facts.reached),
             *say.classes(job, sorted(job.states)),
             *say.cascade_words(job.failures, ()),
         ),
-        fix=_fix(job, lost, cut_off=cut_off),
+        fix=fix,
         origin=FaultOrigin.NETWORK if cut_off else FaultOrigin.MACHINE,
     )
-    certain = job.stands_still(()) and not job.is_ending()
-    return judged([finding], certain=certain, may_resume=not all(_is_gone(job, node) for node in lost))
-
-
-def _is_gone(job: JobState, node: NodeSeen) -> bool:
-    """Return whether a node will not come back: it said that it left, or was silent for the whole hang timeout."""
-    silent_ns = job.time_ns - (node.heard_ns or job.time_ns)
-    return node.presence is Presence.LEFT or silent_ns >= job.timeout_ns
-
-
-def _stands(job: JobState) -> bool:
-    """Return whether the rest has made no progress for the hang timeout; without ranks, whether none has started."""
-    if not job.states:
-        return job.facts.now_ns - job.facts.launched_ns >= job.timeout_ns
-    return job.waited_long() and set(job.living) <= job.quiet
-
-
-def _blamed(job: JobState) -> tuple[NodeSeen, ...]:
-    """Return the lost nodes that do not answer, or all of them if all answer or none was tried.
-
-    A member that hears nothing from the first node also hears nothing about the nodes that only the first reported on.
-    """
-    silent = tuple(node for node in job.lost if not _answers(job, node))
-    return silent if is_alone(job.facts) and silent else job.lost
+    # A node will not come back if it said that it left, or was silent for the whole hang timeout.
+    gone = all(
+        node.presence is Presence.LEFT or job.time_ns - (node.heard_ns or job.time_ns) >= job.timeout_ns
+        for node in lost
+    )
+    return judged([finding], certain=job.stands_still(()) and not job.is_ending(), may_resume=not gone)
 
 
 def _answers(job: JobState, node: NodeSeen) -> bool:
     return any(attempt.contact in _UP for attempt in attempts_at(job.facts.reached, node.host))
 
 
-def _summary(job: JobState, lost: tuple[NodeSeen, ...], *, cut_off: bool) -> str:
-    waiters = job.waits.waiters
-    waiting = f"; {rank_list(waiters)} {verb(waiters, 'is', 'are')} waiting for it{_where(job)}" if waiters else ""
-    if cut_off:
-        hosts = name_list(hosts_of_nodes(others_of(job.facts)))
-        return f"this node ({job.facts.host}) is cut off: {hosts} do not respond"
-    who = node_words(job.facts, lost)
-    silent = seconds(max(job.time_ns - (node.heard_ns or job.time_ns) for node in lost))
-    if all(_answers(job, node) for node in lost):
-        return f"the job on {who} is gone, but the host responds{waiting}"
-    left = [node.status for node in lost if node.presence is Presence.LEFT]
-    if left:
-        return f"{who} exited with status {left[0]} before its ranks sent a report{waiting}"
-    heard = f": no message from {'it' if len(lost) == 1 else 'them'} {silent}".rstrip() if silent else ""
-    return f"{who} died or {verb(range(len(lost)), 'was', 'were')} cut off{heard}{waiting}"
+_NOT_REACHED = {
+    Contact.UNRESOLVED: "the name does not resolve here",
+    Contact.NO_ANSWER: "no response",
+    Contact.NO_STORE: "another program responds",
+}
 
 
-def _where(job: JobState) -> str:
-    calls = {state.call.op for n in job.waits.waiters if (state := job.states[n]).call is not None}
-    return f" in {calls.pop()}" if len(calls) == 1 else ""
+def _judge_launchers(job: JobState) -> Answer:
+    """Report the nodes that the launcher waits for, so that no rank has started anywhere.
 
-
-def _seen_words(job: JobState, node: NodeSeen) -> list[str]:
-    who = node_words(job.facts, (node,))
-    found = [f"{who}: {node.why}"] if node.why else []
-    unseen = set(range(job.world)) - set(job.states)
-    ranks = ranks_of(job.facts, (node,), ()) if node.ranks else tuple(sorted(unseen))
-    if ranks and (node.ranks or len(job.lost) == 1):
-        found.append(f"{who} has {rank_list(ranks)}")
-    return found
-
-
-def _fix(job: JobState, lost: tuple[NodeSeen, ...], *, cut_off: bool) -> str:
-    if cut_off:
-        return f"check the network of {job.facts.host}: ip -s link show; nft list ruleset; dmesg"
-    where = name_list(hosts_of_nodes(lost)) if hosts_of_nodes(lost) else "the node"
-    if all(_answers(job, node) for node in lost):
-        return f"find out what ended the job on {where}: check dmesg and the batch system's log for a SIGKILL"
-    return (
-        f"check whether {where} is up (console, sinfo, kubectl get nodes), then its network: ip -s link show; "
-        "nft list ruleset; dmesg"
-    )
-
-
-def judge_missing_nodes(job: JobState) -> Answer:
-    """Report the nodes that the launcher waits for, so that no rank has started anywhere."""
+    What this node sees of them says why, if that can be known. If every node is here, the launchers look for each other
+    in different places.
+    """
     facts = job.facts
     if facts.now_ns - facts.launched_ns < facts.hang_timeout_s * 1e9:
         return unknown("the launcher has not waited for the whole --hang-timeout yet")
+    waited = seconds(facts.now_ns - facts.launched_ns)
     if facts.members is None:
-        return _unseen_nodes(job)
+        return _judge_launcher_alone(facts, waited)
     absent = never_came(facts)
     if is_alone(facts) and facts.members.own != 0:  # only the first node would have reported the others
         absent = tuple(node for node in absent if node.number == 0)
-    finding = _absent(facts, absent) if absent else _apart(facts)
-    return judged([finding], certain=True, may_resume=True)
-
-
-def _absent(facts: Job, absent: tuple[NodeSeen, ...]) -> Problem:
-    """Report members that were never heard from. What this node sees of them says why, if that can be known."""
-    bad = failing(facts.reached)
-    who = node_words(facts, absent)
+    here, bad = facts.host or "this node", failing(facts.reached)
+    why = (
+        f"{here} cannot reach {bad.host}:{bad.port} ({_NOT_REACHED.get(bad.contact, bad.contact.value)})" if bad else ""
+    )
     unresolved = bad is not None and bad.contact is Contact.UNRESOLVED
-    hosts = (facts.host,) if unresolved and facts.host else hosts_of_nodes(absent)
-    said = f"{who} never joined; the launcher on this node has waited {_waited(facts)}".rstrip()
-    if is_alone(facts) and bad is not None:
-        said = f"{facts.host or 'this node'} cannot reach {bad.host}:{bad.port} ({_short(bad.contact)}): " + said
-    return Problem(
+    own = (facts.host,) if unresolved and facts.host else ()
+    if not absent:
+        count = len(others_of(facts)) + 1
+        summary = f"all {count} nodes are up, but their launchers have not completed the rendezvous {waited}".rstrip()
+        elsewhere = [f"on {one.host}, {words}" for one in facts.elsewhere for words in reached_words(one.reached)]
+        finding = Problem(
+            confidence=Confidence.MEDIUM,
+            hosts=own,
+            summary=f"{summary}: {why}" if bad else summary,
+            evidence=(*reached_words(facts.reached), *elsewhere),
+            fix=reach_fix(bad, here)
+            if bad is not None
+            else f"give all nodes the same --rdzv-id, --rdzv-endpoint and --nnodes; {CHECK}",
+        )
+        return judged([finding], certain=True, may_resume=True)
+    summary = f"{node_words(facts, absent)} never joined; the launcher on this node has waited {waited}".rstrip()
+    gone = {node.number for node in never_came(facts)}
+    came = [node.host or str(node.number) for node in facts.members.nodes if node.number not in gone]
+    joined = [f"{len(came)} of {facts.members.expected} nodes joined: {name_list(came)}"] if came else []
+    if is_alone(facts):
+        joined = ["this node got no message from any other node; their own reports show what they see"]
+    where = f" on {name_list(hosts_of_nodes(absent))}" if hosts_of_nodes(absent) else " there"
+    finding = Problem(
         confidence=Confidence.MEDIUM if is_alone(facts) else Confidence.HIGH,
         ranks=ranks_of(facts, absent, ()),
-        hosts=hosts,
-        summary=said,
+        hosts=own or hosts_of_nodes(absent),
+        summary=f"{why}: {summary}" if is_alone(facts) and bad is not None else summary,
         evidence=(
             *(f"{node_words(facts, (node,))}: {node.why}" for node in absent if node.why),
             *reached_words(facts.reached),
-            *_here_words(facts),
+            *joined,
         ),
-        fix=_absent_fix(facts, absent),
+        fix=reach_fix(bad, here)
+        if is_alone(facts) and bad is not None
+        else f"check that the job was started{where} with the same endpoint, id and number of nodes; {CHECK}",
     )
+    return judged([finding], certain=True, may_resume=True)
 
 
-def _waited(facts: Job) -> str:
-    return seconds(facts.now_ns - facts.launched_ns)
-
-
-def _short(contact: Contact) -> str:
-    return {
-        Contact.UNRESOLVED: "the name does not resolve here",
-        Contact.NO_ANSWER: "no response",
-        Contact.NO_STORE: "another program responds",
-    }.get(contact, contact.value)
-
-
-def _here_words(facts: Job) -> list[str]:
-    """Return which nodes have come, of those that were reported here."""
-    assert facts.members is not None
-    if is_alone(facts):
-        return ["this node got no message from any other node; their own reports show what they see"]
-    gone = {node.number for node in never_came(facts)}
-    here = [node for node in facts.members.nodes if node.number not in gone]
-    hosts = [node.host or str(node.number) for node in here]
-    return [f"{len(here)} of {facts.members.expected} nodes joined: {name_list(hosts)}"] if here else []
-
-
-def _absent_fix(facts: Job, absent: tuple[NodeSeen, ...]) -> str:
-    bad = failing(facts.reached)
-    if is_alone(facts) and bad is not None:
-        return reach_fix(bad, facts.host or "this node")
-    hosts = hosts_of_nodes(absent)
-    where = f" on {name_list(hosts)}" if hosts else " there"
-    return f"check that the job was started{where} with the same endpoint, id and number of nodes; {CHECK}"
-
-
-def _apart(facts: Job) -> Problem:
-    """Report launchers that wait although every node is here: they look for each other in different places."""
-    others = others_of(facts)
-    bad = failing(facts.reached)
-    place = f": {facts.host or 'this node'} cannot reach {bad.host}:{bad.port} ({_short(bad.contact)})" if bad else ""
-    return Problem(
-        confidence=Confidence.MEDIUM,
-        hosts=(facts.host,) if bad is not None and bad.contact is Contact.UNRESOLVED and facts.host else (),
-        summary=f"all {len(others) + 1} nodes are up, but their launchers have not completed the rendezvous "
-        f"{_waited(facts)}".rstrip()
-        + place,
-        evidence=(
-            *reached_words(facts.reached),
-            *[f"on {seen.host}, {sentence}" for seen in facts.elsewhere for sentence in reached_words(seen.reached)],
-        ),
-        fix=reach_fix(bad, facts.host or "this node")
-        if bad is not None
-        else f"give all nodes the same --rdzv-id, --rdzv-endpoint and --nnodes; {CHECK}",
-    )
-
-
-def _unseen_nodes(job: JobState) -> Answer:
+def _judge_launcher_alone(facts: Job, waited: str) -> Answer:
     """Report that this node's launcher waits for other nodes, which the node itself cannot see."""
-    facts = job.facts
     if facts.node_rank is None or not facts.local_ranks_expected or facts.world_size is None:
         return unknown("the ranks of this node are unknown")
     first = facts.node_rank * facts.local_ranks_expected
@@ -240,9 +187,7 @@ def _unseen_nodes(job: JobState) -> Answer:
     finding = Problem(
         confidence=Confidence.LOW,
         ranks=elsewhere,
-        summary=(
-            f"the launcher of node {facts.node_rank} is waiting for other nodes: no rank has started {_waited(facts)}"
-        ),
+        summary=f"the launcher of node {facts.node_rank} is waiting for other nodes: no rank has started {waited}",
         evidence=(
             f"the job has {facts.nnodes} nodes; {rank_list(elsewhere)} on the other nodes cannot be seen from here",
             *reached_words(facts.reached),
@@ -319,7 +264,7 @@ def _stopped_fix(job: JobState, blamed: tuple[int, ...], *, asleep: bool) -> str
 def check_missing(job: JobState) -> Answer:
     """Report ranks that have no process while others wait for them."""
     if job.cause is Cause.NONE and not job.states and (job.facts.nnodes > 1 or job.facts.members is not None):
-        return judge_missing_nodes(job)
+        return _judge_launchers(job)
     if job.cause not in (Cause.HANG, Cause.NONE):
         return skipped(job.cause.value)
     absent = job.waits.absent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.facts import DeviceState
@@ -11,7 +11,7 @@ from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.node import Fleet
 from ddpdoctor.model.reading import known
 from ddpdoctor.model.words import grouped, rank_list, verb
-from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
+from ddpdoctor.rules.answers import Answer, judged, passed, skipped, unknown
 from ddpdoctor.rules.engine import fleet_facts, judge
 from ddpdoctor.rules.network import choose
 from ddpdoctor.rules.progress import words as say
@@ -32,14 +32,19 @@ from ddpdoctor.rules.progress.words import Clue, fix_of
 from ddpdoctor.rules.registry import rule, rules_of
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Hashable, Iterable, Iterator
 
     from ddpdoctor.model.facts import Connections
-    from ddpdoctor.model.node import Network, Node
-    from ddpdoctor.model.stacks import Frame
+    from ddpdoctor.model.findings import Place
     from ddpdoctor.rules.progress.job_state import JobState
-    from ddpdoctor.rules.progress.states import RankState
-    from ddpdoctor.rules.progress.waits import Group, WaitCircle
+    from ddpdoctor.rules.progress.waits import Group
+
+
+TIMING = "TORCH_NCCL_ENABLE_TIMING=1"
+MOST_NAMED = 6
+"""Most links of a circle, and most circles, that a sentence names."""
+MOST_GROUPS = 4
+"""Most groups that a summary names."""
 
 
 def closed(job: JobState) -> tuple[int, ...] | None:
@@ -61,18 +66,11 @@ def stalled_in(job: JobState) -> tuple[CallPosition, ...]:
     found = []
     for group, inside in by_group.items():
         waited_in = {job.positions[number] for number in inside}
-        if len(inside) == len(group.members) and (len(waited_in) == 1 or _numbered(job, inside)):
+        # It must be certain in which collective each rank is; the counter of C++ may be off by one.
+        certain = all(job.positions[n].seq is not None and job.states[n].doing is Activity.COLLECTIVE for n in inside)
+        if len(inside) == len(group.members) and (len(waited_in) == 1 or certain):
             found.append(min(waited_in, key=lambda position: position.seq or 0))
     return tuple(found)
-
-
-def _numbered(job: JobState, numbers: Iterable[int]) -> bool:
-    """Return whether it is certain in which collective each rank is; the counter of C++ may be off by one."""
-    positions, states = job.positions, job.states
-    return all(positions[n].seq is not None and states[n].doing is Activity.COLLECTIVE for n in numbers)
-
-
-TIMING = "TORCH_NCCL_ENABLE_TIMING=1"
 
 
 def queued_behind(job: JobState) -> tuple[int, ...]:
@@ -83,15 +81,6 @@ def queued_behind(job: JobState) -> tuple[int, ...]:
         if DeviceState.STARTED in states.values():
             found += [number for number, state in states.items() if state is DeviceState.SCHEDULED]
     return tuple(sorted(found))
-
-
-def device_words(job: JobState, stalled: Iterable[CallPosition]) -> list[str]:
-    """Return what is not known about the devices, and how to find out the next time."""
-    unknown = [n for n, state in _device_states(job, stalled).items() if state is DeviceState.UNKNOWN]
-    if not unknown:
-        return []
-    who = rank_list(unknown)
-    return [f"it is unknown whether the kernels of {who} have started: set {TIMING} to find out"]
 
 
 def _device_states(job: JobState, stalled: Iterable[CallPosition]) -> dict[int, DeviceState | None]:
@@ -114,7 +103,12 @@ def find_targets(job: JobState) -> Targets:
     needed = frozenset(needed_in_init(job.states, job.world))
     inside = (rank for rank, state in job.states.items() if state.doing is Activity.INIT)
     found = _targets_in_calls(job) | (dict.fromkeys(inside, needed) if needed else {})
-    found |= {rank: whom for rank, whom in _targets_in_conflict(job).items() if rank not in found}
+    if job.conflict is not None:
+        blamed = frozenset(job.conflict.blame.ranks)
+        waiting = [n for part in job.conflict.parts if (n := part.rank) in job.states and job.states[n].waiting]
+        sides = dict.fromkeys((n for n in waiting if n not in blamed), blamed)
+        sides = sides or {n: blamed - {n} for n in waiting if blamed - {n}}
+        found = {**sides, **found}
     return found or {rank: frozenset({peer}) for rank, peer in met_peers(job.states).items()}
 
 
@@ -138,18 +132,6 @@ def _targets_in_calls(job: JobState) -> Targets:
     return found
 
 
-def _targets_in_conflict(job: JobState) -> Targets:
-    """Return the sides of a conflict: the others wait for the blamed ranks; if all are blamed, for each other."""
-    if job.conflict is None:
-        return {}
-    blamed = frozenset(job.conflict.blame.ranks)
-    inside = [part.rank for part in job.conflict.parts if part.rank in job.states and job.states[part.rank].waiting]
-    others = dict.fromkeys((rank for rank in inside if rank not in blamed), blamed)
-    return others or {rank: blamed - {rank} for rank in inside if blamed - {rank}}
-
-
-MOST_NAMED = 6
-"""Most links of a circle, and most circles, that a sentence names."""
 _MEET = (
     "both the send and the recv were called: give them the same tag, group and size; otherwise check the network "
     "between the two ranks, or raise --hang-timeout if it is just slow"
@@ -170,53 +152,39 @@ def check_deadlock(job: JobState) -> Answer:
         return passed()
     if not job.stands_still(()) or not set(waiters) <= job.quiet:
         return unknown("some ranks are still making progress")
-    found = _circle_problem(job, circles or pairs, waiters)
+    named = circles or pairs
+    blamed = tuple(sorted(n for circle in named for n in circle.ranks)) or waiters
+    among = {position.group for position in job.positions.values()}
+    around = []  # "rank 0 is waiting in recv for rank 1, which is waiting in barrier for rank 0"
+    for circle in named[:MOST_NAMED]:
+        parts = []
+        for waiter, awaited in circle.links[:MOST_NAMED]:
+            call, position = job.states[waiter].call, job.positions.get(waiter)
+            what = "a call" if call is None else call.api or call.op
+            of = f" of {group_words(position.group, job.world, among)}" if position is not None else ""
+            parts.append(f"is waiting in {what}{of} for rank {awaited}")
+        left = len(circle.links) - len(parts)
+        more = f", and so on through {left} more ranks back to rank {circle.ranks[0]}" if left else ""
+        around.append(f"rank {circle.ranks[0]} " + ", which ".join(parts) + more)
+    where: tuple[Place, ...] = ()
+    for n in blamed:  # the line of the call, and for an asynchronous call the line that waits for it
+        opened = job.rank(n).open_calls
+        waits = [call.site for call in opened if call.op == WORK_WAIT and call.thread_is_main]
+        where += places(n, [say.line_at(job.states[n]), *waits])
+    found = say.problem_of(
+        job,
+        blamed,
+        ": ".join([f"{say.who(job, blamed)} are waiting for each other", *around[:1]]),
+        where=where,
+        evidence=(*around[1:], *say.classes(job, blamed), *say.others(job, blamed)),
+        fix="use groups and peers in the same order on all ranks",
+    )
     on_device = any(job.states[n].on_device for circle in circles for n in circle.ranks)
     if on_device:
         found = replace(found, confidence=Confidence.MEDIUM)
     if not circles:
         found = replace(found, confidence=Confidence.LOW, fix=_MEET if pairs else found.fix)
     return judged([found], certain=bool(circles), may_resume=on_device)
-
-
-def _circle_problem(job: JobState, circles: Sequence[WaitCircle], waiters: tuple[int, ...]) -> Problem:
-    blamed = tuple(sorted(n for circle in circles for n in circle.ranks)) or waiters
-    summary = f"{say.who(job, blamed)} are waiting for each other"
-    around = [_around_words(job, circle) for circle in circles[:MOST_NAMED]]
-    return say.problem_of(
-        job,
-        blamed,
-        where=tuple(place for n in blamed for place in places(n, _lines(job.states[n]))),
-        summary=f"{summary}: {around[0]}" if around else summary,
-        evidence=(*around[1:], *say.classes(job, blamed), *say.others(job, blamed)),
-        fix="use groups and peers in the same order on all ranks",
-    )
-
-
-def _lines(state: RankState) -> list[Frame | None]:
-    """Return the line of the call, and for an asynchronous call the line that waits for it."""
-    waits = [call.site for call in state.rank.open_calls if call.op == WORK_WAIT and call.thread_is_main]
-    return [say.line_at(state), *waits]
-
-
-def _around_words(job: JobState, circle: WaitCircle) -> str:
-    """Return "rank 0 is waiting in recv for rank 1, which is waiting in barrier for rank 0"."""
-    links = circle.links[:MOST_NAMED]
-    parts = [f"is waiting in {_call_words(job, waiter)} for rank {awaited}" for waiter, awaited in links]
-    left = len(circle.links) - len(links)
-    more = f", and so on through {left} more ranks back to rank {circle.ranks[0]}" if left else ""
-    return f"rank {circle.ranks[0]} " + ", which ".join(parts) + more
-
-
-def _call_words(job: JobState, number: int) -> str:
-    """Return the operation as the user typed it, and for a collective its group."""
-    call = job.states[number].call
-    what = "a call" if call is None else call.api or call.op
-    position = job.positions.get(number)
-    if position is None:
-        return what
-    among = {other.group for other in job.positions.values()}
-    return f"{what} of {group_words(position.group, job.world, among)}"
 
 
 MOST_LINES = 4
@@ -231,46 +199,36 @@ _GLOO = re.compile(r"Timed out waiting (?P<limit>\d+)ms for (?P<what>send|recv) 
 """gloo/transport/*/unbound_buffer.cc."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Likely:
-    """What to check for a kind of job, the likeliest cause first."""
-
-    rules: tuple[str, ...]
-    """Codes of `check-env`'s rules."""
-    steps: tuple[str, ...]
-    """The steps for the user."""
-
-
 _LIKELY = {
-    ("gloo", False): Likely(
-        rules=("DD218", *_NAMES),
-        steps=(
+    ("gloo", False): (
+        ("DD218", *_NAMES),
+        (
             "packet filters, including on loopback (nft list ruleset; iptables-save)",
             "the interface that the connections use (ip -s link show)",
             "GLOO_SOCKET_IFNAME",
         ),
     ),
-    ("gloo", True): Likely(
-        rules=(*_NAMES, "DD218", "DD206"),
-        steps=(
+    ("gloo", True): (
+        (*_NAMES, "DD218", "DD206"),
+        (
             "the interface that Gloo uses (GLOO_SOCKET_IFNAME, the address of the host name)",
             "firewalls between the hosts, for all ports and not only MASTER_PORT",
             "MTU: small messages pass, large ones do not (ping -M do -s 8972 HOST)",
             "the link (ip -s link show)",
         ),
     ),
-    ("nccl", False): Likely(
-        rules=(*_GPUS, *_VARIABLES, "DD121"),
-        steps=(
+    ("nccl", False): (
+        (*_GPUS, *_VARIABLES, "DD121"),
+        (
             "GPU errors (dmesg | grep Xid)",
             "copies between GPUs: NCCL_P2P_DISABLE=1 helps if ACS or the IOMMU blocks them",
             "shared memory: NCCL_SHM_DISABLE=1",
             "NVLink and the fabric manager (nvidia-smi nvlink -s)",
         ),
     ),
-    ("nccl", True): Likely(
-        rules=(*_NAMES, *_RDMA, "DD218", *_GPUS, *_VARIABLES),
-        steps=(
+    ("nccl", True): (
+        (*_NAMES, *_RDMA, "DD218", *_GPUS, *_VARIABLES),
+        (
             "the interface that NCCL uses (NCCL_SOCKET_IFNAME)",
             "InfiniBand or RoCE (NCCL_IB_HCA, NCCL_IB_GID_INDEX): if NCCL_IB_DISABLE=1 helps, the fault is there",
             "firewalls between the hosts, for all ports",
@@ -278,7 +236,8 @@ _LIKELY = {
         ),
     ),
 }
-"""By backend, and whether the job has several hosts."""
+"""What to check, the likeliest cause first, by backend and whether the job has several hosts: codes of `check-env`'s
+rules, and steps for the user."""
 
 
 def backend_of(job: JobState, group: Group) -> str:
@@ -293,18 +252,8 @@ def backend_of(job: JobState, group: Group) -> str:
     return "nccl" if any("nccl" in name for name in named) else "gloo"
 
 
-def likely_causes(job: JobState, group: Group) -> Likely:
-    """Return what to check for the backend of a group."""
-    return _LIKELY[backend_of(job, group), _has_several_hosts(job)]
-
-
 def _has_several_hosts(job: JobState) -> bool:
     return job.facts.nnodes > 1 or len({job.rank(number).host for number in job.states}) > 1
-
-
-def check_words(likely: Likely) -> str:
-    """Return the steps as one sentence."""
-    return "check in this order: " + "; ".join(f"{i}. {step}" for i, step in enumerate(likely.steps, start=1))
 
 
 def _stalled_connections(job: JobState) -> Iterator[Clue]:
@@ -328,89 +277,53 @@ def _stalled_connections(job: JobState) -> Iterator[Clue]:
             )
 
 
-def _connections(job: JobState) -> dict[int, Connections]:
-    """Return the connections of each rank, as far as they were read."""
-    causes = ((number, job.rank(number).causes) for number in sorted(job.states))
-    return {number: one.connections for number, one in causes if one is not None and one.connections is not None}
+def _interface_clues(job: JobState) -> tuple[list[Clue], list[Clue]]:
+    """Return which interfaces of the ranks' connections are down or gone, and which are in use or would be.
 
-
-def _on(job: JobState, machine: Node) -> str:
-    """Return where something was seen, if there is more than one place."""
-    return f"on {machine.host}: " if _has_several_hosts(job) else ""
-
-
-def _addresses(job: JobState, machine: Node) -> dict[str, int]:
-    """Return the addresses that the connections of a host's ranks use, and how many each has."""
-    found: dict[str, int] = {}
+    The user should first compare the latter with the intended ones.
+    """
+    down, ways = [], []
     several = _has_several_hosts(job)
-    for number, connections in _connections(job).items():
-        for address, count in connections.by_address if not several or job.rank(number).host == machine.host else ():
-            found[address] = found.get(address, 0) + count
-    return found
-
-
-def _networks(job: JobState) -> Iterator[tuple[Node, Network]]:
-    for machine in machines_of(job.facts):
-        network = known(machine.network)
-        if network is not None:
-            yield machine, network
-
-
-def _carriers(job: JobState, machine: Node, network: Network) -> Iterator[tuple[str, str, bool]]:
-    """Yield the interfaces of a host that its ranks' connections use: name, address, and whether it runs."""
-    for address in _addresses(job, machine):
-        for one in network.interfaces:
-            own = [text.partition("/")[0] for text in one.addresses]
-            if address.strip("[]") in own:
-                yield one.name, address, one.running
-
-
-def _down_interfaces(job: JobState) -> Iterator[Clue]:
-    for machine, network in _networks(job):
-        yield from _down_on(job, machine, network)
-
-
-def _down_on(job: JobState, machine: Node, network: Network) -> Iterator[Clue]:
-    on = _on(job, machine)
-    for name, address, running in _carriers(job, machine, network):
-        if not running:
-            yield Clue(
-                said=f"{on}the ranks' connections use {name} ({address}), which is down",
-                fix=f"ip link set dev {name} up, or choose another interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)",
-            )
-    here = {text.partition("/")[0] for one in network.interfaces for text in one.addresses}
-    gone = [a for a in _addresses(job, machine) if a.strip("[]") not in here and not a.startswith("127.")]
-    for address in gone:
-        yield Clue(
-            said=f"{on}the ranks' connections use {address}, but no interface has that address anymore",
-            fix=f"find out what removed {address}: a DHCP client, a network manager, or an interface that went down",
+    networks = [(one, network) for one in machines_of(job.facts) if (network := known(one.network)) is not None]
+    for at, (machine, network) in enumerate(networks):
+        on = f"on {machine.host}: " if several else ""
+        addresses = dict.fromkeys(
+            address
+            for number, connections in _connections(job).items()
+            if not several or job.rank(number).host == machine.host
+            for address, _ in connections.by_address
         )
+        own = [(one, {text.partition("/")[0] for text in one.addresses}) for one in network.interfaces]
+        carriers = [(one, address) for address in addresses for one, texts in own if address.strip("[]") in texts]
+        down += [
+            Clue(
+                f"{on}the ranks' connections use {one.name} ({address}), which is down",
+                f"ip link set dev {one.name} up, or choose another interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)",
+            )
+            for one, address in carriers
+            if not one.running
+        ]
+        down += [
+            Clue(
+                f"{on}the ranks' connections use {address}, but no interface has that address anymore",
+                f"find out what removed {address}: a DHCP client, a network manager, or an interface that went down",
+            )
+            for address in addresses
+            if not any(address.strip("[]") in texts for _, texts in own) and not address.startswith("127.")
+        ]
+        if at < MOST_LINES:
+            used = ", ".join(sorted({f"{one.name} ({address})" for one, address in carriers}))
+            ways += [Clue(f"{on}the ranks' TCP connections use {used}")] if used else []
+            ways.append(Clue(f"{on}{choose(machine, network)}"))
+            ways += [
+                Clue(f"{on}a packet filter drops by default: {chain.name}, {chain.refusal}")
+                for chain in known(network.firewall) or ()
+            ]
+    return down, ways
 
 
-def _machine(node: Node, likely: Likely) -> Iterator[Clue]:
-    """Ask the rules of `check-env` that matter for this kind of job, in their order."""
-    rules = {rule.code: rule for rule in rules_of("environment")}
-    facts = fleet_facts(Fleet(nodes=(node,)))
-    for code in likely.rules:
-        for found in judge([rules[code]], facts).findings:
-            if TIMING in found.summary:  # it moves no data, and is what tells that the kernels have started
-                continue
-            yield Clue(said=f"on {node.host}: {found.summary} ({code})", fix=found.fix)
-
-
-def _source(source: str) -> str:
-    return f" ({source})" if source else ""
-
-
-def _texts(job: JobState) -> Iterator[Clue]:
-    """Say which collective NCCL's watchdog or Gloo gave up, from the exceptions; equal ones appear once."""
-    words_of = ((_text_words(one.message), number) for number in sorted(job.states) for one in job.rank(number).raised)
-    said = grouped((words, number) for words, number in words_of if words is not None)
-    for words, numbers in list(said.items())[:MOST_LINES]:
-        yield Clue(said=f"{rank_list(numbers)}: {words}")
-
-
-def _text_words(message: str) -> str | None:
+def _given_up(message: str) -> str | None:
+    """Return which collective NCCL's watchdog or Gloo gave up, by the text of an exception."""
     watchdog = _WATCHDOG.search(message)
     if watchdog is not None:
         limit = f" after {int(watchdog['limit']) / 1000:.0f} s" if watchdog["limit"] else ""
@@ -419,20 +332,35 @@ def _text_words(message: str) -> str | None:
     return f"Gloo gave up: {first_line(gloo[0])}" if gloo is not None else None
 
 
-def _ways(job: JobState) -> Iterator[Clue]:
-    """Say which interfaces are in use or would be: the user should first compare them with the intended ones."""
-    for machine, network in list(_networks(job))[:MOST_LINES]:
-        on = _on(job, machine)
-        used = {f"{name} ({address})" for name, address, _ in _carriers(job, machine, network)}
-        if used:
-            yield Clue(said=f"{on}the ranks' TCP connections use {', '.join(sorted(used))}")
-        yield Clue(said=f"{on}{choose(machine, network)}")
-        for chain in known(network.firewall) or ():
-            yield Clue(said=f"{on}a packet filter drops by default: {chain.name}, {chain.refusal}")
+def _clues_of(job: JobState, codes: Iterable[str]) -> tuple[Clue, ...]:
+    """Return what was seen, the strongest evidence first: connections, machines, NCCL's lines, time-out messages.
+
+    The machine is judged by the rules of `check-env` themselves, so that both say the same about it.
+    """
+    down, ways = _interface_clues(job)
+    found = [*down, *_stalled_connections(job)]
+    rules = {rule.code: rule for rule in rules_of("environment")}
+    for machine in machines_of(job.facts):
+        facts = fleet_facts(Fleet(nodes=(machine,)))
+        found += [
+            Clue(f"on {machine.host}: {finding.summary} ({code})", finding.fix)
+            for code in codes
+            for finding in judge([rules[code]], facts).findings
+            if TIMING not in finding.summary  # it moves no data, and is what tells that the kernels have started
+        ]
+    for line in job.facts.nccl_lines[-MOST_LINES:]:
+        source = f" ({line.source})" if line.source else ""
+        found.append(Clue(f"NCCL warns{source}: {line.text}"))
+    texts = ((_given_up(one.message), number) for number in sorted(job.states) for one in job.rank(number).raised)
+    said = grouped((text, number) for text, number in texts if text is not None)
+    found += [Clue(f"{rank_list(numbers)}: {text}") for text, numbers in list(said.items())[:MOST_LINES]]
+    return (*found, *ways)
 
 
-MOST_GROUPS = 4
-"""Most groups that a summary names."""
+def _connections(job: JobState) -> dict[int, Connections]:
+    """Return the connections of each rank, as far as they were read."""
+    causes = ((number, job.rank(number).causes) for number in sorted(job.states))
+    return {number: one.connections for number, one in causes if one is not None and one.connections is not None}
 
 
 @rule("DD611", "transport", Severity.ERROR, "All ranks are in the same collective, and it does not complete")
@@ -451,50 +379,37 @@ def check_transport(job: JobState) -> Answer:
     if not set(waiters) <= job.quiet or not job.waited_long():
         return unknown("some ranks are still making progress")
     blamed = tuple(sorted({member for position in stalled for member in position.group.members}))
-    computing = any(job.states[n].doing is Activity.NATIVE for n in waiters) and not any(
-        True for _ in _stalled_connections(job)
-    )
-    finding = _stalled_problem(job, stalled, blamed)
-    runs = all(
-        state in (None, DeviceState.STARTED) for state in _device_states(job, stalled).values()
-    ) or is_limit_over(job)
-    return judged([finding], certain=runs and not computing, may_resume=True)
-
-
-def _one_stalled(job: JobState, position: CallPosition, inside: list[int]) -> str:
-    number = f"collective {position.seq}" if position.seq is not None else "one collective"
-    who = f"all {len(inside)} ranks" if len(inside) == len(job.waits.waiters) > 1 else rank_list(inside)
-    come = "" if len(inside) == len(position.group.members) else ", which the whole group has called"
-    return f"{who} {verb(inside, 'is', 'are')} in {number} of group {position.group.name}{come}"
-
-
-def _stalled_problem(job: JobState, stalled: Sequence[CallPosition], blamed: tuple[int, ...]) -> Problem:
-    sites = {n: say.line_at(job.states[n]) for n in blamed}
-    group = stalled[0].group
-    found = [*_down_interfaces(job), *_stalled_connections(job)]
-    likely = likely_causes(job, group)
-    for machine in machines_of(job.facts):
-        found += _machine(machine, likely)
-    found += [
-        Clue(said=f"NCCL warns{_source(line.source)}: {line.text}") for line in job.facts.nccl_lines[-MOST_LINES:]
-    ]
-    found += _texts(job)
-    clues = (*found, *_ways(job))
+    codes, steps = _LIKELY[backend_of(job, stalled[0].group), _has_several_hosts(job)]
+    clues = _clues_of(job, codes)
     inside = by_position(job.positions)
-    said = [_one_stalled(job, position, inside[position]) for position in stalled[:MOST_GROUPS]]
+    said = []
+    for position in stalled[:MOST_GROUPS]:
+        ranks = inside[position]
+        number = f"collective {position.seq}" if position.seq is not None else "one collective"
+        who = f"all {len(ranks)} ranks" if len(ranks) == len(job.waits.waiters) > 1 else rank_list(ranks)
+        come = "" if len(ranks) == len(position.group.members) else ", which the whole group has called"
+        said.append(f"{who} {verb(ranks, 'is', 'are')} in {number} of group {position.group.name}{come}")
     left = len(stalled) - len(said)
     more = f"; {left} more groups" if left else ""
-    return say.problem_of(
+    devices = _device_states(job, stalled)
+    unknowns = rank_list(n for n, state in devices.items() if state is DeviceState.UNKNOWN)
+    unread = f"it is unknown whether the kernels of {unknowns} have started: set {TIMING} to find out"
+    finding = say.problem_of(
         job,
         blamed,
+        f"{'; '.join(said)}{more}, but {'it does' if len(stalled) == 1 else 'they do'} not complete",
         confidence=Confidence.MEDIUM if any(clue.fix for clue in clues) else Confidence.LOW,
-        where=tuple(place for n, frame in sites.items() for place in places(n, [frame])[:1]),
-        summary=f"{'; '.join(said)}{more}, but {'it does' if len(stalled) == 1 else 'they do'} not complete",
+        where=tuple(place for n in blamed for place in places(n, [say.line_at(job.states[n])])[:1]),
         evidence=(
             *(clue.said for clue in clues),
-            *device_words(job, stalled),
+            *([unread] if DeviceState.UNKNOWN in devices.values() else []),
             *say.classes(job, blamed),
             *say.others(job, blamed),
         ),
-        fix=fix_of(clues, check_words(likely_causes(job, group))),
+        fix=fix_of(clues, "check in this order: " + "; ".join(f"{i}. {step}" for i, step in enumerate(steps, start=1))),
     )
+    loses_packets = any(True for _ in _stalled_connections(job))
+    computing = any(job.states[n].doing is Activity.NATIVE for n in waiters) and not loses_packets
+    # All are surely inside if each kernel has started, or if the host itself waits in the call.
+    runs = all(state in (None, DeviceState.STARTED) for state in devices.values()) or is_limit_over(job)
+    return judged([finding], certain=runs and not computing, may_resume=True)
