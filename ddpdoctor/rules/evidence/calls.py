@@ -617,7 +617,7 @@ def compare_stacks(facts: Sequence[Fact], world: int | None) -> list[Fact]:
         return []
     last = {rank: stacks[-1] for rank, stacks in sorted(by_rank.items())}
     said = {fact.who.rank for fact in facts if isinstance(fact, Moving) and fact.step is None}
-    moved = {rank for rank, stacks in by_rank.items() if rank in said or _moved(stacks)}
+    moved = {rank for rank, stacks in by_rank.items() if rank in said or (len({_lines(stack) for stack in stacks}) > 1)}
     if any(last[rank].doing in WAITS for rank in moved) or (moved and moved == set(last)):
         rank = min(moved)
         return [Moving(who=last[rank].who, spot=last[rank].spot)]
@@ -688,11 +688,6 @@ def _lines(stack: Stacked) -> tuple[tuple[str, int], ...]:
     """Return the user's lines, else all. Sources differ in how much of a path and of a function's name they give."""
     frames = [frame for frame in stack.frames if frame.user] or stack.frames
     return tuple((frame.file.rpartition("/")[2], frame.line) for frame in frames)
-
-
-def _moved(stacks: Sequence[Stacked]) -> bool:
-    """Return whether the samples of a rank differ in the user's lines."""
-    return len({_lines(stack) for stack in stacks}) > 1
 
 
 def innermost(frames: Sequence[Frame]) -> Frame | None:

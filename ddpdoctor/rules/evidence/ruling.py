@@ -99,7 +99,9 @@ def absence(state: RunState, one: Absence, samples: dict[int, Stacked]) -> Probl
         rank for rank in state.waiting if rank not in ranks
     ]
     frames = [(rank, innermost(samples[rank].frames)) for rank in ranks if rank in samples]
-    workers = _workers(state, samples, ranks)
+    loading = [rank for rank in ranks if rank in samples and samples[rank].doing is Doing.DATA]
+    found = {fact.who.pid: fact for rank in loading for fact in state.of(rank, Stacked) if fact.worker}
+    workers = list(found.values())[:MOST_QUOTES]
     where = (
         *places(frames),
         *tuple(dict.fromkeys(places((fact.who.rank or 0, innermost(fact.frames)) for fact in workers))),
@@ -176,13 +178,6 @@ def _doing_words(state: RunState, samples: dict[int, Stacked], ranks: Iterable[i
     return found
 
 
-def _workers(state: RunState, samples: dict[int, Stacked], ranks: Iterable[int]) -> list[Stacked]:
-    """Return the last stacks of the workers that a rank's loader waits for."""
-    loading = [rank for rank in ranks if rank in samples and samples[rank].doing is Doing.DATA]
-    found = {fact.who.pid: fact for rank in loading for fact in state.of(rank, Stacked) if fact.worker}
-    return list(found.values())[:MOST_QUOTES]
-
-
 def _worker_words(workers: Iterable[Stacked]) -> list[str]:
     found = [(fact, innermost(fact.frames)) for fact in workers]
     return [
@@ -240,7 +235,11 @@ def find_absent(state: RunState) -> Ruling | None:
     strongest = max(fact.shown for fact in roots)
     ranks = sorted({_rank(fact) for fact in roots if fact.shown is strongest})
     others = sorted({_rank(fact) for fact in roots} - set(ranks))
-    unseen = [rank for rank in ranks if rank not in state.seen and not _is_known(absent, rank)]
+    unseen = [
+        rank
+        for rank in ranks
+        if rank not in state.seen and not any(fact.certain or fact.expected for fact in absent if fact.who.rank == rank)
+    ]
     if unseen:
         return Ruling(
             reason=f"others wait for {rank_list(ranks)}, but there is no evidence from it, so the cause is unknown",
@@ -268,11 +267,6 @@ def find_absent(state: RunState) -> Ruling | None:
 def _rank(fact: Absent) -> int:
     assert fact.who.rank is not None
     return fact.who.rank
-
-
-def _is_known(absent: Iterable[Absent], rank: int) -> bool:
-    """Return whether a rank is absent for sure, or its lines are lacking where those of the others stand."""
-    return any(fact.certain or fact.expected for fact in absent if fact.who.rank == rank)
 
 
 def _waits(state: RunState, absent: Absent, sample: Stacked | None) -> bool:
@@ -391,11 +385,20 @@ def decide(state: RunState) -> Ruling:
     if state.ended_well:
         return Ruling()
     roots = find_roots(state)
-    differ = _differences(state)
+    differ = [fact for fact in state.all(Differ) if fact.certain]
     if differ and not (roots and _is_older(roots[0], differ)):
         return Ruling(kind="mismatch", problem=words.mismatch(state, differ))
     if roots and roots[0].is_plain:
-        return _failure(state, roots)
+        root = roots[0]
+        killed = not root.failed and (any(one.signal for one in root.exited) or root.memory)
+        machine = next((one.kind for one in root.troubles if one.kind not in _ENDS_PROCESSES), "")
+        if machine and ((not root.failed and not root.exited) or machine == "port"):
+            problem = words.machine(state, root)
+            return Ruling(kind="crash", problem=replace(problem, kind=_KINDS.get(machine)))
+        if any(one.kind == "node-failure" for one in root.troubles):
+            killed = True
+        problem = words.failure(state, root, roots[1:], killed=killed)
+        return Ruling(kind="killed" if killed else "crash", problem=problem)
     for found in (
         _frozen,
         _circle,
@@ -427,27 +430,10 @@ def _is_older(root: Root, differ: Iterable[Differ]) -> bool:
     return (own or exits) and not any(precedes(one, fact) for one in differ for fact in root.facts)
 
 
-def _differences(state: RunState) -> list[Differ]:
-    return [fact for fact in state.all(Differ) if fact.certain]
-
-
 def _unlike_places(state: RunState) -> Ruling | None:
     """Return a ruling if all ranks wait, and not in the same call."""
     differ = [fact for fact in state.all(Differ) if not fact.certain]
     return Ruling(kind="mismatch", problem=words.mismatch(state, differ)) if differ else None
-
-
-def _failure(state: RunState, roots: list[Root]) -> Ruling:
-    root = roots[0]
-    killed = not root.failed and (any(one.signal for one in root.exited) or root.memory)
-    machine = next((one.kind for one in root.troubles if one.kind not in _ENDS_PROCESSES), "")
-    if machine and ((not root.failed and not root.exited) or machine == "port"):
-        problem = words.machine(state, root)
-        return Ruling(kind="crash", problem=replace(problem, kind=_KINDS.get(machine)))
-    if any(one.kind == "node-failure" for one in root.troubles):
-        killed = True
-    problem = words.failure(state, root, roots[1:], killed=killed)
-    return Ruling(kind="killed" if killed else "crash", problem=problem)
 
 
 def _frozen(state: RunState) -> Ruling | None:

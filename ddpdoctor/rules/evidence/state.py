@@ -257,7 +257,9 @@ def _locals_are_ranks(facts: Iterable[Fact], world: int | None) -> bool:
     for fact in facts:
         if fact.who.local_rank is not None:
             hosts.add(fact.who.host or fact.who.address)
-            places[fact.who.local_rank].add(_writer(fact.spot.source))
+            source = fact.spot.source
+            folder = source.rpartition("/")[0]
+            places[fact.who.local_rank].add(folder if re.search(r"attempt_\d+/\d+$", folder) else source)
     size = max(places, default=-1) + 1
     ranks = {fact.who.rank for fact in facts if fact.who.rank is not None}
     pairs = {(fact.who.rank, fact.who.local_rank) for fact in facts if None not in {fact.who.rank, fact.who.local_rank}}
@@ -268,12 +270,6 @@ def _locals_are_ranks(facts: Iterable[Fact], world: int | None) -> bool:
         and all(rank < size for rank in ranks)
         and (world is None or world < 2 * size)
     )
-
-
-def _writer(source: str) -> str:
-    """Return the file, or below torchrun's --log-dir the folder of one rank."""
-    folder = source.rpartition("/")[0]
-    return folder if re.search(r"attempt_\d+/\d+$", folder) else source
 
 
 def _tasks_are_ranks(facts: Iterable[Fact], world: int | None) -> bool:

@@ -210,10 +210,6 @@ def check_stopped(job: JobState) -> Answer:
         return unknown(f"{rank_list(frozen)} made progress just now")
     if not job.waits.waiters and not set(job.living) <= job.quiet:
         return unknown(f"{rank_list(frozen)} {verb(frozen, 'is', 'are')} stopped, but no rank is waiting yet")
-    return _stopped(job, blamed)
-
-
-def _stopped(job: JobState, blamed: tuple[int, ...]) -> Answer:
     ranks = [job.rank(n) for n in blamed]
     where = tuple(place for rank in ranks for place in places_held_up(rank, waits_for_child=False)[:1])
     traced = [rank.traced_by for rank in ranks if rank.traced_by]
@@ -273,10 +269,6 @@ def check_missing(job: JobState) -> Answer:
         return passed()
     if not job.waited_long():
         return unknown("no rank has waited for the whole --hang-timeout yet")
-    return _missing(job, absent)
-
-
-def _missing(job: JobState, absent: tuple[int, ...]) -> Answer:
     asked = job.facts.local_ranks_expected
     seen = [
         *say.classes(job, job.waits.waiters),

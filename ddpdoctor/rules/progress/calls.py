@@ -714,22 +714,20 @@ def find_difference(
             found[find_group(table, rank, model.group, world), counts[model.group]][rank.rank] = model
     for (group, number), models in sorted(found.items(), key=lambda item: item[0][1]):
         if len({model.digest for model in models.values()}) > 1:
-            return _difference(group, number, models)
+            most, odd, *others = (
+                ranks for _, ranks in group_alike({rank: model.digest for rank, model in models.items()})
+            )
+            mine, usual = _rows(models[odd[0]]), _rows(models[most[0]])
+            place = min((at for at in mine.keys() | usual.keys() if mine.get(at) != usual.get(at)), default=NOWHERE)
+            return ModelDifference(
+                group=group,
+                number=number,
+                models=models,
+                blamed=outvoted((most, odd, *others)),
+                tensor=_name(mine, usual, place),
+                rows={n: _rows(model).get(place) for n, model in models.items()},
+            )
     return None
-
-
-def _difference(group: Group, number: int, models: Mapping[int, ModelSeen]) -> ModelDifference:
-    most, odd, *others = (ranks for _, ranks in group_alike({rank: model.digest for rank, model in models.items()}))
-    mine, usual = _rows(models[odd[0]]), _rows(models[most[0]])
-    place = min((at for at in mine.keys() | usual.keys() if mine.get(at) != usual.get(at)), default=NOWHERE)
-    return ModelDifference(
-        group=group,
-        number=number,
-        models=models,
-        blamed=outvoted((most, odd, *others)),
-        tensor=_name(mine, usual, place),
-        rows={n: _rows(model).get(place) for n, model in models.items()},
-    )
 
 
 def _rows(model: ModelSeen) -> dict[_Place, TensorSeen]:

@@ -210,17 +210,17 @@ def _failure_of(facts: Job, rank: Rank) -> Failure | None:
     if not has_failed(rank, facts.stopping_since_ns):
         return None
     error = final_error(rank)
-    time_ns = error.time_ns if error is not None else _left_ns(rank) or facts.now_ns
+    time_ns = (
+        error.time_ns
+        if error is not None
+        else (rank.main_ended_ns if rank.life is Life.EXITED and rank.main_ended_ns is not None else rank.ended_ns)
+        or facts.now_ns
+    )
     stopping = facts.stopping_since_ns
     interrupted = facts.interrupted_by is not None and stopping is not None and time_ns >= stopping
     if interrupted or (error is not None and _is_stop(error, facts)):
         return None
     return Failure(rank=rank, time_ns=time_ns, error=error, call=call_at_failure(rank))
-
-
-def _left_ns(rank: Rank) -> int | None:
-    """Return when a rank without an exception left: the end of its script if seen, else the end of its process."""
-    return rank.main_ended_ns if rank.life is Life.EXITED and rank.main_ended_ns is not None else rank.ended_ns
 
 
 def _is_stop(error: Raised, facts: Job) -> bool:

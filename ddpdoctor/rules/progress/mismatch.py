@@ -246,6 +246,9 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
                 else f"a gradient of shape {list(shape)} ({' or '.join(named[:3])})"
             )
             found.append(f"{rank_list(ranks)} {verb(ranks, 'reduces', 'reduce')} {of} in a hook during backward")
+    sides = _call_classes(list(conflict.parts))
+    said = [f"{rank_list(ranks)}: {what}" for what, ranks in list(sides.items())[: say.MAX_CLASSES]]
+    left = len(sides) - len(said)
     return say.problem_of(
         job,
         blamed,
@@ -254,7 +257,7 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
         summary=_summary(job, conflict, departing, turning),
         evidence=(
             f"collective {conflict.seq}{counted} of {group}: {conflict.blame.reason}",
-            *_sides(conflict),
+            *([*said, f"and {left} other calls"] if left else said),
             *(turning_words(turning, say.who(job, blamed)) if turning is not None else ()),
             *([f"its call is under the condition at {line_of(guard)}, and the other ranks never made that call"]
               if guard is not None and "condition" not in conflict.blame.reason else ()),
@@ -432,10 +435,3 @@ def _agreed_words(kind: CallKind) -> str:
     redop = f" with {kind.redop}" if kind.op in REDUCING and kind.redop not in (None, "SUM") else ""
     root = f" {_TO_ROOT[kind.op]} rank {kind.peer}" if kind.op in ROOTED and kind.peer is not None else ""
     return redop + root
-
-
-def _sides(conflict: Conflict) -> list[str]:
-    sides = _call_classes(list(conflict.parts))
-    said = [f"{rank_list(ranks)}: {what}" for what, ranks in list(sides.items())[: say.MAX_CLASSES]]
-    left = len(sides) - len(said)
-    return [*said, f"and {left} other calls"] if left else said

@@ -527,7 +527,11 @@ def _call_that_raised(rank: Rank, error: Raised) -> Call | None:
     if in_call is None or error.from_child or error.type in _OWN_ERRORS or not _raised_by_torch(error):
         return None
     failed = pack_calls(rank.recent_calls).of_kinds(lambda kind: kind.failed)
-    calls = [c for c in (*failed, *rank.open_calls) if _is_named(c, in_call) and (c.failed or c.ended_ns is None)]
+    calls = [
+        c
+        for c in (*failed, *rank.open_calls)
+        if (c.op == in_call or {c.op, in_call} <= FORWARDS) and (c.failed or c.ended_ns is None)
+    ]
     call = max(calls, key=lambda c: c.index, default=None)
     if call is not None and call.op == WORK_WAIT:
         index = call.awaits
@@ -539,11 +543,6 @@ def _call_that_raised(rank: Rank, error: Raised) -> Call | None:
     if call is not None and (call.op in NATIVE_PHASES or _doing_in(call) in WAITING):
         return call
     return None
-
-
-def _is_named(call: Call, op: str) -> bool:
-    """Return whether an error names this call. It uses one name for DDP's forward, with gradients or without."""
-    return call.op == op or {call.op, op} <= FORWARDS
 
 
 def _raised_by_torch(error: Raised) -> bool:

@@ -121,7 +121,10 @@ def find_late(pacing: Pacing) -> Late | None:
         return None
     usual = {number: median(waits) for number, waits in pacing.waits_ms.items()}
     order = sorted(usual, key=lambda number: usual[number])
-    split = _split([usual[number] for number in order])
+    waits_ms = [usual[number] for number in order]
+    gaps = [after - before for before, after in pairwise(waits_ms)][: len(waits_ms) // 2]
+    widest = max(gaps)
+    split = 1 + next(i for i, gap in enumerate(gaps) if gap >= CLEAR_GAP * widest)
     late, others = order[:split], order[split:]
     spared = int(len(others) * OUTLIERS)
     first = [sorted(waits)[spared] for waits in zip(*(pacing.waits_ms[number] for number in others), strict=True)]
@@ -135,13 +138,6 @@ def find_late(pacing: Pacing) -> Late | None:
         cost_ms=_cost_ms(pacing, late, others),
         pacing=pacing,
     )
-
-
-def _split(waits_ms: Sequence[float]) -> int:
-    """Return how many of the ranks, sorted by their median waits, wait clearly less than the rest."""
-    gaps = [after - before for before, after in pairwise(waits_ms)][: len(waits_ms) // 2]
-    widest = max(gaps)
-    return 1 + next(i for i, gap in enumerate(gaps) if gap >= CLEAR_GAP * widest)
 
 
 def _cost_ms(pacing: Pacing, late: Iterable[int], others: Iterable[int]) -> float:
@@ -535,12 +531,17 @@ def _finding(job: JobState, late: Late) -> Problem:
     reason = find_slow_reason(job.rank(late.ranks[0]), others, late.cost_ms)
     collects = reason is not None and reason.cause is SlowCause.COLLECTIONS
     where = tuple(place for number in late.ranks for place in _places(job, late, number, collects=collects))
+    late_words = say.who(job, late.ranks)
+    lines = {(place.file, place.line) for place in where}
+    at = f", {place_words(where[0])}" if where and (len(late.ranks) == 1 or len(lines) == 1) else ""
+    often = f"{min(late.last_in.values())} of {late.pacing.steps}"
     return say.problem_of(
         job,
         late.ranks,
         confidence=_sureness(job, late),
         where=where,
-        summary=_summary(job, late, main, where),
+        summary=f"{late_words} {verb(late.ranks, 'is', 'are')} slow {_phase_words(job, late, main)}{at}; "
+        f"the others waited for {verb(late.ranks, 'it', 'them')} in {often} steps",
         evidence=(
             *_waits(late),
             *(_spends(job, late, phase, ranks) for phase, ranks in by_phase.items()),
@@ -559,17 +560,6 @@ def _sureness(job: JobState, late: Late) -> Confidence:
         if own - usual < EXPLAINED * late.cost_ms or not _lines(job.rank(number), phase):
             return Confidence.MEDIUM
     return Confidence.HIGH
-
-
-def _summary(job: JobState, late: Late, phase: Phase, where: Sequence[Place]) -> str:
-    late_words = say.who(job, late.ranks)
-    lines = {(place.file, place.line) for place in where}
-    at = f", {place_words(where[0])}" if where and (len(late.ranks) == 1 or len(lines) == 1) else ""
-    often = f"{min(late.last_in.values())} of {late.pacing.steps}"
-    return (
-        f"{late_words} {verb(late.ranks, 'is', 'are')} slow {_phase_words(job, late, phase)}{at}; "
-        f"the others waited for {verb(late.ranks, 'it', 'them')} in {often} steps"
-    )
 
 
 def _waits(late: Late) -> list[str]:
