@@ -5,16 +5,24 @@ from __future__ import annotations
 import os
 import pwd
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.attach.candidates import GROUP_THREADS, read_thread_names
-from ddpdoctor.attach.ranks import choose_ranks
-from ddpdoctor.attach.stacks import SUDO
-from ddpdoctor.collect.launch import is_slurm_step, number, read_local_rank, text
+from ddpdoctor.attach.process import SUDO
+from ddpdoctor.collect.bounded import ask_side_by_side
+from ddpdoctor.collect.launch import (
+    LOCAL_RANK_VARIABLES,
+    RANK_VARIABLES,
+    is_slurm_step,
+    number,
+    read_local_rank,
+    read_rank,
+    text,
+)
 from ddpdoctor.collect.proc import descendants, read_command, read_environment, read_processes, read_status
 from ddpdoctor.collect.run.sources import WORLD_SIZE_NAMES
-from ddpdoctor.collect.system import read_link
+from ddpdoctor.collect.system import list_pids, read_link, read_text
 from ddpdoctor.model.attached import JobIdentity, RankBy, SeenRank
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import select_variables
@@ -23,13 +31,20 @@ from ddpdoctor.model.words import count_of, format_numbers, grouped, name_list
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ddpdoctor.attach.candidates import Candidate
-    from ddpdoctor.attach.ranks import ChosenProcess
     from ddpdoctor.collect.proc import Process
 
 MOST_ANCESTORS = 64
 NO_JOB = "no training job"
 """How the message begins if there is no job, or none of the given name."""
+PROC = Path("/proc")
+GROUP_THREADS = frozenset({"pt_gloo_runloop", "pt_nccl_watchdg", "pt_nccl_heartbt"})
+"""The kernel's names for threads that torch starts with a process group. A forked worker does not inherit threads."""
+LOADER_WORKER = "pt_data_worker"
+SPAWNED = b"multiprocessing.spawn"
+"""In the command line of a process that multiprocessing started by spawn."""
+_IDENTITY = (*RANK_VARIABLES, *LOCAL_RANK_VARIABLES, "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+STUCK_LIMIT_S = 1.0
+"""Our choice: reading the environment of a process waits for the lock of its memory, which a stuck driver may hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,3 +302,152 @@ def named_file(pid: int, path: str) -> Path:
         return cwd / path
     same = os.path.realpath(f"/proc/{pid}/ns/mnt") == os.path.realpath("/proc/self/ns/mnt")
     return Path(path) if same else root / path.lstrip("/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A process with what its environment and its threads say of its part in a job."""
+
+    process: Process
+    env: Mapping[str, str]
+    rank: int | None
+
+    @property
+    def pid(self) -> int:
+        """Its pid."""
+        return self.process.pid
+
+    @cached_property
+    def threads(self) -> frozenset[str]:
+        """The names of its threads."""
+        return read_thread_names(self.pid)
+
+    @property
+    def joined(self) -> bool:
+        """Whether it is a member of a process group, as torch 2.6 and later show by the names of threads."""
+        return bool(GROUP_THREADS & self.threads)
+
+    @cached_property
+    def is_python(self) -> bool:
+        """Whether its program is a Python."""
+        return Path(read_link(PROC / str(self.pid) / "exe")).name.startswith("python")
+
+    @cached_property
+    def has_torch(self) -> bool:
+        """Whether it has loaded torch."""
+        return "libtorch" in read_text(PROC / str(self.pid) / "maps")
+
+    @cached_property
+    def is_spawned(self) -> bool:
+        """Whether multiprocessing started it by spawn, and not as a loader's worker."""
+        return SPAWNED in _read_command_line(self.pid) and LOADER_WORKER not in self.threads
+
+    def has_identity_of(self, other: Candidate) -> bool:
+        """Return whether two processes have the same variables of a rank, as a rank and its workers do."""
+        return all(self.env.get(name) == other.env.get(name) for name in _IDENTITY)
+
+
+def read_candidate(process: Process) -> Candidate:
+    """Return a process with its environment, which is empty if we may not read it."""
+    pairs = (os.fsdecode(pair).partition("=") for pair in read_environment(process.pid))
+    env = {name: value for name, _, value in pairs if name}
+    return Candidate(process=process, env=env, rank=read_rank(env))
+
+
+def read_thread_names(pid: int) -> frozenset[str]:
+    """Return the names of the threads of a process, which everybody may read."""
+    tasks = PROC / str(pid) / "task"
+    return frozenset(read_text(tasks / str(tid) / "comm").strip() for tid in list_pids(tasks))
+
+
+def _read_command_line(pid: int) -> bytes:
+    return read_text(PROC / str(pid) / "cmdline").encode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenProcess:
+    """A process that is a rank; ``rank`` is None if no variable says which one."""
+
+    process: Candidate
+    rank: int | None
+
+
+def choose_ranks(processes: Mapping[int, Process], own: frozenset[int] = frozenset()) -> list[ChosenProcess]:
+    """Return the ranks among these processes; ``own`` are processes of ours, which are none."""
+    alive = [one for pid, one in processes.items() if one.state not in "ZX" and pid not in own]
+    seen = {one.pid: one for one in _read_candidates(alive) if one.env}  # else it is another user's
+    numbered = {pid: one for pid, one in seen.items() if one.rank is not None}
+    families: dict[int, list[Candidate]] = {}
+    launching: set[int] = set()
+    for one in numbered.values():
+        top, above = _climb(one, numbered, processes)
+        families.setdefault(top.pid, []).append(one)
+        if above is not None:
+            launching.add(_climb(above, numbered, processes)[0].pid)
+    chosen = [rank for top, family in families.items() for rank in _of_family(top, family, launching=top in launching)]
+    return [*chosen, *_without_number(seen, numbered, processes)]
+
+
+def _read_candidates(alive: list[Process]) -> list[Candidate]:
+    """Read all of them; what cannot be read of a process that is stuck in the kernel is left out."""
+    stuck = {str(one.pid): partial(read_candidate, one) for one in alive if one.state == "D"}
+    replies = ask_side_by_side(stuck, STUCK_LIMIT_S).values()
+    others = [read_candidate(one) for one in alive if one.state != "D"]
+    return [*others, *(reply.value for reply in replies if reply.value is not None)]
+
+
+def _climb(
+    one: Candidate, numbered: Mapping[int, Candidate], processes: Mapping[int, Process]
+) -> tuple[Candidate, Candidate | None]:
+    """Return the top of a process's family, and the process of another family above it."""
+    while True:
+        above = _nearest_above(one, numbered, processes)
+        if above is None or not (one.has_identity_of(above) or (above.joined and above.rank == one.rank)):
+            return one, above
+        one = above
+
+
+def _nearest_above(
+    one: Candidate, numbered: Mapping[int, Candidate], processes: Mapping[int, Process]
+) -> Candidate | None:
+    pid, passed = one.process.ppid, {one.pid}
+    while pid in processes and pid not in passed:
+        if pid in numbered:
+            return numbered[pid]
+        passed.add(pid)
+        pid = processes[pid].ppid
+    return None
+
+
+def _of_family(top: int, family: list[Candidate], *, launching: bool) -> Iterable[ChosenProcess]:
+    family.sort(key=lambda one: (one.pid != top, one.process.start_ticks, one.pid))
+    joined = [one for one in family if one.joined]
+    if len(joined) > 1 and not family[0].joined and all(one.is_spawned for one in joined):
+        return [ChosenProcess(process=one, rank=None) for one in _with_siblings(joined, family)]
+    if joined:
+        return [ChosenProcess(process=joined[0], rank=joined[0].rank)]
+    if launching:
+        return []
+    pythons = [one for one in family if one.is_python]
+    best = next((one for one in pythons if one.has_torch), None)
+    if best is None:
+        # A rank that still loads torch. Without RANK, it may be any program in a step of Slurm.
+        best = next((one for one in pythons if {"RANK", "WORLD_SIZE"} <= one.env.keys()), None)
+    return [] if best is None else [ChosenProcess(process=best, rank=best.rank)]
+
+
+def _without_number(
+    seen: Mapping[int, Candidate], numbered: Mapping[int, Candidate], processes: Mapping[int, Process]
+) -> list[ChosenProcess]:
+    """Return processes that have joined a group and have no variable of a rank, as those of mp.spawn."""
+    others = [one for pid, one in seen.items() if pid not in numbered]
+    outside = [one for one in others if _nearest_above(one, numbered, processes) is None]
+    joined = [one for one in outside if one.joined]
+    return [ChosenProcess(process=one, rank=None) for one in _with_siblings(joined, outside)]
+
+
+def _with_siblings(joined: list[Candidate], others: Iterable[Candidate]) -> list[Candidate]:
+    """Add the processes that were spawned beside one that has joined: they may be stuck before."""
+    parents = {one.process.ppid for one in joined if one.is_spawned}
+    beside = [one for one in others if one.process.ppid in parents and one.is_spawned and not one.joined]
+    return sorted([*joined, *(one for one in beside if one.has_torch)], key=lambda one: one.pid)

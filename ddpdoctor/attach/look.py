@@ -10,17 +10,32 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.attach import flight, ras, stacks, store, worker_server
-from ddpdoctor.attach.process import read_facts, read_host
+from ddpdoctor.attach.process import PY_SPY, SUDO, main_frames, read_facts, read_host, read_stacks
+from ddpdoctor.attach.servers import (
+    RAS_LIMIT_S,
+    RECORDER,
+    SERVER,
+    SERVER_LIMIT_S,
+    RasAnswer,
+    ask_for_dump,
+    ask_ras,
+    ask_server,
+    find_dump,
+    find_ras,
+    find_server,
+    read_dump,
+    read_store,
+)
 from ddpdoctor.collect.bounded import ask_side_by_side
-from ddpdoctor.model.attached import RankLook, Refusal, StoreLook
+from ddpdoctor.model.attached import Movement, RankLook, RankMovement, Refusal, StoreLook
+from ddpdoctor.recorder.storage.files import parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ddpdoctor.attach.find import FoundJob
     from ddpdoctor.attach.process import HostView
-    from ddpdoctor.model.attached import ChildFacts, ProcessFacts, SeenRank
+    from ddpdoctor.model.attached import ChildFacts, Peer, ProcessFacts, SeenRank
 
 PROC_SOURCE = "/proc"
 FACTS_LIMIT_S = 5.0
@@ -31,6 +46,9 @@ MOST_WORKERS = 8
 """Our choice: the workers of one loader do the same."""
 WORKER_NAMES = ("python", "pt_data_worker")
 _WAITS_FOR_WORKERS = ("dataloader.py", "/multiprocessing/")
+GLANCES = 5
+"""Our choice: how often a rank is looked at again that ran and was seen at one line twice. A training step spends most
+of its time at one line, where it waits for the GPU, and a rank that hangs there spins at it too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +113,7 @@ def _look_from_outside(
 
     def read_in_turn(pid: int) -> tuple[Any, Refusal | None]:
         with turns:
-            return stacks.read_stacks(pid)
+            return read_stacks(pid)
 
     calls: dict[str, Callable[[], Any]] = {}
     for rank in job.ranks:
@@ -114,10 +132,10 @@ def _look_from_outside(
             seeing.refuse(rank.pid, Refusal(source=PROC_SOURCE, reason=reason))
         elif seen.value is not None and seen.value.peers is None:
             reason = "open files and connections may not be read by this user"
-            seeing.refuse(rank.pid, Refusal(source=PROC_SOURCE, reason=reason, remedy=stacks.SUDO))
+            seeing.refuse(rank.pid, Refusal(source=PROC_SOURCE, reason=reason, remedy=SUDO))
         if stack.value is None:
             reason = f"py-spy gave no answer within {STACKS_LIMIT_S:.0f} s" if stack.timed_out else str(stack.error)
-            seeing.refuse(rank.pid, Refusal(source=stacks.SOURCE, reason=reason))
+            seeing.refuse(rank.pid, Refusal(source=PY_SPY, reason=reason))
         else:
             threads[rank.pid], refusal = stack.value
             seeing.refuse(rank.pid, refusal)
@@ -126,22 +144,22 @@ def _look_from_outside(
 
 def _ask_for_job(job: FoundJob, host: HostView, seeing: _Seeing) -> StoreLook | None:
     """Ask what answers for the job as a whole: RAS in each look, the store in the first."""
-    place = ras.find_ras(job, host)
+    place = find_ras(job, host)
     calls: dict[str, Callable[[], Any]] = {}
     if isinstance(place, Refusal):
         seeing.refused.append(place)
     elif place is not None:
-        calls["ras"] = partial(ras.ask_ras, *place)
+        calls["ras"] = partial(ask_ras, *place)
     if seeing.number == 1:
-        calls["store"] = partial(store.read_store, job)
-    replies = ask_side_by_side(calls, ras.LIMIT_S + 1)
+        calls["store"] = partial(read_store, job)
+    replies = ask_side_by_side(calls, RAS_LIMIT_S + 1)
     for name, reply in replies.items():
         if isinstance(reply.value, Refusal):
             seeing.refused.append(reply.value)
         elif reply.timed_out or reply.error is not None:
             seeing.refused.append(Refusal(source=name, reason=str(reply.error or "no answer in time")))
     answer = replies["ras"].value if "ras" in replies else None
-    if isinstance(answer, ras.RasAnswer):
+    if isinstance(answer, RasAnswer):
         seeing.raw["ras.json" if answer.is_json else "ras.txt"] = answer.text
     found = replies["store"].value if "store" in replies else None
     return found if isinstance(found, StoreLook) else None
@@ -152,21 +170,19 @@ def _ask_servers(
 ) -> None:
     """Ask torch's servers in the ranks. They are asked for stacks, which need the GIL, only where py-spy got none."""
     addresses = in_store.values if in_store is not None else {}
-    found = {
-        rank.pid: worker_server.find_server(rank, job.environments[rank.pid], addresses, host) for rank in job.ranks
-    }
+    found = {rank.pid: find_server(rank, job.environments[rank.pid], addresses, host) for rank in job.ranks}
     calls = {
-        str(pid): partial(worker_server.ask_server, server, want_stacks=threads.get(pid) is None)
+        str(pid): partial(ask_server, server, want_stacks=threads.get(pid) is None)
         for pid, server in found.items()
         if server is not None
     }
-    replies = ask_side_by_side(calls, 3 * worker_server.LIMIT_S)
+    replies = ask_side_by_side(calls, 3 * SERVER_LIMIT_S)
     for rank in job.ranks:
         reply = replies.get(str(rank.pid))
         answers = reply.value if reply is not None else None
         if reply is not None and answers is None:
             reason = str(reply.error or "torch's server in the rank gave no answer in time")
-            seeing.refuse(rank.pid, Refusal(source=worker_server.SOURCE, reason=reason))
+            seeing.refuse(rank.pid, Refusal(source=SERVER, reason=reason))
         if answers is not None:
             seeing.refuse(rank.pid, answers.refused)
             if answers.trace is not None:
@@ -180,26 +196,26 @@ def _ask_recorders(job: FoundJob, seeing: _Seeing) -> None:
     for rank in job.ranks:
         env = job.environments[rank.pid]
         if seeing.number == 1:
-            seeing.refuse(rank.pid, flight.ask_for_dump(rank, env))
+            seeing.refuse(rank.pid, ask_for_dump(rank, env))
             continue
-        dump = flight.find_dump(rank, env, _started_ns(rank))
+        dump = find_dump(rank, env, _started_ns(rank))
         try:
             if dump is not None:
-                seeing.keep(rank, "fr_dump", flight.read_dump(dump))
+                seeing.keep(rank, "fr_dump", read_dump(dump))
         except OSError as error:
-            seeing.refuse(rank.pid, Refusal(source=flight.SOURCE, reason=f"the dump cannot be read: {error}"))
+            seeing.refuse(rank.pid, Refusal(source=RECORDER, reason=f"the dump cannot be read: {error}"))
 
 
 def _with_workers(facts: ProcessFacts | None, threads: Any) -> ProcessFacts | None:
     """Add the stacks of a rank's worker processes if its main thread may wait for one of them."""
     if facts is None or not any(
-        mark in file for file, _, _ in stacks.main_frames(threads) or () for mark in _WAITS_FOR_WORKERS
+        mark in file for file, _, _ in main_frames(threads) or () for mark in _WAITS_FOR_WORKERS
     ):
         return facts
     workers = [one for one in facts.children if one.name.startswith(WORKER_NAMES) and one.state not in "ZX"][
         :MOST_WORKERS
     ]
-    replies = ask_side_by_side({str(one.pid): partial(stacks.read_stacks, one.pid) for one in workers}, STACKS_LIMIT_S)
+    replies = ask_side_by_side({str(one.pid): partial(read_stacks, one.pid) for one in workers}, STACKS_LIMIT_S)
     seen = {int(pid): reply.value[0] for pid, reply in replies.items() if reply.value is not None}
 
     def with_stacks(child: ChildFacts) -> ChildFacts:
@@ -212,3 +228,138 @@ def _started_ns(rank: SeenRank) -> int:
     """Return when a process started, on the wall clock."""
     since_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME) - rank.start_ticks / os.sysconf("SC_CLK_TCK")
     return time.time_ns() - int(since_boot_s * 1e9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pair:
+    """Two looks at one rank."""
+
+    before: RankLook
+    after: RankLook
+    raw_before: Mapping[str, bytes]
+    raw_after: Mapping[str, bytes]
+    ends_of_others: frozenset[str]
+    """The local ends of the connections of the other ranks."""
+
+
+def compare_looks(first: JobLook, second: JobLook) -> tuple[RankMovement, ...]:
+    """Return what each rank did between two looks. A rank whose main thread ran at the same line is looked at again."""
+    ends = {rank.rank.pid: {peer.local for peer in _peers(rank)} for rank in second.ranks}
+    return tuple(
+        _compare(
+            _Pair(
+                before=before,
+                after=after,
+                raw_before=first.raw,
+                raw_after=second.raw,
+                ends_of_others=frozenset().union(*(ends[pid] for pid in ends if pid != after.rank.pid)),
+            )
+        )
+        for before, after in zip(first.ranks, second.ranks, strict=True)
+    )
+
+
+def of_job(movements: Iterable[RankMovement]) -> Movement:
+    """Return whether a job moves, from what its ranks did."""
+    seen = {one.movement for one in movements}
+    if Movement.MOVING in seen:
+        return Movement.PARTLY if Movement.STILL in seen else Movement.MOVING
+    return Movement.STILL if Movement.STILL in seen else Movement.UNKNOWN
+
+
+def _compare(pair: _Pair) -> RankMovement:
+    old, new = pair.before.process, pair.after.process
+    slept = _main_slept(old, new)
+    movement, evidence = _judge(pair, slept)
+    return RankMovement(
+        pid=pair.after.rank.pid,
+        rank=pair.after.rank.rank,
+        movement=movement,
+        evidence=evidence,
+        main_cpu_ticks=new.main_cpu_ticks - old.main_cpu_ticks if old is not None and new is not None else None,
+        main_slept=slept,
+    )
+
+
+def _judge(pair: _Pair, slept: bool | None) -> tuple[Movement, tuple[str, ...]]:  # noqa: FBT001 - as it was read
+    if pair.after.process is None and pair.before.process is not None and not _could_not_be_read(pair.after):
+        return Movement.MOVING, ("ended",)
+    compared = dict(_changes(pair))
+    changed = tuple(name for name, differs in compared.items() if differs)
+    if changed:
+        return Movement.MOVING, changed
+    if "stack" in compared and not slept and _glance_differs(pair.after):
+        return Movement.MOVING, ("stack",)
+    if slept:
+        return Movement.STILL, (*compared, "slept")
+    return Movement.STILL if "stack" in compared else Movement.UNKNOWN, tuple(compared)
+
+
+def _changes(pair: _Pair) -> Iterator[tuple[str, bool]]:
+    """Yield what can be compared, and whether it changed."""
+    looks = ((pair.before, pair.raw_before), (pair.after, pair.raw_after))
+    for name, read in (("stack", _stack), ("flight recorder", _trace)):
+        old, new = (read(look, raw) for look, raw in looks)
+        if old is not None and new is not None:
+            yield name, old != new
+    counts = _received(pair.before, pair.ends_of_others), _received(pair.after, pair.ends_of_others)
+    both = counts[0].keys() & counts[1].keys()
+    if both:
+        yield "received", any(counts[0][ends] != counts[1][ends] for ends in both)
+
+
+def _received(look: RankLook, ends_of_others: frozenset[str]) -> dict[tuple[str, str], int]:
+    """Return the bytes that came from other ranks, by the ends of the connection; the store's do not count."""
+    store = f":{look.job.master_port}"
+    return {
+        (peer.local, peer.remote): peer.received_bytes
+        for peer in _peers(look)
+        if peer.received_bytes is not None
+        and peer.remote in ends_of_others
+        and not peer.local.endswith(store)
+        and not peer.remote.endswith(store)
+    }
+
+
+def _peers(look: RankLook) -> tuple[Peer, ...]:
+    return (look.process.peers or ()) if look.process is not None else ()
+
+
+def _stack(look: RankLook, raw: Mapping[str, bytes]) -> Any:
+    frames = main_frames(look.stacks)
+    if frames is not None:
+        return frames
+    text = next((raw[name] for name in look.files if name.startswith("stacks_")), None)
+    # The server's own thread comes first, as "Current thread". Each request is another thread's.
+    return [part for part in text.split(b"\n\n") if not part.startswith(b"Current thread")] if text else None
+
+
+def _trace(look: RankLook, raw: Mapping[str, bytes]) -> Any:
+    """Return how far a rank's flight recorder has come."""
+    text = next((raw[name] for name in look.files if name.startswith("fr_trace_")), None)
+    try:
+        plain = parse_json(text) if text is not None else None
+    except ValueError:
+        return None
+    if not isinstance(plain, dict):
+        return None
+    entries = [one for one in plain.get("entries") or () if isinstance(one, dict)]
+    last = entries[-1].get("record_id") if entries else None
+    return plain.get("pg_status"), last, sum(one.get("retired") is True for one in entries)
+
+
+def _main_slept(old: ProcessFacts | None, new: ProcessFacts | None) -> bool | None:
+    if old is None or new is None or old.main_switches is None or new.main_switches is None:
+        return None
+    ran = new.main_cpu_ticks != old.main_cpu_ticks or new.main_switches != old.main_switches
+    return not ran and "R" not in old.state + new.state
+
+
+def _could_not_be_read(look: RankLook) -> bool:
+    return any(refusal.source == PROC_SOURCE for refusal in look.refused)
+
+
+def _glance_differs(look: RankLook) -> bool:
+    frames = main_frames(look.stacks)
+    later = (main_frames(read_stacks(look.rank.pid)[0]) for _ in range(GLANCES))
+    return any(other is not None and other != frames for other in later)

@@ -185,8 +185,8 @@ def read_settings(options: Options) -> BenchSettings:
     from ddpdoctor.model.bandwidth import BenchSettings, Mode
     from ddpdoctor.model.errors import UserError
     from ddpdoctor.model.words import format_size
-    from ddpdoctor.probes.bandwidth.cases import DTYPES, REDOPS, check_possible
-    from ddpdoctor.probes.gpus import AUTO
+    from ddpdoctor.probes.bandwidth.plan import DTYPES, REDOPS, check_possible
+    from ddpdoctor.probes.ranks import AUTO
 
     smallest, largest = options.min_size_bytes, options.max_size_bytes
     if smallest > largest:

@@ -111,10 +111,10 @@ def _look_elsewhere(options: Options) -> Path:
 
     tell = partial(say, sys.stderr)
     if options.slurm is not None:
-        from ddpdoctor.attach.slurm import attach_slurm
+        from ddpdoctor.attach.remote import attach_slurm
 
         return attach_slurm(options.slurm, options.folder, options.python or sys.executable, options.job, tell)
-    from ddpdoctor.attach.kubernetes import Pods, attach_kubectl
+    from ddpdoctor.attach.remote import Pods, attach_kubectl
 
     pods = Pods(selector=options.kubectl or "", namespace=options.namespace, container=options.container)
     return attach_kubectl(pods, options.folder, options.python or "python", options.job, tell)
@@ -132,7 +132,7 @@ def _look_only(options: Options) -> int:
     from ddpdoctor.model.exit_status import ExitStatus
 
     if options.folder == STDOUT:
-        from ddpdoctor.attach.stream import send_look
+        from ddpdoctor.attach.remote import send_look
 
         return send_look(lambda folder: _look_here(options, folder).folder, sys.stdout.buffer)
     print(_look_here(options, options.folder).folder)

@@ -154,7 +154,7 @@ def _compare_files(options: Options) -> int:
     from ddpdoctor.diagnose.files import build_diff_report
     from ddpdoctor.model.errors import UserError
     from ddpdoctor.model.findings import now
-    from ddpdoctor.probes.diff.comparing import compare_files
+    from ddpdoctor.probes.diff import compare_files
     from ddpdoctor.probes.load_torch import load_torch
 
     if len(options.files) < 2:

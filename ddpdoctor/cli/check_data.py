@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.cli.delivery import Outputs
     from ddpdoctor.model.data import SamplingPlan, Sharing
-    from ddpdoctor.probes.data.session import GatheredDraws
+    from ddpdoctor.probes.data import GatheredDraws
 
 EXAMPLES = (
     "The arithmetic alone: ddpdoctor check-data --samples 455 --world-size 2 --batch-size 8\n"
@@ -155,7 +155,7 @@ def _ask_loader(options: Options, function: str, outputs: Outputs, env: Mapping[
     from ddpdoctor.model.errors import UserError
     from ddpdoctor.model.findings import now
     from ddpdoctor.model.node import Launcher
-    from ddpdoctor.probes.data.session import CheckDataOptions, run_rank
+    from ddpdoctor.probes.data import CheckDataOptions, run_rank
 
     launch = find_launch(env)
     if launch.rank == 0:

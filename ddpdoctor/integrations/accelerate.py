@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.integrations.following import TITLE, TrainingWatch
+from ddpdoctor.integrations.watch import TITLE, TrainingWatch
 
 if TYPE_CHECKING:
     import os

@@ -6,7 +6,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.integrations.following import TITLE, TrainingWatch
+from ddpdoctor.integrations.watch import TITLE, TrainingWatch
 from ddpdoctor.recorder.state import pass_on
 
 if TYPE_CHECKING:

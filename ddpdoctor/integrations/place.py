@@ -1,4 +1,4 @@
-"""Finds the run folder of this host's ranks, or makes it and starts its watcher."""
+"""Finds the run folder of this host's ranks, or makes it and starts its watcher. Reads what the watch has found."""
 
 from __future__ import annotations
 
@@ -20,21 +20,27 @@ from ddpdoctor.launch.attendance import (
     read_meeting,
     write_meeting,
 )
-from ddpdoctor.launch.run_folder import RUN_FILES, choose_folder, make_default_dir, make_report_dir
+from ddpdoctor.launch.run_folder import REPORT_NAME, RUN_FILES, choose_folder, make_default_dir, make_report_dir
 from ddpdoctor.launch.stopping import is_same
+from ddpdoctor.model.findings import JobStatus, Severity
 from ddpdoctor.recorder.state import AGENT_VARIABLE, FOLDER_VARIABLE, start_ticks
+from ddpdoctor.recorder.storage.files import check_json, read_plain
 from ddpdoctor.recorder.storage.record_files import make_record
+from ddpdoctor.report.formats import parse_report
+from ddpdoctor.report.text.report import render_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddpdoctor.launch.stopping import Target
+    from ddpdoctor.model.findings import Report
 
 BOOTSTRAP = Path(__file__).resolve().parents[1] / "recorder" / "bootstrap"
 START_LIMIT_S = 10.0
 _IN_BACKGROUND = '"$@" </dev/null >/dev/null & echo $!'
 """The shell ends at once, so that the watcher is no child of the rank: a script may wait for all of its children."""
 _NODE_VARIABLES = ("GROUP_RANK", "SLURM_NODEID", "NODE_RANK")
+WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,3 +132,32 @@ def _start_watcher(asked: Asked, places: list[str], env: Mapping[str, str]) -> T
     )  # fmt: skip
     pid = int(done.stdout)
     return pid, start_ticks(pid)
+
+
+def read_report(run_dir: Path) -> Report | None:
+    """Return the report of a run folder, or None if there is none yet.
+
+    Raises ``UserError``, ``OSError`` or ``ValueError`` if it is damaged.
+    """
+    file = run_dir / REPORT_NAME
+    return parse_report(check_json(read_plain(file)).decode()) if file.exists() else None
+
+
+def shows_failure(run_dir: Path) -> bool:
+    """Return whether the report of a run folder is of a job that failed.
+
+    Raises what ``read_report`` raises.
+    """
+    report = read_report(run_dir)
+    return report is not None and report.job is not None and report.job.status is JobStatus.FAILED
+
+
+def draw_verdict(run_dir: Path) -> str:
+    """Return the report of a run folder as text, or "" if it has none, or none with an error or a warning.
+
+    Raises what ``read_report`` raises.
+    """
+    report = read_report(run_dir)
+    if report is None or all(finding.severity is Severity.INFO for finding in report.findings):
+        return ""
+    return render_text(report, width=WIDTH, color=False, run_dir=run_dir)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from typing_extensions import Self
@@ -22,10 +23,11 @@ FAILURE_LIMIT_S = 3.0
 """Our choice: how long a rank that fails waits until the watcher has its evidence. The launcher may then stop all."""
 REPORT_LIMIT_S = 10.0
 POLL_S = 0.05
-
 _active: Watch | None = None
 """The watch of this process: a process is recorded once."""
 _has_said = False
+TITLE = "ddpdoctor"
+"""The name under which loggers get the report."""
 
 
 class Watch(contextlib.ContextDecorator):
@@ -190,7 +192,7 @@ def _is_watched(meeting: HostWatch) -> bool:
 
 
 def _report_of(meeting: HostWatch, wait_s: float, *, has_failed: bool) -> str:
-    from ddpdoctor.integrations.verdict import draw_verdict, shows_failure
+    from ddpdoctor.integrations.place import draw_verdict, shows_failure
 
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline and _is_watched(meeting):
@@ -216,3 +218,30 @@ def _say_once(message: str) -> None:
             sys.stderr.write(f"ddpdoctor: {message}\n")
         except Exception as error:  # noqa: BLE001 - no stderr
             _pass_on(error)
+
+
+class TrainingWatch:
+    """A watch that begins anew with each training."""
+
+    def __init__(
+        self, entry: str, hang_timeout: float, on_hang: HangAction, report_dir: str | os.PathLike[str] | None
+    ) -> None:
+        """Take the name of the user's class, and what ``ddpdoctor.watch`` takes. Raises ``ValueError`` as it does."""
+        self._watch = Watch(hang_timeout=hang_timeout, on_hang=on_hang, report_dir=report_dir)
+        self._watch.entry = entry
+        self._runs = False
+
+    def begin(self) -> None:
+        """Start to watch, unless training runs already."""
+        if not self._runs:
+            self._runs = True
+            self._watch.start()
+
+    def end(self, log: Callable[[str], None] | None, error: BaseException | None = None) -> None:
+        """Stop, and give ``log`` the report if something was found. ``log`` is None on ranks that log nothing."""
+        if not self._runs:
+            return
+        self._runs = False
+        self._watch.leave(error)
+        if log is not None and (text := self._watch.report()):
+            log(text)

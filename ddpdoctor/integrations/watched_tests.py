@@ -18,12 +18,13 @@ import pytest
 
 from ddpdoctor.integrations.place import (
     Asked,
+    draw_verdict,
+    read_report,
     recording_variables,
     this_process,
     watcher_command,
     watcher_environment,
 )
-from ddpdoctor.integrations.verdict import draw_verdict, read_report
 from ddpdoctor.launch.attendance import Leaving, enter, leave
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.recorder.late import is_foreign

@@ -1,30 +1,28 @@
-"""Imports torch, and keeps its NCCL watchdog from ending a rank before the report is written.
-
-Our own thread reports a collective that fails or times out, and ends the ranks together. Otherwise torch would do the
-following (``ProcessGroupNCCL`` of 2.6 to 2.15, and ``nccl2``, which is "nccl" from 2.15 on):
-
-- If ``TORCH_NCCL_ASYNC_ERROR_HANDLING`` is not 0, the watchdog throws in its own thread or calls abort() within a
-  second of an error on another rank, which gives SIGABRT. torchrun sets it to 1 if the user has not set it. With
-  ``TORCH_DISTRIBUTED_DEBUG=DETAIL``, ProcessGroupNCCL treats 0 as 3.
-- The heartbeat monitor ends the process if the watchdog hangs, and after another rank has asked for a dump.
-- The watchdog rethrows CUDA errors. The main thread gets them too, and reports them.
-"""
+"""Imports torch so that neither its NCCL watchdog nor a call that holds the GIL for ever ends or outlives the probe."""
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import os
+import subprocess
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Iterator, MutableMapping
 
 HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 FORMER_HANDLING = "NCCL_ASYNC_ERROR_HANDLING"
 """The older name, which torch still reads if the new one is not set."""
 TORCHRUN, OF_TORCHRUN = "TORCHELASTIC_RUN_ID", "1"
 OTHERS = ("TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_RETHROW_CUDA_ERRORS")
+SHELL = "/bin/sh"
+READER = 'IFS= read -r line || exit 0; printf "%s\\n" "$1" >&2; exec cat >&2'
+"""Sleeps until the first line comes, which is faulthandler's "Timeout", or until the process ends without one."""
+STDERR = 2
+LAST_LIMIT_S = 5.0
 
 
 def hold_watchdog(env: MutableMapping[str, str]) -> None:
@@ -52,3 +50,42 @@ def import_torch() -> None:
         raise UserError(
             f"torch cannot be imported: {error}", help="`ddpdoctor check-env` says what is wrong with it."
         ) from error
+
+
+class Lifeline:
+    """A timer that ends this process unless ``put_off`` resets it again and again. One per process."""
+
+    def __init__(self, words: str) -> None:
+        """``words`` is the text to print above the stacks."""
+        self._reader: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(OSError):  # without a shell only the stacks are printed
+            self._reader = subprocess.Popen(
+                [SHELL, "-c", READER, SHELL, words],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def put_off(self, limit_s: float) -> None:
+        """Set the timer to end the process in ``limit_s`` seconds."""
+        stream = self._reader.stdin if self._reader is not None else STDERR
+        assert stream is not None
+        faulthandler.dump_traceback_later(limit_s, exit=True, file=stream)
+
+    def release(self) -> None:
+        """Cancel the timer."""
+        faulthandler.cancel_dump_traceback_later()
+        if self._reader is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._reader.communicate(timeout=LAST_LIMIT_S)
+
+
+@contextlib.contextmanager
+def ended_after(limit_s: float, words: str) -> Iterator[None]:
+    """End the process if the body takes longer than ``limit_s``."""
+    lifeline = Lifeline(words)
+    lifeline.put_off(limit_s)
+    try:
+        yield
+    finally:
+        lifeline.release()

@@ -1,38 +1,85 @@
-"""How the ranks of a probe work together: they meet, rank 0 collects the results, and all exit with one status.
+"""How the ranks of a probe work together: they meet, agree on options, backend and devices, and leave together.
 
-None of this uses a process group. The group may be what is broken, and the user's code may create its own.
+Rank 0 collects the results, and all exit with one status.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from dataclasses import dataclass
+import os
+import platform
+import re
+from collections import Counter
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
+from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import ddpdoctor
+from ddpdoctor.collect.system import read_text
 from ddpdoctor.exchange.meeting import meet
 from ddpdoctor.exchange.reach import reach
 from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.model.bandwidth import Member
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.launch import find_variable, select_variables
 from ddpdoctor.model.node import Launcher
-from ddpdoctor.model.words import rank_list
+from ddpdoctor.model.words import format_size, grouped, rank_list
+from ddpdoctor.probes.load_torch import ended_after
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ddpdoctor.exchange.conversation import Conversation
+    from ddpdoctor.model.bandwidth import BenchSettings
     from ddpdoctor.model.launch import Launch
+    from ddpdoctor.model.trial import TrialSettings
 
 Kind = TypeVar("Kind")
-
 REPORT_LIMIT_S = 120.0
 """Our choice: how long rank 0 may take to judge and draw. The first import of a plotting library takes seconds."""
 ABOVE_OURS = 3
 """torch's timeout is this many times ours, so that a probe notices a hang first and says more."""
 LEAVE_LIMIT_S = 5.0
 """Our choice: how long rank 0 waits until the others have received the status. Rank 0 may be serving the store."""
+NOTHING_TO_WAIT_FOR_S = 3.0
+"""Our choice: how long rank 0 waits for the others if its own command line is already wrong."""
+NAMES = {
+    "collectives": "--collective",
+    "dtypes": "--dtype",
+    "redop": "--op",
+    "modes": "--mode",
+    "min_size_bytes": "--min-size",
+    "max_size_bytes": "--max-size",
+    "budget_s": "--budget",
+    "iterations": "--iters",
+    "hang_timeout_s": "--hang-timeout",
+    "unused": "--find-unused-parameters",
+    "allowed": "--allow-different",
+    "limit_s": "--timeout",
+}
+"""Options whose names differ from the field of the settings."""
+AUTO = "auto"
+"""The backend if the user chose none."""
+CUDA_LIMIT_S = 60.0
+"""Our choice: without a persistence daemon, CUDA takes some seconds to start each GPU."""
+CUDA_HANGS = (
+    f"ddpdoctor: CUDA did not answer within {CUDA_LIMIT_S:g} s on {os.uname().nodename}: the NVIDIA driver or a GPU "
+    "hangs.\n"
+    "  See `sudo dmesg | grep -E 'NVRM|Xid'`; `ddpdoctor check-env` asks each GPU in a process of its own. Reboot if "
+    "`nvidia-smi` hangs too.\n"
+    "  Where it stood:"
+)
+HOST_ID = "NCCL_HOSTID"
+SHARE = "NCCL_MULTI_RANK_GPU_ENABLE"
+SHARES_SINCE = (2, 30, 3)
+"""The first NCCL that reads the variable. 2.30.7 compares the UUIDs of GPUs, earlier versions their PCI addresses."""
+BEARING = frozenset({"nccl", "torch", "gloo", "cuda", "openmp"})
+"""Components whose environment variables affect a measurement."""
+DRIVER_VERSION = Path("/sys/module/nvidia/version")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,3 +225,349 @@ def unreachable(launch: Launch, error: StoreError) -> UserError:
         help="Is the command running on rank 0's host? Check MASTER_ADDR, MASTER_PORT and firewalls.",
         status=ExitStatus.INCONCLUSIVE,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """What one rank was asked to do, and on which device and versions."""
+
+    member: Member
+    asked: dict[str, str] = field(default_factory=dict)
+    """What must be the same on all ranks, in words, by the name that the user knows."""
+    backend: str = AUTO
+    gpu: RankGpu | None = None
+    """The GPU that it would use, or None if it has none for NCCL."""
+    problem: str = ""
+    """What is wrong with its command line, or "" if nothing is."""
+    help: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartDecision:
+    """Rank 0's decision for all ranks: on what they run, or why they do not."""
+
+    backend: str = ""
+    members: tuple[Member, ...] = ()
+    problem: str = ""
+    help: str = ""
+    status: int = ExitStatus.WRONG_USE
+
+
+def propose(launch: Launch, env: Mapping[str, str], settings: BenchSettings | TrialSettings) -> Proposal:
+    """Return this rank's proposal. Imports torch."""
+    member = read_member(launch, env)
+    return Proposal(
+        member=member,
+        asked=describe_settings(settings) | describe_versions(member),
+        backend=settings.backend or AUTO,
+        gpu=read_gpu(launch.local_rank or 0, env),
+    )
+
+
+def run_agreed(
+    ranks: Ranks,
+    own: Proposal,
+    limit_s: float,
+    show_error: Callable[[UserError], None],
+    run: Callable[[str, tuple[Member, ...]], int],
+    *,
+    check: Callable[[str], None] = lambda _: None,
+) -> int:
+    """Return the exit status of ``run``, which every rank calls with the backend and the members.
+
+    If the ranks cannot start, rank 0 tells the user, and the others exit with the same status. ``check`` raises
+    ``UserError`` for a backend that cannot do what is asked. Raises ``StoreError``.
+    """
+    verdict = _agree(ranks.conversation, own, ranks.world_size, limit_s, check)
+    if not verdict.problem:
+        return run(verdict.backend, verdict.members)
+
+    def show() -> int:
+        show_error(UserError(verdict.problem, help=verdict.help))
+        return verdict.status
+
+    # Do not wait for ranks that never came.
+    return ranks.end(show, others=lambda: ranks.conversation.add("came", 0) - 1)
+
+
+def run_wrong_rank(
+    launch: Launch, env: Mapping[str, str], error: UserError, limit_s: float, show_error: Callable[[UserError], None]
+) -> int:
+    """Report to rank 0 that this rank's command line is wrong, and return the exit status. All ranks may be wrong."""
+    own = Proposal(member=name_member(launch), problem=error.message, help=error.help)
+    with suppress(StoreError), meet_ranks(launch, env, meet_limit_s=limit_s, limit_s=limit_s) as ranks:
+        return run_agreed(ranks, own, limit_s, show_error, lambda *_: error.status)
+    show_error(error)  # the other ranks cannot be reached
+    return error.status
+
+
+def _agree(
+    conversation: Conversation, own: Proposal, world_size: int, limit_s: float, check: Callable[[str], None]
+) -> StartDecision:
+    rank = own.member.rank
+    if conversation.add(f"come/{rank}", 1) > 1:
+        raise UserError(f"another process is also rank {rank}", help="Give each process its own RANK.")
+    conversation.add("came", 1)
+    verdict = None
+    if rank == 0:
+        waits_s = min(limit_s, NOTHING_TO_WAIT_FOR_S) if own.problem else limit_s
+        heard = {0: own, **conversation.gather(Proposal, "proposal", lambda: range(1, world_size), waits_s)}
+        verdict = judge([heard[one] for one in sorted(heard)], world_size, limit_s, check)
+    else:
+        conversation.send(f"proposal/{rank}", own)
+    # Rank 0 may itself start up to limit_s later than this rank, and then waits limit_s for the slowest.
+    return conversation.agree(StartDecision, "verdict", verdict, 2 * limit_s)
+
+
+def judge(
+    proposals: Sequence[Proposal], world_size: int, limit_s: float, check: Callable[[str], None] = lambda _: None
+) -> StartDecision:
+    """Return what all ranks do. ``proposals`` are of the ranks that came, in rank order."""
+    try:
+        _check_problems(proposals, world_size)
+        _check_differences(proposals)
+        _check_missing({one.member.rank for one in proposals}, world_size, limit_s)
+        gpus = {one.member.rank: one.gpu for one in proposals}
+        backend = choose_backend(proposals[0].backend, gpus)
+        check(backend)
+    except UserError as error:
+        return StartDecision(problem=error.message, help=error.help, status=error.status)
+    return StartDecision(backend=backend, members=choose_devices([one.member for one in proposals], gpus, backend))
+
+
+def _check_problems(proposals: Sequence[Proposal], world_size: int) -> None:
+    wrong = [one for one in proposals if one.problem]
+    if not wrong:
+        return
+    alike = [one.member.rank for one in wrong if one.problem == wrong[0].problem]
+    everywhere = len(alike) == len(proposals) or (alike == [0] and len(proposals) < world_size)
+    raise UserError(wrong[0].problem if everywhere else f"{rank_list(alike)}: {wrong[0].problem}", help=wrong[0].help)
+
+
+def _check_differences(proposals: Sequence[Proposal]) -> None:
+    differences = find_differences(proposals)
+    if differences:
+        raise UserError(
+            "the ranks have different settings: " + "; ".join(differences),
+            help="Nothing was measured. Start every rank with the same command line and the same versions.",
+        )
+
+
+def _check_missing(came: set[int], world_size: int, limit_s: float) -> None:
+    missing = sorted(set(range(world_size)) - came)
+    if missing:
+        raise UserError(
+            f"{rank_list(missing)} did not come within {limit_s:g} s",
+            help="Start the command on every rank; --timeout gives the slowest more time.",
+            status=ExitStatus.INCONCLUSIVE,
+        )
+
+
+def find_differences(proposals: Sequence[Proposal]) -> list[str]:
+    """Return the differences as text: "--max-size: 1 GiB on ranks 0 and 1, 64 MiB on rank 2"."""
+    hosts = {one.member.rank: one.member.host for one in proposals}
+    found = []
+    for name in proposals[0].asked:
+        sides = grouped((one.asked.get(name, "unknown"), one.member.rank) for one in proposals)
+        if len(sides) > 1:
+            found.append(f"{name}: " + ", ".join(_side(value, ranks, hosts) for value, ranks in sides.items()))
+    return found
+
+
+def _side(value: str, ranks: list[int], hosts: dict[int, str]) -> str:
+    """Return a value and its ranks. Add the host if all of them are on one of several hosts."""
+    those = {hosts[rank] for rank in ranks}
+    where = f" (host {hosts[ranks[0]]})" if len(those) == 1 < len(set(hosts.values())) else ""
+    return f"{value} on {rank_list(ranks)}{where}"
+
+
+def describe_settings(settings: BenchSettings | TrialSettings) -> dict[str, str]:
+    """Return each setting in words, by its option: "64 MiB", "float32,bfloat16", "no", "30 s", "not set"."""
+    names = [one.name for one in fields(settings)]
+    return {NAMES.get(name, f"--{name.replace('_', '-')}"): _describe(name, getattr(settings, name)) for name in names}
+
+
+def describe_versions(member: Member) -> dict[str, str]:
+    """Return the versions that must be the same on all ranks."""
+    return {
+        "the version of ddpdoctor": member.version,
+        "the version of torch": member.torch.partition("+")[0],
+        "the version of NCCL": ".".join((member.nccl or "none").split(".")[:2]),
+    }
+
+
+def _describe(name: str, value: Any) -> str:
+    if name.endswith("_bytes"):
+        return format_size(value)
+    if name.endswith("_s"):
+        return f"{value:g} s"
+    if value is None or value in {"", ()}:
+        return "not set"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return ",".join(_describe("", one) for one in value)
+    return str(value.value if isinstance(value, Enum) else value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankGpu:
+    """The GPU that a rank would use."""
+
+    index: int
+    """Its index among the GPUs that the process sees."""
+    name: str
+    uuid: str
+    """Two ranks with the same UUID share the GPU. If torch knows no UUID, this is the host and the index."""
+    nccl_host: str
+    """The host on which NCCL believes this rank is. NCCL lets ranks of different hosts use one GPU."""
+    may_share: bool = False
+    """Whether NCCL lets several ranks of one host use a GPU: it is new enough, and the variable is set."""
+
+
+def nccl_host(env: Mapping[str, str], host: str) -> str:
+    """Return the name by which NCCL distinguishes hosts."""
+    return env.get(HOST_ID, host)
+
+
+def lets_share(env: Mapping[str, str], version: tuple[int, ...]) -> bool:
+    """Return whether this NCCL version reads the variable, and the variable holds a number other than 0."""
+    number = re.match(r"\s*[+-]?(0x[0-9a-fA-F]+|\d+)", env.get(SHARE, ""))
+    return version >= SHARES_SINCE and number is not None and int(number[1], 16) != 0
+
+
+def read_gpu(local_rank: int, env: Mapping[str, str]) -> RankGpu | None:
+    """Return the GPU that this rank would use with NCCL, or None if it has none."""
+    with _asking_cuda() as possible:
+        return _ask_for_gpu(local_rank, env) if possible else None
+
+
+@contextmanager
+def _asking_cuda() -> Iterator[bool]:
+    """Yield whether NCCL could run here. If torch has NCCL, this asks the driver, which may hang."""
+    import torch
+
+    if not torch.distributed.is_nccl_available():
+        yield False
+        return
+    with ended_after(CUDA_LIMIT_S, CUDA_HANGS):
+        yield torch.cuda.is_available()
+
+
+def _ask_for_gpu(local_rank: int, env: Mapping[str, str]) -> RankGpu | None:
+    import torch
+
+    count = torch.cuda.device_count()
+    # Some launchers show each task only its own GPU, which then has index 0 on every rank.
+    index = 0 if count == 1 else local_rank
+    if index >= count:
+        return None
+    properties, host = torch.cuda.get_device_properties(index), os.uname().nodename
+    return RankGpu(
+        index=index,
+        name=str(properties.name),
+        uuid=str(getattr(properties, "uuid", f"{host}:{index}")),
+        nccl_host=nccl_host(env, host),
+        may_share=lets_share(env, torch.cuda.nccl.version()[:3]),
+    )
+
+
+def read_nccl_version() -> str | None:
+    """Return "2.27.3", or None if NCCL cannot run here."""
+    import torch
+
+    with _asking_cuda() as possible:
+        return ".".join(str(part) for part in torch.cuda.nccl.version()[:3]) if possible else None
+
+
+def choose_backend(asked: str, gpus: Mapping[int, RankGpu | None]) -> str:
+    """Return the user's choice, else NCCL if every rank has its own GPU, else Gloo. Raises ``UserError``."""
+    if asked == AUTO:
+        alone = all(count == 1 for count in count_sharers(gpus).values())
+        return "nccl" if alone else "gloo"
+    if asked == "nccl":
+        check_nccl(gpus)
+    return asked
+
+
+def choose_devices(members: Sequence[Member], gpus: Mapping[int, RankGpu | None], backend: str) -> tuple[Member, ...]:
+    """Return the members with the devices that they use."""
+    sharers = count_sharers(gpus)
+    return tuple(
+        replace(one, device=f"cuda:{gpu.index}", device_name=gpu.name, gpu_ranks=sharers[one.rank])
+        if backend == "nccl" and (gpu := gpus[one.rank]) is not None
+        else one
+        for one in members
+    )
+
+
+def count_sharers(gpus: Mapping[int, RankGpu | None]) -> dict[int, int]:
+    """Return for each rank how many ranks use its GPU, 0 for a rank without a GPU."""
+    users = Counter(gpu.uuid for gpu in gpus.values() if gpu is not None)
+    return {rank: 0 if gpu is None else users[gpu.uuid] for rank, gpu in gpus.items()}
+
+
+def check_nccl(gpus: Mapping[int, RankGpu | None]) -> None:
+    """Raise ``UserError`` if NCCL cannot run on these GPUs, which are keyed by rank."""
+    lacking = [rank for rank, gpu in gpus.items() if gpu is None]
+    if lacking:
+        raise UserError(
+            "--backend nccl needs its own GPU for every rank; "
+            f"{rank_list(lacking)} {'has' if len(lacking) == 1 else 'have'} none",
+            help="Start as many ranks as there are GPUs (--nproc-per-node), or use --backend gloo.",
+        )
+    sharing = _refused(gpus)
+    if sharing:
+        raise UserError(
+            f"--backend nccl needs its own GPU for every rank; {rank_list(sharing)} share one",
+            help="Start as many ranks as there are GPUs (--nproc-per-node), or use --backend gloo. To run NCCL on a "
+            f"shared GPU all the same, set another {HOST_ID} for each rank, or {SHARE}=1 on all ranks with NCCL "
+            f"{'.'.join(map(str, SHARES_SINCE))} or newer.",
+        )
+
+
+def _refused(gpus: Mapping[int, RankGpu | None]) -> list[int]:
+    """Return the ranks that NCCL does not let share. Each rank checks all pairs, so all ranks need the variable."""
+    known = {rank: gpu for rank, gpu in gpus.items() if gpu is not None}
+    if all(gpu.may_share for gpu in known.values()):
+        return []
+    users = Counter((gpu.uuid, gpu.nccl_host) for gpu in known.values())
+    return [rank for rank, gpu in known.items() if users[gpu.uuid, gpu.nccl_host] > 1]
+
+
+def name_member(launch: Launch) -> Member:
+    """Return who this rank is, without importing torch."""
+    return Member(
+        rank=launch.rank,
+        local_rank=launch.local_rank or 0,
+        host=os.uname().nodename,
+        pid=os.getpid(),
+        device="cpu",
+        device_name=_processor(),
+        cores=len(os.sched_getaffinity(0)),
+        version=ddpdoctor.__version__,
+        torch="",
+    )
+
+
+def read_member(launch: Launch, env: Mapping[str, str]) -> Member:
+    """Return this rank with its versions, and the processor as its device."""
+    import torch
+
+    return replace(
+        name_member(launch),
+        torch=str(torch.__version__),
+        nccl=read_nccl_version(),
+        driver=read_text(DRIVER_VERSION).strip() or None,
+        variables=_variables(env),
+    )
+
+
+def _variables(env: Mapping[str, str]) -> dict[str, str]:
+    listed, _ = select_variables(env)
+    return {name: value for name, value in listed.items() if getattr(find_variable(name), "component", "") in BEARING}
+
+
+def _processor() -> str:
+    found = re.search(r"^model name\s*:\s*(.+)$", read_text(Path("/proc/cpuinfo")), re.MULTILINE)
+    return found[1].strip() if found else platform.machine()

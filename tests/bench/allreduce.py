@@ -60,7 +60,7 @@ def compare(group, mode, size_bytes):
     import torch.distributed as dist
 
     from ddpdoctor.model.bandwidth import Case, Collective, Mode
-    from ddpdoctor.probes.bandwidth.buffers import make_sets
+    from ddpdoctor.probes.bandwidth.collectives import make_sets
     from ddpdoctor.probes.bandwidth.timing import Effort, measure
 
     case = Case(
@@ -110,8 +110,7 @@ def run_rank(rank, sizes, store):
     import torch.distributed as dist
 
     from ddpdoctor.model.words import format_size
-    from ddpdoctor.probes.bandwidth.group import RankGroup
-    from ddpdoctor.probes.bandwidth.tracker import Tracker
+    from ddpdoctor.probes.bandwidth.group import RankGroup, Tracker
 
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
     group = RankGroup(None, tuple(range(RANKS)), torch.device("cpu"), "gloo", Tracker())

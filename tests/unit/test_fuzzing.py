@@ -45,7 +45,7 @@ def test_what_a_reader_would_act_on_is_seen(name: str, text: str, said: str) -> 
     ],
 )
 def test_a_pickle_takes_no_memory_for_what_it_only_announces(opcodes: bytes, tmp_path: Path) -> None:
-    from ddpdoctor.probes.checkpoint.pickles import Unreadable, read_pickle
+    from ddpdoctor.probes.checkpoint.formats import Unreadable, read_pickle
 
     path, before_mib = tmp_path / "sparse.pkl", peak_mib()
     with path.open("wb") as file:

@@ -2,30 +2,81 @@
 
 from __future__ import annotations
 
+import os
+import re
+import time
+from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from ddpdoctor.collect.limits import read_machine, read_memory_limit
 from ddpdoctor.exchange.store import StoreError
-from ddpdoctor.model.bandwidth import describe_shared_gpus
+from ddpdoctor.model.bandwidth import Collective, LeftOut, NcclLog, describe_shared_gpus
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
-from ddpdoctor.probes.agreement import propose, run_agreed
-from ddpdoctor.probes.bandwidth.cases import check_possible
-from ddpdoctor.probes.bandwidth.log import ResultLog
-from ddpdoctor.probes.bandwidth.nccl_log import NcclLogs
-from ddpdoctor.probes.bandwidth.tracker import Tracker
+from ddpdoctor.model.words import format_size
+from ddpdoctor.probes.bandwidth.collectives import count_sets, make_sets, set_bytes
+from ddpdoctor.probes.bandwidth.correctness import check, working_bytes
+from ddpdoctor.probes.bandwidth.group import ResultLog, Tracker
+from ddpdoctor.probes.bandwidth.plan import (
+    Forecast,
+    Step,
+    TimeSlot,
+    check_possible,
+    is_in_place,
+    list_cases,
+    list_impossible,
+    share_out,
+)
+from ddpdoctor.probes.bandwidth.timing import BarrierWaits, Effort, measure, most_calls
 from ddpdoctor.probes.bandwidth.watch import Watched, Watcher
-from ddpdoctor.probes.ranks import ABOVE_OURS, meet_ranks, unreachable
+from ddpdoctor.probes.ranks import ABOVE_OURS, meet_ranks, propose, run_agreed, unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import torch
+    from typing_extensions import Self
 
     from ddpdoctor.exchange.conversation import Conversation
-    from ddpdoctor.model.bandwidth import Bench, BenchSettings, Member
+    from ddpdoctor.model.bandwidth import Bench, BenchSettings, Case, Member
+    from ddpdoctor.model.facts import Space
     from ddpdoctor.model.launch import Launch
+    from ddpdoctor.probes.bandwidth.collectives import Buffers
+    from ddpdoctor.probes.bandwidth.correctness import Checked
+    from ddpdoctor.probes.bandwidth.group import RankGroup
     from ddpdoctor.probes.ranks import Ranks
 
+    Progress = Callable[[str, float, float | None], None]
+
 LEAST_GROUP_LIMIT_S = 120.0
+SLOWEST_GB_S = 0.01
+"""Our choice: the slowest speed that a first call is given time for, about a 100 Mbit/s network."""
+USABLE_SHARE = 0.8
+"""Our choice: the rest is for other processes. A machine short of memory would measure its swap."""
+UNKNOWN_BYTES = 2**60
+"""More than any machine has, if neither the machine nor a control group says what is free."""
+NCCL_FILE = "nccl.%h.%p.log"
+"""NCCL replaces %h by the host's name and %p by the process id."""
+MOST_LOG_BYTES = 16 * 2**20
+"""Our choice: even the log of a rank among thousands is smaller than this."""
+NCCL_NETWORK = re.compile(r"NCCL INFO Using network (.+?)\s*$", re.MULTILINE)
+NCCL_WAY = re.compile(
+    r"NCCL INFO Channel \d+(?:/\d+)? : \d+\[\w+\] -> \d+\[\w+\] (?:\[(?:send|receive)\] )?via "
+    r"(?:(?P<near>P2P/direct pointer|P2P/\w+|SHM)|(?P<net>(?:NET|COLLNET)/[^/\n]+)/\d+(?:\(\d+\))?(?P<gdr>/GDRDMA)?)"
+)
+"""A channel to another rank: "[send] via NET/IB/3/GDRDMA", where 3 is the card, or "NET/IB/3(5)" through rank 5."""
+NCCL_CARDS = re.compile(r"NCCL INFO NET/IB : Using (.*?)(?:; OOB.*)?$", re.MULTILINE)
+NCCL_CARD = re.compile(r"([\w.-]+:\d+)(?=[/\s,}]|$)")
+"""A port in "[0]mlx5_0:1/IB", since 2.30 in "[0]mlx5_0:1", and in "[0]={[0] mlx5_2:1/RoCE, [1] mlx5_3:1/RoCE}" if NCCL
+merges two ports."""
+NCCL_SOCKETS = re.compile(r"NCCL INFO NET/Socket : Using (.*)$", re.MULTILINE)
+NCCL_INTERFACE = re.compile(r"\[\d+\]([^\s:]+):")
+MULTICAST = re.compile(r"NCCL INFO NVLS multicast support is (not )?available")
+NVLS_CHANNELS = re.compile(r"NCCL INFO .*?(\d+) nvls channels")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +156,7 @@ def _measure(job: BenchTask, ranks: Ranks, log: ResultLog, tracker: Tracker, ncc
 
     from ddpdoctor.probes.bandwidth.group import RankGroup
     from ddpdoctor.probes.bandwidth.localize import run_nodes, run_pairs
-    from ddpdoctor.probes.bandwidth.sweep import run_sweep
+    from ddpdoctor.probes.bandwidth.session import run_sweep
 
     member, hosts = log.members[job.launch.rank], [one.host for one in log.members]
     everybody = tuple(range(len(hosts)))
@@ -138,3 +189,287 @@ def _unreachable(launch: Launch, error: StoreError) -> UserError:
             status=ExitStatus.INCONCLUSIVE,
         )
     return unreachable(launch, error)
+
+
+def run_sweep(
+    group: RankGroup, settings: BenchSettings, hosts: Sequence[str], log: ResultLog, progress: Progress
+) -> None:
+    """Check and measure all cases within ``settings.budget_s``. Results go to ``log`` at once, on every rank.
+
+    ``hosts`` is indexed by global rank, and the group is all ranks. Cases without enough time or memory are listed in
+    ``log.left_out``. torch's errors propagate.
+    """
+    log.left_out.extend(list_impossible(settings, group.size))
+    _note_places(settings, log)
+    sweep = _Sweep(group, settings, hosts, log, progress)
+    steps = list_steps(list_cases(settings, group.size))
+    while steps:
+        steps = sweep.take(steps)
+
+
+def list_steps(cases: Sequence[Case]) -> list[Step]:
+    """Group the modes of each collective, dtype and size into one step."""
+    groups = groupby(cases, key=lambda case: (case.collective, case.dtype, case.size_bytes))
+    return [Step(cases=tuple(members)) for _, members in groups]
+
+
+def _note_places(settings: BenchSettings, log: ResultLog) -> None:
+    """Note the collectives that --in-place does not apply to."""
+    other = [one.value for one in settings.collectives if not is_in_place(one, asked=True)]
+    if settings.in_place and other:
+        log.note(f"{' and '.join(other)}: measured out of place, there is no form in place")
+
+
+class _Sweep:
+    def __init__(
+        self, group: RankGroup, settings: BenchSettings, hosts: Sequence[str], log: ResultLog, progress: Progress
+    ) -> None:
+        self._group = group
+        self._settings = settings
+        self._hosts = hosts
+        self._log = log
+        self._progress = progress
+        self._forecast = Forecast(settings.backend, settings.iterations)
+        self._arrivals = BarrierWaits([hosts[rank] for rank in group.ranks])
+        self._began_s = time.monotonic()
+        self._ends_s: float | None = None
+        """When the sweep is expected to end."""
+
+    def take(self, steps: list[Step]) -> list[Step]:
+        """Measure the first step, or leave out the rest of its curve. Return the remaining steps."""
+        first = steps[0]
+        elapsed_s = self._group.agree(time.monotonic() - self._began_s)
+        slot = share_out(steps, self._forecast, self._settings.budget_s - elapsed_s)
+        reason = self._refuse(first, slot)
+        if slot is None or reason:
+            return self._leave_out(steps, reason)
+        self._ends_s = None if slot.left_s is None else time.monotonic() + slot.left_s
+        self._measure(first, slot)
+        self._log.arrivals = self._arrivals.summary()
+        return steps[1:]
+
+    def _refuse(self, step: Step, slot: TimeSlot | None) -> str:
+        needed = needed_bytes(step.cases[0], self._group, most_calls(self._effort()))
+        reason = find_free_memory(self._group, self._log.members).refuse(needed)
+        if slot is None and not reason:
+            return f"the budget of {self._settings.budget_s:g} s is too short"
+        return reason
+
+    def _leave_out(self, steps: list[Step], reason: str) -> list[Step]:
+        curve = steps[0].curve
+        sizes = tuple(step.size_bytes for step in steps if step.curve == curve)
+        self._log.left_out.append(
+            LeftOut(collective=curve[0], dtype=curve[1], mode=None, sizes_bytes=sizes, reason=reason)
+        )
+        return [step for step in steps if step.curve != curve]
+
+    def _measure(self, step: Step, slot: TimeSlot) -> None:
+        began_s = time.monotonic()
+        group, forecast = self._group, self._forecast
+        self._come_to("check", step, self._longest_s(step))
+        sets = make_sets(group, step.cases[0], most_calls(self._effort()))
+        checked = check(group, step.cases[0], sets[0], self._hosts)
+        self._log.wrong.extend(checked.wrong)
+        timed_s = sum(self._time(step, case, slot, sets, checked) for case in step.cases)
+        forecast.see_rest(step, group.agree(time.monotonic() - began_s - timed_s))
+
+    def _time(self, step: Step, case: Case, slot: TimeSlot, sets: Sequence[Buffers], checked: Checked) -> float:
+        """Measure one mode, and return how long the timed calls took on this rank."""
+        self._come_to("measure", step, max(slot.seconds[case.mode], self._longest_s(step)))
+        measured = measure(self._group, case, self._effort(slot.seconds[case.mode]), sets)
+        result = replace(measured.measurement, wrong=sum(one.count for one in checked.wrong))
+        if case == step.cases[0]:
+            # The check made the first call, which opens connections and warms up.
+            result = replace(result, first_us=checked.first_us)
+        self._log.results.append(result)
+        self._arrivals.add(measured.waits_us)
+        if measured.note:
+            self._log.note(f"{name_step(step)}: {measured.note}")
+        self._forecast.see_call(step, case.mode, self._group.agree(measured.timed_s / result.iterations))
+        return measured.timed_s
+
+    def _come_to(self, phase: str, step: Step, allowance_s: float) -> None:
+        self._group.tracker.at(phase, name_step(step), allowance_s=allowance_s)
+        now_s = time.monotonic()
+        elapsed_s = now_s - self._began_s
+        left_s = None if self._ends_s is None else max(0.0, self._ends_s - now_s)
+        whole_s = max(elapsed_s, self._settings.budget_s) if left_s is None else elapsed_s + left_s
+        self._progress(name_step(step), elapsed_s / whole_s if whole_s else 0.0, left_s)
+
+    def _longest_s(self, step: Step) -> float:
+        """Return how long a call may take before it looks like a hang."""
+        if self._forecast.knows(step):
+            return self._forecast.rest_s(step)
+        return step.size_bytes / (SLOWEST_GB_S * 1e9)
+
+    def _effort(self, seconds: float = 0.0) -> Effort:
+        asked = self._settings
+        return Effort(warmup=asked.warmup, iterations=asked.iterations, seconds=seconds, cold=asked.cold)
+
+
+def name_step(step: Step) -> str:
+    """Return "all_reduce float32 1 MiB"."""
+    collective, dtype = step.curve
+    return f"{collective.value} {dtype} {format_size(step.size_bytes)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeMemory:
+    """The free memory of the rank that has least, the same value on all ranks."""
+
+    free_bytes: int
+    rank: int
+
+    def refuse(self, needed_bytes: int) -> str:
+        """Return why a case cannot be measured, as a phrase, or "" if it can."""
+        if needed_bytes <= self.free_bytes * USABLE_SHARE:
+            return ""
+        return f"needs {_readable(needed_bytes)} of {_readable(self.free_bytes)} free on rank {self.rank}"
+
+
+def _readable(size_bytes: int) -> str:
+    """Return a size in whole GiB, or below 10 GiB in whole MiB, so that rounding loses less than a tenth."""
+    unit = 2**30 if size_bytes >= 10 * 2**30 else 2**20
+    return format_size(round(size_bytes / unit) * unit)
+
+
+def find_free_memory(group: RankGroup, members: Sequence[Member]) -> FreeMemory:
+    """Return the least room of all ranks. This is collective, and no buffers may be held. ``members`` are all ranks."""
+    own = read_free_bytes(group.device) / count_takers(members[group.ranks[group.index]], members)
+    free = [row[0] for row in group.gather([own])]
+    least = min(range(group.size), key=free.__getitem__)
+    return FreeMemory(free_bytes=int(free[least]), rank=group.ranks[least])
+
+
+def count_takers(own: Member, members: Sequence[Member]) -> int:
+    """Return how many ranks share a rank's memory: the ranks on its GPU, or without GPUs those on its host."""
+    if own.device != "cpu":
+        return own.gpu_ranks
+    return sum(one.host == own.host for one in members)
+
+
+def needed_bytes(case: Case, group: RankGroup, most: int = 1) -> int:
+    """Return the memory of a rank for a case: its buffers (``most`` is as in ``make_sets``) and working memory.
+
+    The correctness pass needs a little. Gloo gathers into a copy of the output, and reduces a copy of reduce_scatter's
+    input (seen as growth of the process with torch 2.13). The other collectives take next to nothing.
+    """
+    copies: bool = group.backend == "gloo" and case.collective in {Collective.ALL_GATHER, Collective.REDUCE_SCATTER}
+    sets = count_sets(group.device, case, group.size, most)
+    return sets * set_bytes(case, group.size) + copies * case.size_bytes + working_bytes(case, group)
+
+
+def read_free_bytes(device: torch.device) -> int:
+    """Return the free memory of a GPU, or of this machine within the limits of this process's control groups."""
+    if device.type == "cuda":
+        import torch
+
+        free, _ = torch.cuda.mem_get_info(device)
+        # torch caches the memory of freed tensors and reuses it for new ones.
+        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    return left_of(read_machine(), read_memory_limit())
+
+
+def left_of(*spaces: Space | None) -> int:
+    """Return what the tightest of these limits leaves."""
+    return min([UNKNOWN_BYTES, *(max(0, one.limit_bytes - one.used_bytes) for one in spaces if one is not None)])
+
+
+class NcclLogs:
+    """A context manager around the life of the process group."""
+
+    def __init__(self, backend: str) -> None:
+        """Create the folder. With another backend than NCCL, this object does nothing."""
+        self._folder = (
+            TemporaryDirectory(prefix="ddpdoctor-nccl-", ignore_cleanup_errors=True) if backend == "nccl" else None
+        )
+
+    def __enter__(self) -> Self:
+        """Make NCCL log to the folder."""
+        if self._folder is not None:
+            os.environ.update(nccl_log_environment(os.environ, self._folder.name))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the folder."""
+        self.close()
+
+    def close(self) -> None:
+        """Remove the folder. A second call does nothing. It does no harm if NCCL is still writing."""
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def share(self, group: RankGroup, conversation: Conversation) -> tuple[NcclLog, ...]:
+        """Return the logs of all ranks on rank 0, and this rank's own on the others. Raises ``StoreError``."""
+        if self._folder is None:
+            return ()
+        rank = group.ranks[group.index]
+        own = read_nccl_log(self._folder.name, rank)
+        if own is not None:
+            conversation.send(f"nccl/{rank}", own)
+        group.barrier()
+        if rank != 0:
+            return () if own is None else (own,)
+        found = (conversation.get(NcclLog, f"nccl/{other}", f"rank {other}") for other in group.ranks)
+        return tuple(log for log in found if log is not None)
+
+
+def nccl_log_environment(env: Mapping[str, str], folder: str) -> dict[str, str]:
+    """Return the variables that make NCCL log to ``folder``, or {} if the user already has NCCL log.
+
+    They must be set before the first communicator is created. The user loses nothing: without NCCL_DEBUG, NCCL writes
+    nothing, and torch's errors repeat its last warning.
+    """
+    if env.get("NCCL_DEBUG") or env.get("NCCL_DEBUG_FILE"):
+        return {}
+    file = f"{folder.replace('%', '%%')}/{NCCL_FILE}"
+    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT", "NCCL_DEBUG_FILE": file}
+
+
+def read_nccl_log(folder: str, rank: int) -> NcclLog | None:
+    """Return what NCCL has logged to the folder so far, or None if it has not logged its network."""
+    texts = []
+    for path in sorted(Path(folder).glob("nccl.*.log")):
+        try:
+            with path.open("rb") as file:
+                texts.append(file.read(MOST_LOG_BYTES).decode(errors="replace"))
+        except OSError:
+            continue
+    return parse_nccl_log("\n".join(texts), rank)
+
+
+def parse_nccl_log(text: str, rank: int) -> NcclLog | None:
+    """Return what a log says about all communicators together, or None if no line names the network."""
+    networks = NCCL_NETWORK.findall(text)
+    if not networks:
+        return None
+    return NcclLog(
+        rank=rank,
+        network=networks[0],
+        interfaces=tuple(dict.fromkeys(_interfaces(text, networks[0]))),
+        transports=dict(Counter(_ways(text))),
+        nvls=_nvls(text),
+    )
+
+
+def _interfaces(text: str, network: str) -> Iterator[str]:
+    """Yield the ports of RDMA cards, or the interfaces of TCP. Other network plugins log neither."""
+    lines, each = (NCCL_SOCKETS, NCCL_INTERFACE) if network == "Socket" else (NCCL_CARDS, NCCL_CARD)
+    for line in lines.findall(text):
+        yield from each.findall(line)
+
+
+def _ways(text: str) -> Iterator[str]:
+    for match in NCCL_WAY.finditer(text):
+        yield match["near"] or match["net"] + (match["gdr"] or "")
+
+
+def _nvls(text: str) -> bool | None:
+    """Return whether NVLink SHARP is used, or None if NCCL did not look for it, as with two GPUs.
+
+    One communicator with NVLS channels is enough, because a communicator of two ranks never has them.
+    """
+    found = MULTICAST.findall(text)
+    if not found:
+        return None
+    return any(int(count) for count in NVLS_CHANNELS.findall(text))

@@ -6,35 +6,30 @@ import math
 import statistics
 import time
 from dataclasses import dataclass
-from itertools import cycle
-from typing import TYPE_CHECKING
+from itertools import cycle, islice
+from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.bandwidth import Measurement, Mode
-from ddpdoctor.probes.bandwidth.buffers import make_sets, push_out
-from ddpdoctor.probes.bandwidth.collectives import bus_factor, make_call
-from ddpdoctor.probes.bandwidth.spans import time_batches, time_calls
-from ddpdoctor.probes.bandwidth.spread import coefficient_of_variation, median_interval, quantile
+from ddpdoctor.model.bandwidth import Arrival, Measurement, Mode
+from ddpdoctor.model.garbage import no_collection
+from ddpdoctor.probes.bandwidth.collectives import bus_factor, make_call, make_sets, push_out
+from ddpdoctor.probes.bandwidth.plan import (
+    LEAST_BATCH_S,
+    LEAST_BATCHES,
+    LEAST_CALLS,
+    MOST_BATCH_CALLS,
+    MOST_BATCHES,
+    MOST_CALLS,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ddpdoctor.model.bandwidth import Case
-    from ddpdoctor.probes.bandwidth.buffers import Buffers
-    from ddpdoctor.probes.bandwidth.collectives import Call
-    from ddpdoctor.probes.bandwidth.group import RankGroup
-    from ddpdoctor.probes.bandwidth.spans import Spans
+    import torch
 
-LEAST_CALLS = 5
-"""Our choice: the least number of timed calls per case in latency mode, even without time for them. With five, the
-range is a 94 % confidence interval of the median."""
-MOST_CALLS = 400
-"""Our choice: with 400 calls the median lies between the 180th and the 221st. Other sizes need the time more."""
-LEAST_BATCHES = 3
-MOST_BATCHES = 30
-"""Our choice: the most batches per case in throughput mode. More time makes longer batches instead of more."""
-LEAST_BATCH_S = 0.005
-MOST_BATCH_CALLS = 100
-"""Our choice: a batch lasts ``LEAST_BATCH_S`` or has this many calls. Then waking up tens of us late hardly shows."""
+    from ddpdoctor.model.bandwidth import Case
+    from ddpdoctor.probes.bandwidth.collectives import Buffers, Call
+    from ddpdoctor.probes.bandwidth.group import RankGroup
+
 MOST_WARMUP = 5
 WARMUP_SHARE = 0.1
 SLOW_CALL_S = 0.1
@@ -45,6 +40,10 @@ FIRST_SHARE = 0.25
 CLOCKS_DIFFER = 0.1
 SPAN_OVERHEAD_US = 100.0
 """Our choice: host clock and events may differ by a tenth, plus the time to launch a kernel and to notice its end."""
+MOST_KEPT = 200
+"""Our choice: calls kept per case. Enough for a median, and small even with a thousand ranks."""
+Z = 1.96
+"""95 % of a normal distribution lie within this many standard deviations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,3 +246,210 @@ def _compare_clocks(timed: _Timed) -> str:
     if abs(host_us - device_us) <= allowed_us:
         return ""
     return f"the device's clock counted {device_us / 1e3:.3g} ms for all timed calls, the host's {host_us / 1e3:.3g} ms"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spans:
+    """One rank's times in microseconds, one value per call, or per batch."""
+
+    times_us: tuple[float, ...]
+    host_us: tuple[float, ...]
+    """``times_us`` by the host's clock. On the CPU the two are the same."""
+    waits_us: tuple[float, ...]
+    """How long this rank waited for the others in the barrier, minus the time it then took to issue the call. It is
+    small for a rank that is late for either. For batches it is only the wait."""
+
+    def __add__(self, more: Spans) -> Spans:
+        return Spans(
+            times_us=self.times_us + more.times_us,
+            host_us=self.host_us + more.host_us,
+            waits_us=self.waits_us + more.waits_us,
+        )
+
+
+def time_calls(group: RankGroup, op: str, calls: Iterator[Call], count: int) -> Spans:
+    """Time ``count`` single calls, each after a barrier."""
+    with no_collection():
+        if group.device.type == "cuda":
+            return _time_calls_on_stream(group, op, calls, count)
+        return _time_calls_on_host(group, op, calls, count)
+
+
+def time_batches(group: RankGroup, op: str, calls: Iterator[Call], batches: int, count: int) -> Spans:
+    """Time ``batches`` batches of ``count`` calls, each batch after a barrier."""
+    with no_collection():
+        if group.device.type == "cuda":
+            return _time_batches_on_stream(group, op, calls, batches, count)
+        return _time_batches_on_host(group, op, calls, batches, count)
+
+
+def _time_calls_on_host(group: RankGroup, op: str, calls: Iterator[Call], count: int) -> Spans:
+    import torch.distributed as dist
+
+    clock, tracker, ranks, handle = time.perf_counter_ns, group.tracker, group.ranks, group.handle
+    times_us, waits_us = [], []
+    for call in islice(calls, count):
+        # Not ``Group.barrier``: it adds a few microseconds before the call, in which the backend's threads fall asleep.
+        # We measured 3 % of an all-reduce of 1 KiB.
+        tracker.enter("barrier", ranks)
+        barrier = dist.barrier(handle, True)  # noqa: FBT003 - async_op
+        arrived = clock()
+        if barrier is not None:
+            barrier.wait()
+        left = clock()
+        tracker.enter(op, ranks)
+        began = clock()
+        work = call(True)  # noqa: FBT003 - async_op
+        handed_in = clock()
+        if work is not None:
+            work.wait()
+        ended = clock()
+        tracker.leave()
+        times_us.append((ended - began) / 1e3)
+        waits_us.append(((left - arrived) - (handed_in - began)) / 1e3)
+    return Spans(times_us=tuple(times_us), host_us=tuple(times_us), waits_us=tuple(waits_us))
+
+
+def _time_batches_on_host(group: RankGroup, op: str, calls: Iterator[Call], batches: int, count: int) -> Spans:
+    clock, tracker, ranks = time.perf_counter_ns, group.tracker, group.ranks
+    times_us, waits_us = [], []
+    for _ in range(batches):
+        waits_us.append(group.barrier() * 1e6)
+        tracker.enter(op, ranks)
+        began = clock()
+        for call in islice(calls, count):
+            call(False)  # noqa: FBT003 - async_op
+        ended = clock()
+        tracker.leave()
+        times_us.append((ended - began) / 1e3)
+    return Spans(times_us=tuple(times_us), host_us=tuple(times_us), waits_us=tuple(waits_us))
+
+
+def _time_calls_on_stream(group: RankGroup, op: str, calls: Iterator[Call], count: int) -> Spans:
+    clock, tracker, ranks = time.perf_counter_ns, group.tracker, group.ranks
+    before, after = _events()
+    times_us, host_us, waits_us = [], [], []
+    for call in islice(calls, count):
+        waited_s = group.barrier()
+        tracker.enter(op, ranks)
+        began = clock()
+        before.record()
+        call(False)  # noqa: FBT003 - async_op
+        handed_in = clock()
+        after.record()
+        after.synchronize()
+        ended = clock()
+        tracker.leave()
+        times_us.append(before.elapsed_time(after) * 1e3)
+        host_us.append((ended - began) / 1e3)
+        waits_us.append(waited_s * 1e6 - (handed_in - began) / 1e3)
+    return Spans(times_us=tuple(times_us), host_us=tuple(host_us), waits_us=tuple(waits_us))
+
+
+def _time_batches_on_stream(group: RankGroup, op: str, calls: Iterator[Call], batches: int, count: int) -> Spans:
+    clock, tracker, ranks = time.perf_counter_ns, group.tracker, group.ranks
+    before, after = _events()
+    times_us, host_us, waits_us = [], [], []
+    for _ in range(batches):
+        waits_us.append(group.barrier() * 1e6)
+        tracker.enter(op, ranks)
+        began = clock()
+        before.record()
+        for call in islice(calls, count):
+            call(False)  # noqa: FBT003 - async_op
+        after.record()
+        after.synchronize()
+        ended = clock()
+        tracker.leave()
+        times_us.append(before.elapsed_time(after) * 1e3)
+        host_us.append((ended - began) / 1e3)
+    return Spans(times_us=tuple(times_us), host_us=tuple(host_us), waits_us=tuple(waits_us))
+
+
+def _events() -> tuple[Any, Any]:
+    import torch
+
+    return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+
+class BarrierWaits:
+    """Collects the waits of all cases measured with barriers."""
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        """``hosts`` has each rank's host, in group order. The group must be the whole job."""
+        self._hosts = tuple(hosts)
+        self._late_us: list[torch.Tensor] = []
+
+    def add(self, waits_us: Sequence[Sequence[float]]) -> None:
+        """Add the waits of a case: one row per rank, one value per call."""
+        if len(waits_us) > 1:
+            self._late_us.append(lateness(waits_us))
+
+    def summary(self) -> tuple[Arrival, ...]:
+        """Return how late each rank came, or () for a single rank or without measurements."""
+        import torch
+
+        if not self._late_us:
+            return ()
+        late_us = torch.cat(self._late_us)
+        last = late_us.argmax(dim=1)
+        # torch.quantile takes no more than 16 million values.
+        middle, high = (late_us.kthvalue(math.ceil(share * len(late_us)), dim=0).values for share in (0.5, 0.95))
+        return tuple(
+            Arrival(
+                rank=rank,
+                host=host,
+                late_us=float(middle[rank]),
+                late_p95_us=float(high[rank]),
+                share=float((last == rank).double().mean()),
+                calls=len(late_us),
+            )
+            for rank, host in enumerate(self._hosts)
+        )
+
+
+def lateness(waits_us: Sequence[Sequence[float]]) -> torch.Tensor:
+    """Return the median wait of the other ranks minus the rank's own: one row per call, one column per rank.
+
+    ``waits_us`` has one row per rank. The rank that comes last has the largest value, which is how late it is.
+    """
+    import torch
+
+    waits = torch.tensor([row[:MOST_KEPT] for row in waits_us], dtype=torch.float64).T
+    ordered, order = waits.sort(dim=1)
+    place = order.argsort(dim=1)
+    others = waits.shape[1] - 1
+    return (_without(ordered, place, (others - 1) // 2) + _without(ordered, place, others // 2)) / 2 - waits
+
+
+def _without(ordered: torch.Tensor, place: torch.Tensor, index: int) -> torch.Tensor:
+    """Return for each rank the wait at ``index`` of the sorted row after its own wait is removed."""
+    return ordered.gather(1, (place <= index).long() + index)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return the value below which ``share`` of the values lie, by linear interpolation as in numpy."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return a confidence interval of about 95 % for the median, for any distribution.
+
+    Its ends are the values of rank n/2 -+ 1.96 sqrt(n)/2 (Conover, Practical Nonparametric Statistics, 3rd edition,
+    section 3.2). With five values or fewer, even the whole range gives less: 94 % with five, 75 % with three.
+    """
+    ordered = sorted(values)
+    half = Z * math.sqrt(len(ordered)) / 2
+    low = math.floor(len(ordered) / 2 - half)
+    high = math.ceil(len(ordered) / 2 + half)
+    return ordered[max(0, low - 1)], ordered[min(len(ordered) - 1, high)]
+
+
+def coefficient_of_variation(values: Sequence[float]) -> float:
+    """Return standard deviation over mean; 0 for a single value."""
+    mean = statistics.fmean(values)
+    return statistics.pstdev(values, mean) / mean if mean else 0.0

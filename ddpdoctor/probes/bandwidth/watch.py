@@ -11,44 +11,40 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import selectors
 import signal
+import socket
+import sys
 import threading
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from ddpdoctor.collect.proc import read_process
+from ddpdoctor.collect.system import read_link, read_text
 from ddpdoctor.exchange.conversation import News
-from ddpdoctor.exchange.store import StoreError
-from ddpdoctor.model.bandwidth import Ending
+from ddpdoctor.exchange.store import StoreError, wait_until
+from ddpdoctor.model.bandwidth import Ending, Position, Stop
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.probes.bandwidth.processes import Home, LocalRanks, read_home
-from ddpdoctor.probes.bandwidth.signals import CaughtSignals
-from ddpdoctor.probes.bandwidth.stopping import (
-    ANSWER_LIMIT_S,
-    Alarm,
-    Reporting,
-    end_of,
-    end_process,
-    say_ended,
-    stop_alone,
-    stop_together,
-)
-from ddpdoctor.probes.bandwidth.tracker import MainThreadFailure, describe_failure, take_position
-from ddpdoctor.probes.lifeline import Lifeline
+from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.probes.bandwidth.group import MainThreadFailure, describe_failure, take_position
+from ddpdoctor.probes.load_torch import Lifeline
+from ddpdoctor.probes.ranks import Ended
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
 
     from ddpdoctor.exchange.conversation import Conversation
-    from ddpdoctor.model.bandwidth import Member, Position, Stop
-    from ddpdoctor.probes.bandwidth.tracker import Tracker
+    from ddpdoctor.model.bandwidth import Member
+    from ddpdoctor.probes.bandwidth.group import Tracker
 
 Given = TypeVar("Given")
-
 LOOK_EVERY_S = 1.0
 """Our choice: soon enough for a waiting user, and it can disturb only one call in thousands."""
 SIGTERM_LIMIT_S = 2.0
@@ -68,6 +64,33 @@ hold the GIL for a minute, and the timer is reset only every ``PUT_OFF_EVERY_S``
 PUT_OFF_EVERY_S = 10.0
 STOP_LIMIT_S = 200.0
 """Our choice: the same limit while a report is written, which takes 80 s at most."""
+_NO_PYTHON = (
+    "ddpdoctor: rank {rank} ended itself: no Python could run in it any more, since a call into C++ or CUDA does not "
+    "return and holds the interpreter's lock.\n"
+    "  In a call of torch.distributed, another rank did not come to it: see what the other ranks report. In "
+    "torch.cuda, a GPU or the driver hangs: `ddpdoctor check-env` asks each.\n"
+    "  Its stacks:"
+)
+ANSWER_LIMIT_S = 4.0
+"""Our choice: how long a rank may take to answer. Watchers look once a second, a busy machine may delay them by as
+much, and a launcher that ends the ranks gives them about thirty seconds."""
+TURN_S, NEXT_TURN_S, MOST_TURNS = 3.0, 0.25, 8
+"""Our choice: how long a rank waits for lower ranks to report, and how much longer for each of them."""
+REPORT_LIMIT_S = 60.0
+"""Our choice: how long judging, drawing and writing a report may take. Plotting libraries take long to import."""
+HEAR_LIMIT_S = 2.0
+"""Our choice: how long the reporter waits for the others to receive the status."""
+ASK_EVERY_S = 0.05
+GONE_EVERY_S = 0.01
+"""Often enough to see how a process ended before its parent reaps it."""
+PROC = Path("/proc")
+GONE = frozenset({"", "Z", "X"})
+"""State letters of a process that has ended; "" if it no longer exists."""
+FROZEN = frozenset({"T", "t"})
+"""State letters of a process that a signal or a debugger has stopped."""
+EXITED = "exit status "
+"""Start of the description of a process that ended by itself."""
+CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,15 +336,294 @@ class Watcher:
             return otherwise
 
 
-_NO_PYTHON = (
-    "ddpdoctor: rank {rank} ended itself: no Python could run in it any more, since a call into C++ or CUDA does not "
-    "return and holds the interpreter's lock.\n"
-    "  In a call of torch.distributed, another rank did not come to it: see what the other ranks report. In "
-    "torch.cuda, a GPU or the driver hangs: `ddpdoctor check-env` asks each.\n"
-    "  Its stacks:"
-)
-
-
 def _lives_beside(watched: Watched, member: Member) -> bool:
     own = next(one for one in watched.members if one.rank == watched.rank)
     return member.rank != own.rank and member.host == own.host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """Why the bench must end."""
+
+    ending: Ending
+    rank: int
+    """The rank that raised the alarm."""
+    phase: str
+    """The phase that rank was in."""
+    signal: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reporting:
+    """What a rank needs to end a bench."""
+
+    rank: int
+    members: tuple[Member, ...]
+    local_ranks: LocalRanks
+    finish: Callable[[Stop], int]
+    """Reports the results so far and returns the exit status."""
+
+
+def stop_together(reporting: Reporting, conversation: Conversation, alarm: Alarm, position: Position) -> int:
+    """Return the exit status after one rank has reported. Raises ``StoreError`` only before that."""
+    conversation.send(f"position/{reporting.rank}", position)
+    # If rank 0 has just finished, it has all results and reports them.
+    if end_of(conversation, 0) is not None or not _becomes_reporter(reporting, conversation):
+        return _hear_status(conversation, alarm)
+    others = _gather(reporting, conversation)
+    positions = (_look_again(reporting, position), *others)
+    status = _report(reporting, alarm, positions)
+    with contextlib.suppress(StoreError):  # the report is written
+        conversation.say_goodbye(Ended(status=int(status)), lambda: len(others), HEAR_LIMIT_S)
+    return status
+
+
+def say_ended(conversation: Conversation, position: Position) -> None:
+    """Record that this rank ended well, so that the others do not take it for dead."""
+    conversation.send(f"ended/{position.rank}", position)
+
+
+def end_of(conversation: Conversation, rank: int) -> Position | None:
+    """Return the last position of a rank that ended well, or None."""
+    return conversation.get(Position, f"ended/{rank}", f"rank {rank}")
+
+
+def stop_alone(reporting: Reporting, alarm: Alarm, position: Position) -> int:
+    """Stop without a store: on every host, the lowest rank that is able to reports what it knows."""
+    local_ranks = reporting.local_ranks
+    unable = local_ranks.unable()
+    # A rank that exited by itself has reported already, before this rank came here.
+    able = {rank for rank in local_ranks.ranks if rank not in unable or _has_exited(local_ranks, rank)}
+    before = sorted(rank for rank in able if rank < reporting.rank)
+    if all(_dies(local_ranks, rank) for rank in before):
+        return _report(reporting, alarm, (_look_again(reporting, position),))
+    return _default_status(alarm)
+
+
+def _look_again(reporting: Reporting, position: Position) -> Position:
+    """Return this rank's position with the present states of the processes on this host.
+
+    A killed process closes its connections before it shows as gone, and a call may fail in between.
+    """
+    states = {str(rank): state for rank, state in reporting.local_ranks.states().items()}
+    return replace(position, states=states, ends={str(rank): end for rank, end in reporting.local_ranks.ends.items()})
+
+
+def _dies(local_ranks: LocalRanks, rank: int) -> bool:
+    """Wait until a rank that may be reporting has ended. Return whether a signal killed it before it could report."""
+    wait_until(lambda: rank in local_ranks.gone(), REPORT_LIMIT_S, GONE_EVERY_S)
+    return rank in local_ranks.ends and not _has_exited(local_ranks, rank)
+
+
+def _has_exited(local_ranks: LocalRanks, rank: int) -> bool:
+    return local_ranks.ends.get(rank, "").startswith(EXITED)
+
+
+def end_process(status: int) -> NoReturn:
+    """End this process from another thread, because the main thread may never return."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any longer
+            stream.flush()
+    os._exit(status)
+
+
+def _becomes_reporter(reporting: Reporting, conversation: Conversation) -> bool:
+    """Return whether this rank must report. It is always only one rank: the lowest of those that answer."""
+    unable = reporting.local_ranks.unable()
+    before = sum(member.rank < reporting.rank and member.rank not in unable for member in reporting.members)
+    wait_s = TURN_S + NEXT_TURN_S * min(before, MOST_TURNS) if before else 0.0
+    wait_until(lambda: conversation.add("reporters", 0) > 0, wait_s, ASK_EVERY_S)
+    return conversation.add("reporters", 1) == 1
+
+
+def _gather(reporting: Reporting, conversation: Conversation) -> list[Position]:
+    """Return the positions of the other ranks that answer in time. Do not wait for ranks that cannot answer."""
+    positions: dict[int, Position] = {}
+    missing = {member.rank for member in reporting.members} - {reporting.rank}
+    deadline = time.monotonic() + ANSWER_LIMIT_S
+    with contextlib.suppress(StoreError):  # what has come is reported
+        while missing:
+            for rank in missing:
+                position = conversation.get(Position, f"position/{rank}", f"rank {rank}") or end_of(conversation, rank)
+                if position is not None:
+                    positions[rank] = position
+            missing -= positions.keys()
+            if not missing - _unable(reporting, positions.values()) or time.monotonic() >= deadline:
+                break
+            time.sleep(ASK_EVERY_S)
+    return [positions[rank] for rank in sorted(positions)]
+
+
+def _unable(reporting: Reporting, positions: Iterable[Position]) -> set[int]:
+    """Return the ranks that cannot answer, judged by the process states on this host and in other ranks' positions."""
+    reported = {int(rank) for one in positions for rank, state in one.states.items() if state in GONE | FROZEN}
+    return reported | reporting.local_ranks.unable()
+
+
+def _hear_status(conversation: Conversation, alarm: Alarm) -> int:
+    word = None
+    with contextlib.suppress(StoreError):  # the reporter may have served the store, and be gone
+        word = conversation.hear_goodbye(Ended, ANSWER_LIMIT_S + REPORT_LIMIT_S)
+    return _default_status(alarm) if word is None else word.status
+
+
+def _default_status(alarm: Alarm) -> int:
+    return ExitStatus.INTERRUPTED if alarm.ending is Ending.INTERRUPTED else ExitStatus.FOUND
+
+
+def _report(reporting: Reporting, alarm: Alarm, positions: Sequence[Position]) -> int:
+    stop = Stop(ending=_ending(alarm, positions), phase=alarm.phase, positions=tuple(positions), signal=alarm.signal)
+    try:
+        return reporting.finish(stop)
+    except Exception as error:  # noqa: BLE001 - the process must end, and nobody else can say why
+        print(f"ddpdoctor: the report could not be written: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+        return ExitStatus.DEFECT
+
+
+def _ending(alarm: Alarm, positions: Sequence[Position]) -> Ending:
+    """Return how the bench ended. A hang because a rank had failed counts as a failure."""
+    ended = {one.rank for one in positions if one.phase == "end"}
+    gone = {int(rank) for one in positions for rank, state in one.states.items() if state in GONE} - ended
+    failed = gone or any(one.error is not None for one in positions)
+    return Ending.FAILED if failed and alarm.ending is Ending.HUNG else alarm.ending
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """Which process a rank is. Two pids can be compared only if ``space`` is the same."""
+
+    space: str
+    """The boot id of the machine, and the pid namespace."""
+    pid: int
+    started_ticks: int
+
+
+def read_home() -> Home | None:
+    """Return which process this is, or None if /proc does not say."""
+    own = read_process(os.getpid())
+    boot, namespace = read_text(PROC / "sys/kernel/random/boot_id").strip(), read_link(PROC / "self/ns/pid")
+    if own is None or not boot or not namespace:
+        return None
+    return Home(space=f"{boot} {namespace}", pid=own.pid, started_ticks=own.start_ticks)
+
+
+def describe_end(wait_status: int) -> str:
+    """Return how a process ended: "SIGKILL", "exit status 3"."""
+    code = os.waitstatus_to_exitcode(wait_status)
+    if code >= 0:
+        return f"{EXITED}{code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+class LocalRanks:
+    """The processes of other ranks that this process can see."""
+
+    def __init__(self, own: Home | None) -> None:
+        """``own`` is this process. If it is None, no other process can be seen."""
+        self._own = own
+        self._homes: dict[int, Home] = {}
+        self._pidfds: dict[int, int] = {}
+        self.ends: dict[int, str] = {}
+        """How processes ended, by rank. It can be seen only for a moment, until their parent reaps them."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that can be seen, in order."""
+        return tuple(sorted(self._homes))
+
+    def add(self, rank: int, home: Home) -> int | None:
+        """Add a rank. Return a descriptor that becomes readable when it ends, or None if there is none.
+
+        A rank on another machine or in another pid namespace is not added.
+        """
+        if self._own is None or home.space != self._own.space:
+            return None
+        self._homes[rank] = home
+        with contextlib.suppress(OSError, AttributeError):  # an old kernel, or a sandbox
+            self._pidfds[rank] = os.pidfd_open(home.pid)
+            return self._pidfds[rank]
+        return None
+
+    def states(self) -> dict[int, str]:
+        """Return the state letter of each rank's process, "" if it is gone. Remember how processes ended."""
+        return {rank: self._state(rank, home) for rank, home in self._homes.items()}
+
+    def gone(self) -> frozenset[int]:
+        """Return the ranks whose processes have ended."""
+        return frozenset(rank for rank, state in self.states().items() if state in GONE)
+
+    def unable(self) -> frozenset[int]:
+        """Return the ranks whose processes cannot answer: they have ended or are stopped."""
+        return frozenset(rank for rank, state in self.states().items() if state in GONE | FROZEN)
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        for descriptor in self._pidfds.values():
+            os.close(descriptor)
+        self._pidfds.clear()
+
+    def _state(self, rank: int, home: Home) -> str:
+        seen = read_process(home.pid)
+        if seen is None or seen.start_ticks != home.started_ticks:
+            return ""
+        if seen.state in GONE and rank not in self.ends:
+            self.ends[rank] = describe_end(seen.exit_status or 0)
+        return seen.state
+
+
+class CaughtSignals:
+    """A context manager for the main thread. Signals that would end the process wake another thread instead.
+
+    A signal that is ignored stays ignored, such as SIGINT in a shell's background jobs.
+    """
+
+    def __init__(self) -> None:
+        self._former: dict[signal.Signals, Any] = {}
+        self._former_fd = -1
+        self._reader, self._writer = socket.socketpair()
+        self._reader.settimeout(0)
+        self._writer.settimeout(0)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._reader, selectors.EVENT_READ)
+
+    def __enter__(self) -> Self:
+        self._former_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        for number in CAUGHT:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._former[number] = signal.signal(number, _leave_to_thread)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._former_fd)
+        self._selector.close()
+        self._reader.close()
+        self._writer.close()
+
+    def listen_to(self, descriptor: int) -> None:
+        """Also end ``wait`` when this descriptor becomes readable, once."""
+        self._selector.register(descriptor, selectors.EVENT_READ)
+
+    def wake(self) -> None:
+        """End the other thread's ``wait``."""
+        with contextlib.suppress(BlockingIOError):
+            self._writer.send(b"\0")
+
+    def wait(self, limit_s: float) -> list[signal.Signals]:
+        """Wait, and return the signals that have come; [] after the limit or a wake-up."""
+        for key, _ in self._selector.select(limit_s):
+            if key.fileobj is not self._reader:
+                self._selector.unregister(key.fileobj)
+        try:
+            numbers = self._reader.recv(4096)
+        except BlockingIOError:
+            return []
+        return [signal.Signals(number) for number in numbers if number in CAUGHT]
+
+
+def _leave_to_thread(_number: int, _frame: object) -> None:
+    """Do nothing: Python has already written the number to the wakeup descriptor."""

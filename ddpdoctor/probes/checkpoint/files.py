@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
+import mmap
 import pickle
 import warnings
 import zipfile
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ddpdoctor.model.errors import typed_line
-from ddpdoctor.model.saved import Checksums, Damage, FileSeen, Form, ReadState
-from ddpdoctor.probes.checkpoint.contents import describe, weights_of
-from ddpdoctor.probes.checkpoint.legacy import read_legacy
-from ddpdoctor.probes.checkpoint.pickles import TensorRef, Unreadable, walk_tensors
-from ddpdoctor.probes.checkpoint.safetensors import is_safetensors, read_safetensors
-from ddpdoctor.probes.checkpoint.values import check_values, digest_tensors, mapped
-from ddpdoctor.probes.checkpoint.zips import LOCAL_SIGNATURE, PICKLE, read_archive, read_rest, tensors_by_record
+from ddpdoctor.model.saved import (
+    Checksums,
+    Contents,
+    Damage,
+    FileSeen,
+    Form,
+    OddValues,
+    ReadState,
+    StatePart,
+    TensorIn,
+    Weights,
+)
+from ddpdoctor.probes.checkpoint.formats import (
+    LAYERS,
+    LOCAL_SIGNATURE,
+    PICKLE,
+    Opaque,
+    TensorRef,
+    Unreadable,
+    is_safetensors,
+    read_archive,
+    read_legacy,
+    read_rest,
+    read_safetensors,
+    tensors_by_record,
+    walk_tensors,
+)
+from ddpdoctor.recorder.replicas.fingerprint import fingerprints
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ddpdoctor.probes.checkpoint.zips import Archive
+    from ddpdoctor.probes.checkpoint.formats import Archive
 
 HEAD_BYTES = 512
 TAIL_BYTES = 4096
@@ -29,8 +53,6 @@ END_SIGNATURE = b"PK\x05\x06"
 """Signature of the record that ends a zip archive."""
 END_BYTES = 22
 """The least size of that record. A file that ends within it is truncated."""
-
-
 _BEGINNINGS = (
     (b"version https://git-lfs", "a pointer of git-lfs: the file itself was not fetched (git lfs pull)"),
     (b"<!doctype html", "an HTML page, as a server sends where a download failed"),
@@ -43,6 +65,21 @@ _BEGINNINGS = (
     (b"gguf", "a GGUF file, as llama.cpp reads"),
 )
 """The usual files that are found where a checkpoint should be, by how they begin."""
+MOST_DEPTH = 4
+"""How deep to look for parts. Trainers put them one or two levels down."""
+CPU_STATE_BYTES = 5056
+CUDA_STATE_BYTES = 16
+"""Sizes of the uint8 tensors that ``torch.get_rng_state`` and ``torch.cuda.get_rng_state`` return."""
+RANDOM_WORDS = ("rng", "random_state", "generator_state")
+PROGRESS_WORDS = ("epoch", "step", "iter", "global_step", "iteration", "num_updates")
+CHUNK = 2**22
+"""Our choice: elements checked at once. Temporary tensors stay small, and a 30 GB file is not loaded as a whole."""
+MOST_REPEATED = 2**24
+"""Our choice: the most elements of a tensor larger than its storage. Damaged bytes can announce any number."""
+WITH_FRACTIONS = frozenset(
+    {"float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128"}
+)
+"""Dtypes that have NaN and that torch can check on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,3 +292,216 @@ def _refused(path: Path, named: tuple[str, ...]) -> tuple[str, ...]:
     except Exception:  # noqa: BLE001 - we have read the file already, and torch's list is only a refinement
         found = ()
     return tuple(found) or named
+
+
+def describe(root: Any, names: tuple[str, ...]) -> Contents:
+    """Return what a checkpoint holds. ``names`` are the functions and classes that its pickle names."""
+    found = list(_walk(root, "", 0))
+    parts = {part for _, value, key in found if (part := _part_of(key, value)) is not None}
+    weights = tuple(one for path, value, _ in found if (one := _weights_at(path, value)) is not None)
+    if not weights and isinstance(root, Opaque):
+        # Such as a torch.jit script.
+        weights = (Weights(where="", tensors=_describe_all(walk_tensors(root))),)
+    if weights:
+        parts.add(StatePart.MODEL)
+    return Contents(
+        tensors=_describe_all(walk_tensors(root)),
+        weights=weights,
+        parts=tuple(part for part in StatePart if part in parts),
+        empty_optimizer=any(_is_optimizer(value) and not value["state"] for _, value, _ in found),
+        globals=names,
+    )
+
+
+def _describe_all(tensors: Iterable[tuple[str, TensorRef]]) -> tuple[TensorIn, ...]:
+    return tuple(TensorIn(name=name, shape=ref.shape, dtype=ref.dtype) for name, ref in tensors)
+
+
+def weights_of(tensors: Mapping[str, TensorRef]) -> Contents:
+    """Return the contents of a file that holds only named tensors."""
+    described = _describe_all(tensors.items())
+    weights = (Weights(where="", tensors=described),) if described else ()
+    return Contents(tensors=described, weights=weights, parts=(StatePart.MODEL,) if weights else ())
+
+
+def _walk(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any, str]]:
+    """Yield path, value and last key of everything that may be a part, but not what is inside a part."""
+    yield path, value, path.rpartition(".")[2]
+    if depth == MOST_DEPTH or _is_weights(value) or _is_module(value) or _is_optimizer(value):
+        return
+    for key, child in _items(value):
+        yield from _walk(child, f"{path}.{key}" if path else str(key), depth + 1)
+
+
+def _items(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, dict):
+        yield from value.items()
+    elif isinstance(value, list | tuple):
+        yield from enumerate(value)
+    elif isinstance(value, Opaque) and isinstance(value.state, dict):
+        yield from value.state.items()
+
+
+def _part_of(key: str, value: Any) -> StatePart | None:
+    if _is_optimizer(value):
+        return StatePart.OPTIMIZER
+    if isinstance(value, dict):
+        return _part_of_dict(value)
+    if _is_random(key, value):
+        return StatePart.RANDOM
+    if type(value) is int and key.lower().rstrip("s") in PROGRESS_WORDS:
+        return StatePart.PROGRESS
+    return None
+
+
+def _part_of_dict(value: dict[Any, Any]) -> StatePart | None:
+    if {"scale", "growth_factor", "_growth_tracker"} <= value.keys():
+        return StatePart.SCALER
+    if "last_epoch" in value and ({"_step_count", "base_lrs", "_last_lr"} & value.keys()):
+        return StatePart.SCHEDULER
+    return None
+
+
+def _is_optimizer(value: Any) -> bool:
+    return (
+        isinstance(value, dict) and isinstance(value.get("param_groups"), list) and isinstance(value.get("state"), dict)
+    )
+
+
+def _is_random(key: str, value: Any) -> bool:
+    if isinstance(value, TensorRef):
+        is_state = value.dtype == "uint8" and value.shape in {(CPU_STATE_BYTES,), (CUDA_STATE_BYTES,)}
+        return is_state or any(word in key.lower() for word in RANDOM_WORDS)
+    return isinstance(value, list | tuple | Opaque) and any(word in key.lower() for word in RANDOM_WORDS)
+
+
+def _is_weights(value: Any) -> bool:
+    """Return whether a dict is a model's state dict: string keys, and tensors that are not random state as values.
+
+    Half of the values must be tensors, because layers may add others (``_extra_state``). A dict that holds another dict
+    of tensors was put together by a script.
+    """
+    if not isinstance(value, dict) or not value or not all(isinstance(key, str) for key in value):
+        return False
+    if any(
+        isinstance(one, dict) and any(isinstance(inner, TensorRef) for inner in one.values()) for one in value.values()
+    ):
+        return False
+    tensors = [key for key, one in value.items() if isinstance(one, TensorRef) and not _is_random(key, one)]
+    return 2 * len(tensors) >= len(value) and _part_of_dict(value) is None
+
+
+def _is_module(value: Any) -> bool:
+    """Return whether a value is a module that was pickled as a whole."""
+    return isinstance(value, Opaque) and isinstance(value.state, dict) and value.state.keys() >= LAYERS
+
+
+def _weights_at(path: str, value: Any) -> Weights | None:
+    if _is_weights(value):
+        tensors = [(name, ref) for name, ref in value.items() if isinstance(ref, TensorRef)]
+    elif _is_module(value):
+        tensors = list(_state_of(value, ""))
+    else:
+        return None
+    return Weights(where=path, tensors=_describe_all(tensors))
+
+
+def _state_of(module: Opaque, prefix: str) -> Iterator[tuple[str, TensorRef]]:
+    """Yield what a pickled module's state dict would hold. Other tensors, such as an LSTM's views, are left out."""
+    state = module.state
+    passing = state.get("_non_persistent_buffers_set") or ()
+    for name, one in (*state["_parameters"].items(), *state["_buffers"].items()):
+        if isinstance(one, TensorRef) and name not in passing:
+            yield f"{prefix}{name}", one
+    for name, layer in state["_modules"].items():
+        if _is_module(layer):
+            yield from _state_of(layer, f"{prefix}{name}.")
+
+
+@contextmanager
+def mapped(path: Path) -> Iterator[mmap.mmap]:
+    """Map a file with private pages. torch wants a writable buffer, but nothing is written to it."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as bytes_of_file:
+        yield bytes_of_file
+
+
+def check_values(
+    buffer: mmap.mmap, tensors: Iterable[tuple[str, TensorRef]], starts: Mapping[str, int]
+) -> tuple[tuple[OddValues, ...], tuple[str, ...]]:
+    """Return the tensors with values that are not finite, and the names of those that could not be checked."""
+    found, unseen = [], []
+    for name, ref in tensors:
+        if ref.dtype not in WITH_FRACTIONS or 0 in ref.shape:
+            continue
+        tensor = open_tensor(buffer, ref, starts)
+        if tensor is None:
+            unseen.append(name)
+            continue
+        values = _odd_values(name, tensor)
+        if values is not None:
+            found.append(values)
+    return tuple(found), tuple(unseen)
+
+
+def digest_tensors(
+    buffer: mmap.mmap, tensors: Iterable[tuple[str, TensorRef]], starts: Mapping[str, int]
+) -> dict[str, str]:
+    """Return dtype, shape and fingerprint of each readable tensor as text, by name."""
+    found = {}
+    for name, ref in tensors:
+        tensor = open_tensor(buffer, ref, starts)
+        if tensor is not None:
+            found[name] = f"{ref.dtype} {list(ref.shape)} {fingerprints([tensor]).hex()}"
+    return found
+
+
+def open_tensor(buffer: mmap.mmap, ref: TensorRef, starts: Mapping[str, int]) -> Any | None:
+    """Return a tensor as a view of the map, or None if its record is missing or too short."""
+    import torch
+
+    start, dtype = starts.get(ref.storage.key, -1), getattr(torch, ref.dtype, None)
+    if start < 0 or dtype is None:
+        return None
+    if ref.dtype.startswith("q"):  # quantized: torch reads a buffer only as plain integers
+        dtype = getattr(torch, ref.dtype.removeprefix("q"))
+    size = dtype.itemsize
+    numel = prod(ref.shape)
+    if numel > max(MOST_REPEATED, ref.storage.numel):
+        return None
+    if numel == 0:
+        return torch.empty(0, dtype=dtype) if max(ref.shape) > MOST_REPEATED else torch.empty(ref.shape, dtype=dtype)
+    count = 1 + ref.offset + sum((length - 1) * step for length, step in zip(ref.shape, ref.stride, strict=True))
+    if count * size > max(ref.storage.size_bytes, 0) or start + count * size > len(buffer):
+        return None
+    flat = torch.frombuffer(buffer, dtype=dtype, count=count, offset=start)
+    return flat.as_strided(ref.shape, ref.stride, ref.offset)
+
+
+def _odd_values(name: str, tensor: Any) -> OddValues | None:
+    """Count the values that are not finite. One pass is enough for most tensors, because they have none."""
+    import torch
+
+    chunks = list(_chunks(tensor))
+    if all(bool(torch.isfinite(chunk).all()) for chunk in chunks):
+        return None
+    nan = above = below = plain = 0
+    for chunk in chunks:
+        nan += int(torch.isnan(chunk).sum())
+        above += int(torch.isposinf(chunk).sum())
+        below += int(torch.isneginf(chunk).sum())
+        plain += int((torch.isfinite(chunk) & (chunk != 0)).sum())
+    return OddValues(name=name, of=tensor.numel(), nan=nan, above=above, below=below, plain=plain)
+
+
+def _chunks(tensor: Any) -> Iterator[Any]:
+    """Yield the values in pieces that torch can compute with on a CPU, complex values as pairs of real ones."""
+    import torch
+
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    pieces = (
+        tensor.reshape(-1).split(CHUNK) if tensor.is_contiguous() else (row for row in tensor.reshape(1, *tensor.shape))
+    )
+    for piece in pieces:
+        # torch cannot compare one-byte floats on a CPU.
+        yield piece.float() if piece.element_size() == 1 else piece

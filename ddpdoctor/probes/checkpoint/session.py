@@ -1,16 +1,36 @@
-"""Collects all facts of `check-checkpoint` from the given paths."""
+"""Collects the facts of `check-checkpoint`: files, folders of torch.distributed.checkpoint, what lies beside them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import errno
+import io
+import re
+import statistics
+import zipfile
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.saved import Checkpoints, Expected, FileSeen, Form, Gap, Leftover, ReadState, TensorIn
+from ddpdoctor.model.saved import (
+    MODEL_KEYS,
+    Checkpoints,
+    Checksums,
+    Contents,
+    Damage,
+    Expected,
+    FileSeen,
+    Form,
+    Gap,
+    Leftover,
+    ReadState,
+    StatePart,
+    TensorIn,
+    Weights,
+)
 from ddpdoctor.model.words import grouped
-from ddpdoctor.probes.checkpoint.distributed import is_distributed, read_distributed
 from ddpdoctor.probes.checkpoint.files import Extent, read_file
-from ddpdoctor.probes.checkpoint.nearby_files import SUFFIXES, find_gaps, find_leftovers, list_folder
+from ddpdoctor.probes.checkpoint.formats import DTYPES, MOST_ELEMENTS, Opaque, Unreadable, read_pickle
 from ddpdoctor.probes.load_torch import import_torch
 from ddpdoctor.probes.user_code import load_callable, users_turn
 
@@ -18,8 +38,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-
 MOST_CHARACTERS = 300
+METADATA = ".metadata"
+SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".distcp", ".tar", ".pkl", ".model")
+TEMPORARY = re.compile(r"([._-]?(tmp|temp|part|partial|incomplete|writing|inprogress)([._-]?\w*)?|~)$", re.IGNORECASE)
+"""Suffixes that writers add to a name until the file is complete."""
+BEFORE = re.compile(r"^(\.?(tmp|temp)[._-]?|\.(?=.*\.(tmp|new|part)))", re.IGNORECASE)
+RANK = re.compile(r"(?<![a-z])(rank|shard|part|mp|pp|tp|dp|node|worker)([_-]?)(\d+)(?!\d)", re.IGNORECASE)
+PART_OF = re.compile(r"-(\d{5})-of-(\d{5})(?!\d)")
+"""How Hugging Face's libraries number the files of one model."""
+MUCH_SMALLER = 0.5
+"""Our choice: this share of the median size of files whose names differ only in numbers. Files of one training have the
+same size within a few percent. The first may lack optimizer state, two thirds of it, and is then reported as a
+question."""
+FEWEST_LIKE = 2
+MOST_NUMBER = 100_000
+"""Our choice: larger numbers are dates or steps and not ranks or parts, so files in between are not missing."""
+MOST_ENTRIES = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,3 +166,270 @@ def _leftovers(
 
 def _unique_gaps(gaps: Iterable[Gap]) -> tuple[Gap, ...]:
     return tuple({gap.pattern: gap for gap in gaps}.values())
+
+
+class _Window(io.RawIOBase):
+    """A byte range of a file as a separate file object. Only what is being read is in memory."""
+
+    def __init__(self, file: BinaryIO, start: int, length: int) -> None:
+        self._file, self._start, self._length, self._at = file, start, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
+        if base + offset < 0:
+            raise OSError(errno.EINVAL, "before the beginning")
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        self._file.seek(self._start + self._at)
+        data = self._file.read(max(0, min(len(buffer), self._length - self._at)))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Item:
+    """A part of the state, and the bytes that hold it."""
+
+    name: str
+    file: str
+    offset: int
+    length: int
+
+
+def is_distributed(folder: Path) -> bool:
+    """Return whether a folder is such a checkpoint, or the rest of one."""
+    return (folder / METADATA).is_file() or any(folder.glob("*.distcp"))
+
+
+def read_distributed(folder: Path, *, checksums: bool) -> FileSeen:
+    """Read a folder. Raises ``OSError``."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    seen = FileSeen(path=str(folder), size_bytes=size, form=Form.FOLDER, state=ReadState.WHOLE)
+    if folder / METADATA not in files:
+        detail = f"it holds {sum(path.suffix == '.distcp' for path in files)} .distcp files and no {METADATA}"
+        return replace(seen, state=ReadState.CUT, detail=detail)
+    try:
+        with (folder / METADATA).open("rb") as file:
+            root = read_pickle(file).root
+        items, tensors = tuple(_items(root)), tuple(_tensors(root))
+    except Unreadable as error:
+        return replace(seen, state=ReadState.UNREADABLE, detail=f"{METADATA}: {error}")
+    return replace(
+        seen,
+        checksums=Checksums.CHECKED if checksums else Checksums.NOT_READ,
+        damaged=tuple(_damaged(folder, items)) if checksums else (),
+        missing=tuple(_missing(folder, items)),
+        contents=_describe(tensors, items),
+    )
+
+
+def _items(root: Any) -> Iterator[_Item]:
+    for index, info in _field(root, "storage_data", dict).items():
+        item = _Item(
+            name=_field(index, "fqn", str),
+            file=_field(info, "relative_path", str),
+            offset=_field(info, "offset", int),
+            length=_field(info, "length", int),
+        )
+        if not 0 <= item.offset < MOST_ELEMENTS or not 0 <= item.length < MOST_ELEMENTS:
+            raise Unreadable(f"it has an impossible place for {item.name}")
+        if not _is_inside(item.file):
+            raise Unreadable(f"it names a file outside of the folder ({item.file})")
+        yield item
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return "\0" not in name and not path.is_absolute() and ".." not in path.parts and path.name != ""
+
+
+def _field(record: Any, name: str, kind: type) -> Any:
+    state = record.state if isinstance(record, Opaque) else None
+    value = state.get(name) if isinstance(state, dict) else None
+    if not isinstance(value, kind):
+        raise Unreadable(f"it has no {name}")
+    return value
+
+
+def _tensors(root: Any) -> Iterator[TensorIn]:
+    for name, metadata in _field(root, "state_dict_metadata", dict).items():
+        state = metadata.state if isinstance(metadata, Opaque) else None
+        size = state.get("size") if isinstance(state, dict) else None
+        if isinstance(size, tuple) and isinstance(state, dict):
+            yield TensorIn(name=str(name), shape=size, dtype=_dtype(state.get("properties")))
+
+
+def _dtype(properties: Any) -> str:
+    """Return the dtype among the properties, which are pickled as a dict or a tuple."""
+    state = properties.state if isinstance(properties, Opaque) else properties
+    values = state.values() if isinstance(state, dict) else state if isinstance(state, tuple) else ()
+    return next((value for value in values if isinstance(value, str) and value in DTYPES), "")
+
+
+def _missing(folder: Path, items: Iterable[_Item]) -> Iterator[str]:
+    needed: dict[str, int] = {}
+    for item in items:
+        needed[item.file] = max(needed.get(item.file, 0), item.offset + item.length)
+    for name, size in sorted(needed.items()):
+        path = folder / name
+        if not path.is_file():
+            yield f"{name} is not there"
+        elif path.stat().st_size < size:
+            yield f"{name} has {path.stat().st_size} of {size} bytes"
+
+
+def _damaged(folder: Path, items: Iterable[_Item]) -> Iterator[Damage]:
+    for item in items:
+        path = folder / item.file
+        if path.is_file() and path.stat().st_size >= item.offset + item.length and not _is_sound(path, item):
+            yield Damage(record=f"{item.file} at {item.offset}", tensors=(item.name,))
+
+
+def _is_sound(path: Path, item: _Item) -> bool:
+    with path.open("rb") as file:
+        content = _Window(file, item.offset, item.length)
+        try:
+            if not zipfile.is_zipfile(content):
+                return True  # compressed or another format: it has no checksum to verify
+            with zipfile.ZipFile(content) as archive:
+                return not any(info.CRC for info in archive.infolist()) or archive.testzip() is None
+        except Exception:  # noqa: BLE001 - with a flipped bit in a header, zipfile may raise anything
+            return False
+
+
+def _describe(tensors: tuple[TensorIn, ...], items: Iterable[_Item]) -> Contents:
+    """Recognize parts by the first word of their names, which the script chose."""
+    names = {item.name.partition(".")[0].lower() for item in items} | {
+        one.name.partition(".")[0].lower() for one in tensors
+    }
+    parts = [StatePart.MODEL] if tensors else []
+    parts += [StatePart.OPTIMIZER] if any(name.startswith("optim") for name in names) else []
+    model = tuple(one for one in tensors if not one.name.lower().startswith("optim"))
+    where = _common_key(model)
+    cut = len(where) + 1 if where else 0
+    weights = Weights(
+        where=where,
+        tensors=tuple(TensorIn(name=one.name[cut:], shape=one.shape, dtype=one.dtype) for one in model),
+    )
+    return Contents(tensors=tensors, weights=(weights,) if model else (), parts=tuple(parts))
+
+
+def _common_key(tensors: tuple[TensorIn, ...]) -> str:
+    """Return the key above all tensors of the model, such as "model", or "" if there is none."""
+    first = {one.name.partition(".")[0] for one in tensors}
+    return first.pop() if len(first) == 1 and first & MODEL_KEYS else ""
+
+
+def list_folder(folder: Path) -> dict[str, int]:
+    """Return the sizes of a folder's files by name. If reading fails, return what was found before."""
+    found: dict[str, int] = {}
+    try:
+        for path, _ in zip(folder.iterdir(), range(MOST_ENTRIES), strict=False):
+            if path.is_file():
+                found[path.name] = path.stat().st_size
+    except OSError:
+        return found
+    return found
+
+
+def find_leftovers(path: Path, sizes: Mapping[str, int], *, of_folder: bool) -> Iterator[Leftover]:
+    """Yield the temporary files of unfinished writes, and ``path`` itself if it is much smaller than similar files.
+
+    ``sizes`` has the files of the folder. If the folder itself was given, all temporary files in it count. Otherwise
+    only those whose final names differ from ``path`` in numbers only.
+    """
+    for name in sorted(sizes):
+        final = _final_name(name)
+        if final is not None and (of_folder or name == path.name or _shape(final) == _shape(path.name)):
+            yield Leftover(
+                path=str(path.with_name(name)), kind="a temporary file of a write", detail=_beside(name, sizes)
+            )
+    like = [size for name, size in sizes.items() if name != path.name and _shape(name) == _shape(path.name)]
+    if len(like) >= FEWEST_LIKE and path.name in sizes:
+        share = sizes[path.name] / max(1.0, statistics.median(like))
+        if share < MUCH_SMALLER:
+            usual = round(statistics.median(like))
+            detail = f"{sizes[path.name]} bytes, where {len(like)} files of the same kind have {usual}"
+            yield Leftover(path=str(path), kind="much smaller than similar files", detail=detail)
+
+
+def _final_name(name: str) -> str | None:
+    """Return the final name of a temporary file, or None if the file is not temporary."""
+    trimmed = TEMPORARY.sub("", name)
+    if trimmed == name or not trimmed.lower().endswith(SUFFIXES):
+        stripped = BEFORE.sub("", name)
+        trimmed = TEMPORARY.sub("", stripped)
+        if stripped == name or not trimmed.lower().endswith(SUFFIXES):
+            return None
+    return trimmed.removeprefix(".")
+
+
+def _beside(name: str, sizes: Mapping[str, int]) -> str:
+    final = _final_name(name) or ""
+    words = f"{sizes.get(name, 0)} bytes"
+    return f"{words}; {final} has {sizes[final]}" if final in sizes else f"{words}; there is no {final}"
+
+
+def _shape(name: str) -> str:
+    """Return a name with each number replaced by "#"."""
+    return re.sub(r"\d+", "#", name)
+
+
+def find_gaps(path: Path, names: Iterable[str]) -> Iterator[Gap]:
+    """Yield the missing files of a set that belongs together by a rank or part number in the names."""
+    known = set(names)
+    match = PART_OF.search(path.name)
+    if match is not None:
+        yield from _missing_parts(path.name, match, known)
+        return
+    for found in RANK.finditer(path.name):
+        yield from _missing_ranks(path.name, found.span(3), known)
+
+
+def _missing_parts(name: str, match: re.Match[str], known: Collection[str]) -> Iterator[Gap]:
+    count = int(match[2])
+    wanted = [f"{name[: match.start(1)]}{number:05d}{name[match.end(1) :]}" for number in range(1, count + 1)]
+    missing = tuple(one for one in wanted if one not in known)
+    if missing:
+        pattern = f"{name[: match.start(1)]}*{name[match.end(1) :]}"
+        yield Gap(pattern=pattern, missing=missing, why=f"the names say that there are {count}")
+
+
+def _missing_ranks(name: str, span: tuple[int, int], known: Collection[str]) -> Iterator[Gap]:
+    """Find ranks that other steps have but this one lacks, and gaps between the numbers."""
+    before, after = name[: span[0]], name[span[1] :]
+    digits = span[1] - span[0]
+    groups: dict[str, set[int]] = {}
+    form = re.compile(f"({_open(before)})" + r"(\d+)" + f"({_open(after)})")
+    for one in known:
+        found = form.fullmatch(one)
+        if found is not None:
+            groups.setdefault(f"{found[1]}*{found[3]}", set()).add(int(found[2]))
+    own = groups.pop(f"{before}*{after}", set())
+    elsewhere = set().union(*groups.values()) if groups else set()
+    highest = max(own, default=0)
+    missing = (elsewhere | set(range(highest if highest < MOST_NUMBER else 0))) - own
+    if missing and len(own | elsewhere) > 1:
+        why = "files of other steps have them" if missing <= elsewhere else "their numbers lie below that of others"
+        names = tuple(
+            f"{before}{number:0{digits if name[span[0]] == '0' else 1}d}{after}" for number in sorted(missing)
+        )
+        yield Gap(pattern=f"{before}*{after}", missing=names, why=why)
+
+
+def _open(text: str) -> str:
+    """Return a regular expression for a text that matches any numbers."""
+    return r"\d+".join(re.escape(part) for part in re.split(r"\d+", text))

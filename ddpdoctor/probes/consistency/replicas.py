@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.consistency import ConsistencyError, ConsistencyResult, TensorDifference, What
 from ddpdoctor.model.words import group_alike
-from ddpdoctor.probes.consistency.step_records import (
+from ddpdoctor.probes.consistency.comparing import (
     TensorEntry,
     buffer_rows,
     digest_rows,

@@ -1,16 +1,20 @@
-"""Trains the user's model for a few steps under DDP, and records each step."""
+"""Builds the user's model, makes its batches, and trains it for a few steps under DDP."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import random
 import re
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.consistency import Values
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.probes.consistency.losses import FAILED
-from ddpdoctor.probes.consistency.seeds import STEP, set_seed
-from ddpdoctor.probes.consistency.step_records import (
+from ddpdoctor.model.facts import ModelSeen, TensorSeen
+from ddpdoctor.probes.consistency.comparing import (
     StepRecord,
     TensorDigest,
     batch_digest,
@@ -22,15 +26,32 @@ from ddpdoctor.probes.consistency.step_records import (
     read_settings,
     state_rows,
 )
-from ddpdoctor.probes.user_code import users_turn
+from ddpdoctor.probes.user_code import leaves, load_callable, users_turn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from ddpdoctor.model.trial import TrialSettings
-    from ddpdoctor.probes.consistency.batches import Batches
-    from ddpdoctor.probes.consistency.building import Built
-    from ddpdoctor.probes.consistency.losses import TrainingStep
+
+_OF_BATCH = (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError)
+"""What a model raises for a batch that it does not take. torch's own errors are RuntimeErrors."""
+_MISFIT = re.compile(
+    r"shape|size|dimension|dtype|scalar type|channels|data type|broadcast|must match|out of (?:range|bounds)|indices",
+    re.IGNORECASE,
+)
+"""Words of torch in such an error: "mat1 and mat2 shapes cannot be multiplied", "expected scalar type Long"."""
+_UNUSED = "Expected to have finished reduction in the prior iteration"
+"""From torch/csrc/distributed/c10d/reducer.cpp: a parameter got no gradient, or the backward was left out."""
+DEFAULT_LR, DEFAULT_MOMENTUM = 0.01, 0.9
+"""Our choice: SGD with momentum, so that it has state, for a model that came without an optimizer."""
+RETURNS = "Let it return a torch.nn.Module, or (module, optimizer), or (module, optimizer, loss_fn)."
+SAMPLES, TOKENS, PIXELS = 8, 16, 32
+"""Our choice: the shape of a made-up batch."""
+FAILED = 4
+"""Exit status: the steps were needed but could not be run."""
+BUILD, BATCH, STEP = range(3)
+"""Purposes that get different random numbers."""
+_NUMPY_SEEDS = 2**32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,17 +162,6 @@ class Training:
         )
 
 
-_OF_BATCH = (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError)
-"""What a model raises for a batch that it does not take. torch's own errors are RuntimeErrors."""
-_MISFIT = re.compile(
-    r"shape|size|dimension|dtype|scalar type|channels|data type|broadcast|must match|out of (?:range|bounds)|indices",
-    re.IGNORECASE,
-)
-"""Words of torch in such an error: "mat1 and mat2 shapes cannot be multiplied", "expected scalar type Long"."""
-_UNUSED = "Expected to have finished reduction in the prior iteration"
-"""From torch/csrc/distributed/c10d/reducer.cpp: a parameter got no gradient, or the backward was left out."""
-
-
 def hint_of(error: UserError, settings: TrialSettings, batches: Batches) -> str:
     """Return which option helps against an error of a step, or nothing if none does."""
     cause: BaseException = error
@@ -191,3 +201,311 @@ def has_dropout(module: Any) -> bool:
 
 def _kept(module: Any, name: str) -> bool:
     return name not in getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """What the user's function returned. ``loss_fn(output, target)`` is None if it returned none."""
+
+    module: Any
+    optimizer: Any
+    loss_fn: Callable[..., Any] | None
+
+
+def build(builder: Callable[..., Any], spec: str, device: Any) -> Built:
+    """Call the user's function and return what it built, with the model on ``device``. Raises ``UserError``."""
+    with users_turn(f"--model {spec} failed"):
+        made = builder()
+    parts = made if isinstance(made, tuple) else (made,)
+    _check_parts(spec, parts)
+    module, optimizer, loss_fn = (*parts, None, None)[:3]
+    with users_turn(f"--model {spec}: the model cannot be moved to {device}"):
+        module.to(device)
+    return Built(module=module, optimizer=optimizer or _default_optimizer(module, spec), loss_fn=loss_fn)
+
+
+def see_model(module: Any, group: str) -> ModelSeen:
+    """Return what DDP's constructor would receive: parameters, then buffers, in order."""
+    tensors = tuple(_tensors(module))
+    rows = [[one.name, one.shape, one.dtype, one.requires_grad, one.is_buffer] for one in tensors]
+    digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+    return ModelSeen(group=group, digest=digest, count=len(tensors), tensors=tensors, site=None)
+
+
+def quiet_dropout(module: Any) -> int:
+    """Set the probability of every dropout layer to 0, and return how many there were.
+
+    Attention and recurrent layers store it as ``dropout``. Functional dropout inside a forward is not reached.
+    """
+    from torch import nn
+
+    found = 0
+    for one in module.modules():
+        name = "p" if isinstance(one, nn.modules.dropout._DropoutNd) else "dropout"  # noqa: SLF001 - their only base
+        share = getattr(one, name, None)
+        if isinstance(share, float) and share > 0:
+            setattr(one, name, 0.0)
+            found += 1
+    return found
+
+
+def _tensors(module: Any) -> Iterator[TensorSeen]:
+    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    for is_buffer, named in ((False, module.named_parameters()), (True, module.named_buffers())):
+        for name, tensor in named:
+            if name not in ignored:
+                yield TensorSeen(
+                    name=name,
+                    shape=_shape(tensor),
+                    dtype=str(tensor.dtype).removeprefix("torch."),
+                    requires_grad=bool(tensor.requires_grad),
+                    is_buffer=is_buffer,
+                )
+
+
+def _shape(tensor: Any) -> tuple[int, ...] | None:
+    try:
+        return tuple(tensor.shape)
+    except RuntimeError:  # a lazy module's parameter has no shape yet
+        return None
+
+
+def _check_parts(spec: str, parts: tuple[Any, ...]) -> None:
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    module = parts[0] if parts else None
+    if isinstance(module, DistributedDataParallel):
+        raise UserError(
+            f"--model {spec} returned a model that is already in DDP",
+            help="Return the bare module: ddpdoctor wraps it in DDP.",
+        )
+    if len(parts) not in {1, 2, 3} or not isinstance(module, torch.nn.Module):
+        raise UserError(f"--model {spec} returned {_kinds(parts)}, not a model", help=RETURNS)
+    if len(parts) > 1 and not (parts[1] is None or isinstance(parts[1], torch.optim.Optimizer)):
+        raise UserError(f"--model {spec} returned {_kinds(parts)}: the second is not a torch optimizer", help=RETURNS)
+    if len(parts) > 2 and not (parts[2] is None or callable(parts[2])):
+        raise UserError(f"--model {spec} returned {_kinds(parts)}: the third is not a function", help=RETURNS)
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise UserError(
+            f"--model {spec} returned a model without trainable parameters", help="DDP refuses such a model."
+        )
+
+
+def _kinds(parts: tuple[Any, ...]) -> str:
+    names = [type(part).__name__ for part in parts]
+    return names[0] if len(names) == 1 else f"({', '.join(names)})"
+
+
+def _default_optimizer(module: Any, spec: str) -> Any:
+    import torch
+
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    with users_turn(f"--model {spec}: SGD cannot train it"):
+        return torch.optim.SGD(trained, lr=DEFAULT_LR, momentum=DEFAULT_MOMENTUM)
+
+
+class CannotJoin(Exception):  # noqa: N818 - says what it is
+    """The ranks' batches cannot be joined into a global batch. The message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """Where batches come from. ``make(rank, world_size, step)`` returns one, on any device."""
+
+    make: Callable[[int, int, int], Any]
+    words: str
+    spec: str
+    seed: int
+    device: Any
+
+    def get(self, rank: int, world_size: int, step: int) -> Any:
+        """Return a batch on the device. Random numbers are seeded by rank and step. Raises ``UserError``."""
+        set_seed(self.seed, BATCH, step=step, rank=rank)
+        with users_turn(f"{self.spec} failed for rank {rank}, step {step}"):
+            return map_tensors(self.make(rank, world_size, step), lambda tensor: tensor.to(self.device))
+
+
+def choose_batches(settings: TrialSettings, module: Any, device: Any) -> Batches:
+    """Return the user's batches, or random ones that fit the model's first layer. Raises ``UserError``."""
+    if settings.batch:
+        make = load_callable(settings.batch, "--batch")
+        spec = f"--batch {settings.batch}"
+        return Batches(make=make, words=settings.batch, spec=spec, seed=settings.seed, device=device)
+    for name, layer in module.named_modules():
+        guess = _guess(layer)
+        if guess is not None:
+            draw, words = guess
+            said = f"{words}, made up for {name or 'the model'} ({type(layer).__name__})"
+            return Batches(make=draw, words=said, spec="the made-up batch", seed=settings.seed, device=device)
+    raise UserError(
+        "cannot guess the model's input: it has no Linear, Conv2d or Embedding",
+        help="Give --batch package.module:make_batch; make_batch(rank, world_size, step) returns a batch.",
+    )
+
+
+def map_tensors(batch: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a batch with ``change`` applied to every tensor in its mappings, lists and tuples."""
+    import torch
+
+    return _rebuild(batch, lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf)
+
+
+def join(batches: Sequence[Any]) -> Any:
+    """Join batches into one: concatenate tensors along their first dimension. Raises ``CannotJoin``."""
+    rows = [list(leaves(batch)) for batch in batches]
+    if len({tuple(place for place, _ in row) for row in rows}) > 1:
+        raise CannotJoin("the batches of the ranks have different structures")
+    joined = iter([_join_leaf(row[0][0], [leaf for _, leaf in row]) for row in zip(*rows, strict=True)])
+    return _rebuild(batches[0], lambda _: next(joined))
+
+
+def sample_counts(batches: Sequence[Any]) -> tuple[int, ...]:
+    """Return how many samples each batch has: the length of its first tensor, or 0 if it has none."""
+    return tuple(
+        next((int(leaf.shape[0]) for _, leaf in leaves(one) if getattr(leaf, "ndim", 0)), 0) for one in batches
+    )
+
+
+def _rebuild(batch: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a batch with ``change`` applied to every leaf, in the order of ``leaves``."""
+    if isinstance(batch, Mapping):
+        return {key: _rebuild(value, change) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_rebuild(value, change) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(_rebuild(value, change) for value in batch)
+    return change(batch)
+
+
+def _join_leaf(place: str, parts: Sequence[Any]) -> Any:
+    import torch
+
+    if not all(isinstance(part, torch.Tensor) for part in parts):
+        if any(part != parts[0] for part in parts):
+            raise CannotJoin(f"{place} is not a tensor, and differs between ranks")
+        return parts[0]
+    if all(part.ndim == 0 for part in parts):
+        if any(not torch.equal(part, parts[0]) for part in parts):
+            raise CannotJoin(f"{place} is one number, and differs between ranks")
+        return parts[0]
+    shapes = {tuple(part.shape[1:]) for part in parts}
+    if len(shapes) > 1:
+        shown = " and ".join(str(list(part.shape)) for part in parts[:2])
+        raise CannotJoin(f"{place} has shapes that do not fit together ({shown}, ...): pad them to one")
+    return torch.cat(list(parts))
+
+
+def _guess(layer: Any) -> tuple[Callable[[int, int, int], Any], str] | None:
+    import torch
+    from torch import nn
+
+    if isinstance(layer, nn.Linear):
+        size: tuple[int, ...] = (SAMPLES, layer.in_features)
+    elif isinstance(layer, nn.Conv2d):
+        size = (SAMPLES, layer.in_channels, PIXELS, PIXELS)
+    elif isinstance(layer, nn.Embedding):
+        count, size = layer.num_embeddings, (SAMPLES, TOKENS)
+        return lambda *_: torch.randint(0, count, size), f"int64{list(size)}"
+    else:
+        return None
+    return lambda *_: torch.randn(size), f"float32{list(size)}"
+
+
+class TrainingStep:
+    """One training step without the optimizer, for any copy of the model."""
+
+    def __init__(self, step: str, loss_fn: Callable[..., Any] | None) -> None:
+        """``step`` names the user's training step ("" for none), ``loss_fn`` is the loss that came with the model."""
+        self.words = step or ("the loss_fn that came with the model" if loss_fn else "")
+        """How the loss is computed. If neither was given, this is known only after the first step."""
+        self._spec = f"--step {step}" if step else "the model"
+        self._loss = self._choose(load_callable(step, "--step") if step else None, loss_fn)
+
+    def run(self, model: Any, batch: Any, when: str) -> float | None:
+        """Compute fresh gradients into the model. Return the loss, or None if it is not a single number.
+
+        Raises ``UserError``.
+        """
+        for parameter in model.parameters():
+            parameter.grad = None
+        try:
+            with users_turn(f"{self._spec} failed in {when}"):
+                loss = self._loss(model, batch)
+                # The user's step may have called backward itself.
+                if all(parameter.grad is None for parameter in model.parameters()):
+                    self._backward(loss)
+        except UserError as error:
+            raise UserError(error.message, help=error.help, status=FAILED) from error
+        return float(loss.detach()) if getattr(loss, "numel", lambda: 0)() == 1 else None
+
+    def _backward(self, loss: Any) -> None:
+        import torch
+
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            raise UserError(
+                f"{self._spec} returned no loss with a gradient, but {_describe(loss)}",
+                help="Return the loss, a tensor of one element, from --step package.module:train_step(model, batch).",
+            )
+        loss.backward()
+
+    def _choose(self, step: Callable[..., Any] | None, loss_fn: Callable[..., Any] | None) -> Callable[[Any, Any], Any]:
+        if step is not None:
+            return step
+        if loss_fn is not None:
+            return lambda model, batch: _with_loss(model, batch, loss_fn)
+        return self._from_output
+
+    def _from_output(self, model: Any, batch: Any) -> Any:
+        import torch
+
+        output = _call(model, batch)
+        loss, words = output, "what the model returns"
+        if getattr(output, "loss", None) is not None:
+            loss, words = output.loss, "the output's loss"
+        elif isinstance(output, Mapping) and "loss" in output:
+            loss, words = output["loss"], "the output's loss"
+        elif isinstance(output, (tuple, list)) and output:
+            loss = output[0]
+        if isinstance(loss, torch.Tensor) and loss.numel() != 1 and loss.is_floating_point():
+            loss, words = loss.square().mean(), "the mean of the squared output, because no loss was given"
+        self.words = words
+        return loss
+
+
+def _call(model: Any, batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+
+
+def _with_loss(model: Any, batch: Any, loss_fn: Callable[..., Any]) -> Any:
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise UserError(
+            f"there is a loss_fn, but a batch is {_describe(batch)}, not (input, target)",
+            help="Give --batch package.module:make_batch that returns (input, target), "
+            "or --step package.module:train_step(model, batch).",
+        )
+    return loss_fn(_call(model, batch[0]), batch[1])
+
+
+def _describe(value: Any) -> str:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {list(value.shape)}" + ("" if value.requires_grad else " without a gradient")
+    length = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
+    return f"{type(value).__name__}{length}"
+
+
+def set_seed(seed: int, purpose: int, *, step: int = 0, rank: int = 0) -> None:
+    """Seed the generators of Python, torch on all devices, and numpy if it is loaded."""
+    import torch
+
+    # Prime factors, so that different steps, ranks and purposes do not collide.
+    mixed = (seed * 1_000_003 + step * 10_007 + rank * 101 + purpose) % _NUMPY_SEEDS
+    random.seed(mixed)
+    torch.manual_seed(mixed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(mixed)

@@ -10,23 +10,48 @@ Keys in the store: ``posts/BLOCK/NUMBER`` has the ports of a node, ``pairs/BLOCK
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import hmac
+import os
+import random
+import selectors
+import socket
+import struct
+import threading
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from ddpdoctor.model.reaching import NodePair
-from ddpdoctor.probes.rendezvous.payloads import PayloadLimits
-from ddpdoctor.probes.rendezvous.posts import LostTime, Posts, PostsOpen
-from ddpdoctor.probes.rendezvous.visits import Target, Visitor
+from ddpdoctor.exchange.reach import contact_of, describe
+from ddpdoctor.model.reaching import Connecting, Contact, NodePair
+from ddpdoctor.probes.rendezvous.payloads import (
+    ENOUGH,
+    GO,
+    HELLO_BYTES,
+    NUMBER,
+    SMALL_BYTES,
+    TICKET_BYTES,
+    Damaged,
+    PayloadLimits,
+    TargetBusy,
+    greet,
+    pack_hello,
+    rate_of,
+    send_large,
+    send_payload,
+    serve_payloads,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from typing_extensions import Self
+
     from ddpdoctor.exchange.conversation import Conversation
-    from ddpdoctor.model.reaching import Publication
+    from ddpdoctor.model.reaching import Publication, Transfer
 
 Kind = TypeVar("Kind")
-
 BASE_S, NODE_S = 30.0, 0.25
 """Our choice: time limit of the whole mesh, and how much it grows per node. Four healthy nodes take some tenths of a
 second, 512 take half a minute."""
@@ -45,6 +70,18 @@ LOOK_EVERY_S = 0.02
 BLOCK = 64
 """Our choice: rounds whose ports are opened at once. A round needs three descriptors, and a shell usually allows 1,024
 per process."""
+BACKLOG = 128
+"""Our choice: a source may retry from other ports, and sources may share a listener."""
+MAX_WAITING = 256
+"""Our choice: the most connections that have not sent a whole hello. More cannot all be sources of the mesh."""
+TICK_S = 0.2
+SOURCE_FAILS = "payloads of the source had stalled often enough"
+TARGET_FAILS = "payloads to the target had stalled often enough"
+NO_TIME = "the time for the mesh was over"
+_RESET_AT_CLOSE = struct.pack("ii", 1, 0)
+"""SO_LINGER: drop unsent data and send a reset. It is a small packet, which passes even if large ones do not."""
+TRY_AGAIN_S = 0.5
+"""Our choice: longer than any round trip between hosts that train together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,3 +241,397 @@ def targets_of(place: int, rounds: range, count: int) -> tuple[int, ...]:
 def sources_of(place: int, rounds: range, count: int) -> tuple[int, ...]:
     """Return the places that send to the node at ``place``, in the order of the rounds."""
     return tuple((place - distance) % count for distance in rounds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostsOpen:
+    """What the sources need to know. Sent from one node to the others."""
+
+    ports: dict[str, int]
+    """The port for each source, by the source's number."""
+    ticket: str
+    """In hexadecimal digits."""
+    error: str = ""
+    """Why there are no ports, as a phrase."""
+
+
+@dataclass(slots=True)
+class LostTime:
+    """The time lost on payloads that failed. A mesh of 512 nodes cannot wait for all of them."""
+
+    limit_s: float
+    spent_s: float = 0.0
+
+    @property
+    def enough(self) -> bool:
+        """Whether to leave out all later payloads."""
+        return self.spent_s >= self.limit_s
+
+
+class Posts:
+    """A context manager that listens for some sources and serves them from a thread."""
+
+    def __init__(
+        self,
+        address: str,
+        sources: Sequence[int],
+        port_range: tuple[int, int] | None,
+        pace: PayloadLimits,
+        lost: LostTime,
+    ) -> None:
+        """Listen at a numeric address, on a port for each source. Errors are in ``published``."""
+        self.served: set[int] = set()
+        """Sources that were served, successfully or not."""
+        self._ticket = os.urandom(TICKET_BYTES)
+        self._pace, self._lost = pace, lost
+        self._listeners: dict[int, socket.socket] = {}
+        """The listening socket for each source."""
+        self._waiting: dict[socket.socket, tuple[socket.socket, bytearray]] = {}
+        """For each connection, its listening socket and the part of its hello received so far."""
+        self._error = "" if address else "its own address is unknown"
+        self._ended = threading.Event()
+        self._selector = selectors.DefaultSelector()
+        self._thread = threading.Thread(target=self._serve, name="ddpdoctor-mesh", daemon=True)
+        try:
+            for source in sources if address else ():
+                self._listeners[source] = self._open(address, port_range)
+        except OSError as error:
+            self._error = f"it cannot listen on {address}: {error.strerror or error}"
+            self._close_all()
+
+    def _open(self, address: str, port_range: tuple[int, int] | None) -> socket.socket:
+        """Return a new listening socket, or one of our open ones if all ports of the range are taken."""
+        try:
+            return _listen(address, port_range)
+        except OSError as error:
+            if port_range is None or error.errno != errno.EADDRINUSE or not self._listeners:
+                raise
+        open_ones = tuple(set(self._listeners.values()))
+        return open_ones[len(self._listeners) % len(open_ones)]
+
+    @property
+    def published(self) -> PostsOpen:
+        """What the sources need to know."""
+        ports = {str(source): int(one.getsockname()[1]) for source, one in self._listeners.items()}
+        return PostsOpen(ports=ports, ticket=self._ticket.hex(), error=self._error)
+
+    def __enter__(self) -> Self:
+        if self._listeners:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close all sockets, even while a source is being served."""
+        self._ended.set()
+        for connection in (*self._waiting, *self._listeners.values()):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        if self._thread.is_alive():
+            self._thread.join(timeout=1)
+
+    def _serve(self) -> None:
+        try:
+            for listener in set(self._listeners.values()):
+                self._selector.register(listener, selectors.EVENT_READ)
+            while not self._ended.is_set():
+                for key, _ in self._selector.select(TICK_S):
+                    self._attend(cast("socket.socket", key.fileobj))
+        finally:
+            self._close_all()
+
+    def _attend(self, ready: socket.socket) -> None:
+        if ready in self._waiting:
+            self._hear(ready)
+        elif ready.fileno() >= 0:  # else it was dropped for another one of the same batch
+            self._accept(ready)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError:  # the peer has closed it already, or descriptors have run out
+            self._ended.wait(TICK_S)
+            return
+        if len(self._waiting) >= MAX_WAITING:
+            self._drop(next(iter(self._waiting)))
+        connection.settimeout(0)
+        self._waiting[connection] = (listener, bytearray())
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def _hear(self, connection: socket.socket) -> None:
+        """Read more of a hello. Serve the source once its hello is complete."""
+        listener, hello = self._waiting[connection]
+        try:
+            part = connection.recv(HELLO_BYTES - len(hello))
+        except OSError:
+            part = b""
+        hello += part
+        if len(hello) < HELLO_BYTES and part:
+            return
+        source = self._source_of(bytes(hello), listener)
+        if source is not None:
+            self._selector.unregister(connection)
+            self._serve_one(connection)
+            self.served.add(source)
+            self._selector.register(connection, selectors.EVENT_READ)
+        self._drop(connection)
+
+    def _source_of(self, hello: bytes, listener: socket.socket) -> int | None:
+        """Return which source sent a hello, or None for a stranger or a source on another source's port."""
+        if len(hello) < HELLO_BYTES:
+            return None
+        (number,) = NUMBER.unpack(hello[-NUMBER.size :])
+        known = hmac.compare_digest(hello, pack_hello(self._ticket, number))
+        return number if known and self._listeners.get(number) is listener else None
+
+    def _serve_one(self, connection: socket.socket) -> None:
+        started = time.monotonic()
+        try:
+            if self._lost.enough:
+                connection.sendall(ENOUGH)
+            else:
+                connection.sendall(GO)
+                serve_payloads(connection, self._pace)
+        except (OSError, Damaged):
+            # The source reports the failure. Here only the lost time is counted.
+            self._lost.spent_s += time.monotonic() - started
+
+    def _drop(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        del self._waiting[connection]
+        connection.close()
+
+    def _close_all(self) -> None:
+        for connection in (*self._waiting, *self._listeners.values()):
+            connection.close()
+        self._waiting.clear()
+        self._listeners.clear()
+        self._selector.close()
+
+
+def _listen(address: str, port_range: tuple[int, int] | None) -> socket.socket:
+    family, place = numeric_place(address, 0)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        _bind(listener, place, port_range)
+        listener.listen(BACKLOG)
+        listener.settimeout(0)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _bind(listener: socket.socket, place: tuple[Any, ...], port_range: tuple[int, int] | None) -> None:
+    if port_range is None:
+        listener.bind(place)
+        return
+    ports = range(port_range[0], port_range[1] + 1)
+    # In random order, so that nodes on one host, and later runs, do not all begin at the same port.
+    for port in random.sample(ports, len(ports)):
+        try:
+            listener.bind((place[0], port, *place[2:]))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            return
+    raise OSError(errno.EADDRINUSE, f"no port of {ports[0]}-{ports[-1]} is free")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A node to visit."""
+
+    publication: Publication
+    port: int
+    ticket: bytes
+    obstacle: str
+    """Why it cannot be visited, or "" if it can."""
+
+
+class Visitor:
+    """Visits targets in the given order."""
+
+    def __init__(self, own: int, *, connect_s: float, pace: PayloadLimits, lost: LostTime, deadline: float) -> None:
+        """``own`` is this node's number. Payloads that have not begun by ``deadline`` are left out."""
+        self._own, self._pace, self._lost = own, pace, lost
+        self._connect_s, self._deadline = connect_s, deadline
+        self._fastest = 0.0
+        """Bytes per second of the fastest large payload so far."""
+
+    def visit(self, targets: Sequence[Target]) -> tuple[NodePair, ...]:
+        """Visit all targets and return the result of each."""
+        open_targets = [target for target in targets if not target.obstacle]
+        places = [(target.publication.address, target.port) for target in open_targets]
+        attempts = dict(zip(map(id, open_targets), connect_all(places, self._connect_s), strict=True))
+        return tuple(self._visit(target, attempts.get(id(target))) for target in targets)
+
+    def _visit(self, target: Target, attempt: ConnectionAttempt | None) -> NodePair:
+        pair = self._pair(target, attempt)
+        if attempt is None or attempt.connection is None:
+            return pair
+        pair = self._send(pair, target, attempt.connection)
+        if not all(map(_went_well, (pair.connecting, pair.small, pair.large))):
+            attempt.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
+        attempt.connection.close()
+        return pair
+
+    def _pair(self, target: Target, attempt: ConnectionAttempt | None) -> NodePair:
+        return NodePair(
+            source=self._own,
+            target=target.publication.number,
+            address=target.publication.address,
+            port=target.port,
+            interface=target.publication.interface,
+            connecting=attempt.seen if attempt is not None else None,
+            skipped=target.obstacle,
+        )
+
+    def _send(self, pair: NodePair, target: Target, connection: socket.socket) -> NodePair:
+        left_s = self._deadline - time.monotonic()
+        if self._lost.enough or left_s <= 0:
+            return replace(pair, skipped=SOURCE_FAILS if self._lost.enough else NO_TIME)
+        try:
+            word = greet(connection, pack_hello(target.ticket, self._own), self._pace.stall_s, left_s)
+        except TargetBusy as busy:
+            return replace(pair, skipped=str(busy))
+        except OSError as error:
+            self._lost.spent_s += self._pace.stall_s * isinstance(error, TimeoutError)
+            return _broken(pair, contact_of(error), describe(error))
+        return self._send_payloads(pair, connection) if word == GO else _turned_away(pair, word)
+
+    def _send_payloads(self, pair: NodePair, connection: socket.socket) -> NodePair:
+        started = time.monotonic()
+        small = send_payload(connection, SMALL_BYTES, self._pace)
+        large = send_large(connection, self._pace, self._fastest) if _went_well(small) else None
+        if large is None or not _went_well(large):
+            self._lost.spent_s += time.monotonic() - started
+        else:
+            self._fastest = max(self._fastest, rate_of(large))
+        return replace(pair, small=small, large=large)
+
+
+def _turned_away(pair: NodePair, word: bytes) -> NodePair:
+    if word == ENOUGH:
+        return replace(pair, skipped=TARGET_FAILS)
+    if word:
+        return _broken(pair, Contact.FAILED, "another program answers at this address")
+    return _broken(pair, Contact.RESET, "the connection was accepted and then closed")
+
+
+def _broken(pair: NodePair, contact: Contact, error: str) -> NodePair:
+    assert pair.connecting is not None
+    return replace(pair, connecting=replace(pair.connecting, contact=contact, error=error))
+
+
+def _went_well(part: Connecting | Transfer | None) -> bool:
+    return part is None or part.contact is Contact.CONNECTED
+
+
+@dataclass(slots=True, kw_only=True)
+class ConnectionAttempt:
+    """The connection attempts to one address."""
+
+    address: str
+    port: int
+    connection: socket.socket | None = None
+    """Open if ``seen`` says that it is connected. The caller must close it."""
+    seen: Connecting | None = None
+    pending: list[socket.socket] = field(default_factory=list)
+    tries: int = 0
+
+
+def connect_all(places: Sequence[tuple[str, int]], limit_s: float) -> tuple[ConnectionAttempt, ...]:
+    """Connect to numeric addresses and ports. ``seen`` is set in every returned attempt."""
+    attempts = tuple(ConnectionAttempt(address=address, port=port) for address, port in places)
+    started = time.monotonic()
+    with selectors.DefaultSelector() as selector:
+        try:
+            _connect_all(attempts, selector, started, limit_s)
+        finally:
+            for attempt in attempts:
+                _drop_pending(attempt, selector)
+    return attempts
+
+
+def _connect_all(
+    attempts: Sequence[ConnectionAttempt], selector: selectors.BaseSelector, started: float, limit_s: float
+) -> None:
+    for number in range(max(1, round(limit_s / TRY_AGAIN_S))):
+        for attempt in _open(attempts):
+            _try(attempt, selector, started)
+        until = min(started + (number + 1) * TRY_AGAIN_S, started + limit_s)
+        while any(_open(attempts)) and (left_s := until - time.monotonic()) > 0:
+            for key, _ in selector.select(left_s):
+                _take(key.data, key.fileobj, selector, started)
+    for attempt in _open(attempts):
+        _end(attempt, TimeoutError(errno.ETIMEDOUT, f"no answer to {attempt.tries} first packets"), started)
+
+
+def _open(attempts: Iterable[ConnectionAttempt]) -> list[ConnectionAttempt]:
+    return [attempt for attempt in attempts if attempt.seen is None]
+
+
+def _try(attempt: ConnectionAttempt, selector: selectors.BaseSelector, started: float) -> None:
+    """Send one more first packet."""
+    attempt.tries += 1
+    try:
+        family, place = numeric_place(attempt.address, attempt.port)
+        connection = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        _end(attempt, error, started)
+        return
+    attempt.pending.append(connection)
+    connection.setblocking(False)  # noqa: FBT003 - its only argument
+    selector.register(connection, selectors.EVENT_WRITE, attempt)
+    code = connection.connect_ex(place)
+    if code not in {0, errno.EINPROGRESS}:
+        _end(attempt, OSError(code, os.strerror(code)), started)
+        _drop_pending(attempt, selector)
+
+
+def _take(attempt: ConnectionAttempt, connection: Any, selector: selectors.BaseSelector, started: float) -> None:
+    """Record the result of one try. The first try that succeeds or fails decides."""
+    if attempt.seen is not None:
+        return
+    code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        _end(attempt, OSError(code, os.strerror(code)), started)
+    else:
+        attempt.pending.remove(connection)
+        selector.unregister(connection)
+        attempt.connection = connection
+        _end(attempt, None, started)
+    _drop_pending(attempt, selector)
+
+
+def _end(attempt: ConnectionAttempt, error: OSError | None, started: float) -> None:
+    attempt.seen = Connecting(
+        host=attempt.address,
+        address=attempt.address,
+        port=attempt.port,
+        contact=Contact.CONNECTED if error is None else contact_of(error),
+        error="" if error is None else _words(error),
+        duration_s=time.monotonic() - started,
+        tries=attempt.tries,
+    )
+
+
+def _words(error: OSError) -> str:
+    return error.strerror if isinstance(error, TimeoutError) and error.strerror else describe(error)
+
+
+def _drop_pending(attempt: ConnectionAttempt, selector: selectors.BaseSelector) -> None:
+    while attempt.pending:
+        connection = attempt.pending.pop()
+        selector.unregister(connection)
+        connection.close()
+
+
+def numeric_place(address: str, port: int) -> tuple[socket.AddressFamily, Any]:
+    """Return the family of a numeric address, and the address for connect and bind. Raises ``OSError`` for a name."""
+    if not 0 <= port < 65536:
+        raise OSError(errno.EINVAL, f"{port} is no port")
+    flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+    (family, _, _, _, place), *_ = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=flags)
+    return family, place

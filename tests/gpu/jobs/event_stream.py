@@ -6,8 +6,8 @@ import torch
 from place import BACKEND, DEVICE, DRY, join, leave
 
 from ddpdoctor.probes.bandwidth.group import RankGroup
-from ddpdoctor.probes.bandwidth.spans import time_batches, time_calls
-from ddpdoctor.probes.bandwidth.tracker import Tracker
+from ddpdoctor.probes.bandwidth.timing import time_batches, time_calls
+from ddpdoctor.probes.bandwidth.group import Tracker
 
 CYCLES = 20_000_000
 """About 10 ms of an H200."""

@@ -17,8 +17,8 @@ from ddpdoctor.exchange.wire import NO_TOKEN
 from ddpdoctor.model.bandwidth import Ending, Member, Stop
 from ddpdoctor.model.codec import decode
 from ddpdoctor.probes.bandwidth import watch
-from ddpdoctor.probes.bandwidth.stopping import Alarm
-from ddpdoctor.probes.bandwidth.tracker import Tracker
+from ddpdoctor.probes.bandwidth.group import Tracker
+from ddpdoctor.probes.bandwidth.watch import Alarm
 from tests.scenarios.running import clean_environment, wait_for
 
 RANK = Path(__file__).with_name("watched_rank.py")

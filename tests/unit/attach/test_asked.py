@@ -17,11 +17,8 @@ import pytest
 from torch.distributed import TCPStore
 
 from ddpdoctor.attach.find import FoundJob
-from ddpdoctor.attach.nodes import NO_RANK, SEE_LOG, Way, ask_nodes
-from ddpdoctor.attach.ras import RasAnswer, ask_ras
-from ddpdoctor.attach.store import read_store
-from ddpdoctor.attach.stream import MARK, receive_folder, send_look
-from ddpdoctor.attach.worker_server import Answers, WorkerServer, ask_server
+from ddpdoctor.attach.remote import MARK, NO_RANK, SEE_LOG, Way, ask_nodes, receive_folder, send_look
+from ddpdoctor.attach.servers import Answers, RasAnswer, WorkerServer, ask_ras, ask_server, read_store
 from ddpdoctor.collect.proc import read_process
 from ddpdoctor.model.attached import AskedNodes, JobIdentity, Refusal, StoreLook
 from ddpdoctor.model.codec import decode
@@ -158,7 +155,7 @@ def say(connection, body):
 
 @pytest.mark.parametrize("case", ANSWERS)
 def test_a_worker_server_that_answers_anything_is_refused_in_words(case, monkeypatch):
-    monkeypatch.setattr("ddpdoctor.attach.worker_server.WHOLE_LIMIT_S", 0.5)
+    monkeypatch.setattr("ddpdoctor.attach.servers.WHOLE_LIMIT_S", 0.5)
     with served(ANSWERS[case]) as port:
         told = ask_server(WorkerServer(port=port), want_stacks=False)
     assert told.trace is None
@@ -316,7 +313,7 @@ def test_if_no_node_sent_anything_that_is_an_error_and_no_folder_is_left(tmp_pat
 
 ASKS = """
 import pathlib, signal, sys
-from ddpdoctor.attach.nodes import Way, ask_nodes
+from ddpdoctor.attach.remote import Way, ask_nodes
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in the background
 folder = pathlib.Path(sys.argv[1])
 pid = str(folder / "pid")

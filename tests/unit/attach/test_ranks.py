@@ -11,12 +11,10 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.attach.look import JobLook
-from ddpdoctor.attach.moving import compare_looks, of_job
-from ddpdoctor.attach.process import read_host
-from ddpdoctor.attach.ranks import choose_ranks
-from ddpdoctor.attach.stacks import find_py_spy, read_stacks, remedy_for_tracing
-from ddpdoctor.attach.worker_server import WorkerServer, find_server
+from ddpdoctor.attach.find import choose_ranks
+from ddpdoctor.attach.look import JobLook, compare_looks, of_job
+from ddpdoctor.attach.process import find_py_spy, read_host, read_stacks, remedy_for_tracing
+from ddpdoctor.attach.servers import WorkerServer, find_server
 from ddpdoctor.collect.proc import read_processes
 from ddpdoctor.model.attached import (
     JobIdentity,

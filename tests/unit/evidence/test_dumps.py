@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.attach.save import save_nodes
+from ddpdoctor.attach.session import save_nodes
 from ddpdoctor.diagnose.evidence import analyze
 from ddpdoctor.evidence.flight import FlightJsonReader, FlightPickleReader
 from ddpdoctor.evidence.reader import Document

@@ -13,17 +13,20 @@ from ddpdoctor.model.bandwidth import BenchSettings, Collective, Member, Mode
 from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.trial import TrialSettings
-from ddpdoctor.probes.agreement import (
+from ddpdoctor.probes.bandwidth.plan import check_possible
+from ddpdoctor.probes.ranks import (
+    AUTO,
     Proposal,
+    RankGpu,
+    Ranks,
     describe_settings,
     describe_versions,
     find_differences,
     judge,
+    lets_share,
+    nccl_host,
     run_agreed,
 )
-from ddpdoctor.probes.bandwidth.cases import check_possible
-from ddpdoctor.probes.gpus import AUTO, RankGpu, lets_share, nccl_host
-from ddpdoctor.probes.ranks import Ranks
 
 SETTINGS = BenchSettings(backend=AUTO)
 

@@ -10,11 +10,9 @@ import torch
 
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.saved import Checksums, Form, ReadState, StatePart
-from ddpdoctor.probes.checkpoint.distributed import read_distributed
 from ddpdoctor.probes.checkpoint.files import Extent, read_file
-from ddpdoctor.probes.checkpoint.pickles import walk_tensors
-from ddpdoctor.probes.checkpoint.session import CheckpointOptions, read_checkpoints
-from ddpdoctor.probes.checkpoint.zips import read_archive
+from ddpdoctor.probes.checkpoint.formats import read_archive, walk_tensors
+from ddpdoctor.probes.checkpoint.session import CheckpointOptions, read_checkpoints, read_distributed
 
 EVERYTHING = Extent(digests=True)
 

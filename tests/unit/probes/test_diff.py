@@ -8,7 +8,7 @@ import torch
 
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.saved import Kind
-from ddpdoctor.probes.diff.comparing import compare_files
+from ddpdoctor.probes.diff import compare_files
 
 
 def state(seed=0):

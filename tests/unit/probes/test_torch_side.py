@@ -21,10 +21,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.probes import gpu_trial
-from ddpdoctor.probes.checkpoint.nearby_files import find_gaps, find_leftovers
-from ddpdoctor.probes.checkpoint.session import read_expected
-from ddpdoctor.probes.data.contents import digest_leaves
-from ddpdoctor.probes.data.loaders import draw_from
+from ddpdoctor.probes.checkpoint.session import find_gaps, find_leftovers, read_expected
+from ddpdoctor.probes.data import digest_leaves, draw_from
 from ddpdoctor.probes.load_torch import FORMER_HANDLING, HANDLING, OTHERS, hold_watchdog
 from ddpdoctor.probes.user_code import load_callable, users_turn
 

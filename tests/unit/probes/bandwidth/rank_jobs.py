@@ -17,15 +17,12 @@ import torch.distributed as dist
 
 from ddpdoctor.model.bandwidth import BenchSettings, Case, Collective, Member, Mode
 from ddpdoctor.model.codec import encode
-from ddpdoctor.probes.bandwidth.arrival import BarrierWaits
-from ddpdoctor.probes.bandwidth.buffers import make_buffers, make_sets
-from ddpdoctor.probes.bandwidth.cases import DTYPES, REDOPS, list_cases, reducible
+from ddpdoctor.probes.bandwidth.collectives import make_buffers, make_sets
 from ddpdoctor.probes.bandwidth.correctness import check
-from ddpdoctor.probes.bandwidth.group import RankGroup
-from ddpdoctor.probes.bandwidth.log import ResultLog
-from ddpdoctor.probes.bandwidth.sweep import run_sweep
-from ddpdoctor.probes.bandwidth.timing import Effort, measure
-from ddpdoctor.probes.bandwidth.tracker import Tracker
+from ddpdoctor.probes.bandwidth.group import RankGroup, ResultLog, Tracker
+from ddpdoctor.probes.bandwidth.plan import DTYPES, REDOPS, list_cases, reducible
+from ddpdoctor.probes.bandwidth.session import run_sweep
+from ddpdoctor.probes.bandwidth.timing import BarrierWaits, Effort, measure
 
 LATE_S = 0.1
 SMALL = BenchSettings(modes=(Mode.LATENCY,), min_size_bytes=4096, max_size_bytes=4096)

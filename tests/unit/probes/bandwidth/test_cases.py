@@ -7,7 +7,10 @@ import pytest
 import torch
 
 from ddpdoctor.model.bandwidth import BenchSettings, Case, Collective, Mode
-from ddpdoctor.probes.bandwidth.cases import (
+from ddpdoctor.probes.bandwidth.collectives import bus_factor
+from ddpdoctor.probes.bandwidth.correctness import PERIODS, put_in, reduced, tolerance
+from ddpdoctor.probes.bandwidth.group import RankGroup, Tracker
+from ddpdoctor.probes.bandwidth.plan import (
     DTYPES,
     REDOPS,
     is_in_place,
@@ -18,10 +21,6 @@ from ddpdoctor.probes.bandwidth.cases import (
     reducible,
     round_size,
 )
-from ddpdoctor.probes.bandwidth.collectives import bus_factor
-from ddpdoctor.probes.bandwidth.group import RankGroup
-from ddpdoctor.probes.bandwidth.pattern import PERIODS, put_in, reduced, tolerance
-from ddpdoctor.probes.bandwidth.tracker import Tracker
 from tests.unit.probes.bandwidth.ranks import run_ranks
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30

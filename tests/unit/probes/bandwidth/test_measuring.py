@@ -13,29 +13,44 @@ from torch.utils._pytree import tree_leaves
 from ddpdoctor.collect.limits import read_machine, read_memory_limit
 from ddpdoctor.model.bandwidth import BenchSettings, Case, Collective, Mode
 from ddpdoctor.probes.bandwidth import correctness
-from ddpdoctor.probes.bandwidth.arrival import MOST_KEPT, BarrierWaits, lateness
-from ddpdoctor.probes.bandwidth.budget import CAUTION, Forecast, Growth, share_out
-from ddpdoctor.probes.bandwidth.buffers import COLD_FACTOR, cache_bytes, count_sets, counts, read_cache_bytes, set_bytes
-from ddpdoctor.probes.bandwidth.cases import DTYPES, list_cases
-from ddpdoctor.probes.bandwidth.collectives import bus_factor
-from ddpdoctor.probes.bandwidth.group import RankGroup
-from ddpdoctor.probes.bandwidth.memory import FreeMemory, count_takers, left_of, needed_bytes, read_free_bytes
-from ddpdoctor.probes.bandwidth.pattern import PERIODS, put_in, tolerance, working_bytes
-from ddpdoctor.probes.bandwidth.spread import coefficient_of_variation, median_interval, quantile
-from ddpdoctor.probes.bandwidth.sweep import list_steps
+from ddpdoctor.probes.bandwidth.collectives import (
+    COLD_FACTOR,
+    bus_factor,
+    cache_bytes,
+    count_sets,
+    counts,
+    read_cache_bytes,
+    set_bytes,
+)
+from ddpdoctor.probes.bandwidth.correctness import PERIODS, put_in, tolerance, working_bytes
+from ddpdoctor.probes.bandwidth.group import RankGroup, Tracker
+from ddpdoctor.probes.bandwidth.plan import CAUTION, DTYPES, Forecast, Growth, list_cases, share_out
+from ddpdoctor.probes.bandwidth.session import (
+    FreeMemory,
+    count_takers,
+    left_of,
+    list_steps,
+    needed_bytes,
+    read_free_bytes,
+)
 from ddpdoctor.probes.bandwidth.timing import (
     LEAST_BATCHES,
     LEAST_CALLS,
     MOST_BATCH_CALLS,
     MOST_BATCHES,
     MOST_CALLS,
+    MOST_KEPT,
+    BarrierWaits,
     Effort,
     TimingPlan,
+    coefficient_of_variation,
     even_out,
+    lateness,
+    median_interval,
     plan_calls,
+    quantile,
     summarize,
 )
-from ddpdoctor.probes.bandwidth.tracker import Tracker
 from tests.rules.bandwidth.build import members
 from tests.unit.probes.bandwidth.rank_jobs import LATE_S
 from tests.unit.probes.bandwidth.ranks import run_ranks

@@ -15,13 +15,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ddpdoctor.collect.proc import read_process
 from ddpdoctor.model.bandwidth import Ending, NcclLog, Stop
-from ddpdoctor.probes.bandwidth.group import RankGroup
-from ddpdoctor.probes.bandwidth.localize import circle_rounds
-from ddpdoctor.probes.bandwidth.nccl_log import nccl_log_environment, parse_nccl_log, read_nccl_log
-from ddpdoctor.probes.bandwidth.processes import Home, LocalRanks, describe_end, read_home
-from ddpdoctor.probes.bandwidth.stopping import Alarm, Reporting, stop_alone
-from ddpdoctor.probes.bandwidth.tracker import START_ALLOWANCE_S, Tracker, take_position
-from ddpdoctor.probes.bandwidth.visits import Unit, _Groups
+from ddpdoctor.probes.bandwidth.group import START_ALLOWANCE_S, RankGroup, Tracker, take_position
+from ddpdoctor.probes.bandwidth.localize import Unit, _Groups, circle_rounds
+from ddpdoctor.probes.bandwidth.session import nccl_log_environment, parse_nccl_log, read_nccl_log
+from ddpdoctor.probes.bandwidth.watch import Alarm, Home, LocalRanks, Reporting, describe_end, read_home, stop_alone
 from tests.machines import DATA
 from tests.scenarios.running import wait_for
 

@@ -10,9 +10,13 @@ from ddpdoctor.model.consistency import ConsistencyError, ConsistencyResult, Ten
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.trial import OneProcess, TrialSettings
-from ddpdoctor.probes.consistency.alone import take_gradients
-from ddpdoctor.probes.consistency.gradient_errors import Gradients, compare_gradients
-from ddpdoctor.probes.consistency.reference_process import Question, ReferenceProcess
+from ddpdoctor.probes.consistency.reference import (
+    Gradients,
+    Question,
+    ReferenceProcess,
+    compare_gradients,
+    take_gradients,
+)
 from ddpdoctor.probes.consistency.replicas import find_differences
 from ddpdoctor.rules.consistency.reference import LIMIT, explain, ratio
 

@@ -10,21 +10,31 @@ from torch import nn
 from ddpdoctor.model.consistency import StreamClock, Values, What
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.trial import TrialSettings
-from ddpdoctor.probes.consistency.batches import CannotJoin, choose_batches, join, sample_counts
-from ddpdoctor.probes.consistency.building import build, quiet_dropout, see_model
-from ddpdoctor.probes.consistency.comparing import RunRecord, compare_runs, compare_steps, merge_reruns
-from ddpdoctor.probes.consistency.losses import TrainingStep
-from ddpdoctor.probes.consistency.session import describe_built
-from ddpdoctor.probes.consistency.step_records import (
+from ddpdoctor.probes.consistency.comparing import (
+    RunRecord,
     StepRecord,
     TensorDigest,
     buffer_rows,
+    compare_runs,
+    compare_steps,
     digest_rows,
+    merge_reruns,
     parameter_rows,
     state_rows,
 )
-from ddpdoctor.probes.consistency.training import Training, TrainingSetup
-from ddpdoctor.probes.consistency.watch import RankPlace, describe_places
+from ddpdoctor.probes.consistency.session import RankPlace, describe_built, describe_places
+from ddpdoctor.probes.consistency.training import (
+    CannotJoin,
+    Training,
+    TrainingSetup,
+    TrainingStep,
+    build,
+    choose_batches,
+    join,
+    quiet_dropout,
+    sample_counts,
+    see_model,
+)
 from ddpdoctor.probes.user_code import leaves
 
 CPU = torch.device("cpu")

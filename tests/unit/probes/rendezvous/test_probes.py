@@ -15,8 +15,24 @@ from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.reach import contact_of
 from ddpdoctor.exchange.store import KeyValues
 from ddpdoctor.model.reaching import Contact, Publication, Transfer
-from ddpdoctor.probes.rendezvous.connections import connect_all
-from ddpdoctor.probes.rendezvous.mesh import BLOCK, MeshLimits, PairResults, blocks_of, run_mesh, sources_of, targets_of
+from ddpdoctor.probes.rendezvous.mesh import (
+    BLOCK,
+    MAX_WAITING,
+    SOURCE_FAILS,
+    TARGET_FAILS,
+    LostTime,
+    MeshLimits,
+    PairResults,
+    Posts,
+    PostsOpen,
+    Target,
+    Visitor,
+    blocks_of,
+    connect_all,
+    run_mesh,
+    sources_of,
+    targets_of,
+)
 from ddpdoctor.probes.rendezvous.payloads import (
     LARGE_BYTES,
     NUMBER,
@@ -26,14 +42,12 @@ from ddpdoctor.probes.rendezvous.payloads import (
     TargetBusy,
     greet,
     rate_of,
+    read_tcp_counts,
     send_large,
     send_payload,
     serve_payloads,
 )
-from ddpdoctor.probes.rendezvous.posts import MAX_WAITING, LostTime, Posts, PostsOpen
-from ddpdoctor.probes.rendezvous.tcp_info import read_tcp_counts
-from ddpdoctor.probes.rendezvous.trial import StartProcess
-from ddpdoctor.probes.rendezvous.visits import SOURCE_FAILS, TARGET_FAILS, Target, Visitor
+from ddpdoctor.probes.rendezvous.torch_process import StartProcess
 from tests.scenarios.running import wait_for
 
 

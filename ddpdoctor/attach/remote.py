@@ -1,0 +1,490 @@
+"""Looks at a job of many nodes: the collector is started on each node or pod, and what it prints is saved."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+import zlib
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from ddpdoctor.attach.find import NO_JOB
+from ddpdoctor.attach.session import SUMMARY, make_attach_folder, save_nodes
+from ddpdoctor.collect.bounded import start_program, wait_for_program
+from ddpdoctor.model.attached import AskedNodes, NodeAnswer
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.words import count_of
+from ddpdoctor.recorder.storage.files import make_folder, write_whole
+from ddpdoctor.recorder.storage.secrets import hide_in_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from ddpdoctor.collect.bounded import ChildEnd
+
+LIMIT_S = 60.0
+"""Our choice: a look takes 5 to 25 s, and on a node whose file system is slow Python starts in many more."""
+AT_ONCE = 64
+"""Our choice: each is a process here, and a step for Slurm's controller."""
+END_S = 3.0
+"""How long a program that is stopped has to stop what it runs on its node."""
+POLL_S = 0.05
+NO_RANK = "no rank of the job runs there"
+SEE_LOG = "if its ranks have ended, the log of the job says how: `ddpdoctor analyze LOG`"
+_CONSEQUENCES = re.compile(
+    r"exited with exit code|job step aborted|application launch failed|step .* cancelled|command terminated|^defaulted",
+    re.IGNORECASE,
+)
+"""Lines that say again that a program ended, and not why."""
+_OF_ONE_NODE = re.compile(r"^(srun|slurmstepd\S*): error: | for StepId=\S+| on node \S+(?=:)")
+"""What differs between nodes that are not reached for one reason."""
+TOOLS = ("squeue", "scontrol", "srun")
+CONTROLLER_LIMIT_S = 30.0
+"""Our choice: a controller that is busy answers within ten seconds (its MessageTimeout)."""
+STEP_MINUTES = 3
+"""Slurm ends our steps after this time, also where this process cannot any more."""
+_JOB = re.compile(r"\d+(_\d+|\+\d+)?")
+_FIELDS = "%A|%i|%T|%U|%N"
+_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
+"""Inside a job, other variables of Slurm would be options of srun."""
+SERVER_LIMIT_S = 30.0
+"""Our choice: a list of a thousand pods takes a few seconds."""
+LACKS = ("No module named", "executable file not found", "no such file or directory")
+_LOGIN = "see `kubectl get pods --selector={selector}`, and which cluster `kubectl config current-context` is"
+MARK = "ddpdoctor-attach-stream"
+VERSION = 1
+MOST_BYTES = 256 * 2**20
+"""Our choice: the most that one file may have, unpacked. ``analyze`` reads no more of it either."""
+_NAME = re.compile(r"attach\.json|look_[12]/[A-Za-z0-9_][A-Za-z0-9_.]*")
+"""The files that are taken, so that none is written elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How nodes are asked."""
+
+    name: str
+    """"srun" or "kubectl exec"."""
+    noun: str
+    """What is asked: "node" or "pod"."""
+    remedy: Callable[[str], str]
+    """What to do about a node that sent nothing for a reason; NODE stands for its name."""
+    env: Mapping[str, str] | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Asked:
+    """A program that asks one node."""
+
+    node: str
+    process: subprocess.Popen[bytes]
+    out: IO[bytes]
+    err: IO[bytes]
+    until_s: float
+    is_late: bool = False
+
+    def has_ended(self) -> bool:
+        """Return whether it has ended. One that has had its time is stopped, first gently."""
+        now_s = time.monotonic()
+        if self.process.poll() is not None:
+            return True
+        if now_s >= self.until_s + END_S:
+            self.process.kill()
+            return True
+        if now_s >= self.until_s and not self.is_late:
+            self.is_late = True
+            self.process.terminate()
+        return False
+
+
+def collector(python: str, job: str | None) -> tuple[str, ...]:
+    """Return the command that looks at the ranks of one node and sends what it saw."""
+    return (
+        python, "-m", "ddpdoctor", "attach", "--node-only", "--folder", "-", *(("--job", job) if job else ()),
+    )  # fmt: skip
+
+
+def ask_nodes(
+    way: Way,
+    commands: Mapping[str, Sequence[str]],
+    output: Path,
+    known: Sequence[NodeAnswer] = (),
+    limit_s: float = LIMIT_S,
+) -> Path:
+    """Run the command of each node, and return the folder with one folder for each node that answered.
+
+    ``known`` are nodes that cannot be asked. Raises UserError if no node sent anything.
+    """
+    wall_ns = time.time_ns()
+    folder = make_attach_folder(output, wall_ns)
+    try:
+        answers = sorted((*_ask_all(way, commands, folder, limit_s), *known), key=lambda one: one.node)
+        asked = AskedNodes(wall_ns=wall_ns, asked_by=way.name, nodes=tuple(answers))
+        if any(one.folder for one in answers):
+            save_nodes(folder, asked)
+            return folder
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # nothing has come, or not yet
+    raise UserError(
+        f"{_of_all(len(answers), way.noun)} sent what it saw", help="\n".join(one.line() for one in asked.unseen())
+    )
+
+
+def _of_all(count: int, noun: str) -> str:
+    return f"the only {noun} has not" if count == 1 else f"none of {count_of(count, noun)}"
+
+
+def _ask_all(way: Way, commands: Mapping[str, Sequence[str]], folder: Path, limit_s: float) -> list[NodeAnswer]:
+    waiting, running, answers = deque(commands.items()), list[_Asked](), list[NodeAnswer]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < AT_ONCE:
+                running.append(_start(*waiting.popleft(), way, limit_s))
+            ended = [one for one in running if one.has_ended()]
+            running = [one for one in running if one not in ended]
+            answers += [_read(one, way, folder, limit_s) for one in ended]
+            time.sleep(POLL_S)
+    finally:
+        for one in running:
+            one.process.terminate()
+    return answers
+
+
+def _start(node: str, command: Sequence[str], way: Way, limit_s: float) -> _Asked:
+    """Start it apart from this terminal: a Ctrl-C here must not leave half of what it runs elsewhere."""
+    out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - read when the program has ended
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=way.env or os.environ, start_new_session=True
+    )
+    return _Asked(node=node, process=process, out=out, err=err, until_s=time.monotonic() + limit_s)
+
+
+def _read(one: _Asked, way: Way, folder: Path, limit_s: float) -> NodeAnswer:
+    """Save what a node sent, also if it did not come to the end."""
+    own = re.sub(r"[^A-Za-z0-9._-]", "_", one.node)
+    with one.out, one.err:
+        one.out.seek(0)
+        arrived = receive_folder(one.out, folder / own)
+        one.err.seek(0)
+        said = one.err.read(2**20).decode(errors="replace")
+    if arrived.error:
+        gone = arrived.error.startswith(NO_JOB)
+        reason, remedy = (NO_RANK, SEE_LOG) if gone else (arrived.error, arrived.help)
+        return NodeAnswer(node=one.node, folder="", reason=reason, remedy=remedy)
+    reason = "" if arrived.whole else _reason(one, arrived, said, limit_s)
+    return NodeAnswer(
+        node=one.node, folder=own if arrived.files else "", reason=reason,
+        remedy=way.remedy(reason) if reason else "",
+    )  # fmt: skip
+
+
+def _reason(one: _Asked, arrived: Arrived, said: str, limit_s: float) -> str:
+    if one.is_late:
+        part = f", after {count_of(arrived.files, 'file')}" if arrived.files else ""
+        return f"no answer within {limit_s:.0f} s{part}"
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    causes = [line for line in lines if not _CONSEQUENCES.search(line)]
+    last = (causes or lines or [f"it ended with status {one.process.returncode}"])[-1]
+    return hide_in_text(_OF_ONE_NODE.sub("", last))[:300]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """A line of squeue."""
+
+    number: str
+    shown: str
+    state: str
+    uid: int
+    nodes: str
+
+
+def attach_slurm(
+    job: str, output: Path, python: str, name: str | None, tell: Callable[[str], None], limit_s: float = LIMIT_S
+) -> Path:
+    """Have every node of a job look at its ranks, and return the folder. Raises UserError if that is impossible."""
+    row = _find(job)
+    nodes = _list_nodes(row)
+    tell(f"asking {count_of(len(nodes), 'node')} of job {row.shown}: {row.nodes}")
+    command = collector(python, name or f"slurm-{row.number}")
+    commands = {node: (*_step(row.number, node), *command) for node in nodes}
+    return ask_nodes(
+        Way(name="srun", noun="node", remedy=_srun_remedy, env=_environment()), commands, output, limit_s=limit_s
+    )
+
+
+def _step(job: str, node: str) -> tuple[str, ...]:
+    return (
+        "srun", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--mpi=none",
+        "--cpu-bind=none", f"--time={STEP_MINUTES}",
+    )  # fmt: skip
+
+
+def _environment() -> dict[str, str]:
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in _KEPT or not name.startswith(("SLURM_", "SRUN_", "DDPDOCTOR_RUN"))
+    }
+
+
+def _find(job: str) -> _Row:
+    """Return the job, which runs and may be joined."""
+    if not _JOB.fullmatch(job):
+        raise UserError(f"{job} is not the number of a Slurm job", help="`squeue --me` lists your jobs.")
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if missing:
+        raise UserError(
+            f"{missing[0]} is not on PATH here",
+            help="Run it where you submit jobs, or run `ddpdoctor attach` on every node of the job.",
+        )
+    end = _ask("squeue", "--noheader", "--states=all", f"--jobs={job}", f"--format={_FIELDS}")
+    rows = [_parse_row(line) for line in end.out.splitlines() if line.count("|") == 4]
+    if not rows and (end.status == 0 or "invalid job id" in end.err.lower()):
+        raise UserError(
+            f"Slurm does not know job {job}",
+            help=f"`squeue --me` lists your jobs. One that has ended: `ddpdoctor analyze slurm-{job}.out`.",
+        )
+    if not rows:
+        raise UserError(f"Slurm does not answer: {_words(end)}", help="Try again, or see `scontrol ping`.")
+    return _the_one(job, rows)
+
+
+def _the_one(job: str, rows: list[_Row]) -> _Row:
+    running = [row for row in rows if row.state == "RUNNING"]
+    if not running:
+        raise UserError(
+            f"job {job} is not running: it is {rows[0].state}",
+            help=f"For a job that has ended: `ddpdoctor analyze slurm-{job}.out`.",
+        )
+    if len(running) > 1:
+        choices = ", ".join(f"--slurm {row.shown}" for row in running[:8])
+        raise UserError(f"job {job} has {len(running)} running parts", help=f"Give one of them: {choices}")
+    if os.geteuid() not in {0, running[0].uid}:
+        owner = _user(running[0].uid)
+        raise UserError(f"job {job} belongs to {owner}", help=f"Only {owner} may attach to it, on a login node.")
+    return running[0]
+
+
+def _parse_row(line: str) -> _Row:
+    number, shown, state, uid, nodes = line.strip().split("|")
+    return _Row(number=number, shown=shown, state=state, uid=int(uid) if uid.isdecimal() else -1, nodes=nodes)
+
+
+def _list_nodes(row: _Row) -> list[str]:
+    end = _ask("scontrol", "show", "hostnames", row.nodes)
+    if end.status != 0 or not end.out.split():
+        raise UserError(f"the nodes of job {row.shown} cannot be listed: {_words(end)}")
+    return end.out.split()
+
+
+def _ask(*command: str) -> ChildEnd:
+    try:
+        return wait_for_program(start_program(command, _environment()), CONTROLLER_LIMIT_S)
+    except OSError as error:
+        raise UserError(f"{command[0]} cannot be run: {error.strerror}") from None
+
+
+def _words(end: ChildEnd) -> str:
+    return hide_in_text(end.last_error) if end.status is not None else f"no answer within {CONTROLLER_LIMIT_S:.0f} s"
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def _srun_remedy(reason: str) -> str:
+    """Return what to do about a node that sent nothing."""
+    if any(words in reason for words in ("No module named", "No such file", "Permission denied")):
+        return "install ddpdoctor where that node finds it, or name a Python there that has it with --python"
+    return "see `scontrol show node NODE` and `ssh NODE`"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pods:
+    """Which pods are asked, and where in them."""
+
+    selector: str
+    """A label selector: "job-name=train"."""
+    namespace: str | None = None
+    container: str | None = None
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """Return kubectl's option for the namespace."""
+        return (f"--namespace={self.namespace}",) if self.namespace else ()
+
+
+def attach_kubectl(
+    pods: Pods, output: Path, python: str, name: str | None, tell: Callable[[str], None], limit_s: float = LIMIT_S
+) -> Path:
+    """Have every pod look at its ranks, and return the folder. Raises UserError if that is impossible."""
+    found = _list_pods(pods)
+    stopped = {pod: reason for pod, reason in found.items() if reason}
+    commands = {pod: (*_exec(pods, pod), *collector(python, name)) for pod, reason in found.items() if not reason}
+    tell(f"asking {count_of(len(commands), 'pod')} with {pods.selector}")
+    known = [NodeAnswer(node=pod, folder="", reason=reason, remedy=_see(pods)) for pod, reason in stopped.items()]
+    way = Way(name="kubectl exec", noun="pod", remedy=lambda reason: _kubectl_remedy(pods, reason))
+    return ask_nodes(way, commands, output, known, limit_s)
+
+
+def _exec(pods: Pods, pod: str) -> tuple[str, ...]:
+    container = (f"--container={pods.container}",) if pods.container else ()
+    return ("kubectl", "exec", *pods.place, pod, *container, "--")
+
+
+def _list_pods(pods: Pods) -> dict[str, str]:
+    """Return the names of the pods, each with why it cannot be asked, or an empty string."""
+    if shutil.which("kubectl") is None:
+        raise UserError(
+            "kubectl is not on PATH here", help="Install it, or run `ddpdoctor attach` in every pod of the job."
+        )
+    process = start_program(("kubectl", "get", "pods", *pods.place, f"--selector={pods.selector}", "--output=json"))
+    end = wait_for_program(process, SERVER_LIMIT_S)
+    if end.status != 0:
+        reason = hide_in_text(end.last_error) if end.status is not None else f"no answer within {SERVER_LIMIT_S:.0f} s"
+        raise UserError(f"kubectl cannot list the pods: {reason}", help=_LOGIN.format(selector=pods.selector))
+    try:
+        items = json.loads(end.out)["items"]
+        found = {str(item["metadata"]["name"]): _why_not(item.get("status") or {}, pods.container) for item in items}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError("kubectl did not print a list of pods", help="See `kubectl version`.") from None
+    if not found:
+        where = f"the namespace {pods.namespace}" if pods.namespace else "this namespace"
+        raise UserError(
+            f"no pod in {where} has the labels {pods.selector}",
+            help="`kubectl get pods --all-namespaces --show-labels` lists them; give --namespace.",
+        )
+    return found
+
+
+def _why_not(status: dict[str, Any], container: str | None) -> str:
+    """Return why nothing can be run in a pod, or an empty string."""
+    phase = str(status.get("phase", "Unknown"))
+    states = [
+        (str(one.get("name")), one.get("state") or {})
+        for one in status.get("containerStatuses") or ()
+        if container in {None, one.get("name")}
+    ]
+    if phase == "Running" and (not states or any("running" in state for _, state in states)):
+        return ""
+    why = "; ".join(filter(None, (_state_words(name, state) for name, state in states)))
+    return f"the pod is {phase}" + (f": {why}" if why else "")
+
+
+def _state_words(name: str, state: dict[str, Any]) -> str:
+    """Return "trainer ended, OOMKilled, exit code 137", or "trainer waits, ImagePullBackOff"."""
+    waits, ended = state.get("waiting") or {}, state.get("terminated") or {}
+    if waits:
+        return ", ".join(filter(None, (f"{name} waits", waits.get("reason"))))
+    if ended:
+        return ", ".join(filter(None, (f"{name} ended", ended.get("reason"), f"exit code {ended.get('exitCode')}")))
+    return ""
+
+
+def _see(pods: Pods) -> str:
+    command = " ".join(("kubectl", "{}", *pods.place))
+    return f"see `{command.format('describe')} pod NODE` and `{command.format('logs')} NODE`"
+
+
+def _kubectl_remedy(pods: Pods, reason: str) -> str:
+    """Return what to do about a pod that sent nothing."""
+    if any(words in reason for words in LACKS):
+        command = " ".join((*_exec(pods, "NODE"), "python -m pip install 'ddpdoctor[attach]'"))
+        return f"`{command}`, or name a Python there that has it with --python"
+    if "forbidden" in reason.lower():
+        return f"you need this permission: `{' '.join(('kubectl auth can-i create pods/exec', *pods.place))}`"
+    return _see(pods)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """What came over a stream."""
+
+    files: int
+    whole: bool
+    """It came to its end."""
+    error: str
+    """Why nothing was seen, in the words of the ddpdoctor at the other end; empty: something was."""
+    help: str
+
+
+def send_look(look: Callable[[Path], Path], out: IO[bytes]) -> int:
+    """Look with a folder of its own, and write what was saved there or why nothing was. Return the exit status."""
+    with tempfile.TemporaryDirectory(prefix="ddpdoctor-attach-") as folder:
+        try:
+            _send_folder(look(Path(folder)), out)
+        except UserError as error:
+            _send(out, error=error.message, help=error.help)
+            return error.status
+    return ExitStatus.OK
+
+
+def _send_folder(folder: Path, out: IO[bytes]) -> None:
+    """Write all files of a saved folder, ``attach.json`` as the last, and the end."""
+    names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    names.sort(key=lambda name: (name == SUMMARY, name))
+    for name in names:
+        packed = zlib.compress((folder / name).read_bytes())
+        _send(out, file=name, data=base64.b64encode(packed).decode())
+    _send(out, files=len(names))
+
+
+def receive_folder(lines: Iterable[bytes], folder: Path) -> Arrived:
+    """Save the files that come over a stream. Lines that are not of the stream are left out."""
+    count, announced = 0, None
+    error = remedy = ""
+    for line in lines:
+        record = _parse_record(line)
+        if "data" in record:
+            count += _save(record, folder)
+        elif "error" in record:
+            error, remedy = str(record["error"]), str(record.get("help", ""))
+        elif "files" in record:
+            announced = record["files"]
+    return Arrived(files=count, whole=announced == count, error=error, help=remedy)
+
+
+def _send(out: IO[bytes], **record: Any) -> None:
+    out.write(json.dumps({"stream": MARK, "version": VERSION, **record}).encode() + b"\n")
+    out.flush()
+
+
+def _parse_record(line: bytes) -> dict[str, Any]:
+    at = line.find(b'{"stream": "' + MARK.encode())
+    if at < 0:
+        return {}
+    try:
+        record = json.loads(line[at:])
+    except (ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _save(record: dict[str, Any], folder: Path) -> bool:
+    name = str(record.get("file"))
+    if not _NAME.fullmatch(name):
+        return False
+    try:
+        content = zlib.decompressobj().decompress(base64.b64decode(record["data"], validate=True), MOST_BYTES)
+    except (ValueError, TypeError, zlib.error):
+        return False
+    make_folder(folder)
+    make_folder((folder / name).parent)
+    write_whole(folder / name, content)
+    return True

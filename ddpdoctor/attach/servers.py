@@ -1,0 +1,375 @@
+"""What answers in a job that runs: torch's servers in the ranks, NCCL's RAS, the store, the flight recorder's pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import http.client
+import os
+import socket
+import stat
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from ddpdoctor.attach.find import named_file
+from ddpdoctor.attach.process import inside_network, shares_network
+from ddpdoctor.collect.connections import read_sockets
+from ddpdoctor.collect.system import read_text
+from ddpdoctor.exchange.job_store import open_store_reader
+from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.model.attached import Refusal, StoreLook
+from ddpdoctor.recorder.storage.files import parse_json, read_plain
+from ddpdoctor.recorder.storage.secrets import hide_in_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ddpdoctor.attach.find import FoundJob
+    from ddpdoctor.attach.process import HostView
+    from ddpdoctor.exchange.job_store import StoreReader
+    from ddpdoctor.model.attached import SeenRank
+
+PROC = Path("/proc")
+SERVER = "worker server"
+SERVER_LIMIT_S = 1.5
+"""Our choice: an answer takes milliseconds, except that of a handler that waits for a held GIL."""
+WHOLE_LIMIT_S = 15.0
+"""Our choice for a whole answer, however it drips in. A trace of tens of MiB takes seconds."""
+MOST_BYTES = 64 * 2**20
+TRACES = ("fr_trace_json", "dump_nccl_trace_json")
+"""Handlers that return the flight recorder without the GIL: since torch 2.13, and before it."""
+STACKS = "dump_traceback"
+SOCKET_VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
+RAS = "ras"
+PORT = 28028
+RAS_LIMIT_S = 4.0
+"""Our choice for a whole answer. RAS itself waits for ranks that do not answer, as long as TIMEOUT says."""
+RANKS_TIMEOUT_S = 2
+MOST_RAS_BYTES, MOST_LINE_BYTES = 64 * 2**20, 2**16
+STORE = "store"
+STORE_LIMIT_S = 1.0
+"""Our choice for connecting, with the name's lookup: the store of a running job listens already."""
+ALL_LIMIT_S = 60.0
+"""Our choice for all questions to a store together: it answers each in microseconds."""
+MOST_KEYS, MOST_VALUES, MOST_RANKS = 20_000, 4096, 4096
+DEBUG_SERVERS = "debug_server/rank"
+_VALUES = (DEBUG_SERVERS,)
+_TRACES = ("_trace_start", "_trace_end")
+"""The ends of keys that TORCH_NCCL_DESYNC_DEBUG writes: the number and name of a rank's last collective."""
+RECORDER = "flight recorder"
+PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCHCOMM_FR_DUMP_TEMP_FILE")
+"""The prefix of a dump's path; the rank is appended."""
+OLD_DEFAULT = "/tmp/nccl_trace_rank_"  # noqa: S108 - torch's own, up to 2.6
+NEW_DEFAULT = "torch/comm_lib_trace_rank_"
+"""Below XDG_CACHE_HOME or ~/.cache, since torch 2.7."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerServer:
+    """Where the server of a rank listens: a path, or a port of this machine."""
+
+    path: str | None = None
+    port: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What a server said; None: it was not asked, does not know that, or did not answer."""
+
+    trace: bytes | None = None
+    stacks: bytes | None = None
+    refused: Refusal | None = None
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=SERVER_LIMIT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(SERVER_LIMIT_S)
+        self.sock.connect(self._path)
+
+
+def find_server(
+    rank: SeenRank, env: Mapping[str, str], addresses: Mapping[str, str], host: HostView
+) -> WorkerServer | None:
+    """Return the server of a rank, or None; ``addresses`` are those in the store, by its key."""
+    path = env.get(SOCKET_VARIABLE)
+    if path and _listens_on(rank.pid, path):
+        return WorkerServer(path=str(named_file(rank.pid, path)))
+    try:
+        port = urlsplit(addresses.get(f"debug_server/rank{rank.rank}", "")).port
+    except ValueError:  # no address
+        return None
+    if port and shares_network(rank.pid) and host.listens(rank.pid, port):
+        return WorkerServer(port=port)
+    return None
+
+
+def ask_server(server: WorkerServer, *, want_stacks: bool) -> Answers:
+    """Return the trace of the flight recorder, and the stacks if ``want_stacks``, which wait for the GIL."""
+    try:
+        handlers = parse_json(_request(server, "GET", ""))
+        name = next((one for one in TRACES if one in handlers), None)
+        trace = _request(server, "POST", name) if name else None
+    except (OSError, ValueError, TypeError, http.client.HTTPException) as error:
+        return Answers(refused=Refusal(source=SERVER, reason=f"torch's server in the rank gave no answer: {error}"))
+    if not want_stacks or STACKS not in handlers:
+        return Answers(trace=trace)
+    try:
+        return Answers(trace=trace, stacks=_request(server, "POST", STACKS))
+    except (OSError, http.client.HTTPException):
+        reason = f"no stacks within {SERVER_LIMIT_S} s: a thread of the rank holds the GIL"
+        return Answers(trace=trace, refused=Refusal(source=SERVER, reason=reason))
+
+
+def _request(server: WorkerServer, method: str, handler: str) -> bytes:
+    made = (
+        _UnixConnection(server.path)
+        if server.path
+        else http.client.HTTPConnection("127.0.0.1", server.port, timeout=SERVER_LIMIT_S)
+    )
+    over = threading.Timer(WHOLE_LIMIT_S, lambda: made.sock and made.sock.shutdown(socket.SHUT_RDWR))
+    over.daemon = True
+    over.start()
+    try:
+        made.request(method, f"/handler/{handler}")
+        response = made.getresponse()
+        body = response.read(MOST_BYTES)
+    finally:
+        over.cancel()
+        made.close()
+    if response.status != http.client.OK:
+        raise OSError(f"status {response.status}")
+    if response.length:  # what is left of the announced length
+        raise OSError("the answer was cut short, or is too long")
+    return body
+
+
+def _listens_on(pid: int, path: str) -> bool:
+    """Return whether a socket of this process is bound to a path: ranks may inherit one path from their launcher."""
+    inodes = read_sockets(pid) or frozenset()
+    table = read_text(PROC / str(pid) / "net/unix").splitlines()[1:]
+    bound = (line.split(maxsplit=7) for line in table if line.endswith(path))
+    return any(len(row) == 8 and row[7] == path and int(row[6]) in inodes for row in bound)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RasAnswer:
+    """What RAS said."""
+
+    text: bytes
+    is_json: bool
+
+
+def find_ras(job: FoundJob, host: HostView) -> tuple[str, int] | Refusal | None:
+    """Return where a rank of this job serves RAS, None if none does, or why it cannot be reached."""
+    for rank in job.ranks:
+        env = job.environments[rank.pid]
+        port = _port(env)
+        if port is None or not host.listens(rank.pid, port):
+            continue
+        if shares_network(rank.pid):
+            return _host(env), port
+        reason = "NCCL's RAS listens in another network namespace"
+        return Refusal(source=RAS, reason=reason, remedy=inside_network(rank.pid))
+    return None
+
+
+def ask_ras(host: str, port: int) -> RasAnswer | Refusal:
+    """Return the whole report, as JSON if this NCCL knows it."""
+    deadline = time.monotonic() + RAS_LIMIT_S
+    try:
+        with socket.create_connection((host, port), timeout=RAS_LIMIT_S) as made:
+            lines = _Lines(made, deadline)
+            greeting = lines.ask(b"CLIENT PROTOCOL 2\n")
+            if not greeting.startswith(b"SERVER PROTOCOL"):
+                return Refusal(source=RAS, reason=f"what listens on port {port} is not NCCL's RAS")
+            lines.ask(b"TIMEOUT %d\n" % RANKS_TIMEOUT_S)
+            is_json = lines.ask(b"SET FORMAT json\n").startswith(b"OK")
+            return RasAnswer(text=lines.rest(b"VERBOSE STATUS\n"), is_json=is_json)
+    except OSError as error:
+        return Refusal(source=RAS, reason=f"NCCL's RAS on port {port} gave an incomplete answer: {error}")
+
+
+class _Lines:
+    """A conversation in lines, which ends at a deadline."""
+
+    def __init__(self, connection: socket.socket, deadline: float) -> None:
+        self._connection, self._deadline = connection, deadline
+        self._data = b""
+
+    def ask(self, line: bytes) -> bytes:
+        """Send a line and return the line of the answer."""
+        self._connection.sendall(line)
+        while b"\n" not in self._data:
+            self._wait()
+            piece = self._connection.recv(1 << 16)
+            if not piece or len(self._data) > MOST_LINE_BYTES:
+                raise ConnectionError("the other side closed the connection, or its line does not end")
+            self._data += piece
+        answer, _, self._data = self._data.partition(b"\n")
+        return answer
+
+    def rest(self, line: bytes) -> bytes:
+        """Send a line and return all that comes until the other side closes."""
+        self._connection.sendall(line)
+        pieces = [self._data]
+        size = 0
+        while size <= MOST_RAS_BYTES:
+            self._wait()
+            piece = self._connection.recv(1 << 16)
+            if not piece:
+                return b"".join(pieces)
+            size += len(piece)
+            pieces.append(piece)
+        raise OSError("the answer is too long")
+
+    def _wait(self) -> None:
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError(f"it took more than {RAS_LIMIT_S:.0f} s")
+        self._connection.settimeout(left_s)
+
+
+def _port(env: Mapping[str, str]) -> int | None:
+    if env.get("NCCL_RAS_ENABLE") == "0":
+        return None
+    port = _address(env)[-1]
+    return int(port) if port.isdecimal() else PORT
+
+
+def _host(env: Mapping[str, str]) -> str:
+    host = _address(env)[0].strip("[]")
+    return host if host and len(_address(env)) > 1 else "localhost"
+
+
+def _address(env: Mapping[str, str]) -> Sequence[str]:
+    return env.get("NCCL_RAS_ADDR", f"localhost:{PORT}").rsplit(":", 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Keys:
+    keys: tuple[str, ...]
+    asked: tuple[str, ...] = ()
+
+
+def read_store(job: FoundJob) -> StoreLook | Refusal | None:
+    """Return what stands in the store, why it cannot be read, or None if no variable has its address."""
+    host, port = job.identity.master_addr, job.identity.master_port
+    if host is None or port is None:
+        return None
+    if job.ranks and not any(shares_network(rank.pid) for rank in job.ranks):
+        reason = f"the ranks and the job's store at {host}:{port} are in another network namespace"
+        return Refusal(source=STORE, reason=reason, remedy=inside_network(job.ranks[0].pid))
+    wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
+    try:
+        deadline = time.monotonic() + ALL_LIMIT_S
+        keys = _read_keys(host, port, job.world_size or 0, deadline)
+        with contextlib.closing(open_store_reader(host, port, STORE_LIMIT_S)) as reader:
+            values = _read_values(reader, keys.keys, deadline)
+    except StoreError as error:
+        reason = hide_in_text(f"the job's store at {host}:{port} cannot be read: {error}")
+        remedy = "Run ddpdoctor attach on the machine, and in the container, of rank 0."
+        return Refusal(source=STORE, reason=reason, remedy=remedy)
+    return StoreLook(
+        host=socket.gethostname(), wall_ns=wall_ns, monotonic_ns=monotonic_ns, job=job.identity,
+        address=f"{host}:{port}", keys=tuple(hide_in_text(key) for key in keys.keys[:MOST_KEYS]),
+        complete=not keys.asked and len(keys.keys) <= MOST_KEYS, asked=keys.asked, values=values,
+    )  # fmt: skip
+
+
+def _read_keys(host: str, port: int, world_size: int, deadline: float) -> _Keys:
+    try:
+        with contextlib.closing(open_store_reader(host, port, STORE_LIMIT_S)) as reader:
+            return _Keys(keys=reader.list_keys())
+    except StoreError:
+        # An older torch. If nothing can be read at all, this fails again, with the reason.
+        with contextlib.closing(open_store_reader(host, port, STORE_LIMIT_S)) as reader:
+            asked = tuple(_expected(min(world_size, MOST_RANKS)))
+            return _Keys(keys=tuple(key for key in asked if _in_time(deadline) and reader.has(key)), asked=asked)
+
+
+def _expected(world_size: int) -> Iterable[str]:
+    yield "default_pg/0//cuda//0"
+    for rank in range(world_size):
+        yield f"default_pg/0//cpu//0/{rank}"
+        yield f"{DEBUG_SERVERS}{rank}"
+
+
+def _read_values(reader: StoreReader, keys: Iterable[str], deadline: float) -> dict[str, str]:
+    wanted = [key for key in keys if key.startswith(_VALUES) or key.endswith(_TRACES)][:MOST_VALUES]
+    found = {key: reader.get(key) for key in wanted if _in_time(deadline)}
+    return {key: hide_in_text(value.decode(errors="replace")) for key, value in found.items() if value is not None}
+
+
+def _in_time(deadline: float) -> bool:
+    if time.monotonic() > deadline:
+        raise StoreError(f"its answers took more than {ALL_LIMIT_S:.0f} s")
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dump:
+    """A dump on disk."""
+
+    path: Path
+    modified_ns: int
+
+
+def ask_for_dump(rank: SeenRank, env: Mapping[str, str]) -> Refusal | None:
+    """Write a byte into the rank's pipe, if it has one that it reads. Never waits."""
+    stem = env.get(PIPE)
+    if not stem or rank.rank is None:
+        return None
+    path = named_file(rank.pid, f"{stem}{rank.rank}.pipe")
+    try:
+        pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        reason = "no process reads" if error.errno == errno.ENXIO else f"{error.strerror or error}:"
+        return Refusal(source=RECORDER, reason=f"{reason} {stem}{rank.rank}.pipe, the pipe that {PIPE} names")
+    try:
+        if not stat.S_ISFIFO(os.fstat(pipe).st_mode):
+            return Refusal(source=RECORDER, reason=f"{stem}{rank.rank}.pipe is not a pipe")
+        os.write(pipe, b"1")
+    except OSError as error:
+        return Refusal(source=RECORDER, reason=f"{stem}{rank.rank}.pipe: {error.strerror or error}")
+    finally:
+        os.close(pipe)
+    return None
+
+
+def find_dump(rank: SeenRank, env: Mapping[str, str], started_ns: int) -> Dump | None:
+    """Return the newest dump that this process has written since it started, or None."""
+    found = []
+    for path in _candidates(rank, env):
+        try:
+            state = path.lstat()
+        except OSError:
+            continue
+        if stat.S_ISREG(state.st_mode) and state.st_mtime_ns >= started_ns:
+            found.append(Dump(path=path, modified_ns=state.st_mtime_ns))
+    return max(found, key=lambda dump: dump.modified_ns, default=None)
+
+
+def read_dump(dump: Dump) -> bytes:
+    """Return the content of a dump, at most 64 MiB; raises OSError."""
+    return read_plain(dump.path)
+
+
+def _candidates(rank: SeenRank, env: Mapping[str, str]) -> Iterable[Path]:
+    if rank.rank is None:
+        return
+    named = [env[name] for name in PREFIXES if env.get(name)]
+    cache = env.get("XDG_CACHE_HOME") or f"{env.get('HOME', '/root')}/.cache"
+    for prefix in named or (OLD_DEFAULT, f"{cache}/{NEW_DEFAULT}"):
+        yield named_file(rank.pid, f"{prefix}{rank.rank}")

@@ -1,0 +1,314 @@
+"""The cases of a bench by nccl-tests' conventions, and the time each may take of the budget. Pure, without torch."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from itertools import product
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.bandwidth import Case, Collective, LeftOut, Mode
+from ddpdoctor.model.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ddpdoctor.model.bandwidth import BenchSettings
+
+    Curve = tuple[Collective, str]
+
+DTYPES: dict[str, int] = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int8": 1,
+    "uint8": 1,
+}
+"""Bytes per element, by torch's name. Gloo and NCCL can both send and reduce these, in torch 2.6 and 2.13. They cannot
+do so for int16, float8 and wider unsigned types. Sums of bool and of complex numbers are a different operation."""
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+EXACT_REDOPS = ("sum", "prod", "min", "max")
+REDOPS = (*EXACT_REDOPS, "avg")
+BACKENDS = ("gloo", "nccl")
+GLOO_AVERAGES_SINCE = (2, 8)
+"""https://github.com/pytorch/pytorch/pull/149781; torch 2.6 says "Cannot use ReduceOp.AVG with Gloo"."""
+ALIGNMENT_BYTES = 16
+"""Each rank's share of a buffer is a multiple of this, as in nccl-tests (its ``-(16/eltSize)`` masks)."""
+SHARED = frozenset({Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL})
+"""Collectives whose buffer is divided among the ranks."""
+ALWAYS_IN_PLACE = frozenset({Collective.ALL_REDUCE, Collective.BROADCAST, Collective.REDUCE})
+"""torch.distributed uses one buffer for these, as input and output."""
+NEVER_IN_PLACE = frozenset({Collective.ALL_TO_ALL, Collective.SEND_RECV})
+"""nccl-tests does not check these in place either: it prints N/A."""
+LEAST_CALLS = 5
+"""Our choice: the least number of timed calls per case in latency mode, even without time for them. With five, the
+range is a 94 % confidence interval of the median."""
+MOST_CALLS = 400
+"""Our choice: with 400 calls the median lies between the 180th and the 221st. Other sizes need the time more."""
+LEAST_BATCHES = 3
+MOST_BATCHES = 30
+"""Our choice: the most batches per case in throughput mode. More time makes longer batches instead of more."""
+LEAST_BATCH_S = 0.005
+MOST_BATCH_CALLS = 100
+"""Our choice: a batch lasts ``LEAST_BATCH_S`` or has this many calls. Then waking up tens of us late hardly shows."""
+CAUTION = 1.25
+"""Our choice: predictions are multiplied by this, because calls slow down when buffers no longer fit a cache."""
+FIRST_GUESS_GB_S = {"gloo": 1.0, "nccl": 5.0}
+"""Our choice: the algorithm bandwidth assumed until times grow with the size. Gloo's is that of two ranks on two shared
+cores, NCCL's is less than one fast network card gives."""
+REST_CALLS = 8
+"""Our choice: the rest of a step (memory, check, first calls, warm-up) takes as long as this many calls."""
+GROWN = 2.0
+LATENCY_S = 0.01
+"""Our choice: times count as growing with the size once they are ``GROWN`` times that of the smallest size, or longer
+than ``LATENCY_S`` per call. On a busy machine, waking a thread takes some milliseconds."""
+MULTIPLES = (4, 2, 1)
+"""All sizes get the first of these multiples of the least number of calls that fits the budget."""
+
+
+def list_cases(settings: BenchSettings, world_size: int) -> tuple[Case, ...]:
+    """Return the cases to measure, small sizes first, and for each size one collective and dtype after the other.
+
+    Sizes are rounded so that they can be divided among the ranks. Equal results are merged. The settings must satisfy
+    0 < ``min_size_bytes`` <= ``max_size_bytes`` and have a factor above 1.
+    """
+    sizes = list_sizes(settings.min_size_bytes, settings.max_size_bytes, settings.factor)
+    wanted = product(sizes, settings.collectives, settings.dtypes, settings.modes)
+    cases = (
+        Case(
+            collective=collective,
+            dtype=dtype,
+            redop=settings.redop if collective.reduces else None,
+            mode=mode,
+            in_place=is_in_place(collective, asked=settings.in_place),
+            size_bytes=(rounded := round_size(collective, size, DTYPES[dtype], world_size)),
+            count=rounded // DTYPES[dtype],
+        )
+        for size, collective, dtype, mode in wanted
+        if _has_partner(collective, world_size)
+    )
+    return tuple(dict.fromkeys(cases))
+
+
+def list_impossible(settings: BenchSettings, world_size: int) -> tuple[LeftOut, ...]:
+    """Return the cases that are impossible with ``world_size`` ranks, and why."""
+    sizes = tuple(list_sizes(settings.min_size_bytes, settings.max_size_bytes, settings.factor))
+    return tuple(
+        LeftOut(
+            collective=one, dtype=dtype, mode=None, sizes_bytes=sizes, reason="it needs two ranks, but there is one"
+        )
+        for one, dtype in product(settings.collectives, settings.dtypes)
+        if not _has_partner(one, world_size)
+    )
+
+
+def _has_partner(collective: Collective, world_size: int) -> bool:
+    # Gloo refuses to send to its own rank.
+    return collective is not Collective.SEND_RECV or world_size > 1
+
+
+def list_sizes(min_bytes: int, max_bytes: int, factor: int) -> Iterator[int]:
+    """Yield ``min_bytes``, ``factor`` times that, and so on, and always ``max_bytes``."""
+    size = min_bytes
+    while size < max_bytes:
+        yield size
+        size *= factor
+    yield max_bytes
+
+
+def round_size(collective: Collective, size_bytes: int, element_bytes: int, world_size: int) -> int:
+    """Return the size really used, rounded down to whole elements or equal aligned shares, but never to 0."""
+    if collective not in SHARED:
+        return max(element_bytes, size_bytes - size_bytes % element_bytes)
+    share = size_bytes // world_size
+    return max(ALIGNMENT_BYTES, share - share % ALIGNMENT_BYTES) * world_size
+
+
+def is_in_place(collective: Collective, *, asked: bool) -> bool:
+    """Return whether input and output share memory. torch.distributed has only one form of some collectives."""
+    if collective in ALWAYS_IN_PLACE:
+        return True
+    return asked and collective not in NEVER_IN_PLACE
+
+
+def check_possible(settings: BenchSettings) -> None:
+    """Raise ``UserError`` if the backend cannot reduce a dtype with the operator."""
+    if not any(collective.reduces for collective in settings.collectives):
+        return
+    for dtype in settings.dtypes:
+        if not reducible(settings.backend, dtype, settings.redop):
+            raise UserError(
+                f"{settings.backend} cannot reduce {dtype} with {settings.redop}", help=possible(settings.backend)
+            )
+
+
+def reducible(backend: str, dtype: str, redop: str, torch: str | None = None) -> bool:
+    """Return whether the backend can reduce this. ``torch`` is torch's version, None for the installed one.
+
+    Whole numbers cannot be averaged: Gloo refuses, and NCCL cuts off the fraction.
+    """
+    known = backend in BACKENDS and dtype in DTYPES and redop in REDOPS
+    return known and (redop != "avg" or (dtype in FLOATS and _averages(backend, torch)))
+
+
+def possible(backend: str, torch: str | None = None) -> str:
+    """Return a sentence about what a backend can reduce."""
+    if backend not in BACKENDS:
+        return f"Backends are {_listed(BACKENDS)}."
+    text = f"{backend} can reduce {_listed(tuple(DTYPES))} by {_listed(EXACT_REDOPS)}"
+    if _averages(backend, torch):
+        return f"{text}, and {_listed(FLOATS)} by avg."
+    return f"{text}; by avg from torch {GLOO_AVERAGES_SINCE[0]}.{GLOO_AVERAGES_SINCE[1]} on."
+
+
+def _averages(backend: str, torch: str | None) -> bool:
+    if backend != "gloo":
+        return True
+    found = re.match(r"(\d+)\.(\d+)", torch or _installed())
+    return found is None or (int(found[1]), int(found[2])) >= GLOO_AVERAGES_SINCE
+
+
+def _installed() -> str:
+    """Return torch's version without importing it, which would take seconds; "" if it is unknown."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return ""
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One collective, dtype and size. It is checked once, then measured in each mode."""
+
+    cases: tuple[Case, ...]
+
+    @property
+    def curve(self) -> Curve:
+        """The collective and dtype, which steps of other sizes share."""
+        return self.cases[0].collective, self.cases[0].dtype
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the buffer."""
+        return self.cases[0].size_bytes
+
+
+@dataclass(slots=True)
+class Growth:
+    """Predicts how a time grows with the size, from the smallest size and the last one measured."""
+
+    calls: int
+    """How many calls the time covers."""
+    guess_gb_s: float
+    first_s: float | None = None
+    last_s: float = 0.0
+    last_bytes: int = 0
+
+    def see(self, size_bytes: int, seconds: float) -> None:
+        """Record the time of a size. Sizes must come in ascending order."""
+        self.first_s = seconds if self.first_s is None else self.first_s
+        self.last_s, self.last_bytes = seconds, size_bytes
+
+    def predict(self, size_bytes: int) -> float:
+        """Return the longest time a larger size should take, or 0 before any measurement."""
+        if self.first_s is None:
+            return 0.0
+        slope = self.last_s / self.last_bytes
+        if self.last_s < min(GROWN * self.first_s, LATENCY_S * self.calls):
+            slope = min(slope, self.calls / (self.guess_gb_s * 1e9))
+        return CAUTION * (self.last_s + slope * (size_bytes - self.last_bytes))
+
+
+class Forecast:
+    """The measured times of all curves, and predictions for later steps."""
+
+    def __init__(self, backend: str, iterations: int | None) -> None:
+        """Start without measurements. ``iterations`` is the user's number of timed calls per case, if any."""
+        self.iterations = iterations
+        guess = FIRST_GUESS_GB_S[backend]
+        self._calls: dict[tuple[Curve, Mode], Growth] = defaultdict(lambda: Growth(1, guess))
+        self._rests: dict[Curve, Growth] = defaultdict(lambda: Growth(REST_CALLS, guess))
+
+    def see_call(self, step: Step, mode: Mode, seconds: float) -> None:
+        """Record the time of a timed call, including its barrier."""
+        self._calls[step.curve, mode].see(step.size_bytes, seconds)
+
+    def see_rest(self, step: Step, seconds: float) -> None:
+        """Record the time of the rest of a step: memory, check, first calls, warm-up."""
+        self._rests[step.curve].see(step.size_bytes, seconds)
+
+    def knows(self, step: Step) -> bool:
+        """Return whether a smaller size of the curve was measured."""
+        return step.curve in self._rests
+
+    def call_s(self, step: Step, mode: Mode) -> float:
+        """Predict the time of a timed call; 0 before any measurement."""
+        return self._calls[step.curve, mode].predict(step.size_bytes)
+
+    def rest_s(self, step: Step) -> float:
+        """Predict the time of the rest of a step; 0 before any measurement."""
+        return self._rests[step.curve].predict(step.size_bytes) if self.knows(step) else 0.0
+
+    def timed_s(self, step: Step, mode: Mode, multiple: int) -> float:
+        """Predict the time of ``multiple`` times the least number of timed calls."""
+        call_s = self.call_s(step, mode)
+        if self.iterations is not None:
+            return self.iterations * call_s
+        if mode is Mode.LATENCY:
+            return multiple * LEAST_CALLS * call_s
+        return multiple * LEAST_BATCHES * max(LEAST_BATCH_S, call_s)
+
+    def least_s(self, step: Step, multiple: int) -> float:
+        """Predict the time of a whole step with ``multiple`` times the least number of calls."""
+        return self.rest_s(step) + sum(self.timed_s(step, case.mode, multiple) for case in step.cases)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeSlot:
+    """The time that the next step may take."""
+
+    seconds: dict[Mode, float]
+    """Time for the timed calls of each mode."""
+    left_s: float | None
+    """The expected time of this and all later steps, or None if unknown."""
+
+
+def share_out(steps: Sequence[Step], forecast: Forecast, left_s: float) -> TimeSlot | None:
+    """Return what the first of the remaining steps may take, or None if there is no time for it.
+
+    Smaller sizes get the least number of calls first. The remaining time is divided equally.
+    """
+    multiple, fitting = _fit(steps, forecast, left_s)
+    if not fitting:
+        return None
+    needed_s = sum(forecast.least_s(step, multiple) for step in fitting)
+    cases = [(step, case.mode) for step in fitting for case in step.cases]
+    extra_s = 0.0 if forecast.iterations is not None else (left_s - needed_s) / len(cases)
+    first = fitting[0]
+    taken_s = needed_s + sum(min(extra_s, MOST_CALLS * forecast.call_s(step, mode)) for step, mode in cases)
+    return TimeSlot(
+        seconds={case.mode: forecast.timed_s(first, case.mode, multiple) + extra_s for case in first.cases},
+        left_s=taken_s if all(map(forecast.knows, fitting)) else None,
+    )
+
+
+def _fit(steps: Sequence[Step], forecast: Forecast, left_s: float) -> tuple[int, Sequence[Step]]:
+    """Return which multiple of the least number of calls fits, and for which steps."""
+    for multiple in MULTIPLES:
+        if sum(forecast.least_s(step, multiple) for step in steps) <= left_s:
+            return multiple, steps
+    needed_s = 0.0
+    for place, step in enumerate(steps):
+        needed_s += forecast.least_s(step, 1)
+        if needed_s > left_s:
+            return 1, steps[:place]
+    return 1, steps

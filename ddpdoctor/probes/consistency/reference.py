@@ -1,0 +1,559 @@
+"""The process that computes each step of the user's training alone: on the whole batch, and on each rank's part of it.
+
+Rank 0 starts it, asks on its stdin and reads its answers, lines of JSON, from its stdout; all other output goes to
+stderr. The user's code sees a process group of one rank, with the model in DDP as on the ranks. DDP's gradients are
+compared with those of this process in float64 on the host, parameter by parameter, and with the error of rounding.
+Memory: one gradient of the model for the whole batch and one for each rank's part, all of that twice.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import select
+import statistics
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ddpdoctor
+from ddpdoctor.collect.bounded import safe_flags
+from ddpdoctor.model.codec import WrongValue, decode, encode
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.trial import GradientErrors, OneProcess, ReferenceStep
+from ddpdoctor.probes.consistency.comparing import batch_digest
+from ddpdoctor.probes.consistency.training import (
+    BUILD,
+    FAILED,
+    STEP,
+    Batches,
+    CannotJoin,
+    TrainingStep,
+    build,
+    choose_batches,
+    join,
+    map_tensors,
+    quiet_dropout,
+    sample_counts,
+    set_seed,
+    wrap,
+)
+from ddpdoctor.probes.user_code import load_callable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ddpdoctor.model.trial import TrialSettings
+    from ddpdoctor.probes.consistency.comparing import StepRecord
+    from ddpdoctor.probes.consistency.training import Built
+
+    Named = Mapping[str, Any]
+
+MODULE = "ddpdoctor.probes.consistency.reference"
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
+"""What torchrun sets for a job of one process. LOCAL_RANK is kept because it chooses the GPU."""
+LIMIT_FACTOR = 2
+"""The user's step limit is multiplied by this for each pass: one process does the work of all ranks four times."""
+FLOOR_ULPS = 8.0
+"""Our choice: the least rounding error of a gradient, in units in the last place of its norm. The order in which ranks
+are summed is worth about one. A parameter with few elements may be exact by chance in one computation."""
+EXACT_SHARE = 1e-6
+"""Our choice: we take float64's error to be 1e-6 of float32's rounding. Their digits would give 2**-29 = 2e-9."""
+UNSURE_SHARE = 1e-2
+"""Our choice: if the order of samples alone changes a gradient by more than this share, it is not rounding."""
+OTHER_NUMBERS = 7919
+"""Added to the seed to see whether random numbers make a difference. Any number does."""
+_IMPURE = (
+    "the batch of rank {rank} at step {step} changed when make_batch was called again: it must depend only on (rank, "
+    "world_size, step)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceStart:
+    """The first message: what all steps have in common."""
+
+    settings: TrialSettings
+    world_size: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A step to compute. ``path`` is a file with the state before the step and the gradients that DDP left."""
+
+    step: int
+    path: str
+    batches: tuple[str, ...]
+    """The digest of each rank's batch, in rank order."""
+    losses: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceAnswer:
+    """How the gradients compare. If they cannot be compared, ``step`` is None and ``problem`` says why."""
+
+    step: ReferenceStep | None = None
+    float64: bool = True
+    batchnorm: tuple[str, ...] = ()
+    hooked: tuple[str, ...] = ()
+    problem: str = ""
+
+
+class ReferenceProcess:
+    """A separate process, so that the user's code sees a job of one rank in every respect."""
+
+    def __init__(self, settings: TrialSettings, world_size: int, device: Any, dropout: int) -> None:
+        """Start the process. Its imports run while the ranks train."""
+        self._folder = tempfile.TemporaryDirectory(prefix="ddpdoctor-reference-")
+        self._limit_s = settings.limit_s * LIMIT_FACTOR * (2 + world_size)
+        self._result = OneProcess(dropout=dropout)
+        self._state: dict[str, Any] = {}
+        self._gradients: dict[str, Any] = {}
+        self._process = subprocess.Popen(
+            [sys.executable, *safe_flags(), "-m", MODULE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=_environment(os.environ),
+        )
+        start = ReferenceStart(settings=settings, world_size=world_size, device=str(device))
+        self._send(start)
+
+    def keep_state(self, module: Any) -> None:
+        """Copy parameters and buffers before a step, to the host because the rank needs its GPU itself."""
+        tensors = [*module.named_parameters(), *module.named_buffers()]
+        self._state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors}
+
+    def keep_gradients(self, module: Any) -> None:
+        """Copy the gradients that DDP left."""
+        self._gradients = {
+            name: one.grad.detach().to_dense().to("cpu", copy=True)
+            for name, one in module.named_parameters()
+            if one.grad is not None
+        }
+
+    def ask(self, step: int, records: Sequence[StepRecord]) -> None:
+        """Have the step computed from the saved state, and keep how its gradients compare. Raises ``UserError``."""
+        import torch
+
+        if self._result.problem:
+            return
+        path = Path(self._folder.name) / f"{step}.pt"
+        torch.save({"state": self._state, "gradients": self._gradients}, path)
+        question = Question(
+            step=step,
+            path=str(path),
+            batches=tuple(one.batch for one in records),
+            losses=tuple(one.loss for one in records),
+        )
+        self._send(question)
+        self._take(self._hear())
+        path.unlink(missing_ok=True)
+
+    def reference(self) -> OneProcess:
+        """Return all that was compared."""
+        return self._result
+
+    def close(self) -> None:
+        """End the process."""
+        with suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._folder.cleanup()
+
+    def _take(self, answer: ReferenceAnswer) -> None:
+        steps: tuple[ReferenceStep, ...] = () if answer.step is None else (answer.step,)
+        self._result = replace(
+            self._result,
+            steps=(*self._result.steps, *steps),
+            float64=answer.float64,
+            batchnorm=answer.batchnorm,
+            hooked=answer.hooked,
+            problem=answer.problem,
+        )
+
+    def _send(self, record: ReferenceStart | Question) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # the next read reports that it ended
+            self._process.stdin.write(json.dumps(encode(record)) + "\n")
+            self._process.stdin.flush()
+
+    def _hear(self) -> ReferenceAnswer:
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], self._limit_s)[0]:
+            raise UserError(
+                f"the process that computes the reference did not answer within {self._limit_s:g} s", status=FAILED
+            )
+        line = self._process.stdout.readline()
+        if not line:
+            status = self._process.wait()
+            raise UserError(f"the process that computes the reference ended (status {status})", status=FAILED)
+        try:
+            return decode(ReferenceAnswer, json.loads(line))
+        except (ValueError, WrongValue) as error:
+            raise UserError(f"the process that computes the reference said {line[:80]!r}", status=FAILED) from error
+
+
+def _environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a job of one process. It finds the same modules."""
+    kept = {
+        name: value for name, value in env.items() if not name.startswith(("TORCHELASTIC_", "SLURM_", "DDPDOCTOR_"))
+    }
+    folder = str(Path(ddpdoctor.__file__).parents[1])
+    return {**kept, **ALONE, "PYTHONPATH": os.pathsep.join(filter(None, [env.get("PYTHONPATH"), folder]))}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradients:
+    """The gradients from one state in one precision: of the whole batch, and of each rank's part of it."""
+
+    whole: Named
+    parts: tuple[Named, ...]
+
+
+def compare_gradients(  # noqa: PLR0913 - each is one computation of the same gradient
+    *,
+    question: Question,
+    ddp: Named,
+    plain: Gradients,
+    double: Gradients | None,
+    other_numbers: Named,
+    reordered: Named,
+    still: Gradients | None,
+    samples: tuple[int, ...],
+    part_losses: tuple[float | None, ...],
+) -> ReferenceStep:
+    """Return a step's comparison. ``double`` is None without float64, and ``still`` (eval mode) without BatchNorm."""
+    best = double or plain
+    names = [name for name in best.whole if name in ddp and all(name in part for part in best.parts)]
+    mean = {name: _mean(best.parts, name) for name in names}
+    held = {name: ddp[name].double() for name in names}
+    weights = _weights([{n: part[n] for n in names} for part in best.parts], {n: best.whole[n] for n in names})
+    scale = _ratio(_dot(held, mean), _dot(mean, mean))
+    rounding = _roundings(names, plain, double, reordered, ddp)
+    rows = []
+    for name in names:
+        exact = rounding[name] if double is None else _exact(rounding[name], double.whole[name], reordered[name])
+        row = _compare(name, held[name], best, scale=scale, weights=weights, rounding=rounding[name], exact=exact)
+        off = None if still is None else _norm(still.whole[name] - _mean(still.parts, name))
+        rows.append(replace(row, without_batchnorm=off))
+    noise = [_norm(best.whole[n] - other_numbers[n]) / rounding[n] for n in names if n in other_numbers]
+    return ReferenceStep(
+        step=question.step,
+        scale=scale,
+        weights=weights,
+        samples=samples,
+        losses=question.losses,
+        part_losses=part_losses,
+        random_error=max(noise, default=0.0),
+        tensors=tuple(rows),
+        missing=tuple(sorted({*best.whole} ^ {*ddp}))[:8],
+    )
+
+
+def _compare(  # noqa: PLR0913 - what all parameters have in common, and what each has
+    name: str,
+    held: Any,
+    best: Gradients,
+    *,
+    scale: float,
+    weights: Sequence[float],
+    rounding: float,
+    exact: float,
+) -> GradientErrors:
+    whole, parts, mean = best.whole[name], [part[name] for part in best.parts], _mean(best.parts, name)
+    return GradientErrors(
+        name=name,
+        elements=whole.numel(),
+        norm=_norm(whole),
+        ddp_norm=_norm(held),
+        rounding=rounding,
+        exact=exact,
+        whole=_norm(held - whole),
+        parts=_norm(held - mean),
+        local=_norm(held - parts[0]),
+        scaled=_norm(held - scale * mean),
+        maths=_norm(whole - mean),
+        weighted=_norm(whole - sum(weight * part for weight, part in zip(weights, parts, strict=True))),
+        without_batchnorm=None,
+    )
+
+
+def _roundings(
+    names: Sequence[str], plain: Gradients, double: Gradients | None, reordered: Named, ddp: Named
+) -> dict[str, float]:
+    """Return the norm of the rounding error of each parameter's gradient."""
+    own = {name: _own_rounding(name, plain, double, reordered) for name in names}
+    norms = {name: _norm((double or plain).whole[name]) for name in names}
+    # A gradient that is all rounding, such as a bias before BatchNorm, says nothing about the others.
+    shares = [own[name] / norms[name] for name in names if norms[name] > own[name]]
+    typical = statistics.median(shares) if shares else 0.0
+    return {
+        name: max(own[name], norms[name] * max(typical, FLOOR_ULPS * _epsilon(ddp[name])), math.ulp(0.0))
+        for name in names
+    }
+
+
+def _own_rounding(name: str, plain: Gradients, double: Gradients | None, reordered: Named) -> float:
+    if double is None:
+        # Without float64, compare with the same sum in another order.
+        error = _norm(plain.whole[name] - reordered[name])
+        return min(error, UNSURE_SHARE * _norm(plain.whole[name]))
+    pairs = [(plain.whole, double.whole), *zip(plain.parts, double.parts, strict=True)]
+    return max(_norm(one[name] - other[name]) for one, other in pairs)
+
+
+def _exact(rounding: float, whole: Any, reordered: Any) -> float:
+    """Return how precisely float64 gradients of the whole batch and of its parts can be compared."""
+    return min(rounding, max(EXACT_SHARE * rounding, _norm(whole - reordered)))
+
+
+def _weights(parts: Sequence[Named], whole: Named) -> tuple[float, ...]:
+    """Return the weights that bring the parts' gradients closest to the whole batch's, by least squares."""
+    import torch
+
+    gram = torch.tensor([[_dot(one, other) for other in parts] for one in parts], dtype=torch.float64)
+    aims = torch.tensor([_dot(one, whole) for one in parts], dtype=torch.float64)
+    if not bool(torch.isfinite(gram).all() and torch.isfinite(aims).all()):
+        return (math.nan,) * len(parts)
+    # With the pseudo-inverse, equal parts share their weight.
+    solved = torch.linalg.pinv(gram, hermitian=True) @ aims
+    return tuple(float(weight) for weight in solved)
+
+
+def _mean(parts: Sequence[Named], name: str) -> Any:
+    return sum(part[name] for part in parts) / len(parts)
+
+
+def _dot(one: Named, other: Named) -> float:
+    return float(sum((one[name] * other[name]).sum() for name in one))
+
+
+def _ratio(above: float, below: float) -> float:
+    return above / below if below else 0.0
+
+
+def _norm(tensor: Any) -> float:
+    return float(tensor.norm())
+
+
+def _epsilon(tensor: Any) -> float:
+    import torch
+
+    return float(torch.finfo(tensor.dtype).eps)
+
+
+def main() -> None:
+    """Answer questions until stdin ends."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    start = decode(ReferenceStart, json.loads(sys.stdin.readline()))
+    try:
+        alone: Alone | None = Alone(start)
+        answer = ReferenceAnswer()
+    except UserError as error:
+        alone, answer = None, _trouble(error)
+    for line in sys.stdin:
+        if alone is not None:
+            answer = alone.answer(decode(Question, json.loads(line)))
+        answers.write(json.dumps(encode(answer)) + "\n")
+
+
+def _trouble(error: UserError) -> ReferenceAnswer:
+    return ReferenceAnswer(problem=f"in one process, {error.message}" + (f" ({error.help})" if error.help else ""))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Copy:
+    """The model in one precision."""
+
+    module: Any
+    ddp: Any
+    steps: TrainingStep
+    change: Callable[[Any], Any]
+    """Converts a batch's tensor to that precision."""
+
+
+class Alone:
+    """The model in one process, in its own precision and, if possible, in float64."""
+
+    def __init__(self, start: ReferenceStart) -> None:
+        """Build the model. Raises ``UserError``."""
+        import torch
+
+        self._settings, self._world_size = start.settings, start.world_size
+        self._device = torch.device(start.device)
+        self._open_group()
+        built = self._build()
+        self._batches: Batches = choose_batches(self._settings, built.module, self._device)
+        self._hooked = tuple(name for name, one in built.module.named_parameters() if _has_hooks(one))
+        self._batchnorm = tuple(name for name, one in built.module.named_modules() if is_batchnorm(one))
+        self._plain = self._copy(built, lambda tensor: tensor)
+        self._double = self._in_double(built)
+
+    def answer(self, question: Question) -> ReferenceAnswer:
+        """Return how DDP's gradients of a step compare with those of one process."""
+        import torch
+
+        kept = torch.load(question.path, map_location="cpu", weights_only=True)
+        try:
+            batches = [self._batches.get(rank, self._world_size, question.step) for rank in range(self._world_size)]
+            changed = [rank for rank, one in enumerate(batches) if batch_digest(one) != question.batches[rank]]
+            if changed:
+                return self._reply(problem=_IMPURE.format(rank=changed[0], step=question.step))
+            return self._reply(step=self._compare(question, kept, batches))
+        except CannotJoin as error:
+            return self._reply(problem=f"cannot join the batches of all ranks: {error}")
+        except UserError as error:
+            return _trouble(error)
+
+    def _reply(self, *, step: ReferenceStep | None = None, problem: str = "") -> ReferenceAnswer:
+        return ReferenceAnswer(
+            step=step,
+            float64=self._double is not None,
+            batchnorm=self._batchnorm,
+            hooked=self._hooked,
+            problem=problem,
+        )
+
+    def _compare(self, question: Question, kept: Any, batches: Sequence[Any]) -> ReferenceStep:
+        whole, double = join(batches), None
+        plain, losses = self._compute_all(self._plain, kept, whole, batches, question.step)
+        if self._double is not None:
+            try:
+                double, _ = self._compute_all(self._double, kept, whole, batches, question.step)
+            except UserError:  # a layer or the user's code does not support float64
+                self._double = None
+        copy_ = self._double or self._plain
+        other, _ = self._compute(copy_, kept, whole, question.step, 0, seed=OTHER_NUMBERS)
+        return compare_gradients(
+            question=question,
+            ddp=kept["gradients"],
+            plain=plain,
+            double=double,
+            other_numbers=other,
+            reordered=self._compute(copy_, kept, _reverse(whole, sum(sample_counts(batches))), question.step, 0)[0],
+            still=self._without_batchnorm(copy_, kept, whole, batches, question.step) if self._batchnorm else None,
+            samples=sample_counts(batches),
+            part_losses=losses,
+        )
+
+    def _compute_all(
+        self, one: _Copy, kept: Any, whole: Any, batches: Sequence[Any], step: int
+    ) -> tuple[Gradients, tuple[float | None, ...]]:
+        """Return the gradients of the whole batch and of each part, and the losses of the parts."""
+        parts = [self._compute(one, kept, batch, step, rank) for rank, batch in enumerate(batches)]
+        gradients, _ = self._compute(one, kept, whole, step, 0)
+        return Gradients(whole=gradients, parts=tuple(part for part, _ in parts)), tuple(loss for _, loss in parts)
+
+    def _without_batchnorm(
+        self, one: _Copy, kept: Any, whole: Any, batches: Sequence[Any], step: int
+    ) -> Gradients:  # fmt: skip
+        """Return the gradients with BatchNorm in eval mode: its running statistics are the same for any batch."""
+        layers = [layer for layer in one.module.modules() if is_batchnorm(layer)]
+        for layer in layers:
+            layer.eval()
+        try:
+            return self._compute_all(one, kept, whole, batches, step)[0]
+        finally:
+            for layer in layers:
+                layer.train()
+
+    def _compute(
+        self, one: _Copy, kept: Any, batch: Any, step: int, rank: int, *, seed: int = 0
+    ) -> tuple[dict[str, Any], float | None]:
+        """Return a batch's gradients and its loss, computed from the saved state."""
+        import torch
+
+        with torch.no_grad():
+            for name, tensor in [*one.module.named_parameters(), *one.module.named_buffers()]:
+                tensor.copy_(kept["state"][name])
+        set_seed(self._settings.seed + seed, STEP, step=step, rank=rank)
+        loss = one.steps.run(one.ddp, map_tensors(batch, one.change), f"step {step}")
+        return take_gradients(one.module), loss
+
+    def _build(self) -> Built:
+        set_seed(self._settings.seed, BUILD)
+        built = build(load_callable(self._settings.model, "--model"), self._settings.model, self._device)
+        quiet_dropout(built.module)
+        return built
+
+    def _in_double(self, plain: Built) -> _Copy | None:
+        """Return a second copy of the model in float64, or None if it does not support that."""
+        import torch
+
+        built = self._build()
+        if built.module is plain.module:
+            return None
+        try:
+            built.module.double()
+            if isinstance(built.loss_fn, torch.nn.Module):
+                built.loss_fn.double()
+            return self._copy(built, _to_double)
+        except Exception:  # noqa: BLE001 - the user's classes may raise anything; rounding is then estimated otherwise
+            return None
+
+    def _copy(self, built: Built, change: Callable[[Any], Any]) -> _Copy:
+        return _Copy(
+            module=built.module,
+            ddp=wrap(built.module, self._device, unused=self._settings.unused),
+            steps=TrainingStep(self._settings.step, built.loss_fn),
+            change=change,
+        )
+
+    def _open_group(self) -> None:
+        import torch
+        from torch import distributed
+
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        store = distributed.HashStore()
+        distributed.init_process_group(self._settings.backend, store=store, rank=0, world_size=1)
+
+
+def take_gradients(module: Any) -> dict[str, Any]:
+    """Return a dense float64 copy of a model's gradients, on the host because there is room for many of them."""
+    import torch
+
+    gradients = {name: one.grad for name, one in module.named_parameters() if one.grad is not None}
+    return {
+        name: gradient.detach().to_dense().to(device="cpu", dtype=torch.float64, copy=True)
+        for name, gradient in gradients.items()
+    }
+
+
+def is_batchnorm(module: Any) -> bool:
+    """Return whether a layer computes statistics on its own rank's batch: BatchNorm in training, not SyncBatchNorm."""
+    from torch import nn
+
+    family = nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - their only base
+    return isinstance(module, family) and not isinstance(module, nn.SyncBatchNorm) and bool(module.training)
+
+
+def _to_double(tensor: Any) -> Any:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _has_hooks(parameter: Any) -> bool:
+    return bool(
+        getattr(parameter, "_backward_hooks", None) or getattr(parameter, "_post_accumulate_grad_hooks", None)
+    )  # fmt: skip
+
+
+def _reverse(batch: Any, samples: int) -> Any:
+    """Return a batch with its samples in reverse order. The gradient is the same sum, added in another order."""
+    return map_tensors(batch, lambda tensor: tensor.flip(0) if tensor.ndim and tensor.shape[0] == samples else tensor)
+
+
+if __name__ == "__main__":
+    main()

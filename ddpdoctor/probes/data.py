@@ -1,0 +1,641 @@
+"""`check-data --dataset`: each rank builds the user's loader and draws from it, and rank 0 counts the draws of all.
+
+Indices are drawn without loading data where the sampler allows it. Digests of the data show whether two ranks hold the
+same samples, which indices alone cannot.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import operator
+import os
+import random
+import struct
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from math import isqrt
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.model.data import Drawn, EpochSeen, Indices, LoaderSeen, Pass, RankDraws, RankPass, SamplerSeen
+from ddpdoctor.model.errors import UserError, first_line
+from ddpdoctor.model.words import rank_list
+from ddpdoctor.probes.load_torch import import_torch
+from ddpdoctor.probes.ranks import meet_ranks, unreachable
+from ddpdoctor.probes.user_code import leaves, load_callable, users_turn
+from ddpdoctor.recorder.replicas.fingerprint import fingerprints
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from ddpdoctor.model.launch import Launch
+    from ddpdoctor.probes.ranks import Ranks
+
+MOST_SAMPLES = 2**24
+"""Our choice: up to this size, ranks send which samples they drew, 2 MiB per pass. Above it, only sums and counts."""
+MOST_OVERLAPS = 64
+OVERLAP_BITS = 2**31
+"""Our choice: the samples of each pair are counted for so many ranks, and fewer if ranks squared times samples exceeds
+this number. That takes a quarter of a second per pass."""
+MADE_TWICE = "initialize the default process group twice"
+"""Part of torch's error if a function creates the process group that ddpdoctor has already created."""
+NO_GROUP = "`ddpdoctor check-rendezvous`, started on all hosts, says which connections fail."
+MEET_LIMIT_S = 60.0
+"""Our choice: how long a rank tries to reach the store. On a busy host, importing torch takes tens of seconds."""
+GROUP_TIMEOUT_S = 600.0
+LATE_S = 60.0
+"""Our choice: how long rank 0 may take to judge and report after all ranks have answered."""
+PASS_LIMIT_S = 30.0
+"""Our choice: the time limit of one pass over data without indices, which must be loaded to be counted."""
+DIGESTED_BATCHES = 8
+"""Our choice: how many batches of such a pass get digests."""
+DIGEST_BYTES = 12
+SAMPLES = 8
+"""Our choice: samples loaded on every rank, spread over the dataset. Labels of few classes may be equal by chance."""
+MOST_LEAVES = 16
+SEED = 20240229
+"""Any number that is the same on all ranks, so that random augmentation is the same too."""
+_DIGEST_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckDataOptions:
+    """What the user asked for."""
+
+    function: str
+    """``package.module:function``."""
+    epochs: int
+    set_epoch: bool
+    timeout_s: float
+    """How long to wait for the slowest rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatheredDraws:
+    """What rank 0 received from all ranks."""
+
+    drawn: Drawn
+    ranks: tuple[RankDraws, ...]
+
+
+def run_rank(
+    wanted: CheckDataOptions, launch: Launch, env: Mapping[str, str], report: Callable[[GatheredDraws], int]
+) -> int:
+    """Take part and return the exit status, which is the same on all ranks.
+
+    ``report`` judges and shows the result on rank 0. Raises ``UserError`` on rank 0 if the user's code failed on any
+    rank, and on a rank that cannot reach the others.
+    """
+    try:
+        with meet_ranks(launch, env, meet_limit_s=MEET_LIMIT_S, limit_s=wanted.timeout_s) as ranks:
+            return _take_part(wanted, launch, ranks, report)
+    except StoreError as error:
+        raise unreachable(launch, error) from error
+
+
+def _take_part(wanted: CheckDataOptions, launch: Launch, ranks: Ranks, report: Callable[[GatheredDraws], int]) -> int:
+    own, maps = _inspect(wanted, launch, ranks)
+    everyone = ranks.gather("drawn", own)
+    count = _least_compared(everyone or ())
+    parts = [
+        ranks.gather(f"map/{number}", Indices(bits=base64.b64encode(bits).decode()))
+        for number, bits in enumerate(maps)
+        if everyone is None or number < count
+    ]
+    return ranks.end(
+        lambda: _decide(wanted, everyone or (), [part for part in parts if part], report),
+        wanted.timeout_s + LATE_S,
+    )
+
+
+def _inspect(wanted: CheckDataOptions, launch: Launch, ranks: Ranks) -> tuple[RankDraws, tuple[bytes, ...]]:
+    """Return what this rank reports, and the bitmaps of its passes if they are small enough."""
+    try:
+        with _process_group(ranks):
+            function = load_callable(wanted.function, "--dataset")
+            with users_turn(f"--dataset {wanted.function} failed"):
+                made = function()
+            draws, maps = draw_from(made, wanted.function, launch.rank, wanted.epochs, set_epoch=wanted.set_epoch)
+    except UserError as error:
+        host = os.uname().nodename
+        return RankDraws(rank=launch.rank, host=host, problem=error.message, help=_advise(error)), ()
+    fits = draws.samples is not None and draws.samples <= MOST_SAMPLES and len(maps) == wanted.epochs
+    return replace(draws, compared=fits), maps if fits else ()
+
+
+def _advise(error: UserError) -> str:
+    if MADE_TWICE not in error.message:
+        return error.help
+    return (
+        f"{error.help}\nThe process group is there already: call init_process_group only if not dist.is_initialized()."
+    )
+
+
+@contextmanager
+def _process_group(ranks: Ranks) -> Iterator[None]:
+    """Provide a default process group: samplers ask it for rank and world size, and the user's code may wait in it."""
+    import_torch()
+    from torch import distributed
+
+    if not distributed.is_available() or distributed.is_initialized():
+        yield
+        return
+    store, problem = None, None
+    try:
+        store = ranks.open_process_group("gloo", "cpu", MEET_LIMIT_S, GROUP_TIMEOUT_S)
+    except RuntimeError as error:
+        problem = error
+    # init_process_group may return before the other ranks have connected. They fail if this rank leaves then.
+    ranks.wait_for_all("group")
+    if problem is not None:
+        raise UserError(f"no process group could be created: {first_line(problem)}", help=NO_GROUP) from problem
+    try:
+        yield
+    finally:
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+        del store
+
+
+def _least_compared(everyone: Sequence[RankDraws]) -> int:
+    """Return for how many passes all ranks send bitmaps."""
+    return min((len(one.passes) if one.compared else 0 for one in everyone), default=0)
+
+
+def _decide(
+    wanted: CheckDataOptions,
+    everyone: Sequence[RankDraws],
+    parts: Sequence[Sequence[Indices]],
+    report: Callable[[GatheredDraws], int],
+) -> int:
+    _raise_problems(everyone)
+    return report(GatheredDraws(drawn=_count(wanted, everyone, parts), ranks=tuple(everyone)))
+
+
+def _raise_problems(everyone: Sequence[RankDraws]) -> None:
+    wrong = [one for one in everyone if one.problem]
+    if not wrong:
+        return
+    alike = [one.rank for one in wrong if one.problem == wrong[0].problem]
+    where = "" if len(alike) == len(everyone) else f"{rank_list(alike)}: "
+    raise UserError(where + wrong[0].problem, help=wrong[0].help)
+
+
+def _count(wanted: CheckDataOptions, everyone: Sequence[RankDraws], parts: Sequence[Sequence[Indices]]) -> Drawn:
+    first = everyone[0]
+    assert first.loader is not None
+    notes = dict.fromkeys(note for one in everyone for note in one.notes)
+    lengths = {one.samples for one in everyone}
+    same_length = len(lengths) == 1 and first.samples is not None
+    if not same_length and None not in lengths:
+        notes["the datasets of the ranks have different lengths, so that their indices are not the same samples"] = None
+    passes = tuple(
+        _join_pass(number, everyone, parts[number] if same_length and number < len(parts) else (), first.samples)
+        for number in range(min(len(one.passes) for one in everyone))
+    )
+    return Drawn(
+        world_size=len(everyone),
+        function=wanted.function,
+        samples=first.samples if same_length else None,
+        kind=first.kind,
+        dataset=first.loader.dataset,
+        sampler=first.loader.sampler.type if first.loader.sampler else "",
+        batch_size=first.loader.batch_size,
+        passes=passes,
+        set_epoch=first.set_epoch,
+        notes=tuple(notes),
+    )
+
+
+def _join_pass(number: int, everyone: Sequence[RankDraws], parts: Sequence[Indices], samples: int | None) -> Pass:
+    rows = tuple(one.passes[number] for one in everyone)
+    if not parts or samples is None:
+        return Pass(number=number + 1, ranks=rows)
+    once, twice = 0, 0
+    same: dict[str, list[int]] = {}
+    every = [int.from_bytes(base64.b64decode(part.bits), "little") for part in parts]
+    for rank, (part, drawn) in enumerate(zip(parts, every, strict=True)):
+        twice |= once & drawn
+        once |= drawn
+        same.setdefault(part.bits, []).append(rank)
+    return Pass(
+        number=number + 1,
+        ranks=rows,
+        unique=once.bit_count(),
+        shared=twice.bit_count(),
+        missed=samples - once.bit_count(),
+        alike=tuple(tuple(ranks) for ranks in same.values() if len(ranks) > 1),
+        overlaps=_overlaps(every[: min(MOST_OVERLAPS, isqrt(OVERLAP_BITS // max(samples, 1)))]),
+    )
+
+
+def _overlaps(every: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Count the samples that two ranks both drew, for all pairs."""
+    half = [[(one & other).bit_count() for other in every[: at + 1]] for at, one in enumerate(every)]
+    return tuple(tuple(half[max(a, b)][min(a, b)] for b in range(len(every))) for a in range(len(every)))
+
+
+def draw_from(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) -> tuple[RankDraws, tuple[bytes, ...]]:
+    """Draw from what the user's function returned. Return the draws, and a bitmap of the samples drawn in each pass.
+
+    Without indices there are no bitmaps.
+    Raises ``UserError`` if it is not a loader, or if the user's code fails.
+    """
+    from torch.utils.data import DataLoader, Dataset
+
+    if isinstance(made, DataLoader):
+        return _inspect_loader(made, name, rank, epochs, set_epoch=set_epoch)
+    if isinstance(made, Dataset):
+        raise UserError(
+            f"{name} returns a dataset ({_type_of(made)}), but loader and sampler decide how it is split",
+            help="Return the DataLoader; or use the arithmetic alone: check-data --samples N --world-size N.",
+        )
+    if isinstance(made, tuple | list | dict) and any(
+        isinstance(one, DataLoader) for one in (made.values() if isinstance(made, dict) else made)
+    ):
+        raise UserError(
+            f"{name} returns a {type(made).__name__} with several loaders, but only one can be checked",
+            help="Name a function that returns the DataLoader that training iterates.",
+        )
+    if not hasattr(made, "__iter__"):
+        raise UserError(
+            f"{name} returns {_type_of(made)}, not a loader", help="Return the DataLoader that training iterates."
+        )
+    return _look_at_batches(made, name, rank, epochs, set_epoch=set_epoch), ()
+
+
+def _inspect_loader(
+    loader: Any, name: str, rank: int, epochs: int, *, set_epoch: bool
+) -> tuple[RankDraws, tuple[bytes, ...]]:
+    from torch.utils.data import IterableDataset
+
+    if isinstance(loader.dataset, IterableDataset):
+        return _look_at_batches(loader, name, rank, epochs, set_epoch=set_epoch), ()
+    try:
+        base = find_base(loader.dataset)
+        drawn = _draw(loader, base, name, epochs, set_epoch=set_epoch)
+    except NoIndices as error:
+        draws = _look_at_batches(loader, name, rank, epochs, set_epoch=set_epoch)
+        note = f"the indices of {_type_of(loader)} could not be followed: {error}"
+        return replace(draws, notes=(note, *draws.notes)), ()
+    digests, notes = _digest_samples(base, name)
+    seen = tuple(one.epoch(digests) for one in drawn)
+    draws = _describe(loader, base, seen, tuple(one.row(rank) for one in drawn), notes)
+    return draws, tuple(bytes(one.bits) for one in drawn)
+
+
+def _draw(loader: Any, base: Base, name: str, epochs: int, *, set_epoch: bool) -> tuple[PassDrawn, ...]:
+    drawn: list[PassDrawn] = []
+    refused: NoIndices | None = None
+    with users_turn(f"{name}: drawing its indices failed"):
+        try:
+            for number in range(1, epochs + 1):
+                epoch = _set_epoch(loader, number - 1) if set_epoch else _epoch_of(loader)
+                drawn.append(draw_pass(loader, base, number, epoch))
+        except NoIndices as error:
+            # Kept out of users_turn, which would report it as a failure of the user's code.
+            refused = error
+    if refused is not None:
+        raise refused
+    return tuple(drawn)
+
+
+def _look_at_batches(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) -> RankDraws:
+    """Iterate data that has no indices. It must be loaded to be counted."""
+    seen, rows, stopped = [], [], False
+    with users_turn(f"{name}: going over it failed"):
+        for number in range(1, epochs + 1):
+            epoch = _set_epoch(made, number - 1) if set_epoch else _epoch_of(made)
+            row, digests = _count_pass(made, rank)
+            rows.append(row)
+            seen.append(_epoch_without_indices(row, digests, number, epoch))
+            stopped |= not row.complete
+    notes = (f"a pass was followed for {PASS_LIMIT_S:g} s, but not to its end",) if stopped else ()
+    return _describe(made, None, tuple(seen), tuple(rows), notes)
+
+
+def _count_pass(made: Any, rank: int) -> tuple[RankPass, tuple[str, ...]]:
+    deadline = time.monotonic() + PASS_LIMIT_S
+    drawn = batches = last = 0
+    digests: list[str] = []
+    complete = True
+    for batch in made:
+        last = count_samples(batch)
+        drawn += last
+        batches += 1
+        if batches <= DIGESTED_BATCHES:
+            digests += digest_leaves(batch)
+        if time.monotonic() > deadline:
+            complete = False
+            break
+    row = RankPass(rank=rank, drawn=drawn, repeated=None, batches=batches, last_batch=last, complete=complete)
+    return row, tuple(digests)
+
+
+def _epoch_without_indices(row: RankPass, digests: tuple[str, ...], number: int, epoch: int | None) -> EpochSeen:
+    return EpochSeen(
+        number=number,
+        set_epoch=epoch,
+        batches=row.batches,
+        drawn=0,
+        total=0,
+        xor=0,
+        order="",
+        first="",
+        complete=row.complete,
+        trained=True,
+        batch_digests=digests,
+        backwards=row.batches,
+    )
+
+
+def _digest_samples(base: Base, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return digests of a few samples, or a note on why there are none. Counting works without them."""
+    try:
+        with users_turn(f"{name}: samples could not be loaded, so that equal indices are taken for equal samples"):
+            return digest_samples(base.dataset, base.samples), ()
+    except UserError as error:
+        return (), (f"{error.message} {error.help}".strip(),)
+
+
+def _set_epoch(loader: Any, epoch: int) -> int | None:
+    """Call the first ``set_epoch`` found, as training loops do, and return the epoch. Return None if there is none."""
+    for owner in _epoch_owners(loader):
+        if callable(getattr(owner, "set_epoch", None)):
+            owner.set_epoch(epoch)
+            return epoch
+    return None
+
+
+def _epoch_of(loader: Any) -> int | None:
+    found = (getattr(owner, "epoch", None) for owner in _epoch_owners(loader))
+    return next((epoch for epoch in found if isinstance(epoch, int)), None)
+
+
+def _epoch_owners(loader: Any) -> tuple[Any, ...]:
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    return (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+
+
+def _describe(
+    made: Any, base: Base | None, seen: tuple[EpochSeen, ...], passes: tuple[RankPass, ...], notes: tuple[str, ...]
+) -> RankDraws:
+    """Return the draws from a loader. ``base`` is None if it has no indices."""
+    dataset = getattr(made, "dataset", made) if base is None else base.dataset
+    batch_size = getattr(made, "batch_size", None) or getattr(getattr(made, "batch_sampler", None), "batch_size", None)
+    samples = None if base is None else base.samples
+    loader = LoaderSeen(
+        number=1,
+        site=None,
+        dataset=_type_of(dataset),
+        dataset_digest="",
+        samples=samples,
+        batch_size=batch_size if isinstance(batch_size, int) else None,
+        drop_last=getattr(made, "drop_last", None),
+        iterable=base is None,
+        workers=getattr(made, "num_workers", 0),
+        indices_seen=base is not None,
+        sampler=None if base is None else _describe_sampler(made),
+        epochs=seen,
+        passes=len(seen),
+    )
+    return RankDraws(
+        rank=passes[0].rank,
+        host=os.uname().nodename,
+        loader=loader,
+        kind=_type_of(made),
+        samples=samples,
+        set_epoch=any(one.set_epoch is not None for one in seen),
+        passes=passes,
+        notes=notes,
+    )
+
+
+def _describe_sampler(loader: Any) -> SamplerSeen:
+    """Describe what divides the samples among ranks: the sampler, or the user's own batch sampler if there is one."""
+    from torch.utils.data import BatchSampler
+    from torch.utils.data.distributed import DistributedSampler
+
+    batch_sampler = loader.batch_sampler
+    is_own = batch_sampler is not None and type(batch_sampler) is not BatchSampler
+    sampler = batch_sampler if is_own else loader.sampler
+    return SamplerSeen(
+        type=_type_of(sampler),
+        replicas=_number(sampler, "num_replicas"),
+        rank=_number(sampler, "rank"),
+        seed=_number(sampler, "seed"),
+        shuffle=_flag(sampler, "shuffle"),
+        drop_last=_flag(sampler, "drop_last"),
+        standard=type(sampler).__iter__ is DistributedSampler.__iter__,
+    )
+
+
+def _number(sampler: Any, name: str) -> int | None:
+    value = getattr(sampler, name, None)
+    return value if type(value) is int else None
+
+
+def _flag(sampler: Any, name: str) -> bool | None:
+    value = getattr(sampler, name, None)
+    return value if type(value) is bool else None
+
+
+def _type_of(value: Any) -> str:
+    kind = type(value)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+class NoIndices(Exception):  # noqa: N818 - says what it is
+    """The sampler yields something that is not a sample's index, or the dataset has no length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """The dataset inside all of torch's ``Subset`` wrappers."""
+
+    dataset: Any
+    samples: int
+    maps: tuple[Sequence[int], ...] = ()
+    """The indices of the subsets, outermost first."""
+
+    def trace(self, index: Any) -> int:
+        """Return the sample that an index of the loader means. Raises ``NoIndices``."""
+        try:
+            found = operator.index(index)
+            for chosen in self.maps:
+                found = operator.index(chosen[found])
+        except (TypeError, IndexError) as error:
+            raise NoIndices(f"{type(index).__name__} is not an index") from error
+        if not -self.samples <= found < self.samples:
+            raise NoIndices(f"there is no sample {found}")
+        return found % self.samples
+
+
+def find_base(dataset: Any) -> Base:
+    """Return the dataset inside all subsets, because equal indices in two subsets need not be equal samples.
+
+    Raises ``NoIndices`` if it has no length.
+    """
+    from torch.utils.data import Subset
+
+    maps = []
+    while type(dataset) is Subset:
+        maps.append(dataset.indices)
+        dataset = dataset.dataset
+    try:
+        return Base(dataset=dataset, samples=len(dataset), maps=tuple(maps))
+    except (TypeError, NotImplementedError) as error:
+        raise NoIndices("the dataset has no length") from error
+
+
+def draw_batches(loader: Any) -> Iterator[list[Any]]:
+    """Yield the indices that a DataLoader would request from its workers, batch by batch."""
+    if loader.batch_sampler is not None:
+        yield from (list(batch) for batch in loader.batch_sampler)
+    else:
+        yield from ([index] for index in loader.sampler)
+
+
+@dataclass(slots=True, kw_only=True)
+class PassDrawn:
+    """The counts of a pass while it is drawn."""
+
+    number: int
+    set_epoch: int | None
+    bits: bytearray
+    """Bit i % 8 of byte i // 8 is set if sample i was drawn."""
+    drawn: int = 0
+    batches: int = 0
+    last_batch: int = 0
+    total: int = 0
+    xor: int = 0
+    order: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=DIGEST_BYTES))
+    first: str = ""
+
+    def add(self, batch: Sequence[int]) -> None:
+        """Count one batch."""
+        self.order.update(struct.pack(f"<{len(batch)}q", *batch))
+        if not self.batches:
+            self.first = self.order.hexdigest()
+        self.batches += 1
+        self.last_batch = len(batch)
+        self.drawn += len(batch)
+        self.total += sum(batch)
+        for index in batch:
+            self.xor ^= index
+            self.bits[index >> 3] |= 1 << (index & 7)
+
+    @property
+    def repeated(self) -> int:
+        """How many draws repeated a sample."""
+        return self.drawn - int.from_bytes(self.bits, "little").bit_count()
+
+    def epoch(self, samples: tuple[str, ...]) -> EpochSeen:
+        """Return the pass as the data rules need it. ``samples`` are digests of a few samples."""
+        return EpochSeen(
+            number=self.number,
+            set_epoch=self.set_epoch,
+            batches=self.batches,
+            drawn=self.drawn,
+            total=self.total,
+            xor=self.xor,
+            order=self.order.hexdigest(),
+            first=self.first,
+            complete=True,
+            trained=True,
+            sample_digests=samples,
+            backwards=self.batches,
+            repeats=self.repeated,
+        )
+
+    def row(self, rank: int) -> RankPass:
+        """Return the pass as the report needs it."""
+        return RankPass(
+            rank=rank,
+            drawn=self.drawn,
+            repeated=self.repeated,
+            batches=self.batches,
+            last_batch=self.last_batch,
+            complete=True,
+        )
+
+
+def draw_pass(loader: Any, base: Base, number: int, set_epoch: int | None) -> PassDrawn:
+    """Draw one pass. Raises ``NoIndices``, and errors of the user's sampler propagate."""
+    drawn = PassDrawn(number=number, set_epoch=set_epoch, bits=bytearray(-(-base.samples // 8)))
+    for batch in draw_batches(loader):
+        drawn.add([base.trace(index) for index in batch])
+    return drawn
+
+
+def digest_samples(dataset: Any, samples: int) -> tuple[str, ...]:
+    """Return digests of a few samples, with the same random state on all ranks. The dataset's errors propagate."""
+    chosen = sorted({place * samples // SAMPLES for place in range(SAMPLES)})
+    found = []
+    with _same_random_state():
+        for index in chosen:
+            _seed(index)
+            found += [f"{index}:{leaf}" for leaf in digest_leaves(dataset[index])]
+    return tuple(found)
+
+
+def digest_leaves(data: Any) -> tuple[str, ...]:
+    """Return "leaf:digest" for a batch or a sample. Leaves with only one value say nothing and are left out."""
+    found = ((number, _digest(leaf)) for number, (_, leaf) in enumerate(islice(leaves(data), MOST_LEAVES)))
+    return tuple(f"{number}:{digest}" for number, digest in found if digest)
+
+
+def count_samples(batch: Any) -> int:
+    """Return how many samples a batch has: the first dimension of its first tensor, else 1."""
+    import torch
+
+    sizes = (len(leaf) for _, leaf in leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim())
+    return next(sizes, len(batch) if isinstance(batch, list) else 1)
+
+
+def _digest(leaf: Any) -> str:
+    import torch
+
+    if isinstance(leaf, torch.Tensor):
+        return "" if _is_constant(leaf) else _hash(fingerprints([leaf]), f"{leaf.dtype} {tuple(leaf.shape)}")
+    if isinstance(leaf, bytes | str | int | float | bool):
+        return _hash(leaf if isinstance(leaf, bytes) else repr(leaf).encode(), type(leaf).__name__)
+    as_bytes = getattr(leaf, "tobytes", None)  # NumPy arrays and images have it
+    return _hash(as_bytes(), type(leaf).__name__) if callable(as_bytes) else ""
+
+
+def _is_constant(tensor: Any) -> bool:
+    return bool(tensor.numel() > 1 and (tensor == tensor.flatten()[0]).all())
+
+
+def _hash(content: bytes, kind: str) -> str:
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES, key=kind.encode()[:64]).hexdigest()
+
+
+@contextmanager
+def _same_random_state() -> Iterator[None]:
+    """Restore the random states afterwards."""
+    import torch
+
+    state, numpy = random.getstate(), sys.modules.get("numpy")
+    numpy_state = None if numpy is None else numpy.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            if numpy is not None:
+                numpy.random.set_state(numpy_state)
+
+
+def _seed(index: int) -> None:
+    import torch
+
+    torch.random.default_generator.manual_seed(SEED + index)
+    random.seed(SEED + index)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(SEED + index)

@@ -1,1 +1,0 @@
-"""Reads the sample indices that the user's own loaders give each rank."""

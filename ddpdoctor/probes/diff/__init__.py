@@ -1,1 +1,0 @@
-"""Compares the checkpoint files of ranks or runs: `check-consistency --diff`."""
