@@ -4,7 +4,7 @@ A timer interrupts each rank every 2 to 10 ms, under torchrun and under wrap. Th
 and goes on where it was. An exception is lost if it never comes, or if another one comes while it passes: in a
 ``finally`` of torch, for one. For each that is lost the rank prints where it was raised, and where the other one was.
 A handler is cut short if an earlier exception comes in it, and its own is never raised. Both happen without us as well,
-and more often under wrap, where an exception takes longer to pass: its wrappers record it.
+on a busy machine above all.
 
 Give numbers of steps for torchrun and wrap to change the 8,000 of each: a step takes longer under wrap, so that
 ``27000 8000`` makes about as many signals under both.
