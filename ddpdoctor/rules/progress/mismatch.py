@@ -30,7 +30,8 @@ from ddpdoctor.rules.registry import rule
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpdoctor.model.facts import CallKind, ReducerSaid
+    from ddpdoctor.model.facts import ReducerSaid
+    from ddpdoctor.model.findings import Place
     from ddpdoctor.model.stacks import Frame
     from ddpdoctor.rules.progress.branches import Turning
     from ddpdoctor.rules.progress.calls import Conflict, TimelineEntry
@@ -77,10 +78,12 @@ def reducer_clues(job: JobState, failure: Failure) -> tuple[Clue, ...]:
     fix = _reducer_fix(said.what)
     if said.what is Fault.TWICE:
         return (Clue(said="a layer ran outside DDP's forward, or in two reentrant checkpoints", fix=fix),)
+    users = [] if option_words(job) else _users(job)
+    why = "forward did not use them, or the loss does not depend on their output"
     if said.outputs:
         why = f"{said.outputs[0]} in the script depends on them, but the loss does not use it"
-    else:
-        why = _branch_words(job)
+    elif users:
+        why = _took_another_branch(users)
     return (Clue(said=why, fix=fix),)
 
 
@@ -126,24 +129,11 @@ def skipped_reduction(job: JobState, conflict: Conflict) -> Problem | None:
 
 def option_words(job: JobState) -> list[str]:
     """Return the ranks whose DDP was set to find unused parameters, if not all were."""
-    reported = {n: _finds_unused(job, n) for n in job.states}
-    where, elsewhere = ([n for n, finds in reported.items() if finds is value] for value in (True, False))
+    reported = {n: {model.finds_unused for model in job.rank(n).models} for n in job.states}
+    where, elsewhere = ([n for n, finds in reported.items() if finds == {value}] for value in (True, False))
     if not where or not elsewhere:
         return []
     return [f"{rank_list(where)} passed find_unused_parameters=True to DDP, and {rank_list(elsewhere)} did not"]
-
-
-def _finds_unused(job: JobState, number: int) -> bool | None:
-    """Return whether all models of a rank (True) or none (False) were set so; None if mixed or not known."""
-    reported = {model.finds_unused for model in job.rank(number).models}
-    return reported.pop() if len(reported) == 1 else None
-
-
-def _branch_words(job: JobState) -> str:
-    users = [] if option_words(job) else _users(job)
-    if users:
-        return _took_another_branch(users)
-    return "forward did not use them, or the loss does not depend on their output"
 
 
 def _took_another_branch(users: Sequence[int]) -> str:
@@ -220,14 +210,32 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
     options = option_words(job) if any(part.native for part in conflict.parts) else []
     counts = say.counts_words(job, [part.rank for part in conflict.parts])
     departing = [part for part in conflict.parts if part.rank in set(blamed)]
-    turning = _turning(job, conflict, departing)
-    guard = _guard(job, conflict, departing) if turning is None else None
-    alike = {part.rank for part in departing if part.key == departing[0].key}
-    where = tuple(
-        place
-        for part in departing
-        for place in places(part.rank, _lines(job, part, (turning, guard) if part.rank in alike else (None, None)))
-    )
+    agreeing = [part for part in conflict.parts if part not in departing]
+    # How the first blamed rank parted from the first that agrees with the others, or the condition that led it to a
+    # call that no other rank has made. One that was killed in the call has no stack.
+    turning: Turning | None = None
+    guard: Frame | None = None
+    other = next((part for part in agreeing if stack_of(job.rank(part.rank))), next(iter(agreeing), None))
+    if departing and other is not None and not conflict.passed:
+        mine = departing[0]
+        turning = find_turning(
+            job.facts.control_flow, job.states[mine.rank], job.states[other.rank], conflict.group.name, conflict.seq,
+            (mine, other),
+        )  # fmt: skip
+        if turning is None and not any(has_called(job.rank(part.rank), mine.kind) for part in agreeing):
+            frames = call_frames(job.rank(mine.rank), mine.site), call_frames(job.rank(other.rank), other.site)
+            guard = find_guard(job.facts.control_flow, *frames, over=False)
+    where: tuple[Place, ...] = ()
+    for part in departing:  # the lines that decided it, that of the call, and that of the error that led to the call
+        rank = job.rank(part.rank)
+        shown = part.site or rank.last_place or say.line_at(job.states[part.rank])
+        alike = part.key == departing[0].key
+        if turning is not None and alike:
+            lines = [shown, *turning.lines] if turning.loop_ended else [*turning.lines, shown]
+        else:
+            error = innermost_user(rank.handled.frames) if rank.handled is not None else None
+            lines = [guard if alike else None, shown, error]
+        where += places(part.rank, lines)
     # The number counts from 1, as in NCCL's log and the flight recorder. The text that torch raises under DETAIL counts
     # from 0.
     detail = job.states[conflict.parts[0].rank].detail
@@ -249,12 +257,22 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
     sides = _call_classes(list(conflict.parts))
     said = [f"{rank_list(ranks)}: {what}" for what, ranks in list(sides.items())[: say.MAX_CLASSES]]
     left = len(sides) - len(said)
+    turned = f"{did_words(turning)} and " if turning is not None and len(_call_classes(departing)) == 1 else ""
+    summary = f"{_side_words(job, conflict, departing, turned)}, but {_side_words(job, conflict, agreeing)}"
+    if conflict.left:
+        summary = (
+            f"{_side_words(job, conflict, departing)}, but {say.who(job, conflict.left)} did not call it: "
+            f"{verb(conflict.left, 'its script has', 'their scripts have')} ended"
+        )
+    elif not agreeing:
+        sides = _call_classes(departing)
+        summary = "the ranks disagree: " + ", ".join(f"{say.who(job, who)} in {what}" for what, who in sides.items())
     return say.problem_of(
         job,
         blamed,
         confidence=conflict.blame.confidence,
         where=where,
-        summary=_summary(job, conflict, departing, turning),
+        summary=summary,
         evidence=(
             f"collective {conflict.seq}{counted} of {group}: {conflict.blame.reason}",
             *([*said, f"and {left} other calls"] if left else said),
@@ -262,7 +280,7 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
             *([f"its call is under the condition at {line_of(guard)}, and the other ranks never made that call"]
               if guard is not None and "condition" not in conflict.blame.reason else ()),
             *found,
-            *_inside_words(job, conflict, departing),
+            *_inside_words(job, conflict, departing, other),
             *say.classes(job, conflict.left),
             *options,
             *say.handled_words(job, blamed),
@@ -273,27 +291,6 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
         if options
         else _fix(job, conflict, (turning, guard), uneven=bool(counts) and not job.facts.control_flow),
     )  # fmt: skip
-
-
-def _turning(job: JobState, conflict: Conflict, departing: list[TimelineEntry]) -> Turning | None:
-    """Return how the first blamed rank parted from the first rank that agrees with the others."""
-    agreeing = [part for part in conflict.parts if part not in departing]
-    if conflict.passed or not departing or not agreeing:
-        return None
-    mine, other = departing[0], _shown(job, agreeing)
-    return find_turning(
-        job.facts.control_flow, job.states[mine.rank], job.states[other.rank], conflict.group.name, conflict.seq,
-        (mine, other),
-    )  # fmt: skip
-
-
-def _usual_dtype(conflict: Conflict) -> str:
-    """Return the dtype of a rank that is not to blame, else the widest one."""
-    dtypes = [part.kind.dtype for part in conflict.parts if part.rank not in conflict.blame.ranks]
-    dtypes = dtypes or sorted(
-        (part.kind.dtype for part in conflict.parts), key=lambda one: ("64" in str(one), "32" in str(one))
-    )
-    return str(dtypes[-1]).replace("torch.", "")
 
 
 def _hook_of(job: JobState, part: TimelineEntry) -> bool:
@@ -307,13 +304,15 @@ def _hook_of(job: JobState, part: TimelineEntry) -> bool:
     return not own_backward and any((frame.file, frame.line) == (part.site.file, part.site.line) for frame in inside)
 
 
-def _inside_words(job: JobState, conflict: Conflict, departing: list[TimelineEntry]) -> list[str]:
+def _inside_words(
+    job: JobState, conflict: Conflict, departing: list[TimelineEntry], shown: TimelineEntry | None
+) -> list[str]:
     """Return where a library took other ways on the ranks, if all of them are at one line of the script."""
     agreeing = [part for part in conflict.parts if part not in departing]
     sites = {part.site for part in conflict.parts}
-    if len(sites) > 1 or None in sites or not agreeing or len({part.kind.op for part in conflict.parts}) == 1:
+    if len(sites) > 1 or None in sites or shown is None or len({part.kind.op for part in conflict.parts}) == 1:
         return []
-    mine, other = stack_of(job.rank(departing[0].rank)), stack_of(job.rank(_shown(job, agreeing).rank))
+    mine, other = stack_of(job.rank(departing[0].rank)), stack_of(job.rank(shown.rank))
     at = next((at for at, (one, two) in enumerate(zip(mine, other, strict=False)) if one != two), None)
     if at is None or at + 1 >= min(len(mine), len(other)) or mine[at].user:
         return []
@@ -324,24 +323,6 @@ def _inside_words(job: JobState, conflict: Conflict, departing: list[TimelineEnt
         f"{stack[at + 1].function} ({line_of(stack[at])})"
         for parts, stack in ((departing, mine), (agreeing, other))
     ]
-
-
-def _guard(job: JobState, conflict: Conflict, departing: list[TimelineEntry]) -> Frame | None:
-    """Return the condition that led a rank to a call that no other rank has made."""
-    agreeing = [part for part in conflict.parts if part not in departing]
-    if conflict.passed or not departing or not agreeing:
-        return None
-    mine, others = departing[0], [job.rank(part.rank) for part in agreeing]
-    if any(has_called(other, mine.kind) for other in others):
-        return None
-    shown = _shown(job, agreeing)
-    frames = call_frames(job.rank(mine.rank), mine.site)
-    return find_guard(job.facts.control_flow, frames, call_frames(job.rank(shown.rank), shown.site), over=False)
-
-
-def _shown(job: JobState, parts: list[TimelineEntry]) -> TimelineEntry:
-    """Return the first of these ranks whose stack is known: one that was killed in the call has none."""
-    return next((part for part in parts if stack_of(job.rank(part.rank))), parts[0])
 
 
 def _fix(
@@ -358,9 +339,13 @@ def _fix(
     ops, dtypes = {part.kind.op for part in conflict.parts}, {kind.dtype for kind in kinds}
     is_one_line = len({part.site for part in conflict.parts}) == 1 and conflict.parts[0].site is not None
     if len(ops) == 1 and len(dtypes) > 1 and len(kinds) == len(conflict.parts):
+        # The dtype of a rank that is not to blame, else the widest one.
+        others = [part.kind.dtype for part in conflict.parts if part.rank not in conflict.blame.ranks]
+        widest = sorted((kind.dtype for kind in kinds), key=lambda one: ("64" in str(one), "32" in str(one)))
+        usual = str((others or widest)[-1]).replace("torch.", "")
         return (
             f"give the tensor the same dtype on all ranks before {kinds[0].op} ({line_of(kinds[0].site)}), for example "
-            f"with .to(torch.{_usual_dtype(conflict)}); look where {rank_list(conflict.blame.ranks)} "
+            f"with .to(torch.{usual}); look where {rank_list(conflict.blame.ranks)} "
             f"{verb(conflict.blame.ranks, 'creates, loads or casts', 'create, load or cast')} it"
         )
     if ops <= {"all_to_all", "all_to_all_single"}:
@@ -377,37 +362,6 @@ def _fix(
     return _ONE_LINE if len(sites) == 1 and None not in sites and not conflict.passed else ALIKE
 
 
-def _lines(
-    job: JobState, part: TimelineEntry, decided: tuple[Turning | None, Frame | None]
-) -> list[Frame | None]:  # fmt: skip
-    """Return the lines that decided it, the line of the call, and the line of the error that led to the call."""
-    turning, guard = decided
-    rank = job.rank(part.rank)
-    error = innermost_user(rank.handled.frames) if rank.handled is not None else None
-    shown = part.site or rank.last_place or say.line_at(job.states[part.rank])
-    if turning is None:
-        return [guard, shown, error]
-    if turning.loop_ended:
-        return [shown, *turning.lines]
-    return [*turning.lines, shown]
-
-
-def _summary(job: JobState, conflict: Conflict, departing: list[TimelineEntry], turning: Turning | None) -> str:
-    agreeing = [part for part in conflict.parts if part not in departing]
-    if conflict.left:
-        left = conflict.left
-        return (
-            f"{_side_words(job, conflict, departing)}, but {say.who(job, left)} did not call it: "
-            f"{verb(left, 'its script has', 'their scripts have')} ended"
-        )
-    if not agreeing:
-        sides = _call_classes(departing).items()
-        return "the ranks disagree: " + ", ".join(f"{say.who(job, ranks)} in {what}" for what, ranks in sides)
-    turned = f"{did_words(turning)} and " if turning is not None and len(_call_classes(departing)) == 1 else ""
-    mine = _side_words(job, conflict, departing, turned)
-    return f"{mine}, but {_side_words(job, conflict, agreeing)}"
-
-
 def _side_words(job: JobState, conflict: Conflict, parts: list[TimelineEntry], before: str = "") -> str:
     """Return "rank 0 is in reduce (train.py:6)", or what it called if that call went through.
 
@@ -421,17 +375,16 @@ def _side_words(job: JobState, conflict: Conflict, parts: list[TimelineEntry], b
 
 
 def _call_classes(parts: list[TimelineEntry]) -> dict[str, list[int]]:
-    return grouped((part_words(part), part.rank) for part in parts)
+    """Return the ranks of each call, as it was, at its line, with the properties that must be equal on all ranks.
 
-
-def part_words(part: TimelineEntry) -> str:
-    """Return what a rank called, at which line, with the properties that must be equal on all ranks."""
-    what = part.kind.op if part.native else f"{call_words(part.kind)}{_agreed_words(part.kind)}"
-    return f"{what} ({line_of(part.site)})"
-
-
-def _agreed_words(kind: CallKind) -> str:
-    """Return " with MAX to rank 2": the reduction if it is not torch's default, and the root if one was named."""
-    redop = f" with {kind.redop}" if kind.op in REDUCING and kind.redop not in (None, "SUM") else ""
-    root = f" {_TO_ROOT[kind.op]} rank {kind.peer}" if kind.op in ROOTED and kind.peer is not None else ""
-    return redop + root
+    These are " with MAX to rank 2": the reduction if it is not torch's default, and the root if one was named.
+    """
+    found: dict[str, list[int]] = {}
+    for part in parts:
+        kind, what = part.kind, part.kind.op
+        if not part.native:
+            redop = f" with {kind.redop}" if kind.op in REDUCING and kind.redop not in (None, "SUM") else ""
+            root = f" {_TO_ROOT[kind.op]} rank {kind.peer}" if kind.op in ROOTED and kind.peer is not None else ""
+            what = f"{call_words(kind)}{redop}{root}"
+        found.setdefault(f"{what} ({line_of(part.site)})", []).append(part.rank)
+    return found

@@ -29,15 +29,15 @@ from ddpdoctor.rules.progress.wait_causes import (
     is_left_behind,
     is_surely_left,
     late_problem,
-    left_behind_words,
     limit_words,
 )
 from ddpdoctor.rules.progress.words import fix_of, sentences
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ddpdoctor.model.facts import ProcessCauses, Rank, StoreSought
-    from ddpdoctor.model.stacks import Frame
     from ddpdoctor.rules.progress.job_state import JobState
 
 
@@ -62,7 +62,12 @@ def left_file(job: JobState) -> tuple[str, tuple[int, ...]] | None:
 
 def left_file_problem(job: JobState, path: str, blamed: tuple[int, ...]) -> Problem:
     """Report ranks that got the addresses of an earlier job's ranks from a file."""
-    where = tuple(place for n in blamed for place in places(n, [_init_line(job, n)]))
+    where: tuple[Place, ...] = ()
+    for n in blamed:
+        calls = [call for call in job.rank(n).open_calls if call.op == "init_process_group"]
+        log = pack_calls(job.rank(n).recent_calls)
+        call = calls[-1] if calls else log.last_of_kinds(lambda kind: kind.op == "init_process_group")
+        where += places(n, [call.site if call is not None else say.line_at(job.states[n])])
     at = f" ({line_of(where[0])})" if where else ""
     return say.problem_of(
         job,
@@ -83,49 +88,12 @@ def left_file_problem(job: JobState, path: str, blamed: tuple[int, ...]) -> Prob
     )
 
 
-def _init_line(job: JobState, number: int) -> Frame | None:
-    """Return the line at which a rank called ``init_process_group``."""
-    rank = job.rank(number)
-    calls = [call for call in rank.open_calls if call.op == "init_process_group"]
-    ended = pack_calls(rank.recent_calls).last_of_kinds(lambda kind: kind.op == "init_process_group")
-    call = calls[-1] if calls else ended
-    return call.site if call is not None else say.line_at(job.states[number])
-
-
 def _sought(rank: Rank) -> StoreSought | None:
     return rank.causes.store if rank.causes is not None else None
 
 
-def _is_unserved(job: JobState, number: int) -> bool:
-    """Return whether a rank is a client of a store that no rank of the job serves at that address."""
-    rank = job.rank(number)
-    store = _sought(rank)
-    if job.states[number].doing is not Activity.INIT or store is None or _serves(store):
-        return False
-    stores = (_sought(job.rank(n)) for n in job.states)
-    return store.port not in {store.port for store in stores if store is not None and _serves(store)} or _is_elsewhere(
-        job, store, rank
-    )
-
-
-def _is_elsewhere(job: JobState, store: StoreSought, rank: Rank) -> bool:
-    """Return whether a rank looks for the store on its own host, where nobody listens, while rank 0 is on another."""
-    apart = 0 in job.states and job.rank(0).host != rank.host
-    return apart and _is_local(store, rank) and _nobody_listens(store, rank.causes)
-
-
 def _serves(store: StoreSought) -> bool:
     return store.rank == 0 and not store.of_agent
-
-
-def _is_sure(job: JobState, number: int) -> bool:
-    """Return whether nobody will serve a rank's store: it looks on its own host, where no agent or rank 0 serves it."""
-    rank = job.rank(number)
-    store = _sought(rank)
-    if store is None:
-        return False
-    alone = store.of_agent and _is_local(store, rank) and _nobody_listens(store, rank.causes)
-    return alone or _is_elsewhere(job, store, rank)
 
 
 def _is_local(store: StoreSought, rank: Rank) -> bool:
@@ -139,11 +107,6 @@ def _nobody_listens(store: StoreSought, causes: ProcessCauses | None) -> bool:
     if causes is None or causes.connections is None or not causes.connections.listening:
         return False
     return not any(end.endswith(f":{store.port}") for end in causes.connections.listening)
-
-
-def _store_places(job: JobState, number: int) -> tuple[Place, ...]:
-    store = _sought(job.rank(number))
-    return places(number, (store.set_at if store is not None else None, say.line_at(job.states[number])))
 
 
 def _is_moved(store: StoreSought) -> bool:
@@ -237,7 +200,11 @@ def check_stuck(job: JobState) -> Answer:
         return unknown(f"{rank_list(held)} {verb(held, 'is', 'are')} still making progress")
     if not any(job.rank(n).initialized for n in job.states) and not job.waited_long():
         return unknown("no rank has waited for the whole --hang-timeout yet")
-    return _stuck(job, blamed, _sureness(job, blamed))
+    busy = [busy_at(job, n) for n in blamed]
+    inside = any(job.states[n].doing in (Activity.BACKWARD, Activity.NATIVE) or compiles(job.rank(n)) for n in blamed)
+    if not all(job.rank(n).recorded for n in blamed) or any(one is not None and one.may_spin for one in busy):
+        return _stuck(job, blamed, Confidence.LOW)
+    return _stuck(job, blamed, Confidence.MEDIUM if any(busy) or inside else Confidence.HIGH)
 
 
 def _nobody_held(job: JobState) -> Answer:
@@ -250,17 +217,31 @@ def _nobody_held(job: JobState) -> Answer:
         return _behind(job, behind)
     if job.waits.blockers or job.waits.absent:
         return passed()
-    blamed = tuple(n for n in job.waits.waiters if _is_unserved(job, n))
+    # A rank is not served if it is a client of a store that no rank of the job serves at that address, or if it looks
+    # for the store on its own host, where nobody listens, while rank 0 is on another. That nobody will serve it is sure
+    # only of a store on its own host, where no agent or rank 0 serves it.
+    stores = {n: store for n in job.states if (store := _sought(job.rank(n))) is not None}
+    served = {store.port for store in stores.values() if _serves(store)}
+    deserted = {
+        n for n, one in stores.items() if _is_local(one, job.rank(n)) and _nobody_listens(one, job.rank(n).causes)
+    }
+    elsewhere = {n for n in deserted if 0 in job.states and job.rank(0).host != job.rank(n).host}
+    blamed = tuple(
+        n
+        for n in job.waits.waiters
+        if job.states[n].doing is Activity.INIT
+        and n in stores
+        and not _serves(stores[n])
+        and (stores[n].port not in served or n in elsewhere)
+    )
     if not blamed or not set(blamed) <= job.quiet:
         return passed()
     if not job.waited_long():
         return unknown(f"{rank_list(blamed)} {verb(blamed, 'is', 'are')} connecting to the job's store")
-    sure = all(_is_sure(job, n) for n in blamed)
-    rank = job.rank(blamed[0])
-    store = rank.causes.store if rank.causes is not None else None
-    assert store is not None
-    ends = {f"{one.host}:{one.port}" for one in map(_sought, map(job.rank, blamed)) if one is not None}
-    where = tuple(place for n in blamed for place in _store_places(job, n))
+    sure = all((n in deserted and stores[n].of_agent) or n in elsewhere for n in blamed)
+    store = stores[blamed[0]]
+    ends = {f"{stores[n].host}:{stores[n].port}" for n in blamed}
+    where = tuple(place for n in blamed for place in places(n, (stores[n].set_at, say.line_at(job.states[n]))))
     at = f" ({line_of(where[0])})" if where and {(p.file, p.line) for p in where if p.rank == blamed[0]} else ""
     return judged(
         [
@@ -273,7 +254,7 @@ def _nobody_held(job: JobState) -> Answer:
                 f"store at {', '.join(sorted(ends))} that does not respond",
                 evidence=(
                     *_server_words(job, blamed, store),
-                    *_answer_words(rank, store),
+                    *_answer_words(job.rank(blamed[0]), store),
                     *say.classes(job, blamed),
                     *say.others(job, blamed),
                 ),
@@ -309,67 +290,40 @@ def _behind(job: JobState, blamed: tuple[int, ...]) -> Answer:
     return judged([finding], may_resume=True)
 
 
-def _sureness(job: JobState, blamed: tuple[int, ...]) -> Confidence:
-    busy = [busy_at(job, n) for n in blamed]
-    if not _all_recorded(job, blamed) or any(one is not None and one.may_spin for one in busy):
-        return Confidence.LOW
-    if any(busy):
-        return Confidence.MEDIUM
-    inside = any(job.states[n].doing in (Activity.BACKWARD, Activity.NATIVE) or compiles(job.rank(n)) for n in blamed)
-    return Confidence.MEDIUM if inside else Confidence.HIGH
-
-
-def _all_recorded(job: JobState, blamed: tuple[int, ...]) -> bool:
-    return all(job.rank(n).recorded for n in blamed)
-
-
 def _all_stuck(job: JobState) -> Answer:
     """Judge a job in which no rank waits for another."""
     blamed = tuple(n for n in job.living if job.states[n].doing in _HOLDS_UP)
     if not blamed or not job.was_left_running() or not set(blamed) <= job.quiet:
         return passed()
-    if not any(job.rank(n).initialized for n in job.states) and not _wait_outside(job, blamed):
+    ranks = [job.rank(n) for n in blamed]
+    last_ns = max(max(rank.last_progress_ns or 0, rank.started_ns or 0) for rank in ranks)
+    long = job.time_ns - last_ns >= ALONE_PATIENCE * job.timeout_ns
+    # Ranks that prepare may wait for something outside the job: a stale lock, or another's. The holder of a lock may
+    # release it, so it gets time.
+    left = all(is_left_behind(rank.causes) for rank in ranks)
+    outside = left or (long and all(is_held_outside(job, rank) for rank in ranks))
+    if not any(job.rank(n).initialized for n in job.states) and not outside:
         return unknown("no rank has called init_process_group yet, so none is waiting")
-    if len(blamed) < len(job.states) and not all(_is_patience_over(job, n) for n in blamed):
+    if len(blamed) < len(job.states) and not long:
         return unknown(f"{rank_list(blamed)} {verb(blamed, 'is', 'are')} still running; no rank is waiting")
-    if any(busy_at(job, n) for n in blamed) and not all(_is_patience_over(job, n) for n in blamed):
+    if not long and any(busy_at(job, n) for n in blamed):
         return unknown(f"{rank_list(blamed)} {verb(blamed, 'is', 'are')} busy; no rank is waiting")
-    unread = _unread(job, blamed)
-    if unread:
-        if not all(_is_patience_over(job, n) for n in blamed):
-            return unknown(_unread_words(unread))
-        return _stuck(job, blamed, Confidence.LOW)
-    sure = all(is_surely_left(job.rank(n).causes) for n in blamed)
+    if unread := _unread_words(ranks):
+        return _stuck(job, blamed, Confidence.LOW) if long else unknown(unread)
+    sure = all(is_surely_left(rank.causes) for rank in ranks)
     return _stuck(job, blamed, Confidence.LOW if not job.sees_all else Confidence.HIGH if sure else Confidence.MEDIUM)
 
 
-def _unread(job: JobState, blamed: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the ranks of which torch did not say what they wait for on their devices: they may wait for each other."""
-    return tuple(n for n in blamed if job.rank(n).device_unread)
-
-
-def _unread_words(unread: tuple[int, ...]) -> str:
-    return f"torch did not say what {rank_list(unread)} {verb(unread, 'has', 'have')} pending on the device"
-
-
-def _wait_outside(job: JobState, blamed: tuple[int, ...]) -> bool:
-    """Return whether ranks that prepare wait for something outside the job: a stale lock or another's.
-
-    The holder of a lock may release it, so it gets time.
-    """
-    if all(is_left_behind(job.rank(n).causes) for n in blamed):
-        return True
-    return all(is_held_outside(job, job.rank(n)) and _is_patience_over(job, n) for n in blamed)
-
-
-def _is_patience_over(job: JobState, number: int) -> bool:
-    rank = job.rank(number)
-    last = max(rank.last_progress_ns or 0, rank.started_ns or 0)
-    return job.time_ns - last >= ALONE_PATIENCE * job.timeout_ns
+def _unread_words(ranks: Iterable[Rank]) -> str:
+    """Return of which ranks torch did not say what they wait for on their devices: they may wait for each other."""
+    unread = [rank.rank for rank in ranks if rank.device_unread]
+    has = verb(unread, "has", "have")
+    return f"torch did not say what {rank_list(unread)} {has} pending on the device" if unread else ""
 
 
 def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> Answer:
-    where = tuple(place for n in blamed for place in places_held_up(job.rank(n), waits_for_child=_in_loader(job, n)))
+    in_loader = {n: job.states[n].doing is Activity.DATA for n in blamed}
+    where = tuple(place for n in blamed for place in places_held_up(job.rank(n), waits_for_child=in_loader[n]))
     error = own_error(job.rank(blamed[0])) if len(blamed) == 1 else None
     raised_at = innermost_user(error.frames) if error is not None else None
     mine = [place for place in where if place.rank == blamed[0]]
@@ -378,51 +332,40 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
     one_line = len({(p.file, p.line) for p in where}) == 1 or len(blamed) == 1
     at = f" {place_words(first)}" if one_line else ""
     waiters = say.waiters_words(job, blamed)
-    unread = _unread(job, blamed)
-    left = left_behind_words(job.rank(blamed[0]).causes) if one_line else ""
+    causes = job.rank(blamed[0]).causes
+    left = ""
+    if one_line and causes is not None and causes.lock_file is not None and is_left_behind(causes):
+        left = f": it waits for lock file {causes.lock_file.path}, and the owner of that file is gone"
+    busy = [one for n in blamed if (one := busy_at(job, n)) is not None]
+    does = f"{verb(blamed, 'is', 'are')} {'stuck' if len(busy) < len(blamed) else 'busy'}{at}"
+    if busy and len(blamed) == 1:
+        does += f": {busy[0].sentence}"
     before = f"raised {error.type} {place_words(raised_at)} and " if error is not None else ""
-    summary = f"{say.who(job, blamed)} {before}{_doing_words(job, blamed, at)}{left}"
+    summary = f"{say.who(job, blamed)} {before}{does}{left}"
     seen = [*say.classes(job, blamed), *say.others(job, blamed)]
     seen += [*say.handled_words(job, blamed)]
     seen += [*say.progress_words(job, blamed), *say.process_words(job, blamed)]
     seen += [*limit_words(job), *say.cascade_words(job.failures, blamed)]
     clues = {n: clues_of(job, n) for n in blamed[: say.MAX_CLASSES]}
+    alone = _unread_words(map(job.rank, blamed)) or "no rank is waiting for another"
+    fix = (
+        f"see what rank {blamed[0]} waits for {place_words(first)} and give that wait a timeout; if it is just slow, "
+        "raise --hang-timeout"
+    )
+    if in_loader[blamed[0]]:
+        fix = f"see what the dataset does {place_words(first)}; DataLoader(timeout=60) turns such a wait into an error"
     finding = say.problem_of(
         job,
         blamed,
         confidence=confidence,
         where=where,
-        summary=f"{summary}; {waiters}"
-        if waiters
-        else summary
-        if left
-        else f"{summary}; {_unread_words(unread) if unread else 'no rank is waiting for another'}",
+        summary=summary if left and not waiters else f"{summary}; {waiters or alone}",
         evidence=(*sentences(clues), *seen),
-        fix=fix_of((clue for found in clues.values() for clue in found), _stuck_fix(job, blamed[0], first)),
+        fix=fix_of((clue for found in clues.values() for clue in found), fix),
     )
     works = any(compiles(job.rank(n)) or is_held_outside(job, job.rank(n)) for n in blamed)
+    # It might go on, if a silent rank may wait for ranks that nobody sees.
     known = job.sees_all or bool(job.waits.waiters)
-    certain = (known and job.stands_still(blamed) and _all_recorded(job, blamed)) and not works
+    certain = known and job.stands_still(blamed) and all(job.rank(n).recorded for n in blamed) and not works
     in_vain = all(is_surely_left(job.rank(n).causes) for n in blamed)
     return judged([finding], certain=certain, may_resume=not in_vain)
-
-
-def _doing_words(job: JobState, blamed: tuple[int, ...], at: str) -> str:
-    """Return "is busy in tokenize (train.py:12): it reads 40 MB/s", or "is stuck in tokenize (train.py:12)"."""
-    busy = [one for n in blamed if (one := busy_at(job, n)) is not None]
-    if len(busy) < len(blamed):
-        return f"{verb(blamed, 'is', 'are')} stuck{at}"
-    return f"{verb(blamed, 'is', 'are')} busy{at}" + (f": {busy[0].sentence}" if len(blamed) == 1 else "")
-
-
-def _in_loader(job: JobState, number: int) -> bool:
-    return job.states[number].doing is Activity.DATA
-
-
-def _stuck_fix(job: JobState, number: int, place: Place | None) -> str:
-    at = place_words(place)
-    if _in_loader(job, number):
-        return f"see what the dataset does {at}; DataLoader(timeout=60) turns such a wait into an error"
-    return (
-        f"see what rank {number} waits for {at} and give that wait a timeout; if it is just slow, raise --hang-timeout"
-    )

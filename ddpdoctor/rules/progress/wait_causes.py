@@ -33,14 +33,12 @@ from ddpdoctor.rules.progress.waits import native_group, own_state
 from ddpdoctor.rules.progress.words import Clue, ProcessRole, children_of, find_owner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from ddpdoctor.model.facts import Blocked, FileLock, LockFile, LostChild, ProcessCauses, Rank, Work
     from ddpdoctor.model.stacks import Frame
     from ddpdoctor.rules.answers import Problem
-    from ddpdoctor.rules.progress.failures import Failure
     from ddpdoctor.rules.progress.job_state import JobState
-    from ddpdoctor.rules.progress.states import RankState
     from ddpdoctor.rules.progress.waits import CallPosition
 
 
@@ -53,15 +51,13 @@ _OWN_LIMITS = frozenset({"barrier", "monitored_barrier"})
 
 def is_limit_over(job: JobState) -> bool:
     """Return whether a rank has waited longer than torch's limit plus ``GRACE_NS``."""
-    return any(_is_over(job, number, limit_s) for number, limit_s in limits_of(job).items())
-
-
-def _is_over(job: JobState, number: int, limit_s: float) -> bool:
-    state = job.states[number]
-    waited_ns = state.since(job.time_ns)
-    if waited_ns is None or state.call is None or state.call.op in _OWN_LIMITS:
-        return False
-    return waited_ns >= limit_s * 1e9 + GRACE_NS
+    for number, limit_s in limits_of(job).items():
+        state = job.states[number]
+        waited_ns = state.since(job.time_ns)
+        by_group = state.call is not None and state.call.op not in _OWN_LIMITS
+        if by_group and waited_ns is not None and waited_ns >= limit_s * 1e9 + GRACE_NS:
+            return True
+    return False
 
 
 def limit_words(job: JobState) -> list[str]:
@@ -97,19 +93,16 @@ def limits_of(job: JobState) -> dict[int, float]:
     """Return the limits of the calls that ranks wait in; if a rank did not answer, use its peers' limit."""
     ranks = [state.rank for state in job.states.values()]
     of_peers = {group.name: group.timeout_s for rank in reversed(ranks) for group in rank.groups if group.timeout_s}
-    limits = {number: _limit_s(job.states[number], of_peers) for number in job.waits.waiters}
+    limits: dict[int, float | None] = {}
+    for number in job.waits.waiters:
+        state = job.states[number]
+        if state.doing is Activity.INIT and state.call is not None:
+            limits[number] = state.rank.init_timeout_s
+        elif state.doing is not Activity.NEW_GROUP and state.call is not None:
+            name = native_group(state) if state.call.op in NATIVE_PHASES else state.call.group
+            own = own_state(state.rank, name)
+            limits[number] = own.timeout_s if own is not None and own.timeout_s is not None else of_peers.get(name)
     return {number: limit_s for number, limit_s in limits.items() if limit_s is not None}
-
-
-def _limit_s(state: RankState, of_peers: Mapping[str, float]) -> float | None:
-    call = state.call
-    if call is None or state.doing is Activity.NEW_GROUP:
-        return None
-    if state.doing is Activity.INIT:
-        return state.rank.init_timeout_s
-    name = native_group(state) if call.op in NATIVE_PHASES else call.group
-    own = own_state(state.rank, name)
-    return own.timeout_s if own is not None and own.timeout_s is not None else of_peers.get(name)
 
 
 TOGETHER_NS = 1_000_000_000
@@ -121,24 +114,16 @@ def find_late(job: JobState) -> tuple[int, ...]:
     limits = limits_of(job) if job.failures else {}
     gave_up: dict[CallPosition, int] = {}
     for failure in job.failures:
-        position = job.positions.get(failure.rank.rank)
-        given_up_ns = _gave_up_ns(failure, limits.get(failure.rank.rank))
-        if position is not None and given_up_ns is not None:
-            gave_up[position] = min(given_up_ns, gave_up.get(position, given_up_ns))
+        position, limit_s = job.positions.get(failure.rank.rank), limits.get(failure.rank.rank)
+        if failure.call is None or failure.error is None or limit_s is None or position is None:
+            continue
+        # The script may have handled the error for a while before the error ended the rank.
+        ended_ns = failure.call.ended_ns or failure.time_ns
+        if ended_ns - failure.call.started_ns >= NEARLY * limit_s * 1e9:
+            gave_up[position] = min(ended_ns, gave_up.get(position, ended_ns))
     calls = ((n, job.states[n].call, gave_up.get(position)) for n, position in job.positions.items())
     found = {n for n, call, since in calls if call is not None and since and call.started_ns >= since}
     return tuple(sorted(found | came_late(state.rank for state in job.states.values()).keys()))
-
-
-def _gave_up_ns(failure: Failure, limit_s: float | None) -> int | None:
-    """Return when a rank failed in a call because torch's own time limit had passed, or None if it did not.
-
-    The script may have handled the error for a while before the error ended the rank.
-    """
-    if failure.call is None or failure.error is None or limit_s is None:
-        return None
-    ended_ns = failure.call.ended_ns or failure.time_ns
-    return ended_ns if ended_ns - failure.call.started_ns >= NEARLY * limit_s * 1e9 else None
 
 
 def lines_before(job: JobState, number: int) -> tuple[Frame, ...]:
@@ -205,15 +190,15 @@ BUSY_BYTES_S = 64 * 1024
 """The same limit as for progress (``launch.progress``): a loop that polls a small file stays below it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Busy:
     """What a rank does."""
 
     said: str
     """The text after "rank 0:": "has used 97% of a core for 30 s", "its child gcc (process 77) uses 100% of a core"."""
-    may_spin: bool
+    may_spin: bool = False
     """Only its CPU time is known, and an endless loop uses CPU time too."""
-    by_child: bool
+    by_child: bool = False
     """A child does the work; ``said`` names it."""
 
     @property
@@ -233,44 +218,28 @@ def find_work(job: JobState, number: int) -> Busy | None:
     causes = rank.causes
     if causes is None or causes.work is None:
         return None
-    own, childs = next(_moves(causes, causes.work), None), next(_children(causes), None)
-    said = own or childs or _computes(job, rank, causes.work)
-    if said is None:
-        return None
-    return Busy(said=said, may_spin=not (own or childs), by_child=own is None and childs is not None)
-
-
-def _moves(causes: ProcessCauses, work: Work) -> Iterator[str]:
-    """Say which bytes the rank moves, the surest evidence first."""
+    work, receiving = causes.work, causes.receiving
     file = causes.blocked.file if causes.blocked is not None else None
-    where = f" {file_name(file)}" if file and file.startswith("/") else ""
-    if causes.receiving is not None and causes.receiving.bytes_s >= BUSY_BYTES_S:
-        yield f"receives {_rate(causes.receiving.bytes_s)} from {causes.receiving.remote}"
-    if (work.written_bytes_s or 0) >= BUSY_BYTES_S:
-        yield f"writes {_rate(work.written_bytes_s)}{f' to{where}' if where else ''}"
-    if (work.read_bytes_s or 0) >= BUSY_BYTES_S:
-        yield f"reads {_rate(work.read_bytes_s)}{f' from{where}' if where else ''}"
-
-
-def _children(causes: ProcessCauses) -> Iterator[str]:
+    where = file_name(file) if file and file.startswith("/") else ""
+    # Which bytes the rank moves, the surest evidence first.
+    if receiving is not None and receiving.bytes_s >= BUSY_BYTES_S:
+        return Busy(f"receives {_rate(receiving.bytes_s)} from {receiving.remote}")
+    for does, way, bytes_s in (("writes", "to", work.written_bytes_s), ("reads", "from", work.read_bytes_s)):
+        if (bytes_s or 0) >= BUSY_BYTES_S:
+            return Busy(f"{does} {_rate(bytes_s)}{f' {way} {where}' if where else ''}")
     for child in causes.working_children:
-        who = f"its child {child.name} (process {child.pid})"
-        work = child.work
-        if _is_computing(work):
-            yield f"{who} {_core_words(work)} of a core"
-        elif (work.written_bytes_s or 0) >= BUSY_BYTES_S:
-            yield f"{who} writes {_rate(work.written_bytes_s)}"
-        elif (work.read_bytes_s or 0) >= BUSY_BYTES_S:
-            yield f"{who} reads {_rate(work.read_bytes_s)}"
-
-
-def _computes(job: JobState, rank: Rank, work: Work) -> str | None:
+        who, moved = f"its child {child.name} (process {child.pid})", child.work
+        if _is_computing(moved):
+            return Busy(f"{who} {_core_words(moved)} of a core", by_child=True)
+        for does, bytes_s in (("writes", moved.written_bytes_s), ("reads", moved.read_bytes_s)):
+            if (bytes_s or 0) >= BUSY_BYTES_S:
+                return Busy(f"{who} {does} {_rate(bytes_s)}", by_child=True)
     if not _is_computing(work):
         return None
     since = seconds(job.time_ns - rank.last_progress_ns) if rank.last_progress_ns is not None else ""
     if (rank.cpu_share or 0) >= BUSY_CORES and since:
-        return f"has used {rank.cpu_share:.0%} of a core {since}"
-    return f"{_core_words(work)} of a core"
+        return Busy(f"has used {rank.cpu_share:.0%} of a core {since}", may_spin=True)
+    return Busy(f"{_core_words(work)} of a core", may_spin=True)
 
 
 def _is_computing(work: Work) -> bool:
@@ -330,13 +299,6 @@ def is_left_behind(causes: ProcessCauses | None) -> bool:
     if file is None or file.kind is LockKind.KERNEL or not file.exists or file.holders or file.named_lives:
         return False
     return not (file.shared or file.unseen or file.named_host) or file.named_lives is False
-
-
-def left_behind_words(causes: ProcessCauses | None) -> str:
-    """Return which lock file was left behind, for a summary, or "" if none was."""
-    if causes is None or causes.lock_file is None or not is_left_behind(causes):
-        return ""
-    return f": it waits for lock file {causes.lock_file.path}, and the owner of that file is gone"
 
 
 def is_surely_left(causes: ProcessCauses | None) -> bool:
