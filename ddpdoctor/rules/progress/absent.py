@@ -8,12 +8,13 @@ from ddpdoctor.model.facts import Presence
 from ddpdoctor.model.findings import Confidence, FaultOrigin, Severity
 from ddpdoctor.model.reaching import Contact
 from ddpdoctor.model.words import name_list, rank_list, verb
-from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, unknown
 from ddpdoctor.rules.progress import words as say
 from ddpdoctor.rules.progress.job_state import (
     CHECK,
     Cause,
     JobState,
+    asked_if,
     attempts_at,
     failing,
     hosts_of_nodes,
@@ -32,7 +33,6 @@ from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job, NodeSeen, Rank
-    from ddpdoctor.rules.progress.job_state import JobState
 
 
 _UP = frozenset({Contact.CONNECTED, Contact.REFUSED, Contact.RESET, Contact.NO_STORE})
@@ -198,10 +198,9 @@ def _judge_launcher_alone(facts: Job, waited: str) -> Answer:
 
 
 @rule("DD606", "stopped", Severity.ERROR, "The process of a rank is frozen")
+@asked_if(Cause.HANG, Cause.NONE, Cause.CONFLICT)
 def check_stopped(job: JobState) -> Answer:
     """Report a process that is frozen: by SIGSTOP, by a debugger, or in the kernel."""
-    if job.cause not in (Cause.HANG, Cause.NONE, Cause.CONFLICT):
-        return skipped(job.cause.value)
     frozen = tuple(n for n in job.living if job.states[n].doing is Activity.STOPPED)
     if not frozen:
         return passed()
@@ -257,12 +256,11 @@ def _stopped_fix(job: JobState, blamed: tuple[int, ...], *, asleep: bool) -> str
 
 
 @rule("DD607", "missing", Severity.ERROR, "A rank or node never joined")
+@asked_if(Cause.HANG, Cause.NONE)
 def check_missing(job: JobState) -> Answer:
     """Report ranks that have no process while others wait for them."""
     if job.cause is Cause.NONE and not job.states and (job.facts.nnodes > 1 or job.facts.members is not None):
         return _judge_launchers(job)
-    if job.cause not in (Cause.HANG, Cause.NONE):
-        return skipped(job.cause.value)
     absent = job.waits.absent
     in_init = any(state.doing is Activity.INIT for state in job.states.values())
     if not absent or (not job.sees_all and not in_init):

@@ -27,7 +27,7 @@ from ddpdoctor.rules.progress.failures import (
     is_lost_worker,
     same_bug,
 )
-from ddpdoctor.rules.progress.job_state import Cause, JobState, causes_at, machines_of
+from ddpdoctor.rules.progress.job_state import Cause, JobState, asked_if, causes_at, machines_of
 from ddpdoctor.rules.progress.mismatch import SPLITS_FIT, other_words, reducer_clues, reducer_summary
 from ddpdoctor.rules.progress.states import (
     Activity,
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame
     from ddpdoctor.rules.progress.branches import Turning
     from ddpdoctor.rules.progress.failures import Failure
-    from ddpdoctor.rules.progress.job_state import JobState
 
 
 NEARLY_FULL = 0.9
@@ -194,10 +193,9 @@ _OOM_WORDS = {
 
 
 @rule("DD603", "early-exit", Severity.ERROR, "A rank exited with status 0 while others were waiting for it")
+@asked_if(Cause.EARLY_EXIT)
 def check_early_exit(job: JobState) -> Answer:
     """Report a rank that ended without an error before it had done its part in a collective."""
-    if job.cause is not Cause.EARLY_EXIT:
-        return skipped(job.cause.value) if job.cause is not Cause.NONE else passed()
     blamed = job.early
     turning = _turning(job, blamed[0])
     lines = turning.lines if turning is not None else ()
@@ -266,11 +264,11 @@ def _last_located(rank: Rank) -> Call | None:
 
 
 @rule("DD604", "crash", Severity.ERROR, "A rank raised an exception or exited with an error status")
+@asked_if(Cause.FAILURE)
 def check_crash(job: JobState) -> Answer:
     """Report the rank whose own code failed first."""
     root = job.root_failure
-    if job.cause is not Cause.FAILURE or root is None:
-        return skipped(job.cause.value) if job.cause is not Cause.NONE else passed()
+    assert root is not None
     if root.by_signal:
         return skipped("a signal ended the first rank that failed")
     left = left_file(job) if not root.by_itself else None
@@ -280,13 +278,13 @@ def check_crash(job: JobState) -> Answer:
 
 
 @rule("DD605", "killed", Severity.ERROR, "A rank was killed by a signal")
+@asked_if(Cause.FAILURE, Cause.NODE_LOST)
 def check_killed(job: JobState) -> Answer:
     """Report the rank that was killed by a signal, and which signal."""
     if job.cause is Cause.NODE_LOST:
         return judge_lost(job)
     root = job.root_failure
-    if job.cause is not Cause.FAILURE or root is None:
-        return skipped(job.cause.value) if job.cause is not Cause.NONE else passed()
+    assert root is not None
     if not root.by_signal:
         return skipped("the first rank that failed raised an exception or exited with an error status")
     left = left_file(job) if not root.rank.initialized else None  # Gloo can abort on such addresses

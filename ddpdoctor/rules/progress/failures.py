@@ -190,18 +190,14 @@ def find_failures(facts: Job, states: Mapping[int, RankState]) -> tuple[Failure,
     """Return all failures, the earliest first. What happened after the stop of the job began does not count."""
     aborts = [s.rank.ended_ns for s in states.values() if aborted_at_exit(s.rank) and s.rank.ended_ns is not None]
     since = min(aborts, default=None)
-    found = [
-        failure
-        for state in states.values()
-        if not _was_fetched(state.rank, since) and (failure := _failure_of(facts, state.rank)) is not None
-    ]
+    found = []
+    for rank in (state.rank for state in states.values()):
+        # A spawner ends a rank that is on its way out, if another was aborted at its exit.
+        on_its_way = rank.signal == "SIGTERM" and rank.main_ended_ns is not None and final_error(rank) is None
+        was_fetched = on_its_way and since is not None and (rank.ended_ns or 0) >= since
+        failure = _failure_of(facts, rank) if not was_fetched else None
+        found += [failure] if failure is not None else []
     return tuple(sorted(found, key=lambda f: (f.time_ns, f.rank.rank)))
-
-
-def _was_fetched(rank: Rank, aborted_ns: int | None) -> bool:
-    """Return whether a spawner ended the rank while it was ending, because another was aborted at its exit."""
-    on_its_way = rank.signal == "SIGTERM" and rank.main_ended_ns is not None and final_error(rank) is None
-    return on_its_way and aborted_ns is not None and (rank.ended_ns or 0) >= aborted_ns
 
 
 def _failure_of(facts: Job, rank: Rank) -> Failure | None:
@@ -210,31 +206,24 @@ def _failure_of(facts: Job, rank: Rank) -> Failure | None:
     if not has_failed(rank, facts.stopping_since_ns):
         return None
     error = final_error(rank)
-    time_ns = (
-        error.time_ns
-        if error is not None
-        else (rank.main_ended_ns if rank.life is Life.EXITED and rank.main_ended_ns is not None else rank.ended_ns)
-        or facts.now_ns
-    )
+    ended_ns = rank.main_ended_ns if rank.life is Life.EXITED and rank.main_ended_ns is not None else rank.ended_ns
+    time_ns = error.time_ns if error is not None else ended_ns or facts.now_ns
     stopping = facts.stopping_since_ns
-    interrupted = facts.interrupted_by is not None and stopping is not None and time_ns >= stopping
-    if interrupted or (error is not None and _is_stop(error, facts)):
+    if facts.interrupted_by is not None and stopping is not None and time_ns >= stopping:
+        return None
+    if error is not None and error.type == "SystemExit" and error.message in ("", "0", "None"):
+        return None
+    if error is not None and error.type == "KeyboardInterrupt" and facts.interrupted_by is not None:
         return None
     return Failure(rank=rank, time_ns=time_ns, error=error, call=call_at_failure(rank))
-
-
-def _is_stop(error: Raised, facts: Job) -> bool:
-    """Return whether an exception is a request to stop, or a good end by sys.exit."""
-    if error.type == "SystemExit":
-        return error.message in ("", "0", "None")
-    return error.type == "KeyboardInterrupt" and facts.interrupted_by is not None
 
 
 def failure_line(failure: Failure) -> Frame | None:
     """Return the user's line that shows a failure best."""
     rank = failure.rank
-    if is_lost_worker(failure) and (loop := _loader_line(rank)) is not None:
-        return loop
+    batch = pack_calls(rank.recent_calls).last_of_kinds(lambda kind: kind.op == "next_batch" and kind.site is not None)
+    if batch is not None and is_lost_worker(failure):
+        return batch.site
     if failure.error is not None and failure.error.frames:
         user = innermost_user(failure.error.frames)
         if user is not None:
@@ -282,19 +271,14 @@ def is_lost_worker(failure: Failure) -> bool:
     return bool(frames) and is_file(frames[-1], _WORKER_HANDLER)
 
 
-def _loader_line(rank: Rank) -> Frame | None:
-    """Return the line of the loop that took the last batch."""
-    last = pack_calls(rank.recent_calls).last_of_kinds(lambda kind: kind.op == "next_batch" and kind.site is not None)
-    return last.site if last is not None else None
-
-
 def same_bug(root: Failure, failures: Sequence[Failure]) -> tuple[Failure, ...]:
     """Return the failures that are the root's own bug on other ranks, including the root."""
     return tuple(f for f in failures if f is root or _is_same(root, f))
 
 
 def _is_same(root: Failure, other: Failure) -> bool:
-    if other.time_ns - root.time_ns > TOGETHER_NS or _how(root) != _how(other):
+    ends = [one.error.type if one.error else f"{one.rank.signal}/{one.rank.exit_code}" for one in (root, other)]
+    if other.time_ns - root.time_ns > TOGETHER_NS or ends[0] != ends[1]:
         return False
     first, second = failure_line(root), failure_line(other)
     if first is None or second is None or (first.file, first.line) != (second.file, second.line):
@@ -303,15 +287,9 @@ def _is_same(root: Failure, other: Failure) -> bool:
         return True
     if root.error is None or other.error is None:
         return False
-    return _text(root.error) == _text(other.error)
-
-
-def _text(error: Raised) -> str:
-    return without_numbers(first_line(error.message))
-
-
-def _how(failure: Failure) -> str | None:
-    return failure.error.type if failure.error is not None else f"{failure.rank.signal}/{failure.rank.exit_code}"
+    # The victims of one rank fail inside a call of torch too, but with another text.
+    mine, theirs = (without_numbers(first_line(error.message)) for error in (root.error, other.error))
+    return mine == theirs
 
 
 _LIMIT = re.compile(r"(?:waiting |in |Timeout\(ms\)=|timeout: )(\d+) ?(?:ms\b|(?=[,)]))")
@@ -326,13 +304,13 @@ def all_gave_up(failures: Iterable[Failure], states: Mapping[int, RankState]) ->
     """
     if not all(state.waiting for state in states.values()):
         return False
-    return any(_waited_the_limit(failure) for failure in failures)
-
-
-def _waited_the_limit(failure: Failure) -> bool:
-    if failure.call is None:
-        return False
-    if failure.error is None:
-        return failure.call.device_state is not None and failure.timed_out
-    match = _LIMIT.search(failure.error.message)
-    return match is not None and failure.time_ns - failure.call.started_ns >= NEARLY * int(match[1]) * 1e6
+    for failure in failures:
+        call, error = failure.call, failure.error
+        if call is None:
+            continue
+        match = _LIMIT.search(error.message) if error is not None else None
+        waited_ns = failure.time_ns - call.started_ns
+        on_device = error is None and call.device_state is not None and failure.timed_out
+        if on_device or (match is not None and waited_ns >= NEARLY * int(match[1]) * 1e6):
+            return True
+    return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import wraps
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
@@ -11,6 +12,7 @@ from ddpdoctor.model.facts import Life, Presence
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.reaching import Contact
 from ddpdoctor.model.words import name_list, rank_list
+from ddpdoctor.rules.answers import Answer, passed, skipped
 from ddpdoctor.rules.network import EPHEMERAL
 from ddpdoctor.rules.progress.branches import blame_guarded, find_lone_call
 from ddpdoctor.rules.progress.calls import (
@@ -37,8 +39,7 @@ from ddpdoctor.rules.progress.waits import CallPosition, Waits, find_waits, grou
 from ddpdoctor.rules.rendezvous.mesh import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ddpdoctor.model.facts import HostCauses, Job, NodeSeen, Raised, Rank
     from ddpdoctor.model.node import Node
@@ -265,7 +266,7 @@ class JobState:
     @property
     def time_ns(self) -> int:
         """The time for which the job is judged: when somebody began to stop it, else now."""
-        return _time_ns(self.facts)
+        return self.facts.stopping_since_ns if self.facts.stopping_since_ns is not None else self.facts.now_ns
 
     @property
     def timeout_ns(self) -> int:
@@ -291,7 +292,8 @@ class JobState:
         After a failure elsewhere this takes seconds on a crowded host. It is no hang.
         """
         there = [s.rank for s in self.states.values() if s.rank.life is Life.RUNNING]
-        left = [_left_ns(rank) for rank in there]
+        errors = {rank.rank: error.time_ns for rank in there if (error := final_error(rank)) is not None}
+        left = [max(errors.get(rank.rank, 0), rank.main_ended_ns or 0) for rank in there]
         return bool(left) and all(self.time_ns - at < self.timeout_ns for at in left)
 
     def waited_ns(self) -> int:
@@ -303,24 +305,9 @@ class JobState:
         return bool(self.failures) or self.waited_ns() >= self.patience_ns
 
 
-def _time_ns(facts: Job) -> int:
-    return facts.stopping_since_ns if facts.stopping_since_ns is not None else facts.now_ns
-
-
-def _left_ns(rank: Rank) -> int:
-    """Return when a rank began to leave, by an error or at the end of its script, or 0 if it has not."""
-    error = final_error(rank)
-    return max(error.time_ns if error is not None else 0, rank.main_ended_ns or 0)
-
-
-def _is_quiet(job: JobState, rank: Rank) -> bool:
-    last = max(rank.last_progress_ns or 0, rank.started_ns or 0, job.facts.launched_ns)
-    return bool(job.failures) or job.time_ns - last >= job.patience_ns
-
-
 def build_job_state(facts: Job) -> JobState:
     """Compute the states, waits, conflicts and failures of a job."""
-    lost = lost_nodes(facts, _time_ns(facts))
+    lost = lost_nodes(facts, facts.stopping_since_ns if facts.stopping_since_ns is not None else facts.now_ns)
     facts = without_stale(replace(facts, ranks=without_pulled_down(map(settle, facts.ranks))), lost)
     states, world, table = states_of(facts), world_of(facts), group_table(facts)
     found = {n: position_of(state, table, world) for n, state in states.items()}
@@ -328,7 +315,16 @@ def build_job_state(facts: Job) -> JobState:
     waits = find_waits(states, positions, world)
     failures = find_failures(facts, states)
     early = _early(states, waits, failures)
-    conflict = _find_conflict(states, positions, waits, failures)
+    conflict = find_conflict(states, positions)
+    if conflict is None:
+        # Shapes may be the reason for an abort or a wait that nothing else explains.
+        in_calls = [f for f in failures if f.call is not None]
+        told = any(f.error is None or _DETAIL_SAYS in f.error.message for f in in_calls)
+        unexplained = waits.waiters and not waits.blockers and not waits.absent
+        shaped = ANY_SHAPE if told else EVEN_SHAPE if unexplained else None
+        conflict = find_conflict(states, positions, shaped) if shaped else None
+    if conflict is not None and waits.blockers and any(part.kind.op == "new_group" for part in conflict.parts):
+        conflict = None  # they wait for a rank that has not come: the others may not be in this group
     if conflict is None and early:
         conflict = find_lone_call(states, positions, early, facts.control_flow)
     elif conflict is not None and not conflict.passed and conflict.blame.confidence is not Confidence.HIGH:
@@ -348,7 +344,11 @@ def build_job_state(facts: Job) -> JobState:
         lost=lost,
         cause=Cause.NONE,
     )
-    job = replace(job, quiet=frozenset(n for n in job.living if _is_quiet(job, job.rank(n))))
+    progress_ns = {
+        n: max(job.rank(n).last_progress_ns or 0, job.rank(n).started_ns or 0, facts.launched_ns) for n in job.living
+    }
+    quiet = frozenset(n for n, last in progress_ns.items() if failures or job.time_ns - last >= job.patience_ns)
+    job = replace(job, quiet=quiet)
     first = _errors_before_calls(job)
     if first:
         left = tuple(f for f in failures if f.rank.rank not in {one.rank.rank for one in first})
@@ -362,7 +362,11 @@ def _errors_before_calls(job: JobState) -> tuple[Failure, ...]:
     That is a ``finally``, an ``except``, the end of a ``with`` block. Their own error explains the call. It does not if
     a rank failed by itself or holds the others up, or if the others are in the same call.
     """
-    own = {n: error for n, state in job.states.items() if (error := _own_error(state)) is not None}
+    own: dict[int, Raised] = {}  # the script's errors that ranks handled when they made the call they are or failed in
+    for n, state in job.states.items():
+        last = final_error(state.rank)
+        error = (last.first if last is not None else own_error(state.rank)) if state.waiting else None
+        own |= {n: error} if error is not None else {}
     if job.conflict is not None:
         calls = {part.rank: (part.kind.op, part.kind.dtype, part.kind.shape) for part in job.conflict.parts}
         usual = {call for n, call in calls.items() if n not in own}
@@ -390,32 +394,6 @@ def _first_op(state: RankState) -> str | None:
     return next(failed, state.call.op if state.call is not None else None)
 
 
-def _own_error(state: RankState) -> Raised | None:
-    """Return the script's own error that a rank was handling when it made the call that it waits in or failed in."""
-    if not state.waiting:
-        return None
-    error = final_error(state.rank)
-    return error.first if error is not None else own_error(state.rank)
-
-
-def _find_conflict(
-    states: Mapping[int, RankState], positions: Mapping[int, CallPosition], waits: Waits, failures: tuple[Failure, ...]
-) -> Conflict | None:
-    shaped = _compared_shapes(waits, failures)
-    conflict = find_conflict(states, positions) or (find_conflict(states, positions, shaped) if shaped else None)
-    if conflict is not None and waits.blockers and any(part.kind.op == "new_group" for part in conflict.parts):
-        return None  # they wait for a rank that has not come: the others may not be in this group
-    return conflict
-
-
-def _compared_shapes(waits: Waits, failures: tuple[Failure, ...]) -> AbstractSet[str]:
-    """Return the operations whose shapes may be the reason for an abort or a wait that nothing else explains."""
-    inside = [f for f in failures if f.call is not None]
-    if any(f.error is None or _DETAIL_SAYS in f.error.message for f in inside):
-        return ANY_SHAPE
-    return EVEN_SHAPE if waits.waiters and not waits.blockers and not waits.absent else frozenset()
-
-
 def _early(states: Mapping[int, RankState], waits: Waits, failures: tuple[Failure, ...]) -> tuple[int, ...]:
     """Return the ranks that ended with status 0 before any rank failed by itself, while others needed them."""
     first = min((f.time_ns for f in failures if f.by_itself), default=None)
@@ -425,16 +403,14 @@ def _early(states: Mapping[int, RankState], waits: Waits, failures: tuple[Failur
         ended = state.rank.main_ended_ns if state.doing is Activity.SHUTTING_DOWN else state.rank.ended_ns
         before = first is None or (ended is not None and ended <= first)
         left = state.doing in (Activity.ENDED, Activity.SHUTTING_DOWN) and final_error(state.rank) is None
-        if left and before and not _came_further(state, states, waits):
+        # If all waiters are in C++ collectives of a step that this rank had completed, they do not wait for it.
+        further = all(
+            states[n].doing is Activity.NATIVE and _backwards(state.rank) > _backwards(states[n].rank)
+            for n in waits.waiters
+        )
+        if left and before and not further:
             found.append(number)
     return tuple(found)
-
-
-def _came_further(ended: RankState, states: Mapping[int, RankState], waits: Waits) -> bool:
-    """Return whether all waiters are in C++ collectives of a step that the ended rank had completed."""
-    waiters = [states[number] for number in waits.waiters]
-    native = all(state.doing is Activity.NATIVE for state in waiters)
-    return native and all(_backwards(ended.rank) > _backwards(state.rank) for state in waiters)
 
 
 def _backwards(rank: Rank) -> tuple[int, int]:
@@ -444,30 +420,23 @@ def _backwards(rank: Rank) -> tuple[int, int]:
     return (rank.steps, ended if rank.steps == 0 else 0)
 
 
-def _follows_from_model(job: JobState) -> bool:
-    """Return whether different models explain the trouble: it is in DDP, and no rank failed or was late by itself."""
-    states, root = job.states, job.root_failure
-    in_ddp = any(
-        s.doing is Activity.NATIVE and s.call is not None and s.call.op in NATIVE_PHASES for s in states.values()
-    )
-    alive = any(states[n].doing not in OVER for n in job.waits.blockers)
-    held_up = root is None and job.conflict is None and alive
-    return job.difference is not None and in_ddp and not held_up and (root is None or root.call is not None)
-
-
-def _follows_from_loss(job: JobState) -> bool:
-    """Return whether lost ranks explain the trouble: the remaining ranks wait for them or fail with them."""
-    root, waits = job.root_failure, job.waits
-    if not job.lost or job.early or job.conflict is not None or (root is not None and root.call is None):
-        return False
-    held_up = root is None and bool(waits.blockers)
-    return not held_up and (root is not None or bool(waits.absent) or not job.states)
-
-
 def _cause(job: JobState) -> Cause:
+    """Return what kind of trouble a job is in: lost ranks and different models first, as they explain all others."""
     conflict, waits, root = job.conflict, job.waits, job.root_failure
-    if _follows_from_loss(job) or _follows_from_model(job):
-        return Cause.NODE_LOST if _follows_from_loss(job) else Cause.MODEL
+    in_call = root is None or root.call is not None
+    # Lost ranks explain it if the remaining ranks wait for them or fail with them.
+    held_up = root is None and bool(waits.blockers)
+    missed = root is not None or bool(waits.absent) or not job.states
+    if job.lost and not job.early and conflict is None and in_call and not held_up and missed:
+        return Cause.NODE_LOST
+    # Different models explain it if the trouble is in DDP, and no rank failed or was late by itself.
+    in_ddp = any(
+        state.doing is Activity.NATIVE and state.call is not None and state.call.op in NATIVE_PHASES
+        for state in job.states.values()
+    )
+    alive = any(job.states[n].doing not in OVER for n in waits.blockers)
+    if job.difference is not None and in_ddp and in_call and not (root is None and conflict is None and alive):
+        return Cause.MODEL
     if job.early and conflict is None:
         return Cause.EARLY_EXIT
     if root is not None and root.by_watchdog and conflict is None and came_late(s.rank for s in job.states.values()):
@@ -488,3 +457,18 @@ def _cause(job: JobState) -> Cause:
         return Cause.HANG if waits.waiters else Cause.NONE
     hung = (root.timed_out and (waits.blockers or waits.absent)) or all_gave_up(job.failures, job.states)
     return Cause.HANG if hung else Cause.FAILURE
+
+
+def asked_if(*causes: Cause) -> Callable[[Callable[[JobState], Answer]], Callable[[JobState], Answer]]:
+    """Ask a rule only about jobs in these kinds of trouble. Of others its check says what trouble they are in."""
+
+    def limited(check: Callable[[JobState], Answer]) -> Callable[[JobState], Answer]:
+        @wraps(check)
+        def ask(job: JobState) -> Answer:
+            if job.cause in causes:
+                return check(job)
+            return skipped(job.cause.value) if job.cause is not Cause.NONE else passed()
+
+        return ask
+
+    return limited

@@ -8,7 +8,7 @@ from ddpdoctor.model.facts import Fault
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.known_errors import find_known
 from ddpdoctor.model.words import first_names, grouped, name_list, rank_list, verb
-from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
+from ddpdoctor.rules.answers import Answer, Problem, judged, unknown
 from ddpdoctor.rules.progress import words as say
 from ddpdoctor.rules.progress.branches import (
     ALIKE,
@@ -21,7 +21,7 @@ from ddpdoctor.rules.progress.branches import (
     turning_words,
 )
 from ddpdoctor.rules.progress.calls import REDUCING, ROOTED, find_misread
-from ddpdoctor.rules.progress.job_state import Cause, JobState
+from ddpdoctor.rules.progress.job_state import Cause, JobState, asked_if
 from ddpdoctor.rules.progress.states import Activity, call_words, innermost_user, is_file, line_of, places, stack_of
 from ddpdoctor.rules.progress.waits import group_table, group_words
 from ddpdoctor.rules.progress.words import Clue
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.progress.branches import Turning
     from ddpdoctor.rules.progress.calls import Conflict, TimelineEntry
     from ddpdoctor.rules.progress.failures import Failure
-    from ddpdoctor.rules.progress.job_state import JobState
 
 
 MAX_NAMED = 5
@@ -188,14 +187,15 @@ _INSIDE = (
 
 
 @rule("DD602", "mismatch", Severity.ERROR, "Ranks disagree about the next collective")
+@asked_if(Cause.CONFLICT, Cause.NONE)
 def check_mismatch(job: JobState) -> Answer:
     """Report ranks that call a different collective than the others, or one with a different shape or dtype."""
     conflict = job.conflict
-    if job.cause is Cause.NONE and job.facts.ended and job.facts.launcher_status == 0:
-        conflict = find_misread(job.states, group_table(job.facts), job.world)
-        return judged([_finding(job, conflict)]) if conflict is not None else passed()
-    if job.cause is not Cause.CONFLICT or conflict is None:
-        return skipped(job.cause.value) if job.cause is not Cause.NONE else passed()
+    if job.cause is Cause.NONE:
+        ended_well = job.facts.ended and job.facts.launcher_status == 0
+        conflict = find_misread(job.states, group_table(job.facts), job.world) if ended_well else None
+        return judged([_finding(job, conflict)] if conflict is not None else [])
+    assert conflict is not None
     moving = set(job.living) - job.quiet if job.was_left_running() else set()
     if moving & {part.rank for part in conflict.parts}:
         return unknown(f"{rank_list(moving)} {verb(moving, 'is', 'are')} still making progress")

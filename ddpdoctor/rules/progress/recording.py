@@ -187,54 +187,32 @@ def check_recorded(job: JobState) -> Answer:
     unseen = grouped((why, number) for number in sorted(job.states) if (why := _why(job.rank(number))))
     found = [_finding(job, why, tuple(ranks)) for why, ranks in unseen.items()]
     lacking = grouped((lacks, number) for number in sorted(job.states) if (lacks := job.rank(number).lacks))
-    return judged(
-        [
-            *found,
-            *[
-                replace(
-                    _finding(job, "", tuple(ranks)),
-                    summary=f"{rank_list(ranks)} could not be recorded completely: this torch has {_lack_words(hooks)}",
-                    evidence=tuple(f"{hook}: {LOSSES.get(hook, UNKNOWN)}" for hook in hooks) if len(hooks) > 1 else (),
-                    fix=UPDATE,
-                )
-                for hooks, ranks in lacking.items()
-            ],
-            *_elsewhere(job),
-        ]
-    )
-
-
-def _lack_words(hooks: tuple[str, ...]) -> str:
-    if len(hooks) == 1:
-        return f"no {hooks[0]}, so {LOSSES.get(hooks[0], UNKNOWN)}"
-    return f"no {', '.join(hooks)}"
-
-
-def _elsewhere(job: JobState) -> list[Problem]:
-    """Report the ranks that have no process here; if the user announced other nodes, only if it matters."""
+    for hooks, ranks in lacking.items():
+        lost = [LOSSES.get(hook, UNKNOWN) for hook in hooks]
+        what = f"{hooks[0]}, so {lost[0]}" if len(hooks) == 1 else ", ".join(hooks)
+        summary = f"{rank_list(ranks)} could not be recorded completely: this torch has no {what}"
+        evidence = tuple(map(": ".join, zip(hooks, lost, strict=True))) if len(hooks) > 1 else ()
+        found.append(replace(_finding(job, "", tuple(ranks)), summary=summary, evidence=evidence, fix=UPDATE))
+    # Ranks that have no process here; if the user announced other nodes, only if it matters: not if each was heard
+    # from, so that a ``wrap`` was started on it, whatever became of it.
     there = tuple(sorted(set(range(job.world)) - set(job.states)))
-    expected = job.facts.nnodes > 1 and (job.cause is Cause.NONE or _all_have_one(job))
+    members = job.facts.members
+    heard = members is not None and all(node.presence is not Presence.ABSENT for node in members.nodes)
+    expected = job.facts.nnodes > 1 and (job.cause is Cause.NONE or heard)
     if job.sees_all or expected or not job.states or not there:
-        return []
+        return judged(found)
     they = verb(there, "it", "them")
+    where = (
+        f"{verb(there, 'was', 'were')} not seen here; {verb(there, 'it', 'they')} may run on another host or in "
+        "another container"
+    )
     if any(state.rank.initialized for state in job.states.values()):
         where = (
             f"{verb(there, 'runs', 'run')} on another host or in another container, where ddpdoctor cannot see {they}"
         )
-    else:
-        where = (
-            f"{verb(there, 'was', 'were')} not seen here; {verb(there, 'it', 'they')} may run on another host or in "
-            "another container"
-        )
     fix = "start `ddpdoctor wrap` there too"
     summary = f"{rank_list(there)} of {job.world} {where}: {fix}"
-    return [replace(_finding(job, "", there), hosts=(), summary=summary, fix=fix)]
-
-
-def _all_have_one(job: JobState) -> bool:
-    """Return whether each node was heard from, so that a ``wrap`` was started on it, whatever became of it."""
-    members = job.facts.members
-    return members is not None and all(node.presence is not Presence.ABSENT for node in members.nodes)
+    return judged([*found, replace(_finding(job, "", there), hosts=(), summary=summary, fix=fix)])
 
 
 def _why(rank: Rank) -> str:

@@ -17,7 +17,7 @@ from ddpdoctor.model.steps import Pace, Phase, StepEnd, StepTimes, pace_of, step
 from ddpdoctor.model.words import grouped, rank_list, verb
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.progress import words as say
-from ddpdoctor.rules.progress.job_state import Cause, JobState
+from ddpdoctor.rules.progress.job_state import Cause, JobState, asked_if
 from ddpdoctor.rules.progress.states import place_words, places
 from ddpdoctor.rules.progress.transport import TIMING
 from ddpdoctor.rules.progress.waits import DEFAULT_GROUP, Group, group_table, group_words, own_state
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job, Rank
     from ddpdoctor.model.stacks import Frame
     from ddpdoctor.model.steps import Speed
-    from ddpdoctor.rules.progress.job_state import JobState
 
 
 MIN_STEPS = 20
@@ -95,20 +94,18 @@ def find_pacings(facts: Job) -> tuple[Pacing, ...]:
             group = table.get((rank.rank, times.group))
             members = group.members if group is not None else ()
             together.setdefault((times.ends_with, times.group, members), {})[rank.rank] = times
-    return tuple(_pacing(members) for members in together.values() if len(members) > 1)
-
-
-def _pacing(members: Mapping[int, StepTimes]) -> Pacing:
-    common = set.intersection(*(set(times.numbers) for times in members.values()))
-    paces = {number: pace_of(times) for number, times in members.items()}
-    waits = {number: _common(times, wait_totals(times), common) for number, times in members.items()}
-    totals = [_common(times, step_totals(times), common) for times in members.values()]
-    return Pacing(
-        steps=len(common),
-        waits_ms=waits,
-        paces={number: pace for number, pace in paces.items() if pace is not None},
-        step_ms=median(map(median, totals)) if common else 0.0,
-    )
+    found = []
+    for ranks in (ranks for ranks in together.values() if len(ranks) > 1):
+        common = set.intersection(*(set(times.numbers) for times in ranks.values()))
+        paces = {number: pace_of(times) for number, times in ranks.items()}
+        totals = [_common(times, step_totals(times), common) for times in ranks.values()]
+        found.append(Pacing(
+            steps=len(common),
+            waits_ms={number: _common(times, wait_totals(times), common) for number, times in ranks.items()},
+            paces={number: pace for number, pace in paces.items() if pace is not None},
+            step_ms=median(map(median, totals)) if common else 0.0,
+        ))  # fmt: skip
+    return tuple(found)
 
 
 def _common(times: StepTimes, values_us: Iterable[int], common: set[int]) -> tuple[float, ...]:
@@ -128,24 +125,19 @@ def find_late(pacing: Pacing) -> Late | None:
     late, others = order[:split], order[split:]
     spared = int(len(others) * OUTLIERS)
     first = [sorted(waits)[spared] for waits in zip(*(pacing.waits_ms[number] for number in others), strict=True)]
+    least = map(max, zip(*(pacing.waits_ms[number] for number in late), strict=True))
+    theirs = map(median, zip(*(pacing.waits_ms[number] for number in others), strict=True))
+    costs: list[float] = [max(0.0, waited - own) for waited, own in zip(theirs, least, strict=True)]
     return Late(
         ranks=tuple(sorted(late)),
         others=tuple(sorted(others)),
         last_in={
-            number: sum(own < least for own, least in zip(pacing.waits_ms[number], first, strict=True))
+            number: sum(own < other for own, other in zip(pacing.waits_ms[number], first, strict=True))
             for number in late
         },
-        cost_ms=_cost_ms(pacing, late, others),
+        cost_ms=median(costs),
         pacing=pacing,
     )
-
-
-def _cost_ms(pacing: Pacing, late: Iterable[int], others: Iterable[int]) -> float:
-    """Return the median cost of a step for the median other rank."""
-    own = map(max, zip(*(pacing.waits_ms[number] for number in late), strict=True))
-    theirs = map(median, zip(*(pacing.waits_ms[number] for number in others), strict=True))
-    costs: list[float] = [max(0.0, waited - least) for waited, least in zip(theirs, own, strict=True)]
-    return median(costs)
 
 
 def slow_phase(late: Late, rank: int) -> tuple[Phase, float, float]:
@@ -187,15 +179,6 @@ class LateDevice:
     """The median time that the others waited in those collectives."""
     step_ms: float
     """Upper bound of the usual step: it includes the start of the job."""
-
-
-def find_late_device(job: JobState) -> LateDevice | None:
-    """Return the first rank that the others wait for on their devices, or None if there is none or no times exist."""
-    for group, times in _times(job).items():
-        found = _late_in(job, group, times)
-        if found is not None:
-            return found
-    return None
 
 
 def _times(job: JobState) -> dict[Group, dict[int, dict[int, float]]]:
@@ -302,7 +285,8 @@ def shares_busy_cores(rank: Rank, others: Sequence[Rank], cost_ms: float) -> boo
     too, if the main thread waits for a core as long: the loader's workers wait for the same cores.
     """
     reason = find_slow_reason(rank, others, cost_ms)
-    waits = [_queued_share(other.speed) for other in others if other.speed is not None]
+    times = [other.speed.core_time for other in others if other.speed is not None]
+    waits = [time.queued_ms / time.elapsed_ms if time is not None and time.elapsed_ms else 0.0 for time in times]
     if reason is None or not waits or rank.speed is None:
         return False
     if reason.cause is SlowCause.INPUT:
@@ -403,11 +387,6 @@ def _on_core_ms(speed: Speed) -> float:
     return speed.core_time.on_core_ms / speed.count if speed.core_time is not None and speed.count else 0.0
 
 
-def _queued_share(speed: Speed) -> float:
-    time = speed.core_time
-    return time.queued_ms / time.elapsed_ms if time is not None and time.elapsed_ms else 0.0
-
-
 SECOND_LINE = 0.25
 """A second line is named if the rank is seen there at least this often relative to the first. Our choice: a loop's body
 has two or three lines, and a line that is rarely seen has no part in it."""
@@ -438,10 +417,9 @@ _FIXES = {
 
 
 @rule("DD610", "straggler", Severity.WARNING, "A rank is slow, and the others wait for it in every step")
+@asked_if(Cause.NONE)
 def check_straggler(job: JobState) -> Answer:
     """Report a rank that comes last to nearly every step and costs the others a fifth of it."""
-    if job.cause is not Cause.NONE:
-        return skipped(job.cause.value)
     pacings = find_pacings(job.facts)
     seen = [late for late in map(find_late, pacings) if late is not None]
     if not seen and (
@@ -454,10 +432,27 @@ def check_straggler(job: JobState) -> Answer:
     if not seen:
         most = max(pacing.steps for pacing in pacings)
         return skipped(f"{most} steps were recorded, fewer than {MIN_STEPS}")
-    costly = [slow for late in seen if late.is_costly and (slow := _without_waiters(job, late)) is not None]
-    bound = [late for late in costly if _is_input_bound(job, late)]
-    contested = [late for late in costly if late not in bound and _shares_busy_cores(job, late)]
-    findings = tuple(_finding(job, late) for late in costly if late not in bound and late not in contested)
+    findings, costly, bound, contested = [], [], [], []
+    for late in filter(lambda one: one.is_costly, seen):
+        others = [job.rank(number) for number in late.others]
+        # Ranks that are late because they wait for a peer are not slow.
+        usual = median(map(peer_wait_ms, others))
+        waited = {number: max(0.0, peer_wait_ms(job.rank(number)) - usual) for number in late.ranks}
+        own = tuple(number for number in late.ranks if late.matters(late.cost_ms - waited[number]))
+        if not own:
+            continue
+        slow = replace(late, ranks=own, last_in={number: late.last_in[number] for number in own})
+        costly.append(slow)
+        # If all ranks wait for their data, a rank that is a little behind finds no batch ready, and the others wait for
+        # it. It hardly slows them down if their own workers are at the limit.
+        times = [rank.fetch_times for rank in others]
+        known = [one.busy_share for one in times if one is not None and one.batches >= MIN_STEPS]
+        if len(known) == len(others) and median(known) > 1 - COST_SHARE:
+            bound.append(slow)
+        elif all(shares_busy_cores(job.rank(number), others, slow.cost_ms) for number in own):
+            contested.append(slow)
+        else:
+            findings.append(_finding(job, slow))
     if findings or not costly:
         return judged(findings)
     if contested:
@@ -469,7 +464,8 @@ def check_straggler(job: JobState) -> Answer:
 
 
 def _judge_devices(job: JobState) -> Answer:
-    late = find_late_device(job)
+    lates = (_late_in(job, group, times) for group, times in _times(job).items())
+    late = next((one for one in lates if one is not None), None)
     if late is not None:
         who = say.who(job, (late.rank,))
         group = group_words(late.group, job.world)
@@ -501,29 +497,6 @@ def _judge_devices(job: JobState) -> Answer:
     return unknown(f"waits between ranks on their devices are only measured with {TIMING}")
 
 
-def _without_waiters(job: JobState, late: Late) -> Late | None:
-    """Return the late ranks without those that are late because they wait for a peer, or None if all of them do."""
-    usual = median(peer_wait_ms(job.rank(number)) for number in late.others)
-    waited = {number: max(0.0, peer_wait_ms(job.rank(number)) - usual) for number in late.ranks}
-    slow = tuple(number for number in late.ranks if late.matters(late.cost_ms - waited[number]))
-    return replace(late, ranks=slow, last_in={number: late.last_in[number] for number in slow}) if slow else None
-
-
-def _is_input_bound(job: JobState, late: Late) -> bool:
-    """Return whether the other ranks' own workers are at the limit, so that the late ranks hardly slow them down.
-
-    If all ranks wait for their data, a rank that is a little behind finds no batch ready, and the others wait for it.
-    """
-    times = [job.rank(number).fetch_times for number in late.others]
-    known = [one.busy_share for one in times if one is not None and one.batches >= MIN_STEPS]
-    return len(known) == len(late.others) and median(known) > 1 - COST_SHARE
-
-
-def _shares_busy_cores(job: JobState, late: Late) -> bool:
-    others = [job.rank(number) for number in late.others]
-    return all(shares_busy_cores(job.rank(number), others, late.cost_ms) for number in late.ranks)
-
-
 def _finding(job: JobState, late: Late) -> Problem:
     by_phase = grouped((slow_phase(late, number)[0], number) for number in late.ranks)
     main = max(by_phase, key=lambda phase: len(by_phase[phase]))
@@ -535,6 +508,13 @@ def _finding(job: JobState, late: Late) -> Problem:
     lines = {(place.file, place.line) for place in where}
     at = f", {place_words(where[0])}" if where and (len(late.ranks) == 1 or len(lines) == 1) else ""
     often = f"{min(late.last_in.values())} of {late.pacing.steps}"
+    spent = []
+    for phase, ranks in by_phase.items():
+        own, usual = median(slow_phase(late, number)[1] for number in ranks), slow_phase(late, ranks[0])[2]
+        spent.append(
+            f"{rank_list(ranks)} {verb(ranks, 'spends', 'spend')} {_ms(own)} {_phase_words(job, late, phase)}, "
+            f"and the others spend {_ms(usual)}"
+        )
     return say.problem_of(
         job,
         late.ranks,
@@ -544,7 +524,7 @@ def _finding(job: JobState, late: Late) -> Problem:
         f"the others waited for {verb(late.ranks, 'it', 'them')} in {often} steps",
         evidence=(
             *_waits(late),
-            *(_spends(job, late, phase, ranks) for phase, ranks in by_phase.items()),
+            *spent,
             *((reason.seen,) if reason is not None else ()),
             *_worker_words(job, late),
         ),
@@ -576,15 +556,6 @@ def _waits(late: Late) -> list[str]:
         f"{late.cost_ms / step:.0%} of a {_ms(step)} step; they wait {_ms(median(waited))} per step{between}"
     )
     return found
-
-
-def _spends(job: JobState, late: Late, phase: Phase, ranks: Sequence[int]) -> str:
-    own = median(slow_phase(late, number)[1] for number in ranks)
-    usual = slow_phase(late, ranks[0])[2]
-    return (
-        f"{rank_list(ranks)} {verb(ranks, 'spends', 'spend')} {_ms(own)} {_phase_words(job, late, phase)}, "
-        f"and the others spend {_ms(usual)}"
-    )
 
 
 def _worker_words(job: JobState, late: Late) -> list[str]:
@@ -621,8 +592,9 @@ def _places(job: JobState, late: Late, number: int, *, collects: bool) -> tuple[
     rank = job.rank(number)
     phase = slow_phase(late, number)[0]
     noted = rank.speed.collected_at if collects and rank.speed is not None else None
-    frames = (noted,) if noted is not None else _lines(rank, phase) or _site(rank, phase)
-    return places(number, frames)
+    kinds = pack_calls(rank.recent_calls).kinds
+    sites = [kind.site for kind in kinds if kind.op == _SITES.get(phase) and kind.site is not None]
+    return places(number, (noted,) if noted is not None else _lines(rank, phase) or sites)
 
 
 def _lines(rank: Rank, phase: Phase) -> tuple[Frame, ...]:
@@ -649,11 +621,6 @@ def _lines(rank: Rank, phase: Phase) -> tuple[Frame, ...]:
         line.frame for line in seen if line.calls_module and line.times >= least and _key(line.frame) not in loaders
     ]
     return (*calls[:1], *often)
-
-
-def _site(rank: Rank, phase: Phase) -> tuple[Frame, ...]:
-    kinds = pack_calls(rank.recent_calls).kinds
-    return tuple(kind.site for kind in kinds if kind.op == _SITES.get(phase) and kind.site is not None)
 
 
 def _key(frame: Frame) -> tuple[str, int]:

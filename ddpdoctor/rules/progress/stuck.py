@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.findings import Confidence, Place, Severity
 from ddpdoctor.model.words import rank_list, verb
-from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, unknown
 from ddpdoctor.rules.progress import words as say
-from ddpdoctor.rules.progress.job_state import Cause, JobState
+from ddpdoctor.rules.progress.job_state import Cause, JobState, asked_if
 from ddpdoctor.rules.progress.states import (
     Activity,
     innermost_user,
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ddpdoctor.model.facts import ProcessCauses, Rank, StoreSought
-    from ddpdoctor.rules.progress.job_state import JobState
 
 
 _LOOPBACK = ("localhost", "127.", "::1", "0.0.0.0", "[::1]")  # noqa: S104 - compared, not bound
@@ -183,10 +182,9 @@ long."""
 
 
 @rule("DD601", "stuck", Severity.ERROR, "A rank is stuck, and the others wait for it")
+@asked_if(Cause.HANG, Cause.NONE)
 def check_stuck(job: JobState) -> Answer:
     """Report a rank that is in no collective and makes no progress while others wait for it."""
-    if job.cause not in (Cause.HANG, Cause.NONE):
-        return skipped(job.cause.value)
     left = left_file(job) if job.waits.waiters and not job.waits.blockers and job.waited_long() else None
     if left is not None and set(job.living) <= job.quiet:
         return judged([left_file_problem(job, *left)], certain=True)
