@@ -8,7 +8,7 @@ seen is no verdict.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.evidence import (  # fmt: skip
@@ -77,23 +77,32 @@ _STATES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Absence:
-    """Ranks that did not come to where others wait."""
+def _absence(
+    state: RunState, ranks: list[int], absent: Sequence[Absent], weaker: Sequence[Absent], samples: dict[int, Stacked]
+) -> Ruling:
+    """Return a ruling about ranks that did not come to where others wait.
 
-    ranks: list[int]
-    facts: Sequence[Absent]
-    """What says so."""
-    kind: str
-    """What became of them."""
-    confidence: Confidence
-    contradicted: Sequence[Absent] = ()
-    """What weaker sources say of other ranks."""
-
-
-def absence(state: RunState, one: Absence, samples: dict[int, Stacked]) -> Problem:
-    """Return the problem of ranks that did not come to where others wait."""
-    ranks, absent, kind = one.ranks, one.facts, one.kind
+    Args:
+        state: The run.
+        ranks: The ranks.
+        absent: What says so.
+        weaker: What weaker sources say of other ranks.
+        samples: The last stack of each rank.
+    """
+    kind = "stuck"  # what became of them
+    exiting = all(rank in samples and samples[rank].doing is Doing.EXIT for rank in ranks)
+    if exiting or all(state.of(rank, Finished) for rank in ranks):
+        kind = "early-exit"
+    elif all(any(fact.dead for fact in absent if fact.who.rank == rank) for rank in ranks):
+        kind = "killed"
+    elif all(fact.in_init for fact in absent) and not any(rank in samples for rank in ranks):
+        kind = "missing"
+    # It is sure only if the absent rank is seen doing something else in two samples, and not if ranks were not seen.
+    # RAS speaks for all ranks.
+    counted = all(fact.shown is Shown.COUNTS for fact in absent)
+    sure = Confidence.HIGH if all(len(state.samples_of(rank)) > 1 for rank in ranks) else Confidence.MEDIUM
+    if weaker or not all(fact.certain for fact in absent) or (state.unseen and not counted):
+        sure = Confidence.LOW
     operation = absent[0].operation
     waiters = sorted({rank for fact in absent for rank in fact.waiters} - set(ranks)) or [
         rank for rank in state.waiting if rank not in ranks
@@ -119,7 +128,7 @@ def absence(state: RunState, one: Absence, samples: dict[int, Stacked]) -> Probl
         wait = f"{rank_list(waiters) if waiters else 'other ranks'} had reached the time limit, waiting"
     who = who_words(state, ranks)
     whom = f" for {verb(ranks, 'it', 'them')}"
-    if one.confidence is Confidence.LOW:
+    if sure is Confidence.LOW:
         did = {"early-exit": "may have exited before", "missing": "may not have joined"}.get(
             kind, "may have come too late to" if late else "may not have called"
         )
@@ -129,11 +138,11 @@ def absence(state: RunState, one: Absence, samples: dict[int, Stacked]) -> Probl
         summary = (
             f"{who} {verb(ranks, 'is', 'are')} gone: NCCL's RAS considers {verb(ranks, 'it', 'them')} dead; {wait}"
         )
-        if one.confidence is Confidence.LOW:
+        if sure is Confidence.LOW:
             summary = f"{who} may be gone: NCCL's RAS considers {verb(ranks, 'it', 'them')} dead; {wait}"
-    return Problem(
+    problem = Problem(
         summary=summary,
-        confidence=one.confidence,
+        confidence=sure,
         ranks=tuple(ranks),
         hosts=state.hosts_of(ranks),
         where=where,
@@ -142,7 +151,7 @@ def absence(state: RunState, one: Absence, samples: dict[int, Stacked]) -> Probl
             *_worker_words(workers),
             *quotes(absent),
             *quotes([busy] if busy is not None else []),
-            *(f"a weaker source disagrees: {words}" for words in quotes(one.contradicted)),
+            *(f"a weaker source disagrees: {words}" for words in quotes(weaker)),
             *quotes(fact for fact in state.all(Waiting) if fact.who.rank in waiters),
             *_waiter_places(state, samples, waiters),
             *_reached_words(state, ranks),
@@ -158,6 +167,7 @@ def absence(state: RunState, one: Absence, samples: dict[int, Stacked]) -> Probl
         else f"find out what {rank_list(ranks)} did before that call; if it may take so long, raise the limit: "
         "`init_process_group(timeout=timedelta(hours=2))`",
     )
+    return Ruling(kind=kind, problem=problem)
 
 
 _FIND_END = f"find out what ended the process or its host: its standard error, {KILLED}"
@@ -257,11 +267,8 @@ def find_absent(state: RunState) -> Ruling | None:
             "it may just be slow, or in an endless loop",
             collect=(SAMPLE_AGAIN,),
         )
-    kind = _kind(state, ranks, those, samples)
-    contradicted = [fact for fact in roots if fact.who.rank in others and not set(fact.waiters).isdisjoint(ranks)]
-    sure = Confidence.LOW if contradicted else _sureness(state, ranks, those)
-    found = Absence(ranks=ranks, facts=those, kind=kind, confidence=sure, contradicted=contradicted)
-    return Ruling(kind=kind, problem=absence(state, found, samples))
+    weaker = [fact for fact in roots if fact.who.rank in others and not set(fact.waiters).isdisjoint(ranks)]
+    return _absence(state, ranks, those, weaker, samples)
 
 
 def _rank(fact: Absent) -> int:
@@ -290,82 +297,17 @@ def _waits_for(rank: int, absent: Iterable[Absent]) -> bool:
     return bool(others - back)
 
 
-def _kind(state: RunState, ranks: list[int], absent: list[Absent], samples: dict[int, Stacked]) -> str:
-    finished = all(state.of(rank, Finished) for rank in ranks)
-    exiting = all(rank in samples and samples[rank].doing is Doing.EXIT for rank in ranks)
-    if finished or exiting:
-        return "early-exit"
-    if all(any(fact.dead for fact in absent if fact.who.rank == rank) for rank in ranks):
-        return "killed"
-    return "missing" if all(fact.in_init for fact in absent) and not any(rank in samples for rank in ranks) else "stuck"
-
-
-def _sureness(state: RunState, ranks: list[int], absent: Sequence[Absent]) -> Confidence:
-    """High only if the absent rank is seen doing something else in two samples; low if ranks were not seen."""
-    counted = all(fact.shown is Shown.COUNTS for fact in absent)  # RAS speaks for all ranks
-    if any(not fact.certain for fact in absent) or (state.unseen and not counted):
-        return Confidence.LOW
-    twice = all(len(state.samples_of(rank)) > 1 for rank in ranks)
-    return Confidence.HIGH if twice else Confidence.MEDIUM
-
-
-# Says why the evidence does not name a cause
-
-
 _TELLING = frozenset({"ras-ahead", "ras-unnamed", "damaged"})
 """Notes that say why the cause cannot be told."""
 
 
-def _of_lines(state: RunState) -> Iterator[str]:
-    lines = state.all(ErrorLine)
-    if lines:
-        more = f" (and {len(lines) - 1} more such lines)" if len(lines) > 1 else ""
-        yield f"the log has an error that ddpdoctor does not know{more}, and no other failure: {words.quote(lines[-1])}"
-    yield "no failure was found, but nothing shows that the job succeeded"
-
-
-def _of_waits(state: RunState) -> Iterator[str]:
-    yield from (fact.words for fact in state.all(Hint) if fact.kind in _TELLING)
-    waiting = state.waiting
-    if waiting:
-        lacking = f"; there is no evidence from {rank_list(state.unseen)}" if state.unseen else ""
-        yield f"{rank_list(waiting)} waited for other ranks, but the evidence does not show which ones{lacking}"
-    yield from (fact.words for fact in state.all(Hint) if fact.kind == "told-to-dump")
-    stuck = [fact for fact in state.all(Hint) if fact.kind == "watchdog-stuck"]
-    ranks = sorted({fact.who.rank for fact in stuck if fact.who.rank is not None})
-    yield from (f"{rank_list(ranks)}: {fact.words}" if ranks else fact.words for fact in stuck[:1])
-
-
-def _of_ends(state: RunState) -> Iterator[str]:
-    failed = {fact.nature: fact for fact in reversed(state.all(Failed))}
-    if Nature.PEER_LOST in failed:
-        yield "the evidence only has errors of ranks that lost another rank, not the failure itself"
-    if Nature.TIMED_OUT in failed:
-        said = words.quote(failed[Nature.TIMED_OUT])
-        yield f"a wait for other ranks timed out, but the evidence does not show which ones: {said}"
-    if Nature.STOPPED in failed:
-        yield f"processes were told to stop, but the evidence does not show why: {words.quote(failed[Nature.STOPPED])}"
-    if Nature.FOLLOWS in failed:
-        said = words.quote(failed[Nature.FOLLOWS])
-        yield f"the evidence only has reports of a failure, not the failure itself: {said}"
-    if state.all(Link):
-        yield "the evidence only shows that the other side closed connections, not why"
-    if state.all(Exited):
-        yield "the evidence only shows that ranks were stopped, not why"
-
-
-def _of_looks(state: RunState) -> Iterator[str]:
-    samples = last_samples(state.facts)
-    data = sorted(samples) if all(one.doing is Doing.DATA for one in samples.values()) else []
-    if data:
-        yield f"{rank_list(data)} {verb(data, 'waits', 'wait')} for workers of a DataLoader"
-    if state.all(ProcessState):
-        where = "no rank was seen to wait for another" if state.all(Stacked) else "no stack of a rank was seen"
-        yield f"there is no sign of progress, and {where}"
-    if state.all(Moving) and not state.went_wrong and not state.all(ErrorLine):
-        yield "the log ends while the job makes progress, so it is unknown whether it continued, ended or hung"
-
-
+_ONLY_SAID = {
+    Nature.PEER_LOST: "the evidence only has errors of ranks that lost another rank, not the failure itself",
+    Nature.TIMED_OUT: "a wait for other ranks timed out, but the evidence does not show which ones: {}",
+    Nature.STOPPED: "processes were told to stop, but the evidence does not show why: {}",
+    Nature.FOLLOWS: "the evidence only has reports of a failure, not the failure itself: {}",
+}
+"""What only such errors say, with a quote of one."""
 _FROZEN = frozenset({"T", "t"})
 
 _KINDS = {
@@ -399,28 +341,100 @@ def decide(state: RunState) -> Ruling:
             killed = True
         problem = words.failure(state, root, roots[1:], killed=killed)
         return Ruling(kind="killed" if killed else "crash", problem=problem)
-    for found in (
-        _frozen,
-        _circle,
-        _alone_and_absent(roots),
-        find_absent,
-        _unlike_places,
-        _silent_exit(roots),
-        _alone(roots, vague=False),
-        _interface,
-        _link,
-        _alone(roots, vague=True),
-        _stopped,
-        _inside,
-        _lost,
-    ):
-        ruling = found(state)
-        if ruling is not None:
-            return ruling
-    return Ruling(
-        reason=next(reason for find in (_of_waits, _of_ends, _of_looks, _of_lines) for reason in find(state)),
-        collect=collect(state),
-    )
+    ruling = next(_rulings(state, roots), None)
+    return ruling or Ruling(reason=next(_reasons(state)), collect=collect(state))
+
+
+def _rulings(state: RunState, roots: list[Root]) -> Iterator[Ruling]:
+    """Yield what the evidence may amount to, if no failure stands out and no calls surely differ: the strongest first.
+
+    Of several ranks that aborted without a word, all but one are victims for sure, and the one may be elsewhere. An
+    error whose line stands alone, and which may report any other, comes late.
+    """
+    last = {fact.who.rank: fact for fact in state.all(ProcessState) if fact.who.rank is not None}
+    frozen = [rank for rank, fact in last.items() if fact.letter in _FROZEN]
+    if frozen and len(frozen) < len(last):
+        yield Ruling(kind="stopped", problem=words.frozen(state, frozen))
+    if circles := state.all(Circle):
+        yield Ruling(kind="deadlock", problem=words.circle(state, circles))
+    root, absent = roots[0] if roots else None, find_absent(state)
+    alone = root is not None and root.is_alone
+    if absent is not None:
+        one = absent.problem if absent.problem is not None and len(absent.problem.ranks) == 1 else None
+        if root is not None and alone and not root.is_vague and not root.ranks and one is not None:
+            root.ranks |= set(one.ranks)
+            problem = words.failure(state, root, roots[1:], killed=False)
+            waited = f"its line names no rank; {one.summary}"
+            yield Ruling(kind="crash", problem=replace(problem, evidence=(*problem.evidence, waited)))
+        yield absent
+    if differ := [fact for fact in state.all(Differ) if not fact.certain]:
+        yield Ruling(kind="mismatch", problem=words.mismatch(state, differ))
+    killed = root is not None and any(one.signal for one in root.exited) and not root.failed
+    if root is not None and (not root.is_vague if alone else not killed or len(roots) == 1):
+        ended = killed and not alone
+        problem = words.failure(state, root, roots[1:], killed=ended)
+        yield Ruling(kind="killed" if ended else "crash", problem=problem)
+    yield from _network(state)
+    if root is not None and alone:
+        yield Ruling(kind="crash", problem=words.failure(state, root, roots[1:], killed=False))
+    yield from _without_cause(state)
+
+
+def _network(state: RunState) -> Iterator[Ruling]:
+    """Yield that hosts gave NCCL an address that leads only to themselves, or that connections failed."""
+    addresses = {fact.who.host: fact.who.address for fact in state.facts if fact.who.host and fact.who.address}
+    alone = {host: address for host, address in addresses.items() if address.startswith(ONLY_LOCAL)}
+    waits = [fact for fact in state.all(Waiting) if fact.in_init]
+    links = [fact for fact in state.all(Link) if not fact.victim]
+    own = [fact for fact in links if fact.to.address in alone.values()]
+    if alone and len(addresses) > 1 and len(own) == len(links) and (waits or own):
+        yield Ruling(kind="transport", problem=words.wrong_interface(state, alone, [*own, *waits]))
+    if links:
+        yield Ruling(kind="transport", problem=words.link(state, links))
+
+
+def _without_cause(state: RunState) -> Iterator[Ruling]:
+    """Yield that somebody stopped the job, that all ranks are in one collective, or that others have lost a rank."""
+    stopped, inside = state.all(Stopped), state.all(Inside)
+    if stopped and not inside and not any(fact.timed_out for fact in state.all(Waiting)):
+        yield Ruling(kind="killed", problem=words.stopped(state, stopped))
+    if whole := [fact for fact in inside if fact.complete]:
+        yield Ruling(kind="transport", problem=words.inside(state, whole))
+    lost = lost_by(state)
+    if lost is not None and lost.voters > 1:
+        yield Ruling(kind="crash", problem=words.lost(state, lost))
+
+
+def _reasons(state: RunState) -> Iterator[str]:
+    """Yield why the evidence does not name a cause, the most exact first."""
+    hints = state.all(Hint)
+    yield from (fact.words for fact in hints if fact.kind in _TELLING)
+    if waiting := state.waiting:
+        lacking = f"; there is no evidence from {rank_list(state.unseen)}" if state.unseen else ""
+        yield f"{rank_list(waiting)} waited for other ranks, but the evidence does not show which ones{lacking}"
+    yield from (fact.words for fact in hints if fact.kind == "told-to-dump")
+    stuck = [fact for fact in hints if fact.kind == "watchdog-stuck"]
+    ranks = sorted({fact.who.rank for fact in stuck if fact.who.rank is not None})
+    yield from (f"{rank_list(ranks)}: {fact.words}" if ranks else fact.words for fact in stuck[:1])
+    failed = {fact.nature: fact for fact in reversed(state.all(Failed))}
+    yield from (said.format(words.quote(failed[one])) for one, said in _ONLY_SAID.items() if one in failed)
+    if state.all(Link):
+        yield "the evidence only shows that the other side closed connections, not why"
+    if state.all(Exited):
+        yield "the evidence only shows that ranks were stopped, not why"
+    samples = last_samples(state.facts)
+    if samples and all(one.doing is Doing.DATA for one in samples.values()):
+        yield f"{rank_list(samples)} {verb(samples, 'waits', 'wait')} for workers of a DataLoader"
+    if state.all(ProcessState):
+        where = "no rank was seen to wait for another" if state.all(Stacked) else "no stack of a rank was seen"
+        yield f"there is no sign of progress, and {where}"
+    lines = state.all(ErrorLine)
+    if state.all(Moving) and not state.went_wrong and not lines:
+        yield "the log ends while the job makes progress, so it is unknown whether it continued, ended or hung"
+    if lines:
+        more = f" (and {len(lines) - 1} more such lines)" if len(lines) > 1 else ""
+        yield f"the log has an error that ddpdoctor does not know{more}, and no other failure: {words.quote(lines[-1])}"
+    yield "no failure was found, but nothing shows that the job succeeded"
 
 
 def _is_older(root: Root, differ: Iterable[Differ]) -> bool:
@@ -428,109 +442,6 @@ def _is_older(root: Root, differ: Iterable[Differ]) -> bool:
     own = any(failed.operation is None and any(frame.user for frame in failed.frames) for failed in root.failed)
     exits = not root.failed
     return (own or exits) and not any(precedes(one, fact) for one in differ for fact in root.facts)
-
-
-def _unlike_places(state: RunState) -> Ruling | None:
-    """Return a ruling if all ranks wait, and not in the same call."""
-    differ = [fact for fact in state.all(Differ) if not fact.certain]
-    return Ruling(kind="mismatch", problem=words.mismatch(state, differ)) if differ else None
-
-
-def _frozen(state: RunState) -> Ruling | None:
-    """Return a ruling if ranks are stopped by a signal or a debugger while others wait."""
-    last = {fact.who.rank: fact for fact in state.all(ProcessState) if fact.who.rank is not None}
-    frozen = [rank for rank, fact in last.items() if fact.letter in _FROZEN]
-    if not frozen or len(frozen) == len(last):
-        return None
-    return Ruling(kind="stopped", problem=words.frozen(state, frozen))
-
-
-def _circle(state: RunState) -> Ruling | None:
-    circles = state.all(Circle)
-    return Ruling(kind="deadlock", problem=words.circle(state, circles)) if circles else None
-
-
-def _silent_exit(roots: list[Root]) -> Callable[[RunState], Ruling | None]:
-    def found(state: RunState) -> Ruling | None:
-        """Return a ruling about ranks that ended with a status and without a word, if no others failed.
-
-        Of several that aborted, all but one are victims for sure, and the one may be elsewhere.
-        """
-        killed = bool(roots) and any(one.signal for one in roots[0].exited) and not roots[0].failed
-        if not roots or roots[0].is_alone or (killed and len(roots) > 1):
-            return None
-        problem = words.failure(state, roots[0], roots[1:], killed=killed)
-        return Ruling(kind="killed" if killed else "crash", problem=problem)
-
-    return found
-
-
-def _alone_and_absent(roots: list[Root]) -> Callable[[RunState], Ruling | None]:
-    def found(state: RunState) -> Ruling | None:
-        """Return a ruling about the one rank that others wait for, if a known error of nobody else stands alone."""
-        if not roots or not roots[0].is_alone or roots[0].is_vague or roots[0].ranks:
-            return None
-        absent = find_absent(state)
-        if absent is None or absent.problem is None or len(absent.problem.ranks) != 1:
-            return None
-        roots[0].ranks |= set(absent.problem.ranks)
-        problem = words.failure(state, roots[0], roots[1:], killed=False)
-        waited = f"its line names no rank; {absent.problem.summary}"
-        return Ruling(kind="crash", problem=replace(problem, evidence=(*problem.evidence, waited)))
-
-    return found
-
-
-def _alone(roots: list[Root], *, vague: bool) -> Callable[[RunState], Ruling | None]:
-    def found(state: RunState) -> Ruling | None:
-        """Return a ruling about an error whose line stands alone. One that may report any other comes last."""
-        if not roots or not roots[0].is_alone or roots[0].is_vague is not vague:
-            return None
-        return Ruling(kind="crash", problem=words.failure(state, roots[0], roots[1:], killed=False))
-
-    return found
-
-
-def _interface(state: RunState) -> Ruling | None:
-    """Return a ruling if hosts gave NCCL an address that leads only to themselves, and others cannot reach them."""
-    addresses = {fact.who.host: fact.who.address for fact in state.facts if fact.who.host and fact.who.address}
-    alone = {host: address for host, address in addresses.items() if address.startswith(ONLY_LOCAL)}
-    waits = [fact for fact in state.all(Waiting) if fact.in_init]
-    links = [fact for fact in state.all(Link) if not fact.victim and fact.to.address in alone.values()]
-    other_links = [fact for fact in state.all(Link) if not fact.victim and fact not in links]
-    if not alone or len(addresses) < 2 or other_links or not (waits or links):
-        return None
-    return Ruling(kind="transport", problem=words.wrong_interface(state, alone, [*links, *waits]))
-
-
-def _link(state: RunState) -> Ruling | None:
-    links = [fact for fact in state.all(Link) if not fact.victim]
-    return Ruling(kind="transport", problem=words.link(state, links)) if links else None
-
-
-def _stopped(state: RunState) -> Ruling | None:
-    """Return a ruling if somebody outside stopped the job, and nothing says that it hung or failed before."""
-    stopped = state.all(Stopped)
-    if not stopped or any(fact.timed_out for fact in state.all(Waiting)) or state.all(Inside):
-        return None
-    return Ruling(kind="killed", problem=words.stopped(state, stopped))
-
-
-def _inside(state: RunState) -> Ruling | None:
-    """Return a ruling if all ranks of a group are in one collective that does not complete."""
-    inside = state.all(Inside)
-    whole = [fact for fact in inside if fact.complete]
-    if not whole:
-        return None
-    return Ruling(kind="transport", problem=words.inside(state, whole))
-
-
-def _lost(state: RunState) -> Ruling | None:
-    """Return a ruling about the rank or host that several ranks have lost."""
-    lost = lost_by(state)
-    if lost is None or lost.voters < 2:
-        return None
-    return Ruling(kind="crash", problem=words.lost(state, lost))
 
 
 def _answers(kind: str) -> Callable[[RunState], Answer]:

@@ -41,7 +41,6 @@ from ddpdoctor.rules.evidence.flight import compare_flight
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
 
     from ddpdoctor.model.evidence_runs import Evidence, EvidenceRun
     from ddpdoctor.rules.answers import Problem
@@ -52,66 +51,31 @@ def set_apart_handled(facts: Sequence[Fact]) -> tuple[Fact, ...]:
     signs = [
         fact for fact in facts if isinstance(fact, Moving) or (isinstance(fact, Finished) and not fact.process_only)
     ]
-    exits = [fact for fact in facts if isinstance(fact, Exited) and fact.code is not None]
-    return tuple(
-        _note(fact) if _went_on(fact, signs) and not any(_explains(fact, one) for one in exits) else fact
-        for fact in facts
-    )
-
-
-def _explains(fact: Fact, exited: Exited) -> bool:
-    """Return whether a process may have ended by this error. What it had still to print may come after the error."""
-    ranks = {fact.who.rank, exited.who.rank}
-    return isinstance(fact, Failed) and (len(ranks) == 1 or None in ranks)
-
-
-def _went_on(fact: Fact, signs: Iterable[Moving | Finished]) -> bool:
-    """Return whether the writer of an error went on, or the job after somebody was late."""
-    of_job = (
-        fact.in_init and not fact.timed_out if isinstance(fact, Waiting) else isinstance(fact, Absent) and fact.expected
-    )
-    if not of_job and not isinstance(fact, Failed) and not (isinstance(fact, Exited) and fact.who == Who()):
-        return False
-    return any(
-        sign.spot.source == fact.spot.source
-        and (of_job or sign.who == fact.who)
-        and _is_after(sign, fact, at_once=isinstance(fact, Failed) and fact.alone)
-        for sign in signs
-    )
-
-
-def _is_after(sign: Moving | Finished, fact: Fact, *, at_once: bool) -> bool:
-    """Return whether the job went on: for some steps, or, after a line that need not be a failure, for one."""
-    line = sign.steady_from if isinstance(sign, Moving) and not at_once else sign.spot.line
-    return line is not None and fact.spot.line is not None and line > fact.spot.line
-
-
-def _note(fact: Fact) -> Hint:
-    words = f"{fact.type} was caught: {fact.message}".rstrip(": ") if isinstance(fact, Failed) else fact.said
-    words = f"{words}; the job went on"
-    return Hint(who=fact.who, spot=fact.spot, time=fact.time, said=fact.said, words=words, kind="handled")
-
-
-@dataclass(slots=True)
-class _Names:
-    """What each name of a process stands for. A name with two ranks says nothing."""
-
-    ranks: dict[object, set[int]] = field(default_factory=lambda: defaultdict(set))
-    hosts: dict[object, set[str]] = field(default_factory=lambda: defaultdict(set))
-
-    def rank(self, *names: object) -> int | None:
-        """Return the rank of the first name that stands for exactly one."""
-        for name in names:
-            if name is not None and len(found := self.ranks.get(name, set())) == 1:
-                return next(iter(found))
-        return None
-
-    def host(self, *names: object) -> str:
-        """Return the host of the first name that stands for exactly one."""
-        for name in names:
-            if name is not None and len(found := self.hosts.get(name, set())) == 1:
-                return next(iter(found))
-        return ""
+    exits = [fact.who.rank for fact in facts if isinstance(fact, Exited) and fact.code is not None]
+    found: list[Fact] = []
+    for fact in facts:
+        failed = fact if isinstance(fact, Failed) else None
+        # Somebody who is late, at the start or later, holds up the whole job as long as it lasts.
+        of_job = isinstance(fact, Absent) and fact.expected
+        if isinstance(fact, Waiting):
+            of_job = fact.in_init and not fact.timed_out
+        # A process may have ended by this error; what it had still to print may come after the error.
+        explains = failed is not None and any(rank in (fact.who.rank, None) or fact.who.rank is None for rank in exits)
+        own = of_job or failed is not None or (isinstance(fact, Exited) and fact.who == Who())
+        at_once = failed is not None and failed.alone  # one step is enough after a line that need not be a failure
+        after = (
+            sign.steady_from if isinstance(sign, Moving) and not at_once else sign.spot.line
+            for sign in signs
+            if sign.spot.source == fact.spot.source and (of_job or sign.who == fact.who)
+        )
+        here = fact.spot.line
+        if own and not explains and here is not None and any(line is not None and line > here for line in after):
+            said = f"{failed.type} was caught: {failed.message}".rstrip(": ") if failed is not None else fact.said
+            note = f"{said}; the job went on"
+            found.append(Hint(who=fact.who, spot=fact.spot, time=fact.time, said=fact.said, words=note, kind="handled"))
+        else:
+            found.append(fact)
+    return tuple(found)
 
 
 def world_of(run: EvidenceRun) -> int | None:
@@ -124,22 +88,56 @@ def world_of(run: EvidenceRun) -> int | None:
 def resolve(facts: Sequence[Fact], world: int | None) -> tuple[Fact, ...]:
     """Return the facts with the global rank and the host of their processes, as far as other facts give them."""
     facts = [fact for fact in facts if not isinstance(fact, Size) or fact.ranks <= MOST_RANKS]
-    names = _collect(facts)
+    ranks: dict[object, set[int]] = defaultdict(set)  # what each name of a process stands for
+    named: dict[object, set[str]] = defaultdict(set)
+    for who in {fact.who for fact in facts}:
+        for name in _names(who):
+            ranks[name] |= {who.rank} if who.rank is not None else set()
+            named[name] |= {who.host} if who.host else set()
+        if who.rank is not None and who.host:
+            named["rank", who.rank].add(who.host)
+        if who.address and who.host:
+            named["address", who.address].add(who.host)
     members = {fact.group: fact.members for fact in facts if isinstance(fact, Size) and fact.members}
     tasks, locals_ = _tasks_are_ranks(facts, world), _locals_are_ranks(facts, world)
     found = []
     gpus = _gpus(facts)
     hosts = frozenset(fact.who.host for fact in facts if fact.who.host)
     for fact in facts:
-        who = _resolve(fact.who, names, members, tasks=tasks)
-        if who.rank is None and locals_:
-            who = replace(who, rank=who.local_rank)
-        if isinstance(fact, Trouble) and not who.host:
-            who = replace(who, host=_host_of_file(fact.spot.source, hosts))
-        if isinstance(fact, Trouble) and fact.gpu and who.rank is None:
-            who = _user_of(fact.gpu, who, gpus)
+        who = fact.who
+        rank, place = who.rank, who.group_rank
+        if rank is None and place is not None:  # in the default group both are equal
+            known = members.get(who.group)
+            rank = place if not who.group else known[place] if known and place < len(known) else None
+        if rank is None:
+            rank = _only(ranks, *_names(who))
+        if rank is None and tasks:
+            rank = who.task
+        host = who.host or (_only(named, ("address", who.address)) if who.address else None) or ""
+        if not host and rank is not None:
+            host = _only(named, ("rank", rank)) or ""
+        if rank is None and locals_:
+            rank = who.local_rank
+        if isinstance(fact, Trouble) and not host:
+            # The name of the file or of its folder may name a host, if others tell of a host of this name.
+            source = fact.spot.source
+            words = {*re.split(r"[/_.\s]", source), *re.split(r"[/_.\s-]", source), *re.split(r"[/_\s]", source)}
+            host = next(iter(words & hosts)) if len(words & hosts) == 1 else ""
+        if isinstance(fact, Trouble) and fact.gpu and rank is None:
+            # Without a host it must be the only GPU at this place.
+            users = [(on, user) for (on, bus), user in gpus.items() if bus == fact.gpu and host in (on, "")]
+            host, rank = users[0] if len(users) == 1 else (host, None)
+        who = replace(who, rank=rank, host=host)
         found.append(fact if who == fact.who else replace(fact, who=who))
     return tuple(found)
+
+
+Named = TypeVar("Named", int, str)
+
+
+def _only(table: Mapping[object, set[Named]], *names: object) -> Named | None:
+    """Return what the first name stands for that stands for exactly one. A name with two ranks says nothing."""
+    return next((next(iter(table[name])) for name in names if len(table.get(name, ())) == 1), None)
 
 
 def number_stacks(facts: Sequence[Fact]) -> tuple[Fact, ...]:
@@ -181,36 +179,6 @@ def _gpus(facts: Iterable[Fact]) -> dict[tuple[str, str], int | None]:
     return found
 
 
-def _user_of(gpu: str, who: Who, gpus: Mapping[tuple[str, str], int | None]) -> Who:
-    """Return whose GPU it is. Without a host it must be the only one at this place."""
-    if who.host:
-        return replace(who, rank=gpus.get((who.host, gpu)))
-    those = [(host, rank) for (host, bus), rank in gpus.items() if bus == gpu]
-    return replace(who, host=those[0][0], rank=those[0][1]) if len(those) == 1 else who
-
-
-def _host_of_file(source: str, hosts: AbstractSet[str]) -> str:
-    """Return the host that the name of a file or of its folder names, if others tell of a host of this name."""
-    words = {*re.split(r"[/_.\s]", source), *re.split(r"[/_.\s-]", source), *re.split(r"[/_\s]", source)}
-    found = words & hosts
-    return found.pop() if len(found) == 1 else ""
-
-
-def _collect(facts: Iterable[Fact]) -> _Names:
-    names = _Names()
-    for who in {fact.who for fact in facts}:
-        for name in _names(who):
-            if who.rank is not None:
-                names.ranks[name].add(who.rank)
-            if who.host:
-                names.hosts[name].add(who.host)
-        if who.rank is not None and who.host:
-            names.hosts["rank", who.rank].add(who.host)
-        if who.address and who.host:
-            names.hosts["address", who.address].add(who.host)
-    return names
-
-
 def _names(who: Who) -> list[tuple[object, ...]]:
     """Return the names of a process, the most exact first."""
     names: list[tuple[object, ...]] = []
@@ -222,29 +190,6 @@ def _names(who: Who) -> list[tuple[object, ...]]:
         names += [("local", where, who.local_rank)] if where else []
         names.append(("local", who.local_rank))
     return names
-
-
-def _resolve(who: Who, names: _Names, members: Mapping[str, tuple[int, ...] | None], *, tasks: bool) -> Who:
-    rank = who.rank
-    if rank is None and who.group_rank is not None:
-        rank = _of_group(who, members)
-    if rank is None:
-        rank = names.rank(*_names(who))
-    if rank is None and tasks:
-        rank = who.task
-    host = who.host or names.host(("address", who.address) if who.address else None)
-    if not host and rank is not None:
-        host = names.host(("rank", rank))
-    return replace(who, rank=rank, host=host)
-
-
-def _of_group(who: Who, members: Mapping[str, tuple[int, ...] | None]) -> int | None:
-    """Return the global rank of a rank within a group. In the default group they are equal."""
-    if not who.group:
-        return who.group_rank
-    known = members.get(who.group)
-    place = who.group_rank
-    return known[place] if known and place is not None and place < len(known) else None
 
 
 def _locals_are_ranks(facts: Iterable[Fact], world: int | None) -> bool:
@@ -278,17 +223,9 @@ def _tasks_are_ranks(facts: Iterable[Fact], world: int | None) -> bool:
     If nothing speaks against it they are taken for ranks.
     """
     facts = list(facts)
-    if any(isinstance(fact, Launched) and fact.starts_several for fact in facts) or _are_elsewhere(facts):
+    if any(isinstance(fact, Launched) and fact.starts_several for fact in facts):
         return False
-    pairs = {(fact.who.task, fact.who.rank) for fact in facts if fact.who.task is not None}
-    if any(rank is not None and rank != task for task, rank in pairs):
-        return False
-    locals_ = {fact.who.local_rank for fact in facts if fact.who.task is not None and fact.who.local_rank}
-    return not locals_ and (world is None or max((task for task, _ in pairs if task is not None), default=0) < world)
-
-
-def _are_elsewhere(facts: Iterable[Fact]) -> bool:
-    """Return whether a file tells of a task, and of ranks, and the rank of this number wrote into other files only."""
+    # No file may tell of a task, and of ranks, if the rank of this number wrote into other files only.
     ranks, tasks = defaultdict(set), defaultdict(set)
     for fact in facts:
         if fact.who.rank is not None:
@@ -296,7 +233,13 @@ def _are_elsewhere(facts: Iterable[Fact]) -> bool:
         elif fact.who.task is not None:
             tasks[fact.spot.source].add(fact.who.task)
     every = {rank for those in ranks.values() for rank in those}
-    return any(ranks[source] and (those & every) - ranks[source] for source, those in tasks.items())
+    if any(ranks[source] and (those & every) - ranks[source] for source, those in tasks.items()):
+        return False
+    pairs = {(fact.who.task, fact.who.rank) for fact in facts if fact.who.task is not None}
+    if any(rank is not None and rank != task for task, rank in pairs):
+        return False
+    locals_ = {fact.who.local_rank for fact in facts if fact.who.task is not None and fact.who.local_rank}
+    return not locals_ and (world is None or max((task for task, _ in pairs if task is not None), default=0) < world)
 
 
 RAS = "ras"
