@@ -15,21 +15,29 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from ddpdoctor.cli.output import say
+from ddpdoctor.cli.output import render, say
+from ddpdoctor.collect.bounded import safe_flags
+from ddpdoctor.launch.run_folder import REPORT_NAME
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
-from ddpdoctor.model.findings import FaultOrigin, Severity
+from ddpdoctor.model.findings import FaultOrigin, JobStatus, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
+    from ddpdoctor.model.facts import Logger
     from ddpdoctor.model.findings import Finding, Report
+
+
+QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
+"""Nobody asked for these libraries' reports of their own use here."""
 
 WebhookFormat = Literal["json", "slack", "teams"]
 COMMAND_LIMIT_S = 60.0
@@ -44,6 +52,142 @@ _HOST = re.compile(r"[\w.:-]{1,255}")
 MAX_VARIABLE = 100_000
 """Linux takes variables of up to 128 KiB each; with a longer one, the command would not start."""
 HOSTS_ARE_AT_FAULT = {FaultOrigin.MACHINE, FaultOrigin.NETWORK}
+_LEASH = """
+import os, signal, subprocess, sys, time
+
+def descendants():
+    children = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open("/proc/" + name + "/stat", "rb") as file:
+                parent = int(file.read().rpartition(b")")[2].split()[1])
+        except (OSError, IndexError, ValueError):
+            continue
+        children.setdefault(parent, []).append(int(name))
+    found = [os.getpid()]
+    for pid in found:
+        found += children.get(pid, ())
+    return found[1:]
+
+def reap():
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            os._exit(0)
+        if pid == child:
+            report("status %d" % os.waitstatus_to_exitcode(status))
+        if not pid:
+            return
+
+def report(text):
+    global told
+    if not told:
+        told = True
+        os.write(1, text.encode())
+        os.dup2(2, 1)  # who reads this need not wait for what the command has left behind
+
+told, deadline = False, time.monotonic() + float(sys.argv[1])
+try:
+    import ctypes
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+except (ImportError, OSError, AttributeError):
+    pass  # a Python without ctypes: what has daemonized itself is not found
+try:
+    started = subprocess.Popen(["/bin/sh", "-c", sys.argv[2]], stdout=2, start_new_session=True)
+except OSError as error:
+    report("status " + (error.strerror or "unknown"))
+    sys.exit()
+child = started.pid  # "started" is kept, because its end would reap the child
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+    signal.signal(number, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+while (left := deadline - time.monotonic()) > 0:
+    reap()
+    signal.sigtimedwait([signal.SIGCHLD], left)
+report("killed")
+for _ in range(500):
+    for pid in descendants():
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except OSError:
+            pass
+    reap()
+    time.sleep(0.01)
+"""
+"""A process that runs a command and ends at a limit with all that the command has started.
+
+Whatever daemonizes itself, by ``setsid`` or two forks, becomes a child of this process when its parent ends, because it
+is their subreaper. It reports how the command ended, and then waits for what the command has left behind. It keeps the
+limit even if ddpdoctor is killed.
+"""
+LIMIT_S = 60.0
+"""Our choice: on a busy machine importing a library takes seconds, and so does an upload."""
+MISSING = "ModuleNotFoundError"
+NOWHERE = "the script did not log to TensorBoard, W&B or MLflow, so the findings are logged nowhere"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What a log gets."""
+
+    verdict: str
+    """The verdict in one sentence with its code, or the first finding if there is no verdict."""
+    step: int
+    """The last step of the job."""
+    has_finished: bool
+    """Whether the job ended well."""
+    text: str
+    """The report, as Markdown."""
+
+
+def write_to_tensorboard(place: Mapping[str, str], entry: Entry) -> None:
+    """Write an event file of its own, with the report as a text that TensorBoard shows."""
+    import time
+
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.plugins.text.summary_v2 import text_pb
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    if not Path(place["folder"]).is_dir():
+        raise SystemExit(f"its folder {place['folder']} is gone")
+    writer = EventFileWriter(place["folder"], filename_suffix=".ddpdoctor")
+    writer.add_event(Event(wall_time=time.time(), step=entry.step, summary=text_pb("ddpdoctor/report", entry.text)))
+    writer.close()
+
+
+def write_to_wandb(place: Mapping[str, str], entry: Entry) -> None:
+    """Resume the run and add the verdict and the report. The run counts as failed if the job failed."""
+    import html
+
+    import wandb
+
+    settings = wandb.Settings(
+        base_url=place["base_url"], console="off", disable_code=True, disable_git=True, x_disable_meta=True,
+        x_disable_stats=True,
+    )  # fmt: skip
+    with wandb.init(
+        id=place["id"], project=place["project"], entity=place["entity"] or None, dir=place["folder"],
+        mode="offline" if place["mode"] == "offline" else "online", resume="allow", settings=settings,
+    ) as run:  # fmt: skip
+        run.log({"ddpdoctor/report": wandb.Html(f"<pre>{html.escape(entry.text)}</pre>", inject=False)})
+        run.summary["ddpdoctor/verdict"] = entry.verdict
+        run.finish(exit_code=0 if entry.has_finished else 1)
+
+
+def write_to_mlflow(place: Mapping[str, str], entry: Entry) -> None:
+    """Add the verdict to the run as a tag and the report as an artifact; the run keeps its status."""
+    os.chdir(place["folder"])  # addresses of files may be relative
+    from mlflow import MlflowClient
+
+    client = MlflowClient(place["tracking_uri"] or None)
+    client.log_text(place["id"], entry.text, "ddpdoctor/report.md")
+    client.set_tag(place["id"], "ddpdoctor.verdict", entry.verdict)
+
+
+WRITERS: Mapping[str, Callable[[Mapping[str, str], Entry], None]] = {
+    "tensorboard": write_to_tensorboard, "wandb": write_to_wandb, "mlflow": write_to_mlflow,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,77 +267,6 @@ def hosts_to_exclude(report: Report) -> tuple[str, ...]:
     named = verdict.hosts or tuple(dict.fromkeys(row.host for row in report.ranks if row.rank in verdict.ranks))
     others = {row.host for row in report.ranks} - set(named)
     return named if others or verdict.origin is FaultOrigin.MACHINE else ()
-
-
-_LEASH = """
-import os, signal, subprocess, sys, time
-
-def descendants():
-    children = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open("/proc/" + name + "/stat", "rb") as file:
-                parent = int(file.read().rpartition(b")")[2].split()[1])
-        except (OSError, IndexError, ValueError):
-            continue
-        children.setdefault(parent, []).append(int(name))
-    found = [os.getpid()]
-    for pid in found:
-        found += children.get(pid, ())
-    return found[1:]
-
-def reap():
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            os._exit(0)
-        if pid == child:
-            report("status %d" % os.waitstatus_to_exitcode(status))
-        if not pid:
-            return
-
-def report(text):
-    global told
-    if not told:
-        told = True
-        os.write(1, text.encode())
-        os.dup2(2, 1)  # who reads this need not wait for what the command has left behind
-
-told, deadline = False, time.monotonic() + float(sys.argv[1])
-try:
-    import ctypes
-    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
-except (ImportError, OSError, AttributeError):
-    pass  # a Python without ctypes: what has daemonized itself is not found
-try:
-    started = subprocess.Popen(["/bin/sh", "-c", sys.argv[2]], stdout=2, start_new_session=True)
-except OSError as error:
-    report("status " + (error.strerror or "unknown"))
-    sys.exit()
-child = started.pid  # "started" is kept, because its end would reap the child
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
-    signal.signal(number, signal.SIG_IGN)
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
-while (left := deadline - time.monotonic()) > 0:
-    reap()
-    signal.sigtimedwait([signal.SIGCHLD], left)
-report("killed")
-for _ in range(500):
-    for pid in descendants():
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except OSError:
-            pass
-    reap()
-    time.sleep(0.01)
-"""
-"""A process that runs a command and ends at a limit with all that the command has started.
-
-Whatever daemonizes itself, by ``setsid`` or two forks, becomes a child of this process when its parent ends, because it
-is their subreaper. It reports how the command ended, and then waits for what the command has left behind. It keeps the
-limit even if ddpdoctor is killed.
-"""
 
 
 def run_command(command: str, report: Report, verdict: Finding, file: Path, limit_s: float = COMMAND_LIMIT_S) -> str:
@@ -326,3 +399,60 @@ def status_of_verdict(report: Report, status: int) -> int:
     if not status or verdict is None or verdict.severity is not Severity.ERROR or verdict.origin is None:
         return status
     return ExitStatus.RETRY if verdict.origin in HOSTS_ARE_AT_FAULT else ExitStatus.GIVE_UP
+
+
+def log_findings(run_dir: Path, report: Report, file: Path) -> None:
+    """Add the report to the script's logs, if it has findings and this host reports of the job."""
+    if not report.findings or file.name != REPORT_NAME:
+        return
+    try:
+        problems = _log(run_dir, report)
+    except Exception as error:  # noqa: BLE001 - a log must not cost the job its exit status
+        problems = [f"{type(error).__name__}: {error}"]
+    for problem in problems:
+        say(sys.stderr, f"--log-findings: {problem}")
+
+
+def _log(run_dir: Path, report: Report) -> list[str]:
+    """Return what went wrong."""
+    from ddpdoctor.diagnose.live import find_loggers
+
+    loggers = find_loggers(run_dir)
+    if not loggers:
+        return [NOWHERE]
+    entry = _entry(report)
+    return [problem for logger in loggers if (problem := _write(logger, entry))]
+
+
+def _entry(report: Report) -> Entry:
+    finding = report.verdict or report.findings[0]
+    return Entry(
+        verdict=f"{finding.summary} ({finding.code})",
+        step=max((row.step or 0 for row in report.ranks), default=0),
+        has_finished=report.job is not None and report.job.status == JobStatus.FINISHED,
+        text=render(report, "markdown"),
+    )
+
+
+def _write(logger: Logger, entry: Entry) -> str:
+    """Have a child write; return what went wrong, or an empty string."""
+    job = asdict(logger) | {"entry": asdict(entry)}
+    command = [sys.executable, *safe_flags(), "-m", "ddpdoctor.cli.actions"]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(job), text=True, capture_output=True, timeout=LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"{logger.name} had not written the findings after {LIMIT_S:.0f} s"
+    if not done.returncode:
+        return ""
+    last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    if last.startswith(MISSING):
+        return f"{logger.name} is not installed for {sys.executable}: pip install {logger.name}"
+    return f"{logger.name} did not log the findings: {last}"
+
+
+if __name__ == "__main__":
+    os.environ.update(QUIET)
+    job = json.load(sys.stdin)
+    WRITERS[job["name"]](job["place"], Entry(**job["entry"]))

@@ -26,15 +26,19 @@ from ddpdoctor.cli.options import (
     Backend,
     FailOn,
     Option,
+    parse_bandwidth,
+    parse_count,
+    parse_duration,
+    parse_share,
+    parse_size,
     settings_of,
     typed,
 )
-from ddpdoctor.cli.values import parse_bandwidth, parse_count, parse_duration, parse_share, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ddpdoctor.cli.progress import ShownProgress
+    from ddpdoctor.cli.output import ShownProgress
     from ddpdoctor.diagnose.bandwidth import BenchReportOptions
     from ddpdoctor.diagnose.machines import MachineReader
     from ddpdoctor.model.bandwidth import Bench, BenchSettings
@@ -171,7 +175,7 @@ def run(options: Options) -> int:
 
 def _prepare(options: Options, launch: Launch, world_size: int) -> tuple[BenchSettings, BenchReportOptions]:
     """Check everything that is possible before ranks meet. Only rank 0 checks files, because they are on its host."""
-    from ddpdoctor.cli.delivery import Outputs, check_outputs
+    from ddpdoctor.cli.output import Outputs, check_outputs
 
     settings, wanted = read_settings(options), _read_wanted(options)
     if launch.rank != 0:
@@ -264,8 +268,7 @@ def _choose(given: tuple[str, ...], possible: Sequence[str] | Mapping[str, int],
 def _take_part(
     options: Options, env: Mapping[str, str], launch: Launch, prepared: tuple[BenchSettings, BenchReportOptions]
 ) -> int:
-    from ddpdoctor.cli.output import show_error
-    from ddpdoctor.cli.progress import ShownProgress
+    from ddpdoctor.cli.output import ShownProgress, show_error
     from ddpdoctor.diagnose.machines import MachineReader
     from ddpdoctor.probes.bandwidth.session import BenchTask, run_rank
 
@@ -289,7 +292,7 @@ def _report(
     options: Options, wanted: BenchReportOptions, reader: MachineReader, progress: ShownProgress, bench: Bench
 ) -> int:
     """Judge, save and show a bench, and return the exit status. Runs on the reporting rank."""
-    from ddpdoctor.cli.delivery import Outputs, deliver, severity_of
+    from ddpdoctor.cli.output import Outputs, deliver, severity_of
     from ddpdoctor.diagnose.bandwidth import build_report, exit_status
 
     progress.stop()

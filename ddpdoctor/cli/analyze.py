@@ -46,7 +46,7 @@ class Options:
 
 def run(options: Options) -> int:
     """Read and judge the evidence, and return the exit status. Raises ``UserError``."""
-    from ddpdoctor.cli.delivery import Outputs, check_outputs, deliver_check
+    from ddpdoctor.cli.output import Outputs, check_outputs, deliver_check
 
     outputs = settings_of(options, Outputs)
     check_outputs(outputs)

@@ -69,8 +69,8 @@ def came_of_interrupt(error: BaseException) -> bool:
 
 def _run(arguments: list[str]) -> int:
     """Run a command. A plain command line is read without Typer, because importing it takes time."""
-    from ddpdoctor.cli.config_files import read_declared
-    from ddpdoctor.cli.listing import LAUNCHING, VERBS, load_verb
+    from ddpdoctor.cli.config import read_declared
+    from ddpdoctor.cli.options import LAUNCHING, VERBS, load_verb
 
     name, words = (arguments[0], arguments[1:]) if arguments else ("", [])
     if name in VERBS:

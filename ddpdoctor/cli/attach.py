@@ -69,8 +69,7 @@ class Options:
 
 def run(options: Options) -> int:
     """Look at a running job, judge it, and return the exit status. Raises ``UserError``."""
-    from ddpdoctor.cli.delivery import Outputs, check_outputs, deliver_check
-    from ddpdoctor.cli.output import say
+    from ddpdoctor.cli.output import Outputs, check_outputs, deliver_check, say
     from ddpdoctor.diagnose.evidence import analyze
     from ddpdoctor.diagnose.job import use_own_records
     from ddpdoctor.model.findings import now

@@ -30,8 +30,7 @@ class Options:
 
 def run(options: Options) -> int:
     """Write the archive if the user agrees. Raises ``UserError`` for a run or a file that cannot be used."""
-    from ddpdoctor.cli.delivery import check_writable
-    from ddpdoctor.cli.output import render, say, write
+    from ddpdoctor.cli.output import check_writable, render, say, write
     from ddpdoctor.cli.report import RUNS, find_latest, read_run
     from ddpdoctor.diagnose.bundle import PAGE_FILE, REPORT_FILE, make_bundle, pack
 

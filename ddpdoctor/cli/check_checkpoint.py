@@ -44,8 +44,7 @@ class Options:
 
 def run(options: Options) -> int:
     """Read and judge the files, and return the exit status. Raises ``UserError``."""
-    from ddpdoctor.cli.delivery import Outputs, check_outputs, deliver_check
-    from ddpdoctor.cli.progress import ShownProgress
+    from ddpdoctor.cli.output import Outputs, ShownProgress, check_outputs, deliver_check
     from ddpdoctor.diagnose.files import checkpoint_report
     from ddpdoctor.model.findings import now
     from ddpdoctor.probes.checkpoint.session import CheckpointOptions, read_checkpoints

@@ -34,7 +34,7 @@ from ddpdoctor.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpdoctor.cli.delivery import Outputs
+    from ddpdoctor.cli.output import Outputs
     from ddpdoctor.model.launch import Launch
     from ddpdoctor.model.trial import Trial, TrialSettings
 
@@ -106,14 +106,14 @@ def run(options: Options) -> int:
 
 def _outputs(options: Options) -> Outputs:
     """Return where the report goes. With --diff, a warning counts as a failure, because any difference matters."""
-    from ddpdoctor.cli.delivery import Outputs
+    from ddpdoctor.cli.output import Outputs
 
     return settings_of(options, Outputs, fail_on=options.fail_on or ("warning" if options.diff else "error"))
 
 
 def _prepare(options: Options, launch: Launch, _: int) -> TrialSettings:
     """Check everything that is possible before ranks meet. Only rank 0 checks files, because they are on its host."""
-    from ddpdoctor.cli.delivery import check_outputs
+    from ddpdoctor.cli.output import check_outputs
     from ddpdoctor.model.errors import UserError
     from ddpdoctor.model.trial import TrialSettings
 
@@ -143,14 +143,14 @@ def _take_part(options: Options, env: Mapping[str, str], launch: Launch, setting
 
 def _report(options: Options, started_at: str, trial: Trial) -> int:
     """Judge, save and show a trial, and return the exit status. Runs on the reporting rank."""
-    from ddpdoctor.cli.delivery import deliver_check
+    from ddpdoctor.cli.output import deliver_check
     from ddpdoctor.diagnose.files import build_report
 
     return deliver_check(build_report(trial, tuple(sys.argv), started_at), _outputs(options))
 
 
 def _compare_files(options: Options) -> int:
-    from ddpdoctor.cli.delivery import check_outputs, deliver_check
+    from ddpdoctor.cli.output import check_outputs, deliver_check
     from ddpdoctor.diagnose.files import build_diff_report
     from ddpdoctor.model.errors import UserError
     from ddpdoctor.model.findings import now

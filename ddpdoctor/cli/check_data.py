@@ -26,7 +26,7 @@ from ddpdoctor.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpdoctor.cli.delivery import Outputs
+    from ddpdoctor.cli.output import Outputs
     from ddpdoctor.model.data import SamplingPlan, Sharing
     from ddpdoctor.probes.data import GatheredDraws
 
@@ -93,7 +93,7 @@ class Options:
 
 def run(options: Options) -> int:
     """Do the arithmetic, or use the user's loader, and return the exit status. Raises ``UserError``."""
-    from ddpdoctor.cli.delivery import Outputs, check_outputs, deliver_check
+    from ddpdoctor.cli.output import Outputs, check_outputs, deliver_check
     from ddpdoctor.diagnose.files import plan_report
 
     outputs = settings_of(options, Outputs)
@@ -148,7 +148,7 @@ def _refuse_arithmetic(options: Options) -> None:
 
 def _ask_loader(options: Options, function: str, outputs: Outputs, env: Mapping[str, str]) -> int:
     """Use the loader on this rank, or start ranks that do, and return the exit status. Raises ``UserError``."""
-    from ddpdoctor.cli.delivery import check_outputs, deliver_check
+    from ddpdoctor.cli.output import check_outputs, deliver_check
     from ddpdoctor.diagnose.files import drawn_report
     from ddpdoctor.diagnose.machines import find_launch
     from ddpdoctor.launch.own_ranks import end_with_parent, run_ranks

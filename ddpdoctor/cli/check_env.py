@@ -73,7 +73,7 @@ class Options:
 
 def run(options: Options) -> int:
     """Check this machine, or take part in a check of several, and return the exit status. Raises ``UserError``."""
-    from ddpdoctor.cli.delivery import Outputs, check_outputs, deliver_check
+    from ddpdoctor.cli.output import Outputs, check_outputs, deliver_check
     from ddpdoctor.diagnose.machines import start_torch_early
 
     outputs = settings_of(options, Outputs)

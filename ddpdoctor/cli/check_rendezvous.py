@@ -25,10 +25,10 @@ from ddpdoctor.cli.options import (
     FailOn,
     Option,
     ReportFormat,
+    parse_ports,
     settings_of,
     typed,
 )
-from ddpdoctor.cli.values import parse_ports
 from ddpdoctor.model.exit_status import ExitStatus
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Options:
 
 def run(options: Options) -> int:
     """Take part in the check and return the exit status, which is equal on all judged nodes. Raises ``UserError``."""
-    from ddpdoctor.cli.delivery import Outputs, check_codes, check_files
+    from ddpdoctor.cli.output import Outputs, check_codes, check_files
     from ddpdoctor.diagnose.rendezvous import RendezvousOptions, check_rendezvous
     from ddpdoctor.launch.run_folder import make_private
     from ddpdoctor.model.launch import NodeOptions
@@ -110,7 +110,7 @@ def run(options: Options) -> int:
 
 
 def _finish(checked: RendezvousChecked, options: Options) -> int:
-    from ddpdoctor.cli.delivery import Outputs, deliver, severity_of
+    from ddpdoctor.cli.output import Outputs, deliver, severity_of
     from ddpdoctor.launch.run_folder import REPORT_NAME
     from ddpdoctor.model.exit_status import report_status
 

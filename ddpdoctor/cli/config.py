@@ -2,27 +2,445 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import grp
+import importlib
 import json
 import os
+import pwd
+import shlex
+import stat
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from ddpdoctor.cli.config_files import key_of, nearest, read_config
-from ddpdoctor.cli.listing import VERBS, load_verb
-from ddpdoctor.cli.options import FORMAT, Argument, Option, declared_by
+from ddpdoctor.cli.options import FORMAT, VERBS, Argument, Declared, Option, declared_by, load_verb
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ddpdoctor.cli.config_files import Config, Note
+
+PROJECT_FILE = "pyproject.toml"
+PROJECT_TABLE = "tool.ddpdoctor"
+USER_FILE = Path("ddpdoctor") / "config.toml"
+MAX_BYTES = 1 << 20
+"""Our choice: a longer file is not a configuration."""
+CLOSENESS = 0.5
+"""The least similarity, on difflib's scale from 0 to 1, at which a name is suggested for an unknown one."""
+ACTING = frozenset([
+    "on-finding", "model", "dataset", "batch", "step", "python", "open",  # runs something
+    "webhook", "otlp", "log-findings", "slurm", "kubectl", "namespace", "container", "master-addr", "rdzv-endpoint",
+    "report-dir", "output", "html", "plot", "metrics-file", "exclude-file", "folder", "dump",  # writes a file
+    "yes", "with-source",  # gives the user's consent
+])  # fmt: skip
+"""Keys that run, send or write something, or say where to. They come from the user only: a project's file is shared."""
+CONFIG_VERB = "config"
+"""It shows a wrong file's error itself."""
+IGNORE = "ignore"
+IGNORE_KEYS = ("code", "reason", "until")
+IGNORE_HELP = 'Write [[{table}ignore]] with code = "DD114", reason = "why", until = 2027-01-31.'
 
 DEFAULT = "default"
 SECRET = {"webhook"}
 """Keys whose value is a secret: whoever has the URL can post."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSetting:
+    """The value that a file gives to an option: a text, an int, a bool, or a list of texts."""
+
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IgnoredCode:
+    """A code whose findings are left out until a date, that day included."""
+
+    code: str
+    reason: str
+    until: dt.date
+    source: str
+
+    def is_expired(self, today: dt.date) -> bool:
+        """Return whether its findings count again."""
+        return today > self.until
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigTable:
+    """The settings of one file: a mapping with a table per command, and options that several commands share."""
+
+    path: Path
+    table: dict[str, Any]
+    prefix: str
+    """How its tables are named in the file: "tool.ddpdoctor." or empty."""
+
+    @property
+    def source(self) -> str:
+        """Return the file's name for messages."""
+        return str(self.path)
+
+    @property
+    def is_project(self) -> bool:
+        """Return whether it is a project's file."""
+        return bool(self.prefix)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """What is left out of a file, why, and what the user can do."""
+
+    path: Path
+    what: str
+    reason: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.reason}. {self.remedy}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The files' settings, the most important file first."""
+
+    looked_for: tuple[Path, ...]
+    user_file: Path | None
+    notes: tuple[Note, ...]
+    """The files that are not used."""
+    tables: tuple[ConfigTable, ...]
+    ignored: tuple[IgnoredCode, ...]
+    today: dt.date
+
+    def left_out(self, verb: str, kind: type[Any]) -> tuple[Note, ...]:
+        """Return a note for each option of a command that a project's file sets and may not."""
+        keys = {key_of(one) for one in declared_by(kind) if isinstance(one.option, Option)} & ACTING
+        return tuple(
+            Note(
+                path=table.path, what=f"{key} in [{name}] of {table.source} is not used",
+                reason="a project's file cannot set what runs, sends or writes something",
+                remedy=f"Give --{key}, or put it into {self.user_file or 'the file of ddpdoctor config'}.",
+            )
+            for table in self.tables if table.is_project
+            for found, name in ((table.table, PROJECT_TABLE), (table.table.get(verb, {}), f"{PROJECT_TABLE}.{verb}"))
+            for key in sorted(keys & found.keys())
+        )  # fmt: skip
+
+    def settings_of(self, verb: str, kind: type[Any]) -> dict[str, FileSetting]:
+        """Return the settings for a command's options by field. Raises ``UserError`` for a wrong value."""
+        options = [one for one in declared_by(kind) if isinstance(one.option, Option)]
+        found: dict[str, FileSetting] = {}
+        for table in reversed(self.tables):
+            own = table.table.get(verb, {})
+            for one in options:
+                if table.is_project and key_of(one) in ACTING:
+                    continue
+                for keys, name in ((table.table, table.prefix.rstrip(".")), (own, f"{table.prefix}{verb}")):
+                    if key_of(one) in keys and not (keys is table.table and key_of(one) == IGNORE):
+                        value = _read_value(one, keys[key_of(one)], f"{table.source}: [{name}] {key_of(one)}")
+                        found[one.field] = FileSetting(value=value, source=table.source)
+        active = [one.code for one in self.ignored if not one.is_expired(self.today)]
+        if active and "ignore" in {one.field for one in options}:
+            given = found["ignore"].value if "ignore" in found else []
+            found["ignore"] = FileSetting(value=[*given, *active], source=self.ignored[0].source)
+        return found
+
+
+def key_of(one: Declared) -> str:
+    """Return an option's key in a file: its name without the leading dashes."""
+    return one.names[0].partition("/")[0].lstrip("-")
+
+
+def read_config(cwd: Path, env: Mapping[str, str]) -> Config:
+    """Read the files that exist: the nearest ``pyproject.toml`` upwards, then the user's file.
+
+    Raises ``UserError`` for one that cannot be read or holds an unknown key, if nobody else can have written it.
+    """
+    # os.path, because pathlib raises for a folder that may not be entered.
+    project = next((up / PROJECT_FILE for up in (cwd, *cwd.parents) if os.path.isfile(up / PROJECT_FILE)), None)  # noqa: PTH113
+    home = env.get("XDG_CONFIG_HOME") or (f"{env['HOME']}/.config" if env.get("HOME") else "")
+    user = Path(home) / USER_FILE if home else None
+    looked_for = tuple(path for path in (project or cwd / PROJECT_FILE, user) if path is not None)
+    tables: list[ConfigTable] = []
+    notes: list[Note] = []
+    for path in looked_for:
+        if not os.path.exists(path):  # noqa: PTH110 - it may be in a folder that may not be entered
+            continue
+        distrust = find_distrust(path, with_ancestors=path != user)
+        if distrust is None:
+            table = _read_table(path)
+            tables += [] if table is None else [table]
+        elif _has_settings(path):
+            reason, remedy = distrust
+            elsewhere = f"copy the settings into {user}" if user not in {None, path} else "give the options themselves"
+            notes.append(
+                Note(
+                    path=path, what=f"the settings in {path} are not used", reason=reason,
+                    remedy=f"{remedy}, or {elsewhere}." if remedy else f"If you trust them, {elsewhere}.",
+                )
+            )  # fmt: skip
+    for table in tables:
+        _check_table(table)
+    return Config(
+        looked_for=looked_for,
+        user_file=user,
+        notes=tuple(notes),
+        tables=tuple(tables),
+        ignored=tuple(one for table in tables for one in _read_ignored(table)),
+        today=dt.date.today(),  # noqa: DTZ011 - an expiry date is meant in local time
+    )
+
+
+def find_distrust(path: Path, *, with_ancestors: bool) -> tuple[str, str] | None:
+    """Return why others may have written a file, and what would change that, or None if nobody else can have.
+
+    The file and its folder must belong to this user or root, and nobody else may write them. ``with_ancestors``: nobody
+    else may move a folder above, or a link on the way, either. There a sticky folder such as /tmp is no harm.
+    """
+    real = Path(os.path.realpath(path))
+    above = [*path.absolute().parents, *real.parents] if with_ancestors else []
+    for place in dict.fromkeys([path, real, path.absolute().parent, real.parent, *above]):
+        try:
+            seen = place.lstat()
+        except OSError as error:
+            return f"{place} cannot be looked at ({error.strerror})", ""
+        name = "it" if place == path else "the file that it links to" if place == real else f"the folder {place}"
+        is_own = place in {path, real, path.absolute().parent, real.parent}
+        # A host's folders have owners that a container does not know, and no user of the container can move them.
+        is_unmapped = _is_unmapped(seen.st_uid)
+        if is_own if is_unmapped else seen.st_uid not in {os.geteuid(), 0}:
+            owner = "a user that this container does not know" if is_unmapped else _user_name(seen.st_uid)
+            by_sudo = os.environ.get("SUDO_UID") == str(seen.st_uid)
+            reason = f"{name} belongs to {owner}, and ddpdoctor runs as {_user_name(os.geteuid())}"
+            return reason, "Run ddpdoctor without sudo" if by_sudo else ""
+        others = seen.st_mode & (stat.S_IWOTH | (0 if _is_private(seen) else stat.S_IWGRP))
+        if others and not stat.S_ISLNK(seen.st_mode) and (is_own or not seen.st_mode & stat.S_ISVTX):
+            can_change = seen.st_uid == os.geteuid() and not seen.st_mode & stat.S_ISVTX
+            return f"other users may write {name}", f"Run `chmod go-w {shlex.quote(str(place))}`" if can_change else ""
+    return None
+
+
+def _is_private(seen: os.stat_result) -> bool:
+    """Return whether a group is root's or this user's own, which many systems make for each user."""
+    if not seen.st_mode & stat.S_IWGRP or seen.st_gid == 0:
+        return True
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(seen.st_gid)
+    except KeyError:
+        return False
+    return group.gr_gid == user.pw_gid and group.gr_name == user.pw_name and {*group.gr_mem} <= {user.pw_name}
+
+
+def _is_unmapped(uid: int) -> bool:
+    """Return whether a user ID stands for all users whom this user namespace does not know."""
+    try:
+        mapped = Path("/proc/self/uid_map").read_text().split()
+        return uid == int(Path("/proc/sys/kernel/overflowuid").read_text()) and mapped != ["0", "0", "4294967295"]
+    except (OSError, ValueError):
+        return False
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def _has_settings(path: Path) -> bool:
+    """Return whether a file that is not trusted has settings at all: most projects' files have none."""
+    from ddpdoctor.recorder.storage.files import read_plain
+
+    try:
+        return path.name != PROJECT_FILE or PROJECT_TABLE.encode() in read_plain(os.path.realpath(path), MAX_BYTES)
+    except OSError:
+        return False
+
+
+def read_declared(verb: str, *, says: bool = True) -> tuple[Declared, ...]:
+    """Return a command's options with the values of the files as defaults. Raises ``UserError`` for a wrong file.
+
+    ``says``: what is left out of the files is said on stderr.
+    """
+    from ddpdoctor.cli.options import load_verb
+
+    kind = load_verb(verb).Options
+    if verb == CONFIG_VERB:
+        return declared_by(kind)
+    config = read_config(_working_folder(), os.environ)
+    settings = config.settings_of(verb, kind) if config.tables else {}
+    notes = [str(note) for note in (*config.notes, *config.left_out(verb, kind))]
+    if "ignore" in kind.__slots__:
+        notes += [
+            f"{one.code} was ignored until {one.until} ({one.source}); its findings count again"
+            for one in config.ignored
+            if one.is_expired(config.today)
+        ]
+    if (
+        says and notes and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+    ):  # of all ranks, the first says it
+        from ddpdoctor.cli.output import say
+        from ddpdoctor.report.lines import clean
+
+        for note in notes:
+            say(sys.stderr, clean(note))
+    return tuple(
+        _with_default(one, settings[one.field].value) if one.field in settings else one for one in declared_by(kind)
+    )
+
+
+def _working_folder() -> Path:
+    """Return the working folder, or the root if it was removed."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return Path("/")
+
+
+def _with_default(one: Declared, value: Any) -> Declared:
+    """Return an option with another default. A flag gets a second form that turns it off."""
+    changed = replace(one, default=value)
+    if not one.is_flag or not isinstance(one.option, Option):
+        return changed
+    name = one.names[0]
+    negative = f"--{name.removeprefix('--no-')}" if name.startswith("--no-") else f"--no-{name[2:]}"
+    return replace(changed, option=one.option.but(names=(f"{name}/{negative}", *one.names[1:])))
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a hint that names what is spelled like ``name``, or all that there is."""
+    import difflib
+
+    names = sorted(known)
+    near = difflib.get_close_matches(name.lower().replace("_", "-"), names, cutoff=CLOSENESS)
+    return f"Did you mean {', '.join(near)}?" if near else f"Known: {', '.join(names)}."
+
+
+def _read_table(path: Path) -> ConfigTable | None:
+    """Return a file's settings, or None if it has none."""
+    from ddpdoctor.recorder.storage.files import read_plain
+
+    is_project = path.name == PROJECT_FILE
+    try:
+        text = read_plain(os.path.realpath(path), MAX_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise UserError(f"{path} cannot be read: {reason}", help="Correct the file, or move it away.") from error
+    if is_project and PROJECT_TABLE not in text:
+        return None
+    whole = _parse_toml(path, text)
+    table = whole.get("tool", {}).get("ddpdoctor") if is_project else whole
+    if not table:
+        return None
+    prefix = f"{PROJECT_TABLE}." if is_project else ""
+    if not isinstance(table, dict):
+        raise UserError(f"{path}: {PROJECT_TABLE} is not a table", help=f"Write [{PROJECT_TABLE}].")
+    return ConfigTable(path=path, table=table, prefix=prefix)
+
+
+def _parse_toml(path: Path, text: str) -> dict[str, Any]:
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        parsed: dict[str, Any] = toml.loads(text)
+    except toml.TOMLDecodeError as error:
+        raise UserError(f"{path} is not valid TOML: {error}", help="Correct the file.") from error
+    return parsed
+
+
+def _check_table(table: ConfigTable) -> None:
+    """Raise ``UserError`` for a key that is no command and no option."""
+    from ddpdoctor.cli.options import VERBS
+
+    for verb in table.table.keys() & VERBS.keys():
+        _check_keys(table.table[verb], _keys_of(verb), f"[{table.prefix}{verb}]", table)
+    if table.table.keys() <= {*VERBS, IGNORE}:
+        return
+    shared = {key for verb in VERBS for key in _keys_of(verb)}
+    _check_keys(table.table, {*VERBS, *shared, IGNORE}, f"[{table.prefix.rstrip('.')}]", table)
+
+
+def _keys_of(verb: str) -> list[str]:
+    from ddpdoctor.cli.options import load_verb
+
+    return [key_of(one) for one in declared_by(load_verb(verb).Options) if isinstance(one.option, Option)]
+
+
+def _check_keys(keys: Any, known: Iterable[str], name: str, table: ConfigTable) -> None:
+    if not isinstance(keys, dict):
+        raise UserError(
+            f"{table.source}: {name.strip('[]')} is not a table", help=f"Write {name} and options below it."
+        )
+    for key in keys:
+        if key not in known:
+            raise UserError(f"{table.source}: {name} has the unknown key {key}", help=nearest(key, known))
+
+
+def _read_value(one: Declared, value: Any, name: str) -> Any:
+    """Return a value as the command line would give it. Raises ``UserError`` if the option does not take it."""
+    if one.is_flag:
+        if not isinstance(value, bool):
+            raise UserError(f"{name} is {value!r}", help="Write true or false.")
+        return value
+    if one.is_repeatable:
+        parts = value if isinstance(value, list) else [value]
+        return [_read_one(one, part, name) for part in parts]
+    return _read_one(one, value, name)
+
+
+def _read_one(one: Declared, value: Any, name: str) -> Any:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise UserError(f"{name} is {value!r}, which the option does not take", help="Write a text or a number.")
+    text = str(value)
+    option = one.option
+    choices = get_args(one.type)
+    if choices and (text.upper() if isinstance(option, Option) and option.ignores_case else text) not in choices:
+        raise UserError(f"{name} is {text!r}", help=f"Write one of {', '.join(map(str, choices))}.")
+    if one.type is int and isinstance(option, Option) and option.parse is None:
+        return _read_int(option, text, name)
+    try:
+        one.parse(text)
+    except UserError as error:
+        raise UserError(f"{name}: {error.message}", help=error.help) from error
+    return text
+
+
+def _read_int(option: Option, text: str, name: str) -> int:
+    number = int(text) if text.lstrip("-").isdecimal() else None
+    low, high = option.min, option.max
+    if number is None or (low is not None and number < low) or (high is not None and number > high):
+        raise UserError(f"{name} is {text!r}, which the option does not take", help="See the command's --help.")
+    return number
+
+
+def _read_ignored(table: ConfigTable) -> tuple[IgnoredCode, ...]:
+    """Return the ignored codes of a file. Raises ``UserError`` unless each has a code, a reason and a date."""
+    entries = table.table.get(IGNORE, [])
+    hint = IGNORE_HELP.format(table=table.prefix)
+    if not isinstance(entries, list):
+        raise UserError(f"{table.source}: {IGNORE} is not a list of tables", help=hint)
+    return tuple(_read_ignore(entry, table, hint) for entry in entries)
+
+
+def _read_ignore(entry: Any, table: ConfigTable, hint: str) -> IgnoredCode:
+    name = f"{table.source}: [[{table.prefix}{IGNORE}]]"
+    if not isinstance(entry, dict):
+        raise UserError(f"{name} is not a list of tables", help=hint)
+    for key in entry:
+        if key not in IGNORE_KEYS:
+            raise UserError(f"{name} has the unknown key {key}", help=nearest(key, IGNORE_KEYS))
+    code, reason, until = (entry.get(key) for key in IGNORE_KEYS)
+    if not (isinstance(code, str) and isinstance(reason, str) and reason.strip() and type(until) is dt.date):
+        raise UserError(f"{name} needs a code, a reason and a date until which it holds", help=hint)
+    from ddpdoctor.diagnose.files import check_codes
+
+    try:
+        (known,) = check_codes((code,))
+    except UserError as error:
+        raise UserError(f"{name}: there is no code {code}", help=error.help) from error
+    return IgnoredCode(code=known, reason=reason, until=until, source=table.source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The server of ``ddpdoctor mcp``. Each tool answers with a text and with data, and none changes anything.
 
-Each call of a tool has its own process (``mcp_tools``): what it reads may come from anybody and take any time, and the
+Each call of a tool has its own process (``cli.mcp``): what it reads may come from anybody and take any time, and the
 other tools must answer meanwhile. The SDK calls tools from several threads, and gives stdout to the protocol alone.
 """
 
@@ -30,7 +30,7 @@ RunFolder = Annotated[
 ]
 WithData = Annotated[bool, Field(description=WITH_DATA)]
 Names = Annotated[list[str], Field(description="Codes or kinds of checks: shm, DD121, or DD1 for all DD1xx.")]
-CHILD = "import sys; sys.path[:] = sys.argv[1:]; from ddpdoctor.cli.mcp_tools import main; main()"
+CHILD = "import sys; sys.path[:] = sys.argv[1:]; from ddpdoctor.cli.mcp import main; main()"
 """Sets the path first: the working folder may be a project from elsewhere, with a json.py in it."""
 
 

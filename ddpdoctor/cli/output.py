@@ -1,18 +1,26 @@
-"""Writes reports and messages to a stream in a form that the stream can show."""
+"""Writes reports and messages in a form that the stream can show, and tests outputs before a measurement."""
 
 from __future__ import annotations
 
 import os
 import sys
+import tempfile
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ddpdoctor import __version__
+from ddpdoctor.model.errors import UserError
 from ddpdoctor.recorder.storage.files import write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
+    from typing_extensions import Self
+
+    from ddpdoctor.cli.options import FailOn
     from ddpdoctor.launch.command_line import SavedFormat
     from ddpdoctor.model.errors import UserError
     from ddpdoctor.model.findings import Report, Severity
@@ -20,6 +28,11 @@ if TYPE_CHECKING:
 
 ISSUES_URL = "https://github.com/ddpdoctor/ddpdoctor/issues"
 ISSUES_HINT = f"Please report it with this file at {ISSUES_URL}. Your script and your files are unchanged."
+
+HELP = "Nothing was measured. Choose another file."
+TRIAL = b"ddpdoctor"
+SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+"""Without one of these variables, Python would start a browser of the terminal, or none."""
 
 
 def show_report(
@@ -209,3 +222,252 @@ def read_cwd() -> Path | None:
         return Path.cwd()
     except FileNotFoundError:
         return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """The options of a command for its report: destination, format, and the least severity that is a failure."""
+
+    format: SavedFormat
+    fail_on: FailOn
+    report_dir: Path | None
+    verbose: bool = False
+    output: Path | None = None
+    plot: Path | None = None
+    html: Path | None = None
+    ignore: tuple[str, ...] = ()
+
+
+def check_outputs(outputs: Outputs) -> None:
+    """Make the report folder. Raise ``UserError`` if an output cannot be written or a plot cannot be drawn here."""
+    if outputs.ignore:
+        check_codes(outputs.ignore)
+    check_files(outputs)
+    if outputs.report_dir is not None:
+        from ddpdoctor.launch.run_folder import make_report_dir
+
+        make_report_dir(outputs.report_dir)
+
+
+def check_files(outputs: Outputs) -> None:
+    """Raise ``UserError`` if a file cannot be written, a plot cannot be drawn here, or two are the same file."""
+    if outputs.plot is not None:
+        check_plot_file(outputs.plot)
+    given: dict[Path, str] = {} if outputs.plot is None else {outputs.plot: "--plot"}
+    for path, option in ((outputs.output, "--output"), (outputs.html, "--html")):
+        if path is None:
+            continue
+        check_writable(path, option)
+        if path in given:
+            raise UserError(f"{given[path]} and {option} are both {path}", help="Give each a file of its own.")
+        given[path] = option
+
+
+def check_plot_file(path: Path) -> None:
+    """Raise ``UserError`` if a plot cannot be drawn here or cannot be written to this file."""
+    from ddpdoctor.report.bandwidth.figure import check_plot
+
+    check_plot(path)
+    check_writable(path, "--plot")
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Try to write, because permissions alone are not enough to know. A new file is removed again.
+
+    Raises ``UserError`` if the file cannot be written.
+    """
+    existed = path.exists()
+    if existed and not path.is_file() and not path.is_dir():
+        return  # a pipe or a device: opening it may wait for a reader
+    if path.is_symlink() and path.lstat().st_uid not in {os.geteuid(), 0}:
+        raise UserError(f"{option} {path} is a link that another user made", help="Choose another file.")
+    try:
+        try:
+            with path.open("ab") as file:
+                file.write(b"" if existed else TRIAL)
+        finally:
+            if not existed:
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"{option} {path} cannot be written: {error.strerror}", help=HELP) from error
+
+
+def deliver(report: Report, outputs: Outputs, name: str = "report.json", *, shows: bool = True) -> Report:
+    """Save a report, then show it, and return it without the findings that the user ignores.
+
+    The order matters because a reader may close the pipe early.
+    """
+    if outputs.ignore:
+        from ddpdoctor.diagnose.job import leave_out
+
+        report = leave_out(report, check_codes(outputs.ignore))
+    if outputs.report_dir is not None:
+        save_report(outputs.report_dir, report, name)
+    if outputs.plot is not None:
+        save_plot(report, outputs.plot)
+    if outputs.html is not None:
+        save_page(report, outputs.html)
+    show = partial(show_report, report, outputs.format, verbose=outputs.verbose, fail_on=severity_of(outputs.fail_on))
+    if not shows:
+        return report
+    if outputs.output is not None:
+        write_report(show, outputs.output)
+    else:
+        show(sys.stdout, outputs.report_dir)
+    return report
+
+
+def deliver_check(report: Report, outputs: Outputs) -> int:
+    """Save and show the report of a check, and return the exit status."""
+    from ddpdoctor.model.exit_status import report_status
+
+    return report_status(deliver(report, outputs), severity_of(outputs.fail_on))
+
+
+def check_codes(codes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the codes of --ignore in upper case. Raises ``UserError`` for an unknown one."""
+    from ddpdoctor.diagnose.files import check_codes as check
+
+    return check(codes)
+
+
+def severity_of(fail_on: FailOn) -> Severity | None:
+    """Return the least severity that is a failure, or None for "never"."""
+    from ddpdoctor.model.findings import Severity
+
+    return None if fail_on == "never" else Severity(fail_on)
+
+
+def save_plot(report: Report, path: Path) -> None:
+    """Draw a report into a file. If the disk is full, only the file is lost, not the report on the screen."""
+    from ddpdoctor.report.bandwidth.figure import render_plot
+
+    try:
+        path.write_bytes(render_plot(report, path.suffix.lower()))
+    except OSError as error:
+        say(sys.stderr, f"the plot could not be saved: {path}: {error.strerror}")
+
+
+def write_report(show: Callable[[TextIO, Path | None], None], path: Path) -> bool:
+    """Write a report to --output, formatted as for a pipe. If that fails, show it instead, and return False."""
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            show(file, None)
+    except OSError as error:
+        say(sys.stderr, f"the report could not be saved: {path}: {error.strerror}")
+        show(sys.stdout, None)
+        return False
+    return True
+
+
+class LiveText:
+    """A context manager whose ``show`` replaces the text on a terminal, and appends it elsewhere."""
+
+    def __init__(self, stream: TextIO, *, in_place: bool) -> None:
+        """Take the stream. Without ``in_place``, each text is appended on a terminal too, without an empty line."""
+        self._stream, self._in_place = stream, in_place
+        self._live = _make_live(stream) if in_place and stream.isatty() else None
+        self._is_first = True
+
+    def __enter__(self) -> Self:
+        """Show nothing yet."""
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the last text on the screen."""
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, text: str) -> bool:
+        """Show a text. Return False if nobody reads the stream any more."""
+        if self._live is not None:
+            from rich.text import Text
+
+            self._live.update(Text.from_ansi(text.rstrip("\n")), refresh=True)
+            return True
+        gap = "" if self._is_first or not self._in_place else "\n"
+        self._is_first = False
+        return write(self._stream, gap + text)
+
+
+def _make_live(stream: TextIO) -> Any:
+    from rich.console import Console
+    from rich.live import Live
+
+    # Drawn in show() only: a drawing thread would take time from the job.
+    return Live(console=Console(file=stream, highlight=False), auto_refresh=False, vertical_overflow="crop")
+
+
+class ShownProgress:
+    """A context manager whose ``show`` updates the bar. Any thread may stop the bar before it prints a report."""
+
+    def __init__(self, stream: TextIO, *, wanted: bool) -> None:
+        """Take the stream. ``wanted`` is True on only one rank of a job."""
+        self._bar = _make_bar(stream) if wanted and stream.isatty() else None
+        self._task: Any = None
+
+    def __enter__(self) -> Self:
+        """Show nothing yet. The bar appears with the first ``show``, after the ranks have met."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the bar."""
+        self.stop()
+
+    def show(self, what: str, share: float, left_s: float | None) -> None:
+        """Show what is being measured, the share that is done (0 to 1), and the seconds left, if known."""
+        if self._bar is None:
+            return
+        if self._task is None:
+            self._task = self._bar.add_task("", total=1.0, left="")
+            self._bar.start()
+        self._bar.update(self._task, description=what, completed=share, left=_describe_left(left_s), refresh=True)
+
+    def stop(self) -> None:
+        """Remove the bar permanently."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def _make_bar(stream: TextIO) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    console = Console(file=stream)
+    words, left = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[left]}", markup=False)
+    # Draw only in show(), between measurements. A drawing thread would compete with them.
+    return Progress(words, BarColumn(), left, console=console, transient=True, auto_refresh=False)
+
+
+def _describe_left(left_s: float | None) -> str:
+    if left_s is None:
+        return ""
+    minutes, seconds = divmod(max(0, round(left_s)), 60)
+    return f"{minutes} min {seconds:02d} s left" if minutes else f"{seconds} s left"
+
+
+def make_page_file() -> Path:
+    """Make a private temporary file for a page, which stays. Raises ``UserError``."""
+    try:
+        fd, name = tempfile.mkstemp(prefix="ddpdoctor-", suffix=".html")
+    except OSError as error:
+        raise UserError(
+            f"no temporary file can be made: {error.strerror}", help="Give a file for the page: --output report.html."
+        ) from error
+    os.close(fd)
+    return Path(name)
+
+
+def open_page(path: Path) -> None:
+    """Open a page in the browser. Say where it is, because there may be no browser on this machine."""
+    import webbrowser
+
+    page = path.resolve()
+    has_screen = sys.platform == "darwin" or any(map(os.environ.get, SCREENS))
+    if has_screen and webbrowser.open(page.as_uri()):
+        say(sys.stderr, f"the page is {page}")
+    else:
+        say(sys.stderr, f"no browser could be opened here; the page is {page}")

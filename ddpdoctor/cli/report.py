@@ -56,7 +56,7 @@ class Options:
 
 def run(options: Options) -> int:
     """Show the saved report. Raises ``UserError`` for a folder or file that cannot be used."""
-    from ddpdoctor.cli.delivery import Outputs, check_files, save_plot
+    from ddpdoctor.cli.output import Outputs, check_files, save_plot
 
     options = _with_page(options)
     check_files(settings_of(options, Outputs, fail_on="error", report_dir=None))
@@ -74,7 +74,7 @@ def run(options: Options) -> int:
 
 def _with_page(options: Options) -> Options:
     """With --open, return the options that write the page to a file. Raises ``UserError``."""
-    from ddpdoctor.cli.browser import make_page_file
+    from ddpdoctor.cli.output import make_page_file
     from ddpdoctor.model.errors import UserError
 
     if not options.opens:
@@ -87,15 +87,14 @@ def _with_page(options: Options) -> Options:
 
 
 def _show(options: Options, report: Report, folder: Path | None) -> int:
-    from ddpdoctor.cli.delivery import write_report
-    from ddpdoctor.cli.output import show_report
+    from ddpdoctor.cli.output import show_report, write_report
     from ddpdoctor.model.findings import Severity
 
     show = partial(show_report, report, options.format, verbose=options.verbose, fail_on=Severity.ERROR)
     if options.output is None:
         show(sys.stdout, folder)
     elif write_report(show, options.output) and options.opens:
-        from ddpdoctor.cli.browser import open_page
+        from ddpdoctor.cli.output import open_page
 
         open_page(options.output)
     return ExitStatus.OK

@@ -5,29 +5,46 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import sys
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from ddpdoctor.cli.debug_level import debug_note
 from ddpdoctor.cli.output import save_page, save_report, say, show_defect, show_error, show_report, write
 from ddpdoctor.launch.command_line import WrapOptions
 from ddpdoctor.launch.run_folder import REPORT_NAME, has_space
 from ddpdoctor.launch.session import Notifier
+from ddpdoctor.launch.starting import DEBUG_VARIABLE
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity, hangs
 from ddpdoctor.model.words import rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from ddpdoctor.launch.command_line import ChosenLevel
     from ddpdoctor.launch.session import JobOutcome, Judge
     from ddpdoctor.model.findings import Finding, Judgment, Report
 
     MakeReport = Callable[[JobOutcome], Report]
     Act = Callable[[Report, Path], None]
+
+MIN_FILES = 128
+"""Our choice: DETAIL opens five more descriptors per rank and group, and twice that with each further rank."""
+MIN_ADDRESS_SPACE_BYTES = 16 * 2**30
+"""Our choice: DETAIL takes 150 MiB more per group, because each of Gloo's threads has a stack and a malloc arena."""
+
+
+NOTES: dict[str, str] = {
+    "AUTO": "a job on Gloo alone runs with TORCH_DISTRIBUTED_DEBUG=DETAIL: torch checks that all ranks make the same "
+    "collectives, which slows down small steps. Over NCCL it stays off. --debug-level OFF turns it off",
+    "DETAIL": "TORCH_DISTRIBUTED_DEBUG=DETAIL is on: torch checks that all ranks make the same collectives. Over NCCL, "
+    "the host then waits for all ranks before each one: 0.3 to 1 ms on one host, more with more ranks. Steps may take "
+    "twice as long. --debug-level OFF turns it off",
+}
+"""The cost of a level, printed in one line before the start. For NCCL it is an estimate: see docs/what-it-costs.md."""
 
 NCCL_LIMIT_S = 600
 """torch's ``default_pg_nccl_timeout``. That of other backends is 30 min."""
@@ -35,13 +52,41 @@ OUT_OF_MEANS = frozenset({
     errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EROFS,
 })  # fmt: skip
 """Errors for an exhausted resource of the machine. They are not defects of ddpdoctor."""
-
 GOES_ON = {
     "auto": "the job keeps running. It is stopped only if it can never continue (--on-hang kill stops it now)",
     "kill": "the job keeps running, because it may not be hung",
     "report": "the job keeps running (--on-hang report)",
 }
 """The message below the report of a hang, by the value of ``--on-hang``."""
+
+
+def choose_debug_level(
+    asked: ChosenLevel | None, env: Mapping[str, str], *, has_space: bool = True, for_speed: bool = False
+) -> ChosenLevel | None:
+    """Choose DETAIL over Gloo ("AUTO") if nothing is set and there is room. None keeps the environment's setting.
+
+    ``for_speed``: steps are timed, and DETAIL would make small collectives take twice as long.
+    """
+    if asked is not None:
+        return asked
+    if env.get(DEBUG_VARIABLE) or not has_space:
+        return None
+    return "OFF" if for_speed else "AUTO"
+
+
+def debug_note(chosen: ChosenLevel | None, env: Mapping[str, str]) -> str | None:
+    """Return the cost of the debug level, chosen or set in the environment, or None if there is no cost."""
+    return NOTES.get(chosen or env.get(DEBUG_VARIABLE, "").upper())
+
+
+def has_memory_for_detail() -> bool:
+    """Return whether the limits of this process, which its ranks inherit, leave room for DETAIL."""
+    return _is_above(resource.RLIMIT_NOFILE, MIN_FILES) and _is_above(resource.RLIMIT_AS, MIN_ADDRESS_SPACE_BYTES)
+
+
+def _is_above(limit: int, least: int) -> bool:
+    soft, _ = resource.getrlimit(limit)
+    return soft == resource.RLIM_INFINITY or soft >= least
 
 
 def run_under_outer(options: WrapOptions) -> NoReturn:

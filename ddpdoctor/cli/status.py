@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ddpdoctor.cli.options import FORMAT, Argument, Option, typed
+from ddpdoctor.cli.options import FORMAT, Argument, Option, parse_duration, typed
 from ddpdoctor.cli.report import REPORT_NAME, RUN_MARK, RUNS
-from ddpdoctor.cli.values import parse_duration
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.facts import RECORD_NAME
 
@@ -135,7 +134,7 @@ def plain(status: JobNow) -> dict[str, Any]:
 
 def _watch(run_dir: Path, options: Options) -> None:
     """Show the status until the job ends. From the second time on, the job has the cores first."""
-    from ddpdoctor.cli.live_text import LiveText
+    from ddpdoctor.cli.output import LiveText
     from ddpdoctor.model.live import Liveness
 
     with LiveText(sys.stdout, in_place=options.format == "text") as screen:

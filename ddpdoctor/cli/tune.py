@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,17 +13,38 @@ from threading import Thread
 from typing import TYPE_CHECKING, Annotated
 
 from ddpdoctor.cli.options import FORMAT, HANG_TIMEOUT, REPORT_DIR, Option, typed
+from ddpdoctor.cli.output import save_report, say, show_report
 from ddpdoctor.launch.command_line import OutputFormat, SplitCommand
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
-from ddpdoctor.model.tuning import BASE
+from ddpdoctor.model.findings import now
+from ddpdoctor.model.tuning import AGAIN, BASE, LaunchKind
 
 if TYPE_CHECKING:
-    from ddpdoctor.launch.command_line import WrapOptions
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from ddpdoctor.cli.running import MakeReport
+    from ddpdoctor.diagnose.tuning import LaunchFolder
+    from ddpdoctor.launch.command_line import SplitCommand, WrapOptions
     from ddpdoctor.launch.session import JobOutcome
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.model.tuning import RestartPlan
+    from ddpdoctor.model.tuning import RestartPlan, TrialRecord, TriedBlock
 
+    Prepare = Callable[[str, Path], WrapOptions]
+    """Prepares a launch with a setting, in a folder."""
+
+THREADS = "OMP_NUM_THREADS"
+
+INTERRUPTED = "interrupted before it was tried in every round"
+MOST_RANKS = 64
+"""Our choice: more ranks on one machine tell nothing."""
+WORDS = {
+    LaunchKind.ALONE: "one rank with all cores",
+    LaunchKind.SHARE: "one rank with its share of the cores",
+    LaunchKind.JOB: "all ranks",
+}
 LOOK_EVERY_S = 1.0
 LEAST_ROUNDS = 4
 """Our choice: fewer ratios give no 95 % interval."""
@@ -49,6 +71,211 @@ NOTICE = (
     "TensorBoard, wandb), so give the script its own output folder"
 )
 """Said before the job starts."""
+
+
+def launch_quietly(prepared: WrapOptions, make_report: MakeReport) -> JobOutcome:
+    """Run one of several launches. Its report is shown if something is wrong."""
+    from ddpdoctor.cli.running import run_and_show
+
+    return run_and_show(replace(prepared, quiet=True), make_report=make_report)
+
+
+@contextmanager
+def with_threads(count: str) -> Iterator[None]:
+    """Give ranks a number of threads. The launcher inherits it."""
+    before = os.environ.get(THREADS)
+    os.environ[THREADS] = count
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[THREADS]
+        else:
+            os.environ[THREADS] = before
+
+
+class Restarts:
+    """The launches of a trial, and what came of them so far."""
+
+    def __init__(self, plan: RestartPlan, rounds: int, folder: Path, prepare: Prepare) -> None:
+        self.plan = plan
+        self.rounds = rounds
+        self.folder = folder
+        """The run folder of the first launch. Each other launch has a folder in it."""
+        self.prepare = prepare
+        self.blocks: list[TriedBlock] = []
+        self.refused = dict(plan.refused)
+        self.stopped = ""
+        """Why no more launches are made."""
+        self.status = int(ExitStatus.OK)
+        """If the launches were stopped: the exit status of the last one."""
+
+    def run(self) -> TrialRecord:
+        """Make all launches, and return what they measured. Ctrl-C ends the one that runs, and no other begins."""
+        from ddpdoctor.diagnose.tuning import describe_plan, order_launches, restarts_record
+
+        say(sys.stderr, describe_plan(self.plan, self.rounds))
+        launches = order_launches(self.plan, self.rounds)
+        try:
+            for count, (number, setting) in enumerate(launches, 1):
+                if not self.stopped and setting not in self.refused:
+                    self._launch(f"launch {count} of {len(launches)}", number, setting)
+        except KeyboardInterrupt:
+            self.stopped, self.status = INTERRUPTED, ExitStatus.INTERRUPTED
+        return restarts_record(self.plan, self.rounds, self.blocks, self.refused, self.stopped)
+
+    def _launch(self, label: str, number: int, setting: str) -> None:
+        """Make one launch. A setting under which the job fails is not tried again; without its own, nothing is."""
+        from ddpdoctor.diagnose.tuning import read_launch, why_unmeasured, words_of_setting
+
+        say(sys.stderr, f"{label}: {words_of_setting(setting)} (round {number + 1} of {self.rounds})")
+        make_report = partial(self._report, setting, number)
+        prepared = self.prepare(setting, self.folder / f"round-{number + 1}-{setting.replace('=', '-')}")
+        with _threads_of(setting):
+            outcome = launch_quietly(prepared, make_report)
+        block = None if outcome.end.interrupted else read_launch(outcome.folder, setting, number)
+        if block is not None:
+            self.blocks.append(block)
+            return
+        reason = (
+            INTERRUPTED if outcome.end.interrupted else why_unmeasured(outcome.folder, make_report(outcome), setting)
+        )
+        say(sys.stderr, f"{label} has no result: {words_of_setting(setting)}: {reason}")
+        if outcome.end.interrupted or setting in {BASE, AGAIN}:
+            self.stopped = INTERRUPTED if outcome.end.interrupted else f"{reason}: the script's own settings"
+            self.status = outcome.exit_status or ExitStatus.INCONCLUSIVE
+        else:
+            self.refused[setting] = reason
+
+    def _report(self, setting: str, number: int, outcome: JobOutcome) -> Report:
+        from ddpdoctor.diagnose.tuning import build_launch_report
+
+        return build_launch_report(
+            outcome.folder, outcome.judgment, outcome.end, setting=setting, number=number, rounds=self.rounds
+        )
+
+
+def _threads_of(setting: str) -> AbstractContextManager[None]:
+    name, _, value = setting.partition("=")
+    return with_threads(value) if name == "threads" else nullcontext()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedLaunch:
+    """One launch."""
+
+    kind: LaunchKind
+    ranks: int
+
+    @property
+    def processes(self) -> int:
+        """How many ranks are started."""
+        return self.ranks if self.kind is LaunchKind.JOB else 1
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return f"{self.kind.value}-{self.ranks}"
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Return the numbers of ranks in "1,2,4", by size. Raises ``UserError``."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdigit() and 0 < int(word) <= MOST_RANKS for word in words) or not any(
+        word != "1" for word in words
+    ):
+        raise UserError(
+            f"--scaling is {text!r}, which is not a list of rank counts",
+            help=f"Give numbers from 1 to {MOST_RANKS}, one of them above 1: --scaling 1,2,4.",
+        )
+    return tuple(sorted({int(word) for word in words}))
+
+
+def plan_launches(sizes: tuple[int, ...]) -> tuple[PlannedLaunch, ...]:
+    """Return the launches: one rank alone, and for each larger number its share and the job itself."""
+    larger = [size for size in sizes if size > 1]
+    pairs = [
+        PlannedLaunch(kind=kind, ranks=size) for size in larger for kind in (LaunchKind.SHARE, LaunchKind.JOB)
+    ]  # fmt: skip
+    return (PlannedLaunch(kind=LaunchKind.ALONE, ranks=1), *pairs)
+
+
+def measure_sizes(
+    split: SplitCommand,
+    sizes: tuple[int, ...],
+    prepare: Callable[[SplitCommand, Path | None], WrapOptions],
+    launch: Callable[[WrapOptions], tuple[JobOutcome, bool]],
+) -> int:
+    """Launch the job with each number of ranks, show the efficiency, and return the exit status.
+
+    Args:
+        split: The command line, without a number of ranks.
+        sizes: The numbers of ranks.
+        prepare: Prepares one launch in a folder; None is the usual one.
+        launch: Runs it, and returns whether its trial has a result.
+
+    Raises:
+        UserError: the command line does not allow that.
+    """
+    from ddpdoctor.diagnose.tuning import LaunchFolder, build_scaling_report
+
+    _check(split)
+    started_at, planned = now(), plan_launches(sizes)
+    first = prepare(_with_ranks(split, 1), None)
+    done: list[LaunchFolder] = []
+    for number, one in enumerate(planned, 1):
+        say(sys.stderr, f"launch {number} of {len(planned)}: {WORDS[one.kind]}, for {one.ranks}")
+        folder = first.report_dir / one.name
+        with _share_of(one):
+            outcome, has_result = launch(prepare(_with_ranks(split, one.processes), folder))
+        if not has_result:
+            say(sys.stderr, f"no efficiency: launch {number} has no result; its run folder is {folder}")
+            return outcome.exit_status or ExitStatus.INCONCLUSIVE
+        done.append(LaunchFolder(kind=one.kind, ranks=one.ranks, folder=outcome.folder))
+    report = build_scaling_report(done, first.command, started_at, _notes(sizes))
+    save_report(first.report_dir, report)
+    show_report(report, first.format, sys.stderr, first.report_dir)
+    return ExitStatus.OK
+
+
+def _check(split: SplitCommand) -> None:
+    if split.is_command:
+        raise UserError(
+            "--scaling needs a script, because it chooses the number of ranks",
+            help="Give the script: ddpdoctor tune --scaling 1,2,4 train.py",
+        )
+    if any(word.startswith(("--nproc", "--nnodes")) for word in split.torchrun):
+        raise UserError(
+            "--scaling cannot be used with --nproc-per-node or --nnodes",
+            help="Leave them out.",
+        )
+
+
+def _with_ranks(split: SplitCommand, count: int) -> SplitCommand:
+    return replace(split, torchrun=(*split.torchrun, f"--nproc-per-node={count}"))
+
+
+@contextmanager
+def _share_of(launch: PlannedLaunch) -> Iterator[None]:
+    """Give one rank the cores and threads that it has among all ranks. The launcher inherits both."""
+    if launch.kind is not LaunchKind.SHARE:
+        yield
+        return
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(cores)[: max(1, len(cores) // launch.ranks)])
+    try:
+        with with_threads(os.environ.get(THREADS) or "1"):  # torchrun sets 1 where there are several ranks
+            yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def _notes(sizes: tuple[int, ...]) -> tuple[str, ...]:
+    cores = len(os.sched_getaffinity(0))
+    if max(sizes) <= cores:
+        return ()
+    note = f"{cores} cores for up to {max(sizes)} ranks: contention includes the cost of sharing cores"
+    return (note,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +313,6 @@ class Options:
 
 def run(options: Options) -> int:
     """Run the trial, show what it measured, and return the exit status. Raises ``UserError``."""
-    from ddpdoctor.cli.output import say
     from ddpdoctor.cli.running import run_and_show
     from ddpdoctor.launch.starting import find_outer_run
 
@@ -122,8 +348,6 @@ def _plan_after(options: Options, prepared: WrapOptions, began_s: float, outcome
 
 def _restart(options: Options, first: WrapOptions, outcome: JobOutcome, plan: RestartPlan) -> int:
     """Try settings by restarts, show the report of all launches, and return the exit status."""
-    from ddpdoctor.cli.output import save_report, show_report
-    from ddpdoctor.cli.restarts import Restarts
     from ddpdoctor.diagnose.tuning import build_tune_report
 
     def prepare(setting: str, folder: Path) -> WrapOptions:
@@ -140,10 +364,6 @@ def _restart(options: Options, first: WrapOptions, outcome: JobOutcome, plan: Re
 
 def _measure_sizes(options: Options, sizes: str) -> int:
     """Run the job with several numbers of ranks. Raises ``UserError``."""
-    from ddpdoctor.cli.launches import launch_quietly
-    from ddpdoctor.cli.output import say
-    from ddpdoctor.cli.scaling import measure_sizes, parse_sizes
-
     if options.only:
         raise UserError("--scaling cannot be used with --only")
     wanted = parse_sizes(sizes)

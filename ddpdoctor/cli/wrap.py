@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ddpdoctor.cli.actions import ActionOptions, Actor, WebhookFormat, check_webhook, status_of_verdict
-from ddpdoctor.cli.debug_level import choose_debug_level, has_memory_for_detail
-from ddpdoctor.cli.delivery import check_writable
 from ddpdoctor.cli.metrics import MetricExport, MetricOptions, check_metrics
 from ddpdoctor.cli.options import (
     ACTIONS,
@@ -31,10 +29,13 @@ from ddpdoctor.cli.options import (
     REPORT_DIR,
     FailOn,
     Option,
+    parse_duration,
+    parse_steps,
     settings_of,
     typed,
 )
-from ddpdoctor.cli.values import parse_duration, parse_steps
+from ddpdoctor.cli.output import check_writable
+from ddpdoctor.cli.running import choose_debug_level, has_memory_for_detail
 from ddpdoctor.launch.command_line import (
     DebugLevel,
     OnHang,
@@ -189,8 +190,8 @@ class Options:
 
 def run(options: Options) -> int:
     """Run the job, show its report, and return the exit status."""
-    from ddpdoctor.cli.delivery import severity_of
-    from ddpdoctor.cli.logging_findings import log_findings
+    from ddpdoctor.cli.actions import log_findings
+    from ddpdoctor.cli.output import severity_of
     from ddpdoctor.cli.running import after_the_job, outcome_report, run_and_show, run_under_outer
     from ddpdoctor.launch.starting import find_outer_run
     from ddpdoctor.model.exit_status import ExitStatus, has_found

@@ -11,9 +11,8 @@ import pytest
 
 import ddpdoctor
 from ddpdoctor.cli.app import main
-from ddpdoctor.cli.config_files import ACTING, key_of, read_declared
-from ddpdoctor.cli.listing import VERBS, load_verb
-from ddpdoctor.cli.options import ACTIONS, METRICS, Option, declared_by
+from ddpdoctor.cli.config import ACTING, key_of, read_declared
+from ddpdoctor.cli.options import ACTIONS, METRICS, VERBS, Option, declared_by, load_verb
 from ddpdoctor.cli.plain import read_launch, read_plain
 from tests.scenarios.running import clean_environment
 
@@ -343,7 +342,7 @@ def test_in_a_container_who_is_not_known_looks_like_nobody(option, given, is_use
     for name in given:
         give(getattr(project, name))
     script = (
-        "from pathlib import Path; from ddpdoctor.cli.config_files import find_distrust;"
+        "from pathlib import Path; from ddpdoctor.cli.config import find_distrust;"
         "print(find_distrust(Path('pyproject.toml'), with_ancestors=True))"
     )
     start = ["unshare", "--user", option]

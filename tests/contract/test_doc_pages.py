@@ -14,8 +14,7 @@ from typing import Any, get_args
 
 import pytest
 
-from ddpdoctor.cli.listing import VERBS, load_verb
-from ddpdoctor.cli.options import Option, declared_by
+from ddpdoctor.cli.options import VERBS, Option, declared_by, load_verb
 from ddpdoctor.diagnose.bundle import DATA_KEYS
 from ddpdoctor.diagnose.live import STATUSES
 from ddpdoctor.model.exit_status import MEANINGS

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.cli.mcp_tools import answer
+from ddpdoctor.cli.mcp import answer
 from ddpdoctor.cli.output import render
 from ddpdoctor.collect.run.nodes import read_job
 from ddpdoctor.diagnose.job import build_report, judge_job

@@ -155,7 +155,7 @@ def test_bad_input_is_an_error_with_what_to_do(session, name, said):
 
 HOLDS_THE_FIRST = """
 import os, sys
-if "mcp_tools" in "".join(sys.orig_argv):
+if "cli.mcp import" in "".join(sys.orig_argv):
     try:
         os.rename("hold", "held")
     except OSError:

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from ddpdoctor.cli.listing import LAUNCHING, VERBS, load_verb
-from ddpdoctor.cli.options import PANELS, Argument, Declared, Option, declared_by
+from ddpdoctor.cli.options import LAUNCHING, PANELS, VERBS, Argument, Declared, Option, declared_by, load_verb
 from ddpdoctor.cli.plain import read_launch, read_plain
 from ddpdoctor.cli.verbs import app
 from ddpdoctor.model.errors import UserError

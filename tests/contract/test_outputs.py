@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.cli.listing import VERBS, load_verb
-from ddpdoctor.cli.options import METRICS, REPORT, Declared, declared_by
+from ddpdoctor.cli.options import METRICS, REPORT, VERBS, Declared, declared_by, load_verb
 from tests import forking
 from tests.scenarios.running import clean_environment
 

@@ -11,8 +11,7 @@ import torch
 from selenium.webdriver import ActionChains
 from selenium.webdriver.common.keys import Keys
 
-from ddpdoctor.cli.listing import load_verb
-from ddpdoctor.cli.options import declared_by
+from ddpdoctor.cli.options import declared_by, load_verb
 from ddpdoctor.cli.output import render
 from ddpdoctor.cli.plain import read_plain
 from ddpdoctor.cli.report import read_run

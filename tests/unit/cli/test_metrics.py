@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.cli.metrics import MetricExport, MetricOptions, check_metrics, file_of
-from ddpdoctor.cli.otlp import OtlpSender
+from ddpdoctor.cli.metrics import MetricExport, MetricOptions, OtlpSender, check_metrics, file_of
 from ddpdoctor.diagnose.live import JobLabels, read_samples
 from ddpdoctor.launch.run_folder import write_run_file
 from ddpdoctor.model.errors import UserError

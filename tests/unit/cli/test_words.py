@@ -11,15 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.cli.actions import Entry, _write
 from ddpdoctor.cli.app import came_of_interrupt
 from ddpdoctor.cli.demo import FAULTS, describe, read_script
-from ddpdoctor.cli.live_text import LiveText
-from ddpdoctor.cli.log_writers import Entry
-from ddpdoctor.cli.logging_findings import _write
-from ddpdoctor.cli.mcp_tools import answer
-from ddpdoctor.cli.output import has_color, read_width, say, write
-from ddpdoctor.cli.progress import ShownProgress
-from ddpdoctor.cli.values import (
+from ddpdoctor.cli.mcp import answer
+from ddpdoctor.cli.options import (
     parse_bandwidth,
     parse_count,
     parse_duration,
@@ -29,6 +25,7 @@ from ddpdoctor.cli.values import (
     parse_size,
     parse_steps,
 )
+from ddpdoctor.cli.output import LiveText, ShownProgress, has_color, read_width, say, write
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import Logger
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from ddpdoctor.cli.debug_level import choose_debug_level, debug_note
-from ddpdoctor.cli.running import _patience_note, _withdraw, keep_errors
+from ddpdoctor.cli.running import _patience_note, _withdraw, choose_debug_level, debug_note, keep_errors
 from ddpdoctor.cli.wrap import Options, prepare
 from ddpdoctor.collect.system import System
 from ddpdoctor.launch.command_line import split_command
