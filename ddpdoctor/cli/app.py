@@ -19,7 +19,10 @@ def main() -> NoReturn:
     """Run the command line and end the process with one of the documented exit statuses."""
     _open_standard_streams()
     try:
-        status = _run(sys.argv[1:])
+        from ddpdoctor.cli.verbs import read_command_line
+
+        run, options = read_command_line(sys.argv[1:])
+        status = run(options)
     except UserError as error:
         from ddpdoctor.cli.output import show_error
 
@@ -65,24 +68,3 @@ def came_of_interrupt(error: BaseException) -> bool:
     while link is not None and not isinstance(link, KeyboardInterrupt):
         link = link.__cause__ or link.__context__
     return link is not None
-
-
-def _run(arguments: list[str]) -> int:
-    """Run a command. A plain command line is read without Typer, because importing it takes time."""
-    from ddpdoctor.cli.config import read_declared
-    from ddpdoctor.cli.options import LAUNCHING, VERBS, load_verb
-
-    name, words = (arguments[0], arguments[1:]) if arguments else ("", [])
-    if name in VERBS:
-        from ddpdoctor.cli.plain import read_launch, read_plain
-
-        verb, declared = load_verb(name), read_declared(name)
-        read = read_launch if name in LAUNCHING else read_plain
-        options = read(verb.Options, words, os.environ, declared)
-        if options is not None:
-            status: int = verb.run(options)
-            return status
-    from ddpdoctor.cli import verbs
-
-    verbs.app(prog_name="ddpdoctor")  # ends the process
-    return ExitStatus.OK

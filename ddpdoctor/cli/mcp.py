@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -93,16 +93,15 @@ def check_env(checks: list[str], skip: list[str], *, with_data: bool) -> Answer:
 
 def status(run_dir: str | None) -> Answer:
     """Run the command `status`, and return what it prints as text and as JSON."""
-    from ddpdoctor.cli.options import declared_by
-    from ddpdoctor.cli.plain import read_plain
-    from ddpdoctor.cli.status import Options, run
+    from ddpdoctor.cli import status as verb
 
     printed = []
-    for form in ("text", "json"):
+    forms: tuple[verb.StatusFormat, ...] = ("text", "json")
+    for form in forms:
         # Not with the defaults of configuration files: none of them may make it act.
-        options = read_plain(Options, ["--format", form], {}, declared_by(Options))
+        options = verb.Options(run=Path(run_dir) if run_dir else None, every=1.0, format=form)
         with contextlib.redirect_stdout(io.StringIO()) as stream:
-            run(replace(options, run=Path(run_dir) if run_dir else None))
+            verb.run(options)
         printed.append(stream.getvalue())
     return {"text": printed[0], "body": json.loads(printed[1])}
 

@@ -54,8 +54,6 @@ RUN_A_JOB = "Run a job"
 HUNG_OR_DEAD = "A job that hangs or died"
 SAVED_RUN = "Look at a saved run"
 LAUNCH = "[OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]... | [OPTIONS] -- COMMAND [ARGS]..."
-LAUNCHING = frozenset({"wrap", "tune"})
-"""Commands that start a job: a script or a command, and torchrun's options, follow their own options."""
 
 
 def parse_duration(text: str, option: str) -> float:

@@ -1,7 +1,4 @@
-"""The commands in Typer: for --help, completion, and command lines that ``cli.plain`` does not handle.
-
-A command's module is imported when the command is called.
-"""
+"""Reads the command line with Typer. A command's module is imported when the command is called."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from ddpdoctor.cli.options import PANELS, VERBS, Argument, Option, build, load_v
 from ddpdoctor.model.exit_status import MEANINGS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from ddpdoctor.cli.options import Declared
 
@@ -216,9 +213,18 @@ class Verbs(TyperGroup):
         """Return the names of all commands."""
         return list(VERBS)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - the signature is Typer's
-        """Return a command, or None if the name is unknown."""
-        return make_command(cmd_name) if cmd_name in VERBS else None
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command with the options that its module declares, or None if the name is unknown."""
+        if cmd_name not in VERBS:
+            return None
+        module, verb = load_verb(cmd_name), VERBS[cmd_name]
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+        alone.command(
+            cmd_name, cls=KINDS.get(cmd_name, Verb),
+            help=module.Options.__doc__, short_help=verb.summary, options_metavar=verb.usage,
+            context_settings={"help_option_names": ["--help", "-h"]},
+        )(_callback(module, read_declared(cmd_name, says=not ctx.resilient_parsing)))  # fmt: skip
+        return get_command(alone)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Let Typer suggest commands with similar names."""
@@ -239,24 +245,12 @@ class Verbs(TyperGroup):
         write_examples(formatter, "")
 
 
-def make_command(name: str) -> Any:
-    """Build a command with the options that its module declares."""
-    module, verb = load_verb(name), VERBS[name]
-    alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    alone.command(
-        name, cls=KINDS.get(name, Verb),
-        help=module.Options.__doc__, short_help=verb.summary, options_metavar=verb.usage,
-        context_settings={"help_option_names": ["--help", "-h"]},
-    )(_callback(module.Options, module.run, read_declared(name, says=False)))  # fmt: skip
-    return get_command(alone)
-
-
-def _callback(kind: type[Any], run: Callable[[Any], int], declared: Iterable[Declared]) -> Callable[..., None]:
-    """Return a function with one parameter per option, as Typer requires."""
+def _callback(module: Any, declared: Iterable[Declared]) -> Callable[..., None]:
+    """Return a function with one parameter per option, as Typer requires. It leaves what is to be done in ``obj``."""
 
     def call(ctx: typer.Context, **values: Any) -> None:
         split = {"split": ctx.meta[SPLIT]} if SPLIT in ctx.meta else {}
-        raise typer.Exit(run(build(kind, values | split)))
+        ctx.obj.append((module.run, build(module.Options, values | split)))
 
     parameters = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     parameters += [_parameter(one) for one in declared]
@@ -329,3 +323,18 @@ def _options(
     ] = False,
 ) -> None:
     pass
+
+
+def read_command_line(words: Sequence[str]) -> tuple[Callable[[Any], int], Any]:
+    """Return a command's ``run`` and the options for it.
+
+    It runs outside of Typer, which has its own ways with errors. Help, completion and wrong use end the process.
+    Raises ``UserError``.
+    """
+    asked: list[tuple[Callable[[Any], int], Any]] = []
+    try:
+        app(list(words), prog_name="ddpdoctor", obj=asked)
+    except SystemExit:
+        if not asked:
+            raise
+    return asked[0]

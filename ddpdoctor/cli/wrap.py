@@ -35,7 +35,6 @@ from ddpdoctor.cli.options import (
     typed,
 )
 from ddpdoctor.cli.output import check_writable
-from ddpdoctor.cli.running import choose_debug_level, has_memory_for_detail
 from ddpdoctor.launch.command_line import (
     DebugLevel,
     OnHang,
@@ -50,6 +49,7 @@ from ddpdoctor.launch.command_line import (
 )
 from ddpdoctor.launch.placement import Style, number_first, place
 from ddpdoctor.launch.run_folder import REPORT_NAME, MemberFolder, Starter, make_member_folder
+from ddpdoctor.launch.starting import choose_debug_level, has_memory_for_detail
 from ddpdoctor.recorder.settings import RecorderSettings
 
 if TYPE_CHECKING:

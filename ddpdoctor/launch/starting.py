@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,10 @@ ranks must have the same level. By default it gets none if there is a GPU, becau
 
 
 NCCL_LOG_VARIABLES = ("NCCL_DEBUG", "NCCL_DEBUG_FILE")
+MIN_FILES = 128
+"""Our choice: DETAIL opens five more descriptors per rank and group, and twice that with each further rank."""
+MIN_ADDRESS_SPACE_BYTES = 16 * 2**30
+"""Our choice: DETAIL takes 150 MiB more per group, because each of Gloo's threads has a stack and a malloc arena."""
 GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd")
 """The drivers of NVIDIA and of AMD, whose RCCL reads the same variables."""
 
@@ -118,6 +123,27 @@ def debug_environment(env: dict[str, str], level: ChosenLevel | None, *, is_comm
     if level == "AUTO":
         return others if has_gpu_driver(System(env=env)) else others | {DEBUG_VARIABLE: "DETAIL"}
     return others | {DEBUG_VARIABLE: level}
+
+
+def choose_debug_level(
+    asked: ChosenLevel | None, env: Mapping[str, str], *, has_space: bool = True, for_speed: bool = False
+) -> ChosenLevel | None:
+    """Choose DETAIL over Gloo ("AUTO") if nothing is set and there is room. None keeps the environment's setting.
+
+    ``for_speed``: steps are timed, and DETAIL would make small collectives take twice as long.
+    """
+    if asked is not None:
+        return asked
+    if env.get(DEBUG_VARIABLE) or not has_space:
+        return None
+    return "OFF" if for_speed else "AUTO"
+
+
+def has_memory_for_detail() -> bool:
+    """Return whether the limits of this process, which its ranks inherit, leave room for DETAIL."""
+    least = {resource.RLIMIT_NOFILE: MIN_FILES, resource.RLIMIT_AS: MIN_ADDRESS_SPACE_BYTES}
+    limits = {limit: resource.getrlimit(limit)[0] for limit in least}
+    return all(soft == resource.RLIM_INFINITY or soft >= least[limit] for limit, soft in limits.items())
 
 
 def has_gpu_driver(system: System) -> bool:

@@ -13,7 +13,7 @@ import ddpdoctor
 from ddpdoctor.cli.app import main
 from ddpdoctor.cli.config import ACTING, key_of, read_declared
 from ddpdoctor.cli.options import ACTIONS, METRICS, VERBS, Option, declared_by, load_verb
-from ddpdoctor.cli.plain import read_launch, read_plain
+from ddpdoctor.cli.verbs import read_command_line
 from tests.scenarios.running import clean_environment
 
 PROJECT = """
@@ -66,25 +66,24 @@ def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     return int(ended.value.code or 0)
 
 
-def wrap_options(*words: str, **env: str):
-    kind = load_verb("wrap").Options
-    return read_launch(kind, [*words, "train.py"], env, read_declared("wrap"))
+def wrap_options(*words: str):
+    return read_command_line(["wrap", *words, "train.py"])[1]
 
 
 @pytest.mark.usefixtures("folder")
-def test_the_command_line_wins_then_the_project_then_the_user() -> None:
+def test_the_command_line_wins_then_variables_then_the_project_then_the_user(monkeypatch) -> None:
     options = wrap_options()
     assert (options.hang_timeout_s, options.speed, options.check_every) == (120.0, True, "10")
     assert (options.fail_on, options.ignore) == ("warning", ("DD114",))
     given = wrap_options("--hang-timeout=5s", "--no-speed", "--fail-on", "never")
     assert (given.hang_timeout_s, given.speed, given.fail_on) == (5.0, False, "never")
-    assert wrap_options(DDPDOCTOR_HANG_TIMEOUT="9s") is None, "Typer reads variables"
+    monkeypatch.setenv("DDPDOCTOR_HANG_TIMEOUT", "9s")
+    assert (wrap_options().hang_timeout_s, wrap_options("--hang-timeout=5s").hang_timeout_s) == (9.0, 5.0)
 
 
 @pytest.mark.usefixtures("folder")
 def test_numbers_and_lists_of_a_file_are_read_as_typed() -> None:
-    kind = load_verb("check-env").Options
-    options = read_plain(kind, [], {}, read_declared("check-env"))
+    _, options = read_command_line(["check-env"])
     assert (options.timeout_s, options.skip, options.ignore) == (7.0, ("xid",), ("DD114",))
 
 
@@ -273,7 +272,7 @@ def test_a_wrong_file_of_others_is_no_error(text: bytes, project: Project, monke
     assert "are not used" in capsys.readouterr().err
 
 
-def test_a_note_is_said_once_also_where_typer_reads_the_command_line(project: Project, monkeypatch, capsys) -> None:
+def test_a_note_is_said_once_and_not_by_completion(project: Project, monkeypatch, capsys) -> None:
     project.file.write_text("[tool.ddpdoctor.wrap]\non-finding = 'touch x'")
     for words in (("wrap", "--help"), ("wrap", "--nonsense")):
         call(monkeypatch, *words)

@@ -1,13 +1,13 @@
 """Options are declared once, and what they say is the same in every verb that has them."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.main import get_command
 
-from ddpdoctor.cli.options import LAUNCHING, PANELS, VERBS, Argument, Declared, Option, declared_by, load_verb
-from ddpdoctor.cli.plain import read_launch, read_plain
-from ddpdoctor.cli.verbs import app
+from ddpdoctor.cli.options import PANELS, VERBS, Argument, Declared, Option, declared_by, load_verb
+from ddpdoctor.cli.verbs import app, read_command_line
 from ddpdoctor.model.errors import UserError
 
 MOST_HELP = 55
@@ -57,12 +57,6 @@ def test_options_have_a_help_text_and_stand_in_a_panel_that_help_shows() -> None
     assert {option.panel for _, _, option in all_options()} <= set(PANELS)
 
 
-def make_context(verb: str, words: list[str]) -> Any:
-    group = get_command(app)
-    context = group.make_context("ddpdoctor", [verb], resilient_parsing=True)
-    return group.get_command(context, verb).make_context(verb, list(words))
-
-
 @pytest.mark.parametrize("verb", VERBS)
 def test_typer_has_what_is_declared(verb: str) -> None:
     group = get_command(app)
@@ -78,69 +72,62 @@ def test_typer_has_what_is_declared(verb: str) -> None:
     assert params == {}
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("wrap", "train.py"),
-        ("wrap", "--hang-timeout=8s", "--on-hang", "kill", "--debug-level", "off", "--exchange-port=4000", "t.py"),
-        ("tune", "--only", "bucket_cap", "--only=no_sync", "--rounds", "6", "--nproc-per-node=3", "t.py", "--lr", "1"),
-        ("wrap", "--ignore", "DD601", "--ignore=DD602", "--report-dir", "a", "--format", "json", "--quiet", "t.py"),
-        (
-            "wrap",
-            "--check-every=5",
-            "--no-consistency",
-            "--allow-different",
-            "expert.*",
-            "--nproc-per-node=2",
-            "-m",
-            "t",
-        ),
-        ("report",),
-        ("report", "run", "--format", "csv", "-v", "--plot=a.svg"),
-        ("status", "run", "--watch", "--every", "500ms"),
-        ("status", "--dump", "--format=json"),
-        ("history", "runs", "--format", "json"),
-        ("history",),
-        ("explain", "DD601"),
-        ("explain", "--list"),
-        ("demo", "mismatch"),
-        ("check-env",),
-        ("check-env", "shm", "DD1", "--skip", "clock", "--deep", "--nnodes", "2", "--master-port=1234", "--timeout=1m"),
-        ("check-rendezvous", "--nnodes", "1:4", "--port-range", "40000-40100", "--exchange-port", "4000"),
-        ("allreduce-bench", "--collective", "all", "--max-size=4KiB", "--iters", "3", "--fail-below", "90%"),
-        ("allreduce-bench", "--mode=latency", "--pairs", "--output", "o", "--model-size", "7B", "--reference", "none"),
-        ("check-consistency", "--model", "m:f", "--steps", "2", "--find-unused-parameters", "--backend=gloo"),
-        ("check-consistency", "--diff", "a", "b", "--fail-on=never"),
-        ("check-data", "--samples", "10", "--world-size=2", "--no-shuffle", "--no-set-epoch", "--drop-last"),
-        ("check-data", "--shuffle", "--dataset", "m:f", "--grad-accumulation", "4"),
-        ("check-checkpoint", "a", "--same", "b", "-v"),
-    ],
-    ids=" ".join,
-)
-def test_a_plain_line_is_read_as_typer_does(words: tuple[str, ...]) -> None:
-    verb, *rest = words
-    made = make_context(verb, rest)
-    plain = (read_launch if verb in LAUNCHING else read_plain)(
-        options_of(verb), rest, {}, declared_by(options_of(verb))
+def read(*words: str) -> Any:
+    return read_command_line(words)[1]
+
+
+def test_a_line_of_wrap_is_taken_apart() -> None:
+    asked = read(
+        "wrap", "--nproc-per-node=2", "--hang-timeout", "8s", "--debug-level=off", "--quiet", "t.py", "--quiet"
     )
-    assert plain is not None
-    for one in declared_by(options_of(verb)):
-        given = made.params[one.field]
-        expected = tuple(given or ()) if one.is_repeatable else given
-        assert (getattr(plain, one.field) or None) == (expected or None), one.field
+    assert (asked.hang_timeout_s, asked.debug_level, asked.quiet, asked.on_hang) == (8.0, "OFF", True, "auto")
+    assert (asked.split.script, asked.split.script_args) == ("t.py", ("--quiet",))
+    assert asked.split.torchrun == ("--nproc-per-node=2",)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("wrap", "--check-every=5", "--allow-different", "expert.*", "--allow-different=head", "t.py"),
+         {"check_every": "5", "no_consistency": False, "allow_different": ("expert.*", "head")}),
+        (("wrap", "--no-consistency", "t.py"), {"check_every": "auto", "no_consistency": True, "allow_different": ()}),
+        (("wrap", "--ignore", "DD601", "--report-dir=a", "--ignore=DD602", "--report-dir", "b", "t.py"),
+         {"ignore": ("DD601", "DD602"), "report_dir": Path("b"), "format": "text"}),
+        (("wrap", "--on-hang", "kill", "--exchange-port=4000", "t.py"), {"on_hang": "kill", "exchange_port": 4000}),
+        (("tune", "--only", "bucket_cap", "--only=no_sync", "--rounds", "6", "--nproc-per-node=3", "t.py", "--lr", "1"),
+         {"only": ("bucket_cap", "no_sync"), "rounds": 6}),
+        (("report",), {"run_dir": None, "format": "text", "verbose": False}),
+        (("report", "run", "--format", "csv", "-v", "--plot=a.svg"),
+         {"run_dir": Path("run"), "format": "csv", "verbose": True, "plot": Path("a.svg")}),
+        (("status", "run", "--watch", "--every", "500ms"), {"run": Path("run"), "watch": True, "every": 0.5}),
+        (("demo",), {"fault": "stuck", "show_list": False}),
+        (("check-env", "shm", "DD1", "--skip", "clock", "--deep", "--nnodes", "2", "--timeout=1m"),
+         {"checks": ("shm", "DD1"), "skip": ("clock",), "deep": True, "nnodes": 2, "timeout_s": 60.0}),
+        (("check-rendezvous", "--nnodes", "1:4", "--port-range", "40000-40100"),
+         {"nnodes": "1:4", "port_range": (40000, 40100)}),
+        (("allreduce-bench", "--collective", "all", "--max-size=4KiB", "--iters", "3", "--fail-below", "90%"),
+         {"max_bytes": 4096, "iters": 3, "fail_below": 0.9}),
+        (("check-data", "--samples", "10", "--world-size=2", "--no-shuffle", "--drop-last"),
+         {"samples": 10, "world_size": 2, "shuffle": False, "drop_last": True}),
+        (("check-checkpoint", "a", "--same", "b", "-v"), {"paths": (Path("a"), Path("b")), "same": True}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_line_is_read(words: tuple[str, ...], expected: dict[str, Any]) -> None:
+    asked = read(*words)
+    assert {name: getattr(asked, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ("explain", "--help"),
+        ("wrap", "--on-hang", "wait", "t.py"),
+        ("wrap", "--format=junit", "t.py"),
         ("explain", "DD601", "DD602"),
         ("explain", "--lists"),
         ("demo", "--list=1"),
         ("report", "--format", "xml"),
         ("report", "--plot"),
-        ("report", "--plot="),
-        ("check-env", "--timeout", "soon"),
         ("check-env", "--nnodes", "0"),
         ("check-env", "--nnodes", "two"),
         ("check-checkpoint",),
@@ -148,16 +135,31 @@ def test_a_plain_line_is_read_as_typer_does(words: tuple[str, ...]) -> None:
     ],
     ids=" ".join,
 )
-def test_help_and_what_is_refused_are_left_to_typer(words: tuple[str, ...]) -> None:
-    assert read_plain(options_of(words[0]), words[1:], {}, declared_by(options_of(words[0]))) is None
+def test_what_is_refused_ends_with_status_2(words: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        read(*words)
+    assert ended.value.code == 2
 
 
-def test_a_variable_leaves_the_line_to_typer() -> None:
-    kind = options_of("check-rendezvous")
-    assert read_plain(kind, ["--nnodes=2"], {"DDPDOCTOR_EXCHANGE_PORT": "4000"}, declared_by(kind)) is None
-    assert read_plain(kind, ["--nnodes=2"], {"DDPDOCTOR_EXCHANGE_PORT": ""}, declared_by(kind)) is not None
+@pytest.mark.parametrize("words", [("explain", "--help"), ("wrap", "--nproc-per-node", "2", "-h"), ("--version",)])
+def test_help_ends_with_status_0(words: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        read(*words)
+    assert not ended.value.code
+
+
+def test_a_variable_sets_an_option_unless_it_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDPDOCTOR_QUIET", "")
+    monkeypatch.setenv("DDPDOCTOR_EXCHANGE_PORT", "4000")
+    asked = read("wrap", "t.py")
+    assert (asked.quiet, asked.exchange_port) == (False, 4000)
+
+
+def test_wrong_use_of_wrap_is_an_error_of_ours() -> None:
+    with pytest.raises(UserError, match="no script"):
+        read("wrap", "--quiet")
 
 
 def test_a_value_that_is_parsed_names_its_option() -> None:
     with pytest.raises(UserError, match="--hang-timeout is 'soon'"):
-        make_context("wrap", ["--hang-timeout", "soon", "train.py"])
+        read("wrap", "--hang-timeout", "soon", "train.py")

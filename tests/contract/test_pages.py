@@ -11,10 +11,9 @@ import torch
 from selenium.webdriver import ActionChains
 from selenium.webdriver.common.keys import Keys
 
-from ddpdoctor.cli.options import declared_by, load_verb
 from ddpdoctor.cli.output import render
-from ddpdoctor.cli.plain import read_plain
 from ddpdoctor.cli.report import read_run
+from ddpdoctor.cli.verbs import read_command_line
 from ddpdoctor.report import contents
 from ddpdoctor.report.blocks import Lanes
 from tests import benches, pages
@@ -380,10 +379,8 @@ def test_the_page_of_every_verb_opens(browser, tmp_path):
         check_page(browser, page)
     for verb, words in commands(tmp_path):
         page = tmp_path / f"{verb}.html"
-        module = load_verb(verb)
-        line = [*words, "--format", "html", *output_of(verb, page)]
-        options = read_plain(module.Options, line, {}, declared_by(module.Options))
-        module.run(options)
+        run, options = read_command_line([verb, *words, "--format", "html", *output_of(verb, page)])
+        run(options)
         check_page(browser, page)
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from ddpdoctor.cli.running import _patience_note, _withdraw, choose_debug_level, debug_note, keep_errors
+from ddpdoctor.cli.running import _patience_note, _withdraw, debug_note, keep_errors
 from ddpdoctor.cli.wrap import Options, prepare
 from ddpdoctor.collect.system import System
 from ddpdoctor.launch.command_line import split_command
-from ddpdoctor.launch.starting import debug_environment, has_gpu_driver
+from ddpdoctor.launch.starting import choose_debug_level, debug_environment, has_gpu_driver
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Confidence, Finding, Judgment, Report, Severity
 
