@@ -12,7 +12,7 @@ from ddpdoctor.cli.options import LIST, Argument
 from ddpdoctor.model.exit_status import ExitStatus
 
 if TYPE_CHECKING:
-    from ddpdoctor.launch.command_line import WrapOptions
+    from ddpdoctor.launch.placement import WrapOptions
 
 FAULTS = ("stuck", "crash", "killed", "early-exit", "mismatch", "exit-hang", "stopped", "input-bound")
 """The kinds of faults in the demo. Each is a script in ``cli/demos``."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from ddpdoctor.launch.command_line import WrapOptions
+    from ddpdoctor.launch.placement import WrapOptions
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.live import Metric, Sample
 

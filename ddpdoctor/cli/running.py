@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from ddpdoctor.cli.output import save_page, save_report, say, show_defect, show_error, show_report, write
-from ddpdoctor.launch.command_line import WrapOptions
+from ddpdoctor.launch.placement import WrapOptions
 from ddpdoctor.launch.run_folder import REPORT_NAME, has_space
 from ddpdoctor.launch.session import Notifier
 from ddpdoctor.launch.starting import DEBUG_VARIABLE

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from ddpdoctor.cli.running import MakeReport
     from ddpdoctor.diagnose.tuning import LaunchFolder
-    from ddpdoctor.launch.command_line import SplitCommand, WrapOptions
+    from ddpdoctor.launch.command_line import SplitCommand
+    from ddpdoctor.launch.placement import WrapOptions
     from ddpdoctor.launch.session import JobOutcome
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.tuning import RestartPlan, TrialRecord, TriedBlock

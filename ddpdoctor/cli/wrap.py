@@ -40,14 +40,13 @@ from ddpdoctor.launch.command_line import (
     OnHang,
     OutputFormat,
     SplitCommand,
-    WrapOptions,
     check_command,
     check_script,
     choose_ranks,
     locate_module,
     refuse_launcher,
 )
-from ddpdoctor.launch.placement import Style, number_first, place
+from ddpdoctor.launch.placement import Style, WrapOptions, number_first, place
 from ddpdoctor.launch.run_folder import REPORT_NAME, MemberFolder, Starter, make_member_folder
 from ddpdoctor.launch.starting import choose_debug_level, has_memory_for_detail
 from ddpdoctor.recorder.settings import RecorderSettings

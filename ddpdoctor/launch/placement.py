@@ -25,8 +25,10 @@ from ddpdoctor.model.launch import expand_counts, is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
-    from ddpdoctor.launch.command_line import SplitCommand
+    from ddpdoctor.launch.command_line import ChosenLevel, OnHang, OutputFormat, SplitCommand
+    from ddpdoctor.recorder.settings import RecorderSettings
 
 MAX_PORT = 65_535
 LOOKUP_LIMIT_S = 2.0
@@ -121,6 +123,49 @@ class SlurmStep:
         return self.master or first, self.master_port or self.place.port(STORE_PORTS)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrapOptions:
+    """The settings of one wrapped job."""
+
+    hang_timeout_s: float
+    on_hang: OnHang
+    debug_level: ChosenLevel | None
+    """None keeps the value of ``TORCH_DISTRIBUTED_DEBUG`` in the environment."""
+    report_dir: Path
+    """The run folder, which exists, is private and is known to be writable."""
+    report_file: Path
+    """The file for the report: report.json in the run folder, or node-N.json above it on every node but the first."""
+    placement: Placement
+    """The place of this ``wrap`` in its job."""
+    html: Path | None = None
+    """The file for the report as a page. Only the node that writes report.json writes it."""
+    format: OutputFormat
+    quiet: bool
+    ignore: tuple[str, ...]
+    """Codes of rules whose findings are left out."""
+    ranks: RecorderSettings
+    """The settings of each rank's recorder."""
+    allow_different: tuple[str, ...]
+    """Name patterns of tensors that may differ between ranks."""
+    speed: bool
+    """Whether to say where the time of a step goes, and what to change."""
+    torchrun_args: tuple[str, ...]
+    """Options for torchrun: first those that ddpdoctor chose (number of ranks, nodes), then the user's in order."""
+    script: str
+    """The script, module or command to run."""
+    is_module: bool
+    is_command: bool
+    """Whether ``script`` starts the ranks itself, or is the only rank; it then runs without torchrun."""
+    no_python: bool
+    script_args: tuple[str, ...]
+    nproc_note: str | None
+    """A sentence on the chosen number of ranks and how to change it, or None if the user chose."""
+    command: tuple[str, ...]
+    """The full command line as typed."""
+    entry: str = "wrap"
+    """What started the watch, as ``Run.entry``."""
+
+
 def read_step(env: Mapping[str, str]) -> SlurmStep | None:
     """Return the Slurm step of this process, or None if there is none or it has only one task."""
     place = read_slurm_task(env)
@@ -194,7 +239,6 @@ def _place(split: SplitCommand, torchrun: TorchrunSettings | None, env: Mapping[
 
 
 def _in_step(split: SplitCommand, torchrun: TorchrunSettings | None, env: Mapping[str, str]) -> Placement | None:
-    from ddpdoctor.launch.placement import place_task, read_step
 
     step = read_step(env)
     return None if step is None else place_task(split, torchrun, step, env)
@@ -203,7 +247,6 @@ def _in_step(split: SplitCommand, torchrun: TorchrunSettings | None, env: Mappin
 def _idle_note(env: Mapping[str, str]) -> str | None:
     if "SLURM_JOB_ID" not in env:
         return None
-    from ddpdoctor.launch.placement import idle_note
 
     return idle_note(env)
 

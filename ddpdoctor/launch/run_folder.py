@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-    from ddpdoctor.launch.command_line import WrapOptions
-    from ddpdoctor.launch.placement import Placement
+    from ddpdoctor.launch.placement import Placement, WrapOptions
 
 
 PARENT = Path("ddpdoctor-report")

@@ -14,9 +14,8 @@ from ddpdoctor.collect.run.ends import ASKED_TOGETHER_NS
 from ddpdoctor.collect.run.evidence import save
 from ddpdoctor.exchange.store import wait_until
 from ddpdoctor.launch.attendance import Attendance, Leaving, locked, read_attendance
-from ddpdoctor.launch.command_line import WrapOptions
 from ddpdoctor.launch.hang import Examining, OnDemand, has_errors
-from ddpdoctor.launch.placement import Placement, Style
+from ddpdoctor.launch.placement import Placement, Style, WrapOptions
 from ddpdoctor.launch.replica_exchange import LiveComparison, ReplicaExchange, SharedReplicas
 from ddpdoctor.launch.run_folder import (
     REPORT_NAME,

@@ -22,7 +22,8 @@ from ddpdoctor.recorder.storage.files import make_folder
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ddpdoctor.launch.command_line import ChosenLevel, WrapOptions
+    from ddpdoctor.launch.command_line import ChosenLevel
+    from ddpdoctor.launch.placement import WrapOptions
 
 
 DEBUG_VARIABLE = "TORCH_DISTRIBUTED_DEBUG"

@@ -1,10 +1,10 @@
 """How far a reader walks through the code for one answer: python -m tests.bench.walk; half a minute.
 
-Two walks: from a saved run to its text (``ddpdoctor report RUN``, for a job of two ranks, without a report.json), and
-from a fact of a machine to its finding (``ddpdoctor check-env shm``). Counted are the files of ddpdoctor that are
-entered, the functions that are called, and the jumps: how often the next call is of a function in another file. A loop
-makes the same jump many times, so the different ones are counted too: each pair of functions once. What runs while a
-module is imported does not count.
+Three walks: from a saved run to its text (``ddpdoctor report RUN``, of a job of two ranks, without a report.json), from
+a machine's fact to its finding (``ddpdoctor check-env shm``), and from the command line of ``ddpdoctor wrap`` to the
+start of the launcher on one node. Counted are the files of ddpdoctor that are entered, the functions that are called,
+and the jumps: how often the next call is of a function in another file. A loop makes the same jump many times, so the
+different ones are counted too: each pair of functions once. What runs while a module is imported does not count.
 
 Another commit is measured by its own files: ``PYTHONPATH=OTHER python tests/bench/walk.py``.
 """
@@ -45,12 +45,18 @@ NO_FUNCTIONS = frozenset({"<module>", "<lambda>", "<listcomp>", "<genexpr>", "<s
 class Walk:
     """Follows calls of the package's functions in all threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, to_the_start: bool) -> None:
         self.calls: list[CodeType] = []
+        self.to_the_start = to_the_start
+        """Whether the walk ends where the first other program is started."""
+        self.has_started = False
 
     def __call__(self, frame: FrameType, event: str, _argument: Any) -> None:
         """Take in one event of the interpreter's profiler."""
         code = frame.f_code
+        self.has_started |= event == "call" and code is subprocess.Popen.__init__.__code__
+        if self.has_started and self.to_the_start:
+            return
         if event != "call" or not _is_function(code) or any(map(_is_import, _callers(frame))):
             return
         self.calls.append(code)
@@ -84,7 +90,7 @@ def walk(*arguments: str) -> dict[str, int]:
     from ddpdoctor.cli.app import main
 
     sys.argv = ["ddpdoctor", *arguments]
-    taken = Walk()
+    taken = Walk(to_the_start=arguments[0] == "wrap")
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         threading.setprofile(taken)
         sys.setprofile(taken)
@@ -119,4 +125,8 @@ if __name__ == "__main__":
     else:
         with tempfile.TemporaryDirectory() as home:
             print("from a saved run to its text      ", walk_alone("report", str(record(Path(home)))))
-        print("from a machine's fact to a finding", walk_alone("check-env", "shm"))
+            print("from a machine's fact to a finding", walk_alone("check-env", "shm"))
+            script, run = Path(home) / "train.py", Path(home) / "started"
+            script.write_text("")
+            wrap = ("wrap", "--report-dir", str(run), "--nproc-per-node=1", str(script))
+            print("from argv to the start of the ranks", walk_alone(*wrap))

@@ -106,7 +106,7 @@ def test_a_line_of_wrap_is_taken_apart() -> None:
         (("check-rendezvous", "--nnodes", "1:4", "--port-range", "40000-40100"),
          {"nnodes": "1:4", "port_range": (40000, 40100)}),
         (("allreduce-bench", "--collective", "all", "--max-size=4KiB", "--iters", "3", "--fail-below", "90%"),
-         {"max_bytes": 4096, "iters": 3, "fail_below": 0.9}),
+         {"max_size_bytes": 4096, "iterations": 3, "fail_below": 0.9}),
         (("check-data", "--samples", "10", "--world-size=2", "--no-shuffle", "--drop-last"),
          {"samples": 10, "world_size": 2, "shuffle": False, "drop_last": True}),
         (("check-checkpoint", "a", "--same", "b", "-v"), {"paths": (Path("a"), Path("b")), "same": True}),

@@ -194,7 +194,7 @@ def test_a_damaged_report_names_the_file(run, tmp_path, damage):
 
 
 def test_a_defect_of_ours_is_status_3_and_its_traceback_goes_to_a_file(tmp_path):
-    code = "import sys; from ddpdoctor.cli import app, verbs; verbs.app = lambda **_: 1 / 0; app.main()"
+    code = "import sys; from ddpdoctor.cli import app, verbs; verbs.app = lambda *_, **__: 1 / 0; app.main()"
     env = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = forking.run("-c", code, env=env)
     assert done.returncode == 3
@@ -206,7 +206,8 @@ def test_a_defect_of_ours_is_status_3_and_its_traceback_goes_to_a_file(tmp_path)
 
 
 def test_an_interrupt_is_status_130_without_a_traceback():
-    code = "from ddpdoctor.cli import app, verbs\ndef stop(**_): raise KeyboardInterrupt\nverbs.app = stop; app.main()"
+    stop = "def stop(*_, **__): raise KeyboardInterrupt"
+    code = f"from ddpdoctor.cli import app, verbs\n{stop}\nverbs.app = stop; app.main()"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = forking.run("-c", code, env=env)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

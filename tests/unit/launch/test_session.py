@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.launch.command_line import WrapOptions
 from ddpdoctor.launch.hang import Examining
-from ddpdoctor.launch.placement import Placement, Style
+from ddpdoctor.launch.placement import Placement, Style, WrapOptions
 from ddpdoctor.launch.session import JobOutcome, Notifier, Session
 from ddpdoctor.model.findings import Check, Judgment, Outcome
 from ddpdoctor.recorder.settings import RecorderSettings
