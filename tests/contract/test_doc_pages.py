@@ -25,7 +25,9 @@ from tests import doc_pages, doc_runs
 # docs/agents.md is short, and the commands, options and fields that it names are there.
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
+ROOT = Path(__file__).parents[2]
+PACKAGES = [*(path.parent.name for path in (ROOT / "ddpdoctor").glob("*/__init__.py")), "tests"]
+PAGE = (ROOT / "docs" / "agents.md").read_text()
 SCHEMA = json.loads((files("ddpdoctor.report") / "schema.json").read_text(encoding="utf-8"))
 COMMANDS = re.findall(r"`ddpdoctor ([a-z-]+)([^`]*)`", PAGE)
 FIELDS = re.findall(r"`((?:verdict|job)\.[a-z_.\[\]0-9]+)`", PAGE)
@@ -220,6 +222,28 @@ def test_links_lead_somewhere() -> None:
     assert [
         (path, target) for path, target in targets if "://" not in target and not (path.parent / target).exists()
     ] == []
+
+
+MODULES = re.compile(r"`((?:ddpdoctor/)?(?:{})/[\w/]+(?:\.\w+)?)/?`".format("|".join(PACKAGES)))
+
+
+def names_something(path: str) -> bool:
+    """Return whether a path is a folder, a file, a module, or a name in a module, below ddpdoctor or the project."""
+    module, _, name = path.rpartition(".")
+    for root in (ROOT, ROOT / "ddpdoctor"):
+        source = root / f"{module}.py"
+        if (root / path).exists() or (root / f"{path}.py").exists():
+            return True
+        if module and source.exists() and re.search(rf"^(?:def |class )?{name}\b", source.read_text(), re.MULTILINE):
+            return True
+    return False
+
+
+def test_each_module_that_a_page_names_exists() -> None:
+    pages = [ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").rglob("README.md")]
+    named = {(page.name, path) for page in pages for path in MODULES.findall(page.read_text(encoding="utf-8"))}
+    assert len(named) > 50
+    assert not sorted((page, path) for page, path in named if not names_something(path) and "CODE" not in path)
 
 
 def test_the_page_of_exit_statuses_names_each() -> None:
