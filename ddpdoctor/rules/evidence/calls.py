@@ -62,8 +62,11 @@ def split_group(places: Mapping[int, int], ranks: Iterable[int]) -> list[tuple[i
     every = tuple(sorted(ranks))
     if len(set(places.values())) == len(places):
         return [every]
-    layouts = [_clusters(places, stride) for stride in range(1, max(places) + 1)]
-    fitting = [tuple(clusters.values()) for clusters in layouts if min(clusters) >= 0]
+    fitting = []
+    for stride in range(1, max(places) + 1):  # how far apart neighbors in a group are
+        clusters = grouped((rank - place * stride, rank) for rank, place in sorted(places.items()))
+        if min(clusters) >= 0:
+            fitting.append(tuple(tuple(those) for _, those in sorted(clusters.items())))
     if not fitting:
         return []
     fewest = min(len(clusters) for clusters in fitting)
@@ -91,12 +94,6 @@ def members_of(places: Mapping[int, int], listed: Sequence[int] | None, size: in
     rank, place = next(iter(places.items()))
     count = size if size is not None else min(max(places.values()) + 1, MOST_RANKS)
     return tuple(found for number in range(count) if (found := rank + (number - place) * stride) >= 0)
-
-
-def _clusters(places: Mapping[int, int], stride: int) -> dict[int, tuple[int, ...]]:
-    """Return the ranks of each group by its first rank, if neighbors in a group are so far apart."""
-    found = grouped((rank - place * stride, rank) for rank, place in sorted(places.items()))
-    return {first: tuple(ranks) for first, ranks in sorted(found.items())}
 
 
 _SINGLE = frozenset({"send", "recv", "coalesced"})
@@ -209,7 +206,15 @@ def _name_work(found: list[Fact], facts: Sequence[Fact]) -> list[Fact]:
 def _groups(facts: Iterable[Fact]) -> list[_Group]:
     """Sort waits and numbers by groups."""
     groups: dict[tuple[str, str], _Group] = {}
-    waits = [fact for fact in facts if isinstance(fact, Waiting) and _has_number(fact)]
+    limits = [fact for fact in facts if isinstance(fact, Waiting) and fact.timed_out and fact.who.rank is not None]
+    waits = [
+        fact
+        for fact in limits
+        if not fact.in_init
+        and not fact.in_store
+        and fact.operation.seq is not None
+        and fact.operation.op not in _SINGLE
+    ]
     known = [fact for fact in waits if fact.operation.group_words]
     for fact in waits:
         key, words = _group_of(fact, known)
@@ -223,16 +228,13 @@ def _groups(facts: Iterable[Fact]) -> list[_Group]:
     for reached in (fact for fact in facts if isinstance(fact, Reached)):
         named = groups.get((reached.group, reached.group_words))
         if named is not None and reached.who.rank is not None:
-            _keep_reached(named, reached)
+            rank = reached.who.rank
+            named.said.setdefault(rank, []).append(reached)
+            furthest = named.reached.get(rank)
+            if furthest is None or (reached.enqueued or -1) >= (furthest.enqueued or -1):
+                named.reached[rank] = reached
             _place(named, reached.who)
     return [group for group in groups.values() if group.words or _is_comparable(group.waits)]
-
-
-def _has_number(fact: Waiting) -> bool:
-    """Return whether a wait is one of a collective that has a number in its group."""
-    operation = fact.operation
-    usable = fact.timed_out and not fact.in_init and not fact.in_store and fact.who.rank is not None
-    return usable and operation.seq is not None and operation.op not in _SINGLE
 
 
 def _group_of(fact: Waiting, known: Sequence[Waiting]) -> tuple[str, str]:
@@ -250,15 +252,6 @@ def _group_of(fact: Waiting, known: Sequence[Waiting]) -> tuple[str, str]:
 def _place(group: _Group, who: Who) -> None:
     if who.rank is not None and who.group_rank is not None and who.group == group.key and group.words:
         group.places[who.rank] = who.group_rank
-
-
-def _keep_reached(group: _Group, fact: Reached) -> None:
-    rank = fact.who.rank
-    assert rank is not None
-    group.said.setdefault(rank, []).append(fact)
-    former = group.reached.get(rank)
-    if former is None or (fact.enqueued or -1) >= (former.enqueued or -1):
-        group.reached[rank] = fact
 
 
 def _is_comparable(waits: Mapping[int, Waiting]) -> bool:
@@ -388,7 +381,9 @@ def _silent_ranks(facts: Sequence[Fact], world: int | None) -> frozenset[int]:
             cut = cut or fact.spot.source in sources
         if rank is None or isinstance(fact, Absent):
             continue
-        if _is_end(fact):
+        # The last that a rank writes after a limit.
+        timed_out = isinstance(fact, Failed) and fact.nature is Nature.TIMED_OUT
+        if timed_out or (isinstance(fact, Hint) and fact.kind == "watchdog-ended"):
             ended.add(rank)
         if _excuses(fact):
             excused.add(rank)
@@ -404,13 +399,6 @@ def _silent_ranks(facts: Sequence[Fact], world: int | None) -> frozenset[int]:
     alone = {rank for rank, files in early.items() if not files & sources}
     found = (told | alone | (shared if is_whole else set())) - excused
     return frozenset(found if len(found) <= max(len(waiters), 1) else told - excused)
-
-
-def _is_end(fact: Fact) -> bool:
-    """Return whether it is the last thing that a rank writes after a limit."""
-    if isinstance(fact, Failed):
-        return fact.nature is Nature.TIMED_OUT
-    return isinstance(fact, Hint) and fact.kind == "watchdog-ended"
 
 
 def _excuses(fact: Fact) -> bool:
@@ -472,7 +460,11 @@ def _limits_differ(group: _Group, whole: int | None) -> Differ | None:
         return None
     operations = [group.waits[ranks[0]].operation for ranks in ordered]
     aspect = _aspect(operations)
-    if not aspect or (aspect == "number" and (not group.words or _is_root_ahead(group, operations))):
+    earliest = min(operations, key=lambda operation: operation.seq or 0)
+    ahead = [rank for rank, wait in group.waits.items() if wait.operation.seq != earliest.seq]
+    # One rank may have passed an operation that it was the root of.
+    root_ahead = earliest.op in _FROM_ROOT and len(ahead) == 1 and group.places.get(ahead[0], ahead[0]) == 0
+    if not aspect or (aspect == "number" and (not group.words or root_ahead)):
         return None  # numbers without a group may be those of different groups
     odd = tuple(sorted(rank for ranks in ordered[1:] for rank in ranks))
     is_plain = len(ordered[0]) > len(ordered[1])
@@ -498,13 +490,6 @@ def _aspect(operations: Sequence[Operation]) -> str:
     if op in _SAME_OUT and len({one.numel_out for one in operations if one.numel_out is not None}) > 1:
         return "shape"
     return ""
-
-
-def _is_root_ahead(group: _Group, operations: Sequence[Operation]) -> bool:
-    """Return whether one rank has passed an operation that it may have been the root of."""
-    first = min(operations, key=lambda operation: operation.seq or 0)
-    ahead = [rank for rank, wait in group.waits.items() if wait.operation.seq != first.seq]
-    return first.op in _FROM_ROOT and len(ahead) == 1 and group.places.get(ahead[0], ahead[0]) == 0
 
 
 def _call(wait: Waiting) -> tuple[object, ...]:

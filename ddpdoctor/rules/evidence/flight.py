@@ -28,7 +28,7 @@ from ddpdoctor.model.words import group_alike
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ddpdoctor.model.evidence import FlightCall, FlightDump, FlightGroup, FlightTransfer
+    from ddpdoctor.model.evidence import FlightCall, FlightDump, FlightGroup
 
 # Finds ranks that wait for each other in a circle
 
@@ -63,22 +63,15 @@ def _way_back(waits: dict[int, dict[int, Operation]], start: int) -> list[_Link]
     for rank in queue:
         for other in sorted(waits.get(rank, {})):
             if other == start:
-                return _unwind(waits, before, start, rank)
+                ranks = [rank]
+                while ranks[-1] != start:
+                    ranks.append(before[ranks[-1]])
+                ranks.reverse()
+                return [(one, waits[one][to], to) for one, to in zip(ranks, [*ranks[1:], start], strict=True)]
             if other not in before:
                 before[other] = rank
                 queue.append(other)
     return []
-
-
-def _unwind(waits: dict[int, dict[int, Operation]], before: dict[int, int], start: int, last: int) -> list[_Link]:
-    ranks = [last]
-    while ranks[-1] != start:
-        ranks.append(before[ranks[-1]])
-    ranks.reverse()
-    return [(rank, waits[rank][other], other) for rank, other in zip(ranks, [*ranks[1:], start], strict=True)]
-
-
-# What must be equal in the calls that ranks make under one number
 
 
 SAME_IN = frozenset({
@@ -171,6 +164,11 @@ class Cluster:
         is_pending = part.done < len(part.seq) and part.seq[part.done] == number
         return replace(found, made_by="backward") if is_pending and part.pending_in_backward else found
 
+    def pending(self, rank: int) -> Operation:
+        """Return the oldest operation that a rank has not completed."""
+        part = self.parts[rank]
+        return self.operation(rank, part.seq[part.done])
+
 
 def clusters_of(by_rank: Mapping[int, FlightDump]) -> list[Cluster]:
     """Sort the groups of all dumps. A group whose members one dump does not say is the one of that name."""
@@ -201,63 +199,47 @@ def clusters_of(by_rank: Mapping[int, FlightDump]) -> list[Cluster]:
 _PARTNER = {"send": "recv", "recv": "send"}
 
 
-def compare_transfers(cluster: Cluster) -> list[Fact]:
-    """Return for whom each rank waits in its oldest pending send or receive, or that both ends are inside."""
-    found: list[Fact] = []
+def compare_transfers(cluster: Cluster) -> Iterator[Fact]:
+    """Yield for whom each rank waits in its oldest pending send or receive, or that both ends are inside."""
     for rank, part in cluster.parts.items():
-        if part.transfers:
-            first = part.transfers[0]
-            found += _compare_transfer(cluster, rank, first)
-    return found
-
-
-def _compare_transfer(cluster: Cluster, rank: int, transfer: FlightTransfer) -> Iterator[Fact]:
-    peer = _global(cluster, transfer.peer)
-    spot = cluster.dumps[rank].spot
-    operation = Operation(
-        op=transfer.op, group=cluster.name, group_words=cluster.words, peer=peer, numel_in=transfer.numel
-    )
-    yield Waiting(who=Who(rank=rank), spot=spot, operation=operation, frames=transfer.frames)
-    if peer is None:
-        return
-    other = cluster.parts.get(peer)
-    said = f"rank {rank} waits in {transfer.op} {'to' if transfer.op == 'send' else 'from'} rank {peer}"
-    if other is None:
-        yield Absent(who=Who(rank=peer), operation=operation, waiters=(rank,), certain=False, spot=spot, said=said)
-        return
-    own_place = cluster.members.index(rank) if cluster.members else rank
-    partner = _PARTNER[transfer.op], own_place
-    wrapped = cluster.dumps[rank].wrapped or cluster.dumps[peer].wrapped
-    pending = next((one for one in other.transfers if (one.op, one.peer) == partner), None)
-    any_source = any(one.op == partner[0] and one.peer is None for one in other.transfers)
-    came = pending is not None or any_source or (not wrapped and other.made.get(partner, 0) >= transfer.nth)
-    if not came:
-        where = cluster.dumps[peer].spot
-        yield Absent(who=Who(rank=peer), operation=operation, waiters=(rank,), certain=True, spot=where, said=said)
-    elif pending is not None and transfer.op == "send":
-        yield _both_inside(cluster, rank, peer, (transfer, pending), operation, said)
-
-
-def _both_inside(
-    cluster: Cluster, rank: int, peer: int, ends: tuple[FlightTransfer, FlightTransfer], operation: Operation, said: str
-) -> Fact:
-    """Return that sizes differ, or that both ends are inside an equal transfer."""
-    sent, received = ends
-    spot = cluster.dumps[rank].spot
-    if sent.numel != received.numel and None not in {sent.numel, received.numel}:
-        other = Operation(
-            op="recv", group=cluster.name, group_words=cluster.words, peer=rank, numel_in=received.numel
-        )  # fmt: skip
-        sides = (((rank,), operation), ((peer,), other))
-        return Differ(sides=sides, aspect="shape", odd=None, spot=spot, said=said)
-    return Inside(operation=operation, ranks=tuple(sorted((rank, peer))), complete=True, spot=spot, said=said)
-
-
-def _global(cluster: Cluster, place: int | None) -> int | None:
-    """Return the global rank of a rank in the group, or None if its members are unknown."""
-    if place is None or cluster.members is None:
-        return place if cluster.members is None else None
-    return cluster.members[place] if place < len(cluster.members) else None
+        if not part.transfers:
+            continue
+        transfer, members, dump = part.transfers[0], cluster.members, cluster.dumps[rank]
+        peer = transfer.peer
+        if members is not None:
+            peer = members[peer] if peer is not None and peer < len(members) else None
+        operation = Operation(
+            op=transfer.op, group=cluster.name, group_words=cluster.words, peer=peer, numel_in=transfer.numel
+        )
+        yield Waiting(who=Who(rank=rank), spot=dump.spot, operation=operation, frames=transfer.frames)
+        if peer is None:
+            continue
+        other = cluster.parts.get(peer)
+        said = f"rank {rank} waits in {transfer.op} {'to' if transfer.op == 'send' else 'from'} rank {peer}"
+        if other is None:
+            yield Absent(
+                who=Who(rank=peer), operation=operation, waiters=(rank,), certain=False, spot=dump.spot, said=said
+            )
+            continue
+        there = cluster.dumps[peer]
+        partner = _PARTNER[transfer.op], members.index(rank) if members else rank
+        pending = next((one for one in other.transfers if (one.op, one.peer) == partner), None)
+        any_source = any(one.op == partner[0] and one.peer is None for one in other.transfers)
+        made = not dump.wrapped and not there.wrapped and other.made.get(partner, 0) >= transfer.nth
+        if pending is None and not any_source and not made:
+            yield Absent(
+                who=Who(rank=peer), operation=operation, waiters=(rank,), certain=True, spot=there.spot, said=said
+            )
+        elif pending is not None and transfer.op == "send":
+            ends = tuple(sorted((rank, peer)))
+            received = replace(operation, op="recv", peer=rank, numel_in=pending.numel)
+            sides = (((rank,), operation), ((peer,), received))
+            unequal = transfer.numel != pending.numel and None not in {transfer.numel, pending.numel}
+            yield (
+                Differ(sides=sides, aspect="shape", odd=None, spot=dump.spot, said=said)
+                if unequal
+                else Inside(operation=operation, ranks=ends, complete=True, spot=dump.spot, said=said)
+            )
 
 
 _FROM_ROOT = frozenset({"broadcast", "scatter", "reduce", "gather"})
@@ -318,7 +300,10 @@ def _compare(cluster: Cluster, by_rank: Mapping[int, FlightDump], world: int | N
         return []
     number, waiters = target
     operation = cluster.operation(waiters[0], number)
-    members = cluster.members or _guessed_members(cluster, by_rank, world)
+    # The members of a group that no dump lists: all ranks, if it is the only group, else those that used it.
+    only = all(len(dump.groups) <= 1 for dump in by_rank.values())
+    guessed = tuple(range(world)) if only and world is not None else tuple(sorted(by_rank if only else cluster.parts))
+    members = cluster.members or guessed
     behind = [rank for rank in members if rank in by_rank and _is_behind(cluster, rank, number)]
     if behind:
         return [*_absences(cluster, behind, operation, waiters)]
@@ -334,14 +319,6 @@ def _compare(cluster: Cluster, by_rank: Mapping[int, FlightDump], world: int | N
     complete = set(waiters) >= set(members) and (cluster.members is not None or world is not None)
     said = f"all {len(waiters)} ranks called {operation.words()}, and none completed it"
     return [Inside(operation=operation, ranks=waiters, complete=complete, spot=spot, said=said)]
-
-
-def _guessed_members(cluster: Cluster, by_rank: Mapping[int, FlightDump], world: int | None) -> tuple[int, ...]:
-    """Return the members of a group that no dump lists: all ranks, if it is the only group, else those that used it."""
-    only = all(len(dump.groups) <= 1 for dump in by_rank.values())
-    if only and world is not None:
-        return tuple(range(world))
-    return tuple(sorted(by_rank if only else cluster.parts))
 
 
 def _target(cluster: Cluster) -> tuple[int, tuple[int, ...]] | None:
@@ -473,21 +450,11 @@ def _crossed(clusters: Sequence[Cluster], found: Sequence[Fact]) -> Circle | Non
     for at, one in enumerate(whole):
         for other in whole[at + 1 :]:
             both = [rank for rank in one.parts if rank in other.parts]
-            orders = {rank: _order(one.parts[rank], other.parts[rank]) for rank in both}
-            first = next((rank for rank in both if orders[rank] is True), None)
-            second = next((rank for rank in both if orders[rank] is False), None)
+            pending = {rank: (one.parts[rank].pending_ns, other.parts[rank].pending_ns) for rank in both}
+            orders = {n: own < theirs for n, (own, theirs) in pending.items() if own is not None and theirs is not None}
+            first = next((rank for rank, order in orders.items() if order), None)
+            second = next((rank for rank, order in orders.items() if not order), None)
             if first is not None and second is not None:
-                links = ((first, _pending(one, first), second), (second, _pending(other, second), first))
+                links = ((first, one.pending(first), second), (second, other.pending(second), first))
                 return Circle(links=links, spot=one.dumps[first].spot)
     return None
-
-
-def _order(one: FlightGroup, other: FlightGroup) -> bool | None:
-    if one.pending_ns is None or other.pending_ns is None:
-        return None
-    return one.pending_ns < other.pending_ns
-
-
-def _pending(cluster: Cluster, rank: int) -> Operation:
-    part = cluster.parts[rank]
-    return cluster.operation(rank, part.seq[part.done])

@@ -15,7 +15,7 @@ from ddpdoctor.model.evidence import Exited, Fact, Failed, Link, Nature, Stopped
 from ddpdoctor.model.known_errors import find_known
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from ddpdoctor.model.evidence import Fact
     from ddpdoctor.rules.evidence.state import RunState
@@ -41,6 +41,20 @@ class Root:
     failed: list[Failed] = field(default_factory=list)
     exited: list[Exited] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
+
+    def name(self, who: Who) -> Root:
+        """Note a rank or host that it is known to have."""
+        self.ranks |= {who.rank} if who.rank is not None else set()
+        self.hosts |= {who.host or who.address} if who.host or who.address else set()
+        return self
+
+    def take(self, other: Root) -> None:
+        """Make one failure of both."""
+        self.ranks |= other.ranks
+        self.hosts |= other.hosts
+        self.failed += other.failed
+        self.exited += other.exited
+        self.troubles += other.troubles
 
     @property
     def facts(self) -> list[Fact]:
@@ -87,17 +101,18 @@ def find_roots(state: RunState) -> list[Root]:
     timeouts = [fact for fact in state.all(Waiting) if fact.timed_out]
     lost = {Nature.PEER_LOST, Nature.TIMED_OUT}
     victims = {fact.who for fact in state.all(Failed) if fact.nature in lost and fact.who != Who()}
-    for failed in [
-        fact
-        for fact in state.all(Failed)
-        if fact.nature is Nature.OWN
-        and not any(_came_before(limit, fact) for limit in timeouts)
-        and not (fact.who in victims and _is_vague(fact))
-    ]:
-        _add(roots, _key(failed), failed).failed.append(failed)
+    for failed in state.all(Failed):
+        if failed.nature is not Nature.OWN:
+            continue
+        unnamed, rank = failed.alone and failed.who.rank is None, failed.who.rank
+        limits = [limit for limit in timeouts if unnamed or (rank is not None and limit.who.rank == rank)]
+        # It may be the report of any other error, which the same process has told more exactly.
+        known = find_known(f"{failed.type}: {failed.message}") if failed.who in victims else None
+        if not any(precedes(limit, failed) for limit in limits) and not (known is not None and known.vague):
+            roots[_key(failed)].name(failed.who).failed.append(failed)
     for exited in state.all(Exited):
         if _is_own_exit(state, exited, stopped=stopped):
-            _add(roots, _key(exited), exited).exited.append(exited)
+            roots[_key(exited)].name(exited.who).exited.append(exited)
     _attach_bare_errors(roots)
     _attach_bare_ends(roots)
     for trouble in state.all(Trouble):
@@ -107,28 +122,59 @@ def find_roots(state: RunState) -> list[Root]:
     for root in found:
         if root.is_alone:  # several lines without a traceback: one that is known explains the others
             root.failed.sort(key=lambda one: find_known(f"{one.type}: {one.message}") is None)
-    plain = [root for root in found if root.is_plain]
-    plain = _merge_environment(plain, state)
+    plain = _join_alike([root for root in found if root.is_plain], state)
     plain = [root for root in plain if root.troubles[:1] == [] or root.troubles[0].kind != _NONFINITE] or plain
-    order = _Order(plain or found)
-    return _merge_equal(
-        sorted(
-            plain or found,
-            key=lambda root: ((2 * root.is_vague + (not root.ranks) if root.is_alone else 0), order.place(root)),
+    times = [root.facts[0].time for root in plain or found]
+    clocks = {time.clock for time in times if time is not None}
+    timed = len(clocks) == 1 and None not in times
+
+    def place(root: Root) -> tuple[float, ...]:
+        """Return the place by time on one clock, else as the launcher says, else by lines of one file.
+
+        Of errors whose lines stand alone, a known one of a known rank comes first.
+        """
+        fact = root.facts[0]
+        return (
+            2 * root.is_vague + (not root.ranks) if root.is_alone else 0,
+            fact.time.seconds if timed and fact.time is not None else 0.0,
+            0.0 if root.is_first else 1.0,
+            0.0 if root.failed or not root.exited else 0.5,
+            float(fact.spot.line or 0),
         )
-    )
+
+    ordered = sorted(plain or found, key=place)
+    rest = []
+    for root in ordered[
+        1:
+    ]:  # the same error as the first is one bug on several ranks, or one line says two were killed
+        first = ordered[0]
+        ends = [{(end.spot, end.signal) for end in one.exited if end.signal} for one in (first, root)]
+        if first.failed and root.failed:
+            alike = _shape(first.failed[0]) == _shape(root.failed[0])
+        else:
+            alike = not first.failed and not root.failed and not ends[0].isdisjoint(ends[1])
+        if alike:
+            first.take(root)
+        else:
+            rest.append(root)
+    return [*ordered[:1], *rest]
 
 
-def _is_vague(failed: Failed) -> bool:
-    """Return whether an error may be the report of any other, which the same process has told more exactly."""
-    known = find_known(f"{failed.type}: {failed.message}")
-    return known is not None and known.vague
-
-
-def _came_before(limit: Waiting, failed: Failed) -> bool:
-    unnamed = failed.alone and failed.who.rank is None
-    same = unnamed or (limit.who.rank is not None and limit.who.rank == failed.who.rank)
-    return same and precedes(limit, failed) is True
+def _join_alike(roots: list[Root], state: RunState) -> list[Root]:
+    """Make one fault of those of the environment that every process reports. It is no rank's and no host's."""
+    merged: dict[tuple[str, ...], Root] = {}
+    for root in roots:
+        key = tuple(sorted({one.kind for one in root.troubles if one.kind in _ALIKE}))
+        if not key or root.failed:
+            merged["", str(id(root))] = root
+        elif key in merged:
+            merged[key].take(root)
+        else:
+            merged[key] = root
+    for key, root in merged.items():
+        if set(key) <= _ENVIRONMENT and len(root.ranks) > 1 and root.ranks >= state.seen:
+            root.ranks, root.hosts = set(), set()
+    return list(merged.values())
 
 
 def precedes(one: Fact, other: Fact) -> bool | None:
@@ -162,15 +208,6 @@ def _key(fact: Fact) -> object:
     if who.rank is not None:
         return who.rank
     return (who.host or who.address, who.pid, who.local_rank)
-
-
-def _add(roots: dict[object, Root], key: object, fact: Fact) -> Root:
-    root = roots[key]
-    if fact.who.rank is not None:
-        root.ranks.add(fact.who.rank)
-    if fact.who.host or fact.who.address:
-        root.hosts.add(fact.who.host or fact.who.address)
-    return root
 
 
 def _attach_bare_errors(roots: dict[object, Root]) -> None:
@@ -212,7 +249,7 @@ def _add_trouble(roots: dict[object, Root], trouble: Trouble, state: RunState) -
         candidates[0].troubles.append(trouble)
         candidates[0].hosts |= {trouble.who.host} if trouble.who.host else set()
     elif not candidates:
-        root = _add(roots, key, trouble)
+        root = roots[key].name(trouble.who)
         root.troubles.append(trouble)
         if trouble.who.rank is None or trouble.who.rank in trouble.ranks:  # else these are ranks of a smaller group
             root.ranks |= {rank for rank in trouble.ranks if state.world is None or rank < state.world}
@@ -228,69 +265,6 @@ def _explains(trouble: Trouble, root: Root, state: RunState) -> bool:
     if trouble.kind in _GPU:
         return any("CUDA" in one.type or "CUDA" in one.message for one in root.failed)
     return trouble.kind == "shm" and any(one.signal == "SIGBUS" for one in root.exited)
-
-
-class _Order:
-    """Puts failures in order: by time on one clock, else as the launcher says, else by lines of one file."""
-
-    def __init__(self, roots: Sequence[Root]) -> None:
-        times = [root.facts[0].time for root in roots]
-        clocks = {time.clock for time in times if time is not None}
-        self._timed = len(clocks) == 1 and None not in times
-
-    def place(self, root: Root) -> tuple[float, ...]:
-        """Return what to sort by."""
-        fact = root.facts[0]
-        time = fact.time.seconds if self._timed and fact.time is not None else 0.0
-        memory_last = 0.0 if root.failed or not root.exited else 0.5
-        return (time, 0.0 if root.is_first else 1.0, memory_last, float(fact.spot.line or 0))
-
-
-def _merge_environment(roots: list[Root], state: RunState) -> list[Root]:
-    """Make one fault of those of the environment that every process reports. It is no rank's and no host's."""
-    merged: dict[tuple[str, ...], Root] = {}
-    for root in roots:
-        key = tuple(sorted({one.kind for one in root.troubles if one.kind in _ALIKE}))
-        if not key or root.failed:
-            merged["", str(id(root))] = root
-        elif key in merged:
-            first = merged[key]
-            first.ranks |= root.ranks
-            first.hosts |= root.hosts
-            first.exited += root.exited
-            first.troubles += root.troubles
-        else:
-            merged[key] = root
-    for key, root in merged.items():
-        if set(key) <= _ENVIRONMENT and len(root.ranks) > 1 and root.ranks >= state.seen:
-            root.ranks, root.hosts = set(), set()
-    return list(merged.values())
-
-
-def _merge_equal(roots: list[Root]) -> list[Root]:
-    """Make one failure of all that have the same error as the first: it is one bug on several ranks."""
-    if not roots:
-        return roots
-    first = roots[0]
-    rest = []
-    for root in roots[1:]:
-        if _is_equal(first, root):
-            first.ranks |= root.ranks
-            first.hosts |= root.hosts
-            first.failed += root.failed
-            first.exited += root.exited
-            first.troubles += root.troubles
-        else:
-            rest.append(root)
-    return [first, *rest]
-
-
-def _is_equal(one: Root, other: Root) -> bool:
-    """Return whether two ranks failed alike, or one line says that both were killed."""
-    if one.failed and other.failed:
-        return _shape(one.failed[0]) == _shape(other.failed[0])
-    ends = [{(end.spot, end.signal) for end in root.exited if end.signal} for root in (one, other)]
-    return not one.failed and not other.failed and not ends[0].isdisjoint(ends[1])
 
 
 def _shape(failed: Failed) -> tuple[str, str, tuple[tuple[str, int], ...]]:
@@ -391,18 +365,14 @@ def _accused(state: RunState, fact: Fact) -> Iterator[_Name]:
         yield from (("rank", rank) for rank in fact.peers if not fact.peer_hosts)
     elif isinstance(fact, Link):
         to = fact.to
-        rank = to.rank if to.rank is not None else _on_host(state, to)
+        rank, place = to.rank, to.local_rank
+        if rank is None and place is not None and to.host:  # NCCL numbers the ranks of a host in order
+            ranks = sorted(one for one, host in state.hosts.items() if host == to.host)
+            rank = ranks[place] if place < len(ranks) else None
         if rank is not None:
             yield "rank", rank
         elif (to.host or to.address) and to.local_rank is None:
             yield "host", state.host_of(to)
-
-
-def _on_host(state: RunState, to: Who) -> int | None:
-    """Return the rank that NCCL means by a local rank: it numbers the ranks of a host in order."""
-    ranks = sorted(rank for rank, host in state.hosts.items() if host == to.host)
-    place = to.local_rank
-    return ranks[place] if place is not None and to.host and place < len(ranks) else None
 
 
 def _names(who: Who) -> Iterator[_Name]:

@@ -89,30 +89,23 @@ def collect(state: RunState) -> tuple[str, ...]:
         found.append(_INSIDE)
     if any(fact.kind in _OF_RAS for fact in state.all(Hint)):
         found.append(_RAS)
-    found += _for_waits(state)
-    if state.all(Exited):
-        found += [_STDERR, KILLED]
-    if state.all(Stacked) and (whole or not looked):
-        found.append(_STACKS)
-    elif not looked and not any(fact.timed_out for fact in state.all(Waiting)):
-        found.append(_RUNNING)
-    return tuple(found) or ((SAMPLE_AGAIN, _PENDING) if looked else (_RUNNING,))
-
-
-def _for_waits(state: RunState) -> list[str]:
-    """Return what to collect where ranks ran into a time limit or wait for data."""
-    found = []
     limits = [fact for fact in state.all(Waiting) if fact.timed_out]
+    numbered = [fact for fact in limits if fact.operation.seq is not None]
     if limits and not state.run.dumps:
         found.append(_DUMPS)
-    numbered = [fact for fact in limits if fact.operation.seq is not None]
     if numbered and not any(fact.operation.group_words for fact in numbered):
         found.append(_NEWER)
     if numbered and all((fact.operation.seq or 0) < EARLY for fact in numbered):
         found.append(_FIRST)
     if any(fact.doing is Doing.DATA for fact in state.all(Stacked)):
         found.append(_WORKERS)
-    return found
+    if state.all(Exited):
+        found += [_STDERR, KILLED]
+    if state.all(Stacked) and (whole or not looked):
+        found.append(_STACKS)
+    elif not looked and not limits:
+        found.append(_RUNNING)
+    return tuple(found) or ((SAMPLE_AGAIN, _PENDING) if looked else (_RUNNING,))
 
 
 def about(state: RunState) -> tuple[str, ...]:
@@ -296,9 +289,27 @@ def machine(state: RunState, root: Root) -> Problem:
 def mismatch(state: RunState, differ: Sequence[Differ]) -> Problem:
     """Return the problem of ranks that made different calls."""
     sides = _joined_sides(differ)
-    odd = _odd_ranks(sides, differ)
+    # The ranks of the minority, or of all sides if no side has more ranks than the next.
+    most = len(sides[0][1]) if sides else 0
+    minority = {rank for _, ranks in sides[1:] for rank in ranks} - set(sides[0][1] if sides else ())
+    named = {rank for fact in differ for rank in fact.odd or ()}
+    everyone = {rank for _, ranks in sides for rank in ranks}
+    outvoted = minority if len(sides) > 1 and most > len(sides[1][1]) else everyone
+    odd = tuple(sorted(named or outvoted))
+    # That ranks differ is sure if all are certain. Who is wrong is not, if no side is blamed alone.
+    by_world = state.world is not None and 2 * most > state.world
+    settled = all(by_world if fact.settled is None else fact.settled for fact in differ)
+    sure = Confidence.HIGH if settled else Confidence.LOW
+    if not all(fact.certain for fact in differ):
+        sure = Confidence.LOW
+    elif not odd or len(odd) == sum(len(ranks) for _, ranks in sides):
+        sure = Confidence.MEDIUM
+    lines = {}
+    for rank in odd[:MOST_PLACES]:  # where a rank waits or failed
+        stacks = [fact.frames for fact in state.of(rank, Stacked)]
+        stacks += [fact.frames for fact in state.of(rank, Waiting)] + [fact.frames for fact in state.of(rank, Failed)]
+        lines[rank] = next((innermost(frames) for frames in stacks if frames), None)
     words = "; ".join(f"{rank_list(ranks) if ranks else 'a rank'}: {what}" for what, ranks in sides)
-    sure = _difference_sureness(state, odd, sides, differ)
     made = "made" if sure is not Confidence.LOW or all(fact.certain for fact in differ) else "may have made"
     unsettled = sure is Confidence.LOW and made == "made"
     doubt = f"; {rank_list(odd)} may be at fault, but too few ranks are known to tell" if unsettled else ""
@@ -308,7 +319,7 @@ def mismatch(state: RunState, differ: Sequence[Differ]) -> Problem:
         confidence=sure,
         ranks=odd,
         hosts=state.hosts_of(odd),
-        where=places((rank, _line_of(state, rank)) for rank in odd[:MOST_PLACES]),
+        where=places(lines.items()),
         evidence=(
             *quotes(differ),
             *([f"they differ in: {', '.join(aspects)}"] if aspects else []),
@@ -318,27 +329,6 @@ def mismatch(state: RunState, differ: Sequence[Differ]) -> Problem:
         fix="make the same calls with equal shapes and dtypes on all ranks; look for branches that depend on the "
         "rank or its data",
     )
-
-
-def _difference_sureness(
-    state: RunState, odd: tuple[int, ...], sides: list[tuple[str, list[int]]], differ: Sequence[Differ]
-) -> Confidence:
-    """Return how sure it is who is wrong. That ranks differ is sure if all are certain."""
-    if not all(fact.certain for fact in differ):
-        return Confidence.LOW
-    if not odd or len(odd) == sum(len(ranks) for _, ranks in sides):
-        return Confidence.MEDIUM  # no side is blamed alone
-    most = max(len(ranks) for _, ranks in sides)
-    by_world = state.world is not None and 2 * most > state.world
-    settled = all(by_world if fact.settled is None else fact.settled for fact in differ)
-    return Confidence.HIGH if settled else Confidence.LOW
-
-
-def _line_of(state: RunState, rank: int) -> Frame | None:
-    """Return the user's line at which a rank waits or failed."""
-    stacks = [fact.frames for fact in state.of(rank, Stacked)]
-    stacks += [fact.frames for fact in state.of(rank, Waiting)] + [fact.frames for fact in state.of(rank, Failed)]
-    return next((innermost(frames) for frames in stacks if frames), None)
 
 
 def _joined_sides(differ: Sequence[Differ]) -> list[tuple[str, list[int]]]:
@@ -363,16 +353,6 @@ def _joined_sides(differ: Sequence[Differ]) -> list[tuple[str, list[int]]]:
     for (rank, *_), what in made.items():
         ranks[what] |= set() if rank is None else {rank}
     return sorted(((what, sorted(those)) for what, those in ranks.items()), key=lambda side: (-len(side[1]), side[1]))
-
-
-def _odd_ranks(sides: list[tuple[str, list[int]]], differ: Sequence[Differ]) -> tuple[int, ...]:
-    """Return the ranks of the minority, or of all sides if no side has more ranks than the next."""
-    named = {rank for fact in differ for rank in fact.odd or ()}
-    if named:
-        return tuple(sorted(named))
-    if len(sides) > 1 and len(sides[0][1]) > len(sides[1][1]):
-        return tuple(sorted({rank for _, ranks in sides[1:] for rank in ranks} - set(sides[0][1])))
-    return tuple(sorted({rank for _, ranks in sides for rank in ranks}))
 
 
 def circle(state: RunState, circles: Sequence[Circle]) -> Problem:
@@ -421,19 +401,15 @@ def link(state: RunState, links: Sequence[Link]) -> Problem:
     host, those = max(targets.items(), key=lambda item: len(item[1]))
     local = any(one.local for one in those)
     named = bool(host) and (local or len({one.who.host for one in those}) > 1)
-    first = those[0]
+    first, who = those[0], those[0].who
+    speaker = who.host or who.address or (f"rank {who.rank}" if who.rank is not None else "a host")
     return Problem(
-        summary=f"{_speaker(first)}: {first.problem}",
+        summary=f"{speaker}: {first.problem}",
         confidence=Confidence.MEDIUM,
         hosts=(host,) if named else (),
         evidence=(*quotes(links), *victim_words(state, ()), *coverage(state)),
         fix=first.fix,
     )
-
-
-def _speaker(fact: Fact) -> str:
-    who = fact.who
-    return who.host or who.address or (f"rank {who.rank}" if who.rank is not None else "a host")
 
 
 def wrong_interface(state: RunState, alone: Mapping[str, str], facts: Sequence[Fact]) -> Problem:
