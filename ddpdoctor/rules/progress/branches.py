@@ -76,11 +76,24 @@ def find_detours(flow: ControlFlow, route: Route) -> tuple[Detour, ...]:
         return (*_by_jump(near, rounds), *guards, *_out_of(near, loop))
     if loop is not None:
         return _out_of(near, loop)
-    if route.failed and before is not None:
-        return _by_handler(near, before)
-    start = _start(near, route.left_out, before)
-    jumps = [one for one in near if one.kind in JUMPS and start < one.line < route.left_out]
-    passing = [one for one in jumps if one.kind == "return" or _same_loop(near, one.line, route.left_out)]
+    jumps = [one for one in near if one.kind in JUMPS]
+    if route.failed and before is not None:  # the handlers of the exception that was raised there
+        attempt = _innermost(near, before, {"try"})
+        handlers = [one for one in near if one.kind == "except" and attempt is not None and attempt.holds(one.line)]
+        if before >= min((one.line for one in handlers), default=0):
+            return ()
+        lines = [one.line for one in jumps]
+        return tuple(Detour(condition=one.line, jump=next(filter(one.holds, lines), None)) for one in handlers)
+    # A jump leads around the call after the last line that is known, else after the head of its loop.
+    around = _innermost(near, route.left_out, LOOPS)
+    start = around.line if around is not None else 0
+    if before is not None and before < route.left_out and (around is None or around.holds(before)):
+        start = before
+    passing = []
+    for one in jumps:
+        own = _innermost(near, one.line, LOOPS)
+        in_loop = one.kind == "return" or (own is not None and own.holds(route.left_out))
+        passing += [one] if in_loop and start < one.line < route.left_out else []
     guards = _guards(near, route.left_out, before, route.after)
     return (*_by_jump(near, passing), *guards)
 
@@ -128,19 +141,6 @@ def _innermost(statements: Iterable[Statement], line: int, kinds: Iterable[str])
     return min(holding, key=lambda one: (one.last_line - one.line, -one.line), default=None)
 
 
-def _start(near: Sequence[Statement], left_out: int, before: int | None) -> int:
-    """Return the line after which a jump leads around the call: the last known, else the head of its loop."""
-    loop = _innermost(near, left_out, LOOPS)
-    if before is not None and before < left_out and (loop is None or loop.holds(before)):
-        return before
-    return loop.line if loop is not None else 0
-
-
-def _same_loop(near: Sequence[Statement], jump: int, left_out: int) -> bool:
-    loop = _innermost(near, jump, LOOPS)
-    return loop is not None and loop.holds(left_out)
-
-
 def _by_jump(near: Sequence[Statement], jumps: Iterable[Statement]) -> tuple[Detour, ...]:
     """Return each jump with its condition; leave out jumps without a condition, because all ranks take them."""
     pairs = ((_innermost(near, jump.line, {"if", "except"}), jump) for jump in jumps)
@@ -149,19 +149,6 @@ def _by_jump(near: Sequence[Statement], jumps: Iterable[Statement]) -> tuple[Det
         for head, jump in pairs
         if head is not None
     )
-
-
-def _by_handler(near: Sequence[Statement], before: int) -> tuple[Detour, ...]:
-    """Return the handlers of the exception that was raised at a line."""
-    attempt = _innermost(near, before, {"try"})
-    if attempt is None:
-        return ()
-    handlers = [one for one in near if one.kind == "except" and attempt.holds(one.line)]
-    first = min((one.line for one in handlers), default=0)
-    if before >= first:
-        return ()
-    jumps = [one.line for one in near if one.kind in JUMPS]
-    return tuple(Detour(condition=one.line, jump=next(filter(one.holds, jumps), None)) for one in handlers)
 
 
 MOST_WAYS = 4
@@ -193,8 +180,12 @@ class Turning:
             detour = self.detours[0]
             second = detour.jump if detour.jump is not None or self.loop is not None else self.call.line
             return tuple(replace(self.call, line=line) for line in (detour.condition, second) if line is not None)
-        site = self._turned_at()
-        return (site,) if site is not None else ()
+        turned_at = self.parting.before
+        if self.parting.is_extra and self.parting.went_on is not None:
+            turned_at = self.parting.went_on
+        elif self.reduced_nothing:
+            turned_at = self.parting.instead_of
+        return (turned_at.site,) if turned_at is not None and turned_at.site is not None else ()
 
     @property
     def loop_ended(self) -> bool:
@@ -208,13 +199,6 @@ class Turning:
         went_on, due = self.parting.went_on, self.parting.instead_of
         return went_on is not None and due.op == "backward" and (went_on.op, went_on.site) == (due.op, due.site)
 
-    def _turned_at(self) -> Frame | None:
-        if self.parting.is_extra and self.parting.went_on is not None:
-            return self.parting.went_on.site
-        if self.reduced_nothing:
-            return self.parting.instead_of.site
-        return self.parting.before.site if self.parting.before is not None else None
-
 
 def find_turning(
     flows: Iterable[ControlFlow], mine: RankState, other: RankState, group: str, seq: int, parts: Parts
@@ -224,6 +208,7 @@ def find_turning(
     ``parts`` are their calls under the number ``seq``; None for a rank that has ended.
     """
     own, usual = parts
+    flows = tuple(flows)
     parting = find_parting(mine, other, group, seq)
     if (
         own is not None
@@ -240,27 +225,21 @@ def find_turning(
     if parting.is_extra:
         return Turning(parting=parting, detours=(), loop=None, call=parting.instead_of.site)
     after = parting.went_on.site if parting.is_earlier and parting.went_on is not None else None
-    found = _look_up(tuple(flows), parting, (mine, other), parts, after)
+    found = _look_up(flows, parting, (mine, other), parts, after)
     if parting.is_earlier or found.loop is not None or own is None:
         return found
     if found.detours and _is_in(usual, parting.instead_of):
         return found
-    once_more = _once_more(tuple(flows), parting) if parting.repeats else None
+    once_more, site = None, parting.went_on.site if parting.went_on is not None else None
+    if parting.repeats and site is not None:  # the loop around it counts, if that may be longer on one rank
+        around = next((loop_around(flow, site.line) for flow in flows if flow.file == site.file), None)
+        around = around if around is not None and around.kind != "fixed-for" else None
+        once_more = Turning(parting=replace(parting, is_extra=True), detours=(), loop=around, call=site)
     if usual is None or usual.site is None or _is_in(usual, parting.instead_of):
         return once_more
     # The others are past the first call that it left out, and their stacks show the way to the next.
-    found = _look_up(tuple(flows), replace(parting, instead_of=usual.kind), (mine, other), parts, after)
+    found = _look_up(flows, replace(parting, instead_of=usual.kind), (mine, other), parts, after)
     return found if found.loop is not None else once_more
-
-
-def _once_more(flows: Iterable[ControlFlow], parting: Parting) -> Turning | None:
-    """Return what is known of a rank that repeats a call: the loop around it, if that may be longer on one rank."""
-    site = parting.went_on.site if parting.went_on is not None else None
-    if site is None:
-        return None
-    loop = next((loop_around(flow, site.line) for flow in flows if flow.file == site.file), None)
-    may_differ = loop is not None and loop.kind != "fixed-for"
-    return Turning(parting=replace(parting, is_extra=True), detours=(), loop=loop if may_differ else None, call=site)
 
 
 def _went_past(mine: RankState, other: RankState, usual: TimelineEntry) -> bool:
@@ -291,7 +270,10 @@ def _look_up(
     )
     own = (after,) if after is not None else now
     over = parts[0] is None and not parting.is_earlier
-    calls = _callers(parting.instead_of, other, parts[1])
+    # The line of the call that was due, and if a rank is still in it, the lines that led there.
+    site = parting.instead_of.site
+    frames = reversed(stack_of(other.rank)) if _is_in(parts[1], parting.instead_of) else ()
+    calls = [site, *(frame for frame in frames if frame.user and frame != site)] if site is not None else []
     before = parting.before.site if parting.before is not None else None
     was_there = before is not None and _same_function(before, calls[0])
     for depth, call in enumerate(calls):
@@ -323,16 +305,6 @@ def _look_up(
     return Turning(parting=parting, detours=(), loop=None, call=calls[0])
 
 
-def _callers(due: CallKind, other: RankState, part: TimelineEntry | None) -> list[Frame]:
-    """Return the line of the call that was due, and if a rank is still in it, the lines that led there."""
-    site = due.site
-    if site is None:
-        return []
-    inside = _is_in(part, due)
-    outer = [frame for frame in reversed(stack_of(other.rank)) if frame.user and frame != site] if inside else []
-    return [site, *outer]
-
-
 def _is_in(part: TimelineEntry | None, due: CallKind) -> bool:
     return part is not None and (part.kind.op, part.kind.site) == (due.op, due.site)
 
@@ -358,7 +330,11 @@ def turning_words(turning: Turning, who: str) -> list[str]:
     """Return how a rank parted from the others, as a sentence."""
     before = turning.parting.before
     after = f" after {before.op} ({line_of(before.site)})" if before is not None else ""
-    ways = [_detour_words(detour) for detour in turning.detours[:MOST_WAYS]]
+    ways = []
+    for detour in turning.detours[:MOST_WAYS]:
+        jump = f" (jump at line {detour.jump})" if detour.jump not in (None, detour.condition) else ""
+        what = "the end of the loop" if detour.ends_loop else "the condition"
+        ways.append(f"{what} at line {detour.condition}{'' if detour.ends_loop else jump}")
     decides = f"; the cause is {' or '.join(ways)}" if ways else ""
     return [f"{who} {did_words(turning)}{after}{decides}"]
 
@@ -391,13 +367,6 @@ def fix_of_turning(turning: Turning) -> str:
     if turning.reduced_nothing:
         return "use no_sync() in the same steps on all ranks: count the micro-batches the same way"
     return "skip it on all ranks or on none: all_reduce the condition, or multiply the unwanted loss by zero"
-
-
-def _detour_words(detour: Detour) -> str:
-    if detour.ends_loop:
-        return f"the end of the loop at line {detour.condition}"
-    jump = f" (jump at line {detour.jump})" if detour.jump not in (None, detour.condition) else ""
-    return f"the condition at line {detour.condition}{jump}"
 
 
 def find_guard(
@@ -528,15 +497,14 @@ def _first_lone(state: RankState, group: Group, gone: Sequence[Rank]) -> tuple[i
             break
         first = (number, entry)
         lone.add(entry.place)
-    return None if first is None or _was_made_before(state.rank, first[1], lone) else first
-
-
-def _was_made_before(rank: Rank, entry: TimelineEntry, lone: set[int]) -> bool:
-    """Return whether the rank had called this line before, when all ranks still took part."""
-    log = pack_calls(rank.recent_calls)
-    line = line_key(entry.kind)
+    if first is None:
+        return None
+    # The rank may have called this line before, when all ranks still took part.
+    log = pack_calls(state.rank.recent_calls)
+    line = line_key(first[1].kind)
     same = {at for at, kind in enumerate(log.kinds) if line_key(kind) == line}
-    return any(index not in lone for which, index in zip(log.which, log.indexes, strict=True) if which in same)
+    made = any(index not in lone for which, index in zip(log.which, log.indexes, strict=True) if which in same)
+    return None if made else first
 
 
 def _blame(callers: Sequence[RankState], gone: Sequence[Rank], flows: Sequence[ControlFlow]) -> Blame | None:

@@ -130,32 +130,32 @@ def read_timeline(state: RankState, name: str, most: int) -> GroupCalls:
         if event.kind.failed and not _failed_inside(event, islice(events, at + 1, None)):
             break
     if phase is not None and cursor is not None:
-        begun = _last_begun(state, name)
+        group = own_state(state.rank, name)
         waits = state.doing is Activity.NATIVE and native_group(state) == name
-        last = cursor + max(0, _usual(entries, phase) - count) * waits if begun is None else begun
-        _fill(entries, rank, phase, cursor, last)
+        begun: int | None = None
+        if group is not None and group.backend and group.enqueued >= 0:  # the process has answered
+            begun = native_seq(state, name) if waits else group.enqueued
+        # Such a phase takes as many numbers as the last time, at least one.
+        same = [e.place for e in entries.values() if e.native and e.kind.op == phase.kind.op and e.place != phase.place]
+        usual = max(1, same.count(same[-1])) if same else 1
+        _fill(entries, rank, phase, cursor, cursor + max(0, usual - count) * waits if begun is None else begun)
     for call in state.rank.open_calls:
         if call.device_state is not None and call.seq is not None and call.group == name:
             entry = TimelineEntry(
                 state.rank.rank, kind_of(call), native=False, place=call.index, unrecorded=call.native
             )
             entries.setdefault(call.seq, entry)
-    return GroupCalls(rank=rank, entries=entries, first_places=_first_places(events))
+    kinds = {id(event.kind): event for event in reversed(events)}
+    first_places: dict[Hashable, int] = {}
+    for event in sorted(kinds.values(), key=attrgetter("place")):
+        first_places.setdefault(key_of(event.kind), event.place)
+    return GroupCalls(rank=rank, entries=entries, first_places=first_places)
 
 
 def _failed_inside(event: Event, later: Iterable[Event]) -> bool:
     """Return whether a phase failed because of a call inside it: a hook or a custom function calls in backward."""
     inside = takewhile(lambda one: one.started_ns < event.ended_ns, later)
     return event.kind.op in NATIVE_PHASES and any(one.kind.failed for one in inside)
-
-
-def _first_places(events: list[Event]) -> dict[Hashable, int]:
-    """Return the index of the first call of each kind."""
-    kinds = {id(event.kind): event for event in reversed(events)}
-    found: dict[Hashable, int] = {}
-    for event in sorted(kinds.values(), key=lambda event: event.place):
-        found.setdefault(key_of(event.kind), event.place)
-    return found
 
 
 def _fill(entries: dict[int, TimelineEntry], rank: int, phase: Event, cursor: int, last: int) -> int:
@@ -166,21 +166,6 @@ def _fill(entries: dict[int, TimelineEntry], rank: int, phase: Event, cursor: in
     for number in range(cursor + 1, last + 1):
         entries.setdefault(number, entry)
     return max(0, last - cursor)
-
-
-def _usual(entries: Mapping[int, TimelineEntry], phase: Event) -> int:
-    """Return how many numbers such a phase took the last time, at least one."""
-    same = [e.place for e in entries.values() if e.native and e.kind.op == phase.kind.op and e.place != phase.place]
-    return max(1, same.count(same[-1])) if same else 1
-
-
-def _last_begun(state: RankState, name: str) -> int | None:
-    """Return the last number that the group's counter says was begun, or None if the process did not answer."""
-    group = own_state(state.rank, name)
-    if group is None or not group.backend or group.enqueued < 0:
-        return None
-    waits = state.doing is Activity.NATIVE and native_group(state) == name
-    return native_seq(state, name) if waits else group.enqueued
 
 
 def read_events(state: RankState, name: str, most: int) -> list[Event]:
@@ -340,7 +325,8 @@ def find_parting(one: RankState, other: RankState, group: str, seq: int) -> Part
     Acts that only one of them ever makes do not count: with `if rank == 0: broadcast(x)`, the others have another line.
     """
     mine, others = _acts(one, group), _acts(other, group)
-    shared = _keys(mine) & _keys(others)
+    keys = [{act.key for acts in found.values() for act in acts} for found in (mine, others)]
+    shared = keys[0] & keys[1]
     first = max(min(mine, default=0), min(others, default=0)) + 1
     before: CallKind | None = None
     for number in sorted(number for number in mine.keys() & others.keys() if first <= number < seq):
@@ -351,10 +337,12 @@ def find_parting(one: RankState, other: RankState, group: str, seq: int) -> Part
             before = ours[-1].kind if ours else before
             continue
         before = ours[at - 1].kind if at else before
-        if at == len(ours) and _comes_next(mine, number, shared, theirs[at]):
+        later = (act for own in sorted(mine) if own > number for act in mine[own] if act.key in shared)
+        if at == len(ours) and (following := next(later, None)) is not None and following.is_like(theirs[at]):
             return None  # it is due after a call that only this rank makes, and that did not stop the host
         if len(ours) < len(mine[number]) or (at == len(ours) and number == max(mine)):
             return Parting(before=before, instead_of=theirs[at].kind)
+        ahead = range(number, number + MOST_AHEAD)
         return Parting(
             before=before,
             went_on=ours[at].kind if at < len(ours) else None,
@@ -362,21 +350,10 @@ def find_parting(one: RankState, other: RankState, group: str, seq: int) -> Part
             is_earlier=number < max(mine) or at + 1 < len(ours),
             is_extra=at < len(ours)
             and ours[at].is_collective
-            and _is_extra(_from(mine, number, at), _from(others, number, at)),
+            and _is_extra(*([act for own in ahead for act in acts.get(own, ())][at:] for acts in (mine, others))),
         )
     rest = [act.kind for number in sorted(others) if number > max(mine, default=0) for act in others[number]]
     return Parting(before=before, instead_of=rest[0]) if rest else None
-
-
-def _comes_next(acts: Mapping[int, Sequence[_Act]], number: int, shared: Collection[Hashable], due: _Act) -> bool:
-    """Return whether a rank's next act of those that others make too, after a number, is the one that is due."""
-    later = (act for at in sorted(acts) if at > number for act in acts[at] if act.key in shared)
-    following = next(later, None)
-    return following is not None and following.is_like(due)
-
-
-def _from(acts: Mapping[int, Sequence[_Act]], start: int, at: int) -> list[_Act]:
-    return [act for number in range(start, start + MOST_AHEAD) for act in acts.get(number, ())][at:]
 
 
 def _is_extra(ours: Sequence[_Act], theirs: Sequence[_Act]) -> bool:
@@ -408,10 +385,6 @@ def _acts(state: RankState, group: str) -> Mapping[int, Sequence[_Act]]:
         if event.kind.op != "ddp_forward_no_grad" or took:
             found[begun[at]].append(_Act(event.kind, took if event.kind.op == "backward" else None))
     return found
-
-
-def _keys(acts: Mapping[int, Sequence[_Act]]) -> set[Hashable]:
-    return {act.key for of_number in acts.values() for act in of_number}
 
 
 MAX_HISTORY = 4096

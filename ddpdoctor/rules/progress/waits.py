@@ -87,7 +87,12 @@ def native_group(state: RankState) -> str:
     if call is None or call.op != "backward" or len({model.group for model in state.rank.models} | {noted}) == 1:
         return noted
     others = {model.group for model in state.rank.models} - {noted}
-    moved = [name for name in sorted(others) if _has_moved(state.rank, name, _last_known(state.rank, name))]
+    log = pack_calls(state.rank.recent_calls)
+    known = {
+        name: max((log.numbers[at] for kind, at in log.last.items() if kind.group == name), default=0)
+        for name in sorted(others)
+    }
+    moved = [name for name, last in known.items() if _has_moved(state.rank, name, last)]
     return moved[0] if len(moved) == 1 and not _has_moved(state.rank, noted, call.begun) else noted
 
 
@@ -95,12 +100,6 @@ def _has_moved(rank: Rank, name: str, since: int | None) -> bool:
     """Return whether the group's counter is above a number; False if either is not known."""
     group = own_state(rank, name)
     return group is not None and bool(group.backend) and since is not None and group.enqueued > since
-
-
-def _last_known(rank: Rank, name: str) -> int:
-    """Return the highest number of a group in any record."""
-    log = pack_calls(rank.recent_calls)
-    return max((log.numbers[at] for kind, at in log.last.items() if kind.group == name), default=0)
 
 
 def group_words(group: Group, world: int, among: Iterable[Group] = ()) -> str:
@@ -211,8 +210,14 @@ def find_waits(
 ) -> Waits:  # fmt: skip
     """Follow the waits of all ranks to the ranks that wait for nobody."""
     waiters = tuple(sorted(number for number, state in states.items() if state.waiting))
-    needed = _needed_in_groups(states, positions)
-    needed |= needed_in_init(states, world)
+    needed = needed_in_init(states, world)
+    for group, seq in furthest(positions).items():  # members that have not arrived and are in no collective themselves
+        for member in group.members:
+            state = states.get(member)
+            come = reached(state, group.name) if state is not None and not state.waiting and seq is not None else None
+            arrived = state is not None and seq is not None and (come is None or come >= seq)
+            if state is None or not (state.waiting or arrived):
+                needed.add(member)
     made = {n: groups_made(state.rank) for n, state in states.items()}
     most = max((made[n] for n, state in states.items() if state.doing is Activity.NEW_GROUP), default=0)
     needed |= {n for n, state in states.items() if not state.waiting and made[n] < most}
@@ -238,24 +243,6 @@ def furthest(positions: Mapping[int, CallPosition]) -> dict[Group, int | None]:
         else:
             found.setdefault(position.group, None)
     return found
-
-
-def _needed_in_groups(states: Mapping[int, RankState], positions: Mapping[int, CallPosition]) -> set[int]:
-    """Return the members that have not arrived and are in no collective themselves."""
-    needed = set()
-    for group, seq in furthest(positions).items():
-        for member in group.members:
-            state = states.get(member)
-            if state is None or not (state.waiting or _has_arrived(state, group.name, seq)):
-                needed.add(member)
-    return needed
-
-
-def _has_arrived(state: RankState, name: str, seq: int | None) -> bool:
-    if seq is None:
-        return False
-    come = reached(state, name)
-    return come is None or come >= seq
 
 
 def needed_in_init(states: Mapping[int, RankState], world: int) -> set[int]:
