@@ -1,5 +1,6 @@
 """A rule that follows CONTRIBUTING's recipe, and nothing else, is asked, shown, explained and listed."""
 
+import inspect
 import json
 import os
 import re
@@ -7,9 +8,13 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import typing
 from pathlib import Path
 
 import pytest
+
+from ddpdoctor.rules.registry import all_rules
+from tests.scenarios.first import FIRST
 
 ROOT = Path(__file__).parents[2]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -97,3 +102,87 @@ def test_it_is_in_the_report_of_nodes_that_meet_and_of_a_bench(house):
     bench, _, met = ran.stdout.partition("----")
     assert codes(json.loads(bench)) == {"DD499"}, ran.stderr
     assert "DD299" in met
+
+
+# What the README's test command runs shows each kind, verb and launcher that any scenario shows.
+
+
+TABLES = [path for part in ("rules", "unit") for path in (ROOT / "tests" / part).rglob("test_*.py")]
+VERBS = (
+    "wrap",
+    "tune",
+    "check-env",
+    "check-rendezvous",
+    "allreduce-bench",
+    "check-data",
+    "check-consistency",
+    "report",
+    "status",
+    "history",
+)
+LAUNCHERS = ("torchrun", "accelerate", "mpirun", "launch.sh", "srun", "kubernetes", "spawn", "hosts")
+ASK = "import sys, pytest, tests.contract.test_rule_recipe as t; sys.exit(pytest.main(sys.argv[1:], [t.Texts()]))"
+
+
+class Texts:
+    """A plugin that writes what each collected test says: its code, its parameters, its row of a table."""
+
+    @staticmethod
+    def pytest_collection_finish(session: pytest.Session) -> None:
+        """Write it as JSON, behind all else."""
+        rows = {item.nodeid: [item.get_closest_marker("full") is None, _text(item)] for item in session.items}
+        sys.__stdout__.write("\n" + json.dumps(rows))  # type: ignore[union-attr]
+
+
+def _text(item: typing.Any) -> str:
+    values = getattr(getattr(item, "callspec", None), "params", {}).values()
+    tables = [value for value in vars(item.module).values() if isinstance(value, dict)]
+    rows = [table[value] for table in tables for value in values if isinstance(value, str) and value in table]
+    return inspect.getsource(item.function) + repr([*values, *rows, item.path.name])
+
+
+@pytest.fixture(scope="module")
+def scenarios() -> dict[str, tuple[bool, str]]:
+    """Return of each scenario whether it is run first, and what it says."""
+    command = [sys.executable, "-c", ASK, "--collect-only", "-q", "-m", "", "-p", "no:xdist", "tests/scenarios"]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=200,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    line = next(line for line in done.stdout.splitlines() if line.startswith("{"))
+    return {name: (first, text) for name, (first, text) in json.loads(line).items()}
+
+
+def _says(text: str, *words: str) -> bool:
+    return any(word in text and re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text) for word in words)
+
+
+def test_each_kind_that_any_scenario_shows_is_shown_first_or_by_a_table(scenarios: dict[str, tuple[bool, str]]) -> None:
+    tables = "".join(path.read_text() for path in TABLES)
+    first = "".join(text for is_first, text in scenarios.values() if is_first)
+    shown = [rule for rule in all_rules() if any(_says(text, rule.kind, rule.code) for _, text in scenarios.values())]
+    left_out = [
+        rule.code for rule in shown
+        if not _says(first, rule.kind, rule.code)
+        and not _says(tables, f'"{rule.kind}"', rule.code, *(check.__name__ for check in rule.checks.values()))
+    ]  # fmt: skip
+    assert (left_out, len(shown) > len(all_rules()) / 2) == ([], True)
+
+
+@pytest.mark.parametrize("word", [*VERBS, *LAUNCHERS])
+def test_each_verb_and_launcher_is_shown_first(word: str, scenarios: dict[str, tuple[bool, str]]) -> None:
+    source = {name: (ROOT / name.partition("::")[0]).read_text() for name in scenarios}
+    assert any(first and (_says(text, word) or word in source[name]) for name, (first, text) in scenarios.items())
+
+
+def test_each_line_of_the_list_names_a_scenario(scenarios: dict[str, tuple[bool, str]]) -> None:
+    listed = [f"tests/scenarios/{file}::{start}" for file, starts in FIRST.items() for start in starts]
+    assert [line for line in listed if not any(name.startswith(line) for name in scenarios)] == []
+
+
+def test_ci_runs_what_the_first_command_leaves_out() -> None:
+    places = (ROOT / ".ci" / "run").read_text().split()
+    marked = [path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.full" in path.read_text()]
+    names = {path.relative_to(ROOT).as_posix() for path in marked if path != Path(__file__)}
+    assert [name for name in sorted(names) if not any(name.startswith(place) for place in places)] == []

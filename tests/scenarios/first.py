@@ -1,7 +1,7 @@
 """Which scenarios the README's test command runs: at least one for each verb, launcher, way in and hook of torch.
 
 A kind of finding is held by the tables of ``tests/rules`` and ``tests/unit``. All other scenarios are marked ``full``,
-and so is each that goes by speed. ``tests/contract/test_first_scenarios.py`` holds that nothing is left out.
+and so is each that goes by speed. ``tests/contract/test_rule_recipe.py`` holds that nothing is left out.
 """
 
 ALL = ("",)

@@ -1,22 +1,61 @@
 """GPUs, links between them and torch's build, of recorded machines and real children."""
 
 import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
 
+import pynvml
 import pytest
 
-from ddpdoctor.collect.bounded import ChildEnd
-from ddpdoctor.collect.gpus import PROBE, GpuCount, count_gpus, read_gpu_trial, run_child, try_gpus
+import ddpdoctor
+from ddpdoctor.collect import gpus as facts
+from ddpdoctor.collect.bounded import TORCH_PROBE, ChildEnd, ChildProcess, start_torch_child
+from ddpdoctor.collect.bounded import run_child as run_nvml_child
+from ddpdoctor.collect.gpus import (
+    HUNG,
+    P2P,
+    PROBE,
+    GpuCount,
+    count_gpus,
+    gpus_of,
+    read_gpu_facts,
+    read_gpu_trial,
+    read_gpus,
+    run_child,
+    try_gpus,
+)
 from ddpdoctor.collect.kernel import read_pci
 from ddpdoctor.collect.rdma import read_rdma
-from ddpdoctor.collect.system import ReadingPlan, System
+from ddpdoctor.collect.recorded import read_record
+from ddpdoctor.collect.software import is_nvidia_here, read_torch, wait_for_torch
+from ddpdoctor.collect.system import ReadingPlan, System, read_node
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.launch import read_visible
-from ddpdoctor.model.node import Gpu, Gpus, GpuWork, Limit, Node, NodeProcess, PeerCopy
+from ddpdoctor.model.node import (
+    Gpu,
+    GpuProcess,
+    Gpus,
+    GpuWork,
+    Limit,
+    Node,
+    NodeProcess,
+    NvLink,
+    PeerCopy,
+    TorchBuild,
+    TorchDevice,
+)
 from ddpdoctor.model.reading import NotRead, Why
 from tests import forking
-from tests.machines import shared_machine
+from tests.machines import load_machine, shared_machine
+from tests.nvml import load_nvml
 from tests.rules.environment.build import ask, limits
-from tests.scenarios.running import clean_environment
+from tests.scenarios.running import clean_environment, wait_for
 
 # The trial: what is asked, in which order, and what becomes of children that fail.
 
@@ -266,3 +305,449 @@ def test_a_container_without_gpu_is_given_the_reason_why_nothing_was_checked(kin
     check, _ = ask(kind, read_machine("container-nogpu"))
     assert check.outcome is Outcome.SKIPPED
     assert check.reason
+
+
+# What NVML answers becomes facts: recorded machines, each failing state, and the child process.
+
+
+H100_BUS = ["1b", "43", "52", "61", "9d", "c3", "d1", "df"]
+PLAN_NVML = ReadingPlan(sections=frozenset({"gpus"}))
+
+
+def read(machine, *states, files=(), env=None):
+    """Return the last facts of a recorded machine, which are all that can be known."""
+    *_, gpus = read_gpu_facts(load_nvml(machine, *states), shared_machine(machine, *files, env=env))
+    return gpus
+
+
+@pytest.mark.parametrize("machine", ["nvlink8", "roce8"])
+def test_eight_gpus_behind_nvswitches(machine):
+    gpus = read(machine)
+    assert (gpus.driver, gpus.cuda_driver, gpus.init_error) == ("580.95.05", "13.0", None)
+    assert [gpu.bus_id for gpu in gpus.devices] == [f"0000:{bus}:00.0" for bus in H100_BUS]
+    assert len({gpu.uuid for gpu in gpus.devices}) == 8
+    assert gpus.persistenced
+    assert gpus.fabric_manager
+    assert gpus.host_pids
+    assert [(gpu.driver, gpu.device, gpu.open_error) for gpu in gpus.on_bus] == [("nvidia", 0x2330, None)] * 8
+    assert len(gpus.pairs) == 28
+    assert {(pair.ancestor, pair.p2p) for pair in gpus.pairs} == {("node", "ok")}
+    one = gpus.devices[0]
+    assert (one.name, one.vbios, one.error) == ("NVIDIA H100 80GB HBM3", "96.00.A5.00.01", None)
+    assert (one.ecc_enabled, one.ecc_uncorrected_volatile, one.ecc_corrected_volatile) == (True, 0, 0)
+    assert (one.remapped_uncorrectable, one.remap_pending, one.remap_failed) == (0, False, False)
+    assert (one.retired_pages, one.retired_pending, one.sram_threshold_exceeded) == (None, None, False)
+    assert (one.clock_event_reasons, one.temperature_c, one.slowdown_temperature_c) == (1, 31, 87)
+    assert (one.power_limit_mw, one.default_power_limit_mw) == (700_000, 700_000)
+    assert (one.app_clock_sm_mhz, one.default_app_clock_sm_mhz, one.max_clock_sm_mhz) == (1980, 1980, 1980)
+    assert (one.persistence, one.mig_enabled, one.compute_mode) == (True, False, "default")
+    assert (one.memory_total_bytes, one.memory_used_bytes, one.processes) == (85_520_809_984, 4_194_304, ())
+    assert one.nvlinks == tuple(NvLink(index=link, active=True, errors=None) for link in range(18))
+    assert (one.fabric_state, one.fabric_status) == ("completed", "success")
+
+
+def test_two_consumer_cards():
+    gpus = read("workstation2")
+    screen, other = gpus.devices
+    assert [process.name for process in screen.processes] == ["Xorg", "gnome-shell"]
+    assert all(process.graphics and not process.ours for process in screen.processes)
+    assert (other.ecc_enabled, other.ecc_uncorrected_volatile, other.mig_enabled) == (False, None, None)
+    assert (other.nvlinks, other.fabric_state, other.persistence) == ((), "not-supported", False)
+    assert [(pair.ancestor, pair.p2p) for pair in gpus.pairs] == [("hostbridge", "chipset not supported")]
+    assert (gpus.fabric_manager, gpus.persistenced) == (False, False)
+
+
+def test_a_lost_gpu_is_said_to_be_lost_and_the_others_are_read():
+    gpus = read("nvlink8", "lost")
+    assert [gpu.error for gpu in gpus.devices] == [None, None, None, "GPU is lost", None, None, None, None]
+    on_the_way = read("nvlink8", "lost-on-the-way").devices[3]
+    assert (on_the_way.bus_id, on_the_way.error) == ("0000:61:00.0", "GPU is lost")
+
+
+def test_a_device_that_hangs_is_named_by_what_was_said_before(tmp_path):
+    steps = list(read_gpu_facts(load_nvml("nvlink8"), load_machine("nvlink8", tmp_path)))
+    before_third = steps[2]
+    assert [gpu.error for gpu in before_third.devices] == [None, None, HUNG]
+    said = "\n".join(json.dumps(asdict(step)) for step in steps[:3]) + '\n{"driver": "58'
+    assert gpus_of(ChildEnd(out=said, err="", status=None), 40.0) == before_third
+
+
+def test_facts_come_through_the_pipe_unchanged():
+    gpus = read("nvlink8", "leftover", "nvlink-down")
+    assert gpus_of(ChildEnd(out=json.dumps(asdict(gpus)) + "\n", err="", status=0), 40.0) == gpus
+
+
+@pytest.mark.parametrize(
+    ("state", "index", "fields"),
+    [
+        ("ecc-uncorrected", 2, {"ecc_uncorrected_volatile": 3, "ecc_uncorrected_aggregate": 5}),
+        ("ecc-off", 2, {"ecc_enabled": False}),
+        ("ecc-corrected", 2, {"ecc_corrected_volatile": 60_000_000}),
+        ("remap-pending", 2, {"remap_pending": True, "remapped_uncorrectable": 1}),
+        ("remap-failed", 2, {"remap_failed": True}),
+        ("retired-pending", 2, {"retired_pages": 1, "retired_pending": True, "remap_pending": None}),
+        ("retired-many", 2, {"retired_pages": 62, "retired_pending": False}),
+        ("sram", 2, {"sram_threshold_exceeded": True}),
+        ("hw-slowdown", 5, {"clock_event_reasons": 0x48}),
+        ("hot", 5, {"temperature_c": 84}),
+        ("power-limit", 5, {"power_limit_mw": 500_000}),
+        ("app-clocks", 5, {"app_clock_sm_mhz": 1410}),
+        ("persistence-off", 0, {"persistence": False}),
+        ("mig", 0, {"mig_enabled": True}),
+        ("prohibited", 1, {"compute_mode": "prohibited"}),
+        ("exclusive", 1, {"compute_mode": "exclusive-process"}),
+        ("fabric-in-progress", 1, {"fabric_state": "in-progress", "fabric_status": "success"}),
+        ("fabric-failed", 0, {"fabric_state": "completed", "fabric_status": "unknown"}),
+        ("old-driver", 0, {"clock_event_reasons": 1, "fabric_state": "completed", "memory_used_bytes": 555_000_000}),
+    ],
+)
+def test_states_that_nvml_tells(state, index, fields):
+    gpu = read("nvlink8", state).devices[index]
+    assert gpu == replace(gpu, **fields)
+
+
+def test_a_link_that_is_down_and_one_with_errors():
+    links = read("nvlink8", "nvlink-down").devices[6].nvlinks
+    assert [link.index for link in links if not link.active] == [7]
+    assert links[8].errors == 12
+
+
+def test_pairs_say_why_there_is_no_way():
+    assert {pair.p2p for pair in read("nvlink8", "p2p-off").pairs} == {P2P[4]}
+
+
+def test_whose_a_process_is():
+    (leftover,) = read("nvlink8", "leftover").devices[4].processes
+    assert leftover == GpuProcess(pid=31337, name="python", used_bytes=21 * 2**30, ours=False)
+    (ours,) = read("nvlink8", "our-process").devices[4].processes
+    assert ours.ours
+
+
+def test_a_rank_beside_this_one_is_ours_under_a_launcher(tmp_path):
+    system = load_machine("nvlink8", tmp_path, env={"RANK": "0"})
+    (tmp_path / "proc/31337/stat").write_text((tmp_path / "proc/4200/stat").read_text().replace("4200 (", "31337 ("))
+    *_, gpus = read_gpu_facts(load_nvml("nvlink8", "leftover"), system)
+    assert gpus.devices[4].processes[0].ours
+
+
+def test_a_process_of_the_same_batch_job_is_ours(tmp_path):
+    system = load_machine("nvlink8", tmp_path)
+    for pid, step in (("self", "step_0"), ("31337", "step_1")):
+        path = tmp_path / "proc" / pid / "cgroup"
+        path.write_text(f"0::/system.slice/slurmstepd.scope/job_77/{step}/user/task_0\n")
+    *_, gpus = read_gpu_facts(load_nvml("nvlink8", "leftover"), system)
+    assert gpus.devices[4].processes[0].ours
+
+
+def test_a_gpu_that_nvml_does_not_list():
+    missing = read("nvlink8", "one-fewer").on_bus[-1]
+    assert (missing.bus_id, missing.open_error) == ("0000:df:00.0", "ok")
+    kept = read("nvlink8", "one-fewer", files=("kept-gpu",)).on_bus[-1]
+    assert kept.open_error == "ENOENT"
+
+
+def test_a_container_sees_no_fabric_manager_and_does_not_say_that_there_is_none():
+    gpus = read("nvlink8", files=("pod",))
+    assert (gpus.host_pids, gpus.fabric_manager, gpus.persistenced) == (False, None, False)
+
+
+@pytest.mark.parametrize("state", ["not-loaded"])
+def test_no_driver_is_absence(state):
+    with pytest.raises(NotRead) as missing:
+        read("nvlink8", state)
+    assert missing.value.unread.why is Why.ABSENT
+
+
+def test_nvml_that_does_not_start_says_why():
+    gpus = read("nvlink8", "mismatch")
+    assert (gpus.init_error, gpus.devices, len(gpus.on_bus)) == ("LIB_RM_VERSION_MISMATCH", (), 8)
+
+
+def test_a_machine_without_nvidia_starts_no_child(tmp_path):
+    system = load_machine("container-nogpu", tmp_path)
+    assert not is_nvidia_here(system)
+    with pytest.raises(NotRead) as missing:
+        read_gpus(system, PLAN_NVML)
+    assert missing.value.unread.reason == "there is no NVIDIA driver here"
+
+
+@pytest.mark.parametrize(
+    "trace",
+    ["proc/driver/nvidia/version", "dev/nvidiactl", "usr/lib/wsl/lib/libnvidia-ml.so.1", "opt/x/libnvidia-ml.so.1"],
+)
+def test_nvidia_shows_itself(tmp_path, trace):
+    path = tmp_path / trace
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert is_nvidia_here(System(root=tmp_path, env={"LD_LIBRARY_PATH": ":/opt/x"}))
+
+
+def test_the_child_runs_here():
+    """Whatever this machine has: the child ends, and what it says is understood."""
+    ended = run_nvml_child("ddpdoctor.collect.gpus", (), {}, 60.0)
+    absent = None
+    try:
+        assert gpus_of(ended, 60.0).driver
+    except NotRead as missing:
+        absent = missing.unread
+    assert absent is None or absent.why is Why.ABSENT, absent
+
+
+def test_a_child_that_does_not_end_is_left():
+    ended = run_nvml_child("http.server", ("0", "--bind", "127.0.0.1"), {}, 1.0)
+    assert ended.status is None
+    with pytest.raises(NotRead) as missing:
+        gpus_of(replace(ended, out=""), 1.0)
+    assert missing.value.unread.why is Why.TIMEOUT
+
+
+def test_a_child_that_fails_says_how():
+    with pytest.raises(NotRead) as missing:
+        gpus_of(run_nvml_child("ddpdoctor.no_such_module", (), {}, 60.0), 60.0)
+    assert "No module named ddpdoctor.no_such_module" in missing.value.unread.reason
+
+
+def test_the_names_that_are_used_are_pynvmls():
+    """A name that is misspelt would read as "not supported" for ever."""
+    source = Path(facts.__file__).read_text(encoding="utf-8")
+    used = set(re.findall(r'"(nvml[A-Z]\w+|c_nvml\w+|NVML_\w*[A-Z])"', source))
+    asked = {key.split()[0] for key in load_nvml("nvlink8")._module._devices[0]}
+    assert len(used) > 30
+    assert {name for name in used | asked if not hasattr(pynvml, name)} == {
+        # asked for with _v3 or _v2 behind, as the next line holds
+        name
+        for name in used
+        if name.endswith("RunningProcesses") and not hasattr(pynvml, name)
+    }
+    assert all(hasattr(pynvml, f"{name}_v3") for name in used if name.endswith("RunningProcesses"))
+
+
+@pytest.mark.parametrize(
+    ("text", "bus_id"),
+    [("00000000:1B:00.0", "0000:1b:00.0"), ("00010000:C3:00.0", "10000:c3:00.0"), ("", ""), ("N/A", "")],
+)
+def test_bus_ids_are_as_sysfs_writes_them(text, bus_id):
+    assert facts._bus_id(SimpleNamespace(busId=text)) == bus_id
+    assert facts._bus_id(SimpleNamespace(busId=text.encode())) == bus_id
+
+
+def test_the_codes_are_those_of_nvml():
+    assert pynvml.nvmlMemory_v2 == facts.MEMORY_V2
+    assert facts.P2P[pynvml.NVML_P2P_STATUS_DISABLED_BY_REGKEY] == "disabled by a registry key"
+    assert facts.FABRIC_STATES[pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS] == "in-progress"
+    assert facts.COMPUTE_MODES[pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS] == "exclusive-process"
+    assert facts.ANCESTORS[pynvml.NVML_TOPOLOGY_HOSTBRIDGE] == "hostbridge"
+    assert pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED == facts.UNCORRECTED
+    assert pynvml.NVML_AGGREGATE_ECC == facts.AGGREGATE
+    assert pynvml.NVML_CLOCK_SM == facts.SM_CLOCK
+    assert pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN == facts.SLOWDOWN_THRESHOLD
+    assert facts.NVLINK_ERRORS[-1] == pynvml.NVML_NVLINK_ERROR_DL_CRC_DATA
+    for name in facts.ABSENT.keys() | facts.GONE:
+        assert hasattr(pynvml, f"NVML_ERROR_{name}")
+
+
+# What `import torch` gives, by real children: this torch, none, and fakes that raise, crash, chatter and hang.
+
+
+PLAN_TORCH_BUILD = ReadingPlan(sections=frozenset())
+WORKS = """
+    import sys
+    from types import SimpleNamespace as N
+    __version__ = "9.8.7+cu130"
+    version = N(cuda="13.0", hip=None)
+    sys.modules["torch._C"] = N(
+        _cuda_getArchFlags=lambda: "sm_90 compute_90", _nccl_version=lambda: 2 << 32 | 27 << 16 | 3,
+        _distributed_c10d=N(ProcessGroupGloo=1),
+    )
+"""
+
+
+def fake(tmp_path, text):
+    """Put a torch where Python looks first, and return the environment that has it."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(textwrap.dedent(text))
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def read_fake(tmp_path, text, limit_s=60.0):
+    return wait_for_torch(start_torch_child(fake(tmp_path, text)), limit_s)
+
+
+def test_this_torch():
+    from importlib.metadata import version
+
+    build = read_torch(System(), PLAN_TORCH_BUILD)
+
+    assert (build.version, build.import_error, build.hip) == (version("torch"), None, None)
+    assert build.gloo
+    assert build.path.endswith("torch/__init__.py")
+    if build.cuda is None:
+        assert (build.arch_list, build.nccl, build.nccl_libraries, build.cuda_available) == ((), None, (), False)
+
+
+def test_a_child_that_was_started_before(tmp_path):
+    text = WORKS + "    cuda = N(init=lambda: None, device_count=lambda: 0)\n"
+    plan = ReadingPlan(sections=frozenset({"torch"}), torch_child=start_torch_child(fake(tmp_path, text)))
+    node = read_node(System(), plan, ())
+    assert isinstance(node.torch, TorchBuild)
+    assert node.torch.import_error is None
+
+
+def test_torch_is_not_imported_where_that_is_not_wanted():
+    with pytest.raises(NotRead) as missing:
+        read_torch(System(), ReadingPlan(sections=frozenset(), use_torch=False))
+    assert missing.value.unread.why is Why.NOT_ASKED
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("raise ImportError('libcudart.so.13: cannot open')", "ImportError: libcudart.so.13: cannot open"),
+        ("import none_such", "ModuleNotFoundError: No module named 'none_such'"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("raise ValueError('first line\\nlast line')", "ValueError: last line"),
+        ("import os; os.write(2, b'bad day'); os._exit(7)",
+         "the interpreter ended with status 7 while it imported torch: bad day"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+         "the interpreter was killed by SIGSEGV while it imported torch"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGILL)",
+         "the interpreter was killed by SIGILL while it imported torch: the wheel is built for another processor"),
+        ("", "AttributeError: module 'torch' has no attribute '__version__'"),
+    ],
+)  # fmt: skip
+def test_a_torch_that_is_broken(text, error, tmp_path):
+    build = read_fake(tmp_path, text)
+    assert build.import_error == error
+    if "interpreter" not in error:
+        assert build.path == str(tmp_path / "torch" / "__init__.py")
+
+
+def test_no_torch_at_all():
+    """A Python without site-packages: -S leaves the standard library and what PYTHONPATH names."""
+    env = {**os.environ, "PYTHONPATH": str(Path(ddpdoctor.__file__).parents[1])}
+    build = wait_for_torch(ChildProcess((TORCH_PROBE,), env, flags=("-S",)), 60.0)
+    assert (build.import_error, build.path) == ("ModuleNotFoundError: No module named 'torch'", None)
+
+
+PARENT = """
+import os, sys, time
+from ddpdoctor.collect import bounded
+if sys.argv[1].startswith("program"):
+    start = bounded.start_program if sys.argv[1] == "program" else bounded.start_bound_program
+    start(["/bin/sh", "-c", f"echo $$ > {os.environ['PID_FILE']}; exec sleep 600"])
+else:
+    bounded.start_torch_child(os.environ)
+while not os.path.exists(os.environ["PID_FILE"]):
+    time.sleep(0.01)
+if sys.argv[2] == "killed":
+    os.kill(os.getpid(), 9)
+"""
+"""Starts a child that hangs, and ends without waiting for it."""
+
+
+@pytest.mark.parametrize(
+    ("what", "end"),
+    [("torch", "ended"), ("torch", "killed"), ("program", "ended"), ("program of a System", "killed")],
+)
+def test_no_child_outlives_its_parent(what, end, tmp_path):
+    pid_file = tmp_path / "pid"
+    text = f"""
+        import os, time
+        with open({str(pid_file)!r} + ".part", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename({str(pid_file)!r} + ".part", {str(pid_file)!r})
+        time.sleep(600)
+    """
+    env = {**fake(tmp_path, text), "PID_FILE": str(pid_file)}
+    subprocess.run([sys.executable, "-c", PARENT, what, end], env=env, check=False)
+    assert pid_file.exists()
+    assert wait_for(lambda: not _runs(int(pid_file.read_text())), limit_s=60)
+
+
+def _runs(pid: int) -> bool:
+    """Return whether a process runs; one that nobody has collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_an_import_that_hangs_is_given_up(tmp_path):
+    with pytest.raises(NotRead) as missing:
+        read_fake(tmp_path, "import time; time.sleep(600)", limit_s=1.0)
+    assert (missing.value.unread.why, missing.value.unread.reason) == (
+        Why.TIMEOUT,
+        "`import torch` took longer than 1 s",
+    )
+
+
+def test_what_is_printed_beside_does_no_harm(tmp_path):
+    text = WORKS + "    print('hello'); print('{\"version\": 1}'); sys.stdout.write('no end of line')\n"
+    text += "    cuda = N(init=lambda: None, device_count=lambda: 0)\n"
+    build = read_fake(tmp_path, text)
+    assert (build.version, build.cuda, build.nccl, build.gloo) == ("9.8.7+cu130", "13.0", "2.27.3", True)
+    assert build.arch_list == ("sm_90", "compute_90")
+    assert (build.cuda_available, build.cuda_error) == (False, None)
+
+
+def test_cuda_that_cannot_be_initialized(tmp_path):
+    text = (
+        WORKS
+        + r"""
+    def init():
+        raise RuntimeError('The NVIDIA driver is too old\nPlease update')
+    cuda = N(init=init)
+"""
+    )
+    build = read_fake(tmp_path, text)
+    assert (build.import_error, build.cuda_available) == (None, False)
+    assert (build.cuda_error, build.cuda_stuck) == ("The NVIDIA driver is too old", False)
+
+
+@pytest.mark.parametrize(
+    ("how", "limit_s", "error"),
+    [
+        ("time.sleep(600)", 1.0, "CUDA was not initialized within 1 s"),
+        ("os.kill(os.getpid(), 11)", 60.0, "the process was killed by SIGSEGV while it initialized CUDA"),
+        ("os._exit(1)", 60.0, "the process ended with status 1 while it initialized CUDA"),
+    ],
+)
+def test_cuda_that_hangs_or_crashes_leaves_what_was_known(how, limit_s, error, tmp_path):
+    begun = tmp_path / "begun"
+    text = f"{WORKS}    import os, time\n    cuda = N(init=lambda: (open({str(begun)!r}, 'w'), {how}))\n"
+    child = start_torch_child(fake(tmp_path, text))
+    assert wait_for(begun.exists)
+    build = wait_for_torch(child, limit_s)
+    assert (build.version, build.nccl, build.cuda_error, build.cuda_stuck) == ("9.8.7+cu130", "2.27.3", error, True)
+
+
+def test_devices_and_their_peers(tmp_path):
+    text = WORKS + textwrap.indent(
+        """
+cuda = N(
+    init=lambda: None, device_count=lambda: 2,
+    get_device_properties=lambda n: N(name=f"GPU {n}", uuid="ab-1", major=9, minor=0, total_memory=80),
+    can_device_access_peer=lambda a, b: a < b,
+)
+""",
+        "    ",
+    )
+    build = read_fake(tmp_path, text)
+    assert build.cuda_available
+    assert build.devices[1] == TorchDevice(
+        index=1, name="GPU 1", uuid="GPU-ab-1", capability=(9, 0), memory_bytes=80
+    )  # fmt: skip
+    assert [(peer.source, peer.target, peer.possible) for peer in build.peers] == [(0, 1, True), (1, 0, False)]
+
+
+def test_the_recorder_is_not_loaded_into_the_child(tmp_path):
+    text = "import os; raise ImportError(os.environ.get('DDPDOCTOR_RUN', 'not set'))"
+    env = {**fake(tmp_path, text), "DDPDOCTOR_RUN": str(tmp_path)}
+    assert wait_for_torch(start_torch_child(env), 60.0).import_error == "ImportError: not set"
+
+
+def test_nothing_said_is_nothing_known():
+    build = read_record(TorchBuild, {})
+    assert (build.version, build.devices, build.cuda_available) == ("", (), False)

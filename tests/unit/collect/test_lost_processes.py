@@ -25,6 +25,8 @@ from ddpdoctor.collect.blocked import (
 )
 from ddpdoctor.collect.connections import parse_end, read_connections, read_received, read_rows
 from ddpdoctor.collect.kernel import find_stuck, read_stuck
+from ddpdoctor.collect.launch import read_identity
+from ddpdoctor.collect.launch import read_process as process_facts
 from ddpdoctor.collect.limits import read_oom_kills
 from ddpdoctor.collect.proc import read_exit_code, read_process
 from ddpdoctor.collect.rank.answers import parse_stacks, split_fatal, struck_thread
@@ -39,7 +41,8 @@ from ddpdoctor.model.reading import NotRead, Why
 from ddpdoctor.recorder.storage.ring_layout import RANK_SHAPE, ROLE_RANK
 from ddpdoctor.recorder.storage.ring_reading import read_ring_file
 from ddpdoctor.recorder.storage.ring_writing import Ring
-from tests.machines import load_machine
+from tests.machines import RecordedCalls, load_machine
+from tests.scenarios.hosts import require
 from tests.scenarios.running import wait_for
 
 # What the main thread of a process sleeps in, by files of /proc that were recorded, and of real processes.
@@ -545,3 +548,85 @@ def test_the_bytes_of_a_connection_are_counted(family: socket.AddressFamily, hos
             port, served = client.getsockname()[1], server.getsockname()[1]
             (found,) = [one for one in read_received() if one.local_port == port]
     assert (found.size_bytes, found.remote.rpartition(":")[2]) == (12_345, str(served))
+
+
+# Which rank a process is, and where it stands.
+
+
+IDENTITY = (
+    "from ddpdoctor.collect.launch import read_identity as r;"
+    "from ddpdoctor.collect.system import System as S;"
+    "i = r(S()); print(i.host, i.machine, i.container)"
+)
+STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
+
+
+def process_of(env, **known):
+    return process_facts(System(env=env, calls=RecordedCalls(answers={"cpus": "0-2"})), **known)
+
+
+@pytest.mark.parametrize(
+    ("env", "rank", "local_rank"),
+    [
+        ({}, None, None),
+        ({"RANK": "5", "LOCAL_RANK": "1"}, 5, 1),
+        (STEP, 3, 1),
+        ({**STEP, "RANK": "7", "LOCAL_RANK": "0"}, 7, 0),
+        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "1"}, None, None),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, 2, 0),
+        ({**STEP, "OMPI_COMM_WORLD_RANK": "6", "OMPI_COMM_WORLD_LOCAL_RANK": "2"}, 6, 2),
+        ({"PMI_RANK": "4"}, 4, None),
+        ({"RANK": "two", "PMI_RANK": "4"}, 4, None),
+    ],
+)
+def test_ranks(env, rank, local_rank):
+    process = process_of(env)
+    assert (process.rank, process.local_rank) == (rank, local_rank)
+
+
+def test_what_the_launch_knows_fills_in():
+    assert process_of({}, rank=1, local_rank=0).rank == 1
+    assert process_of({"RANK": "6"}, rank=1, local_rank=0).rank == 6
+
+
+def test_values_of_listed_variables_only():
+    process = process_of({"NCCL_DEBUG": "INFO", "NCCL_DEBUGG": "secret", "AWS_SECRET_ACCESS_KEY": "x"})
+    assert process.variables["NCCL_DEBUG"] == "INFO"
+    assert process.other_names == ("NCCL_DEBUGG",)
+    assert "secret" not in repr(process)
+    assert "AWS" not in repr(process)
+
+
+def test_the_facts_of_this_process():
+    process = process_facts(System(env={"DDPDOCTOR_RUN": "/x"}))
+    assert process.pid == os.getpid()
+    assert process.cpus == tuple(sorted(os.sched_getaffinity(0)))
+    assert process.under_wrap
+
+
+def identity(*wrapper):
+    done = subprocess.run(
+        [*wrapper, sys.executable, "-c", IDENTITY], check=True, capture_output=True, text=True, timeout=200
+    )
+    return done.stdout.split()
+
+
+def test_processes_of_one_host_are_one_node():
+    assert identity() == identity()
+
+
+def test_a_container_with_a_network_of_its_own_is_another_node():
+    require("unshare")
+    assert identity("unshare", "--net")[1] != identity()[1]
+
+
+def test_a_task_with_mounts_of_its_own_is_on_the_same_node():
+    require("unshare")
+    own, other = identity(), identity("unshare", "--mount")
+    assert own[1] == other[1]
+    assert own[2] != other[2]
+
+
+def test_where_there_is_no_proc_the_name_has_to_do(tmp_path):
+    mac = System(root=tmp_path, env={}, calls=RecordedCalls(answers={"hostname": "mac"}))
+    assert read_identity(mac).machine == "mac//"

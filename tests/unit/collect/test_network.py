@@ -1,10 +1,15 @@
+""""""
+
 import socket
+import sys
 
 import pytest
 
+from ddpdoctor.collect.kernel import parse_acs, parse_cpu_list, parse_speed, read_pci
 from ddpdoctor.collect.network import read_network
+from ddpdoctor.collect.rdma import BETWEEN_READS_S, read_rdma
 from ddpdoctor.collect.system import ReadingPlan, System
-from ddpdoctor.model.reading import Unread, Why
+from ddpdoctor.model.reading import NotRead, Unread, Why
 from tests.machines import RecordedCalls, load_machine, shared_machine
 
 PLAN = ReadingPlan(sections=frozenset({"network"}))
@@ -178,3 +183,301 @@ def test_a_real_port_and_its_real_owner():
         port = server.getsockname()[1]
         found = read_network(System(env={"MASTER_PORT": str(port)}), PLAN).master_port
     assert found == Unread(why=Why.NEEDLESS, reason="this command listens on it, to gather what all nodes have seen")
+
+
+PLAN_RDMA = ReadingPlan(sections=frozenset({"rdma"}))
+IPV4 = "0000:0000:0000:0000:0000:ffff:0a10:0001"
+
+
+def at_once(_seconds):
+    """Stand in for the wait between two looks: nothing changes in a recorded machine by itself."""
+
+
+def rdma_of(machine, *states, pause=at_once):
+    return read_rdma(shared_machine(machine, *states), PLAN_RDMA, pause)
+
+
+def test_an_infiniband_machine():
+    rdma = rdma_of("nvlink8")
+    assert [device.name for device in rdma.devices] == [f"mlx5_{n}" for n in range(8)]
+    device = rdma.devices[3]
+    assert (device.bus_id, device.board, device.firmware) == ("0000:5e:00.0", "MT_0000000838", "28.43.2026")
+    assert (device.uverbs, device.netdevs, device.virtual_function) == ("uverbs3", ("ib3",), False)
+    (port,) = device.ports
+    assert (port.port, port.state, port.phys_state, port.link_layer) == (1, "ACTIVE", "LinkUp", "InfiniBand")
+    assert (port.rate_gb_s, port.rate_text) == (400.0, "400 Gb/sec (4X NDR)")
+    assert port.counters["link_downed"] == 0
+    assert [gid.index for gid in port.gids] == [0]
+    assert rdma.uverbs == tuple(f"uverbs{n}" for n in range(8))
+    assert (rdma.uverbs_denied, rdma.rdma_cm, rdma.peermem, rdma.dmabuf) == ((), True, True, True)
+
+
+def test_a_roce_machine_has_addresses():
+    (port,) = rdma_of("roce8").devices[0].ports
+    assert [(gid.index, gid.type, gid.netdev) for gid in port.gids] == [
+        (0, "IB/RoCE v1", "rdma0"),
+        (1, "RoCE v2", "rdma0"),
+        (2, "IB/RoCE v1", "rdma0"),
+        (3, "RoCE v2", "rdma0"),
+    ]
+    assert port.gids[3].gid == IPV4
+
+
+@pytest.mark.parametrize("machine", ["workstation2", "container-nogpu"])
+def test_machines_without_rdma(machine):
+    with pytest.raises(NotRead) as caught:
+        rdma_of(machine)
+    assert (caught.value.unread.why, caught.value.unread.reason) == (Why.ABSENT, "there is no RDMA device")
+
+
+def test_this_machine_can_be_read():
+    try:
+        rdma = read_rdma(System(), PLAN_RDMA, at_once)
+    except NotRead as missing:
+        assert missing.unread.why is Why.ABSENT  # noqa: PT017 - either answer is right
+    else:
+        assert rdma.devices
+
+
+def test_counters_are_read_twice(tmp_path):
+    system = load_machine("nvlink8", tmp_path)
+    waits = []
+
+    def meanwhile(seconds):
+        waits.append(seconds)
+        system.path("/sys/class/infiniband/mlx5_2/ports/1/counters/link_downed").write_text("1\n")
+
+    port = read_rdma(system, PLAN_RDMA, meanwhile).devices[2].ports[0]
+    assert (port.counters["link_downed"], port.counters_later["link_downed"]) == (0, 1)
+    assert waits == [BETWEEN_READS_S]
+
+
+def test_nobody_waits_for_ports_that_are_down(tmp_path):
+    system = load_machine("nvlink8", tmp_path, "ib-no-manager")
+    waits = []
+    port = read_rdma(system, PLAN_RDMA, waits.append).devices[0].ports[0]
+    assert (port.state, port.counters_later, waits) == ("INIT", {}, [])
+
+
+def test_device_files_that_may_not_be_opened():
+    rdma = rdma_of("nvlink8", "uverbs-denied")
+    assert (rdma.uverbs, len(rdma.uverbs_denied)) == ((), 8)
+
+
+def test_device_files_that_are_not_there():
+    rdma = rdma_of("nvlink8", "uverbs-missing")
+    assert (rdma.uverbs, rdma.uverbs_denied, rdma.rdma_cm) == ((), (), False)
+
+
+def test_the_proprietary_driver_has_no_dmabuf():
+    rdma = rdma_of("nvlink8", "no-peermem")
+    assert (rdma.peermem, rdma.dmabuf) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dmabuf"),
+    [
+        ("5.12.0", True),
+        ("5.4.0-190-generic", False),
+        ("4.18.0-553.el8_10.x86_64", None),
+        ("5.14.0-503.el9", True),
+        ("x", None),
+    ],
+)
+def test_dmabuf_by_kernel(tmp_path, kernel, dmabuf):
+    system = load_machine("nvlink8", tmp_path)
+    system.calls.answers["kernel"] = kernel
+    assert read_rdma(system, PLAN_RDMA, at_once).dmabuf is dmabuf
+
+
+def test_a_legacy_peer_module_counts(tmp_path):
+    system = load_machine("nvlink8", tmp_path, "no-peermem")
+    system.path("/sys/kernel/mm/memory_peers/nv_mem").mkdir(parents=True)
+    assert read_rdma(system, PLAN_RDMA, at_once).peermem
+
+
+@pytest.mark.parametrize(
+    ("effective", "users", "may"),
+    [
+        ("000001ffffffffff", "         0          0 4294967295", True),
+        ("000001ffffffffff", "         0       1000          1", False),
+        ("0000000000000000", "         0          0 4294967295", False),
+        ("00000000a80425fb", "         0          0 4294967295", False),
+        (None, "", None),
+    ],
+    ids=["root", "root of a user namespace", "user", "Docker's own set", "not known"],
+)
+def test_the_capability_to_lock_memory(tmp_path, effective, users, may):
+    system = load_machine("nvlink8", tmp_path)
+    if effective is not None:
+        system.path("/proc/self").mkdir(parents=True, exist_ok=True)
+        system.path("/proc/self/status").write_text(f"Name:\tpython\nCapEff:\t{effective}\n")
+        system.path("/proc/self/uid_map").write_text(users)
+    else:
+        system.path("/proc/self/status").unlink(missing_ok=True)
+    assert read_rdma(system, PLAN_RDMA, at_once).ipc_lock is may
+
+
+def test_a_virtual_function_and_a_device_without_pci(tmp_path):
+    system = load_machine("nvlink8", tmp_path)
+    system.path("/sys/class/infiniband/mlx5_0/device/physfn").symlink_to("..")
+    system.path("/sys/class/infiniband/rxe0/ports/1").mkdir(parents=True)
+    devices = {device.name: device for device in read_rdma(system, PLAN_RDMA, at_once).devices}
+    assert devices["mlx5_0"].virtual_function
+    assert (devices["rxe0"].bus_id, devices["rxe0"].ports[0].link_layer) == (None, "Unspecified")
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"), [("400 Gb/sec (4X NDR)", 400.0), ("2.5 Gb/sec (1X SDR)", 2.5), ("", None), ("unknown", None)]
+)
+def test_rates(text, rate, tmp_path):
+    system = load_machine("nvlink8", tmp_path)
+    system.path("/sys/class/infiniband/mlx5_0/ports/1/rate").write_text(text)
+    assert read_rdma(system, PLAN_RDMA, at_once).devices[0].ports[0].rate_gb_s == rate
+
+
+PLAN_PCI = ReadingPlan(sections=frozenset({"pci"}))
+ACS = b"\x0d\x00\x01\x00\x5f\x00"
+
+
+def pci_of(machine, *states):
+    return read_pci(shared_machine(machine, *states), PLAN_PCI)
+
+
+def device(pci, bus_id):
+    return next(one for one in pci.devices if one.bus_id == bus_id)
+
+
+def test_an_nvlink_machine():
+    pci = pci_of("nvlink8")
+    gpus = [one for one in pci.devices if one.device_class == 0x030200]
+    assert [gpu.bus_id[5:7] for gpu in gpus] == ["1b", "43", "52", "61", "9d", "c3", "d1", "df"]
+    assert gpus[4].upstream == ("0000:99:02.0", "0000:98:00.0", "0000:97:01.0")
+    assert (gpus[4].numa_node, gpus[4].local_cpus[0], len(gpus[4].local_cpus)) == (1, 56, 112)
+    assert (gpus[4].width, gpus[4].max_width, gpus[4].speed_gt_s, gpus[4].max_speed_gt_s) == (16, 16, 32.0, 32.0)
+    assert sum(one.device_class == 0x068000 for one in pci.devices) == 4
+    assert (pci.iommu, pci.iommu_passthrough, pci.virtual_machine, pci.numa_nodes) == (True, True, False, 2)
+    assert pci.models["0000:1b:00.0"] == "NVIDIA H100 80GB HBM3"
+    bridge = device(pci, "0000:17:02.0")
+    assert (bridge.acs_redirect, bridge.local_cpus, gpus[0].acs_redirect) == (False, (), None)
+
+
+def test_a_desktop_with_its_gpus_asleep():
+    pci = pci_of("workstation2")
+    gpu, port = device(pci, "0000:01:00.0"), device(pci, "0000:00:01.1")
+    assert (gpu.width, gpu.max_width, port.max_width, gpu.numa_node) == (8, 16, 8, None)
+    assert (gpu.speed_gt_s, gpu.max_speed_gt_s) == (2.5, 16.0)
+    assert (pci.iommu, pci.iommu_passthrough, pci.numa_nodes) == (True, False, 1)
+    assert "0000:01:00.1" not in [one.bus_id for one in pci.devices]
+
+
+def test_a_container_of_a_cloud_machine():
+    pci = pci_of("container-nogpu")
+    assert [one.bus_id for one in pci.devices] == ["0000:00:05.0"]
+    assert (pci.virtual_machine, pci.iommu, pci.models) == (True, False, {})
+
+
+@pytest.mark.parametrize(("state", "redirects"), [("acs", True), ("not-root", None)])
+def test_acs_is_read_where_it_may_be(state, redirects):
+    assert device(pci_of("nvlink8", state), "0000:17:02.0").acs_redirect is redirects
+
+
+def test_an_iommu_that_translates():
+    pci = pci_of("nvlink8", "iommu")
+    assert (pci.iommu, pci.iommu_passthrough) == (True, False)
+
+
+def test_an_iommu_of_arm_is_not_meant(tmp_path):
+    system = load_machine("container-nogpu", tmp_path)
+    system.path("/sys/class/iommu/smmu3.0x0000000011a00000").mkdir()
+    assert not read_pci(system, PLAN_PCI).iommu
+
+
+@pytest.mark.parametrize(
+    ("product", "vendor", "virtual"),
+    [
+        ("Standard PC (Q35 + ICH9, 2009)", "QEMU", True),
+        ("Virtual Machine", "Microsoft Corporation", True),
+        ("Surface Laptop", "Microsoft Corporation", False),
+        ("g5g.metal", "Amazon EC2", False),
+        ("g5g.xlarge", "Amazon EC2", True),
+        ("", "", False),
+    ],
+)
+def test_where_the_processor_has_no_flags_firmware_is_asked(tmp_path, product, vendor, virtual):
+    system = load_machine("container-nogpu", tmp_path)
+    system.path("/proc/cpuinfo").write_text("processor\t: 0\nFeatures\t: fp asimd\n")
+    system.path("/sys/class/dmi/id/product_name").write_text(product)
+    system.path("/sys/class/dmi/id/sys_vendor").write_text(vendor)
+    assert read_pci(system, PLAN_PCI).virtual_machine is virtual
+
+
+def test_a_system_without_pci(tmp_path):
+    with pytest.raises(NotRead) as caught:
+        read_pci(System(root=tmp_path), PLAN_PCI)
+    assert caught.value.unread.why is Why.ABSENT
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sysfs is of Linux")
+def test_devices_of_this_machine_can_be_read():
+    system = System()
+    try:
+        pci = read_pci(system, PLAN_PCI)
+    except NotRead as missing:
+        assert system.names("/sys/bus/pci/devices") == (), missing.unread.reason  # noqa: PT017 - either answer is right
+        return
+    assert {one.bus_id for one in pci.devices} <= set(system.names("/sys/bus/pci/devices"))
+    assert pci.numa_nodes >= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "speed"),
+    [
+        ("32.0 GT/s PCIe", 32.0),
+        ("2.5 GT/s", 2.5),
+        ("8 GT/s", 8.0),
+        ("Unknown", None),
+        ("Unknown speed", None),
+        ("", None),
+    ],
+)
+def test_speeds(text, speed):
+    assert parse_speed(text) == speed
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"), [("0-2,8,10-11", (0, 1, 2, 8, 10, 11)), ("7", (7,)), ("", ()), ("a-b", ()), ("1-", (1,))]
+)
+def test_cpu_lists(text, cpus):
+    assert parse_cpu_list(text) == cpus
+
+
+@pytest.mark.parametrize(
+    ("config", "redirects"),
+    [
+        (bytes(64), None),
+        (b"", None),
+        (bytes(256), False),
+        (bytes(4096), False),
+        (b"\xff" * 4096, False),
+        (bytes(0x100) + ACS + b"\x1d\x00" + bytes(100), True),
+        (bytes(0x100) + ACS + b"\x01\x00" + bytes(100), False),
+        (bytes(0x100) + b"\x01\x00\x02\x10" + bytes(0x100), False),
+        (bytes(0x100) + b"\x01\x00\x02\x20" + bytes(0xFC) + ACS + b"\x0c\x00", True),
+        (bytes(0x100) + b"\x01\x00\x02\xff", False),
+    ],
+    ids=[
+        "not root",
+        "nothing",
+        "no extended space",
+        "no capability",
+        "asleep",
+        "on",
+        "validates",
+        "a ring",
+        "second",
+        "cut",
+    ],
+)
+def test_access_control_services(config, redirects):
+    assert parse_acs(config) is redirects

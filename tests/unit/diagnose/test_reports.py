@@ -9,7 +9,7 @@ from ddpdoctor.cli.explain import render_list, render_page
 from ddpdoctor.diagnose.bundle import Redactor, redact
 from ddpdoctor.diagnose.files import RulePage, check_codes, checkpoint_report, find_page
 from ddpdoctor.diagnose.job import job_status
-from ddpdoctor.diagnose.pictures import MOST_CLASSES, fold_waits
+from ddpdoctor.diagnose.pictures import MOST_CLASSES, fold_waits, rank_row
 from ddpdoctor.diagnose.rendezvous import as_typed
 from ddpdoctor.diagnose.tuning import describe_plan, order_launches, read_launch, restarts_record
 from ddpdoctor.model.errors import UserError
@@ -34,6 +34,8 @@ from ddpdoctor.model.tuning import AGAIN, BASE, RestartPlan, TriedBlock
 from ddpdoctor.rules import engine
 from ddpdoctor.rules.answers import Problem, judged, passed, skipped
 from ddpdoctor.rules.registry import CheckGroup, Rule
+from tests.rules.build import NOW, S, call, crashed, error, in_backward, phase
+from tests.rules.build import rank as call_rank
 from tests.rules.environment.build import fleet, node, process
 from tests.rules.speed.jobs import job, rank
 
@@ -411,3 +413,27 @@ def test_a_launch_is_a_block_of_its_round(setting, found, tmp_path):
     (tmp_path / "tuning" / "0.jsonl").write_text(json.dumps(line) + "\n")
     block = TriedBlock(round=3, setting="workers=2", ranks_ms=((2.0,),))
     assert read_launch(tmp_path, setting, 3) == (block if found else None)
+
+
+# One row a rank: what it did until a job that hung was stopped, not what it raised then.
+
+
+FAILED_LATER = replace(in_backward(0), raised=(error("RuntimeError", at=NOW + S),))
+
+RECEIVE = call("irecv", index=98, peer=1, is_async=True)
+WAITS = call_rank(0, open_calls=(RECEIVE, phase("work_wait", 22, index=99, awaits=98)))
+
+
+@pytest.mark.parametrize(
+    ("seen", "stopped_ns", "state"),
+    [
+        (FAILED_LATER, NOW, "in backward"),
+        (FAILED_LATER, None, "raised RuntimeError"),
+        (FAILED_LATER, NOW + 2 * S, "raised RuntimeError"),
+        (crashed(0, error(at=NOW + S)), NOW, "raised ValueError"),
+        (crashed(0, error("RuntimeError", in_call="work_wait")), None, "raised RuntimeError in a wait"),
+        (WAITS, None, "in irecv"),
+    ],
+)
+def test_state(seen, stopped_ns, state):
+    assert rank_row(seen, stopped_ns).state == state

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from ddpdoctor.evidence.lines import LogSplitter
 from ddpdoctor.evidence.reader import LineReader, condense, condensed_triggers
-from ddpdoctor.model.evidence import Fact, Finished, Moving
+from ddpdoctor.model.evidence import Fact, Finished, Moving, Who
 
 Kind = TypeVar("Kind", bound="Fact")
 
@@ -40,3 +40,15 @@ def told(value: Any) -> dict[str, Any]:
     names = [name for name in value.__dataclass_fields__ if name not in {"spot", "time", "said"}]
     said = {name: getattr(value, name) for name in names}
     return {name: what for name, what in said.items() if what not in (None, "", (), False)}
+
+
+# Gives the lines of a text to a reader, and returns the facts.
+
+
+def read_text(reader: LineReader, text: str, who: Who | None = None, source: str = "job.log") -> list[Fact]:
+    facts: list[Fact] = []
+    for line in LogSplitter(source, who or Who()).lines(text, 1):
+        facts += reader.read(line)
+    facts += reader.end()
+    check_funnel(reader, text, facts)
+    return facts

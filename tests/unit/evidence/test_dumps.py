@@ -29,7 +29,7 @@ from ddpdoctor.model.codec import encode
 from ddpdoctor.model.evidence import Doing, Hint, Stacked, Who
 from ddpdoctor.rules.evidence.flight import compare_flight
 from tests.flight_dumps import recorders
-from tests.unit.attach.records import seen_rank
+from tests.unit.attach.test_asked import seen_rank
 
 # Stacks in every format: whose they are, which thread counts, and what it does.
 

@@ -25,8 +25,7 @@ from ddpdoctor.model.evidence import (
     Trouble,
     Who,
 )
-from tests.unit.evidence.feeding import feed
-from tests.unit.evidence.reading_lines import read_text
+from tests.unit.evidence.feeding import feed, read_text
 
 # Slurm's lines in a job's log.
 

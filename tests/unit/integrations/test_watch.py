@@ -4,17 +4,30 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import ddpdoctor
 from ddpdoctor.integrations import watch as watches
-from ddpdoctor.launch.attendance import HostWatch
+from ddpdoctor.integrations.place import Asked, take_place
+from ddpdoctor.launch.attendance import (
+    Attendance,
+    HostWatch,
+    Leaving,
+    enter,
+    leave,
+    locked,
+    read_attendance,
+    read_meeting,
+)
 from ddpdoctor.model.findings import JobStatus, JobSummary
 from ddpdoctor.recorder.state import start_ticks
 from ddpdoctor.report.formats import render_json
 from tests.pictures import finding, report
+from tests.scenarios.running import wait_for
 
 
 @pytest.mark.parametrize(
@@ -77,3 +90,118 @@ def test_a_rank_that_failed_waits_for_a_report_of_the_failure_and_not_for_the_wa
         watch.report()
     save_report(tmp_path, JobStatus.FAILED)
     assert "DD604 it is" in watch.report()
+
+
+# How the ranks of one host find one run folder.
+
+
+ENV = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2"}
+TAKE = """
+import json, os, sys
+from pathlib import Path
+from ddpdoctor.integrations.place import Asked, take_place
+asked = Asked(hang_timeout_s=60.0, on_hang="report", report_dir=Path(sys.argv[1]))
+meeting = take_place(asked, os.environ)
+print(json.dumps([str(meeting.run_dir), *meeting.watcher]), flush=True)
+sys.stdin.read()
+"""
+
+
+class Rank:
+    """A process that has taken its place."""
+
+    def __init__(self, folder: Path, **env: str) -> None:
+        own = {**os.environ, **ENV, "TMPDIR": str(folder.parent), **env}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", TAKE, str(folder)], env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.folder, self.watcher, _ = json.loads(self.process.stdout.readline())
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.communicate("")
+
+
+@pytest.fixture
+def ranks() -> Iterator[list[Rank]]:
+    started: list[Rank] = []
+    yield started
+    for rank in started:
+        rank.end()
+
+
+def test_the_ranks_of_one_launch_share_a_folder_and_a_watcher(tmp_path: Path, ranks: list[Rank]) -> None:
+    ranks += [Rank(tmp_path / "run", RANK=str(number)) for number in range(2)]
+    first, second = ranks
+
+    assert (first.folder, second.folder) == (str(tmp_path / "run"), first.folder)
+    assert first.watcher == second.watcher
+    for rank in ranks:
+        rank.end()
+    assert wait_for(lambda: not list(next(tmp_path.glob("ddpdoctor-watch-*")).iterdir()))  # the watcher is gone too
+
+
+def test_another_launch_into_the_same_folder_gets_a_subfolder_of_its_own(tmp_path: Path, ranks: list[Rank]) -> None:
+    ranks += [Rank(tmp_path / "run", RANK="0"), Rank(tmp_path / "run", RANK="0")]  # it cannot be the same one
+    ranks.append(Rank(tmp_path / "run", RANK="1", TORCHELASTIC_RESTART_COUNT="1"))
+
+    assert [rank.folder for rank in ranks] == [str(tmp_path / name) for name in ("run", "run/run-2", "run/run-3")]
+    assert len({rank.watcher for rank in ranks}) == 3
+
+
+def test_another_host_has_a_subfolder_of_its_number(tmp_path: Path, ranks: list[Rank]) -> None:
+    ranks.append(Rank(tmp_path / "run", RANK="1", GROUP_RANK="1"))
+
+    assert ranks[0].folder == str(tmp_path / "run" / "node-1")
+
+
+def test_who_comes_and_leaves_is_known(tmp_path: Path) -> None:
+    me, gone = (os.getpid(), _ticks()), (os.getpid(), 1)
+    assert read_attendance(tmp_path) == Attendance()
+    enter(tmp_path, me, "3")
+    enter(tmp_path, gone, "4")
+    assert read_attendance(tmp_path) == Attendance(present={me: "3"}, gone=frozenset({gone}))
+    leave(tmp_path, me, Leaving.FAILED)
+    assert read_attendance(tmp_path) == Attendance(left={me: Leaving.FAILED}, gone=frozenset({gone}))
+    enter(tmp_path, me, "3")
+    assert read_attendance(tmp_path).present == {me: "3"}
+
+
+def _ticks() -> int:
+    return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+
+
+@pytest.mark.parametrize("text", ["", "null", "{}", '{"record": 1}', '{"record": "a", "run_dir": "b", "watcher": 1}'])
+def test_a_damaged_meeting_is_none(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "meeting"
+    file.write_text(text)
+    with file.open() as opened:
+        assert read_meeting(opened.fileno()) is None
+
+
+def test_who_waits_for_a_meeting_that_is_removed_gets_the_next_one(tmp_path: Path) -> None:
+    file, waits = tmp_path / "meeting", threading.Event()
+    got: list[int] = []
+
+    def wait() -> None:
+        waits.set()
+        with locked(file) as descriptor:
+            got.append(os.fstat(descriptor).st_ino)
+
+    with locked(file):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        waits.wait(60)
+        file.unlink()
+    thread.join(60)
+    assert got == [file.stat().st_ino]
+
+
+def test_a_meeting_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ddpdoctor.model.errors import UserError
+
+    (tmp_path / f"ddpdoctor-watch-{os.getuid()}").symlink_to(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(UserError, match="is a link"):
+        take_place(Asked(hang_timeout_s=1.0, on_hang="report", report_dir=tmp_path / "run"), ENV)

@@ -23,6 +23,8 @@ from ddpdoctor.probes.bandwidth.group import RankGroup, ResultLog, Tracker
 from ddpdoctor.probes.bandwidth.plan import DTYPES, REDOPS, list_cases, reducible
 from ddpdoctor.probes.bandwidth.session import run_sweep
 from ddpdoctor.probes.bandwidth.timing import BarrierWaits, Effort, measure
+from tests import forking
+from tests.scenarios.running import clean_environment
 
 LATE_S = 0.1
 SMALL = BenchSettings(modes=(Mode.LATENCY,), min_size_bytes=4096, max_size_bytes=4096)
@@ -281,3 +283,24 @@ JOBS: dict[str, Callable[[RankGroup], Any]] = {
 
 if __name__ == "__main__":
     main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+
+
+# Runs a function of `rank_jobs` in real Gloo ranks on this machine.
+
+
+ROOT = Path(__file__).parents[4]
+
+
+def run_ranks(job: str, size: int, folder: Path) -> list[Any]:
+    """Return what the job returned on each rank."""
+    module = "tests.unit.probes.bandwidth.rank_jobs"
+    ranks = [
+        forking.start("-m", module, job, rank, size, folder, cwd=ROOT, env=clean_environment()) for rank in range(size)
+    ]
+    try:
+        errors = [rank.communicate(timeout=forking.LIMIT_S)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(errors)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]

@@ -52,8 +52,7 @@ from ddpdoctor.probes.bandwidth.timing import (
     summarize,
 )
 from tests.rules.bandwidth.build import members
-from tests.unit.probes.bandwidth.rank_jobs import LATE_S
-from tests.unit.probes.bandwidth.ranks import run_ranks
+from tests.unit.probes.bandwidth.rank_jobs import LATE_S, run_ranks
 
 
 @pytest.mark.parametrize(
