@@ -18,14 +18,13 @@ CLEARED = re.compile(
 
 
 @pytest.fixture
-def run(tmp_path, request):
-    """Run ddpdoctor outside any launcher; the verb is the test module's ``VERB``, if it has one."""
-    verb = getattr(request.module, "VERB", ())
+def run(tmp_path):
+    """Run ddpdoctor outside any launcher."""
 
     def run_in(*args, **env):
         clean = {name: value for name, value in os.environ.items() if not CLEARED.search(name)}
         clean = {**clean, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1", **env}
-        words = ("-m", "ddpdoctor", *verb, *map(str, args))
+        words = ("-m", "ddpdoctor", *map(str, args))
         if not any(name.startswith("PYTHON") for name in env):
             return forking.run(*words, cwd=tmp_path, env=clean)
         return subprocess.run(

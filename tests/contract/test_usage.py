@@ -1,12 +1,24 @@
-"""The command line as a user meets it: help, exit statuses, streams, errors without a traceback."""
+"""The command line as a user meets it: help, exit statuses, streams, errors without a traceback, verb by verb."""
 
 import json
 import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
+import jsonschema
 import pytest
 
+from ddpdoctor.cli import check_consistency
+from ddpdoctor.cli.allreduce_bench import Options
+from ddpdoctor.cli.options import Argument, declared_by
 from tests import forking
+from tests.scenarios.running import SCHEMA, cell_of, clean_environment, free_port, grids_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,45 +124,6 @@ def test_version(run):
     assert run("--version").stdout == f"ddpdoctor {__version__}\n"
 
 
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (("wrap",), "no script"),
-        (("wrap", "gone.py"), "gone.py was not found"),
-        (("wrap", "."), "is a directory"),
-        (("wrap", "bad.py"), "bad.py:2"),
-        (("wrap", "--hang-timeout", "0", "ok.py"), "--hang-timeout is '0'"),
-        (("wrap", "--on-hang", "dance", "ok.py"), "--on-hang"),
-        (("wrap", "--debug-level", "LOUD", "ok.py"), "--debug-level"),
-        (("wrap", "--format", "xml", "ok.py"), "--format"),
-        (("wrap", "--ignore", "DD999", "ok.py"), "DD999"),
-        (("wrap", "--tee"), "--tee needs a value"),
-        (("wrap", "--report-dir", "ok.py/x", "ok.py"), "not writable"),
-        (("report",), "there is no run folder in ddpdoctor-report/"),
-        (("wrap", "--quiet", "torchrun", "ok.py"), "`ddpdoctor wrap --quiet -- torchrun ok.py`"),
-        (("wrap", "--nproc-per-node=2", "torchrun", "ok.py"), "-- torchrun --nproc-per-node=2 ok.py`"),
-        (("report", "gone"), "there is no gone"),
-        (("report", "."), "not a run folder"),
-        (("report", "ok.py"), "cannot be read"),
-        (("report", "--format", "xml", "."), "--format"),
-        (("explain",), "no code"),
-        (("explain", "DD60"), "Did you mean"),
-        (("explain", "stack"), "DD601 (stuck)"),
-        (("demo", "dance"), "exit-hang"),
-        (("dance",), "dance"),
-    ],
-)
-def test_wrong_use_is_status_2_said_on_stderr_and_nothing_is_started(run, tmp_path, args, said):
-    (tmp_path / "ok.py").write_text("open('started', 'w')\n")
-    (tmp_path / "bad.py").write_text("x = 1\ndef f(:\n")
-    done = run(*args)
-    assert done.returncode == 2, done.stderr
-    assert said in done.stderr
-    assert done.stdout == ""
-    assert "Traceback" not in done.stderr
-    assert {path.name for path in tmp_path.iterdir()} == {"ok.py", "bad.py"}
-
-
 def test_an_option_may_come_from_the_environment(run, tmp_path):
     (tmp_path / "ok.py").write_text("")
     done = run("wrap", "ok.py", DDPDOCTOR_HANG_TIMEOUT="soon")
@@ -239,3 +212,575 @@ def test_the_demo_lists_its_faults_with_a_description(run):
     names = [line.split()[0] for line in lines]
     assert names == ["stuck", "crash", "killed", "early-exit", "mismatch", "exit-hang", "stopped", "input-bound"]
     assert all(len(line.split()) > 4 for line in lines)
+
+
+# `check-env` as a user meets it on the command line.
+
+
+def test_this_machine_is_checked_without_an_error_of_ours(run):
+    done = run("check-env", "--format", "json", "--fail-on", "never", "--skip", "xid")
+    report = json.loads(done.stdout)
+
+    jsonschema.validate(report, SCHEMA)
+    assert done.stderr == ""
+    assert [check for check in report["checks"] if check["outcome"] == "crashed"] == []
+    assert "xid" not in {check["id"] for check in report["checks"]}
+    assert all(
+        check["seen"] if check["outcome"] in {"passed", "failed"} else check["reason"] for check in report["checks"]
+    )
+
+
+def test_the_list_names_each_check_with_code_and_what_it_reads(run):
+    from ddpdoctor.rules.registry import rules_of
+
+    done = run("check-env", "--list")
+    lines = [line.split(None, 4) for line in done.stdout.splitlines()]
+
+    assert done.returncode == 0
+    assert [line[:2] for line in lines] == [[rule.code, rule.kind] for rule in rules_of("environment")]
+    assert all(len(line) == 5 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("shm", "nofile"), {"DD121", "DD122"}),
+        (("dd121",), {"DD121"}),
+        (("DD12", "--skip", "DD121,nofile"), {"DD123", "DD124", "DD125", "DD126", "DD127", "DD128", "DD129"}),
+        (("shm", "--skip", "xid"), {"DD121"}),
+    ],
+)
+def test_checks_are_chosen_by_kind_code_and_beginning(run, names, expected):
+    done = run("check-env", "--list", *names)
+
+    assert {line.split()[0] for line in done.stdout.splitlines()} == expected
+
+
+def test_the_exit_status_follows_fail_on(run):
+    env = {"NCCL_IB_TIMEOT": "20"}
+    statuses = [
+        run("check-env", "env-unknown", *more, **env).returncode
+        for more in ((), ("--fail-on", "warning"), ("--fail-on", "never"))
+    ]
+
+    assert statuses == [0, 1, 0]
+
+
+def test_a_problem_is_shown_with_its_remedy_and_a_quiet_machine_with_two_lines(run):
+    bad = run("check-env", "env-unknown", NCCL_IB_TIMEOT="20")
+    good = run("check-env", "env-unknown")
+
+    assert "warning  DD111 env-unknown" in bad.stdout
+    assert "NCCL_IB_TIMEOUT" in bad.stdout
+    assert "  to do " in bad.stdout
+    assert good.stdout == "ddpdoctor: no problem found\n  checks: 1 passed, 0 skipped (-v shows each)\n"
+
+
+def test_junit_and_markdown_hold_the_finding(run):
+    suite = ET.fromstring(
+        run("check-env", "env-unknown", "--format", "junit", "--fail-on", "warning", NCCL_IB_TIMEOT="1").stdout
+    ).find("testsuite")
+
+    assert suite.get("failures") == "1"
+    assert (
+        "### warning: DD111 env-unknown"
+        in run("check-env", "env-unknown", "--format", "markdown", NCCL_IB_TIMEOT="1").stdout
+    )
+
+
+def test_a_saved_report_is_drawn_again(run, tmp_path):
+    shown = run("check-env", "env-unknown", "--report-dir", tmp_path / "saved", NCCL_IB_TIMEOT="1")
+    again = forking.run("-m", "ddpdoctor", "report", tmp_path / "saved", cwd=tmp_path)
+
+    assert shown.stdout == again.stdout
+    assert run("check-env", "env-unknown", "--report-dir", tmp_path / "saved").returncode == 2
+
+
+def test_values_of_unlisted_variables_never_reach_a_report(run):
+    done = run(
+        "check-env",
+        "--format",
+        "json",
+        "--no-torch",
+        NCCL_MY_TOKEN="hunter2",
+        HF_TOKEN="hunter2",
+        MY_PASSWORD="hunter2",
+    )
+
+    assert "hunter2" not in done.stdout
+    assert "NCCL_MY_TOKEN" in done.stdout
+
+
+def test_redacted_output_names_neither_host_nor_address_nor_user(run):
+    host = os.uname().nodename
+    text = run(
+        "check-env", "--no-torch", "-v", "--redact", "--fail-on", "never", USER="jane-doe", MASTER_ADDR="10.9.8.7"
+    ).stdout
+
+    assert not re.search(rf"(?<![\w-]){re.escape(host)}(?![\w-])", text)
+    assert "10.9.8.7" not in text
+    assert "jane-doe" not in text
+
+
+# `check-consistency` as a user meets it on the command line, before any rank starts; and the public names.
+
+
+def test_help_shows_every_option_within_80_columns(run):
+    done = run("check-consistency", "--help", COLUMNS="80")
+    declared = declared_by(check_consistency.Options)
+    names = [name for one in declared if not isinstance(one.option, Argument) for name in one.names]
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [name for name in names if name not in done.stdout] == []
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [("train.py", "--model is 'train.py'"), ("nowhere:build", "there is no module nowhere")],
+)
+def test_a_model_that_is_not_there_is_reported_once_by_one_rank(run, model, message):
+    done = run("check-consistency", "--model", model, "--nproc-per-node", "1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count(message) == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_what_is_public_is_found_and_nothing_else():
+    import ddpdoctor
+
+    named = {name: getattr(ddpdoctor, name).__name__ for name in ddpdoctor.__all__}
+    assert named.pop("watch") == "Watch"
+    assert all(found == name for name, found in named.items())
+    assert issubclass(ddpdoctor.ConsistencyError, RuntimeError)
+    with pytest.raises(AttributeError, match="no attribute 'check_everything'"):
+        ddpdoctor.check_everything  # noqa: B018 - the look itself raises
+    assert (Path(ddpdoctor.__file__).parent / "py.typed").exists()
+
+
+@pytest.fixture
+def diff(tmp_path, monkeypatch, capsys):
+    """Compare files in this process, which has torch already; return the status and what was printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def compare(*names, **options):
+        files = tuple(map(Path, names))
+        status = check_consistency.run(check_consistency.Options(files=files, diff=True, limit_s=120.0, **options))
+        return status, capsys.readouterr().out
+
+    return compare
+
+
+def save(path, weight, mean):
+    import torch
+
+    state = {"0.weight": torch.full((2, 3), weight), "1.running_mean": torch.full((3,), mean)}
+    torch.save({"model": state, "epoch": 1}, path)
+
+
+def test_files_are_compared_without_ranks_and_the_verdict_comes_first(diff, tmp_path):
+    for rank, weight in enumerate((1.0, 1.0, 1.5)):
+        save(tmp_path / f"ckpt_rank{rank}.pt", weight, 0.0)
+
+    status, reported = diff("ckpt_rank0.pt", "ckpt_rank1.pt")
+    assert status == 0
+    assert reported.startswith("ddpdoctor: equal in all 2 tensors")
+
+    status, reported = diff("ckpt_rank0.pt", "ckpt_rank1.pt", "ckpt_rank2.pt", report_dir=tmp_path / "kept")
+    first, *rest = reported.splitlines()
+    (row,) = [line.split() for line in rest if line.startswith("  model.0.weight")]
+    assert status == 1
+    assert "0.weight differs in ckpt_rank2.pt" in first
+    assert row == ["model.0.weight", "float32[2,", "3],", "file", "3", "against", "1", "6", "6", "0.5", "0.33"]
+    report = json.loads((tmp_path / "kept" / "report.json").read_text())
+    jsonschema.validate(report, SCHEMA)
+    assert (report["verdict"]["code"], report["verdict"]["ranks"]) == ("DD501", [2])
+
+
+def test_a_difference_is_what_was_asked_for_where_fail_on_does_not_say_otherwise(diff, tmp_path):
+    save(tmp_path / "a.pt", 1.0, 0.0)
+    save(tmp_path / "b.pt", 1.0, 1.0)
+    assert diff("a.pt", "b.pt")[0] == 1
+    assert diff("a.pt", "b.pt", fail_on="error")[0] == 0
+    assert diff("a.pt", "b.pt", fail_on="never")[0] == 0
+
+
+# Wrong use of check-rendezvous, an interrupted one, and a node that nobody joins: statuses, and what is said.
+
+
+LIMIT_S = 250
+
+
+def by_hand(port):
+    return ["--nnodes", "2", "--node-rank", "0", "--master-addr", "localhost", "--master-port", str(port)]
+
+
+def test_it_ends_at_once_when_it_is_interrupted():
+    own = free_port()
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "ddpdoctor", "check-rendezvous", *by_hand(free_port())),
+            *("--exchange-port", str(own), "--timeout", "600s"),
+        ],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=clean_environment(OMP_NUM_THREADS="1"),
+    )  # fmt: skip
+    wait_for_listener(own)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=200)
+    # Python dies of the signal itself where it came while a dataclass was made; a shell says 130 of that too.
+    assert process.returncode in {130, -signal.SIGINT}, stderr
+    assert stdout == ""
+    assert "Traceback" not in stderr
+
+
+def wait_for_listener(port):
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        with socket.socket() as one:
+            if one.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.02)
+    pytest.fail(f"nobody listens on port {port}")
+
+
+def test_a_node_that_nobody_joins_names_who_is_absent(run, tmp_path):
+    more = ("--exchange-port", str(free_port()))
+    done = run(
+        "check-rendezvous",
+        *by_hand(free_port()),
+        *more,
+        "--timeout",
+        "1s",
+        "--format",
+        "json",
+        "--report-dir",
+        str(tmp_path),
+    )
+    report = json.loads(done.stdout)
+    jsonschema.validate(report, SCHEMA)
+    # By hand all nodes have the same options: an address that means each host itself is why nobody comes.
+    assert report["verdict"]["kind"] == "master-loopback"
+    (absent,) = [found for found in report["findings"] if found["kind"] == "rank-set"]
+    assert absent["ranks"] == [1]
+    assert done.returncode == 1, done.stderr
+    assert json.loads((tmp_path / "report.json").read_text()) == report
+
+
+# `check-data` and `check-checkpoint` as a user meets them on the command line.
+
+
+DATA = """
+from torch.utils.data import DataLoader, DistributedSampler
+samples = [float(number) for number in range(30)]
+def make():
+    print("a line of the user's")
+    return DataLoader(samples, 4, sampler=DistributedSampler(samples))
+def fail(): raise ValueError("no such data")
+"""
+SAVE = """
+import torch
+model = torch.nn.Linear(4, 2)
+torch.save(model.state_dict(), "sound.pt")
+torch.save({f"module.{name}": value for name, value in model.state_dict().items()}, "wrapped.pt")
+content = open("sound.pt", "rb").read()
+open("cut.pt", "wb").write(content[:-100])
+"""
+MODEL = "import torch\ndef build(): return torch.nn.Linear(4, 2)\n"
+
+
+def plan(*more):
+    return ("check-data", "--samples", 455, "--world-size", 2, "--batch-size", 8, *more)
+
+
+def test_the_arithmetic_is_drawn_in_a_pipe_and_needs_no_torch(run):
+    done = run(*plan(), PYTHONPROFILEIMPORTTIME="1")
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+
+    assert done.returncode == 0
+    assert "torch" not in imported
+    assert done.stdout == (
+        "ddpdoctor: no problem found\n"
+        "  1 note; checks: 4 passed, 1 skipped (-v shows each)\n"
+        "\n"
+        "455 samples, 2 ranks, batches of 8: split by DistributedSampler, shuffled\n"
+        "\n"
+        "  ranks   samples  repeated  batches  last batch  left out\n"
+        "  0           228         0       29           4         0\n"
+        "  1           228         1       29           4         0\n"
+        "  in all      456         1       58                     0\n"
+        "\n"
+        "an epoch: 456 samples in batches, 455 of 455 different, 1 repeated, 0 missed\n"
+    )
+
+
+def test_every_format_is_written_and_a_saved_report_is_drawn_again(run, tmp_path):
+    report = json.loads(run(*plan("--format", "json", "--report-dir", tmp_path / "saved")).stdout)
+    jsonschema.validate(report, SCHEMA)
+
+    assert report["data"]["shares"]["unique"] == 455
+    assert cell_of(grids_of(report)["samples that two ranks both get in an epoch"], "0", "1") == "1"
+    said = run(*plan()).stdout
+    assert run("report", "saved").stdout == said.replace("(-v shows each)", "(-v shows each); report in saved")
+    assert "228" in run(*plan("--format", "markdown")).stdout
+    assert "<testsuite" in run(*plan("--format", "junit")).stdout
+
+
+def test_the_exit_status_follows_what_was_found(run):
+    assert run(*plan("--no-sampler")).returncode == 1
+    assert run(*plan("--no-sampler", "--fail-on", "never")).returncode == 0
+    assert run(*plan("--fail-on", "info")).returncode == 1
+
+
+def test_a_loader_is_asked_without_a_launcher_and_its_lines_stay_off_stdout(run, tmp_path):
+    (tmp_path / "data.py").write_text(DATA)
+    done = run("check-data", "--dataset", "data:make", "--format", "json", "--epochs", 1)
+    report = json.loads(done.stdout)
+
+    jsonschema.validate(report, SCHEMA)
+    assert done.returncode == 0
+    assert "a line of the user's" in done.stderr
+    assert report["data"]["drawn"]["passes"][0]["unique"] == 30
+
+
+def test_checkpoints_are_distinguished(run, tmp_path):
+    (tmp_path / "save.py").write_text(SAVE)
+    assert forking.run("save.py", cwd=tmp_path).returncode == 0
+    (tmp_path / "model.py").write_text(MODEL)
+    sound = run("check-checkpoint", "sound.pt", "--model", "model:build", "--fail-on", "info")
+    wrapped = run("check-checkpoint", "wrapped.pt", "--model", "model:build", "--format", "json")
+    cut = run("check-checkpoint", "cut.pt")
+
+    assert (sound.returncode, sound.stderr) == (0, "")
+    assert "no problem found\n  checks: 9 passed, 2 skipped" in sound.stdout
+    assert wrapped.returncode == cut.returncode == 1
+    report = json.loads(wrapped.stdout)
+    jsonschema.validate(report, SCHEMA)
+    assert report["verdict"]["code"] == "DD713"
+    assert report["verdict"]["tensor"] == "module.weight"
+    assert "error  DD712 checkpoint-truncated" in cut.stdout
+    (grid,) = grids_of(report).values()
+    assert cell_of(grid, "read", "wrapped.pt") == "whole"
+
+
+# `allreduce-bench` as a user meets it on the command line, before any rank starts.
+
+
+def test_help_shows_every_option_with_its_default(run):
+    done = run("allreduce-bench", "--help")
+    text = " ".join(done.stdout.split())
+
+    assert (done.returncode, done.stderr) == (0, "")
+    for one in declared_by(Options):
+        assert f"{one.names[0]} " in text
+    for default in ("1KiB", "1GiB", "30s", "all_reduce", "float32", "sum", "text", "error", "60s"):
+        assert f"[default: {default}" in text
+
+
+def test_readable_defaults_are_those_of_the_settings():
+    from ddpdoctor.model.bandwidth import BenchSettings
+
+    declared = {one.field: one for one in declared_by(Options)}
+    shared = [name for name in BenchSettings.__slots__ if name in declared and name != "backend"]
+    defaults = {name: declared[name].default for name in shared}
+    readable = {name: declared[name].parse(text) if isinstance(text, str) else text for name, text in defaults.items()}
+    assert readable == {name: getattr(BenchSettings(), name) for name in shared}
+
+
+# Wrong use of ``status`` and ``history`` is status 2, with what to do instead; nothing is written.
+
+
+def make_run(folder, **changes):
+    folder.mkdir(parents=True)
+    body = {"format": "ddpdoctor-run", "version": 1, "host": "elsewhere", "started_at": "2026-01-02T03:04:05+00:00"}
+    (folder / "run.json").write_text(json.dumps({**body, **changes}))
+    return folder
+
+
+@pytest.mark.parametrize("args", [("status",), ("status", "gone"), ("status", ".")])
+def test_of_a_job_that_nobody_wrapped_attach_is_named(run, args):
+    assert "`ddpdoctor attach` says what it does" in run(*args).stderr
+
+
+def test_a_job_of_another_host_is_shown_as_far_as_its_folder_goes(run, tmp_path):
+    make_run(tmp_path / "foreign")
+    done = run("status", "foreign")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("ddpdoctor: the job was started on elsewhere ")
+    assert json.loads(run("status", "foreign", "--format", "json").stdout)["state"] == "elsewhere"
+
+
+def test_a_job_whose_wrap_is_gone_has_ended(run, tmp_path):
+    import socket
+
+    make_run(tmp_path / "mine", host=socket.gethostname(), watcher_pid=2**22 + 1, watcher_ticks=1)
+    done = run("status", "mine", "--watch")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "the job has ended, and its `wrap` left no word of how\n" in done.stdout
+    assert "has ended" in run("status", "mine", "--dump").stderr
+
+
+def test_the_latest_run_is_found_without_an_argument(run, tmp_path):
+    make_run(tmp_path / "ddpdoctor-report" / "one", started_at=None)
+    assert "run folder ddpdoctor-report/one\n" in run("status").stdout
+
+
+# Wrong use of every verb.
+
+
+WRONG = {
+    "wrap": [
+        ("", "no script"),
+        ("gone.py", "gone.py was not found"),
+        (".", "is a directory"),
+        ("bad.py", "bad.py:2"),
+        ("--hang-timeout 0 ok.py", "--hang-timeout is '0'"),
+        ("--on-hang dance ok.py", "--on-hang"),
+        ("--debug-level LOUD ok.py", "--debug-level"),
+        ("--format xml ok.py", "--format"),
+        ("--ignore DD999 ok.py", "DD999"),
+        ("--tee", "--tee needs a value"),
+        ("--report-dir ok.py/x ok.py", "not writable"),
+        ("--quiet torchrun ok.py", "`ddpdoctor wrap --quiet -- torchrun ok.py`"),
+        ("--nproc-per-node=2 torchrun ok.py", "-- torchrun --nproc-per-node=2 ok.py`"),
+    ],
+    "report": [
+        ("", "there is no run folder in ddpdoctor-report/"),
+        ("gone", "there is no gone"),
+        (".", "not a run folder"),
+        ("ok.py", "cannot be read"),
+        ("--format xml .", "--format"),
+    ],
+    "explain": [("", "no code"), ("DD60", "Did you mean"), ("stack", "DD601 (stuck)")],
+    "demo": [("dance", "exit-hang")],
+    "dance": [("", "dance")],
+    "status": [
+        ("", "there is no run folder in ddpdoctor-report/ here"),
+        ("gone", "there is no gone"),
+        (".", ". is not the run folder of a job under `ddpdoctor wrap`"),
+        ("damaged", "run.json is damaged"),
+        ("older", "has version 99"),
+        ("damaged --watch --dump", "--watch and --dump exclude each other"),
+        ("--watch --every 0", "--every is '0'"),
+        ("--format xml", "--format"),
+        ("foreign --dump", "the job was started on elsewhere"),
+    ],
+    "history": [
+        ("", "there is no folder ddpdoctor-report"),
+        ("gone", "there is no folder gone"),
+        ("empty", "there is no run folder of a job in empty that can be read"),
+        ("damaged", "run.json is damaged"),
+        ("--format csv", "--format"),
+    ],
+    "check-env": [
+        ("shn", "there is no check shn", "Did you mean shm"),
+        ("--skip DD999", "there is no check DD999", "--list"),
+        ("shm --skip DD1", "no check is left", "--list"),
+        ("--timeout soon", "--timeout is 'soon'"),
+    ],
+    "check-consistency": [
+        ("", "neither --model nor --diff was given"),
+        ("a.pt b.pt", "files are compared only with --diff"),
+        ("--diff a.pt", "--diff needs at least two files, but got 1"),
+        ("--diff damaged.pt damaged.pt", "damaged.pt"),
+        ("--model m:f --timeout soon", "--timeout is 'soon'"),
+        ("--model m:f --steps 0", "--steps"),
+        ("--model m:f --backend mpi", "--backend"),
+        ("--modell m:f", "No such option: --modell"),
+    ],
+    "check-rendezvous": [
+        ("", "nothing says which nodes belong to the job"),
+        ("--nnodes 2 --master-addr node0", "needs --node-rank"),
+        ("--nnodes 2 --node-rank 0", "needs --master-addr or --rdzv-endpoint"),
+        ("--nnodes two --node-rank 0 --master-addr a", "is not a number of nodes"),
+        ("--port-range 9", "--port-range 9 is not a range of ports"),
+        ("--timeout soon", "--timeout"),
+    ],
+    "check-data": [
+        ("", "--samples, or --dataset"),
+        ("--samples 4", "--samples needs --world-size"),
+        ("--samples 0 --world-size 2", "--samples"),
+        ("--samples 455 --world-size 2 --batch-size 8 --split --no-sampler", "not both"),
+        ("--samples 455 --world-size 2 --batch-size 8 --split --sampler-drop-last", "--sampler-drop-last"),
+        ("--dataset data:make --drop-last", "--drop-last cannot be used with --dataset"),
+        ("--dataset data.py:make", "data:make"),
+        ("--dataset data:fail", "ValueError: no such data"),
+        ("--dataset data:make --timeout soon", "--timeout is 'soon'"),
+    ],
+    "check-checkpoint": [
+        ("", "FILE"),
+        ("gone.pt", "there is no gone.pt"),
+        ("empty", "has no checkpoint"),
+        ("data.py --model data:fail", "ValueError: no such data"),
+    ],
+    "allreduce-bench": [
+        ("--min-size 5GiB --max-size 1KiB", "--min-size 5 GiB is above --max-size 1 KiB", "not above"),
+        ("--min-size big", "--min-size is 'big'", "1KiB"),
+        ("--dtype float3", "--dtype float3 is not known", "bfloat16"),
+        ("--dtype ,", "--dtype is empty", "bfloat16"),
+        ("--collective all_reduce,alreduce", "--collective alreduce is not known", "reduce_scatter"),
+        ("--op xor", "--op xor is not known", "sum"),
+        ("--dtype int32 --op avg --backend gloo", "gloo cannot reduce int32 with avg", "float32"),
+        ("--budget soon", "--budget is 'soon'", "5m"),
+        ("--timeout 0", "--timeout is '0'", "5m"),
+        ("--expect fast", "--expect is 'fast'", "460GB/s"),
+        ("--fail-below 90%", "--fail-below needs --compare", "report.json"),
+        ("--compare nowhere --fail-below 120%", "--fail-below is '120%'", "90%"),
+        ("--compare nowhere", "there is no nowhere"),
+        ("--compare broken.json", "broken.json: the report cannot be read"),
+        ("--compare other.json", "other.json is not a report of allreduce-bench", "--report-dir"),
+        ("--compare bench.json", "bench.json cannot be read: size_bytes", "--report-dir"),
+        ("--model-size huge", "--model-size is 'huge'", "350M"),
+        ("--plot curve.gif", "curve.gif", ".svg"),
+        ("--plot a.svg --output a.svg", "--plot and --output are both a.svg", "its own"),
+        ("--report-dir taken", "already holds another run", "--report-dir"),
+        ("--iters 0", "--iters"),
+        ("--factor 1", "--factor"),
+        ("--backend mpi", "--backend", "gloo"),
+        ("--format xml", "--format", "nccl-tests"),
+        ("--nproc-per-node 0", "--nproc-per-node"),
+        ("--sizes 3", "No such option: --sizes", "--help"),
+    ],
+}
+"""By verb: a wrong command line, what is wrong, and what to do where the message says it."""
+
+
+@pytest.fixture
+def furnished(tmp_path):
+    """A folder with scripts, run folders, reports and files, of which some are good and some are not."""
+    (tmp_path / "ok.py").write_text("open('started', 'w')\n")
+    (tmp_path / "bad.py").write_text("x = 1\ndef f(:\n")
+    (tmp_path / "data.py").write_text(DATA)
+    (tmp_path / "damaged.pt").write_bytes(b"PK\x03\x04 and no more")
+    make_run(tmp_path / "damaged", nproc="many")
+    make_run(tmp_path / "older", version=99)
+    make_run(tmp_path / "foreign")
+    (tmp_path / "empty").mkdir()
+    row = {"collective": "all_reduce", "dtype": "float32", "redop": "sum", "mode": "latency", "in_place": True}
+    bench = {"verb": "allreduce-bench", "results": [{**row, "size_bytes": "many"}]}
+    for name, data in (("other", {}), ("bench", bench)):
+        write_report(tmp_path / name, data=data)
+        (tmp_path / name / "report.json").rename(tmp_path / f"{name}.json")
+        (tmp_path / name).rmdir()
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "report.json").write_text("{}")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "said"),
+    [
+        pytest.param(verb, words, said, id=f"{verb} {words}".strip())
+        for verb, lines in WRONG.items()
+        for words, *said in lines
+    ],
+)
+def test_wrong_use_is_status_2_with_what_to_do_and_nothing_is_started(run, furnished, verb, words, said):
+    before = sorted(path for path in furnished.rglob("*") if path.suffix != ".pyc" and path.name != "__pycache__")
+    done = run(verb, *words.split())
+
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert [one for one in said if one not in done.stderr] == []
+    assert "Traceback" not in done.stderr
+    after = sorted(path for path in furnished.rglob("*") if path.suffix != ".pyc" and path.name != "__pycache__")
+    assert after == before
