@@ -27,6 +27,7 @@ TESTS = ("tests/rules", "tests/unit")
 FAST = "not full and not standin and not alone"
 NEAREST = 8
 LIMIT_S = 400
+NO_TESTS = 5  # what pytest says where all tests are deselected, which finds nothing
 OFF_BY_ONE = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
 DROPPED = (ast.Expr, ast.Assign, ast.AugAssign, ast.Return, ast.Raise, ast.Continue, ast.Break)
 
@@ -125,10 +126,11 @@ def importers(root: Path) -> dict[str, set[Path]]:
     return found
 
 
-def nearest(file: Path, known: dict[str, set[Path]]) -> list[str]:
+def nearest(root: Path, file: Path, known: dict[str, set[Path]]) -> list[str]:
     """Return the tests of the folder that has a module's name, and some that reach it over the fewest imports.
 
-    The registry loads rules by their names, so that most tests of them import none.
+    They are listed as they stand below the root: the tree may change meanwhile. The registry loads rules by their
+    names, so that most tests of them import none.
     """
     seen, ring, tests = {file}, [file], []
     while ring and len(tests) < NEAREST:
@@ -136,8 +138,9 @@ def nearest(file: Path, known: dict[str, set[Path]]) -> list[str]:
         seen |= set(ring)
         tests += [one for one in ring if one.name.startswith("test_") and str(one).startswith(TESTS)]
     part = Path("tests", "unit" if file.parts[1] == "launch" else "", *file.parts[1:3])
-    folder = part if part.is_dir() else part.parent
-    return list(dict.fromkeys([*map(str, sorted(folder.glob("test_*.py"))), *map(str, tests[:NEAREST])]))
+    folder = root / (part if (root / part).is_dir() else part.parent)
+    here = [str(test.relative_to(root)) for test in sorted(folder.glob("test_*.py"))]
+    return list(dict.fromkeys([*here, *map(str, tests[:NEAREST])]))
 
 
 class Copy:
@@ -164,6 +167,8 @@ class Copy:
         finally:
             self._write(path, good)
         failed = re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
+        if status == NO_TESTS:
+            return ""
         if status not in {0, 1, 2} and not failed:
             return f"(exit status {status})"
         return "" if status == 0 else failed[1] if failed else "(the tests do not start)"
@@ -208,7 +213,7 @@ def main() -> None:
         copy = Copy(Path(folder))
         left = []
         for number, (file, change) in enumerate(drawn, arguments.start):
-            tests = nearest(file, copy.known)
+            tests = nearest(copy.root, file, copy.known)
             found = copy.found_by(file, change, tests) if tests else ""
             if not found and arguments.wide:
                 left.append((number, file, change))

@@ -1,6 +1,7 @@
 """What the tests themselves stand on: fuzzing, mutations, jobs on GPUs and preloaded Pythons."""
 
 import ast
+import collections
 import contextlib
 import importlib.util
 import json
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.mutations import changes
+from tests.bench.mutations import changes, nearest
 from tests.fuzz_samples import make_benches, make_checkpoints, make_runs
 from tests.fuzzing import Sample, check_output, fuzz, peak_mib
 from tests.gpu.catalog import JOBS, ONLY_A_DEVICE
@@ -224,6 +225,14 @@ def test_texts_annotations_and_f_strings_stay():
     assert not any(
         change.what.startswith(("off by one: 3 ", "off by one: 7 ", 'dropped: """')) for change in changes(SOURCE)
     )
+
+
+def test_the_nearest_tests_are_listed_as_they_stand_in_the_copy(tmp_path):
+    for name in ("tests/rules/speed/test_here.py", "tests/unit/launch/test_there.py"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+        file = Path("ddpdoctor", *Path(name).parts[-3:-1] if "rules" in name else ["launch"], "module.py")
+        assert nearest(tmp_path, file, collections.defaultdict(set)) == [name]
 
 
 # A forked Python ends as a new one: with the same status, words and order of what is let go.
