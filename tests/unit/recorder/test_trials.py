@@ -589,7 +589,7 @@ def test_batches_are_timed_once_and_errors_read_as_without_us() -> None:
     assert Fetcher().fetch(5) == 2
     with pytest.raises(ZeroDivisionError) as caught:
         Fetcher().fetch(0)
-    assert [Path(entry.path).name for entry in caught.traceback] == ["test_steps.py"] * 2
+    assert [Path(entry.path).name for entry in caught.traceback] == ["test_trials.py"] * 2
 
 
 def test_durations_that_32_bits_do_not_hold_are_cut() -> None:
