@@ -21,7 +21,7 @@ from ddpdoctor.collect.launch import (
     text,
 )
 from ddpdoctor.collect.proc import descendants, read_command, read_environment, read_processes, read_status
-from ddpdoctor.collect.run.sources import WORLD_SIZE_NAMES
+from ddpdoctor.collect.run_ranks import WORLD_SIZE_NAMES
 from ddpdoctor.collect.system import list_pids, read_link, read_text
 from ddpdoctor.model.attached import JobIdentity, RankBy, SeenRank
 from ddpdoctor.model.errors import UserError

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.fingerprint_compare import Comparer, StreamSeen
 from ddpdoctor.collect.fingerprint_files import BEFORE_ALL, DAMAGED, Points, RowsRead, pack_stream, unpack_points
-from ddpdoctor.collect.run.evidence import load
+from ddpdoctor.collect.run_files import load
 from ddpdoctor.model.consistency import Consistency, NodeStreams, RootsRequest, Stream, StreamKept, Values, What
 from ddpdoctor.model.facts import attempt_name
 

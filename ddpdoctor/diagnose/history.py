@@ -8,9 +8,8 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.run.live import read_live
-from ddpdoctor.collect.run.nodes import job_of, read_saved_run
-from ddpdoctor.collect.run.past import Past, find_runs, read_past
+from ddpdoctor.collect.live import Past, find_runs, read_live, read_past
+from ddpdoctor.collect.run import job_of, read_saved_run
 from ddpdoctor.diagnose.job import judge_earlier, last_number
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.errors import UserError
@@ -22,7 +21,7 @@ from ddpdoctor.recorder.storage.files import is_file
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ddpdoctor.collect.run.nodes import SavedRun
+    from ddpdoctor.collect.run import SavedRun
     from ddpdoctor.model.findings import Finding, RankRow, Report
 
     ReadReport = Callable[[Path], Report]

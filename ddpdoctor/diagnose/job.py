@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import ddpdoctor
 from ddpdoctor.attach.find import named_file
-from ddpdoctor.collect.run import runfolder
-from ddpdoctor.collect.run.live import is_watched, read_live
-from ddpdoctor.collect.run.nodes import SavedRun, job_of, read_job, read_saved_run
-from ddpdoctor.collect.run.runfolder import JUDGED_ATTEMPTS
-from ddpdoctor.collect.run.source_lines import keep_excerpt, load_excerpt, read_excerpt, records_own_job
+from ddpdoctor.collect.live import is_watched, read_live
+from ddpdoctor.collect.run import JUDGED_ATTEMPTS, SavedRun, job_of, job_of_node, read_job, read_saved_run
+from ddpdoctor.collect.run_files import keep_excerpt, load_excerpt, read_excerpt, records_own_job
 from ddpdoctor.diagnose.pictures import began_ns, blamed_ranks, fold_waits, pace_rows, rank_row, rows_by_rank
 from ddpdoctor.diagnose.timeline import make_timeline
 from ddpdoctor.model.attached import Movement
@@ -58,7 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
     from pathlib import Path
 
-    from ddpdoctor.collect.run.nodes import SavedRun
+    from ddpdoctor.collect.run import SavedRun
     from ddpdoctor.model.attached import AttachedJob
     from ddpdoctor.model.consistency import Consistency
     from ddpdoctor.model.data import EpochSeen
@@ -203,7 +201,7 @@ def _excerpt(saved: SavedRun, verdict: Finding | None, *, reads_source: bool) ->
         return None
     kept = load_excerpt(saved.own.path, place.file, place.line)
     # Other nodes send their records: a file is read only if the records of this host say that a rank here ran it.
-    if not reads_source or not any(_ran(rank_row(rank), place.file) for rank in runfolder.job_of(saved.own).ranks):
+    if not reads_source or not any(_ran(rank_row(rank), place.file) for rank in job_of_node(saved.own).ranks):
         return kept
     try:
         began_s = datetime.fromisoformat(saved.own.run.started_at or "").timestamp()

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.rank.loggers import read_loggers
-from ddpdoctor.collect.run.live import read_live
+from ddpdoctor.collect.live import read_live
+from ddpdoctor.collect.run import read_loggers
 from ddpdoctor.diagnose.pictures import describe_state
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.consistency import StreamClock
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ddpdoctor.collect.run.live import LiveRun
+    from ddpdoctor.collect.live import LiveRun
     from ddpdoctor.model.consistency import Consistency
     from ddpdoctor.model.facts import Logger, NodeSeen, Rank, Run
     from ddpdoctor.model.findings import Report

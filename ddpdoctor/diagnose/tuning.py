@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.run.nodes import read_job
-from ddpdoctor.collect.run.trial_record import read_trial
+from ddpdoctor.collect.run import read_job
+from ddpdoctor.collect.run_files import read_trial
 from ddpdoctor.diagnose.job import build_report, make_report
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.findings import JobStatus, JobSummary

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.run.evidence import save
+from ddpdoctor.collect.run_files import save
 from ddpdoctor.launch.evidence import PATIENT_LIMIT_S
 from ddpdoctor.launch.node_messages import pack_folder
 from ddpdoctor.launch.progress import Suspicion, suspicion_of
@@ -76,8 +76,7 @@ def save_nodes(folder: Path, seen: NodesSeen) -> None:
 
 def note_machine(folder: Path, judgment: Judgment) -> bool:
     """Save the machine's facts if the judgment needs them; return whether there are new facts to judge by."""
-    from ddpdoctor.collect.run.machine import FILE, SECTIONS, save_machine
-    from ddpdoctor.collect.run.nccl_warnings import keep_users_logs
+    from ddpdoctor.collect.run_files import MACHINE_NAME, SECTIONS, keep_users_logs, save_machine
 
     ended = [finding.summary for finding in judgment.findings if finding.code in DEVICE_CODES]
     if any(finding.code == MACHINE_CODE for finding in judgment.findings):
@@ -86,7 +85,7 @@ def note_machine(folder: Path, judgment: Judgment) -> bool:
         sections = frozenset({"kernel_log"})
     else:
         return False
-    if is_fresh(folder / FILE, MACHINE_FRESH_S):
+    if is_fresh(folder / MACHINE_NAME, MACHINE_FRESH_S):
         return False
     with contextlib.suppress(OSError):  # a full disk loses this evidence, but must not affect the job
         keep_users_logs(folder, os.environ.get("NCCL_DEBUG_FILE", ""))
@@ -107,11 +106,11 @@ def note_control_flow(folder: Path, judgment: Judgment) -> bool:
     """Save the control flow if the judgment needs it; return whether there are new facts to judge by."""
     if not any(finding.code in FLOW_CODES for finding in judgment.findings):
         return False
-    from ddpdoctor.collect.run.control_flow import FILE, save_control_flow
-    from ddpdoctor.collect.run.nodes import read_job
+    from ddpdoctor.collect.run import read_job
+    from ddpdoctor.collect.run_files import CONTROL_FLOW_NAME, save_control_flow
     from ddpdoctor.model.errors import UserError
 
-    if (folder / FILE).exists():
+    if (folder / CONTROL_FLOW_NAME).exists():
         return False
     try:
         return save_control_flow(folder, read_job(folder))

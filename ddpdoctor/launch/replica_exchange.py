@@ -113,7 +113,7 @@ class SharedReplicas:
     def save(self, folder: Path, attempt: int | None) -> None:
         """Write the kept points, and on the first node the result over all nodes; raises OSError."""
         from ddpdoctor.collect.fingerprint_nodes import JOINT, POINTS
-        from ddpdoctor.collect.run.evidence import save
+        from ddpdoctor.collect.run_files import save
 
         if self._index is not None:
             save(folder / attempt_name(POINTS, attempt), self.kept())
@@ -183,7 +183,7 @@ class LiveComparison:
         """
         if self._comparer is None or now_s < self._next_save_s:
             return
-        from ddpdoctor.collect.run.evidence import save
+        from ddpdoctor.collect.run_files import save
 
         self._next_save_s = now_s + SAVE_EVERY_S
         found = self._comparer.consistency()
@@ -223,7 +223,7 @@ class LiveComparison:
     def _write(self, found: Consistency, attempt: int | None) -> bool:
         """Save the results completely or not at all; return False on a full disk, where the ranks' files then stay."""
         from ddpdoctor.collect.fingerprint_nodes import COMPARISON
-        from ddpdoctor.collect.run.evidence import save
+        from ddpdoctor.collect.run_files import save
 
         try:
             save(self._folder / attempt_name(COMPARISON, attempt), found)

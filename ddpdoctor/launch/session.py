@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.run.ends import ASKED_TOGETHER_NS
-from ddpdoctor.collect.run.evidence import save
+from ddpdoctor.collect.run_files import save
+from ddpdoctor.collect.run_ranks import ASKED_TOGETHER_NS
 from ddpdoctor.exchange.store import wait_until
 from ddpdoctor.launch.attendance import Attendance, Leaving, locked, read_attendance
 from ddpdoctor.launch.hang import Examining, OnDemand, has_errors

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ddpdoctor.collect import proc
 from ddpdoctor.collect.bounded import safe_flags
-from ddpdoctor.collect.run.nccl_warnings import FOLDER as NCCL_FOLDER
+from ddpdoctor.collect.run_files import NCCL_FOLDER
 from ddpdoctor.collect.software import read_conf_files
 from ddpdoctor.collect.system import ReadingPlan, System
 from ddpdoctor.launch.placement import Style

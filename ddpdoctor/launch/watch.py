@@ -12,8 +12,8 @@ from ddpdoctor.collect import proc
 from ddpdoctor.collect.kernel import read_kernel_oom_pids
 from ddpdoctor.collect.limits import read_oom_kills
 from ddpdoctor.collect.proc import read_exit_code
-from ddpdoctor.collect.rank.answers import find_answers, read_answer
-from ddpdoctor.collect.run.agent_log import AgentLog, read_agent_log
+from ddpdoctor.collect.rank import find_answers, read_answer
+from ddpdoctor.collect.run_files import AgentLog, read_agent_log
 from ddpdoctor.launch import progress
 from ddpdoctor.launch.evidence import ANSWER_LIMIT_S, EvidenceTaker, describe
 from ddpdoctor.launch.progress import read_progress

@@ -13,7 +13,7 @@ import pytest
 
 from ddpdoctor.cli.mcp import answer
 from ddpdoctor.cli.output import render
-from ddpdoctor.collect.run.nodes import read_job
+from ddpdoctor.collect.run import read_job
 from ddpdoctor.diagnose.job import build_report, judge_job
 from ddpdoctor.model.facts import JobEnd
 from ddpdoctor.report.formats import parse_report, render_json

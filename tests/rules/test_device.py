@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.collect.run.control_flow import read_control_flow
+from ddpdoctor.collect.run_files import read_control_flow
 from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Call, ControlFlow, DeviceState, GroupState, Life

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from ddpdoctor.collect.rank.flight import device_times, noted_times, pending_on_device, read_flight
+from ddpdoctor.collect.rank_calls import device_times, noted_times, pending_on_device, read_flight
 from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.evidence import Called, Differ, Operation, Seen, Spot, Trouble, Who

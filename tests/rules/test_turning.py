@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.run.control_flow import read_control_flow
+from ddpdoctor.collect.run_files import read_control_flow
 from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model.facts import ControlFlow, Job, Rank
 from ddpdoctor.model.findings import Finding, Severity

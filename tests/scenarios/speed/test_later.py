@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.collect.rank.gradient_times import read_gradient_times
-from ddpdoctor.collect.rank.rings import read_rings
+from ddpdoctor.collect.rank_calls import read_rings
+from ddpdoctor.collect.rank_steps import read_gradient_times
 from ddpdoctor.model.steps import GradientTimes
 from tests.scenarios.hosts import Hosts, require
 from tests.scenarios.running import JOBS, PATIENT, clean_environment, finish, free_port, hold_to_schema, run, start

@@ -21,7 +21,7 @@ from ddpdoctor.collect.fingerprint_files import (
     pack_stream,
 )
 from ddpdoctor.collect.fingerprint_nodes import ANSWER_LIMIT_S, JOINT, POINTS, Joint, read_points, unite_consistency
-from ddpdoctor.collect.run.evidence import save
+from ddpdoctor.collect.run_files import save
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.consistency import (
     Consistency,

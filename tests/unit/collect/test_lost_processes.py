@@ -29,11 +29,9 @@ from ddpdoctor.collect.launch import read_identity
 from ddpdoctor.collect.launch import read_process as process_facts
 from ddpdoctor.collect.limits import read_oom_kills
 from ddpdoctor.collect.proc import read_exit_code, read_process
-from ddpdoctor.collect.rank.answers import parse_stacks, split_fatal, struck_thread
-from ddpdoctor.collect.run.agent_log import End
-from ddpdoctor.collect.run.ends import find_ends, interruption_ns, stop_of_others
-from ddpdoctor.collect.run.sources import Source
-from ddpdoctor.collect.run.watched import WatchedJob, parse_watch
+from ddpdoctor.collect.rank import parse_stacks, split_fatal, struck_thread
+from ddpdoctor.collect.run_files import End, WatchedJob, parse_watch
+from ddpdoctor.collect.run_ranks import Source, find_ends, interruption_ns, stop_of_others
 from ddpdoctor.collect.system import ReadingPlan, System, read_text
 from ddpdoctor.model.facts import Blocked, LostChild
 from ddpdoctor.model.node import StuckProcess

@@ -26,17 +26,22 @@ import torch
 
 from ddpdoctor.collect import recorded
 from ddpdoctor.collect.proc import Process
-from ddpdoctor.collect.rank.flight import Recorded, device_times, pending_on_device, read_dump, read_flight
-from ddpdoctor.collect.rank.gradient_times import read_gradient_times
-from ddpdoctor.collect.rank.notes import read_models, read_parameters, read_process_causes, unpack
+from ddpdoctor.collect.rank_calls import Recorded, device_times, pending_on_device, read_dump, read_flight
+from ddpdoctor.collect.rank_steps import read_gradient_times, read_models, read_parameters, read_process_causes, unpack
 from ddpdoctor.collect.recorded import read_all, read_frame, read_or_none, read_record
-from ddpdoctor.collect.run.clock_shift import shift_times
-from ddpdoctor.collect.run.evidence import load
-from ddpdoctor.collect.run.nccl_warnings import keep_users_logs, read_warnings
-from ddpdoctor.collect.run.nodes import read_job
-from ddpdoctor.collect.run.source_lines import MAX_SOURCE_BYTES, MAX_WIDTH, read_excerpt
-from ddpdoctor.collect.run.trial_record import read_trial
-from ddpdoctor.collect.run.watched import WatchedChild, WatchedRank, parse_watch
+from ddpdoctor.collect.run import read_job, shift_times
+from ddpdoctor.collect.run_files import (
+    MAX_SOURCE_BYTES,
+    MAX_WIDTH,
+    WatchedChild,
+    WatchedRank,
+    keep_users_logs,
+    load,
+    parse_watch,
+    read_excerpt,
+    read_trial,
+    read_warnings,
+)
 from ddpdoctor.launch.seen import CausesSeen
 from ddpdoctor.model.call_log import CallLog, pack_calls
 from ddpdoctor.model.codec import _find_class, _modules_by_class

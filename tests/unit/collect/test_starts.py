@@ -12,14 +12,20 @@ import pytest
 
 from ddpdoctor.collect import proc
 from ddpdoctor.collect.launch import ByHand, effective_environment, read_node_launch, seen_launch, seen_ranks
-from ddpdoctor.collect.rank.steps import read_first_step
-from ddpdoctor.collect.run.agent_log import WorkerStart, read_entries
-from ddpdoctor.collect.run.attempts import BEATS_NS, NotThere, attempt_elsewhere, came_later, was_gone
-from ddpdoctor.collect.run.live import find_record, is_watched, read_live
-from ddpdoctor.collect.run.nodes import SavedRun, _took_part, read_job
-from ddpdoctor.collect.run.past import _passes_of, find_runs
-from ddpdoctor.collect.run.sources import RankTraces, find_ranks, is_on_one_host
-from ddpdoctor.collect.run.watched import WatchedJob, parse_watch
+from ddpdoctor.collect.live import _passes_of, find_record, find_runs, is_watched, read_live
+from ddpdoctor.collect.rank_steps import read_first_step
+from ddpdoctor.collect.run import (
+    BEATS_NS,
+    NotThere,
+    SavedRun,
+    _took_part,
+    attempt_elsewhere,
+    came_later,
+    read_job,
+    was_gone,
+)
+from ddpdoctor.collect.run_files import WatchedJob, WorkerStart, parse_watch, read_entries
+from ddpdoctor.collect.run_ranks import RankTraces, find_ranks, is_on_one_host
 from ddpdoctor.diagnose.job import judge_folder
 from ddpdoctor.launch.evidence import EvidenceTaker, ask_for_evidence
 from ddpdoctor.launch.run_folder import write_record_place

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from ddpdoctor.collect.run.nodes import read_job
+from ddpdoctor.collect.run import read_job
 from ddpdoctor.diagnose.evidence import analyze
 from ddpdoctor.diagnose.job import encode_timeline, judge_job
 from ddpdoctor.diagnose.pictures import rank_row

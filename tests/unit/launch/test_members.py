@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.collect.run.evidence import load
+from ddpdoctor.collect.run_files import load
 from ddpdoctor.collect.system import System
 from ddpdoctor.exchange.conversation import BadMessage
 from ddpdoctor.exchange.store import MAX_NOTICE_BYTES, MAX_SAID_BYTES, Heard

@@ -17,7 +17,7 @@ from typing import cast
 import pytest
 
 from ddpdoctor.collect.fingerprint_nodes import COMPARISON, POINTS, read_consistency, unite_consistency
-from ddpdoctor.collect.run.evidence import load
+from ddpdoctor.collect.run_files import load
 from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.job_store import open_job_store
 from ddpdoctor.exchange.meeting import HostedMeeting, OtherPort, OwnPort, open_meeting

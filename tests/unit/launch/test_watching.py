@@ -19,8 +19,7 @@ import pytest
 
 from ddpdoctor.collect import proc
 from ddpdoctor.collect.proc import Process, read_io
-from ddpdoctor.collect.run.agent_log import AgentLog, WorkerStart
-from ddpdoctor.collect.run.watched import read_watch
+from ddpdoctor.collect.run_files import AgentLog, WorkerStart, read_watch
 from ddpdoctor.launch import evidence
 from ddpdoctor.launch.evidence import EvidenceTaker
 from ddpdoctor.launch.hang import Examining

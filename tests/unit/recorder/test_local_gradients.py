@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddpdoctor.collect.rank.notes import read_nonfinite
+from ddpdoctor.collect.rank_steps import read_nonfinite
 from ddpdoctor.model.consistency import Origin
 from ddpdoctor.recorder.gradients import findings
 from ddpdoctor.recorder.gradients.findings import LONG_ROW, MAX_NOTED

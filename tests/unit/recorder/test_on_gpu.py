@@ -15,8 +15,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddpdoctor.collect.rank.device_steps import read_device_steps
-from ddpdoctor.collect.rank.notes import read_nonfinite
+from ddpdoctor.collect.rank_steps import read_device_steps, read_nonfinite
 from ddpdoctor.recorder import capture
 from ddpdoctor.recorder.calls import collectives, functional, works
 from ddpdoctor.recorder.gradients import findings, finite_checks

@@ -21,7 +21,7 @@ from torch.utils.file_baton import FileBaton
 
 import ddpdoctor.recorder
 from ddpdoctor.collect.proc import read_io
-from ddpdoctor.collect.rank.steps import errors_of_child
+from ddpdoctor.collect.rank_steps import errors_of_child
 from ddpdoctor.recorder import frames
 from ddpdoctor.recorder.stacks import errors, helpers, waits
 from ddpdoctor.recorder.stacks.error_details import reason_of

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.rank.answers import (
-    Answers,
-    parse_stacks,
-    read_answer,
-    read_groups,
-    read_samples,
-    read_seconds,
-    split_fatal,
-    struck_thread,
-)
-from ddpdoctor.collect.rank.flight import device_times, noted_times, pending_on_device, read_dump, read_flight
-from ddpdoctor.collect.rank.gradient_times import read_gradient_times
-from ddpdoctor.collect.rank.loaders import read_loaders
-from ddpdoctor.collect.rank.notes import (
+from ddpdoctor.collect.rank_calls import device_times, noted_times, pending_on_device, read_dump, read_flight, read_log
+from ddpdoctor.collect.rank_steps import (
+    read_fetches,
+    read_gradient_times,
+    read_lines,
     read_models,
     read_nonfinite,
     read_parameters,
     read_process_causes,
+    read_speed,
+    read_steps,
     read_unfinished,
 )
-from ddpdoctor.collect.rank.rings import read_log
-from ddpdoctor.collect.rank.speed import read_speed
-from ddpdoctor.collect.rank.steps import read_fetches, read_lines, read_steps
 from ddpdoctor.collect.recorded import dicts, read_all, read_frame, read_or_none, read_record
-from ddpdoctor.collect.run.agent_log import read_lacks
-from ddpdoctor.collect.run.evidence import read_text
-from ddpdoctor.collect.run.sources import Source, process_note
+from ddpdoctor.collect.run_files import DAMAGED, read_lacks, read_text
+from ddpdoctor.collect.run_ranks import Source, process_note
+from ddpdoctor.collect.system import list_names
+from ddpdoctor.model.codec import INTEGERS
+from ddpdoctor.model.data import EpochCall, EpochSeen, LoaderSeen
 from ddpdoctor.model.facts import (
     Child,
     EndedByThread,
@@ -46,14 +40,16 @@ from ddpdoctor.model.facts import (
     signal_name,
 )
 from ddpdoctor.model.stacks import Frame, Stack, StackSample
+from ddpdoctor.recorder.storage import ring_layout
+from ddpdoctor.recorder.storage.files import read_plain
+from ddpdoctor.recorder.storage.group_json import parse_group_json
 from ddpdoctor.recorder.storage.secrets import hide_in_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from ddpdoctor.collect.run.agent_log import End
-    from ddpdoctor.collect.run.watched import WatchedJob, WatchedRank
+    from ddpdoctor.collect.run_files import End, WatchedJob, WatchedRank
     from ddpdoctor.model.call_log import CallLog
     from ddpdoctor.recorder.storage import ring_reading
 
@@ -71,10 +67,20 @@ LIMIT_SLACK_NS = 1_000_000_000
 """A process may be seen to end this much before its own limit, by the clocks of two threads. Our choice."""
 LOOKS_APART_NS = 150_000_000
 """The sampler reads the user's current line slightly more often than this."""
+_THREAD = re.compile(r"^(Current thread|Thread) 0x([0-9a-fA-F]+)[^\n]*\(most recent call first\)")
+_ALONE = re.compile(r"^Stack \(most recent call first\)")
+"""What faulthandler writes above a single requested thread: the main thread, because it runs the handlers."""
+_FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
+FATAL = "Fatal Python error:"
+_CURRENT = "Current thread "
+_MESH = "mesh_"
+_MESH_OF_ALL = "mesh_default"
+Answers = dict[tuple[int, int], list[tuple[int, str]]]
+"""Maps a pid and its start ticks to the answers: the number of the request and the file with the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
+class RankContext:
     """The inputs that all ranks of one attempt share."""
 
     folder: Path
@@ -92,7 +98,7 @@ class Context:
     agent_lacks: tuple[str, ...] = ()
 
 
-def read_rank(source: Source, context: Context) -> Rank:
+def read_rank(source: Source, context: RankContext) -> Rank:
     """Return all that is known about one rank, and what cannot be read."""
     try:
         return _read_rank(source, context)
@@ -104,7 +110,7 @@ def read_rank(source: Source, context: Context) -> Rank:
         )  # fmt: skip
 
 
-def _read_rank(source: Source, context: Context) -> Rank:
+def _read_rank(source: Source, context: RankContext) -> Rank:
     content = context.contents.get(source.pid)
     watched = context.watch.of(source.pid)
     seen = Rank(
@@ -141,7 +147,7 @@ def _defects(content: ring_reading.RingContent | None) -> str | None:
     return "; ".join(sorted({f"{note.get('hook')}: {note.get('error')}" for note in notes})) or None
 
 
-def _with_end(rank: Rank, context: Context, watched: WatchedRank) -> Rank:
+def _with_end(rank: Rank, context: RankContext, watched: WatchedRank) -> Rank:
     """Add how and when the rank ended: the agent knows how, but the watcher often sees the end earlier."""
     end = context.ends.get(rank.pid or 0)
     gone_ns = watched.ended_ns
@@ -160,7 +166,7 @@ def _after(time_ns: int, stop_ns: int | None) -> bool:
     return stop_ns is not None and time_ns >= stop_ns
 
 
-def _with_ring(rank: Rank, content: ring_reading.RingContent, source: Source, context: Context) -> Rank:
+def _with_ring(rank: Rank, content: ring_reading.RingContent, source: Source, context: RankContext) -> Rank:
     """Add what the process itself recorded."""
     watched = context.watch.of(content.pid)
     log, notes, cells = read_log(content.slots), content.notes, content.cells
@@ -237,7 +243,7 @@ def _last_note(notes: list[dict[str, Any]], *kinds: str) -> dict[str, Any]:
 
 
 def _with_stacks(
-    rank: Rank, content: ring_reading.RingContent, context: Context, evidence: dict[str, Any]
+    rank: Rank, content: ring_reading.RingContent, context: RankContext, evidence: dict[str, Any]
 ) -> Rank:  # fmt: skip
     """Add the stacks that the process wrote, by itself or at a signal."""
     process = process_note(content)
@@ -262,7 +268,7 @@ def _with_stacks(
 
 
 def _with_device_calls(
-    rank: Rank, content: ring_reading.RingContent, context: Context, evidence: dict[str, Any], log: CallLog
+    rank: Rank, content: ring_reading.RingContent, context: RankContext, evidence: dict[str, Any], log: CallLog
 ) -> Rank:
     """Add the groups, and the calls that have not ended on the host or on the device."""
     groups = _groups(evidence, content.notes, log)
@@ -279,7 +285,7 @@ def _with_device_calls(
     )
 
 
-def _is_over(content: ring_reading.RingContent, context: Context) -> bool:
+def _is_over(content: ring_reading.RingContent, context: RankContext) -> bool:
     """Return whether a process has ended, which makes torch's dump newer than the process's answer."""
     return content.pid in context.ends or context.watch.of(content.pid).ended_ns is not None
 
@@ -319,7 +325,7 @@ def _raised(notes: list[dict[str, Any]]) -> tuple[Raised, ...]:
 
 
 def _helper_errors(
-    notes: list[dict[str, Any]], evidence: dict[str, Any], source: Source, context: Context
+    notes: list[dict[str, Any]], evidence: dict[str, Any], source: Source, context: RankContext
 ) -> tuple[HelperError, ...]:
     """Return the errors of a rank's threads, tasks, pools and children; the watcher kept those of ended children."""
     found = [HelperError(who=Helper.THREAD, error=r) for r in _raised(notes) if r.uncaught and not r.thread_is_main]
@@ -396,7 +402,7 @@ def _last_sample(path: str, content: ring_reading.RingContent, roots: tuple[str,
     return (StackSample(time_ns=content.cells["heartbeat_ns"], by="signal", stacks=stacks),) if stacks else ()
 
 
-def _children(watched: WatchedRank, context: Context) -> tuple[Child, ...]:
+def _children(watched: WatchedRank, context: RankContext) -> tuple[Child, ...]:
     found = []
     for child in watched.children:
         content = context.contents.get(child.pid)
@@ -421,3 +427,154 @@ def is_idle(samples: tuple[StackSample, ...]) -> bool:
 def _below_user(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
     last = max((i for i, frame in enumerate(frames) if frame.user), default=-1)
     return frames[last + 1 :]
+
+
+def find_answers(folder: Path) -> Answers:
+    """Return the answers in the evidence folder, which is listed only once for all ranks."""
+    found: Answers = {}
+    for name in list_names(folder):
+        stem, dot, kind = name.partition(".")
+        numbers = stem.split("-")
+        if dot and kind == "json" and len(numbers) == 3 and all(number.isdigit() for number in numbers):
+            pid, ticks, request = map(int, numbers)
+            found.setdefault((pid, ticks), []).append((request, str(folder / name)))
+    return found
+
+
+def read_answer(answers: Answers, pid: int, ticks: int) -> dict[str, Any]:
+    """Return the latest readable answer of a process, or an empty dict."""
+    for _, path in sorted(answers.get((pid, ticks), ()), reverse=True):
+        try:
+            body = parse_group_json(read_plain(path))
+        except DAMAGED:
+            continue
+        if isinstance(body, dict):
+            return body
+    return {}
+
+
+def read_samples(answer: dict[str, Any]) -> tuple[StackSample, ...]:
+    """Return the stack samples of an answer."""
+    return tuple(read_record(StackSample, sample, by="sampler") for sample in dicts(answer.get("looks")))
+
+
+def read_groups(entries: Any) -> tuple[GroupState, ...]:
+    """Return the process groups that a rank reported, without damaged entries."""
+    return tuple(
+        read_record(
+            GroupState,
+            entry,
+            ranks=ranks,
+            mesh_dim=_mesh_dim(entry.get("desc")),
+            timeout_s=read_seconds(entry.get("timeout_s")),
+        )
+        for entry in dicts(entries)
+        if "name" in entry
+        and isinstance(entry.get("enqueued"), int)
+        and (ranks := _read_members(entry.get("ranks"))) is not None
+    )
+
+
+def _mesh_dim(desc: Any) -> str:
+    """Return the mesh dimension that torch's device mesh wrote into a group's description, or an empty string."""
+    known = isinstance(desc, str) and desc.startswith(_MESH) and desc != _MESH_OF_ALL
+    return str(desc).removeprefix(_MESH) if known else ""
+
+
+def read_seconds(value: Any) -> float | None:
+    """Return a duration that a recorder wrote, or None if the value is not a positive number."""
+    return float(value) if type(value) in {int, float} and 0 < value < math.inf else None
+
+
+def _read_members(value: Any) -> tuple[int, ...] | None:
+    """Return the members of a group, or None if they are damaged. A tuple comes from ``parse_group_json``, checked."""
+    if isinstance(value, list) and set(map(type, value)) <= {int}:
+        return tuple(number for number in value if number in INTEGERS)
+    return value if isinstance(value, tuple) else None
+
+
+def parse_stacks(text: str, main_ident: int | None, roots: tuple[str, ...]) -> tuple[Stack, ...]:
+    """Return the stacks of one dump; ``roots`` are the folders of the rank's standard library."""
+    stacks: list[Stack] = []
+    frames: list[Frame] | None = None
+    thread: str | None = None
+    for line in [*text.splitlines(), ""]:
+        head = _THREAD.match(line)
+        alone = _ALONE.match(line)
+        if head or alone or not line.startswith("  "):
+            if frames:
+                stacks.append(_stack(thread, frames, main_ident))
+            frames, thread = ([] if head or alone else None), (head.group(2) if head else None)
+        elif frames is not None and (match := _FRAME.match(line)):
+            frames.append(_frame(match, roots))
+    return tuple(stacks)
+
+
+def split_fatal(text: str) -> tuple[str, str]:
+    """Return what was dumped on request, and the part from the fatal error on (empty if there was none)."""
+    before, mark, after = text.partition(FATAL)
+    return before, mark + after if mark else ""
+
+
+def struck_thread(fatal: str) -> str:
+    """Return the part of a fatal dump about the thread that the signal hit, empty if that thread runs no Python."""
+    _, mark, after = fatal.partition(_CURRENT)
+    return mark + after.partition("\n\n")[0] if mark else ""
+
+
+def _stack(thread: str | None, frames: list[Frame], main_ident: int | None) -> Stack:
+    is_main = thread is None or (main_ident is not None and int(thread, 16) == main_ident)
+    name = "MainThread" if thread is None or is_main else f"thread 0x{thread.lstrip('0')}"
+    return Stack(thread=name, is_main=is_main, is_daemon=False, frames=tuple(reversed(frames)))
+
+
+def _frame(match: re.Match[str], roots: tuple[str, ...]) -> Frame:
+    file, line, function = match.groups()
+    user = (
+        not ring_layout.is_library_path(file, roots) and not file.startswith("<") and "/ddpdoctor/recorder/" not in file
+    )
+    return Frame(file=file, line=int(line) if line.isdigit() else 0, function=function, user=user)
+
+
+def read_loaders(notes: Iterable[dict[str, Any]], evidence: dict[str, Any]) -> tuple[LoaderSeen, ...] | None:
+    """Return the loaders that a rank used, in the order of their first use, or None if none was recorded.
+
+    A later note about a pass replaces an earlier one. The rank's evidence is newer than its notes.
+    """
+    loaders: dict[int, dict[str, Any]] = {}
+    passes: dict[int, dict[int, dict[str, Any]]] = {}
+    strays: dict[int, dict[str, Any]] = {}
+    for note in (*notes, *dicts(evidence.get("loaders"))):
+        if note.get("k") == "loader":
+            loaders[_number(note.get("n"))] = note
+        elif note.get("k") == "pass":
+            passes.setdefault(_number(note.get("l")), {})[_number(note.get("p"))] = note
+        elif note.get("k") == "epoch_call":
+            strays[_number(note.get("n"))] = note
+    if not loaders:
+        return None
+    calls = [note for _, note in sorted(strays.items()) if not note.get("used")]
+    return tuple(_read_loader(note, passes.get(number, {}), calls) for number, note in sorted(loaders.items()))
+
+
+def _read_loader(
+    note: dict[str, Any], passes: dict[int, dict[str, Any]], calls: Iterable[dict[str, Any]]
+) -> LoaderSeen:  # fmt: skip
+    ordered = [passes[number] for number in sorted(passes)]
+    epochs = tuple(read_record(EpochSeen, entry, trained=_number(entry.get("bw")) > 0) for entry in ordered)
+    strays = [call for call in calls if call.get("N") == note.get("N") is not None]
+    loader = read_record(
+        LoaderSeen,
+        note,
+        indices_seen=not note.get("it") and any(epoch.drawn for epoch in epochs),
+        epochs=epochs,
+        passes=max(passes, default=0),
+        trained_batches=max((_number(entry.get("tb")) for entry in ordered), default=0),
+        in_join=any(bool(entry.get("j")) for entry in ordered),
+        stray_calls=read_all(EpochCall, strays),
+    )
+    return replace(loader, samples=None) if any(entry.get("w") for entry in ordered) else loader
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else 0

@@ -1,1 +1,0 @@
-"""Facts about one rank: what it recorded, and what else the run folder holds about it."""

@@ -1,0 +1,621 @@
+"""Reads the facts of a job from a run folder, while it runs or long after, and from those of its other nodes."""
+
+from __future__ import annotations
+
+from array import array
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from operator import is_
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.fingerprint_files import Writer
+from ddpdoctor.collect.fingerprint_nodes import read_consistency, unite_consistency
+from ddpdoctor.collect.rank import RankContext, believed, find_answers, read_rank
+from ddpdoctor.collect.rank_calls import read_rings
+from ddpdoctor.collect.rank_steps import errors_of_child, find_children
+from ddpdoctor.collect.recorded import read_all
+from ddpdoctor.collect.run_files import (
+    CONTROL_FLOW_NAME,
+    DAMAGED,
+    MACHINE_NAME,
+    AgentLog,
+    End,
+    WatchedJob,
+    check_folders,
+    load,
+    load_json,
+    log_of,
+    meetings_of,
+    read_entries,
+    read_text,
+    read_warnings,
+    read_watch,
+)
+from ddpdoctor.collect.run_ranks import (
+    RankTraces,
+    Source,
+    find_ends,
+    find_ranks,
+    interruption_ns,
+    is_on_one_host,
+    stop_of_others,
+)
+from ddpdoctor.model.call_log import CallLog
+from ddpdoctor.model.codec import WrongValue, decode
+from ddpdoctor.model.data import EpochCall, EpochSeen, LoaderSeen
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.facts import (
+    END_NAME,
+    REACHED_NAME,
+    RUN_FORMAT,
+    RUN_VERSION,
+    BeforeCall,
+    Call,
+    Child,
+    ControlFlow,
+    GroupState,
+    HelperError,
+    HostSeen,
+    Job,
+    JobEnd,
+    Logger,
+    NodeSeen,
+    NodesSeen,
+    Presence,
+    Raised,
+    Rank,
+    Run,
+    Save,
+)
+from ddpdoctor.model.node import Node
+from ddpdoctor.model.reaching import Connecting
+from ddpdoctor.model.stacks import StackSample
+from ddpdoctor.model.steps import Speed, StepParts, StepTimes
+from ddpdoctor.model.words import grouped
+from ddpdoctor.recorder.storage.files import is_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+    from typing import TypeVar
+
+    from ddpdoctor.collect.rank import Answers
+    from ddpdoctor.collect.rank_calls import Rings
+    from ddpdoctor.model.facts import NcclLine
+    from ddpdoctor.recorder.storage import ring_reading
+
+    Entries = Sequence[dict[str, Any]]
+    """What the agent of one node logged in all attempts."""
+    Timed = TypeVar("Timed", Job, Rank)
+
+JUDGED_ATTEMPTS = 10
+"""How many earlier attempts we judge. Without a limit, each restart would make the report slower."""
+NODES_NAME = "nodes.json"
+NODE_FOLDERS = ("gathered", "nodes")
+"""Subfolders with each other node's records, by its number: what it sent, or what it wrote to a shared run folder."""
+BEATS_NS = 3_000_000_000
+"""Three heartbeats: a node that was silent for longer than this when the ranks started was not there. Our choice."""
+TIMED: frozenset[Any] = frozenset({
+    BeforeCall, Call, Child, EpochCall, EpochSeen, HelperError, Job, LoaderSeen, Raised, Rank, Save, Speed, StackSample,
+    StepParts, StepTimes,
+})  # fmt: skip
+"""The records with times, or with records that have times. Times are their fields that end in "_ns"."""
+_HOLDERS = TIMED | {CallLog, tuple}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFolder:
+    """What a run folder holds for all attempts, read once; ``job_of_node`` makes a ``Job`` of each attempt."""
+
+    path: Path
+    run: Run
+    end: JobEnd | None
+    """None if the watcher was killed or the job still runs."""
+    agent: Sequence[dict[str, Any]]
+    """The log of torch's elastic agent."""
+    rings: Rings
+    answers: Answers
+    lost: dict[int, str]
+    """Why a process could not be recorded, by pid."""
+    machine: Node | None
+    control_flow: tuple[ControlFlow, ...]
+    nccl_lines: tuple[NcclLine, ...]
+    reached: tuple[Connecting, ...]
+
+
+def read_run_folder(folder: Path, *, kept: bool = True) -> RunFolder:
+    """Read a run folder. With ``kept``, copies of rings that were kept before a signal replace these rings.
+
+    Raises:
+        UserError: the folder is not a run folder, or is damaged.
+    """
+    check_folders(folder)
+    run = _read_run(folder)
+    with _wall(folder):
+        return RunFolder(
+            path=folder,
+            run=run,
+            end=load(JobEnd, folder / END_NAME),
+            agent=read_entries(folder / "agent.jsonl"),
+            rings=read_rings(folder, kept=kept),
+            answers=find_answers(folder / "evidence"),
+            lost=_read_lost(folder),
+            machine=load(Node, folder / MACHINE_NAME),
+            control_flow=load(tuple[ControlFlow, ...], folder / CONTROL_FLOW_NAME) or (),
+            nccl_lines=read_warnings(folder),
+            reached=load(tuple[Connecting, ...], folder / REACHED_NAME) or (),
+        )
+
+
+def job_of_node(folder: RunFolder, attempt: int | None = None) -> Job:
+    """Return the facts of one attempt, by default the last.
+
+    Raises:
+        UserError: the folder is damaged.
+    """
+    with _wall(folder.path):
+        return _job_of(folder, attempt)
+
+
+@contextmanager
+def _wall(folder: Path) -> Iterator[None]:
+    """Turn any exception into a ``UserError`` that names the folder."""
+    try:
+        yield
+    except Exception as error:  # damaged files can raise anything
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"{folder} is damaged, and cannot be judged ({reason})") from error
+
+
+def _read_run(folder: Path) -> Run:
+    """Return run.json, which says what was started, when and how."""
+    try:
+        plain = load_json(folder / "run.json")
+    except DAMAGED:
+        plain = None
+    if not isinstance(plain, dict) or plain.get("format") != RUN_FORMAT:
+        raise UserError(
+            f"{folder} is not a run folder of ddpdoctor",
+            help="give the folder that `ddpdoctor wrap` named at its end (--report-dir)",
+        )
+    if plain.get("version") != RUN_VERSION:
+        raise UserError(f"{folder} has version {plain.get('version')!r}, this ddpdoctor reads {RUN_VERSION}")
+    try:
+        return decode(Run, plain)
+    except WrongValue as wrong:
+        raise UserError(f"{folder}: run.json is damaged: {wrong}") from wrong
+
+
+def _job_of(folder: RunFolder, attempt: int | None) -> Job:
+    run, path = folder.run, folder.path
+    watch = read_watch(path, attempt)
+    agent = log_of(folder.agent, attempt)
+    processes = _find_processes(folder, agent, watch)
+    stop_ns = _stop_ns(agent, watch, processes)
+    found = _read_ranks(folder, agent, watch, processes, stop_ns)
+    now_ns = watch.now_ns or max([r.ended_ns or r.last_progress_ns or 0 for r in found], default=0)
+    shape = _read_shape(run, agent, processes)
+    return Job(
+        now_ns=now_ns,
+        hang_timeout_s=run.hang_timeout_s or 300.0,
+        ranks=share_groups(found),
+        world_size=believed(shape.world_size) if shape.world_size != 1 or not found else None,
+        nnodes=shape.nnodes,
+        local_ranks_expected=shape.local_ranks,
+        may_run_elsewhere=shape.may_run_elsewhere,
+        ended=watch.ended,
+        launcher_status=watch.launcher_status,
+        launched_ns=run.launched_ns or 0,
+        stopping_since_ns=stop_ns,
+        interrupted_by=watch.interrupted_by,
+        node_rank=run.node_rank,
+        debug_level=_debug_level(run, processes.contents.values()),
+        entry=run.entry,
+        torch_version=run.torch_version,
+        host_causes=watch.host_causes,
+        machine=folder.machine,
+        control_flow=folder.control_flow,
+        consistency=read_consistency(path, run, attempt, _writers(processes, watch)),
+        speed_asked=run.speed,
+        nccl_lines=folder.nccl_lines,
+        host=run.host,
+        reached=folder.reached,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Processes:
+    """The processes of one attempt: what they wrote, which of them are ranks, and how they ended."""
+
+    contents: dict[int, ring_reading.RingContent]
+    sources: list[Source]
+    ends: dict[int, End]
+
+
+def _find_processes(folder: RunFolder, agent: AgentLog, watch: WatchedJob) -> _Processes:
+    contents = folder.rings.contents
+    sources = find_ranks(
+        RankTraces(started=agent.started, contents=contents, watch=watch, until_ns=agent.superseded_ns)
+    )  # fmt: skip
+    known = agent.ends | _child_ends(contents) | _launcher_end(watch)
+    return _Processes(
+        contents=contents,
+        sources=sources,
+        ends=find_ends(sources, contents, folder.path, watch, known),
+    )
+
+
+def _debug_level(run: Run, contents: Iterable[ring_reading.RingContent]) -> str:
+    """Return torch's debug level when a rank made its group; before that, and in old runs, the level we chose."""
+    notes = [note for content in contents for note in content.notes if note.get("k") == "initialized"]
+    known = [str(note["debug_level"]) for note in notes if note.get("debug_level")]
+    chosen = run.debug_level or "OFF"
+    return known[-1] if known else "OFF" if chosen == "AUTO" else chosen
+
+
+def _launcher_end(watch: WatchedJob) -> dict[int, End]:
+    """Return the end of the command itself, which may be a rank."""
+    pid, code = watch.launcher_pid, watch.launcher_status
+    if pid is None or code is None:
+        return {}
+    return {pid: End(pid=pid, code=code, at=watch.of(pid).ended_ns or watch.now_ns or 0)}
+
+
+def _stop_ns(agent: AgentLog, watch: WatchedJob, processes: _Processes) -> int | None:
+    """Return when the agent, ddpdoctor, the user or another launcher began to stop the ranks."""
+    interrupted = interruption_ns(processes.sources, processes.ends, watch)
+    times_ns = [watch.stopping_since_ns, interrupted, agent.closing_ns]
+    if not agent.started:
+        times_ns.append(stop_of_others(processes.sources, processes.ends, watch))
+    return min(filter(None, times_ns), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """How many ranks a job has, and on how many hosts."""
+
+    world_size: int | None
+    nnodes: int
+    local_ranks: int | None
+    may_run_elsewhere: bool
+
+
+def _read_shape(run: Run, agent: AgentLog, processes: _Processes) -> _Shape:
+    """Return the shape from torchrun's arguments, from its agent's log, or from the ranks' environment.
+
+    If a launcher has only one rank, that rank counts as a node of its own, and its world size is the number of nodes.
+    """
+    if run.launcher != "command":
+        local, nnodes = run.nproc, run.nnodes or 1
+        world = run.world_size or (None if local is None else local * nnodes)
+        elsewhere = nnodes > 1 or (world is not None and world != local)
+        return _Shape(world_size=world, nnodes=nnodes, local_ranks=local, may_run_elsewhere=elsewhere)
+    if agent.started:
+        local = len(agent.started)
+        world = max(local, *(start.world_size for start in agent.started.values()))
+        nnodes = -(-world // local)
+        return _Shape(world_size=world, nnodes=nnodes, local_ranks=local, may_run_elsewhere=nnodes > 1)
+    here = is_on_one_host(processes.contents.values())
+    return _Shape(world_size=None, nnodes=1, local_ranks=None, may_run_elsewhere=not here)
+
+
+def _read_ranks(
+    folder: RunFolder,
+    agent: AgentLog,
+    watch: WatchedJob,
+    processes: _Processes,
+    stop_ns: int | None,
+) -> tuple[Rank, ...]:
+    contents = processes.contents
+    context = RankContext(
+        folder=folder.path,
+        host=folder.run.host or "localhost",
+        attempt=max(agent.attempt, 0),
+        ends=processes.ends,
+        stop_ns=stop_ns,
+        watch=watch,
+        contents=contents,
+        children=find_children(contents),
+        child_errors=grouped(pair for content in contents.values() for pair in errors_of_child(content)),
+        answers=folder.answers,
+        lost=folder.rings.damaged | folder.lost,
+        agent_lacks=agent.lacks,
+    )
+    return tuple(sorted((read_rank(source, context) for source in processes.sources), key=lambda rank: rank.rank))
+
+
+def _writers(processes: _Processes, watch: WatchedJob) -> list[Writer]:
+    """Return the ranks' processes that can have written fingerprints of their replicas."""
+    found = [processes.contents[source.pid] for source in processes.sources if source.pid in processes.contents]
+    return [
+        Writer(
+            pid=content.pid,
+            ticks=content.start_ticks,
+            began_ns=content.cells["started_ns"],
+            ended_ns=watch.of(content.pid).ended_ns,
+        )
+        for content in found
+    ]
+
+
+def _child_ends(contents: dict[int, ring_reading.RingContent]) -> dict[int, End]:
+    notes = [note for content in contents.values() for note in content.notes if note.get("k") == "child_end"]
+    return {end.pid: end for end in read_all(End, [note for note in notes if type(note.get("code")) is int])}
+
+
+def _read_lost(folder: Path) -> dict[int, str]:
+    """Return, by pid, why a process could not be recorded."""
+    found = {}
+    for path in folder.glob("lost-*"):
+        pid = path.name.split("-")[1]
+        if pid.isascii() and pid.isdecimal():
+            found[int(pid)] = read_text(path).partition("\n")[2] or "no reason given"
+    return found
+
+
+def share_groups(found: tuple[Rank, ...]) -> tuple[Rank, ...]:
+    """Fill in the members of groups on ranks that do not know them, from ranks that do."""
+    members = {group.name: group.ranks for rank in found for group in rank.groups if group.ranks}
+    shared = {ranks: ranks for ranks in members.values()}  # otherwise a thousand ranks keep a thousand equal tuples
+
+    def complete(group: GroupState) -> GroupState:
+        known = members.get(group.name, ())
+        if group.ranks is known:
+            return group
+        ranks = group.ranks or known
+        return replace(group, ranks=shared.get(ranks, ranks))
+
+    def fill(rank: Rank) -> Rank:
+        groups = tuple(map(complete, rank.groups))
+        return rank if all(map(is_, groups, rank.groups)) else replace(rank, groups=groups)
+
+    return tuple(map(fill, found))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Node:
+    """What another node recorded, with times on the reporting node's clock."""
+
+    seen: NodeSeen
+    folder: Path
+    attempt: int | None
+    """By that node's own count."""
+    job: Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedRun:
+    """A run folder and the records of other nodes in it, all read once."""
+
+    own: RunFolder
+    """The run folder of the reporting node."""
+    members: NodesSeen | None
+    """None if the job had one node."""
+    others: dict[int, RunFolder]
+    """The readable run folders of other nodes, by number."""
+
+
+def read_saved_run(folder: Path) -> SavedRun:
+    """Read a run folder, and the other nodes' run folders in it.
+
+    Raises:
+        UserError: the folder is not a run folder, or is damaged.
+    """
+    own, members = read_run_folder(folder), read_nodes(folder)
+    others = {}
+    for seen in members.nodes if members is not None else ():
+        place = _place(folder, seen)
+        if members is not None and seen.number != members.own and place is not None:
+            with suppress(UserError):
+                others[seen.number] = read_run_folder(place)
+    return SavedRun(own=own, members=members, others=others)
+
+
+def job_of(saved: SavedRun, attempt: int | None = None) -> Job:
+    """Return the facts of one attempt (by default the last) on all nodes.
+
+    Raises:
+        UserError: the folder is damaged.
+    """
+    own, members = job_of_node(saved.own, attempt), saved.members
+    if members is None:
+        return own
+    members = replace(members, nodes=tuple(one for one in members.nodes if _took_part(saved, one, members, attempt)))
+    others = [node for seen in members.nodes if (node := _read_node(saved, seen, attempt)) is not None]
+    return _unite(own, members, others, saved.own.path, attempt)
+
+
+def read_job(folder: Path, attempt: int | None = None) -> Job:
+    """Read a run folder and return the facts of one attempt; raises ``UserError`` like ``read_saved_run``."""
+    return job_of(read_saved_run(folder), attempt)
+
+
+def read_nodes(folder: Path) -> NodesSeen | None:
+    """Return the nodes of the job, or None if it had only one or the file cannot be read."""
+    return load(NodesSeen, folder / NODES_NAME)
+
+
+def _read_node(saved: SavedRun, seen: NodeSeen, attempt: int | None) -> _Node | None:
+    """Return what another node recorded, or None if that is missing, damaged, or of other attempts only."""
+    other = saved.others.get(seen.number)
+    if other is None:
+        return None
+    try:
+        there = attempt_elsewhere(saved.own.agent, other.agent, attempt)
+        job = job_of_node(other, there)
+    except (UserError, NotThere):
+        return None
+    return _Node(seen=seen, folder=other.path, attempt=there, job=shift_times(job, seen.clock_offset_ns or 0))
+
+
+def _took_part(saved: SavedRun, seen: NodeSeen, members: NodesSeen, attempt: int | None) -> bool:
+    """Return whether a node took part in an attempt: in an elastic job, nodes leave and others join."""
+    if seen.number == members.own:
+        return True
+    other = saved.others.get(seen.number)
+    if other is not None and came_later(saved.own.agent, other.agent, attempt):
+        return False
+    if not was_gone(saved.own.agent, seen.heard_ns, attempt):
+        return True
+    started = log_of(saved.own.agent, attempt).started.values()
+    here = [one for one in members.nodes if not was_gone(saved.own.agent, one.heard_ns, attempt)]
+    ranks = {one.rank for one in started}.union(*(one.ranks for one in here))
+    # A static rendezvous starts the ranks again without asking who is there, and they wait for those of this node.
+    is_known = all(one.ranks for one in here if one.number != members.own)
+    return is_known and len(ranks) < max((one.world_size for one in started), default=0)
+
+
+def _place(folder: Path, seen: NodeSeen) -> Path | None:
+    places = (folder / name / str(seen.number) for name in NODE_FOLDERS)
+    return next((place for place in places if is_folder(place) and (place / "run.json").is_file()), None)
+
+
+def _unite(own: Job, members: NodesSeen, others: Sequence[_Node], folder: Path, attempt: int | None) -> Job:
+    jobs = [own, *(node.job for node in others)]
+    jobs_by_number = {node.seen.number: node.job for node in others}
+    stop_ns = min((job.stopping_since_ns for job in jobs if job.stopping_since_ns is not None), default=None)
+    error_ns = max((node.seen.clock_error_ns or 0 for node in others), default=0)
+    number = max((rank.attempt for rank in own.ranks), default=attempt or 0)
+    ranks = [_judged_by(rank, stop_ns, error_ns) for job in jobs for rank in job.ranks]
+    ranks = [rank if rank.attempt == number else replace(rank, attempt=number) for rank in ranks]
+    statuses = [own.launcher_status, *(node.status for node in members.nodes if node.presence is Presence.LEFT)]
+    return replace(
+        own,
+        ranks=tuple(sorted(share_groups(tuple(ranks)), key=lambda rank: (rank.rank, rank.host))),
+        world_size=next((job.world_size for job in jobs if job.world_size is not None), None),
+        nnodes=max(own.nnodes, len({node.host for node in members.nodes if node.host})),
+        now_ns=max(job.now_ns for job in jobs),  # if the launcher here has ended, other nodes were seen later
+        stopping_since_ns=stop_ns,
+        interrupted_by=next((job.interrupted_by for job in jobs if job.interrupted_by), None),
+        launcher_status=next((status for status in statuses if status), own.launcher_status),
+        nccl_lines=tuple(line for job in jobs for line in job.nccl_lines),
+        consistency=unite_consistency(
+            folder, attempt, [(node.folder, node.attempt) for node in others], [job.consistency for job in jobs]
+        ),
+        members=replace(
+            members,
+            nodes=tuple(
+                _with_facts(node, own if node.number == members.own else jobs_by_number.get(node.number))
+                for node in members.nodes
+            ),
+        ),
+        elsewhere=tuple(_host_seen(node.job) for node in others),
+    )
+
+
+def _judged_by(rank: Rank, stop_ns: int | None, error_ns: int) -> Rank:
+    """Mark a rank that ended after somebody began to stop the job on any node, allowing for the clocks' error."""
+    if stop_ns is None or rank.ended_ns is None or rank.ended_ns <= stop_ns + error_ns:
+        return rank
+    return replace(rank, after_stop=True)
+
+
+def _with_facts(node: NodeSeen, job: Job | None) -> NodeSeen:
+    """Return a node with the ranks in its records, and whether we have its records."""
+    if job is None:
+        return replace(node, gathered=False)
+    return replace(node, gathered=True, ranks=tuple(sorted({rank.rank for rank in job.ranks})) or node.ranks)
+
+
+def _host_seen(job: Job) -> HostSeen:
+    return HostSeen(host=job.host, causes=job.host_causes, machine=job.machine, reached=job.reached)
+
+
+class NotThere(Exception):  # noqa: N818 - says what it is
+    """The other node was not part of an attempt."""
+
+
+def attempt_elsewhere(own: Entries, other: Entries, attempt: int | None) -> int | None:
+    """Return the other node's number for an attempt of this node; None stands for the last attempt.
+
+    The agents of all nodes share a number for each attempt (the round of their rendezvous). If they logged none, the
+    number is the same on both nodes. Raises ``NotThere``.
+    """
+    meeting = log_of(own, attempt).meeting
+    last = log_of(other)
+    if meeting is None or (last.meeting is None and last.attempt < 0):
+        return attempt
+    for number, met in sorted(meetings_of(other).items(), reverse=True):
+        if met == meeting and number >= 0:
+            return None if number == last.attempt else number
+    raise NotThere
+
+
+def was_gone(own: Entries, heard_ns: int | None, attempt: int | None) -> bool:
+    """Return whether a node's last message came before an attempt began, so that the agents met without it."""
+    log = log_of(own, attempt)
+    if log.meeting is None or log.begun_ns is None or heard_ns is None:
+        return False
+    return heard_ns + BEATS_NS < log.begun_ns
+
+
+def came_later(own: Entries, other: Entries, attempt: int | None) -> bool:
+    """Return whether another node's log shows that it joined after an attempt began."""
+    meeting, last = log_of(own, attempt).meeting, log_of(other)
+    if meeting is None or last.meeting is None or last.meeting <= meeting:
+        return False
+    try:
+        attempt_elsewhere(own, other, attempt)
+    except NotThere:
+        return True
+    return False
+
+
+def shift_times(record: Timed, ahead_ns: int) -> Timed:
+    """Return a job or a rank with its times moved to the reporting host's clock; its own is ``ahead_ns`` ahead."""
+    shifted: Timed = _shift(record, ahead_ns) if ahead_ns else record
+    return shifted
+
+
+def _shift(value: Any, ahead_ns: int) -> Any:
+    if isinstance(value, CallLog):
+        return value.shifted(ahead_ns)
+    if isinstance(value, tuple):
+        return tuple(_shift(one, ahead_ns) for one in value) if value and type(value[0]) in TIMED else value
+    times, others = _names(type(value))  # type: ignore[arg-type]
+    old = {name: getattr(value, name) for name in (*times, *others)}
+    new = {name: _shift_time(old[name], ahead_ns) for name in times}
+    new |= {name: _shift(old[name], ahead_ns) for name in others if type(old[name]) in _HOLDERS}
+    return replace(value, **{name: one for name, one in new.items() if one is not old[name]})
+
+
+def _shift_time(time_ns: Any, ahead_ns: int) -> Any:
+    """Move a time, or several; None and 0 mean that it is not known."""
+    if isinstance(time_ns, tuple):
+        return tuple(one - ahead_ns for one in time_ns)
+    if isinstance(time_ns, array):
+        return array("q", [one - ahead_ns for one in time_ns])
+    return time_ns and time_ns - ahead_ns
+
+
+@cache
+def _names(kind: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of a record's times, and of its other fields."""
+    names = [one.name for one in fields(kind)]
+    times = tuple(name for name in names if name.endswith("_ns"))
+    return times, tuple(name for name in names if name not in times)
+
+
+def read_loggers(run_dir: Path) -> tuple[Logger, ...]:
+    """Return each logger that the ranks use, as the lowest rank that uses it does.
+
+    Raises:
+        UserError: the run folder is damaged.
+    """
+    folder = read_run_folder(run_dir)
+    found: dict[str, Logger] = {}
+    for rank in sorted(job_of_node(folder).ranks, key=lambda rank: rank.rank):
+        content = folder.rings.contents.get(rank.pid or 0)
+        for note in content.notes if content is not None else ():
+            logger = _logger(note)
+            if logger is not None:
+                found.setdefault(logger.name, logger)
+    return tuple(found.values())
+
+
+def _logger(note: dict[str, object]) -> Logger | None:
+    name, place = note.get("logger"), note.get("place")
+    if note.get("k") != "logger" or not isinstance(name, str) or not isinstance(place, dict):
+        return None
+    return Logger(name=name, place={str(key): str(value) for key, value in place.items()})

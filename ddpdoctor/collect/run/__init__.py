@@ -1,1 +1,0 @@
-"""A run folder, and the facts in it about the whole job."""

@@ -1,0 +1,622 @@
+"""What stands in a run folder, file by file: how each is opened, and what the agent, the watcher and others wrote."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import glob
+import json
+import os
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ddpdoctor.collect.bounded import ask_side_by_side
+from ddpdoctor.collect.launch import read_process
+from ddpdoctor.collect.proc import read_environment
+from ddpdoctor.collect.recorded import damaged_fields, read_record
+from ddpdoctor.collect.system import ReadingPlan, System, read_node
+from ddpdoctor.model.call_log import pack_calls
+from ddpdoctor.model.codec import WrongValue, decode, encode
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.facts import ControlFlow, NcclLine, Statement, attempt_name
+from ddpdoctor.model.pictures import SourceExcerpt
+from ddpdoctor.model.tuning import TrialRecord, TrialStop, TriedBlock
+from ddpdoctor.recorder.storage.files import (
+    check_json,
+    is_folder,
+    make_folder,
+    parse_json,
+    read_end,
+    read_plain,
+    write_whole,
+)
+from ddpdoctor.recorder.storage.secrets import hide_in_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from ddpdoctor.model.facts import BeforeCall, HelperError, HostCauses, Job, ProcessCauses
+
+Kind = TypeVar("Kind")
+DAMAGED = (OSError, ValueError, OverflowError, RecursionError, WrongValue)
+"""The errors for a file that is missing, cannot be opened, or has the wrong content."""
+MAX_TEXT_BYTES = 16 * 2**20
+"""Limit for stacks and other plain text. Our choice: the stacks of a process with 100 threads take 100 KiB."""
+FOLDERS = ("rings", "prints", "evidence", "nccl", "nodes", "gathered")
+MOST_ATTEMPTS = 2**16
+"""Our choice: no launcher restarts a job more often."""
+MACHINE_NAME = "machine.json"
+SECTIONS = frozenset({
+    "conf_files", "gpus", "kernel_log", "limits", "names", "network", "pci", "rdma", "stuck_processes",
+})  # fmt: skip
+"""The facts that decide how data travel between ranks. Reading them imports no torch and gives the GPUs no work."""
+MACHINE_LIMIT_S = 6.0
+"""Our choice: a healthy node takes one second to read. A section that hangs is reported as such."""
+CONTROL_FLOW_NAME = "control_flow.json"
+MAX_FILES = 64
+MAX_SOURCE_BYTES = 2 * 2**20
+_KINDS: dict[type[ast.AST], str] = {
+    ast.FunctionDef: "function",
+    ast.AsyncFunctionDef: "function",
+    ast.If: "if",
+    ast.For: "for",
+    ast.AsyncFor: "for",
+    ast.While: "while",
+    ast.Try: "try",
+    ast.ExceptHandler: "except",
+    ast.Continue: "continue",
+    ast.Break: "break",
+    ast.Return: "return",
+}
+SOURCE_NAME = "source.json"
+"""In a run folder: the ``SourceExcerpt`` of its latest verdict."""
+AROUND = 2
+"""Lines before and after the blamed one."""
+MAX_WIDTH = 200
+"""Our choice: longer lines are cut."""
+SOURCE_LIMIT_S = 2.0
+"""Our choice: the file may be on a server that does not answer, which may be why the job hangs."""
+_KEY_BEGINS = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
+_KEY_ENDS = re.compile(r"-----END [A-Z ]*PRIVATE KEY-----")
+_HIDDEN_KEY = "<part of a private key>"
+NCCL_FOLDER = "nccl"
+"""In the run folder."""
+MOST_BYTES = 256 * 1024
+"""How much of a log's end we read. Our choice: a warning is one line, and old ones no longer matter."""
+MOST_FILES = 1024
+MOST_LINES = 8
+"""How many of a log's last warnings we keep."""
+MOST_TEXT = 300
+_WARNING = re.compile(
+    r"^(?:\[[^\]\n]*\] )?(?:(?P<host>\S+):(?P<pid>\d+):\d+ \[[\w-]+\] )?(?:(?P<source>\S+:\d+) )?"
+    r"(?:\S+ )?NCCL WARN (?P<text>.+)$",
+    re.MULTILINE,
+)
+"""From ncclDebugLog in debug.cc, NCCL 2.18 to 2.30: "node3:4711:4720 [0] transport/net_socket.cc:391 NCCL WARN …".
+Newer versions put the time before it."""
+TRIAL_FOLDER = "tuning"
+MAX_BYTES = 16 * 2**20
+"""Our choice: a line has about 100 bytes, so this is over 100,000 blocks."""
+NS_PER_MS = 1e6
+Lines = list[dict[str, Any]]
+
+
+def save(path: Path, record: Any) -> None:
+    """Write a record, or a tuple of records, as JSON, whole or not at all; raises OSError."""
+    plain = [encode(one) for one in record] if isinstance(record, tuple) else encode(record)
+    write_whole(path, json.dumps(plain))
+
+
+def load(kind: type[Kind], path: Path) -> Kind | None:
+    """Return the record that ``save`` wrote, or None if the file is missing or damaged."""
+    try:
+        return decode(kind, load_json(path))
+    except DAMAGED:
+        return None
+
+
+def load_json(path: str | os.PathLike[str]) -> Any:
+    """Return the content of a JSON file; raises one of ``DAMAGED``."""
+    return parse_json(read_plain(path))
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Return the content of a plain text file, or an empty string if it cannot be read."""
+    try:
+        return read_plain(path, MAX_TEXT_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def check_folders(folder: Path) -> None:
+    """Raise ``UserError`` if a subfolder of a run folder is a link, which could lead anywhere."""
+    for name in FOLDERS:
+        part = folder / name
+        if part.is_symlink() or (part.exists() and not is_folder(part)):
+            raise UserError(
+                f"{folder} is damaged: {name} in it is not a folder, or is a link",
+                help="Copy the run folder with the files themselves, such as by `cp -rL` or tar.",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStart:
+    """The start of a worker."""
+
+    pid: int
+    rank: int
+    local_rank: int
+    world_size: int
+    at: int
+    """In nanoseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """The end of a process."""
+
+    pid: int
+    code: int
+    """An exit status, or a signal's number below zero."""
+    at: int
+    """In nanoseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closing:
+    """The agent begins to stop its workers."""
+
+    at: int
+    """In nanoseconds."""
+
+
+RECORDS: dict[Any, type[WorkerStart | End | Closing]] = {"rank": WorkerStart, "end": End, "closing": Closing}
+"""The records that lines of the log hold, by the kind of line. Other kinds only name hooks or a meeting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentLog:
+    """What torch's elastic agent logged about one attempt."""
+
+    attempt: int = -1
+    started: dict[int, WorkerStart] = field(default_factory=dict)
+    """By pid."""
+    ends: dict[int, End] = field(default_factory=dict)
+    """By pid."""
+    closing_ns: int | None = None
+    superseded_ns: int | None = None
+    """When the next attempt began."""
+    lacks: tuple[str, ...] = ()
+    """The recorder hooks that this version of torch's agent has no place for."""
+    meeting: int | None = None
+    """The number that the agents of all nodes share for this attempt, or None if they logged none."""
+
+    @property
+    def begun_ns(self) -> int | None:
+        """When the first worker was started, or None if none was."""
+        return min((start.at for start in self.started.values()), default=None)
+
+
+def read_agent_log(path: Path) -> AgentLog:
+    """Return what the agent logged about the last attempt."""
+    return log_of(read_entries(path))
+
+
+def log_of(entries: Sequence[dict[str, Any]], attempt: int | None = None) -> AgentLog:
+    """Return what the agent logged about one attempt, by default the last."""
+    wanted = max((int(e.get("attempt", -1)) for e in entries), default=-1) if attempt is None else attempt
+    mine = [e for e in entries if e.get("attempt") == wanted]
+    return AgentLog(
+        attempt=wanted,
+        started={e["pid"]: decode(WorkerStart, e) for e in mine if e.get("k") == "rank"},
+        ends={e["pid"]: decode(End, e) for e in mine if e.get("k") == "end"},
+        closing_ns=next((e["at"] for e in mine if e.get("k") == "closing"), None),
+        lacks=read_lacks(entries),
+        meeting=next((e["meeting"] for e in mine if type(e.get("meeting")) is int), None),
+        superseded_ns=min((e["at"] for e in entries if int(e.get("attempt", -1)) == wanted + 1), default=None),
+    )
+
+
+def meetings_of(entries: Sequence[dict[str, Any]]) -> dict[int, int]:
+    """Map this node's attempts to the numbers that the agents of all nodes share for them, if they logged any."""
+    return {e.get("attempt", -1): e["meeting"] for e in reversed(entries) if type(e.get("meeting")) is int}
+
+
+def read_lacks(entries: Iterable[dict[str, Any]]) -> tuple[str, ...]:
+    """Return the recorder hooks that found no place in torch, from a ring's notes or an agent's log."""
+    noted = [entry.get("lacks") for entry in entries if entry.get("k") == "hooks"]
+    return tuple(sorted({str(hook) for hooks in noted if isinstance(hooks, list) for hook in hooks}))
+
+
+def read_entries(path: Path) -> list[dict[str, Any]]:
+    """Return all readable entries of an agent's log."""
+    text = read_text(path)
+    try:
+        check_json(text.encode())
+    except ValueError:
+        return []
+    entries = []
+    for line in text.splitlines():
+        try:
+            entry = parse_json(line.encode())
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and _is_agents(entry):
+            entries.append(entry)
+    return entries
+
+
+def _is_agents(entry: dict[str, Any]) -> bool:
+    kind, attempt = str(entry.get("k")), entry.get("attempt", -1)
+    try:
+        if kind in RECORDS:
+            decode(RECORDS[kind], entry)
+    except WrongValue:
+        return False
+    return type(attempt) is int and -1 <= attempt < MOST_ATTEMPTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedChild:
+    """A descendant of a rank."""
+
+    pid: int
+    ticks: int
+    state: str | None = None
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedRank:
+    """What the watcher saw of one rank."""
+
+    state: str | None = None
+    """The state letter in /proc/PID/stat."""
+    cpu_share: float | None = None
+    tracer: int | None = None
+    frozen_since_ns: int | None = None
+    last_progress_ns: int | None = None
+    starved_ns: int = 0
+    asked_to_end_ns: int | None = field(default=None, metadata={"json": "told_ns"})
+    """When it received SIGTERM."""
+    ended_ns: int | None = None
+    code: int | None = None
+    oom: bool | None = None
+    why: str | None = None
+    """Why some facts about it are missing."""
+    before_call: BeforeCall | None = None
+    dumps: tuple[tuple[int, int, int], ...] = ()
+    """The parts of its dump file: start offset, end offset, and time of writing."""
+    children: tuple[WatchedChild, ...] = ()
+    child_lines: tuple[tuple[str, int, str, int], ...] = ()
+    """Lines of its ended children: file, line, function and count."""
+    child_fetches: tuple[int, ...] = ()
+    """The sums of ``steps.fetch_cells`` over its ended children; empty if none has ended."""
+    child_errors: tuple[HelperError, ...] = ()
+    """The errors of its ended children."""
+    causes: ProcessCauses | None = None
+    unrecorded: dict[str, str] | None = None
+    """Its environment, if it is a rank without a recorder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedJob:
+    """What the watcher saw of the job."""
+
+    now_ns: int | None = None
+    ended: bool = True
+    launcher_pid: int | None = None
+    launcher_status: int | None = None
+    stopping_since_ns: int | None = None
+    interrupted_by: str | None = None
+    interrupted_ns: int | None = None
+    host_causes: HostCauses | None = None
+    processes: dict[int, WatchedRank] = field(default_factory=dict)
+
+    def of(self, pid: int) -> WatchedRank:
+        """Return what the watcher saw of a process, or ``UNSEEN``."""
+        return self.processes.get(pid, UNSEEN)
+
+
+UNSEEN = WatchedRank()
+
+
+def read_watch(folder: Path, attempt: int | None) -> WatchedJob:
+    """Return what the watcher saw in an attempt: the copy saved at its restart if there is one, else the last state."""
+    for name in (attempt_name("watch", attempt), attempt_name("watch")):
+        try:
+            watch = load_json(folder / name)
+        except DAMAGED:
+            continue
+        if isinstance(watch, dict):
+            return parse_watch(watch)
+    return WatchedJob()
+
+
+def parse_watch(watch: Mapping[str, Any]) -> WatchedJob:
+    """Return the content of watch.json without damaged values."""
+    rows = watch.get("processes")
+    found = {
+        int(pid): _read_rank(row)
+        for pid, row in (rows.items() if isinstance(rows, dict) else ())
+        if isinstance(row, dict) and pid.isascii() and pid.isdecimal() and len(pid) < 20
+    }
+    return read_record(WatchedJob, watch, processes=found)
+
+
+def _read_rank(row: dict[str, Any]) -> WatchedRank:
+    """Return what was seen of one rank; ``why`` names the damaged fields, unless it already gives another reason."""
+    seen, lost = read_record(WatchedRank, row), sorted(damaged_fields(WatchedRank, row))
+    return replace(seen, why=seen.why or f"what the watcher saw of it is damaged ({', '.join(lost)})") if lost else seen
+
+
+def save_machine(folder: Path, sections: frozenset[str] = SECTIONS) -> None:
+    """Read these sections of this machine and write machine.json, whole or not at all; raises OSError."""
+    system = System()
+    node = read_node(system, ReadingPlan(sections=sections, limit_s=MACHINE_LIMIT_S), (read_process(system),))
+    save(folder / MACHINE_NAME, node)
+
+
+def save_control_flow(folder: Path, job: Job) -> bool:
+    """Save the control flow of the files that made the job's calls; return whether there was any to save."""
+    with contextlib.suppress(OSError):
+        began_s = (folder / "run.json").stat().st_mtime
+        flows = tuple(flow for file in _files_of(job) if (flow := read_control_flow(Path(file), began_s)) is not None)
+        if flows:
+            save(folder / CONTROL_FLOW_NAME, flows)
+            return True
+    return False
+
+
+def read_control_flow(path: Path, unchanged_since_s: float) -> ControlFlow | None:
+    """Return the statements that decide which lines run, or None if the file changed since the run or is no Python."""
+    try:
+        file = path.resolve(strict=True)
+        if file.stat().st_mtime > unchanged_since_s:
+            return None
+        tree = ast.parse(read_plain(file, MAX_SOURCE_BYTES))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    return ControlFlow(file=str(path), statements=tuple(sorted(_statements(tree), key=lambda one: one.line)))
+
+
+def _files_of(job: Job) -> list[str]:
+    """Return the user's files in which the ranks made calls, and from which they were called."""
+    sites = [kind.site for rank in job.ranks for kind in pack_calls(rank.recent_calls).kinds]
+    sites += [call.site for rank in job.ranks for call in rank.open_calls]
+    sites += [
+        frame
+        for rank in job.ranks
+        for sample in rank.samples[-1:]
+        for stack in sample.stacks
+        if stack.is_main
+        for frame in stack.frames
+        if frame.user
+    ]
+    sites += [frame for rank in job.ranks for error in rank.raised for frame in error.frames if frame.user]
+    return list(dict.fromkeys(site.file for site in sites if site is not None))[:MAX_FILES]
+
+
+def _statements(tree: ast.AST) -> Iterator[Statement]:
+    for node in ast.walk(tree):
+        kind = _KINDS.get(type(node))
+        if kind is not None:
+            place: Any = node
+            fixed = isinstance(node, ast.For) and _is_fixed(node.iter)
+            yield Statement(
+                kind="fixed-for" if fixed else kind,
+                line=place.lineno,
+                last_line=place.end_lineno or place.lineno,
+                body_last_line=node.body[-1].end_lineno if isinstance(node, ast.If) else None,
+            )
+
+
+def _is_fixed(iterated: ast.expr) -> bool:
+    """Return whether a loop runs equally often on all ranks because it is over a range of constants."""
+    named = isinstance(iterated, ast.Call) and isinstance(iterated.func, ast.Name) and iterated.func.id == "range"
+    return named and isinstance(iterated, ast.Call) and all(isinstance(one, ast.Constant) for one in iterated.args)
+
+
+def read_excerpt(file: str, line: int, unchanged_since_s: float) -> SourceExcerpt | None:
+    """Return the lines around a line without secrets, or None.
+
+    None means that the file cannot be read, has no such line, is no regular file, is too large, or has changed since
+    ``unchanged_since_s``, seconds since the epoch.
+    """
+    path = Path(file)
+    reply = ask_side_by_side({"source": lambda: _read(path, unchanged_since_s)}, SOURCE_LIMIT_S)["source"]
+    lines = _without_keys(reply.value) if reply.value else []
+    if not 0 < line <= len(lines):
+        return None
+    first = max(1, line - AROUND)
+    shown = lines[first - 1 : line + AROUND]
+    return SourceExcerpt(file=file, first=first, lines=tuple(map(_shown, shown)), blamed=line)
+
+
+def keep_excerpt(folder: Path, excerpt: SourceExcerpt) -> None:
+    """Save an excerpt in a run folder. A full disk loses it, and nothing else."""
+    with contextlib.suppress(OSError):
+        save(folder / SOURCE_NAME, excerpt)
+
+
+def load_excerpt(folder: Path, file: str, line: int) -> SourceExcerpt | None:
+    """Return the excerpt that a run folder holds of a line, or None. No other file is read."""
+    kept = load(SourceExcerpt, folder / SOURCE_NAME)
+    if kept is None or (kept.file, kept.blamed) != (file, line) or not kept.first <= line < kept.first + AROUND + 1:
+        return None
+    lines = tuple(map(_shown, kept.lines[: 2 * AROUND + 1]))
+    return SourceExcerpt(file=file, first=kept.first, lines=lines, blamed=line) if lines else None
+
+
+def records_own_job(folder: Path, pids: Iterable[int]) -> bool:
+    """Return whether one of these processes is of this user, sees the same files, and records in the folder now."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            own = Path("/proc/self/ns/mnt")
+            process = Path(f"/proc/{pid}")
+            named = [one for one in read_environment(pid) if one.startswith(b"DDPDOCTOR_RUN=")]
+            if (
+                named
+                and process.stat().st_uid == os.geteuid()
+                and (process / "ns/mnt").readlink() == own.readlink()
+                and (process / "cwd" / os.fsdecode(named[0][14:])).samefile(folder)
+            ):
+                return True
+    return False
+
+
+def _read(path: Path, unchanged_since_s: float) -> list[str]:
+    try:
+        file = path.resolve(strict=True)
+        if file.stat().st_mtime > unchanged_since_s:
+            return []
+        text = read_plain(file, MAX_SOURCE_BYTES).decode("utf-8", "replace")
+    except (ValueError, RuntimeError) as error:  # a NUL in the path, a circle of links
+        raise OSError(str(error)) from error
+    return re.split(r"\r\n|\r|\n", text)  # as Python counts lines; str.splitlines() knows more ends
+
+
+def _without_keys(lines: list[str]) -> list[str]:
+    """Replace the lines of private keys, of which one alone does not look like a secret."""
+    found, inside = [], False
+    for line in lines:
+        ends = _KEY_ENDS.search(line) is not None
+        found.append(_HIDDEN_KEY if inside and not ends else line)
+        inside = not ends and (inside or _KEY_BEGINS.search(line) is not None)
+    return found
+
+
+def _shown(line: str) -> str:
+    shown = hide_in_text(line.expandtabs(4).rstrip())
+    return shown if len(shown) <= MAX_WIDTH else shown[: MAX_WIDTH - 3] + "..."
+
+
+def read_warnings(folder: Path) -> tuple[NcclLine, ...]:
+    """Return the last warnings of every log in the run folder, without repeats."""
+    found = (line for path in sorted((folder / NCCL_FOLDER).glob("*.log"))[:MOST_FILES] for line in _warnings(path))
+    return tuple(dict.fromkeys(found))
+
+
+def keep_users_logs(folder: Path, pattern: str) -> None:
+    """Copy the warnings in the logs that NCCL_DEBUG_FILE names ("%h" host, "%p" process) to the run folder."""
+    if not pattern or pattern in {"stdout", "stderr"} or pattern.startswith("/dev/"):
+        return
+    wild = re.sub(r"%[hp]", "*", glob.escape(pattern))
+    target = folder / NCCL_FOLDER
+    make_folder(target)
+    for name in sorted(glob.glob(wild))[:MOST_FILES]:  # noqa: PTH207 - the pattern may be absolute or not
+        lines = _tail(Path(name))
+        kept = [match[0] for match in _WARNING.finditer(lines)][-MOST_LINES:]
+        if kept:
+            write_whole(target / f"user.{Path(name).name}.log", hide_in_text("\n".join(kept) + "\n"))
+
+
+def _warnings(path: Path) -> Iterator[NcclLine]:
+    matches = list(_WARNING.finditer(_tail(path)))[-MOST_LINES:]
+    for match in matches:
+        yield NcclLine(
+            pid=int(match["pid"]) if match["pid"] else None,
+            source=match["source"] or "",
+            text=hide_in_text(match["text"].strip()[:MOST_TEXT]),
+        )
+
+
+def _tail(path: Path) -> str:
+    try:
+        return read_end(path, MOST_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def read_trial(folder: Path) -> TrialRecord:
+    """Return what the ranks of a run recorded of a trial; an empty record if there is nothing."""
+    ranks = [lines for path in sorted((folder / TRIAL_FOLDER).glob("*.jsonl")) if (lines := _read_lines(path))]
+    plan, launch, late = (_first(ranks, key) for key in ("plan", "launch", "late"))
+    tries = _last(ranks, "tries")
+    end = _end(ranks)
+    return TrialRecord(
+        settings=_texts(plan.get("plan")),
+        late=_texts(late.get("late")),
+        rounds=_int(plan.get("rounds")),
+        blocks=tuple(_blocks(ranks)),
+        refused=tuple(_refused(ranks).items()),
+        stop=_stop(end),
+        reason=str(end.get("reason", "")),
+        models=_int(end.get("models")),
+        forwards=_int((plan or launch).get("forwards")),
+        trying=str(tries.get("tries", "")),
+        round=_int(tries.get("round")),
+        needed_steps=_int((plan or launch).get("needs")),
+        fits=_texts(launch.get("fits")),
+    )
+
+
+def _read_lines(path: Path) -> Lines:
+    """Return the lines of a rank's file. The last one may be cut off."""
+    try:
+        texts = read_plain(path, MAX_BYTES).splitlines()
+    except OSError:
+        return []
+    return [line for text in texts if (line := _parse(text)) is not None]
+
+
+def _parse(text: bytes) -> dict[str, Any] | None:
+    try:
+        line = parse_json(text)
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) else None
+
+
+def _blocks(ranks: list[Lines]) -> Iterable[TriedBlock]:
+    """Yield the blocks that each rank has ended."""
+    found: dict[tuple[int, str], list[tuple[float, ...]]] = {}
+    for lines in ranks:
+        for line in lines:
+            steps = line.get("steps_ns")
+            if isinstance(steps, list) and steps and all(isinstance(ns, int) for ns in steps):
+                key = (_int(line.get("round")), str(line.get("setting")))
+                found.setdefault(key, []).append(tuple(ns / NS_PER_MS for ns in steps))
+    for (number, setting), columns in found.items():
+        if len(columns) == len(ranks) and len({len(column) for column in columns}) == 1:
+            yield TriedBlock(round=number, setting=setting, ranks_ms=tuple(columns))
+
+
+def _refused(ranks: list[Lines]) -> dict[str, str]:
+    """Return the reason for each setting that was refused. The reason of the rank that refused it counts."""
+    found: dict[str, str] = {}
+    for lines in ranks:
+        for line in lines:
+            if "refused" in line:
+                setting, reason = str(line["refused"]), str(line.get("reason", ""))
+                if setting not in found or not reason.startswith("another rank"):
+                    found[setting] = reason
+    return found
+
+
+def _end(ranks: list[Lines]) -> dict[str, Any]:
+    """Return the end that a rank came to by itself."""
+    known = {stop.value for stop in TrialStop}
+    return next((line for lines in ranks for line in lines if line.get("end") in known), {})
+
+
+def _stop(end: dict[str, Any]) -> TrialStop:
+    return TrialStop(end["end"]) if "end" in end else TrialStop.CUT_SHORT
+
+
+def _first(ranks: list[Lines], key: str) -> dict[str, Any]:
+    return next((line for lines in ranks for line in lines if key in line), {})
+
+
+def _last(ranks: list[Lines], key: str) -> dict[str, Any]:
+    return next((line for lines in ranks for line in reversed(lines) if key in line), {})
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(str(one) for one in value) if isinstance(value, list) else ()
+
+
+def _int(value: Any) -> int:
+    return value if isinstance(value, int) else 0
