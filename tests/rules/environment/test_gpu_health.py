@@ -280,6 +280,13 @@ def test_near_misses():
     assert ask("retired-pages", node(gpus=pages))[0].outcome is Outcome.PASSED
 
 
+def test_near_hits():
+    one_more = with_gpu(gpus_of(), 2, ecc_corrected_volatile=50_000_001)
+    assert ask("ecc-unc", node(gpus=one_more))[0].outcome is Outcome.FAILED
+    pages = with_gpu(gpus_of(), 2, retired_pages=60, retired_pending=False)
+    assert ask("retired-pages", node(gpus=pages))[0].outcome is Outcome.FAILED
+
+
 def test_gpus_that_the_job_does_not_see_are_not_its_business():
     facts = gpu_node("ecc-uncorrected", variables={"CUDA_VISIBLE_DEVICES": "0,1"})
     assert ask("ecc-unc", facts)[0].outcome is Outcome.PASSED

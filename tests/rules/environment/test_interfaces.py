@@ -291,6 +291,13 @@ def test_one_address_on_two_hosts():
     assert "192.168.122.10 on node1 and node2" in findings[0].summary
 
 
+def test_of_many_nodes_with_such_an_address_four_are_shown():
+    shared = [connected(n, interface("eth0", "192.168.122.10/24"), own=("192.168.122.10",)) for n in range(1, 6)]
+    local = [connected(n, interface("eth0", f"169.254.7.{n}/16"), own=(f"169.254.7.{n}",)) for n in range(1, 6)]
+    for facts in (several(*shared), several(*local, connected(6))):
+        assert {len(finding.evidence) for finding in ask("iface-agree", facts)[1]} == {4}
+
+
 def test_a_link_local_address_among_real_ones():
     odd = connected(2, interface("eth0", "169.254.7.7/16"), own=("169.254.7.7",))
     _, findings = ask("iface-agree", several(connected(1), odd, connected(3)))

@@ -5,6 +5,9 @@ import pickle
 
 import pytest
 
+from ddpdoctor.model.evidence import MOST_RANKS, Operation
+from ddpdoctor.rules.evidence.calls import members_of
+from ddpdoctor.rules.evidence.flight import find_circle
 from tests.flight_dumps import VERSIONS, Recorder, recorders
 from tests.rules.evidence.truths import ABSENT, Truth, hold
 
@@ -346,3 +349,35 @@ def test_rings_of_torchcomms_are_compared_from_the_last_completed_call(tmp_path)
         body["entries"] = body["entries"][-50:]
     truth = Truth(kinds=ABSENT, ranks=(2,), says=("all_reduce of ncclx",))
     hold(tmp_path, files_of(bodies), truth)
+
+
+@pytest.mark.parametrize(
+    ("links", "circle"),
+    [
+        (((0, 1), (1, 0)), (0, 1)),
+        (((0, 1), (1, 2), (2, 0), (2, 1)), (1, 2)),  # the shortest way
+        (((0, 1), (1, 0), (2, 3)), None),  # rank 3 waits for nobody, and may free the others
+        (((0, 1), (1, 1)), None),
+    ],
+)
+def test_ranks_that_wait_for_each_other_are_a_circle(links, circle):
+    found = find_circle((rank, Operation(op="recv"), other) for rank, other in links)
+    assert (found and tuple(rank for rank, *_ in found.links)) == circle
+
+
+@pytest.mark.parametrize(
+    ("places", "listed", "size", "members"),
+    [
+        ({12: 0, 13: 1}, None, 4, (12, 13, 14, 15)),
+        ({5: 1}, None, 2, ()),  # one place says nothing of the distance
+        ({0: 0, 8: 2}, None, None, (0, 4, 8)),
+        ({0: 0}, [3, 1], 2, (3, 1)),
+        ({0: 0, 1: 1, 5: 2}, None, 3, ()),
+    ],
+)
+def test_the_members_of_a_group_follow_from_what_is_known(places, listed, size, members):
+    assert members_of(places, listed, size) == members
+
+
+def test_a_damaged_size_costs_little_memory():
+    assert len(members_of({0: 0, 1: 1}, None, MOST_RANKS + 5)) == MOST_RANKS

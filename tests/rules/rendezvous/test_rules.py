@@ -7,7 +7,7 @@ import pytest
 from ddpdoctor.diagnose.rendezvous import judge_meeting
 from ddpdoctor.model.findings import Confidence, Judgment, Outcome, Severity
 from ddpdoctor.model.reaching import Contact, StartTrial
-from ddpdoctor.rules.rendezvous.mesh import PairSide, explain
+from ddpdoctor.rules.rendezvous.mesh import PairSide, explain, say_duration
 from tests.rules.rendezvous.build import (
     LARGE,
     absent,
@@ -377,3 +377,10 @@ def test_a_single_pair_leaves_both_ends_open():
 def test_many_nodes_take_no_time():
     (blame,) = explain(grid(300, column(7, 300)))
     assert (blame.way, blame.nodes, len(blame.pairs)) == (PairSide.INBOUND, (7,), 299)
+
+
+@pytest.mark.parametrize(
+    ("duration_s", "words"), [(0.0003, "0.3 ms"), (0.01, "10 ms"), (0.9994, "999 ms"), (1.0, "1.0 s"), (12.5, "12.5 s")]
+)
+def test_durations_have_the_unit_that_is_read_best(duration_s, words):
+    assert say_duration(duration_s) == words
