@@ -206,7 +206,6 @@ def test_a_variable_that_the_installed_nccl_is_too_old_for():
         ('NCCL_SOCKET_IFNAME="eth0"', WARNING, "quotation marks are part", "export NCCL_SOCKET_IFNAME=eth0"),
         ("NCCL_IB_HCA=mlx5_0\r", WARNING, "trailing whitespace", "export NCCL_IB_HCA=mlx5_0"),
         ("NCCL_IB_HCA=mlx5_0 # both", WARNING, "the comment is part", "export NCCL_IB_HCA=mlx5_0"),
-        ("NCCL_COMM_ID='", WARNING, "host:port", "unset NCCL_COMM_ID"),  # one mark alone encloses nothing
         ("NCCL_COMM_ID=node0", WARNING, "host:port", "unset NCCL_COMM_ID"),
         ("NCCL_IB_ADDR_RANGE=ten", WARNING, "a range of addresses", "unset NCCL_IB_ADDR_RANGE"),
         ("TORCH_DISTRIBUTED_DEBUG=VERBOSE", ERROR, "when it is imported", "unset TORCH_DISTRIBUTED_DEBUG"),
@@ -253,6 +252,7 @@ def test_a_value_that_its_reader_does_not_take(setting, severity, what, fix):
         "NCCL_P2P_LEVEL=5",
         "NCCL_P2P_LEVEL=PXN",
         "NCCL_COMM_ID=[fe80::1]:29500",
+        "NCCL_SOCKET_IFNAME='",  # one mark alone encloses nothing
         "TORCH_DISTRIBUTED_DEBUG=detail",
         "NCCL_IB_TC=106 # lossless",
         "TORCH_NCCL_PROPAGATE_ERROR=Yes",
