@@ -130,11 +130,7 @@ def test_an_ignored_finding_is_left_out_and_an_expired_one_counts(monkeypatch, c
         ("wrap = 1", "wrap is not a table", "Write [wrap]"),
         ("[wrap", "is not valid TOML", "Correct"),
         ("[[ignore]]\ncode = 'DD114'", "needs a code, a reason and a date", "until = "),
-        (
-            "[[ignore]]\ncode = 'DD999'\nreason = 'x'\nuntil = 2999-01-01",
-            "there is no code DD999",
-            "--list",
-        ),
+        ("[[ignore]]\ncode = 'DD999'\nreason = 'x'\nuntil = 2999-01-01", "there is no code DD999", "--list"),
         ("[[ignore]]\ncode = 'DD114'\nreasn = 'x'", "unknown key reasn", "reason"),
         ("ignore = 'DD114'", "is not a list of tables", "until = "),
         ("[check-env]\nnnodes = 0", "nnodes is '0'", "--help"),
@@ -220,10 +216,7 @@ NOT_TRUSTED = {
     "its folder is another user's": (lambda p: give(p.work), "belongs to user 54321"),
     "all may move its folder": (lambda p: p.above.chmod(0o777), "may write the folder"),
     "another user may move its folder": (lambda p: give(p.above), "belongs to user 54321"),
-    "another user's link": (
-        lambda p: [link(p, p.top / "settings.toml"), give(p.file)],
-        "it belongs to user 54321",
-    ),
+    "another user's link": (lambda p: [link(p, p.top / "settings.toml"), give(p.file)], "it belongs to user 54321"),
     "a link to another user's file": (
         lambda p: [link(p, p.top / "settings.toml"), give(p.top / "settings.toml")],
         "the file that it links to belongs to user 54321",

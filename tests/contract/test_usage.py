@@ -335,8 +335,7 @@ def test_help_shows_every_option_within_80_columns(run):
 
 
 @pytest.mark.parametrize(
-    ("model", "message"),
-    [("train.py", "--model is 'train.py'"), ("nowhere:build", "there is no module nowhere")],
+    ("model", "message"), [("train.py", "--model is 'train.py'"), ("nowhere:build", "there is no module nowhere")]
 )
 def test_a_model_that_is_not_there_is_reported_once_by_one_rank(run, model, message):
     done = run("check-consistency", "--model", model, "--nproc-per-node", "1")

@@ -510,10 +510,7 @@ def test_a_list_of_hosts_stays_short(count, said):
 
 def test_one_voice_a_node():
     readings = ((node("a", processes=[process(0), process(1)]), "x"), (node("b", processes=[process(2)]), "yy"))
-    assert voices_of(readings, len) == (
-        Voice(host="a", ranks=(0, 1), value=1),
-        Voice(host="b", ranks=(2,), value=2),
-    )
+    assert voices_of(readings, len) == (Voice(host="a", ranks=(0, 1), value=1), Voice(host="b", ranks=(2,), value=2))
 
 
 # Circles of waits: over groups, point-to-point calls and both; who is on them, and how that is said.

@@ -68,14 +68,8 @@ def tearing_down(number, ended_ns, **more):
 UPLOADER = stack(line(31, "upload"), LOCK, main=False, thread="uploader")
 PAIR = group(3, 2, "1")
 HUNG = {
-    "stuck: sleeps before a recorded call": (
-        (in_call(0), in_user(1), in_call(2)),
-        ("stuck", [1], [12], True),
-    ),
-    "stuck: sleeps before DDP's reduction": (
-        (in_backward(0), in_user(1), in_backward(2)),
-        ("stuck", [1], [12], True),
-    ),
+    "stuck: sleeps before a recorded call": ((in_call(0), in_user(1), in_call(2)), ("stuck", [1], [12], True)),
+    "stuck: sleeps before DDP's reduction": ((in_backward(0), in_user(1), in_backward(2)), ("stuck", [1], [12], True)),
     "stuck: the rank never answered, its last place is known": (
         (in_call(0), in_user(1, samples=(), last_place=line(77)), in_call(2)),
         ("stuck", [1], [77], True),
@@ -146,11 +140,7 @@ HUNG = {
         ("stuck", [1], [21, 9], True),
     ),
     "stuck: the child of its evaluation that holds up the other one": (
-        (
-            in_call(0),
-            in_user(1, line(21), POPEN, children=(child(line(61), C10D), child(line(62)))),
-            in_call(2),
-        ),
+        (in_call(0), in_user(1, line(21), POPEN, children=(child(line(61), C10D), child(line(62)))), in_call(2)),
         ("stuck", [1], [62, 21], True),
     ),
     "stuck: in a file that an earlier job has left": (
@@ -276,18 +266,12 @@ HUNG = {
         ("exit-hang", [0], [], True),
     ),
     "stuck: alone for long, when the others are done": ((in_user(0), ended(1), ended(2)), ("stuck", [0], [12], True)),
-    "mismatch: another operation": (
-        (in_call(0, "reduce", 7, 6), in_call(1), in_call(2)),
-        ("mismatch", [0], [6], True),
-    ),
+    "mismatch: another operation": ((in_call(0, "reduce", 7, 6), in_call(1), in_call(2)), ("mismatch", [0], [6], True)),
     "mismatch: a recorded call against DDP's reduction": (
         (in_call(0, "reduce", 7, 6), in_backward(1), in_backward(2)),
         ("mismatch", [0], [6], True),
     ),
-    "mismatch: another shape": (
-        (in_call(0), in_call(1, shape=(8,)), in_call(2)),
-        ("mismatch", [1], [20], True),
-    ),
+    "mismatch: another shape": ((in_call(0), in_call(1, shape=(8,)), in_call(2)), ("mismatch", [1], [20], True)),
     "mismatch: another dtype": (
         (in_call(0), in_call(1), in_call(2, dtype="torch.int64")),
         ("mismatch", [2], [20], True),
@@ -305,10 +289,7 @@ HUNG = {
         ("mismatch", [0], [6], True),
     ),
     "mismatch: of two, the one whose call is new": (
-        (
-            in_call(0, "reduce", 7, 6, world=2, recent=backwards(5)),
-            in_backward(1, world=2, steps=5),
-        ),
+        (in_call(0, "reduce", 7, 6, world=2, recent=backwards(5)), in_backward(1, world=2, steps=5)),
         ("mismatch", [0], [6], True),
     ),
     "mismatch: of two without a history, both": (

@@ -181,10 +181,7 @@ FORMS = {
         ((0, 1), "with static_graph=True", "forward did not use them"),
     ),
     "twice": (
-        (
-            raised(0, said("a.weight", what=Fault.TWICE), op="backward"),
-            raised(1, said("a.weight", what=Fault.TWICE)),
-        ),
+        (raised(0, said("a.weight", what=Fault.TWICE), op="backward"), raised(1, said("a.weight", what=Fault.TWICE))),
         ((0,), "DDP got the gradient of a.weight (1 of 6 parameters) twice", "outside DDP's forward"),
     ),
     "more than are named": (

@@ -436,8 +436,7 @@ VAIN = {
     "polls": ProcessCauses(work=work(0.02, 0.05, read=FEW)),
     "has a child that idles": ProcessCauses(work=work(), working_children=(child(cores=0.12, read=FEW),)),
     "waits for a lock while a thread computes": ProcessCauses(
-        work=work(0.9),
-        waits_for_lock=FileLock(path="/data/lock", kind="flock", holder_pid=9, holder="python train.py"),
+        work=work(0.9), waits_for_lock=FileLock(path="/data/lock", kind="flock", holder_pid=9, holder="python train.py")
     ),
     "waits for input while a thread computes": ProcessCauses(
         work=work(0.9), blocked=Blocked(call="read", alone_on_fd0=True)

@@ -347,8 +347,7 @@ def test_a_time_that_falls_with_the_size_has_no_bandwidth():
 
 
 @pytest.mark.parametrize(
-    ("size", "time_us"),
-    [(KIB // 2, 100.1), (KIB, 100.1), (25 * MIB, 2721.4), (64 * MIB, 6810.9), (65 * MIB, None)],
+    ("size", "time_us"), [(KIB // 2, 100.1), (KIB, 100.1), (25 * MIB, 2721.4), (64 * MIB, 6810.9), (65 * MIB, None)]
 )
 def test_time_between_the_sizes_measured(size, time_us):
     found = time_at(series(linear(100.0, 10.0, powers(KIB, 64 * MIB))), size)

@@ -473,11 +473,7 @@ def test_beyond_the_sizes_measured_and_without_a_plateau_nothing_is_known():
 
 @pytest.mark.parametrize(
     ("rows", "ranks"),
-    [
-        ((), 2),
-        (sweep({MIB: 1.0}, collective=Collective.ALL_GATHER, redop=None), 2),
-        (sweep({MIB: 1.0}, ranks=1), 1),
-    ],
+    [((), 2), (sweep({MIB: 1.0}, collective=Collective.ALL_GATHER, redop=None), 2), (sweep({MIB: 1.0}, ranks=1), 1)],
 )
 def test_without_an_all_reduce_over_ranks_there_is_no_advice(rows, ranks):
     assert advise(bench(rows, ranks=ranks), 1000) is None

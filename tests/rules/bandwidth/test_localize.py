@@ -100,10 +100,7 @@ def test_nobody_is_slow(asked):
         (scene(TWO_EACH, nodes=nodes(TWO_EACH, {("b", None): 0.3})), {"node": [("b",)]}),
         # All ranks of a host are slow with other hosts and not with each other.
         (
-            scene(
-                TWO_EACH,
-                pairs=pairs(TWO_EACH, {**with_end(2, 6, NARROW), **with_end(3, 6, NARROW), (2, 3): 1.0}),
-            ),
+            scene(TWO_EACH, pairs=pairs(TWO_EACH, {**with_end(2, 6, NARROW), **with_end(3, 6, NARROW), (2, 3): 1.0})),
             {"node": [("b",)]},
         ),
         # The way between two of three hosts.
@@ -117,8 +114,7 @@ def test_nobody_is_slow(asked):
                 FOUR_EACH[:3] + FOUR_EACH[4:7] + ("c",) * 3,
                 pairs=pairs(FOUR_EACH[:3] + FOUR_EACH[4:7] + ("c",) * 3, with_end(4, 9, 0.2)),
                 nodes=nodes(
-                    FOUR_EACH[:3] + FOUR_EACH[4:7] + ("c",) * 3,
-                    {("b", None): 0.2, ("a", "b"): 0.2, ("b", "c"): 0.2},
+                    FOUR_EACH[:3] + FOUR_EACH[4:7] + ("c",) * 3, {("b", None): 0.2, ("a", "b"): 0.2, ("b", "c"): 0.2}
                 ),
             ),
             {"rank": [(4,)]},

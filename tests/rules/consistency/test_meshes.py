@@ -423,10 +423,7 @@ def test_more_than_are_named_are_counted():
     assert "head.weight, head.bias and 28 more" in found.summary
 
 
-LEFT_OUT = {
-    "there before the optimizer": {"late": 0},
-    "later on one rank only": {"odd": {1: {"late": 0}}},
-}
+LEFT_OUT = {"there before the optimizer": {"late": 0}, "later on one rank only": {"odd": {1: {"late": 0}}}}
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)

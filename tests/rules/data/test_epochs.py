@@ -164,15 +164,9 @@ def test_a_job_that_finished_is_warned_with_the_numbers():
 NOT_UNEVEN = {
     "even": ([used_up(12, 12), used_up(12, 12)], "passed"),
     "inside join": ([used_up(12, in_join=True), used_up(10, in_join=True)], "skipped"),
-    "broken off": (
-        [used_up(12), replace(used_up(12), epochs=(broken_off(used_up(12).epochs[0], 10),))],
-        "skipped",
-    ),
+    "broken off": ([used_up(12), replace(used_up(12), epochs=(broken_off(used_up(12).epochs[0], 10),))], "skipped"),
     "begun anew until all had as many": ([used_up(12, 8, under_way=True), used_up(10, 10)], "passed"),
-    "begun anew, and ended elsewhere": (
-        [used_up(12, 9, under_way=True), used_up(10, 10, 1, under_way=True)],
-        "passed",
-    ),
+    "begun anew, and ended elsewhere": ([used_up(12, 9, under_way=True), used_up(10, 10, 1, under_way=True)], "passed"),
     "the next pass began on one rank first": ([used_up(12, 1, under_way=True), used_up(12)], "passed"),
     "more batches that were not trained on": (
         [loader(drawn(list(range(96)), backwards=10), trained_batches=10), used_up(10)],
@@ -304,18 +298,12 @@ HEALTHY_DUPLICATES = {
         [loader(drawn(ALL, sample_digests=(), batch_digests=()), dataset_digest="") for _ in range(2)],
         "skipped",
     ),
-    "not trained": (
-        [loader(drawn(ALL, trained=False, backwards=0)) for _ in range(2)],
-        "skipped",
-    ),
+    "not trained": ([loader(drawn(ALL, trained=False, backwards=0)) for _ in range(2)], "skipped"),
     "an evaluation that was left before a backward": (
         [loader(replace(broken_off(drawn(ALL)), backwards=1)) for _ in range(2)],
         "skipped",
     ),
-    "the script shares out batches": (
-        [loader(drawn(ALL, split_after=True)) for _ in range(2)],
-        "skipped",
-    ),
+    "the script shares out batches": ([loader(drawn(ALL, split_after=True)) for _ in range(2)], "skipped"),
     "fewer samples than ranks": ([loader(drawn([0]), samples=1) for _ in range(2)], "skipped"),
     "an iterable dataset, split": (
         [loader(undrawn(f"0:a{rank}", f"0:c{rank}"), **ITERABLE) for rank in range(2)],
@@ -334,10 +322,7 @@ HEALTHY_DUPLICATES = {
         "passed",
     ),
     "on one rank only": ([loader(drawn(ALL)), ()], "skipped"),
-    "other lines": (
-        [loader(drawn(ALL)), replace(loader(drawn(ALL)), site=replace(OWN[0].site, line=99))],
-        "skipped",
-    ),
+    "other lines": ([loader(drawn(ALL)), replace(loader(drawn(ALL)), site=replace(OWN[0].site, line=99))], "skipped"),
 }
 
 

@@ -335,18 +335,10 @@ LAPTOP = "NVIDIA GeForce RTX 4070 Laptop GPU"
 @pytest.mark.parametrize(
     ("state", "severity", "summary"),
     [
-        (
-            "hw-slowdown",
-            E,
-            "GPU 5 is throttled by its hardware: hardware slowdown, hardware thermal slowdown",
-        ),
+        ("hw-slowdown", E, "GPU 5 is throttled by its hardware: hardware slowdown, hardware thermal slowdown"),
         ("power-brake", E, "GPUs 0-7 are throttled by their hardware: hardware slowdown, power brake"),
         ("sw-thermal", W, "GPU 5 is throttled by the driver because of heat"),
-        (
-            "power-cap",
-            INFO,
-            "GPUs 0-7 run at the power limit, as under full load: a process is using them now",
-        ),
+        ("power-cap", INFO, "GPUs 0-7 run at the power limit, as under full load: a process is using them now"),
     ],
 )
 def test_slowed_down(state, severity, summary):
@@ -387,11 +379,7 @@ def test_nothing_is_reported():
             "GPU 5 is within 5 °C of thermal throttling",
             "nvidia-smi -q -d TEMPERATURE -i 5; then check the cooling",
         ),
-        (
-            "power-limit",
-            "GPU 5 has a lowered power limit, and will be slow under load",
-            "sudo nvidia-smi -i 5 -pl 700",
-        ),
+        ("power-limit", "GPU 5 has a lowered power limit, and will be slow under load", "sudo nvidia-smi -i 5 -pl 700"),
     ],
 )
 def test_hot_or_limited(state, summary, fix):
@@ -503,11 +491,7 @@ def logged(code, bus_id="0000:43:00.0", age_s=90.0):
 
 @pytest.mark.parametrize(
     ("codes", "severity"),
-    [
-        ((48, 64, 74, 79, 95, 119, 120, 140), E),
-        ((63, 92, 94), W),
-        ((13, 31, 43, 45, 8, 154), INFO),
-    ],
+    [((48, 64, 74, 79, 95, 119, 120, 140), E), ((63, 92, 94), W), ((13, 31, 43, 45, 8, 154), INFO)],
 )
 def test_how_bad_each_is(codes, severity):
     for code in codes:

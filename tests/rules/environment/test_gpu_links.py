@@ -250,11 +250,7 @@ def test_of_a_desktops_card_it_is_a_warning():
 
 @pytest.mark.parametrize(
     "devices",
-    [
-        in_slot(slot=8, width=8),
-        in_slot(width=16, max_width=16, speed_gt_s=2.5),
-        (pci_device("0000:00:03.0", width=8),),
-    ],
+    [in_slot(slot=8, width=8), in_slot(width=16, max_width=16, speed_gt_s=2.5), (pci_device("0000:00:03.0", width=8),)],
     ids=["a slot of eight lanes", "asleep", "no bridge is shown"],
 )
 def test_links_that_are_as_good_as_they_can_be_pass(devices):

@@ -208,8 +208,7 @@ def ranks_with(values, first=0, **more):
 
 
 @pytest.mark.parametrize(
-    "values",
-    [[None] * 8, ["0,1"] * 2, ["0", "1"], ["1", "0"], ["GPU-a0", "GPU-a1"], ["0,1,2,3"] * 4, [""] * 4],
+    "values", [[None] * 8, ["0,1"] * 2, ["0", "1"], ["1", "0"], ["GPU-a0", "GPU-a1"], ["0,1,2,3"] * 4, [""] * 4]
 )
 def test_every_rank_on_its_own(values):
     check, findings = ask("dup-gpu", job(node(processes=ranks_with(values), gpus=gpus_of())))

@@ -314,10 +314,7 @@ V6 = interface("eth0", "fd00::2/64")
         (connected(1), connected(2)),
         (connected(1, interface("eth0", "fd00::1/64"), own=("fd00::1",)), connected(2, V6, own=("fd00::2",))),
         (connected(1, interface("eth0", "10.0.0.1/24", "fd00::1/64")), connected(2)),
-        (
-            connected(1, master=lookup("m", "10.0.0.1", "fd00::1")),
-            connected(2, master=lookup("m", "10.0.0.1")),
-        ),
+        (connected(1, master=lookup("m", "10.0.0.1", "fd00::1")), connected(2, master=lookup("m", "10.0.0.1"))),
         (connected(1, ipv6_disabled=True), connected(2)),
     ],
 )

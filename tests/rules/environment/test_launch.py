@@ -111,10 +111,7 @@ def test_in_range(variables, outcome):
         ({"RANK": "-1", "WORLD_SIZE": ""}, "RANK is negative"),
         ({"LOCAL_RANK": "2"}, "LOCAL_RANK is not below LOCAL_WORLD_SIZE, which is 2: local"),
         ({"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "1"}, "GROUP_RANK is not below GROUP_WORLD_SIZE, which is 1"),
-        (
-            {"PET_NODE_RANK": "2", "PET_NNODES": "2"},
-            "PET_NODE_RANK is not below PET_NNODES, which is 2: node",
-        ),
+        ({"PET_NODE_RANK": "2", "PET_NNODES": "2"}, "PET_NODE_RANK is not below PET_NNODES, which is 2: node"),
         ({"WORLD_SIZE": "0", "RANK": "", "LOCAL_WORLD_SIZE": ""}, "WORLD_SIZE is 0: it must be at least 1"),
         ({"LOCAL_WORLD_SIZE": "4"}, "a node cannot have more ranks than the job"),
         ({"MASTER_PORT": "65536"}, "MASTER_PORT is 65536: ports range from 1 to 65535"),
@@ -245,10 +242,7 @@ def test_a_missing_node_has_its_name_from_slurm():
     assert (check.outcome, finding.severity) == (Outcome.FAILED, Severity.ERROR)
     assert finding.summary == "ranks 4 and 5 of 6 on node3 did not respond: all others would wait for them"
     assert (finding.ranks, finding.hosts) == ((4, 5), ("node3",))
-    assert finding.evidence == (
-        "no message from node3",
-        "these answered: node1.cluster and node2.cluster",
-    )
+    assert finding.evidence == ("no message from node3", "these answered: node1.cluster and node2.cluster")
     assert "ssh node3" in finding.fix
 
 

@@ -102,11 +102,7 @@ def test_nofile_where_there_is_no_such_limit():
         ({"nproc": Limit(soft=200, hard=200), "nproc_applies": False}, 8, []),
         ({"pids_max": 1024, "pids_current": 20}, 8, []),
         ({"pids_max": 100, "pids_current": 90}, 1, ["raise pids.max"]),
-        (
-            {"pids_max": 256, "pids_current": 20, "nproc": Limit(soft=310, hard=310)},
-            8,
-            ["raise nproc", "raise pids"],
-        ),
+        ({"pids_max": 256, "pids_current": 20, "nproc": Limit(soft=310, hard=310)}, 8, ["raise nproc", "raise pids"]),
     ],
 )
 def test_nproc_pids(changes, ranks, fixes):
@@ -262,13 +258,7 @@ STALE = {"stale": ("/dev/shm/nccl-aB3dE6", "/dev/shm/torch_77_1_2")}
             "run `ls -lS /dev/shm",
         ),
         (shm(writable=False), None, ERROR, "is not writable", "sudo chmod 1777 /dev/shm"),
-        (
-            shm(**STALE, stale_bytes=4 * GIB),
-            None,
-            WARNING,
-            "has leftover files of dead processes",
-            "rm /dev/shm/nccl-",
-        ),
+        (shm(**STALE, stale_bytes=4 * GIB), None, WARNING, "has leftover files of dead processes", "rm /dev/shm/nccl-"),
         (
             shm(**STALE, stale_bytes=5 * MIB),
             None,
@@ -375,12 +365,7 @@ def ranks(count, cpus=range(64), **variables):
         (ranks(8, OMP_NUM_THREADS="1"), 4.0, "a quota of 4 of 64 CPUs for 8 ranks", "give the ranks"),
         (ranks(8, cpus=[0]), None, "Fewer CPUs than ranks: 1 CPU for 8 ranks", "give the ranks"),
         ([process(cpus=range(64))], 0.5, "a quota of 0.5 of 64 CPUs for 1 rank", "give the ranks"),
-        (
-            [process(cpus=range(64))],
-            2.0,
-            "64 threads per rank on a quota of 2 CPUs",
-            "export OMP_NUM_THREADS=2",
-        ),
+        ([process(cpus=range(64))], 2.0, "64 threads per rank on a quota of 2 CPUs", "export OMP_NUM_THREADS=2"),
         ([process(cpus=range(64))], 33.0, None, None),
         ([process(cpus=range(64), OMP_NUM_THREADS="2")], 2.0, None, None),
         ([process(cpus=range(64), OMP_NUM_THREADS="2,4")], 40.0, None, None),

@@ -532,10 +532,7 @@ def test_rdma_that_is_on_passes(variables):
 
 @pytest.mark.parametrize(
     ("variables", "fix"),
-    [
-        ({"NCCL_IB_DISABLE": "1"}, "unset NCCL_IB_DISABLE"),
-        ({"NCCL_NET": "Socket"}, "unset NCCL_NET"),
-    ],
+    [({"NCCL_IB_DISABLE": "1"}, "unset NCCL_IB_DISABLE"), ({"NCCL_NET": "Socket"}, "unset NCCL_NET")],
 )
 @pytest.mark.parametrize("section", [rdma(), rdma(roce(0), roce(1))], ids=["InfiniBand", "RoCE"])
 def test_a_network_that_is_switched_off_is_a_warning(section, variables, fix):

@@ -180,12 +180,7 @@ def test_a_good_port(variables, outcome):
 @pytest.mark.parametrize(
     ("variables", "severity", "summary", "fix"),
     [
-        (
-            {"MASTER_PORT": "45000"},
-            Severity.INFO,
-            "MASTER_PORT is 45000, an ephemeral port",
-            "MASTER_PORT=29500",
-        ),
+        ({"MASTER_PORT": "45000"}, Severity.INFO, "MASTER_PORT is 45000, an ephemeral port", "MASTER_PORT=29500"),
         ({"MASTER_PORT": "32768"}, Severity.INFO, "an ephemeral port", "MASTER_PORT=29500"),
         ({"MASTER_PORT": "60999"}, Severity.INFO, "an ephemeral port", "MASTER_PORT=29500"),
         ({"PET_MASTER_PORT": "45000"}, Severity.INFO, "PET_MASTER_PORT is 45000", "PET_MASTER_PORT=29500"),
@@ -281,10 +276,7 @@ def test_the_owner_is_named():
     assert finding.evidence == ("python x.py (process 4711) listens on it",)
 
 
-@pytest.mark.parametrize(
-    "why",
-    [NO_PORT, Unread(why=Why.NEEDLESS, reason="the store of this job listens on it")],
-)
+@pytest.mark.parametrize("why", [NO_PORT, Unread(why=Why.NEEDLESS, reason="the store of this job listens on it")])
 def test_no_port_to_try(why):
     check, findings = ask("port-free", node(network=network_ports(port=why)))
     assert (check.outcome, check.reason, findings) == (Outcome.SKIPPED, why.reason, ())

@@ -96,11 +96,7 @@ def test_what_one_rank_completed_is_done_on_all(tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [
-        ({"op": "broadcast"}, "broadcast"),
-        ({"size": (1025,)}, "1025"),
-        ({"dtype": "BFloat16"}, "bfloat16"),
-    ],
+    [({"op": "broadcast"}, "broadcast"), ({"size": (1025,)}, "1025"), ({"dtype": "BFloat16"}, "bfloat16")],
 )
 def test_another_call_under_one_number_is_a_mismatch(tmp_path, change, says):
     found = recorders(4)

@@ -648,8 +648,7 @@ if sys.argv[2] == "killed":
 
 
 @pytest.mark.parametrize(
-    ("what", "end"),
-    [("torch", "ended"), ("torch", "killed"), ("program", "ended"), ("program of a System", "killed")],
+    ("what", "end"), [("torch", "ended"), ("torch", "killed"), ("program", "ended"), ("program of a System", "killed")]
 )
 def test_no_child_outlives_its_parent(what, end, tmp_path):
     pid_file = tmp_path / "pid"

@@ -114,10 +114,7 @@ TAKEN = "98 Address already in use"
         ({}, "MASTER_PORT is not set"),
         ({"MASTER_PORT": "none"}, "MASTER_PORT is not a port number"),
         ({"MASTER_PORT": "70000"}, "MASTER_PORT is not a port number"),
-        (
-            PORT | {"TORCHELASTIC_RUN_ID": "none"},
-            "the store of this job listens on it",
-        ),
+        (PORT | {"TORCHELASTIC_RUN_ID": "none"}, "the store of this job listens on it"),
         (PORT | {"RANK": "1"}, "the store would be on another host"),
         (PORT | {"SLURM_PROCID": "3", "MASTER_ADDR": "dgx01"}, "the store would be on another host"),
         (PORT | {"MASTER_ADDR": "10.0.0.12"}, "the store would be on another host"),

@@ -230,8 +230,7 @@ def test_options_overrule_what_they_stand_for():
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "host", "port"),
-    [("n0", "n0", 29400), ("n0:1234", "n0", 1234), ("[fd00::2]:1234", "fd00::2", 1234)],
+    ("endpoint", "host", "port"), [("n0", "n0", 29400), ("n0:1234", "n0", 1234), ("[fd00::2]:1234", "fd00::2", 1234)]
 )
 def test_an_endpoint_needs_no_node_rank(endpoint, host, port):
     launch = read(nnodes="1:4", rdzv_endpoint=endpoint, rdzv_id="job")
@@ -716,13 +715,7 @@ def test_a_node_that_never_started_ranks_is_read_as_it_is(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("meetings", "heard_ns", "gone"),
-    [
-        ((0, 1), 0, True),
-        ((0, 1), BEATS_NS, False),
-        ((0, 1), None, False),
-        ((None,), 0, False),
-        ((), 0, False),
-    ],
+    [((0, 1), 0, True), ((0, 1), BEATS_NS, False), ((0, 1), None, False), ((None,), 0, False), ((), 0, False)],
 )
 def test_who_was_last_heard_before_an_attempt_is_no_part_of_it(
     tmp_path: Path, meetings: tuple[int | None, ...], heard_ns: int | None, *, gone: bool

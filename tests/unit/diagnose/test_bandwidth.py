@@ -448,12 +448,7 @@ def test_a_variable_that_bears_on_other_hosts_only():
 
 def test_what_explains_most_comes_first():
     node = node_of("nvlink8", nvml=("leftover", "p2p-off"), NCCL_MAX_NCHANNELS="2")
-    assert sources(node, logs=[log(0, SHM=2)]) == [
-        "NCCL's log",
-        "DD323 p2p",
-        "DD114 env-danger",
-        "DD318 other-procs",
-    ]
+    assert sources(node, logs=[log(0, SHM=2)]) == ["NCCL's log", "DD323 p2p", "DD114 env-danger", "DD318 other-procs"]
 
 
 def test_too_few_processors_and_others_on_them():
@@ -469,8 +464,7 @@ def test_too_few_processors_and_others_on_them():
 
 def test_a_reason_says_what_was_seen_and_what_to_do():
     (reason,) = find_reasons(
-        bench_of(node_of("nvlink8", nvml=("nvlink-down",))),
-        Fleet(nodes=(node_of("nvlink8", nvml=("nvlink-down",)),)),
+        bench_of(node_of("nvlink8", nvml=("nvlink-down",))), Fleet(nodes=(node_of("nvlink8", nvml=("nvlink-down",)),))
     )
     assert "down" in reason.text
     assert "nvidia-smi nvlink -s" in reason.fix

@@ -475,11 +475,7 @@ def test_a_message_is_read_as_it_was_sealed():
 
 @pytest.mark.parametrize(
     ("side", "meeting", "token"),
-    [
-        (b"server", MEETING, TOKEN),
-        (b"client", MEETING[::-1], TOKEN),
-        (b"client", MEETING, b"another"),
-    ],
+    [(b"server", MEETING, TOKEN), (b"client", MEETING[::-1], TOKEN), (b"client", MEETING, b"another")],
     ids=["sent back", "of another meeting", "by another token"],
 )
 def test_a_message_of_another_side_meeting_or_token_is_refused(side, meeting, token):

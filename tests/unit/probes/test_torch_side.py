@@ -179,10 +179,7 @@ def test_indices_are_counted_without_loading_the_samples():
     [
         (DataLoader(Numbers(), 8, drop_last=True), (16, 0, 2, 8)),
         (DataLoader(Numbers(), batch_size=None), (20, 0, 20, 1)),
-        (
-            DataLoader(Numbers(), batch_sampler=BatchSampler(range(20), 6, drop_last=False)),
-            (20, 0, 4, 2),
-        ),
+        (DataLoader(Numbers(), batch_sampler=BatchSampler(range(20), 6, drop_last=False)), (20, 0, 4, 2)),
         (DataLoader(Numbers(), 5, sampler=WeightedRandomSampler([1.0] + [0.0] * 19, 10)), (10, 9, 2, 5)),
         (DataLoader(Numbers(), 5, sampler=[torch.tensor(3), 4, -1]), (3, 0, 1, 3)),
     ],

@@ -523,10 +523,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(mesh, "here", SimpleNamespace(is_rank=True))
     monkeypatch.setattr(nn.Module, "to_empty", nn.Module.to_empty)
     monkeypatch.setattr("ddpdoctor.recorder.calls.groups.c10d", SimpleNamespace(get_rank=lambda: 0))
-    places = {
-        "fsdp._fully_shard._fully_shard": "fully_shard",
-        "tensor.parallel.api": "parallelize_module",
-    }
+    places = {"fsdp._fully_shard._fully_shard": "fully_shard", "tensor.parallel.api": "parallelize_module"}
     ways = {}
     for place, name in places.items():
         module = SimpleNamespace(__name__=place, **{name: lambda module, *_, **__: module})

@@ -638,8 +638,7 @@ def test_where_torchruns_agent_pauses_nothing_is_registered(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "status", "said"),
-    [(WAIT + OWN_LAST_WORDS, 4, ["there", "own"]), (WAIT + LOOP, 0, ["there", "asked"])],
+    ("text", "status", "said"), [(WAIT + OWN_LAST_WORDS, 4, ["there", "own"]), (WAIT + LOOP, 0, ["there", "asked"])]
 )
 def test_a_handler_of_the_scripts_own_stays(text, status, said, tmp_path):
     assert end(tmp_path, text) == (status, said, "")

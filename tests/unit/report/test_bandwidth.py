@@ -209,12 +209,7 @@ def test_the_same_reference_of_several_curves_is_drawn_once():
 
 @pytest.mark.parametrize(
     ("places", "spread"),
-    [
-        ([0.2, 0.5], [0.2, 0.5]),
-        ([0.2, 0.2], [0.2, 0.3]),
-        ([0.94, 0.95, 1.0], [0.75, 0.85, 0.95]),
-        ([], []),
-    ],
+    [([0.2, 0.5], [0.2, 0.5]), ([0.2, 0.2], [0.2, 0.3]), ([0.94, 0.95, 1.0], [0.75, 0.85, 0.95]), ([], [])],
 )
 def test_names_at_the_ends_of_lines_are_moved_apart_within_the_axes(places, spread):
     assert spread_apart(places, 0.1) == pytest.approx(spread)

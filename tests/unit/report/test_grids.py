@@ -24,14 +24,7 @@ from ddpdoctor.model.data import (
 )
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import NodeSeen, Presence
-from ddpdoctor.model.findings import (
-    Check,
-    JobStatus,
-    Outcome,
-    Place,
-    Report,
-    Severity,
-)
+from ddpdoctor.model.findings import Check, JobStatus, Outcome, Place, Report, Severity
 from ddpdoctor.model.live import Blamed, JobNow, Liveness, PassSeen, RankNow, ReplicasNow, Start, WaitNow
 from ddpdoctor.model.reaching import Contact
 from ddpdoctor.model.saved import (

@@ -443,12 +443,7 @@ def log(network, interfaces, transports, nvls=None):
         ("nvlink8", log("IB", ("mlx5_0:1", "mlx5_1:1", "mlx5_2:1", "mlx5_3:1"), {"P2P/CUMEM": 4}, nvls=True)),
         (
             "ib-gdr",
-            log(
-                "IBext_v8",
-                ("mlx5_0:1", "mlx5_1:1", "mlx5_2:1"),
-                {"NET/IBext_v8/GDRDMA": 3, "P2P/IPC": 1},
-                nvls=True,
-            ),
+            log("IBext_v8", ("mlx5_0:1", "mlx5_1:1", "mlx5_2:1"), {"NET/IBext_v8/GDRDMA": 3, "P2P/IPC": 1}, nvls=True),
         ),
         ("ib-no-gdr", log("IB", ("mlx5_0:1",), {"NET/IB": 2})),
         ("sockets", log("Socket", ("eth0", "ens7"), {"NET/Socket": 2, "SHM": 1}, nvls=False)),
