@@ -15,7 +15,6 @@ from ddpdoctor.rules.registry import CheckGroup, find_rule, loaded_rules
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ddpdoctor.rules.answers import Problem
     from ddpdoctor.rules.registry import Rule
 
 
@@ -124,7 +123,24 @@ def judge(rules: Iterable[Rule], facts: Facts) -> Judgment:
         heard = _ask(rule.checks[about], given[about])
         answers += [answer for _, answer in heard]
         findings += _draw_findings(rule, heard)
-        checks.append(_draw_check(rule, heard))
+        came_out = [_outcome(rule, answer) for _, answer in heard]
+        worst = min(came_out, key=WORST_FIRST.index, default=Outcome.SKIPPED)
+        those = [one for one, outcome in zip(heard, came_out, strict=True) if outcome is worst]
+        hosts = tuple(about.host for about, _ in those if isinstance(about, Node))
+        seen = "; ".join(dict.fromkeys(answer.seen for _, answer in those if answer.seen))
+        seen = seen if heard else "no node was seen"
+        ran = worst in {Outcome.PASSED, Outcome.FAILED}
+        checks.append(
+            Check(
+                id=rule.kind,
+                code=rule.code,
+                group=rule.group,
+                outcome=worst,
+                seen=seen if ran else "",
+                reason="" if ran else seen,
+                hosts=hosts if len(hosts) < len(heard) else (),
+            )
+        )
     certain = [answer for answer in answers if answer.certain and answer.problems]
     return Judgment(
         findings=order_findings(findings),
@@ -177,57 +193,33 @@ def _outcome(rule: Rule, answer: Answer) -> Outcome:
     return Outcome.PASSED if answer.outcome is Outcome.FAILED and severities == {Severity.INFO} else answer.outcome
 
 
-def _draw_check(rule: Rule, heard: list[tuple[object, Answer]]) -> Check:
-    """Merge all answers into one check: the worst outcome, and the nodes that had it."""
-    came_out = [_outcome(rule, answer) for _, answer in heard]
-    worst = min(came_out, key=WORST_FIRST.index, default=Outcome.SKIPPED)
-    those = [one for one, outcome in zip(heard, came_out, strict=True) if outcome is worst]
-    hosts = tuple(about.host for about, _ in those if isinstance(about, Node))
-    seen = "; ".join(dict.fromkeys(answer.seen for _, answer in those if answer.seen))
-    seen = seen if heard else "no node was seen"
-    ran = worst in {Outcome.PASSED, Outcome.FAILED}
-    return Check(
-        id=rule.kind,
-        code=rule.code,
-        group=rule.group,
-        outcome=worst,
-        seen=seen if ran else "",
-        reason="" if ran else seen,
-        hosts=hosts if len(hosts) < len(heard) else (),
-    )
-
-
 def _draw_findings(rule: Rule, heard: list[tuple[object, Answer]]) -> list[Finding]:
     """Merge all answers into findings. Problems of several machines that say the same become one finding."""
     drawn: dict[object, Finding] = {}
     for about, answer in heard:
         for problem in answer.problems:
-            finding = _finding(rule, problem, about)
+            named = find_rule(problem.kind) if problem.kind is not None else None
+            finding = Finding(
+                code=(named or rule).code,
+                kind=(named or rule).kind,
+                severity=problem.severity or (named or rule).severity,
+                confidence=problem.confidence,
+                summary=problem.summary,
+                ranks=problem.ranks,
+                hosts=problem.hosts or ((about.host,) if isinstance(about, Node) else ()),
+                where=problem.where,
+                step=problem.step,
+                tensor=problem.tensor,
+                evidence=problem.evidence,
+                fix=problem.fix,
+                share=problem.share,
+                origin=problem.origin or origin_of((named or rule).code),
+            )
             same = (finding.summary, finding.fix, finding.severity)
             key = same if isinstance(about, Node | Fleet) else len(drawn)
             former = drawn.get(key)
             drawn[key] = finding if former is None else _join(former, finding)
     return list(drawn.values())
-
-
-def _finding(rule: Rule, problem: Problem, about: object) -> Finding:
-    named = find_rule(problem.kind) if problem.kind is not None else None
-    return Finding(
-        code=(named or rule).code,
-        kind=(named or rule).kind,
-        severity=problem.severity or (named or rule).severity,
-        confidence=problem.confidence,
-        summary=problem.summary,
-        ranks=problem.ranks,
-        hosts=problem.hosts or ((about.host,) if isinstance(about, Node) else ()),
-        where=problem.where,
-        step=problem.step,
-        tensor=problem.tensor,
-        evidence=problem.evidence,
-        fix=problem.fix,
-        share=problem.share,
-        origin=problem.origin or origin_of((named or rule).code),
-    )
 
 
 def _join(one: Finding, other: Finding) -> Finding:

@@ -253,7 +253,10 @@ def pick_gloo(process: NodeProcess, network: Network, own: Lookup | None) -> tup
     text = process.variables.get("GLOO_SOCKET_IFNAME", "")
     if is_ignored(text):
         return None if own is None else _pick_by_name(network, own)
-    picks = [_first_address(network, name) for name in parse_gloo_names(text)]
+    picks = [
+        next((pick for pick in _addresses(network) if pick.interface.name == name), None)
+        for name in parse_gloo_names(text)
+    ]
     return tuple(pick for pick in picks if pick is not None) if all(picks) else ()
 
 
@@ -265,10 +268,6 @@ def is_ignored(text: str) -> bool:
 def parse_gloo_names(text: str) -> tuple[str, ...]:
     """Return the names of a value: a plain list that keeps white space. A comma at its end makes no empty name."""
     return tuple(text.removesuffix(",").split(","))
-
-
-def _first_address(network: Network, name: str) -> Pick | None:
-    return next((pick for pick in _addresses(network) if pick.interface.name == name), None)
 
 
 def _pick_by_name(network: Network, own: Lookup) -> tuple[Pick, ...]:

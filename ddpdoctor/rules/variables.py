@@ -173,8 +173,10 @@ def _check_number(variable: Variable, value: str, limits: str) -> ValueFlaw | No
     found = _NUMBER.match(value)
     number = read_number(value)
     if found is None or not _is_end(value[found.end() :]):
+        # NCCL 2.31.2 logs "set by environment to 0", 2.32.3 "using default".
+        reading = "0 (since 2.32 as not set)" if found is None and variable.component == "nccl" else str(number)
         return ValueFlaw(
-            what=f"{_reader(variable)} takes an integer, and reads this as {_reading(variable, found, number)}",
+            what=f"{_reader(variable)} takes an integer, and reads this as {reading}",
             instead=_meant_number(value),
         )
     if number in UNSET_NUMBERS and variable.component == "nccl":
@@ -185,11 +187,6 @@ def _check_number(variable: Variable, value: str, limits: str) -> ValueFlaw | No
 def _is_end(rest: str) -> bool:
     """Whether only a comment, which does no harm, follows a number."""
     return rest.strip()[:1] in {"", "#"}
-
-
-def _reading(variable: Variable, found: re.Match[str] | None, number: int) -> str:
-    """Return how the reader takes the value: NCCL 2.31.2 logs "set by environment to 0", 2.32.3 "using default"."""
-    return "0 (since 2.32 as not set)" if found is None and variable.component == "nccl" else str(number)
 
 
 def _meant_number(value: str) -> str:
@@ -464,23 +461,19 @@ def read_context(node: Node, process: NodeProcess) -> VariableContext:
     ports = [] if isinstance(rdma, Unread) else [port for device in rdma.devices for port in device.ports]
     absent = rdma.why is Why.ABSENT if isinstance(rdma, Unread) else not rdma.devices
     local = process.number("LOCAL_WORLD_SIZE") or 1
+    software, torch = known(node.software), known(node.torch)
+    texts = {
+        "nccl": (torch.nccl if torch else None) or (software.nccl_wheel if software else None),
+        "torch": software.torch_version if software else None,
+    }
     return VariableContext(
-        versions=_versions(node),
+        versions=({name: release(text) for name, text in texts.items() if text}),
         variables=process.variables,
         ranks_here=max(local, len(node.processes)),
         under_wrap=process.under_wrap,
         active_port=any(port.state == "ACTIVE" for port in ports),
         no_rdma=absent,
     )
-
-
-def _versions(node: Node) -> dict[str, Version]:
-    software, torch = known(node.software), known(node.torch)
-    texts = {
-        "nccl": (torch.nccl if torch else None) or (software.nccl_wheel if software else None),
-        "torch": software.torch_version if software else None,
-    }
-    return {name: release(text) for name, text in texts.items() if text}
 
 
 def show(value: str) -> str:
@@ -497,7 +490,11 @@ def find_unknown(name: str, context: VariableContext) -> Flaw | None:
     if find_variable(name) is not None or not looks_known(name) or is_plugin_name(name.upper()):
         return None
     meant = find_meant(name, _names(context))
-    newer = _newer_than_table(name, context)
+    owner = "torch" if name.upper().startswith("TORCH") else "nccl"
+    newest, installed = release(NEWEST[owner]), context.versions.get(owner, ())
+    newer: tuple[str, ...] = ()
+    if installed[: len(newest)] > newest:
+        newer = (f"{OWNERS[owner]} {_text(installed)} is installed; variables are known up to {NEWEST[owner]}",)
     if meant is None:
         return _stranger(name, newer)
     why = ", because names are case-sensitive" if name.upper() == meant else ""
@@ -529,14 +526,6 @@ def _stranger(name: str, newer: tuple[str, ...]) -> Flaw:
         evidence=newer
         or (f"known variables: NCCL up to {NEWEST['nccl']}, torch up to {NEWEST['torch']}; a plugin may read others",),
     )
-
-
-def _newer_than_table(name: str, context: VariableContext) -> tuple[str, ...]:
-    owner = "torch" if name.upper().startswith("TORCH") else "nccl"
-    newest, installed = release(NEWEST[owner]), context.versions.get(owner, ())
-    if installed[: len(newest)] <= newest:
-        return ()
-    return (f"{OWNERS[owner]} {_text(installed)} is installed; variables are known up to {NEWEST[owner]}",)
 
 
 def _text(version: Version) -> str:
@@ -593,11 +582,13 @@ def find_deprecated(variable: Variable, value: str, context: VariableContext) ->
     reasons = [f"{owner} {variable.until} was the last version that read it" if until else "", variable.note]
     reason = "; ".join(filter(None, reasons))
     certain = bool(installed) or not until or until < release(OLDEST[variable.component])
+    # It is not put into the command, because its values are different.
     return Flaw(
         name=variable.name,
         summary=f"{variable.name} has no effect: {reason}" if certain else f"{variable.name} is obsolete: {reason}",
         severity=Severity.WARNING if certain else Severity.INFO,
-        evidence=_successor(variable) + _installed(variable, context),
+        evidence=((f"{variable.replaced_by} replaces it, with different values",) if variable.replaced_by else ())
+        + _installed(variable, context),
     )
 
 
@@ -628,11 +619,6 @@ def _reads(installed: Version, variable: Variable) -> bool:
     return bool(until) and installed[: len(until)] <= until
 
 
-def _successor(variable: Variable) -> tuple[str, ...]:
-    """Name the similar variable of today. It is not put into the command, because its values are different."""
-    return (f"{variable.replaced_by} replaces it, with different values",) if variable.replaced_by else ()
-
-
 def _installed(variable: Variable, context: VariableContext) -> tuple[str, ...]:
     installed = context.versions.get(variable.component)
     return (f"{OWNERS[variable.component]} {_text(installed)} is installed",) if installed else ()
@@ -652,14 +638,10 @@ def find_danger(variable: Variable, value: str, context: VariableContext) -> Fla
     if variable.name == "NCCL_DEBUG_FILE" and context.variables.get("NCCL_DEBUG", "").upper() not in LOGGING_LEVELS:
         severity = Severity.INFO
     if variable.name == "NCCL_IB_DISABLE" and context.no_rdma:
-        return _needless_ib_disable(value)
+        return Flaw(
+            name="NCCL_IB_DISABLE",
+            summary=f"NCCL_IB_DISABLE={show(value)} is not needed here, because there is no InfiniBand or RoCE device; "
+            "with one, it would make NCCL use TCP sockets",
+            severity=Severity.INFO,
+        )
     return Flaw(name=variable.name, summary=f"{variable.name}={show(value)}: {variable.note}", severity=severity)
-
-
-def _needless_ib_disable(value: str) -> Flaw:
-    return Flaw(
-        name="NCCL_IB_DISABLE",
-        summary=f"NCCL_IB_DISABLE={show(value)} is not needed here, because there is no InfiniBand or RoCE device; "
-        "with one, it would make NCCL use TCP sockets",
-        severity=Severity.INFO,
-    )

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import (
         Bench,
         BenchSettings,
-        KnownBandwidth,
         Measurement,
         Member,
         Reason,
@@ -168,23 +167,20 @@ def find_yardstick(
     bench: Bench, sweep: Sweep, all_sweeps: Sequence[Sweep], expect_gb_s: float | None, *, use_reference: bool
 ) -> Yardstick:
     """Return what to compare a curve with: --expect before the table, and nothing if ranks share a GPU."""
-    found = _find(bench, sweep, expect_gb_s, use_reference=use_reference)
+    if shared := describe_shared_gpus(bench.members):
+        found = Yardstick(reference=None, note=shared)
+    elif expect_gb_s is not None:
+        expected = Reference(gb_s=expect_gb_s, high_gb_s=None, text=EXPECT, source=EXPECT, min_size_bytes=0)
+        found = Yardstick(reference=expected, steady=bench.settings.backend == "gloo")
+    elif not use_reference:
+        found = Yardstick(reference=None, note="the comparison with references is disabled")
+    else:
+        found = _look_up(bench, sweep)
     measured = {curve_of(other.first) for other in all_sweeps}
     back_to_back = curve_of(replace(sweep.first, mode=Mode.THROUGHPUT)) in measured
     if sweep.first.mode is Mode.LATENCY and back_to_back and found.reference is not None:
         return Yardstick(reference=None, note="references are for back-to-back calls, as in throughput mode")
     return found
-
-
-def _find(bench: Bench, sweep: Sweep, expect_gb_s: float | None, *, use_reference: bool) -> Yardstick:
-    if shared := describe_shared_gpus(bench.members):
-        return Yardstick(reference=None, note=shared)
-    if expect_gb_s is not None:
-        expected = Reference(gb_s=expect_gb_s, high_gb_s=None, text=EXPECT, source=EXPECT, min_size_bytes=0)
-        return Yardstick(reference=expected, steady=bench.settings.backend == "gloo")
-    if not use_reference:
-        return Yardstick(reference=None, note="the comparison with references is disabled")
-    return _look_up(bench, sweep)
 
 
 def _look_up(bench: Bench, sweep: Sweep) -> Yardstick:
@@ -200,10 +196,7 @@ def _look_up(bench: Bench, sweep: Sweep) -> Yardstick:
         return Yardstick(reference=None, note=f"no reference for this hardware: {bench.settings.backend} on {names[0]}")
     if sweep.first.dtype not in FLOATS or sweep.first.redop not in {None, "sum"}:
         return Yardstick(reference=None, note="the references are for sums of float32, float16 and bfloat16")
-    return _choose(bench, sweep, names[0], rows)
-
-
-def _choose(bench: Bench, sweep: Sweep, name: str, rows: list[KnownBandwidth]) -> Yardstick:
+    name = names[0]
     ranks, nodes = len(bench.members), len({member.host for member in bench.members})
     fitting = [
         row for row in rows if row.ranks == ranks and row.nodes == nodes and row.collective is sweep.first.collective
@@ -221,7 +214,14 @@ def _choose(bench: Bench, sweep: Sweep, name: str, rows: list[KnownBandwidth]) -
         source=row.source,
         min_size_bytes=row.min_size_bytes,
     )
-    return Yardstick(reference=reference, note=_beside(row, fitting, off), margin=REFERENCE_MARGIN)
+    other = next((one for one in fitting if one is not row), None)
+    if other is None:
+        beside = ""
+    elif row.algorithm == "ring":
+        beside = f"{off} is set: without it, {other.low_gb_s:.0f} GB/s is typical"
+    else:
+        beside = f"a ring without NVLS (reduction in the switch) gives {other.low_gb_s:.0f} GB/s"
+    return Yardstick(reference=reference, note=beside, margin=REFERENCE_MARGIN)
 
 
 def _switched_off(bench: Bench) -> str:
@@ -242,16 +242,6 @@ def _rules_out_nvls(algorithms: str) -> bool:
         if names and collective in {"", "allreduce"}:
             return ("nvls" in names.removeprefix("^").split(",")) is names.startswith("^")
     return False
-
-
-def _beside(row: KnownBandwidth, fitting: list[KnownBandwidth], off: str) -> str:
-    """Say what the other algorithm gives, if there are two."""
-    other = next((one for one in fitting if one is not row), None)
-    if other is None:
-        return ""
-    if row.algorithm == "ring":
-        return f"{off} is set: without it, {other.low_gb_s:.0f} GB/s is typical"
-    return f"a ring without NVLS (reduction in the switch) gives {other.low_gb_s:.0f} GB/s"
 
 
 ALIKE = 0.05
@@ -506,10 +496,6 @@ def judge(sweep: Sweep, plateau: Plateau | None, yardstick: Yardstick) -> CurveV
         )
     if plateau is None or plateau.to_bytes < reference.min_size_bytes:
         return _judge_short(sweep, levels, plateau, yardstick, reference)
-    return _judge_plateau(plateau, yardstick, reference)
-
-
-def _judge_plateau(plateau: Plateau, yardstick: Yardstick, reference: Reference) -> CurveVerdict:
     share = plateau.gb_s / reference.gb_s
     seen = f"{format_rate(plateau.gb_s)} from {format_size(plateau.from_bytes)} on"
     if plateau.high_gb_s < yardstick.least_gb_s:
@@ -521,9 +507,12 @@ def _judge_plateau(plateau: Plateau, yardstick: Yardstick, reference: Reference)
             assessment=Assessment.HEALTHY, share=share, text=f"{seen}: healthy, {_of(share, reference)}."
         )
     interval = range_words(plateau.low_gb_s, plateau.high_gb_s)
-    text = (
-        f"Too noisy to judge: {interval} from {format_size(plateau.from_bytes)} on, compared with {_least(yardstick)}."
-    )
+    assert yardstick.reference is not None
+    if yardstick.margin == 0:
+        least = _name(yardstick.reference)
+    else:
+        least = f"{format_rate(yardstick.least_gb_s)}, {yardstick.margin:.0%} below {_name(yardstick.reference)}"
+    text = f"Too noisy to judge: {interval} from {format_size(plateau.from_bytes)} on, compared with {least}."
     return CurveVerdict(assessment=Assessment.NOISY, share=share, text=text)
 
 
@@ -587,13 +576,6 @@ def _name(reference: Reference) -> str:
     return f"{EXPECT} {figure}" if reference.source == EXPECT else f"the reference ({reference.text}: {figure})"
 
 
-def _least(yardstick: Yardstick) -> str:
-    assert yardstick.reference is not None
-    if yardstick.margin == 0:
-        return _name(yardstick.reference)
-    return f"{format_rate(yardstick.least_gb_s)}, {yardstick.margin:.0%} below {_name(yardstick.reference)}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
     """The part of a saved report that a later bench can be compared with."""
@@ -634,13 +616,20 @@ def cannot_tell(change: Change, fail_below: float) -> bool:
 def find_differences(bench: Bench, baseline: Baseline) -> tuple[str, ...]:
     """Return what differs between the two runs, each as "torch 2.12.0 then, 2.13.0 now"."""
     now, then = bench.members, baseline.members
+    # Another check makes sure that all ranks have the same.
+    before, after = (_bearing(members[0].variables) if members else {} for members in (then, now))
     found = [
         _differ("ranks", str(len(then)), str(len(now))),
         _differ("backend", baseline.settings.backend, bench.settings.backend),
         *(_differ(name, _all(then, value), _all(now, value)) for name, value in _OF_MEMBERS),
         _differ("buffers", *("cold" if one.settings.cold else "warm" for one in (baseline, bench))),
         _differ("budget", f"{baseline.settings.budget_s:g} s", f"{bench.settings.budget_s:g} s"),
-        *_variables(then, now),
+        *(
+            [
+                _differ(name, before.get(name, "not set"), after.get(name, "not set"))
+                for name in sorted({*before, *after})
+            ]
+        ),
     ]
     return tuple(one for one in found if one)
 
@@ -678,14 +667,6 @@ def _change(now: Measurement, then: Measurement, fail_below: float | None) -> Ch
 
 def _all(members: Iterable[Member], value: Callable[[Member], str]) -> str:
     return ", ".join(dict.fromkeys(map(value, members)))
-
-
-def _variables(then: tuple[Member, ...], now: tuple[Member, ...]) -> list[str]:
-    """Compare the variables of the lowest ranks. Another check makes sure that all ranks have the same."""
-    before, after = (_bearing(members[0].variables) if members else {} for members in (then, now))
-    return [
-        _differ(name, before.get(name, "not set"), after.get(name, "not set")) for name in sorted({*before, *after})
-    ]
 
 
 def _bearing(variables: dict[str, str]) -> dict[str, str]:

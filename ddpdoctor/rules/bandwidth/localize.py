@@ -130,7 +130,14 @@ def find_slow(edges: Iterable[Edge[End]]) -> SlowEdges[End]:
     left = tuple(edges)
     ends: list[Slow[End]] = []
     while can_judge(left):
-        worst = _worst_end(left)
+        rows = make_rows([edge.series for edge in left])
+        slow = []
+        for end, own in _by_end(left).items():
+            others = [edge.series for edge in left if end not in edge.ends]
+            slowness = compare([edge.series for edge in own], others, rows) if len(own) >= 2 else ()
+            if slowness:
+                slow.append(Slow(ends=(end,), slowness=slowness))
+        worst = max(slow, key=_severity, default=None)
         if worst is None:
             break
         ends.append(worst)
@@ -177,17 +184,6 @@ def _value_without(ordered: Sequence[float], own: Sequence[float], place: int) -
     while (beyond := place + bisect_right(own, ordered[index])) > index:
         index = beyond
     return ordered[index]
-
-
-def _worst_end(edges: Sequence[Edge[End]]) -> Slow[End] | None:
-    rows = make_rows([edge.series for edge in edges])
-    slow = []
-    for end, own in _by_end(edges).items():
-        others = [edge.series for edge in edges if end not in edge.ends]
-        slowness = compare([edge.series for edge in own], others, rows) if len(own) >= 2 else ()
-        if slowness:
-            slow.append(Slow(ends=(end,), slowness=slowness))
-    return max(slow, key=_severity, default=None)
 
 
 def _slow_edges(edges: Sequence[Edge[End]], times: float) -> tuple[Slow[End], ...]:
@@ -272,7 +268,17 @@ def find_who(bench: Bench) -> SlowParts:
     """
     if describe_shared_gpus(bench.members):
         return SlowParts()
-    pairs, nodes = _judge_pairs(bench.pairs), _judge_nodes(bench.nodes)
+    pairs = _judge_pairs(bench.pairs)
+    edges = [Edge(ends=(node.host, node.peer), series=_series(node)) for node in bench.nodes if node.peer is not None]
+    found = find_slow(edges)
+    inside = _judge_inside([node for node in bench.nodes if node.peer is None])
+    outside = tuple(SlowNode(host=slow.ends[0], slowness=slow.slowness, inside=False) for slow in found.ends)
+    nodes = SlowParts(
+        nodes=_once((*inside, *outside), lambda node: node.host),
+        node_links=found.edges,
+        wiring=found.wiring,
+        nodes_judged=can_judge(edges) or bool(inside),
+    )
     ranks_on = Counter(member.host for member in bench.members)
     host_of = {member.rank: member.host for member in bench.members}
     of_nodes = {node.host for node in nodes.nodes}
@@ -298,7 +304,10 @@ def _judge_pairs(pairs: Sequence[Pair]) -> SlowParts:
     """Compare pairs inside a host with pairs of the same host, and pairs between hosts with each other."""
     inside = grouped((pair.hosts[0], pair) for pair in pairs if pair.hosts[0] == pair.hosts[1])
     across = [pair for pair in pairs if pair.hosts[0] != pair.hosts[1]]
-    between = _judge_hosts(across)
+    by_hosts = grouped(((min(pair.hosts), max(pair.hosts)), pair) for pair in across)
+    between: SlowEdges[str] = SlowEdges()
+    if not all(len(pairs) == 1 for pairs in by_hosts.values()):  # else ranks are judged instead
+        between = find_slow(Edge(ends=hosts, series=_middle(pairs)) for hosts, pairs in by_hosts.items())
     slow_hosts = {slow.ends[0] for slow in between.ends}
     slow_links = {frozenset(slow.ends) for slow in between.edges}
     # Pairs that a slow host or a slow link between two hosts explains do not count against single ranks.
@@ -319,31 +328,10 @@ def _series(result: Pair | NodeResult) -> Turns:
     return Turns(busbws_gb_s=result.busbws_gb_s, latencies_us=result.latencies_us)
 
 
-def _judge_hosts(across: Sequence[Pair]) -> SlowEdges[str]:
-    """Judge hosts by the median of the pairs between them. If each host has one rank, ranks are judged instead."""
-    between = grouped(((min(pair.hosts), max(pair.hosts)), pair) for pair in across)
-    if all(len(pairs) == 1 for pairs in between.values()):
-        return SlowEdges()
-    return find_slow(Edge(ends=hosts, series=_middle(pairs)) for hosts, pairs in between.items())
-
-
 def _middle(pairs: Sequence[Pair]) -> Turns:
     return Turns(
         busbws_gb_s=tuple(map(statistics.median, zip(*(pair.busbws_gb_s for pair in pairs), strict=False))),
         latencies_us=tuple(map(statistics.median, zip(*(pair.latencies_us for pair in pairs), strict=False))),
-    )
-
-
-def _judge_nodes(nodes: Sequence[NodeResult]) -> SlowParts:
-    edges = [Edge(ends=(node.host, node.peer), series=_series(node)) for node in nodes if node.peer is not None]
-    found = find_slow(edges)
-    inside = _judge_inside([node for node in nodes if node.peer is None])
-    outside = tuple(SlowNode(host=slow.ends[0], slowness=slow.slowness, inside=False) for slow in found.ends)
-    return SlowParts(
-        nodes=_once((*inside, *outside), lambda node: node.host),
-        node_links=found.edges,
-        wiring=found.wiring,
-        nodes_judged=can_judge(edges) or bool(inside),
     )
 
 
@@ -404,7 +392,12 @@ def slow_rank(slow: Slow[int], measured: Measured) -> Problem:
     """Report that a rank is slow with every other rank."""
     bench, rank = measured.bench, slow.ends[0]
     host = _host(bench, rank)
-    evidence = [*say_evidence(slow.slowness, f"the pairs of rank {rank}"), *_late_in_pairs(rank, bench)]
+    late = [
+        late_us for pair in bench.pairs for end, late_us in zip(pair.ranks, pair.late_us, strict=True) if end == rank
+    ]
+    evidence = list(say_evidence(slow.slowness, f"the pairs of rank {rank}"))
+    if min(late, default=0.0) >= LATE_US:
+        evidence.append(f"in its pairs, it calls at least {say_time(min(late))} after the other rank")
     if sum(member.host == host for member in bench.members) == 1:
         evidence.append(f"it is the only rank on {host}, so it cannot be distinguished from the host's network")
     evidence += _reasons(measured, {rank}, {host})
@@ -463,15 +456,6 @@ def _problem(
         ranks=ranks,
         hosts=hosts,
     )
-
-
-def _late_in_pairs(rank: int, bench: Bench) -> tuple[str, ...]:
-    late = [
-        late_us for pair in bench.pairs for end, late_us in zip(pair.ranks, pair.late_us, strict=True) if end == rank
-    ]
-    if min(late, default=0.0) < LATE_US:
-        return ()
-    return (f"in its pairs, it calls at least {say_time(min(late))} after the other rank",)
 
 
 def _reasons(measured: Measured, ranks: Collection[int], hosts: Collection[str]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ddpdoctor.model.bandwidth import Bench, Member, NcclLog
-    from ddpdoctor.model.node import Fleet, Governor, Gpu, Interface, Load, Network, Node, NodeProcess
+    from ddpdoctor.model.node import Fleet, Gpu, Interface, Load, Network, Node, NodeProcess
     from ddpdoctor.rules.network import Pick, Setting
 
 
@@ -309,13 +309,10 @@ def _held_down(place: BenchNode, load: Load) -> Iterator[Weighed]:
             effect, what = Effect.SMALL, "prefer to save power, and raise their clock slowly"
         else:
             continue
-        text = f"{count_of(one.cpus, 'CPU')} {what}: {_words(one)}"
+        preference = f", preference {one.preference}" if one.preference else ""
+        words = f"governor {one.name} of {one.driver or 'an unknown driver'}{preference}"
+        text = f"{count_of(one.cpus, 'CPU')} {what}: {words}"
         yield weigh(effect, place, text, f"{FOLDER}/*/cpufreq", fix="sudo cpupower frequency-set -g performance")
-
-
-def _words(governor: Governor) -> str:
-    preference = f", preference {governor.preference}" if governor.preference else ""
-    return f"governor {governor.name} of {governor.driver or 'an unknown driver'}{preference}"
 
 
 def _ranks(count: int) -> str:
@@ -447,21 +444,19 @@ ROCE_SIZES = (4096, 2048, 1024, 512, 256)
 def network_reasons(view: BenchView) -> Iterator[Weighed]:
     """Yield reasons in the interfaces, for the library that was measured."""
     if not view.nccl:
-        yield from _gloo(view)
+        gloo: list[Weighed] = []
+        for place in view.places:
+            network, names = known(place.node.network), known(place.node.names)
+            if network is None:
+                continue
+            picks = pick_gloo(place.node.first, network, names.own if names is not None else None) or ()
+            if view.between_hosts:
+                gloo += _tcp(view, place, "Gloo", tuple(dict.fromkeys(pick.interface for pick in picks)), network)
+            elif len(place.members) > 1:
+                gloo.append(_loopback(place, picks))
+        yield from gloo
     elif view.between_hosts:
         yield from _nccl(view)
-
-
-def _gloo(view: BenchView) -> Iterator[Weighed]:
-    for place in view.places:
-        network, names = known(place.node.network), known(place.node.names)
-        if network is None:
-            continue
-        picks = pick_gloo(place.node.first, network, names.own if names is not None else None) or ()
-        if view.between_hosts:
-            yield from _tcp(view, place, "Gloo", tuple(dict.fromkeys(pick.interface for pick in picks)), network)
-        elif len(place.members) > 1:
-            yield _loopback(place, picks)
 
 
 def _loopback(place: BenchNode, picks: tuple[Pick, ...]) -> Weighed:

@@ -24,7 +24,7 @@ from ddpdoctor.rules.bandwidth.curves import (
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from ddpdoctor.model.bandwidth import Bench, Change, Comparison, Curve, Wrong
     from ddpdoctor.rules.bandwidth.curves import FittedLine, Measured, Plateau, Sweep
@@ -47,7 +47,18 @@ def check_below(measured: Measured) -> Answer:
     comparison = measured.comparison
     if comparison is not None and measured.fail_below is not None:
         problems += _against_baseline(measured, comparison, measured.fail_below)
-    doubts = [*_doubts_of_number(measured), *_doubts_of_baseline(measured)]
+    doubts: list[str] = []
+    if measured.expect_gb_s is not None:
+        if not measured.curves:
+            doubts.append("no measurement can be compared with --expect")
+        elif shared := describe_shared_gpus(measured.bench.members):
+            doubts.append(shared)
+        else:
+            undecided = [
+                curve for curve in measured.curves if curve.assessment in UNDECIDED - {Assessment.NO_REFERENCE}
+            ]
+            doubts += [f"{name_case(curve)}: {curve.verdict}" for curve in undecided]
+    doubts += _doubts_of_baseline(measured)
     if doubts and all(problem.severity is not Severity.ERROR for problem in problems):
         # The user's own requirement stays open, whatever else is found.
         return Answer(outcome=Outcome.INCONCLUSIVE, seen="; ".join(doubts), problems=tuple(problems))
@@ -61,22 +72,19 @@ def _against_number(measured: Measured, curve: Curve) -> Problem:
     spread = (
         f"the sizes of the plateau differ by {curve.plateau_spread:.0%}" if curve.plateau_spread is not None else None
     )
+    assert curve.reference is not None
+    if curve.reference.source == EXPECT:
+        confidence = Confidence.HIGH
+    else:
+        one_host = len({member.host for member in measured.bench.members}) == 1
+        confidence = Confidence.HIGH if one_host and curve.reference.source.startswith("http") else Confidence.MEDIUM
     return Problem(
         summary=f"{name_case(curve)}: {curve.verdict}",
         evidence=tuple(one for one in (spread, *_reasons(measured)) if one),
         fix=_fix(measured),
         severity=Severity.ERROR if demanded else Severity.WARNING,
-        confidence=_confidence(measured, curve),
+        confidence=confidence,
     )
-
-
-def _confidence(measured: Measured, curve: Curve) -> Confidence:
-    """Return how sure it is that the figure is too low: the table does not know the network between hosts."""
-    assert curve.reference is not None
-    if curve.reference.source == EXPECT:
-        return Confidence.HIGH
-    one_host = len({member.host for member in measured.bench.members}) == 1
-    return Confidence.HIGH if one_host and curve.reference.source.startswith("http") else Confidence.MEDIUM
 
 
 def _against_baseline(measured: Measured, comparison: Comparison, fail_below: float) -> list[Problem]:
@@ -102,18 +110,6 @@ def _change(change: Change) -> str:
         f"({change.ratio_low:.0%}-{change.ratio_high:.0%}) of its earlier speed: {format_time(change.then_us)} then, "
         f"{format_time(change.now_us)} now"
     )
-
-
-def _doubts_of_number(measured: Measured) -> list[str]:
-    """Return why it is unknown whether a curve meets --expect."""
-    if measured.expect_gb_s is None:
-        return []
-    if not measured.curves:
-        return ["no measurement can be compared with --expect"]
-    if shared := describe_shared_gpus(measured.bench.members):
-        return [shared]
-    held = [curve for curve in measured.curves if curve.assessment is not Assessment.NO_REFERENCE]
-    return [f"{name_case(curve)}: {curve.verdict}" for curve in held if curve.assessment in UNDECIDED]
 
 
 def _doubts_of_baseline(measured: Measured) -> list[str]:
@@ -197,16 +193,12 @@ def check_wrong_data(measured: Measured) -> Answer:
             return skipped("no result was checked")
         return judged((), f"the results of {checked} measured cases are correct")
     by_blame: dict[WrongDataBlame, list[Wrong]] = defaultdict(list)
-    for wrongs in _by_case(bench.wrong):
+    cases = grouped(((one.collective, one.dtype, one.redop, one.in_place, one.size_bytes), one) for one in bench.wrong)
+    for wrongs in list(cases.values()):
         by_blame[find_blame(bench, wrongs)] += wrongs
     return judged(
         [_problem(bench, blame, wrongs) for blame, wrongs in by_blame.items()], f"{len(bench.wrong)} wrong results"
     )
-
-
-def _by_case(wrongs: Iterable[Wrong]) -> list[list[Wrong]]:
-    cases = grouped(((one.collective, one.dtype, one.redop, one.in_place, one.size_bytes), one) for one in wrongs)
-    return list(cases.values())
 
 
 def _problem(bench: Bench, blame: WrongDataBlame, wrongs: list[Wrong]) -> Problem:
@@ -250,11 +242,6 @@ def find_blame(bench: Bench, wrongs: Sequence[Wrong]) -> WrongDataBlame:
         return _blame_broadcast(world, wrongs)
     if collective in {Collective.SEND_RECV, Collective.ALL_TO_ALL}:
         return _blame_messages(bench, world, wrongs)
-    return _blame_shared(world, wrongs)
-
-
-def _blame_shared(world: tuple[int, ...], wrongs: Sequence[Wrong]) -> WrongDataBlame:
-    """Blame ranks for a result that all ranks compute together: a wrong rank beside right ones made it wrong itself."""
     ranks = _ranks(wrongs)
     if len(ranks) < len(world):
         right = rank_list(set(world) - set(ranks))
@@ -362,7 +349,14 @@ def advise(bench: Bench, model_size: int | None) -> Advice | None:
     Gradients are assumed to have the first dtype measured. Throughput mode is preferred, because DDP starts its
     all-reduces one after another without waiting.
     """
-    sweep = _pick(bench)
+    dtypes = bench.settings.dtypes
+
+    def place(sweep: Sweep) -> tuple[int, bool]:
+        dtype = sweep.first.dtype
+        return dtypes.index(dtype) if dtype in dtypes else len(dtypes), sweep.first.mode is Mode.LATENCY
+
+    found = (one for one in sort_sweeps(bench.results) if one.first.collective is Collective.ALL_REDUCE)
+    sweep = min(found, key=place, default=None)
     if sweep is None or len(bench.members) < 2:
         return None
     basis = _Basis(sweep=sweep, plateau=find_plateau(sweep), line=fit_line(sweep))
@@ -370,6 +364,13 @@ def advise(bench: Bench, model_size: int | None) -> Advice | None:
     whole_us = None if model_bytes is None else _whole_us(basis, model_bytes)
     other = _try_other(basis, model_bytes, whole_us)
     share = _share(basis, BUCKET_BYTES)
+    say_try: tuple[str, ...] = ()
+    if other.mib is not None:
+        limits = f"between {_saved(other.low_us)} and {_saved(other.high_us)}"
+        saved = f"it saves about {format_time(other.gain_us)} per step ({limits}) if backward hides no communication"
+        say_try = (f"Worth trying: bucket_cap_mb={other.mib}; {saved}.",)
+    elif other.why_not and model_bytes is not None:
+        say_try = (other.why_not,)
     return Advice(
         model_bytes=model_bytes,
         dtype=sweep.first.dtype,
@@ -383,22 +384,10 @@ def advise(bench: Bench, model_size: int | None) -> Advice | None:
         text=(
             _say_bucket(basis, share),
             *_say_whole(basis, model_size, model_bytes, whole_us),
-            *_say_try(other, model_bytes),
+            *say_try,
             LAST_WORD,
         ),
     )
-
-
-def _pick(bench: Bench) -> Sweep | None:
-    """Return the all_reduce curve to use: the first dtype before the others, throughput before latency."""
-    dtypes = bench.settings.dtypes
-
-    def place(sweep: Sweep) -> tuple[int, bool]:
-        dtype = sweep.first.dtype
-        return dtypes.index(dtype) if dtype in dtypes else len(dtypes), sweep.first.mode is Mode.LATENCY
-
-    found = (one for one in sort_sweeps(bench.results) if one.first.collective is Collective.ALL_REDUCE)
-    return min(found, key=place, default=None)
 
 
 def _whole_us(basis: _Basis, model_bytes: int) -> float | None:
@@ -439,7 +428,14 @@ def _try_other(basis: _Basis, model_bytes: int | None, whole_us: float | None) -
     if model_bytes is None or whole_us is None:
         return _Try()
     if line is None or not line.fits:
-        return _Try(why_not=_say_misfit(line))
+        if line is None:
+            say_misfit = "No other bucket_cap_mb can be suggested: too few sizes were measured."
+        else:
+            say_misfit = (
+                "No other bucket_cap_mb can be suggested: this curve does not follow alpha + S/B "
+                f"(the residual is {line.residual:.0%}), so try larger and smaller ones."
+            )
+        return _Try(why_not=say_misfit)
     largest = min(model_bytes, basis.sweep.points[-1].size_bytes)
     mib = max(1, round(min(math.sqrt(line.alpha_us / line.us_per_byte * model_bytes), largest) / MIB))
     fewer_calls = model_bytes / BUCKET_BYTES - model_bytes / (mib * MIB)
@@ -461,15 +457,6 @@ def _gain(line: FittedLine, fewer_calls: float, smaller_bytes: float) -> tuple[f
     )
     gain = line.alpha_us * fewer_calls + line.us_per_byte * smaller_bytes
     return gain, SIGMAS * math.sqrt(max(0.0, variance))
-
-
-def _say_misfit(line: FittedLine | None) -> str:
-    if line is None:
-        return "No other bucket_cap_mb can be suggested: too few sizes were measured."
-    return (
-        "No other bucket_cap_mb can be suggested: this curve does not follow alpha + S/B "
-        f"(the residual is {line.residual:.0%}), so try larger and smaller ones."
-    )
 
 
 def _say_bucket(basis: _Basis, share: float | None) -> str:
@@ -500,14 +487,6 @@ def _say_whole(
         else ", based on the plateau, because 25 MiB is larger than the measured sizes"
     )
     return (f"{what[0].upper()}{what[1:]} in such buckets take {format_time(whole_us)} without overlap{beyond}.",)
-
-
-def _say_try(other: _Try, model_bytes: int | None) -> tuple[str, ...]:
-    if other.mib is not None:
-        limits = f"between {_saved(other.low_us)} and {_saved(other.high_us)}"
-        saved = f"it saves about {format_time(other.gain_us)} per step ({limits}) if backward hides no communication"
-        return (f"Worth trying: bucket_cap_mb={other.mib}; {saved}.",)
-    return (other.why_not,) if other.why_not and model_bytes is not None else ()
 
 
 def _saved(gain_us: float) -> str:

@@ -31,7 +31,7 @@ from ddpdoctor.rules.progress.states import to_place
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from ddpdoctor.model.consistency import NonFinite, Stream, Values
     from ddpdoctor.model.facts import Job, Rank
@@ -67,7 +67,20 @@ def why_gradients_differ(sighting: Sighting) -> DriftCause:
         cause = check(sighting)
         if cause is not None:
             return cause
-    return _changed_after(sighting)
+    blame = blame_of(sighting.difference.splits)
+    one = blame.ground is Ground.MAJORITY
+    who = f"{rank_list(blame.ranks)} changed them" if one else "they were changed"
+    more = "" if one else ", or added to by a second backward, such as that of a reentrant checkpoint"
+    return DriftCause(
+        name="changed after the reduction",
+        words=(
+            f"{who} after DDP had reduced them (edited, or clipped or scaled by a value that differs between "
+            f"ranks{more})"
+        ),
+        fix="do the same between backward and step() on all ranks: clip by the norm of the reduced gradients, scale by "
+        "a common value, and avoid branches on the rank; checkpoint with use_reentrant=False",
+        at_the_step=True,
+    )
 
 
 def _apart_in_mesh(sighting: Sighting) -> DriftCause:
@@ -209,23 +222,6 @@ def _accumulated_after(sighting: Sighting) -> DriftCause | None:
     )
 
 
-def _changed_after(sighting: Sighting) -> DriftCause:
-    blame = blame_of(sighting.difference.splits)
-    one = blame.ground is Ground.MAJORITY
-    who = f"{rank_list(blame.ranks)} changed them" if one else "they were changed"
-    more = "" if one else ", or added to by a second backward, such as that of a reentrant checkpoint"
-    return DriftCause(
-        name="changed after the reduction",
-        words=(
-            f"{who} after DDP had reduced them (edited, or clipped or scaled by a value that differs between "
-            f"ranks{more})"
-        ),
-        fix="do the same between backward and step() on all ranks: clip by the norm of the reduced gradients, scale by "
-        "a common value, and avoid branches on the rank; checkpoint with use_reentrant=False",
-        at_the_step=True,
-    )
-
-
 NOT_LOOKED = "local gradients were not checked"
 MAX_RANKS = 4
 """Ranks whose gradients are described one by one. Our choice."""
@@ -247,16 +243,12 @@ def check_local_gradients(job: Job) -> Answer:
     looked = [rank for rank in job.ranks if rank.nonfinite is not None]
     if not looked:
         return skipped(NOT_LOOKED)
-    models = _by_model(looked)
-    findings = (_judge(job, _sightings(job, looked, seen)) for seen in models)
-    return judged(finding for finding in findings if finding is not None)
-
-
-def _by_model(looked: Iterable[Rank]) -> list[list[tuple[Rank, NonFinite]]]:
-    """Group what ranks saw by model. Groups of different ranks may share a name."""
+    # Groups of different ranks may share a name.
     pairs = ((rank, seen) for rank in looked for seen in rank.nonfinite or ())
     found = grouped(((_members(rank, seen.group), seen.group, seen.model), (rank, seen)) for rank, seen in pairs)
-    return list(found.values())
+    models = list(found.values())
+    findings = (_judge(job, _sightings(job, looked, seen)) for seen in models)
+    return judged(finding for finding in findings if finding is not None)
 
 
 def _members(rank: Rank, name: str) -> tuple[int, ...]:
@@ -292,7 +284,15 @@ def _judge(job: Job, sightings: list[NonFiniteStep]) -> Problem | None:
     if used:
         cause = sightings[_cause(sightings, used[0])]
         sureness = Confidence.MEDIUM if cause.origins == {Origin.PARAMETER} else Confidence.HIGH
-        return _nonfinite_finding(job, cause, Severity.ERROR, sureness, _used_words(cause))
+        if cause.origins == {Origin.PARAMETER}:
+            used_words = (
+                f"{rank_list(cause.ranks)} had inf or NaN in parameters before the backward of step {cause.step}, but "
+                "no earlier local gradient had"
+            )
+        else:
+            spread = "the reduction spread it to all ranks" if cause.others or cause.unseen else "the optimizer used it"
+            used_words = f"{_computed(cause)}; {spread}"
+        return _nonfinite_finding(job, cause, Severity.ERROR, sureness, used_words)
     scaled = [sighting for sighting in sightings if any(seen.scaled for seen in sighting.by_rank.values())]
     if scaled:
         return _nonfinite_finding(job, scaled[0], Severity.WARNING, Confidence.HIGH, _skipped_words(scaled[0]))
@@ -314,6 +314,8 @@ def _cause(sightings: list[NonFiniteStep], at: int) -> int:
 def _nonfinite_finding(
     job: Job, cause: NonFiniteStep, severity: Severity, sureness: Confidence, summary: str
 ) -> Problem:
+    lines = [_rank_words(rank, cause.by_rank[rank]) for rank in cause.ranks[:MAX_RANKS]]
+    more = len(cause.ranks) - MAX_RANKS
     return Problem(
         severity=severity,
         confidence=sureness,
@@ -325,7 +327,7 @@ def _nonfinite_finding(
         ),
         step=cause.step,
         tensor=next(iter(cause.first.tensors), None),
-        evidence=(*_seen_by_rank(cause), *_rest(cause)),
+        evidence=(*([*lines, f"the same on {more} more ranks"] if more > 0 else lines), *_rest(cause)),
         fix=_FIXES[cause.first.origin],
     )
 
@@ -362,17 +364,6 @@ class NonFiniteStep:
         return {seen.origin for seen in self.by_rank.values()}
 
 
-def _used_words(cause: NonFiniteStep) -> str:
-    """Return the summary of gradients that an optimizer used."""
-    if cause.origins == {Origin.PARAMETER}:
-        return (
-            f"{rank_list(cause.ranks)} had inf or NaN in parameters before the backward of step {cause.step}, but "
-            "no earlier local gradient had"
-        )
-    spread = "the reduction spread it to all ranks" if cause.others or cause.unseen else "the optimizer used it"
-    return f"{_computed(cause)}; {spread}"
-
-
 def _skipped_words(cause: NonFiniteStep) -> str:
     """Return the summary for steps that a gradient scaler skipped because of these gradients."""
     longest = max(seen.in_a_row for seen in cause.by_rank.values())
@@ -387,24 +378,12 @@ def _skipped_words(cause: NonFiniteStep) -> str:
 def _computed(cause: NonFiniteStep) -> str:
     value = "NaN" if any(seen.is_nan for seen in cause.by_rank.values()) else "inf"
     tensor = next(iter(cause.first.tensors), "a parameter")
-    return (
-        f"{rank_list(cause.ranks)} computed {value} as the gradient of {tensor} in step {cause.step}, {_first(cause)}"
-    )
-
-
-def _first(cause: NonFiniteStep) -> str:
-    """Say what was the first to be non-finite."""
     if cause.origins == {Origin.GRADIENT}:
-        return "and the loss and the input were finite"
-    names = [origin.value for origin in Origin if origin in cause.origins and origin is not Origin.GRADIENT]
-    return f"and its {' or '.join(names)} was not finite before"
-
-
-def _seen_by_rank(cause: NonFiniteStep) -> list[str]:
-    """Return what each rank saw in that step."""
-    lines = [_rank_words(rank, cause.by_rank[rank]) for rank in cause.ranks[:MAX_RANKS]]
-    more = len(cause.ranks) - MAX_RANKS
-    return [*lines, f"the same on {more} more ranks"] if more > 0 else lines
+        first = "and the loss and the input were finite"
+    else:
+        names = [origin.value for origin in Origin if origin in cause.origins and origin is not Origin.GRADIENT]
+        first = f"and its {' or '.join(names)} was not finite before"
+    return f"{rank_list(cause.ranks)} computed {value} as the gradient of {tensor} in step {cause.step}, {first}"
 
 
 def _rank_words(rank: int, seen: NonFinite) -> str:

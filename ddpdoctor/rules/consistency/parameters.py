@@ -44,7 +44,7 @@ from ddpdoctor.rules.registry import also, rule
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ddpdoctor.model.consistency import Stream, TensorRow, TensorSplit, Values
+    from ddpdoctor.model.consistency import TensorRow, TensorSplit, Values
     from ddpdoctor.model.facts import Job, TensorSeen
     from ddpdoctor.rules.answers import Answer
     from ddpdoctor.rules.consistency.replicas import ReplicaStreams, Sighting
@@ -85,7 +85,20 @@ def why_parameters_differ(sighting: Sighting) -> DriftCause:
         cause = check(sighting)
         if cause is not None:
             return cause
-    return _written_on_one_rank(sighting)
+    never = "" if sighting.last_good is not None else "; or they were never equal (init_sync=False)"
+    splits = sighting.difference.splits
+    blame = blame_of(splits)
+    if blame.ground is Ground.MAJORITY:
+        writers = rank_list(blame.ranks)
+    else:
+        writers = "one rank" if len(splits[0].sides) == 2 else "several ranks"
+    return DriftCause(
+        name="written",
+        words=f"something other than the optimizer step changed them on {writers}, such as a checkpoint "
+        f"loaded only there or an in-place edit{or_unseen(sighting)}{never}",
+        fix=f"{_LOAD_MESH if sighting.replica.mesh_dims else _LOAD_DDP}; change parameters the same way on all ranks, "
+        f"or broadcast them afterwards{to_see_each(sighting)}",
+    )
 
 
 def _follows_gradients(sighting: Sighting) -> DriftCause | None:
@@ -180,17 +193,6 @@ def _state(sighting: Sighting) -> DriftCause | None:
     )
 
 
-def _written_on_one_rank(sighting: Sighting) -> DriftCause:
-    never = "" if sighting.last_good is not None else "; or they were never equal (init_sync=False)"
-    return DriftCause(
-        name="written",
-        words=f"something other than the optimizer step changed them on {_writers(sighting)}, such as a checkpoint "
-        f"loaded only there or an in-place edit{or_unseen(sighting)}{never}",
-        fix=f"{_LOAD_MESH if sighting.replica.mesh_dims else _LOAD_DDP}; change parameters the same way on all ranks, "
-        f"or broadcast them afterwards{to_see_each(sighting)}",
-    )
-
-
 def or_unseen(sighting: Sighting) -> str:
     """Return what else may have happened if steps since the last good one were not compared, or "".
 
@@ -206,14 +208,6 @@ def to_see_each(sighting: Sighting) -> str:
 
 def _leaves_steps_out(sighting: Sighting) -> bool:
     return sighting.step - (sighting.last_good or 0) > 1
-
-
-def _writers(sighting: Sighting) -> str:
-    splits = sighting.difference.splits
-    blame = blame_of(splits)
-    if blame.ground is Ground.MAJORITY:
-        return rank_list(blame.ranks)
-    return "one rank" if len(splits[0].sides) == 2 else "several ranks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,24 +305,15 @@ def unwrapped_drift(job: Job) -> Iterator[FoundDifference]:
 
 def _cause(replica: ReplicaStreams, sighting: Sighting) -> DriftCause | None:
     """Return why a model that should be equal differs, or None if each rank may have its own by design."""
-    if _is_exchanged(sighting.stream):
-        return _never_sent(replica, sighting) if sighting.last_good is None else why_parameters_differ(sighting)
-    if _is_trained_through(sighting.stream):
-        return _alone(sighting)
-    return None
-
-
-def _is_exchanged(stream: Stream) -> bool:
-    """Return whether all ranks stepped with the same gradients, which separate models never have by themselves."""
+    stream = sighting.stream
     differs = any(one.what is What.GRADIENT for one in stream.differences)
     stood_still = stream.unchanged >= stream.compared - 1
-    return What.GRADIENT in stream.kinds and not differs and not stood_still and stream.compared > MIN_EXCHANGED
-
-
-def _is_trained_through(stream: Stream) -> bool:
-    """Return whether a model has its own loss and also passes gradients on to DDP: a discriminator, a critic."""
-    last = [values for number, values in stream.values if number == stream.last_number]
-    return bool(last) and all(each.own_steps > 0 and each.through > 0 for each in last[0])
+    if What.GRADIENT in stream.kinds and not differs and not stood_still and stream.compared > MIN_EXCHANGED:
+        return _never_sent(replica, sighting) if sighting.last_good is None else why_parameters_differ(sighting)
+    last = [values for number, values in sighting.stream.values if number == sighting.stream.last_number]
+    if bool(last) and all(each.own_steps > 0 and each.through > 0 for each in last[0]):
+        return _alone(sighting)
+    return None
 
 
 def _never_sent(replica: ReplicaStreams, sighting: Sighting) -> DriftCause:
@@ -477,7 +462,10 @@ def check_optimizers(job: Job) -> Answer:
 def _why_state_differs(sighting: Sighting) -> DriftCause:
     for what, code in ((What.GRADIENT, "DD503"), (What.PARAMETER, "DD501")):
         earlier = next((one for one in sightings(sighting.replica, what) if one.step <= sighting.step), None)
-        if earlier is not None and (what is What.GRADIENT or _follows_parameters(sighting, earlier)):
+        if earlier is not None and (
+            what is What.GRADIENT
+            or (why_parameters_differ(earlier).unsynchronized or state_follows_parameters(sighting.values))
+        ):
             return DriftCause(name=FOLLOWS, words=f"this follows from an earlier difference: see {code}", fix="")
     return DriftCause(
         name="state",
@@ -485,11 +473,6 @@ def _why_state_differs(sighting: Sighting) -> DriftCause:
         f"{or_unseen(sighting)}: parameters will diverge too",
         fix=f"load the optimizer state on all ranks from the same file{to_see_each(sighting)}",
     )
-
-
-def _follows_parameters(sighting: Sighting, of_parameters: Sighting) -> bool:
-    """Return whether state had to differ because parameters do: through unreduced gradients or weight decay."""
-    return why_parameters_differ(of_parameters).unsynchronized or state_follows_parameters(sighting.values)
 
 
 def _first_settings(job: Job, replica: ReplicaStreams) -> Problem | None:
@@ -562,6 +545,7 @@ def models_problem(
     """Return the finding for models that differ; ``more`` is further evidence about the job."""
     blamed = difference.blamed
     sites = {n: difference.models[n].site for n in blamed}
+    have = _have({n: f"{model.count} parameters and buffers" for n, model in sorted(difference.models.items())})
     return Problem(
         confidence=Confidence.HIGH if len(blamed) < len(difference.models) else Confidence.MEDIUM,
         ranks=blamed,
@@ -571,7 +555,7 @@ def models_problem(
         summary=_summary(difference),
         evidence=(
             f"DDP model {difference.number} in {group_words(difference.group, world)}",
-            *_counts(difference),
+            *(have if len(have) > 1 else []),
             *more,
         ),
         fix="build the model with the same arguments in the same order on all ranks",
@@ -604,9 +588,3 @@ def _row_words(tensor: TensorSeen | None) -> str:
     shape = "no shape yet" if tensor.shape is None else f"{tensor.dtype}{list(tensor.shape)}"
     kind = "buffer" if tensor.is_buffer else f"requires_grad={tensor.requires_grad}"
     return f"{tensor.name} of {shape}, {kind}"
-
-
-def _counts(difference: ModelDifference) -> list[str]:
-    """Return how many parameters and buffers the models have, if the counts differ."""
-    have = _have({n: f"{model.count} parameters and buffers" for n, model in sorted(difference.models.items())})
-    return have if len(have) > 1 else []

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from ddpdoctor.model.saved import Apart, DiffFacts, Unequal
-    from ddpdoctor.model.trial import GradientErrors, OneProcess, ReferenceStep, Rerun, Trial
+    from ddpdoctor.model.trial import GradientErrors, OneProcess, ReferenceStep, Trial
 
 
 _RANDOM = (
@@ -47,6 +47,16 @@ def _finding(trial: Trial, reference: OneProcess, step: ReferenceStep) -> Proble
     found = explain(reference, step)
     worst = worst_tensor(step)
     ranks = tuple(one.rank for one in trial.participants)
+    error_words = []
+    if worst is not None:
+        wrong = sum(ratio(one.whole, one.rounding) > LIMIT for one in step.tensors)
+        how = "float64" if reference.float64 else "another order of the samples"
+        wrong_words = f"{wrong} of {len(step.tensors)} gradients differ"
+        shares = _share(worst.whole, worst.norm), _share(worst.rounding, worst.norm)
+        error_words = [
+            f"{wrong_words} by more than {LIMIT:g} times the rounding error ({how})",
+            f"{worst.name}: relative error {shares[0]}; rounding explains {shares[1]}",
+        ]
     return replace(
         found,
         ranks=ranks,
@@ -54,26 +64,13 @@ def _finding(trial: Trial, reference: OneProcess, step: ReferenceStep) -> Proble
         step=step.step,
         tensor=worst.name if worst is not None else (step.missing[0] if step.missing else None),
         summary=f"DDP's gradient differs from one process on the whole batch: {found.summary}",
-        evidence=(*_error_words(step, worst, reference), *found.evidence, *_done(reference, ranks)),
+        evidence=(*error_words, *found.evidence, *_done(reference, ranks)),
     )
 
 
 def worst_tensor(step: ReferenceStep) -> GradientErrors | None:
     """Return the parameter whose error is the largest compared with its rounding error."""
     return max(step.tensors, key=lambda one: ratio(one.whole, one.rounding), default=None)
-
-
-def _error_words(step: ReferenceStep, worst: GradientErrors | None, reference: OneProcess) -> list[str]:
-    if worst is None:
-        return []
-    wrong = sum(ratio(one.whole, one.rounding) > LIMIT for one in step.tensors)
-    how = "float64" if reference.float64 else "another order of the samples"
-    wrong_words = f"{wrong} of {len(step.tensors)} gradients differ"
-    shares = _share(worst.whole, worst.norm), _share(worst.rounding, worst.norm)
-    return [
-        f"{wrong_words} by more than {LIMIT:g} times the rounding error ({how})",
-        f"{worst.name}: relative error {shares[0]}; rounding explains {shares[1]}",
-    ]
 
 
 def _share(error: float, norm: float) -> str:
@@ -94,25 +91,23 @@ def check_repeat(trial: Trial) -> Answer:
     if rerun.step is None:
         return passed()
     since = f"since step {rerun.step}" if rerun.step else "when it is built"
+    if rerun.what is None:
+        what = rerun.name
+    else:
+        part = f" ({rerun.part})" if rerun.part else ""
+        what = f"the {rerun.what.value} {rerun.name}{part}, {rerun.differing} of {rerun.of} tensors"
     return judged(
         [
             Problem(
                 ranks=rerun.ranks,
                 step=rerun.step or None,
                 tensor=rerun.name if rerun.what is not None else None,
-                summary=f"a second run with the same seed differs from the first {since}: {_what(rerun)}",
+                summary=f"a second run with the same seed differs from the first {since}: {what}",
                 evidence=(f"on {rank_list(rerun.ranks)}; this is not drift between ranks",),
                 fix="use torch.use_deterministic_algorithms, and draw all random numbers from seeded generators",
             )
         ]
     )
-
-
-def _what(rerun: Rerun) -> str:
-    if rerun.what is None:
-        return rerun.name
-    part = f" ({rerun.part})" if rerun.part else ""
-    return f"the {rerun.what.value} {rerun.name}{part}, {rerun.differing} of {rerun.of} tensors"
 
 
 LIMIT = 10.0
@@ -143,7 +138,21 @@ def explain(reference: OneProcess, step: ReferenceStep) -> Problem:
         found = test(reference, step)
         if found is not None:
             return found
-    return _unknown(step)
+    right = _agree(step.tensors, "parts")
+    seen = (
+        "DDP's gradient is the mean over the ranks' batches: the reduction is correct, but the loss of the whole "
+        "batch is not the mean of the ranks' losses"
+        if right
+        else "DDP's gradient is not the mean over the ranks' batches: check the reduction, a communication hook, and "
+        "code that depends on the rank or the world size"
+    )
+    return Problem(
+        summary="the reason is unknown",
+        fix="look for code that mixes the samples of a batch (contrastive losses, batch normalization), branches on "
+        "the rank, and hooks on gradients",
+        confidence=Confidence.MEDIUM,
+        evidence=(seen,),
+    )
 
 
 def _agree(tensors: Iterable[GradientErrors], error: str, allowed: str = "rounding") -> bool:
@@ -190,7 +199,13 @@ def _scaled(reference: OneProcess, step: ReferenceStep) -> Problem | None:
     if _agree(step.tensors, "parts") or not _agree(step.tensors, "scaled"):
         return None
     world = len(step.samples)
-    factor = _factor_words(step.scale, world)
+    scale = step.scale
+    if abs(scale - world) <= NEAR * world:
+        factor = f"{world} times (the world size)"
+    elif abs(scale * world - 1) <= NEAR:
+        factor = f"1/{world} of (one over the world size)"
+    else:
+        factor = f"{scale:.6g} times"
     losses = [(one, part) for one, part in zip(step.losses, step.part_losses, strict=True) if one and part]
     by_loss = bool(losses) and all(math.isclose(one, step.scale * part, rel_tol=NEAR) for one, part in losses)
     if by_loss:
@@ -263,32 +278,6 @@ def _weighted(_: OneProcess, step: ReferenceStep) -> Problem | None:
     )
 
 
-def _unknown(step: ReferenceStep) -> Problem:
-    right = _agree(step.tensors, "parts")
-    seen = (
-        "DDP's gradient is the mean over the ranks' batches: the reduction is correct, but the loss of the whole "
-        "batch is not the mean of the ranks' losses"
-        if right
-        else "DDP's gradient is not the mean over the ranks' batches: check the reduction, a communication hook, and "
-        "code that depends on the rank or the world size"
-    )
-    return Problem(
-        summary="the reason is unknown",
-        fix="look for code that mixes the samples of a batch (contrastive losses, batch normalization), branches on "
-        "the rank, and hooks on gradients",
-        confidence=Confidence.MEDIUM,
-        evidence=(seen,),
-    )
-
-
-def _factor_words(scale: float, world: int) -> str:
-    if abs(scale - world) <= NEAR * world:
-        return f"{world} times (the world size)"
-    if abs(scale * world - 1) <= NEAR:
-        return f"1/{world} of (one over the world size)"
-    return f"{scale:.6g} times"
-
-
 MAX_NAMED = 5
 """How many tensors a finding names; the report's data has all. Our choice."""
 CLOCKS = ("epoch", "step", "iter", "updates")
@@ -324,7 +313,18 @@ def check_buffer_files(facts: DiffFacts) -> Answer:
 def check_optimizer_files(facts: DiffFacts) -> Answer:
     """Report files whose optimizers differ, and other values that differ."""
     answer = _judge(facts, Kind.STATE, Kind.SETTING)
-    others = _other_values(facts)
+    unequal = [one for one in facts.unequal if one.kind is Kind.VALUE]
+    others = []
+    if unequal:
+        names = ", ".join(one.name for one in unequal[:MAX_NAMED])
+        others = [
+            Problem(
+                severity=Severity.INFO,
+                summary=f"values other than tensors differ: {names}",
+                evidence=tuple(_describe(facts, one) for one in unequal[:MAX_NAMED]),
+                fix="compare files from the same step",
+            )
+        ]
     return judged([*answer.problems, *others]) if others else answer
 
 
@@ -336,14 +336,27 @@ def _judge(facts: DiffFacts, *kinds: Kind) -> Answer:
 
 
 def _problem(facts: DiffFacts, unequal: Sequence[Unequal], fix: str) -> Problem:
-    blamed = _blamed(unequal)
+    found: set[int] = set()
+    for one in unequal:
+        found.update(outvoted((*one.sides, one.absent_in)))
+    blamed = tuple(sorted(found))
     other_steps = _other_steps(facts)
     sure = len(blamed) < len(facts.files) and not other_steps
+    settings = all(one.kind is Kind.SETTING for one in unequal)
+    noun = unequal[0].kind.value if len({one.kind for one in unequal}) == 1 else "part of the optimizer"
+    many = f"{noun} {unequal[0].name}" if len(unequal) == 1 else f"{len(unequal)} {PLURALS.get(noun, noun + 's')}"
+    verb = "differs" if len(unequal) == 1 else "differ"
+    first = f", {unequal[0].name} first" if len(unequal) > 1 else ""
+    values = f": {_values(facts, unequal[0])}" if settings else ""
+    if len(blamed) < len(facts.files):
+        summary = f"{many} {verb} in {_paths(facts, blamed)} from the other files{first}{values}"
+    else:
+        summary = f"{many} {verb} between {_paths(facts, blamed)}{first}{values}"
     return Problem(
         confidence=Confidence.HIGH if sure else Confidence.MEDIUM,
         ranks=_ranks(facts, blamed),
         tensor=next((_inner_name(one.name) for one in unequal if one.kind is not Kind.SETTING), None),
-        summary=_summary(facts, unequal, blamed),
+        summary=summary,
         evidence=(
             *[_describe(facts, one) for one in unequal[:MAX_NAMED]],
             *([f"and {len(unequal) - MAX_NAMED} more"] if len(unequal) > MAX_NAMED else []),
@@ -355,32 +368,12 @@ def _problem(facts: DiffFacts, unequal: Sequence[Unequal], fix: str) -> Problem:
     )
 
 
-def _blamed(unequal: Iterable[Unequal]) -> tuple[int, ...]:
-    """Return the files in a minority, or all files if any tensor has no majority."""
-    found: set[int] = set()
-    for one in unequal:
-        found.update(outvoted((*one.sides, one.absent_in)))
-    return tuple(sorted(found))
-
-
 def _ranks(facts: DiffFacts, files: Sequence[int]) -> tuple[int, ...]:
     """Return the ranks of files, or nothing unless every file name gives a different rank."""
     ranks = [one.rank for one in facts.files]
     if None in ranks or len(set(ranks)) < len(ranks):
         return ()
     return tuple(sorted(rank for number in files if (rank := facts.files[number].rank) is not None))
-
-
-def _summary(facts: DiffFacts, unequal: Sequence[Unequal], blamed: Sequence[int]) -> str:
-    settings = all(one.kind is Kind.SETTING for one in unequal)
-    noun = unequal[0].kind.value if len({one.kind for one in unequal}) == 1 else "part of the optimizer"
-    many = f"{noun} {unequal[0].name}" if len(unequal) == 1 else f"{len(unequal)} {PLURALS.get(noun, noun + 's')}"
-    verb = "differs" if len(unequal) == 1 else "differ"
-    first = f", {unequal[0].name} first" if len(unequal) > 1 else ""
-    values = f": {_values(facts, unequal[0])}" if settings else ""
-    if len(blamed) < len(facts.files):
-        return f"{many} {verb} in {_paths(facts, blamed)} from the other files{first}{values}"
-    return f"{many} {verb} between {_paths(facts, blamed)}{first}{values}"
 
 
 def _describe(facts: DiffFacts, one: Unequal) -> str:
@@ -419,22 +412,6 @@ def _prefixes(facts: DiffFacts) -> list[str]:
     with_it = [number for number, one in enumerate(facts.files) if one.stripped]
     prefixes = sorted({prefix for one in facts.files for prefix in one.stripped})
     return [f"names were compared without the prefix {' and '.join(prefixes)} in {_paths(facts, with_it)}"]
-
-
-def _other_values(facts: DiffFacts) -> list[Problem]:
-    """Report other values that differ: they are not drift, but the user asked what differs."""
-    unequal = [one for one in facts.unequal if one.kind is Kind.VALUE]
-    if not unequal:
-        return []
-    names = ", ".join(one.name for one in unequal[:MAX_NAMED])
-    return [
-        Problem(
-            severity=Severity.INFO,
-            summary=f"values other than tensors differ: {names}",
-            evidence=tuple(_describe(facts, one) for one in unequal[:MAX_NAMED]),
-            fix="compare files from the same step",
-        )
-    ]
 
 
 def _inner_name(name: str) -> str:

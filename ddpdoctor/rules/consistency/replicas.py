@@ -120,24 +120,20 @@ def is_aligned(values: Iterable[Values]) -> bool:
 
 def _sighting(replica: ReplicaStreams, stream: Stream, difference: Difference) -> Sighting:
     step = step_of(stream, difference.number)
+    steps = [
+        step_of(stream, number)
+        for stream in replica.streams
+        if difference.what in stream.kinds and (number := _last_equal(stream, difference.what)) is not None
+    ]
     return Sighting(
         replica=replica,
         stream=stream,
         difference=difference,
         step=step,
-        last_good=_last_good(replica, difference.what, step),
+        last_good=max((good for good in steps if good < step), default=None),
         values=values_at(stream, difference.number),
         before=values_at(stream, difference.last_equal),
     )
-
-
-def _last_good(replica: ReplicaStreams, what: What, step: int) -> int | None:
-    steps = [
-        step_of(stream, number)
-        for stream in replica.streams
-        if what in stream.kinds and (number := _last_equal(stream, what)) is not None
-    ]
-    return max((good for good in steps if good < step), default=None)
 
 
 def _last_equal(stream: Stream, what: What) -> int | None:
@@ -254,7 +250,18 @@ def excuse_of_sighting(sighting: Sighting) -> str:
         return "ranks may make different numbers of steps inside DDP's join: only the end is compared"
     if not is_aligned(sighting.values):
         return _uneven_words(sighting)
-    if _came_after_training(sighting):
+    if sighting.stream.clock is not StreamClock.END:
+        came_after_training = False
+    else:
+        steps = [
+            stream.last_number
+            for stream in sighting.replica.streams
+            if stream.clock is StreamClock.STEP
+            and What.PARAMETER in stream.kinds
+            and not any(one.what is What.PARAMETER for one in stream.differences)
+        ]
+        came_after_training = sighting.step in steps
+    if came_after_training:
         return f"parameters were equal after the last step, {sighting.step}, and changed only later"
     return ""
 
@@ -281,20 +288,6 @@ def _joins(replica: ReplicaStreams) -> bool:
 def _ends_equal(replica: ReplicaStreams) -> bool:
     ends = [stream for stream in replica.streams if stream.clock is StreamClock.END and stream.compared]
     return bool(ends) and not any(one.what is What.PARAMETER for stream in ends for one in stream.differences)
-
-
-def _came_after_training(sighting: Sighting) -> bool:
-    """Return whether all was equal after the last step: what a rank loads to evaluate does not harm training."""
-    if sighting.stream.clock is not StreamClock.END:
-        return False
-    steps = [
-        stream.last_number
-        for stream in sighting.replica.streams
-        if stream.clock is StreamClock.STEP
-        and What.PARAMETER in stream.kinds
-        and not any(one.what is What.PARAMETER for one in stream.differences)
-    ]
-    return sighting.step in steps
 
 
 def _uneven_words(sighting: Sighting) -> str:
@@ -432,6 +425,13 @@ def _finding(job: Job, first: FoundDifference, others: Sequence[FoundDifference]
     everybody = [rank for side in sighting.difference.splits[0].sides for rank in side]
     sites = {each.rank: each.site for each in sighting.values if each.site is not None and each.site.user}
     where = [to_place(rank, sites[rank]) for rank in blame.ranks if rank in sites]
+    # With two ranks that differ there is nothing to say.
+    split = sighting.difference.splits[0]
+    if all(len(side) == 1 for side in split.sides) and not split.absent_on:
+        side_words = [f"{row_words(split.row)}: no two ranks are equal"] if len(split.sides) > 2 else []
+    else:
+        sides = [(_side_name(split, side, at), side) for at, side in enumerate(split.sides)]
+        side_words = [f"{row_words(split.row)}: {sides_words(sides)}"]
     return Problem(
         confidence=blame.confidence,
         ranks=blame.ranks,
@@ -443,7 +443,7 @@ def _finding(job: Job, first: FoundDifference, others: Sequence[FoundDifference]
         evidence=(
             when_words(sighting),
             _count_words(sighting, nouns),
-            *_side_words(sighting),
+            *side_words,
             *([WHO_IS_UNKNOWN] if blame.ground is Ground.NONE else []),
             *first.cause.evidence,
             *model_words(job, sighting.replica),
@@ -485,15 +485,6 @@ def _count_words(sighting: Sighting, nouns: str) -> str:
     difference = sighting.difference
     names = list(dict.fromkeys(row_words(split.row) for split in difference.splits))
     return f"{difference.differing} of {difference.of} {nouns} differ: {first_names(names, count=difference.differing)}"
-
-
-def _side_words(sighting: Sighting) -> list[str]:
-    """Return who agrees with whom at the first tensor. With two ranks that differ there is nothing to say."""
-    split = sighting.difference.splits[0]
-    if all(len(side) == 1 for side in split.sides) and not split.absent_on:
-        return [f"{row_words(split.row)}: no two ranks are equal"] if len(split.sides) > 2 else []
-    sides = [(_side_name(split, side, at), side) for at, side in enumerate(split.sides)]
-    return [f"{row_words(split.row)}: {sides_words(sides)}"]
 
 
 def _side_name(split: TensorSplit, side: tuple[int, ...], at: int) -> str:

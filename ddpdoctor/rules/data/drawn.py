@@ -76,7 +76,14 @@ class _SamePass:
 
 
 def _judge_duplicates(replicas: Replicas, shared: Shared) -> Answer:
-    reason = _unfit_duplicates(replicas, shared)
+    loaders = shared.seen.values()
+    name = name_of(shared.first())
+    if any(epoch.split_after for loader in loaders for epoch in loader.epochs):
+        reason = f"{name}: the script itself distributes its batches"
+    elif any(loader.samples is not None and loader.samples < replicas.size for loader in loaders):
+        reason = f"{name}: it has fewer samples than there are ranks"
+    else:
+        reason = ""
     if reason:
         return skipped(reason)
     is_certain = False
@@ -91,17 +98,6 @@ def _judge_duplicates(replicas: Replicas, shared: Shared) -> Answer:
     return skipped(f"{name_of(shared.first())}: the samples of the ranks could not be compared")
 
 
-def _unfit_duplicates(replicas: Replicas, shared: Shared) -> str:
-    """Return why a loader cannot be judged, or "" if it can."""
-    loaders = shared.seen.values()
-    name = name_of(shared.first())
-    if any(epoch.split_after for loader in loaders for epoch in loader.epochs):
-        return f"{name}: the script itself distributes its batches"
-    if any(loader.samples is not None and loader.samples < replicas.size for loader in loaders):
-        return f"{name}: it has fewer samples than there are ranks"
-    return ""
-
-
 def _same_in(shared: Shared, number: int, passes: Mapping[int, EpochSeen]) -> tuple[_SamePass | None, bool]:
     """Return the ranks with the same samples in a pass, and whether the answer is certain if there are none."""
     if len(passes) < 2:
@@ -111,21 +107,8 @@ def _same_in(shared: Shared, number: int, passes: Mapping[int, EpochSeen]) -> tu
         same = _SamePass(number=number, ranks=ranks, passes=passes, all_samples=False) if ranks else None
         return same, all(epoch.batch_digests for epoch in passes.values())
     certain = True
-    for all_samples, drew_same in ((True, _drew_everything(shared, passes)), (False, _drew_alike(passes))):
-        ranks = _alike(passes, drew_same)
-        alike = _holding_same(shared, passes, ranks)
-        if alike:
-            return _SamePass(number=number, ranks=alike, passes=passes, all_samples=all_samples), True
-        certain = certain and all(_contents(shared, passes, ranks[0], rank) is not None for rank in ranks[1:])
-    return None, certain and any(epoch.drawn for epoch in passes.values())
-
-
-def _drew_everything(shared: Shared, passes: Mapping[int, EpochSeen]) -> Callable[[int, int], bool]:
     whole = {rank for rank, epoch in passes.items() if drew_all(epoch, shared.seen[rank])}
-    return lambda one, other: one in whole and other in whole
 
-
-def _drew_alike(passes: Mapping[int, EpochSeen]) -> Callable[[int, int], bool]:
     def drew_alike(one: int, other: int) -> bool:
         mine, others = passes[one], passes[other]
         if mine.drawn < MIN_DRAWN or mine.first != others.first:
@@ -134,13 +117,17 @@ def _drew_alike(passes: Mapping[int, EpochSeen]) -> Callable[[int, int], bool]:
             return (mine.order, mine.total, mine.xor) == (others.order, others.total, others.xor)
         return not (mine.complete and others.complete) and same_batches(mine, others)
 
-    return drew_alike
-
-
-def _holding_same(shared: Shared, passes: Mapping[int, EpochSeen], ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """Return which of these ranks hold the same data as another one of them."""
-    drew = {rank: passes[rank] for rank in ranks}
-    return _alike(drew, lambda one, other: _contents(shared, passes, one, other) is True)
+    for all_samples, drew_same in (
+        (True, (lambda one, other: one in whole and other in whole)),
+        (False, drew_alike),
+    ):
+        ranks = _alike(passes, drew_same)
+        drew = {rank: passes[rank] for rank in ranks}
+        alike = _alike(drew, lambda one, other: _contents(shared, passes, one, other) is True)
+        if alike:
+            return _SamePass(number=number, ranks=alike, passes=passes, all_samples=all_samples), True
+        certain = certain and all(_contents(shared, passes, ranks[0], rank) is not None for rank in ranks[1:])
+    return None, certain and any(epoch.drawn for epoch in passes.values())
 
 
 def _contents(shared: Shared, passes: Mapping[int, EpochSeen], one: int, other: int) -> bool | None:
@@ -163,12 +150,20 @@ def _duplicates_finding(replicas: Replicas, shared: Shared, seen: _SamePass) -> 
     loader = shared.seen[seen.ranks[0]]
     passes = [seen.passes[rank] for rank in seen.ranks]
     samples = f"{loader.samples} samples" if seen.all_samples else "samples"
+    samplers = {rank: shared.seen[rank].sampler for rank in seen.ranks}
+    known = [sampler for sampler in samplers.values() if sampler is not None and sampler.replicas is not None]
+    if shared.seen[seen.ranks[0]].iterable:
+        cause = "has an iterable dataset that gives each rank the same batches"
+    elif len(known) < len(samplers):
+        cause = "has no distributed sampler"
+    else:
+        cause = _sampler_cause(known)
     return Problem(
         confidence=Confidence.HIGH if were_compared(passes) else Confidence.MEDIUM,
         ranks=seen.ranks,
         hosts=hosts_of(replicas, seen.ranks),
         where=places_of(shared, seen.ranks),
-        summary=f"{rank_list(seen.ranks)} train on the same {samples}: {name_of(loader)} {_cause(shared, seen)}",
+        summary=f"{rank_list(seen.ranks)} train on the same {samples}: {name_of(loader)} {cause}",
         evidence=_duplicates_evidence(shared, seen),
         fix=_fix(shared, seen),
     )
@@ -194,16 +189,6 @@ def _fix(shared: Shared, seen: _SamePass) -> str:
     )
 
 
-def _cause(shared: Shared, seen: _SamePass) -> str:
-    samplers = {rank: shared.seen[rank].sampler for rank in seen.ranks}
-    known = [sampler for sampler in samplers.values() if sampler is not None and sampler.replicas is not None]
-    if shared.seen[seen.ranks[0]].iterable:
-        return "has an iterable dataset that gives each rank the same batches"
-    if len(known) < len(samplers):
-        return "has no distributed sampler"
-    return _sampler_cause(known)
-
-
 def _sampler_cause(samplers: list[SamplerSeen]) -> str:
     if all(sampler.replicas == 1 for sampler in samplers):
         return "has a sampler for a single rank (num_replicas=1)"
@@ -218,10 +203,18 @@ def _sampler_cause(samplers: list[SamplerSeen]) -> str:
 def _duplicates_evidence(shared: Shared, seen: _SamePass) -> tuple[str, ...]:
     loader = shared.seen[seen.ranks[0]]
     epoch = seen.passes[seen.ranks[0]]
+    samplers = [loader.sampler for loader in shared.seen.values()]
+    counts = {sampler.replicas if sampler is not None else None for sampler in samplers}
+    count = counts.pop() if len(counts) == 1 else None
+    drawn = {sampler.rank for sampler in samplers if sampler is not None}
+    if count is None or not shared.is_whole or len(drawn) >= count or seen.all_samples:
+        unseen_words = ""
+    else:
+        unseen_words = f"no rank draws {count - len(drawn)} of the {count} shares that the samplers make"
     return tuple(filter(None, (
         f"pass {seen.number}: {_drawn_words(shared, seen, epoch)}",
         _contents_words(shared, seen),
-        _unseen_words(shared, seen),
+        unseen_words,
         f"sampler {loader.sampler.type}, dataset {loader.dataset}" if loader.sampler else f"dataset {loader.dataset}",
         "" if loader.iterable else shared_out(loader, shared.size),
     )))  # fmt: skip
@@ -245,17 +238,6 @@ def _contents_words(shared: Shared, seen: _SamePass) -> str:
     if were_compared(seen.passes[rank] for rank in seen.ranks):
         return "the same indices gave the same values, so the ranks have the same dataset"
     return "the dataset has the same class, length and attributes on them; its values could not be compared"
-
-
-def _unseen_words(shared: Shared, seen: _SamePass) -> str:
-    """Return how much of the dataset is in no share, if the samplers of all ranks leave some out."""
-    samplers = [loader.sampler for loader in shared.seen.values()]
-    counts = {sampler.replicas if sampler is not None else None for sampler in samplers}
-    count = counts.pop() if len(counts) == 1 else None
-    drawn = {sampler.rank for sampler in samplers if sampler is not None}
-    if count is None or not shared.is_whole or len(drawn) >= count or seen.all_samples:
-        return ""
-    return f"no rank draws {count - len(drawn)} of the {count} shares that the samplers make"
 
 
 @rule("DD702", "no-set-epoch", Severity.ERROR, "Every epoch has the same order", after=("optimizer-drift",))
@@ -332,7 +314,12 @@ def _epochs_finding(replicas: Replicas, shared: Shared, passes: dict[int, list[E
     loader = shared.first()
     seen = passes[shared.ranks[0]]
     count = loader.passes if len(seen) == len(loader.epochs) else len(seen)
-    calls = _stray_calls(shared, passes)
+    calls: dict[int, Frame] = {}
+    for rank in shared.ranks:
+        first, last = passes[rank][0], passes[rank][-1]
+        for call in shared.seen[rank].stray_calls:
+            if first.begun_ns <= call.time_ns and (last.ended_ns is None or call.time_ns <= last.ended_ns):
+                calls.setdefault(rank, call.site)
     called = next(iter(calls.values()), None)
     why = (
         f"the script never calls set_epoch on the sampler of {name_of(loader)}, or always with the same number"
@@ -349,17 +336,6 @@ def _epochs_finding(replicas: Replicas, shared: Shared, passes: dict[int, list[E
         if called is None
         else "pass that sampler to the DataLoader (sampler=...), or call loader.sampler.set_epoch(epoch)",
     )
-
-
-def _stray_calls(shared: Shared, passes: dict[int, list[EpochSeen]]) -> dict[int, Frame]:
-    """Return, by rank, the line that set the epoch of an unused sampler while this one was looped over."""
-    found: dict[int, Frame] = {}
-    for rank in shared.ranks:
-        first, last = passes[rank][0], passes[rank][-1]
-        for call in shared.seen[rank].stray_calls:
-            if first.begun_ns <= call.time_ns and (last.ended_ns is None or call.time_ns <= last.ended_ns):
-                found.setdefault(rank, call.site)
-    return found
 
 
 def _line(frame: Frame) -> str:
@@ -628,13 +604,6 @@ def _judge_samplers(
             return judged([_shards_finding(replicas, shared, cause)])
     if not shared.is_whole:
         return skipped(f"{name_of(shared.first())}: it was not seen on all ranks of the group")
-    return _settle_samplers(shared, passes, samplers)
-
-
-def _settle_samplers(
-    shared: Shared, passes: Mapping[int, Mapping[int, EpochSeen]], samplers: Mapping[int, SamplerSeen]
-) -> Answer:
-    """Pass if torch's own sampler has parameters that agree, or if the arithmetic shows all samples."""
     samples = shared.first().samples or 0
     if all(sampler.standard and sampler.rank is not None for sampler in samplers.values()):
         return passed()
@@ -857,6 +826,8 @@ def _uneven_finding(replicas: Replicas, shared: Shared, found: _Uneven) -> Probl
     longest = _longest(found.batches)
     most = f"{found.batches[longest[0]]}{' so far' if found.going_on else ''}"
     fewest = {rank: found.batches[rank] for rank in found.short}
+    trained = {rank: loader.trained_batches for rank, loader in shared.seen.items()}
+    samples = {rank: loader.samples for rank, loader in shared.seen.items() if loader.samples is not None}
     return Problem(
         severity=Severity.ERROR if replicas.ended_badly else Severity.WARNING,
         ranks=found.short,
@@ -864,21 +835,15 @@ def _uneven_finding(replicas: Replicas, shared: Shared, found: _Uneven) -> Probl
         where=places_of(shared, found.short),
         summary=f"{rank_list(found.short)} {verb(found.short, 'has', 'have')} {_numbers(fewest)} in pass "
         f"{found.number}, but {rank_list(longest)} {verb(longest, 'has', 'have')} {most}: {name_of(loader)}",
-        evidence=_uneven_evidence(shared, found),
-        fix="give all ranks the same number of batches (DistributedSampler, drop_last=True), or wrap the loop in "
-        "`with model.join():`",
-    )  # fmt: skip
-
-
-def _uneven_evidence(shared: Shared, found: _Uneven) -> tuple[str, ...]:
-    trained = {rank: loader.trained_batches for rank, loader in shared.seen.items()}
-    samples = {rank: loader.samples for rank, loader in shared.seen.items() if loader.samples is not None}
-    return tuple(filter(None, (
+        evidence=tuple(filter(None, (
         f"batches of pass {found.number}: {by_rank(dict(found.batches))}",
         f"batches trained on in total: {by_rank(dict(trained))}" if any(trained.values()) else "",
         f"samples: {by_rank(dict(samples))}" if samples else "",
         shared_out(shared.first(), shared.size) if len(set(samples.values())) == 1 else "",
-    )))  # fmt: skip
+    ))),
+        fix="give all ranks the same number of batches (DistributedSampler, drop_last=True), or wrap the loop in "
+        "`with model.join():`",
+    )  # fmt: skip
 
 
 def _numbers(batches: Mapping[int, int]) -> str:

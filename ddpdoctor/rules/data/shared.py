@@ -118,13 +118,6 @@ def replicas_of(job: Job) -> tuple[Replicas, ...] | Unread:
     """Return the groups in which DDP keeps models equal, each set of ranks once, or why none is known."""
     if all(rank.loaders is None for rank in job.ranks):
         return Unread(why=Why.ABSENT, reason=NOT_LOOKED)
-    groups = _groups(job)
-    if not groups and len(job.ranks) > 1 and all(rank.loaders for rank in job.ranks):
-        return (replace(_replicas(job, job.ranks, world_of(job)), by_model=False),)
-    return groups or Unread(why=Why.ABSENT, reason=NO_REPLICAS)
-
-
-def _groups(job: Job) -> tuple[Replicas, ...]:
     table = group_table(job)
     looked = {rank.rank: rank for rank in job.ranks}
     found: dict[tuple[int, ...], Replicas] = {}
@@ -134,7 +127,10 @@ def _groups(job: Job) -> tuple[Replicas, ...]:
             size = world_of(job) if name == DEFAULT_GROUP else len(members)
             if len(ranks) > 1:
                 found.setdefault(tuple(rank.rank for rank in ranks), _replicas(job, ranks, size))
-    return tuple(found.values())
+    groups = tuple(found.values())
+    if not groups and len(job.ranks) > 1 and all(rank.loaders for rank in job.ranks):
+        return (replace(_replicas(job, job.ranks, world_of(job)), by_model=False),)
+    return groups or Unread(why=Why.ABSENT, reason=NO_REPLICAS)
 
 
 def _users(ranks: Iterable[Rank]) -> dict[str, set[int]]:

@@ -16,7 +16,7 @@ from ddpdoctor.rules.registry import CheckGroup, rule
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpdoctor.model.node import Clock, Fleet, Node, Software
+    from ddpdoctor.model.node import Fleet, Node, Software
 
     Offsets = list[tuple[Node, float]]
     """Nodes, and the seconds by which their clocks are ahead of rank 0's."""
@@ -30,27 +30,35 @@ OFF_S = 1.0
 
 
 @rule(
-    "DD129",
-    "clock",
-    Severity.WARNING,
-    "The clocks of the nodes differ",
-    group=CheckGroup.LIMITS,
-    needs=("clock",),
+    "DD129", "clock", Severity.WARNING, "The clocks of the nodes differ", group=CheckGroup.LIMITS, needs=("clock",),
     reads="the clock of every node against rank 0's, adjtimex",
-)
+)  # fmt: skip
 def check_clock(fleet: Fleet) -> Answer:
     """Report nodes whose wall clock differs from the others."""
     read = fleet.each(lambda node: node.clock)
     several = len(fleet.nodes) > 1 or (fleet.nnodes or 1) > 1
     loose = [node for node, _ in read if _is_loose(node)]
     if not several:
-        return passed(f"only one node; its kernel reports clock synchronization: {_kernel_says(read[0][1])}")
-    offsets = _offsets(read)
+        words = {True: "yes", False: "no", None: "not known"}
+        return passed(f"only one node; its kernel reports clock synchronization: {(words[read[0][1].synchronized])}")
+    # Rank 0's own node gets 0 if another node was compared with it.
+    offsets = [(node, clock.offset_s) for node, clock in read if clock.offset_s is not None]
+    if offsets and read[0][1].offset_s is None:
+        offsets.insert(0, (read[0][0], 0.0))
     if len(offsets) < 2:
         return judged(_unsynchronized(loose, None), "the clocks could not be compared")
     values = [value for _, value in offsets]
     spread = max(values) - min(values)
-    problems = _who_is_off(offsets) or _unsynchronized(loose, spread)
+    if len(offsets) == 2:
+        who_is_off = _one_of_two(offsets)
+    else:
+        middle = median(value for _, value in offsets)
+        off = [(node, value - middle) for node, value in offsets if abs(value - middle) > OFF_S]
+        far = [one for one in off if abs(one[1]) >= FAR_OFF_S]
+        rest = [one for one in off if one not in far]
+        groups = [(far, Severity.ERROR), (rest, Severity.WARNING)]
+        who_is_off = [_off(those, severity, Confidence.HIGH) for those, severity in groups if those]
+    problems = who_is_off or _unsynchronized(loose, spread)
     return judged(problems, f"{len(offsets)} clocks within {spread:.2f} s")
 
 
@@ -62,30 +70,6 @@ def _is_loose(node: Node) -> bool:
 def _hosts(offsets: Offsets) -> tuple[str, ...]:
     """Return the hosts, each once: two nodes may have the same name, as containers on one host do."""
     return tuple(dict.fromkeys(node.host for node, _ in offsets))
-
-
-def _kernel_says(clock: Clock) -> str:
-    words = {True: "yes", False: "no", None: "not known"}
-    return words[clock.synchronized]
-
-
-def _offsets(read: Sequence[tuple[Node, Clock]]) -> Offsets:
-    """Return each clock's offset from rank 0's. Rank 0's own node gets 0 if another node was compared with it."""
-    found = [(node, clock.offset_s) for node, clock in read if clock.offset_s is not None]
-    if found and read[0][1].offset_s is None:
-        found.insert(0, (read[0][0], 0.0))
-    return found
-
-
-def _who_is_off(offsets: Offsets) -> list[Problem]:
-    if len(offsets) == 2:
-        return _one_of_two(offsets)
-    middle = median(value for _, value in offsets)
-    off = [(node, value - middle) for node, value in offsets if abs(value - middle) > OFF_S]
-    far = [one for one in off if abs(one[1]) >= FAR_OFF_S]
-    rest = [one for one in off if one not in far]
-    groups = [(far, Severity.ERROR), (rest, Severity.WARNING)]
-    return [_off(those, severity, Confidence.HIGH) for those, severity in groups if those]
 
 
 def _one_of_two(offsets: Offsets) -> list[Problem]:
@@ -152,14 +136,10 @@ def _unsynchronized(loose: list[Node], spread: float | None) -> list[Problem]:
 
 
 @rule(
-    "DD130",
-    "rootfs-same",
-    Severity.INFO,
-    "Nodes have different Pythons, operating systems or host files",
-    group=CheckGroup.VERSIONS,
-    needs=("software", "torch"),
+    "DD130", "rootfs-same", Severity.INFO, "Nodes have different Pythons, operating systems or host files",
+    group=CheckGroup.VERSIONS, needs=("software", "torch"),
     reads="the path of Python and of torch, os-release, the entries of /etc/hosts for other hosts",
-)
+)  # fmt: skip
 def check_rootfs_same(fleet: Fleet) -> Answer:
     """Report nodes that are set up differently from the others."""
     if len(fleet.nodes) < 2:

@@ -10,7 +10,7 @@ from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.words import grouped, name_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
 from ddpdoctor.rules.environment.launch import ONE_NODE, has_several_nodes, ranks_of
-from ddpdoctor.rules.majority import Split, Voice, compare, describe
+from ddpdoctor.rules.majority import Voice, compare, describe
 from ddpdoctor.rules.network import (
     MARKS,
     NCCL_FAMILIES,
@@ -277,35 +277,27 @@ def _judge_nccl(network: Network, process: NodeProcess, setting: Setting) -> Ite
     evidence = (f"interfaces: {', '.join(one.name for one in network.interfaces)}",)
     if not fitting:
         what = "it excludes every interface" if wanted.exclude else "no interface has such a name"
+        best = best_interface(network) or "INTERFACE"
         yield Problem(
             summary=f'{setting}: {what}, so NCCL fails with "no socket interface found"',
             evidence=evidence,
-            fix=_nccl_fix(network, setting),
+            fix=(f"put {NCCL}={best} into {setting.path}" if setting.path else f"export {NCCL}={best}"),
             ranks=ranks_of([process]),
             kind=setting.kind,
         )
     elif wanted.marked:
+        first, *others = setting.value.split(",")
+        with_marks_once = ",".join([first, *(other.lstrip(MARKS) for other in others)])
         yield Problem(
             summary=(
                 f"{setting}: NCCL reads ^ and = only before the first name, so {wanted.marked[0]} is read as a name"
             ),
             evidence=(*evidence, f"it currently matches: {', '.join(fitting)}"),
-            fix=f"export {NCCL}={_with_marks_once(setting.value)}",
+            fix=f"export {NCCL}={with_marks_once}",
             severity=Severity.WARNING,
             ranks=ranks_of([process]),
             kind=setting.kind,
         )
-
-
-def _with_marks_once(text: str) -> str:
-    """Return "^docker0,lo" for "^docker0,^lo"."""
-    first, *others = text.split(",")
-    return ",".join([first, *(other.lstrip(MARKS) for other in others)])
-
-
-def _nccl_fix(network: Network, setting: Setting) -> str:
-    best = best_interface(network) or "INTERFACE"
-    return f"put {NCCL}={best} into {setting.path}" if setting.path else f"export {NCCL}={best}"
 
 
 @rule(
@@ -360,31 +352,25 @@ def _nccl_down(node: Node, network: Network, *, others: bool) -> Iterator[Proble
 def _down(
     library: str, interface: Interface, network: Network, why: str, *, severity: Severity | None = None
 ) -> Problem:
-    state = _state(interface)
+    if not interface.up:
+        state = "is down"
+    elif interface.carrier is False or not interface.running:
+        state = "has no link"
+    else:
+        state = "has no address"
     name = interface.name
     others = best_interface(network)
     variable = NCCL if library == "NCCL" else GLOO
     mend = f"ip link set dev {name} up" if not interface.up else f"ip address show dev {name}"
+    carrier = {True: "carrier", False: "no carrier", None: "unknown carrier"}[interface.carrier]
+    addresses = ", ".join(interface.addresses) or "no address"
+    facts = f"{'up' if interface.up else 'down'}, state {interface.operstate}, {carrier}, {addresses}"
     return Problem(
         summary=f"{library} would use {name}, which {state}",
-        evidence=(f"{name}: {_facts(interface)}", why),
+        evidence=(f"{name}: {facts}", why),
         fix=mend + (f", or export {variable}={others}" if others not in {None, name} else ""),
         severity=severity,
     )
-
-
-def _state(interface: Interface) -> str:
-    if not interface.up:
-        return "is down"
-    if interface.carrier is False or not interface.running:
-        return "has no link"
-    return "has no address"
-
-
-def _facts(interface: Interface) -> str:
-    carrier = {True: "carrier", False: "no carrier", None: "unknown carrier"}[interface.carrier]
-    addresses = ", ".join(interface.addresses) or "no address"
-    return f"{'up' if interface.up else 'down'}, state {interface.operstate}, {carrier}, {addresses}"
 
 
 @rule(
@@ -429,7 +415,16 @@ def _master_families(fleet: Fleet) -> Iterator[Problem]:
     if families and not frozenset.intersection(*families.values()):
         split = compare(Voice(host=host, value=tuple(sorted(versions))) for host, versions in families.items())
         if split is not None:
-            yield _split_master(split)
+            yield Problem(
+                summary=describe(
+                    split,
+                    "the master's name has",
+                    words=lambda those: " and ".join(f"IPv{version}" for version in those),
+                ),
+                fix="set MASTER_ADDR to an address that all nodes can reach",
+                confidence=split.confidence,
+                hosts=split.hosts,
+            )
     for node, network, one in found:
         v6_only = one is not None and families.get(node.host) == frozenset({6})
         if v6_only and network is not None and network.ipv6_disabled:
@@ -439,19 +434,6 @@ def _master_families(fleet: Fleet) -> Iterator[Problem]:
                 fix="sysctl -w net.ipv6.conf.all.disable_ipv6=0, or set MASTER_ADDR to an IPv4 address",
                 hosts=(node.host,),
             )
-
-
-def _split_master(split: Split[tuple[int, ...]]) -> Problem:
-    return Problem(
-        summary=describe(
-            split,
-            "the master's name has",
-            words=lambda those: " and ".join(f"IPv{version}" for version in those),
-        ),
-        fix="set MASTER_ADDR to an address that all nodes can reach",
-        confidence=split.confidence,
-        hosts=split.hosts,
-    )
 
 
 def _families(addresses: tuple[str, ...]) -> frozenset[int]:

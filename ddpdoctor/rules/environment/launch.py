@@ -172,7 +172,22 @@ def _missing_variables(processes: list[NodeProcess]) -> Iterator[Problem]:
         if missing and not _is_preparation(process, missing):
             by_names.setdefault(missing, []).append(process)
     for missing, those in by_names.items():
-        yield _missing_problem(missing, those)
+        first = those[0]
+        empty = [name for name in missing if name in first.variables]
+        is_rank = "RANK" not in missing and not _numbered_by_others(first)
+        are = "is" if len(missing) == 1 else "are"
+        yield Problem(
+            summary=f"{name_list(missing)} {are} not set: init_process_group fails with "
+            f'"environment variable {missing[0]} expected, but not set"',
+            evidence=(
+                f"set variables: {show_variables(first, RANK_VARIABLES)}",
+                *(f"{name} is empty, which counts as unset" for name in empty),
+            ),
+            fix="start the ranks with torchrun, or in each process: "
+            + " ".join(["export", *(f"{name}={_example(name, first)}" for name in missing)]),
+            severity=None if is_rank else Severity.WARNING,
+            ranks=ranks_of(those),
+        )
 
 
 def _is_preparation(process: NodeProcess, missing: tuple[str, ...]) -> bool:
@@ -184,25 +199,6 @@ def _is_preparation(process: NodeProcess, missing: tuple[str, ...]) -> bool:
 
 def _numbered_by_others(process: NodeProcess) -> bool:
     return any(name in process.variables for name in (*OTHER_RANK_VARIABLES, "SLURM_JOB_ID"))
-
-
-def _missing_problem(missing: tuple[str, ...], processes: list[NodeProcess]) -> Problem:
-    first = processes[0]
-    empty = [name for name in missing if name in first.variables]
-    is_rank = "RANK" not in missing and not _numbered_by_others(first)
-    are = "is" if len(missing) == 1 else "are"
-    return Problem(
-        summary=f"{name_list(missing)} {are} not set: init_process_group fails with "
-        f'"environment variable {missing[0]} expected, but not set"',
-        evidence=(
-            f"set variables: {show_variables(first, RANK_VARIABLES)}",
-            *(f"{name} is empty, which counts as unset" for name in empty),
-        ),
-        fix="start the ranks with torchrun, or in each process: "
-        + " ".join(["export", *(f"{name}={_example(name, first)}" for name in missing)]),
-        severity=None if is_rank else Severity.WARNING,
-        ranks=ranks_of(processes),
-    )
 
 
 def _example(name: str, process: NodeProcess) -> str:
@@ -324,10 +320,22 @@ def _missing_ranks(fleet: Fleet, size: int) -> Iterator[Problem]:
     hosts = () if by_nodes else _expected_hosts(fleet, missing)
     on = f" on {name_list(hosts)}" if hosts else ""
     who = rank_list(missing, "node" if by_nodes else "rank")
+    if not hosts:
+        fix = "check on each host that its launcher is running and can reach rank 0's host"
+    else:
+        fix = f"check that the launcher is running on {name_list(hosts)} and can reach rank 0's host: ssh {hosts[0]}"
+    whereabouts: list[str] = []
+    answered = {node.host for node in fleet.nodes}
+    silent = [host for host in hosts if host not in answered]
+    if silent:
+        whereabouts.append(f"no message from {name_list(silent)}")
+    if fleet.nodes:
+        whereabouts.append(f"these answered: {name_list(tuple(node.host for node in fleet.nodes))}")
+    whereabouts += fleet.problems
     yield Problem(
         summary=f"{who} of {size}{on} did not respond: all others would wait for {verb(missing, 'it', 'them')}",
-        evidence=tuple(_whereabouts(fleet, hosts)),
-        fix=_fix(hosts),
+        evidence=tuple(whereabouts),
+        fix=fix,
         ranks=tuple(missing),
         hosts=hosts,
     )
@@ -337,22 +345,6 @@ def _unclaimed(fleet: Fleet, size: int) -> list[int]:
     """Return the ranks that no process claims."""
     claimed = {process.rank for _, process in fleet.processes()}
     return [rank for rank in range(size) if rank not in claimed]
-
-
-def _fix(hosts: tuple[str, ...]) -> str:
-    if not hosts:
-        return "check on each host that its launcher is running and can reach rank 0's host"
-    return f"check that the launcher is running on {name_list(hosts)} and can reach rank 0's host: ssh {hosts[0]}"
-
-
-def _whereabouts(fleet: Fleet, hosts: tuple[str, ...]) -> Iterator[str]:
-    answered = {node.host for node in fleet.nodes}
-    silent = [host for host in hosts if host not in answered]
-    if silent:
-        yield f"no message from {name_list(silent)}"
-    if fleet.nodes:
-        yield f"these answered: {name_list(tuple(node.host for node in fleet.nodes))}"
-    yield from fleet.problems
 
 
 def _expected_hosts(fleet: Fleet, ranks: list[int]) -> tuple[str, ...]:

@@ -45,14 +45,9 @@ SLOW_MB_S = 20.0
 
 
 @rule(
-    "DD122",
-    "nofile",
-    Severity.WARNING,
-    "The limit on open files is low",
-    group=CheckGroup.LIMITS,
-    needs=("limits", "software"),
-    reads="RLIMIT_NOFILE, WORLD_SIZE",
-)
+    "DD122", "nofile", Severity.WARNING, "The limit on open files is low", group=CheckGroup.LIMITS,
+    needs=("limits", "software"), reads="RLIMIT_NOFILE, WORLD_SIZE",
+)  # fmt: skip
 def check_nofile(node: Node) -> Answer:
     """Report a limit on open files that is too low for the job."""
     limit = need(node.limits).nofile
@@ -99,14 +94,10 @@ def _raise_files(node: Node, limit: Limit) -> str:
 
 
 @rule(
-    "DD123",
-    "nproc-pids",
-    Severity.WARNING,
-    "The limit of processes and threads is almost reached",
-    group=CheckGroup.LIMITS,
-    needs=("limits",),
+    "DD123", "nproc-pids", Severity.WARNING, "The limit of processes and threads is almost reached",
+    group=CheckGroup.LIMITS, needs=("limits",),
     reads="RLIMIT_NPROC, the cgroup's pids.max and pids.current, OMP_NUM_THREADS",
-)
+)  # fmt: skip
 def check_nproc_pids(node: Node) -> Answer:
     """Report too little room for the processes and threads of the ranks."""
     limits = need(node.limits)
@@ -137,14 +128,9 @@ def _task_limits(limits: Limits) -> list[tuple[int, int, str, str]]:
 
 
 @rule(
-    "DD127",
-    "somaxconn",
-    Severity.WARNING,
-    "The connection queue (somaxconn) is smaller than the number of ranks",
-    group=CheckGroup.LIMITS,
-    needs=("limits",),
-    reads="/proc/sys/net/core/somaxconn, WORLD_SIZE",
-)
+    "DD127", "somaxconn", Severity.WARNING, "The connection queue (somaxconn) is smaller than the number of ranks",
+    group=CheckGroup.LIMITS, needs=("limits",), reads="/proc/sys/net/core/somaxconn, WORLD_SIZE",
+)  # fmt: skip
 def check_somaxconn(node: Node) -> Answer:
     """Report a listen queue that overflows if all ranks connect at once."""
     ranks, queue = world_size(node), need(node.limits).somaxconn
@@ -165,14 +151,10 @@ def check_somaxconn(node: Node) -> Answer:
 
 
 @rule(
-    "DD128",
-    "disk",
-    Severity.WARNING,
-    "A file system of the job is full, read-only or not responding",
-    group=CheckGroup.LIMITS,
-    needs=("limits",),
+    "DD128", "disk", Severity.WARNING, "A file system of the job is full, read-only or not responding",
+    group=CheckGroup.LIMITS, needs=("limits",),
     reads="statvfs of $TMPDIR, /tmp, the cache and the working directory; with --deep their write speed",
-)
+)  # fmt: skip
 def check_disk(node: Node) -> Answer:
     """Report a full or broken folder for temporary files, for caches, or for the job's output."""
     volumes = need(node.limits).volumes
@@ -229,14 +211,10 @@ MEMORY_PER_RANK_BYTES = 2 << 30
 
 
 @rule(
-    "DD121",
-    "shm",
-    Severity.WARNING,
-    "/dev/shm is small, full or not writable",
-    group=CheckGroup.LIMITS,
+    "DD121", "shm", Severity.WARNING, "/dev/shm is small, full or not writable", group=CheckGroup.LIMITS,
     needs=("limits", "software"),
     reads="statvfs of /dev/shm, the files in it, loader workers that run here; with --deep its write speed",
-)
+)  # fmt: skip
 def check_shm(node: Node) -> Answer:
     """Report shared memory that is too small for loader workers and NCCL."""
     shm, software = need(node.limits).shm, known(node.software)
@@ -266,7 +244,12 @@ def _small_shm(shm: SharedMemory, container: str | None) -> Problem | None:
     if not shm.volume.writable:
         summary = "/dev/shm is not writable: loader workers and NCCL cannot share memory"
         return Problem(summary=summary, fix="sudo chmod 1777 /dev/shm", severity=Severity.ERROR)
-    fix = _enlarge(container)
+    if container == "kubernetes":
+        fix = "mount a volume emptyDir {medium: Memory, sizeLimit: 16Gi} at /dev/shm"
+    elif container in {"docker", "podman"}:
+        fix = f"{container} run --shm-size=16g (or --ipc=host)"
+    else:
+        fix = "sudo mount -o remount,size=16G /dev/shm"
     if total <= DOCKER_SHM_BYTES:
         bad = workers or total < DOCKER_SHM_BYTES
         what = "Docker's default" if total == DOCKER_SHM_BYTES else "less than the container default"
@@ -286,14 +269,6 @@ def _small_shm(shm: SharedMemory, container: str | None) -> Problem | None:
     return None
 
 
-def _enlarge(container: str | None) -> str:
-    if container == "kubernetes":
-        return "mount a volume emptyDir {medium: Memory, sizeLimit: 16Gi} at /dev/shm"
-    if container in {"docker", "podman"}:
-        return f"{container} run --shm-size=16g (or --ipc=host)"
-    return "sudo mount -o remount,size=16G /dev/shm"
-
-
 def _stale(shm: SharedMemory) -> Problem | None:
     if not shm.stale_files:
         return None
@@ -308,18 +283,19 @@ def _stale(shm: SharedMemory) -> Problem | None:
 
 
 @rule(
-    "DD125",
-    "mem-limit",
-    Severity.WARNING,
-    "Little memory is left, or the OOM killer was active before",
-    group=CheckGroup.LIMITS,
-    needs=("limits",),
+    "DD125", "mem-limit", Severity.WARNING, "Little memory is left, or the OOM killer was active before",
+    group=CheckGroup.LIMITS, needs=("limits",),
     reads="MemAvailable, the cgroup's memory.max, memory.current and memory.events, LOCAL_WORLD_SIZE",
-)
+)  # fmt: skip
 def check_mem_limit(node: Node) -> Answer:
     """Report too little memory for the ranks, and processes that the kernel killed under the same memory limit."""
     limits = need(node.limits)
-    left, of_what = _memory_left(limits)
+    found = []
+    if limits.memory_available_bytes is not None:
+        found.append((limits.memory_available_bytes, "on the machine"))
+    if limits.memory_limit_bytes is not None and limits.memory_used_bytes is not None:
+        found.append((max(0, limits.memory_limit_bytes - limits.memory_used_bytes), "under the cgroup's limit"))
+    left, of_what = min(found, default=(None, ""), key=lambda one: one[0] or 0)
     if left is None:
         return skipped("this system does not report its available memory")
     problems = []
@@ -344,16 +320,6 @@ def check_mem_limit(node: Node) -> Answer:
     return judged(problems, _memory_words(limits))
 
 
-def _memory_left(limits: Limits) -> tuple[int | None, str]:
-    """Return how much memory is left, and what limits it."""
-    found = []
-    if limits.memory_available_bytes is not None:
-        found.append((limits.memory_available_bytes, "on the machine"))
-    if limits.memory_limit_bytes is not None and limits.memory_used_bytes is not None:
-        found.append((max(0, limits.memory_limit_bytes - limits.memory_used_bytes), "under the cgroup's limit"))
-    return min(found, default=(None, ""), key=lambda one: one[0] or 0)
-
-
 def _memory_words(limits: Limits) -> str:
     words = []
     if limits.memory_available_bytes is not None and limits.memory_total_bytes is not None:
@@ -370,14 +336,9 @@ def _memory_words(limits: Limits) -> str:
 
 
 @rule(
-    "DD326",
-    "numa-balancing",
-    Severity.WARNING,
-    "Automatic NUMA balancing is on",
-    group=CheckGroup.LINKS,
-    needs=("limits", "software", "gpus"),
-    reads="/proc/sys/kernel/numa_balancing, /sys/devices/system/node",
-)
+    "DD326", "numa-balancing", Severity.WARNING, "Automatic NUMA balancing is on", group=CheckGroup.LINKS,
+    needs=("limits", "software", "gpus"), reads="/proc/sys/kernel/numa_balancing, /sys/devices/system/node",
+)  # fmt: skip
 def check_numa_balancing(node: Node) -> Answer:
     """Report automatic NUMA balancing on a machine with several memory nodes and GPUs."""
     limits = need(node.limits)
@@ -400,14 +361,9 @@ MANY_MORE = 2
 
 
 @rule(
-    "DD124",
-    "cpu-quota",
-    Severity.WARNING,
-    "Ranks and threads need more CPUs than they have",
-    group=CheckGroup.LIMITS,
-    needs=("limits",),
-    reads="the cgroup's cpu.max, sched_getaffinity, LOCAL_WORLD_SIZE, OMP_NUM_THREADS",
-)
+    "DD124", "cpu-quota", Severity.WARNING, "Ranks and threads need more CPUs than they have", group=CheckGroup.LIMITS,
+    needs=("limits",), reads="the cgroup's cpu.max, sched_getaffinity, LOCAL_WORLD_SIZE, OMP_NUM_THREADS",
+)  # fmt: skip
 def check_cpu_quota(node: Node) -> Answer:
     """Report more ranks or threads than CPUs, by affinity or by the cgroup's quota."""
     limits = need(node.limits)
@@ -423,26 +379,19 @@ def check_cpu_quota(node: Node) -> Answer:
     if threads is not None and threads > 0 and ranks * threads > cpus:
         summary = f"{ranks_words(node)} with {threads} threads each share {cpus_words(node, limits)}"
         return judged([Problem(summary=summary, evidence=(seen,), fix=f"export OMP_NUM_THREADS={fitting}")], seen)
-    if threads is None and _is_throttled(node, limits):
+    if threads is None and (
+        limits.cpu_quota is not None and limits.cpu_quota * MANY_MORE <= len(cpus_here(node, limits))
+    ):
         visible = len(cpus_here(node, limits))
         summary = f"torch starts {visible} threads per rank on a quota of {number(cpus)} CPUs, so they are throttled"
         return judged([Problem(summary=summary, evidence=(seen,), fix=f"export OMP_NUM_THREADS={fitting}")], seen)
     return passed(seen)
 
 
-def _is_throttled(node: Node, limits: Limits) -> bool:
-    return limits.cpu_quota is not None and limits.cpu_quota * MANY_MORE <= len(cpus_here(node, limits))
-
-
 @rule(
-    "DD126",
-    "omp",
-    Severity.WARNING,
-    "OMP_NUM_THREADS does not match the CPUs per rank",
-    group=CheckGroup.LIMITS,
-    needs=("limits",),
-    reads="OMP_NUM_THREADS, LOCAL_WORLD_SIZE, sched_getaffinity, whether torchrun started the ranks",
-)
+    "DD126", "omp", Severity.WARNING, "OMP_NUM_THREADS does not match the CPUs per rank", group=CheckGroup.LIMITS,
+    needs=("limits",), reads="OMP_NUM_THREADS, LOCAL_WORLD_SIZE, sched_getaffinity, whether torchrun started the ranks",
+)  # fmt: skip
 def check_omp(node: Node) -> Answer:
     """Report ranks that start too many CPU threads, or only one although more CPUs are free."""
     limits, ranks = need(node.limits), ranks_here(node)

@@ -93,32 +93,17 @@ class _Link:
 
 
 @rule(
-    "DD320",
-    "pcie",
-    Severity.ERROR,
-    "A PCIe link has fewer lanes or a lower speed than both ends support",
-    group=CheckGroup.LINKS,
-    needs=("pci", "rdma"),
+    "DD320", "pcie", Severity.ERROR, "A PCIe link has fewer lanes or a lower speed than both ends support",
+    group=CheckGroup.LINKS, needs=("pci", "rdma"),
     reads="/sys/bus/pci/devices/*/{current,max}_link_{width,speed} of GPUs, RDMA cards and the bridges above them",
-)
+)  # fmt: skip
 def check_pcie(node: Node) -> Answer:
     """Report PCIe links of GPUs and RDMA cards with fewer lanes or a lower speed than both ends support."""
     pci = need(node.pci)
     rdma = known(node.rdma)
     cards = {device.bus_id for device in rdma.devices} if rdma is not None else set()
     devices = [device for device in pci.devices if is_gpu(device) or device.bus_id in cards]
-    links = _pcie_links(pci, devices)
-    judgeable = [link for link in links if link.lower.width is not None and link.widest is not None]
-    if not judgeable:
-        return skipped("no GPU or RDMA card shows its PCIe link" if devices else "there is no GPU and no RDMA card")
-    problems = [problem for link in judgeable for problem in _judge(pci, link, devices)]
-    widths = Counter(f"x{link.lower.width}" for link in judgeable if link.lower is link.device)
-    seen = ", ".join(f"{count} at {width}" for width, count in widths.most_common())
-    return judged(problems, f"links of GPUs and RDMA cards: {seen}; speed of idle GPUs is not judged")
-
-
-def _pcie_links(pci: Pci, devices: list[PciDevice]) -> list[_Link]:
-    """Pair the two ends of each link. In a chain, downstream and upstream ports of switches alternate."""
+    # In a chain, downstream and upstream ports of switches alternate.
     known_ids = by_bus_id(pci)
     found: dict[str, _Link] = {}
     for device in devices:
@@ -127,7 +112,14 @@ def _pcie_links(pci: Pci, devices: list[PciDevice]) -> list[_Link]:
         for lower, upper in zip(ends[::2], [*ends[1::2], None], strict=False):
             if upper is not None or lower is device:
                 found.setdefault(lower.bus_id, _Link(lower=lower, upper=upper, device=device))
-    return list(found.values())
+    links = list(found.values())
+    judgeable = [link for link in links if link.lower.width is not None and link.widest is not None]
+    if not judgeable:
+        return skipped("no GPU or RDMA card shows its PCIe link" if devices else "there is no GPU and no RDMA card")
+    problems = [problem for link in judgeable for problem in _judge(pci, link, devices)]
+    widths = Counter(f"x{link.lower.width}" for link in judgeable if link.lower is link.device)
+    seen = ", ".join(f"{count} at {width}" for width, count in widths.most_common())
+    return judged(problems, f"links of GPUs and RDMA cards: {seen}; speed of idle GPUs is not judged")
 
 
 def _judge(pci: Pci, link: _Link, devices: list[PciDevice]) -> list[Problem]:
@@ -301,24 +293,22 @@ def check_fabric(node: Node) -> Answer:
         severity=Severity.WARNING if works else None,
     )
     if switches and gpus.fabric_manager is False and not problems and not _is_virtual(node):
-        problems.append(_no_manager(set_up=works or bool(members)))
+        if works or bool(members):
+            no_manager = Problem(
+                summary="nv-fabricmanager is not running anymore: the NVSwitch fabric works until something fails",
+                fix=MANAGER,
+                severity=Severity.WARNING,
+            )
+        else:
+            no_manager = Problem(
+                summary="The node has NVSwitches, but nv-fabricmanager is not running: CUDA cannot start",
+                evidence=("no process nv-fabricmanager",),
+                fix="sudo systemctl enable --now nvidia-fabricmanager; its version must match the driver",
+            )
+        problems.append(no_manager)
     manager = {True: "runs", False: "is not running", None: "cannot be seen"}[gpus.fabric_manager]
     states = ", ".join(sorted({gpu.fabric_state or "" for gpu in members})) or "state not reported"
     return judged(problems, f"fabric {states}, {switches} NVSwitches, nv-fabricmanager {manager}")
-
-
-def _no_manager(*, set_up: bool) -> Problem:
-    if set_up:
-        return Problem(
-            summary="nv-fabricmanager is not running anymore: the NVSwitch fabric works until something fails",
-            fix=MANAGER,
-            severity=Severity.WARNING,
-        )
-    return Problem(
-        summary="The node has NVSwitches, but nv-fabricmanager is not running: CUDA cannot start",
-        evidence=("no process nv-fabricmanager",),
-        fix="sudo systemctl enable --now nvidia-fabricmanager; its version must match the driver",
-    )
 
 
 @rule(
@@ -408,14 +398,10 @@ SHOWN = 4
 
 
 @rule(
-    "DD324",
-    "acs-iommu",
-    Severity.WARNING,
-    "ACS or the IOMMU blocks direct PCIe transfers between GPUs",
-    group=CheckGroup.LINKS,
-    needs=("pci", "rdma", "gpu_trial", "conf_files"),
+    "DD324", "acs-iommu", Severity.WARNING, "ACS or the IOMMU blocks direct PCIe transfers between GPUs",
+    group=CheckGroup.LINKS, needs=("pci", "rdma", "gpu_trial", "conf_files"),
     reads="PCI configuration of the bridges above GPUs (root only), /sys/class/iommu, iommu_group/type, /proc/cmdline",
-)
+)  # fmt: skip
 def check_acs_iommu(node: Node) -> Answer:
     """Report ACS or an IOMMU that slows traffic between GPUs, or between a GPU and its network card."""
     pci = need(node.pci)
@@ -424,7 +410,9 @@ def check_acs_iommu(node: Node) -> Answer:
         return skipped("there is no NVIDIA or AMD GPU on the PCI bus")
     if pci.virtual_machine:
         return skipped("a virtual machine: its host needs ACS and the IOMMU to isolate guests")
-    if not _has_peers(node, pci):
+    able = [gpu for gpu in gpus_of(pci) if "GeForce" not in pci.models.get(gpu.bus_id, "")]
+    rdma = known(node.rdma)
+    if not (len(able) > 1 or (bool(able) and rdma is not None and bool(network_ports(node, rdma)))):
         return passed("no GPU here has a PCIe peer: GeForce cards have no peer access")
     wrong = tuple(f"{copy.source} to {copy.target}" for copy in wrong_copies(node))
     problems = [*_redirecting(pci, wrong), *_translating(pci, wrong)]
@@ -435,13 +423,6 @@ def check_acs_iommu(node: Node) -> Answer:
     if unread and not problems:
         return skipped(f"only root can read the ACS of bridges; {seen}")
     return judged(problems, f"{seen}; ACS {'redirects' if problems else 'does not redirect'} between peers")
-
-
-def _has_peers(node: Node, pci: Pci) -> bool:
-    """Say whether there are two GPUs, or a GPU and an RDMA network, that could bypass the processor."""
-    able = [gpu for gpu in gpus_of(pci) if "GeForce" not in pci.models.get(gpu.bus_id, "")]
-    rdma = known(node.rdma)
-    return len(able) > 1 or (bool(able) and rdma is not None and bool(network_ports(node, rdma)))
 
 
 def _redirecting(pci: Pci, wrong: tuple[str, ...]) -> list[Problem]:
@@ -504,14 +485,11 @@ def _copy_words(wrong: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @rule(
-    "DD325",
-    "numa",
-    Severity.WARNING,
-    "A rank runs on CPUs far from its GPU, or the NUMA nodes of the GPUs are unknown",
-    group=CheckGroup.LINKS,
+    "DD325", "numa", Severity.WARNING,
+    "A rank runs on CPUs far from its GPU, or the NUMA nodes of the GPUs are unknown", group=CheckGroup.LINKS,
     needs=("pci", "gpus"),
     reads="/sys/bus/pci/devices/*/{numa_node,local_cpulist} of GPUs, sched_getaffinity of each rank",
-)
+)  # fmt: skip
 def check_numa(node: Node) -> Answer:
     """Report ranks that can only run on CPUs of a different NUMA node than their GPU."""
     pci = need(node.pci)

@@ -38,11 +38,11 @@ _NOBODY = "ranks look for the store on a host where no process listens"
 )  # fmt: skip
 def check_master_numeric(node: Node) -> Answer:
     """Report a `MASTER_ADDR` that is a number, such as the id of a Slurm job."""
-    found = _all_endpoints(node)
+    found = [(process, endpoint) for process in node.processes for endpoint in endpoints(process)]
     if not found:
         return skipped(NO_ADDRESS)
     numeric = [_numeric(process, endpoint) for process, endpoint in found if _DIGITS.fullmatch(endpoint.host)]
-    return judged(numeric, _seen(found))
+    return judged(numeric, ", ".join(dict.fromkeys(f"{endpoint.variable}={endpoint.host}" for _, endpoint in found)))
 
 
 def _numeric(process: NodeProcess, endpoint: Endpoint) -> Problem:
@@ -132,25 +132,14 @@ def _what_is_wrong(fleet: Fleet, given: Given, *, differs: bool) -> str | None:
     if names is None or given.first is not False:
         return None
     if host in {names.hostname, names.fqdn}:
-        return _own_name(given, differs=differs)
-    return _looked_up_to_loopback(host, names)
-
-
-def _own_name(given: Given, *, differs: bool) -> str | None:
-    """Judge the name of a node that is not the first.
-
-    With c10d any node may be the endpoint's host. But it is wrong if each node gives its own name, or if the variables
-    already number the ranks or nodes: then only number 0 listens.
-    """
-    if differs:
-        return f"is the host's own name, but rank 0 is on another host: {_NOBODY}"
-    numbered = any(text_of(given.process, name) for name in ("RANK", "PET_NODE_RANK"))
-    if numbered and given.endpoint.variable != "PET_RDZV_ENDPOINT":
-        return f"is {given.endpoint.host}, but rank 0 is on another host: {_NOBODY}"
-    return None
-
-
-def _looked_up_to_loopback(host: str, names: Names) -> str | None:
+        # With c10d any node may be the endpoint's host. But it is wrong if each node gives its own name, or if the
+        # variables already number the ranks or nodes: then only number 0 listens.
+        if differs:
+            return f"is the host's own name, but rank 0 is on another host: {_NOBODY}"
+        numbered = any(text_of(given.process, name) for name in ("RANK", "PET_NODE_RANK"))
+        if numbered and given.endpoint.variable != "PET_RDZV_ENDPOINT":
+            return f"is {given.endpoint.host}, but rank 0 is on another host: {_NOBODY}"
+        return None
     looked_up = names.master.addresses if names.master is not None and names.master.name == host else ()
     if looked_up and all(is_loopback(address) for address in looked_up):
         return f"is {host}, which resolves to {looked_up[0]} there: {_ITSELF}"
@@ -159,24 +148,8 @@ def _looked_up_to_loopback(host: str, names: Names) -> str | None:
 
 def _elsewhere(fleet: Fleet, how: str, those: list[Given], evidence: str) -> Problem:
     endpoint = those[0].endpoint
-    return Problem(
-        summary=f"{endpoint.variable} {how}",
-        evidence=(evidence,),
-        fix=f"export {endpoint.variable}={_right_value(fleet, endpoint)} on all nodes",
-        severity=Severity.WARNING if _may_be_meant(fleet, those) else None,
-        ranks=ranks_of(one.process for one in those),
-        hosts=tuple(dict.fromkeys(one.node.host for one in those)),
-    )
-
-
-def _may_be_meant(fleet: Fleet, those: list[Given]) -> bool:
-    """Say whether an operator may have set it on purpose, for the first node only. An option goes to all nodes."""
+    # An option goes to all nodes.
     is_option = those[0].endpoint.variable != "MASTER_ADDR"
-    return all(one.first for one in those) and not (is_option and fleet.missing)
-
-
-def _right_value(fleet: Fleet, endpoint: Endpoint) -> str:
-    """Return the right value: the first node's name, or a placeholder if it is not known."""
     variables = fleet.nodes[0].first.variables
     if fleet.gathered and len(fleet.nodes) > 1:
         host = fleet.nodes[0].host
@@ -184,7 +157,15 @@ def _right_value(fleet: Fleet, endpoint: Endpoint) -> str:
         host = FIRST_HOST_OF_SLURM
     else:
         host = "NAME_OF_THE_FIRST_HOST"
-    return f"{host}:{endpoint.port or 29500}" if endpoint.variable == "PET_RDZV_ENDPOINT" else host
+    right_value = f"{host}:{endpoint.port or 29500}" if endpoint.variable == "PET_RDZV_ENDPOINT" else host
+    return Problem(
+        summary=f"{endpoint.variable} {how}",
+        evidence=(evidence,),
+        fix=f"export {endpoint.variable}={right_value} on all nodes",
+        severity=Severity.WARNING if (all(one.first for one in those) and not (is_option and fleet.missing)) else None,
+        ranks=ranks_of(one.process for one in those),
+        hosts=tuple(dict.fromkeys(one.node.host for one in those)),
+    )
 
 
 @rule(
@@ -194,17 +175,6 @@ def _right_value(fleet: Fleet, endpoint: Endpoint) -> str:
 )  # fmt: skip
 def check_port_range(node: Node) -> Answer:
     """Report a fixed port for the store that the kernel may hand out to any other connection, or that needs root."""
-    ports = _chosen_ports(node)
-    if not ports:
-        return skipped("no port is set for the store: " + _why_no_port(node))
-    local = need(node.network).local_ports
-    problems = [problem for name, port in ports for problem in _port_problems(name, port, local)]
-    kernel = f"; ephemeral ports are {local[0]} to {local[1]}" if local is not None else ""
-    return judged(problems, ", ".join(f"{name}={port}" for name, port in ports) + kernel)
-
-
-def _chosen_ports(node: Node) -> list[tuple[str, int]]:
-    """Return the ports that somebody chose and on which nothing listens yet."""
     found: dict[tuple[str, int], None] = {}
     for process in node.processes:
         if by_torchrun(process):
@@ -214,13 +184,14 @@ def _chosen_ports(node: Node) -> list[tuple[str, int]]:
             if endpoint.variable == "PET_RDZV_ENDPOINT":
                 ports[endpoint.variable] = endpoint.port
         found.update({(name, port): None for name, port in ports.items() if port})
-    return list(found)
-
-
-def _why_no_port(node: Node) -> str:
-    if any(by_torchrun(process) for process in node.processes):
-        return "torchrun is already listening"
-    return "MASTER_PORT, PET_MASTER_PORT and PET_RDZV_ENDPOINT are not set"
+    if not found:
+        listening = any(by_torchrun(process) for process in node.processes)
+        why = "MASTER_PORT, PET_MASTER_PORT and PET_RDZV_ENDPOINT are not set"
+        return skipped(f"no port is set for the store: {'torchrun is already listening' if listening else why}")
+    local = need(node.network).local_ports
+    problems = [problem for name, port in found for problem in _port_problems(name, port, local)]
+    kernel = f"; ephemeral ports are {local[0]} to {local[1]}" if local is not None else ""
+    return judged(problems, ", ".join(f"{name}={port}" for name, port in found) + kernel)
 
 
 def _port_problems(name: str, port: int, local: tuple[int, int] | None) -> Iterator[Problem]:
@@ -240,14 +211,6 @@ def _port_problems(name: str, port: int, local: tuple[int, int] | None) -> Itera
 
 def _port_fix(name: str) -> str:
     return f"export {name}=HOST:29500" if name == "PET_RDZV_ENDPOINT" else f"export {name}=29500"
-
-
-def _all_endpoints(node: Node) -> list[tuple[NodeProcess, Endpoint]]:
-    return [(process, endpoint) for process in node.processes for endpoint in endpoints(process)]
-
-
-def _seen(found: list[tuple[NodeProcess, Endpoint]]) -> str:
-    return ", ".join(dict.fromkeys(f"{endpoint.variable}={endpoint.host}" for _, endpoint in found))
 
 
 _PORTS = re.compile(r"\bdports? \{? ?((?:\d+(?:[:-]\d+)?(?:, ?)?)+)")
@@ -312,17 +275,16 @@ def check_firewall_local(fleet: Fleet) -> Answer:
     for node, network in fleet.each(lambda node: node.network):
         if isinstance(network.firewall, tuple):
             known_of += 1
-            seen.append(_ports_seen(network.firewall))
+            seen.append(
+                ", ".join(f"{chain.name}: {chain.refusal}" for chain in network.firewall)
+                or "no chain refuses incoming connections"
+            )
             problems += [_refuses(node, network, chain) for chain in network.firewall if not _lets_in(chain, network)]
     if not known_of:
         need(fleet.each(lambda node: node.network)[0][1].firewall)
     if not has_several_nodes(fleet):
         return passed(f"{'; '.join(dict.fromkeys(seen))}; this does not matter on one node")
     return judged(problems, "; ".join(dict.fromkeys(seen)))
-
-
-def _ports_seen(chains: tuple[FirewallChain, ...]) -> str:
-    return ", ".join(f"{chain.name}: {chain.refusal}" for chain in chains) or "no chain refuses incoming connections"
 
 
 def _lets_in(chain: FirewallChain, network: Network) -> bool:
@@ -365,10 +327,22 @@ DEFAULT_PORT = 29400
 )  # fmt: skip
 def check_rdzv_host(fleet: Fleet) -> Answer:
     """Report a rendezvous endpoint that no host, or more than one, recognizes as itself."""
-    reason = _why_no_rendezvous(fleet)
+    processes = [process for _, process in fleet.processes()]
+    reasons = {
+        "no launcher was seen, and one host cannot decide this": not fleet.gathered,
+        "torchrun's rendezvous is over, and its store works": any(map(by_torchrun, processes)),
+        "one node": len(fleet.nodes) < 2,
+        "torchrun does not start these ranks": len(processes) > len(fleet.nodes)
+        or any(text_of(process, "RANK") for process in processes),
+        "is_host in PET_RDZV_CONF selects the host": any(
+            "is_host" in text_of(process, "PET_RDZV_CONF") for process in processes
+        ),
+    }
+    reason = next((reason for reason, applies in reasons.items() if applies), None)
     if reason is not None:
         return skipped(reason)
-    endpoint = _rendezvous(fleet)
+    found: set[Endpoint | None] = {_endpoint_of(process) for _, process in fleet.processes()}
+    endpoint = found.pop() if len(found) == 1 else None
     if endpoint is None:
         return skipped("the nodes have no common endpoint (PET_RDZV_ENDPOINT with c10d, MASTER_ADDR)")
     matching = [(node, takes_itself_for(names, endpoint.host)) for node, names in fleet.each(lambda n: n.names)]
@@ -382,27 +356,6 @@ def check_rdzv_host(fleet: Fleet) -> Answer:
         return unknown(f"{endpoint.host} matches none of the {len(matching)} known host names")
     problem = _several(fleet, endpoint, hosts) if hosts else _nobody(fleet, endpoint)
     return judged([problem], seen)
-
-
-def _why_no_rendezvous(fleet: Fleet) -> str | None:
-    processes = [process for _, process in fleet.processes()]
-    reasons = {
-        "no launcher was seen, and one host cannot decide this": not fleet.gathered,
-        "torchrun's rendezvous is over, and its store works": any(map(by_torchrun, processes)),
-        "one node": len(fleet.nodes) < 2,
-        "torchrun does not start these ranks": len(processes) > len(fleet.nodes)
-        or any(text_of(process, "RANK") for process in processes),
-        "is_host in PET_RDZV_CONF selects the host": any(
-            "is_host" in text_of(process, "PET_RDZV_CONF") for process in processes
-        ),
-    }
-    return next((reason for reason, applies in reasons.items() if applies), None)
-
-
-def _rendezvous(fleet: Fleet) -> Endpoint | None:
-    """Return the endpoint, if all nodes have the same one."""
-    found: set[Endpoint | None] = {_endpoint_of(process) for _, process in fleet.processes()}
-    return found.pop() if len(found) == 1 else None
 
 
 def _endpoint_of(process: NodeProcess) -> Endpoint | None:

@@ -184,25 +184,20 @@ def _is_astray(fleet: Fleet, node: Node, lookup: Lookup) -> bool:
 
 def _no_forward(fleet: Fleet, node: Node, lookup: Lookup) -> Problem:
     used = fleet.launcher is Launcher.NNODES or text_of(node.first, "MASTER_ADDR") == lookup.name
+    if lookup.timed_out:
+        what_it_is = "does not resolve within 2 s"
+    else:
+        what_it_is = "resolves to the node itself" if lookup.addresses else "does not resolve"
+    how = (lookup.error,) if lookup.error else (f"it resolves to {', '.join(lookup.addresses)}",)
     return Problem(
-        summary=f"the full name of rank 0's host {_what_it_is(lookup)} on other nodes: "
+        summary=f"the full name of rank 0's host {what_it_is} on other nodes: "
         + ("torchrun publishes it as MASTER_ADDR" if used else "torchrun's c10d rendezvous would publish it"),
-        evidence=(f"the name is {lookup.name}", *_how(lookup)),
+        evidence=(f"the name is {lookup.name}", *how),
         fix="torchrun --local-addr ADDRESS_OF_THE_FIRST_HOST on the first host, or make the name resolve in DNS or "
         "/etc/hosts of all nodes",
         severity=None if used else Severity.WARNING,
         hosts=(node.host,),
     )
-
-
-def _what_it_is(lookup: Lookup) -> str:
-    if lookup.timed_out:
-        return "does not resolve within 2 s"
-    return "resolves to the node itself" if lookup.addresses else "does not resolve"
-
-
-def _how(lookup: Lookup) -> tuple[str, ...]:
-    return (lookup.error,) if lookup.error else (f"it resolves to {', '.join(lookup.addresses)}",)
 
 
 @rule(

@@ -49,14 +49,9 @@ WHY = {
 
 
 @rule(
-    "DD331",
-    "ib-state",
-    Severity.ERROR,
-    "An RDMA port that training would use is down",
-    group=CheckGroup.LINKS,
-    needs=("rdma", "gpus", "conf_files"),
-    reads="/sys/class/infiniband/*/ports/*/state and phys_state, NCCL_IB_HCA",
-)
+    "DD331", "ib-state", Severity.ERROR, "An RDMA port that training would use is down", group=CheckGroup.LINKS,
+    needs=("rdma", "gpus", "conf_files"), reads="/sys/class/infiniband/*/ports/*/state and phys_state, NCCL_IB_HCA",
+)  # fmt: skip
 def check_ib_state(node: Node) -> Answer:
     """Report RDMA ports that should be up but are not."""
     rdma = need(node.rdma)
@@ -131,14 +126,10 @@ def _dark(node: Node, ports: list[tuple[RdmaDevice, RdmaPort]]) -> list[Problem]
 
 
 @rule(
-    "DD333",
-    "ib-flap",
-    Severity.WARNING,
-    "An RDMA link is flapping or has errors",
-    group=CheckGroup.LINKS,
+    "DD333", "ib-flap", Severity.WARNING, "An RDMA link is flapping or has errors", group=CheckGroup.LINKS,
     needs=("rdma",),
     reads="/sys/class/infiniband/*/ports/*/counters: link_downed and four error counters, twice half a second apart",
-)
+)  # fmt: skip
 def check_ib_flap(node: Node) -> Answer:
     """Report links that went down since the counters were reset, or that fail right now."""
     rdma = need(node.rdma)
@@ -157,7 +148,16 @@ def _flaps(device: RdmaDevice, port: RdmaPort, rdma: Rdma) -> list[Problem]:
         if port.counters_later.get(name, value) > value
     }
     if rising:
-        return [_rising(device, port, rising)]
+        down = "link_downed" in rising
+        what = "went down during this check" if down else "has errors right now"
+        return [
+            Problem(
+                summary=f"The link of RDMA port {label(device, port)} {what}",
+                evidence=tuple(f"{name} rose by {by} within half a second" for name, by in sorted(rising.items())),
+                fix=_replace(device, port),
+                severity=Severity.ERROR if down else Severity.WARNING,
+            )
+        ]
     count = port.counters.get("link_downed", 0)
     others = [
         other.counters.get("link_downed", 0)
@@ -166,29 +166,16 @@ def _flaps(device: RdmaDevice, port: RdmaPort, rdma: Rdma) -> list[Problem]:
     ]
     if not is_active(port) or count <= (median(others) if others else 0):
         return []
-    return [_flapped(device, port, count, others)]
-
-
-def _rising(device: RdmaDevice, port: RdmaPort, rising: dict[str, int]) -> Problem:
-    down = "link_downed" in rising
-    what = "went down during this check" if down else "has errors right now"
-    return Problem(
-        summary=f"The link of RDMA port {label(device, port)} {what}",
-        evidence=tuple(f"{name} rose by {by} within half a second" for name, by in sorted(rising.items())),
-        fix=_replace(device, port),
-        severity=Severity.ERROR if down else Severity.WARNING,
-    )
-
-
-def _flapped(device: RdmaDevice, port: RdmaPort, count: int, others: list[int]) -> Problem:
     times = "once" if count == 1 else f"{count} times"
     errors = [f"{name} {value}" for name, value in sorted(port.counters.items()) if value and name != "link_downed"]
     peers = f"link_downed of its {len(others)} peers: {min(others)} to {max(others)}" if others else ""
-    return Problem(
-        summary=f"The link of RDMA port {label(device, port)} went down {times} since its counters began",
-        evidence=tuple(filter(None, (f"link_downed {count}", peers, ", ".join(errors)))),
-        fix=_replace(device, port),
-    )
+    return [
+        Problem(
+            summary=f"The link of RDMA port {label(device, port)} went down {times} since its counters began",
+            evidence=tuple(filter(None, (f"link_downed {count}", peers, ", ".join(errors)))),
+            fix=_replace(device, port),
+        )
+    ]
 
 
 def _replace(device: RdmaDevice, port: RdmaPort) -> str:
@@ -209,14 +196,10 @@ NO_NETWORK = "no RDMA network is up here"
 
 
 @rule(
-    "DD336",
-    "peermem",
-    Severity.WARNING,
-    "RDMA cards cannot access GPU memory directly",
-    group=CheckGroup.LINKS,
+    "DD336", "peermem", Severity.WARNING, "RDMA cards cannot access GPU memory directly", group=CheckGroup.LINKS,
     needs=("rdma", "gpus", "conf_files"),
     reads="/proc/modules, /sys/kernel/mm/memory_peers, /proc/driver/nvidia/version, the kernel's release",
-)
+)  # fmt: skip
 def check_peermem(node: Node) -> Answer:
     """Report GPUs and RDMA cards that can exchange data only through host memory."""
     rdma = need_rdma(node)
@@ -243,14 +226,10 @@ def check_peermem(node: Node) -> Answer:
 
 
 @rule(
-    "DD337",
-    "memlock",
-    Severity.ERROR,
-    "The limit on locked memory is too low for RDMA",
-    group=CheckGroup.LINKS,
+    "DD337", "memlock", Severity.ERROR, "The limit on locked memory is too low for RDMA", group=CheckGroup.LINKS,
     needs=("limits", "rdma", "gpus", "conf_files"),
     reads="RLIMIT_MEMLOCK, CAP_IPC_LOCK of this process, whether an RDMA network is up",
-)
+)  # fmt: skip
 def check_memlock(node: Node) -> Answer:
     """Report a limit on locked memory that keeps NCCL from registering its buffers."""
     rdma = need_rdma(node)
@@ -258,39 +237,34 @@ def check_memlock(node: Node) -> Answer:
         return skipped(NO_NETWORK)
     if not rdma.uverbs:
         return skipped("no RDMA device can be opened here; fix that first")
-    return _judge_limit(node, need(node.limits).memlock, may_lock=bool(rdma.ipc_lock))
-
-
-def _judge_limit(node: Node, limit: Limit | None, *, may_lock: bool) -> Answer:
+    limit = need(node.limits).memlock
     if limit is None:
         return unknown("RLIMIT_MEMLOCK could not be read")
     if limit.soft is None or limit.soft >= ENOUGH_BYTES:
         return passed(f"limit {_size(limit.soft)}")
-    if may_lock:
+    if rdma.ipc_lock:
         return passed(f"limit {_size(limit.soft)}, which does not apply: the process has CAP_IPC_LOCK")
     return judged([_locked(node, limit, limit.soft)], f"limit {_size(limit.soft)}, hard limit {_size(limit.hard)}")
 
 
 def _locked(node: Node, limit: Limit, soft: int) -> Problem:
-    return Problem(
-        summary=f"RDMA can lock only {_size(soft)} of memory: NCCL fails if it registers more",
-        evidence=(f"RLIMIT_MEMLOCK: soft limit {_size(soft)}, hard limit {_size(limit.hard)}",),
-        fix=_unlock(node, limit),
-        severity=Severity.ERROR if soft < LITTLE_BYTES else Severity.WARNING,
-    )
-
-
-def _unlock(node: Node, limit: Limit) -> str:
     if limit.hard is None:
-        return "ulimit -l unlimited"
-    if "SLURM_JOB_ID" in node.first.variables:
-        return (
+        unlock = "ulimit -l unlimited"
+    elif "SLURM_JOB_ID" in node.first.variables:
+        unlock = (
             "PropagateResourceLimitsExcept=MEMLOCK in slurm.conf and LimitMEMLOCK=infinity for slurmd "
             "(systemctl edit slurmd)"
         )
-    return (
-        "in a container, docker run --ulimit memlock=-1 …; otherwise: "
-        "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/rdma.conf, and log in again"
+    else:
+        unlock = (
+            "in a container, docker run --ulimit memlock=-1 …; otherwise: "
+            "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/rdma.conf, and log in again"
+        )
+    return Problem(
+        summary=f"RDMA can lock only {_size(soft)} of memory: NCCL fails if it registers more",
+        evidence=(f"RLIMIT_MEMLOCK: soft limit {_size(soft)}, hard limit {_size(limit.hard)}",),
+        fix=unlock,
+        severity=Severity.ERROR if soft < LITTLE_BYTES else Severity.WARNING,
     )
 
 
@@ -306,14 +280,9 @@ def _devices(node: Node, rdma: Rdma) -> tuple[RdmaDevice, ...]:
 
 
 @rule(
-    "DD338",
-    "uverbs",
-    Severity.ERROR,
-    "This process cannot open the RDMA devices",
-    group=CheckGroup.LINKS,
-    needs=("rdma", "gpus", "conf_files"),
-    reads="/dev/infiniband/uverbs*, /sys/class/infiniband_verbs",
-)
+    "DD338", "uverbs", Severity.ERROR, "This process cannot open the RDMA devices", group=CheckGroup.LINKS,
+    needs=("rdma", "gpus", "conf_files"), reads="/dev/infiniband/uverbs*, /sys/class/infiniband_verbs",
+)  # fmt: skip
 def check_uverbs(node: Node) -> Answer:
     """Report RDMA devices whose device file is missing or cannot be opened by this process."""
     rdma = need_rdma(node)
@@ -334,11 +303,17 @@ def _shut(node: Node, rdma: Rdma, shut: list[RdmaDevice]) -> Problem:
     names = words([device.name for device in shut])
     files = words([f"/dev/infiniband/{device.uverbs}" for device in shut if device.uverbs] or ["/dev/infiniband"])
     what = "cannot be opened" if denied else ("are missing" if len(shut) > 1 else "is missing")
+    asked = find_setting(node, node.first, "NCCL_IB_HCA")
+    network = find_setting(node, node.first, "NCCL_NET")
+    count = read_node_count(node.first)
+    spread = count is not None and count.nodes > 1
     return Problem(
         summary=f"This process cannot use RDMA: {files} {what}, so NCCL falls back to TCP sockets",
         evidence=(f"RDMA devices in /sys/class/infiniband that are up: {names}",),
         fix=_open(shut, denied),
-        severity=Severity.ERROR if _over_nodes(node) else Severity.WARNING,
+        severity=Severity.ERROR
+        if (spread or asked is not None or (network is not None and network.value.lower() == "ib"))
+        else Severity.WARNING,
     )
 
 
@@ -356,15 +331,6 @@ def _open(shut: list[RdmaDevice], denied: list[RdmaDevice]) -> str:
     )
 
 
-def _over_nodes(node: Node) -> bool:
-    """Say whether the job is known to need RDMA: it runs on several nodes, or a variable asks for it."""
-    asked = find_setting(node, node.first, "NCCL_IB_HCA")
-    network = find_setting(node, node.first, "NCCL_NET")
-    count = read_node_count(node.first)
-    spread = count is not None and count.nodes > 1
-    return spread or asked is not None or (network is not None and network.value.lower() == "ib")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Link:
     """An active port of a host."""
@@ -379,14 +345,10 @@ class _Link:
 
 
 @rule(
-    "DD332",
-    "ib-rate",
-    Severity.ERROR,
-    "An RDMA port is slower than its peers, or a host has fewer RDMA devices than the others",
-    group=CheckGroup.LINKS,
-    needs=("rdma",),
-    reads="/sys/class/infiniband/*/ports/*/rate and board_id, on every host",
-)
+    "DD332", "ib-rate", Severity.ERROR,
+    "An RDMA port is slower than its peers, or a host has fewer RDMA devices than the others", group=CheckGroup.LINKS,
+    needs=("rdma",), reads="/sys/class/infiniband/*/ports/*/rate and board_id, on every host",
+)  # fmt: skip
 def check_ib_rate(fleet: Fleet) -> Answer:
     """Report RDMA ports that run at a lower rate than those of the same model."""
     groups = grouped(
@@ -396,7 +358,14 @@ def check_ib_rate(fleet: Fleet) -> Answer:
         if is_active(port) and port.rate_gb_s and not device.virtual_function
     )
     problems = [problem for links in groups.values() for problem in _compare_rates(links, alone=len(fleet.nodes) == 1)]
-    problems += _compare_counts(fleet)
+    boards = {
+        device.board: device.name
+        for node in fleet.nodes
+        if not isinstance(node.rdma, Unread)
+        for device in node.rdma.devices
+        if device.board and not device.virtual_function
+    }
+    problems += [problem for board in sorted(boards) for problem in _fewer(fleet, board)]
     if not groups and not problems:
         return passed("no RDMA port is active")
     rates = Counter(f"{link.rate:g} Gb/s" for links in groups.values() for link in links)
@@ -435,18 +404,6 @@ def _slow(slow: Sequence[_Link], rate: float, expected: float, peers: int, *, su
         confidence=Confidence.HIGH if sure else Confidence.LOW,
         hosts=hosts,
     )
-
-
-def _compare_counts(fleet: Fleet) -> list[Problem]:
-    """Report hosts with fewer devices of a model than most."""
-    boards = {
-        device.board: device.name
-        for node in fleet.nodes
-        if not isinstance(node.rdma, Unread)
-        for device in node.rdma.devices
-        if device.board and not device.virtual_function
-    }
-    return [problem for board in sorted(boards) for problem in _fewer(fleet, board)]
 
 
 def _fewer(fleet: Fleet, board: str) -> list[Problem]:

@@ -38,14 +38,11 @@ Ports = tuple[tuple["RdmaDevice", "RdmaPort"], ...]
 
 
 @rule(
-    "DD334",
-    "roce-gid",
-    Severity.ERROR,
-    "A RoCE port has no routable address, or NCCL_IB_GID_INDEX selects a wrong one",
-    group=CheckGroup.LINKS,
+    "DD334", "roce-gid", Severity.ERROR,
+    "A RoCE port has no routable address, or NCCL_IB_GID_INDEX selects a wrong one", group=CheckGroup.LINKS,
     needs=("rdma", "conf_files"),
     reads="/sys/class/infiniband/*/ports/*/gids, gid_attrs/types and gid_attrs/ndevs, NCCL_IB_GID_INDEX",
-)
+)  # fmt: skip
 def check_roce_gid(fleet: Fleet) -> Answer:
     """Report RoCE ports whose address (GID) cannot carry the traffic."""
     roce = [
@@ -195,19 +192,25 @@ PortList = list[tuple["RdmaDevice", "RdmaPort"]]
 
 
 @rule(
-    "DD335",
-    "ib-hca-env",
-    Severity.ERROR,
-    "NCCL_IB_HCA matches missing devices, or more devices than intended",
-    group=CheckGroup.LINKS,
-    needs=("rdma", "gpus", "conf_files"),
+    "DD335", "ib-hca-env", Severity.ERROR, "NCCL_IB_HCA matches missing devices, or more devices than intended",
+    group=CheckGroup.LINKS, needs=("rdma", "gpus", "conf_files"),
     reads="NCCL_IB_HCA (also in NCCL's files), /sys/class/infiniband",
-)
+)  # fmt: skip
 def check_ib_hca_env(node: Node) -> Answer:
     """Report a value of NCCL_IB_HCA that does not fit the RDMA devices of the machine."""
     setting = find_setting(node, node.first, "NCCL_IB_HCA")
     if isinstance(node.rdma, Unread):
-        return _without_device(node, node.rdma, setting)
+        gpus = known(node.gpus)
+        if setting is None or node.rdma.why is not Why.ABSENT or gpus is None or not gpus.devices:
+            need(node.rdma)
+        problem = Problem(
+            summary=f"{setting} names RDMA devices, but there are none here: NCCL will use TCP sockets",
+            evidence=("/sys/class/infiniband is empty",),
+            fix=f"give the container its RDMA devices (docker run --device=/dev/infiniband), or {setting.removal}"
+            if setting is not None
+            else "",
+        )
+        return judged([problem], ABSENT)
     if setting is None:
         return passed("NCCL_IB_HCA is not set: NCCL uses every active port")
     ports = [(device, port) for device, port in each_port(node.rdma) if port.link_layer in VERBS_LAYERS]
@@ -219,20 +222,6 @@ def check_ib_hca_env(node: Node) -> Answer:
         return judged([_nothing(setting, wanted, ports)], f"{setting} matches no port")
     problems = [problem for entry in wanted.entries for problem in _entry_problems(setting, wanted, entry, ports)]
     return judged(problems, f"{setting} matches {len(taken)} of {len(ports)} ports: {words(taken)}")
-
-
-def _without_device(node: Node, unread: Unread, setting: Setting | None) -> Answer:
-    gpus = known(node.gpus)
-    if setting is None or unread.why is not Why.ABSENT or gpus is None or not gpus.devices:
-        need(node.rdma)
-    problem = Problem(
-        summary=f"{setting} names RDMA devices, but there are none here: NCCL will use TCP sockets",
-        evidence=("/sys/class/infiniband is empty",),
-        fix=f"give the container its RDMA devices (docker run --device=/dev/infiniband), or {setting.removal}"
-        if setting is not None
-        else "",
-    )
-    return judged([problem], ABSENT)
 
 
 def _nothing(setting: Setting, wanted: NcclList, ports: PortList) -> Problem:
@@ -261,21 +250,19 @@ def _entry_problems(setting: Setting, wanted: NcclList, entry: ListEntry, ports:
     ]  # one name for each port
     names = tuple(dict.fromkeys(matched))
     if not names:
-        return [_stray(setting, wanted, entry, ports)]
+        return [
+            Problem(
+                summary=f"{entry} in {setting} matches no RDMA device of this machine",
+                evidence=(f"devices here: {words([device.name for device, _ in ports])}", *_second_mark(wanted)),
+                fix=f"remove {entry} from NCCL_IB_HCA, or find out why the device is missing: ls /sys/class/infiniband",
+                severity=Severity.WARNING,
+                kind=setting.kind,
+            )
+        ]
     if wanted.exact or entry.name not in names or len(names) == 1:
         return []
     more = [name for name in names if name != entry.name and not wanted.names(name)]
     return [_too_many(setting, wanted, entry, more)] if more else []
-
-
-def _stray(setting: Setting, wanted: NcclList, entry: ListEntry, ports: PortList) -> Problem:
-    return Problem(
-        summary=f"{entry} in {setting} matches no RDMA device of this machine",
-        evidence=(f"devices here: {words([device.name for device, _ in ports])}", *_second_mark(wanted)),
-        fix=f"remove {entry} from NCCL_IB_HCA, or find out why the device is missing: ls /sys/class/infiniband",
-        severity=Severity.WARNING,
-        kind=setting.kind,
-    )
 
 
 def _too_many(setting: Setting, wanted: NcclList, entry: ListEntry, more: list[str]) -> Problem:
@@ -294,18 +281,19 @@ def _too_many(setting: Setting, wanted: NcclList, entry: ListEntry, more: list[s
 
 
 @rule(
-    "DD339",
-    "ib-disabled",
-    Severity.WARNING,
-    "A variable disables a working RDMA network",
-    group=CheckGroup.LINKS,
+    "DD339", "ib-disabled", Severity.WARNING, "A variable disables a working RDMA network", group=CheckGroup.LINKS,
     needs=("rdma", "conf_files"),
     reads="NCCL_IB_DISABLE and NCCL_NET (also in NCCL's files), /sys/class/infiniband/*/ports/*/state",
-)
+)  # fmt: skip
 def check_ib_disabled(node: Node) -> Answer:
     """Report NCCL_IB_DISABLE=1, or NCCL_NET=Socket, on a machine with an RDMA network that is up."""
     rdma = need(node.rdma)
-    setting = _off_switch(node)
+    disable = find_setting(node, node.first, "NCCL_IB_DISABLE")
+    if disable is not None and disable.number:
+        setting = None if disable.path else disable  # in a file it is for nccl-conf to say
+    else:
+        network = find_setting(node, node.first, "NCCL_NET")
+        setting = network if network is not None and network.value.lower() == "socket" else None
     ports = network_ports(node, rdma)
     if setting is None:
         return passed("neither NCCL_IB_DISABLE nor NCCL_NET disables RDMA")
@@ -320,11 +308,3 @@ def check_ib_disabled(node: Node) -> Answer:
         kind=setting.kind,
     )
     return judged([problem], f"{setting}, and {len(ports)} ports are active")
-
-
-def _off_switch(node: Node) -> Setting | None:
-    disable = find_setting(node, node.first, "NCCL_IB_DISABLE")
-    if disable is not None and disable.number:
-        return None if disable.path else disable  # in a file it is for nccl-conf to say
-    network = find_setting(node, node.first, "NCCL_NET")
-    return network if network is not None and network.value.lower() == "socket" else None

@@ -113,20 +113,19 @@ def _draw(node: Node, flaws: Flaws) -> list[Problem]:
 
 
 def _problem(process: NodeProcess, flaw: Flaw) -> Problem:
+    name = flaw.name
+    if name in process.variables:
+        origin = f"{name}={show(process.variables[name])} is set in the environment"
+    else:
+        origin = f"{name} is set in the environment; its value is not shown"
     return Problem(
         summary=flaw.summary,
-        evidence=(_origin(process, flaw.name), *flaw.evidence),
+        evidence=(origin, *flaw.evidence),
         fix=_write_fix(flaw),
         severity=flaw.severity,
         confidence=flaw.confidence,
         ranks=ranks_of([process]),
     )
-
-
-def _origin(process: NodeProcess, name: str) -> str:
-    if name in process.variables:
-        return f"{name}={show(process.variables[name])} is set in the environment"
-    return f"{name} is set in the environment; its value is not shown"
 
 
 def _write_fix(flaw: Flaw) -> str:
@@ -186,12 +185,22 @@ def _describe(file: ConfFile) -> str:
 def _judge_file(file: ConfFile, context: VariableContext) -> Iterator[Problem]:
     reason = file.unread or _passed_over(file, context)
     if reason:
-        yield _unread_problem(file, reason)
+        names = ", ".join(f"{name}={show(value)}" if value else name for name, value in file.variables.items())
+        path = shlex.quote(file.path)
+        yield Problem(
+            summary=f"NCCL does not read {file.path}: {reason}",
+            evidence=(f"it sets {names}",) if names else ("NCCL does not report this",),
+            fix=f"export NCCL_CONF_FILE={path}" if names else f"ls -l {path}, or unset NCCL_CONF_FILE",
+        )
         return
     if file.bad_lines:
         yield _bad_lines(file)
     if file.repeated_lines:
-        yield _repeated_lines(file)
+        yield Problem(
+            summary=f"{_lines(file.repeated_lines)} of {file.path} repeats an earlier setting, so it has no effect",
+            evidence=("if two lines have the same name, NCCL uses the first",),
+            fix=_sed("-i", (f"{line}d" for line in file.repeated_lines), file),
+        )
     for name, value in file.variables.items():
         if name not in (*file.hidden_by_env, *file.hidden_by_file):
             yield from (_flaw_problem(file, flaw) for flaw in _flaws(name, value, context))
@@ -217,30 +226,12 @@ def _passed_over(file: ConfFile, context: VariableContext) -> str:
     return ""
 
 
-def _unread_problem(file: ConfFile, reason: str) -> Problem:
-    names = ", ".join(f"{name}={show(value)}" if value else name for name, value in file.variables.items())
-    path = shlex.quote(file.path)
-    return Problem(
-        summary=f"NCCL does not read {file.path}: {reason}",
-        evidence=(f"it sets {names}",) if names else ("NCCL does not report this",),
-        fix=f"export NCCL_CONF_FILE={path}" if names else f"ls -l {path}, or unset NCCL_CONF_FILE",
-    )
-
-
 def _bad_lines(file: ConfFile) -> Problem:
     mend = r"s/^\s*(export\s+)?//; {}s/\s*=\s*/=/"
     return Problem(
         summary=f"{_lines(file.bad_lines)} of {file.path} is not NAME=VALUE from the first column, so it has no effect",
         evidence=("NCCL does not report lines that it cannot read",),
         fix=_sed("-i -E", (f"{line}{mend.format(line)}" for line in file.bad_lines), file),
-    )
-
-
-def _repeated_lines(file: ConfFile) -> Problem:
-    return Problem(
-        summary=f"{_lines(file.repeated_lines)} of {file.path} repeats an earlier setting, so it has no effect",
-        evidence=("if two lines have the same name, NCCL uses the first",),
-        fix=_sed("-i", (f"{line}d" for line in file.repeated_lines), file),
     )
 
 
@@ -253,10 +244,18 @@ def _sed(options: str, commands: Iterable[str], file: ConfFile) -> str:
 
 
 def _flaw_problem(file: ConfFile, flaw: Flaw) -> Problem:
+    line, path = file.lines.get(flaw.name, 0), shlex.quote(file.path)
+    if not flaw.set_name:
+        file_fix = f"sed -i {line}d {path}"
+    elif flaw.set_name == flaw.name:
+        text = f"{line}c\\{flaw.name}={flaw.set_value}"
+        file_fix = f"sed -i {shlex.quote(text)} {path}"
+    else:
+        file_fix = f"sed -i '{line}s/^[^=]*/{flaw.set_name}/' {path}"
     return Problem(
         summary=flaw.summary,
         evidence=(_file_origin(file, flaw.name), *flaw.evidence),
-        fix=_file_fix(file, flaw),
+        fix=file_fix,
         severity=flaw.severity,
         confidence=flaw.confidence,
     )
@@ -266,17 +265,6 @@ def _file_origin(file: ConfFile, name: str) -> str:
     value = file.variables[name]
     setting = f"{name}={show(value)}" if value else name
     return f"{setting} is in line {file.lines.get(name, 0)} of {file.path}; the environment does not show it"
-
-
-def _file_fix(file: ConfFile, flaw: Flaw) -> str:
-    """Return the command that changes or deletes the line."""
-    line, path = file.lines.get(flaw.name, 0), shlex.quote(file.path)
-    if not flaw.set_name:
-        return f"sed -i {line}d {path}"
-    if flaw.set_name == flaw.name:
-        text = f"{line}c\\{flaw.name}={flaw.set_value}"
-        return f"sed -i {shlex.quote(text)} {path}"
-    return f"sed -i '{line}s/^[^=]*/{flaw.set_name}/' {path}"
 
 
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
@@ -297,7 +285,8 @@ def check_proxy_env(node: Node) -> Answer:
     if not proxies or not host:
         return judged([], "no proxy is set" if host else "no rendezvous host is set")
     exceptions = ",".join(process.variables.get(name, "") for name in ("no_proxy", "NO_PROXY"))
-    if _is_excepted(host, exceptions):
+    domains = [domain.strip().lower().lstrip(".") for domain in exceptions.split(",") if domain.strip()]
+    if any(domain == "*" or host.lower() == domain or host.lower().endswith(f".{domain}") for domain in domains):
         return judged([], f"no_proxy includes {host}")
     problem = Problem(
         summary=f"{proxies[0]} is set, but no_proxy does not include {host}, the etcd rendezvous host",
@@ -313,11 +302,6 @@ def _rendezvous_host(process: NodeProcess) -> str:
         if endpoint is not None:
             return endpoint.host
     return ""
-
-
-def _is_excepted(host: str, exceptions: str) -> bool:
-    domains = [domain.strip().lower().lstrip(".") for domain in exceptions.split(",") if domain.strip()]
-    return any(domain == "*" or host.lower() == domain or host.lower().endswith(f".{domain}") for domain in domains)
 
 
 WORLD = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -372,31 +356,27 @@ def _differs(fleet: Fleet, name: str, split: Split[str]) -> Problem | None:
     values = {side.value for side in split.sides}
     if name == "MASTER_ADDR" and _same_host(fleet, values - {UNSET}):
         return None
+    if name == "TORCH_DISTRIBUTED_DEBUG":
+        severity = Severity.ERROR if "DETAIL" in {value.upper() for value in values} else Severity.INFO
+    else:
+        severity = Severity.ERROR if name in WORLD or name in HANG else Severity.WARNING
+    if name == "WORLD_SIZE":
+        consequence = "the ranks wait for different numbers of ranks"
+    elif name in WORLD:
+        consequence = "the ranks look for different stores"
+    elif name in HANG:
+        consequence = "ranks that choose differently hang in a collective"
+    else:
+        consequence = "it must be the same on all ranks"
     return Problem(
-        summary=f"{_who_has_what(name, split, by_rank=True)}: {_consequence(name)}",
+        summary=f"{_who_has_what(name, split, by_rank=True)}: {consequence}",
         evidence=tuple(_files(fleet, name)),
         fix=_fix(name, split),
-        severity=_severity(name, values),
+        severity=severity,
         confidence=split.confidence,
         ranks=split.ranks,
         hosts=split.hosts,
     )
-
-
-def _severity(name: str, values: set[str]) -> Severity:
-    if name == "TORCH_DISTRIBUTED_DEBUG":
-        return Severity.ERROR if "DETAIL" in {value.upper() for value in values} else Severity.INFO
-    return Severity.ERROR if name in WORLD or name in HANG else Severity.WARNING
-
-
-def _consequence(name: str) -> str:
-    if name == "WORLD_SIZE":
-        return "the ranks wait for different numbers of ranks"
-    if name in WORLD:
-        return "the ranks look for different stores"
-    if name in HANG:
-        return "ranks that choose differently hang in a collective"
-    return "it must be the same on all ranks"
 
 
 def _who_has_what(name: str, split: Split[str], *, by_rank: bool) -> str:

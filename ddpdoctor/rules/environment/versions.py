@@ -18,7 +18,7 @@ from ddpdoctor.rules.majority import Split, Voice, compare, describe
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from ddpdoctor.model.node import ExpectedVersion, Fleet, Gpu, Node, Software, TorchBuild, TorchDevice
 
@@ -90,14 +90,9 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 @rule(
-    "DD101",
-    "torch-import",
-    Severity.ERROR,
-    "torch is missing or cannot be imported",
-    group=CheckGroup.VERSIONS,
-    needs=("software", "torch"),
-    reads="`import torch` in a child process; with --no-torch, the package metadata",
-)
+    "DD101", "torch-import", Severity.ERROR, "torch is missing or cannot be imported", group=CheckGroup.VERSIONS,
+    needs=("software", "torch"), reads="`import torch` in a child process; with --no-torch, the package metadata",
+)  # fmt: skip
 def check_torch_import(node: Node) -> Answer:
     """Report that `import torch` fails in this Python, with the last line of the error."""
     torch = node.torch
@@ -106,7 +101,9 @@ def check_torch_import(node: Node) -> Answer:
         return passed(f"torch {version} is installed; it was not imported") if version else _absent(node)
     build = need(torch)
     if build.import_error is None:
-        return passed(f"torch {build.version}{_of_python(node)}")
+        software = known(node.software)
+        of_python = f", Python {software.python}" if software else ""
+        return passed(f"torch {build.version}{of_python}")
     missing = re.search(r"No module named '([\w.]+)'", build.import_error)
     if missing and missing.group(1) == "torch":
         return _absent(node)
@@ -116,11 +113,6 @@ def check_torch_import(node: Node) -> Answer:
         fix=_mend(node, build, missing.group(1) if missing else None),
     )
     return judged([problem], build.import_error)
-
-
-def _of_python(node: Node) -> str:
-    software = known(node.software)
-    return f", Python {software.python}" if software else ""
 
 
 def _absent(node: Node) -> Answer:
@@ -144,57 +136,47 @@ def _mend(node: Node, build: TorchBuild, missing: str | None) -> str:
 
 
 @rule(
-    "DD104",
-    "version-same",
-    Severity.ERROR,
-    "Nodes run different versions of torch, NCCL, the driver or the kernel",
-    group=CheckGroup.VERSIONS,
-    needs=("software", "torch", "gpus"),
+    "DD104", "version-same", Severity.ERROR, "Nodes run different versions of torch, NCCL, the driver or the kernel",
+    group=CheckGroup.VERSIONS, needs=("software", "torch", "gpus"),
     reads="versions of torch, NCCL, Python, driver, VBIOS, kernel, OFED and image, and the GPU models, of every node",
-)
+)  # fmt: skip
 def check_version_same(fleet: Fleet) -> Answer:
     """Compare versions over all nodes, and name the nodes that differ from the majority."""
     nodes = [node for node in fleet.nodes if known(node.software) or known(node.torch) or known(node.gpus)]
     if len(fleet.nodes) < 2:
         return skipped("only one node: nothing to compare")
-    splits = {name: (compare(_voices(nodes, value)), severity) for name, value, severity in _COMPARED}
+    splits = {
+        name: (compare([Voice(host=node.host, ranks=node.ranks, value=value(node)) for node in nodes]), severity)
+        for name, value, severity in _COMPARED
+    }
     if splits["GPUs:"][0] is not None:
         # Different models always have a different VBIOS.
         del splits["VBIOS"]
     problems = [_problem(name, split, severity) for name, (split, severity) in splits.items() if split is not None]
-    return judged(problems, f"versions of {len(nodes)} nodes: {_seen(nodes)}")
-
-
-def _voices(nodes: list[Node], value: Callable[[Node], str | None]) -> list[Voice[str]]:
-    return [Voice(host=node.host, ranks=node.ranks, value=value(node)) for node in nodes]
+    first = [f"{name} {value(nodes[0])}" for name, value, _ in _COMPARED if nodes and value(nodes[0])]
+    seen = ", ".join(first[:4]) or "none is known"
+    return judged(problems, f"versions of {len(nodes)} nodes: {seen}")
 
 
 def _problem(name: str, split: Split[str], severity: Severity) -> Problem:
-    return Problem(
-        summary=describe(split, name),
-        fix=_same(name, split),
-        severity=severity,
-        confidence=split.confidence,
-        hosts=split.hosts,
-    )
-
-
-def _same(name: str, split: Split[str]) -> str:
     wanted = split.majority.value if split.majority else None
     if name == "torch":
-        return (
+        same = (
             f"python -m pip install {torch_package(wanted)}"
             if wanted
             else "install the same torch version on all nodes"
         )
-    if name in {"GPUs:", "VBIOS"}:
-        return "use nodes of one kind for a job, or expect the speed of the slowest"
-    return f"use {name.rstrip(':')} {wanted} on all nodes" if wanted else f"use one {name.rstrip(':')} on all nodes"
-
-
-def _seen(nodes: list[Node]) -> str:
-    first = [f"{name} {value(nodes[0])}" for name, value, _ in _COMPARED if nodes and value(nodes[0])]
-    return ", ".join(first[:4]) or "none is known"
+    elif name in {"GPUs:", "VBIOS"}:
+        same = "use nodes of one kind for a job, or expect the speed of the slowest"
+    else:
+        same = f"use {name.rstrip(':')} {wanted} on all nodes" if wanted else f"use one {name.rstrip(':')} on all nodes"
+    return Problem(
+        summary=describe(split, name),
+        fix=same,
+        severity=severity,
+        confidence=split.confidence,
+        hosts=split.hosts,
+    )
 
 
 def torch_of(node: Node) -> str | None:
@@ -250,14 +232,10 @@ AMD_COMPUTE_CLASSES = (0x0380, 0x1200)
 
 
 @rule(
-    "DD102",
-    "torch-cuda-build",
-    Severity.ERROR,
-    "A torch build without CUDA on a machine with GPUs",
-    group=CheckGroup.VERSIONS,
-    needs=("software", "torch", "gpus", "pci"),
+    "DD102", "torch-cuda-build", Severity.ERROR, "A torch build without CUDA on a machine with GPUs",
+    group=CheckGroup.VERSIONS, needs=("software", "torch", "gpus", "pci"),
     reads="torch.version.cuda and .hip, the GPUs that NVML lists, /dev/nvidia*, PCI",
-)
+)  # fmt: skip
 def check_torch_cuda_build(node: Node) -> Answer:
     """Report a build of torch that cannot use the GPUs of this machine."""
     build = imported_torch(node)
@@ -307,14 +285,10 @@ def _gpu_without_driver(node: Node) -> Answer | None:
 
 
 @rule(
-    "DD103",
-    "nccl-loaded",
-    Severity.WARNING,
-    "The loaded NCCL is not the one that torch was built with",
-    group=CheckGroup.VERSIONS,
-    needs=("torch",),
+    "DD103", "nccl-loaded", Severity.WARNING, "The loaded NCCL is not the one that torch was built with",
+    group=CheckGroup.VERSIONS, needs=("torch",),
     reads="torch.cuda.nccl.version(), libnccl in /proc/self/maps, its ncclGetVersion, LD_PRELOAD, LD_LIBRARY_PATH",
-)
+)  # fmt: skip
 def check_nccl_loaded(node: Node) -> Answer:
     """Report a loaded NCCL that is not the one that torch was built with."""
     build = imported_torch(node)
@@ -327,18 +301,16 @@ def check_nccl_loaded(node: Node) -> Answer:
     path, loaded = build.nccl_libraries[0], build.nccl_loaded
     if loaded is None or loaded == build.nccl:
         return passed(f"NCCL {build.nccl} from {path}")
+    newer = release(build.nccl_loaded) > release(build.nccl)
     problem = Problem(
         summary=f"torch was built with NCCL {build.nccl}, but NCCL {loaded} is loaded",
         evidence=_where_from(build),
         fix=_use_own_nccl(build),
-        severity=Severity.INFO if _is_upgrade(build) else Severity.WARNING,
+        severity=Severity.INFO
+        if (newer and "/nvidia/nccl/" in build.nccl_libraries[0] and build.nccl_found_by is None)
+        else Severity.WARNING,
     )
     return judged([problem], f"NCCL {loaded} from {path}, built with {build.nccl}")
-
-
-def _is_upgrade(build: TorchBuild) -> bool:
-    newer = release(build.nccl_loaded) > release(build.nccl)
-    return newer and "/nvidia/nccl/" in build.nccl_libraries[0] and build.nccl_found_by is None
 
 
 def _two_libraries(build: TorchBuild) -> Problem:
@@ -366,14 +338,9 @@ def _use_own_nccl(build: TorchBuild) -> str:
 
 
 @rule(
-    "DD105",
-    "hip-gpu-other",
-    Severity.INFO,
-    "torch is built for ROCm: checks of NVIDIA software do not apply",
-    group=CheckGroup.VERSIONS,
-    needs=("torch",),
-    reads="torch.version.hip",
-)
+    "DD105", "hip-gpu-other", Severity.INFO, "torch is built for ROCm: checks of NVIDIA software do not apply",
+    group=CheckGroup.VERSIONS, needs=("torch",), reads="torch.version.hip",
+)  # fmt: skip
 def check_hip_gpu_other(node: Node) -> Answer:
     """Report that torch is built for AMD GPUs, so checks of NVIDIA software are skipped."""
     build = imported_torch(node)
@@ -397,14 +364,10 @@ VERSION_OF: dict[str, Callable[[Node], str | None]] = {
 
 
 @rule(
-    "DD106",
-    "version-expected",
-    Severity.ERROR,
-    "A node does not run the expected version",
-    group=CheckGroup.VERSIONS,
+    "DD106", "version-expected", Severity.ERROR, "A node does not run the expected version", group=CheckGroup.VERSIONS,
     needs=("software", "torch", "gpus"),
     reads="--expect-version, and the versions of torch, NCCL, Python, driver and kernel of every node",
-)
+)  # fmt: skip
 def check_version_expected(fleet: Fleet) -> Answer:
     """Compare versions with those that the user expects."""
     if not fleet.expected:
@@ -413,7 +376,14 @@ def check_version_expected(fleet: Fleet) -> Answer:
         (expected, node.host): VERSION_OF[expected.name](node) for expected in fleet.expected for node in fleet.nodes
     }
     wrong = {key: version for key, version in seen.items() if version and not _holds(key[0], version)}
-    found = [_expected_problem(expected, version, hosts) for (expected, version), hosts in _by_version(wrong).items()]
+    found = [
+        Problem(
+            summary=f"{expected.name} is {version}, but {expected.text} is expected",
+            fix=f"install a version of {expected.name} that meets {expected.text}, or correct --expect-version",
+            hosts=tuple(hosts),
+        )
+        for (expected, version), hosts in _by_version(wrong).items()
+    ]
     unread = sorted({expected.name for (expected, _), version in seen.items() if not version})
     if unread and not found:
         return unknown(f"the version of {', '.join(unread)} is unknown on some nodes")
@@ -425,14 +395,6 @@ def _by_version(wrong: dict[tuple[ExpectedVersion, str], str]) -> dict[tuple[Exp
     for (expected, host), version in wrong.items():
         hosts.setdefault((expected, version), []).append(host)
     return hosts
-
-
-def _expected_problem(expected: ExpectedVersion, version: str, hosts: Iterable[str]) -> Problem:
-    return Problem(
-        summary=f"{expected.name} is {version}, but {expected.text} is expected",
-        fix=f"install a version of {expected.name} that meets {expected.text}, or correct --expect-version",
-        hosts=tuple(hosts),
-    )
 
 
 def _holds(expected: ExpectedVersion, version: str) -> bool:
@@ -458,14 +420,10 @@ VERSION_MISMATCH = "LIB_RM_VERSION_MISMATCH"
 
 
 @rule(
-    "DD301",
-    "driver-min",
-    Severity.ERROR,
-    "The NVIDIA driver is too old for torch's CUDA version",
-    group=CheckGroup.GPUS,
-    needs=("software", "torch", "gpus"),
+    "DD301", "driver-min", Severity.ERROR, "The NVIDIA driver is too old for torch's CUDA version",
+    group=CheckGroup.GPUS, needs=("software", "torch", "gpus"),
     reads="/proc/driver/nvidia/version or NVML, torch.version.cuda, the libcuda that is loaded",
-)
+)  # fmt: skip
 def check_driver_min(node: Node) -> Answer:
     """Report a driver that is too old for torch's major version of CUDA."""
     if not nvidia_gpus(node):
@@ -499,14 +457,10 @@ def _too_old(node: Node, driver: str, cuda: str, least: int, build: TorchBuild |
 
 
 @rule(
-    "DD302",
-    "driver-lib-mismatch",
-    Severity.ERROR,
-    "The NVIDIA kernel driver and its libraries have different versions",
-    group=CheckGroup.GPUS,
-    needs=("software", "gpus"),
-    reads="/proc/driver/nvidia/version, the names of libnvidia-ml.so.*, how NVML starts",
-)
+    "DD302", "driver-lib-mismatch", Severity.ERROR,
+    "The NVIDIA kernel driver and its libraries have different versions", group=CheckGroup.GPUS,
+    needs=("software", "gpus"), reads="/proc/driver/nvidia/version, the names of libnvidia-ml.so.*, how NVML starts",
+)  # fmt: skip
 def check_driver_lib_mismatch(node: Node) -> Answer:
     """Report driver libraries whose version differs from the kernel module's."""
     gpus = known(node.gpus)
@@ -539,14 +493,9 @@ def _mismatch(node: Node, evidence: str) -> Problem:
 
 
 @rule(
-    "DD303",
-    "arch",
-    Severity.ERROR,
-    "torch has no kernels for a GPU of this node",
-    group=CheckGroup.GPUS,
-    needs=("torch", "software", "gpus"),
-    reads="torch.cuda.get_arch_list(), torch.cuda.get_device_capability()",
-)
+    "DD303", "arch", Severity.ERROR, "torch has no kernels for a GPU of this node", group=CheckGroup.GPUS,
+    needs=("torch", "software", "gpus"), reads="torch.cuda.get_arch_list(), torch.cuda.get_device_capability()",
+)  # fmt: skip
 def check_arch(node: Node) -> Answer:
     """Report a GPU that torch has no code for."""
     build = imported_torch(node)

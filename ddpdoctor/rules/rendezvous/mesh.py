@@ -157,7 +157,19 @@ def explain(tried: Mapping[Pair, bool]) -> tuple[BadPairs, ...]:
         )
     found: list[BadPairs] = []
     left = set(bad)
-    lines = _bad_lines(tried, bad)
+    # A row or column of one pair counts only if there are just two nodes.
+    columns: dict[int, set[Pair]] = {}
+    rows: dict[int, set[Pair]] = {}
+    for source, target in tried:
+        columns.setdefault(target, set()).add((source, target))
+        rows.setdefault(source, set()).add((source, target))
+    least = 1 if len(columns.keys() | rows.keys()) == 2 else 2
+    lines = [
+        BadPairs(way=way, nodes=(node,), pairs=tuple(pairs), alone=len(pairs) == 1)
+        for way, lines in ((PairSide.INBOUND, columns), (PairSide.OUTBOUND, rows))
+        for node, pairs in sorted(lines.items())
+        if len(pairs) >= least and pairs <= bad
+    ]
     while left:
         best = max(lines, key=lambda line: len(left.intersection(line.pairs)), default=None)
         explained = left.intersection(best.pairs) if best is not None else None
@@ -165,43 +177,17 @@ def explain(tried: Mapping[Pair, bool]) -> tuple[BadPairs, ...]:
             break
         found.append(replace(best, pairs=tuple(sorted(explained))))
         left -= explained
-    return (*_draw_cut_off(found), *_draw_pairs(left))
-
-
-def _bad_lines(tried: Mapping[Pair, bool], bad: set[Pair]) -> list[BadPairs]:
-    """Return all columns and then all rows in which every tested pair is bad.
-
-    A row or column of one pair counts only if there are just two nodes.
-    """
-    columns: dict[int, set[Pair]] = {}
-    rows: dict[int, set[Pair]] = {}
-    for source, target in tried:
-        columns.setdefault(target, set()).add((source, target))
-        rows.setdefault(source, set()).add((source, target))
-    least = 1 if len(columns.keys() | rows.keys()) == 2 else 2
-    return [
-        BadPairs(way=way, nodes=(node,), pairs=tuple(pairs), alone=len(pairs) == 1)
-        for way, lines in ((PairSide.INBOUND, columns), (PairSide.OUTBOUND, rows))
-        for node, pairs in sorted(lines.items())
-        if len(pairs) >= least and pairs <= bad
-    ]
-
-
-def _draw_cut_off(found: Iterable[BadPairs]) -> tuple[BadPairs, ...]:
-    """Merge the row and the column of one node."""
     by_node: dict[int, BadPairs] = {}
     for blame in found:
         (node,) = blame.nodes
         former = by_node.get(node)
         both = None if former is None else tuple(sorted({*former.pairs, *blame.pairs}))
         by_node[node] = blame if both is None else BadPairs(way=PairSide.CUT_OFF, nodes=(node,), pairs=both)
-    return tuple(by_node[node] for node in sorted(by_node))
-
-
-def _draw_pairs(left: Iterable[Pair]) -> tuple[BadPairs, ...]:
-    """Return one entry for each two nodes, in whichever direction they fail."""
     between = grouped(((min(pair), max(pair)), pair) for pair in sorted(left))
-    return tuple(BadPairs(way=PairSide.PAIR, nodes=nodes, pairs=tuple(pairs)) for nodes, pairs in between.items())
+    return (
+        *tuple(by_node[node] for node in sorted(by_node)),
+        *tuple(BadPairs(way=PairSide.PAIR, nodes=nodes, pairs=tuple(pairs)) for nodes, pairs in between.items()),
+    )
 
 
 HOW = {
@@ -267,8 +253,27 @@ def _finding(meeting: Meeting, blame: BadPairs, pairs: dict[tuple[int, int], Nod
     with_it = blame.way in {PairSide.CUT_OFF, PairSide.INBOUND, PairSide.OUTBOUND} and len(meeting.arrived()) > 2
     share = "with it" if with_it else ""
     guess = (blame.alone or blame.way is PairSide.ALL) and not refusing
+    first = meeting.name(blame.nodes[0])
+    if blame.way is PairSide.ALL:
+        who = f"{name_list(meeting.names(blame.nodes))} cannot connect to each other in any direction"
+    elif blame.way is PairSide.PAIR:
+        source, target = blame.pairs[0]
+        both = " or vice versa" if len(blame.pairs) > 1 else ""
+        who = f"{meeting.name(source)} cannot connect to {meeting.name(target)}{both}, but both can connect to others"
+    elif blame.alone:
+        source, target = blame.pairs[0]
+        who = (
+            f"{meeting.name(source)} cannot connect to {meeting.name(target)} (inbound there), but the other direction "
+            "works"
+        )
+    elif blame.way is PairSide.CUT_OFF:
+        who = f"{first} is cut off: it cannot connect to any other host, and no other host can connect to it"
+    elif blame.way is PairSide.INBOUND:
+        who = f"no other host can connect to {first} (inbound)"
+    else:
+        who = f"{first} cannot connect to any other host (outbound)"
     return Problem(
-        summary=f"{_who(meeting, blame)}: {_how(bad[0])}",
+        summary=f"{who}: {_how(bad[0])}",
         hosts=meeting.names(blame.nodes),
         evidence=(
             *first_few(_line(meeting, pair) for pair in bad),
@@ -278,27 +283,6 @@ def _finding(meeting: Meeting, blame: BadPairs, pairs: dict[tuple[int, int], Nod
         fix=_fix(meeting, blame, bad),
         confidence=Confidence.MEDIUM if guess else Confidence.HIGH,
     )
-
-
-def _who(meeting: Meeting, blame: BadPairs) -> str:
-    first = meeting.name(blame.nodes[0])
-    if blame.way is PairSide.ALL:
-        return f"{name_list(meeting.names(blame.nodes))} cannot connect to each other in any direction"
-    if blame.way is PairSide.PAIR:
-        source, target = blame.pairs[0]
-        both = " or vice versa" if len(blame.pairs) > 1 else ""
-        return f"{meeting.name(source)} cannot connect to {meeting.name(target)}{both}, but both can connect to others"
-    if blame.alone:
-        source, target = blame.pairs[0]
-        return (
-            f"{meeting.name(source)} cannot connect to {meeting.name(target)} (inbound there), but the other direction "
-            "works"
-        )
-    if blame.way is PairSide.CUT_OFF:
-        return f"{first} is cut off: it cannot connect to any other host, and no other host can connect to it"
-    if blame.way is PairSide.INBOUND:
-        return f"no other host can connect to {first} (inbound)"
-    return f"{first} cannot connect to any other host (outbound)"
 
 
 def _how(pair: NodePair) -> str:
@@ -338,16 +322,11 @@ def _fix(meeting: Meeting, blame: BadPairs, bad: list[NodePair]) -> str:
     sources = tuple(dict.fromkeys(meeting.visit(pair.source).published for pair in bad))
     targets = name_list(meeting.names(dict.fromkeys(pair.target for pair in bad)))
     command = f"{open_ports(first, None, sources)} (as root on {targets})"
-    return (
-        f"{command}; in a cloud, allow TCP ports {_ports(meeting, bad)} from the nodes' network in the security group"
-    )
-
-
-def _ports(meeting: Meeting, bad: list[NodePair]) -> str:
     node = meeting.node(bad[0].target)
     network = known(node.network) if node is not None else None
     low, high = (network.local_ports if network is not None else None) or EPHEMERAL
-    return f"{low}-{high}"
+    ports = f"{low}-{high}"
+    return f"{command}; in a cloud, allow TCP ports {ports} from the nodes' network in the security group"
 
 
 FIRST_FLIGHT = 20
@@ -486,12 +465,21 @@ def _slow(meeting: Meeting, pairs: Pairs) -> list[Problem]:
 
 def _black_hole(meeting: Meeting, blame: BadPairs, bad: list[NodePair]) -> Problem:
     interface = bad[0].interface or "eth0"
+    numbers = dict.fromkeys(number for pair in bad for number in (pair.source, pair.target))
+    found = []
+    for number in numbers:
+        node = meeting.node(number)
+        network = known(node.network) if node is not None else None
+        name = meeting.visit(number).interface
+        mtu = next((one.mtu for one in network.interfaces if one.name == name), None) if network is not None else None
+        if mtu is not None:
+            found.append(f"{name} of {meeting.name(number)} has an MTU of {mtu}")
     return Problem(
         kind="mtu",
         summary=f"large packets are lost {_where(meeting, blame)}: small payloads arrive, but large ones do not",
         severity=Severity.ERROR,
         hosts=meeting.names(blame.nodes),
-        evidence=(*first_few(_stalled(meeting, pair) for pair in bad), *_mtus(meeting, bad)),
+        evidence=(*first_few(_stalled(meeting, pair) for pair in bad), *first_few(found)),
         fix=f"ip link set dev {interface} mtu {SAFE_MTU} on all hosts, as root, is a workaround; ping -M do -s 1472 "
         f'{bad[0].address} tests the path MTU; allow ICMP "fragmentation needed" through the firewalls',
         confidence=_confidence(blame),
@@ -505,20 +493,6 @@ def _stalled(meeting: Meeting, pair: NodePair) -> str:
         f"{_both(meeting, pair)}: {say_size(pair.small.size_bytes)} arrived, {say_size(pair.large.size_bytes)} stalled"
         + (f" ({pair.large.retransmitted} segments were resent without success)" if pair.large.retransmitted else "")
     )
-
-
-def _mtus(meeting: Meeting, bad: list[NodePair]) -> tuple[str, ...]:
-    """Return the MTU of the interfaces at both ends, if known."""
-    numbers = dict.fromkeys(number for pair in bad for number in (pair.source, pair.target))
-    found = []
-    for number in numbers:
-        node = meeting.node(number)
-        network = known(node.network) if node is not None else None
-        name = meeting.visit(number).interface
-        mtu = next((one.mtu for one in network.interfaces if one.name == name), None) if network is not None else None
-        if mtu is not None:
-            found.append(f"{name} of {meeting.name(number)} has an MTU of {mtu}")
-    return first_few(found)
 
 
 def _loss(meeting: Meeting, blame: BadPairs, bad: list[NodePair]) -> Problem:

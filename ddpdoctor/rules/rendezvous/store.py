@@ -22,8 +22,6 @@ from ddpdoctor.rules.rendezvous.mesh import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from ddpdoctor.model.reaching import Connecting, StartTrial, StoreView, Visit
 
 
@@ -67,11 +65,23 @@ def check_tcp_store(meeting: Meeting) -> Answer:
     if failing and not open_ones:
         first = next(cause for cause in causes if cause is not None)
         return skipped(f"another check already found the cause: {first.code} {first.kind}")
-    if _awaits_server(meeting, seen):
+    if meeting.rendezvous.complete and meeting.has_error("rank-set") and not any(view.serves for _, view in seen):
         return skipped("the node that should serve the store did not join")
     place = f"{seen[0][1].host}:{seen[0][1].port}"
     reach = f"{sum(not fails(view) for _, view in seen)} of {len(seen)} nodes reach {place}"
-    return judged(_findings(meeting, seen, open_ones), reach)
+    problems: list[Problem] = []
+    servers = [(visit, view) for visit, view in seen if view.serves]
+    problems += (_not_served(visit, view) for visit, view in open_ones if view.not_served)
+    last = ((visit, view.attempts[-1]) for visit, view in open_ones if not view.not_served and view.attempts)
+    by_contact = grouped((attempt.contact, (visit, attempt)) for visit, attempt in last)
+    works_for = [visit for visit, view in seen if reached(view) and not view.serves]
+    server = servers[0][0] if servers and not servers[0][1].not_served else None
+    for contact, those in by_contact.items():
+        problems.append(_unreached(meeting, contact, those, server, works_for))
+    held_up = [(visit, attempt) for visit, view in seen if (attempt := _holds_up(view)) is not None]
+    if held_up:
+        problems.append(_held_up(held_up, seen, server))
+    return judged(problems, reach)
 
 
 def reached(view: StoreView) -> bool:
@@ -92,27 +102,6 @@ def _holds_up(view: StoreView) -> Connecting | None:
         if attempt.contact is Contact.CONNECTED:
             break
     return None
-
-
-def _awaits_server(meeting: Meeting, seen: list[tuple[Visit, StoreView]]) -> bool:
-    """Return whether the store is missing only because its node is missing."""
-    return meeting.rendezvous.complete and meeting.has_error("rank-set") and not any(view.serves for _, view in seen)
-
-
-def _findings(
-    meeting: Meeting, seen: list[tuple[Visit, StoreView]], failing: list[tuple[Visit, StoreView]]
-) -> Iterator[Problem]:
-    servers = [(visit, view) for visit, view in seen if view.serves]
-    yield from (_not_served(visit, view) for visit, view in failing if view.not_served)
-    last = ((visit, view.attempts[-1]) for visit, view in failing if not view.not_served and view.attempts)
-    by_contact = grouped((attempt.contact, (visit, attempt)) for visit, attempt in last)
-    works_for = [visit for visit, view in seen if reached(view) and not view.serves]
-    server = servers[0][0] if servers and not servers[0][1].not_served else None
-    for contact, those in by_contact.items():
-        yield _unreached(meeting, contact, those, server, works_for)
-    held_up = [(visit, attempt) for visit, view in seen if (attempt := _holds_up(view)) is not None]
-    if held_up:
-        yield _held_up(held_up, seen, server)
 
 
 def _held_up(
@@ -159,37 +148,20 @@ def _unreached(
     outbound = server is not None and bool(works_for) and contact in CLOSED
     alone = server is None or len(those) == 1
     blamed = clients if outbound else (server.host if server is not None else attempt.host,)
-    return Problem(
-        summary=f"{name_list(clients)} cannot reach the store: a connection to {place} {_words(contact, server)}"
-        + _direction(contact, clients, server, works_for),
-        hosts=clients if contact is Contact.UNRESOLVED else blamed,
-        evidence=_evidence(meeting, those, server, works_for),
-        fix=_fix(meeting, contact, those, server, outbound=outbound),
-        confidence=Confidence.MEDIUM if alone or outbound else Confidence.HIGH,
-    )
-
-
-def _words(contact: Contact, server: Visit | None) -> str:
     if contact is Contact.REFUSED:
         more = (
             "no process listens there, or a firewall answers with a reset" if server is None else "a firewall answers"
         )
-        return f"is refused: {more}"
-    return WORDS[contact]
-
-
-def _direction(contact: Contact, clients: tuple[str, ...], server: Visit | None, works_for: list[Visit]) -> str:
+        words = f"is refused: {more}"
+    else:
+        words = WORDS[contact]
     if server is None or contact not in CLOSED:
-        return ""
-    if works_for:
+        direction = ""
+    elif works_for:
         others, these = name_list(tuple(visit.host for visit in works_for)), name_list(clients)
-        return f"; it works from {others}, so check what leaves {these}, and what {server.host} accepts from there"
-    return f"; the store listens there, so check what {server.host} accepts"
-
-
-def _evidence(
-    meeting: Meeting, those: Iterable[tuple[Visit, Connecting]], server: Visit | None, works_for: list[Visit]
-) -> tuple[str, ...]:
+        direction = f"; it works from {others}, so check what leaves {these}, and what {server.host} accepts from there"
+    else:
+        direction = f"; the store listens there, so check what {server.host} accepts"
     lines = list(first_few(f"{visit.host} to {describe(attempt)}" for visit, attempt in those))
     if server is not None:
         lines.append(f"{server.host} serves the store and can reach it")
@@ -199,7 +171,13 @@ def _evidence(
         lines.append("only one node saw this: it could not reach the others at all")
         # Nothing else reports, for example, an answer that wants another token.
         lines += [f"{visit.host} looked for them {visit.way_lost}" for visit, _ in those if visit.way_lost]
-    return tuple(lines)
+    return Problem(
+        summary=f"{name_list(clients)} cannot reach the store: a connection to {place} {words}" + direction,
+        hosts=clients if contact is Contact.UNRESOLVED else blamed,
+        evidence=tuple(lines),
+        fix=_fix(meeting, contact, those, server, outbound=outbound),
+        confidence=Confidence.MEDIUM if alone or outbound else Confidence.HIGH,
+    )
 
 
 def _fix(
@@ -254,23 +232,19 @@ def check_start_trial(meeting: Meeting) -> Answer:
     worked = f"{len(trials) - len(failed)} of {len(trials)} nodes started and reduced a tensor"
     if not failed:
         return passed(worked)
-    reason = _known_reason(meeting)
+    found = next((f"{f.code} {f.kind}" for f in meeting.found if f.severity is Severity.ERROR), "")
+    if found:
+        reason = found
+    elif any(visit.store_view is not None and fails(visit.store_view) for visit in meeting.arrived()):
+        reason = "not all nodes reach the store"
+    elif any(failure_of(pair) is not None for pair in meeting.rendezvous.pairs):
+        reason = "not all nodes can connect to each other"
+    else:
+        stalled = next((pair.large for pair in meeting.rendezvous.pairs if pair.large and is_black_hole(pair)), None)
+        reason = f"a payload of {say_size(stalled.size_bytes)} stalls" if stalled is not None else ""
     if reason:
         return skipped(f"a real start fails, as expected: {reason}")
     return judged([_finding(meeting, failed)], worked)
-
-
-def _known_reason(meeting: Meeting) -> str:
-    """Return why a start cannot work according to other checks, or "" if they found nothing."""
-    found = next((f"{f.code} {f.kind}" for f in meeting.found if f.severity is Severity.ERROR), "")
-    if found:
-        return found
-    if any(visit.store_view is not None and fails(visit.store_view) for visit in meeting.arrived()):
-        return "not all nodes reach the store"
-    if any(failure_of(pair) is not None for pair in meeting.rendezvous.pairs):
-        return "not all nodes can connect to each other"
-    stalled = next((pair.large for pair in meeting.rendezvous.pairs if pair.large and is_black_hole(pair)), None)
-    return f"a payload of {say_size(stalled.size_bytes)} stalls" if stalled is not None else ""
 
 
 def _finding(meeting: Meeting, failed: list[StartTrial]) -> Problem:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.facts import Job
     from ddpdoctor.model.findings import Place
-    from ddpdoctor.model.tuning import PredictedStep, TrialRecord, TriedBlock
+    from ddpdoctor.model.tuning import PredictedStep, TrialRecord
     from ddpdoctor.rules.speed.state import SpeedState
 
 
@@ -165,31 +165,19 @@ def launch_of(kind: LaunchKind, ranks: int, trial: TrialRecord, job: Job) -> Sca
     ratio = next((row.measured.ratio for row in result.rows if row.setting == UNREDUCED and row.measured), None)
     if ratio is None:
         return None
+    known = [median(rank.speed.kept.input_rows) for rank in job.ranks if rank.speed and rank.speed.kept.input_rows]
+    # Of each block its own median is taken off, so that a machine that becomes slower does not count.
+    blocks = [block for block in trial.blocks if block.setting == UNREDUCED]
+    beyond = [time - median(chain(*block.ranks_ms)) for block in blocks for time in chain(*block.ranks_ms)]
     return ScalingLaunch(
         kind=kind,
         ranks=ranks,
         step_ms=result.step_ms,
         unreduced_ms=ratio * result.step_ms,
-        rows=_scaling_rows(job),
-        spread_ms=_spread_ms(trial),
+        rows=(mean(known) or None),
+        spread_ms=(pstdev(beyond) if beyond else 0.0),
         noise=max(abs(result.noise.low - 1), abs(result.noise.high - 1)),
     )
-
-
-def _scaling_rows(job: Job) -> float | None:
-    """Return the batch of a rank in a step."""
-    known = [median(rank.speed.kept.input_rows) for rank in job.ranks if rank.speed and rank.speed.kept.input_rows]
-    return mean(known) or None
-
-
-def _spread_ms(trial: TrialRecord) -> float:
-    """Return how much the time that a rank needs for itself varies: steps without reduction wait for nobody.
-
-    Of each block its own median is taken off, so that a machine that becomes slower does not count.
-    """
-    blocks = [block for block in trial.blocks if block.setting == UNREDUCED]
-    beyond = [time - median(chain(*block.ranks_ms)) for block in blocks for time in chain(*block.ranks_ms)]
-    return pstdev(beyond) if beyond else 0.0
 
 
 def measure_scaling(launches: Sequence[ScalingLaunch]) -> tuple[ScalingRow, ...]:
@@ -264,7 +252,13 @@ def plan_restarts(
     if not wanted and not of_ddp:
         return None
     values, refused = _values(wanted, state)
-    return RestartPlan(settings=(*of_ddp, *values), refused=refused, why=_why(trial, of_ddp, wanted, only))
+    reasons = []
+    if of_ddp:
+        several = f"there are {trial.models} models of DistributedDataParallel"
+        reason = several if trial.stop is TrialStop.SEVERAL_MODELS else trial.reason
+        reasons.append(f"the settings of this job cannot be changed while it runs: {reason}")
+    reasons += ["a running job cannot change its " + name if only else SENTENCES[name] for name in wanted]
+    return RestartPlan(settings=(*of_ddp, *values), refused=refused, why="; ".join(reasons))
 
 
 def _values(wanted: Iterable[str], state: SpeedState | None) -> tuple[list[str], tuple[tuple[str, str], ...]]:
@@ -282,16 +276,6 @@ def _values(wanted: Iterable[str], state: SpeedState | None) -> tuple[list[str],
         else:
             values.append(f"{THREADS}={share}")
     return values, tuple(refused)
-
-
-def _why(trial: TrialRecord, of_ddp: list[str], wanted: list[str], only: Collection[str]) -> str:
-    reasons = []
-    if of_ddp:
-        several = f"there are {trial.models} models of DistributedDataParallel"
-        reason = several if trial.stop is TrialStop.SEVERAL_MODELS else trial.reason
-        reasons.append(f"the settings of this job cannot be changed while it runs: {reason}")
-    reasons += ["a running job cannot change its " + name if only else SENTENCES[name] for name in wanted]
-    return "; ".join(reasons)
 
 
 def predict_restarts(state: SpeedState | None, settings: Iterable[str]) -> dict[str, RatioRange]:
@@ -376,15 +360,13 @@ def _step_times(trial: TrialRecord) -> dict[str, dict[int, float]]:
     """Return the step time of each block, by setting and round."""
     times: dict[str, dict[int, float]] = {}
     for block in trial.blocks:
-        times.setdefault(block.setting, {})[block.round] = _block_ms(block)
+        # With accumulation the steps differ, so that their mean counts.
+        if name_of(block.setting) == ACCUMULATE:
+            block_ms = fmean(max(step) for step in zip(*block.ranks_ms, strict=True))
+        else:
+            block_ms = block_step_s(block.ranks_ms)
+        times.setdefault(block.setting, {})[block.round] = block_ms
     return times
-
-
-def _block_ms(block: TriedBlock) -> float:
-    """Return the time of a step of a block. With accumulation the steps differ, so that their mean counts."""
-    if name_of(block.setting) == ACCUMULATE:
-        return fmean(max(step) for step in zip(*block.ranks_ms, strict=True))
-    return block_step_s(block.ranks_ms)
 
 
 def _effect(times: Mapping[str, Mapping[int, float]], setting: str) -> SettingEffect:
