@@ -246,7 +246,19 @@ def processor_reasons(view: BenchView) -> Iterator[Weighed]:
         if load is not None:
             yield from _busy(place, load)
             yield from _stolen(place, load)
-            yield from _held_down(place, load)
+            for one in load.governors:
+                if one.name == "powersave" and one.driver not in SELF_CLOCKING:
+                    effect, what = Effect.LIMIT, "stay at their lowest clock"
+                elif one.name == "powersave" and one.preference == SAVING:
+                    effect, what = Effect.SMALL, "prefer to save power, and raise their clock slowly"
+                else:
+                    continue
+                preference = f", preference {one.preference}" if one.preference else ""
+                words = f"governor {one.name} of {one.driver or 'an unknown driver'}{preference}"
+                text = f"{count_of(one.cpus, 'CPU')} {what}: {words}"
+                yield weigh(
+                    effect, place, text, f"{FOLDER}/*/cpufreq", fix="sudo cpupower frequency-set -g performance"
+                )
 
 
 def _crowded(place: BenchNode) -> Iterator[Weighed]:
@@ -299,20 +311,6 @@ def _stolen(place: BenchNode, load: Load) -> Iterator[Weighed]:
     text = f"the hypervisor took {load.steal_share:.0%} of this virtual machine's CPU time (steal)"
     fix = "request dedicated CPUs, or another machine"
     yield weigh(Effect.SHARED, place, text, "/proc/stat: steal, since the start", fix=fix)
-
-
-def _held_down(place: BenchNode, load: Load) -> Iterator[Weighed]:
-    for one in load.governors:
-        if one.name == "powersave" and one.driver not in SELF_CLOCKING:
-            effect, what = Effect.LIMIT, "stay at their lowest clock"
-        elif one.name == "powersave" and one.preference == SAVING:
-            effect, what = Effect.SMALL, "prefer to save power, and raise their clock slowly"
-        else:
-            continue
-        preference = f", preference {one.preference}" if one.preference else ""
-        words = f"governor {one.name} of {one.driver or 'an unknown driver'}{preference}"
-        text = f"{count_of(one.cpus, 'CPU')} {what}: {words}"
-        yield weigh(effect, place, text, f"{FOLDER}/*/cpufreq", fix="sudo cpupower frequency-set -g performance")
 
 
 def _ranks(count: int) -> str:

@@ -240,7 +240,32 @@ def _settings(node: Node) -> Iterator[tuple[NodeProcess, Setting]]:
 
 def _judge(network: Network, process: NodeProcess, setting: Setting) -> Iterator[Problem]:
     if setting.name == NCCL:
-        yield from _judge_nccl(network, process, setting)
+        wanted = parse_nccl_list(setting.value)
+        fitting = [one.name for one in network.interfaces if wanted.takes(one.name)]
+        evidence = (f"interfaces: {', '.join(one.name for one in network.interfaces)}",)
+        if not fitting:
+            what = "it excludes every interface" if wanted.exclude else "no interface has such a name"
+            best = best_interface(network) or "INTERFACE"
+            yield Problem(
+                summary=f'{setting}: {what}, so NCCL fails with "no socket interface found"',
+                evidence=evidence,
+                fix=(f"put {NCCL}={best} into {setting.path}" if setting.path else f"export {NCCL}={best}"),
+                ranks=ranks_of([process]),
+                kind=setting.kind,
+            )
+        elif wanted.marked:
+            first, *others = setting.value.split(",")
+            with_marks_once = ",".join([first, *(other.lstrip(MARKS) for other in others)])
+            yield Problem(
+                summary=(
+                    f"{setting}: NCCL reads ^ and = only before the first name, so {wanted.marked[0]} is read as a name"
+                ),
+                evidence=(*evidence, f"it currently matches: {', '.join(fitting)}"),
+                fix=f"export {NCCL}={with_marks_once}",
+                severity=Severity.WARNING,
+                ranks=ranks_of([process]),
+                kind=setting.kind,
+            )
         return
     names = parse_gloo_names(setting.value) if setting.name == GLOO else (setting.value,)
     there = {one.name for one in network.interfaces}
@@ -269,35 +294,6 @@ def _why_not(name: str, setting: Setting, there: set[str]) -> str:
     if longer:
         return f"{library} needs the full name, and {name} is only a prefix of {longer[0]}"
     return f"there is no interface {name}"
-
-
-def _judge_nccl(network: Network, process: NodeProcess, setting: Setting) -> Iterator[Problem]:
-    wanted = parse_nccl_list(setting.value)
-    fitting = [one.name for one in network.interfaces if wanted.takes(one.name)]
-    evidence = (f"interfaces: {', '.join(one.name for one in network.interfaces)}",)
-    if not fitting:
-        what = "it excludes every interface" if wanted.exclude else "no interface has such a name"
-        best = best_interface(network) or "INTERFACE"
-        yield Problem(
-            summary=f'{setting}: {what}, so NCCL fails with "no socket interface found"',
-            evidence=evidence,
-            fix=(f"put {NCCL}={best} into {setting.path}" if setting.path else f"export {NCCL}={best}"),
-            ranks=ranks_of([process]),
-            kind=setting.kind,
-        )
-    elif wanted.marked:
-        first, *others = setting.value.split(",")
-        with_marks_once = ",".join([first, *(other.lstrip(MARKS) for other in others)])
-        yield Problem(
-            summary=(
-                f"{setting}: NCCL reads ^ and = only before the first name, so {wanted.marked[0]} is read as a name"
-            ),
-            evidence=(*evidence, f"it currently matches: {', '.join(fitting)}"),
-            fix=f"export {NCCL}={with_marks_once}",
-            severity=Severity.WARNING,
-            ranks=ranks_of([process]),
-            kind=setting.kind,
-        )
 
 
 @rule(

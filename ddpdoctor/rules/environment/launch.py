@@ -244,7 +244,15 @@ def _out_of_range(process: NodeProcess) -> Iterator[Problem]:
         elif number is not None and size is not None and number >= size:
             summary = f"{name} is not below {size_name}, which is {size}: {noun} range from 0 to {size - 1}"
             yield Problem(summary=summary, evidence=evidence, fix=f"{fix}, or raise {size_name}", ranks=ranks)
-    yield from _local_size(process)
+    local, world = process.number("LOCAL_WORLD_SIZE"), process.number("WORLD_SIZE")
+    if local is not None and world is not None and local > world >= 1:
+        yield Problem(
+            summary=(
+                f"LOCAL_WORLD_SIZE is {local}, but WORLD_SIZE is {world}: a node cannot have more ranks than the job"
+            ),
+            fix="export WORLD_SIZE as the total number of ranks on all nodes",
+            ranks=ranks_of([process]),
+        )
     for name in _PORTS:
         yield from _port(process, name)
 
@@ -255,18 +263,6 @@ def _pairs(process: NodeProcess) -> Iterator[tuple[str, str, str]]:
     for pair in _BELOW:
         if static or pair[0] != "PET_NODE_RANK":
             yield pair
-
-
-def _local_size(process: NodeProcess) -> Iterator[Problem]:
-    local, world = process.number("LOCAL_WORLD_SIZE"), process.number("WORLD_SIZE")
-    if local is not None and world is not None and local > world >= 1:
-        yield Problem(
-            summary=(
-                f"LOCAL_WORLD_SIZE is {local}, but WORLD_SIZE is {world}: a node cannot have more ranks than the job"
-            ),
-            fix="export WORLD_SIZE as the total number of ranks on all nodes",
-            ranks=ranks_of([process]),
-        )
 
 
 def _port(process: NodeProcess, name: str) -> Iterator[Problem]:

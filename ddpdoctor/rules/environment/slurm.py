@@ -98,7 +98,31 @@ def _misshapen(process: NodeProcess, shape: StepShape) -> Iterator[Problem]:
     if by_torchrun(process):
         yield from _torchrun(process, shape, ranks)
     elif shape.in_step and shape.tasks > 1:
-        yield from _task_a_rank(process, shape, ranks)
+        world, rank, task = process.number("WORLD_SIZE"), process.number("RANK"), process.number("SLURM_PROCID")
+        for_torchrun = shape.tasks == shape.nodes and rank is None
+        if world is not None and world != shape.tasks and not for_torchrun:
+            few = world > shape.tasks
+            yield Problem(
+                summary=f"WORLD_SIZE is {world}, but srun started {shape.tasks} tasks: "
+                + (
+                    f"they wait for {world - shape.tasks} ranks that never start"
+                    if few
+                    else "there are more tasks than ranks"
+                ),
+                evidence=(show_variables(process, _SHOWN),),
+                fix="export WORLD_SIZE=$SLURM_NTASKS in each task, or start torchrun once on each node: "
+                "srun --ntasks-per-node=1 torchrun …",
+                severity=None if rank is not None else Severity.WARNING,
+                ranks=ranks,
+            )
+        if rank is not None and task is not None and rank != task:
+            yield Problem(
+                summary="RANK is not SLURM_PROCID: tasks may share a rank or run on unexpected nodes",
+                evidence=(f"RANK is {rank} and SLURM_PROCID is {task}",),
+                fix="export RANK=$SLURM_PROCID in each task, not in the batch script",
+                severity=Severity.WARNING,
+                ranks=ranks,
+            )
     yield from _more_ranks_than_gpus(process, shape, ranks)
     if shape.in_step and shape.tasks > 1 and shape.job_nodes is not None and shape.nodes < shape.job_nodes:
         yield Problem(
@@ -133,34 +157,6 @@ def _torchrun(process: NodeProcess, shape: StepShape, ranks: tuple[int, ...]) ->
         severity=Severity.WARNING,
         ranks=ranks,
     )
-
-
-def _task_a_rank(process: NodeProcess, shape: StepShape, ranks: tuple[int, ...]) -> Iterator[Problem]:
-    world, rank, task = process.number("WORLD_SIZE"), process.number("RANK"), process.number("SLURM_PROCID")
-    for_torchrun = shape.tasks == shape.nodes and rank is None
-    if world is not None and world != shape.tasks and not for_torchrun:
-        few = world > shape.tasks
-        yield Problem(
-            summary=f"WORLD_SIZE is {world}, but srun started {shape.tasks} tasks: "
-            + (
-                f"they wait for {world - shape.tasks} ranks that never start"
-                if few
-                else "there are more tasks than ranks"
-            ),
-            evidence=(show_variables(process, _SHOWN),),
-            fix="export WORLD_SIZE=$SLURM_NTASKS in each task, or start torchrun once on each node: "
-            "srun --ntasks-per-node=1 torchrun …",
-            severity=None if rank is not None else Severity.WARNING,
-            ranks=ranks,
-        )
-    if rank is not None and task is not None and rank != task:
-        yield Problem(
-            summary="RANK is not SLURM_PROCID: tasks may share a rank or run on unexpected nodes",
-            evidence=(f"RANK is {rank} and SLURM_PROCID is {task}",),
-            fix="export RANK=$SLURM_PROCID in each task, not in the batch script",
-            severity=Severity.WARNING,
-            ranks=ranks,
-        )
 
 
 def _more_ranks_than_gpus(process: NodeProcess, shape: StepShape, ranks: tuple[int, ...]) -> Iterator[Problem]:
