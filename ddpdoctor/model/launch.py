@@ -189,7 +189,7 @@ class Variable:
     kind: str
     """config, tune, debug, internal, danger, deprecated, removed, bogus (never existed), launcher, slurm, build, …"""
     type: str
-    """The valid values, in the grammar of ``rules/variable_values.py``."""
+    """The valid values, in the grammar of ``rules/variables.py``."""
     default: str
     since: str
     """The first version that reads it."""
@@ -199,7 +199,7 @@ class Variable:
     agree: bool
     """Whether it must be equal on all ranks."""
     danger: str
-    """The harmful values, in the grammar of ``rules/variable_dangers.py``; empty: none."""
+    """The harmful values, in the grammar of ``rules/variables.py``; empty: none."""
     source: str
     note: str
 

@@ -33,7 +33,7 @@ class Problem:
     share: float | None = None
     """How much of the step the fix recovers at most, 0 to 1, in rules about speed."""
     origin: FaultOrigin | None = None
-    """Where the fault lies, if this problem knows better than its rule (``rules/origins.py``)."""
+    """Where the fault lies, if this problem knows better than its rule (``rules/engine.py``)."""
     kind: str | None = None
     """The kind of another rule, if the user would look for the problem there; None: the kind of this rule."""
 

@@ -198,11 +198,11 @@ def _draw_findings(rule: Rule, heard: list[tuple[object, Answer]]) -> list[Findi
     drawn: dict[object, Finding] = {}
     for about, answer in heard:
         for problem in answer.problems:
-            named = find_rule(problem.kind) if problem.kind is not None else None
+            named = (find_rule(problem.kind) if problem.kind is not None else None) or rule
             finding = Finding(
-                code=(named or rule).code,
-                kind=(named or rule).kind,
-                severity=problem.severity or (named or rule).severity,
+                code=named.code,
+                kind=named.kind,
+                severity=problem.severity or named.severity,
                 confidence=problem.confidence,
                 summary=problem.summary,
                 ranks=problem.ranks,
@@ -213,7 +213,7 @@ def _draw_findings(rule: Rule, heard: list[tuple[object, Answer]]) -> list[Findi
                 evidence=problem.evidence,
                 fix=problem.fix,
                 share=problem.share,
-                origin=problem.origin or origin_of((named or rule).code),
+                origin=problem.origin or origin_of(named.code),
             )
             same = (finding.summary, finding.fix, finding.severity)
             key = same if isinstance(about, Node | Fleet) else len(drawn)

@@ -467,7 +467,7 @@ def read_context(node: Node, process: NodeProcess) -> VariableContext:
         "torch": software.torch_version if software else None,
     }
     return VariableContext(
-        versions=({name: release(text) for name, text in texts.items() if text}),
+        versions={name: release(text) for name, text in texts.items() if text},
         variables=process.variables,
         ranks_here=max(local, len(node.processes)),
         under_wrap=process.under_wrap,

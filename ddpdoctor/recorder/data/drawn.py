@@ -10,7 +10,7 @@ from typing import Any, List, NamedTuple, Tuple
 from ..state import pass_on
 
 MAX_ORDER = 4096
-"""First indices that are kept for the digest of their order. ``rules/data/arithmetic.py`` has the same number."""
+"""First indices that are kept for the digest of their order. ``rules/data/shared.py`` has the same number."""
 BULK = 4096
 """The most indices that wait to be counted. Our choice: 32 KiB."""
 

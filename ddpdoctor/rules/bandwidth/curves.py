@@ -624,12 +624,7 @@ def find_differences(bench: Bench, baseline: Baseline) -> tuple[str, ...]:
         *(_differ(name, _all(then, value), _all(now, value)) for name, value in _OF_MEMBERS),
         _differ("buffers", *("cold" if one.settings.cold else "warm" for one in (baseline, bench))),
         _differ("budget", f"{baseline.settings.budget_s:g} s", f"{bench.settings.budget_s:g} s"),
-        *(
-            [
-                _differ(name, before.get(name, "not set"), after.get(name, "not set"))
-                for name in sorted({*before, *after})
-            ]
-        ),
+        *(_differ(name, before.get(name, "not set"), after.get(name, "not set")) for name in sorted({*before, *after})),
     ]
     return tuple(one for one in found if one)
 

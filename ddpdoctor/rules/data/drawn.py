@@ -118,7 +118,7 @@ def _same_in(shared: Shared, number: int, passes: Mapping[int, EpochSeen]) -> tu
         return not (mine.complete and others.complete) and same_batches(mine, others)
 
     for all_samples, drew_same in (
-        (True, (lambda one, other: one in whole and other in whole)),
+        (True, lambda one, other: one in whole and other in whole),
         (False, drew_alike),
     ):
         ranks = _alike(passes, drew_same)

@@ -249,7 +249,7 @@ def _judge(network: Network, process: NodeProcess, setting: Setting) -> Iterator
             yield Problem(
                 summary=f'{setting}: {what}, so NCCL fails with "no socket interface found"',
                 evidence=evidence,
-                fix=(f"put {NCCL}={best} into {setting.path}" if setting.path else f"export {NCCL}={best}"),
+                fix=f"put {NCCL}={best} into {setting.path}" if setting.path else f"export {NCCL}={best}",
                 ranks=ranks_of([process]),
                 kind=setting.kind,
             )

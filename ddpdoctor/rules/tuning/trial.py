@@ -174,8 +174,8 @@ def launch_of(kind: LaunchKind, ranks: int, trial: TrialRecord, job: Job) -> Sca
         ranks=ranks,
         step_ms=result.step_ms,
         unreduced_ms=ratio * result.step_ms,
-        rows=(mean(known) or None),
-        spread_ms=(pstdev(beyond) if beyond else 0.0),
+        rows=mean(known) or None,
+        spread_ms=pstdev(beyond) if beyond else 0.0,
         noise=max(abs(result.noise.low - 1), abs(result.noise.high - 1)),
     )
 
