@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.gpu.running import JOBS as SCRIPTS
 from tests.gpu.running import ROOT, Job
+from tests.scenarios.running import words_of
 
 HANG = ("--hang-timeout", "{hang_s}", "--on-hang", "kill")
 HEALTHY = ("--hang-timeout", "60", "--on-hang", "auto")
@@ -40,20 +41,26 @@ def wrapped(
         name=name, env=env or {}, **more,
         command=(
             "-m", "ddpdoctor", "wrap", f"--nproc-per-node={ranks}", "--master-port={port}", "--report-dir",
-            "{folder}/run", *options, str(SCRIPTS / f"{script}.py"), RESULT,
+            "{folder}/run", *options, *script_of(script),
         ),
     )  # fmt: skip
+
+
+def script_of(job: str) -> tuple[str, ...]:
+    """Return a script and its arguments: the file of its result, and which of its jobs it is to be."""
+    script, *function = words_of(job, SCRIPTS)
+    return (script, RESULT, *function)
 
 
 def plain(name: str, script: str, *, ranks: int = 2, **more: Any) -> Job:
     """Return a job under torchrun alone."""
     launcher = ("-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--master-port={port}")
-    return Job(name=name, command=(*launcher, str(SCRIPTS / f"{script}.py"), RESULT), **more)
+    return Job(name=name, command=(*launcher, *script_of(script)), **more)
 
 
 def probe(name: str, **more: Any) -> Job:
     """Return a job that is one process."""
-    return Job(name=name, command=(str(SCRIPTS / f"{name}.py"), RESULT), **more)
+    return Job(name=name, command=script_of(name), **more)
 
 
 def verb(name: str, *words: str, **more: Any) -> Job:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.gpu.running import JOBS, Done
-from tests.scenarios.running import hold_to_schema
+from tests.scenarios.running import hold_to_schema, marked_lines
 
 Ran = Callable[[str], Done]
 
@@ -27,8 +27,7 @@ def assert_blamed(done: Done, kind: str, ranks: list[int], script: str, fault: s
     verdict = report_of(done)["verdict"]
     assert verdict is not None, f"no verdict\n{done.stderr[-3000:]}"
     assert (verdict["kind"], verdict["ranks"]) == (kind, ranks), verdict
-    text = (JOBS / f"{script}.py").read_text().splitlines()
-    marked = {number for number, line in enumerate(text, 1) if line.endswith(f"# FAULT {fault}".rstrip())}
+    marked = set(marked_lines(script, f"FAULT {fault}".rstrip(), JOBS))
     first = {place["rank"]: place["line"] for place in reversed(verdict["where"])}
     assert sorted(first) == ranks, verdict
     assert set(first.values()) <= marked, verdict

@@ -214,18 +214,18 @@ def has_called(folder: Path, op: str) -> bool:
     return False
 
 
-def words_of(job: str) -> tuple[str, ...]:
+def words_of(job: str, jobs: Path = JOBS) -> tuple[str, ...]:
     """Return the command line of a job of ``jobs/``: a script, or one function of a script with several jobs."""
-    script = JOBS / f"{job}.py"
+    script = jobs / f"{job}.py"
     if script.exists():
         return (str(script),)
-    (script,) = (path for path in JOBS.glob("*.py") if f"\ndef {job}(" in path.read_text())
+    (script,) = (path for path in jobs.glob("*.py") if f"\ndef {job}(" in path.read_text())
     return str(script), job
 
 
-def marked_lines(job: str, mark: str = "FAULT") -> list[int]:
+def marked_lines(job: str, mark: str = "FAULT", jobs: Path = JOBS) -> list[int]:
     """Return the lines of a job that carry its marker. A function that it calls carries the job's name too."""
-    script, *function = words_of(job)
+    script, *function = words_of(job, jobs)
     text = Path(script).read_text()
     (place,) = [node for node in ast.parse(text).body if getattr(node, "name", "") in function] or [None]
     first, last = (place.lineno, place.end_lineno or 0) if isinstance(place, ast.FunctionDef) else (1, len(text))

@@ -12,7 +12,7 @@ from tests.gpu.judging import Ran, assert_blamed, assert_recorded, assert_silent
 from tests.gpu.running import JOBS, ROOT
 from tests.nvml_driver import compile_driver
 from tests.scenarios.hosts import require
-from tests.scenarios.running import clean_environment, free_port
+from tests.scenarios.running import clean_environment, free_port, marked_lines, words_of
 from tests.standin import environment
 from tests.standin.conftest import TORCH
 
@@ -131,10 +131,10 @@ def test_attach_asks_torch_what_is_pending(tmp_path: Path) -> None:
     asked |= dict.fromkeys(
         ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000"
     )  # torch before 2.9: the last
-    script, python = JOBS / "sleeper.py", str(environment.make(TORCH))
+    (script, *function), python = words_of("sleeper", JOBS), str(environment.make(TORCH))
     launcher = (python, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}")
     env = clean_environment(PYTHONPATH=str(ROOT), FAKECUDA_DEVICES="1", SEEDED="1", **asked)
-    job = subprocess.Popen([*launcher, str(script), str(tmp_path / "result")], env=env)
+    job = subprocess.Popen([*launcher, script, str(tmp_path / "result"), *function], env=env)
     attach = (sys.executable, "-m", "ddpdoctor", "attach", "--pid", str(job.pid), "--folder", str(tmp_path))
     report: dict[str, Any] = {}
     try:
@@ -149,4 +149,4 @@ def test_attach_asks_torch_what_is_pending(tmp_path: Path) -> None:
     verdict = report["verdict"]
     assert (verdict["kind"], verdict["ranks"]) == ("stuck", [1]), verdict
     assert "all_reduce #11" in verdict["summary"], verdict
-    assert script.read_text().splitlines()[verdict["where"][0]["line"] - 1].endswith("# FAULT"), verdict
+    assert verdict["where"][0]["line"] in marked_lines("sleeper", jobs=JOBS), verdict

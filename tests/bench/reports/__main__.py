@@ -1,7 +1,7 @@
 """What ddpdoctor answers to jobs rebuilt from public reports: python -m tests.bench.reports [NAME...]; ten minutes.
 
-Prints the page docs/field-reports.md: one row a report. Each script in jobs/ is written from the description in the
-issue that its first line links. It runs on CPUs under ``wrap --hang-timeout 8 --on-hang kill``, and its header says
+Prints the page docs/field-reports.md: one row a report. Each script in jobs.py is written from the description in
+the issue that its first line links. It runs on CPUs under ``wrap --hang-timeout 8 --on-hang kill``, and its header says
 what the answer has to be. A miss is run once more, because a busy machine may cause one; the row then says so.
 KEEP_REPORTS names a folder to keep the run folders in.
 """
@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-JOBS = Path(__file__).parent / "jobs"
+JOBS = Path(__file__).with_name("jobs.py")
 LIMIT_S = 120
 COMMAND = (sys.executable, "-m", "ddpdoctor", "wrap", "--hang-timeout", "8", "--on-hang", "kill")
 HEAD = """\
@@ -26,8 +26,8 @@ HEAD = """\
 
 Jobs rebuilt from public reports of distributed training that hung, crashed or drifted, or that people feared did, and
 what ddpdoctor answered. Each is a short script of our own for CPUs and Gloo, written from the description in the issue.
-It lies in `tests/bench/reports/jobs` and says in its header what the answer has to be: the kind, the ranks, and in most
-the line. A job that is healthy must run to its end without a finding above info.
+It lies in `tests/bench/reports/jobs.py` and says in its header what the answer has to be: the kind, the ranks, and in
+most the line. A job that is healthy must run to its end without a finding above info.
 
 Made by `python -m tests.bench.reports` on {date}, with ddpdoctor {ddpdoctor} and torch {torch}, on a busy machine with
 {cpus} CPUs. Seconds are those of the whole job, with the start of torch.
@@ -40,7 +40,7 @@ Made by `python -m tests.bench.reports` on {date}, with ddpdoctor {ddpdoctor} an
 class Script:
     """A rebuilt job, with what its header says."""
 
-    path: Path
+    name: str
     url: str
     trouble: str
     truth: dict[str, Any]
@@ -62,25 +62,32 @@ class Run:
     seconds: float
 
 
-def read_script(path: Path) -> Script:
-    lines = path.read_text().splitlines()
-    url, trouble, truth = (
-        line.partition(mark)[2] for line, mark in zip(lines, ("# ", "report: ", "truth: "), strict=False)
-    )
-    return Script(path=path, url=url, trouble=trouble, truth=json.loads(truth), lines=lines)
+def read_scripts() -> dict[str, Script]:
+    imports, *jobs = JOBS.read_text().split("# job: ")
+    scripts = (_read_script(imports, *job.split("\n", 1)) for job in jobs)
+    return {script.name: script for script in scripts}
+
+
+def _read_script(imports: str, name: str, text: str) -> Script:
+    marks = ("# ", "report: ", "truth: ")
+    url, trouble, truth = (line.partition(mark)[2] for line, mark in zip(text.splitlines(), marks, strict=False))
+    lines = (imports + text).splitlines()
+    return Script(name=name, url=url, trouble=trouble, truth=json.loads(truth), lines=lines)
 
 
 def run_script(script: Script) -> Run:
     """Run the script under ``wrap``."""
     ranks = str(script.truth.get("nproc", 2))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        kept = Path(os.environ.get("KEEP_REPORTS", folder)) / script.path.stem
+        path = Path(folder, f"{script.name}.py")
+        path.write_text("\n".join(script.lines))
+        kept = Path(os.environ.get("KEEP_REPORTS", folder)) / script.name
         options = ("--nproc-per-node", ranks, "--report-dir", f"{kept}-{time.time():.0f}")
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": folder}
         began = time.monotonic()
         try:
             status: int | None = subprocess.run(
-                [*COMMAND, *options, str(script.path)],
+                [*COMMAND, *options, str(path)],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -112,7 +119,7 @@ def judge_faulty(script: Script, verdict: dict[str, Any] | None) -> str:
         return f"not {truth['code']}"
     if sorted(verdict["ranks"]) != truth["ranks"]:
         return f"not ranks {truth['ranks']}"
-    named = {place["line"] for place in verdict["where"] if Path(place["file"]).name == script.path.name}
+    named = {place["line"] for place in verdict["where"] if Path(place["file"]).stem == script.name}
     if script.culprits and not script.culprits & named:
         return f"not line {min(script.culprits)}"
     return ""
@@ -133,7 +140,7 @@ def describe(script: Script, run: Run) -> str:
     if verdict is None:
         return "nothing, as it should be" if script.truth["code"] == "clean" else "nothing"
     said = f"{verdict['code']} {verdict['kind']}, ranks {', '.join(map(str, verdict['ranks']))}"
-    numbers = {place["line"] for place in verdict["where"] if Path(place["file"]).name == script.path.name}
+    numbers = {place["line"] for place in verdict["where"] if Path(place["file"]).stem == script.name}
     texts = [script.lines[number - 1].partition("  #")[0].strip() for number in sorted(numbers)]
     return said + "".join(f"; `{text}`" for text in dict.fromkeys(texts))
 
@@ -143,7 +150,7 @@ def render_row(script: Script) -> tuple[str, bool]:
     run = run_script(script)
     fault, note = find_fault(script, run), ""
     if fault:
-        print(f"{script.path.stem}: {fault}: {describe(script, run)}; once more", file=sys.stderr, flush=True)
+        print(f"{script.name}: {fault}: {describe(script, run)}; once more", file=sys.stderr, flush=True)
         run = run_script(script)
         fault, note = find_fault(script, run), " (second try)"
     name = script.url.removeprefix("https://github.com/").replace("/issues/", " #").replace("/pull/", " #")
@@ -154,13 +161,14 @@ def render_row(script: Script) -> tuple[str, bool]:
 
 def main() -> None:
     """Run the scripts of these names, or all, and print the page."""
-    names = sys.argv[1:] or sorted(path.stem for path in JOBS.glob("*.py"))
+    scripts = read_scripts()
+    names = sys.argv[1:] or sorted(scripts)
     today = dt.datetime.now(dt.timezone.utc).date()
     versions = {package: version(package).partition("+")[0] for package in ("ddpdoctor", "torch")}
     print(HEAD.format(date=today, cpus=os.cpu_count(), **versions), flush=True)
     right = 0
     for name in names:
-        row, is_right = render_row(read_script(JOBS / f"{name}.py"))
+        row, is_right = render_row(scripts[name])
         right += is_right
         print(row, flush=True)
     print(f"\n{right} of {len(names)} are right.")
