@@ -19,7 +19,9 @@ SLOW = {
 KEEPING_PACE = {"clean_checkpoints": (2, "DETAIL"), "clean_turns": (2, "OFF")}
 
 
-@pytest.mark.parametrize("job", SLOW)
+@pytest.mark.parametrize(
+    "job", [pytest.param(job, marks=[pytest.mark.nightly] * (job != "straggler_before")) for job in SLOW]
+)
 def test_the_slow_rank_is_named_with_its_phase_and_line(job: str, tmp_path: Path) -> None:
     ranks, slow, level, phase = SLOW[job]
     ran = run(job, tmp_path, "--debug-level", level, *PATIENT, ranks=ranks)
@@ -34,7 +36,7 @@ def test_the_slow_rank_is_named_with_its_phase_and_line(job: str, tmp_path: Path
     assert [row["rank"] for row in ran.report["data"]["steps"]] == list(range(ranks))
 
 
-@pytest.mark.parametrize("job", KEEPING_PACE)
+@pytest.mark.parametrize("job", ["clean_turns", pytest.param("clean_checkpoints", marks=pytest.mark.nightly)])
 def test_ranks_that_keep_pace_are_left_alone(job: str, tmp_path: Path) -> None:
     ranks, level = KEEPING_PACE[job]
     ran = run(job, tmp_path, "--debug-level", level, *PATIENT, ranks=ranks)
@@ -57,7 +59,7 @@ def test_a_rank_that_is_behind_where_all_wait_for_their_workers_is_left_alone(tm
     assert all(rank["steps"] == 30 for rank in ran.report["data"]["steps"])
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_ranks_that_get_little_of_a_core_are_not_stuck_and_their_loaders_not_slow(tmp_path: Path) -> None:
     busy = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(30)]
     try:

@@ -47,6 +47,7 @@ def reasons(ran):
 
 
 @two_processors
+@pytest.mark.nightly
 def test_a_machine_as_it_should_be():
     found = reasons(bench(*SMALL))
 
@@ -65,6 +66,7 @@ def test_more_ranks_than_processors():
 
 
 @two_processors
+@pytest.mark.nightly
 def test_a_busy_machine():
     with competing(*CPUS):
         (found,) = [one for one in reasons(bench(*SMALL)) if one["source"] == BUSY]
@@ -72,6 +74,7 @@ def test_a_busy_machine():
 
 
 @two_processors
+@pytest.mark.nightly
 def test_one_rank_beside_a_competing_process():
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with competing(CPUS[1]):

@@ -49,7 +49,7 @@ def test_the_history_of_transformers_gets_the_verdict_of_a_slow_training(tmp_pat
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(("pace", "found"), [("even", []), ("slow", ["DD610"])])
+@pytest.mark.parametrize(("pace", "found"), [pytest.param("even", [], marks=pytest.mark.nightly), ("slow", ["DD610"])])
 def test_accelerates_log_gets_the_verdict_of_a_slow_training(tmp_path: Path, pace: str, found: list[str]) -> None:
     done = run("watched_accelerate", str(tmp_path / "run"), pace, front=TORCHRUN)
 

@@ -1,6 +1,8 @@
 """What takes the time of a step is found on real ranks, and healthy jobs that look alike stay silent."""
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +16,17 @@ NEEDS_FREE_CORES = {"buckets one_for_all"}
 """Where a rank waits for a core, it cannot be told whether larger buckets cost time."""
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.alone] if case in NEEDS_FREE_CORES else []) for case in FAULTS]
-)
+def cases(named: Iterable[str]) -> Iterator[Any]:
+    """Yield all ways of all jobs. CI runs the first of each job; ``tests/rules/speed`` has a table for each kind."""
+    seen: set[str] = set()
+    for case in named:
+        job = case.split()[0]
+        nightly = [pytest.mark.nightly] if job in seen else []
+        yield pytest.param(case, marks=[*nightly, *([pytest.mark.alone] if case in NEEDS_FREE_CORES else [])])
+        seen.add(job)
+
+
+@pytest.mark.parametrize("case", cases(FAULTS))
 def test_the_fault_is_found_with_its_ranks_and_line(case: str, tmp_path: Path) -> None:
     fault = FAULTS[case]
     ran = run_way(case, tmp_path)
@@ -31,7 +41,7 @@ def test_the_fault_is_found_with_its_ranks_and_line(case: str, tmp_path: Path) -
     assert ran.report["job"]["status"] == "finished", ran.stderr
 
 
-@pytest.mark.parametrize("case", HEALTHY)
+@pytest.mark.parametrize("case", cases(HEALTHY))
 def test_a_healthy_job_that_looks_alike_is_left_alone(case: str, tmp_path: Path) -> None:
     ran = run_way(case, tmp_path)
     assert ran.report["verdict"] is None, ran.report["verdict"]
