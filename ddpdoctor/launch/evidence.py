@@ -33,7 +33,8 @@ RESERVE_BYTES = 4 * 2**20
 PIECE_BYTES = 16 * 1024
 """The piece size for copying rings; pieces that are all zeros are skipped."""
 FRESH_S = 1.5
-"""A heartbeat younger than this promises an answer."""
+"""A heartbeat younger than this promises an answer. So does any younger than HELD_S if there is time for it: on a busy
+machine heartbeats are late too."""
 ASK_EVERY_S = 0.05
 HELD_S = 3.0
 """If a live process has had no heartbeat for this long, C code holds the GIL."""
@@ -104,7 +105,8 @@ class EvidenceTaker:
         ring_layout.CELL.pack_into(self.control, ring_layout.CONTROL_REQUEST, self.request)
         alive = [process for process in followed.values() if process.ended_ns is None]
         held = [process for process in alive if _holds_gil(process, now_ns)]
-        asked = [process for process in alive if now_ns - process.heartbeat_changed_ns < FRESH_S * 1e9]
+        fresh_s = HELD_S if limit_s > ANSWER_LIMIT_S else FRESH_S
+        asked = [process for process in alive if now_ns - process.heartbeat_changed_ns < fresh_s * 1e9]
         self._wait_for_answers(asked, limit_s)
         check_again()
         self.forget_kept()

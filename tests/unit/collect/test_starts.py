@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,7 +28,8 @@ from ddpdoctor.collect.run import (
 from ddpdoctor.collect.run_files import WatchedJob, WorkerStart, parse_watch, read_entries
 from ddpdoctor.collect.run_ranks import RankTraces, find_ranks, is_on_one_host
 from ddpdoctor.diagnose.job import judge_folder
-from ddpdoctor.launch.evidence import EvidenceTaker, ask_for_evidence
+from ddpdoctor.launch.evidence import ANSWER_LIMIT_S, PATIENT_LIMIT_S, EvidenceTaker, ask_for_evidence
+from ddpdoctor.launch.progress import Followed
 from ddpdoctor.launch.run_folder import write_record_place
 from ddpdoctor.model.data import EpochSeen, LoaderSeen
 from ddpdoctor.model.errors import UserError
@@ -575,6 +577,18 @@ def test_evidence_is_asked_for_once_and_answered_once(tmp_path):
     taker.note_dumped(taker.dump_asked())
     asking.join()
     assert (came, taker.dump_asked()) == ([True], 0)
+
+
+@pytest.mark.parametrize(("limit_s", "answered"), [(PATIENT_LIMIT_S, True), (ANSWER_LIMIT_S, False)])
+def test_a_recorder_whose_heartbeat_is_late_is_waited_for_where_there_is_time(tmp_path, monkeypatch, limit_s, answered):
+    """On a busy machine a heartbeat can be two seconds late, and the line at fault came with the answer."""
+    taker, own = EvidenceTaker(tmp_path), proc.read_process(os.getpid())
+    late = Followed(pid=own.pid, ticks=own.start_ticks, role=ROLE_RANK, ring=None, heartbeat_changed_ns=8 * S_PAST)
+    answer = tmp_path / "evidence" / f"{own.pid}-{own.start_ticks}-1.json"
+    monkeypatch.setattr(time, "monotonic_ns", lambda: 10 * S_PAST)
+    monkeypatch.setattr(time, "sleep", lambda _: answer.write_text('{"complete": true}'))
+    taker.take({own.pid: late}, lambda: None, limit_s=limit_s)
+    assert answer.exists() is answered
 
 
 def test_nobody_answers_for_a_watcher_that_is_gone_or_too_slow(tmp_path):
