@@ -72,6 +72,7 @@ def test_the_setting_that_shortens_the_step_is_named_and_no_checkpoint_is_touche
     assert saved.read_text() == KEPT
 
 
+@pytest.mark.nightly
 def test_steps_that_differ_by_themselves_give_no_advice(tmp_path: Path) -> None:
     ran = tune(tmp_path / "run", *PATIENT, "--only", "static_graph", args=("growing",))
     assert ran.status == 0, ran.stderr

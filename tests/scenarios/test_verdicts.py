@@ -38,7 +38,6 @@ FAULTS = (
     Seeded("stuck_spin", 3, "stuck", (1,), ("DETAIL",)),
     Seeded("stuck_poll", 2, "stuck", (0,), ("OFF",)),
     Seeded("stuck_hook", 4, "stuck", (3,), ("DETAIL",)),
-    Seeded("stuck_before_init", 3, "stuck", (1,), ("OFF",)),
     Seeded("stuck_loader_worker", 2, "stuck", (1,), ("OFF",)),
     Seeded("stuck_dead_producer", 2, "stuck", (1,), ("DETAIL",)),
     Seeded("stuck_after_thread_error", 4, "stuck", (2,), ("OFF",)),
@@ -46,24 +45,22 @@ FAULTS = (
     Seeded("stuck_pipeline", 3, "stuck", (1,), ("OFF",)),
     Seeded("stuck_awaited", 2, "stuck", (1,), ("OFF",)),
     Seeded("stuck_evaluation", 2, "stuck", (0,), ("DETAIL",)),
-    Seeded("early_exit_return", 3, "early-exit", (2,), BOTH),
+    Seeded("early_exit_return", 3, "early-exit", (2,), ("OFF",)),
     Seeded("early_exit_hard", 2, "early-exit", (0,), ("OFF",)),
     Seeded("early_exit_before_init", 2, "early-exit", (1,), ("DETAIL",)),
     Seeded("early_exit_not_rank0", 4, "early-exit", (1, 2, 3), ("DETAIL",)),
     Seeded("early_exit_stopping", 4, "early-exit", (1,), ("OFF",)),
     Seeded("crash_loader_worker", 3, "crash", (0,), ("DETAIL",)),
-    Seeded("crash_exit_status", 4, "crash", (1,), ("OFF",)),
-    Seeded("crash_everywhere", 2, "crash", (0, 1), ("OFF",)),
     Seeded("crash_before_init", 3, "crash", (2,), ("DETAIL",)),
     Seeded("crash_victims_text", 3, "crash", (1,), ("OFF",)),
     Seeded("crash_backward", 4, "crash", (3,), ("DETAIL",)),
-    Seeded("crash_logged", 3, "crash", (1,), BOTH),
+    Seeded("crash_logged", 3, "crash", (1,), ("OFF",)),
     Seeded("crash_evaluation", 2, "crash", (0,), ("DETAIL",)),
-    Seeded("crash_clean_up", 3, "crash", (1,), BOTH),
-    Seeded("crash_at_with", 2, "crash", (1,), BOTH),
+    Seeded("crash_clean_up", 3, "crash", (1,), ("DETAIL",)),
+    Seeded("crash_at_with", 2, "crash", (1,), ("DETAIL",)),
     Seeded("crash_child_script", 2, "crash", (0,), ("OFF",)),
     Seeded("killed_segv", 3, "killed", (1,), ("OFF",)),
-    Seeded("killed_sigkill", 3, "killed", (0,), BOTH),
+    Seeded("killed_sigkill", 3, "killed", (0,), ("OFF",)),
     Seeded("killed_sigbus", 2, "killed", (0,), ("OFF",)),
     Seeded("killed_sigterm", 4, "killed", (2,), ("OFF",)),
     Seeded("killed_abort", 2, "killed", (1,), ("DETAIL",)),
@@ -79,9 +76,9 @@ FAULTS = (
     Seeded("exit_hang_child", 2, "exit-hang", (0,), ("OFF",)),
     Seeded("exit_hang_executor", 4, "exit-hang", (3,), ("DETAIL",)),
     Seeded("exit_hang_queue", 2, "exit-hang", (1,), ("DETAIL",)),
-    Seeded("mismatch_shape", 3, "mismatch", (2,), BOTH),
+    Seeded("mismatch_shape", 3, "mismatch", (2,), ("OFF",)),
     Seeded("mismatch_operation", 4, "mismatch", (1,), BOTH),
-    Seeded("mismatch_dtype", 3, "mismatch", (0,), BOTH),
+    Seeded("mismatch_dtype", 3, "mismatch", (0,), ("DETAIL",)),
 )
 RUNS = [pytest.param(seeded, level, id=f"{seeded.job}-{level}") for seeded in FAULTS for level in seeded.levels]
 HANGS = ("stuck", "stopped", "missing", "exit-hang")
@@ -153,20 +150,6 @@ def hold_to_pictures_of_lock(ran: Ran, lanes: dict[int, dict[str, Any]], fault_m
     assert "in load" in blamed
 
 
-def test_a_file_that_an_earlier_job_has_left_is_named(tmp_path: Path) -> None:
-    # Of two ranks Gloo lets the one with the lower address wait for the other's call. Ports are random, so in half of
-    # the attempts rank 0 waits for a process that is gone, and nothing fails.
-    for attempt in range(10):
-        meeting, options = tmp_path / f"meet-{attempt}", ("--debug-level", "DETAIL", "--hang-timeout", "10")
-        ran = run("left_file", tmp_path / f"run-{attempt}", *options, ranks=2, args=(str(meeting),))
-        verdict = ran.report["verdict"]
-        if verdict["kind"] == "crash":
-            break
-    assert (verdict["kind"], verdict["ranks"]) == ("crash", [0])
-    assert [place["line"] for place in verdict["where"]] == marked_lines("left_file")
-    assert str(meeting) in verdict["fix"]
-
-
 def test_a_rank_that_its_own_watchdog_ends_is_a_victim(tmp_path: Path) -> None:
     ran = run("own_limit", tmp_path, *PATIENT, ranks=3)
     verdict = ran.report["verdict"]
@@ -175,11 +158,10 @@ def test_a_rank_that_its_own_watchdog_ends_is_a_victim(tmp_path: Path) -> None:
     assert any("a time limit of the script ended it" in said for said in verdict["evidence"])
 
 
-@pytest.mark.parametrize(("job", "kind"), [("stuck_spawn", "stuck"), ("crash_spawn", "crash")])
-def test_the_world_that_a_script_makes_is_judged(job: str, kind: str, tmp_path: Path) -> None:
-    verdict = run(job, tmp_path, *(PATIENT if kind in END else ()), ranks=1).report["verdict"]
-    assert (verdict["kind"], verdict["ranks"]) == (kind, [1]), verdict
-    assert verdict["where"][0]["line"] in marked_lines(job)
+def test_the_world_that_a_script_makes_is_judged(tmp_path: Path) -> None:
+    verdict = run("stuck_spawn", tmp_path, ranks=1).report["verdict"]
+    assert (verdict["kind"], verdict["ranks"]) == ("stuck", [1]), verdict
+    assert verdict["where"][0]["line"] in marked_lines("stuck_spawn")
 
 
 @pytest.mark.parametrize("kind", sorted({seeded.kind for seeded in FAULTS} - {"mismatch"}))

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -161,11 +162,15 @@ def test_a_job_that_does_not_run(slurm):
         pytest.param(("--slurm", "999999"), {}, "Slurm does not know job 999999", id="no such job"),
         pytest.param(("--slurm", "train"), {}, "train is not the number of a Slurm job", id="no number"),
         pytest.param(("--slurm", "1"), {"PATH": "/nowhere"}, "squeue is not on PATH", id="no Slurm here"),
-        pytest.param(("--slurm", "1"), {"SLURM_CONF": "/nowhere"}, "Slurm does not answer", id="no controller"),
+        pytest.param(("--slurm", "1"), {"SLURM_CONF": "alone.conf"}, "Slurm does not answer", id="no controller"),
         pytest.param(("--slurm", "1", "--pid", "1"), {}, "use either --slurm or --pid, not both", id="and a process"),
     ],
 )
 def test_what_is_asked_is_refused(slurm, options, env, words):
+    if "SLURM_CONF" in env:
+        alone = slurm.folder / env["SLURM_CONF"]
+        alone.write_text(re.sub(r"(SlurmctldPort)=.*", rf"\1={free_port()}\nMessageTimeout=2", slurm.conf.read_text()))
+        env = {"SLURM_CONF": str(alone)}
     done = attach(slurm, *options, **env)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"ddpdoctor: error: {words}" in done.stderr

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-EACH = int(os.environ.get("EACH", "40"))
+EACH = int(os.environ.get("EACH", "20"))
 torch.set_num_threads(1)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.scenarios.harmless.alone import RECORDER, defects, make_folder, run_bare, run_recorded
 
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPT = (str(Path(__file__).with_name("scripts.py")), "lists_threads")
 TRAINS = Path(__file__).parent / "trains.py"
 AT_START = (
     "start",
@@ -59,14 +59,13 @@ def broken_copy(folder: Path, part: str, name: str, value: str, error: str) -> P
 
 @pytest.mark.parametrize("part", AT_START)
 def test_a_script_that_never_imports_torch_runs_whatever_fails(part: str, tmp_path: Path) -> None:
-    script = str(SCRIPTS / "lists_threads.py")
-    bare = run_bare(script)
+    bare = run_bare(*SCRIPT)
     for number, (name, value) in enumerate(functions(RECORDER / f"{part}.py")):
         work = tmp_path / str(number)
         folder = make_folder(work / "run")
         error = ERRORS[number % len(ERRORS)]
         copy = broken_copy(work, part, name, value, error)
-        recorded = run_recorded(folder, script, recorder=copy)
+        recorded = run_recorded(folder, *SCRIPT, recorder=copy)
         assert recorded == bare, f"{part}.{name}"
 
 

@@ -289,25 +289,6 @@ def crash_spawn():
     spawn(raise_at_step_10)
 
 
-KILLED = """
-import os, sys, torch.distributed as dist
-rank = int(os.fork() == 0)
-dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
-dist.barrier()
-os._exit(0)
-"""
-
-
-def left_file(path):
-    """The ranks meet in a file in which a killed job has left addresses; rank 0 connects to them."""
-    if os.environ["RANK"] == "0":
-        subprocess.run([sys.executable, "-E", "-c", KILLED, path], check=True)
-    else:
-        time.sleep(600)
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=int(os.environ["RANK"]), world_size=2)  # FAULT
-    dist.barrier()
-
-
 def early_step():
     """The optimizer changes the parameters between a forward and its backward, as in many a GAN."""
     dist.init_process_group("gloo")

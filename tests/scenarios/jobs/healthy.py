@@ -338,11 +338,6 @@ def clean_join():
     run(main)
 
 
-def clean_spawn():
-    """The script starts its ranks itself."""
-    spawn()
-
-
 def clean_spawn_address():
     """The script starts its ranks itself, and names the place where they meet itself."""
     spawn(join="tcp://127.0.0.1:{port}")

@@ -128,7 +128,7 @@ def test_scancel(slurm):
     assert report["findings"] == []
     assert hosts_of(report) == ["dd0", "dd0", "dd1", "dd1"]
     # What each rank was at was saved within the grace.
-    assert all("endless.py" in json.dumps(rank) for rank in report["ranks"])
+    assert all("life.py" in json.dumps(rank) for rank in report["ranks"])
     assert job.report("node-1.json")["job"]["status"] == "interrupted"
 
 

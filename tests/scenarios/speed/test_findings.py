@@ -17,8 +17,11 @@ NEEDS_FREE_CORES = {"buckets one_for_all"}
 
 
 def cases(named: Iterable[str]) -> Iterator[Any]:
-    """Yield all ways of all jobs. CI runs the first of each job; ``tests/rules/speed`` has a table for each kind."""
-    seen: set[str] = set()
+    """Yield all ways of all jobs. CI runs the first of each job; ``tests/rules/speed`` has a table for each kind.
+
+    Healthy trainings by other libraries are among those of ``test_healthy.py``.
+    """
+    seen = {"lightning_job", "accelerate_job", "transformers_job"} if named is HEALTHY else set()
     for case in named:
         job = case.split()[0]
         nightly = [pytest.mark.nightly] if job in seen else []

@@ -24,32 +24,35 @@ SLEEP_MS = 10.0
 WEIGHT_BYTES, BIAS_BYTES = 16 * 16 * 4, 16 * 4
 
 
-def recorded(unused: str, folder: Path) -> list[GradientTimes]:
-    """Return what the two ranks of the job recorded of their one model."""
-    ran = run("gradient_times", folder, "--speed", *PATIENT, ranks=2, args=(unused,))
+@pytest.mark.parametrize(("unused", "expected"), [("never", [[0, 1]]), ("changing", []), ("fixed", [])])
+def test_when_each_gradient_is_ready_and_whether_any_goes_unused(
+    unused: str, expected: list[list[int]], tmp_path: Path
+) -> None:
+    """A needless find_unused_parameters is reported; a branch that was left out once keeps that silent."""
+    ran = run("gradient_times", tmp_path, "--speed", *PATIENT, ranks=2, args=(unused,))
     assert ran.status == 0, ran.stderr
-    read = [read_gradient_times(list(ring.notes)) for ring in read_rings(folder).contents.values()]
-    found = [models[0] for models in read if models]
+    found = [one for one in ran.report["findings"] if one["kind"] == "find-unused-needless"]
+    assert [one["ranks"] for one in found] == expected, ran.stderr
+    assert all("find_unused_parameters" in one["fix"] for one in found)
+    read = [read_gradient_times(list(ring.notes)) for ring in read_rings(tmp_path).contents.values()]
     assert [len(models) for models in read if models] == [1, 1]
-    return found
+    for times in [models[0] for models in read if models]:
+        if unused == "fixed":
+            hold_to_layers(times)
+        else:
+            assert (times.finds_unused, times.same_unused) == (True, unused == "never"), times
 
 
-def test_each_gradient_is_ready_one_layer_after_the_other(tmp_path: Path) -> None:
-    for times in recorded("fixed", tmp_path):
-        assert times.sizes_bytes == (WEIGHT_BYTES, BIAS_BYTES) * 5
-        weights = [ready for ready in times.ready_ms[::2] if ready is not None]
-        assert len(weights) == 5
-        assert all(before - after >= SLEEP_MS for before, after in pairwise(weights)), times
-        assert times.compute_end_ms >= weights[0] - 1
-        assert times.bucket_bytes == (2 * (WEIGHT_BYTES + BIAS_BYTES),) * 2 + (WEIGHT_BYTES + BIAS_BYTES,)
-        assert times.cap_bytes == int(0.002 * 2**20)
-        assert (times.finds_unused, times.static_graph, times.unused_bytes) == (False, False, 0)
-
-
-@pytest.mark.parametrize("unused", ["never", "changing"])
-def test_a_branch_that_was_left_out_once_is_seen(unused: str, tmp_path: Path) -> None:
-    for times in recorded(unused, tmp_path):
-        assert (times.finds_unused, times.same_unused) == (True, unused == "never"), times
+def hold_to_layers(times: GradientTimes) -> None:
+    """Each gradient is ready one layer after the other."""
+    assert times.sizes_bytes == (WEIGHT_BYTES, BIAS_BYTES) * 5
+    weights = [ready for ready in times.ready_ms[::2] if ready is not None]
+    assert len(weights) == 5
+    assert all(before - after >= SLEEP_MS for before, after in pairwise(weights)), times
+    assert times.compute_end_ms >= weights[0] - 1
+    assert times.bucket_bytes == (2 * (WEIGHT_BYTES + BIAS_BYTES),) * 2 + (WEIGHT_BYTES + BIAS_BYTES,)
+    assert times.cap_bytes == int(0.002 * 2**20)
+    assert (times.finds_unused, times.static_graph, times.unused_bytes) == (False, False, 0)
 
 
 # At 1 Gbit/s DDP's default buckets leave the reduction to run alone, and smaller ones are hidden by backward.
@@ -98,6 +101,7 @@ def test_buckets_that_leave_when_backward_is_over(slow_hosts: Hosts, tmp_path: P
     assert {Path(place["file"]).name for place in verdict["where"]} == {"accelerator.py"}
 
 
+@pytest.mark.nightly
 def test_buckets_that_leave_while_backward_computes(slow_hosts: Hosts, tmp_path: Path) -> None:
     report = run_on(slow_hosts, tmp_path, "of_1_mib")
     assert report["verdict"] is None, report["verdict"]
@@ -181,7 +185,10 @@ def tune(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, capture_output=True, text=True, env=env, timeout=250)
 
 
-@pytest.mark.parametrize(("way", "kind"), [("of_each_rank", "weak"), ("of_all_ranks", "strong")])
+BATCHES = [("of_each_rank", "weak"), pytest.param("of_all_ranks", "strong", marks=pytest.mark.nightly)]
+
+
+@pytest.mark.parametrize(("way", "kind"), BATCHES)
 def test_the_batch_of_a_rank_decides_which_efficiency_is_shown(tmp_path: Path, way: str, kind: str) -> None:
     ran = tune(tmp_path, "--scaling", "1,2", str(JOB), way)
     assert ran.returncode == 0, ran.stderr
@@ -231,14 +238,3 @@ def tune_command(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess
     """Run it without torchrun's options, which a command does not take."""
     command = [sys.executable, "-m", "ddpdoctor", "tune", f"--report-dir={tmp_path / 'run'}", *arguments]
     return subprocess.run(command, check=False, capture_output=True, text=True, env=clean_environment(), timeout=60)
-
-
-# A needless find_unused_parameters is reported on real ranks; a branch that is left out once keeps it silent.
-
-
-@pytest.mark.parametrize(("unused", "expected"), [("never", [[0, 1]]), ("changing", []), ("fixed", [])])
-def test_find_unused_parameters_without_any(unused: str, expected: list[list[int]], tmp_path: Path) -> None:
-    ran = run("gradient_times", tmp_path, "--speed", *PATIENT, ranks=2, args=(unused,))
-    found = [one for one in ran.report["findings"] if one["kind"] == "find-unused-needless"]
-    assert [one["ranks"] for one in found] == expected, ran.stderr
-    assert all("find_unused_parameters" in one["fix"] for one in found)
