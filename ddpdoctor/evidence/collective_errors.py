@@ -173,7 +173,15 @@ class StoreErrors:
         if keys is not None or asks is not None:
             return _key_facts(line, keys, asks)
         if (clients := _CLIENTS.search(text)) is not None:
-            return _clients(line, clients)
+            came, world = int(clients["came"]), int(clients["all"])
+            common = origin_of(line)
+            found: list[Fact] = [_waiting(float(clients["seconds"]), **common)]
+            if 0 < world < MOST_RANKS:
+                found.append(Size(ranks=world, **common))
+            if came == 1 and world == 2:  # the server counts itself, and serves as rank 0
+                common.pop("who")
+                found.append(Absent(who=Who(rank=1), waiters=(0,), in_init=True, shown=Shown.WORDS, **common))
+            return found
         client = _CLIENT.search(text)
         return _unreached(line, client) if client is not None else self._socket(line)
 
@@ -246,19 +254,6 @@ def _key_facts(line: Line, keys: re.Match[str] | None, asks: re.Match[str] | Non
         for rank in sorted(ranks)
         if rank < MOST_RANKS and rank != line.who.rank
     ]  # fmt: skip
-    return found
-
-
-def _clients(line: Line, clients: re.Match[str]) -> list[Fact]:
-    """Read which ranks never connected to the store's server."""
-    came, world = int(clients["came"]), int(clients["all"])
-    common = origin_of(line)
-    found: list[Fact] = [_waiting(float(clients["seconds"]), **common)]
-    if 0 < world < MOST_RANKS:
-        found.append(Size(ranks=world, **common))
-    if came == 1 and world == 2:  # the server counts itself, and serves as rank 0
-        common.pop("who")
-        found.append(Absent(who=Who(rank=1), waiters=(0,), in_init=True, shown=Shown.WORDS, **common))
     return found
 
 

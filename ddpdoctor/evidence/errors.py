@@ -105,7 +105,11 @@ def classify(kind: str, message: str, frames: Sequence[Frame] = ()) -> Reading:
     if name in _STOPPED_TYPES or _STOPPED.search(message):
         return Reading(nature=Nature.STOPPED)
     in_worker = bool(_WORKER.search(message))
-    if name in _FOLLOWS_TYPES or _FOLLOWS.search(message) or _is_torn_pipe(name, frames):
+    if (
+        name in _FOLLOWS_TYPES
+        or _FOLLOWS.search(message)
+        or (name in _PIPE_TYPES and bool(frames) and bool(_PIPES.search(frames[-1].file)))
+    ):
         return Reading(nature=Nature.FOLLOWS, in_worker=in_worker)
     if name in _MEMORY_TYPES or _MEMORY.search(message):
         return Reading(nature=Nature.OWN, memory=True, in_worker=in_worker)
@@ -143,11 +147,6 @@ def _peers(message: str) -> tuple[int, ...]:
 def _others(match: re.Match[str], message: str) -> tuple[int, ...]:
     speaks = message[match.start() - 1 : match.start()] == "[" or "successfully reached" in message[match.end() :][:30]
     return () if speaks else numbers(match[1])
-
-
-def _is_torn_pipe(name: str, frames: Sequence[Frame]) -> bool:
-    """Return whether a helper process lost its parent, or a parent its helper, in a pipe of multiprocessing."""
-    return name in _PIPE_TYPES and bool(frames) and bool(_PIPES.search(frames[-1].file))
 
 
 def _is_distributed(name: str, message: str, frames: Sequence[Frame]) -> bool:

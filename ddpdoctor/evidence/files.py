@@ -78,7 +78,7 @@ def find_files(paths: Sequence[str]) -> Iterator[EvidenceFile]:
     """
     count = 0
     for given in paths:
-        for found in [_standard_input()] if given == STDIN else _below(Path(given)):
+        for found in [EvidenceFile(name=STDIN, path=None, who=Who())] if given == STDIN else _below(Path(given)):
             count += 1
             if count > MOST_FILES:
                 raise UserError(
@@ -317,10 +317,6 @@ def read_rest(stream: FileContent, head: bytes) -> tuple[bytes, bool]:
     """Return the whole content, at most ``MOST_BYTES`` of it, and whether there is more."""
     body = head + stream.fill(MOST_BYTES - len(head))
     return body, len(body) == MOST_BYTES and bool(stream.read(1))
-
-
-def _standard_input() -> EvidenceFile:
-    return EvidenceFile(name=STDIN, path=None, who=Who())
 
 
 def _below(path: Path) -> Iterator[EvidenceFile]:

@@ -249,7 +249,15 @@ class Calls:
             return
         pointer, number = found["pointer"], int(found["number"], 16)
         communicator = process.communicators.get(pointer)
-        track = self._track(process, pointer, communicator, int(found["ranks"] or 0))
+        ranks = int(found["ranks"] or 0)
+        if communicator is not None and communicator.key:
+            key, ranks = communicator.key, communicator.ranks
+        else:  # the order in which a process uses its communicators is the same in all, as a rule
+            order = self._order.setdefault(id(process), {})
+            key = f"comm no. {order.setdefault(pointer, len(order))} of {ranks} ranks"
+        if key not in self._tracks and len(self._tracks) < MOST_COMMUNICATORS:
+            self._tracks[key] = _Track(group=key, ranks=ranks)
+        track = self._tracks.get(key)
         if track is None:
             return
         call = _Call(
@@ -262,16 +270,6 @@ class Calls:
         made = _Made(process, rank, call, number, line.spot(), line.text[: 2 * MOST_QUOTED])
         track.last.setdefault(id(process), deque(maxlen=KEPT)).append(made)
         _compare(track, (number, place), made)
-
-    def _track(self, process: NcclProcess, pointer: str, known: Communicator | None, ranks: int) -> _Track | None:
-        if known is not None and known.key:
-            key, ranks = known.key, known.ranks
-        else:  # the order in which a process uses its communicators is the same in all, as a rule
-            order = self._order.setdefault(id(process), {})
-            key = f"comm no. {order.setdefault(pointer, len(order))} of {ranks} ranks"
-        if key not in self._tracks and len(self._tracks) < MOST_COMMUNICATORS:
-            self._tracks[key] = _Track(group=key, ranks=ranks)
-        return self._tracks.get(key)
 
     def tell(self, processes: NcclProcesses) -> Iterator[Fact]:
         """Return the first calls that differ, and the last calls of each process."""

@@ -137,7 +137,17 @@ class RasReports:
         for comm in report.communicators.values():
             if comm.group in report.groups:
                 comm.size = report.groups[comm.group][0]
-            comm.counted += _from_counts(comm, report.spot)
+            spot = report.spot
+            found = []
+            for op in dict.fromkeys(op for counts in comm.counts.values() for op in counts):
+                numbers = {rank: counts.get(op, 0) for rank, counts in comm.counts.items()}
+                if len(set(numbers.values())) == 1:
+                    continue
+                for number, count in Counter(numbers.values()).items():
+                    ranks = {rank: comm.processes.get(rank) for rank, one in numbers.items() if one == number}
+                    said = f"{rank_list(ranks)}: {op} {number}"
+                    found.append(Counted(op=op, number=number, count=count, spot=spot, said=said, ranks=ranks))
+            comm.counted += found
         self._former, self._last = self._last, report
 
     def judge(self) -> Iterator[Fact]:
@@ -369,20 +379,19 @@ class _Comm:
                 if len(few) != 2 or len(many) != 2 or not few[0].ranks or not many[0].ranks:
                     continue
                 if set(few[0].ranks) == set(many[1].ranks) and set(few[1].ranks) == set(many[0].ranks):
-                    return self._different(one, few, other, many)
+                    sides = [
+                        (self._global(many[0]), self._operation(one, few[1].number)),
+                        (self._global(few[0]), self._operation(other, many[1].number)),
+                    ]
+                    sides.sort(key=lambda side: -len(side[0]))
+                    if not all(ranks for ranks, _ in sides):
+                        return None
+                    odd = sides[1][0] if len(sides[1][0]) < len(sides[0][0]) else None
+                    said = f"{few[0].said}; {many[0].said}"
+                    return Differ(
+                        spot=few[0].spot, said=said, sides=tuple(sides), odd=odd, aspect="operation", settled=True
+                    )
         return None
-
-    def _different(self, one: str, few: list[Counted], other: str, many: list[Counted]) -> Differ | None:
-        sides = [
-            (self._global(many[0]), self._operation(one, few[1].number)),
-            (self._global(few[0]), self._operation(other, many[1].number)),
-        ]
-        sides.sort(key=lambda side: -len(side[0]))
-        if not all(ranks for ranks, _ in sides):
-            return None
-        odd = sides[1][0] if len(sides[1][0]) < len(sides[0][0]) else None
-        said = f"{few[0].said}; {many[0].said}"
-        return Differ(spot=few[0].spot, said=said, sides=tuple(sides), odd=odd, aspect="operation", settled=True)
 
     def _inside(self) -> Iterator[Fact]:
         """Say that all ranks have launched the same, and nothing moved from one report to the next."""
@@ -408,20 +417,6 @@ class _Comm:
 
 def _said(low: Counted, high: Counted) -> str:
     return low.said if low.said == high.said else f"{low.said}; {high.said}"
-
-
-def _from_counts(comm: RasCommunicator, spot: Spot) -> list[Counted]:
-    """Return the sides of each operation in which ranks differ, from the counts of JSON."""
-    found = []
-    for op in dict.fromkeys(op for counts in comm.counts.values() for op in counts):
-        numbers = {rank: counts.get(op, 0) for rank, counts in comm.counts.items()}
-        if len(set(numbers.values())) == 1:
-            continue
-        for number, count in Counter(numbers.values()).items():
-            ranks = {rank: comm.processes.get(rank) for rank, one in numbers.items() if one == number}
-            said = f"{rank_list(ranks)}: {op} {number}"
-            found.append(Counted(op=op, number=number, count=count, spot=spot, said=said, ranks=ranks))
-    return found
 
 
 def _moved(former: RasReport, last: RasReport) -> bool:
@@ -531,7 +526,14 @@ class RasReader:
         if "NCCL DIAG [" in text:
             self._diagnose(line)
         elif "PEER_DEAD: " in text:
-            self._dead(line)
+            found = _PROCESS.search(line.text)
+            if found is not None and len(self._deaths) < MOST_PROCESSES:
+                host, address = split_node(found["node"])
+                who = Who(host=host, address=address, pid=int(found["pid"]))
+                said = quote(line.text)
+                self._deaths.append(
+                    Absent(who=who, spot=line.spot(), time=line.time, said=said, shown=Shown.COUNTS, dead=True)
+                )
         elif text.startswith("Job summary") or (text.startswith("Communicators...") and (not report or report.begun)):
             self._finish()
             self._report = RasReport(spot=line.spot(), time=line.time, begun=text.startswith("C"))
@@ -558,17 +560,6 @@ class RasReader:
         if self._report is not None:
             self._reports.add(self._report)
         self._report = None
-
-    def _dead(self, line: Line) -> None:
-        """Take in an event of RAS's monitor."""
-        found = _PROCESS.search(line.text)
-        if found is not None and len(self._deaths) < MOST_PROCESSES:
-            host, address = split_node(found["node"])
-            who = Who(host=host, address=address, pid=int(found["pid"]))
-            said = quote(line.text)
-            self._deaths.append(
-                Absent(who=who, spot=line.spot(), time=line.time, said=said, shown=Shown.COUNTS, dead=True)
-            )
 
     def _diagnose(self, line: Line) -> None:
         """Take in a line of NCCL's diagnostics. Values of variables are left out."""

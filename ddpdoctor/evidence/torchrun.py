@@ -284,7 +284,10 @@ class ErrorFileReader:
         extra = extra if isinstance(extra, dict) else {}
         # The files of one attempt are those of one agent, and thus of one host.
         attempt = document.source.rpartition("/")[0].rpartition("/")[0] or document.source
-        time = _stamp(extra.get("timestamp"), f"{document.who.host or attempt}, epoch")
+        seconds = extra.get("timestamp")
+        clock = f"{document.who.host or attempt}, epoch"
+        digits = str(seconds)
+        time = Time(seconds=int(digits), clock=clock) if digits.isdigit() and len(digits) < 12 else None
         short = said.get("message", "") if isinstance(said, dict) else said
         callstack = extra.get("py_callstack", "")
         message = callstack if isinstance(callstack, str) and HEADER in callstack else short
@@ -297,8 +300,3 @@ def _parse(body: bytes) -> Any:
         return json.loads(body)
     except (ValueError, RecursionError):
         return None
-
-
-def _stamp(seconds: object, clock: str) -> Time | None:
-    digits = str(seconds)
-    return Time(seconds=int(digits), clock=clock) if digits.isdigit() and len(digits) < 12 else None

@@ -188,9 +188,6 @@ class Traceback:
             return self._link(nested=True) if sub["number"] else Fed.ENDED
         if not stripped:
             return Fed.TAKEN
-        return self._feed_more(text)
-
-    def _feed_more(self, text: str) -> Fed:
         lines = self.chain[-1].lines
         goes_on = self.sure or _CONTINUES.match(text) or lines[-1].strip() == "Last error:"
         is_other = text.rstrip().endswith(HEADER) or _HEAD.match(text)

@@ -277,7 +277,14 @@ class DesyncReports:
             return _absent(line, report, behind["ranks"], _at(report, int(behind["seq"])))
         if (inside := _INSIDE.search(text)) is not None:
             return self._inside(line, report, inside)
-        return self._snapshot(line, report)
+        if (number := _NUMBER.search(line.text)) is not None:
+            report.seq = int(number["seq"]) if number["state"] == "started" else 0
+            return ()
+        if (state := _STATE.search(line.text)) is not None:
+            if report.seq and state["state"] == "started":
+                report.started.setdefault(report.seq, {})[state["op"]] = numbers(state["ranks"])
+            return ()
+        return self._close(line.stream) if line.number - report.line.number > _LONGEST else ()
 
     def end(self) -> Iterable[Fact]:
         """Return the facts of snapshots that the log cuts off."""
@@ -300,16 +307,6 @@ class DesyncReports:
         if report.operation.seq is None or seq >= report.operation.seq:
             return ()
         return _absent(line, report, inside["ranks"], report.operation, certain=False)
-
-    def _snapshot(self, line: Line, report: _Report) -> Iterable[Fact]:
-        if (number := _NUMBER.search(line.text)) is not None:
-            report.seq = int(number["seq"]) if number["state"] == "started" else 0
-            return ()
-        if (state := _STATE.search(line.text)) is not None:
-            if report.seq and state["state"] == "started":
-                report.started.setdefault(report.seq, {})[state["op"]] = numbers(state["ranks"])
-            return ()
-        return self._close(line.stream) if line.number - report.line.number > _LONGEST else ()
 
     def _close(self, stream: Hashable) -> Iterable[Fact]:
         report = self._reports.pop(stream, None)
@@ -486,7 +483,13 @@ class WatchdogReader:
         """Read the lines that complete a fact of earlier lines."""
         text = line.text
         if "Stack trace of the failed collective" in text:
-            return self._open_trace(line, group, found="not found" not in text)
+            found = "not found" not in text
+            writer = writer_of(line, group)
+            waits = self._open.get(writer) or self._open.get(self._last_writer(line), [])
+            wait = next((one for one in reversed(waits) if not one.frames), None)
+            if found and wait is not None:
+                self._traces = [*self._traces[-_MOST_TRACES:], _Trace(line.stream, wait)]
+            return [] if found else self._close(writer, grouped_only=True)
         if "taking the entire process down" in text:
             return self._close(writer_of(line, group), grouped_only=True)
         if (died := _DIED.search(text)) is not None:
@@ -502,7 +505,22 @@ class WatchdogReader:
             return []  # cut off
         operation, limit_s = _operation(work)
         waits = self._open.get(writer, [])
-        same = next((one for one in waits if _same_call(one.fact.operation, operation)), None)
+        same = next(
+            (
+                one
+                for one in waits
+                if (
+                    (
+                        one.fact.operation.seq,
+                        one.fact.operation.op,
+                        one.fact.operation.numel_in,
+                        one.fact.operation.numel_out,
+                    )
+                    == (operation.seq, operation.op, operation.numel_in, operation.numel_out)
+                )
+            ),
+            None,
+        )
         bare = next((one for one in waits if one.fact.operation.seq == operation.seq and one.is_bare), None)
         if bare is not None:
             known = bare.fact.operation
@@ -587,14 +605,6 @@ class WatchdogReader:
         return [one.done() for one in done]
 
     # stacks
-
-    def _open_trace(self, line: Line, group: NcclGroup | None, *, found: bool) -> list[Fact]:
-        writer = writer_of(line, group)
-        waits = self._open.get(writer) or self._open.get(self._last_writer(line), [])
-        wait = next((one for one in reversed(waits) if not one.frames), None)
-        if found and wait is not None:
-            self._traces = [*self._traces[-_MOST_TRACES:], _Trace(line.stream, wait)]
-        return [] if found else self._close(writer, grouped_only=True)
 
     def _last_writer(self, line: Line) -> Hashable:
         """Return whose wait a line without any rank may continue: the last one that was opened in its stream."""
@@ -685,10 +695,6 @@ def _operation(work: re.Match[str] | None) -> tuple[Operation, float | None]:
         numel_out=int(work["numel_out"]) if work["numel_out"] else None,
     )  # fmt: skip
     return operation, int(work["limit"]) / 1000 if work["limit"] else None
-
-
-def _same_call(one: Operation, other: Operation) -> bool:
-    return (one.seq, one.op, one.numel_in, one.numel_out) == (other.seq, other.op, other.numel_in, other.numel_out)
 
 
 def _join(wait: _Wait, group: NcclGroup, who: Who) -> None:
