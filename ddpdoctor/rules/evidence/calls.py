@@ -42,11 +42,29 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from ddpdoctor.model.evidence import Fact
     from ddpdoctor.model.stacks import Frame
 
 
 # Finds out which ranks are in one process group, from pairs of global ranks and group ranks that were seen
+
+_SINGLE = frozenset({"send", "recv", "coalesced"})
+"""Their numbers are not those of the group's collectives."""
+_FROM_ROOT = frozenset({"broadcast", "scatter"})
+"""The root may complete it before the others have come."""
+_SAME_IN = frozenset({
+    "all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor",
+    "reduce_scatter",
+})  # fmt: skip
+"""Operations whose input must have equally many elements on all ranks."""
+_SAME_OUT = frozenset({"all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor"})
+_NEAR = 16
+"""Our choice: nobody completes a call that another has not begun, save as the root of a broadcast. So numbers that lie
+further apart are those of different groups, or of different runs in one log."""
+_Call = tuple[str, int | None, str]
+WAITS = frozenset({Doing.COLLECTIVE, Doing.DEVICE})
+"""What a rank does that, as far as a stack can tell, waits for other ranks."""
+NO_ANSWER = "no-answer"
+"""The kind of note about a rank that did not answer torch's debug server."""
 
 
 def split_group(places: Mapping[int, int], ranks: Iterable[int]) -> list[tuple[int, ...]]:
@@ -94,21 +112,6 @@ def members_of(places: Mapping[int, int], listed: Sequence[int] | None, size: in
     rank, place = next(iter(places.items()))
     count = size if size is not None else min(max(places.values()) + 1, MOST_RANKS)
     return tuple(found for number in range(count) if (found := rank + (number - place) * stride) >= 0)
-
-
-_SINGLE = frozenset({"send", "recv", "coalesced"})
-"""Their numbers are not those of the group's collectives."""
-_FROM_ROOT = frozenset({"broadcast", "scatter"})
-"""The root may complete it before the others have come."""
-_SAME_IN = frozenset({
-    "all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor",
-    "reduce_scatter",
-})  # fmt: skip
-"""Operations whose input must have equally many elements on all ranks."""
-_SAME_OUT = frozenset({"all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor"})
-_NEAR = 16
-"""Our choice: nobody completes a call that another has not begun, save as the root of a broadcast. So numbers that lie
-further apart are those of different groups, or of different runs in one log."""
 
 
 @dataclass(slots=True)
@@ -534,9 +537,6 @@ def _compare_numberless(facts: Sequence[Fact], silent: frozenset[int], world: in
     return []
 
 
-_Call = tuple[str, int | None, str]
-
-
 def compare_calls(facts: Iterable[object]) -> Iterator[Differ]:
     """Return the first call of each communicator in which ranks differ.
 
@@ -585,13 +585,6 @@ def _calls_differ(called: Sequence[Called]) -> Differ | None:
 
 def _shape(operation: Operation) -> _Call:
     return (operation.op, operation.numel_in, operation.dtype)
-
-
-WAITS = frozenset({Doing.COLLECTIVE, Doing.DEVICE})
-"""What a rank does that, as far as a stack can tell, waits for other ranks."""
-
-NO_ANSWER = "no-answer"
-"""The kind of note about a rank that did not answer torch's debug server."""
 
 
 def compare_stacks(facts: Sequence[Fact], world: int | None) -> list[Fact]:

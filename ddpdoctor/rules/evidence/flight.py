@@ -34,6 +34,19 @@ if TYPE_CHECKING:
 
 
 _Link = tuple[int, "Operation", int]
+SAME_IN = frozenset({
+    "all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor",
+    "reduce_scatter", "all_gather_coalesced", "reduce_scatter_coalesced",
+})  # fmt: skip
+"""Operations whose inputs must have equally many elements on all ranks."""
+SAME_OUT = frozenset({
+    "all_reduce", "all_reduce_coalesced", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor",
+})  # fmt: skip
+_LAST_DONE = 2**20
+"""What the last completed call is numbered then: more than a ring holds."""
+_PARTNER = {"send": "recv", "recv": "send"}
+_FROM_ROOT = frozenset({"broadcast", "scatter", "reduce", "gather"})
+"""A rank may complete it before all others have come."""
 
 
 def find_circle(links: Iterable[tuple[int, Operation, int | None]], source: str = "") -> Circle | None:
@@ -74,16 +87,6 @@ def _way_back(waits: dict[int, dict[int, Operation]], start: int) -> list[_Link]
     return []
 
 
-SAME_IN = frozenset({
-    "all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor",
-    "reduce_scatter", "all_gather_coalesced", "reduce_scatter_coalesced",
-})  # fmt: skip
-"""Operations whose inputs must have equally many elements on all ranks."""
-SAME_OUT = frozenset({
-    "all_reduce", "all_reduce_coalesced", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor",
-})  # fmt: skip
-
-
 def comparable(block: Sequence[FlightCall]) -> tuple[object, ...]:
     """Return what must be equal on all ranks. torch writes no sizes for a barrier."""
     return tuple(
@@ -116,10 +119,6 @@ def operation_of(block: Sequence[FlightCall] | None, number: int | None, group: 
 
 
 # Sorts the groups of all dumps: groups of one name are one group only if they have the same members
-
-
-_LAST_DONE = 2**20
-"""What the last completed call is numbered then: more than a ring holds."""
 
 
 @dataclass(slots=True)
@@ -196,9 +195,6 @@ def clusters_of(by_rank: Mapping[int, FlightDump]) -> list[Cluster]:
 # Compares the pending sends and receives of ranks. They are matched by sender and receiver, in order
 
 
-_PARTNER = {"send": "recv", "recv": "send"}
-
-
 def compare_transfers(cluster: Cluster) -> Iterator[Fact]:
     """Yield for whom each rank waits in its oldest pending send or receive, or that both ends are inside."""
     for rank, part in cluster.parts.items():
@@ -240,10 +236,6 @@ def compare_transfers(cluster: Cluster) -> Iterator[Fact]:
                 if unequal
                 else Inside(operation=operation, ranks=ends, complete=True, spot=dump.spot, said=said)
             )
-
-
-_FROM_ROOT = frozenset({"broadcast", "scatter", "reduce", "gather"})
-"""A rank may complete it before all others have come."""
 
 
 def compare_flight(dumps: Sequence[FlightDump], world: int | None) -> list[Fact]:

@@ -13,7 +13,6 @@ from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.reading import known
 from ddpdoctor.model.words import count_of, grouped, name_list, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
-from ddpdoctor.rules.evidence.state import RunState
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
@@ -22,6 +21,29 @@ if TYPE_CHECKING:
     from ddpdoctor.model.evidence import NcclEdge, Who
     from ddpdoctor.model.node import Node
     from ddpdoctor.rules.evidence.state import RunState
+
+SLOW_START_S = 30.0
+"""From here on the set-up of a communicator is worth a word: the facts' figure."""
+MOST_PAIRS = 4
+MOST_ALGORITHMS = 4
+DISABLING = {
+    "NCCL_P2P_DISABLE": "no direct data exchange between the GPUs of a host",
+    "NCCL_SHM_DISABLE": "no shared memory between the processes of a host",
+    "NCCL_IB_DISABLE": "InfiniBand and RoCE are not used",
+    "NCCL_IGNORE_NET_MISMATCH": "hosts with different networks are accepted, but may hang",
+}
+"""Variables that switch something off when they are set, and what."""
+ENABLING = {
+    "NCCL_NVLS_ENABLE": "NVLink SHARP is off",
+    "NCCL_DMABUF_ENABLE": "adapters do not use DMA-BUF for GPU memory",
+    "NCCL_CUMEM_ENABLE": "cuMem does not allocate the buffers",
+}
+"""Variables that switch something off when they are 0."""
+OFF = {"", "0"}
+_NUMBER = re.compile(r"/\d+(?:\(\d+\))?(?=/|$)")
+NVLS_GPU = re.compile(r"\b(?:H100|H200|H800|H20|GH200|B100|B200|B300|GB200|GB300)\b")
+"""GPUs whose NVSwitches reduce in the switch: Hopper and later (NCCL's NVLS, since 2.17)."""
+MOST_SAID = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,27 +139,6 @@ def _short(host: str) -> str:
     return host.partition(".")[0]
 
 
-SLOW_START_S = 30.0
-"""From here on the set-up of a communicator is worth a word: the facts' figure."""
-MOST_PAIRS = 4
-MOST_ALGORITHMS = 4
-DISABLING = {
-    "NCCL_P2P_DISABLE": "no direct data exchange between the GPUs of a host",
-    "NCCL_SHM_DISABLE": "no shared memory between the processes of a host",
-    "NCCL_IB_DISABLE": "InfiniBand and RoCE are not used",
-    "NCCL_IGNORE_NET_MISMATCH": "hosts with different networks are accepted, but may hang",
-}
-"""Variables that switch something off when they are set, and what."""
-ENABLING = {
-    "NCCL_NVLS_ENABLE": "NVLink SHARP is off",
-    "NCCL_DMABUF_ENABLE": "adapters do not use DMA-BUF for GPU memory",
-    "NCCL_CUMEM_ENABLE": "cuMem does not allocate the buffers",
-}
-"""Variables that switch something off when they are 0."""
-OFF = {"", "0"}
-_NUMBER = re.compile(r"/\d+(?:\(\d+\))?(?=/|$)")
-
-
 def explain_nccl(state: RunState) -> Iterator[str]:
     """Yield what NCCL's log says of network, connections, algorithms, settings and start."""
     job = NcclJob(state)
@@ -197,11 +198,6 @@ def _start(job: NcclJob) -> Iterator[str]:
     if slowest.init_s:
         late = ", which delays only the start" if slowest.init_s > SLOW_START_S else ""
         yield f"setting up a communicator took up to {slowest.init_s:.1f} s{late}"
-
-
-NVLS_GPU = re.compile(r"\b(?:H100|H200|H800|H20|GH200|B100|B200|B300|GB200|GB300)\b")
-"""GPUs whose NVSwitches reduce in the switch: Hopper and later (NCCL's NVLS, since 2.17)."""
-MOST_SAID = 2
 
 
 @rule("DD816", "nccl-path", Severity.WARNING, "NCCL uses a slower connection than the machines support")

@@ -17,7 +17,6 @@ from ddpdoctor.model.known_errors import find_known
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ddpdoctor.model.evidence import Fact
     from ddpdoctor.rules.evidence.state import RunState
 
 
@@ -30,6 +29,7 @@ _ALIKE = _ENVIRONMENT | {"duplicate-gpu", "port", _NONFINITE}
 """Faults that are one, though several processes report them."""
 _GPU = frozenset({"xid", "gpu-lost"})
 _DIGITS = re.compile(r"\d+")
+_Name = tuple[str, object]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -291,9 +291,6 @@ def victims_of(state: RunState, blamed: Iterable[int]) -> dict[str, list[int]]:
         if limit.timed_out and rank is not None and rank not in blamed and rank not in found[key]:
             found[key].append(rank)
     return {key: sorted(ranks) for key, ranks in found.items() if ranks}
-
-
-_Name = tuple[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

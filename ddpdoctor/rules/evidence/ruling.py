@@ -67,14 +67,36 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.evidence.roots import Root
 
 
-# The sentences about ranks that did not come to where others wait
-
-
 _STATES = {
     Doing.OWN: "is in its own code", Doing.DATA: "waits for a DataLoader worker", Doing.EXIT: "is exiting",
     Doing.INIT: "is in init_process_group", Doing.DEVICE: "waits for its device", Doing.COLLECTIVE: "waits for others",
     Doing.UNKNOWN: "is elsewhere",
 }  # fmt: skip
+_FIND_END = f"find out what ended the process or its host: its standard error, {KILLED}"
+_LET_IT_END = (
+    "do this work once before the job (a prepared data set, a filled cache), or let all ranks share it; else raise the "
+    "limit: `init_process_group(timeout=timedelta(hours=2))`"
+)
+ALL_RANKS = "all ranks"
+"""What RAS's reader calls the communicator that has all ranks."""
+_TELLING = frozenset({"ras-ahead", "ras-unnamed", "damaged"})
+"""Notes that say why the cause cannot be told."""
+_ONLY_SAID = {
+    Nature.PEER_LOST: "the evidence only has errors of ranks that lost another rank, not the failure itself",
+    Nature.TIMED_OUT: "a wait for other ranks timed out, but the evidence does not show which ones: {}",
+    Nature.STOPPED: "processes were told to stop, but the evidence does not show why: {}",
+    Nature.FOLLOWS: "the evidence only has reports of a failure, not the failure itself: {}",
+}
+"""What only such errors say, with a quote of one."""
+_FROZEN = frozenset({"T", "t"})
+_KINDS = {
+    "shm": "shm", "version": "version-same", "interface": "ifname-exists", "duplicate-gpu": "dup-gpu",
+    "port": "port-free", "disk": "disk", "wrong-data": "wrong-data",
+    "nonfinite": "nonfinite-grad", "xid": "xid", "gpu-lost": "xid",
+}  # fmt: skip
+"""For faults of a machine: the kind of the rule of `check-env` that a user would look for."""
+_ENDS_PROCESSES = frozenset({"oom", "node-failure"})
+"""Faults of a machine by which processes die at once."""
 
 
 def _absence(
@@ -170,13 +192,6 @@ def _absence(
     return Ruling(kind=kind, problem=problem)
 
 
-_FIND_END = f"find out what ended the process or its host: its standard error, {KILLED}"
-_LET_IT_END = (
-    "do this work once before the job (a prepared data set, a filled cache), or let all ranks share it; else raise the "
-    "limit: `init_process_group(timeout=timedelta(hours=2))`"
-)
-
-
 def _doing_words(state: RunState, samples: dict[int, Stacked], ranks: Iterable[int]) -> list[str]:
     found = []
     for rank in ranks:
@@ -228,10 +243,6 @@ def _absence_fix(ranks: list[int], where: tuple[Place, ...], workers: Sequence[S
         f"find out what {rank_list(ranks)} did instead: {its} log and standard error; "
         f"{its} stack, if the job still runs, with `ddpdoctor attach` on {its} host"
     )
-
-
-ALL_RANKS = "all ranks"
-"""What RAS's reader calls the communicator that has all ranks."""
 
 
 def find_absent(state: RunState) -> Ruling | None:
@@ -295,31 +306,6 @@ def _waits_for(rank: int, absent: Iterable[Absent]) -> bool:
     others = {_rank(fact) for fact in absent if rank in fact.waiters and _rank(fact) != rank}
     back = {waiter for fact in absent if _rank(fact) == rank for waiter in fact.waiters}
     return bool(others - back)
-
-
-_TELLING = frozenset({"ras-ahead", "ras-unnamed", "damaged"})
-"""Notes that say why the cause cannot be told."""
-
-
-_ONLY_SAID = {
-    Nature.PEER_LOST: "the evidence only has errors of ranks that lost another rank, not the failure itself",
-    Nature.TIMED_OUT: "a wait for other ranks timed out, but the evidence does not show which ones: {}",
-    Nature.STOPPED: "processes were told to stop, but the evidence does not show why: {}",
-    Nature.FOLLOWS: "the evidence only has reports of a failure, not the failure itself: {}",
-}
-"""What only such errors say, with a quote of one."""
-_FROZEN = frozenset({"T", "t"})
-
-_KINDS = {
-    "shm": "shm", "version": "version-same", "interface": "ifname-exists", "duplicate-gpu": "dup-gpu",
-    "port": "port-free", "disk": "disk", "wrong-data": "wrong-data",
-    "nonfinite": "nonfinite-grad", "xid": "xid", "gpu-lost": "xid",
-}  # fmt: skip
-"""For faults of a machine: the kind of the rule of `check-env` that a user would look for."""
-
-
-_ENDS_PROCESSES = frozenset({"oom", "node-failure"})
-"""Faults of a machine by which processes die at once."""
 
 
 def decide(state: RunState) -> Ruling:

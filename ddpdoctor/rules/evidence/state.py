@@ -45,6 +45,14 @@ if TYPE_CHECKING:
     from ddpdoctor.model.evidence_runs import Evidence, EvidenceRun
     from ddpdoctor.rules.answers import Problem
 
+Named = TypeVar("Named", int, str)
+RAS = "ras"
+"""The kind of note that every report gives."""
+_OF_COUNTS = frozenset({"ras-ahead", "ras-unnamed"})
+Kind = TypeVar("Kind", bound=Fact)
+_OF_OTHERS = (Absent, Circle, Differ, Inside)
+"""Facts about ranks whose own evidence need not have been given."""
+
 
 def set_apart_handled(facts: Sequence[Fact]) -> tuple[Fact, ...]:
     """Return the facts, with notes in place of the errors after which the same writer went on or ended well."""
@@ -130,9 +138,6 @@ def resolve(facts: Sequence[Fact], world: int | None) -> tuple[Fact, ...]:
         who = replace(who, rank=rank, host=host)
         found.append(fact if who == fact.who else replace(fact, who=who))
     return tuple(found)
-
-
-Named = TypeVar("Named", int, str)
 
 
 def _only(table: Mapping[object, set[Named]], *names: object) -> Named | None:
@@ -242,11 +247,6 @@ def _tasks_are_ranks(facts: Iterable[Fact], world: int | None) -> bool:
     return not locals_ and (world is None or max((task for task, _ in pairs if task is not None), default=0) < world)
 
 
-RAS = "ras"
-"""The kind of note that every report gives."""
-_OF_COUNTS = frozenset({"ras-ahead", "ras-unnamed"})
-
-
 def join_reports(facts: Sequence[Fact]) -> tuple[Fact, ...]:
     """Return the facts with what the last two reports say together. Counts differ for an instant in any job."""
     sources = list(dict.fromkeys(fact.spot.source for fact in facts if isinstance(fact, Hint) and fact.kind == RAS))
@@ -286,9 +286,6 @@ def _is_of_counts(fact: Fact) -> bool:
     return isinstance(fact, Hint) and fact.kind in _OF_COUNTS
 
 
-Kind = TypeVar("Kind", bound=Fact)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
     """What is wrong, or why that cannot be told."""
@@ -300,10 +297,6 @@ class Ruling:
     """Why there is no verdict; empty: there is one, or nothing is wrong."""
     collect: tuple[str, ...] = ()
     """If there is no verdict: what to collect, as instructions, the most useful first."""
-
-
-_OF_OTHERS = (Absent, Circle, Differ, Inside)
-"""Facts about ranks whose own evidence need not have been given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,6 +67,37 @@ _STACKS = (
     "`py-spy dump --native --pid PID`; and the utilization of each GPU: `nvidia-smi`"
 )
 _OF_RAS = frozenset({"ras", "ras-ahead", "ras-unnamed", "damaged"})
+MOST_QUOTES = 4
+MOST_PLACES = 16
+MOST_MESSAGE = 300
+_VICTIM = "it may be a victim of another failure"
+"""For an end without a word."""
+_MORE_MEMORY = "use less memory per rank (fewer loader workers, smaller batches), or raise the job's memory limit"
+_LESS_DEVICE_MEMORY = "use less device memory: smaller batches, activation checkpointing, or sharded optimizer state"
+_FULL = "; usually /dev/shm is full, or a mapped file was truncated"
+_NATIVE = frozenset({"SIGSEGV", "SIGFPE", "SIGILL", "SIGABRT"})
+_FIND_NATIVE = (
+    "native code failed in a library or an extension: `python -X faulthandler` shows the line, and a core "
+    "file (`ulimit -c unlimited`, gdb) shows the library"
+)
+_FIND_SENDER = f"find out who sent the signal: {KILLED}, the scheduler's log"
+_KEEP_STDERR = (
+    "save the standard error of that rank: `torchrun --redirects 3 --tee 3 ...`, or decorate main with @record"
+)
+_FIND_STOPPER = "find out who stopped it (a time limit, the scheduler, a user, another node's launcher): `sacct -j JOB`"
+_STOPS = {
+    "time limit": ("time limit", "request more time, or save checkpoints and resume from them"),
+    "preemption": ("preemption", "save checkpoints at the scheduler's warning signal, and requeue the job"),
+    "requeue": ("requeue", "save checkpoints, and resume from them"),
+    "SIGHUP": (
+        "SIGHUP, because the terminal or ssh session that started it was closed",
+        "start it in tmux or screen, with nohup and setsid, or as a batch job",
+    ),
+    "SIGINT": (
+        "SIGINT (Ctrl-C)",
+        "if it was stopped because it hung, run `ddpdoctor attach` the next time before that",
+    ),
+}
 
 
 def collect(state: RunState) -> tuple[str, ...]:
@@ -115,11 +146,6 @@ def about(state: RunState) -> tuple[str, ...]:
     refused = (one.words(ranks) for one, ranks in state.refusals())
     notes = list(dict.fromkeys([*refused, *(fact.words for fact in state.all(Hint) if fact.words)]))
     return (*lacking[:MOST_REASONS], *more, *notes[:MOST_REASONS])
-
-
-MOST_QUOTES = 4
-MOST_PLACES = 16
-MOST_MESSAGE = 300
 
 
 def quote(fact: Fact) -> str:
@@ -247,22 +273,6 @@ def _failure_fix(root: Root, known: KnownError | None, *, killed: bool, frame: F
         return "look in the whole log for this line, for the traceback above it and for an earlier error of any rank"
     at = place_words(frame) if frame is not None else "in the traceback"
     return f"fix the error {at}; it caused the errors of the other ranks" if root.failed else _KEEP_STDERR
-
-
-_VICTIM = "it may be a victim of another failure"
-"""For an end without a word."""
-_MORE_MEMORY = "use less memory per rank (fewer loader workers, smaller batches), or raise the job's memory limit"
-_LESS_DEVICE_MEMORY = "use less device memory: smaller batches, activation checkpointing, or sharded optimizer state"
-_FULL = "; usually /dev/shm is full, or a mapped file was truncated"
-_NATIVE = frozenset({"SIGSEGV", "SIGFPE", "SIGILL", "SIGABRT"})
-_FIND_NATIVE = (
-    "native code failed in a library or an extension: `python -X faulthandler` shows the line, and a core "
-    "file (`ulimit -c unlimited`, gdb) shows the library"
-)
-_FIND_SENDER = f"find out who sent the signal: {KILLED}, the scheduler's log"
-_KEEP_STDERR = (
-    "save the standard error of that rank: `torchrun --redirects 3 --tee 3 ...`, or decorate main with @record"
-)
 
 
 def victim_words(state: RunState, blamed: Iterable[int]) -> list[str]:
@@ -449,22 +459,6 @@ def stopped(state: RunState, facts: Sequence[Stopped]) -> Problem:
         evidence=(*quotes(facts), *steps_words(state), *coverage(state)),
         fix=fix,
     )
-
-
-_FIND_STOPPER = "find out who stopped it (a time limit, the scheduler, a user, another node's launcher): `sacct -j JOB`"
-_STOPS = {
-    "time limit": ("time limit", "request more time, or save checkpoints and resume from them"),
-    "preemption": ("preemption", "save checkpoints at the scheduler's warning signal, and requeue the job"),
-    "requeue": ("requeue", "save checkpoints, and resume from them"),
-    "SIGHUP": (
-        "SIGHUP, because the terminal or ssh session that started it was closed",
-        "start it in tmux or screen, with nohup and setsid, or as a batch job",
-    ),
-    "SIGINT": (
-        "SIGINT (Ctrl-C)",
-        "if it was stopped because it hung, run `ddpdoctor attach` the next time before that",
-    ),
-}
 
 
 def inside(state: RunState, facts: Sequence[Inside]) -> Problem:

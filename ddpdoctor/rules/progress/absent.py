@@ -37,6 +37,11 @@ if TYPE_CHECKING:
 
 _UP = frozenset({Contact.CONNECTED, Contact.REFUSED, Contact.RESET, Contact.NO_STORE})
 """Answers that only a running and reachable host can give."""
+_NOT_REACHED = {
+    Contact.UNRESOLVED: "the name does not resolve here",
+    Contact.NO_ANSWER: "no response",
+    Contact.NO_STORE: "another program responds",
+}
 
 
 def judge_lost(job: JobState) -> Answer:
@@ -109,13 +114,6 @@ def judge_lost(job: JobState) -> Answer:
 
 def _answers(job: JobState, node: NodeSeen) -> bool:
     return any(attempt.contact in _UP for attempt in attempts_at(job.facts.reached, node.host))
-
-
-_NOT_REACHED = {
-    Contact.UNRESOLVED: "the name does not resolve here",
-    Contact.NO_ANSWER: "no response",
-    Contact.NO_STORE: "another program responds",
-}
 
 
 def _judge_launchers(job: JobState) -> Answer:

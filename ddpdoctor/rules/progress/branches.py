@@ -23,6 +23,17 @@ if TYPE_CHECKING:
 
     Parts = tuple[TimelineEntry | None, TimelineEntry | None]
 
+MOST_WAYS = 4
+"""Most ways around a call that are listed."""
+ALIKE = "look for a collective under a condition that differs between ranks, or for loops of unequal length"
+"""What to do where the line that decided it is not known."""
+NO_LINE = 0
+"""Stands for the line of a rank whose script has ended: it is in no loop."""
+AT_THE_END = 1 << 62
+"""Used instead of an unknown number."""
+MOST_RECORDS = 256
+"""Our choice: how many of a rank's latest records are searched for its first lone call."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detour:
@@ -149,16 +160,6 @@ def _by_jump(near: Sequence[Statement], jumps: Iterable[Statement]) -> tuple[Det
         for head, jump in pairs
         if head is not None
     )
-
-
-MOST_WAYS = 4
-"""Most ways around a call that are listed."""
-ALIKE = "look for a collective under a condition that differs between ranks, or for loops of unequal length"
-"""What to do where the line that decided it is not known."""
-NO_LINE = 0
-"""Stands for the line of a rank whose script has ended: it is in no loop."""
-AT_THE_END = 1 << 62
-"""Used instead of an unknown number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -437,10 +438,6 @@ def has_called(rank: Rank, wanted: CallKind) -> bool:
     """Return whether a rank has made a call at this line, as far as its records go back."""
     log = pack_calls(rank.recent_calls)
     return any(line_key(kind) == line_key(wanted) for kind in log.kinds)
-
-
-MOST_RECORDS = 256
-"""Our choice: how many of a rank's latest records are searched for its first lone call."""
 
 
 def find_lone_call(

@@ -35,12 +35,43 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.facts import Call, CallKind, ModelSeen, Rank, TensorSeen
     from ddpdoctor.model.stacks import Frame
-    from ddpdoctor.rules.progress.states import RankState
 
     _Place = tuple[bool, int]
 
 MAX_GAP = 4096
 """Most numbers in a row that one phase may take; more means a damaged record."""
+MOST_SHIFT = 8
+"""Most extra or missing calls in a row that are searched for. Our choice: the calls of one function, say a metric's."""
+RING_RECORDS = 4096
+"""Records of a rank that are compared: as many as its ring holds. Only two ranks are compared."""
+MOST_AHEAD = 32
+"""How many numbers after a parting are searched, to distinguish a call too many from one too few."""
+MOST_ALIKE = 4
+MAX_HISTORY = 4096
+"""How many of a rank's last numbers are searched for a pattern if few ranks disagree."""
+ALL_HISTORY = 1 << 16
+"""The same limit, over all ranks that disagree."""
+ENOUGH = 3
+"""Collectives before the disagreement that make a history. Our choice: fewer show no pattern."""
+MOST_RECORDS = 4096
+"""Records of a rank that are compared if the group is small: as many as its ring holds."""
+ALL_RECORDS = 1 << 18
+"""Records of all ranks of a group that are compared: then 1,024 ranks are judged within seconds."""
+SAME_SHAPE = frozenset({
+    "all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "gather_into_tensor",
+})  # fmt: skip
+"""Operations that need one shape on all ranks."""
+EVEN_SHAPE = SAME_SHAPE | {"all_gather", "gather", "scatter", "reduce_scatter", "all_gather_coalesced"}
+"""Operations for which some backends allow different shapes on different ranks. Shape counts only if one does not
+complete."""
+ANY_SHAPE = EVEN_SHAPE | {"all_to_all", "all_to_all_single"}
+"""Also the operations that are made for different splits. Shape counts only if a rank was aborted inside."""
+COALESCED = "coalesced"
+"""torch's name for a batch of calls of any kind."""
+ROOTED = frozenset({"broadcast", "reduce", "gather", "gather_into_tensor", "scatter"})
+REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_reduce_coalesced"})
+NOWHERE = (True, -1)
+"""The place of a difference that is not among the tensors that fit in the record."""
 
 
 class TimelineEntry(NamedTuple):
@@ -202,10 +233,6 @@ def _open_event(call: Call, state: RankState, name: str) -> Event | None:
     return None if number is None else Event(call.index, kind, number, call.started_ns, 0)
 
 
-MOST_SHIFT = 8
-"""Most extra or missing calls in a row that are searched for. Our choice: the calls of one function, say a metric's."""
-
-
 def find_departure(lines: Sequence[GroupCalls], blamed: Collection[int], seq: int) -> int | None:
     """Return the number at which one rank made more or fewer calls than another, if that was before ``seq``.
 
@@ -266,14 +293,6 @@ def _is_shifted(
     length = end - start + 1 - abs(by)
     first = start + max(by, 0), start + max(-by, 0)
     return length > 0 and all(_agree(mine[first[0] + i], other[first[1] + i], partners) for i in range(length))
-
-
-RING_RECORDS = 4096
-"""Records of a rank that are compared: as many as its ring holds. Only two ranks are compared."""
-
-MOST_AHEAD = 32
-"""How many numbers after a parting are searched, to distinguish a call too many from one too few."""
-MOST_ALIKE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,14 +406,6 @@ def _acts(state: RankState, group: str) -> Mapping[int, Sequence[_Act]]:
     return found
 
 
-MAX_HISTORY = 4096
-"""How many of a rank's last numbers are searched for a pattern if few ranks disagree."""
-ALL_HISTORY = 1 << 16
-"""The same limit, over all ranks that disagree."""
-ENOUGH = 3
-"""Collectives before the disagreement that make a history. Our choice: fewer show no pattern."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blame:
     """Who is to blame, how sure that is, and why."""
@@ -485,25 +496,6 @@ def _z_function(keys: Sequence[Hashable]) -> list[int]:
         if i + lengths[i] > right:
             left, right = i, i + lengths[i]
     return lengths
-
-
-MOST_RECORDS = 4096
-"""Records of a rank that are compared if the group is small: as many as its ring holds."""
-ALL_RECORDS = 1 << 18
-"""Records of all ranks of a group that are compared: then 1,024 ranks are judged within seconds."""
-SAME_SHAPE = frozenset({
-    "all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "gather_into_tensor",
-})  # fmt: skip
-"""Operations that need one shape on all ranks."""
-EVEN_SHAPE = SAME_SHAPE | {"all_gather", "gather", "scatter", "reduce_scatter", "all_gather_coalesced"}
-"""Operations for which some backends allow different shapes on different ranks. Shape counts only if one does not
-complete."""
-ANY_SHAPE = EVEN_SHAPE | {"all_to_all", "all_to_all_single"}
-"""Also the operations that are made for different splits. Shape counts only if a rank was aborted inside."""
-COALESCED = "coalesced"
-"""torch's name for a batch of calls of any kind."""
-ROOTED = frozenset({"broadcast", "reduce", "gather", "gather_into_tensor", "scatter"})
-REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_reduce_coalesced"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -652,10 +644,6 @@ def _with_unnumbered(
         missing = {seq: entry for seq in pending if seq > above and seq <= (mine.seq or seq)}
         found.append(replace(line, entries={**missing, **line.entries}))
     return found
-
-
-NOWHERE = (True, -1)
-"""The place of a difference that is not among the tensors that fit in the record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,15 +19,19 @@ from ddpdoctor.rules.environment.gpus import OTHER_XID, XIDS
 from ddpdoctor.rules.progress import words as say
 from ddpdoctor.rules.progress.absent import judge_lost
 from ddpdoctor.rules.progress.branches import AT_THE_END, find_turning, fix_of_turning, turning_words
-from ddpdoctor.rules.progress.failures import (
+from ddpdoctor.rules.progress.job_state import (
+    Cause,
     Failure,
+    JobState,
+    asked_if,
+    causes_at,
     error_of_helper,
     failure_line,
     first_line_of,
     is_lost_worker,
+    machines_of,
     same_bug,
 )
-from ddpdoctor.rules.progress.job_state import Cause, JobState, asked_if, causes_at, machines_of
 from ddpdoctor.rules.progress.mismatch import SPLITS_FIT, other_words, reducer_clues, reducer_summary
 from ddpdoctor.rules.progress.states import (
     Activity,
@@ -54,7 +58,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import AtError, Call, Rank, Space
     from ddpdoctor.model.stacks import Frame
     from ddpdoctor.rules.progress.branches import Turning
-    from ddpdoctor.rules.progress.failures import Failure
 
 
 NEARLY_FULL = 0.9
@@ -67,6 +70,25 @@ _ASKED = re.compile(r"you tried to allocate (\d+) bytes")
 _OF_SHARED = re.compile(r"shared memory|</?torch_|\bshm\b|/dev/shm|bus error", re.IGNORECASE)
 _WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\) (?P<how>.*)")
 LESS = "use less memory per rank: smaller batches, fewer loader workers or less prefetching"
+_PID = re.compile(r"\bpid='?(\d+)")
+"""The driver's "pid=4711, name=python"; it writes "pid='<unknown>'" too."""
+_FATAL_DUMP = frozenset({"SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT", "SIGILL"})
+_STEP_TOGETHER = (
+    "give every rank the same number of steps (drop_last=True, model.join()), and call dist.barrier() before the "
+    "script ends"
+)
+_OOM_WORDS = {
+    True: "the kernel's OOM killer sent the signal",
+    False: "the kernel's OOM killer did not send the signal",
+    None: "it is unknown whether the kernel's OOM killer sent the signal",
+}
+QUEUES_FILE = "/multiprocessing/queues.py"
+"""The interpreter waits here at its end until everything that was put into a queue has been read."""
+AT_WORK_SHARE = 0.02
+"""Share of a core above which an ending process counts as working. Our choice: one that waits uses none."""
+TEARDOWN_CPU_S = 10.0
+"""CPU seconds that an interpreter gets to shut down, however long that takes on crowded cores. Our choice: freeing
+torch takes about 1 s."""
 
 
 def memory_clues(job: JobState, failure: Failure) -> tuple[Clue, ...]:
@@ -176,20 +198,6 @@ def _of_shared(space: Space | None, *, refused: bool = False) -> Iterator[Clue]:
             said=f"/dev/shm used at most {used} of {size} when measured; "  # noqa: S108 - likewise
             "it may have been full between measurements"
         )
-
-
-_PID = re.compile(r"\bpid='?(\d+)")
-"""The driver's "pid=4711, name=python"; it writes "pid='<unknown>'" too."""
-_FATAL_DUMP = frozenset({"SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT", "SIGILL"})
-_STEP_TOGETHER = (
-    "give every rank the same number of steps (drop_last=True, model.join()), and call dist.barrier() before the "
-    "script ends"
-)
-_OOM_WORDS = {
-    True: "the kernel's OOM killer sent the signal",
-    False: "the kernel's OOM killer did not send the signal",
-    None: "it is unknown whether the kernel's OOM killer sent the signal",
-}
 
 
 @rule("DD603", "early-exit", Severity.ERROR, "A rank exited with status 0 while others were waiting for it")
@@ -463,15 +471,6 @@ def _fix(root: Failure, place: Place | None, followed: AbstractSet[int]) -> str:
         full = "; SIGBUS may mean a full /dev/shm or a truncated mapped file" if root.rank.signal == "SIGBUS" else ""
         return f"check the native code that is called {place_words(place)}{full}"
     return "find out who sent the signal: check the batch system's log, dmesg and any watchdog"
-
-
-QUEUES_FILE = "/multiprocessing/queues.py"
-"""The interpreter waits here at its end until everything that was put into a queue has been read."""
-AT_WORK_SHARE = 0.02
-"""Share of a core above which an ending process counts as working. Our choice: one that waits uses none."""
-TEARDOWN_CPU_S = 10.0
-"""CPU seconds that an interpreter gets to shut down, however long that takes on crowded cores. Our choice: freeing
-torch takes about 1 s."""
 
 
 @rule("DD609", "exit-hang", Severity.ERROR, "The script has finished, but its process does not exit")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame
     from ddpdoctor.rules.progress.branches import Turning
     from ddpdoctor.rules.progress.calls import Conflict, TimelineEntry
-    from ddpdoctor.rules.progress.failures import Failure
+    from ddpdoctor.rules.progress.job_state import Failure
 
 
 MAX_NAMED = 5
@@ -46,6 +46,33 @@ _SAYS = {
     Fault.TWICE: "Expected to mark a variable ready only once",
 }
 """What DDP says of each fault, in the words of the table of known errors, which has the fixes."""
+_TO_ROOT = {"broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to", "gather_into_tensor": "to"}
+SAME_OPTIONS = "pass the same find_unused_parameters to DistributedDataParallel on all ranks: True adds a collective"
+_EITHER = (
+    "if that call is under a condition that differs between ranks (`if rank == 0:`), make it on all ranks; if it comes "
+    "after the loop, give every rank the same number of batches (DistributedSampler, drop_last=True)"
+)
+_ALONE = (
+    "call it on all ranks: move it out of `if rank == 0:`, is_global_zero or is_main_process, and keep only local work "
+    "(printing, saving) under that condition"
+)
+_ONE_LINE = (
+    "pass equal tensors (drop_last=True, padding) in the same order (sorted names) and the same root on all ranks; "
+    "otherwise look for a call of that line under a condition that differs between ranks"
+)
+SPLITS_FIT = (
+    "make the split sizes fit: output_split_sizes[i] on rank r must be input_split_sizes[r] on rank i; exchange the "
+    "sizes first with an all_to_all_single of one number per rank, and use what arrives"
+)
+_HOOK = (
+    "reduce the gradients after backward, in one loop over all parameters in one order, with zeros where a gradient is "
+    "None, or use DistributedDataParallel(find_unused_parameters=True): a hook runs only for parameters that the loss "
+    "reaches, so all ranks must reach the same ones"
+)
+_INSIDE = (
+    "the ranks are at different places inside that one call: let all ranks leave its loop in the same step; a decision "
+    "to stop, skip or save that one rank makes (a callback, a signal, a time limit, a loss) must be all_reduced first"
+)
 
 
 def _reducer_fix(fault: Fault) -> str:
@@ -153,37 +180,6 @@ def _users(job: JobState) -> list[int]:
     failed = {f.rank.rank for f in job.failures if f.call is not None and f.call.op == "backward"}
     native = {n for n, s in job.states.items() if s.doing is Activity.NATIVE and s.call and s.call.op == "backward"}
     return [n for n in sorted(failed | native) if _said(job, n) is None]
-
-
-_TO_ROOT = {"broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to", "gather_into_tensor": "to"}
-SAME_OPTIONS = "pass the same find_unused_parameters to DistributedDataParallel on all ranks: True adds a collective"
-_EITHER = (
-    "if that call is under a condition that differs between ranks (`if rank == 0:`), make it on all ranks; if it comes "
-    "after the loop, give every rank the same number of batches (DistributedSampler, drop_last=True)"
-)
-_ALONE = (
-    "call it on all ranks: move it out of `if rank == 0:`, is_global_zero or is_main_process, and keep only local work "
-    "(printing, saving) under that condition"
-)
-_ONE_LINE = (
-    "pass equal tensors (drop_last=True, padding) in the same order (sorted names) and the same root on all ranks; "
-    "otherwise look for a call of that line under a condition that differs between ranks"
-)
-
-
-SPLITS_FIT = (
-    "make the split sizes fit: output_split_sizes[i] on rank r must be input_split_sizes[r] on rank i; exchange the "
-    "sizes first with an all_to_all_single of one number per rank, and use what arrives"
-)
-_HOOK = (
-    "reduce the gradients after backward, in one loop over all parameters in one order, with zeros where a gradient is "
-    "None, or use DistributedDataParallel(find_unused_parameters=True): a hook runs only for parameters that the loss "
-    "reaches, so all ranks must reach the same ones"
-)
-_INSIDE = (
-    "the ranks are at different places inside that one call: let all ranks leave its loop in the same step; a decision "
-    "to stop, skip or save that one rank makes (a callback, a signal, a time limit, a loss) must be all_reduced first"
-)
 
 
 @rule("DD602", "mismatch", Severity.ERROR, "Ranks disagree about the next collective")

@@ -166,19 +166,15 @@ _PARTS: Mapping[str, str] = {
     "patch": "hooks in this module are missing",
 }
 """By the first word of the failure text."""
+LOSSES: Mapping[str, str] = MappingProxyType({hook: loss for loss, hooks in _LOSSES.items() for hook in hooks})
+"""By hook: what is lost without it."""
+UPDATE = "update ddpdoctor; if that does not help, open an issue with your torch version"
 
 
 def losses_of(failures: str) -> tuple[str, ...]:
     """Return what the recorder's failures lose, one sentence each; ``failures`` is the text from a rank."""
     hooks = dict.fromkeys(failure.partition(":")[0] for failure in failures.split("; "))
     return tuple(f"{hook} failed, so {loss}" for hook in hooks if (loss := _PARTS.get(hook.partition(" ")[0])))
-
-
-LOSSES: Mapping[str, str] = MappingProxyType({hook: loss for loss, hooks in _LOSSES.items() for hook in hooks})
-"""By hook: what is lost without it."""
-
-
-UPDATE = "update ddpdoctor; if that does not help, open an issue with your torch version"
 
 
 @rule("DD901", "not-recorded", Severity.INFO, "A rank was not recorded completely")

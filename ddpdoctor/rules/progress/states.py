@@ -16,7 +16,7 @@ from ddpdoctor.model.findings import Place
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ddpdoctor.model.facts import Call, CallKind, Child, HelperError, Raised, Rank
+    from ddpdoctor.model.facts import CallKind, Child, HelperError
     from ddpdoctor.model.stacks import Frame, Stack, StackSample
 
 
@@ -42,6 +42,40 @@ _TORCH = "/torch/"
 _NO_ERRORS = frozenset({"GeneratorExit", "KeyboardInterrupt", "StopAsyncIteration", "StopIteration"})
 TRAINED_ON_NS = 300_000_000_000
 """Our choice: a queue that was filled ahead is empty by then."""
+_DIGITS = re.compile(r"\d+")
+_WAYS = {"send": "to", "isend": "to", "recv": "from", "irecv": "from"}
+MAX_TEXT = 300
+"""Characters kept of the text of an exception."""
+_LAST_ERROR = "Last error:"
+WORK_WAIT = "work_wait"
+"""Phase: ``Work.wait`` was called, for the oldest open asynchronous call in its group."""
+NATIVE_PHASES = frozenset({"backward", "ddp_init", "ddp_forward", "ddp_forward_no_grad"})
+"""Phases in which DDP's C++ reducer makes collectives that no Python function sees."""
+FORWARDS = frozenset({"ddp_forward", "ddp_forward_no_grad"})
+"""DDP's forward, with gradients and without."""
+_NOT_COLLECTIVES = PHASES | {WORK_WAIT, "epoch"}
+_PASSED_OVER = frozenset({"epoch", "destroy_process_group"})
+_OWN_ERRORS = frozenset(
+    {
+        "AssertionError",
+        "AttributeError",
+        "IndexError",
+        "KeyError",
+        "NotImplementedError",
+        "OutOfMemoryError",
+        "TypeError",
+        "ValueError",
+    }
+)
+"""Exceptions that no other rank can cause inside a collective. What others cause is a RuntimeError or torch's
+DistError."""
+_DISTRIBUTED = "/torch/distributed/"
+_DDP_FILE = "/torch/nn/parallel/distributed.py"
+_AUTOGRAD = ("/torch/autograd/",)
+_LOADER = "/torch/utils/data/"
+ABORTS = frozenset({"SIGABRT", "SIGBUS", "SIGSEGV"})
+"""Signals that an abort can end with: while faulthandler dumps the remaining threads, it may itself fault."""
+GOOD_EXITS = frozenset({"None", "0", "False"})
 
 
 def is_file(frame: Frame, *parts: str) -> bool:
@@ -162,12 +196,6 @@ def places(rank: int, frames: Iterable[Frame | None]) -> tuple[Place, ...]:
     return tuple(found[:MAX_PLACES])
 
 
-_DIGITS = re.compile(r"\d+")
-_WAYS = {"send": "to", "isend": "to", "recv": "from", "irecv": "from"}
-MAX_TEXT = 300
-"""Characters kept of the text of an exception."""
-
-
 def file_name(path: str) -> str:
     """Return the last part of a path."""
     return path.replace("\\", "/").rsplit("/", 1)[-1]
@@ -211,9 +239,6 @@ def seconds(duration_ns: int | None) -> str:
     return f"for {value:.1f} s" if value < 10 else f"for {value:.0f} s"
 
 
-_LAST_ERROR = "Last error:"
-
-
 def first_line(text: str) -> str:
     """Return the first meaningful line of an error's text, cut to ``MAX_TEXT``.
 
@@ -228,34 +253,6 @@ def first_line(text: str) -> str:
 def without_numbers(text: str) -> str:
     """Return a text without the ports, times and ranks that make equal errors differ."""
     return _DIGITS.sub("#", text)
-
-
-WORK_WAIT = "work_wait"
-"""Phase: ``Work.wait`` was called, for the oldest open asynchronous call in its group."""
-NATIVE_PHASES = frozenset({"backward", "ddp_init", "ddp_forward", "ddp_forward_no_grad"})
-"""Phases in which DDP's C++ reducer makes collectives that no Python function sees."""
-FORWARDS = frozenset({"ddp_forward", "ddp_forward_no_grad"})
-"""DDP's forward, with gradients and without."""
-_NOT_COLLECTIVES = PHASES | {WORK_WAIT, "epoch"}
-_PASSED_OVER = frozenset({"epoch", "destroy_process_group"})
-_OWN_ERRORS = frozenset(
-    {
-        "AssertionError",
-        "AttributeError",
-        "IndexError",
-        "KeyError",
-        "NotImplementedError",
-        "OutOfMemoryError",
-        "TypeError",
-        "ValueError",
-    }
-)
-"""Exceptions that no other rank can cause inside a collective. What others cause is a RuntimeError or torch's
-DistError."""
-_DISTRIBUTED = "/torch/distributed/"
-_DDP_FILE = "/torch/nn/parallel/distributed.py"
-_AUTOGRAD = ("/torch/autograd/",)
-_LOADER = "/torch/utils/data/"
 
 
 class Activity(Enum):
@@ -278,9 +275,6 @@ class Activity(Enum):
 
 WAITING = frozenset({Activity.COLLECTIVE, Activity.NATIVE, Activity.PEER, Activity.INIT, Activity.NEW_GROUP})
 """States in which a rank can go on only if other ranks do their part."""
-ABORTS = frozenset({"SIGABRT", "SIGBUS", "SIGSEGV"})
-"""Signals that an abort can end with: while faulthandler dumps the remaining threads, it may itself fault."""
-GOOD_EXITS = frozenset({"None", "0", "False"})
 OVER = frozenset({Activity.MISSING, Activity.ENDED, Activity.FAILED})
 """States of ranks that no longer have a process."""
 

@@ -46,6 +46,45 @@ only for the slower one."""
 OUTLIERS = 0.01
 """Share of the other ranks that may still come later in a step. Our choice: of a thousand, one is late by chance in any
 step."""
+MOST = 0.5
+"""A cause must explain half of what the others wait for. Our choice: then no other cause explains more."""
+LARGER = 1.2
+"""Batches, or processor time, this much larger count as different. Our choice: the last batch of an epoch is smaller
+and changes no median."""
+COMPUTES = 0.5
+"""From this share of processor time, a part of a step is computation."""
+BUSY = 0.02
+"""If ranks wait for a core in a larger share of their time, other programs use their cores. Our choice: on an idle
+machine they wait less. With a busy loop on each core, ranks that mostly sleep wait in 3 to 30 % of it."""
+CROWDED = 0.1
+"""If all ranks wait for a core in such a share of their time, their loader workers do too. Our choice: five times
+``BUSY``, so that a slow disk is still found on a machine with some other load."""
+SECOND_LINE = 0.25
+"""A second line is named if the rank is seen there at least this often relative to the first. Our choice: a loop's body
+has two or three lines, and a line that is rarely seen has no part in it."""
+EXPLAINED = 0.5
+"""Share of the cost that the slow phase must explain for high confidence. Our choice: most of it."""
+_OUTSIDE = {Phase.BEFORE, Phase.BETWEEN}
+"""Where a line that calls a model or a library, as to evaluate or to save, says more than a line in the model."""
+_SITES = {Phase.FORWARD: "ddp_forward", Phase.BACKWARD: "backward"}
+"""The recorded call whose line is used for a phase in which the rank was never sampled."""
+_WORDS = {
+    Phase.BEFORE: "before forward",
+    Phase.FORWARD: "in forward",
+    Phase.BETWEEN: "between forward and backward",
+    Phase.BACKWARD: "in backward",
+}
+_SAME_WORK = (
+    "give all ranks inputs of the same size; if the work is the same, run `ddpdoctor check-env` to find a throttled "
+    "GPU or another process on its cores"
+)
+_FIXES = {
+    Phase.BEFORE: "speed up data loading and host code before forward: more workers (DataLoader(num_workers=...)) or "
+    "prefetching, and no logging, saving or evaluation on one rank in each step",
+    Phase.FORWARD: _SAME_WORK,
+    Phase.BETWEEN: "do the work next to the loss on all ranks, less often, or without waiting for it",
+    Phase.BACKWARD: _SAME_WORK,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,22 +267,6 @@ def _pace(job: JobState, group: Group) -> tuple[float, float]:
     return max(1.0, max(begun, default=0) / steps), max(lived_ns, default=0) / 1e6 / steps
 
 
-MOST = 0.5
-"""A cause must explain half of what the others wait for. Our choice: then no other cause explains more."""
-LARGER = 1.2
-"""Batches, or processor time, this much larger count as different. Our choice: the last batch of an epoch is smaller
-and changes no median."""
-COMPUTES = 0.5
-"""From this share of processor time, a part of a step is computation."""
-BUSY = 0.02
-"""If ranks wait for a core in a larger share of their time, other programs use their cores. Our choice: on an idle
-machine they wait less. With a busy loop on each core, ranks that mostly sleep wait in 3 to 30 % of it."""
-
-CROWDED = 0.1
-"""If all ranks wait for a core in such a share of their time, their loader workers do too. Our choice: five times
-``BUSY``, so that a slow disk is still found on a machine with some other load."""
-
-
 class SlowCause(Enum):
     """What makes a rank slow."""
 
@@ -385,35 +408,6 @@ def _queued_ms(speed: Speed) -> float:
 def _on_core_ms(speed: Speed) -> float:
     """Return how long the main thread runs in a step."""
     return speed.core_time.on_core_ms / speed.count if speed.core_time is not None and speed.count else 0.0
-
-
-SECOND_LINE = 0.25
-"""A second line is named if the rank is seen there at least this often relative to the first. Our choice: a loop's body
-has two or three lines, and a line that is rarely seen has no part in it."""
-EXPLAINED = 0.5
-"""Share of the cost that the slow phase must explain for high confidence. Our choice: most of it."""
-
-_OUTSIDE = {Phase.BEFORE, Phase.BETWEEN}
-"""Where a line that calls a model or a library, as to evaluate or to save, says more than a line in the model."""
-_SITES = {Phase.FORWARD: "ddp_forward", Phase.BACKWARD: "backward"}
-"""The recorded call whose line is used for a phase in which the rank was never sampled."""
-_WORDS = {
-    Phase.BEFORE: "before forward",
-    Phase.FORWARD: "in forward",
-    Phase.BETWEEN: "between forward and backward",
-    Phase.BACKWARD: "in backward",
-}
-_SAME_WORK = (
-    "give all ranks inputs of the same size; if the work is the same, run `ddpdoctor check-env` to find a throttled "
-    "GPU or another process on its cores"
-)
-_FIXES = {
-    Phase.BEFORE: "speed up data loading and host code before forward: more workers (DataLoader(num_workers=...)) or "
-    "prefetching, and no logging, saving or evaluation on one rank in each step",
-    Phase.FORWARD: _SAME_WORK,
-    Phase.BETWEEN: "do the work next to the loss on all ranks, less often, or without waiting for it",
-    Phase.BACKWARD: _SAME_WORK,
-}
 
 
 @rule("DD610", "straggler", Severity.WARNING, "A rank is slow, and the others wait for it in every step")

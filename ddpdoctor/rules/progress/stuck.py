@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 
 _LOOPBACK = ("localhost", "127.", "::1", "0.0.0.0", "[::1]")  # noqa: S104 - compared, not bound
 CHECK = "ddpdoctor check-rendezvous"
+_HOLDS_UP = frozenset({Activity.USER, Activity.DATA, Activity.BACKWARD, Activity.NATIVE})
+ALONE_PATIENCE = 4
+"""How many hang timeouts a rank gets if others have ended and nobody waits for it. Our choice: a last export may be
+long."""
 
 
 def left_file(job: JobState) -> tuple[str, tuple[int, ...]] | None:
@@ -171,14 +175,6 @@ def _store_fix(store: StoreSought) -> str:
     if store.of_agent:
         return f"check that torchrun's agent on {store.host} is running and its port is reachable: `{CHECK}`"
     return f"give all ranks the address of rank 0's host, and check that its port {store.port} is reachable: `{CHECK}`"
-
-
-_HOLDS_UP = frozenset({Activity.USER, Activity.DATA, Activity.BACKWARD, Activity.NATIVE})
-
-
-ALONE_PATIENCE = 4
-"""How many hang timeouts a rank gets if others have ended and nobody waits for it. Our choice: a last export may be
-long."""
 
 
 @rule("DD601", "stuck", Severity.ERROR, "A rank is stuck, and the others wait for it")

@@ -45,6 +45,61 @@ MOST_NAMED = 6
 """Most links of a circle, and most circles, that a sentence names."""
 MOST_GROUPS = 4
 """Most groups that a summary names."""
+Targets = dict[int, frozenset[int]]
+"""For each waiting rank, the ranks that it waits for."""
+_MEET = (
+    "both the send and the recv were called: give them the same tag, group and size; otherwise check the network "
+    "between the two ranks, or raise --hang-timeout if it is just slow"
+)
+MOST_LINES = 4
+"""Most lines of NCCL's log, and most stalled connections, that are shown."""
+_NAMES = ("DD211", "DD212", "DD201", "DD202", "DD203")
+_GPUS = ("DD311", "DD328", "DD322", "DD321", "DD323", "DD320")
+_VARIABLES = ("DD115", "DD112", "DD114")
+_RDMA = ("DD331", "DD333", "DD334", "DD335", "DD336", "DD337", "DD338", "DD339", "DD332")
+_WATCHDOG = re.compile(r"WorkNCCL\(SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:.{0,200}?, Timeout\(ms\)=(?P<limit>\d+))?")
+"""ProcessGroupNCCL.cpp: "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, …)"."""
+_GLOO = re.compile(r"Timed out waiting (?P<limit>\d+)ms for (?P<what>send|recv) operation to complete")
+"""gloo/transport/*/unbound_buffer.cc."""
+_LIKELY = {
+    ("gloo", False): (
+        ("DD218", *_NAMES),
+        (
+            "packet filters, including on loopback (nft list ruleset; iptables-save)",
+            "the interface that the connections use (ip -s link show)",
+            "GLOO_SOCKET_IFNAME",
+        ),
+    ),
+    ("gloo", True): (
+        (*_NAMES, "DD218", "DD206"),
+        (
+            "the interface that Gloo uses (GLOO_SOCKET_IFNAME, the address of the host name)",
+            "firewalls between the hosts, for all ports and not only MASTER_PORT",
+            "MTU: small messages pass, large ones do not (ping -M do -s 8972 HOST)",
+            "the link (ip -s link show)",
+        ),
+    ),
+    ("nccl", False): (
+        (*_GPUS, *_VARIABLES, "DD121"),
+        (
+            "GPU errors (dmesg | grep Xid)",
+            "copies between GPUs: NCCL_P2P_DISABLE=1 helps if ACS or the IOMMU blocks them",
+            "shared memory: NCCL_SHM_DISABLE=1",
+            "NVLink and the fabric manager (nvidia-smi nvlink -s)",
+        ),
+    ),
+    ("nccl", True): (
+        (*_NAMES, *_RDMA, "DD218", *_GPUS, *_VARIABLES),
+        (
+            "the interface that NCCL uses (NCCL_SOCKET_IFNAME)",
+            "InfiniBand or RoCE (NCCL_IB_HCA, NCCL_IB_GID_INDEX): if NCCL_IB_DISABLE=1 helps, the fault is there",
+            "firewalls between the hosts, for all ports",
+            "GPU errors (dmesg | grep Xid)",
+        ),
+    ),
+}
+"""What to check, the likeliest cause first, by backend and whether the job has several hosts: codes of `check-env`'s
+rules, and steps for the user."""
 
 
 def closed(job: JobState) -> tuple[int, ...] | None:
@@ -91,10 +146,6 @@ def _device_states(job: JobState, stalled: Iterable[CallPosition]) -> dict[int, 
     return {number: call.device_state for number, call in calls if call is not None}
 
 
-Targets = dict[int, frozenset[int]]
-"""For each waiting rank, the ranks that it waits for."""
-
-
 def find_targets(job: JobState) -> Targets:
     """Return for each waiting rank the ranks that its call lacks. Ranks that wait for nobody known are left out.
 
@@ -130,12 +181,6 @@ def _targets_in_calls(job: JobState) -> Targets:
             if isinstance(rank, int) and whom:
                 found[rank] = whom
     return found
-
-
-_MEET = (
-    "both the send and the recv were called: give them the same tag, group and size; otherwise check the network "
-    "between the two ranks, or raise --hang-timeout if it is just slow"
-)
 
 
 @rule("DD608", "deadlock", Severity.ERROR, "Ranks wait for each other in a circle")
@@ -185,59 +230,6 @@ def check_deadlock(job: JobState) -> Answer:
     if not circles:
         found = replace(found, confidence=Confidence.LOW, fix=_MEET if pairs else found.fix)
     return judged([found], certain=bool(circles), may_resume=on_device)
-
-
-MOST_LINES = 4
-"""Most lines of NCCL's log, and most stalled connections, that are shown."""
-_NAMES = ("DD211", "DD212", "DD201", "DD202", "DD203")
-_GPUS = ("DD311", "DD328", "DD322", "DD321", "DD323", "DD320")
-_VARIABLES = ("DD115", "DD112", "DD114")
-_RDMA = ("DD331", "DD333", "DD334", "DD335", "DD336", "DD337", "DD338", "DD339", "DD332")
-_WATCHDOG = re.compile(r"WorkNCCL\(SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:.{0,200}?, Timeout\(ms\)=(?P<limit>\d+))?")
-"""ProcessGroupNCCL.cpp: "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, …)"."""
-_GLOO = re.compile(r"Timed out waiting (?P<limit>\d+)ms for (?P<what>send|recv) operation to complete")
-"""gloo/transport/*/unbound_buffer.cc."""
-
-
-_LIKELY = {
-    ("gloo", False): (
-        ("DD218", *_NAMES),
-        (
-            "packet filters, including on loopback (nft list ruleset; iptables-save)",
-            "the interface that the connections use (ip -s link show)",
-            "GLOO_SOCKET_IFNAME",
-        ),
-    ),
-    ("gloo", True): (
-        (*_NAMES, "DD218", "DD206"),
-        (
-            "the interface that Gloo uses (GLOO_SOCKET_IFNAME, the address of the host name)",
-            "firewalls between the hosts, for all ports and not only MASTER_PORT",
-            "MTU: small messages pass, large ones do not (ping -M do -s 8972 HOST)",
-            "the link (ip -s link show)",
-        ),
-    ),
-    ("nccl", False): (
-        (*_GPUS, *_VARIABLES, "DD121"),
-        (
-            "GPU errors (dmesg | grep Xid)",
-            "copies between GPUs: NCCL_P2P_DISABLE=1 helps if ACS or the IOMMU blocks them",
-            "shared memory: NCCL_SHM_DISABLE=1",
-            "NVLink and the fabric manager (nvidia-smi nvlink -s)",
-        ),
-    ),
-    ("nccl", True): (
-        (*_NAMES, *_RDMA, "DD218", *_GPUS, *_VARIABLES),
-        (
-            "the interface that NCCL uses (NCCL_SOCKET_IFNAME)",
-            "InfiniBand or RoCE (NCCL_IB_HCA, NCCL_IB_GID_INDEX): if NCCL_IB_DISABLE=1 helps, the fault is there",
-            "firewalls between the hosts, for all ports",
-            "GPU errors (dmesg | grep Xid)",
-        ),
-    ),
-}
-"""What to check, the likeliest cause first, by backend and whether the job has several hosts: codes of `check-env`'s
-rules, and steps for the user."""
 
 
 def backend_of(job: JobState, group: Group) -> str:

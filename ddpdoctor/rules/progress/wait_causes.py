@@ -11,7 +11,7 @@ from ddpdoctor.model.facts import Helper, LockKind
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.words import format_age, rank_list
 from ddpdoctor.rules.progress import words as say
-from ddpdoctor.rules.progress.failures import NEARLY, came_late
+from ddpdoctor.rules.progress.job_state import NEARLY, came_late
 from ddpdoctor.rules.progress.states import (
     NATIVE_PHASES,
     Activity,
@@ -47,6 +47,74 @@ GRACE_NS = 30_000_000_000
 dump."""
 _OWN_LIMITS = frozenset({"barrier", "monitored_barrier"})
 """Calls that may have a longer limit than their group; torch ends them by itself."""
+TOGETHER_NS = 1_000_000_000
+"""Our choice: longest gap between the last sample before a call and the start of the call."""
+BUSY_CORES = 0.3
+"""Our choice: a computing rank gets more than this share of a core, even if the machine has other work too."""
+BUSY_WANTED = 0.5
+"""Our choice: a thread that polls with short sleeps wants a core for less of the time than this, however crowded the
+machine is."""
+BUSY_BYTES_S = 64 * 1024
+"""The same limit as for progress (``launch.progress``): a loop that polls a small file stays below it."""
+_BATON = "/torch/utils/file_baton.py"
+_POLLS = ("/filelock/", "/portalocker/", "/fasteners/", _BATON)
+MOST_HOLDERS = 3
+_FREES_GROUP = Clue(
+    said="it has finished and is freeing its process group; it holds the GIL, and a thread of the group waits for the "
+    "GIL (a deadlock in torch)",
+    fix="delete the DDP model before the group (`del model`, then `dist.destroy_process_group()`): the model joins "
+    "the group's threads without releasing the GIL, and a thread that frees a tensor needs the GIL",
+)
+_ASKS = frozenset({"cmdloop", "interact", "interaction", "raw_input", "mainloop", "embed", "prompt"})
+_DEBUGGERS = ("/pdb.py", "/cmd.py", "/code.py", "/IPython/", "/ipdb/", "/pudb/", "/prompt_toolkit/", "/_pyrepl/")
+_COMPILERS = (
+    "/torch/_dynamo/convert_frame.py",
+    "/torch/_dynamo/symbolic_convert.py",
+    "/torch/_inductor/compile_fx.py",
+    "/torch/_inductor/graph.py",
+    "/torch/_inductor/codecache.py",
+    "/torch/_inductor/async_compile.py",
+    "/torch/_inductor/cpp_builder.py",
+    "/torch/utils/cpp_extension.py",
+    "/triton/compiler/",
+    "/triton/runtime/autotuner.py",
+)
+"""Files that are on the stack during compilation, but not while the compiled code runs."""
+_BUILDERS = re.compile(r"(?:^|/)(?:ninja|nvcc|cicc|ptxas|c\+\+|g\+\+|gcc|clang(?:\+\+)?|cc1plus|hipcc|cmake)(?: |$)")
+_NETWORK = (
+    "/socket.py", "/ssl.py", "/http/client.py", "/urllib/request.py", "/urllib3/", "/requests/", "/httpx/",
+    "/httpcore/", "/aiohttp/", "/huggingface_hub/", "/botocore/", "/s3fs/", "/gcsfs/", "/wandb/",
+)  # fmt: skip
+_FILE_SYSTEMS = {
+    "NFS": re.compile(r"nfs|^rpc_|xprt"),
+    "Lustre": re.compile(r"ptlrpc|^ldlm|^cl_|^ll_|^osc_|^lov_|^mdc_"),
+    "FUSE": re.compile(r"fuse|request_wait_answer"),
+    "Ceph": re.compile(r"ceph"),
+    "SMB": re.compile(r"cifs|smb"),
+    "9p": re.compile(r"^p9_|^v9fs"),
+    "GPFS": re.compile(r"cxi|mmfs|^gpfs"),
+    "BeeGFS": re.compile(r"beegfs|^Fhgfs"),
+}
+"""File systems by the kernel functions in which a process waits for a server; the names are symbols of those
+modules."""
+_SLEEPS = frozenset({"nanosleep", "clock_nanosleep"})
+_WAITS_FOR_CHILD = frozenset({"wait4", "waitid"})
+_RECEIVES = frozenset({"recvfrom", "recvmsg", "read", "poll", "ppoll"})
+_USUAL_ENDS = frozenset({"SIGTERM"})
+"""The signal by which a DataLoader ends its workers."""
+MOST_CHILDREN = 3
+_HELPERS = {
+    Helper.THREAD: ("a thread", "fix it, and let the rank notice: catch it in the thread, and put it on the queue"),
+    Helper.CHILD: ("its child", "fix it, and let the rank notice: give the wait a timeout, and check that it is alive"),
+    Helper.TASK: (
+        "an asyncio task that was not awaited",
+        "fix it, and await every task (asyncio.gather, TaskGroup), so that its error reaches the rank",
+    ),
+    Helper.CALL: (
+        "a call in a pool, whose result was not read,",
+        "fix it, and ask every future for its result(), so that its error reaches the rank",
+    ),
+}
 
 
 def is_limit_over(job: JobState) -> bool:
@@ -103,10 +171,6 @@ def limits_of(job: JobState) -> dict[int, float]:
             own = own_state(state.rank, name)
             limits[number] = own.timeout_s if own is not None and own.timeout_s is not None else of_peers.get(name)
     return {number: limit_s for number, limit_s in limits.items() if limit_s is not None}
-
-
-TOGETHER_NS = 1_000_000_000
-"""Our choice: longest gap between the last sample before a call and the start of the call."""
 
 
 def find_late(job: JobState) -> tuple[int, ...]:
@@ -181,15 +245,6 @@ def busy_fix(job: JobState) -> str:
     )
 
 
-BUSY_CORES = 0.3
-"""Our choice: a computing rank gets more than this share of a core, even if the machine has other work too."""
-BUSY_WANTED = 0.5
-"""Our choice: a thread that polls with short sleeps wants a core for less of the time than this, however crowded the
-machine is."""
-BUSY_BYTES_S = 64 * 1024
-"""The same limit as for progress (``launch.progress``): a loop that polls a small file stays below it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Busy:
     """What a rank does."""
@@ -258,17 +313,6 @@ def _rate(bytes_s: float | None) -> str:
     if value >= 1e9:
         return f"{value / 1e9:.1f} GB/s"
     return f"{value / 1e6:.0f} MB/s" if value >= 1e7 else f"{value / 1e6:.1f} MB/s"
-
-
-_BATON = "/torch/utils/file_baton.py"
-_POLLS = ("/filelock/", "/portalocker/", "/fasteners/", _BATON)
-MOST_HOLDERS = 3
-_FREES_GROUP = Clue(
-    said="it has finished and is freeing its process group; it holds the GIL, and a thread of the group waits for the "
-    "GIL (a deadlock in torch)",
-    fix="delete the DDP model before the group (`del model`, then `dist.destroy_process_group()`): the model joins "
-    "the group's threads without releasing the GIL, and a thread that frees a tensor needs the GIL",
-)
 
 
 def lock_clues(job: JobState, rank: Rank, causes: ProcessCauses) -> Iterator[Clue]:
@@ -410,46 +454,6 @@ def _of_own_process(rank: Rank, causes: ProcessCauses, frames: tuple[Frame, ...]
         yield Clue(said=f"sleeps until another thread wakes it (futex); its other threads: {', '.join(named)}")
 
 
-_ASKS = frozenset({"cmdloop", "interact", "interaction", "raw_input", "mainloop", "embed", "prompt"})
-_DEBUGGERS = ("/pdb.py", "/cmd.py", "/code.py", "/IPython/", "/ipdb/", "/pudb/", "/prompt_toolkit/", "/_pyrepl/")
-_COMPILERS = (
-    "/torch/_dynamo/convert_frame.py",
-    "/torch/_dynamo/symbolic_convert.py",
-    "/torch/_inductor/compile_fx.py",
-    "/torch/_inductor/graph.py",
-    "/torch/_inductor/codecache.py",
-    "/torch/_inductor/async_compile.py",
-    "/torch/_inductor/cpp_builder.py",
-    "/torch/utils/cpp_extension.py",
-    "/triton/compiler/",
-    "/triton/runtime/autotuner.py",
-)
-"""Files that are on the stack during compilation, but not while the compiled code runs."""
-_BUILDERS = re.compile(r"(?:^|/)(?:ninja|nvcc|cicc|ptxas|c\+\+|g\+\+|gcc|clang(?:\+\+)?|cc1plus|hipcc|cmake)(?: |$)")
-_NETWORK = (
-    "/socket.py", "/ssl.py", "/http/client.py", "/urllib/request.py", "/urllib3/", "/requests/", "/httpx/",
-    "/httpcore/", "/aiohttp/", "/huggingface_hub/", "/botocore/", "/s3fs/", "/gcsfs/", "/wandb/",
-)  # fmt: skip
-_FILE_SYSTEMS = {
-    "NFS": re.compile(r"nfs|^rpc_|xprt"),
-    "Lustre": re.compile(r"ptlrpc|^ldlm|^cl_|^ll_|^osc_|^lov_|^mdc_"),
-    "FUSE": re.compile(r"fuse|request_wait_answer"),
-    "Ceph": re.compile(r"ceph"),
-    "SMB": re.compile(r"cifs|smb"),
-    "9p": re.compile(r"^p9_|^v9fs"),
-    "GPFS": re.compile(r"cxi|mmfs|^gpfs"),
-    "BeeGFS": re.compile(r"beegfs|^Fhgfs"),
-}
-"""File systems by the kernel functions in which a process waits for a server; the names are symbols of those
-modules."""
-_SLEEPS = frozenset({"nanosleep", "clock_nanosleep"})
-_WAITS_FOR_CHILD = frozenset({"wait4", "waitid"})
-_RECEIVES = frozenset({"recvfrom", "recvmsg", "read", "poll", "ppoll"})
-_USUAL_ENDS = frozenset({"SIGTERM"})
-"""The signal by which a DataLoader ends its workers."""
-MOST_CHILDREN = 3
-
-
 def clues_of(job: JobState, number: int) -> tuple[Clue, ...]:
     """Return what the process of a living rank shows about why it makes no progress, the surest first."""
     rank = job.rank(number)
@@ -488,20 +492,6 @@ def compiles(rank: Rank) -> bool:
     busy = rank.causes.busy_cores if rank.causes is not None else rank.cpu_share
     inside = any(True for _ in _compile_clue(main_frames(rank), ()))
     return inside and busy is not None and busy >= BUSY_CORES
-
-
-_HELPERS = {
-    Helper.THREAD: ("a thread", "fix it, and let the rank notice: catch it in the thread, and put it on the queue"),
-    Helper.CHILD: ("its child", "fix it, and let the rank notice: give the wait a timeout, and check that it is alive"),
-    Helper.TASK: (
-        "an asyncio task that was not awaited",
-        "fix it, and await every task (asyncio.gather, TaskGroup), so that its error reaches the rank",
-    ),
-    Helper.CALL: (
-        "a call in a pool, whose result was not read,",
-        "fix it, and ask every future for its result(), so that its error reaches the rank",
-    ),
-}
 
 
 def _lost_helpers(rank: Rank) -> Iterator[Clue]:

@@ -18,14 +18,14 @@ from ddpdoctor.rules.progress.states import NATIVE_PHASES, Activity, RankState, 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
 
-    from ddpdoctor.model.facts import Rank
-
     Edges = Mapping[Hashable, tuple[Hashable, ...]]
 
 TAKES_NO_NUMBER = "monitored_barrier"
 """Its records carry the number of the next collective, so after it has ended, that collective is still to be made."""
 DEFAULT_GROUP = "0"
 """torch's name for the group of all ranks."""
+_SENDS = frozenset({"send", "isend"})
+_RECEIVES = frozenset({"recv", "irecv"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +187,6 @@ def peer_calls(states: Iterable[RankState]) -> dict[tuple[int, int | None], set[
             if call.op in POINT_TO_POINT:
                 found.setdefault((state.rank.rank, call.peer), set()).add(call.op)
     return found
-
-
-_SENDS = frozenset({"send", "isend"})
-_RECEIVES = frozenset({"recv", "irecv"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

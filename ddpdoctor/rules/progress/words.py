@@ -29,10 +29,8 @@ from ddpdoctor.rules.progress.waits import Group, dim_words, group_words, reache
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ddpdoctor.model.facts import Rank
     from ddpdoctor.model.stacks import Frame
-    from ddpdoctor.rules.progress.failures import Failure
-    from ddpdoctor.rules.progress.job_state import JobState
+    from ddpdoctor.rules.progress.job_state import Failure, JobState
 
 
 NOTABLE_NS = 10_000_000_000
@@ -51,6 +49,11 @@ _DOING = {
     Activity.DATA: ("waits for its next batch", "wait for their next batch"),
     Activity.BACKWARD: ("computes in backward", "compute in backward"),
     Activity.USER: ("is in its own code", "are in their own code"),
+}
+_STATES = {
+    "R": "running (R): it is computing or spinning",
+    "S": "sleeping (S)",
+    "D": "in uninterruptible sleep (D)",
 }
 
 
@@ -153,13 +156,6 @@ def _done_words(rank: Rank) -> str:
     """Return "3 optimizer steps and 4 batches", or "" if it has done neither."""
     counts = {"optimizer steps": rank.steps, "batches": rank.batches}
     return " and ".join(f"{count} {what}" for what, count in counts.items() if count)
-
-
-_STATES = {
-    "R": "running (R): it is computing or spinning",
-    "S": "sleeping (S)",
-    "D": "in uninterruptible sleep (D)",
-}
 
 
 def process_words(job: JobState, blamed: Iterable[int]) -> list[str]:
