@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame
 
 
-# Finds out which ranks are in one process group, from pairs of global ranks and group ranks that were seen
-
 _SINGLE = frozenset({"send", "recv", "coalesced"})
 """Their numbers are not those of the group's collectives."""
 _FROM_ROOT = frozenset({"broadcast", "scatter"})

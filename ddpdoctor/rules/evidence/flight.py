@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.evidence import FlightCall, FlightDump, FlightGroup
 
-# Finds ranks that wait for each other in a circle
-
 
 _Link = tuple[int, "Operation", int]
 SAME_IN = frozenset({
