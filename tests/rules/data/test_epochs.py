@@ -232,6 +232,24 @@ def test_ranks_with_the_same_samples_are_found(name):
     assert finding.fix
 
 
+CAUSES = {
+    "no sampler": "has no distributed sampler",
+    "a sampler for one rank": "has a sampler for a single rank (num_replicas=1)",
+    "the same shard": "has a sampler with rank=0 on each rank",
+    "two of three have one rank": "has several samplers with the same rank",
+    "only the second pass": "has a DistributedSampler that gives each rank the same samples",
+    "an iterable dataset": "has an iterable dataset that gives each rank the same batches",
+}
+OF_THREE = [loader(drawn(share(96, 3, 0)), sampler=sampler(rank, 3)) for rank in (0, 0, 1)]
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_why_the_samples_are_the_same_is_said(name):
+    seen = FAULTS_DUPLICATES.get(name, OF_THREE)
+    (finding,) = duplicates(replicas(*seen, size=len(seen))).findings
+    assert CAUSES[name] in finding.summary
+
+
 PLAIN = "torch.utils.data.sampler."
 FIXES = {
     "shuffled": (
