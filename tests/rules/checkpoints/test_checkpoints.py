@@ -74,6 +74,12 @@ def test_a_sound_file_has_no_findings_and_what_was_not_asked_is_skipped():
     assert skipped == {"DD714", "DD716", "DD717"}
 
 
+@pytest.mark.parametrize("file", [seen(contents=Contents(weights=())), seen(contents=None)])
+def test_without_a_state_dict_there_are_no_names_to_judge(file):
+    outcome, _, words = ask(file)["DD713"]
+    assert (outcome, words) == (Outcome.SKIPPED, "it has no model state dict")
+
+
 @pytest.mark.parametrize(
     ("file", "code", "severity", "words"),
     [

@@ -83,6 +83,7 @@ def test_a_call_on_another_sampler_is_no_fault_where_the_order_changes():
 HEALTHY = {
     "set": ([used(rank, (0, 1), (0, 1)) for rank in range(2)], "passed"),
     "shuffled by something else": ([used(rank, (0, 1), (0, 0)) for rank in range(2)], "passed"),
+    "set, and without effect on the order": ([used(rank, (0, 0), (0, 1)) for rank in range(2)], "passed"),
     "set on one rank": ([used(0, (0, 1), (0, 1)), used(1, (0, 0), (0, 0))], "passed"),
     "one pass": ([used(rank, (0,), (0,)) for rank in range(2)], "skipped"),
     "no shuffle": ([used(rank, (0, 0), (0, 0), shuffle=False) for rank in range(2)], "skipped"),

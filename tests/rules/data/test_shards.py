@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.model.data import Chosen, Cut
-from ddpdoctor.model.findings import Confidence
+from ddpdoctor.model.data import Chosen, Cut, Drawn, Pass, RankPass
+from ddpdoctor.model.findings import Confidence, Severity
 from tests.rules.build import asking
 from tests.rules.data.seen import LINE, TORCHS, broken_off, drawn, loader, order, outcome, replicas, sampler, share
 
@@ -304,3 +304,46 @@ def test_a_rank_that_was_not_seen_may_have_drawn_the_rest():
 def test_a_group_of_a_larger_job_may_share_out_over_all_of_it():
     seen = [loader(drawn(share(96, 4, rank)), sampler=sampler(rank, 4)) for rank in range(2)]
     assert outcome(gaps(replicas(*seen, world_size=4))) == "passed"
+
+
+def counted(unique, *, shared=0, missed=0, each=48, repeated=0, alike=(), content=None):
+    """Two ranks whose sums fit, and what check-data counted of the samples that they drew."""
+    rows = tuple(
+        RankPass(rank=n, drawn=each, repeated=repeated, batches=6, last_batch=8, complete=True) for n in (0, 1)
+    )
+    one = Pass(number=1, ranks=rows, unique=unique, shared=shared, missed=missed, alike=alike)
+    seen = Drawn(
+        world_size=2, function="m:f", samples=96, kind="DataLoader", dataset="D", sampler="", batch_size=8,
+        passes=(one,), set_epoch=True,
+    )  # fmt: skip
+    loaders = [used(rank) for rank in (0, 1)]
+    if content:
+        own = [drawn(range(96), content=content[rank]) for rank in (0, 1)]
+        loaders = [loader(own[rank], dataset_digest=content[rank]) for rank in (0, 1)]
+    return replicas(*loaders, drawn=seen)
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (counted(96), "passed"),
+        (counted(90, shared=6, missed=6), (0, 1)),
+        (counted(96, shared=4, each=50), "passed"),  # padding draws again and misses nothing
+        (counted(90, missed=6, each=45), "passed"),  # a last batch that is dropped misses and draws nothing again
+        (counted(90, shared=6, missed=6, repeated=6), "skipped"),  # with replacement
+        (counted(48, shared=48, missed=48, alike=((0, 1),)), "passed"),  # another rule's finding
+        (counted(90, shared=6, missed=6, content="ab"), "skipped"),  # equal indices of different data
+        (counted(None, missed=None), "passed"),
+    ],
+)
+def test_samples_that_were_counted_show_overlaps_that_no_sum_shows(seen, expected):
+    assert outcome(gaps(seen)) == expected
+
+
+def test_an_overlap_is_said_with_its_numbers():
+    (finding,) = gaps(counted(90, shared=6, missed=6)).findings
+    assert (finding.severity, finding.confidence) == (Severity.WARNING, Confidence.MEDIUM)
+    assert finding.summary == "in pass 1, the ranks draw 6 samples too often and miss as many others"
+    assert finding.evidence[0] == (
+        "counted in pass 1: 96 drawn, 90 of them different, 6 drawn by two or more ranks, 6 not drawn"
+    )
