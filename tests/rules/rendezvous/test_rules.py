@@ -384,3 +384,11 @@ def test_many_nodes_take_no_time():
 )
 def test_durations_have_the_unit_that_is_read_best(duration_s, words):
     assert say_duration(duration_s) == words
+
+
+@pytest.mark.parametrize(("interface", "named"), [("ib0", "ib0"), ("", "eth0")])
+@pytest.mark.parametrize("make", [STALLS, LOSES, CRAWLS])
+def test_commands_name_the_interface_of_the_pair(make, interface, named):
+    seen = with_pairs(FOUR, row(1), lambda source, target: replace(make(source, target), interface=interface))
+    (finding, *_), _ = judge_rendezvous(seen)
+    assert f" {named} " in finding.fix
