@@ -279,7 +279,8 @@ def _with_device_calls(
     return replace(
         rank,
         groups=groups,
-        device_unread=on_nccl and unread,
+        device_unread=(on_nccl and unread) or (flight.untold is not None and flight.idle is None),
+        device_idle=flight.idle,
         open_calls=(*log.open(), *pending_on_device(flight, log, groups)),
         device_times=device_times(flight) or noted_times(content.notes),
     )

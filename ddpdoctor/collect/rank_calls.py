@@ -12,7 +12,7 @@ from ddpdoctor.model.facts import Call, CallKind, DeviceState, DeviceTime
 from ddpdoctor.model.words import dtype_name, op_name
 from ddpdoctor.recorder.storage import ring_layout, ring_reading
 from ddpdoctor.recorder.storage.files import read_plain
-from ddpdoctor.recorder.storage.flight_entries import HOOKED, backend_of, chosen, is_pending, op_of
+from ddpdoctor.recorder.storage.flight_entries import HOOKED, backend_of, chosen, is_pending, is_untold, op_of
 from ddpdoctor.recorder.storage.plain_pickle import MOST_BYTES, parse_plain_pickle
 
 if TYPE_CHECKING:
@@ -103,6 +103,13 @@ class Recorded:
     """How far CLOCK_REALTIME, which the entries use, is ahead of CLOCK_MONOTONIC; None if unknown."""
     timed: bool = False
     """Whether torch knows when a kernel starts. If so, "scheduled" means queued."""
+    idle: bool | None = None
+    """Whether the default streams of its devices have nothing left to do; None if that was not asked or not known."""
+
+    @property
+    def untold(self) -> dict[str, Any] | None:
+        """The last call of which torch does not tell whether it has completed, or None if torch tells."""
+        return next(filter(is_untold, self.entries), None)
 
 
 def read_flight(evidence: dict[str, Any]) -> Recorded:
@@ -113,7 +120,9 @@ def read_flight(evidence: dict[str, Any]) -> Recorded:
     wall, at = body.get("wall_ns"), body.get("at")
     ahead = wall - at if isinstance(wall, int) and isinstance(at, int) else None
     entries = chosen(body.get("entries"))
-    return Recorded(entries=tuple(entries), wall_ahead_ns=ahead, timed=body.get("timed") == 1 or _shows_times(entries))
+    timed, idle = body.get("timed") == 1 or _shows_times(entries), body.get("idle")
+    idle = bool(idle) if idle in (0, 1) else None
+    return Recorded(entries=tuple(entries), wall_ahead_ns=ahead, timed=timed, idle=idle)
 
 
 def read_dump(folder: Path, content: RingContent) -> Recorded | None:
@@ -140,8 +149,12 @@ def pending_on_device(recorded: Recorded, log: CallLog, groups: Sequence[GroupSt
 
     The oldest comes first and has the highest index, because it holds the rank up. If the recorder saw the call,
     the result has its call site, dtype and shape. Calls that C++ made, such as those of DDP's reducer, have no site.
+    Where torch does not tell what has completed, the last call counts as long as its device has work.
     """
     pending = [entry for entry in recorded.entries if is_pending(entry)]
+    untold = recorded.untold if recorded.idle is False else None
+    if untold is not None and all(entry["time_created_ns"] < untold["time_created_ns"] for entry in pending):
+        pending.append(untold)
     last = max(log.indexes, default=0)
     return tuple(_as_call(entry, recorded, log, groups, last + len(pending) - at) for at, entry in enumerate(pending))
 
@@ -201,8 +214,9 @@ def _op(entry: dict[str, Any]) -> str:
 def _state(entry: dict[str, Any], *, timed: bool) -> DeviceState:
     if entry["state"] == "started":
         return DeviceState.STARTED
-    queued = entry["state"] == "scheduled" and timed and backend_of(entry) not in HOOKED
-    return DeviceState.SCHEDULED if queued else DeviceState.UNKNOWN
+    if backend_of(entry) in HOOKED:
+        return DeviceState.UNTOLD if is_untold(entry) else DeviceState.UNTIMED
+    return DeviceState.SCHEDULED if entry["state"] == "scheduled" and timed else DeviceState.UNKNOWN
 
 
 def _peer(entry: dict[str, Any], group: str, groups: Sequence[GroupState]) -> int | None:

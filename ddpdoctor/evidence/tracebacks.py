@@ -249,7 +249,7 @@ _BARE = re.compile(
 _MEASURED = re.compile(r"^[-+\d.,:;%()|/\s]*(?:[eE][-+]?\d+|nan|inf|ms|s)?[-+\d.,:;%()|/\s]*$")
 """What follows the name of a metric, such as MeanSquaredError."""
 _NO_ERROR = re.compile(
-    r"^\[?[WID]\d{3,4} |^\[[WID][ :]|\bWARN(?:ING)?\b|[Ww]arning:|\b(?:INFO|DEBUG|TRACE)\b"
+    r"^\[?[WID]\d{3,4} |^\[[WID][ :]|\b(?<!NCCL_DEBUG=)(?:WARN(?:ING)?|INFO|DEBUG|TRACE)\b|[Ww]arning:"
     r"|\b[Rr]e-?try(?:ing)?\b|[,;] trying\b|: trying (?:a|again|another|the next|with)\b|(?:^|\s)attempt \d"
     r"|[Ii]gnor(?:e|ing)\b|[Ss]kip(?:ping|ped)?\b|[Ff]all(?:ing)? ?back"
     r"|^\s+(?:raise|return|assert|if|elif|except|with|for|File|self\.|#|\w[\w.]*\()"

@@ -525,7 +525,12 @@ class DeviceState(str, Enum):
     STARTED = "started"
     """Its kernel runs."""
     UNKNOWN = "unknown"
-    """Queued or running. torch cannot tell without ``TORCH_NCCL_ENABLE_TIMING``, or with nccl2."""
+    """Queued or running. torch could tell with ``TORCH_NCCL_ENABLE_TIMING``."""
+    UNTIMED = "untimed"
+    """Queued or running. The backend cannot tell: nccl2, which is "nccl" in torch 2.15."""
+    UNTOLD = "untold"
+    """The last call that was queued, on a device that still has work. torch does not tell whether it has completed:
+    nccl2 under DETAIL."""
 
 
 PHASES = frozenset(
@@ -783,6 +788,9 @@ class Rank:
     """The recorder's own thread answered, so the GIL was available."""
     device_unread: bool = False
     """It uses NCCL, and torch did not say what is pending on its device: it may wait there for other ranks."""
+    device_idle: bool | None = None
+    """Whether its device has done all that its default streams were given; asked only if torch does not tell which
+    calls have completed."""
     started_ns: int | None = None
     world_size: int | None = None
     """The world size given to ``init_process_group``, once it was called."""

@@ -128,6 +128,7 @@ _JOBS = (
     *(plain(name, "late", env={"WHAT": name, **DUMPED}, limit_s=150, cuda_only=True) for name in ("late", "leaves")),
     wrapped("watchdog_desync", "watchdog", *HEALTHY, *OFF, env={"TORCH_NCCL_DESYNC_DEBUG": "1"}, limit_s=150),
     wrapped("recv_without_send", "recv_without_send", *HANG, *OFF),
+    wrapped("recv_without_send_detail", "recv_without_send", *HANG, *DETAIL),
     wrapped("bucket_view_nan", "gradients", *HEALTHY, *OFF, env={"SEEDED": "1", "VIEWS": "1"}),
     wrapped("bucket_view_healthy", "gradients", *HEALTHY, *OFF, env={"SEEDED": "0", "VIEWS": "1"}),
     *(

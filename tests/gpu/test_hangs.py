@@ -52,10 +52,13 @@ def test_early_exit(ran: Ran) -> None:
     assert_blamed(ran("early_exit"), "early-exit", [1], "early_exit")
 
 
-@pytest.mark.gpu_job("recv_without_send")
-def test_recv_without_send(ran: Ran) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.gpu_job(name)) for name in ("recv_without_send", "recv_without_send_detail")],
+)
+def test_recv_without_send(ran: Ran, name: str) -> None:
     """A message and a reduction that wait for each other are a circle of both ranks."""
-    assert_blamed(ran("recv_without_send"), "deadlock", [0, 1], "recv_without_send")
+    assert_blamed(ran(name), "deadlock", [0, 1], "recv_without_send")
 
 
 @pytest.mark.gpu_job("subgroup_sleeper")

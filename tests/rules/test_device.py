@@ -192,6 +192,7 @@ def test_ranks_of_which_torch_tells_nothing_are_not_said_to_wait_for_nobody():
     early = judge(replace(unread, hang_timeout_s=40.0))
     assert not early.findings
     assert "torch did not say what ranks 0 and 1 have pending on the device" in str(early.checks)
+    assert [judge(replace(unread, hang_timeout_s=s)).certain for s in (10.0, 7.0)] == [False, True]
     (late,) = judge(unread).findings
     assert (late.kind, late.ranks, late.confidence) == ("stuck", (0, 1), Confidence.LOW)
     assert "torch did not say" in late.summary

@@ -18,6 +18,7 @@ from ddpdoctor.rules.evidence.state import resolve
 from tests.rules.build import (
     LONG_AGO,
     NOW,
+    TIMEOUT_S,
     S,
     backwards,
     call,
@@ -56,9 +57,9 @@ TIMED = [name for name, build in BUILDS.items() if build.timed]
 
 
 def entry(build, seq, op="all_reduce", reported="completed", *, group="0", at_ns=LONG_AGO, **more):
-    """One entry. A completed one of nccl2 was retired before its state was looked at."""
+    """One entry."""
     done = reported == "completed"
-    state = "scheduled" if done and build.backend == "nccl2" else build.state(reported)
+    state = build.state(reported)
     return {
         "record_id": seq, "pg_id": int(group), "process_group": [group, "undefined"], "collective_seq_id": seq,
         "p2p_seq_id": 0, "op_id": seq, "profiling_name": f"{build.backend}:{op}", "time_created_ns": WALL + at_ns + seq,
@@ -201,6 +202,88 @@ def test_a_device_that_has_not_come_to_the_collective_is_named(build):
     judged = judge(job(*ranks))
     assert [(f.kind, f.ranks) for f in judged.findings] == [("stuck", (2,))]
     assert not judged.certain
+
+
+def untold(number, calls, idle, *, host=(), op="all_reduce", world=2, **more):
+    """A rank of torch 2.15 under DETAIL: what it queues is retired at once. ``host``: its host is in these calls."""
+    queued = [entry(BUILDS["2.15"], n, op, "scheduled", retired=True) for n in range(1, calls + 1)]
+    inside = [entry(BUILDS["2.15"], calls + 1 + at, name, "scheduled") for at, name in enumerate(host)]
+    log = pack_calls(made(*[op] * calls))
+    more.setdefault("samples", (sample(stack(line(40, "step"))),))
+    answer = {"wall_ns": WALL + NOW, "at": NOW, "timed": 0, "entries": [*queued, *inside], "idle": idle}
+    flight = read_flight({"flight_recorder": answer})
+    enqueued = calls + len(host)
+    groups = (GroupState(name="0", ranks=tuple(range(world)), backend="nccl", enqueued=enqueued, timeout_s=20),)
+    return rank(
+        number, world, recent_calls=log, groups=groups, open_calls=pending_on_device(flight, log, groups),
+        device_idle=flight.idle, device_unread=flight.untold is not None and flight.idle is None, **more,
+    )  # fmt: skip
+
+
+def receives(number, idle):
+    """A rank that has queued a receive, which DETAIL does not compare, and stands behind it."""
+    name = f"recv {number}<-{1 - number}"
+    one = entry(BUILDS["2.15"], 7, name, "scheduled", is_p2p=True, p2p_seq_id=1, retired=True)
+    answer = {"wall_ns": WALL + NOW, "at": NOW, "timed": 0, "entries": [one], "idle": idle}
+    groups = (GroupState(name="0", ranks=(0, 1), backend="nccl", enqueued=6),)
+    pending = pending_on_device(read_flight({"flight_recorder": answer}), pack_calls(()), groups)
+    return rank(
+        number, 2, groups=groups, open_calls=pending, device_idle=bool(idle), samples=(sample(stack(line(40, "step"))),)
+    )
+
+
+UNTOLD = {
+    "no data move": ([untold(0, 7, 0), untold(1, 7, 0)], "transport", (0, 1), "low", False),
+    "one host is ahead": ([untold(0, 7, 0, host=["all_reduce"]), untold(1, 7, 0)], "transport", (0, 1), "low", False),
+    "all in code of their own": ([untold(0, 7, 1), untold(1, 7, 1)], "stuck", (0, 1), "low", True),
+    "one sleeps, its device has nothing to do": (
+        [untold(0, 7, 1, host=["all_reduce"]), untold(1, 7, 1)], "stuck", (1,), "high", True
+    ),
+    "one's kernel does not end": ([untold(0, 7, 1, host=["all_reduce"]), untold(1, 7, 0)], "stuck", (1,), "high", True),
+    "both receive": ([receives(0, 0), receives(1, 0)], "deadlock", (0, 1), "low", False),
+    "one receives, the other sleeps": ([receives(0, 0), receives(1, 1)], "stuck", (1,), "low", False),
+    "the root has sent, and it does not arrive": (
+        [untold(0, 7, 1, host=["all_reduce"], op="broadcast"), untold(1, 7, 0, op="broadcast")],
+        "transport", (0, 1), "low", False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNTOLD)
+def test_where_torch_does_not_tell_what_has_completed_the_devices_are_asked(name):
+    ranks, kind, blamed, confidence, certain = UNTOLD[name]
+    judged = judge(job(*ranks, debug_level="DETAIL"))
+    assert [(f.kind, f.ranks, f.confidence.value) for f in judged.findings] == [(kind, blamed, confidence)]
+    assert judged.certain is certain
+
+
+def test_of_devices_that_cannot_be_asked_nothing_is_told():
+    ranks = [untold(n, 7, None, last_progress_ns=NOW - 2 * TIMEOUT_S * S) for n in (0, 1)]
+    assert judge(job(*ranks, debug_level="DETAIL")).findings == ()
+    ranks = [untold(n, 7, None) for n in (0, 1)]  # four hang timeouts later
+    assert [(f.kind, f.confidence.value) for f in judge(job(*ranks, debug_level="DETAIL")).findings] == [
+        ("stuck", "low")
+    ]
+
+
+def test_a_device_that_is_slow_stays_silent_where_torch_does_not_tell_what_has_completed():
+    ranks = [moving(untold(n, 7, 0)) for n in (0, 1)]
+    assert judge(job(*ranks, debug_level="DETAIL")).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda n: waits(BUILDS["2.13"], n, world=2), "set TORCH_NCCL_ENABLE_TIMING=1 to find out"),
+        (lambda n: waits(BUILDS["2.15"], n, world=2), "set TORCH_DIST_USE_NCCL2=0 and TORCH_NCCL_ENABLE_TIMING=1"),
+        (lambda n: untold(n, 7, 0), "--debug-level OFF tells"),
+    ],
+    ids=["2.13", "2.15", "2.15 under DETAIL"],
+)
+def test_what_to_set_is_what_that_version_takes(make, said):
+    (finding,) = judge(job(make(0), make(1))).findings
+    (word,) = [word for word in finding.evidence if said in word]
+    assert word.count("TORCH_NCCL_ENABLE_TIMING") == ("TIMING" in said)
 
 
 def paced(b, durations_ms, count=120, members=(0, 1, 2)):

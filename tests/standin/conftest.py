@@ -52,6 +52,7 @@ _OWN = (
             ("detail", (*HANG, *DETAIL), "11", {}),
             ("healthy", (*_SHORT, *OFF), "11:14", TIMED),
             ("untimed", (*_SHORT, *OFF), "11:14", {}),
+            ("compared", (*_SHORT, *DETAIL), "11:14", {}),
         )
     ),
     wrapped("sleeper_timed", "sleeper", *HANG, *OFF, env={"SEEDED": "1", **TIMED}),

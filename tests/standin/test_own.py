@@ -64,14 +64,19 @@ def test_no_data_move(ran: Ran, name: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.gpu_job(f"stall_{n}")) for n in ("healthy", "untimed")]
+    "name", [pytest.param(n, marks=pytest.mark.gpu_job(f"stall_{n}")) for n in ("healthy", "untimed", "compared")]
 )
 def test_a_reduction_that_takes_twice_the_hang_timeout_healthy(ran: Ran, name: str) -> None:
-    """It is reported, and taken back when it moves again; the job is not stopped, timed or not."""
+    """It is reported, and taken back when it moves again; the job is not stopped, timed or not, or under DETAIL.
+
+    torch 2.15 does not tell then that the reduction is pending: no rank is said to be stuck in code of its own.
+    """
     done = ran(f"stall_{name}")
     assert_silent(done)
     assert "withdrawn" in done.stderr
     assert "move again" in done.stderr
+    assert "the report of DD611 transport is withdrawn" in done.stderr
+    assert "DD601" not in done.stderr
 
 
 STUCK = {

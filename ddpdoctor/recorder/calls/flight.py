@@ -12,7 +12,8 @@ import sys
 import time
 from typing import Any, Callable, Iterator, List, Tuple
 
-from ..state import guarded, here
+from .. import capture
+from ..state import guarded, here, pass_on
 from ..storage import flight_entries
 from . import groups
 
@@ -69,7 +70,8 @@ def _is_before_2_9() -> bool:
 def entries_now() -> Any:
     """Return what is pending on devices, from all recorders of this build, and the current time on both clocks.
 
-    ``timed`` says whether torch knows when a kernel starts. If so, the last completed entries are included.
+    ``timed`` says whether torch knows when a kernel starts. If so, the last completed entries are included. ``idle`` is
+    there if torch does not tell which calls have completed.
     """
     native = _native()
     if native is None or groups.default() is None:
@@ -82,7 +84,26 @@ def entries_now() -> Any:
             entries += flight_entries.chosen(json.loads(dump()).get("entries"), names, newest=blocking)
         except Exception as error:  # noqa: BLE001 - the recorder's wall: what another recorder holds is not lost
             here.failed("flight recorder of " + source, error)
-    return {"wall_ns": time.time_ns(), "at": time.monotonic_ns(), "timed": int(is_timed()), "entries": entries}
+    found = {"wall_ns": time.time_ns(), "at": time.monotonic_ns(), "timed": int(is_timed()), "entries": entries}
+    if any(map(flight_entries.is_untold, entries)):
+        found["idle"] = _are_idle()
+    return found
+
+
+def _are_idle() -> Any:
+    """Return whether this process's devices have done all that their default streams were given; None if unknown.
+
+    Only devices with a context of this process are asked, because asking makes one, which takes memory.
+    """
+    cuda, native = sys.modules.get("torch.cuda"), sys.modules.get("torch._C")
+    if cuda is None or native is None or not cuda.is_initialized() or capture.is_capturing():
+        return None
+    used = filter(native._cuda_hasPrimaryContext, range(cuda.device_count()))
+    try:
+        return int(all(cuda.default_stream(device).query() for device in used))
+    except Exception as error:  # noqa: BLE001 - the device has failed, and the script gets its own error
+        pass_on(error)
+        return None
 
 
 def is_timed() -> bool:

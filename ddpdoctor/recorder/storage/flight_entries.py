@@ -28,7 +28,7 @@ _NUMBERS = ("collective_seq_id", "p2p_seq_id", "time_created_ns")
 
 
 def chosen(entries: Any, groups: Optional[Container[str]] = None, *, newest: bool = False) -> List[Dict[str, Any]]:
-    """Return the oldest pending entries, oldest first, and the last entries that torch has timed.
+    """Return the oldest pending entries, oldest first, the last that torch has timed, and the last untold one.
 
     ``groups`` are the names of the existing groups; entries of destroyed groups are ignored. A host may be a thousand
     collectives ahead of its device, all waiting for the first. So the list is cut only after that one is found.
@@ -38,7 +38,9 @@ def chosen(entries: Any, groups: Optional[Container[str]] = None, *, newest: boo
     sound = [one for one in (dict(entry) for entry in found if isinstance(entry, dict)) if _is_sound(one)]
     ours = [entry for entry in sound if groups is None or entry["process_group"][0] in groups]
     timed = [entry for entry in ours if isinstance(entry.get("duration_ms"), (int, float)) and not entry["is_p2p"]]
+    untold = max(filter(is_untold, ours), key=lambda entry: int(entry["time_created_ns"]), default=None)
     kept = _pending(_settled(ours), newest)[:MOST_PENDING] + timed[-MOST_TIMED:]
+    kept += [untold] if untold is not None and not any(map(_tells_completion, ours)) else []
     return [{name: entry[name] for name in _KEPT if name in entry} for entry in kept]
 
 
@@ -55,6 +57,18 @@ def op_of(entry: Dict[str, Any]) -> str:
 def is_pending(entry: Dict[str, Any]) -> bool:
     """Return whether an entry has not completed. A retired entry of a hooked backend counts as not pending."""
     return entry["state"] != "completed" and not entry.get("retired")
+
+
+def is_untold(entry: Dict[str, Any]) -> bool:
+    """Return whether torch does not tell if this call has completed: it was retired when it was queued.
+
+    So it is with nccl2 under DETAIL, whose wrapper has no completion hooks (FlightRecorderHook.hpp).
+    """
+    return entry["state"] == "scheduled" and bool(entry.get("retired")) and backend_of(entry) in HOOKED
+
+
+def _tells_completion(entry: Dict[str, Any]) -> bool:
+    return entry["state"] == "completed" and backend_of(entry) in HOOKED
 
 
 def _is_sound(entry: Dict[str, Any]) -> bool:

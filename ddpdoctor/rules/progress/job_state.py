@@ -9,7 +9,7 @@ from functools import wraps
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
-from ddpdoctor.model.facts import Call, Helper, HelperError, Job, Life, Presence, Raised, Rank
+from ddpdoctor.model.facts import Call, DeviceState, Helper, HelperError, Job, Life, Presence, Raised, Rank
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.reaching import Contact
 from ddpdoctor.model.words import name_list, rank_list
@@ -19,6 +19,7 @@ from ddpdoctor.rules.progress.branches import blame_guarded, find_lone_call
 from ddpdoctor.rules.progress.calls import (
     ANY_SHAPE,
     EVEN_SHAPE,
+    ROOTED,
     Conflict,
     ModelDifference,
     find_conflict,
@@ -587,15 +588,43 @@ class JobState:
         """Return how long the first waiter has waited."""
         return max((self.states[n].since(self.time_ns) or 0 for n in self.waits.waiters), default=0)
 
+    @property
+    def may_have_come(self) -> bool:
+        """Whether what every waiting rank waits for may have come, so that its device works on something of its own."""
+        calls = [self.states[n].call for n in self.waits.waiters]
+        return bool(calls) and all(call and call.device_state is DeviceState.UNTOLD for call in calls)
+
     def waited_long(self) -> bool:
         """Return whether a rank has waited long enough to blame somebody, if waiting counts here."""
         return bool(self.failures) or self.waited_ns() >= self.patience_ns
 
 
+def _without_completed(ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:
+    """Drop device calls that may have completed, by their own rank's account, and have by that of an idle peer.
+
+    What completes for one rank has data of all. The device of the other then works on something of its own.
+    """
+    begun: dict[str, int] = {}
+    for group in (group for rank in ranks if rank.device_idle for group in rank.groups):
+        begun[group.name] = max(begun.get(group.name, 0), group.enqueued)
+
+    def is_over(call: Call) -> bool:
+        untold = call.device_state is DeviceState.UNTOLD and call.seq is not None and call.op not in ROOTED
+        return untold and begun.get(call.group, 0) >= (call.seq or 0)
+
+    return tuple(
+        replace(rank, open_calls=tuple(call for call in rank.open_calls if not is_over(call)))
+        if any(map(is_over, rank.open_calls))
+        else rank
+        for rank in ranks
+    )
+
+
 def build_job_state(facts: Job) -> JobState:
     """Compute the states, waits, conflicts and failures of a job."""
     lost = lost_nodes(facts, facts.stopping_since_ns if facts.stopping_since_ns is not None else facts.now_ns)
-    facts = without_stale(replace(facts, ranks=without_pulled_down(map(settle, facts.ranks))), lost)
+    ranks = _without_completed(without_pulled_down(map(settle, facts.ranks)))
+    facts = without_stale(replace(facts, ranks=ranks), lost)
     states, world, table = states_of(facts), world_of(facts), group_table(facts)
     found = {n: position_of(state, table, world) for n, state in states.items()}
     positions = {n: position for n, position in found.items() if position is not None}

@@ -196,7 +196,8 @@ def check_stuck(job: JobState) -> Answer:
         return unknown("no rank has waited for the whole --hang-timeout yet")
     busy = [busy_at(job, n) for n in blamed]
     inside = any(job.states[n].doing in (Activity.BACKWARD, Activity.NATIVE) or compiles(job.rank(n)) for n in blamed)
-    if not all(job.rank(n).recorded for n in blamed) or any(one is not None and one.may_spin for one in busy):
+    spins = any(one is not None and one.may_spin for one in busy)
+    if not all(job.rank(n).recorded for n in blamed) or spins or job.may_have_come:
         return _stuck(job, blamed, Confidence.LOW)
     return _stuck(job, blamed, Confidence.MEDIUM if any(busy) or inside else Confidence.HIGH)
 
@@ -304,8 +305,10 @@ def _all_stuck(job: JobState) -> Answer:
         return unknown(f"{rank_list(blamed)} {verb(blamed, 'is', 'are')} busy; no rank is waiting")
     if unread := _unread_words(ranks):
         return _stuck(job, blamed, Confidence.LOW) if long else unknown(unread)
+    if not job.sees_all or any(rank.device_idle for rank in ranks):  # only the default streams were asked
+        return _stuck(job, blamed, Confidence.LOW)
     sure = all(is_surely_left(rank.causes) for rank in ranks)
-    return _stuck(job, blamed, Confidence.LOW if not job.sees_all else Confidence.HIGH if sure else Confidence.MEDIUM)
+    return _stuck(job, blamed, Confidence.HIGH if sure else Confidence.MEDIUM)
 
 
 def _unread_words(ranks: Iterable[Rank]) -> str:
@@ -339,6 +342,12 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
     seen = [*say.classes(job, blamed), *say.others(job, blamed)]
     seen += [*say.handled_words(job, blamed)]
     seen += [*say.progress_words(job, blamed), *say.process_words(job, blamed)]
+    idle = () if waiters else tuple(n for n in blamed if job.rank(n).device_idle)
+    if idle:
+        seen.append(
+            f"the default CUDA streams of {rank_list(idle)} have nothing left to do; under DETAIL this torch does not "
+            "tell which NCCL calls have completed on other streams: --debug-level OFF tells"
+        )
     seen += [*limit_words(job), *say.cascade_words(job.failures, blamed)]
     clues = {n: clues_of(job, n) for n in blamed[: say.MAX_CLASSES]}
     alone = _unread_words(map(job.rank, blamed)) or "no rank is waiting for another"
@@ -359,7 +368,11 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
     )
     works = any(compiles(job.rank(n)) or is_held_outside(job, job.rank(n)) for n in blamed)
     # It might go on, if a silent rank may wait for ranks that nobody sees.
-    known = job.sees_all or bool(job.waits.waiters)
+    known = (job.sees_all or bool(job.waits.waiters)) and not job.may_have_come
+    # On a busy machine a rank may be late to answer, and the next look shows what it waits for.
+    unread = [rank for rank in map(job.rank, blamed) if rank.device_unread]
+    last_ns = max((max(rank.last_progress_ns or 0, rank.started_ns or 0) for rank in unread), default=0)
+    known = known and job.time_ns - last_ns >= (2 * ALONE_PATIENCE * job.timeout_ns if unread else 0)
     certain = known and job.stands_still(blamed) and all(job.rank(n).recorded for n in blamed) and not works
     in_vain = all(is_surely_left(job.rank(n).causes) for n in blamed)
     return judged([finding], certain=certain, may_resume=not in_vain)

@@ -41,6 +41,14 @@ if TYPE_CHECKING:
 
 
 TIMING = "TORCH_NCCL_ENABLE_TIMING=1"
+_UNKNOWN = {
+    DeviceState.UNKNOWN: f"it is unknown whether the kernels of {{who}} have started: set {TIMING} to find out",
+    DeviceState.UNTIMED: "it is unknown whether the kernels of {who} have started: nccl2, which is NCCL's backend in "
+    f"torch 2.15, does not tell; set TORCH_DIST_USE_NCCL2=0 and {TIMING} to find out",
+    DeviceState.UNTOLD: "the devices of {who} still have work; under DETAIL this torch does not tell whether that is "
+    "this call or a kernel after it: --debug-level OFF tells",
+}
+"""What is not known about the devices of ranks, and how to find out the next time."""
 MOST_NAMED = 6
 """Most links of a circle, and most circles, that a sentence names."""
 MOST_GROUPS = 4
@@ -227,9 +235,9 @@ def check_deadlock(job: JobState) -> Answer:
     on_device = any(job.states[n].on_device for circle in circles for n in circle.ranks)
     if on_device:
         found = replace(found, confidence=Confidence.MEDIUM)
-    if not circles:
+    if not circles or job.may_have_come:
         found = replace(found, confidence=Confidence.LOW, fix=_MEET if pairs else found.fix)
-    return judged([found], certain=bool(circles), may_resume=on_device)
+    return judged([found], certain=bool(circles) and not job.may_have_come, may_resume=on_device)
 
 
 def backend_of(job: JobState, group: Group) -> str:
@@ -384,8 +392,7 @@ def check_transport(job: JobState) -> Answer:
     left = len(stalled) - len(said)
     more = f"; {left} more groups" if left else ""
     devices = _device_states(job, stalled)
-    unknowns = rank_list(n for n, state in devices.items() if state is DeviceState.UNKNOWN)
-    unread = f"it is unknown whether the kernels of {unknowns} have started: set {TIMING} to find out"
+    by_state = grouped((state, number) for number, state in devices.items())
     finding = say.problem_of(
         job,
         blamed,
@@ -394,7 +401,7 @@ def check_transport(job: JobState) -> Answer:
         where=tuple(place for n in blamed for place in places(n, [say.line_at(job.states[n])])[:1]),
         evidence=(
             *(clue.said for clue in clues),
-            *([unread] if DeviceState.UNKNOWN in devices.values() else []),
+            *(words.format(who=rank_list(by_state[state])) for state, words in _UNKNOWN.items() if state in by_state),
             *say.classes(job, blamed),
             *say.others(job, blamed),
         ),
@@ -403,5 +410,6 @@ def check_transport(job: JobState) -> Answer:
     loses_packets = any(True for _ in _stalled_connections(job))
     computing = any(job.states[n].doing is Activity.NATIVE for n in waiters) and not loses_packets
     # All are surely inside if each kernel has started, or if the host itself waits in the call.
-    runs = all(state in (None, DeviceState.STARTED) for state in devices.values()) or is_limit_over(job)
+    begun = all(state in (None, DeviceState.STARTED) for state in devices.values())
+    runs = begun or (is_limit_over(job) and DeviceState.UNTOLD not in by_state)
     return judged([finding], certain=runs and not computing, may_resume=True)

@@ -1,6 +1,7 @@
 """Rank 1 commits the fault that FAULT names, in a loop of reductions that both ranks follow with item()."""
 
 import atexit
+import datetime
 import os
 import signal
 import threading
@@ -17,11 +18,13 @@ def main():
     if FAULT == "duplicate":  # one GPU for two ranks of one host
         del os.environ["NCCL_HOSTID"]
         torch.cuda.set_device(0)
-        dist.init_process_group("nccl")
+        dist.init_process_group("nccl")  # FAULT duplicate
         dist.all_reduce(torch.ones(4, device="cuda:0"))  # FAULT duplicate
     if FAULT.startswith("missing"):  # one more rank than was started; "missing_at_once" has NCCL connect at the start
         numbers = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"]) + 1}
         rank = join(at_once=FAULT == "missing_at_once", **numbers)
+    elif FAULT == "stall":
+        rank = join(timeout=datetime.timedelta(seconds=30))
     else:
         rank = join()
     if rank == 1 and "KERNEL_LOG" in os.environ:  # what NVIDIA's driver will write of the fault of this rank's device

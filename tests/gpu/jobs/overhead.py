@@ -5,6 +5,7 @@ in a step of either kind.
 """
 
 import collections
+import math
 import statistics
 import time
 
@@ -70,6 +71,7 @@ def measure(views):
         settle()
         if number in TIMED:
             times.append((time.perf_counter() - began) * 1e3)
+    counts["norms"] = count(norms, [parameter.grad for parameter in net.parameters()])
     buckets = model._get_ddp_logging_data().get("rebuilt_bucket_sizes", "")
     return {
         "step_ms": round(statistics.median(times), 3),
@@ -81,17 +83,23 @@ def measure(views):
     }
 
 
-def count(step):
+def norms(gradients):
+    return torch.stack(torch._foreach_norm(gradients, math.inf))
+
+
+def count(step, *given):
     """Return how often a step calls each function of CUDA's; in a dry run how many operations it has."""
+    step(*given) if given else None
+    settle()
     if STANDIN:
         before = [STANDIN(b"cuda" + name.encode()) for name in CALLS]
-        step()
+        step(*given)
         found = {"cuda" + name: STANDIN(b"cuda" + name.encode()) - was for name, was in zip(CALLS, before)}
         settle()
         return found
     kinds = torch.profiler.ProfilerActivity
     with torch.profiler.profile(activities=[kinds.CPU] if DRY else [kinds.CPU, kinds.CUDA]) as profile:
-        step()
+        step(*given)
         settle()
     found = collections.Counter()
     for event in profile.key_averages():

@@ -727,7 +727,7 @@ def test_of_several_groups_the_oldest_pending_is_the_innermost_call() -> None:
         ("started", True, "nccl:all_reduce", DeviceState.STARTED),
         ("scheduled", True, "nccl:all_reduce", DeviceState.SCHEDULED),
         ("scheduled", False, "nccl:all_reduce", DeviceState.UNKNOWN),
-        ("scheduled", True, "nccl2:all_reduce", DeviceState.UNKNOWN),
+        ("scheduled", True, "nccl2:all_reduce", DeviceState.UNTIMED),
     ],
 )
 def test_queued_and_running_are_distinguished_only_where_torch_can(
@@ -788,7 +788,7 @@ def test_entries_of_nccl2_on_torch_2_15_show_groups_reducer_and_point_to_point()
         ("0", "recv", None, 2, None, None),
         ("1", "send", None, 3, "torch.float32", (4,)),
     ]
-    assert all(one.native and one.device_state is DeviceState.UNKNOWN for one in found)
+    assert all(one.native and one.device_state is DeviceState.UNTIMED for one in found)
     assert all(one.started_ns > 0 for one in found)
 
 

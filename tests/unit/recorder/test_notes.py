@@ -740,6 +740,13 @@ from ddpdoctor.recorder.calls import flight, groups
 world = types.SimpleNamespace(default_pg=object(), pg_names={1: "0", 2: "1"})
 groups.c10d = types.SimpleNamespace(_world=world)
 flight.turn_on()
+if build.get("idle") is not None:
+    torch._C = sys.modules["torch._C"] = types.ModuleType("torch._C")
+    torch._C._cuda_hasPrimaryContext = lambda device: build["idle"][device] is not None
+    torch.cuda = sys.modules["torch.cuda"] = types.ModuleType("torch.cuda")
+    torch.cuda.is_initialized, torch.cuda.is_current_stream_capturing = lambda: True, lambda: False
+    torch.cuda.device_count = lambda: len(build["idle"])
+    torch.cuda.default_stream = lambda device: types.SimpleNamespace(query=lambda: int(build["idle"][device]) > 0)
 names = [name for name in os.environ if name.startswith(("TORCH_NCCL", "TORCH_FR"))]
 print(json.dumps([flight.entries_now(), {name: os.environ[name] for name in names}]))
 """
@@ -751,9 +758,12 @@ SIGNATURES = {
 """Docstrings of torch 2.14.1 and 2.15. The hook came before the argument."""
 
 
-def run(version: str, dumps: dict[str, Any], *, nccl: bool = True, **env: str) -> tuple[Any, Any]:
-    """Return the entries and the variables of a recorder that meets such a build of torch."""
-    build = json.dumps({"version": version, "dumps": dumps, "nccl": nccl, "docs": SIGNATURES})
+def run(version: str, dumps: dict[str, Any], *, nccl: bool = True, idle: Any = None, **env: str) -> tuple[Any, Any]:
+    """Return the entries and the variables of a recorder that meets such a build of torch.
+
+    ``idle`` has, for each device, whether its default stream is; None: this process does not use the device.
+    """
+    build = json.dumps({"version": version, "dumps": dumps, "nccl": nccl, "docs": SIGNATURES, "idle": idle})
     env = {"DDPDOCTOR_RUN": "/run/folder", **env}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], input=build, env=env, capture_output=True, text=True, check=True
@@ -782,8 +792,32 @@ def test_the_recorder_of_nccl2_is_read() -> None:
     hooked = json.loads((DATA / "nccl2-2.15.json").read_text())
     answer, _ = run("2.15.0+cu132", {"own": {}, "hooked": {"nccl2": hooked}})
     assert [found["profiling_name"] for found in answer["entries"]] == [
-        "nccl2:all_reduce", "nccl2:all_reduce", "nccl2:recv 1<-2", "nccl2:send 0->1",
+        "nccl2:all_reduce", "nccl2:all_reduce", "nccl2:recv 1<-2", "nccl2:send 0->1", "nccl2:broadcast",
     ]  # fmt: skip
+
+
+UNTOLD: dict[str, Any] = {"retired": True, "name": "nccl2:all_reduce"}
+
+
+@pytest.mark.parametrize(
+    ("entries", "idle", "found", "said"),
+    [
+        ([flight_entry(1, **UNTOLD), flight_entry(2, **UNTOLD)], [False], [2], 0),
+        ([flight_entry(1, **UNTOLD), flight_entry(2, **UNTOLD)], [True, None, True], [2], 1),
+        ([flight_entry(1, **UNTOLD), flight_entry(2, **UNTOLD)], [True, None, False], [2], 0),
+        ([flight_entry(1, **UNTOLD), flight_entry(2, "nccl2:all_reduce")], [True], [2, 1], 1),
+        ([flight_entry(1, **UNTOLD)], None, [1], None),
+        ([flight_entry(1, **UNTOLD)], ["of a device that has failed"], [1], None),
+        ([flight_entry(1, "nccl2:all_reduce", state="completed", retired=True)], [False], [], "not asked"),
+        ([flight_entry(1, **UNTOLD, process_group=["5", ""])], [False], [], "not asked"),
+    ],
+)
+def test_devices_are_asked_where_torch_does_not_tell_what_has_completed(
+    entries: Any, idle: Any, found: list[int], said: Any
+) -> None:
+    """Under DETAIL torch 2.15 retires each call of nccl2 when it is queued. Only devices that are in use are asked."""
+    answer, _ = run("2.15.0+cu132", {"own": {}, "hooked": {"nccl2": {"entries": entries}}}, idle=idle)
+    assert (numbers(answer), answer.get("idle", "not asked")) == (found, said)
 
 
 def test_a_recorder_that_hooked_backends_share_with_gloo_is_read_without_an_argument() -> None:
