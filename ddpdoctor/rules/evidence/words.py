@@ -14,7 +14,7 @@ from ddpdoctor.rules.answers import Problem
 from ddpdoctor.rules.evidence.calls import innermost
 from ddpdoctor.rules.evidence.roots import lost_by, victims_of
 from ddpdoctor.rules.evidence.state import last_samples
-from ddpdoctor.rules.progress.states import place_words
+from ddpdoctor.rules.progress.states import place_words, to_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -172,9 +172,7 @@ def who_words(state: RunState, ranks: Iterable[int], hosts: Sequence[str] = ()) 
 def places(ranks_frames: Iterable[tuple[int, Frame | None]]) -> tuple[Place, ...]:
     """Return one place for each rank whose line is known."""
     return tuple(
-        Place(rank=rank, file=frame.file, line=frame.line, function=frame.function)
-        for rank, frame in sorted(ranks_frames, key=lambda pair: pair[0])
-        if frame is not None
+        to_place(rank, frame) for rank, frame in sorted(ranks_frames, key=lambda pair: pair[0]) if frame is not None
     )
 
 
