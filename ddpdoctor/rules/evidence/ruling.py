@@ -162,6 +162,11 @@ def _absence(
         )
         if sure is Confidence.LOW:
             summary = f"{who} may be gone: NCCL's RAS considers {verb(ranks, 'it', 'them')} dead; {wait}"
+    reached = []
+    for fact in state.all(Reached):
+        if fact.who.rank in ranks and fact.enqueued is not None:
+            group = f" of {fact.group_words}" if fact.group_words else ""
+            reached.append(f"rank {fact.who.rank} had {fact.done_words()} collective #{fact.enqueued}{group}")
     problem = Problem(
         summary=summary,
         confidence=sure,
@@ -176,7 +181,7 @@ def _absence(
             *(f"a weaker source disagrees: {words}" for words in quotes(weaker)),
             *quotes(fact for fact in state.all(Waiting) if fact.who.rank in waiters),
             *_waiter_places(state, samples, waiters),
-            *_reached_words(state, ranks),
+            *list(dict.fromkeys(reached))[:MOST_QUOTES],
             *steps_words(state),
             *coverage(state),
         ),
@@ -223,15 +228,6 @@ def _waiter_places(state: RunState, samples: dict[int, Stacked], waiters: Iterab
     return [f"{rank_list(ranks)} {verb(ranks, 'waits', 'wait')} {place}" for place, ranks in lines.items()]
 
 
-def _reached_words(state: RunState, ranks: Iterable[int]) -> list[str]:
-    found = []
-    for fact in state.all(Reached):
-        if fact.who.rank in set(ranks) and fact.enqueued is not None:
-            group = f" of {fact.group_words}" if fact.group_words else ""
-            found.append(f"rank {fact.who.rank} had {fact.done_words()} collective #{fact.enqueued}{group}")
-    return list(dict.fromkeys(found))[:MOST_QUOTES]
-
-
 def _absence_fix(ranks: list[int], where: tuple[Place, ...], workers: Sequence[Stacked]) -> str:
     if workers and (frame := innermost(workers[0].frames)) is not None:
         return f"check what the DataLoader workers of {rank_list(ranks)} do {place_words(frame)}"
@@ -252,7 +248,14 @@ def find_absent(state: RunState) -> Ruling | None:
         return None
     samples = last_samples(state.facts)
     roots = [fact for fact in absent if not _waits(state, fact, samples.get(_rank(fact)))] or absent
-    roots = [fact for fact in roots if not _waits_for(_rank(fact), roots)] or roots
+    # A rank that waits for another one that is absent, and not that one for it, is no root.
+    waited_by: dict[int, set[int]] = defaultdict(set)
+    waits_for: dict[int, set[int]] = defaultdict(set)
+    for fact in roots:
+        waited_by[_rank(fact)] |= set(fact.waiters)
+        for waiter in fact.waiters:
+            waits_for[waiter] |= {_rank(fact)} - {waiter}
+    roots = [fact for fact in roots if not waits_for[_rank(fact)] - waited_by[_rank(fact)]] or roots
     strongest = max(fact.shown for fact in roots)
     ranks = sorted({_rank(fact) for fact in roots if fact.shown is strongest})
     others = sorted({_rank(fact) for fact in roots} - set(ranks))
@@ -291,21 +294,10 @@ def _waits(state: RunState, absent: Absent, sample: Stacked | None) -> bool:
     """Return whether a rank that did not come waits elsewhere for others."""
     if sample is not None:
         return sample.doing in {Doing.COLLECTIVE, Doing.DEVICE}
-    waits = (fact for fact in state.of(_rank(absent), Waiting) if not fact.in_init)
-    return any(not _is_contradicted(fact, absent) for fact in waits)
-
-
-def _is_contradicted(wait: Waiting, absent: Absent) -> bool:
-    """Return whether NCCL did not launch what torch waits for: the device has not come to it."""
+    # NCCL may not have launched what torch waits for: the device has not come to it.
     of_all = absent.shown is Shown.COUNTS and absent.operation.group_words == ALL_RANKS
-    return of_all and wait.timed_out and not wait.operation.group
-
-
-def _waits_for(rank: int, absent: Iterable[Absent]) -> bool:
-    """Return whether a rank waits for another one that is absent, and not that one for it."""
-    others = {_rank(fact) for fact in absent if rank in fact.waiters and _rank(fact) != rank}
-    back = {waiter for fact in absent if _rank(fact) == rank for waiter in fact.waiters}
-    return bool(others - back)
+    waits = (fact for fact in state.of(_rank(absent), Waiting) if not fact.in_init)
+    return any(not (of_all and fact.timed_out and not fact.operation.group) for fact in waits)
 
 
 def decide(state: RunState) -> Ruling:

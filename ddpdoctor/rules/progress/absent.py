@@ -32,7 +32,7 @@ from ddpdoctor.rules.progress.words import fix_of, sentences
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.facts import Job, NodeSeen, Rank
+    from ddpdoctor.model.facts import Job, NodeSeen
 
 
 _UP = frozenset({Contact.CONNECTED, Contact.REFUSED, Contact.RESET, Contact.NO_STORE})
@@ -228,18 +228,12 @@ def check_stopped(job: JobState) -> Answer:
         ),
         fix=fix_of((clue for found in clues.values() for clue in found), _stopped_fix(job, blamed, asleep=asleep)),
     )
-    lasting = job.waits.waiters and all(_is_frozen_for_good(job, rank) for rank in ranks)
+    # It lasts if they have been stopped for the whole hang timeout and no debugger can continue them. Sleep in the
+    # kernel (D) does not count: it ends when the device or the file server answers, however late.
+    since_ns = [rank.frozen_since_ns for rank in ranks if rank.proc_state == "T" and not rank.traced_by]
+    stopped = [since for since in since_ns if since is not None and job.time_ns - since >= job.timeout_ns]
+    lasting = job.waits.waiters and len(stopped) == len(ranks)
     return judged([finding], certain=job.stands_still(blamed), may_resume=not lasting)
-
-
-def _is_frozen_for_good(job: JobState, rank: Rank) -> bool:
-    """Return whether a process has been stopped for the whole hang timeout and no debugger can continue it.
-
-    Sleep in the kernel (D) does not count: it ends when the device or the file server answers, however late.
-    """
-    if rank.proc_state != "T" or rank.traced_by or rank.frozen_since_ns is None:
-        return False
-    return job.time_ns - rank.frozen_since_ns >= job.timeout_ns
 
 
 def _stopped_fix(job: JobState, blamed: tuple[int, ...], *, asleep: bool) -> str:

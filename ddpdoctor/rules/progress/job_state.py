@@ -372,25 +372,17 @@ def lost_nodes(facts: Job, time_ns: int) -> tuple[NodeSeen, ...]:
     began_ns = min((rank.started_ns for rank in facts.ranks if rank.started_ns is not None), default=0) - BEATS_NS
     missing = set(range(world_of(facts))) - {rank.rank for rank in facts.ranks}
 
-    def is_waited_for(node: NodeSeen) -> bool:
-        return bool(missing & set(node.ranks) if node.ranks else missing)
-
-    def has_part(node: NodeSeen) -> bool:
-        heard_ns = node.heard_ns or 0
-        return heard_ns <= time_ns and (began_ns <= heard_ns or is_waited_for(node))
-
-    def is_overdue(node: NodeSeen) -> bool:
-        """Return whether a node that has ranks to start sends nothing, though it is not given up yet."""
-        late = node.heard_ns is not None and node.heard_ns + BEATS_NS < time_ns
-        return node.presence is Presence.HERE and late and not node.gathered and bool(missing & set(node.ranks))
-
-    return tuple(node for node in others_of(facts) if is_overdue(node) or (_is_lost(node) and has_part(node)))
-
-
-def _is_lost(node: NodeSeen) -> bool:
-    if node.presence is Presence.SILENT:
-        return True
-    return node.presence is Presence.LEFT and not node.gathered and node.status not in (0, None)
+    found = []
+    for node in others_of(facts):
+        own, heard_ns = missing & set(node.ranks), node.heard_ns or 0
+        # A node that has ranks to start and sends nothing counts, though it is not given up yet.
+        late = node.heard_ns is not None and heard_ns + BEATS_NS < time_ns
+        overdue = node.presence is Presence.HERE and late and not node.gathered and bool(own)
+        left = node.presence is Presence.LEFT and not node.gathered and node.status not in (0, None)
+        gone = node.presence is Presence.SILENT or left
+        has_part = heard_ns <= time_ns and (began_ns <= heard_ns or bool(own if node.ranks else missing))
+        found += [node] if overdue or (gone and has_part) else []
+    return tuple(found)
 
 
 def is_alone(facts: Job) -> bool:

@@ -35,7 +35,7 @@ from ddpdoctor.rules.progress.words import Clue, ProcessRole, children_of, find_
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ddpdoctor.model.facts import Blocked, FileLock, LockFile, LostChild, ProcessCauses, Rank, Work
+    from ddpdoctor.model.facts import Blocked, FileLock, LockFile, ProcessCauses, Rank, Work
     from ddpdoctor.model.stacks import Frame
     from ddpdoctor.rules.answers import Problem
     from ddpdoctor.rules.progress.job_state import JobState
@@ -550,18 +550,15 @@ def _lost_children(job: JobState, rank: Rank, causes: ProcessCauses) -> Iterator
     ]
     if not lost:
         return
-    ended = ", ".join(_child_words(child) for child in lost[-MOST_CHILDREN:])
+    ended = []
+    for child in lost[-MOST_CHILDREN:]:
+        status = f" with status {child.exit_code}" if child.exit_code is not None else ""
+        how = f"was killed by {child.signal}" if child.signal is not None else f"exited{status}"
+        ended.append(f"its child {child.pid}{f' ({child.name})' if child.name else ''} {how}")
     yield Clue(
-        said=f"may be waiting for a child that is gone: {ended}",
+        said=f"may be waiting for a child that is gone: {', '.join(ended)}",
         fix="find out why that process ended; give the wait a timeout, and check that the process is still alive",
     )
-
-
-def _child_words(child: LostChild) -> str:
-    who = f"its child {child.pid}" + (f" ({child.name})" if child.name else "")
-    if child.signal is not None:
-        return f"{who} was killed by {child.signal}"
-    return f"{who} exited" + (f" with status {child.exit_code}" if child.exit_code is not None else "")
 
 
 def _command(frames: tuple[Frame, ...], causes: ProcessCauses) -> Iterator[Clue]:
