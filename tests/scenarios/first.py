@@ -4,7 +4,6 @@ A kind of finding is held by the tables of ``tests/rules`` and ``tests/unit``. A
 and so is each that goes by speed. ``tests/contract/test_rule_recipe.py`` holds that nothing is left out.
 """
 
-ALL = ("",)
 FIRST = {
     "test_verdicts.py": (
         "test_the_table_covers_each_kind",
@@ -15,10 +14,11 @@ FIRST = {
     ),
     "test_healthy.py": ("test_a_healthy_job_stays_without_verdict[clean_groups-DETAIL]",),
     "test_disagreement.py": ("test_the_ranks_that_disagree_are_found[model_frozen]",),
-    "test_local_gradients.py": ("test_a_sample_that_holds_nan",),
-    "test_consistency.py": ("test_gradients_that_are_not_synchronized",),
-    "test_data.py": ("test_each_way_to_share_out_badly_is_found_at_its_line",),
-    "test_check_data.py": ("test_ranks_ask_their_loaders_and_one_report_comes_of_it[torchrun",),
+    "test_consistency.py": ("test_gradients_that_are_not_synchronized", "test_a_sample_that_holds_nan"),
+    "test_data.py": (
+        "test_each_way_to_share_out_badly_is_found_at_its_line",
+        "test_ranks_ask_their_loaders_and_one_report_comes_of_it[torchrun",
+    ),
     "test_check_consistency.py": ("test_a_healthy_model_is_one_model",),
     "test_parallel.py": ("test_the_fault_is_found[fsdp2",),
     "test_launchers.py": (
@@ -37,7 +37,7 @@ FIRST = {
     "test_tune.py": ("test_ctrl_c",),
     "test_status.py": ("test_who_waits_for_whom",),
     "test_streams.py": ("test_a_job_runs_where_streams_are_closed[all", "test_a_verb_ends"),
-    "test_history.py": ALL,
+    "test_kept_runs.py": ("test_restarts_and_requeued_runs_are_one_history",),
     "speed/test_findings.py": ("test_a_healthy_job_that_looks_alike_is_left_alone[quiet small]",),
     "attach/test_verb.py": ("test_the_rank_that_the_others_wait_for",),
     "attach/test_kubectl.py": ("test_all_pods_are_judged_together",),

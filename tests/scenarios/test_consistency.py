@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.scenarios.running import JOBS, PATIENT, cell_of, grids_of, run
+from tests.scenarios.running import JOBS, PATIENT, cell_of, check_finished, grids_of, marked_lines, run, words_of
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 
@@ -122,3 +122,102 @@ def test_models_that_nobody_wrapped_and_layers_that_no_optimizer_holds(tmp_path:
 def test_the_same_wrapped_and_held_and_what_is_each_rank_s_own_stays_silent(tmp_path: Path) -> None:
     report = run("unwrapped", tmp_path, *PATIENT, ranks=2, args=("right", "averaged", "critic", "head", "own")).report
     assert report["findings"] == []
+
+
+# A backward that leaves gradients out on one rank: the parameters are named, and no drift that follows from it.
+
+
+@pytest.mark.parametrize(("level", "how", "code"), [("OFF", "silent", "DD604"), ("DETAIL", "logged", "DD602")])
+def test_gradients_that_one_rank_leaves_out(tmp_path: Path, level: str, how: str, code: str) -> None:
+    report = run("unused", tmp_path, "--debug-level", level, *PATIENT, ranks=2, args=(how,)).report
+    (found,) = report["findings"]
+    assert (found["code"], found["ranks"], found["confidence"]) == (code, [1], "high"), found
+    assert "extra.weight, extra.bias (2 of 6 parameters)" in found["summary"]
+    assert "find_unused_parameters=True" in found["fix"]
+    job = Path(words_of("unused")[0]).read_text().splitlines()
+    assert "model(" in job[found["where"][0]["line"] - 1] or "backward()" in job[found["where"][0]["line"] - 1]
+
+
+def test_a_part_that_is_left_out_as_ddp_was_set_is_no_finding(tmp_path: Path) -> None:
+    assert run("unused", tmp_path, *PATIENT, ranks=2, args=("set",)).report["findings"] == []
+
+
+# Buffers of models under FSDP and tensor parallelism, which nothing makes equal on all ranks after ``to_empty``.
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault", "ranks", "confidence", "words"),
+    [
+        ("fsdp2", "empty", 2, "high", "nothing was seen to write to blocks.0.inv_freq, blocks.1.inv_freq on rank 1"),
+        ("fsdp2", "other", 3, "high", "no wrapper of the model makes blocks.0.inv_freq, blocks.1.inv_freq equal"),
+        ("fsdp1", "other", 3, "high", "no wrapper of the model makes blocks.0.inv_freq, blocks.1.inv_freq equal"),
+        ("tensor", "other", 3, "high", "no wrapper of the model makes blocks.0.inv_freq, blocks.1.inv_freq equal"),
+    ],
+)
+def test_a_buffer_without_the_common_value_is_found(
+    kind: str, fault: str, ranks: int, confidence: str, words: str, tmp_path: Path
+) -> None:
+    args = ("--debug-level", "OFF", *PATIENT)
+    ran = run("constants", tmp_path / "run", *args, ranks=ranks, args=(kind, fault))
+    verdict = next((one for one in ran.report["findings"] if one["code"] == "DD502"), None)
+    assert verdict is not None, ran.stderr
+    assert kind == "tensor" or ran.report["verdict"] == verdict, ran.report["verdict"]  # there the gradients differ too
+    assert (verdict["ranks"], verdict["tensor"]) == ([ranks - 1], "blocks.0.inv_freq"), verdict
+    assert verdict["confidence"] == confidence, verdict
+    assert words in verdict["summary"], verdict
+    assert "after to_empty()" in verdict["fix"], verdict
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "fsdp1", "tensor"])
+def test_what_ranks_have_for_themselves_is_no_difference(kind: str, tmp_path: Path) -> None:
+    ran = run("constants", tmp_path / "run", "--debug-level", "OFF", *PATIENT, ranks=3, args=(kind, "none"))
+    assert ran.report["verdict"] is None, ran.report["verdict"]
+    check_finished(ran)
+    streams = [stream for stream in ran.report["data"]["consistency"]["streams"] if stream["model"] == 2]
+    assert [stream["compared"] for stream in streams] == [1], streams
+    assert {one["code"] for one in ran.report["findings"]}.isdisjoint({"DD502", "DD901"}), ran.report["findings"]
+
+
+# Local gradients with NaN are reported with rank, parameter, step and what was first; harmless ones are not.
+
+
+def verdict_of(script, folder, ranks):
+    ran = run(script, folder, "--debug-level", "OFF", *PATIENT, ranks=ranks)
+    assert ran.status in (0, -6), ran.stderr
+    found = ran.report["verdict"]
+    assert [place["line"] for place in found["where"]] == marked_lines(script)
+    return found
+
+
+def test_an_operation_with_an_infinite_slope(tmp_path):
+    found = verdict_of("nonfinite_backward", tmp_path / "run", 3)
+    assert (found["kind"], found["ranks"], found["step"]) == ("nonfinite-grad", [2], 6)
+    assert found["tensor"] == "second.bias"
+    assert "the loss and the input were finite" in found["summary"]
+
+
+def test_a_sample_that_holds_nan(tmp_path):
+    """No optimizer of torch makes the steps: the parameters show that the gradients were used."""
+    found = verdict_of("nonfinite_input", tmp_path / "run", 2)
+    assert (found["kind"], found["ranks"], found["step"]) == ("nonfinite-grad", [0], 4)
+    assert "input was not finite" in found["summary"]
+    assert any("argument 0 of forward holds NaN" in line for line in found["evidence"])
+
+
+def test_gradients_that_do_no_harm(tmp_path):
+    """A scaler that skips, hooks of the script's own, gradients that are mended, and unusual backwards."""
+    ran = run("clean_gradients", tmp_path / "run", "--debug-level", "OFF", *PATIENT, ranks=2)
+    assert ran.status in (0, -6), ran.stderr
+    assert ran.report["verdict"] is None
+    found = [finding for finding in ran.report["findings"] if finding["code"] != "DD612"]
+    assert [(each["code"], each["severity"], each["ranks"]) for each in found] == [("DD504", "info", [1])] * 2
+
+
+@pytest.mark.full
+def test_nan_is_said_once_while_the_job_runs(tmp_path):
+    options = ("--debug-level", "OFF", *PATIENT)
+    ran = run("nonfinite_input", tmp_path / "run", *options, ranks=2, args=("80",))
+    said = [line for line in ran.stderr.splitlines() if "training continues" in line]
+    assert len(said) == 1, ran.stderr
+    assert said[0].startswith("ddpdoctor: DD504 nonfinite-grad, rank 0")
+    assert ran.report["verdict"]["code"] == "DD504"

@@ -1,10 +1,14 @@
 """Data that is shared out badly is found, in jobs that finish; data that is shared out well gives no alarm."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 
-from tests.scenarios.running import JOBS, PATIENT, grids_of, run
+from tests.scenarios.running import JOBS, PATIENT, SCHEMA, clean_environment, free_port, grids_of, run
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 
@@ -58,3 +62,92 @@ def test_ranks_that_run_out_of_batches_support_the_verdict(tmp_path: Path) -> No
     (uneven,) = (finding for finding in ran.report["findings"] if finding["code"] == "DD704")
     assert (uneven["ranks"], uneven["severity"]) == ([2], "error")
     assert "batches of pass 1: 11 on ranks 0 and 1, 10 on rank 2" in uneven["evidence"]
+
+
+# `check-data --dataset` on real ranks: what they share is counted exactly, and reported once.
+
+
+DATA = """
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler, Subset
+samples = [float(number) for number in range(455)]
+def with_seeds():
+    return DataLoader(samples, 8, sampler=DistributedSampler(samples, seed=dist.get_rank()))
+def split_by_hand():
+    print("a line of the user's")
+    return DataLoader(Subset(samples, range(dist.get_rank(), 455, dist.get_world_size())), 3)
+"""
+LAUNCHERS = {
+    "torchrun": ("-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "ddpdoctor", "check-data"),
+    "own": ("-m", "ddpdoctor", "check-data", "--world-size", "2"),
+}
+
+
+LATE = """
+import os, time
+if os.environ.get("RANK") == "1":
+    import torch.distributed as dist
+    def join_late(*given, join=dist.init_process_group, **options):
+        join(*given, **options)
+        time.sleep(1)
+        open("joined", "w").close()
+    dist.init_process_group = join_late
+"""
+EARLY = """
+import os
+from torch.utils.data import DataLoader, DistributedSampler
+def all_have_joined():
+    assert os.path.exists("joined")
+    return DataLoader([0.0, 1.0], sampler=DistributedSampler([0.0, 1.0]))
+"""
+
+
+def check_data(folder, function, **env):
+    words = [sys.executable, *LAUNCHERS["own"], "--dataset", f"data:{function}", "--format", "json"]
+    return subprocess.run(
+        words, cwd=folder, env=clean_environment(**env), capture_output=True, text=True, timeout=200, check=False
+    )
+
+
+@pytest.mark.cold  # a forked Python does not import sitecustomize
+def test_no_rank_leaves_the_group_before_all_have_joined(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(LATE)
+    (tmp_path / "data.py").write_text(EARLY)
+    done = check_data(tmp_path, "all_have_joined", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_group_that_cannot_be_created_is_no_defect(tmp_path):
+    (tmp_path / "data.py").write_text(DATA)
+    done = check_data(tmp_path, "with_seeds", GLOO_SOCKET_IFNAME="absent0")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no process group could be created: " in done.stderr
+    assert "absent0" in done.stderr
+
+
+@pytest.mark.parametrize(("launcher", "function"), [("torchrun", "with_seeds"), ("own", "split_by_hand")])
+def test_ranks_ask_their_loaders_and_one_report_comes_of_it(tmp_path, launcher, function):
+    (tmp_path / "data.py").write_text(DATA)
+    words = [sys.executable, *LAUNCHERS[launcher], "--dataset", f"data:{function}", "--format", "json"]
+    if launcher == "torchrun":
+        words.insert(3, f"--master-port={free_port()}")
+    done = subprocess.run(
+        words, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=200, check=False
+    )
+    report = json.loads(done.stdout)
+    jsonschema.validate(report, SCHEMA)
+    first = report["data"]["drawn"]["passes"][0]
+    ((own, both), (_, other)) = first["overlaps"]
+    assert both == first["shared"]
+    assert own + other - both == first["unique"]
+    assert grids_of(report)["samples that two ranks both drew in pass 1"].cells[0][1].text == str(both)
+
+    if function == "with_seeds":
+        assert done.returncode == 1
+        assert report["verdict"]["code"] == "DD703"
+        assert (first["shared"], first["missed"]) == (118, 117)
+    else:
+        assert done.returncode == 0
+        assert [one for one in report["findings"] if one["severity"] != "info"] == []
+        assert (first["unique"], first["shared"], first["missed"]) == (455, 0, 0)
+        assert done.stderr.count("a line of the user's") == 2
