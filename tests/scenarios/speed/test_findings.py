@@ -1,6 +1,6 @@
 """What takes the time of a step is found on real ranks, and healthy jobs that look alike stay silent."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,19 @@ NEEDS_FREE_CORES = {"buckets one_for_all"}
 """Where a rank waits for a core, it cannot be told whether larger buckets cost time."""
 
 
-def cases(named: Iterable[str]) -> Iterator[Any]:
-    """Yield all ways of all jobs. CI runs the first of each job; ``tests/rules/speed`` has a table for each kind.
+def cases(named: Iterable[str]) -> list[Any]:
+    """Return all ways of all jobs. CI runs the first of each job; ``tests/rules/speed`` has a table for each kind.
 
     Healthy trainings by other libraries are among those of ``test_healthy.py``.
     """
     seen = {"lightning_job", "accelerate_job", "transformers_job"} if named is HEALTHY else set()
+    found = []
     for case in named:
         job = case.split()[0]
         nightly = [pytest.mark.nightly] if job in seen else []
-        yield pytest.param(case, marks=[*nightly, *([pytest.mark.alone] if case in NEEDS_FREE_CORES else [])])
+        found.append(pytest.param(case, marks=[*nightly, *([pytest.mark.alone] if case in NEEDS_FREE_CORES else [])]))
         seen.add(job)
+    return found
 
 
 @pytest.mark.parametrize("case", cases(FAULTS))
