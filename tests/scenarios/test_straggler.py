@@ -53,6 +53,7 @@ def test_a_rank_whose_loader_workers_are_slow_is_named_with_the_workers_line(tmp
     assert any("a loader worker of rank 1 takes" in text for text in verdict["evidence"]), verdict
 
 
+@pytest.mark.nightly
 def test_a_rank_that_is_behind_where_all_wait_for_their_workers_is_left_alone(tmp_path: Path) -> None:
     ran = run("straggler_input", tmp_path, "--debug-level", "OFF", *PATIENT, ranks=2, args=("all", "fork"))
     assert (ran.status, ran.report["verdict"]) == (0, None), ran.report["verdict"]

@@ -10,7 +10,7 @@ from ddpdoctor.model.codec import decode
 from ddpdoctor.model.tuning import SpeedComparison
 from tests.scenarios.speed.catalog import run_way
 
-pytestmark = [pytest.mark.usefixtures("preloaded_python"), pytest.mark.alone]
+pytestmark = [pytest.mark.usefixtures("preloaded_python"), pytest.mark.alone, pytest.mark.nightly]
 
 
 def test_input_that_workers_prepare_takes_less_of_the_step(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def run_on(hosts: Hosts, folder: Path, way: str) -> dict[str, Any]:
     return dict(report)
 
 
+@pytest.mark.nightly
 def test_buckets_that_leave_when_backward_is_over(slow_hosts: Hosts, tmp_path: Path) -> None:
     report = run_on(slow_hosts, tmp_path, "default")
     verdict = report["verdict"]
