@@ -101,7 +101,15 @@ def find_jobs() -> FoundJobs:
     named = _distinct(grouped((_identity(one), one) for one in chosen))
     return FoundJobs(
         jobs=tuple(_job(identity, named[identity]) for identity in sorted(named, key=lambda one: one.name)),
-        closed=tuple(_closed(one) for one in processes.values() if _is_closed(one)),
+        closed=tuple(
+            Closed(pid=one.pid, user=_user(one.pid), state=one.state, command=read_command(one.pid))
+            for one in processes.values()
+            if (
+                one.state not in "ZX"
+                and not read_environment(one.pid)
+                and bool(GROUP_THREADS & read_thread_names(one.pid))
+            )
+        ),
         processes=processes,
     )
 
@@ -110,13 +118,21 @@ def choose_job(found: FoundJobs, pid: int | None = None, name: str | None = None
     """Return the job that is meant. Raises UserError if there is none, or not one only."""
     jobs: Iterable[FoundJob] = found.jobs
     if pid is not None:
-        jobs = _jobs_of(pid, found)
+        # The jobs with a rank that is this process, one above it, or one below it
+        related = {pid, *_ancestors(pid, found.processes)}
+        related |= {one.pid for one in descendants(pid, dict(found.processes))}
+        itself = [job for job in found.jobs if any(rank.pid == pid for rank in job.ranks)]
+        jobs = itself or [job for job in found.jobs if any(rank.pid in related for rank in job.ranks)]
     if name is not None:
-        jobs = [job for job in jobs if _is_named(job.identity, name)]
+        jobs = [
+            job
+            for job in jobs
+            if (name in {job.identity.name, _longer_name(job.identity)} or job.identity.name.startswith(f"{name}@"))
+        ]
     meant = list(jobs)
     if len(meant) == 1:
         return meant[0]
-    if meant or (found.jobs and not _is_closed_pid(pid, found)):
+    if meant or (found.jobs and not any(one.pid == pid for one in found.closed)):
         raise _ambiguous(found, meant, pid, name)
     raise _nothing(found, pid)
 
@@ -149,14 +165,6 @@ def _nothing(found: FoundJobs, pid: int | None) -> UserError:
     )
 
 
-def _jobs_of(pid: int, found: FoundJobs) -> list[FoundJob]:
-    """Return the jobs with a rank that is this process, one above it, or one below it."""
-    related = {pid, *_ancestors(pid, found.processes)}
-    related |= {one.pid for one in descendants(pid, dict(found.processes))}
-    itself = [job for job in found.jobs if any(rank.pid == pid for rank in job.ranks)]
-    return itself or [job for job in found.jobs if any(rank.pid in related for rank in job.ranks)]
-
-
 def _ancestors(pid: int, processes: Mapping[int, Process]) -> list[int]:
     found: list[int] = []
     while pid in processes and len(found) < MOST_ANCESTORS:
@@ -166,25 +174,6 @@ def _ancestors(pid: int, processes: Mapping[int, Process]) -> list[int]:
     return found
 
 
-def _is_closed(process: Process) -> bool:
-    """Return whether a process has joined a process group, and is not ours to read."""
-    return (
-        process.state not in "ZX"
-        and not read_environment(process.pid)
-        and bool(GROUP_THREADS & read_thread_names(process.pid))
-    )
-
-
-def _is_closed_pid(pid: int | None, found: FoundJobs) -> bool:
-    return any(one.pid == pid for one in found.closed)
-
-
-def _closed(process: Process) -> Closed:
-    return Closed(
-        pid=process.pid, user=_user(process.pid), state=process.state, command=read_command(process.pid)
-    )  # fmt: skip
-
-
 def _identity(one: ChosenProcess) -> JobIdentity:
     env = one.process.env
     addr, port = text(env, "MASTER_ADDR") or None, number(env, "MASTER_PORT")
@@ -192,18 +181,16 @@ def _identity(one: ChosenProcess) -> JobIdentity:
     slurm = text(env, "SLURM_JOB_ID", "SLURM_JOBID") or None
     step = None if addr else text(env, "SLURM_STEP_ID", "SLURM_STEPID", "PMIX_NAMESPACE") or None
     parent = one.process.process.ppid if one.rank is None or not (addr or slurm or step or run_id) else None
+    if slurm:
+        name = f"slurm-{slurm}"
+    elif run_id and run_id != "none":
+        name = run_id
+    else:
+        name = f"{addr}:{port}" if addr else ""
     return JobIdentity(
-        name=_name(addr, port, run_id, slurm) or f"pid-{parent}",
+        name=name or f"pid-{parent}",
         master_addr=addr, master_port=port, run_id=run_id, slurm_job=slurm, step=step, parent_pid=parent,
     )  # fmt: skip
-
-
-def _name(addr: str | None, port: int | None, run_id: str | None, slurm: str | None) -> str:
-    if slurm:
-        return f"slurm-{slurm}"
-    if run_id and run_id != "none":
-        return run_id
-    return f"{addr}:{port}" if addr else ""
 
 
 def _distinct(jobs: dict[JobIdentity, list[ChosenProcess]]) -> dict[JobIdentity, list[ChosenProcess]]:
@@ -217,11 +204,6 @@ def _distinct(jobs: dict[JobIdentity, list[ChosenProcess]]) -> dict[JobIdentity,
 
 def _longer_name(identity: JobIdentity) -> str:
     return f"{identity.name}@{identity.master_port or identity.step or identity.parent_pid}"
-
-
-def _is_named(identity: JobIdentity, name: str) -> bool:
-    """Return whether a job has this name, also if other nodes have more or fewer jobs of one name."""
-    return name in {identity.name, _longer_name(identity)} or identity.name.startswith(f"{name}@")
 
 
 def _job(identity: JobIdentity, members: list[ChosenProcess]) -> FoundJob:
@@ -240,28 +222,31 @@ def _job(identity: JobIdentity, members: list[ChosenProcess]) -> FoundJob:
 
 def _seen(one: Candidate, *, rank: int, by: RankBy, siblings: int) -> SeenRank:
     env, ordered = one.env, by is RankBy.PID_ORDER
+    numbers = read_status(one.pid).get("NSpid", "").split()
+    path = text(env, "DDPDOCTOR_RUN")
+    absolute = str(Path(read_link(Path(f"/proc/{one.pid}/cwd")), path)) if path else None
     return SeenRank(
         pid=one.pid,
-        namespace_pid=_namespace_pid(one.pid),
+        namespace_pid=int(numbers[-1]) if len(numbers) > 1 else None,
         start_ticks=one.process.start_ticks,
         rank=rank,
         rank_by=by,
         local_rank=rank if ordered else read_local_rank(env),
         world_size=(siblings if one.is_spawned else None) if ordered else _world_size(env),
-        node_rank=number(env, "GROUP_RANK", *(("SLURM_NODEID",) if is_slurm_step(env) else ())),
+        node_rank=number(env, "GROUP_RANK", *("SLURM_NODEID",) if is_slurm_step(env) else ()),
         restart_count=number(env, "TORCHELASTIC_RESTART_COUNT"),
         launcher=_launcher(one, ordered=ordered),
         parent_pid=one.process.ppid,
         command=read_command(one.pid),
         user=_user(one.pid),
-        wrap_folder=_absolute(one.pid, text(env, "DDPDOCTOR_RUN")),
+        wrap_folder=absolute,
         variables=select_variables(env)[0],
     )
 
 
 def _world_size(env: Mapping[str, str]) -> int | None:
     in_step = is_slurm_step(env) and "RANK" not in env
-    return number(env, *WORLD_SIZE_NAMES, *(("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if in_step else ()))
+    return number(env, *WORLD_SIZE_NAMES, *("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if in_step else ())
 
 
 def _launcher(one: Candidate, *, ordered: bool) -> str:
@@ -275,16 +260,6 @@ def _launcher(one: Candidate, *, ordered: bool) -> str:
     if is_slurm_step(env):
         return "srun"
     return "mpiexec" if "PMI_RANK" in env or "PMIX_RANK" in env else "environment"
-
-
-def _namespace_pid(pid: int) -> int | None:
-    numbers = read_status(pid).get("NSpid", "").split()
-    return int(numbers[-1]) if len(numbers) > 1 else None
-
-
-def _absolute(pid: int, path: str) -> str | None:
-    """Return a path of another process as that sees it, from the root; None for no path."""
-    return str(Path(read_link(Path(f"/proc/{pid}/cwd")), path)) if path else None
 
 
 def _user(pid: int) -> str:
@@ -340,7 +315,7 @@ class Candidate:
     @cached_property
     def is_spawned(self) -> bool:
         """Whether multiprocessing started it by spawn, and not as a loader's worker."""
-        return SPAWNED in _read_command_line(self.pid) and LOADER_WORKER not in self.threads
+        return SPAWNED in read_text(PROC / str(self.pid) / "cmdline").encode() and LOADER_WORKER not in self.threads
 
     def has_identity_of(self, other: Candidate) -> bool:
         """Return whether two processes have the same variables of a rank, as a rank and its workers do."""
@@ -358,10 +333,6 @@ def read_thread_names(pid: int) -> frozenset[str]:
     """Return the names of the threads of a process, which everybody may read."""
     tasks = PROC / str(pid) / "task"
     return frozenset(read_text(tasks / str(tid) / "comm").strip() for tid in list_pids(tasks))
-
-
-def _read_command_line(pid: int) -> bytes:
-    return read_text(PROC / str(pid) / "cmdline").encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,7 +356,11 @@ def choose_ranks(processes: Mapping[int, Process], own: frozenset[int] = frozens
         if above is not None:
             launching.add(_climb(above, numbered, processes)[0].pid)
     chosen = [rank for top, family in families.items() for rank in _of_family(top, family, launching=top in launching)]
-    return [*chosen, *_without_number(seen, numbered, processes)]
+    # Processes that have joined a group and have no variable of a rank, as those of mp.spawn
+    others = [one for pid, one in seen.items() if pid not in numbered]
+    outside = [one for one in others if _nearest_above(one, numbered, processes) is None]
+    joined = [one for one in outside if one.joined]
+    return [*chosen, *[ChosenProcess(process=one, rank=None) for one in _with_siblings(joined, outside)]]
 
 
 def _read_candidates(alive: list[Process]) -> list[Candidate]:
@@ -434,16 +409,6 @@ def _of_family(top: int, family: list[Candidate], *, launching: bool) -> Iterabl
         # A rank that still loads torch. Without RANK, it may be any program in a step of Slurm.
         best = next((one for one in pythons if {"RANK", "WORLD_SIZE"} <= one.env.keys()), None)
     return [] if best is None else [ChosenProcess(process=best, rank=best.rank)]
-
-
-def _without_number(
-    seen: Mapping[int, Candidate], numbered: Mapping[int, Candidate], processes: Mapping[int, Process]
-) -> list[ChosenProcess]:
-    """Return processes that have joined a group and have no variable of a rank, as those of mp.spawn."""
-    others = [one for pid, one in seen.items() if pid not in numbered]
-    outside = [one for one in others if _nearest_above(one, numbered, processes) is None]
-    joined = [one for one in outside if one.joined]
-    return [ChosenProcess(process=one, rank=None) for one in _with_siblings(joined, outside)]
 
 
 def _with_siblings(joined: list[Candidate], others: Iterable[Candidate]) -> list[Candidate]:

@@ -92,7 +92,19 @@ def look_at(job: FoundJob, number: int, earlier: StoreLook | None = None) -> Job
     for_job = _ask_for_job(job, host, seeing)
     in_store = for_job if for_job is not None else earlier
     _ask_servers(job, host, threads, in_store, seeing)
-    _ask_recorders(job, seeing)
+    # Ask for dumps in the first look, and take those that are there in the second
+    for rank in job.ranks:
+        env = job.environments[rank.pid]
+        if seeing.number == 1:
+            seeing.refuse(rank.pid, ask_for_dump(rank, env))
+            continue
+        since_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME) - rank.start_ticks / os.sysconf("SC_CLK_TCK")
+        dump = find_dump(rank, env, time.time_ns() - int(since_boot_s * 1e9))
+        try:
+            if dump is not None:
+                seeing.keep(rank, "fr_dump", read_dump(dump))
+        except OSError as error:
+            seeing.refuse(rank.pid, Refusal(source=RECORDER, reason=f"the dump cannot be read: {error}"))
     ranks = tuple(
         RankLook(
             number=number, host=socket.gethostname(), wall_ns=at_ns[0], monotonic_ns=at_ns[1], job=job.identity,
@@ -191,21 +203,6 @@ def _ask_servers(
                 seeing.keep(rank, "stacks", answers.stacks, ".txt")
 
 
-def _ask_recorders(job: FoundJob, seeing: _Seeing) -> None:
-    """Ask for dumps in the first look, and take those that are there in the second."""
-    for rank in job.ranks:
-        env = job.environments[rank.pid]
-        if seeing.number == 1:
-            seeing.refuse(rank.pid, ask_for_dump(rank, env))
-            continue
-        dump = find_dump(rank, env, _started_ns(rank))
-        try:
-            if dump is not None:
-                seeing.keep(rank, "fr_dump", read_dump(dump))
-        except OSError as error:
-            seeing.refuse(rank.pid, Refusal(source=RECORDER, reason=f"the dump cannot be read: {error}"))
-
-
 def _with_workers(facts: ProcessFacts | None, threads: Any) -> ProcessFacts | None:
     """Add the stacks of a rank's worker processes if its main thread may wait for one of them."""
     if facts is None or not any(
@@ -222,12 +219,6 @@ def _with_workers(facts: ProcessFacts | None, threads: Any) -> ProcessFacts | No
         return replace(child, stacks=seen.get(child.pid))
 
     return replace(facts, children=tuple(map(with_stacks, facts.children)))
-
-
-def _started_ns(rank: SeenRank) -> int:
-    """Return when a process started, on the wall clock."""
-    since_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME) - rank.start_ticks / os.sysconf("SC_CLK_TCK")
-    return time.time_ns() - int(since_boot_s * 1e9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,8 +260,25 @@ def of_job(movements: Iterable[RankMovement]) -> Movement:
 
 def _compare(pair: _Pair) -> RankMovement:
     old, new = pair.before.process, pair.after.process
-    slept = _main_slept(old, new)
-    movement, evidence = _judge(pair, slept)
+    if old is None or new is None or old.main_switches is None or new.main_switches is None:
+        slept = None
+    else:
+        ran = new.main_cpu_ticks != old.main_cpu_ticks or new.main_switches != old.main_switches
+        slept = not ran and "R" not in old.state + new.state
+    if pair.after.process is None and pair.before.process is not None and not _could_not_be_read(pair.after):
+        judged: tuple[Movement, tuple[str, ...]] = Movement.MOVING, ("ended",)
+    else:
+        compared = dict(_changes(pair))
+        changed = tuple(name for name, differs in compared.items() if differs)
+        if changed:
+            judged = Movement.MOVING, changed
+        elif "stack" in compared and not slept and _glance_differs(pair.after):
+            judged = Movement.MOVING, ("stack",)
+        elif slept:
+            judged = Movement.STILL, (*compared, "slept")
+        else:
+            judged = Movement.STILL if "stack" in compared else Movement.UNKNOWN, tuple(compared)
+    movement, evidence = judged
     return RankMovement(
         pid=pair.after.rank.pid,
         rank=pair.after.rank.rank,
@@ -279,20 +287,6 @@ def _compare(pair: _Pair) -> RankMovement:
         main_cpu_ticks=new.main_cpu_ticks - old.main_cpu_ticks if old is not None and new is not None else None,
         main_slept=slept,
     )
-
-
-def _judge(pair: _Pair, slept: bool | None) -> tuple[Movement, tuple[str, ...]]:  # noqa: FBT001 - as it was read
-    if pair.after.process is None and pair.before.process is not None and not _could_not_be_read(pair.after):
-        return Movement.MOVING, ("ended",)
-    compared = dict(_changes(pair))
-    changed = tuple(name for name, differs in compared.items() if differs)
-    if changed:
-        return Movement.MOVING, changed
-    if "stack" in compared and not slept and _glance_differs(pair.after):
-        return Movement.MOVING, ("stack",)
-    if slept:
-        return Movement.STILL, (*compared, "slept")
-    return Movement.STILL if "stack" in compared else Movement.UNKNOWN, tuple(compared)
 
 
 def _changes(pair: _Pair) -> Iterator[tuple[str, bool]]:
@@ -346,13 +340,6 @@ def _trace(look: RankLook, raw: Mapping[str, bytes]) -> Any:
     entries = [one for one in plain.get("entries") or () if isinstance(one, dict)]
     last = entries[-1].get("record_id") if entries else None
     return plain.get("pg_status"), last, sum(one.get("retired") is True for one in entries)
-
-
-def _main_slept(old: ProcessFacts | None, new: ProcessFacts | None) -> bool | None:
-    if old is None or new is None or old.main_switches is None or new.main_switches is None:
-        return None
-    ran = new.main_cpu_ticks != old.main_cpu_ticks or new.main_switches != old.main_switches
-    return not ran and "R" not in old.state + new.state
 
 
 def _could_not_be_read(look: RankLook) -> bool:

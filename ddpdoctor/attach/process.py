@@ -95,16 +95,25 @@ def read_facts(rank: SeenRank, host: HostView) -> ProcessFacts | None:
         return None
     main = read_process(pid, PROC / str(pid) / "task")
     switches = read_status(pid, PROC / str(pid) / "task").get("voluntary_ctxt_switches", "")
+    tasks = PROC / str(pid) / "task"
+    found = (read_process(tid, tasks) for tid in list_pids(tasks)[:MOST_THREADS])
     return ProcessFacts(
         state=process.state,
         cpu_ticks=process.cpu_ticks,
         main_cpu_ticks=main.cpu_ticks if main is not None else 0,
         main_switches=int(switches) if switches.isdecimal() else None,
-        threads=_threads(pid),
+        threads=tuple(
+            ThreadFacts(tid=one.pid, name=one.name, state=one.state, cpu_ticks=one.cpu_ticks)
+            for one in found
+            if one is not None
+        ),
         blocked=read_blocked(pid),
         kernel_function=read_kernel_function(pid),
         peers=_peers(host.sockets_of(pid), host.received),
-        children=_children(pid, host.children),
+        children=tuple(
+            ChildFacts(pid=one.pid, state=one.state, name=one.name, cpu_ticks=one.cpu_ticks)
+            for one in below(pid, host.children)[:MOST_CHILDREN]
+        ),
     )
 
 
@@ -117,16 +126,6 @@ def inside_network(pid: int) -> str:
     """Return how to run the command in the network of a process."""
     command = f'sudo -E env "PATH=$PATH" nsenter -t {pid} -n ddpdoctor attach --pid {pid}'
     return f"Run ddpdoctor attach inside the container, or {command}"
-
-
-def _threads(pid: int) -> tuple[ThreadFacts, ...]:
-    tasks = PROC / str(pid) / "task"
-    found = (read_process(tid, tasks) for tid in list_pids(tasks)[:MOST_THREADS])
-    return tuple(
-        ThreadFacts(tid=one.pid, name=one.name, state=one.state, cpu_ticks=one.cpu_ticks)
-        for one in found
-        if one is not None
-    )
 
 
 def _network(pid: int | str) -> str:
@@ -150,13 +149,6 @@ def _peers(sockets: list[Socket] | None, received: Mapping[int, int]) -> tuple[P
     )
 
 
-def _children(pid: int, children: dict[int, list[Process]]) -> tuple[ChildFacts, ...]:
-    return tuple(
-        ChildFacts(pid=one.pid, state=one.state, name=one.name, cpu_ticks=one.cpu_ticks)
-        for one in below(pid, children)[:MOST_CHILDREN]
-    )
-
-
 def read_stacks(pid: int) -> tuple[Any, Refusal | None]:
     """Return py-spy's JSON, a list of threads, or None and why there is none."""
     program = find_py_spy()
@@ -176,7 +168,9 @@ def read_stacks(pid: int) -> tuple[Any, Refusal | None]:
         error = " ".join(end.err.split()) or f"py-spy ended with status {end.status}"
         if any(word in error.lower() for word in _REFUSED):
             reason = hide_in_text(error.partition(_ITS_REMEDY)[0])[:300]
-            return None, Refusal(source=PY_SPY, reason=reason, remedy=_remedy())
+            return None, Refusal(
+                source=PY_SPY, reason=reason, remedy=remedy_for_tracing(os.geteuid(), read_text(YAMA).strip())
+            )
     # A process that ends may have no Python line any more.
     return threads, None if threads is not None else Refusal(source=PY_SPY, reason=hide_in_text(error)[:300])
 
@@ -188,10 +182,6 @@ def main_frames(threads: Any) -> tuple[tuple[str, str, int], ...] | None:
             frames = thread.get("frames") or ()
             return tuple((str(f.get("filename")), str(f.get("name")), int(f.get("line") or 0)) for f in frames) or None
     return None
-
-
-def _remedy() -> str:
-    return remedy_for_tracing(os.geteuid(), read_text(YAMA).strip())
 
 
 def find_py_spy() -> str | None:

@@ -215,7 +215,25 @@ def attach_slurm(
     job: str, output: Path, python: str, name: str | None, tell: Callable[[str], None], limit_s: float = LIMIT_S
 ) -> Path:
     """Have every node of a job look at its ranks, and return the folder. Raises UserError if that is impossible."""
-    row = _find(job)
+    # The job, which runs and may be joined
+    if not _JOB.fullmatch(job):
+        raise UserError(f"{job} is not the number of a Slurm job", help="`squeue --me` lists your jobs.")
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if missing:
+        raise UserError(
+            f"{missing[0]} is not on PATH here",
+            help="Run it where you submit jobs, or run `ddpdoctor attach` on every node of the job.",
+        )
+    end = _ask("squeue", "--noheader", "--states=all", f"--jobs={job}", f"--format={_FIELDS}")
+    rows = [_parse_row(line) for line in end.out.splitlines() if line.count("|") == 4]
+    if not rows and (end.status == 0 or "invalid job id" in end.err.lower()):
+        raise UserError(
+            f"Slurm does not know job {job}",
+            help=f"`squeue --me` lists your jobs. One that has ended: `ddpdoctor analyze slurm-{job}.out`.",
+        )
+    if not rows:
+        raise UserError(f"Slurm does not answer: {_words(end)}", help="Try again, or see `scontrol ping`.")
+    row = _the_one(job, rows)
     nodes = _list_nodes(row)
     tell(f"asking {count_of(len(nodes), 'node')} of job {row.shown}: {row.nodes}")
     command = collector(python, name or f"slurm-{row.number}")
@@ -238,28 +256,6 @@ def _environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if name in _KEPT or not name.startswith(("SLURM_", "SRUN_", "DDPDOCTOR_RUN"))
     }
-
-
-def _find(job: str) -> _Row:
-    """Return the job, which runs and may be joined."""
-    if not _JOB.fullmatch(job):
-        raise UserError(f"{job} is not the number of a Slurm job", help="`squeue --me` lists your jobs.")
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
-    if missing:
-        raise UserError(
-            f"{missing[0]} is not on PATH here",
-            help="Run it where you submit jobs, or run `ddpdoctor attach` on every node of the job.",
-        )
-    end = _ask("squeue", "--noheader", "--states=all", f"--jobs={job}", f"--format={_FIELDS}")
-    rows = [_parse_row(line) for line in end.out.splitlines() if line.count("|") == 4]
-    if not rows and (end.status == 0 or "invalid job id" in end.err.lower()):
-        raise UserError(
-            f"Slurm does not know job {job}",
-            help=f"`squeue --me` lists your jobs. One that has ended: `ddpdoctor analyze slurm-{job}.out`.",
-        )
-    if not rows:
-        raise UserError(f"Slurm does not answer: {_words(end)}", help="Try again, or see `scontrol ping`.")
-    return _the_one(job, rows)
 
 
 def _the_one(job: str, rows: list[_Row]) -> _Row:
@@ -334,22 +330,7 @@ def attach_kubectl(
     pods: Pods, output: Path, python: str, name: str | None, tell: Callable[[str], None], limit_s: float = LIMIT_S
 ) -> Path:
     """Have every pod look at its ranks, and return the folder. Raises UserError if that is impossible."""
-    found = _list_pods(pods)
-    stopped = {pod: reason for pod, reason in found.items() if reason}
-    commands = {pod: (*_exec(pods, pod), *collector(python, name)) for pod, reason in found.items() if not reason}
-    tell(f"asking {count_of(len(commands), 'pod')} with {pods.selector}")
-    known = [NodeAnswer(node=pod, folder="", reason=reason, remedy=_see(pods)) for pod, reason in stopped.items()]
-    way = Way(name="kubectl exec", noun="pod", remedy=lambda reason: _kubectl_remedy(pods, reason))
-    return ask_nodes(way, commands, output, known, limit_s)
-
-
-def _exec(pods: Pods, pod: str) -> tuple[str, ...]:
-    container = (f"--container={pods.container}",) if pods.container else ()
-    return ("kubectl", "exec", *pods.place, pod, *container, "--")
-
-
-def _list_pods(pods: Pods) -> dict[str, str]:
-    """Return the names of the pods, each with why it cannot be asked, or an empty string."""
+    # The names of the pods, each with why it cannot be asked, or an empty string
     if shutil.which("kubectl") is None:
         raise UserError(
             "kubectl is not on PATH here", help="Install it, or run `ddpdoctor attach` in every pod of the job."
@@ -370,7 +351,17 @@ def _list_pods(pods: Pods) -> dict[str, str]:
             f"no pod in {where} has the labels {pods.selector}",
             help="`kubectl get pods --all-namespaces --show-labels` lists them; give --namespace.",
         )
-    return found
+    stopped = {pod: reason for pod, reason in found.items() if reason}
+    commands = {pod: (*_exec(pods, pod), *collector(python, name)) for pod, reason in found.items() if not reason}
+    tell(f"asking {count_of(len(commands), 'pod')} with {pods.selector}")
+    known = [NodeAnswer(node=pod, folder="", reason=reason, remedy=_see(pods)) for pod, reason in stopped.items()]
+    way = Way(name="kubectl exec", noun="pod", remedy=lambda reason: _kubectl_remedy(pods, reason))
+    return ask_nodes(way, commands, output, known, limit_s)
+
+
+def _exec(pods: Pods, pod: str) -> tuple[str, ...]:
+    container = (f"--container={pods.container}",) if pods.container else ()
+    return ("kubectl", "exec", *pods.place, pod, *container, "--")
 
 
 def _why_not(status: dict[str, Any], container: str | None) -> str:

@@ -175,8 +175,11 @@ def find_ras(job: FoundJob, host: HostView) -> tuple[str, int] | Refusal | None:
     """Return where a rank of this job serves RAS, None if none does, or why it cannot be reached."""
     for rank in job.ranks:
         env = job.environments[rank.pid]
-        port = _port(env)
-        if port is None or not host.listens(rank.pid, port):
+        if env.get("NCCL_RAS_ENABLE") == "0":
+            continue
+        named = _address(env)[-1]
+        port = int(named) if named.isdecimal() else PORT
+        if not host.listens(rank.pid, port):
             continue
         if shares_network(rank.pid):
             return _host(env), port
@@ -239,13 +242,6 @@ class _Lines:
         if left_s <= 0:
             raise TimeoutError(f"it took more than {RAS_LIMIT_S:.0f} s")
         self._connection.settimeout(left_s)
-
-
-def _port(env: Mapping[str, str]) -> int | None:
-    if env.get("NCCL_RAS_ENABLE") == "0":
-        return None
-    port = _address(env)[-1]
-    return int(port) if port.isdecimal() else PORT
 
 
 def _host(env: Mapping[str, str]) -> str:

@@ -241,7 +241,7 @@ def _report_replicas(options: WrapOptions, folder: Path, said: frozenset[str]) -
     if options.quiet:
         return frozenset()
     from ddpdoctor.diagnose.job import judge_replicas
-    from ddpdoctor.report.names import title_of
+    from ddpdoctor.report.lines import title_of
 
     left_out = said.union(options.ignore)
     found = [f for f in judge_replicas(folder) if f.severity is not Severity.INFO and f.code not in left_out]
@@ -309,7 +309,7 @@ def _title(finding: Finding) -> str:
 
 def _show_elsewhere(options: WrapOptions, outcome: JobOutcome) -> None:
     """Say in one line what is wrong if another node writes the report. With one wrap per rank, only blamed ranks do."""
-    from ddpdoctor.report.names import title_of
+    from ddpdoctor.report.lines import title_of
 
     report = outcome_report(outcome)
     verdict = report.verdict

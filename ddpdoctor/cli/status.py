@@ -95,7 +95,7 @@ def _reported(run_dir: Path) -> str:
     """Return the verdict that `wrap` has reported of a job that goes on, or an empty text."""
     from ddpdoctor.cli.report import read_run
     from ddpdoctor.model.errors import UserError
-    from ddpdoctor.report.names import title_of
+    from ddpdoctor.report.lines import title_of
 
     if not (run_dir / REPORT_NAME).is_file():
         return ""

@@ -359,7 +359,19 @@ class Comparer:
         for paired in self._streams.values():
             for column in paired.columns.values():
                 column.writer = self._writers[column.writer.pid, column.writer.ticks]
-        self._open_new()
+        for path in self._paths():
+            if path in self._opened:
+                continue
+            self._unread.pop(path.name, None)
+            try:
+                source = open_source(path, self._rows_read)
+            except OSError as error:
+                self._unread[path.name] = error.strerror or "not to be read"
+            except DAMAGED as error:  # or the rank is still writing it, so we try again next time
+                self._unread[path.name] = str(error) or type(error).__name__
+            else:
+                self._opened.add(path)
+                self._add(source)
         for _ in range(MAX_ROUNDS):
             any_read = [paired.read(closing=closing) for paired in self._streams.values()]
             for key, paired in self._streams.items():
@@ -374,21 +386,6 @@ class Comparer:
             writer.ended_ns is None and (who not in self._ranks or self._ranks[who] in missing)
             for who, writer in self._writers.items()
         )
-
-    def _open_new(self) -> None:
-        for path in self._paths():
-            if path in self._opened:
-                continue
-            self._unread.pop(path.name, None)
-            try:
-                source = open_source(path, self._rows_read)
-            except OSError as error:
-                self._unread[path.name] = error.strerror or "not to be read"
-            except DAMAGED as error:  # or the rank is still writing it, so we try again next time
-                self._unread[path.name] = str(error) or type(error).__name__
-            else:
-                self._opened.add(path)
-                self._add(source)
 
     def _paths(self) -> list[Path]:
         """Return the files of the known processes, those of each process in the order of their creation."""

@@ -404,7 +404,19 @@ def pack_stream(index: StreamIndex, found: Stream) -> StreamKept:
     points: list[StepKept] = []
     space = MAX_BATCH_BYTES
     for kept in index.points:
-        point = _pack_point(kept, tables)
+        ranks_by_side: dict[tuple[int, bytes], list[int]] = {}
+        for rank, seen in kept.seen.items():
+            tables.setdefault(id(seen.rows), (len(tables), seen.rows))
+            ranks_by_side.setdefault((tables[id(seen.rows)][0], seen.fingerprints), []).append(rank)
+        sides = []
+        for (table, fingerprints), ranks in ranks_by_side.items():
+            # Those of the rows that we compare, in their order, without tensors that may differ.
+            kinds = kept.seen[ranks[0]].rows.kinds.values()
+            starts = (at for kind in kinds for at, _ in kind.rows.values())
+            compared = b"".join(fingerprints[at : at + fingerprint_layout.FINGERPRINT_SIZE] for at in starts)
+            texts = tuple(json.dumps(kept.seen[rank].text) for rank in ranks)
+            sides.append(SideKept(ranks=tuple(ranks), table=table, fingerprints=compared.hex(), texts=texts))
+        point = StepKept(number=kept.number, sides=tuple(sides))
         space -= sum(len(side.fingerprints) + sum(map(len, side.texts)) for side in point.sides)
         if space < 0 and points:
             break
@@ -448,19 +460,3 @@ def unpack_points(kept: StreamKept, rows_read: RowsRead) -> Points:
                     raise TypeError("a text that is not a JSON object")
                 by_rank[rank] = Written(tables[side.table], fingerprints, text)
     return points
-
-
-def _pack_point(point: Kept, tables: dict[int, tuple[int, Rows]]) -> StepKept:
-    ranks_by_side: dict[tuple[int, bytes], list[int]] = {}
-    for rank, seen in point.seen.items():
-        tables.setdefault(id(seen.rows), (len(tables), seen.rows))
-        ranks_by_side.setdefault((tables[id(seen.rows)][0], seen.fingerprints), []).append(rank)
-    sides = []
-    for (table, fingerprints), ranks in ranks_by_side.items():
-        # Those of the rows that we compare, in their order, without tensors that may differ.
-        kinds = point.seen[ranks[0]].rows.kinds.values()
-        starts = (at for kind in kinds for at, _ in kind.rows.values())
-        compared = b"".join(fingerprints[at : at + fingerprint_layout.FINGERPRINT_SIZE] for at in starts)
-        texts = tuple(json.dumps(point.seen[rank].text) for rank in ranks)
-        sides.append(SideKept(ranks=tuple(ranks), table=table, fingerprints=compared.hex(), texts=texts))
-    return StepKept(number=point.number, sides=tuple(sides))

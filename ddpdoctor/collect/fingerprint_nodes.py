@@ -271,7 +271,23 @@ def _join(joint: StreamKept | None, nodes: Sequence[StreamKept], allowed: tuple[
     compare_points(seen, points, range(since + 1, MAX_NUMBER))
     stream = seen.stream(())
     whole = stream if before is None else _continued(before, stream)
-    return _with_own(whole, [node.found for node in nodes])
+    # Add what each node knows about its own ranks
+    own = [node.found for node in nodes]
+    written = {rank for stream in own for rank in stream.ranks}
+    compared = [stream for stream in own if stream.compared]
+    never_changed = all(stream.unchanged == stream.compared - 1 for stream in compared)
+    unchanged = min((stream.unchanged for stream in compared), default=0)
+    differences = {difference.what: difference for difference in whole.differences}
+    for difference in (difference for stream in own if len(stream.ranks) > 1 for difference in stream.differences):
+        if difference.what not in differences or difference.number < differences[difference.what].number:
+            differences[difference.what] = difference
+    return replace(
+        whole,
+        differences=tuple(differences[what] for what in What if what in differences),
+        values=_united_values([whole, *own]),
+        unchanged=max(whole.compared - 1, 0) if never_changed else min(unchanged, max(whole.compared - 1, 0)),
+        unpaired=tuple(sorted(written - set(whole.ranks))),
+    )
 
 
 def _continued(before: Stream, after: Stream) -> Stream:
@@ -295,25 +311,6 @@ def _continued(before: Stream, after: Stream) -> Stream:
         values=_united_values([before, after]),
         same_random=before.same_random + after.same_random,
         every=after.every,
-    )
-
-
-def _with_own(whole: Stream, own: Sequence[Stream]) -> Stream:
-    """Add what each node knows about its own ranks."""
-    written = {rank for stream in own for rank in stream.ranks}
-    compared = [stream for stream in own if stream.compared]
-    never_changed = all(stream.unchanged == stream.compared - 1 for stream in compared)
-    unchanged = min((stream.unchanged for stream in compared), default=0)
-    differences = {difference.what: difference for difference in whole.differences}
-    for difference in (difference for stream in own if len(stream.ranks) > 1 for difference in stream.differences):
-        if difference.what not in differences or difference.number < differences[difference.what].number:
-            differences[difference.what] = difference
-    return replace(
-        whole,
-        differences=tuple(differences[what] for what in What if what in differences),
-        values=_united_values([whole, *own]),
-        unchanged=max(whole.compared - 1, 0) if never_changed else min(unchanged, max(whole.compared - 1, 0)),
-        unpaired=tuple(sorted(written - set(whole.ranks))),
     )
 
 

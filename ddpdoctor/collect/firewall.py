@@ -60,7 +60,25 @@ def read_firewall(system: System) -> tuple[FirewallChain, ...] | Unread:
             return Unread(why=Why.ABSENT, reason="neither nft nor iptables-save is installed")
         return Unread(why=Why.DENIED, reason="to list the packet filter's rules needs root")
     iptables = tuple(_refusing("iptables", _parse_iptables(done.get("iptables-save", ""))))
-    nft = _refusing("nft", _parse_nft(done.get("nft", "")))
+    # Tables of chains from the output of nft list ruleset
+    text = done.get("nft", "")
+    tables: Tables = {}
+    chains: dict[str, _Chain] = {}
+    chain: _Chain | None = None
+    for line in _joined(text):
+        table, start = _TABLE.match(line), _CHAIN.match(line)
+        if table:
+            chains = tables.setdefault(table[1], {})
+        elif start:
+            chain = chains.setdefault(start[1], _Chain())
+        elif line == "}":
+            chain = None
+        elif chain is not None and line.startswith("type "):
+            policy = _POLICY.search(line)
+            chain.incoming, chain.policy = " hook input " in line, policy[1] if policy else ""
+        elif chain is not None:
+            chain.rules.append(_COUNTER.sub("", line).strip())
+    nft = _refusing("nft", tables)
     return (*iptables, *(chain for chain in nft if not (iptables and chain.name == "nft ip filter INPUT")))
 
 
@@ -92,27 +110,6 @@ def _reached(chains: dict[str, _Chain], first: str) -> Iterator[str]:
                 if name in chains and name not in seen:
                     seen.add(name)
                     todo.append(name)
-
-
-def _parse_nft(text: str) -> Tables:
-    """Return tables of chains from the output of ``nft list ruleset``."""
-    tables: Tables = {}
-    chains: dict[str, _Chain] = {}
-    chain: _Chain | None = None
-    for line in _joined(text):
-        table, start = _TABLE.match(line), _CHAIN.match(line)
-        if table:
-            chains = tables.setdefault(table[1], {})
-        elif start:
-            chain = chains.setdefault(start[1], _Chain())
-        elif line == "}":
-            chain = None
-        elif chain is not None and line.startswith("type "):
-            policy = _POLICY.search(line)
-            chain.incoming, chain.policy = " hook input " in line, policy[1] if policy else ""
-        elif chain is not None:
-            chain.rules.append(_COUNTER.sub("", line).strip())
-    return tables
 
 
 def _joined(text: str) -> Iterator[str]:

@@ -137,7 +137,12 @@ def read_names(system: System, plan: ReadingPlan) -> Names:
     hostname = system.calls.hostname()
     names = {"own": hostname, "master": master_name(system.env), "head": plan.head}
     asked: dict[str, Ask] = {use: partial(system.calls.resolve, name) for use, name in names.items() if name}
-    for address in _own_addresses(system):
+    # The addresses by which other hosts know this one: those of the default route's interface
+    by_interface = read_addresses(system)
+    default = read_default_interface(system)
+    interfaces = [by_interface.get(default, ())] if default else by_interface.values()
+    ips = [ipaddress.ip_interface(address).ip for addresses in interfaces for address in addresses]
+    for address in [str(ip) for ip in ips if not (ip.is_loopback or ip.is_link_local)][:REVERSED]:
         asked[f"{_REVERSE}{address}"] = lambda address=address: (system.calls.reverse(address),)  # type: ignore[misc]
     asked["full name"] = lambda: (system.calls.fqdn(),)
     replies = ask_side_by_side(asked, LOOKUP_LIMIT_S)
@@ -171,15 +176,6 @@ def master_name(env: Mapping[str, str]) -> str | None:
     elif endpoint.count(":") == 1:
         host = endpoint.partition(":")[0]
     return text(env, "MASTER_ADDR") or host or text(env, "PET_MASTER_ADDR") or None
-
-
-def _own_addresses(system: System) -> list[str]:
-    """Return the addresses by which other hosts know this one: those of the default route's interface."""
-    by_interface = read_addresses(system)
-    default = read_default_interface(system)
-    interfaces = [by_interface.get(default, ())] if default else by_interface.values()
-    ips = [ipaddress.ip_interface(address).ip for addresses in interfaces for address in addresses]
-    return [str(ip) for ip in ips if not (ip.is_loopback or ip.is_link_local)][:REVERSED]
 
 
 SEARCH_S = 5.0

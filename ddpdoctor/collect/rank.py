@@ -271,7 +271,27 @@ def _with_device_calls(
     rank: Rank, content: ring_reading.RingContent, context: RankContext, evidence: dict[str, Any], log: CallLog
 ) -> Rank:
     """Add the groups, and the calls that have not ended on the host or on the device."""
-    groups = _groups(evidence, content.notes, log)
+    # The groups that the rank last reported (in its evidence or at a failed call), or infer them from calls. A slow
+    # start can trigger a request for evidence. If the job fails later, that answer is out of date, and the calls count
+    # instead.
+    # By group, the highest sequence number among ended calls and the starts of phases
+    highest: dict[str, int] = {}
+    for kind, at in log.last.items():
+        name = kind.group or DEFAULT_GROUP
+        number = log.numbers[at] - (1 if kind.numbered and not log.ended_ns[at] else 0)
+        if log.numbers[at] > 0 and kind.op != "work_wait":
+            highest[name] = max(highest.get(name, 0), number)
+    raised = (note for note in reversed(content.notes) if note.get("k") == "raised")
+    reported = [found for entry in (evidence, *raised) if (found := read_groups(entry.get("groups")))]
+    fresh = next((groups for groups in reported if not any(_is_outdated(group, highest) for group in groups)), None)
+    if fresh is not None:
+        groups = fresh
+    else:
+        members = {group.name: group.ranks for groups in reported[:1] for group in groups}
+        groups = tuple(
+            GroupState(name=name, ranks=members.get(name, ()), backend="", enqueued=number)
+            for name, number in sorted(highest.items())
+        )
     dumped = read_dump(context.folder, content) if _is_over(content, context) or not evidence else None
     flight = dumped or read_flight(evidence)
     on_nccl = "nccl" in str(_last_note(content.notes, "initialized").get("backend")).lower()
@@ -342,49 +362,17 @@ def _helper_errors(
 
 
 def _read_raised(note: dict[str, Any]) -> Raised:
-    return read_record(Raised, note, message=_message(note))
-
-
-def _message(note: dict[str, Any]) -> str:
-    """Return an error's text. If a child passed the error on, that is the last line of the child's traceback."""
+    # An error's text. If a child passed the error on, that is the last line of the child's traceback.
     text = hide_in_text(str(note.get("text")))  # earlier recorders did not hide secrets
     lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].removeprefix(f"{note.get('type')}: ") if note.get("child") and lines else text
-
-
-def _groups(evidence: dict[str, Any], notes: list[dict[str, Any]], log: CallLog) -> tuple[GroupState, ...]:
-    """Return the groups that the rank last reported (in its evidence or at a failed call), or infer them from calls.
-
-    A slow start can trigger a request for evidence. If the job fails later, that answer is out of date, and the
-    calls count instead.
-    """
-    highest = _highest_numbers(log)
-    raised = (note for note in reversed(notes) if note.get("k") == "raised")
-    reported = [found for entry in (evidence, *raised) if (found := read_groups(entry.get("groups")))]
-    fresh = next((groups for groups in reported if not any(_is_outdated(group, highest) for group in groups)), None)
-    if fresh is not None:
-        return fresh
-    members = {group.name: group.ranks for groups in reported[:1] for group in groups}
-    return tuple(
-        GroupState(name=name, ranks=members.get(name, ()), backend="", enqueued=number)
-        for name, number in sorted(highest.items())
+    return read_record(
+        Raised, note, message=lines[-1].removeprefix(f"{note.get('type')}: ") if note.get("child") and lines else text
     )
 
 
 def _is_outdated(group: GroupState, highest: dict[str, int]) -> bool:
     """Return whether a call has a number beyond the next one that the group's reported counter allows."""
     return highest.get(group.name, 0) > group.enqueued + 1
-
-
-def _highest_numbers(log: CallLog) -> dict[str, int]:
-    """Return, by group, the highest sequence number among ended calls and the starts of phases."""
-    highest: dict[str, int] = {}
-    for kind, at in log.last.items():
-        name = kind.group or DEFAULT_GROUP
-        number = log.numbers[at] - (1 if kind.numbered and not log.ended_ns[at] else 0)
-        if log.numbers[at] > 0 and kind.op != "work_wait":
-            highest[name] = max(highest.get(name, 0), number)
-    return highest
 
 
 def _signal_samples(text: str, main: Any, roots: tuple[str, ...], watched: WatchedRank) -> tuple[StackSample, ...]:
@@ -420,14 +408,10 @@ def is_idle(samples: tuple[StackSample, ...]) -> bool:
     for sample in samples[-1:]:
         for stack in sample.stacks:
             if stack.is_main:
-                below = _below_user(stack.frames)
+                last = max((i for i, frame in enumerate(stack.frames) if frame.user), default=-1)
+                below = stack.frames[last + 1 :]
                 return any(frame.file.endswith(IDLE_FILES) for frame in below)
     return False
-
-
-def _below_user(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    last = max((i for i, frame in enumerate(frames) if frame.user), default=-1)
-    return frames[last + 1 :]
 
 
 def find_answers(folder: Path) -> Answers:
@@ -504,8 +488,10 @@ def parse_stacks(text: str, main_ident: int | None, roots: tuple[str, ...]) -> t
         alone = _ALONE.match(line)
         if head or alone or not line.startswith("  "):
             if frames:
-                stacks.append(_stack(thread, frames, main_ident))
-            frames, thread = ([] if head or alone else None), (head.group(2) if head else None)
+                is_main = thread is None or (main_ident is not None and int(thread, 16) == main_ident)
+                name = "MainThread" if thread is None or is_main else f"thread 0x{thread.lstrip('0')}"
+                stacks.append(Stack(thread=name, is_main=is_main, is_daemon=False, frames=tuple(reversed(frames))))
+            frames, thread = [] if head or alone else None, head.group(2) if head else None
         elif frames is not None and (match := _FRAME.match(line)):
             frames.append(_frame(match, roots))
     return tuple(stacks)
@@ -521,12 +507,6 @@ def struck_thread(fatal: str) -> str:
     """Return the part of a fatal dump about the thread that the signal hit, empty if that thread runs no Python."""
     _, mark, after = fatal.partition(_CURRENT)
     return mark + after.partition("\n\n")[0] if mark else ""
-
-
-def _stack(thread: str | None, frames: list[Frame], main_ident: int | None) -> Stack:
-    is_main = thread is None or (main_ident is not None and int(thread, 16) == main_ident)
-    name = "MainThread" if thread is None or is_main else f"thread 0x{thread.lstrip('0')}"
-    return Stack(thread=name, is_main=is_main, is_daemon=False, frames=tuple(reversed(frames)))
 
 
 def _frame(match: re.Match[str], roots: tuple[str, ...]) -> Frame:

@@ -20,7 +20,6 @@ from ddpdoctor.model.consistency import NonFinite
 from ddpdoctor.model.facts import (
     AtError,
     Helper,
-    LostChild,
     ModelSeen,
     ProcessCauses,
     ReducerSaid,
@@ -221,6 +220,17 @@ def read_speed(content: RingContent) -> Speed | None:
         part: PartTotal(sum_ms=row[0] / 1e3, bins=row[1:])
         for part, row in zip(ring_layout.PARTS, content.totals, strict=False)
     }
+    cells = content.cells
+    core_time: CoreTime | None
+    if not cells["trained_ns"]:
+        core_time = None
+    else:
+        core_time = CoreTime(
+            elapsed_ms=cells["trained_ns"] / 1e6,
+            on_core_ms=cells["main_cpu_ns"] / 1e6,
+            queued_ms=cells["run_delay_ns"] / 1e6,
+            others_queued_ms=cells["others_delay_ns"] / 1e6,
+        )
     return Speed(
         ends_with=ENDS[key[1]],
         group=content.strings.get(key[0], ""),
@@ -228,7 +238,7 @@ def read_speed(content: RingContent) -> Speed | None:
         sample_bits=content.cells["sample_bits"],
         kept=_read_parts(content.kept, key, content.cells["sample_bits"]),
         totals=totals,
-        core_time=_read_core_time(content),
+        core_time=core_time,
         surroundings=_read_surroundings(content),
         data_parallel=tuple(
             DataParallelSeen(devices=_count(note.get("devices")), site=read_frame(note.get("frame")))
@@ -260,18 +270,6 @@ def _read_parts(columns: Sequence[Sequence[int]], key: tuple[int, int], bits: in
         input_rows=inside["input_rows"],
         input_numel=inside["input_numel"],
         ended_ns=array("Q", (row[_ENDED] for row in rows)),
-    )
-
-
-def _read_core_time(content: RingContent) -> CoreTime | None:
-    cells = content.cells
-    if not cells["trained_ns"]:
-        return None
-    return CoreTime(
-        elapsed_ms=cells["trained_ns"] / 1e6,
-        on_core_ms=cells["main_cpu_ns"] / 1e6,
-        queued_ms=cells["run_delay_ns"] / 1e6,
-        others_queued_ms=cells["others_delay_ns"] / 1e6,
     )
 
 
@@ -455,8 +453,10 @@ def read_process_causes(
     seen: ProcessCauses | None, notes: list[dict[str, Any]], evidence: dict[str, Any]
 ) -> ProcessCauses | None:  # fmt: skip
     """Return all known causes for one rank, or None if there are none; ``seen`` is what the watcher saw."""
-    reaped = _reaped(notes)
-    at_error = _at_error(notes)
+    ends = [note for note in notes if note.get("k") == "child_end" and isinstance(note.get("code"), int)]
+    reaped = [ended_child(int(note["pid"]), note["code"], reaped=True) for note in ends]
+    noted = next((n.get("memory") for n in reversed(notes) if n.get("k") == "raised" and n.get("memory")), None)
+    at_error = read_or_none(AtError, noted)
     path = lock_of(evidence)[0]
     store = _store(evidence.get("store"))
     if seen is None and not reaped and at_error is None and not path and store is None:
@@ -476,15 +476,3 @@ def _store(entry: Any) -> StoreSought | None:
     """Return the store that a rank's recorder says it is connecting to."""
     known = isinstance(entry, dict) and isinstance(entry.get("port"), int) and isinstance(entry.get("rank"), int)
     return read_record(StoreSought, entry, given=entry.get("given") or None) if known else None
-
-
-def _reaped(notes: list[dict[str, Any]]) -> list[LostChild]:
-    """Return the multiprocessing children that the rank has waited for; a negative code is a signal."""
-    ends = [note for note in notes if note.get("k") == "child_end" and isinstance(note.get("code"), int)]
-    return [ended_child(int(note["pid"]), note["code"], reaped=True) for note in ends]
-
-
-def _at_error(notes: list[dict[str, Any]]) -> AtError | None:
-    """Return how much memory the rank had left at its last exception, if that was about memory."""
-    noted = next((n.get("memory") for n in reversed(notes) if n.get("k") == "raised" and n.get("memory")), None)
-    return read_or_none(AtError, noted)

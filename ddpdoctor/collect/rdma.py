@@ -62,10 +62,23 @@ def read_rdma(system: System, plan: ReadingPlan, pause: Callable[[float], None] 
     capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)", system.text_or("/proc/self/status"), re.MULTILINE)
     # The kernel checks CAP_IPC_LOCK in the initial user namespace.
     whole = system.text_or("/proc/self/uid_map", "0 0 4294967295").split() == ["0", "0", "4294967295"]
+    # Whether kernel and driver can give the HCA access to GPU memory, or None if that is unknown
+    driver, is_open = read_driver(system)
+    release = system.calls.kernel()
+    version = re.match(r"(\d+)\.(\d+)", release)
+    has_dmabuf: bool | None
+    if driver is None or version is None:
+        has_dmabuf = None
+    elif not is_open:
+        has_dmabuf = False
+    elif (int(version[1]), int(version[2])) >= DMABUF_KERNEL:
+        has_dmabuf = True
+    else:
+        has_dmabuf = None if ".el8" in release else False
     return Rdma(
         devices=tuple(_read_device(system, name, first, later) for name in names),
         peermem=bool(modules & PEER_MODULES) or any(system.exists(name) for name in PEER_FILES),
-        dmabuf=_has_dmabuf(system),
+        dmabuf=has_dmabuf,
         uverbs=tuple(usable),
         uverbs_denied=tuple(name for name in files if name not in usable),
         rdma_cm=system.exists(f"{FILES}/rdma_cm"),
@@ -131,18 +144,3 @@ def _worded(system: System, name: str) -> str:
     """Return "ACTIVE" for the file text "4: ACTIVE"."""
     number, colon, word = system.text_or(name).partition(": ")
     return word if colon else number
-
-
-def _has_dmabuf(system: System) -> bool | None:
-    """Return whether kernel and driver can give the HCA access to GPU memory, or None if that is unknown."""
-    driver, is_open = read_driver(system)
-    release = system.calls.kernel()
-    version = re.match(r"(\d+)\.(\d+)", release)
-    if driver is None or version is None:
-        return None
-    if not is_open:
-        return False
-    if (int(version[1]), int(version[2])) >= DMABUF_KERNEL:
-        return True
-    # Red Hat's kernel 4.18 has the RDMA core of later kernels.
-    return None if ".el8" in release else False

@@ -21,7 +21,6 @@ from ddpdoctor.collect.run_files import (
     MACHINE_NAME,
     AgentLog,
     End,
-    WatchedJob,
     check_folders,
     load,
     load_json,
@@ -34,7 +33,6 @@ from ddpdoctor.collect.run_files import (
 )
 from ddpdoctor.collect.run_ranks import (
     RankTraces,
-    Source,
     find_ends,
     find_ranks,
     interruption_ns,
@@ -76,7 +74,7 @@ from ddpdoctor.model.words import grouped
 from ddpdoctor.recorder.storage.files import is_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
     from typing import TypeVar
 
@@ -188,131 +186,28 @@ def _read_run(folder: Path) -> Run:
 
 
 def _job_of(folder: RunFolder, attempt: int | None) -> Job:
-    run, path = folder.run, folder.path
-    watch = read_watch(path, attempt)
-    agent = log_of(folder.agent, attempt)
-    processes = _find_processes(folder, agent, watch)
-    stop_ns = _stop_ns(agent, watch, processes)
-    found = _read_ranks(folder, agent, watch, processes, stop_ns)
-    now_ns = watch.now_ns or max([r.ended_ns or r.last_progress_ns or 0 for r in found], default=0)
-    shape = _read_shape(run, agent, processes)
-    return Job(
-        now_ns=now_ns,
-        hang_timeout_s=run.hang_timeout_s or 300.0,
-        ranks=share_groups(found),
-        world_size=believed(shape.world_size) if shape.world_size != 1 or not found else None,
-        nnodes=shape.nnodes,
-        local_ranks_expected=shape.local_ranks,
-        may_run_elsewhere=shape.may_run_elsewhere,
-        ended=watch.ended,
-        launcher_status=watch.launcher_status,
-        launched_ns=run.launched_ns or 0,
-        stopping_since_ns=stop_ns,
-        interrupted_by=watch.interrupted_by,
-        node_rank=run.node_rank,
-        debug_level=_debug_level(run, processes.contents.values()),
-        entry=run.entry,
-        torch_version=run.torch_version,
-        host_causes=watch.host_causes,
-        machine=folder.machine,
-        control_flow=folder.control_flow,
-        consistency=read_consistency(path, run, attempt, _writers(processes, watch)),
-        speed_asked=run.speed,
-        nccl_lines=folder.nccl_lines,
-        host=run.host,
-        reached=folder.reached,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Processes:
-    """The processes of one attempt: what they wrote, which of them are ranks, and how they ended."""
-
-    contents: dict[int, ring_reading.RingContent]
-    sources: list[Source]
-    ends: dict[int, End]
-
-
-def _find_processes(folder: RunFolder, agent: AgentLog, watch: WatchedJob) -> _Processes:
-    contents = folder.rings.contents
+    run, path, contents = folder.run, folder.path, folder.rings.contents
+    watch, agent = read_watch(path, attempt), log_of(folder.agent, attempt)
     sources = find_ranks(
         RankTraces(started=agent.started, contents=contents, watch=watch, until_ns=agent.superseded_ns)
     )  # fmt: skip
-    known = agent.ends | _child_ends(contents) | _launcher_end(watch)
-    return _Processes(
-        contents=contents,
-        sources=sources,
-        ends=find_ends(sources, contents, folder.path, watch, known),
-    )
-
-
-def _debug_level(run: Run, contents: Iterable[ring_reading.RingContent]) -> str:
-    """Return torch's debug level when a rank made its group; before that, and in old runs, the level we chose."""
-    notes = [note for content in contents for note in content.notes if note.get("k") == "initialized"]
-    known = [str(note["debug_level"]) for note in notes if note.get("debug_level")]
-    chosen = run.debug_level or "OFF"
-    return known[-1] if known else "OFF" if chosen == "AUTO" else chosen
-
-
-def _launcher_end(watch: WatchedJob) -> dict[int, End]:
-    """Return the end of the command itself, which may be a rank."""
+    notes = [note for content in contents.values() for note in content.notes]
+    coded = [note for note in notes if note.get("k") == "child_end" and type(note.get("code")) is int]
+    known = agent.ends | {end.pid: end for end in read_all(End, coded)}
     pid, code = watch.launcher_pid, watch.launcher_status
-    if pid is None or code is None:
-        return {}
-    return {pid: End(pid=pid, code=code, at=watch.of(pid).ended_ns or watch.now_ns or 0)}
-
-
-def _stop_ns(agent: AgentLog, watch: WatchedJob, processes: _Processes) -> int | None:
-    """Return when the agent, ddpdoctor, the user or another launcher began to stop the ranks."""
-    interrupted = interruption_ns(processes.sources, processes.ends, watch)
-    times_ns = [watch.stopping_since_ns, interrupted, agent.closing_ns]
+    if pid is not None and code is not None:  # the command itself may be a rank
+        known[pid] = End(pid=pid, code=code, at=watch.of(pid).ended_ns or watch.now_ns or 0)
+    ends = find_ends(sources, contents, path, watch, known)
+    # The agent, ddpdoctor, the user or another launcher began to stop the ranks.
+    stops_ns = [watch.stopping_since_ns, interruption_ns(sources, ends, watch), agent.closing_ns]
     if not agent.started:
-        times_ns.append(stop_of_others(processes.sources, processes.ends, watch))
-    return min(filter(None, times_ns), default=None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Shape:
-    """How many ranks a job has, and on how many hosts."""
-
-    world_size: int | None
-    nnodes: int
-    local_ranks: int | None
-    may_run_elsewhere: bool
-
-
-def _read_shape(run: Run, agent: AgentLog, processes: _Processes) -> _Shape:
-    """Return the shape from torchrun's arguments, from its agent's log, or from the ranks' environment.
-
-    If a launcher has only one rank, that rank counts as a node of its own, and its world size is the number of nodes.
-    """
-    if run.launcher != "command":
-        local, nnodes = run.nproc, run.nnodes or 1
-        world = run.world_size or (None if local is None else local * nnodes)
-        elsewhere = nnodes > 1 or (world is not None and world != local)
-        return _Shape(world_size=world, nnodes=nnodes, local_ranks=local, may_run_elsewhere=elsewhere)
-    if agent.started:
-        local = len(agent.started)
-        world = max(local, *(start.world_size for start in agent.started.values()))
-        nnodes = -(-world // local)
-        return _Shape(world_size=world, nnodes=nnodes, local_ranks=local, may_run_elsewhere=nnodes > 1)
-    here = is_on_one_host(processes.contents.values())
-    return _Shape(world_size=None, nnodes=1, local_ranks=None, may_run_elsewhere=not here)
-
-
-def _read_ranks(
-    folder: RunFolder,
-    agent: AgentLog,
-    watch: WatchedJob,
-    processes: _Processes,
-    stop_ns: int | None,
-) -> tuple[Rank, ...]:
-    contents = processes.contents
+        stops_ns.append(stop_of_others(sources, ends, watch))
+    stop_ns = min(filter(None, stops_ns), default=None)
     context = RankContext(
-        folder=folder.path,
-        host=folder.run.host or "localhost",
+        folder=path,
+        host=run.host or "localhost",
         attempt=max(agent.attempt, 0),
-        ends=processes.ends,
+        ends=ends,
         stop_ns=stop_ns,
         watch=watch,
         contents=contents,
@@ -322,26 +217,67 @@ def _read_ranks(
         lost=folder.rings.damaged | folder.lost,
         agent_lacks=agent.lacks,
     )
-    return tuple(sorted((read_rank(source, context) for source in processes.sources), key=lambda rank: rank.rank))
-
-
-def _writers(processes: _Processes, watch: WatchedJob) -> list[Writer]:
-    """Return the ranks' processes that can have written fingerprints of their replicas."""
-    found = [processes.contents[source.pid] for source in processes.sources if source.pid in processes.contents]
-    return [
+    ranks = tuple(sorted((read_rank(source, context) for source in sources), key=lambda rank: rank.rank))
+    world_size, nnodes, local_ranks, may_run_elsewhere = _read_shape(run, agent, contents)
+    # torch's debug level when a rank made its group; before that, and in old runs, the level that we chose
+    levels = [str(note["debug_level"]) for note in notes if note.get("k") == "initialized" and note.get("debug_level")]
+    chosen = run.debug_level or "OFF"
+    written = [contents[source.pid] for source in sources if source.pid in contents]
+    writers = [
         Writer(
             pid=content.pid,
             ticks=content.start_ticks,
             began_ns=content.cells["started_ns"],
             ended_ns=watch.of(content.pid).ended_ns,
         )
-        for content in found
+        for content in written
     ]
+    return Job(
+        now_ns=watch.now_ns or max([rank.ended_ns or rank.last_progress_ns or 0 for rank in ranks], default=0),
+        hang_timeout_s=run.hang_timeout_s or 300.0,
+        ranks=share_groups(ranks),
+        world_size=believed(world_size) if world_size != 1 or not ranks else None,
+        nnodes=nnodes,
+        local_ranks_expected=local_ranks,
+        may_run_elsewhere=may_run_elsewhere,
+        ended=watch.ended,
+        launcher_status=watch.launcher_status,
+        launched_ns=run.launched_ns or 0,
+        stopping_since_ns=stop_ns,
+        interrupted_by=watch.interrupted_by,
+        node_rank=run.node_rank,
+        debug_level=levels[-1] if levels else "OFF" if chosen == "AUTO" else chosen,
+        entry=run.entry,
+        torch_version=run.torch_version,
+        host_causes=watch.host_causes,
+        machine=folder.machine,
+        control_flow=folder.control_flow,
+        consistency=read_consistency(path, run, attempt, writers),
+        speed_asked=run.speed,
+        nccl_lines=folder.nccl_lines,
+        host=run.host,
+        reached=folder.reached,
+    )
 
 
-def _child_ends(contents: dict[int, ring_reading.RingContent]) -> dict[int, End]:
-    notes = [note for content in contents.values() for note in content.notes if note.get("k") == "child_end"]
-    return {end.pid: end for end in read_all(End, [note for note in notes if type(note.get("code")) is int])}
+def _read_shape(
+    run: Run, agent: AgentLog, contents: dict[int, ring_reading.RingContent]
+) -> tuple[int | None, int, int | None, bool]:
+    """Return the world size, the number of hosts, the ranks expected here, and whether ranks may run elsewhere.
+
+    They come from torchrun's arguments, from its agent's log, or from the ranks' environment. If a launcher has only
+    one rank, that rank counts as a node of its own, and its world size is the number of nodes.
+    """
+    if run.launcher != "command":
+        local, nnodes = run.nproc, run.nnodes or 1
+        world = run.world_size or (None if local is None else local * nnodes)
+        return world, nnodes, local, nnodes > 1 or (world is not None and world != local)
+    if agent.started:
+        local = len(agent.started)
+        world = max(local, *(start.world_size for start in agent.started.values()))
+        nnodes = -(-world // local)
+        return world, nnodes, local, nnodes > 1
+    return None, 1, None, not is_on_one_host(contents.values())
 
 
 def _read_lost(folder: Path) -> dict[int, str]:
@@ -405,7 +341,8 @@ def read_saved_run(folder: Path) -> SavedRun:
     own, members = read_run_folder(folder), read_nodes(folder)
     others = {}
     for seen in members.nodes if members is not None else ():
-        place = _place(folder, seen)
+        places = (folder / name / str(seen.number) for name in NODE_FOLDERS)
+        place = next((place for place in places if is_folder(place) and (place / "run.json").is_file()), None)
         if members is not None and seen.number != members.own and place is not None:
             with suppress(UserError):
                 others[seen.number] = read_run_folder(place)
@@ -464,11 +401,6 @@ def _took_part(saved: SavedRun, seen: NodeSeen, members: NodesSeen, attempt: int
     # A static rendezvous starts the ranks again without asking who is there, and they wait for those of this node.
     is_known = all(one.ranks for one in here if one.number != members.own)
     return is_known and len(ranks) < max((one.world_size for one in started), default=0)
-
-
-def _place(folder: Path, seen: NodeSeen) -> Path | None:
-    places = (folder / name / str(seen.number) for name in NODE_FOLDERS)
-    return next((place for place in places if is_folder(place) and (place / "run.json").is_file()), None)
 
 
 def _unite(own: Job, members: NodesSeen, others: Sequence[_Node], folder: Path, attempt: int | None) -> Job:
@@ -608,14 +540,11 @@ def read_loggers(run_dir: Path) -> tuple[Logger, ...]:
     for rank in sorted(job_of_node(folder).ranks, key=lambda rank: rank.rank):
         content = folder.rings.contents.get(rank.pid or 0)
         for note in content.notes if content is not None else ():
-            logger = _logger(note)
+            name, place = note.get("logger"), note.get("place")
+            if note.get("k") != "logger" or not isinstance(name, str) or not isinstance(place, dict):
+                logger = None
+            else:
+                logger = Logger(name=name, place={str(key): str(value) for key, value in place.items()})
             if logger is not None:
                 found.setdefault(logger.name, logger)
     return tuple(found.values())
-
-
-def _logger(note: dict[str, object]) -> Logger | None:
-    name, place = note.get("logger"), note.get("place")
-    if note.get("k") != "logger" or not isinstance(name, str) or not isinstance(place, dict):
-        return None
-    return Logger(name=name, place={str(key): str(value) for key, value in place.items()})

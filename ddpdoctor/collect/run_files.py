@@ -533,7 +533,9 @@ def _tail(path: Path) -> str:
 def read_trial(folder: Path) -> TrialRecord:
     """Return what the ranks of a run recorded of a trial; an empty record if there is nothing."""
     ranks = [lines for path in sorted((folder / TRIAL_FOLDER).glob("*.jsonl")) if (lines := _read_lines(path))]
-    plan, launch, late = (_first(ranks, key) for key in ("plan", "launch", "late"))
+    plan, launch, late = (
+        next((line for lines in ranks for line in lines if key in line), {}) for key in ("plan", "launch", "late")
+    )
     tries = _last(ranks, "tries")
     end = _end(ranks)
     return TrialRecord(
@@ -542,7 +544,7 @@ def read_trial(folder: Path) -> TrialRecord:
         rounds=_int(plan.get("rounds")),
         blocks=tuple(_blocks(ranks)),
         refused=tuple(_refused(ranks).items()),
-        stop=_stop(end),
+        stop=TrialStop(end["end"]) if "end" in end else TrialStop.CUT_SHORT,
         reason=str(end.get("reason", "")),
         models=_int(end.get("models")),
         forwards=_int((plan or launch).get("forwards")),
@@ -600,14 +602,6 @@ def _end(ranks: list[Lines]) -> dict[str, Any]:
     """Return the end that a rank came to by itself."""
     known = {stop.value for stop in TrialStop}
     return next((line for lines in ranks for line in lines if line.get("end") in known), {})
-
-
-def _stop(end: dict[str, Any]) -> TrialStop:
-    return TrialStop(end["end"]) if "end" in end else TrialStop.CUT_SHORT
-
-
-def _first(ranks: list[Lines], key: str) -> dict[str, Any]:
-    return next((line for lines in ranks for line in lines if key in line), {})
 
 
 def _last(ranks: list[Lines], key: str) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def _of_agent(seen: RankTraces) -> list[Source]:
     contents, started = seen.contents, seen.started
     later = {pid: c for pid, c in contents.items() if pid not in started and seen.covers(_began(c))}
     above = {pid: _ancestors(c, contents) for pid, c in later.items()}
-    worlds = _outermost_worlds(later, contents)
+    worlds = [c for c in later.values() if _made_world(c) and not _is_helper(c, contents)]
     sources: list[Source] = []
     spawned: dict[int, RingContent] = {}
     for pid, start in started.items():
@@ -154,11 +154,6 @@ def _hands_over(
         return [max(same, key=_began)]
     larger = any((_world_of(c) or 0) > (world or 0) for c in below)
     return below if alone or larger else []
-
-
-def _outermost_worlds(later: Mapping[int, RingContent], contents: Mapping[int, RingContent]) -> list[RingContent]:
-    """Return the processes that joined a group and are not below another that did."""
-    return [c for c in later.values() if _made_world(c) and not _is_helper(c, contents)]
 
 
 def _is_helper(content: RingContent, contents: Mapping[int, RingContent]) -> bool:
@@ -395,19 +390,17 @@ def _code_of(content: RingContent | None, folder: Path, shell: End | None) -> in
         return -_FATAL[fatal.group(1)]
     if read_text(folder / "evidence" / f"{name}.term"):
         return -SIGTERM
-    left = _left_by_itself(content)
-    return left if left is not None else _of_shell(shell)
-
-
-def _left_by_itself(content: RingContent) -> int | None:
-    """Return the exit status of a process that raised, called ``exit``, or reached the end of its script."""
+    # The exit status of a process that raised, called exit, or reached the end of its script
     if any(n.get("k") == "raised" and n.get("uncaught") and n.get("main") for n in content.notes):
-        return 1
-    leaving = next((note for note in reversed(content.notes) if note.get("k") == "exit"), None)
-    if leaving is not None:
-        asked = str(leaving.get("status"))
-        return int(asked) if asked.isdecimal() else int(asked not in ("None", "False"))
-    return 0 if content.cells["main_ended_ns"] or content.cells["exited_ns"] else None
+        left: int | None = 1
+    else:
+        leaving = next((note for note in reversed(content.notes) if note.get("k") == "exit"), None)
+        if leaving is not None:
+            asked = str(leaving.get("status"))
+            left = int(asked) if asked.isdecimal() else int(asked not in ("None", "False"))
+        else:
+            left = 0 if content.cells["main_ended_ns"] or content.cells["exited_ns"] else None
+    return left if left is not None else _of_shell(shell)
 
 
 def _of_shell(shell: End | None) -> int | None:

@@ -184,15 +184,33 @@ class BenchReportOptions:
 def build_report(bench: Bench, wanted: BenchReportOptions) -> Report:
     """Judge a bench, finished or not, and build its report. A part that raises becomes a crashed check."""
     crashed: list[Check] = []
-    measured = _measured(bench, wanted, crashed)
+    expect_gb_s, baseline = wanted.expect_gb_s, wanted.baseline
+    curves = partial(build_curves, bench, expect_gb_s, use_reference=wanted.use_reference)
+    comparison = None
+    if baseline is not None:
+        comparison = _try("comparison", lambda: compare(bench, baseline, wanted.fail_below), None, crashed)
+    measured = Measured(
+        bench=bench,
+        curves=_try("curves", curves, (), crashed),
+        comparison=comparison,
+        reasons=_try("reasons", lambda: find_reasons(bench, wanted.fleet), (), crashed),
+        expect_gb_s=expect_gb_s,
+        fail_below=wanted.fail_below,
+    )
     advice = _try("advice", lambda: advise(bench, wanted.model_size), None, crashed)
     judged = judge(rules_of("bandwidth"), {Measured: [measured]})
     nothing: tuple[Finding, ...] = ()
     stopped = _try("stop", lambda: stop_findings(bench), nothing, crashed)
+    ending = Ending.FINISHED if bench.stop is None else bench.stop.ending
     return make_report(
         command=wanted.command,
         started_at=wanted.started_at or now(),
-        job=_job(bench),
+        job=JobSummary(
+            world_size=len(bench.members),
+            nnodes=len({member.host for member in bench.members}),
+            status=JobStatus(ending.value),
+            exit_status=None,
+        ),
         findings=(*judged.findings, *stopped),
         checks=(*judged.checks, *crashed),
         ranks=(_row(member, bench.stop) for member in bench.members),
@@ -212,22 +230,6 @@ def exit_status(report: Report, fail_on: Severity | None) -> int:
     return found if found or status is JobStatus.FINISHED else ExitStatus.INCONCLUSIVE
 
 
-def _measured(bench: Bench, wanted: BenchReportOptions, crashed: list[Check]) -> Measured:
-    expect_gb_s, baseline = wanted.expect_gb_s, wanted.baseline
-    curves = partial(build_curves, bench, expect_gb_s, use_reference=wanted.use_reference)
-    comparison = None
-    if baseline is not None:
-        comparison = _try("comparison", lambda: compare(bench, baseline, wanted.fail_below), None, crashed)
-    return Measured(
-        bench=bench,
-        curves=_try("curves", curves, (), crashed),
-        comparison=comparison,
-        reasons=_try("reasons", lambda: find_reasons(bench, wanted.fleet), (), crashed),
-        expect_gb_s=expect_gb_s,
-        fail_below=wanted.fail_below,
-    )
-
-
 def _try(name: str, make: Callable[[], Made], instead: Made, crashed: list[Check]) -> Made:
     """Return the result of ``make``. If it raises, record a crashed check, so that the measurements are not lost."""
     try:
@@ -236,16 +238,6 @@ def _try(name: str, make: Callable[[], Made], instead: Made, crashed: list[Check
         reason = f"{type(error).__name__}: {error}"
         crashed.append(Check(id=name, group=GROUP, outcome=Outcome.CRASHED, reason=reason))
         return instead
-
-
-def _job(bench: Bench) -> JobSummary:
-    ending = Ending.FINISHED if bench.stop is None else bench.stop.ending
-    return JobSummary(
-        world_size=len(bench.members),
-        nnodes=len({member.host for member in bench.members}),
-        status=JobStatus(ending.value),
-        exit_status=None,
-    )
 
 
 def _row(member: Member, stop: Stop | None) -> RankRow:
@@ -263,24 +255,20 @@ def _row(member: Member, stop: Stop | None) -> RankRow:
 
 def _data(measured: Measured, advice: Advice | None, fleet: Fleet | None) -> dict[str, Any]:
     bench = measured.bench
+    # The load that other work put on each host, if it was read
+    nodes = () if fleet is None else fleet.nodes
+    loads = [(node.host, known(node.load)) for node in nodes]
     return {
         "verb": VERB,
         "world_size": len(bench.members),
         "hosts": list(dict.fromkeys(member.host for member in bench.members)),
         **encode(bench),
         "curves": [encode(curve) for curve in measured.curves],
-        "loads": _loads(fleet),
+        "loads": [{"host": host, **encode(load)} for host, load in loads if load is not None],
         "comparison": measured.comparison and encode(measured.comparison),
         "advice": advice and encode(advice),
         "reasons": [encode(reason) for reason in measured.reasons],
     }
-
-
-def _loads(fleet: Fleet | None) -> list[dict[str, Any]]:
-    """Return the load that other work put on each host, if it was read."""
-    nodes = () if fleet is None else fleet.nodes
-    loads = [(node.host, known(node.load)) for node in nodes]
-    return [{"host": host, **encode(load)} for host, load in loads if load is not None]
 
 
 def read_baseline(report: Report, name: str, option: str = "--compare") -> Baseline:
@@ -372,9 +360,32 @@ def _describe_silent(rank: str, stop: Stop) -> str:
 
 def _in_words_of_bench(finding: Finding, bench: Bench, stop: Stop) -> Finding:
     if finding.code == "DD611":
-        finding = _transport(finding, bench, stop)
+        # Say which calls of the bench do not complete, and between which ranks
+        at = {(one.group, one.what or one.op) for one in stop.positions if one.rank in finding.ranks}
+        calls = [
+            f"{rank_list(group)} {'is' if len(set(group)) == 1 else 'are'} in {what}" for group, what in sorted(at)
+        ]
+        more = f"; {len(calls) - MOST_NAMED} more groups" if len(calls) > MOST_NAMED else ""
+        fails = "it does not complete" if len(calls) == 1 else "none of these completes"
+        hosts = dict.fromkeys(one.host for one in bench.members if one.rank in finding.ranks)
+        finding = replace(
+            finding,
+            summary=f"{', '.join(calls[:MOST_NAMED])}{more}, but {fails}",
+            fix=_transport_fix(len(hosts), bench.settings.backend),
+        )
     if _is_silence(finding, stop):
-        finding = _silent(finding, bench, stop)
+        # Rewrite a finding about ranks that did not answer. Their position is unknown.
+        waiting = waiters_words(build_job_state(build_job(bench, stop)), finding.ranks)
+        verb = "does not respond anymore" if len(finding.ranks) == 1 else "do not respond anymore"
+        seen = {int(rank) for one in stop.positions for rank in one.states}
+        pids = [str(one.pid) for one in bench.members if one.rank in seen & set(finding.ranks)]
+        down = "check that their hosts and the network to them are up: run ddpdoctor check-env on all hosts"
+        finding = replace(
+            finding,
+            summary=f"{rank_list(finding.ranks)} {verb}" + (f"; {waiting}" if waiting else ""),
+            evidence=_others(finding, bench, stop),
+            fix=f"see what they are doing: py-spy dump --native --pid {' '.join(pids)}" if pids else down,
+        )
     if finding.code == "DD604":
         finding = replace(finding, fix=_crash_fix(finding, stop))
     return replace(finding, evidence=(*finding.evidence, *_at_words(stop)))
@@ -393,40 +404,11 @@ def _crash_fix(finding: Finding, stop: Stop) -> str:
     return "look up this error (NCCL_DEBUG=INFO shows more of NCCL); it caused the errors of the other ranks"
 
 
-def _silent(finding: Finding, bench: Bench, stop: Stop) -> Finding:
-    """Rewrite a finding about ranks that did not answer. Their position is unknown."""
-    waiting = waiters_words(build_job_state(build_job(bench, stop)), finding.ranks)
-    verb = "does not respond anymore" if len(finding.ranks) == 1 else "do not respond anymore"
-    seen = {int(rank) for one in stop.positions for rank in one.states}
-    pids = [str(one.pid) for one in bench.members if one.rank in seen & set(finding.ranks)]
-    down = "check that their hosts and the network to them are up: run ddpdoctor check-env on all hosts"
-    return replace(
-        finding,
-        summary=f"{rank_list(finding.ranks)} {verb}" + (f"; {waiting}" if waiting else ""),
-        evidence=_others(finding, bench, stop),
-        fix=f"see what they are doing: py-spy dump --native --pid {' '.join(pids)}" if pids else down,
-    )
-
-
 def _others(finding: Finding, bench: Bench, stop: Stop) -> tuple[str, ...]:
     """Return where the other ranks were. Ranks in the same place share one phrase."""
     others = (member.rank for member in bench.members if member.rank not in finding.ranks)
     by_words = grouped((describe_rank(rank, stop), rank) for rank in others)
     return tuple(f"{rank_list(ranks)}: {words}" for words, ranks in by_words.items())
-
-
-def _transport(finding: Finding, bench: Bench, stop: Stop) -> Finding:
-    """Say which calls of the bench do not complete, and between which ranks."""
-    at = {(one.group, one.what or one.op) for one in stop.positions if one.rank in finding.ranks}
-    calls = [f"{rank_list(group)} {'is' if len(set(group)) == 1 else 'are'} in {what}" for group, what in sorted(at)]
-    more = f"; {len(calls) - MOST_NAMED} more groups" if len(calls) > MOST_NAMED else ""
-    fails = "it does not complete" if len(calls) == 1 else "none of these completes"
-    hosts = dict.fromkeys(one.host for one in bench.members if one.rank in finding.ranks)
-    return replace(
-        finding,
-        summary=f"{', '.join(calls[:MOST_NAMED])}{more}, but {fails}",
-        fix=_transport_fix(len(hosts), bench.settings.backend),
-    )
 
 
 def _transport_fix(hosts: int, backend: str) -> str:
@@ -466,9 +448,15 @@ def build_job(bench: Bench, stop: Stop) -> Job:
         else:
             rank = _rank(member, position, len(bench.members))
             ranks.append(replace(rank, proc_state=states.get(member.rank)))
+    # How long a rank must have been without progress to be blamed: the shortest such time of all ranks
+    limit_s = bench.settings.hang_timeout_s
+    if stop.ending is Ending.INTERRUPTED:
+        still_s = limit_s
+    else:
+        still_s = min([limit_s, *(one.stale_s for one in stop.positions if one.phase != "end")])
     return Job(
         now_ns=NOW_NS,
-        hang_timeout_s=_still_s(bench, stop),
+        hang_timeout_s=still_s,
         ranks=tuple(ranks),
         world_size=len(bench.members),
         nnodes=len({member.host for member in bench.members}),
@@ -477,14 +465,6 @@ def build_job(bench: Bench, stop: Stop) -> Job:
         stopping_since_ns=NOW_NS if interrupted else None,
         interrupted_by=(stop.signal or "SIGINT") if interrupted else None,
     )
-
-
-def _still_s(bench: Bench, stop: Stop) -> float:
-    """Return how long a rank must have been without progress to be blamed: the shortest such time of all ranks."""
-    limit_s = bench.settings.hang_timeout_s
-    if stop.ending is Ending.INTERRUPTED:
-        return limit_s
-    return min([limit_s, *(one.stale_s for one in stop.positions if one.phase != "end")])
 
 
 def _without_victims_error(
@@ -525,7 +505,7 @@ def _rank(member: Member, position: Position, world_size: int) -> Rank:
         recorded=True,
         answered=True,
         world_size=world_size,
-        initialized=_is_connected(position),
+        initialized=position.phase not in {"start", "connect"} or (position.op == INIT and not position.inside),
         main_ended_ns=moved_ns if position.phase == "end" else None,
         open_calls=() if call is None else (call,),
         groups=(_group(position, arrived=inside or not position.inside),) if in_group else (),
@@ -573,10 +553,6 @@ def _end(end: str | None) -> dict[str, Any]:
     if end.startswith("exit status "):
         return {"life": Life.EXITED, "exit_code": int(end.removeprefix("exit status "))}
     return {"life": Life.SIGNALED, "signal": end}
-
-
-def _is_connected(position: Position) -> bool:
-    return position.phase not in {"start", "connect"} or (position.op == INIT and not position.inside)
 
 
 def _call(position: Position, frames: tuple[Frame, ...], moved_ns: int) -> Call:

@@ -102,10 +102,6 @@ class Redactor:
 def redact(report: Report, fleet: Fleet, env: Mapping[str, str]) -> Report:
     """Return the report without host names, addresses and user names."""
     users = [env.get(name, "") for name in ("USER", "LOGNAME", "SUDO_USER", "SLURM_JOB_USER")]
-    return Redactor(_host_names(fleet), [user for user in users if user not in {"", "root"}]).value(report)
-
-
-def _host_names(fleet: Fleet) -> list[str]:
     found: list[str] = [*fleet.silent_hosts]
     for node, process in fleet.processes():
         found.append(node.host)
@@ -117,7 +113,7 @@ def _host_names(fleet: Fleet) -> list[str]:
         if names is not None:
             found += [names.hostname, names.fqdn or ""]
             found += [lookup.name for lookup in (names.master, names.head) if lookup is not None]
-    return found
+    return Redactor(found, [user for user in users if user not in {"", "root"}]).value(report)
 
 
 def _expand(hosts: str) -> list[str]:

@@ -120,13 +120,8 @@ def _unequal(first: Report, second: Report) -> Iterator[UnequalSetting]:
     sides = [dict(settings_of_run(report)) for report in (first, second)]
     for name in dict.fromkeys((*sides[0], *sides[1])):
         a, b = (side.get(name, UNSET) for side in sides)
-        if a != b and (name in sides[0]) + (name in sides[1]) >= (1 if _is_variable(name) else 2):
+        if a != b and (name in sides[0]) + (name in sides[1]) >= (1 if name.isupper() else 2):
             yield UnequalSetting(name=name, first=a, second=b)
-
-
-def _is_variable(name: str) -> bool:
-    """Return whether a setting is an environment variable: where one side lacks it, it is not set there."""
-    return name.isupper()
 
 
 def settings_of_run(report: Report) -> Iterator[tuple[str, str]]:
@@ -146,15 +141,13 @@ def settings_of_run(report: Report) -> Iterator[tuple[str, str]]:
         settings = _decoded(SpeedSettings, "the settings", plain)
         for one in fields(settings):
             if (value := getattr(settings, one.name)) is not None:
-                yield SETTINGS[one.name], _words(one.name, value)
-
-
-def _words(field: str, value: float) -> str:
-    if isinstance(value, bool):
-        return str(value)
-    if field == "gradient_bytes":
-        return format_size(int(value))
-    return f"{value / _MIB:g}" if field == "bucket_cap_bytes" else f"{value:g}"
+                if isinstance(value, bool):
+                    words = str(value)
+                elif one.name == "gradient_bytes":
+                    words = format_size(int(value))
+                else:
+                    words = f"{value / _MIB:g}" if one.name == "bucket_cap_bytes" else f"{value:g}"
+                yield SETTINGS[one.name], words
 
 
 LEAST_CHANGE = 0.10
@@ -239,8 +232,17 @@ def _facts(report: Report) -> Iterator[tuple[tuple[Topic, str], Any]]:
     for name, value in settings_of_run(report):
         yield (_topic_of(name), name), value
     yield from _machine_facts(report)
-    yield from _model_facts(report)
-    yield from _data_facts(report)
+    consistency = report.data.get("consistency")
+    streams = consistency.get("streams") or () if isinstance(consistency, dict) else ()
+    counts: dict[int, int] = {}
+    for stream in streams:
+        if stream.get("model") and "parameter" in stream.get("kinds", ()) and stream.get("clock") == "end":
+            counts[stream["model"]] = stream.get("tensors", 0)
+    yield from (((Topic.MODEL, f"tensors of model {number}"), count) for number, count in counts.items())
+    for key in ("shares", "drawn"):
+        part = report.data.get(key)
+        if isinstance(part, dict):
+            yield from (((Topic.DATA, name), value) for name, value in part.items() if isinstance(value, (int, str)))
     yield from _bandwidth_facts(report)
     yield from _pace_facts(report)
 
@@ -292,23 +294,6 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
                 yield from _flat(item, f"{name}[{number}]")
     elif value is not None:
         yield name, value
-
-
-def _model_facts(report: Report) -> Iterator[tuple[tuple[Topic, str], Any]]:
-    consistency = report.data.get("consistency")
-    streams = consistency.get("streams") or () if isinstance(consistency, dict) else ()
-    counts: dict[int, int] = {}
-    for stream in streams:
-        if stream.get("model") and "parameter" in stream.get("kinds", ()) and stream.get("clock") == "end":
-            counts[stream["model"]] = stream.get("tensors", 0)
-    yield from (((Topic.MODEL, f"tensors of model {number}"), count) for number, count in counts.items())
-
-
-def _data_facts(report: Report) -> Iterator[tuple[tuple[Topic, str], Any]]:
-    for key in ("shares", "drawn"):
-        part = report.data.get(key)
-        if isinstance(part, dict):
-            yield from (((Topic.DATA, name), value) for name, value in part.items() if isinstance(value, (int, str)))
 
 
 def _bandwidth_facts(report: Report) -> Iterator[tuple[tuple[Topic, str], Any]]:

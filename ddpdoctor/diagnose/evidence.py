@@ -46,9 +46,7 @@ from ddpdoctor.rules.registry import rules_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ddpdoctor.model.attached import AttachedJob
     from ddpdoctor.model.evidence import Fact, FlightCall, FlightDump, FlightGroup, Stacked
-    from ddpdoctor.model.evidence_runs import Evidence
     from ddpdoctor.model.findings import Finding, Report
 
 
@@ -221,10 +219,6 @@ def analyze(paths: Sequence[str], command: tuple[str, ...], started_at: str, ver
             help="Give logs of a training job, flight recorder dumps, stacks of py-spy, or folders of them; "
             "`ddpdoctor explain DD613` says what to collect.",
         )
-    return _evidence_report(evidence, command, started_at, verb)
-
-
-def _evidence_report(evidence: Evidence, command: tuple[str, ...], started_at: str, verb: str) -> Report:
     state = build_run_state(evidence)
     state = replace(state, ruling=decide(state))
     judged = judge(rules_of("progress", "evidence"), {RunState: [state]})
@@ -250,6 +244,16 @@ def _about(state: RunState) -> dict[str, Any]:
             *explain_nccl(state),
         ]
     )
+    # The job that `attach` looked at, in words: "slurm-4711, srun, 16 ranks on k01 and k02"; else nothing
+    attached = evidence.attached
+    if not attached:
+        job_words = ""
+    else:
+        hosts = list(dict.fromkeys(one.host for one in attached))
+        ranks = [rank for one in attached for rank in one.ranks]
+        launchers = dict.fromkeys(rank.launcher for rank in ranks)
+        on = f"{count_of(len(ranks), 'rank')} on {name_list(hosts)}"
+        job_words = ", ".join((attached[0].job.name, *launchers, on))
     return {
         **evidence.counts,
         "sources": [
@@ -258,7 +262,7 @@ def _about(state: RunState) -> dict[str, Any]:
             for one in evidence.read[:MOST_SOURCES]
         ],
         "not_read": evidence.lacking(),
-        "job": _job_words(evidence.attached),
+        "job": job_words,
         "formats": list(dict.fromkeys(name for one in evidence.read for name in one.formats)),
         "unknown_files": sum(not one.formats and not one.problem for one in evidence.read),
         "runs": len(evidence.runs),
@@ -270,17 +274,6 @@ def _about(state: RunState) -> dict[str, Any]:
         "unclear": state.ruling.reason,
         "collect": list(state.ruling.collect),
     }  # fmt: skip
-
-
-def _job_words(attached: Sequence[AttachedJob]) -> str:
-    """Return the job that `attach` looked at, in words: "slurm-4711, srun, 16 ranks on k01 and k02"; else nothing."""
-    if not attached:
-        return ""
-    hosts = list(dict.fromkeys(one.host for one in attached))
-    ranks = [rank for one in attached for rank in one.ranks]
-    launchers = dict.fromkeys(rank.launcher for rank in ranks)
-    on = f"{count_of(len(ranks), 'rank')} on {name_list(hosts)}"
-    return ", ".join((attached[0].job.name, *launchers, on))
 
 
 def _rows(state: RunState) -> list[RankRow]:
@@ -301,12 +294,26 @@ def _row(rank: int, facts: list[Fact], state: RunState, inside: Inside | None, s
     frames = sample.frames if sample is not None else failed.frames if failed else waiting.frames if waiting else ()
     frame = innermost(frames)
     who = [fact.who for fact in facts]
+    # What a rank did, in a phrase. Its own failure says more than a stack, and a stack more than a wait.
+    exited = next((fact for fact in facts if isinstance(fact, Exited)), None)
+    if failed is not None and failed.nature is Nature.OWN:
+        state_words = f"raised {failed.type}" if failed.type else "reported an error"
+    elif exited is not None and exited.signal and not exited.by_launcher:
+        state_words = f"killed by {exited.signal}"
+    elif sample is not None:
+        state_words = _DOING[sample.doing]
+    elif waiting is not None:
+        state_words = f"{'timed out' if waiting.timed_out else 'waits'} in {waiting.operation.words()}"
+    elif inside is not None:
+        state_words = f"waits in {inside.operation.words()}"
+    else:
+        state_words = _weak_words(facts, failed, exited)
     return RankRow(
         rank=rank,
         local_rank=next((one.local_rank for one in who if one.local_rank is not None), None),
         host=state.hosts.get(rank, ""),
         pid=next((one.pid for one in who if one.pid is not None), None),
-        state=_state_words(facts, failed, waiting, inside, sample),
+        state=state_words,
         where=None if frame is None else Place(rank=rank, file=frame.file, line=frame.line, function=frame.function),
         stack=tuple(f"{one.file}:{one.line} {one.function}" for one in (sample.frames if sample is not None else ())),
     )
@@ -317,24 +324,6 @@ _DOING = {
     Doing.INIT: "in init_process_group", Doing.EXIT: "is ending", Doing.OWN: "in the script",
     Doing.UNKNOWN: "elsewhere",
 }  # fmt: skip
-
-
-def _state_words(
-    facts: list[Fact], failed: Failed | None, waiting: Waiting | None, inside: Inside | None, sample: Stacked | None
-) -> str:
-    """Return what a rank did, in a phrase. Its own failure says more than a stack, and a stack more than a wait."""
-    exited = next((fact for fact in facts if isinstance(fact, Exited)), None)
-    if failed is not None and failed.nature is Nature.OWN:
-        return f"raised {failed.type}" if failed.type else "reported an error"
-    if exited is not None and exited.signal and not exited.by_launcher:
-        return f"killed by {exited.signal}"
-    if sample is not None:
-        return _DOING[sample.doing]
-    if waiting is not None:
-        return f"{'timed out' if waiting.timed_out else 'waits'} in {waiting.operation.words()}"
-    if inside is not None:
-        return f"waits in {inside.operation.words()}"
-    return _weak_words(facts, failed, exited)
 
 
 _LETTERS = {

@@ -60,17 +60,14 @@ def cost_of(starts: Sequence[Start], at: int) -> Cost:
     if at + 1 >= len(starts) or start.status in {JobStatus.FINISHED, JobStatus.RUNNING}:
         return Cost(steps=None, seconds=None)
     following = starts[at + 1]
-    return Cost(steps=_lost_steps(start, following), seconds=_lost_seconds(start, following))
-
-
-def _lost_seconds(start: Start, following: Start) -> float | None:
-    """Return the time from the last progress to the next first step.
-
-    If the next start made no step, it ends with the beginning of that: the rest is what the failure of that one costs.
-    """
+    # The time from the last progress to the next first step. If the next start made no step, it ends with the
+    # beginning of that: the rest is what the failure of that one costs.
     last = start.last_progress_at or start.began_at
     first = following.first_step_at or following.began_at
-    return max(0.0, (first - last).total_seconds()) if last is not None and first is not None else None
+    return Cost(
+        steps=_lost_steps(start, following),
+        seconds=max(0.0, (first - last).total_seconds()) if last is not None and first is not None else None,
+    )
 
 
 def _lost_steps(start: Start, following: Start) -> int | None:

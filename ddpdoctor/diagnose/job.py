@@ -382,7 +382,7 @@ def judge_replicas(folder: Path) -> tuple[Finding, ...]:
 
 def judge_job(job: Job) -> Judgment:
     """Judge a job with all rules about progress, replicas and data, and about speed if the user asked for it."""
-    rules = rules_of("progress", "consistency", "data", *(["speed"] if job.speed_asked else []))
+    rules = rules_of("progress", "consistency", "data", *["speed"] if job.speed_asked else [])
     state = _attempt(lambda: build_job_state(job))
     facts: Facts = {
         JobState: state if isinstance(state, Exception) else [state],
@@ -484,21 +484,20 @@ def _infer_end(run: Run, job: Job, judgment: Judgment) -> JobEnd:
     """Infer how a job ended if its watcher did not record it. If the launcher still ran, it counts as interrupted."""
     status = job.launcher_status if job.ended else None
     hung = status is None and job.stopping_since_ns is not None and judgment.certain
+    status_of_job: int | None
+    if job.interrupted_by == "SIGINT":
+        status_of_job = ExitStatus.INTERRUPTED
+    elif hung:
+        status_of_job = ExitStatus.HUNG
+    else:
+        status_of_job = None if status is None else shell_status(status)
     return JobEnd(
         hung=hung,
         interrupted=job.interrupted_by is not None or (status is None and not hung),
-        exit_status=_infer_status(status, job.interrupted_by, hung=hung),
+        exit_status=status_of_job,
         started_at=run.started_at or now(),
         ended_at=now(),
     )
-
-
-def _infer_status(status: int | None, interrupted_by: str | None, *, hung: bool) -> int | None:
-    if interrupted_by == "SIGINT":
-        return ExitStatus.INTERRUPTED
-    if hung:
-        return ExitStatus.HUNG
-    return None if status is None else shell_status(status)
 
 
 def _build(
@@ -649,7 +648,8 @@ def use_own_records(report: Report, seen: AttachedJob) -> Report:
         job = _as_seen(job_of(saved), seen)
     except UserError:
         return report  # the folder is gone
-    if not _knows_groups(job):
+    # Until `wrap` has asked the ranks, they are not.
+    if not all(len(rank.groups) <= 1 or all(group.ranks for group in rank.groups) for rank in job.ranks):
         return report
     judged = judge_job(job)
     verdict = pick_verdict(judged.findings)
@@ -667,11 +667,6 @@ def use_own_records(report: Report, seen: AttachedJob) -> Report:
         ranks=rows,
         data={**report.data, **pictures.data, "evidence": {**about, "notes": [*about["notes"], NOTE]}},
     )
-
-
-def _knows_groups(job: Job) -> bool:
-    """Return whether the members of all groups are known. Until `wrap` has asked the ranks, they are not."""
-    return all(len(rank.groups) <= 1 or all(group.ranks for group in rank.groups) for rank in job.ranks)
 
 
 def _as_seen(job: Job, seen: AttachedJob) -> Job:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.collect.live import LiveRun
     from ddpdoctor.model.consistency import Consistency
-    from ddpdoctor.model.facts import Logger, NodeSeen, Rank, Run
+    from ddpdoctor.model.facts import Logger, Rank, Run
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.live import Metric
     from ddpdoctor.rules.progress.job_state import JobState
@@ -82,6 +82,10 @@ def status_of(run_dir: Path, live: LiveRun, now: datetime) -> JobNow:
     job, state = live.job, _state(live)
     judged = _judged(live) if state is not Liveness.ENDED else None
     waits = _waits(judged) if judged is not None else ()
+    # The other members of which no rank was read
+    seen = {rank.rank for rank in live.job.ranks}
+    members = live.members.nodes if live.members is not None else ()
+    own = live.members.own if live.members is not None else None
     return JobNow(
         run=str(run_dir),
         state=state,
@@ -93,9 +97,11 @@ def status_of(run_dir: Path, live: LiveRun, now: datetime) -> JobNow:
         world_size=max((rank.world_size for rank in job.ranks if rank.world_size), default=job.world_size),
         ranks=tuple(_rank_now(rank, live, judged) for rank in job.ranks),
         waits=waits,
-        waited_for=_waited_for(judged) if judged is not None and waits else (),
+        waited_for=tuple(sorted({*judged.waits.blockers, *judged.waits.absent}))
+        if judged is not None and waits
+        else (),
         replicas=_replicas(live.replicas),
-        unseen=_unseen(live),
+        unseen=tuple(one for one in members if one.number != own and not (one.ranks and seen >= set(one.ranks))),
         reported="",
     )
 
@@ -188,10 +194,6 @@ def _waits(judged: JobState) -> tuple[WaitNow, ...]:
     return tuple(sorted(rows, key=lambda row: -row.since_s))
 
 
-def _waited_for(judged: JobState) -> tuple[int, ...]:
-    return tuple(sorted({*judged.waits.blockers, *judged.waits.absent}))
-
-
 def _replicas(found: Consistency | None) -> ReplicasNow | None:
     streams = [one for one in found.streams if one.compared and one.model > 0] if found is not None else []
     if not streams:
@@ -205,14 +207,6 @@ def _replicas(found: Consistency | None) -> ReplicasNow | None:
         compared=sum(one.compared for one in those),
         differing=tuple(dict.fromkeys(one.what.value for stream in those for one in stream.differences)),
     )
-
-
-def _unseen(live: LiveRun) -> tuple[NodeSeen, ...]:
-    """Return the other members of which no rank was read."""
-    seen = {rank.rank for rank in live.job.ranks}
-    members = live.members.nodes if live.members is not None else ()
-    own = live.members.own if live.members is not None else None
-    return tuple(one for one in members if one.number != own and not (one.ranks and seen >= set(one.ranks)))
 
 
 STATUSES = tuple(status for status in JobStatus if status is not JobStatus.NOT_RUN)
@@ -253,21 +247,14 @@ def _of_job(now: JobNow, report: Report | None, measured: JobLabels, common: dic
     if now.world_size is not None:
         yield _sample(JOB_RANKS, now.world_size, common)
     if now.replicas is not None:
-        yield from _of_replicas(now.replicas, common)
+        replicas = now.replicas
+        yield _sample(REPLICAS_EQUAL_UP_TO, replicas.equal_up_to or 0, common)
+        yield _sample(REPLICAS_COMPARED, replicas.compared, common)
+        yield _sample(REPLICAS_DIFFER, bool(replicas.differing), common)
     if report is not None:
-        yield from _of_findings(report, common)
-
-
-def _of_replicas(replicas: ReplicasNow, common: dict[str, str]) -> Iterator[Sample]:
-    yield _sample(REPLICAS_EQUAL_UP_TO, replicas.equal_up_to or 0, common)
-    yield _sample(REPLICAS_COMPARED, replicas.compared, common)
-    yield _sample(REPLICAS_DIFFER, bool(replicas.differing), common)
-
-
-def _of_findings(report: Report, common: dict[str, str]) -> Iterator[Sample]:
-    counts = Counter((one.code, one.kind, one.severity.value) for one in report.findings)
-    for (code, kind, severity), count in counts.items():
-        yield _sample(FINDINGS, count, common, code=code, kind=kind, severity=severity)
+        counts = Counter((one.code, one.kind, one.severity.value) for one in report.findings)
+        for (code, kind, severity), count in counts.items():
+            yield _sample(FINDINGS, count, common, code=code, kind=kind, severity=severity)
 
 
 def _of_rank(rank: RankNow) -> Iterator[tuple[Metric, float | None]]:

@@ -231,7 +231,12 @@ class _Member:
 
 def _lead(member: _Member, conversation: Conversation) -> Fleet:
     """Publish this host's name and clock, read this host, and receive the facts of the others."""
-    plan = replace(member.plan, head=_read_fqdn(member))
+    fqdn: str | None
+    if "names" not in member.plan.sections:
+        fqdn = None
+    else:
+        fqdn = ask_side_by_side({"fqdn": member.system.calls.fqdn}, FQDN_LIMIT_S)["fqdn"].value
+    plan = replace(member.plan, head=fqdn)
     conversation.send("head", Head(fqdn=plan.head))
     with ShownClock(conversation):
         node = read_node(member.system, plan, (member.process,))
@@ -267,12 +272,6 @@ class _Offset(threading.Thread):
         # Without an offset, the check of the clocks uses the kernel's state.
         with suppress(StoreError):
             self.seconds = measure_offset(self._conversation)
-
-
-def _read_fqdn(member: _Member) -> str | None:
-    if "names" not in member.plan.sections:
-        return None
-    return ask_side_by_side({"fqdn": member.system.calls.fqdn}, FQDN_LIMIT_S)["fqdn"].value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -182,8 +182,30 @@ class NodeMeeting:
 
     def enter(self, limit_s: float) -> JoinedMeeting:
         """Serve the meeting or find it. Raises ``StoreError`` (``NoMeeting``) if no way works in time."""
-        if not self._may_serve():
-            return self._find_or_stand_in(limit_s)
+        # Whether the others look for the meeting on this node
+        launch = self._launch
+        number = launch.settings.node_rank
+        if number == 0 or launch.most == 1:
+            may_serve = True
+        elif is_loopback(launch.host):
+            may_serve = number is None
+        else:
+            may_serve = launch.is_host is True or self.has_own_address is True
+        if not may_serve:
+            # Find the meeting. If nobody serves one, the lowest node among those that share a folder serves it.
+            try:
+                return self.find(limit_s)
+            except NoMeeting:
+                if self._folder is None:
+                    raise
+            token = self._token or NO_TOKEN
+            client = find_deputy(self._folder, token, self._launch.settings.node_rank, STAND_IN_S)
+            if client is not None:
+                self._open.callback(client.close)
+                return self._entry(client, serves=False, way=Folder.name)
+            hosted = self._hosted = self._open.enter_context(HostedMeeting(None, token))
+            hosted.serve_folder(self._folder)
+            return self._entry(hosted.store(), serves=True, way=Folder.name)
         if self._seeks_first():
             try:
                 return self.find(min(SEEK_FIRST_S, limit_s))
@@ -195,32 +217,6 @@ class NodeMeeting:
         """If this node serves the meeting, also serve it over the job's own store."""
         if self._hosted is not None:
             self._hosted.serve_over(store)
-
-    def _find_or_stand_in(self, limit_s: float) -> JoinedMeeting:
-        """Find the meeting. If nobody serves one, the lowest node among those that share a folder serves it."""
-        try:
-            return self.find(limit_s)
-        except NoMeeting:
-            if self._folder is None:
-                raise
-        token = self._token or NO_TOKEN
-        client = find_deputy(self._folder, token, self._launch.settings.node_rank, STAND_IN_S)
-        if client is not None:
-            self._open.callback(client.close)
-            return self._entry(client, serves=False, way=Folder.name)
-        hosted = self._hosted = self._open.enter_context(HostedMeeting(None, token))
-        hosted.serve_folder(self._folder)
-        return self._entry(hosted.store(), serves=True, way=Folder.name)
-
-    def _may_serve(self) -> bool:
-        """Return whether the others look for the meeting on this node."""
-        launch = self._launch
-        number = launch.settings.node_rank
-        if number == 0 or launch.most == 1:
-            return True
-        if is_loopback(launch.host):
-            return number is None
-        return launch.is_host is True or self.has_own_address is True
 
     def _seeks_first(self) -> bool:
         launch = self._launch
@@ -369,40 +365,35 @@ def assemble_fleet(
     hosts = [seat.host for seat in seats]
     nodes = []
     for index, seat in enumerate(seats):
-        node = _node_of(arrivals, seat)
+        own = arrivals.seen.get(seat.arrival)
+        beside = [
+            arrivals.seen[number].process
+            for number, one in arrivals.arrived.items()
+            if not one.leads and one.machine == arrivals.arrived[seat.arrival].machine and number in arrivals.seen
+        ]
+        first = [] if own is None else [own.process]
+        processes = sorted([*first, *beside], key=lambda process: -1 if process.rank is None else process.rank)
+        if own is None or own.node is None:
+            unread = Unread(why=Why.TIMEOUT, reason=f"{seat.host} came, but did not send what it read")
+            node = Node(host=seat.host, processes=tuple(processes), **dict.fromkeys(SECTIONS, unread))  # type: ignore[arg-type]
+        else:
+            node = replace(own.node, processes=tuple(processes))
         twice = hosts.count(seat.host) > 1
         nodes.append(replace(node, index=index, host=f"{seat.host} (node {seat.number})" if twice else seat.host))
+    # The missing nodes, or the missing ranks if the launcher counts ranks
+    if launch.launch.launcher is Launcher.NNODES:
+        missing = absent_numbers(arrivals, seats)
+    else:
+        came = {one.rank for one in arrivals.arrived.values()}
+        missing = tuple(rank for rank in range(launch.launch.world_size) if rank not in came)
     return Fleet(
         nodes=tuple(nodes),
         launcher=launch.launch.launcher,
         world_size=launch.launch.world_size,
         nnodes=launch.most,
-        missing=_missing(arrivals, seats, launch),
+        missing=missing,
         problems=(*problems, *_other_versions(arrivals)),
     )
-
-
-def _node_of(arrivals: Arrivals, seat: Seat) -> Node:
-    own = arrivals.seen.get(seat.arrival)
-    beside = [
-        arrivals.seen[number].process
-        for number, one in arrivals.arrived.items()
-        if not one.leads and one.machine == arrivals.arrived[seat.arrival].machine and number in arrivals.seen
-    ]
-    first = [] if own is None else [own.process]
-    processes = sorted([*first, *beside], key=lambda process: -1 if process.rank is None else process.rank)
-    if own is None or own.node is None:
-        unread = Unread(why=Why.TIMEOUT, reason=f"{seat.host} came, but did not send what it read")
-        return Node(host=seat.host, processes=tuple(processes), **dict.fromkeys(SECTIONS, unread))  # type: ignore[arg-type]
-    return replace(own.node, processes=tuple(processes))
-
-
-def _missing(arrivals: Arrivals, seats: tuple[Seat, ...], launch: NodeLaunch) -> tuple[int, ...]:
-    """Return the missing nodes, or the missing ranks if the launcher counts ranks."""
-    if launch.launch.launcher is Launcher.NNODES:
-        return absent_numbers(arrivals, seats)
-    came = {one.rank for one in arrivals.arrived.values()}
-    return tuple(rank for rank in range(launch.launch.world_size) if rank not in came)
 
 
 def absent_numbers(arrivals: Arrivals, seats: Iterable[Seat]) -> tuple[int, ...]:

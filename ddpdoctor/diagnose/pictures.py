@@ -89,10 +89,6 @@ def _describe_alive(rank: Rank) -> str:
         return "frozen"
     if rank.main_ended_ns:
         return "exiting"
-    return _describe_call(rank)
-
-
-def _describe_call(rank: Rank) -> str:
     for call in reversed(rank.open_calls):
         if call.thread_is_main and not call.is_async:
             awaited = next((one.op for one in rank.open_calls if one.index == call.awaits), None)

@@ -145,11 +145,22 @@ def _head(member: OwnNode, entry: JoinedMeeting) -> str | None:
 
 def seen_by(member: OwnNode, node: Node, arrival: int, *, own_address: bool) -> SentFacts:
     """Return the facts that this node sends. ``own_address``: the store's address belongs to this node."""
+    # Whether this node serves the store, by its number or by the logic of torchrun's c10d. That logic can fail if the
+    # address belongs to this host but its name does not resolve to it. The node still serves then, so that other
+    # problems can be found too.
+    launch = member.launch
+    if launch.by_number:
+        serves = launch.settings.node_rank == 0
+    elif launch.is_host is not None:
+        serves = launch.is_host
+    else:
+        names = known(node.names)
+        serves = own_address or (names is not None and takes_itself_for(names, launch.host) is True)
     return SentFacts(
         process=member.process,
         node=replace(node, processes=()),
         publication=_publication(node, arrival),
-        serves=_serves(member.launch, node, own_address=own_address),
+        serves=serves,
     )
 
 
@@ -163,20 +174,6 @@ def _publication(node: Node, number: int) -> Publication:
     for pick in picks:
         return Publication(number=number, address=str(pick.ip), interface=pick.interface.name)
     return Publication(number=number, address="", interface="")
-
-
-def _serves(launch: NodeLaunch, node: Node, *, own_address: bool) -> bool:
-    """Return whether this node serves the store, by its number or by the logic of torchrun's c10d.
-
-    That logic can fail if the address belongs to this host but its name does not resolve to it. The node still serves
-    then, so that other problems can be found too.
-    """
-    if launch.by_number:
-        return launch.settings.node_rank == 0
-    if launch.is_host is not None:
-        return launch.is_host
-    names = known(node.names)
-    return own_address or (names is not None and takes_itself_for(names, launch.host) is True)
 
 
 PAIRS_SHOWN = 32 * 31
@@ -527,7 +524,17 @@ def _gather_views(conversation: Conversation, roster: SeatList) -> dict[int, Sto
 
 def _try_start(meeting: _Gathered, conversation: Conversation, own: Seat) -> tuple[StartTrial, ...]:
     """Run a real start on all nodes if everything else works. Otherwise it would only fail for a known reason."""
-    runs = _may_start(meeting)
+    seats = meeting.roster.seats
+    counts = {(one.fewest, one.most) for one in meeting.arrivals.leads().values()}
+    ranks = [one.settings.node_rank for one in meeting.arrivals.leads().values() if one.settings.node_rank is not None]
+    runs = (
+        len(counts) == 1
+        and len(ranks) == len(set(ranks))
+        and [seat.number for seat in seats] == list(range(len(meeting.seats)))
+        and not absent_numbers(meeting.arrivals, meeting.seats)
+        and all(seat.arrival in meeting.store_views and stored(meeting.store_views[seat.arrival]) for seat in seats)
+        and is_whole(meeting.pairs)
+    )
     conversation.send("trials", Trials(run=runs))
     if not runs:
         return ()
@@ -541,20 +548,6 @@ def _try_start(meeting: _Gathered, conversation: Conversation, own: Seat) -> tup
     )
 
 
-def _may_start(meeting: _Gathered) -> bool:
-    seats = meeting.roster.seats
-    counts = {(one.fewest, one.most) for one in meeting.arrivals.leads().values()}
-    ranks = [one.settings.node_rank for one in meeting.arrivals.leads().values() if one.settings.node_rank is not None]
-    return (
-        len(counts) == 1
-        and len(ranks) == len(set(ranks))
-        and [seat.number for seat in seats] == list(range(len(meeting.seats)))
-        and not absent_numbers(meeting.arrivals, meeting.seats)
-        and all(seat.arrival in meeting.store_views and stored(meeting.store_views[seat.arrival]) for seat in seats)
-        and is_whole(meeting.pairs)
-    )
-
-
 def _conclude(
     meeting: _Gathered, conversation: Conversation, trials: tuple[StartTrial, ...], own: Seat
 ) -> RendezvousChecked:
@@ -563,9 +556,10 @@ def _conclude(
     if turned_away := conversation.turned_away():
         strangers = f"{turned_away} connections without this job's token were turned away"
         problems.append(f"{strangers}: is DDPDOCTOR_TOKEN the same on all nodes?")
+    absent = absent_visits(meeting.visit.member.launch, absent_numbers(meeting.arrivals, meeting.seats))
     rendezvous = Rendezvous(
         nnodes=launch.most,
-        visits=_visits(meeting),
+        visits=tuple(sorted([*(_visit(meeting, seat) for seat in meeting.seats), *absent], key=lambda one: one.number)),
         fleet=assemble_fleet(meeting.arrivals, meeting.seats, launch, problems),
         pairs=meeting.pairs,
         trials=trials,
@@ -577,11 +571,6 @@ def _conclude(
         conversation.say_goodbye(sentence, lambda: len(meeting.store_views) - 1, SEE_OFF_S)
     report = build_report(sentence, visit.wanted, rendezvous_data(rendezvous), launch.settings.world_size)
     return RendezvousChecked(report=report, number=own.number, judged=True, shows=True)
-
-
-def _visits(meeting: _Gathered) -> tuple[Visit, ...]:
-    absent = absent_visits(meeting.visit.member.launch, absent_numbers(meeting.arrivals, meeting.seats))
-    return tuple(sorted([*(_visit(meeting, seat) for seat in meeting.seats), *absent], key=lambda one: one.number))
 
 
 def _visit(meeting: _Gathered, seat: Seat) -> Visit:

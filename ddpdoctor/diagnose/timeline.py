@@ -97,7 +97,17 @@ def coarse_spans(rank: Rank, clock: TimelineClock, tail: Span | None, most: int)
 
     ``tail`` is what the rank did in the end.
     """
-    parts = merge_parts(_parts(_known_steps(rank)), most)
+    # The recorded steps by number: the evenly kept and the longest of the run, and the last ones
+    found: dict[int, StepRange] = {}
+    kept = rank.speed.kept if rank.speed is not None else None
+    if kept is not None:
+        for number, end_ns, wall_ms in zip(kept.numbers, kept.ended_ns, kept.parts_ms.get("wall", ()), strict=False):
+            found[number] = StepRange(number, number, end_ns - int(wall_ms * 1e6), end_ns)
+    times = rank.step_times
+    if times is not None:
+        for number, end_ns, total_us in zip(times.numbers, times.ended_ns, step_totals(times), strict=False):
+            found[number] = StepRange(number, number, end_ns - total_us * 1000, end_ns)
+    parts = merge_parts(_parts(sorted(one for one in found.values() if one.end_ns > one.start_ns)), most)
     end_ms = tail.start_ms if tail is not None else clock.until_ms
     last = (*checkpoint_spans(rank, clock), *(() if tail is None else (tail,)))
     began_ms = clock.ms(rank.started_ns or clock.began_ns)
@@ -123,20 +133,6 @@ def _step_span(part: StepRange, clock: TimelineClock) -> Span:
         label="step" if one else f"steps {part.first}-{part.last}",
         number=part.first if one else None,
     )
-
-
-def _known_steps(rank: Rank) -> list[StepRange]:
-    """Return the recorded steps by number: the evenly kept and the longest of the run, and the last ones."""
-    found: dict[int, StepRange] = {}
-    kept = rank.speed.kept if rank.speed is not None else None
-    if kept is not None:
-        for number, end_ns, wall_ms in zip(kept.numbers, kept.ended_ns, kept.parts_ms.get("wall", ()), strict=False):
-            found[number] = StepRange(number, number, end_ns - int(wall_ms * 1e6), end_ns)
-    times = rank.step_times
-    if times is not None:
-        for number, end_ns, total_us in zip(times.numbers, times.ended_ns, step_totals(times), strict=False):
-            found[number] = StepRange(number, number, end_ns - total_us * 1000, end_ns)
-    return sorted(one for one in found.values() if one.end_ns > one.start_ns)
 
 
 def _parts(steps: Iterable[StepRange]) -> list[StepRange]:
@@ -272,7 +268,16 @@ def detail_spans(
         spans += [(end.tail, True)] if end.tail is not None else []
     spans += [(span, True) for span in checkpoint_spans(rank, clock) if _is_shown(span, chosen, clock)]
     spans.sort(key=lambda one: (one[0].start_ms, -_end_of(one[0], clock)))
-    return sorted((*(span for span, _ in spans), *_gaps(spans, clock)), key=lambda one: one.start_ms)
+    # The code between the calls of the main thread, which are sorted by start
+    gaps: list[Span] = []
+    busy_ms: float | None = None
+    for span, is_main in spans:
+        if not is_main:
+            continue
+        if busy_ms is not None and span.start_ms - busy_ms >= LEAST_GAP_MS:
+            gaps.append(Span(kind=SpanKind.HOST, start_ms=busy_ms, end_ms=span.start_ms, label="script"))
+        busy_ms = max(busy_ms or 0.0, _end_of(span, clock))
+    return sorted((*(span for span, _ in spans), *gaps), key=lambda one: one.start_ms)
 
 
 def _ended_spans(
@@ -319,26 +324,20 @@ def _words(rank: Rank, kind: CallKind) -> Span:
     """Return a span with all that calls of one kind share."""
     group = "" if not kind.numbered or kind.group == default_name(rank) else kind.group
     state = own_state(rank, kind.group)
+    if kind.dtype is None or kind.shape is None:
+        shape = ""
+    else:
+        shape = f"{kind.dtype.removeprefix('torch.')} {list(kind.shape)}"
     return Span(
-        kind=_kind_of_op(kind.op),
+        kind=PHASE_KINDS.get(kind.op)
+        or (SpanKind.POINT_TO_POINT if kind.op in POINT_TO_POINT else SpanKind.COLLECTIVE),
         start_ms=0.0,
         end_ms=None,
         label="wait" if kind.op == "work_wait" else kind.op,
         group=(state.mesh_dim if state is not None else "") or group,
-        shape=_shape(kind),
+        shape=shape,
         place=short_place(kind.site),
     )
-
-
-def _kind_of_op(op: str) -> SpanKind:
-    """Return what a rank does in a call."""
-    return PHASE_KINDS.get(op) or (SpanKind.POINT_TO_POINT if op in POINT_TO_POINT else SpanKind.COLLECTIVE)
-
-
-def _shape(kind: CallKind) -> str:
-    if kind.dtype is None or kind.shape is None:
-        return ""
-    return f"{kind.dtype.removeprefix('torch.')} {list(kind.shape)}"
 
 
 def _split(span: Span, come_ns: int | None, clock: TimelineClock) -> Iterator[Span]:
@@ -386,17 +385,6 @@ def _is_shown(span: Span, chosen: ChosenCalls, clock: TimelineClock) -> bool:
 def open_span(rank: Rank, call: Call, clock: TimelineClock) -> Span:
     """Return the span of a call that has not ended."""
     return replace(_words(rank, kind_of(call)), start_ms=clock.ms(call.started_ns), number=call.seq)
-
-
-def _gaps(spans: Sequence[tuple[Span, bool]], clock: TimelineClock) -> Iterator[Span]:
-    """Yield the code between the calls of the main thread, which are sorted by start."""
-    busy_ms: float | None = None
-    for span, is_main in spans:
-        if not is_main:
-            continue
-        if busy_ms is not None and span.start_ms - busy_ms >= LEAST_GAP_MS:
-            yield Span(kind=SpanKind.HOST, start_ms=busy_ms, end_ms=span.start_ms, label="script")
-        busy_ms = max(busy_ms or 0.0, _end_of(span, clock))
 
 
 def _end_of(span: Span, clock: TimelineClock) -> float:
@@ -538,14 +526,10 @@ def _details(
         end = LaneEnd(tail=_tail(scene, rank), waits=rank.rank in scene.waiters)
         spans = detail_spans(rank, chosen[number], arrivals, scene.clock, end)
         found[number] = spans[-most:]
-        if _is_cut(chosen[number], spans, most) and found[number]:
+        if (len(spans) > most or chosen[number].cut_before) and found[number]:
             froms.append(found[number][0].start_ms)
     from_ms = min(max(froms), scene.clock.ms(scene.fault_ns) if scene.fault_ns is not None else scene.clock.until_ms)
     return {number: tuple(since(spans, from_ms)) for number, spans in found.items()}, from_ms
-
-
-def _is_cut(chosen: ChosenCalls, spans: list[Span], most: int) -> bool:
-    return len(spans) > most or chosen.cut_before
 
 
 def since(spans: list[Span], from_ms: float) -> Iterator[Span]:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.facts import Job, JobEnd
     from ddpdoctor.model.findings import Judgment, Place, Report
-    from ddpdoctor.model.tuning import PredictedSize, RatioRange, RestartPlan, ScalingLaunch, ScalingRow, TriedBlock
+    from ddpdoctor.model.tuning import PredictedSize, RestartPlan, ScalingLaunch, ScalingRow, TriedBlock
 
 
 ENOUGH_BLOCKS = 3
@@ -134,11 +134,19 @@ def read_outlook(folder: Path) -> str:
 
 def _measured(report: Report, job: Job, trials: list[TrialRecord]) -> Report:
     """Return the report of a trial with a result. That the ranks were stopped in the middle is no finding."""
+    # What the first launch predicts of each setting
+    settings = [setting for trial in trials for setting in trial.settings]
+    forwards = max(trial.forwards for trial in trials)
+    found = build_speed_state(job)
+    state = None if isinstance(found, Unread) else found
+    ddp = predict_settings(job, settings, base_step_ms(trials[0]), forwards)
+    known = (rank.speed.surroundings for rank in job.ranks if rank.speed is not None)
+    sites = ((rank.rank, rank.models[-1].site) for rank in job.ranks if rank.models)
     result = conclude(
         *trials,
-        predictions=_predict(job, trials),
-        frameworks=_frameworks(job),
-        where=_built_at(job),
+        predictions={**ddp, **predict_restarts(state, settings)},
+        frameworks=frozenset(name for one in known if one is not None for name in one.frameworks),
+        where=tuple(to_place(number, site) for number, site in sites if site is not None),
         loaders_at=_taken_at(job),
     )
     judged = judge(rules_of("tuning"), {TuneResult: [result]})
@@ -151,16 +159,6 @@ def _measured(report: Report, job: Job, trials: list[TrialRecord]) -> Report:
         checks=judged.checks,
         data={"tune": encode(TuneOutcome(result=result, rounds=result.rounds)), **report.data},
     )
-
-
-def _predict(job: Job, trials: list[TrialRecord]) -> dict[str, RatioRange]:
-    """Return what the first launch predicts of each setting."""
-    settings = [setting for trial in trials for setting in trial.settings]
-    forwards = max(trial.forwards for trial in trials)
-    found = build_speed_state(job)
-    state = None if isinstance(found, Unread) else found
-    ddp = predict_settings(job, settings, base_step_ms(trials[0]), forwards)
-    return {**ddp, **predict_restarts(state, settings)}
 
 
 def finished(report: Report) -> JobSummary:
@@ -186,11 +184,7 @@ def _why_none(job: Job, trial: TrialRecord) -> tuple[str, str]:
         )
     if trial.stop is TrialStop.FAILED:
         return f"the trial failed: {trial.reason}", "This is an error in ddpdoctor: please report it."
-    return _too_short(job, trial)
-
-
-def _too_short(job: Job, trial: TrialRecord) -> tuple[str, str]:
-    """Return the same for a job that ended before the trial did."""
+    # The same for a job that ended before the trial did
     steps = max((rank.steps for rank in job.ranks), default=0)
     if not steps or not any(rank.models for rank in job.ranks):
         return SENTENCES[TrialStop.NO_STEP if any(rank.models for rank in job.ranks) else TrialStop.NO_MODEL]
@@ -202,17 +196,6 @@ def _too_short(job: Job, trial: TrialRecord) -> tuple[str, str]:
     return f"the script ended after {steps} optimizer steps, and this trial needs {trial.needed_steps}", (
         "Let the script train for longer (the trial stops it), or try fewer settings (--only)."
     )
-
-
-def _frameworks(job: Job) -> frozenset[str]:
-    known = (rank.speed.surroundings for rank in job.ranks if rank.speed is not None)
-    return frozenset(name for one in known if one is not None for name in one.frameworks)
-
-
-def _built_at(job: Job) -> tuple[Place, ...]:
-    """Return where each rank built its DDP model."""
-    sites = ((rank.rank, rank.models[-1].site) for rank in job.ranks if rank.models)
-    return tuple(to_place(number, site) for number, site in sites if site is not None)
 
 
 def _taken_at(job: Job) -> tuple[Place, ...]:

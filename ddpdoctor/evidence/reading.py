@@ -18,19 +18,21 @@ from ddpdoctor.evidence.reader import Document, Funnel
 from ddpdoctor.evidence.registry import document_readers, line_readers
 from ddpdoctor.model.attached import AskedNodes, AttachedJob
 from ddpdoctor.model.evidence import (
+    Evidence,
+    EvidenceRun,
     Exited,
     Failed,
     Finished,
     Launched,
     Moving,
     Reached,
+    Read,
     Restarted,
     Size,
     Stacked,
     Stopped,
     Waiting,
 )
-from ddpdoctor.model.evidence_runs import Evidence, EvidenceRun, Read
 from ddpdoctor.model.words import count_of, first_names, grouped, rank_list
 
 if TYPE_CHECKING:

@@ -131,7 +131,14 @@ def _union_encoder(hint: Any) -> Convert:
             return None
         if type(value) is Unread:
             return {UNREAD_TAG: encode_unread(value)}
-        return encoders[_json_kind(value)](value)
+        # The JSON kind that a value of a union is encoded as
+        if isinstance(value, Enum):
+            json_kind = type(value.value)
+        elif isinstance(value, tuple):
+            json_kind = list
+        else:
+            json_kind = type(value) if type(value) in _PLAIN else dict
+        return encoders[json_kind](value)
 
     return encode_union
 
@@ -161,7 +168,14 @@ def _decoder(hint: Any) -> Convert:
     if origin in {typing.Union, types.UnionType}:
         return _union_decoder(hint)
     if isinstance(hint, type) and issubclass(hint, Enum):
-        return _enum_decoder(hint)
+        members = {member.value: member for member in hint}
+
+        def decode_enum(plain: Any) -> Any:
+            if type(plain) not in {str, int} or plain not in members:
+                raise WrongValue(f"one of {', '.join(map(str, members))} was expected, and it is {_shown(plain)}")
+            return members[plain]
+
+        return decode_enum
     if is_dataclass(hint):
         return _dataclass_decoder(hint)
     raise TypeError(f"{hint!r} cannot be received")
@@ -211,17 +225,6 @@ _PLAIN: dict[Any, Convert] = {
     type(None): _plain_decoder(type(None), "nothing"),
     float: _decode_float,
 }
-
-
-def _enum_decoder(kind: type[Enum]) -> Convert:
-    members = {member.value: member for member in kind}
-
-    def decode_enum(plain: Any) -> Any:
-        if type(plain) not in {str, int} or plain not in members:
-            raise WrongValue(f"one of {', '.join(map(str, members))} was expected, and it is {_shown(plain)}")
-        return members[plain]
-
-    return decode_enum
 
 
 def _tuple_decoder(members: tuple[Any, ...]) -> Convert:
@@ -326,30 +329,19 @@ def _by_json_kind(hint: Any) -> dict[type, Any]:
     for member in typing.get_args(hint):
         if member is Unread:
             continue
-        for kind in _json_kinds(member):
+        if member is float:
+            json_kinds: tuple[type, ...] = (float, int, str)
+        elif member in _PLAIN:
+            json_kinds = (member,)
+        elif isinstance(member, type) and issubclass(member, Enum):
+            json_kinds = tuple({type(one.value) for one in member})
+        else:
+            json_kinds = (list,) if typing.get_origin(member) is tuple else (dict,)
+        for kind in json_kinds:
             if kind in by_json:
                 raise TypeError(f"{hint!r}: JSON cannot distinguish {by_json[kind]!r} from {member!r}")
             by_json[kind] = member
     return by_json
-
-
-def _json_kinds(member: Any) -> tuple[type, ...]:
-    if member is float:
-        return (float, int, str)
-    if member in _PLAIN:
-        return (member,)
-    if isinstance(member, type) and issubclass(member, Enum):
-        return tuple({type(one.value) for one in member})
-    return (list,) if typing.get_origin(member) is tuple else (dict,)
-
-
-def _json_kind(value: Any) -> type:
-    """Return the JSON kind that a value of a union is encoded as."""
-    if isinstance(value, Enum):
-        return type(value.value)
-    if isinstance(value, tuple):
-        return list
-    return type(value) if type(value) in _PLAIN else dict
 
 
 def _value_hint(hint: Any) -> Any:

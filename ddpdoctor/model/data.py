@@ -352,7 +352,17 @@ def share_out(plan: SamplingPlan) -> Shares:
     """Return what each rank gets in an epoch."""
     ranks = tuple(_share(plan, rank) for rank in range(plan.world_size))
     delivered = sum(one.delivered for one in ranks)
-    return Shares(plan=plan, ranks=ranks, delivered=delivered, unique=_unique(plan, ranks, delivered))
+    # Count different samples. After equally many draws, the ranks together have the first positions of one list. Its
+    # position p holds sample p modulo the number of samples, in shuffled order.
+    unique: int | None
+    if plan.sharing is Sharing.SAMPLER:
+        unique = min(plan.samples, delivered)
+    elif plan.sharing is Sharing.SPLIT:
+        unique = delivered
+    else:
+        each = ranks[0].delivered
+        unique = each if each == plan.samples or not plan.shuffle else None
+    return Shares(plan=plan, ranks=ranks, delivered=delivered, unique=unique)
 
 
 def count_both(plan: SamplingPlan, one: RankShare, other: RankShare) -> int:
@@ -405,17 +415,3 @@ def _positions_beyond(plan: SamplingPlan, rank: int, drawn: int) -> int:
     """Count the draws beyond the end of the samples. The sampler gives rank r the positions r, r + W, r + 2 W, ..."""
     inside = max(0, -(-(plan.samples - rank) // plan.world_size))
     return max(0, drawn - inside)
-
-
-def _unique(plan: SamplingPlan, ranks: tuple[RankShare, ...], delivered: int) -> int | None:
-    """Count different samples.
-
-    After equally many draws, the ranks together have the first positions of one list. Its position p holds sample p
-    modulo the number of samples, in shuffled order.
-    """
-    if plan.sharing is Sharing.SAMPLER:
-        return min(plan.samples, delivered)
-    if plan.sharing is Sharing.SPLIT:
-        return delivered
-    each = ranks[0].delivered
-    return each if each == plan.samples or not plan.shuffle else None

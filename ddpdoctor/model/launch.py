@@ -33,7 +33,15 @@ def expand_hosts(text: str) -> tuple[str, ...]:
     """
     hosts: list[str] = []
     for part in _split(text):
-        hosts += _expand_host(part, MAX_ENTRIES - len(hosts))
+        # Expand the ranges of one name. The last range varies fastest.
+        space = MAX_ENTRIES - len(hosts)
+        names = [""]
+        for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part):
+            ends = [literal] if literal else _numbers(ranges, space)
+            if len(names) * len(ends) > space:
+                raise ValueError(f"more than {MAX_ENTRIES} hosts: {_short(part)}")
+            names = [name + end for name in names for end in ends]
+        hosts += names
     if not hosts:
         raise ValueError("the list of hosts is empty")
     return tuple(hosts)
@@ -69,17 +77,6 @@ def _split(text: str) -> list[str]:
                 raise ValueError(f"not a list of hosts such as n[1-3],login: {_short(text)}")
             place += 1
     return parts
-
-
-def _expand_host(part: str, space: int) -> list[str]:
-    """Expand the ranges of one name. The last range varies fastest."""
-    names = [""]
-    for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part):
-        ends = [literal] if literal else _numbers(ranges, space)
-        if len(names) * len(ends) > space:
-            raise ValueError(f"more than {MAX_ENTRIES} hosts: {_short(part)}")
-        names = [name + end for name in names for end in ends]
-    return names
 
 
 def _numbers(ranges: str, space: int) -> list[str]:
@@ -132,7 +129,15 @@ def read_visible(value: str | None, uuids: Sequence[str]) -> Visible:
     chosen: list[str] = []
     bad = None
     for entry in entries:
-        device = _resolve(entry, uuids)
+        # Find the device of an index or of a UUID prefix. A MIG slice is returned unchanged.
+        if entry.isascii() and entry.isdecimal():
+            index = int(entry)
+            device = uuids[index] if index < len(uuids) else None
+        elif entry.startswith("MIG-"):
+            device = entry if uuids else None
+        else:
+            matching = [uuid for uuid in uuids if entry.startswith("GPU-") and uuid.startswith(entry)]
+            device = matching[0] if len(matching) == 1 else None
         if device is None:
             bad = entry
             break
@@ -145,17 +150,6 @@ def read_visible(value: str | None, uuids: Sequence[str]) -> Visible:
         hidden=entries[len(chosen) + 1 :],
         repeated=repeated,
     )
-
-
-def _resolve(entry: str, uuids: Sequence[str]) -> str | None:
-    """Find the device of an index or of a UUID prefix. A MIG slice is returned unchanged."""
-    if entry.isascii() and entry.isdecimal():
-        index = int(entry)
-        return uuids[index] if index < len(uuids) else None
-    if entry.startswith("MIG-"):
-        return entry if uuids else None
-    matching = [uuid for uuid in uuids if entry.startswith("GPU-") and uuid.startswith(entry)]
-    return matching[0] if len(matching) == 1 else None
 
 
 FAMILIES = (

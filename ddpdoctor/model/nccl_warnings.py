@@ -311,22 +311,18 @@ def read_warning(text: str) -> NcclWarning | None:
     for meaning in MEANINGS:
         found = meaning.pattern.search(text)
         if found is not None:
-            return _fill(meaning, found, text)
+            named = {name: value.strip() for name, value in found.groupdict().items() if value}
+            if "address" in named:
+                named["address"] = plain_address(named["address"])
+            hca = re.search(r"\bhca (\S+)", text)
+            fills = {"error": "", **named, "peer": named.get("host") or named.get("address", "another host")}
+            fills["hca"] = f", adapter {hca[1]}" if hca else ""
+            fix = meaning.fix
+            if meaning.accused is Accused.LINK and named.get("address", "").startswith(ONLY_LOCAL):
+                fix = _OTHER_INTERFACE
+            words = meaning.words.format_map(fills).rstrip(": ")
+            return NcclWarning(accused=meaning.accused, words=words, fix=fix, kind=meaning.kind, named=named)
     return None
-
-
-def _fill(meaning: Meaning, found: re.Match[str], text: str) -> NcclWarning:
-    named = {name: value.strip() for name, value in found.groupdict().items() if value}
-    if "address" in named:
-        named["address"] = plain_address(named["address"])
-    hca = re.search(r"\bhca (\S+)", text)
-    fills = {"error": "", **named, "peer": named.get("host") or named.get("address", "another host")}
-    fills["hca"] = f", adapter {hca[1]}" if hca else ""
-    fix = meaning.fix
-    if meaning.accused is Accused.LINK and named.get("address", "").startswith(ONLY_LOCAL):
-        fix = _OTHER_INTERFACE
-    words = meaning.words.format_map(fills).rstrip(": ")
-    return NcclWarning(accused=meaning.accused, words=words, fix=fix, kind=meaning.kind, named=named)
 
 
 def plain_address(text: str) -> str:

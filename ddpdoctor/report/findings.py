@@ -1,20 +1,21 @@
-"""Turns findings and checks into words and blocks: the problem, the place, the evidence, and what to do."""
+"""Turns findings and checks into words and blocks, and merges equal ones: ranks at one place, like findings."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Outcome, Severity
-from ddpdoctor.model.words import count_of
-from ddpdoctor.report.blocks import FactEntry, FactList, Heading, Tone
-from ddpdoctor.report.names import format_hosts, merge_places, sureness_of, title_of
+from ddpdoctor.model.words import count_of, format_numbers, grouped
+from ddpdoctor.report.blocks import FactEntry, FactList, Heading, Places, RankClass, Tone
+from ddpdoctor.report.lines import format_hosts, format_place, format_ranks, merge_places, sureness_of, title_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ddpdoctor.model.findings import Check, Finding, Report
+    from ddpdoctor.model.findings import Check, Finding, RankRow, Report
     from ddpdoctor.report.blocks import Section
 
 COMMAND = re.compile(
@@ -40,6 +41,8 @@ OUTCOME_TONES = {
 UNKNOWN = frozenset({Outcome.INCONCLUSIVE, Outcome.CRASHED})
 """Outcomes of checks without an answer. They must not read like "passed"."""
 LABEL_WIDTH = 8
+CHECK_HEADS = ("outcome", "code", "check", "seen")
+PLACE_HEADS = ("ranks", "host", "state", "where")
 
 
 def severity_word(severity: Severity) -> str:
@@ -102,9 +105,6 @@ def check_words(check: Check) -> str:
     return where + (check.seen or check.reason)
 
 
-CHECK_HEADS = ("outcome", "code", "check", "seen")
-
-
 def check_rows(checks: Iterable[Check]) -> list[tuple[str, str, str, str]]:
     """Return the rows of a table of checks, by outcome."""
     ordered = sorted(checks, key=lambda check: list(Outcome).index(check.outcome))
@@ -132,3 +132,59 @@ def count_checks(report: Report) -> str:
     counts = Counter(check.outcome for check in report.checks)
     shown = (Outcome.PASSED, Outcome.SKIPPED, *(one for one in (Outcome.INCONCLUSIVE, Outcome.CRASHED) if counts[one]))
     return ", ".join(f"{counts[outcome]} {OUTCOME_WORDS[outcome]}" for outcome in shown)
+
+
+def places_of(ranks: tuple[RankRow, ...], verdict: Finding | None) -> tuple[Section, ...]:
+    """Return a section that says where the ranks are, or nothing if there are none."""
+    return ((Places(classes=classify(ranks, verdict)),),) if ranks else ()
+
+
+def classify(ranks: tuple[RankRow, ...], verdict: Finding | None) -> tuple[RankClass, ...]:
+    """Group ranks into classes, sorted by lowest rank. Ranks that the verdict blames have their own classes."""
+    blamed = frozenset(verdict.ranks) if verdict else frozenset()
+    several = len({row.host for row in ranks}) > 1
+    ordered = sorted(ranks, key=lambda row: row.rank)
+    classes = grouped(
+        ((row.state, format_place(row.where) if row.where else "", row.rank in blamed), row) for row in ordered
+    )
+    return tuple(
+        RankClass(
+            ranks=tuple(row.rank for row in rows),
+            host=rows[0].host if several and len({row.host for row in rows}) == 1 else "",
+            state=state,
+            place=", ".join(part for part in (line, _steps(rows)) if part),
+            blamed=is_blamed,
+        )
+        for (state, line, is_blamed), rows in classes.items()
+    )
+
+
+def place_rows(places: Places) -> list[tuple[str, str, str, str]]:
+    """Return the rows of a table that says where ranks are."""
+    return [(format_ranks(one.ranks), one.host, one.state, one.place) for one in places.classes]
+
+
+def merge_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Merge findings that differ only in ranks, hosts and places. They keep the order of first appearance."""
+    merged: dict[tuple[object, ...], Finding] = {}
+    for finding in findings:
+        key = (finding.code, finding.kind, finding.severity, finding.summary, finding.fix)
+        former = merged.get(key)
+        merged[key] = finding if former is None else _join(former, finding)
+    return tuple(merged.values())
+
+
+def _steps(rows: list[RankRow]) -> str:
+    steps = {row.step for row in rows if row.step is not None}
+    if not steps:
+        return ""
+    return f"{'step' if len(steps) == 1 else 'steps'} {format_numbers(steps)}"
+
+
+def _join(one: Finding, other: Finding) -> Finding:
+    return replace(
+        one,
+        ranks=tuple(sorted({*one.ranks, *other.ranks})),
+        hosts=tuple(sorted({*one.hosts, *other.hosts})),
+        where=one.where + other.where,
+    )

@@ -20,14 +20,13 @@ from ddpdoctor.model.findings import SCHEMA_VERSION, JobStatus, Outcome, Report,
 from ddpdoctor.model.words import grouped
 from ddpdoctor.report.contents import read_content
 from ddpdoctor.report.findings import OUTCOME_WORDS, UNKNOWN, check_words, name_check
-from ddpdoctor.report.lines import clean
-from ddpdoctor.report.names import blamed_by, format_ranks, merge_places, path_from, sureness_of, title_of
+from ddpdoctor.report.lines import blamed_by, clean, format_ranks, merge_places, path_from, sureness_of, title_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from ddpdoctor.model.findings import Check, Finding, JobSummary, Place
+    from ddpdoctor.model.findings import Check, Finding, Place
     from ddpdoctor.model.live import Sample
 
 
@@ -145,15 +144,12 @@ def render_github(report: Report, cwd: Path | None) -> str:
 
 def _draw_finding(finding: Finding, cwd: Path | None) -> str:
     place = finding.where[0] if finding.where else None
-    properties = {**_place_properties(place, cwd), "title": f"{finding.code} {finding.kind}"}
-    return _write_command(ANNOTATIONS[finding.severity], properties, clean("\n".join(_message_lines(finding)), cwd))
-
-
-def _place_properties(place: Place | None, cwd: Path | None) -> dict[str, str]:
     if place is None:
-        return {}
-    # GitHub counts lines from 1. A line that is not known is 0 in a report.
-    return {"file": path_from(place.file, cwd), **({"line": str(place.line)} if place.line > 0 else {})}
+        place_properties = {}
+    else:
+        place_properties = {"file": path_from(place.file, cwd), **({"line": str(place.line)} if place.line > 0 else {})}
+    properties = {**place_properties, "title": f"{finding.code} {finding.kind}"}
+    return _write_command(ANNOTATIONS[finding.severity], properties, clean("\n".join(_message_lines(finding)), cwd))
 
 
 def _message_lines(finding: Finding) -> list[str]:
@@ -191,7 +187,13 @@ def render_junit(report: Report, fail_on: Severity | None) -> str:
     """Render one test case per check. Findings below ``fail_on`` (None: nothing fails) are output, not failures."""
     cases = [_draw_case(check, report.findings, fail_on) for check in report.checks]
     if report.job is not None:
-        cases.insert(0, _draw_job(report.job))
+        # Render how the job ended, because a job may fail without a finding
+        job = report.job
+        case = Element("testcase", classname="ddpdoctor.job", name="the job finishes", time="0")
+        if job.status in {JobStatus.FAILED, JobStatus.HUNG, JobStatus.INTERRUPTED}:
+            status = "" if job.exit_status is None else f", exit status {job.exit_status}"
+            SubElement(case, "failure", type="error", message=f"{job.status.value}{status}")
+        cases.insert(0, case)
     root = Element("testsuites", name="ddpdoctor")
     suite = SubElement(root, "testsuite", {"name": "ddpdoctor", **_count(cases, report)})
     suite.extend(cases)
@@ -214,15 +216,6 @@ def _time(stamp: str) -> float | None:
         return datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp()
     except (ValueError, OverflowError):
         return None
-
-
-def _draw_job(job: JobSummary) -> Element:
-    """Render how the job ended, because a job may fail without a finding."""
-    case = Element("testcase", classname="ddpdoctor.job", name="the job finishes", time="0")
-    if job.status in {JobStatus.FAILED, JobStatus.HUNG, JobStatus.INTERRUPTED}:
-        status = "" if job.exit_status is None else f", exit status {job.exit_status}"
-        SubElement(case, "failure", type="error", message=f"{job.status.value}{status}")
-    return case
 
 
 def _draw_case(check: Check, findings: Sequence[Finding], fail_on: Severity | None) -> Element:

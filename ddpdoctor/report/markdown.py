@@ -6,11 +6,9 @@ import re
 from typing import TYPE_CHECKING
 
 from ddpdoctor.report.blocks import FactList, Heading, Items, Places, Series, SourceLines, Table, Text, Tree
-from ddpdoctor.report.classes import PLACE_HEADS, place_rows
 from ddpdoctor.report.contents import read_content
-from ddpdoctor.report.findings import CHECK_HEADS, check_rows
-from ddpdoctor.report.lines import clean
-from ddpdoctor.report.names import format_time, merge_places, sureness_of, title_of
+from ddpdoctor.report.findings import CHECK_HEADS, PLACE_HEADS, check_rows, place_rows
+from ddpdoctor.report.lines import clean, format_time, merge_places, sureness_of, title_of
 from ddpdoctor.report.text.report import fit_columns
 from ddpdoctor.report.tree import draw_tree
 
@@ -31,7 +29,8 @@ def render_markdown(report: Report) -> str:
     parts = [f"## {title}: {_inline(content.headline)}"]
     parts += _write_sections(content.about)
     parts += [_write_finding(finding) for finding in report.findings]
-    parts += _write_pictures(content.pictures)
+    blocks = [block for section in content.pictures for block in section]
+    parts += [_write_block(block) for block in blocks if isinstance(block, SourceLines | Tree)]
     parts += _write_sections(content.sections)
     parts += [_write_checks(report.checks)] if report.checks else []
     parts.append(f"ddpdoctor {_inline(report.tool_version)}, {_inline(format_time(report.started_at))}")
@@ -40,12 +39,6 @@ def render_markdown(report: Report) -> str:
 
 def _write_sections(sections: Iterable[Section]) -> list[str]:
     return [written for section in sections for block in section if (written := _write_block(block))]
-
-
-def _write_pictures(sections: Iterable[Section]) -> list[str]:
-    """Write the pictures that are lines of text."""
-    blocks = [block for section in sections for block in section]
-    return [_write_block(block) for block in blocks if isinstance(block, SourceLines | Tree)]
 
 
 def _write_block(block: Block) -> str:  # noqa: PLR0911 - one for each kind
@@ -60,7 +53,15 @@ def _write_block(block: Block) -> str:  # noqa: PLR0911 - one for each kind
             facts = [fact for fact in block.facts if fact.texts]
             return "\n".join(_write_item(f"{fact.label}: {fact.texts[0]}", fact.texts[1:]) for fact in facts)
         case Table():
-            return _write_table(block)
+            columns = fit_columns(block.columns, WIDTH)
+            groups = len({column.group for column in columns if column.group}) > 1
+            heads = [
+                " ".join(filter(None, [column.group if groups else "", column.name, column.unit])) for column in columns
+            ]
+            aligned = [column.align == "right" for column in columns]
+            rows = list(zip(*(column.cells for column in columns), strict=True))
+            legend = [f"- {_inline(line)}" for line in block.legend]
+            return "\n".join([_write_rows(heads, rows, aligned), *([""] if legend else []), *legend])
         case Places():
             return _write_rows(PLACE_HEADS, place_rows(block))
         case Series():
@@ -86,16 +87,6 @@ def _indent(lines: Iterable[str]) -> str:
 
 def _write_item(text: str, more: Sequence[str]) -> str:
     return "\n".join([f"- {_inline(text)}", *(f"  - {_inline(line)}" for line in more)])
-
-
-def _write_table(table: Table) -> str:
-    columns = fit_columns(table.columns, WIDTH)
-    groups = len({column.group for column in columns if column.group}) > 1
-    heads = [" ".join(filter(None, [column.group if groups else "", column.name, column.unit])) for column in columns]
-    aligned = [column.align == "right" for column in columns]
-    rows = list(zip(*(column.cells for column in columns), strict=True))
-    legend = [f"- {_inline(line)}" for line in table.legend]
-    return "\n".join([_write_rows(heads, rows, aligned), *([""] if legend else []), *legend])
 
 
 def _write_rows(heads: Sequence[str], rows: Iterable[Sequence[str]], to_right: Sequence[bool] = ()) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ddpdoctor.report.blocks import Tree, TreeNode
-from ddpdoctor.report.names import format_ranks
+from ddpdoctor.report.lines import format_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -48,15 +48,14 @@ def stack_tree(rows: tuple[RankRow, ...], verdict: Finding | None) -> Tree | Non
             node.ranks.append(row.rank)
     if not root.below:
         return None
-    return Tree(title="Stacks of the main threads", roots=tuple(_build(root.below, _blamed_lines(verdict))))
-
-
-def _blamed_lines(verdict: Finding | None) -> Mapping[tuple[str, int], frozenset[int]]:
-    """Return the lines that the verdict names, each with its ranks."""
+    # The lines that the verdict names, each with its ranks
     found: dict[tuple[str, int], set[int]] = {}
     for place in verdict.where if verdict is not None else ():
         found.setdefault((place.file, place.line), set()).add(place.rank)
-    return {line: frozenset(ranks) for line, ranks in found.items()}
+    return Tree(
+        title="Stacks of the main threads",
+        roots=tuple(_build(root.below, {line: frozenset(ranks) for line, ranks in found.items()})),
+    )
 
 
 def _build(

@@ -14,8 +14,8 @@ from ddpdoctor.model.bandwidth import Assessment, Ending, Stop
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Check, Confidence, Finding, JobStatus, Outcome, Report, Severity
 from ddpdoctor.report.formats import parse_report, render_json, render_junit
+from ddpdoctor.report.lines import format_hosts
 from ddpdoctor.report.markdown import render_markdown
-from ddpdoctor.report.names import format_hosts
 from ddpdoctor.report.text.report import render_text
 from tests import benches, forking
 

@@ -37,9 +37,8 @@ from ddpdoctor.report.blocks import (
     items,
     titled_list,
 )
-from ddpdoctor.report.classes import places_of
-from ddpdoctor.report.findings import count_findings
-from ddpdoctor.report.names import format_hosts, format_ranks
+from ddpdoctor.report.findings import count_findings, places_of
+from ddpdoctor.report.lines import format_hosts, format_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -280,6 +279,15 @@ def bandwidth_content(report: Report) -> Content:
     conventions = f"{warm}; a call takes as long as its slowest rank; GB is 1e9 bytes; busbw as in nccl-tests"
     ended = "" if bench.ending is Ending.FINISHED else f"{bench.ending.value}, results partial"
     status = (count_of(len(bench.members), "rank"), ended, count_findings(report.findings))
+    # How the run was cut short, and where its ranks were
+    if bench.stop is None:
+        stop_sections: tuple[Section, ...] = ()
+    else:
+        signal = f" by {bench.stop.signal}" if bench.stop.signal else ""
+        phase = f" in phase {bench.stop.phase}" if bench.stop.phase else ""
+        seen = "the results above were measured before" if bench.results else "nothing was measured"
+        text = f"{bench.ending.value}{signal}{phase}: the results are partial; {seen}"
+        stop_sections = ((Text(text=text, tone=Tone.ERROR),), *places_of(report.ranks, report.verdict))
     return Content(
         headline=headline(report, bench),
         status=", ".join(filter(None, status)),
@@ -294,7 +302,7 @@ def bandwidth_content(report: Report) -> Content:
             *titled_list("what it means for DDP", bench.advice.text if bench.advice else ()),
             *titled_list("not measured", [_describe_left_out(one) for one in bench.left_out]),
             *titled_list("to know", bench.notes),
-            *_stop_sections(report, bench),
+            *stop_sections,
             *_reason_sections(bench),
         ),
         records=make_records(bench.results),
@@ -360,17 +368,6 @@ def _chart(bench: Bandwidth, series: tuple[MeasuredCase, ...]) -> Series:
         since = max(known.min_size_bytes, min(sizes, default=1))
         reference = ChartLine(name=known.text, points=((since, known.gb_s), (max([since, *sizes]), known.gb_s)))
     return Series(title="busbw in GB/s over size", lines=lines, reference=reference)
-
-
-def _stop_sections(report: Report, bench: Bandwidth) -> tuple[Section, ...]:
-    """Return how the run was cut short, and where its ranks were."""
-    if bench.stop is None:
-        return ()
-    signal = f" by {bench.stop.signal}" if bench.stop.signal else ""
-    phase = f" in phase {bench.stop.phase}" if bench.stop.phase else ""
-    seen = "the results above were measured before" if bench.results else "nothing was measured"
-    text = f"{bench.ending.value}{signal}{phase}: the results are partial; {seen}"
-    return ((Text(text=text, tone=Tone.ERROR),), *places_of(report.ranks, report.verdict))
 
 
 def _reason_sections(bench: Bandwidth) -> tuple[Section, ...]:

@@ -17,8 +17,7 @@ from ddpdoctor.model.words import format_rate, format_size
 from ddpdoctor.report.bandwidth.content import describe_members, headline
 from ddpdoctor.report.bandwidth.measured import name_series, read_bandwidth, sort_series
 from ddpdoctor.report.bandwidth.pictures import list_plotted, list_references, make_matrices
-from ddpdoctor.report.lines import clean, printable, wrap
-from ddpdoctor.report.names import format_time
+from ddpdoctor.report.lines import clean, format_time, printable, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

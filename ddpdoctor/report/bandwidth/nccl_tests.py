@@ -19,7 +19,7 @@ from ddpdoctor.report.lines import clean
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpdoctor.model.bandwidth import BenchSettings, Measurement, Member
+    from ddpdoctor.model.bandwidth import Measurement, Member
     from ddpdoctor.model.findings import Report
     from ddpdoctor.report.bandwidth.measured import Bandwidth
 
@@ -61,9 +61,21 @@ def _block(bench: Bandwidth, collective: Collective) -> list[str]:
     measured = [row for row in bench.results if row.collective is collective]
     mode = Mode.THROUGHPUT if any(row.mode is Mode.THROUGHPUT for row in measured) else Mode.LATENCY
     rows = [row for row in measured if row.mode is mode]
+    # Describe the settings. A setting is "auto" if the time budget chose it.
+    settings = bench.settings
+    sizes = [row.size_bytes for row in rows]
+    warmup = "auto" if settings.warmup is None else settings.warmup
+    iterations = "auto" if settings.iterations is None else settings.iterations
+    checked = int(any(row.wrong is not None for row in rows))
+    wrong = sum(1 for row in rows if row.wrong)
+    known = [row.busbw_gb_s or 0.0 for row in rows if math.isfinite(row.busbw_gb_s or 0.0)]
+    average = sum(known) / len(known) if known else 0.0
     return [
         f"# Collective test starting: {PROGRAMS[collective]}",
-        _describe_settings(bench.settings, rows),
+        (
+            f"# nThread 1 nGpus 1 minBytes {min(sizes)} maxBytes {max(sizes)} step: {settings.factor}(factor) "
+            f"warmup iters: {warmup} iters: {iterations} agg iters: 1 validation: {checked} graph: 0"
+        ),
         "#",
         f"# ddpdoctor allreduce-bench, {mode.value}: time is the median over iterations of the slowest rank",
         *_describe_halves(rows),
@@ -75,23 +87,12 @@ def _block(bench: Bandwidth, collective: Collective) -> list[str]:
         HEAD.format("size", "count", "type", "redop", "root", *NAMES, *NAMES),
         HEAD.format("(B)", "(elements)", "", "", "", *UNITS, *UNITS),
         *_rows(rows, len(bench.members)),
-        *_foot(rows),
+        f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
+        f"# Avg bus bandwidth    : {average:g} ",
         "#",
         f"# Collective test concluded: {PROGRAMS[collective]}",
         "#",
     ]
-
-
-def _describe_settings(settings: BenchSettings, rows: Sequence[Measurement]) -> str:
-    """Describe the settings. A setting is "auto" if the time budget chose it."""
-    sizes = [row.size_bytes for row in rows]
-    warmup = "auto" if settings.warmup is None else settings.warmup
-    iterations = "auto" if settings.iterations is None else settings.iterations
-    checked = int(any(row.wrong is not None for row in rows))
-    return (
-        f"# nThread 1 nGpus 1 minBytes {min(sizes)} maxBytes {max(sizes)} step: {settings.factor}(factor) "
-        f"warmup iters: {warmup} iters: {iterations} agg iters: 1 validation: {checked} graph: 0"
-    )
 
 
 def _describe_halves(rows: Sequence[Measurement]) -> list[str]:
@@ -139,13 +140,3 @@ def _time(time_us: float) -> str:
     if time_us >= 10000.0:
         return f"{time_us:.0f}"
     return f"{time_us:.1f}" if time_us >= 100.0 else f"{time_us:.2f}"
-
-
-def _foot(rows: Sequence[Measurement]) -> list[str]:
-    wrong = sum(1 for row in rows if row.wrong)
-    known = [row.busbw_gb_s or 0.0 for row in rows if math.isfinite(row.busbw_gb_s or 0.0)]
-    average = sum(known) / len(known) if known else 0.0
-    return [
-        f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
-        f"# Avg bus bandwidth    : {average:g} ",
-    ]

@@ -9,8 +9,21 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.words import count_of, format_rate, format_time
 from ddpdoctor.report.bandwidth.measured import NOT_DEFINED, format_gb_s, format_share, sort_series
-from ddpdoctor.report.blocks import ChartLine, Column, Grid, GridCell, Heading, Series, Table, Text, Tone
-from ddpdoctor.report.grids import MARK, MAX_COLUMNS, log_level, not_shown
+from ddpdoctor.report.blocks import (
+    MARK,
+    MAX_COLUMNS,
+    ChartLine,
+    Column,
+    Grid,
+    GridCell,
+    Heading,
+    Series,
+    Table,
+    Text,
+    Tone,
+    log_level,
+    not_shown,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -200,10 +213,6 @@ def matrix_section(matrix: Matrix) -> Section:
     title, slowest = Heading(text=matrix.title), _list_slowest(matrix)
     if len(matrix.ends) > MAX_ENDS:
         return (title, *slowest)
-    return (title, _table(matrix, instead=slowest))
-
-
-def _table(matrix: Matrix, instead: tuple[Block, ...]) -> Table:
     places = range(len(matrix.ends))
     between, lowest = matrix.between, matrix.lowest
     ends = tuple(f"{BLAMED if at in matrix.blamed else ' ' * len(BLAMED)}{end}" for at, end in enumerate(matrix.ends))
@@ -222,11 +231,14 @@ def _table(matrix: Matrix, instead: tuple[Block, ...]) -> Table:
         middle = format_rate(median(between.values()))
         legend += [f"{LOWEST} the slowest: {one} - {other}, {format_rate(between[lowest])}; the median is {middle}"]
     legend += [f"{BLAMED}a {matrix.noun} that a finding names"] if matrix.blamed else []
-    return Table(
-        columns=(Column(name="", cells=ends, align="left"), *columns),
-        tones=dict.fromkeys(matrix.blamed, Tone.STRONG),
-        instead=instead,
-        legend=tuple(legend),
+    return (
+        title,
+        Table(
+            columns=(Column(name="", cells=ends, align="left"), *columns),
+            tones=dict.fromkeys(matrix.blamed, Tone.STRONG),
+            instead=slowest,
+            legend=tuple(legend),
+        ),
     )
 
 
@@ -291,7 +303,16 @@ def _reference_lines(references: Sequence[Reference], lines: Sequence[ChartLine]
 
 def matrix_picture(matrix: Matrix) -> Section:
     """Return a matrix as a grid. Of many ends, those with the slowest pairs are shown."""
-    shown, lowest = _choose_ends(matrix), matrix.lowest
+    if len(matrix.ends) <= MAX_COLUMNS:
+        choose_ends = list(range(len(matrix.ends)))
+    else:
+        slowest: dict[int, float] = {}
+        for pair, value in matrix.between.items():
+            for at in pair:
+                slowest[at] = min(value, slowest.get(at, math.inf))
+        order = sorted(range(len(matrix.ends)), key=lambda at: slowest.get(at, math.inf))
+        choose_ends = sorted(order[:MAX_COLUMNS])
+    shown, lowest = choose_ends, matrix.lowest
     values = [value for value in matrix.between.values() if value > 0]
     high = max(values, default=0.0)
     # Similar bandwidths get similar shades, since a slow link is slower by factors.
@@ -310,17 +331,6 @@ def matrix_picture(matrix: Matrix) -> Section:
         ),
     )
     return (grid,)
-
-
-def _choose_ends(matrix: Matrix) -> list[int]:
-    if len(matrix.ends) <= MAX_COLUMNS:
-        return list(range(len(matrix.ends)))
-    slowest: dict[int, float] = {}
-    for pair, value in matrix.between.items():
-        for at in pair:
-            slowest[at] = min(value, slowest.get(at, math.inf))
-    order = sorted(range(len(matrix.ends)), key=lambda at: slowest.get(at, math.inf))
-    return sorted(order[:MAX_COLUMNS])
 
 
 def _cell(

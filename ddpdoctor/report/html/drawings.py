@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.pictures import SpanKind
 from ddpdoctor.model.words import format_size
-from ddpdoctor.report.lines import clean
-from ddpdoctor.report.names import format_ranks
+from ddpdoctor.report.lines import clean, format_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -200,7 +199,16 @@ def lay_out_graph(graph: WaitGraph) -> Drawing:
     """Give each node a box and each edge an arrow. A circle has arrows that lead back, below the boxes."""
     count = min(len(graph.nodes), MAX_NODES)
     edges = [(one, other) for one, other in graph.edges if one < count and other < count and one != other]
-    layers = _arrange(_find_layers(count, edges), edges)
+    # Put each node right of all that wait for it, as far as no circle forbids it
+    order, forward = _walk(count, edges)
+    layer = dict.fromkeys(range(count), 0)
+    for node in order:
+        for one, other in forward:
+            if one == node:
+                layer[other] = max(layer[other], layer[node] + 1)
+    layers = _arrange(
+        [[node for node in layer if layer[node] == at] for at in range(max(layer.values(), default=-1) + 1)], edges
+    )
     at_layer = {node: layer for layer, nodes in enumerate(layers) for node in nodes}
     top = MARGIN + (DOWN if any(at_layer[other] - at_layer[one] > 1 for one, other in edges) else 0)
     places = {
@@ -218,17 +226,6 @@ def lay_out_graph(graph: WaitGraph) -> Drawing:
         words=tuple(_sentence(graph.nodes[one], graph.nodes[other]) for one, other in graph.edges),
         left_out=len(graph.nodes) - count,
     )
-
-
-def _find_layers(count: int, edges: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Put each node right of all that wait for it, as far as no circle forbids it."""
-    order, forward = _walk(count, edges)
-    layer = dict.fromkeys(range(count), 0)
-    for node in order:
-        for one, other in forward:
-            if one == node:
-                layer[other] = max(layer[other], layer[node] + 1)
-    return [[node for node in layer if layer[node] == at] for at in range(max(layer.values(), default=-1) + 1)]
 
 
 def _walk(count: int, edges: Sequence[tuple[int, int]]) -> tuple[list[int], list[tuple[int, int]]]:

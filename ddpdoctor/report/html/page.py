@@ -29,7 +29,6 @@ from ddpdoctor.report.blocks import (
     Tree,
     WaitGraph,
 )
-from ddpdoctor.report.classes import merge_findings
 from ddpdoctor.report.contents import read_content
 from ddpdoctor.report.findings import (
     COMMAND,
@@ -39,11 +38,11 @@ from ddpdoctor.report.findings import (
     UNKNOWN,
     check_words,
     count_checks,
+    merge_findings,
     severity_word,
 )
 from ddpdoctor.report.html.drawings import lane_rows, lay_out_chart, lay_out_graph, timeline_data
-from ddpdoctor.report.lines import clean
-from ddpdoctor.report.names import format_hosts, format_place, format_ranks, format_time, title_of
+from ddpdoctor.report.lines import clean, format_hosts, format_place, format_ranks, format_time, title_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -68,22 +67,13 @@ class PagePart:
 
 def list_parts(content: Content) -> tuple[tuple[PagePart, ...], tuple[PagePart, ...]]:
     """Return the parts before the other findings, which support the verdict, and the parts behind them."""
-    sections = _without_small_forms(content)
-    places = [section for section in sections if _is_places(section)]
+    drawn = {title for section in content.pictures for block in section if (title := _title(block)) is not None}
+    sections = [section for section in content.sections if section and _title(section[0]) not in drawn]
+    places = [section for section in sections if (len(section) == 1 and isinstance(section[0], Places))]
     first = places if len(places) == 1 else []  # with several, each belongs to an attempt
     rest = [section for section in sections if section not in first]
     before = _parts((*first, *content.pictures), "p")
     return before, _parts(rest, "r")
-
-
-def _is_places(section: Section) -> bool:
-    return len(section) == 1 and isinstance(section[0], Places)
-
-
-def _without_small_forms(content: Content) -> list[Section]:
-    """Leave out what a picture with the same title shows in full: charts and matrices for the screen."""
-    drawn = {title for section in content.pictures for block in section if (title := _title(block)) is not None}
-    return [section for section in content.sections if section and _title(section[0]) not in drawn]
 
 
 def _parts(sections: Iterable[Section], prefix: str) -> tuple[PagePart, ...]:
@@ -168,7 +158,9 @@ def list_frames(tree: Tree) -> tuple[FrameStep, ...]:
         if step.kind != "frame":
             steps.append(step)
             continue
-        row = _row_from(step.node)
+        row = [step.node]
+        while len(row[-1].children) == 1 and row[-1].children[0].ranks == row[-1].ranks:
+            row.append(row[-1].children[0])
         last = row[-1]
         if len(row) == 1 and not last.children:
             steps.append(step)
@@ -180,13 +172,6 @@ def list_frames(tree: Tree) -> tuple[FrameStep, ...]:
             steps.append(FrameStep(kind="fork", node=last))
             todo += [FrameStep(kind="frame", node=child) for child in reversed(last.children)]
     return tuple(steps)
-
-
-def _row_from(node: TreeNode) -> list[TreeNode]:
-    row = [node]
-    while len(row[-1].children) == 1 and row[-1].children[0].ranks == row[-1].ranks:
-        row.append(row[-1].children[0])
-    return row
 
 
 HEAT_LEVELS = 8
@@ -250,20 +235,32 @@ def render_html(report: Report) -> str:
     folder = find_folder(report)
     env = make_environment(folder)
     style, script = read_file("page.css"), "".join(map(read_file, SCRIPTS))
+    # A policy under which nothing runs but the page's own script, and nothing is loaded
+    policy = (
+        f"default-src 'none'; base-uri 'none'; form-action 'none'; style-src {_hash(style)}; script-src {_hash(script)}"
+    )
+    # What the headline means to the reader
+    if report.verdict is not None:
+        tone = TONES[report.verdict.severity].value
+    elif report.job is not None and report.job.ended_badly:
+        tone = "warning"
+    else:
+        answered = any(check.outcome is Outcome.PASSED for check in report.checks)
+        tone = "good" if answered or not report.checks else "note"
     return env.get_template("page.html.jinja").render(
         report=report,
         content=content,
         title=" ".join(part for part in ("ddpdoctor", content.verb or _verb(report)) if part),
         verdict=report.verdict,
         headline=content.headline,
-        tone=_tone(report),
+        tone=tone,
         parts=list_parts(content),
         others=_others(report, content),
         draw=BlockDrawer(env, folder).draw,
         folder=folder,
         style=style,
         script=script,
-        policy=_policy(style, script),
+        policy=policy,
         counts=count_checks(report),
         checks=sorted(report.checks, key=lambda check: CHECK_ORDER.index(check.outcome)),
         has_unknown=any(check.outcome in UNKNOWN for check in report.checks),
@@ -330,13 +327,6 @@ def read_file(name: str) -> str:
     return (FOLDER / name).read_text(encoding="ascii")
 
 
-def _policy(style: str, script: str) -> str:
-    """Return a policy under which nothing runs but the page's own script, and nothing is loaded."""
-    return (
-        f"default-src 'none'; base-uri 'none'; form-action 'none'; style-src {_hash(style)}; script-src {_hash(script)}"
-    )
-
-
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
@@ -345,16 +335,6 @@ def _verb(report: Report) -> str:
     """Return the command that made a report, for the title."""
     words = report.command[1:2]
     return words[0] if words and words[0].replace("-", "").isalpha() else ""
-
-
-def _tone(report: Report) -> str:
-    """Return what the headline means to the reader."""
-    if report.verdict is not None:
-        return TONES[report.verdict.severity].value
-    if report.job is not None and report.job.ended_badly:
-        return "warning"
-    answered = any(check.outcome is Outcome.PASSED for check in report.checks)
-    return "good" if answered or not report.checks else "note"
 
 
 def _others(report: Report, content: Content) -> tuple[Finding, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.pictures import SpanKind
 from ddpdoctor.model.words import format_size, format_time
-from ddpdoctor.report.names import format_ranks
+from ddpdoctor.report.lines import format_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -67,7 +67,11 @@ def draw_strip(timeline: Timeline, width: int) -> list[str]:
     """Return the lines of a strip in ASCII, the last one its legend; nothing without a fault or calls around it."""
     fault = next((event for event in timeline.events if event.fault), None)
     lanes = {lane.rank: lane for lane in timeline.lanes}
-    rows = [(ranks, lane) for ranks in timeline.classes if (lane := _drawn(ranks, lanes)) is not None]
+    rows = [
+        (ranks, lane)
+        for ranks in timeline.classes
+        if (lane := next((lanes[rank] for rank in ranks if rank in lanes and lanes[rank].detail), None)) is not None
+    ]
     rows.sort(key=lambda row: not row[1].blamed)
     shown = rows[:MOST_ROWS]
     names = [_name(ranks) for ranks, _ in shown]
@@ -77,17 +81,16 @@ def draw_strip(timeline: Timeline, width: int) -> list[str]:
     if fault is None or window is None:
         return []
     drawn = [_draw(lane, window) for _, lane in shown]
-    lines = [_head(fault, window, name_width)]
+    # The line above the rows, whose mark stands at the time of the fault
+    at = name_width + 4 + window.column(fault.at_ms)
+    label = fault.label + (f", {format_ranks(fault.ranks)}" if fault.ranks else "")
+    left = f"{label} v"
+    lines = [left.rjust(at + 1) if at + 1 >= len(left) else " " * at + f"v {label}"]
     for name, (_, lane), marks in zip(names, shown, drawn, strict=True):
         lines.append(f"{'> ' if lane.blamed else '  '}{name.ljust(name_width)}  {marks}".rstrip())
     if len(rows) > len(shown):
         lines.append(f"  and {len(rows) - len(shown)} more rows in report.json")
     return [*lines, _legend("".join(drawn), window)]
-
-
-def _drawn(ranks: Sequence[int], lanes: dict[int, Lane]) -> Lane | None:
-    """Return the lane that stands for a class: one with detail."""
-    return next((lanes[rank] for rank in ranks if rank in lanes and lanes[rank].detail), None)
 
 
 def _name(ranks: Sequence[int]) -> str:
@@ -138,14 +141,6 @@ def _innermost(spans: Sequence[Span], window: _Window) -> Iterator[tuple[Span, f
         free = left
 
 
-def _head(fault: TimelineEvent, window: _Window, name_width: int) -> str:
-    """Return the line above the rows, whose mark stands at the time of the fault."""
-    at = name_width + 4 + window.column(fault.at_ms)
-    label = fault.label + (f", {format_ranks(fault.ranks)}" if fault.ranks else "")
-    left = f"{label} v"
-    return left.rjust(at + 1) if at + 1 >= len(left) else " " * at + f"v {label}"
-
-
 def _legend(marks: str, window: _Window) -> str:
     """Return what the characters mean, of those that occur."""
     used = [f"{mark} {WORDS[kind]}" for kind, mark in MARKS.items() if mark in marks]
@@ -194,7 +189,9 @@ def draw_chart(series: Series, width: int) -> list[str]:
     up = _Scale(low=min(y for _, y in points), high=max(y for _, y in points), steps=ROWS)
     grid = [[" "] * columns for _ in range(ROWS)]
     if reference:
-        _draw_reference(grid, reference, across, up)
+        (first, height), (last, _) = reference.points[0], reference.points[-1]
+        for column in range(across.place(first), across.place(last) + 1):
+            grid[up.place(height)][column] = REFERENCE
     for mark, line in zip(CURVE_MARKS, drawn, strict=False):
         for x, y in line.points:
             grid[up.place(y)][across.place(x)] = mark
@@ -219,12 +216,6 @@ def _spark(line: ChartLine) -> str:
     values = [y for _, y in line.points]
     scale = _Scale(low=min(values), high=max(values), steps=len(LEVELS))
     return f"{''.join(LEVELS[scale.place(y)] for y in values)}  {scale.low:.3g} to {scale.high:.3g}"
-
-
-def _draw_reference(grid: list[list[str]], reference: ChartLine, across: _Scale, up: _Scale) -> None:
-    (first, height), (last, _) = reference.points[0], reference.points[-1]
-    for column in range(across.place(first), across.place(last) + 1):
-        grid[up.place(height)][column] = REFERENCE
 
 
 def _chart_legend(lines: Sequence[ChartLine], reference: ChartLine | None) -> list[str]:

@@ -15,7 +15,6 @@ from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.words import count_of, grouped
 from ddpdoctor.report.blocks import FactList, Heading, Items, Lanes, Places, Series, Table, Tone, items
 from ddpdoctor.report.blocks import Text as Paragraph
-from ddpdoctor.report.classes import merge_findings
 from ddpdoctor.report.contents import read_content
 from ddpdoctor.report.findings import (
     OUTCOME_TONES,
@@ -27,11 +26,11 @@ from ddpdoctor.report.findings import (
     count_checks,
     finding_section,
     findings_in_short,
+    merge_findings,
     name_check,
     verdict_section,
 )
-from ddpdoctor.report.lines import clean, wrap
-from ddpdoctor.report.names import format_ranks
+from ddpdoctor.report.lines import clean, format_ranks, wrap
 from ddpdoctor.report.text.pictures import STRIP_WIDTH, draw_chart, draw_sparks, draw_strip
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.model.findings import Check, Report
-    from ddpdoctor.report.blocks import Block, Column, Content, FactEntry, RankClass, Section
+    from ddpdoctor.report.blocks import Block, Column, Content, RankClass, Section
 
 STYLES = {
     Tone.PLAIN: "",
@@ -195,7 +194,10 @@ def add_blocks(page: TextPage, blocks: Iterable[Block]) -> None:
             case Paragraph():
                 page.add(block.text, first=" " * block.indent, tone=block.tone)
             case Items():
-                _add_items(page, block)
+                for item in block.items:
+                    page.add(item.text, first=block.mark)
+                    if item.fix:
+                        page.add(item.fix, first=f"{' ' * len(block.mark)}to do: ", whole=True)
             case FactList():
                 _add_facts(page, block)
             case Table():
@@ -203,35 +205,29 @@ def add_blocks(page: TextPage, blocks: Iterable[Block]) -> None:
             case Series():
                 _add_series(page, block)
             case Places():
-                _add_places(page, block)
+                # Add ranks, one row per place. ">" marks the ranks that the verdict blames.
+                shown = block.classes[:MAX_CLASSES]
+                names = [_name(page, one) for one in shown]
+                names_width = min(max(map(len, names), default=0), MAX_RANKS_WIDTH)
+                state_width = max((width_of(page.clean(one.state)) for one in shown), default=0)
+                for one, name in zip(shown, names, strict=True):
+                    _add_class(page, one, name.ljust(names_width), state_width)
+                if len(block.classes) > len(shown):
+                    page.add(f"and {len(block.classes) - len(shown)} more rows in report.json", first="  ")
             case Lanes():
-                _add_strip(page, block)
-
-
-def _add_strip(page: TextPage, block: Lanes) -> None:
-    width = STRIP_WIDTH if page.width is None else min(page.width, STRIP_WIDTH)
-    *rows, legend = draw_strip(block.timeline, width) or [""]
-    for line in (*rows, *(wrap(legend, width, first="  ") if legend else [])):
-        page.add(line, whole=True)
-
-
-def _add_items(page: TextPage, block: Items) -> None:
-    for item in block.items:
-        page.add(item.text, first=block.mark)
-        if item.fix:
-            page.add(item.fix, first=f"{' ' * len(block.mark)}to do: ", whole=True)
+                width = STRIP_WIDTH if page.width is None else min(page.width, STRIP_WIDTH)
+                *rows, legend = draw_strip(block.timeline, width) or [""]
+                for line in (*rows, *(wrap(legend, width, first="  ") if legend else [])):
+                    page.add(line, whole=True)
 
 
 def _add_facts(page: TextPage, block: FactList) -> None:
     width = block.width or max((width_of(fact.label) for fact in block.facts), default=0) + 2
     for fact in block.facts:
-        _add_fact(page, fact, f"  {fact.label.ljust(width)}")
-
-
-def _add_fact(page: TextPage, fact: FactEntry, head: str) -> None:
-    for number, text in enumerate(fact.texts):
-        first, tone = (" " * len(head), Tone.PLAIN) if number else (head, fact.tone)
-        page.add(text, first=first, tone=tone, styled=len(head), whole=fact.whole)
+        head = f"  {fact.label.ljust(width)}"
+        for number, text in enumerate(fact.texts):
+            first, tone = (" " * len(head), Tone.PLAIN) if number else (head, fact.tone)
+            page.add(text, first=first, tone=tone, styled=len(head), whole=fact.whole)
 
 
 def _add_table(page: TextPage, table: Table) -> None:
@@ -251,18 +247,6 @@ def _add_series(page: TextPage, block: Series) -> None:
     chart = draw_chart(block, page.width) if page.width is not None else []
     for line in chart or draw_sparks(block):
         page.add(line, whole=True)
-
-
-def _add_places(page: TextPage, block: Places) -> None:
-    """Add ranks, one row per place. ">" marks the ranks that the verdict blames."""
-    shown = block.classes[:MAX_CLASSES]
-    names = [_name(page, one) for one in shown]
-    names_width = min(max(map(len, names), default=0), MAX_RANKS_WIDTH)
-    state_width = max((width_of(page.clean(one.state)) for one in shown), default=0)
-    for one, name in zip(shown, names, strict=True):
-        _add_class(page, one, name.ljust(names_width), state_width)
-    if len(block.classes) > len(shown):
-        page.add(f"and {len(block.classes) - len(shown)} more rows in report.json", first="  ")
 
 
 def _name(page: TextPage, one: RankClass) -> str:
@@ -305,9 +289,18 @@ def render_text(
     page = TextPage(width=width, cwd=cwd)
     _add_headline(page, report, content)
     _add_status(page, report, content, run_dir, verbose=verbose)
-    add_sections(page, (*content.about, *content.sections, *_strips(content)))
+    # The verdict says the rest.
+    strips = [section for section in content.pictures if any(isinstance(block, Lanes) for block in section)]
+    add_sections(page, (*content.about, *content.sections, *strips))
     if content.ends_with_verdict:
-        _add_verdict(page, report, content)
+        # Add checks without an answer, other findings in short, and the verdict last, so that it stays on the screen
+        unknown = [check for check in report.checks if check.outcome in UNKNOWN]
+        if report.findings or (report.job is not None and report.job.ended_badly):
+            texts = [f"{name_check(check)}: {OUTCOME_WORDS[check.outcome]}: {check.reason}" for check in unknown]
+            add_sections(page, [(items(texts, "  "),)])
+        add_sections(page, [(findings_in_short(merge_findings(content.others)),)])
+        if report.verdict is not None:
+            add_sections(page, [verdict_section(report.verdict)])
     else:
         _add_checks(page, report, content, verbose=verbose)
     return draw(page, color=color)
@@ -346,26 +339,19 @@ def _add_status(page: TextPage, report: Report, content: Content, run_dir: Path 
             page.add(line, first="  ")
 
 
-def _add_verdict(page: TextPage, report: Report, content: Content) -> None:
-    """Add checks without an answer, other findings in short, and the verdict last, so that it stays on the screen."""
-    unknown = [check for check in report.checks if check.outcome in UNKNOWN]
-    if report.findings or (report.job is not None and report.job.ended_badly):
-        texts = [f"{name_check(check)}: {OUTCOME_WORDS[check.outcome]}: {check.reason}" for check in unknown]
-        add_sections(page, [(items(texts, "  "),)])
-    add_sections(page, [(findings_in_short(merge_findings(content.others)),)])
-    if report.verdict is not None:
-        add_sections(page, [verdict_section(report.verdict)])
-
-
-def _strips(content: Content) -> list[Section]:
-    """Return the pictures that text draws: timelines. The verdict says the rest."""
-    return [section for section in content.pictures if any(isinstance(block, Lanes) for block in section)]
-
-
 def _add_checks(page: TextPage, report: Report, content: Content, *, verbose: bool) -> None:
     """Add checks and findings, the worst last."""
     if verbose:
-        _add_groups(page, report)
+        # Add every check and what it found, by group
+        groups = grouped((check.group, check) for check in report.checks)
+        width = max((len(check.id) for check in report.checks), default=0)
+        for group, members in groups.items():
+            page.gap()
+            page.add(group or "checks", tone=Tone.STRONG)
+            for check in members:
+                word, tone = check_tone(check, report.findings)
+                head = f"  {word.ljust(WORD_WIDTH)}  {check.code}  {check.id.ljust(width)}  "
+                page.add(check_words(check), first=head, tone=tone, styled=2 + len(word))
     else:
         _add_unknown(page, report.checks)
     for finding in reversed(report.findings):
@@ -373,19 +359,6 @@ def _add_checks(page: TextPage, report: Report, content: Content, *, verbose: bo
             is_verdict = finding == report.verdict
             section = finding_section(finding, several_hosts=content.several_hosts, is_verdict=is_verdict)
             add_sections(page, [section])
-
-
-def _add_groups(page: TextPage, report: Report) -> None:
-    """Add every check and what it found, by group."""
-    groups = grouped((check.group, check) for check in report.checks)
-    width = max((len(check.id) for check in report.checks), default=0)
-    for group, members in groups.items():
-        page.gap()
-        page.add(group or "checks", tone=Tone.STRONG)
-        for check in members:
-            word, tone = check_tone(check, report.findings)
-            head = f"  {word.ljust(WORD_WIDTH)}  {check.code}  {check.id.ljust(width)}  "
-            page.add(check_words(check), first=head, tone=tone, styled=2 + len(word))
 
 
 def _add_unknown(page: TextPage, checks: Sequence[Check]) -> None:
@@ -398,12 +371,8 @@ def _add_unknown(page: TextPage, checks: Sequence[Check]) -> None:
         tone = OUTCOME_TONES[check.outcome]
         page.add(f"{name_check(check)}: {check_words(check)}", first=head, tone=tone, styled=len(head))
     if {check.outcome for check in checks} == {Outcome.SKIPPED}:
-        _add_skipped(page, checks)
-
-
-def _add_skipped(page: TextPage, checks: Sequence[Check]) -> None:
-    """Add the reasons for skipped checks. Called only if all checks were skipped."""
-    reasons = Counter(check.reason for check in checks)
-    for reason, times in reasons.most_common(MAX_REASONS):
-        of = name_check(checks[0]) if len(checks) == 1 else count_of(times, "check")
-        page.add(f"{of}: {reason}", first="skipped  ")
+        # Add the reasons for skipped checks. Called only if all checks were skipped.
+        reasons = Counter(check.reason for check in checks)
+        for reason, times in reasons.most_common(MAX_REASONS):
+            of = name_check(checks[0]) if len(checks) == 1 else count_of(times, "check")
+            page.add(f"{of}: {reason}", first="skipped  ")

@@ -9,19 +9,28 @@ from ddpdoctor.model.codec import decode
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.saved import Checksums, DiffFacts, Kind, ReadState, StatePart
 from ddpdoctor.model.words import count_of, first_names, grouped, majority_of, rank_list
-from ddpdoctor.report.blocks import Content, GridCell, Text, Tone, items, table_of
+from ddpdoctor.report.blocks import (
+    MARK,
+    MAX_ROWS,
+    Content,
+    GridCell,
+    Text,
+    Tone,
+    grid_by_member,
+    items,
+    not_shown,
+    table_of,
+)
 from ddpdoctor.report.findings import OUTCOME_TONES, OUTCOME_WORDS, TONES, count_findings, name_check, severity_word
-from ddpdoctor.report.grids import MARK, MAX_ROWS, grid_by_member, not_shown
-from ddpdoctor.report.names import format_hosts
+from ddpdoctor.report.lines import format_hosts
 from ddpdoctor.report.verbs.job import EQUAL, SAME_LETTER, letter, tone_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ddpdoctor.model.findings import Check, Finding, Report
     from ddpdoctor.model.saved import Apart, SavedFile, Unequal
-    from ddpdoctor.report.blocks import Section
-    from ddpdoctor.report.grids import Row
+    from ddpdoctor.report.blocks import Row, Section
 
 DIFFERS = f"{MARK}hosts with other results than most"
 QUIET = (Outcome.PASSED, Outcome.SKIPPED)
@@ -35,7 +44,16 @@ def machine_pictures(report: Report) -> tuple[Section, ...]:
     hosts = list(dict.fromkeys(one for one in named if isinstance(one, str))) if isinstance(named, list) else []
     if not hosts or not report.checks:
         return ()
-    rows = list(_machine_rows(report, hosts))
+    # The rows of each group: those of checks that say something, then counts of the others by outcome
+    rows: list[Row] = []
+    by_kind = grouped((one.kind, one) for one in report.findings)
+    for group, checks in grouped((check.group, check) for check in report.checks).items():
+        quiet = [check for check in checks if (check.outcome in QUIET and not check.hosts and check.id not in by_kind)]
+        rows += (_check_row(check, by_kind.get(check.id, []), hosts) for check in checks if check not in quiet)
+        for outcome in QUIET:
+            those = [check for check in quiet if check.outcome is outcome]
+            if those:
+                rows.append(_count_row(group, outcome, those, len(hosts)))
     shown = rows[:MAX_ROWS]
     sides = list(grouped((tuple(cells[at] for _, cells in shown), at) for at in range(len(hosts))).values())
     most = frozenset(majority_of(sides))
@@ -54,22 +72,6 @@ def machine_pictures(report: Report) -> tuple[Section, ...]:
         legend=(*((DIFFERS,) if marked else ()), *not_shown(len(rows) - len(shown), "check")),
     )
     return ((grid,),)
-
-
-def _machine_rows(report: Report, hosts: Sequence[str]) -> Iterator[Row]:
-    """Yield the rows of each group: those of checks that say something, then counts of the others by outcome."""
-    by_kind = grouped((one.kind, one) for one in report.findings)
-    for group, checks in grouped((check.group, check) for check in report.checks).items():
-        quiet = [check for check in checks if _is_quiet(check, by_kind)]
-        yield from (_check_row(check, by_kind.get(check.id, []), hosts) for check in checks if check not in quiet)
-        for outcome in QUIET:
-            those = [check for check in quiet if check.outcome is outcome]
-            if those:
-                yield _count_row(group, outcome, those, len(hosts))
-
-
-def _is_quiet(check: Check, by_kind: Mapping[str, Sequence[Finding]]) -> bool:
-    return check.outcome in QUIET and not check.hosts and check.id not in by_kind
 
 
 def _count_row(group: str, outcome: Outcome, checks: Sequence[Check], hosts: int) -> Row:
@@ -112,34 +114,29 @@ def checklist_content(report: Report, *about: Section, pictures: tuple[Section, 
     """Return the content of checks. ``about`` describes what was checked. Of machines, they are drawn by host too."""
     hosts = report.data.get("hosts")
     count = len(hosts) if isinstance(hosts, list) else 0
+    # The verdict. If there is none, say "no problem found" only if something was checked.
+    if report.verdict is not None:
+        checks_headline = report.verdict.summary
+    else:
+        outcomes = {check.outcome for check in report.checks}
+        if Outcome.PASSED in outcomes or not outcomes:
+            checks_headline = "no problem found"
+        else:
+            checks_headline = "nothing was checked" if outcomes <= {Outcome.SKIPPED} else "cannot tell"
+    # Say how many machines and ranks were checked, if there are several
+    # With --nnodes, world_size counts nodes, not ranks.
+    ranks = report.data.get("world_size") if report.data.get("launcher") not in ("none", "nnodes") else None
+    parts = [count_of(count, "host")] if count > 1 else []
+    if isinstance(ranks, int):
+        parts.append(count_of(ranks, "rank"))
     return Content(
-        headline=_checks_headline(report),
-        status=", ".join(filter(None, (_who(report, count), count_findings(report.findings)))),
+        headline=checks_headline,
+        status=", ".join(filter(None, (", ".join(parts), count_findings(report.findings)))),
         about=about,
         several_hosts=count > 1,
         pictures=(*machine_pictures(report), *pictures),
         is_checklist=True,
     )
-
-
-def _checks_headline(report: Report) -> str:
-    """Return the verdict. If there is none, say "no problem found" only if something was checked."""
-    if report.verdict is not None:
-        return report.verdict.summary
-    outcomes = {check.outcome for check in report.checks}
-    if Outcome.PASSED in outcomes or not outcomes:
-        return "no problem found"
-    return "nothing was checked" if outcomes <= {Outcome.SKIPPED} else "cannot tell"
-
-
-def _who(report: Report, hosts: int) -> str:
-    """Say how many machines and ranks were checked, if there are several."""
-    # With --nnodes, world_size counts nodes, not ranks.
-    ranks = report.data.get("world_size") if report.data.get("launcher") not in ("none", "nnodes") else None
-    parts = [count_of(hosts, "host")] if hosts > 1 else []
-    if isinstance(ranks, int):
-        parts.append(count_of(ranks, "rank"))
-    return ", ".join(parts)
 
 
 MAX_NAMES = 3
@@ -153,26 +150,22 @@ def checkpoint_pictures(files: Sequence[Mapping[str, Any]]) -> tuple[Section, ..
     paths = [str(one.get("path")) for one in files]
     short = [PurePath(path).name for path in paths]
     names = short if len(set(short)) == len(short) else paths
+    held = {part for one in files for part in _parts(one)}
+    parts = [part.value for part in StatePart if part.value in held]
     grid = grid_by_member(
         "what could be read of each file, and what it holds",
-        _file_rows(files),
+        [
+            ("read", dict(enumerate(map(_state, files)))),
+            ("checksums", dict(enumerate(map(_checksums, files)))),
+            ("NaN and infinity", dict(enumerate(map(_values, files)))),
+            ("tensors", dict(enumerate(map(_tensors, files)))),
+            *((part, {at: _held(part, one) for at, one in enumerate(files)}) for part in parts),
+        ],
         range(len(files)),
         lambda those: first_names([names[at] for at in those], MAX_NAMES),
         axes=("", "file"),
     )
     return ((grid,),)
-
-
-def _file_rows(files: Sequence[Mapping[str, Any]]) -> list[Row]:
-    held = {part for one in files for part in _parts(one)}
-    parts = [part.value for part in StatePart if part.value in held]
-    return [
-        ("read", dict(enumerate(map(_state, files)))),
-        ("checksums", dict(enumerate(map(_checksums, files)))),
-        ("NaN and infinity", dict(enumerate(map(_values, files)))),
-        ("tensors", dict(enumerate(map(_tensors, files)))),
-        *((part, {at: _held(part, one) for at, one in enumerate(files)}) for part in parts),
-    ]
 
 
 def _state(one: Mapping[str, Any]) -> GridCell:
@@ -297,11 +290,18 @@ def diff_content(report: Report) -> Content:
     """Return the content for compared files."""
     facts = decode(DiffFacts, report.data["diff"])
     files = items([_file(number, one) for number, one in enumerate(facts.files, start=1)])
+    shown = [one for one in facts.unequal if one.kind is not Kind.RANDOM]
+    if not shown:
+        table: tuple[Section, ...] = ()
+    else:
+        rows = [row for one in shown[:MAX_TENSORS] for row in _tensor_rows(one, several=len(facts.files) > 2)]
+        more = (Text(text=f"and {len(shown) - MAX_TENSORS} more", indent=2),) if len(shown) > MAX_TENSORS else ()
+        table = ((table_of(HEADS, rows, left=2), *more),)
     return Content(
         headline=_diff_headline(facts, report),
         status=", ".join(filter(None, (count_of(len(facts.files), "file"), count_findings(report.findings)))),
         about=((files,),),
-        sections=_table(facts),
+        sections=table,
         pictures=diff_pictures(facts, report.findings),
     )
 
@@ -317,15 +317,6 @@ def _diff_headline(facts: DiffFacts, report: Report) -> str:
     if report.verdict is not None:
         return report.verdict.summary
     return f"equal in all {count_of(facts.tensors - len(facts.incomparable), 'tensor')} that were compared, bit by bit"
-
-
-def _table(facts: DiffFacts) -> tuple[Section, ...]:
-    shown = [one for one in facts.unequal if one.kind is not Kind.RANDOM]
-    if not shown:
-        return ()
-    rows = [row for one in shown[:MAX_TENSORS] for row in _tensor_rows(one, several=len(facts.files) > 2)]
-    more = (Text(text=f"and {len(shown) - MAX_TENSORS} more", indent=2),) if len(shown) > MAX_TENSORS else ()
-    return ((table_of(HEADS, rows, left=2), *more),)
 
 
 def _tensor_rows(one: Unequal, *, several: bool) -> list[tuple[str, ...]]:

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.data import Drawn, Shares, Sharing, count_both
 from ddpdoctor.model.words import count_of, format_numbers, grouped
-from ddpdoctor.report.blocks import Grid, GridCell, Text, Tone, table_of
-from ddpdoctor.report.grids import MAX_COLUMNS, linear_level, not_shown
+from ddpdoctor.report.blocks import MAX_COLUMNS, Grid, GridCell, Text, Tone, linear_level, not_shown, table_of
 from ddpdoctor.report.verbs.checks import checklist_content
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ddpdoctor.model.data import Pass, RankPass, RankShare, SamplingPlan
+    from ddpdoctor.model.data import Pass, RankPass, RankShare
     from ddpdoctor.model.findings import Report
     from ddpdoctor.report.blocks import Content, Section
 
@@ -77,10 +76,24 @@ SHARED_BY = {
 def shares_content(report: Report) -> Content:
     """Return the content for the arithmetic of an epoch."""
     shares = decode(Shares, report.data["shares"])
-    rows = [*(_share_row(ranks, one) for ranks, one in _classes(shares)), _sum(shares)]
+    drawn, repeated, batches, left_out = (
+        sum(getattr(one, name) for one in shares.ranks) for name in ("drawn", "repeated", "batches", "left_out")
+    )
+    rows = [
+        *(_share_row(ranks, one) for ranks, one in _classes(shares)),
+        (("in all", str(drawn), str(repeated), str(batches), "", str(left_out))),
+    ]
+    plan = shares.plan
+    flags = [
+        *(["sampler drop_last=True"] if plan.sampler_drop_last else []),
+        *(["drop_last=True"] if plan.drop_last else []),
+        "shuffled" if plan.shuffle else "in order",
+    ]
+    ranks = count_of(plan.world_size, "rank")
+    sizes = f"{count_of(plan.samples, 'sample')}, {ranks}, batches of {plan.batch_size}"
     return checklist_content(
         report,
-        (Text(text=_describe_plan(shares.plan)),),
+        (Text(text=f"{sizes}: {SHARED_BY[plan.sharing]}, {', '.join(flags)}"),),
         (table_of(SHARES_HEAD, rows),),
         (Text(text=_describe_epoch(shares)),),
         pictures=share_pictures(shares),
@@ -91,24 +104,18 @@ def drawn_content(report: Report) -> Content:
     """Return the content for passes over the user's loaders: what each rank drew, and the totals."""
     drawn = decode(Drawn, report.data["drawn"])
     notes = [Text(text=f"not checked: {note}") for note in drawn.notes]
+    drawn_rows: list[tuple[str, ...]] = []
+    for one in drawn.passes:
+        found = grouped((_numbers(row), row.rank) for row in one.ranks)
+        for place, (numbers, ranks) in enumerate(found.items()):
+            drawn_rows.append(("" if place else str(one.number), _each(ranks), *map(str, numbers)))
     return checklist_content(
         report,
         tuple(Text(text=line) for line in _describe_loader(drawn)),
-        (table_of(DRAWN_HEAD, list(_drawn_rows(drawn))),),
+        (table_of(DRAWN_HEAD, drawn_rows),),
         (*(Text(text=_describe_pass(one)) for one in drawn.passes), *notes),
         pictures=drawn_pictures(drawn),
     )
-
-
-def _describe_plan(plan: SamplingPlan) -> str:
-    flags = [
-        *(["sampler drop_last=True"] if plan.sampler_drop_last else []),
-        *(["drop_last=True"] if plan.drop_last else []),
-        "shuffled" if plan.shuffle else "in order",
-    ]
-    ranks = count_of(plan.world_size, "rank")
-    sizes = f"{count_of(plan.samples, 'sample')}, {ranks}, batches of {plan.batch_size}"
-    return f"{sizes}: {SHARED_BY[plan.sharing]}, {', '.join(flags)}"
 
 
 def _classes(shares: Shares) -> Iterator[tuple[list[int], RankShare]]:
@@ -129,13 +136,6 @@ def _share_row(ranks: Sequence[int], one: RankShare) -> tuple[str, ...]:
 
 def _each(ranks: Sequence[int]) -> str:
     return format_numbers(ranks) + (" each" if len(ranks) > 1 else "")
-
-
-def _sum(shares: Shares) -> tuple[str, ...]:
-    drawn, repeated, batches, left_out = (
-        sum(getattr(one, name) for one in shares.ranks) for name in ("drawn", "repeated", "batches", "left_out")
-    )
-    return ("in all", str(drawn), str(repeated), str(batches), "", str(left_out))
 
 
 def _describe_epoch(shares: Shares) -> str:
@@ -159,13 +159,6 @@ def _describe_loader(drawn: Drawn) -> Iterator[str]:
 
 def _class_name(path: str) -> str:
     return path.rpartition(".")[2]
-
-
-def _drawn_rows(drawn: Drawn) -> Iterator[tuple[str, ...]]:
-    for one in drawn.passes:
-        found = grouped((_numbers(row), row.rank) for row in one.ranks)
-        for place, (numbers, ranks) in enumerate(found.items()):
-            yield ("" if place else str(one.number), _each(ranks), *map(str, numbers))
 
 
 def _numbers(row: RankPass) -> tuple[object, ...]:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.words import count_of, format_numbers
 from ddpdoctor.report.blocks import Content, FactEntry, FactList, items
-from ddpdoctor.report.classes import places_of
-from ddpdoctor.report.findings import LABEL_WIDTH, count_findings
+from ddpdoctor.report.findings import LABEL_WIDTH, count_findings, places_of
 from ddpdoctor.report.verbs.job import job_pictures
 
 if TYPE_CHECKING:
@@ -22,34 +21,37 @@ def evidence_content(report: Report) -> Content:
     """Return what was read, the ranks by what they did, and what to collect if the cause cannot be told."""
     about = report.data["evidence"]
     about = about if isinstance(about, dict) else {}
+    if about.get("job"):
+        status = str(about["job"])
+    else:
+        lines = _number(about, "lines")
+        read = count_of(_number(about, "files"), "file") + (f", {count_of(lines, 'line')}" if lines else "")
+        runs = _number(about, "runs")
+        which = f", the last of {runs} runs" if runs > 1 else ""
+        status = f"{read}{which}"
+    # The verdict, or why there is none
+    if report.verdict is not None:
+        headline = report.verdict.summary
+    elif any(check.outcome is Outcome.INCONCLUSIVE for check in report.checks):
+        headline = "cannot tell the cause from this"
+    else:
+        headline = "no problem found: the job moves" if about.get("moves") else "no problem found"
+    # Why the cause cannot be told, and what to collect, one instruction a line
+    if not about.get("unclear"):
+        lacking: tuple[Section, ...] = ()
+    else:
+        steps = tuple(str(step) for step in about.get("collect") or ())
+        facts = (FactEntry(label="unclear", texts=(str(about["unclear"]),)), FactEntry(label="to do", texts=steps))
+        lacking = ((FactList(facts=facts, width=LABEL_WIDTH),),)
     return Content(
-        headline=_headline(report, about),
-        status=", ".join(filter(None, (_status(about), count_findings(report.findings)))),
+        headline=headline,
+        status=", ".join(filter(None, (status, count_findings(report.findings)))),
         about=(_read_section(about),),
-        sections=(*places_of(report.ranks, report.verdict), *_notes(about), *_lacking(about)),
+        sections=(*places_of(report.ranks, report.verdict), *_notes(about), *lacking),
         ends_with_verdict=True,
         pictures=job_pictures(report),
         others=tuple(one for one in report.findings if one != report.verdict),
     )
-
-
-def _status(about: dict[str, Any]) -> str:
-    if about.get("job"):
-        return str(about["job"])
-    lines = _number(about, "lines")
-    read = count_of(_number(about, "files"), "file") + (f", {count_of(lines, 'line')}" if lines else "")
-    runs = _number(about, "runs")
-    which = f", the last of {runs} runs" if runs > 1 else ""
-    return f"{read}{which}"
-
-
-def _headline(report: Report, about: dict[str, Any]) -> str:
-    """Return the verdict, or why there is none."""
-    if report.verdict is not None:
-        return report.verdict.summary
-    if any(check.outcome is Outcome.INCONCLUSIVE for check in report.checks):
-        return "cannot tell the cause from this"
-    return "no problem found: the job moves" if about.get("moves") else "no problem found"
 
 
 def _read_section(about: dict[str, Any]) -> Section:
@@ -73,15 +75,6 @@ def _read_section(about: dict[str, Any]) -> Section:
 def _notes(about: dict[str, Any]) -> tuple[Section, ...]:
     notes = [str(note) for note in about.get("notes") or ()]
     return ((items(notes, "  note: "),),) if notes else ()
-
-
-def _lacking(about: dict[str, Any]) -> tuple[Section, ...]:
-    """Return why the cause cannot be told, and what to collect, one instruction a line."""
-    if not about.get("unclear"):
-        return ()
-    steps = tuple(str(step) for step in about.get("collect") or ())
-    facts = (FactEntry(label="unclear", texts=(str(about["unclear"]),)), FactEntry(label="to do", texts=steps))
-    return ((FactList(facts=facts, width=LABEL_WIDTH),),)
 
 
 def _number(about: dict[str, Any], name: str) -> int:

@@ -15,6 +15,8 @@ from ddpdoctor.model.findings import Attempt, JobStatus, Outcome, Severity, as_e
 from ddpdoctor.model.pictures import RankWaits, SourceExcerpt, Timeline
 from ddpdoctor.model.words import count_of, majority_of, rank_list
 from ddpdoctor.report.blocks import (
+    MARK,
+    MAX_ROWS,
     Content,
     FactEntry,
     FactList,
@@ -26,22 +28,21 @@ from ddpdoctor.report.blocks import (
     Tone,
     WaitGraph,
     WaitNode,
+    grid_by_member,
+    not_shown,
 )
-from ddpdoctor.report.classes import places_of
-from ddpdoctor.report.findings import LABEL_WIDTH, TONES, count_findings
-from ddpdoctor.report.grids import MARK, MAX_ROWS, grid_by_member, not_shown
-from ddpdoctor.report.names import format_ranks, merge_places, title_of
+from ddpdoctor.report.findings import LABEL_WIDTH, TONES, count_findings, places_of
+from ddpdoctor.report.lines import format_ranks, merge_places, title_of
 from ddpdoctor.report.tree import stack_tree
 from ddpdoctor.report.verbs.speed import speed_pictures, speed_sections
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ddpdoctor.model.consistency import Difference, Stream, TensorSplit
     from ddpdoctor.model.data import RankTaken
     from ddpdoctor.model.findings import Finding, Report
-    from ddpdoctor.report.blocks import Grid, Section
-    from ddpdoctor.report.grids import Row
+    from ddpdoctor.report.blocks import Grid, Row, Section
 
 REPLICAS = "DD50"
 """The codes of findings about replicas begin with it."""
@@ -108,16 +109,10 @@ def _grid(stream: Stream, tone: Tone, *, several: bool) -> Grid:
 def _row(stream: Stream, difference: Difference, split: TensorSplit, tone: Tone) -> Row:
     one = split.row
     name = " ".join(part for part in (one.name, one.part) if part)
-    return f"{name} ({one.what.value}), {_when(stream, difference)}", _cells(split, tone)
-
-
-def _when(stream: Stream, difference: Difference) -> str:
     if stream.clock is StreamClock.END:
-        return "at the end"
-    return f"from {'step' if stream.clock is StreamClock.STEP else 'backward'} {difference.number} on"
-
-
-def _cells(split: TensorSplit, tone: Tone) -> Mapping[int, GridCell]:
+        when = "at the end"
+    else:
+        when = f"from {'step' if stream.clock is StreamClock.STEP else 'backward'} {difference.number} on"
     most, absent = majority_of(split.sides), frozenset(split.absent_on)
     others = [rank for side in split.sides[len(ascii_uppercase) :] for rank in side]
     cells = dict.fromkeys(others, GridCell(text=OTHER, tone=tone, about="unlike those with a letter"))
@@ -129,7 +124,7 @@ def _cells(split: TensorSplit, tone: Tone) -> Mapping[int, GridCell]:
             about=f"{'not there' if lacks else 'equal'} on {format_ranks(side)}",
         )
         cells.update(dict.fromkeys(side, cell))
-    return cells
+    return f"{name} ({one.what.value}), {when}", cells
 
 
 def _equal_rows(stream: Stream, ranks: Iterable[int]) -> Iterator[Row]:
@@ -277,14 +272,30 @@ def job_content(report: Report) -> Content:
     shows_places = ended_badly or (report.job is not None and report.job.status is JobStatus.RUNNING)
     replicas = None if ended_badly else replica_words(report)
     restarts = len(attempts) - 1
+    # Say that ranks lacked cores, which is why they made no progress for a while
+    most_s = max((row.starved_s for row in report.ranks), default=0.0)
+    if most_s < NOTABLE_S:
+        starved: tuple[str, ...] = ()
+    else:
+        ranks = rank_list(row.rank for row in report.ranks if row.starved_s >= NOTABLE_S)
+        without = f"without a core, {ranks} made no progress for up to {most_s:.0f} s"
+        starved = (f"cores are short: {without}; this time does not count as a hang",)
+    # The sections of the restarted attempts, and the heading of the last one
+    attempt_sections: list[Section] = []
+    for attempt in attempts[:-1]:
+        attempt_sections.append((Heading(text=f"attempt {attempt.attempt}: {_ending(attempt)}, then restarted"),))
+        attempt_sections += places_of(attempt.ranks, attempt.verdict)
+        attempt_sections.append(_verdict_section(attempt.verdict))
+    if attempts:
+        attempt_sections.append((Heading(text=f"attempt {attempts[-1].attempt}, the last: {_ending(attempts[-1])}"),))
     return Content(
         headline=_headline(report, restarts),
         status=status_words(report, restarts),
         sections=(
-            *_attempt_sections(attempts),
+            *attempt_sections,
             *(places_of(report.ranks, report.verdict) if shows_places else speed_sections(report)),
         ),
-        remarks=(*(() if replicas is None else (replicas,)), *_starved(report)),
+        remarks=(*(() if replicas is None else (replicas,)), *starved),
         ends_with_verdict=True,
         others=tuple(one for one in report.findings if one != report.verdict and one not in earlier),
         pictures=(
@@ -306,16 +317,6 @@ def read_attempts(report: Report) -> tuple[Attempt, ...]:
         return tuple(decode(Attempt, section) for section in report.data.get("sections") or ())
     except (WrongValue, TypeError) as error:
         raise UserError(f"the attempts in the report cannot be read: {error}") from error
-
-
-def _starved(report: Report) -> tuple[str, ...]:
-    """Say that ranks lacked cores, which is why they made no progress for a while."""
-    most_s = max((row.starved_s for row in report.ranks), default=0.0)
-    if most_s < NOTABLE_S:
-        return ()
-    ranks = rank_list(row.rank for row in report.ranks if row.starved_s >= NOTABLE_S)
-    without = f"without a core, {ranks} made no progress for up to {most_s:.0f} s"
-    return (f"cores are short: {without}; this time does not count as a hang",)
 
 
 def _headline(report: Report, restarts: int) -> str:
@@ -351,16 +352,6 @@ def status_words(report: Report, restarts: int) -> str:
     return ", ".join(words)
 
 
-def _attempt_sections(attempts: tuple[Attempt, ...]) -> Iterator[Section]:
-    """Yield the sections of the restarted attempts, and the heading of the last one."""
-    for attempt in attempts[:-1]:
-        yield (Heading(text=f"attempt {attempt.attempt}: {_ending(attempt)}, then restarted"),)
-        yield from places_of(attempt.ranks, attempt.verdict)
-        yield _verdict_section(attempt.verdict)
-    if attempts:
-        yield (Heading(text=f"attempt {attempts[-1].attempt}, the last: {_ending(attempts[-1])}"),)
-
-
 def _ending(attempt: Attempt) -> str:
     return attempt.status.value + (f" after {attempt.seconds:.1f} s" if attempt.seconds is not None else "")
 
@@ -388,7 +379,19 @@ def replica_words(report: Report) -> str | None:
     compared = [stream for stream in consistency.streams if stream.compared and stream.model > 0]
     if not compared:
         return None
-    checks = _checks(compared)
+    # Say how often and up to which step, by the best clock only, because other clocks check the same tensors
+    clock = next(clock for clock in _BEST_FIRST if any(stream.clock is clock for stream in compared))
+    those = [stream for stream in compared if stream.clock is clock]
+    last = max(stream.last_number or 0 for stream in those)
+    until = {StreamClock.STEP: f"up to optimizer step {last}", StreamClock.END: "at the end"}
+    checks = count_of(sum(stream.compared for stream in those), "check")
+    models = len({(stream.group, stream.ranks, stream.model) for stream in those})
+    parts = [
+        *([count_of(models, "model")] if models > 1 else []),
+        count_of(sum(stream.tensors for stream in those), "tensor"),
+        count_of(len({rank for stream in those for rank in stream.ranks}), "rank"),
+    ]
+    checks = f"{checks} {until.get(clock, f'up to backward {last}')} ({', '.join(parts)})"
     differing = dict.fromkeys(one.what for stream in compared for one in stream.differences)
     if not differing:
         every = max(stream.every for stream in compared)
@@ -400,22 +403,6 @@ def replica_words(report: Report) -> str | None:
 
 def _says_it(finding: Finding) -> bool:
     return finding.code.startswith("DD50") and finding.severity is not Severity.INFO
-
-
-def _checks(streams: Sequence[Stream]) -> str:
-    """Say how often and up to which step, by the best clock only, because other clocks check the same tensors."""
-    clock = next(clock for clock in _BEST_FIRST if any(stream.clock is clock for stream in streams))
-    those = [stream for stream in streams if stream.clock is clock]
-    last = max(stream.last_number or 0 for stream in those)
-    until = {StreamClock.STEP: f"up to optimizer step {last}", StreamClock.END: "at the end"}
-    checks = count_of(sum(stream.compared for stream in those), "check")
-    models = len({(stream.group, stream.ranks, stream.model) for stream in those})
-    parts = [
-        *([count_of(models, "model")] if models > 1 else []),
-        count_of(sum(stream.tensors for stream in those), "tensor"),
-        count_of(len({rank for stream in those for rank in stream.ranks}), "rank"),
-    ]
-    return f"{checks} {until.get(clock, f'up to backward {last}')} ({', '.join(parts)})"
 
 
 def _read_consistency(report: Report) -> Consistency | None:

@@ -18,7 +18,7 @@ from ddpdoctor.model.words import (
     rank_list,
 )
 from ddpdoctor.report.blocks import Column, FactEntry, FactList, Heading, Item, Items, Table, Text, Tone
-from ddpdoctor.report.names import format_hosts, format_place, format_ranks
+from ddpdoctor.report.lines import format_hosts, format_place, format_ranks
 from ddpdoctor.report.text.report import TextPage, add_sections, draw
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from ddpdoctor.model.facts import NodeSeen
-    from ddpdoctor.model.live import Blamed, Cost, History, JobNow, RankNow, ReplicasNow, Returning, Start, WaitNow
+    from ddpdoctor.model.live import Blamed, Cost, History, JobNow, RankNow, ReplicasNow, Start
     from ddpdoctor.report.blocks import Block, Section
 
 NOT_KNOWN = "?"
@@ -82,9 +81,30 @@ def history_sections(job: History, *, several: bool) -> tuple[Section, ...]:
         for number, start in enumerate(job.starts, start=1)
         if start.code
     ]
+    rows = list(zip(job.starts, job.costs, strict=True))
+
+    def column(name: str, cells: Sequence[str], weight: int | None = None, unit: str = "") -> Column:
+        align = "left" if name in {"ended", "started"} else "right"
+        return Column(name=name, unit=unit, cells=tuple(cells), weight=weight, align=align)  # type: ignore[arg-type]
+
     return (
         (*heading, Text(text=f"ddpdoctor: {sentence(job)}", tone=Tone.STRONG)),
-        (_runs_table(job),),
+        (
+            Table(
+                columns=(
+                    column("#", [str(number) for number in range(1, len(rows) + 1)]),
+                    column("started", [_time_words(start.began_at) for start, _ in rows], 3, "UTC"),
+                    column("ran", [_ran_words(start) for start, _ in rows], 4),
+                    column("step", [str(start.steps) for start, _ in rows]),
+                    column("ended", [_verdict_words(start) for start, _ in rows]),
+                    column("lost", [_steps_words(cost, start) for start, cost in rows], 2, "steps"),
+                    column("lost", [_seconds_words(cost) for _, cost in rows], 2, "time"),
+                ),
+                tones={at: Tone.ERROR for at, (start, _) in enumerate(rows) if start.failed},
+                indent=2,
+                legend=(LEGEND,) if len(rows) > 1 else (),
+            ),
+        ),
         (Items(items=tuple(reasons), mark="  "),) if reasons else (),
     )
 
@@ -93,47 +113,23 @@ def sentence(job: History) -> str:
     """Say how often a job started and failed, who was to blame, and how far apart the failures are."""
     span = f" in {format_span(job.span_s)}" if job.span_s is not None else ""
     parts = [f"{count_of(len(job.starts), 'start')}{span}, {count_of(job.failures, 'failure')}"]
-    parts += _returning_words(job.returning)
+    returning = job.returning
+    if not returning:
+        returning_words = []
+    else:
+        most = returning[0].times
+        names = [_who(row.who) for row in returning if row.times == most]
+        verb = "was" if len(names) == 1 else "were"
+        returning_words = [f"{name_list(names)} {verb} to blame in {most} of them"]
+    parts += returning_words
     if job.between_failures_s is not None and job.failures > 1:
         parts.append(f"mean time between failures {format_span(job.between_failures_s)}")
     return "; ".join(parts)
 
 
-def _returning_words(returning: Sequence[Returning]) -> list[str]:
-    if not returning:
-        return []
-    most = returning[0].times
-    names = [_who(row.who) for row in returning if row.times == most]
-    verb = "was" if len(names) == 1 else "were"
-    return [f"{name_list(names)} {verb} to blame in {most} of them"]
-
-
 def _who(blamed: Blamed) -> str:
     rank = "" if blamed.rank is None else f"rank {blamed.rank}"
     return f"{rank} on {blamed.host}" if rank and blamed.host else rank or blamed.host
-
-
-def _runs_table(job: History) -> Table:
-    rows = list(zip(job.starts, job.costs, strict=True))
-
-    def column(name: str, cells: Sequence[str], weight: int | None = None, unit: str = "") -> Column:
-        align = "left" if name in {"ended", "started"} else "right"
-        return Column(name=name, unit=unit, cells=tuple(cells), weight=weight, align=align)  # type: ignore[arg-type]
-
-    return Table(
-        columns=(
-            column("#", [str(number) for number in range(1, len(rows) + 1)]),
-            column("started", [_time_words(start.began_at) for start, _ in rows], 3, "UTC"),
-            column("ran", [_ran_words(start) for start, _ in rows], 4),
-            column("step", [str(start.steps) for start, _ in rows]),
-            column("ended", [_verdict_words(start) for start, _ in rows]),
-            column("lost", [_steps_words(cost, start) for start, cost in rows], 2, "steps"),
-            column("lost", [_seconds_words(cost) for _, cost in rows], 2, "time"),
-        ),
-        tones={at: Tone.ERROR for at, (start, _) in enumerate(rows) if start.failed},
-        indent=2,
-        legend=(LEGEND,) if len(rows) > 1 else (),
-    )
 
 
 def _time_words(time: datetime | None) -> str:
@@ -187,15 +183,30 @@ def status_sections(status: JobNow) -> tuple[Section, ...]:
     if status.state is Liveness.ENDED:
         return ((Heading(text=_ended(status)), _command(status)),)
     classes = fold(status.ranks)
+    reported: list[Block] = []
+    if status.reported:
+        reported.append(Text(text=f"`wrap` has reported {status.reported}", tone=Tone.ERROR))
+        reported.append(_command(status))
     lines: Section = (
-        *_reported(status),
+        *reported,
         *_waits(status),
         *_still(classes),
         *_replicas(status.replicas),
         *_unseen(status),
     )
     table = (_table(classes),) if classes else ()
-    return ((Heading(text=_headline(status)), *table), lines)
+    words = ["the job runs" if status.state is Liveness.RUNNING else f"the job was started on {status.host}"]
+    if status.running_s is not None:
+        before = "for" if status.state is Liveness.RUNNING else ""
+        words.append(f"{before} {format_span(status.running_s)}{'' if before else ' ago'}".strip())
+    known = [" ".join(words)]
+    if status.world_size is not None:
+        known.append(count_of(status.world_size, "rank"))
+    if status.attempt:
+        known.append(f"after {count_of(status.attempt, 'restart')}")
+    if not status.ranks:
+        known.append("no rank has started yet")
+    return ((Heading(text=f"ddpdoctor: {', '.join(known)}; run folder {status.run}"), *table), lines)
 
 
 def fold(ranks: Iterable[RankNow]) -> list[list[RankNow]]:
@@ -225,21 +236,6 @@ def _is_alike(one: RankNow, other: RankNow) -> bool:
 
 def _line(rank: RankNow) -> tuple[str, int] | None:
     return (rank.where.file, rank.where.line) if rank.where is not None else None
-
-
-def _headline(status: JobNow) -> str:
-    words = ["the job runs" if status.state is Liveness.RUNNING else f"the job was started on {status.host}"]
-    if status.running_s is not None:
-        before = "for" if status.state is Liveness.RUNNING else ""
-        words.append(f"{before} {format_span(status.running_s)}{'' if before else ' ago'}".strip())
-    known = [" ".join(words)]
-    if status.world_size is not None:
-        known.append(count_of(status.world_size, "rank"))
-    if status.attempt:
-        known.append(f"after {count_of(status.attempt, 'restart')}")
-    if not status.ranks:
-        known.append("no rank has started yet")
-    return f"ddpdoctor: {', '.join(known)}; run folder {status.run}"
 
 
 def _ended(status: JobNow) -> str:
@@ -300,22 +296,15 @@ def _does(those: Sequence[RankNow]) -> str:
     return those[0].state + (f" for {format_span(since)}" if since is not None else "")
 
 
-def _reported(status: JobNow) -> Iterator[Block]:
-    if status.reported:
-        yield Text(text=f"`wrap` has reported {status.reported}", tone=Tone.ERROR)
-        yield _command(status)
-
-
 def _waits(status: JobNow) -> Iterator[Text]:
     for wait in status.waits:
-        yield Text(text=_wait_words(wait, status.waited_for), tone=Tone.WARNING)
-
-
-def _wait_words(wait: WaitNow, awaited: tuple[int, ...]) -> str:
-    others = sorted(set(awaited) - set(wait.ranks))
-    whom = f" for {rank_list(others)}" if others else ""
-    verb = "has" if len(wait.ranks) == 1 else "have"
-    return f"{rank_list(wait.ranks)} {verb} waited{whom} for {format_span(wait.since_s)}, in {wait.call}"
+        others = sorted(set(status.waited_for) - set(wait.ranks))
+        whom = f" for {rank_list(others)}" if others else ""
+        verb = "has" if len(wait.ranks) == 1 else "have"
+        yield Text(
+            text=f"{rank_list(wait.ranks)} {verb} waited{whom} for {format_span(wait.since_s)}, in {wait.call}",
+            tone=Tone.WARNING,
+        )
 
 
 def _still(classes: Sequence[Sequence[RankNow]]) -> Iterator[Text]:
@@ -339,7 +328,16 @@ def _replicas(found: ReplicasNow | None) -> Iterator[Text]:
 
 def _unseen(status: JobNow) -> Iterator[Text]:
     for node in status.unseen:
-        yield Text(text=_unseen_words(node))
+        name = f"node {node.number}" + (f" ({node.host})" if node.host else "")
+        whose = f"{rank_list(node.ranks)} on {name}" if node.ranks else f"the ranks on {name}"
+        if node.presence is not Presence.HERE:
+            unseen_words = f"{whose} cannot be seen from here: {_PRESENCE[node.presence]}"
+        else:
+            said = [] if node.alive is None else [count_of(node.alive, "living rank")]
+            said += [] if node.waits_s is None else [f"one has waited for {format_span(node.waits_s)}"]
+            words = f"; its `wrap` says: {', '.join(said)}" if said else ""
+            unseen_words = f"{whose} cannot be seen from here: run `ddpdoctor status` there{words}"
+        yield Text(text=unseen_words)
     known = {rank.rank for rank in status.ranks}.union(*(node.ranks for node in status.unseen))
     missing = set(range(status.world_size or 0)) - known if status.ranks else set()
     if missing and not status.unseen:
@@ -347,17 +345,6 @@ def _unseen(status: JobNow) -> Iterator[Text]:
             text=f"{rank_list(missing)} cannot be seen from here: `ddpdoctor status` on the first node says what is "
             "known of all nodes"
         )
-
-
-def _unseen_words(node: NodeSeen) -> str:
-    name = f"node {node.number}" + (f" ({node.host})" if node.host else "")
-    whose = f"{rank_list(node.ranks)} on {name}" if node.ranks else f"the ranks on {name}"
-    if node.presence is not Presence.HERE:
-        return f"{whose} cannot be seen from here: {_PRESENCE[node.presence]}"
-    said = [] if node.alive is None else [count_of(node.alive, "living rank")]
-    said += [] if node.waits_s is None else [f"one has waited for {format_span(node.waits_s)}"]
-    words = f"; its `wrap` says: {', '.join(said)}" if said else ""
-    return f"{whose} cannot be seen from here: run `ddpdoctor status` there{words}"
 
 
 _PRESENCE = {

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.reaching import Contact, Rendezvous, say_place
 from ddpdoctor.model.words import format_about
-from ddpdoctor.report.blocks import Column, Grid, GridCell, Table, Text, Tone, table_of
-from ddpdoctor.report.grids import MAX_COLUMNS, not_shown
+from ddpdoctor.report.blocks import MAX_COLUMNS, Column, Grid, GridCell, Table, Text, Tone, not_shown, table_of
 from ddpdoctor.report.verbs.checks import checklist_content
 
 if TYPE_CHECKING:
@@ -112,20 +111,16 @@ def rendezvous_content(report: Report) -> Content:
     rendezvous = decode(Rendezvous, {**plain, "fleet": {"nodes": []}})
     tried = plain.get("pairs_tried")
     trust = (Text(text=f"trusted: {rendezvous.trust}"),) if rendezvous.trust and rendezvous.complete else ()
+    store = next((visit.store_view for visit in rendezvous.visits if visit.store_view is not None), None)
+    place = f" at {say_place(store.host, store.port)}" if store is not None else ""
+    heads = ("node", "host", "publishes", f"store{place}")
     return checklist_content(
         report,
-        (_visits(rendezvous),),
+        (table_of(heads, [_row(visit) for visit in rendezvous.visits], left=len(heads)),),
         tuple(_pairs(rendezvous, tried if isinstance(tried, int) else len(rendezvous.pairs))),
         trust,
         pictures=pair_pictures(rendezvous),
     )
-
-
-def _visits(seen: Rendezvous) -> Table:
-    store = next((visit.store_view for visit in seen.visits if visit.store_view is not None), None)
-    place = f" at {say_place(store.host, store.port)}" if store is not None else ""
-    heads = ("node", "host", "publishes", f"store{place}")
-    return table_of(heads, [_row(visit) for visit in seen.visits], left=len(heads))
 
 
 def _row(visit: Visit) -> tuple[str, ...]:
@@ -162,7 +157,16 @@ def _pairs(seen: Rendezvous, tried: int) -> Iterator[Block]:
         yield Text(text=f"{len(bad)} of {tried} ordered pairs of nodes do not work")
         return
     yield Text(text="connections, from the node of the row to that of the column:")
-    yield _matrix(seen)
+    numbers = [visit.number for visit in seen.visits]
+    cells = {(pair.source, pair.target): pair_word(pair) for pair in seen.pairs}
+    columns = [
+        Column(
+            name=str(target),
+            cells=tuple("." if source == target else cells.get((source, target), "-") for source in numbers),
+        )
+        for target in numbers
+    ]
+    yield Table(columns=(Column(name="", cells=tuple(map(str, numbers))), *columns), indent=2)
     words = {pair_word(pair) for pair in seen.pairs}
     yield Text(text="; ".join(f"{word}: {meaning}" for word, meaning in LEGEND.items() if word in words))
 
@@ -175,16 +179,3 @@ def _pace(seen: Rendezvous) -> str:
         if pair.large and pair.large.duration_s and pair.large.contact is Contact.CONNECTED
     ]
     return f" at {min(rates) / 1e6:.0f} to {max(rates) / 1e6:.0f} MB/s" if rates else ""
-
-
-def _matrix(seen: Rendezvous) -> Table:
-    numbers = [visit.number for visit in seen.visits]
-    cells = {(pair.source, pair.target): pair_word(pair) for pair in seen.pairs}
-    columns = [
-        Column(
-            name=str(target),
-            cells=tuple("." if source == target else cells.get((source, target), "-") for source in numbers),
-        )
-        for target in numbers
-    ]
-    return Table(columns=(Column(name="", cells=tuple(map(str, numbers))), *columns), indent=2)

@@ -12,6 +12,8 @@ from ddpdoctor.model.steps import Budget, NetworkUse
 from ddpdoctor.model.tuning import Bound, PredictedStep, RunDifferences, SpeedComparison, Topic
 from ddpdoctor.model.words import count_of, format_about, format_numbers
 from ddpdoctor.report.blocks import (
+    MARK,
+    MAX_COLUMNS,
     Column,
     Content,
     FactEntry,
@@ -23,10 +25,12 @@ from ddpdoctor.report.blocks import (
     Table,
     Text,
     Tone,
+    grid_by_member,
     items,
+    linear_level,
+    not_shown,
     table_of,
 )
-from ddpdoctor.report.grids import MARK, MAX_COLUMNS, grid_by_member, linear_level, not_shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -105,9 +109,22 @@ def speed_sections(report: Report) -> tuple[Section, ...]:
     budget = read_budget(report)
     if budget is None:
         return ((Heading(text="time of a step"), Text(text=f"cannot tell: {said.get('reason', 'unknown')}", indent=2)),)
+    seen = count_of(budget.count, "step")
+    where = " on the GPU" if budget.is_device else ""
+    mean = "" if budget.steps == budget.count else f", mean of {budget.steps}"
+    rows = [row for row in budget.phases if is_shown(row, budget)]
     shown: Section = (
-        Heading(text=_title(budget)),
-        _budget_table(budget),
+        Heading(text=f"time of a step{where}: {ms(budget.wall_ms)} ({seen}{mean})"),
+        Table(
+            indent=2,
+            columns=(
+                Column(name="phase", cells=tuple(row.phase for row in rows), align="left"),
+                Column(name="critical rank", unit="ms", cells=tuple(number(row.critical_ms) for row in rows)),
+                Column(name="share", cells=tuple(f"{row.critical_ms / budget.wall_ms:.1%}" for row in rows)),
+                Column(name="median rank", unit="ms", cells=tuple(number(row.median_ms) for row in rows)),
+                Column(name="worst rank", unit="ms", cells=tuple(_worst(row) for row in rows)),
+            ),
+        ),
         *(Text(text=line, indent=2) for line in (*_lines(budget), *_network(report))),
     )
     predicted = prediction_blocks(report)
@@ -131,27 +148,6 @@ def read_budget(report: Report) -> Budget | None:
         return None if plain is None else decode(Budget, plain)
     except (WrongValue, TypeError) as error:
         raise UserError(f"the time budget in the report cannot be read: {error}") from error
-
-
-def _title(budget: Budget) -> str:
-    seen = count_of(budget.count, "step")
-    where = " on the GPU" if budget.is_device else ""
-    mean = "" if budget.steps == budget.count else f", mean of {budget.steps}"
-    return f"time of a step{where}: {ms(budget.wall_ms)} ({seen}{mean})"
-
-
-def _budget_table(budget: Budget) -> Table:
-    rows = [row for row in budget.phases if is_shown(row, budget)]
-    return Table(
-        indent=2,
-        columns=(
-            Column(name="phase", cells=tuple(row.phase for row in rows), align="left"),
-            Column(name="critical rank", unit="ms", cells=tuple(number(row.critical_ms) for row in rows)),
-            Column(name="share", cells=tuple(f"{row.critical_ms / budget.wall_ms:.1%}" for row in rows)),
-            Column(name="median rank", unit="ms", cells=tuple(number(row.median_ms) for row in rows)),
-            Column(name="worst rank", unit="ms", cells=tuple(_worst(row) for row in rows)),
-        ),
-    )
 
 
 def is_shown(row: PhaseRow, budget: Budget) -> bool:
@@ -261,7 +257,13 @@ def _budget_cells(row: PhaseRow, budget: Budget) -> tuple[GridCell, ...]:
 
 def _pace_pictures(report: Report) -> tuple[Section, ...]:
     """Return the grid of phases by ranks. Of many ranks, those that compute for longest."""
-    paces = _read_paces(report.data.get("steps"))
+    # A row that lacks one, as in a damaged report, is left out.
+    rows = report.data.get("steps")
+    paces: dict[int, Mapping[str, float]] = {}
+    for row in rows if isinstance(rows, list) else ():
+        rank: Any = row.get("rank") if isinstance(row, dict) else None
+        if type(rank) is int and all(_is_number(row.get(key)) for key in PHASES):
+            paces[rank] = row
     if len(paces) < 2:
         return ()
     slowest = sorted(paces, key=lambda rank: paces[rank]["waited_ms"] - paces[rank]["step_ms"])
@@ -290,16 +292,6 @@ def _pace_cell(value: float, longest: float) -> GridCell:
     return GridCell(text=number(value), about=ms(value), level=linear_level(value, longest))
 
 
-def _read_paces(rows: object) -> dict[int, Mapping[str, float]]:
-    """Return the medians of each rank. A row that lacks one, as in a damaged report, is left out."""
-    known: dict[int, Mapping[str, float]] = {}
-    for row in rows if isinstance(rows, list) else ():
-        rank: Any = row.get("rank") if isinstance(row, dict) else None
-        if type(rank) is int and all(_is_number(row.get(key)) for key in PHASES):
-            known[rank] = row
-    return known
-
-
 def _is_number(value: object) -> bool:
     return type(value) in {int, float} and math.isfinite(value)  # type: ignore[arg-type]
 
@@ -314,12 +306,30 @@ def comparison_content(report: Report) -> Content:
     """Return the content for two compared runs."""
     found = decode(SpeedComparison, report.data["comparison"])
     about = FactList(facts=(_compared_run("A", found.first), _compared_run("B", found.second)))
+    shown = [one for one in found.phases if _is_shown(one, found)]
+    rows = [*((one.phase, one.time) for one in shown), (STEP, found.step)]
+    texts = [f"{one.name}: {one.first} in A, {one.second} in B" for one in found.unequal]
+    title = "what else differs" if texts else "no other setting that was recorded differs"
     return Content(
         headline=verdict_of(found),
         about=((about,),),
         sections=(
-            (Heading(text="time of a step, on the rank that the others wait for"), _change_table(found)),
-            *_settings(found),
+            (
+                Heading(text="time of a step, on the rank that the others wait for"),
+                Table(
+                    indent=2,
+                    columns=(
+                        Column(name="phase", cells=tuple(name for name, _ in rows), align="left"),
+                        Column(name="A", unit="ms", cells=tuple(number(time.first_ms) for _, time in rows)),
+                        Column(name="B", unit="ms", cells=tuple(number(time.second_ms) for _, time in rows)),
+                        Column(name="B - A", unit="ms", cells=tuple(_signed(time.change_ms) for _, time in rows)),
+                        Column(name="95% interval", unit="ms", cells=tuple(_interval(time) for _, time in rows)),
+                        Column(name="changed", cells=tuple(_word(time) for _, time in rows), align="left"),
+                    ),
+                    tones={i: _tone(time) for i, (_, time) in enumerate(rows) if time.is_change},
+                ),
+            ),
+            (Heading(text=title), *([items(texts, "  ")] if texts else [])),
         ),
         records=_records(found),
         remarks=(LIMIT,),
@@ -331,19 +341,19 @@ def verdict_of(found: SpeedComparison) -> str:
     step = found.step
     if step.is_change:
         way = "shorter" if step.change_ms < 0 else "longer"
-        share = _size(step, found.first.wall_ms)
+        low, high = sorted(abs(value) / found.first.wall_ms for value in (step.low_ms, step.high_ms))
+        share = f"{abs(step.change_ms) / found.first.wall_ms:.0%} ({low:.0%} to {high:.0%})"
         said = f"a step of B is {share} {way} than one of A{_cause(found)}"
     else:
         sure = step.low_ms > 0 or step.high_ms < 0
         what = "no difference of 1% or more" if sure else "no difference larger than the noise"
         said = f"{what}: a step takes {ms(step.first_ms)} in A and {ms(step.second_ms)} in B ({_range(found)})"
-    return said + _besides(found)
-
-
-def _size(step: TimeChange, wall_ms: float) -> str:
-    """Return how large a change is, without its sign, such as "12% (9% to 15%)"."""
-    low, high = sorted(abs(value) / wall_ms for value in (step.low_ms, step.high_ms))
-    return f"{abs(step.change_ms) / wall_ms:.0%} ({low:.0%} to {high:.0%})"
+    a, b = found.first, found.second
+    words = f"; A has {_ranks(a)}, B {_ranks(b)}" if a.ranks != b.ranks else ""
+    changed = {one.name for one in found.unequal} & {"ranks", "rows of a rank's batch"}
+    if changed and a.samples_per_s and b.samples_per_s:
+        words += f"; A trains {a.samples_per_s:,.0f} samples/s, B {b.samples_per_s:,.0f}"
+    return said + words
 
 
 def _range(found: SpeedComparison) -> str:
@@ -362,16 +372,6 @@ def _cause(found: SpeedComparison) -> str:
     return f": {most.phase} {way} from {number(most.time.first_ms)} to {ms(most.time.second_ms)}"
 
 
-def _besides(found: SpeedComparison) -> str:
-    """Say what makes steps of the two runs unequal in the first place."""
-    a, b = found.first, found.second
-    words = f"; A has {_ranks(a)}, B {_ranks(b)}" if a.ranks != b.ranks else ""
-    changed = {one.name for one in found.unequal} & {"ranks", "rows of a rank's batch"}
-    if changed and a.samples_per_s and b.samples_per_s:
-        words += f"; A trains {a.samples_per_s:,.0f} samples/s, B {b.samples_per_s:,.0f}"
-    return words
-
-
 def _ranks(run: RunSpeed) -> str:
     return "an unknown number of ranks" if run.ranks is None else count_of(run.ranks, "rank")
 
@@ -380,23 +380,6 @@ def _compared_run(label: str, run: RunSpeed) -> FactEntry:
     samples = "" if run.samples_per_s is None else f", {run.samples_per_s:,.0f} samples/s"
     seen = f"{run.status}, {_ranks(run)}, {count_of(run.count, 'step')} of {ms(run.wall_ms)}{samples}"
     return FactEntry(label=label, texts=(f"{run.name}: {seen}", *([run.command] if run.command else [])))
-
-
-def _change_table(found: SpeedComparison) -> Table:
-    shown = [one for one in found.phases if _is_shown(one, found)]
-    rows = [*((one.phase, one.time) for one in shown), (STEP, found.step)]
-    return Table(
-        indent=2,
-        columns=(
-            Column(name="phase", cells=tuple(name for name, _ in rows), align="left"),
-            Column(name="A", unit="ms", cells=tuple(number(time.first_ms) for _, time in rows)),
-            Column(name="B", unit="ms", cells=tuple(number(time.second_ms) for _, time in rows)),
-            Column(name="B - A", unit="ms", cells=tuple(_signed(time.change_ms) for _, time in rows)),
-            Column(name="95% interval", unit="ms", cells=tuple(_interval(time) for _, time in rows)),
-            Column(name="changed", cells=tuple(_word(time) for _, time in rows), align="left"),
-        ),
-        tones={i: _tone(time) for i, (_, time) in enumerate(rows) if time.is_change},
-    )
 
 
 def _is_shown(one: PhaseChange, found: SpeedComparison) -> bool:
@@ -423,12 +406,6 @@ def _tone(time: TimeChange) -> Tone:
     return Tone.GOOD if time.change_ms < 0 else Tone.WARNING
 
 
-def _settings(found: SpeedComparison) -> tuple[Section, ...]:
-    texts = [f"{one.name}: {one.first} in A, {one.second} in B" for one in found.unequal]
-    title = "what else differs" if texts else "no other setting that was recorded differs"
-    return ((Heading(text=title), *([items(texts, "  ")] if texts else [])),)
-
-
 def _records(found: SpeedComparison) -> Records:
     names = ("phase", "first_ms", "second_ms", "change_ms", "low_ms", "high_ms", "is_change")
     rows = [(one.phase, one.time) for one in found.phases] + [(STEP, found.step)]
@@ -450,11 +427,25 @@ MAX_CELL = 48
 def run_diff_content(report: Report) -> Content:
     """Return the content of the differences between two runs."""
     found = decode(RunDifferences, report.data["run_differences"])
+    if not found.differences:
+        sections: tuple[Section, ...] = ()
+    else:
+        rows = [(one.topic.value, one.name, _cut(one.first), _cut(one.second)) for one in found.differences]
+        narrow = FactList(
+            facts=tuple(
+                FactEntry(
+                    label=one.topic.value, texts=(one.name, f"A: {one.first or ABSENT}", f"B: {one.second or ABSENT}")
+                )
+                for one in found.differences
+            )
+        )
+        table = replace(table_of(HEADS, rows, left=4), instead=(narrow,))
+        sections = ((Heading(text="differences, the most telling first"), table),)
     return Content(
         headline=_most_telling(found),
         verb="diff",
         about=((FactList(facts=(_side("A", found.first), _side("B", found.second))),),),
-        sections=(*_sections(found), *_unknown(found)),
+        sections=(*sections, *_unknown(found)),
         records=Records(
             names=("topic", "name", "first", "second"),
             rows=tuple((one.topic.value, one.name, one.first, one.second) for one in found.differences),
@@ -477,22 +468,6 @@ def _most_telling(found: RunDifferences) -> str:
 
 def _side(label: str, run: ComparedRun) -> FactEntry:
     return FactEntry(label=label, texts=(f"{run.name}: {run.ended}", *([run.command] if run.command else [])))
-
-
-def _sections(found: RunDifferences) -> tuple[Section, ...]:
-    if not found.differences:
-        return ()
-    rows = [(one.topic.value, one.name, _cut(one.first), _cut(one.second)) for one in found.differences]
-    narrow = FactList(
-        facts=tuple(
-            FactEntry(
-                label=one.topic.value, texts=(one.name, f"A: {one.first or ABSENT}", f"B: {one.second or ABSENT}")
-            )
-            for one in found.differences
-        )
-    )
-    table = replace(table_of(HEADS, rows, left=4), instead=(narrow,))
-    return ((Heading(text="differences, the most telling first"), table),)
 
 
 def _unknown(found: RunDifferences) -> tuple[Section, ...]:

@@ -9,10 +9,24 @@ from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.trial import Trial
 from ddpdoctor.model.words import count_of
-from ddpdoctor.report.blocks import Column, Content, FactEntry, FactList, GridCell, Heading, Table, Text, Tone, items
+from ddpdoctor.report.blocks import (
+    MAX_ROWS,
+    Column,
+    Content,
+    FactEntry,
+    FactList,
+    GridCell,
+    Heading,
+    Table,
+    Text,
+    Tone,
+    grid_by_member,
+    items,
+    log_level,
+    not_shown,
+)
 from ddpdoctor.report.findings import count_findings
-from ddpdoctor.report.grids import MAX_ROWS, grid_by_member, log_level, not_shown
-from ddpdoctor.report.names import format_ranks
+from ddpdoctor.report.lines import format_ranks
 from ddpdoctor.report.verbs.job import consistency_pictures
 
 if TYPE_CHECKING:
@@ -76,14 +90,34 @@ NAMES = {
 def trial_content(report: Report) -> Content:
     """Return the content for a trained model."""
     trial = decode(Trial, report.data["trial"])
+    reference = trial.reference
+    if reference is None or not reference.steps:
+        reference_sections: tuple[Section, ...] = ()
+    else:
+        step = max(reference.steps, key=_worst_ratio)
+        samples = f" of {sum(step.samples)} samples" if all(step.samples) else ""
+        against = "float64" if reference.float64 else "another order of the samples, because float64 was not possible"
+        among = f", the worst of {len(reference.steps)} steps" if len(reference.steps) > 1 else ""
+        more = len(step.tensors) - WORST
+        section: Section = (
+            Heading(text=f"DDP's gradient compared with one process on the whole batch{samples}"),
+            Text(text=f"relative errors at step {step.step}{among}; rounding as measured against {against}", indent=2),
+            _errors(sorted(step.tensors, key=lambda one: -error_ratio(one))[:WORST]),
+            *([Text(text=f"and {more} more, with smaller errors relative to rounding", indent=2)] if more > 0 else []),
+        )
+        reference_sections = (section,)
+    if trial.rerun is None or trial.rerun.step is not None:
+        rerun_sections: tuple[Section, ...] = ()
+    else:
+        rerun_sections = ((Text(text="a second run with the same seed: equal bits on every rank"),),)
     return Content(
         headline=_healthy(trial, report) if report.verdict is None else report.verdict.summary,
         status=", ".join(filter(None, (count_of(len(trial.participants), "rank"), count_findings(report.findings)))),
         about=((items(_about(trial)),),),
         sections=(
             *_compared_sections(trial),
-            *_reference_sections(trial),
-            *_rerun_sections(trial),
+            *reference_sections,
+            *rerun_sections,
             *((items([note], "to know: "),) for note in trial.notes),
         ),
         several_hosts=len({one.host for one in trial.participants}) > 1,
@@ -137,24 +171,6 @@ def _compared_sections(trial: Trial) -> tuple[Section, ...]:
     return ((Heading(text=f"after each of {count_of(trial.settings.steps, 'step')}"), FactList(facts=facts)),)
 
 
-def _reference_sections(trial: Trial) -> tuple[Section, ...]:
-    reference = trial.reference
-    if reference is None or not reference.steps:
-        return ()
-    step = max(reference.steps, key=_worst_ratio)
-    samples = f" of {sum(step.samples)} samples" if all(step.samples) else ""
-    against = "float64" if reference.float64 else "another order of the samples, because float64 was not possible"
-    among = f", the worst of {len(reference.steps)} steps" if len(reference.steps) > 1 else ""
-    more = len(step.tensors) - WORST
-    section: Section = (
-        Heading(text=f"DDP's gradient compared with one process on the whole batch{samples}"),
-        Text(text=f"relative errors at step {step.step}{among}; rounding as measured against {against}", indent=2),
-        _errors(sorted(step.tensors, key=lambda one: -error_ratio(one))[:WORST]),
-        *([Text(text=f"and {more} more, with smaller errors relative to rounding", indent=2)] if more > 0 else []),
-    )
-    return (section,)
-
-
 def _errors(worst: list[GradientErrors]) -> Table:
     columns = (
         Column(name="", cells=tuple(one.name for one in worst), align="left"),
@@ -163,12 +179,6 @@ def _errors(worst: list[GradientErrors]) -> Table:
         Column(name="times", cells=tuple(f"{error_ratio(one):.3g}" for one in worst)),
     )
     return Table(columns=columns, indent=2)
-
-
-def _rerun_sections(trial: Trial) -> tuple[Section, ...]:
-    if trial.rerun is None or trial.rerun.step is not None:
-        return ()
-    return ((Text(text="a second run with the same seed: equal bits on every rank"),),)
 
 
 def _worst_ratio(step: ReferenceStep) -> float:

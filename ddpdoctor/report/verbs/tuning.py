@@ -8,10 +8,21 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.tuning import LaunchKind, ScalingKind, ScalingResult, TuneOutcome, TuneVerdict
 from ddpdoctor.model.words import count_of
-from ddpdoctor.report.blocks import Column, Content, FactEntry, FactList, Grid, GridCell, Heading, Table, Text, Tone
+from ddpdoctor.report.blocks import (
+    Column,
+    Content,
+    FactEntry,
+    FactList,
+    Grid,
+    GridCell,
+    Heading,
+    Table,
+    Text,
+    Tone,
+    linear_level,
+)
 from ddpdoctor.report.findings import LABEL_WIDTH
-from ddpdoctor.report.grids import linear_level
-from ddpdoctor.report.names import merge_places
+from ddpdoctor.report.lines import merge_places
 from ddpdoctor.report.verbs.job import job_content
 from ddpdoctor.report.verbs.speed import ms
 
@@ -19,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.model.tuning import RatioRange, ScalingLaunch, ScalingRow, TriedSetting, TuneResult
+    from ddpdoctor.model.tuning import RatioRange, ScalingRow, TriedSetting, TuneResult
     from ddpdoctor.report.blocks import Section
 
 
@@ -96,28 +107,15 @@ def scaling_content(report: Report) -> Content:
     alone = next((one for one in result.launches if one.kind is LaunchKind.ALONE), None)
     if not result.rows or alone is None:
         return Content(headline="no efficiency: a launch has no result")
-    return Content(
-        headline=_headline(result),
-        verb="tune",
-        sections=(_measured_ranks(result, alone), *_predicted_ranks(result)),
-        remarks=result.notes,
-        pictures=scaling_pictures(result.rows),
-    )
-
-
-def _headline(result: ScalingResult) -> str:
     last = result.rows[-1]
     kind = last.kind.value if last.kind in {ScalingKind.WEAK, ScalingKind.STRONG} else "scaling"
     text = f"{kind} efficiency {last.efficiency:.0%} with {count_of(last.ranks, 'rank')}"
-    return f"{text}; communication and waiting alone: {last.communication:.0%}"
-
-
-def _measured_ranks(result: ScalingResult, alone: ScalingLaunch) -> Section:
     rows = result.rows
     batch = "" if alone.rows is None else f", with a batch of {alone.rows:g}"
     first = f"One rank alone, with all cores, takes {ms(alone.step_ms)} a step{batch}."
     noise = max(row.noise for row in rows)
-    said = [first, FACTORS, *_kinds(rows)]
+    kinds = dict.fromkeys(row.kind for row in rows)
+    said = [first, FACTORS, *[f"This run is {KINDS[kind]}." for kind in kinds]]
     said += [f"Too noisy to compare: the same settings differ by up to {noise:.0%}."] if noise > NOISE else []
     table = Table(
         indent=2,
@@ -130,12 +128,16 @@ def _measured_ranks(result: ScalingResult, alone: ScalingLaunch) -> Section:
             Column(name="communication", cells=tuple(f"{row.communication:.2f}" for row in rows)),
         ),
     )
-    return (Heading(text="scaling efficiency (measured)"), *(Text(text=line, indent=2) for line in said), table)
-
-
-def _kinds(rows: tuple[ScalingRow, ...]) -> list[str]:
-    kinds = dict.fromkeys(row.kind for row in rows)
-    return [f"This run is {KINDS[kind]}." for kind in kinds]
+    return Content(
+        headline=f"{text}; communication and waiting alone: {last.communication:.0%}",
+        verb="tune",
+        sections=(
+            ((Heading(text="scaling efficiency (measured)"), *(Text(text=line, indent=2) for line in said), table)),
+            *_predicted_ranks(result),
+        ),
+        remarks=result.notes,
+        pictures=scaling_pictures(result.rows),
+    )
 
 
 def _predicted_ranks(result: ScalingResult) -> tuple[Section, ...]:
@@ -172,41 +174,40 @@ def tune_content(report: Report) -> Content:
     """Return the content of a trial. A job that hung or failed in it is shown as any such job."""
     outcome = decode(TuneOutcome, report.data["tune"])
     if outcome.result is not None:
-        return _measured(report, outcome.result)
+        result = outcome.result
+        size = report.job.world_size if report.job is not None else None
+        ranks = f", {count_of(size, 'rank')}" if size else ""
+        title = f"settings tried in turns{ranks}, {count_of(result.rounds, 'round')}"
+        own = f"A step of the script takes {ms(result.step_ms)}. What each setting makes of it (minus: shorter):"
+        if result.verdict is not TuneVerdict.CHANGE:
+            advice: tuple[Section, ...] = ()
+        else:
+            facts = (
+                FactEntry(label="change", texts=(result.fix,), whole=True),
+                FactEntry(label="where", texts=merge_places(result.where)),
+            )
+            advice = ((FactList(facts=facts, width=LABEL_WIDTH),),)
+        return Content(
+            headline=result.conclusion,
+            verb="tune",
+            sections=((Heading(text=title), Text(text=own, indent=2), _table(result)), *advice),
+            pictures=tune_pictures(result.rows),
+        )
     if outcome.problem:
         return Content(headline=f"no result: {outcome.problem}", remarks=(outcome.help,))
     content = job_content(report)
+    if not outcome.trying:
+        tried = "The trial had not begun: the script's own settings were in effect."
+    else:
+        tried = f"The trial has no result. In effect was: {outcome.trying} (round {outcome.round} of {outcome.rounds})."
     return Content(
         headline=content.headline,
         status=content.status,
-        sections=(*content.sections, (Text(text=_tried(outcome)),)),
+        sections=(*content.sections, (Text(text=tried),)),
         ends_with_verdict=True,
         others=content.others,
         pictures=content.pictures,
     )
-
-
-def _tried(outcome: TuneOutcome) -> str:
-    if not outcome.trying:
-        return "The trial had not begun: the script's own settings were in effect."
-    return f"The trial has no result. In effect was: {outcome.trying} (round {outcome.round} of {outcome.rounds})."
-
-
-def _measured(report: Report, result: TuneResult) -> Content:
-    size = report.job.world_size if report.job is not None else None
-    ranks = f", {count_of(size, 'rank')}" if size else ""
-    return Content(
-        headline=result.conclusion,
-        verb="tune",
-        sections=(_table_section(result, ranks), *_advice(result)),
-        pictures=tune_pictures(result.rows),
-    )
-
-
-def _table_section(result: TuneResult, ranks: str) -> Section:
-    title = f"settings tried in turns{ranks}, {count_of(result.rounds, 'round')}"
-    own = f"A step of the script takes {ms(result.step_ms)}. What each setting makes of it (minus: shorter):"
-    return (Heading(text=title), Text(text=own, indent=2), _table(result))
 
 
 def _table(result: TuneResult) -> Table:
@@ -218,7 +219,10 @@ def _table(result: TuneResult) -> Table:
         columns=(
             Column(name="setting", cells=tuple(_name(row, marks) for row in rows), align="left"),
             Column(name="predicted", cells=tuple(_predicted(row.predicted) for row in rows), weight=2),
-            Column(name="measured", cells=tuple(_change(row.measured) for row in rows)),
+            Column(
+                name="measured",
+                cells=tuple("-" if row.measured is None else _percent(row.measured.ratio) for row in rows),
+            ),
             Column(name="95% interval", cells=tuple(_interval(row.measured) for row in rows)),
             Column(name="rounds", cells=tuple(str(row.rounds) for row in rows), weight=1),
         ),
@@ -242,10 +246,6 @@ def _predicted(span: RatioRange | None) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _change(span: RatioRange | None) -> str:
-    return "-" if span is None else _percent(span.ratio)
-
-
 def _interval(span: RatioRange | None) -> str:
     return "-" if span is None else f"{_percent(span.low)} to {_percent(span.high)}"
 
@@ -253,13 +253,3 @@ def _interval(span: RatioRange | None) -> str:
 def _percent(ratio: float) -> str:
     percent = 100 * (ratio - 1)
     return f"{round(percent):+d}%" if math.isfinite(percent) else "?"
-
-
-def _advice(result: TuneResult) -> tuple[Section, ...]:
-    if result.verdict is not TuneVerdict.CHANGE:
-        return ()
-    facts = (
-        FactEntry(label="change", texts=(result.fix,), whole=True),
-        FactEntry(label="where", texts=merge_places(result.where)),
-    )
-    return ((FactList(facts=facts, width=LABEL_WIDTH),),)

@@ -42,7 +42,7 @@ from ddpdoctor.rules.evidence.flight import compare_flight
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ddpdoctor.model.evidence_runs import Evidence, EvidenceRun
+    from ddpdoctor.model.evidence import Evidence, EvidenceRun
     from ddpdoctor.rules.answers import Problem
 
 Named = TypeVar("Named", int, str)

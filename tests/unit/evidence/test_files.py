@@ -14,8 +14,7 @@ import pytest
 from ddpdoctor.evidence import files
 from ddpdoctor.evidence.files import EvidenceFile, open_file
 from ddpdoctor.evidence.reading import read_evidence
-from ddpdoctor.model.evidence import Failed, Who
-from ddpdoctor.model.evidence_runs import Evidence
+from ddpdoctor.model.evidence import Evidence, Failed, Who
 
 FAILED = "[rank{0}]: Traceback (most recent call last):\n[rank{0}]: ValueError: shard {0} is bad\n"
 

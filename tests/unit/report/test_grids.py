@@ -52,11 +52,19 @@ from ddpdoctor.model.tuning import (
     TuneResult,
     TuneVerdict,
 )
-from ddpdoctor.report.blocks import ChartLine, GridCell, Series, Tone
-from ddpdoctor.report.grids import MAX_COLUMNS, MAX_ROWS, grid_by_member, linear_level, log_level
-from ddpdoctor.report.lines import clean, wrap
+from ddpdoctor.report.blocks import (
+    MAX_COLUMNS,
+    MAX_ROWS,
+    ChartLine,
+    GridCell,
+    Series,
+    Tone,
+    grid_by_member,
+    linear_level,
+    log_level,
+)
+from ddpdoctor.report.lines import clean, format_ranks, wrap
 from ddpdoctor.report.markdown import render_markdown
-from ddpdoctor.report.names import format_ranks
 from ddpdoctor.report.text.report import render_text
 from ddpdoctor.report.verbs.live import fold, plain_histories, render_history, render_status
 from tests import benches
