@@ -470,15 +470,16 @@ def run(options: Options) -> int:
     if options.verb is not None and options.verb not in VERBS:
         raise UserError(f"there is no command {options.verb}", help=nearest(options.verb, VERBS))
     names = VERBS if options.verb is None else [options.verb]
-    shown = [one for name in names for one in _options_of(name, config, os.environ) if _is_shown(one, options)]
+    shown = [
+        one
+        for name in names
+        for one in _options_of(name, config, os.environ)
+        if (options.show_all or one.source != DEFAULT)
+    ]
     left_out = [*config.notes, *(note for name in names for note in config.left_out(name, load_verb(name).Options))]
     draw = _draw_json if options.format == "json" else _draw_text
     write(sys.stdout, draw(shown, config, list(dict.fromkeys(left_out))))
     return ExitStatus.OK
-
-
-def _is_shown(one: ShownOption, options: Options) -> bool:
-    return options.show_all or one.source != DEFAULT
 
 
 def _options_of(verb: str, config: Config, env: Mapping[str, str]) -> Iterator[ShownOption]:

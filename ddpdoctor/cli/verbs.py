@@ -263,33 +263,29 @@ def _parameter(one: Declared) -> inspect.Parameter:
     kind: Any = str if isinstance(one.option, Option) and one.option.parse else one.type
     kind = list[kind] if one.is_repeatable else kind
     default = inspect.Parameter.empty if one.default is MISSING else one.default
-    note = _argument(one.option) if isinstance(one.option, Argument) else _option(one, one.option)
+    note = (
+        typer.Argument(metavar=one.option.metavar, help=one.option.help, show_default=one.option.shows_default)
+        if isinstance(one.option, Argument)
+        else typer.Option(
+            *one.names,
+            help=(
+                f"{one.option.help} {', '.join(get_args(one.type))}"
+                if one.option.help.endswith(":")
+                else one.option.help
+            ),
+            metavar=one.option.metavar,
+            envvar=one.option.variable,
+            show_envvar=False,
+            parser=one.parse if one.option.parse else None,
+            min=one.option.min,
+            max=one.option.max,
+            case_sensitive=not one.option.ignores_case,
+            rich_help_panel=one.option.panel,
+        )
+    )
     kind = kind | None if default is None else kind
     annotation = Annotated[kind, note]
     return inspect.Parameter(one.field, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def _argument(argument: Argument) -> Any:
-    return typer.Argument(metavar=argument.metavar, help=argument.help, show_default=argument.shows_default)
-
-
-def _option(one: Declared, option: Option) -> Any:
-    return typer.Option(
-        *one.names,
-        help=_help(one, option),
-        metavar=option.metavar,
-        envvar=option.variable,
-        show_envvar=False,
-        parser=one.parse if option.parse else None,
-        min=option.min,
-        max=option.max,
-        case_sensitive=not option.ignores_case,
-        rich_help_panel=option.panel,
-    )
-
-
-def _help(one: Declared, option: Option) -> str:
-    return f"{option.help} {', '.join(get_args(one.type))}" if option.help.endswith(":") else option.help
 
 
 def _print_version(wanted: bool) -> None:

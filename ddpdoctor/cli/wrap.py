@@ -250,7 +250,11 @@ def prepare(
         check_every=_read_check_every(options, outer),
         check_auto=options.check_every == AUTO and not options.no_consistency and outer is None,
     )
-    member = _make_member(options, placement, env, command) if outer is None else _under(outer)
+    member = (
+        _make_member(options, placement, env, command)
+        if outer is None
+        else MemberFolder(folder=outer, report=outer / REPORT_NAME)
+    )
     return settings_of(
         options,
         WrapOptions,
@@ -341,8 +345,3 @@ def _make_member(
         now=datetime.now(),  # noqa: DTZ005  local time, as people look for it
     )
     return make_member_folder(options.report_dir, placement, starter)
-
-
-def _under(outer: Path) -> MemberFolder:
-    """Return the folder of the ``wrap`` around this one. Only that one writes a report."""
-    return MemberFolder(folder=outer, report=outer / REPORT_NAME)

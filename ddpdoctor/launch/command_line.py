@@ -11,7 +11,7 @@ import sys
 import warnings
 import zipfile
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -174,107 +174,75 @@ def split_command(
     a command.
     """
     words = deque(argv)
-    parts = _Parts(own_options=own_options, ask=ask)
+    own: list[str] = []
+    torchrun: list[str] = []
+    is_module = no_python = False
     while words and words[0].startswith("-") and words[0] != "-":
         word = words.popleft()
         if word == "--":
-            return parts.finish_command(words)
+            if torchrun or is_module or no_python:
+                given = next(iter(torchrun), "-m" if is_module else _NO_PYTHON)
+                raise UserError(
+                    f"{given} is an option of torchrun, but the command after `--` starts the ranks itself",
+                    help="Leave out `--` to start a script under torchrun, or give torchrun as the command: "
+                    "`ddpdoctor wrap -- torchrun OPTIONS SCRIPT`.",
+                )
+            if not words:
+                raise UserError("no command to run was given after `--`", help=USAGE)
+            return SplitCommand(
+                own=tuple(own), torchrun=(), script=words[0], is_module=False, no_python=False,
+                script_args=tuple(words)[1:], is_command=True,
+            )  # fmt: skip
         if word in HELP_OPTIONS:
-            return parts.finish("", (), own=("--help",))
-        parts.take(word, words)
+            return SplitCommand(
+                own=("--help",), torchrun=tuple(torchrun), script="", is_module=is_module, no_python=no_python,
+                script_args=(),
+            )  # fmt: skip
+        given, equals, value = word.partition("=")
+        is_long = given.startswith("--")
+        name = _complete(canonical(given), own_options) if is_long else word[:_SHORT_LENGTH]
+        if is_long and name != canonical(given):
+            given = name
+        is_own = name in own_options
+        takes_value = own_options[name] if is_own else _torchrun_takes_value(name, given, ask)
+        has_value = bool(equals) if is_long else len(word) > _SHORT_LENGTH  # --tee=3, -t3
+        if has_value and not takes_value:
+            raise UserError(f"the option {name} takes no value, but got one: {given}{equals}{value}", help=USAGE)
+        if name in _MODULE:
+            is_module = True
+        elif name == _NO_PYTHON:
+            no_python = True
+        else:
+            kept = own if is_own else torchrun
+            kept.append(f"{name if is_own else given}{equals}{value}")
+            if takes_value and not has_value:
+                if not words:
+                    raise UserError(f"the option {name} needs a value", help=USAGE)
+                kept.append(words.popleft())
     if not words:
         raise UserError("no script to run was given", help=USAGE)
-    return parts.finish(words.popleft(), tuple(words), own=tuple(parts.own))
+    return SplitCommand(
+        own=tuple(own), torchrun=tuple(torchrun), script=words.popleft(), is_module=is_module, no_python=no_python,
+        script_args=tuple(words),
+    )  # fmt: skip
 
 
-@dataclass(kw_only=True)
-class _Parts:
-    """The words sorted so far."""
-
-    own_options: Mapping[str, bool]
-    ask: Callable[[], Mapping[str, bool]]
-    own: list[str] = field(default_factory=list)
-    torchrun: list[str] = field(default_factory=list)
-    is_module: bool = False
-    no_python: bool = False
-
-    def take(self, word: str, rest: deque[str]) -> None:
-        """Sort one option with its value, which may be attached or the next word in ``rest``."""
-        name, attached = _take_apart(word)
-        if (full := self._complete(name)) != name:
-            name, word = full, word.replace(word.partition("=")[0], full, 1)
-        is_own = name in self.own_options
-        takes_value = self.own_options[name] if is_own else self._torchrun_takes_value(name, word)
-        if attached and not takes_value:
-            raise UserError(f"the option {name} takes no value, but got one: {word}", help=USAGE)
-        if name in _MODULE:
-            self.is_module = True
-        elif name == _NO_PYTHON:
-            self.no_python = True
-        else:
-            kept = self.own if is_own else self.torchrun
-            kept.append(word.replace(word.partition("=")[0], name, 1) if is_own else word)
-            if takes_value and not attached:
-                kept.append(_next_value(name, rest))
-
-    def finish(self, script: str, script_args: tuple[str, ...], *, own: tuple[str, ...]) -> SplitCommand:
-        """Return the sorted words as a ``SplitCommand``."""
-        return SplitCommand(
-            own=own,
-            torchrun=tuple(self.torchrun),
-            script=script,
-            is_module=self.is_module,
-            no_python=self.no_python,
-            script_args=script_args,
-        )
-
-    def finish_command(self, words: deque[str]) -> SplitCommand:
-        """Return the sorted words as a ``SplitCommand`` if ``--`` and a command follow."""
-        if self.torchrun or self.is_module or self.no_python:
-            given = next(iter(self.torchrun), "-m" if self.is_module else _NO_PYTHON)
-            raise UserError(
-                f"{given} is an option of torchrun, but the command after `--` starts the ranks itself",
-                help="Leave out `--` to start a script under torchrun, or give torchrun as the command: "
-                "`ddpdoctor wrap -- torchrun OPTIONS SCRIPT`.",
-            )
-        if not words:
-            raise UserError("no command to run was given after `--`", help=USAGE)
-        return SplitCommand(
-            own=tuple(self.own), torchrun=(), script=words[0], is_module=False, no_python=False,
-            script_args=tuple(words)[1:], is_command=True,
-        )  # fmt: skip
-
-    def _complete(self, name: str) -> str:
-        """Expand an abbreviated option, as argparse does for torchrun, or return ``name`` if nothing matches."""
-        known = {*self.own_options, *TORCHRUN_OPTIONS}
-        if not name.startswith("--") or name in known:
-            return name
-        meant = sorted(option for option in known if option.startswith(name))
-        if len(meant) > 1:
-            raise UserError(f"the option {name} could be {' or '.join(meant)}", help="Write it out.")
-        return meant[0] if meant else name
-
-    def _torchrun_takes_value(self, name: str, word: str) -> bool:
-        if name in TORCHRUN_OPTIONS:
-            return TORCHRUN_OPTIONS[name]
-        known = self.ask()
-        if name in known:
-            return known[name]
-        raise UserError(f"neither ddpdoctor wrap nor torchrun knows the option {word.partition('=')[0]}", help=USAGE)
+def _complete(name: str, own_options: Mapping[str, bool]) -> str:
+    """Expand an abbreviated long option, as argparse does for torchrun, or return ``name`` if nothing matches."""
+    known = {*own_options, *TORCHRUN_OPTIONS}
+    if name in known:
+        return name
+    meant = sorted(option for option in known if option.startswith(name))
+    if len(meant) > 1:
+        raise UserError(f"the option {name} could be {' or '.join(meant)}", help="Write it out.")
+    return meant[0] if meant else name
 
 
-def _take_apart(word: str) -> tuple[str, bool]:
-    """Return an option's name and whether its value is attached (``--tee=3``, ``-t3``)."""
-    name, equals, _ = word.partition("=")
-    if name.startswith("--"):
-        return canonical(name), bool(equals)
-    return word[:_SHORT_LENGTH], len(word) > _SHORT_LENGTH
-
-
-def _next_value(name: str, rest: deque[str]) -> str:
-    if not rest:
-        raise UserError(f"the option {name} needs a value", help=USAGE)
-    return rest.popleft()
+def _torchrun_takes_value(name: str, given: str, ask: Callable[[], Mapping[str, bool]]) -> bool:
+    known = TORCHRUN_OPTIONS if name in TORCHRUN_OPTIONS else ask()
+    if name not in known:
+        raise UserError(f"neither ddpdoctor wrap nor torchrun knows the option {given}", help=USAGE)
+    return known[name]
 
 
 class TorchrunSettings:
@@ -283,7 +251,15 @@ class TorchrunSettings:
     def __init__(self, words: tuple[str, ...], env: Mapping[str, str]) -> None:
         """Take torchrun's options and the environment that it will see."""
         self._words, self._env = words, env
-        self._options = _read_options(words)
+        self._options: dict[str, str] = {}
+        """Each long option with its last value; flags have an empty one."""
+        rest = iter(words)
+        for word in rest:
+            name, attached, value = word.partition("=")
+            name = canonical(name)
+            if not attached and TORCHRUN_OPTIONS.get(name, False):
+                value = next(rest, "")
+            self._options[name] = value
 
     def also(self, words: Iterable[str]) -> TorchrunSettings:
         """Return the settings with more options in front."""
@@ -356,19 +332,6 @@ def settings_of_command(split: SplitCommand, env: Mapping[str, str]) -> Torchrun
         return None
 
 
-def _read_options(words: tuple[str, ...]) -> dict[str, str]:
-    """Return each long option with its last value; flags have an empty one."""
-    options: dict[str, str] = {}
-    rest = iter(words)
-    for word in rest:
-        name, attached, value = word.partition("=")
-        name = canonical(name)
-        if not attached and TORCHRUN_OPTIONS.get(name, False):
-            value = next(rest, "")
-        options[name] = value
-    return options
-
-
 def check_script(script: str) -> bytes | None:
     """Return the source of a script, or None if it has none to read (a zip file, compiled code).
 
@@ -383,7 +346,23 @@ def check_script(script: str) -> bytes | None:
             )
     if not path.exists():
         raise UserError(f"the script {script} was not found", help=f"Looked in {Path.cwd()}; check the path.")
-    return _read_source(path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"the script {path} cannot be read: {error.strerror}", help="Check its permissions.") from error
+    if path.suffix in _COMPILED_SUFFIXES or zipfile.is_zipfile(path):
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(content, str(path), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        raise UserError(
+            f"syntax error at {path}:{error.lineno or 1}: {error.msg}", help="Nothing was started. Correct that line."
+        ) from error
+    except ValueError as error:
+        raise UserError(f"{path} is not Python source: {error}", help="Nothing was started.") from error
+    return content
 
 
 def refuse_launcher(split: SplitCommand) -> None:
@@ -430,7 +409,12 @@ def starts_ranks(source: bytes) -> str | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tree = ast.parse(source)
-    aliases = _read_aliases(tree)
+    aliases: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            aliases.update({name.asname: name.name for name in node.names if name.asname})
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            aliases.update({name.asname or name.name: f"{node.module}.{name.name}" for name in node.names})
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             written = _dotted(node.func)
@@ -465,41 +449,6 @@ def choose_ranks(
 
     ranks, note = choose_nproc(source=source, gpus=count_gpus(env))
     return (f"--nproc-per-node={ranks}",), note
-
-
-def _read_source(path: Path) -> bytes | None:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"the script {path} cannot be read: {error.strerror}", help="Check its permissions.") from error
-    if path.suffix in _COMPILED_SUFFIXES or zipfile.is_zipfile(path):
-        return None
-    _check_syntax(content, path)
-    return content
-
-
-def _check_syntax(content: bytes, path: Path) -> None:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            compile(content, str(path), "exec", dont_inherit=True)
-    except SyntaxError as error:
-        raise UserError(
-            f"syntax error at {path}:{error.lineno or 1}: {error.msg}", help="Nothing was started. Correct that line."
-        ) from error
-    except ValueError as error:
-        raise UserError(f"{path} is not Python source: {error}", help="Nothing was started.") from error
-
-
-def _read_aliases(tree: ast.AST) -> dict[str, str]:
-    """Map each imported name in the whole file to its full name."""
-    aliases: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            aliases.update({name.asname: name.name for name in node.names if name.asname})
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            aliases.update({name.asname or name.name: f"{node.module}.{name.name}" for name in node.names})
-    return aliases
 
 
 def _dotted(node: ast.expr) -> str:

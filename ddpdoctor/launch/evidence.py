@@ -104,7 +104,11 @@ class EvidenceTaker:
         self.request += 1
         ring_layout.CELL.pack_into(self.control, ring_layout.CONTROL_REQUEST, self.request)
         alive = [process for process in followed.values() if process.ended_ns is None]
-        held = [process for process in alive if _holds_gil(process, now_ns)]
+        held = [
+            process
+            for process in alive
+            if process.role == ring_layout.ROLE_RANK and now_ns - process.heartbeat_changed_ns > HELD_S * 1e9
+        ]
         fresh_s = HELD_S if limit_s > ANSWER_LIMIT_S else FRESH_S
         asked = [process for process in alive if now_ns - process.heartbeat_changed_ns < fresh_s * 1e9]
         self._wait_for_answers(asked, limit_s)
@@ -226,10 +230,6 @@ def reserve_space(path: Path) -> None:
     """Reserve space for evidence, because a job that fills the disk often fails next."""
     with contextlib.suppress(OSError), os.fdopen(open_new(path), "wb") as file:
         os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
-
-
-def _holds_gil(process: Followed, now_ns: int) -> bool:
-    return process.role == ring_layout.ROLE_RANK and now_ns - process.heartbeat_changed_ns > HELD_S * 1e9
 
 
 def _cpu_share(process: Followed, now: proc.Process) -> float | None:

@@ -172,7 +172,19 @@ def read_step(env: Mapping[str, str]) -> SlurmStep | None:
     if place is None or place.tasks == 1:
         return None
     nodes, node = place.nodes or 1, number(env, "SLURM_NODEID") or 0
-    counts, hosts, master = _counts(env, nodes), read_step_hosts(env), env.get("MASTER_ADDR", "").strip()
+    hosts, master = read_step_hosts(env), env.get("MASTER_ADDR", "").strip()
+    try:
+        counts = expand_counts(env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE", ""))
+    except ValueError:
+        counts = ()
+    counts = counts if len(counts) == nodes else ()
+    task_hosts: tuple[str, ...] = ()
+    if len(hosts) == len(counts) and sum(counts) == place.tasks:
+        found = tuple(host for host, count in zip(hosts, counts, strict=True) for _ in range(count))
+        # Slurm's usual default: tasks fill one node after another.
+        in_order = env.get("SLURM_DISTRIBUTION", "block").startswith("block") or place.tasks == len(hosts)
+        is_own = found[place.task] == env.get("SLURMD_NODENAME", found[place.task])
+        task_hosts = found if in_order and is_own else ()
     return SlurmStep(
         place=place,
         nodes=nodes,
@@ -180,39 +192,11 @@ def read_step(env: Mapping[str, str]) -> SlurmStep | None:
         local_task=number(env, "SLURM_LOCALID") or 0,
         local_tasks=counts[node] if node < len(counts) else None,
         hosts=hosts,
-        task_hosts=_task_hosts(env, hosts, counts, (place.task, place.tasks)),
+        task_hosts=task_hosts,
         restarts=number(env, "SLURM_RESTART_COUNT") or 0,
         master="" if nodes > 1 and is_loopback(master) else master,
         master_port=number(env, "MASTER_PORT"),
     )
-
-
-def idle_nodes(env: Mapping[str, str]) -> int:
-    """Return how many allocated nodes stay idle because a shell of sbatch or salloc runs this without srun."""
-    if is_slurm_step(env) or number(env, "SLURM_JOB_ID", "SLURM_JOBID") is None:
-        return 0
-    return max((number(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1) - 1, 0)
-
-
-def _counts(env: Mapping[str, str], nodes: int) -> tuple[int, ...]:
-    try:
-        counts = expand_counts(env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE", ""))
-    except ValueError:
-        return ()
-    return counts if len(counts) == nodes else ()
-
-
-def _task_hosts(
-    env: Mapping[str, str], hosts: tuple[str, ...], counts: tuple[int, ...], place: tuple[int, int]
-) -> tuple[str, ...]:
-    """Return each task's host if tasks fill one node after another, which is Slurm's usual default."""
-    task, tasks = place
-    if len(hosts) != len(counts) or sum(counts) != tasks:
-        return ()
-    found = tuple(host for host, count in zip(hosts, counts, strict=True) for _ in range(count))
-    dealt = env.get("SLURM_DISTRIBUTION", "block")
-    own = env.get("SLURMD_NODENAME", found[task])
-    return found if (dealt.startswith("block") or tasks == len(hosts)) and found[task] == own else ()
 
 
 def place(split: SplitCommand, env: Mapping[str, str], exchange_port: int | None = None) -> Placement:
@@ -221,34 +205,35 @@ def place(split: SplitCommand, env: Mapping[str, str], exchange_port: int | None
     Node options on the command line take precedence over Slurm, and Slurm over RANK and WORLD_SIZE. Raises
     ``UserError`` if each of several tasks on a node would start the ranks of the whole node.
     """
-    placed = _place(split, settings_of_command(split, env), env)
-    if placed.alone:
-        return placed
-    return replace(placed, port=exchange_port or placed.port, token=_token(placed, env))
-
-
-def _place(split: SplitCommand, torchrun: TorchrunSettings | None, env: Mapping[str, str]) -> Placement:
-    style = Style.COMMAND if split.is_command else Style.TORCHRUN
+    torchrun, style = settings_of_command(split, env), Style.COMMAND if split.is_command else Style.TORCHRUN
     if torchrun is not None and (torchrun.standalone or torchrun.nnodes == (1, 1)):
         return Placement(style=style)
-    if "SLURM_JOB_ID" in env and (task := _in_step(split, torchrun, env)):
-        return task
-    if torchrun is not None and torchrun.nnodes is not None:
-        return _by_torchrun(style, torchrun, torchrun.nnodes)
-    return _by_variables(split, torchrun, env) or Placement(style=style, note=_idle_note(env))
+    if "SLURM_JOB_ID" in env and (step := read_step(env)) is not None:
+        placed = _by_slurm(split, torchrun, step, env)
+    elif torchrun is not None and torchrun.nnodes is not None:
+        placed = _by_torchrun(style, torchrun, torchrun.nnodes)
+    else:
+        placed = _by_variables(split, torchrun, env) or Placement(style=style, note=_idle_note(env))
+    if placed.alone:
+        return placed
+    from ddpdoctor.exchange.wire import job_token
+    from ddpdoctor.model.launch import Launch
+    from ddpdoctor.model.node import Launcher
 
-
-def _in_step(split: SplitCommand, torchrun: TorchrunSettings | None, env: Mapping[str, str]) -> Placement | None:
-
-    step = read_step(env)
-    return None if step is None else place_task(split, torchrun, step, env)
+    launcher = Launcher.SLURM if placed.batch_job else Launcher.NNODES  # in a Slurm step, as for our other commands
+    token = job_token(Launch(launcher=launcher, run=f"slurm {placed.batch_job}"), env)
+    return replace(placed, port=exchange_port or placed.port, token=token)
 
 
 def _idle_note(env: Mapping[str, str]) -> str | None:
-    if "SLURM_JOB_ID" not in env:
+    """Return a note if a shell of sbatch or salloc runs this on one node without srun, and leaves the others idle."""
+    if "SLURM_JOB_ID" not in env or is_slurm_step(env) or number(env, "SLURM_JOB_ID", "SLURM_JOBID") is None:
         return None
-
-    return idle_note(env)
+    idle = (number(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1) - 1
+    if idle < 1:
+        return None
+    nodes = "the other node is" if idle == 1 else f"the other {idle} nodes are"
+    return f"this runs on one node of the Slurm allocation, and {nodes} idle; `srun ddpdoctor wrap` uses all nodes"
 
 
 def _by_torchrun(style: Style, torchrun: TorchrunSettings, nnodes: tuple[int, int]) -> Placement:
@@ -271,8 +256,6 @@ def _by_variables(split: SplitCommand, torchrun: TorchrunSettings | None, env: M
     """Place a rank by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as set by an operator or another launcher."""
     if not env.get("RANK") or not env.get("WORLD_SIZE"):
         return None
-    from ddpdoctor.collect.launch import number
-
     rank, size, port = (number(env, name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     host = env.get("MASTER_ADDR", "").strip()
     if rank is None or size is None or port is None or not host or not rank < size or size < 2:
@@ -299,16 +282,6 @@ def _by_variables(split: SplitCommand, torchrun: TorchrunSettings | None, env: M
     )
 
 
-def _token(placed: Placement, env: Mapping[str, str]) -> bytes | None:
-    """Return the job's secret; in a Slurm step, the same one that the other ddpdoctor commands use."""
-    from ddpdoctor.exchange.wire import job_token
-    from ddpdoctor.model.launch import Launch
-    from ddpdoctor.model.node import Launcher
-
-    launcher = Launcher.SLURM if placed.batch_job else Launcher.NNODES
-    return job_token(Launch(launcher=launcher, run=f"slurm {placed.batch_job}"), env)
-
-
 def _beside(port: int) -> int:
     """Return the port next to the store's, or 0 if that is unknown."""
     if not port:
@@ -316,62 +289,72 @@ def _beside(port: int) -> int:
     return port + 1 if port < MAX_PORT else port - 1
 
 
-def place_task(
+def _by_slurm(
     split: SplitCommand, torchrun: TorchrunSettings | None, step: SlurmStep, env: Mapping[str, str]
 ) -> Placement:
-    """Return a task's place, with the options or variables that its torchrun or its rank needs.
+    """Place a task of a Slurm step, with the options or variables that its torchrun or its rank needs.
 
     ``torchrun`` is torchrun's settings, or None if the command is not torchrun. Raises ``UserError`` if each of several
     tasks on a node would start the ranks of the whole node.
     """
-    placed = _task(step)
-    if torchrun is None or split.is_command:
-        return replace(placed, style=Style.COMMAND)
-    if step.place.tasks == step.nodes or torchrun.nnodes == (step.place.tasks, step.place.tasks):
-        return _node_task(placed, torchrun, step)
-    if given := _shape_given(split, torchrun):
-        raise _too_many_tasks(step, given)
-    note = _rank_note(step) if step.place.task == 0 else None
-    return replace(placed, style=Style.RANK, variables=_rank_variables(step, env), note=note)
-
-
-def idle_note(env: Mapping[str, str]) -> str | None:
-    """Return a note if a batch script runs this on one node and leaves the others idle."""
-    idle = idle_nodes(env)
-    if not idle:
-        return None
-    nodes = "the other node is" if idle == 1 else f"the other {idle} nodes are"
-    return f"this runs on one node of the Slurm allocation, and {nodes} idle; `srun ddpdoctor wrap` uses all nodes"
-
-
-def _task(step: SlurmStep) -> Placement:
-    """Return the part of the place that does not depend on what the task starts."""
-    one_host = step.nodes == 1
+    one_host, tasks = step.nodes == 1, step.place.tasks
     hosts = ("127.0.0.1",) if one_host else (step.master, *step.hosts[:1])
-    return Placement(
+    placed = Placement(
         number=step.place.task,
-        expected=step.place.tasks,
-        most=step.place.tasks,
+        expected=tasks,
+        most=tasks,
         hosts=tuple(dict.fromkeys(filter(None, hosts))),
         port=step.own_port,
         names=step.task_hosts,
         one_host=one_host,
         store=step.store,
         batch_job=step.place.name,
-        of_ranks=step.place.tasks > step.nodes,
+        of_ranks=tasks > step.nodes,
         nodes=step.nodes,
     )
+    if torchrun is None or split.is_command:
+        return replace(placed, style=Style.COMMAND)
+    if tasks == step.nodes or torchrun.nnodes == (tasks, tasks):
+        return _node_task(placed, torchrun, step)
+    nodes = "one node" if one_host else f"{step.nodes} nodes"
+    meant = split.torchrun[0].partition("=")[0] if split.torchrun else ""  # an option or variable for torchrun
+    if meant := meant or next((variable_of(name) for name in SHAPE if torchrun.text(name)), ""):
+        raise UserError(
+            f"this Slurm step has {tasks} tasks on {nodes}, and {meant} makes each of them start torchrun, "
+            "which starts all ranks of a node",
+            help="Nothing was started. Start one task per node: `srun --ntasks-per-node=1 ddpdoctor wrap "
+            "--nproc-per-node N SCRIPT`. Or start one task per rank, without options of torchrun: `srun "
+            "--ntasks-per-node=N ddpdoctor wrap SCRIPT`.",
+        )
+    became = f"each of the {tasks} Slurm tasks on {nodes} becomes a rank"
+    note = f"{became}; `srun --ntasks-per-node=1` starts torchrun" if step.place.task == 0 else None
+    return replace(placed, style=Style.RANK, variables=_rank_variables(step, env), note=note)
 
 
 def _node_task(placed: Placement, torchrun: TorchrunSettings, step: SlurmStep) -> Placement:
     """Add the torchrun options that the user left out: the number of nodes, the rendezvous endpoint and ID."""
-    fewest, most = torchrun.nnodes or (step.place.tasks, step.place.tasks)
-    added = [] if torchrun.nnodes else [f"--nnodes={step.place.tasks}"]
-    by_address = any(torchrun.text(name) for name in ("--master-addr", "--node-rank", "--rdzv-endpoint"))
-    if torchrun.is_c10d or not (torchrun.text("--rdzv-backend") or by_address):
-        added += _c10d_args(torchrun, step)
+    (host, port), task, tasks, text = step.store, step.place.task, step.place.tasks, torchrun.text
+    fewest, most = torchrun.nnodes or (tasks, tasks)
+    added = [] if torchrun.nnodes else [f"--nnodes={tasks}"]
+    by_address = any(map(text, ("--master-addr", "--node-rank", "--rdzv-endpoint")))
+    if torchrun.is_c10d or not (text("--rdzv-backend") or by_address):
+        added += [] if torchrun.is_c10d else ["--rdzv-backend=c10d"]
+        if not text("--rdzv-id"):
+            # A late process from before a requeue must not join.
+            added.append(f"--rdzv-id=slurm-{step.place.name}-{step.restarts}")
+        if not text("--rdzv-endpoint"):
+            added.append(f"--rdzv-endpoint={host}:{port}")
+            # torch decides by host name who serves the store, but Slurm's node name may differ from it.
+            if not text("--rdzv-conf") and host in {"127.0.0.1", *step.hosts[:1]}:
+                added.append(f"--rdzv-conf=is_host={int(task == 0)}")
     elif torchrun.backend == "static":
-        added += _static_args(torchrun, step)
+        added += [] if text("--node-rank") else [f"--node-rank={task}"]
+        if not text("--rdzv-endpoint"):
+            added += [] if text("--master-addr") else [f"--master-addr={host}"]
+            added += [] if text("--master-port") else [f"--master-port={port}"]
+    note = None
+    if torchrun.nnodes is not None and not fewest <= tasks <= most:
+        note = f"--nnodes is {text('--nnodes')}, but this Slurm step has {tasks} tasks, one per node"
     return replace(
         placed,
         expected=fewest,
@@ -379,32 +362,8 @@ def _node_task(placed: Placement, torchrun: TorchrunSettings, step: SlurmStep) -
         of_ranks=False,
         store=torchrun.also(added).endpoint,
         torchrun_args=tuple(added),
-        note=_nnodes_note(torchrun, step) if step.place.task == 0 else None,
+        note=note if task == 0 else None,
     )
-
-
-def _c10d_args(torchrun: TorchrunSettings, step: SlurmStep) -> list[str]:
-    host, port = step.store
-    args = [] if torchrun.is_c10d else ["--rdzv-backend=c10d"]
-    if not torchrun.text("--rdzv-id"):
-        # A late process from before a requeue must not join.
-        args.append(f"--rdzv-id=slurm-{step.place.name}-{step.restarts}")
-    if torchrun.text("--rdzv-endpoint"):
-        return args
-    args.append(f"--rdzv-endpoint={host}:{port}")
-    # torch decides by host name who serves the store, but Slurm's node name may differ from it.
-    if not torchrun.text("--rdzv-conf") and host in {"127.0.0.1", *step.hosts[:1]}:
-        args.append(f"--rdzv-conf=is_host={int(step.place.task == 0)}")
-    return args
-
-
-def _static_args(torchrun: TorchrunSettings, step: SlurmStep) -> list[str]:
-    host, port = step.store
-    args = [] if torchrun.text("--node-rank") else [f"--node-rank={step.place.task}"]
-    if torchrun.text("--rdzv-endpoint"):
-        return args
-    args += [] if torchrun.text("--master-addr") else [f"--master-addr={host}"]
-    return args + ([] if torchrun.text("--master-port") else [f"--master-port={port}"])
 
 
 def _rank_variables(step: SlurmStep, env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -423,36 +382,6 @@ def _rank_variables(step: SlurmStep, env: Mapping[str, str]) -> tuple[tuple[str,
     if step.local_tasks is not None:
         variables.append(("LOCAL_WORLD_SIZE", step.local_tasks))
     return tuple((name, str(value)) for name, value in variables)
-
-
-def _shape_given(split: SplitCommand, torchrun: TorchrunSettings) -> str:
-    """Return an option or variable that is meant for torchrun, or "" if there is none."""
-    if split.torchrun:
-        return split.torchrun[0].partition("=")[0]
-    return next((variable_of(name) for name in SHAPE if torchrun.text(name)), "")
-
-
-def _too_many_tasks(step: SlurmStep, given: str) -> UserError:
-    nodes = "one node" if step.nodes == 1 else f"{step.nodes} nodes"
-    return UserError(
-        f"this Slurm step has {step.place.tasks} tasks on {nodes}, and {given} makes each of them start torchrun, "
-        "which starts all ranks of a node",
-        help="Nothing was started. Start one task per node: `srun --ntasks-per-node=1 ddpdoctor wrap --nproc-per-node "
-        "N SCRIPT`. Or start one task per rank, without options of torchrun: `srun --ntasks-per-node=N ddpdoctor wrap "
-        "SCRIPT`.",
-    )
-
-
-def _rank_note(step: SlurmStep) -> str:
-    nodes = "one node" if step.nodes == 1 else f"{step.nodes} nodes"
-    became = f"each of the {step.place.tasks} Slurm tasks on {nodes} becomes a rank"
-    return f"{became}; `srun --ntasks-per-node=1` starts torchrun"
-
-
-def _nnodes_note(torchrun: TorchrunSettings, step: SlurmStep) -> str | None:
-    if torchrun.nnodes is None or torchrun.nnodes[0] <= step.place.tasks <= torchrun.nnodes[1]:
-        return None
-    return f"--nnodes is {torchrun.text('--nnodes')}, but this Slurm step has {step.place.tasks} tasks, one per node"
 
 
 def number_first(placement: Placement) -> Placement:

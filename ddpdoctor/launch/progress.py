@@ -77,7 +77,7 @@ def open_rings(folder: Path, known: dict[int, Followed], now_ns: int) -> None:
         pid = int(path.stem.split("-")[0])
         old = known.get(pid)
         try:
-            if old is not None and old.ticks == int(path.stem.split("-")[1]) and _same_size(old, path):
+            if old is not None and old.ticks == int(path.stem.split("-")[1]) and (len(old.ring) == path.stat().st_size):
                 continue
             with os.fdopen(open_plain(path, os.O_RDONLY), "rb") as file:
                 ring = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
@@ -88,10 +88,6 @@ def open_rings(folder: Path, known: dict[int, Followed], now_ns: int) -> None:
             pid=pid, ticks=ticks, role=role, ring=ring, last_progress_ns=now_ns, last_new_ns=now_ns, advanced_ns=now_ns,
             heartbeat_changed_ns=now_ns,
         )  # fmt: skip
-
-
-def _same_size(old: Followed, path: Path) -> bool:
-    return len(old.ring) == path.stat().st_size
 
 
 def follow(process: Followed, now_ns: int, interval_s: float, hang_timeout_s: float, below: frozenset[int]) -> None:

@@ -134,10 +134,22 @@ def make_private(path: Path) -> None:
         if path.is_symlink():
             raise UserError(f"the report folder {path} is a link to {path.readlink()}", help=_HELP)
         path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
-        owner = _try_writing(path)
-        _check_owner(path, owner)
+        # Permissions are not enough: there are read-only mounts, full disks and quotas. A network file system or a
+        # container may map the user, so the owner is that of a file that this process creates there.
+        trial = path / f".writable-{os.getpid()}-{os.urandom(4).hex()}"
+        try:
+            with os.fdopen(open_new(trial), "wb") as file:
+                file.write(b"ddpdoctor")
+                file.flush()
+                owner = os.fstat(file.fileno()).st_uid
+        finally:
+            remove(trial)
+        seen = path.lstat().st_uid
+        if seen != owner:  # who could replace it with a link while the job runs
+            raise UserError(f"the report folder {path} belongs to another user ({_user(seen)})", help=_HELP_OWN)
         for name in (*RUN_FILES, *RUN_FOLDERS):
-            _check_planted(path / name, owner)
+            if what := _planted(path / name, owner):
+                raise UserError(f"{name} in the report folder {path} {what}", help=_HELP)
         if not any(path.iterdir()):
             path.chmod(PRIVATE)
         if path.parent == PARENT:
@@ -152,13 +164,11 @@ def make_private(path: Path) -> None:
 def make_report_dir(path: Path) -> Path:
     """Create the folder that the user named. An existing one is fine unless it holds a run."""
     make_private(path)
-    if any((path / name).exists() for name in RUN_FILES) or any(map(_is_used, (path / "rings", path / "evidence"))):
+    folders = [path / name for name in ("rings", "evidence")]
+    filled = [folder for folder in folders if folder.is_dir() and any(folder.iterdir())]
+    if filled or any((path / name).exists() for name in RUN_FILES):
         raise UserError(f"the report folder {path} already holds another run", help=_HELP)
     return path
-
-
-def _is_used(folder: Path) -> bool:
-    return folder.is_dir() and any(folder.iterdir())
 
 
 def _make_parent() -> None:
@@ -172,44 +182,18 @@ def _check_parent(made: Path) -> None:
         raise UserError(f"the folder {PARENT} belongs to another user ({_user(PARENT.lstat().st_uid)})", help=_HELP)
 
 
-def _try_writing(path: Path) -> int:
-    """Write a file and remove it, because permissions are not enough (read-only mounts, full disks, quotas).
-
-    Returns the owner of files that this process creates there: a network file system or a container may map the user.
-    """
-    trial = path / f".writable-{os.getpid()}-{os.urandom(4).hex()}"
-    try:
-        with os.fdopen(open_new(trial), "wb") as file:
-            file.write(b"ddpdoctor")
-            file.flush()
-            return os.fstat(file.fileno()).st_uid
-    finally:
-        remove(trial)
-
-
-def _check_owner(path: Path, owner: int) -> None:
-    """Refuse another user's folder, because its owner could replace it with a link while the job runs."""
-    seen = path.lstat().st_uid
-    if seen != owner:
-        raise UserError(f"the report folder {path} belongs to another user ({_user(seen)})", help=_HELP_OWN)
-
-
-def _check_planted(path: Path, owner: int) -> None:
-    """Refuse an existing path where a run would write, unless it is this user's own file or folder."""
+def _planted(path: Path, owner: int) -> str:
+    """Return why a run must not write to an existing path, or "" if it is this user's own file or folder, or none."""
     try:
         seen = path.lstat()
     except FileNotFoundError:
-        return
-    wanted = stat.S_ISDIR if path.name in RUN_FOLDERS else stat.S_ISREG
+        return ""
+    is_folder = path.name in RUN_FOLDERS
     if stat.S_ISLNK(seen.st_mode):
-        what = f"is a link to {path.readlink()}"
-    elif not wanted(seen.st_mode):
-        what = "is not a folder" if path.name in RUN_FOLDERS else "is not a file"
-    elif seen.st_uid != owner:
-        what = f"belongs to another user ({_user(seen.st_uid)})"
-    else:
-        return
-    raise UserError(f"{path.name} in the report folder {path.parent} {what}", help=_HELP)
+        return f"is a link to {path.readlink()}"
+    if not (stat.S_ISDIR if is_folder else stat.S_ISREG)(seen.st_mode):
+        return "is not a folder" if is_folder else "is not a file"
+    return "" if seen.st_uid == owner else f"belongs to another user ({_user(seen.st_uid)})"
 
 
 def _user(number: int) -> str:
@@ -376,7 +360,15 @@ def _read_run(folder: Path) -> Run | None:
 def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched_ns: int) -> None:
     """Write run.json: what was started, when and how."""
     level = options.debug_level or os.environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF")
-    environment = {**os.environ, **dict(options.placement.variables)}
+    placement, own = options.placement, read_process(os.getpid())
+    environment = {**os.environ, **dict(placement.variables)}
+    shape: dict[str, int | None] = {}  # how many ranks are requested; a command starts as many as it likes
+    if placement.style is Style.TORCHRUN:
+        shape = launch_shape(TorchrunSettings(options.torchrun_args, os.environ))
+    elif placement.style is Style.RANK:
+        shape = {
+            "nproc": 1, "nnodes": placement.nodes, "node_rank": placement.number, "world_size": placement.expected,
+        }  # fmt: skip
     run = Run(
         command=hide_secrets(options.command),
         started_at=started_at,
@@ -390,11 +382,11 @@ def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched
         torch_version=_torch_version(),
         environment={name: environment[name] for name in STORED_VARIABLES if name in environment},
         entry=options.entry,
-        launcher=options.placement.style.value,
+        launcher=placement.style.value,
         run_dir="" if folder == options.report_dir.resolve() else str(options.report_dir.resolve()),
         watcher_pid=os.getpid(),
-        watcher_ticks=_own_ticks(),
-        **_shape(options),
+        watcher_ticks=own.start_ticks if own is not None else None,
+        **shape,
     )
     write_whole(folder / "run.json", json.dumps(encode(run), indent=1))
 
@@ -404,23 +396,6 @@ def write_record_place(run_dir: Path, folder: Path) -> None:
     place = RecordPlace(host=socket.gethostname(), folder=str(folder))
     with contextlib.suppress(OSError):
         write_whole(run_dir / RECORD_NAME, json.dumps(encode(place)))
-
-
-def _own_ticks() -> int | None:
-    own = read_process(os.getpid())
-    return own.start_ticks if own is not None else None
-
-
-def _shape(options: WrapOptions) -> dict[str, Any]:
-    """Return how many ranks are requested, here and in all. For a command that is unknown until it starts them."""
-    placement = options.placement
-    if placement.style is Style.TORCHRUN:
-        return launch_shape(TorchrunSettings(options.torchrun_args, os.environ))
-    if placement.style is Style.RANK:
-        return {
-            "nproc": 1, "nnodes": placement.nodes, "node_rank": placement.number, "world_size": placement.expected,
-        }  # fmt: skip
-    return {}
 
 
 def launch_shape(torchrun: TorchrunSettings) -> dict[str, int | None]:

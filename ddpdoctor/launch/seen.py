@@ -23,7 +23,6 @@ from ddpdoctor.recorder.storage import ring_reading
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from ddpdoctor.collect.connections import Received
     from ddpdoctor.collect.proc import Process
     from ddpdoctor.launch.progress import Followed
 
@@ -152,24 +151,23 @@ class Receptions:
         moved = [one for one in now if one.size_bytes > self._before.get(one.inode, one.size_bytes)]
         if not moved or over_s <= 0:
             return {}
-        sockets = {rank: _sockets_of(pids) for rank, pids in families.items()}
+        sockets = {
+            rank: frozenset(inode for pid in pids for inode in read_sockets(pid) or ())
+            for rank, pids in families.items()
+        }
         own = frozenset().union(*sockets.values())
         own_ports = {str(one.local_port) for one in now if one.inode in own}
         found: dict[int, Receiving] = {}
         for rank, inodes in sockets.items():
             mine = [one for one in moved if one.inode in inodes and one.remote.rpartition(":")[2] not in own_ports]
-            rates = [Receiving(remote=one.remote, bytes_s=self._rate(one, over_s)) for one in mine]
+            rates = [
+                Receiving(remote=one.remote, bytes_s=((one.size_bytes - self._before[one.inode]) / over_s))
+                for one in mine
+            ]
             best = max(rates, key=lambda one: one.bytes_s, default=None)
             if best is not None:
                 found[rank] = best
         return found
-
-    def _rate(self, now: Received, over_s: float) -> float:
-        return (now.size_bytes - self._before[now.inode]) / over_s
-
-
-def _sockets_of(pids: Iterable[int]) -> frozenset[int]:
-    return frozenset(inode for pid in pids for inode in read_sockets(pid) or ())
 
 
 class CausesSeen:

@@ -65,10 +65,20 @@ def start_launcher(options: WrapOptions, folder: Path, in_child: Callable[[], No
     Raises:
         UserError: the system cannot run the command, for example a script without a ``#!`` line.
     """
-    command = launch_command(options)
+    command, placement = launch_command(options), options.placement
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_JOB}
+    bootstrap = str(Path(__file__).resolve().parents[1] / "recorder" / "bootstrap")
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (bootstrap, environment.get("PYTHONPATH"))))
+    environment |= dict(placement.variables)
+    if placement.style is Style.TORCHRUN:
+        environment[OWN_VARIABLE] = "1"
+    environment |= job_mark(folder)
+    environment |= options.ranks.variables()
+    environment |= nccl_log_environment(environment, folder)
+    environment = debug_environment(environment, options.debug_level, is_command=placement.style is Style.COMMAND)
     try:
         # preexec_fn is unsafe with threads, but there are none yet.
-        return subprocess.Popen(command, env=_environment(options, folder), preexec_fn=in_child)  # noqa: PLW1509
+        return subprocess.Popen(command, env=environment, preexec_fn=in_child)  # noqa: PLW1509
     except OSError as error:
         raise cannot_run(command[0], error) from error
 
@@ -99,19 +109,6 @@ def launch_command(options: WrapOptions) -> list[str]:
 def job_mark(folder: Path) -> dict[str, str]:
     """Return the environment variables that mark the processes of this job."""
     return {"DDPDOCTOR_RUN": str(folder), "DDPDOCTOR_WATCHER": str(os.getpid())}
-
-
-def _environment(options: WrapOptions, folder: Path) -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_JOB}
-    bootstrap = str(Path(__file__).resolve().parents[1] / "recorder" / "bootstrap")
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (bootstrap, environment.get("PYTHONPATH"))))
-    environment |= dict(options.placement.variables)
-    if options.placement.style is Style.TORCHRUN:
-        environment[OWN_VARIABLE] = "1"
-    environment |= job_mark(folder)
-    environment |= options.ranks.variables()
-    environment |= nccl_log_environment(environment, folder)
-    return debug_environment(environment, options.debug_level, is_command=options.placement.style is Style.COMMAND)
 
 
 def debug_environment(env: dict[str, str], level: ChosenLevel | None, *, is_command: bool) -> dict[str, str]:
