@@ -34,7 +34,7 @@ from ddpdoctor.cli.options import (
     settings_of,
     typed,
 )
-from ddpdoctor.cli.output import check_writable
+from ddpdoctor.cli.output import check_codes, check_writable
 from ddpdoctor.launch.command_line import (
     DebugLevel,
     OnHang,
@@ -54,7 +54,6 @@ from ddpdoctor.recorder.settings import RecorderSettings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpdoctor.launch.placement import Placement
 
 AUTO = "auto"
 NOMINAL_STEPS = 64
@@ -236,9 +235,17 @@ def prepare(
         check_writable(options.exclude_file, "--exclude-file")
     check_metrics(_metric_options(options), env)
     command = command or tuple(sys.argv)
-    split = _with_variables(options.split, env)
+    split = options.split
+    if not split.is_command:  # torchrun's flags have variables; it complains itself about one that is no number
+        texts = {name: env.get(name, "").strip() for name in ("PET_MODULE", "PET_NO_PYTHON")}
+        given = {name for name, text in texts.items() if text.isdigit() and int(text)}
+        split = replace(
+            split,
+            is_module=split.is_module or "PET_MODULE" in given,
+            no_python=split.no_python or "PET_NO_PYTHON" in given,
+        )
     source = _check_source(split, env)
-    ignore = _check_codes(options.ignore)
+    ignore = check_codes(options.ignore) if options.ignore else ()
     placement = number_first(place(split, env, options.exchange_port))
     by_torchrun = placement.style is Style.TORCHRUN
     nproc_args, note = choose_ranks(split.torchrun, source, env) if by_torchrun else ((), None)
@@ -250,11 +257,18 @@ def prepare(
         check_every=_read_check_every(options, outer),
         check_auto=options.check_every == AUTO and not options.no_consistency and outer is None,
     )
-    member = (
-        _make_member(options, placement, env, command)
-        if outer is None
-        else MemberFolder(folder=outer, report=outer / REPORT_NAME)
-    )
+    if outer is None:
+        starter = Starter(
+            script=options.split.script,
+            is_module=options.split.is_module,
+            command=command,
+            host=socket.gethostname(),
+            env=env,
+            now=datetime.now(),  # noqa: DTZ005  local time, as people look for it
+        )
+        member = make_member_folder(options.report_dir, placement, starter)
+    else:  # only the wrap around this one writes a report
+        member = MemberFolder(folder=outer, report=outer / REPORT_NAME)
     return settings_of(
         options,
         WrapOptions,
@@ -296,22 +310,6 @@ def _read_check_every(options: Options, outer: Path | None) -> int:
     return NOMINAL_STEPS if options.check_every == AUTO else parse_steps(options.check_every, "--check-every")
 
 
-def _with_variables(split: SplitCommand, env: Mapping[str, str]) -> SplitCommand:
-    """Apply PET_MODULE and PET_NO_PYTHON like their flags, as torchrun does."""
-    if split.is_command:
-        return split
-    return replace(
-        split,
-        is_module=split.is_module or _is_set(env.get("PET_MODULE")),
-        no_python=split.no_python or _is_set(env.get("PET_NO_PYTHON")),
-    )
-
-
-def _is_set(value: str | None) -> bool:
-    """Read a flag's variable. torchrun itself complains if it is not a number."""
-    return value is not None and value.strip().isdigit() and int(value) != 0
-
-
 def _check_source(split: SplitCommand, env: Mapping[str, str]) -> bytes | None:
     """Check the script or command. Return the script's source, or None if it cannot be found without importing."""
     if not split.is_command and not split.is_module and not split.no_python:
@@ -323,25 +321,3 @@ def _check_source(split: SplitCommand, env: Mapping[str, str]) -> bytes | None:
         return check_script(split.script)
     found = locate_module(split.script, ("", *sys.path))
     return None if found is None else check_script(str(found))
-
-
-def _check_codes(codes: tuple[str, ...]) -> tuple[str, ...]:
-    if not codes:
-        return ()
-    from ddpdoctor.diagnose.files import check_codes
-
-    return check_codes(codes)
-
-
-def _make_member(
-    options: Options, placement: Placement, env: Mapping[str, str], command: tuple[str, ...]
-) -> MemberFolder:
-    starter = Starter(
-        script=options.split.script,
-        is_module=options.split.is_module,
-        command=command,
-        host=socket.gethostname(),
-        env=env,
-        now=datetime.now(),  # noqa: DTZ005  local time, as people look for it
-    )
-    return make_member_folder(options.report_dir, placement, starter)

@@ -62,12 +62,6 @@ NOTE_SHARE = 0.01
 """The fraction of a core that the notes may use. With thousands of members they become rarer."""
 
 
-def save_members(folder: Path, seen: NodesSeen) -> None:
-    """Write the state of all members while the job runs, for `ddpdoctor status`. A full disk is ignored."""
-    with contextlib.suppress(OSError):
-        save(folder / MEMBERS_NAME, seen)
-
-
 def save_nodes(folder: Path, seen: NodesSeen) -> None:
     """Write the state of all members into the run folder, completely or not at all. A full disk is ignored."""
     with contextlib.suppress(OSError):
@@ -226,6 +220,9 @@ class Examining:
         self._moved = False
         self._seen: NodesSeen | None = None
         self._is_asking = False
+        self._next_note_ns = 0
+        self._asked_all = 0
+        """The request of `ddpdoctor status --dump` for which all nodes were asked, or 0."""
 
     @property
     def _folder(self) -> Path:
@@ -247,6 +244,26 @@ class Examining:
             return None
         self._take()
         return self._conclude()
+
+    def serve(self) -> None:
+        """Do what `ddpdoctor status` needs: note the nodes, and take evidence on request. Wait for no other node."""
+        first, began_ns = self.nodes if self.nodes is not None and self.nodes.is_first else None, time.monotonic_ns()
+        if first is not None and began_ns >= self._next_note_ns:  # the others know only what the first tells them
+            with contextlib.suppress(OSError):  # a full disk
+                save(self._watch.folder / MEMBERS_NAME, first.members.seen())
+            ended_ns = time.monotonic_ns()
+            self._next_note_ns = ended_ns + int(max(NOTE_EVERY_S * 1e9, (ended_ns - began_ns) / NOTE_SHARE))
+        asked = self._watch.evidence.dump_asked()
+        if not asked:
+            return
+        if self._asked_all != asked:
+            if first is not None:
+                first.ask()
+            self._watch.take_evidence(limit_s=PATIENT_LIMIT_S)
+            self._asked_all = asked
+        if first is None or first.has_answers():
+            self.save_nodes()
+            self._watch.evidence.note_dumped(asked)
 
     def announce(self, examined: Examined, *, stop: bool) -> None:
         """Send the result to the other nodes if this node judges."""
@@ -425,43 +442,3 @@ class Examining:
         if self.nodes is not None:
             self._seen = self.nodes.save(self._folder) if self.nodes.is_first else self.nodes.seen()
             save_nodes(self._folder, self._seen)
-
-
-class OnDemand:
-    """Answers requests while the job runs. No method waits for other nodes."""
-
-    def __init__(self, watch: JobWatch, examining: Examining) -> None:
-        """Take this node's watch, and the connection to the other nodes."""
-        self._watch, self._examining = watch, examining
-        self._next_note_ns = 0
-        self._asked_all = 0
-        """The request for which all nodes were asked, or 0."""
-
-    def serve(self) -> None:
-        """Do what is due."""
-        self._note_members()
-        asked = self._watch.evidence.dump_asked()
-        if asked and self._is_taken(asked):
-            self._watch.evidence.note_dumped(asked)
-
-    def _is_taken(self, asked: int) -> bool:
-        """Take this node's evidence, and on the first node that of the others; return whether all of it is saved."""
-        nodes = self._examining.nodes
-        if self._asked_all != asked:
-            if nodes is not None and nodes.is_first:
-                nodes.ask()
-            self._watch.take_evidence(limit_s=PATIENT_LIMIT_S)
-            self._asked_all = asked
-        if nodes is not None and nodes.is_first and not nodes.has_answers():
-            return False
-        self._examining.save_nodes()
-        return True
-
-    def _note_members(self) -> None:
-        """Write what the first node knows of all nodes. The others know only what it tells them."""
-        nodes, now_ns = self._examining.nodes, time.monotonic_ns()
-        if nodes is None or not nodes.is_first or now_ns < self._next_note_ns:
-            return
-        save_members(self._watch.folder, nodes.members.seen())
-        ended_ns = time.monotonic_ns()
-        self._next_note_ns = ended_ns + int(max(NOTE_EVERY_S * 1e9, (ended_ns - now_ns) / NOTE_SHARE))

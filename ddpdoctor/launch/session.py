@@ -14,7 +14,7 @@ from ddpdoctor.collect.run_files import save
 from ddpdoctor.collect.run_ranks import ASKED_TOGETHER_NS
 from ddpdoctor.exchange.store import wait_until
 from ddpdoctor.launch.attendance import Attendance, Leaving, locked, read_attendance
-from ddpdoctor.launch.hang import Examining, OnDemand, has_errors
+from ddpdoctor.launch.hang import Examining, has_errors
 from ddpdoctor.launch.placement import Placement, Style, WrapOptions
 from ddpdoctor.launch.replica_exchange import LiveComparison, ReplicaExchange, SharedReplicas
 from ddpdoctor.launch.run_folder import (
@@ -142,17 +142,20 @@ def join_nodes(placement: Placement, folder: Path) -> FirstNode | OtherNode | No
 class Session:
     """The state of one wrapped job."""
 
-    def __init__(self, options: WrapOptions, load_judge: Callable[[], Judge], notifier: Notifier) -> None:
-        """Prepare the record. ``load_judge`` imports the rules; it is called after the launcher has started.
+    def __init__(
+        self, options: WrapOptions, load_judge: Callable[[], Judge], notifier: Notifier, folder: Path | None = None
+    ) -> None:
+        """Prepare the record, in ``folder`` or where there is room.
 
-        Raises ``UserError`` if nothing can be recorded.
+        ``load_judge`` imports the rules; it is called after the launcher has started. Raises ``UserError`` if nothing
+        can be recorded.
         """
         self.options = options
         self.load_judge = load_judge
         self.judge: Judge = _judge_nothing
         self.notifier = notifier
         self.run_dir = options.report_dir.resolve()
-        self.folder = self._choose_folder()
+        self.folder = folder or choose_folder(self.run_dir)
         self.started_at = now()
         self.signals: list[tuple[signal.Signals, int]] = []
         """The ending signals that the watcher received, and when."""
@@ -175,27 +178,19 @@ class Session:
         self.failure: Exception | None = None
         self.shared = None if options.placement.alone else SharedReplicas(options.allow_different)
         self.exchange: ReplicaExchange | None = None
-        self.watch = self._start_record()
-        place = f"{socket.gethostname()}:{options.report_file.resolve().parent}"
-        self.examining = Examining(self.watch, self._judge, options.hang_timeout_s, options.on_hang, place)
-        self.on_demand = OnDemand(self.watch, self.examining)
-
-    def _choose_folder(self) -> Path:
-        return choose_folder(self.run_dir)
-
-    def _start_record(self) -> JobWatch:
-        options, launched_ns = self.options, time.monotonic_ns()
+        launched_ns = time.monotonic_ns()
         replicas = LiveComparison(self.folder, options.ranks.check_every, options.allow_different, self.shared)
         try:
             write_run_file(self.folder, options, self.started_at, launched_ns)
             if self.folder != self.run_dir:
                 write_record_place(self.run_dir, self.folder)
-            watch = JobWatch(self.folder, options.hang_timeout_s, launched_ns, replicas)
+            self.watch = JobWatch(self.folder, options.hang_timeout_s, launched_ns, replicas)
         except OSError as error:
             raise refuse(self.folder, error) from error
         if options.placement.expected < options.placement.most:
-            watch.restart_patience_s = ELASTIC_RESTART_S
-        return watch
+            self.watch.restart_patience_s = ELASTIC_RESTART_S
+        place = f"{socket.gethostname()}:{options.report_file.resolve().parent}"
+        self.examining = Examining(self.watch, self._judge, options.hang_timeout_s, options.on_hang, place)
 
     def run(self) -> JobOutcome:
         """Run the job to its end."""
@@ -283,12 +278,14 @@ class Session:
             with self._job_goes_first():
                 self.watch.wait(LOOK_EVERY_S)
                 self.watch.follow()
-                self._note_restart()
+                if self.watch.agent.attempt > self.attempt:  # save one that was given up, before the next overwrites it
+                    self.watch.save(ended=True, launcher_status=None, attempt=self.attempt)
+                    self.attempt = self.watch.agent.attempt
             with self._job_goes_first():
                 self._react()
             with self._job_goes_first():
                 if self.hang is None and not self.signals:
-                    self.on_demand.serve()
+                    self.examining.serve()
             nonfinite = sum(rank.cells.get("nonfinite", 0) for rank in self.watch.ranks())
             if self.watch.replicas.has_news or nonfinite > self.nonfinite:
                 self.nonfinite = nonfinite
@@ -407,12 +404,6 @@ class Session:
         self._withdraw()
         return judged
 
-    def _note_restart(self) -> None:
-        """Save the evidence of an attempt that the launcher gave up on, before the next one overwrites it."""
-        if self.watch.agent.attempt > self.attempt:
-            self.watch.save(ended=True, launcher_status=None, attempt=self.attempt)
-            self.attempt = self.watch.agent.attempt
-
     def _pass_on_signal(self) -> None:
         """Save evidence within a scheduler's grace time, then let the launcher end its ranks in its usual way."""
         number, began_ns = self.signals[0]
@@ -423,7 +414,12 @@ class Session:
             self.watch.stopping_since_ns = time.monotonic_ns()
             self.watch.evidence.acknowledge()
             if number == signal.SIGINT:
-                self._let_launcher_begin(began_ns)
+                # The launcher needs a moment to react to a terminal's Ctrl-C; a SIGINT from kill(1) did not reach it.
+                evidence, launcher = self.watch.evidence, self.launcher
+                wait_until(
+                    lambda: evidence.has_closed_since(began_ns) or launcher.poll() is not None,
+                    LAUNCHER_TAKES_OVER_S, 0.02,
+                )  # fmt: skip
             if not self._has_heard(number, began_ns):
                 self.launcher.send_signal(number)
             self._save_at_once()
@@ -454,14 +450,6 @@ class Session:
         if self.launcher.poll() is not None or self.watch.evidence.has_closed_since(began_ns):
             return True
         return number == signal.SIGINT and self.options.placement.style is not Style.TORCHRUN and is_in_foreground()
-
-    def _let_launcher_begin(self, began_ns: int) -> None:
-        """Wait briefly for the launcher to react to a terminal's Ctrl-C; a SIGINT from kill(1) did not reach it."""
-        evidence = self.watch.evidence
-        wait_until(
-            lambda: evidence.has_closed_since(began_ns) or self.launcher.poll() is not None,
-            LAUNCHER_TAKES_OVER_S, 0.02,
-        )  # fmt: skip
 
     def _finish(self, status: int) -> JobOutcome:
         with self._job_goes_first():
@@ -545,8 +533,8 @@ class JoinedSession(Session):
         self, options: WrapOptions, load_judge: Callable[[], Judge], notifier: Notifier, joining: Joining
     ) -> None:
         """Take what ``Session`` takes, and where ranks join."""
+        super().__init__(options, load_judge, notifier, joining.record)
         self.joining = joining
-        super().__init__(options, load_judge, notifier)
         self.attendance = Attendance()
         self.failed = 0
         """How many processes had left with an error at the last check."""
@@ -560,9 +548,6 @@ class JoinedSession(Session):
         with handling(ENDING_SIGNALS, self._note_signal):
             self._prepare()
             return self._end(self._watch_to_the_end())
-
-    def _choose_folder(self) -> Path:
-        return self.joining.record
 
     def _poll(self) -> int | None:
         """Return None while a process is present; then 0 if all have left well, else 1."""
