@@ -44,7 +44,13 @@ def run(options: Options) -> int:
     if not options.yes and not _agrees():
         say(sys.stderr, "nothing was written")
         return ExitStatus.OK
-    _write_archive(output, pack(files))
+    from ddpdoctor.model.errors import UserError
+    from ddpdoctor.recorder.storage.files import write_whole
+
+    try:
+        write_whole(output, pack(files))
+    except OSError as error:
+        raise UserError(f"{output} cannot be written: {error.strerror}", help="Choose another file.") from error
     write(sys.stdout, f"written: {output}\nopen it with: ddpdoctor report {output}\n")
     return ExitStatus.OK
 
@@ -78,13 +84,3 @@ def _agrees() -> bool:
     sys.stdout.write("write it? [y/N] ")
     sys.stdout.flush()
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
-
-
-def _write_archive(path: Path, content: bytes) -> None:
-    from ddpdoctor.model.errors import UserError
-    from ddpdoctor.recorder.storage.files import write_whole
-
-    try:
-        write_whole(path, content)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}", help="Choose another file.") from error

@@ -98,7 +98,14 @@ def run(options: Options) -> int:
 
     outputs = settings_of(options, Outputs)
     if options.dataset is not None:
-        _refuse_arithmetic(options)
+        from ddpdoctor.model.errors import UserError
+
+        for name in OF_THE_LOADER:
+            if getattr(options, name):
+                option = f"--{name.replace('_', '-')}"
+                raise UserError(
+                    f"{option} cannot be used with --dataset, which reads your loader", help="Leave one of them out."
+                )
         return _ask_loader(options, options.dataset, outputs, os.environ)
     plan = read_plan(options)
     check_outputs(outputs)
@@ -132,18 +139,6 @@ def _read_sharing(options: Options) -> Sharing:
     if options.no_sampler:
         return Sharing.NONE
     return Sharing.SPLIT if options.split else Sharing.SAMPLER
-
-
-def _refuse_arithmetic(options: Options) -> None:
-    """Raise ``UserError`` if an option of the arithmetic is given together with --dataset."""
-    from ddpdoctor.model.errors import UserError
-
-    for name in OF_THE_LOADER:
-        if getattr(options, name):
-            option = f"--{name.replace('_', '-')}"
-            raise UserError(
-                f"{option} cannot be used with --dataset, which reads your loader", help="Leave one of them out."
-            )
 
 
 def _ask_loader(options: Options, function: str, outputs: Outputs, env: Mapping[str, str]) -> int:

@@ -399,20 +399,16 @@ def _read_one(one: Declared, value: Any, name: str) -> Any:
     if choices and (text.upper() if isinstance(option, Option) and option.ignores_case else text) not in choices:
         raise UserError(f"{name} is {text!r}", help=f"Write one of {', '.join(map(str, choices))}.")
     if one.type is int and isinstance(option, Option) and option.parse is None:
-        return _read_int(option, text, name)
+        number = int(text) if text.lstrip("-").isdecimal() else None
+        low, high = option.min, option.max
+        if number is None or (low is not None and number < low) or (high is not None and number > high):
+            raise UserError(f"{name} is {text!r}, which the option does not take", help="See the command's --help.")
+        return number
     try:
         one.parse(text)
     except UserError as error:
         raise UserError(f"{name}: {error.message}", help=error.help) from error
     return text
-
-
-def _read_int(option: Option, text: str, name: str) -> int:
-    number = int(text) if text.lstrip("-").isdecimal() else None
-    low, high = option.min, option.max
-    if number is None or (low is not None and number < low) or (high is not None and number > high):
-        raise UserError(f"{name} is {text!r}, which the option does not take", help="See the command's --help.")
-    return number
 
 
 def _read_ignored(table: ConfigTable) -> tuple[IgnoredCode, ...]:

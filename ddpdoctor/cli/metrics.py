@@ -92,7 +92,10 @@ class OtlpSender:
         from opentelemetry.sdk.resources import Resource
         from requests import Session
 
-        _silence_log()
+        # Keep the SDK's own messages off stderr: it has one for each try.
+        log = logging.getLogger("opentelemetry")
+        log.addHandler(logging.NullHandler())
+        log.propagate = False
         named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
         attributes = {"host.name": host, **({} if named else {"service.name": "ddpdoctor"})}
         self._samples: tuple[Sample, ...] = ()
@@ -126,13 +129,6 @@ class OtlpSender:
         from opentelemetry.metrics import Observation
 
         return [Observation(one.value, dict(one.labels)) for one in self._samples if one.metric is metric]
-
-
-def _silence_log() -> None:
-    """Keep the SDK's own messages off stderr: it has one for each try."""
-    log = logging.getLogger("opentelemetry")
-    log.addHandler(logging.NullHandler())
-    log.propagate = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

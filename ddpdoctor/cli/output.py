@@ -67,7 +67,18 @@ def render(report: Report, output_format: SavedFormat, *, fail_on: Severity | No
 
 def _render_other(report: Report, output_format: SavedFormat, fail_on: Severity | None) -> str:
     if output_format in {"junit", "github", "sarif"}:
-        return _render_for_ci(report, output_format, fail_on)
+        if output_format == "github":
+            from ddpdoctor.report.formats import render_github
+
+            return render_github(report, read_cwd())
+        if output_format == "sarif":
+            from ddpdoctor.diagnose.files import read_titles
+            from ddpdoctor.report.formats import render_sarif
+
+            return render_sarif(report, read_titles({finding.code for finding in report.findings}), read_cwd())
+        from ddpdoctor.report.formats import render_junit
+
+        return render_junit(report, fail_on)
     if output_format == "csv":
         from ddpdoctor.report.formats import render_csv
 
@@ -83,21 +94,6 @@ def _render_other(report: Report, output_format: SavedFormat, fail_on: Severity 
     from ddpdoctor.report.markdown import render_markdown
 
     return render_markdown(report)
-
-
-def _render_for_ci(report: Report, output_format: SavedFormat, fail_on: Severity | None) -> str:
-    if output_format == "github":
-        from ddpdoctor.report.formats import render_github
-
-        return render_github(report, read_cwd())
-    if output_format == "sarif":
-        from ddpdoctor.diagnose.files import read_titles
-        from ddpdoctor.report.formats import render_sarif
-
-        return render_sarif(report, read_titles({finding.code for finding in report.findings}), read_cwd())
-    from ddpdoctor.report.formats import render_junit
-
-    return render_junit(report, fail_on)
 
 
 def _draw_text(report: Report, stream: TextIO, run_dir: Path | None, *, verbose: bool) -> str:
@@ -252,7 +248,10 @@ def check_outputs(outputs: Outputs) -> None:
 def check_files(outputs: Outputs) -> None:
     """Raise ``UserError`` if a file cannot be written, a plot cannot be drawn here, or two are the same file."""
     if outputs.plot is not None:
-        check_plot_file(outputs.plot)
+        from ddpdoctor.report.bandwidth.figure import check_plot
+
+        check_plot(outputs.plot)
+        check_writable(outputs.plot, "--plot")
     given: dict[Path, str] = {} if outputs.plot is None else {outputs.plot: "--plot"}
     for path, option in ((outputs.output, "--output"), (outputs.html, "--html")):
         if path is None:
@@ -261,14 +260,6 @@ def check_files(outputs: Outputs) -> None:
         if path in given:
             raise UserError(f"{given[path]} and {option} are both {path}", help="Give each a file of its own.")
         given[path] = option
-
-
-def check_plot_file(path: Path) -> None:
-    """Raise ``UserError`` if a plot cannot be drawn here or cannot be written to this file."""
-    from ddpdoctor.report.bandwidth.figure import check_plot
-
-    check_plot(path)
-    check_writable(path, "--plot")
 
 
 def check_writable(path: Path, option: str) -> None:

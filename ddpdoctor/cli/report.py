@@ -63,12 +63,28 @@ def run(options: Options) -> int:
     path = options.run_dir or find_latest(Path(RUNS))
     saved = read_run(path)
     if options.compare is not None:
-        return _show_comparison(options, path, saved, options.compare)
+        from ddpdoctor.diagnose.compare import compare_reports
+        from ddpdoctor.model.errors import UserError
+
+        if options.plot is not None:
+            raise UserError("--plot cannot draw a comparison, only curves of allreduce-bench")
+        if options.curve is not None:
+            raise UserError("--curve cannot be used with --compare")
+        if is_same_run(path, options.compare):
+            raise UserError(
+                f"{path} and {options.compare} are the same run",
+                help="Give two runs: `ddpdoctor report A --compare B`.",
+            )
+        compared = compare_reports((str(path), saved), (str(options.compare), read_run(options.compare)))
+        return _show(options, compared, None)
     if options.plot is not None:
         save_plot(saved, options.plot)
     folder = path.parent if path.is_file() else path
     if options.curve is not None:
-        saved = _predict_by_curve(saved, folder, options.curve)
+        from ddpdoctor.diagnose.bandwidth import read_baseline
+        from ddpdoctor.diagnose.job import predict_by_curve
+
+        saved = predict_by_curve(saved, folder, read_baseline(read_run(options.curve), str(options.curve), "--curve"))
     return _show(options, saved, folder)
 
 
@@ -100,31 +116,10 @@ def _show(options: Options, report: Report, folder: Path | None) -> int:
     return ExitStatus.OK
 
 
-def _show_comparison(options: Options, path: Path, saved: Report, other: Path) -> int:
-    from ddpdoctor.diagnose.compare import compare_reports
-    from ddpdoctor.model.errors import UserError
-
-    if options.plot is not None:
-        raise UserError("--plot cannot draw a comparison, only curves of allreduce-bench")
-    if options.curve is not None:
-        raise UserError("--curve cannot be used with --compare")
-    if is_same_run(path, other):
-        raise UserError(f"{path} and {other} are the same run", help="Give two runs: `ddpdoctor report A --compare B`.")
-    compared = compare_reports((str(path), saved), (str(other), read_run(other)))
-    return _show(options, compared, None)
-
-
 def is_same_run(path: Path, other: Path) -> bool:
     """Return whether two paths name one run."""
     files = [one / REPORT_NAME if one.is_dir() else one for one in (path, other)]
     return path.resolve() == other.resolve() or (all(one.exists() for one in files) and files[0].samefile(files[1]))
-
-
-def _predict_by_curve(report: Report, folder: Path, curve: Path) -> Report:
-    from ddpdoctor.diagnose.bandwidth import read_baseline
-    from ddpdoctor.diagnose.job import predict_by_curve
-
-    return predict_by_curve(report, folder, read_baseline(read_run(curve), str(curve), "--curve"))
 
 
 def find_latest(runs: Path) -> Path:

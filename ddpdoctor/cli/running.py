@@ -153,7 +153,18 @@ def after_the_job(outcome: JobOutcome, *steps: Callable[[], None]) -> JobOutcome
     if failure is None or outcome.failure is not None:
         return outcome
     with contextlib.suppress(Exception):  # there may be no stderr either
-        _say_failure(failure, outcome)
+        if not (outcome.folder / "run.json").exists():
+            say(sys.stderr, f"there is no report: the run folder {outcome.run_dir} was removed while the job ran")
+        elif isinstance(failure, UserError):
+            show_error(failure)
+        elif isinstance(failure, OSError) and failure.errno in OUT_OF_MEANS:
+            say(
+                sys.stderr,
+                f"ddpdoctor could not watch or save all of this job: {failure.strerror}. The exit status is the job's "
+                "own.",
+            )
+        else:
+            show_defect(failure)
     return replace(outcome, failure=failure)
 
 
@@ -173,21 +184,6 @@ def load_judge() -> Judge:
     from ddpdoctor.diagnose.job import judge_folder
 
     return judge_folder
-
-
-def _say_failure(failure: Exception, outcome: JobOutcome) -> None:
-    """Say that the job was not fully watched or judged. If the run folder was removed, say only that."""
-    if not (outcome.folder / "run.json").exists():
-        say(sys.stderr, f"there is no report: the run folder {outcome.run_dir} was removed while the job ran")
-    elif isinstance(failure, UserError):
-        show_error(failure)
-    elif isinstance(failure, OSError) and failure.errno in OUT_OF_MEANS:
-        say(
-            sys.stderr,
-            f"ddpdoctor could not watch or save all of this job: {failure.strerror}. The exit status is the job's own.",
-        )
-    else:
-        show_defect(failure)
 
 
 def outcome_report(outcome: JobOutcome) -> Report:
@@ -326,17 +322,12 @@ def _save(options: WrapOptions, make: MakeReport, outcome: JobOutcome) -> None:
         save_report(outcome.folder, report)
     page = _page_of(options)
     if page is not None:
-        _save_page(report, page)
+        try:
+            save_page(report, page)
+        except Exception as error:  # noqa: BLE001 - nothing may keep a job that hangs from being stopped
+            show_defect(error)
 
 
 def _page_of(options: WrapOptions) -> Path | None:
     """Return the file for the page, or None if no page is wanted or another node writes the report of the job."""
     return options.html if options.report_file.name == REPORT_NAME else None
-
-
-def _save_page(report: Report, path: Path) -> None:
-    """Write the page of a job. Whatever fails here must not keep a job that hangs from being stopped."""
-    try:
-        save_page(report, path)
-    except Exception as error:  # noqa: BLE001 - see above
-        show_defect(error)

@@ -124,7 +124,13 @@ class EvidenceTaker:
         for process in alive:
             with contextlib.suppress(OSError):
                 path = self.folder / "evidence" / f"{process.pid}-{process.ticks}.held"
-                _copy_sparse(process.ring, path)
+                with os.fdopen(open_new(path), "wb") as file:
+                    for at in range(0, len(process.ring), PIECE_BYTES):
+                        piece = process.ring[at : at + PIECE_BYTES]
+                        if piece.count(0) < len(piece):
+                            file.seek(at)
+                            file.write(piece)
+                    file.truncate(len(process.ring))
 
     def forget_kept(self) -> None:
         """Remove the copied rings and dumps of an earlier check, so that the rings themselves count again."""
@@ -190,7 +196,9 @@ class EvidenceTaker:
     def save(self, facts: dict[str, Any], name: str) -> None:
         """Write the watcher's own facts, completely or not at all. On a full disk they are kept for ``readable``."""
         text = json.dumps(facts)
-        self._drop_copy()
+        if self._copy is not None:
+            shutil.rmtree(self._copy, ignore_errors=True)
+        self._copy = None
         try:
             write_whole(self.folder / name, text)
             self.unsaved.pop(name, None)
@@ -205,25 +213,9 @@ class EvidenceTaker:
             self._copy = copy_elsewhere(self.folder, self.unsaved)
         return self._copy or self.folder
 
-    def _drop_copy(self) -> None:
-        if self._copy is not None:
-            shutil.rmtree(self._copy, ignore_errors=True)
-        self._copy = None
-
     def release(self) -> None:
         """Free the reserved space for the evidence."""
         remove(self._reserve)
-
-
-def _copy_sparse(ring: mmap.mmap, path: Path) -> None:
-    """Copy only the used parts of a ring, because the full rings of a thousand ranks would take a gigabyte."""
-    with os.fdopen(open_new(path), "wb") as file:
-        for at in range(0, len(ring), PIECE_BYTES):
-            piece = ring[at : at + PIECE_BYTES]
-            if piece.count(0) < len(piece):
-                file.seek(at)
-                file.write(piece)
-        file.truncate(len(ring))
 
 
 def reserve_space(path: Path) -> None:

@@ -446,23 +446,29 @@ class FirstNode:
     def _hear(self) -> None:
         while not self._ended.wait(HEAR_EVERY_S):
             try:
-                self._hear_once()
+                self.members.hear(self._meeting.heard())
+                waited = time.monotonic() - self._began > self._further_after_s or self._meeting.not_listening
+                if self._further is not None and waited and not self.members.have_come():
+                    further, self._further = self._further, None
+                    self._meeting.callback(further.close)
+                    further.begin()
+                for number in self.members.unknown():
+                    self._take_greeting(number)
+                for number, request in self.members.unread():
+                    self._take_greeting(number)
+                    with contextlib.suppress(StoreError):  # damaged or already gone: counts as not sent
+                        # It is there already: who has not sent what its pulse says must not hold up the others.
+                        packed = self._conversation.take_bytes(f"{EVIDENCE}/{number}/{request}", 0.0)
+                        if packed is not None:
+                            self.members.receive(number, request, packed)
+                nodes = self.members.seen().nodes
+                key = [(node.number, node.host, node.presence, node.ranks) for node in nodes]
+                if key != self._roster:
+                    self._conversation.send(ROSTER, MemberList(nodes=nodes))
+                    self._roster = key
+                    self._post(roster=self._board.roster + 1)
             except Exception as error:  # noqa: BLE001 - watching the job continues without the others
                 self._error = self._error or error
-
-    def _hear_once(self) -> None:
-        self.members.hear(self._meeting.heard())
-        self._serve_further()
-        for number in self.members.unknown():
-            self._take_greeting(number)
-        for number, request in self.members.unread():
-            self._take_greeting(number)
-            with contextlib.suppress(StoreError):  # damaged or already gone: counts as not sent
-                # It is there already: who has not sent what its pulse says must not hold up the others.
-                packed = self._conversation.take_bytes(f"{EVIDENCE}/{number}/{request}", 0.0)
-                if packed is not None:
-                    self.members.receive(number, request, packed)
-        self._post_roster()
 
     def _take_greeting(self, number: int) -> None:
         greeting = find(self._conversation, Greeting, f"{GREETING}/{number}")
@@ -472,20 +478,3 @@ class FirstNode:
     def _is_early(self) -> bool:
         """Return whether some members may still be on their way."""
         return time.monotonic() - self._began < JOIN_LIMIT_S and not self.members.have_come()
-
-    def _serve_further(self) -> None:
-        """Serve the other ways too once a member is missing."""
-        waited = time.monotonic() - self._began > self._further_after_s or self._meeting.not_listening
-        if self._further is not None and waited and not self.members.have_come():
-            further, self._further = self._further, None
-            self._meeting.callback(further.close)
-            further.begin()
-
-    def _post_roster(self) -> None:
-        """Send the list of members to all whenever it changes."""
-        nodes = self.members.seen().nodes
-        key = [(node.number, node.host, node.presence, node.ranks) for node in nodes]
-        if key != self._roster:
-            self._conversation.send(ROSTER, MemberList(nodes=nodes))
-            self._roster = key
-            self._post(roster=self._board.roster + 1)

@@ -236,7 +236,13 @@ class Examining:
         if nodes is not None:
             nodes.say(progress=self._watch.own_progress(), ranks=self._watch.rank_range())
             if nodes.alone_since_ns is None or nodes.verdict is not None:  # it may be the first's final verdict
-                return self._obey(nodes)
+                if request := nodes.request:
+                    self._take()
+                    if self._watch.own_progress().never and nodes.placement.store is not None:
+                        try_places(self._folder, (nodes.placement.store,))
+                    nodes.answer(request, pack_folder(self._folder), moved=self._moved)
+                    self._watch.evidence.forget_kept()
+                return self._take_stop(nodes)
         progress = self._progress_of_all()
         if self._is_over(progress):
             return _NOTHING
@@ -354,16 +360,6 @@ class Examining:
             self._is_asking = True
             self._take()
         return None
-
-    def _obey(self, nodes: OtherNode) -> Examined | None:
-        """Answer the first member's request, and take its verdict if there is one."""
-        if request := nodes.request:
-            self._take()
-            if self._watch.own_progress().never and nodes.placement.store is not None:
-                try_places(self._folder, (nodes.placement.store,))
-            nodes.answer(request, pack_folder(self._folder), moved=self._moved)
-            self._watch.evidence.forget_kept()
-        return self._take_stop(nodes)
 
     def _take_stop(self, nodes: OtherNode) -> Examined | None:
         verdict = nodes.take_verdict()

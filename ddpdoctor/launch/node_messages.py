@@ -237,7 +237,13 @@ def unpack_folder(packed: bytes, folder: Path) -> None:
     for one in _contents(plain):
         file = part / one.name
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write_sparse(file, one)
+        # Write a file with holes instead of zeros, because the full rings of a thousand ranks would take a
+        # gigabyte.
+        with os.fdopen(open_new(file), "wb") as out:
+            for number, piece in one.pieces.items():
+                out.seek(number * _PIECE_BYTES)
+                out.write(piece)
+            out.truncate(one.size)
     shutil.rmtree(folder, ignore_errors=True)
     part.replace(folder)
 
@@ -324,12 +330,3 @@ def _pieces(content: bytes) -> dict[int, bytes]:
     zeros = bytes(_PIECE_BYTES)
     pieces = (content[at : at + _PIECE_BYTES] for at in range(0, len(content), _PIECE_BYTES))
     return {number: piece for number, piece in enumerate(pieces) if piece != zeros[: len(piece)]}
-
-
-def _write_sparse(file: Path, packed: _Packed) -> None:
-    """Write a file with holes instead of zeros, because the full rings of a thousand ranks would take a gigabyte."""
-    with os.fdopen(open_new(file), "wb") as out:
-        for number, piece in packed.pieces.items():
-            out.seek(number * _PIECE_BYTES)
-            out.write(piece)
-        out.truncate(packed.size)

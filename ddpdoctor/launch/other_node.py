@@ -228,7 +228,10 @@ class OtherNode:
                     self._ended.wait(FIND_EVERY_S)
             while self._found is not None and (task := self._tasks.get()) is not None:
                 self._do(task)
-            self._part()
+            if self._beating is not None:
+                self._beating.leave(json.dumps(self._pulse.status).encode())
+            if self._found is not None:
+                self._found.store.close()
         except Exception as error:  # noqa: BLE001 - watching the job continues without the others
             self.failure = self.failure or error
 
@@ -312,9 +315,3 @@ class OtherNode:
     def _required(self) -> FoundMeeting:
         assert self._found is not None, "before the meeting was found"
         return self._found
-
-    def _part(self) -> None:
-        if self._beating is not None:
-            self._beating.leave(json.dumps(self._pulse.status).encode())
-        if self._found is not None:
-            self._found.store.close()

@@ -90,7 +90,11 @@ class SharedReplicas:
     def hear(self, member: int, report: RootsReport) -> None:
         """Record another node's report, on the first node."""
         with self.lock:
-            joint = self._of_all()
+            from ddpdoctor.collect.fingerprint_nodes import Joint
+
+            if self._joint is None and self._index is not None:
+                self._joint = Joint(self._index, self._allowed)
+            joint = self._joint
             if joint is not None:
                 joint.hear(member, report.roots, time.monotonic())
 
@@ -119,13 +123,6 @@ class SharedReplicas:
             save(folder / attempt_name(POINTS, attempt), self.kept())
         if self._joint is not None:
             save(folder / attempt_name(JOINT, attempt), self._joint.found())
-
-    def _of_all(self) -> Joint | None:
-        from ddpdoctor.collect.fingerprint_nodes import Joint
-
-        if self._joint is None and self._index is not None:
-            self._joint = Joint(self._index, self._allowed)
-        return self._joint
 
 
 class LiveComparison:
@@ -160,7 +157,15 @@ class LiveComparison:
         """
         with self._wall():
             if attempt != self._attempt:
-                self._supersede()
+                # Save the results of an attempt that the launcher gave up on. Drop those from before the first
+                # attempt.
+                from ddpdoctor.collect.fingerprint_nodes import COMPARISON, JOINT, POINTS
+
+                if self._attempt >= 0:
+                    self._end(self._attempt)
+                self._comparer = self._saved = None
+                for name in (*map(attempt_name, (COMPARISON, POINTS, JOINT)), REPLICAS_NAME):
+                    remove(self._folder / name)
                 self._attempt = attempt
             if self._comparer is None and not self._is_off:
                 self._comparer = self._begin(attempt if meeting is None else meeting)
@@ -204,16 +209,6 @@ class LiveComparison:
 
         index = self._shared.begin(meeting) if self._shared is not None else None
         return Comparer(self._folder / "prints", check_every=self._check_every, allowed=self._allowed, index=index)
-
-    def _supersede(self) -> None:
-        """Save the results of an attempt that the launcher gave up on. Drop those from before the first attempt."""
-        from ddpdoctor.collect.fingerprint_nodes import COMPARISON, JOINT, POINTS
-
-        if self._attempt >= 0:
-            self._end(self._attempt)
-        self._comparer = self._saved = None
-        for name in (*map(attempt_name, (COMPARISON, POINTS, JOINT)), REPLICAS_NAME):
-            remove(self._folder / name)
 
     def _end(self, attempt: int | None) -> None:
         comparer, self._comparer = self._comparer, None
@@ -320,14 +315,10 @@ class ReplicaExchange:
         word = self._shared.word()
         for name in word.wanted:
             for number in others:
-                self._receive(conversation, number, f"{CONTENTS}/{number}/{word.turn}/{name}")
+                with contextlib.suppress(BadRecord):  # a damaged record counts as an empty answer
+                    sent = conversation.take(NodeStreams, f"{CONTENTS}/{number}/{word.turn}/{name}", f"node {number}")
+                    if sent is not None:
+                        self._shared.receive(number, sent)
         if word != self._word:
             conversation.send(WORD, word)
             self._word = word
-
-    def _receive(self, conversation: Conversation, number: int, key: str) -> None:
-        """Take the contents of another node, if they have arrived."""
-        with contextlib.suppress(BadRecord):  # a damaged record counts as an empty answer
-            sent = conversation.take(NodeStreams, key, f"node {number}")
-            if sent is not None:
-                self._shared.receive(number, sent)

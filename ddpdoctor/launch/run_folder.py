@@ -250,7 +250,12 @@ def make_member_folder(asked: Path | None, placement: Placement, starter: Starte
     base = _find_start(asked, label, starter)
     if not label or (placement.one_host and placement.number is None and _claim(base)):
         return MemberFolder(folder=make_report_dir(base), report=base / REPORT_NAME)
-    _refuse_other_job(base, starter.env)
+    run, job = _read_run(base), starter.env.get("SLURM_JOB_ID")
+    if job and run is not None and run.environment.get("SLURM_JOB_ID") != job:
+        raise UserError(
+            f"the report folder {base} already holds another run",
+            help="Nothing was started. Choose another folder with --report-dir.",
+        )
     make_private(base)
     make_private(base / NODES)
     own = _own_name(base / NODES, label) if placement.number is None else label
@@ -309,16 +314,6 @@ def _restarts(env: Mapping[str, Any]) -> int:
     """Return how often Slurm has restarted a job."""
     text = str(env.get("SLURM_RESTART_COUNT", ""))
     return int(text) if text.isascii() and text.isdecimal() else 0
-
-
-def _refuse_other_job(base: Path, env: Mapping[str, str]) -> None:
-    """Raise ``UserError`` if the folder belongs to another Slurm job; the first member would refuse it too."""
-    run, job = _read_run(base), env.get("SLURM_JOB_ID")
-    if job and run is not None and run.environment.get("SLURM_JOB_ID") != job:
-        raise UserError(
-            f"the report folder {base} already holds another run",
-            help="Nothing was started. Choose another folder with --report-dir.",
-        )
 
 
 def _own_name(nodes: Path, host: str) -> str:

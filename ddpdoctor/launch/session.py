@@ -580,17 +580,14 @@ class JoinedSession(Session):
             self.failed = failed
             self._take_evidence()
             with self._job_goes_first():
-                self._show_failure()
+                self.watch.save(ended=False, launcher_status=1)
+                judgment = self.examining.judge_now()
+                if has_errors(judgment):
+                    outcome = self._outcome(1, judgment)
+                    self._save(outcome)
+                    self._show_once(outcome)
         else:
             super()._react()
-
-    def _show_failure(self) -> None:
-        self.watch.save(ended=False, launcher_status=1)
-        judgment = self.examining.judge_now()
-        if has_errors(judgment):
-            outcome = self._outcome(1, judgment)
-            self._save(outcome)
-            self._show_once(outcome)
 
     def _show_once(self, outcome: JobOutcome) -> None:
         if not self.is_known(outcome.judgment):
@@ -618,7 +615,12 @@ class JoinedSession(Session):
         """Count those that have left as ended: what they do now is not watched."""
         self.watch.follow(at_once=True)
         if self.hang is None:
-            self._note_sigterm_to_all()
+            # Note an interruption if all ranks got SIGTERM together: somebody has ended the launcher, or the
+            # job.
+            asked = [self._asked_to_end_ns(rank) for rank in self.watch.ranks()]
+            known = [at_ns for at_ns in asked if at_ns is not None]
+            if asked and len(known) == len(asked) and max(known) - min(known) <= ASKED_TOGETHER_NS:
+                self._note_end_by("SIGTERM", min(known))
         now_ns = time.monotonic_ns()
         for process in self.watch.followed.values():
             how = self.attendance.left.get((process.pid, process.ticks))
@@ -633,13 +635,6 @@ class JoinedSession(Session):
         """
         outcome = super()._outcome(status, judgment)
         return outcome if outcome.end.hung else replace(outcome, end=replace(outcome.end, exit_status=None))
-
-    def _note_sigterm_to_all(self) -> None:
-        """Note an interruption if all ranks got SIGTERM together: somebody has ended the launcher, or the job."""
-        asked = [self._asked_to_end_ns(rank) for rank in self.watch.ranks()]
-        known = [at_ns for at_ns in asked if at_ns is not None]
-        if asked and len(known) == len(asked) and max(known) - min(known) <= ASKED_TOGETHER_NS:
-            self._note_end_by("SIGTERM", min(known))
 
     def _asked_to_end_ns(self, rank: Followed) -> int | None:
         """Return when a rank got SIGTERM, as far as that is known, or None if it ended otherwise."""

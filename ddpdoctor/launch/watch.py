@@ -102,16 +102,7 @@ class JobWatch:
             if any(child.last_progress_ns == now_ns and child.role == ring_layout.ROLE_CHILD for child in recorded):
                 process.last_progress_ns = process.advanced_ns = now_ns
         self._sweep()
-        self._follow_launcher(processes, now_ns, interval_s)
-        self._follow_strangers(processes)
-        self._holdups.follow(self.ranks())
-        self._causes.follow_host(now_ns)
-        self.replicas.follow(self.agent.attempt, self.ranks(), self.agent.meeting)
-        cost_s = (time.monotonic_ns() - now_ns) / 1e9
-        self._follow_every_s = min(max(FOLLOW_EVERY_S, cost_s / FOLLOW_SHARE), 2.0)
-
-    def _follow_launcher(self, processes: dict[int, proc.Process], now_ns: int, interval_s: float) -> None:
-        """Record when the launcher was last busy; one that waits for other nodes uses almost no CPU."""
+        # When the launcher was last busy: one that waits for other nodes uses almost no CPU.
         launcher = processes.get(self.launcher_pid or 0)
         self._launcher_lives = launcher is not None and launcher.state not in "ZX"
         if launcher is not None:
@@ -121,11 +112,13 @@ class JobWatch:
             is_at_work = used > BUSY_SHARE * interval_s * os.sysconf("SC_CLK_TCK")
             if is_at_work or wanted_ns > WANTED_SHARE * interval_s * 1e9:
                 self._launcher_busy_ns = now_ns
-
-    def _follow_strangers(self, processes: dict[int, proc.Process]) -> None:
-        """Look for ranks without a recorder, unless torch's elastic agent lists its ranks in its log."""
-        if self.launcher_pid is not None and not self.agent.started:
+        if self.launcher_pid is not None and not self.agent.started:  # else torch's agent lists its ranks in its log
             self._strangers.follow(proc.descendants(self.launcher_pid, processes), self.followed)
+        self._holdups.follow(self.ranks())
+        self._causes.follow_host(now_ns)
+        self.replicas.follow(self.agent.attempt, self.ranks(), self.agent.meeting)
+        cost_s = (time.monotonic_ns() - now_ns) / 1e9
+        self._follow_every_s = min(max(FOLLOW_EVERY_S, cost_s / FOLLOW_SHARE), 2.0)
 
     def _follow_one(
         self,
@@ -139,7 +132,10 @@ class JobWatch:
             self._ended(process.pid)
             return
         if process.role == ring_layout.ROLE_RANK and process.pid not in self._pidfds:
-            self._open_pidfd(process.pid)
+            self._pidfds[process.pid] = -1
+            with contextlib.suppress(OSError, AttributeError):
+                self._pidfds[process.pid] = os.pidfd_open(process.pid)
+                self._poller.register(self._pidfds[process.pid], select.POLLIN)
         self.below[process.pid] = below
         if there.state not in "Tt":
             process.frozen_since_ns = None
@@ -153,12 +149,6 @@ class JobWatch:
             process.cpu_since = (now_ns, there.cpu_ticks)
         if process.role == ring_layout.ROLE_RANK:
             progress.discount_starving(process, now_ns, pids)
-
-    def _open_pidfd(self, pid: int) -> None:
-        self._pidfds[pid] = -1
-        with contextlib.suppress(OSError, AttributeError):
-            self._pidfds[pid] = os.pidfd_open(pid)
-            self._poller.register(self._pidfds[pid], select.POLLIN)
 
     def _ended(self, pid: int) -> None:
         process = self.followed.get(pid)
@@ -240,18 +230,15 @@ class JobWatch:
         """Ask the ranks for evidence, check the processes, and save everything (see ``EvidenceTaker.take``)."""
         receptions = Receptions()
         self.evidence.take(self.followed, lambda: self.follow(at_once=True), keep_rings=keep_rings, limit_s=limit_s)
-        self._look_for_causes(receptions)
-        self.replicas.save()
-        self.save(ended=False, launcher_status=None)
-
-    def _look_for_causes(self, receptions: Receptions) -> None:
-        """Read what live ranks are blocked in. Those that have ended keep their last causes."""
+        # Read what live ranks are blocked in. Those that have ended keep their last causes.
         alive = [p for p in self.followed.values() if p.role == ring_layout.ROLE_RANK and p.ended_ns is None]
         below = {(rank.pid, rank.ticks): self.below.get(rank.pid, ()) for rank in alive}
         children = (child.pid for children in below.values() for child in children)
         found = find_answers(self.evidence.folder / "evidence")
         answers = {rank.pid: read_answer(found, rank.pid, rank.ticks) for rank in alive}
         self._causes.read_causes(below, {*(rank.pid for rank in alive), *children}, answers, receptions)
+        self.replicas.save()
+        self.save(ended=False, launcher_status=None)
 
     def has_moved_since(self, time_ns: int) -> bool:
         """Return whether a rank has made progress by itself since then, so that its evidence is out of date."""
