@@ -45,18 +45,12 @@ NO_FUNCTIONS = frozenset({"<module>", "<lambda>", "<listcomp>", "<genexpr>", "<s
 class Walk:
     """Follows calls of the package's functions in all threads."""
 
-    def __init__(self, *, to_the_start: bool) -> None:
+    def __init__(self) -> None:
         self.calls: list[CodeType] = []
-        self.to_the_start = to_the_start
-        """Whether the walk ends where the first other program is started."""
-        self.has_started = False
 
     def __call__(self, frame: FrameType, event: str, _argument: Any) -> None:
         """Take in one event of the interpreter's profiler."""
         code = frame.f_code
-        self.has_started |= event == "call" and code is subprocess.Popen.__init__.__code__
-        if self.has_started and self.to_the_start:
-            return
         if event != "call" or not _is_function(code) or any(map(_is_import, _callers(frame))):
             return
         self.calls.append(code)
@@ -85,12 +79,19 @@ def _is_function(code: CodeType) -> bool:
     return code.co_filename.startswith(PACKAGE) and code.co_name not in NO_FUNCTIONS
 
 
+def _end_the_walk(*_arguments: Any, **_options: Any) -> None:
+    """Stand for the start of the launcher."""
+    raise SystemExit
+
+
 def walk(*arguments: str) -> dict[str, int]:
     """Run a command of ddpdoctor in this process and follow it; what it says is thrown away."""
     from ddpdoctor.cli.app import main
 
     sys.argv = ["ddpdoctor", *arguments]
-    taken = Walk(to_the_start=arguments[0] == "wrap")
+    taken = Walk()
+    if arguments[0] == "wrap":
+        subprocess.Popen = _end_the_walk  # type: ignore[assignment, misc]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         threading.setprofile(taken)
         sys.setprofile(taken)
