@@ -23,7 +23,7 @@ PACKAGE = Path(__file__).parents[2] / "ddpdoctor"
 HEAVY = ("torch", "rich", "psutil", "pynvml", "numpy", "matplotlib")
 WITH_TORCH = {PACKAGE / "recorder" / "replicas" / name for name in ("fingerprint.py", "tensor_words.py")}
 """All they do is done with torch; who needs them loads them in a function, once the script has loaded torch."""
-FILES = sorted(path for path in PACKAGE.rglob("*.py") if "demos" not in path.relative_to(PACKAGE).parts)
+FILES = sorted(PACKAGE.rglob("*.py"))
 
 HELP = """
 import contextlib, io, json, sys
