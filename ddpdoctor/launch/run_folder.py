@@ -357,7 +357,7 @@ def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched
     level = options.debug_level or os.environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF")
     placement, own = options.placement, read_process(os.getpid())
     environment = {**os.environ, **dict(placement.variables)}
-    shape: dict[str, int | None] = {}  # how many ranks are requested; a command starts as many as it likes
+    shape: dict[str, Any] = {}  # how many ranks are requested; a command starts as many as it likes
     if placement.style is Style.TORCHRUN:
         shape = launch_shape(TorchrunSettings(options.torchrun_args, os.environ))
     elif placement.style is Style.RANK:
