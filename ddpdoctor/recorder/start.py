@@ -18,7 +18,6 @@ from .state import (
     guarded,
     here,
     is_below_trainer,
-    patch_signal,
     queries,
     store_address,
 )
@@ -193,7 +192,7 @@ def _register_patches() -> None:
         "torch._dynamo.trace_rules": "patch_dynamo",
     }
     imports.patches.update({module: _later("training.patches", name) for module, name in training.items()})
-    imports.patches["signal"] = patch_signal
+    imports.patches["signal"] = _later("wrappers", "patch_signal")
     imports.patches["torch.serialization"] = _later("training.saves", "patch")
     settings = read_settings(os.environ)
     if settings.log_findings:

@@ -62,7 +62,7 @@ class Recorder:
         """By thread, what came from outside where it could not be let go on: see ``shielded``. What came in a backward
         is raised after it, or before the next: until then each hook of torch would have to hold it back again."""
         self.waiting: List[int] = []
-        """Signals whose handler waits for the end of a backward: see ``patch_signal``."""
+        """Signals whose handler waits for the end of a backward: see ``wrappers.patch_signal``."""
         self.kept: List[Any] = []
         """Mapped files that are no longer used. They stay mapped, because unmapping closes their file descriptors. A
         script that closes all files it did not open may by then have the same descriptors for files of its own."""
@@ -289,8 +289,7 @@ def _handlers() -> List[Any]:
 
     found = []
     for handler in {_signal.getsignal(number) for number in range(1, _signal.NSIG)}:
-        inside = getattr(_script_handler(handler), "func", handler)  # functools.partial
-        inside = getattr(inside, "__wrapped__", inside)  # ours: see ``patch_signal``
+        inside = getattr(script_handler(handler), "func", handler)  # functools.partial
         called = vars(type(inside)).get("__call__")  # an object
         found += [one.__code__ for one in (inside, called) if hasattr(one, "__code__")]
     return found
@@ -346,7 +345,7 @@ def shielded(hook: str, action: Callable[[Any], Any]) -> Callable[..., Any]:
     running: Any = run()
     next(running)
     call: Callable[..., Any] = running.send
-    _walls.add(running.gi_code)
+    walls.add(running.gi_code)
     return call
 
 
@@ -403,14 +402,14 @@ def guarded(hook: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
                     raise
                 return None
 
-        _walls.add(run.__code__)
+        walls.add(run.__code__)
         return run
 
     return decorate
 
 
 here = Recorder()
-_walls: Set[Any] = set()
+walls: Set[Any] = set()
 """The code that runs our hooks."""
 
 
@@ -450,47 +449,8 @@ and ``shielded`` raises what comes in our code once more, later. So a clause tha
 """
 
 
-def patch_signal(module: Any) -> None:
-    """Let a handler of the script that interrupts a hook of ours in a backward wait until the backward ends.
-
-    Without us no Python code runs there, so the signal waits too, and comes once however often it was sent. If we let
-    the handler run, what it raises would have to wait instead, and could then meet what the next signal raises.
-    """
-    from .wrappers import hide_own_frames, wraps
-
-    set_handler, get_handler = module.signal, module.getsignal
-
-    def waiting(handler: Any) -> Any:
-        @wraps(handler)
-        def handle(number: int, frame: Any) -> Any:
-            inside = frame if here.in_backward else None
-            while inside is not None:
-                if inside.f_code in _walls:
-                    here.waiting.append(number)
-                    return None
-                inside = inside.f_back
-            try:
-                return handler(number, frame)
-            except BaseException as error:
-                sealed[wall.gi_running][hide_own_frames, error]
-                raise
-
-        handle.is_of_recorder = True  # type: ignore[attr-defined]
-        return handle
-
-    @wraps(set_handler)
-    def set_waiting(signalnum: Any, handler: Any) -> Any:
-        ours = waiting(handler) if callable(handler) and handler is not module.default_int_handler else handler
-        return _script_handler(set_handler(signalnum, ours))
-
-    @wraps(get_handler)
-    def get_waiting(signalnum: Any) -> Any:
-        return _script_handler(get_handler(signalnum))
-
-    module.signal, module.getsignal = set_waiting, get_waiting
-
-
-def _script_handler(handler: Any) -> Any:
+def script_handler(handler: Any) -> Any:
+    """Return the handler that the script gave, of one that ``wrappers.patch_signal`` put around it."""
     return handler.__wrapped__ if hasattr(handler, "is_of_recorder") else handler
 
 
@@ -503,6 +463,6 @@ def run_waiting(frame: Any) -> None:
         del here.waiting[0]
         if number in here.waiting:  # Python runs a handler once for all signals of its number that wait
             continue
-        handler = _script_handler(_signal.getsignal(number))
+        handler = script_handler(_signal.getsignal(number))
         if callable(handler):
             handler(number, frame)

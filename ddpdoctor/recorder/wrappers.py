@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .frames import HERE, is_own_file
-from .state import guarded
+from .state import guarded, here, script_handler, sealed, wall, walls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,3 +64,41 @@ def hide_own_frames(error: BaseException) -> None:
 
 def _is_ours(traceback: TracebackType) -> bool:
     return is_own_file(traceback.tb_frame.f_code.co_filename)
+
+
+def patch_signal(module: Any) -> None:
+    """Let a handler of the script that interrupts a hook of ours in a backward wait until the backward ends.
+
+    Without us no Python code runs there, so the signal waits too, and comes once however often it was sent. If we let
+    the handler run, what it raises would have to wait instead, and could then meet what the next signal raises.
+    """
+    set_handler, get_handler = module.signal, module.getsignal
+
+    def waiting(handler: Any) -> Any:
+        @wraps(handler)
+        def handle(number: int, frame: Any) -> Any:
+            inside = frame if here.in_backward else None
+            while inside is not None:
+                if inside.f_code in walls:
+                    here.waiting.append(number)
+                    return None
+                inside = inside.f_back
+            try:
+                return handler(number, frame)
+            except BaseException as error:
+                sealed[wall.gi_running][hide_own_frames, error]
+                raise
+
+        handle.is_of_recorder = True  # type: ignore[attr-defined]
+        return handle
+
+    @wraps(set_handler)
+    def set_waiting(signalnum: Any, handler: Any) -> Any:
+        ours = waiting(handler) if callable(handler) and handler is not module.default_int_handler else handler
+        return script_handler(set_handler(signalnum, ours))
+
+    @wraps(get_handler)
+    def get_waiting(signalnum: Any) -> Any:
+        return script_handler(get_handler(signalnum))
+
+    module.signal, module.getsignal = set_waiting, get_waiting

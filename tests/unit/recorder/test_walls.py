@@ -24,7 +24,7 @@ import pytest
 import torch
 
 import ddpdoctor.recorder
-from ddpdoctor.recorder import frames, state
+from ddpdoctor.recorder import frames, state, wrappers
 from ddpdoctor.recorder.calls import collectives, works
 from ddpdoctor.recorder.gradients import local
 from ddpdoctor.recorder.stacks import errors
@@ -345,7 +345,7 @@ def patched(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.SimpleNamespace]:
     monkeypatch.setattr(local, "_enter", lambda *_: None)
     functions = ("signal", "getsignal", "default_int_handler")
     module = types.SimpleNamespace(**{name: getattr(signal, name) for name in functions})
-    state.patch_signal(module)
+    wrappers.patch_signal(module)
     former = signal.getsignal(signal.SIGUSR2)
     yield module
     signal.signal(signal.SIGUSR2, former)
