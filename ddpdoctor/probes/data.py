@@ -601,15 +601,12 @@ def _digest(leaf: Any) -> str:
     import torch
 
     if isinstance(leaf, torch.Tensor):
-        return "" if _is_constant(leaf) else _hash(fingerprints([leaf]), f"{leaf.dtype} {tuple(leaf.shape)}")
+        is_constant = bool(leaf.numel() > 1 and (leaf == leaf.flatten()[0]).all())
+        return "" if is_constant else _hash(fingerprints([leaf]), f"{leaf.dtype} {tuple(leaf.shape)}")
     if isinstance(leaf, bytes | str | int | float | bool):
         return _hash(leaf if isinstance(leaf, bytes) else repr(leaf).encode(), type(leaf).__name__)
     as_bytes = getattr(leaf, "tobytes", None)  # NumPy arrays and images have it
     return _hash(as_bytes(), type(leaf).__name__) if callable(as_bytes) else ""
-
-
-def _is_constant(tensor: Any) -> bool:
-    return bool(tensor.numel() > 1 and (tensor == tensor.flatten()[0]).all())
 
 
 def _hash(content: bytes, kind: str) -> str:

@@ -308,7 +308,11 @@ def _list(found: Saved, value: Any, path: tuple[str, ...], kind: Kind) -> None:
 
     name = ".".join(path)
     if isinstance(value, torch.Tensor):
-        found.tensors[name] = (_kind_of_tensor(name, kind), value)
+        if RANDOM.search(name):
+            kind_of_tensor = Kind.RANDOM
+        else:
+            kind_of_tensor = Kind.BUFFER if kind is Kind.PARAMETER and name.rpartition(".")[2] in BUFFERS else kind
+        found.tensors[name] = (kind_of_tensor, value)
     elif isinstance(value, dict):
         inner = Kind.STATE if value.keys() >= OPTIMIZER_KEYS else kind
         for key, child in _items(found, value):
@@ -317,7 +321,12 @@ def _list(found: Saved, value: Any, path: tuple[str, ...], kind: Kind) -> None:
         for number, child in enumerate(value):
             _list(found, child, (*path, str(number)), kind)
     elif isinstance(value, (*PLAIN, torch.Size, torch.dtype, torch.device)):
-        found.values[name] = (_kind_of_value(name, kind), repr(value))
+        if RANDOM.search(name):
+            kind_of_value = Kind.RANDOM
+        else:
+            scheduler = any("sched" in part for part in name.lower().split(".")[:-1])
+            kind_of_value = Kind.SETTING if kind is Kind.STATE or scheduler else Kind.VALUE
+        found.values[name] = (kind_of_value, repr(value))
 
 
 def _items(found: Saved, value: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
@@ -340,16 +349,3 @@ def _common_prefix(keys: list[Any]) -> str:
             break
         found += more
     return found
-
-
-def _kind_of_tensor(name: str, kind: Kind) -> Kind:
-    if RANDOM.search(name):
-        return Kind.RANDOM
-    return Kind.BUFFER if kind is Kind.PARAMETER and name.rpartition(".")[2] in BUFFERS else kind
-
-
-def _kind_of_value(name: str, kind: Kind) -> Kind:
-    if RANDOM.search(name):
-        return Kind.RANDOM
-    scheduler = any("sched" in part for part in name.lower().split(".")[:-1])
-    return Kind.SETTING if kind is Kind.STATE or scheduler else Kind.VALUE

@@ -63,7 +63,7 @@ def try_work(device: torch.device, size: int | None = None, memory_bytes: int | 
     """
     try:
         wrong = _try_memory(device, memory_bytes if memory_bytes is not None else _memory_bytes(device))
-        return wrong or _try_products(device, size if size is not None else _product_size(device))
+        return wrong or _try_products(device, size if size is not None else (8192 if device.type == "cuda" else 256))
     except RuntimeError as error:  # torch raises this for every CUDA error
         return first_line(error)
 
@@ -75,10 +75,6 @@ def _memory_bytes(device: torch.device) -> int:
         return CHUNK_BYTES
     free, _ = torch.cuda.mem_get_info(device)
     return min(MAX_BYTES, int(free * FREE_SHARE))
-
-
-def _product_size(device: torch.device) -> int:
-    return 8192 if device.type == "cuda" else 256
 
 
 def _pattern(words: int, seed: int, device: torch.device) -> torch.Tensor:

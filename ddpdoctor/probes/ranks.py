@@ -278,7 +278,19 @@ def run_agreed(
     If the ranks cannot start, rank 0 tells the user, and the others exit with the same status. ``check`` raises
     ``UserError`` for a backend that cannot do what is asked. Raises ``StoreError``.
     """
-    verdict = _agree(ranks.conversation, own, ranks.world_size, limit_s, check)
+    conversation = ranks.conversation
+    rank = own.member.rank
+    if conversation.add(f"come/{rank}", 1) > 1:
+        raise UserError(f"another process is also rank {rank}", help="Give each process its own RANK.")
+    conversation.add("came", 1)
+    verdict = None
+    if rank == 0:
+        waits_s = min(limit_s, NOTHING_TO_WAIT_FOR_S) if own.problem else limit_s
+        heard = {0: own, **conversation.gather(Proposal, "proposal", lambda: range(1, ranks.world_size), waits_s)}
+        verdict = judge([heard[one] for one in sorted(heard)], ranks.world_size, limit_s, check)
+    else:
+        conversation.send(f"proposal/{rank}", own)
+    verdict = conversation.agree(StartDecision, "verdict", verdict, 2 * limit_s)
     if not verdict.problem:
         return run(verdict.backend, verdict.members)
 
@@ -299,24 +311,6 @@ def run_wrong_rank(
         return run_agreed(ranks, own, limit_s, show_error, lambda *_: error.status)
     show_error(error)  # the other ranks cannot be reached
     return error.status
-
-
-def _agree(
-    conversation: Conversation, own: Proposal, world_size: int, limit_s: float, check: Callable[[str], None]
-) -> StartDecision:
-    rank = own.member.rank
-    if conversation.add(f"come/{rank}", 1) > 1:
-        raise UserError(f"another process is also rank {rank}", help="Give each process its own RANK.")
-    conversation.add("came", 1)
-    verdict = None
-    if rank == 0:
-        waits_s = min(limit_s, NOTHING_TO_WAIT_FOR_S) if own.problem else limit_s
-        heard = {0: own, **conversation.gather(Proposal, "proposal", lambda: range(1, world_size), waits_s)}
-        verdict = judge([heard[one] for one in sorted(heard)], world_size, limit_s, check)
-    else:
-        conversation.send(f"proposal/{rank}", own)
-    # Rank 0 may itself start up to limit_s later than this rank, and then waits limit_s for the slowest.
-    return conversation.agree(StartDecision, "verdict", verdict, 2 * limit_s)
 
 
 def judge(
@@ -516,7 +510,13 @@ def check_nccl(gpus: Mapping[int, RankGpu | None]) -> None:
             f"{rank_list(lacking)} {'has' if len(lacking) == 1 else 'have'} none",
             help="Start as many ranks as there are GPUs (--nproc-per-node), or use --backend gloo.",
         )
-    sharing = _refused(gpus)
+    # The ranks that NCCL does not let share. Each rank checks all pairs, so all ranks need the variable.
+    known = {rank: gpu for rank, gpu in gpus.items() if gpu is not None}
+    if all(gpu.may_share for gpu in known.values()):
+        sharing = []
+    else:
+        users = Counter((gpu.uuid, gpu.nccl_host) for gpu in known.values())
+        sharing = [rank for rank, gpu in known.items() if users[gpu.uuid, gpu.nccl_host] > 1]
     if sharing:
         raise UserError(
             f"--backend nccl needs its own GPU for every rank; {rank_list(sharing)} share one",
@@ -526,24 +526,16 @@ def check_nccl(gpus: Mapping[int, RankGpu | None]) -> None:
         )
 
 
-def _refused(gpus: Mapping[int, RankGpu | None]) -> list[int]:
-    """Return the ranks that NCCL does not let share. Each rank checks all pairs, so all ranks need the variable."""
-    known = {rank: gpu for rank, gpu in gpus.items() if gpu is not None}
-    if all(gpu.may_share for gpu in known.values()):
-        return []
-    users = Counter((gpu.uuid, gpu.nccl_host) for gpu in known.values())
-    return [rank for rank, gpu in known.items() if users[gpu.uuid, gpu.nccl_host] > 1]
-
-
 def name_member(launch: Launch) -> Member:
     """Return who this rank is, without importing torch."""
+    found = re.search(r"^model name\s*:\s*(.+)$", read_text(Path("/proc/cpuinfo")), re.MULTILINE)
     return Member(
         rank=launch.rank,
         local_rank=launch.local_rank or 0,
         host=os.uname().nodename,
         pid=os.getpid(),
         device="cpu",
-        device_name=_processor(),
+        device_name=found[1].strip() if found else platform.machine(),
         cores=len(os.sched_getaffinity(0)),
         version=ddpdoctor.__version__,
         torch="",
@@ -554,20 +546,13 @@ def read_member(launch: Launch, env: Mapping[str, str]) -> Member:
     """Return this rank with its versions, and the processor as its device."""
     import torch
 
+    listed, _ = select_variables(env)
     return replace(
         name_member(launch),
         torch=str(torch.__version__),
         nccl=read_nccl_version(),
         driver=read_text(DRIVER_VERSION).strip() or None,
-        variables=_variables(env),
+        variables={
+            name: value for name, value in listed.items() if getattr(find_variable(name), "component", "") in BEARING
+        },
     )
-
-
-def _variables(env: Mapping[str, str]) -> dict[str, str]:
-    listed, _ = select_variables(env)
-    return {name: value for name, value in listed.items() if getattr(find_variable(name), "component", "") in BEARING}
-
-
-def _processor() -> str:
-    found = re.search(r"^model name\s*:\s*(.+)$", read_text(Path("/proc/cpuinfo")), re.MULTILINE)
-    return found[1].strip() if found else platform.machine()

@@ -58,16 +58,33 @@ def _where_torch_is() -> str | None:
 def _build(torch: Any) -> dict[str, Any]:
     """Return the facts that need no GPU."""
     libraries = _mapped("libnccl")
+    flags = getattr(_native(), "_cuda_getArchFlags", None)
+    # The version of the NCCL header that torch was compiled with
+    packed = getattr(_native(), "_nccl_version", None)
+    built_nccl: str | None
+    if packed is None:
+        built_nccl = None
+    else:
+        number = packed()
+        built_nccl = f"{number >> 32}.{number >> 16 & 65535}.{number & 65535}"
+    # The dynamic linker variable that led to a mapped library, or None
+    preloaded = [os.path.realpath(path) for path in os.environ.get("LD_PRELOAD", "").replace(":", " ").split()]
+    found_by: str | None
+    if any(library in preloaded for library in libraries):
+        found_by = "LD_PRELOAD"
+    else:
+        folders = {os.path.realpath(path) for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path}
+        found_by = "LD_LIBRARY_PATH" if any(os.path.dirname(library) in folders for library in libraries) else None  # noqa: PTH120 - no pathlib here
     return {
         "version": str(torch.__version__),
         "path": getattr(torch, "__file__", None),
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
-        "arch_list": _arch_list(),
-        "nccl": _built_nccl(),
+        "arch_list": (flags() or "").split() if flags is not None else [],
+        "nccl": built_nccl,
         "nccl_libraries": libraries,
         "nccl_loaded": _loaded_nccl(libraries),
-        "nccl_found_by": _found_by(libraries),
+        "nccl_found_by": found_by,
         "gloo": hasattr(getattr(_native(), "_distributed_c10d", None), "ProcessGroupGloo"),
     }
 
@@ -75,21 +92,6 @@ def _build(torch: Any) -> dict[str, Any]:
 def _native() -> Any:
     """Return torch's compiled module. It knows what it was built with and does not touch a GPU for that."""
     return sys.modules.get("torch._C")
-
-
-def _arch_list() -> list[str]:
-    """Return the architectures that the build has kernels for. torch.cuda.get_arch_list would need a GPU."""
-    flags = getattr(_native(), "_cuda_getArchFlags", None)
-    return (flags() or "").split() if flags is not None else []
-
-
-def _built_nccl() -> str | None:
-    """Return the version of the NCCL header that torch was compiled with."""
-    packed = getattr(_native(), "_nccl_version", None)
-    if packed is None:
-        return None
-    number = packed()
-    return f"{number >> 32}.{number >> 16 & 65535}.{number & 65535}"
 
 
 def _mapped(name: str) -> list[str]:
@@ -117,15 +119,6 @@ def _loaded_nccl(libraries: list[str]) -> str | None:
     # NCCL_VERSION in nccl.h: since 2.9 minor and patch have two digits each. Before that the minor version had one.
     scale = 10000 if number.value >= 10000 else 1000
     return f"{number.value // scale}.{number.value % scale // 100}.{number.value % 100}"
-
-
-def _found_by(libraries: list[str]) -> str | None:
-    """Return the dynamic linker variable that led to a mapped library, or None."""
-    preloaded = [os.path.realpath(path) for path in os.environ.get("LD_PRELOAD", "").replace(":", " ").split()]
-    if any(library in preloaded for library in libraries):
-        return "LD_PRELOAD"
-    folders = {os.path.realpath(path) for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path}
-    return "LD_LIBRARY_PATH" if any(os.path.dirname(library) in folders for library in libraries) else None  # noqa: PTH120 - no pathlib here
 
 
 def _cuda(torch: Any) -> dict[str, Any]:

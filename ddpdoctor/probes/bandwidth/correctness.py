@@ -66,19 +66,6 @@ def check(group: RankGroup, case: Case, buffers: Buffers, hosts: Sequence[str]) 
     ``hosts`` is indexed by global rank. Nothing as large as a buffer is allocated. torch's errors propagate.
     """
     _fill(group, case, buffers)
-    call_us = _make(group, case, buffers)
-    own = _compare(buffers.target, _expected(group, case), tolerance(case, group))
-    _clear(buffers)
-    rows = group.gather([call_us, own.count, own.index, own.expected, own.found])
-    return Checked(
-        wrong=tuple(
-            _wrong(case, rank, hosts[rank], row[1:]) for rank, row in zip(group.ranks, rows, strict=True) if row[1]
-        ),
-        first_us=max(row[0] for row in rows),
-    )
-
-
-def _make(group: RankGroup, case: Case, buffers: Buffers) -> float:
     call = make_call(group, case, buffers)
     group.barrier()
     group.tracker.enter(case.collective.value, group.ranks)
@@ -87,7 +74,18 @@ def _make(group: RankGroup, case: Case, buffers: Buffers) -> float:
     group.settle()
     ended = time.perf_counter_ns()
     group.tracker.leave()
-    return (ended - began) / 1e3
+    call_us = (ended - began) / 1e3
+    own = _compare(buffers.target, _expected(group, case), tolerance(case, group))
+    buffers.source.zero_()
+    if buffers.target is not buffers.source:
+        buffers.target.zero_()
+    rows = group.gather([call_us, own.count, own.index, own.expected, own.found])
+    return Checked(
+        wrong=tuple(
+            _wrong(case, rank, hosts[rank], row[1:]) for rank, row in zip(group.ranks, rows, strict=True) if row[1]
+        ),
+        first_us=max(row[0] for row in rows),
+    )
 
 
 def _wrong(case: Case, rank: int, host: str, row: Sequence[float]) -> Wrong:
@@ -115,12 +113,6 @@ def _fill(group: RankGroup, case: Case, buffers: Buffers) -> None:
         return
     start = group.index * (case.count // group.size) if case.collective is Collective.ALL_GATHER else 0
     _write(buffers.source, put_in(case, group, group.index), start)
-
-
-def _clear(buffers: Buffers) -> None:
-    buffers.source.zero_()
-    if buffers.target is not buffers.source:
-        buffers.target.zero_()
 
 
 def _write(tensor: torch.Tensor, pattern: Pattern, index: int) -> None:
@@ -251,7 +243,13 @@ def put_in(case: Case, group: RankGroup, rank: int) -> Pattern:
     def make(places: torch.Tensor) -> torch.Tensor:
         if redop is None:
             return _hash(rank, places) % (LARGEST + 1)
-        return _share_of(redop, rank, group.size, places)
+        # A rank's input: its own value if it is one of the next active ranks after place, else neutral
+        size = group.size
+        import torch
+
+        is_active = (rank - places) % size < _active(redop, size)
+        values = _active_values(redop, torch.full_like(places, rank), size, places)
+        return torch.where(is_active, values, _OPERATORS[redop].neutral)
 
     return _pattern(make, case, group)
 
@@ -304,15 +302,6 @@ def _period(group: RankGroup) -> int:
 
 def _active(redop: str, size: int) -> int:
     return min(size, _OPERATORS[redop].active)
-
-
-def _share_of(redop: str, rank: int, size: int, places: torch.Tensor) -> torch.Tensor:
-    """Return a rank's input: its own value if it is one of the next active ranks after ``place``, else neutral."""
-    import torch
-
-    is_active = (rank - places) % size < _active(redop, size)
-    values = _active_values(redop, torch.full_like(places, rank), size, places)
-    return torch.where(is_active, values, _OPERATORS[redop].neutral)
 
 
 def _active_values(redop: str, ranks: torch.Tensor, size: int, places: torch.Tensor) -> torch.Tensor:

@@ -100,10 +100,22 @@ def visit_units(world: RankGroup, plan: VisitPlan, progress: Progress) -> Iterat
             break
         slot_s = slot_seconds(plan.budget_s - elapsed_s, (VISITS - turn) * len(slots))
         for number, slot in enumerate(slots, start=1):
-            what = _name(slot)
+            more = f" and {len(slot) - 1} more at once" if len(slot) > 1 else ""
+            what = f"{slot[0].name}{more}"
             _show_progress(progress, f"{plan.phase}: {what}", done / (VISITS * len(slots)), elapsed_s)
             world.tracker.at(plan.phase, f"{what}, visit {turn + 1} of {VISITS}", allowance_s=slot_s)
-            mine = _visit_mine(groups, slot, plan.size_bytes, slot_s)
+            # Take part in this rank's unit of the slot. Return latency, bandwidth and own lateness; zeros without a
+            # unit.
+            mine = [0.0] * 3
+            for group in groups.of(slot):
+                small = measure(group, _case(SMALL_BYTES), Effort(warmup=WARMUP, seconds=slot_s / 3))
+                large = measure(group, _case(plan.size_bytes), Effort(warmup=WARMUP, seconds=slot_s * 2 / 3))
+                mine = [
+                    small.measurement.p50_us,
+                    large.measurement.busbw_gb_s or 0.0,
+                    _own_lateness(small.waits_us, group.index),
+                ]
+            groups.release(slot)
             rows = world.gather([time.monotonic() - started_s, *mine])
             elapsed_s, done = rows[0][0], done + 1
             yield [(unit, _read_visit(unit, rows)) for unit in slot]
@@ -118,28 +130,8 @@ def slot_seconds(budget_s: float, slots: int) -> float:
     return min(max(budget_s / max(slots, 1), LEAST_SLOT_S), MOST_SLOT_S)
 
 
-def _name(slot: Sequence[Unit]) -> str:
-    more = f" and {len(slot) - 1} more at once" if len(slot) > 1 else ""
-    return f"{slot[0].name}{more}"
-
-
 def _show_progress(progress: Progress, what: str, share: float, elapsed_s: float) -> None:
     progress(what, share, elapsed_s / share - elapsed_s if share else None)
-
-
-def _visit_mine(groups: _Groups, slot: Sequence[Unit], size_bytes: int, slot_s: float) -> list[float]:
-    """Take part in this rank's unit of the slot. Return latency, bandwidth and own lateness; zeros without a unit."""
-    mine = [0.0] * 3
-    for group in groups.of(slot):
-        small = measure(group, _case(SMALL_BYTES), Effort(warmup=WARMUP, seconds=slot_s / 3))
-        large = measure(group, _case(size_bytes), Effort(warmup=WARMUP, seconds=slot_s * 2 / 3))
-        mine = [
-            small.measurement.p50_us,
-            large.measurement.busbw_gb_s or 0.0,
-            _own_lateness(small.waits_us, group.index),
-        ]
-    groups.release(slot)
-    return mine
 
 
 def _case(size_bytes: int) -> Case:
@@ -260,7 +252,15 @@ def run_pairs(
     plan, alone = _plan("pairs", rounds, world, settings, log)
     pairs: dict[Unit, Pair] = {}
     for unit, visits in _gather_visits(world, plan, progress):
-        pairs[unit] = _sum_up_pair(unit, visits, hosts, alone=alone)
+        late_us = [statistics.median(late) for late in zip(*(visit.late_us for visit in visits), strict=True)]
+        first, second = unit.ranks
+        pairs[unit] = Pair(
+            ranks=(first, second),
+            hosts=(hosts[first], hosts[second]),
+            late_us=(late_us[0], late_us[1]),
+            alone=alone,
+            **_sum_up(visits),
+        )
         log.pairs = list(pairs.values())
     turns = max(len(pair.busbws_gb_s) for pair in pairs.values())
     _note(log, plan, len(pairs), "pairs of ranks", turns, alone=alone)
@@ -284,7 +284,7 @@ def run_nodes(
     nodes: dict[_Node, NodeResult] = {}
     for unit, visits in _gather_visits(world, plan, progress):
         assert isinstance(unit, _Node)
-        nodes[unit] = _sum_up_node(unit, visits, alone=alone)
+        nodes[unit] = NodeResult(host=unit.host, peer=unit.peer, ranks=unit.ranks, alone=alone, **_sum_up(visits))
         log.nodes = list(nodes.values())
     turns = max(len(node.busbws_gb_s) for node in nodes.values())
     _note(log, plan, len(nodes), "nodes and pairs of nodes", turns, alone=alone)
@@ -308,13 +308,8 @@ def _plan(
     alone = VISITS * len(single) * LEAST_SLOT_S <= settings.budget_s
     slots = single if alone else tuple(rounds)
     limit = max(LEAST_BYTES, min(settings.max_size_bytes, PLATEAU_BYTES.get(settings.backend, LEAST_BYTES)))
-    size = _fitting_size(limit, log, slot_seconds(settings.budget_s, VISITS * len(slots)))
-    plan = VisitPlan(phase=phase, slots=slots, size_bytes=int(world.agree(size)), budget_s=settings.budget_s)
-    return plan, alone or all(len(slot) == 1 for slot in slots)
-
-
-def _fitting_size(limit: int, log: ResultLog, slot_s: float) -> int:
-    """Return the largest size whose calls should fit into a slot, judged by the whole group's times."""
+    # The largest size whose calls should fit into a slot, judged by the whole group's times
+    slot_s = slot_seconds(settings.budget_s, VISITS * len(slots))
     times = [
         (result.size_bytes, result.p50_us)
         for result in log.results
@@ -325,7 +320,9 @@ def _fitting_size(limit: int, log: ResultLog, slot_s: float) -> int:
         known_bytes, known_us = max(times)
         while size > LEAST_BYTES and CALLS * known_us * size / known_bytes > slot_s * 1e6:
             size //= 2
-    return max(size, LEAST_BYTES)
+    size = max(size, LEAST_BYTES)
+    plan = VisitPlan(phase=phase, slots=slots, size_bytes=int(world.agree(size)), budget_s=settings.budget_s)
+    return plan, alone or all(len(slot) == 1 for slot in slots)
 
 
 def _gather_visits(world: RankGroup, plan: VisitPlan, progress: Progress) -> Iterator[tuple[Unit, list[UnitVisit]]]:
@@ -334,22 +331,6 @@ def _gather_visits(world: RankGroup, plan: VisitPlan, progress: Progress) -> Ite
         for unit, visit in slot:
             seen.setdefault(unit, []).append(visit)
             yield unit, seen[unit]
-
-
-def _sum_up_pair(unit: Unit, visits: Sequence[UnitVisit], hosts: Sequence[str], *, alone: bool) -> Pair:
-    late_us = [statistics.median(late) for late in zip(*(visit.late_us for visit in visits), strict=True)]
-    first, second = unit.ranks
-    return Pair(
-        ranks=(first, second),
-        hosts=(hosts[first], hosts[second]),
-        late_us=(late_us[0], late_us[1]),
-        alone=alone,
-        **_sum_up(visits),
-    )
-
-
-def _sum_up_node(unit: _Node, visits: Sequence[UnitVisit], *, alone: bool) -> NodeResult:
-    return NodeResult(host=unit.host, peer=unit.peer, ranks=unit.ranks, alone=alone, **_sum_up(visits))
 
 
 def _sum_up(visits: Sequence[UnitVisit]) -> dict[str, Any]:

@@ -200,7 +200,10 @@ def run_sweep(
     ``log.left_out``. torch's errors propagate.
     """
     log.left_out.extend(list_impossible(settings, group.size))
-    _note_places(settings, log)
+    # Note the collectives that --in-place does not apply to
+    other = [one.value for one in settings.collectives if not is_in_place(one, asked=True)]
+    if settings.in_place and other:
+        log.note(f"{' and '.join(other)}: measured out of place, there is no form in place")
     sweep = _Sweep(group, settings, hosts, log, progress)
     steps = list_steps(list_cases(settings, group.size))
     while steps:
@@ -211,13 +214,6 @@ def list_steps(cases: Sequence[Case]) -> list[Step]:
     """Group the modes of each collective, dtype and size into one step."""
     groups = groupby(cases, key=lambda case: (case.collective, case.dtype, case.size_bytes))
     return [Step(cases=tuple(members)) for _, members in groups]
-
-
-def _note_places(settings: BenchSettings, log: ResultLog) -> None:
-    """Note the collectives that --in-place does not apply to."""
-    other = [one.value for one in settings.collectives if not is_in_place(one, asked=True)]
-    if settings.in_place and other:
-        log.note(f"{' and '.join(other)}: measured out of place, there is no form in place")
 
 
 class _Sweep:
@@ -242,7 +238,12 @@ class _Sweep:
         slot = share_out(steps, self._forecast, self._settings.budget_s - elapsed_s)
         reason = self._refuse(first, slot)
         if slot is None or reason:
-            return self._leave_out(steps, reason)
+            curve = steps[0].curve
+            sizes = tuple(step.size_bytes for step in steps if step.curve == curve)
+            self._log.left_out.append(
+                LeftOut(collective=curve[0], dtype=curve[1], mode=None, sizes_bytes=sizes, reason=reason)
+            )
+            return [step for step in steps if step.curve != curve]
         self._ends_s = None if slot.left_s is None else time.monotonic() + slot.left_s
         self._measure(first, slot)
         self._log.arrivals = self._arrivals.summary()
@@ -254,14 +255,6 @@ class _Sweep:
         if slot is None and not reason:
             return f"the budget of {self._settings.budget_s:g} s is too short"
         return reason
-
-    def _leave_out(self, steps: list[Step], reason: str) -> list[Step]:
-        curve = steps[0].curve
-        sizes = tuple(step.size_bytes for step in steps if step.curve == curve)
-        self._log.left_out.append(
-            LeftOut(collective=curve[0], dtype=curve[1], mode=None, sizes_bytes=sizes, reason=reason)
-        )
-        return [step for step in steps if step.curve != curve]
 
     def _measure(self, step: Step, slot: TimeSlot) -> None:
         began_s = time.monotonic()
@@ -443,20 +436,18 @@ def parse_nccl_log(text: str, rank: int) -> NcclLog | None:
     networks = NCCL_NETWORK.findall(text)
     if not networks:
         return None
+    # The ports of RDMA cards, or the interfaces of TCP. Other network plugins log neither.
+    interfaces: list[str] = []
+    lines, each = (NCCL_SOCKETS, NCCL_INTERFACE) if networks[0] == "Socket" else (NCCL_CARDS, NCCL_CARD)
+    for line in lines.findall(text):
+        interfaces += each.findall(line)
     return NcclLog(
         rank=rank,
         network=networks[0],
-        interfaces=tuple(dict.fromkeys(_interfaces(text, networks[0]))),
+        interfaces=tuple(dict.fromkeys(interfaces)),
         transports=dict(Counter(_ways(text))),
         nvls=_nvls(text),
     )
-
-
-def _interfaces(text: str, network: str) -> Iterator[str]:
-    """Yield the ports of RDMA cards, or the interfaces of TCP. Other network plugins log neither."""
-    lines, each = (NCCL_SOCKETS, NCCL_INTERFACE) if network == "Socket" else (NCCL_CARDS, NCCL_CARD)
-    for line in lines.findall(text):
-        yield from each.findall(line)
 
 
 def _ways(text: str) -> Iterator[str]:

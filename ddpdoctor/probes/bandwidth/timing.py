@@ -104,7 +104,14 @@ def measure(group: RankGroup, case: Case, effort: Effort, sets: Sequence[Buffers
     began_s = time.monotonic()
     spans = _run_within(group, case, calls, effort, plan)
     timed_s = time.monotonic() - began_s
-    timed = _gather(group, first, spans)
+    count = len(spans.times_us)
+    rows = group.gather([first.times_us[0], *spans.times_us, *spans.host_us, *spans.waits_us])
+    timed = _Timed(
+        first_us=tuple(row[0] for row in rows),
+        times_us=tuple(tuple(row[1 : count + 1]) for row in rows),
+        host_us=tuple(tuple(row[count + 1 : 2 * count + 1]) for row in rows),
+        waits_us=tuple(tuple(row[2 * count + 1 :]) for row in rows),
+    )
     measurement = summarize(case, timed.first_us, timed.times_us, plan.calls, group.size, warm=not effort.cold)
     return TimedCase(
         measurement=measurement,
@@ -187,17 +194,6 @@ def _run(group: RankGroup, case: Case, calls: Iterator[Call], batches: int, coun
 def _agree(group: RankGroup, count: int) -> int:
     """Return the first rank's number. A rank that made another number of calls would wait forever."""
     return int(group.agree(count))
-
-
-def _gather(group: RankGroup, first: Spans, spans: Spans) -> _Timed:
-    count = len(spans.times_us)
-    rows = group.gather([first.times_us[0], *spans.times_us, *spans.host_us, *spans.waits_us])
-    return _Timed(
-        first_us=tuple(row[0] for row in rows),
-        times_us=tuple(tuple(row[1 : count + 1]) for row in rows),
-        host_us=tuple(tuple(row[count + 1 : 2 * count + 1]) for row in rows),
-        waits_us=tuple(tuple(row[2 * count + 1 :]) for row in rows),
-    )
 
 
 def summarize(

@@ -139,7 +139,9 @@ class Watcher:
         self._signals.__enter__()
         self._put_off()
         # Not in the thread: even a rank that dies at once must have said which process it is.
-        self._introduce()
+        home = read_home()
+        if home is not None:
+            self._try(lambda: self._conversation.send(f"home/{self._watched.rank}", home), None)
         self._thread.start()
         return self
 
@@ -189,11 +191,6 @@ class Watcher:
             self._put_off_at_s = now_s
             self._lifeline.put_off(self._watched.hang_timeout_s + self._watched.gil_limit_s)
 
-    def _introduce(self) -> None:
-        home = read_home()
-        if home is not None:
-            self._try(lambda: self._conversation.send(f"home/{self._watched.rank}", home), None)
-
     def _begins_to_stop(self) -> bool:
         """Return False if the main thread has just finished."""
         with self._lock:
@@ -204,19 +201,17 @@ class Watcher:
         if self._failure is not None:
             return self._raise(Ending.FAILED)
         if signal.SIGTERM in caught:
-            return self._explain_sigterm()
+            # Find out whether a launcher sent SIGTERM because a rank failed, or somebody wants the bench to end
+            deadline = time.monotonic() + SIGTERM_LIMIT_S
+            while time.monotonic() < deadline:
+                if self._failure is not None or self._somebody_died(where_unknown=True):
+                    return self._raise(Ending.FAILED)
+                if self._try(self._conversation.news, NO_NEWS).alarm:
+                    return self._hear_alarm()
+                self._signals.wait(SOON_S)
+            return self._raise(Ending.INTERRUPTED, signal.SIGTERM)
         if caught:
             return self._raise(Ending.INTERRUPTED, caught[0])
-        self._meet_local_ranks()
-        news = self._try(self._conversation.news, NO_NEWS)
-        if news.alarm:
-            return self._hear_alarm()
-        self._answer(news.questions)
-        if self._somebody_died():
-            return self._raise(Ending.FAILED)
-        return self._raise(Ending.HUNG) if self._all_stand_still() else None
-
-    def _meet_local_ranks(self) -> None:
         for rank in sorted(self._unknown):
             home = self._try(partial(self._conversation.get, Home, f"home/{rank}", f"rank {rank}"), None)
             if home is None:
@@ -225,17 +220,13 @@ class Watcher:
             descriptor = self._local_ranks.add(rank, home)
             if descriptor is not None:
                 self._signals.listen_to(descriptor)
-
-    def _explain_sigterm(self) -> Alarm:
-        """Find out whether a launcher sent SIGTERM because a rank failed, or somebody wants the bench to end."""
-        deadline = time.monotonic() + SIGTERM_LIMIT_S
-        while time.monotonic() < deadline:
-            if self._failure is not None or self._somebody_died(where_unknown=True):
-                return self._raise(Ending.FAILED)
-            if self._try(self._conversation.news, NO_NEWS).alarm:
-                return self._hear_alarm()
-            self._signals.wait(SOON_S)
-        return self._raise(Ending.INTERRUPTED, signal.SIGTERM)
+        news = self._try(self._conversation.news, NO_NEWS)
+        if news.alarm:
+            return self._hear_alarm()
+        self._answer(news.questions)
+        if self._somebody_died():
+            return self._raise(Ending.FAILED)
+        return self._raise(Ending.HUNG) if self._all_stand_still() else None
 
     def _somebody_died(self, *, where_unknown: bool = False) -> bool:
         """Return whether a rank's process on this host is gone without having said that it ended well.
@@ -369,7 +360,10 @@ def stop_together(reporting: Reporting, conversation: Conversation, alarm: Alarm
     conversation.send(f"position/{reporting.rank}", position)
     # If rank 0 has just finished, it has all results and reports them.
     if end_of(conversation, 0) is not None or not _becomes_reporter(reporting, conversation):
-        return _hear_status(conversation, alarm)
+        word = None
+        with contextlib.suppress(StoreError):  # the reporter may have served the store, and be gone
+            word = conversation.hear_goodbye(Ended, ANSWER_LIMIT_S + REPORT_LIMIT_S)
+        return _default_status(alarm) if word is None else word.status
     others = _gather(reporting, conversation)
     positions = (_look_again(reporting, position), *others)
     status = _report(reporting, alarm, positions)
@@ -458,13 +452,6 @@ def _unable(reporting: Reporting, positions: Iterable[Position]) -> set[int]:
     """Return the ranks that cannot answer, judged by the process states on this host and in other ranks' positions."""
     reported = {int(rank) for one in positions for rank, state in one.states.items() if state in GONE | FROZEN}
     return reported | reporting.local_ranks.unable()
-
-
-def _hear_status(conversation: Conversation, alarm: Alarm) -> int:
-    word = None
-    with contextlib.suppress(StoreError):  # the reporter may have served the store, and be gone
-        word = conversation.hear_goodbye(Ended, ANSWER_LIMIT_S + REPORT_LIMIT_S)
-    return _default_status(alarm) if word is None else word.status
 
 
 def _default_status(alarm: Alarm) -> int:

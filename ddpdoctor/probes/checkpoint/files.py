@@ -129,13 +129,17 @@ def _read_zip(path: Path, file: BinaryIO, size: int, extent: Extent) -> FileSeen
         )
     tensors = tuple(walk_tensors(archive.loaded.root))
     refused, refusal = ((), "") if archive.damaged else try_load(path, named=archive.loaded.names)
+    by_record = {} if archive.loaded is None else tensors_by_record(archive.loaded.root)
     seen = FileSeen(
         path=str(path),
         size_bytes=size,
         form=Form.ZIP,
         state=ReadState.WHOLE,
         checksums=_checksums(archive, extent),
-        damaged=_name_damage(archive),
+        damaged=tuple(
+            Damage(record=name, tensors=tuple(by_record.get(name.removeprefix("data/"), ()) if name != PICKLE else ()))
+            for name in archive.damaged
+        ),
         contents=describe(archive.loaded.root, archive.loaded.names),
         refused=refused,
         refusal=refusal,
@@ -149,19 +153,25 @@ def _checksums(archive: Archive, extent: Extent) -> Checksums:
     return Checksums.CHECKED if archive.has_checksums else Checksums.NOT_WRITTEN
 
 
-def _name_damage(archive: Archive) -> tuple[Damage, ...]:
-    by_record = {} if archive.loaded is None else tensors_by_record(archive.loaded.root)
-    return tuple(
-        Damage(record=name, tensors=tuple(by_record.get(name.removeprefix("data/"), ()) if name != PICKLE else ()))
-        for name in archive.damaged
-    )
-
-
 def _read_cut_zip(path: Path, file: BinaryIO, size: int) -> FileSeen:
-    end = _end_of_data(file, size)
+    # Where the data ends. Zeros after it were never written: the host went down, or the disk was full. Fewer than
+    # TAIL_BYTES zeros may be data and count as such.
+    end = size
+    while end > 0:
+        start = max(0, end - TAIL_BYTES)
+        file.seek(start)
+        block = file.read(end - start).rstrip(b"\0")
+        if block:
+            end = start + len(block)
+            break
+        end = start
+    end = end if size - end >= TAIL_BYTES else size
     rest = read_rest(file, end)
     tensors = () if rest.loaded is None else tuple(walk_tensors(rest.loaded.root))
-    has_end = _ends_as_archive(file, size)
+    # Whether the end of a zip archive is there. If so, the file is damaged and not truncated.
+    file.seek(max(0, size - TAIL_BYTES))
+    tail = file.read(TAIL_BYTES)
+    has_end = 0 <= tail.rfind(END_SIGNATURE) <= len(tail) - END_BYTES
     zeros = "" if end == size else f"its last {size - end} bytes are zeros"
     return FileSeen(
         path=str(path),
@@ -172,30 +182,6 @@ def _read_cut_zip(path: Path, file: BinaryIO, size: int) -> FileSeen:
         lost=tuple(name for name, ref in tensors if ref.storage.key not in rest.whole),
         contents=None if rest.loaded is None else describe(rest.loaded.root, rest.loaded.names),
     )
-
-
-def _ends_as_archive(file: BinaryIO, size: int) -> bool:
-    """Return whether the end of a zip archive is there. If so, the file is damaged and not truncated."""
-    file.seek(max(0, size - TAIL_BYTES))
-    tail = file.read(TAIL_BYTES)
-    return 0 <= tail.rfind(END_SIGNATURE) <= len(tail) - END_BYTES
-
-
-def _end_of_data(file: BinaryIO, size: int) -> int:
-    """Return where the data ends. Zeros after it were never written: the host went down, or the disk was full.
-
-    Fewer than ``TAIL_BYTES`` zeros may be data and count as such.
-    """
-    end = size
-    while end > 0:
-        start = max(0, end - TAIL_BYTES)
-        file.seek(start)
-        block = file.read(end - start).rstrip(b"\0")
-        if block:
-            end = start + len(block)
-            break
-        end = start
-    return end if size - end >= TAIL_BYTES else size
 
 
 def _read_legacy(path: Path, file: BinaryIO, size: int, extent: Extent) -> FileSeen | None:
@@ -329,17 +315,15 @@ def _walk(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any, str]]:
     yield path, value, path.rpartition(".")[2]
     if depth == MOST_DEPTH or _is_weights(value) or _is_module(value) or _is_optimizer(value):
         return
-    for key, child in _items(value):
-        yield from _walk(child, f"{path}.{key}" if path else str(key), depth + 1)
-
-
-def _items(value: Any) -> Iterator[tuple[Any, Any]]:
+    items: list[tuple[Any, Any]] = []
     if isinstance(value, dict):
-        yield from value.items()
+        items += value.items()
     elif isinstance(value, list | tuple):
-        yield from enumerate(value)
+        items += enumerate(value)
     elif isinstance(value, Opaque) and isinstance(value.state, dict):
-        yield from value.state.items()
+        items += value.state.items()
+    for key, child in items:
+        yield from _walk(child, f"{path}.{key}" if path else str(key), depth + 1)
 
 
 def _part_of(key: str, value: Any) -> StatePart | None:
@@ -437,7 +421,20 @@ def check_values(
         if tensor is None:
             unseen.append(name)
             continue
-        values = _odd_values(name, tensor)
+        # Count the values that are not finite. One pass is enough for most tensors, because they have none.
+        import torch
+
+        chunks = list(_chunks(tensor))
+        if all(bool(torch.isfinite(chunk).all()) for chunk in chunks):
+            values = None
+        else:
+            nan = above = below = plain = 0
+            for chunk in chunks:
+                nan += int(torch.isnan(chunk).sum())
+                above += int(torch.isposinf(chunk).sum())
+                below += int(torch.isneginf(chunk).sum())
+                plain += int((torch.isfinite(chunk) & (chunk != 0)).sum())
+            values = OddValues(name=name, of=tensor.numel(), nan=nan, above=above, below=below, plain=plain)
         if values is not None:
             found.append(values)
     return tuple(found), tuple(unseen)
@@ -475,22 +472,6 @@ def open_tensor(buffer: mmap.mmap, ref: TensorRef, starts: Mapping[str, int]) ->
         return None
     flat = torch.frombuffer(buffer, dtype=dtype, count=count, offset=start)
     return flat.as_strided(ref.shape, ref.stride, ref.offset)
-
-
-def _odd_values(name: str, tensor: Any) -> OddValues | None:
-    """Count the values that are not finite. One pass is enough for most tensors, because they have none."""
-    import torch
-
-    chunks = list(_chunks(tensor))
-    if all(bool(torch.isfinite(chunk).all()) for chunk in chunks):
-        return None
-    nan = above = below = plain = 0
-    for chunk in chunks:
-        nan += int(torch.isnan(chunk).sum())
-        above += int(torch.isposinf(chunk).sum())
-        below += int(torch.isneginf(chunk).sum())
-        plain += int((torch.isfinite(chunk) & (chunk != 0)).sum())
-    return OddValues(name=name, of=tensor.numel(), nan=nan, above=above, below=below, plain=plain)
 
 
 def _chunks(tensor: Any) -> Iterator[Any]:

@@ -401,19 +401,16 @@ def read_rest(file: BinaryIO, size_bytes: int) -> Rest:
     except Unreadable:
         return Rest(loaded=None, whole=frozenset())
     storages = {ref.storage.key: ref.storage for _, ref in walk_tensors(loaded.root)}
-    return Rest(loaded=loaded, whole=frozenset(_whole_storages(file, first[1], size_bytes, storages)))
-
-
-def _whole_storages(
-    file: BinaryIO, position: int, size_bytes: int, storages: Mapping[str, StorageRef]
-) -> Iterator[str]:
+    position = first[1]
+    whole_storages: list[str] = []
     while (found := _next_header(file, position, size_bytes)) is not None:
         name, start = found
         storage = storages.get(_short(name).removeprefix("data/")) if _short(name).startswith("data/") else None
         end = start + (storage.size_bytes if storage is not None else 0)
         if storage is not None and end <= size_bytes:
-            yield storage.key
+            whole_storages.append(storage.key)
         position = end
+    return Rest(loaded=loaded, whole=frozenset(whole_storages))
 
 
 def _next_header(file: BinaryIO, position: int, size_bytes: int) -> tuple[str, int] | None:

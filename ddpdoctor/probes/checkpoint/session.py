@@ -75,7 +75,11 @@ def read_checkpoints(wanted: CheckpointOptions, progress: Callable[[str], None])
     import_torch()
     paths = tuple(path for given in wanted.paths for path in _expand(given))
     expected = None if wanted.model is None else read_expected(wanted.model)
-    copies = _find_copies(paths, same=wanted.same)
+    if wanted.same:
+        copies: tuple[tuple[int, ...], ...] = (tuple(range(len(paths))),) if len(paths) > 1 else ()
+    else:
+        by_name = grouped((path.name, number) for number, path in enumerate(paths))
+        copies = tuple(tuple(group) for group in by_name.values() if len(group) > 1)
     compared = {number for group in copies for number in group}
     files = []
     for number, path in enumerate(paths):
@@ -84,13 +88,15 @@ def read_checkpoints(wanted: CheckpointOptions, progress: Callable[[str], None])
             _read(path, Extent(checksums=not wanted.quick, values=not wanted.quick, digests=number in compared))
         )
     folders = {path.parent: list_folder(path.parent) for path in paths}
+    gaps = (one for path in paths for one in find_gaps(path, folders[path.parent]))
+    unique_gaps = tuple({gap.pattern: gap for gap in gaps}.values())
     return Checkpoints(
         files=tuple(files),
         expected=expected,
         copies=copies,
         same_asked=wanted.same,
         leftovers=tuple(dict.fromkeys(_leftovers(paths, folders, set(wanted.paths)))),
-        gaps=_unique_gaps(one for path in paths for one in find_gaps(path, folders[path.parent])),
+        gaps=unique_gaps,
     )
 
 
@@ -150,22 +156,11 @@ def _state_dict(made: Any) -> dict[str, Any] | None:
     return found
 
 
-def _find_copies(paths: Sequence[Path], *, same: bool) -> tuple[tuple[int, ...], ...]:
-    if same:
-        return (tuple(range(len(paths))),) if len(paths) > 1 else ()
-    by_name = grouped((path.name, number) for number, path in enumerate(paths))
-    return tuple(tuple(group) for group in by_name.values() if len(group) > 1)
-
-
 def _leftovers(
     paths: Sequence[Path], folders: Mapping[Path, Mapping[str, int]], given: Collection[Path]
 ) -> Iterator[Leftover]:
     for path in paths:
         yield from find_leftovers(path, folders[path.parent], of_folder=path.parent in given)
-
-
-def _unique_gaps(gaps: Iterable[Gap]) -> tuple[Gap, ...]:
-    return tuple({gap.pattern: gap for gap in gaps}.values())
 
 
 class _Window(io.RawIOBase):
@@ -227,12 +222,26 @@ def read_distributed(folder: Path, *, checksums: bool) -> FileSeen:
         items, tensors = tuple(_items(root)), tuple(_tensors(root))
     except Unreadable as error:
         return replace(seen, state=ReadState.UNREADABLE, detail=f"{METADATA}: {error}")
+    # Recognize parts by the first word of their names, which the script chose
+    names = {item.name.partition(".")[0].lower() for item in items} | {
+        one.name.partition(".")[0].lower() for one in tensors
+    }
+    parts = [StatePart.MODEL] if tensors else []
+    parts += [StatePart.OPTIMIZER] if any(name.startswith("optim") for name in names) else []
+    model = tuple(one for one in tensors if not one.name.lower().startswith("optim"))
+    first = {one.name.partition(".")[0] for one in model}
+    where = first.pop() if len(first) == 1 and first & MODEL_KEYS else ""
+    cut = len(where) + 1 if where else 0
+    weights = Weights(
+        where=where,
+        tensors=tuple(TensorIn(name=one.name[cut:], shape=one.shape, dtype=one.dtype) for one in model),
+    )
     return replace(
         seen,
         checksums=Checksums.CHECKED if checksums else Checksums.NOT_READ,
         damaged=tuple(_damaged(folder, items)) if checksums else (),
         missing=tuple(_missing(folder, items)),
-        contents=_describe(tensors, items),
+        contents=Contents(tensors=tensors, weights=(weights,) if model else (), parts=tuple(parts)),
     )
 
 
@@ -246,14 +255,10 @@ def _items(root: Any) -> Iterator[_Item]:
         )
         if not 0 <= item.offset < MOST_ELEMENTS or not 0 <= item.length < MOST_ELEMENTS:
             raise Unreadable(f"it has an impossible place for {item.name}")
-        if not _is_inside(item.file):
+        path = PurePosixPath(item.file)
+        if "\0" in item.file or path.is_absolute() or ".." in path.parts or path.name == "":
             raise Unreadable(f"it names a file outside of the folder ({item.file})")
         yield item
-
-
-def _is_inside(name: str) -> bool:
-    path = PurePosixPath(name)
-    return "\0" not in name and not path.is_absolute() and ".." not in path.parts and path.name != ""
 
 
 def _field(record: Any, name: str, kind: type) -> Any:
@@ -308,29 +313,6 @@ def _is_sound(path: Path, item: _Item) -> bool:
                 return not any(info.CRC for info in archive.infolist()) or archive.testzip() is None
         except Exception:  # noqa: BLE001 - with a flipped bit in a header, zipfile may raise anything
             return False
-
-
-def _describe(tensors: tuple[TensorIn, ...], items: Iterable[_Item]) -> Contents:
-    """Recognize parts by the first word of their names, which the script chose."""
-    names = {item.name.partition(".")[0].lower() for item in items} | {
-        one.name.partition(".")[0].lower() for one in tensors
-    }
-    parts = [StatePart.MODEL] if tensors else []
-    parts += [StatePart.OPTIMIZER] if any(name.startswith("optim") for name in names) else []
-    model = tuple(one for one in tensors if not one.name.lower().startswith("optim"))
-    where = _common_key(model)
-    cut = len(where) + 1 if where else 0
-    weights = Weights(
-        where=where,
-        tensors=tuple(TensorIn(name=one.name[cut:], shape=one.shape, dtype=one.dtype) for one in model),
-    )
-    return Contents(tensors=tensors, weights=(weights,) if model else (), parts=tuple(parts))
-
-
-def _common_key(tensors: tuple[TensorIn, ...]) -> str:
-    """Return the key above all tensors of the model, such as "model", or "" if there is none."""
-    first = {one.name.partition(".")[0] for one in tensors}
-    return first.pop() if len(first) == 1 and first & MODEL_KEYS else ""
 
 
 def list_folder(folder: Path) -> dict[str, int]:
@@ -393,19 +375,16 @@ def find_gaps(path: Path, names: Iterable[str]) -> Iterator[Gap]:
     known = set(names)
     match = PART_OF.search(path.name)
     if match is not None:
-        yield from _missing_parts(path.name, match, known)
+        name = path.name
+        count = int(match[2])
+        wanted = [f"{name[: match.start(1)]}{number:05d}{name[match.end(1) :]}" for number in range(1, count + 1)]
+        missing = tuple(one for one in wanted if one not in known)
+        if missing:
+            pattern = f"{name[: match.start(1)]}*{name[match.end(1) :]}"
+            yield Gap(pattern=pattern, missing=missing, why=f"the names say that there are {count}")
         return
     for found in RANK.finditer(path.name):
         yield from _missing_ranks(path.name, found.span(3), known)
-
-
-def _missing_parts(name: str, match: re.Match[str], known: Collection[str]) -> Iterator[Gap]:
-    count = int(match[2])
-    wanted = [f"{name[: match.start(1)]}{number:05d}{name[match.end(1) :]}" for number in range(1, count + 1)]
-    missing = tuple(one for one in wanted if one not in known)
-    if missing:
-        pattern = f"{name[: match.start(1)]}*{name[match.end(1) :]}"
-        yield Gap(pattern=pattern, missing=missing, why=f"the names say that there are {count}")
 
 
 def _missing_ranks(name: str, span: tuple[int, int], known: Collection[str]) -> Iterator[Gap]:

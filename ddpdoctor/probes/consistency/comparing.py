@@ -55,27 +55,6 @@ def _stream(
     values: tuple[tuple[int, tuple[Values, ...]], ...],
 ) -> Stream:
     ranks = tuple(sorted(records[0][1])) if records else ()
-    return Stream(
-        clock=clock,
-        group=GROUP,
-        model=1,
-        optimizer=optimizer,
-        ranks=ranks,
-        compared=len(records),
-        last_number=records[-1][0] if records else None,
-        kinds=tuple(what for what in What if any(one.what is what for seen in _all_seen(records) for one in seen)),
-        differences=_differences(records),
-        values=values,
-        unchanged=_unchanged([seen for _, seen in records]),
-        same_random=sum(len({each.random for each in one}) == 1 < len(one) for _, one in values),
-    )
-
-
-def _all_seen(records: Sequence[tuple[int, Mapping[int, Sequence[TensorDigest]]]]) -> Iterable[Sequence[TensorDigest]]:
-    return (seen for _, tensors in records for seen in tensors.values())
-
-
-def _differences(records: Sequence[tuple[int, Mapping[int, Sequence[TensorDigest]]]]) -> tuple[Difference, ...]:
     found: dict[What, Difference] = {}
     last_equal: dict[What, int] = {}
     for number, tensors in records:
@@ -92,7 +71,24 @@ def _differences(records: Sequence[tuple[int, Mapping[int, Sequence[TensorDigest
                 )
             elif not splits and any(one.what is what for one in first):
                 last_equal[what] = number
-    return tuple(found.values())
+    return Stream(
+        clock=clock,
+        group=GROUP,
+        model=1,
+        optimizer=optimizer,
+        ranks=ranks,
+        compared=len(records),
+        last_number=records[-1][0] if records else None,
+        kinds=tuple(what for what in What if any(one.what is what for seen in _all_seen(records) for one in seen)),
+        differences=tuple(found.values()),
+        values=values,
+        unchanged=_unchanged([seen for _, seen in records]),
+        same_random=sum(len({each.random for each in one}) == 1 < len(one) for _, one in values),
+    )
+
+
+def _all_seen(records: Sequence[tuple[int, Mapping[int, Sequence[TensorDigest]]]]) -> Iterable[Sequence[TensorDigest]]:
+    return (seen for _, tensors in records for seen in tensors.values())
 
 
 def _split(seen: Mapping[int, TensorDigest | None]) -> TensorSplit | None:
@@ -113,16 +109,15 @@ def _split(seen: Mapping[int, TensorDigest | None]) -> TensorSplit | None:
 def _unchanged(records: Sequence[Mapping[int, Sequence[TensorDigest]]]) -> int:
     """Return how many of the last steps in a row left every parameter unchanged."""
     count = 0
-    kept = [{rank: _parameters(seen) for rank, seen in tensors.items()} for tensors in records]
+    kept = [
+        {rank: tuple(one for one in seen if one.what is What.PARAMETER) for rank, seen in tensors.items()}
+        for tensors in records
+    ]
     for former, latter in zip(reversed(kept[:-1]), reversed(kept[1:]), strict=True):
         if former != latter or not any(latter.values()):
             break
         count += 1
     return count
-
-
-def _parameters(seen: Sequence[TensorDigest]) -> tuple[TensorDigest, ...]:
-    return tuple(one for one in seen if one.what is What.PARAMETER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -393,10 +393,20 @@ class Alone:
 
         self._settings, self._world_size = start.settings, start.world_size
         self._device = torch.device(start.device)
-        self._open_group()
+        import torch
+        from torch import distributed
+
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        store = distributed.HashStore()
+        distributed.init_process_group(self._settings.backend, store=store, rank=0, world_size=1)
         built = self._build()
         self._batches: Batches = choose_batches(self._settings, built.module, self._device)
-        self._hooked = tuple(name for name, one in built.module.named_parameters() if _has_hooks(one))
+        self._hooked = tuple(
+            name
+            for name, one in built.module.named_parameters()
+            if (bool(getattr(one, "_backward_hooks", None) or getattr(one, "_post_accumulate_grad_hooks", None)))
+        )
         self._batchnorm = tuple(name for name, one in built.module.named_modules() if is_batchnorm(one))
         self._plain = self._copy(built, lambda tensor: tensor)
         self._double = self._in_double(built)
@@ -511,15 +521,6 @@ class Alone:
             change=change,
         )
 
-    def _open_group(self) -> None:
-        import torch
-        from torch import distributed
-
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
-        store = distributed.HashStore()
-        distributed.init_process_group(self._settings.backend, store=store, rank=0, world_size=1)
-
 
 def take_gradients(module: Any) -> dict[str, Any]:
     """Return a dense float64 copy of a model's gradients, on the host because there is room for many of them."""
@@ -542,12 +543,6 @@ def is_batchnorm(module: Any) -> bool:
 
 def _to_double(tensor: Any) -> Any:
     return tensor.double() if tensor.is_floating_point() else tensor
-
-
-def _has_hooks(parameter: Any) -> bool:
-    return bool(
-        getattr(parameter, "_backward_hooks", None) or getattr(parameter, "_post_accumulate_grad_hooks", None)
-    )  # fmt: skip
 
 
 def _reverse(batch: Any, samples: int) -> Any:

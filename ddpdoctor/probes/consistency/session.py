@@ -360,27 +360,24 @@ class TrialWatch:
         if trouble.still:
             self._conversation.send(f"place/{self._rank}", self._place())
         if self._rank == 0:
-            self._show_trouble(trouble)
+            # On rank 0: show the trouble to the user, then send the others the status
+            if trouble.still:
+                places = self._gather(RankPlace, "place", PLACES_LIMIT_S)
+                said = "; ".join([trouble.message, *describe_places(places, self._size)])
+            else:
+                alike = [
+                    one.rank
+                    for one in self._gather(TrialTrouble, "trouble", ALIKE_LIMIT_S)
+                    if one.message == trouble.message
+                ]
+                said = trouble.message if len(alike) == self._size else f"{rank_list(alike)}: {trouble.message}"
+            self._show(UserError(said, help=trouble.help))
+            self._conversation.say_goodbye(Ended(status=int(trouble.status)), lambda: self._size - 1, LEAVE_LIMIT_S)
         else:
             with suppress(StoreError):
                 self._conversation.hear_goodbye(Ended, STATUS_LIMIT_S)
         sys.stderr.flush()
         os._exit(trouble.status)
-
-    def _show_trouble(self, trouble: TrialTrouble) -> None:
-        """On rank 0: show the trouble to the user, then send the others the status."""
-        if trouble.still:
-            places = self._gather(RankPlace, "place", PLACES_LIMIT_S)
-            said = "; ".join([trouble.message, *describe_places(places, self._size)])
-        else:
-            alike = [
-                one.rank
-                for one in self._gather(TrialTrouble, "trouble", ALIKE_LIMIT_S)
-                if one.message == trouble.message
-            ]
-            said = trouble.message if len(alike) == self._size else f"{rank_list(alike)}: {trouble.message}"
-        self._show(UserError(said, help=trouble.help))
-        self._conversation.say_goodbye(Ended(status=int(trouble.status)), lambda: self._size - 1, LEAVE_LIMIT_S)
 
     def _gather(self, kind: type[Kind], name: str, limit_s: float) -> list[Kind]:
         """Return what the ranks sent within the limit, in rank order."""

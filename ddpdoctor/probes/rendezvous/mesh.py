@@ -611,14 +611,12 @@ def _end(attempt: ConnectionAttempt, error: OSError | None, started: float) -> N
         address=attempt.address,
         port=attempt.port,
         contact=Contact.CONNECTED if error is None else contact_of(error),
-        error="" if error is None else _words(error),
+        error=""
+        if error is None
+        else (error.strerror if isinstance(error, TimeoutError) and error.strerror else describe(error)),
         duration_s=time.monotonic() - started,
         tries=attempt.tries,
     )
-
-
-def _words(error: OSError) -> str:
-    return error.strerror if isinstance(error, TimeoutError) and error.strerror else describe(error)
 
 
 def _drop_pending(attempt: ConnectionAttempt, selector: selectors.BaseSelector) -> None:

@@ -115,10 +115,6 @@ def send_payload(connection: socket.socket, size_bytes: int, pace: PayloadLimits
         contact, error = Contact.NO_ANSWER, str(stalled)
     except OSError as failed:
         contact, error = contact_of(failed), describe(failed)
-    return _result(sending, before, contact, error)
-
-
-def _result(sending: _Sending, before: TcpCounts, contact: Contact, error: str) -> Transfer:
     after = read_tcp_counts(sending.connection)
     whole = contact is Contact.CONNECTED
     return Transfer(
@@ -176,7 +172,9 @@ class _Sending:
     def run(self, size_bytes: int) -> None:
         self.connection.setblocking(False)  # noqa: FBT003 - its only argument
         crc = 0
-        while self.size_bytes < size_bytes and (not self.size_bytes or self._has_time()):
+        while self.size_bytes < size_bytes and (
+            not self.size_bytes or (time.monotonic() - self.started < self._pace.send_s)
+        ):
             part = memoryview(_PART)[: min(PART_BYTES, size_bytes - self.size_bytes)]
             # Counted before sending, so that a stalled payload includes its last part.
             self.size_bytes += len(part)
@@ -185,9 +183,6 @@ class _Sending:
         self._push(NUMBER.pack(0))
         if self._hear() != (self.size_bytes, crc):
             raise Damaged("the data that arrived is not the data that was sent")
-
-    def _has_time(self) -> bool:
-        return time.monotonic() - self.started < self._pace.send_s
 
     def _push(self, data: bytes) -> None:
         left = memoryview(data)
@@ -239,22 +234,18 @@ def serve_payloads(connection: socket.socket, pace: PayloadLimits) -> None:
     ends_at = time.monotonic() + 2 * LONGEST_STALLS * pace.stall_s
     buffer = bytearray(PART_BYTES)
     while time.monotonic() < ends_at:
-        answer = _take_payload(connection, buffer, ends_at)
+        # The answer to one payload, or None if the source closed the connection instead
+        size_bytes, crc = 0, 0
+        while (length := _take_length(connection, first=size_bytes == 0)) and time.monotonic() < ends_at:
+            part = memoryview(buffer)[:length]
+            _fill(connection, part)
+            crc = zlib.crc32(part, crc)
+            size_bytes += length
+        answer = None if length is None else _ANSWER.pack(size_bytes % 2**32, crc)
         if answer is None:
             return
         connection.sendall(answer)
     raise TimeoutError("the source takes too long")
-
-
-def _take_payload(connection: socket.socket, buffer: bytearray, ends_at: float) -> bytes | None:
-    """Return the answer to one payload, or None if the source closed the connection instead."""
-    size_bytes, crc = 0, 0
-    while (length := _take_length(connection, first=size_bytes == 0)) and time.monotonic() < ends_at:
-        part = memoryview(buffer)[:length]
-        _fill(connection, part)
-        crc = zlib.crc32(part, crc)
-        size_bytes += length
-    return None if length is None else _ANSWER.pack(size_bytes % 2**32, crc)
 
 
 def _take_length(connection: socket.socket, *, first: bool) -> int | None:

@@ -167,7 +167,9 @@ def fork_trial() -> StartProcess:
         return StartProcess(pid, there[1], here[0])
     os.close(there[1])
     os.close(here[0])
-    _end_with_parent()
+    # The kernel kills this process when its parent ends, because it may hang in torch by then.
+    with contextlib.suppress(AttributeError):  # not Linux
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     _wait_and_run(there[0], here[1])
     os._exit(0)
 
@@ -213,12 +215,6 @@ class StartProcess:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
         return f"it did not end within {limit_s:g} s"
-
-
-def _end_with_parent() -> None:
-    """Make the kernel kill this process when its parent ends, because it may hang in torch by then."""
-    with contextlib.suppress(AttributeError):  # not Linux
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _wait_and_run(orders: int, write_to: int) -> None:
