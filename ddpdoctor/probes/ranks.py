@@ -290,6 +290,7 @@ def run_agreed(
         verdict = judge([heard[one] for one in sorted(heard)], ranks.world_size, limit_s, check)
     else:
         conversation.send(f"proposal/{rank}", own)
+    # Rank 0 may itself start up to limit_s later than this rank, and then waits limit_s for the slowest.
     verdict = conversation.agree(StartDecision, "verdict", verdict, 2 * limit_s)
     if not verdict.problem:
         return run(verdict.backend, verdict.members)

@@ -147,6 +147,7 @@ def _draw_finding(finding: Finding, cwd: Path | None) -> str:
     if place is None:
         place_properties = {}
     else:
+        # GitHub counts lines from 1. A line that is not known is 0 in a report.
         place_properties = {"file": path_from(place.file, cwd), **({"line": str(place.line)} if place.line > 0 else {})}
     properties = {**place_properties, "title": f"{finding.code} {finding.kind}"}
     return _write_command(ANNOTATIONS[finding.severity], properties, clean("\n".join(_message_lines(finding)), cwd))

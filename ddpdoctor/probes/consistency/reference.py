@@ -390,12 +390,10 @@ class Alone:
     def __init__(self, start: ReferenceStart) -> None:
         """Build the model. Raises ``UserError``."""
         import torch
+        from torch import distributed
 
         self._settings, self._world_size = start.settings, start.world_size
         self._device = torch.device(start.device)
-        import torch
-        from torch import distributed
-
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
         store = distributed.HashStore()
