@@ -311,7 +311,9 @@ def test_each_command_that_a_page_names_can_be_typed(page):
 
 def can_be_typed(words: list[str]) -> bool:
     """Read a command line as ``ddpdoctor`` reads it; in the place of a value there may be a name for it."""
-    from ddpdoctor.cli.verbs import UsageError, make_command
+    from typer.main import get_command
+
+    from ddpdoctor.cli.verbs import UsageError, app
     from ddpdoctor.model.errors import UserError
 
     words = [word for word in words if word not in {"...", "…"}]
@@ -321,7 +323,9 @@ def can_be_typed(words: list[str]) -> bool:
     if verb not in VERBS:
         return False
     try:
-        make_command(verb).make_context(verb, [word for word in rest if word not in {"--help", "-h"}])
+        group: Any = get_command(app)
+        command = group.get_command(group.make_context("ddpdoctor", [], resilient_parsing=True), verb)
+        command.make_context(verb, [word for word in rest if word not in {"--help", "-h"}])
     except UserError as error:
         return error.message.startswith("no script to run")
     except UsageError as error:
