@@ -8,7 +8,7 @@ from typing import Any
 
 from ddpdoctor.collect.fingerprint_files import Writer
 from ddpdoctor.model.consistency import Consistency, Stream
-from ddpdoctor.recorder.storage.fingerprint_writing import FingerprintWriter
+from ddpdoctor.recorder.storage.fingerprint_file import FingerprintWriter
 
 TICKS = 7
 

@@ -13,7 +13,7 @@ from ddpdoctor.collect.fingerprint_files import DAMAGED, RankColumn, RowsRead, W
 from ddpdoctor.collect.recorded import read_record
 from ddpdoctor.model.consistency import Consistency, Difference, Stream, TensorRow, TensorSplit, Values, What
 from ddpdoctor.model.words import group_alike
-from ddpdoctor.recorder.storage import fingerprint_layout
+from ddpdoctor.recorder.storage import fingerprint_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -84,8 +84,8 @@ def _token(fingerprints: bytes, kind: KindRows | None, name: Name) -> Token:
     if kind is None or name not in kind.rows:
         return None
     at, row = kind.rows[name]
-    contents = fingerprints[at : at + fingerprint_layout.FINGERPRINT_SIZE]
-    return None if contents == fingerprint_layout.ABSENT else (contents, row.shape, row.dtype)
+    contents = fingerprints[at : at + fingerprint_file.FINGERPRINT_SIZE]
+    return None if contents == fingerprint_file.ABSENT else (contents, row.shape, row.dtype)
 
 
 MAX_SCALE = 1e300
@@ -141,7 +141,7 @@ class StreamSeen:
         if self._lowest is not None:
             kinds, contents = self._lowest.rows.kinds.values(), self._lowest.fingerprints
             starts = (at for kind in kinds for at, _ in kind.rows.values())
-            size, absent = fingerprint_layout.FINGERPRINT_SIZE, fingerprint_layout.ABSENT
+            size, absent = fingerprint_file.FINGERPRINT_SIZE, fingerprint_file.ABSENT
             tensors = sum(contents[at : at + size] != absent for at in starts)
         every = [text.get("every") for text in self._last[1].values()] if self._last else []
         return Stream(

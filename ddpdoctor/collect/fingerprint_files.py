@@ -24,8 +24,8 @@ from ddpdoctor.model.consistency import (
     TensorRow,
     What,
 )
-from ddpdoctor.recorder.storage import fingerprint_layout
-from ddpdoctor.recorder.storage.fingerprint_reading import FingerprintFile
+from ddpdoctor.recorder.storage import fingerprint_file
+from ddpdoctor.recorder.storage.fingerprint_file import FingerprintFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
 
 WHAT = {
-    fingerprint_layout.PARAMETER: What.PARAMETER,
-    fingerprint_layout.GRADIENT: What.GRADIENT,
-    fingerprint_layout.BUFFER: What.BUFFER,
-    fingerprint_layout.STATE: What.STATE,
+    fingerprint_file.PARAMETER: What.PARAMETER,
+    fingerprint_file.GRADIENT: What.GRADIENT,
+    fingerprint_file.BUFFER: What.BUFFER,
+    fingerprint_file.STATE: What.STATE,
 }
 _CLOCKS = {
-    fingerprint_layout.STEP: StreamClock.STEP,
-    fingerprint_layout.FORWARD: StreamClock.FORWARD,
-    fingerprint_layout.SYNC: StreamClock.SYNC,
-    fingerprint_layout.END: StreamClock.END,
+    fingerprint_file.STEP: StreamClock.STEP,
+    fingerprint_file.FORWARD: StreamClock.FORWARD,
+    fingerprint_file.SYNC: StreamClock.SYNC,
+    fingerprint_file.END: StreamClock.END,
 }
 ROOT_SIZE = 16
 
@@ -96,7 +96,7 @@ class RowsRead:
         for position, entry in enumerate(table):
             row = _read_row(entry)
             if not any(fnmatchcase(row.name, pattern) for pattern in self._allowed):
-                at = position * fingerprint_layout.FINGERPRINT_SIZE
+                at = position * fingerprint_file.FINGERPRINT_SIZE
                 rows.setdefault(row.what, {})[row.name, row.part] = (at, row)
         # A hash of the compared rows, which does not depend on where in the table the allowed rows are.
         compared = blake2b(digest_size=ROOT_SIZE)
@@ -158,7 +158,7 @@ def _byte_ranges(starts: Iterable[int]) -> tuple[slice, ...]:
     """Return the byte ranges of fingerprints, with adjacent ones merged."""
     ranges: list[slice] = []
     for start in sorted(starts):
-        end = start + fingerprint_layout.FINGERPRINT_SIZE
+        end = start + fingerprint_file.FINGERPRINT_SIZE
         if ranges and ranges[-1].stop == start:
             ranges[-1] = slice(ranges[-1].start, end)
         else:
@@ -413,7 +413,7 @@ def pack_stream(index: StreamIndex, found: Stream) -> StreamKept:
             # Those of the rows that we compare, in their order, without tensors that may differ.
             kinds = kept.seen[ranks[0]].rows.kinds.values()
             starts = (at for kind in kinds for at, _ in kind.rows.values())
-            compared = b"".join(fingerprints[at : at + fingerprint_layout.FINGERPRINT_SIZE] for at in starts)
+            compared = b"".join(fingerprints[at : at + fingerprint_file.FINGERPRINT_SIZE] for at in starts)
             texts = tuple(json.dumps(kept.seen[rank].text) for rank in ranks)
             sides.append(SideKept(ranks=tuple(ranks), table=table, fingerprints=compared.hex(), texts=texts))
         point = StepKept(number=kept.number, sides=tuple(sides))
@@ -442,7 +442,7 @@ def unpack_points(kept: StreamKept, rows_read: RowsRead) -> Points:
         rows_read.read([[_LETTERS[row.what], row.name, row.part, list(row.shape), row.dtype] for row in table])
         for table in kept.tables
     ]
-    sizes = [len(table) * fingerprint_layout.FINGERPRINT_SIZE for table in kept.tables]
+    sizes = [len(table) * fingerprint_file.FINGERPRINT_SIZE for table in kept.tables]
     members = set(kept.members)
     points: Points = {}
     for point in kept.points:

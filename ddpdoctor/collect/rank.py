@@ -42,7 +42,7 @@ from ddpdoctor.model.facts import (
 from ddpdoctor.model.stacks import Frame, Stack, StackSample
 from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.recorder.storage.files import read_plain
-from ddpdoctor.recorder.storage.group_json import parse_group_json
+from ddpdoctor.recorder.storage.ring_reading import parse_group_json
 from ddpdoctor.recorder.storage.secrets import hide_in_text
 
 if TYPE_CHECKING:

@@ -12,16 +12,23 @@ from ddpdoctor.model.facts import Call, CallKind, DeviceState, DeviceTime
 from ddpdoctor.model.words import dtype_name, op_name
 from ddpdoctor.recorder.storage import ring_layout, ring_reading
 from ddpdoctor.recorder.storage.files import read_plain
-from ddpdoctor.recorder.storage.flight_entries import HOOKED, backend_of, chosen, is_pending, is_untold, op_of
-from ddpdoctor.recorder.storage.plain_pickle import MOST_BYTES, parse_plain_pickle
+from ddpdoctor.recorder.storage.flight import (
+    HOOKED,
+    MOST_BYTES,
+    backend_of,
+    chosen,
+    is_pending,
+    is_untold,
+    op_of,
+    parse_plain_pickle,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from ddpdoctor.model.facts import GroupState
-    from ddpdoctor.recorder.storage.ring_reading import RingContent
-    from ddpdoctor.recorder.storage.slots import CallSlot, Slots
+    from ddpdoctor.recorder.storage.ring_reading import CallSlot, RingContent, Slots
 
 _ROWS = ([str, int, str, float], [str, int, str, int])
 """The columns of a ``device_times`` note: group, sequence number, operation, milliseconds."""

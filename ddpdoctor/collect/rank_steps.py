@@ -45,9 +45,7 @@ from ddpdoctor.model.steps import (
 )
 from ddpdoctor.model.words import grouped
 from ddpdoctor.recorder.storage import ring_layout
-from ddpdoctor.recorder.storage.device_columns import COLUMNS, PHASES
-from ddpdoctor.recorder.storage.kept_steps import is_sampled
-from ddpdoctor.recorder.storage.step_parts import parts_of
+from ddpdoctor.recorder.storage.ring_layout import DEVICE_COLUMNS, DEVICE_PHASES, is_sampled, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -310,14 +308,14 @@ def read_device_steps(notes: Sequence[dict[str, Any]]) -> DeviceSteps | None:
     """Return the steps, or None if none was measured. The last note counts."""
     note = next((note for note in reversed(notes) if note.get("k") == "device_steps"), None)
     columns = unpack_columns(str(note.get("columns", ""))) if note is not None else {}
-    rows = [row for row in _lists(columns.get("rows")) if len(row) == len(COLUMNS)]
+    rows = [row for row in _lists(columns.get("rows")) if len(row) == len(DEVICE_COLUMNS)]
     if not rows:
         return None
-    by_name = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True))
+    by_name = dict(zip(DEVICE_COLUMNS, zip(*rows, strict=True), strict=True))
     return DeviceSteps(
         numbers=by_name["number"],
-        device_ms={phase: _ms(by_name[f"gpu_{phase}_us"]) for phase in PHASES},
-        host_ms={phase: _ms(by_name[f"host_{phase}_us"]) for phase in PHASES},
+        device_ms={phase: _ms(by_name[f"gpu_{phase}_us"]) for phase in DEVICE_PHASES},
+        host_ms={phase: _ms(by_name[f"host_{phase}_us"]) for phase in DEVICE_PHASES},
         data_ms=_ms(by_name["data_us"]),
         data_cpu_ms=_ms(by_name["data_cpu_us"]),
         gc_ms=_ms(by_name["gc_us"]),

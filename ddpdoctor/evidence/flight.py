@@ -23,7 +23,7 @@ from ddpdoctor.evidence.stacks import foreign_frame
 from ddpdoctor.model.evidence import MOST_RANKS, FlightCall, FlightDump, FlightGroup, FlightTransfer, Spot
 from ddpdoctor.model.garbage import no_collection
 from ddpdoctor.model.words import dtype_name, op_name
-from ddpdoctor.recorder.storage.plain_pickle import parse_cut_pickle
+from ddpdoctor.recorder.storage.flight import parse_cut_pickle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

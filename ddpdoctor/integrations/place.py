@@ -25,7 +25,7 @@ from ddpdoctor.launch.stopping import is_same
 from ddpdoctor.model.findings import JobStatus, Severity
 from ddpdoctor.recorder.state import AGENT_VARIABLE, FOLDER_VARIABLE, start_ticks
 from ddpdoctor.recorder.storage.files import check_json, read_plain
-from ddpdoctor.recorder.storage.record_files import make_record
+from ddpdoctor.recorder.storage.ring_writing import make_record
 from ddpdoctor.report.formats import parse_report
 from ddpdoctor.report.text.report import render_text
 

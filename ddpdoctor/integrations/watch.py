@@ -119,7 +119,7 @@ class Watch(contextlib.ContextDecorator):
             self._leave(Leaving.DONE)
 
     def _is_needless(self) -> bool:
-        from ddpdoctor.recorder.late import is_foreign
+        from ddpdoctor.recorder.start import is_foreign
 
         if _active is None and not is_foreign():
             return False
@@ -128,7 +128,7 @@ class Watch(contextlib.ContextDecorator):
 
     def _begin(self) -> None:
         from ddpdoctor.integrations.place import Asked, recording_variables, take_place
-        from ddpdoctor.recorder import late
+        from ddpdoctor.recorder import start
 
         asked = Asked(
             hang_timeout_s=self._hang_timeout_s, on_hang=self._on_hang, report_dir=self._report_dir, entry=self.entry
@@ -137,7 +137,7 @@ class Watch(contextlib.ContextDecorator):
         for name, value in recording_variables(self._meeting.record, os.environ).items():
             self._former[name] = os.environ.get(name)
             os.environ[name] = value
-        late.begin(str(self._meeting.record))
+        start.begin_late(str(self._meeting.record))
         atexit.register(self._at_exit)
 
     def _at_exit(self) -> None:
@@ -168,7 +168,7 @@ class Watch(contextlib.ContextDecorator):
 def _note_leaving(meeting: HostWatch, how: Leaving, error: Exception | None) -> None:
     from ddpdoctor.integrations.place import this_process
     from ddpdoctor.launch.attendance import leave
-    from ddpdoctor.recorder.stacks.errors import note_exception
+    from ddpdoctor.recorder.errors import note_exception
 
     if error is not None:
         note_exception(error, uncaught=True)

@@ -16,7 +16,7 @@ from ddpdoctor.collect.software import read_conf_files
 from ddpdoctor.collect.system import ReadingPlan, System
 from ddpdoctor.launch.placement import Style
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.recorder.launcher_log import OWN_VARIABLE
+from ddpdoctor.recorder.agent import OWN_VARIABLE
 from ddpdoctor.recorder.storage.files import make_folder
 
 if TYPE_CHECKING:

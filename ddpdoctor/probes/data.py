@@ -27,7 +27,7 @@ from ddpdoctor.model.words import rank_list
 from ddpdoctor.probes.load_torch import import_torch
 from ddpdoctor.probes.ranks import meet_ranks, unreachable
 from ddpdoctor.probes.user_code import leaves, load_callable, users_turn
-from ddpdoctor.recorder.replicas.fingerprint import fingerprints
+from ddpdoctor.recorder.fingerprint import fingerprints
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.model.errors import UserError, typed_line
 from ddpdoctor.model.saved import Apart, DiffFacts, Kind, SavedFile, Unequal, align_names
 from ddpdoctor.model.words import group_alike
-from ddpdoctor.recorder.replicas.fingerprint import FINGERPRINT_SIZE, UNKNOWN, fingerprints
+from ddpdoctor.recorder.fingerprint import FINGERPRINT_SIZE, UNKNOWN, fingerprints
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,18 +1,24 @@
-"""Hooks in torch's elastic agent: which ranks started, how each ended, and a pause for evidence before a stop."""
+"""Hooks in torch's elastic agent: which ranks started, how each ended, and a pause for evidence before a stop.
+
+In a torchrun that ``wrap`` has started, what it says about the end of a job is kept out of the terminal, in
+``torchrun.log``. ``wrap`` shows the file if the job failed and there is no verdict. Only torchrun's own log records and
+its traceback are kept, in its own process. The ranks write to the same streams as ever.
+"""
 
 from __future__ import annotations
 
 import json
 import mmap
 import os
+import sys
 import time
 from typing import Any, Set
 
-from . import hooks, launcher_log
+from . import hooks
 from .state import AGENT_VARIABLE, MASTER_VARIABLE, guarded, here
 from .storage import ring_layout
 from .storage.files import open_plain
-from .wrappers import around
+from .wrappers import around, wraps
 
 PAUSE_S = 1.2
 """The longest wait of the agent while the watcher takes evidence. The watcher needs less and says when it is done."""
@@ -49,7 +55,7 @@ _log = Log(here.folder)
 
 def patch(module: Any) -> None:
     """Put hooks around the contexts that start, poll and close the ranks, and around torchrun's own messages."""
-    launcher_log.install()
+    keep_messages()
     for name in ("SubprocessContext", "MultiprocessContext"):
         context = hooks.part(module, name)
         hooks.put(context, "_start", lambda original: around(original, _become_agent, _started))
@@ -150,7 +156,7 @@ def _closing(context: Any) -> None:
     codes = _exit_codes(context)
     _note_ends(context)
     if any(codes.values()) and _log.restarts_left == 0:
-        launcher_log.note_end()
+        keep_all_messages()
     if all(code is not None for code in codes.values()):
         return
     _log.write(k="closing", running=[pid for pid, code in codes.items() if code is None])
@@ -165,3 +171,92 @@ def _closing(context: Any) -> None:
     while time.monotonic_ns() < limit and ring_layout.CELL.unpack_from(control, ring_layout.CONTROL_ACK)[0] < began:
         time.sleep(POLL_S)
     control.close()
+
+
+OWN_VARIABLE = "DDPDOCTOR_TORCHRUN"
+"""Set if ``wrap`` has started torchrun itself. Another launcher's messages are never kept."""
+LOG_FILE = "torchrun.log"
+STDERR = 2
+THREADS_BANNER = "OMP_NUM_THREADS"
+"""In torchrun's banner of four lines that it prints for every job with more than one rank on a host."""
+
+
+class Messages:
+    """What is known of torchrun's end."""
+
+    is_ending = False
+    """Whether all messages go to the file from now on."""
+
+
+_messages = Messages()
+
+
+def keep_messages() -> None:
+    """Put hooks into the log and the excepthook of this process, if it is a torchrun that ``wrap`` has started."""
+    if not os.environ.get(OWN_VARIABLE):
+        return
+    import logging  # here, because `wrap` itself imports this module and does not log
+
+    handler: Any = logging.StreamHandler
+    handler.emit = _keep_records(handler.emit)
+    sys.excepthook = _keep_traceback(sys.excepthook)
+
+
+def _keep_records(original: Any) -> Any:
+    @wraps(original)
+    def emit(handler: Any, record: Any) -> None:
+        if not _keep_record(handler, record):
+            original(handler, record)
+
+    return emit
+
+
+def _keep_traceback(original: Any) -> Any:
+    @wraps(original)
+    def excepthook(kind: Any, error: Any, traceback: Any) -> None:
+        if not _messages.is_ending and kind.__name__ != "SignalException":
+            original(kind, error, traceback)
+            return
+        from io import StringIO
+
+        stream, sys.stderr = sys.stderr, StringIO()
+        try:
+            original(kind, error, traceback)
+        finally:
+            text, sys.stderr = sys.stderr.getvalue(), stream
+        if not _keep_text(text):
+            sys.stderr.write(text)
+
+    return excepthook
+
+
+def keep_all_messages() -> None:
+    """Keep all that torchrun says from now on: a rank has failed, and the job is not started again."""
+    _messages.is_ending = True
+
+
+@guarded("launcher log")
+def _keep_record(handler: Any, record: Any) -> bool:
+    is_kept = _messages.is_ending or THREADS_BANNER in str(record.msg) or _is_stopped_by_watcher()
+    return is_kept and handler.stream.fileno() == STDERR and _keep_text(handler.format(record) + "\n")
+
+
+@guarded("watcher's stop")
+def _is_stopped_by_watcher() -> bool:
+    with open(os.path.join(here.folder, "control"), "rb") as file:
+        return bool(ring_layout.CELL.unpack_from(file.read(ring_layout.CONTROL_SIZE), ring_layout.CONTROL_STOPPING)[0])
+
+
+def _keep_text(text: str) -> bool:
+    """Append to the file. Return False if the text must be shown: that failed, and the watcher may have no verdict."""
+    return bool(_append_text(text) or _is_stopped_by_watcher())
+
+
+@guarded("torchrun.log")
+def _append_text(text: str) -> bool:
+    from .storage.secrets import hide_in_text  # here, because it loads re
+
+    fd = open_plain(os.path.join(here.folder, LOG_FILE), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(hide_in_text(text))
+    return True

@@ -1,6 +1,9 @@
 """Starts the recorder in each Python of a wrapped job: decides what kind of process it is, and what it needs.
 
-Most Pythons of a job are helpers that never become a rank. Until one does, only this module and ``imports`` are loaded.
+Most Pythons of a job are helpers that never become a rank. Until one does, only this module and ``hooks`` are loaded.
+Where ``ddpdoctor.watch`` is called, no ``wrap`` has prepared the process (``begin_late``). torch is loaded by then, and
+other modules have names of their own for the functions that the hooks replace: ``torch.distributed.all_reduce`` is one,
+and ``from torch.distributed import all_reduce`` makes another.
 """
 
 from __future__ import annotations
@@ -8,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 
-from . import imports
+from . import hooks
 from .settings import read_settings
 from .state import (
     AGENT_VARIABLE,
@@ -24,7 +27,7 @@ from .state import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, List
+    from typing import Any, Callable, Dict, List
 
 GIVEN_VARIABLE = "DDPDOCTOR_GIVEN"
 """The number of the rank that this process is, or that started it."""
@@ -60,7 +63,7 @@ def hook_in() -> None:
     sys._ddpdoctor_recorder = here  # type: ignore[attr-defined]
     here.on_start.append(_start_parts)
     _register_patches()
-    imports.install()
+    hooks.watch_imports()
     os.register_at_fork(after_in_child=_forked)
 
 
@@ -75,18 +78,19 @@ def start_rank() -> None:
 def start_helper() -> None:
     """Record this process as one that is no rank, or not yet."""
     here.start(is_rank=False)
-    _time_fetches()
+    # It may be a loader's worker: the batches that it makes are timed.
+    hooks.when_there("torch.utils.data._utils.fetch", _later("loaders", "patch_fetchers"))
 
 
 def _start_parts() -> None:
-    from .stacks import errors, sampler
+    from . import errors, sampler
 
     errors.install()
     sampler.start()
     if here.is_rank and not os.environ.get(AGENT_VARIABLE):
-        from .stacks import dump
+        from . import sampler
 
-        dump.register_sigterm()
+        sampler.register_sigterm()
 
 
 def is_rank() -> bool:
@@ -106,7 +110,8 @@ def is_rank() -> bool:
     number = given_number()
     if number:
         return number != given
-    return os.environ.get(WATCHER_VARIABLE) == str(os.getppid()) and _runs_script()
+    runs_script = _program().endswith(".py") or _program().startswith("-m ")
+    return os.environ.get(WATCHER_VARIABLE) == str(os.getppid()) and runs_script
 
 
 def given_number() -> str:
@@ -149,11 +154,6 @@ def _is_part_of_rank() -> bool:
     return frames.is_user_file(os.path.abspath(_program()))
 
 
-def _runs_script() -> bool:
-    program = _program()
-    return program.endswith(".py") or program.startswith("-m ")
-
-
 def _arguments() -> List[str]:
     return list(getattr(sys, "orig_argv", None) or getattr(sys, "argv", []))
 
@@ -164,22 +164,15 @@ def _forked() -> None:
     had_ring = here.ring is not None
     here.forked()
     if had_ring:
-        from .stacks import dump
+        from . import sampler
 
-        dump.forget()
+        sampler.forget()
         start_helper()
 
 
-def _time_fetches() -> None:
-    """Time the batches that a child makes, in case it is a loader's worker."""
-    from .data import fetches
-
-    imports.when_there(fetches.MODULE, fetches.patch)
-
-
 def _register_patches() -> None:
-    imports.patches["torch.distributed.elastic.multiprocessing.api"] = _by_agent("patch", "patch_inner")
-    imports.patches["torch.distributed.elastic.agent.server.api"] = _by_agent("patch_meetings")
+    hooks.patches["torch.distributed.elastic.multiprocessing.api"] = _by_agent("patch", "patch_inner")
+    hooks.patches["torch.distributed.elastic.agent.server.api"] = _by_agent("patch_meetings")
     if _runs_launcher():  # it imports all of torch and trains nothing: hooks would only delay the ranks
         return
     training = {
@@ -191,9 +184,9 @@ def _register_patches() -> None:
         "multiprocessing.popen_fork": "patch_popen",
         "torch._dynamo.trace_rules": "patch_dynamo",
     }
-    imports.patches.update({module: _later("training.patches", name) for module, name in training.items()})
-    imports.patches["signal"] = _later("wrappers", "patch_signal")
-    imports.patches["torch.serialization"] = _later("training.saves", "patch")
+    hooks.patches.update({module: _later("training", name) for module, name in training.items()})
+    hooks.patches["signal"] = _later("wrappers", "patch_signal")
+    hooks.patches["torch.serialization"] = _later("training", "patch_saves")
     settings = read_settings(os.environ)
     if settings.log_findings:
         loggers = {
@@ -202,27 +195,27 @@ def _register_patches() -> None:
             "mlflow.tracking.client": "patch_mlflow_client",
             "mlflow.tracking.fluent": "patch_mlflow",
         }
-        imports.patches.update({module: _later("training.loggers", name) for module, name in loggers.items()})
+        hooks.patches.update({module: _later("surroundings", name) for module, name in loggers.items()})
     if settings.tune_rounds:
         _register_trial()
-    imports.patches["torch.distributed.distributed_c10d"] = _patch_groups
-    imports.patches["torch.distributed"] = _later("calls.debug_level", "turn_on")
-    imports.patches["torch.distributed._functional_collectives"] = _later("calls.functional", "patch")
-    imports.patches["torch.nn.parallel.data_parallel"] = _later("speed.surroundings", "patch_data_parallel")
-    imports.patches["torch.cuda.graphs"] = _later("capture", "patch")
-    imports.patches["torch.utils.data.distributed"] = _later("data.samplers", "patch")
+    hooks.patches["torch.distributed.distributed_c10d"] = _patch_groups
+    hooks.patches["torch.distributed"] = _later("detail", "turn_on")
+    hooks.patches["torch.distributed._functional_collectives"] = _later("functional", "patch")
+    hooks.patches["torch.nn.parallel.data_parallel"] = _later("surroundings", "patch_data_parallel")
+    hooks.patches["torch.cuda.graphs"] = _later("capture", "patch")
+    hooks.patches["torch.utils.data.distributed"] = _later("samplers", "patch")
     for module in (
         "fsdp._fully_shard._fully_shard", "fsdp.fully_sharded_data_parallel", "tensor.parallel.api", "tensor._api"
     ):  # fmt: skip
-        imports.patches["torch.distributed." + module] = _later("replicas.mesh", "patch")
-    imports.patches["multiprocessing.process"] = _later("stacks.errors", "note_processes")
-    imports.patches["asyncio.base_events"] = _later("stacks.helpers", "patch_loop")
-    imports.patches["concurrent.futures._base"] = _later("stacks.helpers", "patch_futures")
-    imports.patches["multiprocessing.pool"] = _later("stacks.helpers", "patch_pool")
-    describers["helpers"] = _later("stacks.helpers", "lost")
-    describers["lock"] = _later("stacks.waits", "lock")
-    describers["store"] = _later("stacks.waits", "store")
-    describers["handled"] = _later("stacks.errors", "handled_now")
+        hooks.patches["torch.distributed." + module] = _later("mesh", "patch")
+    hooks.patches["multiprocessing.process"] = _later("errors", "note_processes")
+    hooks.patches["asyncio.base_events"] = _later("waits", "patch_loop")
+    hooks.patches["concurrent.futures._base"] = _later("waits", "patch_futures")
+    hooks.patches["multiprocessing.pool"] = _later("waits", "patch_pool")
+    describers["helpers"] = _later("waits", "lost")
+    describers["lock"] = _later("waits", "lock")
+    describers["store"] = _later("waits", "store")
+    describers["handled"] = _later("errors", "handled_now")
 
 
 def _register_trial() -> None:
@@ -233,8 +226,8 @@ def _register_trial() -> None:
         "torch.utils.data.dataloader": "patch_loader",
     }
     for module, name in trial.items():
-        imports.patches[module] = _both(imports.patches[module], _later("tuning.patches", name))
-    imports.patches["torch.serialization"] = _later("tuning.saves", "patch")
+        hooks.patches[module] = _both(hooks.patches[module], _later("tune_trial", name))
+    hooks.patches["torch.serialization"] = _later("tune_trial", "patch_saves")
 
 
 def _both(first: Callable[[Any], None], second: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -268,12 +261,71 @@ def _by_agent(name: str, inner: str = "") -> Callable[[Any], None]:
 
 
 def _patch_groups(module: Any) -> None:
-    from .calls import debug_level
+    from . import detail
 
-    debug_level.patch(module)  # first: all ranks must decide the same, even if a later hook fails on one of them
-    from .calls import collectives, flight
-    from .training import patches as training
+    detail.patch_init(module)  # first: all ranks must decide the same, even if a later hook fails on one of them
+    from . import calls, groups, training
 
-    queries["groups"] = collectives.groups_now
-    queries["flight_recorder"] = flight.entries_now
+    queries["groups"] = calls.groups_now
+    queries["flight_recorder"] = groups.flight_entries_now
     training.patch_groups(module)
+
+
+_PACKAGE = __package__ or ""
+
+
+def is_foreign() -> bool:
+    """Return whether Python loaded a recorder at its start, because this process belongs to a job that is watched."""
+    return getattr(sys, "_ddpdoctor_recorder", here) is not here
+
+
+def begin_late(folder: str) -> None:
+    """Record this process in a run folder from now on. A former folder keeps what it has."""
+    if here.ring is not None and here.folder == folder:
+        return
+    if here.ring is not None:
+        here.kept.append(here.ring)
+        here.ring = None
+    here.folder = folder
+    if hasattr(sys, "_ddpdoctor_recorder"):
+        here.start(is_rank=here.is_rank)
+    else:
+        hook_in()
+        (start_rank if is_rank() else start_helper)()
+        _replace_copies()
+    _join_group()
+
+
+@guarded("running group")
+def _join_group() -> None:
+    training = sys.modules.get(_PACKAGE + ".training")
+    if training is not None:
+        training.join_running_group()
+
+
+@guarded("copies")
+def _replace_copies() -> None:
+    """Put each replaced function in the place of the original, in all modules that are loaded."""
+    wrapper_of = {id(original): wrapper for original, wrapper in hooks.replaced}
+    for name, module in list(sys.modules.items()):
+        if not name.startswith(_PACKAGE):
+            _replace_copies_in(getattr(module, "__dict__", None), wrapper_of)
+    functional = sys.modules.get("torch.distributed._functional_collectives")
+    # torch.compile knows the functions that it can trace by this table.
+    traced = getattr(functional, "traceable_collective_remaps", {})
+    traced.update({_outermost(wrapper_of, one): traced[one] for one in list(traced) if id(one) in wrapper_of})
+
+
+def _replace_copies_in(names: Any, wrapper_of: Dict[int, Any]) -> None:
+    if type(names) is not dict:
+        return
+    for name, value in list(names.items()):
+        if id(value) in wrapper_of:
+            names[name] = _outermost(wrapper_of, value)
+
+
+def _outermost(wrapper_of: Dict[int, Any], function: Any) -> Any:
+    """Return the outermost wrapper, where one hook stands around another."""
+    while id(function) in wrapper_of:
+        function = wrapper_of[id(function)]
+    return function

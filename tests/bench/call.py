@@ -28,16 +28,16 @@ def measure_as_rank() -> None:
     """Print what the record of a call costs."""
     import torch
     import torch.distributed as dist
-    from _ddpdoctor_recorder.calls import collectives
+    from _ddpdoctor_recorder import calls
+    from _ddpdoctor_recorder.step_clock import clock
     from _ddpdoctor_recorder.storage import ring_layout
-    from _ddpdoctor_recorder.training.step_clock import clock
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     ranks, tensor = dist.get_world_size(), torch.zeros(1)
     plain = dist.all_reduce.__wrapped__
     wait, plain_wait = dist.Work.wait, dist.Work.wait.__wrapped__
-    nothing = collectives.wrap("all_reduce", _call_nothing, "tensor", p2p=False)
+    nothing = calls.wrap("all_reduce", _call_nothing, "tensor", p2p=False)
 
     def compare(name: str, ours: Callable[[], Any], theirs: Callable[[], Any]) -> None:
         def timed(method: Any, call: Callable[[], Any]) -> float:

@@ -32,7 +32,7 @@ x = torch.randn(64, 353)
 steps = int(sys.argv[1])
 if sys.argv[2] == "without-look":
     for name, module in list(sys.modules.items()):
-        if name.endswith("recorder.gradients.local"):
+        if name.endswith("recorder.gradients"):
             module._begin = lambda *unused: None
 def step():
     opt.zero_grad(); model(x).square().mean().backward(); opt.step()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ddpdoctor.recorder.replicas.fingerprint import fingerprints
+from ddpdoctor.recorder.fingerprint import fingerprints
 from tests.bench.pairs import measure, spread
 
 PAIRS = 31

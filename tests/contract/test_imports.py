@@ -21,7 +21,7 @@ import ddpdoctor
 
 PACKAGE = Path(__file__).parents[2] / "ddpdoctor"
 HEAVY = ("torch", "rich", "psutil", "pynvml", "numpy", "matplotlib")
-WITH_TORCH = {PACKAGE / "recorder" / "replicas" / name for name in ("fingerprint.py", "tensor_words.py")}
+WITH_TORCH = {PACKAGE / "recorder" / "fingerprint.py"}
 """All they do is done with torch; who needs them loads them in a function, once the script has loaded torch."""
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddpdoctor.recorder.calls.collectives import RENAMED
+from ddpdoctor.recorder.calls import RENAMED
 from ddpdoctor.rules.progress.recording import LOSSES
 from tests.matrix.nccl import Outcomes, render_nccl
 from tests.matrix.scenarios import SCENARIOS

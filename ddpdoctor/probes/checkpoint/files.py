@@ -40,7 +40,7 @@ from ddpdoctor.probes.checkpoint.formats import (
     tensors_by_record,
     walk_tensors,
 )
-from ddpdoctor.recorder.replicas.fingerprint import fingerprints
+from ddpdoctor.recorder.fingerprint import fingerprints
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -200,7 +200,7 @@ def digest_rows(rows: Iterable[TensorEntry]) -> tuple[TensorDigest, ...]:
     """Return the fingerprints of rows. Tensors without values yet, or of which a rank has a shard, are left out."""
     import torch
 
-    from ddpdoctor.recorder.replicas.fingerprint import fingerprints
+    from ddpdoctor.recorder.fingerprint import fingerprints
 
     listed = list(rows)
     unread = fingerprints([torch.empty(1, device="meta")]).hex()

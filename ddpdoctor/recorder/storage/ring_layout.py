@@ -18,7 +18,7 @@ A ring outlives the process that writes it, however the process dies. It has the
 ``kept``
     records of steps of the whole run: an even sample of all steps, and the longest ones.
 ``totals``
-    for each part of a step, its sum over the whole run and a histogram (see ``step_parts``).
+    for each part of a step, its sum over the whole run and a histogram (see ``parts_of``).
 
 All numbers are little-endian. Times are CLOCK_MONOTONIC in nanoseconds.
 Version history: 1, the first. 2, steps and lines. 3, the cells that each call writes are adjacent. 4, what else a step
@@ -31,7 +31,7 @@ import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Tuple
+    from typing import Any, List, Tuple
 
 MAGIC = b"DDPDOCR\n"
 VERSION = 4
@@ -241,3 +241,90 @@ PACKAGE_FOLDERS = ("/site-packages/", "/dist-packages/")
 def is_library_path(file: str, roots: Tuple[str, ...]) -> bool:
     """Return whether a source file belongs to Python or an installed package. ``roots`` are the standard library."""
     return file.startswith(("<frozen", *roots)) or any(part in file for part in PACKAGE_FOLDERS)
+
+
+_GOLDEN = 0x9E3779B1
+_WORD = 0xFFFFFFFF
+
+
+def is_sampled(number: int, bits: int) -> bool:
+    """Return whether a step belongs to the sample of one step in ``2 ** bits``.
+
+    Multiplicative hashing (Knuth, The Art of Computer Programming, 6.4) spreads the sample evenly, also over steps that
+    come back every N-th time, such as an evaluation. A sample of every 8th step might have all of them, or none.
+    """
+    return not (number * _GOLDEN & _WORD) >> (32 - min(bits, 32))
+
+
+class KeptSteps:
+    """The places of the kept steps.
+
+    When the sample is full, it is halved, and the steps that leave it give their places to new ones. All ranks number
+    their steps alike, so they keep the same ones.
+    """
+
+    __slots__ = ("_free", "_longest", "_numbers", "_shortest", "bits")
+
+    def __init__(self) -> None:
+        self.bits = 0
+        """The sample has one step in ``2 ** bits``."""
+        self._numbers: List[int] = [0] * SAMPLED_STEPS
+        self._free: List[int] = list(range(SAMPLED_STEPS))[::-1]
+        self._longest: List[int] = []
+        self._shortest = -1
+        """The shortest of the longest steps once their places are taken, else -1."""
+
+    def places(self, number: int, wall_us: int) -> List[int]:
+        """Return the places at which a step that took ``wall_us`` is to be written; mostly none."""
+        found = []
+        if is_sampled(number, self.bits):
+            while not self._free:
+                self.bits += 1
+                self._free = [place for place, held in enumerate(self._numbers) if not is_sampled(held, self.bits)]
+            if is_sampled(number, self.bits):
+                place = self._free.pop()
+                self._numbers[place] = number
+                found.append(place)
+        if wall_us > self._shortest:
+            found.append(SAMPLED_STEPS + self._replace_shortest(wall_us))
+        return found
+
+    def _replace_shortest(self, wall_us: int) -> int:
+        longest = self._longest
+        if len(longest) < LONGEST_STEPS:
+            longest.append(wall_us)
+            place = len(longest) - 1
+        else:
+            place = longest.index(min(longest))  # a signal handler may have cut off the last call of this
+            longest[place] = wall_us
+        if len(longest) == LONGEST_STEPS:
+            self._shortest = min(longest)
+        return place
+
+
+def parts_of(phases_us: Any, waits_us: Any, inside: Any, flags: int) -> List[int]:
+    """Return the times of ``ring_layout.PARTS`` in microseconds. ``inside`` is ``ring_layout.STEP_INSIDE``.
+
+    Times are measured one by one, so a part that is a difference is cut off at 0.
+    """
+    data, buffers, exposed, optimizer, own, gc = inside[:6]
+    before = phases_us[BEFORE] - waits_us[BEFORE] - data - optimizer
+    forward = phases_us[FORWARD] - waits_us[FORWARD]
+    loss = phases_us[BETWEEN] - waits_us[BETWEEN]
+    backward = phases_us[BACKWARD] - waits_us[BACKWARD]
+    calls = sum(waits_us) - buffers - exposed
+    split, unsplit = (0, backward) if flags & STEP_WAIT_UNKNOWN else (backward, 0)
+    wall = sum(phases_us) + own
+    parts = [data, before, buffers, forward, loss, split, unsplit, exposed, calls, optimizer, own, gc, wall]
+    return [max(0, part) for part in parts]
+
+
+DEVICE_PHASES = ("before", "forward", "between", "backward", "optimizer")
+"""The phases of ``ring_layout``, and the optimizer's step, which is a part of "before" there."""
+OPTIMIZER = 4
+HOST_COLUMNS = ("number", "data_us", "data_cpu_us", "gc_us", "rows", "numel", "reductions", "backwards", "behind")
+DEVICE_COLUMNS = (
+    *HOST_COLUMNS,
+    *("gpu_%s_us" % phase for phase in DEVICE_PHASES),
+    *("host_%s_us" % phase for phase in DEVICE_PHASES),
+)

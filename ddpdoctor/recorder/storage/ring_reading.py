@@ -1,20 +1,22 @@
 """Reads a ring file back, whatever state it is in. ``ring_layout`` describes its layout.
 
-It is a module of its own because no recorded process needs it.
+It is a module of its own because no recorded process needs it. The records of calls are read into columns, because a
+rank has thousands of calls and few need decoding. JSON in which ranks name the members of their groups has the same
+thousands of numbers on every rank: such a list is parsed once, and all ranks share the result.
 """
 
 from __future__ import annotations
 
 import os
 import struct
+import sys
 from array import array
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from functools import lru_cache
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import ring_layout
-from .files import open_plain
-from .group_json import parse_group_json
-from .kept_steps import is_sampled
-from .slots import Slots, bytes_used, read_slots
+from .files import open_plain, parse_json
+from .ring_layout import is_sampled
 
 MAX_RING_BYTES = 8 * 2**20
 """More than any recorder makes (1 MiB). A header with a larger size is damaged."""
@@ -178,14 +180,13 @@ def _read_entries(lines: List[bytes]) -> List[Any]:
         entries = []
     if len(entries) == len(written):
         return list(entries)
-    return [entry for entry in map(_read_entry, written) if entry is not None]
-
-
-def _read_entry(line: bytes) -> Any:
-    try:
-        return parse_group_json(line)
-    except ValueError:
-        return None
+    entries = []
+    for line in written:
+        try:
+            entries.append(parse_group_json(line))
+        except ValueError:
+            continue
+    return [entry for entry in entries if entry is not None]
 
 
 def _read_steps(data: bytes, space: int, recorded: int, record: struct.Struct) -> List[array[int]]:
@@ -210,3 +211,178 @@ def _read_lines(data: bytes, sites: Dict[int, Dict[str, Any]]) -> List[LineCount
     used = data.rstrip(b"\0")
     entries = ring_layout.LINE.iter_unpack(used + bytes(-len(used) % ring_layout.LINE_SIZE))
     return [LineCount(sites[site], phase, times) for site, phase, times in entries if times and site in sites]
+
+
+_WORDS = ring_layout.SLOT_SIZE // 8
+_REST = struct.Struct(
+    "%dx%ds%dx"
+    % (
+        ring_layout.KIND_OFFSET,
+        ring_layout.KIND.size,
+        ring_layout.SLOT_SIZE - ring_layout.KIND_OFFSET - ring_layout.KIND.size,
+    )
+)
+"""The kind in a record."""
+MORE_CLAIMED = 64
+"""Records after the last claimed one that are read too, because concurrent threads may publish claims out of order."""
+
+
+class CallSlot(NamedTuple):
+    """One recorded call, with its interned strings resolved."""
+
+    number: int
+    started_ns: int
+    ended_ns: int
+    seq: int
+    op: str
+    api: str
+    group: str
+    site: Optional[Dict[str, Any]]
+    redop: str
+    dtype: str
+    peer: int
+    tensors: int
+    flags: int
+    shape: Optional[Tuple[int, ...]]
+
+
+class Slots:
+    """The recorded calls of a ring, ordered by number. Each column has one entry per call; ``which`` indexes ``kinds``.
+
+    A kind is what calls share: a ``CallSlot`` whose number, times and seq are 0. ``numbers`` is a range unless records
+    are missing, because a job can have thousands of ranks with thousands of calls.
+    """
+
+    def __init__(self, kinds: List[CallSlot], which: array[int], columns: Sequence[array[int]]) -> None:
+        """``columns`` are numbers, starts, ends and seqs."""
+        numbers, self.started_ns, self.ended_ns, self.seqs = columns
+        self.kinds = kinds
+        self.which = which
+        self.numbers: Sequence[int] = _as_range(numbers)
+
+    def __len__(self) -> int:
+        """Return how many calls there are."""
+        return len(self.which)
+
+    def __getitem__(self, at: int) -> CallSlot:
+        """Return one call."""
+        return self.kinds[self.which[at]]._replace(
+            number=self.numbers[at], started_ns=self.started_ns[at], ended_ns=self.ended_ns[at], seq=self.seqs[at]
+        )
+
+    def __iter__(self) -> Iterator[CallSlot]:
+        """Yield the calls in order."""
+        return map(self.__getitem__, range(len(self)))
+
+
+def bytes_used(claimed: int, count: int) -> int:
+    """Return how many bytes of the ``count`` slots can be in use after ``claimed`` calls, with a small margin."""
+    return min(claimed + MORE_CLAIMED, count) * ring_layout.SLOT_SIZE
+
+
+def read_slots(
+    data: bytes, claimed: int, count: int, strings: Dict[int, str], sites: Dict[int, Dict[str, Any]]
+) -> Slots:
+    """Decode the records of a ring with ``count`` slots. ``data`` has at least the used part.
+
+    Records that are empty, or are in a slot where their number does not belong, are skipped.
+    """
+    written = data[: bytes_used(claimed, count)].rstrip(b"\0")
+    whole = written + bytes(-len(written) % ring_layout.SLOT_SIZE)
+    words = array("Q", whole)
+    if sys.byteorder == "big":
+        words.byteswap()
+    places: Dict[Tuple[bytes], int] = {}
+    which = array("H", [places.setdefault(rest, len(places)) for rest in _REST.iter_unpack(whole)])
+    columns = _in_order([*(words[i::_WORDS] for i in range(4)), which], claimed, count)
+    columns[3] = array("q", columns[3].tobytes())
+    return Slots([_read_kind(rest, strings, sites) for (rest,) in places], columns[4], columns[:4])
+
+
+def _in_order(columns: List[array[int]], claimed: int, count: int) -> List[array[int]]:
+    """Return the columns ordered by number, without records that are in the wrong slot."""
+    cut = claimed % count if claimed > count else 0
+    turned = [column[cut:] + column[:cut] for column in columns] if cut else columns
+    first = max(claimed - count, 0) + 1
+    if turned[0] == _numbers(first, len(turned[0])):
+        return turned
+    valid = sorted((number, i) for i, number in enumerate(columns[0]) if number and (number - 1) % count == i)
+    return [array(column.typecode, [column[i] for _, i in valid]) for column in columns]
+
+
+@lru_cache(maxsize=4)
+def _numbers(first: int, count: int) -> array[int]:
+    """Return so many numbers in order; most rings of a job have the same."""
+    return array("Q", range(first, first + count))
+
+
+def _as_range(numbers: array[int]) -> Sequence[int]:
+    """Return numbers as a range if each is one more than the one before it."""
+    if not numbers or numbers[-1] - numbers[0] != len(numbers) - 1:
+        return numbers
+    return range(numbers[0], numbers[-1] + 1)
+
+
+def _read_kind(rest: bytes, strings: Dict[int, str], sites: Dict[int, Dict[str, Any]]) -> CallSlot:
+    op, api, group, site, redop, dtype, peer, tensors, flags, ndim, *dims = ring_layout.KIND.unpack(rest)
+    names = [strings.get(n, "") for n in (op, api, group, redop, dtype)]
+    shape = tuple(dims[:ndim]) if dtype and ndim <= ring_layout.MAX_DIMS else None
+    return CallSlot(
+        0, 0, 0, 0, names[0], names[1], names[2], sites.get(site), names[3], names[4], peer, tensors, flags, shape
+    )
+
+
+MOST_BYTES = 4 * 2**20
+"""Our choice: 40 groups of 16,384 ranks. Larger files are parsed as they are."""
+LONG_BYTES = 512
+"""Our choice: a shorter list is parsed faster than looked up."""
+MOST_LISTS = 1024
+"""Our choice: how many different lists are kept. A mesh of 16,384 ranks has 128 large groups in each of two dimensions.
+"""
+_BEFORE, _AFTER = b'"ranks": [', b', "backend":'
+"""What stands around the members in an entry of ``groups_now``."""
+
+
+def parse_group_json(data: bytes) -> Any:
+    """Parse JSON like ``parse_json``; long lists of members in ``groups`` become tuples that others may share.
+
+    Raises:
+        ValueError: see ``parse_json``.
+    """
+    if len(data) > MOST_BYTES:
+        return parse_json(data)
+    first, *parts = data.split(_BEFORE)
+    lists: List[Tuple[int, ...]] = []
+    kept = [first]
+    for part in parts:
+        numbers, _, rest = part.partition(b"]")
+        members = _members(numbers) if len(numbers) >= LONG_BYTES and rest.startswith(_AFTER) else None
+        if members is None:
+            kept.append(_BEFORE + part)
+        else:
+            lists.append(members)
+            kept.append(b'"ranks": -%d%s' % (len(lists), rest))
+    parsed = parse_json(b"".join(kept))
+    for entry in parsed if isinstance(parsed, list) else [parsed]:
+        groups = entry.get("groups") if lists and isinstance(entry, dict) else None
+        for group in groups if isinstance(groups, list) else ():
+            _fill(group, lists)
+    return parsed
+
+
+def _fill(group: Any, lists: List[Tuple[int, ...]]) -> None:
+    """Put a list back in its place, which has its number below zero."""
+    number = group.get("ranks") if isinstance(group, dict) else None
+    if isinstance(number, int) and 0 < -number <= len(lists):
+        group["ranks"] = lists[-number - 1]
+
+
+@lru_cache(maxsize=MOST_LISTS)
+def _members(numbers: bytes) -> Optional[Tuple[int, ...]]:
+    """Return the numbers of a list, or None if it is damaged or has anything else in it."""
+    try:
+        parsed = parse_json(b"[%s]" % numbers)
+    except ValueError:
+        return None
+    sound = set(map(type, parsed)) == {int} and min(parsed) >= 0 and max(parsed) < 2**63
+    return tuple(parsed) if sound else None

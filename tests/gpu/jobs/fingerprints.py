@@ -3,8 +3,9 @@
 import torch
 from place import DEVICE, DRY, leave, settle
 
-from ddpdoctor.recorder.replicas.fingerprint import fingerprints
-from ddpdoctor.recorder.storage.fingerprint_layout import FINGERPRINT_SIZE, UNKNOWN
+from ddpdoctor.recorder.fingerprint import fingerprints
+from ddpdoctor.recorder.storage.fingerprint_file import FINGERPRINT_SIZE
+from ddpdoctor.recorder.storage.fingerprint_file import UNKNOWN
 
 FP8 = [name for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz") if hasattr(torch, name)]
 

@@ -209,7 +209,9 @@ def event_stream():
 
 def maxima_dtypes():
     """The greatest magnitudes of tensors of each dtype, as the recorder has them sent to the host, in one batch."""
-    from ddpdoctor.recorder.gradients.finite_checks import Maxima, is_plain, samples_of
+    from ddpdoctor.recorder.gradient_checks import Maxima
+    from ddpdoctor.recorder.gradient_checks import is_plain
+    from ddpdoctor.recorder.gradient_checks import samples_of
 
     DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
     CONTENTS = {

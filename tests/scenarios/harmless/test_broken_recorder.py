@@ -14,17 +14,7 @@ from tests.scenarios.harmless.alone import RECORDER, defects, make_folder, run_b
 
 SCRIPT = (str(Path(__file__).with_name("scripts.py")), "lists_threads")
 TRAINS = Path(__file__).parent / "trains.py"
-AT_START = (
-    "start",
-    "state",
-    "storage/ring_writing",
-    "frames",
-    "imports",
-    "stacks/errors",
-    "stacks/sampler",
-    "stacks/dump",
-    "wrappers",
-)
+AT_START = ("start", "state", "storage/ring_writing", "frames", "hooks", "wrappers", "errors", "sampler")
 """The files that a rank loads before its script begins."""
 WALLS = frozenset({"Recorder.failed", "Recorder._noted_defect", "guarded", "wraps", "apply"}) | {
     "pass_on", "came_from_outside", "_handlers"

@@ -144,13 +144,13 @@ if __name__ == "__main__":
 """
 SITES = """
 import gc, sys, weakref
-from _ddpdoctor_recorder.calls import collectives
+from _ddpdoctor_recorder import calls
 from _ddpdoctor_recorder.state import here
 codes = []
 for number in range(20000):
     names = {}
     source = "def f():\\n" + "\\n" * number + " return begin('all_reduce')"
-    exec(compile(source, "made.py", "exec"), {"begin": lambda op: collectives.begin(op)}, names)
+    exec(compile(source, "made.py", "exec"), {"begin": lambda op: calls.begin(op)}, names)
     names["f"]()
     codes.append(weakref.ref(names["f"].__code__))
 names = None
@@ -173,7 +173,7 @@ for number in range(300):
     dist.all_reduce(tensor, group=group)
     dist.destroy_process_group(group)
 del group
-from _ddpdoctor_recorder.calls import groups
+from _ddpdoctor_recorder import groups
 print(seen[-1] - seen[0], len(groups._known))
 """
 

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from _ddpdoctor_recorder.stacks import sampler
+from _ddpdoctor_recorder import sampler, step_clock
 from _ddpdoctor_recorder.state import here
-from _ddpdoctor_recorder.training import step_clock
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 

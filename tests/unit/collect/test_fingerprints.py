@@ -37,7 +37,7 @@ from ddpdoctor.model.consistency import (
     What,
 )
 from ddpdoctor.model.facts import attempt_name
-from ddpdoctor.recorder.storage import fingerprint_layout
+from ddpdoctor.recorder.storage import fingerprint_file
 from tests.fingerprints import TICKS, FakeRank, only_stream, row, write_job
 
 # What nodes found of their replicas is put together from run folders, whole or not.
@@ -459,7 +459,7 @@ def cut_to_nothing(_data: bytes) -> bytes:
 
 
 def cut_in_table(data: bytes) -> bytes:
-    return data[: fingerprint_layout.HEADER_SIZE + 5]
+    return data[: fingerprint_file.HEADER_SIZE + 5]
 
 
 def other_version(data: bytes) -> bytes:
@@ -470,19 +470,19 @@ def identity(**changes: int) -> Callable[[bytes], bytes]:
     names = ("magic", "version", "rows", "table", "slots_at", "size", "slots", "pid", "ticks")
 
     def change(data: bytes) -> bytes:
-        values = dict(zip(names, fingerprint_layout.IDENTITY.unpack_from(data), strict=True)) | changes
-        return fingerprint_layout.IDENTITY.pack(*values.values()) + data[fingerprint_layout.IDENTITY.size :]
+        values = dict(zip(names, fingerprint_file.IDENTITY.unpack_from(data), strict=True)) | changes
+        return fingerprint_file.IDENTITY.pack(*values.values()) + data[fingerprint_file.IDENTITY.size :]
 
     return change
 
 
 def table(**changes: Any) -> Callable[[bytes], bytes]:
     def change(data: bytes) -> bytes:
-        magic, version, rows, size, slots_at, *rest = fingerprint_layout.IDENTITY.unpack_from(data)
-        start = fingerprint_layout.HEADER_SIZE
+        magic, version, rows, size, slots_at, *rest = fingerprint_file.IDENTITY.unpack_from(data)
+        start = fingerprint_file.HEADER_SIZE
         made = zlib.compress(json.dumps(json.loads(zlib.decompress(data[start : start + size])) | changes).encode())
         moved = start + len(made)
-        head = fingerprint_layout.IDENTITY.pack(magic, version, rows, len(made), moved, *rest)
+        head = fingerprint_file.IDENTITY.pack(magic, version, rows, len(made), moved, *rest)
         return head + data[len(head) : start] + made + data[slots_at:]
 
     return change
@@ -570,7 +570,7 @@ def test_a_text_that_is_nested_without_end_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / f"101-{TICKS}-0.prints"
     data = path.read_bytes()
     at = data.index(b'{"steps"')
-    path.write_bytes(data[:at] + b"[" * fingerprint_layout.TEXT_SIZE + data[at + fingerprint_layout.TEXT_SIZE :])
+    path.write_bytes(data[:at] + b"[" * fingerprint_file.TEXT_SIZE + data[at + fingerprint_file.TEXT_SIZE :])
     assert compare_fingerprints_damaged(tmp_path, ranks).streams[0].compared == 2
 
 

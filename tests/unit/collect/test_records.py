@@ -63,13 +63,12 @@ from ddpdoctor.model.node import Node
 from ddpdoctor.model.stacks import Frame
 from ddpdoctor.model.steps import GradientTimes
 from ddpdoctor.model.tuning import TrialRecord, TrialStop, TriedBlock
+from ddpdoctor.recorder import replicas
 from ddpdoctor.recorder.state import start_ticks
 from ddpdoctor.recorder.storage import ring_layout
-from ddpdoctor.recorder.storage.flight_entries import chosen
-from ddpdoctor.recorder.storage.plain_pickle import parse_cut_pickle, parse_plain_pickle
+from ddpdoctor.recorder.storage.flight import chosen, parse_cut_pickle, parse_plain_pickle
 from ddpdoctor.recorder.storage.ring_reading import RingContent, read_ring_file
 from ddpdoctor.recorder.storage.ring_writing import Ring
-from ddpdoctor.recorder.training import ddp_constructor
 from tests.synthetic import Job, write_gathered
 
 # Records of recorders and watchers are read field by field: what is damaged costs its field and no other.
@@ -313,12 +312,12 @@ def test_a_damaged_note_is_left_out() -> None:
 # What DDP was given is written small, and read back as it was.
 
 
-def note_models(module, *, with_buffers=True, room=ddp_constructor.MAX_ROWS_BYTES):
-    rows = ddp_constructor._rows(module, with_buffers)
-    text = ddp_constructor._text(rows)
+def note_models(module, *, with_buffers=True, room=replicas.MAX_ROWS_BYTES):
+    rows = replicas._model_rows(module, with_buffers)
+    text = replicas._rows_text(rows)
     return {
         "k": "ddp", "group": "0", "count": len(rows), "digest": hashlib.sha256(text).hexdigest()[:24],
-        "rows": ddp_constructor._packed(rows, text, room), "frame": {"f": "train.py", "l": 7, "n": "main", "u": 1},
+        "rows": replicas._packed_rows(rows, text, room), "frame": {"f": "train.py", "l": 7, "n": "main", "u": 1},
     }  # fmt: skip
 
 
@@ -339,10 +338,10 @@ def test_parameters_and_buffers_come_back_in_order():
 
 def test_parameters_that_an_optimizer_trains_without_ddp_come_back_with_their_names():
     named = [(f"model.{name}", tensor) for name, tensor in torch.nn.Linear(2, 3).named_parameters()]
-    notes = [{"k": "named", "rows": ddp_constructor.pack_names(named)}, {"k": "named", "rows": "!"}, {"k": "named"}]
+    notes = [{"k": "named", "rows": replicas.pack_names(named)}, {"k": "named", "rows": "!"}, {"k": "named"}]
     assert [(one.name, one.shape) for one in read_parameters(notes)] == [("model.weight", (3, 2)), ("model.bias", (3,))]
     many = [(f"layer.{hash(str(n))}.{n}", torch.zeros(1)) for n in range(8000)]
-    assert len(ddp_constructor.pack_names(many)) <= ddp_constructor.MAX_ROWS_BYTES // 4
+    assert len(replicas.pack_names(many)) <= replicas.MAX_ROWS_BYTES // 4
 
 
 def test_what_ddp_passes_over_is_left_out():

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddpdoctor.recorder.replicas import fingerprint
-from ddpdoctor.recorder.replicas.fingerprint import fingerprints
-from ddpdoctor.recorder.storage.fingerprint_layout import ABSENT, FINGERPRINT_SIZE, UNKNOWN
+from ddpdoctor.recorder import fingerprint
+from ddpdoctor.recorder.fingerprint import fingerprints
+from ddpdoctor.recorder.storage.fingerprint_file import ABSENT, FINGERPRINT_SIZE, UNKNOWN
 
 NAMES = [
     *(
@@ -516,7 +516,7 @@ import json
 import sys
 import torch
 from torch.profiler import ProfilerActivity, profile
-from ddpdoctor.recorder.replicas.fingerprint import fingerprints
+from ddpdoctor.recorder.fingerprint import fingerprints
 
 large = [torch.randn(10_000_000)]
 turned = [torch.randn(4000, 2500).t()]

@@ -13,7 +13,7 @@ import pytest
 import ddpdoctor.recorder
 from ddpdoctor.collect.rank import read_loaders
 from ddpdoctor.model.data import EpochSeen, LoaderSeen
-from ddpdoctor.recorder.data.loaders import MAX_BYTES, MAX_PASSES
+from ddpdoctor.recorder.loaders import MAX_BYTES, MAX_PASSES
 from ddpdoctor.recorder.storage.ring_reading import read_ring_file
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")

@@ -7,10 +7,9 @@ import pytest
 
 from ddpdoctor.collect.rank_steps import read_nonfinite
 from ddpdoctor.model.consistency import Origin
-from ddpdoctor.recorder.gradients import findings
-from ddpdoctor.recorder.gradients.findings import LONG_ROW, MAX_NOTED
-from ddpdoctor.recorder.gradients.finite_checks import has_finite_sum, tensors_in
-from ddpdoctor.recorder.gradients.watch import Backward, GradientWatch
+from ddpdoctor.recorder import gradient_checks
+from ddpdoctor.recorder.gradient_checks import LONG_ROW, MAX_NOTED, has_finite_sum, tensors_in
+from ddpdoctor.recorder.gradients import Backward, GradientWatch
 from ddpdoctor.recorder.state import here
 from ddpdoctor.recorder.storage import ring_layout, ring_reading
 from ddpdoctor.recorder.storage.ring_writing import Ring
@@ -67,7 +66,7 @@ class Trained:
 def make(tmp_path, monkeypatch):
     ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=42, start_ticks=7)
     monkeypatch.setattr(here, "ring", ring)
-    monkeypatch.setattr(findings, "_noted", {False: 0, True: 0})
+    monkeypatch.setattr(gradient_checks, "_noted", {False: 0, True: 0})
     return lambda **options: Trained(ring, **options)
 
 

@@ -20,19 +20,14 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 
 import ddpdoctor.recorder
-from ddpdoctor.recorder.calls import collectives, objects, records
-from ddpdoctor.recorder.gradients import local
-from ddpdoctor.recorder.replicas import optimizers, schedule
-from ddpdoctor.recorder.replicas.schedule import ALLOWANCE_S, LEAST, SHARE, AutoDistance, Wishes, next_due
-from ddpdoctor.recorder.speed import hand_made
+from ddpdoctor.recorder import calls, fingerprinting, gradients, schedule, surroundings
+from ddpdoctor.recorder.schedule import ALLOWANCE_S, LEAST, SHARE, AutoDistance, Wishes, next_due
 from ddpdoctor.recorder.state import here
+from ddpdoctor.recorder.step_clock import clock
 from ddpdoctor.recorder.storage import ring_layout, ring_reading
-from ddpdoctor.recorder.storage.group_json import parse_group_json
-from ddpdoctor.recorder.storage.kept_steps import KeptSteps, is_sampled
-from ddpdoctor.recorder.storage.ring_reading import read_ring_file
+from ddpdoctor.recorder.storage.ring_layout import KeptSteps, is_sampled, parts_of
+from ddpdoctor.recorder.storage.ring_reading import parse_group_json, read_ring_file
 from ddpdoctor.recorder.storage.ring_writing import Ring, to_json
-from ddpdoctor.recorder.storage.step_parts import parts_of
-from ddpdoctor.recorder.training.step_clock import clock
 from ddpdoctor.rules.progress.recording import losses_of
 
 # What the recorder keeps is bounded, whatever a script does for however long; what matters always finds room.
@@ -62,18 +57,18 @@ def test_parameters_that_came_after_an_optimizer_are_forgotten_with_their_model(
 ) -> None:
     monkeypatch.setattr(here, "ring", Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.CHILD_SHAPE, 1, 1))
     monkeypatch.setattr(torch.nn.modules.module, "register_module_parameter_registration_hook", lambda _hook: None)
-    monkeypatch.setattr(optimizers, "_made", 0)
-    monkeypatch.setattr(optimizers, "_numbers", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(fingerprinting, "_made", 0)
+    monkeypatch.setattr(fingerprinting, "_numbers", weakref.WeakKeyDictionary())
     early, late = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
     first, second = torch.optim.SGD([early]), torch.optim.SGD([late])
-    optimizers._count(first)
-    optimizers._registered(None, "late", late)
-    optimizers._count(second)
+    fingerprinting._count(first)
+    fingerprinting._registered(None, "late", late)
+    fingerprinting._count(second)
     pairs = [(late, first), (late, second), (early, first)]
-    assert [optimizers.is_later_than(*pair) for pair in pairs] == [True, False, False]
+    assert [fingerprinting.is_later_than(*pair) for pair in pairs] == [True, False, False]
     pairs.clear()
     del late, second
-    assert len(optimizers._came_after) == 0
+    assert len(fingerprinting._came_after) == 0
 
 
 # Which functions of torch.distributed are recorded: all that talk to other ranks, each call once.
@@ -122,9 +117,9 @@ print(json.dumps(made))
 
 def test_every_function_that_talks_to_other_ranks_is_known():
     known = {
-        *collectives.COLLECTIVES,
-        *collectives.RENAMED,
-        *collectives.POINT_TO_POINT,
+        *calls.COLLECTIVES,
+        *calls.RENAMED,
+        *calls.POINT_TO_POINT,
         *MADE_OF_OTHERS,
         *PHASES,
         *UNRECORDED,
@@ -135,12 +130,12 @@ def test_every_function_that_talks_to_other_ranks_is_known():
         for name, value in vars(c10d).items()
         if not name.startswith("_") and inspect.isfunction(value) and value.__module__ == c10d.__name__
     }
-    assert not public - known, "new in this torch: record it (recorder/calls/collectives.py), or say here why not"
+    assert not public - known, "new in this torch: record it (recorder/calls.py), or say here why not"
 
 
 def test_what_a_call_is_given_is_found_where_it_is_expected():
-    expected = {name: collectives.COLLECTIVES[op] for name, op in collectives.RENAMED.items()}
-    for name, tensor in {**collectives.COLLECTIVES, **collectives.POINT_TO_POINT, **expected}.items():
+    expected = {name: calls.COLLECTIVES[op] for name, op in calls.RENAMED.items()}
+    for name, tensor in {**calls.COLLECTIVES, **calls.POINT_TO_POINT, **expected}.items():
         arguments = inspect.signature(getattr(c10d, name)).parameters if hasattr(c10d, name) else {}
         assert not arguments or tensor is None or tensor in arguments, name
 
@@ -156,7 +151,7 @@ def test_a_call_is_recorded_once_whatever_it_is_called(tmp_path):
     (path,) = (tmp_path / "rings").glob("*")
     ring = read_ring_file(path)
     old = {"_all_gather_base": "all_gather_into_tensor", "_reduce_scatter_base": "reduce_scatter_tensor"}
-    expected = Counter((old | collectives.RENAMED).get(name, name) for name in made)
+    expected = Counter((old | calls.RENAMED).get(name, name) for name in made)
     assert Counter(slot.op for slot in ring.slots if slot.op in expected) == expected
     assert not [note for note in ring.notes if note["k"] == "defect"]
 
@@ -167,7 +162,7 @@ def test_a_call_is_recorded_once_whatever_it_is_called(tmp_path):
 NOTE = """
 from ddpdoctor.recorder.state import here
 here.ring = types.SimpleNamespace(note=lambda entry, **more: print(json.dumps(entry)))
-flight.note_times()
+groups.note_device_times()
 """
 ENTRY = {
     "process_group": ["0", ""], "collective_seq_id": 3, "p2p_seq_id": 0, "profiling_name": "nccl:all_reduce",
@@ -216,12 +211,12 @@ def test_what_json_has_not() -> None:
 
 SCRIPT = """
 import _thread
-from ddpdoctor.recorder.speed import garbage
+from ddpdoctor.recorder import surroundings
 from ddpdoctor.recorder.state import here
 
 here.main_thread = _thread.get_ident()
-garbage.clock.number = 1
-garbage.watch_collections()
+surroundings.clock.number = 1
+surroundings.watch_collections()
 objects = [[] for _ in range(500_000)]
 """
 
@@ -239,9 +234,9 @@ def test_the_collection_at_exit_prints_nothing() -> None:
 )
 def test_with_the_option_the_steps_of_comparisons_are(is_speed, steps, monkeypatch):
     monkeypatch.setenv("DDPDOCTOR_CHECK_EVERY", "50")
-    monkeypatch.setattr(local._kept, "is_speed", is_speed)
+    monkeypatch.setattr(gradients._kept, "is_speed", is_speed)
     monkeypatch.setattr(schedule._Chosen, "every", 0)
-    left_out = {step: local._is_left_out(SimpleNamespace(reductions=step - 1)) for step in range(1, 151)}
+    left_out = {step: gradients._is_left_out(SimpleNamespace(reductions=step - 1)) for step in range(1, 151)}
     assert [step for step, out in left_out.items() if not out] == steps
 
 
@@ -304,7 +299,7 @@ from types import SimpleNamespace as NS
 torch = types.ModuleType("torch")
 torch.device = lambda name: name
 sys.modules["torch"] = torch
-from ddpdoctor.recorder.calls import collectives, groups
+from ddpdoctor.recorder import calls, groups
 from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.recorder.storage.ring_writing import Ring
 from ddpdoctor.recorder.state import here
@@ -337,8 +332,8 @@ def all_reduce(tensor, op=None, group=None, async_op=False):
 def barrier(group=None, async_op=False, device_ids=None):
     (world.default_pg if config == "nccl" else Group.gloo).number += 1
 
-all_reduce = collectives.wrap("all_reduce", all_reduce, "tensor", p2p=False)
-barrier = collectives.wrap("barrier", barrier, None, p2p=False)
+all_reduce = calls.wrap("all_reduce", all_reduce, "tensor", p2p=False)
+barrier = calls.wrap("barrier", barrier, None, p2p=False)
 all_reduce(tensor("cuda"))
 all_reduce(tensor("cpu"))
 all_reduce(tensor("cpu"))
@@ -390,16 +385,16 @@ def noted(monkeypatch: pytest.MonkeyPatch, given: Any, reductions: Any = ()) -> 
         p.grad = torch_hand_made.zeros_like(p)
     ring = Notes()
     monkeypatch.setattr(here, "ring", ring)
-    monkeypatch.setattr(hand_made, "_frame", None)
-    monkeypatch.setattr(hand_made.clock, "inside", SimpleNamespace(reductions=dict(reductions)))
-    monkeypatch.setattr(hand_made.frames, "describe_user", lambda frame: frame)
+    monkeypatch.setattr(surroundings, "_reduced_at", None)
+    monkeypatch.setattr(surroundings.clock, "inside", SimpleNamespace(reductions=dict(reductions)))
+    monkeypatch.setattr(surroundings.frames, "describe_user", lambda frame: frame)
     for tensor in given(parameters):
-        hand_made.reduction_begins(tensor, "line 9")
-    hand_made.optimizer_begins(SimpleNamespace(param_groups=[{"params": parameters}]))
+        surroundings.hand_made_reduction(tensor, "line 9")
+    surroundings.hand_made_step(SimpleNamespace(param_groups=[{"params": parameters}]))
     return [(one["gradients"], one["copied"], one["frame"]) for one in ring]
 
 
-def gradients(parameters: Any) -> Any:
+def own_gradients(parameters: Any) -> Any:
     return [p.grad for p in parameters]
 
 
@@ -420,7 +415,7 @@ def flat(parameters: Any) -> Any:
 
 
 def test_gradients_and_their_copies_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert noted(monkeypatch, gradients) == [(3, False, "line 9")]
+    assert noted(monkeypatch, own_gradients) == [(3, False, "line 9")]
     assert noted(monkeypatch, copies) == [(3, True, "line 9")]
 
 
@@ -537,7 +532,7 @@ def gather_object(helper):
 def test_pickling_counts_where_all_ranks_wait_for_it(call, pickled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "waits", [0, 0, 0, 0])
     monkeypatch.setattr(clock, "waiting", False)
-    call(objects.count(pickle))
+    call(calls.count_pickling(pickle))
     assert clock.waits[clock.phase] / 1e9 >= PICKLING_S * pickled
     assert bool(clock.waits[clock.phase]) == bool(pickled)
 
@@ -545,15 +540,15 @@ def test_pickling_counts_where_all_ranks_wait_for_it(call, pickled, monkeypatch:
 def test_another_thread_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "waits", [0, 0, 0, 0])
     monkeypatch.setattr(here, "main_thread", here.main_thread + 1)
-    all_gather_object(objects.count(pickle))
+    all_gather_object(calls.count_pickling(pickle))
     assert not any(clock.waits)
 
 
 def test_both_helpers_of_torch_are_found() -> None:
     c10d = pytest.importorskip("torch.distributed.distributed_c10d")
-    own = SimpleNamespace(__name__="c10d", **{name: getattr(c10d, name) for name in objects.HELPERS})
-    objects.patch(own)
-    assert all(hasattr(getattr(own, name), "__wrapped__") for name in objects.HELPERS)
+    own = SimpleNamespace(__name__="c10d", **{name: getattr(c10d, name) for name in calls.PICKLING})
+    calls.patch_objects(own)
+    assert all(hasattr(getattr(own, name), "__wrapped__") for name in calls.PICKLING)
 
 
 # What calls share is worked out once, and for each line, shape, group and caller by itself.
@@ -565,7 +560,7 @@ def ring(tmp_path: Path) -> Ring:
 
 
 def call(ring: Ring, op: str = "all_reduce", shape: Any = (), redop: str = "", peer: int = ring_layout.NO_PEER) -> None:
-    kind = records.kind_of(ring, sys._getframe(1), op, 0, "float32", shape, 1, redop, peer, ring_layout.FLAG_MAIN)
+    kind = calls.kind_of(ring, sys._getframe(1), op, 0, "float32", shape, 1, redop, peer, ring_layout.FLAG_MAIN)
     ring.end(ring.begin(kind.packed))
 
 
@@ -634,10 +629,10 @@ def test_a_kind_goes_with_the_code_that_made_the_call(ring: Ring) -> None:
 
 
 def test_kinds_are_bounded(ring: Ring) -> None:
-    for size in range(records.MAX_KINDS + 10):
+    for size in range(calls.MAX_KINDS + 10):
         call(ring, shape=(size,))
-    assert len(ring.kinds) <= records.MAX_KINDS
-    assert slots(ring)[-1].shape == (records.MAX_KINDS + 9,)
+    assert len(ring.kinds) <= calls.MAX_KINDS
+    assert slots(ring)[-1].shape == (calls.MAX_KINDS + 9,)
 
 
 # Which steps are compared with ``--check-every auto``: a simulated job of two ranks with a clock of its own.
@@ -736,10 +731,10 @@ if build["nccl"]:
 torch = types.ModuleType("torch")
 torch.__version__ = build["version"]
 sys.modules.update({"torch": torch, "torch._C._distributed_c10d": native})
-from ddpdoctor.recorder.calls import flight, groups
+from ddpdoctor.recorder import groups
 world = types.SimpleNamespace(default_pg=object(), pg_names={1: "0", 2: "1"})
 groups.c10d = types.SimpleNamespace(_world=world)
-flight.turn_on()
+groups.turn_on_flight_recorders()
 if build.get("idle") is not None:
     torch._C = sys.modules["torch._C"] = types.ModuleType("torch._C")
     torch._C._cuda_hasPrimaryContext = lambda device: build["idle"][device] is not None
@@ -748,7 +743,7 @@ if build.get("idle") is not None:
     torch.cuda.device_count = lambda: len(build["idle"])
     torch.cuda.default_stream = lambda device: types.SimpleNamespace(query=lambda: int(build["idle"][device]) > 0)
 names = [name for name in os.environ if name.startswith(("TORCH_NCCL", "TORCH_FR"))]
-print(json.dumps([flight.entries_now(), {name: os.environ[name] for name in names}]))
+print(json.dumps([groups.flight_entries_now(), {name: os.environ[name] for name in names}]))
 """
 TAKES = "_dump_fr_trace_json(includeCollectives: bool | None = None, onlyActive: bool | None = None"
 SIGNATURES = {

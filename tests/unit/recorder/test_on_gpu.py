@@ -16,22 +16,16 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddpdoctor.collect.rank_steps import read_device_steps, read_nonfinite
-from ddpdoctor.recorder import capture
-from ddpdoctor.recorder.calls import collectives, functional, works
-from ddpdoctor.recorder.gradients import findings, finite_checks
-from ddpdoctor.recorder.gradients.finite_checks import Maxima, samples_of
-from ddpdoctor.recorder.gradients.watch import Backward, GradientWatch
-from ddpdoctor.recorder.replicas import fingerprinting
-from ddpdoctor.recorder.replicas.fingerprint import Reader
-from ddpdoctor.recorder.replicas.tensor_words import _of_known_dtype
-from ddpdoctor.recorder.speed import device_steps
-from ddpdoctor.recorder.speed.device_steps import ONE_IN, GpuClock
+from ddpdoctor.recorder import calls, capture, device_times, fingerprinting, functional, gradient_checks, steps
+from ddpdoctor.recorder.device_times import STEPS_ONE_IN, GpuClock
+from ddpdoctor.recorder.fingerprint import Reader, _of_known_dtype
+from ddpdoctor.recorder.gradient_checks import Maxima, samples_of
+from ddpdoctor.recorder.gradients import Backward, GradientWatch
 from ddpdoctor.recorder.state import here
+from ddpdoctor.recorder.step_clock import EndedStep, StepInside, clock
 from ddpdoctor.recorder.storage import ring_layout, ring_reading
-from ddpdoctor.recorder.storage.device_columns import OPTIMIZER
+from ddpdoctor.recorder.storage.ring_layout import OPTIMIZER
 from ddpdoctor.recorder.storage.ring_writing import Ring
-from ddpdoctor.recorder.training import reductions
-from ddpdoctor.recorder.training.step_clock import EndedStep, StepInside, clock
 
 # Phases of a step on a GPU: what is marked, what is read and when, with a stand-in for torch.cuda.
 
@@ -94,7 +88,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Gpu]:
     cuda = Gpu()
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     monkeypatch.setitem(sys.modules, "torch.cuda", cuda)
-    monkeypatch.setattr(device_steps, "measured", GpuClock())
+    monkeypatch.setattr(device_times, "measured", GpuClock())
     monkeypatch.setattr(here, "ring", Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, 42, 7))
     monkeypatch.setattr(here, "failures", 0)
     yield cuda
@@ -116,12 +110,12 @@ def step(gpu: Gpu, ddp: Any, number: int, *, behind_ms: float = 0.0) -> None:
         gpu.queued_ms += took
         gpu.at_ms = max(gpu.at_ms, gpu.queued_ms - behind_ms)
         if phase == ring_layout.FORWARD:
-            device_steps.forward_ended(ddp)
+            device_times.forward_ended(ddp)
         if phase == ring_layout.BACKWARD:
-            device_steps.model_reduced(ddp)
+            device_times.model_reduced(ddp)
     inside = StepInside()
     inside.data, inside.rows = 1_500_000, 8
-    device_steps.step_ended(EndedStep(number, 0, 0, 0, [0] * 4, [0] * 4, inside))
+    device_times.step_ended(EndedStep(number, 0, 0, 0, [0] * 4, [0] * 4, inside))
 
 
 def read() -> Any:
@@ -131,11 +125,11 @@ def read() -> Any:
 
 def test_one_step_in_twenty_is_measured_by_phases_and_read_once_it_is_over(gpu: Gpu) -> None:
     ddp = Ddp()
-    for number in range(1, 10 * ONE_IN):
+    for number in range(1, 10 * STEPS_ONE_IN):
         step(gpu, ddp, number, behind_ms=150.0)
-    device_steps.settle_all()
+    device_times.settle_steps()
     found = read()
-    assert list(found.numbers) == [1 + ONE_IN * i for i in range(1, 10)]
+    assert list(found.numbers) == [1 + STEPS_ONE_IN * i for i in range(1, 10)]
     for phase, took in zip(("before", "forward", "between", "backward", "optimizer"), PHASES_MS.values(), strict=True):
         assert found.device_ms[phase] == pytest.approx([took] * 9)
     assert set(found.data_ms) == {1.5}
@@ -145,30 +139,30 @@ def test_one_step_in_twenty_is_measured_by_phases_and_read_once_it_is_over(gpu: 
 
 def test_a_gpu_that_keeps_up_is_never_behind_and_events_are_used_again(gpu: Gpu) -> None:
     ddp = Ddp()
-    for number in range(1, 10 * ONE_IN):
+    for number in range(1, 10 * STEPS_ONE_IN):
         step(gpu, ddp, number)
-    device_steps.settle_all()
+    device_times.settle_steps()
     assert set(read().behind) == {0}
     assert gpu.made == len(PHASES_MS) + 1
 
 
 def test_a_gpu_that_stands_still_is_asked_and_not_waited_for(gpu: Gpu) -> None:
     ddp = Ddp()
-    for number in range(1, 20 * ONE_IN):
+    for number in range(1, 20 * STEPS_ONE_IN):
         step(gpu, ddp, number, behind_ms=1e9)
-    device_steps.settle_all()
+    device_times.settle_steps()
     assert read() is None
-    assert gpu.made <= (device_steps.MAX_PENDING + 2) * (len(PHASES_MS) + 1)
+    assert gpu.made <= (device_times.MAX_PENDING + 2) * (len(PHASES_MS) + 1)
 
 
 def test_steps_in_which_a_graph_is_captured_are_left_out(gpu: Gpu) -> None:
     ddp = Ddp()
-    for number in range(1, 4 * ONE_IN):
-        gpu.is_capturing = number == 2 * ONE_IN + 1
+    for number in range(1, 4 * STEPS_ONE_IN):
+        gpu.is_capturing = number == 2 * STEPS_ONE_IN + 1
         step(gpu, ddp, number)
     gpu.is_capturing = False
-    device_steps.settle_all()
-    assert list(read().numbers) == [1 + ONE_IN, 1 + 3 * ONE_IN]
+    device_times.settle_steps()
+    assert list(read().numbers) == [1 + STEPS_ONE_IN, 1 + 3 * STEPS_ONE_IN]
 
 
 def test_the_times_of_reductions_are_those_of_the_iterations_that_torch_times(gpu: Gpu) -> None:
@@ -180,14 +174,14 @@ def test_the_times_of_reductions_are_those_of_the_iterations_that_torch_times(gp
                 "backward_compute_comm_overlap_time": 2_000_000,
             }  # fmt: skip
         step(gpu, ddp, number)
-    device_steps.settle_all()
+    device_times.settle_steps()
     assert read().exposed_ms == dict.fromkeys([*range(1, 11), 100, 200], 7.0)
 
 
 def test_a_job_without_a_gpu_marks_nothing(gpu: Gpu) -> None:
-    for number in range(1, 4 * ONE_IN):
+    for number in range(1, 4 * STEPS_ONE_IN):
         inside = StepInside()
-        device_steps.step_ended(EndedStep(number, 0, 0, 0, [0] * 4, [0] * 4, inside))
+        device_times.step_ended(EndedStep(number, 0, 0, 0, [0] * 4, [0] * 4, inside))
     assert (gpu.made, clock.on_phase) == (0, None)
 
 
@@ -231,7 +225,7 @@ def ring(tmp_path, monkeypatch):
     monkeypatch.setattr(here, "ring", ring)
     monkeypatch.setattr(here, "main_thread", threading.get_ident())
     yield ring
-    works.settle()
+    calls.settle()
 
 
 @contextmanager
@@ -260,8 +254,8 @@ def slots(ring):
 
 
 def hand_out(ring, work):
-    index = ring.begin(collectives.records.kind_of(ring, sys._getframe(), "all_reduce").packed)
-    works.hand_out(work, index)
+    index = ring.begin(calls.kind_of(ring, sys._getframe(), "all_reduce").packed)
+    calls.hand_out(work, index)
 
 
 def test_a_capture_is_over_however_it_ended():
@@ -283,12 +277,12 @@ def test_no_work_is_asked_while_a_graph_is_captured(ring, captures):
         hand_out(ring, work)
     asked = [work.asked for work in works_before]
     with captures():
-        works.settle()
+        calls.settle()
         hand_out(ring, work_within)
-        assert works.wrap_wait(Work.wait)(works_before[1])
+        assert calls.wrap_wait(Work.wait)(works_before[1])
         assert [work.asked for work in works_before] == asked
         assert work_within.asked == 0
-    works.settle()
+    calls.settle()
     assert all(slot.ended_ns for slot in slots(ring))
 
 
@@ -297,7 +291,7 @@ def test_a_captured_call_ends_at_once(ring, captures):
     work = Work()
 
     with captures():
-        collectives.wrap(
+        calls.wrap(
             "all_reduce",
             lambda tensor, group, async_op: work,  # noqa: ARG005 - as torch calls them
             "tensor",
@@ -320,7 +314,7 @@ def test_a_work_that_raises_holds_up_no_other(ring):
     aborted, after = Work(fails=True), Work()
     hand_out(ring, aborted)
     hand_out(ring, after)
-    works.settle()
+    calls.settle()
     assert [bool(slot.ended_ns) for slot in slots(ring)] == [True, True]
     assert not [note for note in ring_reading.read_ring_file(ring.path).notes if note["k"] == "defect"]
 
@@ -333,12 +327,12 @@ class Running(Work):
 
 
 def test_of_too_many_works_the_oldest_are_followed_and_none_looks_pending_for_ever(ring):
-    running = [Running() for _ in range(works.MAX_HANDED_OUT + 2)]
+    running = [Running() for _ in range(calls.MAX_HANDED_OUT + 2)]
     for work in running:
         hand_out(ring, work)
-    assert [bool(slot.ended_ns) for slot in slots(ring)] == [False] * works.MAX_HANDED_OUT + [True] * 2
+    assert [bool(slot.ended_ns) for slot in slots(ring)] == [False] * calls.MAX_HANDED_OUT + [True] * 2
     running.clear()
-    works.settle()
+    calls.settle()
     assert all(slot.ended_ns for slot in slots(ring))
 
 
@@ -361,7 +355,7 @@ def test_results_that_nobody_waits_for_do_not_look_pending_for_ever(tmp_path, mo
 def test_no_tensor_is_looked_at_while_a_graph_is_captured(captures):
     with captures():
         assert not fingerprinting.may_fingerprint()
-        assert finite_checks.is_observed()
+        assert gradient_checks.is_observed()
 
 
 @capturing
@@ -380,8 +374,8 @@ class OnGpu(SimpleNamespace):
 def test_no_timer_of_ddp_is_read_that_waits_for_a_gpu(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the recorder writes its failures here
     ddp = OnGpu(device_type="cuda", device="cuda:0", process_group=Group(), logger=SimpleNamespace())
-    reductions.reduced(ddp, 1, 2)
-    assert not reductions._pending
+    steps.model_reduced(ddp, 1, 2)
+    assert not steps._pending
     assert list(tmp_path.iterdir()) == []
 
 
@@ -526,7 +520,7 @@ class Trained:
 def make(tmp_path, monkeypatch, streams, world):  # noqa: ARG001 - they are needed, not used
     ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=42, start_ticks=7)
     monkeypatch.setattr(here, "ring", ring)
-    monkeypatch.setattr(findings, "_noted", {False: 0, True: 0})
+    monkeypatch.setattr(gradient_checks, "_noted", {False: 0, True: 0})
     return lambda **options: Trained(monkeypatch, ring, **options)
 
 

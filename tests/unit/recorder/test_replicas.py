@@ -15,11 +15,10 @@ import torch
 from torch import nn
 
 import ddpdoctor.recorder
-from ddpdoctor.recorder.replicas import mesh
-from ddpdoctor.recorder.replicas.mesh import sharing_in, sharing_of
-from ddpdoctor.recorder.storage import fingerprint_layout
-from ddpdoctor.recorder.storage.fingerprint_layout import ABSENT
-from ddpdoctor.recorder.storage.fingerprint_reading import FingerprintFile
+from ddpdoctor.recorder import mesh
+from ddpdoctor.recorder.mesh import sharing_in, sharing_of
+from ddpdoctor.recorder.storage import fingerprint_file
+from ddpdoctor.recorder.storage.fingerprint_file import ABSENT, FingerprintFile
 from ddpdoctor.recorder.storage.ring_reading import read_ring_file
 from tests.preloaded import preloaded
 
@@ -27,10 +26,10 @@ BOOTSTRAP = Path(ddpdoctor.recorder.__file__).parent / "bootstrap"
 JOB = Path(__file__).parent / "replica_job.py"
 CHECK_EVERY = 4
 STEP, FORWARD, SYNC, END = (
-    fingerprint_layout.STEP,
-    fingerprint_layout.FORWARD,
-    fingerprint_layout.SYNC,
-    fingerprint_layout.END,
+    fingerprint_file.STEP,
+    fingerprint_file.FORWARD,
+    fingerprint_file.SYNC,
+    fingerprint_file.END,
 )
 
 FIRST_HALF = (
@@ -130,24 +129,24 @@ def test_an_ordinary_model(jobs: list[Ran]) -> None:
     assert file.table["ranks"] == [0, 1, 2, 3]
     assert file.table["rank"] == 0
     names = ["0.weight", "0.bias", "1.weight", "1.bias", "3.weight", "3.bias"]
-    assert names_in(file, fingerprint_layout.PARAMETER) == names_in(file, fingerprint_layout.GRADIENT) == names
-    assert names_in(file, fingerprint_layout.STATE)[:3] == ["0.weight step", "0.weight exp_avg", "0.weight exp_avg_sq"]
-    assert names_in(file, fingerprint_layout.BUFFER) == [], "BatchNorm's are its own after a step, until DDP sends them"
-    assert file.rows[0] == [fingerprint_layout.GRADIENT, "0.weight", "", [8, 4], "float32"]
+    assert names_in(file, fingerprint_file.PARAMETER) == names_in(file, fingerprint_file.GRADIENT) == names
+    assert names_in(file, fingerprint_file.STATE)[:3] == ["0.weight step", "0.weight exp_avg", "0.weight exp_avg_sq"]
+    assert names_in(file, fingerprint_file.BUFFER) == [], "BatchNorm's are its own after a step, until DDP sends them"
+    assert file.rows[0] == [fingerprint_file.GRADIENT, "0.weight", "", [8, 4], "float32"]
     (synced,) = files_of(jobs, "ordinary", SYNC)
-    assert names_in(synced, fingerprint_layout.BUFFER) == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    assert names_in(synced, fingerprint_file.BUFFER) == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
     (end,) = files_of(jobs, "ordinary", END)
-    assert {row[0] for row in end.rows} == {fingerprint_layout.PARAMETER}
+    assert {row[0] for row in end.rows} == {fingerprint_file.PARAMETER}
     assert Path(end.path).stat().st_size < 4096, "there is one record, and room for one"
 
 
 def test_what_changes_has_other_fingerprints(jobs: list[Ran]) -> None:
     records = records_of(jobs, "ordinary", STEP)
-    rows = len(records[0].fingerprints) // fingerprint_layout.FINGERPRINT_SIZE
+    rows = len(records[0].fingerprints) // fingerprint_file.FINGERPRINT_SIZE
     for row in range(rows):
-        at = slice(row * fingerprint_layout.FINGERPRINT_SIZE, (row + 1) * fingerprint_layout.FINGERPRINT_SIZE)
+        at = slice(row * fingerprint_file.FINGERPRINT_SIZE, (row + 1) * fingerprint_file.FINGERPRINT_SIZE)
         assert len({record.fingerprints[at] for record in records}) == len(records)
-        assert fingerprint_layout.ABSENT not in {record.fingerprints[at] for record in records}
+        assert fingerprint_file.ABSENT not in {record.fingerprints[at] for record in records}
 
 
 def test_values_beside_the_tensors(jobs: list[Ran]) -> None:
@@ -169,7 +168,7 @@ def test_values_beside_the_tensors(jobs: list[Ran]) -> None:
 def test_buffers_that_ddp_does_not_send_are_looked_at_with_the_rest(jobs: list[Ran]) -> None:
     names = ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
     (step,), (end,) = files_of(jobs, "own_buffers", STEP), files_of(jobs, "own_buffers", END)
-    assert names_in(step, fingerprint_layout.BUFFER) == names_in(end, fingerprint_layout.BUFFER) == names
+    assert names_in(step, fingerprint_file.BUFFER) == names_in(end, fingerprint_file.BUFFER) == names
     assert files_of(jobs, "own_buffers", SYNC) == []
 
 
@@ -210,8 +209,8 @@ def test_a_model_and_an_optimizer_make_a_stream(jobs: list[Ran]) -> None:
         assert numbers_of(jobs, "one_optimizer_for_two_models", STEP, model, optimizer=1) == [1, 2]
     for optimizer, own in ((1, ["0.weight", "0.bias"]), (2, ["2.weight", "2.bias"])):
         (file,) = files_of(jobs, "two_optimizers_for_one_model", STEP, optimizer=optimizer)
-        assert names_in(file, fingerprint_layout.GRADIENT) == own
-        assert names_in(file, fingerprint_layout.PARAMETER) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+        assert names_in(file, fingerprint_file.GRADIENT) == own
+        assert names_in(file, fingerprint_file.PARAMETER) == ["0.weight", "0.bias", "2.weight", "2.bias"]
     assert values_of(jobs, "two_optimizers_for_one_model", STEP, "unheld")[0] == 2, "the second has not stepped yet"
 
 
@@ -225,7 +224,7 @@ def test_without_an_optimizer_that_holds_parameters_forwards_count(jobs: list[Ra
     assert numbers_of(jobs, case, FORWARD)[:2] == [1, 2]
     assert files_of(jobs, case, STEP) == []
     (file,) = files_of(jobs, case, FORWARD)
-    assert {row[0] for row in file.rows} == {fingerprint_layout.PARAMETER}
+    assert {row[0] for row in file.rows} == {fingerprint_file.PARAMETER}
     assert values_of(jobs, case, FORWARD, "steps")[:2] == [0, 0]
     assert len(numbers_of(jobs, case, END)) == 1
 
@@ -249,22 +248,22 @@ def test_a_layer_that_was_replaced_after_the_optimizer_was_made_shows(jobs: list
 def test_names(jobs: list[Ran]) -> None:
     (file,) = files_of(jobs, "ignored", STEP)
     assert (
-        names_in(file, fingerprint_layout.PARAMETER)
-        == names_in(file, fingerprint_layout.GRADIENT)
+        names_in(file, fingerprint_file.PARAMETER)
+        == names_in(file, fingerprint_file.GRADIENT)
         == ["0.bias", "2.weight", "2.bias"]
     )
     (file,) = files_of(jobs, "tied", STEP)
-    assert names_in(file, fingerprint_layout.PARAMETER) == ["0.weight", "0.bias", "1.bias"]
+    assert names_in(file, fingerprint_file.PARAMETER) == ["0.weight", "0.bias", "1.bias"]
     for case in ("compiled_around", "compiled_within"):
         (file,) = files_of(jobs, case, STEP)
-        assert names_in(file, fingerprint_layout.PARAMETER) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+        assert names_in(file, fingerprint_file.PARAMETER) == ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 
 def test_what_was_unfrozen_after_wrapping_is_named_and_has_rows_from_then_on(jobs: list[Ran]) -> None:
     before, after = files_of(jobs, "unfrozen", STEP)
-    assert names_in(before, fingerprint_layout.GRADIENT) == ["2.weight", "2.bias"]
-    assert names_in(after, fingerprint_layout.GRADIENT) == ["0.weight", "0.bias", "2.weight", "2.bias"]
-    assert names_in(before, fingerprint_layout.PARAMETER) == names_in(after, fingerprint_layout.PARAMETER)
+    assert names_in(before, fingerprint_file.GRADIENT) == ["2.weight", "2.bias"]
+    assert names_in(after, fingerprint_file.GRADIENT) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert names_in(before, fingerprint_file.PARAMETER) == names_in(after, fingerprint_file.PARAMETER)
     assert before.read_since(0)[-1].text.get("unreduced") is None
     (record,) = after.read_since(0)
     assert record.text["unreduced"] == ["0.weight", "0.bias"]
@@ -273,13 +272,13 @@ def test_what_was_unfrozen_after_wrapping_is_named_and_has_rows_from_then_on(job
 
 def test_absent_gradients_are_zeros(jobs: list[Ran]) -> None:
     (file,) = files_of(jobs, "unused_parameters", STEP)
-    size = fingerprint_layout.FINGERPRINT_SIZE
+    size = fingerprint_file.FINGERPRINT_SIZE
     for record in file.read_since(0):
         absent = {
             row[1]
             for i, row in enumerate(file.rows)
-            if row[0] == fingerprint_layout.GRADIENT
-            and record.fingerprints[i * size : (i + 1) * size] == fingerprint_layout.ABSENT
+            if row[0] == fingerprint_file.GRADIENT
+            and record.fingerprints[i * size : (i + 1) * size] == fingerprint_file.ABSENT
         }
         assert absent == {"2.weight", "2.bias", "spare.weight", "spare.bias"}
 
@@ -292,14 +291,14 @@ def test_a_step_counts_once(jobs: list[Ran], case: str) -> None:
 def test_state_that_is_sharded_is_left_out(jobs: list[Ran]) -> None:
     (file,) = files_of(jobs, "sharded_optimizer", STEP)
     assert [record.number for record in file.read_since(0)] == [1, 2]
-    assert names_in(file, fingerprint_layout.STATE) == []
-    assert len(names_in(file, fingerprint_layout.PARAMETER)) == len(names_in(file, fingerprint_layout.GRADIENT)) == 4
+    assert names_in(file, fingerprint_file.STATE) == []
+    assert len(names_in(file, fingerprint_file.PARAMETER)) == len(names_in(file, fingerprint_file.GRADIENT)) == 4
 
 
 def test_gradients_of_a_closure_are_those_of_its_own_step(jobs: list[Ran]) -> None:
     (file,) = files_of(jobs, "closures", STEP)
-    gradients = 4 * fingerprint_layout.FINGERPRINT_SIZE
-    assert all(fingerprint_layout.ABSENT not in record.fingerprints[:gradients] for record in file.read_since(0))
+    gradients = 4 * fingerprint_file.FINGERPRINT_SIZE
+    assert all(fingerprint_file.ABSENT not in record.fingerprints[:gradients] for record in file.read_since(0))
 
 
 def test_a_step_that_raised_does_not_hide_those_of_others(jobs: list[Ran]) -> None:
@@ -522,7 +521,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(mesh, "_modules", [])
     monkeypatch.setattr(mesh, "here", SimpleNamespace(is_rank=True))
     monkeypatch.setattr(nn.Module, "to_empty", nn.Module.to_empty)
-    monkeypatch.setattr("ddpdoctor.recorder.calls.groups.c10d", SimpleNamespace(get_rank=lambda: 0))
+    monkeypatch.setattr("ddpdoctor.recorder.groups.c10d", SimpleNamespace(get_rank=lambda: 0))
     places = {"fsdp._fully_shard._fully_shard": "fully_shard", "tensor.parallel.api": "parallelize_module"}
     ways = {}
     for place, name in places.items():

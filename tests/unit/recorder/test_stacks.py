@@ -22,10 +22,9 @@ from torch.utils.file_baton import FileBaton
 import ddpdoctor.recorder
 from ddpdoctor.collect.proc import read_io
 from ddpdoctor.collect.rank_steps import errors_of_child
-from ddpdoctor.recorder import frames
-from ddpdoctor.recorder.stacks import errors, helpers, waits
-from ddpdoctor.recorder.stacks.error_details import reason_of
-from ddpdoctor.recorder.stacks.sampler import Sampler, write_quietly
+from ddpdoctor.recorder import errors, frames, waits
+from ddpdoctor.recorder.errors import reason_of
+from ddpdoctor.recorder.sampler import Sampler, write_quietly
 from ddpdoctor.recorder.state import MASTER_VARIABLE, here
 from ddpdoctor.recorder.storage import ring_layout, ring_reading
 from ddpdoctor.recorder.storage.ring_writing import Ring
@@ -36,7 +35,7 @@ from tests.scenarios.harmless.alone import make_folder, read_rings, run_recorded
 
 FORKS = """
 import os
-from _ddpdoctor_recorder.stacks import errors
+from _ddpdoctor_recorder import errors
 kept = []
 def fail(text):
     kept.append(ValueError(text))
@@ -231,7 +230,7 @@ import script
 """
 SCRIPT = """
 import sys
-from _ddpdoctor_recorder.stacks import errors
+from _ddpdoctor_recorder import errors
 def barrier():
     try:
         library["wait"]()
@@ -467,7 +466,7 @@ def test_the_awaited_lines_of_the_task_that_a_thread_runs_are_found(wait, expect
 
         def look():
             while not found:
-                seen = [frame["n"] for frame in helpers.awaited(own) if frame["f"].endswith(HERE)]
+                seen = [frame["n"] for frame in waits.awaited(own) if frame["f"].endswith(HERE)]
                 if [name for name in seen if name not in {"main", "<listcomp>"}] == expected:
                     found.append(seen)
             for _ in range(2):
@@ -493,7 +492,7 @@ def test_the_awaited_lines_of_the_task_that_a_thread_runs_are_found(wait, expect
 
 
 def test_a_thread_that_runs_no_loop_awaits_nothing():
-    assert helpers.awaited(threading.get_ident()) == []
+    assert waits.awaited(threading.get_ident()) == []
 
 
 async def fails(text):
@@ -501,19 +500,19 @@ async def fails(text):
 
 
 def test_the_error_of_a_held_task_counts_until_it_is_read(monkeypatch):
-    monkeypatch.setattr(helpers, "_kept", helpers.deque())
+    monkeypatch.setattr(waits, "_kept", waits.deque())
 
     async def main():
         tasks = [asyncio.create_task(fails("read")), asyncio.create_task(fails("unread"), name="rollout")]
         await asyncio.wait(tasks)
         with pytest.raises(LookupError):
             await tasks[0]
-        lost = helpers.lost()
+        lost = waits.lost()
         assert [(one["who"], one["name"], one["text"]) for one in lost] == [("task", "rollout", "unread")]
         assert lost[0]["frames"][-1]["n"] == "fails"
-        assert helpers.lost()[0]["text"] == "unread"  # it was only looked at
+        assert waits.lost()[0]["text"] == "unread"  # it was only looked at
         tasks[1].exception()
-        assert helpers.lost() == []
+        assert waits.lost() == []
 
     asyncio.run(main())
 
@@ -522,7 +521,7 @@ POOLS = """
 import asyncio, gc, json, threading
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.pool import ThreadPool
-from _ddpdoctor_recorder.stacks import helpers
+from _ddpdoctor_recorder import waits
 
 def fails(text):
     raise LookupError(text)
@@ -558,7 +557,7 @@ with ThreadPool(1) as pool:
 loop = asyncio.new_event_loop()
 loop.set_exception_handler(lambda *unused: None)
 loop.run_until_complete(drops())
-print(json.dumps([(one["who"], one["text"], one["frames"][-1]["n"]) for one in helpers.lost()]))
+print(json.dumps([(one["who"], one["text"], one["frames"][-1]["n"]) for one in waits.lost()]))
 """
 
 
@@ -724,7 +723,7 @@ ASKED = """
 import os
 os.mkdir(os.environ["DDPDOCTOR_RUN"] + "/evidence")
 from ddpdoctor.recorder import state
-from ddpdoctor.recorder.stacks import sampler
+from ddpdoctor.recorder import sampler
 from ddpdoctor.recorder.storage import ring_layout
 state.here.is_rank = True
 one = sampler.Sampler(0.1)

@@ -15,18 +15,15 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 from ddpdoctor.collect.rank_steps import fetch_cells, find_children, read_fetches, read_lines, read_steps
 from ddpdoctor.launch.seen import WorkersSeen
 from ddpdoctor.model.steps import FetchTimes, Phase, StepEnd
-from ddpdoctor.recorder.calls import waiting
-from ddpdoctor.recorder.calls.debug_level import backends_of
-from ddpdoctor.recorder.data import fetches
-from ddpdoctor.recorder.stacks.sampler import LineTable
+from ddpdoctor.recorder import loaders, step_clock, steps, tune_switches
+from ddpdoctor.recorder.detail import backends_of
+from ddpdoctor.recorder.sampler import LineTable
 from ddpdoctor.recorder.state import here
+from ddpdoctor.recorder.step_clock import StepClock
 from ddpdoctor.recorder.storage import ring_layout, ring_reading
 from ddpdoctor.recorder.storage.ring_writing import Ring
-from ddpdoctor.recorder.training import reductions, step_clock, steps
-from ddpdoctor.recorder.training.step_clock import StepClock
-from ddpdoctor.recorder.tuning import constructed
-from ddpdoctor.recorder.tuning.plan import LEFT_OUT, MEASURED, MEASURED_IN_LAUNCH, MIB, choose_caps, order_blocks
-from ddpdoctor.recorder.tuning.trial import WARM_UP
+from ddpdoctor.recorder.tune_switches import LEFT_OUT, MEASURED, MEASURED_IN_LAUNCH, MIB, choose_caps, order_blocks
+from ddpdoctor.recorder.tune_trial import WARM_UP
 from tests.preloaded import preloaded
 from tests.scenarios.running import clean_environment, free_port
 from tests.unit.recorder.test_rings import BOOTSTRAP
@@ -48,7 +45,7 @@ class Stream(IterableDataset):
 def loader_class(monkeypatch):
     """Return a DataLoader of its own, whose constructor may be changed."""
     monkeypatch.setattr(here, "is_rank", True)
-    monkeypatch.setattr(constructed, "_loaders", [])
+    monkeypatch.setattr(tune_switches, "_loaders", [])
     return type("Loader", (DataLoader,), {"__init__": DataLoader.__init__})
 
 
@@ -60,7 +57,7 @@ def ddp_class(names):
 
 
 def given_to(kind, setting, **arguments):
-    constructed.patch_ddp(kind, setting)
+    tune_switches.patch_ddp(kind, setting)
     given = kind("module", **arguments).given
     return {name: value for name, value in given.items() if name not in {"self", "module"}}
 
@@ -90,7 +87,7 @@ def test_ddp_gets_the_setting_and_keeps_the_other_arguments(names, setting, chan
 
 def test_an_argument_that_is_given_by_its_place_is_changed_too():
     kind = ddp_class(OLD)
-    constructed.patch_ddp(kind, "buffers_off")
+    tune_switches.patch_ddp(kind, "buffers_off")
     given = kind("module", "broadcast", 10).given
     assert (given["broadcast_buffers"], given["bucket_cap_mb"]) == (False, 10)
 
@@ -98,12 +95,12 @@ def test_an_argument_that_is_given_by_its_place_is_changed_too():
 def test_this_torch_has_the_arguments():
     names = DDP.__init__.__code__.co_varnames
     for setting in ("bucket_cap=524288", "buffers_off", "static_graph", "find_unused_off", "gradient_as_bucket_view"):
-        assert set(constructed._ddp_arguments(setting, names)) <= set(names)
+        assert set(tune_switches._ddp_arguments(setting, names)) <= set(names)
 
 
 def test_a_call_that_the_constructor_refuses_is_refused_as_ever():
     kind = ddp_class(OLD)
-    constructed.patch_ddp(kind, "static_graph")
+    tune_switches.patch_ddp(kind, "static_graph")
     with pytest.raises(TypeError, match="no_such"):
         kind("module", no_such=1)
 
@@ -119,23 +116,23 @@ def test_a_call_that_the_constructor_refuses_is_refused_as_ever():
     ],
 )
 def test_loaders_of_several_batches_get_workers_that_stay(options, loader_class):
-    constructed.patch_loader(loader_class, "workers=2")
+    tune_switches.patch_loader(loader_class, "workers=2")
     loader = loader_class(ROWS, **options)
     assert (loader.num_workers, loader.persistent_workers) == (2, True)
     assert loader.prefetch_factor == options.get("prefetch_factor", 2)
-    assert constructed.why_without_effect("workers=2") == ""
+    assert tune_switches.why_without_effect("workers=2") == ""
 
 
 def test_streams_and_single_batches_stay_as_they_are(loader_class):
-    constructed.patch_loader(loader_class, "workers=2")
+    tune_switches.patch_loader(loader_class, "workers=2")
     assert [loader_class(data, batch_size=8).num_workers for data in (ROWS, Stream())] == [0, 0]
-    assert "no DataLoader" in constructed.why_without_effect("workers=2")
+    assert "no DataLoader" in tune_switches.why_without_effect("workers=2")
 
 
 def test_threads_that_the_script_sets_itself_are_noticed():
     present = torch.get_num_threads()
-    assert constructed.why_without_effect(f"threads={present}") == ""
-    assert f"the script sets {present} threads itself" in constructed.why_without_effect(f"threads={present + 1}")
+    assert tune_switches.why_without_effect(f"threads={present}") == ""
+    assert f"the script sets {present} threads itself" in tune_switches.why_without_effect(f"threads={present + 1}")
 
 
 # Which jobs get DETAIL by default: those of which torch makes all groups over Gloo.
@@ -419,7 +416,7 @@ def test_steps_are_counted_anew_under_a_better_mark(tmp_path: Path, monkeypatch:
 
 def test_time_goes_to_the_phase_in_which_it_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = StepClock()
-    monkeypatch.setattr(waiting, "clock", clock)
+    monkeypatch.setattr(step_clock, "clock", clock)
     for phase in (
         ring_layout.BEFORE,
         ring_layout.FORWARD,
@@ -428,12 +425,12 @@ def test_time_goes_to_the_phase_in_which_it_passed(monkeypatch: pytest.MonkeyPat
         ring_layout.BEFORE,
     ):
         clock.enter(phase)
-    began = waiting.begin_wait()
-    assert waiting.begin_wait() == 0, "a wait inside a wait counts once"
+    began = step_clock.begin_wait()
+    assert step_clock.begin_wait() == 0, "a wait inside a wait counts once"
     assert clock.waiting
-    waiting.end_wait(began, counts=True)
+    step_clock.end_wait(began, counts=True)
     assert not clock.waiting
-    waiting.end_wait(waiting.begin_wait(), counts=False)
+    step_clock.end_wait(step_clock.begin_wait(), counts=False)
     waited = clock.waits[ring_layout.BEFORE]
     ended = clock.take()
     assert all(spent > 0 for spent in ended.spent)
@@ -498,11 +495,11 @@ def test_the_waits_of_about_one_step_in_four_are_read_once_there_are_many(
     monkeypatch.setattr(here, "ring", make(tmp_path))
     model, read_in = Model(), []
     for number in range(1, 81):
-        clock, pending = StepClock(), dict[int, reductions.Reduction]()
+        clock, pending = StepClock(), dict[int, steps.Reduction]()
         clock.number = number - 1
-        monkeypatch.setattr(reductions, "clock", clock)
-        monkeypatch.setattr(reductions, "_pending", pending)
-        reductions.reduced(model, 1, 2)
+        monkeypatch.setattr(steps, "clock", clock)
+        monkeypatch.setattr(steps, "_pending", pending)
+        steps.model_reduced(model, 1, 2)
         assert clock.unknown != bool(pending)
         read_in += [number] if pending else []
         pending.clear()
@@ -567,7 +564,7 @@ def test_children_of_a_fork_server_work_for_the_rank_that_started_it(tmp_path: P
 
 
 def test_no_pause_of_a_worker_counts_for_more_than_the_batch_after_it(tmp_path: Path) -> None:
-    ring, times = make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE), fetches.WorkerTimes()
+    ring, times = make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE), loaders.WorkerTimes()
     for began_ns, ended_ns in ((0, 10), (15, 25), (1000, 1020)):
         times.add(ring, began_ns, ended_ns)
     assert fetch_cells(read(ring)) == (3, 40, 25, 0)
@@ -582,9 +579,9 @@ def test_batches_are_timed_once_and_errors_read_as_without_us() -> None:
             return 10 // index
 
     module = SimpleNamespace(_MapDatasetFetcher=Fetcher)
-    fetches.patch(module)
+    loaders.patch_fetchers(module)
     once = Fetcher.fetch
-    fetches.patch(module)
+    loaders.patch_fetchers(module)
     assert Fetcher.fetch is once
     assert Fetcher().fetch(5) == 2
     with pytest.raises(ZeroDivisionError) as caught:

@@ -24,12 +24,8 @@ import pytest
 import torch
 
 import ddpdoctor.recorder
-from ddpdoctor.recorder import frames, state, wrappers
-from ddpdoctor.recorder.calls import collectives, works
-from ddpdoctor.recorder.gradients import local
-from ddpdoctor.recorder.stacks import errors
+from ddpdoctor.recorder import calls, errors, frames, gradients, state, training, wrappers
 from ddpdoctor.recorder.storage import ring_reading
-from ddpdoctor.recorder.training import patches
 
 
 class PreemptedError(Exception):
@@ -85,8 +81,8 @@ INTERRUPTED = {
 }
 OF_OTHER_THREADS_OR_PROGRAMS = {
     "bootstrap/sitecustomize.py",  # before the script
-    "frames.py", "stacks/helpers.py", "storage/group_json.py",  # in the sampling thread
-    "storage/files.py", "storage/fingerprint_reading.py", "storage/plain_pickle.py", "storage/ring_reading.py",
+    "frames.py", "waits.py",  # in the sampling thread
+    "storage/files.py", "storage/fingerprint_file.py", "storage/flight.py", "storage/ring_reading.py",
     "storage/secrets.py",
 }  # fmt: skip
 NEVER_RAISED_BY_OTHERS = {"GeneratorExit", "StopIteration", "_OpaqueError", "AttributeError"}
@@ -222,10 +218,10 @@ def test_an_interruption_of_our_own_handling_replaces_no_exception() -> None:
 
 
 WRAPPERS = {
-    "a collective": lambda original: collectives.wrap("all_reduce", original, tensor=None, p2p=False),
-    "a wait": works.wrap_wait,
-    "the next batch": patches._next_batch,
-    "a phase": patches.phase("new_group", waits=True),
+    "a collective": lambda original: calls.wrap("all_reduce", original, tensor=None, p2p=False),
+    "a wait": calls.wrap_wait,
+    "the next batch": training._next_batch,
+    "a phase": training.phase("new_group", waits=True),
     "an exit": lambda original: errors._noting_exit(original, is_hard=False),
 }
 
@@ -305,14 +301,14 @@ def test_each_exception_that_comes_in_one_backward_is_raised(monkeypatch: pytest
     """In a backward torch would end early, so they are raised after it, one from each call."""
     interrupted = iter(range(2))
     hook = state.shielded("test", ours("raising()", raising=lambda: interrupt(handle)))
-    monkeypatch.setattr(local._kept, "watches", {None: None})
-    monkeypatch.setattr(local, "_enter", lambda *_: None)
+    monkeypatch.setattr(gradients._kept, "watches", {None: None})
+    monkeypatch.setattr(gradients, "_enter", lambda *_: None)
 
     def leave() -> None:
         if next(interrupted, None) == 0:
             interrupt(handle_late)
 
-    monkeypatch.setattr(local, "_leave", leave)
+    monkeypatch.setattr(gradients, "_leave", leave)
     ran: list[object] = []
 
     def original(number: int) -> int:
@@ -322,7 +318,7 @@ def test_each_exception_that_comes_in_one_backward_is_raised(monkeypatch: pytest
             hook(None)
         return number
 
-    backward = local._tracking(original)
+    backward = gradients._tracking(original)
     for kind in (PreemptedError, PreemptedError, TimeoutError):
         with pytest.raises(kind, match="by a handler"):
             backward(len(ran))
@@ -341,8 +337,8 @@ HANDLERS = {
 @pytest.fixture
 def patched(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.SimpleNamespace]:
     """``signal`` as a script sees it, in a process whose backwards are tracked."""
-    monkeypatch.setattr(local._kept, "watches", {None: None})
-    monkeypatch.setattr(local, "_enter", lambda *_: None)
+    monkeypatch.setattr(gradients._kept, "watches", {None: None})
+    monkeypatch.setattr(gradients, "_enter", lambda *_: None)
     functions = ("signal", "getsignal", "default_int_handler")
     module = types.SimpleNamespace(**{name: getattr(signal, name) for name in functions})
     wrappers.patch_signal(module)
@@ -374,14 +370,14 @@ def test_a_handler_waits_while_our_hooks_run_in_a_backward(patched: types.Simple
         assert not came
 
     with pytest.raises(PreemptedError) as raised:
-        local._tracking(original)(signal.SIGUSR2)
+        gradients._tracking(original)(signal.SIGUSR2)
     assert ran == [signal.SIGUSR2] * 4
     assert came == [f"{signal.SIGUSR2.value} in {sys._getframe().f_code.co_name}"]
     files = [step.filename for step in traceback.extract_tb(raised.value.__traceback__)]
     assert files[-1] == __file__
     assert patched.signal(signal.SIGUSR2, signal.SIG_IGN) is handler
     assert patched.getsignal(signal.SIGUSR2) == signal.SIG_IGN
-    local._tracking(lambda: None)()
+    gradients._tracking(lambda: None)()
     assert len(came) == 1
 
 
@@ -394,7 +390,7 @@ def test_a_handler_that_waited_runs_when_the_backward_fails(patched: types.Simpl
 
     patched.signal(signal.SIGUSR2, handle)
     with pytest.raises(PreemptedError) as raised:
-        local._tracking(fails)(signal.SIGUSR2)
+        gradients._tracking(fails)(signal.SIGUSR2)
     assert isinstance(raised.value.__context__, LookupError)
 
 
@@ -406,7 +402,7 @@ def test_a_handler_does_not_wait_in_what_the_script_runs_in_a_backward(patched: 
         os.kill(os.getpid(), number)
         assert seen == ["recomputes"]
 
-    local._tracking(recomputes)(signal.SIGUSR2)
+    gradients._tracking(recomputes)(signal.SIGUSR2)
     assert seen == ["recomputes"]
 
 
@@ -493,7 +489,7 @@ def test_what_costs_time_to_import_is_not_imported_for_us(tmp_path: Path, *, is_
     slow = {"collections", "enum", "functools", "inspect", "json", "re", "signal", "sysconfig", "threading", "typing"}
     assert not added & slow
     parts = {name for name in added if name.startswith("_ddpdoctor_recorder.")}
-    assert is_rank or {name.rpartition(".")[2] for name in parts} <= {"imports", "settings", "start", "state"}
+    assert is_rank or {name.rpartition(".")[2] for name in parts} <= {"hooks", "settings", "start", "state"}
 
 
 def test_a_module_and_a_package_that_stood_there_are_loaded_with_and_without_us(tmp_path: Path) -> None:

@@ -1,1 +1,0 @@
-"""Calls of torch.distributed."""

@@ -1,1 +1,0 @@
-"""How data loaders divide the data among ranks."""

@@ -1,0 +1,218 @@
+"""Sets torch's debug level DETAIL if ``wrap`` asks for it, and makes it safe on Gloo, where it breaks correct jobs.
+
+DETAIL is set on every job, or by default on jobs that use only Gloo: it makes the host wait for all ranks before each
+collective, so that it cannot run ahead of a GPU. Only the script says which backend it uses, in
+``init_process_group``. All ranks pass the same one, so all decide the same.
+
+It works around two defects of torch 2.13, both only for Gloo groups that DETAIL has wrapped:
+
+- DDP's constructor casts the wrapper to Gloo's own class in order to log, which ends in SIGSEGV.
+- The wrapper compares sequence numbers. send and recv move them only on the two ranks concerned, so the next collective
+  fails on all ranks with "Detected mismatch". Point-to-point calls use the wrapper's helper group instead. It has the
+  same members and its own connections, and its numbers are not compared.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from typing import Any, Callable, Dict, Optional, Set, Tuple
+
+from . import hooks
+from .state import guarded, pass_on
+from .wrappers import wraps
+
+constructing = threading.local()
+"""The group of the DDP model under construction, if the script named one."""
+_helpers: Dict[int, Tuple[Any, Any]] = {}
+"""By id of a wrapper: the wrapper, kept so that its id is not reused, and its helper group."""
+_c10d: Any = None
+
+
+def make_safe(module: Any) -> None:
+    """Skip DDP's logging call on a wrapped Gloo group. The call does nothing but log."""
+    logger = getattr(module, "Logger", None)
+    if logger is None:
+        import torch._C._distributed_c10d as native
+
+        logger = getattr(native, "Logger", None)
+    hooks.put(logger, "set_construction_data_and_log", _passing_gloo_by)
+
+
+def _passing_gloo_by(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def set_construction_data_and_log(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_unsafe():
+            return None
+        return original(self, *args, **kwargs)
+
+    return set_construction_data_and_log
+
+
+@guarded("detail logger")
+def _is_unsafe() -> bool:
+    """Return whether DDP's logger would be given a wrapped Gloo group."""
+    return _gloo_wrapper(getattr(constructing, "group", None) or _c10d._get_default_group()) is not None
+
+
+def _gloo_wrapper(group: Any) -> Any:
+    """Return the wrapper around Gloo in a group, or None."""
+    wrapper = getattr(_c10d, "_ProcessGroupWrapper", None)
+    if wrapper is None or "gloo" not in str(_c10d.get_backend(group)).lower():
+        return None
+    try:
+        backends = [group._get_backend(device) for device in group._device_types]
+    except Exception as error:  # noqa: BLE001 - an older torch: the group itself may be the wrapper
+        pass_on(error)
+        backends = [group]
+    return next((backend for backend in backends if isinstance(backend, wrapper)), None)
+
+
+def keep_helpers(module: Any) -> None:
+    """Remember the helper group of each wrapper when torch makes them."""
+    global _c10d
+    _c10d = module
+    if hasattr(module, "ProcessGroupGloo"):
+        hooks.put(module, "_create_process_group_wrapper", functools.partial(_keeping_helper, module))
+
+
+def _keeping_helper(module: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _create_process_group_wrapper(*args: Any, **kwargs: Any) -> Any:
+        made = []
+        gloo = module.ProcessGroupGloo
+
+        def make(*gloo_args: Any, **gloo_kwargs: Any) -> Any:
+            made.append(gloo(*gloo_args, **gloo_kwargs))
+            return made[-1]
+
+        wrapped = args[0] if args else kwargs.get("wrapped_pg")
+        is_gloo = isinstance(wrapped, gloo)
+        module.ProcessGroupGloo = make
+        try:
+            wrapper = original(*args, **kwargs)
+        finally:
+            module.ProcessGroupGloo = gloo
+        if is_gloo and len(made) == 1:
+            _helpers[id(wrapper)] = (wrapper, made[0])
+        return wrapper
+
+    return _create_process_group_wrapper
+
+
+def forget_helpers(group: Any) -> None:
+    """Drop the helper of a group that is about to be destroyed (of all groups, if it is the default one).
+
+    Then the group is really freed. Other groups keep their helpers, because all members must make calls the same way.
+    """
+    if group is None or group is _c10d.GroupMember.WORLD:
+        _helpers.clear()
+    elif _helpers:
+        _helpers.pop(id(_gloo_wrapper(group)), None)
+
+
+def is_needed() -> bool:
+    """Return whether DETAIL has wrapped any Gloo group."""
+    return bool(_helpers)
+
+
+def reroute(op: str, group: Any, tensor: Any, peer: Optional[int], tag: int) -> Optional[Callable[[], Any]]:
+    """Return what to call instead of a point-to-point call on a wrapped Gloo group, or None if that is not needed.
+
+    ``peer`` is the other rank within ``group``, or None for a receive from any rank.
+    """
+    helper = _helpers.get(id(_gloo_wrapper(group)), (None, None))[1]
+    if helper is None or tensor.device.type != "cpu" or peer == group.rank():
+        return None
+    if tensor.is_complex():
+        tensor = _c10d.torch.view_as_real(tensor)
+    return functools.partial(OPERATIONS[op], helper, group, tensor, peer, tag)
+
+
+def _isend(helper: Any, group: Any, tensor: Any, peer: Optional[int], tag: int) -> Any:
+    return helper.send([tensor], peer, tag)
+
+
+def _send(helper: Any, group: Any, tensor: Any, peer: Optional[int], tag: int) -> None:
+    _isend(helper, group, tensor, peer, tag).wait()
+
+
+def _irecv(helper: Any, group: Any, tensor: Any, peer: Optional[int], tag: int) -> Any:
+    return helper.recv_anysource([tensor], tag) if peer is None else helper.recv([tensor], peer, tag)
+
+
+def _recv(helper: Any, group: Any, tensor: Any, peer: Optional[int], tag: int) -> int:
+    work = _irecv(helper, group, tensor, peer, tag)
+    work.wait()
+    return int(_c10d.get_global_rank(group, work._source_rank() if peer is None else peer))
+
+
+OPERATIONS = {"send": _send, "isend": _isend, "recv": _recv, "irecv": _irecv}
+
+
+VARIABLE = "DDPDOCTOR_DETAIL"
+"""Set to ``always`` or ``gloo`` if ``wrap`` asks for DETAIL. It affects only Pythons that have a recorder."""
+ON_GLOO = "gloo"
+_is_withheld = False
+"""Whether this module has turned DETAIL off for a group that uses another backend."""
+
+
+def turn_on(distributed: Any) -> None:
+    """Set the level after torch has read its own variable. A script that sets another level later overrides it.
+
+    It depends on no other part of the recorder, because if only some ranks had it, all would wait in init.
+    """
+    if os.environ.get(VARIABLE):
+        distributed.set_debug_level(distributed.DebugLevel.DETAIL)
+
+
+def patch_init(c10d: Any) -> None:
+    """Decide again, right before torch makes the default group. Subgroups follow it, whatever their backend."""
+    original = c10d.init_process_group
+    if os.environ.get(VARIABLE) != ON_GLOO:
+        return
+
+    @wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(("backend",), args), **kwargs)
+        _decide(c10d, given.get("backend"), given.get("device_id"))
+        return original(*args, **kwargs)
+
+    c10d.init_process_group = init_process_group
+
+
+@guarded("debug level")
+def _decide(c10d: Any, backend: Any, device_id: Any) -> None:
+    global _is_withheld
+    import torch.distributed as levels
+
+    level = levels.get_debug_level()
+    if backends_of(c10d, backend, device_id) == {"gloo"}:
+        if _is_withheld and level == levels.DebugLevel.OFF:
+            levels.set_debug_level(levels.DebugLevel.DETAIL)
+        _is_withheld = False
+    elif level == levels.DebugLevel.DETAIL:
+        levels.set_debug_level(levels.DebugLevel.OFF)
+        _is_withheld = True
+
+
+def backends_of(c10d: Any, backend: Any, device_id: Any) -> Set[str]:
+    """Return the names of the backends that ``init_process_group`` will use.
+
+    torch 2.6 to 2.15 take a backend's name, or ``cpu:gloo,cuda:nccl``. Without a name torch uses the backend of the
+    device's type, and without a device that of the accelerator in the machine.
+    """
+    if backend is None and device_id is not None:
+        if isinstance(device_id, int):  # a device of the accelerator
+            import torch
+
+            kind = str(torch.accelerator.current_accelerator().type)
+        else:
+            kind = str(getattr(device_id, "type", ""))
+        backend = c10d.Backend.default_device_backend_map.get(kind or None)
+    name = str(backend or "undefined").lower()
+    if name == "undefined":
+        chosen = c10d.BackendConfig(c10d.Backend(name)).get_device_backend_map()
+        return {str(one).lower() for one in chosen.values()}
+    return {part.rpartition(":")[2].strip() for part in name.split(",")}

@@ -1,0 +1,379 @@
+"""Times that torch measures: phases of the step on a GPU, and when gradients are ready in backward.
+
+On a GPU, CUDA events mark one step of twenty. The host of a GPU runs ahead, so its own times say when work was queued,
+and not when it was done. An event is a mark in the GPU's queue, and the GPU notes the time when it comes to it. Nothing
+waits for it here: the marks of a step are read once all of them have passed. How long a reduction took is read from
+DDP's own timers, in the iterations in which torch reads them anyway: 1 to 10, and every 100th
+(``pytorch:torch/csrc/distributed/c10d/logger.cpp``).
+
+DDP's reducer keeps the time at which each gradient was ready, counted from the end of forward. Reading it costs 1 to 10
+microseconds, so one timed reduction in eight is read. Only on CPU are they the times of the computation.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import time
+import weakref
+import zlib
+from typing import Any, Dict, List, Optional, Tuple
+
+from .capture import is_capturing
+from .state import guarded, here, shielded
+from .step_clock import EndedStep, clock
+from .storage import ring_layout
+from .storage.ring_layout import DEVICE_PHASES
+
+STEPS_ONE_IN = 20
+MAX_MARKS = 64
+"""Steps with more changes of phase, as with many micro-batches, are not measured."""
+MAX_PENDING = 4
+"""Steps whose events have not passed yet. The host of a GPU is rarely further ahead."""
+MAX_KEPT_STEPS = 64
+"""Steps and reductions that are kept, the latest."""
+TIMED_FIRST, TIMED_EVERY = 10, 100
+"""The iterations in which torch reads DDP's timers."""
+LATE = 2
+"""torch counts forwards and we count reductions, so ours may be this many behind. Our choice."""
+FIRST_STEPS_NOTE = 4
+"""Steps before the first note. Further notes follow at doublings, so that a killed job has nearly as many."""
+MAX_STEPS_BYTES = 48 * 1024
+"""Room for the notes in the journal of 512 KiB."""
+LAST_STEPS_BYTES = 8 * 1024
+"""The part of ``MAX_BYTES`` that is reserved for the last note."""
+Mark = Tuple[int, Any, int]
+"""The phase that begins, its event, and the host's time."""
+
+
+class MeasuredStep:
+    """A step whose changes of phase are marked on the GPU."""
+
+    def __init__(self) -> None:
+        self.marks: List[Mark] = []
+        self.behind = 0
+        """Marks at which the GPU had not come to the mark before."""
+        self.row: List[int] = []
+        """What the host knows of the step: ``ring_layout.HOST_COLUMNS``."""
+
+    def times_us(self) -> List[int]:
+        """Return the time of each phase on the GPU, then on the host. It asks for no event that has not passed."""
+        device, host = [0.0] * len(DEVICE_PHASES), [0] * len(DEVICE_PHASES)
+        for (phase, event, at_ns), (_, following, until_ns) in zip(self.marks, self.marks[1:]):
+            device[phase] += event.elapsed_time(following)
+            host[phase] += until_ns - at_ns
+        return [*(int(ms * 1e3) for ms in device), *(ns // 1000 for ns in host)]
+
+
+class GpuClock:
+    """The steps of this rank that are measured on its GPU."""
+
+    def __init__(self) -> None:
+        self.model: Any = None
+        """A weak reference to the DDP model on a GPU that reduced first."""
+        self.device: Any = None
+        """Its device. The script's current device may be another one."""
+        self.current: Optional[MeasuredStep] = None
+        self.pending: List[MeasuredStep] = []
+        self.spare: List[Any] = []
+        """Events to use again."""
+        self.rows: List[List[int]] = []
+        self.reduced: Dict[int, int] = {}
+        """By iteration of DDP: microseconds of its reductions that ran after backward's computation."""
+        self.iterations = self.measured = self.noted = self.bytes = 0
+
+    def mark(self, phase: int) -> None:
+        """Mark the beginning of a phase, if this step is measured. An event must not become part of a CUDA graph."""
+        step = self.current
+        if step is None:
+            return
+        if len(step.marks) >= MAX_MARKS or is_capturing():
+            self._drop(step)
+            self._stop()
+            return
+        if step.marks and not step.marks[-1][1].query():
+            step.behind += 1
+        cuda = sys.modules["torch"].cuda
+        event = self.spare.pop() if self.spare else cuda.Event(enable_timing=True)
+        event.record(cuda.current_stream(self.device))
+        step.marks.append((phase, event, time.monotonic_ns()))
+
+    def _stop(self) -> None:
+        self.current, clock.on_phase = None, None
+
+    def step_ended(self, ended: EndedStep) -> None:
+        """End the measured step, read those that are done, and begin the next one if it is one of twenty."""
+        step = self.current
+        if step is not None:
+            self.mark(ring_layout.BEFORE)
+        if step is not None and self.current is step:
+            inside = ended.inside
+            times_us = (ns // 1000 for ns in (inside.data, inside.data_cpu, inside.gc))
+            reductions = max(inside.reductions.values(), default=0)
+            step.row = [ended.number, *times_us, inside.rows, inside.numel, reductions, inside.backwards, step.behind]
+            self.pending.append(step)
+        self._stop()
+        self.read()
+        if self.model is not None and ended.number % STEPS_ONE_IN == 0:
+            if len(self.pending) >= MAX_PENDING:
+                self._drop(self.pending.pop(0))
+            self.current, clock.on_phase = MeasuredStep(), phase_begins
+            self.mark(ring_layout.BEFORE)
+
+    def read(self) -> None:
+        """Read the steps whose marks the GPU has passed."""
+        while self.pending and not is_capturing():
+            if not all(event.query() for _, event, _ in reversed(self.pending[0].marks)):
+                break
+            step = self.pending.pop(0)
+            self.rows.append([*step.row, *step.times_us()])
+            del self.rows[:-MAX_KEPT_STEPS]
+            self._drop(step)
+            self.measured += 1
+            if self.measured == FIRST_STEPS_NOTE or self.measured >= 2 * self.noted > 0:
+                self.note(MAX_STEPS_BYTES - LAST_STEPS_BYTES)
+
+    def _drop(self, step: MeasuredStep) -> None:
+        self.spare += [event for _, event, _ in step.marks]
+
+    def forward_ended(self, ddp: Any) -> None:
+        """Read DDP's timers, where torch itself has read them at the beginning of this forward."""
+        due = self.iterations <= TIMED_FIRST or self.iterations % TIMED_EVERY <= LATE
+        if not due or self.model is None or self.model() is not ddp:
+            return
+        known = ddp.logger._get_ddp_logging_data().ints_map
+        iteration, whole = known.get("iteration", 0), known.get("backward_comm_time", 0)
+        hidden = known.get("backward_compute_comm_overlap_time", 0)
+        if iteration > 0 and whole > 0 and iteration not in self.reduced:
+            self.reduced[iteration] = max(0, whole - hidden) // 1000
+            if len(self.reduced) > MAX_KEPT_STEPS:
+                del self.reduced[min(self.reduced)]
+
+    def model_reduced(self, ddp: Any) -> None:
+        """Note a backward of a model on a GPU that ended in a reduction."""
+        if self.model is None:
+            self.model, self.device = weakref.ref(ddp), ddp.device
+        if self.model() is ddp:
+            self.iterations += 1
+
+    def note(self, space: int) -> None:
+        """Write what was measured, if there is space for it. The last note counts."""
+        columns = {"rows": self.rows, "reduced": sorted(self.reduced.items())}
+        text = json.dumps(columns, separators=(",", ":")).encode()
+        packed = base64.b64encode(zlib.compress(text, 6)).decode("ascii")
+        if here.ring is None or self.bytes + len(packed) > space:
+            return
+        entry = {"k": "device_steps", "measured": self.measured, "columns": packed, "at": time.monotonic_ns()}
+        if here.ring.note(entry):
+            self.noted = self.measured
+            self.bytes += len(packed)
+
+
+measured = GpuClock()
+
+
+@guarded("device steps")
+def phase_begins(phase: int) -> None:
+    """Note that the main thread begins a phase of its step."""
+    measured.mark(phase)
+
+
+@guarded("device steps")
+def step_ended(ended: EndedStep) -> None:
+    """Note that a step has ended."""
+    measured.step_ended(ended)
+
+
+@guarded("device steps")
+def forward_ended(ddp: Any) -> None:
+    """Note that a forward of DDP with gradients to reduce has ended."""
+    measured.forward_ended(ddp)
+
+
+@guarded("device steps")
+def model_reduced(ddp: Any) -> None:
+    """Note a reduction on a GPU."""
+    measured.model_reduced(ddp)
+
+
+@guarded("device steps")
+def settle_steps() -> None:
+    """Note what has passed by now. It does not wait for the rest."""
+    measured.read()
+    if measured.measured > measured.noted:
+        measured.note(MAX_STEPS_BYTES)
+
+
+FIRST_REDUCTION = 4
+"""The first reduction that is read, of each model. DDP builds its buckets anew before the second forward."""
+GRADIENTS_ONE_IN = 8
+FIRST_GRADIENTS_NOTE = 3
+"""Readings before the first note. Further notes follow at doublings, so that a killed job has nearly as many."""
+MAX_READINGS = 16
+"""Readings of each model that are kept, the latest. Our choice: enough for a median of each tensor."""
+MAX_TENSORS = 4096
+"""Larger models have neighboring tensors folded into one, which is ready when the last of them is."""
+MAX_MODELS = 16
+MAX_GRADIENTS_BYTES = 32 * 1024
+"""Room for the notes of all models in the journal of 512 KiB."""
+LAST_GRADIENTS_BYTES = 16 * 1024
+"""The part of ``MAX_BYTES`` that is reserved for the notes at the end."""
+
+_INTS = {
+    "bucket_cap_bytes": "cap",
+    "find_unused_parameters": "finds_unused",
+    "static_graph": "static",
+    "gradient_as_bucket_view": "view",
+    "broadcast_buffers": "buffers",
+}
+
+
+class ModelGradients:
+    """What was read of one DDP model."""
+
+    def __init__(self, ddp: Any, number: int) -> None:
+        self.number = number
+        self.ring = here.ring
+        self.group = str(ddp.process_group.group_name)
+        self.owner = weakref.ref(ddp, shielded("gradient times", lambda _: _model_gone(self)))
+        named, ignored = ddp.module.named_parameters(), ddp.parameters_to_ignore
+        sizes = [p.numel() * p.element_size() for name, p in named if p.requires_grad and name not in ignored]
+        self.tensors = len(sizes)
+        self.fold = -(-len(sizes) // MAX_TENSORS) or 1
+        self.sizes = _folded(sizes, self.fold, sum)
+        self.timed = self.read = self.noted = 0
+        self.readings: List[List[int]] = []
+        """The last readings: microseconds from the start of backward, by tensor; -1 if it had no gradient."""
+        self.computed_us: List[int] = []
+        self.exposed_us: List[int] = []
+        self.unused_bytes = 0
+        """The most bytes of parameters that went unused in one of the reductions that were read."""
+        self.same_unused = True
+        """The same parameters went unused in all steps. DDP itself compares each step with the one before."""
+        self.buckets: List[int] = []
+        self.about: Dict[str, Any] = {}
+
+
+_models: Dict[int, ModelGradients] = {}
+"""By id of the DDP model."""
+_count = 0
+_bytes = 0
+reads_all = False
+"""Read every timed reduction: a trial has few with the settings of the script."""
+is_paused = False
+"""A trial has given DDP other settings, so its times are not those of the script."""
+
+
+@guarded("gradient times")
+def gradients_reduced(ddp: Any) -> Optional[List[int]]:
+    """Return when each gradient of the backward that has just ended was ready, or None if this one is not read.
+
+    The times are nanoseconds from the end of forward, in the order of the model's parameters.
+    """
+    global _count
+    if is_paused:
+        return None
+    model = _models.get(id(ddp))
+    if model is None or model.ring is not here.ring:
+        if _count >= MAX_MODELS:
+            return None
+        _count += 1
+        model = _models[id(ddp)] = ModelGradients(ddp, _count)
+    model.timed += 1
+    model.same_unused = model.same_unused and ddp.reducer._ddp_graph_static()
+    if model.timed < FIRST_REDUCTION or (model.timed % GRADIENTS_ONE_IN != FIRST_REDUCTION and not reads_all):
+        return None
+    ready: List[int] = ddp.reducer.get_backward_stats()
+    return ready if len(ready) == model.tensors else None
+
+
+@guarded("gradient times")
+def gradients_settled(ddp: Any, ready_ns: List[int], reduction: Any, waited_ns: int) -> None:
+    """Keep what ``reduced`` returned, once DDP's own times of that backward are known."""
+    model = _models.get(id(ddp))
+    if model is None:
+        return
+    data = reduction.logger._get_ddp_logging_data()
+    started_ns = data.ints_map["backward_compute_time_start"] - reduction.wall_offset_ns
+    early_ns = reduction.backward_ns - started_ns
+    ready = [(ns - early_ns) // 1000 if ns > early_ns else -1 for ns in ready_ns]
+    _keep(model.readings, _folded(ready, model.fold, max))
+    _keep(model.computed_us, (reduction.ended_ns - waited_ns - reduction.backward_ns) // 1000)
+    _keep(model.exposed_us, waited_ns // 1000)
+    model.read += 1
+    model.unused_bytes = max(model.unused_bytes, data.ints_map.get("unused_parameter_size", 0))
+    model.about = {key: int(data.ints_map[name]) for name, key in _INTS.items() if name in data.ints_map}
+    model.about["static"] = int(data.ints_map.get("static_graph", 0))
+    model.buckets = _buckets(data.strs_map)
+    if model.read == FIRST_GRADIENTS_NOTE or model.read >= 2 * model.noted > 0:
+        _note(model, MAX_GRADIENTS_BYTES - LAST_GRADIENTS_BYTES)
+
+
+@guarded("gradient times")
+def settle_gradients() -> None:
+    """Note what was read of each model, because the job ends or its groups do."""
+    for model in list(_models.values()):
+        _note_last(model)
+
+
+@guarded("gradient times")
+def _model_gone(model: ModelGradients) -> None:
+    """Note what was read of a model that is gone."""
+    for key in [key for key, one in _models.items() if one is model]:
+        del _models[key]
+    _note_last(model)
+
+
+def _note_last(model: ModelGradients) -> None:
+    if model.ring is here.ring and model.read > model.noted:
+        _note(model, MAX_GRADIENTS_BYTES)
+
+
+def _folded(values: List[int], fold: int, into: Any) -> List[int]:
+    return values if fold == 1 else [into(values[i : i + fold]) for i in range(0, len(values), fold)]
+
+
+def _keep(kept: List[Any], value: Any) -> None:
+    kept.append(value)
+    del kept[:-MAX_READINGS]
+
+
+def _buckets(words: Any) -> List[int]:
+    """Return the sizes of the buckets in the order in which they are reduced."""
+    sizes = words.get("rebuilt_bucket_sizes") or words.get("bucket_sizes", "")
+    return [int(size) for size in sizes.split(",") if size.strip().isdigit()]
+
+
+def _note(model: ModelGradients, space: int) -> None:
+    """Write a note if there is space for it. The last note of a model counts."""
+    global _bytes
+    columns = {
+        "sizes": model.sizes,
+        "ready": [_middle(list(times)) for times in zip(*model.readings)],
+        "buckets": model.buckets,
+    }
+    text = json.dumps(columns, separators=(",", ":")).encode()
+    packed = base64.b64encode(zlib.compress(text, 6)).decode("ascii")
+    if _bytes + len(packed) > space or here.ring is None:
+        return
+    entry = {
+        "k": "gradient_times",
+        "n": model.number,
+        "group": model.group,
+        "at": time.monotonic_ns(),
+        "tensors": model.tensors,
+        "readings": model.read,
+        "reductions": model.timed,
+        "compute_us": _middle(model.computed_us),
+        "exposed_us": _middle(model.exposed_us),
+        "same_unused": int(model.same_unused),
+        "columns": packed,
+    }
+    if here.ring.note(dict(model.about, **dict(entry, unused_bytes=model.unused_bytes))):
+        model.noted = model.read
+        _bytes += len(packed)
+
+
+def _middle(values: List[int]) -> int:
+    return sorted(values)[len(values) // 2]

@@ -1,0 +1,484 @@
+"""Checks, in one pass and as cheaply as each device allows, whether tensors hold inf or NaN. Changes none of them.
+
+Gradients that DDP would have reduced in place by the end of backward are checked as they arrive: those that are views
+of its buckets, sparse ones, and all where checkpointing runs a backward inside another. Each parameter has a hook. If
+DDP reports its buckets, all gradients of a bucket are checked together.
+
+Findings are kept until it is clear whether training used those gradients, and noted then. A gradient that a script
+throws away does no harm. It was used if a torch optimizer steps while it is there, or if parameters hold inf or NaN
+afterwards.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import time
+from itertools import islice
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+
+from .capture import is_capturing
+from .state import here, pass_on, shielded
+
+SMALL = 8192
+"""Tensors of up to this many elements are copied together and summed. Our choice: above it separate sums cost less."""
+PIECE = 65536
+"""The most elements that are copied together: 256 KiB of float32."""
+MAX_VISITED = 64
+"""Objects that are searched for tensors in a model's arguments or results. Our choice."""
+_LEAVES = (str, bytes, int, float, type(None))
+
+
+def is_plain(tensor: Any) -> bool:
+    """Return whether a sum can find inf or NaN in a tensor: it is dense, floating or complex, and no subclass."""
+    import torch
+
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        return False
+    if tensor.device.type not in ("cpu", "cuda"):
+        return False
+    return bool((tensor.is_floating_point() and tensor.element_size() > 1) or tensor.is_complex())
+
+
+def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function of ours run without gradients, and hidden from torch function modes of the script."""
+
+    def run(*args: Any) -> Any:
+        import torch
+
+        # Not torch.no_grad: an exception from outside could end its Python code before it has restored the mode.
+        had_gradients = torch.is_grad_enabled()
+        try:
+            torch._C._set_grad_enabled(False)
+            with torch._C.DisableTorchFunction():
+                return function(*args)
+        finally:
+            torch._C._set_grad_enabled(had_gradients)
+
+    return run
+
+
+def is_observed() -> bool:
+    """Return whether a dispatch mode sees each operation now, or torch compiles, or a CUDA graph is captured."""
+    import torch
+
+    return bool(torch._C._len_torch_dispatch_stack()) or torch.compiler.is_compiling() or is_capturing()
+
+
+def pieces_of(tensors: Iterable[Any]) -> List[List[Any]]:
+    """Divide tensors into the groups in which they are summed."""
+    pieces: List[List[Any]] = []
+    together: List[Any] = []
+    space = PIECE
+    for tensor in tensors:
+        count = tensor.numel()
+        if count > SMALL:
+            pieces.append([tensor])
+            continue
+        if count > space:
+            pieces.append(together)
+            together, space = [], PIECE
+        together.append(tensor)
+        space -= count
+    return [*pieces, together] if together else pieces
+
+
+def has_finite_sum(tensors: Iterable[Any]) -> bool:
+    """Return whether tensors have a finite sum. If so, they hold no inf or NaN; huge finite numbers may overflow."""
+    return math.isfinite(sum(map(_sum_together, pieces_of(tensors))))
+
+
+def have_finite_gradients(pieces: List[List[Any]]) -> bool:
+    """Return whether the gradients of parameters have a finite sum. ``pieces`` comes from ``pieces_of``."""
+    return math.isfinite(sum([_sum_together([parameter.grad for parameter in piece]) for piece in pieces]))
+
+
+def _sum_together(tensors: List[Any]) -> float:
+    """Return the sum of tensors, skipping those that are None."""
+    import torch
+
+    if len(tensors) == 1:
+        return 0.0 if tensors[0] is None else _sum(tensors[0])
+    try:
+        return _sum(torch._C._nn.flatten_dense_tensors(tensors))
+    except TypeError as error:  # cheaper than checking each one for None
+        pass_on(error)
+        present = [tensor for tensor in tensors if tensor is not None]
+        return _sum_together(present) if present else 0.0
+
+
+def _sum(tensor: Any) -> float:
+    return float(abs(_sum_of(tensor).item()))
+
+
+def _sum_of(tensor: Any) -> Any:
+    import torch
+
+    if tensor.dtype is torch.float16:  # the sum of many soon exceeds the largest float16
+        return tensor.sum(dtype=torch.float32)
+    return tensor.sum()
+
+
+def samples_of(tensors: Sequence[Any]) -> List[Any]:
+    """Return a number for each tensor, on its own device, that is inf or NaN if the tensor holds such.
+
+    On a GPU it is the greatest magnitude, computed at once for all tensors of one device and dtype, without a wait.
+    """
+    import torch
+
+    found = [_empty_or_sum(tensor) if not (tensor.is_cuda and tensor.numel()) else None for tensor in tensors]
+    for indexes in _by_kind(tensors, [i for i, sample in enumerate(found) if sample is None]):
+        for i, sample in zip(indexes, torch._foreach_norm([tensors[i] for i in indexes], math.inf)):
+            found[i] = sample
+    return found
+
+
+def _empty_or_sum(tensor: Any) -> Any:
+    """Return the sum, or 0 for an empty tensor on a GPU, for whose maximum torch would raise."""
+    return _sum_of(tensor) if tensor.numel() or not tensor.is_cuda else tensor.new_zeros(())
+
+
+def _by_kind(tensors: Sequence[Any], indexes: Sequence[int]) -> List[List[int]]:
+    """Group the indexes of tensors by device and dtype."""
+    kinds: Dict[Any, List[int]] = {}
+    for i in indexes:
+        kinds.setdefault((tensors[i].device, tensors[i].dtype), []).append(i)
+    return list(kinds.values())
+
+
+def is_finite(tensor: Any) -> bool:
+    """Return whether a tensor holds neither inf nor NaN."""
+    return bool(tensor.isfinite().all())
+
+
+def not_finite(tensors: Iterable[Any]) -> Iterator[int]:
+    """Yield the indexes of the tensors that hold inf or NaN. Waits once for each GPU."""
+    plain = [(i, tensor) for i, tensor in enumerate(tensors) if tensor is not None and is_plain(tensor)]
+    on_gpu = [(i, tensor) for i, tensor in plain if tensor.is_cuda]
+    yield from (i for i, tensor in plain if not tensor.is_cuda and not is_finite(tensor))
+    if on_gpu:
+        values = Maxima(samples_of([tensor for _, tensor in on_gpu])).wait()
+        yield from (i for (i, _), value in zip(on_gpu, values) if not math.isfinite(value))
+
+
+class Sound:
+    """The parameters that were finite from the start. A script may have set others to inf on purpose."""
+
+    def __init__(self, named: List[Tuple[str, Any]]) -> None:
+        self._named = named
+        self._at_first: Any = None
+        self._check()
+
+    @quietly
+    def _check(self) -> None:
+        """Check all parameters. Results from GPUs are read later, on demand."""
+        if any(tensor.is_cuda for _, tensor in self._named):
+            self._at_first = Maxima(samples_of([tensor.detach() for _, tensor in self._named]))
+        elif not has_finite_sum(tensor for _, tensor in self._named):
+            self._named = [(name, tensor) for name, tensor in self._named if is_finite(tensor)]
+
+    @quietly
+    def first_ruined(self) -> Optional[str]:
+        """Return the name of the first such parameter that holds inf or NaN now, or None."""
+        at_first, self._at_first = self._at_first, None
+        if at_first is not None:
+            self._named = [pair for pair, value in zip(self._named, at_first.wait()) if math.isfinite(value)]
+        place = next(not_finite(tensor for _, tensor in self._named), None)
+        return None if place is None else self._named[place][0]
+
+
+class Maxima:
+    """Samples of tensors (``samples_of``) on their way from GPUs to the host."""
+
+    def __init__(self, samples: Sequence[Any]) -> None:
+        self.count = len(samples)
+        kinds = _by_kind(samples, range(len(samples)))
+        self._parts = [(indexes, _sent([samples[i] for i in indexes])) for indexes in kinds]
+
+    def have_come(self) -> bool:
+        """Return whether all samples are on the host. Never waits."""
+        return all(event is None or event.query() for _, (_, event) in self._parts)
+
+    def values(self) -> List[float]:
+        """Return the values in the order of the samples. Call it only after they have come."""
+        found = [0.0] * self.count
+        for indexes, (host, _) in self._parts:
+            for i, value in zip(indexes, host.tolist()):
+                found[i] = value
+        return found
+
+    def wait(self) -> List[float]:
+        """Wait until the values have come, and return them."""
+        for _, (_, event) in self._parts:
+            if event is not None:
+                event.synchronize()
+        return self.values()
+
+
+def _sent(samples: List[Any]) -> Tuple[Any, Any]:
+    """Return samples in host memory, and the event after which they are there, or None for samples from the CPU."""
+    import torch
+
+    maxima = torch.stack(samples)
+    # A finite float64 can be inf as float32, so double. A complex sum has no order, so its magnitude is taken.
+    maxima = (maxima.abs() if maxima.is_complex() else maxima).double()
+    if not maxima.is_cuda:
+        return maxima, None
+    host = torch.empty(maxima.shape, dtype=maxima.dtype, device="cpu", pin_memory=True)
+    host.copy_(maxima, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(maxima.device))
+    return host, event
+
+
+def tensors_in(value: Any, label: str) -> List[Tuple[str, Any]]:
+    """Return the first plain tensors in a nest of lists, dicts and objects, with a name for each."""
+    import torch
+
+    found: List[Tuple[str, Any]] = []
+    nests = [(label, value)]
+    for label, value in nests:  # noqa: PLR1704 - the items of each nest are appended to the list
+        if isinstance(value, torch.Tensor):
+            if is_plain(value):
+                found.append((label, value))
+        elif not isinstance(value, _LEAVES):
+            space = MAX_VISITED - len(nests)
+            nests += [("%s[%r]" % (label, key), item) for key, item in islice(_items(value), max(space, 0))]
+    return found
+
+
+def _items(value: Any) -> Iterable[Tuple[Any, Any]]:
+    if isinstance(value, (list, tuple)):
+        return enumerate(value)
+    return list((value if isinstance(value, dict) else getattr(value, "__dict__", {})).items())
+
+
+ASKED = 8
+"""Backwards before which DDP is asked for its buckets, which it rebuilds after the first. Our choice."""
+MOST_FAILED = 2
+"""Backwards that may leave out expected gradients before buckets are given up. Our choice: a model leaves out either
+the same layers or different ones each time."""
+
+
+class ArrivingGradients:
+    """The gradients of some parameters, checked in each backward as they arrive."""
+
+    def __init__(self, parameters: Dict[int, Any]) -> None:
+        self._parameters = parameters
+        self._asked = 0
+        self._failed = 0
+        """Backwards in which a bucket did not get all of its expected gradients."""
+        self._buckets: List[List[int]] = []
+        self._bucket_of: Dict[int, int] = {}
+        self._left: List[Set[int]] = []
+        """For each bucket: the gradients that are still to come in this backward."""
+        self._maxima: List[Tuple[int, Any]] = []
+        self._bad: Dict[int, bool] = {}
+        self.awake = False
+        for i, parameter in parameters.items():
+            arrived = functools.partial(self._arrived, i)
+            # On a GPU it is not the main thread that calls it, which alone is interrupted by signal handlers.
+            hook = arrived if parameter.is_cuda else shielded("gradients", arrived)
+            parameter.register_post_accumulate_grad_hook(hook)
+
+    def begin(self, ddp: Any) -> None:
+        """Begin a backward."""
+        self.awake = True
+        self._bad, self._maxima = {}, []
+        if not self._buckets and self._asked < ASKED:
+            self._asked += 1
+            buckets = _buckets_of(ddp, list(self._parameters.values()))
+            if sorted(i for bucket in buckets for i in bucket) == sorted(self._parameters):
+                self._plan(buckets)
+        self._left = [set(bucket) for bucket in self._buckets]
+
+    def _plan(self, buckets: List[List[int]]) -> None:
+        self._buckets = buckets
+        self._bucket_of = {i: number for number, bucket in enumerate(buckets) for i in bucket}
+
+    def rest(self) -> None:
+        """Stop checking until the next backward begins: this one has ended or failed."""
+        self.awake = False
+
+    def end(self) -> Tuple[Dict[int, bool], List[Tuple[int, Any]]]:
+        """Return the gradients with inf or NaN and whether it is NaN, and samples of the gradients on GPUs."""
+        self.awake = False
+        if any(self._left):
+            self._expect_less()
+        return self._bad, self._maxima
+
+    def _expect_less(self) -> None:
+        """Expect from now on only the gradients that came, so that each bucket can be completed.
+
+        If that changes again, expect no buckets at all. DDP counts an unused parameter as ready. A gradient that comes
+        unexpectedly is checked by itself.
+        """
+        self._failed += 1
+        self._asked = ASKED
+        came = [[i for i in bucket if i not in left] for bucket, left in zip(self._buckets, self._left)]
+        self._plan([bucket for bucket in came if bucket] if self._failed < MOST_FAILED else [])
+
+    def _arrived(self, i: int, _parameter: Any) -> None:
+        if not self.awake:
+            return
+        try:
+            number = self._bucket_of.get(i)
+            if number is None:
+                self._check([i])
+                return
+            left = self._left[number]
+            left.discard(i)
+            if not left:
+                self._check(self._buckets[number])
+        except Exception as error:  # noqa: BLE001 - the recorder's wall
+            here.failed("gradients", error)
+            self.awake = False
+
+    @quietly
+    def _check(self, indexes: Sequence[int]) -> None:
+        grads = [(i, self._parameters[i].grad) for i in indexes]
+        dense = [(i, grad._values() if grad.is_sparse else grad) for i, grad in grads if grad is not None]
+        if any(grad.is_cuda for _, grad in dense):
+            samples = samples_of([grad for _, grad in dense])
+            self._maxima += [(i, sample) for (i, _), sample in zip(dense, samples)]
+        elif not has_finite_sum([grad for _, grad in dense]):
+            self._bad.update((i, bool(grad.isnan().any())) for i, grad in dense if not is_finite(grad))
+
+
+def _buckets_of(ddp: Any, parameters: List[Any]) -> List[List[int]]:
+    """Return which parameters DDP reduces together, by position in the model; empty if DDP does not report it."""
+    logged = ddp._get_ddp_logging_data()
+    rebuilt = logged.get("rebuilt_per_bucket_param_indices", "")
+    if not rebuilt and ddp.find_unused_parameters and not ddp.static_graph:
+        return _first_buckets(parameters, logged.get("bucket_sizes", ""))  # DDP does not rebuild these
+    return [[int(i) for i in part.split()] for part in rebuilt.split(",") if part.strip()]
+
+
+def _first_buckets(parameters: List[Any], sizes: str) -> List[List[int]]:
+    """Return the constructor's buckets from their sizes in bytes. They take the parameters from the last to the first.
+
+    The result is empty if the sizes do not fit. Parameters of several dtypes, for example, are sorted by dtype first.
+    """
+    buckets: List[List[int]] = []
+    place = len(parameters)
+    for size in [int(part) for part in sizes.split(",") if part.strip()]:
+        bucket: List[int] = []
+        taken = 0
+        while taken < size and place:
+            place -= 1
+            bucket.append(place)
+            taken += parameters[place].numel() * parameters[place].element_size()
+        if taken != size:
+            return []
+        buckets.append(bucket)
+    return [] if place else buckets
+
+
+MAX_NOTED = 8
+"""Noted findings whose gradients were used, and as many whose were not. Our choice: users need mostly the first one."""
+LONG_ROW = 20
+"""This many scaled losses in a row without finite gradients are noted. Our choice: a scaler that begins at 2**16 and
+halves the scale each time is then far below 1."""
+
+INPUT, PARAMETER, LOSS, GRADIENT = "input", "parameter", "loss", "gradient"
+
+_numbers = itertools.count(1)
+_noted = {False: 0, True: 0}
+
+
+class Findings:
+    """The findings in one model. ``first_ruined`` returns the first parameter with inf or NaN, or None."""
+
+    def __init__(self, first_ruined: Callable[[], Optional[str]]) -> None:
+        self.first_ruined = first_ruined
+        self._times = 0
+        self._in_a_row = 0
+        self._noted_row = False
+        self._last: Dict[str, Any] = {}
+        self.pending: Dict[str, Any] = {}
+        """The last finding for which it is not yet known whether it was used."""
+
+    @property
+    def are_enough(self) -> bool:
+        """Whether no further finding would be noted."""
+        return _noted[True] >= MAX_NOTED
+
+    def saw_finite(self, reduces: bool) -> None:
+        """Note that all gradients of a backward are finite."""
+        if reduces:
+            self._in_a_row, self._noted_row = 0, False
+        if self.pending:
+            self.settle()
+
+    def saw(self, entry: Dict[str, Any], reduces: bool) -> None:
+        """Note a backward whose gradients are not finite. Those added up for one reduction are one finding."""
+        if self.pending.get("step") == entry["step"]:
+            self._count(self.pending, reduces)
+            return
+        self.settle()
+        self._count(entry, reduces)
+        self.pending = entry
+        if not is_normal(entry):
+            self._note(entry)
+
+    def _count(self, entry: Dict[str, Any], reduces: bool) -> None:
+        if reduces:
+            self._times += 1
+            self._in_a_row += 1
+        entry.update(times=self._times, row=self._in_a_row)
+        if entry["scaled"] and self._in_a_row >= LONG_ROW and not self._noted_row:
+            self._noted_row = True
+            self._note(entry)
+
+    def settle(self) -> None:
+        """Decide whether the pending finding was used. If so, inf or NaN is in the parameters by now."""
+        if self.pending and self.first_ruined() is not None:
+            self.was_used()
+        self.pending = {}
+
+    def was_used(self) -> None:
+        """Note that the pending finding was used."""
+        if not self.pending["used"]:
+            self.pending["used"] = 1
+            self._note(self.pending)
+
+    def end(self) -> None:
+        """Note the final count of findings, if it has grown since the last note."""
+        self.settle()
+        if self._last and self._times > self._last["times"] and here.ring is not None:
+            here.ring.note(dict(self._last, times=self._times))
+
+    def _note(self, entry: Dict[str, Any]) -> None:
+        used = bool(entry["used"])
+        if here.ring is None or _noted[used] >= MAX_NOTED:
+            return
+        _noted[used] += 1
+        entry.setdefault("id", next(_numbers))
+        self._last = dict(entry, k="nonfinite", at=time.monotonic_ns())
+        here.ring.note(self._last, vital=True)
+        here.ring.set("nonfinite", sum(_noted.values()))
+
+
+def is_normal(entry: Dict[str, Any]) -> bool:
+    """Return whether this is normal with a gradient scaler, which causes it now and then and skips the step."""
+    if not entry["scaled"]:
+        return False
+    return entry["origin"] == GRADIENT or (entry["origin"] == LOSS and not entry["loss_nan"])
+
+
+def origin_of(inputs: Tuple[str, str], ruined: Optional[str], loss: float) -> Tuple[str, str]:
+    """Return what was not finite first, and a sentence that says so.
+
+    ``inputs`` is the label of an input and what is wrong with it, both empty if all are finite. ``ruined`` is a
+    parameter that was not finite before this backward.
+    """
+    label, held = inputs
+    lost = not math.isfinite(loss)
+    if ruined is not None:
+        return PARAMETER, "%s was not finite before this backward" % ruined
+    if label and (lost or held.startswith("NaN")):
+        return INPUT, "%s holds %s" % (label, held)
+    if lost:
+        return LOSS, "the loss was %r" % loss
+    return GRADIENT, ""

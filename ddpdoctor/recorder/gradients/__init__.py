@@ -1,1 +1,0 @@
-"""Checks local gradients for inf and NaN."""

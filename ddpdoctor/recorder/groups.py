@@ -1,0 +1,295 @@
+"""What torch knows of process groups: names, how many collectives each has begun, and its flight recorders.
+
+Only the flight recorders know what is pending on a device, and what DDP's C++ reducer started. The sampler asks them
+only after the stacks are on disk, because a query can hold the GIL or wait for a lock in CUDA.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import time
+import weakref
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+from . import capture
+from .state import guarded, here, pass_on
+from .storage import flight, ring_layout
+
+c10d: Any = None
+"""torch.distributed.distributed_c10d, once the script has imported it."""
+_known: Dict[int, KnownGroup] = {}
+"""By id of the group. An entry is removed as soon as its group is freed."""
+
+
+class KnownGroup:
+    """What is kept about one group."""
+
+    __slots__ = ("aside", "desc", "device", "id", "moved", "name", "reference", "ring")
+
+    def __init__(self, group: Any, device: str = "") -> None:
+        # The entry goes with the group, because a script may make thousands. C code alone: Python would print what a
+        # signal handler raises in a callback of ours.
+        self.reference = weakref.ref(group, functools.partial(_known.pop, id(group)))
+        self.device = device
+        """In ``aside``: the device whose backend has its own counter. Empty otherwise."""
+        self.name = str(group.group_name) + (":gloo" if device else "")
+        self.aside: Optional[KnownGroup] = KnownGroup(group, "cpu") if not device and _is_mixed(group) else None
+        """The Gloo part of a group with Gloo and NCCL, kept like a group of its own. torch shows only NCCL's counter,
+        which does not move with Gloo's calls."""
+        self.desc = str(getattr(group, "group_desc", None) or "")
+        """The description given at creation. A device mesh puts the name of its dimension here."""
+        self.moved = 0
+        """How much point-to-point calls have moved the backend's sequence number."""
+        self.ring: Any = None
+        self.id = 0
+        """The interned name, in ``ring``."""
+
+
+def known(group: Any) -> KnownGroup:
+    """Return what is kept about a group."""
+    found = _known.get(id(group))
+    if found is None:
+        found = _known[id(group)] = KnownGroup(group)
+    return found
+
+
+def _is_mixed(group: Any) -> bool:
+    """Return whether a group uses Gloo for CPU tensors and NCCL for GPU tensors."""
+    config = getattr(getattr(c10d, "_world", None), "pg_backend_config", {}).get(group)
+    parts = str(config or "").split(",")
+    return "cpu:gloo" in parts and any(part.partition(":")[2].startswith("nccl") for part in parts)
+
+
+def begun_by(found: KnownGroup) -> int:
+    """Return how many collectives a group, or its Gloo part, has begun, including those from C++; -1 if not known."""
+    try:
+        group: Any = found.reference()
+        counter = group._get_backend(sys.modules["torch"].device(found.device)) if found.device else group
+        return int(counter._get_sequence_number_for_group()) - found.moved
+    except Exception as error:  # noqa: BLE001 - not every backend counts
+        pass_on(error)
+        return -1
+
+
+def look_up(group: Any) -> Tuple[Any, Any, int]:
+    """Return the group of a call, what is kept about it, and how many collectives it has begun (-1 if not known).
+
+    None stands for the default group. The group returned is None if there is no default group, or if ``group`` is a
+    number, which means that this rank is no member.
+    """
+    if group is None:
+        group = default()
+    found = _known.get(id(group))
+    if found is None:
+        if group is None or isinstance(group, int):
+            return None, None, -1
+        found = known(group)
+    try:
+        return group, found, group._get_sequence_number_for_group() - found.moved
+    except Exception as error:  # noqa: BLE001 - not every backend counts
+        pass_on(error)
+        return group, found, -1
+
+
+def name_id(ring: Any, found: KnownGroup) -> int:
+    """Return the interned name of a group, or of its Gloo part."""
+    if found.ring is not ring:
+        found.id, found.ring = ring.intern(found.name), ring
+    return found.id
+
+
+def default() -> Any:
+    """Return the default group, or None if torch.distributed is not initialized."""
+    return None if c10d is None else c10d._world.default_pg
+
+
+def backends_of(group: Any) -> str:
+    """Return torch's text of which backend serves which device ("cuda:nccl"), even if the script named none."""
+    return str(c10d._world.pg_backend_config.get(group) or c10d.get_backend(group))
+
+
+def begun_in(group: Any) -> Tuple[int, int]:
+    """Return a group's interned name, and how many collectives it has begun (-1 if not known).
+
+    If ``group`` is None, the number is that of the default group, and the name is empty.
+    """
+    ring = here.ring
+    _, found, begun = look_up(group)
+    if ring is None or found is None:
+        return 0, ring_layout.NO_SEQ
+    return name_id(ring, found) if group is not None else 0, begun
+
+
+def groups_now() -> Any:
+    """Describe the groups of this process for the evidence."""
+    if default() is None:
+        return []
+    world = c10d._world
+    found = []
+    for group, ranks in list(world.pg_group_ranks.items()):
+        if isinstance(group, int):  # a number stands for a group that this rank is no member of
+            continue
+        own = known(group)
+        entry = {
+            "name": own.name,
+            "desc": own.desc,
+            "ranks": sorted(int(r) for r in ranks),
+            "backend": str(world.pg_map[group][0]) if group in world.pg_map else "",
+            "enqueued": begun_by(own),
+            "timeout_s": _timeout_s(group),
+        }
+        found.append(entry)
+        if own.aside is not None:
+            found.append(dict(entry, name=own.aside.name, backend="gloo", enqueued=begun_by(own.aside)))
+    return found
+
+
+def _timeout_s(group: Any) -> Optional[float]:
+    """Return the time limit of a group's calls, the longest of its backends', or None if no backend gives one."""
+    found = []
+    for device in getattr(group, "_device_types", ()):
+        try:
+            found.append(group._get_backend(device).options._timeout.total_seconds())
+        except Exception as error:  # noqa: BLE001 - a device that this build of torch lacks, or no options
+            pass_on(error)
+    return max(found, default=None)
+
+
+def init_timeout_s(backend: Any, timeout: Any) -> Optional[float]:
+    """Return the time limit of ``init_process_group``: the script's, else torch's own for the backend."""
+    nccl = getattr(c10d, "default_pg_nccl_timeout", None) if backend == "nccl" else None
+    limit = timeout or nccl or getattr(c10d, "default_pg_timeout", None)
+    seconds = getattr(limit, "total_seconds", None)
+    return float(seconds()) if seconds is not None else None
+
+
+FLIGHT_RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+"""torch's functions that dump its recorders: the one of Gloo and hooked backends, and ProcessGroupNCCL's."""
+_TIMING = ("TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING", "TORCH_NCCL_DESYNC_DEBUG", "NCCL_DESYNC_DEBUG")
+"""With any of these on, ProcessGroupNCCL records when a kernel starts (ProcessGroupNCCL.cpp)."""
+_BLOCKING = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
+"""With one of these on, a call waits for its device, and no watchdog retires what is done. The next call uses its
+events again, so that a call that is pending makes all before it look so."""
+_ON = frozenset({"y", "yes", "1", "t", "true"})
+"""What torch's getCvarBool accepts as on, in lower case (Utils.hpp)."""
+_BEFORE_2_9 = {
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "",
+}
+"""Up to torch 2.6 the recorder and its dump are off by default. torch before 2.9 does not know the newer names."""
+_SINCE_2_9 = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_FR_DUMP_TEMP_FILE": ""}
+"""The old names still work, but torch warns about them. The dump is on by default."""
+_SAME = {
+    "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+}
+"""If the user has set the old name, the new one is not set, because it would win."""
+
+
+@guarded("flight recorder")
+def turn_on_flight_recorders() -> None:
+    """Make torch record collectives on devices, and dump the record to the run folder when it aborts the process.
+
+    The user's own settings stay. torch reads these variables when it makes the first process group.
+    """
+    if not hasattr(_native(), "ProcessGroupNCCL"):
+        return
+    prefix = os.path.join(here.folder, "evidence", "%d-%d.flight" % (os.getpid(), here.ticks))
+    major, minor, *_ = (str(getattr(sys.modules.get("torch"), "__version__", "")) + "..").split(".")
+    is_old = major.isdigit() and minor.isdigit() and (int(major), int(minor)) < (2, 9)
+    for name, value in (_BEFORE_2_9 if is_old else _SINCE_2_9).items():
+        given = os.environ.get(name) or os.environ.get(_SAME.get(name, name)) or ""
+        if not given or given.startswith(here.folder + os.sep):  # a value inherited from a recorded parent
+            os.environ[name] = value or prefix
+
+
+def _native() -> Any:
+    return sys.modules.get("torch._C._distributed_c10d")
+
+
+def flight_entries_now() -> Any:
+    """Return what is pending on devices, from all recorders of this build, and the current time on both clocks.
+
+    ``timed`` says whether torch knows when a kernel starts. If so, the last completed entries are included. ``idle`` is
+    there if torch does not tell which calls have completed.
+    """
+    native = _native()
+    if native is None or default() is None:
+        return {}
+    names = [str(name) for name in c10d._world.pg_names.values()]
+    entries: List[Any] = []
+    blocking = _is_on(_BLOCKING)
+    for source, dump in _sources(native):
+        try:
+            entries += flight.chosen(json.loads(dump()).get("entries"), names, newest=blocking)
+        except Exception as error:  # noqa: BLE001 - the recorder's wall: what another recorder holds is not lost
+            here.failed("flight recorder of " + source, error)
+    found = {"wall_ns": time.time_ns(), "at": time.monotonic_ns(), "timed": int(is_timed()), "entries": entries}
+    if any(map(flight.is_untold, entries)):
+        found["idle"] = _are_idle()
+    return found
+
+
+def _are_idle() -> Any:
+    """Return whether this process's devices have done all that their default streams were given; None if unknown.
+
+    Only devices with a context of this process are asked, because asking makes one, which takes memory.
+    """
+    cuda, native = sys.modules.get("torch.cuda"), sys.modules.get("torch._C")
+    if cuda is None or native is None or not cuda.is_initialized() or capture.is_capturing():
+        return None
+    used = filter(native._cuda_hasPrimaryContext, range(cuda.device_count()))
+    try:
+        return int(all(cuda.default_stream(device).query() for device in used))
+    except Exception as error:  # noqa: BLE001 - the device has failed, and the script gets its own error
+        pass_on(error)
+        return None
+
+
+def is_timed() -> bool:
+    """Return whether torch knows when a kernel starts and ends."""
+    return _is_on(_TIMING)
+
+
+def _is_on(names: Tuple[str, ...]) -> bool:
+    return any(os.environ.get(name, "").lower() in _ON for name in names)
+
+
+@guarded("device times")
+def note_device_times() -> None:
+    """Note how long the last collectives ran, if torch times them, because nobody asks a healthy job for evidence.
+
+    The main thread may block here: it is about to destroy the groups, and would wait for its devices there anyway.
+    """
+    if here.ring is None or not is_timed():
+        return
+    rows = [
+        [entry["process_group"][0], entry["collective_seq_id"], flight.op_of(entry), entry["duration_ms"]]
+        for entry in flight_entries_now().get("entries", ())
+        if entry["state"] == "completed"
+    ]
+    here.ring.note({"k": "device_times", "rows": rows, "at": time.monotonic_ns()})
+
+
+def _sources(native: Any) -> Iterator[Tuple[str, Callable[[], bytes]]]:
+    """Yield what each recorder of this build is for, and how to dump it.
+
+    Completed entries are included, because only they show that a batch is done. Gloo's recorder is left out, because
+    its entries never complete. Whether one function serves several recorders is read from its signature: torch 2.14
+    has the hook, and keeps what it records with that of Gloo.
+    """
+    own = getattr(native, "_dump_nccl_trace_json", None)
+    if own is not None:
+        yield "nccl", own
+    hooked = getattr(native, "_dump_fr_trace_json", None)
+    if hooked is None or not hasattr(native, "FlightRecorderHook"):
+        return
+    if "backend:" not in (hooked.__doc__ or "").partition("->")[0]:
+        yield " and ".join(flight.HOOKED), hooked
+        return
+    for backend in flight.HOOKED:
+        yield backend, functools.partial(hooked, backend=backend)

@@ -1,0 +1,559 @@
+"""Notes how loaders divide data among ranks: which samples each pass draws, in numbers and digests, and if it trains.
+
+A pass is one iteration over a DataLoader. It is noted at its first batch, at its end, and when the job ends. A pass
+that was broken off is noted when the next one begins. Evidence of a hanging job includes the passes that still run. The
+indices that a pass draws are counted in bulk, so that no step waits for it.
+
+Inside a loader's worker, how long it takes to make a batch is measured, and how long it is idle in between. A rank that
+waits for its workers looks slow to other ranks that happen to have a batch ready, although their workers may be just as
+slow. Only the workers' own times show that.
+"""
+
+from __future__ import annotations
+
+import _thread
+import functools
+import operator
+import os
+import sys
+import time
+import weakref
+import zlib
+from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
+
+from . import digests, hooks, samplers
+from .state import check_every, describers, guarded, here, pass_on, sealed, wall
+from .wrappers import hide_own_frames, wraps
+
+MAX_PASSES = 16
+"""Passes of each loader that are noted at their end. The last pass is also noted when the job ends."""
+EARLY_PASSES = 2
+"""This many first passes are also noted at their first batch, and have digests of samples."""
+MAX_BYTES = 80 * 1024
+"""Room for all loaders in the journal of 512 KiB. Our choice: enough for about 100 passes."""
+LAST_BYTES = 16 * 1024
+"""The part of ``MAX_BYTES`` that is reserved for the last passes."""
+MAX_REPORTED = 16
+"""Loaders whose last pass is noted at the end and in the evidence."""
+
+
+class Loader:
+    """A DataLoader that was used."""
+
+    def __init__(self, number: int, loader: Any) -> None:
+        self.number = number
+        self.owner = weakref.ref(loader)
+        self.passes = 0
+        self.trained = 0
+        """Batches of earlier passes after which a backward ran."""
+        self.is_noted = False
+        self.samples: Optional[int] = None
+        self.last: Optional[LoaderPass] = None
+
+    @property
+    def was_trained(self) -> bool:
+        """Whether a backward ran after any of its batches."""
+        return bool(self.trained or (self.last is not None and self.last.backwards))
+
+
+class Book:
+    """The loaders of this process."""
+
+    def __init__(self) -> None:
+        self.loaders: Any = weakref.WeakKeyDictionary()
+        """By DataLoader."""
+        self.under_way: Dict[int, Tuple[Any, Loader, LoaderPass]] = {}
+        """By id of the iterator: a weak reference to it, the loader, and its pass. It is removed with the iterator."""
+        self.opening: Dict[int, Any] = {}
+        """By thread: the loader and pass whose iterator is being made and may already prefetch."""
+        self.reported: List[Loader] = []
+        """The few loaders that are reported: those that still exist, and the latest."""
+        self.fresh: List[LoaderPass] = []
+        """Passes that have delivered batches, with gradients on, after which no backward has run yet."""
+        self.count = 0
+        self.bytes = 0
+
+
+book = Book()
+
+
+def patch(module: Any) -> None:
+    """Patch torch.utils.data.dataloader, inside the hooks that record batches and epochs as phases."""
+    if not check_every():
+        return
+    hooks.put(hooks.part(module, "_BaseDataLoaderIter"), "_next_index", _drawing)
+    hooks.put(module.DataLoader, "__iter__", _opening)
+    here.on_end.append(settle_all)
+    os.register_at_fork(after_in_child=book.under_way.clear)
+    describers["loaders"] = entries_now
+
+
+def _opening(original: Callable[..., Any]) -> Callable[..., Any]:
+    def begins(self: Any) -> Any:
+        if not here.is_rank or here.ring is None:
+            return original(self)
+        begun = _begin(self)
+        try:
+            iterator = original(self)
+        finally:
+            book.opening.pop(_thread.get_ident(), None)
+        if begun is not None:
+            _register(iterator, begun)
+        return iterator
+
+    return wraps(original)(begins)
+
+
+@guarded("loaders")
+def _begin(loader: Any) -> Any:
+    """Begin a pass, and end the previous one. A persistent iterator prefetches before it is returned."""
+    _sweep()
+    known = book.loaders.get(loader)
+    if known is None:
+        known = _meet(loader)
+    if known.last is not None:
+        _end(known, known.last)
+        known.trained += known.last.backwards
+    known.passes += 1
+    is_early = known.passes <= EARLY_PASSES
+    given = digests.attributes(loader)
+    mapped = is_early and bool(given.get("in_order", True))
+    found = LoaderPass(known.passes, samplers.epoch_of(loader), probes_of(known.samples if mapped else None), mapped)
+    known.last = found
+    if given.get("_iterator") is not None:
+        _register(given["_iterator"], (known, found))
+    book.opening[_thread.get_ident()] = (known, found)
+    return known, found
+
+
+def _sweep() -> None:
+    """End the passes that were broken off, whose iterators are gone."""
+    for known in book.reported:
+        one = known.last
+        if one is not None and one.iterator is not None and one.iterator() is None:
+            _end(known, one)
+
+
+def _meet(loader: Any) -> Loader:
+    book.count += 1
+    known = book.loaders[loader] = Loader(book.count, loader)
+    _report(known)
+    entry = samplers.describe_loader(loader, known.number)
+    known.samples = entry["N"]
+    known.is_noted = _note(entry, MAX_BYTES - LAST_BYTES)
+    return known
+
+
+def _report(known: Loader) -> None:
+    """Add a loader to the reported ones. If there are too many, drop one that is gone or was not used for training."""
+    reported = [*book.reported, known]
+    if len(reported) > MAX_REPORTED:
+        reported.remove(min(reported, key=lambda one: (one.owner() is not None, one.was_trained)))
+    book.reported = reported
+
+
+@guarded("loaders")
+def _register(iterator: Any, begun: Any) -> None:
+    under_way, key = book.under_way, id(iterator)
+    reference = weakref.ref(iterator, functools.partial(under_way.pop, key))  # C alone: see ``groups``
+    under_way[key] = (reference, *begun)
+    begun[1].iterator = reference
+
+
+def _drawing(original: Callable[..., Any]) -> Callable[..., Any]:
+    def draws(self: Any) -> Any:
+        index = original(self)
+        try:
+            found = book.under_way.get(id(self)) or book.opening.get(_thread.get_ident())
+            if found is not None and not self._dataset_kind:  # an iterable dataset has no indices
+                found[-1].drew(index)
+        except Exception as error:  # noqa: BLE001 - the recorder's wall
+            here.failed("loaders", error)
+        return index
+
+    return wraps(original)(draws)
+
+
+def delivered(iterator: Any, batch: Any) -> None:
+    """Note a batch that a loader has delivered."""
+    found = book.under_way.get(id(iterator))
+    if found is None:
+        return
+    _, known, one = found
+    one.delivered(batch)
+    if sys.modules["torch"].is_grad_enabled():
+        one.pending += 1
+        if one not in book.fresh:
+            book.fresh.append(one)
+    if one.batches == 1 and one.number <= EARLY_PASSES:
+        _note_pass(known, one, MAX_BYTES - LAST_BYTES)
+
+
+@guarded("loaders")
+def exhausted(iterator: Any) -> None:
+    """Note that a loader has delivered all batches of a pass."""
+    found = book.under_way.get(id(iterator))
+    if found is None or found[-1].complete:
+        return
+    _, known, one = found
+    one.complete = True
+    if one in book.fresh and not one.backwards:  # an evaluation: the next backward does not belong to it
+        book.fresh.remove(one)
+    _end(known, one)
+
+
+def _end(known: Loader, one: LoaderPass) -> None:
+    """Note once that a pass has ended, complete or broken off."""
+    if one.ended_ns is not None:
+        return
+    one.ended_ns = time.monotonic_ns()
+    if one.number <= MAX_PASSES:
+        _note_pass(known, one, MAX_BYTES - LAST_BYTES)
+
+
+def backward_begins() -> None:
+    """Count a backward for each pass with delivered batches after which none has run yet.
+
+    Some trainers take several batches at once. A pass that was broken off gets no backward.
+    """
+    waiting = []
+    for one in book.fresh:
+        if one.complete or one.iterator is None or one.iterator() is not None:
+            one.backwards += 1
+            one.pending -= 1
+            if one.pending > 0:
+                waiting.append(one)
+    book.fresh = waiting
+
+
+def forward_begins(ddp: Any, args: Any, kwargs: Any) -> None:
+    """Compare the inputs of a DDP forward with the delivered batches, and note whether it is inside ``join``."""
+    for one in book.fresh:
+        one.joined = one.joined or bool(ddp._join_config.enable)
+        if one.is_watched:
+            one.forwarded((args, kwargs))
+
+
+def _note_pass(known: Loader, one: LoaderPass, space: int) -> None:
+    if known.is_noted and one.noted != (one.batches, one.ended_ns):
+        one.noted = (one.batches, one.ended_ns)
+        _note(_entry(known, one), space)
+
+
+def _entry(known: Loader, one: LoaderPass) -> Dict[str, Any]:
+    return dict(one.entry(), l=known.number, tb=known.trained + one.backwards)
+
+
+def _note(entry: Dict[str, Any], space: int) -> bool:
+    """Write a note if there is space for it."""
+    size = len(str(entry))
+    if here.ring is None or book.bytes + size > space or not here.ring.note(entry):
+        return False
+    book.bytes += size
+    return True
+
+
+@guarded("loaders")
+def settle_all() -> None:
+    """Note how far the last pass of each loader has got, because the job ends."""
+    for known in reversed(book.reported):
+        if known.last is not None:
+            _note_pass(known, known.last, MAX_BYTES)
+
+
+def entries_now() -> List[Dict[str, Any]]:
+    """Return the last pass of each loader for the evidence. The training thread may change it meanwhile."""
+    return [_entry(known, known.last) for known in list(book.reported) if known.is_noted and known.last is not None]
+
+
+FIRST = 8
+"""If indices are drawn one by one, this many count as the first batch."""
+DIGESTED_BATCHES = 4
+"""Number of first batches that get digests. Our choice: each costs 20 to 100 microseconds."""
+SAMPLES = 16
+"""Number of samples that get digests in the first passes of a loader."""
+SPLIT_SHARE = 0.6
+"""If forwards take at most this part of the delivered elements, and none of their shapes, the batch is split among
+ranks. Our choice: two ranks would take half each; crops and shifted tokens leave more."""
+
+
+class LoaderPass:
+    """What is known so far about one pass over a loader."""
+
+    def __init__(self, number: int, epoch: Optional[int], probes: FrozenSet[int], mapped: bool) -> None:
+        self.number = number
+        self.epoch = epoch
+        self.probes = probes
+        self.mapped = mapped
+        """Whether batches are delivered in the order in which their indices were drawn."""
+        self.begun_ns = time.monotonic_ns()
+        self.ended_ns: Optional[int] = None
+        self.complete = False
+        self.joined = False
+        self.batches = self.draws = self.backwards = 0
+        self.pending = 0
+        """Delivered batches, with gradients on, after which no backward has run yet."""
+        self.drawn = DrawnIndices()
+        self.first: Optional[int] = None
+        """The number of indices in the first draw."""
+        self.hits: Dict[int, List[Tuple[int, int, int]]] = {}
+        """By draw: row, index and batch length of each sample that will get a digest."""
+        self.batch_digests: List[str] = []
+        self.sample_digests: List[str] = []
+        self.shapes: Dict[Tuple[int, ...], None] = {}
+        self.given = self.taken = 0
+        """Elements of the largest delivered leaves, and of those that forwards of DDP have taken."""
+        self.whole = False
+        self.noted: Any = None
+        """Its batches and end time when it was last noted."""
+        self.iterator: Any = None
+        """A weak reference to its iterator, once there is one."""
+
+    def drew(self, batch: Any) -> None:
+        """Record indices as the sampler gave them: those of a batch, or a single one."""
+        indices = batch if type(batch) is list or type(batch) is tuple else _several(batch)
+        if not indices:
+            return
+        self.drawn.add(indices)
+        if self.first is None:
+            self.first = len(indices)
+        if self.probes:
+            self._find_probes(indices)
+        self.draws += 1
+
+    def _find_probes(self, indices: Any) -> None:
+        """Note the positions of the samples in a batch that will get digests."""
+        if type(indices[0]) is not int:
+            indices = numbers_of(list(indices))[0]
+        if not self.probes.isdisjoint(indices):
+            rows = [(row, index, len(indices)) for row, index in enumerate(indices) if index in self.probes]
+            self.hits[self.draws] = rows
+
+    def delivered(self, batch: Any) -> None:
+        """Count a batch, and take digests of it if it is an early one, and of its chosen samples."""
+        number = self.batches
+        self.batches += 1
+        hits = self.hits.pop(number, None) if self.hits else None
+        if number >= DIGESTED_BATCHES and not hits:
+            return
+        leaves = digests.leaves_of(batch)
+        if number < DIGESTED_BATCHES:
+            self._digest_batch(leaves)
+        if hits and self.mapped and len(self.sample_digests) < SAMPLES * digests.MAX_LEAVES:
+            self._digest_samples(leaves, hits)
+
+    def _digest_batch(self, leaves: List[digests.Leaf]) -> None:
+        for number, leaf in enumerate(leaves):
+            data = leaf.sample()
+            if not digests.is_constant(data, leaf.item):
+                self.batch_digests.append("%d:%s" % (number, digests.digest(data)))
+            self.shapes[leaf.shape] = None
+        self.given += max([leaf.count for leaf in leaves], default=0)
+
+    def _digest_samples(self, leaves: List[digests.Leaf], hits: List[Tuple[int, int, int]]) -> None:
+        for row, index, length in hits:
+            for number, leaf in enumerate(leaves):
+                if leaf.shape and leaf.shape[0] == length:
+                    self.sample_digests.append("%d:%d:%s" % (index, number, digests.digest(leaf.row(row))))
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether forwards are still compared with what was delivered."""
+        return bool(self.given) and not self.whole and self.batches <= DIGESTED_BATCHES
+
+    def forwarded(self, arguments: Any) -> None:
+        """Compare the inputs of a forward with the delivered batches, by shape."""
+        leaves = digests.shapes_of(arguments)
+        self.whole = self.whole or any(shape in self.shapes for shape, _ in leaves)
+        self.taken += max([count for _, count in leaves], default=0)
+
+    def entry(self) -> Dict[str, Any]:
+        """Return what is known as an entry for the journal."""
+        first = self.first if self.first is None or self.first > 1 else FIRST
+        drawn = self.drawn.counted()
+        order = drawn.order
+        found: Dict[str, Any] = {
+            "k": "pass", "p": self.number, "e": self.epoch, "b": self.batches, "d": drawn.drawn, "t": drawn.total,
+            "x": drawn.xor, "h": drawn.highest, "o": _digest(order), "f": _digest(order[:first]),
+            "done": int(self.complete), "bw": self.backwards, "re": len(order) - len(set(order)),
+            "t0": self.begun_ns, "t1": self.ended_ns,
+        }  # fmt: skip
+        split = not self.whole and 0 < self.taken <= SPLIT_SHARE * self.given
+        flags = {"w": drawn.worded, "split": split, "j": self.joined}
+        found.update({name: 1 for name, holds in flags.items() if holds})
+        found.update({"bp": self.batch_digests} if self.batch_digests else {})
+        found.update({"sp": self.sample_digests} if self.sample_digests else {})
+        return found
+
+
+def probes_of(samples: Optional[int]) -> FrozenSet[int]:
+    """Return the indices of the samples that all ranks take digests of."""
+    if not samples:
+        return frozenset()
+    return frozenset(i * samples // min(samples, SAMPLES) for i in range(min(samples, SAMPLES)))
+
+
+def _several(batch: Any) -> Any:
+    """Return drawn indices that are no list or tuple (a single one, a tensor, or an array) as a list or tuple."""
+    if type(batch) is int:
+        return (batch,)
+    found = batch.tolist() if hasattr(batch, "tolist") else [batch]
+    return found if type(found) is list else [found]
+
+
+def _digest(order: Tuple[int, ...]) -> str:
+    import hashlib
+
+    if not order:
+        return ""
+    return hashlib.blake2b(",".join(map(str, order)).encode(), digest_size=6).hexdigest()
+
+
+MAX_ORDER = 4096
+"""First indices that are kept for the digest of their order. ``rules/data/shared.py`` has the same number."""
+BULK = 4096
+"""The most indices that wait to be counted. Our choice: 32 KiB."""
+
+_WORDS = frozenset({str, bytes, int, tuple})
+
+
+class IndexCounts(NamedTuple):
+    """What is known about some indices."""
+
+    drawn: int = 0
+    total: int = 0
+    xor: int = 0
+    highest: int = -1
+    worded: bool = False
+    """Whether some are no numbers. Their hashes are counted instead."""
+    order: Tuple[int, ...] = ()
+    """The first ``MAX_ORDER`` indices."""
+
+
+class DrawnIndices:
+    """Indices as they are drawn. Any thread may call ``counted`` at any time."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self) -> None:
+        self._state: Tuple[IndexCounts, List[Any]] = (IndexCounts(), [])
+        """The counted and the waiting indices. They are replaced together, so that no reader counts an index twice."""
+
+    def add(self, indices: Any) -> None:
+        """Record a copy of the indices, because the sampler may reuse its list."""
+        waiting = self._state[1]
+        waiting.extend(indices)
+        if len(waiting) >= BULK:
+            self._state = (self.counted(), [])
+
+    def counted(self) -> IndexCounts:
+        """Return what is known about all indices so far."""
+        so_far, waiting = self._state
+        if not waiting:
+            return so_far
+        numbers, total, worded = numbers_of(waiting[:])
+        order = so_far.order
+        if len(order) < MAX_ORDER:
+            order += tuple(numbers[: MAX_ORDER - len(order)])
+        return IndexCounts(
+            drawn=so_far.drawn + len(numbers),
+            total=so_far.total + total,
+            xor=functools.reduce(operator.xor, numbers, so_far.xor),
+            highest=max(so_far.highest, max(numbers)),  # noqa: PLW3301 - thousands of arguments are too many
+            worded=so_far.worded or worded,
+            order=order,
+        )
+
+
+def numbers_of(indices: List[Any]) -> Tuple[List[int], int, bool]:
+    """Return indices as numbers, their sum, and whether some of them are no numbers."""
+    try:
+        total = sum(indices)
+        if type(total) is int:
+            return indices, total, False
+    except TypeError as error:  # some are no numbers
+        pass_on(error)
+    found = [_number(index) for index in indices]
+    numbers = [code if number is None else number for number, code in found]
+    return numbers, sum(numbers), any(number is None for number, _ in found)
+
+
+def _number(index: Any) -> Tuple[Any, int]:
+    """Return an index as a number and 0; or, if it is no number, None and a hash of it."""
+    try:
+        return int(operator.index(index)), 0
+    except TypeError as error:
+        pass_on(error)
+        return None, zlib.crc32(repr(index).encode("utf-8", "replace")) if type(index) in _WORDS else 0
+
+
+FETCH_MODULE = "torch.utils.data._utils.fetch"
+FETCHERS = ("_MapDatasetFetcher", "_IterableDatasetFetcher")
+
+_now_ns = time.monotonic_ns
+_cpu_ns = time.thread_time_ns
+
+
+class WorkerTimes:
+    """What one worker has done so far."""
+
+    def __init__(self) -> None:
+        self.ring: Any = None
+        self.count = 0
+        self.busy_ns = 0
+        self.cpu_ns = 0
+        self.idle_ns = 0
+        self.ended_ns = 0
+
+    def add(self, ring: Any, began_ns: int, ended_ns: int, cpu_ns: int = 0) -> None:
+        """Add a batch that was made, and the processor time that it took.
+
+        A pause counts at most as long as the batch itself, because a persistent worker also waits during an evaluation.
+        """
+        took = ended_ns - began_ns
+        if ring is not self.ring:  # a forked child has its parent's times
+            self.ring, self.count, self.busy_ns, self.idle_ns, self.ended_ns, self.cpu_ns = ring, 0, 0, 0, 0, 0
+        if self.ended_ns:
+            self.idle_ns += min(began_ns - self.ended_ns, took)
+        self.ended_ns = ended_ns
+        self.count += 1
+        self.busy_ns += took
+        self.cpu_ns += cpu_ns
+        ring.fetched(self.count, self.busy_ns, self.idle_ns, self.cpu_ns)
+
+
+worker_times = WorkerTimes()
+
+
+def note_fetchers(module: Any) -> None:
+    """Note, in a rank, whether this torch has the functions that its workers will time."""
+    for name in FETCHERS:
+        hooks.has(module, name)
+
+
+def patch_fetchers(module: Any) -> None:
+    """Patch torch's functions that make a batch, once, to time them."""
+    for name in FETCHERS:
+        fetcher = getattr(module, name, None)
+        if fetcher is not None and getattr(fetcher.fetch, "__wrapped__", None) is None:
+            fetcher.fetch = _timed_fetch(fetcher.fetch)
+
+
+@guarded("fetches")
+def _batch_made(began_ns: int, ended_ns: int, cpu_ns: int) -> None:
+    if here.ring is not None:
+        worker_times.add(here.ring, began_ns, ended_ns, cpu_ns)
+
+
+def _timed_fetch(original: Callable[..., Any]) -> Callable[..., Any]:
+    def fetch(*args: Any, **kwargs: Any) -> Any:
+        began, cpu = _now_ns(), _cpu_ns()
+        try:
+            batch = original(*args, **kwargs)
+        except BaseException as error:
+            sealed[wall.gi_running][hide_own_frames, error]
+            raise
+        _batch_made(began, _now_ns(), _cpu_ns() - cpu)
+        return batch
+
+    return wraps(original)(fetch)

@@ -1,0 +1,398 @@
+"""Fingerprints the parameters that several ranks of a device mesh hold in common.
+
+These are the shards of hybrid FSDP in its replicating dimension, DTensors placed as ``Replicate``, and plain parameters
+in modules that were passed to ``parallelize_module``. They are fingerprinted at an optimizer's steps, on the same
+schedule as DDP's replicas, and compared among the ranks that hold the same part. Plain shards are not compared.
+
+Neither FSDP nor tensor parallelism makes buffers and plain frozen parameters equal. Those that did not change between
+the first two steps are constants, so they are fingerprinted once, after the second. What ``to_empty`` made, and nothing
+has written in place since, is noted with them: it holds whatever was in memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+import sys
+import time
+import weakref
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Tuple
+
+from . import fingerprinting, frames, hooks, schedule
+from .fingerprinting import Rows, fingerprints_of, may_fingerprint, optimizer_values, write
+from .schedule import FingerprintFiles, StepCounter
+from .state import check_every, guarded, here, pass_on
+from .storage import fingerprint_file
+from .wrappers import wraps
+
+Sharing = Tuple[str, Tuple[int, ...]]
+"""The dimensions of the mesh in which a tensor is the same, "dp" or "dp+tp", and the ranks that hold it, sorted."""
+Shared = Dict[Sharing, List[Tuple[str, Any]]]
+"""Names and weak references to parameters, by the ranks that share them."""
+
+MAX_MODULES = 4096
+"""Modules that are kept. Our choice: enough for a model of a thousand blocks, each passed with its parts."""
+
+MAX_EMPTIED = 2**16
+"""Tensors made by ``to_empty`` that are kept. Our choice: more than models have that are not sharded."""
+MAX_UNWRITTEN = 8
+"""Names of tensors without a value that are noted. Our choice: layers of a model count as one."""
+
+FULLY_SHARD, PARALLELIZE, FSDP1 = "fully_shard", "parallelize_module", "FullyShardedDataParallel"
+_PLACES = {"_fully_shard": FULLY_SHARD, "api": PARALLELIZE, "_api": "distribute_module"}
+"""By the last part of a module's name: its function that distributes modules over a mesh."""
+_OF_WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+_STATISTICS = frozenset(("running_mean", "running_var", "num_batches_tracked"))
+"""Buffers of BatchNorm. Each rank has its own, also in a branch or a mode in which they do not change."""
+
+_modules: List[Tuple[Any, str, Any]] = []
+"""Weak references to modules that were distributed over ranks, each with the function that did it and its mesh, or
+``Sharing``; None stands for the mesh of all ranks."""
+_steppers: Any = weakref.WeakKeyDictionary()
+"""By optimizer."""
+_looked_at: Any = weakref.WeakSet()
+"""Outermost modules whose constants were collected."""
+_emptied: Dict[int, Tuple[Any, Any]] = {}
+"""By id: a weak reference to a tensor that ``to_empty`` made, and its mark at that time."""
+_numbers = itertools.count(1)
+
+
+class _Stepper(StepCounter):
+    """What is kept about an optimizer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = next(_numbers)
+        self.held: FrozenSet[int] = frozenset()
+        """Ids of its parameters when ``shared`` was found. It keeps them alive, so no other tensor gets their ids."""
+        self.shared: Shared = {}
+        self.gradients: Dict[Sharing, Tuple[Rows, Any]] = {}
+        self.files: Dict[Sharing, FingerprintFiles] = {}
+        self.constants: Dict[Sharing, List[Tuple[str, Any, Any]]] = {}
+        """Name, weak reference and mark of what may turn out to be constant. Empty once that was compared."""
+
+
+@guarded("mesh step begins")
+def before_step(optimizer: Any, *unused: Any) -> None:
+    """Fingerprint the gradients that a step is made with, if the step is due."""
+    if not _modules or not here.is_rank:
+        return
+    stepper = _steppers.get(optimizer)
+    if stepper is None:
+        stepper = _steppers[optimizer] = _Stepper()
+        if may_fingerprint():
+            _collect_constants(stepper, optimizer)
+    if stepper.begins() and may_fingerprint():
+        began_s = time.perf_counter()
+        for sharing, named in _shared(stepper, optimizer):
+            rows = _local(fingerprinting.gradient_rows([(name, p) for name, p in named if _has_gradient(p)]))
+            stepper.gradients[sharing] = (rows, fingerprints_of(rows))
+        schedule.spend(began_s)
+
+
+@guarded("mesh step ends")
+def after_step(optimizer: Any) -> None:
+    """Write the fingerprints after a step, if the step is due."""
+    stepper = _steppers.get(optimizer) if _modules else None
+    if stepper is None or not stepper.ended():
+        return
+    if may_fingerprint():
+        began_s = time.perf_counter()
+        for sharing, named in _shared(stepper, optimizer):
+            _write(stepper, sharing, named, optimizer)
+        if stepper.steps > 1 and stepper.constants:
+            _write_constants(stepper)
+        schedule.spend(began_s)
+    stepper.gradients = {}
+
+
+def _write(stepper: _Stepper, sharing: Sharing, named: List[Tuple[str, Any]], optimizer: Any) -> None:
+    gradients, taken = stepper.gradients.get(sharing, ([], None))
+    rows = _local(fingerprinting.parameter_rows(named) + fingerprinting.state_rows(named, optimizer))
+    values = dict(
+        optimizer_values(optimizer),
+        steps=stepper.steps,
+        reductions=stepper.steps,
+        forwards=1,
+        every=schedule.distance(),
+    )
+    values["site"] = frames.describe_user(sys._getframe(1))
+    files = stepper.files.get(sharing)
+    if files is None:
+        files = stepper.files[sharing] = FingerprintFiles(_about(stepper, sharing, 1))
+    before = taken.value() if taken is not None else b""
+    write(files, stepper.steps, values, gradients + rows, before + fingerprints_of(rows).value())
+
+
+def _about(stepper: _Stepper, sharing: Sharing, model: int) -> Dict[str, Any]:
+    """Return a stream's table without its rows. Constants are model 2, because they have other points in time."""
+    from . import groups
+
+    dims, ranks = sharing
+    return {
+        "clock": fingerprint_file.STEP, "group": fingerprint_file.MESH + dims, "ranks": list(ranks), "model": model,
+        "optimizer": stepper.number, "rank": int(groups.c10d.get_rank()),
+    }  # fmt: skip
+
+
+def _shared(stepper: _Stepper, optimizer: Any) -> List[Tuple[Sharing, List[Tuple[str, Any]]]]:
+    """Return the parameters of an optimizer that other ranks hold too, by the ranks that share them.
+
+    Their names are found only once. Later, modules may have been garbage collected on some ranks and not on others.
+    """
+    held = frozenset(id(tensor) for tensor in fingerprinting.held_by(optimizer))
+    if held != stepper.held:
+        stepper.held, stepper.shared = held, _find_shared(held)
+    return [
+        (sharing, [(name, tensor) for name, reference in named if (tensor := reference()) is not None])
+        for sharing, named in stepper.shared.items()
+    ]
+
+
+def _find_shared(held: FrozenSet[int]) -> Shared:
+    found: Shared = {}
+    for name, tensor, mesh in _named(held):
+        sharing = _sharing_of(tensor, mesh) if tensor.requires_grad else None
+        if sharing is not None:
+            found.setdefault(sharing, []).append((name, weakref.ref(tensor)))
+    return found
+
+
+def _sharing_of(tensor: Any, mesh: Any) -> Optional[Sharing]:
+    """Return the ranks that hold the same tensor, or None if it cannot be compared.
+
+    Values that ranks compute separately have equal bits on a CPU. GPU kernels may add in any order, so on GPUs only
+    tensors that are also sharded are compared, as in hybrid FSDP, because their gradients are reduced.
+    """
+    if is_placed(tensor):
+        reduced = any(placement.is_shard() for placement in tensor.placements)
+        return sharing_of(tensor) if reduced or tensor.device.type == "cpu" else None
+    is_plain = type(tensor).__name__ == "Parameter" and tensor.device.type == "cpu"
+    return sharing_in(mesh) if mesh is not None and is_plain else None
+
+
+def _named(held: FrozenSet[int]) -> List[Tuple[str, Any, Any]]:
+    """Return names, parameters and the meshes of plain ones. Names start at the outermost modules that were passed."""
+    meshes: Dict[int, Any] = {}
+    for reference, how, mesh in _modules:
+        module = reference() if how == PARALLELIZE and mesh is not None else None
+        if module is not None:
+            meshes.update({id(parameter): mesh for parameter in module.parameters()})
+    found, seen = [], set()
+    for prefix, module in _outermost(held):
+        for name, tensor in module.named_parameters():
+            if id(tensor) in held and id(tensor) not in seen:
+                seen.add(id(tensor))
+                found.append((prefix + name, tensor, meshes.get(id(tensor))))
+    return found
+
+
+def _outermost(held: FrozenSet[int]) -> List[Tuple[str, Any]]:
+    """Return the modules that were passed and are in no other such one, and a prefix for names if there are several."""
+    given = [module for reference, _, _ in _modules if (module := reference()) is not None]
+    inner = {id(part) for module in given for part in module.modules() if part is not module}
+    outer = {
+        id(module): module
+        for module in given
+        if id(module) not in inner and any(id(parameter) in held for parameter in module.parameters())
+    }
+    several = len(outer) > 1
+    return [("%s %d: " % (type(m).__name__, n) if several else "", m) for n, m in enumerate(outer.values(), 1)]
+
+
+def _collect_constants(stepper: _Stepper, optimizer: Any) -> None:
+    """Mark what an optimizer's first step finds in its modules. Whatever has another mark later is not a constant."""
+    held = frozenset(id(tensor) for tensor in fingerprinting.held_by(optimizer))
+    for prefix, module in _outermost(held):
+        if module not in _looked_at:
+            _looked_at.add(module)
+            for sharing, name, tensor in _unsynchronized(module):
+                entry = (prefix + _OF_WRAPPERS.sub("", name), weakref.ref(tensor), _mark(tensor))
+                stepper.constants.setdefault(sharing, []).append(entry)
+
+
+def _unsynchronized(outer: Any) -> Iterator[Tuple[Sharing, str, Any]]:
+    """Yield buffers and frozen plain parameters of a module with the ranks that should hold the same.
+
+    The innermost FSDP decides, because parts of a tensor parallel module may have values for their own shards. FSDP1
+    shows shards as plain parameters, and those of tensor parallel modules may have been cut by hand.
+    """
+    passed: Dict[int, Dict[bool, Tuple[str, Any]]] = {}
+    for reference, how, mesh in _modules:
+        module = reference()
+        if module is not None:
+            passed.setdefault(id(module), {})[how in (FULLY_SHARD, FSDP1)] = (how, mesh)
+    chosen: Dict[str, Dict[bool, Tuple[str, Any]]] = {}
+    sharings: Dict[int, Optional[Sharing]] = {}
+    """By id of the mesh or sharing."""
+    seen = set()
+    for path, module in outer.named_modules():
+        above = chosen.get(path.rpartition(".")[0], {}) if path else {}
+        ways = chosen[path] = {**above, **passed.get(id(module), {})}
+        how, mesh = ways.get(True) or ways.get(False) or ("", ())
+        if id(mesh) not in sharings:
+            found = mesh or None if isinstance(mesh, tuple) else sharing_in(mesh) if mesh is not None else _all_ranks()
+            sharings[id(mesh)] = found
+        sharing = sharings[id(mesh)]
+        if sharing is None:
+            continue
+        named = [(key, tensor) for key, tensor in module._buffers.items() if key not in _STATISTICS]
+        if how == FULLY_SHARD:
+            named += [(key, p) for key, p in module._parameters.items() if p is not None and not p.requires_grad]
+        for key, tensor in named:
+            if tensor is not None and id(tensor) not in seen and not is_placed(tensor) and _mark(tensor) is not None:
+                seen.add(id(tensor))
+                yield sharing, path + "." * bool(path) + key, tensor
+
+
+def _all_ranks() -> Optional[Sharing]:
+    from . import groups
+
+    world = int(groups.c10d.get_world_size())
+    return ("dim_0", tuple(range(world))) if world > 1 else None
+
+
+def _write_constants(stepper: _Stepper) -> None:
+    """Write what did not change since the first step, once. A row of another shape is another row."""
+    site = frames.describe_user(sys._getframe(1))
+    for sharing, entries in stepper.constants.items():
+        rows: Rows = []
+        unwritten: Dict[str, None] = {}
+        for name, reference, mark in entries:
+            tensor = reference()
+            if tensor is None:
+                continue
+            shape, dtype = tuple(tensor.shape), str(tensor.dtype)[6:]  # without "torch."
+            is_constant = _mark(tensor) == mark
+            row = (fingerprint_file.BUFFER, name, "%s%s" % (dtype, list(shape)), shape, dtype)
+            rows.append((row, tensor if is_constant else None))
+            made, then = _emptied.get(id(tensor), (None, None))
+            if is_constant and made is not None and made() is tensor and then == mark:
+                unwritten[re.sub(r"\d+", "*", name)[:120]] = None
+        if all(tensor is None for _, tensor in rows):
+            continue
+        values = {
+            "steps": stepper.steps, "reductions": stepper.steps, "forwards": 1, "site": site,
+            "unwritten": list(unwritten)[:MAX_UNWRITTEN],
+        }  # fmt: skip
+        files = FingerprintFiles(_about(stepper, sharing, 2), most_records=1)
+        write(files, stepper.steps, values, rows, fingerprints_of(rows).value())
+    stepper.constants = {}
+
+
+def _mark(tensor: Any) -> Optional[Tuple[int, int]]:
+    """Return what changes when a tensor is written to or moved, or None if it has no memory that can be compared."""
+    try:
+        if tensor.is_meta or tensor.is_inference() or not tensor.numel() or not tensor.untyped_storage().nbytes():
+            return None
+        return tensor._version, tensor.data_ptr()
+    except Exception as error:  # noqa: BLE001 - a sparse, lazy or fake tensor, or a class that only looks like one
+        pass_on(error)
+        return None
+
+
+def _has_gradient(tensor: Any) -> bool:
+    """Return whether the gradient is placed like its parameter. A partial gradient may rightly differ among ranks."""
+    grad = tensor.grad
+    if grad is None or is_placed(grad) != is_placed(tensor):
+        return False
+    return not is_placed(tensor) or grad.placements == tensor.placements
+
+
+def _local(rows: Rows) -> Rows:
+    """Return rows with this rank's parts of their tensors."""
+    return [(row, local_part(tensor)) for row, tensor in rows]
+
+
+def patch(module: Any) -> None:
+    """Note the modules that are passed to a function or to FSDP1, and the tensors that ``to_empty`` makes."""
+    name = _PLACES.get(module.__name__.rpartition(".")[2], "")
+    if name:
+        hooks.put(module, name, functools.partial(_noting, how=name))
+    else:
+        hooks.put(hooks.part(module, FSDP1), "__init__", functools.partial(_noting, how=FSDP1))
+    own = sys.modules["torch"].nn.Module
+    if not getattr(own.to_empty, "_ddpdoctor", False):
+        hooks.put(own, "to_empty", _emptying)
+        own.to_empty._ddpdoctor = True
+
+
+def _noting(original: Callable[..., Any], how: str) -> Callable[..., Any]:
+    @wraps(original)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        mesh = args[1] if how != FULLY_SHARD and len(args) > 1 else kwargs.get("device_mesh", kwargs.get("mesh"))
+        if kwargs.get("dp_mesh_dims") is not None or (mesh is None and how != FULLY_SHARD):
+            mesh = ()  # the mesh has other dimensions too, or is not known
+        _note(args[0] if args else kwargs.get("module"), how, mesh)
+        return result
+
+    return run
+
+
+@guarded("mesh module")
+def _note(given: Any, how: str, mesh: Any) -> None:
+    if not check_every():
+        return
+    for module in given if isinstance(given, (list, tuple)) else [given]:
+        if how == FSDP1:
+            from . import groups
+
+            ranks = tuple(sorted(groups.c10d.get_process_group_ranks(module.process_group)))
+            mesh = ("FSDP", ranks) if len(ranks) > 1 else ()
+        if hasattr(module, "named_parameters") and len(_modules) < MAX_MODULES:
+            _modules.append((weakref.ref(module), how, mesh))
+
+
+def _emptying(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        _note_empty(self, bool(kwargs.get("recurse", True)))
+        return result
+
+    return run
+
+
+@guarded("to_empty")
+def _note_empty(module: Any, recurse: bool) -> None:
+    if not check_every():
+        return
+    for tensor in (*module.buffers(recurse), *module.parameters(recurse)):
+        mark = None if is_placed(tensor) or len(_emptied) >= MAX_EMPTIED else _mark(tensor)
+        if mark is not None:
+            _emptied[id(tensor)] = (weakref.ref(tensor), mark)
+
+
+def sharing_of(tensor: Any) -> Optional[Sharing]:
+    """Return the ranks that hold the same part of a DTensor; None if no other rank does, or the part is partial."""
+    placements = tensor.placements
+    if any(placement.is_partial() for placement in placements):
+        return None
+    return _sharing(tensor.device_mesh, [d for d, placement in enumerate(placements) if placement.is_replicate()])
+
+
+def sharing_in(mesh: Any) -> Optional[Sharing]:
+    """Return the sharing of a tensor that all ranks of a mesh hold."""
+    return _sharing(mesh, list(range(mesh.ndim)))
+
+
+def _sharing(mesh: Any, alike: List[int]) -> Optional[Sharing]:
+    own = mesh.get_coordinate()
+    alike = [d for d in alike if mesh.size(d) > 1]
+    if own is None or not alike:
+        return None
+    part = mesh.mesh[tuple(slice(None) if d in alike else own[d] for d in range(mesh.ndim))]
+    names = mesh.mesh_dim_names or ["dim_%d" % d for d in range(mesh.ndim)]
+    return "+".join(names[d] for d in alike), tuple(sorted(part.flatten().tolist()))
+
+
+def is_placed(tensor: Any) -> bool:
+    """Return whether a tensor is a DTensor, without importing that class."""
+    return hasattr(tensor, "placements") and hasattr(tensor, "_local_tensor")
+
+
+def local_part(tensor: Any) -> Any:
+    """Return this rank's part of a DTensor, or any other tensor unchanged."""
+    return tensor._local_tensor if is_placed(tensor) else tensor

@@ -1,0 +1,475 @@
+"""The models of this process that have copies on other ranks, and how often each was run and reduced.
+
+A forward with gradients arms DDP's reducer. Only the next backward that reaches the model is reduced, until another
+such forward. So reductions are counted as the reducer makes them: one for several forwards, one for a graph that is
+kept for a second backward, and none for a forward under ``no_sync``, wherever its backward runs.
+
+An optimizer may also train models without DDP, as in a GAN or a script that averages gradients by hand. Whether they
+should be equal on all ranks is judged from what they do. If all ranks step with the same gradients, the gradients were
+exchanged. So these models are fingerprinted like DDP's replicas, at the same steps.
+
+The module that DDP's constructor gets is noted in compact rows that show the first difference between ranks.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+import sys
+import time
+import weakref
+import zlib
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Set, Tuple
+
+from . import frames, groups, steps
+from .state import check_every, guarded, here, pass_on, shielded
+from .step_clock import in_backward
+
+MARKS = 4
+"""Parameters whose gradients show whether a backward reached their model, if several models are possible. Our choice:
+nearly any backward uses the first, the last, or one of two between them."""
+
+on_gone: List[Callable[[Replica], None]] = []
+"""Called with a model that ends, while its module still exists."""
+
+
+class Replica:
+    """What is kept about one DDP model."""
+
+    def __init__(self, ddp: Any, ranks: Tuple[int, ...], number: int) -> None:
+        self.ddp = weakref.ref(ddp, shielded("replica ends", functools.partial(_gone, _kept, id(ddp))))
+        self._module = weakref.ref(ddp.module)
+        self.group = str(ddp.process_group.group_name)
+        self.ranks = ranks
+        self.rank = int(groups.c10d.get_rank())
+        self.number = number
+        """The model's number within its group, counted from 1."""
+        self.ignored: FrozenSet[str] = frozenset(getattr(ddp.module, "_ddp_params_and_buffers_to_ignore", ()))
+        named = ddp.module.named_parameters()
+        self.reduced = frozenset(id(p) for name, p in named if p.requires_grad and name not in self.ignored)
+        """Ids of the parameters that DDP reduces. DDP keeps them alive, so no other tensor gets their ids."""
+        self.on_gpu = getattr(ddp, "device_type", "cpu") != "cpu"
+        self.forwards = 0
+        """Forwards with gradients, counted over the model's lifetime."""
+        self.unreduced_forwards = 0
+        self.before_step = (0, 0)
+        """All forwards and unreduced ones, up to the last step of any optimizer that holds parameters of the model."""
+        self.reductions = 0
+        self.unfinished: Any = None
+        """What the reducer still waits for after the last backward; None if everything was reduced."""
+        self.optimizers = 0
+        """How many optimizers have stepped with its parameters."""
+        self.syncs_buffers = bool(getattr(ddp, "forward_sync_buffers", getattr(ddp, "broadcast_buffers", True)))
+        """Whether DDP broadcasts rank 0's buffers before forwards."""
+        self.join = False
+        self.hook = ""
+        """The communication hook as last seen. The script may register one at any time."""
+        self.fingerprints: Any = None
+        """The model's ``ModelFingerprints``, kept here by ``triggers``."""
+        self.last_stepped: Any = None
+        """The ``StepFingerprints`` of the optimizer that stepped last."""
+        self.ended = False
+
+    def module(self) -> Any:
+        """Return the wrapped module, which the script may replace, or None if it is gone.
+
+        When a DDP model ends, its module still exists.
+        """
+        ddp = self.ddp()
+        return self._module() if ddp is None else ddp.module
+
+
+class _Kept:
+    """The replicas of this process. They belong to one ring, so a forked child does not use its parent's."""
+
+    def __init__(self) -> None:
+        self.ring: Any = None
+        self.by_id: Dict[int, Replica] = {}
+        self.numbers: Dict[str, int] = {}
+        self.armed: Dict[int, Replica] = {}
+        self.marks: List[Tuple[int, Any]] = []
+        self.unfinished: Dict[int, Replica] = {}
+        self.version = 0
+        """Changes with the set of models."""
+
+
+_kept = _Kept()
+
+
+def is_recorded() -> bool:
+    """Return whether there are models to check, and this process made them."""
+    return bool(_kept.by_id) and _kept.ring is here.ring
+
+
+def version() -> int:
+    """Return a number that changes whenever a model is made or ends."""
+    return _kept.version
+
+
+def all_replicas() -> List[Replica]:
+    """Return the existing models in the order in which they were made."""
+    return list(_kept.by_id.values()) if _kept.ring is here.ring else []
+
+
+def find(ddp: Any) -> Optional[Replica]:
+    """Return the replica of a DDP model, or None if it is not recorded."""
+    return _kept.by_id.get(id(ddp)) if _kept.ring is here.ring else None
+
+
+def register(ddp: Any) -> None:
+    """Record a DDP model that has just been made, unless no other rank has a copy."""
+    global _kept
+    if here.ring is None or not here.is_rank or not check_every():
+        return
+    ranks = tuple(int(rank) for rank in groups.c10d.get_process_group_ranks(ddp.process_group))
+    if len(ranks) < 2:
+        return
+    if _kept.ring is not here.ring:
+        _kept = _Kept()
+        _kept.ring = here.ring
+    group = str(ddp.process_group.group_name)
+    number = _kept.numbers[group] = _kept.numbers.get(group, 0) + 1
+    _kept.by_id[id(ddp)] = Replica(ddp, ranks, number)
+    _kept.version += 1
+
+
+def _gone(kept: _Kept, key: int, reference: Any, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+    """Check a model that ends one last time, and forget it. Do nothing at interpreter exit, when torch is half gone."""
+    replica = kept.by_id.get(key)
+    if is_ending() or replica is None or replica.ddp is not reference:
+        return
+    try:
+        if kept.ring is here.ring:
+            for action in on_gone:
+                action(replica)
+    finally:
+        del kept.by_id[key]
+        kept.armed.pop(key, None)
+        kept.unfinished.pop(key, None)
+        kept.version += 1
+
+
+@guarded("replica forward")
+def forward_ended(ddp: Any) -> None:
+    """Count a forward of DDP that has ended."""
+    import torch
+
+    replica = find(ddp)
+    if replica is None or not torch.is_grad_enabled():
+        return
+    replica.forwards += 1
+    if ddp.require_backward_grad_sync:
+        _kept.armed[id(ddp)] = replica
+    else:
+        replica.unreduced_forwards += 1
+
+
+def backward_begins(*unused: Any, **also_unused: Any) -> None:
+    """Prepare to find out which of several models a backward reaches."""
+    others = all_unwrapped()
+    if (len(_kept.armed) > 1 or others) and not in_backward():
+        for model in others:
+            model.begin_backward()
+        _kept.marks = [(key, _mark(replica)) for key, replica in _kept.armed.items()]
+
+
+def backward_ended(*unused: Any, **also_unused: Any) -> None:
+    """Count a reduction of each armed model that the backward has reached.
+
+    A nested backward, as in checkpointing, reduces nothing by itself.
+    """
+    others = all_unwrapped()
+    if not (_kept.armed or _kept.unfinished or others) or in_backward():
+        return
+    marks, _kept.marks = _kept.marks, []
+    reached = [key for key, mark in marks if key in _kept.armed and _mark(_kept.armed[key]) != mark]
+    of_others = [model for model in others if model.is_reached()]
+    if not reached and not of_others:
+        reached = list(_kept.armed)
+    ended = [_kept.armed.pop(key) for key in reached]
+    unwrapped_backward_ended(of_others, any_reduced=bool(ended))
+    for replica in ended:
+        replica.reductions += 1
+    for replica in {*ended, *_kept.unfinished.values()}:
+        _look_at_reducer(replica, sys._getframe(1))
+
+
+@guarded("reducer")
+def _look_at_reducer(replica: Replica, frame: Any) -> None:
+    """Note whether the reducer still waits for gradients after a backward, if that has changed."""
+    ddp = replica.ddp()
+    if ddp is None or not (steps.may_note() or replica.unfinished):
+        return
+    before, replica.unfinished = replica.unfinished, steps.unfinished(ddp)
+    if replica.unfinished:
+        _kept.unfinished[id(ddp)] = replica
+    else:
+        _kept.unfinished.pop(id(ddp), None)
+    if replica.unfinished != before:
+        steps.note_unfinished(replica, replica.unfinished, frame)
+
+
+def _mark(replica: Replica) -> Any:
+    """Return a value that changes when the model's gradients change."""
+    ddp = replica.ddp()
+    trained = [p for p in ddp._module_parameters if p.requires_grad] if ddp is not None else []
+    chosen = trained[:: max(1, len(trained) // (MARKS - 1))] + trained[-1:]
+    return [_grad_mark(p.grad) for p in chosen]
+
+
+def _grad_mark(grad: Any) -> Any:
+    if grad is None or grad.is_sparse:
+        return id(grad)
+    return grad.data_ptr(), grad._version
+
+
+MAX_MODELS = 4
+"""Per process. Our choice: a GAN has one or two besides DDP, and one optimizer per parameter would make very many."""
+MAX_DEPTH = 24
+"""Frames above the step that are searched for the model. Our choice: trainers call their optimizers ten or so deep."""
+MAX_VALUES = 200
+"""Variables of a frame that are searched for modules. Our choice."""
+
+Named = List[Tuple[str, Any]]
+
+
+class _HeldParameters:
+    """Replaces a module: parameters of an optimizer, by their names in the script's modules."""
+
+    def __init__(self, named: Named) -> None:
+        self._held = [(name, weakref.ref(tensor)) for name, tensor in named]
+
+    def named_parameters(self) -> Iterator[Tuple[str, Any]]:
+        for name, reference in self._held:
+            tensor = reference()
+            if tensor is not None:
+                yield name, tensor
+
+    def parameters(self) -> Iterator[Any]:
+        return (tensor for _, tensor in self.named_parameters())
+
+    def modules(self) -> Iterator[Any]:
+        return iter(())
+
+
+class Unwrapped:
+    """One such model, with the parts of ``Replica`` that ``StepFingerprints`` needs."""
+
+    ignored: FrozenSet[str] = frozenset()
+    on_gpu = join = False
+    hook = ""
+    unfinished = None
+    syncs_buffers = True
+    """True, because there are no buffers to compare."""
+
+    def __init__(self, named: Named, number: int) -> None:
+        self.group = str(groups.default().group_name)
+        self.ranks = tuple(range(int(groups.c10d.get_world_size())))
+        self.rank = int(groups.c10d.get_rank())
+        self.number = -number
+        """Negative, because it is no DDP model."""
+        self.reduced = frozenset(id(tensor) for _, tensor in named)
+        self.forwards = self.unreduced_forwards = self.reductions = self.optimizers = 0
+        self.before_step = (0, 0)
+        self.last_stepped: Any = None
+        self.own_steps = 0
+        """Steps right after a backward that reached no DDP model, so the model has its own loss."""
+        self.through = 0
+        """Backwards that reached a DDP model and also this one, or that ran while this one was frozen."""
+        self._module = _HeldParameters(named)
+        self._mark: Any = None
+
+    def ddp(self) -> Any:
+        """Return None, because there is no DDP."""
+        return None
+
+    def module(self) -> Any:
+        """Return the replacement for the module."""
+        return self._module
+
+    def begin_backward(self) -> None:
+        """Remember a gradient, to see later whether a backward reaches this model."""
+        self._mark = self._now()
+
+    def is_reached(self) -> bool:
+        """Return whether the backward has added to gradients of this model."""
+        return bool(self._now() != self._mark)
+
+    def is_frozen(self) -> bool:
+        """Return whether its first parameter gets no gradients at present."""
+        first = next(self._module.parameters(), None)
+        return first is not None and not first.requires_grad
+
+    def _now(self) -> Any:
+        first = next(self._module.parameters(), None)
+        grad = first.grad if first is not None else None
+        return None if grad is None else (id(grad), grad._version)
+
+
+class _KeptUnwrapped:
+    """The models of this process. They belong to one ring, so a forked child does not use its parent's."""
+
+    ring: Any = None
+    models: List[Unwrapped] = []  # noqa: RUF012 - replaced, never changed in place
+    last_reduced = True
+    """Whether the last backward reached a DDP model, or was not checked."""
+
+
+_kept_unwrapped = _KeptUnwrapped()
+
+
+def all_unwrapped() -> List[Unwrapped]:
+    """Return the models that were found so far."""
+    return _kept_unwrapped.models if _kept_unwrapped.ring is here.ring else []
+
+
+def may_be_several() -> bool:
+    """Return whether there are other ranks with which a model could be compared."""
+    group = groups.default() if here.ring is not None else None
+    return group is not None and group.size() > 1
+
+
+def find_unwrapped(tensors: List[Any], known: Any) -> Optional[Unwrapped]:
+    """Make a model of those tensors of an optimizer that are in no DDP model. Return None if it is not to be recorded.
+
+    ``known`` holds the ids of the DDP models' parameters.
+    """
+    import torch
+
+    if _kept_unwrapped.ring is not here.ring:
+        _kept_unwrapped.ring, _kept_unwrapped.models, _kept_unwrapped.last_reduced = here.ring, [], True
+    own = [tensor for tensor in tensors if id(tensor) not in known]
+    plain = all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in own)
+    if not own or not plain or len(_kept_unwrapped.models) >= MAX_MODELS:
+        return None
+    named = _with_names(own)
+    found = Unwrapped(named, len(_kept_unwrapped.models) + 1)
+    _kept_unwrapped.models = [*_kept_unwrapped.models, found]
+    if here.ring is not None:
+        here.ring.note({"k": "named", "rows": pack_names(named)})
+    return found
+
+
+def _with_names(tensors: List[Any]) -> Named:
+    """Return parameters with names: the script's variable and the path in its module, or else their position."""
+    names: Dict[int, str] = {}
+    wanted = {id(tensor) for tensor in tensors}
+    frame: Any = sys._getframe(1)
+    for _ in range(MAX_DEPTH):
+        if frame is None or len(names) == len(wanted):
+            break
+        for variable, module in _modules_of(frame):
+            for name, tensor in module.named_parameters(variable):
+                if id(tensor) in wanted:
+                    names.setdefault(id(tensor), name)
+        frame = frame.f_back
+    return [(names.get(id(tensor), "parameter %d" % i), tensor) for i, tensor in enumerate(tensors)]
+
+
+def _modules_of(frame: Any) -> Iterator[Tuple[str, Any]]:
+    """Yield the modules in a frame's variables, and those in attributes of the object whose method it runs."""
+    import torch
+
+    local = frame.f_locals
+    itself = getattr(local.get("self"), "__dict__", {})
+    for values in (local, itself):
+        for name, value in list(values.items())[:MAX_VALUES]:
+            if isinstance(value, torch.nn.Module) and name != "self":
+                yield name, value
+
+
+def unwrapped_backward_ended(reached: List[Unwrapped], any_reduced: bool) -> None:
+    """Note which models a backward has reached, and whether it has reached a DDP model."""
+    _kept_unwrapped.last_reduced = any_reduced
+    if any_reduced:
+        for model in _kept_unwrapped.models:
+            model.through += model in reached or model.is_frozen()
+
+
+def unwrapped_stepped(model: Unwrapped, steps: int) -> None:
+    """Note a step of the model's optimizer. Steps also count as reductions, because there is no reducer to count."""
+    model.reductions = steps
+    model.own_steps += not _kept_unwrapped.last_reduced
+
+
+MAX_MODEL_NOTES = 256
+"""Constructions of DDP that are noted. Our choice: with digests alone they take 64 KiB of the journal's 512."""
+MAX_ROWS_BYTES = 48 * 1024
+"""Room for the rows of one model. Our choice: 2,000 parameters named as in a transformer take about 8 KiB."""
+MAX_ALL_ROWS_BYTES = 192 * 1024
+"""Room for the rows of all models of a process. Later models get only a digest."""
+
+_model_digests: Set[str] = set()
+_models_noted = 0
+_rows_bytes = 0
+
+
+def note_model(module: Any, group: Any, with_buffers: bool, finds_unused: bool) -> None:
+    """Write what DDP needs to be equal on all ranks of ``group``: names, order, shapes, dtypes, requires_grad.
+
+    A model that was seen before is written as a digest only.
+    """
+    global _models_noted, _rows_bytes
+    if here.ring is None or _models_noted >= MAX_MODEL_NOTES:
+        return
+    _models_noted += 1
+    rows = _model_rows(module, with_buffers)
+    text = _rows_text(rows)
+    digest = hashlib.sha256(text).hexdigest()[:24]
+    entry = {
+        "k": "ddp",
+        "at": time.monotonic_ns(),
+        "group": str(group.group_name),
+        "count": len(rows),
+        "digest": digest,
+        "finds_unused": int(finds_unused),
+        "frame": frames.describe_user(sys._getframe()),
+    }
+    if digest not in _model_digests:
+        packed = _packed_rows(rows, text, min(MAX_ROWS_BYTES, MAX_ALL_ROWS_BYTES - _rows_bytes))
+        if packed is not None:
+            entry["rows"] = packed
+            _rows_bytes += len(packed)
+    if here.ring.note(entry):
+        _model_digests.add(digest)
+
+
+def pack_names(named: List[Any]) -> Optional[str]:
+    """Return the rows of named parameters, compressed: those that fit in a quarter of what a DDP model gets."""
+    rows = [_tensor_row("p", name, tensor) for name, tensor in named]
+    return _packed_rows(rows, _rows_text(rows), MAX_ROWS_BYTES // 4)
+
+
+def _model_rows(module: Any, with_buffers: bool) -> List[Any]:
+    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    rows = [_tensor_row("p", name, tensor) for name, tensor in module.named_parameters() if name not in ignored]
+    if with_buffers:
+        rows += [_tensor_row("b", name, tensor) for name, tensor in module.named_buffers() if name not in ignored]
+    return rows
+
+
+def _tensor_row(kind: str, name: str, tensor: Any) -> List[Any]:
+    try:
+        shape = list(tensor.shape)
+    except RuntimeError as error:  # a parameter of a lazy module has no shape yet
+        pass_on(error)
+        shape = None
+    return [kind, name, shape, str(tensor.dtype).replace("torch.", ""), int(tensor.requires_grad)]
+
+
+def _rows_text(rows: List[Any]) -> bytes:
+    return json.dumps(rows, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def _packed_rows(rows: List[Any], text: bytes, space: int) -> Optional[str]:
+    """Return as many of the first rows as fit, compressed, or None if not even a few fit."""
+    while True:
+        packed = base64.b64encode(zlib.compress(text, 6)).decode("ascii")
+        if len(packed) <= space:
+            return packed
+        if len(rows) < 16:
+            return None
+        rows = rows[: len(rows) // 2]
+        text = _rows_text(rows)

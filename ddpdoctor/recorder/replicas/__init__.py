@@ -1,1 +1,0 @@
-"""Fingerprints of each replica of a model."""

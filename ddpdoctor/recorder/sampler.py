@@ -1,0 +1,545 @@
+"""A thread of ours that samples the main thread, and answers the watcher's requests for evidence.
+
+It reads stacks with ``frames``, which is safe at any time. While another thread holds the GIL it cannot answer. For
+that case, signals and fatal errors write stacks to files of ours, unless the script uses them itself. SIGURG, which is
+ignored by default, so that it can never end a process, writes all stacks. SIGTERM, if no launcher pauses for evidence
+before it stops the other ranks, writes the main thread's and still ends the process. faulthandler knows the file only
+by its descriptor. A script may close all files that it did not open and then open its own, and nothing of ours must be
+written to those.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import _thread
+import faulthandler
+import mmap
+import os
+import sys
+import time
+
+from . import frames
+from .state import describers, guarded, here, pass_on, queries, raise_late
+from .storage import ring_layout
+from .storage.files import is_short_of_files, map_file, open_new, open_plain
+from .storage.ring_writing import to_json
+from .wrappers import wraps
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+
+RANK_INTERVAL_S = 0.1
+CHILD_INTERVAL_S = 0.4
+LOOKS_APART_S = 0.3
+CORE_TIME_NS = 900_000_000
+"""Time between two readings of the main thread's core time."""
+FIRST_CORE_TIME_NS = 200_000_000
+"""The same between the first two, so that jobs of less than a second have it too."""
+MAX_THREADS = 64
+"""So many other threads are asked how long they waited for a core. Our choice: more take a thousandth of a core."""
+STOP_LIMIT_S = 0.05
+"""How long the end of a process waits for the thread. An idle thread needs a thousandth of that."""
+STACK_BYTES = 4 * 2**20
+"""Our choice: the default of 8 MiB counts in full under ``ulimit -v``. But when a query raises in torch's C++, 1 MiB is
+too little on CUDA builds (2.15), and the rank ended with SIGSEGV."""
+_MODULE_FILE = os.path.join("torch", "nn", "modules", "module.py")
+MAX_FUNCTIONS = 1024
+"""Functions remembered between two calls. The limit is for scripts that make functions at run time."""
+
+_current: Optional[Sampler] = None
+
+
+class LineTable:
+    """Counts at which of the user's lines the main thread is sampled, outside calls that need other ranks.
+
+    Each line is counted in each phase of the step. When the table is full, the rarest line is dropped.
+    """
+
+    def __init__(self) -> None:
+        self.entries: Dict[Any, List[int]] = {}
+        """By line and phase: the entry in the ring's table, and the count."""
+
+    def count(
+        self, ring: Any, clock: Any, line: Tuple[str, int, str], caller: Optional[Tuple[str, int, str]] = None
+    ) -> None:
+        """Count one sample of a line (file, number, function), and of the line that called the model, if another did.
+
+        A rank counts only after its first step has ended.
+        """
+        if here.is_rank and (clock.waiting or not clock.number):
+            return
+        phase = clock.phase
+        self._add(ring, line, phase)
+        if caller is not None and caller != line:
+            self._add(ring, caller, phase + ring_layout.CALLS_MODULE)
+
+    def _add(self, ring: Any, line: Tuple[str, int, str], phase: int) -> None:
+        entry = self.entries.get((line, phase))
+        if entry is None:
+            entry = self.entries[line, phase] = self._new_entry(ring.line_capacity)
+        site = ring.known_site(line)
+        if site is None:
+            site = ring.intern_site(line, frames.describe(*line))
+        entry[1] += 1
+        ring.line(entry[0], site, phase, entry[1])
+
+    def _new_entry(self, capacity: int) -> List[int]:
+        if len(self.entries) < capacity:
+            return [len(self.entries), 0]
+        rarest = min(self.entries, key=lambda key: self.entries[key][1])
+        return [self.entries.pop(rarest)[0], 0]
+
+
+def _caller_of_module(stack: List[Tuple[Any, int]]) -> Optional[Tuple[str, int, str]]:
+    """Return the user's line that called the model, or the library, in which the innermost of the user's lines ran.
+
+    None if the user's innermost line was called by the user's own code alone.
+    """
+    outer = [i for i, (code, _) in enumerate(stack) if code.co_filename.endswith(_MODULE_FILE)]
+    start = outer[-1] if outer else _first_library_frame(stack)
+    above = (one for one in stack[start:] if frames.is_user_file(one[0].co_filename))
+    code, line = next(above, (None, 0))
+    return None if code is None else (code.co_filename, line, code.co_name)
+
+
+def _first_library_frame(stack: List[Tuple[Any, int]]) -> int:
+    """Return the position of the innermost frame of a library that called code of the user; else the end."""
+    own = False
+    for i, (code, _) in enumerate(stack):
+        is_user = frames.is_user_file(code.co_filename)
+        if own and not is_user:
+            return i
+        own = own or is_user
+    return len(stack)
+
+
+class CoreClock:
+    """How long a rank's main thread had a core since its first step, and waited for one; and how long others waited."""
+
+    def __init__(self) -> None:
+        self.due_ns = 0
+        self.first: Optional[Tuple[int, ...]] = None
+
+    def sample(self, ring: Any) -> None:
+        """Read the kernel's counters about once a second, and write them."""
+        now = time.monotonic_ns()
+        if now < self.due_ns or not here.is_rank or here.clock is None or not here.clock.number:
+            return
+        if is_short_of_files():  # in this thread, at a moment when the script may need the last one
+            return
+        self.due_ns = now + (FIRST_CORE_TIME_NS if self.first is None else CORE_TIME_NS)
+        counted = _core_time()
+        if counted is None:
+            return
+        values = (now, *counted, _others_delay())
+        first = self.first = self.first or values
+        for cell, value, start in zip(("trained_ns", "main_cpu_ns", "run_delay_ns", "others_delay_ns"), values, first):
+            ring.set(cell, max(0, value - start))  # threads may have ended
+
+
+def _others_delay() -> int:
+    """Return how long the other threads of the process were in a queue for a core, summed, in nanoseconds."""
+    own = str(os.getpid())
+    others = [thread for thread in os.listdir("/proc/self/task") if thread != own]
+    counted = [_core_time("/proc/self/task/%s/schedstat" % thread) for thread in others[:MAX_THREADS]]
+    return sum(one[1] for one in counted if one is not None)
+
+
+def _core_time(path: str = "/proc/self/schedstat") -> Optional[Tuple[int, int]]:
+    """Return a thread's time on a core, and its time in a queue for one, in nanoseconds; None if not counted.
+
+    It is the main thread without another path.
+    """
+    try:
+        with open(path, "rb") as file:
+            ran, waited = file.read().split()[:2]
+    except (OSError, ValueError) as error:
+        pass_on(error)
+        return None
+    return int(ran), int(waited)
+
+
+class Sampler:
+    """The state of the sampling thread of one process."""
+
+    def __init__(self, interval_s: float) -> None:
+        self.interval_s = interval_s
+        self.wake = _thread.allocate_lock()
+        self.wake.acquire()
+        self.gone = _thread.allocate_lock()
+        self.gone.acquire()
+        self.control = _map_control(here.folder)
+        self.answered = 0
+        self.answer_path = ""
+        self.lines = LineTable()
+        self.last_function: Optional[Tuple[str, str, int]] = None
+        self.seen: Set[Tuple[str, str, int]] = set()
+        self.changes = 0
+        self.calls_seen = 0
+        self.modules = 0
+        self.cores = CoreClock()
+
+    def run(self) -> None:
+        """Sample and answer until the process ends."""
+        count = 0
+        pid = os.getpid()
+        while os.getpid() == pid and _current is self:
+            # Uneven intervals, so that no loop of the user's runs in step with the samples.
+            if self.rests(self.interval_s * (0.75 + count % 5 / 8)):
+                break
+            count += 1
+            self.wake_up()
+        self.gone.release()
+
+    def rests(self, seconds: float) -> bool:
+        """Wait; return whether the process is ending and the thread should too."""
+        ends = self.wake.acquire(True, seconds)
+        if ends:
+            self.wake.release()
+        return ends
+
+    def wake_up(self) -> None:
+        """Do the work of one wake-up. Errors are caught, because a failure must not end the thread."""
+        try:
+            ring = here.ring
+            if ring is None:
+                return
+            ring.set("heartbeat_ns", time.monotonic_ns())
+            if here.late:
+                raise_late()
+            self.sample_main(ring)
+            self.sample_imports(ring)
+            self.cores.sample(ring)
+            check()
+            request = ring_layout.CELL.unpack_from(self.control, ring_layout.CONTROL_REQUEST)[0] if self.control else 0
+            if request != self.answered:
+                self.answered = request
+                self.answer(request)
+                self.modules = len(sys.modules)  # modules that an answer imports are no progress of the script
+        except Exception as error:  # noqa: BLE001 - the recorder's wall
+            here.failed("sampler", error)
+
+    def sample_main(self, ring: Any) -> None:
+        """Write the user's current line, and count changes of the user's innermost function."""
+        stack = frames.of_thread(here.main_thread)
+        code, line = next((one for one in stack if frames.is_user_file(one[0].co_filename)), (None, 0))
+        if code is None:
+            return
+        ring.place(code.co_filename, line, code.co_name)
+        if here.clock is not None:
+            caller = _caller_of_module(stack) if here.is_rank else None
+            self.lines.count(ring, here.clock, (code.co_filename, line, code.co_name), caller)
+        done = ring.get("calls_done")
+        if done != self.calls_seen or len(self.seen) >= MAX_FUNCTIONS:
+            self.calls_seen = done
+            self.seen.clear()
+        function = (code.co_filename, code.co_name, code.co_firstlineno)
+        if function != self.last_function:
+            self.last_function = function
+            self.changes += 1
+            ring.set("function_changes", self.changes)
+            if function not in self.seen:
+                self.seen.add(function)
+                ring.set("new_functions", ring.get("new_functions") + 1)
+
+    def sample_imports(self, ring: Any) -> None:
+        """Count imports as a new function: DDP's first constructor imports hundreds of modules in one line."""
+        modules = len(sys.modules)
+        if modules != self.modules:
+            self.modules = modules
+            ring.set("new_functions", ring.get("new_functions") + 1)
+
+    def answer(self, request: int) -> None:
+        """Write two samples of all stacks, some time apart, and everything that the hooks know.
+
+        The first sample goes to disk at once, and both are there before torch is asked. torch may never return, or
+        never release the GIL.
+        """
+        samples = [take_sample()]
+        self.write(request, samples, {})
+        extra = {name: _described(name, describe) for name, describe in describers.items()}
+        self.rests(LOOKS_APART_S)
+        samples.append(take_sample())
+        self.write(request, samples, extra)
+        if here.is_rank:  # in a rank's forked child the locks of torch and CUDA may be held forever
+            extra.update((name, _described(name, query)) for name, query in queries.items())
+        self.write(request, samples, dict(extra, complete=1))
+
+    def write(self, request: int, samples: List[Any], extra: Dict[str, Any]) -> None:
+        """Put the answer in place whole, so that no reader sees half of it."""
+        name = os.path.join(here.folder, "evidence", "%d-%d-%d.json" % (os.getpid(), here.ticks, request))
+        body = dict(extra, looks=samples, pid=os.getpid(), request=request)
+        write_quietly(name + ".part", to_json(body).encode())
+        os.replace(name + ".part", name)
+        if self.answer_path not in ("", name):  # a long job is asked many times, and only the last answer is read
+            os.unlink(self.answer_path)
+        self.answer_path = name
+
+
+def write_quietly(path: str, data: bytes) -> None:
+    """Write a file through a memory mapping, because bytes that a process writes count as progress of the script.
+
+    All blocks are allocated first, or OSError is raised. A write to a sparse mapping on a full disk would be fatal.
+    """
+    fd = open_new(path)
+    try:
+        os.posix_fallocate(fd, 0, len(data))
+        mapped = mmap.mmap(fd, len(data))
+        mapped[:] = data
+        mapped.close()
+    finally:
+        os.close(fd)
+
+
+def _described(name: str, describe: Callable[[], Any]) -> Any:
+    try:
+        return describe()
+    except Exception as error:  # noqa: BLE001 - the recorder's wall
+        here.failed("evidence:" + name, error)
+        return None
+
+
+def take_sample() -> Dict[str, Any]:
+    """Return the stacks of all threads except our own. What a thread's event loop awaits follows its frames."""
+    loops = sys.modules.get((__package__ or "") + ".waits")  # it is loaded where asyncio is
+    threads = dict(getattr(sys.modules.get("threading"), "_active", ()))
+    mine = _thread.get_ident()
+    stacks = []
+    for ident in list(sys._current_frames()):
+        if ident == mine:
+            continue
+        thread = threads.get(ident)
+        is_main = ident == here.main_thread
+        awaited = (loops.awaited(ident) or []) if loops is not None and "asyncio.tasks" in sys.modules else []
+        stacks.append(
+            {
+                "thread": thread.name if thread is not None else "MainThread" if is_main else "thread %d" % ident,
+                "main": int(is_main),
+                "daemon": int(thread.daemon if thread is not None else not is_main),
+                "frames": [*frames.describe_thread(ident), *awaited],
+            }
+        )
+    return {"at": time.monotonic_ns(), "stacks": stacks}
+
+
+def _map_control(folder: str) -> Any:
+    try:
+        fd = open_plain(os.path.join(folder, "control"), os.O_RDONLY)
+    except OSError as error:
+        pass_on(error)
+        return None
+    try:
+        return map_file(fd, ring_layout.CONTROL_SIZE, writable=False)
+    except (OSError, ValueError) as error:
+        pass_on(error)
+        return None
+    finally:
+        os.close(fd)
+
+
+@guarded("sampler stop")
+def stop() -> None:
+    """End the thread before Python ends.
+
+    Otherwise pthread_exit would end it. That loads a library first, and aborts the process if it cannot: after a
+    chroot, or with no file descriptor left.
+    """
+    global _current
+    sampler, _current = _current, None
+    here.kept.append(sampler)
+    if sampler is not None:
+        sampler.wake.release()
+        sampler.gone.acquire(True, STOP_LIMIT_S)
+
+
+@guarded("sampler start")
+def start() -> None:
+    """Start the thread, and register the dump for the case that it never gets the GIL."""
+    global _current
+    # The previous one is kept, also in a forked child: unmapping its file would close a descriptor that may be reused.
+    here.kept.append(_current)
+    _current = Sampler(RANK_INTERVAL_S if here.is_rank else CHILD_INTERVAL_S)
+    if here.is_rank:
+        register()
+    # No threading.Thread: scripts that list their threads would see it, and threading should not be loaded for us.
+    _start_thread(guarded("sampler")(_current.run))
+
+
+def _start_thread(run: Any) -> None:
+    """Start a thread, with a small stack if no other thread runs that could start one with the same small stack."""
+    if _thread._count():
+        _thread.start_new_thread(run, ())
+        return
+    usual = _thread.stack_size(STACK_BYTES)
+    try:
+        _thread.start_new_thread(run, ())
+    finally:
+        _thread.stack_size(usual)
+
+
+HIGH_NUMBERS = (1000, 240, 48)
+"""The lowest descriptors that our files get, the first that the limit on open files allows. Our choice: below 1,024,
+the usual limit, because the kernel's table grows with the highest descriptor, and above those that a script soon reuses
+after closing all its files."""
+
+_is_enabled = faulthandler.is_enabled
+_enable = faulthandler.enable
+_disable = faulthandler.disable
+_register = faulthandler.register
+_dump_later = faulthandler.dump_traceback_later
+_cancel_dump = faulthandler.cancel_dump_traceback_later
+_file: Optional[Tuple[int, int, int]] = None
+"""Descriptor, device and inode of our file."""
+_has_signal = False
+_has_fatal = False
+_fds: List[int] = []
+"""The descriptor of the file that SIGTERM writes to, if there is one."""
+
+
+def register() -> None:
+    """Make SIGURG write all stacks, and fatal signals too, unless the script has enabled that itself."""
+    global _file, _has_fatal
+    if is_short_of_files() or not _signal_is_free():
+        return
+    fd = _open_high("dump", os.O_TRUNC)
+    status = os.fstat(fd)
+    _file = (fd, status.st_dev, status.st_ino)
+    _register(_signal.SIGURG, file=fd, all_threads=True, chain=False)
+    _note_signal(True)
+    if not _is_enabled():
+        _enable(file=fd, all_threads=True)
+        _has_fatal = True
+    _yield_to_script()
+
+
+def check() -> None:
+    """Stop writing if the script has taken the signal for itself or closed our file."""
+    if _file is None:
+        return
+    if not _is_there(_file):
+        forget()
+    elif _has_signal and not _signal_is_free():
+        _forget_signal()
+
+
+def forget() -> None:
+    """Stop writing to the file, because it is another process's or no longer ours."""
+    global _file, _has_fatal
+    _forget_signal()
+    if _has_fatal:
+        _has_fatal = False
+        _disable()
+    _file = None
+
+
+def _forget_signal() -> None:
+    """Remove our handler, unless the script has replaced it. From now on there are no dumps on request."""
+    if _has_signal and _signal_is_free():
+        faulthandler.unregister(_signal.SIGURG)
+    _note_signal(False)
+
+
+def _note_signal(has_signal: bool) -> None:
+    """Publish for the watcher whether SIGURG, sent to this process, writes stacks and does nothing else."""
+    global _has_signal
+    _has_signal = has_signal
+    if here.ring is not None:
+        here.ring.set("dumps_on_signal", int(has_signal))
+
+
+def _signal_is_free() -> bool:
+    return bool(_signal.getsignal(_signal.SIGURG) == _signal.SIG_DFL)
+
+
+def _open_high(suffix: str, flags: int) -> int:
+    import fcntl
+
+    path = os.path.join(here.folder, "evidence", "%d-%d.%s" % (os.getpid(), here.ticks, suffix))
+    fd = open_plain(path, os.O_CREAT | os.O_WRONLY | flags)
+    for lowest in HIGH_NUMBERS:
+        try:
+            high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
+        except OSError as error:
+            pass_on(error)
+            continue
+        os.close(fd)
+        return high
+    return fd
+
+
+def _is_there(file: Tuple[int, int, int]) -> bool:
+    try:
+        status = os.fstat(file[0])
+    except OSError as error:
+        pass_on(error)
+        return False
+    return (status.st_dev, status.st_ino) == file[1:]
+
+
+def _yield_to_script() -> None:
+    """Make ``faulthandler`` answer a script as it would without us, and let what the script enables replace ours."""
+
+    @wraps(_enable)
+    def enable(*args: Any, **kwargs: Any) -> None:
+        global _has_fatal
+        _enable(*args, **kwargs)
+        _has_fatal = False
+
+    @wraps(_disable)
+    def disable() -> bool:
+        return False if _has_fatal else bool(_disable())
+
+    @wraps(_is_enabled)
+    def is_enabled() -> bool:
+        return bool(_is_enabled()) and not _has_fatal
+
+    @wraps(_register)
+    def register(*args: Any, **kwargs: Any) -> None:
+        _register(*args, **kwargs)
+        if _signal.SIGURG in (*args[:1], kwargs.get("signum")):
+            _note_signal(False)
+
+    @wraps(_dump_later)
+    def dump_traceback_later(timeout: Any, *args: Any, **kwargs: Any) -> None:
+        _dump_later(timeout, *args, **kwargs)
+        _note_limit(timeout, args[2] if len(args) > 2 else kwargs.get("exit"))
+
+    @wraps(_cancel_dump)
+    def cancel_dump_traceback_later() -> None:
+        _cancel_dump()
+        _note_limit(0, False)
+
+    for function in (enable, disable, is_enabled, register, dump_traceback_later, cancel_dump_traceback_later):
+        setattr(faulthandler, function.__name__, function)
+
+
+@guarded("limit")
+def _note_limit(timeout_s: Any, exits: Any) -> None:
+    """Publish when faulthandler's own thread will end the process, or 0. It leaves no trace of that."""
+    if here.ring is not None:
+        here.ring.set("own_limit_ns", time.monotonic_ns() + int(float(timeout_s) * 1e9) if exits else 0)
+
+
+@guarded("dump on SIGTERM")
+def register_sigterm() -> None:
+    """Make SIGTERM write the main thread's stack, unless this process or its parent has decided what SIGTERM does.
+
+    The handler is faulthandler's, in C. So Python's own table still says that nobody handles SIGTERM, a handler that
+    the script installs replaces it, and it works even if the main thread is blocked in a collective.
+    """
+    if _fds or is_short_of_files() or _signal.getsignal(_signal.SIGTERM) != _signal.SIG_DFL:
+        return
+    _fds.append(_open_high("term", os.O_APPEND))
+    os.register_at_fork(after_in_child=_forked)
+    # Only the main thread, which runs the handler: faulthandler must not read a stack that another thread changes.
+    _register(_signal.SIGTERM, file=_fds[0], all_threads=False, chain=True)
+
+
+@guarded("dump after fork")
+def _forked() -> None:
+    """Keep a forked child from writing to the parent's file. The handlers stay as the parent has set them."""
+    if _fds:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, _fds.pop(), inheritable=False)
+        os.close(nowhere)

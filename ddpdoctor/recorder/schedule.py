@@ -1,0 +1,276 @@
+"""Which optimizer steps are fingerprinted, the same ones on all ranks without a message, and into which files.
+
+With a fixed distance these are steps 1, 2, 4 and so on below it, then its multiples. ``auto`` takes steps 1, 2, 4 and
+so on to 32, and then chooses the distance so that comparing costs at most ``SHARE`` of the training time.
+
+``auto`` divides steps into blocks: 1, 2-3, 4-7, ... and from step 1024 on blocks of 1024. In each block a rank writes
+its wish for the next block into a page that the ranks of this host share; when the next block begins, each takes the
+largest. Ranks that reduce gradients together are at most one step apart, so all wishes are there by then. Distances
+are powers of two: where hosts choose different ones, the steps of the larger are still common to all.
+
+The files of a process are few and small: one per stream, and another one when its rows change.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Dict, List, Optional
+
+from .settings import read_settings
+from .state import check_every, here
+from .storage import fingerprint_file
+from .storage.files import map_file
+from .storage.fingerprint_file import MAX_BYTES as MAX_FILE_BYTES
+from .storage.fingerprint_file import MAX_SLOTS, MIN_SLOTS, FingerprintWriter
+
+SHARE = 0.01
+"""The part of the training time that comparing may take."""
+ALLOWANCE_S = 0.25
+"""What comparing may take in addition. Our choice: short jobs are compared a few times more."""
+LEAST = 32
+"""The smallest distance of ``auto``. Until this step of an optimizer, powers of two are taken whatever that costs: most
+faults are there from the first steps on, and some rules need several comparisons."""
+LONGEST_BLOCK = 1024
+_NEVER = 62
+"""The exponent of a distance that no job reaches."""
+_RANKS = 1 << 15
+
+
+class Wishes:
+    """The page of this host's ranks: for even and for odd blocks a byte a rank, which is 1 + the wished exponent."""
+
+    def __init__(self, path: str, rank: int) -> None:
+        self._rank = rank % _RANKS
+        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(number, 2 * _RANKS)
+            self._page = map_file(number, 2 * _RANKS)
+        finally:
+            os.close(number)
+
+    def write(self, is_odd: bool, exponent: int) -> None:
+        """Write this rank's wish for the next block."""
+        self._page[is_odd * _RANKS + self._rank] = exponent + 1
+
+    def largest(self, is_odd: bool) -> int:
+        """Return the largest wish of all ranks, -1 if there is none."""
+        return int(max(self._page[is_odd * _RANKS : (is_odd + 1) * _RANKS])) - 1
+
+
+class AutoDistance:
+    """Chooses the distance for each block from what comparisons cost and how long steps take.
+
+    It counts the steps of all optimizers of this process together.
+    """
+
+    def __init__(self, wishes: Wishes) -> None:
+        self._wishes = wishes
+        self.steps = 0
+        self.exponent = 1
+        """Numbers after ``LEAST`` are due if they are multiples of 2**exponent."""
+        self._next_block = 4
+        self._is_odd = False
+        self._taken = 0
+        self._spent_s = 0.0
+        self._cost_s = 0.0
+        """Of one comparison."""
+        self._began_s = 0.0
+        self._then = (0, 0.0, 0, 0.0)
+        """Steps, time, comparisons and what they had cost when the last wish was written."""
+
+    def spend(self, seconds: float) -> None:
+        """Count what a part of a comparison took."""
+        self._spent_s += seconds
+
+    def taken(self) -> None:
+        """Count a comparison."""
+        self._taken += 1
+
+    def step(self, now_s: float) -> None:
+        """Note that a step begins. One step after the beginning of a block, a wish is written for the next block."""
+        self.steps += 1
+        if self.steps == 1:
+            self._began_s = now_s
+            self._then = (1, now_s, 0, 0.0)
+        elif self.steps == self._next_block:
+            self.exponent = self._wishes.largest(self._is_odd)
+            self._is_odd = not self._is_odd
+            self._next_block = block_after(self.steps)
+        elif self.steps > 2 and block_after(self.steps - 2) == self.steps - 1:
+            self._wishes.write(self._is_odd, self._wish(now_s))
+            self._then = (self.steps, now_s, self._taken, self._spent_s)
+
+    def _wish(self, now_s: float) -> int:
+        """Return the exponent for the next block: as many comparisons are due in it as can be afforded by its end."""
+        steps, then_s, taken, spent_s = self._then
+        step_s = max(now_s - then_s - (self._spent_s - spent_s), 0.0) / (self.steps - steps)
+        if self._taken > taken:
+            self._cost_s = (self._spent_s - spent_s) / (self._taken - taken)
+        length = block_after(self._next_block) - self._next_block
+        end_s = now_s - self._began_s + step_s * (self._next_block + length - self.steps)
+        still_due = (self._next_block - 1 >> self.exponent) - (self.steps - 1 >> self.exponent)
+        left_s = ALLOWANCE_S + SHARE * end_s - self._spent_s - still_due * self._cost_s
+        most = max(1, length // LEAST)
+        count = most if most * self._cost_s <= left_s else int(left_s / self._cost_s)
+        return (length // count - 1).bit_length() if count > 0 else _NEVER
+
+
+def next_due(number: int, every: int) -> int:
+    """Return the first number after ``number`` that is due with a fixed distance."""
+    power = 1 << number.bit_length()
+    return power if power < every else (number // every + 1) * every
+
+
+def block_after(number: int) -> int:
+    """Return where the block after that of step ``number`` begins."""
+    return min(1 << number.bit_length(), (number // LONGEST_BLOCK + 1) * LONGEST_BLOCK)
+
+
+class _Chosen:
+    auto: Optional[AutoDistance] = None
+    is_known = False
+    every = 0
+    """The fixed distance, once it was asked for."""
+
+
+def _auto() -> Optional[AutoDistance]:
+    """Return the distance that this process chooses, None if it is fixed."""
+    if not _Chosen.is_known:
+        _Chosen.is_known = True
+        rank = os.environ.get("RANK", "")
+        if read_settings(os.environ).check_auto and here.ring is not None and rank.isdigit():
+            path = os.path.join(here.folder, FOLDER, "steps-%s" % os.environ.get("MASTER_PORT", ""))
+            try:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                _Chosen.auto = AutoDistance(Wishes(path, int(rank)))
+            except OSError as error:  # no space, or another host's file system: the fixed distance holds
+                here.failed("distance of comparisons", error)
+    return _Chosen.auto
+
+
+def _forget() -> None:
+    _Chosen.auto, _Chosen.is_known, _Chosen.every = None, False, 0
+
+
+def _fixed_due(number: int) -> int:
+    _Chosen.every = _Chosen.every or check_every() or 1
+    return next_due(number, _Chosen.every)
+
+
+def is_between(last: int, number: int) -> bool:
+    """Return whether any number after ``last`` up to ``number`` is due."""
+    auto = _Chosen.auto
+    if last < 0:
+        return True
+    if auto is None or not auto.steps:
+        return number >= _fixed_due(last)
+    if number <= LEAST:
+        return number >= next_due(last, 2 * LEAST)
+    return number >> auto.exponent > last >> auto.exponent
+
+
+def distance() -> int:
+    """Return the distance that ``auto`` has chosen for now, 0 if it is fixed or if nothing is due for now."""
+    auto = _Chosen.auto
+    return 0 if auto is None or not LEAST <= 1 << auto.exponent < 1 << _NEVER else 1 << auto.exponent
+
+
+def spend(began_s: float) -> None:
+    """Count the time since ``began_s``, of ``time.perf_counter``, as the cost of comparisons."""
+    if _Chosen.auto is not None:
+        _Chosen.auto.spend(time.perf_counter() - began_s)
+
+
+class StepCounter:
+    """Counts the steps of an optimizer, and says which of them are fingerprinted."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._due = 1
+        self._is_due = False
+
+    def begins(self) -> bool:
+        """Note that a step begins; return whether it is fingerprinted."""
+        auto = _auto()
+        if auto is None:
+            self._is_due = self.steps + 1 == self._due
+        else:
+            auto.step(time.perf_counter())
+            self._is_due = is_between(self.steps, self.steps + 1)
+            if self._is_due:
+                auto.taken()
+        return self._is_due
+
+    def ended(self) -> bool:
+        """Count a step; return whether it is fingerprinted."""
+        self.steps += 1
+        if self.steps >= self._due:
+            self._due = _fixed_due(self.steps)
+        is_due, self._is_due = self._is_due, False
+        return is_due
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+FOLDER = "prints"
+MAX_FILES = 128
+"""Per process. Our choice: enough for forty models that are trained one after another."""
+MAX_FILES_A_STREAM = 6
+"""Our choice: optimizer state appears with the first steps, and more with each part of a model that is unfrozen."""
+MAX_ALL_BYTES = 24 * 2**20
+"""All files of a process together. Our choice: with the ring, a rank's part of the run folder stays below 32 MiB."""
+
+_ring: Any = None
+_files = 0
+_bytes = 0
+_has_given_up = False
+
+
+class FingerprintFiles:
+    """The files of one stream. ``about`` is its table without rows."""
+
+    def __init__(self, about: Dict[str, Any], most_records: int = MAX_SLOTS) -> None:
+        self._about = about
+        self._most_records = most_records
+        self._rows = 0
+        """A hash of the rows. The rows themselves would take hundreds of KiB."""
+        self._writer: Optional[FingerprintWriter] = None
+        self._made = 0
+
+    def write(self, number: int, text: Dict[str, Any], rows: List[Any], fingerprints: bytes) -> None:
+        """Add a record. If there is no space for a file with these rows, nothing is written."""
+        key = hash(tuple(rows))
+        if self._writer is None or key != self._rows:
+            self._rows = key
+            self._writer = self._next_writer(rows)
+        if self._writer is not None:
+            self._writer.write(number, text, fingerprints)
+
+    def _next_writer(self, rows: List[Any]) -> Optional[FingerprintWriter]:
+        global _ring, _files, _bytes, _has_given_up
+        if _ring is not here.ring:  # a forked child starts at zero
+            _ring, _files, _bytes, _has_given_up = here.ring, 0, 0, False
+        space = MAX_ALL_BYTES - _bytes
+        least = fingerprint_file.slot_size(len(rows)) * min(self._most_records, MIN_SLOTS)
+        if _files >= MAX_FILES or self._made >= MAX_FILES_A_STREAM or least > space:
+            _give_up()
+            return None
+        folder, pid = os.path.join(here.folder, FOLDER), os.getpid()
+        name = "%d-%d-%d.prints" % (pid, here.ticks, _files)
+        table = dict(self._about, rows=rows)
+        most_bytes = min(space, MAX_FILE_BYTES)
+        writer = FingerprintWriter(folder, name, table, pid, here.ticks, most_bytes, self._most_records)
+        here.kept.append(writer)
+        _files += 1
+        self._made += 1
+        _bytes += writer.total_bytes
+        return writer
+
+
+def _give_up() -> None:
+    """Note once that some fingerprints are no longer written."""
+    global _has_given_up
+    if not _has_given_up and here.ring is not None:
+        _has_given_up = here.ring.note({"k": "prints_end", "files": _files, "bytes": _bytes, "at": time.monotonic_ns()})

@@ -1,1 +1,0 @@
-"""What the speed of training depends on, besides the steps themselves."""

@@ -1,1 +1,0 @@
-"""Where the main thread is, and how it ended: stacks, errors, waits."""

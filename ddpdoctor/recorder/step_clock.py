@@ -1,0 +1,280 @@
+"""Tracks where the main thread is in its training step, and how long each phase and its parts have taken so far.
+
+For the watcher it marks that the main thread is inside a call that needs other ranks.
+"""
+
+from __future__ import annotations
+
+import _thread
+import sys
+import time
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+
+from .state import guarded, here, sealed, wall
+from .storage import ring_layout
+
+MOST_US = 2**32 - 1
+
+
+_get_ident = _thread.get_ident
+_now_ns = time.monotonic_ns
+_cpu_ns = time.thread_time_ns
+
+
+class StepInside:
+    """What a step consists of besides its phases: ``ring_layout.STEP_INSIDE``, in nanoseconds."""
+
+    __slots__ = (
+        "backwards", "buffers", "cpu", "data", "data_cpu", "exposed", "gc", "numel", "optimizer", "own", "reductions",
+        "rows",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.data = self.data_cpu = self.buffers = self.exposed = self.optimizer = self.own = self.gc = 0
+        self.cpu: List[int] = [0, 0, 0, 0]
+        self.reductions: Dict[int, int] = {}
+        """By DDP model: how often its gradients were reduced."""
+        self.backwards = self.rows = self.numel = 0
+
+    def packed(self) -> List[int]:
+        """Return the values as a ring stores them."""
+        times = (
+            self.data, self.buffers, self.exposed, self.optimizer, self.own, self.gc, *self.cpu, self.data_cpu,
+        )  # fmt: skip
+        counts = (max(self.reductions.values(), default=0), self.backwards, self.rows, self.numel)
+        return [*(min(max(0, ns // 1000), MOST_US) for ns in times), *(min(count, MOST_US) for count in counts)]
+
+
+class StepClock:
+    """The main thread's phase in its step, and the time spent in each phase so far, in nanoseconds."""
+
+    def __init__(self) -> None:
+        self.inside = StepInside()
+        self.cpu_since_ns = 0
+        self.loading = False
+        self.workers: Optional[int] = None
+        """Of the loader that training takes batches from."""
+        self.phase = ring_layout.BEFORE
+        self.since_ns = 0
+        self.on_phase: Optional[Callable[[int], None]] = None
+        """Called when a phase begins, in steps that are measured on a GPU too."""
+        self.waiting = False
+        self.phases = 0
+        """How many nested phases it is in that may need other ranks (``init_process_group``, ``backward``)."""
+        self.spent: List[int] = [0, 0, 0, 0]
+        self.waits: List[int] = [0, 0, 0, 0]
+        self.level = -1
+        self.closer: Any = None
+        self.seen: Set[Any] = set()
+        self.number = 0
+        self.group = 0
+        """The interned name of the group in which DDP reduced last."""
+        self.unknown = False
+        """Whether a wait of this step could not be measured."""
+        self.collected: Callable[[], int] = int
+        """Returns how long Python's garbage collector took in the main thread since the last call."""
+
+    def enter(self, phase: int) -> int:
+        """Move on to a phase; return the time."""
+        now = _now_ns()
+        self._charge(now)
+        self.phase = phase
+        if self.on_phase is not None:
+            self.on_phase(phase)
+        return now
+
+    def _charge(self, now_ns: int) -> None:
+        """Add the time since the last change to the current phase. Only the main thread's processor time counts."""
+        if _get_ident() == here.main_thread:
+            cpu = _cpu_ns()
+            if self.cpu_since_ns:
+                self.inside.cpu[self.phase] += cpu - self.cpu_since_ns
+            self.cpu_since_ns = cpu
+        if self.since_ns:
+            self.spent[self.phase] += now_ns - self.since_ns
+        self.since_ns = now_ns
+
+    def leave_out(self, began_ns: int) -> None:
+        """Count the time since ``began_ns`` as the recorder's own, and not as a part of the current phase."""
+        took = _now_ns() - began_ns
+        self.inside.own += took
+        self.spent[self.phase] -= took
+
+    @guarded("data loading")
+    def begin_data(self) -> Optional[Tuple[int, int, int]]:
+        """Begin to take a batch from a loader; return what ``end_data`` needs, or None inside another loader."""
+        if self.loading or _get_ident() != here.main_thread:
+            return None
+        began = _now_ns(), _cpu_ns(), self.waits[self.phase]
+        self.loading = True  # last, so that whoever an exception from outside leaves without times has none to end
+        return began
+
+    @guarded("data loading")
+    def end_data(self, began: Optional[Tuple[int, int, int]]) -> None:
+        """Note that the loader has returned."""
+        if began is None:
+            return
+        self.loading = False
+        began_ns, cpu_ns, waited = began
+        if self.phase == ring_layout.BEFORE:
+            self.inside.data += _now_ns() - began_ns - (self.waits[self.phase] - waited)
+            self.inside.data_cpu += _cpu_ns() - cpu_ns
+
+    def ends_step(self, level: int, key: Any) -> bool:
+        """Return whether an event ends a step. ``level`` says how well its kind marks steps; ``key`` identifies it."""
+        if level < self.level:
+            return False
+        if level > self.level:
+            self.level, self.number = level, 0
+        elif key != self.closer and key not in self.seen:
+            self.seen.add(key)
+            return False
+        self.closer = key
+        self.seen.clear()
+        return True
+
+    def take(self, now_ns: int = 0) -> EndedStep:
+        """End the step at ``now_ns``, or now, return it, and begin the next one."""
+        self._charge(now_ns or _now_ns())
+        now = self.since_ns
+        self.number += 1
+        self.inside.gc += self.collected()
+        flags = self.level | (ring_layout.STEP_WAIT_UNKNOWN if self.unknown or unseen_waits() else 0)
+        ended = EndedStep(self.number, now, self.group, flags, self.spent, self.waits, self.inside)
+        self.spent, self.waits, self.unknown, self.inside = [0, 0, 0, 0], [0, 0, 0, 0], False, StepInside()
+        return ended
+
+
+class EndedStep:
+    """A step that has ended but may not be written yet."""
+
+    __slots__ = ("ended_ns", "flags", "group", "inside", "number", "spent", "waits")
+
+    def __init__(
+        self, number: int, ended_ns: int, group: int, flags: int, spent: List[int], waits: List[int], inside: StepInside
+    ) -> None:
+        self.number = number
+        self.ended_ns = ended_ns
+        self.group = group
+        self.flags = flags
+        self.spent = spent
+        self.waits = waits
+        self.inside = inside
+
+    def write(self) -> None:
+        """Write the step to the ring."""
+        if here.ring is not None:
+            phases_us, waits_us = _us(self.spent), _us(self.waits)
+            here.ring.step(
+                self.number, self.ended_ns, self.group, self.flags, phases_us, waits_us, self.inside.packed()
+            )
+
+
+def unseen_waits() -> bool:
+    """Return whether waits cannot be measured: on a GPU a collective returns before it has begun."""
+    cuda = sys.modules.get("torch.cuda")
+    return cuda is not None and getattr(cuda, "_initialized", True) and bool(cuda.is_initialized())
+
+
+def _us(durations: List[int]) -> List[int]:
+    return [min(max(0, ns // 1000), MOST_US) for ns in durations]
+
+
+clock = StepClock()
+
+
+def ended_collective(site: int, now_ns: int) -> None:
+    """Note that a collective of the main thread has ended. It ends a step if nothing better marks steps.
+
+    ``site`` is the number of its line.
+    """
+    if clock.level <= ring_layout.STEP_COLLECTIVE and clock.ends_step(ring_layout.STEP_COLLECTIVE, site):
+        clock.take(now_ns).write()
+
+
+def begin_wait() -> int:
+    """Begin to wait; return the time, or 0 if not in the main thread or already waiting.
+
+    It raises nothing of ours.
+    """
+    began = 0
+    try:
+        if clock.waiting or _get_ident() != here.main_thread:
+            return 0
+        began = _now_ns()
+        clock.waiting = True
+        if not clock.phases and here.ring is not None:
+            here.ring.waits(began)
+    except BaseException as error:
+        if began:
+            clock.waiting = False
+        sealed[wall.gi_running][_clear,]
+        if not sealed[wall.gi_running]["wait begins", error]:
+            raise
+        return 0
+    return began
+
+
+def end_wait(began_ns: int, counts: bool, ended_ns: int = 0) -> None:
+    """End a wait. A wait for a single peer does not count, because not all ranks meet."""
+    if not began_ns:
+        return
+    clock.waiting = False
+    try:
+        if counts:
+            clock.waits[clock.phase] += (ended_ns or _now_ns()) - began_ns
+        if not clock.phases and here.ring is not None:
+            here.ring.waits(0)
+    except BaseException as error:
+        sealed[wall.gi_running][_clear,]
+        if not sealed[wall.gi_running]["wait ends", error]:
+            raise
+
+
+def enter_phase() -> bool:
+    """Begin a phase that may need other ranks; return whether ``leave_phase`` must be called."""
+    if _get_ident() != here.main_thread:
+        return False
+    if not clock.phases:
+        _write_wait(_now_ns())
+    clock.phases += 1
+    return True
+
+
+def leave_phase() -> None:
+    """End a phase that was entered."""
+    clock.phases -= 1
+    if not clock.phases:
+        _write_wait(0)
+
+
+def heal() -> None:
+    """Forget waits and phases whose end an exception from outside has cut off. Call it where there are none."""
+    clock.waiting, clock.phases, clock.loading = False, 0, False
+    if clock.phase == ring_layout.BACKWARD:
+        clock.enter(ring_layout.BEFORE)
+    _write_wait(0)
+
+
+def _write_wait(since_ns: int) -> None:
+    """Write for the watcher since when the main thread may wait in a phase, unless it is in a call that waits."""
+    try:
+        if not clock.waiting and here.ring is not None:
+            here.ring.waits(since_ns)
+    except BaseException as error:
+        sealed[wall.gi_running][_clear,]
+        if not sealed[wall.gi_running]["wait", error]:
+            raise
+
+
+def _clear() -> None:
+    """Write that the main thread does not wait, unless it does."""
+    if not clock.waiting and not clock.phases and here.ring is not None:
+        here.ring.waits(0)
+
+
+def in_backward() -> bool:
+    """Return whether this thread is inside a backward of autograd."""
+    import torch
+
+    return bool(torch._C._current_graph_task_id() != -1)

@@ -1,0 +1,469 @@
+"""Measures training steps: how long each phase of a step took, and how much of it was spent waiting for other ranks.
+
+A step ends at an optimizer's step, else at the end of a backward that reduced gradients (DDP), else at the end of any
+backward, else at a collective that repeats. If several of them take turns, the first one ends the step.
+
+How long a rank waits in each reduction is read from DDP's own timers, which say when the last gradient was ready or the
+first bucket went out. They cost 4 microseconds a step and need no hook in autograd. They can be read at the model's
+next forward. Until then the reduction is pending, and so is its step, even if the step has ended.
+
+DDP's reducer complains about parameters, or still waits for them, by their numbers. They are noted with their names:
+without DETAIL torch's error has only numbers, and for a large model the list is longer than the text that is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from typing import Any, Callable, Dict, List, Optional, Set
+
+from . import device_times, frames, groups, hooks, surroundings
+from .gradient_checks import tensors_in
+from .state import guarded, here, pass_on, sealed, shielded, wall
+from .step_clock import EndedStep, begin_wait, clock, end_wait, heal, in_backward
+from .storage import ring_layout
+from .storage.ring_layout import OPTIMIZER, is_sampled
+from .wrappers import around, wraps
+
+MAX_NESTED = 3
+"""Containers around forward's first tensor that are opened. Our choice: a batch is a dictionary or a list."""
+
+_reducing: Any = None
+"""A weak reference to the DDP model whose forward ran last with gradients to reduce; None after its backward."""
+
+
+_optimizing: Any = (None, 0, 0)
+"""The id of the outermost optimizer that is stepping, when it began, and how long the phase had waited by then."""
+
+
+@guarded("steps")
+def optimizer_begins(optimizer: Any) -> None:
+    """Note that an optimizer begins to step. A step that raised has no end, so the same optimizer begins anew."""
+    global _optimizing
+    if _optimizing[0] in (None, id(optimizer)):
+        _optimizing = (id(optimizer), time.monotonic_ns(), clock.waits[clock.phase])
+        if clock.on_phase is not None:
+            clock.on_phase(OPTIMIZER)
+
+
+def stepped(optimizer: Any) -> None:
+    """Note an optimizer's step."""
+    global _optimizing
+    known, began_ns, waited = _optimizing
+    is_in_part = clock.waiting or clock.phases or clock.loading or clock.phase == ring_layout.BACKWARD
+    if is_in_part and not in_backward():
+        heal()  # an exception from outside has cut off the end of a wait or of a phase
+    if known == id(optimizer):
+        waited = clock.waits[clock.phase] - waited
+        clock.inside.optimizer += time.monotonic_ns() - began_ns - waited
+        _optimizing = (None, 0, 0)
+        if clock.on_phase is not None:
+            clock.on_phase(clock.phase)
+    if clock.ends_step(ring_layout.STEP_OPTIMIZER, id(optimizer)):
+        end_step()
+
+
+def patch_ddp(ddp: Any) -> None:
+    """Measure forwards of DDP, and the wait for rank 0's buffers inside them."""
+    if hooks.has(ddp, "_set_ddp_runtime_logging_sample_rate"):
+        hooks.put(ddp, "__init__", lambda original: around(original, after=_time_every_step))
+    hooks.put(ddp, "forward", _forward)
+    hooks.put(ddp, "_sync_buffers", _waiting)
+
+
+def patch_autograd(module: Any) -> None:
+    """Measure torch.autograd.backward, which Tensor.backward calls too."""
+    hooks.put(module, "backward", _backward)
+
+
+@guarded("steps")
+def _time_every_step(ddp: Any) -> None:
+    """Make DDP time each step on CPU, where it costs nothing. On a GPU its timers make the host wait.
+
+    If C++ logs INFO, DDP writes its times to stderr every time it takes them, so its sampling rate is left alone.
+    """
+    if ddp.device_type == "cpu" and os.environ.get("TORCH_CPP_LOG_LEVEL", "") not in ("INFO", "0"):
+        ddp._set_ddp_runtime_logging_sample_rate(1)
+
+
+def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        began = 0
+        waited = clock.waits[clock.phase]
+        try:
+            began = begin_wait()
+            return original(*args, **kwargs)
+        finally:
+            sealed[wall.gi_running][_waited, began, waited]
+
+    return wraps(original)(run)
+
+
+def _waited(began_ns: int, waited_ns: int) -> None:
+    end_wait(began_ns, counts=True)
+    clock.inside.buffers += clock.waits[clock.phase] - waited_ns
+
+
+@guarded("steps")
+def _enter(phase: int) -> int:
+    return clock.enter(phase)
+
+
+def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    import torch
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled() or clock.phase == ring_layout.BACKWARD or here.ring is None:
+            return original(self, *args, **kwargs)
+        try:
+            _enter(ring_layout.FORWARD)
+            _note_input(args, kwargs)
+            return original(self, *args, **kwargs)
+        finally:
+            sealed[wall.gi_running][_forward_ended, self]
+
+    return wraps(original)(forward)
+
+
+@guarded("steps")
+def _note_input(args: Any, kwargs: Any) -> None:
+    """Add the size of forward's first tensor. Ranks whose batches differ in size take different times."""
+    given: Any = args[0] if args else next(iter(kwargs.values()), None)
+    for _ in range(MAX_NESTED):
+        shape = getattr(given, "shape", None)
+        if shape is not None:
+            clock.inside.rows += shape[0] if len(shape) else 1
+            clock.inside.numel += shape.numel()
+            return
+        values = given.values() if hasattr(given, "values") else given if isinstance(given, (list, tuple)) else ()
+        given = next(iter(values), None)
+
+
+@guarded("steps")
+def _forward_ended(ddp: Any) -> None:
+    global _reducing
+    clock.enter(ring_layout.BETWEEN)
+    if ddp.require_backward_grad_sync:
+        _reducing = weakref.ref(ddp)
+        began_anew(ddp)
+        device_times.forward_ended(ddp)
+
+
+def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        nested = clock.phase == ring_layout.BACKWARD
+        if nested or here.ring is None or threading.get_ident() != here.main_thread:
+            return original(*args, **kwargs)
+        try:
+            began = _enter(ring_layout.BACKWARD)
+            result = original(*args, **kwargs)
+        except BaseException:
+            sealed[wall.gi_running][_enter, ring_layout.BEFORE]
+            raise
+        _backward_ended(began)
+        return result
+
+    return wraps(original)(backward)
+
+
+@guarded("steps")
+def _backward_ended(began_ns: int) -> None:
+    global _reducing
+    clock.enter(ring_layout.BEFORE)
+    clock.inside.backwards += 1
+    model, _reducing = (_reducing, None)
+    ddp = model() if model is not None else None
+    if ddp is not None:
+        model_reduced(ddp, began_ns, clock.since_ns)
+    if clock.ends_step(ring_layout.STEP_BACKWARD if ddp is None else ring_layout.STEP_REDUCED, id(ddp)):
+        end_step()
+
+
+here.clock = clock
+
+
+FIRST_STEPS = 64
+SAMPLE_BITS = 2
+"""The waits of the first steps are all read, then those of one step in four, because reading DDP's times takes 80 us.
+Our choice: of the last 256 steps about 64 are known, the same ones on all ranks."""
+
+
+class Reduction:
+    """The reduction at the end of a backward. It is kept until DDP's timers for it can be read."""
+
+    def __init__(self, ddp: Any, backward_ns: int, ended_ns: int) -> None:
+        self.backward_ns = backward_ns
+        self.ended_ns = ended_ns
+        self.wall_offset_ns = time.time_ns() - time.monotonic_ns()
+        self.waits = clock.waits
+        """The waits of the step that it belongs to."""
+        self.inside = clock.inside
+        self.logger = ddp.logger  # holds the parameters, so it is dropped when the model is gone
+        self.ready_ns = device_times.gradients_reduced(ddp)
+        key = id(ddp)
+        self.model = weakref.ref(ddp, shielded("steps", lambda _: _settle_without_forward(key)))
+
+
+_pending: Dict[int, Reduction] = {}
+"""By id of the DDP model."""
+_held: Optional[EndedStep] = None
+"""A step that has ended but whose reduction is still pending."""
+
+
+def began_anew(ddp: Any) -> None:
+    """Note a forward of DDP: the times of its last reduction can be read now."""
+    reduction = _pending.pop(id(ddp), None)
+    if reduction is not None:
+        _settle(reduction)
+
+
+def model_reduced(ddp: Any, backward_ns: int, ended_ns: int) -> None:
+    """Note a backward that ended in DDP's reduction. Only on CPU are its times read: GPU timers make the host wait."""
+    began_anew(ddp)
+    counts = clock.inside.reductions
+    counts[id(ddp)] = counts.get(id(ddp), 0) + 1
+    if ddp.device_type == "cuda":
+        device_times.model_reduced(ddp)
+    clock.group = groups.name_id(here.ring, groups.known(ddp.process_group))
+    is_passed_over = clock.number >= FIRST_STEPS and not is_sampled(clock.number + 1, SAMPLE_BITS)
+    if is_passed_over or ddp.logger is None or ddp.device_type != "cpu":
+        clock.unknown = True
+    else:
+        _pending[id(ddp)] = Reduction(ddp, backward_ns, ended_ns)
+
+
+def end_step() -> None:
+    """End the step, and write it as soon as all of its waits are known."""
+    global _held
+    _write_held()
+    _held = clock.take()
+    device_times.step_ended(_held)
+    if clock.number == surroundings.NOTED_AT_STEP:
+        surroundings.note_surroundings()
+    surroundings.step_ended(clock.number)
+    if not _is_awaited(_held):
+        _write_held()
+
+
+@guarded("steps")
+def settle_all() -> None:
+    """Read the times of all pending reductions, because no forward follows in which DDP would make them readable."""
+    for key in list(_pending):
+        _settle_without_forward(key)
+    _write_held()
+    device_times.settle_gradients()
+    surroundings.note_line()
+    device_times.settle_steps()
+
+
+@guarded("steps")
+def _settle_without_forward(key: int) -> None:
+    reduction = _pending.pop(key, None)
+    if reduction is not None:
+        reduction.logger.set_runtime_stats_and_log()
+        _settle(reduction)
+
+
+def _settle(reduction: Reduction) -> None:
+    """Add the wait in a reduction to its step."""
+    waited = _waited_ns(reduction)
+    if waited is not None:
+        reduction.waits[ring_layout.BACKWARD] += waited
+        reduction.inside.exposed += waited
+        ddp = reduction.model()
+        if reduction.ready_ns is not None and ddp is not None:
+            device_times.gradients_settled(ddp, reduction.ready_ns, reduction, waited)
+    elif _held is not None and reduction.waits is _held.waits:
+        _held.flags |= ring_layout.STEP_WAIT_UNKNOWN
+    elif reduction.waits is clock.waits:
+        clock.unknown = True
+    if _held is not None and not _is_awaited(_held):
+        _write_held()
+
+
+def _waited_ns(reduction: Reduction) -> Optional[int]:
+    """Return how long the rank waited for others, or None if DDP did not time that backward.
+
+    Under DETAIL a bucket waits for other ranks when it is launched, that is, before the last gradient is computed.
+    """
+    detailed = groups.c10d.get_debug_level() == groups.c10d.DebugLevel.DETAIL
+    times = reduction.logger._get_ddp_logging_data().ints_map
+    arrived = times.get("backward_comm_time_start" if detailed else "backward_compute_time_end", 0)
+    arrived_ns = arrived - reduction.wall_offset_ns
+    if reduction.backward_ns <= arrived_ns <= reduction.ended_ns:
+        return int(reduction.ended_ns - arrived_ns)
+    return None
+
+
+def _is_awaited(ended: EndedStep) -> bool:
+    return any(reduction.waits is ended.waits for reduction in _pending.values())
+
+
+def _write_held() -> None:
+    global _held
+    ended, _held = _held, None
+    if ended is not None:
+        if _is_awaited(ended):
+            ended.flags |= ring_layout.STEP_WAIT_UNKNOWN
+        ended.write()
+
+
+here.on_end.append(settle_all)
+
+
+MAX_NAMES = 8
+MAX_NAME = 120
+MAX_NODES = 4096
+"""Nodes of autograd's graph that are searched for one variable of the script. Our choice: noting an error must not take
+seconds."""
+MAX_VARIABLES = 64
+MAX_NOTES = 16
+"""Changes between finished and unfinished that are noted. A loop with several backwards per forward changes every step.
+"""
+
+_UNFINISHED = "Expected to have finished reduction in the prior iteration"
+_TWICE = "Expected to mark a variable ready only once"
+_STATIC = "not compatible with static_graph set to True"
+_NUMBERS = "Parameter indices which did not receive grad for rank "
+_AT_NUMBER = "Parameter at index "
+
+_names: weakref.WeakKeyDictionary[Any, List[str]] = weakref.WeakKeyDictionary()
+"""By model: the names of its parameters, in the order of the reducer's numbers."""
+_to_reduce: Any = None
+"""A weak reference to the model whose forward ran last with a reduction to follow."""
+_unfinished_notes = 0
+
+
+def note_what_is_needed(native: Any) -> None:
+    """Note whether this torch has the methods that are called on DDP's reducer and timers, which are C++."""
+    for name in ("_check_reducer_finalized", "get_backward_stats", "_ddp_graph_static"):
+        hooks.has(native.Reducer, name)
+    for name in ("_get_ddp_logging_data", "set_runtime_stats_and_log"):
+        hooks.has(native.Logger, name)
+
+
+def keep_names(ddp: Any) -> None:
+    """Keep the names of the parameters that the model reduces. Some may be frozen or replaced later."""
+    named = ddp.module.named_parameters()
+    _names[ddp] = [name for name, p in named if p.requires_grad and name not in ddp.parameters_to_ignore]
+
+
+def will_reduce(ddp: Any) -> None:
+    """Remember which model's gradients will be reduced next."""
+    global _to_reduce
+    if _to_reduce is None or _to_reduce() is not ddp:
+        _to_reduce = weakref.ref(ddp)
+
+
+def model_to_reduce() -> Any:
+    """Return the model whose forward ran last with a reduction to follow, or None."""
+    return _to_reduce() if _to_reduce is not None else None
+
+
+def complaint(error: BaseException, text: str) -> Optional[Dict[str, Any]]:
+    """Return what an error of the reducer is about, or None for any other error."""
+    if not text.startswith((_UNFINISHED, _TWICE)):
+        return None
+    what = "twice" if text.startswith(_TWICE) else "static" if _STATIC in text else "unfinished"
+    ddp = _model_in(error.__traceback__) or model_to_reduce()
+    names = _numbered(ddp, text)
+    entry = _about_parameters(names, ddp, what)
+    if names and what != "twice":
+        wanted = set(names)
+        ids = {id(parameter) for name, parameter in ddp.module.named_parameters() if name in wanted}
+        entry["outputs"] = _variables_of(error.__traceback__, ids)
+    return entry
+
+
+def unfinished(ddp: Any) -> Optional[Dict[str, Any]]:
+    """Return which gradients the reducer still waits for after a backward, or None if it waits for none."""
+    try:
+        ddp.reducer._check_reducer_finalized()
+    except RuntimeError as error:
+        pass_on(error)
+        text = str(error)
+        return _about_parameters(_numbered(ddp, text), ddp, "unfinished") if text.startswith(_UNFINISHED) else None
+    return None
+
+
+@guarded("reducer")
+def note_unfinished(replica: Any, entry: Optional[Dict[str, Any]], frame: Any) -> None:
+    """Note that a backward left gradients out, or that a later one delivered them."""
+    global _unfinished_notes
+    if here.ring is not None and _unfinished_notes < MAX_NOTES:
+        _unfinished_notes += 1
+        about = dict(entry or {}, k="unfinished", group=replica.group, model=replica.number, at=time.monotonic_ns())
+        if entry:
+            about["frame"] = frames.describe_user(frame)
+        here.ring.note(about)
+
+
+def may_note() -> bool:
+    """Return whether changes are still noted."""
+    return _unfinished_notes < MAX_NOTES
+
+
+def _about_parameters(names: List[str], ddp: Any, what: str) -> Dict[str, Any]:
+    return {
+        "what": what,
+        "names": [name[:MAX_NAME] for name in names[:MAX_NAMES]],
+        "count": len(names),
+        "of": len(_names.get(ddp, ())) if ddp is not None else 0,
+    }
+
+
+def _model_in(traceback: Any) -> Any:
+    """Return the DDP model in whose code an error was raised."""
+    found = None
+    while traceback is not None:
+        itself = traceback.tb_frame.f_locals.get("self")
+        if "reducer" in getattr(itself, "__dict__", ()):
+            found = itself
+        traceback = traceback.tb_next
+    return found
+
+
+def _numbered(ddp: Any, text: str) -> List[str]:
+    """Return the parameters whose numbers are in an error's text, in the order of the model."""
+    known = _names.get(ddp, []) if ddp is not None else []
+    return [known[number] for number in sorted(_numbers_in(text)) if number < len(known)]
+
+
+def _numbers_in(text: str) -> List[int]:
+    if _NUMBERS in text:
+        listed = text.split(_NUMBERS, 1)[1].partition(":")[2].partition("\n")[0]
+    else:
+        listed = text.partition(_AT_NUMBER)[2].partition(" ")[0]
+    return [int(word) for word in listed.split() if word.isdigit()]
+
+
+def _variables_of(traceback: Any, wanted: Set[int]) -> List[str]:
+    """Return the script's first variable that was computed from ``wanted`` parameters. The loss did not use it."""
+    visited = 0
+    while traceback is not None and wanted:
+        frame = traceback.tb_frame
+        if frames.is_user_file(frame.f_code.co_filename):
+            for name, value in list(frame.f_locals.items()):
+                for label, tensor in tensors_in(value, name):
+                    visited += 1
+                    if visited > MAX_VARIABLES:
+                        return []
+                    if tensor.grad_fn is not None and _comes_from(tensor.grad_fn, wanted):
+                        return [label[:MAX_NAME]]
+        traceback = traceback.tb_next
+    return []
+
+
+def _comes_from(node: Any, wanted: Set[int]) -> bool:
+    seen, waiting = {node}, [node]
+    while waiting and len(seen) < MAX_NODES:
+        for earlier, _ in waiting.pop().next_functions:
+            if earlier is None or earlier in seen:
+                continue
+            if id(getattr(earlier, "variable", None)) in wanted:
+                return True
+            seen.add(earlier)
+            waiting.append(earlier)
+    return False

@@ -1,0 +1,307 @@
+"""Records what a rank's speed depends on besides its steps, and where the script logs.
+
+That is threads and cores, the framework, DataParallel, Python's garbage collector, and whether the script reduces the
+optimizer's gradients one by one, as a job without DDP does. For that, one early step is looked at: what all_reduce was
+given in it is compared with the gradients that the optimizer uses. Some scripts reduce a copy of each gradient. Copies
+are known by their shapes, if there is one for each gradient, and if DDP reduces nothing.
+
+The time of the garbage collector in the main thread is counted, with the user's line at which it takes most. The
+sampling thread cannot see that line: a collection keeps the GIL until it is over. What Python calls at the start and at
+the end of a collection is C code alone. In a function of ours a signal handler of the script could run, and Python
+would only print what it raises there. So C iterators feed each other. Each is read by ``next``, which happens when
+``getattr`` asks ``_marks`` for "start" or "stop".
+"""
+
+from __future__ import annotations
+
+import _thread
+import gc
+import os
+import sys
+import time
+import weakref
+from collections import Counter, deque
+from functools import partial
+from itertools import accumulate, chain, repeat, tee
+from operator import attrgetter, getitem, sub
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+
+from . import frames, hooks
+from .state import guarded, here
+from .step_clock import clock
+from .wrappers import around, wraps
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Deque, Dict, Iterator, Tuple
+
+NOTED_AT_STEP = 5
+"""The step after which threads and frameworks are noted. Our choice: a script has set its threads by then."""
+MAX_DATA_PARALLEL = 8
+FRAMEWORKS = {
+    "lightning": ("lightning.pytorch.trainer", "pytorch_lightning.trainer"),
+    "transformers": ("transformers.trainer",),
+    "accelerate": ("accelerate.accelerator",),
+}
+"""By framework: the modules of which one is loaded where a script trains with it."""
+
+_built_at: Any = weakref.WeakKeyDictionary()
+"""By DataParallel that has not trained yet: the line that built it."""
+
+
+def patch_data_parallel(module: Any) -> None:
+    """Patch torch.nn.parallel.data_parallel: note where a model is wrapped in DataParallel."""
+    owner = hooks.part(module, "DataParallel")
+    hooks.put(owner, "__init__", lambda original: around(original, after=_built))
+    hooks.put(owner, "forward", lambda original: around(original, before=_used))
+
+
+@guarded("data parallel")
+def _built(model: Any) -> None:
+    if here.ring is not None and len(_built_at) < MAX_DATA_PARALLEL:
+        _built_at[model] = frames.describe_user(sys._getframe())
+
+
+@guarded("data parallel")
+def _used(model: Any) -> None:
+    """Note a model that trains, once. One that was only built, to load a checkpoint, is of no account."""
+    import torch
+
+    frame = _built_at.get(model)
+    if frame is None or here.ring is None or not torch.is_grad_enabled() or not model.training:
+        return
+    del _built_at[model]
+    devices = len(getattr(model, "device_ids", ()) or ())
+    here.ring.note({"k": "data_parallel", "devices": devices, "frame": frame, "at": time.monotonic_ns()})
+
+
+@guarded("surroundings")
+def note_surroundings() -> None:
+    """Write the number of threads and cores, and the frameworks that are loaded."""
+    if here.ring is None:
+        return
+    import torch
+
+    loaded = [name for name, modules in FRAMEWORKS.items() if any(module in sys.modules for module in modules)]
+    entry = {
+        "k": "surroundings",
+        "threads": torch.get_num_threads(),
+        "cores": len(os.sched_getaffinity(0)),
+        "frameworks": loaded,
+        "at": time.monotonic_ns(),
+    }
+    here.ring.note(entry)
+
+
+LONG_NS = 1_000_000
+"""Lines of shorter collections are not counted. Our choice: those of young objects take far less."""
+MAX_LINES = 64
+MAX_COLLECTIONS = 4096
+"""Collections of one step that are counted, the latest."""
+MAX_FRAMES = 1024
+"""Frames of its long collections that are kept, the latest."""
+FIRST_NOTE = 8
+"""The step after which the line is noted first. It is noted again after four times as many, and at the end."""
+
+_began: Deque[int] = deque([0], 1)
+"""When the last collection began."""
+_took: Deque[Tuple[int, int]] = deque(maxlen=MAX_COLLECTIONS)
+"""Thread and nanoseconds of each collection since the last step."""
+_places: Deque[Tuple[Any, int]] = deque(maxlen=MAX_FRAMES)
+"""Of each long one: the same, then code and line of each frame, innermost first."""
+_lines: Dict[Tuple[str, int, str], int] = {}
+"""By the user's line (file, number, function): the nanoseconds of its long collections."""
+_due = FIRST_NOTE
+_callback: Any = None
+
+
+def watch_collections() -> None:
+    """Count the time that Python's garbage collector takes in the main thread as a part of the step."""
+    global _callback
+    if _callback is None:
+        _callback = _made_of_c()
+        clock.collected = _count
+    if _callback not in gc.callbacks:
+        gc.callbacks.append(_callback)
+
+
+def _made_of_c() -> Any:
+    """Return a C function that takes a phase ("start" or "stop") and any second argument."""
+    now, last = partial(iter, time.monotonic_ns), partial(map, getitem)
+    thread: Iterator[int] = iter(_thread.get_ident, None)
+    to_keep, to_judge = tee(map(sub, now(None), last(repeat(_began), repeat(-1))))
+    # accumulate makes "f_back", "f_back", ... into a walk outward. It ends with an AttributeError at the None after the
+    # outermost frame. To getattr with a default, that is a missing attribute.
+    frame: Any = zip(map(dict.get, iter(sys._current_frames, None), iter(_thread.get_ident, None)))
+    walks: Any = map(accumulate, map(chain, frame, repeat(("f_back",) * frames.MAX_DEPTH)), repeat(getattr))
+    rows: Any = map(map, repeat(attrgetter("f_code", "f_lineno")), walks)
+    keep_long = zip(map(_places.append, last(repeat(_took), repeat(-1))), map(_places.extend, rows))
+    by_length: Any = (repeat(None), keep_long)
+    keep_if_long = map(next, map(by_length.__getitem__, map(LONG_NS.__le__, to_judge)))
+
+    class Marks:
+        start = property(partial(next, map(_began.append, now(None))))
+        stop = property(partial(next, zip(map(_took.append, zip(thread, to_keep)), keep_if_long)))
+
+    return partial(getattr, Marks())
+
+
+def _count() -> int:
+    """Return how long the collections of the main thread took since the last call, and count the long ones' lines.
+
+    A line is the innermost of the user's lines that ran into the collection.
+    """
+    total = 0
+    while _took:
+        thread, took_ns = _took.popleft()
+        total += took_ns if thread == here.main_thread else 0
+    took_ns = 0
+    while _places:
+        place, number = _places.popleft()
+        if isinstance(place, int):
+            took_ns = number if place == here.main_thread and clock.number > 1 else 0
+        elif took_ns and frames.is_user_file(place.co_filename):
+            line = (place.co_filename, number or 0, place.co_name)
+            if line in _lines or len(_lines) < MAX_LINES:
+                _lines[line] = _lines.get(line, 0) + took_ns
+            took_ns = 0
+    return total
+
+
+def step_ended(number: int) -> None:
+    """Note the line now and then, so that it is known also if the process is killed."""
+    global _due
+    if number >= _due:
+        _due *= 4
+        note_line()
+
+
+@guarded("collections")
+def note_line() -> None:
+    """Write the line whose collections took most."""
+    if not _lines or here.ring is None:
+        return
+    line = max(_lines, key=lambda one: _lines[one])
+    here.ring.note({"k": "collected", "frame": frames.describe(*line), "at": time.monotonic_ns()})
+
+
+WATCHED_AFTER = 3
+"""The step after this many steps is looked at. Our choice: one in which training is under way."""
+REDUCTIONS = frozenset({"all_reduce", "reduce"})
+MAX_CALLS = 4096
+MIN_GRADIENTS = 2
+
+_reduced: List[Tuple[int, Any]] = []
+"""The address and the shape of each tensor that all_reduce was given in the step."""
+_reduced_at: Optional[Any] = None
+
+
+def hand_made_reduction(tensor: Any, frame: Any) -> None:
+    """Note the memory of a tensor. Only called in the step that is looked at."""
+    global _reduced_at
+    if len(_reduced) < MAX_CALLS and hasattr(tensor, "data_ptr"):
+        _reduced.append((tensor.data_ptr(), tensor.shape))
+        _reduced_at = frames.describe_user(frame) if _reduced_at is None else _reduced_at
+
+
+@guarded("hand-made reduction")
+def hand_made_step(optimizer: Any) -> None:
+    """Compare what was reduced in this step with the gradients of an optimizer that is about to step."""
+    global _reduced_at
+    if not _reduced or here.ring is None:
+        return
+    trained = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    found = len({p.grad.data_ptr() for p in trained}.intersection(address for address, _ in _reduced))
+    copies = 0 if found >= MIN_GRADIENTS or clock.inside.reductions else _copies(trained)
+    if max(found, copies) >= MIN_GRADIENTS:
+        note = {"k": "hand_reduced", "gradients": max(found, copies), "copied": copies > 0, "frame": _reduced_at}
+        here.ring.note(dict(note, at=time.monotonic_ns()))
+    _reduced.clear()
+    _reduced_at = None
+
+
+def _copies(trained: List[Any]) -> int:
+    """Return how many gradients there are, if a tensor of the shape of each was reduced, else 0.
+
+    Parameters have these shapes too. A script that averages them reduces no gradients.
+    """
+    weights = {p.data_ptr() for p in trained}
+    shapes = Counter(shape for address, shape in _reduced if address not in weights)
+    missing = Counter(p.grad.shape for p in trained) - shapes
+    return 0 if missing else len(trained)
+
+
+_noted: Set[str] = set()
+"""Names of the loggers that were noted. Only the first use of each counts: TensorBoard's ``add_hparams`` makes a writer
+for each call."""
+
+
+def patch_tensorboard(module: Any) -> None:
+    """Patch torch.utils.tensorboard.writer: note the folder of the first writer."""
+    owner = getattr(module, "SummaryWriter", None)
+    hooks.put(owner, "__init__", lambda original: around(original, after=_made_writer), is_api=True)
+
+
+def patch_wandb(module: Any) -> None:
+    """Patch wandb: note the first run."""
+    hooks.put(module, "init", lambda original: _then(original, _began_wandb), is_api=True)
+
+
+def patch_mlflow(module: Any) -> None:
+    """Patch mlflow.tracking.fluent: note the first run."""
+    hooks.put(module, "start_run", lambda original: _then(original, _began_mlflow), is_api=True)
+
+
+def patch_mlflow_client(module: Any) -> None:
+    """Patch mlflow.tracking.client, which frameworks use: note the first run."""
+    owner = getattr(module, "MlflowClient", None)
+    hooks.put(owner, "create_run", lambda original: _then(original, _began_mlflow), is_api=True)
+
+
+def _then(original: Any, after: Callable[..., None]) -> Any:
+    """Return a function that also calls ``after`` with its result and its arguments. It must not raise."""
+
+    @wraps(original)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        after(result, *args)
+        return result
+
+    return run
+
+
+@guarded("tensorboard")
+def _made_writer(writer: Any) -> None:
+    _note("tensorboard", folder=os.path.abspath(os.fspath(writer.log_dir)))
+
+
+@guarded("wandb")
+def _began_wandb(run: Any, *args: Any) -> None:
+    from .storage.secrets import hide_in_text
+
+    settings = run.settings
+    if settings.mode == "disabled":
+        return
+    _note(
+        "wandb", id=run.id, project=run.project, entity=run.entity or "", folder=os.path.abspath(settings.root_dir),
+        mode="offline" if run.offline else "online",
+        base_url=hide_in_text(str(settings.base_url)),
+    )  # fmt: skip
+
+
+@guarded("mlflow")
+def _began_mlflow(run: Any, *args: Any) -> None:
+    """Note a run. The first argument is the client, if there is one.
+
+    An address with a password is left out, so that it is stored nowhere.
+    """
+    uri = str(getattr(args[0] if args else None, "tracking_uri", None) or sys.modules["mlflow"].get_tracking_uri())
+    _note("mlflow", id=run.info.run_id, tracking_uri="" if "@" in uri else uri, folder=os.getcwd())
+
+
+def _note(logger: str, **place: str) -> None:
+    if here.ring is None or not here.is_rank or logger in _noted:
+        return
+    _noted.add(logger)
+    entry: Dict[str, Any] = {"k": "logger", "logger": logger, "place": place, "at": time.monotonic_ns()}
+    here.ring.note(entry)

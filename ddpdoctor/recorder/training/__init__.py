@@ -1,1 +1,0 @@
-"""Steps of training, and DDP's part in them."""

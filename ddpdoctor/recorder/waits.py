@@ -1,0 +1,367 @@
+"""Says what a waiting rank's stack shows and the kernel does not, and what works for it and is not on its stack.
+
+That is the lock file that a Python loop polls for, and the store that a rank is connecting to, with the line that set
+its address: torch retries without a message.
+
+asyncio tasks and calls in pools leave no trace on the main thread's stack. A loop that waits shows only ``select``; the
+user's line is in the coroutine that the main task runs. An error in a task that is not awaited, or in a call whose
+result is not asked for, ends nothing and is printed late or never.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from bisect import bisect_right
+from collections import deque
+
+from . import frames
+from .errors import frames_of, text_of
+from .state import MASTER_VARIABLE, guarded, here, sealed, wall
+from .wrappers import hide_own_frames, wraps
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType
+    from typing import Any, Deque, Dict, Iterable, Iterator, List, Optional, Tuple
+
+    Frames = List[Dict[str, Any]]
+
+LOOPS = {
+    "/torch/utils/file_baton.py": "lock_file_path",
+    "/filelock/_api.py": "lock_file",
+    "/fasteners/process_lock.py": "path",
+    "/portalocker/utils.py": "filename",
+}
+"""By the end of the source file's path: the attribute of ``self`` with the lock's path. A baton is taken by creating
+its file, and stays taken if that process dies. The others request a kernel lock again and again."""
+MARKERS = ("FileBaton", "SoftFileLock")
+"""Classes for which the existence of the file is the lock."""
+LOOKS = frozenset({"exists", "lexists", "isfile", "is_file", "open", "stat", "access", "listdir", "glob"})
+MOST_PATH = 4096
+FILE = "/torch/distributed/rendezvous.py"
+MAKES_STORE = "_create_c10d_store"
+METHODS = {"_env_rendezvous_handler": "env://", "_tcp_rendezvous_handler": "tcp://"}
+DEEPEST = 40
+MOST_CODES = 2000
+"""How many of the user's functions are searched for the line that set an address."""
+
+
+def lock() -> Optional[Dict[str, Any]]:
+    """Return the lock file that the main thread polls for, or None if it is in no such loop."""
+    for depth, (code, _) in enumerate(frames.of_thread(here.main_thread)[:DEEPEST]):
+        attribute = next((name for end, name in LOOPS.items() if code.co_filename.endswith(end)), None)
+        if attribute is not None:
+            owner = frames.locals_of(here.main_thread, depth, code).get("self")
+            path: Any = getattr(owner, attribute, None)
+            if path:
+                marker = any(kind.__name__ in MARKERS for kind in type(owner).__mro__)
+                return {"path": os.path.abspath(os.fspath(path)), "kind": "marker" if marker else "kernel"}
+        elif depth == 0 and frames.is_user_file(code.co_filename):
+            return _of_own_loop(code)
+    return None
+
+
+def _of_own_loop(code: CodeType) -> Optional[Dict[str, Any]]:
+    """Return the lock file that one of the user's functions waits for by sleeping and checking files."""
+    if "sleep" not in code.co_names or not LOOKS.intersection(code.co_names):
+        return None
+    for path in _texts(code):
+        if _sounds_like_lock(os.path.basename(path).lower()) and os.path.isfile(path):
+            return {"path": os.path.abspath(path), "kind": "own-loop"}
+    return None
+
+
+def _sounds_like_lock(name: str) -> bool:
+    """Return whether a file's name contains the word lock, but not as a part of block or clock."""
+    at = name.find("lock")
+    return name.endswith(".lck") or (at >= 0 and not name[at - 1 : at].isalpha())
+
+
+def _texts(code: CodeType) -> Iterator[str]:
+    """Return the paths that a function may check: its variables, its constants, and the globals that it names."""
+    found = frames.values_of(here.main_thread, code)
+    for value in (*found, *code.co_consts):
+        if isinstance(value, str) or type(value).__module__.startswith("pathlib"):
+            text = str(value)
+            if len(text) < MOST_PATH:
+                yield text
+
+
+def store() -> Optional[Dict[str, Any]]:
+    """Return the store that the main thread waits for inside ``init_process_group``, or None if it waits for none."""
+    stack = frames.of_thread(here.main_thread)[:DEEPEST]
+    for depth, (code, _) in enumerate(stack):
+        if code.co_name == MAKES_STORE and code.co_filename.endswith(FILE):
+            given = frames.locals_of(here.main_thread, depth, code)
+            if "port" in given:
+                return _described(given, stack)
+    return None
+
+
+def _described(given: Dict[str, Any], stack: List[Tuple[CodeType, int]]) -> Dict[str, Any]:
+    method = next((METHODS[code.co_name] for code, _ in stack if code.co_name in METHODS), "")
+    return {
+        "host": str(given.get("hostname")),
+        "port": int(given["port"]),
+        "rank": int(given.get("rank", -1)),
+        "method": method,
+        "agent": int(os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"),
+        "given": os.environ.get(MASTER_VARIABLE),
+        "set": _setting_line([code for code, _ in stack]) if method == "env://" else None,
+    }
+
+
+def _setting_line(stack: List[CodeType]) -> Optional[Dict[str, Any]]:
+    """Return the user's line that replaced the launcher's address, or None if none did or it is not found."""
+    names = _replaced()
+    if not names:
+        return None
+    for count, code in enumerate(_codes(stack)):
+        line = _assigns(code, names)
+        if line:
+            return frames.describe(code.co_filename, line, code.co_name)
+        if count > MOST_CODES:
+            break
+    return None
+
+
+def _replaced() -> List[str]:
+    """Return the names of the address variables that differ from what the launcher gave this process."""
+    host, _, port = os.environ.get(MASTER_VARIABLE, "").rpartition(":")
+    given = {"MASTER_PORT": port, "MASTER_ADDR": host}
+    return [name for name, value in given.items() if value and os.environ.get(name) != value]
+
+
+def _codes(stack: List[CodeType]) -> Iterator[CodeType]:
+    """Return the user's functions: those on the stack with their nested ones, then those of the user's modules."""
+    for code in stack:
+        if frames.is_user_file(code.co_filename):
+            yield from _nested(code)
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and frames.is_user_file(file):
+            for value in list(vars(module).values()):
+                yield from _nested(getattr(value, "__code__", None))
+
+
+def _nested(code: Any) -> Iterable[CodeType]:
+    if not hasattr(code, "co_consts"):
+        return
+    yield code
+    for constant in code.co_consts:
+        yield from _nested(constant)
+
+
+def _assigns(code: CodeType, names: List[str]) -> int:
+    """Return the line of ``os.environ[NAME] = ...``, or of an ``update`` with that name; 0 if there is none."""
+    if not any(_holds(constant, names) for constant in code.co_consts):
+        return 0
+    import dis  # torch has loaded it
+
+    steps = list(dis.get_instructions(code))
+    starts = [start for start in dis.findlinestarts(code) if start[1]]
+    for step, following in zip(steps, steps[1:]):  # noqa: RUF007 - Python 3.8 has no pairwise
+        value = code.co_consts[step.arg or 0] if step.opname == "KW_NAMES" else step.argval  # 3.11: dis gives no argval
+        if _holds(value, names) and (following.opname == "STORE_SUBSCR" or "update" in code.co_names):
+            at = bisect_right(starts, (step.offset, sys.maxsize)) - 1
+            return starts[at][1] or 0 if at >= 0 else 0
+    return 0
+
+
+def _holds(value: Any, names: List[str]) -> bool:
+    return value in names if isinstance(value, str) else isinstance(value, tuple) and any(n in value for n in names)
+
+
+MOST_TASKS = 8
+"""Links from a task to the task that it awaits. Our choice."""
+MOST_AWAITS = 60
+MOST_KEPT = 16
+"""Errors of tasks and calls that are kept. Our choice: a server may lose one for each request."""
+TRIES = 3
+_IN_LOOP = ("/selectors.py", "/asyncio/", "/uvloop/")
+"""A thread whose innermost frame is in one of these runs an event loop that has nothing to do."""
+_RUNNERS = {"run": "task", "run_until_complete": "future", "run_forever": ""}
+"""By function of asyncio: its variable with the task that it runs, if there is one."""
+_REMOTE_LINE = r'^\s*File "([^"\n]+)", line (\d+), in (\S+)'
+_kept: Deque[Dict[str, Any]] = deque(maxlen=MOST_KEPT)
+"""The errors of calls in pools, with whether somebody has read them, and of tasks that are gone."""
+
+
+@guarded("awaited line")
+def awaited(thread: int) -> Frames:
+    """Return the frames of the coroutines that a thread's event loop waits for, outermost first.
+
+    They belong below the frames of the thread itself. The list is empty if it runs no loop, or the loop is at work. A
+    loop that runs until it is stopped waits for its oldest task that no other task awaits.
+    """
+    stack = frames.of_thread(thread)
+    if not stack or not any(part in stack[0][0].co_filename for part in _IN_LOOP):
+        return []
+    loop = None
+    for depth, (code, _) in enumerate(stack):
+        if "/asyncio/" in code.co_filename and code.co_name in _RUNNERS:
+            given = frames.locals_of(thread, depth, code)
+            task = given.get(_RUNNERS[code.co_name])
+            if hasattr(task, "get_coro"):
+                return _frames_of_task(task)
+            loop = given.get("self") if code.co_name == "run_forever" else loop
+    tasks = [t for t in _all_tasks(sys.modules["asyncio.tasks"]) if not t.done() and t.get_loop() is loop]
+    inner = [id(one) for task in tasks for one in _awaited_by(task, None)]
+    tasks.sort(key=lambda task: (len(task.get_name()), task.get_name()))  # Task-9 before Task-10
+    return next((_frames_of_task(task) for task in tasks if id(task) not in inner), [])
+
+
+def _frames_of_task(task: Any) -> Frames:
+    """Return the lines at which a task, and the task that it awaits, and so on, stand."""
+    found: Frames = []
+    seen: List[int] = []
+    while task is not None and len(seen) < MOST_TASKS and id(task) not in seen:
+        seen.append(id(task))
+        step = getattr(task, "get_coro", lambda: None)()
+        last = None
+        for _ in range(MOST_AWAITS):
+            frame = (
+                getattr(step, "cr_frame", None) or getattr(step, "gi_frame", None) or getattr(step, "ag_frame", None)
+            )
+            if frame is not None:
+                last = frame
+                found.append(frames.describe(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
+            step = getattr(step, "cr_await", None) or getattr(step, "gi_yieldfrom", None)
+            if step is None:
+                break
+        task = next(_awaited_by(task, last), None)
+    return frames.trim(found)
+
+
+def _awaited_by(task: Any, last: Any) -> Iterator[Any]:
+    """Return the unfinished tasks that a task waits for: directly, by gather, or in a function of asyncio."""
+    waiter = getattr(task, "_fut_waiter", None)
+    candidates = [waiter, *(getattr(waiter, "_children", None) or ())]
+    if last is not None and "/asyncio/" in last.f_code.co_filename:  # wait, wait_for, TaskGroup.__aexit__
+        for value in list(last.f_locals.values()):
+            candidates += list(value) if isinstance(value, (set, list, tuple)) else [value]
+            candidates += list(getattr(value, "_tasks", None) or ())
+    for one in candidates:
+        if one is not None and one is not task and hasattr(one, "get_coro") and not one.done():
+            yield one
+
+
+def lost() -> List[Dict[str, Any]]:
+    """Return the errors that ended tasks and calls in pools, and that nobody has read."""
+    found = [dict(entry) for entry in list(_kept) if not entry["read"]]
+    tasks = sys.modules.get("asyncio.tasks")
+    for task in _all_tasks(tasks) if tasks is not None else ():
+        if task.done() and not task.cancelled() and getattr(task, "_log_traceback", False):
+            error = getattr(task, "_exception", None)
+            if error is not None:
+                found.append(_entry("task", str(task.get_name()) if hasattr(task, "get_name") else "", error))
+    return found[-MOST_KEPT:]
+
+
+def _all_tasks(module: Any) -> List[Any]:
+    """Return all tasks that are still held, also those that are done; ``asyncio.all_tasks`` leaves those out."""
+    for _ in range(TRIES):
+        try:
+            if sys.version_info >= (3, 14):  # tasks that are done are in no list
+                import gc
+
+                return [one for one in gc.get_objects() if type(one) is module.Task]
+            known: Any = getattr(module, "_scheduled_tasks", None) or getattr(module, "_all_tasks", ())
+            return list(known)
+        except RuntimeError:  # a task was made meanwhile
+            continue
+    return []
+
+
+def _entry(who: str, name: str, error: BaseException) -> Dict[str, Any]:
+    if type(error.__cause__).__name__ in ("_RemoteTraceback", "RemoteTraceback"):  # of a process in a pool
+        lines = re.findall(_REMOTE_LINE, str(error.__cause__), re.MULTILINE)
+        raised_at = [frames.describe(file, int(line), function) for file, line, function in lines]
+    else:
+        raised_at = frames_of(error.__traceback__)
+    return {
+        "who": who,
+        "name": name[:80],
+        "type": type(error).__name__,
+        "text": text_of(error)[:2000],
+        "at": time.monotonic_ns(),
+        "frames": raised_at,
+        "read": 0,
+    }
+
+
+def patch_loop(module: Any) -> None:
+    """Patch asyncio.base_events: keep errors of callbacks and gone tasks, which the loop prints before it goes on."""
+    original = module.BaseEventLoop.call_exception_handler
+
+    @wraps(original)
+    def call_exception_handler(self: Any, context: Any) -> Any:
+        _keep_of_task(context)
+        return original(self, context)
+
+    module.BaseEventLoop.call_exception_handler = call_exception_handler
+
+
+@guarded("task error")
+def _keep_of_task(context: Any) -> None:
+    error, task = context.get("exception"), context.get("task") or context.get("future")
+    if error is not None and here.ring is not None:
+        _kept.append(_entry("task", str(task.get_name()) if hasattr(task, "get_name") else "", error))
+
+
+def patch_futures(module: Any) -> None:
+    """Patch concurrent.futures._base: keep the error of a call in a pool until somebody reads it."""
+    _patch(module.Future, "set_exception", ("result", "exception"), lambda future, exception: exception)
+
+
+def patch_pool(module: Any) -> None:
+    """Patch multiprocessing.pool likewise."""
+    _patch(module.ApplyResult, "_set", ("get",), lambda result, i, obj: None if obj[0] else obj[1])
+
+
+def _patch(owner: Any, setter: str, readers: Any, error_of: Any) -> None:
+    setting = getattr(owner, setter)
+
+    @guarded("pool error")
+    def keep(self: Any, *args: Any, **kwargs: Any) -> None:
+        error = error_of(self, *args, **kwargs)
+        if error is not None and here.ring is not None:
+            entry = _entry("call", "", error)
+            _kept.append(entry)
+            self._ddpdoctor_error = entry
+
+    @wraps(setting)
+    def set_error(self: Any, *args: Any, **kwargs: Any) -> Any:
+        keep(self, *args, **kwargs)
+        return setting(self, *args, **kwargs)
+
+    setattr(owner, setter, set_error)
+    for name in readers:
+        setattr(owner, name, _reading(getattr(owner, name)))
+
+
+def _reading(original: Any) -> Any:
+    """Return a method that marks the error of its object as read once it has passed it on."""
+
+    @wraps(original)
+    def read(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            result = original(self, *args, **kwargs)
+        except BaseException as error:
+            sealed[wall.gi_running][hide_own_frames, error]
+            sealed[wall.gi_running][_mark, self]
+            raise
+        if result is not None and isinstance(result, BaseException):
+            _mark(self)
+        return result
+
+    return read
+
+
+def _mark(holder: Any) -> None:
+    entry = getattr(holder, "_ddpdoctor_error", None)
+    if entry is not None:
+        entry["read"] = 1
