@@ -265,7 +265,11 @@ def _compare(pair: _Pair) -> RankMovement:
     else:
         ran = new.main_cpu_ticks != old.main_cpu_ticks or new.main_switches != old.main_switches
         slept = not ran and "R" not in old.state + new.state
-    if pair.after.process is None and pair.before.process is not None and not _could_not_be_read(pair.after):
+    if (
+        pair.after.process is None
+        and pair.before.process is not None
+        and not any(refusal.source == PROC_SOURCE for refusal in pair.after.refused)
+    ):
         judged: tuple[Movement, tuple[str, ...]] = Movement.MOVING, ("ended",)
     else:
         compared = dict(_changes(pair))
@@ -340,10 +344,6 @@ def _trace(look: RankLook, raw: Mapping[str, bytes]) -> Any:
     entries = [one for one in plain.get("entries") or () if isinstance(one, dict)]
     last = entries[-1].get("record_id") if entries else None
     return plain.get("pg_status"), last, sum(one.get("retired") is True for one in entries)
-
-
-def _could_not_be_read(look: RankLook) -> bool:
-    return any(refusal.source == PROC_SOURCE for refusal in look.refused)
 
 
 def _glance_differs(look: RankLook) -> bool:

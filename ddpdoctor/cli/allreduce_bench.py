@@ -198,10 +198,15 @@ def read_settings(options: Options) -> BenchSettings:
             f"--min-size {format_size(smallest)} is above --max-size {format_size(largest)}",
             help="Give a --min-size that is not above --max-size.",
         )
+    given = options.collective
+    from ddpdoctor.model.bandwidth import Collective
+
+    names = [collective.value for collective in Collective]
+    chosen = _choose(given, (*names, ALL), "--collective") or (Collective.ALL_REDUCE.value,)
     settings = settings_of(
         options,
         BenchSettings,
-        collectives=_read_collectives(options.collective),
+        collectives=(tuple(Collective) if ALL in chosen else tuple(Collective(name) for name in chosen)),
         dtypes=_choose(options.dtype, DTYPES, "--dtype") or ("float32",),
         redop=_choose((options.op.lower(),), REDOPS, "--op")[0],
         modes=tuple(map(Mode, MODES[options.mode])),
@@ -242,14 +247,6 @@ def read_compared(path: Path | None, world_size: int) -> Any:
     baseline = read_baseline(read_run(path), str(path))
     check_ranks(baseline, world_size)
     return baseline
-
-
-def _read_collectives(given: tuple[str, ...]) -> tuple[Any, ...]:
-    from ddpdoctor.model.bandwidth import Collective
-
-    names = [collective.value for collective in Collective]
-    chosen = _choose(given, (*names, ALL), "--collective") or (Collective.ALL_REDUCE.value,)
-    return tuple(Collective) if ALL in chosen else tuple(Collective(name) for name in chosen)
 
 
 def _choose(given: tuple[str, ...], possible: Sequence[str] | Mapping[str, int], option: str) -> tuple[str, ...]:

@@ -76,7 +76,14 @@ def run(options: Options) -> int:
 
     _check(options)
     if options.node_only:
-        return _look_only(options)
+        from ddpdoctor.model.exit_status import ExitStatus
+
+        if options.folder == STDOUT:
+            from ddpdoctor.attach.remote import send_look
+
+            return send_look(lambda folder: _look_here(options, folder).folder, sys.stdout.buffer)
+        print(_look_here(options, options.folder).folder)
+        return ExitStatus.OK
     outputs = settings_of(options, Outputs)
     check_outputs(outputs)
     started_at = now()
@@ -124,15 +131,3 @@ def _look_here(options: Options, folder: Path) -> Attached:
     from ddpdoctor.attach.session import attach
 
     return attach(Wanted(pid=options.pid, job=options.job, output=folder))
-
-
-def _look_only(options: Options) -> int:
-    """Look at this machine for somebody who judges elsewhere, and print the folder, or what is in it."""
-    from ddpdoctor.model.exit_status import ExitStatus
-
-    if options.folder == STDOUT:
-        from ddpdoctor.attach.remote import send_look
-
-        return send_look(lambda folder: _look_here(options, folder).folder, sys.stdout.buffer)
-    print(_look_here(options, options.folder).folder)
-    return ExitStatus.OK

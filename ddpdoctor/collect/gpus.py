@@ -238,7 +238,14 @@ def read_gpu(nvml: Nvml, handle: Any, index: int, kin: Kin) -> Gpu:
         for part in (_memory_health, _heat_and_clocks, _modes):
             known |= part(nvml, handle)
         known["processes"] = _processes(nvml, handle, kin)
-        known["nvlinks"] = _nvlinks(nvml, handle)
+        links = []
+        for link in range(nvml.constant("NVML_NVLINK_MAX_LINKS", MAX_LINKS)):
+            state = _ask(nvml, "nvmlDeviceGetNvLinkState", handle, link)
+            if state is not None:
+                counts = [_ask(nvml, "nvmlDeviceGetNvLinkErrorCounter", handle, link, kind) for kind in NVLINK_ERRORS]
+                counted = [count for count in counts if count is not None]
+                links.append(NvLink(index=link, active=bool(state), errors=sum(counted) if counted else None))
+        known["nvlinks"] = tuple(links)
         known |= _fabric(nvml, handle)
     except NvmlError as error:
         return Gpu(index=index, **{**known, "error": _words(error)})
@@ -362,18 +369,6 @@ def _listed(nvml: Nvml, function: str, handle: Any) -> list[Any] | None:
     if processes is None:
         processes = _ask(nvml, f"{function}_v2", handle)
     return processes
-
-
-def _nvlinks(nvml: Nvml, handle: Any) -> tuple[NvLink, ...]:
-    """Return the device's links, which are those whose state it reports."""
-    links = []
-    for link in range(nvml.constant("NVML_NVLINK_MAX_LINKS", MAX_LINKS)):
-        state = _ask(nvml, "nvmlDeviceGetNvLinkState", handle, link)
-        if state is not None:
-            counts = [_ask(nvml, "nvmlDeviceGetNvLinkErrorCounter", handle, link, kind) for kind in NVLINK_ERRORS]
-            counted = [count for count in counts if count is not None]
-            links.append(NvLink(index=link, active=bool(state), errors=sum(counted) if counted else None))
-    return tuple(links)
 
 
 def _fabric(nvml: Nvml, handle: Any) -> dict[str, Any]:

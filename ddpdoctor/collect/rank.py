@@ -283,7 +283,14 @@ def _with_device_calls(
             highest[name] = max(highest.get(name, 0), number)
     raised = (note for note in reversed(content.notes) if note.get("k") == "raised")
     reported = [found for entry in (evidence, *raised) if (found := read_groups(entry.get("groups")))]
-    fresh = next((groups for groups in reported if not any(_is_outdated(group, highest) for group in groups)), None)
+    fresh = next(
+        (
+            groups
+            for groups in reported
+            if not any((highest.get(group.name, 0) > group.enqueued + 1) for group in groups)
+        ),
+        None,
+    )
     if fresh is not None:
         groups = fresh
     else:
@@ -368,11 +375,6 @@ def _read_raised(note: dict[str, Any]) -> Raised:
     return read_record(
         Raised, note, message=lines[-1].removeprefix(f"{note.get('type')}: ") if note.get("child") and lines else text
     )
-
-
-def _is_outdated(group: GroupState, highest: dict[str, int]) -> bool:
-    """Return whether a call has a number beyond the next one that the group's reported counter allows."""
-    return highest.get(group.name, 0) > group.enqueued + 1
 
 
 def _signal_samples(text: str, main: Any, roots: tuple[str, ...], watched: WatchedRank) -> tuple[StackSample, ...]:

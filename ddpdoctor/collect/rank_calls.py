@@ -255,7 +255,11 @@ def _known_call(entry: dict[str, Any], log: CallLog, peer: int | None, created_n
 
     def made_it(kind: CallKind) -> bool:
         # A hook keeps its own count, which may differ from the group's.
-        return kind.numbered and kind.group == group and (not hooked or _is_same_op(kind.op, _op(entry)))
+        return (
+            kind.numbered
+            and kind.group == group
+            and (not hooked or (kind.op.removesuffix("_single") == _op(entry).removesuffix("_single")))
+        )
 
     return _last_of(log, made_it, lambda at: log.numbers[at] == number)
 
@@ -275,7 +279,3 @@ def _last_of(log: CallLog, made_it: Any, fits: Any) -> Call | None:
     kinds = {place for place, kind in enumerate(log.kinds) if made_it(kind)}
     places = range(len(log) - 1, -1, -1) if kinds else ()
     return next((log[at] for at in places if log.which[at] in kinds and fits(at)), None)
-
-
-def _is_same_op(recorded: str, other: str) -> bool:
-    return recorded.removesuffix("_single") == other.removesuffix("_single")

@@ -131,6 +131,11 @@ def read_run_folder(folder: Path, *, kept: bool = True) -> RunFolder:
     check_folders(folder)
     run = _read_run(folder)
     with _wall(folder):
+        found = {}
+        for path in folder.glob("lost-*"):
+            pid = path.name.split("-")[1]
+            if pid.isascii() and pid.isdecimal():
+                found[int(pid)] = read_text(path).partition("\n")[2] or "no reason given"
         return RunFolder(
             path=folder,
             run=run,
@@ -138,7 +143,7 @@ def read_run_folder(folder: Path, *, kept: bool = True) -> RunFolder:
             agent=read_entries(folder / "agent.jsonl"),
             rings=read_rings(folder, kept=kept),
             answers=find_answers(folder / "evidence"),
-            lost=_read_lost(folder),
+            lost=found,
             machine=load(Node, folder / MACHINE_NAME),
             control_flow=load(tuple[ControlFlow, ...], folder / CONTROL_FLOW_NAME) or (),
             nccl_lines=read_warnings(folder),
@@ -278,16 +283,6 @@ def _read_shape(
         nnodes = -(-world // local)
         return world, nnodes, local, nnodes > 1
     return None, 1, None, not is_on_one_host(contents.values())
-
-
-def _read_lost(folder: Path) -> dict[int, str]:
-    """Return, by pid, why a process could not be recorded."""
-    found = {}
-    for path in folder.glob("lost-*"):
-        pid = path.name.split("-")[1]
-        if pid.isascii() and pid.isdecimal():
-            found[int(pid)] = read_text(path).partition("\n")[2] or "no reason given"
-    return found
 
 
 def share_groups(found: tuple[Rank, ...]) -> tuple[Rank, ...]:
@@ -432,7 +427,12 @@ def _unite(own: Job, members: NodesSeen, others: Sequence[_Node], folder: Path, 
                 for node in members.nodes
             ),
         ),
-        elsewhere=tuple(_host_seen(node.job) for node in others),
+        elsewhere=tuple(
+            HostSeen(
+                host=node.job.host, causes=node.job.host_causes, machine=node.job.machine, reached=node.job.reached
+            )
+            for node in others
+        ),
     )
 
 
@@ -448,10 +448,6 @@ def _with_facts(node: NodeSeen, job: Job | None) -> NodeSeen:
     if job is None:
         return replace(node, gathered=False)
     return replace(node, gathered=True, ranks=tuple(sorted({rank.rank for rank in job.ranks})) or node.ranks)
-
-
-def _host_seen(job: Job) -> HostSeen:
-    return HostSeen(host=job.host, causes=job.host_causes, machine=job.machine, reached=job.reached)
 
 
 class NotThere(Exception):  # noqa: N818 - says what it is

@@ -223,10 +223,16 @@ def build_report(trial: Trial, command: tuple[str, ...], started_at: str) -> Rep
     """Judge a trial and build its report."""
     hosts = list(dict.fromkeys(one.host for one in trial.participants))
     world_size = len(trial.participants)
+    same: Any = len({model.digest for model in trial.models}) == 1
     return check_report(
         rules_of("consistency"),
         {Job: [_job(trial)], Trial: [trial]},
-        {"verb": CONSISTENCY_VERB, "world_size": world_size, "hosts": hosts, "trial": encode(_without_copies(trial))},
+        {
+            "verb": CONSISTENCY_VERB,
+            "world_size": world_size,
+            "hosts": hosts,
+            "trial": encode(replace(trial, models=trial.models[:1]) if same else trial),
+        },
         command,
         started_at,
         job=JobSummary(world_size=world_size, nnodes=len(hosts), status=JobStatus.FINISHED, exit_status=None),
@@ -282,9 +288,3 @@ def _row(one: Participant, trial: Trial) -> RankRow:
         step=trial.settings.steps if trial.consistency is not None else None,
         gpu=int(one.device.removeprefix("cuda:")) if one.device.startswith("cuda:") else None,
     )
-
-
-def _without_copies(trial: Trial) -> Trial:
-    """Keep only one model if all ranks have equal ones."""
-    same: Any = len({model.digest for model in trial.models}) == 1
-    return replace(trial, models=trial.models[:1]) if same else trial

@@ -133,7 +133,11 @@ def _rank_now(rank: Rank, live: LiveRun, judged: JobState | None) -> RankNow:
     lives = rank.life is Life.RUNNING
     waiting = judged.states.get(rank.rank) if judged is not None else None
     is_at_it = lives and rank.proc_state is None and not _waits_long(waiting, now_ns)
-    trains = is_at_it and pace is not None and _moves(pace.ended_ns, pace.step_ms, now_ns)
+    trains = (
+        is_at_it
+        and pace is not None
+        and (now_ns - pace.ended_ns < max(MOVES_S * 1e9, MOVES_STEPS * pace.step_ms * 1e6))
+    )
     return RankNow(
         rank=rank.rank,
         host=rank.host,
@@ -150,10 +154,6 @@ def _rank_now(rank: Rank, live: LiveRun, judged: JobState | None) -> RankNow:
         batch=rank.batches,
         memory_bytes=live.memory_bytes.get((rank.host, rank.pid or 0)) if lives else None,
     )
-
-
-def _moves(ended_ns: int, step_ms: float, now_ns: int) -> bool:
-    return now_ns - ended_ns < max(MOVES_S * 1e9, MOVES_STEPS * step_ms * 1e6)
 
 
 def _waits_long(state: RankState | None, now_ns: int) -> bool:

@@ -395,8 +395,15 @@ def assemble(launch: Launch, facts: Sequence[Facts], problems: Iterable[str] = (
     groups = [group for machine in _by(arrived, "machine") for group in _by_container(machine)]
     groups.sort(key=lambda group: group[0].rank)
     nodes = [_make_node(group, index) for index, group in enumerate(groups)]
+    first_ranks = [group[0].rank for group in groups]
+    times = Counter(node.host for node in nodes)
     return Fleet(
-        nodes=tuple(_name_apart(nodes, [group[0].rank for group in groups])),
+        nodes=tuple(
+            [
+                node if times[node.host] == 1 else replace(node, host=f"{node.host} (rank {rank})")
+                for node, rank in zip(nodes, first_ranks, strict=True)
+            ]
+        ),
         launcher=launch.launcher,
         world_size=launch.world_size,
         nnodes=launch.nnodes,
@@ -449,15 +456,6 @@ def _make_node(group: list[Facts], index: int) -> Node:
         sections: dict[str, Any] = dict.fromkeys(SECTIONS, unread)
         node = Node(host=group[0].host, **sections)
     return replace(node, index=index, processes=processes)
-
-
-def _name_apart(nodes: list[Node], first_ranks: list[int]) -> list[Node]:
-    """Add the first rank to host names that several nodes share, because findings refer to hosts by name."""
-    times = Counter(node.host for node in nodes)
-    return [
-        node if times[node.host] == 1 else replace(node, host=f"{node.host} (rank {rank})")
-        for node, rank in zip(nodes, first_ranks, strict=True)
-    ]
 
 
 def _other_versions(facts: Iterable[Facts]) -> list[str]:

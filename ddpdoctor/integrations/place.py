@@ -71,7 +71,11 @@ def take_place(asked: Asked, env: Mapping[str, str]) -> HostWatch:
     with locked(file) as descriptor:
         meeting = read_meeting(descriptor)
         if meeting is None or not _is_ours(meeting, process, number):
-            meeting = _open_meeting(asked, env, file)
+            run_dir = _make_run_dir(asked.report_dir, env).resolve()
+            record = choose_folder(run_dir)
+            make_record(str(record))
+            watcher = _start_watcher(asked, [str(run_dir), str(record), str(file)], env)
+            meeting = HostWatch(record=record, run_dir=run_dir, watcher=watcher)
             write_meeting(descriptor, meeting)
         enter(meeting.record, process, number)
     return meeting
@@ -83,14 +87,6 @@ def _is_ours(meeting: HostWatch, process: Target, number: str) -> bool:
         return False
     present = read_attendance(meeting.record).present
     return not number or all(one == process or taken != number for one, taken in present.items())
-
-
-def _open_meeting(asked: Asked, env: Mapping[str, str], file: Path) -> HostWatch:
-    run_dir = _make_run_dir(asked.report_dir, env).resolve()
-    record = choose_folder(run_dir)
-    make_record(str(record))
-    watcher = _start_watcher(asked, [str(run_dir), str(record), str(file)], env)
-    return HostWatch(record=record, run_dir=run_dir, watcher=watcher)
 
 
 def _make_run_dir(report_dir: Path | None, env: Mapping[str, str]) -> Path:

@@ -149,20 +149,17 @@ class Watch(contextlib.ContextDecorator):
             return
         _active = None
         try:
-            self._put_back()
+            atexit.unregister(self._at_exit)
+            for name, value in self._former.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
             if self._meeting is not None:
                 _note_leaving(self._meeting, how, error)
         except Exception as failure:  # noqa: BLE001 - the wall around ddpdoctor
             _pass_on(failure)
             _say_once(f"the watch could not be left: {failure}")
-
-    def _put_back(self) -> None:
-        atexit.unregister(self._at_exit)
-        for name, value in self._former.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _note_leaving(meeting: HostWatch, how: Leaving, error: Exception | None) -> None:

@@ -100,7 +100,16 @@ def follow(process: Followed, now_ns: int, interval_s: float, hang_timeout_s: fl
         process.heartbeat_changed_ns = now_ns
     has_new_child = bool(below - process.children)
     process.children = below
-    if _has_advanced(process, old, cells, interval_s):
+    io = proc.read_io(process.pid)
+    io_bytes = None if io is None else io.read + io.written + io.fetched
+    moved = (io_bytes or 0) - (process.io_bytes if process.io_bytes is not None else io_bytes or 0)
+    process.io_bytes = io_bytes
+    if (
+        not old
+        or any(cells[name] != old[name] for name in PROGRESS_CELLS)
+        or cells["new_functions"] != old["new_functions"]
+        or moved > IO_BYTES_PER_S * interval_s
+    ):
         process.last_progress_ns = process.last_new_ns = process.advanced_ns = now_ns
         return
     patient = now_ns - process.last_new_ns < FAMILIAR_PATIENCE * hang_timeout_s * 1e9
@@ -126,19 +135,6 @@ def discount_starving(process: Followed, now_ns: int, below: frozenset[int], fol
     process.starved_ns += most_ns
     process.last_progress_ns += most_ns
     process.last_new_ns += most_ns
-
-
-def _has_advanced(process: Followed, old: dict[str, int], cells: dict[str, int], interval_s: float) -> bool:
-    io = proc.read_io(process.pid)
-    io_bytes = None if io is None else io.read + io.written + io.fetched
-    moved = (io_bytes or 0) - (process.io_bytes if process.io_bytes is not None else io_bytes or 0)
-    process.io_bytes = io_bytes
-    return (
-        not old
-        or any(cells[name] != old[name] for name in PROGRESS_CELLS)
-        or cells["new_functions"] != old["new_functions"]
-        or moved > IO_BYTES_PER_S * interval_s
-    )
 
 
 class Suspicion(Enum):

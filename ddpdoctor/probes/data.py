@@ -578,7 +578,12 @@ def digest_samples(dataset: Any, samples: int) -> tuple[str, ...]:
     found = []
     with _same_random_state():
         for index in chosen:
-            _seed(index)
+            import torch
+
+            torch.random.default_generator.manual_seed(SEED + index)
+            random.seed(SEED + index)
+            if "numpy" in sys.modules:
+                sys.modules["numpy"].random.seed(SEED + index)
             found += [f"{index}:{leaf}" for leaf in digest_leaves(dataset[index])]
     return tuple(found)
 
@@ -627,12 +632,3 @@ def _same_random_state() -> Iterator[None]:
             random.setstate(state)
             if numpy is not None:
                 numpy.random.set_state(numpy_state)
-
-
-def _seed(index: int) -> None:
-    import torch
-
-    torch.random.default_generator.manual_seed(SEED + index)
-    random.seed(SEED + index)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(SEED + index)

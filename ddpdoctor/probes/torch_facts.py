@@ -136,7 +136,8 @@ def _cuda(torch: Any) -> dict[str, Any]:
             if source != target
         ]
     except Exception as error:  # noqa: BLE001 - why CUDA cannot be used is the fact
-        return {"cuda_error": _first_line(error), "cuda_library": _cuda_library()}
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return {"cuda_error": (lines[0] if lines else type(error).__name__), "cuda_library": _cuda_library()}
     return {
         "cuda_available": count > 0,
         "device_count": count,
@@ -144,11 +145,6 @@ def _cuda(torch: Any) -> dict[str, Any]:
         "peers": peers,
         "cuda_library": _cuda_library(),
     }
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
 
 
 def _cuda_library() -> str | None:

@@ -98,7 +98,11 @@ def rule(  # noqa: PLR0913 - all properties of a rule, each under its name
     """
 
     def register(check: Check) -> Check:
-        _refuse_reuse(code, kind)
+        if code in _rules:
+            raise ValueError(f"code {code} is taken by the rule {_rules[code].kind}")
+        for known in _rules.values():
+            if known.kind == kind:
+                raise ValueError(f"kind {kind} is taken by the rule {known.code}")
         about = _about(check)
         begins = inspect.cleandoc(check.__doc__ or "")
         if not begins:
@@ -135,14 +139,6 @@ def _about(check: Check) -> str:
     if name not in SUBJECTS:
         raise ValueError(f"{check.__name__} is asked about a {name or 'value of no type'}: no verb has facts of it")
     return name
-
-
-def _refuse_reuse(code: str, kind: str) -> None:
-    if code in _rules:
-        raise ValueError(f"code {code} is taken by the rule {_rules[code].kind}")
-    for known in _rules.values():
-        if known.kind == kind:
-            raise ValueError(f"kind {kind} is taken by the rule {known.code}")
 
 
 def rules_of(*families: str) -> tuple[Rule, ...]:

@@ -110,10 +110,16 @@ def visit_units(world: RankGroup, plan: VisitPlan, progress: Progress) -> Iterat
             for group in groups.of(slot):
                 small = measure(group, _case(SMALL_BYTES), Effort(warmup=WARMUP, seconds=slot_s / 3))
                 large = measure(group, _case(plan.size_bytes), Effort(warmup=WARMUP, seconds=slot_s * 2 / 3))
+                waits_us = small.waits_us
+                index = group.index
+                late: list[float] = []
+                for call in zip(*waits_us, strict=True):
+                    others = [wait for place, wait in enumerate(call) if place != index]
+                    late.append(statistics.median(others) - call[index])
                 mine = [
                     small.measurement.p50_us,
                     large.measurement.busbw_gb_s or 0.0,
-                    _own_lateness(small.waits_us, group.index),
+                    float(statistics.median(late)),
                 ]
             groups.release(slot)
             rows = world.gather([time.monotonic() - started_s, *mine])
@@ -144,14 +150,6 @@ def _case(size_bytes: int) -> Case:
         size_bytes=size_bytes,
         count=size_bytes // ELEMENT_BYTES,
     )
-
-
-def _own_lateness(waits_us: Sequence[Sequence[float]], index: int) -> float:
-    late: list[float] = []
-    for call in zip(*waits_us, strict=True):
-        others = [wait for place, wait in enumerate(call) if place != index]
-        late.append(statistics.median(others) - call[index])
-    return float(statistics.median(late))
 
 
 def _read_visit(unit: Unit, rows: Sequence[Sequence[float]]) -> UnitVisit:

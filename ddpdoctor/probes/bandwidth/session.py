@@ -124,7 +124,11 @@ def _take_part(job: BenchTask, ranks: Ranks) -> int:
 def _run(job: BenchTask, ranks: Ranks, log: ResultLog) -> int:
     tracker, nccl_logs = Tracker(), NcclLogs(log.settings.backend)
     with Watcher(_watched(job, ranks.conversation, log, tracker, nccl_logs)):
-        _read_machines(job, ranks.conversation, log)
+        conversation = ranks.conversation
+        try:
+            job.read_machines(conversation)
+        except StoreError as error:
+            log.note(f"the machines could not be read: {error}")
         _measure(job, ranks, log, tracker, nccl_logs)
     return ranks.end(lambda: job.report(log.bench()))
 
@@ -141,13 +145,6 @@ def _watched(
         finish=lambda stop: job.report(log.bench(stop)),
         clean_up=nccl_logs.close,
     )
-
-
-def _read_machines(job: BenchTask, conversation: Conversation, log: ResultLog) -> None:
-    try:
-        job.read_machines(conversation)
-    except StoreError as error:
-        log.note(f"the machines could not be read: {error}")
 
 
 def _measure(job: BenchTask, ranks: Ranks, log: ResultLog, tracker: Tracker, nccl_logs: NcclLogs) -> None:

@@ -195,7 +195,17 @@ class _Mesh:
                 said = found.pairs if found is not None else ()
                 pairs |= {(number, pair.target): pair for pair in said if pair.source == number}
         return tuple(
-            pairs.get((source.number, target.number)) or _unheard(source, target)
+            pairs.get((source.number, target.number))
+            or (
+                NodePair(
+                    source=source.number,
+                    target=target.number,
+                    address=target.address,
+                    port=0,
+                    interface=target.interface,
+                    skipped="the source did not report what it saw",
+                )
+            )
             for source in self._publications
             for target in self._publications
             if source is not target
@@ -215,17 +225,6 @@ def _ticket(posts: PostsOpen | None) -> bytes:
         return bytes.fromhex(posts.ticket) if posts is not None else b""
     except ValueError:
         return b""
-
-
-def _unheard(source: Publication, target: Publication) -> NodePair:
-    return NodePair(
-        source=source.number,
-        target=target.number,
-        address=target.address,
-        port=0,
-        interface=target.interface,
-        skipped="the source did not report what it saw",
-    )
 
 
 def blocks_of(count: int) -> tuple[range, ...]:
@@ -335,15 +334,13 @@ class Posts:
                 self._selector.register(listener, selectors.EVENT_READ)
             while not self._ended.is_set():
                 for key, _ in self._selector.select(TICK_S):
-                    self._attend(cast("socket.socket", key.fileobj))
+                    ready = cast("socket.socket", key.fileobj)
+                    if ready in self._waiting:
+                        self._hear(ready)
+                    elif ready.fileno() >= 0:  # else it was dropped for another one of the same batch
+                        self._accept(ready)
         finally:
             self._close_all()
-
-    def _attend(self, ready: socket.socket) -> None:
-        if ready in self._waiting:
-            self._hear(ready)
-        elif ready.fileno() >= 0:  # else it was dropped for another one of the same batch
-            self._accept(ready)
 
     def _accept(self, listener: socket.socket) -> None:
         try:

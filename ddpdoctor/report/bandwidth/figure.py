@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     from ddpdoctor.model.bandwidth import Reference
@@ -114,7 +113,19 @@ def draw_figure(report: Report, bench: Bandwidth, file_format: str) -> bytes:
             panels = parts[1, 0].subplots(1, len(matrices), squeeze=False)[0]
             for panel, matrix in zip(panels, matrices, strict=True):
                 draw_matrix_panel(panel, matrix)
-        _add_titles(figure, report, bench)
+        series = sort_series(bench.results)
+        what = (
+            name_series(series[0])
+            if len(series) == 1
+            else ", ".join(dict.fromkeys(one.collective.value for one in series))
+        )
+        title = "\n".join(wrap(clean(": ".join(filter(None, (what, describe_members(bench))))), TITLE_CHARACTERS))
+        said = "\n".join(wrap(clean(headline(report, bench)), TITLE_CHARACTERS))
+        figure.suptitle(f"{title}\n{said}", fontsize=11)
+        warm = "cold" if bench.settings.cold else "warm"
+        figure.supxlabel(
+            f"ddpdoctor {report.tool_version}, {format_time(report.started_at)}, {warm} buffers", fontsize=8.5
+        )
         drawn = io.BytesIO()
         figure.savefig(drawn, format=file_format, dpi=DPI, metadata={"Date": None} if file_format == "svg" else None)
     return drawn.getvalue()
@@ -252,18 +263,6 @@ def spread_apart(places: Sequence[float], apart: float) -> list[float]:
 def _end_height(line: Line2D) -> float:
     heights: Any = line.get_ydata()
     return float(heights[-1])
-
-
-def _add_titles(figure: Figure, report: Report, bench: Bandwidth) -> None:
-    series = sort_series(bench.results)
-    what = (
-        name_series(series[0]) if len(series) == 1 else ", ".join(dict.fromkeys(one.collective.value for one in series))
-    )
-    title = "\n".join(wrap(clean(": ".join(filter(None, (what, describe_members(bench))))), TITLE_CHARACTERS))
-    said = "\n".join(wrap(clean(headline(report, bench)), TITLE_CHARACTERS))
-    figure.suptitle(f"{title}\n{said}", fontsize=11)
-    warm = "cold" if bench.settings.cold else "warm"
-    figure.supxlabel(f"ddpdoctor {report.tool_version}, {format_time(report.started_at)}, {warm} buffers", fontsize=8.5)
 
 
 PAGE = ".html"

@@ -89,9 +89,14 @@ def lay_out_chart(series: Series) -> Chart:
         return Chart(title=series.title, across=(), up=(), curves=())
     across = _axis([x for x, _ in points], LEFT, WIDTH - RIGHT, room=1.0)
     up = _axis([y for _, y in points], HEIGHT - BOTTOM, TOP, room=1.25)
+    first, last = math.ceil(math.log2(across.low) - 1e-9), math.floor(math.log2(across.high) + 1e-9)
+    step = max(1, math.ceil((last - first + 1) / MAX_TICKS))
     return Chart(
         title=series.title,
-        across=tuple(Tick(at=across.place(size), label=format_size(size)) for size in _size_ticks(across)),
+        across=tuple(
+            Tick(at=across.place(size), label=format_size(size))
+            for size in [2**power for power in range(max(first, 0), last + 1, step)]
+        ),
         up=tuple(Tick(at=up.place(value), label=f"{value:g}") for value in _value_ticks(up)),
         curves=tuple(
             _curve(line, across, up, style, is_reference=is_reference)
@@ -133,13 +138,6 @@ def _curve(line: ChartLine, across: _Axis, up: _Axis, style: int, *, is_referenc
         style=style,
         is_reference=is_reference,
     )
-
-
-def _size_ticks(axis: _Axis) -> list[int]:
-    """Return powers of two, few enough to have room for their names."""
-    first, last = math.ceil(math.log2(axis.low) - 1e-9), math.floor(math.log2(axis.high) + 1e-9)
-    step = max(1, math.ceil((last - first + 1) / MAX_TICKS))
-    return [2**power for power in range(max(first, 0), last + 1, step)]
 
 
 def _value_ticks(axis: _Axis) -> list[float]:

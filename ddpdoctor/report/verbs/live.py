@@ -98,7 +98,12 @@ def history_sections(job: History, *, several: bool) -> tuple[Section, ...]:
                     column("step", [str(start.steps) for start, _ in rows]),
                     column("ended", [_verdict_words(start) for start, _ in rows]),
                     column("lost", [_steps_words(cost, start) for start, cost in rows], 2, "steps"),
-                    column("lost", [_seconds_words(cost) for _, cost in rows], 2, "time"),
+                    column(
+                        "lost",
+                        [(format_span(cost.seconds) if cost.seconds is not None else "") for _, cost in rows],
+                        2,
+                        "time",
+                    ),
                 ),
                 tones={at: Tone.ERROR for at, (start, _) in enumerate(rows) if start.failed},
                 indent=2,
@@ -157,10 +162,6 @@ def _steps_words(cost: Cost, start: Start) -> str:
     if cost.steps is None:
         return NOT_KNOWN if cost.seconds is not None or start.failed else ""
     return str(cost.steps)
-
-
-def _seconds_words(cost: Cost) -> str:
-    return format_span(cost.seconds) if cost.seconds is not None else ""
 
 
 STEPS_APART = 2

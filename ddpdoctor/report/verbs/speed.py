@@ -122,7 +122,11 @@ def speed_sections(report: Report) -> tuple[Section, ...]:
                 Column(name="critical rank", unit="ms", cells=tuple(number(row.critical_ms) for row in rows)),
                 Column(name="share", cells=tuple(f"{row.critical_ms / budget.wall_ms:.1%}" for row in rows)),
                 Column(name="median rank", unit="ms", cells=tuple(number(row.median_ms) for row in rows)),
-                Column(name="worst rank", unit="ms", cells=tuple(_worst(row) for row in rows)),
+                Column(
+                    name="worst rank",
+                    unit="ms",
+                    cells=tuple((f"{number(row.worst_ms)} (rank {row.worst_rank})") for row in rows),
+                ),
             ),
         ),
         *(Text(text=line, indent=2) for line in (*_lines(budget), *_network(report))),
@@ -153,10 +157,6 @@ def read_budget(report: Report) -> Budget | None:
 def is_shown(row: PhaseRow, budget: Budget) -> bool:
     """Return whether a phase takes enough of the step on any rank."""
     return max(row.critical_ms, row.worst_ms) >= SHOWN_SHARE * budget.wall_ms
-
-
-def _worst(row: PhaseRow) -> str:
-    return f"{number(row.worst_ms)} (rank {row.worst_rank})"
 
 
 def _lines(budget: Budget) -> list[str]:

@@ -140,15 +140,6 @@ def _about(trial: Trial) -> list[str]:
     ]
 
 
-def _compared(streams: tuple[Stream, ...]) -> list[tuple[str, str]]:
-    return [
-        (words, _how(next((one for one in stream.differences if one.what is what), None), stream))
-        for stream in streams
-        for what, words in NAMES.items()
-        if what in stream.kinds and (what is What.BUFFER) == (stream.clock is StreamClock.SYNC)
-    ]
-
-
 def _how(difference: Difference | None, stream: Stream) -> str:
     if difference is None:
         return "equal on all ranks" if len(stream.ranks) > 1 else "not compared: there is one rank"
@@ -165,8 +156,15 @@ def _how(difference: Difference | None, stream: Stream) -> str:
 def _compared_sections(trial: Trial) -> tuple[Section, ...]:
     if trial.consistency is None:
         return ()
+    streams = trial.consistency.streams
     facts = tuple(
-        FactEntry(label=name, texts=(text,), tone=Tone.PLAIN) for name, text in _compared(trial.consistency.streams)
+        FactEntry(label=name, texts=(text,), tone=Tone.PLAIN)
+        for name, text in [
+            (words, _how(next((one for one in stream.differences if one.what is what), None), stream))
+            for stream in streams
+            for what, words in NAMES.items()
+            if what in stream.kinds and (what is What.BUFFER) == (stream.clock is StreamClock.SYNC)
+        ]
     )
     return ((Heading(text=f"after each of {count_of(trial.settings.steps, 'step')}"), FactList(facts=facts)),)
 

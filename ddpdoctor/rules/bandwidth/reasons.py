@@ -503,7 +503,13 @@ def _slow(
     speed_mbit_s = sum(speed or 0 for speed in speeds)
     if not speeds or None in speeds:
         return
-    most, faster = speed_mbit_s * GB_S_PER_MBIT_S, _faster(network, used, speed_mbit_s)
+    usable = [one for one in network.interfaces if one.running and one.addresses and not one.loopback]
+    found = [one for one in usable if one not in used and not is_bridge(one.name) and not is_tunnel(one.name)]
+    best = max(found, key=lambda one: _speed(one) or 0, default=None)
+    most, faster = (
+        speed_mbit_s * GB_S_PER_MBIT_S,
+        (best if best is not None and (_speed(best) or 0) >= MUCH_FASTER * speed_mbit_s else None),
+    )
     full = view.best_gb_s is not None and view.best_gb_s >= FULL_SHARE * most
     if not full and speed_mbit_s > SLOW_MBIT_S and faster is None:
         return
@@ -522,13 +528,6 @@ def _speed(interface: Interface) -> int | None:
     if interface.virtual and not interface.name.startswith(STACKED) and "." not in interface.name:
         return None
     return interface.speed_mb_s
-
-
-def _faster(network: Network, used: tuple[Interface, ...], speed_mbit_s: int) -> Interface | None:
-    usable = [one for one in network.interfaces if one.running and one.addresses and not one.loopback]
-    found = [one for one in usable if one not in used and not is_bridge(one.name) and not is_tunnel(one.name)]
-    best = max(found, key=lambda one: _speed(one) or 0, default=None)
-    return best if best is not None and (_speed(best) or 0) >= MUCH_FASTER * speed_mbit_s else None
 
 
 def _small_packets(place: BenchNode, library: str, used: tuple[Interface, ...]) -> Iterator[Weighed]:

@@ -230,13 +230,9 @@ def match_names(weights: Weights, expected: Expected) -> Match:
 
 def strip(name: str) -> str:
     """Return a name without wrapper prefixes, both at its beginning and inside."""
-    return ".".join(_without_first_module(name.split(".")))
-
-
-def _without_first_module(parts: list[str]) -> list[str]:
-    """Remove wrappers, but "module" only at the beginning, since a model may have a layer of that name."""
+    parts = name.split(".")
     kept = [part for part in parts if part not in WRAPPERS[1:]]
-    return kept[1:] if kept and kept[0] == "module" and len(kept) > 1 else kept
+    return ".".join(kept[1:] if kept and kept[0] == "module" and len(kept) > 1 else kept)
 
 
 def _wrapper(name: str) -> str:
@@ -352,15 +348,15 @@ RUNS_CODE_BUILTINS = frozenset({"eval", "exec", "compile", "__import__", "open",
 @rule("DD716", "checkpoint-incomplete", Severity.INFO, "A checkpoint may lack state for a resume")
 def check_resume(seen: Checkpoints) -> Answer:
     """Report what is missing from a checkpoint that was written to resume from."""
-    training = [one for one in seen.files if _is_training(one)]
+    training = [
+        one
+        for one in seen.files
+        if (one.contents is not None and bool(set(one.contents.parts) & set(TRAINING)) and one.form is not Form.FOLDER)
+    ]
     if not training:
         return skipped("no file to resume from: no file is known to have more than weights")
     problems = [problem for one in training for problem in _lacks(one)]
     return judged(problems, f"{count_of(len(training), 'file')} to resume from")
-
-
-def _is_training(one: FileSeen) -> bool:
-    return one.contents is not None and bool(set(one.contents.parts) & set(TRAINING)) and one.form is not Form.FOLDER
 
 
 def _lacks(one: FileSeen) -> list[Problem]:
@@ -454,7 +450,18 @@ def _compare(files: Sequence[FileSeen], asked: bool) -> list[Problem]:  # noqa: 
             only = [name for name in differing if name not in left or name not in right]
             problems.append(_difference(first, other, differing, only, len(names), asked=asked))
         elif any(prefixes):
-            problems.append(_other_names(first, other, prefixes, len(names), asked=asked))
+            of = len(names)
+            under = [
+                f"{file.path} has them under {key!r}" for file, key in zip((first, other), prefixes, strict=True) if key
+            ]
+            problems.append(
+                Problem(
+                    severity=Severity.WARNING if asked else Severity.INFO,
+                    summary=f"{other.path} has the same {count_of(of, 'tensor')} as {first.path} under other names",
+                    evidence=tuple(under),
+                    fix="save both in the same way, or load the part under that key",
+                )
+            )
     return problems
 
 
@@ -475,17 +482,6 @@ def _difference(
         evidence=(f"only in one of them: {some(only, 'tensor')}",) if only else (),
         fix="copy one of them to all nodes, or load on rank 0 before DDP is constructed",
         tensor=names[0],
-    )
-
-
-def _other_names(first: FileSeen, other: FileSeen, prefixes: Sequence[str], of: int, *, asked: bool) -> Problem:
-    """Report files that hold equal tensors under different keys."""
-    under = [f"{file.path} has them under {key!r}" for file, key in zip((first, other), prefixes, strict=True) if key]
-    return Problem(
-        severity=Severity.WARNING if asked else Severity.INFO,
-        summary=f"{other.path} has the same {count_of(of, 'tensor')} as {first.path} under other names",
-        evidence=tuple(under),
-        fix="save both in the same way, or load the part under that key",
     )
 
 

@@ -450,7 +450,17 @@ Ports = tuple[tuple["RdmaDevice", "RdmaPort"], ...]
 def check_roce_gid(fleet: Fleet) -> Answer:
     """Report RoCE ports whose address (GID) cannot carry the traffic."""
     roce = [
-        (node, rdma, ports) for node, rdma in fleet.each(lambda node: node.rdma) if (ports := _roce_ports(node, rdma))
+        (node, rdma, ports)
+        for node, rdma in fleet.each(lambda node: node.rdma)
+        if (
+            ports := (
+                tuple(
+                    (device, port)
+                    for device, port in chosen_ports(node, rdma)
+                    if port.link_layer == "Ethernet" and is_active(port) and not device.virtual_function
+                )
+            )
+        )
     ]
     if not roce:
         return skipped("no RDMA device has an active Ethernet port that NCCL would use")
@@ -463,14 +473,6 @@ def check_roce_gid(fleet: Fleet) -> Answer:
     setting = _index(node)
     how = str(setting) if setting is not None else f"an entry that is {V2} with {_family(node)}"
     return judged(problems, f"{_words_of(ports)}: {how}" + f", on {len(roce)} hosts" * (len(roce) > 1))
-
-
-def _roce_ports(node: Node, rdma: Rdma) -> Ports:
-    return tuple(
-        (device, port)
-        for device, port in chosen_ports(node, rdma)
-        if port.link_layer == "Ethernet" and is_active(port) and not device.virtual_function
-    )
 
 
 def _words_of(ports: Ports) -> str:

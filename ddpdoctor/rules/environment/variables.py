@@ -252,19 +252,19 @@ def _flaw_problem(file: ConfFile, flaw: Flaw) -> Problem:
         file_fix = f"sed -i {shlex.quote(text)} {path}"
     else:
         file_fix = f"sed -i '{line}s/^[^=]*/{flaw.set_name}/' {path}"
+    name = flaw.name
+    value = file.variables[name]
+    setting = f"{name}={show(value)}" if value else name
     return Problem(
         summary=flaw.summary,
-        evidence=(_file_origin(file, flaw.name), *flaw.evidence),
+        evidence=(
+            (f"{setting} is in line {file.lines.get(name, 0)} of {file.path}; the environment does not show it"),
+            *flaw.evidence,
+        ),
         fix=file_fix,
         severity=flaw.severity,
         confidence=flaw.confidence,
     )
-
-
-def _file_origin(file: ConfFile, name: str) -> str:
-    value = file.variables[name]
-    setting = f"{name}={show(value)}" if value else name
-    return f"{setting} is in line {file.lines.get(name, 0)} of {file.path}; the environment does not show it"
 
 
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")

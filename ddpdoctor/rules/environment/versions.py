@@ -297,7 +297,16 @@ def check_nccl_loaded(node: Node) -> Answer:
     if not build.nccl_libraries:
         return passed(f"NCCL {build.nccl}, part of torch itself")
     if len(build.nccl_libraries) > 1:
-        return judged([_two_libraries(build)], f"libnccl from {' and '.join(build.nccl_libraries)}")
+        return judged(
+            [
+                Problem(
+                    summary=f"Two NCCL libraries are loaded into one process: {' and '.join(build.nccl_libraries)}",
+                    evidence=_where_from(build),
+                    fix=_use_own_nccl(build),
+                )
+            ],
+            f"libnccl from {' and '.join(build.nccl_libraries)}",
+        )
     path, loaded = build.nccl_libraries[0], build.nccl_loaded
     if loaded is None or loaded == build.nccl:
         return passed(f"NCCL {build.nccl} from {path}")
@@ -311,14 +320,6 @@ def check_nccl_loaded(node: Node) -> Answer:
         else Severity.WARNING,
     )
     return judged([problem], f"NCCL {loaded} from {path}, built with {build.nccl}")
-
-
-def _two_libraries(build: TorchBuild) -> Problem:
-    return Problem(
-        summary=f"Two NCCL libraries are loaded into one process: {' and '.join(build.nccl_libraries)}",
-        evidence=_where_from(build),
-        fix=_use_own_nccl(build),
-    )
 
 
 def _where_from(build: TorchBuild) -> tuple[str, ...]:
