@@ -76,7 +76,7 @@ def is_untold(entry: Dict[str, Any]) -> bool:
 
 
 def _tells_completion(entry: Dict[str, Any]) -> bool:
-    return entry["state"] == "completed" and backend_of(entry) in HOOKED
+    return backend_of(entry) in HOOKED and (entry["state"] == "completed" or not entry.get("retired"))
 
 
 def _is_sound(entry: Dict[str, Any]) -> bool:

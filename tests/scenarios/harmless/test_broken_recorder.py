@@ -61,7 +61,7 @@ def test_a_script_that_never_imports_torch_runs_whatever_fails(part: str, tmp_pa
 
 def test_a_recorder_that_cannot_start_says_so(tmp_path: Path) -> None:
     for number, (part, name) in enumerate(
-        (("start", "install"), ("storage/ring_writing", "Ring.__init__"), ("stacks/errors", "install"))
+        (("start", "install"), ("storage/ring_writing", "Ring.__init__"), ("errors", "install"))
     ):
         work = tmp_path / str(number)
         folder = make_folder(work / "run")
