@@ -65,7 +65,7 @@ def render_nccl(tried: Mapping[str, Outcomes]) -> list[str]:
         right = next((o[name]["verdict"] for o in tried.values() if name in o and not o[name]["wrong"]), "")
         rows.append(f"| {' | '.join((_title(name), _mode(KNOWN[name]), right, *cells))} |")
     wrong = [
-        f"- {_title(name)}, {_mode(KNOWN[name])}, torch {version}: {one['verdict']}. {one['wrong']}"
+        f"- {_title(name)}, {_mode(KNOWN[name])}, torch {version}: {one['verdict']}."
         for version in versions
         for name, one in tried[version].items()
         if one["wrong"]
