@@ -344,7 +344,7 @@ class ChosenProcess:
 
 
 def choose_ranks(processes: Mapping[int, Process], own: frozenset[int] = frozenset()) -> list[ChosenProcess]:
-    """Return the ranks among these processes; ``own`` are processes of ours, which are none."""
+    """Return the ranks among these processes; ``own`` are ddpdoctor's processes, which are left out."""
     alive = [one for pid, one in processes.items() if one.state not in "ZX" and pid not in own]
     seen = {one.pid: one for one in _read_candidates(alive) if one.env}  # else it is another user's
     numbered = {pid: one for pid, one in seen.items() if one.rank is not None}

@@ -48,7 +48,7 @@ TRIES = 3
 """Our choice: memory that changes while it is read can make no sense; the next reading mostly does."""
 INSTALL = "pip install 'ddpdoctor[attach]'"
 SUDO = 'sudo -E env "PATH=$PATH" ddpdoctor attach'
-"""sudo has a PATH of its own, on which a virtual environment is not."""
+"""sudo sets its own PATH, which lacks the virtual environment."""
 DEBUG_POD = "kubectl debug POD -it --profile=sysadmin --target=CONTAINER --image=IMAGE"
 _REFUSED = ("permission denied", "operation not permitted", "eperm")
 _ITS_REMEDY = ": Try running again with"

@@ -416,7 +416,7 @@ class Arrived:
 
 
 def send_look(look: Callable[[Path], Path], out: IO[bytes]) -> int:
-    """Look with a folder of its own, and write what was saved there or why nothing was. Return the exit status."""
+    """Look at this machine, write what the look saved or why it saved nothing, and return the exit status."""
     with tempfile.TemporaryDirectory(prefix="ddpdoctor-attach-") as folder:
         try:
             _send_folder(look(Path(folder)), out)

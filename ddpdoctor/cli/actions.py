@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
-"""Nobody asked for these libraries' reports of their own use here."""
+"""Keeps these libraries from sending reports of their use, and from printing."""
 
 WebhookFormat = Literal["json", "slack", "teams"]
 COMMAND_LIMIT_S = 60.0
@@ -142,7 +142,7 @@ class Entry:
 
 
 def write_to_tensorboard(place: Mapping[str, str], entry: Entry) -> None:
-    """Write an event file of its own, with the report as a text that TensorBoard shows."""
+    """Write a new event file with the report as a text that TensorBoard shows."""
     import time
 
     from tensorboard.compat.proto.event_pb2 import Event

@@ -157,7 +157,7 @@ def key_of(one: Declared) -> str:
 def read_config(cwd: Path, env: Mapping[str, str]) -> Config:
     """Read the files that exist: the nearest ``pyproject.toml`` upwards, then the user's file.
 
-    Raises ``UserError`` for one that cannot be read or holds an unknown key, if nobody else can have written it.
+    Raises ``UserError`` for one that cannot be read or holds an unknown key, if no other user can have written it.
     """
     # os.path, because pathlib raises for a folder that may not be entered.
     project = next((up / PROJECT_FILE for up in (cwd, *cwd.parents) if os.path.isfile(up / PROJECT_FILE)), None)  # noqa: PTH113
@@ -195,10 +195,10 @@ def read_config(cwd: Path, env: Mapping[str, str]) -> Config:
 
 
 def find_distrust(path: Path, *, with_ancestors: bool) -> tuple[str, str] | None:
-    """Return why others may have written a file, and what would change that, or None if nobody else can have.
+    """Return why others may have written a file, and what would change that, or None if no other user can have.
 
-    The file and its folder must belong to this user or root, and nobody else may write them. ``with_ancestors``: nobody
-    else may move a folder above, or a link on the way, either. There a sticky folder such as /tmp is no harm.
+    The file and its folder must belong to this user or root, and no other user may write them. ``with_ancestors``: no
+    other user may move a folder above, or a link on the way. There a sticky folder such as /tmp does no harm.
     """
     real = Path(os.path.realpath(path))
     above = [*path.absolute().parents, *real.parents] if with_ancestors else []
