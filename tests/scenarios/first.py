@@ -38,7 +38,6 @@ FIRST = {
     "test_status.py": ("test_who_waits_for_whom",),
     "test_streams.py": ("test_a_job_runs_where_streams_are_closed[all", "test_a_verb_ends"),
     "test_kept_runs.py": ("test_restarts_and_requeued_runs_are_one_history",),
-    "speed/test_findings.py": ("test_a_healthy_job_that_looks_alike_is_left_alone[quiet small]",),
     "attach/test_verb.py": ("test_the_rank_that_the_others_wait_for",),
     "attach/test_kubectl.py": ("test_all_pods_are_judged_together",),
     "in_code/test_watch.py": ("test_a_hung_rank", "test_a_healthy_job_is_silent_and_keeps_its_environment[none]"),

@@ -111,6 +111,7 @@ def run_through(shell: str, folder: Path, words: list[str]) -> Ran:
 
 
 @pytest.mark.alone
+@pytest.mark.nightly
 def test_what_the_oom_killer_ended_says_what_it_used(tmp_path: Path) -> None:
     require("sh")
     with small_memory(1400 * MIB) as members:

@@ -9,7 +9,7 @@ import pytest
 from tests.scenarios.running import finish, job_pids, marked_lines, wait_for
 from tests.scenarios.test_tune import KEPT, PATIENT, rows_of, start, tune
 
-pytestmark = pytest.mark.usefixtures("preloaded_python")
+pytestmark = [pytest.mark.usefixtures("preloaded_python"), pytest.mark.nightly]
 
 
 def launches_of(folder: Path) -> list[Path]:
@@ -17,7 +17,6 @@ def launches_of(folder: Path) -> list[Path]:
     return sorted(folder.glob("round-*"))
 
 
-@pytest.mark.nightly
 def test_loader_workers_that_keep_up_are_named(tmp_path: Path) -> None:
     ran = tune(tmp_path / "run", *PATIENT, "--only", "workers", args=("waits_for_files",))
     assert ran.status == 0, ran.stderr
@@ -47,7 +46,6 @@ def test_with_a_hook_of_the_script_the_setting_is_found_by_restarts_and_no_check
     assert saved.read_text() == KEPT
 
 
-@pytest.mark.nightly
 def test_a_setting_under_which_the_job_fails_costs_that_setting_only(tmp_path: Path) -> None:
     only = ("--only", "buffers_off", "--only", "static_graph")
     ran = tune(tmp_path / "run", *PATIENT, *only, args=("picky", str(tmp_path / "model.pt")))
@@ -70,8 +68,8 @@ def test_a_healthy_job_is_not_restarted(tmp_path: Path) -> None:
     ("way", "only"),
     [
         ("hooked", "buffers_off"),
-        pytest.param("compiled", "buffers_off", marks=pytest.mark.nightly),
-        pytest.param("two", "static_graph", marks=pytest.mark.nightly),
+        ("compiled", "buffers_off"),
+        ("two", "static_graph"),
     ],
 )
 def test_ctrl_c_between_two_launches_leaves_no_process_and_starts_none(way: str, only: str, tmp_path: Path) -> None:

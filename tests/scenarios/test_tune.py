@@ -51,6 +51,7 @@ def rows_of(ran: Ran) -> dict[str, Any]:
     return {row["setting"]: row for row in ran.report["data"]["tune"]["result"]["rows"]}
 
 
+@pytest.mark.nightly
 def test_the_setting_that_shortens_the_step_is_named_and_no_checkpoint_is_touched(tmp_path: Path) -> None:
     saved = tmp_path / "model.pt"
     saved.write_text(KEPT)
@@ -86,10 +87,12 @@ def test_steps_that_differ_by_themselves_give_no_advice(tmp_path: Path) -> None:
     ("way", "says"),
     [
         ("few", "the script ended after 5 optimizer steps, before a setting was tried"),
-        ("short", "the script ended after 60 optimizer steps, and this trial needs"),
-        ("bare", "the script trains, but not a DistributedDataParallel model"),
-        ("two", "the script has 2 DistributedDataParallel models"),
-        ("unstepped", "the script makes no steps with a torch optimizer"),
+        pytest.param(
+            "short", "the script ended after 60 optimizer steps, and this trial needs", marks=pytest.mark.nightly
+        ),
+        pytest.param("bare", "the script trains, but not a DistributedDataParallel model", marks=pytest.mark.nightly),
+        pytest.param("two", "the script has 2 DistributedDataParallel models", marks=pytest.mark.nightly),
+        pytest.param("unstepped", "the script makes no steps with a torch optimizer", marks=pytest.mark.nightly),
     ],
 )
 def test_a_trial_without_a_result_says_why_and_what_to_do(way: str, says: str, tmp_path: Path) -> None:
@@ -123,6 +126,7 @@ def test_a_job_that_crashes_in_the_trial_is_diagnosed_as_ever(tmp_path: Path) ->
     assert "The trial has no result. In effect was:" in ran.stderr
 
 
+@pytest.mark.nightly
 def test_a_job_that_hangs_in_the_trial_is_stopped_and_diagnosed_as_ever(tmp_path: Path) -> None:
     ran = tune(tmp_path / "run", "--hang-timeout", "8", args=("hang",))
     assert ran.status == 124, ran.stderr
@@ -141,6 +145,7 @@ def test_ctrl_c_between_two_settings_leaves_no_process(tmp_path: Path) -> None:
     assert job_pids(folder) == []
 
 
+@pytest.mark.nightly
 def test_a_parameter_that_goes_unused_while_ddp_does_not_look_costs_that_setting_only(tmp_path: Path) -> None:
     only = ("--only", "find_unused_off", "--only", "gradient_as_bucket_view")
     # steps before the last settings: 10, and 3 settings of 8 steps in 4 rounds
@@ -151,6 +156,7 @@ def test_a_parameter_that_goes_unused_while_ddp_does_not_look_costs_that_setting
     assert rows["gradient_as_bucket_view"]["rounds"] == 4
 
 
+@pytest.mark.nightly
 def test_settings_that_would_stop_the_job_are_not_tried(tmp_path: Path) -> None:
     ran = tune(tmp_path / "run", *PATIENT, "--only", "find_unused_off", args=("search", "30"))
     assert ran.status == 0, ran.stderr
@@ -159,6 +165,7 @@ def test_settings_that_would_stop_the_job_are_not_tried(tmp_path: Path) -> None:
     assert "no setting could be tried" in ran.stderr
 
 
+@pytest.mark.nightly
 def test_reductions_of_micro_batches_are_left_out_but_for_the_last(tmp_path: Path) -> None:
     ran = tune(tmp_path / "run", *PATIENT, "--only", "no_sync", "--only", "accumulate", args=("micro_batches",))
     assert ran.status == 0, ran.stderr

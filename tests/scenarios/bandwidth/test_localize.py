@@ -9,7 +9,7 @@ from tests.scenarios.bandwidth.slowing import SMALL, bench_on, crowded, late, li
 from tests.scenarios.hosts import lent_hosts, require
 from tests.scenarios.running import grids_of
 
-pytestmark = [pytest.mark.usefixtures("preloaded_python"), pytest.mark.alone]
+pytestmark = [pytest.mark.usefixtures("preloaded_python"), pytest.mark.alone, pytest.mark.nightly]
 
 CALLS = ("--max-size", "1KiB", "--iters", "30", "--warmup", "1", "--mode", "latency", "--format", "json")
 """As many calls as it takes to say who comes late."""
@@ -30,7 +30,6 @@ def seen(ran, kind):
     return next(check for check in ran.report["checks"] if check["id"] == kind)
 
 
-@pytest.mark.nightly
 def test_three_hosts_that_are_well(hosts):
     ran = bench_on(hosts, *SMALL, *SOON, "--by-node")
 
@@ -52,7 +51,6 @@ def test_a_host_that_sends_slowly(hosts):
     assert "the bandwidth is low" in " ".join(finding["evidence"])
 
 
-@pytest.mark.nightly
 def test_two_hosts_that_are_slow_with_each_other(hosts):
     limit_link(hosts, 0, 2)
 
@@ -61,7 +59,6 @@ def test_two_hosts_that_are_slow_with_each_other(hosts):
     assert named(ran) == [("slow-link", [0, 2], ["dd0", "dd2"])]
 
 
-@pytest.mark.nightly
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
 def test_a_core_that_a_rank_has_to_share_is_no_link():
     require()
@@ -93,7 +90,6 @@ def test_a_rank_that_comes_late_to_every_call():
     assert all(arrivals[rank]["late_us"] < 0 for rank in (0, 2))
 
 
-@pytest.mark.nightly
 def test_a_slow_network_makes_nobody_late(hosts):
     limit_host(hosts, 0)
 
@@ -104,12 +100,10 @@ def test_a_slow_network_makes_nobody_late(hosts):
     assert all(abs(arrival["late_us"]) < 20_000 for arrival in ran.report["data"]["arrivals"])
 
 
-@pytest.mark.nightly
 def test_two_ranks_of_which_neither_comes_late():
     assert named(bench(*CALLS)) == []
 
 
-@pytest.mark.nightly
 def test_pairs_for_which_there_is_no_time():
     ran = bench(*SMALL, "--budget", "0.2s", "--pairs", ranks=5)
 

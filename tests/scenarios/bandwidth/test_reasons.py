@@ -10,7 +10,7 @@ import pytest
 from tests.scenarios.bandwidth.running import BENCH, bench, finish, start
 from tests.scenarios.running import free_port
 
-pytestmark = [pytest.mark.usefixtures("preloaded_python"), pytest.mark.alone]
+pytestmark = [pytest.mark.usefixtures("preloaded_python"), pytest.mark.alone, pytest.mark.nightly]
 
 SMALL = ("--max-size", "1KiB", "--iters", "2", "--warmup", "1", "--mode", "latency", "--format", "json")
 CPUS = sorted(os.sched_getaffinity(0))
@@ -47,7 +47,6 @@ def reasons(ran):
 
 
 @two_processors
-@pytest.mark.nightly
 def test_a_machine_as_it_should_be():
     found = reasons(bench(*SMALL))
 
@@ -66,7 +65,6 @@ def test_more_ranks_than_processors():
 
 
 @two_processors
-@pytest.mark.nightly
 def test_a_busy_machine():
     with competing(*CPUS):
         (found,) = [one for one in reasons(bench(*SMALL)) if one["source"] == BUSY]
@@ -74,7 +72,6 @@ def test_a_busy_machine():
 
 
 @two_processors
-@pytest.mark.nightly
 def test_one_rank_beside_a_competing_process():
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with competing(CPUS[1]):

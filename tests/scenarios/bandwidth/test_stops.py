@@ -138,6 +138,7 @@ def test_a_network_that_drops_what_is_sent_is_distinguished_from_a_late_rank(tmp
     assert (done[1].status, done[1].stdout, done[1].stderr) == (1, "", "")
 
 
+@pytest.mark.nightly
 def test_a_healthy_bench_is_left_alone_however_little_patience_there_is():
     options = ("--collective", "all", "--pairs", "--by-node", "--hang-timeout", "20s", "--format", "json")
     done = bench(*QUICK, *options, ranks=3)

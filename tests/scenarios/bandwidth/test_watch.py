@@ -102,6 +102,7 @@ def test_healthy_ranks_end_quietly(start):
     assert ranks.reports() == {}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", ["pair", "slow"])
 def test_what_takes_long_is_no_hang(start, fault):
     ranks = start(fault, fault, fault, hang_timeout_s=5)
@@ -222,6 +223,7 @@ def test_a_report_that_fails_is_said_in_one_line(start):
     )  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_a_rank_in_which_no_python_runs_ends_itself_and_says_where_it_stood(start):
     ranks = start("none", "gil", hang_timeout_s=2)
     statuses, said = ranks.end(0, 1)

@@ -39,6 +39,7 @@ def test_lightnings_logger_gets_the_verdict_of_a_training_that_failed(tmp_path: 
 
 
 @pytest.mark.alone
+@pytest.mark.nightly
 def test_the_history_of_transformers_gets_the_verdict_of_a_slow_training(tmp_path: Path) -> None:
     done = run("watched_transformers", str(tmp_path), front=TORCHRUN)
 
@@ -49,7 +50,8 @@ def test_the_history_of_transformers_gets_the_verdict_of_a_slow_training(tmp_pat
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(("pace", "found"), [pytest.param("even", [], marks=pytest.mark.nightly), ("slow", ["DD610"])])
+@pytest.mark.nightly
+@pytest.mark.parametrize(("pace", "found"), [("even", []), ("slow", ["DD610"])])
 def test_accelerates_log_gets_the_verdict_of_a_slow_training(tmp_path: Path, pace: str, found: list[str]) -> None:
     done = run("watched_accelerate", str(tmp_path / "run"), pace, front=TORCHRUN)
 

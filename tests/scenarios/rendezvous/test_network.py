@@ -169,6 +169,9 @@ CASES = {
     ),
 }  # fmt: skip
 
+BY_SPEED = {"packets are lost", "a host is slow"}
+"""A busy machine is slow too."""
+
 
 def start(hosts: Hosts, number: int, count: int, *options: str, **variables: str) -> subprocess.Popen[str]:
     return hosts.start(
@@ -188,7 +191,9 @@ def finish(processes: list[subprocess.Popen[str]]) -> tuple[list[dict[str, Any]]
     return reports, [process.returncode for process in processes]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in BY_SPEED)) for name in CASES]
+)
 def test_fault(hosts, name):
     case = CASES[name]
     with case.fault(hosts) if case.fault is not None else filtered(hosts, 0):
@@ -212,6 +217,7 @@ def test_nobody_listens_at_the_store(hosts):
     assert any("refused" in line for one in found for line in (one["summary"], *one["evidence"]))
 
 
+@pytest.mark.nightly
 def test_hosts_that_are_well_in_an_unusual_way(hosts):
     """A filter that lets the right ports in, a smaller MTU, a slow network, variables that say what is so."""
     low, high = 32768, 60999

@@ -9,7 +9,7 @@ import pytest
 from tests.scenarios.running import PATIENT, grids_of, run
 from tests.scenarios.speed.catalog import FAULTS, HEALTHY, NOT_THAT, fault_lines, named_lines, run_way
 
-pytestmark = pytest.mark.usefixtures("preloaded_python")
+pytestmark = [pytest.mark.usefixtures("preloaded_python"), pytest.mark.nightly]
 
 
 NEEDS_FREE_CORES = {"buckets one_for_all"}
@@ -17,18 +17,7 @@ NEEDS_FREE_CORES = {"buckets one_for_all"}
 
 
 def cases(named: Iterable[str]) -> list[Any]:
-    """Return all ways of all jobs. CI runs the first of each job; ``tests/rules/speed`` has a table for each kind.
-
-    Healthy trainings by other libraries are among those of ``test_healthy.py``.
-    """
-    seen = {"lightning_job", "accelerate_job", "transformers_job"} if named is HEALTHY else set()
-    found = []
-    for case in named:
-        job = case.split()[0]
-        nightly = [pytest.mark.nightly] if job in seen else []
-        found.append(pytest.param(case, marks=[*nightly, *([pytest.mark.alone] if case in NEEDS_FREE_CORES else [])]))
-        seen.add(job)
-    return found
+    return [pytest.param(case, marks=[pytest.mark.alone] * (case in NEEDS_FREE_CORES)) for case in named]
 
 
 @pytest.mark.parametrize("case", cases(FAULTS))

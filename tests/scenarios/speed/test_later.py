@@ -18,7 +18,7 @@ from tests.scenarios.running import JOBS, PATIENT, clean_environment, finish, fr
 # It is recorded on real ranks when each gradient is ready, in which buckets they go out, and what is unused.
 
 
-pytestmark = pytest.mark.usefixtures("preloaded_python")
+pytestmark = [pytest.mark.usefixtures("preloaded_python"), pytest.mark.nightly]
 
 SLEEP_MS = 10.0
 WEIGHT_BYTES, BIAS_BYTES = 16 * 16 * 4, 16 * 4
@@ -93,7 +93,6 @@ def run_on(hosts: Hosts, folder: Path, way: str) -> dict[str, Any]:
     return dict(report)
 
 
-@pytest.mark.nightly
 def test_buckets_that_leave_when_backward_is_over(slow_hosts: Hosts, tmp_path: Path) -> None:
     report = run_on(slow_hosts, tmp_path, "default")
     verdict = report["verdict"]
@@ -102,7 +101,6 @@ def test_buckets_that_leave_when_backward_is_over(slow_hosts: Hosts, tmp_path: P
     assert {Path(place["file"]).name for place in verdict["where"]} == {"accelerator.py"}
 
 
-@pytest.mark.nightly
 def test_buckets_that_leave_while_backward_computes(slow_hosts: Hosts, tmp_path: Path) -> None:
     report = run_on(slow_hosts, tmp_path, "of_1_mib")
     assert report["verdict"] is None, report["verdict"]
@@ -186,7 +184,7 @@ def tune(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, capture_output=True, text=True, env=env, timeout=250)
 
 
-BATCHES = [("of_each_rank", "weak"), pytest.param("of_all_ranks", "strong", marks=pytest.mark.nightly)]
+BATCHES = [("of_each_rank", "weak"), ("of_all_ranks", "strong")]
 
 
 @pytest.mark.parametrize(("way", "kind"), BATCHES)
