@@ -44,7 +44,7 @@ COMMAND_LIMIT_S = 60.0
 """Our choice: a command that runs longer is killed with all that it started."""
 END_LIMIT_S = 90.0
 """Our choice: how long the end of ``wrap`` waits for actions that still run."""
-TRIES, LIMIT_S, PAUSE_S = 3, 10.0, 2.0
+TRIES, TRY_LIMIT_S, PAUSE_S = 3, 10.0, 2.0
 """Of a webhook: the limit of one try, and the pause before the second; twice that before the third."""
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _HOST = re.compile(r"[\w.:-]{1,255}")
@@ -121,7 +121,7 @@ Whatever daemonizes itself, by ``setsid`` or two forks, becomes a child of this 
 is their subreaper. It reports how the command ended, and then waits for what the command has left behind. It keeps the
 limit even if ddpdoctor is killed.
 """
-LIMIT_S = 60.0
+LOG_LIMIT_S = 60.0
 """Our choice: on a busy machine importing a library takes seconds, and so does an upload."""
 MISSING = "ModuleNotFoundError"
 NOWHERE = "the script did not log to TensorBoard, W&B or MLflow, so the findings are logged nowhere"
@@ -348,7 +348,7 @@ def call_webhook(
         if number:
             pause(PAUSE_S * number)
         try:
-            with opener.open(request, timeout=LIMIT_S):
+            with opener.open(request, timeout=TRY_LIMIT_S):
                 return ""
         except urllib.error.HTTPError as error:
             error.close()
@@ -368,7 +368,7 @@ def _words_of(error: BaseException) -> str:
 
     reason = getattr(error, "reason", error)
     if isinstance(reason, TimeoutError):
-        return f"no answer within {LIMIT_S:.0f} s"
+        return f"no answer within {TRY_LIMIT_S:.0f} s"
     if isinstance(reason, ssl.SSLError):
         return f"TLS failed: {reason.reason or type(reason).__name__}"
     return (isinstance(reason, OSError) and reason.strerror) or type(reason).__name__
@@ -440,10 +440,10 @@ def _write(logger: Logger, entry: Entry) -> str:
     command = [sys.executable, *safe_flags(), "-m", "ddpdoctor.cli.actions"]
     try:
         done = subprocess.run(
-            command, input=json.dumps(job), text=True, capture_output=True, timeout=LIMIT_S, check=False
+            command, input=json.dumps(job), text=True, capture_output=True, timeout=LOG_LIMIT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return f"{logger.name} had not written the findings after {LIMIT_S:.0f} s"
+        return f"{logger.name} had not written the findings after {LOG_LIMIT_S:.0f} s"
     if not done.returncode:
         return ""
     last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]

@@ -210,3 +210,21 @@ def test_no_two_classes_have_one_name():
     )
     assert len(names) > 300
     assert {name for name, count in names.items() if count > 1} == ONE_A_VERB
+
+
+def given_twice(source: str) -> set[str]:
+    """Return the names that a module gives to two constants, classes or functions, of which one would be lost."""
+    names: Counter[str] = Counter()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names[node.name] += 1
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names.update(one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name))
+    return {name for name, count in names.items() if count > 1}
+
+
+def test_no_module_gives_a_name_twice() -> None:
+    """Joined modules may each have had a LIMIT_S, and each function reads the last one."""
+    assert given_twice("A, B = 1, 2\ndef f(): ...\nB: int = 3\nclass f: ...\nC: int\nC = 4") == {"B", "f"}
+    assert {path.name: names for path in FILES if (names := given_twice(path.read_text()))} == {}

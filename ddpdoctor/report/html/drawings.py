@@ -151,7 +151,7 @@ def _value_ticks(axis: _Axis) -> list[float]:
     return within[:: math.ceil(len(within) / MAX_TICKS)]
 
 
-WIDTH, HEIGHT = 216, 66
+BOX_WIDTH, BOX_HEIGHT = 216, 66
 """Of a box, in pixels."""
 ACROSS, DOWN, MARGIN = 64, 18, 10
 """Gaps between layers and between boxes, and around all."""
@@ -189,8 +189,8 @@ class Drawing:
     arrows: tuple[Arrow, ...]
     words: tuple[str, ...]
     left_out: int
-    box_width: int = WIDTH
-    box_height: int = HEIGHT
+    box_width: int = BOX_WIDTH
+    box_height: int = BOX_HEIGHT
 
 
 def lay_out_graph(graph: WaitGraph) -> Drawing:
@@ -210,14 +210,14 @@ def lay_out_graph(graph: WaitGraph) -> Drawing:
     at_layer = {node: layer for layer, nodes in enumerate(layers) for node in nodes}
     top = MARGIN + (DOWN if any(at_layer[other] - at_layer[one] > 1 for one, other in edges) else 0)
     places = {
-        node: (MARGIN + layer * (WIDTH + ACROSS), top + row * (HEIGHT + DOWN))
+        node: (MARGIN + layer * (BOX_WIDTH + ACROSS), top + row * (BOX_HEIGHT + DOWN))
         for layer, nodes in enumerate(layers)
         for row, node in enumerate(nodes)
     }
-    below = max((y for _, y in places.values()), default=0) + HEIGHT
+    below = max((y for _, y in places.values()), default=0) + BOX_HEIGHT
     backward = [(one, other) for one, other in edges if places[other][0] <= places[one][0]]
     return Drawing(
-        width=2 * MARGIN + len(layers) * (WIDTH + ACROSS) - ACROSS,
+        width=2 * MARGIN + len(layers) * (BOX_WIDTH + ACROSS) - ACROSS,
         height=below + MARGIN + (DOWN * 2 if backward else 0),
         boxes=tuple(_box(graph.nodes[node], places[node]) for node in sorted(places)),
         arrows=tuple(Arrow(path=_path(places[one], places[other], below)) for one, other in edges),
@@ -264,16 +264,16 @@ def _path(start: tuple[int, int], end: tuple[int, int], below: int) -> str:
 
     It passes above the boxes between them, and below all boxes if it leads back.
     """
-    x, y = start[0] + WIDTH, start[1] + HEIGHT // 2
-    to_x, to_y = end[0], end[1] + HEIGHT // 2
+    x, y = start[0] + BOX_WIDTH, start[1] + BOX_HEIGHT // 2
+    to_x, to_y = end[0], end[1] + BOX_HEIGHT // 2
     if to_x > x + ACROSS:
-        high = min(y, to_y) - HEIGHT
+        high = min(y, to_y) - BOX_HEIGHT
         return f"M{x} {y - DOWN}C{x + ACROSS} {high} {to_x - ACROSS} {high} {to_x} {to_y - DOWN}"
     if to_x > x:
         middle = (x + to_x) // 2
         return f"M{x} {y}C{middle} {y} {middle} {to_y} {to_x} {to_y}"
-    from_x, into_x, low = start[0] + WIDTH // 2, end[0] + WIDTH // 2, below + DOWN * 2
-    return f"M{from_x} {start[1] + HEIGHT}C{from_x} {low} {into_x} {low} {into_x} {end[1] + HEIGHT}"
+    from_x, into_x, low = start[0] + BOX_WIDTH // 2, end[0] + BOX_WIDTH // 2, below + DOWN * 2
+    return f"M{from_x} {start[1] + BOX_HEIGHT}C{from_x} {low} {into_x} {low} {into_x} {end[1] + BOX_HEIGHT}"
 
 
 def _box(node: WaitNode, place: tuple[int, int]) -> Box:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.cli import actions
 from ddpdoctor.cli.actions import (
     call_webhook,
     check_webhook,
@@ -206,6 +207,15 @@ def test_a_server_that_may_recover_is_asked_again(answer, tries) -> None:
     assert len(receiver.received) == tries
     assert f"it answered {answer}" in said
     assert "/hook" not in said
+
+
+def test_a_server_that_never_answers_is_given_up_before_the_end_of_wrap(monkeypatch) -> None:
+    assert actions.TRIES * actions.TRY_LIMIT_S + 3 * actions.PAUSE_S < actions.END_LIMIT_S
+    monkeypatch.setattr(actions, "TRY_LIMIT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/hook"
+        said = call_webhook(url, "json", report(), Path("report.json"), pause=lambda _: None)
+    assert said == "--webhook: the verdict could not be sent to 127.0.0.1: no answer within 0 s"
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])

@@ -592,6 +592,9 @@ def test_a_chart_draws_references_without_marks_and_leaves_out_what_logarithms_h
     ]  # fmt: skip
     assert chart.curves[0].marks[0].about == "now: 2 at 2 KiB"
     assert [tick.label for tick in chart.across] == ["1 KiB", "2 KiB", "4 KiB"]
+    assert (chart.across[0].at, chart.across[-1].at) == (chart.left, chart.right)
+    assert all(chart.top <= tick.at <= chart.bottom for tick in chart.up)
+    assert max(tick.at for tick in chart.up) > chart.height / 2
     assert lay_out_chart(Series(title="none", lines=(replace(now, points=()),))).curves == ()
     assert lay_out_chart(Series(title="one", lines=(replace(now, points=((8, 3.0),)),))).curves[0].marks
 
