@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import zip_longest
 
 SITE = "/opt/venv/lib/python3.12/site-packages"
@@ -265,3 +266,191 @@ IN_ALL_REDUCE = (
     "sync_metrics (train.py:80)",
     "main (train.py:99)",
 )
+LOCK = ("lookup (cache.py:31)", "train_step (train.py:70)", "main (train.py:99)")
+LOADER = (
+    "wait (threading.py:359)",
+    "get (queue.py:180)",
+    "_try_get_data (torch/utils/data/dataloader.py:1251)",
+    "_get_data (torch/utils/data/dataloader.py:1415)",
+    "_next_data (torch/utils/data/dataloader.py:1448)",
+    "__next__ (torch/utils/data/dataloader.py:701)",
+    "main (train.py:93)",
+)
+INIT = (
+    "_store_based_barrier (torch/distributed/distributed_c10d.py:870)",
+    "init_process_group (torch/distributed/distributed_c10d.py:1710)",
+    "wrapper (torch/distributed/c10d_logger.py:97)",
+    "main (train.py:12)",
+)
+WAITS = (
+    '  File "/opt/venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", line 2806 in all_reduce',
+    '  File "/workspace/run/train.py", line 80 in sync',
+    '  File "/workspace/run/train.py", line 99 in <module>',
+)
+OWN = ('  File "/workspace/run/cache.py", line 31 in lookup', '  File "/workspace/run/train.py", line 99 in <module>')
+
+
+# RAS, DeepSpeed, Slurm, progress bars, the debug server
+
+
+def at(minute: int, lines: list[str]) -> list[str]:
+    """Return the lines as of another minute of that hour; the first ranks ran into their limits at 12."""
+    return [line.replace(" 14:12:", f" 14:{minute}:") for line in lines]
+
+
+def deepspeed(code: int, local: int, ranks: int = 4) -> list[str]:
+    head = "[2026-03-09 14:02:1{},111] [INFO] [launch.py:{}:{}] "
+    command = "['/opt/venv/bin/python', '-u', 'train.py', '--local_rank={}', '--deepspeed', 'ds.json']"
+    start = [
+        head.format(1, 256, "main") + f"process {900 + rank} spawned with command: {command.format(rank)}"
+        for rank in range(ranks)
+    ]
+    end = [head.format(9, 319, "sigkill_handler") + f"Killing subprocess {900 + rank}" for rank in range(ranks)]
+    return [
+        *start,
+        *steps(4),
+        *end,
+        f"[2026-03-09 14:02:19,111] [ERROR] [launch.py:325:sigkill_handler] {command.format(local)} exits with return code = {code}",
+    ]
+
+
+def bar(words: str, share: int = 71) -> str:
+    return f"\r{words}: {share}%|███████   | {share}00/10000 [29:14<12:10, 5.5 examples/s]"
+
+
+def tasks(count: int, lines: list[str]) -> list[str]:
+    return [f"{task}: {line}" for line in lines for task in range(count)]
+
+
+RAS = """\
+NCCL version 2.27.3 compiled with CUDA 12.9
+CUDA runtime version 12090, driver version 12090
+
+Job summary
+===========
+
+  Nodes  Processes         GPUs  Processes     GPUs
+(total)   per node  per process    (total)  (total)
+      {nodes}          {per}            1         {all}       {all}
+
+Communicators... (0.01s)
+=============
+
+Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    #  in group  per comm  per node  per comm  in group
+    0         1         {nodes}         {per}        {all}        {all}   RUNNING  {errors}
+
+Errors
+======
+"""
+
+
+def ras(errors="MISMATCH", *, nodes=4, per=8) -> list[str]:
+    """Return the answer of a job, up to its errors."""
+    return RAS.format(nodes=nodes, per=per, all=nodes * per, errors=errors).split("\n")
+
+
+def ras_behind(rank: int, number: int) -> list[str]:
+    return [
+        *ras(nodes=2, per=4),
+        "",
+        "Warnings",
+        "========",
+        "",
+        "#0-0 (6e1f2c9a7d001122) MISMATCH",
+        "  Communicator ranks have different AllReduce operation counts",
+        f"  7 ranks have launched up to operation {number + 1}",
+        f"  Rank {rank} has launched up to operation {number} -- GPU 3 managed by process 41207 on node 10.0.3.2",
+        "",
+    ]
+
+
+def ras_json(counts: dict[int, int], missing: dict[int, bool] | None = None) -> str:
+    def one(rank: int, **more):
+        return {
+            "rank": rank,
+            "host": f"10.0.3.{1 + rank // 4}",
+            "pid": 41200 + rank,
+            "cuda_dev": rank % 4,
+            "nvml_dev": rank % 4,
+            **more,
+        }
+
+    ranks = [
+        one(
+            rank,
+            status={
+                "init_state": 0,
+                "async_error": 0,
+                "finalize_called": False,
+                "destroy_flag": False,
+                "abort_flag": False,
+            },
+            collective_counts={"Broadcast": 2, "Reduce": 0, "AllGather": 10, "ReduceScatter": 10, "AllReduce": number},
+        )
+        for rank, number in counts.items()
+    ]
+    lost = [one(rank, status={"unresponsive": True, "considered_dead": dead}) for rank, dead in (missing or {}).items()]
+    comm = {
+        "hash": "0x6e1f2c9a7d",
+        "size": len(ranks) + len(lost),
+        "ranks_count": len(ranks),
+        "missing_ranks_count": len(lost),
+        "ranks": ranks,
+        "missing_ranks": lost,
+    }
+    return json.dumps(
+        {
+            "nccl_version": "2.28.7",
+            "cuda_runtime_version": 12090,
+            "communicators": [comm],
+            "ras": {"collection_time_sec": 0.01, "timeouts_count": 0},
+        }
+    )
+
+
+def pyspy_json(pid: int, stack: tuple[str, ...]) -> str:
+    frames = []
+    for frame in stack:
+        name, _, place = frame.rstrip(")").partition(" (")
+        file, _, line = place.rpartition(":")
+        frames.append(
+            {
+                "name": name,
+                "filename": f"/opt/venv/lib/python3.12/site-packages/{file}"
+                if "torch" in file
+                else f"/workspace/run/{file}",
+                "module": None,
+                "short_filename": file,
+                "line": int(line),
+                "locals": None,
+                "is_entry": False,
+                "is_shim_entry": False,
+            }
+        )
+    thread = {
+        "pid": pid,
+        "thread_id": 140,
+        "thread_name": "MainThread",
+        "os_thread_id": pid,
+        "active": False,
+        "owns_gil": False,
+        "frames": frames,
+        "process_info": None,
+    }
+    return json.dumps([thread])
+
+
+def debug_server(rank_frames: dict[int, tuple[str, ...]], lacking: str = "") -> str:
+    lines = []
+    for rank, frames in rank_frames.items():
+        lines += [
+            f"=== Rank {rank}: http://n{rank // 2}:2501{rank}/handler/dump_traceback? ===",
+            "Thread 0x00007f11c2a1b740 (most recent call first):",
+            *frames,
+            "",
+            "Current thread 0x00007f11aa7fe700 (most recent call first):",
+            "  <no Python frame>",
+            "",
+        ]
+    return text([*([lacking] if lacking else []), *lines])

@@ -8,6 +8,7 @@ import pytest
 from ddpdoctor.model.evidence import MOST_RANKS, Operation
 from ddpdoctor.rules.evidence.calls import members_of
 from ddpdoctor.rules.evidence.flight import find_circle
+from tests.evidence_texts import interleaved, watchdog, work
 from tests.flight_dumps import VERSIONS, Recorder, recorders
 from tests.rules.evidence.truths import ABSENT, Truth, hold
 
@@ -377,3 +378,40 @@ def test_the_members_of_a_group_follow_from_what_is_known(places, listed, size, 
 
 def test_a_damaged_size_costs_little_memory():
     assert len(members_of({0: 0, 1: 1}, None, MOST_RANKS + 5)) == MOST_RANKS
+
+
+def bucket_and_barrier() -> dict[str, str | bytes]:
+    """Rank 0 reduces a bucket, to which no Python led; rank 1 is in the barrier after its loop."""
+    frames = ["barrier from /opt/torch/distributed/distributed_c10d.py:6364", "main from /workspace/run/train.py:70"]
+    stack = [f"#{at} {frame}" for at, frame in enumerate(frames)]
+    logs = [watchdog(0, work(4, numel=577)), watchdog(1, work(4, numel=1), stack=stack)]
+    files: dict[str, str | bytes] = {"err.txt": interleaved(*logs)}
+    for rank, op in enumerate(["all_reduce", "all_reduce_barrier"]):
+        recorder = Recorder(rank, 2)
+        for _ in range(3):
+            recorder.call(size=(577,))
+        recorder.call(op, size=(577,) if rank == 0 else (1,), state="scheduled")
+        for entry in recorder.entries[: 4 if rank == 0 else 3]:
+            entry.update(frames=[], thread_name="pt_autograd_0")
+        files[f"nccl_trace_rank_{rank}"] = pickle.dumps(recorder.body())
+    return files
+
+
+SIDES = {
+    "log": ("err.txt", "rank 0: all_reduce #4 of default_pg of 577 elements; rank 1: barrier #4 of default_pg"),
+    "dumps": (
+        "nccl_trace",
+        "rank 0: all_reduce #4 of default_pg of [577] float32 in backward; rank 1: barrier #4 of default_pg",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given", ["log", "dumps", "both"])
+def test_each_side_is_named_once_and_by_what_made_it(tmp_path, given):
+    begins, sides = SIDES["dumps" if given == "both" else given]
+    files = bucket_and_barrier()
+    kept = {name: content for name, content in files.items() if given == "both" or name.startswith(begins)}
+    report = hold(tmp_path, kept, Truth(kinds=("mismatch",), ranks=(0, 1), confidence=("medium",)))
+    assert report.verdict is not None
+    assert report.verdict.summary == f"the ranks made different calls: {sides}"
+    assert "they differ in: operation" in report.verdict.evidence
