@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 
 SITE = "/opt/venv/lib/python3.12/site-packages"
 BAR = "=" * 60
@@ -14,7 +14,11 @@ LIMIT_MS = 600000
 
 def interleaved(*logs: list[str]) -> str:
     """Return the lines of several writers in turn, as they come out of one pipe."""
-    return text(line for lines in zip_longest(*logs) for line in lines if line is not None)
+    return text(_in_turn(logs))
+
+
+def _in_turn(logs) -> list[str]:
+    return [line for lines in zip_longest(*logs) for line in lines if line is not None]
 
 
 def text(lines) -> str:
@@ -338,16 +342,17 @@ Communicators... (0.01s)
 
 Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
     #  in group  per comm  per node  per comm  in group
-    0         1         {nodes}         {per}        {all}        {all}   RUNNING  {errors}
+    0         1         {nodes}         {per}        {all}        {all}   RUNNING  {errors}{more}
 
 Errors
 ======
 """
 
 
-def ras(errors="MISMATCH", *, nodes=4, per=8) -> list[str]:
+def ras(errors="MISMATCH", *, nodes=4, per=8, second=False) -> list[str]:
     """Return the answer of a job, up to its errors."""
-    return RAS.format(nodes=nodes, per=per, all=nodes * per, errors=errors).split("\n")
+    more = "\n    1         8         4         1         4        32   RUNNING      OK" if second else ""
+    return RAS.format(nodes=nodes, per=per, all=nodes * per, errors=errors, more=more).split("\n")
 
 
 def ras_behind(rank: int, number: int) -> list[str]:
@@ -454,3 +459,44 @@ def debug_server(rank_frames: dict[int, tuple[str, ...]], lacking: str = "") -> 
             "",
         ]
     return text([*([lacking] if lacking else []), *lines])
+
+
+# Cases in tests/data
+
+
+def _logs_of(line):
+    """Return the lines of each writer: "@ steps(9)", "@0-2,5 watchdog(rank, work(7))"."""
+    ranks, _, text = line[1:].partition(" ")
+    spans = [[int(end) for end in span.split("-")] for span in ranks.split(",") if span]
+    logs = []
+    for rank in [rank for first, *last in spans for rank in range(first, (last or [first])[0] + 1)] or [None]:
+        found = eval(text, {**globals(), "rank": rank})
+        logs.append(found if isinstance(found, list) else found.removesuffix("\n").split("\n"))
+    return logs
+
+
+def written(lines):
+    """Return the lines of a case in tests/data, which stand as programs write them, save these:
+
+    @ steps(30)                 the lines of a text of this module
+    @0-2,5 watchdog(rank, ...)  those of several ranks in turn, as they come out of one pipe
+    & dump_signal(3, ...)       in turn with those above
+    @[ ... @, ... @]            several logs in turn
+    @ ["a line "]               a line with characters that an editor does not show
+    """
+    found, rest = [], list(lines)
+    while rest:
+        line = rest.pop(0)
+        if line == "@[":
+            end = rest.index("@]")
+            logs = [list(log) for is_end, log in groupby(rest[:end], "@,".__eq__) if not is_end]
+            found += _in_turn(map(written, logs))
+            del rest[: end + 1]
+        elif line.startswith("@"):
+            logs = _logs_of(line)
+            while rest and rest[0].startswith("&"):
+                logs += _logs_of(rest.pop(0))
+            found += _in_turn(logs)
+        else:
+            found.append(line)
+    return found

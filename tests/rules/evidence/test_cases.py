@@ -2,26 +2,21 @@
 
 A file has many cases. A case begins with "==== NAME", and has lines of head, which say what is true (the fields of
 `Truth`), and the evidence below "----", or below "---- FILE" for each of several files. Lines stand as programs write
-them, save these:
+them; those with "@" stand for several, see `tests.evidence_texts.written`. A case is one for each of what differs:
 
-    @ steps(30)                 the lines of a text in tests/evidence_texts.py
-    @0-2,5 watchdog(rank, ...)  those of several ranks in turn, as they come out of one pipe
-    & dump_signal(3, ...)       in turn with those above
-    @[ ... @, ... @]            several logs in turn
-    | a line                    one of several lines; the case is one for each
-    || NAME ... ||              the same with several lines
+    | a line          one of several lines
+    || NAME ... ||    the same with several lines
 """
 
 import gzip
 import json
 import re
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from tests import evidence_texts
-from tests.evidence_texts import interleaved, raised, ras_json, steps, text, watchdog, work
+from tests.evidence_texts import interleaved, raised, ras_json, steps, text, watchdog, work, written
 from tests.rules.evidence.truths import ABSENT, Truth, analyzed, hold
 
 DATA = Path(__file__).parents[2] / "data"
@@ -48,37 +43,6 @@ def truth_of(head):
         else:
             said[name] = {"": True, "no": False}.get(value, value)
     return Truth(**said)
-
-
-def logs_of(line):
-    """Return the lines of each writer: "@ steps(9)", "@0-2,5 watchdog(rank, work(7))"."""
-    ranks, _, text = line[1:].partition(" ")
-    spans = [[int(end) for end in span.split("-")] for span in ranks.split(",") if span]
-    logs = []
-    for rank in [rank for first, *last in spans for rank in range(first, (last or [first])[0] + 1)] or [None]:
-        found = eval(text, {**vars(evidence_texts), "rank": rank})
-        logs.append(found if isinstance(found, list) else found.removesuffix("\n").split("\n"))
-    return logs
-
-
-def written(lines):
-    """Return the lines of a file."""
-    found, rest = [], list(lines)
-    while rest:
-        line = rest.pop(0)
-        if line == "@[":
-            end = rest.index("@]")
-            logs = [list(log) for is_end, log in groupby(rest[:end], "@,".__eq__) if not is_end]
-            found += evidence_texts.interleaved(*map(written, logs)).split("\n")[:-1]
-            del rest[: end + 1]
-        elif line.startswith("@"):
-            logs = logs_of(line)
-            while rest and rest[0].startswith("&"):
-                logs += logs_of(rest.pop(0))
-            found += evidence_texts.interleaved(*logs).split("\n")[:-1]
-        else:
-            found.append(line)
-    return found
 
 
 def each(lines):
@@ -111,7 +75,7 @@ def cases():
 
 @pytest.mark.parametrize(("files", "truth"), list(cases()))
 def test_what_the_evidence_shows_is_said(tmp_path, files, truth):
-    hold(tmp_path, {name: evidence_texts.text(written(lines)) for name, lines in files.items()}, truth)
+    hold(tmp_path, {name: text(written(lines)) for name, lines in files.items()}, truth)
 
 
 # What a case of text cannot say.
