@@ -2,6 +2,7 @@
 
 import json
 import os
+import struct
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -184,6 +185,22 @@ def give(path: Path, uid: int = OTHER_UID, gid: int = -1) -> None:
     os.chown(path, uid, gid, follow_symlinks=False)
 
 
+def list_user(path: Path, rights: int) -> None:
+    """Give one more user rights by an access control list, as `setfacl -m u:54321:rw` does."""
+    entries = [
+        (1, 7, 2**32 - 1),
+        (2, rights, OTHER_UID),
+        (4, 5, 2**32 - 1),
+        (16, rights | 5, 2**32 - 1),
+        (32, 5, 2**32 - 1),
+    ]
+    text = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    try:
+        os.setxattr(path, "system.posix_acl_access", text)
+    except OSError:
+        pytest.skip("no access control lists here")
+
+
 def link(project: Project, to: Path) -> None:
     project.file.replace(to)
     project.file.symlink_to(to)
@@ -192,6 +209,7 @@ def link(project: Project, to: Path) -> None:
 TRUSTED = {
     "as git makes it": lambda _: None,
     "the group is this user's or root's own": lambda p: [p.work.chmod(0o775), p.file.chmod(0o664)],
+    "a list lets another user read it": lambda p: list_user(p.file, 4),
     "below a folder like /tmp": lambda p: p.above.chmod(0o1777),
     "a folder of others' own beside it": lambda p: [(p.above / "other").mkdir(mode=0o777), give(p.above / "other")],
     "a link to a file of the user's": lambda p: link(p, p.top / "settings.toml"),
@@ -207,6 +225,9 @@ NOT_TRUSTED = {
         lambda p: [give(p.file, 0, OTHER_GID), p.file.chmod(0o664)],
         "other users may write it. Run `chmod go-w",
     ),
+    "a list lets another user write it": (lambda p: list_user(p.file, 6), "other users may write it. Run `chmod go-w"),
+    "a list lets another user write its folder": (lambda p: list_user(p.work, 7), "may write the folder"),
+    "a list lets another user move its folder": (lambda p: list_user(p.above, 7), "may write the folder"),
     "all may write its folder": (lambda p: p.work.chmod(0o777), "may write the folder"),
     "its folder is like /tmp": (lambda p: p.work.chmod(0o1777), "If you trust them, copy the settings into"),
     "a group may write its folder": (
