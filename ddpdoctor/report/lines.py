@@ -24,8 +24,8 @@ _GITHUB = re.compile(
 )
 """A command of GitHub Actions, which its runner obeys at the beginning of any printed line. A text is wrapped later, so
 it may come to stand there from behind any blank. https://github.com/actions/runner, ActionCommand.cs."""
-_AZURE = re.compile(r"##(?=(?:vso)?\[)", re.IGNORECASE)
-"""The same for Azure Pipelines and for older forms of GitHub's, which are obeyed anywhere in a line."""
+_AZURE = re.compile(r"##(?=(?:vso|teamcity)?\[)", re.IGNORECASE)
+"""The same for Azure Pipelines, TeamCity and older forms of GitHub's, which are obeyed anywhere in a line."""
 MAX_HOSTS = 8
 """Longer lists are cut. The report file has all hosts."""
 

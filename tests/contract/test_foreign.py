@@ -118,11 +118,12 @@ def test_a_run_that_was_recorded_here_shows_its_lines_when_the_file_is_gone(run,
 
 
 HOSTILE = (
-    "::error file=a::b", "x\n::set-env name=A::b", "##vso[task.complete]", "##[group]x", "\x1b]0;t\x07\x1b[31m",
+    "::error file=a::b", "x\n::set-env name=A::b", "##vso[task.complete]", "##[group]x",
+    "##teamcity[publishArtifacts '/etc/passwd']", "\x1b]0;t\x07\x1b[31m",
     "\u202eleft\u2066", "a\rb\x9b1m", "</style><script>alert(1)</script>", "![x](http://evil/p.png) [x](javascript:y)",
 )  # fmt: skip
 OBEYED = re.compile(
-    r"^\s*::(error|set-env)|##(vso)?\[|[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", re.MULTILINE
+    r"^\s*::(error|set-env)|##(vso|teamcity)?\[|[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", re.MULTILINE
 )
 """What a terminal or the runner of a CI service acts on."""
 TEXTS = frozenset({

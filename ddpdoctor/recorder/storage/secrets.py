@@ -57,11 +57,15 @@ _URL_USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{1,30}://[^\s/@:'\"]{0,256}):[^\
 _URL_TOKEN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{1,30}://)([^\s/@:'\"]{16,512})(?=@)")
 """A user without a password. A token may stand there: ``https://TOKEN@github.com/x``."""
 _NAME = re.compile(
-    r"(?<![\w.-])([A-Za-z_][\w.-]{0,63})((?:\\{0,7}[\"'])?\s{0,2}(?:=>|:=|={1,2}|%3[Dd]|:(?!//|:))\s{0,2})"
+    r"(?<![\w.-])([A-Za-z_][\w.-]{0,63})((?:(?:\\{0,7}[\"']|\\{1,7}u0022|&quot;|&#34;)?"
+    r"(?:[ \t]{3,40}|\s{0,2})(?:=>|:=|={1,2}|%3[Dd]|:(?!//|:))(?:[ \t]{3,16}|\s{0,2})"
+    r"| \.{3,80} |[ \t]{1,40}[|\u2502\u2503][ \t]{1,16}|\\{0,7}[\"'],\s{0,2}(?=\\{0,7}[bu]?[\"']))"
+    r"(?:[bBfFrRuU]{1,2}(?=[\"']))?)"
 )
+"""A name, and what stands before its value: also the dots of Megatron, the rule of a table, a pair of Python."""
 _VALUE = re.compile(
     r"(\\{1,7}[\"'])[^\"'\\\n]{0,2048}\1|\"[^\"\n]{0,2048}\"|'[^'\n]{0,2048}'"
-    r"|(?i:Bearer|Basic|Token)\s{1,8}[^\s,;&\"'\\]{1,2048}|[<\[|][^\s,;&\"'(){}]{0,63}|[^\s,;&\"'(){}]{1,2048}|\\{0,7}[\"'][^\"'\\\n]{1,2048}\Z"
+    r"|(\\{1,7}u0022|&quot;|&#34;)[^\"'\\&\n]{0,2048}\2|(?i:Bearer|Basic|Token)\s{1,8}[^\s,;&\"'\\]{1,2048}|[<\[|][^\s,;&\"'(){}]{0,63}|[^\s,;&\"'(){}]{1,2048}|\\{0,7}[\"'][^\"'\\\n]{1,2048}\Z"
 )
 """A value: in quotes, which JSON within a text escapes; bare; or cut off with the text."""
 _QUOTED = re.compile(r"(\\*[\"'])(.*)\1", re.DOTALL)
@@ -77,9 +81,10 @@ _SPOKEN = re.compile(
 )
 _PROGRAM = re.compile(
     r"\b((?:(?:sshpass|mysql\w{0,8}|mariadb|mongo\w{0,8})\b|(?:docker|podman)\s{1,4}login\b)[^\n|;&]{0,120}?\s-p\s?"
-    r"|curl\b[^\n|;&]{0,120}?\s(?:-u|--user)\s{1,4}[\"']?[^\s:\"']{1,64}:)([^\s\"'-][^\s\"']{0,256})"
+    r"|curl\b[^\n|;&]{0,120}?\s(?:-u|--user)[\s=]{1,4}[\"']?[^\s:\"']{1,64}:"
+    r"|username\\{0,7}\":\s?\\{0,7}\"[^\"\n]{1,64}\",\s?\\{0,7}\"key\\{0,7}\":\s?\\{0,7}\")([^\s\"'-][^\s\"']{0,256})"
 )
-"""Commands within a text, with a password that has no name."""
+"""Commands within a text, with a password that has no name, and Kaggle's file."""
 _BEARER = re.compile(r"\b(bearer|basic)(\s{1,8})([A-Za-z0-9._~+/=-]{8,})", re.IGNORECASE)
 _SHAPES = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|api_org_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}"
@@ -91,7 +96,7 @@ _SHAPES = re.compile(
     r"|dapi[0-9a-f]{32}(?:-\d)?|SG\.[\w-]{16,}\.[\w-]{16,}|do[opr]_v1_[0-9a-f]{40,}|shp(?:at|ss|ca|pa)_[0-9a-f]{32}"
     r"|wandb_v\d_\w{20,}|ATATT[\w=-]{20,}|dckr_(?:pat|oat)_[\w-]{20,}|tskey-[\w-]{16,}|hv[bsr]\.[\w-]{20,}"
     r"|gl(?:sa|c)_\w{20,}|NRAK-[A-Z0-9]{20,}|pcsk_\w{20,}|xai-\w{20,}|pplx-\w{20,}|rpa_\w{20,}|lin_api_\w{20,}"
-    r"|AGE-SECRET-KEY-1[0-9A-Z]{30,}|\d{8,10}:AA[\w-]{30,}|(?:local|wandb)-[0-9a-f]{40})"
+    r"|ms-[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|AGE-SECRET-KEY-1[0-9A-Z]{30,}|\d{8,10}:AA[\w-]{30,}|(?:local|wandb)-[0-9a-f]{40})"
     r"|(?<![\w-])eyJ(?:[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|[\w-]{40,}={0,2})"
 )
 """Credentials that their issuers made recognizable. What follows a part without a limit is optional: time is linear."""
@@ -101,7 +106,7 @@ _HOOKS = re.compile(
     r"|(?:logic\.azure|powerplatform|powerautomate)\.(?:com|us|cn)(?::\d{1,5})?(?:/[\w-]{1,40}){0,3}/workflows"
     r"|open\.(?:feishu\.cn|larksuite\.com)/open-apis/bot/(?:v\d/)?hook|hooks\.zapier\.com/hooks|hc-ping\.com"
     r"|api\.telegram\.org|maker\.ifttt\.com/trigger|qyapi\.weixin\.qq\.com/cgi-bin/webhook|events\.pagerduty\.com"
-    r"|chat\.googleapis\.com/v1/spaces)/[^\s\"'<>\\,;)\]}]+"
+    r"|chat\.googleapis\.com/v1/spaces|://[\w.-]{1,255}(?::\d{1,5})?/hooks)/[^\s\"'<>\\,;)\]}]+"
 )
 """Addresses that let whoever knows them post: all that follows is the secret."""
 _PEM = re.compile(
@@ -116,7 +121,10 @@ _HASHED = re.compile(
 """Stands before a commit or checksum, which has the form of a key of W&B."""
 _NEAR = 32
 """Our choice: so many characters before such a number tell what it is."""
-_SOME = re.compile(r"[:=@]|%3[Dd]|(?:^|\s)--?[a-z]|-----BEGIN|://|[A-Za-z0-9_/+-]{16}|bearer|basic", re.IGNORECASE)
+_SOME = re.compile(
+    r"[:=@\"'|\u2502\u2503]|%3[Dd]|\.{3}|(?:^|\s)--?[a-z]|-----BEGIN|://|[A-Za-z0-9_/+-]{16}|bearer|basic",
+    re.IGNORECASE,
+)
 """Matches every text that can hold a secret. Most texts do not match, and need no more work."""
 
 
@@ -144,11 +152,15 @@ def hide_in_text(text: str) -> str:
         return text
     text = _PEM.sub(rf"\1{HIDDEN}\2", text)
     text = _URL_USER.sub(rf"\1:{HIDDEN}@", text)
-    text = _URL_TOKEN.sub(lambda found: found[1] + (HIDDEN if _is_mixed(found[2]) else found[2]), text)
+    text = _URL_TOKEN.sub(lambda found: found[1] + (HIDDEN if _is_login(found[2]) else found[2]), text)
     text = _HOOKS.sub(rf"\1/{HIDDEN}", text)
     text = _SHAPES.sub(HIDDEN, text)
     if _WANDB.search(text):
-        text = "\n".join(_hide_wandb_keys(line) if _WANDB.search(line) else line for line in text.split("\n"))
+        lines = text.split("\n")
+        text = "\n".join(
+            _hide_wandb_keys(line, before) if _WANDB.search(line) or _is_answer(line, before) else line
+            for before, line in zip(["", *lines], lines)
+        )
     text = _PROGRAM.sub(rf"\1{HIDDEN}", text)
     text = _OPTION.sub(_option_shown, text)
     text = _hide_pairs(text)
@@ -164,10 +176,19 @@ def hide_value(name: str, value: str) -> str:
     return HIDDEN if _is_secret(name, value) else hide_in_text(value)
 
 
-def _hide_wandb_keys(line: str) -> str:
-    """Hide 40 hex digits in a line that names W&B, unless the words before them say that they are a commit or hash."""
+def _is_answer(line: str, before: str) -> bool:
+    """Return whether a line is a key alone, below one that names W&B: what was pasted at its prompt."""
+    return bool(_WANDB.search(before)) and _WANDB_KEY.fullmatch(line.strip()) is not None
+
+
+def _hide_wandb_keys(line: str, before: str) -> str:
+    """Hide 40 hex digits in a line about W&B, unless the words before them say that they are a commit or hash."""
+    text, at = f"{before}\n{line}", len(before) + 1
     return _WANDB_KEY.sub(
-        lambda found: found[0] if _HASHED.search(line[max(0, found.start() - _NEAR) : found.start()]) else HIDDEN, line
+        lambda found: (
+            found[0] if _HASHED.search(text[max(0, at + found.start() - _NEAR) : at + found.start()]) else HIDDEN
+        ),
+        line,
     )
 
 
@@ -216,6 +237,10 @@ def _hide_pairs(text: str) -> str:
         mark, bare = quoted.groups() if quoted else ("", value[0])
         # "token: x" is usually prose; "token=x" is a setting.
         is_prose = ":" in sep and not mark and not _is_mixed(bare)
+        if "," in sep:  # ('password', 'x') is a pair, and ['password', 'user'] are names
+            is_prose = not _is_mixed(bare)
+            if "(" not in text[max(0, found.start() - 3) : found.start()]:
+                continue
         is_code = "==" in sep or text.startswith("(", value.end())  # signature = inspect.signature(f)
         if _is_secret(name, bare) and (_strength(name) == 2 or not (is_prose or is_code)):
             shown += [text[at : found.end()], mark, HIDDEN, mark]
@@ -259,6 +284,11 @@ def _words(option: str) -> list[str]:
         elif word:
             found.append(word)
     return found
+
+
+def _is_login(user: str) -> bool:
+    """Return whether the only name before a host is a token: it has digits, or is longer than a name of a user."""
+    return _is_mixed(user) or (len(user) >= 20 and user.isalnum())
 
 
 def _is_mixed(value: str) -> bool:

@@ -461,6 +461,7 @@ COMMIT = "1b866ed0c5f2a94d7e3b8f6a1c0d9e8f7a6b5c4d"
 """Has the form of an old key of W&B, too."""
 HEX = "0123456789abcdef0123456789abcdef"
 UUID = "550e8400-e29b-41d4-a716-446655440000"
+SHORT, PLAIN = "abc123def456", "abcdefghijklmnopqrstuvwx"
 
 
 @pytest.mark.parametrize(
@@ -592,7 +593,7 @@ WANDB = [
     f'wandb.login(key="{COMMIT}")', f"WANDB_API_KEY {COMMIT}", f"export WANDB_API_KEY={COMMIT}",
     f"wandb: ERROR invalid key {COMMIT} for api.wandb.ai", f"echo {COMMIT} | wandb login --relogin",
     f"machine api.wandb.ai login user password {COMMIT}", f"W&B key {COMMIT}", f"Weights & Biases: {COMMIT}",
-    f"https://{COMMIT}@api.wandb.ai",
+    f"https://{COMMIT}@api.wandb.ai", f"wandb: Paste an API key from your profile and hit enter:\n{COMMIT}\n",
 ]  # fmt: skip
 HOOKS = [
     f"https://acme.webhook.office.com/webhookb2/{UUID}@{UUID}/IncomingWebhook/{HEX}/{UUID}",
@@ -603,25 +604,32 @@ HOOKS = [
     f"https://hooks.slack.com/triggers/T0/123/{HEX}", f"https://open.feishu.cn/open-apis/bot/v2/hook/{UUID}",
     f"https://qyapi.weixin.qq.com/cgi-bin/webhook/send?key={UUID}", f"https://hc-ping.com/{UUID}",
     f"https://oapi.dingtalk.com/robot/send?access_token={HEX}", f"https://api.telegram.org/bot12345678:AA{HEX}/send",
-    f"https://chat.googleapis.com/v1/spaces/A/messages?key={UUID}&token={HEX}",
+    f"https://chat.googleapis.com/v1/spaces/A/messages?key={UUID}&token={HEX}", f"https://mm.example.com/hooks/{HEX}",
+    f"https://chat.example.com:8065/hooks/5d8f7a/{HEX}",
 ]  # fmt: skip
 ADDRESSES = [
     f"git clone https://{HEX}@github.com/x", f"https://{HEX}@o123.ingest.sentry.io/456",
     f"https://oauth2:{HEX}@gitlab.com/x.git", f"postgresql://u:{HEX}@h/db", f"redis://:{HEX}@h:6379/0",
     f"http_proxy=http://u:{HEX}@proxy:3128", f"https://s3/x?X-Amz-Algorithm=AWS4&X-Amz-Signature={HEX}",
     f"https://a.blob.core.windows.net/c?sv=1&sig={HEX}", f"https://storage.googleapis.com/x?X-Goog-Signature={HEX}",
-    f"redirect=?token%3D{HEX}", f"AccountKey={HEX}==;EndpointSuffix=x",
+    f"git clone https://{PLAIN}@github.com/x", f"redirect=?token%3D{HEX}", f"AccountKey={HEX}==;EndpointSuffix=x",
 ]  # fmt: skip
 ESCAPED = [
     f'body: {{\\"api_key\\": \\"{HEX}\\", \\"lr\\": 1}}', f'{{\\\\\\"password\\\\\\": \\\\\\"{HEX}\\\\\\"}}',
     f"{{\\'secret\\': \\'{HEX}\\'}}", f'cut off: {{"api_key": "{HEX}', f'"token":"{HEX}"',
+    f"{{\\u0022password\\u0022: \\u0022{HEX}\\u0022}}", f"&quot;password&quot;: &quot;{HEX}&quot;",
+    f'{{"username":"me","key":"{HEX}"}}', f'{{\\"username\\": \\"me\\", \\"key\\": \\"{HEX}\\"}}',
 ]  # fmt: skip
 NAMED = [
     f"PGPASSWORD={HEX} psql", f"passwd: {HEX}", f"curl -u me:{HEX} x", f"docker login -u me -p {HEX}",
     f"sshpass -p {HEX} ssh h", f"curl -H 'X-API-Key: {HEX}' x", f"Set-Cookie: sid={HEX}", f"API key: {HEX}",
     f"Incorrect API key provided: {HEX}",
     f"if password == '{HEX}':",
-    f"secret={HEX}(x)", f"token=abc{HEX}&x", f"token '{HEX}' is invalid", f"authorization: bearer {HEX}",
+    f"password=b'{HEX}'", f'token = f"{HEX}"', f"('HF_TOKEN', 'x{HEX}')", f"(b'password', b'{HEX}')",
+    f"['train.py', '--wandb-key', '{SHORT}']", f"wandb_api_key            = {HEX}", f"password:          {HEX}",
+    f"  wandb_api_key ......................... {SHORT}",
+    f"\u2502 hf_token   \u2502 x{HEX} \u2502", f"curl --user=me:{HEX} x",
+    f"ms-{UUID}", f"secret={HEX}(x)", f"token=abc{HEX}&x", f"token '{HEX}' is invalid", f"authorization: bearer {HEX}",
     "sent Bearer abcdefghijklmnopqrstuvwxyz".replace("abcdefgh", HEX.replace("0", "a")),
 ]  # fmt: skip
 
@@ -630,14 +638,18 @@ NAMED = [
 def test_what_lets_others_in_is_hidden(text: str) -> None:
     shown = hide_in_text(text)
     assert "***" in shown
-    assert [part for part in (COMMIT, HEX, UUID) if part in shown] == []
+    assert [part for part in (COMMIT, HEX, UUID, SHORT, PLAIN) if part in shown] == []
     assert hide_in_text(shown) == shown
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        f"wandb: git commit {COMMIT}", f"wandb: Tracking run with wandb version 0.17.0, sha {COMMIT}",
+        f"wandb: git commit {COMMIT}", f"wandb: Run summary, commit:\n{COMMIT}", f"syncs to W&B\nat {COMMIT}",
+        "  num_tokens ............... 4096", "  tokenizer_type ........... GPT2BPETokenizer", "('token', 'unexpected')",
+        "['password', 'user', 'host']", "https://first.last@example.org/x", "https://example.org/webhooks",
+        "\u2502 pad_token \u2502 <pad> \u2502", "  moe_token_dispatcher_type ....... alltoall",
+        "docker run --user=1000:1000 x", f"wandb: Tracking run with wandb version 0.17.0, sha {COMMIT}",
         f'"wandb": true, "commit": "{COMMIT}"', f"wandb @ git+https://github.com/wandb/wandb@{COMMIT}",
         "wandb: View run at https://wandb.ai/team/proj/runs/a1b2c3d4",
         f'File "/root/.cache/hub/models--x/snapshots/{COMMIT}/modeling.py", line 7', f"HEAD is now at {COMMIT} fix",
@@ -662,7 +674,8 @@ UNITS = (
     "a", "a=", "token=", "token=<", "://a:", "https://aaaa", "eyJ.", "eyJ-", "eyJaaaaaaaa-", "a.", "'", 'token="',
     '\\"', "sk-", "-----BEGIN PRIVATE KEY-----", "-----BEGIN ", "-----BEGIN A", "x:y@", "sk-a-", "sk-abc-", "SG.",
     "SG.-", "xoxb-", "token ", "wandb ", f"wandb {COMMIT} ", "curl -", "docker login ", "bearer ", "--a", "--token ",
-    "hooks.slack.com/services/", " ", "%3D", "password=\\\\\\", "hc-ping.com/",
+    "hooks.slack.com/services/", "://a/hooks", "://a", " ", "a    ", "a ....", "('token', ", "|", "a | ", "&quot;",
+    '"username":"', "%3D", "password=\\\\\\", "hc-ping.com/",
 )  # fmt: skip
 
 
