@@ -1,0 +1,121 @@
+"""What a test gives, as a text that is kept whole below tests/data/golden, where a reviewer reads it.
+
+``DDPDOCTOR_GOLDEN=write python -m pytest -n 0 FILE`` writes those of a file of tests again; look at the difference
+before you commit it. A module has ``CASES = Cases(__name__)``, puts ``@CASES`` before each function that makes a value, and
+``test_kept = CASES.test()``.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpdoctor.report.blocks import Grid, GridCell
+
+FOLDER = Path(__file__).parent / "data" / "golden"
+WRITES = os.environ.get("DDPDOCTOR_GOLDEN") == "write"
+HEAD = "=== "
+
+
+class Cases:
+    """Functions of one module whose values are kept, by their names."""
+
+    def __init__(self, module: str) -> None:
+        self.path = FOLDER / f"{module.rpartition('.')[2].removeprefix('test_')}.txt"
+        self.made: dict[str, Callable[[], Any]] = {}
+
+    def __call__(self, make: Callable[[], Any]) -> Callable[[], Any]:
+        assert make.__name__ not in self.made
+        self.made[make.__name__] = make
+        return make
+
+    def test(self) -> Callable[[str], None]:
+        @pytest.mark.parametrize("name", self.made)
+        def test_kept(name: str) -> None:
+            now, kept = outline(self.made[name]()).rstrip("\n"), self.kept()
+            if WRITES:
+                kept = {one: kept.get(one, "") for one in self.made} | {name: now}
+                self.path.parent.mkdir(exist_ok=True)
+                self.path.write_text("".join(f"{HEAD}{one}\n{text}\n" for one, text in kept.items()), "utf-8")
+            assert now == kept.get(name)
+            assert kept.keys() == self.made.keys()
+
+        return test_kept
+
+    def kept(self) -> dict[str, str]:
+        text = self.path.read_text("utf-8") if self.path.exists() else ""
+        parts = (part.partition("\n") for part in f"\n{text}".split(f"\n{HEAD}")[1:])
+        return {name: body.removesuffix("\n") for name, _, body in parts}
+
+
+def outline(value: Any) -> str:
+    """Return a value as lines: a text as it is, and of a record the fields that are not empty."""
+    if isinstance(value, str):
+        return escaped(value)
+    if isinstance(value, Grid):
+        return _grid(value)
+    if isinstance(value, dict):
+        return "\n".join(_with(f"{key}:", outline(one)) for key, one in value.items())
+    if isinstance(value, (list, tuple)) and not _is_short(value):
+        return "\n".join(map(outline, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        found = [(one.name, getattr(value, one.name)) for one in fields(value)]
+        shown = [(name, one) for name, one in found if one is not None and one not in ("", (), {})]
+        short = "".join(f" {name}={_plain(one)}" for name, one in shown if _is_short(one))
+        long = "".join("\n" + _with(f"  {name}:", outline(one), "    ") for name, one in shown if not _is_short(one))
+        return f"{type(value).__name__}{short}{long}"
+    return _plain(value)
+
+
+def escaped(text: str) -> str:
+    """Keep lines of a text, and show all else that a file cannot: what the terminal would act on, and lone halves."""
+    return "".join(one if one == "\n" or one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
+def _with(head: str, text: str, indent: str = "  ") -> str:
+    lines = text.rstrip("\n").split("\n")
+    return (
+        f"{head} {lines[0]}".rstrip()
+        if len(lines) == 1
+        else head + "".join(f"\n{indent}{one}".rstrip(" ") for one in lines)
+    )
+
+
+def _is_short(value: Any) -> bool:
+    """Say whether it stands in one line: a plain value, or a tuple of such."""
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    return all(
+        (isinstance(one, (str, int, float, Enum, type(None))) and "\n" not in str(one))
+        or (isinstance(one, (list, tuple)) and _is_short(one))
+        for one in parts
+    )
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Enum):
+        return str(value.value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, (list, tuple)):
+        ints = [one for one in value if type(one) is int]
+        if len(ints) == len(value) > 4 and ints == [*range(ints[0], ints[0] + len(ints))]:
+            return f"({ints[0]} to {ints[-1]})"
+        return f"({', '.join(map(_plain, value))})"
+    return ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+
+
+def _grid(grid: Grid) -> str:
+    assert all(len(row) == len(grid.columns) for row in grid.cells)
+    lines = [f"Grid {grid.title!r} {grid.row_name!r} by {grid.column_name!r}", f"  {' | '.join(grid.columns)}"]
+    lines += [f"  {name}: {' | '.join(map(_cell, row))}" for name, row in zip(grid.rows, grid.cells, strict=True)]
+    return "\n".join(map(escaped, [*lines, *(f"  legend: {one}" for one in grid.legend)]))
+
+
+def _cell(cell: GridCell) -> str:
+    level = [] if cell.level is None else [f"{cell.level:.3f}"]
+    more = [*([] if cell.tone.value == "plain" else [cell.tone.value]), *level, *([cell.about] if cell.about else [])]
+    return cell.text + (f" <{'; '.join(more)}>" if more else "")

@@ -1,0 +1,845 @@
+"""Reports as people and programs read them: text, Markdown, CSV, JUnit, SARIF, commands of GitHub, nccl-tests.
+
+What is drawn is kept whole, see tests/golden.py. The screens of allreduce-bench are in tests/data/allreduce-bench.
+"""
+
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import jsonschema
+import pytest
+
+from ddpdoctor.cli.output import render
+from ddpdoctor.diagnose.files import read_page
+from ddpdoctor.model.bandwidth import Assessment, BenchSettings, Collective, Ending, Mode, Stop
+from ddpdoctor.model.codec import encode
+from ddpdoctor.model.consistency import Consistency, Difference, Stream, StreamClock, What
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.findings import (
+    Check,
+    Confidence,
+    FaultOrigin,
+    Finding,
+    JobStatus,
+    JobSummary,
+    Outcome,
+    Place,
+    RankRow,
+    Report,
+    Severity,
+)
+from ddpdoctor.model.words import format_about, format_age, format_memory, format_rate, format_time
+from ddpdoctor.report.bandwidth.content import count_changes, list_columns, pick_changes
+from ddpdoctor.report.bandwidth.figure import check_plot, choose_ticks, render_plot, spread_apart
+from ddpdoctor.report.bandwidth.measured import format_gb_s, format_share, format_us, read_bandwidth, sort_series
+from ddpdoctor.report.bandwidth.nccl_tests import render_nccl_tests
+from ddpdoctor.report.bandwidth.pictures import (
+    list_plotted,
+    list_references,
+    make_node_matrix,
+    make_pair_matrix,
+    matrix_section,
+)
+from ddpdoctor.report.blocks import ChartLine, Column, Series
+from ddpdoctor.report.formats import parse_report, render_csv, render_github, render_json, render_junit, render_sarif
+from ddpdoctor.report.lines import format_hosts
+from ddpdoctor.report.markdown import render_markdown
+from ddpdoctor.report.text.pictures import ROWS as CHART_ROWS
+from ddpdoctor.report.text.pictures import draw_chart
+from ddpdoctor.report.text.report import TextPage, add_blocks, draw_columns, fit_columns, render_text
+from tests import benches, forking
+from tests.golden import Cases
+
+CASES = Cases(__name__)
+test_kept = CASES.test()
+SCREENS = Path(__file__).parents[2] / "data" / "allreduce-bench"
+SCHEMA = json.loads((Path(__file__).parents[3] / "ddpdoctor" / "report" / "schema.json").read_text("utf-8"))
+CWD = Path("/home/me/proj")
+RUN_DIR = CWD / "ddpdoctor-report" / "now-train"
+TRAIN = "/home/me/proj/train.py"
+BEGAN, ENDED = "2026-01-02T03:04:05.000+00:00", "2026-01-02T03:04:07.500+00:00"
+
+
+# The report of a job, at the widths of terminals and for a pipe.
+
+
+def place(rank, line, function="main", file=TRAIN):
+    return Place(rank=rank, file=file, line=line, function=function)
+
+
+def finding(code="DD601", kind="stuck", severity=Severity.ERROR, **more):
+    base = {"summary": "Rank 3 waits in fetch.", "ranks": (3,), "where": (place(3, 33, "fetch"),)}
+    return Finding(code=code, kind=kind, severity=severity, **{**base, "confidence": Confidence.HIGH, **more})
+
+
+STUCK = finding(
+    evidence=(
+        "Rank 3 stood at /home/me/proj/train.py:33 in two looks, 0.5 s apart, and used no CPU time in between them.",
+        "ranks 0-2, 4 wait in all_reduce, see [/dev/shm] [bold]loud[/bold] [/] :smile: \x1b[31m",
+    ),
+    fix="Let fetch return on every rank, or give the wait in it a time limit, so that it raises instead.",
+    step=12, tensor="layers.0.weight",
+)  # fmt: skip
+
+
+def row(rank, state="in all_reduce", line=61, **more):
+    return RankRow(rank=rank, local_rank=rank, host="h", pid=rank + 10, state=state, where=place(rank, line), **more)
+
+
+ROWS = (row(0), row(1), row(2), row(3, "in fetch", 33), row(4))
+
+
+def report(status=JobStatus.HUNG, verdict=STUCK, others=(), rows=ROWS, exit_status=124, checks=()):
+    return Report(
+        command=("ddpdoctor",), started_at="", ended_at="", verdict=verdict, checks=checks, ranks=rows,
+        job=JobSummary(world_size=len(rows), nnodes=1, status=status, exit_status=exit_status),
+        findings=(*([verdict] if verdict else []), *others),
+    )  # fmt: skip
+
+
+def draw_job(one, *, width=None, color=False):
+    return render_text(one, width=width, color=color, run_dir=RUN_DIR, cwd=CWD)
+
+
+FINISHED = report(JobStatus.FINISHED, verdict=None, rows=ROWS[:2], exit_status=0)
+FAILED = report(JobStatus.FAILED, verdict=None, exit_status=3)
+DRIFT = Difference(what=What.PARAMETER, number=50, last_equal=32, splits=(), differing=1, of=4)
+DRIFTS = finding("DD501", "param-drift", Severity.ERROR, summary="parameters differ")
+
+
+def stream(clock=StreamClock.STEP, compared=17, last=800, *, tensors=160, ranks=(0, 1, 2, 3), model=1, differences=()):
+    return Stream(
+        clock=clock, group="0", model=model, optimizer=1, ranks=ranks, compared=compared,
+        last_number=last if compared else None, tensors=tensors, differences=differences,
+    )  # fmt: skip
+
+
+def with_streams(*streams, **changes):
+    data = {"consistency": encode(Consistency(check_every=50, streams=streams))}
+    return replace(FINISHED, data=data, **changes)
+
+
+def note(code="DD901", kind="not-recorded", summary="Rank 3 had no ring.", **more):
+    return finding(code, kind, Severity.INFO, summary=summary, **more)
+
+
+def ended(exit_status, kind):
+    """A job that finished, whose launcher ended with this status, and what a note says of it."""
+    said = note("DD612", kind, "Rank 1 died.", fix="")
+    return replace(FINISHED, job=replace(FINISHED.job, exit_status=exit_status), findings=(said,))
+
+
+def starved(*seconds):
+    rows = [replace(one, starved_s=each) for one, each in zip(ROWS, seconds, strict=False)]
+    return replace(FINISHED, ranks=tuple(rows))
+
+
+END, SYNC, FORWARD = (stream(StreamClock.END, 1), stream(StreamClock.SYNC, 5), stream(StreamClock.FORWARD, 9, 50))
+CRASHED = Check(id="stuck", code="DD601", outcome=Outcome.CRASHED, reason="KeyError")
+UNTOLD = Check(id="missing", code="DD607", outcome=Outcome.INCONCLUSIVE, reason="no node 1")
+SLOW = finding("DD610", "straggler", Severity.WARNING, summary="Rank 2 was slow.", ranks=(2,), where=())
+NO_RING = tuple(note(summary="No ring.", ranks=(n,), where=()) for n in (0, 1, 2, 5))
+SHORT = {
+    "it ended well": FINISHED,
+    "equal": with_streams(stream(), stream(StreamClock.SYNC, 3, 60)),
+    "equal, at a distance that was chosen": with_streams(replace(stream(), every=512)),
+    "equal, at a short distance that was chosen": with_streams(replace(stream(), every=64)),
+    "equal, once": with_streams(stream(compared=1, last=1, tensors=1, ranks=(0, 1))),
+    "equal by the better clock": with_streams(FORWARD, END),
+    "equal by the clock that is there": with_streams(END, SYNC),
+    "equal, two models": with_streams(stream(), stream(model=2)),
+    "they differ, which no rule calls wrong": with_streams(stream(differences=(DRIFT,))),
+    "they differ, as a finding says": with_streams(stream(differences=(DRIFT,)), verdict=DRIFTS, findings=(DRIFTS,)),
+    "nothing compared": with_streams(),
+    "nothing compared yet": with_streams(stream(compared=0)),
+    "nothing said of replicas of a job that hung": replace(with_streams(stream()), job=report().job),
+    "equal beside a note": with_streams(stream(), findings=(note("DD507", "same-random", "the same state"),)),
+    "cores are short for long, and for a short time": starved(84.0, 9.9),
+    "cores were short for a short time": starved(1.0, 9.9),
+    "a note": replace(FINISHED, findings=(note(fix="Free some space."),)),
+    "it failed without a known cause": FAILED,
+    "Ctrl-C": report(JobStatus.INTERRUPTED, verdict=None, exit_status=130),
+    "it was interrupted": report(JobStatus.INTERRUPTED, verdict=None, exit_status=1),
+    "it was interrupted, with no status": report(JobStatus.INTERRUPTED, verdict=None, exit_status=None),
+    "no rank ran, and the launcher failed": report(JobStatus.NOT_RUN, verdict=None, exit_status=1),
+    "no rank ran": report(JobStatus.NOT_RUN, verdict=None, exit_status=0),
+    "a bad end that a note explains": ended(1, "exit-abort"),
+    "a good end with such a note": ended(0, "exit-abort"),
+    "a bad end that no note explains": ended(3, "not-recorded"),
+    "a check crashed": replace(FINISHED, checks=(CRASHED,)),
+    "a check could not tell": report(checks=(replace(UNTOLD, id="killed", outcome=Outcome.PASSED, reason=""), UNTOLD)),
+    "another finding": report(others=(SLOW,)),
+    "equal findings of several ranks": report(others=NO_RING),
+    "equal places of several ranks": report(
+        verdict=replace(STUCK, ranks=(0, 1, 2), where=tuple(place(n, 61) for n in range(3)))
+    ),
+    "steps of ranks at one line": report(rows=tuple(row(n, step=10 + n) for n in range(3))),
+    "two hosts": report(rows=tuple(replace(one, host="node0" if one.rank < 3 else "node1") for one in ROWS)),
+}  # fmt: skip
+
+
+@CASES
+def jobs_as_a_pipe_gets_them():
+    return {name: draw_job(one) for name, one in SHORT.items()}
+
+
+@CASES
+def a_job_that_hung_at_the_widths_of_terminals():
+    drawn = {width: draw_job(report(others=(SLOW,)), width=width) for width in (80, 120)}
+    assert all(max(map(len, one.splitlines())) <= width for width, one in drawn.items())
+    return drawn
+
+
+@CASES
+def many_rows_do_not_flood_the_screen_and_many_ranks_fit_into_it():
+    rows = tuple(row(n) if n % 2 else row(n, "in backward", 70) for n in range(200))
+    lines = draw_job(report(rows=tuple(row(n, line=n + 1) for n in range(500))), width=80).splitlines()
+    return len(lines), lines[-12:], draw_job(report(rows=rows), width=80)
+
+
+def test_damaged_facts_of_replicas_are_reported():
+    with pytest.raises(UserError, match="replicas in the report cannot be read"):
+        draw_job(replace(FINISHED, data={"consistency": {"check_every": "x"}}))
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, None])
+def test_a_long_path_keeps_its_line_number(width):
+    file = "/" + "/".join(["a-long-folder-name"] * 9) + "/train.py"
+    verdict = replace(STUCK, where=(place(3, 33, file=file),), evidence=(f"Rank 3 stood at {file}:33 for long.",))
+    text = draw_job(report(verdict=verdict, rows=(row(0), replace(row(3), where=place(3, 33, file=file)))), width=width)
+    assert text.count(f"{file}:33") == 3
+
+
+def test_colors_change_nothing_but_colors_and_the_environment_has_no_say(monkeypatch):
+    plain, colored = draw_job(report(), width=80), draw_job(report(), width=80, color=True)
+    assert "\x1b[1;31m" in colored
+    assert re.sub(r"\x1b\[[\d;]*m", "", colored) == plain
+    for name, value in {"FORCE_COLOR": "1", "COLUMNS": "20", "TERM": "dumb", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert draw_job(report(), width=80) == plain
+
+
+# The report of check-env.
+
+
+WARNING = Finding(
+    code="DD121", kind="shm", severity=Severity.WARNING, confidence=Confidence.HIGH, hosts=("node0",),
+    summary="[/dev/shm] holds 64 MiB only", evidence=("64 MiB in all | 60 MiB free",), fix="docker run --shm-size=8g",
+)  # fmt: skip
+ERROR = Finding(
+    code="DD205", kind="master-numeric", severity=Severity.ERROR, confidence=Confidence.HIGH, hosts=("node0",),
+    ranks=(0, 1), summary="MASTER_ADDR is a number", fix="export MASTER_ADDR=node0",
+)  # fmt: skip
+NOTE = Finding(
+    code="DD126", kind="omp", severity=Severity.INFO, confidence=Confidence.HIGH, hosts=("node0",), summary="one thread"
+)
+CHECKS = (
+    Check(id="shm", code="DD121", group="limits", outcome=Outcome.FAILED, seen="64 MiB"),
+    Check(id="omp", code="DD126", group="limits", outcome=Outcome.FAILED, seen="1"),
+    Check(id="master-numeric", code="DD205", group="launch", outcome=Outcome.FAILED, seen="6841231"),
+    Check(id="nofile", code="DD122", group="limits", outcome=Outcome.PASSED, seen="soft limit 1048576"),
+    Check(id="xid", code="DD311", group="GPUs", outcome=Outcome.SKIPPED, reason="there is no GPU"),
+    Check(id="gpu-count", code="DD304", group="GPUs", outcome=Outcome.INCONCLUSIVE, reason="NVML hangs\x07"),
+)
+
+
+def checkup(findings=(ERROR, WARNING, NOTE), checks=CHECKS, hosts=("node0",), **data):
+    return Report(
+        command=("ddpdoctor", "check-env"), started_at=BEGAN, ended_at=ENDED, job=None,
+        verdict=findings[0] if findings else None, findings=tuple(findings), checks=tuple(checks), ranks=(),
+        data={"hosts": list(hosts), **data}, tool_version="1.2.3",
+    )  # fmt: skip
+
+
+def draw_checkup(one, **more):
+    return render_text(one, **{"width": None, "color": False, "run_dir": None, "cwd": None, **more})
+
+
+@CASES
+def a_checkup_in_each_form():
+    """A command is never broken into lines."""
+    fix = "export NCCL_IB_HCA==mlx5_0,mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7; unset NCCL_IB_DISABLE"
+    return {
+        "text": draw_checkup(checkup()),
+        "text, verbose": draw_checkup(checkup(), verbose=True),
+        "nothing wrong": draw_checkup(checkup(findings=(), checks=CHECKS[3:4])),
+        "two hosts": draw_checkup(checkup(hosts=("node0", "node1"), world_size=16)),
+        "a long command at 80": draw_checkup(checkup((replace(ERROR, fix=fix),)), width=80),
+        "Markdown": render_markdown(checkup()),
+        "JUnit, errors fail": render_junit(checkup(), Severity.ERROR),
+        "GitHub": render_github(checkup(), CWD),
+        "SARIF": json.loads(render_sarif(checkup(), {"DD121": "shm is small"}, CWD)),
+    }
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_line_of_a_checkup_is_wider_than_the_terminal(width):
+    long = replace(ERROR, summary="much " * 60, evidence=("many " * 60,))
+    assert max(map(len, draw_checkup(checkup((long,)), width=width, verbose=True).splitlines())) <= width
+
+
+def test_json_meets_the_schema_and_is_read_back():
+    for one in (checkup(), benches.everything()):
+        text = render_json(one)
+        jsonschema.validate(json.loads(text), SCHEMA)
+        assert render_json(parse_report(text)) == text
+    assert parse_report(render_json(checkup())) == checkup()
+
+
+def test_junit_with_warnings_as_failures_and_with_none():
+    def failures(level):
+        return ET.fromstring(render_junit(checkup(), level)).find("testsuite").get("failures")
+
+    assert [failures(level) for level in (Severity.WARNING, Severity.INFO, None)] == ["2", "3", "0"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "text"),
+    [
+        ((), ""), (("login",), "login"),
+        (("node1", "node2", "node3", "node7", "login"), "node[1-3, 7], login"),
+        (("node007", "node008"), "node007, node008"), (("10.0.0.1", "10.0.0.2"), "10.0.0.[1, 2]"),
+        (tuple(f"{letter}x" for letter in "abcdefghij"), "ax, bx, cx, dx, ex, fx, gx, hx and 2 more"),
+    ],
+)  # fmt: skip
+def test_hosts_are_drawn_together(hosts, text):
+    assert format_hosts(hosts) == text
+
+
+# Of a job: annotations of GitHub, JUnit and SARIF. Nothing that was collected becomes a command, a link or a place.
+
+
+REPO = Path("/home/me/repo")
+MAIN = Place(rank=1, file="/home/me/repo/train.py", line=61, function="main")
+AT_MAIN = Finding(
+    code="DD601", kind="stuck", severity=Severity.ERROR, confidence=Confidence.HIGH, summary="rank 1 is stuck",
+    ranks=(1,), hosts=("node3",), where=(MAIN,), step=12, evidence=("it sleeps",), fix="Look at line 61.",
+    origin=FaultOrigin.SCRIPT,
+)  # fmt: skip
+SHM = replace(AT_MAIN, code="DD121", kind="shm", severity=Severity.WARNING, ranks=(), hosts=(), where=(), fix="")
+CRASH = replace(AT_MAIN, code="DD604", kind="crash")
+BARE = Report(
+    command=("ddpdoctor",), started_at="2026-01-02T03:04:05Z", ended_at="2026-01-02T03:04:06Z", job=None, verdict=None,
+    findings=(), checks=(), ranks=(), tool_version="0.1.0",
+)  # fmt: skip
+HOSTILE = "100%\n::set-output name=x::y\r##[error]z [a](https://b) {0} {x} \x1b"
+FOUND = {
+    "at a line": (AT_MAIN,),
+    "of a machine": (replace(SHM, hosts=("node3",)),),
+    "of each severity": tuple(replace(SHM, severity=one) for one in Severity),
+    "elsewhere, at no known line": (replace(AT_MAIN, where=(replace(MAIN, file="/opt/größe.py", line=0),)),),
+    "at a name that is odd": (replace(AT_MAIN, where=(replace(MAIN, file="odd\udcff.py"),)),),
+    "at more places": (
+        replace(AT_MAIN, where=(MAIN, replace(MAIN, rank=0), replace(MAIN, rank=2, file="/home/me/repo/a b:%.py"))),
+    ),
+    "with what was collected": (
+        replace(
+            AT_MAIN, summary=HOSTILE, fix="", evidence=("\udcff",),
+            where=(replace(MAIN, file="/home/me/repo/a,line=1::b\r\n%.py"),),
+        ),
+    ),
+    "nothing": (),
+    "three of two rules": (CRASH, AT_MAIN, CRASH),
+}  # fmt: skip
+
+
+@CASES
+def findings_as_commands_of_github():
+    said = {name: render_github(replace(BARE, findings=those), REPO) for name, those in FOUND.items()}
+    failed = replace(BARE, job=JobSummary(world_size=2, nnodes=1, status=JobStatus.FAILED, exit_status=1))
+    unknown = Check(id="shm", code="DD121", outcome=Outcome.INCONCLUSIVE, reason="/dev/shm cannot be read")
+    untold = replace(BARE, checks=(unknown, Check(id="xid", code="DD146", outcome=Outcome.PASSED)), data={"nodes": []})
+    assert not re.search(r"[\r\x1b]", "".join(said.values()))
+    return said | {
+        "from no folder": render_github(replace(BARE, findings=(AT_MAIN,)), None),
+        "it failed": render_github(failed, REPO), "a check without an answer": render_github(untold, REPO),
+    }  # fmt: skip
+
+
+@CASES
+def findings_as_sarif():
+    """The form was validated with the schema of the standard, its errata 01."""
+
+    def run_of(**changes):
+        text = render_sarif(replace(BARE, **changes), {"DD601": "A rank is stuck"}, REPO)
+        return json.loads(text)["runs"][0]
+
+    crashed = Check(id="shm", code="DD121", outcome=Outcome.CRASHED, reason="KeyError")
+    unknown = Check(id="xid", code="DD146", outcome=Outcome.INCONCLUSIVE, reason="no dmesg")
+    whole = json.loads(render_sarif(BARE, {}, REPO))
+    head = {name: whole[name] for name in ("$schema", "version")}
+    checks = {
+        "checks crashed": run_of(checks=(crashed, unknown)),
+        "checks without an answer": run_of(checks=(unknown,)),
+    }
+    return head, {name: run_of(findings=those) for name, those in FOUND.items()} | checks
+
+
+def test_paths_are_relative_to_where_the_command_runs_and_titles_are_those_of_rules(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    here = replace(AT_MAIN, where=(replace(MAIN, file=str(tmp_path / "train.py")),))
+    later = replace(here, code="DD999", kind="later")
+    assert render(replace(BARE, findings=(here,)), "github").startswith("::error file=train.py,line=61,")
+    run = json.loads(render(replace(BARE, findings=(here, later)), "sarif"))["runs"][0]
+    assert run["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "train.py"
+    rules = run["tool"]["driver"]["rules"]
+    assert [one["shortDescription"]["text"] for one in rules] == [read_page("DD601").summary, "later"]
+    assert (Path(__file__).parents[3] / rules[0]["helpUri"].partition("/blob/main/")[2]).exists()
+
+
+def job_report(status, *found, exit_status=0):
+    """A job, and what its rules found. Notes are no failures, and the job itself is a case."""
+    kinds = {"DD601": "stuck", "DD610": "straggler", "DD612": "exit-abort"}
+    return replace(
+        BARE, job=JobSummary(world_size=2, nnodes=1, status=status, exit_status=exit_status),
+        findings=tuple(replace(SHM, code=code, kind=kinds[code], severity=severity) for code, severity in found),
+        checks=tuple(Check(id=kind, code=code, outcome=Outcome.PASSED) for code, kind in kinds.items()),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("seen", "fail_on", "failed"),
+    [
+        (job_report(JobStatus.FINISHED), Severity.INFO, []),
+        (job_report(JobStatus.HUNG, ("DD601", Severity.ERROR), exit_status=124), Severity.ERROR,
+         ["the job finishes", "DD601 stuck"]),
+        (job_report(JobStatus.FAILED, exit_status=1), Severity.ERROR, ["the job finishes"]),
+        (job_report(JobStatus.FINISHED, ("DD610", Severity.WARNING)), Severity.WARNING, ["DD610 straggler"]),
+        (job_report(JobStatus.FINISHED, ("DD610", Severity.WARNING)), Severity.ERROR, []),
+        (job_report(JobStatus.FINISHED, ("DD612", Severity.INFO)), Severity.ERROR, []),
+    ],
+)  # fmt: skip
+def test_failures_of_junit(seen, fail_on, failed):
+    root = ET.fromstring(render_junit(seen, fail_on))
+    cases = [case.get("name") for case in root.iter("testcase") if case.find("failure") is not None]
+    assert cases == failed
+    assert root.find("testsuite").get("failures") == str(len(failed))
+
+
+# The report of allreduce-bench.
+
+
+def draw(one, *, width=None, color=False, run_dir=Path("run")):
+    return render_text(one, width=width, color=color, run_dir=run_dir, cwd=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "seen", "width"),
+    [
+        ("everything-80", benches.everything(), 80), ("everything-120", benches.everything(), 120),
+        ("everything-pipe", benches.everything(), None), ("hung-80", benches.hung(), 80),
+        ("one-rank-80", benches.one_rank(), 80),
+    ],
+)  # fmt: skip
+def test_the_whole_screen(name, seen, width):
+    drawn = draw(seen, width=width)
+    assert drawn == (SCREENS / f"{name}.txt").read_text(encoding="utf-8")
+    assert max(map(len, drawn.splitlines())) <= (width or 10_000)
+
+
+THREE = tuple(
+    benches.curve(dtype=dtype, assessment=assessment)
+    for dtype, assessment in (
+        ("float32", Assessment.HEALTHY), ("bfloat16", Assessment.BELOW), ("float16", Assessment.NO_REFERENCE),
+    )
+)  # fmt: skip
+NOISY = replace(benches.SLOW_LINK, severity=Severity.INFO, code="DD406", kind="too-noisy", summary="Noisy.")
+BY_SIGINT = Stop(ending=Ending.INTERRUPTED, phase="measure", signal="SIGINT")
+LATE = replace(benches.ARRIVALS[3], rank=3)
+BENCHES = {
+    "healthy": benches.report(),
+    "three curves": benches.report(curves=THREE),
+    "two healthy curves": benches.report(curves=(benches.curve(), benches.curve(dtype="bfloat16"))),
+    "nothing": benches.report(rows=(), curves=()),
+    "a note": benches.report(findings=(NOISY,)),
+    "interrupted": benches.report(
+        rows=benches.results(benches.SIZES[:2]), status=JobStatus.INTERRUPTED, stop=BY_SIGINT
+    ),
+    "not judged": replace(benches.report(), checks=(
+        Check(id="slow-rank", code="DD402", outcome=Outcome.INCONCLUSIVE, reason="2 ranks cannot be distinguished"),
+    )),
+    "a reason beside a low number": benches.report(
+        curves=(benches.curve(assessment=Assessment.BELOW),), reasons=(benches.REASON,)
+    ),
+    "a reason beside a good number": benches.report(reasons=(benches.REASON,)),
+    "a rank that comes late": benches.report(arrivals=(LATE,)),
+    "a rank that often comes in time": benches.report(arrivals=(replace(LATE, share=0.4),)),
+    "a rank that comes a little late": benches.report(arrivals=(replace(LATE, late_us=5.0),)),
+    "what would be markup": benches.report(notes=("[bold]\x1b[31m <script>",)),
+}  # fmt: skip
+
+
+@CASES
+def benches_as_a_pipe_gets_them():
+    """What all of them have in common, the results of a healthy run, is shown once."""
+    drawn = {name: draw(one) for name, one in BENCHES.items()}
+    common = set(drawn["healthy"].splitlines()[3:])
+    return {"healthy": drawn.pop("healthy")} | {
+        name: "\n".join(line for line in one.splitlines() if line not in common) for name, one in drawn.items()
+    }
+
+
+def test_the_curve_is_a_chart_on_a_terminal_and_a_line_elsewhere():
+    assert "busbw in GB/s over size\no all_reduce float32 sum\n" in draw(benches.report(), width=80)
+    line = "busbw in GB/s over size, 1 KiB to 1 GiB\nall_reduce float32 sum  _.:-=**####  0.0896 to 470\n"
+    assert line in draw(benches.report())
+    assert line in draw(benches.report(), width=25)
+
+
+@CASES
+def a_bench_as_markdown_escapes_markup():
+    found = (replace(benches.SLOW_LINK, evidence=("a | b <c>",)),)
+    return render(replace(benches.everything(), findings=found), "markdown")
+
+
+def test_a_report_of_another_verb_cannot_be_drawn_in_these_columns():
+    for form, said in (("csv", "no table"), ("nccl-tests", "not a report of `ddpdoctor allreduce-bench`")):
+        with pytest.raises(UserError, match=said):
+            render(replace(benches.report(), data={}), form)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ({"results": [{"collective": "all_reduce"}]}, r"data\.results\[0\]\.dtype: it is missing"),
+        ({"members": None}, r"data\.members: a list was expected, and it is nothing"),
+        ({"curves": [{"collective": "gossip"}]}, r"data\.curves\[0\]\.collective: one of all_reduce, "),
+        ({"pairs": [{"ranks": [1], "hosts": ["a", "b"]}]}, r"data\.pairs\[0\]\.ranks: 2 values were expected"),
+    ],
+)
+def test_a_damaged_file_is_a_clear_error(damage, said):
+    one = benches.report()
+    with pytest.raises(UserError, match=said):
+        draw(replace(one, data={**one.data, **damage}))
+
+
+@pytest.mark.parametrize("form", ["text", "csv", "nccl-tests", "markdown"])
+def test_a_saved_run_is_drawn_again_in_every_form(tmp_path, form):
+    (tmp_path / "report.json").write_text(render_json(benches.everything()))
+    ran = forking.run("-m", "ddpdoctor", "report", tmp_path, "--format", form, "--plot", tmp_path / "a.html")
+    expected = draw(benches.everything(), run_dir=tmp_path) if form == "text" else render(benches.everything(), form)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, expected, "")
+    assert (tmp_path / "a.html").read_text().startswith("<!DOCTYPE html>")
+    bad = forking.run("-m", "ddpdoctor", "report", tmp_path, "--plot", tmp_path / "a.pdf")
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert "a plot cannot be written as a.pdf" in bad.stderr
+
+
+def test_of_a_bench_as_csv_a_row_is_a_measurement_with_all_its_digits_and_what_has_no_value_is_empty():
+    rows = list(csv.DictReader(io.StringIO(render_csv(benches.report()))))
+    first = benches.results()[0]
+    assert (len(rows), float(rows[0].pop("p50_us"))) == (len(benches.results()), first.p50_us)
+    assert ",".join(rows[0]) == (
+        "collective,dtype,redop,mode,in_place,size_bytes,count,iterations,first_us,min_us,p95_us,cv,algbw_gb_s,"
+        "busbw_gb_s,wrong,p50_low_us,p50_high_us,warm"
+    )
+    assert [rows[0][name] for name in ("collective", "mode", "in_place", "size_bytes", "wrong", "warm")] == [
+        "all_reduce", "latency", "false", "1024", "0", "true",
+    ]  # fmt: skip
+    alone = benches.report(rows=[benches.measurement(1024, ranks=1, wrong=None)], ranks=1)
+    (one,) = csv.DictReader(io.StringIO(render_csv(alone)))
+    assert (one["busbw_gb_s"], one["wrong"]) == ("", "")
+    assert render_csv(benches.report(rows=())).count("\n") == 1
+
+
+# What reads the output of nccl-tests reads that of --format nccl-tests. Expressions of public tools read its lines.
+
+
+NUMBER = r"(\d+\.?\d*)"
+CSV_CONVERTER = (
+    r"^\s*(\d+)\s+(\d+)\s+(float|double|int|half)\s+(sum|prod|max|min|none)\s+(-?\d+)\s+"
+    rf"{NUMBER}\s+{NUMBER}\s+{NUMBER}\s+(\d+|N/A)\s+{NUMBER}\s+{NUMBER}\s+{NUMBER}\s+(\d+|N/A)"
+)
+OUT_OF_PLACE_BUSBW = r"\s+(\d+)\s+\d+\s+\w+\s+\w+\s+-?\d+\s+[\d.]+\s+[\d.]+\s+([\d.]+)"
+AVERAGE = r"^\s*#\s*Avg bus bandwidth\s*:\s*(\S+)\s*$"
+OUT_OF_BOUNDS = r"^\s*#\s*Out of bounds values\s*:\s*(\d+)\s*(OK|FAILED)"
+
+
+def as_nccl_tests(rows=None, **keywords):
+    rows = benches.results(modes=(Mode.THROUGHPUT,)) if rows is None else rows
+    return render_nccl_tests(benches.report(rows=rows, **keywords))
+
+
+def read_busbw_as_superbench_does(text):
+    """Columns are found by their place from the end of the head; the largest out-of-place busbw is the result."""
+    lines = text.splitlines()
+    start = next(at for at, line in enumerate(lines) if "out-of-place" in line)
+    end = next(at for at, line in enumerate(lines) if "Out of bounds values" in line)
+    head = lines[start + 1][1:].split()
+    busbw = head.index("busbw") - len(head)
+    return max(float(line.split()[busbw]) for line in lines[start + 3 : end])
+
+
+def test_public_parsers_read_every_row():
+    text = as_nccl_tests()
+    rows = [line for line in text.splitlines() if not line.startswith("#")]
+    assert len(rows) == len(benches.SIZES)
+    assert all(re.match(CSV_CONVERTER, line) for line in rows)
+    assert [match[0] for match in re.findall(OUT_OF_PLACE_BUSBW, text)] == [str(size) for size in benches.SIZES]
+    assert read_busbw_as_superbench_does(text) == 470.14
+    assert float(re.search(AVERAGE, text, re.MULTILINE)[1]) == pytest.approx(185.535)
+    assert re.search(OUT_OF_BOUNDS, text, re.MULTILINE).groups() == ("0", "OK")
+    assert as_nccl_tests(benches.results()) == text  # throughput is preferred
+
+
+@CASES
+def a_bench_in_the_form_of_nccl_tests():
+    """Heads and rows are those of nccl-tests 2.13 to the letter, and so are its names."""
+    row = benches.measurement(536870912, in_place=True, p50_us=5202.31, algbw_gb_s=103.204, busbw_gb_s=193.504, wrong=0)
+    settings = BenchSettings(backend="nccl", iterations=20, warmup=5, factor=4)
+    whole = {
+        "out of place": as_nccl_tests(settings=settings),
+        "both": as_nccl_tests((replace(row, in_place=False, p50_us=10314.2), row)),
+    }
+    seen = {
+        "in place": benches.results((1024,), modes=(Mode.THROUGHPUT,), in_place=True),
+        "latency alone": benches.results((1024,), modes=(Mode.LATENCY,)),
+        "wrong": [benches.measurement(1024, wrong=3), benches.measurement(4096)],
+        "unchecked": [benches.measurement(1024, wrong=None)],
+        **{one.value: benches.results((1024,), collective=one) for one in Collective},
+        **{name: [benches.measurement(1024, dtype=name)] for name in ("float64", "float16", "bfloat16", "int32")},
+    }
+    one_rank = as_nccl_tests(benches.results((1024,), modes=(Mode.THROUGHPUT,), ranks=1), ranks=1)
+    texts = {name: as_nccl_tests(rows) for name, rows in seen.items()} | {"one rank": one_rank}
+    return whole | {name: cut(text, whole["out of place"]) for name, text in texts.items()}
+
+
+def cut(text, other):
+    """Leave out lines that another text has."""
+    return "\n".join(line for line in text.splitlines() if line not in other.splitlines())
+
+
+# Plots of allreduce-bench: what is drawn, and what cannot be.
+
+
+@CASES
+def lines_of_a_plot_are_named_by_what_sets_them_apart():
+    def plotted(**keywords):
+        found = list_plotted(read_bandwidth(benches.report(**keywords)))
+        return [
+            f"{one.label}, {one.mode.value}, {one.busbw_gb_s[-1]:.2f}" + ", baseline" * one.baseline for one in found
+        ]
+
+    rows = [
+        row
+        for collective in (Collective.ALL_GATHER, Collective.BROADCAST)
+        for dtype in ("float32", "bfloat16")
+        for row in benches.results(collective=collective, dtype=dtype)
+    ]
+    two = read_bandwidth(benches.report(curves=(benches.curve(), benches.curve(dtype="bfloat16"))))
+    assert list_references(two) == (benches.H100,)
+    compared = {"beside a baseline": plotted(comparison=benches.comparison())}
+    return {"one series": plotted(), "four": plotted(rows=rows)} | compared
+
+
+@pytest.mark.parametrize(
+    ("places", "spread"),
+    [([0.2, 0.5], [0.2, 0.5]), ([0.2, 0.2], [0.2, 0.3]), ([0.94, 0.95, 1.0], [0.75, 0.85, 0.95]), ([], [])],
+)
+def test_names_at_the_ends_of_lines_are_moved_apart_within_the_axes(places, spread):
+    assert spread_apart(places, 0.1) == pytest.approx(spread)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ticks"),
+    [
+        ([2**10, 2**20, 2**30], [2**power for power in (10, 14, 18, 22, 26, 30)]),
+        ([1008, 32736], [2**power for power in range(10, 16)]), ([1536], [1536]), ([2**20], [2**20]),
+    ],
+)  # fmt: skip
+def test_the_axis_of_sizes_is_marked_at_powers_of_two(sizes, ticks):
+    assert choose_ticks(sizes) == ticks
+
+
+def test_whatever_was_measured_can_be_drawn_and_an_svg_is_the_same_every_time():
+    one_size = benches.report(rows=benches.results((1024,)))
+    many = benches.report(pairs=benches.pair_matrix(40, per_host=8))
+    for one in (benches.everything(), benches.one_rank(), one_size, BENCHES["nothing"], many, benches.hung()):
+        assert render_plot(one, ".png").startswith(b"\x89PNG")
+    svg = render_plot(one_size, ".svg")
+    assert ET.fromstring(svg).tag.endswith("svg")
+    assert svg == render_plot(one_size, ".svg")
+
+
+class Links(HTMLParser):
+    """Collects what a page would load, and its text."""
+
+    def __init__(self):
+        super().__init__()
+        self.loaded, self.text, self.tags = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        loading = {name: value for name, value in attrs if name in {"src", "href", "xlink:href"}}
+        self.loaded += [value for value in loading.values() if not value.startswith(("#", "data:"))]
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def test_a_page_needs_nothing_else_has_the_numbers_as_a_table_and_what_was_collected_is_no_markup():
+    seen = benches.everything()
+    text = render_plot(replace(seen, data={**seen.data, "notes": ["<script>alert(1)</script>"]}), ".html").decode()
+    page = Links()
+    page.feed(text)
+    assert page.loaded == []
+    assert not re.search(r"@import|url\((?!#)", text)
+    assert "svg" in page.tags
+    assert page.tags.count("script") == 1
+    assert "<li>&lt;script&gt;" in text
+    results, comparison, pairs, hosts = len(benches.SIZES) + 2, 2, 5, 4
+    assert page.tags.count("tr") == results + comparison + pairs + hosts + len(seen.checks) + 1
+    assert {"470.14", "Test the cable and the switch port between node0 and node1."} <= set(page.text)
+
+
+@pytest.mark.parametrize("name", ["a.pdf", "a", "a.png.gz"])
+def test_a_plot_of_another_kind_is_refused_with_what_is_possible(name):
+    with pytest.raises(UserError, match="cannot be written") as error:
+        check_plot(Path(name))
+    assert ".png, .svg or .html" in error.value.help
+
+
+def test_matplotlib_is_loaded_to_draw_only_and_without_it_the_error_says_how_to_install_it():
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from ddpdoctor.report.bandwidth import pictures\n"
+        "from ddpdoctor.report.bandwidth.figure import check_plot\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "sys.path = [place for place in sys.path if 'site-packages' not in place]\n"
+        "check_plot(Path('a.png'))\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=False)
+    assert "UserError: plots need matplotlib, which is not installed here" in ran.stderr
+
+
+# Tables, matrices and the small curve.
+
+
+def draw_matrix(matrix, width=80):
+    """The lines below the title."""
+    page = TextPage(width=width, cwd=None)
+    add_blocks(page, matrix_section(matrix)[1:])
+    return "\n".join(line.plain for line in page.lines)
+
+
+def column(name, *cells, weight=1, group="", unit=""):
+    return Column(group=group, name=name, unit=unit, cells=cells, weight=weight)
+
+
+@CASES
+def columns_stand_right_aligned_under_head_unit_and_group():
+    columns = (
+        column("size", "1 KiB", "16 MiB"), column("min", "9.25", "99.25", group="latency", unit="us"),
+        column("p50", "9.50", "123.4", group="latency", unit="us"),
+        column("p50", "8.50", "111.0", group="a long name", unit="us"),
+    )  # fmt: skip
+    return "\n".join(draw_columns(columns))
+
+
+def test_the_lightest_column_goes_first_and_one_always_stays():
+    columns = tuple(column(name, "12345678", weight=weight) for name, weight in (("a", 3), ("b", 1), ("c", 2)))
+    shown = ["".join(one.name for one in fit_columns(columns, width)) for width in (None, 28, 27, 17, 1)]
+    assert shown == ["abc", "abc", "ac", "a", "a"]
+
+
+def test_both_modes_of_a_size_share_a_row_and_a_missing_one_is_a_dash():
+    rows = [row for row in benches.results(benches.SIZES[:2]) if (row.mode, row.size_bytes) != (Mode.LATENCY, 4096)]
+    (series,) = sort_series(rows)
+    shown = {(one.group, one.name): one.cells for one in list_columns(series)}
+    assert shown["", "size"] == ("1 KiB", "4 KiB")
+    assert (shown["latency", "p50"], shown["throughput", "p50"]) == (("26.00", "-"), ("20.00", "20.02"))
+
+
+@pytest.mark.parametrize(("wrong", "shown"), [(0, "0"), (17, "17"), (None, "n/a")])
+def test_what_could_not_be_checked_is_not_right(wrong, shown):
+    (series,) = sort_series([benches.measurement(1024, wrong=wrong)])
+    assert next(one.cells for one in list_columns(series) if one.name == "wrong") == (shown,)
+
+
+def test_series_keep_their_order_and_sizes_are_sorted():
+    rows = [*benches.results((4096, 1024), collective=Collective.BROADCAST), *benches.results((1024,))]
+    series = sort_series(rows)
+    assert [one.collective for one in series] == [Collective.BROADCAST, Collective.ALL_REDUCE]
+    assert [row[Mode.LATENCY].size_bytes for row in series[0].rows] == [1024, 4096]
+
+
+@CASES
+def matrices_mark_the_slowest_and_whom_a_finding_names():
+    """Of hosts the diagonal is one by itself and never the slowest. They stand in the order of their ranks."""
+    hosts = ("node0", "node1", "node2")
+    by_itself = [replace(one, busbw_gb_s=0.001) if one.peer is None else one for one in benches.node_matrix(slow="")]
+    rounds = sorted(benches.node_matrix(), key=lambda node: node.host, reverse=True)
+    long = [
+        replace(one, host=f"{one.host}.cluster.example", peer=one.peer and f"{one.peer}.cluster.example")
+        for one in benches.node_matrix()
+    ]
+    equal = tuple(replace(pair, busbw_gb_s=11.8) for pair in benches.pair_matrix(4))
+    matrices = {
+        "three ranks": make_pair_matrix(benches.pair_matrix(3, slow=(1, 2), per_host=3), {2}),
+        "of two hosts": make_pair_matrix(benches.pair_matrix(2, slow=None), ()),
+        "of equals": make_pair_matrix(equal, ()),
+        "40 ranks": make_pair_matrix(benches.pair_matrix(40, per_host=40), ()),
+        "hosts": make_node_matrix(by_itself, hosts, ()),
+        "hosts by their ranks": make_node_matrix(rounds, (*hosts, "node3"), ()),
+        "long names": make_node_matrix(long, tuple(f"{host}.cluster.example" for host in hosts), ()),
+    }  # fmt: skip
+    return {name: draw_matrix(one) for name, one in matrices.items()}
+
+
+RISE = ChartLine(name="all_reduce", points=tuple((2**power, 2.0**power) for power in range(10, 20)))
+
+
+def draw_curve(*lines, reference=None, width=80):
+    return draw_chart(Series(title="busbw in GB/s over size", lines=lines, reference=reference), width)
+
+
+@CASES
+def curves_of_a_chart_have_their_marks_and_one_that_rises_by_a_power_is_straight():
+    other = ChartLine(name="broadcast", points=tuple((x, y * 4) for x, y in RISE.points))
+    reference = ChartLine(name="8 H100", points=((2**18, 1e6), (2**19, 1e6)))
+    drawn = draw_curve(RISE)
+    assert sum("|" in line for line in drawn) == CHART_ROWS
+    flat = draw_curve(ChartLine(name="flat", points=((1024, 1.0), (4096, 1.0))))
+    texts = {"one": drawn, "two and a reference": draw_curve(RISE, other, reference=reference), "flat": flat}
+    none = [draw_curve(), draw_curve(ChartLine(name="one", points=((1024, 1.0),))), draw_curve(RISE, width=30)]
+    assert none == [[], [], []]
+    return {name: "\n".join(lines) for name, lines in texts.items()}
+
+
+def test_of_a_comparison_the_sizes_below_come_first_then_the_slower_ones():
+    below, slower, alike, faster = (
+        replace(benches.change(1024, ratio), below=below)
+        for ratio, below in ((0.8, True), (0.5, False), (1.01, False), (1.5, False))
+    )
+    comparison = replace(benches.comparison(), changes=(alike, slower, faster, below), missing=1)
+    assert pick_changes(comparison.changes) == [below, slower]
+    assert count_changes(comparison) == (
+        "4 sizes: 1 below the required share, 1 slower, 1 faster, 1 equal within the noise; 1 size not in the baseline"
+    )
+    other = replace(comparison, changes=(), missing=16)
+    assert count_changes(other) == "nothing to compare: 16 sizes not in the baseline"
+
+
+NUMBERS = {
+    format_us: {18.234: "18.23", 1234.56: "1234.6", 36025.4: "36025", float("nan"): "n/a"},
+    format_gb_s: {466.123: "466.12", 0.0124: "0.0124", None: "n/a"},
+    format_share: {0.034: "3%", 0.004: "0.4%", 0.0: "0%", float("inf"): "n/a"},
+    format_about: {5.5 * 2**20: "5.5 MiB", 300: "300 B", 2**30 - 1: "1023 MiB", 1.5 * 2**30: "1.5 GiB"},
+    format_memory: {21 * 2**30: "21.0 GiB", 380 * 2**20: "380 MiB"},
+    format_age: {0: "0 s", 119: "119 s", 120: "2 min", 7200: "2 h", 200_000: "2 days"},
+    format_rate: {466.1: "466 GB/s", 0.0124: "0.012 GB/s"},
+    format_time: {20_100: "20.1 ms", -20_100: "-20.1 ms", 2.1e6: "2.10 s", 9.0: "9.00 us"},
+}
+
+
+@pytest.mark.parametrize("write", NUMBERS)
+def test_numbers_have_the_digits_that_mean_something(write):
+    assert {value: write(value) for value in NUMBERS[write]} == NUMBERS[write]
