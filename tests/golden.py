@@ -1,6 +1,6 @@
 """What a test gives, as a text that is kept whole below tests/data/golden, where a reviewer reads it.
 
-``DDPDOCTOR_GOLDEN=write python -m pytest -n 0 FILE`` writes those of a file of tests again; look at the difference
+``DDPDOCTOR_GOLDEN=write python -m pytest -n 0 FILE`` writes those of a file of tests again: look at what changed
 before you commit it. A module has ``CASES = Cases(__name__)``, puts ``@CASES`` before each function that makes a value, and
 ``test_kept = CASES.test()``.
 """
