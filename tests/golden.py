@@ -1,7 +1,7 @@
 """What a test gives, as a text that is kept whole below tests/data/golden, where a reviewer reads it.
 
-``DDPDOCTOR_GOLDEN=write python -m pytest -n 0 FILE`` writes those of a file of tests again: look at what changed
-before you commit it. A module has ``CASES = Cases(__name__)``, puts ``@CASES`` before each function that makes a value, and
+``DDPDOCTOR_GOLDEN=write python -m pytest -n 0 FILE`` writes those of a file of tests again. Look at what changed before
+you commit it. A module has ``CASES = Cases(__name__)``, puts ``@CASES`` before each function that makes a value, and
 ``test_kept = CASES.test()``.
 """
 

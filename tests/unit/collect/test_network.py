@@ -1,7 +1,8 @@
-""""""
+"""Interfaces, routes, ports, RDMA and PCI: what recorded machines do not show whole in test_recorded.py."""
 
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,35 +20,6 @@ def read(name, *states, **env):
     return read_network(shared_machine(name, *states, env=env), PLAN)
 
 
-def test_an_infiniband_node():
-    network = read("nvlink8")
-    assert [one.name for one in network.interfaces] == ["lo", "eno1", *(f"ib{n}" for n in range(8))]
-    lo, eno1, ib0, *_ = network.interfaces
-    assert (lo.loopback, lo.virtual, lo.running, lo.addresses) == (True, True, True, ("127.0.0.1/8", "::1/128"))
-    assert (eno1.virtual, eno1.speed_mb_s, eno1.mtu, eno1.carrier) == (False, 10000, 1500, True)
-    assert (ib0.link_type, ib0.mtu, ib0.addresses[0]) == (32, 4092, "10.10.0.11/24")
-    assert (network.default_interface, network.local_ports, network.ipv6_disabled) == ("eno1", (32768, 60999), False)
-
-
-def test_a_desktop_with_docker():
-    network = read("workstation2")
-    docker0 = network.interfaces[-1]
-    assert (docker0.name, docker0.up, docker0.running, docker0.virtual) == ("docker0", True, False, True)
-    assert network.default_interface == "enp10s0"
-
-
-def test_a_container():
-    network = read("container-nogpu")
-    assert [(one.name, one.virtual) for one in network.interfaces] == [("lo", True), ("eth0", True)]
-    assert network.ipv6_disabled is True
-    assert network.firewall == Unread(why=Why.ABSENT, reason="neither nft nor iptables-save is installed")
-
-
-def test_without_root_the_packet_filter_is_denied():
-    firewall = read("nvlink8").firewall
-    assert firewall == Unread(why=Why.DENIED, reason="to list the packet filter's rules needs root")
-
-
 def test_an_alias_and_a_file_among_the_interfaces(tmp_path):
     system = load_machine("workstation2", tmp_path)
     (tmp_path / "sys/class/net/bonding_masters").write_text("bond0\n")
@@ -56,31 +28,16 @@ def test_an_alias_and_a_file_among_the_interfaces(tmp_path):
     assert (alias.name, alias.mtu, alias.running, alias.addresses) == ("enp10s0:1", 1500, True, ("192.168.1.21/24",))
 
 
-def test_a_mac(tmp_path):
+def test_a_mac():
     answers = {
-        "interface lo0": "up 16384 0",
-        "interface en0": "up 1500 1000",
-        "interface utun3": "down 1380 0",
-        "addresses lo0": "127.0.0.1/8",
-        "addresses en0": "192.168.1.7/24",
-    }
-    network = read_network(System(root=tmp_path, env={}, calls=RecordedCalls(answers=answers)), PLAN)
+        "interface lo0": "up 16384 0", "interface en0": "up 1500 1000", "interface utun3": "down 1380 0",
+        "addresses lo0": "127.0.0.1/8", "addresses en0": "192.168.1.7/24",
+    }  # fmt: skip
+    network = read_network(System(root=Path("/nowhere"), env={}, calls=RecordedCalls(answers=answers)), PLAN)
     assert [(one.name, one.running, one.loopback) for one in network.interfaces] == [
-        ("lo0", True, True),
-        ("en0", True, False),
-        ("utun3", False, False),
-    ]
+        ("lo0", True, True), ("en0", True, False), ("utun3", False, False),
+    ]  # fmt: skip
     assert (network.default_interface, network.ipv6_disabled, network.local_ports) == (None, None, None)
-
-
-def test_nothing_at_all(tmp_path):
-    network = read_network(System(root=tmp_path, env={}, calls=RecordedCalls()), PLAN)
-    assert network.interfaces == ()
-
-
-def test_this_machine():
-    network = read_network(System(env={}), PLAN)
-    assert any(one.loopback and one.running for one in network.interfaces)
 
 
 def route_v6(prefix, metric, flags, name):
@@ -134,45 +91,33 @@ def test_a_port_that_is_tried(env):
     assert (use.port, use.free, use.error, use.time_wait) == (29500, True, None, False)
 
 
-def test_a_port_and_who_listens_on_it(tmp_path):
+TAKEN_AT_ALL = {"bind 29500 plain": TAKEN, "bind 29500 reuse": TAKEN}
+
+
+@pytest.mark.parametrize(
+    ("errors", "table", "line", "seen"),
+    [
+        (
+            TAKEN_AT_ALL,
+            "tcp",
+            "0A 0:0 0:0 0 1000 0 4242 1",
+            (False, TAKEN[3:], False, 77, "python train.py --token=***"),
+        ),
+        (TAKEN_AT_ALL, "tcp6", "0A 0:0 0:0 0 1001 0 5 1", (False, TAKEN[3:], False, None, "a process of user 1001")),
+        ({"bind 29500 plain": TAKEN}, "tcp", "06 0:0 0:0 0 0 0 0 1", (True, None, True, None, "")),
+        ({"bind 29500 plain": "13 Permission denied"}, "tcp", "", (False, "Permission denied", False, None, "")),
+    ],
+)
+def test_a_port_that_is_not_free_says_why_and_who_listens_on_it(tmp_path, errors, table, line, seen):
     system = load_machine("nvlink8", tmp_path, env=PORT)
-    system.calls.errors |= {"bind 29500 plain": TAKEN, "bind 29500 reuse": TAKEN}
-    for line, name in (("00000000:733C 00000000:0000 0A 0:0 0:0 0 1000 0 4242 1", "tcp"),):
-        (tmp_path / f"proc/net/{name}").write_text(f"  sl local\n  0: {line}\n")
+    system.calls.errors |= errors
+    (tmp_path / f"proc/net/{table}").write_text(f"  sl local\n  0: 00000000:733C 00000000:0000 {line}\n")
     descriptors = tmp_path / "proc/77/fd"
     descriptors.mkdir(parents=True)
     (descriptors / "3").symlink_to("socket:[4242]")
     (tmp_path / "proc/77/cmdline").write_text("/usr/bin/python\0train.py\0--token=abc\0")
     use = read_network(system, PLAN).master_port
-    assert (use.free, use.error, use.owner_pid, use.owner) == (
-        False,
-        "Address already in use",
-        77,
-        "python train.py --token=***",
-    )
-
-
-def test_a_port_of_another_users_process(tmp_path):
-    system = load_machine("nvlink8", tmp_path, env=PORT)
-    system.calls.errors |= {"bind 29500 plain": TAKEN, "bind 29500 reuse": TAKEN}
-    (tmp_path / "proc/net/tcp6").write_text("  sl\n  0: 00000000:733C 00000000:0000 0A 0:0 0:0 0 1001 0 4242 1\n")
-    use = read_network(system, PLAN).master_port
-    assert (use.owner_pid, use.owner) == (None, "a process of user 1001")
-
-
-def test_a_port_in_time_wait(tmp_path):
-    system = load_machine("nvlink8", tmp_path, env=PORT)
-    system.calls.errors["bind 29500 plain"] = TAKEN
-    (tmp_path / "proc/net/tcp").write_text("  sl\n  0: 00000000:733C 00000000:0000 06 0:0 0:0 0 0 0 0 1\n")
-    use = read_network(system, PLAN).master_port
-    assert (use.free, use.time_wait) == (True, True)
-
-
-def test_a_port_that_may_not_be_bound(tmp_path):
-    system = load_machine("nvlink8", tmp_path, env=PORT)
-    system.calls.errors["bind 29500 plain"] = "13 Permission denied"
-    use = read_network(system, PLAN).master_port
-    assert (use.free, use.error) == (False, "Permission denied")
+    assert (use.free, use.error, use.time_wait, use.owner_pid, use.owner or "") == seen
 
 
 def test_a_real_port_and_its_real_owner():
@@ -183,57 +128,10 @@ def test_a_real_port_and_its_real_owner():
 
 
 PLAN_RDMA = ReadingPlan(sections=frozenset({"rdma"}))
-IPV4 = "0000:0000:0000:0000:0000:ffff:0a10:0001"
 
 
 def at_once(_seconds):
     """Stand in for the wait between two looks: nothing changes in a recorded machine by itself."""
-
-
-def rdma_of(machine, *states, pause=at_once):
-    return read_rdma(shared_machine(machine, *states), PLAN_RDMA, pause)
-
-
-def test_an_infiniband_machine():
-    rdma = rdma_of("nvlink8")
-    assert [device.name for device in rdma.devices] == [f"mlx5_{n}" for n in range(8)]
-    device = rdma.devices[3]
-    assert (device.bus_id, device.board, device.firmware) == ("0000:5e:00.0", "MT_0000000838", "28.43.2026")
-    assert (device.uverbs, device.netdevs, device.virtual_function) == ("uverbs3", ("ib3",), False)
-    (port,) = device.ports
-    assert (port.port, port.state, port.phys_state, port.link_layer) == (1, "ACTIVE", "LinkUp", "InfiniBand")
-    assert (port.rate_gb_s, port.rate_text) == (400.0, "400 Gb/sec (4X NDR)")
-    assert port.counters["link_downed"] == 0
-    assert [gid.index for gid in port.gids] == [0]
-    assert rdma.uverbs == tuple(f"uverbs{n}" for n in range(8))
-    assert (rdma.uverbs_denied, rdma.rdma_cm, rdma.peermem, rdma.dmabuf) == ((), True, True, True)
-
-
-def test_a_roce_machine_has_addresses():
-    (port,) = rdma_of("roce8").devices[0].ports
-    assert [(gid.index, gid.type, gid.netdev) for gid in port.gids] == [
-        (0, "IB/RoCE v1", "rdma0"),
-        (1, "RoCE v2", "rdma0"),
-        (2, "IB/RoCE v1", "rdma0"),
-        (3, "RoCE v2", "rdma0"),
-    ]
-    assert port.gids[3].gid == IPV4
-
-
-@pytest.mark.parametrize("machine", ["workstation2", "container-nogpu"])
-def test_machines_without_rdma(machine):
-    with pytest.raises(NotRead) as caught:
-        rdma_of(machine)
-    assert (caught.value.unread.why, caught.value.unread.reason) == (Why.ABSENT, "there is no RDMA device")
-
-
-def test_this_machine_can_be_read():
-    try:
-        rdma = read_rdma(System(), PLAN_RDMA, at_once)
-    except NotRead as missing:
-        assert missing.unread.why is Why.ABSENT  # noqa: PT017 - either answer is right
-    else:
-        assert rdma.devices
 
 
 def test_counters_are_read_twice(tmp_path):
@@ -256,41 +154,27 @@ def test_nobody_waits_for_ports_that_are_down(tmp_path):
     assert (port.state, port.counters_later, waits) == ("INIT", {}, [])
 
 
-def test_device_files_that_may_not_be_opened():
-    rdma = rdma_of("nvlink8", "uverbs-denied")
-    assert (rdma.uverbs, len(rdma.uverbs_denied)) == ((), 8)
-
-
-def test_device_files_that_are_not_there():
-    rdma = rdma_of("nvlink8", "uverbs-missing")
-    assert (rdma.uverbs, rdma.uverbs_denied, rdma.rdma_cm) == ((), (), False)
-
-
-def test_the_proprietary_driver_has_no_dmabuf():
-    rdma = rdma_of("nvlink8", "no-peermem")
-    assert (rdma.peermem, rdma.dmabuf) == (False, False)
-
-
 @pytest.mark.parametrize(
     ("kernel", "dmabuf"),
     [
-        ("5.12.0", True),
-        ("5.4.0-190-generic", False),
-        ("4.18.0-553.el8_10.x86_64", None),
-        ("5.14.0-503.el9", True),
+        ("5.12.0", True), ("5.4.0-190-generic", False), ("4.18.0-553.el8_10.x86_64", None), ("5.14.0-503.el9", True),
         ("x", None),
     ],
-)
-def test_dmabuf_by_kernel(tmp_path, kernel, dmabuf):
-    system = load_machine("nvlink8", tmp_path)
+)  # fmt: skip
+def test_dmabuf_by_kernel(kernel, dmabuf):
+    system = shared_machine("nvlink8")
     system.calls.answers["kernel"] = kernel
     assert read_rdma(system, PLAN_RDMA, at_once).dmabuf is dmabuf
 
 
-def test_a_legacy_peer_module_counts(tmp_path):
+def test_a_legacy_peer_module_counts_and_rates_are_read(tmp_path):
     system = load_machine("nvlink8", tmp_path, "no-peermem")
     system.path("/sys/kernel/mm/memory_peers/nv_mem").mkdir(parents=True)
-    assert read_rdma(system, PLAN_RDMA, at_once).peermem
+    for number, text in enumerate(("400 Gb/sec (4X NDR)", "2.5 Gb/sec (1X SDR)", "", "unknown")):
+        system.path(f"/sys/class/infiniband/mlx5_{number}/ports/1/rate").write_text(text)
+    rdma = read_rdma(system, PLAN_RDMA, at_once)
+    assert rdma.peermem
+    assert [one.ports[0].rate_gb_s for one in rdma.devices[:4]] == [400.0, 2.5, None, None]
 
 
 @pytest.mark.parametrize(
@@ -324,15 +208,6 @@ def test_a_virtual_function_and_a_device_without_pci(tmp_path):
     assert (devices["rxe0"].bus_id, devices["rxe0"].ports[0].link_layer) == (None, "Unspecified")
 
 
-@pytest.mark.parametrize(
-    ("text", "rate"), [("400 Gb/sec (4X NDR)", 400.0), ("2.5 Gb/sec (1X SDR)", 2.5), ("", None), ("unknown", None)]
-)
-def test_rates(text, rate, tmp_path):
-    system = load_machine("nvlink8", tmp_path)
-    system.path("/sys/class/infiniband/mlx5_0/ports/1/rate").write_text(text)
-    assert read_rdma(system, PLAN_RDMA, at_once).devices[0].ports[0].rate_gb_s == rate
-
-
 PLAN_PCI = ReadingPlan(sections=frozenset({"pci"}))
 ACS = b"\x0d\x00\x01\x00\x5f\x00"
 
@@ -343,45 +218,6 @@ def pci_of(machine, *states):
 
 def device(pci, bus_id):
     return next(one for one in pci.devices if one.bus_id == bus_id)
-
-
-def test_an_nvlink_machine():
-    pci = pci_of("nvlink8")
-    gpus = [one for one in pci.devices if one.device_class == 0x030200]
-    assert [gpu.bus_id[5:7] for gpu in gpus] == ["1b", "43", "52", "61", "9d", "c3", "d1", "df"]
-    assert gpus[4].upstream == ("0000:99:02.0", "0000:98:00.0", "0000:97:01.0")
-    assert (gpus[4].numa_node, gpus[4].local_cpus[0], len(gpus[4].local_cpus)) == (1, 56, 112)
-    assert (gpus[4].width, gpus[4].max_width, gpus[4].speed_gt_s, gpus[4].max_speed_gt_s) == (16, 16, 32.0, 32.0)
-    assert sum(one.device_class == 0x068000 for one in pci.devices) == 4
-    assert (pci.iommu, pci.iommu_passthrough, pci.virtual_machine, pci.numa_nodes) == (True, True, False, 2)
-    assert pci.models["0000:1b:00.0"] == "NVIDIA H100 80GB HBM3"
-    bridge = device(pci, "0000:17:02.0")
-    assert (bridge.acs_redirect, bridge.local_cpus, gpus[0].acs_redirect) == (False, (), None)
-
-
-def test_a_desktop_with_its_gpus_asleep():
-    pci = pci_of("workstation2")
-    gpu, port = device(pci, "0000:01:00.0"), device(pci, "0000:00:01.1")
-    assert (gpu.width, gpu.max_width, port.max_width, gpu.numa_node) == (8, 16, 8, None)
-    assert (gpu.speed_gt_s, gpu.max_speed_gt_s) == (2.5, 16.0)
-    assert (pci.iommu, pci.iommu_passthrough, pci.numa_nodes) == (True, False, 1)
-    assert "0000:01:00.1" not in [one.bus_id for one in pci.devices]
-
-
-def test_a_container_of_a_cloud_machine():
-    pci = pci_of("container-nogpu")
-    assert [one.bus_id for one in pci.devices] == ["0000:00:05.0"]
-    assert (pci.virtual_machine, pci.iommu, pci.models) == (True, False, {})
-
-
-@pytest.mark.parametrize(("state", "redirects"), [("acs", True), ("not-root", None)])
-def test_acs_is_read_where_it_may_be(state, redirects):
-    assert device(pci_of("nvlink8", state), "0000:17:02.0").acs_redirect is redirects
-
-
-def test_an_iommu_that_translates():
-    pci = pci_of("nvlink8", "iommu")
-    assert (pci.iommu, pci.iommu_passthrough) == (True, False)
 
 
 def test_an_iommu_of_arm_is_not_meant(tmp_path):
@@ -416,15 +252,14 @@ def test_a_system_without_pci(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="sysfs is of Linux")
-def test_devices_of_this_machine_can_be_read():
-    system = System()
-    try:
-        pci = read_pci(system, PLAN_PCI)
-    except NotRead as missing:
-        assert system.names("/sys/bus/pci/devices") == (), missing.unread.reason  # noqa: PT017 - either answer is right
-        return
-    assert {one.bus_id for one in pci.devices} <= set(system.names("/sys/bus/pci/devices"))
-    assert pci.numa_nodes >= 1
+def test_this_machine_can_be_read():
+    system = System(env={})
+    assert any(one.loopback and one.running for one in read_network(system, PLAN).interfaces)
+    for read, plan in ((read_pci, PLAN_PCI), (read_rdma, PLAN_RDMA)):
+        try:
+            assert read(system, plan).devices
+        except NotRead as missing:
+            assert missing.unread.why is Why.ABSENT  # noqa: PT017 - either answer is right
 
 
 @pytest.mark.parametrize(
