@@ -22,21 +22,23 @@ HEAD = "=== "
 
 
 class Cases:
-    """Functions of one module whose values are kept, by their names."""
+    """Functions of one module whose values are kept, by their names. One with an argument is given an empty folder."""
 
     def __init__(self, module: str) -> None:
         self.path = FOLDER / f"{module.rpartition('.')[2].removeprefix('test_')}.txt"
-        self.made: dict[str, Callable[[], Any]] = {}
+        self.made: dict[str, Callable[..., Any]] = {}
 
-    def __call__(self, make: Callable[[], Any]) -> Callable[[], Any]:
+    def __call__(self, make: Callable[..., Any]) -> Callable[..., Any]:
         assert make.__name__ not in self.made
         self.made[make.__name__] = make
         return make
 
-    def test(self) -> Callable[[str], None]:
+    def test(self) -> Callable[[str, Path], None]:
         @pytest.mark.parametrize("name", self.made)
-        def test_kept(name: str) -> None:
-            now, kept = outline(self.made[name]()).rstrip("\n"), self.kept()
+        def test_kept(name: str, tmp_path: Path) -> None:
+            make = self.made[name]
+            now = outline(make(tmp_path) if make.__code__.co_argcount else make()).rstrip("\n")
+            kept = self.kept()
             if WRITES:
                 kept = {one: kept.get(one, "") for one in self.made} | {name: now}
                 self.path.parent.mkdir(exist_ok=True)

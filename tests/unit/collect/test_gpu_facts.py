@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import textwrap
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,7 +20,6 @@ from ddpdoctor.collect.bounded import TORCH_PROBE, ChildEnd, ChildProcess, start
 from ddpdoctor.collect.bounded import run_child as run_nvml_child
 from ddpdoctor.collect.gpus import (
     HUNG,
-    P2P,
     PROBE,
     GpuCount,
     count_gpus,
@@ -27,31 +27,25 @@ from ddpdoctor.collect.gpus import (
     read_gpu_facts,
     read_gpu_trial,
     read_gpus,
-    run_child,
     try_gpus,
 )
 from ddpdoctor.collect.kernel import read_pci
 from ddpdoctor.collect.rdma import read_rdma
-from ddpdoctor.collect.recorded import read_record
 from ddpdoctor.collect.software import is_nvidia_here, read_torch, wait_for_torch
 from ddpdoctor.collect.system import ReadingPlan, System, read_node
-from ddpdoctor.model.findings import Outcome, Severity
+from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.launch import read_visible
 from ddpdoctor.model.node import (
     Gpu,
-    GpuProcess,
     Gpus,
-    GpuWork,
     Limit,
     Node,
     NodeProcess,
-    NvLink,
-    PeerCopy,
     TorchBuild,
-    TorchDevice,
 )
 from ddpdoctor.model.reading import NotRead, Why
 from tests import forking
+from tests.golden import Cases
 from tests.machines import load_machine, shared_machine
 from tests.nvml import load_nvml
 from tests.rules.environment.build import ask, limits
@@ -60,6 +54,8 @@ from tests.scenarios.running import clean_environment, wait_for
 # The trial: what is asked, in which order, and what becomes of children that fail.
 
 
+CASES = Cases(__name__)
+test_kept = CASES.test()
 GOOD = {"ok": True, "error": None, "seconds": 3.5}
 
 
@@ -76,60 +72,34 @@ def ended(*results, status=0, err=""):
     return ChildEnd(out="".join(json.dumps(result) + "\n" for result in results), err=err, status=status)
 
 
-def test_without_deep_nothing_is_asked(tmp_path):
+@pytest.mark.parametrize(("deep", "why"), [(False, Why.NOT_ASKED), (True, Why.ABSENT)])
+def test_without_deep_or_a_gpu_nothing_is_tried(tmp_path, deep, why):
     with pytest.raises(NotRead) as missing:
-        read_gpu_trial(System(root=tmp_path), ReadingPlan(sections=frozenset()))
-    assert missing.value.unread.why is Why.NOT_ASKED
-    assert "--deep" in missing.value.unread.reason
+        read_gpu_trial(System(root=tmp_path), ReadingPlan(sections=frozenset(), deep=deep))
+    assert missing.value.unread.why is why
+    assert deep or "--deep" in missing.value.unread.reason
 
 
-def test_deep_without_a_gpu(tmp_path):
-    with pytest.raises(NotRead) as missing:
-        read_gpu_trial(System(root=tmp_path), ReadingPlan(sections=frozenset(), deep=True))
-    assert missing.value.unread.why is Why.ABSENT
+COPY = {"source": 0, "target": 1, "ok": True, "error": None, "gb_s": 150.0}
+HANGS, CRASHES = {"status": None}, {"status": -11, "err": "warning\nSegmentation fault\n"}
+TRIALS = {
+    "all GPUs and all pairs": ([ended(GOOD)] * 2, ended(COPY)),
+    "one hangs and one crashes": ([ended(GOOD), ended(**HANGS), ended(**CRASHES)], None),
+    "copies hang": ([ended(GOOD)] * 2, ended(**HANGS)),
+    "a pair hangs": ([ended(GOOD)] * 2, ended(COPY, **HANGS)),
+    "a pair crashes": ([ended(GOOD)] * 2, ended(COPY, **CRASHES)),
+    "all ends after one pair": ([ended(GOOD)] * 2, ended(COPY, err="Xid 31")),
+}
 
 
-def test_all_gpus_and_all_pairs():
-    copy = {"source": 0, "target": 1, "ok": True, "error": None, "gb_s": 150.0}
-    trial = try_gpus(
-        answers(count=ended({"count": 2}), work_cuda_0=ended(GOOD), work_cuda_1=ended(GOOD), copies=ended(copy))
-    )
-    assert trial.work == tuple(GpuWork(index=n, timed_out=False, **GOOD) for n in (0, 1))
-    assert trial.copies == (PeerCopy(**copy),)
+def tried(work, copies):
+    said = {f"work_cuda_{number}": one for number, one in enumerate(work)}
+    return try_gpus(answers(count=ended({"count": len(work)}), copies=copies, **said))
 
 
-def test_one_that_hangs_and_one_that_crashes():
-    trial = try_gpus(
-        answers(
-            count=ended({"count": 3}),
-            work_cuda_0=ended(GOOD),
-            work_cuda_1=ended(status=None),
-            work_cuda_2=ended(status=-11, err="warning\nSegmentation fault\n"),
-        )
-    )
-    assert [(one.ok, one.timed_out, one.error) for one in trial.work] == [
-        (True, False, None),
-        (False, True, "no result within 60 s"),
-        (False, False, "Segmentation fault"),
-    ]
-    assert trial.copies == ()
-
-
-def test_copies_that_hang():
-    trial = try_gpus(
-        answers(count=ended({"count": 2}), work_cuda_0=ended(GOOD), work_cuda_1=ended(GOOD), copies=ended(status=None))
-    )
-    assert [copy.error for copy in trial.copies] == ["no copy was done within 120 s"]
-
-
-@pytest.mark.parametrize(
-    ("status", "error"), [(None, "this copy was not done within 120 s"), (-11, "Xid 31"), (0, None)]
-)
-def test_a_pair_that_hangs_or_crashes_after_others_were_copied(status, error):
-    good = ended({"source": 0, "target": 1, "ok": True, "error": None, "gb_s": 9.0}, status=status, err="Xid 31")
-    trial = try_gpus(answers(count=ended({"count": 2}), work_cuda_0=ended(GOOD), work_cuda_1=ended(GOOD), copies=good))
-    failed = [(one.source, one.target, one.error) for one in trial.copies if not one.ok]
-    assert failed == ([(1, 0, error)] if error else [])
+@CASES
+def trials_of_gpus():
+    return {name: tried(*said) for name, said in TRIALS.items()}
 
 
 @pytest.mark.parametrize(
@@ -142,22 +112,16 @@ def test_gpus_that_cannot_be_counted(count, why):
     assert missing.value.unread.why is why
 
 
-def test_the_real_child_counts():
-    said = forking.run("-m", PROBE, "count", env=clean_environment(CUDA_VISIBLE_DEVICES=""))
-    assert json.loads(said.stdout) == {"count": 0}, said.stderr
-
-
-def test_the_real_child_works_on_the_cpu():
-    said = run_child(PROBE, ("work", "cpu"), {}, 100.0)
-    result = json.loads(said.out)
+def test_the_real_child_counts_works_and_says_in_words_what_is_not_there():
+    none = clean_environment(CUDA_VISIBLE_DEVICES="")
+    counted, worked, failed = (
+        forking.run("-m", PROBE, *words, env=none) for words in (("count",), ("work", "cpu"), ("work", "cuda:0"))
+    )
+    assert json.loads(counted.stdout) == {"count": 0}, counted.stderr
+    result = json.loads(worked.stdout)
     assert (result["ok"], result["error"]) == (True, None)
-
-
-def test_a_device_that_is_not_there_is_an_error_in_words():
-    said = forking.run("-m", PROBE, "work", "cuda:0", env=clean_environment(CUDA_VISIBLE_DEVICES=""))
-    result = json.loads(said.stdout) if said.stdout else {"ok": False, "error": said.stderr}
-    assert not result["ok"]
-    assert result["error"]
+    result = json.loads(failed.stdout) if failed.stdout else {"ok": False, "error": failed.stderr}
+    assert (result["ok"], bool(result["error"])) == (False, True)
 
 
 # Counting GPUs as CUDA_VISIBLE_DEVICES leaves them.
@@ -166,41 +130,19 @@ def test_a_device_that_is_not_there_is_an_error_in_words():
 UUIDS = ("GPU-aa11", "GPU-aa22", "GPU-bb33")
 
 
-@pytest.mark.parametrize(
-    ("visible", "count"),
-    [
-        ("0,1,2", 3),
-        ("2, 0", 2),
-        ("", 0),
-        ("-1", 0),
-        ("0,-1,1", 1),
-        ("0,7,1", 1),
-        ("1,1", 0),
-        ("GPU-bb33,0", 2),
-        ("GPU-bb", 1),
-        ("GPU-aa", 0),
-        ("MIG-x,MIG-y", 2),
-        ("NoDevFiles", 0),
-        ("²", 0),
-        (None, 3),
-    ],
-)
-def test_visible_devices(visible, count):
-    assert len(read_visible(visible, UUIDS).devices) == count
+VISIBLE = {
+    "0,1,2": 3, "2, 0": 2, "": 0, "-1": 0, "0,-1,1": 1, "0,7,1": 1, "1,1": 0, "GPU-bb33,0": 2, "GPU-bb": 1, "GPU-aa": 0,
+    "MIG-x,MIG-y": 2, "NoDevFiles": 0, "²": 0, None: 3,
+}  # fmt: skip
 
 
-def test_nothing_is_visible_where_there_is_nothing():
+def test_visible_devices_and_what_is_wrong_with_a_value():
+    assert {value: len(read_visible(value, UUIDS).devices) for value in VISIBLE} == VISIBLE
     assert read_visible("0,MIG-x", ()).devices == ()
-
-
-def test_what_is_wrong_with_a_value_is_kept():
     read = read_visible("2,9,0", UUIDS)
     assert (read.devices, read.bad_entry, read.hidden, read.on_purpose) == (("GPU-bb33",), "9", ("0",), False)
     assert read_visible("0,GPU-aa11", UUIDS).repeated == ("GPU-aa11",)
     assert all(read_visible(value, UUIDS).on_purpose for value in ("", "-1", "NoDevFiles"))
-
-
-def test_counting_never_fails():
     assert count_gpus({"CUDA_VISIBLE_DEVICES": ""}) == GpuCount()
 
 
@@ -300,17 +242,9 @@ def test_ranks_of_one_socket_are_far_from_half_of_the_gpus():
     assert finding.ranks == (4, 5, 6, 7)
 
 
-@pytest.mark.parametrize("kind", CHECKS)
-def test_a_container_without_gpu_is_given_the_reason_why_nothing_was_checked(kind):
-    check, _ = ask(kind, read_machine("container-nogpu"))
-    assert check.outcome is Outcome.SKIPPED
-    assert check.reason
-
-
 # What NVML answers becomes facts: recorded machines, each failing state, and the child process.
 
 
-H100_BUS = ["1b", "43", "52", "61", "9d", "c3", "d1", "df"]
 PLAN_NVML = ReadingPlan(sections=frozenset({"gpus"}))
 
 
@@ -318,50 +252,6 @@ def read(machine, *states, files=(), env=None):
     """Return the last facts of a recorded machine, which are all that can be known."""
     *_, gpus = read_gpu_facts(load_nvml(machine, *states), shared_machine(machine, *files, env=env))
     return gpus
-
-
-@pytest.mark.parametrize("machine", ["nvlink8", "roce8"])
-def test_eight_gpus_behind_nvswitches(machine):
-    gpus = read(machine)
-    assert (gpus.driver, gpus.cuda_driver, gpus.init_error) == ("580.95.05", "13.0", None)
-    assert [gpu.bus_id for gpu in gpus.devices] == [f"0000:{bus}:00.0" for bus in H100_BUS]
-    assert len({gpu.uuid for gpu in gpus.devices}) == 8
-    assert gpus.persistenced
-    assert gpus.fabric_manager
-    assert gpus.host_pids
-    assert [(gpu.driver, gpu.device, gpu.open_error) for gpu in gpus.on_bus] == [("nvidia", 0x2330, None)] * 8
-    assert len(gpus.pairs) == 28
-    assert {(pair.ancestor, pair.p2p) for pair in gpus.pairs} == {("node", "ok")}
-    one = gpus.devices[0]
-    assert (one.name, one.vbios, one.error) == ("NVIDIA H100 80GB HBM3", "96.00.A5.00.01", None)
-    assert (one.ecc_enabled, one.ecc_uncorrected_volatile, one.ecc_corrected_volatile) == (True, 0, 0)
-    assert (one.remapped_uncorrectable, one.remap_pending, one.remap_failed) == (0, False, False)
-    assert (one.retired_pages, one.retired_pending, one.sram_threshold_exceeded) == (None, None, False)
-    assert (one.clock_event_reasons, one.temperature_c, one.slowdown_temperature_c) == (1, 31, 87)
-    assert (one.power_limit_mw, one.default_power_limit_mw) == (700_000, 700_000)
-    assert (one.app_clock_sm_mhz, one.default_app_clock_sm_mhz, one.max_clock_sm_mhz) == (1980, 1980, 1980)
-    assert (one.persistence, one.mig_enabled, one.compute_mode) == (True, False, "default")
-    assert (one.memory_total_bytes, one.memory_used_bytes, one.processes) == (85_520_809_984, 4_194_304, ())
-    assert one.nvlinks == tuple(NvLink(index=link, active=True, errors=None) for link in range(18))
-    assert (one.fabric_state, one.fabric_status) == ("completed", "success")
-
-
-def test_two_consumer_cards():
-    gpus = read("workstation2")
-    screen, other = gpus.devices
-    assert [process.name for process in screen.processes] == ["Xorg", "gnome-shell"]
-    assert all(process.graphics and not process.ours for process in screen.processes)
-    assert (other.ecc_enabled, other.ecc_uncorrected_volatile, other.mig_enabled) == (False, None, None)
-    assert (other.nvlinks, other.fabric_state, other.persistence) == ((), "not-supported", False)
-    assert [(pair.ancestor, pair.p2p) for pair in gpus.pairs] == [("hostbridge", "chipset not supported")]
-    assert (gpus.fabric_manager, gpus.persistenced) == (False, False)
-
-
-def test_a_lost_gpu_is_said_to_be_lost_and_the_others_are_read():
-    gpus = read("nvlink8", "lost")
-    assert [gpu.error for gpu in gpus.devices] == [None, None, None, "GPU is lost", None, None, None, None]
-    on_the_way = read("nvlink8", "lost-on-the-way").devices[3]
-    assert (on_the_way.bus_id, on_the_way.error) == ("0000:61:00.0", "GPU is lost")
 
 
 def test_a_device_that_hangs_is_named_by_what_was_said_before(tmp_path):
@@ -377,98 +267,29 @@ def test_facts_come_through_the_pipe_unchanged():
     assert gpus_of(ChildEnd(out=json.dumps(asdict(gpus)) + "\n", err="", status=0), 40.0) == gpus
 
 
-@pytest.mark.parametrize(
-    ("state", "index", "fields"),
-    [
-        ("ecc-uncorrected", 2, {"ecc_uncorrected_volatile": 3, "ecc_uncorrected_aggregate": 5}),
-        ("ecc-off", 2, {"ecc_enabled": False}),
-        ("ecc-corrected", 2, {"ecc_corrected_volatile": 60_000_000}),
-        ("remap-pending", 2, {"remap_pending": True, "remapped_uncorrectable": 1}),
-        ("remap-failed", 2, {"remap_failed": True}),
-        ("retired-pending", 2, {"retired_pages": 1, "retired_pending": True, "remap_pending": None}),
-        ("retired-many", 2, {"retired_pages": 62, "retired_pending": False}),
-        ("sram", 2, {"sram_threshold_exceeded": True}),
-        ("hw-slowdown", 5, {"clock_event_reasons": 0x48}),
-        ("hot", 5, {"temperature_c": 84}),
-        ("power-limit", 5, {"power_limit_mw": 500_000}),
-        ("app-clocks", 5, {"app_clock_sm_mhz": 1410}),
-        ("persistence-off", 0, {"persistence": False}),
-        ("mig", 0, {"mig_enabled": True}),
-        ("prohibited", 1, {"compute_mode": "prohibited"}),
-        ("exclusive", 1, {"compute_mode": "exclusive-process"}),
-        ("fabric-in-progress", 1, {"fabric_state": "in-progress", "fabric_status": "success"}),
-        ("fabric-failed", 0, {"fabric_state": "completed", "fabric_status": "unknown"}),
-        ("old-driver", 0, {"clock_event_reasons": 1, "fabric_state": "completed", "memory_used_bytes": 555_000_000}),
-    ],
-)
-def test_states_that_nvml_tells(state, index, fields):
-    gpu = read("nvlink8", state).devices[index]
-    assert gpu == replace(gpu, **fields)
-
-
-def test_a_link_that_is_down_and_one_with_errors():
-    links = read("nvlink8", "nvlink-down").devices[6].nvlinks
-    assert [link.index for link in links if not link.active] == [7]
-    assert links[8].errors == 12
-
-
-def test_pairs_say_why_there_is_no_way():
-    assert {pair.p2p for pair in read("nvlink8", "p2p-off").pairs} == {P2P[4]}
-
-
-def test_whose_a_process_is():
-    (leftover,) = read("nvlink8", "leftover").devices[4].processes
-    assert leftover == GpuProcess(pid=31337, name="python", used_bytes=21 * 2**30, ours=False)
-    (ours,) = read("nvlink8", "our-process").devices[4].processes
-    assert ours.ours
-
-
-def test_a_rank_beside_this_one_is_ours_under_a_launcher(tmp_path):
-    system = load_machine("nvlink8", tmp_path, env={"RANK": "0"})
-    (tmp_path / "proc/31337/stat").write_text((tmp_path / "proc/4200/stat").read_text().replace("4200 (", "31337 ("))
+@pytest.mark.parametrize("env", [{"RANK": "0"}, {}], ids=["beside a rank", "of the same batch job"])
+def test_a_process_of_the_same_job_is_ours(tmp_path, env):
+    system = load_machine("nvlink8", tmp_path, env=env)
+    if env:
+        stat = (tmp_path / "proc/4200/stat").read_text()
+        (tmp_path / "proc/31337/stat").write_text(stat.replace("4200 (", "31337 ("))
+    else:
+        for pid, step in (("self", "step_0"), ("31337", "step_1")):
+            path = tmp_path / "proc" / pid / "cgroup"
+            path.write_text(f"0::/system.slice/slurmstepd.scope/job_77/{step}/user/task_0\n")
     *_, gpus = read_gpu_facts(load_nvml("nvlink8", "leftover"), system)
     assert gpus.devices[4].processes[0].ours
 
 
-def test_a_process_of_the_same_batch_job_is_ours(tmp_path):
-    system = load_machine("nvlink8", tmp_path)
-    for pid, step in (("self", "step_0"), ("31337", "step_1")):
-        path = tmp_path / "proc" / pid / "cgroup"
-        path.write_text(f"0::/system.slice/slurmstepd.scope/job_77/{step}/user/task_0\n")
-    *_, gpus = read_gpu_facts(load_nvml("nvlink8", "leftover"), system)
-    assert gpus.devices[4].processes[0].ours
-
-
-def test_a_gpu_that_nvml_does_not_list():
-    missing = read("nvlink8", "one-fewer").on_bus[-1]
-    assert (missing.bus_id, missing.open_error) == ("0000:df:00.0", "ok")
-    kept = read("nvlink8", "one-fewer", files=("kept-gpu",)).on_bus[-1]
-    assert kept.open_error == "ENOENT"
-
-
-def test_a_container_sees_no_fabric_manager_and_does_not_say_that_there_is_none():
-    gpus = read("nvlink8", files=("pod",))
-    assert (gpus.host_pids, gpus.fabric_manager, gpus.persistenced) == (False, None, False)
-
-
-@pytest.mark.parametrize("state", ["not-loaded"])
-def test_no_driver_is_absence(state):
-    with pytest.raises(NotRead) as missing:
-        read("nvlink8", state)
-    assert missing.value.unread.why is Why.ABSENT
-
-
-def test_nvml_that_does_not_start_says_why():
-    gpus = read("nvlink8", "mismatch")
-    assert (gpus.init_error, gpus.devices, len(gpus.on_bus)) == ("LIB_RM_VERSION_MISMATCH", (), 8)
-
-
-def test_a_machine_without_nvidia_starts_no_child(tmp_path):
-    system = load_machine("container-nogpu", tmp_path)
+def test_no_driver_is_absence_and_starts_no_child():
+    system = shared_machine("container-nogpu")
     assert not is_nvidia_here(system)
     with pytest.raises(NotRead) as missing:
         read_gpus(system, PLAN_NVML)
     assert missing.value.unread.reason == "there is no NVIDIA driver here"
+    with pytest.raises(NotRead) as missing:
+        read("nvlink8", "not-loaded")
+    assert missing.value.unread.why is Why.ABSENT
 
 
 @pytest.mark.parametrize(
@@ -482,29 +303,19 @@ def test_nvidia_shows_itself(tmp_path, trace):
     assert is_nvidia_here(System(root=tmp_path, env={"LD_LIBRARY_PATH": ":/opt/x"}))
 
 
-def test_the_child_runs_here():
-    """Whatever this machine has: the child ends, and what it says is understood."""
-    ended = run_nvml_child("ddpdoctor.collect.gpus", (), {}, 60.0)
-    absent = None
-    try:
-        assert gpus_of(ended, 60.0).driver
-    except NotRead as missing:
-        absent = missing.unread
-    assert absent is None or absent.why is Why.ABSENT, absent
-
-
-def test_a_child_that_does_not_end_is_left():
-    ended = run_nvml_child("http.server", ("0", "--bind", "127.0.0.1"), {}, 1.0)
-    assert ended.status is None
-    with pytest.raises(NotRead) as missing:
-        gpus_of(replace(ended, out=""), 1.0)
-    assert missing.value.unread.why is Why.TIMEOUT
-
-
-def test_a_child_that_fails_says_how():
-    with pytest.raises(NotRead) as missing:
-        gpus_of(run_nvml_child("ddpdoctor.no_such_module", (), {}, 60.0), 60.0)
-    assert "No module named ddpdoctor.no_such_module" in missing.value.unread.reason
+def test_a_child_that_does_not_end_is_left_and_one_that_fails_says_how():
+    """What this machine has is read too, whatever it is."""
+    hangs = run_nvml_child("http.server", ("0", "--bind", "127.0.0.1"), {}, 1.0)
+    assert hangs.status is None
+    fails, here = (run_nvml_child(f"ddpdoctor.{name}", (), {}, 60.0) for name in ("no_such_module", "collect.gpus"))
+    why = []
+    for end in (replace(hangs, out=""), fails, here):
+        try:
+            assert gpus_of(end, 1.0).driver
+        except NotRead as missing:
+            why.append(missing.unread)
+    assert (why[0].why, {one.why for one in why[2:]} <= {Why.ABSENT}) == (Why.TIMEOUT, True)
+    assert "No module named ddpdoctor.no_such_module" in why[1].reason
 
 
 def test_the_names_that_are_used_are_pynvmls():
@@ -578,12 +389,13 @@ def test_this_torch():
     from importlib.metadata import version
 
     build = read_torch(System(), PLAN_TORCH_BUILD)
-
-    assert (build.version, build.import_error, build.hip) == (version("torch"), None, None)
-    assert build.gloo
+    assert (build.version, build.import_error, build.hip, build.gloo) == (version("torch"), None, None, True)
     assert build.path.endswith("torch/__init__.py")
     if build.cuda is None:
         assert (build.arch_list, build.nccl, build.nccl_libraries, build.cuda_available) == ((), None, (), False)
+    with pytest.raises(NotRead) as missing:
+        read_torch(System(), ReadingPlan(sections=frozenset(), use_torch=False))
+    assert missing.value.unread.why is Why.NOT_ASKED
 
 
 def test_a_child_that_was_started_before(tmp_path):
@@ -592,12 +404,6 @@ def test_a_child_that_was_started_before(tmp_path):
     node = read_node(System(), plan, ())
     assert isinstance(node.torch, TorchBuild)
     assert node.torch.import_error is None
-
-
-def test_torch_is_not_imported_where_that_is_not_wanted():
-    with pytest.raises(NotRead) as missing:
-        read_torch(System(), ReadingPlan(sections=frozenset(), use_torch=False))
-    assert missing.value.unread.why is Why.NOT_ASKED
 
 
 @pytest.mark.parametrize(
@@ -682,27 +488,35 @@ def test_an_import_that_hangs_is_given_up(tmp_path):
     )
 
 
-def test_what_is_printed_beside_does_no_harm(tmp_path):
-    text = WORKS + "    print('hello'); print('{\"version\": 1}'); sys.stdout.write('no end of line')\n"
-    text += "    cuda = N(init=lambda: None, device_count=lambda: 0)\n"
-    build = read_fake(tmp_path, text)
-    assert (build.version, build.cuda, build.nccl, build.gloo) == ("9.8.7+cu130", "13.0", "2.27.3", True)
-    assert build.arch_list == ("sm_90", "compute_90")
-    assert (build.cuda_available, build.cuda_error) == (False, None)
-
-
-def test_cuda_that_cannot_be_initialized(tmp_path):
-    text = (
-        WORKS
-        + r"""
+SAYS = {
+    "what is printed beside": """
+    print('hello'); print('{"version": 1}'); sys.stdout.write('no end of line')
+    cuda = N(init=lambda: None, device_count=lambda: 0)
+""",
+    "CUDA that cannot be initialized": r"""
     def init():
         raise RuntimeError('The NVIDIA driver is too old\nPlease update')
     cuda = N(init=init)
-"""
+""",
+    "two devices, one of which reaches the other": """
+    cuda = N(
+        init=lambda: None, device_count=lambda: 2,
+        get_device_properties=lambda n: N(name=f"GPU {n}", uuid="ab-1", major=9, minor=0, total_memory=80),
+        can_device_access_peer=lambda a, b: a < b,
     )
-    build = read_fake(tmp_path, text)
-    assert (build.import_error, build.cuda_available) == (None, False)
-    assert (build.cuda_error, build.cuda_stuck) == ("The NVIDIA driver is too old", False)
+""",
+}
+
+
+@CASES
+def what_a_torch_says_of_itself():
+    with tempfile.TemporaryDirectory() as folder:
+        found = {}
+        for number, (name, text) in enumerate(SAYS.items()):
+            place = Path(folder, str(number))
+            place.mkdir()
+            found[name] = replace(read_fake(place, WORKS + text), path=None, nccl_libraries=())
+        return found
 
 
 @pytest.mark.parametrize(
@@ -722,31 +536,7 @@ def test_cuda_that_hangs_or_crashes_leaves_what_was_known(how, limit_s, error, t
     assert (build.version, build.nccl, build.cuda_error, build.cuda_stuck) == ("9.8.7+cu130", "2.27.3", error, True)
 
 
-def test_devices_and_their_peers(tmp_path):
-    text = WORKS + textwrap.indent(
-        """
-cuda = N(
-    init=lambda: None, device_count=lambda: 2,
-    get_device_properties=lambda n: N(name=f"GPU {n}", uuid="ab-1", major=9, minor=0, total_memory=80),
-    can_device_access_peer=lambda a, b: a < b,
-)
-""",
-        "    ",
-    )
-    build = read_fake(tmp_path, text)
-    assert build.cuda_available
-    assert build.devices[1] == TorchDevice(
-        index=1, name="GPU 1", uuid="GPU-ab-1", capability=(9, 0), memory_bytes=80
-    )  # fmt: skip
-    assert [(peer.source, peer.target, peer.possible) for peer in build.peers] == [(0, 1, True), (1, 0, False)]
-
-
 def test_the_recorder_is_not_loaded_into_the_child(tmp_path):
     text = "import os; raise ImportError(os.environ.get('DDPDOCTOR_RUN', 'not set'))"
     env = {**fake(tmp_path, text), "DDPDOCTOR_RUN": str(tmp_path)}
     assert wait_for_torch(start_torch_child(env), 60.0).import_error == "ImportError: not set"
-
-
-def test_nothing_said_is_nothing_known():
-    build = read_record(TorchBuild, {})
-    assert (build.version, build.devices, build.cuda_available) == ("", (), False)
