@@ -1,8 +1,10 @@
 """Environments of launches that are as they should be, recorded and by hand, as processes and fleets."""
 
 from ddpdoctor.collect.launch import read_process
+from ddpdoctor.collect.network import read_names, read_network
+from ddpdoctor.collect.system import ReadingPlan
 from ddpdoctor.model.launch import select_variables
-from ddpdoctor.model.node import Fleet, Interface, Launcher, Lookup, Names, Network
+from ddpdoctor.model.node import Fleet, Launcher
 from tests.machines import load_machine
 from tests.rules.environment.build import fleet, node, process
 
@@ -54,6 +56,17 @@ def recorded(name, folder, *states, env=None):
     return read_process(load_machine(name, folder, *states, env=env))
 
 
+def recorded_node(name, folder, *states, env=None):
+    """Return the node that a recorded machine shows: its process, names and network."""
+    system, plan = load_machine(name, folder, *states, env=env), ReadingPlan(sections=frozenset())
+    return node(
+        system.calls.hostname(),
+        processes=[recorded(name, folder, *states, env=env)],
+        names=read_names(system, plan),
+        network=read_network(system, plan),
+    )
+
+
 def torchrun_fleet(nodes=2, a_node=2, **variables):
     """Return a whole job of torchrun; ``variables`` are set on every rank."""
     size = nodes * a_node
@@ -91,30 +104,3 @@ def changed(facts: Fleet, rank, **variables):
 
     nodes = tuple(replace(each, processes=tuple(map(change, each.processes))) for each in facts.nodes)
     return replace(facts, nodes=nodes)
-
-
-def lookup(name, *addresses, error=None):
-    return Lookup(name=name, addresses=addresses, error=error, timed_out=False, duration_s=0.001)
-
-
-def names(hostname, *addresses, master=None, fqdn=None, error=None):
-    return Names(
-        hostname=hostname, fqdn=fqdn or hostname, own=lookup(hostname, *addresses, error=error), master=master,
-        head=None, reverse_s=None,
-    )  # fmt: skip
-
-
-def interface(name, *addresses):
-    return Interface(
-        name=name, up=True, operstate="up", carrier=True, loopback=name == "lo", virtual=False, mtu=1500,
-        speed_mb_s=None, addresses=addresses, link_type=1,
-    )  # fmt: skip
-
-
-def network(*interfaces, local_ports=(32768, 60999), mesh_proxy=False):
-    from ddpdoctor.model.reading import NOT_ASKED
-
-    return Network(
-        interfaces=interfaces, default_interface="eth0", ipv6_disabled=False, local_ports=local_ports,
-        master_port=NOT_ASKED, firewall=(), mesh_proxy=mesh_proxy,
-    )  # fmt: skip

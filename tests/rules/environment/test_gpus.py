@@ -1,13 +1,25 @@
-"""gpu-count, cvd-valid, dup-gpu."""
+"""GPUs of a recorded machine that are changed one by one: what no row of tests/data/environment can say in short."""
 
 from dataclasses import replace
 
 import pytest
 
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
-from ddpdoctor.model.node import GpuOnBus, Launcher
+from ddpdoctor.model.node import GpuOnBus, Launcher, NvLink
 from ddpdoctor.model.reading import Unread, Why
-from tests.rules.environment.build import ask, failed, fleet, gpu_node, gpus_of, node, process, torch_of, torchrun
+from tests.rules.environment.build import (
+    all_named,
+    ask,
+    failed,
+    fleet,
+    gpu_node,
+    gpus_of,
+    node,
+    pci_of,
+    process,
+    torch_of,
+    torchrun,
+)
 
 NO_DRIVER = Unread(why=Why.ABSENT, reason="there is no NVIDIA driver here")
 CVD = "CUDA_VISIBLE_DEVICES"
@@ -18,49 +30,6 @@ def one_of(facts, kind="gpu-count"):
     assert check.outcome is failed(*(one.severity for one in findings)), (check.outcome, check.seen, check.reason)
     (finding,) = findings
     return finding
-
-
-@pytest.mark.parametrize("kind", ["gpu-count", "cvd-valid"])
-def test_without_a_driver_the_check_is_skipped(kind):
-    check, findings = ask(kind, node(gpus=NO_DRIVER))
-    assert (check.outcome, check.reason, findings) == (Outcome.SKIPPED, NO_DRIVER.reason, ())
-
-
-@pytest.mark.parametrize(
-    ("facts", "seen"),
-    [
-        (gpu_node(), "NVML lists 8"),
-        (gpu_node(torch=torch_of(gpus_of())), "NVML lists 8, torch sees 8"),
-        (gpu_node(ranks=8, torch=torch_of(gpus_of())), "NVML lists 8, torch sees 8, 8 ranks"),
-        (gpu_node(machine="workstation2", ranks=2), "NVML lists 2, 2 ranks"),
-        (gpu_node(ranks=2, variables={CVD: "4,5"}, torch=torch_of(gpus_of(), count=2)), None),
-    ],
-    ids=["no-torch", "torch", "ranks", "workstation", "chosen"],
-)
-def test_all_are_there(facts, seen):
-    check, findings = ask("gpu-count", facts)
-    assert (check.outcome, findings) == (Outcome.PASSED, ())
-    assert seen is None or check.seen == seen
-
-
-def test_a_lost_gpu():
-    finding = one_of(gpu_node("lost", ranks=8))
-    assert finding.severity is Severity.ERROR
-    assert finding.summary.startswith("GPU 3 does not respond")
-    assert finding.evidence == ("GPU 3: GPU is lost",)
-    assert "nvidia-smi -r -i 3" in finding.fix
-
-
-def test_a_gpu_that_is_lost_while_it_is_asked_is_of_a_rank():
-    finding = one_of(gpu_node("lost-on-the-way", ranks=8))
-    assert finding.ranks == (3,)
-    assert finding.evidence == ("GPU 3 (NVIDIA H100 80GB HBM3, 0000:61:00.0): GPU is lost",)
-
-
-def test_a_gpu_that_nvml_does_not_list_and_that_can_be_opened():
-    finding = one_of(gpu_node("one-fewer"))
-    assert (finding.severity, finding.confidence) == (Severity.ERROR, Confidence.HIGH)
-    assert "0000:df:00.0" in finding.summary
 
 
 @pytest.mark.parametrize("error", [None, "EPERM", "EACCES", "ENOENT"])
@@ -88,103 +57,10 @@ def test_a_gpu_that_the_driver_has_not_taken(driver, device, outcome):
     assert all(finding.confidence is Confidence.MEDIUM for finding in findings)
 
 
-def test_nvml_that_does_not_start():
-    finding = one_of(gpu_node("no-device-node"))
-    assert "NVML does not start" in finding.summary
-    assert finding.evidence == ("nvmlInit fails with UNKNOWN",)
-    denied = node(gpus=replace(gpus_of("no-device-node"), init_error="NO_PERMISSION"))
-    assert one_of(denied).fix.startswith("ls -l /dev/nvidia*")
-    check, _ = ask("gpu-count", gpu_node("mismatch"))
-    assert check.outcome is Outcome.SKIPPED
-    assert "driver-lib-mismatch" in check.reason
-
-
-def test_cuda_that_hangs_is_a_driver_that_does_not_answer():
-    """Also where NVML cannot be read. A machine without a GPU answers at once."""
-    gpus, said = gpus_of(), "CUDA was not initialized within 55 s"
-    stuck = replace(torch_of(gpus, count=0, cuda_error=said), cuda_stuck=True)
-    without = node(gpus=NO_DRIVER, torch=stuck)
-    for facts in (gpu_node(torch=stuck), without):
-        finding = one_of(facts)
-        assert finding.summary.startswith("CUDA does not start")
-        assert finding.evidence == (said,)
-    check, found = ask("gpu-count", replace(without, torch=replace(stuck, cuda_stuck=False)))
-    assert (check.outcome, found) == (Outcome.SKIPPED, ())
-
-
-def test_torch_sees_fewer():
-    finding = one_of(gpu_node(torch=torch_of(gpus_of(), count=0, cuda_error="Error 802: system not yet initialized")))
-    assert finding.summary == "torch sees 0 of 8 GPUs that NVML lists"
-    assert finding.evidence == ("Error 802: system not yet initialized",)
-
-
-@pytest.mark.parametrize(
-    "facts",
-    [
-        gpu_node(torch=torch_of(gpus_of(), count=0, cuda=None)),
-        gpu_node("mig", torch=torch_of(gpus_of(), count=1)),
-        gpu_node(variables={CVD: ""}, torch=torch_of(gpus_of(), count=0)),
-    ],
-    ids=["cpu-wheel", "mig", "hidden-on-purpose"],
-)
-def test_a_count_of_torch_that_is_as_it_should_be(facts):
-    assert ask("gpu-count", facts)[0].outcome is Outcome.PASSED
-
-
-def test_more_ranks_than_gpus():
-    finding = one_of(gpu_node(machine="workstation2", ranks=4))
-    assert finding.severity is Severity.ERROR
-    assert finding.summary == "4 ranks but only 2 GPUs here: 2 ranks have no cuda:LOCAL_RANK"
-    assert finding.ranks == (2, 3)
-    assert finding.fix.startswith("--nproc-per-node=2")
-
-
-def test_fewer_ranks_than_gpus_is_reported_only():
-    finding = one_of(gpu_node(ranks=4))
-    assert (finding.severity, finding.summary) == (Severity.INFO, "4 ranks for 8 GPUs: 4 stay idle")
-
-
 def test_slurm_tasks_may_have_gpus_of_their_own():
     one = replace(gpus_of(), devices=gpus_of().devices[:1])
     tasks = tuple(process(rank, SLURM_PROCID=str(rank), CUDA_VISIBLE_DEVICES="0") for rank in range(8))
     assert ask("gpu-count", node(processes=tasks, gpus=one))[0].outcome is Outcome.PASSED
-
-
-@pytest.mark.parametrize("value", ["0,1,2,3,4,5,6,7", "3", "GPU-a1", "0,-1", "MIG-x"])
-def test_values_that_are_right(value):
-    check, findings = ask("cvd-valid", gpu_node(variables={CVD: value}))
-    assert (check.outcome, check.seen, findings) == (Outcome.PASSED, f"{CVD}={value} of 8 GPUs", ())
-
-
-ALL = "0,1,2,3,4,5,6,7"
-HIDES = "which is not a device here: CUDA ignores it and all later entries, and shows"
-TWICE = "names a device twice, so CUDA shows no device at all"
-
-
-@pytest.mark.parametrize(
-    ("value", "says", "fix"),
-    [
-        ("0,8,1", f"names 8, {HIDES} 1", "0,1"),
-        ("9", f"names 9, {HIDES} 0", ALL),
-        ("1,1", TWICE, "1"),
-        ("0,GPU-a0", TWICE, "0"),
-        ("0,,1", f"names an empty entry, {HIDES} 1", "0,1"),
-        ("GPU-zz", f"names GPU-zz, {HIDES} 0", ALL),
-        ("0,-1,1", f"names -1, {HIDES} 1", "0,1"),
-    ],
-)
-def test_values_that_hide_what_they_name(value, says, fix):
-    finding = one_of(gpu_node(variables={CVD: value}, ranks=2), "cvd-valid")
-    assert (finding.severity, finding.summary) == (Severity.ERROR, f"{CVD}={value} {says}")
-    assert finding.fix == f"export {CVD}={fix}"
-    assert finding.ranks == (0, 1)
-
-
-@pytest.mark.parametrize("value", ["", "-1", "NoDevFiles"])
-def test_to_hide_all_is_reported_only(value):
-    finding = one_of(gpu_node(variables={CVD: value}), "cvd-valid")
-    assert finding.severity is Severity.INFO
-    assert "hides all 8 GPUs" in finding.summary
 
 
 def test_values_that_cannot_be_judged():
@@ -205,50 +81,6 @@ def ranks_with(values, first=0, **more):
         process(first + n, local_rank=n, **({} if value is None else {CVD: value}), **more)
         for n, value in enumerate(values)
     )
-
-
-@pytest.mark.parametrize(
-    "values", [[None] * 8, ["0,1"] * 2, ["0", "1"], ["1", "0"], ["GPU-a0", "GPU-a1"], ["0,1,2,3"] * 4, [""] * 4]
-)
-def test_every_rank_on_its_own(values):
-    check, findings = ask("dup-gpu", job(node(processes=ranks_with(values), gpus=gpus_of())))
-    assert findings == ()
-    assert check.outcome in {Outcome.PASSED, Outcome.SKIPPED}
-
-
-@pytest.mark.parametrize(
-    ("values", "blamed"),
-    [(["0", "0"], (0, 1)), (["0", "GPU-a0"], (0, 1)), (["0,1", "1,0"], (0, 1)), (["0", "1", "1"], (1, 2))],
-)
-def test_two_ranks_on_one(values, blamed):
-    finding = one_of(job(node("h", processes=ranks_with(values), gpus=gpus_of())), "dup-gpu")
-    assert (finding.severity, finding.ranks, finding.hosts) == (Severity.ERROR, blamed, ("h",))
-    assert "NCCL does not allow" in finding.summary
-    assert " of h" in finding.summary
-
-
-def test_two_containers_of_one_machine():
-    nodes = [node(f"pod{n}", index=n, processes=ranks_with(["0"], first=n), gpus=gpus_of()) for n in range(2)]
-    finding = one_of(job(*nodes), "dup-gpu")
-    assert finding.hosts == ("pod0", "pod1")
-
-
-def test_sharing_that_is_allowed_is_a_warning():
-    processes = ranks_with(["0", "0"], NCCL_MULTI_RANK_GPU_ENABLE="1")
-    finding = one_of(job(node(processes=processes, gpus=gpus_of())), "dup-gpu")
-    assert finding.severity is Severity.WARNING
-    assert "refuses" not in finding.summary
-
-
-@pytest.mark.parametrize(
-    ("ids", "severity"), [(("0", "1"), Severity.WARNING), (("0", "0"), Severity.ERROR), ((None, "1"), Severity.ERROR)]
-)
-def test_ranks_that_nccl_takes_for_ranks_of_different_hosts(ids, severity):
-    processes = tuple(
-        process(n, local_rank=n, **{CVD: "0"}, **({} if one is None else {"NCCL_HOSTID": one}))
-        for n, one in enumerate(ids)
-    )
-    assert one_of(job(node(processes=processes, gpus=gpus_of())), "dup-gpu").severity is severity
 
 
 @pytest.mark.parametrize(
@@ -274,3 +106,110 @@ def test_many_are_drawn_into_one_finding():
     finding = one_of(job(*nodes), "dup-gpu")
     assert "ranks 0-3 on GPU 0 of n0" in finding.summary
     assert finding.summary.endswith("and 2 more GPUs")
+
+
+# nvlink, fabric
+
+
+E, W = Severity.ERROR, Severity.WARNING
+PCIE = "NVIDIA A100 80GB PCIe"
+VM = pci_of(virtual=True)
+
+
+def links(active, of):
+    return tuple(NvLink(index=index, active=index < active, errors=None) for index in range(of))
+
+
+def linked(*counts, of=18, name="NVIDIA H100 80GB HBM3", **more):
+    """A node whose GPUs have so many active links each."""
+    gpus = all_named(gpus_of(), name)
+    devices = tuple(replace(gpu, nvlinks=links(count, of)) for gpu, count in zip(gpus.devices, counts, strict=False))
+    return node(gpus=replace(gpus, devices=devices, pairs=()), **more)
+
+
+def severities(kind, facts):
+    check, findings = ask(kind, facts)
+    assert check.outcome is (failed(*(one.severity for one in findings)) if findings else check.outcome)
+    return [finding.severity for finding in findings]
+
+
+@pytest.mark.parametrize(
+    ("facts", "found"),
+    [
+        (linked(0, 0), [E]),
+        (linked(0, 0, pci=VM), [W]),
+        (linked(6, 6, of=6, name="Tesla V100-SXM2-16GB"), []),
+        (linked(3, 3, of=6, name="Tesla V100-SXM2-16GB", pci=VM), [W]),
+        (linked(0), []),
+        (linked(0, 0, of=12, name=PCIE), []),
+        (linked(12, 12, 0, of=12, name=PCIE), []),
+        (linked(12, 8, of=12, name=PCIE), [W]),
+        (linked(0, 0, of=4, name="NVIDIA GeForce RTX 3090"), []),
+        (linked(12, 12, of=18, name="NVIDIA H100 NVL"), []),
+    ],
+    ids=["none-on-a-board", "none-in-a-vm", "v100", "half-a-board", "one-of-a-board", "no-bridge", "one-without-bridge",
+         "half-a-bridge", "desktop", "nvl"],
+)  # fmt: skip
+def test_links_that_may_be_down(facts, found):
+    assert severities("nvlink", facts) == found
+
+
+def pcie(ancestor, p2p, **more):
+    gpus = all_named(gpus_of(machine="workstation2"), "NVIDIA L40S")
+    return node(gpus=replace(gpus, pairs=tuple(replace(p, ancestor=ancestor, p2p=p2p) for p in gpus.pairs)), **more)
+
+
+@pytest.mark.parametrize(
+    ("facts", "found"),
+    [
+        (pcie("single", "topology not supported"), [W]),
+        (pcie("hostbridge", "topology not supported"), [W]),
+        (pcie("hostbridge", "topology not supported", pci=VM), [Severity.INFO]),
+        (pcie("system", "topology not supported"), []),
+        (pcie("single", "ok"), []),
+        (pcie("single", None), []),
+        (gpu_node(variables={"CUDA_VISIBLE_DEVICES": "0"}), []),
+    ],
+    ids=["switch", "host-bridge", "vm", "sockets-apart", "ok", "not-reported", "one-gpu"],
+)
+def test_pairs_on_pcie(facts, found):
+    assert severities("p2p", facts) == found
+
+
+def a100(*, manager, switches=6, virtual=False, torch_count=0, state=None):
+    """A driver that tells nothing of the fabric, or says ``state``."""
+    gpus = all_named(gpus_of(), "NVIDIA A100-SXM4-80GB")
+    devices = tuple(replace(gpu, fabric_state=state, fabric_status=state and "success") for gpu in gpus.devices)
+    gpus = replace(gpus, devices=devices, fabric_manager=manager)
+    return node(gpus=gpus, pci=pci_of(switches=switches, virtual=virtual), torch=torch_of(gpus, count=torch_count))
+
+
+@pytest.mark.parametrize(
+    ("facts", "found"),
+    [
+        (a100(manager=False), [E]),
+        (a100(manager=False, torch_count=8), [W]),
+        (a100(manager=False, state="completed"), [W]),
+        (a100(manager=True), []),
+        (a100(manager=None), []),
+        (a100(manager=False, virtual=True), []),
+        (a100(manager=False, state="in-progress", torch_count=8), [W]),
+        (a100(manager=False, state="in-progress"), [E]),
+    ],
+    ids=["none", "none-and-torch-works", "gone", "runs", "container", "vm", "in-progress-and-works", "in-progress"],
+)
+def test_the_manager(facts, found):
+    assert severities("fabric", facts) == found
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        a100(manager=False, switches=0),
+        gpu_node(machine="workstation2"),
+        gpu_node(machine="workstation2", pci=pci_of(switches=1)),
+    ],
+    ids=["no-switches", "desktop", "another-nvidia-bridge"],
+)
+def test_no_fabric(facts):
+    assert ask("fabric", facts)[0].outcome is Outcome.SKIPPED

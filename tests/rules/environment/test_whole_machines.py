@@ -1,0 +1,212 @@
+"""Recorded machines, from their files to what is said of them: a healthy one is silent, one fault is one finding."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from ddpdoctor.collect.gpus import read_gpu_facts
+from ddpdoctor.collect.launch import read_process
+from ddpdoctor.collect.system import ReadingPlan, read_node
+from ddpdoctor.diagnose.machines import read_expected
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.findings import Outcome
+from ddpdoctor.model.node import SECTIONS, Fleet, release
+from ddpdoctor.model.reading import NOT_ASKED
+from ddpdoctor.rules.environment.versions import cuda_wheel
+from ddpdoctor.rules.registry import rules_of
+from tests.machines import load_machine, shared_machine
+from tests.nvml import load_nvml
+from tests.rules.environment.build import fleet, judge_fleet, process
+
+
+@pytest.mark.parametrize(
+    ("version", "driver", "index"),
+    [
+        ("2.13.0", "580.95.05", "cu130"),
+        ("2.8.0", "580.95.05", "cu128"),
+        ("2.13.0", "575.1", "cu126"),
+        ("2.7.0", "535.1", "cu126"),
+        ("2.6.0", "470.82", "cu118"),
+        ("2.13.0", "470.82", None),
+        (None, "580.95.05", "cu130"),
+        (None, "550.1", "cu126"),
+        (None, "470.82", None),
+        ("2.13.0", None, None),
+    ],
+)
+def test_the_index_for_a_driver(version, driver, index):
+    assert cuda_wheel(version, driver) == index
+
+
+def test_numbers_of_a_version():
+    assert release("2.13.0+cu130") == (2, 13, 0)
+    assert release("580.95.05") == (580, 95, 5)
+    assert release(None) == release("nightly") == ()
+
+
+@pytest.mark.parametrize("text", ["torsh==2", "torch", "torch=2", "==2", "torch==2.13.*; rm", ""])
+def test_what_is_no_expectation_is_refused(text):
+    with pytest.raises(UserError, match="--expect-version is"):
+        read_expected(text)
+
+
+# Recorded machines through all collectors and all rules: a healthy one is silent, one fault is one finding.
+
+
+WITH_GPUS = frozenset({"nvlink8", "roce8", "workstation2"})
+
+
+@cache
+def read(machine, *states):
+    """Return the machine and what the collectors say of it."""
+    system = shared_machine(machine, *states)
+    return system, read_node(system, ReadingPlan(sections=frozenset(SECTIONS)), (read_process(system),))
+
+
+def findings_of(machine, states=(), nvml=()):
+    system, node = read(machine, *states)
+    if machine in WITH_GPUS:
+        *_, gpus = read_gpu_facts(load_nvml(machine, *nvml), system)
+        node = replace(node, gpus=gpus)
+    judged = judge_fleet(Fleet(nodes=(node,)), rules_of("environment"))
+    assert [c.id for c in judged.checks if c.outcome in {Outcome.CRASHED, Outcome.INCONCLUSIVE}] == []
+    return sorted(f"{finding.severity.value} {finding.kind}" for finding in judged.findings)
+
+
+@pytest.mark.parametrize(
+    ("machine", "expected"),
+    [
+        ("nvlink8", []),
+        ("roce8", []),
+        # A desktop's shell has 1024 files, its cards no peer access, and its driver is not kept loaded.
+        ("workstation2", ["info p2p", "info persistence", "warning nofile"]),
+        # Docker's own 64 MiB of shared memory.
+        ("container-nogpu", ["warning shm"]),
+        # A Mac's shell has 256 files.
+        ("mac-laptop", ["warning nofile"]),
+    ],
+)
+def test_a_healthy_machine(machine, expected):
+    assert findings_of(machine) == expected
+
+
+@pytest.mark.parametrize(
+    ("machine", "state", "expected"),
+    [
+        ("nvlink8", "acs", ["warning acs-iommu"]),
+        ("nvlink8", "ib-down", ["error ib-state"]),
+        ("nvlink8", "ib-flapped", ["warning ib-flap"]),
+        ("nvlink8", "ib-no-manager", ["warning ib-state"]),
+        ("nvlink8", "ib-one-lane", ["error ib-rate"]),
+        ("nvlink8", "iommu", ["warning acs-iommu"]),
+        ("nvlink8", "memlock-low", ["error memlock"]),
+        ("nvlink8", "no-peermem", ["warning peermem"]),
+        ("nvlink8", "not-root", []),
+        ("nvlink8", "numa-lost", ["warning numa"]),
+        ("nvlink8", "pcie-narrow", ["error pcie"]),
+        ("nvlink8", "pcie-old-speed", ["warning pcie"]),
+        ("nvlink8", "pod", []),
+        ("nvlink8", "stuck", ["error dstate"]),
+        ("nvlink8", "uverbs-denied", ["warning uverbs"]),
+        ("nvlink8", "uverbs-missing", ["warning uverbs"]),
+        ("nvlink8", "xid", ["error xid", "info xid", "warning xid"]),
+        ("roce8", "no-ipv4", ["error roce-gid"]),
+        ("container-nogpu", "leftovers", ["error shm"]),
+    ],
+)
+def test_one_fault_of_the_machine(machine, state, expected):
+    assert findings_of(machine, (state,)) == expected
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ("lost", ["error gpu-count"]),
+        ("lost-on-the-way", ["error gpu-count"]),
+        ("mismatch", ["error driver-lib-mismatch"]),
+        ("one-fewer", ["error gpu-count"]),
+        ("ecc-uncorrected", ["error ecc-unc"]),
+        ("ecc-off", ["warning ecc-unc"]),
+        ("ecc-corrected", ["warning ecc-unc"]),
+        ("remap-pending", ["error row-remap"]),
+        ("remap-failed", ["error row-remap"]),
+        ("remapped", ["warning row-remap"]),
+        ("retired-pending", ["error retired-pages"]),
+        ("retired-many", ["warning retired-pages"]),
+        ("sram", ["error sram-threshold"]),
+        ("hw-slowdown", ["error throttle"]),
+        ("power-brake", ["error throttle"]),
+        ("sw-thermal", ["warning throttle"]),
+        ("power-cap", ["info throttle"]),
+        ("hot", ["warning temp-power"]),
+        ("power-limit", ["warning temp-power"]),
+        ("app-clocks", ["warning app-clocks"]),
+        ("mig", ["warning mig"]),
+        ("prohibited", ["error compute-mode"]),
+        ("leftover", ["warning other-procs"]),
+        ("our-process", []),
+        ("zombie", ["warning zombie-ctx"]),
+        ("nvlink-down", ["error nvlink"]),
+        ("fabric-in-progress", ["error fabric"]),
+        ("fabric-failed", ["error fabric"]),
+        ("p2p-off", ["error p2p"]),
+    ],
+)
+def test_one_fault_of_a_gpu(state, expected):
+    assert findings_of("nvlink8", nvml=(state,)) == expected
+
+
+@pytest.mark.parametrize("machine", ["nvlink8", "container-nogpu"])
+@pytest.mark.parametrize("rule", rules_of("environment"), ids=lambda rule: rule.kind)
+def test_a_rule_says_the_same_where_only_what_it_needs_was_read(rule, machine):
+    system, node = read(machine)
+    if machine in WITH_GPUS:
+        *_, gpus = read_gpu_facts(load_nvml(machine, "ecc-off", "persistence-off"), system)
+        node = replace(node, gpus=gpus)
+    needed = replace(node, **{name: NOT_ASKED for name in SECTIONS if name not in rule.needs})
+
+    assert judge_fleet(Fleet(nodes=(needed,)), [rule]) == judge_fleet(Fleet(nodes=(node,)), [rule])
+
+
+# Versions, limits and clocks: a healthy one is reported nothing that its owner would call false.
+
+
+FILES = ("versions", "torch_versions", "drivers", "limits", "memory", "shm", "processors", "clock")
+PLAN = ReadingPlan(sections=frozenset({"software", "torch", "limits", "clock"}))
+
+
+def reported(machine, **variables):
+    """Return the kinds and severities of what the rules of versions, limits and clocks find on a recorded machine."""
+    ranks = [process(variables and 0, cpus=machine.calls.cpus(), **variables)]
+    node = read_node(machine, PLAN, tuple(ranks))
+    rules = [
+        rule
+        for rule in rules_of("environment")
+        if next(iter(rule.checks.values())).__module__.rpartition(".")[2] in FILES
+    ]
+    judged = judge_fleet(fleet(node), rules)
+    assert not [check for check in judged.checks if check.outcome.value in {"crashed", "inconclusive"}]
+    return {finding.kind: finding.severity.value for finding in judged.findings}
+
+
+@pytest.mark.parametrize(
+    ("name", "states", "findings"),
+    [
+        ("nvlink8", (), {}),
+        ("roce8", (), {}),
+        ("workstation2", (), {"nofile": "warning"}),
+        ("container-nogpu", (), {"shm": "warning"}),
+        ("container-nogpu", ("limited",), dict.fromkeys(["shm", "cpu-quota", "mem-limit", "nproc-pids"], "warning")),
+        ("container-nogpu", ("small",), {**dict.fromkeys(["nofile", "nproc-pids", "disk"], "warning"), "shm": "error"}),
+        ("nvlink8", ("driver-mismatch",), {"driver-lib-mismatch": "error"}),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_a_machine(name, states, findings, tmp_path):
+    assert reported(load_machine(name, tmp_path, *states)) == findings
+
+
+def test_a_large_job_on_a_small_container(tmp_path):
+    job = {"RANK": "0", "WORLD_SIZE": "1024", "LOCAL_WORLD_SIZE": "8", "OMP_NUM_THREADS": "1"}
+    findings = reported(load_machine("container-nogpu", tmp_path, "small"), **job)
+    assert (findings["nofile"], findings["somaxconn"]) == ("error", "warning")
