@@ -27,7 +27,7 @@ from .storage.fingerprint_file import MAX_SLOTS, MIN_SLOTS, FingerprintWriter
 SHARE = 0.01
 """The part of the training time that comparing may take."""
 ALLOWANCE_S = 0.25
-"""What comparing may take in addition. Our choice: short jobs are compared a few times more."""
+"""What comparing may take even if that is more. Our choice: jobs of less than 25 s are compared a few times more."""
 LEAST = 32
 """The smallest distance of ``auto``. Until this step of an optimizer, powers of two are taken whatever that costs: most
 faults are there from the first steps on, and some rules need several comparisons."""
@@ -110,7 +110,7 @@ class AutoDistance:
         length = block_after(self._next_block) - self._next_block
         end_s = now_s - self._began_s + step_s * (self._next_block + length - self.steps)
         still_due = (self._next_block - 1 >> self.exponent) - (self.steps - 1 >> self.exponent)
-        left_s = ALLOWANCE_S + SHARE * end_s - self._spent_s - still_due * self._cost_s
+        left_s = max(ALLOWANCE_S, SHARE * end_s) - self._spent_s - still_due * self._cost_s
         most = max(1, length // LEAST)
         count = most if most * self._cost_s <= left_s else int(left_s / self._cost_s)
         return (length // count - 1).bit_length() if count > 0 else _NEVER
