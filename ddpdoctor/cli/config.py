@@ -162,8 +162,9 @@ def read_config(cwd: Path, env: Mapping[str, str]) -> Config:
     """
     # os.path, because pathlib raises for a folder that may not be entered.
     project = next((up / PROJECT_FILE for up in (cwd, *cwd.parents) if os.path.isfile(up / PROJECT_FILE)), None)  # noqa: PTH113
-    home = env.get("XDG_CONFIG_HOME") or (f"{env['HOME']}/.config" if env.get("HOME") else "")
-    user = Path(home) / USER_FILE if home else None
+    # A relative path, which the XDG base directory specification says to ignore, would lead into the project.
+    homes = (env.get("XDG_CONFIG_HOME", ""), env["HOME"] + "/.config" if env.get("HOME") else "")
+    user = next((Path(home) / USER_FILE for home in homes if os.path.isabs(home)), None)  # noqa: PTH117 - "" is none
     looked_for = tuple(path for path in (project or cwd / PROJECT_FILE, user) if path is not None)
     tables: list[ConfigTable] = []
     notes: list[Note] = []

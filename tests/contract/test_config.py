@@ -341,6 +341,25 @@ def test_a_user_s_own_file_must_be_the_user_s(project: Project, capsys) -> None:
 
 
 @pytest.mark.parametrize(
+    ("variables", "is_used"),
+    [
+        ({"XDG_CONFIG_HOME": "home"}, False),
+        ({"XDG_CONFIG_HOME": "", "HOME": "home"}, False),
+        ({"XDG_CONFIG_HOME": "./home", "HOME": "{top}"}, True),
+        ({"XDG_CONFIG_HOME": "", "HOME": "{top}"}, True),
+    ],
+)
+def test_a_user_s_own_file_is_not_looked_for_in_the_project(variables, is_used, project: Project, monkeypatch) -> None:
+    """A relative path leads into the current folder, which may be a checkout of what others wrote."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.format(top=project.top))
+    for folder in (project.work / "home", project.work / "home" / ".config", project.top / ".config"):
+        (folder / "ddpdoctor").mkdir(parents=True)
+        (folder / "ddpdoctor" / "config.toml").write_text(f"[wrap]\non-finding = 'touch {folder.parent.name}'")
+    assert wrap_options().on_finding == (f"touch {project.top.name}" if is_used else None)
+
+
+@pytest.mark.parametrize(
     ("option", "given", "is_used"),
     [
         ("--map-root-user", ("above",), True),
