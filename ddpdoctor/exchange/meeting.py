@@ -404,15 +404,14 @@ class Heartbeating:
     """Sends a member's beats until it is closed, on its own connection so that no large value delays them."""
 
     def __init__(
-        self, connect: Callable[[float], Client], member: str, *, on_notice: Callable[[bytes], None] = lambda _: None,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
-    ) -> None:  # fmt: skip
+        self, connect: Callable[[float], Client], member: str, *, on_notice: Callable[[bytes], None] = lambda _: None
+    ) -> None:
         """``connect`` takes a limit in seconds. The thread calls ``on_notice`` with each new notice."""
         self.heard_ns: int | None = None
         """When the server last answered, by CLOCK_MONOTONIC, or None if it never has."""
         self.said = b""
         """The bytes that the next beats carry."""
-        self._connect, self._member, self._on_notice, self._clock_ns = connect, member, on_notice, clock_ns
+        self._connect, self._member, self._on_notice = connect, member, on_notice
         self._client: Client | None = None
         self._notice = b""
         self._ended, self._now = threading.Event(), threading.Event()
@@ -457,7 +456,7 @@ class Heartbeating:
                     self._client.close()
                 self._client = None
             else:
-                self.heard_ns = self._clock_ns()
+                self.heard_ns = time.monotonic_ns()
                 if notice != self._notice:
                     self._notice = notice
                     self._on_notice(notice)

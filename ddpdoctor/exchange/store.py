@@ -88,13 +88,12 @@ class KeyValues:
 
     beat_every_s = BEAT_EVERY_S
 
-    def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self) -> None:
         self.notice = b""
         """The answer to every beat."""
         self.ended = False
         self.own_keys: tuple[str, ...] = ()
         """How the keys begin that only this process writes: it decides, and the others read."""
-        self._clock_ns = clock_ns
         self._values: dict[str, bytes] = {}
         self._total_bytes = 0
         self._heard: dict[str, Heard] = {}
@@ -145,7 +144,7 @@ class KeyValues:
         with self._lock:
             heard = self._heard.get(member)
             if heard is not None and heard.left is None:
-                self._heard[member] = replace(heard, broken_ns=self._clock_ns())
+                self._heard[member] = replace(heard, broken_ns=time.monotonic_ns())
 
     def heard(self) -> dict[str, Heard]:
         """Return every member that ever beat."""
@@ -156,7 +155,7 @@ class KeyValues:
         with self._open():
             if len(sent) > MAX_SAID_BYTES or (member not in self._heard and len(self._heard) >= MAX_MEMBERS):
                 raise StoreError("the heartbeat is over the limit")
-            self._heard[member] = Heard(heard_ns=self._clock_ns(), said=said, left=left)
+            self._heard[member] = Heard(heard_ns=time.monotonic_ns(), said=said, left=left)
 
     def _open(self) -> threading.RLock:
         if self.ended:

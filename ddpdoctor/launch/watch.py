@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.collect import proc
 from ddpdoctor.collect.kernel import read_kernel_oom_pids
 from ddpdoctor.collect.limits import read_oom_kills
-from ddpdoctor.collect.proc import read_exit_code
 from ddpdoctor.collect.rank import find_answers, read_answer
 from ddpdoctor.collect.run_files import AgentLog, read_agent_log
 from ddpdoctor.launch import progress
@@ -155,7 +154,7 @@ class JobWatch:
         fd = self._pidfds.get(pid, -1)
         if process is not None and process.ended_ns is None:
             process.ended_ns = time.monotonic_ns()
-            process.exit_code = read_exit_code(pid, process.ticks, fd if fd >= 0 else None)
+            process.exit_code = proc.read_exit_code(pid, process.ticks, fd if fd >= 0 else None)
         if fd >= 0:
             self._poller.unregister(fd)
             os.close(fd)
