@@ -140,9 +140,10 @@ def read_environment(pid: int) -> list[bytes]:
         return []
 
 
-def read_io(pid: int) -> IoBytes | None:
-    """Return the bytes that a process has read and written so far, or None if we may not read that."""
-    values = dict(line.split(": ") for line in read_text(Path(f"/proc/{pid}/io")).splitlines() if ": " in line)
+def read_io(pid: int, thread: int | None = None) -> IoBytes | None:
+    """Return the bytes that a process, or one thread of it, has read and written, or None if we may not read that."""
+    place = f"/proc/{pid}/io" if thread is None else f"/proc/{pid}/task/{thread}/io"
+    values = dict(line.split(": ") for line in read_text(Path(place)).splitlines() if ": " in line)
     if not values:
         return None
     return IoBytes(

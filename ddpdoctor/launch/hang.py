@@ -15,7 +15,7 @@ from ddpdoctor.launch.evidence import PATIENT_LIMIT_S
 from ddpdoctor.launch.node_messages import pack_folder
 from ddpdoctor.launch.progress import Suspicion, suspicion_of
 from ddpdoctor.model.facts import MEMBERS_NAME, REACHED_NAME, Presence
-from ddpdoctor.model.findings import Judgment, Severity
+from ddpdoctor.model.findings import Judgment, Severity, hangs
 from ddpdoctor.model.node import DEVICE_ERROR
 
 if TYPE_CHECKING:
@@ -214,6 +214,8 @@ class Examining:
         """When a report was last shown or confirmed, or 0 if none holds."""
         self._stood_then = 0
         """How many ranks made no progress at that time."""
+        self._blamed: tuple[int, ...] = ()
+        """Who was blamed. While all of them stand still, the report holds, even if one that waited has given up."""
         self._patience_s = 1.0
         self._began_ns = 0
         """When the last evidence was begun."""
@@ -329,10 +331,11 @@ class Examining:
             knows_more |= note_reached(self._folder, judgment, self._seen, self.nodes.placement)
         return self._judge(self._folder, None) if knows_more else judgment
 
-    def stand_by(self) -> None:
-        """Delay the next check, because the result has been shown and the job continues."""
+    def stand_by(self, judgment: Judgment) -> None:
+        """Delay the next check, because this has been shown and the job continues."""
         self._shown_ns = time.monotonic_ns()
         self._stood_then = _stood(self._progress_of_all())
+        self._blamed = next((found.ranks for found in hangs(judgment)), ())
         self._quiet_until_ns = self._shown_ns + int(self._quiet_s * 1e9)
         self._quiet_s = min(self._quiet_s * 2, max(QUIET_S, self._hang_timeout_s))
 
@@ -344,7 +347,10 @@ class Examining:
 
     def have_moved(self) -> bool:
         """Return whether a rank without progress at the last report has moved since."""
-        return bool(self._shown_ns) and _stood(self._progress_of_all()) < self._stood_then
+        return bool(self._shown_ns) and self._stands_less(self._progress_of_all())
+
+    def _stands_less(self, progress: list[NodeProgress]) -> bool:
+        return _stood(progress) < self._stood_then and not self._watch.all_stand(self._blamed)
 
     def _examine_with_all(self, nodes: FirstNode) -> Examined | None:
         if self._is_asking:
@@ -387,7 +393,7 @@ class Examining:
         """Return whether a report was shown, but the ranks no longer look as if they hang, and one has moved."""
         if not self._shown_ns or suspicion_of(progress, self._hang_timeout_s) is not Suspicion.NONE:
             return False
-        return not self._stood_then or _stood(progress) < self._stood_then
+        return not self._stood_then or self._stands_less(progress)
 
     def _is_time(self, progress: list[NodeProgress]) -> bool:
         """Return whether to take evidence now: soon on strong suspicion, with growing pauses on weak suspicion."""
@@ -404,7 +410,7 @@ class Examining:
             return False
         ended = [node.ended_s for node in progress if node.ended_s is not None]
         has_ended = bool(ended) and min(ended) < (now_ns - self._shown_ns) / 1e9
-        return has_ended or _stood(progress) < self._stood_then
+        return has_ended or self._stands_less(progress)
 
     def _take(self) -> None:
         """Take evidence of this node. With other nodes, copy its rings, because a check there may unblock the job."""

@@ -44,12 +44,15 @@ class Followed:
     ring: mmap.mmap
     cells: dict[str, int] = field(default_factory=dict)
     io_bytes: int | None = None
+    main_io_bytes: int | None = None
+    """What the main thread has read and written."""
     children: frozenset[int] = frozenset()
     last_progress_ns: int = 0
     """Time that it waited for a core is added: a process that gets no core does not stand still by itself."""
     last_new_ns: int = 0
     advanced_ns: int = 0
-    """Time of the last progress itself."""
+    """Time of the last progress itself, without that of other threads: at a group's limit torch's own threads read
+    much, to write what is pending, while the main thread sleeps on."""
     cpu_since: tuple[int, int] = (0, 0)
     """Time and CPU ticks at the last progress."""
     heartbeat_changed_ns: int = 0
@@ -69,6 +72,10 @@ class Followed:
     def waits_since_ns(self) -> int:
         """Since when the main thread is in a call that needs other ranks, or 0 if it is in none."""
         return self.cells.get("wait_since_ns", 0)
+
+    def stands(self, now_ns: int, limit_s: float) -> bool:
+        """Return whether it has made no progress for the limit, until now or its end, with or without a core."""
+        return (self.ended_ns or now_ns) - self.advanced_ns > limit_s * 1e9
 
 
 def open_rings(folder: Path, known: dict[int, Followed], now_ns: int) -> None:
@@ -100,17 +107,20 @@ def follow(process: Followed, now_ns: int, interval_s: float, hang_timeout_s: fl
         process.heartbeat_changed_ns = now_ns
     has_new_child = bool(below - process.children)
     process.children = below
-    io = proc.read_io(process.pid)
-    io_bytes = None if io is None else io.read + io.written + io.fetched
-    moved = (io_bytes or 0) - (process.io_bytes if process.io_bytes is not None else io_bytes or 0)
-    process.io_bytes = io_bytes
-    if (
+    read = [proc.read_io(process.pid), proc.read_io(process.pid, process.pid)]
+    of_all, of_main = (None if io is None else io.read + io.written + io.fetched for io in read)
+    moved = (of_all or 0) - (process.io_bytes if process.io_bytes is not None else of_all or 0)
+    main_moved = (of_main or 0) - (process.main_io_bytes if process.main_io_bytes is not None else of_main or 0)
+    process.io_bytes, process.main_io_bytes = of_all, of_main
+    is_new = (
         not old
         or any(cells[name] != old[name] for name in PROGRESS_CELLS)
         or cells["new_functions"] != old["new_functions"]
-        or moved > IO_BYTES_PER_S * interval_s
-    ):
-        process.last_progress_ns = process.last_new_ns = process.advanced_ns = now_ns
+        or main_moved > IO_BYTES_PER_S * interval_s
+    )
+    if is_new or moved > IO_BYTES_PER_S * interval_s:
+        process.last_progress_ns = process.last_new_ns = now_ns
+        process.advanced_ns = now_ns if is_new else process.advanced_ns
         return
     patient = now_ns - process.last_new_ns < FAMILIAR_PATIENCE * hang_timeout_s * 1e9
     if patient and (has_new_child or cells["function_changes"] != old["function_changes"]):
@@ -168,7 +178,8 @@ class NodeProgress:
     still: int = 0
     """The number of live ranks without progress for the hang timeout. Time without a core does not count."""
     stood: int = 0
-    """The same with that time: a rank that now gets no core, and stood still before, has not moved by that."""
+    """The same with that time, and with ranks that stood still when they ended: a rank that stood still has not moved
+    by getting no core, nor by being killed."""
     idle: bool = False
     """One of those is in no call that needs others."""
     ended_s: float | None = None
@@ -200,7 +211,7 @@ def read_progress(
         stuck_s=max(((now_ns - max(r.waits_since_ns, r.last_progress_ns)) / 1e9 for r in waiting), default=0.0),
         nccl_still_s=max(((now_ns - r.last_progress_ns) / 1e9 for r in alive if r.uses_nccl), default=None),
         still=len(still),
-        stood=sum(now_ns - rank.advanced_ns > limit_s * 1e9 for rank in alive),
+        stood=sum(rank.stands(now_ns, limit_s) for rank in ranks),
         idle=any(not rank.waits_since_ns for rank in still),
         ended_s=(now_ns - max(ended)) / 1e9 if ended and not is_stopping else None,
         lives_on=any(end and now_ns - end > limit_s * 1e9 for end in ends),

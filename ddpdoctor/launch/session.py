@@ -357,7 +357,7 @@ class Session:
             self._stop_hung()
         elif has_errors(examined.judgment):
             self.examining.announce(examined, stop=False)
-            self.examining.stand_by()
+            self.examining.stand_by(examined.judgment)
             self._report(examined.judgment)
         else:
             self._withdraw()

@@ -22,6 +22,7 @@ from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.recorder.storage.files import remove
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from ddpdoctor.launch.progress import NodeProgress
@@ -244,6 +245,12 @@ class JobWatch:
         if not self.evidence.dumps:
             self.follow(at_once=True)
         return any(rank.last_progress_ns > time_ns for rank in self.ranks() if rank.ended_ns is None)
+
+    def all_stand(self, numbers: Iterable[int]) -> bool:
+        """Return whether torch's agent has started all these ranks here, and none has made progress for the limit."""
+        now_ns, pids = time.monotonic_ns(), {start.rank: pid for pid, start in self.agent.started.items()}
+        there = [self.followed.get(pids.get(number, 0)) for number in numbers]
+        return bool(there) and all(rank is not None and rank.stands(now_ns, self.hang_timeout_s) for rank in there)
 
     def save(self, *, ended: bool, launcher_status: int | None, attempt: int | None = None) -> None:
         """Write watch.json, the watcher's own facts. A finished ``attempt`` gets its own file."""

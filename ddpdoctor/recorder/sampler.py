@@ -43,6 +43,7 @@ STOP_LIMIT_S = 0.05
 STACK_BYTES = 4 * 2**20
 """Our choice: the default of 8 MiB counts in full under ``ulimit -v``. But when a query raises in torch's C++, 1 MiB is
 too little on CUDA builds (2.15), and the rank ended with SIGSEGV."""
+_IMPORTING = "<frozen importlib"
 _MODULE_FILE = os.path.join("torch", "nn", "modules", "module.py")
 MAX_FUNCTIONS = 1024
 """Functions remembered between two calls. The limit is for scripts that make functions at run time."""
@@ -244,10 +245,15 @@ class Sampler:
                 ring.set("new_functions", ring.get("new_functions") + 1)
 
     def sample_imports(self, ring: Any) -> None:
-        """Count imports as a new function: DDP's first constructor imports hundreds of modules in one line."""
+        """Count imports of the main thread as a new function: DDP's first constructor imports hundreds of modules.
+
+        Those of other threads are no progress: torch's own import when they write what is pending at a group's limit.
+        """
         modules = len(sys.modules)
-        if modules != self.modules:
-            self.modules = modules
+        if modules == self.modules:
+            return
+        self.modules = modules
+        if any(code.co_filename.startswith(_IMPORTING) for code, _ in frames.of_thread(here.main_thread)):
             ring.set("new_functions", ring.get("new_functions") + 1)
 
     def answer(self, request: int) -> None:

@@ -7,6 +7,7 @@ torch.
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,10 @@ _LOST = {
     code: wrapped(f"lost_{code}", "faults", *HANG, *OFF, env={"FAULT": "none", "FAKECUDA_FAIL": f"1:{code}:12"})
     for code in ("214", "719")
 }
+_CROWD = Path(__file__).with_name("crowd.py")
+_WATCHDOG = wrapped(
+    "watchdog_crowded", "watchdog", "--hang-timeout", "{hang_s}", "--on-hang", "report", *OFF, limit_s=150
+)
 _OWN = (
     *_LOST.values(),
     *(
@@ -59,6 +64,7 @@ _OWN = (
     wrapped("spins", "sleeper", *HANG, *OFF, env={"SEEDED": "1", "FAKECUDA_SPIN": "1"}),
     wrapped("limit_cleanup", "watchdog", *HEALTHY, *OFF, env={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}, limit_s=150),
     wrapped("limit_blocking", "watchdog", *HANG, *OFF, env={"TORCH_NCCL_BLOCKING_WAIT": "1"}),
+    replace(_WATCHDOG, name="watchdog_crowded", command=(str(_CROWD), "{folder}", *_WATCHDOG.command)),
     wrapped("two_gpus_sleeper", "sleeper", *HANG, *OFF, env={"SEEDED": "1", **_TWO_GPUS}),
     wrapped("two_gpus_trains", "trains", *HEALTHY, *OFF, env=_TWO_GPUS),
     verb("check_env_nvml", "check-env", env=_TWO_GPUS),

@@ -100,6 +100,17 @@ def test_stuck(ran: Ran, name: str) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.gpu_job("watchdog_crowded")
+def test_a_rank_that_sleeps_has_not_moved_when_it_gets_a_core(ran: Ran) -> None:
+    """Threads of both ranks wait for a core after the report, which holds until torch ends the rank that waits."""
+    done = ran("watchdog_crowded")
+    print((done.folder / "waited").read_text())
+    assert_blamed(done, "stuck", [1], "watchdog")
+    assert "the job keeps running" in done.stderr
+    assert "withdrawn" not in done.stderr
+
+
+@pytest.mark.full
 @pytest.mark.gpu_job("two_gpus_trains")
 def test_a_gpu_for_each_rank_healthy(ran: Ran) -> None:
     """Replicas on two devices are equal."""

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -41,7 +42,7 @@ from ddpdoctor.launch.replica_exchange import LiveComparison
 from ddpdoctor.launch.seen import HoldUps, Receptions, WorkSeen
 from ddpdoctor.launch.watch import JobWatch
 from ddpdoctor.model.facts import Helper
-from ddpdoctor.model.findings import Judgment
+from ddpdoctor.model.findings import Confidence, Finding, Judgment, Severity
 from ddpdoctor.recorder.storage import ring_layout, ring_reading
 from ddpdoctor.recorder.storage.files import write_whole
 from ddpdoctor.recorder.storage.ring_writing import Ring
@@ -236,7 +237,16 @@ def test_much_io_is_progress_and_a_line_a_second_is_none(process: Followed, tmp_
     assert process.last_progress_ns == begun
     (tmp_path / "checkpoint").write_bytes(b"x" * (IO_BYTES_PER_S + 65536))
     look(process, 3, interval_s=1.0)
-    assert process.last_progress_ns == 3 * SECOND
+    assert (process.last_progress_ns, process.advanced_ns) == (3 * SECOND, 3 * SECOND)
+
+
+def test_what_another_thread_writes_does_not_take_a_report_back(process: Followed, tmp_path: Path) -> None:
+    """At a group's limit, torch's threads write what is pending while the main thread sleeps on."""
+    look(process, 1, interval_s=1.0)
+    with ThreadPoolExecutor(1) as other:
+        other.submit((tmp_path / "dump").write_bytes, b"x" * (IO_BYTES_PER_S + 65536)).result()
+    look(process, 2, interval_s=1.0)
+    assert (process.last_progress_ns, process.advanced_ns) == (2 * SECOND, 0)
 
 
 def test_a_file_that_is_read_by_page_faults_is_progress(process: Followed, tmp_path: Path) -> None:
@@ -388,21 +398,34 @@ class Watched:
     def own_progress(self) -> NodeProgress:
         return read_progress(self.ranks, self.now_s * 10**9, LIMIT_S, None, is_stopping=False)
 
+    def all_stand(self, numbers: Sequence[int]) -> bool:
+        return bool(numbers) and all(self.ranks[number].stands(self.now_s * 10**9, LIMIT_S) for number in numbers)
 
-@pytest.mark.parametrize("how", ["it gets a core", "it moves"])
-def test_a_report_is_withdrawn_when_a_rank_moves_and_not_when_it_gets_a_core(tmp_path: Path, how: str) -> None:
+
+BLAMED = Finding(
+    code="DD601", kind="stuck", severity=Severity.ERROR, confidence=Confidence.HIGH, summary="rank 1 is", ranks=(1,)
+)
+STUCK = Judgment(findings=(BLAMED,), checks=(), certain=False)
+
+
+@pytest.mark.parametrize("how", ["it moves", "it gets a core", "the one that waited for it gives up", "they end"])
+def test_a_report_is_withdrawn_when_the_rank_at_fault_moves_and_then_only(tmp_path: Path, how: str) -> None:
     moves = how == "it moves"
     watch = Watched(tmp_path)
-    nothing = Judgment(findings=(), checks=(), certain=False)
-    examining = Examining(cast("JobWatch", watch), lambda *_: nothing, LIMIT_S, "report", "")
+    examining = Examining(cast("JobWatch", watch), lambda *_: STUCK, LIMIT_S, "report", "")
     for _ in range(20):
         watch.pass_second()
     assert suspicion_of([watch.own_progress()], LIMIT_S) is Suspicion.STRONG
-    examining.stand_by()
-    watch.pass_second(booked_s=15)
-    if moves:
-        for rank in watch.ranks:
+    examining.stand_by(STUCK)
+    watch.pass_second(booked_s=15 * (how == "it gets a core"))
+    waiting = watch.ranks[0]
+    for rank in () if how == "it gets a core" else (waiting,) if how.endswith("gives up") else watch.ranks:
+        if how == "they end":
+            rank.ended_ns = watch.now_s * 10**9
+        else:
             rank.last_progress_ns = rank.advanced_ns = watch.now_s * 10**9
+    if not moves:
+        waiting.cells.pop("wait_since_ns")  # in a line of the script now
     assert suspicion_of([watch.own_progress()], LIMIT_S) is Suspicion.NONE
     assert (examining.examine() is not None) is moves
     assert examining.have_moved() is moves

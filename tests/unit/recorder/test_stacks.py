@@ -1,6 +1,7 @@
 """What a rank says of its stack, of errors and of what it waits for."""
 
 import asyncio
+import importlib
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -588,6 +590,7 @@ wait()
 """
 LOOP = """
 import asyncio
+import importlib
 async def main():
     asked = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
@@ -707,16 +710,27 @@ def test_stacks_of_a_thread_that_runs_are_read_without_harm() -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-def test_an_import_is_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("by_main", [True, False])
+def test_an_import_is_progress_and_one_of_another_thread_is_none(tmp_path: Path, monkeypatch, *, by_main: bool) -> None:
+    """torch's own threads import when they write what is pending, while the script's main thread sleeps on."""
     ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, os.getpid(), 1)
     sampler = Sampler(1.0)
     sampler.sample_imports(ring)
     before = ring.get("new_functions")
     sampler.sample_imports(ring)
     assert ring.get("new_functions") == before
-    monkeypatch.setitem(sys.modules, "a_module_of_the_test", types.ModuleType("a_module_of_the_test"))
-    sampler.sample_imports(ring)
-    assert ring.get("new_functions") == before + 1
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(here, "main_thread", threading.get_ident())
+    monkeypatch.setitem(sys.modules, "sampled", types.SimpleNamespace(sample=lambda: sampler.sample_imports(ring)))
+    name = f"imported_by_{by_main}"
+    (tmp_path / f"{name}.py").write_text("import sampled\nsampled.sample()\n")
+    if by_main:
+        importlib.import_module(name)
+    else:
+        with ThreadPoolExecutor(1) as other:
+            other.submit(importlib.import_module, name).result()
+    monkeypatch.delitem(sys.modules, name)
+    assert ring.get("new_functions") == before + by_main
 
 
 ASKED = """
