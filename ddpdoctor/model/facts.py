@@ -531,6 +531,8 @@ class DeviceState(str, Enum):
     UNTOLD = "untold"
     """The last call that was queued, on a device that still has work. torch does not tell whether it has completed:
     nccl2 under DETAIL."""
+    GIVEN_UP = "given up"
+    """No more pending: torch gave it up at its limit, and then ended the process."""
 
 
 PHASES = frozenset(

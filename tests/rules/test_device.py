@@ -295,6 +295,42 @@ def test_an_abort_of_the_watchdog_is_a_consequence(name):
     assert [(f.kind, f.ranks) for f in judged.findings if f.code != "DD901"] == [(kind, blamed)]
 
 
+def released(number, held_s=LIMIT_S + 1, ended_s=16, *, outside=True, seq=7):
+    """A rank whose host left a call for the next one, in which it was aborted, as nccl2 of torch 2.15 does it."""
+    left_ns = NOW - ended_s * S
+    before = call("all_reduce", seq, index=seq, open_=False, started_ns=left_ns - int(held_s * S), ended_ns=left_ns - 1)
+    after = call("all_reduce", seq + 1, index=seq + 1, started_ns=left_ns)
+    return killed(
+        number, "SIGABRT", fatal_outside=outside, ended_ns=NOW, open_calls=(after,), recent_calls=(*SIX, before),
+        groups=(nccl(seq + 1),),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("of_all", "of_one", "kind"),
+    [
+        ({}, {}, "transport"),
+        ({}, {"outside": False}, "transport"),
+        ({}, {"held_s": LIMIT_S / 2}, "killed"),
+        ({}, {"seq": 8}, "killed"),
+        ({"held_s": LIMIT_S - 5}, {}, "killed"),
+        ({"held_s": LIMIT_S + 60}, {}, "killed"),
+        ({"ended_s": 300}, {}, "killed"),
+        ({"outside": False}, {}, "killed"),
+    ],
+    ids=[
+        "all left it at its limit", "and the end of one was another", "one had left it before", "it is another one",
+        "all left it before the limit", "long after it", "they ended long after it", "by the script's own thread",
+    ],
+)  # fmt: skip
+def test_a_collective_that_torch_gave_up_is_the_one_that_did_not_complete(of_all, of_one, kind):
+    ranks = [released(0, **of_all), released(1, **of_all), released(2, **{**of_all, **of_one})]
+    found = judge(job(*ranks, ended=True, launcher_status=1)).findings[0]
+    assert found.kind == kind
+    assert ("collective 7 of" in found.summary) is (kind == "transport")
+    assert any("when the limit of this one had passed" in said for said in found.evidence) is (kind == "transport")
+
+
 def test_without_entries_a_late_abort_from_outside_python_is_not_sure():
     calls = (call("all_reduce", 7, index=7, open_=False, started_ns=NOW - LIMIT_S * S),)
     lone = killed(0, "SIGABRT", fatal_outside=True, ended_ns=NOW, recent_calls=calls, groups=(nccl(7),))

@@ -59,6 +59,9 @@ NEARLY = 0.9
 """Our choice: a call is recorded a little after torch's own clock has started."""
 HEARTBEAT_S = 480.0
 """``TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC``: after that, a monitor aborts a process whose watchdog itself is stuck."""
+LEAVES_S, ENDS_S = 15.0, 60.0
+"""Our choice: how long after a limit a host goes on, if torch gives up its call, and how long after that torch ends the
+process. It takes 1 s and 16 s on an idle machine (torch 2.15 gives its dump 15 s), and longer on a crowded one."""
 _WORKER_HANDLER = "/torch/utils/data/_utils/signal_handling.py"
 TOGETHER_NS = 5_000_000_000
 """Equal errors on the same line within this time are one bug: ranks in the same step are rarely further apart."""
@@ -130,6 +133,38 @@ def without_pulled_down(ranks: Iterable[Rank]) -> tuple[Rank, ...]:
         else rank
         for rank in ranks
     )
+
+
+def with_given_up(ranks: Iterable[Rank]) -> tuple[Rank, ...]:
+    """Return ranks so that they wait in the collective that torch gave up at its limit, if it ended them for that.
+
+    At the limit nccl2, which is NCCL's backend in torch 2.15, aborts the communicator, so that the host goes on to the
+    next call, and some seconds later the process. Under DETAIL it writes no dump of what was pending. But the host of
+    each rank then left the same collective for the next one just when that limit had passed, and soon after that a
+    thread without Python ended a rank. Unless all of that holds for all ranks, they are returned unchanged.
+    """
+    ranks = tuple(ranks)
+    given_up = [_given_up(rank) for rank in ranks]
+    if not any(map(_is_outside, ranks)) or len({(call.group, call.seq) if call else None for call in given_up}) > 1:
+        return ranks
+    return tuple(
+        replace(rank, open_calls=(replace(call, ended_ns=None, device_state=DeviceState.GIVEN_UP),)) if call else rank
+        for rank, call in zip(ranks, given_up, strict=True)
+    )
+
+
+def _given_up(rank: Rank) -> Call | None:
+    """Return the collective before the one that a rank ended in, if the host left it at its limit."""
+    after = min(rank.open_calls, default=None, key=lambda call: call.index)
+    if after is None or after.seq is None or rank.ended_ns is None:
+        return None
+    calls = reversed(pack_calls(rank.recent_calls))
+    call = next((one for one in calls if (one.group, one.seq) == (after.group, after.seq - 1)), None)
+    limit_s = _limit_s(rank, call) if call is not None else None
+    if call is None or limit_s is None:
+        return None
+    left_s, ended_s = ((at_ns - call.started_ns) / 1e9 - limit_s for at_ns in (after.started_ns, rank.ended_ns))
+    return call if 0 <= left_s <= LEAVES_S and ended_s <= ENDS_S else None
 
 
 def came_late(ranks: Iterable[Rank]) -> dict[int, tuple[Call, Rank, Call]]:
@@ -615,7 +650,7 @@ def _without_completed(ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:
 def build_job_state(facts: Job) -> JobState:
     """Compute the states, waits, conflicts and failures of a job."""
     lost = lost_nodes(facts, facts.stopping_since_ns if facts.stopping_since_ns is not None else facts.now_ns)
-    ranks = _without_completed(without_pulled_down(map(settle, facts.ranks)))
+    ranks = _without_completed(without_pulled_down(with_given_up(map(settle, facts.ranks))))
     facts = without_stale(replace(facts, ranks=ranks), lost)
     states, world, table = states_of(facts), world_of(facts), group_table(facts)
     found = {n: position_of(state, table, world) for n, state in states.items()}

@@ -47,8 +47,11 @@ _UNKNOWN = {
     f"torch 2.15, does not tell; set TORCH_DIST_USE_NCCL2=0 and {TIMING} to find out",
     DeviceState.UNTOLD: "the devices of {who} still have work; under DETAIL this torch does not tell whether that is "
     "this call or a kernel after it: --debug-level OFF tells",
+    DeviceState.GIVEN_UP: "{who} went on to the next call when the limit of this one had passed, and then a thread "
+    "without Python ended a process by SIGABRT, as torch's watchdog does; under DETAIL this torch writes no dump of "
+    "the pending calls: --debug-level OFF makes it do so",
 }
-"""What is not known about the devices of ranks, and how to find out the next time."""
+"""What is not known about the devices of ranks, or known from times only, and how to find out the next time."""
 MOST_NAMED = 6
 """Most links of a circle, and most circles, that a sentence names."""
 MOST_GROUPS = 4
