@@ -265,6 +265,19 @@ def test_a_request_that_drips_in_has_one_deadline_for_all_of_it():
     served.close()
 
 
+def test_a_member_that_is_hung_up_on_counts_as_lost():
+    """Its task ends where the server has already dropped its connection."""
+    clock = Clock()
+    served = Server(0, TOKEN, one_host=True, clock=clock)
+    connection, nonce = connect(served)
+    prove_to(connection, nonce)
+    connection.sendall(with_length(pack_request(RequestType.BEAT, "7", b"")) + b"\0")
+    assert wait_until(lambda: any(peer.member == "7" and peer.deadline_s is not None for peer in served.peers))
+    clock.now_s += REQUEST_LIMIT_S
+    assert wait_until(lambda: served.values.heard()["7"].broken_ns is not None)
+    served.close()
+
+
 def test_an_answer_that_nobody_takes_does_not_hold_up_the_others(server):
     client(server).set("large", bytes(4 * 2**20))
     greedy, nonce = connect(server)
