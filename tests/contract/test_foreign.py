@@ -14,7 +14,8 @@ import pytest
 from ddpdoctor.cli.mcp import answer
 from ddpdoctor.cli.output import render
 from ddpdoctor.collect.run import read_job
-from ddpdoctor.diagnose.job import build_report, judge_job
+from ddpdoctor.collect.run_files import records_own_job
+from ddpdoctor.diagnose.job import build_report, judge_job, running_report
 from ddpdoctor.model.facts import JobEnd
 from ddpdoctor.report.formats import parse_report, render_json
 from ddpdoctor.report.text.report import render_text
@@ -103,6 +104,26 @@ def test_a_run_folder_does_not_stand_for_another_one_of_this_machine(run, tmp_pa
     folder = make_run(tmp_path / "elsewhere")
     (folder / "record.json").write_text(json.dumps({"host": HERE, "folder": str(tmp_path / "own")}))
     assert SECRET not in run("status", folder, "--format", "json").stdout
+
+
+@pytest.mark.parametrize(
+    ("named", "shows"), [("{folder}", True), ("elsewhere", True), ("{folder}/rings", False), (None, False)]
+)
+def test_a_dump_of_a_running_job_shows_lines_only_if_a_rank_records_in_that_folder(tmp_path, file, named, shows):
+    """A folder from elsewhere may hold the numbers of any processes of this machine."""
+    folder = make_run(tmp_path / "elsewhere")
+    variable = {} if named is None else {"DDPDOCTOR_RUN": named.format(folder=folder)}
+    rank = subprocess.Popen(["sleep", "1000"], cwd=tmp_path, env={**os.environ, **variable})
+    try:
+        job = read_job(folder)
+        shown = records_own_job(folder, [2**22 + 1, rank.pid])
+        report = running_report(folder, 1.0)
+    finally:
+        rank.kill()
+        rank.wait()
+    assert shown is shows
+    assert (job.ranks[0].pid, report.verdict.where[0].file) == (100_000, str(file))
+    assert SECRET not in render_json(report)  # no process with the numbers in the folder records there
 
 
 def test_a_run_that_was_recorded_here_shows_its_lines_when_the_file_is_gone(run, tmp_path, file):
