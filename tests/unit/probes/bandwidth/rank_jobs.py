@@ -211,15 +211,10 @@ def sweep(group: RankGroup, settings: BenchSettings) -> dict[str, Any]:
     log, reported = ResultLog(settings, members_of(group)), []
     run_sweep(group, settings, hosts_of(group), log, lambda *news: reported.append(news))
     return {
-        "results": [encode(one) for one in log.results],
-        "left_out": [encode(one) for one in log.left_out],
-        "wrong": [encode(one) for one in log.wrong],
-        "arrivals": [encode(one) for one in log.arrivals],
-        "notes": log.notes,
-        "reported": reported,
-        "inside": group.tracker.inside,
-        "phase": group.tracker.phase,
-    }
+        "results": [encode(one) for one in log.results], "left_out": [encode(one) for one in log.left_out],
+        "wrong": [encode(one) for one in log.wrong], "arrivals": [encode(one) for one in log.arrivals],
+        "notes": log.notes, "reported": reported, "inside": group.tracker.inside, "phase": group.tracker.phase,
+    }  # fmt: skip
 
 
 def sweep_everything(group: RankGroup) -> dict[str, Any]:
@@ -271,14 +266,12 @@ JOBS: dict[str, Callable[[RankGroup], Any]] = {
         "seeded": seed_wrong_data(group) if group.size == 3 else {},
     },
     "measure": lambda group: {
-        "measured": measure_everything(group),
-        "agreed": agree_on_calls(group),
-        "late": come_late(group) if group.size == 3 else {},
-        "memory": share_memory(group),
+        "measured": measure_everything(group), "agreed": agree_on_calls(group),
+        "late": come_late(group) if group.size == 3 else {}, "memory": share_memory(group),
     },
     "sweep": sweep_everything,
     "raise": raise_on_one,
-}
+}  # fmt: skip
 
 
 if __name__ == "__main__":

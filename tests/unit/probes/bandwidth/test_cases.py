@@ -33,156 +33,92 @@ from ddpdoctor.probes.bandwidth.plan import (
 )
 from ddpdoctor.probes.bandwidth.session import nccl_log_environment, parse_nccl_log, read_nccl_log
 from ddpdoctor.probes.bandwidth.watch import Alarm, Home, LocalRanks, Reporting, describe_end, read_home, stop_alone
+from tests.golden import Cases
 from tests.machines import DATA
 from tests.scenarios.running import wait_for
 from tests.unit.probes.bandwidth.rank_jobs import run_ranks
 
+CASES = Cases(__name__)
+test_kept = CASES.test()
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 ONE_MODE = BenchSettings(modes=(Mode.LATENCY,))
 
 
-@pytest.mark.parametrize(
-    ("smallest", "largest", "factor", "sizes"),
-    [
-        (KIB, 8 * KIB, 2, [KIB, 2 * KIB, 4 * KIB, 8 * KIB]),
-        (KIB, 8 * KIB, 3, [KIB, 3 * KIB, 8 * KIB]),
-        (KIB, KIB, 2, [KIB]),
-        (1, 5, 2, [1, 2, 4, 5]),
-        (KIB, KIB + 1, 1024, [KIB, KIB + 1]),
-    ],
-)
-def test_sizes_grow_by_the_factor_and_the_largest_is_always_there(smallest, largest, factor, sizes):
-    assert list(list_sizes(smallest, largest, factor)) == sizes
+GATHER = {"collectives": (Collective.ALL_GATHER,)}
+ASKED = {
+    "by default, the ends": (BenchSettings(), 2),
+    "the size that is really used": (
+        {**GATHER, "min_size_bytes": 1000, "max_size_bytes": 1000, "dtypes": ("bfloat16",)}, 3
+    ),
+    "sizes that come out alike": ({**GATHER, "min_size_bytes": 1, "max_size_bytes": 64}, 2),
+    "small sizes of all come first": (
+        {"collectives": (Collective.ALL_REDUCE, Collective.BROADCAST), "dtypes": ("float32", "int8"),
+         "min_size_bytes": KIB, "max_size_bytes": 2 * KIB}, 2,
+    ),
+    "only what reduces has an operator": (
+        {"collectives": tuple(Collective), "redop": "max", "min_size_bytes": KIB, "max_size_bytes": KIB}, 2
+    ),
+    "one rank has nobody to send to": (
+        {"collectives": (Collective.ALL_REDUCE, Collective.SEND_RECV), "min_size_bytes": KIB, "max_size_bytes": 4 * KIB,
+         "factor": 4}, 1,
+    ),
+}  # fmt: skip
 
 
-def test_the_default_has_21_sizes_from_1_kib_to_1_gib_in_both_modes():
-    cases = list_cases(BenchSettings(), 2)
-
-    assert [case.size_bytes for case in cases[::2]] == [KIB << power for power in range(21)]
-    assert [case.mode for case in cases[:2]] == [Mode.LATENCY, Mode.THROUGHPUT]
-
-
-@pytest.mark.parametrize(
-    ("collective", "size", "element", "ranks", "rounded"),
-    [
-        # One buffer: whole elements.
-        (Collective.ALL_REDUCE, 1000, 4, 3, 1000),
-        (Collective.ALL_REDUCE, 1001, 4, 3, 1000),
-        (Collective.BROADCAST, 7, 8, 3, 8),
-        (Collective.REDUCE, 1, 4, 3, 4),
-        (Collective.SEND_RECV, 1003, 2, 3, 1002),
-        # Shared out: what each rank gets is a multiple of 16 bytes.
-        (Collective.ALL_GATHER, 1024, 4, 2, 1024),
-        (Collective.ALL_GATHER, 1024, 4, 3, 336 * 3),
-        (Collective.REDUCE_SCATTER, MIB, 2, 3, 349520 * 3),
-        (Collective.ALL_TO_ALL, MIB, 1, 7, 149792 * 7),
-        # Never nothing, however many ranks there are.
-        (Collective.ALL_GATHER, 1024, 8, 1000, 16000),
-        (Collective.ALL_TO_ALL, 1, 1, 1, 16),
-    ],
-)
-def test_a_size_is_rounded_to_what_can_be_shared_out(collective, size, element, ranks, rounded):
-    assert round_size(collective, size, element, ranks) == rounded
+@CASES
+def cases_of_a_bench():
+    """What is impossible is said."""
+    found = {}
+    for name, (asked, ranks) in ASKED.items():
+        settings = asked if isinstance(asked, BenchSettings) else replace(ONE_MODE, **asked)
+        cases = list_cases(settings, ranks)
+        shown = [
+            f"{one.collective.value} {one.dtype} {one.redop} {one.mode.value} {one.size_bytes} B {one.count} elements"
+            for one in (cases if len(cases) < 20 else [*cases[:3], *cases[-1:]])
+        ]
+        found[f"{name}: {len(cases)}"] = [*shown, *list_impossible(settings, ranks)]
+    return found
 
 
-def test_a_case_says_the_size_really_used_and_counts_elements_as_nccl_tests_does():
-    settings = replace(ONE_MODE, collectives=(Collective.ALL_GATHER,), min_size_bytes=1000, max_size_bytes=1000)
-
-    (case,) = list_cases(replace(settings, dtypes=("bfloat16",)), 3)
-
-    assert (case.size_bytes, case.count, case.redop) == (960, 480, None)
-
-
-def test_sizes_that_come_out_alike_are_measured_once():
-    settings = replace(ONE_MODE, collectives=(Collective.ALL_GATHER,), min_size_bytes=1, max_size_bytes=64)
-
-    assert [case.size_bytes for case in list_cases(settings, 2)] == [32, 64]
+def test_sizes_grow_by_the_factor_and_the_largest_is_always_there():
+    expected = {
+        (KIB, 8 * KIB, 2): [KIB, 2 * KIB, 4 * KIB, 8 * KIB], (KIB, 8 * KIB, 3): [KIB, 3 * KIB, 8 * KIB],
+        (KIB, KIB, 2): [KIB], (1, 5, 2): [1, 2, 4, 5], (KIB, KIB + 1, 1024): [KIB, KIB + 1],
+        (KIB, GIB, 2): [KIB << power for power in range(21)],
+    }  # fmt: skip
+    assert {asked: list(list_sizes(*asked)) for asked in expected} == expected
 
 
-def test_small_sizes_of_all_collectives_come_before_large_ones():
-    settings = replace(
-        ONE_MODE,
-        collectives=(Collective.ALL_REDUCE, Collective.BROADCAST),
-        dtypes=("float32", "int8"),
-        min_size_bytes=KIB,
-        max_size_bytes=2 * KIB,
-    )
-
-    assert [(case.collective.value, case.dtype, case.size_bytes) for case in list_cases(settings, 2)] == [
-        ("all_reduce", "float32", KIB),
-        ("all_reduce", "int8", KIB),
-        ("broadcast", "float32", KIB),
-        ("broadcast", "int8", KIB),
-        ("all_reduce", "float32", 2 * KIB),
-        ("all_reduce", "int8", 2 * KIB),
-        ("broadcast", "float32", 2 * KIB),
-        ("broadcast", "int8", 2 * KIB),
-    ]
+def test_a_size_is_rounded_to_what_can_be_shared_out():
+    """One buffer: whole elements. Shared out: each rank gets a multiple of 16 bytes, and never nothing."""
+    rounded = {
+        (Collective.ALL_REDUCE, 1000, 4, 3): 1000, (Collective.ALL_REDUCE, 1001, 4, 3): 1000,
+        (Collective.BROADCAST, 7, 8, 3): 8, (Collective.REDUCE, 1, 4, 3): 4, (Collective.SEND_RECV, 1003, 2, 3): 1002,
+        (Collective.ALL_GATHER, 1024, 4, 2): 1024, (Collective.ALL_GATHER, 1024, 4, 3): 336 * 3,
+        (Collective.REDUCE_SCATTER, MIB, 2, 3): 349520 * 3, (Collective.ALL_TO_ALL, MIB, 1, 7): 149792 * 7,
+        (Collective.ALL_GATHER, 1024, 8, 1000): 16000, (Collective.ALL_TO_ALL, 1, 1, 1): 16,
+    }  # fmt: skip
+    assert {asked: round_size(*asked) for asked in rounded} == rounded
 
 
-@pytest.mark.parametrize("collective", list(Collective))
-def test_only_what_reduces_has_an_operator(collective):
-    (case,) = list_cases(
-        replace(ONE_MODE, collectives=(collective,), redop="max", min_size_bytes=KIB, max_size_bytes=KIB), 2
-    )
-
-    assert case.redop == ("max" if collective.value in {"all_reduce", "reduce_scatter", "reduce"} else None)
-
-
-def test_one_rank_has_nobody_to_send_to_and_that_is_said():
-    settings = replace(
-        ONE_MODE,
-        collectives=(Collective.ALL_REDUCE, Collective.SEND_RECV),
-        min_size_bytes=KIB,
-        max_size_bytes=4 * KIB,
-        factor=4,
-    )
-
-    assert {case.collective for case in list_cases(settings, 1)} == {Collective.ALL_REDUCE}
-    (left_out,) = list_impossible(settings, 1)
-    assert (left_out.collective, left_out.mode, left_out.sizes_bytes) == (Collective.SEND_RECV, None, (KIB, 4 * KIB))
-    assert "two ranks" in left_out.reason
-    assert list_impossible(settings, 2) == ()
+def test_in_place_is_what_really_shares_memory():
+    """torch.distributed has one buffer for the first three."""
+    shared = {
+        Collective.ALL_REDUCE: (True, True), Collective.BROADCAST: (True, True), Collective.REDUCE: (True, True),
+        Collective.ALL_GATHER: (False, True), Collective.REDUCE_SCATTER: (False, True),
+        Collective.ALL_TO_ALL: (False, False), Collective.SEND_RECV: (False, False),
+    }  # fmt: skip
+    assert {one: tuple(is_in_place(one, asked=asked) for asked in (False, True)) for one in shared} == shared
 
 
-@pytest.mark.parametrize(
-    ("collective", "asked", "in_place"),
-    [
-        # torch.distributed has one buffer for these.
-        (Collective.ALL_REDUCE, False, True),
-        (Collective.BROADCAST, False, True),
-        (Collective.REDUCE, False, True),
-        # These have two.
-        (Collective.ALL_GATHER, False, False),
-        (Collective.ALL_GATHER, True, True),
-        (Collective.REDUCE_SCATTER, False, False),
-        (Collective.REDUCE_SCATTER, True, True),
-        (Collective.ALL_TO_ALL, True, False),
-        (Collective.SEND_RECV, True, False),
-    ],
-)
-def test_in_place_is_what_really_shares_memory(collective, asked, in_place):
-    assert is_in_place(collective, asked=asked) is in_place
-
-
-@pytest.mark.parametrize(
-    ("collective", "ranks", "factor"),
-    [
-        (Collective.ALL_REDUCE, 2, 1.0),
-        (Collective.ALL_REDUCE, 8, 1.75),
-        (Collective.ALL_REDUCE, 1, None),
-        (Collective.ALL_GATHER, 4, 0.75),
-        (Collective.REDUCE_SCATTER, 4, 0.75),
-        (Collective.ALL_TO_ALL, 4, 0.75),
-        (Collective.ALL_GATHER, 1, None),
-        (Collective.BROADCAST, 4, 1.0),
-        (Collective.REDUCE, 4, 1.0),
-        (Collective.SEND_RECV, 4, 1.0),
-        (Collective.BROADCAST, 1, None),
-    ],
-)
-def test_bus_factors_are_those_of_nccl_tests(collective, ranks, factor):
-    assert bus_factor(collective, ranks) == factor
+def test_bus_factors_are_those_of_nccl_tests():
+    factors = {
+        Collective.ALL_REDUCE: {2: 1.0, 8: 1.75}, Collective.ALL_GATHER: {4: 0.75}, Collective.REDUCE_SCATTER: {4: 0.75},
+        Collective.ALL_TO_ALL: {4: 0.75}, Collective.BROADCAST: {4: 1.0}, Collective.REDUCE: {4: 1.0},
+        Collective.SEND_RECV: {4: 1.0},
+    }  # fmt: skip
+    for one, by_ranks in factors.items():
+        assert {ranks: bus_factor(one, ranks) for ranks in (*by_ranks, 1)} == {**by_ranks, 1: None}
 
 
 @pytest.mark.parametrize(
@@ -205,17 +141,13 @@ def test_what_a_backend_can_reduce(backend, dtype, redop, torch, can):
     assert reducible(backend, dtype, redop, torch) is can
 
 
-@pytest.mark.parametrize(
-    ("backend", "torch", "says"),
-    [
-        ("gloo", "2.13.0", "and float64, float32, float16 and bfloat16 by avg."),
-        ("gloo", "2.6.0", "by avg from torch 2.8 on."),
-        ("nccl", "2.6.0", "and float64, float32, float16 and bfloat16 by avg."),
-        ("mpi", "2.13.0", "Backends are gloo and nccl."),
-    ],
-)
-def test_a_message_says_what_is_possible(backend, torch, says):
-    assert possible(backend, torch).endswith(says)
+def test_a_message_says_what_is_possible():
+    averages = "and float64, float32, float16 and bfloat16 by avg."
+    says = {
+        ("gloo", "2.13.0"): averages, ("gloo", "2.6.0"): "by avg from torch 2.8 on.", ("nccl", "2.6.0"): averages,
+        ("mpi", "2.13.0"): "Backends are gloo and nccl.",
+    }  # fmt: skip
+    assert [possible(*asked).endswith(end) for asked, end in says.items()] == [True] * 4
 
 
 SIZES = [1, 2, 3, 5, 8, 16, 17, 100, 1000]
@@ -243,56 +175,30 @@ def values(pattern, start: int = 0, stop: int = COUNT) -> torch.Tensor:
 
 
 COMBINE = {
-    "sum": torch.Tensor.add,
-    "avg": torch.Tensor.add,
-    "prod": torch.Tensor.mul,
-    "min": torch.minimum,
+    "sum": torch.Tensor.add, "avg": torch.Tensor.add, "prod": torch.Tensor.mul, "min": torch.minimum,
     "max": torch.maximum,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("redop", list(COMBINE))
-def test_what_comes_out_is_what_the_ranks_put_in(redop, size):
+def test_what_comes_out_is_what_the_ranks_put_in_and_without_one_of_them_another(redop, size):
+    """Every partial result is a whole number that int8 and bfloat16 hold."""
     case, group = case_of(redop), group_of(size)
     inputs = [values(put_in(case, group, rank)) for rank in range(size)]
-
-    result = functools.reduce(COMBINE[redop], inputs)
-
-    expected = values(reduced(case, group))
-    assert torch.equal(result / size if redop == "avg" else result, expected)
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("redop", list(COMBINE))
-def test_every_partial_result_is_a_whole_number_that_int8_and_bfloat16_hold(redop, size):
-    case, group = case_of(redop), group_of(size)
-    inputs = [values(put_in(case, group, rank)) for rank in range(size)]
-
-    # Nothing is negative: no partial result is larger than the whole.
     whole = functools.reduce(COMBINE[redop], inputs)
-
+    assert torch.equal(whole / size if redop == "avg" else whole, values(reduced(case, group)))
+    # Nothing is negative: no partial result is larger than the whole.
     assert all(bool((one >= 0).all()) and torch.equal(one, one.round()) for one in inputs)
     assert float(whole.max()) <= 127
     assert torch.equal(whole.to(torch.bfloat16).to(torch.float64), whole)
-
-
-@pytest.mark.parametrize("size", [2, 3, 17, 100])
-@pytest.mark.parametrize("redop", list(COMBINE))
-def test_a_result_without_one_of_the_ranks_is_another(redop, size):
-    case, group = case_of(redop), group_of(size)
-    inputs = [values(put_in(case, group, rank)) for rank in range(size)]
-    whole = functools.reduce(COMBINE[redop], inputs)
-
-    for missing in range(size):
-        others = inputs[:missing] + inputs[missing + 1 :]
-        assert not torch.equal(functools.reduce(COMBINE[redop], others), whole)
+    for missing in range(size) if 1 < size <= 17 else ():
+        assert not torch.equal(functools.reduce(COMBINE[redop], inputs[:missing] + inputs[missing + 1 :]), whole)
 
 
 def test_what_ranks_put_in_differs_by_rank_and_by_index():
     case, group = case_of(None), group_of(300)
     rows = torch.stack([values(put_in(case, group, rank)) for rank in range(300)])
-
     # Of random values of 128, one in 128 is equal to another.
     assert float((rows[0] == rows[1]).double().mean()) < 0.02
     assert float((rows[0] == rows[128]).double().mean()) < 0.02
@@ -303,9 +209,7 @@ def test_one_period_is_held_and_the_next_is_another():
     period = PERIODS["cpu"]
     case = case_of(None, "int8", 3 * period)
     pattern = put_in(case, group_of(2), 1)
-
     whole = values(pattern, 0, 3 * period)
-
     assert whole.numel() == 3 * period
     assert not torch.equal(whole[:period], whole[period : 2 * period])
     # A part is the same whichever index it is asked from.
@@ -315,13 +219,10 @@ def test_one_period_is_held_and_the_next_is_another():
 @pytest.mark.parametrize(
     ("redop", "dtype", "size", "allowed"),
     [
-        ("sum", "bfloat16", 3, 0.0),
-        ("avg", "float32", 2, 0.0),
-        ("avg", "bfloat16", 8, 0.0),
-        ("avg", "float32", 3, 2 * 2**-23),
-        ("avg", "bfloat16", 3, 2 * 2**-7),
+        ("sum", "bfloat16", 3, 0.0), ("avg", "float32", 2, 0.0), ("avg", "bfloat16", 8, 0.0),
+        ("avg", "float32", 3, 2 * 2**-23), ("avg", "bfloat16", 3, 2 * 2**-7),
     ],
-)
+)  # fmt: skip
 def test_only_an_average_over_a_number_that_is_no_power_of_two_may_be_rounded(redop, dtype, size, allowed):
     assert tolerance(case_of(redop, dtype), group_of(size)) == pytest.approx(allowed)
 
@@ -333,11 +234,9 @@ def test_an_average_that_is_multiplied_first_or_divided_at_the_end_is_within_the
     inputs = [values(put_in(case, group, rank)) for rank in range(size)]
     expected = values(reduced(case, group))
     allowed = tolerance(case, group)
-
     divided = functools.reduce(torch.Tensor.add, inputs) / size
     factor = torch.tensor(1 / size, dtype=kind)
     multiplied = functools.reduce(torch.Tensor.add, [one * factor for one in inputs])
-
     for result in (divided, multiplied):
         assert result.dtype == kind
         assert bool(torch.isclose(result.to(torch.float64), expected, rtol=allowed, atol=0.0).all())
@@ -356,67 +255,34 @@ def test_all_that_gloo_can_do_is_checked_and_right(checked):
     reduced = 4 * sum(reducible("gloo", dtype, redop) for dtype in DTYPES for redop in REDOPS)
     carried = 5 * len(DTYPES)
     large = 7 * 2
-
     assert checked[0]["everything"] == [reduced + carried + large, []]
 
 
-def test_every_rank_knows_what_is_wrong_on_any(checked):
-    assert checked[0]["seeded"] == checked[1]["seeded"] == checked[2]["seeded"]
+ALTERED = [*((fault, 1, 777) for fault in ("one element", "bfloat16", "max", "min", "prod", "avg", "large"))]
 
 
-@pytest.mark.parametrize(
-    ("fault", "rank", "index", "off", "count"),
-    [
-        ("one element", 1, 777, 1.0, 1),
-        ("bfloat16", 1, 777, 1.0, 1),
-        ("max", 1, 777, 1.0, 1),
-        ("min", 1, 777, 1.0, 1),
-        ("prod", 1, 777, 1.0, 1),
-        ("avg", 1, 777, 1.0, 1),
-        ("large", 1, 777, 1.0, 1),
-        ("broadcast", 2, 5, 1.0, 1),
-    ],
-)
-def test_one_element_altered_on_one_rank_is_named(checked, fault, rank, index, off, count):
-    if fault == "avg" and not reducible("gloo", "float32", "avg"):
-        pytest.skip("Gloo of this torch has no average")
-    (wrong,) = checked[0]["seeded"][fault]
-
-    assert (wrong["rank"], wrong["host"], wrong["index"], wrong["count"]) == (rank, f"host{rank}", index, count)
-    assert wrong["found"] - wrong["expected"] == pytest.approx(off)
+def test_one_element_altered_on_one_rank_is_named_by_every_rank(checked):
+    seeded = checked[0]["seeded"]
+    assert seeded == checked[1]["seeded"] == checked[2]["seeded"]
+    for fault, rank, index in [*ALTERED, ("broadcast", 2, 5)]:
+        if fault == "avg" and not reducible("gloo", "float32", "avg"):
+            continue
+        (wrong,) = seeded[fault]
+        assert (wrong["rank"], wrong["host"], wrong["index"], wrong["count"]) == (rank, f"host{rank}", index, 1), fault
+        assert wrong["found"] - wrong["expected"] == pytest.approx(1.0)
 
 
-def test_what_is_no_number_is_wrong_and_counted(checked):
-    (wrong,) = checked[0]["seeded"]["not a number"]
-
+def test_what_is_no_number_comes_from_others_or_does_not_move_is_wrong(checked):
+    """A buffer too small to be altered is right, and so is what a reduction leaves on ranks that it does not go to."""
+    seeded = checked[0]["seeded"]
+    (wrong,) = seeded["not a number"]
     assert (wrong["rank"], wrong["index"], wrong["found"], wrong["count"]) == (0, 1021, "nan", 3)
-
-
-@pytest.mark.parametrize(("fault", "ranks"), [("not reduced", [0, 1, 2]), ("stale output", [0, 1, 2])])
-def test_a_call_that_moves_no_data_is_wrong_on_every_rank(checked, fault, ranks):
-    wrong = checked[0]["seeded"][fault]
-
-    assert [one["rank"] for one in wrong] == ranks
-    assert all(one["count"] > 1000 for one in wrong)
-
-
-def test_the_slots_of_other_ranks_are_distinguished(checked):
-    (wrong,) = checked[0]["seeded"]["slots of others"]
-
-    assert (wrong["rank"], wrong["index"]) == (0, 0)
-    assert wrong["count"] > 1000
-
-
-@pytest.mark.parametrize("fault", ["another size", "reduce elsewhere"])
-def test_what_is_not_altered_or_not_said_to_hold_is_not_wrong(checked, fault):
-    # A buffer too small to be altered; what a reduction leaves on ranks that it does not go to.
-    assert checked[0]["seeded"][fault] == []
-
-
-def test_one_rank_alone_is_checked_too(tmp_path):
-    (alone,) = run_ranks("check", 1, tmp_path)
-
-    assert alone["everything"][1] == []
+    for fault in ("not reduced", "stale output"):
+        assert [one["rank"] for one in seeded[fault]] == [0, 1, 2]
+        assert all(one["count"] > 1000 for one in seeded[fault])
+    (slots,) = seeded["slots of others"]
+    assert (slots["rank"], slots["index"], slots["count"] > 1000) == (0, 0, True)
+    assert seeded["another size"] == seeded["reduce elsewhere"] == []
 
 
 # Who meets whom, which processes stand beside a rank, and what NCCL's log tells.
@@ -436,41 +302,16 @@ def log(network, interfaces, transports, nvls=None):
     return NcclLog(rank=3, network=network, interfaces=interfaces, transports=transports, nvls=nvls)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        # The second communicator, of two ranks, has no NVLS channels; the first one has.
-        ("nvlink8", log("IB", ("mlx5_0:1", "mlx5_1:1", "mlx5_2:1", "mlx5_3:1"), {"P2P/CUMEM": 4}, nvls=True)),
-        (
-            "ib-gdr",
-            log("IBext_v8", ("mlx5_0:1", "mlx5_1:1", "mlx5_2:1"), {"NET/IBext_v8/GDRDMA": 3, "P2P/IPC": 1}, nvls=True),
-        ),
-        ("ib-no-gdr", log("IB", ("mlx5_0:1",), {"NET/IB": 2})),
-        ("sockets", log("Socket", ("eth0", "ens7"), {"NET/Socket": 2, "SHM": 1}, nvls=False)),
-        ("no-p2p", log("Socket", ("bond0",), {"SHM": 2})),
-        ("no-nvls", log("IB", ("mlx5_0:1",), {"P2P/CUMEM": 2}, nvls=False)),
-        ("plugin", log("AWS Libfabric", (), {"NET/AWS Libfabric/GDRDMA": 1, "P2P/direct pointer": 1})),
-    ],
-)
-def test_a_log(name, expected):
-    assert seen(name) == expected
-
-
-def test_cards_as_nccl_2_30_names_them():
-    text = (
+@CASES
+def what_the_log_of_nccl_tells():
+    """In nvlink8 the second communicator, of two ranks, has no NVLS channels; the first one has."""
+    cards = (
         "n1:8:8 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1 [1]mlx5_1:1 [RO]; OOB eth0:10.0.0.1<0>\n"
         "n1:8:8 [0] NCCL INFO Using network IB\n"
     )
-    assert parse_nccl_log(text, 3) == log("IB", ("mlx5_0:1", "mlx5_1:1"), {})
-
-
-@pytest.mark.parametrize("text", ["", "\n\n", "NCCL version 2.26.2+cuda12.8\n", "\0\0 Using network IB"])
-def test_a_log_that_says_nothing_of_the_network(text):
-    assert parse_nccl_log(text, 0) is None
-
-
-def test_a_communicator_that_never_came_about():
-    assert seen("one-rank") is None
+    for text in ("", "\n\n", "NCCL version 2.26.2+cuda12.8\n", "\0\0 Using network IB"):
+        assert parse_nccl_log(text, 0) is None
+    return {path.stem: seen(path.stem) for path in sorted(LOGS.glob("*.txt"))} | {"2.30": parse_nccl_log(cards, 3)}
 
 
 def test_lines_that_are_cut_off_or_none_of_nccl_do_no_harm():
@@ -480,24 +321,14 @@ def test_lines_that_are_cut_off_or_none_of_nccl_do_no_harm():
         assert found is None or found.network == "IB"
 
 
-def test_the_variables_that_make_nccl_log(tmp_path):
+def test_a_log_is_written_into_a_folder_unless_the_user_looks_at_it(tmp_path):
     assert nccl_log_environment({"HOME": "/root", "NCCL_DEBUG": ""}, str(tmp_path / "100%")) == {
-        "NCCL_DEBUG": "INFO",
-        "NCCL_DEBUG_SUBSYS": "INIT",
-        "NCCL_DEBUG_FILE": f"{tmp_path}/100%%/nccl.%h.%p.log",
-    }
-
-
-@pytest.mark.parametrize("env", [{"NCCL_DEBUG": "WARN"}, {"NCCL_DEBUG": "INFO"}, {"NCCL_DEBUG_FILE": "/tmp/nccl.log"}])
-def test_a_user_who_looks_at_the_log_keeps_it(env):
-    assert nccl_log_environment(env, "/tmp/x") == {}
-
-
-def test_the_folder(tmp_path):
+        "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT", "NCCL_DEBUG_FILE": f"{tmp_path}/100%%/nccl.%h.%p.log",
+    }  # fmt: skip
+    for env in ({"NCCL_DEBUG": "WARN"}, {"NCCL_DEBUG": "INFO"}, {"NCCL_DEBUG_FILE": "/tmp/nccl.log"}):
+        assert nccl_log_environment(env, "/tmp/x") == {}
     assert read_nccl_log(str(tmp_path), 3) is None
-    text = (LOGS / "no-p2p.txt").read_bytes()
-    (tmp_path / "nccl.dgx01.4300.log").write_bytes(text + b"\xff\xfe")
-
+    (tmp_path / "nccl.dgx01.4300.log").write_bytes((LOGS / "no-p2p.txt").read_bytes() + b"\xff\xfe")
     assert read_nccl_log(str(tmp_path), 3) == seen("no-p2p")
 
 
@@ -576,7 +407,6 @@ def test_ends(wait_status, words):
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 9, 64])
 def test_every_pair_meets_once_in_rounds_that_share_nobody(count):
     rounds = circle_rounds(range(count))
-
     assert len(rounds) == count - 1 + count % 2
     assert sorted(chain.from_iterable(rounds)) == list(combinations(range(count), 2))
     for pairs in rounds:
@@ -584,12 +414,8 @@ def test_every_pair_meets_once_in_rounds_that_share_nobody(count):
         assert len(set(chain.from_iterable(pairs))) == 2 * len(pairs)
 
 
-@pytest.mark.parametrize("ends", [(), ("a",)])
-def test_nobody_to_meet(ends):
-    assert circle_rounds(ends) == ()
-
-
-def test_ends_of_any_kind_in_their_order():
+def test_ends_of_any_kind_meet_in_their_order():
+    assert circle_rounds(()) == circle_rounds(("a",)) == ()
     assert set(chain.from_iterable(circle_rounds(("b", "a", "c")))) == {("b", "a"), ("b", "c"), ("a", "c")}
 
 
@@ -621,7 +447,6 @@ def test_a_process_that_died_after_the_position_was_taken_is_seen(beside):
     child.kill()
     assert wait_for(lambda: 0 in local_ranks.gone())
     status, (reported,) = stop(local_ranks, position)
-
     assert status == 1
     assert position.states["0"] not in {"Z", ""}
     assert reported.positions[0].states == {"0": "Z"}
@@ -632,7 +457,6 @@ def test_a_lower_rank_that_exited_by_itself_has_reported_already(beside):
     child, local_ranks = beside
     child.stdin.close()
     assert wait_for(lambda: 0 in local_ranks.gone())
-
     assert stop(local_ranks, take_position(1, Tracker(), None, {}, {})) == (1, [])
 
 
@@ -647,31 +471,22 @@ def call(tracker, op, group):
     tracker.leave()
 
 
-def test_calls_are_counted_by_group_whatever_lies_between():
+def test_a_tracker_counts_calls_by_group_and_says_what_is_going_on():
+    before = time.monotonic()
     in_pair, alone = Tracker(), Tracker()
     for tracker, groups in ((in_pair, (WORLD, PAIR, PAIR, WORLD)), (alone, (WORLD, WORLD))):
         for group in groups:
-            call(tracker, "barrier", group)
+            tracker.enter("barrier", group)
+            assert (tracker.op, tracker.inside) == ("barrier", True)
+            tracker.leave()
+            assert not tracker.inside
     assert (in_pair.group, in_pair.calls) == (alone.group, alone.calls) == (WORLD, 2)
-
-
-def test_a_call_that_does_not_return_leaves_it_inside():
-    tracker = Tracker()
-    tracker.enter("all_reduce", WORLD)
-    assert (tracker.op, tracker.inside) == ("all_reduce", True)
-    tracker.leave()
-    assert not tracker.inside
-
-
-def test_what_comes_next_is_progress_and_sets_what_it_may_take():
-    before = time.monotonic()
-    tracker = Tracker()
-    assert tracker.allowance_s == START_ALLOWANCE_S
-    tracker.at("measure", "all_reduce float32 1 GiB", allowance_s=7.0)
-    assert (tracker.phase, tracker.what, tracker.allowance_s) == ("measure", "all_reduce float32 1 GiB", 7.0)
-    assert tracker.moved_s >= before
-    tracker.at("end")
-    assert (tracker.what, tracker.allowance_s) == ("", 0.0)
+    assert alone.allowance_s == START_ALLOWANCE_S
+    alone.at("measure", "all_reduce float32 1 GiB", allowance_s=7.0)
+    assert (alone.phase, alone.what, alone.allowance_s) == ("measure", "all_reduce float32 1 GiB", 7.0)
+    assert alone.moved_s >= before
+    alone.at("end")
+    assert (alone.what, alone.allowance_s) == ("", 0.0)
 
 
 # Groups of the units: made by their own ranks, without a call that holds the GIL on the others.
@@ -692,10 +507,8 @@ def test_a_rank_outside_a_group_takes_no_part_in_making_it(world, monkeypatch):
     backend = type(dist.group.WORLD._get_backend(bound))
     monkeypatch.setattr(backend, "supports_splitting", property(lambda _: True))
     monkeypatch.setattr(backend, "perform_nocolor_split", lambda *_: splits.append(1), raising=False)
-
     dist.new_group([0, 1], backend="fake")
     assert splits == [1], "torch does not split any more, so that there is nothing to avoid"
     _Groups(world).of([Unit(name="ranks 0 and 1", ranks=(0, 1))])
-
     assert splits == [1]
     assert dist.group.WORLD.bound_device_id == bound

@@ -51,8 +51,12 @@ from ddpdoctor.probes.bandwidth.timing import (
     quantile,
     summarize,
 )
+from tests.golden import Cases
 from tests.rules.bandwidth.build import members
 from tests.unit.probes.bandwidth.rank_jobs import LATE_S, run_ranks
+
+CASES = Cases(__name__)
+test_kept = CASES.test()
 
 
 @pytest.mark.parametrize(
@@ -73,43 +77,24 @@ def test_lateness_is_the_median_wait_of_the_others_less_the_own(waits, late):
     assert lateness([[wait] for wait in waits]).tolist() == [late]
 
 
-def test_a_late_rank_is_named_and_no_other():
-    arrivals = BarrierWaits(["a", "a", "b"])
-    arrivals.add([[20000.0, 21000.0, 19000.0], [10.0, 5.0, 20.0], [20010.0, 20990.0, 19010.0]])
-
-    first, late, last = arrivals.summary()
-
-    assert (late.rank, late.host, late.share, late.calls) == (1, "a", 1.0, 3)
-    assert late.late_us == pytest.approx(19995.0)
-    assert late.late_p95_us == pytest.approx(20990.0)
-    assert first.late_us < 20
-    assert (last.host, last.share) == ("b", 0.0)
-
-
-def test_a_rank_that_is_late_once_is_not_late_by_its_median():
-    arrivals = BarrierWaits(["a", "a", "a"])
-    arrivals.add([[30.0, 10.0, 10.0, 10.0, 10.0], [0.0, 10.0, 11.0, 9.0, 10.0], [30.0, 10.0, 10.0, 10.0, 10.0]])
-
-    late = arrivals.summary()[1]
-
-    assert late.late_us == 0.0
-    assert late.late_p95_us == 30.0
-
-
-def test_cases_are_taken_together_and_each_counts_with_so_many_calls():
-    arrivals = BarrierWaits(["a", "a"])
-    arrivals.add([[5.0] * (MOST_KEPT + 50), [0.0] * (MOST_KEPT + 50)])
-    arrivals.add([[5.0], [0.0]])
-
-    assert [one.calls for one in arrivals.summary()] == [MOST_KEPT + 1] * 2
-
-
-def test_one_rank_is_never_late_and_nothing_measured_says_nothing():
-    alone = BarrierWaits(["a"])
-    alone.add([[1.0, 2.0]])
-
-    assert alone.summary() == ()
-    assert BarrierWaits(["a", "b"]).summary() == ()
+@CASES
+def arrivals_at_barriers():
+    """Cases are taken together, and each counts with so many calls."""
+    waits = {
+        "one is late": ("aab", [[20000.0, 21000.0, 19000.0], [10.0, 5.0, 20.0], [20010.0, 20990.0, 19010.0]]),
+        "one is late once": (
+            "aaa", [[30.0, 10.0, 10.0, 10.0, 10.0], [0.0, 10.0, 11.0, 9.0, 10.0], [30.0, 10.0, 10.0, 10.0, 10.0]]
+        ),
+        "many calls and one": ("aa", [[5.0] * (MOST_KEPT + 50), [0.0] * (MOST_KEPT + 50)], [[5.0], [0.0]]),
+        "one rank": ("a", [[1.0, 2.0]]), "nothing": ("ab",),
+    }  # fmt: skip
+    found = {}
+    for name, (hosts, *cases) in waits.items():
+        arrivals = BarrierWaits([*hosts])
+        for case in cases:
+            arrivals.add(case)
+        found[name] = arrivals.summary()
+    return found
 
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -129,39 +114,24 @@ def known(steps, call_s: float, rest_s: float, iterations: int | None = None) ->
     return forecast
 
 
-def test_nothing_is_predicted_before_anything_was_seen():
-    growth = Growth(1, guess_gb_s=1.0)
-
-    assert growth.predict(MIB) == 0.0
-
-
-def test_while_times_do_not_grow_a_guess_of_the_bandwidth_holds():
-    growth = Growth(1, guess_gb_s=1.0)
-    growth.see(KIB, 0.001)
-    growth.see(2 * KIB, 0.001)
-
-    # In proportion it would be a thousand seconds.
-    assert growth.predict(2**30) == pytest.approx(CAUTION * (0.001 + 2**30 / 1e9), rel=1e-3)
-
-
-def test_once_times_grow_they_grow_in_proportion():
-    growth = Growth(1, guess_gb_s=1000.0)
-    growth.see(KIB, 0.001)
-    growth.see(64 * MIB, 0.5)
-
-    assert growth.predict(128 * MIB) == pytest.approx(CAUTION * 1.0)
-
-
-def test_a_time_too_long_for_latency_grows_in_proportion_though_only_one_size_was_seen():
-    growth = Growth(1, guess_gb_s=1.0)
-    growth.see(64 * MIB, 5.0)
-
-    assert growth.predict(128 * MIB) == pytest.approx(CAUTION * 10.0)
+@pytest.mark.parametrize(
+    ("guess_gb_s", "seen", "size", "predicted"),
+    [
+        (1.0, {}, MIB, 0.0),
+        (1.0, {KIB: 0.001, 2 * KIB: 0.001}, 2**30, CAUTION * (0.001 + 2**30 / 1e9)),  # in proportion 1,000 s
+        (1000.0, {KIB: 0.001, 64 * MIB: 0.5}, 128 * MIB, CAUTION * 1.0),
+        (1.0, {64 * MIB: 5.0}, 128 * MIB, CAUTION * 10.0),  # too long for latency, though only one size was seen
+    ],
+)
+def test_times_are_guessed_until_they_grow_and_then_grow_in_proportion(guess_gb_s, seen, size, predicted):
+    growth = Growth(1, guess_gb_s=guess_gb_s)
+    for one, seconds in seen.items():
+        growth.see(one, seconds)
+    assert growth.predict(size) == pytest.approx(predicted, rel=1e-3)
 
 
 def test_the_first_step_is_measured_though_nothing_is_known_of_it():
     slot = share_out(steps_of(BenchSettings()), Forecast("gloo", None), 30.0)
-
     assert slot is not None
     assert slot.left_s is None
     assert slot.seconds == {mode: pytest.approx(30.0 / 42, rel=0.1) for mode in Mode}
@@ -170,9 +140,7 @@ def test_the_first_step_is_measured_though_nothing_is_known_of_it():
 def test_a_step_that_there_is_no_time_for_is_refused():
     first, second = steps_of(replace(LATENCY_ONLY, max_size_bytes=2 * MIB))
     forecast = known([first], call_s=1.0, rest_s=1.0)
-
     needed_s = CAUTION * 2 * (LEAST_CALLS * 1.0 + 1.0)
-
     assert share_out([second], forecast, needed_s - 0.01) is None
     slot = share_out([second], forecast, needed_s + 0.01)
     assert slot is not None
@@ -183,9 +151,7 @@ def test_smaller_sizes_come_first_where_there_is_not_time_for_all():
     steps = steps_of(LATENCY_ONLY)
     forecast = known(steps, call_s=0.1, rest_s=0.1)
     second_s, third_s = (CAUTION * size * 0.1 * (LEAST_CALLS + 1) for size in (2, 4))
-
     slot = share_out(steps[1:], forecast, second_s + third_s + 1.0)
-
     # The fourth does not fit, so the second left over is for the two that do.
     assert slot is not None
     assert slot.seconds[Mode.LATENCY] == pytest.approx(CAUTION * 2 * 0.1 * LEAST_CALLS + 0.5)
@@ -195,9 +161,7 @@ def test_with_time_enough_all_sizes_get_several_times_the_least_number_of_calls(
     steps = steps_of(LATENCY_ONLY)
     forecast = known(steps, call_s=0.1, rest_s=0.1)
     needed_s = sum(CAUTION * size * 0.1 * (4 * LEAST_CALLS + 1) for size in (2, 4, 8))
-
     slot = share_out(steps[1:], forecast, needed_s + 0.3)
-
     assert slot is not None
     assert slot.seconds[Mode.LATENCY] == pytest.approx(CAUTION * 2 * 0.1 * 4 * LEAST_CALLS + 0.1)
 
@@ -205,30 +169,22 @@ def test_with_time_enough_all_sizes_get_several_times_the_least_number_of_calls(
 def test_what_is_left_is_no_more_than_what_so_many_calls_take():
     first, second = steps_of(replace(LATENCY_ONLY, max_size_bytes=2 * MIB))
     forecast = known([first], call_s=1e-4, rest_s=1e-3)
-
     slot = share_out([second], forecast, 1000.0)
-
     assert slot is not None
     assert slot.left_s is not None
     assert slot.left_s < 2 * CAUTION * (2 * 1e-4 * MOST_CALLS + 1e-2)
 
 
-def test_a_number_of_calls_that_the_user_wants_is_what_counts():
-    first, second = steps_of(replace(LATENCY_ONLY, max_size_bytes=2 * MIB))
-    forecast = known([first], call_s=0.1, rest_s=1e-9, iterations=100)
-    needed_s = CAUTION * 2 * 0.1 * 100
-
+@pytest.mark.parametrize(
+    ("mode", "call_s", "iterations", "calls"),
+    [(Mode.LATENCY, 0.1, 100, 100), (Mode.THROUGHPUT, 1.0, None, LEAST_BATCHES)],
+)
+def test_calls_that_the_user_wants_or_a_few_batches_are_what_counts(mode, call_s, iterations, calls):
+    first, second = steps_of(replace(LATENCY_ONLY, modes=(mode,), max_size_bytes=2 * MIB))
+    forecast = known([first], call_s=call_s, rest_s=1e-9, iterations=iterations)
+    needed_s = CAUTION * 2 * call_s * calls
     assert share_out([second], forecast, needed_s - 0.1) is None
     assert share_out([second], forecast, needed_s + 0.1) is not None
-
-
-def test_throughput_takes_a_few_batches():
-    settings = replace(LATENCY_ONLY, modes=(Mode.THROUGHPUT,), max_size_bytes=2 * MIB)
-    first, second = steps_of(settings)
-    forecast = known([first], call_s=1.0, rest_s=1e-9)
-
-    assert share_out([second], forecast, CAUTION * 2 * LEAST_BATCHES - 0.1) is None
-    assert share_out([second], forecast, CAUTION * 2 * LEAST_BATCHES + 0.1) is not None
 
 
 def test_a_dear_collective_leaves_the_others_their_sizes():
@@ -238,7 +194,6 @@ def test_a_dear_collective_leaves_the_others_their_sizes():
     for step, seconds in ((dear, 10.0), (cheap, 0.01)):
         forecast.see_call(step, Mode.LATENCY, seconds)
         forecast.see_rest(step, seconds)
-
     assert share_out([next_dear, next_cheap], forecast, 20.0) is None
     assert share_out([next_cheap], forecast, 20.0) is not None
 
@@ -248,31 +203,24 @@ CPU = torch.device("cpu")
 
 def case_of(collective: Collective, size_bytes: int, *, in_place: bool = False) -> Case:
     return Case(
-        collective=collective,
-        dtype="float32",
-        redop=None,
-        mode=Mode.LATENCY,
-        in_place=in_place,
-        size_bytes=size_bytes,
-        count=size_bytes // 4,
-    )
+        collective=collective, dtype="float32", redop=None, mode=Mode.LATENCY, in_place=in_place,
+        size_bytes=size_bytes, count=size_bytes // 4,
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("collective", "source", "target"),
-    [
-        (Collective.ALL_REDUCE, 4096, 4096),
-        (Collective.BROADCAST, 4096, 4096),
-        (Collective.REDUCE, 4096, 4096),
-        # S is all_gather's output, reduce_scatter's input, all of a rank's data of all_to_all.
-        (Collective.ALL_GATHER, 1024, 4096),
-        (Collective.REDUCE_SCATTER, 4096, 1024),
-        (Collective.ALL_TO_ALL, 4096, 4096),
-        (Collective.SEND_RECV, 4096, 4096),
-    ],
-)
-def test_the_size_is_that_of_nccl_tests(collective, source, target):
-    assert counts(case_of(collective, 4 * 4096), 4) == (source, target)
+def test_the_size_is_that_of_nccl_tests():
+    """S is all_gather's output, reduce_scatter's input, all of a rank's data of all_to_all."""
+    sides = dict.fromkeys(Collective, (4096, 4096))
+    sides |= {Collective.ALL_GATHER: (1024, 4096), Collective.REDUCE_SCATTER: (4096, 1024)}
+    assert {one: counts(case_of(one, 4 * 4096), 4) for one in sides} == sides
+
+
+@pytest.mark.parametrize("size_bytes", [64 * KIB, MIB, 16 * MIB])
+def test_cold_buffers_exceed_the_cache_and_warm_ones_are_one_set(size_bytes):
+    case = case_of(Collective.ALL_REDUCE, size_bytes, in_place=True)
+    assert count_sets(CPU, case, 2, most=10**6) * set_bytes(case, 2) > COLD_FACTOR * cache_bytes(CPU)
+    small = case_of(Collective.ALL_REDUCE, 16, in_place=True)
+    assert [count_sets(CPU, small, 2, most=most) for most in (400, 1)] == [400, 1]  # none is used twice
 
 
 @pytest.mark.parametrize(
@@ -288,25 +236,7 @@ def test_the_last_cache_is_the_largest(tmp_path, files, size):
     for name, text in files.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "size").write_text(f"{text}\n")
-
     assert read_cache_bytes(tmp_path) == size
-
-
-@pytest.mark.parametrize("size_bytes", [64 * KIB, MIB, 16 * MIB])
-def test_cold_buffers_exceed_the_cache(size_bytes):
-    case = case_of(Collective.ALL_REDUCE, size_bytes, in_place=True)
-
-    sets = count_sets(CPU, case, 2, most=10**6)
-
-    assert sets * set_bytes(case, 2) > COLD_FACTOR * cache_bytes(CPU)
-
-
-def test_small_cold_buffers_are_as_many_as_calls_so_that_none_is_used_twice():
-    assert count_sets(CPU, case_of(Collective.ALL_REDUCE, 16, in_place=True), 2, most=400) == 400
-
-
-def test_warm_buffers_are_one_set():
-    assert count_sets(CPU, case_of(Collective.ALL_REDUCE, 16, in_place=True), 2, most=1) == 1
 
 
 # What the check of the data allocates beside the buffers: the same for any number of ranks.
@@ -352,13 +282,10 @@ class Allocated(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("collective", "dtype", "redop"),
     [
-        ("all_gather", "float32", None),
-        ("all_to_all", "float64", None),
-        ("reduce_scatter", "bfloat16", "sum"),
-        ("all_reduce", "float64", "avg"),
-        ("all_reduce", "int64", "max"),
+        ("all_gather", "float32", None), ("all_to_all", "float64", None), ("reduce_scatter", "bfloat16", "sum"),
+        ("all_reduce", "float64", "avg"), ("all_reduce", "int64", "max"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize(("ranks", "periods"), [(3, 4), (64, 64), (64, 2), (512, 2)])
 def test_it_does_not_grow_with_the_ranks(ranks, periods, collective, dtype, redop, wrong):
     count = periods * PERIODS["cpu"] // ranks * ranks
@@ -368,12 +295,10 @@ def test_it_does_not_grow_with_the_ranks(ranks, periods, collective, dtype, redo
     )  # fmt: skip
     group = FirstRank(None, tuple(range(ranks)), CPU, "gloo", Tracker())
     buffer = torch.full((count,), float("nan") if wrong and "float" in dtype else 120, dtype=getattr(torch, dtype))
-
     with Allocated(buffer) as allocated:
         if not wrong:
             correctness._write(buffer, put_in(case, group, 0), 0)
         correctness._compare(buffer, correctness._expected(group, case), tolerance(case, group))
-
     assert 0 < allocated.peak <= working_bytes(case, group) == 64 * PERIODS["cpu"]
 
 
@@ -388,7 +313,6 @@ def measured(tmp_path_factory):
 
 def test_every_collective_is_measured_in_both_modes_warm_and_cold(measured):
     rows = [one for one, _, _ in measured[0]["measured"]]
-
     seen = {(row["collective"], row["mode"], row["warm"]) for row in rows}
     assert seen == {
         (one.value, mode, warm) for one in Collective for mode in ("latency", "throughput") for warm in (True, False)
@@ -396,64 +320,42 @@ def test_every_collective_is_measured_in_both_modes_warm_and_cold(measured):
     assert all(row["iterations"] == CALLS and row["wrong"] is None for row in rows)
 
 
-def test_all_ranks_come_to_the_same_figures(measured):
-    assert measured[0]["measured"] == measured[1]["measured"] == measured[2]["measured"]
-
-
-def test_times_and_bandwidths_fit_together(measured):
-    for row, _, note in measured[0]["measured"]:
+def test_times_and_bandwidths_fit_together_and_are_the_same_on_all_ranks(measured):
+    """The first rank decides how many calls are made: others would wait for each other for ever."""
+    for name in ("measured", "agreed"):
+        assert measured[0][name] == measured[1][name] == measured[2][name]
+    for row, waits, note in measured[0]["measured"]:
         assert 0 < row["min_us"] <= row["p50_low_us"] <= row["p50_us"] <= row["p50_high_us"]
         assert row["p50_us"] <= row["p95_us"]
         assert row["first_us"] > 0
         assert row["algbw_gb_s"] == pytest.approx(row["size_bytes"] / row["p50_us"] / 1e3)
         factor = bus_factor(Collective(row["collective"]), RANKS)
         assert row["busbw_gb_s"] == pytest.approx(row["algbw_gb_s"] * factor)
+        assert waits == ([CALLS] * RANKS if row["mode"] == "latency" else [])
         assert not note
 
 
-def test_the_waits_before_each_call_are_kept_by_rank(measured):
-    for row, waits, _ in measured[0]["measured"]:
-        assert waits == ([CALLS] * RANKS if row["mode"] == "latency" else [])
+def test_a_rank_that_comes_late_is_reported_before_the_barrier_and_after_it(measured):
+    nobody, *late = (measured[0]["late"][where] for where in ("nobody", "barrier", "all_reduce"))
+    for ranks in late:
+        assert ranks[1]["late_us"] > 0.8 * LATE_S * 1e6
+        assert ranks[1]["share"] > 0.8
+    in_time = [*nobody, *(one for ranks in late for one in (ranks[0], ranks[2]))]
+    assert all(one["late_us"] < 0.5 * LATE_S * 1e6 for one in in_time)
 
 
-def test_the_first_rank_decides_how_many_calls_are_made(measured):
-    # Ranks that decided by themselves would wait for each other for ever.
-    assert measured[0]["agreed"] == measured[1]["agreed"] == measured[2]["agreed"]
-
-
-@pytest.mark.parametrize("where", ["barrier", "all_reduce"])
-def test_a_rank_that_comes_late_is_reported_before_the_barrier_and_after_it(measured, where):
-    late = measured[0]["late"][where]
-
-    assert late[1]["late_us"] > 0.8 * LATE_S * 1e6
-    assert late[1]["share"] > 0.8
-    assert all(one["late_us"] < 0.5 * LATE_S * 1e6 for one in (late[0], late[2]))
-
-
-def test_where_nobody_is_held_up_nobody_is_late_by_as_much(measured):
-    assert all(one["late_us"] < 0.5 * LATE_S * 1e6 for one in measured[0]["late"]["nobody"])
-
-
-@pytest.mark.parametrize(
-    ("collective", "offset"),
-    [("all_reduce", 0), ("broadcast", 0), ("reduce", 0), ("all_gather", 1360), ("reduce_scatter", 1360)],
-)
-def test_in_place_the_output_is_the_input_or_the_own_part_of_it(measured, collective, offset):
-    # 4080 bytes are shared out over three ranks.
-    by_rank = [one["memory"][f"{collective} True"] for one in measured]
-    sign = -1 if collective == "reduce_scatter" else 1
-
-    assert by_rank == [[True, True, sign * offset * rank] for rank in range(RANKS)]
-
-
-@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "all_to_all", "send_recv"])
-def test_out_of_place_input_and_output_share_nothing(measured, collective):
-    assert all(one["memory"][f"{collective} False"] == [False, False, None] for one in measured)
+def test_in_place_the_output_is_the_input_or_the_own_part_of_it_and_else_they_share_nothing(measured):
+    """4080 bytes are shared out over three ranks."""
+    offsets = {"all_reduce": 0, "broadcast": 0, "reduce": 0, "all_gather": 1360, "reduce_scatter": -1360}
+    for collective, offset in offsets.items():
+        by_rank = [one["memory"][f"{collective} True"] for one in measured]
+        assert by_rank == [[True, True, offset * rank] for rank in range(RANKS)], collective
+    for collective in ("all_gather", "reduce_scatter", "all_to_all", "send_recv"):
+        assert all(one["memory"][f"{collective} False"] == [False, False, None] for one in measured)
 
 
 def test_one_rank_alone_is_measured_and_has_no_bus_bandwidth(tmp_path):
     (alone,) = run_ranks("measure", 1, tmp_path)
-
     rows = [row for row, _, _ in alone["measured"]]
     assert {row["collective"] for row in rows} == {one.value for one in Collective} - {"send_recv"}
     assert all(row["busbw_gb_s"] is None and row["algbw_gb_s"] > 0 for row in rows)
@@ -478,8 +380,7 @@ MEMINFO = {"meminfo": "MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\
         (
             "0::/job\n",
             {
-                "job/memory.max": str(4 * GIB),
-                "job/memory.current": str(3 * GIB),
+                "job/memory.max": str(4 * GIB), "job/memory.current": str(3 * GIB),
                 "job/memory.stat": f"anon 5\ninactive_file {GIB}\n",
             },
             2 * GIB,
@@ -500,27 +401,27 @@ MEMINFO = {"meminfo": "MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\
         # A path out of the view of a container is not followed.
         ("0::/../../job\n", {"job/memory.max": "1"}, 8 * GIB),
     ],
-)
+)  # fmt: skip
 def test_free_memory_is_what_the_machine_and_the_control_groups_leave(tmp_path, groups, cgroups, free):
     proc = write(tmp_path / "proc", {**MEMINFO, "self/cgroup": groups})
-
     group = read_memory_limit(proc, write(tmp_path / "cgroup", cgroups))
-
     assert left_of(read_machine(proc), group) == free
     assert 0 < read_free_bytes(CPU) < 2**50
 
 
-@pytest.mark.parametrize(
-    ("needed", "reason"),
-    [
-        (6 * GIB, ""),
-        # A fifth is left to others.
-        (7 * GIB, "needs 7 GiB of 8 GiB free on rank 3"),
-        (24 * GIB, "needs 24 GiB of 8 GiB free on rank 3"),
-    ],
-)
-def test_what_does_not_fit_is_refused_in_words(needed, reason):
-    assert FreeMemory(free_bytes=8 * GIB, rank=3).refuse(needed) == reason
+def test_what_does_not_fit_is_refused_in_words():
+    """A fifth is left to others."""
+    free = FreeMemory(free_bytes=8 * GIB, rank=3)
+    assert free.refuse(6 * GIB) == ""
+    assert [free.refuse(size * GIB) for size in (7, 24)] == [
+        f"needs {size} GiB of 8 GiB free on rank 3" for size in (7, 24)
+    ]
+
+
+def test_ranks_share_the_memory_of_their_gpu_or_of_their_host():
+    for device, gpu_ranks, takers in (("cuda", 1, 1), ("cuda", 2, 2), ("cpu", 1, 3)):
+        everybody = members(6, hosts=2, device=device, gpu_ranks=gpu_ranks)
+        assert count_takers(everybody[0], everybody) == takers
 
 
 @pytest.mark.parametrize(
@@ -540,36 +441,16 @@ def test_what_does_not_fit_is_refused_in_words(needed, reason):
 def test_a_case_needs_its_buffers_and_what_the_backend_copies(collective, in_place, backend, times):
     group = RankGroup(None, (0, 1, 2, 3), CPU, backend, Tracker())
     case = Case(
-        collective=collective,
-        dtype="float32",
-        redop=None,
-        mode=Mode.LATENCY,
-        in_place=in_place,
-        size_bytes=64 * MIB,
+        collective=collective, dtype="float32", redop=None, mode=Mode.LATENCY, in_place=in_place, size_bytes=64 * MIB,
         count=16 * MIB,
-    )
-
+    )  # fmt: skip
     assert needed_bytes(case, group) == times * 64 * MIB + working_bytes(case, group)
 
 
-@pytest.mark.parametrize(
-    ("device", "gpu_ranks", "takers"), [("cuda", 1, 1), ("cuda", 2, 2), ("cpu", 1, 3)]
-)  # fmt: skip
-def test_ranks_share_the_memory_of_their_gpu_or_of_their_host(device, gpu_ranks, takers):
-    everybody = members(6, hosts=2, device=device, gpu_ranks=gpu_ranks)
-
-    assert count_takers(everybody[0], everybody) == takers
-
-
 CASE = Case(
-    collective=Collective.ALL_REDUCE,
-    dtype="float32",
-    redop="sum",
-    mode=Mode.LATENCY,
-    in_place=True,
-    size_bytes=10**6,
+    collective=Collective.ALL_REDUCE, dtype="float32", redop="sum", mode=Mode.LATENCY, in_place=True, size_bytes=10**6,
     count=250_000,
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -597,95 +478,45 @@ def test_time_decides_how_many_calls_are_made_unless_the_user_does(mode, effort,
     assert plan_calls(mode, effort, each_s) == plan
 
 
-def test_times_are_reduced_over_ranks_first():
-    # The median of each rank is 100; in every iteration one of them takes 300.
-    times_us = [[100.0, 100.0, 300.0, 100.0], [300.0, 300.0, 100.0, 100.0]]
-
-    measurement = summarize(CASE, [1000.0, 2000.0], times_us, 1, 2, warm=True)
-
-    assert measurement.first_us == 2000.0
-    assert measurement.p50_us == 300.0
-    assert measurement.min_us == 100.0
-    assert (measurement.p50_low_us, measurement.p50_high_us) == (100.0, 300.0)
-    assert measurement.iterations == 4
-
-
-def test_bandwidths_are_in_gb_s_of_a_billion_bytes_and_taken_at_the_median():
-    measurement = summarize(CASE, [1.0] * 4, [[500.0]] * 4, 1, 4, warm=True)
-
-    assert measurement.algbw_gb_s == pytest.approx(2.0)
-    assert measurement.busbw_gb_s == pytest.approx(3.0)
-
-
-def test_a_batch_counts_as_its_time_over_its_calls():
-    case = replace(CASE, mode=Mode.THROUGHPUT)
-
-    measurement = summarize(case, [1.0, 1.0], [[1000.0, 3000.0, 2000.0], [900.0, 900.0, 900.0]], 10, 2, warm=False)
-
-    assert (measurement.p50_us, measurement.min_us, measurement.iterations) == (200.0, 100.0, 30)
-    assert measurement.cv == pytest.approx(0.408, abs=0.001)
-    assert measurement.warm is False
-
-
-def test_one_rank_has_no_bus_bandwidth():
-    assert summarize(CASE, [1.0], [[100.0]], 1, 1, warm=True).busbw_gb_s is None
+@CASES
+def times_are_reduced_over_ranks_first():
+    """In the first the median of each rank is 100; in every iteration one of them takes 300."""
+    in_batches = replace(CASE, mode=Mode.THROUGHPUT)
+    return {
+        "one takes longer": summarize(
+            CASE, [1000.0, 2000.0], [[100.0, 100.0, 300.0, 100.0], [300.0, 300.0, 100.0, 100.0]], 1, 2, warm=True
+        ),
+        "four ranks": summarize(CASE, [1.0] * 4, [[500.0]] * 4, 1, 4, warm=True),
+        "batches of ten": summarize(in_batches, [1.0] * 2, [[1e3, 3e3, 2e3], [900.0] * 3], 10, 2, warm=False),
+        "one rank": summarize(CASE, [1.0], [[100.0]], 1, 1, warm=True),
+    }
 
 
 def test_who_ends_a_call_early_does_not_make_the_others_late():
     # Rank 0's calls take 100 ms, rank 1's 20: it then waits for rank 0, which did nothing but end later.
     calls_us = [[100e3, 100e3, 100e3], [20e3, 20e3, 20e3]]
-
     assert even_out([[5.0, 0.0, 0.0], [5.0, 80e3, 80e3]], calls_us) == ((5.0, 100e3, 100e3), (5.0, 100e3, 100e3))
     # Here rank 0 dawdles for 20 ms besides.
     assert even_out([[5.0, 0.0], [5.0, 100e3]], calls_us) == ((5.0, 100e3), (5.0, 120e3))
 
 
-@pytest.mark.parametrize(
-    ("values", "share", "expected"),
-    [
-        ([5.0], 0.95, 5.0),
-        ([1.0, 2.0], 0.5, 1.5),
-        ([3.0, 1.0, 2.0], 0.5, 2.0),
-        (range(101), 0.95, 95.0),
-        ([0.0, 10.0], 0.95, 9.5),
-    ],
-)
-def test_a_quantile_is_interpolated(values, share, expected):
-    assert quantile(list(values), share) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("count", "low", "high"),
-    [
-        (1, 0, 0),
-        (3, 0, 2),
-        (5, 0, 4),
-        (9, 0, 8),
-        # The 40th and the 61st of a hundred: the table of Conover and of others.
-        (100, 39, 60),
-        (400, 179, 220),
-    ],
-)
-def test_the_interval_of_the_median_lies_between_two_order_statistics(count, low, high):
-    values = list(range(count))
-    random.Random(1).shuffle(values)
-
-    assert median_interval(values) == (low, high)
+def test_quantiles_are_interpolated_and_the_median_lies_between_two_order_statistics():
+    """The 40th and the 61st of a hundred: the table of Conover and of others."""
+    for values, share, expected in (([5.0], 0.95, 5.0), ([1.0, 2.0], 0.5, 1.5), ([3.0, 1.0, 2.0], 0.5, 2.0),
+                                    (range(101), 0.95, 95.0), ([0.0, 10.0], 0.95, 9.5)):  # fmt: skip
+        assert quantile(list(values), share) == pytest.approx(expected)
+    ends = {1: (0, 0), 3: (0, 2), 5: (0, 4), 9: (0, 8), 100: (39, 60), 400: (179, 220)}
+    assert {count: median_interval(random.Random(1).sample(range(count), count)) for count in ends} == ends
+    for values, cv in (([2.0, 2.0], 0.0), ([1.0, 3.0], 0.5), ([4.0], 0.0), ([0.0, 0.0], 0.0)):
+        assert coefficient_of_variation(values) == pytest.approx(cv)
 
 
 def test_the_interval_holds_the_median_in_about_95_of_100_samples():
     source = random.Random(7)
     # Times have a long tail: the median of this is 1.
     samples = [[source.lognormvariate(0, 1) for _ in range(50)] for _ in range(1000)]
-
     held = statistics.fmean(low <= 1 <= high for low, high in map(median_interval, samples))
-
     assert 0.93 < held < 0.985
-
-
-@pytest.mark.parametrize(("values", "cv"), [([2.0, 2.0], 0.0), ([1.0, 3.0], 0.5), ([4.0], 0.0), ([0.0, 0.0], 0.0)])
-def test_the_coefficient_of_variation_is_standard_deviation_over_mean(values, cv):
-    assert coefficient_of_variation(values) == pytest.approx(cv)
 
 
 @pytest.fixture(scope="module")
@@ -695,7 +526,6 @@ def swept(tmp_path_factory):
 
 def test_every_case_is_checked_and_measured_from_small_to_large(swept):
     few = swept[0]["few"]
-
     sizes = [row["size_bytes"] for row in few["results"]]
     assert sizes == sorted(sizes)
     assert {(row["collective"], row["mode"], row["size_bytes"]) for row in few["results"]} == {
@@ -713,7 +543,6 @@ def test_all_ranks_have_the_same_in_their_logs(swept):
 
 def test_what_there_is_no_time_for_is_left_out_and_said(swept):
     short = swept[0]["short"]
-
     (left_out,) = short["left_out"]
     measured = [row["size_bytes"] for row in short["results"]]
     assert measured + left_out["sizes_bytes"] == [KIB * 4**power for power in range(12)]
@@ -723,7 +552,6 @@ def test_what_there_is_no_time_for_is_left_out_and_said(swept):
 
 def test_what_there_is_no_memory_for_is_left_out_and_said(swept):
     huge = swept[0]["huge"]
-
     (left_out,) = huge["left_out"]
     assert [row["size_bytes"] for row in huge["results"]] == [KIB]
     assert left_out["sizes_bytes"] == [2**45]
@@ -733,7 +561,6 @@ def test_what_there_is_no_memory_for_is_left_out_and_said(swept):
 
 def test_one_element_altered_at_one_size_is_found_there_and_nowhere_else(swept):
     altered = swept[0]["altered"]
-
     (wrong,) = altered["wrong"]
     assert (wrong["rank"], wrong["size_bytes"], wrong["index"], wrong["count"]) == (1, 2 * KIB, 100, 1)
     assert wrong["found"] == wrong["expected"] - 1
@@ -744,37 +571,27 @@ def test_one_element_altered_at_one_size_is_found_there_and_nowhere_else(swept):
 
 def test_in_place_is_where_there_is_such_a_form_and_elsewhere_it_is_said(swept):
     in_place = swept[0]["in place"]
-
     assert {row["collective"]: row["in_place"] for row in in_place["results"]} == {
         one.value: one not in {Collective.ALL_TO_ALL, Collective.SEND_RECV} for one in Collective
     }
     assert in_place["notes"] == ["all_to_all and send_recv: measured out of place, there is no form in place"]
 
 
-def test_arrivals_are_those_of_all_ranks_by_the_calls_with_a_barrier(swept):
-    few = swept[0]["few"]
-
-    assert [(one["rank"], one["host"], one["calls"]) for one in few["arrivals"]] == [
-        (rank, f"host{rank}", 3 * 7 * 2) for rank in range(2)
-    ]
-
-
 def test_progress_says_what_is_measured_how_far_it_is_and_what_is_left(swept):
-    reported = swept[0]["few"]["reported"]
-
+    few = swept[0]["few"]
+    reported = few["reported"]
     assert reported[0][0] == "all_reduce float32 1 KiB"
     assert reported[0][2] is None
     assert reported[-1][0] == "send_recv float32 4 KiB"
     assert all(0 <= share <= 1 and (left_s is None or left_s >= 0) for _, share, left_s in reported)
-
-
-def test_a_rank_is_inside_no_call_when_all_is_done(swept):
+    assert [(one["rank"], one["host"], one["calls"]) for one in few["arrivals"]] == [
+        (rank, f"host{rank}", 3 * 7 * 2) for rank in range(2)
+    ]
     assert all(rank["few"]["inside"] is False and rank["few"]["phase"] == "measure" for rank in swept)
 
 
 def test_one_rank_alone_is_swept_and_what_takes_two_is_said(tmp_path):
     (alone,) = run_ranks("sweep", 1, tmp_path)
-
     few = alone["few"]
     (left_out,) = few["left_out"]
     assert left_out["collective"] == "send_recv"
@@ -785,6 +602,5 @@ def test_one_rank_alone_is_swept_and_what_takes_two_is_said(tmp_path):
 
 def test_what_a_call_raises_is_not_swallowed_on_the_rank_nor_on_the_others(tmp_path):
     other, culprit = run_ranks("raise", 2, tmp_path)
-
     assert culprit == "no route to host"
     assert other != "nothing was raised"
