@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,6 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Confidence, Finding, JobStatus, JobSummary, Judgment, Report, Severity
 from ddpdoctor.report.formats import render_json
 from ddpdoctor.rules.speed.comparing import settings_of
-from ddpdoctor.rules.speed.state import SpeedState
 from tests import benches
 from tests.rules.speed.jobs import rank, state
 from tests.synthetic import Job, write_folder
@@ -34,10 +32,10 @@ Save = Callable[..., Path]
 
 
 @pytest.fixture
-def save(tmp_path: Path) -> Save:
+def save(tmp_path):
     """Save the report of a job in a run folder of this name."""
 
-    def write(name: str, speed: SpeedState | dict[str, Any], **run_data: Any) -> Path:
+    def write(name, speed, **run_data):
         known = speed if isinstance(speed, dict) else known_of(speed)
         ranks = 2 if isinstance(speed, dict) else len(speed.ranks)
         report = make_report(
@@ -55,20 +53,20 @@ def save(tmp_path: Path) -> Save:
     return write
 
 
-def known_of(speed: SpeedState) -> dict[str, Any]:
+def known_of(speed):
     return {"asked": True, "budget": encode(speed.budget), "settings": encode(settings_of(speed))}
 
 
-def job(ranks: int = 2, threads: int = 1, **parts_ms: float) -> SpeedState:
+def job(ranks=2, threads=1, **parts_ms):
     return state(*(rank(n, {**parts_ms, "data": lambda at: 1.0 + at % 3}, threads=threads) for n in range(ranks)))
 
 
-def shown(capsys: pytest.CaptureFixture[str], first: Path, second: Path, **more: Any) -> str:
+def shown(capsys, first, second, **more):
     assert run(Options(run_dir=first, compare=second, **more)) == 0
     return capsys.readouterr().out
 
 
-def test_the_verdict_names_the_phase_that_made_the_step_shorter(save: Save, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verdict_names_the_phase_that_made_the_step_shorter(save, capsys):
     text = shown(capsys, save("a", job(exposed=31.0)), save("b", job(exposed=8.0)))
     assert "ddpdoctor: a step of B is 18% (" in text
     assert "shorter than one of A: gradient reduction fell from 31.0 to 8.0 ms" in text
@@ -78,20 +76,20 @@ def test_the_verdict_names_the_phase_that_made_the_step_shorter(save: Save, caps
     assert "no other setting that was recorded differs" in text
 
 
-def test_runs_that_differ_by_less_than_the_noise(save: Save, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_that_differ_by_less_than_the_noise(save, capsys):
     text = shown(capsys, save("a", job()), save("b", job()))
     assert "no difference larger than the noise: a step takes 101 ms in A and 101 ms in B" in text
     assert "shorter" not in text
     assert "longer" not in text
 
 
-def test_a_certain_trifle_is_not_called_noise(save: Save, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_certain_trifle_is_not_called_noise(save, capsys):
     steady = [state(rank(0)), state(rank(0, {"forward": 32.5}))]
     text = shown(capsys, save("a", steady[0]), save("b", steady[1]))
     assert "no difference of 1% or more" in text
 
 
-def test_what_else_differs_is_said(save: Save, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_else_differs_is_said(save, capsys):
     a = save("a", job(), environment={"OMP_NUM_THREADS": "1", "NCCL_DEBUG": "WARN"})
     b = save("b", job(ranks=4, threads=2), torch_version="2.12.0", environment={"NCCL_DEBUG": "WARN", "X_NEW": "1"})
     text = shown(capsys, a, b)
@@ -104,7 +102,7 @@ def test_what_else_differs_is_said(save: Save, capsys: pytest.CaptureFixture[str
     assert "NCCL_DEBUG:" not in text
 
 
-def test_other_formats_have_the_same(save: Save, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_formats_have_the_same(save, capsys):
     a, b = save("a", job(exposed=31.0)), save("b", job(exposed=8.0))
     assert "| gradient reduction | 31.0 | 8.0 | -23.0 |" in shown(capsys, a, b, format="markdown")
     assert "a step of B is 18%" in shown(capsys, a, b, format="html")
@@ -112,14 +110,14 @@ def test_other_formats_have_the_same(save: Save, capsys: pytest.CaptureFixture[s
     assert '"is_change": true' in shown(capsys, a, b, format="json")
 
 
-def test_a_saved_comparison_is_shown_again(save: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_saved_comparison_is_shown_again(save, tmp_path, capsys):
     saved = tmp_path / "compared.json"
     saved.write_text(shown(capsys, save("a", job(exposed=31.0)), save("b", job()), format="json"))
     assert run(Options(run_dir=saved)) == 0
     assert "ddpdoctor: a step of B is" in capsys.readouterr().out
 
 
-def without_blocks() -> dict[str, Any]:
+def without_blocks():
     known = job()
     return {"budget": encode(replace(known.budget, blocks_ms=()))}
 
@@ -132,13 +130,13 @@ def without_blocks() -> dict[str, Any]:
         ({"budget": {"phases": 3}}, "the time budget in the report cannot be read"),
     ],
 )
-def test_a_run_without_a_budget_is_named(speed: dict[str, Any], said: str, save: Save) -> None:
+def test_a_run_without_a_budget_is_named(speed, said, save):
     with pytest.raises(UserError, match=f"b.*{said}") as refused:
         run(Options(run_dir=save("a", job()), compare=save("b", speed)))
     assert refused.value.status == 2
 
 
-def test_what_is_no_other_run_is_refused(save: Save, tmp_path: Path) -> None:
+def test_what_is_no_other_run_is_refused(save, tmp_path):
     a = save("a", job())
     bench = tmp_path / "bench.json"
     bench.write_text(render_json(benches.everything()))
@@ -155,20 +153,20 @@ def test_what_is_no_other_run_is_refused(save: Save, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
+def saved(tmp_path):
     file = tmp_path / "saved" / "report.json"
     file.parent.mkdir()
     file.write_text(render_json(benches.everything()))
     return file
 
 
-def test_a_link_that_the_user_names_is_followed(saved: Path, tmp_path: Path) -> None:
+def test_a_link_that_the_user_names_is_followed(saved, tmp_path):
     (tmp_path / "latest").symlink_to("saved")
     (tmp_path / "latest.json").symlink_to("saved/report.json")
     assert read_run(tmp_path / "latest") == read_run(tmp_path / "latest.json") == read_run(saved)
 
 
-def test_a_link_in_the_folder_is_not_followed(saved: Path, tmp_path: Path) -> None:
+def test_a_link_in_the_folder_is_not_followed(saved, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "report.json").symlink_to(saved)
     with pytest.raises(UserError, match="it is a link") as refused:
@@ -177,7 +175,7 @@ def test_a_link_in_the_folder_is_not_followed(saved: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("part", ["rings", "evidence"])
-def test_a_part_of_the_folder_that_is_a_link_is_damage(part: str, tmp_path: Path) -> None:
+def test_a_part_of_the_folder_that_is_a_link_is_damage(part, tmp_path):
     write_folder(tmp_path / "run", Job(world=4, steps=3, situation="stuck", tp=2))
     (tmp_path / "run" / part).rename(tmp_path / part)
     (tmp_path / "run" / part).symlink_to(tmp_path / part)
@@ -190,14 +188,14 @@ def test_a_part_of_the_folder_that_is_a_link_is_damage(part: str, tmp_path: Path
     ["[" * 100_000, '{"schema_version": ' + "1" * 5000 + "}", "[" + "{}," * 2_000_000 + "0]", "\ud800"],
     ids=["deep", "digits", "many", "surrogate"],
 )
-def test_json_that_no_report_has_is_a_clear_error(text: str, tmp_path: Path) -> None:
+def test_json_that_no_report_has_is_a_clear_error(text, tmp_path):
     file = tmp_path / "report.json"
     file.write_bytes(text.encode("utf-8", "surrogatepass"))
     with pytest.raises(UserError, match="the report cannot be read"):
         read_run(file)
 
 
-def test_the_ranks_of_a_ring_that_is_a_link_say_so(tmp_path: Path) -> None:
+def test_the_ranks_of_a_ring_that_is_a_link_say_so(tmp_path):
     write_folder(tmp_path / "run", Job(world=4, steps=3, situation="stuck", tp=2))
     ring = sorted((tmp_path / "run" / "rings").iterdir())[2]
     ring.rename(tmp_path / "moved")
@@ -209,7 +207,7 @@ def test_the_ranks_of_a_ring_that_is_a_link_say_so(tmp_path: Path) -> None:
     assert "it is a link" in found[0][1]
 
 
-def test_a_report_is_written_to_a_file_in_any_format(saved: Path, tmp_path: Path, capsys) -> None:
+def test_a_report_is_written_to_a_file_in_any_format(saved, tmp_path, capsys):
     for form, begins in (("html", "<!DOCTYPE html>"), ("markdown", "## ddpdoctor"), ("json", "{")):
         file = tmp_path / f"report.{form}"
         assert run(Options(run_dir=saved, format=form, output=file)) == 0
@@ -217,14 +215,14 @@ def test_a_report_is_written_to_a_file_in_any_format(saved: Path, tmp_path: Path
     assert capsys.readouterr() == ("", "")
 
 
-def test_two_outputs_to_one_file_are_refused(saved: Path, tmp_path: Path) -> None:
+def test_two_outputs_to_one_file_are_refused(saved, tmp_path):
     page = tmp_path / "page.html"
     with pytest.raises(UserError, match="--plot and --output are both"):
         run(Options(run_dir=saved, format="html", output=page, plot=page))
 
 
 @pytest.fixture
-def browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def browser(tmp_path, monkeypatch):
     """Return the file in which the user's browser leaves what it was asked to open."""
     opened, program = tmp_path / "opened", tmp_path / "browser"
     program.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
@@ -233,7 +231,7 @@ def browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return opened
 
 
-def test_a_page_is_opened_in_the_browser(saved: Path, tmp_path: Path, browser: Path, capsys) -> None:
+def test_a_page_is_opened_in_the_browser(saved, tmp_path, browser, capsys):
     for file in (tmp_path / "page.html", None):
         assert run(Options(run_dir=saved, output=file, opens=True)) == 0
         page = Path(capsys.readouterr().err.rpartition(" ")[2].strip())
@@ -242,14 +240,14 @@ def test_a_page_is_opened_in_the_browser(saved: Path, tmp_path: Path, browser: P
         assert file is None or page == file
 
 
-def test_without_a_browser_the_page_is_named(saved: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_without_a_browser_the_page_is_named(saved, tmp_path, monkeypatch, capsys):
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
         monkeypatch.delenv(name, raising=False)
     assert run(Options(run_dir=saved, output=tmp_path / "page.html", opens=True)) == 0
     assert f"no browser could be opened here; the page is {tmp_path}/page.html" in capsys.readouterr().err
 
 
-def test_only_a_page_can_be_opened(saved: Path) -> None:
+def test_only_a_page_can_be_opened(saved):
     with pytest.raises(UserError, match="--open shows a page, and --format json is none"):
         run(Options(run_dir=saved, format="json", opens=True))
 
@@ -260,13 +258,11 @@ def test_only_a_page_can_be_opened(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "env", "level"),
     [
-        (None, {}, "AUTO"),
-        (None, {"TORCH_DISTRIBUTED_DEBUG": ""}, "AUTO"),
-        (None, {"TORCH_DISTRIBUTED_DEBUG": "OFF"}, None),
-        ("INFO", {"TORCH_DISTRIBUTED_DEBUG": "OFF"}, "INFO"),
+        (None, {}, "AUTO"), (None, {"TORCH_DISTRIBUTED_DEBUG": ""}, "AUTO"),
+        (None, {"TORCH_DISTRIBUTED_DEBUG": "OFF"}, None), ("INFO", {"TORCH_DISTRIBUTED_DEBUG": "OFF"}, "INFO"),
         ("OFF", {}, "OFF"),
     ],
-)
+)  # fmt: skip
 def test_the_debug_level_goes_by_the_backend_unless_somebody_said_otherwise(asked, env, level):
     assert choose_debug_level(asked, env) == level
 
@@ -315,15 +311,9 @@ def report_of(*severities, verdict=None):
         for n, severity in enumerate(severities)
     )
     return Report(
-        command=(),
-        started_at="",
-        ended_at="",
-        job=None,
-        verdict=None if verdict is None else findings[verdict],
-        findings=findings,
-        checks=(),
-        ranks=(),
-    )
+        command=(), started_at="", ended_at="", job=None, verdict=None if verdict is None else findings[verdict],
+        findings=findings, checks=(), ranks=(),
+    )  # fmt: skip
 
 
 def test_quiet_leaves_errors_only():

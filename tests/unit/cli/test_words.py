@@ -7,7 +7,6 @@ import pty
 import struct
 import tempfile
 import termios
-from pathlib import Path
 
 import pytest
 
@@ -39,23 +38,14 @@ class Struck:
         raise KeyboardInterrupt
 
 
-def test_an_interrupt_as_a_class_is_made_is_one():
+def test_an_interrupt_is_one_as_a_class_is_made_and_before_another_error():
     # A RuntimeError before Python 3.12.
     with pytest.raises(BaseException) as caught:  # noqa: PT011 - which one depends on the version
         type("Made", (), {"part": Struck()})
     assert came_of_interrupt(caught.value)
-
-
-def test_an_error_in_what_ends_after_an_interrupt_is_none_of_its_own():
-    error = OSError("gone")
-    error.__context__ = KeyboardInterrupt()
-    assert came_of_interrupt(error)
-
-
-def test_any_other_error_is_a_defect():
-    error = RuntimeError("b")
-    error.__cause__ = KeyError("a")
-    assert not came_of_interrupt(error)
+    ended, defect = OSError("gone"), RuntimeError("b")
+    ended.__context__, defect.__cause__ = KeyboardInterrupt(), KeyError("a")
+    assert [came_of_interrupt(error) for error in (ended, defect)] == [True, False]
 
 
 # The demo's scripts: complete, described, with one marked fault each.
@@ -94,20 +84,13 @@ def test_on_a_terminal_the_next_text_takes_the_place_of_the_one_before(monkeypat
     assert "\x1b[1A" in before.partition("step 1")[2]
 
 
-def test_in_a_pipe_texts_have_an_empty_line_between_them():
-    stream = io.StringIO()
-    with LiveText(stream, in_place=True) as screen:
-        screen.show("one\n")
-        screen.show("two\n")
-    assert stream.getvalue() == "one\n\ntwo\n"
-
-
-def test_objects_are_lines():
-    stream = io.StringIO()
-    with LiveText(stream, in_place=False) as screen:
-        screen.show("{}\n")
-        screen.show("{}\n")
-    assert stream.getvalue() == "{}\n{}\n"
+def test_in_a_pipe_texts_have_an_empty_line_between_them_and_objects_are_lines():
+    for in_place, texts, shown in ((True, ("one\n", "two\n"), "one\n\ntwo\n"), (False, ("{}\n",) * 2, "{}\n{}\n")):
+        stream = io.StringIO()
+        with LiveText(stream, in_place=in_place) as screen:
+            for text in texts:
+                screen.show(text)
+        assert stream.getvalue() == shown
 
 
 # ``--log-findings`` where a log cannot be written: a message that says why.
@@ -116,12 +99,12 @@ def test_objects_are_lines():
 ENTRY = Entry(verdict="rank 1 died (DD605)", step=7, has_finished=False, text="# report")
 
 
-def test_a_folder_that_is_gone(tmp_path: Path) -> None:
+def test_a_folder_that_is_gone(tmp_path):
     logger = Logger(name="tensorboard", place={"folder": str(tmp_path / "gone")})
     assert _write(logger, ENTRY) == f"tensorboard did not log the findings: its folder {tmp_path / 'gone'} is gone"
 
 
-def test_a_run_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_gone(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     place = {"folder": str(tmp_path), "id": "no-such-run", "tracking_uri": (tmp_path / "store").as_uri()}
     problem = _write(Logger(name="mlflow", place=place), ENTRY)
@@ -129,7 +112,7 @@ def test_a_run_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "no-such-run" in problem
 
 
-def test_a_library_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_not_installed(tmp_path, monkeypatch):
     """The child's Python finds a wandb that cannot be imported."""
     (tmp_path / "wandb.py").write_text("raise ModuleNotFoundError(\"No module named 'wandb'\", name='wandb')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -177,30 +160,18 @@ def terminal():
     os.close(ours)
 
 
-def test_a_terminal_has_a_width_and_colors(terminal):
-    assert read_width(terminal) == 93
-    assert has_color(terminal, {})
-    assert has_color(terminal, {"NO_COLOR": ""})
-
-
-@pytest.mark.parametrize("env", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_a_terminal_without_colors(terminal, env):
-    assert not has_color(terminal, env)
-
-
-def test_a_pipe_has_neither():
-    assert read_width(io.StringIO()) is None
+def test_a_terminal_has_a_width_and_colors_and_a_pipe_has_neither(terminal):
+    colors = {"": True, "NO_COLOR=": True, "NO_COLOR=1": False, "TERM=dumb": False}
+    assert {text: has_color(terminal, dict([text.split("=")] if text else [])) for text in colors} == colors
     assert not has_color(io.StringIO(), {"TERM": "xterm"})
+    assert (read_width(terminal), read_width(io.StringIO())) == (93, None)
 
 
-def test_what_the_stream_cannot_say_is_escaped():
+def test_what_the_stream_cannot_say_is_escaped_and_a_line_of_ours_says_whose_it_is():
     raw = io.BytesIO()
-    stream = io.TextIOWrapper(raw, encoding="latin-1")
-    write(stream, "größe → \udcff\n")
+    narrow = io.TextIOWrapper(raw, encoding="latin-1")
+    write(narrow, "größe → \udcff\n")
     assert raw.getvalue() == "größe ".encode("latin-1") + b"\\u2192 \\udcff\n"
-
-
-def test_a_line_of_ours_says_whose_it_is():
     stream = io.StringIO()
     say(stream, "a\x1b[31mb")
     assert stream.getvalue() == "ddpdoctor: a\\x1b[31mb\n"
@@ -233,125 +204,62 @@ def test_a_terminal_shows_what_is_measured_and_the_time_left(terminal_progress, 
     stream, read = terminal_progress
     with ShownProgress(stream, wanted=True) as progress:
         progress.show("all_reduce [float32] 1 MiB", 0.5, 75.0)
-
     text = read()
     assert "all_reduce [float32] 1 MiB" in text
     assert "1 min 15 s left" in text
     assert "\x1b[2K" in text  # it is taken away in the end
 
 
-def test_other_ranks_and_other_streams_show_nothing(terminal_progress):
+def test_other_ranks_and_streams_show_nothing_and_nobody_does_after_it_was_stopped(terminal_progress):
     stream, read = terminal_progress
     pipe = io.StringIO()
     for shown in (ShownProgress(stream, wanted=False), ShownProgress(pipe, wanted=True)):
         with shown as progress:
             progress.show("all_reduce", 0.5, None)
-
-    assert (read(), pipe.getvalue()) == ("", "")
-
-
-def test_after_it_was_stopped_nothing_more_is_shown(terminal_progress):
-    stream, read = terminal_progress
     with ShownProgress(stream, wanted=True) as progress:
         progress.stop()
         progress.show("all_reduce", 0.5, 3.0)
-
-    assert read() == ""
+    assert (read(), pipe.getvalue()) == ("", "")
 
 
 # Values as people type them.
 
 
-@pytest.mark.parametrize(
-    ("parse", "text", "value"),
-    [
-        (parse_size, "4096", 4096),
-        (parse_size, "1KiB", 1024),
-        (parse_size, "1 kib", 1024),
-        (parse_size, "8M", 8 * 2**20),
-        (parse_size, "1.5GiB", 3 * 2**29),
-        (parse_size, "1GB", 10**9),
-        (parse_size, "3B", 3),
-        (parse_share, "90%", 0.9),
-        (parse_share, "90 %", 0.9),
-        (parse_share, "0.9", 0.9),
-        (parse_share, "100%", 1.0),
-        (parse_bandwidth, "460", 460.0),
-        (parse_bandwidth, "460GB/s", 460.0),
-        (parse_bandwidth, "460 gb/s", 460.0),
-        (parse_bandwidth, "400Gbit/s", 50.0),
-        (parse_bandwidth, "1.8TB/s", 1800.0),
-        (parse_count, "350M", 350_000_000),
-        (parse_count, "1.5B", 1_500_000_000),
-        (parse_count, "124439808", 124_439_808),
-    ],
-)
-def test_what_is_understood(parse, text, value):
-    assert parse(text, "--it") == pytest.approx(value)
+READ = {
+    parse_size: {
+        "4096": 4096, "1KiB": 1024, "1 kib": 1024, "8M": 8 * 2**20, "1.5GiB": 3 * 2**29, "1GB": 10**9, "3B": 3
+    },
+    parse_share: {"90%": 0.9, "90 %": 0.9, "0.9": 0.9, "100%": 1.0},
+    parse_bandwidth: {"460": 460.0, "460GB/s": 460.0, "460 gb/s": 460.0, "400Gbit/s": 50.0, "1.8TB/s": 1800.0},
+    parse_count: {"350M": 350_000_000, "1.5B": 1_500_000_000, "124439808": 124_439_808},
+    parse_duration: {
+        "8": 8, "8.0": 8, "8s": 8, "5m": 300, "1h": 3600, "500ms": 0.5, ".5": 0.5, "2 M": 120
+    },
+    parse_port: {" 29500 ": 29500},
+    parse_ports: {"40000-40100": (40000, 40100), "5-5": (5, 5)},
+    parse_steps: {"1": 1, "50": 50, " 200 ": 200, "999999999": 999_999_999},
+}  # fmt: skip
+REFUSED = {
+    parse_size: ("", "0", "-1KiB", "1.5", "1e3", "MiB", "٤", "9" * 400),
+    parse_share: ("0%", "101%", "90", "%"),
+    parse_bandwidth: ("0", "fast", "460 GiB/s"),
+    parse_count: ("0", "350MB"),
+    parse_duration: ("", "0", "0s", "-1", "8x", "s", "1e3", "nan", "inf", "5 minutes", "9" * 400),
+    parse_ports: ("", "40000", "40100-40000", "0-10", "1-70000", "a-b", "1-2-3"),
+    parse_steps: ("0", "-1", "1.5", "ten", "", "5s", "1e3", "²", "9" * 10, "9" * 5000),
+}
 
 
-@pytest.mark.parametrize(
-    ("parse", "text"),
-    [
-        (parse_size, ""),
-        (parse_size, "0"),
-        (parse_size, "-1KiB"),
-        (parse_size, "1.5"),
-        (parse_size, "1e3"),
-        (parse_size, "MiB"),
-        (parse_size, "٤"),
-        (parse_size, "9" * 400),
-        (parse_share, "0%"),
-        (parse_share, "101%"),
-        (parse_share, "90"),
-        (parse_share, "%"),
-        (parse_bandwidth, "0"),
-        (parse_bandwidth, "fast"),
-        (parse_bandwidth, "460 GiB/s"),
-        (parse_count, "0"),
-        (parse_count, "350MB"),
-    ],
-)
-def test_what_is_not(parse, text):
-    with pytest.raises(UserError, match="--it is ") as error:
+@pytest.mark.parametrize("parse", READ)
+def test_values_as_people_type_them(parse):
+    found = {text: parse(text, "--it") for text in READ[parse]}
+    assert found == (READ[parse] if parse is parse_ports else pytest.approx(READ[parse]))
+
+
+@pytest.mark.parametrize(("parse", "text"), [(parse, text) for parse, texts in REFUSED.items() for text in texts])
+def test_what_is_no_value_names_the_option_and_says_what_is_one(parse, text):
+    with pytest.raises(UserError, match="--it") as error:
         parse(text, "--it")
-    assert error.value.help
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("8", 8), ("8.0", 8), ("8s", 8), ("5m", 300), ("1h", 3600), ("500ms", 0.5), (".5", 0.5), ("2 M", 120)],
-)
-def test_durations(text, seconds):
-    assert parse_duration(text, "--hang-timeout") == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize("text", ["", "0", "0s", "-1", "8x", "s", "1e3", "nan", "inf", "5 minutes", "9" * 400])
-def test_what_is_no_duration_names_the_option(text):
-    with pytest.raises(UserError, match="--hang-timeout") as error:
-        parse_duration(text, "--hang-timeout")
     assert error.value.status == 2
-
-
-def test_ports():
-    assert parse_port(" 29500 ", "--exchange-port") == 29500
-    assert parse_ports("40000-40100", "--port-range") == (40000, 40100)
-    assert parse_ports("5-5", "--port-range") == (5, 5)
-
-
-@pytest.mark.parametrize("text", ["", "40000", "40100-40000", "0-10", "1-70000", "a-b", "1-2-3"])
-def test_what_is_no_range_of_ports(text):
-    with pytest.raises(UserError, match="--port-range"):
-        parse_ports(text, "--port-range")
-
-
-@pytest.mark.parametrize(("text", "steps"), [("1", 1), ("50", 50), (" 200 ", 200), ("999999999", 999_999_999)])
-def test_every_how_many_steps_replicas_are_compared(text, steps):
-    assert parse_steps(text, "--check-every") == steps
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "1.5", "ten", "", "5s", "1e3", "²", "9" * 10, "9" * 5000])
-def test_what_is_no_number_of_steps_is_wrong_use(text):
-    with pytest.raises(UserError, match="--check-every") as raised:
-        parse_steps(text, "--check-every")
-    assert "--no-consistency" in raised.value.help
+    assert error.value.help
+    assert parse is not parse_steps or "--no-consistency" in error.value.help

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import types
 import typing
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from enum import Enum
 
 import pytest
@@ -38,44 +38,27 @@ CALLS = (
 )
 
 
-def test_each_call_comes_back_as_it_was() -> None:
+def test_each_call_and_slice_comes_back_as_it_was_open_or_ended():
     log = pack_calls(CALLS)
-    assert tuple(log) == CALLS
-    assert (log[0], log[-1]) == (CALLS[0], CALLS[-1])
-    assert len(log) == len(CALLS)
-
-
-@pytest.mark.parametrize("part", [slice(2), slice(-2, None), slice(1, 5, 2), slice(9, 12)])
-def test_a_slice_is_packed_as_well(part: slice) -> None:
-    assert tuple(pack_calls(CALLS)[part]) == CALLS[part]
-
-
-def test_open_calls_are_distinguished_from_those_that_have_ended() -> None:
-    log = pack_calls(CALLS)
-    assert log.open() == (CALLS[3],)
-    assert tuple(log.ended()) == (*CALLS[:3], *CALLS[4:])
+    assert (tuple(log), log[0], log[-1], len(log)) == (CALLS, CALLS[0], CALLS[-1], len(CALLS))
+    for part in (slice(2), slice(-2, None), slice(1, 5, 2), slice(9, 12)):
+        assert tuple(log[part]) == CALLS[part]
+    assert (log.open(), tuple(log.ended())) == ((CALLS[3],), (*CALLS[:3], *CALLS[4:]))
     assert pack_calls(CALLS[:2]).open() == ()
+    none = pack_calls(())
+    assert (tuple(none), none.open(), len(none.ended()), none.last) == ((), (), 0, {})
+    assert pack_calls(none) is none
 
 
-def test_equal_calls_are_one_kind_however_many_there_are() -> None:
-    log = pack_calls([call("all_reduce", n, 20, index=n, open_=False) for n in range(1, 2001)])
-    assert len(log.kinds) == 1
-    assert log.counts == {log.kinds[0]: 2000}
-    assert log.last == {log.kinds[0]: 1999}
-
-
-def test_calls_are_found_by_their_kind() -> None:
+def test_equal_calls_are_one_kind_however_many_there_are_and_calls_are_found_by_it():
+    many = pack_calls([call("all_reduce", n, 20, index=n, open_=False) for n in range(1, 2001)])
+    assert (many.counts, many.last) == ({many.kinds[0]: 2000}, {many.kinds[0]: 1999})
+    assert len(many.kinds) == 1
     log = pack_calls(CALLS)
     assert log.of_kinds(lambda kind: kind.failed) == (CALLS[5],)
     assert log.of_kinds(lambda kind: kind.op == "send") == ()
     assert log.last_of_kinds(lambda kind: kind.op == "all_reduce") == CALLS[5]
     assert log.last_of_kinds(lambda kind: kind.op == "send") is None
-
-
-def test_no_calls_at_all() -> None:
-    log = pack_calls(())
-    assert (tuple(log), log.open(), len(log.ended()), log.last) == ((), (), 0, {})
-    assert pack_calls(log) is log
 
 
 # What is sent arrives as it was, and what is not as the hints say is refused with its place.
@@ -89,10 +72,10 @@ EMPTY = Report(
 class Maker:
     """Makes a random value for any type hint."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed):
         self.random = random.Random(seed)
 
-    def make(self, hint: typing.Any) -> typing.Any:
+    def make(self, hint):
         origin, members = typing.get_origin(hint), typing.get_args(hint)
         if origin in {typing.Union, types.UnionType}:
             return self.make(self.random.choice(members))
@@ -107,7 +90,7 @@ class Maker:
             return self.random.choice(list(hint))
         return self.make_plain(hint)
 
-    def make_plain(self, hint: typing.Any) -> typing.Any:
+    def make_plain(self, hint):
         if hint is str:
             return "".join(self.random.choices('aZ09 _/=~"\\\n\0é漢\udcff', k=self.random.randrange(9)))
         if hint is int:
@@ -117,7 +100,7 @@ class Maker:
         return None if hint is type(None) else self.random.random() < 0.5
 
 
-def kinds_within(kind: type) -> set[type]:
+def kinds_within(kind):
     """Return a dataclass and all that its fields may hold."""
     found: set[type] = set()
     waiting: list[typing.Any] = [kind]
@@ -133,7 +116,7 @@ def kinds_within(kind: type) -> set[type]:
 KINDS = sorted(set().union(*map(kinds_within, (Facts, Hello, Head))), key=lambda kind: kind.__name__)
 
 
-def there_and_back(value: typing.Any) -> typing.Any:
+def there_and_back(value):
     return decode(type(value), json.loads(json.dumps(encode(value), allow_nan=False)))
 
 
@@ -144,26 +127,13 @@ def test_every_kind_of_fact_arrives_as_it_was_sent(kind):
         assert there_and_back(value) == value
 
 
-def test_all_sections_of_a_node_are_among_them():
-    assert {one.__name__ for one in KINDS} > {
-        "Node",
-        "NodeProcess",
-        "Unread",
-        "Limits",
-        "Network",
-        "Gpu",
-        "Rdma",
-        "Pci",
-    }
-
-
-def test_a_float_that_is_no_number_arrives():
-    sent = Clock(synchronized=None, offset_s=math.nan)
-    assert math.isnan(there_and_back(sent).offset_s)
-
-
-def test_whole_numbers_arrive_where_a_float_is_due():
+def test_all_sections_are_among_them_and_floats_and_what_is_unread_arrive():
+    sections = {"Node", "NodeProcess", "Unread", "Limits", "Network", "Gpu", "Rdma", "Pci"}
+    assert {one.__name__ for one in KINDS} > sections
+    assert math.isnan(there_and_back(Clock(synchronized=None, offset_s=math.nan)).offset_s)
     assert decode(Clock, {"synchronised": True, "offset_s": 3}).offset_s == 3.0
+    node = Node(host="n", limits=Unread(why=Why.DENIED, reason="no"), conf_files=())
+    assert there_and_back(node) == node
 
 
 NODE = {"host": "n1"}
@@ -240,12 +210,6 @@ def test_the_codec_imports_only_the_modules_whose_records_it_meets():
     assert done.stdout.strip() == "False"
 
 
-def test_unread_is_distinguished_from_a_section():
-    unread = Unread(why=Why.DENIED, reason="no")
-    node = Node(host="n", limits=unread, conf_files=())
-    assert there_and_back(node) == node
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ambiguous:
     value: Limit | Clock
@@ -260,10 +224,6 @@ class Odd:
 def test_hints_that_json_cannot_carry_are_a_mistake_of_ours(kind):
     with pytest.raises(TypeError):
         decode(kind, {"value": {}})
-
-
-def test_the_maker_makes_all_fields():
-    assert all(hasattr(Maker(1).make(NodeProcess), one.name) for one in fields(NodeProcess))
 
 
 def test_no_two_classes_of_the_model_have_one_name():
@@ -293,31 +253,18 @@ def times(ends_ms, numbers=None, phases_us=(10_000, 0, 0, 0), waits_us=(2_500, 0
     )  # fmt: skip
 
 
-def test_a_step_takes_the_time_between_two_ends():
+def test_a_step_takes_the_time_between_two_ends_of_the_last_steps():
+    """Steps that the record lacks count too, and a single step takes what its phases took."""
     pace = recent_pace(times([10, 30, 50]))
     assert (pace.number, pace.ended_ns, pace.step_ms, pace.waits_share) == (3, 50 * MS, 20.0, 0.25)
-
-
-def test_steps_that_the_record_lacks_count_too():
     assert recent_pace(times([40, 80, 200], (4, 8, 20))).step_ms == 10.0
-
-
-def test_only_the_last_steps_count():
     slow = [1000 * step for step in range(1, 31)]
     quick = [30_000 + 10 * step for step in range(1, RECENT_STEPS + 1)]
     assert recent_pace(times(slow + quick)).step_ms == pytest.approx(10.0)
-
-
-def test_a_single_step_takes_what_its_phases_took():
-    assert recent_pace(times([10])).step_ms == 10.0
-
-
-def test_without_a_step_or_its_time_there_is_no_pace():
-    assert recent_pace(times([])) is None
     kept = times([10])
-    assert (
-        recent_pace(StepTimes(**{name: getattr(kept, name) for name in StepTimes.__slots__} | {"ended_ns": ()})) is None
-    )
+    assert recent_pace(kept).step_ms == 10.0
+    untimed = {name: getattr(kept, name) for name in StepTimes.__slots__} | {"ended_ns": ()}
+    assert recent_pace(times([])) is recent_pace(StepTimes(**untimed)) is None
 
 
 @pytest.mark.parametrize(
@@ -334,25 +281,11 @@ def test_a_span_in_words(span_s, words):
 # Sides: who has the same, and who is outside the majority.
 
 
-def test_values_and_their_items_keep_their_order():
+def test_sides_keep_their_order_the_largest_is_first_and_only_more_than_half_is_a_majority():
     assert list(grouped([("b", 3), ("a", 1), ("b", 2)]).items()) == [("b", [3, 2]), ("a", [1])]
-
-
-def test_the_side_of_the_most_is_first_and_of_equal_ones_that_of_the_lowest_rank():
     assert group_alike({3: "x", 0: "y", 2: "z", 1: "z"}) == [("z", (1, 2)), ("y", (0,)), ("x", (3,))]
-
-
-@pytest.mark.parametrize(
-    ("sides", "majority", "others"),
-    [
-        ([(0, 2), (1,)], (0, 2), (1,)),
-        ([(1,), (0, 2, 3), (4,)], (0, 2, 3), (1, 4)),
-        ([(0,), (1,)], (), (0, 1)),
-        ([(2, 3), (0,), (1,)], (), (0, 1, 2, 3)),
-        ([(0, 1)], (0, 1), ()),
-        ([], (), ()),
-    ],
-)
-def test_only_more_than_half_is_a_majority(sides, majority, others):
-    assert majority_of(sides) == majority
-    assert outvoted(sides) == others
+    for sides, majority, others in (
+        ([(0, 2), (1,)], (0, 2), (1,)), ([(1,), (0, 2, 3), (4,)], (0, 2, 3), (1, 4)), ([(0,), (1,)], (), (0, 1)),
+        ([(2, 3), (0,), (1,)], (), (0, 1, 2, 3)), ([(0, 1)], (0, 1), ()), ([], (), ()),
+    ):  # fmt: skip
+        assert (majority_of(sides), outvoted(sides)) == (majority, others)

@@ -40,23 +40,23 @@ from tests.rules.environment.build import process
 # What the variables say of nodes and of the store's place is read as torchrun reads it.
 
 
-@pytest.mark.parametrize(
-    ("text", "host", "port"),
-    [
-        ("node0", "node0", None),
-        ("node0:29400", "node0", 29400),
-        (" 10.0.0.1:1 ", "10.0.0.1", 1),
-        ("[fd00::1]:29400", "fd00::1", 29400),
-        ("[fd00::1]", "fd00::1", None),
-    ],
-)
-def test_endpoint(text, host, port):
-    found = parse_endpoint(text, "PET_RDZV_ENDPOINT")
-    assert (found.host, found.port) == (host, port)
-
-
-def test_an_empty_endpoint():
-    assert parse_endpoint("  ", "PET_RDZV_ENDPOINT") is None
+def test_endpoints_ranges_and_names_are_read_as_torchrun_reads_them():
+    places = {
+        "node0": ("node0", None), "node0:29400": ("node0", 29400), " 10.0.0.1:1 ": ("10.0.0.1", 1),
+        "[fd00::1]:29400": ("fd00::1", 29400), "[fd00::1]": ("fd00::1", None), "  ": None,
+    }  # fmt: skip
+    found = {text: parse_endpoint(text, "PET_RDZV_ENDPOINT") for text in places}
+    assert {text: one and (one.host, one.port) for text, one in found.items()} == places
+    nodes = {"2": (2, 2), "1:4": (1, 4), "": None, "auto": None, "1:": None, "9" * 5000: None}
+    assert {text: nodes_range(text) for text in nodes} == nodes
+    steps = {"0": True, "4294967290": False, "4294967291": False, "": False, "batch": False}
+    assert {step: in_slurm_step(process(0, SLURM_STEP_ID=step)) for step in steps} == steps
+    hosts = {
+        "localhost": (True, False), "Localhost.": (True, False), "127.0.0.1": (True, True), "::1": (True, True),
+        "0.0.0.0": (True, False), "::": (True, False), "10.0.0.1": (False, False), "fe80::1%eth0": (False, False),
+        "node0": (False, False),
+    }  # fmt: skip
+    assert {host: (is_loopback(host), is_loopback_address(host)) for host in hosts} == hosts
 
 
 def test_all_endpoints():
@@ -64,13 +64,6 @@ def test_all_endpoints():
     assert [(one.variable, one.host, one.port) for one in found] == [
         ("MASTER_ADDR", "a", 1), ("PET_MASTER_ADDR", "b", None), ("PET_RDZV_ENDPOINT", "c", 3),
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("text", "nodes"), [("2", (2, 2)), ("1:4", (1, 4)), ("", None), ("auto", None), ("1:", None), ("9" * 5000, None)]
-)
-def test_nodes_range(text, nodes):
-    assert nodes_range(text) == nodes
 
 
 @pytest.mark.parametrize(
@@ -91,54 +84,15 @@ def test_nodes_given(variables, nodes):
     assert (given.nodes if given is not None else None) == nodes
 
 
-@pytest.mark.parametrize(
-    ("step", "found"), [("0", True), ("4294967290", False), ("4294967291", False), ("", False), ("batch", False)]
-)
-def test_in_slurm_step(step, found):
-    assert in_slurm_step(process(0, SLURM_STEP_ID=step)) is found
-
-
-@pytest.mark.parametrize(
-    ("host", "name", "address"),
-    [
-        ("localhost", True, False),
-        ("Localhost.", True, False),
-        ("127.0.0.1", True, True),
-        ("::1", True, True),
-        ("0.0.0.0", True, False),
-        ("::", True, False),
-        ("10.0.0.1", False, False),
-        ("fe80::1%eth0", False, False),
-        ("node0", False, False),
-    ],
-)
-def test_loopback(host, name, address):
-    assert (is_loopback(host), is_loopback_address(host)) == (name, address)
-
-
 # The arithmetic of an epoch, held to torch's own sampler and loader.
 
 
-@pytest.mark.parametrize(
-    ("sampler_drop_last", "drop_last", "batches", "samples"),
-    [
-        (False, True, (28, 8), (448, 0, 7)),
-        (False, False, (29, 4), (455, 1, 0)),
-        (True, True, (28, 8), (448, 0, 7)),
-        (True, False, (29, 3), (454, 0, 1)),
-    ],
-)
-def test_455_samples_on_two_ranks(sampler_drop_last, drop_last, batches, samples):
-    plan = SamplingPlan(
-        samples=455, world_size=2, batch_size=8, drop_last=drop_last, sampler_drop_last=sampler_drop_last
-    )
-    shares = share_out(plan)
-
-    assert [(one.batches, one.last_batch) for one in shares.ranks] == [batches] * 2
-    assert (shares.unique, shares.duplicates, shares.missed) == samples
+def test_which_samples_a_shuffle_leaves_out_on_each_rank_is_not_foretold():
+    shares = share_out(SamplingPlan(samples=10, world_size=2, batch_size=4, drop_last=True, sharing=Sharing.NONE))
+    assert (shares.unique, shares.duplicates, shares.missed) == (None, None, None)
 
 
-def drawn_by_torch(plan: SamplingPlan) -> list[tuple[int, list[list[int]]]]:
+def drawn_by_torch(plan):
     """Return for each rank how many indices its sampler gives, and the batches of its loader."""
     from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 
@@ -211,81 +165,38 @@ def test_what_a_sampler_repeats_is_counted_where_it_is_drawn():
         assert [one.repeated for one in shares.ranks] == repeated
 
 
-def test_which_samples_a_shuffle_leaves_out_on_each_rank_is_not_foretold():
-    shares = share_out(SamplingPlan(samples=10, world_size=2, batch_size=4, drop_last=True, sharing=Sharing.NONE))
-    assert (shares.unique, shares.duplicates, shares.missed) == (None, None, None)
-
-
 # Slurm's short forms are expanded, and damaged or absurd ones refused at once.
 
 
-@pytest.mark.parametrize(
-    ("text", "hosts"),
-    [
-        ("n1", ("n1",)),
-        ("login.example.org", ("login.example.org",)),
-        ("n[1-3]", ("n1", "n2", "n3")),
-        ("n[1-3,07-09],x", ("n1", "n2", "n3", "n07", "n08", "n09", "x")),
-        ("n[08-10]", ("n08", "n09", "n10")),
-        ("r[0-1]n[1-2]-ib", ("r0n1-ib", "r0n2-ib", "r1n1-ib", "r1n2-ib")),
-        (" gpu-a,gpu-b \n", ("gpu-a", "gpu-b")),
-        ("n[5]", ("n5",)),
-    ],
-)
-def test_hosts(text, hosts):
-    assert expand_hosts(text) == hosts
+def test_short_forms_of_slurm():
+    hosts = {
+        "n1": ("n1",), "login.example.org": ("login.example.org",), "n[1-3]": ("n1", "n2", "n3"),
+        "n[1-3,07-09],x": ("n1", "n2", "n3", "n07", "n08", "n09", "x"), "n[08-10]": ("n08", "n09", "n10"),
+        "r[0-1]n[1-2]-ib": ("r0n1-ib", "r0n2-ib", "r1n1-ib", "r1n2-ib"), " gpu-a,gpu-b \n": ("gpu-a", "gpu-b"),
+        "n[5]": ("n5",),
+    }  # fmt: skip
+    assert {text: expand_hosts(text) for text in hosts} == hosts
+    counts = {"4": (4,), "2(x2),1": (2, 2, 1), "8(x3)": (8, 8, 8), "1,0,2": (1, 0, 2)}
+    assert {text: expand_counts(text) for text in counts} == counts
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        ",",
-        "a,",
-        "a,,b",
-        "n[1-",
-        "n[]",
-        "n[3-1]",
-        "n]1",
-        "a b",
-        "n[a]",
-        "n[1-2-3]",
-        "n[[1]]",
-        "n[" + "9" * 5000 + "]",
-    ],
-)
-def test_malformed_hosts(text):
-    with pytest.raises(ValueError, match=r"not a|empty"):
-        expand_hosts(text)
+NO_HOSTS = (
+    "", ",", "a,", "a,,b", "n[1-", "n[]", "n[3-1]", "n]1", "a b", "n[a]", "n[1-2-3]", "n[[1]]", "n[" + "9" * 5000 + "]",
+)  # fmt: skip
+NO_COUNTS = ("", "a", "2(x", "2(x)", "2(x0)", "2,,1", "-1", "2 (x2)", "9" * 5000)
+REFUSED = [
+    *((expand_hosts, text, r"not a|empty") for text in NO_HOSTS),
+    *((expand_counts, text, "not a list of counts") for text in NO_COUNTS),
+    *((expand_hosts, text, f"more than {MAX_ENTRIES} hosts")
+      for text in ("n[1-99999999999]", "r[0-999]n[0-999]", "n[0-40000],m[0-40000]")),
+    (expand_counts, "2(x99999999)", "more than"), (expand_counts, "x" * 10_000, r"\.\.\.$"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ["n[1-99999999999]", "r[0-999]n[0-999]", "n[0-40000],m[0-40000]"])
-def test_absurd_hosts(text):
-    with pytest.raises(ValueError, match=f"more than {MAX_ENTRIES} hosts"):
-        expand_hosts(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "counts"), [("4", (4,)), ("2(x2),1", (2, 2, 1)), ("8(x3)", (8, 8, 8)), ("1,0,2", (1, 0, 2))]
-)
-def test_counts(text, counts):
-    assert expand_counts(text) == counts
-
-
-@pytest.mark.parametrize("text", ["", "a", "2(x", "2(x)", "2(x0)", "2,,1", "-1", "2 (x2)", "9" * 5000])
-def test_malformed_counts(text):
-    with pytest.raises(ValueError, match="not a list of counts"):
-        expand_counts(text)
-
-
-def test_absurd_counts():
-    with pytest.raises(ValueError, match="more than"):
-        expand_counts("2(x99999999)")
-
-
-def test_a_long_value_is_cut_in_the_message():
-    with pytest.raises(ValueError, match=r"\.\.\.$"):
-        expand_counts("x" * 10_000)
+@pytest.mark.parametrize(("expand", "text", "said"), REFUSED)
+def test_damaged_and_absurd_short_forms_are_refused_at_once(expand, text, said):
+    with pytest.raises(ValueError, match=said):
+        expand(text)
 
 
 # The table of variables: every row is well-formed, says where it is from, and means something to the rules.
@@ -344,24 +255,23 @@ def test_what_must_agree_is_named():
     assert not {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "RANK", "CUDA_VISIBLE_DEVICES", "NCCL_HOSTID"} & must_agree()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "NCCL_SOCKET_MAGIC",
-        "SLURM_JWT",
-        "HF_TOKEN",
-        "AWS_SECRET_ACCESS_KEY",
-        "WANDB_API_KEY",
-        "PATH",
-        "NCCL_PSK",
-        "HOME",
-    ],
-)
-def test_what_may_be_secret_is_never_listed(name):
-    assert not is_listed(name)
-    listed, others = select_variables({name: "hunter2"})
-    assert not listed
-    assert "hunter2" not in others
+def test_what_may_be_secret_is_never_listed_and_a_login_in_a_value_is_taken_out():
+    secret = "NCCL_SOCKET_MAGIC SLURM_JWT HF_TOKEN AWS_SECRET_ACCESS_KEY WANDB_API_KEY PATH NCCL_PSK HOME"
+    for name in secret.split():
+        assert not is_listed(name)
+        listed, others = select_variables({name: "hunter2"})
+        assert (listed, "hunter2" in others) == ({}, False)
+    shown = {
+        "http://ann:pw@proxy:3128": "http://proxy:3128", "ann:pw@proxy:3128": "proxy:3128",
+        "http://proxy:3128/": "http://proxy:3128/", "http://token@proxy": "http://proxy",
+        "=mlx5_0:1,mlx5_1": "=mlx5_0:1,mlx5_1", "[fe80::1]:29500": "[fe80::1]:29500",
+    }  # fmt: skip
+    assert {value: hide_login(value) for value in shown} == shown
+
+
+def test_prefixes_of_plugins_are_left_alone():
+    assert not any(looks_known(f"{prefix}X") for prefix in PLUGIN_PREFIXES)
+    assert all(looks_known(f"{prefix}X") for prefix in FAMILIES)
 
 
 def test_the_environment_is_sorted_into_values_and_bare_names():
@@ -373,28 +283,6 @@ def test_the_environment_is_sorted_into_values_and_bare_names():
     listed, others = select_variables(env)
     assert listed == {"NCCL_DEBUG": "INFO", "NCCL_VERSION": "2.21.5-1", "RANK": "0"}
     assert others == ("NCCL_DEBGU", "NCLL_DEBUG", "nccl_debug")
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        ("http://ann:pw@proxy:3128", "http://proxy:3128"),
-        ("ann:pw@proxy:3128", "proxy:3128"),
-        ("http://proxy:3128/", "http://proxy:3128/"),
-        ("http://token@proxy", "http://proxy"),
-        ("=mlx5_0:1,mlx5_1", "=mlx5_0:1,mlx5_1"),
-        ("[fe80::1]:29500", "[fe80::1]:29500"),
-    ],
-)
-def test_a_login_in_a_value_is_taken_out(value, shown):
-    assert hide_login(value) == shown
-
-
-def test_prefixes_of_plugins_are_left_alone():
-    for prefix in PLUGIN_PREFIXES:
-        assert not looks_known(f"{prefix}X")
-    for prefix in FAMILIES:
-        assert looks_known(f"{prefix}X")
 
 
 def test_to_import_the_table_reads_nothing():

@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.saved import Kind
 from ddpdoctor.probes.diff import compare_files
+from tests.golden import Cases
+
+CASES = Cases(__name__)
+test_kept = CASES.test()
 
 
 def state(seed=0):
@@ -36,14 +39,12 @@ def unequal(folder, *contents):
 
 def test_files_of_one_state_are_equal_and_everything_was_compared(tmp_path):
     facts = compare_files(saved(tmp_path, state(), state(), state()))
-    assert facts.unequal == ()
-    assert facts.incomparable == ()
-    assert facts.tensors == 7 + 4 * 3 + 1
+    assert (facts.unequal, facts.incomparable, facts.tensors) == ((), (), 7 + 4 * 3 + 1)
     assert [one.rank for one in facts.files] == [0, 1, 2]
     assert facts.files[0].size_bytes == (tmp_path / "ckpt_rank0.pt").stat().st_size
 
 
-def test_every_kind_is_reported_with_its_name(tmp_path):
+def of_every_kind():
     other = state()
     other["model"]["0.weight"][1, 2] += 0.5
     other["model"]["1.running_mean"][0] = 9
@@ -52,39 +53,54 @@ def test_every_kind_is_reported_with_its_name(tmp_path):
     other["epoch"] = 4
     other["rng_state"][5] += 1
     other["scheduler"]["last_epoch"] = 4
-    found = {one.name: one.kind for one in unequal(tmp_path, state(), other)}
-    assert found == {
-        "model.0.weight": Kind.PARAMETER,
-        "model.1.running_mean": Kind.BUFFER,
-        "optimizer.state.2.exp_avg": Kind.STATE,
-        "rng_state": Kind.RANDOM,
-        "optimizer.param_groups.0.lr": Kind.SETTING,
-        "epoch": Kind.VALUE,
-        "scheduler.last_epoch": Kind.SETTING,
-    }
+    return state(), other
 
 
-def test_how_far_tensors_are_apart(tmp_path):
-    ours = torch.arange(1.0, 13).view(3, 4)
-    theirs = ours.clone()
-    theirs[1, 2] += 0.5
-    theirs[2, 3] = 10
-    (one,) = unequal(tmp_path, {"w": ours}, {"w": theirs})
-    (apart,) = one.apart
-    assert one.seen == ("float32[3, 4]", "float32[3, 4]")
-    assert (apart.file, apart.against, apart.differing, apart.of, apart.first) == (1, 0, 2, 12, (1, 2))
-    assert apart.largest == 2
-    assert apart.relative == pytest.approx(2 / 12)
-    assert apart.not_finite == 0
+def changed(tensor, changes):
+    tensor = tensor.clone()
+    for place, value in changes.items():
+        tensor[place] = value
+    return tensor
 
 
-def test_what_is_not_finite_is_counted_apart(tmp_path):
-    theirs = torch.tensor([1.0, float("nan"), float("inf"), 5.0])
-    (one,) = unequal(tmp_path, {"w": torch.tensor([1.0, 2.0, 3.0, 4.0])}, {"w": theirs})
-    assert (one.apart[0].differing, one.apart[0].not_finite, one.apart[0].largest) == (3, 2, 1)
-    (one,) = unequal(tmp_path, {"w": torch.tensor([1.0])}, {"w": torch.tensor([float("nan")])})
-    assert (one.apart[0].largest, one.apart[0].relative) == (None, None)
-    assert unequal(tmp_path, {"w": theirs}, {"w": theirs.clone()}) == ()
+def without(content, *places):
+    for part, name in places:
+        del (content[part] if part else content)[name]
+    return content
+
+
+COUNTED, LARGE, IMAGE = torch.arange(1.0, 13).view(3, 4), torch.zeros(1100, 1000), torch.ones(2, 3, 4, 5)
+ODD = torch.tensor([1.0, float("nan"), float("inf"), 5.0])
+BOTH = {"module.a": torch.zeros(1), "b": torch.zeros(1)}
+TENSORS = {
+    "how far they are apart": (COUNTED, changed(COUNTED, {(1, 2): 7.5, (2, 3): 10})),
+    "what is not finite is counted apart": (torch.tensor([1.0, 2.0, 3.0, 4.0]), ODD),
+    "nothing finite differs": (torch.tensor([1.0]), torch.tensor([float("nan")])),
+    "equal ones that are not finite": (ODD, ODD.clone()),
+    "far into a large one": (LARGE.t(), changed(LARGE, {(1050, 3): -0.0, (1099, 999): 2}).t()),
+    "layouts": (IMAGE, IMAGE.to(memory_format=torch.channels_last)),
+    "shapes and dtypes": (torch.zeros(3), torch.zeros(4), torch.zeros(3).half()),
+}
+
+
+@CASES
+def contents_that_differ(tmp_path):
+    odd = state()
+    odd["model"]["0.bias"] += 1
+    quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+    contents = {name: [{"w": one} for one in tensors] for name, tensors in TENSORS.items()} | {
+        "of every kind": of_every_kind(), "of three files two agree": (state(), odd, state()),
+        "names that only some have": (state(), without(state(), ("model", "0.bias"), ("", "epoch"))),
+        "a prefix that not all have is part of the name": (BOTH, {**BOTH, "module.a": torch.ones(1)}),
+        "a number in another file": ({"w": ODD, "step": torch.tensor(3)}, {"w": ODD, "step": 3}),
+        "what cannot be compared": [{"q": quantized, "w": torch.ones(1)}] * 2,
+    }  # fmt: skip
+    found = {}
+    for name, those in contents.items():
+        (tmp_path / name).mkdir()
+        facts = compare_files(saved(tmp_path / name, *those))
+        found[name] = facts.unequal, facts.incomparable
+    return found
 
 
 @pytest.mark.parametrize(
@@ -98,42 +114,6 @@ def test_one_element_is_found_whatever_the_dtype(tmp_path, dtype):
     assert (one.apart[0].first, one.apart[0].differing, one.apart[0].largest) == ((4, 1), 1, 1)
 
 
-def test_a_difference_far_into_a_large_tensor_is_placed(tmp_path):
-    ours = torch.zeros(1100, 1000)
-    theirs = ours.clone()
-    theirs[1050, 3] = -0.0
-    theirs[1099, 999] = 2
-    (one,) = unequal(tmp_path, {"w": ours.t()}, {"w": theirs.t()})
-    assert (one.apart[0].first, one.apart[0].differing, one.apart[0].relative) == ((3, 1050), 2, 1)
-
-
-def test_layouts_do_not_differ(tmp_path):
-    image = torch.randn(2, 3, 4, 5)
-    assert unequal(tmp_path, {"w": image}, {"w": image.to(memory_format=torch.channels_last)}) == ()
-
-
-def test_shapes_and_dtypes_differ_without_numbers(tmp_path):
-    (one,) = unequal(tmp_path, {"w": torch.zeros(3)}, {"w": torch.zeros(4)}, {"w": torch.zeros(3).half()})
-    assert one.seen == ("float32[3]", "float32[4]", "float16[3]")
-    assert one.apart == ()
-
-
-def test_of_three_files_two_may_agree(tmp_path):
-    odd = state()
-    odd["model"]["0.bias"] += 1
-    (one,) = unequal(tmp_path, state(), odd, state())
-    assert one.sides == ((0, 2), (1,))
-    assert [(each.file, each.against) for each in one.apart] == [(1, 0)]
-
-
-def test_names_that_only_some_files_have(tmp_path):
-    less = state()
-    del less["model"]["0.bias"]
-    del less["epoch"]
-    found = {one.name: (one.sides, one.absent_in) for one in unequal(tmp_path, state(), less)}
-    assert found == {"model.0.bias": (((0,),), (1,)), "epoch": (((0,),), (1,))}
-
-
 def test_prefixes_of_wrappers_are_taken_off_and_reported(tmp_path):
     plain = state()
     wrapped = {**state(), "model": {f"module._orig_mod.{name}": one for name, one in plain["model"].items()}}
@@ -143,33 +123,13 @@ def test_prefixes_of_wrappers_are_taken_off_and_reported(tmp_path):
     assert [one.stripped for one in facts.files] == [(), ("module._orig_mod.",), ("_orig_mod.",)]
 
 
-def test_a_prefix_that_not_all_have_is_part_of_the_name(tmp_path):
-    content = {"module.a": torch.zeros(1), "b": torch.zeros(1)}
-    facts = compare_files(saved(tmp_path, content, {**content, "module.a": torch.ones(1)}))
-    assert [one.name for one in facts.unequal] == ["module.a"]
-
-
-def test_a_tensor_where_another_file_has_a_number(tmp_path):
-    (one,) = unequal(tmp_path, {"w": torch.zeros(1), "step": torch.tensor(3)}, {"w": torch.zeros(1), "step": 3})
-    assert (one.name, one.sides, one.absent_in) == ("step", ((0,),), (1,))
-
-
-def test_the_format_before_zip_archives_is_read(tmp_path):
-    paths = [tmp_path / "a.pt", tmp_path / "b.pt"]
-    torch.save(state(), paths[0], _use_new_zipfile_serialization=False)
-    torch.save(state(), paths[1])
+def test_the_format_before_zip_archives_is_read_and_ranks_may_stand_in_the_name_of_the_folder(tmp_path):
+    paths = [tmp_path / "a.pt", tmp_path / "rank_00" / "model.pt", tmp_path / "rank_11" / "model.pt"]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        torch.save(state(), path, _use_new_zipfile_serialization=path != paths[0])
     facts = compare_files(paths)
-    assert facts.unequal == ()
-    assert [one.rank for one in facts.files] == [None, None]
-
-
-def test_ranks_may_stand_in_the_name_of_the_folder(tmp_path):
-    paths = []
-    for rank in (0, 11):
-        (tmp_path / f"rank_{rank:02}").mkdir()
-        paths.append(tmp_path / f"rank_{rank:02}" / "model.pt")
-        torch.save(state(), paths[-1])
-    assert [one.rank for one in compare_files(paths).files] == [0, 11]
+    assert (facts.unequal, [one.rank for one in facts.files]) == ((), [None, 0, 11])
 
 
 def write_safetensors(path, tensors):
@@ -248,9 +208,13 @@ def test_what_cannot_be_read_is_the_users_to_put_right(tmp_path, how, suffix):
     assert how != "cut" or f"check-checkpoint {bad}" in caught.value.help
 
 
-def test_files_without_a_common_name_are_no_pair(tmp_path):
-    with pytest.raises(UserError, match="no tensor of the same name"):
-        compare_files(saved(tmp_path, {"encoder": torch.ones(2)}, {"decoder": torch.ones(2)}))
+def test_one_file_is_not_enough_and_two_without_a_common_name_are_no_pair(tmp_path):
+    for contents, said in (
+        (({"encoder": ODD}, {"decoder": ODD}), "no tensor of the same name"),
+        ((state(),), "two files"),
+    ):
+        with pytest.raises(UserError, match=said):
+            compare_files(saved(tmp_path, *contents))
 
 
 def test_a_key_around_the_model_is_taken_off(tmp_path):
@@ -260,14 +224,3 @@ def test_a_key_around_the_model_is_taken_off(tmp_path):
     assert [(one.below, one.beside > 0) for one in facts.files] == [("model.", True), ("", False)]
     different = {name: tensor + 1 for name, tensor in whole["model"].items()}
     assert {one.name for one in compare_files(saved(tmp_path, whole, different)).unequal} == set(different)
-
-
-def test_one_file_is_not_enough(tmp_path):
-    with pytest.raises(UserError, match="two files"):
-        compare_files(saved(tmp_path, state()))
-
-
-def test_tensors_that_cannot_be_compared_are_named(tmp_path):
-    quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
-    facts = compare_files(saved(tmp_path, {"q": quantized, "w": torch.ones(1)}, {"q": quantized, "w": torch.ones(1)}))
-    assert (facts.unequal, facts.incomparable) == ((), ("q",))

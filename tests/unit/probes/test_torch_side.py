@@ -32,8 +32,23 @@ from ddpdoctor.probes.user_code import load_callable, users_turn
 CPU = torch.device("cpu")
 
 
-def test_work_that_is_right():
+def test_work_that_is_right_what_a_device_says_and_wrong_use():
     assert gpu_trial.try_work(CPU, size=96, memory_bytes=1) is None
+    assert "\n" not in gpu_trial.try_work(torch.device("meta"), size=9, memory_bytes=1)
+    with pytest.raises(SystemExit):
+        gpu_trial.main(["work"])
+
+
+def test_a_copy_is_compared():
+    def half_a_copy(sent, landed):
+        landed[:1000] = sent[:1000]
+
+    assert gpu_trial.try_copy(CPU, CPU, seed=3, copy_bytes=4096) == (None, None)
+    error, _ = gpu_trial.try_copy(CPU, CPU, seed=3, copy_bytes=4096, copy=half_a_copy)
+    assert error == "24 of 1024 words arrived wrong"
+    one, other = (gpu_trial._pattern(1000, seed, CPU) for seed in (0, 1))
+    assert len(one.unique()) == 1000
+    assert not torch.equal(one, other)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -54,38 +69,10 @@ def test_a_product_that_is_wrong_in_one_place():
     assert gpu_trial.compare_product(product, expected) == "holds NaN in 1 of 3600 places"
 
 
-def test_patterns_differ_by_place_and_seed():
-    one, other = (gpu_trial._pattern(1000, seed, CPU) for seed in (0, 1))
-    assert len(one.unique()) == 1000
-    assert not torch.equal(one, other)
-
-
-def test_a_copy_is_compared():
-    error, speed = gpu_trial.try_copy(CPU, CPU, seed=3, copy_bytes=4096)
-    assert (error, speed) == (None, None)
-
-
-def test_a_copy_that_loses_bytes():
-    def half_a_copy(sent, landed):
-        landed[:1000] = sent[:1000]
-
-    error, _ = gpu_trial.try_copy(CPU, CPU, seed=3, copy_bytes=4096, copy=half_a_copy)
-    assert error == "24 of 1024 words arrived wrong"
-
-
 def test_every_ordered_pair_is_tried():
     found = list(gpu_trial.try_copies([CPU, CPU, CPU], copy_bytes=4096))
     assert [(one["source"], one["target"]) for one in found] == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
     assert all(one["ok"] for one in found)
-
-
-def test_what_a_device_says_is_one_line():
-    assert "\n" not in gpu_trial.try_work(torch.device("meta"), size=9, memory_bytes=1)
-
-
-def test_wrong_use():
-    with pytest.raises(SystemExit):
-        gpu_trial.main(["work"])
 
 
 # What keeps torch's watchdog from ending a rank before its report: set unless the user has set it.
@@ -110,7 +97,6 @@ UNDER_TORCHRUN = {"TORCHELASTIC_RUN_ID": "none"}
 def test_what_the_user_has_set_stays(env, changed):
     after = dict(env)
     hold_watchdog(after)
-
     assert after == env | changed
 
 
@@ -126,7 +112,6 @@ def test_it_is_set_before_torch_is_there():
     seen = subprocess.run(
         [sys.executable, "-c", code], env=kept, capture_output=True, text=True, check=True, timeout=60
     )
-
     assert json.loads(seen.stdout) == OFF
 
 
@@ -269,27 +254,21 @@ def test_a_random_sampler_draws_each_sample_once():
 LIKE = {"epoch1.pt": 1000, "epoch2.pt": 1010, "epoch10.pt": 990}
 
 
-@pytest.mark.parametrize(
-    ("name", "others", "reported"),
-    [
-        ("epoch1.pt", {}, []),
-        ("epoch1.pt", {"epoch11.pt.tmp": 5, "other.pt.tmp": 5}, ["epoch11.pt.tmp"]),
-        ("epoch1.pt", {".epoch1.pt.tmp-1234": 5}, [".epoch1.pt.tmp-1234"]),
-        ("epoch1.pt", {"tmp_epoch1.pt": 5, "epoch1.pt.part": 1, "epoch1.pt~": 1},
-         ["epoch1.pt.part", "epoch1.pt~", "tmp_epoch1.pt"]),
-        ("epoch1.pt", {"template.pt": 5, "epoch1.pt.sha256": 5, "parts.pt": 5, "epoch1.json": 3}, []),
-        ("epoch3.pt", {"epoch3.pt": 400}, ["epoch3.pt"]),
-        ("epoch3.pt", {"epoch3.pt": 700}, []),
-        ("last.pt", {"last.pt": 4}, []),
-        ("x.ckpt.tmp", {"x.ckpt.tmp": 4}, ["x.ckpt.tmp"]),
-    ],
-)  # fmt: skip
-def test_unfinished_writes(name, others, reported):
-    found = find_leftovers(Path("runs") / name, {**LIKE, **others}, of_folder=False)
-    assert [Path(one.path).name for one in found] == reported
+UNFINISHED = [
+    ("epoch1.pt", {}, []), ("epoch1.pt", {"epoch11.pt.tmp": 5, "other.pt.tmp": 5}, ["epoch11.pt.tmp"]),
+    ("epoch1.pt", {".epoch1.pt.tmp-1234": 5}, [".epoch1.pt.tmp-1234"]),
+    ("epoch1.pt", {"tmp_epoch1.pt": 5, "epoch1.pt.part": 1, "epoch1.pt~": 1},
+     ["epoch1.pt.part", "epoch1.pt~", "tmp_epoch1.pt"]),
+    ("epoch1.pt", {"template.pt": 5, "epoch1.pt.sha256": 5, "parts.pt": 5, "epoch1.json": 3}, []),
+    ("epoch3.pt", {"epoch3.pt": 400}, ["epoch3.pt"]), ("epoch3.pt", {"epoch3.pt": 700}, []),
+    ("last.pt", {"last.pt": 4}, []), ("x.ckpt.tmp", {"x.ckpt.tmp": 4}, ["x.ckpt.tmp"]),
+]  # fmt: skip
 
 
-def test_of_a_folder_every_temporary_file_is_reported():
+def test_unfinished_writes_are_reported_of_a_folder_every_temporary_file():
+    for name, others, reported in UNFINISHED:
+        found = find_leftovers(Path("runs") / name, {**LIKE, **others}, of_folder=False)
+        assert [Path(one.path).name for one in found] == reported
     found = find_leftovers(Path("a.pt"), {"a.pt": 1, "b.safetensors.incomplete": 2}, of_folder=True)
     assert [one.detail for one in found] == ["2 bytes; there is no b.safetensors"]
 

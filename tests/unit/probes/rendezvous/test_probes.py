@@ -53,23 +53,17 @@ from ddpdoctor.probes.rendezvous.torch_process import NoTorch, StartProcess, Tor
 from tests.scenarios.running import wait_for
 
 
-@pytest.mark.parametrize(
-    ("error", "contact"),
-    [
-        (ConnectionRefusedError(errno.ECONNREFUSED, ""), Contact.REFUSED),
-        (ConnectionResetError(errno.ECONNRESET, ""), Contact.RESET),
-        (BrokenPipeError(errno.EPIPE, ""), Contact.RESET),
-        (OSError(errno.EHOSTUNREACH, ""), Contact.UNREACHABLE),
-        (OSError(errno.ENETUNREACH, ""), Contact.UNREACHABLE),
-        (PermissionError(errno.EPERM, ""), Contact.UNREACHABLE),
-        (TimeoutError(), Contact.NO_ANSWER),
-        (TimeoutError(errno.ETIMEDOUT, ""), Contact.NO_ANSWER),
-        (OSError(errno.EMFILE, ""), Contact.FAILED),
-        (OSError("without a number"), Contact.FAILED),
-    ],
-)
-def test_contact(error, contact):
-    assert contact_of(error) is contact
+def test_what_an_error_of_a_socket_is():
+    contacts = {
+        errno.ECONNREFUSED: Contact.REFUSED, errno.ECONNRESET: Contact.RESET, errno.EPIPE: Contact.RESET,
+        errno.EHOSTUNREACH: Contact.UNREACHABLE, errno.ENETUNREACH: Contact.UNREACHABLE,
+        errno.EPERM: Contact.UNREACHABLE, errno.ETIMEDOUT: Contact.NO_ANSWER, errno.EMFILE: Contact.FAILED,
+    }  # fmt: skip
+    assert {number: contact_of(OSError(number, "")) for number in contacts} == contacts
+    assert [contact_of(error) for error in (TimeoutError(), OSError("no number"))] == [
+        Contact.NO_ANSWER,
+        Contact.FAILED,
+    ]
 
 
 def test_many_at_a_time_each_with_its_own_end():
@@ -122,26 +116,19 @@ def is_well(pair):
     return not pair.skipped and all(part is not None and part.contact is Contact.CONNECTED for part in parts)
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_all_pairs_of_healthy_nodes(count):
-    publications = [publication(number) for number in range(count)]
-    found = run_nodes(publications)
-
-    ordered = [(source, target) for source in range(count) for target in range(count) if source != target]
-    assert [(pair.source, pair.target) for pair in found[0]] == ordered
-    assert all(is_well(pair) for pair in found[0])
-    assert {pair.large.size_bytes for pair in found[0]} <= {LARGE_BYTES}
-    for number in range(1, count):
+@pytest.mark.parametrize("numbers", [(0,), (0, 1), range(5), (7, 2, 4)])
+def test_all_pairs_of_healthy_nodes(numbers):
+    """Numbers need not be places."""
+    found = run_nodes([publication(number) for number in numbers])
+    first = numbers[0]
+    ordered = [(source, target) for source in numbers for target in numbers if source != target]
+    assert [(pair.source, pair.target) for pair in found[first]] == ordered
+    assert all(is_well(pair) for pair in found[first])
+    assert {pair.large.size_bytes for pair in found[first]} <= {LARGE_BYTES}
+    for number in numbers[1:]:
         assert {(pair.source, pair.target) for pair in found[number]} == {p for p in ordered if p[0] == number}
-    ports = [(pair.address, pair.port) for pair in found[0]]
+    ports = [(pair.address, pair.port) for pair in found[first]]
     assert len(set(ports)) == len(ports), "each pair has a port of its own"
-
-
-def test_numbers_need_not_be_places():
-    publications = [publication(number) for number in (7, 2, 4)]
-    found = run_nodes(publications)
-    assert [(p.source, p.target) for p in found[7]] == [(7, 2), (7, 4), (2, 7), (2, 4), (4, 7), (4, 2)]
-    assert all(is_well(pair) for pair in found[7])
 
 
 def test_ports_of_a_range():
@@ -301,22 +288,22 @@ def test_another_source_at_a_post_is_turned_away():
     assert posts.served == set()
 
 
-def test_enough_payloads_have_stalled_at_the_source():
-    with offer() as posts:
-        (pair,) = visitor(FOREVER, LostTime(limit_s=8.0, spent_s=9.0)).visit([post_of(posts)])
-    assert (pair.connecting.contact, pair.small, pair.skipped) == (Contact.CONNECTED, None, SOURCE_FAILS)
+STALLED = LostTime(limit_s=8.0, spent_s=9.0)
 
 
-def test_enough_payloads_have_stalled_at_the_target():
-    with offer(LostTime(limit_s=8.0, spent_s=9.0)) as posts:
-        (pair,) = visitor(FOREVER).visit([post_of(posts)])
-    assert (pair.connecting.contact, pair.small, pair.skipped) == (Contact.CONNECTED, None, TARGET_FAILS)
-
-
-def test_no_time_is_left():
-    with offer() as posts:
-        (pair,) = visitor(0.0).visit([post_of(posts)])
-    assert (pair.small, pair.skipped) == (None, "the time for the mesh was over")
+@pytest.mark.parametrize(
+    ("at_target", "of_source", "contact", "skipped"),
+    [
+        (None, (FOREVER, STALLED), Contact.CONNECTED, SOURCE_FAILS),
+        (STALLED, (FOREVER,), Contact.CONNECTED, TARGET_FAILS),
+        (None, (0.0,), None, "the time for the mesh was over"),
+    ],
+)  # fmt: skip
+def test_where_enough_payloads_have_stalled_or_no_time_is_left_none_is_sent(at_target, of_source, contact, skipped):
+    with offer(at_target) as posts:
+        (pair,) = visitor(*of_source).visit([post_of(posts)])
+    assert (pair.small, pair.skipped) == (None, skipped)
+    assert contact is None or pair.connecting.contact is contact
 
 
 PACE_PAYLOADS = PayloadLimits(stall_s=60.0, send_s=60.0)
@@ -333,43 +320,32 @@ def ends():
         yield source, target
 
 
-def serve(target):
+@contextlib.contextmanager
+def served(ends):
+    source, target = ends
     thread = threading.Thread(target=serve_payloads, args=(target, PACE_PAYLOADS))
     thread.start()
-    return thread
+    yield source
+    source.close()
+    thread.join(timeout=200)
+    assert not thread.is_alive(), "the target sees that the source is done"
 
 
 @pytest.mark.parametrize("size", [1, 400, PART_BYTES, PART_BYTES + 1, LARGE_BYTES])
 def test_a_payload_arrives_whole(ends, size):
-    source, target = ends
-    thread = serve(target)
-    found = send_payload(source, size, PACE_PAYLOADS)
-    source.close()
-    thread.join(timeout=200)
+    with served(ends) as source:
+        found = send_payload(source, size, PACE_PAYLOADS)
     assert (found.contact, found.size_bytes, found.error) == (Contact.CONNECTED, size, "")
-    assert found.duration_s > 0
-    assert found.sent > 0
-    assert found.delivered_bytes is None
-    assert not thread.is_alive(), "the target sees that the source is done"
+    assert (found.duration_s > 0, found.sent > 0, found.delivered_bytes) == (True, True, None)
 
 
-def test_a_payload_ends_when_its_time_is_up(ends):
-    source, target = ends
-    thread = serve(target)
-    found = send_payload(source, LARGE_BYTES, PayloadLimits(stall_s=60.0, send_s=0.0))
-    source.close()
-    thread.join(timeout=200)
+def test_a_payload_ends_when_its_time_is_up_and_segments_of_a_large_one_are_counted(ends):
+    with served(ends) as source:
+        found = send_payload(source, LARGE_BYTES, PayloadLimits(stall_s=60.0, send_s=0.0))
+        large = send_large(source, PACE_PAYLOADS, 0.0)
     assert (found.contact, found.size_bytes) == (Contact.CONNECTED, PART_BYTES)
-
-
-def test_segments_of_a_large_payload_are_counted(ends):
-    source, target = ends
-    thread = serve(target)
-    found = send_large(source, PACE_PAYLOADS, 0.0)
-    source.close()
-    thread.join(timeout=200)
-    assert found.contact is Contact.CONNECTED
-    assert found.sent >= LARGE_BYTES // 65536
+    assert large.contact is Contact.CONNECTED
+    assert large.sent >= LARGE_BYTES // 65536
 
 
 def test_a_target_that_takes_nothing(ends):
@@ -395,34 +371,18 @@ def test_a_payload_that_arrives_damaged(ends, answer):
     assert (found.contact, found.error) == (Contact.FAILED, "the data that arrived is not the data that was sent")
 
 
-def test_a_target_that_hangs_up(ends):
+def test_a_target_that_is_busy_hangs_up_takes_too_large_a_part_or_hears_nothing(ends):
     source, target = ends
-    target.shutdown(socket.SHUT_WR)
-    assert send_payload(source, 400, PACE_PAYLOADS).contact is Contact.RESET
-
-
-def test_the_target_takes_no_part_over_the_limit(ends):
-    source, target = ends
+    with pytest.raises(TargetBusy, match="busy with other nodes"):
+        greet(source, b"hello", 5.0, 0.1)
+    target.recv(100)
+    with pytest.raises(TimeoutError):
+        serve_payloads(target, PayloadLimits(stall_s=0.05, send_s=1.0))
     source.sendall(NUMBER.pack(PART_BYTES + 1))
     with pytest.raises(Damaged, match="over the limit"):
         serve_payloads(target, PACE_PAYLOADS)
-
-
-def test_the_target_does_not_wait_for_ever(ends):
-    _, target = ends
-    with pytest.raises(TimeoutError):
-        serve_payloads(target, PayloadLimits(stall_s=0.05, send_s=1.0))
-
-
-def test_a_target_that_is_busy_with_others(ends):
-    source, _ = ends
-    with pytest.raises(TargetBusy, match="busy with other nodes"):
-        greet(source, b"hello", 5.0, 0.1)
-
-
-def test_a_rate_counts_what_got_through():
-    assert rate_of(Transfer(size_bytes=1000, contact=Contact.CONNECTED, duration_s=0.5)) == 2000
-    assert rate_of(Transfer(size_bytes=1000, contact=Contact.NO_ANSWER)) == 0
+    target.shutdown(socket.SHUT_WR)
+    assert send_payload(source, 400, PACE_PAYLOADS).contact is Contact.RESET
 
 
 def test_the_kernels_counts(ends):
@@ -435,11 +395,13 @@ def test_the_kernels_counts(ends):
     assert counts.sent == 1
 
 
-def test_a_socket_of_which_the_kernel_counts_nothing():
+def test_a_socket_of_which_the_kernel_counts_nothing_and_a_rate_of_what_got_through():
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         counts = read_tcp_counts(other)
     assert (counts.retransmitted, counts.delivered_bytes, counts.sent, counts.unacknowledged) == (None,) * 4
     assert counts.needless is None
+    assert rate_of(Transfer(size_bytes=1000, contact=Contact.CONNECTED, duration_s=0.5)) == 2000
+    assert rate_of(Transfer(size_bytes=1000, contact=Contact.NO_ANSWER)) == 0
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 16, BLOCK, BLOCK + 1, BLOCK + 2, 200])
@@ -532,38 +494,22 @@ def torch():
         yield process
 
 
-def test_no_store_listens():
-    (seen,) = knock("127.0.0.1", closed_port(), None)
-    assert (seen.contact, seen.address) == (Contact.REFUSED, "127.0.0.1")
+def test_no_store_listens_or_a_name_does_not_resolve():
+    (refused,), (unresolved,) = knock("127.0.0.1", closed_port(), None), knock("no-such-host.invalid", 29500, None)
+    assert (refused.contact, refused.address) == (Contact.REFUSED, "127.0.0.1")
+    assert (unresolved.contact, unresolved.address) == (Contact.UNRESOLVED, None)
 
 
-def test_a_name_that_does_not_resolve():
-    (seen,) = knock("no-such-host.invalid", 29500, None)
-    assert (seen.contact, seen.address) == (Contact.UNRESOLVED, None)
-
-
-def test_a_program_that_is_no_store(torch):
+def test_a_program_that_is_no_store_a_store_a_port_that_is_taken_and_a_real_start(torch):
     with listening(b"HTTP/1.0 400 Bad request\r\n\r\n") as port:
-        (seen,) = knock("127.0.0.1", port, torch)
-    assert seen.contact is Contact.NO_STORE
-    assert seen.error
-
-
-def test_a_store(torch):
+        (other,) = knock("127.0.0.1", port, torch)
+        assert (other.contact, bool(other.error)) == (Contact.NO_STORE, True)
+    with listening() as port, pytest.raises(TorchError, match="EADDRINUSE"):
+        torch.serve(port)
     port = closed_port()
     torch.serve(port)
     (seen,) = knock("127.0.0.1", port, torch)
     assert seen.contact is Contact.CONNECTED
-
-
-def test_a_port_that_is_taken(torch):
-    with listening() as port, pytest.raises(TorchError, match="EADDRINUSE"):
-        torch.serve(port)
-
-
-def test_a_real_start_of_one_rank_and_then_no_other(torch):
-    port = closed_port()
-    torch.serve(port)
     found = torch.start(60.0, rank=0, world_size=1, host="127.0.0.1", port=port, prefix="start")
     assert (found["stage"], found["error"]) == ("result", "")
 
@@ -589,14 +535,10 @@ def test_a_torch_that_cannot_be_imported(tmp_path):
     assert seen.contact is Contact.CONNECTED
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "0.0.0.0"])
-def test_loopback_is_no_address_of_its_own(host):
-    assert not is_own(host, 29500)
-
-
-def test_an_address_of_nobody_here():
-    # Of TEST-NET-1 (RFC 5737).
-    assert is_own("192.0.2.1", 29500) is False
+def test_whether_an_address_is_this_hosts_own():
+    """192.0.2.1 is of TEST-NET-1 (RFC 5737)."""
+    own = dict.fromkeys(("127.0.0.1", "localhost", "::1", "0.0.0.0", "192.0.2.1"), False)
+    assert {host: is_own(host, 29500) for host in own} == own
     assert is_own("no-such-host.invalid", 29500) is None
 
 
@@ -604,18 +546,11 @@ def seen(contact):
     return (Connecting(host="n0", address="10.0.0.1", port=1, contact=contact),)
 
 
-@pytest.mark.parametrize(
-    ("earlier", "later", "reported"),
-    [
-        (Contact.CONNECTED, Contact.REFUSED, Contact.CONNECTED),
-        (Contact.REFUSED, Contact.CONNECTED, Contact.CONNECTED),
-        (Contact.NO_ANSWER, Contact.REFUSED, Contact.NO_ANSWER),
-        (Contact.UNRESOLVED, Contact.REFUSED, Contact.REFUSED),
-    ],
-)
-def test_of_two_looks_the_one_that_says_more_counts(earlier, later, reported):
-    assert more_telling(seen(earlier), seen(later)) == seen(reported)
-
-
-def test_no_look_says_nothing():
+def test_of_two_looks_the_one_that_says_more_counts():
+    told = {
+        (Contact.CONNECTED, Contact.REFUSED): Contact.CONNECTED,
+        (Contact.REFUSED, Contact.CONNECTED): Contact.CONNECTED,
+        (Contact.NO_ANSWER, Contact.REFUSED): Contact.NO_ANSWER, (Contact.UNRESOLVED, Contact.REFUSED): Contact.REFUSED,
+    }  # fmt: skip
+    assert {both: more_telling(*map(seen, both))[0].contact for both in told} == told
     assert more_telling((), seen(Contact.REFUSED)) == seen(Contact.REFUSED)
