@@ -6,11 +6,13 @@ import gc
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 import weakref
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,11 +31,15 @@ from ddpdoctor.recorder.storage.ring_layout import KeptSteps, is_sampled, parts_
 from ddpdoctor.recorder.storage.ring_reading import parse_group_json, read_ring_file
 from ddpdoctor.recorder.storage.ring_writing import Ring, to_json
 from ddpdoctor.rules.progress.recording import losses_of
+from tests.golden import Cases
+
+CASES = Cases(__name__)
+test_kept = CASES.test()
 
 # What the recorder keeps is bounded, whatever a script does for however long; what matters always finds room.
 
 
-def test_the_last_room_is_for_what_a_verdict_rests_on(tmp_path: Path) -> None:
+def test_the_last_room_is_for_what_a_verdict_rests_on(tmp_path):
     ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=1, start_ticks=1)
     while ring.note({"k": "filler", "text": "x" * 500}):
         pass
@@ -42,7 +48,7 @@ def test_the_last_room_is_for_what_a_verdict_rests_on(tmp_path: Path) -> None:
     assert read_ring_file(ring.path).notes[-1]["k"] == "raised"
 
 
-def test_a_process_that_calls_exec_takes_its_ring_along(tmp_path: Path) -> None:
+def test_a_process_that_calls_exec_takes_its_ring_along(tmp_path):
     first = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=1, start_ticks=1)
     first.note({"k": "before"})
     inode = Path(first.path).stat().st_ino
@@ -52,9 +58,7 @@ def test_a_process_that_calls_exec_takes_its_ring_along(tmp_path: Path) -> None:
     assert Path(third.path).stat().st_ino != inode
 
 
-def test_parameters_that_came_after_an_optimizer_are_forgotten_with_their_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parameters_that_came_after_an_optimizer_are_forgotten_with_their_model(tmp_path, monkeypatch):
     monkeypatch.setattr(here, "ring", Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.CHILD_SHAPE, 1, 1))
     monkeypatch.setattr(torch.nn.modules.module, "register_module_parameter_registration_hook", lambda _hook: None)
     monkeypatch.setattr(fingerprinting, "_made", 0)
@@ -117,14 +121,8 @@ print(json.dumps(made))
 
 def test_every_function_that_talks_to_other_ranks_is_known():
     known = {
-        *calls.COLLECTIVES,
-        *calls.RENAMED,
-        *calls.POINT_TO_POINT,
-        *MADE_OF_OTHERS,
-        *PHASES,
-        *UNRECORDED,
-        *ALONE,
-    }
+        *calls.COLLECTIVES, *calls.RENAMED, *calls.POINT_TO_POINT, *MADE_OF_OTHERS, *PHASES, *UNRECORDED, *ALONE,
+    }  # fmt: skip
     public = {
         name
         for name, value in vars(c10d).items()
@@ -171,34 +169,25 @@ ENTRY = {
 QUEUED = {**ENTRY, "collective_seq_id": 4, "state": "scheduled", "retired": False}
 
 
-@pytest.mark.parametrize(("timing", "rows"), [("1", [["0", 3, "all_reduce", 2.5]]), ("0", None)])
-def test_times_are_noted_where_torch_has_them(timing: str, rows: list[Any] | None) -> None:
+def test_times_are_noted_where_torch_has_them():
     build = {"version": "2.13.0", "nccl": True, "docs": {}, "dumps": {"own": {"entries": [ENTRY, QUEUED]}}}
-    program = PROGRAM.rpartition("print(")[0] + NOTE
-    env = {**os.environ, "TORCH_NCCL_ENABLE_TIMING": timing}
-    done = subprocess.run(
-        [sys.executable, "-c", program], input=json.dumps(build), capture_output=True, text=True, check=True, env=env
-    )
-    reported = [json.loads(text)["rows"] for text in done.stdout.splitlines()]
-    assert reported == ([rows] if rows else [])
+    for timing, rows in (("1", [["0", 3, "all_reduce", 2.5]]), ("0", None)):
+        env = {**os.environ, "TORCH_NCCL_ENABLE_TIMING": timing}
+        command = [sys.executable, "-c", PROGRAM.rpartition("print(")[0] + NOTE]
+        done = subprocess.run(command, input=json.dumps(build), capture_output=True, text=True, check=True, env=env)
+        assert [json.loads(text)["rows"] for text in done.stdout.splitlines()] == ([rows] if rows else [])
 
 
 # What is written without the module json is read back by it.
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
+def test_what_is_written_without_json_is_read_back_by_it():
+    values = [
         None, True, False, 0, -5, 2**63, 1.5, -1e-300, "", 'a "quoted" \\ line\n', "tr\u00e4ger \U0001f3d6", "\udc80",
         [], [1, [None, "x"]], {}, {"k": "note", "frames": [{"f": "a.py", "l": 3, "u": True}]},
-    ],
-)  # fmt: skip
-def test_a_value_is_read_back(value: object) -> None:
-    assert json.loads(to_json(value)) == value
-    assert to_json(value) == json.dumps(value, separators=(",", ":"))
-
-
-def test_what_json_has_not() -> None:
+    ]  # fmt: skip
+    assert [json.loads(to_json(value)) for value in values] == values
+    assert [to_json(value) for value in values] == [json.dumps(value, separators=(",", ":")) for value in values]
     assert json.loads(to_json({1: (1, 2), "inf": float("inf"), "nan": float("nan")})) == {
         "1": [1, 2], "inf": None, "nan": None,
     }  # fmt: skip
@@ -221,7 +210,7 @@ objects = [[] for _ in range(500_000)]
 """
 
 
-def test_the_collection_at_exit_prints_nothing() -> None:
+def test_the_collection_at_exit_prints_nothing():
     ran = subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True, timeout=60)
     assert ran.stderr == ""
 
@@ -246,21 +235,21 @@ def test_with_the_option_the_steps_of_comparisons_are(is_speed, steps, monkeypat
 WORLD = list(range(400))
 
 
-def entry(ranks: Any, **more: Any) -> bytes:
+def entry(ranks, **more):
     return json.dumps({"groups": [{"name": "0", "ranks": ranks, "backend": "gloo", "enqueued": 7}], **more}).encode()
 
 
-def ranks_in(data: bytes) -> Any:
+def ranks_in(data):
     return parse_group_json(data)["groups"][0]["ranks"]
 
 
-def test_equal_lists_of_members_are_one_tuple() -> None:
+def test_equal_lists_of_members_are_one_tuple():
     first, second = ranks_in(entry(WORLD, pid=1)), ranks_in(entry(WORLD, pid=2))
     assert first == tuple(WORLD)
     assert first is second
 
 
-def test_notes_and_several_groups_are_filled_in_order() -> None:
+def test_notes_and_several_groups_are_filled_in_order():
     evens = WORLD[::2]
     both = b"[%s, %s]" % (entry(WORLD), entry(evens))
     assert [note["groups"][0]["ranks"] for note in parse_group_json(both)] == [tuple(WORLD), tuple(evens)]
@@ -269,23 +258,23 @@ def test_notes_and_several_groups_are_filled_in_order() -> None:
 @pytest.mark.parametrize(
     "ranks", [[0, 1, 2], [*WORLD, "1"], [*WORLD, 1.5], [*WORLD, -1], [*WORLD, 2**70], [[0], *WORLD], [], None, -1]
 )
-def test_other_lists_stay_as_they_are(ranks: list[Any]) -> None:
+def test_other_lists_stay_as_they_are(ranks):
     assert parse_group_json(entry(ranks)) == json.loads(entry(ranks))
 
 
-def test_lists_that_are_no_members_stay_as_they_are() -> None:
+def test_lists_that_are_no_members_stay_as_they_are():
     other = json.dumps({"handled": {"ranks": WORLD, "text": '"ranks": [1], "backend":'}, "groups": 3}).encode()
     assert parse_group_json(other) == json.loads(other)
 
 
-def test_a_number_in_place_of_members_refers_to_no_list_beyond_the_last() -> None:
+def test_a_number_in_place_of_members_refers_to_no_list_beyond_the_last():
     groups = [{"ranks": WORLD, "backend": "gloo"}, {"ranks": -2}, {"ranks": 1}, "text"]
     data = json.dumps({"groups": groups}).encode()
     assert parse_group_json(data)["groups"][1:] == groups[1:]
 
 
 @pytest.mark.parametrize("data", [b"", b'{"groups": [{"ranks": [' + b"1, " * 400, b"[" + b"1," * 2**20 + b"1]"])
-def test_what_is_cut_off_or_too_large_is_refused(data: bytes) -> None:
+def test_what_is_cut_off_or_too_large_is_refused(data):
     with pytest.raises(ValueError, match=r"Expecting|more than"):
         parse_group_json(data)
 
@@ -343,7 +332,7 @@ print(json.dumps([ring.path, [[one["name"], one["enqueued"], one["ranks"]] for o
 """
 
 
-def recorded(folder: Path, config: str) -> tuple[list[tuple[str, int]], list[tuple[str, int, list[int]]]]:
+def recorded(folder, config):
     """Return group and number of each call, and the groups that the evidence tells of."""
     command = [sys.executable, "-c", PROGRAM_GROUPS, str(folder), config]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env={"DDPDOCTOR_RUN": str(folder)})
@@ -352,22 +341,14 @@ def recorded(folder: Path, config: str) -> tuple[list[tuple[str, int]], list[tup
     return [(slot.group, slot.seq) for slot in map(slots.__getitem__, range(len(slots)))], reported
 
 
-def test_gloos_calls_in_a_group_with_nccl_have_numbers_of_their_own(tmp_path: Path) -> None:
-    calls, reported = recorded(tmp_path, "cpu:gloo,cuda:nccl")
-    assert calls == [("0", 1), ("0:gloo", 1), ("0:gloo", 2), ("0:gloo", 3), ("0", 2)]
-    assert reported == [["0", 2, [0, 1]], ["0:gloo", 3, [0, 1]]]
-
-
-def test_a_group_of_one_backend_has_one_counter(tmp_path: Path) -> None:
-    calls, reported = recorded(tmp_path, "nccl")
-    assert calls == [("0", 1), ("0", 2), ("0", 3), ("0", 4), ("0", 5)]
-    assert reported == [["0", 5, [0, 1]]]
+def test_gloos_calls_in_a_group_with_nccl_have_numbers_of_their_own(tmp_path):
+    own = [("0", 1), ("0:gloo", 1), ("0:gloo", 2), ("0:gloo", 3), ("0", 2)]
+    assert recorded(tmp_path, "cpu:gloo,cuda:nccl") == (own, [["0", 2, [0, 1]], ["0:gloo", 3, [0, 1]]])
+    assert recorded(tmp_path, "nccl") == ([("0", number) for number in range(1, 6)], [["0", 5, [0, 1]]])
 
 
 # Which calls of all_reduce count as reductions of the optimizer's gradients.
 
-
-torch_hand_made = pytest.importorskip("torch")
 
 SHAPES = (4, 4), (4,), (2, 4)
 
@@ -378,11 +359,11 @@ class Notes(list[Any]):
     note = list.append
 
 
-def noted(monkeypatch: pytest.MonkeyPatch, given: Any, reductions: Any = ()) -> list[Any]:
+def noted(monkeypatch, given, reductions=()):
     """Return what is noted of a step in which all_reduce gets ``given(parameters)``."""
-    parameters = [torch_hand_made.nn.Parameter(torch_hand_made.zeros(shape)) for shape in SHAPES]
+    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
     for p in parameters:
-        p.grad = torch_hand_made.zeros_like(p)
+        p.grad = torch.zeros_like(p)
     ring = Notes()
     monkeypatch.setattr(here, "ring", ring)
     monkeypatch.setattr(surroundings, "_reduced_at", None)
@@ -394,37 +375,31 @@ def noted(monkeypatch: pytest.MonkeyPatch, given: Any, reductions: Any = ()) -> 
     return [(one["gradients"], one["copied"], one["frame"]) for one in ring]
 
 
-def own_gradients(parameters: Any) -> Any:
+def own_gradients(parameters):
     return [p.grad for p in parameters]
 
 
-def copies(parameters: Any) -> Any:
+def copies(parameters):
     return [p.grad.clone() for p in parameters]
 
 
-def metrics(_: Any) -> Any:
-    return [torch_hand_made.zeros(()) for _ in range(40)]
+def metrics(_):
+    return [torch.zeros(()) for _ in range(40)]
 
 
-def weights(parameters: Any) -> Any:
+def weights(parameters):
     return [p.data for p in parameters]
 
 
-def flat(parameters: Any) -> Any:
-    return [torch_hand_made.cat([p.grad.flatten() for p in parameters])]
+def flat(parameters):
+    return [torch.cat([p.grad.flatten() for p in parameters])]
 
 
-def test_gradients_and_their_copies_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_and_their_copies_are_noted_and_other_tensors_or_copies_beside_ddp_are_not(monkeypatch):
     assert noted(monkeypatch, own_gradients) == [(3, False, "line 9")]
     assert noted(monkeypatch, copies) == [(3, True, "line 9")]
-
-
-@pytest.mark.parametrize("given", [metrics, weights, flat, lambda parameters: copies(parameters)[1:]])
-def test_other_tensors_are_not(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not noted(monkeypatch, given)
-
-
-def test_copies_beside_ddp_are_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given in (metrics, weights, flat, lambda parameters: copies(parameters)[1:]):
+        assert not noted(monkeypatch, given)
     assert not noted(monkeypatch, copies, reductions={1: 1})
 
 
@@ -434,20 +409,20 @@ def test_copies_beside_ddp_are_something_else(monkeypatch: pytest.MonkeyPatch) -
 INSIDE = (0,) * len(ring_layout.STEP_INSIDE)
 
 
-def record(folder: Path, walls_us: list[int]) -> ring_reading.RingContent:
+def record(folder, walls_us):
     ring = Ring(str(folder), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=42, start_ticks=7)
     for number, wall in enumerate(walls_us, start=1):
         ring.step(number, number, 0, ring_layout.STEP_OPTIMIZER, [wall, 0, 0, 0], [0] * 4, INSIDE)
     return ring_reading.read_ring_file(ring.path)
 
 
-def test_a_short_run_is_kept_whole(tmp_path: Path) -> None:
+def test_a_short_run_is_kept_whole(tmp_path):
     content = record(tmp_path, [1000] * 200)
     assert list(content.kept[0]) == list(range(1, 201))
     assert content.cells["sample_bits"] == 0
 
 
-def test_a_long_run_keeps_an_even_sample_and_the_longest_steps(tmp_path: Path) -> None:
+def test_a_long_run_keeps_an_even_sample_and_the_longest_steps(tmp_path):
     walls = [50_000 if number % 500 == 499 else 1000 for number in range(1, 20_001)]
     content = record(tmp_path, walls)
     kept, bits = set(content.kept[0]), content.cells["sample_bits"]
@@ -456,7 +431,7 @@ def test_a_long_run_keeps_an_even_sample_and_the_longest_steps(tmp_path: Path) -
     assert len(kept) <= ring_layout.SAMPLED_STEPS + ring_layout.LONGEST_STEPS
 
 
-def test_a_sample_has_its_share_of_steps_that_come_back_regularly() -> None:
+def test_a_sample_has_its_share_of_steps_that_come_back_regularly():
     for period in (2, 3, 4, 8, 10, 64, 100):
         for offset in (0, 1):
             sampled = [number for number in range(1, 64_001) if is_sampled(number, 6)]
@@ -464,7 +439,7 @@ def test_a_sample_has_its_share_of_steps_that_come_back_regularly() -> None:
             assert abs(found - len(sampled) / period) <= max(3, 0.2 * len(sampled) / period), (period, offset)
 
 
-def test_places_are_never_used_by_two_steps_of_the_sample() -> None:
+def test_places_are_never_used_by_two_steps_of_the_sample():
     kept = KeptSteps()
     held: dict[int, int] = {}
     for number in range(1, 10_001):
@@ -475,7 +450,7 @@ def test_places_are_never_used_by_two_steps_of_the_sample() -> None:
     assert sampled <= set(held.values())
 
 
-def test_totals_are_those_of_the_whole_run_and_begin_anew_with_the_numbers(tmp_path: Path) -> None:
+def test_totals_are_those_of_the_whole_run_and_begin_anew_with_the_numbers(tmp_path):
     ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=42, start_ticks=7)
     for number in (1, 2, 3, 1, 2):
         ring.step(number, number, 0, ring_layout.STEP_OPTIMIZER, [3000, 1000, 0, 0], [0] * 4, INSIDE)
@@ -487,12 +462,12 @@ def test_totals_are_those_of_the_whole_run_and_begin_anew_with_the_numbers(tmp_p
     assert list(content.kept[0]) == [1, 2]
 
 
-def test_a_sum_beyond_32_bits_is_kept(tmp_path: Path) -> None:
+def test_a_sum_beyond_32_bits_is_kept(tmp_path):
     content = record(tmp_path, [2**32 - 1] * 3)
     assert dict(zip(ring_layout.PARTS, content.totals, strict=True))["wall"][0] == 3 * (2**32 - 1)
 
 
-def test_the_parts_of_a_step_add_up_to_it() -> None:
+def test_the_parts_of_a_step_add_up_to_it():
     inside = dict.fromkeys(ring_layout.STEP_INSIDE, 0)
     inside.update(data_us=10, buffers_us=5, exposed_us=40, optimizer_us=7, own_us=3)
     waits = [20, 5 + 1, 0, 40]
@@ -512,7 +487,7 @@ def test_the_parts_of_a_step_add_up_to_it() -> None:
 PICKLING_S = 0.01
 
 
-def pickle(_: object) -> None:
+def pickle(_):
     time.sleep(PICKLING_S)
 
 
@@ -528,24 +503,20 @@ def gather_object(helper):
     helper("x")
 
 
-@pytest.mark.parametrize(("call", "pickled"), [(all_gather_object, 1), (broadcast_object_list, 2), (gather_object, 0)])
-def test_pickling_counts_where_all_ranks_wait_for_it(call, pickled, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("call", "pickled", "thread"),
+    [(all_gather_object, 1, 0), (broadcast_object_list, 2, 0), (gather_object, 0, 0), (all_gather_object, 0, 1)],
+)
+def test_pickling_counts_where_all_ranks_wait_for_it_in_the_main_thread(call, pickled, thread, monkeypatch):
     monkeypatch.setattr(clock, "waits", [0, 0, 0, 0])
     monkeypatch.setattr(clock, "waiting", False)
+    monkeypatch.setattr(here, "main_thread", here.main_thread + thread)
     call(calls.count_pickling(pickle))
     assert clock.waits[clock.phase] / 1e9 >= PICKLING_S * pickled
     assert bool(clock.waits[clock.phase]) == bool(pickled)
 
 
-def test_another_thread_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "waits", [0, 0, 0, 0])
-    monkeypatch.setattr(here, "main_thread", here.main_thread + 1)
-    all_gather_object(calls.count_pickling(pickle))
-    assert not any(clock.waits)
-
-
-def test_both_helpers_of_torch_are_found() -> None:
-    c10d = pytest.importorskip("torch.distributed.distributed_c10d")
+def test_both_helpers_of_torch_are_found():
     own = SimpleNamespace(__name__="c10d", **{name: getattr(c10d, name) for name in calls.PICKLING})
     calls.patch_objects(own)
     assert all(hasattr(getattr(own, name), "__wrapped__") for name in calls.PICKLING)
@@ -555,27 +526,27 @@ def test_both_helpers_of_torch_are_found() -> None:
 
 
 @pytest.fixture
-def ring(tmp_path: Path) -> Ring:
+def ring(tmp_path):
     return Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=42, start_ticks=7)
 
 
-def call(ring: Ring, op: str = "all_reduce", shape: Any = (), redop: str = "", peer: int = ring_layout.NO_PEER) -> None:
+def call(ring, op="all_reduce", shape=(), redop="", peer=ring_layout.NO_PEER):
     kind = calls.kind_of(ring, sys._getframe(1), op, 0, "float32", shape, 1, redop, peer, ring_layout.FLAG_MAIN)
     ring.end(ring.begin(kind.packed))
 
 
-def slots(ring: Ring) -> list[ring_reading.CallSlot]:
+def slots(ring):
     return list(ring_reading.read_ring_file(ring.path).slots)
 
 
-def test_a_call_that_comes_again_is_worked_out_once(ring: Ring) -> None:
+def test_a_call_that_comes_again_is_worked_out_once(ring):
     for _ in range(3):
         call(ring, shape=(4,))
     assert len(ring.kinds) == 1
     assert [slot.shape for slot in slots(ring)] == [(4,)] * 3
 
 
-def test_what_a_line_is_given_may_change_from_call_to_call(ring: Ring) -> None:
+def test_what_a_line_is_given_may_change_from_call_to_call(ring):
     given = [("all_reduce", (4,), "SUM", -1), ("all_reduce", (5,), "SUM", -1), ("all_reduce", (5,), "MAX", -1),
              ("send", (5,), "", 1), ("send", (5,), "", 2), ("all_reduce", (4,), "SUM", -1)]  # fmt: skip
     for op, shape, redop, peer in given:
@@ -584,7 +555,7 @@ def test_what_a_line_is_given_may_change_from_call_to_call(ring: Ring) -> None:
     assert len({slot.site["l"] for slot in slots(ring) if slot.site}) == 1
 
 
-def test_two_calls_of_one_line_and_calls_of_two_lines(ring: Ring) -> None:
+def test_two_calls_of_one_line_and_calls_of_two_lines(ring):
     call(ring), call(ring, "barrier")
     call(ring)
     first, second, third = slots(ring)
@@ -595,7 +566,7 @@ def test_two_calls_of_one_line_and_calls_of_two_lines(ring: Ring) -> None:
     assert third.site["l"] == first.site["l"] + 1
 
 
-def library(name: str) -> Any:
+def library(name):
     """Return a function that calls what it is given, in a file of torch.distributed's."""
     names: dict[str, Any] = {}
     path = "/x/site-packages/torch/distributed/made.py"
@@ -603,7 +574,7 @@ def library(name: str) -> Any:
     return names[name]
 
 
-def test_a_call_that_torch_makes_stands_at_each_line_that_asked_for_it(ring: Ring) -> None:
+def test_a_call_that_torch_makes_stands_at_each_line_that_asked_for_it(ring):
     for name in ("all_gather_object", "broadcast_object_list"):
         for _ in range(2):
             library(name)(call, ring)
@@ -617,7 +588,7 @@ def test_a_call_that_torch_makes_stands_at_each_line_that_asked_for_it(ring: Rin
     assert (api, found[-1]) == ("all_gather_object", ("all_gather_object", line + 1))
 
 
-def test_a_kind_goes_with_the_code_that_made_the_call(ring: Ring) -> None:
+def test_a_kind_goes_with_the_code_that_made_the_call(ring):
     for number in range(50):
         names: dict[str, Any] = {}
         exec(compile("\n" * number + "def f(): call(ring)", "made.py", "exec"), {"call": call, "ring": ring}, names)
@@ -628,7 +599,7 @@ def test_a_kind_goes_with_the_code_that_made_the_call(ring: Ring) -> None:
     assert [slot.site["l"] for slot in slots(ring) if slot.site] == list(range(1, 51))
 
 
-def test_kinds_are_bounded(ring: Ring) -> None:
+def test_kinds_are_bounded(ring):
     for size in range(calls.MAX_KINDS + 10):
         call(ring, shape=(size,))
     assert len(ring.kinds) <= calls.MAX_KINDS
@@ -670,7 +641,6 @@ def train(path, *, steps, step_s, costs_s, slower_from=None):
 )
 def test_comparing_takes_less_than_its_share_and_ranks_agree(tmp_path, step_s, costs_s):
     due, took_s, spent_s = train(tmp_path / "page", steps=20_000, step_s=step_s, costs_s=costs_s)
-
     assert due[0] == due[1]
     assert due[0][:6] == [1, 2, 4, 8, 16, 32]
     assert spent_s <= max(ALLOWANCE_S, 6 * max(costs_s), SHARE * took_s) + max(costs_s)
@@ -680,13 +650,11 @@ def test_comparing_takes_less_than_its_share_and_ranks_agree(tmp_path, step_s, c
 
 def test_what_costs_next_to_nothing_is_compared_at_most_every_32nd_step(tmp_path):
     due, _, _ = train(tmp_path / "page", steps=3_000, step_s=0.1, costs_s=(0.001, 0.001))
-
     assert due[0] == [1, 2, 4, 8, 16, *range(32, 3_001, 32)]
 
 
 def test_slower_steps_allow_more_comparisons(tmp_path):
     due, _, _ = train(tmp_path / "page", steps=20_000, step_s=0.01, costs_s=(0.1, 0.1), slower_from=10_000)
-
     early, late = (sum(first <= step < first + 5_000 for step in due[0]) for first in (5_000, 15_000))
     assert late > 4 * early
 
@@ -753,7 +721,7 @@ SIGNATURES = {
 """Docstrings of torch 2.14.1 and 2.15. The hook came before the argument."""
 
 
-def run(version: str, dumps: dict[str, Any], *, nccl: bool = True, idle: Any = None, **env: str) -> tuple[Any, Any]:
+def run(version, dumps, *, nccl=True, idle=None, **env):
     """Return the entries and the variables of a recorder that meets such a build of torch.
 
     ``idle`` has, for each device, whether its default stream is; None: this process does not use the device.
@@ -767,59 +735,87 @@ def run(version: str, dumps: dict[str, Any], *, nccl: bool = True, idle: Any = N
     return answer, variables
 
 
-def flight_entry(number: int, name: str = "nccl:all_reduce", **more: Any) -> dict[str, Any]:
+def flight_entry(number, name="nccl:all_reduce", **more):
     return {
         "process_group": ["0", "default_pg"], "collective_seq_id": number, "p2p_seq_id": 0, "is_p2p": False,
         "profiling_name": name, "state": "scheduled", "retired": False, "time_created_ns": number, **more,
     }  # fmt: skip
 
 
-def numbers(answer: Any) -> list[int]:
+def numbers(answer):
     return [found["collective_seq_id"] for found in answer["entries"]]
 
 
-def test_nccls_own_recorder_is_read_and_not_that_of_gloo() -> None:
-    dumps = {"own": {"entries": [flight_entry(3)]}, "gloo": {"entries": [flight_entry(7, "gloo:all_reduce")]}}
-    assert numbers(run("2.13.0+cu130", dumps)[0]) == [3]
+UNTOLD = {"retired": True, "name": "nccl2:all_reduce"}
 
 
-def test_the_recorder_of_nccl2_is_read() -> None:
-    hooked = json.loads((DATA / "nccl2-2.15.json").read_text())
-    answer, _ = run("2.15.0+cu132", {"own": {}, "hooked": {"nccl2": hooked}})
-    assert [found["profiling_name"] for found in answer["entries"]] == [
-        "nccl2:all_reduce", "nccl2:all_reduce", "nccl2:recv 1<-2", "nccl2:send 0->1",
-    ]  # fmt: skip
+def nccl2(*entries):
+    return {"own": {}, "hooked": {"nccl2": {"entries": entries}}}
 
 
-UNTOLD: dict[str, Any] = {"retired": True, "name": "nccl2:all_reduce"}
+OWN, NEW = (json.loads((DATA / name).read_text()) for name in ("nccl-2.14.1.json", "nccl2-2.15.json"))
+TWO, ONE = nccl2(flight_entry(1, **UNTOLD), flight_entry(2, **UNTOLD)), nccl2(flight_entry(1, **UNTOLD))
+MANY = {"own": {"entries": [flight_entry(at) for at in range(1, 12)]}}
+OF_OLD = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine/trace_"}
+OF_NEW = {"TORCH_FR_BUFFER_SIZE": "50", "TORCH_FR_DUMP_TEMP_FILE": "/mine/trace_"}
+BUILDS = {
+    "NCCL's own is read, and not that of Gloo": (
+        "2.13.0+cu130",
+        {"own": {"entries": [flight_entry(3)]}, "gloo": {"entries": [flight_entry(7, "gloo:all_reduce")]}}, {},
+    ),
+    "nccl2's is read": ("2.15.0+cu132", {"own": {}, "hooked": {"nccl2": NEW}}, {}),
+    # Under DETAIL torch 2.15 retires each call of nccl2 when it is queued. Only devices that are in use are asked.
+    "a device works": ("2.15.0+cu132", TWO, {"idle": [False]}),
+    "devices in use are idle": ("2.15.0+cu132", TWO, {"idle": [True, None, True]}),
+    "one of two devices works": ("2.15.0+cu132", TWO, {"idle": [True, None, False]}),
+    "a call that is not retired": (
+        "2.15.0+cu132", nccl2(flight_entry(1, **UNTOLD), flight_entry(2, "nccl2:all_reduce")), {"idle": [True]}
+    ),
+    "no device is known": ("2.15.0+cu132", ONE, {}),
+    "a device has failed": ("2.15.0+cu132", ONE, {"idle": ["of a device that has failed"]}),
+    "completed": (
+        "2.15.0+cu132", nccl2(flight_entry(1, "nccl2:all_reduce", state="completed", retired=True)), {"idle": [False]}
+    ),
+    "of a group that is gone": (
+        "2.15.0+cu132", nccl2(flight_entry(1, **UNTOLD, process_group=["5", ""])), {"idle": [False]}
+    ),
+    "shared, and empty": ("2.14.1+cu130", {"own": OWN, "shared": {}}, {}),
+    "shared with Gloo": (
+        "2.14.1+cu130",
+        {"own": OWN, "shared": {"entries": [flight_entry(9, "nccl2:broadcast"), flight_entry(8, "gloo:all_reduce")]}},
+        {},
+    ),
+    "the oldest pending survives": ("2.6.0", {"own": {"entries": [flight_entry(at) for at in range(1, 2001)]}}, {}),
+    # torch 2.14 gives the events of what is done to the next call, so that all look pending as long as that one is.
+    "those that wait for their device": ("2.14.1+cu130", MANY, {"TORCH_NCCL_BLOCKING_WAIT": "1"}),
+    "those that do not": ("2.14.1+cu130", MANY, {"TORCH_NCCL_BLOCKING_WAIT": "0"}),
+    "a group that is no more": (
+        "2.6.0", {"own": {"entries": [flight_entry(1, process_group=["5", ""]), flight_entry(2)]}}, {}
+    ),
+    "a build without a recorder": ("2.13.0+cpu", {}, {"nccl": False}),
+    **{f"kernels are timed: {value!r}": ("2.6.0", {}, {"TORCH_NCCL_ENABLE_TIMING": value})
+       for value in ("1", "TRUE", "0", "")},
+    "torch 2.6 gets a buffer, and dumps into the run folder": ("2.6.0+cu124", {}, {}),
+    "later torch gets the names of which it does not warn": ("2.15.0+cu132", {}, {}),
+    "what the user has set stays": ("2.15.0", {}, OF_OLD),
+    "what the user has set stays, in 2.6": ("2.6.0", {}, OF_OLD),
+    "what the user has set stays, by new names": ("2.15.0", {}, OF_NEW),
+    "a child that becomes a rank": ("2.15.0", {}, {"TORCH_FR_DUMP_TEMP_FILE": "/run/folder/evidence/1-1.flight"}),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("entries", "idle", "found", "said"),
-    [
-        ([flight_entry(1, **UNTOLD), flight_entry(2, **UNTOLD)], [False], [2], 0),
-        ([flight_entry(1, **UNTOLD), flight_entry(2, **UNTOLD)], [True, None, True], [2], 1),
-        ([flight_entry(1, **UNTOLD), flight_entry(2, **UNTOLD)], [True, None, False], [2], 0),
-        ([flight_entry(1, **UNTOLD), flight_entry(2, "nccl2:all_reduce")], [True], [2], "not asked"),
-        ([flight_entry(1, **UNTOLD)], None, [1], None),
-        ([flight_entry(1, **UNTOLD)], ["of a device that has failed"], [1], None),
-        ([flight_entry(1, "nccl2:all_reduce", state="completed", retired=True)], [False], [], "not asked"),
-        ([flight_entry(1, **UNTOLD, process_group=["5", ""])], [False], [], "not asked"),
-    ],
-)
-def test_devices_are_asked_where_torch_does_not_tell_what_has_completed(
-    entries: Any, idle: Any, found: list[int], said: Any
-) -> None:
-    """Under DETAIL torch 2.15 retires each call of nccl2 when it is queued. Only devices that are in use are asked."""
-    answer, _ = run("2.15.0+cu132", {"own": {}, "hooked": {"nccl2": {"entries": entries}}}, idle=idle)
-    assert (numbers(answer), answer.get("idle", "not asked")) == (found, said)
-
-
-def test_a_recorder_that_hooked_backends_share_with_gloo_is_read_without_an_argument() -> None:
-    own = json.loads((DATA / "nccl-2.14.1.json").read_text())
-    hooked = {"entries": [flight_entry(9, "nccl2:broadcast"), flight_entry(8, "gloo:all_reduce")]}
-    assert numbers(run("2.14.1+cu130", {"own": own, "shared": {}})[0]) == [5]
-    assert numbers(run("2.14.1+cu130", {"own": own, "shared": hooked})[0]) == [5, 9]
+@CASES
+def what_is_read_of_each_build_of_torch_and_set_in_it():
+    """Dumps are named by the process, whose number has more than one digit."""
+    with ThreadPoolExecutor(2) as pool:
+        given = [pool.submit(run, version, dumps, **more) for version, dumps, more in BUILDS.values()]
+    found = {}
+    for name, (answer, variables) in zip(BUILDS, (one.result() for one in given), strict=True):
+        assert answer.pop("wall_ns") > answer.pop("at") > 0
+        answer["entries"] = [f"{one['collective_seq_id']} {one['profiling_name']}" for one in answer["entries"]]
+        named = {key: re.sub(r"\d{2,}-\d{2,}", "PID", value) for key, value in variables.items()}
+        found[name] = answer, named
+    return found
 
 
 @pytest.mark.parametrize(
@@ -830,7 +826,7 @@ def test_a_recorder_that_hooked_backends_share_with_gloo_is_read_without_an_argu
         ({"own": {"entries": [flight_entry(3)]}, "shared": None}, [3], "nccl2 and nccl-lazy"),
     ],
 )
-def test_a_recorder_that_fails_takes_no_other_with_it(dumps: Any, found: list[int], lost: str, tmp_path: Path) -> None:
+def test_a_recorder_that_fails_takes_no_other_with_it(dumps, found, lost, tmp_path):
     answer, _ = run("2.15.0+cu132", dumps, DDPDOCTOR_RUN=str(tmp_path))
     assert numbers(answer) == found
     (note,) = [path.read_text() for path in tmp_path.glob("lost-*")]
@@ -838,54 +834,3 @@ def test_a_recorder_that_fails_takes_no_other_with_it(dumps: Any, found: list[in
     assert losses_of(note.strip()) == (
         f"flight recorder of {lost} failed, so collectives that wait on a GPU may not be recorded",
     )
-
-
-def test_the_oldest_pending_survives_any_number_that_came_later() -> None:
-    assert numbers(run("2.6.0", {"own": {"entries": [flight_entry(at) for at in range(1, 2001)]}})[0]) == [1]
-
-
-def test_of_calls_that_wait_for_their_device_only_the_newest_is_pending() -> None:
-    """torch 2.14 gives the events of what is done to the next call, so that all look pending as long as that one is."""
-    own = {"entries": [flight_entry(at) for at in range(1, 12)]}
-    assert numbers(run("2.14.1+cu130", {"own": own}, TORCH_NCCL_BLOCKING_WAIT="1")[0]) == [11]
-    assert numbers(run("2.14.1+cu130", {"own": own}, TORCH_NCCL_BLOCKING_WAIT="0")[0]) == [1]
-
-
-def test_entries_of_a_group_that_is_no_more_are_left_out() -> None:
-    gone = flight_entry(1, process_group=["5", ""])
-    assert numbers(run("2.6.0", {"own": {"entries": [gone, flight_entry(2)]}})[0]) == [2]
-
-
-def test_a_build_without_a_recorder_answers_with_nothing() -> None:
-    answer, variables = run("2.13.0+cpu", {}, nccl=False)
-    assert (answer["entries"], answer["timed"], variables) == ([], 0, {})
-
-
-@pytest.mark.parametrize(("value", "timed"), [("1", 1), ("TRUE", 1), ("0", 0), ("", 0)])
-def test_that_torch_times_kernels_is_noted(value: str, timed: int) -> None:
-    assert run("2.6.0", {}, TORCH_NCCL_ENABLE_TIMING=value)[0]["timed"] == timed
-
-
-def test_torch_2_6_gets_a_buffer_and_dumps_into_the_run_folder() -> None:
-    _, variables = run("2.6.0+cu124", {})
-    target = variables.pop("TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-    assert target.startswith("/run/folder/evidence/")
-    assert variables == {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
-
-
-def test_later_torch_gets_the_names_of_which_it_does_not_warn() -> None:
-    _, variables = run("2.15.0+cu132", {})
-    assert sorted(variables) == ["TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"]
-
-
-def test_what_the_user_has_set_stays_under_either_name() -> None:
-    old = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine/trace_"}
-    assert run("2.15.0", {}, **old)[1] == old
-    assert run("2.6.0", {}, **old)[1] == {**old, "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
-    new = {"TORCH_FR_BUFFER_SIZE": "50", "TORCH_FR_DUMP_TEMP_FILE": "/mine/trace_"}
-    assert run("2.15.0", {}, **new)[1] == new
-
-
-def test_a_child_that_becomes_a_rank_dumps_under_its_own_name() -> None:
-    _, variables = run("2.15.0", {}, TORCH_FR_DUMP_TEMP_FILE="/run/folder/evidence/1-1.flight")
-    assert variables["TORCH_FR_DUMP_TEMP_FILE"] != "/run/folder/evidence/1-1.flight"

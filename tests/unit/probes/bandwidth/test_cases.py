@@ -113,8 +113,9 @@ def test_in_place_is_what_really_shares_memory():
 
 def test_bus_factors_are_those_of_nccl_tests():
     factors = {
-        Collective.ALL_REDUCE: {2: 1.0, 8: 1.75}, Collective.ALL_GATHER: {4: 0.75}, Collective.REDUCE_SCATTER: {4: 0.75},
-        Collective.ALL_TO_ALL: {4: 0.75}, Collective.BROADCAST: {4: 1.0}, Collective.REDUCE: {4: 1.0},
+        Collective.ALL_REDUCE: {2: 1.0, 8: 1.75}, Collective.ALL_GATHER: {4: 0.75},
+        Collective.REDUCE_SCATTER: {4: 0.75}, Collective.ALL_TO_ALL: {4: 0.75}, Collective.BROADCAST: {4: 1.0},
+        Collective.REDUCE: {4: 1.0},
         Collective.SEND_RECV: {4: 1.0},
     }  # fmt: skip
     for one, by_ranks in factors.items():
