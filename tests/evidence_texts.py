@@ -244,6 +244,14 @@ def nccl_warn(host: str, pid: int, said: str, gpu: int = 0, place: str = "misc/s
 # stacks
 
 
+PIN_MEMORY = """\
+
+Thread 529 (idle): "Thread-1 (_pin_memory_loop)"
+    wait (threading.py:331)
+    _pin_memory_loop (torch/utils/data/_utils/pin_memory.py:54)
+"""
+
+
 def pyspy(
     pid: int, *frames: str, state: str = "idle", command: str = "/opt/venv/bin/python -u train.py", others: str = ""
 ) -> str:

@@ -1,6 +1,6 @@
 """What readers of logs make of lines: tests/data/readers has a file for each, with its name.
 
-A case is "==== NAME" (and "| host h" for a file that is named after a host), and then logs, each with what is read in
+A case is "==== NAME" (and "| host h" or "| rank 3" for a file whose name says that), and then logs or files, each with what is read in
 it below: "=> LINE: FACT FIELD=...", for each field that is not its default, or "=> nothing". "#: " begins a comment. Lines stand as programs write
 them; those with "@" stand for several, see `tests.evidence_texts.written`.
 """
@@ -15,8 +15,8 @@ import pytest
 
 from ddpdoctor.evidence.errors import classify
 from ddpdoctor.evidence.lines import LogSplitter, split_line
-from ddpdoctor.evidence.reader import condense, condensed_triggers
-from ddpdoctor.evidence.registry import line_readers
+from ddpdoctor.evidence.reader import Document, condense, condensed_triggers
+from ddpdoctor.evidence.registry import document_readers, line_readers
 from ddpdoctor.evidence.tracebacks import TracebackReader
 from ddpdoctor.evidence.watchdog import WatchdogReader
 from ddpdoctor.model.evidence import Failed, Finished, Moving, Nature, Waiting, Who
@@ -42,7 +42,7 @@ def logs():
     for path in sorted(DATA.glob("*.txt")):
         for case in re.split(r"^==== ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
             head, *lines = case.rstrip("\n").split("\n")
-            name, _, host = head.partition(" | host ")
+            name, _, named = head.partition(" | ")
             log, facts = [], []
             for line, following in zip(lines, [*lines[1:], ""], strict=True):
                 if line.startswith("=> "):
@@ -50,15 +50,31 @@ def logs():
                 elif not line.startswith("#: "):
                     log.append(line)
                 if facts and not following.startswith("=> "):
-                    yield pytest.param(path.stem, host, log, facts, id=f"{path.stem}: {name}: {log[0][:40]}")
+                    yield pytest.param(path.stem, named.split(), log, facts, id=f"{path.stem}: {name}: {log[0][:40]}")
                     log, facts = [], []
 
 
-@pytest.mark.parametrize(("reader", "host", "log", "facts"), list(logs()))
-def test_the_facts_of_a_log(reader, host, log, facts):
-    (one,) = [one for one in line_readers() if one.name.lower().replace(" ", "-") == reader]
-    found = read_text(one, text(written(log)), Who(host=host))
+@pytest.mark.parametrize(("reader", "named", "log", "facts"), list(logs()))
+def test_the_facts_of_a_log(reader, named, log, facts):
+    who = Who(
+        **{key: int(value) if key == "rank" else value for key, value in zip(named[::2], named[1::2], strict=True)}
+    )
+    for_lines = [one for one in line_readers() if _is_called(one, reader)]
+    found = (
+        read_text(for_lines[0], text(written(log)), who) if for_lines else read_file(reader, text(written(log)), who)
+    )
     assert ([f"=> {shown(fact)}" for fact in found] or ["=> nothing"]) == facts
+
+
+def read_file(reader, text, who):
+    """Return the facts of a file that is read as a whole."""
+    body = text.encode()
+    (one,) = [one for one in document_readers() if _is_called(one, reader) and one.recognizes(body)]
+    return one.read(Document(source="job.log", path=None, body=body, who=who)).facts
+
+
+def _is_called(reader, name):
+    return reader.name.lower().replace(" ", "-") == name
 
 
 def shown(fact):
