@@ -1,12 +1,14 @@
 """What readers of logs make of lines: tests/data/readers has a file for each, with its name.
 
-A case is "==== NAME" (and "| host h" or "| rank 3" for a file whose name says that), and then logs or files, each with what is read in
-it below: "=> LINE: FACT FIELD=...", for each field that is not its default, or "=> nothing". "#: " begins a comment. Lines stand as programs write
-them; those with "@" stand for several, see `tests.evidence_texts.written`.
+A case is "==== NAME" (and "| host h" or "| rank 3" for a file whose name says that), and then logs or files, each with
+what is read in it below: "=> LINE: FACT FIELD=...", for each field that is not its default, or "=> nothing". "#: " begins
+a comment. Lines stand as programs write them; those with "@" stand for several, see `tests.evidence_texts.written`.
+
+``python -m tests.unit.evidence.test_readers`` writes anew what is read, after a change or below a new log and a line "=> ".
+Read its diff: it writes what is, and not what should be.
 """
 
 import json
-import re
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -37,25 +39,31 @@ def read_text(reader, text, who=None):
     return facts
 
 
+def blocks(path):
+    """Return the parts of a file: its lines as they stand, and whose log, the log, and the facts below it."""
+    named, log, facts = [], [], []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    for line, following in zip(lines, [*lines[1:], "==== "], strict=True):
+        if line.startswith("=> "):
+            facts.append(line)
+            if not following.startswith("=> "):
+                yield named, log, facts
+                log, facts = [], []
+        elif line.startswith(("==== ", "#: ")) or (not line and following.startswith("==== ")):
+            named = line.partition(" | ")[2].split() if line.startswith("==== ") else named
+            yield line
+        else:
+            log.append(line)
+
+
 def logs():
-    """Return each log: whose it is, its lines, and the facts in it."""
     for path in sorted(DATA.glob("*.txt")):
-        for case in re.split(r"^==== ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
-            head, *lines = case.rstrip("\n").split("\n")
-            name, _, named = head.partition(" | ")
-            log, facts = [], []
-            for line, following in zip(lines, [*lines[1:], ""], strict=True):
-                if line.startswith("=> "):
-                    facts.append(line)
-                elif not line.startswith("#: "):
-                    log.append(line)
-                if facts and not following.startswith("=> "):
-                    yield pytest.param(path.stem, named.split(), log, facts, id=f"{path.stem}: {name}: {log[0][:40]}")
-                    log, facts = [], []
+        for named, log, facts in (block for block in blocks(path) if isinstance(block, tuple)):
+            yield pytest.param(path.stem, named, log, facts, id=f"{path.stem}: {log[0][:60]}")
 
 
-@pytest.mark.parametrize(("reader", "named", "log", "facts"), list(logs()))
-def test_the_facts_of_a_log(reader, named, log, facts):
+def read(reader, named, log):
+    """Return the facts of a log, a line for each."""
     who = Who(
         **{key: int(value) if key == "rank" else value for key, value in zip(named[::2], named[1::2], strict=True)}
     )
@@ -63,7 +71,12 @@ def test_the_facts_of_a_log(reader, named, log, facts):
     found = (
         read_text(for_lines[0], text(written(log)), who) if for_lines else read_file(reader, text(written(log)), who)
     )
-    assert ([f"=> {shown(fact)}" for fact in found] or ["=> nothing"]) == facts
+    return [f"=> {shown(fact)}" for fact in found] or ["=> nothing"]
+
+
+@pytest.mark.parametrize(("reader", "named", "log", "facts"), list(logs()))
+def test_the_facts_of_a_log(reader, named, log, facts):
+    assert read(reader, named, log) == facts
 
 
 def read_file(reader, text, who):
@@ -174,3 +187,11 @@ def test_the_ranks_and_hosts_that_an_error_names() -> None:
         "Rank 2 successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0."
     )
     assert classify("RuntimeError", innocent).peers == (0,)
+
+
+if __name__ == "__main__":
+    for changed in sorted(DATA.glob("*.txt")):
+        lines = []
+        for block in blocks(changed):
+            lines += [block] if isinstance(block, str) else [*block[1], *read(changed.stem, *block[:2])]
+        changed.write_text("\n".join(lines), encoding="utf-8")
