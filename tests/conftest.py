@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kept import way_of
 from tests.preloaded import preloaded
 
 QUEUE, MACHINE = (Path(tempfile.gettempdir(), f"ddpdoctor-tests-{name}-{os.getuid()}") for name in ("queue", "machine"))
@@ -102,13 +103,13 @@ def _own_environment() -> Iterator[None]:
 @pytest.fixture
 def preloaded_python(request: pytest.FixtureRequest) -> Iterator[None]:
     """Have a test's jobs start from a Python that has torch loaded; without it each starts as ever."""
-    cold = request.node.get_closest_marker("cold") is not None
+    cold = request.node.get_closest_marker("cold") is not None or way_of(request.node) == "kept"
     with contextlib.nullcontext() if cold else preloaded():
         yield
 
 
 def _is_alone(item: pytest.Item) -> bool:
-    return item.get_closest_marker("alone") is not None
+    return item.get_closest_marker("alone") is not None and way_of(item) != "kept"
 
 
 @contextlib.contextmanager

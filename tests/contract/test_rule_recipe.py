@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.rules.registry import all_rules
-from tests.scenarios.first import FIRST
+from tests import kept
+from tests.scenarios.first import FIRST, NIGHT, SECOND
 
 ROOT = Path(__file__).parents[2]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -104,7 +105,7 @@ def test_it_is_in_the_report_of_nodes_that_meet_and_of_a_bench(house):
     assert "DD299" in met
 
 
-# What the README's test command runs shows each kind, verb and launcher that any scenario shows.
+# What the README's test command runs shows each kind that any scenario shows, and each verb and launcher by a real job.
 
 
 TABLES = [path for part in ("rules", "unit") for path in (ROOT / "tests" / part).rglob("test_*.py")]
@@ -130,7 +131,8 @@ class Texts:
     @staticmethod
     def pytest_collection_finish(session: pytest.Session) -> None:
         """Write it as JSON, behind all else."""
-        rows = {item.nodeid: [item.get_closest_marker("full") is None, _text(item)] for item in session.items}
+        first = {item.nodeid: item.get_closest_marker("full") is None for item in session.items}
+        rows = {item.nodeid: [first[item.nodeid], kept.way_of(item), _text(item)] for item in session.items}
         sys.__stdout__.write("\n" + json.dumps(rows))  # type: ignore[union-attr]
 
 
@@ -142,8 +144,8 @@ def _text(item: typing.Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def scenarios() -> dict[str, tuple[bool, str]]:
-    """Return of each scenario whether it is run first, and what it says."""
+def scenarios() -> dict[str, tuple[bool, str, str]]:
+    """Return of each scenario whether it is run first, in which way it takes its jobs, and what it says."""
     command = [sys.executable, "-c", ASK, "--collect-only", "-q", "-m", "", "-p", "no:xdist", "tests/scenarios"]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=200,
@@ -151,17 +153,19 @@ def scenarios() -> dict[str, tuple[bool, str]]:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     line = next(line for line in done.stdout.splitlines() if line.startswith("{"))
-    return {name: (first, text) for name, (first, text) in json.loads(line).items()}
+    return {name: (first, way, text) for name, (first, way, text) in json.loads(line).items()}
 
 
 def _says(text: str, *words: str) -> bool:
     return any(word in text and re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text) for word in words)
 
 
-def test_each_kind_that_any_scenario_shows_is_shown_first_or_by_a_table(scenarios: dict[str, tuple[bool, str]]) -> None:
+def test_each_kind_that_any_scenario_shows_is_shown_first_or_by_a_table(
+    scenarios: dict[str, tuple[bool, str, str]],
+) -> None:
     tables = "".join(path.read_text() for path in TABLES)
-    first = "".join(text for is_first, text in scenarios.values() if is_first)
-    shown = [rule for rule in all_rules() if any(_says(text, rule.kind, rule.code) for _, text in scenarios.values())]
+    first = "".join(text for is_first, _, text in scenarios.values() if is_first)
+    shown = [rule for rule in all_rules() if any(_says(text, rule.kind, rule.code) for *_, text in scenarios.values())]
     left_out = [
         rule.code for rule in shown
         if not _says(first, rule.kind, rule.code)
@@ -171,18 +175,22 @@ def test_each_kind_that_any_scenario_shows_is_shown_first_or_by_a_table(scenario
 
 
 @pytest.mark.parametrize("word", [*VERBS, *LAUNCHERS])
-def test_each_verb_and_launcher_is_shown_first(word: str, scenarios: dict[str, tuple[bool, str]]) -> None:
+def test_each_verb_and_launcher_is_shown_first(word: str, scenarios: dict[str, tuple[bool, str, str]]) -> None:
     source = {name: (ROOT / name.partition("::")[0]).read_text() for name in scenarios}
-    assert any(first and (_says(text, word) or word in source[name]) for name, (first, text) in scenarios.items())
+    real = {name: text for name, (first, way, text) in scenarios.items() if first and way != "kept"}
+    assert any(_says(text, word) or word in source[name] for name, text in real.items())
 
 
-def test_each_line_of_the_list_names_a_scenario(scenarios: dict[str, tuple[bool, str]]) -> None:
-    listed = [f"tests/scenarios/{file}::{start}" for file, starts in FIRST.items() for start in starts]
-    assert [line for line in listed if not any(name.startswith(line) for name in scenarios)] == []
+def test_each_line_of_the_lists_names_a_scenario(scenarios: dict[str, tuple[bool, str, str]]) -> None:
+    names = [name.replace("-real]", "]").replace("[real]", "") for name in scenarios]
+    listed = [
+        f"tests/scenarios/{file}::{start}" for tests in (FIRST, SECOND, NIGHT)
+        for file, starts in tests.items() for start in starts
+    ]  # fmt: skip
+    assert [line for line in listed if not any(name.startswith(line) for name in names)] == []
 
 
-def test_ci_runs_what_the_first_command_leaves_out() -> None:
-    places = (ROOT / ".ci" / "run").read_text().split()
-    marked = [path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.full" in path.read_text()]
-    names = {path.relative_to(ROOT).as_posix() for path in marked if path != Path(__file__)}
-    assert [name for name in sorted(names) if not any(name.startswith(place) for place in places)] == []
+def test_each_kept_run_belongs_to_a_scenario(scenarios: dict[str, tuple[bool, str, str]]) -> None:
+    names = {re.sub(r"(?:-kept|\[kept)\]$", "", name) for name in scenarios}
+    of_none = [path.name for path in kept.KEPT.glob("*.tar.xz") if kept.read_about(path)["test"] not in names]
+    assert of_none == [], "git rm them"

@@ -24,6 +24,7 @@ from ddpdoctor.recorder.storage.ring_reading import DamagedRingError, read_ring_
 from ddpdoctor.report.blocks import Grid
 from ddpdoctor.report.contents import read_content
 from ddpdoctor.report.formats import parse_report, render_json
+from tests import kept
 
 JOBS = Path(__file__).parent / "jobs"
 SCHEMA = json.loads((Path(ddpdoctor.report.__file__).parent / "schema.json").read_text())
@@ -128,10 +129,15 @@ def finish(process: Any, folder: Path) -> Ran:
     path = folder / "report.json"
     report = json.loads(path.read_text()) if path.exists() else {}
     if report:
-        hold_to_schema(report)
-        assert not [check for check in report["checks"] if check["id"] == "pictures"]  # it is there if it crashed
+        hold_to_report(report)
         hold_to_second_judgment(folder, report)
     return Ran(process.returncode, stdout, stderr, report, folder)
+
+
+def hold_to_report(report: dict[str, Any]) -> None:
+    """Fail where a report is not of the form that all have, or a picture of it crashed."""
+    hold_to_schema(report)
+    assert not [check for check in report["checks"] if check["id"] == "pictures"]  # it is there if it crashed
 
 
 def hold_to_second_judgment(folder: Path, report: dict[str, Any]) -> None:
@@ -148,9 +154,16 @@ def _reported(report: dict[str, Any]) -> tuple[Any, ...]:
 
 def hold_to_schema(report: dict[str, Any]) -> None:
     """Fail where a report is not of the form that all have."""
+    _validator().validate(report)
+
+
+@functools.cache
+def _validator() -> Any:
     import jsonschema  # a machine that is lent for its GPU lacks it
 
-    jsonschema.validate(report, SCHEMA)
+    kind = jsonschema.validators.validator_for(SCHEMA)
+    kind.check_schema(SCHEMA)
+    return kind(SCHEMA)
 
 
 def grids_of(report: dict[str, Any]) -> dict[str, Grid]:
@@ -165,8 +178,15 @@ def cell_of(grid: Grid, row: str, column: str) -> str:
 
 
 def run(script: str | Path, folder: Path, *options: str, ranks: int = 3, args: tuple[str, ...] = (), **env: str) -> Ran:
-    """Run a job to its end."""
-    return finish(start(script, folder, *options, ranks=ranks, args=args, **env), folder)
+    """Run a job to its end, or take what was kept of its run: see ``tests/kept.py``."""
+    job = kept.Job(str(script), options, ranks, args, env)
+    if (found := kept.take(job, folder)) is not None:
+        status, text, report = found
+        hold_to_report(report)
+        return Ran(status, "", text, report, folder)
+    ran = finish(start(script, folder, *options, ranks=ranks, args=args, **env), folder)
+    kept.offer(job, folder, ran.status)
+    return ran
 
 
 def job_pids(folder: Path) -> list[int]:

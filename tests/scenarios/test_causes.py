@@ -42,6 +42,7 @@ def said(verdict: dict[str, object]) -> str:
     return "\n".join(map(str, verdict["evidence"]))  # type: ignore[call-overload]
 
 
+@pytest.mark.kept
 def test_an_error_that_everybody_meets_is_explained(tmp_path: Path) -> None:
     ran = run("early_step", tmp_path, *PATIENT, ranks=2)
     verdict = ran.report["verdict"]
@@ -51,6 +52,7 @@ def test_an_error_that_everybody_meets_is_explained(tmp_path: Path) -> None:
     assert "before optimizer.step()" in str(verdict["fix"])
 
 
+@pytest.mark.kept
 def test_the_holder_of_a_file_lock_is_named(tmp_path: Path) -> None:
     lock = tmp_path / "cache.lock"
     ran = run("stuck_flock", tmp_path / "run", "--debug-level", "OFF", ranks=2, args=(str(lock),))
@@ -59,6 +61,7 @@ def test_the_holder_of_a_file_lock_is_named(tmp_path: Path) -> None:
     assert str(verdict["fix"]).startswith("release the lock in rank 0")
 
 
+@pytest.mark.kept
 def test_a_child_that_died_is_named(tmp_path: Path) -> None:
     ran = run("stuck_dead_child", tmp_path, "--debug-level", "OFF", ranks=2)
     verdict = verdict_of(ran, "stuck_dead_child", "stuck", (1,))
@@ -66,12 +69,14 @@ def test_a_child_that_died_is_named(tmp_path: Path) -> None:
     assert "why that process ended" in str(verdict["fix"])
 
 
+@pytest.mark.kept
 def test_a_question_that_nobody_answers_is_named(tmp_path: Path) -> None:
     ran = run("stuck_input", tmp_path, "--debug-level", "OFF", ranks=2)
     verdict = verdict_of(ran, "stuck_input", "stuck", (1,))
     assert "rank 1: waits for input on stdin" in said(verdict)
 
 
+@pytest.mark.kept
 def test_a_build_that_does_not_end_is_named(tmp_path: Path) -> None:
     builder = tmp_path / "bin" / "ninja"
     builder.parent.mkdir()
@@ -87,6 +92,7 @@ def test_a_build_that_does_not_end_is_named(tmp_path: Path) -> None:
     assert "`sleep 100000`" in said(verdict)
 
 
+@pytest.mark.kept
 def test_a_limit_of_addresses_is_named(tmp_path: Path) -> None:
     ran = run("crash_memory_limit", tmp_path, "--debug-level", "OFF", *PATIENT, ranks=2)
     verdict = verdict_of(ran, "crash_memory_limit", "crash", (1,))
@@ -203,6 +209,7 @@ def build(lock: Path) -> Any:
     return builder
 
 
+@pytest.mark.kept
 def test_a_lock_that_its_dead_owner_left_behind_is_named(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     builder = build(lock)

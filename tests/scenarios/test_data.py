@@ -27,6 +27,7 @@ def marked() -> dict[int, tuple[str, list[int]]]:
     return found
 
 
+@pytest.mark.kept
 def test_each_way_to_share_out_badly_is_found_at_its_line(tmp_path: Path) -> None:
     ran = run(BADLY, tmp_path, "--debug-level", "OFF", *PATIENT)
     assert ran.report["job"]["status"] == "finished", ran.stderr
@@ -48,6 +49,7 @@ def test_each_way_to_share_out_badly_is_found_at_its_line(tmp_path: Path) -> Non
     assert drawn <= set().union(*named)
 
 
+@pytest.mark.kept
 def test_no_way_to_share_out_well_gives_an_alarm(tmp_path: Path) -> None:
     ran = run(WELL, tmp_path, "--debug-level", "OFF", *PATIENT, ranks=2)
     assert ran.report["job"]["status"] == "finished", ran.stderr
@@ -56,6 +58,7 @@ def test_no_way_to_share_out_well_gives_an_alarm(tmp_path: Path) -> None:
     assert outcomes == dict.fromkeys(("DD701", "DD702", "DD703", "DD704"), "passed")
 
 
+@pytest.mark.kept
 def test_ranks_that_run_out_of_batches_support_the_verdict(tmp_path: Path) -> None:
     ran = run("mismatch_uneven", tmp_path, "--debug-level", "OFF")
     assert ran.report["verdict"]["kind"] == "mismatch"

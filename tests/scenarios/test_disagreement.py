@@ -6,7 +6,7 @@ import pytest
 
 from tests.scenarios.running import PATIENT, marked_lines, run
 
-pytestmark = pytest.mark.usefixtures("preloaded_python")
+pytestmark = [pytest.mark.usefixtures("preloaded_python"), pytest.mark.kept]
 
 SEEDED = {
     "mismatch_shifted": (2, "OFF", "mismatch", [0], "called all_reduce"),

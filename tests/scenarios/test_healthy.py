@@ -6,7 +6,7 @@ import pytest
 
 from tests.scenarios.running import PATIENT, check_finished, run
 
-pytestmark = pytest.mark.usefixtures("preloaded_python")
+pytestmark = [pytest.mark.usefixtures("preloaded_python"), pytest.mark.kept]
 
 HEALTHY = (
     ("clean_plain", 2, "OFF"),

@@ -176,6 +176,7 @@ def test_on_hang_report_says_it_and_lets_the_job_go_on(tmp_path: Path) -> None:
     assert ran.report["verdict"] is None
 
 
+@pytest.mark.kept
 def test_an_attempt_that_was_restarted_is_a_warning(tmp_path: Path) -> None:
     ran = run("second_attempt", tmp_path, "--max-restarts", "1", *PATIENT, ranks=2)
     assert ran.report["job"]["status"] == "finished", ran.stderr
@@ -185,6 +186,7 @@ def test_an_attempt_that_was_restarted_is_a_warning(tmp_path: Path) -> None:
     assert finding["where"][0]["line"] in marked_lines("second_attempt")
 
 
+@pytest.mark.kept
 def test_an_abort_at_exit_is_no_failure_of_training(tmp_path: Path) -> None:
     ran = run("abort_at_exit", tmp_path, *PATIENT, ranks=2)
     assert ran.status == 1
@@ -370,10 +372,9 @@ def test_a_foreign_and_a_damaged_folder_are_clear_errors(tmp_path: Path) -> None
     assert "report" in damaged.stderr
 
 
+@pytest.mark.kept
 def test_a_node_that_never_comes_is_reported_and_the_others_are_stopped(tmp_path: Path) -> None:
-    ran = finish(
-        start("clean_groups", tmp_path, "--nnodes=2", "--node-rank=0", "--master-addr=127.0.0.1", ranks=2), tmp_path
-    )
+    ran = run("clean_groups", tmp_path, "--nnodes=2", "--node-rank=0", "--master-addr=127.0.0.1", ranks=2)
     assert (ran.report["verdict"]["kind"], ran.report["verdict"]["ranks"]) == ("missing", [2, 3]), ran.stderr
     assert (ran.report["job"]["status"], ran.status) == ("hung", 124)
 
@@ -400,3 +401,12 @@ def test_ranks_behind_a_shell_script_are_found(tmp_path: Path) -> None:
     verdict = ran.report["verdict"]
     assert (verdict["kind"], verdict["ranks"]) == ("crash", [0, 1]), ran.stderr
     assert verdict["where"][0]["line"] in marked_lines("crash_everywhere")
+
+
+def test_nan_is_said_once_while_the_job_runs(tmp_path):
+    options = ("--debug-level", "OFF", *PATIENT)
+    ran = run("nonfinite_input", tmp_path / "run", *options, ranks=2, args=("80",))
+    said = [line for line in ran.stderr.splitlines() if "training continues" in line]
+    assert len(said) == 1, ran.stderr
+    assert said[0].startswith("ddpdoctor: DD504 nonfinite-grad, rank 0")
+    assert ran.report["verdict"]["code"] == "DD504"

@@ -10,7 +10,7 @@ import pytest
 
 from tests.scenarios.running import PATIENT, check_finished, marked_lines, run
 
-pytestmark = pytest.mark.usefixtures("preloaded_python")
+pytestmark = [pytest.mark.usefixtures("preloaded_python"), pytest.mark.kept]
 TRAINED = ("fsdp2", "hybrid", "fsdp_tensor", "fsdp1", "tensor", "zero")
 """Those with an optimizer, which makes four steps."""
 KINDS = (*TRAINED, "dtensor", "functions", "compiled", "pipeline", "saved")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.scenarios.running import HANG_TIMEOUT_S, PATIENT, check_finished, marked_lines, run
 
-pytestmark = [pytest.mark.usefixtures("preloaded_python"), pytest.mark.alone, pytest.mark.nightly]
+pytestmark = [pytest.mark.usefixtures("preloaded_python"), pytest.mark.alone]
 
 SLOW = {
     "straggler_before": (3, (1,), "DETAIL", "before forward"),
@@ -19,6 +19,7 @@ SLOW = {
 KEEPING_PACE = {"clean_checkpoints": (2, "DETAIL"), "clean_turns": (2, "OFF")}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("job", SLOW)
 def test_the_slow_rank_is_named_with_its_phase_and_line(job: str, tmp_path: Path) -> None:
     ranks, slow, level, phase = SLOW[job]
@@ -34,6 +35,7 @@ def test_the_slow_rank_is_named_with_its_phase_and_line(job: str, tmp_path: Path
     assert [row["rank"] for row in ran.report["data"]["steps"]] == list(range(ranks))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("job", KEEPING_PACE)
 def test_ranks_that_keep_pace_are_left_alone(job: str, tmp_path: Path) -> None:
     ranks, level = KEEPING_PACE[job]
@@ -42,6 +44,7 @@ def test_ranks_that_keep_pace_are_left_alone(job: str, tmp_path: Path) -> None:
     assert {row["steps"] for row in ran.report["data"]["steps"]} == {30}
 
 
+@pytest.mark.nightly
 def test_a_rank_whose_loader_workers_are_slow_is_named_with_the_workers_line(tmp_path: Path) -> None:
     ran = run("straggler_input", tmp_path, "--debug-level", "OFF", *PATIENT, ranks=2, args=("one", "forkserver"))
     verdict = ran.report["verdict"]
@@ -51,12 +54,14 @@ def test_a_rank_whose_loader_workers_are_slow_is_named_with_the_workers_line(tmp
     assert any("a loader worker of rank 1 takes" in text for text in verdict["evidence"]), verdict
 
 
+@pytest.mark.nightly
 def test_a_rank_that_is_behind_where_all_wait_for_their_workers_is_left_alone(tmp_path: Path) -> None:
     ran = run("straggler_input", tmp_path, "--debug-level", "OFF", *PATIENT, ranks=2, args=("all", "fork"))
     assert (ran.status, ran.report["verdict"]) == (0, None), ran.report["verdict"]
     assert all(rank["steps"] == 30 for rank in ran.report["data"]["steps"])
 
 
+@pytest.mark.nightly
 def test_ranks_that_get_little_of_a_core_are_not_stuck_and_their_loaders_not_slow(tmp_path: Path) -> None:
     busy = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(30)]
     try:

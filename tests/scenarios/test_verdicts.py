@@ -16,7 +16,7 @@ from ddpdoctor.report.tree import draw_tree
 from ddpdoctor.report.verbs.job import job_content
 from tests.scenarios.running import PATIENT, Ran, marked_lines, run, words_of
 
-pytestmark = pytest.mark.usefixtures("preloaded_python")
+pytestmark = [pytest.mark.usefixtures("preloaded_python"), pytest.mark.kept]
 
 BOTH = ("DETAIL", "OFF")
 
@@ -80,7 +80,12 @@ FAULTS = (
     Seeded("mismatch_operation", 4, "mismatch", (1,), BOTH),
     Seeded("mismatch_dtype", 3, "mismatch", (0,), ("DETAIL",)),
 )
-RUNS = [pytest.param(seeded, level, id=f"{seeded.job}-{level}") for seeded in FAULTS for level in seeded.levels]
+LIVE = {"stuck_loader_worker", "stuck_evaluation", "exit_hang_child"}
+"""Their lines are those of children, or of a moment, that the run folder does not have once the job has ended."""
+RUNS = [
+    pytest.param(seeded, level, id=f"{seeded.job}-{level}", marks=[pytest.mark.live] * (seeded.job in LIVE))
+    for seeded in FAULTS for level in seeded.levels
+]  # fmt: skip
 HANGS = ("stuck", "stopped", "missing", "exit-hang")
 END = ("early-exit", "crash", "killed")
 """After these a job ends by itself, or is stopped however long its hang timeout is."""

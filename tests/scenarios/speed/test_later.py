@@ -18,12 +18,13 @@ from tests.scenarios.running import JOBS, PATIENT, clean_environment, finish, fr
 # It is recorded on real ranks when each gradient is ready, in which buckets they go out, and what is unused.
 
 
-pytestmark = [pytest.mark.usefixtures("preloaded_python"), pytest.mark.nightly]
+pytestmark = pytest.mark.usefixtures("preloaded_python")
 
 SLEEP_MS = 10.0
 WEIGHT_BYTES, BIAS_BYTES = 16 * 16 * 4, 16 * 4
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("unused", "expected"), [("never", [[0, 1]]), ("changing", []), ("fixed", [])])
 def test_when_each_gradient_is_ready_and_whether_any_goes_unused(
     unused: str, expected: list[list[int]], tmp_path: Path
@@ -93,6 +94,7 @@ def run_on(hosts: Hosts, folder: Path, way: str) -> dict[str, Any]:
     return dict(report)
 
 
+@pytest.mark.nightly
 def test_buckets_that_leave_when_backward_is_over(slow_hosts: Hosts, tmp_path: Path) -> None:
     report = run_on(slow_hosts, tmp_path, "default")
     verdict = report["verdict"]
@@ -101,6 +103,7 @@ def test_buckets_that_leave_when_backward_is_over(slow_hosts: Hosts, tmp_path: P
     assert {Path(place["file"]).name for place in verdict["where"]} == {"accelerator.py"}
 
 
+@pytest.mark.nightly
 def test_buckets_that_leave_while_backward_computes(slow_hosts: Hosts, tmp_path: Path) -> None:
     report = run_on(slow_hosts, tmp_path, "of_1_mib")
     assert report["verdict"] is None, report["verdict"]
@@ -139,6 +142,7 @@ def predictions(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {one["setting"]: one for one in report["data"]["speed"]["predictions"]}
 
 
+@pytest.mark.nightly
 def test_a_run_predicts_what_its_buffers_cost(slow: Path) -> None:
     report = json.loads((slow / "report.json").read_text())
     (finding,) = (one for one in report["findings"] if one["kind"] == "buffer-broadcast")
@@ -149,6 +153,7 @@ def test_a_run_predicts_what_its_buffers_cost(slow: Path) -> None:
     assert "no broadcast of buffers" in shown
 
 
+@pytest.mark.nightly
 def test_a_measured_curve_is_used_in_place_of_the_run(slow: Path, bench: Path) -> None:
     ran = doctor("report", str(slow), "--curve", str(bench), "--format", "json")
     assert ran.returncode == 0, ran.stderr
@@ -157,6 +162,7 @@ def test_a_measured_curve_is_used_in_place_of_the_run(slow: Path, bench: Path) -
     assert not any("fitted to this run" in one["assumes"] for one in by_curve.values())
 
 
+@pytest.mark.nightly
 def test_what_is_no_curve_is_refused(slow: Path, bench: Path) -> None:
     for arguments, says in (
         ((str(slow), "--curve", str(slow)), "is not a report of allreduce-bench"),
@@ -187,6 +193,7 @@ def tune(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 BATCHES = [("of_each_rank", "weak"), ("of_all_ranks", "strong")]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("way", "kind"), BATCHES)
 def test_the_batch_of_a_rank_decides_which_efficiency_is_shown(tmp_path: Path, way: str, kind: str) -> None:
     ran = tune(tmp_path, "--scaling", "1,2", str(JOB), way)
