@@ -615,7 +615,7 @@ class World:
         )  # fmt: skip
         ours(
             proc, read_processes=table, read_process=lambda pid, *_: table().get(pid), read_status=lambda *_: {},
-            read_io=lambda pid: None if (sent := used(pid, "io")) is None else proc.IoBytes(read=sent, written=0),
+            read_io=lambda pid, *_: None if (sent := used(pid, "io")) is None else proc.IoBytes(read=sent, written=0),
             read_run_delays=lambda pid, *_: {pid: used(pid, "delay") or 0}, read_wanted_ns=lambda *_: None,
             read_exit_code=lambda pid, *_: self.current.node.processes[pid].code, catches_signal=lambda *_: True,
         )  # fmt: skip
