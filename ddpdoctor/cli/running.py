@@ -163,6 +163,12 @@ def after_the_job(outcome: JobOutcome, *steps: Callable[[], None]) -> JobOutcome
                 f"ddpdoctor could not watch or save all of this job: {failure.strerror}. The exit status is the job's "
                 "own.",
             )
+        elif isinstance(failure, ImportError) or not os.path.exists(__file__):  # noqa: PTH110 - pathlib may be gone
+            say(
+                sys.stderr,
+                "ddpdoctor was updated or removed while the job ran, and could not report all of it. The exit status "
+                "is the job's own.",
+            )
         else:
             show_defect(failure)
     return replace(outcome, failure=failure)

@@ -1,5 +1,6 @@
 """What is typed, and what the command line prints while it works."""
 
+import errno
 import fcntl
 import io
 import os
@@ -25,8 +26,11 @@ from ddpdoctor.cli.options import (
     parse_steps,
 )
 from ddpdoctor.cli.output import LiveText, ShownProgress, has_color, read_width, say, write
+from ddpdoctor.cli.running import after_the_job
+from ddpdoctor.launch.session import JobOutcome
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.facts import Logger
+from ddpdoctor.model.facts import JobEnd, Logger
+from ddpdoctor.model.findings import Judgment
 
 # What ends the command, and with which status.
 
@@ -46,6 +50,39 @@ def test_an_interrupt_is_one_as_a_class_is_made_and_before_another_error():
     ended, defect = OSError("gone"), RuntimeError("b")
     ended.__context__, defect.__cause__ = KeyboardInterrupt(), KeyError("a")
     assert [came_of_interrupt(error) for error in (ended, defect)] == [True, False]
+
+
+FAILURES = {
+    "an update": (ImportError("gone"), None, "was updated or removed while the job ran"),
+    "no space": (OSError(errno.ENOSPC, "No space left on device"), None, "No space left on device. The exit status is"),
+    "a damaged record": (UserError("it is damaged", help="Copy it."), None, "it is damaged"),
+    "a defect": (TypeError("bad"), None, "internal error in ddpdoctor: TypeError"),
+    "a run folder that is gone": (TypeError("bad"), "run.json", "was removed while the job ran"),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_what_fails_after_the_job_is_said_once_and_changes_no_status(case, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    failure, removed, said = FAILURES[case]
+    (tmp_path / "run.json").write_text("{}")
+    end = JobEnd(hung=False, interrupted=False, exit_status=0, started_at="", ended_at="")
+    judgment = Judgment(findings=(), checks=(), certain=False)
+    outcome = JobOutcome(folder=tmp_path, run_dir=tmp_path, judgment=judgment, end=end, failure=None)
+    taken = []
+
+    def fail():
+        if removed is not None:
+            (tmp_path / removed).unlink(missing_ok=True)
+        raise failure
+
+    ended = after_the_job(outcome, fail, lambda: taken.append(1), lambda: 1 / 0)
+    assert (ended.exit_status, ended.failure, taken) == (0, failure, [1])
+    shown = " ".join(capsys.readouterr().err.split())
+    assert said in shown
+    assert shown.count("internal error") == (case == "a defect")
+    assert after_the_job(ended, fail) == ended  # it was said
+    assert capsys.readouterr().err == ""
 
 
 # The demo's scripts: complete, described, with one marked fault each.
