@@ -62,6 +62,7 @@ def test_a_rank_that_raises_is_named_once_and_before_the_launcher_ends_the_other
     assert (report["verdict"]["code"], report["verdict"]["ranks"]) == ("DD604", [1])
     assert report["verdict"]["where"][0]["line"] == marked_lines("watched")[1]
     assert (stderr.count("explain DD604"), report["job"]["status"]) == (1, "failed")
+    assert report["job"]["exit_status"] is None  # it is still to come, and Lightning's is one of its own
     assert stderr.index("DD604 crash") < stderr.index("ChildFailedError")
 
 
