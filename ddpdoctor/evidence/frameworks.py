@@ -198,7 +198,7 @@ class FrameworkReader:
     triggers = (b"exits with return code", b"Invalidate trace cache")
 
     def __init__(self) -> None:
-        self._several_nodes = False
+        self._several_nodes: bool | None = None
         self._last: dict[tuple[Any, ...], _Progress] = {}
         self._work: dict[tuple[Any, ...], BusyRank] = {}
         self._seen: set[int] = set()
@@ -307,10 +307,10 @@ class FrameworkReader:
             )  # fmt: skip
 
     def _who(self, line: Line, command: str, pid: int | None = None) -> Who:
-        """Return a process that the launcher started. On one node, the local rank is the rank."""
+        """Return a process that the launcher started. If the log shows one node, the local rank is the rank."""
         found = _LOCAL_RANK.search(command)
         local_rank = int(found["local_rank"]) if found is not None else None
-        rank = None if self._several_nodes or line.who.host else local_rank
+        rank = local_rank if self._several_nodes is False and not line.who.host else None
         return Who(rank=rank, host=line.who.host, pid=pid, local_rank=local_rank)
 
 

@@ -94,8 +94,9 @@ _BRACKETS = tuple(
             # A template of torchrun's of one's own.
             rf"\[(?![^\]\[]{{0,40}}\b{_OF_ANOTHER}rank)"
             r"[^\]\[]{0,40}\brank[=: ]?(?P<rank>\d+)\b[^\]\[]{0,40}\]:?" + _AFTER_LABEL,
-            # mpirun, horovodrun
-            r"\[(?:\d+,)?(?P<rank>\d+)\](?:\[[^\]]{0,60}\])?<(?:stdout|stderr|stddiag)>:" + _AFTER_LABEL,
+            # mpirun, horovodrun, SageMaker
+            r"\[(?:\d+,)?(?:mpirank:)?(?P<rank>\d+)(?:,[\w.-]{1,60})?\](?:\[[^\]]{0,60}\])?<(?:stdout|stderr|stddiag)>:"
+            + _AFTER_LABEL,
             r"\[" + _ISO + _AFTER_TIME,
             r"\[pod/(?P<host>[^/\]\s]{1,253})/[^\]\s]{1,253}\] ?",  # kubectl logs --prefix
             r"\[\s*(?P<boot>\d+\.\d{6})\] ?",  # dmesg
@@ -167,6 +168,7 @@ _ERROR = re.compile(r"(?<![\w.'\"])(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]\w{0,80}
 """Stands at the beginning of a line mostly."""
 _SECOND = re.compile(
     rf"(?:\[[A-Za-z_][\w-]{{0,40}}\d\]:)?\[rank\d{{1,7}}\]:(?: ?(?={_GLOG})| {_HEADER}|   File \"|     )|{_GLOG}"
+    rf"|(?<![\"'`])\[rank\d{{1,7}}\]: (?={_ERROR.pattern})"
     rf"|{_PYTHON_GLOG}|(?<![\s:\]>|){{\"'/]){_HEADER}"
 )
 """The beginning of a message, where two processes wrote into one line."""

@@ -50,7 +50,7 @@ _HEAD = re.compile(
 )
 _CONTINUES = re.compile(
     r"^(?:nccl\w+Error:|Last error:|CUDA kernel errors|For debugging consider|Compile with `TORCH|Device-side assert"
-    r"|Collectives differ|Search for `cuda|Expected to have finished|\t)"
+    r"|Collectives differ|Search for `cuda|Expected to have finished|E[A-Z]\d{4}: |\[ERROR\] \d{4}-|\t)"
 )
 _FLOW = frozenset(("Empty", "Full", "StopIteration", "StopAsyncIteration"))
 """Exceptions that control a loop. An exception raised while one of them is handled is the error."""
@@ -238,14 +238,20 @@ def _index(items: Sequence[RaisedText], item: RaisedText) -> int:
     return next(number for number, one in enumerate(items) if one is item)
 
 
-_HARMLESS = ("Exception ignored in", "--- Logging error ---", "Error in atexit._run_exitfuncs")
-_GATE = ("rror", "RROR", "xception", "CRITICAL", "FATAL", "raceback", "gnored in")
+_HARMLESS = (
+    "Exception ignored in", "--- Logging error ---", "Error in atexit._run_exitfuncs", "Stack (most recent call last):",
+)  # fmt: skip
+_GATE = ("rror", "RROR", "xception", "CRITICAL", "FATAL", "raceback", "gnored in", "Stack (most")
 _NO_HEADER = re.compile(r'^  File "[^"\n]{1,1000}", line \d{1,9}(?:, in \S.{0,300})?$')
 """A mistake in the syntax of the script itself has no header, and pastes often begin below it."""
 _BARE = re.compile(
     r"^(?P<type>(?:[A-Za-z_]\w{0,60}\.){0,8}(?:[A-Za-z_]\w{1,80}(?:Error|Exception)|Exception|KeyboardInterrupt))"
     r"(?:: (?P<message>.+)|:?\s*$)"
 )
+_BEHIND = re.compile(
+    r"[:|>\])}-] ?(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]\w{0,80}(?:Error|Exception): (?![-+.\d]|(?:nan|inf)\b)\S"
+)
+"""An exception behind a prefix that no other line has, and not the name of a metric."""
 _MEASURED = re.compile(r"^[-+\d.,:;%()|/\s]*(?:[eE][-+]?\d+|nan|inf|ms|s)?[-+\d.,:;%()|/\s]*$")
 """What follows the name of a metric, such as MeanSquaredError."""
 _NO_ERROR = re.compile(
@@ -441,7 +447,7 @@ class TracebackReader:
         if (follows_last or known is not None) and (cause := named_cause(text, common)) is not None:
             return [cause]
         if match is None and (known is None or known.nature == "note") and device is None:
-            return [ErrorLine(**common)] if _ERROR_LEVEL.search(text) else []
+            return [ErrorLine(**common)] if _ERROR_LEVEL.search(text) or _BEHIND.search(text) else []
         kind, message = (match["type"], match["message"] or "") if match is not None else ("", text)
         measured = kind.rpartition(".")[2] not in _BUILTIN and _MEASURED.match(message) is not None
         reading = classify(kind, message)
@@ -482,8 +488,11 @@ def _in_order(opened: list[_Open], text: str) -> list[_Open]:
 
 
 def _facts(one: _Open) -> list[Fact]:
-    if one.harmless or not one.text.is_said():
+    if one.harmless:
         return []
+    if not one.text.is_said():  # it is cut off before the line of its exception
+        said = quote(f"a traceback that is cut off before its exception: {one.header.text.strip()}")
+        return [ErrorLine(**{**origin_of(one.header), "said": said})]
     time = time_of(one.said) or time_of(one.header)
     return traceback_facts(one.text, who=one.header.who, spot=one.said.spot(), time=time)
 

@@ -100,14 +100,15 @@ def find_roots(state: RunState) -> list[Root]:
     roots: dict[object, Root] = defaultdict(Root)
     timeouts = [fact for fact in state.all(Waiting) if fact.timed_out]
     lost = {Nature.PEER_LOST, Nature.TIMED_OUT}
-    victims = {fact.who for fact in state.all(Failed) if fact.nature in lost and fact.who != Who()}
+    victims = {fact.who for fact in state.all(Failed) if fact.nature in lost}
     for failed in state.all(Failed):
         if failed.nature is not Nature.OWN:
             continue
         unnamed, rank = failed.alone and failed.who.rank is None, failed.who.rank
         limits = [limit for limit in timeouts if unnamed or (rank is not None and limit.who.rank == rank)]
         # It may be the report of any other error, which the same process has told more exactly.
-        known = find_known(f"{failed.type}: {failed.message}") if failed.who in victims else None
+        told = failed.who in victims and (failed.alone or failed.who != Who())
+        known = find_known(f"{failed.type}: {failed.message}") if told else None
         if not any(precedes(limit, failed) for limit in limits) and not (known is not None and known.vague):
             roots[_key(failed)].name(failed.who).failed.append(failed)
     for exited in state.all(Exited):
@@ -135,7 +136,7 @@ def find_roots(state: RunState) -> list[Root]:
         """
         fact = root.facts[0]
         return (
-            2 * root.is_vague + (not root.ranks) if root.is_alone else 0,
+            2 * root.is_vague + (not root.ranks) if root.is_alone else 2 * (bool(plain) < (not root.failed)),
             fact.time.seconds if timed and fact.time is not None else 0.0,
             0.0 if root.is_first else 1.0,
             0.0 if root.failed or not root.exited else 0.5,

@@ -184,6 +184,7 @@ def failure(state: RunState, root: Root, others: Sequence[Root], *, killed: bool
     frame = next((found for frames in stacks if (found := innermost(frames)) is not None), None)
     who = who_words(state, ranks, hosts)
     known = find_known(f"{root.failed[0].type}: {root.failed[0].message}") if root.failed else None
+    victims = victim_words(state, ranks)
     return Problem(
         summary=_killed_words(root, who) if killed else _failed_words(root, who, frame),
         confidence=_sureness(state, root, others),
@@ -195,11 +196,11 @@ def failure(state: RunState, root: Root, others: Sequence[Root], *, killed: bool
             *quotes(root.facts),
             *_unsure_words(state, root),
             *steps_words(state),
-            *victim_words(state, ranks),
+            *victims,
             *([f"later or unrelated: {quote(others[0].facts[0])}"] if others else []),
             *coverage(state),
         ),
-        fix=_failure_fix(root, known, killed=killed, frame=frame),
+        fix=_failure_fix(root, known, killed=killed, frame=frame, followed=bool(victims or others)),
     )
 
 
@@ -236,8 +237,10 @@ def _killed_words(root: Root, who: str) -> str:
 def _sureness(state: RunState, root: Root, others: Sequence[Root]) -> Confidence:
     if not root.is_plain:
         return Confidence.MEDIUM if root.failed and root.exited and not root.is_vague else Confidence.LOW
-    if others and not root.is_first:
+    if (others and not root.is_first) or (root.failed and root.is_vague and find_known(root.failed[0].said)):
         return Confidence.MEDIUM
+    if root.failed and not root.exited and not any(one.frames for one in root.failed) and len(state.seen) < 2:
+        return Confidence.MEDIUM  # one line of a log that has more
     told = (root.ranks and not state.numbered_by) or (root.hosts and not root.ranks) or state.world == 1
     return Confidence.HIGH if told else Confidence.MEDIUM
 
@@ -254,7 +257,7 @@ def _unsure_words(state: RunState, root: Root) -> list[str]:
     return [f"{line}, so {whose}where it was raised and whether it ended the job is unknown", *taken]
 
 
-def _failure_fix(root: Root, known: KnownError | None, *, killed: bool, frame: Frame | None) -> str:
+def _failure_fix(root: Root, known: KnownError | None, *, killed: bool, frame: Frame | None, followed: bool) -> str:
     if known is not None:
         return (
             f"{known.fix}; {KILLED}" if root.failed[0].in_worker and "Killed" in root.failed[0].message else known.fix
@@ -267,10 +270,10 @@ def _failure_fix(root: Root, known: KnownError | None, *, killed: bool, frame: F
     if fix or killed:
         native = any(one.signal in _NATIVE for one in root.exited)
         return fix or (_FIND_NATIVE if native else _FIND_SENDER)
-    if root.is_alone:
+    if root.failed and (root.is_alone or frame is None):
         return "look in the whole log for this line, for the traceback above it and for an earlier error of any rank"
-    at = place_words(frame) if frame is not None else "in the traceback"
-    return f"fix the error {at}; it caused the errors of the other ranks" if root.failed else _KEEP_STDERR
+    caused = "; it caused the errors of the other ranks" if followed else ""
+    return f"fix the error {place_words(frame)}{caused}" if root.failed else _KEEP_STDERR
 
 
 def victim_words(state: RunState, blamed: Iterable[int]) -> list[str]:

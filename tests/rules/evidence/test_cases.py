@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.evidence_texts import interleaved, raised, ras_json, steps, text, watchdog, work, written
+from tests.evidence_texts import closed_by, interleaved, raised, ras_json, steps, text, watchdog, work, written
 from tests.rules.evidence.truths import ABSENT, Truth, analyzed, hold
 
 DATA = Path(__file__).parents[2] / "data"
@@ -142,11 +142,36 @@ def test_every_other_known_line_is_an_answer(tmp_path, line):
 
 @pytest.mark.parametrize(
     "line",
-    ["2026-03-09 14:02:12 ERROR trainer: giving up on shard 7", "[E408 09:15:08.000000583 loader.cpp:7] bad page"],
+    [
+        "2026-03-09 14:02:12 ERROR trainer: giving up on shard 7",
+        "[E408 09:15:08.000000583 loader.cpp:7] bad page",
+        "job-7<stderr>:mypkg.ShardLost.ShardError: shard 7 is damaged",
+        '[rank0]:   File "/w/train.py", line 88, in forward\n[rank0]:     return self.head(x)',
+        'Traceback (most recent call last):\n  File "/w/train.py", line 88, in forward',
+    ],
 )
 def test_beside_an_error_line_it_never_says_that_there_was_none(tmp_path, line):
     told = hold(tmp_path, text([*steps(3), line]), Truth(mentions=("has an error that ddpdoctor does not know",)))
     assert not [check for check in told.checks if "no failure was found" in str(check.reason)]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["eval | MeanSquaredError: 0.31 | lr 0.1"],
+        ["Stack (most recent call last):", '  File "/w/train.py", line 88, in <module>', "    main()"],
+    ],
+)
+def test_a_metric_and_the_stack_of_a_log_line_are_no_errors(tmp_path, lines):
+    told = hold(tmp_path, text([*steps(3), *lines]), Truth())
+    assert not [check for check in told.checks if "has an error" in str(check.reason)]
+
+
+@pytest.mark.parametrize("others", [[], closed_by(0)])
+def test_the_fix_says_what_the_error_caused_only_if_another_rank_failed(tmp_path, others):
+    told = analyzed(tmp_path, text([*raised("KeyError: 'labels'", 1), *others])).verdict
+    assert told.fix.startswith("fix the error in")
+    assert ("it caused the errors of the other ranks" in told.fix) is bool(others)
 
 
 def test_advice_for_an_unknown_line_claims_no_traceback_and_no_victims(tmp_path):
