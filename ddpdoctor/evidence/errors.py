@@ -210,13 +210,15 @@ _SHELL = re.compile(
     r"|Floating point exception|Illegal instruction)\b"
 )
 _ALONE = re.compile(
-    r"(?:^|(?:it/s|s/it)[^\]]{0,80}\]\s*)"  # a progress bar ends without a line end
+    r"(?:^|(?:it/s|s/it)[^\]]{0,80}\]\s*|EXIT STRING: )"  # a progress bar ends without a line end; MPICH
     r"(?:(?P<how>Segmentation fault|Bus error|Aborted|Floating point exception|Illegal instruction)"
-    r"(?: \(core dumped\))?|(?P<killed>Killed))$"
+    r"(?: \((?:core dumped|signal \d{1,2})\))?|(?P<killed>Killed)(?: \(signal 9\))?)$"
 )
 _OPEN_MPI = re.compile(
-    r"^\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,9})\] Signal: (?P<how>Segmentation fault|Bus error|Aborted) \(\d+\)"
+    r"^\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,9})(?: *:\d{1,9}:\d{1,9})?\] (?:Signal: |Caught signal \d{1,2} \()"
+    r"(?P<how>Segmentation fault|Bus error|Aborted)(?: \(\d+\)|[:)])"
 )
+"""Also UCX's handler."""
 _REPORTED = (
     re.compile(r"Child process with PID (?P<pid>\d{1,9}) terminated with code (?P<code>-?\d{1,5})\b"),  # Lightning
     re.compile(

@@ -28,6 +28,8 @@ _NONFINITE = "nonfinite"
 _ALIKE = _ENVIRONMENT | {"duplicate-gpu", "port", _NONFINITE}
 """Faults that are one, though several processes report them."""
 _GPU = frozenset({"xid", "gpu-lost"})
+_OF_MACHINES = frozenset({"SIGBUS", "SIGILL"})
+"""Signals that ranks of one machine get alike: no room in memory that they share, an instruction that it lacks."""
 _DIGITS = re.compile(r"\d+")
 _Name = tuple[str, object]
 
@@ -153,7 +155,8 @@ def find_roots(state: RunState) -> list[Root]:
         if first.failed and root.failed:
             alike = _shape(first.failed[0]) == _shape(root.failed[0])
         else:
-            alike = not first.failed and not root.failed and not ends[0].isdisjoint(ends[1])
+            same = {signal for _, signal in ends[0]} & {signal for _, signal in ends[1]} & _OF_MACHINES
+            alike = not first.failed and not root.failed and (bool(same) or not ends[0].isdisjoint(ends[1]))
         if alike:
             first.take(root)
         else:

@@ -231,7 +231,7 @@ def _killed_words(root: Root, who: str) -> str:
     if not root.is_plain:
         why = f"; {_VICTIM}: torch's watchdog ends a rank this way that waited too long"
     trouble = next((one.problem for one in root.troubles if one.kind != "oom"), "")
-    return f"{who} was killed{by}{why}" + (f"; {trouble}" if trouble else "")
+    return f"{who} {'were' if len(root.ranks) > 1 else 'was'} killed{by}{why}" + (f"; {trouble}" if trouble else "")
 
 
 def _sureness(state: RunState, root: Root, others: Sequence[Root]) -> Confidence:
