@@ -186,7 +186,8 @@ class NodeProgress:
     """Seconds since the last rank ended. None if none has ended, or if the launcher stops the rest: then the ranks of
     other nodes notice the failure by themselves."""
     lives_on: bool = False
-    """A rank's script ended longer ago than the hang timeout, but its process still runs."""
+    """A rank's script ended longer ago than the hang timeout, and its process still runs without progress. An exit that
+    uploads a file makes progress, and time without a core does not count."""
 
 
 def read_progress(
@@ -201,7 +202,7 @@ def read_progress(
     waiting = [rank for rank in alive if rank.waits_since_ns]
     still = [rank for rank in alive if now_ns - rank.last_progress_ns > limit_s * 1e9]
     ended = [rank.ended_ns for rank in ranks if rank.ended_ns is not None]
-    ends = (rank.cells.get("main_ended_ns", 0) for rank in alive)
+    ends = [(rank.cells.get("main_ended_ns", 0), rank.last_progress_ns) for rank in alive]
     return NodeProgress(
         alive=len(alive),
         starting=idle_s is not None and idle_s <= limit_s,
@@ -214,7 +215,7 @@ def read_progress(
         stood=sum(rank.stands(now_ns, limit_s) for rank in ranks),
         idle=any(not rank.waits_since_ns for rank in still),
         ended_s=(now_ns - max(ended)) / 1e9 if ended and not is_stopping else None,
-        lives_on=any(end and now_ns - end > limit_s * 1e9 for end in ends),
+        lives_on=any(end and now_ns - max(end, moved) > limit_s * 1e9 for end, moved in ends),
     )
 
 

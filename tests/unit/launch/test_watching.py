@@ -431,6 +431,16 @@ def test_a_report_is_withdrawn_when_the_rank_at_fault_moves_and_then_only(tmp_pa
     assert examining.have_moved() is moves
 
 
+@pytest.mark.parametrize(("booked_s", "expected"), [(0, Suspicion.STRONG), (1, Suspicion.NONE)])
+def test_a_rank_whose_script_has_ended_may_wait_for_a_core(tmp_path: Path, booked_s: int, expected: Suspicion) -> None:
+    watch = Watched(tmp_path)
+    for rank in watch.ranks:
+        rank.cells["main_ended_ns"] = 1
+    for _ in range(20):
+        watch.pass_second(booked_s=booked_s)
+    assert suspicion_of([watch.own_progress()], LIMIT_S) is expected
+
+
 # What the watcher makes of a launcher that has no rank, and what it keeps of children that have ended.
 
 
