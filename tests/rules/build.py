@@ -2,7 +2,20 @@
 
 from dataclasses import replace
 
-from ddpdoctor.model.facts import Call, Child, GroupState, Job, Life, ModelSeen, Raised, Rank
+from ddpdoctor.model.facts import (
+    Call,
+    Child,
+    GroupState,
+    Job,
+    Life,
+    ModelSeen,
+    NodeSeen,
+    NodesSeen,
+    Presence,
+    Raised,
+    Rank,
+)
+from ddpdoctor.model.reaching import Connecting
 from ddpdoctor.model.stacks import Frame, Stack, StackSample
 from ddpdoctor.rules.engine import judge
 from ddpdoctor.rules.registry import find_rule, rules_of
@@ -171,6 +184,34 @@ def job(*ranks, **more):
 def model_of(name):
     """A model that DDP keeps equal in the group of this name."""
     return ModelSeen(group=name, digest="d", count=0, tensors=(), site=None)
+
+
+# Jobs of several nodes.
+
+
+def node(number, presence=Presence.HERE, **more):
+    fields = {"host": f"node{number}", "gathered": presence in (Presence.HERE, Presence.LEFT), "heard_ns": LONG_AGO}
+    fields.update({"heard_ns": None} if presence is Presence.ABSENT else {}, **more)
+    return NodeSeen(number=number, presence=presence, **fields)
+
+
+def nodes_of(*nodes, own=0, **more):
+    return NodesSeen(expected=len(nodes), own=own, nodes=nodes, **more)
+
+
+def of_nodes(*ranks, nodes, world=4, own=0, alone=False, of_ranks=False, **more):
+    """A job of two ranks a node, as the node ``own`` sees it."""
+    fields = {
+        "world_size": world, "nnodes": len(nodes), "local_ranks_expected": 1 if of_ranks else 2,
+        "may_run_elsewhere": True, "host": f"node{own}", "node_rank": own,
+        "members": nodes_of(*nodes, own=own, of_ranks=of_ranks, alone_since_ns=LONG_AGO if alone else None),
+    }  # fmt: skip
+    fields.update(more)
+    return job(*ranks, **fields)
+
+
+def tried(host, contact, error=""):
+    return Connecting(host=host, address=None, port=29500, contact=contact, error=error)
 
 
 # Asks rules as the verbs do: facts in, findings and checks out.

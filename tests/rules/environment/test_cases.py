@@ -19,12 +19,11 @@ import pytest
 from ddpdoctor.model import node as records
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.report.lines import format_ranks
+from tests.rules.cases import Block, as_listed, blocks, rewrite
 from tests.rules.environment import build, launches
 from tests.rules.environment.build import ask, node
 
 DATA = Path(__file__).parents[2] / "data" / "environment"
-WORDS = ("error", "warning", "info", "  fix", "  evidence", "  ranks", "  hosts", "  confidence", "  kind")
-OF_A_FINDING = tuple(f"{word}: " for word in WORDS)
 
 
 def given(*processes, host="node0", **sections):
@@ -34,50 +33,23 @@ def given(*processes, host="node0", **sections):
 NAMES = {**vars(records), **vars(launches), **vars(build), "given": given}
 
 
-def blocks(path):
-    """Return the parts of a file: its lines as they stand, and of rows with one outcome: kinds, rows, what is said."""
-    kinds, common, texts, said = [], "", [], []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    for line, following in zip(lines, [*lines[1:], ""], strict=True):
-        if line.startswith(("=> ", *OF_A_FINDING)):
-            said.append(line)
-            if not following.startswith(OF_A_FINDING):
-                yield kinds, [(text, _row(text, common)) for text in texts], said
-                texts, said = [], []
-        elif line.startswith("  "):
-            texts[-1] += "\n" + line
-        elif line and not line.startswith(("# ", "with ", "==== ")):
-            texts.append(line)
-        else:
-            if line.startswith("==== "):
-                kinds, common = line[5:].partition(": ")[0].split(), ""
-            common = line[5:] if line.startswith("with ") else common
-            yield line
-
-
-def _row(text, common):
-    row = text[2:] if text.startswith("= ") else f"given({text.removeprefix('.')}, {common})"
-    return row.replace("(, ", "(")
-
-
 def rows():
-    """Return each row: for which rule, its facts, and what the rule says."""
     for path in sorted(DATA.glob("*.txt")):
-        for kinds, texts, said in (block for block in blocks(path) if isinstance(block, tuple)):
-            for kind, (text, row) in itertools.product(kinds, texts):
-                yield pytest.param(kind, row, said, id=f"{kind}: {text[:60]}")
+        for block in (block for block in blocks(path) if isinstance(block, Block)):
+            kinds, _, name = block.head.partition(": ")
+            for kind, row in itertools.product(kinds.split(), block.rows):
+                yield pytest.param(kind, block, row, id=f"{kind}: {name}: {row[:50]}")
 
 
-def judged(kind, row, said, folder):
-    """Return what a rule says of a row, with its evidence where the case has some."""
-    found = shown(*ask(kind, eval(row, {**NAMES, "tmp_path": folder})))
-    with_evidence = any(line.startswith("  evidence: ") for line in said)
-    return [line for line in found if with_evidence or not line.startswith("  evidence: ")]
+def said_of(kind, block, row, folder):
+    """Return what a rule says of a row."""
+    row = row[2:] if row.startswith("= ") else f"given({row.removeprefix('.')}, {block.common})".replace("(, ", "(")
+    return as_listed(block, shown(*ask(kind, eval(row, {**NAMES, "tmp_path": folder}))))
 
 
-@pytest.mark.parametrize(("kind", "row", "said"), list(rows()))
-def test_a_rule_says_of_facts(tmp_path, kind, row, said):
-    assert judged(kind, row, said, tmp_path) == said
+@pytest.mark.parametrize(("kind", "block", "row"), list(rows()))
+def test_a_rule_says_of_facts(tmp_path, kind, block, row):
+    assert said_of(kind, block, row, tmp_path) == block.said
 
 
 def shown(check, findings):
@@ -96,23 +68,11 @@ def shown(check, findings):
     return [line.replace("\n", "\\n") for line in lines]
 
 
-def rewrite(path):
-    """Write what the rules say now below the rows of a file."""
-    lines = []
-    for block in blocks(path):
-        if isinstance(block, str):
-            lines.append(block)
-            continue
-        kinds, texts, said = block
-        found = []
-        for _, row in texts:
-            with tempfile.TemporaryDirectory() as folder:
-                found.append(judged(kinds[0], row, said, Path(folder)))
-        for (text, _), now, after in zip(texts, found, [*found[1:], None], strict=True):
-            lines += [text] if now == after else [text, *now]
-    path.write_text("\n".join(lines), encoding="utf-8")
+def said_now(block, row):
+    with tempfile.TemporaryDirectory() as folder:
+        return said_of(block.head.split(maxsplit=1)[0].rstrip(":"), block, row, Path(folder))
 
 
 if __name__ == "__main__":
     for changed in sorted(DATA.glob("*.txt")):
-        rewrite(changed)
+        rewrite(changed, said_now)
