@@ -59,9 +59,9 @@ def is_short_of_files() -> bool:
 
 
 def map_file(fd: int, size: int, writable: bool = True) -> Any:
-    """Map a file into memory. Where few files may be open, and since Python 3.13, that holds none open.
+    """Map a file into memory, and hold no file open: the script may need each that its limit allows.
 
-    An ``mmap`` object keeps a copy of the descriptor, as long as it lives.
+    An ``mmap`` object keeps a copy of the descriptor as long as it lives, and before Python 3.13 cannot do without.
 
     Raises:
         OSError: the file cannot be mapped.
@@ -71,8 +71,6 @@ def map_file(fd: int, size: int, writable: bool = True) -> Any:
     kind = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     if sys.version_info >= (3, 13):
         return mmap.mmap(fd, size, prot=kind, trackfd=False)
-    if not is_short_of_files():
-        return mmap.mmap(fd, size, prot=kind)
     try:
         import ctypes
 

@@ -492,6 +492,14 @@ def test_what_costs_time_to_import_is_not_imported_for_us(tmp_path: Path, *, is_
     assert is_rank or {name.rpartition(".")[2] for name in parts} <= {"hooks", "settings", "start", "state"}
 
 
+def test_a_rank_holds_no_file_open_that_the_script_could_need(tmp_path: Path) -> None:
+    """It may open as many as its limit allows, or lower that limit itself. Ours have numbers from 1,000 on."""
+    code = "import os; print(*sorted(fd for fd in map(int, os.listdir('/proc/self/fd')) if fd < 1000))"
+    rank = {"DDPDOCTOR_RUN": str(folder(tmp_path)), "DDPDOCTOR_AGENT": str(os.getpid()), "RANK": "0"}
+    assert python(code, **rank).stdout == python(code).stdout
+    assert len(list((tmp_path / "rings").iterdir())) == 1
+
+
 def test_a_module_and_a_package_that_stood_there_are_loaded_with_and_without_us(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "sitecustomize.py").write_text("print('module')")
