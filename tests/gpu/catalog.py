@@ -125,7 +125,10 @@ _JOBS = (
     wrapped("subgroup_healthy", "subgroup", *HEALTHY, *OFF, env={"SEEDED": "0"}),
     wrapped("nonblocking_sleeper", "sleeper", *HANG, *OFF, env={"SEEDED": "1", **NONBLOCKING}),
     wrapped("nonblocking_healthy", "sleeper", *HEALTHY, *OFF, env={"SEEDED": "0", **NONBLOCKING}),
-    *(plain(name, "late", env={"WHAT": name, **DUMPED}, limit_s=150, cuda_only=True) for name in ("late", "leaves")),
+    *(
+        plain(name, "late", env={"WHAT": name, **DUMPED}, limit_s=150, cuda_only=True)
+        for name in ("late", "late_soon", "leaves")
+    ),
     wrapped("watchdog_desync", "watchdog", *HEALTHY, *OFF, env={"TORCH_NCCL_DESYNC_DEBUG": "1"}, limit_s=150),
     wrapped("recv_without_send", "recv_without_send", *HANG, *OFF),
     wrapped("recv_without_send_detail", "recv_without_send", *HANG, *DETAIL),

@@ -23,7 +23,7 @@ from ddpdoctor.model.evidence import (
     Waiting,
     Who,
 )
-from ddpdoctor.model.words import group_alike
+from ddpdoctor.model.words import group_alike, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -289,6 +289,9 @@ def _compare(cluster: Cluster, by_rank: Mapping[int, FlightDump], world: int | N
     if target is None:
         return []
     number, waiters = target
+    late = _late(cluster, number)
+    if late:
+        return [*late]
     operation = cluster.operation(waiters[0], number)
     # The members of a group that no dump lists: all ranks, if it is the only group, else those that used it.
     only = all(len(dump.groups) <= 1 for dump in by_rank.values())
@@ -309,6 +312,49 @@ def _compare(cluster: Cluster, by_rank: Mapping[int, FlightDump], world: int | N
     complete = set(waiters) >= set(members) and (cluster.members is not None or world is not None)
     said = f"all {len(waiters)} ranks called {operation.words()}, and none completed it"
     return [Inside(operation=operation, ranks=waiters, complete=complete, spot=spot, said=said)]
+
+
+def _late(cluster: Cluster, number: int) -> list[Absent]:
+    """Return the ranks that made a call when others had waited there for longer than its limit, up to a pending call.
+
+    All complete that call. But torch ends those that had waited, so that the late ones wait for them in a later call.
+    Each rank's clock is compared with itself: with the time of its call before.
+    """
+    limit_s = min((part.limit_s for part in cluster.parts.values() if part.limit_s is not None), default=None)
+    if limit_s is None or cluster.is_aligned or len(cluster.parts) < 2:
+        return []
+    made = {
+        rank: dict(zip(reversed(part.seq), reversed(part.last_made_ns), strict=False))
+        for rank, part in cluster.parts.items()
+    }
+    ended = {
+        rank: dict(zip(reversed(part.seq), reversed(part.last_ended_ns), strict=False))
+        for rank, part in cluster.parts.items()
+    }
+    common = set.intersection(*map(set, made.values()))
+    for seq in sorted(one for one in common if one <= number and one - 1 in common):
+        after_s = {rank: (times[seq] - times[seq - 1]) / 1e9 for rank, times in made.items()}
+        soonest_s = min(after_s.values())
+        late = sorted(rank for rank in after_s if after_s[rank] - soonest_s > limit_s)
+        waited = tuple(
+            sorted(
+                rank
+                for rank in after_s
+                if after_s[rank] - soonest_s < limit_s / 2
+                and not 0 < ended[rank].get(seq, 0) - made[rank][seq] < limit_s * 1e9
+            )
+        )
+        if late and waited:
+            operation = cluster.operation(waited[0], seq)
+            return [
+                Absent(
+                    who=Who(rank=rank), operation=operation, waiters=waited, late=True, spot=cluster.dumps[rank].spot,
+                    said=f"rank {rank} made {operation.words()} {after_s[rank] - soonest_s:.1f} s later than "
+                    f"{rank_list(waited)}, whose limit was {limit_s:g} s",
+                )
+                for rank in late
+            ]  # fmt: skip
+    return []
 
 
 def _target(cluster: Cluster) -> tuple[int, tuple[int, ...]] | None:

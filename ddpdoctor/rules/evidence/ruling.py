@@ -163,8 +163,14 @@ def _absence(
         if sure is Confidence.LOW:
             summary = f"{who} may be gone: NCCL's RAS considers {verb(ranks, 'it', 'them')} dead; {wait}"
     reached = []
+    done: dict[tuple[int | None, str], int] = {}
+    for fact in state.all(Reached):
+        key = (fact.who.rank, fact.group_words)
+        done[key] = max(done.get(key, 0), fact.completed or 0)
     for fact in state.all(Reached):
         if fact.who.rank in ranks and fact.enqueued is not None:
+            if (fact.completed or 0) < fact.enqueued <= done[fact.who.rank, fact.group_words]:
+                continue  # another source says that the rank has completed it
             group = f" of {fact.group_words}" if fact.group_words else ""
             reached.append(f"rank {fact.who.rank} had {fact.done_words()} collective #{fact.enqueued}{group}")
     problem = Problem(

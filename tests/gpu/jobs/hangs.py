@@ -125,16 +125,17 @@ def watchdog():
 def late():
     """Jobs that torch itself ends at the group's limit, with a network of DDP. WHAT names what rank 1 does.
 
-    "late": it comes to a call after the limit, and goes on. "leaves": it takes fewer steps, and goes to a barrier.
+    "late": it comes to a call after the limit, and goes on. "late_soon": it comes before torch has dumped what was
+    pending at the limit. "leaves": it takes fewer steps, and goes to a barrier.
     """
     what = os.environ["WHAT"]
     limit_s = 8
     rank = join(timeout=datetime.timedelta(seconds=limit_s))
     value = torch.ones(4, device=DEVICE)
-    if what == "late":
+    if what != "leaves":
         for step in range(10):
             if rank == 1 and step == 5:
-                time.sleep(3 * limit_s)
+                time.sleep(limit_s + 2 if what == "late_soon" else 3 * limit_s)
             dist.all_reduce(value)
             value.sum().item()
     else:

@@ -9,7 +9,7 @@ from ddpdoctor.model.evidence import MOST_RANKS, Operation
 from ddpdoctor.rules.evidence.calls import members_of
 from ddpdoctor.rules.evidence.flight import find_circle
 from tests.evidence_texts import interleaved, watchdog, work
-from tests.flight_dumps import VERSIONS, Recorder, recorders
+from tests.flight_dumps import VERSIONS, Recorder, S, recorders
 from tests.rules.evidence.truths import ABSENT, Truth, hold
 
 OF_ALL = "collect|~/.cache/torch|nccl_trace_rank"
@@ -74,6 +74,39 @@ def test_a_dump_that_is_cut_off_is_read_up_to_the_cut(tmp_path):
     files = files_of([one.body() for one in behind()])
     files["nccl_trace_rank_1"] = files["nccl_trace_rank_1"][:-2000]
     hold(tmp_path, files, Truth(kinds=ABSENT, ranks=(2,), mentions=("cut off",)))
+
+
+CAME_LATE = Truth(
+    kinds=("stuck",), ranks=(1,), says=("all_reduce #6", "605.0 s later than ranks 0 and 2, whose limit was 600 s")
+)
+LEFT = Truth(kinds=("stuck",), ranks=(0, 2), says=("all_reduce #8",))
+
+
+@pytest.mark.parametrize(
+    ("late_s", "ahead_s", "seen_s", "version", "truth"),
+    [
+        pytest.param(605, 0, 605, "2.10", CAME_LATE, id="after the limit"),
+        pytest.param(605, -500, 605, "2.10", CAME_LATE, id="by its own clock"),
+        pytest.param(300, 0, 300, "2.10", LEFT, id="before the limit"),
+        pytest.param(0, 700, 0, "2.10", LEFT, id="its clock is ahead"),
+        pytest.param(605, 0, 2, "2.10", LEFT, id="and the others had not waited for it"),
+        pytest.param(605, 0, 605, "2.1", LEFT, id="the limit is not said"),
+    ],
+)
+def test_a_rank_that_came_after_the_limit_waits_in_a_later_call(tmp_path, late_s, ahead_s, seen_s, version, truth):
+    """All complete #6 and #7 then. torch ends ranks 0 and 2 for #6, and rank 1 waits for them in #8."""
+    found = recorders(3)
+    for one in found:
+        one.now_ns += ahead_s * S * (one.rank == 1)
+        for _ in range(5):
+            one.call()
+        one.now_ns += late_s * S * (one.rank == 1)
+        one.call().call()
+        if one.rank != 1:
+            one.entries[5]["time_discovered_completed_ns"] += seen_s * S
+        else:
+            one.call(state="scheduled", line=77)
+    hold(tmp_path, files_of([one.body(version) for one in found]), truth)
 
 
 def test_all_are_inside_one_call(tmp_path):
