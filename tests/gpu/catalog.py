@@ -111,8 +111,8 @@ _JOBS = (
     *(
         wrapped(f"{fault}_{mode}", "faults", *HANG, *level, env={"FAULT": fault})
         for fault in (
-            "crash", "memory", "killed", "call", "alone", "fork", "size", "duplicate", "stopped", "exit", "missing",
-            "abort_at_exit",
+            "crash", "memory", "killed", "call", "alone", "fork", "size", "model", "duplicate", "stopped", "exit",
+            "missing", "abort_at_exit",
         )
         for mode, level in LEVELS.items()
     ),

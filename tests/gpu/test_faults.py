@@ -9,6 +9,7 @@ from tests.gpu.judging import Ran, assert_blamed, assert_recorded, assert_silent
 FAULTS = {
     "crash": ("crash", [1]), "memory": ("crash", [1]), "call": ("mismatch", [1]), "size": ("mismatch", [1]),
     "alone": ("mismatch", [1]), "fork": ("mismatch", [0, 1]), "duplicate": ("crash", [0, 1]),
+    "model": ("model-differs", [0, 1]),
 }  # fmt: skip
 
 
@@ -18,7 +19,7 @@ FAULTS = {
 )
 def test_fault(ran: Ran, fault: str, level: str) -> None:
     """An exception; memory that no GPU has; another collective, one too many, one of each rank's own branch; another
-    size; one GPU for two ranks.
+    size; one GPU for two ranks; models that differ.
     """
     kind, ranks = FAULTS[fault]
     done = ran(f"{fault}_{level}")

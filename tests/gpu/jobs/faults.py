@@ -10,6 +10,7 @@ import time
 import torch
 import torch.distributed as dist
 from place import DEVICE, join
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 FAULT = os.environ["FAULT"]
 
@@ -33,6 +34,8 @@ def main():
             log.write(
                 f"3,1,{time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000},-;NVRM: Xid (PCI:0000:1b:00): {words}\n"
             )
+    if FAULT == "model":
+        DDP(torch.nn.Linear(4, 4 + rank).to(DEVICE))  # FAULT model
     value, larger = torch.ones(256, device=DEVICE), torch.ones(2**22, device=DEVICE)
     for step in range(20):
         at_fault = rank == 1 and step == 10
