@@ -6,7 +6,6 @@ import mmap
 import os
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect import proc
@@ -15,6 +14,7 @@ from ddpdoctor.recorder.storage.files import open_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
 
 IO_BYTES_PER_S = 64 * 1024
@@ -127,7 +127,7 @@ def follow(process: Followed, now_ns: int, interval_s: float, hang_timeout_s: fl
         process.last_progress_ns = process.advanced_ns = now_ns
 
 
-def discount_starving(process: Followed, now_ns: int, below: frozenset[int], folder: Path = Path("/proc")) -> None:
+def discount_starving(process: Followed, now_ns: int, below: frozenset[int]) -> None:
     """Move the last progress of a process by the time for which it, or one it started, waited for a core since.
 
     Beside many busy processes a rank may get a tenth of a core, and its loader workers less. The longest wait of any
@@ -138,7 +138,7 @@ def discount_starving(process: Followed, now_ns: int, below: frozenset[int], fol
         return
     delays: dict[int, int] = {}
     for pid in (process.pid, *sorted(below)[:MOST_CHILDREN]):
-        delays.update(proc.read_run_delays(pid, folder))
+        delays.update(proc.read_run_delays(pid))
     waited = (delay - process.run_delays[thread] for thread, delay in delays.items() if thread in process.run_delays)
     most_ns = min(max(waited, default=0), now_ns - process.last_progress_ns)
     process.run_delays = delays

@@ -342,6 +342,14 @@ def test_descendants_and_io() -> None:
         child.communicate(b"\n")
 
 
+def test_how_long_the_threads_of_a_process_waited_for_a_core(tmp_path: Path) -> None:
+    for thread, text in ((7, "5 900 1\n"), (8, "5 0 7\n"), (9, "")):
+        (tmp_path / "7" / "task" / str(thread)).mkdir(parents=True)
+        (tmp_path / "7" / "task" / str(thread) / "schedstat").write_text(text)
+    assert proc.read_run_delays(7, tmp_path) == {7: 900, 8: 0}
+    assert proc.read_run_delays(1, tmp_path) == {}
+
+
 def test_a_signal_that_is_caught() -> None:
     assert proc.catches_signal(os.getpid(), signal.SIGINT)
     assert not proc.catches_signal(os.getpid(), signal.SIGURG)

@@ -4,6 +4,7 @@
 """
 
 import ast
+import json
 import signal
 import sys
 import tempfile
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.model.findings import Check, Judgment, Outcome
-from tests.simulated import World, train
+from tests.simulated import STUCK_LINE, World, train
 
 CRASHED = Check(id="stuck", code="DD603", outcome=Outcome.CRASHED, seen="ImportError: code was replaced")
 
@@ -72,6 +73,24 @@ JOBS = {name: job for name, *job in read_table()}
 def test_what_is_said_of_a_job(name, tmp_path):
     options, events, expected = JOBS[name]
     assert transcript(tmp_path, options, events) == expected
+
+
+def works_then_calls(rank):
+    """Spend most of the time before the last call at one line, some at another, and some before the first call."""
+    rank.work(9 + 2 * rank.number, 3)
+    rank.call()
+    rank.work(4, 7)
+    rank.work(2, 8)
+    rank.call(line=20)
+
+
+@pytest.mark.parametrize(("number", "until", "lines"), [(0, True, [7, 8]), (1, False, [STUCK_LINE, 3])])
+def test_where_a_rank_was_before_its_last_call_and_since(number, until, lines, tmp_path):
+    events = [(14, "stands", 1)] if number else [(17, "freezes", 1)]
+    World(tmp_path, events, script=works_then_calls, on_hang="kill").run()
+    rows = json.loads((tmp_path / "n0" / "watch.json").read_text())["processes"]
+    seen = rows[str(min(map(int, rows)) + number)]["before_call"]
+    assert (seen["until_ns"] > 0, [line for _, line, _ in seen["lines"]]) == (until, lines)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 import time
 import zlib
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +18,7 @@ from ddpdoctor.collect.system import System
 from ddpdoctor.exchange.conversation import BadMessage
 from ddpdoctor.exchange.store import MAX_NOTICE_BYTES, MAX_SAID_BYTES, Heard
 from ddpdoctor.launch.first_node import BROKEN_NS, FRESH_NS, SILENT_NS, MembersHeard
-from ddpdoctor.launch.hang import Examining, note_reached, places_to_try, try_places
+from ddpdoctor.launch.hang import note_reached, places_to_try, try_places
 from ddpdoctor.launch.node_messages import (
     LAST,
     MAX_FILE_BYTES,
@@ -36,17 +34,15 @@ from ddpdoctor.launch.node_messages import (
     write_board,
     write_pulse,
 )
-from ddpdoctor.launch.placement import Placement, Style, WrapOptions
+from ddpdoctor.launch.placement import Placement
 from ddpdoctor.launch.progress import NodeProgress
 from ddpdoctor.launch.run_folder import MemberFolder, Starter, make_member_folder
-from ddpdoctor.launch.session import JobOutcome, Notifier, Session
 from ddpdoctor.launch.starting import nccl_log_environment
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import REACHED_NAME as FILE
 from ddpdoctor.model.facts import NodeSeen, NodesSeen, Presence
-from ddpdoctor.model.findings import Check, Confidence, Finding, Judgment, Outcome, Severity
+from ddpdoctor.model.findings import Confidence, Finding, Judgment, Severity
 from ddpdoctor.model.reaching import Connecting, Contact
-from ddpdoctor.recorder.settings import RecorderSettings
 from tests.synthetic import Job, write_hosts
 
 # Who is here, silent, gone or was never heard, and who is waited for.
@@ -607,86 +603,3 @@ USERS = {
 def test_what_the_user_chose_stays(name, tmp_path):
     env, devices, conf = USERS[name]
     assert nccl_log_environment(env, tmp_path, machine(tmp_path / "root", env, *devices, conf=conf)) == {}
-
-
-# A failure of ddpdoctor's own changes nothing about the job, and is said while the job runs.
-
-
-WAITS_FOR_A_FILE = "import pathlib, sys, time\nwhile not pathlib.Path({file!r}).exists(): time.sleep(0.02)\nsys.exit(7)"
-FAILS = "import sys; sys.exit(7)"
-FAILS_WHEN_ENDED = """
-import os, signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
-os.kill(os.getppid(), signal.SIGTERM)
-time.sleep(60)
-"""
-"""As if somebody ended the job: whoever started this gets the signal first."""
-
-
-def options(folder: Path, *command: str) -> WrapOptions:
-    return WrapOptions(
-        hang_timeout_s=1.0, on_hang="auto", debug_level=None, report_dir=folder, report_file=folder / "report.json",
-        placement=Placement(style=Style.COMMAND), format="text", quiet=False, ignore=(), ranks=RecorderSettings(),
-        allow_different=(), torchrun_args=(), script=command[0], is_module=False, is_command=True, no_python=False,
-        script_args=command[1:], nproc_note=None, command=command, speed=False,
-    )  # fmt: skip
-
-
-def cannot_import() -> None:
-    raise ImportError("code was replaced")
-
-
-def crashes(*_: Any) -> Judgment:
-    check = Check(id="stuck", code="DD603", outcome=Outcome.CRASHED, seen="ImportError: code was replaced")
-    return Judgment(findings=(), checks=(check, check), certain=False)
-
-
-def raises(*_: Any) -> Judgment:
-    raise ImportError("code was replaced")
-
-
-@pytest.mark.parametrize(
-    ("load_judge", "said", "fails"),
-    [
-        (cannot_import, "ImportError('code was replaced')", True),
-        (lambda: raises, "ImportError('code was replaced')", True),
-        (lambda: crashes, "DD603 stuck: ImportError: code was replaced", False),
-    ],
-    ids=["rules that cannot be loaded", "a judge that raises", "a rule that crashes"],
-)
-def test_a_job_that_cannot_be_judged_goes_on_and_that_is_said_once(
-    load_judge: Any, said: str, tmp_path: Path, *, fails: bool
-) -> None:
-    reported: list[str] = []
-    saved: list[JobOutcome] = []
-    release = tmp_path / "release"
-
-    def hear(what: str) -> None:
-        reported.append(what)
-        release.touch()
-
-    ignore = {name: lambda *_: None for name in ("started", "show", "go_on", "withdraw", "report_replicas")}
-    notifier = Notifier(save=saved.append, report_crash=hear, **ignore)  # type: ignore[arg-type]
-    command = (sys.executable, "-c", WAITS_FOR_A_FILE.format(file=str(release)))
-    folder = tmp_path / "run"
-    folder.mkdir()
-    outcome = Session(options(folder, *command), load_judge, notifier).run()
-    assert reported == [said]
-    assert outcome.exit_status == 7
-    assert (outcome.failure is not None) == fails
-
-
-def test_who_interrupts_a_job_gets_that_status_though_another_node_stops_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stop = Judgment(findings=(), checks=(), certain=True)
-    monkeypatch.setattr(Examining, "take_stop", lambda _: stop)
-    ignore = {name: lambda *_: None for name in ("started", "show", "go_on", "withdraw", "report_replicas", "save")}
-    notifier = Notifier(report_crash=lambda _: None, **ignore)  # type: ignore[arg-type]
-    folder = tmp_path / "run"
-    folder.mkdir()
-    statuses = [
-        Session(options(folder, sys.executable, "-c", code), lambda: lambda *_: stop, notifier).run().exit_status
-        for code in (FAILS, FAILS_WHEN_ENDED)
-    ]
-    assert statuses == [124, 7]

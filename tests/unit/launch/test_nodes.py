@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import threading
-import types
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -17,7 +16,6 @@ from typing import cast
 import pytest
 
 from ddpdoctor.collect.fingerprint_nodes import COMPARISON, POINTS, read_consistency, unite_consistency
-from ddpdoctor.collect.run_files import load
 from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.job_store import open_job_store
 from ddpdoctor.exchange.meeting import HostedMeeting, OtherPort, OwnPort, open_meeting
@@ -33,9 +31,8 @@ from ddpdoctor.launch.progress import Followed, NodeProgress
 from ddpdoctor.launch.replica_exchange import CONTENTS, ROOTS, WORD, LiveComparison, ReplicaExchange, SharedReplicas
 from ddpdoctor.launch.watch import JobWatch
 from ddpdoctor.model.consistency import Consistency, RootsReport
-from ddpdoctor.model.facts import REACHED_NAME, NodeSeen, NodesSeen, Presence, Run, attempt_name
+from ddpdoctor.model.facts import Run, attempt_name
 from ddpdoctor.model.findings import Confidence, Finding, Judgment, Severity
-from ddpdoctor.model.reaching import Connecting, Contact
 from ddpdoctor.recorder.storage import ring_layout
 from tests.fingerprints import TICKS, FakeRank
 from tests.scenarios.running import free_port, wait_for
@@ -195,30 +192,6 @@ def test_a_launcher_that_failed_before_the_stop_was_obeyed_counts_as_stopped(
     assert examining.take_stop() == (NOTHING if stop and on_hang == "auto" else None)
     # What does not stop the job is left for the end.
     assert (other.take_verdict() is None) is (stop and on_hang == "auto")
-
-
-@pytest.mark.parametrize(("code", "contacts"), [("DD607", [[], [Contact.REFUSED]]), ("DD601", [[]])])
-def test_a_node_that_may_be_missing_is_tried_and_the_job_is_judged_again_by_that(
-    tmp_path: Path, code: str, contacts: list[list[Contact]]
-):
-    seen = NodesSeen(expected=2, own=0, nodes=(NodeSeen(number=0, host="node0", presence=Presence.HERE),))
-    found = Finding(code=code, kind="any", severity=Severity.ERROR, confidence=Confidence.HIGH, summary="")
-    known: list[list[Contact]] = []
-
-    def judge(folder: Path, _: int | None) -> Judgment:
-        known.append([tried.contact for tried in load(tuple[Connecting, ...], folder / REACHED_NAME) or ()])
-        return Judgment(findings=(found,), checks=(), certain=False)
-
-    examining = Examining(cast("JobWatch", _Idle(tmp_path)), judge, 300.0, "report", "node0:/run")
-    examining.nodes = cast(
-        "FirstNode",
-        types.SimpleNamespace(
-            is_first=True, placement=Placement(port=1, store=("127.0.0.1", free_port())), save=lambda _: seen,
-            wait_for_ends=lambda _: None, announce=lambda *_, **__: None,
-        ),
-    )  # fmt: skip
-    examining.judge_end(0, lambda: False)
-    assert known == contacts
 
 
 @pytest.mark.parametrize("severity", [Severity.ERROR, Severity.WARNING])
