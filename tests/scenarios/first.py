@@ -95,6 +95,15 @@ SECOND = {
 """Of the scenarios whose runs are kept, those of which ``.ci/run`` starts the jobs too."""
 
 NIGHT = {
+    "nodes/test_basic.py": ("test_a_first_host_that_dies", "test_a_launcher_that_would_start_again"),
+    "nodes/test_signals.py": ("test_a_warning_that_ends_torchrun",),
+    "nodes/test_verdicts.py": (
+        *(f"test_the_culprit_on_another_node_is_named[{kind}]" for kind in (
+            "stuck", "mismatch", "stopped", "early-exit", "crash",
+        )),
+        "test_a_node_that_never_comes[torchrun]", "test_a_first_node_that_never_comes",
+        "test_a_ddpdoctor_that_is_killed", "test_healthy_nodes",
+    ),
     "check_env/test_fleet.py": (
         "test_a_second_time", "test_two_hosts_alike_under", "test_two_hosts_by_hand", "test_a_slurm_task_alone",
         "test_torchrun_within",
@@ -216,6 +225,7 @@ NIGHT = {
         "test_torchruns_own_words",
         "test_torchruns_closing_block_has_the_verdict_and_is_kept_in_a_file[env1", "test_the_words_of_another",
         "test_on_a_disk_that_stays", "test_a_hung_job_that_ignores", "test_ranks_behind",
+        "test_a_hang_that_may_resolve", "test_on_hang_report_says_it",
     ),
     "test_log_findings.py": ("test_a_job_without", "test_without_the_options"),
     "test_metrics.py": ("test_what_cannot",),
@@ -231,4 +241,5 @@ NIGHT = {
         "test_a_network_that_fails_in_mid_job_is_no_ranks_fault[loopback", "test_a_lock_whose_owner",
     ),
 }  # fmt: skip
-"""Of the other scenarios, those that show what another one of their file shows as well: ``-m nightly`` runs them."""
+"""Of the other scenarios, those that show what another one of their file shows as well, or a simulated job
+(``tests/unit/launch/jobs.txt``): ``-m nightly`` runs them."""
