@@ -445,6 +445,18 @@ def train(rank, steps=100):
         rank.ring.set("steps", step)
 
 
+def wrap_options(folder, **given):
+    """Return the settings of a ``wrap``, with some of them given."""
+    defaults = {
+        "hang_timeout_s": 60.0, "on_hang": "auto", "debug_level": None, "report_dir": folder,
+        "report_file": folder / "report.json", "placement": Placement(), "format": "text", "quiet": False, "ignore": (),
+        "ranks": RecorderSettings(), "allow_different": (), "speed": False, "torchrun_args": (), "script": SCRIPT,
+        "is_module": False, "is_command": False, "no_python": False, "script_args": (), "nproc_note": None,
+        "command": ("ddpdoctor", "wrap", SCRIPT),
+    }  # fmt: skip
+    return WrapOptions(**{**defaults, **given})
+
+
 class World:
     """A job, its machines and their time. ``events`` are ``(seconds, name of a method or mode, *arguments)``."""
 
@@ -463,17 +475,11 @@ class World:
         for number in range(nodes):
             (own := folder / f"n{number}").mkdir(parents=True)
             places = {"hosts": ("dd0",), "store": ("dd0", 29500), "port": 29400} if nodes > 1 else {}
-            several = {"most": most or nodes, **places}
+            placement = Placement(style=Style.TORCHRUN, number=number, expected=nodes, most=most or nodes, **places)
             shape = (f"--nproc-per-node={per_node}", f"--nnodes={nodes}", f"--node-rank={number}")
-            defaults = {
-                "hang_timeout_s": 60.0, "on_hang": "auto", "debug_level": "OFF", "report_dir": own,
-                "report_file": own / (f"node-{number}.json" if number else "report.json"), "format": "text",
-                "placement": Placement(style=Style.TORCHRUN, number=number, expected=nodes, **several),
-                "quiet": False, "ignore": (), "ranks": RecorderSettings(), "allow_different": (), "speed": False,
-                "torchrun_args": shape, "script": SCRIPT, "is_module": False, "is_command": False, "no_python": False,
-                "script_args": (), "nproc_note": None, "command": ("ddpdoctor", "wrap", SCRIPT),
-            }  # fmt: skip
-            self.nodes.append(Node(self, number, WrapOptions(**{**defaults, **options})))
+            given = {"report_file": own / f"node-{number}.json"} if number else {}
+            given |= {"placement": placement, "torchrun_args": shape, "debug_level": "OFF"}
+            self.nodes.append(Node(self, number, wrap_options(own, **given, **options)))
         for node, skew_s in zip(self.nodes, skews_s, strict=False):
             node.skew_ns = int(skew_s * S)
         self.here = [node for node in self.nodes if node.number not in absent]

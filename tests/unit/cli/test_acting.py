@@ -33,7 +33,7 @@ from ddpdoctor.model.live import METRICS, JobNow, Liveness, RankNow, ReplicasNow
 from ddpdoctor.report.formats import render_metrics
 from tests.metrics import decode, parse, read, sent, value
 from tests.scenarios.running import clean_environment, wait_for
-from tests.unit.launch.test_members import options
+from tests.simulated import wrap_options
 from tests.web import Receiver
 
 FINDING = Finding(
@@ -392,7 +392,7 @@ def test_a_pipe_is_refused_because_it_would_be_replaced(tmp_path):
 
 
 def test_a_collector_that_never_answers_does_not_cost_the_file_its_end(tmp_path, monkeypatch):
-    job, file = options(tmp_path, "train.py"), tmp_path / "job.prom"
+    job, file = wrap_options(tmp_path), tmp_path / "job.prom"
     write_run_file(tmp_path, job, "2026-01-02T03:04:05+00:00", 0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
