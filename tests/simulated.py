@@ -249,7 +249,7 @@ class Rank(Process):
         self.op, self.line = "", self.line if code else END_LINE
         self.ring.set("main_ended_ns", world.time_ns() if code >= 0 else 0)
         if self.mode == "lingers" and code >= 0:
-            world.block(lambda: self.mode != "lingers")
+            world.block(lambda: self.mode == "trains")
         self.code = code
 
     def gets(self, number):
