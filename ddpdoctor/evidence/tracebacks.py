@@ -491,7 +491,8 @@ def _facts(one: _Open) -> list[Fact]:
     if one.harmless:
         return []
     if not one.text.is_said():  # it is cut off before the line of its exception
-        said = quote(f"a traceback that is cut off before its exception: {one.header.text.strip()}")
+        frames = [f"{frame.file}:{frame.line}" for frame in one.text.chain[-1].frames[-1:]]
+        said = quote(": ".join(["a traceback that is cut off before its exception", *frames]))
         return [ErrorLine(**{**origin_of(one.header), "said": said})]
     time = time_of(one.said) or time_of(one.header)
     return traceback_facts(one.text, who=one.header.who, spot=one.said.spot(), time=time)

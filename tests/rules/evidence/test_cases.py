@@ -155,6 +155,11 @@ def test_beside_an_error_line_it_never_says_that_there_was_none(tmp_path, line):
     assert not [check for check in told.checks if "no failure was found" in str(check.reason)]
 
 
+def test_a_traceback_that_is_cut_off_is_quoted_with_its_last_line(tmp_path):
+    cut = raised("KeyError: 'labels'", 1)[:-1]
+    hold(tmp_path, text([*steps(3), *cut]), Truth(mentions=(r"cut off before its exception: \S+train\.py:40",)))
+
+
 @pytest.mark.parametrize(
     "lines",
     [
