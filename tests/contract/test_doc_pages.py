@@ -9,7 +9,6 @@ import subprocess
 import sys
 from importlib.resources import files
 from pathlib import Path
-from types import ModuleType
 from typing import Any, get_args
 
 import pytest
@@ -33,12 +32,12 @@ COMMANDS = re.findall(r"`ddpdoctor ([a-z-]+)([^`]*)`", PAGE)
 FIELDS = re.findall(r"`((?:verdict|job)\.[a-z_.\[\]0-9]+)`", PAGE)
 
 
-def test_it_is_read_in_one_go() -> None:
+def test_it_is_read_in_one_go():
     assert len(PAGE.splitlines()) <= 60
 
 
 @pytest.mark.parametrize(("verb", "words"), COMMANDS)
-def test_a_command_has_the_options_that_it_is_given(verb: str, words: str) -> None:
+def test_a_command_has_the_options_that_it_is_given(verb, words):
     assert verb in VERBS
     declared = declared_by(load_verb(verb).Options)
     known = {name for one in declared if isinstance(one.option, Option) for name in one.names}
@@ -46,13 +45,13 @@ def test_a_command_has_the_options_that_it_is_given(verb: str, words: str) -> No
 
 
 @pytest.mark.parametrize("path", FIELDS)
-def test_a_field_is_in_the_schema(path: str) -> None:
+def test_a_field_is_in_the_schema(path):
     objects: dict[str, Any] = {"verdict": SCHEMA["$defs"]["finding"], "job": SCHEMA["$defs"]["job"]}
     holder, _, name = path.partition(".")
     assert name.partition("[")[0] in objects[holder]["properties"]
 
 
-def test_commands_and_fields_are_found_on_the_page() -> None:
+def test_commands_and_fields_are_found_on_the_page():
     assert {verb for verb, _ in COMMANDS} >= {"attach", "report", "analyze", "wrap", "explain", "check-env"}
     assert len(FIELDS) > 5
 
@@ -69,17 +68,17 @@ OBJECTS = {
 NAME = re.compile(r"`([\w-]+)`")
 
 
-def section(title: str) -> str:
+def section(title):
     return JSON_PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
-def rows(title: str) -> list[list[str]]:
+def rows(title):
     """Return the cells of the rows of a section's table."""
     lines = [line for line in section(title).splitlines() if line.startswith("|")]
     return [line.strip("|").split("|") for line in lines[2:]]
 
 
-def allowed_values(described: dict[str, Any]) -> set[str]:
+def allowed_values(described):
     found: set[str] = set()
     for one in described["properties"].values():
         found |= {value for value in one.get("enum", ()) if value is not None}
@@ -87,28 +86,28 @@ def allowed_values(described: dict[str, Any]) -> set[str]:
 
 
 @pytest.mark.parametrize("title", OBJECTS)
-def test_the_page_has_the_fields_of_the_schema_and_no_others(title: str) -> None:
+def test_the_page_has_the_fields_of_the_schema_and_no_others(title):
     named = [name for cells in rows(title) for name in NAME.findall(cells[0])]
     assert sorted(named) == sorted(OBJECTS[title]["properties"])
 
 
 @pytest.mark.parametrize("title", OBJECTS)
-def test_the_page_has_every_value_that_a_field_may_take(title: str) -> None:
+def test_the_page_has_every_value_that_a_field_may_take(title):
     assert allowed_values(OBJECTS[title]) <= set(NAME.findall(section(title)))
 
 
-def test_the_page_has_the_version_of_the_schema() -> None:
+def test_the_page_has_the_version_of_the_schema():
     version = SCHEMA["properties"]["schema_version"]["const"]
     assert [cells[1].strip() for cells in rows("The report") if "schema_version" in cells[0]] == [str(version)]
 
 
-def test_the_page_has_the_data_of_each_verb() -> None:
+def test_the_page_has_the_data_of_each_verb():
     named = {name for cells in rows("What `data` holds") for name in NAME.findall(cells[1])}
     assert DATA_KEYS | BUILDERS.keys() <= named
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_each_verb_that_writes_json_is_on_the_page(verb: str) -> None:
+def test_each_verb_that_writes_json_is_on_the_page(verb):
     formats = [get_args(one.type) for one in declared_by(load_verb(verb).Options) if one.field == "format"]
     assert not any("json" in choices for choices in formats) or f"[{verb}]({verb}.md)" in JSON_PAGE
 
@@ -122,18 +121,18 @@ UNITS = {"s": "_seconds", "By": "_bytes", "1": "_ratio", "": ""}
 LABELS = {*COMMON_LABELS, *(label for one in METRICS for label in one.labels)}
 
 
-def test_the_page_has_each_metric_with_its_labels_and_meaning() -> None:
+def test_the_page_has_each_metric_with_its_labels_and_meaning():
     page = (DOCS / "metrics.md").read_text()
     rows = re.findall(r"^\| `(ddpdoctor_\w+)` \| (.*) \| (.*) \|$", page, re.MULTILINE)
     assert rows == [(one.name, ", ".join(f"`{label}`" for label in one.labels), one.help) for one in METRICS]
     assert all(f"`{status.value}`" in page for status in STATUSES)
 
 
-def test_names_have_the_prefix_and_end_with_their_unit() -> None:
+def test_names_have_the_prefix_and_end_with_their_unit():
     assert all(one.name.startswith("ddpdoctor_") and one.name.endswith(UNITS[one.unit]) for one in METRICS)
 
 
-def test_the_dashboard_asks_for_metrics_and_labels_that_exist() -> None:
+def test_the_dashboard_asks_for_metrics_and_labels_that_exist():
     dashboard: dict[str, Any] = json.loads((DOCS / "examples" / "grafana-dashboard.json").read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     asked = {name for query in queries for name in re.findall(r"ddpdoctor_\w+", query)}
@@ -152,7 +151,7 @@ LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 
 
-def load_generator() -> ModuleType:
+def load_generator():
     spec = importlib.util.spec_from_file_location("generate_docs", DOCS / "generate.py")
     assert spec is not None
     assert spec.loader is not None
@@ -162,7 +161,7 @@ def load_generator() -> ModuleType:
     return module
 
 
-def written_pages() -> list[Path]:
+def written_pages():
     return sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 
 
@@ -180,7 +179,7 @@ print(json.dumps(found))
 
 
 @functools.cache
-def read_help() -> dict[str, str]:
+def read_help():
     """Return what the help of each verb says of its own options."""
     command = [sys.executable, "-c", ALL_HELP, *VERBS]
     environment = {**os.environ, "COLUMNS": "200"}
@@ -190,33 +189,32 @@ def read_help() -> dict[str, str]:
     return {verb: "\n".join(line for line in said.splitlines() if line.startswith("  -")) for verb, said in own.items()}
 
 
-def test_rule_pages_are_their_docstrings() -> None:
+def test_rule_pages_are_their_docstrings():
     generate = load_generator()
     from ddpdoctor.rules.registry import all_rules
 
     assert generate.find_drift(generate.render_pages(all_rules()), DOCS / "rules") == [], "run: python docs/generate.py"
 
 
-def test_drift_is_seen_and_mended(tmp_path: Path) -> None:
+def test_drift_is_seen_and_mended(tmp_path):
     generate = load_generator()
     wanted = {"a.md": "A", "b.md": "B"}
     (tmp_path / "a.md").write_text("changed")
     (tmp_path / "old.md").write_text("of a code that is gone")
-
     drift = generate.find_drift(wanted, tmp_path)
     assert drift == ["a.md", "b.md", "old.md"]
     generate.write_pages(wanted, drift, tmp_path)
     assert generate.find_drift(wanted, tmp_path) == []
 
 
-def test_a_verb_page_has_every_option_of_the_verb() -> None:
+def test_a_verb_page_has_every_option_of_the_verb():
     for verb in VERBS:
         options = set(OPTION.findall(read_help()[verb])) - {"--help"}
         assert options
         assert options <= set(OPTION.findall((DOCS / f"{verb}.md").read_text())), verb
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_lead_somewhere():
     targets = [(path, target) for path in written_pages() for target in LINK.findall(path.read_text())]
     assert len(targets) > 100
     assert [
@@ -227,7 +225,7 @@ def test_links_lead_somewhere() -> None:
 MODULES = re.compile(r"`((?:ddpdoctor/)?(?:{})/[\w/]+(?:\.\w+)?)/?`".format("|".join(PACKAGES)))
 
 
-def names_something(path: str) -> bool:
+def names_something(path):
     """Return whether a path is a folder, a file, a module, or a name in a module, below ddpdoctor or the project."""
     module, _, name = path.rpartition(".")
     for root in (ROOT, ROOT / "ddpdoctor"):
@@ -239,36 +237,33 @@ def names_something(path: str) -> bool:
     return False
 
 
-def test_each_module_that_a_page_names_exists() -> None:
+def test_each_module_that_a_page_names_exists():
     pages = [ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").rglob("README.md")]
     named = {(page.name, path) for page in pages for path in MODULES.findall(page.read_text(encoding="utf-8"))}
     assert len(named) > 50
     assert not sorted((page, path) for page, path in named if not names_something(path) and "CODE" not in path)
 
 
-def test_the_page_of_exit_statuses_names_each() -> None:
+def test_the_page_of_exit_statuses_names_each():
     page = (DOCS / "exit-status.md").read_text()
-
     assert "".join(f"| {status.value} | {meaning} |\n" for status, meaning in MEANINGS.items()) in page
 
 
-def test_readme_has_the_command_that_ci_runs() -> None:
+def test_readme_has_the_command_that_ci_runs():
     assert "<!-- ci: test -->\n```sh\npython3 -m venv .venv && " in (ROOT / "README.md").read_text()
 
 
-def test_no_other_module_has_numbers_for_exit_statuses() -> None:
+def test_no_other_module_has_numbers_for_exit_statuses():
     forms = (r"\bstatus=[1-9]", r"\bsys\.exit\([1-9]", r"\bos\._exit\([1-9]", r"\bExit\([0-9]", r"^[A-Z_]*STATUS = \d")
     numbers = re.compile("|".join(forms), re.MULTILINE)
     modules = [path for path in (ROOT / "ddpdoctor").rglob("*.py") if path.name != "exit_status.py"]
-
     assert {str(path): numbers.findall(path.read_text()) for path in modules if numbers.search(path.read_text())} == {}
 
 
-def test_each_code_that_a_page_names_is_a_rule() -> None:
+def test_each_code_that_a_page_names_is_a_rule():
     from ddpdoctor.rules.registry import all_rules
 
     named = {(code, path.name) for path in written_pages() for code in re.findall(r"\bDD\d{3}\b", path.read_text())}
-
     assert {(code, page) for code, page in named if code not in {rule.code for rule in all_rules()}} == set()
 
 
@@ -291,14 +286,14 @@ def test_each_block_with_output_has_a_name():
 
 
 @pytest.mark.parametrize("key", RECORDED)
-def test_a_recorded_run_is_drawn_as_its_page_shows_it(key: str) -> None:
+def test_a_recorded_run_is_drawn_as_its_page_shows_it(key):
     block = BLOCKS[key]
     drawn = doc_runs.draw(doc_runs.recorded(block.name))
     assert doc_pages.differs(block.shown, drawn, doc_pages.mask_places) == "", "run: python -m tests.doc_runs"
 
 
 @pytest.mark.parametrize("key", QUICK)
-def test_a_command_prints_what_its_page_shows(key: str, tmp_path: Path) -> None:
+def test_a_command_prints_what_its_page_shows(key, tmp_path):
     block = BLOCKS[key]
     printed = doc_runs.print_for(block, tmp_path)
     assert doc_pages.differs(block.shown, printed) == "", "run: python -m tests.doc_runs"
@@ -309,7 +304,7 @@ def test_each_command_that_a_page_names_can_be_typed(page):
     assert [" ".join(words) for words in doc_pages.commands_of(page) if not can_be_typed(words)] == []
 
 
-def can_be_typed(words: list[str]) -> bool:
+def can_be_typed(words):
     """Read a command line as ``ddpdoctor`` reads it; in the place of a value there may be a name for it."""
     from typer.main import get_command
 
@@ -336,15 +331,11 @@ def can_be_typed(words: list[str]) -> bool:
 @pytest.mark.parametrize(
     ("line", "right"),
     [
-        ("check-env --skip xid --deep", True),
-        ("check-env --skipp xid", False),
-        ("check-environment", False),
-        ("wrap --nproc-per-node 8 train.py --any-option", True),
-        ("wrap --hang-timeout never train.py", False),
-        ("report RUN_DIR --format pdf", False),
-        ("check-checkpoint", True),
+        ("check-env --skip xid --deep", True), ("check-env --skipp xid", False), ("check-environment", False),
+        ("wrap --nproc-per-node 8 train.py --any-option", True), ("wrap --hang-timeout never train.py", False),
+        ("report RUN_DIR --format pdf", False), ("check-checkpoint", True),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_command_line_is_seen(line, right):
     assert can_be_typed(line.split()) is right
 

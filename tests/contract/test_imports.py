@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,18 +37,18 @@ print(json.dumps([status, sorted(sys.modules)]))
 """
 
 
-def run_python(code: str, *arguments: str) -> str:
+def run_python(code, *arguments):
     command = [sys.executable, "-c", code, *arguments]
     # A start-up hook on PYTHONPATH, such as a coverage tool's, is no import of ours.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=200, env=environment).stdout
 
 
-def heavy_ones(modules: list[str]) -> set[str]:
+def heavy_ones(modules):
     return {name.partition(".")[0] for name in modules} & set(HEAVY)
 
 
-def test_importing_the_package_imports_nothing_more() -> None:
+def test_importing_the_package_imports_nothing_more():
     # The modules that site brings, by the .pth files of what else is installed, are taken out.
     code = "import json, sys; old = set(sys.modules); import ddpdoctor; print(json.dumps([*set(sys.modules) - old]))"
     assert json.loads(run_python(code)) == ["ddpdoctor"]
@@ -58,33 +57,23 @@ def test_importing_the_package_imports_nothing_more() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("--help",),
-        ("--version",),
-        ("wrap", "--help"),
-        ("explain", "--list"),
-        ("check-env", "--list"),
-        ("allreduce-bench", "--help"),
-        ("check-data", "--help"),
-        ("check-checkpoint", "--help"),
-        ("check-consistency", "--help"),
-        ("check-rendezvous", "--help"),
-        ("demo", "--list"),
-        ("report", "--help"),
+        ("--help",), ("--version",), ("wrap", "--help"), ("explain", "--list"), ("check-env", "--list"),
+        ("allreduce-bench", "--help"), ("check-data", "--help"), ("check-checkpoint", "--help"),
+        ("check-consistency", "--help"), ("check-rendezvous", "--help"), ("demo", "--list"), ("report", "--help"),
     ],
-)
-def test_what_needs_no_job_loads_nothing_heavy(arguments: tuple[str, ...]) -> None:
+)  # fmt: skip
+def test_what_needs_no_job_loads_nothing_heavy(arguments):
     status, modules = json.loads(run_python(HELP, *arguments))
-
     assert status in (0, None)
     assert not heavy_ones(modules)
 
 
 @functools.cache
-def parse(path: Path) -> ast.Module:
+def parse(path):
     return ast.parse(path.read_text())
 
 
-def imports_at_start(tree: ast.Module) -> Iterator[str]:
+def imports_at_start(tree):
     """Yield the absolute names of modules that are imported when the file is, TYPE_CHECKING blocks left out."""
     waiting: list[ast.AST] = [tree]
     while waiting:
@@ -99,7 +88,7 @@ def imports_at_start(tree: ast.Module) -> Iterator[str]:
             waiting.extend(ast.iter_child_nodes(node))
 
 
-def all_imports(tree: ast.Module) -> Iterator[str]:
+def all_imports(tree):
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -107,11 +96,11 @@ def all_imports(tree: ast.Module) -> Iterator[str]:
             yield node.module
 
 
-def packages(names: Iterator[str]) -> set[str]:
+def packages(names):
     return {name.partition(".")[0] for name in names}
 
 
-def test_finds_an_import_at_start_and_not_one_in_a_function() -> None:
+def test_finds_an_import_at_start_and_not_one_in_a_function():
     tree = ast.parse(
         "import a\nfrom . import b\nif TYPE_CHECKING:\n import c\ntry:\n from d.e import f\nexcept X:\n pass\n"
         "class G:\n import h\n def i(self):\n  import j\n"
@@ -120,31 +109,31 @@ def test_finds_an_import_at_start_and_not_one_in_a_function() -> None:
     assert packages(all_imports(tree)) == {"a", "c", "d", "h", "j"}
 
 
-def imported_beside(tree: ast.Module) -> set[str]:
+def imported_beside(tree):
     """Return the names of modules of ours that are loaded together with a file of the recorder."""
     found = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.level]
     return {name for node in found for name in ((node.module or "").rpartition(".")[2], *(a.name for a in node.names))}
 
 
-def test_what_needs_torch_is_loaded_in_functions() -> None:
+def test_what_needs_torch_is_loaded_in_functions():
     names = {path.stem for path in WITH_TORCH}
     others = [path for path in (PACKAGE / "recorder").rglob("*.py") if path not in WITH_TORCH]
     assert others
     assert not [path.name for path in others if imported_beside(parse(path)) & names]
 
 
-def test_heavy_packages_are_imported_in_functions() -> None:
+def test_heavy_packages_are_imported_in_functions():
     heavy = {"torch", "psutil", "pynvml", "numpy", "matplotlib"}
     found = {path: packages(imports_at_start(parse(path))) & heavy for path in FILES}
     assert {path: names for path, names in found.items() if names} == {path: {"torch"} for path in WITH_TORCH}
 
 
-def test_pynvml_is_imported_in_one_file() -> None:
+def test_pynvml_is_imported_in_one_file():
     users = [path for path in FILES if "pynvml" in packages(all_imports(parse(path)))]
     assert len(users) <= 1
 
 
-def test_recorder_needs_the_standard_library_only() -> None:
+def test_recorder_needs_the_standard_library_only():
     # The name under which the start-up hook loads the recorder by its path, and the module that it stands in front of.
     known = sys.stdlib_module_names | {"_ddpdoctor_recorder", "sitecustomize"}
     trees = {path: parse(path) for path in sorted((PACKAGE / "recorder").rglob("*.py"))}
@@ -154,18 +143,18 @@ def test_recorder_needs_the_standard_library_only() -> None:
     assert set().union(*(packages(all_imports(tree)) for tree in trees.values())) - known == {"torch"}
 
 
-def imports_by_module() -> dict[str, set[str]]:
+def imports_by_module():
     """Return which modules of ours each module imports: at its start, in functions and for type checkers alike."""
     names = {_module_name(path): path for path in FILES}
     return {name: _ours_in(name, path, names.keys()) - {name} for name, path in names.items()}
 
 
-def _module_name(path: Path) -> str:
+def _module_name(path):
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _ours_in(name: str, path: Path, known: Iterable[str]) -> set[str]:
+def _ours_in(name, path, known):
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     found: set[str] = set()
     for node in ast.walk(parse(path)):
@@ -177,7 +166,7 @@ def _ours_in(name: str, path: Path, known: Iterable[str]) -> set[str]:
     return found & set(known)
 
 
-def circle(imports: dict[str, set[str]]) -> list[str]:
+def circle(imports):
     """Return the modules of one circle, each before the one that it is imported by; none where there is no circle."""
     try:
         graphlib.TopologicalSorter(imports).prepare()
@@ -186,12 +175,12 @@ def circle(imports: dict[str, set[str]]) -> list[str]:
     return []
 
 
-def test_finds_a_circle() -> None:
+def test_finds_a_circle():
     assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()})) == {"b", "c"}
     assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_no_modules_import_each_other_in_a_circle():
     assert circle(imports_by_module()) == []
 
 
@@ -212,7 +201,7 @@ def test_no_two_classes_have_one_name():
     assert {name for name, count in names.items() if count > 1} == ONE_A_VERB
 
 
-def given_twice(source: str) -> set[str]:
+def given_twice(source):
     """Return the names that a module gives to two constants, classes or functions, of which one would be lost."""
     names: Counter[str] = Counter()
     for node in ast.parse(source).body:
@@ -224,7 +213,7 @@ def given_twice(source: str) -> set[str]:
     return {name for name, count in names.items() if count > 1}
 
 
-def test_no_module_gives_a_name_twice() -> None:
+def test_no_module_gives_a_name_twice():
     """Joined modules may each have had a LIMIT_S, and each function reads the last one."""
     assert given_twice("A, B = 1, 2\ndef f(): ...\nB: int = 3\nclass f: ...\nC: int\nC = 4") == {"B", "f"}
     assert {path.name: names for path in FILES if (names := given_twice(path.read_text()))} == {}

@@ -2,14 +2,13 @@
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.main import get_command
 
-from ddpdoctor.cli.options import METRICS, PANELS, REPORT, VERBS, Argument, Declared, Option, declared_by, load_verb
+from ddpdoctor.cli.options import METRICS, PANELS, REPORT, VERBS, Argument, Option, declared_by, load_verb
 from ddpdoctor.cli.verbs import app, read_command_line
 from ddpdoctor.model.errors import UserError
 from tests import forking
@@ -18,17 +17,17 @@ from tests.scenarios.running import clean_environment
 MOST_HELP = 55
 
 
-def options_of(verb: str) -> type[Any]:
+def options_of(verb):
     kind: type[Any] = load_verb(verb).Options
     return kind
 
 
-def all_options() -> list[tuple[str, Declared, Option]]:
+def all_options():
     found = [(verb, one) for verb in VERBS for one in declared_by(options_of(verb))]
     return [(verb, one, one.option) for verb, one in found if isinstance(one.option, Option)]
 
 
-def test_an_option_of_several_verbs_has_one_declaration() -> None:
+def test_an_option_of_several_verbs_has_one_declaration():
     declared: dict[str, Option] = {}
     for verb, one, option in all_options():
         origin = option.declared or option
@@ -36,7 +35,7 @@ def test_an_option_of_several_verbs_has_one_declaration() -> None:
             assert declared.setdefault(name, origin) is origin, f"{verb} declares {name} anew"
 
 
-def test_what_verbs_say_differently_of_an_option_is_known() -> None:
+def test_what_verbs_say_differently_of_an_option_is_known():
     """Where a help text differs, what the option does differs: who is waited for, where a report goes."""
     texts: dict[str, set[str]] = {}
     for _, one, option in all_options():
@@ -48,7 +47,7 @@ def test_what_verbs_say_differently_of_an_option_is_known() -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_help_text_is_a_line_of_80_columns(verb: str) -> None:
+def test_a_help_text_is_a_line_of_80_columns(verb):
     declared = declared_by(options_of(verb))
     assert [one.option.help for one in declared if len(one.option.help) > MOST_HELP] == []
     assert len(VERBS[verb].summary) <= MOST_HELP
@@ -57,13 +56,13 @@ def test_a_help_text_is_a_line_of_80_columns(verb: str) -> None:
     assert len(more) <= 6
 
 
-def test_options_have_a_help_text_and_stand_in_a_panel_that_help_shows() -> None:
+def test_options_have_a_help_text_and_stand_in_a_panel_that_help_shows():
     assert [(verb, one.names) for verb, one, option in all_options() if not option.help] == []
     assert {option.panel for _, _, option in all_options()} <= set(PANELS)
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_typer_has_what_is_declared(verb: str) -> None:
+def test_typer_has_what_is_declared(verb):
     group = get_command(app)
     context = group.make_context("ddpdoctor", [verb, "--help"], resilient_parsing=True)
     params = {param.name: param for param in group.get_command(context, verb).params}
@@ -77,11 +76,11 @@ def test_typer_has_what_is_declared(verb: str) -> None:
     assert params == {}
 
 
-def read(*words: str) -> Any:
+def read(*words):
     return read_command_line(words)[1]
 
 
-def test_a_line_of_wrap_is_taken_apart() -> None:
+def test_a_line_of_wrap_is_taken_apart():
     asked = read(
         "wrap", "--nproc-per-node=2", "--hang-timeout", "8s", "--debug-level=off", "--quiet", "t.py", "--quiet"
     )
@@ -118,7 +117,7 @@ def test_a_line_of_wrap_is_taken_apart() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_a_line_is_read(words: tuple[str, ...], expected: dict[str, Any]) -> None:
+def test_a_line_is_read(words, expected):
     asked = read(*words)
     assert {name: getattr(asked, name) for name in expected} == expected
 
@@ -126,46 +125,39 @@ def test_a_line_is_read(words: tuple[str, ...], expected: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     "words",
     [
-        ("wrap", "--on-hang", "wait", "t.py"),
-        ("wrap", "--format=junit", "t.py"),
-        ("explain", "DD601", "DD602"),
-        ("explain", "--lists"),
-        ("demo", "--list=1"),
-        ("report", "--format", "xml"),
-        ("report", "--plot"),
-        ("check-env", "--nnodes", "0"),
-        ("check-env", "--nnodes", "two"),
-        ("check-checkpoint",),
+        ("wrap", "--on-hang", "wait", "t.py"), ("wrap", "--format=junit", "t.py"), ("explain", "DD601", "DD602"),
+        ("explain", "--lists"), ("demo", "--list=1"), ("report", "--format", "xml"), ("report", "--plot"),
+        ("check-env", "--nnodes", "0"), ("check-env", "--nnodes", "two"), ("check-checkpoint",),
         ("check-data", "--epochs", "17"),
     ],
     ids=" ".join,
-)
-def test_what_is_refused_ends_with_status_2(words: tuple[str, ...]) -> None:
+)  # fmt: skip
+def test_what_is_refused_ends_with_status_2(words):
     with pytest.raises(SystemExit) as ended:
         read(*words)
     assert ended.value.code == 2
 
 
 @pytest.mark.parametrize("words", [("explain", "--help"), ("wrap", "--nproc-per-node", "2", "-h"), ("--version",)])
-def test_help_ends_with_status_0(words: tuple[str, ...]) -> None:
+def test_help_ends_with_status_0(words):
     with pytest.raises(SystemExit) as ended:
         read(*words)
     assert not ended.value.code
 
 
-def test_a_variable_sets_an_option_unless_it_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_sets_an_option_unless_it_is_empty(monkeypatch):
     monkeypatch.setenv("DDPDOCTOR_QUIET", "")
     monkeypatch.setenv("DDPDOCTOR_EXCHANGE_PORT", "4000")
     asked = read("wrap", "t.py")
     assert (asked.quiet, asked.exchange_port) == (False, 4000)
 
 
-def test_wrong_use_of_wrap_is_an_error_of_ours() -> None:
+def test_wrong_use_of_wrap_is_an_error_of_ours():
     with pytest.raises(UserError, match="no script"):
         read("wrap", "--quiet")
 
 
-def test_a_value_that_is_parsed_names_its_option() -> None:
+def test_a_value_that_is_parsed_names_its_option():
     with pytest.raises(UserError, match="--hang-timeout is 'soon'"):
         read("wrap", "--hang-timeout", "soon", "train.py")
 
@@ -190,21 +182,19 @@ LINES = {
 }
 """Command lines that would leave a file "started", say something on stdout, or wait for an hour, were they run."""
 UNUSABLE = {
-    "file/below": "Not a directory",
-    "readonly/new": "Read-only file system",
-    "full/new": "No space left on device",
-}
+    "file/below": "Not a directory", "readonly/new": "Read-only file system", "full/new": "No space left on device",
+}  # fmt: skip
 FILES_ONLY = {"missing/new": "No such file or directory", ".": "Is a directory"}
 REASONS = {"a file": "File exists", **UNUSABLE, **FILES_ONLY}
 
 
-def outputs_of(verb: str) -> list[Declared]:
+def outputs_of(verb):
     """Return the options that name what a verb writes."""
     declared = declared_by(load_verb(verb).Options)
     return [one for one in declared if one.type is Path and getattr(one.option, "panel", "") in {METRICS, REPORT}]
 
 
-def cases() -> list[Any]:
+def cases():
     """Return each output of each verb in each unusable place; of a verb's further command lines one place is enough."""
     found = []
     outputs = [(verb, one) for verb in VERBS for one in outputs_of(verb)]
@@ -219,7 +209,7 @@ def cases() -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory):
     """A folder with what the command lines name, a full file system and a read-only one where root may mount them."""
     folder = tmp_path_factory.mktemp("outputs")
     (folder / "probe.py").write_text("open('started', 'w')\n")
@@ -233,27 +223,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder / name)], check=False, timeout=20)
 
 
-def mount(place: Path, options: str) -> bool:
+def mount(place, options):
     place.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
     return os.geteuid() == 0 and subprocess.run(command, capture_output=True, check=False, timeout=20).returncode == 0
 
 
 @pytest.fixture
-def run(folder: Path) -> Callable[..., Any]:
+def run(folder):
     return lambda *words: forking.run(
         "-m", "ddpdoctor", *words, cwd=folder, env=clean_environment(PYTHONPATH=f"{ROOT}:{folder}")
     )
 
 
-def test_every_verb_that_writes_has_a_command_line_here() -> None:
+def test_every_verb_that_writes_has_a_command_line_here():
     assert {verb for verb in VERBS if outputs_of(verb)} == set(LINES)
 
 
 @pytest.mark.parametrize(("verb", "line", "option", "place"), cases())
-def test_an_output_that_cannot_be_written_is_refused_before_anything_else(
-    folder: Path, run: Callable[..., Any], verb: str, line: tuple[str, ...], option: str, place: str
-) -> None:
+def test_an_output_that_cannot_be_written_is_refused_before_anything_else(folder, run, verb, line, option, place):
     mounted = place.partition("/")[0]
     if mounted in {"full", "readonly"} and not os.path.ismount(folder / mounted):
         pytest.skip("only root may mount a file system")

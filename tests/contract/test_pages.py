@@ -4,7 +4,6 @@ import tarfile
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from ddpdoctor.cli.verbs import read_command_line
 from ddpdoctor.report import contents
 from ddpdoctor.report.blocks import Lanes
 from tests import benches, pages
-from tests.browser import Browser, started_browser
+from tests.browser import started_browser
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 SIZES = [(1280, 800), (400, 800)]
@@ -38,7 +37,7 @@ def browser():
 
 
 @pytest.fixture(autouse=True)
-def no_complaints(browser: Browser):
+def no_complaints(browser):
     """Hold every page of every test to a silent console and no request but for the page itself."""
     yield
     assert browser.complaints() == []
@@ -65,7 +64,7 @@ def made(report):
     return made.content
 
 
-def in_sight(browser: Browser, selector: str) -> str:
+def in_sight(browser, selector):
     """Return the text of an element that is whole in the window without scrolling."""
     box = browser.ask(
         "const box = document.querySelector(arguments[0]).getBoundingClientRect();"
@@ -103,12 +102,12 @@ def test_a_click_on_a_lane_opens_its_ranks(browser, save):
     assert len(browser.all(".lane")) == 2
 
 
-def shown_range(browser: Browser) -> list[float]:
+def shown_range(browser):
     text = browser.one(".tools .dim").text
     return [float(part) for part in text.replace("to", "").replace("of", "").replace("s", "").split()]
 
 
-def settled_range(browser: Browser) -> list[float]:
+def settled_range(browser):
     """Return the range that is shown once the next frame is drawn."""
     browser.driver.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
     return shown_range(browser)
@@ -286,7 +285,7 @@ def test_without_its_script_a_page_can_be_read(browser, save):
     assert not browser.one(".stage").is_displayed()
 
 
-def spoiled(value: Any) -> Any:
+def spoiled(value):
     """Replace every text in blocks, however deep, by a hostile one."""
     if is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in fields(value) if field.name not in {"align", "started_at"}]
@@ -350,7 +349,7 @@ def test_a_thousand_ranks_fit_a_page_and_only_lanes_in_sight_are_drawn(browser, 
     )
 
 
-def reports(folder: Path):
+def reports(folder):
     """Yield reports of jobs and benches by name."""
     for name in ("crash", "drift", "hung"):
         with tarfile.open(RUNS / f"{name}.tar.xz") as archive:
@@ -359,7 +358,7 @@ def reports(folder: Path):
     yield from (("bench", benches.everything()), ("bench hung", benches.hung()), ("bench of one", benches.one_rank()))
 
 
-def commands(folder: Path):
+def commands(folder):
     """Yield a command line for verbs that check, each of which writes a page in this folder."""
     weights = [str(folder / name) for name in ("a.pt", "b.pt")]
     torch.save({"weight": torch.ones(2)}, weights[0])
@@ -384,11 +383,11 @@ def test_the_page_of_every_verb_opens(browser, tmp_path):
         check_page(browser, page)
 
 
-def output_of(verb: str, page: Path) -> list[str]:
+def output_of(verb, page):
     return ["--html", str(page)] if verb in {"analyze", "attach", "wrap"} else ["-o", str(page)]
 
 
-def check_page(browser: Browser, page: Path) -> None:
+def check_page(browser, page):
     browser.open(page, width=400)
     assert browser.one("h1").text, page
     assert browser.ask("return document.documentElement.scrollWidth") <= 400, page

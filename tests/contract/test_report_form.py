@@ -41,16 +41,9 @@ STUCK = Finding(
     fix="Do this.",
 )
 ROW = RankRow(
-    rank=1,
-    local_rank=1,
-    host="node3",
-    pid=77,
-    state="in fetch",
-    where=STUCK.where[0],
-    step=12,
-    gpu=0,
+    rank=1, local_rank=1, host="node3", pid=77, state="in fetch", where=STUCK.where[0], step=12, gpu=0,
     stack=("a.py:1 main", "a.py:3 fetch"),
-)
+)  # fmt: skip
 FULL = Report(
     command=("ddpdoctor", "wrap", "train.py"),
     started_at="2026-01-02T03:04:05.123+00:00",
@@ -67,16 +60,9 @@ FULL = Report(
     tool_version="0.1.0",
 )
 EMPTY = Report(
-    command=(),
-    started_at="2026-01-02T03:04:05Z",
-    ended_at="2026-01-02T03:04:05Z",
-    job=None,
-    verdict=None,
-    findings=(),
-    checks=(),
-    ranks=(),
-    tool_version="0.1.0",
-)
+    command=(), started_at="2026-01-02T03:04:05Z", ended_at="2026-01-02T03:04:05Z", job=None, verdict=None,
+    findings=(), checks=(), ranks=(), tool_version="0.1.0",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -179,16 +165,7 @@ def test_a_report_from_before_a_field_was_added_is_read(validator):
 
 REQUIRED = {
     "report": {
-        "schema_version",
-        "tool",
-        "command",
-        "started_at",
-        "ended_at",
-        "job",
-        "verdict",
-        "findings",
-        "checks",
-        "ranks",
+        "schema_version", "tool", "command", "started_at", "ended_at", "job", "verdict", "findings", "checks", "ranks",
     },
     "tool": {"name", "version"},
     "job": {"world_size", "nnodes", "status", "exit_status"},
@@ -197,7 +174,7 @@ REQUIRED = {
     "where": {"rank", "file", "line", "function"},
     "checks": {"id", "outcome"},
     "ranks": {"rank", "local_rank", "host", "pid", "state"},
-}
+}  # fmt: skip
 """Fields by the object that they stand in. The schema asks for more: fields that ddpdoctor has always written."""
 
 

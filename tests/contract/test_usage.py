@@ -220,7 +220,6 @@ def test_the_demo_lists_its_faults_with_a_description(run):
 def test_this_machine_is_checked_without_an_error_of_ours(run):
     done = run("check-env", "--format", "json", "--fail-on", "never", "--skip", "xid")
     report = json.loads(done.stdout)
-
     jsonschema.validate(report, SCHEMA)
     assert done.stderr == ""
     assert [check for check in report["checks"] if check["outcome"] == "crashed"] == []
@@ -235,7 +234,6 @@ def test_the_list_names_each_check_with_code_and_what_it_reads(run):
 
     done = run("check-env", "--list")
     lines = [line.split(None, 4) for line in done.stdout.splitlines()]
-
     assert done.returncode == 0
     assert [line[:2] for line in lines] == [[rule.code, rule.kind] for rule in rules_of("environment")]
     assert all(len(line) == 5 for line in lines)
@@ -252,7 +250,6 @@ def test_the_list_names_each_check_with_code_and_what_it_reads(run):
 )
 def test_checks_are_chosen_by_kind_code_and_beginning(run, names, expected):
     done = run("check-env", "--list", *names)
-
     assert {line.split()[0] for line in done.stdout.splitlines()} == expected
 
 
@@ -262,14 +259,12 @@ def test_the_exit_status_follows_fail_on(run):
         run("check-env", "env-unknown", *more, **env).returncode
         for more in ((), ("--fail-on", "warning"), ("--fail-on", "never"))
     ]
-
     assert statuses == [0, 1, 0]
 
 
 def test_a_problem_is_shown_with_its_remedy_and_a_quiet_machine_with_two_lines(run):
     bad = run("check-env", "env-unknown", NCCL_IB_TIMEOT="20")
     good = run("check-env", "env-unknown")
-
     assert "warning  DD111 env-unknown" in bad.stdout
     assert "NCCL_IB_TIMEOUT" in bad.stdout
     assert "  to do " in bad.stdout
@@ -280,7 +275,6 @@ def test_junit_and_markdown_hold_the_finding(run):
     suite = ET.fromstring(
         run("check-env", "env-unknown", "--format", "junit", "--fail-on", "warning", NCCL_IB_TIMEOT="1").stdout
     ).find("testsuite")
-
     assert suite.get("failures") == "1"
     assert (
         "### warning: DD111 env-unknown"
@@ -291,22 +285,15 @@ def test_junit_and_markdown_hold_the_finding(run):
 def test_a_saved_report_is_drawn_again(run, tmp_path):
     shown = run("check-env", "env-unknown", "--report-dir", tmp_path / "saved", NCCL_IB_TIMEOT="1")
     again = forking.run("-m", "ddpdoctor", "report", tmp_path / "saved", cwd=tmp_path)
-
     assert shown.stdout == again.stdout
     assert run("check-env", "env-unknown", "--report-dir", tmp_path / "saved").returncode == 2
 
 
 def test_values_of_unlisted_variables_never_reach_a_report(run):
     done = run(
-        "check-env",
-        "--format",
-        "json",
-        "--no-torch",
-        NCCL_MY_TOKEN="hunter2",
-        HF_TOKEN="hunter2",
+        "check-env", "--format", "json", "--no-torch", NCCL_MY_TOKEN="hunter2", HF_TOKEN="hunter2",
         MY_PASSWORD="hunter2",
-    )
-
+    )  # fmt: skip
     assert "hunter2" not in done.stdout
     assert "NCCL_MY_TOKEN" in done.stdout
 
@@ -316,7 +303,6 @@ def test_redacted_output_names_neither_host_nor_address_nor_user(run):
     text = run(
         "check-env", "--no-torch", "-v", "--redact", "--fail-on", "never", USER="jane-doe", MASTER_ADDR="10.9.8.7"
     ).stdout
-
     assert not re.search(rf"(?<![\w-]){re.escape(host)}(?![\w-])", text)
     assert "10.9.8.7" not in text
     assert "jane-doe" not in text
@@ -379,11 +365,9 @@ def save(path, weight, mean):
 def test_files_are_compared_without_ranks_and_the_verdict_comes_first(diff, tmp_path):
     for rank, weight in enumerate((1.0, 1.0, 1.5)):
         save(tmp_path / f"ckpt_rank{rank}.pt", weight, 0.0)
-
     status, reported = diff("ckpt_rank0.pt", "ckpt_rank1.pt")
     assert status == 0
     assert reported.startswith("ddpdoctor: equal in all 2 tensors")
-
     status, reported = diff("ckpt_rank0.pt", "ckpt_rank1.pt", "ckpt_rank2.pt", report_dir=tmp_path / "kept")
     first, *rest = reported.splitlines()
     (row,) = [line.split() for line in rest if line.startswith("  model.0.weight")]
@@ -445,16 +429,9 @@ def wait_for_listener(port):
 def test_a_node_that_nobody_joins_names_who_is_absent(run, tmp_path):
     more = ("--exchange-port", str(free_port()))
     done = run(
-        "check-rendezvous",
-        *by_hand(free_port()),
-        *more,
-        "--timeout",
-        "1s",
-        "--format",
-        "json",
-        "--report-dir",
+        "check-rendezvous", *by_hand(free_port()), *more, "--timeout", "1s", "--format", "json", "--report-dir",
         str(tmp_path),
-    )
+    )  # fmt: skip
     report = json.loads(done.stdout)
     jsonschema.validate(report, SCHEMA)
     # By hand all nodes have the same options: an address that means each host itself is why nobody comes.
@@ -494,7 +471,6 @@ def plan(*more):
 def test_the_arithmetic_is_drawn_in_a_pipe_and_needs_no_torch(run):
     done = run(*plan(), PYTHONPROFILEIMPORTTIME="1")
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
-
     assert done.returncode == 0
     assert "torch" not in imported
     assert done.stdout == (
@@ -515,7 +491,6 @@ def test_the_arithmetic_is_drawn_in_a_pipe_and_needs_no_torch(run):
 def test_every_format_is_written_and_a_saved_report_is_drawn_again(run, tmp_path):
     report = json.loads(run(*plan("--format", "json", "--report-dir", tmp_path / "saved")).stdout)
     jsonschema.validate(report, SCHEMA)
-
     assert report["data"]["shares"]["unique"] == 455
     assert cell_of(grids_of(report)["samples that two ranks both get in an epoch"], "0", "1") == "1"
     said = run(*plan()).stdout
@@ -534,7 +509,6 @@ def test_a_loader_is_asked_without_a_launcher_and_its_lines_stay_off_stdout(run,
     (tmp_path / "data.py").write_text(DATA)
     done = run("check-data", "--dataset", "data:make", "--format", "json", "--epochs", 1)
     report = json.loads(done.stdout)
-
     jsonschema.validate(report, SCHEMA)
     assert done.returncode == 0
     assert "a line of the user's" in done.stderr
@@ -548,7 +522,6 @@ def test_checkpoints_are_distinguished(run, tmp_path):
     sound = run("check-checkpoint", "sound.pt", "--model", "model:build", "--fail-on", "info")
     wrapped = run("check-checkpoint", "wrapped.pt", "--model", "model:build", "--format", "json")
     cut = run("check-checkpoint", "cut.pt")
-
     assert (sound.returncode, sound.stderr) == (0, "")
     assert "no problem found\n  checks: 9 passed, 2 skipped" in sound.stdout
     assert wrapped.returncode == cut.returncode == 1
@@ -567,7 +540,6 @@ def test_checkpoints_are_distinguished(run, tmp_path):
 def test_help_shows_every_option_with_its_default(run):
     done = run("allreduce-bench", "--help")
     text = " ".join(done.stdout.split())
-
     assert (done.returncode, done.stderr) == (0, "")
     for one in declared_by(Options):
         assert f"{one.names[0]} " in text
@@ -643,11 +615,8 @@ WRONG = {
         ("--nproc-per-node=2 torchrun ok.py", "-- torchrun --nproc-per-node=2 ok.py`"),
     ],
     "report": [
-        ("", "there is no run folder in ddpdoctor-report/"),
-        ("gone", "there is no gone"),
-        (".", "not a run folder"),
-        ("ok.py", "cannot be read"),
-        ("--format xml .", "--format"),
+        ("", "there is no run folder in ddpdoctor-report/"), ("gone", "there is no gone"), (".", "not a run folder"),
+        ("ok.py", "cannot be read"), ("--format xml .", "--format"),
     ],
     "explain": [("", "no code"), ("DD60", "Did you mean"), ("stack", "DD601 (stuck)")],
     "demo": [("dance", "exit-hang")],
@@ -671,10 +640,8 @@ WRONG = {
         ("--format csv", "--format"),
     ],
     "check-env": [
-        ("shn", "there is no check shn", "Did you mean shm"),
-        ("--skip DD999", "there is no check DD999", "--list"),
-        ("shm --skip DD1", "no check is left", "--list"),
-        ("--timeout soon", "--timeout is 'soon'"),
+        ("shn", "there is no check shn", "Did you mean shm"), ("--skip DD999", "there is no check DD999", "--list"),
+        ("shm --skip DD1", "no check is left", "--list"), ("--timeout soon", "--timeout is 'soon'"),
     ],
     "check-consistency": [
         ("", "neither --model nor --diff was given"),
@@ -739,7 +706,7 @@ WRONG = {
         ("--nproc-per-node 0", "--nproc-per-node"),
         ("--sizes 3", "No such option: --sizes", "--help"),
     ],
-}
+}  # fmt: skip
 """By verb: a wrong command line, what is wrong, and what to do where the message says it."""
 
 
@@ -777,7 +744,6 @@ def furnished(tmp_path):
 def test_wrong_use_is_status_2_with_what_to_do_and_nothing_is_started(run, furnished, verb, words, said):
     before = sorted(path for path in furnished.rglob("*") if path.suffix != ".pyc" and path.name != "__pycache__")
     done = run(verb, *words.split())
-
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert [one for one in said if one not in done.stderr] == []
     assert "Traceback" not in done.stderr

@@ -11,7 +11,7 @@ NOW = weight.weigh_all()
 
 
 @pytest.mark.parametrize("package", NOW)
-def test_no_package_gets_heavier(package: str) -> None:
+def test_no_package_gets_heavier(package):
     held = HELD[package]
     heavier = {key: f"{value}, held {held[key]}" for key, value in NOW[package].items() if value > held[key]}
     assert not heavier, (
@@ -20,7 +20,7 @@ def test_no_package_gets_heavier(package: str) -> None:
     )
 
 
-def test_what_is_counted(tmp_path) -> None:
+def test_what_is_counted(tmp_path):
     (tmp_path / "one.py").write_text(
         '"""Two\nlines."""\nimport json\nfrom os import (\n    path,\n)\n\n# why\nA = 1  # code\n\n\n'
         'def used_once():\n    """Doc."""\n    return json\n\n\ndef used_twice():\n    return used_once() or path\n\n\n'

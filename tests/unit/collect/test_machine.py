@@ -67,9 +67,7 @@ def test_the_tightest_of_nested_groups(tmp_path):
         for name, text in files.items():
             machine.path(f"/sys/fs/cgroup/{folder}/{name}").write_text(f"{text}\n")
     machine.path("/proc/self/cgroup").write_text("0::/job/step/task\n")
-
     seen = read_limits(machine, PLAN)
-
     assert seen.cpu_quota == 4.0
     # 1 GiB is left of the job's limit, 5 GiB of the step's.
     assert (seen.memory_limit_bytes, seen.memory_used_bytes) == (8 * GIB, 7 * GIB)
@@ -83,9 +81,7 @@ def test_leftovers_in_shared_memory(tmp_path):
     old = time.time() - 3600
     for name in machine.names("/dev/shm"):
         os.utime(machine.path(f"/dev/shm/{name}"), (old, old))
-
     shm = read_limits(machine, PLAN).shm
-
     assert shm.stale_files == ("/dev/shm/nccl-Xy12Zw", "/dev/shm/torch_900_123456_0")
     assert (shm.stale_bytes, shm.loader_workers) == (len("left\n") + len("gone\n"), 1)
 
@@ -116,9 +112,7 @@ def test_a_system_without_proc_and_sys(tmp_path):
     calls = RecordedCalls({"platform": "darwin", "hostname": "mac", "kernel": "24.1.0", "cpus": "0-9"})
     calls.answers["rlimit NOFILE"] = "256 -1"
     machine = System(root=tmp_path, env={}, calls=calls)
-
     seen = read_limits(machine, PLAN)
-
     assert (seen.nofile, seen.nproc, seen.shm) == (Limit(soft=256, hard=None), None, None)
     assert (seen.cpus_online, seen.somaxconn, seen.numa_nodes, seen.user_processes) == (10, None, 0, None)
     assert read_clock(machine, PLAN) == Clock(synchronized=None, offset_s=None)
@@ -282,10 +276,8 @@ def test_a_system_that_does_not_count(tmp_path, text, reason):
     (tmp_path / "proc").mkdir()
     if text is not None:
         (tmp_path / "proc" / "stat").write_text(text)
-
     with pytest.raises(NotRead) as missing:
         read_load(System(root=tmp_path, calls=RecordedCalls()), PLAN_LOAD)
-
     assert (missing.value.unread.why, missing.value.unread.reason) == (Why.ABSENT, reason)
 
 
@@ -295,9 +287,7 @@ def test_governors(tmp_path):
         folder.mkdir(parents=True)
         (folder / "scaling_governor").write_text(f"{name}\n")
         (folder / "scaling_driver").write_text("acpi-cpufreq\n")
-
     seen = read_governors(System(root=tmp_path, calls=RecordedCalls(answers={"cpus": "0-2"})))
-
     assert seen == (
         Governor(name="performance", driver="acpi-cpufreq", preference="", cpus=1),
         Governor(name="powersave", driver="acpi-cpufreq", preference="", cpus=2),
@@ -657,7 +647,7 @@ def test_a_file_says_how_old_it_is_and_whom_it_names(tmp_path):
     assert read_lock_file(path, LockKind.OWN_LOOP, (), NOBODY).named_pid is None
 
 
-def test_who_has_it_open_holds_it_unless_it_polls_itself(tmp_path: Path) -> None:
+def test_who_has_it_open_holds_it_unless_it_polls_itself(tmp_path):
     lock = tmp_path / "lock"
     with lock.open("w"):
         held = read_lock_file(str(lock), LockKind.MARKER, (), NOBODY)
@@ -666,19 +656,19 @@ def test_who_has_it_open_holds_it_unless_it_polls_itself(tmp_path: Path) -> None
     assert polled.holders == ()
 
 
-def test_a_lock_on_another_device_is_on_another_file_of_the_same_inode(tmp_path: Path) -> None:
+def test_a_lock_on_another_device_is_on_another_file_of_the_same_inode(tmp_path):
     lock = tmp_path / "lock"
     lock.touch()
     seen = lock.stat()
 
-    def is_held(device: int) -> bool:
+    def is_held(device):
         line = LockLine(number=1, waits=False, kind="flock", pid=os.getpid(), file=(device, seen.st_ino))
         return bool(read_lock_file(str(lock), LockKind.KERNEL, (line,), NOBODY).holders)
 
     assert [is_held(device) for device in (seen.st_dev, os.makedev(0, 9999), os.makedev(250, 9))] == [True, True, False]
 
 
-def test_a_lock_of_the_kernel_is_recognized_by_its_holder(tmp_path: Path) -> None:
+def test_a_lock_of_the_kernel_is_recognized_by_its_holder(tmp_path):
     lock = tmp_path / "lock"
     code = (
         "import fcntl,sys; f=open(sys.argv[1],'w'); fcntl.flock(f,fcntl.LOCK_EX); print(flush=True); sys.stdin.read()"
@@ -705,7 +695,7 @@ def test_a_lock_of_the_kernel_is_recognized_by_its_holder(tmp_path: Path) -> Non
         ({"lock_path": "/x"}, ("/x", LockKind.KERNEL)),
     ],
 )
-def test_an_answer_says_what_is_polled_for(answer: dict[str, object], expected: tuple[str | None, LockKind]) -> None:
+def test_an_answer_says_what_is_polled_for(answer, expected):
     assert lock_of(answer) == expected
 
 
@@ -718,7 +708,7 @@ short
 """
 
 
-def test_a_path_is_shared_if_its_deepest_mount_is(tmp_path: Path) -> None:
+def test_a_path_is_shared_if_its_deepest_mount_is(tmp_path):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "mounts").write_text(MOUNTS)
     paths = ("/tmp/x", "/home/me/x", "/home/me/s3/x", "/my data/x")

@@ -229,14 +229,11 @@ def test_an_iommu_of_arm_is_not_meant(tmp_path):
 @pytest.mark.parametrize(
     ("product", "vendor", "virtual"),
     [
-        ("Standard PC (Q35 + ICH9, 2009)", "QEMU", True),
-        ("Virtual Machine", "Microsoft Corporation", True),
-        ("Surface Laptop", "Microsoft Corporation", False),
-        ("g5g.metal", "Amazon EC2", False),
-        ("g5g.xlarge", "Amazon EC2", True),
-        ("", "", False),
+        ("Standard PC (Q35 + ICH9, 2009)", "QEMU", True), ("Virtual Machine", "Microsoft Corporation", True),
+        ("Surface Laptop", "Microsoft Corporation", False), ("g5g.metal", "Amazon EC2", False),
+        ("g5g.xlarge", "Amazon EC2", True), ("", "", False),
     ],
-)
+)  # fmt: skip
 def test_where_the_processor_has_no_flags_firmware_is_asked(tmp_path, product, vendor, virtual):
     system = load_machine("container-nogpu", tmp_path)
     system.path("/proc/cpuinfo").write_text("processor\t: 0\nFeatures\t: fp asimd\n")
@@ -265,14 +262,10 @@ def test_this_machine_can_be_read():
 @pytest.mark.parametrize(
     ("text", "speed"),
     [
-        ("32.0 GT/s PCIe", 32.0),
-        ("2.5 GT/s", 2.5),
-        ("8 GT/s", 8.0),
-        ("Unknown", None),
-        ("Unknown speed", None),
+        ("32.0 GT/s PCIe", 32.0), ("2.5 GT/s", 2.5), ("8 GT/s", 8.0), ("Unknown", None), ("Unknown speed", None),
         ("", None),
     ],
-)
+)  # fmt: skip
 def test_speeds(text, speed):
     assert parse_speed(text) == speed
 
@@ -299,17 +292,9 @@ def test_cpu_lists(text, cpus):
         (bytes(0x100) + b"\x01\x00\x02\xff", False),
     ],
     ids=[
-        "not root",
-        "nothing",
-        "no extended space",
-        "no capability",
-        "asleep",
-        "on",
-        "validates",
-        "a ring",
-        "second",
+        "not root", "nothing", "no extended space", "no capability", "asleep", "on", "validates", "a ring", "second",
         "cut",
     ],
-)
+)  # fmt: skip
 def test_access_control_services(config, redirects):
     assert parse_acs(config) is redirects

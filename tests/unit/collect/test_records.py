@@ -18,7 +18,6 @@ import typing
 import zlib
 from enum import Enum
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -33,8 +32,6 @@ from ddpdoctor.collect.run import read_job, shift_times
 from ddpdoctor.collect.run_files import (
     MAX_SOURCE_BYTES,
     MAX_WIDTH,
-    WatchedChild,
-    WatchedRank,
     keep_users_logs,
     load,
     parse_watch,
@@ -46,10 +43,7 @@ from ddpdoctor.launch.seen import CausesSeen
 from ddpdoctor.model.call_log import CallLog, pack_calls
 from ddpdoctor.model.codec import _find_class, _modules_by_class
 from ddpdoctor.model.facts import (
-    BeforeCall,
     Call,
-    DeviceState,
-    Fault,
     GroupState,
     HostCauses,
     Memory,
@@ -61,74 +55,45 @@ from ddpdoctor.model.facts import (
 )
 from ddpdoctor.model.node import Node
 from ddpdoctor.model.stacks import Frame
-from ddpdoctor.model.steps import GradientTimes
-from ddpdoctor.model.tuning import TrialRecord, TrialStop, TriedBlock
+from ddpdoctor.model.tuning import TrialStop
 from ddpdoctor.recorder import replicas
 from ddpdoctor.recorder.state import start_ticks
 from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.recorder.storage.flight import chosen, parse_cut_pickle, parse_plain_pickle
-from ddpdoctor.recorder.storage.ring_reading import RingContent, read_ring_file
+from ddpdoctor.recorder.storage.ring_reading import read_ring_file
 from ddpdoctor.recorder.storage.ring_writing import Ring
+from tests.golden import Cases
 from tests.synthetic import Job, write_gathered
+
+CASES = Cases(__name__)
+test_kept = CASES.test()
 
 # Records of recorders and watchers are read field by field: what is damaged costs its field and no other.
 
 
-FRAME = Frame(file="train.py", line=7, function="main", user=True)
 WRITTEN = {"f": "train.py", "l": 7, "n": "main", "u": 1}
 
 
-@pytest.mark.parametrize(
-    ("entry", "expected"),
-    [
-        (WRITTEN, FRAME),
-        (["train.py", 7, "main"], FRAME),
-        ({"f": "train.py", "l": "?"}, Frame(file="train.py", line=0, function="", user=False)),
-        ({}, None),
-        (None, None),
-        ("train.py", None),
-        (["train.py"], None),
-    ],
-)
-def test_a_frame(entry, expected):
-    assert read_frame(entry) == expected
+SEEN = {
+    "state": "S", "frozen_since_ns": "long", "ended_ns": 2**70, "dumps": [[0, 9, 5], "x"],
+    "children": [{"pid": 8, "ticks": 5, "state": "R", "name": "python"}],
+    "before_call": {"until_ns": 3, "lines": [["train.py", 7, "main"]]}, "causes": {"memory": 3, "children_count": 2},
+}  # fmt: skip
 
 
-def test_a_damaged_value_costs_its_field_and_no_other():
+@CASES
+def damage_costs_its_field_and_no_other():
+    """A record that cannot do without the field is dropped."""
+    frames = (WRITTEN, ["train.py", 7, "main"], {"f": "train.py", "l": "?"}, {}, None, "train.py", ["train.py"])
     note = {"type": "ValueError", "at": "then", "main": 1, "call": 3, "frames": [WRITTEN, 3, {}], "ranks": [1, "2", 3],
             "reducer": {"what": "unheard of"}}  # fmt: skip
-    assert read_record(Raised, note, message="m") == Raised(
-        type="ValueError", message="m", time_ns=0, thread_is_main=True, uncaught=False, in_call=None, frames=(FRAME,),
-        of_ranks=(1, 3),
-    )  # fmt: skip
-
-
-def test_a_record_that_cannot_do_without_a_damaged_field_is_dropped():
     sound = {"what": "static", "names": ["w"], "count": 1, "of": 2, "frame": WRITTEN}
-    found = ReducerSaid(what=Fault.STATIC, names=("w",), count=1, of=2, site=FRAME)
-    assert read_all(ReducerSaid, [sound, {"what": 3}, "x"]) == (found,)
     assert read_or_none(ReducerSaid, {"what": 3}) is None
-
-
-def test_what_the_watcher_saw_is_read_and_damaged_fields_are_named():
-    row = {
-        "state": "S",
-        "frozen_since_ns": "long",
-        "ended_ns": 2**70,
-        "dumps": [[0, 9, 5], "x"],
-        "children": [{"pid": 8, "ticks": 5, "state": "R", "name": "python"}],
-        "before_call": {"until_ns": 3, "lines": [["train.py", 7, "main"]]},
-        "causes": {"memory": 3, "children_count": 2},
-    }
-    assert parse_watch({"now_ns": 7, "processes": {"42": row, "x": row, "43": 3}}).processes == {
-        42: WatchedRank(
-            state="S",
-            dumps=((0, 9, 5),),
-            children=(WatchedChild(pid=8, ticks=5, state="R", name="python"),),
-            before_call=BeforeCall(until_ns=3, lines=(FRAME,)),
-            causes=ProcessCauses(children_count=2),
-            why="what the watcher saw of it is damaged (ended_ns, frozen_since_ns)",
-        )
+    return {
+        "frames": [[f"{entry}:", read_frame(entry)] for entry in frames],
+        "an error": read_record(Raised, note, message="m"),
+        "what the reducer said": read_all(ReducerSaid, [sound, {"what": 3}, "x"]),
+        "what the watcher saw": parse_watch({"now_ns": 7, "processes": {"42": SEEN, "x": SEEN, "43": 3}}).processes,
     }
 
 
@@ -225,18 +190,28 @@ def write(folder, *ranks):
         (folder / "tuning" / f"{number}.jsonl").write_text(text)
 
 
-def test_blocks_of_all_ranks_stand_together(tmp_path):
-    write(tmp_path, LINES, LINES)
-    trial = read_trial(tmp_path)
-    assert trial.blocks[0] == TriedBlock(round=0, setting="again", ranks_ms=((2.0, 3.0), (2.0, 3.0)))
-    assert (trial.stop, trial.needed_steps, trial.has_result) == (TrialStop.DONE, 26, True)
+OTHERS = {"refused": "static_graph", "reason": "another rank refuses it"}
+ONE_SETTING = [
+    {"launch": "base", "fits": ["static_graph"], "forwards": 1, "needs": 30},
+    {"round": 0, "setting": "base", "steps_ns": [2_000_000]}, {"end": "cannot switch", "reason": "a hook"},
+]  # fmt: skip
+TRIALS = {
+    "of two ranks": (LINES, LINES), "one did not end a block": (LINES, LINES[:4]),
+    "one follows another": ([PLAN, {"end": "with another rank"}], [PLAN, {"end": "cannot switch", "reason": "a hook"}]),
+    "one refused": ([PLAN, OTHERS], [PLAN, {**OTHERS, "reason": "RuntimeError: no"}], [PLAN, OTHERS]),
+    "of one setting": (ONE_SETTING, ONE_SETTING), "none": (),
+}  # fmt: skip
 
 
-def test_a_block_that_one_rank_did_not_end_is_left_out(tmp_path):
-    write(tmp_path, LINES, LINES[:4])
-    trial = read_trial(tmp_path)
-    assert [block.setting for block in trial.blocks] == ["again"]
-    assert (trial.trying, trial.has_result) == ("base", False)
+@CASES
+def trials(tmp_path):
+    found = {}
+    for name, ranks in TRIALS.items():
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, *ranks)
+        trial = read_trial(tmp_path / name)
+        found[f"{name}, a result: {trial.has_result}"] = trial
+    return found
 
 
 @pytest.mark.parametrize(
@@ -248,65 +223,27 @@ def test_a_damaged_line_costs_only_itself(rest, tmp_path):
     assert ([block.setting for block in trial.blocks], trial.stop) == (["again"], TrialStop.CUT_SHORT)
 
 
-def test_a_rank_that_follows_another_does_not_say_how_the_trial_ended(tmp_path):
-    write(tmp_path, [PLAN, {"end": "with another rank"}], [PLAN, {"end": "cannot switch", "reason": "a hook"}])
-    trial = read_trial(tmp_path)
-    assert (trial.stop, trial.reason) == (TrialStop.CANNOT_SWITCH, "a hook")
-
-
-def test_the_reason_of_the_rank_that_refused_counts(tmp_path):
-    other = {"refused": "static_graph", "reason": "another rank refuses it"}
-    own = {"refused": "static_graph", "reason": "RuntimeError: no"}
-    write(tmp_path, [PLAN, other], [PLAN, own], [PLAN, other])
-    assert read_trial(tmp_path).refused == (("static_graph", "RuntimeError: no"),)
-
-
-def test_a_launch_with_one_setting_has_a_block_and_no_plan(tmp_path):
-    lines = [
-        {"launch": "base", "fits": ["static_graph"], "forwards": 1, "needs": 30},
-        {"round": 0, "setting": "base", "steps_ns": [2_000_000]},
-        {"end": "cannot switch", "reason": "a hook"},
-    ]
-    write(tmp_path, lines, lines)
-    trial = read_trial(tmp_path)
-    assert (trial.fits, trial.needed_steps, trial.forwards, trial.has_result) == (("static_graph",), 30, 1, False)
-    assert trial.blocks == (TriedBlock(round=0, setting="base", ranks_ms=((2.0,), (2.0,))),)
-
-
-def test_a_run_without_a_trial_has_an_empty_record(tmp_path):
-    assert read_trial(tmp_path) == TrialRecord()
-
-
 # Notes about gradients become records, also where they are damaged.
 
 
 COLUMNS = {"sizes": [400, 40], "ready": [2500, -1], "buckets": [440]}
 
 
-def note(columns: Any = COLUMNS, **more: Any) -> dict[str, Any]:
+def note(columns=COLUMNS, **more):
     packed = base64.b64encode(zlib.compress(json.dumps(columns).encode())).decode()
     fields = {"group": "0", "readings": 3, "reductions": 20, "compute_us": 3000, "exposed_us": 1500}
     return {"k": "gradient_times", "n": 1, "columns": packed, **fields, **more}
 
 
-def test_times_and_settings_of_a_model_are_read() -> None:
-    assert read_gradient_times([note(cap=1024, finds_unused=1, static=0, same_unused=1, unused_bytes=40)]) == (
-        GradientTimes(
-            number=1, group="0", sizes_bytes=(400, 40), ready_ms=(2.5, None), bucket_bytes=(440,), compute_end_ms=3.0,
-            exposed_ms=1.5, readings=3, reductions=20, cap_bytes=1024, finds_unused=True, static_graph=False,
-            unused_bytes=40, same_unused=True,
-        ),
-    )  # fmt: skip
-
-
-def test_the_last_note_of_each_model_counts() -> None:
-    read = read_gradient_times([note(), note(n=2), {"k": "ddp"}, note(readings=12)])
-    assert [(times.number, times.readings) for times in read] == [(1, 12), (2, 3)]
-
-
-def test_a_damaged_note_is_left_out() -> None:
+@CASES
+def times_of_gradients():
+    """The last note of each model counts, and a damaged one is left out."""
     damaged = [note(n=1, columns="???"), note({"sizes": [1, 2], "ready": [1]}, n=2), note([], n=3), note({}, n=4)]
-    assert read_gradient_times([*damaged, note(n=5)])[0].number == 5
+    return {
+        "settings": read_gradient_times([note(cap=1024, finds_unused=1, static=0, same_unused=1, unused_bytes=40)]),
+        "several": read_gradient_times([note(), note(n=2), {"k": "ddp"}, note(readings=12)]),
+        "damaged": [one.number for one in read_gradient_times([*damaged, note(n=5)])],
+    }
 
 
 # What DDP was given is written small, and read back as it was.
@@ -321,19 +258,14 @@ def note_models(module, *, with_buffers=True, room=replicas.MAX_ROWS_BYTES):
     }  # fmt: skip
 
 
-def test_parameters_and_buffers_come_back_in_order():
-    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+@CASES
+def models_that_ddp_was_given():
+    """In order, without what DDP passes over. A lazy layer has no shape."""
+    module, ignoring = (torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)) for _ in range(2))
     module[0].bias.requires_grad = False
-    (found,) = read_models([note_models(module)])
-    assert [t.name for t in found.tensors] == [
-        "0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked",
-    ]  # fmt: skip
-    assert [(t.shape, t.dtype, t.requires_grad, t.is_buffer) for t in found.tensors[:2]] == [
-        ((3, 2), "float32", True, False),
-        ((3,), "float32", False, False),
-    ]
-    assert found.tensors[-1].is_buffer
-    assert (found.count, found.site.line) == (7, 7)
+    ignoring._ddp_params_and_buffers_to_ignore = ["0.weight"]
+    notes = [note_models(module), note_models(ignoring, with_buffers=False), note_models(torch.nn.LazyLinear(3))]
+    return [read_models([one]) for one in notes]
 
 
 def test_parameters_that_an_optimizer_trains_without_ddp_come_back_with_their_names():
@@ -342,18 +274,6 @@ def test_parameters_that_an_optimizer_trains_without_ddp_come_back_with_their_na
     assert [(one.name, one.shape) for one in read_parameters(notes)] == [("model.weight", (3, 2)), ("model.bias", (3,))]
     many = [(f"layer.{hash(str(n))}.{n}", torch.zeros(1)) for n in range(8000)]
     assert len(replicas.pack_names(many)) <= replicas.MAX_ROWS_BYTES // 4
-
-
-def test_what_ddp_passes_over_is_left_out():
-    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
-    module._ddp_params_and_buffers_to_ignore = ["0.weight"]
-    (found,) = read_models([note_models(module, with_buffers=False)])
-    assert [t.name for t in found.tensors] == ["0.bias", "1.weight", "1.bias"]
-
-
-def test_a_lazy_layer_has_no_shape():
-    (found,) = read_models([note_models(torch.nn.LazyLinear(3))])
-    assert [t.shape for t in found.tensors] == [None, None]
 
 
 def test_two_thousand_parameters_take_little_room():
@@ -490,13 +410,9 @@ def test_every_time_is_shifted_and_all_else_stays():
     shifted = shift_times(rank, AHEAD)
     before, after = times(rank), times(shifted)
     assert {
-        ".speed.kept.ended_ns[0]",
-        ".started_ns[0]",
-        ".open_calls[0].ended_ns[0]",
-        ".step_times.ended_ns[0]",
-        ".samples[0].time_ns[0]",
-        ".helper_errors[0].error.first.time_ns[0]",
-    } <= set(before)
+        ".speed.kept.ended_ns[0]", ".started_ns[0]", ".open_calls[0].ended_ns[0]", ".step_times.ended_ns[0]",
+        ".samples[0].time_ns[0]", ".helper_errors[0].error.first.time_ns[0]",
+    } <= set(before)  # fmt: skip
     assert after == {place: moment - AHEAD for place, moment in before.items()}
     assert shift_times(shifted, -AHEAD) == rank
 
@@ -522,7 +438,7 @@ DUMP = (DATA / "nccl2-2.15.pickle").read_bytes()
 PLAIN = {"a": [1, -2, 2**40, 1.5, True, None, ()], "b": {"c": (1, 2, 3, 4)}, "d": [], "e": ("x",)}
 
 
-def test_a_dump_of_torch_holds_what_its_json_does() -> None:
+def test_a_dump_of_torch_holds_what_its_json_does():
     reported = parse_plain_pickle(DUMP)
     expected = json.loads((DATA / "nccl2-2.15.json").read_text())
     names = [entry["profiling_name"] for entry in expected["entries"]]
@@ -530,7 +446,7 @@ def test_a_dump_of_torch_holds_what_its_json_does() -> None:
     assert reported["version"] == expected["version"]
 
 
-def test_plain_values_come_back_as_they_were() -> None:
+def test_plain_values_come_back_as_they_were():
     assert parse_plain_pickle(pickle.dumps(PLAIN, protocol=2)) == PLAIN
     assert parse_plain_pickle(pickle.dumps(PLAIN, protocol=4)) == PLAIN
 
@@ -538,24 +454,17 @@ def test_plain_values_come_back_as_they_were() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"",
-        b"\x80\x02.",
-        b"\x80\x02a.",
-        b"\x80\x02}]]s.",
-        b"\x80\x02h\x07.",
-        b"\x80\x02(K\x01u.",
-        b"\x80\x02K\x01K\x02a.",
-        b"cos\nsystem\n(S'true'\ntR.",
-        pickle.dumps(dt.date(2026, 1, 1), protocol=2),
+        b"", b"\x80\x02.", b"\x80\x02a.", b"\x80\x02}]]s.", b"\x80\x02h\x07.", b"\x80\x02(K\x01u.",
+        b"\x80\x02K\x01K\x02a.", b"cos\nsystem\n(S'true'\ntR.", pickle.dumps(dt.date(2026, 1, 1), protocol=2),
         DUMP[:-100],
     ],
-)
-def test_what_is_damaged_or_more_than_plain_is_refused(data: bytes) -> None:
+)  # fmt: skip
+def test_what_is_damaged_or_more_than_plain_is_refused(data):
     with pytest.raises(ValueError):  # noqa: PT011 - pickletools has its own words
         parse_plain_pickle(data)
 
 
-def test_a_pickle_that_is_cut_off_keeps_what_came_before() -> None:
+def test_a_pickle_that_is_cut_off_keeps_what_came_before():
     whole = parse_plain_pickle(DUMP)
     cut = parse_cut_pickle(DUMP[: len(DUMP) // 2])
     assert cut["version"] == whole["version"]
@@ -564,12 +473,12 @@ def test_a_pickle_that_is_cut_off_keeps_what_came_before() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80\x02(", b"\x80\x02}(cos\nsystem\n(S'true'\ntR"])
-def test_of_what_holds_nothing_or_more_than_plain_values_nothing_is_kept(data: bytes) -> None:
+def test_of_what_holds_nothing_or_more_than_plain_values_nothing_is_kept(data):
     with pytest.raises(ValueError, match=r"left|plain"):
         parse_cut_pickle(data)
 
 
-def ring_of(folder: Path) -> RingContent:
+def ring_of(folder):
     """Return what is in the ring of this process, as its reader has it."""
     (folder / "rings").mkdir()
     (folder / "evidence").mkdir()
@@ -577,7 +486,7 @@ def ring_of(folder: Path) -> RingContent:
     return read_ring_file(ring.path)
 
 
-def test_the_dump_of_a_process_is_read_by_its_clock(tmp_path: Path) -> None:
+def test_the_dump_of_a_process_is_read_by_its_clock(tmp_path):
     content = ring_of(tmp_path)
     path = tmp_path / "evidence" / f"{content.pid}-{content.start_ticks}.flight1"
     assert read_dump(tmp_path, content) is None
@@ -597,7 +506,7 @@ STEPS = 270
 RECORDS = 7 * STEPS
 
 
-def bytes_a_rank(folder: Path, world: int) -> float:
+def bytes_a_rank(folder, world):
     """Return what the facts of each rank take at the peak of reading a job of two hosts."""
     write_gathered(folder, Job(world=world, steps=STEPS, situation="stuck", tp=4), hosts=2, skew_ns=10**9)
     gc.collect()
@@ -612,17 +521,17 @@ def bytes_a_rank(folder: Path, world: int) -> float:
     return peak / world
 
 
-def test_the_records_of_a_rank_are_in_memory_once(tmp_path: Path) -> None:
+def test_the_records_of_a_rank_are_in_memory_once(tmp_path):
     # Two times and a number of 8 bytes and a kind of 2 make 49 KB; steps, stacks and notes take 40 KB.
     assert bytes_a_rank(tmp_path, 64) < 2.5 * RECORDS * (8 + 8 + 8 + 2)
 
 
-def values_read(folder: Path, world: int) -> int:
+def values_read(folder, world):
     """Return how many values of notes and answers are read in a job of plain data parallelism."""
     write_gathered(folder, Job(world=world, steps=1, situation="stuck", tp=0), hosts=2)
     entered = 0
 
-    def count(frame: FrameType, event: str, _argument: object) -> None:
+    def count(frame, event, _argument):
         nonlocal entered
         entered += event == "call" and frame.f_code is recorded._read.__code__
 
@@ -635,7 +544,7 @@ def values_read(folder: Path, world: int) -> int:
     return entered
 
 
-def test_cost_grows_with_the_ranks_and_not_with_their_pairs(tmp_path: Path) -> None:
+def test_cost_grows_with_the_ranks_and_not_with_their_pairs(tmp_path):
     assert values_read(tmp_path / "many", 192) < 3.3 * values_read(tmp_path / "few", 64)
 
 
@@ -651,7 +560,7 @@ WALL = 1_795_000_000_000_000_000
 """Where CLOCK_REALTIME is when CLOCK_MONOTONIC is 0."""
 
 
-def entry(seq: int, state: str = "completed", *, name: str = "nccl:all_reduce", group: str = "0", **more: Any) -> Any:
+def entry(seq, state="completed", *, name="nccl:all_reduce", group="0", **more):
     """Return an entry of ProcessGroupNCCL's own recorder in torch 2.6 or 2.13, by form: both builds need a GPU for it.
 
     The keys are those that FlightRecorder.cpp and FlightRecorderDetail.hpp write; Gloo's real entries have them too.
@@ -665,13 +574,13 @@ def entry(seq: int, state: str = "completed", *, name: str = "nccl:all_reduce", 
     }  # fmt: skip
 
 
-def p2p(number: int, name: str, state: str = "scheduled", **more: Any) -> Any:
+def p2p(number, name, state="scheduled", **more):
     return entry(
         4, state, name=f"nccl:{name}", is_p2p=True, p2p_seq_id=number, time_created_ns=WALL + 10 + number, **more
     )
 
 
-def call(seq: int, op: str = "all_reduce", **more: Any) -> Call:
+def call(seq, op="all_reduce", **more):
     fields: dict[str, Any] = {"seq": seq, "peer": None, "redop": "SUM", "started_ns": seq, "ended_ns": seq + 1, **more}
     return Call(
         index=seq, op=op, api=op, group="0", dtype="torch.float32", shape=(4,), tensors=1, site=SITE, is_async=False,
@@ -679,124 +588,56 @@ def call(seq: int, op: str = "all_reduce", **more: Any) -> Call:
     )  # fmt: skip
 
 
-def pending(entries: list[Any], *calls: Call, timed: bool = False) -> tuple[Call, ...]:
+def pending(entries, *calls, timed=False):
     """Return what a reader finds in a rank's answer, in which the rank itself has chosen the entries."""
     answer = {"flight_recorder": {"wall_ns": WALL + 5, "at": 5, "timed": int(timed), "entries": chosen(entries)}}
     return pending_on_device(read_flight(answer), pack_calls(calls), GROUPS)
 
 
-def test_a_rank_waits_for_its_oldest_collective_that_has_not_completed() -> None:
-    (found,) = pending([entry(1), entry(2, "started"), entry(3, "scheduled")], call(1), call(2), call(3))
-    assert (found.seq, found.site, found.ended_ns, found.is_async, found.native) == (2, SITE, None, False, False)
-    assert found.index > 3
-    assert found.started_ns == 2
+TIMED = [entry(seq, duration_ms=0.5) for seq in (1, 2)]
+PARTS = [p2p(1, "send 1->2"), p2p(1, "recv 1<-0")]
+RECEIVES = (call(6, "isend", peer=0), call(7, "irecv", peer=2), call(8, "irecv", peer=0), call(30, "irecv", peer=0))
+DAMAGE = ({"collective_seq_id": 2**80}, {"process_group": []}, {"state": 7}, {"profiling_name": None})
+PENDING = {
+    "the oldest that has not completed": (
+        [entry(1), entry(2, "started"), entry(3, "scheduled")], call(1), call(2), call(3)
+    ),
+    "behind what was timed": ([*TIMED, entry(3, "started"), entry(4, "scheduled")],),
+    "queued behind what was timed": ([*TIMED, entry(3, "scheduled")],),
+    "a host that ran far ahead": ([entry(1), *(entry(seq, "scheduled") for seq in range(2, 2000))],),
+    "of the reducer: no line, and the dtype as peers have it": ([entry(5, "scheduled")], call(4)),
+    "of two groups": ([entry(9, "scheduled", time_created_ns=WALL + 70), entry(2, "scheduled", group="1")],),
+    "queued, where torch does not time": ([entry(3, "scheduled")],),
+    "complete, or of another backend": (
+        [entry(1), entry(2, "scheduled", name="gloo:all_reduce"), {}, 7, entry(3, "scheduled", retired=True)],
+    ),
+    "older than a completed one of its group": ([entry(1, "scheduled"), entry(2)],),
+    **{name: ([p2p(1, name)],) for name in ("recv 1<-0", "send 1->3", "recv 1<-?")},
+    "a peer of another group is a rank of the job": ([p2p(1, "send 0->1", process_group=["1", ""])],),
+    "a receive has the line of its own call": ([p2p(1, "recv 1<-0")], *RECEIVES),
+    "a batch that is done": ([*PARTS, p2p(1, "coalesced", "completed")],),
+    "a batch that has started": ([*PARTS, p2p(1, "coalesced", "started")],),
+    "a batch of collectives": ([entry(6, "scheduled", name="nccl:coalesced")], call(6, "all_gather")),
+    "nccl2 on torch 2.15": (
+        json.loads((DATA / "nccl2-2.15.json").read_text())["entries"], call(1), call(2, "broadcast")
+    ),
+    "a hook's number that is another call's": ([entry(2, "scheduled", name="nccl2:all_reduce")], call(2, "broadcast")),
+    **{f"damaged: {damage}": ([{**entry(2, "started"), **damage}],) for damage in DAMAGE},
+}  # fmt: skip
 
 
-def test_durations_of_what_is_done_hide_nothing_that_is_pending() -> None:
-    """Under TORCH_NCCL_ENABLE_TIMING, and under DETAIL."""
-    timed = [entry(seq, duration_ms=0.5) for seq in (1, 2)]
-    (found,) = pending([*timed, entry(3, "started"), entry(4, "scheduled")])
-    assert (found.seq, found.device_state) == (3, DeviceState.STARTED)
-    (found,) = pending([*timed, entry(3, "scheduled")])
-    assert found.device_state is DeviceState.SCHEDULED
+@CASES
+def what_a_rank_waits_for_on_its_device():
+    timed = {
+        f"timed, {state} {name}": pending([entry(3, state, name=name)], timed=True)
+        for state, name in (
+            ("started", "nccl:all_reduce"), ("scheduled", "nccl:all_reduce"), ("scheduled", "nccl2:all_reduce"),
+        )
+    }  # fmt: skip
+    return {name: pending(*given) for name, given in PENDING.items()} | timed
 
 
-def test_a_host_that_ran_far_ahead_still_waits_for_the_first() -> None:
-    (found,) = pending([entry(1), *(entry(seq, "scheduled") for seq in range(2, 2000))])
-    assert found.seq == 2
-
-
-def test_a_collective_of_the_reducer_has_no_site_and_the_dtype_that_a_peers_own_record_has() -> None:
-    (found,) = pending([entry(5, "scheduled")], call(4))
-    assert (found.op, found.site, found.shape, found.dtype) == ("all_reduce", None, (68,), "torch.float32")
-    assert found.native
-    assert found.started_ns == 5
-
-
-def test_of_several_groups_the_oldest_pending_is_the_innermost_call() -> None:
-    entries = [entry(9, "scheduled", time_created_ns=WALL + 70), entry(2, "scheduled", group="1")]
-    found = pending(entries)
-    assert [(one.group, one.seq) for one in found] == [("1", 2), ("0", 9)]
-    assert max(found, key=lambda one: one.index).group == "1"
-
-
-@pytest.mark.parametrize(
-    ("state", "timed", "name", "expected"),
-    [
-        ("started", True, "nccl:all_reduce", DeviceState.STARTED),
-        ("scheduled", True, "nccl:all_reduce", DeviceState.SCHEDULED),
-        ("scheduled", False, "nccl:all_reduce", DeviceState.UNKNOWN),
-        ("scheduled", True, "nccl2:all_reduce", DeviceState.UNTIMED),
-    ],
-)
-def test_queued_and_running_are_distinguished_only_where_torch_can(
-    *, state: str, timed: bool, name: str, expected: DeviceState
-) -> None:
-    (found,) = pending([entry(3, state, name=name)], timed=timed)
-    assert found.device_state is expected
-
-
-def test_what_is_complete_or_of_another_backend_is_nothing() -> None:
-    entries = [entry(1), entry(2, "scheduled", name="gloo:all_reduce"), {}, 7, entry(3, "scheduled", retired=True)]
-    assert pending(entries) == ()
-
-
-def test_what_is_older_than_a_completed_one_of_its_group_is_done() -> None:
-    assert pending([entry(1, "scheduled"), entry(2)]) == ()
-
-
-@pytest.mark.parametrize(
-    ("name", "op", "peer"), [("recv 1<-0", "recv", 0), ("send 1->3", "send", 3), ("recv 1<-?", "recv", None)]
-)
-def test_point_to_point_is_recognized_by_its_name(name: str, op: str, peer: int | None) -> None:
-    (found,) = pending([p2p(1, name)])
-    assert (found.op, found.peer, found.seq, found.native) == (op, peer, None, True)
-
-
-def test_a_peer_is_a_rank_of_the_job_and_not_of_the_group() -> None:
-    (found,) = pending([p2p(1, "send 0->1", process_group=["1", ""])])
-    assert found.peer == 3
-
-
-def test_a_receive_has_the_line_of_its_own_call() -> None:
-    calls = (call(6, "isend", peer=0), call(7, "irecv", peer=2), call(8, "irecv", peer=0), call(30, "irecv", peer=0))
-    (found,) = pending([p2p(1, "recv 1<-0")], *calls)
-    assert (found.op, found.site, found.native) == ("recv", SITE, False)
-
-
-def test_the_parts_of_a_batch_are_as_far_as_the_entry_that_ends_it() -> None:
-    parts = [p2p(1, "send 1->2"), p2p(1, "recv 1<-0")]
-    assert pending([*parts, p2p(1, "coalesced", "completed")]) == ()
-    found = pending([*parts, p2p(1, "coalesced", "started")])
-    assert [(one.op, one.peer, one.device_state) for one in found] == [
-        ("send", 2, DeviceState.STARTED), ("recv", 0, DeviceState.STARTED),
-    ]  # fmt: skip
-
-
-def test_a_batch_of_collectives_without_parts_is_pending_by_itself() -> None:
-    (found,) = pending([entry(6, "scheduled", name="nccl:coalesced")], call(6, "all_gather"))
-    assert (found.op, found.site) == ("all_gather", SITE)
-
-
-def test_entries_of_nccl2_on_torch_2_15_show_groups_reducer_and_point_to_point() -> None:
-    entries = json.loads((DATA / "nccl2-2.15.json").read_text())["entries"]
-    found = pending(entries, call(1), call(2, "broadcast"))
-    assert [(one.group, one.op, one.seq, one.peer, one.dtype, one.shape) for one in found] == [
-        ("1", "all_reduce", 1, None, "torch.float32", (4,)),
-        ("0", "all_reduce", 6, None, "torch.float32", (15,)),
-        ("0", "recv", None, 2, None, None),
-        ("1", "send", None, 3, "torch.float32", (4,)),
-    ]
-    assert all(one.native and one.device_state is DeviceState.UNTIMED for one in found)
-    assert all(one.started_ns > 0 for one in found)
-
-
-def test_a_hooks_number_that_is_another_calls_lends_no_line() -> None:
-    (found,) = pending([entry(2, "scheduled", name="nccl2:all_reduce")], call(2, "broadcast"))
-    assert found.site is None
-
-
-def test_the_answer_of_an_earlier_recorder_is_still_read() -> None:
+def test_the_answer_of_an_earlier_recorder_is_still_read():
     kept = ("process_group", "collective_seq_id", "profiling_name", "state", "retired", "is_p2p")
     old = [{name: value for name, value in entry(2, "started").items() if name in kept}]
     (found,) = pending_on_device(read_flight({"flight_recorder": old}), pack_calls((call(2),)), GROUPS)
@@ -804,21 +645,11 @@ def test_the_answer_of_an_earlier_recorder_is_still_read() -> None:
     assert read_flight({}) == Recorded()
 
 
-def test_durations_are_those_of_completed_collectives_that_torch_timed() -> None:
+def test_durations_are_those_of_completed_collectives_that_torch_timed():
     entries = [
-        entry(1, duration_ms=2.5),
-        entry(2),
-        entry(3, "started"),
-        p2p(1, "send 1->0", "completed", duration_ms=1.0),
-    ]
+        entry(1, duration_ms=2.5), entry(2), entry(3, "started"), p2p(1, "send 1->0", "completed", duration_ms=1.0),
+    ]  # fmt: skip
     answer = {"flight_recorder": {"wall_ns": 1, "at": 1, "timed": 1, "entries": entries}}
     assert [(one.group, one.seq, one.op, one.ran_ms) for one in device_times(read_flight(answer))] == [
         ("0", 1, "all_reduce", 2.5)
     ]
-
-
-@pytest.mark.parametrize(
-    "damage", [{"collective_seq_id": 2**80}, {"process_group": []}, {"state": 7}, {"profiling_name": None}]
-)
-def test_a_damaged_entry_is_left_out(damage: dict[str, Any]) -> None:
-    assert pending([{**entry(2, "started"), **damage}]) == ()

@@ -5,9 +5,8 @@ import os
 import shutil
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -35,16 +34,18 @@ from ddpdoctor.model.data import EpochSeen, LoaderSeen
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import NodeSeen, NodesSeen, Presence, Run
 from ddpdoctor.model.launch import Launch, NodeOptions
-from ddpdoctor.model.live import PassSeen
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.recorder.storage.ring_layout import CELL_NAMES, ROLE_CHILD, ROLE_RANK
 from ddpdoctor.recorder.storage.ring_reading import RingContent
+from tests.golden import Cases
 from tests.scenarios.running import wait_for
 from tests.synthetic import SITUATIONS, Job, S, write_folder, write_gathered
 
 # A launcher is seen by what it alone sets; variables that anybody may set are no launch.
 
 
+CASES = Cases(__name__)
+test_kept = CASES.test()
 ENV = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "n0", "MASTER_PORT": "29500"}
 TORCHRUN = {
     **ENV, "TORCHELASTIC_RUN_ID": "job7", "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_USE_AGENT_STORE": "True",
@@ -56,11 +57,8 @@ STEP = {
     "SLURM_JOB_NODELIST": "n[1-8]", "SLURM_NTASKS": "64",
 }  # fmt: skip
 SALLOC_SHELL = {
-    "SLURM_JOB_ID": "3",
-    "SLURM_NNODES": "2",
-    "SLURM_JOB_NODELIST": "n[0-1]",
-    "SLURM_TASKS_PER_NODE": "1(x2)",
-}
+    "SLURM_JOB_ID": "3", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "n[0-1]", "SLURM_TASKS_PER_NODE": "1(x2)",
+}  # fmt: skip
 BATCH_SHELL = {**SALLOC_SHELL, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "2"}
 
 
@@ -68,19 +66,30 @@ def seen(env, **options):
     return seen_launch(env, ByHand(**options))
 
 
-def test_torchrun():
-    assert seen(TORCHRUN) == Launch(
-        launcher=Launcher.TORCHRUN, rank=3, world_size=4, local_rank=1, nnodes=2, hosts=("n0",), port=29500,
-        run="job7/2", agent_store=True,
-    )  # fmt: skip
-    assert not seen({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False"}).agent_store
+OWN = {**ENV, "MASTER_ADDR": "127.0.0.1", "DDPDOCTOR_RANKS": "4711"}
 
 
-def test_a_slurm_step():
-    assert seen(STEP) == Launch(
-        launcher=Launcher.SLURM, rank=5, world_size=8, local_rank=1, nnodes=2, hosts=("n4",),
-        port=16384 + (31 * 1000 + 2) % 12288, run="slurm 1000.2",
-    )  # fmt: skip
+@CASES
+def launches_that_are_seen():
+    """torchrun wins within a step and over the options. Of a step the master's address is tried first."""
+    by_hand = {"nnodes": 2, "node_rank": 1, "master_addr": "n0"}
+    launches = {
+        "torchrun": seen(TORCHRUN), "without its store": seen({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False"}),
+        "a step": seen(STEP), "a step with a master": seen({**STEP, "MASTER_ADDR": "localhost"}),
+        "a step whose first host is the master": seen({**STEP, "MASTER_ADDR": "n4"}),
+        "a damaged list of hosts": seen({**STEP, "SLURM_STEP_NODELIST": "n[4-"}),
+        "a step on one host": seen({**STEP, "SLURM_STEP_NUM_NODES": "1", "MASTER_ADDR": "n4"}),
+        "torchrun in a step": seen({**STEP, **TORCHRUN}),
+        "torchrun and options": seen(TORCHRUN, nnodes=2, node_rank=0, master_addr="x"),
+        "one process": seen({**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"}),
+        "by hand": seen({}, **by_hand, master_port=1234), "by hand, no port": seen({}, **by_hand),
+        "by hand, the master of the environment": seen(ENV, nnodes=2, node_rank=1),
+        "by hand, one node": seen(ENV, nnodes=1),
+    }  # fmt: skip
+    ranks = {"whoever set it": ENV, "our own": OWN, "both": {**STEP, **ENV}, "nobody": {}, "a shell": BATCH_SHELL}
+    assert (seen_ranks(TORCHRUN), seen_ranks(STEP)) == (seen(TORCHRUN), seen(STEP))
+    told = {name: [one, f"gathers: {one.gathers}"] for name, one in launches.items()}
+    return told, {f"ranks of {name}": seen_ranks(env) for name, env in ranks.items()}
 
 
 def test_the_port_of_a_step_is_below_those_that_linux_hands_out():
@@ -90,56 +99,18 @@ def test_the_port_of_a_step_is_below_those_that_linux_hands_out():
     assert seen(STEP).port != seen({**STEP, "SLURM_STEP_ID": "3"}).port
 
 
-def test_of_a_step_the_masters_address_is_tried_first_and_the_first_host_too():
-    assert seen({**STEP, "MASTER_ADDR": "localhost"}).hosts == ("localhost", "n4")
-    assert seen({**STEP, "MASTER_ADDR": "n4"}).hosts == ("n4",)
-    assert seen({**STEP, "SLURM_STEP_NODELIST": "n[4-"}).hosts == ("127.0.0.1",)
+NONE = [
+    {}, ENV, SALLOC_SHELL, BATCH_SHELL, {**BATCH_SHELL, "SLURM_STEP_ID": "4294967291"},
+    {**STEP, "SLURM_STEP_ID": "4294967290"}, {**STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+    {**STEP, "SLURM_PROCID": "8"}, {**TORCHRUN, "RANK": "-1"}, {**TORCHRUN, "RANK": "4"},
+    {**TORCHRUN, "WORLD_SIZE": "four"}, {**TORCHRUN, "MASTER_ADDR": ""},
+]  # fmt: skip
 
 
-def test_a_step_on_one_host_needs_no_network():
-    assert seen({**STEP, "SLURM_STEP_NUM_NODES": "1", "MASTER_ADDR": "n4"}).hosts == ("127.0.0.1",)
-
-
-def test_torchrun_wins_within_a_step_and_over_the_options():
-    assert seen({**STEP, **TORCHRUN}).launcher is Launcher.TORCHRUN
-    assert seen(TORCHRUN, nnodes=2, node_rank=0, master_addr="x").launcher is Launcher.TORCHRUN
-
-
-@pytest.mark.parametrize(
-    "env",
-    [
-        {},
-        ENV,
-        SALLOC_SHELL,
-        BATCH_SHELL,
-        {**BATCH_SHELL, "SLURM_STEP_ID": "4294967291"},
-        {**STEP, "SLURM_STEP_ID": "4294967290"},
-        {**STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
-        {**STEP, "SLURM_PROCID": "8"},
-        {**TORCHRUN, "RANK": "-1"},
-        {**TORCHRUN, "RANK": "4"},
-        {**TORCHRUN, "WORLD_SIZE": "four"},
-        {**TORCHRUN, "MASTER_ADDR": ""},
-    ],
-)
+@pytest.mark.parametrize("env", NONE)
 def test_no_launcher(env):
     assert seen(env) == Launch()
     assert not seen(env).gathers
-
-
-def test_one_process_alone_gathers_nothing():
-    alone = seen({**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"})
-    assert alone.launcher is Launcher.TORCHRUN
-    assert not alone.gathers
-
-
-def test_by_hand():
-    assert seen({}, nnodes=2, node_rank=1, master_addr="n0", master_port=1234) == Launch(
-        launcher=Launcher.NNODES, rank=1, world_size=2, local_rank=0, nnodes=2, hosts=("n0",), port=1234, run="nnodes 2"
-    )
-    assert seen({}, nnodes=2, node_rank=1, master_addr="n0").port == 29500
-    assert seen(ENV, nnodes=2, node_rank=1).hosts == ("n0",)
-    assert seen(ENV, nnodes=1) == Launch()
 
 
 @pytest.mark.parametrize(
@@ -158,24 +129,6 @@ def test_options_that_do_not_go_together(options, words):
     assert error.value.status == 2
 
 
-OWN = {**ENV, "MASTER_ADDR": "127.0.0.1", "DDPDOCTOR_RANKS": "4711"}
-
-
-def test_a_program_that_the_job_runs_takes_its_rank_from_whoever_set_it():
-    assert seen_ranks(ENV) == Launch(
-        launcher=Launcher.ENVIRONMENT, rank=3, world_size=4, local_rank=1, nnodes=None, hosts=("n0",), port=29500,
-        run="n0:29500",
-    )  # fmt: skip
-    assert seen_ranks(OWN) == Launch(
-        launcher=Launcher.OWN, rank=3, world_size=4, local_rank=1, nnodes=1, hosts=("127.0.0.1",), port=29500,
-        run="4711", agent_store=True,
-    )  # fmt: skip
-    assert seen_ranks(TORCHRUN) == seen(TORCHRUN)
-    assert seen_ranks(STEP) == seen(STEP)
-    assert seen_ranks({**STEP, **ENV}).launcher is Launcher.ENVIRONMENT
-    assert seen_ranks({}) == seen_ranks(BATCH_SHELL) == Launch(nnodes=1, hosts=("127.0.0.1",))
-
-
 @pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
 def test_a_rank_that_does_not_know_all_is_none(missing):
     env = {name: value for name, value in OWN.items() if name != missing}
@@ -185,14 +138,10 @@ def test_a_rank_that_does_not_know_all_is_none(missing):
 @pytest.mark.parametrize(
     ("more", "local_rank"),
     [
-        ({}, 3),
-        ({"LOCAL_RANK": "1"}, 1),
-        ({"OMPI_COMM_WORLD_LOCAL_RANK": "2"}, 2),
-        ({**BATCH_SHELL}, 3),
-        ({**STEP}, 1),
-        ({"MASTER_ADDR": "n0"}, None),
+        ({}, 3), ({"LOCAL_RANK": "1"}, 1), ({"OMPI_COMM_WORLD_LOCAL_RANK": "2"}, 2), ({**BATCH_SHELL}, 3),
+        ({**STEP}, 1), ({"MASTER_ADDR": "n0"}, None),
     ],
-)
+)  # fmt: skip
 def test_on_one_host_the_rank_is_the_number_on_the_host_unless_it_is_given(more, local_rank):
     env = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", **more}
     assert seen_ranks(env).local_rank == local_rank
@@ -215,14 +164,32 @@ def read(env=None, **options):
     return read_node_launch(effective_environment(env or {}, NodeOptions(**options)))
 
 
-def test_options():
-    launch = read(nnodes="2", node_rank=1, master_addr="n0", master_port=29600)
+PODS = {"MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456", "WORLD_SIZE": "3", "RANK": "2"}
+OPERATOR = {
+    "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "job-worker-0:23456", "PET_NNODES": "2", "PET_RDZV_ID": "j",
+    "PET_NPROC_PER_NODE": "4",
+}  # fmt: skip
+ONE_HOST = {"MASTER_ADDR": "n0", "WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 
-    assert launch.launch.launcher is Launcher.NNODES
-    assert (launch.settings.node_rank, launch.fewest, launch.most, launch.settings.endpoint) == (1, 2, 2, "n0:29600")
-    assert (launch.host, launch.port, launch.launch.hosts, launch.launch.port) == ("n0", 29600, ("n0",), 29601)
-    assert launch.by_number
-    assert launch.own_screen
+
+@CASES
+def nodes_among_others():
+    """Where the master of a step is wrong, its first node can be reached all the same."""
+    place, first = {"nnodes": "2", "master_addr": "n0"}, {"nnodes": "2", "node_rank": 0, "master_addr": "n0"}
+    return {
+        "options": read(**place, node_rank=1, master_port=29600),
+        **{f"the endpoint {one}": read(nnodes="1:4", rdzv_endpoint=one, rdzv_id="job")
+           for one in ("n0", "n0:1234", "[fd00::2]:1234")},
+        **{f"the setting {one}": read(nnodes="2", rdzv_endpoint="n0:1234", rdzv_conf=one)
+           for one in ("is_host=1", "timeout=9,is_host=False", "timeout=9", "is_host=perhaps")},
+        "torchrun has started us": read(TORCHRUN_NODE_LAUNCHES), "a step": read(STEP_NODE_LAUNCHES),
+        "a step with a master": read({**STEP_NODE_LAUNCHES, "MASTER_ADDR": "head", "MASTER_PORT": "29500"}),
+        "options within a step": read({**STEP_NODE_LAUNCHES, "SLURM_LOCALID": "0"}, nnodes="2", master_port=29600),
+        "an operator that numbers pods": read(PODS), "an operator that speaks to torchrun": read(OPERATOR),
+        "ranks of one host are one node": read(ONE_HOST), "a port of our own": read(**first, exchange_port=4000),
+        "a port of our own, by a variable": read({"DDPDOCTOR_EXCHANGE_PORT": "4001"}, **first),
+        "the highest port": read(**first, master_port=65535),
+    }  # fmt: skip
 
 
 def test_options_overrule_what_they_stand_for():
@@ -231,82 +198,9 @@ def test_options_overrule_what_they_stand_for():
     assert effective == {"NCCL_DEBUG": "INFO", "PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "n0"}
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "host", "port"), [("n0", "n0", 29400), ("n0:1234", "n0", 1234), ("[fd00::2]:1234", "fd00::2", 1234)]
-)
-def test_an_endpoint_needs_no_node_rank(endpoint, host, port):
-    launch = read(nnodes="1:4", rdzv_endpoint=endpoint, rdzv_id="job")
-    assert (launch.host, launch.port, launch.by_number, launch.settings.node_rank) == (host, port, False, None)
-    assert (launch.fewest, launch.most, launch.settings.run_id) == (1, 4, "job")
-
-
-@pytest.mark.parametrize(
-    ("conf", "is_host"),
-    [("is_host=1", True), ("timeout=9,is_host=False", False), ("timeout=9", None), ("is_host=perhaps", None)],
-)
-def test_a_setting_may_say_who_hosts(conf, is_host):
-    assert read(nnodes="2", rdzv_endpoint="n0:1234", rdzv_conf=conf).is_host is is_host
-
-
-def test_torchrun_has_started_us():
-    launch = read(TORCHRUN_NODE_LAUNCHES)
-    assert (launch.settings.node_rank, launch.most, launch.settings.world_size) == (1, 2, 8)
-    assert (launch.launch.rank, launch.launch.world_size, launch.launch.reads_node) == (5, 8, False)
-    assert (launch.launch.agent_store, launch.own_screen) == (True, False)
-
-
-def test_node_launches_a_slurm_step():
-    launch = read(STEP_NODE_LAUNCHES)
-    place = 31 * 7 + 2
-    assert launch.hosts == ("n4", "n5")
-    assert (launch.settings.node_rank, launch.most, launch.launch.world_size) == (1, 2, 4)
-    assert (launch.host, launch.launch.port, launch.port) == ("n4", 16_384 + place, 28_672 + place)
-    assert not launch.own_screen
-
-
-def test_a_slurm_step_with_a_master_of_its_own():
-    launch = read({**STEP_NODE_LAUNCHES, "MASTER_ADDR": "head", "MASTER_PORT": "29500"})
-    assert (launch.host, launch.port) == ("head", 29500)
-    # Where the master is wrong the first node of the step can be reached all the same.
-    assert launch.launch.hosts == ("head", "n4")
-
-
-def test_options_within_a_slurm_step_are_completed_by_it():
-    launch = read({**STEP_NODE_LAUNCHES, "SLURM_LOCALID": "0"}, nnodes="2", master_port=29600)
-    assert (launch.settings.node_rank, launch.host, launch.port, launch.own_screen) == (1, "n4", 29600, False)
-
-
 def test_the_shell_of_a_batch_job_is_no_step():
     with pytest.raises(UserError, match="nothing says which nodes"):
         read({**STEP_NODE_LAUNCHES, "SLURM_STEP_ID": str(0xFFFFFFFB)})
-
-
-def test_an_operator_that_numbers_pods():
-    launch = read({"MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456", "WORLD_SIZE": "3", "RANK": "2"})
-    assert launch.launch.launcher is Launcher.ENVIRONMENT
-    assert (launch.settings.node_rank, launch.most, launch.port) == (2, 3, 23456)
-
-
-def test_an_operator_that_speaks_to_torchrun():
-    launch = read({
-        "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "job-worker-0:23456", "PET_NNODES": "2", "PET_RDZV_ID": "j",
-        "PET_NPROC_PER_NODE": "4",
-    })  # fmt: skip
-    assert (launch.host, launch.by_number, launch.settings.world_size) == ("job-worker-0", False, 8)
-
-
-def test_ranks_of_one_host_are_one_node():
-    env = {"MASTER_ADDR": "n0", "WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
-    launch = read(env)
-    assert (launch.settings.node_rank, launch.most, launch.launch.reads_node) == (1, 2, False)
-
-
-def test_the_port_of_our_own_can_be_chosen():
-    assert read(nnodes="2", node_rank=0, master_addr="n0", exchange_port=4000).launch.port == 4000
-    by_variable = read({"DDPDOCTOR_EXCHANGE_PORT": "4001"}, nnodes="2", node_rank=0, master_addr="n0")
-    assert by_variable.launch.port == 4001
-    highest = read(nnodes="2", node_rank=0, master_addr="n0", master_port=65535)
-    assert highest.launch.port == 65534
 
 
 @pytest.mark.parametrize(
@@ -354,23 +248,25 @@ AGENT = {
 }
 
 
-def test_the_agents_children_are_ranks_recorded_or_not():
-    assert found(ring(20, RANK=0), started=AGENT) == [(0, 20), (1, 21)]
+OF_AGENT = {
+    "recorded or not": ([ring(20, RANK=0)], AGENT, [(0, 20), (1, 21)]),
+    "what a rank starts, and earlier and later attempts, do not count": (
+        [ring(20), ring(21), ring(30, ppid=20, role=ROLE_CHILD), ring(31, began=1, joined=0),
+         ring(32, began=90, joined=0)], AGENT, [(0, 20), (1, 21)],
+    ),
+    "a world that a child made stands for it": (
+        [ring(20), ring(40, ppid=20, joined=1), ring(41, ppid=20, joined=0)], {20: AGENT[20]}, [(0, 41), (1, 40)]
+    ),
+    "behind a shell the one that joined counts, not the last helper": (
+        [ring(50, ppid=20, joined=0, RANK=0), ring(51, ppid=20, began=20, RANK=0)], {20: AGENT[20]}, [(0, 50)]
+    ),
+}  # fmt: skip
 
 
-def test_what_a_rank_starts_is_none_and_earlier_or_later_attempts_do_not_count():
-    helper, before, after = (
-        ring(30, ppid=20, role=ROLE_CHILD),
-        ring(31, began=1, joined=0),
-        ring(32, began=90, joined=0),
-    )
-    assert found(ring(20), ring(21), helper, before, after, started=AGENT, until=50) == [(0, 20), (1, 21)]
-
-
-def test_a_world_that_an_agents_child_made_stands_for_it():
-    children = [ring(40, ppid=20, joined=1), ring(41, ppid=20, joined=0)]
-    one = {20: AGENT[20]}
-    assert sorted(found(ring(20), *children, started=one)) == [(0, 41), (1, 40)]
+@pytest.mark.parametrize("name", OF_AGENT)
+def test_the_agents_children_are_ranks(name):
+    rings, started, expected = OF_AGENT[name]
+    assert sorted(found(*rings, started=started, until=50)) == expected
 
 
 def test_a_rank_behind_a_shell_is_its_python_and_ends_with_the_shell():
@@ -381,11 +277,6 @@ def test_a_rank_behind_a_shell_is_its_python_and_ends_with_the_shell():
     )
     sources = find_ranks(seen)
     assert [(s.rank, s.pid, s.stands_for) for s in sources] == [(0, 50, 20), (1, 51, 21)]
-
-
-def test_behind_a_shell_the_python_that_joined_counts_and_not_the_last_helper():
-    rings = [ring(50, ppid=20, joined=0, RANK=0), ring(51, ppid=20, began=20, RANK=0)]
-    assert found(*rings, started={20: AGENT[20]}) == [(0, 50)]
 
 
 TRAINERS = ring(20, RANK=0, joined=0), ring(21, RANK=1, joined=1)
@@ -452,35 +343,31 @@ def test_the_number_that_a_launcher_gave_counts_until_a_group_is_joined(name):
     ]  # fmt: skip
 
 
-def test_a_command_without_any_number_is_the_one_rank():
-    assert found(ring(20)) == [(0, 20)]
+BY_NUMBER = {
+    "a command without any number": ([ring(20)], {}, [(0, 20)]),
+    "a command that starts ranks is none": (
+        [ring(20), ring(30, ppid=20, joined=0), ring(31, ppid=20, joined=1)], {}, [(0, 30), (1, 31)]
+    ),
+    "of two trainings one after the other the last counts": (
+        [*TRAINERS, ring(30, began=40, RANK=0), ring(31, began=41, RANK=1)],
+        {"20": {"ended_ns": 15}, "21": {"ended_ns": 16}}, [(0, 30), (1, 31)],
+    ),
+    "two living processes of one number": (
+        [ring(20, RANK=0, joined=0), ring(21, RANK=0, joined=0)], {}, [(0, 20), (0, 21)]
+    ),
+    "a helper that inherited the number": (
+        [ring(20, SLURM_PROCID=0, joined=0), ring(21, began=30, SLURM_PROCID=0)], {}, [(0, 20)]
+    ),
+    "a rank that keeps the recorder out": (
+        [ring(20, RANK=0)], {"21": {"unrecorded": {"RANK": "1"}, "why": "-I"}}, [(0, 20), (1, 21)]
+    ),
+}  # fmt: skip
 
 
-def test_a_command_that_starts_ranks_is_none():
-    assert found(ring(20), ring(30, ppid=20, joined=0), ring(31, ppid=20, joined=1)) == [(0, 30), (1, 31)]
-
-
-def test_of_two_trainings_one_after_the_other_the_last_counts():
-    watched = {"20": {"ended_ns": 15}, "21": {"ended_ns": 16}}
-    rings = [
-        ring(20, RANK=0, joined=0),
-        ring(21, RANK=1, joined=1),
-        ring(30, began=40, RANK=0),
-        ring(31, began=41, RANK=1),
-    ]
-    assert found(*rings, watched=watched) == [(0, 30), (1, 31)]
-
-
-def test_two_living_processes_of_one_number_are_both_reported():
-    assert found(ring(20, RANK=0, joined=0), ring(21, RANK=0, joined=0)) == [(0, 20), (0, 21)]
-
-
-def test_a_helper_that_inherited_the_number_is_no_rank():
-    assert found(ring(20, SLURM_PROCID=0, joined=0), ring(21, began=30, SLURM_PROCID=0)) == [(0, 20)]
-
-
-def test_a_rank_that_keeps_the_recorder_out_is_there():
-    assert found(ring(20, RANK=0), watched={"21": {"unrecorded": {"RANK": "1"}, "why": "-I"}}) == [(0, 20), (1, 21)]
+@pytest.mark.parametrize("name", BY_NUMBER)
+def test_ranks_of_no_agent(name):
+    rings, watched, expected = BY_NUMBER[name]
+    assert found(*rings, watched=watched) == expected
 
 
 @pytest.mark.parametrize(
@@ -603,7 +490,7 @@ def test_nobody_answers_for_a_watcher_that_is_gone_or_too_slow(tmp_path):
 S_PAST = 1_000_000_000
 
 
-def content(kept, last, started_ns=5 * S_PAST) -> Any:
+def content(kept, last, started_ns=5 * S_PAST):
     """Make the part of a ring that is read: numbers and ends of steps, by column."""
     columns = [[list(column) for column in zip(*rows, strict=True)] for rows in (kept, last)]
     return SimpleNamespace(kept=columns[0], steps=columns[1], cells={"started_ns": started_ns})
@@ -640,27 +527,19 @@ def loader(*epochs, trained_batches=0):
 
 
 def test_passes_have_their_epochs_and_steps():
-    passes = (PassSeen(epoch=2, steps=4), PassSeen(epoch=3, steps=4))
-    assert _passes_of(loader(seen_past(1, 2), seen_past(2, 3)), 8) == (passes, 2)
+    """A step may take several batches. Passes before a gap are left out but for the first epoch."""
+
+    def passes(*epochs, steps, trained=0):
+        found, first = _passes_of(loader(*(seen_past(*one) for one in epochs), trained_batches=trained), steps)
+        return [(one.epoch, one.steps) for one in found], first
+
+    assert passes((1, 2), (2, 3), steps=8) == ([(2, 4), (3, 4)], 2)
+    assert passes((1, 0), (2, 1), steps=2)[0] == [(0, 1), (1, 1)]
+    assert passes((1, 0), (2, 1), (9, 8), (10, 9), steps=40, trained=40) == ([(8, 4), (9, 4)], 0)
+    assert passes((1, 0), (2, 0), steps=8)[1] is None
 
 
-def test_a_step_may_take_several_batches():
-    assert _passes_of(loader(seen_past(1, 0), seen_past(2, 1)), 2)[0] == (
-        PassSeen(epoch=0, steps=1),
-        PassSeen(epoch=1, steps=1),
-    )
-
-
-def test_of_many_passes_those_before_a_gap_are_left_out_but_for_the_first_epoch():
-    many = loader(seen_past(1, 0), seen_past(2, 1), seen_past(9, 8), seen_past(10, 9), trained_batches=40)
-    assert _passes_of(many, 40) == ((PassSeen(epoch=8, steps=4), PassSeen(epoch=9, steps=4)), 0)
-
-
-def test_a_script_that_sets_no_epoch_has_none():
-    assert _passes_of(loader(seen_past(1, 0), seen_past(2, 0)), 8)[1] is None
-
-
-def make(folder: Path, mark: str = "run.json", text: str = "{}") -> Path:
+def make(folder, mark="run.json", text="{}"):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / mark).write_text(text)
     return folder
@@ -688,7 +567,7 @@ def test_of_several_members_the_first_counts_and_without_it_the_others(tmp_path)
 # Attempts of several nodes are the same where their agents met: each node counts its own.
 
 
-def log(folder: Path, *meetings: int | None, at: int = 9) -> list[dict[str, Any]]:
+def log(folder, *meetings, at=9):
     """Return the log of a node whose attempts 0, 1, ... came from these meetings, as it is written and read."""
     folder.mkdir()
     common = {"k": "rank", "local_rank": 0, "rank": 0, "pid": 5, "world_size": 2, "at": at}
@@ -700,21 +579,12 @@ def log(folder: Path, *meetings: int | None, at: int = 9) -> list[dict[str, Any]
 @pytest.mark.parametrize(
     ("own", "other", "attempt", "there"),
     [
-        ((0, 1), (0, 1), None, None),
-        ((0, 1), (0, 1), 0, 0),
-        ((0, 1), (1,), None, None),
-        ((0, 1, 2), (1, 2), 1, 0),
-        ((1,), (0, 1, 2), None, 1),
-        ((None, None), (None, None), 0, 0),
-        ((None,), (), None, None),
-        ((0,), (None,), 0, "not there"),
-        ((0, 1), (1,), 0, "not there"),
-        ((0, 1, 2), (0, 1), None, "not there"),
+        ((0, 1), (0, 1), None, None), ((0, 1), (0, 1), 0, 0), ((0, 1), (1,), None, None), ((0, 1, 2), (1, 2), 1, 0),
+        ((1,), (0, 1, 2), None, 1), ((None, None), (None, None), 0, 0), ((None,), (), None, None),
+        ((0,), (None,), 0, "not there"), ((0, 1), (1,), 0, "not there"), ((0, 1, 2), (0, 1), None, "not there"),
     ],
-)
-def test_which_attempt_of_another_node_is_the_same(
-    tmp_path: Path, own: tuple[int | None, ...], other: tuple[int | None, ...], attempt: int | None, there: object
-) -> None:
+)  # fmt: skip
+def test_which_attempt_of_another_node_is_the_same(tmp_path, own, other, attempt, there):
     folders = log(tmp_path / "own", *own), log(tmp_path / "other", *other)
     if there == "not there":
         with pytest.raises(NotThere):
@@ -723,7 +593,7 @@ def test_which_attempt_of_another_node_is_the_same(
         assert attempt_elsewhere(*folders, attempt) == there
 
 
-def test_a_node_that_never_started_ranks_is_read_as_it_is(tmp_path: Path) -> None:
+def test_a_node_that_never_started_ranks_is_read_as_it_is(tmp_path):
     assert attempt_elsewhere(log(tmp_path / "own", 0), log(tmp_path / "other"), None) is None
 
 
@@ -731,9 +601,7 @@ def test_a_node_that_never_started_ranks_is_read_as_it_is(tmp_path: Path) -> Non
     ("meetings", "heard_ns", "gone"),
     [((0, 1), 0, True), ((0, 1), BEATS_NS, False), ((0, 1), None, False), ((None,), 0, False), ((), 0, False)],
 )
-def test_who_was_last_heard_before_an_attempt_is_no_part_of_it(
-    tmp_path: Path, meetings: tuple[int | None, ...], heard_ns: int | None, *, gone: bool
-) -> None:
+def test_who_was_last_heard_before_an_attempt_is_no_part_of_it(tmp_path, meetings, heard_ns, *, gone):
     own = log(tmp_path / "own", *meetings, at=BEATS_NS + 5)
     assert was_gone(own, heard_ns, None) is gone
 
@@ -746,9 +614,7 @@ def test_who_was_last_heard_before_an_attempt_is_no_part_of_it(
         ([(0, (1,)), (BEATS_NS + 9, ())], False),
     ],
 )
-def test_a_lost_node_whose_ranks_an_attempt_waits_for_is_part_of_it(
-    tmp_path: Path, others: list[tuple[int, tuple[int, ...]]], *, took_part: bool
-) -> None:
+def test_a_lost_node_whose_ranks_an_attempt_waits_for_is_part_of_it(tmp_path, others, *, took_part):
     own = SimpleNamespace(agent=log(tmp_path / "own", 0, 1, at=BEATS_NS + 5))
     saved = cast("SavedRun", SimpleNamespace(own=own, others={}))
     found = [(BEATS_NS + 9, ()), *others]
@@ -770,13 +636,11 @@ def test_a_lost_node_whose_ranks_an_attempt_waits_for_is_part_of_it(
         ((0,), (), 0, False),
     ],
 )
-def test_who_joined_later_is_no_part_of_what_was_before(
-    tmp_path: Path, own: tuple[int | None, ...], other: tuple[int | None, ...], attempt: int | None, *, later: bool
-) -> None:
+def test_who_joined_later_is_no_part_of_what_was_before(tmp_path, own, other, attempt, *, later):
     assert came_later(log(tmp_path / "own", *own), log(tmp_path / "other", *other), attempt) is later
 
 
-def test_a_node_that_joined_later_is_in_the_second_attempt_of_the_first(tmp_path: Path) -> None:
+def test_a_node_that_joined_later_is_in_the_second_attempt_of_the_first(tmp_path):
     write_gathered(tmp_path, Job(world=4, steps=20, situation="healthy"), 2)
     for folder, before in ((tmp_path, 1), (tmp_path / "nodes" / "1", 0)):
         rows = [json.loads(line) for line in (folder / "agent.jsonl").read_text().splitlines()]

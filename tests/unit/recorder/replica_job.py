@@ -30,7 +30,7 @@ def case(function):
     return function
 
 
-def as_it_is(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # noqa: ARG001
+def as_it_is(state, bucket):  # noqa: ARG001
     """Stand for a reduction: the fake group's own gives DDP nothing to go on with."""
     done = torch.futures.Future()
     done.set_result(bucket.buffer())

@@ -14,18 +14,12 @@ from ddpdoctor.recorder.storage.fingerprint_file import ABSENT, FINGERPRINT_SIZE
 
 NAMES = [
     *(
-        "float64",
-        "float32",
-        "float16",
-        "bfloat16",
-        "float8_e4m3fn",
-        "float8_e5m2",
-        "float8_e4m3fnuz",
+        "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
         "float8_e5m2fnuz",
     ),
     *("float8_e8m0fnu", "float4_e2m1fn_x2", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"),
     *("bool", "complex128", "complex64", "complex32"),
-]
+]  # fmt: skip
 DTYPES = [getattr(torch, name) for name in NAMES if hasattr(torch, name)]
 SIZES = (0, 1, 2, 3, 7, 508, 509, 510, 2035, 2036, 2037, 5090, 5097)
 """In words: around what is read in rows, and what is not."""
@@ -105,12 +99,8 @@ def test_a_tail_that_fills_no_word_is_padded_with_zeros(count):
 
 def test_none_is_absent_and_no_tensor_is():
     empty = [
-        torch.empty(0),
-        torch.empty(3, 0, 2),
-        torch.zeros(1),
-        torch.zeros(5000),
-        torch.tensor(0, dtype=torch.uint8),
-    ]
+        torch.empty(0), torch.empty(3, 0, 2), torch.zeros(1), torch.zeros(5000), torch.tensor(0, dtype=torch.uint8),
+    ]  # fmt: skip
     found = each([None, *empty])
     assert found[0] == ABSENT
     assert not {ABSENT, UNKNOWN} & set(found[1:])
@@ -151,11 +141,9 @@ def test_every_bit_of_a_large_tensor_counts(dtype):
     tensor = noise(dtype, (5 * 509 * 8 + 24) // dtype.itemsize + 1)
     size = tensor.numel() * dtype.itemsize * 8
     bits = {
-        *random.Random(1).sample(range(size), 400),
-        *range(64),
-        *range(size - 64, size),
+        *random.Random(1).sample(range(size), 400), *range(64), *range(size - 64, size),
         *range(509 * 64 - 64, 509 * 64 + 64),
-    }
+    }  # fmt: skip
     bits = {bit // 8 * 8 for bit in bits} if dtype is torch.bool else bits
     found = each([tensor, *(with_bit(tensor, bit) for bit in sorted(bits))])
     assert len(set(found)) == len(bits) + 1

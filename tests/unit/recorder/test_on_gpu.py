@@ -4,11 +4,8 @@ import math
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -33,42 +30,42 @@ from ddpdoctor.recorder.storage.ring_writing import Ring
 class Gpu:
     """A GPU that is at a time of its own, in milliseconds, and whose queue holds marks."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.queued_ms = self.at_ms = 0.0
         self.made = 0
         self.is_capturing = False
         gpu = self
 
         class Event:
-            def __init__(self, *, enable_timing: bool) -> None:
+            def __init__(self, *, enable_timing):
                 assert enable_timing
                 gpu.made += 1
                 self.ms = -1.0
 
-            def record(self, stream: str) -> None:
+            def record(self, stream):
                 assert stream == "stream of cuda:1"
                 assert not gpu.is_capturing
                 self.ms = gpu.queued_ms
 
-            def query(self) -> bool:
+            def query(self):
                 assert not gpu.is_capturing
                 return self.ms <= gpu.at_ms
 
-            def elapsed_time(self, end: Any) -> float:
+            def elapsed_time(self, end):
                 assert end.query(), "elapsed_time of an event that has not passed raises"
                 return float(end.ms - self.ms)
 
         self.Event = Event
 
     @staticmethod
-    def current_stream(device: str) -> str:
+    def current_stream(device):
         return f"stream of {device}"
 
-    def is_current_stream_capturing(self) -> bool:
+    def is_current_stream_capturing(self):
         return self.is_capturing
 
     @staticmethod
-    def is_initialized() -> bool:
+    def is_initialized():
         return True
 
     _initialized = True
@@ -77,14 +74,14 @@ class Gpu:
 class Ddp:
     """A model, and DDP's timers of it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.device = "cuda:1"
         self.times = {"iteration": 0, "backward_comm_time": 0, "backward_compute_comm_overlap_time": 0}
         self.logger = SimpleNamespace(_get_ddp_logging_data=lambda: SimpleNamespace(ints_map=self.times))
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Gpu]:
+def gpu(monkeypatch, tmp_path):
     cuda = Gpu()
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     monkeypatch.setitem(sys.modules, "torch.cuda", cuda)
@@ -102,7 +99,7 @@ PHASES_MS = {
 }  # fmt: skip
 
 
-def step(gpu: Gpu, ddp: Any, number: int, *, behind_ms: float = 0.0) -> None:
+def step(gpu, ddp, number, *, behind_ms=0.0):
     """Make a step whose phases take ``PHASES_MS``; the GPU is so far behind its queue."""
     for phase, took in PHASES_MS.items():
         if phase != ring_layout.BEFORE and clock.on_phase is not None:
@@ -118,12 +115,12 @@ def step(gpu: Gpu, ddp: Any, number: int, *, behind_ms: float = 0.0) -> None:
     device_times.step_ended(EndedStep(number, 0, 0, 0, [0] * 4, [0] * 4, inside))
 
 
-def read() -> Any:
+def read():
     assert here.ring is not None
     return read_device_steps(ring_reading.read_ring_file(here.ring.path).notes)
 
 
-def test_one_step_in_twenty_is_measured_by_phases_and_read_once_it_is_over(gpu: Gpu) -> None:
+def test_one_step_in_twenty_is_measured_by_phases_and_read_once_it_is_over(gpu):
     ddp = Ddp()
     for number in range(1, 10 * STEPS_ONE_IN):
         step(gpu, ddp, number, behind_ms=150.0)
@@ -137,7 +134,7 @@ def test_one_step_in_twenty_is_measured_by_phases_and_read_once_it_is_over(gpu: 
     assert min(found.behind) > 0
 
 
-def test_a_gpu_that_keeps_up_is_never_behind_and_events_are_used_again(gpu: Gpu) -> None:
+def test_a_gpu_that_keeps_up_is_never_behind_and_events_are_used_again(gpu):
     ddp = Ddp()
     for number in range(1, 10 * STEPS_ONE_IN):
         step(gpu, ddp, number)
@@ -146,7 +143,7 @@ def test_a_gpu_that_keeps_up_is_never_behind_and_events_are_used_again(gpu: Gpu)
     assert gpu.made == len(PHASES_MS) + 1
 
 
-def test_a_gpu_that_stands_still_is_asked_and_not_waited_for(gpu: Gpu) -> None:
+def test_a_gpu_that_stands_still_is_asked_and_not_waited_for(gpu):
     ddp = Ddp()
     for number in range(1, 20 * STEPS_ONE_IN):
         step(gpu, ddp, number, behind_ms=1e9)
@@ -155,7 +152,7 @@ def test_a_gpu_that_stands_still_is_asked_and_not_waited_for(gpu: Gpu) -> None:
     assert gpu.made <= (device_times.MAX_PENDING + 2) * (len(PHASES_MS) + 1)
 
 
-def test_steps_in_which_a_graph_is_captured_are_left_out(gpu: Gpu) -> None:
+def test_steps_in_which_a_graph_is_captured_are_left_out(gpu):
     ddp = Ddp()
     for number in range(1, 4 * STEPS_ONE_IN):
         gpu.is_capturing = number == 2 * STEPS_ONE_IN + 1
@@ -165,7 +162,7 @@ def test_steps_in_which_a_graph_is_captured_are_left_out(gpu: Gpu) -> None:
     assert list(read().numbers) == [1 + STEPS_ONE_IN, 1 + 3 * STEPS_ONE_IN]
 
 
-def test_the_times_of_reductions_are_those_of_the_iterations_that_torch_times(gpu: Gpu) -> None:
+def test_the_times_of_reductions_are_those_of_the_iterations_that_torch_times(gpu):
     ddp = Ddp()
     for number in range(1, 250):
         if number - 1 in {*range(1, 11), 100, 200}:  # torch reads its timers at the beginning of the next forward
@@ -178,7 +175,7 @@ def test_the_times_of_reductions_are_those_of_the_iterations_that_torch_times(gp
     assert read().exposed_ms == dict.fromkeys([*range(1, 11), 100, 200], 7.0)
 
 
-def test_a_job_without_a_gpu_marks_nothing(gpu: Gpu) -> None:
+def test_a_job_without_a_gpu_marks_nothing(gpu):
     for number in range(1, 4 * STEPS_ONE_IN):
         inside = StepInside()
         device_times.step_ended(EndedStep(number, 0, 0, 0, [0] * 4, [0] * 4, inside))
@@ -289,7 +286,6 @@ def test_no_work_is_asked_while_a_graph_is_captured(ring, captures):
 @capturing
 def test_a_captured_call_ends_at_once(ring, captures):
     work = Work()
-
     with captures():
         calls.wrap(
             "all_reduce",

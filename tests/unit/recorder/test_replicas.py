@@ -26,11 +26,8 @@ BOOTSTRAP = Path(ddpdoctor.recorder.__file__).parent / "bootstrap"
 JOB = Path(__file__).parent / "replica_job.py"
 CHECK_EVERY = 4
 STEP, FORWARD, SYNC, END = (
-    fingerprint_file.STEP,
-    fingerprint_file.FORWARD,
-    fingerprint_file.SYNC,
-    fingerprint_file.END,
-)
+    fingerprint_file.STEP, fingerprint_file.FORWARD, fingerprint_file.SYNC, fingerprint_file.END,
+)  # fmt: skip
 
 FIRST_HALF = (
     "ordinary", "own_buffers", "accumulated", "forward_only_in_no_sync", "backward_twice", "two_forwards_one_backward",
@@ -58,7 +55,7 @@ class Ran:
     notes: list[dict[str, Any]]
 
 
-def start(folder: Path, cases: tuple[str, ...], every: int, script: Path = JOB) -> subprocess.Popen[str]:
+def start(folder, cases, every, script=JOB):
     for name in ("rings", "evidence"):
         (folder / name).mkdir(parents=True)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("DDPDOCTOR_")}
@@ -69,7 +66,7 @@ def start(folder: Path, cases: tuple[str, ...], every: int, script: Path = JOB) 
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def finish(folder: Path, job: subprocess.Popen[str]) -> Ran:
+def finish(folder, job):
     stdout, stderr = job.communicate(timeout=200)
     assert job.returncode == 0, stderr
     found = sorted((folder / "prints").glob("*.prints"), key=lambda path: int(path.stem.rsplit("-", 1)[1]))
@@ -79,7 +76,7 @@ def finish(folder: Path, job: subprocess.Popen[str]) -> Ran:
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> list[Ran]:
+def jobs(tmp_path_factory):
     """Both halves of the cases, at once, and one case with consistency turned off."""
     asked = [(FIRST_HALF, CHECK_EVERY), (SECOND_HALF, CHECK_EVERY), (("as_before",), 0)]
     folders = [tmp_path_factory.mktemp("run") for _ in asked]
@@ -87,9 +84,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> list[Ran]:
     return [finish(folder, job) for folder, job in zip(folders, running, strict=True)]
 
 
-def files_of(
-    jobs: list[Ran], case: str, clock: str, model: int = 0, optimizer: int | None = None
-) -> list[FingerprintFile]:
+def files_of(jobs, case, clock, model=0, optimizer=None):
     """Return the files of a case's ``model``-th model, in the order in which they were made."""
     job = next(job for job in jobs if case in job.models)
     if model >= len(job.models[case]):
@@ -100,27 +95,27 @@ def files_of(
     return [file for file in job.files if wanted.items() <= file.table.items()]
 
 
-def records_of(jobs: list[Ran], case: str, clock: str, model: int = 0, optimizer: int | None = None) -> list[Any]:
+def records_of(jobs, case, clock, model=0, optimizer=None):
     return [r for file in files_of(jobs, case, clock, model, optimizer) for r in file.read_since(0)]
 
 
-def numbers_of(jobs: list[Ran], case: str, clock: str, model: int = 0, optimizer: int | None = None) -> list[int]:
+def numbers_of(jobs, case, clock, model=0, optimizer=None):
     return [record.number for record in records_of(jobs, case, clock, model, optimizer)]
 
 
-def values_of(jobs: list[Ran], case: str, clock: str, key: str, model: int = 0) -> list[Any]:
+def values_of(jobs, case, clock, key, model=0):
     return [record.text.get(key) for record in records_of(jobs, case, clock, model)]
 
 
-def names_in(file: FingerprintFile, what: str) -> list[str]:
+def names_in(file, what):
     return [" ".join(filter(None, row[1:3])) for row in file.rows if row[0] == what]
 
 
-def test_nothing_of_ours_failed(jobs: list[Ran]) -> None:
+def test_nothing_of_ours_failed(jobs):
     assert [note for job in jobs for note in job.notes if note.get("k") == "defect"] == []
 
 
-def test_an_ordinary_model(jobs: list[Ran]) -> None:
+def test_an_ordinary_model(jobs):
     assert numbers_of(jobs, "ordinary", STEP) == [1, 2, 4, 8]
     assert numbers_of(jobs, "ordinary", SYNC) == [0, 1, 2, 4, 8]
     assert numbers_of(jobs, "ordinary", END) == [9]
@@ -140,7 +135,7 @@ def test_an_ordinary_model(jobs: list[Ran]) -> None:
     assert Path(end.path).stat().st_size < 4096, "there is one record, and room for one"
 
 
-def test_what_changes_has_other_fingerprints(jobs: list[Ran]) -> None:
+def test_what_changes_has_other_fingerprints(jobs):
     records = records_of(jobs, "ordinary", STEP)
     rows = len(records[0].fingerprints) // fingerprint_file.FINGERPRINT_SIZE
     for row in range(rows):
@@ -149,7 +144,7 @@ def test_what_changes_has_other_fingerprints(jobs: list[Ran]) -> None:
         assert fingerprint_file.ABSENT not in {record.fingerprints[at] for record in records}
 
 
-def test_values_beside_the_tensors(jobs: list[Ran]) -> None:
+def test_values_beside_the_tensors(jobs):
     first, second, *_ = (record.text for record in records_of(jobs, "ordinary", STEP))
     assert (first["steps"], first["reductions"], first["forwards"]) == (1, 1, 1)
     assert (second["steps"], second["reductions"], second["forwards"]) == (2, 2, 1)
@@ -165,7 +160,7 @@ def test_values_beside_the_tensors(jobs: list[Ran]) -> None:
     assert "unreduced" not in first
 
 
-def test_buffers_that_ddp_does_not_send_are_looked_at_with_the_rest(jobs: list[Ran]) -> None:
+def test_buffers_that_ddp_does_not_send_are_looked_at_with_the_rest(jobs):
     names = ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
     (step,), (end,) = files_of(jobs, "own_buffers", STEP), files_of(jobs, "own_buffers", END)
     assert names_in(step, fingerprint_file.BUFFER) == names_in(end, fingerprint_file.BUFFER) == names
@@ -188,23 +183,21 @@ def test_buffers_that_ddp_does_not_send_are_looked_at_with_the_rest(jobs: list[R
         ("scaled", [1, 3], [1, 2], [None, None]),
     ],
 )
-def test_forwards_and_reductions_are_counted(
-    jobs: list[Ran], case: str, reductions: list[int], forwards: list[int], unreduced: list[int | None]
-) -> None:
+def test_forwards_and_reductions_are_counted(jobs, case, reductions, forwards, unreduced):
     assert numbers_of(jobs, case, STEP) == [1, 2]
     assert values_of(jobs, case, STEP, "reductions") == reductions
     assert values_of(jobs, case, STEP, "forwards") == forwards
     assert values_of(jobs, case, STEP, "unreduced_forwards") == unreduced
 
 
-def test_adversaries_are_counted_apart(jobs: list[Ran]) -> None:
+def test_adversaries_are_counted_apart(jobs):
     assert values_of(jobs, "adversaries", STEP, "reductions", model=0) == [1, 2]
     assert values_of(jobs, "adversaries", STEP, "reductions", model=1) == [1, 3]
     assert values_of(jobs, "adversaries", END, "reductions", model=0) == [3]
     assert values_of(jobs, "adversaries", END, "reductions", model=1) == [6]
 
 
-def test_a_model_and_an_optimizer_make_a_stream(jobs: list[Ran]) -> None:
+def test_a_model_and_an_optimizer_make_a_stream(jobs):
     for model in (0, 1):
         assert numbers_of(jobs, "one_optimizer_for_two_models", STEP, model, optimizer=1) == [1, 2]
     for optimizer, own in ((1, ["0.weight", "0.bias"]), (2, ["2.weight", "2.bias"])):
@@ -214,13 +207,13 @@ def test_a_model_and_an_optimizer_make_a_stream(jobs: list[Ran]) -> None:
     assert values_of(jobs, "two_optimizers_for_one_model", STEP, "unheld")[0] == 2, "the second has not stepped yet"
 
 
-def test_few_of_many_optimizers_of_a_model_are_followed(jobs: list[Ran]) -> None:
+def test_few_of_many_optimizers_of_a_model_are_followed(jobs):
     files = files_of(jobs, "one_optimizer_for_each_parameter", STEP)
     assert [file.table["optimizer"] for file in files] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("case", ["by_hand", "stale", "in_backward", "in_hooks_of_gradients"])
-def test_without_an_optimizer_that_holds_parameters_forwards_count(jobs: list[Ran], case: str) -> None:
+def test_without_an_optimizer_that_holds_parameters_forwards_count(jobs, case):
     assert numbers_of(jobs, case, FORWARD)[:2] == [1, 2]
     assert files_of(jobs, case, STEP) == []
     (file,) = files_of(jobs, case, FORWARD)
@@ -229,7 +222,7 @@ def test_without_an_optimizer_that_holds_parameters_forwards_count(jobs: list[Ra
     assert len(numbers_of(jobs, case, END)) == 1
 
 
-def test_stale_optimizers_show(jobs: list[Ran]) -> None:
+def test_stale_optimizers_show(jobs):
     assert values_of(jobs, "stale", FORWARD, "stray")[-1] >= 4
     assert values_of(jobs, "stale", FORWARD, "unheld") == [4, 4, 4]
     moved = {record.fingerprints for record in records_of(jobs, "stale", FORWARD)}
@@ -238,14 +231,14 @@ def test_stale_optimizers_show(jobs: list[Ran]) -> None:
     assert len({record.fingerprints for record in records_of(jobs, "by_hand", FORWARD)}) == 3
 
 
-def test_a_layer_that_was_replaced_after_the_optimizer_was_made_shows(jobs: list[Ran]) -> None:
+def test_a_layer_that_was_replaced_after_the_optimizer_was_made_shows(jobs):
     assert values_of(jobs, "replaced_head", STEP, "replaced")[-1] == ["2.weight", "2.bias"]
     assert values_of(jobs, "replaced_head", STEP, "stray")[-1] == 2
     assert set(values_of(jobs, "left_out", STEP, "unheld")) == {2}
     assert values_of(jobs, "left_out", STEP, "replaced")[-1] is None
 
 
-def test_names(jobs: list[Ran]) -> None:
+def test_names(jobs):
     (file,) = files_of(jobs, "ignored", STEP)
     assert (
         names_in(file, fingerprint_file.PARAMETER)
@@ -259,7 +252,7 @@ def test_names(jobs: list[Ran]) -> None:
         assert names_in(file, fingerprint_file.PARAMETER) == ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 
-def test_what_was_unfrozen_after_wrapping_is_named_and_has_rows_from_then_on(jobs: list[Ran]) -> None:
+def test_what_was_unfrozen_after_wrapping_is_named_and_has_rows_from_then_on(jobs):
     before, after = files_of(jobs, "unfrozen", STEP)
     assert names_in(before, fingerprint_file.GRADIENT) == ["2.weight", "2.bias"]
     assert names_in(after, fingerprint_file.GRADIENT) == ["0.weight", "0.bias", "2.weight", "2.bias"]
@@ -270,7 +263,7 @@ def test_what_was_unfrozen_after_wrapping_is_named_and_has_rows_from_then_on(job
     assert ["1.lr", "0.01"] in record.text["settings"]
 
 
-def test_absent_gradients_are_zeros(jobs: list[Ran]) -> None:
+def test_absent_gradients_are_zeros(jobs):
     (file,) = files_of(jobs, "unused_parameters", STEP)
     size = fingerprint_file.FINGERPRINT_SIZE
     for record in file.read_since(0):
@@ -284,34 +277,34 @@ def test_absent_gradients_are_zeros(jobs: list[Ran]) -> None:
 
 
 @pytest.mark.parametrize("case", ["compiled_around", "compiled_within", "compiled_step", "nested", "in_join", "fused"])
-def test_a_step_counts_once(jobs: list[Ran], case: str) -> None:
+def test_a_step_counts_once(jobs, case):
     assert numbers_of(jobs, case, STEP) == [1, 2]
 
 
-def test_state_that_is_sharded_is_left_out(jobs: list[Ran]) -> None:
+def test_state_that_is_sharded_is_left_out(jobs):
     (file,) = files_of(jobs, "sharded_optimizer", STEP)
     assert [record.number for record in file.read_since(0)] == [1, 2]
     assert names_in(file, fingerprint_file.STATE) == []
     assert len(names_in(file, fingerprint_file.PARAMETER)) == len(names_in(file, fingerprint_file.GRADIENT)) == 4
 
 
-def test_gradients_of_a_closure_are_those_of_its_own_step(jobs: list[Ran]) -> None:
+def test_gradients_of_a_closure_are_those_of_its_own_step(jobs):
     (file,) = files_of(jobs, "closures", STEP)
     gradients = 4 * fingerprint_file.FINGERPRINT_SIZE
     assert all(fingerprint_file.ABSENT not in record.fingerprints[:gradients] for record in file.read_since(0))
 
 
-def test_a_step_that_raised_does_not_hide_those_of_others(jobs: list[Ran]) -> None:
+def test_a_step_that_raised_does_not_hide_those_of_others(jobs):
     assert numbers_of(jobs, "step_that_raised", STEP, optimizer=1) == [1, 2]
 
 
-def test_each_thread_makes_steps_of_its_own(jobs: list[Ran]) -> None:
+def test_each_thread_makes_steps_of_its_own(jobs):
     for model in (0, 1):
         assert numbers_of(jobs, "in_two_threads", STEP, model) == [1, 2]
         assert values_of(jobs, "in_two_threads", STEP, "reductions", model) == [1, 2]
 
 
-def test_settings_and_scale(jobs: list[Ran]) -> None:
+def test_settings_and_scale(jobs):
     assert values_of(jobs, "scaled", STEP, "scale") == [8.0, 4.0]
     assert numbers_of(jobs, "scaled", END) == [3], "the step that the scaler skipped is none"
     assert {"lr", "fused"} <= {key for key, _ in values_of(jobs, "fused", STEP, "settings")[0]}
@@ -323,50 +316,47 @@ def test_settings_and_scale(jobs: list[Ran]) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        "edited_after_training",
-        "exchanged_after_training",
-        "halved_after_training",
-        "ended_by_an_error",
+        "edited_after_training", "exchanged_after_training", "halved_after_training", "ended_by_an_error",
         "never_trained",
     ],
-)
-def test_no_end_is_written_of_a_model_that_training_did_not_leave_so(jobs: list[Ran], case: str) -> None:
+)  # fmt: skip
+def test_no_end_is_written_of_a_model_that_training_did_not_leave_so(jobs, case):
     assert files_of(jobs, case, END) == []
 
 
 @pytest.mark.parametrize(("case", "number"), [("clipped_after_each_step", 3), ("bypassed", 0), ("compiled_around", 3)])
-def test_the_end_is_written(jobs: list[Ran], case: str, number: int) -> None:
+def test_the_end_is_written(jobs, case, number):
     assert numbers_of(jobs, case, END) == [number]
     assert values_of(jobs, case, END, "steps") == [3]
 
 
-def test_a_model_that_is_made_again_is_another(jobs: list[Ran]) -> None:
+def test_a_model_that_is_made_again_is_another(jobs):
     for model in (0, 1):
         assert numbers_of(jobs, "made_again", STEP, model) == [1, 2]
         assert numbers_of(jobs, "made_again", END, model) == [2], "it ends when it is deleted"
 
 
-def test_rows_that_change_again_and_again_do_not_fill_the_folder(jobs: list[Ran]) -> None:
+def test_rows_that_change_again_and_again_do_not_fill_the_folder(jobs):
     assert numbers_of(jobs, "changing_rows", STEP) == [1, 2, 4, 8, 12, 16]
     assert numbers_of(jobs, "changing_rows", END) == [40]
     assert len([note for note in jobs[1].notes if note.get("k") == "prints_end"]) == 1
 
 
-def test_a_model_of_one_rank_has_nothing_to_be_compared_with(jobs: list[Ran]) -> None:
+def test_a_model_of_one_rank_has_nothing_to_be_compared_with(jobs):
     assert all(len(file.table["ranks"]) > 1 for job in jobs for file in job.files)
 
 
-def test_a_sub_group_has_its_own_ranks_and_numbers(jobs: list[Ran]) -> None:
+def test_a_sub_group_has_its_own_ranks_and_numbers(jobs):
     (file,) = files_of(jobs, "sub_group", STEP)
     assert (file.table["ranks"], file.table["model"]) == ([0, 2], 1)
 
 
-def test_a_forked_child_writes_nothing(jobs: list[Ran]) -> None:
+def test_a_forked_child_writes_nothing(jobs):
     assert {file.pid for job in jobs for file in job.files} == {jobs[0].pid, jobs[1].pid}
     assert numbers_of(jobs, "in_a_fork", STEP) == [1, 2], "the child's step is not among them"
 
 
-def test_training_is_as_it_is_without_us(jobs: list[Ran]) -> None:
+def test_training_is_as_it_is_without_us(jobs):
     seen, off = (
         [line for line in job.stderr.splitlines() if line.startswith("numerics")] for job in (jobs[0], jobs[2])
     )
@@ -374,11 +364,11 @@ def test_training_is_as_it_is_without_us(jobs: list[Ran]) -> None:
     assert len(seen) == 1
 
 
-def test_off_means_off(jobs: list[Ran]) -> None:
+def test_off_means_off(jobs):
     assert jobs[2].files == []
 
 
-def test_a_model_that_ends_with_the_interpreter_is_not_looked_at(tmp_path: Path) -> None:
+def test_a_model_that_ends_with_the_interpreter_is_not_looked_at(tmp_path):
     """An uncaught error leaves the script's names to the very end, when torch itself is half gone and aborts."""
     script = tmp_path / "dies.py"
     script.write_text(
@@ -410,10 +400,10 @@ def test_a_model_that_ends_with_the_interpreter_is_not_looked_at(tmp_path: Path)
 class Placement:
     kind: str
 
-    def is_partial(self) -> bool:
+    def is_partial(self):
         return self.kind == "partial"
 
-    def is_replicate(self) -> bool:
+    def is_replicate(self):
         return self.kind == "replicate"
 
 
@@ -426,17 +416,17 @@ class Mesh:
     mesh_dim_names: tuple[str, ...] | None = None
 
     @property
-    def mesh(self) -> Any:
+    def mesh(self):
         return torch.arange(torch.Size(self.shape).numel()).reshape(self.shape)
 
     @property
-    def ndim(self) -> int:
+    def ndim(self):
         return len(self.shape)
 
-    def size(self, dim: int) -> int:
+    def size(self, dim):
         return self.shape[dim]
 
-    def get_coordinate(self) -> list[int] | None:
+    def get_coordinate(self):
         found = (self.mesh == self.own).nonzero()
         return found[0].tolist() if len(found) else None
 
@@ -466,18 +456,18 @@ NAMES = ("dp", "tp")
         pytest.param((2,), None, (R,), 7, None, id="a rank that is not on the mesh"),
     ],
 )
-def test_by_placements(shape, names, placements, own, expected) -> None:
+def test_by_placements(shape, names, placements, own, expected):
     assert sharing_of(Placed(Mesh(shape, own, names), placements)) == expected
 
 
-def test_plain_parameters_are_held_by_the_whole_mesh() -> None:
+def test_plain_parameters_are_held_by_the_whole_mesh():
     assert sharing_in(Mesh((2,), 0, ("tp",))) == ("tp", (0, 1))
 
 
 class Net(nn.Module):
     """A model of a block with all kinds of tensors that nothing makes equal on all ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.block = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
         self.block.register_buffer("freq", torch.ones(3))
@@ -487,15 +477,15 @@ class Net(nn.Module):
         self.frozen = nn.Parameter(torch.ones(4), requires_grad=False)
 
 
-def replace_freq(net: Net) -> None:
+def replace_freq(net):
     net.block.freq = torch.ones(3)
 
 
-def change_mask(net: Net) -> None:
+def change_mask(net):
     net.mask.logical_not_()
 
 
-def never(net: Net) -> None:
+def never(net):
     """Change nothing."""
 
 
@@ -504,11 +494,11 @@ DP, TP = ("dp", (0, 1)), ("tp", (0, 1))
 
 
 @pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> Any:
+def trained(monkeypatch):
     """Train two steps and return, by sharing, the constants that were written, and what ``to_empty`` left as it was."""
     written: dict[Any, tuple[list[str], list[str]]] = {}
 
-    def write(files: Any, number: int, values: Any, rows: Any, taken: bytes) -> None:
+    def write(files, number, values, rows, taken):
         if rows and values.get("unwritten") is not None:
             assert number == 2
             present = [row for at, (row, _) in enumerate(rows) if taken[16 * at : 16 * at + 16] != ABSENT]
@@ -529,7 +519,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Any:
         mesh.patch(module)
         ways[name] = getattr(module, name)
 
-    def train(net: Net, passed: list[tuple[str, Any, Any]], between: Any = never) -> Any:
+    def train(net, passed, between=never):
         for way, part, dims in passed:
             own = Mesh((2,), 0, (dims,))
             ways[way](part, mesh=own) if way == "fully_shard" else ways[way](part, own)
@@ -555,7 +545,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Any:
         pytest.param(["fully_shard"], change_mask, {DP: [FROZEN, FREQ]}, id="changed in place"),
     ],
 )
-def test_constants_are_what_two_steps_leave_alone(ways, between, expected, trained) -> None:
+def test_constants_are_what_two_steps_leave_alone(ways, between, expected, trained):
     net = Net()
     passed = [(way, net, "dp" if way == "fully_shard" else "tp") for way in ways]
     written = trained(net, passed, between)
@@ -564,14 +554,14 @@ def test_constants_are_what_two_steps_leave_alone(ways, between, expected, train
     }
 
 
-def test_the_innermost_fsdp_says_who_should_hold_the_same(trained) -> None:
+def test_the_innermost_fsdp_says_who_should_hold_the_same(trained):
     net = Net()
     written = trained(net, [("fully_shard", net.block, "inner"), ("fully_shard", net, "dp")])
     assert written[("inner", (0, 1))][0] == [FREQ]
     assert sorted(written[DP][0]) == [MASK, FROZEN]
 
 
-def test_what_to_empty_made_is_known_until_it_is_written_to(trained) -> None:
+def test_what_to_empty_made_is_known_until_it_is_written_to(trained):
     net = Net()
     passed = [("fully_shard", net, "dp")]
     mesh.patch(SimpleNamespace(__name__="tensor._api"))

@@ -416,17 +416,11 @@ def said(script, *words, **env):
 @pytest.mark.parametrize(
     ("env", "is_rank"),
     [
-        ({"RANK": "0", "DDPDOCTOR_AGENT": ME}, True),
-        ({"DDPDOCTOR_AGENT": ME}, False),
-        ({"RANK": "0"}, True),
-        ({"OMPI_COMM_WORLD_RANK": "1"}, True),
-        ({"PMI_RANK": "1"}, True),
-        ({"SLURM_PROCID": "0"}, True),
-        ({}, False),
-        ({"DDPDOCTOR_WATCHER": ME}, True),
-        ({"DDPDOCTOR_WATCHER": "1"}, False),
+        ({"RANK": "0", "DDPDOCTOR_AGENT": ME}, True), ({"DDPDOCTOR_AGENT": ME}, False), ({"RANK": "0"}, True),
+        ({"OMPI_COMM_WORLD_RANK": "1"}, True), ({"PMI_RANK": "1"}, True), ({"SLURM_PROCID": "0"}, True), ({}, False),
+        ({"DDPDOCTOR_WATCHER": ME}, True), ({"DDPDOCTOR_WATCHER": "1"}, False),
     ],
-)
+)  # fmt: skip
 def test_a_number_of_its_own_makes_a_rank_and_so_does_being_the_command(env, is_rank, script):
     assert said(script, **env) == [str(int(is_rank))]
 

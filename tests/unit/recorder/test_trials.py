@@ -66,39 +66,32 @@ OLD = ("broadcast_buffers", "bucket_cap_mb", "find_unused_parameters", "gradient
 NEW = (*OLD, "bucket_cap_mb_list", "forward_sync_buffers")
 
 
-@pytest.mark.parametrize(
-    ("names", "setting", "changed"),
-    [
-        (OLD, "bucket_cap=524288", {"bucket_cap_mb": 0.5}),
-        (NEW, "bucket_cap=524288", {"bucket_cap_mb": 0.5, "bucket_cap_mb_list": None}),
-        (OLD, "buffers_off", {"broadcast_buffers": False}),
-        (NEW, "buffers_off", {"broadcast_buffers": None, "forward_sync_buffers": False}),
-        (NEW, "static_graph", {"static_graph": True, "find_unused_parameters": False}),
-        (NEW, "find_unused_off", {"find_unused_parameters": False}),
-        (NEW, "gradient_as_bucket_view", {"gradient_as_bucket_view": True}),
-        (NEW, "base", {}),
-        (NEW, "workers=2", {}),
-    ],
-)
-def test_ddp_gets_the_setting_and_keeps_the_other_arguments(names, setting, changed):
+CHANGED = [
+    (OLD, "bucket_cap=524288", {"bucket_cap_mb": 0.5}),
+    (NEW, "bucket_cap=524288", {"bucket_cap_mb": 0.5, "bucket_cap_mb_list": None}),
+    (OLD, "buffers_off", {"broadcast_buffers": False}),
+    (NEW, "buffers_off", {"broadcast_buffers": None, "forward_sync_buffers": False}),
+    (NEW, "static_graph", {"static_graph": True, "find_unused_parameters": False}),
+    (NEW, "find_unused_off", {"find_unused_parameters": False}),
+    (NEW, "gradient_as_bucket_view", {"gradient_as_bucket_view": True}),
+    (NEW, "base", {}), (NEW, "workers=2", {}),
+]  # fmt: skip
+
+
+def test_ddp_gets_the_setting_also_by_its_place_and_keeps_the_other_arguments():
     script = {"broadcast_buffers": True, "bucket_cap_mb": 10, "find_unused_parameters": True}
-    assert given_to(ddp_class(names), setting, **script) == {**dict.fromkeys(names), **script, **changed}
-
-
-def test_an_argument_that_is_given_by_its_place_is_changed_too():
+    for names, setting, changed in CHANGED:
+        assert given_to(ddp_class(names), setting, **script) == {**dict.fromkeys(names), **script, **changed}
     kind = ddp_class(OLD)
     tune_switches.patch_ddp(kind, "buffers_off")
     given = kind("module", "broadcast", 10).given
     assert (given["broadcast_buffers"], given["bucket_cap_mb"]) == (False, 10)
 
 
-def test_this_torch_has_the_arguments():
+def test_this_torch_has_the_arguments_and_a_call_that_it_refuses_is_refused_as_ever():
     names = DDP.__init__.__code__.co_varnames
     for setting in ("bucket_cap=524288", "buffers_off", "static_graph", "find_unused_off", "gradient_as_bucket_view"):
         assert set(tune_switches._ddp_arguments(setting, names)) <= set(names)
-
-
-def test_a_call_that_the_constructor_refuses_is_refused_as_ever():
     kind = ddp_class(OLD)
     tune_switches.patch_ddp(kind, "static_graph")
     with pytest.raises(TypeError, match="no_such"):
@@ -161,24 +154,16 @@ class Backend(str):
 C10D = SimpleNamespace(Backend=Backend, BackendConfig=Config)
 
 
-@pytest.mark.parametrize(
-    ("backend", "device", "used"),
-    [
-        ("gloo", None, {"gloo"}),
-        ("GLOO", CUDA, {"gloo"}),
-        ("nccl", None, {"nccl"}),
-        ("nccl2", None, {"nccl2"}),
-        ("cpu:gloo,cuda:nccl", None, {"gloo", "nccl"}),
-        ("cpu:gloo, cuda:gloo", None, {"gloo"}),
-        (None, CUDA, {"nccl"}),
-        (None, CPU, {"gloo"}),
-        (None, SimpleNamespace(type="unknown"), {"nccl"}),
-        (None, None, {"nccl"}),
-        ("undefined", CPU, {"nccl"}),
-    ],
-)
-def test_the_backends_are_those_that_torch_will_use(backend, device, used):
-    assert backends_of(C10D, backend, device) == used
+USED = [
+    ("gloo", None, {"gloo"}), ("GLOO", CUDA, {"gloo"}), ("nccl", None, {"nccl"}), ("nccl2", None, {"nccl2"}),
+    ("cpu:gloo,cuda:nccl", None, {"gloo", "nccl"}), ("cpu:gloo, cuda:gloo", None, {"gloo"}), (None, CUDA, {"nccl"}),
+    (None, CPU, {"gloo"}), (None, SimpleNamespace(type="unknown"), {"nccl"}), (None, None, {"nccl"}),
+    ("undefined", CPU, {"nccl"}),
+]  # fmt: skip
+
+
+def test_the_backends_are_those_that_torch_will_use():
+    assert [backends_of(C10D, backend, device) for backend, device, _ in USED] == [used for *_, used in USED]
 
 
 SCRIPT = """
@@ -284,18 +269,13 @@ def test_a_launch_with_one_setting_measures_some_steps_and_ends_on_all_ranks(tmp
     assert kept.read_text() == KEPT
 
 
-@pytest.mark.parametrize(
-    ("gradient_mib", "present_mib", "caps_mib"),
-    [
-        (16, 25, [1, 2, 4, 16]),
-        (16, 4, [1, 2, 16]),
-        (100, 25, [8, 16, 32, 128]),
-        (0.7, 0.0005, [0.25, 1]),
-        (0.01, 25, [0.25]),
-    ],
-)
-def test_caps_are_those_that_give_other_numbers_of_buckets(gradient_mib, present_mib, caps_mib):
-    assert choose_caps(int(gradient_mib * MIB), int(present_mib * MIB)) == [int(cap * MIB) for cap in caps_mib]
+def test_caps_are_those_that_give_other_numbers_of_buckets():
+    caps_mib = {
+        (16, 25): [1, 2, 4, 16], (16, 4): [1, 2, 16], (100, 25): [8, 16, 32, 128], (0.7, 0.0005): [0.25, 1],
+        (0.01, 25): [0.25],
+    }  # fmt: skip
+    for (gradient_mib, present_mib), caps in caps_mib.items():
+        assert choose_caps(int(gradient_mib * MIB), int(present_mib * MIB)) == [int(cap * MIB) for cap in caps]
 
 
 def test_each_round_has_every_setting_once_and_all_ranks_have_the_same_order():
@@ -328,7 +308,7 @@ except FileNotFoundError:
 """
 
 
-def test_files_that_were_there_before_stay_as_they_are(tmp_path: Path) -> None:
+def test_files_that_were_there_before_stay_as_they_are(tmp_path):
     run_folder, work = tmp_path / "run", tmp_path / "work"
     for folder in (run_folder / "rings", run_folder / "evidence", work):
         folder.mkdir(parents=True)
@@ -356,50 +336,37 @@ ENDS = [ring_layout.STEP_COLLECTIVE, ring_layout.STEP_BACKWARD, ring_layout.STEP
 
 
 def make(
-    tmp_path: Path,
-    role: int = ring_layout.ROLE_RANK,
-    shape: ring_layout.RingShape = ring_layout.RANK_SHAPE,
-    pid: int = 42,
-) -> Ring:
+    tmp_path,
+    role=ring_layout.ROLE_RANK,
+    shape=ring_layout.RANK_SHAPE,
+    pid=42,
+):
     return Ring(str(tmp_path), role, shape, pid=pid, start_ticks=7)
 
 
-def read(ring: Ring) -> ring_reading.RingContent:
+def read(ring):
     return ring_reading.read_ring_file(ring.path)
 
 
-def ends(*events: tuple[int, str]) -> list[int]:
+def ends(*events):
     """Return which of the events, a level and a key each, end a step."""
     clock = StepClock()
     return [i for i, event in enumerate(events) if clock.ends_step(*event)]
 
 
-def test_the_first_end_that_comes_again_ends_each_step() -> None:
-    a, b = (ring_layout.STEP_COLLECTIVE, "a"), (ring_layout.STEP_COLLECTIVE, "b")
-    assert ends(a, b, a, b, a, b) == [0, 2, 4]
-
-
-def test_an_end_that_does_not_come_again_gives_way() -> None:
+def test_the_first_and_best_end_that_comes_again_ends_each_step():
+    """One that does not come again gives way, and two models with an optimizer each make one step."""
     setup, a, b = ((ring_layout.STEP_COLLECTIVE, name) for name in ("setup", "a", "b"))
+    assert ends(a, b, a, b, a, b) == [0, 2, 4]
     assert ends(setup, a, b, a, b, a) == [0, 3, 5]
-
-
-def test_a_better_mark_of_steps_takes_over() -> None:
     kinds = [(level, "x") for level in ENDS]
     assert ends(*kinds, *kinds, *kinds) == [0, 1, 2, 3, 7, 11]
+    reduced = (ring_layout.STEP_REDUCED, "d")
+    first, second = ((ring_layout.STEP_OPTIMIZER, name) for name in ("d", "g"))
+    assert ends(*(reduced, first, reduced, second) * 3) == [0, 1, 5, 9]
 
 
-def test_two_models_with_an_optimizer_each_make_one_step() -> None:
-    reduced, first, second = (
-        (ring_layout.STEP_REDUCED, "d"),
-        (ring_layout.STEP_OPTIMIZER, "d"),
-        (ring_layout.STEP_OPTIMIZER, "g"),
-    )
-    iteration = (reduced, first, reduced, second)
-    assert ends(*iteration, *iteration, *iteration) == [0, 1, 5, 9]
-
-
-def test_steps_are_counted_anew_under_a_better_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_counted_anew_under_a_better_mark(tmp_path, monkeypatch):
     ring = make(tmp_path)
     monkeypatch.setattr(here, "ring", ring)
     clock = StepClock()
@@ -414,7 +381,7 @@ def test_steps_are_counted_anew_under_a_better_mark(tmp_path: Path, monkeypatch:
     assert (times.ends_with, list(times.numbers)) == (StepEnd.OPTIMIZER, [1, 2, 3])
 
 
-def test_time_goes_to_the_phase_in_which_it_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_goes_to_the_phase_in_which_it_passed(monkeypatch):
     clock = StepClock()
     monkeypatch.setattr(step_clock, "clock", clock)
     for phase in (
@@ -439,7 +406,7 @@ def test_time_goes_to_the_phase_in_which_it_passed(monkeypatch: pytest.MonkeyPat
     assert clock.spent == clock.waits == [0, 0, 0, 0]
 
 
-def test_a_wait_for_the_buffers_of_rank_0_is_seen_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_for_the_buffers_of_rank_0_is_seen_from_outside(tmp_path, monkeypatch):
     ring = make(tmp_path)
     monkeypatch.setattr(here, "ring", ring)
     module = SimpleNamespace(forward=None, _sync_buffers=lambda: ring.get("wait_since_ns"), __name__="Model")
@@ -448,7 +415,7 @@ def test_a_wait_for_the_buffers_of_rank_0_is_seen_from_outside(tmp_path: Path, m
     assert ring.get("wait_since_ns") == 0
 
 
-def test_a_ring_keeps_the_last_steps(tmp_path: Path) -> None:
+def test_a_ring_keeps_the_last_steps(tmp_path):
     ring = make(tmp_path)
     group = ring.intern("7")
     for number in range(1, 301):
@@ -460,30 +427,21 @@ def test_a_ring_keeps_the_last_steps(tmp_path: Path) -> None:
     assert [column[0] for column in times.waits_us] == [0, 0, 0, 45]
 
 
-def test_a_ring_without_steps_shows_none(tmp_path: Path) -> None:
-    assert read_steps(read(make(tmp_path))) is None
+def test_a_step_whose_wait_is_not_known_as_on_a_gpu_is_left_out_and_counted(tmp_path, monkeypatch):
+    ring = make(tmp_path)
+    assert read_steps(read(ring)) is None
     child = make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE, pid=43)
     child.step(1, 1, 0, 0, [0] * 4, [0] * 4)
     assert read_steps(read(child)) is None
-
-
-def test_a_step_whose_wait_is_not_known_is_left_out_and_counted(tmp_path: Path) -> None:
-    ring = make(tmp_path)
     for number, flags in ((1, ring_layout.STEP_REDUCED), (2, ring_layout.STEP_REDUCED | ring_layout.STEP_WAIT_UNKNOWN)):
         ring.step(number, number, 0, flags, [1] * 4, [0] * 4)
     times = read_steps(read(ring))
-    assert times is not None
     assert (list(times.numbers), times.unknown) == ([1], 1)
-
-
-def test_on_a_gpu_no_wait_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.cuda", SimpleNamespace(is_initialized=lambda: True))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch.cuda", SimpleNamespace(is_initialized=lambda: True))
     assert StepClock().take().flags & ring_layout.STEP_WAIT_UNKNOWN
 
 
-def test_the_waits_of_about_one_step_in_four_are_read_once_there_are_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_waits_of_about_one_step_in_four_are_read_once_there_are_many(tmp_path, monkeypatch):
     class Group:
         group_name = "7"
 
@@ -506,11 +464,11 @@ def test_the_waits_of_about_one_step_in_four_are_read_once_there_are_many(
     assert read_in == [*range(1, 65), 65, 68, 73, 78]
 
 
-def at(line: int, function: str = "load") -> tuple[str, int, str]:
+def at(line, function="load"):
     return __file__, line, function
 
 
-def test_lines_are_counted_by_phase_outside_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_counted_by_phase_outside_waits(tmp_path, monkeypatch):
     clock = StepClock()
     monkeypatch.setattr(here, "is_rank", True)
     ring, table = make(tmp_path), LineTable()
@@ -526,7 +484,7 @@ def test_lines_are_counted_by_phase_outside_waits(tmp_path: Path, monkeypatch: p
     assert [(s.frame.line, s.phase, s.times) for s in seen] == [(2, Phase.BEFORE, 3), (2, Phase.BACKWARD, 1)]
 
 
-def test_a_full_table_gives_up_its_rarest_line(tmp_path: Path) -> None:
+def test_a_full_table_gives_up_its_rarest_line(tmp_path):
     ring, table = make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE), LineTable()
     for line in range(1, ring_layout.CHILD_SHAPE.lines + 2):
         for _ in range(1 if line == 5 else 2):
@@ -535,7 +493,7 @@ def test_a_full_table_gives_up_its_rarest_line(tmp_path: Path) -> None:
     assert seen == set(range(1, ring_layout.CHILD_SHAPE.lines + 2)) - {5}
 
 
-def test_a_forked_child_counts_for_itself_and_belongs_to_its_parent(tmp_path: Path) -> None:
+def test_a_forked_child_counts_for_itself_and_belongs_to_its_parent(tmp_path):
     table, rank = LineTable(), make(tmp_path)
     for _ in range(5):
         table.count(rank, StepClock(), at(1))
@@ -547,7 +505,7 @@ def test_a_forked_child_counts_for_itself_and_belongs_to_its_parent(tmp_path: Pa
     assert [(s.times, s.in_child) for s in seen] == [(5, False), (1, True)]
 
 
-def test_children_of_a_fork_server_work_for_the_rank_that_started_it(tmp_path: Path) -> None:
+def test_children_of_a_fork_server_work_for_the_rank_that_started_it(tmp_path):
     server, worker = (make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE, pid=pid) for pid in (43, 44))
     server.note({"k": "process", "ppid": 42})
     worker.note({"k": "process", "ppid": 43})
@@ -563,7 +521,7 @@ def test_children_of_a_fork_server_work_for_the_rank_that_started_it(tmp_path: P
     assert read_fetches((), (1, 2)) is None
 
 
-def test_no_pause_of_a_worker_counts_for_more_than_the_batch_after_it(tmp_path: Path) -> None:
+def test_no_pause_of_a_worker_counts_for_more_than_the_batch_after_it(tmp_path):
     ring, times = make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE), loaders.WorkerTimes()
     for began_ns, ended_ns in ((0, 10), (15, 25), (1000, 1020)):
         times.add(ring, began_ns, ended_ns)
@@ -573,9 +531,9 @@ def test_no_pause_of_a_worker_counts_for_more_than_the_batch_after_it(tmp_path: 
     assert fetch_cells(read(forked)) == (1, 10, 0, 0)
 
 
-def test_batches_are_timed_once_and_errors_read_as_without_us() -> None:
+def test_batches_are_timed_once_and_errors_read_as_without_us():
     class Fetcher:
-        def fetch(self, index: int) -> int:
+        def fetch(self, index):
             return 10 // index
 
     module = SimpleNamespace(_MapDatasetFetcher=Fetcher)
@@ -589,11 +547,11 @@ def test_batches_are_timed_once_and_errors_read_as_without_us() -> None:
     assert [Path(entry.path).name for entry in caught.traceback] == ["test_trials.py"] * 2
 
 
-def test_durations_that_32_bits_do_not_hold_are_cut() -> None:
+def test_durations_that_32_bits_do_not_hold_are_cut():
     assert step_clock._us([1999, 0, 10**18, 5000]) == [1, 0, 2**32 - 1, 5]
 
 
-def test_the_lines_of_ended_children_are_kept_without_their_rings(tmp_path: Path) -> None:
+def test_the_lines_of_ended_children_are_kept_without_their_rings(tmp_path):
     kept = WorkersSeen()
     for pid in (43, 44):
         ring, table = make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE, pid=pid), LineTable()

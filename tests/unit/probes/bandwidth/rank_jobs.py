@@ -4,7 +4,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddpdoctor.model.bandwidth import BenchSettings, Case, Collective, Member, Mode
+from ddpdoctor.model.bandwidth import BenchSettings, Collective, Member, Mode
 from ddpdoctor.model.codec import encode
 from ddpdoctor.probes.bandwidth.collectives import make_buffers, make_sets
 from ddpdoctor.probes.bandwidth.correctness import check
@@ -32,7 +32,7 @@ LARGE_BYTES = 600_000
 """More than a period of the pattern, on each of three ranks, in every dtype that it is used with."""
 
 
-def main(job: str, rank: int, size: int, folder: Path) -> None:
+def main(job, rank, size, folder):
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=timedelta(seconds=60)
     )
@@ -43,11 +43,11 @@ def main(job: str, rank: int, size: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def hosts_of(group: RankGroup) -> list[str]:
+def hosts_of(group):
     return [f"host{rank}" for rank in range(group.size)]
 
 
-def members_of(group: RankGroup) -> list[Member]:
+def members_of(group):
     return [
         Member(
             rank=rank, local_rank=0, host=host, pid=1, device="cpu", device_name="", cores=1, version="", torch=""
@@ -56,24 +56,24 @@ def members_of(group: RankGroup) -> list[Member]:
     ]  # fmt: skip
 
 
-def check_one(group: RankGroup, case: Case) -> list[Any]:
+def check_one(group, case):
     checked = check(group, case, make_buffers(group, case), hosts_of(group))
     assert checked.first_us > 0
     return [encode(one) for one in checked.wrong]
 
 
-def case_of(collective: str, size: int, **changes: Any) -> Case:
+def case_of(collective, size, **changes):
     settings = replace(SMALL, collectives=(Collective(collective),), **changes)
     (case,) = list_cases(settings, size)
     return case
 
 
-def collectives_of(group: RankGroup) -> list[Collective]:
+def collectives_of(group):
     return [one for one in Collective if group.size > 1 or one is not Collective.SEND_RECV]
 
 
 @contextmanager
-def altered(name: str, change: Callable[..., Any]) -> Iterator[None]:
+def altered(name, change):
     """Put a function in the place of one of torch.distributed: it is handed the real one, and all arguments."""
     real = getattr(dist, name)
     setattr(dist, name, lambda *args, **kwargs: change(real, *args, **kwargs))
@@ -83,7 +83,7 @@ def altered(name: str, change: Callable[..., Any]) -> Iterator[None]:
         setattr(dist, name, real)
 
 
-def check_everything(group: RankGroup) -> list[Any]:
+def check_everything(group):
     """Check all collectives with all dtypes and operators, in place and out of place; then some of them large."""
     wrong, checked = [], 0
     reduces = [(Collective.ALL_REDUCE, False), (Collective.REDUCE, False)]
@@ -105,12 +105,12 @@ def check_everything(group: RankGroup) -> list[Any]:
     return [checked, wrong]
 
 
-def seed_wrong_data(group: RankGroup) -> dict[str, Any]:
+def seed_wrong_data(group):
     """Alter results on one rank, in the ways that networks and memories do, and check."""
     index = dist.get_rank()
 
-    def on(rank: int, change: Callable[[torch.Tensor], None]) -> Callable[..., Any]:
-        def call(real: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def on(rank, change):
+        def call(real, tensor, *args, **kwargs):
             work = real(tensor, *args, **kwargs)
             if index == rank:
                 change(tensor)
@@ -118,14 +118,14 @@ def seed_wrong_data(group: RankGroup) -> dict[str, Any]:
 
         return call
 
-    def add_one(place: int) -> Callable[[torch.Tensor], None]:
-        def change(tensor: torch.Tensor) -> None:
+    def add_one(place):
+        def change(tensor):
             if tensor.numel() > place:
                 tensor[place] += 1
 
         return change
 
-    def nothing(real: Any, *args: Any, **kwargs: Any) -> None:
+    def nothing(real, *args, **kwargs):
         """A call that returns at once and moves no data."""
 
     gather = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
@@ -154,7 +154,7 @@ def seed_wrong_data(group: RankGroup) -> dict[str, Any]:
     return seen
 
 
-def measure_everything(group: RankGroup) -> list[Any]:
+def measure_everything(group):
     """Measure every collective in both modes, warm and cold, with a number of calls that the user asks for."""
     settings = replace(SMALL, collectives=tuple(Collective), modes=tuple(Mode))
     measured = []
@@ -164,7 +164,7 @@ def measure_everything(group: RankGroup) -> list[Any]:
     return measured
 
 
-def agree_on_calls(group: RankGroup) -> list[Any]:
+def agree_on_calls(group):
     """Ranks that would not make the same number of calls if each were to decide."""
     effort = Effort(seconds=0.01 * (1 + 10 * group.index))
     measured = [measure(group, case, effort).measurement for case in list_cases(SMALL_BOTH, group.size)]
@@ -174,15 +174,15 @@ def agree_on_calls(group: RankGroup) -> list[Any]:
 SMALL_BOTH = replace(SMALL, modes=tuple(Mode))
 
 
-def come_late(group: RankGroup) -> dict[str, Any]:
+def come_late(group):
     """Rank 1 is late, before the barrier or after it, or nobody is."""
 
-    def late(real: Any, *args: Any, **kwargs: Any) -> Any:
+    def late(real, *args, **kwargs):
         if dist.get_rank() == 1:
             time.sleep(LATE_S)
         return real(*args, **kwargs)
 
-    def arrivals() -> list[Any]:
+    def arrivals():
         seen = BarrierWaits(hosts_of(group))
         seen.add(measure(group, case_of("all_reduce", group.size), Effort(iterations=7, warmup=0)).waits_us)
         return [encode(one) for one in seen.summary()]
@@ -195,7 +195,7 @@ def come_late(group: RankGroup) -> dict[str, Any]:
     return found
 
 
-def share_memory(group: RankGroup) -> dict[str, Any]:
+def share_memory(group):
     """Say which buffers are the same memory, by where they are."""
     found = {}
     for collective, in_place in product(collectives_of(group), (False, True)):
@@ -207,7 +207,7 @@ def share_memory(group: RankGroup) -> dict[str, Any]:
     return found
 
 
-def sweep(group: RankGroup, settings: BenchSettings) -> dict[str, Any]:
+def sweep(group, settings):
     log, reported = ResultLog(settings, members_of(group)), []
     run_sweep(group, settings, hosts_of(group), log, lambda *news: reported.append(news))
     return {
@@ -217,7 +217,7 @@ def sweep(group: RankGroup, settings: BenchSettings) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def sweep_everything(group: RankGroup) -> dict[str, Any]:
+def sweep_everything(group):
     """Sweep all collectives with few calls, then with too little time, then with sizes that no machine has."""
     few = replace(
         SMALL_BOTH, collectives=tuple(Collective), min_size_bytes=1024, max_size_bytes=4096, factor=4, iterations=3
@@ -231,10 +231,10 @@ def sweep_everything(group: RankGroup) -> dict[str, Any]:
     return seen
 
 
-def sweep_altered(group: RankGroup) -> dict[str, Any]:
+def sweep_altered(group):
     """Alter one element on rank 1 at one size of the sweep."""
 
-    def call(real: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def call(real, tensor, *args, **kwargs):
         work = real(tensor, *args, **kwargs)
         if dist.get_rank() == 1 and tensor.nbytes == 2048:
             tensor[100] -= 1
@@ -244,10 +244,10 @@ def sweep_altered(group: RankGroup) -> dict[str, Any]:
         return sweep(group, replace(SMALL_BOTH, min_size_bytes=1024, max_size_bytes=4096, iterations=2))
 
 
-def raise_on_one(group: RankGroup) -> str:
+def raise_on_one(group):
     """Rank 1's call raises: so does the sweep there, and on the rank that is left alone once rank 1 is gone."""
 
-    def call(real: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(real, *args, **kwargs):
         if dist.get_rank() == 1:
             raise RuntimeError("no route to host")
         return real(*args, **kwargs)
@@ -284,7 +284,7 @@ if __name__ == "__main__":
 ROOT = Path(__file__).parents[4]
 
 
-def run_ranks(job: str, size: int, folder: Path) -> list[Any]:
+def run_ranks(job, size, folder):
     """Return what the job returned on each rank."""
     module = "tests.unit.probes.bandwidth.rank_jobs"
     ranks = [

@@ -155,11 +155,11 @@ SIZES = [1, 2, 3, 5, 8, 16, 17, 100, 1000]
 COUNT = 4096
 
 
-def group_of(size: int) -> RankGroup:
+def group_of(size):
     return RankGroup(None, tuple(range(size)), torch.device("cpu"), "gloo", Tracker())
 
 
-def case_of(redop: str | None, dtype: str = "float64", count: int = COUNT) -> Case:
+def case_of(redop, dtype="float64", count=COUNT):
     return Case(
         collective=Collective.ALL_REDUCE if redop else Collective.ALL_GATHER,
         dtype=dtype,
@@ -171,7 +171,7 @@ def case_of(redop: str | None, dtype: str = "float64", count: int = COUNT) -> Ca
     )
 
 
-def values(pattern, start: int = 0, stop: int = COUNT) -> torch.Tensor:
+def values(pattern, start=0, stop=COUNT):
     return torch.cat(list(pattern.pieces(start, stop)))
 
 

@@ -101,11 +101,11 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 LATENCY_ONLY = BenchSettings(modes=(Mode.LATENCY,), min_size_bytes=MIB, max_size_bytes=8 * MIB)
 
 
-def steps_of(settings: BenchSettings):
+def steps_of(settings):
     return list_steps(list_cases(settings, 2))
 
 
-def known(steps, call_s: float, rest_s: float, iterations: int | None = None) -> Forecast:
+def known(steps, call_s, rest_s, iterations=None):
     """A forecast after the first of the steps."""
     forecast = Forecast("gloo", iterations)
     for case in steps[0].cases:
@@ -201,7 +201,7 @@ def test_a_dear_collective_leaves_the_others_their_sizes():
 CPU = torch.device("cpu")
 
 
-def case_of(collective: Collective, size_bytes: int, *, in_place: bool = False) -> Case:
+def case_of(collective, size_bytes, *, in_place=False):
     return Case(
         collective=collective, dtype="float32", redop=None, mode=Mode.LATENCY, in_place=in_place,
         size_bytes=size_bytes, count=size_bytes // 4,
@@ -246,14 +246,14 @@ class FirstRank(RankGroup):
     """A group of which no other rank is there."""
 
     @property
-    def index(self) -> int:
+    def index(self):
         return 0
 
 
 class Allocated(TorchDispatchMode):
     """Counts the bytes of all storages that operators make, while they live."""
 
-    def __init__(self, buffer: torch.Tensor) -> None:
+    def __init__(self, buffer):
         super().__init__()
         self._known = {buffer.untyped_storage()._cdata}
         self._now = self.peak = 0

@@ -56,11 +56,10 @@ SETTINGS = TrialSettings(model="m:f")
 @pytest.mark.parametrize(
     ("layer", "shape", "dtype"),
     [
-        (nn.Linear(5, 2), (8, 5), torch.float32),
-        (nn.Conv2d(3, 4, 3), (8, 3, 32, 32), torch.float32),
+        (nn.Linear(5, 2), (8, 5), torch.float32), (nn.Conv2d(3, 4, 3), (8, 3, 32, 32), torch.float32),
         (nn.Embedding(11, 4), (8, 16), torch.int64),
     ],
-)
+)  # fmt: skip
 def test_a_batch_is_made_up_for_the_first_layer_alike_on_every_process(layer, shape, dtype):
     batches = choose_batches(SETTINGS, nn.Sequential(nn.Identity(), layer, nn.Linear(9, 9)), CPU)
     one, again, other = (batches.get(rank, 2, 1) for rank in (1, 1, 0))
@@ -217,10 +216,8 @@ def test_places_are_reported_together_and_the_silent_are_named():
     places = [RankPlace(rank=n, phase="step 2", line="", waits=True) for n in (0, 2)]
     places.append(RankPlace(rank=1, phase="step 2", line="m.py:3 in f", waits=False))
     assert describe_places(places, 4) == [
-        "ranks 0 and 2 in step 2",
-        "rank 1 in step 2, at m.py:3 in f",
-        "no message came from rank 3",
-    ]
+        "ranks 0 and 2 in step 2", "rank 1 in step 2, at m.py:3 in f", "no message came from rank 3",
+    ]  # fmt: skip
 
 
 def test_parameters_without_values_yet_are_left_out():
@@ -232,7 +229,6 @@ def test_parameters_that_were_built_unlike_are_named():
     built = [
         digest_rows([*parameter_rows(module), *buffer_rows(module)]) for module in (nn.Linear(1, 1), nn.Linear(1, 1))
     ]
-
     assert describe_built(built) == (
         "built with one seed, 2 parameters had other values on other ranks, as weight (rank 0 and rank 1); DDP's "
         "constructor gave all rank 0's"
@@ -330,7 +326,6 @@ def test_gradients_are_kept_on_the_host():
         weight.grad = torch.empty(1000, 1000, device="cuda", dtype=torch.bfloat16)
         module = torch.nn.ParameterDict({"weight": weight})
         kept = take_gradients(module)
-
     assert {(one.device.type, one.dtype) for one in kept.values()} == {("cpu", torch.float64)}
 
 
@@ -339,7 +334,6 @@ def test_what_is_kept_is_a_copy():
     module.weight.grad = torch.ones_like(module.weight)
     kept = take_gradients(module)
     module.weight.grad.zero_()
-
     assert list(kept) == ["weight"]
     assert bool((kept["weight"] == 1).all())
 
@@ -351,7 +345,6 @@ def test_a_reference_that_takes_too_long_is_reported_as_such():
             process.ask(1, ())
     finally:
         process.close()
-
     assert error.value.message == "the process that computes the reference did not answer within 0.006 s"
 
 
