@@ -109,7 +109,9 @@ def preloaded_python(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _is_alone(item: pytest.Item) -> bool:
-    return item.get_closest_marker("alone") is not None and way_of(item) != "kept"
+    """Return whether a test goes by speed. A kept run was fast enough, and one that is recorded is tried again."""
+    recorded = way_of(item) == "kept" or "KEPT_RUNS" in os.environ
+    return item.get_closest_marker("alone") is not None and not recorded
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ SLOW = {
 KEEPING_PACE = {"clean_checkpoints": (2, "DETAIL"), "clean_turns": (2, "OFF")}
 
 
-@pytest.mark.nightly
+@pytest.mark.kept
 @pytest.mark.parametrize("job", SLOW)
 def test_the_slow_rank_is_named_with_its_phase_and_line(job: str, tmp_path: Path) -> None:
     ranks, slow, level, phase = SLOW[job]
@@ -35,7 +35,7 @@ def test_the_slow_rank_is_named_with_its_phase_and_line(job: str, tmp_path: Path
     assert [row["rank"] for row in ran.report["data"]["steps"]] == list(range(ranks))
 
 
-@pytest.mark.nightly
+@pytest.mark.kept
 @pytest.mark.parametrize("job", KEEPING_PACE)
 def test_ranks_that_keep_pace_are_left_alone(job: str, tmp_path: Path) -> None:
     ranks, level = KEEPING_PACE[job]

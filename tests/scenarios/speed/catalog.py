@@ -127,6 +127,11 @@ NOT_THAT = {
     "communication accumulated": "accumulation-sync",
 }
 """Jobs that are slow for another reason than the one that they look like."""
+NOT_KEPT = {
+    "input_bound behind", "straggler reads", "data_parallel inside", "by_hand copies", "by_hand over_rank_0",
+    "periodic_stall epochs", "quiet pauses",
+}  # fmt: skip
+"""They wait for a quiet machine to be recorded on: until then they are run by night only."""
 
 
 def run_way(case: str, folder: Path) -> Ran:

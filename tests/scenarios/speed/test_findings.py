@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.scenarios.running import PATIENT, grids_of, run
-from tests.scenarios.speed.catalog import FAULTS, HEALTHY, NOT_THAT, fault_lines, named_lines, run_way
+from tests.scenarios.speed.catalog import FAULTS, HEALTHY, NOT_KEPT, NOT_THAT, fault_lines, named_lines, run_way
 
-pytestmark = [pytest.mark.usefixtures("preloaded_python"), pytest.mark.nightly]
+pytestmark = [pytest.mark.usefixtures("preloaded_python"), pytest.mark.kept]
 
 
 NEEDS_FREE_CORES = {"buckets one_for_all"}
@@ -17,7 +17,9 @@ NEEDS_FREE_CORES = {"buckets one_for_all"}
 
 
 def cases(named: Iterable[str]) -> list[Any]:
-    return [pytest.param(case, marks=[pytest.mark.alone] * (case in NEEDS_FREE_CORES)) for case in named]
+    alone, live = pytest.mark.alone, pytest.mark.live
+    marks = {case: [alone] * (case in NEEDS_FREE_CORES) + [live] * (case in NOT_KEPT) for case in named}
+    return [pytest.param(case, marks=found) for case, found in marks.items()]
 
 
 @pytest.mark.parametrize("case", cases(FAULTS))

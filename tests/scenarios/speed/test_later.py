@@ -24,7 +24,7 @@ SLEEP_MS = 10.0
 WEIGHT_BYTES, BIAS_BYTES = 16 * 16 * 4, 16 * 4
 
 
-@pytest.mark.nightly
+@pytest.mark.kept
 @pytest.mark.parametrize(("unused", "expected"), [("never", [[0, 1]]), ("changing", []), ("fixed", [])])
 def test_when_each_gradient_is_ready_and_whether_any_goes_unused(
     unused: str, expected: list[list[int]], tmp_path: Path
