@@ -28,7 +28,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddpdoctor.cli import running
-from ddpdoctor.collect import proc
+from ddpdoctor.collect import proc, run_files
 from ddpdoctor.exchange import meeting
 from ddpdoctor.exchange.store import KeyValues, StoreError
 from ddpdoctor.launch import first_node, hang, other_node, replica_exchange, seen, session, watch
@@ -616,6 +616,10 @@ class World:
             self.block(limit_s=max(milliseconds / 1000, self.look_every_s))
             return ended()
 
+        def save(path, record):
+            run_files.save(path, record)
+            os.utime(path, ns=(self.wall_ns + self.now_ns,) * 2)  # whether it is fresh goes by this clock as well
+
         fds, polled = {}, set()
         table = lambda *_: self.current.node.table()  # noqa: E731
         poller = SimpleNamespace(poll=poll, register=lambda fd, _: polled.add(fd), unregister=polled.discard)
@@ -656,7 +660,8 @@ class World:
             (session, "is_in_foreground", lambda: False), (sys, "stderr", stream), (tempfile, "tempdir", self.place),
             (first_node, "HostedMeeting", lambda *_, **__: Hosted(self)), (first_node, "further_ways", lambda *_: ()),
             (first_node, "open_job_store", self.connect), (meeting.OwnPort, "open", lambda *_: self.connect()),
-            (store_probe, "knock", self.knock), (running, "load_judge", self.judge or running.load_judge),
+            (hang, "save", save), (store_probe, "knock", self.knock),
+            (running, "load_judge", self.judge or running.load_judge),
         ):  # fmt: skip
             patch.setattr(module, name, value)
 
