@@ -10,7 +10,7 @@ from tests.gpu.test_allreduce_bench import (
     test_event_stream,
 )
 from tests.gpu.test_cost import test_overhead
-from tests.gpu.test_faults import test_abort_at_exit, test_aborted, test_missing
+from tests.gpu.test_faults import test_abort_at_exit, test_aborted, test_fault, test_gone, test_missing, test_trains
 from tests.gpu.test_hangs import (
     test_ddp_sleeper,
     test_early_exit,
@@ -22,7 +22,7 @@ from tests.gpu.test_hangs import (
     test_watchdog,
     test_watched,
 )
-from tests.gpu.test_healthy import test_groups_healthy, test_slow_kernel
+from tests.gpu.test_healthy import test_groups_healthy, test_sleeper_healthy, test_slow_kernel
 from tests.gpu.test_other_verbs import (
     test_a_loss_times_the_world_size,
     test_a_rank_that_came_too_late,
