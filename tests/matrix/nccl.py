@@ -20,7 +20,8 @@ HEAD = """## NCCL
 torch's CUDA builds, with their own ProcessGroupNCCL, run these jobs on a stand-in for CUDA and NCCL
 (`python -m tests.matrix --nccl`): torch's watchdog, flight recorder, reducer and aborts are real, NCCL's kernels and
 networks are not. Most jobs have two ranks. "OFF" and "DETAIL" are the values of `TORCH_DISTRIBUTED_DEBUG`; "none"
-is a job without `wrap`.
+is a job without `wrap`. Rows are from runs of several days. On a crowded machine jobs that measure time come out wrong
+(straggler, no sync), and some reach their own limit.
 """
 
 
