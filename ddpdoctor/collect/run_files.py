@@ -363,7 +363,23 @@ def save_control_flow(folder: Path, job: Job) -> bool:
     """Save the control flow of the files that made the job's calls; return whether there was any to save."""
     with contextlib.suppress(OSError):
         began_s = (folder / "run.json").stat().st_mtime
-        flows = tuple(flow for file in _files_of(job) if (flow := read_control_flow(Path(file), began_s)) is not None)
+        sites = [kind.site for rank in job.ranks for kind in pack_calls(rank.recent_calls).kinds]
+        sites += [call.site for rank in job.ranks for call in rank.open_calls]
+        sites += [
+            frame
+            for rank in job.ranks
+            for sample in rank.samples[-1:]
+            for stack in sample.stacks
+            if stack.is_main
+            for frame in stack.frames
+            if frame.user
+        ]
+        sites += [frame for rank in job.ranks for error in rank.raised for frame in error.frames if frame.user]
+        flows = tuple(
+            flow
+            for file in list(dict.fromkeys(site.file for site in sites if site is not None))[:MAX_FILES]
+            if (flow := read_control_flow(Path(file), began_s)) is not None
+        )
         if flows:
             save(folder / CONTROL_FLOW_NAME, flows)
             return True
@@ -380,23 +396,6 @@ def read_control_flow(path: Path, unchanged_since_s: float) -> ControlFlow | Non
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     return ControlFlow(file=str(path), statements=tuple(sorted(_statements(tree), key=lambda one: one.line)))
-
-
-def _files_of(job: Job) -> list[str]:
-    """Return the user's files in which the ranks made calls, and from which they were called."""
-    sites = [kind.site for rank in job.ranks for kind in pack_calls(rank.recent_calls).kinds]
-    sites += [call.site for rank in job.ranks for call in rank.open_calls]
-    sites += [
-        frame
-        for rank in job.ranks
-        for sample in rank.samples[-1:]
-        for stack in sample.stacks
-        if stack.is_main
-        for frame in stack.frames
-        if frame.user
-    ]
-    sites += [frame for rank in job.ranks for error in rank.raised for frame in error.frames if frame.user]
-    return list(dict.fromkeys(site.file for site in sites if site is not None))[:MAX_FILES]
 
 
 def _statements(tree: ast.AST) -> Iterator[Statement]:

@@ -336,10 +336,6 @@ def stacks_of_json(threads: list[dict[str, Any]], who: Who, source: str) -> list
     Raises:
         ValueError, KeyError, TypeError, AttributeError: it is damaged.
     """
-    return _facts_of(_from_json(threads, who), source)
-
-
-def _from_json(threads: list[dict[str, Any]], who: Who) -> list[_Process]:
     by_pid: dict[int, _Process] = {}
     for one in threads:
         pid = int(one["pid"])
@@ -351,7 +347,7 @@ def _from_json(threads: list[dict[str, Any]], who: Who) -> list[_Process]:
             file = str(frame["filename"]) if "/" not in file else file
             thread.add(foreign_frame(file, int(frame.get("line") or 0), str(frame["name"])))
         process.threads.append(thread)
-    return list(by_pid.values())
+    return _facts_of(list(by_pid.values()), source)
 
 
 def _parse(document: Document) -> tuple[list[_Process], list[Fact], int]:

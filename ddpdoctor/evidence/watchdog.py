@@ -474,7 +474,20 @@ class WatchdogReader:
             last = "terminated with exception" in text or "Aborting process" in text
             return [*self._read_timeout(line, group), *(_end(line, group) if last else ())]
         if (status := _STATUS.search(text)) is not None:
-            return self._read_status(line, group, status)
+            writer = writer_of(line, group)
+            waits = self._open.get(writer, [])
+            seq = work_number(status["seq"])
+            wait = next((one for one in waits if one.fact.operation.seq == seq and not one.grouped), None)
+            if wait is not None and group is not None:
+                _join(wait, group, line.who)
+            elif group is not None and line.who.rank is not None and (writer, seq) not in self._said:
+                self._said.add((writer, seq))  # the line of the limit itself is lacking
+                limit = Waiting(**origin_of(line, who_of(line, group)), operation=Operation(seq=seq), timed_out=True)
+                wait = _Wait(fact=limit, grouped=True)
+                _join(wait, group, line.who)
+                self._open.setdefault(writer, []).append(wait)
+                self._count += 1
+            return self._reached(line, group, status)
         if (aborted := _ABORTED.search(text)) is not None:
             return self._read_abort(line, group, aborted)
         return self._read_end(line, group) or list(read_notes(line, group))
@@ -558,23 +571,6 @@ class WatchdogReader:
             self._said.clear()
         self._said.add(key)
         return known
-
-    def _read_status(self, line: Line, group: NcclGroup | None, status: re.Match[str]) -> list[Fact]:
-        """Read which group a time limit was in, and how far the rank has come there."""
-        writer = writer_of(line, group)
-        waits = self._open.get(writer, [])
-        seq = work_number(status["seq"])
-        wait = next((one for one in waits if one.fact.operation.seq == seq and not one.grouped), None)
-        if wait is not None and group is not None:
-            _join(wait, group, line.who)
-        elif group is not None and line.who.rank is not None and (writer, seq) not in self._said:
-            self._said.add((writer, seq))  # the line of the limit itself is lacking
-            limit = Waiting(**origin_of(line, who_of(line, group)), operation=Operation(seq=seq), timed_out=True)
-            wait = _Wait(fact=limit, grouped=True)
-            _join(wait, group, line.who)
-            self._open.setdefault(writer, []).append(wait)
-            self._count += 1
-        return self._reached(line, group, status)
 
     def _reached(self, line: Line, group: NcclGroup | None, numbers: re.Match[str]) -> list[Fact]:
         key, words = (group.key, group.words) if group is not None else ("", "")

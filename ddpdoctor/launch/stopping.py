@@ -163,7 +163,19 @@ class Guardian:
             self.pid = -1
         if self.pid == 0:
             os.close(self._writer)
-            _guard(reader, folder, mark, on_orphaned)
+            try:
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+                    signal.signal(number, signal.SIG_IGN)
+                os.setsid()  # a SIGKILL to the watcher's whole process group must not end the guardian too
+                text = b""
+                while chunk := os.read(reader, 4096):
+                    text += chunk
+                if text and not text.endswith(_DONE):
+                    pid, start_ticks = text.decode().split()
+                    _stop_orphans((int(pid), int(start_ticks)), folder, mark)
+                    on_orphaned()
+            finally:
+                os._exit(0)
         os.close(reader)
 
     def protect_self(self) -> None:
@@ -186,22 +198,6 @@ class Guardian:
         if self.pid > 0:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
-
-
-def _guard(reader: int, folder: Path, mark: Mapping[str, str], on_orphaned: Callable[[], None]) -> None:
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_IGN)
-        os.setsid()  # a SIGKILL to the watcher's whole process group must not end the guardian too
-        text = b""
-        while chunk := os.read(reader, 4096):
-            text += chunk
-        if text and not text.endswith(_DONE):
-            pid, start_ticks = text.decode().split()
-            _stop_orphans((int(pid), int(start_ticks)), folder, mark)
-            on_orphaned()
-    finally:
-        os._exit(0)
 
 
 def _stop_orphans(launcher: Target, folder: Path, mark: Mapping[str, str]) -> None:
