@@ -97,7 +97,24 @@ class Options:
 def run(options: Options) -> int:
     """Compare files or ranks, and return the exit status. Raises ``UserError``."""
     if options.diff:
-        return _compare_files(options)
+        from ddpdoctor.cli.output import check_outputs, deliver_check
+        from ddpdoctor.diagnose.files import build_diff_report
+        from ddpdoctor.model.errors import UserError
+        from ddpdoctor.model.findings import now
+        from ddpdoctor.probes.diff import compare_files
+        from ddpdoctor.probes.load_torch import load_torch
+
+        if len(options.files) < 2:
+            raise UserError(
+                f"--diff needs at least two files, but got {len(options.files)}",
+                help="ddpdoctor check-consistency --diff FILE FILE...",
+            )
+        check_outputs(_outputs(options))
+        load_torch()
+        started_at = now()
+        return deliver_check(
+            build_diff_report(compare_files(options.files), tuple(sys.argv), started_at), _outputs(options)
+        )
     from ddpdoctor.cli.ranks import run_in_ranks
 
     env = dict(os.environ)
@@ -147,24 +164,3 @@ def _report(options: Options, started_at: str, trial: Trial) -> int:
     from ddpdoctor.diagnose.files import build_report
 
     return deliver_check(build_report(trial, tuple(sys.argv), started_at), _outputs(options))
-
-
-def _compare_files(options: Options) -> int:
-    from ddpdoctor.cli.output import check_outputs, deliver_check
-    from ddpdoctor.diagnose.files import build_diff_report
-    from ddpdoctor.model.errors import UserError
-    from ddpdoctor.model.findings import now
-    from ddpdoctor.probes.diff import compare_files
-    from ddpdoctor.probes.load_torch import load_torch
-
-    if len(options.files) < 2:
-        raise UserError(
-            f"--diff needs at least two files, but got {len(options.files)}",
-            help="ddpdoctor check-consistency --diff FILE FILE...",
-        )
-    check_outputs(_outputs(options))
-    load_torch()
-    started_at = now()
-    return deliver_check(
-        build_diff_report(compare_files(options.files), tuple(sys.argv), started_at), _outputs(options)
-    )

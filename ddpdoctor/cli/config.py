@@ -234,13 +234,11 @@ def _is_private(place: Path, seen: os.stat_result) -> bool:
         return True
     with contextlib.suppress(OSError):  # most have none
         return not os.getxattr(place, "system.posix_acl_access", follow_symlinks=False)
-    if seen.st_gid == 0:
-        return True
-    try:
+    with contextlib.suppress(KeyError):
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(seen.st_gid)
-    except KeyError:
-        return False
-    return group.gr_gid == user.pw_gid and group.gr_name == user.pw_name and {*group.gr_mem} <= {user.pw_name}
+        if group.gr_gid == user.pw_gid and group.gr_name == user.pw_name and {*group.gr_mem} <= {user.pw_name}:
+            return True
+    return seen.st_gid == 0
 
 
 def _is_unmapped(uid: int) -> bool:

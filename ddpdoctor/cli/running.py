@@ -158,17 +158,11 @@ def after_the_job(outcome: JobOutcome, *steps: Callable[[], None]) -> JobOutcome
         elif isinstance(failure, UserError):
             show_error(failure)
         elif isinstance(failure, OSError) and failure.errno in OUT_OF_MEANS:
-            say(
-                sys.stderr,
-                f"ddpdoctor could not watch or save all of this job: {failure.strerror}. The exit status is the job's "
-                "own.",
-            )
+            what = f"ddpdoctor could not watch or save all of this job: {failure.strerror}"
+            say(sys.stderr, f"{what}. The exit status is the job's own.")
         elif isinstance(failure, ImportError) or not os.path.exists(__file__):  # noqa: PTH110 - pathlib may be gone
-            say(
-                sys.stderr,
-                "ddpdoctor was updated or removed while the job ran, and could not report all of it. The exit status "
-                "is the job's own.",
-            )
+            what = "ddpdoctor was updated or removed while the job ran, and could not report all of it"
+            say(sys.stderr, f"{what}. The exit status is the job's own.")
         else:
             show_defect(failure)
     return replace(outcome, failure=failure)

@@ -178,6 +178,7 @@ def _with_ring(rank: Rank, content: ring_reading.RingContent, source: Source, co
     in_handler = any(call.started_ns == cells["handling_ns"] for call in log.open())
     handled = evidence.get("handled") or (_last_note(notes, "handled") if in_handler else None)
     children = context.children.get(content.pid, ())
+    began_ns, ended_ns = cells["save_began_ns"], cells["save_ended_ns"]
     return replace(
         _with_device_calls(_with_stacks(rank, content, context, evidence), content, context, evidence, log),
         recorded=True,
@@ -209,7 +210,7 @@ def _with_ring(rank: Rank, content: ring_reading.RingContent, source: Source, co
         fetch_times=read_fetches(children, watched.child_fetches, max(0, cells["loader_workers"] - 1) or None),
         lines_seen=read_lines(content, children, watched.child_lines),
         lacks=tuple(sorted({*read_lacks(notes), *context.agent_lacks})),
-        last_save=_read_save(cells),
+        last_save=(Save(began_ns=began_ns, ended_ns=ended_ns if ended_ns >= began_ns else None) if began_ns else None),
         steps=cells["steps"],
         batches=cells["batches"],
         epochs=cells["epochs"],
@@ -231,11 +232,6 @@ def _ended_by_thread(rank: Rank, notes: list[dict[str, Any]], cells: Mapping[str
     limit_ns = cells["own_limit_ns"]
     by_limit = rank.exit_code == 1 and limit_ns and (rank.ended_ns or 0) > limit_ns - LIMIT_SLACK_NS
     return EndedByThread() if by_limit and not cells["main_ended_ns"] and not _last_note(notes, "exit") else None
-
-
-def _read_save(cells: Mapping[str, int]) -> Save | None:
-    began_ns, ended_ns = cells["save_began_ns"], cells["save_ended_ns"]
-    return Save(began_ns=began_ns, ended_ns=ended_ns if ended_ns >= began_ns else None) if began_ns else None
 
 
 def _last_note(notes: list[dict[str, Any]], *kinds: str) -> dict[str, Any]:

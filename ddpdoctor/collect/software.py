@@ -31,15 +31,9 @@ LIBRARY = "libnvidia-ml.so.1"
 DRIVER_TRACES = ("/proc/driver/nvidia", "/dev/nvidiactl")
 DRIVER_VERSION = "/proc/driver/nvidia/version"
 LIBRARY_FOLDERS = (
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/lib64",
-    "/usr/lib",
-    "/lib64",
-    "/usr/lib/wsl/lib",
-    "/usr/local/nvidia/lib64",
-    "/run/opengl-driver/lib",
-)
+    "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/lib64",
+    "/usr/lib/wsl/lib", "/usr/local/nvidia/lib64", "/run/opengl-driver/lib",
+)  # fmt: skip
 """Folders of the driver's libraries on distributions, WSL, NVIDIA's container runtime, GKE and NixOS."""
 _NVML = re.compile(r"libnvidia-ml\.so\.\d{3}\.[\d.]+")
 _GPU_DEVICE = re.compile(r"nvidia\d+|kfd|dxg")

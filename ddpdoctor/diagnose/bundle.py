@@ -265,8 +265,6 @@ def read_packed(path: Path) -> bytes:
             help="Give an archive that `ddpdoctor bundle` wrote. If it was copied, copy it again and compare sizes.",
         ) from error
     if len(content) > MAX_BYTES:
-        raise UserError(
-            f"{path}: {REPORT_FILE} in it has more than {MAX_BYTES >> 20} MiB, more than any report",
-            help="Give an archive that `ddpdoctor bundle` wrote.",
-        )
+        large = f"{path}: {REPORT_FILE} in it has more than {MAX_BYTES >> 20} MiB, more than any report"
+        raise UserError(large, help="Give an archive that `ddpdoctor bundle` wrote.")
     return content

@@ -466,9 +466,6 @@ def _other_versions(facts: Iterable[Facts]) -> list[str]:
     ]
 
 
-EXPECT_HELP = "Write it as torch==2.13.* or driver>=550."
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckEnvOptions:
     """The user's options."""

@@ -54,16 +54,9 @@ class KernelReader:
 
     name = "kernel log"
     triggers = (
-        b"NVRM: ",
-        b"device handle",
-        b"ut of memory: Killed",
-        b"oom-kill:",
-        b": Unknown Error",
-        b"amdgpu: ",
-        b"GPU HANG",
-        b"ngine reset",
-        b") error received",
-    )
+        b"NVRM: ", b"device handle", b"ut of memory: Killed", b"oom-kill:", b": Unknown Error", b"amdgpu: ",
+        b"GPU HANG", b"ngine reset", b") error received",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._named: tuple[str, str, int] = ("", "", -_NEAR)

@@ -347,7 +347,26 @@ class TracebackReader:
             self._harmless = (line.stream, line.number)
         opened = self._open.get(line.stream)
         if opened:
-            return self._feed(line, opened)
+            found: list[Fact] = []
+            is_header = line.text.rstrip().endswith(HEADER)
+            for one in _in_order(opened, line.text):
+                fed = one.text.feed(line.text)
+                if fed is Fed.TAKEN:
+                    one.said = line if not one.text.is_open and one.text.is_new else one.said
+                    one.last = line.number
+                    return found
+                if fed is Fed.ENDED or (is_header and one.text.sure) or line.number - one.last > _LONG_AGO:
+                    opened.remove(one)
+                    found += _facts(one)
+            if is_header:
+                found += self._start(line)
+            elif not opened:
+                found += self._bare(line)
+            if len(opened) > _MOST_OPEN:
+                found += _facts(opened.pop(0))
+            if not opened:
+                self._open.pop(line.stream, None)
+            return found
         if text.rstrip().endswith(HEADER):
             return self._start(line)
         if text.startswith("  File "):
@@ -389,29 +408,6 @@ class TracebackReader:
             self._open[line.stream][-1].text.feed(line.text)
             return found
         return ()
-
-    def _feed(self, line: Line, opened: list[_Open]) -> list[Fact]:
-        """Give a line to the traceback that it belongs to."""
-        found: list[Fact] = []
-        is_header = line.text.rstrip().endswith(HEADER)
-        for one in _in_order(opened, line.text):
-            fed = one.text.feed(line.text)
-            if fed is Fed.TAKEN:
-                one.said = line if not one.text.is_open and one.text.is_new else one.said
-                one.last = line.number
-                return found
-            if fed is Fed.ENDED or (is_header and one.text.sure) or line.number - one.last > _LONG_AGO:
-                opened.remove(one)
-                found += _facts(one)
-        if is_header:
-            found += self._start(line)
-        elif not opened:
-            found += self._bare(line)
-        if len(opened) > _MOST_OPEN:
-            found += _facts(opened.pop(0))
-        if not opened:
-            self._open.pop(line.stream, None)
-        return found
 
     def _bare(self, line: Line) -> list[Fact]:
         """Read an error whose traceback is lacking: a paste that begins too late, or a log searched for errors."""

@@ -644,8 +644,8 @@ class WatchdogReader:
         reading = classify("", error)
         return Failed(
             **origin_of(line, who_of(line, group)),
-            type=_error_type(error), message=quote(error), nature=reading.nature, peers=reading.peers,
-            peer_hosts=reading.peer_hosts, memory=reading.memory,
+            type=next((kind for kind in ("CUDA error", "HIP error") if kind in error), "NCCL error"),
+            message=quote(error), nature=reading.nature, peers=reading.peers, peer_hosts=reading.peer_hosts, memory=reading.memory,
         )  # fmt: skip
 
     def _read_tail(self, line: Line) -> list[Fact]:
@@ -700,7 +700,3 @@ def _join(wait: _Wait, group: NcclGroup, who: Who) -> None:
     full = replace(wait.fact.who, rank=rank, group=group.key, group_rank=group.rank)
     wait.fact = replace(wait.fact, who=full, operation=operation)
     wait.grouped = True
-
-
-def _error_type(error: str) -> str:
-    return next((kind for kind in ("CUDA error", "HIP error", "NCCL error") if kind in error), "NCCL error")

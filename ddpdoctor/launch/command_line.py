@@ -31,34 +31,12 @@ ASK_TIMEOUT_S = 60.0
 """Importing torch takes a second or two; a cold network file system may need a minute."""
 
 _WITH_VALUE = (
-    "--nnodes",
-    "--nproc-per-node",
-    "--rdzv-backend",
-    "--rdzv-endpoint",
-    "--rdzv-id",
-    "--rdzv-conf",
-    "--max-restarts",
-    "--monitor-interval",
-    "--start-method",
-    "--event-log-handler",
-    "--role",
-    "--log-dir",
-    "-r",
-    "--redirects",
-    "-t",
-    "--tee",
-    "--local-ranks-filter",
-    "--duplicate-stdout-filters",
-    "--duplicate-stderr-filters",
-    "--node-rank",
-    "--master-addr",
-    "--master-port",
-    "--local-addr",
-    "--logs-specs",
-    "--numa-binding",
-    "--signals-to-handle",
-    "--shutdown-timeout",
-)
+    "--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf",
+    "--max-restarts", "--monitor-interval", "--start-method", "--event-log-handler", "--role", "--log-dir", "-r",
+    "--redirects", "-t", "--tee", "--local-ranks-filter", "--duplicate-stdout-filters",
+    "--duplicate-stderr-filters", "--node-rank", "--master-addr", "--master-port", "--local-addr", "--logs-specs",
+    "--numa-binding", "--signals-to-handle", "--shutdown-timeout",
+)  # fmt: skip
 _FLAGS = ("--standalone", "-m", "--module", "--no-python", "--run-path", "--virtual-local-rank")
 
 TORCHRUN_OPTIONS: Mapping[str, bool] = MappingProxyType(dict.fromkeys(_WITH_VALUE, True) | dict.fromkeys(_FLAGS, False))

@@ -8,6 +8,7 @@ import os
 import socket
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.launch import (
@@ -423,12 +424,9 @@ def own_addresses() -> tuple[str, ...]:
         named = [str(address[0]) for _, address in look_up(socket.gethostname(), 0, LOOKUP_LIMIT_S)]
     every = [*chosen, *named, *(one for addresses in by_name.values() for one in addresses)]
     plain = dict.fromkeys(address.partition("/")[0] for address in every)
-    return tuple(address for address in plain if _is_for_others(address))[:MOST_ADDRESSES]
-
-
-def _is_for_others(address: str) -> bool:
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    return not (ip.is_loopback or ip.is_link_local or ip.is_unspecified)
+    parsed = ((address, ipaddress.ip_address(address.partition("%")[0])) for address in plain)
+    others = (address for address, ip in parsed if not (ip.is_loopback or ip.is_link_local or ip.is_unspecified))
+    return tuple(islice(others, MOST_ADDRESSES))
 
 
 def _can_be_bound(family: socket.AddressFamily, address: Any) -> bool:

@@ -97,7 +97,15 @@ class WorkSeen:
     def of_children(self, pid: int, below: tuple[proc.Process, ...]) -> tuple[WorkingChild, ...]:
         """Return the descendants of a rank that used the most CPU."""
         work = self._work.get(pid, {})
-        found = [(child, work[child.pid]) for child in below if child.pid in work and _is_working(work[child.pid])]
+        found = [
+            (child, done)
+            for child in below
+            if (done := work.get(child.pid)) is not None
+            and (
+                max(done.cores, done.wanted or 0.0) >= WORKING_CORES
+                or max(done.read_bytes_s or 0.0, done.written_bytes_s or 0.0) >= WORKING_BYTES_S
+            )
+        ]
         found.sort(key=lambda pair: -pair[1].cores)
         return tuple(WorkingChild(pid=c.pid, name=_name(c), work=done) for c, done in found[:MOST_CHILDREN])
 
@@ -121,11 +129,6 @@ def _rates(before: _Sample, now: _Sample, over_s: float) -> Work:
         read_bytes_s=None if read is None else read / over_s,
         written_bytes_s=None if written is None else written / over_s,
     )
-
-
-def _is_working(work: Work) -> bool:
-    moved = max(work.read_bytes_s or 0.0, work.written_bytes_s or 0.0)
-    return max(work.cores, work.wanted or 0.0) >= WORKING_CORES or moved >= WORKING_BYTES_S
 
 
 def _name(child: proc.Process) -> str:

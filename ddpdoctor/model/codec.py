@@ -86,7 +86,25 @@ def _encoder(hint: Any) -> Convert:
         encode_one = _encoder(_value_hint(hint))
         return lambda value: {name: encode_one(one) for name, one in value.items()}
     if origin in {typing.Union, types.UnionType}:
-        return _union_encoder(hint)
+        by_json = _by_json_kind(hint)
+        encoders = {kind: _encoder(member) for kind, member in by_json.items()}
+        encode_unread = _encoder(Unread)
+
+        def encode_union(value: Any) -> Any:
+            if value is None:
+                return None
+            if type(value) is Unread:
+                return {UNREAD_TAG: encode_unread(value)}
+            # The JSON kind that a value of a union is encoded as
+            if isinstance(value, Enum):
+                json_kind = type(value.value)
+            elif isinstance(value, tuple):
+                json_kind = list
+            else:
+                json_kind = type(value) if type(value) in _PLAIN else dict
+            return encoders[json_kind](value)
+
+        return encode_union
     if isinstance(hint, type) and issubclass(hint, Enum):
         return lambda value: value.value
     if is_dataclass(hint):
@@ -119,28 +137,6 @@ def _tuple_encoder(members: tuple[Any, ...]) -> Convert:
         return lambda value: [encode_one(one) for one in value]
     encoders = [_encoder(member) for member in members]
     return lambda value: [encode_one(one) for encode_one, one in zip(encoders, value, strict=True)]
-
-
-def _union_encoder(hint: Any) -> Convert:
-    by_json = _by_json_kind(hint)
-    encoders = {kind: _encoder(member) for kind, member in by_json.items()}
-    encode_unread = _encoder(Unread)
-
-    def encode_union(value: Any) -> Any:
-        if value is None:
-            return None
-        if type(value) is Unread:
-            return {UNREAD_TAG: encode_unread(value)}
-        # The JSON kind that a value of a union is encoded as
-        if isinstance(value, Enum):
-            json_kind = type(value.value)
-        elif isinstance(value, tuple):
-            json_kind = list
-        else:
-            json_kind = type(value) if type(value) in _PLAIN else dict
-        return encoders[json_kind](value)
-
-    return encode_union
 
 
 def _dataclass_encoder(kind: Any) -> Convert:

@@ -371,15 +371,9 @@ def noting_errors(original: Any) -> Any:
 
 
 WORDS = (
-    "out of memory",
-    "allocate memory",
-    "shared memory",
-    "shm",
-    "No space left on device",
-    "is killed by signal",
-    "Bus error",
-    "bad_alloc",
-)
+    "out of memory", "allocate memory", "shared memory", "shm", "No space left on device", "is killed by signal",
+    "Bus error", "bad_alloc",
+)  # fmt: skip
 """From torch's texts: "CUDA out of memory", "DefaultCPUAllocator: can't allocate memory", "unable to allocate shared
 memory(shm) for file", "unable to write to file </torch_...>: No space left on device", "DataLoader worker (pid 7) is
 killed by signal: Bus error"."""

@@ -414,10 +414,16 @@ def model_values(replica: Replica, named: List[Tuple[str, Any]], optimizers: Lis
     strays = [tensor for key, tensor in held.items() if key not in known]
     unheld = [(name, tensor) for name, tensor in named if tensor.requires_grad and id(tensor) not in held]
     unreduced = [name for name, tensor in named if tensor.requires_grad and id(tensor) not in replica.reduced]
+    module = replica.module()
+    import torch
+
+    kind = torch.nn.modules.dropout._DropoutNd
     return {
         "reductions": replica.reductions,
         "random": random_digest(replica.on_gpu),
-        "dropout": _has_dropout(replica.module()),
+        "dropout": (
+            module is not None and any(isinstance(m, kind) and m.training and m.p > 0 for m in module.modules())
+        ),
         "unfinished": replica.unfinished["names"] if replica.unfinished else [],
         "unreduced": [name[:MAX_NAME] for name in unreduced[:MAX_NAMES]],
         "stray": len(strays),
@@ -494,13 +500,6 @@ def random_digest(on_gpu: bool) -> str:
     if on_gpu and torch.cuda.is_initialized():
         states.append(torch.cuda.get_rng_state())
     return "-".join(fingerprints([state])[:6].hex() for state in states)
-
-
-def _has_dropout(module: Any) -> bool:
-    import torch
-
-    kind = torch.nn.modules.dropout._DropoutNd
-    return module is not None and any(isinstance(m, kind) and m.training and m.p > 0 for m in module.modules())
 
 
 def _all_parameters() -> Any:

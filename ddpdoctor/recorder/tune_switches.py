@@ -118,22 +118,20 @@ class Script:
 def why_not(ddp: Any) -> str:
     """Return why the reducer of this model cannot be built anew in a running job, or "" if it can be."""
     lacks = [name for name in NEEDED if not hasattr(ddp, name)]
+    dynamo = sys.modules.get("torch._dynamo.utils")
     reasons = {
         "this torch's DDP has no %s" % ", ".join(lacks): bool(lacks),
         "the script has registered a communication hook": bool(getattr(ddp, "_comm_hooks", ())),
         "DDP has mixed_precision": getattr(ddp, "mixed_precision", None) is not None,
-        "torch.compile has compiled code with the present buckets": _has_compiled(),
+        "torch.compile has compiled code with the present buckets": (
+            dynamo is not None and bool(dynamo.counters["frames"].get("total"))
+        ),
         "DDP delays some reductions (delay_all_reduce_named_params)": bool(ddp._delay_all_reduce_params),
         "the optimizer steps in backward": any(hasattr(p, "_in_backward_optimizers") for p in ddp.parameters()),
         "torch's Python reducer is in use": bool(getattr(ddp, "_use_python_reducer", False)),
         "the loop is inside join()": bool(ddp._join_config.enable),
     }
     return "; ".join(reason for reason, holds in reasons.items() if holds)
-
-
-def _has_compiled() -> bool:
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["frames"].get("total"))
 
 
 def settings_for(ddp: Any, forwards: int, has_autocast: bool) -> List[str]:
@@ -178,19 +176,7 @@ def switch(ddp: Any, script: Script, setting: str) -> None:
     ddp.reducer._remove_autograd_hooks()
     for parameter in ddp.parameters():
         parameter.grad = None
-    _set_caps(ddp, script.config, setting)
-    ddp.gradient_as_bucket_view = script.views or setting == VIEWS
-    ddp.forward_sync_buffers = script.syncs_buffers and setting != BUFFERS
-    ddp.require_backward_grad_sync = setting != UNREDUCED
-    ddp.find_unused_parameters = script.finds_unused and setting not in (UNUSED, STATIC)
-    _build_reducer(ddp, is_static=script.static or setting == STATIC)
-    if setting == HALF:
-        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-
-        ddp.register_comm_hook(ddp.process_group, bf16_compress_hook)
-
-
-def _set_caps(ddp: Any, config: Any, setting: str) -> None:
+    config = script.config
     if setting.startswith(CAP):
         cap = int(setting[len(CAP) :])
         config = dataclasses.replace(
@@ -200,10 +186,11 @@ def _set_caps(ddp: Any, config: Any, setting: str) -> None:
     ddp.bucket_bytes_cap = config.bucket_bytes_cap
     ddp.bucket_bytes_cap_list = list(config.per_bucket_bytes_caps)
     ddp.bucket_bytes_cap_default = config.first_bucket_bytes_cap < config.bucket_bytes_cap
-
-
-def _build_reducer(ddp: Any, *, is_static: bool) -> None:
-    """Do what DDP's constructor does last, and ``DDP.__setstate__``."""
+    ddp.gradient_as_bucket_view = script.views or setting == VIEWS
+    ddp.forward_sync_buffers = script.syncs_buffers and setting != BUFFERS
+    ddp.require_backward_grad_sync = setting != UNREDUCED
+    ddp.find_unused_parameters = script.finds_unused and setting not in (UNUSED, STATIC)
+    is_static = script.static or setting == STATIC
     ddp._comm_hooks.clear()
     parameters, expects_sparse = ddp._build_params_for_reducer()
     names = ddp._build_debug_param_to_name_mapping(parameters)
@@ -212,6 +199,10 @@ def _build_reducer(ddp: Any, *, is_static: bool) -> None:
     ddp.static_graph = False  # _set_static_graph does nothing if it is set
     if is_static:
         ddp._set_static_graph()
+    if setting == HALF:
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+        ddp.register_comm_hook(ddp.process_group, bf16_compress_hook)
 
 
 WORKERS = "workers="

@@ -105,14 +105,6 @@ class SettingsTrial:
         elif self.steps == 0 and self.forwards > FORWARDS_WITHOUT_STEP:
             leave({"end": "no optimizer step"})
         self.in_step += 1
-        self._forward_in_step(ddp)
-
-    def refuse(self, error: BaseException) -> None:
-        """Go on with the script's settings until all ranks drop this one, at the end of the block."""
-        text = hide_in_text(str(error)[:2000]).split("\n")[0]
-        self.refused = self.refused or "%s: %s" % (type(error).__name__, text[:200])
-
-    def _forward_in_step(self, ddp: Any) -> None:
         if self.script is None:
             if not ddp.require_backward_grad_sync:
                 self.per_step.add(0)
@@ -123,6 +115,11 @@ class SettingsTrial:
         elif self.setting == tune_switches.NO_SYNC:
             ddp.require_backward_grad_sync = self.in_step == max(self.per_step)
 
+    def refuse(self, error: BaseException) -> None:
+        """Go on with the script's settings until all ranks drop this one, at the end of the block."""
+        text = hide_in_text(str(error)[:2000]).split("\n")[0]
+        self.refused = self.refused or "%s: %s" % (type(error).__name__, text[:200])
+
     def _step_begins(self, ddp: Any) -> None:
         if self.script is None:
             self._begin_or_measure(ddp)
@@ -131,7 +128,18 @@ class SettingsTrial:
         self.began.append(now_ns(ddp, is_edge=len(self.began) + 1 in (LEFT_OUT, last)))
         device_times.is_paused = self.setting not in (BASE, AGAIN) or len(self.began) < LEFT_OUT
         if len(self.began) == last:
-            self._end_block(ddp)
+            number, setting = self.blocks.pop(0)
+            if ddp.find_unused_parameters:
+                self.same_used = self.same_used and ddp.reducer._ddp_graph_static()
+                counts = ddp.logger._get_ddp_logging_data().ints_map
+                self.all_used = self.all_used and not counts.get("unused_parameter_size", 0)
+            if on_any_rank(ddp, [bool(self.refused)])[0]:
+                self._drop(setting)
+            else:
+                began = self.began
+                steps_ns = [began[step] - began[step - 1] for step in range(LEFT_OUT, len(began))]
+                write({"round": number, "setting": setting, "steps_ns": steps_ns})
+            self._try_next(ddp)
 
     def _begin_or_measure(self, ddp: Any) -> None:
         """Begin to switch, if this job can. Else measure it as it is: restarts may try what a running job cannot."""
@@ -165,17 +173,6 @@ class SettingsTrial:
         unfit = left_out(self.only, [*settings, *tune_switches.late_settings_for(ddp)])
         for name in unfit:
             write({"refused": name, "reason": "it does not fit this job"})
-        self._try_next(ddp)
-
-    def _end_block(self, ddp: Any) -> None:
-        number, setting = self.blocks.pop(0)
-        self._note_used(ddp)
-        if on_any_rank(ddp, [bool(self.refused)])[0]:
-            self._drop(setting)
-        else:
-            began = self.began
-            steps_ns = [began[step] - began[step - 1] for step in range(LEFT_OUT, len(began))]
-            write({"round": number, "setting": setting, "steps_ns": steps_ns})
         self._try_next(ddp)
 
     def _try_next(self, ddp: Any) -> None:
@@ -227,13 +224,6 @@ class SettingsTrial:
             if setting in refused:
                 write({"refused": setting, "reason": reason})
         return [setting for setting in late if setting not in refused]
-
-    def _note_used(self, ddp: Any) -> None:
-        """Note which parameters went unused, as far as DDP looked."""
-        if ddp.find_unused_parameters:
-            self.same_used = self.same_used and ddp.reducer._ddp_graph_static()
-            counts = ddp.logger._get_ddp_logging_data().ints_map
-            self.all_used = self.all_used and not counts.get("unused_parameter_size", 0)
 
 
 def _why_fixed(ddp: Any, models: int) -> Dict[str, Any]:
@@ -330,7 +320,10 @@ def leave(entry: Any) -> None:
         _append(os.path.join(_folder(), LEFT), _number() + "\n")
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        _wait_for_others()
+        count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        until = time.monotonic() + TOGETHER_S
+        while time.monotonic() < until and len(_numbers_left()) < count:
+            time.sleep(LOOK_EVERY_S)
         processes = sys.modules.get("multiprocessing.process")
         for child in processes.active_children() if processes is not None else ():
             child.kill()
@@ -351,13 +344,6 @@ def _follow() -> None:
         time.sleep(LOOK_EVERY_S)
     time.sleep(GRACE_S)
     leave({"end": "with another rank"})
-
-
-def _wait_for_others() -> None:
-    count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    until = time.monotonic() + TOGETHER_S
-    while time.monotonic() < until and len(_numbers_left()) < count:
-        time.sleep(LOOK_EVERY_S)
 
 
 def _numbers_left() -> Any:

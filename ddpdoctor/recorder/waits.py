@@ -69,15 +69,11 @@ def _of_own_loop(code: CodeType) -> Optional[Dict[str, Any]]:
     if "sleep" not in code.co_names or not LOOKS.intersection(code.co_names):
         return None
     for path in _texts(code):
-        if _sounds_like_lock(os.path.basename(path).lower()) and os.path.isfile(path):
+        name = os.path.basename(path).lower()
+        at = name.find("lock")
+        if (name.endswith(".lck") or (at >= 0 and not name[at - 1 : at].isalpha())) and os.path.isfile(path):
             return {"path": os.path.abspath(path), "kind": "own-loop"}
     return None
-
-
-def _sounds_like_lock(name: str) -> bool:
-    """Return whether a file's name contains the word lock, but not as a part of block or clock."""
-    at = name.find("lock")
-    return name.endswith(".lck") or (at >= 0 and not name[at - 1 : at].isalpha())
 
 
 def _texts(code: CodeType) -> Iterator[str]:

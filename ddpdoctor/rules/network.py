@@ -439,12 +439,6 @@ def _is_v6(network: str) -> bool:
     return ":" in network
 
 
-def _sees(chain: FirewallChain, network: str) -> bool:
-    """Say whether packets of a network pass through a chain: IPv4 and IPv6 have separate chains."""
-    others = ("iptables ", "nft ip ") if _is_v6(network) else ("nft ip6 ",)
-    return not chain.name.startswith(others)
-
-
 def open_ports(node: Node | None, ports: tuple[int, int] | None, sources: Iterable[str]) -> str:
     """Return a command that lets hosts reach a range of ports on a node.
 
@@ -454,7 +448,9 @@ def open_ports(node: Node | None, ports: tuple[int, int] | None, sources: Iterab
     machine = known(node.network) if node is not None else None
     network = network_of(machine, tuple(sources))
     refusing = known(machine.firewall) if machine is not None else None
-    chain = next((chain for chain in refusing or () if _sees(chain, network)), None)
+    # IPv4 and IPv6 have separate chains.
+    others = ("iptables ", "nft ip ") if _is_v6(network) else ("nft ip6 ",)
+    chain = next((chain for chain in refusing or () if not chain.name.startswith(others)), None)
     if chain is not None:
         return open_chain(chain, network)
     low, high = ports or (machine.local_ports if machine is not None else None) or EPHEMERAL

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpdoctor.recorder.calls import RENAMED
-from ddpdoctor.rules.progress.recording import LOSSES
+from ddpdoctor.rules.progress.recording import read_losses
 from tests.matrix.nccl import Outcomes, render_nccl
 from tests.matrix.scenarios import SCENARIOS
 
@@ -91,7 +91,7 @@ def _recorded(one: Tried) -> set[str]:
     """Return the hooks that were found, and the old names of collectives that are recorded under a new one."""
     found = set(one["found"])
     # An earlier recorder did not look for every hook of today's: only what was looked for can be missing.
-    found |= LOSSES.keys() - set(one["lacks"])
+    found |= read_losses("hooks").keys() - set(one["lacks"])
     return found | {f"distributed_c10d.{old}" for new, old in RENAMED.items() if f"distributed_c10d.{new}" in found}
 
 

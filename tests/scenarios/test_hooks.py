@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ddpdoctor.recorder.storage import ring_reading
-from ddpdoctor.rules.progress.recording import LOSSES
+from ddpdoctor.rules.progress.recording import read_losses
 from tests.scenarios.running import PATIENT, check_finished, run
 
 STRIPPED = ("torch.multiprocessing.spawn", "_wrap")
@@ -26,9 +26,9 @@ def test_every_hook_is_found_and_what_it_reports_is_written_down(tmp_path: Path)
     check_finished(ran)
     assert {finding["kind"] for finding in ran.report["findings"]} <= {"exit-abort"}, ran.stderr
     found, lacks = hooks_of(tmp_path)
-    of_agent = {hook for hook in LOSSES if "Context" in hook or "ElasticAgent" in hook}
-    modules = {hook for hook in LOSSES if hook.startswith("torch.")}
-    assert (lacks, LOSSES.keys() - of_agent - modules - found) == (set(), set())
+    of_agent = {hook for hook in read_losses("hooks") if "Context" in hook or "ElasticAgent" in hook}
+    modules = {hook for hook in read_losses("hooks") if hook.startswith("torch.")}
+    assert (lacks, read_losses("hooks").keys() - of_agent - modules - found) == (set(), set())
 
 
 def test_a_hook_that_this_torch_lacks_is_reported_once(tmp_path: Path) -> None:

@@ -21,15 +21,9 @@ if TYPE_CHECKING:
 FIRST_AFTER_S = 1.0
 EVERY_S = 2.0
 _TELLING = (
-    Contact.CONNECTED,
-    Contact.NO_STORE,
-    Contact.RESET,
-    Contact.UNREACHABLE,
-    Contact.NO_ANSWER,
-    Contact.FAILED,
-    Contact.REFUSED,
-    Contact.UNRESOLVED,
-)
+    Contact.CONNECTED, Contact.NO_STORE, Contact.RESET, Contact.UNREACHABLE, Contact.NO_ANSWER, Contact.FAILED,
+    Contact.REFUSED, Contact.UNRESOLVED,
+)  # fmt: skip
 """The most telling result first. A refused connection says little: nobody listens there yet, or any more."""
 
 

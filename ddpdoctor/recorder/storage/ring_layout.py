@@ -49,42 +49,13 @@ CELL = struct.Struct("<Q")
 TWO_CELLS = struct.Struct("<QQ")
 FOUR_CELLS = struct.Struct("<QQQQ")
 CELL_NAMES = (
-    "journal_used",
-    "slots_claimed",
-    "wait_since_ns",
-    "calls_done",
-    "steps",
-    "batches",
-    "epochs",
-    "heartbeat_ns",
-    "function_changes",
-    "new_functions",
-    "main_ended_ns",
-    "dropped",
-    "started_ns",
-    "started_wall_ns",
-    "exited_ns",
-    "initialized",
-    "steps_recorded",
-    "dumps_on_signal",
-    "fetches",
-    "fetching_ns",
-    "fetch_pauses_ns",
-    "fetching_cpu_ns",
-    "sample_bits",
-    "main_cpu_ns",
-    "run_delay_ns",
-    "trained_ns",
-    "loader_workers",
-    "others_delay_ns",
-    "saves",
-    "saved_steps",
-    "save_began_ns",
-    "save_ended_ns",
-    "own_limit_ns",
-    "nonfinite",
+    "journal_used", "slots_claimed", "wait_since_ns", "calls_done", "steps", "batches", "epochs", "heartbeat_ns",
+    "function_changes", "new_functions", "main_ended_ns", "dropped", "started_ns", "started_wall_ns", "exited_ns",
+    "initialized", "steps_recorded", "dumps_on_signal", "fetches", "fetching_ns", "fetch_pauses_ns",
+    "fetching_cpu_ns", "sample_bits", "main_cpu_ns", "run_delay_ns", "trained_ns", "loader_workers",
+    "others_delay_ns", "saves", "saved_steps", "save_began_ns", "save_ended_ns", "own_limit_ns", "nonfinite",
     "handling_ns",
-)
+)  # fmt: skip
 """New cells are added at the end. In older rings they read as 0."""
 CELL_NAMES_OF_VERSION_2 = (*CELL_NAMES[:2], *CELL_NAMES[3:11], "wait_since_ns", *CELL_NAMES[11:])
 CELL_OFFSETS = {name: CELLS_OFFSET + 8 * i for i, name in enumerate(CELL_NAMES)}
@@ -121,22 +92,9 @@ FLAG_MAIN = 4
 FLAG_P2P = 8
 
 STEP_INSIDE = (
-    "data_us",
-    "buffers_us",
-    "exposed_us",
-    "optimizer_us",
-    "own_us",
-    "gc_us",
-    "cpu_before_us",
-    "cpu_forward_us",
-    "cpu_between_us",
-    "cpu_backward_us",
-    "data_cpu_us",
-    "reductions",
-    "backwards",
-    "input_rows",
-    "input_numel",
-)
+    "data_us", "buffers_us", "exposed_us", "optimizer_us", "own_us", "gc_us", "cpu_before_us", "cpu_forward_us",
+    "cpu_between_us", "cpu_backward_us", "data_cpu_us", "reductions", "backwards", "input_rows", "input_numel",
+)  # fmt: skip
 """What else a step record holds, after its phases.
 
 ``data_us``: in a loader's ``__next__``. ``buffers_us``: DDP's broadcast of buffers. ``exposed_us``: from the end of
@@ -189,20 +147,9 @@ BINS = 32
 TOTAL = struct.Struct("<Q%dI" % BINS)
 """The sum of one part of a step over the run in microseconds, and its histogram."""
 PARTS = (
-    "data",
-    "host",
-    "buffers",
-    "forward",
-    "loss",
-    "backward",
-    "unsplit",
-    "exposed",
-    "calls",
-    "optimizer",
-    "own",
-    "gc",
-    "wall",
-)
+    "data", "host", "buffers", "forward", "loss", "backward", "unsplit", "exposed", "calls", "optimizer", "own",
+    "gc", "wall",
+)  # fmt: skip
 """The parts of a step that have totals, in this order. All but the last two add up to the last; ``gc`` is inside them.
 ``unsplit`` is backward where the recorder did not read how much of it was exposed."""
 

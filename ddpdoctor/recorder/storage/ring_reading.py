@@ -144,7 +144,11 @@ def read_ring_file(path: Any) -> RingContent:
     strings, sites, notes = _read_journal(journal)
     slots = read_slots(records, claimed, shape.slots, strings, sites)
     record = _step_record(ring_layout.IDENTITY.unpack_from(header)[1])
-    steps = _read_steps(rest, shape.steps, cells["steps_recorded"], record)
+    space = shape.steps
+    recorded = cells["steps_recorded"]
+    rows = record.iter_unpack(rest[: min(recorded, space) * record.size])
+    oldest = max(0, recorded - space)
+    steps = _columns(row for i, row in enumerate(rows) if oldest < row[0] <= recorded and (row[0] - 1) % space == i)
     lines = _read_lines(rest[shape.lines_at - shape.steps_at : shape.kept_at - shape.steps_at], sites)
     kept = _read_kept(rest[shape.kept_at - shape.steps_at :], shape.kept, cells)
     totals = list(ring_layout.TOTAL.iter_unpack(rest[shape.totals_at - shape.steps_at :]))
@@ -187,12 +191,6 @@ def _read_entries(lines: List[bytes]) -> List[Any]:
         except ValueError:
             continue
     return [entry for entry in entries if entry is not None]
-
-
-def _read_steps(data: bytes, space: int, recorded: int, record: struct.Struct) -> List[array[int]]:
-    rows = record.iter_unpack(data[: min(recorded, space) * record.size])
-    oldest = max(0, recorded - space)
-    return _columns(row for i, row in enumerate(rows) if oldest < row[0] <= recorded and (row[0] - 1) % space == i)
 
 
 def _read_kept(data: bytes, space: int, cells: Dict[str, int]) -> List[array[int]]:

@@ -104,23 +104,9 @@ def format_share(share: float) -> str:
 
 
 RECORDED = (
-    "collective",
-    "dtype",
-    "redop",
-    "mode",
-    "in_place",
-    "size_bytes",
-    "count",
-    "iterations",
-    "first_us",
-    "min_us",
-    "p50_us",
-    "p95_us",
-    "cv",
-    "algbw_gb_s",
-    "busbw_gb_s",
-    "wrong",
-)
+    "collective", "dtype", "redop", "mode", "in_place", "size_bytes", "count", "iterations", "first_us", "min_us",
+    "p50_us", "p95_us", "cv", "algbw_gb_s", "busbw_gb_s", "wrong",
+)  # fmt: skip
 """Fields for programs. Their names and order never change. New fields are added at the end."""
 
 

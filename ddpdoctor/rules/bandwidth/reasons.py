@@ -175,7 +175,8 @@ def _judge(view: BenchView, place: BenchNode, process: NodeProcess) -> Iterator[
     measured = read_context(place.node, process)
     for name, bearing in DANGERS.items():
         setting, variable = find_setting(place.node, process, name), find_variable(name)
-        if setting is None or variable is None or not _bears(bearing, view, place):
+        bears = (bearing.inside and len(place.members) > 1) or (bearing.between and view.between_hosts)
+        if setting is None or variable is None or not (bears and (view.nccl or bearing.gloo)):
             continue
         flaw = find_danger(variable, setting.value, measured)
         if flaw is not None:
@@ -185,11 +186,6 @@ def _judge(view: BenchView, place: BenchNode, process: NodeProcess) -> Iterator[
         yield from _misread(place, process)
     if view.nccl and view.between_hosts:
         yield from _off_in_a_file(place, process)
-
-
-def _bears(bearing: VariableEffect, view: BenchView, place: BenchNode) -> bool:
-    inside, between = len(place.members) > 1, view.between_hosts
-    return (view.nccl or bearing.gloo) and ((bearing.inside and inside) or (bearing.between and between))
 
 
 def _off_in_a_file(place: BenchNode, process: NodeProcess) -> Iterator[_Harm]:

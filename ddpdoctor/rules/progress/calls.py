@@ -30,7 +30,7 @@ from ddpdoctor.rules.progress.waits import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from ddpdoctor.model.facts import Call, CallKind, ModelSeen, Rank, TensorSeen
@@ -158,7 +158,9 @@ def read_timeline(state: RankState, name: str, most: int) -> GroupCalls:
             phase, count = event, 0
         if cursor is None or event.number > cursor:
             cursor = event.number
-        if event.kind.failed and not _failed_inside(event, islice(events, at + 1, None)):
+        # A hook or a custom function calls in backward: then the phase failed because of a call inside it.
+        inside = takewhile(lambda one, phase=event: one.started_ns < phase.ended_ns, islice(events, at + 1, None))
+        if event.kind.failed and not (event.kind.op in NATIVE_PHASES and any(one.kind.failed for one in inside)):
             break
     if phase is not None and cursor is not None:
         group = own_state(state.rank, name)
@@ -181,12 +183,6 @@ def read_timeline(state: RankState, name: str, most: int) -> GroupCalls:
     for event in sorted(kinds.values(), key=attrgetter("place")):
         first_places.setdefault(key_of(event.kind), event.place)
     return GroupCalls(rank=rank, entries=entries, first_places=first_places)
-
-
-def _failed_inside(event: Event, later: Iterable[Event]) -> bool:
-    """Return whether a phase failed because of a call inside it: a hook or a custom function calls in backward."""
-    inside = takewhile(lambda one: one.started_ns < event.ended_ns, later)
-    return event.kind.op in NATIVE_PHASES and any(one.kind.failed for one in inside)
 
 
 def _fill(entries: dict[int, TimelineEntry], rank: int, phase: Event, cursor: int, last: int) -> int:

@@ -24,19 +24,10 @@ MAX_PLACES = 2
 """Most places of one rank in a finding."""
 
 _WAITING_FILES = (
-    "/threading.py",
-    "/queue.py",
-    "/selectors.py",
-    "/subprocess.py",
-    "/concurrent/futures/_base.py",
-    "/multiprocessing/queues.py",
-    "/multiprocessing/connection.py",
-    "/multiprocessing/popen_fork.py",
-    "/multiprocessing/process.py",
-    "/multiprocessing/synchronize.py",
-    "/multiprocessing/pool.py",
-    "/asyncio/",
-)
+    "/threading.py", "/queue.py", "/selectors.py", "/subprocess.py", "/concurrent/futures/_base.py",
+    "/multiprocessing/queues.py", "/multiprocessing/connection.py", "/multiprocessing/popen_fork.py",
+    "/multiprocessing/process.py", "/multiprocessing/synchronize.py", "/multiprocessing/pool.py", "/asyncio/",
+)  # fmt: skip
 _CONNECTIONS = ("/socket.py", "/ssl.py", "/http/client.py", "/urllib3/", "/requests/", "/httpx/", "/httpcore/")
 _TORCH = "/torch/"
 _NO_ERRORS = frozenset({"GeneratorExit", "KeyboardInterrupt", "StopAsyncIteration", "StopIteration"})

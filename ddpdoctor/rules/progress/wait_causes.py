@@ -68,17 +68,11 @@ _FREES_GROUP = Clue(
 _ASKS = frozenset({"cmdloop", "interact", "interaction", "raw_input", "mainloop", "embed", "prompt"})
 _DEBUGGERS = ("/pdb.py", "/cmd.py", "/code.py", "/IPython/", "/ipdb/", "/pudb/", "/prompt_toolkit/", "/_pyrepl/")
 _COMPILERS = (
-    "/torch/_dynamo/convert_frame.py",
-    "/torch/_dynamo/symbolic_convert.py",
-    "/torch/_inductor/compile_fx.py",
-    "/torch/_inductor/graph.py",
-    "/torch/_inductor/codecache.py",
-    "/torch/_inductor/async_compile.py",
-    "/torch/_inductor/cpp_builder.py",
-    "/torch/utils/cpp_extension.py",
-    "/triton/compiler/",
+    "/torch/_dynamo/convert_frame.py", "/torch/_dynamo/symbolic_convert.py", "/torch/_inductor/compile_fx.py",
+    "/torch/_inductor/graph.py", "/torch/_inductor/codecache.py", "/torch/_inductor/async_compile.py",
+    "/torch/_inductor/cpp_builder.py", "/torch/utils/cpp_extension.py", "/triton/compiler/",
     "/triton/runtime/autotuner.py",
-)
+)  # fmt: skip
 """Files that are on the stack during compilation, but not while the compiled code runs."""
 _BUILDERS = re.compile(r"(?:^|/)(?:ninja|nvcc|cicc|ptxas|c\+\+|g\+\+|gcc|clang(?:\+\+)?|cc1plus|hipcc|cmake)(?: |$)")
 _NETWORK = (

@@ -197,7 +197,16 @@ def predict_setting(basis: PredictionBasis, setting: str) -> PredictedStep | Non
     if name == "bucket_cap":
         ends = [simulate(gradients, buckets_for(gradients, number), network) for network in networks]
     elif name == "find_unused_off":
-        gradients, cap = _by_ready(gradients), None if basis.cap_bytes == DEFAULT_BYTES else basis.cap_bytes
+        order = sorted(range(len(gradients.ready_ms)), key=gradients.ready_ms.__getitem__)
+        gradients, cap = (
+            replace(
+                gradients,
+                sizes_bytes=tuple(gradients.sizes_bytes[i] for i in order),
+                ready_ms=tuple(gradients.ready_ms[i] for i in order),
+                by_registration=False,
+            ),
+            None if basis.cap_bytes == DEFAULT_BYTES else basis.cap_bytes,
+        )
         ends = [simulate(gradients, buckets_for(gradients, cap), network) for network in networks]
     else:
         halves = [_Halved(network) for network in networks]
@@ -208,17 +217,6 @@ def predict_setting(basis: PredictionBasis, setting: str) -> PredictedStep | Non
         setting=setting, change=changes[name], ratio=ratios[len(ratios) // 2], low=ratios[0], high=ratios[-1],
         assumes=assumes,
     )  # fmt: skip
-
-
-def _by_ready(gradients: BucketGradients) -> BucketGradients:
-    """Return the gradients in the order in which they are ready, as buckets have them without the search for unused."""
-    order = sorted(range(len(gradients.ready_ms)), key=gradients.ready_ms.__getitem__)
-    return replace(
-        gradients,
-        sizes_bytes=tuple(gradients.sizes_bytes[i] for i in order),
-        ready_ms=tuple(gradients.ready_ms[i] for i in order),
-        by_registration=False,
-    )
 
 
 def _saving(
