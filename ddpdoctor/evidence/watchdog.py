@@ -645,7 +645,8 @@ class WatchdogReader:
         return Failed(
             **origin_of(line, who_of(line, group)),
             type=next((kind for kind in ("CUDA error", "HIP error") if kind in error), "NCCL error"),
-            message=quote(error), nature=reading.nature, peers=reading.peers, peer_hosts=reading.peer_hosts, memory=reading.memory,
+            message=quote(error), nature=reading.nature, peers=reading.peers,
+            peer_hosts=reading.peer_hosts, memory=reading.memory,
         )  # fmt: skip
 
     def _read_tail(self, line: Line) -> list[Fact]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
-from itertools import compress, islice, takewhile
+from itertools import compress, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -159,8 +159,9 @@ def read_timeline(state: RankState, name: str, most: int) -> GroupCalls:
         if cursor is None or event.number > cursor:
             cursor = event.number
         # A hook or a custom function calls in backward: then the phase failed because of a call inside it.
-        inside = takewhile(lambda one, phase=event: one.started_ns < phase.ended_ns, islice(events, at + 1, None))
-        if event.kind.failed and not (event.kind.op in NATIVE_PHASES and any(one.kind.failed for one in inside)):
+        later = islice(events, at + 1, None)
+        failed = (one.kind.failed for one in later if one.started_ns < event.ended_ns)
+        if event.kind.failed and not (event.kind.op in NATIVE_PHASES and any(failed)):
             break
     if phase is not None and cursor is not None:
         group = own_state(state.rank, name)
