@@ -643,9 +643,8 @@ class WatchdogReader:
     def _failure(self, line: Line, group: NcclGroup | None, error: str) -> Failed:
         reading = classify("", error)
         return Failed(
-            **origin_of(line, who_of(line, group)),
+            **origin_of(line, who_of(line, group)), message=quote(error), nature=reading.nature, peers=reading.peers,
             type=next((kind for kind in ("CUDA error", "HIP error") if kind in error), "NCCL error"),
-            message=quote(error), nature=reading.nature, peers=reading.peers,
             peer_hosts=reading.peer_hosts, memory=reading.memory,
         )  # fmt: skip
 

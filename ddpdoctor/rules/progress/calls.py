@@ -159,8 +159,7 @@ def read_timeline(state: RankState, name: str, most: int) -> GroupCalls:
         if cursor is None or event.number > cursor:
             cursor = event.number
         # A hook or a custom function calls in backward: then the phase failed because of a call inside it.
-        later = islice(events, at + 1, None)
-        failed = (one.kind.failed for one in later if one.started_ns < event.ended_ns)
+        failed = (one.kind.failed for one in islice(events, at + 1, None) if one.started_ns < event.ended_ns)
         if event.kind.failed and not (event.kind.op in NATIVE_PHASES and any(failed)):
             break
     if phase is not None and cursor is not None:
