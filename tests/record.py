@@ -1,7 +1,7 @@
 """Keeps runs of real jobs for the tests: ``python -m tests.record [-n JOBS_AT_A_TIME] [NAME ...]``.
 
 It runs the scenarios marked ``kept`` whose names hold one of the names given, all without one, and keeps the runs of
-those that pass. What fails on a busy machine is tried again, twice. `
+those that pass. What fails on a busy machine is tried again, twice.
 """
 
 import argparse
@@ -27,19 +27,7 @@ def main() -> int:
         names = [test.partition("::")[2].removesuffix("]") for test in stale().values()]
         if not names:
             return 0
-    words = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-n",
-        given.n,
-        "--dist",
-        "worksteal",
-        "-m",
-        "kept",
-        "tests/scenarios",
-    ]
+    words = [sys.executable, *f"-m pytest -q -n {given.n} --dist worksteal -m kept tests/scenarios".split()]
     env = {**os.environ, "KEPT_RUNS": "\n".join(["record", *names])}
     with tempfile.TemporaryDirectory() as cache:
         words += ["-o", f"cache_dir={cache}"]
