@@ -399,17 +399,44 @@ def read_control_flow(path: Path, unchanged_since_s: float) -> ControlFlow | Non
 
 
 def _statements(tree: ast.AST) -> Iterator[Statement]:
-    for node in ast.walk(tree):
+    nodes: list[Any] = list(ast.walk(tree))
+    functions: list[Any] = [node for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    names = [function.name for function in functions]
+    answers = {one.name: _find_answers(one) for one in functions if names.count(one.name) == 1}
+    assigned: list[Any] = [node for node in nodes if isinstance(node, ast.Assign) and hasattr(node.targets[0], "id")]
+    assigned.sort(key=lambda node: node.lineno)
+    for node in nodes:
         kind = _KINDS.get(type(node))
-        if kind is not None:
-            place: Any = node
-            fixed = isinstance(node, ast.For) and _is_fixed(node.iter)
-            yield Statement(
-                kind="fixed-for" if fixed else kind,
-                line=place.lineno,
-                last_line=place.end_lineno or place.lineno,
-                body_last_line=node.body[-1].end_lineno if isinstance(node, ast.If) else None,
-            )
+        if kind is None:
+            continue
+        start = max((one.lineno for one in functions if one.lineno <= node.lineno <= one.end_lineno), default=0)
+        end = node.end_lineno if isinstance(node, ast.While) else node.lineno
+        above = {one.targets[0].id: one.value for one in assigned if start <= one.lineno <= end}
+        decided: list[int] = []
+        for part in ast.walk(node.test) if isinstance(node, (ast.If, ast.While)) else ():
+            called: Any = above.get(getattr(part, "id", ""), part)  # such as stop after: stop = must_stop(step)
+            if isinstance(called, ast.Call):
+                decided += answers.get(getattr(called.func, "id", getattr(called.func, "attr", "")), ())
+        yield Statement(
+            kind="fixed-for" if isinstance(node, ast.For) and _is_fixed(node.iter) else kind,
+            line=node.lineno,
+            last_line=node.end_lineno or node.lineno,
+            body_last_line=node.body[-1].end_lineno if isinstance(node, ast.If) else None,
+            decided_at=tuple(dict.fromkeys(decided)),
+        )
+
+
+def _find_answers(function: ast.AST) -> list[int]:
+    """Return the lines that decide what a function returns: the conditions of its returns, and what is no constant."""
+    found = set()
+    todo = [(child, 0) for child in ast.iter_child_nodes(function)]
+    for node, condition in todo:  # grows as it goes: a nested function has its own returns
+        if isinstance(node, ast.Return) and (condition or not isinstance(node.value, (ast.Constant, type(None)))):
+            found.add(condition or node.lineno)
+        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            inner = node.lineno if isinstance(node, (ast.If, ast.ExceptHandler)) else condition
+            todo += [(child, inner) for child in ast.iter_child_nodes(node)]
+    return sorted(found)
 
 
 def _is_fixed(iterated: ast.expr) -> bool:

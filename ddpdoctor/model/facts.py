@@ -472,6 +472,8 @@ class Statement:
     last_line: int
     body_last_line: int | None = None
     """The last line of an "if" without its else branch."""
+    decided_at: tuple[int, ...] = ()
+    """The lines that decide what a function returns, if an "if" or a "while" goes by that function of the same file."""
 
     def holds(self, line: int) -> bool:
         """Return whether a line is part of the statement."""

@@ -24,12 +24,12 @@ from .storage.files import map_file
 from .storage.fingerprint_file import MAX_BYTES as MAX_FILE_BYTES
 from .storage.fingerprint_file import MAX_SLOTS, MIN_SLOTS, FingerprintWriter
 
-SHARE = 0.0075
+SHARE = 0.005
 """The part of the training time that comparing may take by our own count, so that it takes less than 1 %: with Gloo on
-busy CPUs, a step with a comparison took up to 1.3 times as much longer as was counted, because ranks wait for each
-other."""
+two cores, a comparison made its step and the next one longer by up to 1.5 times what was counted, because ranks wait
+for each other (``python -m tests.bench.check_every``)."""
 ALLOWANCE_S = 0.25
-"""What comparing may take even if that is more. Our choice: jobs of less than 25 s are compared a few times more."""
+"""What comparing may take even if that is more. Our choice: jobs of less than 50 s are compared a few times more."""
 LEAST = 32
 """The smallest distance of ``auto``. Until this step of an optimizer, powers of two are taken whatever that costs: most
 faults are there from the first steps on, and some rules need several comparisons."""

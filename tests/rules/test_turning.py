@@ -245,6 +245,55 @@ def test_a_condition_around_a_call_that_the_rank_is_still_in_decides_nothing(flo
     assert [place.line for place in judged(*ranks, flow=flow).where] == [BARRIER]
 
 
+DECIDED = {
+    "the condition of its return": ("if rank:\n        return True\n    return False", "if ask():", (3,)),
+    "a return of what is no constant": ("late = clock()\n    return late", "if not ask():", (4,)),
+    "several, so none is told": ("if a:\n        return 1\n    if b:\n        return 2", "if ask():", (3, 5)),
+    "a constant decides nothing": ("return True", "if ask():", ()),
+    "of the nested function is another's": ("def g():\n        return x\n    return 1", "if ask():", ()),
+    "by way of a name": ("return x", "stop = ask()\n        if stop:", (3,)),
+    "a name of another function": ("stop = ask()\n    return 1", "if stop:", ()),
+    "of a method": ("return x", "if self.stopper.ask():", (3,)),
+    "another function": ("return x", "if other():", ()),
+}
+
+
+@pytest.mark.parametrize("case", DECIDED)
+def test_a_condition_that_asks_a_function_is_told_with_the_line_that_decides_in_it(tmp_path: Path, case: str) -> None:
+    body, asks, decided = DECIDED[case]
+    source = f"\ndef ask():\n    {body}\n\ndef main():\n    for batch in loader:\n        {asks}\n            break\n"
+    source += "        loss.backward()\n    barrier()\n"
+    (tmp_path / "train.py").write_text(source)
+    read = read_control_flow(tmp_path / "train.py", float("inf"))
+    assert read is not None
+    lines = source.splitlines()
+    loop, broke = (next(n for n, text in enumerate(lines, 1) if word in text) for word in ("for ", "break"))
+    route = Route(left_out=broke + 1, before=None, failed=False, after=broke + 2)
+    found = find_detours(ControlFlow(file="train.py", statements=read.statements), route)
+    assert [(one.condition, one.decided_at) for one in found] == [(broke - 1, decided), (loop, ())]
+
+
+def test_a_loop_goes_by_what_is_assigned_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("def ask():\n    return x\n\nstop = False\nwhile not stop:\n    stop = ask()\n")
+    read = read_control_flow(path, float("inf"))
+    assert read is not None
+    assert [one.decided_at for one in read.statements if one.kind == "while"] == [(2,)]
+
+
+def test_the_deciding_line_in_the_function_that_was_asked_is_a_place(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        SOURCE.replace("if not isfinite(loss)", "if bad(loss)") + "def bad(loss):\n    return rank == loss\n"
+    )
+    read = read_control_flow(path, float("inf"))
+    assert read is not None
+    report = judged(*skipping(2), flow=ControlFlow(file=line(1).file, statements=read.statements))
+    last = len(path.read_text().splitlines())
+    assert [place.line for place in report.where] == [SKIPS[0], last]
+    assert f"the condition at line {SKIPS[0]} (jump at line {SKIPS[1]}), decided at line {last}" in str(report.evidence)
+
+
 def _waiting(script: Script, at: Frame) -> Rank:
     return script.waits(samples=(sample(stack(at, C10D)),))
 

@@ -47,6 +47,8 @@ class Detour:
     """The loop came to its end."""
     skips_round: bool = False
     """The jump is a `continue`."""
+    decided_at: tuple[int, ...] = ()
+    """The lines in a function that the condition calls, which decide what it returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +114,7 @@ def find_detours(flow: ControlFlow, route: Route) -> tuple[Detour, ...]:
 def _guards(near: Sequence[Statement], left_out: int, before: int | None, after: int | None) -> list[Detour]:
     """Return the conditions around a call, without those that the rank passed: it is, or was, in the same branch."""
     return [
-        Detour(condition=one.line)
+        Detour(condition=one.line, decided_at=one.decided_at)
         for one in near
         if one.kind == "if"
         and one.holds(left_out)
@@ -127,7 +129,7 @@ def _out_of(near: Sequence[Statement], loop: Statement) -> tuple[Detour, ...]:
     own = [one for one in inside if one.kind == "return" or _innermost(near, one.line, LOOPS) == loop]
     leaving = [one for one in own if one.kind != "continue"]
     if loop.kind != "fixed-for":
-        return (*_by_jump(near, leaving), Detour(condition=loop.line, ends_loop=True))
+        return (*_by_jump(near, leaving), Detour(condition=loop.line, ends_loop=True, decided_at=loop.decided_at))
     return _by_jump(near, leaving or own)
 
 
@@ -156,7 +158,7 @@ def _by_jump(near: Sequence[Statement], jumps: Iterable[Statement]) -> tuple[Det
     """Return each jump with its condition; leave out jumps without a condition, because all ranks take them."""
     pairs = ((_innermost(near, jump.line, {"if", "except"}), jump) for jump in jumps)
     return tuple(
-        Detour(condition=head.line, jump=jump.line, skips_round=jump.kind == "continue")
+        Detour(condition=head.line, jump=jump.line, skips_round=jump.kind == "continue", decided_at=head.decided_at)
         for head, jump in pairs
         if head is not None
     )
@@ -180,7 +182,9 @@ class Turning:
         if self.detours and (len(self.detours) == 1 or self.loop is not None):
             detour = self.detours[0]
             second = detour.jump if detour.jump is not None or self.loop is not None else self.call.line
-            return tuple(replace(self.call, line=line) for line in (detour.condition, second) if line is not None)
+            decided = detour.decided_at if len(detour.decided_at) == 1 else ()
+            lines = (detour.condition, *decided, second)
+            return tuple(replace(self.call, line=line) for line in lines if line is not None)
         turned_at = self.parting.before
         if self.parting.is_extra and self.parting.went_on is not None:
             turned_at = self.parting.went_on
@@ -334,8 +338,10 @@ def turning_words(turning: Turning, who: str) -> list[str]:
     ways = []
     for detour in turning.detours[:MOST_WAYS]:
         jump = f" (jump at line {detour.jump})" if detour.jump not in (None, detour.condition) else ""
+        if detour.decided_at:
+            jump += f", decided at line {' or '.join(map(str, detour.decided_at[:MOST_WAYS]))}"
         what = "the end of the loop" if detour.ends_loop else "the condition"
-        ways.append(f"{what} at line {detour.condition}{'' if detour.ends_loop else jump}")
+        ways.append(f"{what} at line {detour.condition}{jump}")
     decides = f"; the cause is {' or '.join(ways)}" if ways else ""
     return [f"{who} {did_words(turning)}{after}{decides}"]
 
