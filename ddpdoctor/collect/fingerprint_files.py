@@ -94,7 +94,9 @@ class RowsRead:
             return self._known[digest]
         rows: dict[What, dict[Name, tuple[int, TensorRow]]] = {}
         for position, entry in enumerate(table):
-            row = _read_row(entry)
+            what, name, part, shape, dtype = entry
+            size = tuple(map(_whole, shape or ()))
+            row = TensorRow(what=WHAT[what], name=str(name), part=str(part or ""), shape=size, dtype=str(dtype))
             if not any(fnmatchcase(row.name, pattern) for pattern in self._allowed):
                 at = position * fingerprint_file.FINGERPRINT_SIZE
                 rows.setdefault(row.what, {})[row.name, row.part] = (at, row)
@@ -139,13 +141,6 @@ def root_of(rows: Rows, fingerprints: bytes, kinds: Iterable[What] = tuple(What)
         for run in rows.kinds[what].runs if what in rows.kinds else ():
             root.update(fingerprints[run])
     return root.digest()
-
-
-def _read_row(entry: Any) -> TensorRow:
-    what, name, part, shape, dtype = entry
-    return TensorRow(
-        what=WHAT[what], name=str(name), part=str(part or ""), shape=tuple(map(_whole, shape or ())), dtype=str(dtype)
-    )
 
 
 def _whole(value: Any) -> int:

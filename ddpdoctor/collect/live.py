@@ -96,11 +96,13 @@ def read_live(run_dir: Path, *, with_others: bool = True) -> LiveRun:
     processes = {key: proc.read_process(key[1]) for key in owners if key[0] == here}
     ranks = tuple(_as_now(rank, here, owners, processes) for rank in job.ranks)
     job = replace(job, now_ns=now_ns, ended=False, ranks=ranks)
+    no_watcher = own.run.watcher_pid is None
+    alive = any(rank.life is Life.RUNNING for rank in ranks) if no_watcher else is_watched(own.run)
     return LiveRun(
         folder=folder,
         run=own.run,
         job=job,
-        is_running=_lives(own.run, ranks) if is_here else None,
+        is_running=alive if is_here else None,
         end=load(JobEnd, folder / END_NAME),
         members=members,
         replicas=load(Consistency, folder / REPLICAS_NAME),
@@ -146,12 +148,6 @@ def is_watched(run: Run) -> bool:
         return True
     found = proc.read_process(run.watcher_pid)
     return found is not None and found.start_ticks == run.watcher_ticks and found.state not in "ZX"
-
-
-def _lives(run: Run, ranks: tuple[Rank, ...]) -> bool:
-    if run.watcher_pid is not None:
-        return is_watched(run)
-    return any(rank.life is Life.RUNNING for rank in ranks)
 
 
 def _for_now(folder: RunFolder) -> RunFolder:
@@ -230,7 +226,8 @@ class Past:
 def find_runs(folder: Path) -> list[Path]:
     """Return the run folders at or below a folder, without those of further members of a run that is there too."""
     found = sorted(set(_marked(folder, LEVELS)))[:MOST_RUNS]
-    first = [path for path in found if not _is_further_member(path)]
+    runs = [load(Run, path / RUN_MARK) for path in found]
+    first = [path for path, run in zip(found, runs, strict=True) if run is None or not run.node_rank]
     return first or found
 
 
@@ -246,11 +243,6 @@ def _marked(folder: Path, levels: int) -> Iterable[Path]:
     for path in inside:
         if path.name not in PARTS and is_folder(path):
             yield from _marked(path, levels - 1)
-
-
-def _is_further_member(path: Path) -> bool:
-    run = load(Run, path / RUN_MARK)
-    return run is not None and bool(run.node_rank)
 
 
 def read_past(saved: SavedRun, attempt: int, *, is_last: bool) -> Past:
@@ -281,8 +273,7 @@ def _steps_of(rank: Rank) -> int:
 
 
 def _last_step_ns(rank: Rank) -> int | None:
-    times = rank.step_times
-    return times.ended_ns[-1] if times is not None and times.ended_ns else None
+    return rank.step_times.ended_ns[-1] if rank.step_times is not None and rank.step_times.ended_ns else None
 
 
 def _read_passes(job: Job) -> tuple[tuple[PassSeen, ...], int | None]:

@@ -347,7 +347,10 @@ def read_gradient_times(notes: list[dict[str, Any]]) -> tuple[GradientTimes, ...
 def _read(note: dict[str, Any]) -> GradientTimes | None:
     """Return a note as a record, or None if it is damaged."""
     columns = unpack_columns(str(note.get("columns", "")))
-    sizes, ready, buckets = (_ints(columns.get(name)) for name in ("sizes", "ready", "buckets"))
+    numbers = (columns.get(name) for name in ("sizes", "ready", "buckets"))
+    sizes, ready, buckets = (
+        tuple(n for n in one if isinstance(n, int)) if isinstance(one, list) else () for one in numbers
+    )
     if not sizes or len(sizes) != len(ready):
         return None
     return GradientTimes(
@@ -368,11 +371,6 @@ def _read(note: dict[str, Any]) -> GradientTimes | None:
         unused_bytes=_int(note.get("unused_bytes")),
         same_unused=_flag(note.get("same_unused")),
     )
-
-
-def _ints(value: Any) -> tuple[int, ...]:
-    numbers = value if isinstance(value, list) else []
-    return tuple(one for one in numbers if isinstance(one, int))
 
 
 def _int(value: Any) -> int:

@@ -333,7 +333,7 @@ def read_saved_run(folder: Path) -> SavedRun:
     Raises:
         UserError: the folder is not a run folder, or is damaged.
     """
-    own, members = read_run_folder(folder), read_nodes(folder)
+    own, members = read_run_folder(folder), load(NodesSeen, folder / NODES_NAME)
     others = {}
     for seen in members.nodes if members is not None else ():
         places = (folder / name / str(seen.number) for name in NODE_FOLDERS)
@@ -361,11 +361,6 @@ def job_of(saved: SavedRun, attempt: int | None = None) -> Job:
 def read_job(folder: Path, attempt: int | None = None) -> Job:
     """Read a run folder and return the facts of one attempt; raises ``UserError`` like ``read_saved_run``."""
     return job_of(read_saved_run(folder), attempt)
-
-
-def read_nodes(folder: Path) -> NodesSeen | None:
-    """Return the nodes of the job, or None if it had only one or the file cannot be read."""
-    return load(NodesSeen, folder / NODES_NAME)
 
 
 def _read_node(saved: SavedRun, seen: NodeSeen, attempt: int | None) -> _Node | None:
@@ -445,9 +440,8 @@ def _judged_by(rank: Rank, stop_ns: int | None, error_ns: int) -> Rank:
 
 def _with_facts(node: NodeSeen, job: Job | None) -> NodeSeen:
     """Return a node with the ranks in its records, and whether we have its records."""
-    if job is None:
-        return replace(node, gathered=False)
-    return replace(node, gathered=True, ranks=tuple(sorted({rank.rank for rank in job.ranks})) or node.ranks)
+    ranks = tuple(sorted({rank.rank for rank in job.ranks})) if job is not None else ()
+    return replace(node, gathered=job is not None, ranks=ranks or node.ranks)
 
 
 class NotThere(Exception):  # noqa: N818 - says what it is

@@ -57,19 +57,10 @@ MACHINE_LIMIT_S = 6.0
 CONTROL_FLOW_NAME = "control_flow.json"
 MAX_FILES = 64
 MAX_SOURCE_BYTES = 2 * 2**20
-_KINDS: dict[type[ast.AST], str] = {
-    ast.FunctionDef: "function",
-    ast.AsyncFunctionDef: "function",
-    ast.If: "if",
-    ast.For: "for",
-    ast.AsyncFor: "for",
-    ast.While: "while",
-    ast.Try: "try",
-    ast.ExceptHandler: "except",
-    ast.Continue: "continue",
-    ast.Break: "break",
-    ast.Return: "return",
-}
+_KINDS = {
+    "FunctionDef": "function", "AsyncFunctionDef": "function", "AsyncFor": "for", "ExceptHandler": "except",
+    **{name: name.lower() for name in ("If", "For", "While", "Try", "Continue", "Break", "Return")},
+}  # fmt: skip
 SOURCE_NAME = "source.json"
 """In a run folder: the ``SourceExcerpt`` of its latest verdict."""
 AROUND = 2
@@ -406,7 +397,7 @@ def _statements(tree: ast.AST) -> Iterator[Statement]:
     assigned: list[Any] = [node for node in nodes if isinstance(node, ast.Assign) and hasattr(node.targets[0], "id")]
     assigned.sort(key=lambda node: node.lineno)
     for node in nodes:
-        kind = _KINDS.get(type(node))
+        kind = _KINDS.get(type(node).__name__)
         if kind is None:
             continue
         start = max((one.lineno for one in functions if one.lineno <= node.lineno <= one.end_lineno), default=0)
@@ -521,8 +512,12 @@ def _shown(line: str) -> str:
 
 def read_warnings(folder: Path) -> tuple[NcclLine, ...]:
     """Return the last warnings of every log in the run folder, without repeats."""
-    found = (line for path in sorted((folder / NCCL_FOLDER).glob("*.log"))[:MOST_FILES] for line in _warnings(path))
-    return tuple(dict.fromkeys(found))
+    found: dict[NcclLine, None] = {}
+    for path in sorted((folder / NCCL_FOLDER).glob("*.log"))[:MOST_FILES]:
+        for match in list(_WARNING.finditer(_tail(path)))[-MOST_LINES:]:
+            pid, text = int(match["pid"]) if match["pid"] else None, hide_in_text(match["text"].strip()[:MOST_TEXT])
+            found[NcclLine(pid=pid, source=match["source"] or "", text=text)] = None
+    return tuple(found)
 
 
 def keep_users_logs(folder: Path, pattern: str) -> None:
@@ -537,16 +532,6 @@ def keep_users_logs(folder: Path, pattern: str) -> None:
         kept = [match[0] for match in _WARNING.finditer(lines)][-MOST_LINES:]
         if kept:
             write_whole(target / f"user.{Path(name).name}.log", hide_in_text("\n".join(kept) + "\n"))
-
-
-def _warnings(path: Path) -> Iterator[NcclLine]:
-    matches = list(_WARNING.finditer(_tail(path)))[-MOST_LINES:]
-    for match in matches:
-        yield NcclLine(
-            pid=int(match["pid"]) if match["pid"] else None,
-            source=match["source"] or "",
-            text=hide_in_text(match["text"].strip()[:MOST_TEXT]),
-        )
 
 
 def _tail(path: Path) -> str:

@@ -79,7 +79,7 @@ def decode(kind: type[Kind], plain: Any) -> Kind:
 def _encoder(hint: Any) -> Convert:
     origin = typing.get_origin(hint)
     if hint in _PLAIN:
-        return {float: _encode_float, Any: _encode_any}.get(hint, _same)
+        return {float: _encode_float, Any: _encode_any}.get(hint, lambda value: value)
     if origin is tuple:
         return _tuple_encoder(typing.get_args(hint))
     if origin is dict:
@@ -110,10 +110,6 @@ def _encoder(hint: Any) -> Convert:
     if is_dataclass(hint):
         return _dataclass_encoder(hint)
     raise TypeError(f"{hint!r} cannot be sent")
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _encode_float(value: float) -> float | str:

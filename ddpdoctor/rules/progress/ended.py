@@ -171,10 +171,7 @@ def _limit(job: JobState, rank: Rank) -> tuple[Space | None, str]:
 def _shared(job: JobState, rank: Rank, at_error: AtError | None) -> Space | None:
     """Return /dev/shm when it was fullest: at the time of an error, a worker's files may already be gone."""
     host = causes_at(job.facts, rank.host)
-    seen = [
-        at_error.shared_memory if at_error is not None else None,
-        host.shared_memory if host is not None else None,
-    ]
+    seen = [one.shared_memory for one in (at_error, host) if one is not None]
     return max((one for one in seen if one is not None), key=lambda one: one.used_bytes, default=None)
 
 
@@ -529,9 +526,8 @@ def check_exit_hang(job: JobState) -> Answer:
 
 def _since_end(rank: Rank) -> Rank:
     """Return a rank without what was seen of it while its script still ran."""
-    return replace(
-        rank, samples=tuple(sample for sample in rank.samples if sample.time_ns >= (rank.main_ended_ns or 0))
-    )
+    samples = tuple(sample for sample in rank.samples if sample.time_ns >= (rank.main_ended_ns or 0))
+    return replace(rank, samples=samples)
 
 
 @rule("DD612", "exit-abort", Severity.INFO, "A rank aborted at exit, after its script had finished")

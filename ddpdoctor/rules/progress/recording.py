@@ -79,11 +79,8 @@ def check_recorded(job: JobState) -> Answer:
 
 
 def _why(rank: Rank) -> str:
-    if rank.lost:
-        return rank.lost
-    if rank.life is Life.NEVER_STARTED or rank.recorded:
-        return ""
-    return "the recorder was not loaded"
+    is_seen = rank.life is Life.NEVER_STARTED or rank.recorded
+    return rank.lost or ("" if is_seen else "the recorder was not loaded")
 
 
 def _finding(job: JobState, why: str, ranks: tuple[int, ...]) -> Problem:
