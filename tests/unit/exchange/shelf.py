@@ -1,8 +1,10 @@
-"""A store in this process, for what travels by way of somebody else's."""
+"""What tests of the exchange share: a store in this process, a clock, and a stranger's way to a server."""
 
 import threading
 
+from ddpdoctor.exchange.reach import receive
 from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.exchange.wire import HELLO, NONCE_BYTES, PROOF_BYTES, prove
 
 
 class Shelf:
@@ -39,3 +41,26 @@ class Shelf:
     def _check(self):
         if self.ended:
             raise StoreError("the store has ended")
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    now_s = 100.0
+
+    def __call__(self):
+        return self.now_s
+
+
+def prove_to(connection, token):
+    """Read the greeting of a server and prove to hold the token; the server proves it as well."""
+    nonce, own = receive(connection, len(HELLO) + NONCE_BYTES)[len(HELLO) :], bytes(NONCE_BYTES)
+    connection.sendall(own + prove(token, b"client", nonce, own))
+    assert receive(connection, PROOF_BYTES) == prove(token, b"server", nonce, own)
+
+
+def is_hung_up(connection):
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True

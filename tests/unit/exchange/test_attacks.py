@@ -36,16 +36,10 @@ from ddpdoctor.exchange.wire import (
     with_length,
 )
 from tests.scenarios.running import wait_for as wait_until
+from tests.unit.exchange.shelf import Clock, prove_to
 
 SECRET = b"secret"
 LIMIT_S = 60.0
-
-
-class Clock:
-    now_s = 100.0
-
-    def __call__(self):
-        return self.now_s
 
 
 @dataclass(frozen=True)
@@ -69,9 +63,7 @@ class Attacker:
     def prove(self, token=NO_TOKEN, source="127.0.0.1"):
         """Return a connection over which the token was proven."""
         made = self.connect(source)
-        nonce, own = receive(made, len(HELLO) + NONCE_BYTES)[len(HELLO) :], bytes(NONCE_BYTES)
-        made.sendall(own + prove(token, b"client", nonce, own))
-        receive(made, 32)
+        prove_to(made, token)
         return made
 
     def send(self, connection, data):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from itertools import permutations
+from pathlib import Path
 
 import pytest
 
@@ -42,7 +43,7 @@ from ddpdoctor.exchange.meeting import (
     race,
 )
 from ddpdoctor.exchange.store import MAX_VALUE_BYTES, KeyValues, StoreError
-from ddpdoctor.exchange.wire import RequestType, pack_request
+from ddpdoctor.exchange.wire import HELLO, NONCE_BYTES, PROOF_BYTES, RequestType, pack_request
 from ddpdoctor.model.reaching import Contact
 from tests.scenarios.running import free_port
 from tests.scenarios.running import wait_for as wait_until
@@ -83,32 +84,23 @@ def blocked_port():
 @pytest.mark.parametrize("name", ["own port", "store", "folder"])
 def test_values_and_counters_by_every_way(meeting, ways, name):
     found = find_meeting([ways[name]], TOKEN, LIMIT_S)
-    own = meeting.store()
-    found.store.set("a", b"\0\xff" * 100_000)
+    own, store = meeting.store(), found.store
+    store.set("a", b"\0\xff" * 100_000)
 
     assert (found.way, found.tried) == (name, ())
-    assert own.get("a") == found.store.get("a") == b"\0\xff" * 100_000
-    assert found.store.get("b") is None
-    assert [own.add("n", 1), found.store.add("n", 2), found.store.add("n", 0)] == [1, 3, 3]
-    found.store.forget("a")
-    assert own.get("a") is None
-    found.store.close()
-    found.store.close()
-
-
-@pytest.mark.parametrize("name", ["own port", "store", "folder"])
-def test_a_value_over_the_limit_is_refused_in_words_by_every_way(ways, name):
-    store = open_meeting(ways[name], TOKEN, LIMIT_S)
+    assert own.get("a") == store.get("a") == b"\0\xff" * 100_000
+    assert store.get("b") is None
+    assert [own.add("n", 1), store.add("n", 2), store.add("n", 0)] == [1, 3, 3]
+    assert (own.add("fresh", 0), own.get("fresh")) == (0, None)
     with pytest.raises(StoreError, match="over the limit"):
         store.set("large", bytes(MAX_VALUE_BYTES + 1))
-    assert store.add("n", 1) == 1
-
-
-@pytest.mark.parametrize("name", ["own port", "store", "folder"])
-def test_the_same_way_is_open_again(ways, name):
-    found = find_meeting([ways[name]], TOKEN, LIMIT_S)
-    assert found.store.add("n", 1) == 1
-    assert found.open(LIMIT_S).add("n", 1) == 2
+    with pytest.raises(StoreError, match="whole numbers"):
+        store.add("a", 1)
+    store.forget("a")
+    assert own.get("a") is None
+    assert found.open(LIMIT_S).add("n", 1) == 4  # the same way is open again
+    store.close()
+    store.close()
 
 
 def test_threads_share_a_connection_over_a_mailbox(ways):
@@ -122,9 +114,13 @@ def test_threads_share_a_connection_over_a_mailbox(ways):
     assert sorted(sums) == list(range(1, 21))
 
 
-def test_the_way_that_is_wanted_first_is_taken_where_all_get_through(ways):
-    assert find_meeting([*ways.values()], TOKEN, LIMIT_S).way == "own port"
+def test_the_way_that_is_wanted_first_is_taken_where_all_get_through_and_the_losers_are_hung_up_on(ways):
+    found = find_meeting([*ways.values()], TOKEN, LIMIT_S)
+    assert (found.way, found.store.add("n", 1)) == ("own port", 1)
     assert find_meeting([*ways.values()][::-1], TOKEN, LIMIT_S).way == "folder"
+    assert wait_until(lambda: "ddpdoctor-find" not in {one.name for one in threading.enumerate()}, LIMIT_S)
+    with pytest.raises(NoMeeting, match="no way is known"):
+        find_meeting([], TOKEN, 0.1)
 
 
 def test_what_the_blocked_ways_saw_is_reported_and_typed(ways):
@@ -151,21 +147,25 @@ def test_where_no_way_gets_through_each_says_what_it_saw(tmp_path):
     assert [attempt.contact for attempt in reported.value.tried[0].attempts] == [Contact.UNRESOLVED]
 
 
-def test_without_any_way_there_is_no_meeting():
-    with pytest.raises(NoMeeting, match="no way is known"):
-        find_meeting([], TOKEN, 0.1)
-
-
-def test_what_answers_and_is_no_ddpdoctor_is_reported():
+@pytest.mark.parametrize(
+    ("greeting", "words"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "another program answers, not ddpdoctor"),
+        (b"SSH-2.0-OpenSSH_9.2p1 Debian\r\n", "another program answers, not ddpdoctor"),
+        (HELLO + bytes(NONCE_BYTES) + bytes(PROOF_BYTES), "has another token"),
+    ],
+    ids=["http", "ssh", "another ddpdoctor"],
+)
+def test_what_answers_and_is_another_is_not_believed_and_reported(greeting, words):
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve():
             with contextlib.suppress(OSError):
                 while True:
-                    server.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                    server.accept()[0].sendall(greeting)
 
         threading.Thread(target=serve, daemon=True).start()
-        with pytest.raises(NoMeeting, match="another program answers, not ddpdoctor") as reported:
+        with pytest.raises(NoMeeting, match=words) as reported:
             find_meeting([OwnPort(("127.0.0.1",), server.getsockname()[1])], TOKEN, BRIEFLY_S)
     assert reported.value.tried[0].attempts[0].contact is Contact.NO_STORE
 
@@ -193,12 +193,6 @@ def test_a_port_that_is_taken_leaves_the_other_ways(meeting, tmp_path):
         hosted.serve_folder(tmp_path)
         assert open_meeting(Folder(tmp_path), TOKEN, LIMIT_S).add("n", 1) == 1
         assert hosted.store().add("n", 0) == 1
-
-
-def test_the_own_store_needs_no_network():
-    """Neither a port nor a loopback interface."""
-    with HostedMeeting(None, TOKEN) as hosted:
-        assert hosted.store().add("n", 1) == 1
 
 
 def test_a_meeting_that_has_closed_says_so(tmp_path):
@@ -265,78 +259,43 @@ def test_a_folder_that_cannot_be_written_is_reported(meeting, tmp_path):
     assert wait_until(lambda: "cannot be made: Not a directory" in forwarder.failed, LIMIT_S)
 
 
-def test_the_losers_are_hung_up_on(ways):
-    found = find_meeting([*ways.values()], TOKEN, LIMIT_S)
-    assert found.store.add("n", 1) == 1
-    assert wait_until(
-        lambda: not [thread for thread in threading.enumerate() if thread.name == "ddpdoctor-find"], LIMIT_S
-    )
-
-
 # Where the first member never comes, the lowest of those that are there serves the meeting in a shared folder.
 
 
-class Waiting:
-    """Members that wait in one folder, by a clock of the test's own."""
-
-    def __init__(self, path, *numbers):
-        self.now_s = 100.0
-        self.members = {number: ServerCandidate(path, number, lambda: self.now_s) for number in numbers}
-
-    def pass_time(self, seconds, without=()):
-        for _ in range(round(seconds * 2)):
-            self.now_s += 0.5
-            for number, member in self.members.items():
-                if number not in without:
-                    member.update()
-
-    @property
-    def lowest(self):
-        return [number for number, member in self.members.items() if member.is_lowest]
+BEFORE, AFTER = SETTLE_S - 1, SETTLE_S + 1
 
 
-def test_nobody_serves_before_the_others_could_be_seen(tmp_path):
-    waiting = Waiting(tmp_path, 3, 1, 2)
-    waiting.pass_time(SETTLE_S - 0.5)
-    assert waiting.lowest == []
-    waiting.pass_time(1)
-    assert waiting.lowest == [1]
-
-
-def test_who_has_no_number_comes_after_all_that_have_one(tmp_path):
-    waiting = Waiting(tmp_path, None, 7)
-    waiting.pass_time(SETTLE_S + 1)
-    assert waiting.lowest == [7]
-
-
-def test_of_two_with_the_same_number_one_serves(tmp_path):
-    """So it is with a node rank that was given twice."""
-    waiting = Waiting(tmp_path, 1)
-    waiting.members["again"] = ServerCandidate(tmp_path, 1, lambda: waiting.now_s)
-    waiting.pass_time(SETTLE_S + 1)
-    assert len(waiting.lowest) == 1
-
-
-def test_one_that_was_killed_is_not_waited_for(tmp_path):
-    waiting = Waiting(tmp_path, 1, 2)
-    waiting.pass_time(SETTLE_S - 1)
-    assert not waiting.members[2].is_lowest
-    waiting.pass_time(SETTLE_S + 1, without=(1,))
-    assert waiting.members[2].is_lowest
-
-
-def test_what_a_former_run_left_is_nobody(tmp_path):
+@pytest.mark.parametrize(
+    ("numbers", "times", "lowest"),
+    [
+        ((3, 1, 2), [(SETTLE_S - 0.5, (3, 1, 2)), (1, (3, 1, 2))], [[], [1]]),
+        ((None, 7), [(AFTER, (None, 7))], [[7]]), ((1, 1), [(AFTER, (1,))], [[1]]),
+        ((1, 2), [(BEFORE, (1, 2)), (AFTER, (2,))], [[], [2]]),
+    ],
+    ids=["nobody serves before the others could be seen", "no number", "a number twice", "one was killed"],
+)  # fmt: skip
+def test_the_lowest_serves_once_all_could_be_seen_and_what_a_former_run_left_is_nobody(
+    tmp_path, numbers, times, lowest
+):
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / f"here-00000000-{'0' * 16}").write_bytes(b"7")
-    waiting = Waiting(tmp_path, 2)
-    waiting.pass_time(SETTLE_S + 1)
-    assert waiting.lowest == [2]
+    now_s, found = [100.0], []
+    members = [(number, ServerCandidate(tmp_path, number, lambda: now_s[0])) for number in numbers]
+    for seconds, living in times:
+        for _ in range(round(seconds * 2)):
+            now_s[0] += 0.5
+            for number, member in members:
+                if number in living:
+                    member.update()
+        found.append([number for number, member in members if number in living and member.is_lowest])
+    assert found == lowest
 
 
 def test_one_that_leaves_takes_its_file_away(tmp_path):
-    waiting = Waiting(tmp_path, 1)
-    waiting.pass_time(1)
-    waiting.members[1].close()
+    waiting = ServerCandidate(tmp_path, 1)
+    waiting.update()
+    assert len(list((tmp_path / FOLDER).iterdir())) == 1
+    waiting.close()
     assert list((tmp_path / FOLDER).iterdir()) == []
 
 
@@ -469,32 +428,19 @@ def add_one():
     return pack_request(RequestType.ADD, "n", b"1")
 
 
-def test_a_message_is_read_as_it_was_sealed():
-    assert Message.unseal(MESSAGE.seal(b"client", MEETING, TOKEN), b"client", MEETING, TOKEN) == MESSAGE
-
-
-@pytest.mark.parametrize(
-    ("side", "meeting", "token"),
-    [(b"server", MEETING, TOKEN), (b"client", MEETING[::-1], TOKEN), (b"client", MEETING, b"another")],
-    ids=["sent back", "of another meeting", "by another token"],
-)
-def test_a_message_of_another_side_meeting_or_token_is_refused(side, meeting, token):
-    with pytest.raises(BadMessage, match="of another meeting, or by another token"):
-        Message.unseal(MESSAGE.seal(b"client", MEETING, TOKEN), side, meeting, token)
-
-
-def test_a_message_with_any_bit_changed_is_refused():
+def test_a_message_is_read_as_it_was_sealed_and_refused_where_anything_differs():
     sealed = MESSAGE.seal(b"client", MEETING, TOKEN)
-    for place in range(len(sealed)):
-        changed = sealed[:place] + bytes([sealed[place] ^ 1]) + sealed[place + 1 :]
+    assert Message.unseal(sealed, b"client", MEETING, TOKEN) == MESSAGE
+    sent_back, another_meeting, another_token = (
+        (b"server", MEETING, TOKEN), (b"client", MEETING[::-1], TOKEN), (b"client", MEETING, b"another"),
+    )  # fmt: skip
+    for place in (sent_back, another_meeting, another_token):
+        with pytest.raises(BadMessage, match="of another meeting, or by another token"):
+            Message.unseal(sealed, *place)
+    flipped = [sealed[:at] + bytes([sealed[at] ^ 1]) + sealed[at + 1 :] for at in range(len(sealed))]
+    for message in (*flipped, b"", b"x", bytes(100), bytes(MAX_MESSAGE_BYTES + 1)):
         with pytest.raises(BadMessage):
-            Message.unseal(changed, b"client", MEETING, TOKEN)
-
-
-@pytest.mark.parametrize("message", [b"", b"x", bytes(100), bytes(MAX_MESSAGE_BYTES + 1)])
-def test_what_is_no_message_is_refused(message):
-    with pytest.raises(BadMessage):
-        Message.unseal(message, b"client", MEETING, TOKEN)
+            Message.unseal(message, b"client", MEETING, TOKEN)
 
 
 def test_a_message_that_is_seen_and_left_again_counts_once(hosted, shelf):
@@ -641,11 +587,13 @@ def test_messages_in_a_folder_come_and_are_answered_once_each(folder):
     assert outbox.answer(LINE) == b"answer"
 
 
-def test_a_folder_is_left_as_it_was(tmp_path):
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_folder_is_left_as_it_was_also_if_the_request_of_an_answer_is_gone(tmp_path, asks):
     inbox, outbox = FolderBox(tmp_path), FolderBox(tmp_path)
     inbox.announce(MEETING)
-    outbox.post(LINE, b"one")
-    list(inbox.messages())
+    if asks:
+        outbox.post(LINE, b"one")
+        list(inbox.messages())
     inbox.reply(LINE, b"answer")
     inbox.withdraw()
     assert list(tmp_path.iterdir()) == []
@@ -672,29 +620,16 @@ def test_a_client_that_leaves_keeps_the_folder_of_a_meeting_that_goes_on(folder)
     assert [path.name for path in place.iterdir()] == ["meeting"]
 
 
-def test_an_answer_whose_request_is_gone_is_removed_too(tmp_path):
-    inbox = FolderBox(tmp_path)
-    inbox.announce(MEETING)
-    inbox.reply(LINE, b"answer")
-    inbox.withdraw()
-    assert list(tmp_path.iterdir()) == []
+ODD = {
+    "link": lambda path: path.symlink_to(path.with_name("meeting")), "pipe": os.mkfifo, "folder": Path.mkdir,
+    "large": lambda path: path.write_bytes(bytes(MAX_MESSAGE_BYTES + 1)),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["link", "pipe", "folder", "large"])
-def test_what_is_no_plain_small_file_is_not_read(folder, tmp_path, kind):
+@pytest.mark.parametrize("kind", ODD)
+def test_what_is_no_plain_small_file_is_not_read(folder, kind):
     inbox, _, place = folder
-    path = place / f"{LINE.hex()}.asked"
-    secret = tmp_path / "secret"
-    secret.write_bytes(b"secret")
-    if kind == "link":
-        path.symlink_to(secret)
-    elif kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    else:
-        with path.open("wb") as file:
-            file.truncate(MAX_MESSAGE_BYTES + 1)
+    ODD[kind](place / f"{LINE.hex()}.asked")
     assert list(inbox.messages()) == []
 
 

@@ -20,9 +20,9 @@ from ddpdoctor.exchange.clocks import measure_clocks
 from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.job_store import StoreReader, open_job_store, open_store_reader
 from ddpdoctor.exchange.meeting import HostedMeeting, OverStore, OwnPort, find_meeting, meet
-from ddpdoctor.exchange.reach import FIRST_PAUSE_S, reach
+from ddpdoctor.exchange.reach import FIRST_PAUSE_S, reach, receive
 from ddpdoctor.exchange.server import PROOF_LIMIT_S, REQUEST_LIMIT_S, SPARED_FILES, Server
-from ddpdoctor.exchange.store import MAX_TOTAL_BYTES, MAX_VALUE_BYTES, KeyValues, StoreError, wait_for
+from ddpdoctor.exchange.store import MAX_TOTAL_BYTES, MAX_VALUE_BYTES, KeyValues, StoreError
 from ddpdoctor.exchange.wire import (
     HELLO,
     LENGTH,
@@ -41,6 +41,8 @@ from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.node import Launcher
 from tests.scenarios.running import free_port
 from tests.scenarios.running import wait_for as wait_until
+from tests.torch_stores import serve_torch_store
+from tests.unit.exchange.shelf import Clock, is_hung_up, prove_to
 
 TOKEN = b"token"
 
@@ -59,39 +61,32 @@ def client(server, token=TOKEN, limit_s=60.0):
 def connect(server):
     """Connect as a stranger would; return the connection after the greeting, with its challenge."""
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=200)
-    greeting = receive(connection, len(HELLO) + NONCE_BYTES)
-    return connection, greeting[len(HELLO) :]
+    return connection, receive(connection, len(HELLO) + NONCE_BYTES)[len(HELLO) :]
 
 
-def prove_to(connection, nonce):
-    own = bytes(NONCE_BYTES)
-    connection.sendall(own + prove(TOKEN, b"client", nonce, own))
-    assert receive(connection, PROOF_BYTES) == prove(TOKEN, b"server", nonce, own)
+def proven(server):
+    """Return a connection over which the token was proven."""
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=200)
+    prove_to(connection, TOKEN)
+    return connection
 
 
-def receive(connection, length):
-    data = b""
-    while len(data) < length and (part := connection.recv(length - len(data))):
-        data += part
-    return data
+@pytest.fixture(params=["libuv", "threads"])
+def agent(request):
+    """A process that serves a store by one of torch's servers, as torchrun's agent does; yields it with its port."""
+    with serve_torch_store(request.param) as served:
+        yield served
 
 
-def is_hung_up(connection):
+@contextlib.contextmanager
+def files(most):
+    """Let this process open so many files at most, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     try:
-        return connection.recv(1) == b""
-    except ConnectionResetError:
-        return True
-
-
-def test_values_and_counters(server):
-    one, other = client(server), client(server)
-    one.set("a", b"\0\xff" * 1000)
-
-    assert other.get("a") == b"\0\xff" * 1000
-    assert other.get("b") is None
-    assert [one.add("n", 1), other.add("n", 2), one.add("n", 0)] == [1, 3, 3]
-    assert other.add("fresh", 0) == 0
-    assert other.get("fresh") is None
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("amount", [b"1" * 21, b"x", b"", b"1.5"])
@@ -120,43 +115,6 @@ def test_all_addresses_of_a_name_are_tried_within_one_limit(monkeypatch):
     assert limits[1] <= FIRST_PAUSE_S < limits[0]
 
 
-def test_a_value_that_comes_later_is_waited_for(server):
-    one, other = client(server), client(server)
-    threading.Timer(0.05, lambda: other.set("late", b"x")).start()
-
-    assert wait_for(lambda: one.get("late"), 60) == b"x"
-    assert wait_for(lambda: one.get("never"), 0.02) is None
-
-
-def test_without_the_token_nothing_is_served_and_it_is_counted(server):
-    with pytest.raises(StoreError, match="has another token"):
-        client(server, b"other", 2)
-    assert server.strangers >= 1
-    assert client(server).get("a") is None
-
-
-@pytest.mark.parametrize(
-    ("greeting", "words"),
-    [
-        (HELLO + bytes(NONCE_BYTES) + bytes(PROOF_BYTES), "has another token"),
-        (b"SSH-2.0-OpenSSH_9.2p1 Debian\r\n", "another program answers, not ddpdoctor"),
-    ],
-    ids=["another ddpdoctor", "ssh"],
-)
-def test_a_server_that_is_another_is_not_believed(greeting, words):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def serve():
-            with contextlib.suppress(OSError):
-                while True:
-                    connection, _ = server.accept()
-                    connection.sendall(greeting)
-
-        threading.Thread(target=serve, daemon=True).start()
-        with pytest.raises(StoreError, match=words):
-            open_client(("127.0.0.1",), server.getsockname()[1], TOKEN, 3)
-
-
 def test_a_proof_cannot_be_used_again(server):
     connection, nonce = connect(server)
     own = bytes(NONCE_BYTES)
@@ -170,49 +128,20 @@ def test_a_proof_cannot_be_used_again(server):
 
 
 @pytest.mark.parametrize(
-    "garbage",
+    ("begin", "garbage"),
     [
-        b"GET / HTTP/1.1\r\nHost: example\r\nAccept: */*\r\nUser-Agent: something that is long\r\n\r\n",
-        bytes(4096),
-        bytes(range(NONCE_BYTES + PROOF_BYTES)),
+        (connect, b"GET / HTTP/1.1\r\nHost: example\r\nAccept: */*\r\nUser-Agent: something that is long\r\n\r\n"),
+        (connect, bytes(4096)), (connect, bytes(range(NONCE_BYTES + PROOF_BYTES))),
+        (proven, LENGTH.pack(2**32 - 1)), (proven, LENGTH.pack(MAX_VALUE_BYTES * 2) + b"x"), (proven, LENGTH.pack(0)),
+        (proven, LENGTH.pack(3) + b"\x09\x00\x01"), (proven, LENGTH.pack(4) + b"\x01\x00\x09a"),
+        (proven, LENGTH.pack(4) + b"\x01\x00\x01\xff"), (proven, LENGTH.pack(3) + b"\x01\x00\x00"),
     ],
-)
-def test_garbage_before_the_proof_is_hung_up_on(server, garbage):
-    connection, _ = connect(server)
+)  # fmt: skip
+def test_garbage_before_and_after_the_proof_is_hung_up_on(server, begin, garbage):
+    connection = begin(server)[0] if begin is connect else begin(server)
     connection.sendall(garbage)
-
     assert is_hung_up(connection)
     assert client(server).add("n", 1) == 1
-
-
-@pytest.mark.parametrize(
-    "request_bytes",
-    [
-        LENGTH.pack(2**32 - 1),
-        LENGTH.pack(MAX_VALUE_BYTES * 2) + b"x",
-        LENGTH.pack(0),
-        LENGTH.pack(3) + b"\x09\x00\x01",
-        LENGTH.pack(4) + b"\x01\x00\x09a",
-        LENGTH.pack(4) + b"\x01\x00\x01\xff",
-        LENGTH.pack(3) + b"\x01\x00\x00",
-    ],
-)
-def test_garbage_after_the_proof_is_hung_up_on(server, request_bytes):
-    connection, nonce = connect(server)
-    prove_to(connection, nonce)
-    connection.sendall(request_bytes)
-
-    assert is_hung_up(connection)
-    assert client(server).add("n", 1) == 1
-
-
-class Clock:
-    """A clock that the test sets."""
-
-    now_s = 100.0
-
-    def __call__(self):
-        return self.now_s
 
 
 def test_who_proves_nothing_is_hung_up_on_in_time():
@@ -253,8 +182,7 @@ def test_strangers_do_not_keep_out_who_holds_the_token():
 def test_a_request_that_drips_in_has_one_deadline_for_all_of_it():
     clock = Clock()
     served = Server(0, TOKEN, one_host=True, clock=clock)
-    connection, nonce = connect(served)
-    prove_to(connection, nonce)
+    connection = proven(served)
     began_s = clock.now_s
     for byte in with_length(bytes(1000))[:10]:
         connection.sendall(bytes([byte]))
@@ -269,8 +197,7 @@ def test_a_member_that_is_hung_up_on_counts_as_lost():
     """Its task ends where the server has already dropped its connection."""
     clock = Clock()
     served = Server(0, TOKEN, one_host=True, clock=clock)
-    connection, nonce = connect(served)
-    prove_to(connection, nonce)
+    connection = proven(served)
     connection.sendall(with_length(pack_request(RequestType.BEAT, "7", b"")) + b"\0")
     assert wait_until(lambda: any(peer.member == "7" and peer.deadline_s is not None for peer in served.peers))
     clock.now_s += REQUEST_LIMIT_S
@@ -280,20 +207,10 @@ def test_a_member_that_is_hung_up_on_counts_as_lost():
 
 def test_an_answer_that_nobody_takes_does_not_hold_up_the_others(server):
     client(server).set("large", bytes(4 * 2**20))
-    greedy, nonce = connect(server)
-    prove_to(greedy, nonce)
+    greedy = proven(server)
     greedy.sendall(with_length(pack_request(RequestType.LOOK, "large", b"")) * 50)
 
     assert client(server).add("n", 1) == 1
-
-
-def test_values_over_the_limit_are_refused_in_words(server):
-    store = client(server)
-    with pytest.raises(StoreError, match="over the limit"):
-        store.set("large", bytes(MAX_VALUE_BYTES + 1))
-    store.set("a", b"x")
-    with pytest.raises(StoreError, match="whole numbers"):
-        store.add("a", 1)
 
 
 def test_the_limit_of_all_values_holds():
@@ -305,54 +222,18 @@ def test_the_limit_of_all_values_holds():
     values.set("0", most)  # what replaces a value of its size takes no more room
 
 
-def test_thousands_of_clients_at_once(server):
+def test_thousands_of_clients_at_once_until_the_server_closes(server):
     """1,100 clients stay connected together where this process may open so many files; each also counts."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     wanted = 1100 if hard == resource.RLIM_INFINITY or hard > 3000 else 200
     with contextlib.ExitStack() as stack:
-        if soft != resource.RLIM_INFINITY and soft < 3 * wanted:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (3 * wanted, hard))
-            stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        stack.enter_context(files(hard))
         stores = [stack.enter_context(contextlib.closing(client(server, limit_s=60))) for _ in range(wanted)]
         assert [store.add("n", 1) for store in stores] == list(range(1, wanted + 1))
-
-
-def test_a_client_of_a_server_that_has_gone_raises_an_error(server):
-    store = client(server)
-    server.close()
-    with pytest.raises(StoreError, match="the connection to rank 0 failed"):
-        store.get("a")
-
-
-def test_a_client_waits_for_a_server_that_is_yet_to_start():
-    port = free_port()
-    started = []
-    threading.Timer(0.3, lambda: started.append(Server(port, TOKEN, one_host=True))).start()
-    store = open_client(("127.0.0.1",), port, TOKEN, 60)
-
-    assert store.add("n", 1) == 1
-    started[0].close()
-
-
-def test_the_next_host_is_tried_where_the_first_is_wrong(server):
-    store = open_client(("no-such-host.invalid", "127.0.0.1"), server.port, TOKEN, 60)
-    assert store.add("n", 1) == 1
-
-
-def test_where_nobody_listens_the_error_says_what_was_seen():
-    port = free_port()
-    with pytest.raises(StoreError, match=rf"^tried for \d+ s; 127.0.0.1:{port}: connection refused$"):
-        open_client(("127.0.0.1",), port, TOKEN, 2)
-
-
-def test_a_name_that_does_not_resolve_is_said_to():
-    with pytest.raises(StoreError, match=r"no-such-host\.invalid:1: the name does not resolve"):
-        open_client(("no-such-host.invalid",), 1, TOKEN, 0.1)
-
-
-def test_a_port_that_is_taken_is_reported(server):
-    with pytest.raises(StoreError, match=f"cannot listen on port {server.port}: Address already in use"):
-        Server(server.port, TOKEN, one_host=True)
+        server.close()
+        with pytest.raises(StoreError, match="the connection to rank 0 failed"):
+            stores[0].get("a")
+        assert wait_until(lambda: not server._thread.is_alive())
 
 
 def test_it_listens_on_all_addresses_of_both_families_where_there_are_several_hosts():
@@ -367,50 +248,30 @@ def test_it_listens_on_all_addresses_of_both_families_where_there_are_several_ho
 def test_files_that_run_out_make_clients_wait_and_no_loop_spin(server):
     """Where accept fails for want of files the server rests, and serves those who wait once there are some again."""
     first = client(server)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     waiting = socket.socket()
     used = max(int(file.name) for file in Path("/proc/self/fd").iterdir()) + 1
-    held = []
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, hard))
-        while True:
-            try:
-                held.append(os.open("/dev/null", os.O_RDONLY))
-            except OSError:
-                break
+    with contextlib.ExitStack() as held, files(used + 1):
+        with contextlib.suppress(OSError):
+            while True:
+                held.callback(os.close, os.open("/dev/null", os.O_RDONLY))
         waiting.settimeout(200)
         waiting.connect(("127.0.0.1", server.port))
         began = time.process_time()
         assert first.add("n", 1) == 1
         time.sleep(1)
         assert time.process_time() - began < 0.5
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for file in held:
-            os.close(file)
     assert receive(waiting, len(HELLO)) == HELLO
 
 
 def test_connections_leave_files_for_what_else_this_process_does(server):
     first = client(server)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     held = [os.open("/dev/null", os.O_RDONLY) for _ in range(SPARED_FILES)]
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + SPARED_FILES // 2, hard))
-        with pytest.raises(StoreError):
-            client(server, limit_s=0.2)
-        assert first.add("n", 1) == 1
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for file in held:
-            os.close(file)
+    with files(max(held) + SPARED_FILES // 2), pytest.raises(StoreError):
+        client(server, limit_s=0.2)
+    assert first.add("n", 1) == 1
+    for file in held:
+        os.close(file)
     assert client(server).add("n", 1) == 2
-
-
-def test_closing_ends_the_thread(server):
-    client(server)
-    server.close()
-    assert wait_until(lambda: not server._thread.is_alive())
 
 
 def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one():
@@ -431,11 +292,6 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one():
 
 
 PREFIX = "ddpdoctor/test/"
-
-
-@pytest.fixture(params=["libuv", "threads"])
-def backend(request):
-    return request.param
 
 
 @pytest.fixture
@@ -602,8 +458,3 @@ def test_rank_0_serves_the_store_where_no_agent_does(monkeypatch):
         assert conversation.gather(Launch, "rank", lambda: (1,), 100)[1].rank == 1
         conversation.say_goodbye(launch, lambda: 1, 100)
         assert other.wait() == 0
-
-
-def test_it_imports_no_torch():
-    code = "import sys, ddpdoctor.exchange.job_store; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
