@@ -40,10 +40,13 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import Launch, NodeOptions
 from ddpdoctor.model.node import SECTIONS, Clock, Launcher, Node, NodeProcess
 from ddpdoctor.model.reaching import JobSettings, Publication
-from ddpdoctor.model.reading import Unread, Why
+from ddpdoctor.model.reading import Unread
+from tests.golden import Cases
 from tests.rules.environment.build import process
 from tests.scenarios.running import free_port
 
+CASES = Cases(__name__)
+OWN = ddpdoctor.__version__
 PLAN = ReadingPlan(sections=frozenset({"clock", "limits"}))
 NO_PLAN = ReadingPlan(sections=frozenset())
 
@@ -75,18 +78,16 @@ def all_of(launch, ranks, **options):
         return list(pool.map(lambda rank: take_part(launch, rank, **options), ranks))
 
 
-def test_rank_0_hears_all_and_the_others_say_nothing(launch):
+@pytest.mark.parametrize("store", ["the own port", "torchrun's store"])
+def test_rank_0_hears_all_and_the_others_say_nothing(request, store):
+    """Clocks are compared with rank 0's."""
+    launch = request.getfixturevalue("torchrun" if "torchrun" in store else "launch")
     fleet, *others = all_of(launch, [0, 1, 2], plan=PLAN)
 
     assert others == [None, None]
     assert [(node.host, node.ranks) for node in fleet.nodes] == [("n0", (0,)), ("n1", (1,)), ("n2", (2,))]
     assert not any(isinstance(node.limits, Unread) for node in fleet.nodes)
-    assert (fleet.launcher, fleet.world_size, fleet.missing, fleet.problems) == (Launcher.NNODES, 3, (), ())
-
-
-def test_clocks_are_compared_with_rank_0s(launch):
-    fleet = all_of(launch, [0, 1, 2], plan=PLAN)[0]
-
+    assert (fleet.launcher, fleet.world_size, fleet.missing, fleet.problems) == (launch.launcher, 3, (), ())
     assert fleet.nodes[0].clock.offset_s is None
     assert all(0 <= node.clock.offset_s < 5 for node in fleet.nodes[1:])
 
@@ -151,14 +152,6 @@ def torchrun(launch):
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     yield replace(launch, launcher=Launcher.TORCHRUN, port=server.port, agent_store=True)
     del server
-
-
-def test_over_torchruns_store(torchrun):
-    fleet, *others = all_of(torchrun, [0, 1, 2], plan=PLAN)
-
-    assert others == [None, None]
-    assert [(node.host, node.ranks) for node in fleet.nodes] == [("n0", (0,)), ("n1", (1,)), ("n2", (2,))]
-    assert all(0 <= node.clock.offset_s < 5 for node in fleet.nodes[1:])
 
 
 def test_a_second_time_over_the_same_store(torchrun):
@@ -253,114 +246,55 @@ def launched(world_size=4, nnodes=2):
     return Launch(launcher=Launcher.TORCHRUN, world_size=world_size, nnodes=nnodes)
 
 
-def facts(rank, host="a", *, machine=None, container="c", reads=False, version=ddpdoctor.__version__, own_rank=None):
+def facts(rank, host="a", *, machine=None, container="c", reads=False, version=OWN, own_rank=None, clock=CLOCK):
     return Facts(
-        rank=rank,
-        machine=machine or host,
-        container=container,
+        rank=rank, machine=machine or host, container=container, host=host, version=version,
         process=process(rank if own_rank is None else own_rank, pid=100 + rank),
-        node=Node(host=host, clock=CLOCK) if reads else None,
-        host=host,
-        version=version,
-    )
-
-
-def shape(fleet):
-    return [(node.host, node.index, node.ranks) for node in fleet.nodes]
+        node=Node(host=host, clock=clock) if reads else None,
+    )  # fmt: skip
 
 
 TWO_HOSTS = [facts(3, "b"), facts(0, "a", reads=True), facts(2, "b", reads=True), facts(1, "a")]
 
 
-def test_two_hosts_by_their_lowest_ranks():
-    fleet = assemble(launched(), TWO_HOSTS)
-
-    assert shape(fleet) == [("a", 0, (0, 1)), ("b", 1, (2, 3))]
-    assert [node.clock for node in fleet.nodes] == [CLOCK, CLOCK]
-    assert (fleet.launcher, fleet.world_size, fleet.nnodes) == (Launcher.TORCHRUN, 4, 2)
-    assert (fleet.missing, fleet.problems) == ((), ())
-
-
-def test_ranks_that_did_not_answer():
-    fleet = assemble(launched(6), TWO_HOSTS, ["one process sent rubbish"])
-
-    assert fleet.missing == (4, 5)
-    assert fleet.problems == ("one process sent rubbish",)
-
-
-def test_a_host_whose_reader_did_not_answer_keeps_its_ranks():
-    fleet = assemble(launched(), [one for one in TWO_HOSTS if one.rank != 2])
-
-    assert shape(fleet) == [("a", 0, (0, 1)), ("b", 1, (3,))]
-    unread = Unread(why=Why.TIMEOUT, reason="the process of b that reads the host did not answer")
-    assert {getattr(fleet.nodes[1], section) for section in SECTIONS} == {unread}
-    assert fleet.missing == (2,)
-
-
-def test_two_that_say_they_are_one_rank_both_stay():
-    fleet = assemble(launched(), [*TWO_HOSTS[:3], facts(0, "a", own_rank=0)])
-
-    assert shape(fleet) == [("a", 0, (0, 0)), ("b", 1, (2, 3))]
-    assert fleet.missing == (1,)
+AHEAD = Clock(synchronized=True, offset_s=0.1)
+SENT = {
+    "two hosts by their lowest ranks": (4, TWO_HOSTS),
+    "ranks that did not answer": (6, TWO_HOSTS),
+    "a host whose reader did not answer keeps its ranks": (4, [one for one in TWO_HOSTS if one.rank != 2]),
+    "two that say they are one rank both stay": (4, [*TWO_HOSTS[:3], facts(0, own_rank=0)]),
+    "the script's rank may be another than the launcher's": (2, [facts(0, reads=True), facts(1, own_rank=0)]),
+    "a rank beyond the world is not missing": (1, [facts(0, reads=True), facts(7)]),
+    "hosts that share a name": (3, [
+        facts(0, "pod", machine="x", reads=True), facts(1, "pod", machine="y", reads=True), facts(2, "b", reads=True),
+    ]),
+    "two containers that share host and network": (4, [
+        facts(rank, container="xxyy"[rank], reads=rank % 2 == 0) for rank in range(4)
+    ]),
+    "tasks that each have mounts of their own": (3, [facts(n, container="xyz"[n], reads=n == 0) for n in range(3)]),
+    "two launchers on one host, of which the first reader's clock counts": (
+        2, [facts(1, reads=True, clock=AHEAD), facts(0, reads=True)]
+    ),
+    "other versions of ddpdoctor": (4, [
+        *TWO_HOSTS[1:3], facts(1, version="9.1"), facts(3, "b", version="9.1")
+    ]),
+}  # fmt: skip
 
 
-def test_the_scripts_rank_may_be_another_than_the_launchers():
-    fleet = assemble(launched(2), [facts(0, reads=True, own_rank=0), facts(1, own_rank=0)])
-
-    assert shape(fleet) == [("a", 0, (0, 0))]
-    assert fleet.missing == ()
+@CASES
+def fleets_of_what_was_sent():
+    return {name: seen_of(assemble(launched(world), sent, ["rubbish"])) for name, (world, sent) in SENT.items()}
 
 
-def test_a_rank_beyond_the_world_is_no_one_missing():
-    assert assemble(launched(1), [facts(0, reads=True), facts(7)]).missing == ()
-
-
-def test_hosts_that_share_a_name_stay_apart():
-    fleet = assemble(
-        launched(3),
-        [
-            facts(0, "pod", machine="x", reads=True),
-            facts(1, "pod", machine="y", reads=True),
-            facts(2, "other", reads=True),
-        ],
-    )
-    assert shape(fleet) == [("pod (rank 0)", 0, (0,)), ("pod (rank 1)", 1, (1,)), ("other", 2, (2,))]
-
-
-def test_two_containers_that_share_host_and_network_are_two_nodes():
-    fleet = assemble(
-        launched(),
-        [
-            facts(0, container="x", reads=True),
-            facts(1, container="x"),
-            facts(2, container="y", reads=True),
-            facts(3, container="y"),
-        ],
-    )
-    assert shape(fleet) == [("a (rank 0)", 0, (0, 1)), ("a (rank 2)", 1, (2, 3))]
-
-
-def test_tasks_that_each_have_mounts_of_their_own_are_one_node():
-    fleet = assemble(
-        launched(3), [facts(0, container="x", reads=True), facts(1, container="y"), facts(2, container="z")]
-    )
-    assert shape(fleet) == [("a", 0, (0, 1, 2))]
-
-
-def test_two_launchers_on_one_host_are_one_node():
-    fleet = assemble(launched(2), [facts(0, reads=True), facts(1, reads=True)])
-    assert shape(fleet) == [("a", 0, (0, 1))]
-
-
-def test_the_first_readers_clock_counts():
-    late = facts(1, reads=True)
-    ahead = replace(late, node=Node(host="a", clock=Clock(synchronized=True, offset_s=0.1)))
-    assert assemble(launched(2), [ahead, facts(0, reads=True)]).nodes[0].clock == CLOCK
-
-
-def test_other_versions_of_ddpdoctor_are_reported():
-    fleet = assemble(launched(), [*TWO_HOSTS[1:3], facts(1, version="9.1"), facts(3, "b", version="9.1")])
-    assert fleet.problems == (f"ranks 1 and 3: ddpdoctor 9.1, and {ddpdoctor.__version__} on rank 0",)
+def seen_of(fleet):
+    """Return a fleet; of its nodes what says who they are, the clock, and the reasons for what was not read."""
+    nodes = [
+        (node.host, node.index, node.ranks, getattr(node.clock, "offset_s", "no clock"),
+         sorted({one.reason for one in (getattr(node, name) for name in SECTIONS) if isinstance(one, Unread)}))
+        for node in fleet.nodes
+    ]  # fmt: skip
+    problems = tuple(one.replace(OWN, "OWN") for one in fleet.problems)
+    return {"nodes": nodes, "fleet": replace(fleet, nodes=(), problems=problems)}
 
 
 def test_who_is_missing_is_named_as_far_as_known():
@@ -376,6 +310,7 @@ def test_who_is_missing_is_named_as_far_as_known():
 
 
 LONG_S = 60.0
+TWO_OF_3 = {"fewest": 3, "most": 3}
 
 
 def launching(nnodes="2"):
@@ -391,17 +326,12 @@ def came(node_rank, *, host="", fewest=2, most=2, leads=True, rank=0):
     )  # fmt: skip
 
 
-def process_of(rank=None):
-    return NodeProcess(rank=rank, local_rank=0, pid=1, variables={}, other_names=(), cpus=())
-
-
 def seen(host, arrival, *, serves=False):
     return SentFacts(
-        process=process_of(),
-        node=Node(host=host),
+        process=NodeProcess(rank=None, local_rank=0, pid=1, variables={}, other_names=(), cpus=()),
+        node=Node(host=host), serves=serves,
         publication=Publication(number=arrival, address=f"10.0.0.{arrival}", interface="eth0"),
-        serves=serves,
-    )
+    )  # fmt: skip
 
 
 def those(*arrivals, silent=()):
@@ -410,28 +340,43 @@ def those(*arrivals, silent=()):
     return Arrivals(arrived=arrived, seen={number: one for number, one in facts.items() if number not in silent})
 
 
-def numbers(*arrivals, judge=1, most=4):
-    return [(seat.number, seat.arrival) for seat in seat_nodes(those(*arrivals), judge, most)]
+SEATS = {
+    "numbers that they say": ([came(2), came(0), came(1)], {}),
+    "two with the same number": ([came(0), came(1, host="a"), came(1, host="b")], {}),
+    "a number that there is not": ([came(0), came(7)], {"most": 2}),
+    "without numbers the one that judges is first": ([came(None, host="a"), came(None, host="b")], {"judge": 2}),
+    "ranks beside the one that looks belong to its node": ([came(0), came(1), came(1, leads=False, rank=1)], {}),
+    "one is absent": ([came(0, **TWO_OF_3), came(2, **TWO_OF_3)], {"most": 3}),
+    "settings that differ in number": ([came(0), came(1, **TWO_OF_3)], {"most": 2}),
+    "one that said nothing more, of one name": (
+        [came(1, host="same"), came(0, host="same")], {"judge": 2, "silent": (2,)}
+    ),
+}  # fmt: skip
 
 
-def test_nodes_have_the_numbers_that_they_say():
-    assert numbers(came(2), came(0), came(1)) == [(0, 2), (1, 3), (2, 1)]
+@CASES
+def seats_of_those_that_came():
+    found = {}
+    for name, (arrivals, more) in SEATS.items():
+        judge, most = more.get("judge", 1), more.get("most", 4)
+        arrived = those(*arrivals, silent=more.get("silent", ()))
+        seats, roster = seat_nodes(arrived, judge, most), make_roster(arrived, judge, most)
+        assert decode(SeatList, encode(roster)) == roster
+        fleet = assemble_fleet(arrived, seats, launching())
+        found[name] = {
+            "number and arrival": [(seat.number, seat.arrival) for seat in seats],
+            "absent": absent_numbers(arrived, seats), "servers": roster.servers,
+            "roster": [(one.number, one.address) for one in roster.publications],
+            "seats in it": [seat.number for seat in roster.seats],
+            "processes": [
+                (node.host, len(node.processes), getattr(node.names, "reason", "read")) for node in fleet.nodes
+            ],
+            "fleet": (fleet.nnodes, fleet.missing),
+        }  # fmt: skip
+    return found
 
 
-def test_one_of_two_with_the_same_number_gets_another():
-    assert numbers(came(0), came(1, host="a"), came(1, host="b")) == [(0, 1), (1, 2), (2, 3)]
-
-
-def test_a_number_that_there_is_not_is_another():
-    assert numbers(came(0), came(7), most=2) == [(0, 1), (1, 2)]
-
-
-def test_without_numbers_the_one_that_judges_is_first():
-    assert numbers(came(None, host="a"), came(None, host="b"), judge=2) == [(0, 2), (1, 1)]
-
-
-def test_ranks_beside_the_one_that_looks_have_no_seat():
-    assert numbers(came(0), came(0, leads=False, rank=1), came(1)) == [(0, 1), (1, 3)]
+test_kept = CASES.test()
 
 
 @pytest.mark.parametrize(
@@ -450,46 +395,3 @@ def test_ranks_beside_the_one_that_looks_have_no_seat():
 )
 def test_until_when_others_are_waited_for(arrivals, waited_s, complete):
     assert is_complete(launching(), arrivals, waited_s) is complete
-
-
-def test_who_is_absent():
-    found = those(came(0, fewest=3, most=3), came(2, fewest=3, most=3))
-    assert absent_numbers(found, seat_nodes(found, 1, 3)) == (1,)
-
-
-def test_nobody_is_absent_where_the_settings_of_nodes_differ_in_number():
-    found = those(came(0), came(1, fewest=3, most=3))
-    assert absent_numbers(found, seat_nodes(found, 1, 2)) == ()
-
-
-def test_two_that_claim_one_number_are_two():
-    found = those(came(0), came(1, host="a"), came(1, host="b"))
-    assert absent_numbers(found, seat_nodes(found, 1, 3)) == ()
-
-
-def test_the_roster_begins_with_the_one_that_judges_and_travels():
-    found = those(came(1), came(0))
-    roster = make_roster(found, 1, 2)
-    assert [one.number for one in roster.publications] == [1, 0]
-    assert roster.servers == (1,)
-    assert decode(SeatList, encode(roster)) == roster
-
-
-def test_one_that_said_nothing_more_has_no_seat_in_the_roster():
-    roster = make_roster(those(came(0), came(1), silent=(2,)), 1, 2)
-    assert [seat.number for seat in roster.seats] == [0]
-
-
-def test_the_fleet_is_in_the_order_of_numbers_and_names_apart():
-    found = those(came(1, host="same"), came(0, host="same"), silent=(2,))
-    fleet = assemble_fleet(found, seat_nodes(found, 1, 2), launching())
-    assert [node.host for node in fleet.nodes] == ["same (node 0)", "same (node 1)"]
-    assert isinstance(fleet.nodes[0].names, Unread)
-    assert "did not send" in fleet.nodes[0].names.reason
-    assert (fleet.nnodes, fleet.missing) == (2, ())
-
-
-def test_ranks_beside_belong_to_the_node_of_their_machine():
-    found = those(came(0), came(1), came(1, leads=False, rank=1))
-    fleet = assemble_fleet(found, seat_nodes(found, 1, 2), launching())
-    assert [len(node.processes) for node in fleet.nodes] == [1, 2]

@@ -34,12 +34,15 @@ from ddpdoctor.model.findings import (
     Report,
     Severity,
 )
-from ddpdoctor.model.live import Blamed, Cost, PassSeen, Returning, Start
+from ddpdoctor.model.live import Blamed, PassSeen, Start
 from ddpdoctor.model.tuning import RunDifferences
 from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.report.contents import read_content
 from ddpdoctor.report.text.report import render_text
+from tests.golden import Cases
 from tests.synthetic import FIRST_PID, LINES, SITUATIONS, STUCK_LINE, Job, reversed_ranks, write_folder, write_hosts
+
+CASES = Cases(__name__)
 
 # Run folders of jobs that never ran: the right verdict out of whole ones, and no traceback out of damaged ones.
 
@@ -383,73 +386,41 @@ def machine(**facts):
     )  # fmt: skip
 
 
-def differences(first, second):
-    found = decode(RunDifferences, diff_reports(("A", first), ("B", second)).data["run_differences"])
-    return [(one.topic.value, one.name, one.first, one.second) for one in found.differences]
-
-
-def headline(first, second):
-    return read_content(diff_reports(("A", first), ("B", second))).headline
-
-
-def test_equal_runs_do_not_differ_and_the_topics_are_named() -> None:
-    assert differences(job(step_ms=10.0), job(step_ms=10.9)) == []
-    assert headline(job(), job()).startswith("no difference found (compared: version, variable, setting, machine, pace")
-
-
-def test_the_most_telling_difference_comes_first() -> None:
-    first = job(environment={"NCCL_DEBUG": "INFO"}.items())
-    second = job(
-        environment={"NCCL_IB_DISABLE": "1"}.items(), torch="2.12.0", step_ms=30.0, command=("train.py", "--lr=1"),
-        verdict=HUNG,
+def measured(plateau, tensors, delivered):
+    stream = {"model": 1, "kinds": ["parameter"], "clock": "end", "tensors": tensors}
+    return job(
+        curves=[{"collective": "all_reduce", "plateau_gb_s": plateau}], consistency={"streams": [stream]},
+        shares={"delivered": delivered},
     )  # fmt: skip
-    assert differences(first, second) == [
-        ("verdict", "DD601 stuck", "", "rank 1 is stuck"),
-        ("version", "torch", "2.13.0", "2.12.0"),
-        ("variable", "NCCL_IB_DISABLE", "", "1"),
-        ("variable", "NCCL_DEBUG", "INFO", ""),
-        ("setting", "command line", "wrap train.py", "wrap train.py --lr=1"),
-        ("pace", "step in ms", "10", "30"),
-    ]
-    assert headline(first, second) == "the runs differ in torch: 2.13.0 in A, 2.12.0 in B, and 3 more differences"
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "found"),
-    [
-        ({"gpus": {"driver": "550.1"}}, {"gpus": {"driver": "560.2"}}, [("version", "gpus.driver", "550.1", "560.2")]),
-        ({"limits": {"nofile": 1024}}, {"limits": {"nofile": 4096}}, [("machine", "limits.nofile", "1024", "4096")]),
-        ({"load": {"one": 1.0}}, {"load": {"one": 9.0}}, []),
-        ({"pid": 1}, {"pid": 2}, []),
-        ({"gpus": [{"name": "H100"}]}, {"gpus": [{"name": "H100"}] * 2}, [("machine", "gpus.count", "1", "2")]),
-    ],
-)
-def test_machines_are_compared_without_what_always_differs(first, second, found) -> None:
-    assert differences(machine(**first), machine(**second)) == found
+PAIRS = {
+    "equal": (job(), job()),
+    "by less than the noise": (job(step_ms=10.0), job(step_ms=10.9)),
+    "the most telling comes first": (
+        job(environment={"NCCL_DEBUG": "INFO"}.items()),
+        job(environment={"NCCL_IB_DISABLE": "1"}.items(), torch="2.12.0", step_ms=30.0, command=("train.py", "--lr=1"),
+            verdict=HUNG),
+    ),
+    "versions": (machine(gpus={"driver": "550.1"}), machine(gpus={"driver": "560.2"})),
+    "limits": (machine(limits={"nofile": 1024}), machine(limits={"nofile": 4096})),
+    "load and pid always differ": (machine(load={"one": 1.0}, pid=1), machine(load={"one": 9.0}, pid=2)),
+    "numbers of GPUs": (machine(gpus=[{"name": "H100"}]), machine(gpus=[{"name": "H100"}] * 2)),
+    "a verdict with other numbers": (job(verdict=HUNG), job(verdict=replace(HUNG, summary="rank 2 is stuck"))),
+    "bandwidth, model and data": (measured(10.0, 8, 100), measured(5.0, 9, 90)),
+    "what one run does not know": (job(), machine()),
+}  # fmt: skip
 
 
-def test_the_same_verdict_with_other_numbers_is_no_difference() -> None:
-    assert differences(job(verdict=HUNG), job(verdict=replace(HUNG, summary="rank 2 is stuck"))) == []
-
-
-def test_bandwidth_model_and_data_are_compared() -> None:
-    def run(plateau, tensors, delivered):
-        stream = {"model": 1, "kinds": ["parameter"], "clock": "end", "tensors": tensors}
-        return job(
-            curves=[{"collective": "all_reduce", "plateau_gb_s": plateau}], consistency={"streams": [stream]},
-            shares={"delivered": delivered},
-        )  # fmt: skip
-
-    assert differences(run(10.0, 8, 100), run(5.0, 9, 90)) == [
-        ("model", "tensors of model 1", "8", "9"),
-        ("data", "delivered", "100", "90"),
-        ("bandwidth", "all_reduce in GB/s", "10", "5"),
-    ]
-
-
-def test_what_one_run_does_not_know_is_said() -> None:
-    shown = diff_reports(("A", job()), ("B", machine()))
-    assert "pace" in decode(RunDifferences, shown.data["run_differences"]).not_compared
+@CASES
+def what_differs_between_two_runs():
+    found = {}
+    for name, (first, second) in PAIRS.items():
+        report = diff_reports(("A", first), ("B", second))
+        facts = decode(RunDifferences, report.data["run_differences"])
+        seen = [(one.topic.value, one.name, one.first, one.second) for one in facts.differences]
+        found[name] = [read_content(report).headline, *seen, "not compared: " + ", ".join(facts.not_compared)]
+    return found
 
 
 # What the failures of a job cost, how far apart they are, and who returns in their verdicts.
@@ -474,106 +445,80 @@ def start(
     )  # fmt: skip
 
 
-def test_the_time_lost_is_from_the_last_step_to_the_next_first_step():
-    assert cost_of([start(), start(began=12, first=14)], 0).seconds == 5 * 60
+STARTED_AGAIN = start(began=12, first=14)
 
 
-def test_a_start_without_a_step_ends_what_the_one_before_it_cost_and_begins_its_own():
-    starts = [start(), start(began=12, first=None, last=None, ended=13, steps=0), start(began=15, first=17)]
-    assert [cost_of(starts, number).seconds for number in range(3)] == [3 * 60, 5 * 60, None]
+def epochs(before, after):
+    """A start that saw so many steps of each epoch, and one after it."""
+    return [start(epochs=before), start(began=12, epochs=after)]
 
 
-def test_a_job_that_finished_or_runs_has_lost_nothing():
-    for status in (JobStatus.FINISHED, JobStatus.RUNNING):
-        assert cost_of([start(status=status), start(began=12)], 0) == Cost(steps=None, seconds=None)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "lost"),
-    [
-        ({0: 30, 1: 30, 2: 30}, {2: 5}, 30),  # it began epoch 2 again
-        ({0: 30, 1: 30, 2: 30}, {0: 5}, 90),  # it began from scratch
-        ({0: 30, 1: 30, 2: 30}, {3: 5}, 0),  # it was saved at the end of epoch 2
-        ({4: 30, 5: 30, 6: 30}, {5: 5}, 60),
-        ({4: 30, 5: 30, 6: 30}, {2: 5}, 90),  # all of it, and more of the start before
+SAVED_AT_80 = replace(start(epochs={0: 45, 1: 45}), saved_step=80)
+LATE_EPOCHS = start(epochs={7: 30, 8: 30}, first_epoch=0, steps=270)
+STARTS = {
+    "from the last step to the next first step": [start(), STARTED_AGAIN],
+    "a start without a step ends what the one before it cost": [
+        start(), start(began=12, first=None, last=None, ended=13, steps=0), start(began=15, first=17)
     ],
-)
-def test_steps_made_again_are_those_since_the_epoch_with_which_the_next_start_began(before, after, lost):
-    assert cost_of([start(epochs=before), start(began=12, epochs=after)], 0).steps == lost
+    "it finished": [start(status=JobStatus.FINISHED), start(began=12)],
+    "it runs": [start(status=JobStatus.RUNNING), start(began=12)],
+    "it began epoch 2 again": epochs({0: 30, 1: 30, 2: 30}, {2: 5}),
+    "it began from scratch": epochs({0: 30, 1: 30, 2: 30}, {0: 5}),
+    "it was saved at the end of epoch 2": epochs({0: 30, 1: 30, 2: 30}, {3: 5}),
+    "it began at the second of three": epochs({4: 30, 5: 30, 6: 30}, {5: 5}),
+    "all of it, and more of the start before": epochs({4: 30, 5: 30, 6: 30}, {2: 5}),
+    "no sampler has epochs": epochs({}, {}),
+    "the next start made no step": epochs({0: 90}, {}),
+    "only the next one has epochs": epochs({}, {2: 5}),
+    "an epoch before those that are known": [LATE_EPOCHS, start(began=12, epochs={5: 5})],
+    "an epoch of those that are known": [LATE_EPOCHS, start(began=12, epochs={8: 5})],
+    "since the last checkpoint, whatever the epochs say": [SAVED_AT_80, start(began=12, epochs={0: 5})],
+    "saved at the last step": [replace(SAVED_AT_80, saved_step=90), start(began=12)],
+    "no step was made": [start(steps=0, first=None, last=None), start(began=12)],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ({}, {}),  # no sampler has epochs
-        ({0: 90}, {}),  # the next start made no step
-        ({}, {2: 5}),
-    ],
-)
-def test_steps_are_not_known_where_nothing_says_where_the_next_start_began(before, after):
-    assert cost_of([start(epochs=before), start(began=12, epochs=after)], 0).steps is None
+@CASES
+def what_failures_cost():
+    return {name: [cost_of(starts, number) for number in range(len(starts) - 1)] for name, starts in STARTS.items()}
 
 
-def test_of_the_first_of_many_passes_nothing_is_known_any_more():
-    earlier = start(epochs={7: 30, 8: 30}, first_epoch=0, steps=270)
-    assert cost_of([earlier, start(began=12, epochs={5: 5})], 0).steps is None
-    assert cost_of([earlier, start(began=12, epochs={8: 5})], 0).steps == 30
-
-
-def test_steps_since_the_last_checkpoint_are_lost_whatever_the_epochs_say():
-    saved = replace(start(epochs={0: 45, 1: 45}), saved_step=80)
-    assert cost_of([saved, start(began=12, epochs={0: 5})], 0).steps == 10
-    assert cost_of([replace(saved, saved_step=90), start(began=12)], 0).steps == 0
-
-
-def test_a_start_that_made_no_step_lost_none():
-    assert cost_of([start(steps=0, first=None, last=None), start(began=12)], 0).steps == 0
-
-
-def test_the_mean_time_between_failures_is_the_time_that_it_ran_by_failures():
-    starts = [
+WHOLE = {
+    "time between failures is the time that it ran by failures": [
         start(0, ended=10), start(20, 21, 49, 50), start(60, 61, 69, 70, status=JobStatus.INTERRUPTED),
         start(80, 81, 99, None, status=JobStatus.RUNNING),
-    ]  # fmt: skip
-    found = sum_up(("train.py",), starts, at(100))
-    assert (found.failures, found.span_s) == (2, 100 * 60)
-    assert found.between_failures_s == (10 + 30 + 10 + 20) * 60 / 2
+    ],
+    "no failure": [start(status=JobStatus.FINISHED)],
+    "no time is known": [start(None, None, None, None)],
+}  # fmt: skip
 
 
-def test_a_job_without_a_failure_has_no_mean_time():
-    found = sum_up((), [start(status=JobStatus.FINISHED)], at(100))
-    assert (found.failures, found.between_failures_s, found.returning) == (0, None, ())
+@CASES
+def histories():
+    found = {name: sum_up(("train.py",), starts, at(100)) for name, starts in WHOLE.items()}
+    return {name: replace(one, starts=()) for name, one in found.items()}
 
 
-def test_a_start_of_which_no_time_is_known_counts_all_the_same():
-    found = sum_up((), [start(None, None, None, None)], at(100))
-    assert (found.failures, found.span_s, found.costs) == (1, None, (Cost(steps=None, seconds=None),))
+BLAMED = {
+    "a rank on one host": ["3 n7", "3 n7", "1 n2"], "a host with other ranks": ["3 n7", "5 n7"],
+    "a rank on other hosts": ["3 n7", "3 n8"], "ranks of the only host": ["0 n7", "1 n7"],
+    "one start was interrupted": ["3 n7", "3 n7 interrupted"],
+}  # fmt: skip
 
 
-def test_a_rank_on_one_host_returns():
-    blamed = [(Blamed(rank=3, host="n7"),), (Blamed(rank=3, host="n7"),), (Blamed(rank=1, host="n2"),)]
-    found = find_returning([start(blamed=one) for one in blamed])
-    assert found == (Returning(who=Blamed(rank=3, host="n7"), times=2),)
-
-
-def test_a_host_returns_with_other_ranks():
-    blamed = [(Blamed(rank=3, host="n7"),), (Blamed(rank=5, host="n7"),)]
-    assert find_returning([start(blamed=one) for one in blamed]) == (Returning(who=Blamed(host="n7"), times=2),)
-
-
-def test_a_rank_returns_on_other_hosts():
-    blamed = [(Blamed(rank=3, host="n7"),), (Blamed(rank=3, host="n8"),)]
-    assert find_returning([start(blamed=one) for one in blamed]) == (Returning(who=Blamed(rank=3), times=2),)
-
-
-def test_the_only_host_of_a_job_is_not_to_blame_for_its_ranks():
-    blamed = [(Blamed(rank=0, host="n7"),), (Blamed(rank=1, host="n7"),)]
-    assert find_returning([start(blamed=one, hosts=1) for one in blamed]) == ()
-
-
-def test_interruptions_blame_nobody():
-    one = (Blamed(rank=3, host="n7"),)
-    assert find_returning([start(blamed=one), start(blamed=one, status=JobStatus.INTERRUPTED)]) == ()
+@CASES
+def who_returns_in_the_verdicts():
+    found = {}
+    for name, lines in BLAMED.items():
+        starts = [
+            start(
+                blamed=(Blamed(rank=int(rank), host=host),), hosts=1 if "only" in name else 2,
+                status=JobStatus.INTERRUPTED if ended else JobStatus.FAILED,
+            )
+            for rank, host, *ended in map(str.split, lines)
+        ]  # fmt: skip
+        found[name] = find_returning(starts)
+    return found
 
 
 def test_starts_of_one_job_have_one_command_line_but_for_what_varies():
@@ -581,3 +526,6 @@ def test_starts_of_one_job_have_one_command_line_but_for_what_varies():
     other = job_key(("/b/ddpdoctor", "wrap", "--report-dir=r2", "--master-port", "2", "train.py", "--lr", "1"))
     assert one == other == ("ddpdoctor", "wrap", "train.py", "--lr", "1")
     assert job_key(("/b/ddpdoctor", "wrap", "train.py", "--lr", "2")) != one
+
+
+test_kept = CASES.test()
