@@ -16,28 +16,29 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import Life
 from ddpdoctor.model.findings import (
     Check,
-    Confidence,
-    Finding,
     JobStatus,
     Judgment,
     Outcome,
     Place,
     RankRow,
-    Report,
     Severity,
 )
 from ddpdoctor.model.launch import NodeOptions
-from ddpdoctor.model.node import Fleet, Lookup, Names
+from ddpdoctor.model.node import Lookup, Names
 from ddpdoctor.model.reading import NotRead, Unread, Why
 from ddpdoctor.model.saved import Checkpoints, Damage, FileSeen, Form, ReadState
 from ddpdoctor.model.tuning import AGAIN, BASE, RestartPlan, TriedBlock
 from ddpdoctor.rules import engine
 from ddpdoctor.rules.answers import Problem, judged, passed, skipped
 from ddpdoctor.rules.registry import CheckGroup, Rule
+from tests.golden import Cases
+from tests.pictures import finding, report
 from tests.rules.build import NOW, S, call, crashed, error, in_backward, phase
 from tests.rules.build import rank as call_rank
 from tests.rules.environment.build import fleet, node, process
 from tests.rules.speed.jobs import job, rank
+
+CASES = Cases(__name__)
 
 # What a report says of checkpoint files that were read.
 
@@ -63,111 +64,57 @@ def rule(check, *, about="Node"):
     )  # fmt: skip
 
 
-def judge(check, facts, **more):
-    judged_all = engine.judge([rule(check, **more)], engine.fleet_facts(facts))
-    (only,) = judged_all.checks
-    return only, judged_all.findings
+def on_b(bad, else_):
+    """A check that answers so on host b, and otherwise like this."""
+    return lambda one: bad if one.host == "b" else else_
 
 
-def test_equal_problems_of_several_hosts_are_one_finding():
-    check, findings = judge(
-        lambda one: judged([Problem(summary="too small", fix="grow", evidence=(one.host,))], "4"),
-        fleet(node("a"), node("b")),
-    )
-
-    (finding,) = findings
-    assert (finding.code, finding.kind, finding.severity) == ("DD199", "made-up", Severity.WARNING)
-    assert finding.hosts == ("a", "b")
-    assert (check.outcome, check.hosts, check.seen) == (Outcome.FAILED, (), "4")
+def broken(_):
+    raise ValueError("boom")
 
 
-def test_problems_with_another_remedy_stay_apart():
-    _, findings = judge(
-        lambda one: judged([Problem(summary="too small", fix=f"grow {one.host}")], "4"), fleet(node("a"), node("b"))
-    )
-
-    assert [finding.hosts for finding in findings] == [("a",), ("b",)]
-
-
-def test_equal_problems_at_two_steps_of_a_job_stay_apart():
-    def check_job(job):
-        return judged([Problem(summary="not finite", step=step) for step in job], "2 steps")
-
-    found = engine.judge([rule(check_job, about="tuple")], {tuple: [(3, 7)]}).findings
-
-    assert [finding.step for finding in found] == [3, 7]
-
-
-def test_the_worst_answer_counts_and_names_its_hosts():
-    def check_one(one):
-        return judged([Problem(summary="bad")], "3") if one.host == "b" else passed("4")
-
-    check, findings = judge(check_one, fleet(node("a"), node("b"), node("c")))
-
-    assert (check.outcome, check.hosts, check.seen) == (Outcome.FAILED, ("b",), "3")
-    assert findings[0].hosts == ("b",)
-
-
-def test_one_node_that_could_not_be_asked_does_not_hide_that_others_passed():
-    check, _ = judge(lambda one: skipped("none") if one.host == "b" else passed("4"), fleet(node("a"), node("b")))
-
-    assert (check.outcome, check.hosts) == (Outcome.PASSED, ("a",))
-
-
-def raise_not_read(why):
+def not_read(why):
     def check_one(_):
         raise NotRead(Unread(why=why, reason="no such thing"))
 
     return check_one
 
 
-def test_a_missing_fact_is_skipped_and_a_broken_one_could_not_be_determined():
-    for why, outcome in {
-        Why.ABSENT: Outcome.SKIPPED, Why.DENIED: Outcome.SKIPPED, Why.NOT_ASKED: Outcome.SKIPPED,
-        Why.NEEDLESS: Outcome.SKIPPED, Why.TIMEOUT: Outcome.INCONCLUSIVE, Why.ERROR: Outcome.INCONCLUSIVE,
-    }.items():  # fmt: skip
-        check, findings = judge(raise_not_read(why), fleet(node()))
-        assert (check.outcome, check.reason, findings) == (outcome, "no such thing", ())
+TWO_NODES, THREE_NODES = fleet(node("a"), node("b")), fleet(node("a"), node("b"), node("c"))
+SMALL = Problem(summary="too small", fix="grow")
+ANSWERS = {
+    "equal problems of several hosts": (TWO_NODES, lambda one: judged([replace(SMALL, evidence=(one.host,))], "4")),
+    "problems with another remedy": (TWO_NODES, lambda one: judged([replace(SMALL, fix=f"grow {one.host}")], "4")),
+    "the worst answer counts": (THREE_NODES, on_b(judged([Problem(summary="bad")], "3"), passed("4"))),
+    "one could not be asked": (TWO_NODES, on_b(skipped("none"), passed("4"))),
+    **{f"not read: {why.value}": (fleet(node()), not_read(why)) for why in Why},
+}  # fmt: skip
 
 
-def test_a_rule_that_raises_is_a_crashed_check_and_the_others_go_on():
-    def broken(_):
-        raise ValueError("boom")
-
-    judged_all = engine.judge([rule(broken), rule(lambda _: passed("well"))], engine.fleet_facts(fleet(node())))
-
-    assert [check.outcome for check in judged_all.checks] == [Outcome.CRASHED, Outcome.PASSED]
-    assert judged_all.checks[0].reason == "ValueError: boom"
-
-
-def test_a_rule_over_all_nodes_is_asked_once_and_blames_whom_it_names():
-    asked = []
-
-    def check_all(facts):
-        asked.append(facts)
-        return judged([Problem(summary="b differs", hosts=("b",), ranks=(1,))], "two")
-
-    check, findings = judge(check_all, fleet(node("a"), node("b")), about="Fleet")
-
-    assert len(asked) == 1
-    assert isinstance(asked[0], Fleet)
-    assert (findings[0].hosts, findings[0].ranks, check.outcome) == (("b",), (1,), Outcome.FAILED)
+@CASES
+def answers_of_rules():
+    """A rule over all nodes is asked once and blames whom it names; one that raises leaves the others."""
+    found = {name: engine.judge([rule(check)], engine.fleet_facts(facts)) for name, (facts, check) in ANSWERS.items()}
+    steps = rule(lambda job: judged([replace(SMALL, step=step) for step in job], "2 steps"), about="tuple")
+    both = rule(lambda facts: judged([Problem(summary=f"{len(facts.nodes)} differ", hosts=("b",), ranks=(1,))], "two"),
+                about="Fleet")  # fmt: skip
+    return found | {
+        "equal problems at two steps of a job": engine.judge([steps], {tuple: [(3, 7)]}),
+        "one raises": engine.judge([rule(broken), rule(lambda _: passed("well"))], engine.fleet_facts(fleet(node()))),
+        "over all nodes": engine.judge([both], engine.fleet_facts(TWO_NODES)),
+    }
 
 
 # What a report says of the job's state: one that is made while the launcher lives claims no end.
 
 
-def judgment(*findings: tuple[str, str, Severity]) -> Judgment:
-    made = [
-        Finding(code=code, kind=kind, severity=severity, confidence=Confidence.HIGH, summary="s")
-        for code, kind, severity in findings
-    ]
-    return Judgment(findings=tuple(made), checks=(), certain=False)
+def judgment(code, kind, severity):
+    return Judgment(findings=(finding(code, kind, severity),), checks=(), certain=False)
 
 
-HANG = judgment(("DD601", "stuck", Severity.ERROR))
-NAN = judgment(("DD504", "nonfinite-grad", Severity.ERROR))
-AT_EXIT = judgment(("DD612", "exit-abort", Severity.INFO))
+HANG = judgment("DD601", "stuck", Severity.ERROR)
+NAN = judgment("DD504", "nonfinite-grad", Severity.ERROR)
+AT_EXIT = judgment("DD612", "exit-abort", Severity.INFO)
 
 
 @pytest.mark.parametrize(
@@ -182,13 +129,7 @@ AT_EXIT = judgment(("DD612", "exit-abort", Severity.INFO))
         (Life.EXITED, True, 1, AT_EXIT, JobStatus.FINISHED),
     ],
 )
-def test_the_status(
-    life: Life,
-    ended: bool,  # noqa: FBT001 - a column of the table
-    launcher_status: int | None,
-    judged: Judgment,
-    status: JobStatus,
-) -> None:
+def test_the_status(life, ended, launcher_status, judged, status):
     seen = replace(job(replace(rank(0), life=life)), ended=ended, launcher_status=launcher_status)
     assert job_status(seen, judged, hung=False, interrupted=False) is status
 
@@ -196,16 +137,11 @@ def test_the_status(
 # What rules say of variables is said of the options that were typed.
 
 
-FOUND = Finding(
-    code="DD206",
-    kind="master-loopback",
-    severity=Severity.ERROR,
-    confidence=Confidence.HIGH,
-    ranks=(),
-    summary="PET_MASTER_ADDR is localhost on 2 nodes",
+FOUND = replace(
+    finding("DD206", "master-loopback"), summary="PET_MASTER_ADDR is localhost on 2 nodes",
     evidence=("2 nodes: PET_NNODES is 2", "PET_MASTER_ADDRESS is something else"),
     fix="export PET_MASTER_ADDR=node0 on all nodes",
-)
+)  # fmt: skip
 
 
 def test_options_have_their_own_names():
@@ -232,45 +168,31 @@ NOTE = RulePage(code="DD901", kind="not-recorded", severity="info", summary="No 
 PAGES = (STUCK, EXIT, NOTE)
 
 
-@pytest.mark.parametrize("name", ["DD601", "dd601", "stuck", "Stuck"])
-def test_a_page_is_found_in_any_case(name):
-    assert find_page(name, PAGES) is STUCK
+def test_a_page_is_found_in_any_case_and_an_unknown_name_offers_what_is_near():
+    assert [find_page(name, PAGES) for name in ("DD601", "dd601", "stuck", "Stuck")] == [STUCK] * 4
+    for name, offer in (
+        ("DD60", "DD601 (stuck)"), ("exithang", "DD609 (exit-hang)"), ("stack", "DD601"),
+        ("qqqqqqq", "`ddpdoctor explain --list`"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=f"no rule {name}") as error:
+            find_page(name, PAGES)
+        assert offer in error.value.help
+        assert ("DD6" in error.value.help) == ("DD6" in offer)
 
 
-@pytest.mark.parametrize(
-    ("name", "offer"), [("DD60", "DD601 (stuck)"), ("exithang", "DD609 (exit-hang)"), ("stack", "DD601")]
-)
-def test_an_unknown_name_offers_what_is_near(name, offer):
-    with pytest.raises(UserError, match=f"no rule {name}") as error:
-        find_page(name, PAGES)
-    assert offer in error.value.help
-
-
-def test_a_name_like_none_offers_nothing_but_the_list():
-    with pytest.raises(UserError) as error:
-        find_page("qqqqqqq", PAGES)
-    assert error.value.help.startswith("`ddpdoctor explain --list`")
-
-
-def test_codes_to_ignore_may_come_in_one_word_and_in_any_case():
+def test_codes_to_ignore_may_come_in_one_word_and_in_any_case_and_only_codes():
     assert check_codes(("dd601, DD901", "DD609", "")) == ("DD601", "DD901", "DD609")
+    for code in ("DD999", "stuck"):
+        with pytest.raises(UserError, match=code.upper()):
+            check_codes((code,))
 
 
-@pytest.mark.parametrize("code", ["DD999", "stuck"])
-def test_only_codes_can_be_ignored(code):
-    with pytest.raises(UserError, match=code.upper()):
-        check_codes((code,))
-
-
-def test_the_list_is_a_table():
+def test_the_list_is_a_table_and_a_page_is_printed_as_it_is():
     assert render_list(PAGES).splitlines() == [
         "DD601  stuck         error    A rank is stuck.",
         "DD609  exit-hang     error    It does not end.",
         "DD901  not-recorded  info     No ring.",
     ]
-
-
-def test_a_page_is_printed_as_it_is():
     assert render_page(EXIT) == "DD609 exit-hang (error)\n=======================\n\nThreads [/x].\n"
 
 
@@ -294,39 +216,29 @@ def test_names_and_addresses_become_words(text, hidden):
     assert Redactor(["gpu-node7", "gpu-node7.example.org", "localhost", "10.1.2.3"], ["jane"]).text(text) == hidden
 
 
-def test_a_whole_report_is_hidden():
+def test_a_whole_report_is_hidden_also_the_hosts_of_ranks_that_did_not_answer():
     own = Lookup(name="n1", addresses=(), error=None, timed_out=False, duration_s=0)
     names = Names(hostname="n1", fqdn="n1.cluster", own=own, master=None, head=None, reverse_s=None)
     facts = fleet(
         node("n1", processes=[process(0, SLURM_JOB_NODELIST="n[1-2]", MASTER_ADDR="boss.cluster")], names=names)
     )
-    finding = Finding(
-        code="DD201", kind="hostname-loopback", severity=Severity.ERROR, confidence=Confidence.HIGH, hosts=("n1",),
-        summary="n1.cluster is 127.0.1.1", evidence=("n[1-2]", "boss.cluster is 10.0.0.9"), fix="edit /etc/hosts of n2",
+    found = replace(
+        finding("DD201", "hostname-loopback", hosts=("n1",)), summary="n1.cluster is 127.0.1.1",
+        evidence=("n[1-2]", "boss.cluster is 10.0.0.9"), fix="edit /etc/hosts of n2",
     )  # fmt: skip
-    report = Report(
-        command=("ddpdoctor", "check-env", "--master-addr", "n2"), started_at="t", ended_at="t", job=None,
-        verdict=finding, findings=(finding,), ranks=(), data={"hosts": ["n1"]},
-        checks=(Check(id="hostname-loopback", outcome=Outcome.FAILED, hosts=("n1",), seen="n1"),),
-    )  # fmt: skip
+    check = Check(id="hostname-loopback", outcome=Outcome.FAILED, hosts=("n1",), seen="n1")
+    gathering = ["rank 1 (silent7, process 77) started and did not answer within 30 s"]
+    seen = replace(
+        report(found, checks=(check,), hosts=["n1"], gathering=gathering),
+        command=("ddpdoctor", "check-env", "--master-addr", "n2"),
+    )
+    hidden = redact(seen, replace(facts, silent_hosts=("silent7",)), {"USER": "jane"})
 
-    hidden = redact(report, facts, {"USER": "jane"})
-
-    for name in ("n1", "n2", "boss", "cluster", "10.0.0.9", "n[1-2]"):
+    for name in ("n1", "n2", "boss", "cluster", "10.0.0.9", "n[1-2]", "silent7"):
         assert name not in str(hidden)
+    assert "process 77" in str(hidden)
     assert hidden.verdict == hidden.findings[0]
     assert hidden.data["hosts"] == list(hidden.findings[0].hosts)
-
-
-def test_the_hosts_of_ranks_that_did_not_answer_are_hidden_too():
-    report = Report(
-        command=(), started_at="t", ended_at="t", job=None, verdict=None, findings=(), ranks=(), checks=(),
-        data={"gathering": ["rank 1 (silent7, process 77) started and did not answer within 30 s"]},
-    )  # fmt: skip
-    hidden = redact(report, replace(fleet(node("n1")), silent_hosts=("silent7",)), {})
-
-    assert "silent7" not in str(hidden)
-    assert "process 77" in str(hidden)
 
 
 # Waits folded by class: a circle stays a circle, and many classes become few.
@@ -337,35 +249,28 @@ def row(number, state="in all_reduce", line=20):
     return RankRow(rank=number, local_rank=None, host="h", pid=None, state=state, where=place)
 
 
-def test_ranks_that_wait_for_the_same_at_one_line_are_one_class():
-    rows = {n: row(n) for n in range(4)} | {1: row(1, "in the script", 9)}
-    found = fold_waits({n: frozenset({1}) for n in (0, 2, 3)}, rows, frozenset({1}))
-    assert [(one.ranks, one.state, one.place, one.blamed) for one in found.classes] == [
-        ((0, 2, 3), "in all_reduce", "/home/me/train.py:20 in main", False),
-        ((1,), "in the script", "/home/me/train.py:9 in main", True),
-    ]
-    assert found.links == ((0, 1),)
+WORLD = MOST_CLASSES + 1
+WAITS_OF = {
+    "for the same at one line": (
+        {n: {1} for n in (0, 2, 3)}, {n: row(n) for n in (0, 2, 3)} | {1: row(1, "in the script", 9)}, {1}
+    ),
+    "in a circle": ({0: {1}, 1: {0}}, {0: row(0), 1: row(1)}, {0, 1}),
+    "in a large circle": ({n: {(n + 1) % WORLD} for n in range(WORLD)}, {n: row(n) for n in range(WORLD)}, ()),
+    "for ranks that nobody has seen": ({0: {1, 2}}, {0: row(0)}, {1, 2}),
+    "for none": ({}, {0: row(0)}, ()),
+}  # fmt: skip
 
 
-def test_a_circle_at_one_line_is_not_folded():
-    found = fold_waits({0: frozenset({1}), 1: frozenset({0})}, {0: row(0), 1: row(1)}, frozenset({0, 1}))
-    assert [one.ranks for one in found.classes] == [(0,), (1,)]
-    assert found.links == ((0, 1), (1, 0))
+@CASES
+def waits_by_class():
+    """A circle at one line is not folded, unless it is large; ranks that nobody has seen never started."""
+    return {
+        name: fold_waits({rank: frozenset(those) for rank, those in waits.items()}, rows, frozenset(blamed))
+        for name, (waits, rows, blamed) in WAITS_OF.items()
+    }
 
 
-def test_a_large_circle_becomes_a_class_that_waits_for_itself():
-    world = MOST_CLASSES + 1
-    found = fold_waits(
-        {n: frozenset({(n + 1) % world}) for n in range(world)}, {n: row(n) for n in range(world)}, frozenset()
-    )
-    assert [one.ranks for one in found.classes] == [tuple(range(world))]
-    assert found.links == ((0, 0),)
-
-
-def test_ranks_that_nobody_has_seen_never_started():
-    found = fold_waits({0: frozenset({1, 2})}, {0: row(0)}, frozenset({1, 2}))
-    assert (found.classes[1].ranks, found.classes[1].state, found.classes[1].place) == ((1, 2), "never started", "")
-    assert fold_waits({}, {0: row(0)}, frozenset()) is None
+test_kept = CASES.test()
 
 
 # Launches that try settings: their order, what they take, and what is left of them if they end early.
