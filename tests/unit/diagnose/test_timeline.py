@@ -15,13 +15,14 @@ from ddpdoctor.diagnose.timeline import LANE_DETAIL_SPANS, StepRange, make_timel
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.facts import DeviceState, Life, Save
-from ddpdoctor.model.findings import Confidence, Finding, Severity
 from ddpdoctor.model.pictures import RankWaits, SpanKind, Timeline
 from ddpdoctor.model.steps import Speed, StepEnd, StepParts, StepTimes
 from ddpdoctor.report.text.report import render_text
 from ddpdoctor.rules.engine import pick_verdict
 from ddpdoctor.rules.progress.job_state import build_job_state
 from tests.flight_dumps import SCRIPT, recorders, write
+from tests.golden import Cases, outline
+from tests.pictures import finding
 from tests.rules.build import (
     LONG_AGO,
     NOW,
@@ -42,6 +43,7 @@ from tests.rules.build import (
 )
 from tests.synthetic import Job, write_gathered
 
+CASES = Cases(__name__)
 MS = 1_000_000
 
 
@@ -83,37 +85,6 @@ def stuck(world=3):
     return job(*(in_user(1, recent_calls=before, world=world) if n == 1 else in_call(n, **waits) for n in range(world)))
 
 
-def test_a_stuck_rank_and_those_that_wait_for_it():
-    found = timeline_of(stuck())
-    assert found.classes == ((0, 2), (1,))
-    assert [one.blamed for one in found.lanes] == [False, True, False]
-    assert spans(lane(found, 0)) == [
-        ("collective", "all_reduce", 0, 20), ("host", "script", 20, 30), ("wait", "all_reduce", 30, None)
-    ]  # fmt: skip
-    assert spans(lane(found, 1)) == [("collective", "all_reduce", 0, 20), ("host", "in the script", 20, None)]
-    assert lane(found, 2).detail == ()  # rank 0 stands for it
-    last = lane(found, 0).detail[-1]
-    assert (last.number, last.shape, last.place, last.group) == (7, "float32 [16]", "train.py:20 in main", "")
-    assert lane(found, 1).detail[-1].place == "train.py:12 in read_batch"
-    (fault,) = found.events
-    assert (fault.label, fault.ranks, fault.fault) == ("DD601 stuck", (1,), True)
-    assert fault.at_ms == pytest.approx(100 * 1e3 + 20)
-    assert found.length_ms == pytest.approx((NOW - LONG_AGO) / MS + 100 * 1e3)
-
-
-def test_a_collective_is_a_wait_until_the_last_rank_has_come():
-    late = (ended_call(seq=5, start=8, end=12), ended_call(seq=6, start=20, end=30))
-    early = (ended_call(seq=5, start=8, end=12), ended_call(seq=6, start=13, end=30))
-    facts = job(
-        in_user(0, recent_calls=late, world=2), in_call(1, recent=early, started_ns=LONG_AGO + 40 * MS, world=2)
-    )
-    assert spans(lane(timeline_of(facts), 1))[:4] == [
-        ("collective", "all_reduce", 8, 12), ("host", "script", 12, 13),
-        ("wait", "all_reduce", 13, 20), ("collective", "all_reduce", 20, 30),
-    ]  # fmt: skip
-    assert ("collective", "all_reduce", 20, 30) in spans(lane(timeline_of(facts), 0))
-
-
 def with_step(one, wait_ms):
     """Return a rank with a step whose backward, from 10 to 30 ms, waited so long for the reduction in its end."""
     times = StepTimes(
@@ -124,28 +95,94 @@ def with_step(one, wait_ms):
     return replace(one, step_times=times, recent_calls=(backward,))
 
 
-def test_a_backward_is_split_where_its_reduction_was_waited_for():
-    facts = job(with_step(in_user(0, world=2), 4), with_step(in_call(1, started_ns=LONG_AGO + 40 * MS, world=2), 15))
-    assert spans(lane(timeline_of(facts), 1))[:3] == [
-        ("backward", "backward", 10, 15), ("wait", "gradient reduction", 15, 26),
-        ("collective", "gradient reduction", 26, 30),
-    ]  # fmt: skip
-    assert [one[:3] for one in spans(lane(timeline_of(facts), 0))][:2] == [
-        ("backward", "backward", 10), ("collective", "gradient reduction", 26)
-    ]  # fmt: skip
+def late_to_a_collective():
+    late = (ended_call(seq=5, start=8, end=12), ended_call(seq=6, start=20, end=30))
+    early = (ended_call(seq=5, start=8, end=12), ended_call(seq=6, start=13, end=30))
+    return job(in_user(0, recent_calls=late, world=2), in_call(1, recent=early, started_ns=LONG_AGO + 40 * MS, world=2))
 
 
-def test_a_lane_ends_where_its_rank_failed():
+def failed():
     before = (ended_call(seq=6, start=0, end=20),)
     root = replace(crashed(1, error(at=LONG_AGO + 50 * MS)), recent_calls=before, ended_ns=LONG_AGO + 900 * MS)
     victims = [failed_in(n, "all_reduce", 7, at=LONG_AGO + S) for n in (0, 2)]
-    found = timeline_of(job(root, *victims, ended=True, launcher_status=1), hung=False)
-    assert spans(lane(found, 1))[-1] == ("host", "script", 20, 50)
-    assert {"wait"} <= {one.kind.value for one in lane(found, 0).detail if one.label == "all_reduce"}
-    assert [(one.label, one.ranks, one.fault) for one in found.events] == [
-        ("DD604 crash", (1,), True), ("raised ValueError", (1,), False),
-        ("raised RuntimeError in all_reduce", (0, 2), False),
-    ]  # fmt: skip
+    return job(root, *victims, ended=True, launcher_status=1)
+
+
+def waits_for_its_device():
+    pending = call(seq=6, index=200, started_ns=LONG_AGO, device_state=DeviceState.STARTED)
+    made = (ended_call(seq=6, start=0, end=1), phase("backward", index=2, open_=False, started_ns=LONG_AGO + MS))
+    waits = replace(in_call(0, world=2), open_calls=(pending,), recent_calls=made)
+    return job(replace(waits, samples=(sample(stack(line(33))),)), in_user(1, world=2, enqueued=5))
+
+
+def killed_and_never_started():
+    dead = replace(killed(0, world=2), open_calls=(call(seq=3, started_ns=LONG_AGO - S),))
+    return job(dead, rank(1, world=2, life=Life.NEVER_STARTED), world_size=2, ended=True)
+
+
+def ended_well():
+    ranks = [
+        rank(n, world=2, life=Life.EXITED, exit_code=0, ended_ns=NOW, recent_calls=(ended_call(seq=6),)) for n in (0, 1)
+    ]
+    return job(*ranks, ended=True, launcher_status=0)
+
+
+def saves(*calls, ended_ms=35):
+    """A job of one rank with these calls and a torch.save that began 15 ms after them and ended then, or is open."""
+    ended_ns = None if ended_ms is None else LONG_AGO + ended_ms * MS
+    save = Save(began_ns=LONG_AGO + 15 * MS, ended_ns=ended_ns)
+    return job(in_user(0, recent_calls=calls, last_save=save, world=1))
+
+
+NESTED = (
+    phase("ddp_forward", index=1, open_=False, started_ns=LONG_AGO, ended_ns=LONG_AGO + 50 * MS),
+    ended_call(seq=5, start=10, end=20, index=2),
+    ended_call(seq=6, start=45, end=200, index=3, is_async=True),
+    ended_call("barrier", seq=7, start=60, end=61, index=4),
+)
+BEFORE = ended_call(seq=5, start=0, end=10)
+TIMELINES = {
+    "a stuck rank and those that wait for it": stuck(),
+    "a collective is a wait until the last rank has come": late_to_a_collective(),
+    "a backward is split where its reduction was waited for": job(
+        with_step(in_user(0, world=2), 4), with_step(in_call(1, started_ns=LONG_AGO + 40 * MS, world=2), 15)
+    ),
+    "a lane ends where its rank failed": failed(),
+    "a rank waits for its device since its last call": waits_for_its_device(),
+    "a killed rank and one that never started": killed_and_never_started(),
+    "it ended well": ended_well(),
+    "the last save": saves(BEFORE, ended_call(seq=6, start=40, end=50)),
+    "a save that has not ended": saves(BEFORE, ended_ms=None),
+    "a save before the calls that are shown": saves(ended_call(seq=600, start=1000, end=1010, index=600)),
+    "asynchronous and nested calls": job(in_user(0, recent_calls=NESTED, world=1), ended=False),
+}  # fmt: skip
+
+
+@CASES
+def timelines_of_jobs():
+    """Times are milliseconds after ``LONG_AGO``, 100 s after the start."""
+    found = {}
+    for name, facts in TIMELINES.items():
+        hangs = name not in {"it ended well", "a lane ends where its rank failed"}
+        seen = timeline_of(facts, finished=name == "it ended well", hung=hangs)
+        lanes = {
+            f"rank {one.rank}{', blamed' * one.blamed}": [
+                *map(" ".join, ((kind, label, str(start), str(end)) for kind, label, start, end in spans(one))),
+                *(
+                    f"whole run: {span.kind.value} to {span.end_ms and round(span.end_ms - 100e3, 3)}"
+                    for span in one.coarse
+                ),
+                *(outline(replace(span, start_ms=0.0, end_ms=0.0)) for span in one.detail[-1:]),
+            ]
+            for one in seen.lanes
+        }
+        times = [round(one / 1e3 - 100, 3) for one in (seen.detail_from_ms, seen.length_ms)]
+        events = [(one.label, one.ranks, one.fault, round(one.at_ms - 100e3, 3)) for one in seen.events]
+        found[name] = {"classes": seen.classes, "detail from, length in s": times, "events": events} | lanes
+    return found
+
+
+test_kept = CASES.test()
 
 
 def test_what_a_hung_job_raised_when_it_was_stopped_is_left_out():
@@ -157,77 +194,10 @@ def test_what_a_hung_job_raised_when_it_was_stopped_is_left_out():
     )  # fmt: skip
     facts = replace(facts, ranks=stopped, stopping_since_ns=NOW, ended=True)
     rows = {one.rank: rank_row(one, NOW) for one in facts.ranks}
-    verdict = Finding(
-        code="DD601", kind="stuck", severity=Severity.ERROR, confidence=Confidence.HIGH, summary="", ranks=(1,)
-    )  # fmt: skip
+    verdict = finding("DD601", "stuck", ranks=(1,))
     found = make_timeline(facts, rows, verdict, waiters=(0, 2), started_at="", hung=True)
     assert [one.label for one in found.events] == ["DD601 stuck", "the job is stopped"]
     assert spans(lane(found, 0))[-1] == ("wait", "all_reduce", 30, None)
-
-
-def test_a_rank_that_waits_for_its_device_waits_since_its_last_call():
-    pending = call(seq=6, index=200, started_ns=LONG_AGO, device_state=DeviceState.STARTED)
-    made = (ended_call(seq=6, start=0, end=1), phase("backward", index=2, open_=False, started_ns=LONG_AGO + MS))
-    waits = replace(in_call(0, world=2), open_calls=(pending,), recent_calls=made)
-    found = timeline_of(job(replace(waits, samples=(sample(stack(line(33))),)), in_user(1, world=2, enqueued=5)))
-    *_, last = lane(found, 0).detail
-    assert (last.kind, last.label, last.place) == (SpanKind.WAIT, "all_reduce", "train.py:33 in main")
-    assert spans(lane(found, 0))[-1][2:] == (1000, None)
-
-
-def test_a_killed_rank_and_one_that_never_started():
-    dead = replace(killed(0, world=2), open_calls=(call(seq=3, started_ns=LONG_AGO - S),))
-    found = timeline_of(job(dead, rank(1, world=2, life=Life.NEVER_STARTED), world_size=2, ended=True))
-    assert lane(found, 0).coarse[-1].end_ms == pytest.approx(100 * 1e3)
-    assert (lane(found, 1).coarse, lane(found, 1).detail) == ((), ())
-
-
-def test_a_job_that_ended_well_has_lanes_and_no_events():
-    ranks = [
-        rank(n, world=2, life=Life.EXITED, exit_code=0, ended_ns=NOW, recent_calls=(ended_call(seq=6),)) for n in (0, 1)
-    ]
-    found = timeline_of(job(*ranks, ended=True, launcher_status=0), finished=True, hung=False)
-    assert (found.events, found.classes) == ((), ((0, 1),))
-    assert [one.label for one in lane(found, 0).detail] == ["all_reduce", "script"]
-
-
-def test_the_last_save_is_a_checkpoint_in_both_views():
-    calls = (ended_call(seq=5, start=0, end=10), ended_call(seq=6, start=40, end=50))
-    save = Save(began_ns=LONG_AGO + 15 * MS, ended_ns=LONG_AGO + 35 * MS)
-    found = lane(timeline_of(job(in_user(0, recent_calls=calls, last_save=save, world=1))), 0)
-    assert spans(found)[:4] == [
-        ("collective", "all_reduce", 0, 10), ("host", "script", 10, 15), ("checkpoint", "torch.save", 15, 35),
-        ("host", "script", 35, 40),
-    ]  # fmt: skip
-    assert [one.kind for one in found.coarse].count(SpanKind.CHECKPOINT) == 1
-
-
-def test_a_save_that_has_not_ended_is_open():
-    calls = (ended_call(seq=5, start=0, end=10),)
-    save = Save(began_ns=LONG_AGO + 15 * MS, ended_ns=None)
-    found = spans(lane(timeline_of(job(in_user(0, recent_calls=calls, last_save=save, world=1))), 0))
-    assert ("checkpoint", "torch.save", 15, None) in found
-
-
-def test_a_save_before_the_calls_that_are_shown_is_in_the_whole_run_only():
-    calls = (ended_call(seq=600, start=1000, end=1010, index=600),)
-    save = Save(began_ns=LONG_AGO + 15 * MS, ended_ns=LONG_AGO + 35 * MS)
-    timeline = timeline_of(job(in_user(0, recent_calls=calls, last_save=save, world=1)))
-    assert [one.kind for one in lane(timeline, 0).detail].count(SpanKind.CHECKPOINT) == 0
-    assert [one.kind for one in lane(timeline, 0).coarse].count(SpanKind.CHECKPOINT) == 1
-    assert timeline.detail_from_ms == pytest.approx(100 * 1e3 + 1000)
-
-
-def test_asynchronous_and_nested_calls_leave_no_gaps_in_the_script():
-    calls = (
-        phase("ddp_forward", index=1, open_=False, started_ns=LONG_AGO, ended_ns=LONG_AGO + 50 * MS),
-        ended_call(seq=5, start=10, end=20, index=2),
-        ended_call(seq=6, start=45, end=200, index=3, is_async=True),
-        ended_call("barrier", seq=7, start=60, end=61, index=4),
-    )
-    found = timeline_of(job(in_user(0, recent_calls=calls, world=1), ended=False))
-    hosts = [one[2:] for one in spans(lane(found, 0)) if one[0] == "host"]
-    assert hosts[0] == (50, 60)
 
 
 def steps(count, *, slow=0, first=1):
@@ -301,9 +271,7 @@ def large(world, calls=4096):
 def test_the_size_has_a_limit(world, most_kib):
     facts = large(world)
     blamed = tuple(range(1, world, 2))
-    verdict = Finding(
-        code="DD601", kind="stuck", severity=Severity.ERROR, confidence=Confidence.HIGH, summary="", ranks=blamed
-    )  # fmt: skip
+    verdict = finding("DD601", "stuck", ranks=blamed)
     rows = {one.rank: replace(rank_row(one), state=f"in all_reduce_{one.rank % 64}") for one in facts.ranks}
     found = make_timeline(facts, rows, verdict, waiters=range(world), started_at="", hung=True)
     assert len(found.lanes) == world
