@@ -29,7 +29,10 @@ from ddpdoctor.model.codec import encode
 from ddpdoctor.model.evidence import Stacked, Who
 from ddpdoctor.rules.evidence.flight import compare_flight
 from tests.flight_dumps import recorders
+from tests.golden import Cases, outline
 from tests.unit.attach.test_asked import seen_rank
+
+CASES = Cases(__name__)
 
 # Stacks in every format: whose they are, which thread counts, and what it does.
 
@@ -182,118 +185,88 @@ def save(folder, host, ranks, *, identity=IDENTITY, wall_ns=10**18, world_size=4
     return folder
 
 
-def about(*folders):
-    report = analyze([str(folder) for folder in folders], (), "2026-01-01T00:00:00")
-    return report, report.data["evidence"]
+def nodes_of(folder, **answers):
+    """Save what a launcher's `attach` had of each node: its folder, or why there is none."""
+    nodes = [NodeAnswer(node=name, folder=name) if one is None else NodeAnswer(node=name, folder="", reason=one, remedy="see NODE")
+             for name, one in answers.items()]  # fmt: skip
+    save_nodes(folder, AskedNodes(wall_ns=10**18, asked_by="srun", nodes=tuple(nodes)))
 
 
-def test_what_is_refused_for_all_ranks_is_said_once_with_what_to_do(tmp_path):
-    report, evidence = about(save(tmp_path / "n1", "n1", dict.fromkeys(range(4), NO_PY_SPY)))
-    assert report.verdict is None
-    assert evidence["notes"] == ["py-spy of ranks 0-3: py-spy is not installed; pip install 'ddpdoctor[attach]'"]
-    assert evidence["unclear"] == "there is no sign of progress, and no stack of a rank was seen"
-    assert evidence["collect"] == ["pip install 'ddpdoctor[attach]'"]
+WAIT_TWO, ALL_FOUR = {0: WAITING, 1: WAITING}, range(4)
+LONGER, YESTERDAY = replace(IDENTITY, name="job@29500"), replace(IDENTITY, name="yesterday", master_port=29600)
+MINUTE_NS = 60 * 10**9
 
 
-def test_ranks_that_were_seen_and_do_not_wait_are_to_be_looked_at_again(tmp_path):
-    _, evidence = about(save(tmp_path / "n1", "n1", dict.fromkeys(range(4), AT_FAULT)))
-    assert evidence["unclear"] == "there is no sign of progress, and no rank was seen to wait for another"
-    again, ask = evidence["collect"]
-    assert again.startswith("check again in a minute")
-    assert "TORCH_NCCL_DEBUG_INFO_PIPE_FILE" in ask
+def refused(folder):
+    save(folder / "n1", "n1", dict.fromkeys(ALL_FOUR, NO_PY_SPY))
 
 
-def test_a_node_that_sent_nothing_is_named_with_what_to_do(tmp_path):
-    save(tmp_path / "n1", "n1", {0: WAITING, 1: WAITING})
-    nodes = (
-        NodeAnswer(node="n1", folder="n1"),
-        NodeAnswer(node="n2", folder="", reason="no answer", remedy="see NODE"),
-    )
-    save_nodes(tmp_path, AskedNodes(wall_ns=10**18, asked_by="srun", nodes=nodes))
-    report, evidence = about(tmp_path)
-    assert report.verdict is None
-    assert evidence["notes"] == ["n2: no answer; see n2"]
-    assert evidence["collect"][0] == "see n2"
-    assert "ranks 2 and 3" in evidence["collect"][1]
+def nobody_waits(folder):
+    save(folder / "n1", "n1", dict.fromkeys(ALL_FOUR, AT_FAULT))
 
 
-def test_if_all_nodes_sent_what_they_saw_nothing_is_noted(tmp_path):
-    save(tmp_path / "n1", "n1", {0: WAITING, 1: WAITING})
-    save(tmp_path / "n2", "n2", {2: WAITING, 3: AT_FAULT})
-    nodes = tuple(NodeAnswer(node=name, folder=name) for name in ("n1", "n2"))
-    save_nodes(tmp_path, AskedNodes(wall_ns=10**18, asked_by="srun", nodes=nodes))
-    report, evidence = about(tmp_path)
-    assert (report.verdict.code, report.verdict.ranks, report.verdict.hosts) == ("DD601", (3,), ("n2",))
-    assert (evidence["notes"], evidence["collect"]) == ([], [])
+def a_node_sent_nothing(folder):
+    save(folder / "n1", "n1", WAIT_TWO)
+    nodes_of(folder, n1=None, n2="no answer")
 
 
-def test_the_job_is_shown_with_its_launcher_and_hosts(tmp_path):
-    save(tmp_path / "a", "n1", {0: WAITING, 1: WAITING})
-    save(tmp_path / "b", "n2", {2: WAITING, 3: AT_FAULT})
-    _, evidence = about(tmp_path)
-    assert evidence["job"] == "job, torchrun, 4 ranks on n1 and n2"
+def all_nodes_sent(folder):
+    save(folder / "n1", "n1", WAIT_TWO)
+    save(folder / "n2", "n2", {2: WAITING, 3: AT_FAULT})
+    nodes_of(folder, n1=None, n2=None)
 
 
-@pytest.mark.parametrize(
-    ("others", "confidence"), [(WAITING, "high"), (NO_PY_SPY, "medium")], ids=["seen to wait", "without stacks"]
-)
-def test_a_stopped_rank_among_others(tmp_path, others, confidence):
-    report, _ = about(save(tmp_path / "n1", "n1", dict.fromkeys(range(4), others), stopped=(3,)))
-    assert (report.verdict.code, report.verdict.ranks, report.verdict.confidence.value) == ("DD606", (3,), confidence)
-    assert "`kill -CONT 103` on n1" in report.verdict.fix
+def stopped_and_others_wait(folder):
+    save(folder / "n1", "n1", dict.fromkeys(ALL_FOUR, WAITING), stopped=(3,))
 
 
-def left_out(evidence):
-    return {one["source"]: one["left_out"] for one in evidence["sources"] if one["left_out"]}
+def stopped_without_stacks(folder):
+    save(folder / "n1", "n1", dict.fromkeys(ALL_FOUR, NO_PY_SPY), stopped=(3,))
 
 
-def test_folders_of_several_nodes_are_one_job(tmp_path):
-    """Also if they have one host name, and if another job of this name runs on one of them."""
-    save(tmp_path / "a", "localhost", {0: WAITING, 1: WAITING})
-    longer = replace(IDENTITY, name="job@29500")
-    save(tmp_path / "b", "localhost", {2: WAITING, 3: AT_FAULT}, identity=longer, wall_ns=10**18 + 10**12)
-    report, evidence = about(tmp_path / "a", tmp_path / "b")
-    assert (report.verdict.code, report.verdict.ranks) == ("DD601", (3,))
-    assert (evidence["seen_ranks"], evidence["world_size"], left_out(evidence)) == ([0, 1, 2, 3], 4, {})
+def folders_of_one_host_name_and_another_name_of_the_job(folder):
+    save(folder / "a", "localhost", WAIT_TWO)
+    save(folder / "b", "localhost", {2: WAITING, 3: AT_FAULT}, identity=LONGER, wall_ns=10**18 + 10**12)
 
 
-def test_ranks_of_nodes_without_a_folder_are_unseen(tmp_path):
-    save(tmp_path / "a", "n1", {0: WAITING, 1: WAITING})
-    save(tmp_path / "b", "n2", {4: WAITING, 5: WAITING}, world_size=8)
-    report, evidence = about(tmp_path)
-    assert report.verdict is None
-    assert evidence["unclear"].endswith("which ones; there is no evidence from ranks 2, 3, 6, 7")
-    assert [step for step in evidence["collect"] if "on the nodes of the other ranks (ranks 2, 3, 6, 7)" in step]
+def nodes_without_a_folder(folder):
+    save(folder / "a", "n1", WAIT_TWO)
+    save(folder / "b", "n2", {4: WAITING, 5: WAITING}, world_size=8)
 
 
-def test_a_folder_of_another_job_is_left_out_by_name(tmp_path):
-    other = replace(IDENTITY, name="yesterday", master_port=29600)
-    save(tmp_path / "a", "n1", {0: WAITING, 1: AT_FAULT}, identity=other, wall_ns=10**18 - 10**15, world_size=2)
-    save(tmp_path / "b", "n1", {0: AT_FAULT, 1: WAITING}, world_size=2)
-    report, evidence = about(tmp_path)
-    assert (report.verdict.ranks, evidence["seen_ranks"], evidence["world_size"]) == ((0,), [0, 1], 2)
-    assert set(left_out(evidence)) == {str(path) for path in (tmp_path / "a").rglob("*.json")}
-    assert evidence["not_read"] == [
-        f"{tmp_path}/a/attach.json and 4 more: left out: of another job, yesterday, of 2 ranks; "
-        "the one looked at last is job"
-    ]
+def a_folder_of_another_job(folder):
+    long_ago = {"identity": YESTERDAY, "wall_ns": 10**18 - 10**15}
+    save(folder / "a", "n1", {0: WAITING, 1: AT_FAULT}, **long_ago, world_size=2)
+    save(folder / "b", "n1", {0: AT_FAULT, 1: WAITING}, world_size=2)
 
 
-def test_an_earlier_look_at_the_same_ranks_is_left_out_with_the_nodes_that_it_did_not_reach(tmp_path):
-    save(tmp_path / "1" / "n1", "n1", {0: AT_FAULT, 1: WAITING}, wall_ns=10**18 - 600 * 10**9, world_size=2)
-    lost = NodeAnswer(node="n2", folder="", reason="no answer", remedy="see NODE")
-    save_nodes(tmp_path / "1", AskedNodes(wall_ns=10**18, asked_by="srun", nodes=(lost,)))
-    save(tmp_path / "2" / "n1", "n1", {0: WAITING, 1: AT_FAULT}, world_size=2)
-    report, evidence = about(tmp_path)
-    assert (report.verdict.ranks, evidence["notes"]) == ((1,), [])
-    assert evidence["not_read"] == [
-        f"{tmp_path}/1/nodes.json and 5 more: left out: ranks 0 and 1 were looked at again 10 minutes later"
-    ]
+def an_earlier_look_at_the_same_ranks(folder):
+    """It is left out with the node that it did not reach."""
+    save(folder / "1" / "n1", "n1", {0: AT_FAULT, 1: WAITING}, wall_ns=10**18 - 10 * MINUTE_NS, world_size=2)
+    nodes_of(folder / "1", n2="no answer")
+    save(folder / "2" / "n1", "n1", {0: WAITING, 1: AT_FAULT}, world_size=2)
 
 
-def test_ranks_of_an_earlier_start_of_the_job_are_not_mixed_with_those_of_the_last(tmp_path):
-    save(tmp_path / "a", "n1", {0: AT_FAULT, 1: WAITING}, wall_ns=10**18 - 10**12, restart_count=0)
-    save(tmp_path / "b", "n2", {2: WAITING, 3: WAITING}, restart_count=1)
-    report, evidence = about(tmp_path)
-    assert (report.verdict, evidence["seen_ranks"]) == (None, [2, 3])
-    assert set(left_out(evidence).values()) == {"left out: of an earlier start of the job"}
+def ranks_of_an_earlier_start_of_the_job(folder):
+    save(folder / "a", "n1", {0: AT_FAULT, 1: WAITING}, wall_ns=10**18 - 10**12, restart_count=0)
+    save(folder / "b", "n2", {2: WAITING, 3: WAITING}, restart_count=1)
+
+
+@CASES
+def folders_of_attach(tmp_path):
+    found = {}
+    for make in (
+        refused, nobody_waits, a_node_sent_nothing, all_nodes_sent, stopped_and_others_wait, stopped_without_stacks,
+        folders_of_one_host_name_and_another_name_of_the_job, nodes_without_a_folder, a_folder_of_another_job,
+        an_earlier_look_at_the_same_ranks, ranks_of_an_earlier_start_of_the_job,
+    ):  # fmt: skip
+        make(folder := tmp_path / make.__name__)
+        report = analyze([str(folder)], (), "2026-01-01T00:00:00")
+        names = ("job", "notes", "unclear", "collect", "seen_ranks", "world_size", "not_read")
+        evidence = report.data["evidence"]
+        left_out = [f"{one['source']}: {one['left_out']}" for one in evidence["sources"] if one["left_out"]]
+        found[make.__name__] = {"verdict": report.verdict, "left out": left_out} | {one: evidence[one] for one in names}
+    return outline(found).replace(str(tmp_path), "")
+
+
+test_kept = CASES.test()

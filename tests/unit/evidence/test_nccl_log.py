@@ -13,11 +13,11 @@ from ddpdoctor.model.evidence import (
     Called,
     Fact,
     Hint,
-    Inside,
-    Moving,
-    Size,
 )
-from tests.unit.evidence.test_readers import read_text
+from tests.golden import Cases
+from tests.unit.evidence.test_readers import read_text, shown
+
+CASES = Cases(__name__)
 
 
 def read(text: str) -> list[Fact]:
@@ -47,18 +47,6 @@ def test_calls_that_differ_are_kept_although_they_are_old() -> None:
 # Reports of NCCL's RAS: who is behind, who is ahead, who does not answer, and whether a job moves.
 
 
-def one(rank: int, number: int) -> str:
-    return f"Rank {rank} has launched up to operation {number} -- {where(rank)}"
-
-
-def where(rank: int) -> str:
-    return f"GPU {rank % 8} managed by process {500 + rank} on node 10.0.3.{rank // 8}"
-
-
-def of(kind: type[Fact], facts: list[Fact]) -> list[Any]:
-    return [fact for fact in facts if isinstance(fact, kind)]
-
-
 def body(counts: dict[int, int], missing: tuple[int, ...] = (), size: int = 4) -> dict[str, Any]:
     ranks = [
         {
@@ -85,39 +73,24 @@ def read_json(*bodies: Any, cut: int = 0, before: str = "") -> tuple[list[Fact],
     return [fact for fact in found.facts if not isinstance(fact, Hint)], found.problem
 
 
-def test_json_names_every_rank() -> None:
-    facts, problem = read_json(body({0: 641, 1: 641, 2: 640, 3: 641}))
-    (absent,) = of(Absent, facts)
-    assert (absent.who.rank, absent.who.pid, absent.waiters, problem) == (2, 102, (0, 1, 3), "")
+BEHIND, EVEN = body({0: 9, 1: 9, 2: 8, 3: 9}), body({0: 9, 1: 9, 2: 9, 3: 9})
+REPORTS: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "every rank is named": ([body({0: 641, 1: 641, 2: 640, 3: 641})], {}),
+    "after lines of the protocol": ([BEHIND], {"before": "SERVER PROTOCOL 2\nOK\n"}),
+    "a rank is missing": ([body({0: 9, 1: 9, 2: 9}, missing=(3,))], {}),
+    "once alike": ([EVEN], {}), "twice alike, so all are inside": ([EVEN, EVEN], {}),
+    "it grows, so the job moves": ([BEHIND, body({0: 19, 1: 18, 2: 18, 3: 19})], {}),
+    "cut off": ([BEHIND, BEHIND], {"cut": 40}),
+}  # fmt: skip
 
 
-def test_json_after_lines_of_the_protocol_is_read() -> None:
-    facts, _ = read_json(body({0: 9, 1: 9, 2: 8, 3: 9}), before="SERVER PROTOCOL 2\nOK\n")
-    assert [fact.who.rank for fact in of(Absent, facts)] == [2]
+@CASES
+def reports_of_ras_as_json() -> dict[str, Any]:
+    found = {name: read_json(*bodies, **more) for name, (bodies, more) in REPORTS.items()}
+    return {name: [*map(shown, facts), problem or "no problem"] for name, (facts, problem) in found.items()}
 
 
-def test_json_with_missing_ranks() -> None:
-    facts, _ = read_json(body({0: 9, 1: 9, 2: 9}, missing=(3,)))
-    assert [(fact.who.rank, fact.who.address) for fact in of(Absent, facts)] == [(3, "10.0.0.9")]
-
-
-def test_json_twice_alike_is_all_inside_and_once_is_nothing() -> None:
-    same = body({0: 9, 1: 9, 2: 9, 3: 9})
-    assert [type(fact) for fact in read_json(same)[0]] == [Size]
-    (inside,) = of(Inside, read_json(same, same)[0])
-    assert inside.ranks == (0, 1, 2, 3)
-
-
-def test_json_that_grows_is_a_job_that_moves() -> None:
-    facts, _ = read_json(body({0: 9, 1: 9, 2: 8, 3: 9}), body({0: 19, 1: 18, 2: 18, 3: 19}))
-    assert of(Absent, facts) == []
-    assert len(of(Moving, facts)) == 1
-
-
-def test_json_that_is_cut_off_says_so() -> None:
-    facts, problem = read_json(body({0: 9, 1: 9, 2: 8, 3: 9}), body({0: 9, 1: 9, 2: 8, 3: 9}), cut=40)
-    assert problem == "cut off"
-    assert [fact.who.rank for fact in of(Absent, facts)] == [2]
+test_kept = CASES.test()
 
 
 @pytest.mark.parametrize("value", [None, 3, [], {"rank": "x"}, [{"rank": -1}], [{"rank": True, "status": 4}], "x"])
@@ -127,7 +100,7 @@ def test_json_with_wrong_types_does_not_raise(value: Any) -> None:
     wrong["communicators"][0]["missing_ranks"] = value
     wrong["communicators"].append(value)
     facts, problem = read_json(wrong)
-    assert (of(Absent, facts), problem) == ([], "")
+    assert ([fact for fact in facts if isinstance(fact, Absent)], problem) == ([], "")
 
 
 @pytest.mark.parametrize(
