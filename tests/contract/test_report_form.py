@@ -14,55 +14,30 @@ from ddpdoctor.model.consistency import Consistency, Difference, Stream, StreamC
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import (
     Check,
-    Confidence,
-    Finding,
-    JobStatus,
-    JobSummary,
     Outcome,
     Place,
     RankRow,
-    Report,
-    Severity,
 )
 from ddpdoctor.report.formats import parse_report, render_json, render_junit, report_to_dict
+from tests import pages, pictures
 
-STUCK = Finding(
-    code="DD601",
-    kind="stuck",
-    severity=Severity.ERROR,
-    confidence=Confidence.HIGH,
-    summary="Rank 1 waits in fetch.",
-    ranks=(1,),
-    hosts=("node3",),
-    where=(Place(rank=1, file="/home/me/größe.py", line=3, function="fetch"),),
-    step=12,
-    tensor="layers.0.weight",
+STUCK = replace(
+    pages.STUCK, where=(Place(rank=1, file="/home/me/größe.py", line=3, function="fetch"),), tensor="layers.0.weight",
     evidence=("seen [/dev/shm]", "\x1b[31m\udcff"),
-    fix="Do this.",
-)
+)  # fmt: skip
 ROW = RankRow(
     rank=1, local_rank=1, host="node3", pid=77, state="in fetch", where=STUCK.where[0], step=12, gpu=0,
     stack=("a.py:1 main", "a.py:3 fetch"),
 )  # fmt: skip
-FULL = Report(
-    command=("ddpdoctor", "wrap", "train.py"),
-    started_at="2026-01-02T03:04:05.123+00:00",
-    ended_at="2026-01-02T03:04:09Z",
-    job=JobSummary(world_size=2, nnodes=1, status=JobStatus.HUNG, exit_status=124),
-    verdict=STUCK,
-    findings=(STUCK,),
+FULL = replace(
+    pages.report({"table": [1, 2.5, None, {"a": "b"}]}), verdict=STUCK, findings=(STUCK,),
+    ranks=(ROW, RankRow(rank=0, local_rank=None, host="node3", pid=None, state="never came")),
     checks=(
         Check(id="stuck", code="DD601", outcome=Outcome.FAILED),
         Check(id="crash", code="DD604", outcome=Outcome.SKIPPED, reason="no end"),
     ),
-    ranks=(ROW, RankRow(rank=0, local_rank=None, host="node3", pid=None, state="never came")),
-    data={"table": [1, 2.5, None, {"a": "b"}]},
-    tool_version="0.1.0",
-)
-EMPTY = Report(
-    command=(), started_at="2026-01-02T03:04:05Z", ended_at="2026-01-02T03:04:05Z", job=None, verdict=None,
-    findings=(), checks=(), ranks=(), tool_version="0.1.0",
 )  # fmt: skip
+EMPTY = replace(pictures.report(), command=())
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +72,12 @@ def test_what_was_found_of_replicas_fits_the_schema(validator):
     assert not validator.is_valid(body)
 
 
-def test_the_text_is_ascii_so_that_any_stream_can_carry_it():
+def test_the_text_is_ascii_the_tool_has_a_version_and_what_is_no_number_becomes_null():
     assert render_json(FULL).isascii()
     assert render_json(FULL).endswith("}\n")
+    assert report_to_dict(replace(EMPTY, tool_version=""))["tool"]["version"]
+    report = replace(EMPTY, data={"ratio": math.nan, "peak": [math.inf]})
+    assert json.loads(render_json(report))["data"] == {"ratio": None, "peak": [None]}
 
 
 def test_a_check_of_an_older_report_whose_id_is_its_code_is_read():
@@ -108,15 +86,6 @@ def test_a_check_of_an_older_report_whose_id_is_its_code_is_read():
     report = parse_report(json.dumps(body))
     assert report.checks == (Check(id="DD601", outcome=Outcome.CRASHED, reason="KeyError"),)
     assert 'name="DD601"' in render_junit(report, None)
-
-
-def test_the_version_of_the_tool_is_never_missing():
-    assert report_to_dict(replace(EMPTY, tool_version=""))["tool"]["version"]
-
-
-def test_what_json_has_no_number_for_becomes_null():
-    report = replace(EMPTY, data={"ratio": math.nan, "peak": [math.inf]})
-    assert json.loads(render_json(report))["data"] == {"ratio": None, "peak": [None]}
 
 
 def test_fields_of_a_newer_minor_version_are_passed_over(validator):
@@ -235,5 +204,5 @@ def test_what_is_foreign_is_refused_with_the_reason(text, said):
 
 def test_an_info_is_no_verdict(validator):
     body = report_to_dict(FULL)
-    body["verdict"] = {**body["verdict"], "severity": "info"}
+    body["verdict"]["severity"] = "info"
     assert not validator.is_valid(body)

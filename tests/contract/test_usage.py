@@ -17,29 +17,28 @@ import pytest
 from ddpdoctor.cli import check_consistency
 from ddpdoctor.cli.allreduce_bench import Options
 from ddpdoctor.cli.options import Argument, declared_by
-from tests import forking
+from ddpdoctor.model.findings import JobStatus, JobSummary
+from ddpdoctor.report.formats import report_to_dict
+from tests import forking, pictures
+from tests.golden import Cases
 from tests.scenarios.running import SCHEMA, cell_of, clean_environment, free_port, grids_of
 
 ROOT = Path(__file__).parents[2]
+SAMPLES = ("check-data", "--samples", "455", "--world-size", "2", "--batch-size", "8")
 
 
 def write_report(folder, **changes):
-    body = {
-        "schema_version": 1,
-        "tool": {"name": "ddpdoctor", "version": "0.1.0"},
-        "command": ["ddpdoctor", "wrap", "train.py"],
-        "started_at": "2026-01-02T03:04:05Z",
-        "ended_at": "2026-01-02T03:04:06Z",
-        "job": {"world_size": 2, "nnodes": 1, "status": "finished", "exit_status": 0},
-        "verdict": None,
-        "findings": [],
-        "checks": [],
-        "ranks": [],
-        "data": {},
-    }
+    job = JobSummary(world_size=2, nnodes=1, status=JobStatus.FINISHED, exit_status=0)
     folder.mkdir(exist_ok=True)
-    (folder / "report.json").write_text(json.dumps({**body, **changes}))
+    (folder / "report.json").write_text(json.dumps({**report_to_dict(pictures.report(job=job)), **changes}))
     return folder
+
+
+def imported_by(run, *args):
+    """Return the modules that a command imports."""
+    done = run(*args, PYTHONPROFILEIMPORTTIME="1")
+    assert done.returncode == 0
+    return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
 
 
 def test_help_names_every_verb_on_stdout(run):
@@ -49,28 +48,21 @@ def test_help_names_every_verb_on_stdout(run):
     assert all(f"\n  {verb} " in done.stdout for verb in ("check-env", "wrap", "demo", "report", "explain"))
 
 
-def test_help_imports_nothing_heavy(run):
-    done = run("--help", PYTHONPROFILEIMPORTTIME="1")
-    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
-    assert "typer" in imported
-    assert not imported & {"torch", "rich", "psutil", "pynvml", "numpy", "pydantic"}
-
-
-@pytest.mark.parametrize("args", [("explain", "DD601"), ("report", "run")])
-def test_what_only_shows_something_imports_nothing_heavy(run, tmp_path, args):
+@pytest.mark.parametrize(
+    ("args", "heavy"),
+    [
+        (("--help",), {"torch", "rich", "psutil", "pynvml", "numpy", "pydantic"}),
+        (("explain", "DD601"), {"torch", "psutil", "pynvml", "numpy"}),
+        (("report", "run"), {"torch", "psutil", "pynvml", "numpy"}), (SAMPLES, {"torch"}),
+    ],
+)  # fmt: skip
+def test_what_only_shows_or_computes_something_imports_nothing_heavy_and_help_no_verb(run, tmp_path, args, heavy):
     write_report(tmp_path / "run")
-    done = run(*args, PYTHONPROFILEIMPORTTIME="1")
-    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
-    assert done.returncode == 0
-    assert not imported & {"torch", "psutil", "pynvml", "numpy"}
-
-
-def test_help_loads_no_verb(run):
-    done = run("--help", PYTHONPROFILEIMPORTTIME="1")
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert not [
-        name for name in imported if name.startswith(("ddpdoctor.cli.check_", "ddpdoctor.cli.wrap", "ddpdoctor.launch"))
-    ]
+    imported = imported_by(run, *args)
+    assert "typer" in imported
+    assert not {name.partition(".")[0] for name in imported} & heavy
+    verbs = ("ddpdoctor.cli.check_", "ddpdoctor.cli.wrap", "ddpdoctor.launch")
+    assert args[0] != "--help" or not [name for name in imported if name.startswith(verbs)]
 
 
 def test_help_of_wrap_names_each_option_and_its_variable(run):
@@ -465,27 +457,13 @@ MODEL = "import torch\ndef build(): return torch.nn.Linear(4, 2)\n"
 
 
 def plan(*more):
-    return ("check-data", "--samples", 455, "--world-size", 2, "--batch-size", 8, *more)
+    return (*SAMPLES, *more)
 
 
-def test_the_arithmetic_is_drawn_in_a_pipe_and_needs_no_torch(run):
-    done = run(*plan(), PYTHONPROFILEIMPORTTIME="1")
-    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+def test_the_arithmetic_is_drawn_in_a_pipe(run):
+    done = run(*plan())
     assert done.returncode == 0
-    assert "torch" not in imported
-    assert done.stdout == (
-        "ddpdoctor: no problem found\n"
-        "  1 note; checks: 4 passed, 1 skipped (-v shows each)\n"
-        "\n"
-        "455 samples, 2 ranks, batches of 8: split by DistributedSampler, shuffled\n"
-        "\n"
-        "  ranks   samples  repeated  batches  last batch  left out\n"
-        "  0           228         0       29           4         0\n"
-        "  1           228         1       29           4         0\n"
-        "  in all      456         1       58                     0\n"
-        "\n"
-        "an epoch: 456 samples in batches, 455 of 455 different, 1 repeated, 0 missed\n"
-    )
+    Cases(__name__).check("the arithmetic of check-data", done.stdout)
 
 
 def test_every_format_is_written_and_a_saved_report_is_drawn_again(run, tmp_path):

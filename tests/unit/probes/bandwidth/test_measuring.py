@@ -1,6 +1,7 @@
 """What a sweep measures: buffers, patterns, memory, timing and the spread."""
 
 import random
+import re
 import statistics
 import weakref
 from dataclasses import replace
@@ -130,72 +131,41 @@ def test_times_are_guessed_until_they_grow_and_then_grow_in_proportion(guess_gb_
     assert growth.predict(size) == pytest.approx(predicted, rel=1e-3)
 
 
-def test_the_first_step_is_measured_though_nothing_is_known_of_it():
-    slot = share_out(steps_of(BenchSettings()), Forecast("gloo", None), 30.0)
-    assert slot is not None
-    assert slot.left_s is None
-    assert slot.seconds == {mode: pytest.approx(30.0 / 42, rel=0.1) for mode in Mode}
+TWO_STEPS, FOUR_STEPS = steps_of(replace(LATENCY_ONLY, max_size_bytes=2 * MIB)), steps_of(LATENCY_ONLY)
+LEAST_S = CAUTION * 2 * (LEAST_CALLS * 1.0 + 1.0)
+"""What the second of two steps needs after a first with calls of 1 s and 1 s of other work."""
+IN_ALL_S = sum(CAUTION * size * 0.1 * (4 * LEAST_CALLS + 1) for size in (2, 4, 8))
+SECOND_AND_THIRD_S = sum(CAUTION * size * 0.1 * (LEAST_CALLS + 1) for size in (2, 4))
 
 
-def test_a_step_that_there_is_no_time_for_is_refused():
-    first, second = steps_of(replace(LATENCY_ONLY, max_size_bytes=2 * MIB))
-    forecast = known([first], call_s=1.0, rest_s=1.0)
-    needed_s = CAUTION * 2 * (LEAST_CALLS * 1.0 + 1.0)
-    assert share_out([second], forecast, needed_s - 0.01) is None
-    slot = share_out([second], forecast, needed_s + 0.01)
-    assert slot is not None
-    assert slot.seconds[Mode.LATENCY] == pytest.approx(CAUTION * 2 * LEAST_CALLS, abs=0.02)
-
-
-def test_smaller_sizes_come_first_where_there_is_not_time_for_all():
-    steps = steps_of(LATENCY_ONLY)
-    forecast = known(steps, call_s=0.1, rest_s=0.1)
-    second_s, third_s = (CAUTION * size * 0.1 * (LEAST_CALLS + 1) for size in (2, 4))
-    slot = share_out(steps[1:], forecast, second_s + third_s + 1.0)
-    # The fourth does not fit, so the second left over is for the two that do.
-    assert slot is not None
-    assert slot.seconds[Mode.LATENCY] == pytest.approx(CAUTION * 2 * 0.1 * LEAST_CALLS + 0.5)
-
-
-def test_with_time_enough_all_sizes_get_several_times_the_least_number_of_calls():
-    steps = steps_of(LATENCY_ONLY)
-    forecast = known(steps, call_s=0.1, rest_s=0.1)
-    needed_s = sum(CAUTION * size * 0.1 * (4 * LEAST_CALLS + 1) for size in (2, 4, 8))
-    slot = share_out(steps[1:], forecast, needed_s + 0.3)
-    assert slot is not None
-    assert slot.seconds[Mode.LATENCY] == pytest.approx(CAUTION * 2 * 0.1 * 4 * LEAST_CALLS + 0.1)
-
-
-def test_what_is_left_is_no_more_than_what_so_many_calls_take():
-    first, second = steps_of(replace(LATENCY_ONLY, max_size_bytes=2 * MIB))
-    forecast = known([first], call_s=1e-4, rest_s=1e-3)
-    slot = share_out([second], forecast, 1000.0)
-    assert slot is not None
-    assert slot.left_s is not None
-    assert slot.left_s < 2 * CAUTION * (2 * 1e-4 * MOST_CALLS + 1e-2)
-
-
-@pytest.mark.parametrize(
-    ("mode", "call_s", "iterations", "calls"),
-    [(Mode.LATENCY, 0.1, 100, 100), (Mode.THROUGHPUT, 1.0, None, LEAST_BATCHES)],
-)
-def test_calls_that_the_user_wants_or_a_few_batches_are_what_counts(mode, call_s, iterations, calls):
-    first, second = steps_of(replace(LATENCY_ONLY, modes=(mode,), max_size_bytes=2 * MIB))
-    forecast = known([first], call_s=call_s, rest_s=1e-9, iterations=iterations)
-    needed_s = CAUTION * 2 * call_s * calls
-    assert share_out([second], forecast, needed_s - 0.1) is None
-    assert share_out([second], forecast, needed_s + 0.1) is not None
-
-
-def test_a_dear_collective_leaves_the_others_their_sizes():
-    settings = replace(LATENCY_ONLY, collectives=(Collective.ALL_REDUCE, Collective.BROADCAST), max_size_bytes=2 * MIB)
-    dear, cheap, next_dear, next_cheap = steps_of(settings)
-    forecast = Forecast("gloo", None)
+@CASES
+def time_for_the_next_step():
+    """None where there is no time for it; "left" is what all others take."""
+    tenths = known(FOUR_STEPS, call_s=0.1, rest_s=0.1)
+    both = replace(LATENCY_ONLY, collectives=(Collective.ALL_REDUCE, Collective.BROADCAST), max_size_bytes=2 * MIB)
+    dear, cheap, next_dear, next_cheap = steps_of(both)
+    mixed = Forecast("gloo", None)
     for step, seconds in ((dear, 10.0), (cheap, 0.01)):
-        forecast.see_call(step, Mode.LATENCY, seconds)
-        forecast.see_rest(step, seconds)
-    assert share_out([next_dear, next_cheap], forecast, 20.0) is None
-    assert share_out([next_cheap], forecast, 20.0) is not None
+        mixed.see_call(step, Mode.LATENCY, seconds)
+        mixed.see_rest(step, seconds)
+    found = {
+        "nothing is known": share_out(steps_of(BenchSettings()), Forecast("gloo", None), 30.0),
+        "not enough, enough": [
+            share_out(TWO_STEPS[1:], known(TWO_STEPS[:1], 1.0, 1.0), LEAST_S + more) for more in (-0.01, 0.01)
+        ],
+        "not for all, so smaller sizes come first": share_out(FOUR_STEPS[1:], tenths, SECOND_AND_THIRD_S + 1.0),
+        "for several times the least number of calls": share_out(FOUR_STEPS[1:], tenths, IN_ALL_S + 0.3),
+        "no more than so many calls take": share_out(TWO_STEPS[1:], known(TWO_STEPS[:1], 1e-4, 1e-3), 1000.0),
+        "a dear one, and a cheap one beside it": [
+            share_out([next_dear, next_cheap], mixed, 20.0), share_out([next_cheap], mixed, 20.0)
+        ],
+    }  # fmt: skip
+    for mode, call_s, iterations, calls in ((Mode.LATENCY, 0.1, 100, 100), (Mode.THROUGHPUT, 1.0, None, LEAST_BATCHES)):
+        first, second = steps_of(replace(LATENCY_ONLY, modes=(mode,), max_size_bytes=2 * MIB))
+        forecast, needed_s = known([first], call_s, 1e-9, iterations), CAUTION * 2 * call_s * calls
+        slots = [share_out([second], forecast, needed_s + more) for more in (-0.1, 0.1)]
+        found[f"{mode.value}, iterations: {iterations}"] = slots
+    return found
 
 
 CPU = torch.device("cpu")
@@ -409,16 +379,11 @@ def test_free_memory_is_what_the_machine_and_the_control_groups_leave(tmp_path, 
     assert 0 < read_free_bytes(CPU) < 2**50
 
 
-def test_what_does_not_fit_is_refused_in_words():
+def test_what_does_not_fit_is_refused_in_words_and_ranks_share_the_memory_of_their_gpu_or_of_their_host():
     """A fifth is left to others."""
     free = FreeMemory(free_bytes=8 * GIB, rank=3)
-    assert free.refuse(6 * GIB) == ""
-    assert [free.refuse(size * GIB) for size in (7, 24)] == [
-        f"needs {size} GiB of 8 GiB free on rank 3" for size in (7, 24)
-    ]
-
-
-def test_ranks_share_the_memory_of_their_gpu_or_of_their_host():
+    said = {6: "", 7: "needs 7 GiB of 8 GiB free on rank 3", 24: "needs 24 GiB of 8 GiB free on rank 3"}
+    assert {size: free.refuse(size * GIB) for size in said} == said
     for device, gpu_ranks, takers in (("cuda", 1, 1), ("cuda", 2, 2), ("cpu", 1, 3)):
         everybody = members(6, hosts=2, device=device, gpu_ranks=gpu_ranks)
         assert count_takers(everybody[0], everybody) == takers
@@ -541,22 +506,15 @@ def test_all_ranks_have_the_same_in_their_logs(swept):
         assert {**first, "reported": None} == {**second, "reported": None}, name
 
 
-def test_what_there_is_no_time_for_is_left_out_and_said(swept):
-    short = swept[0]["short"]
-    (left_out,) = short["left_out"]
+def test_what_there_is_no_time_or_memory_for_is_left_out_and_said(swept):
+    short, huge = swept[0]["short"], swept[0]["huge"]
+    (left_out,), (too_large,) = short["left_out"], huge["left_out"]
     measured = [row["size_bytes"] for row in short["results"]]
     assert measured + left_out["sizes_bytes"] == [KIB * 4**power for power in range(12)]
     assert measured
     assert left_out["reason"] == "the budget of 0.5 s is too short"
-
-
-def test_what_there_is_no_memory_for_is_left_out_and_said(swept):
-    huge = swept[0]["huge"]
-    (left_out,) = huge["left_out"]
-    assert [row["size_bytes"] for row in huge["results"]] == [KIB]
-    assert left_out["sizes_bytes"] == [2**45]
-    assert left_out["reason"].startswith("needs 32768 GiB of ")
-    assert left_out["reason"].endswith((" free on rank 0", " free on rank 1"))
+    assert ([row["size_bytes"] for row in huge["results"]], too_large["sizes_bytes"]) == ([KIB], [2**45])
+    assert re.fullmatch(r"needs 32768 GiB of .* free on rank [01]", too_large["reason"])
 
 
 def test_one_element_altered_at_one_size_is_found_there_and_nowhere_else(swept):
