@@ -25,7 +25,7 @@ from ddpdoctor.model.data import (
 )
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import NodeSeen, Presence
-from ddpdoctor.model.findings import Check, JobStatus, JobSummary, Outcome, Place, RankRow, Report, Severity
+from ddpdoctor.model.findings import Check, JobStatus, JobSummary, Outcome, Place, RankRow, Severity
 from ddpdoctor.model.live import Blamed, JobNow, Liveness, PassSeen, RankNow, ReplicasNow, Start, WaitNow
 from ddpdoctor.model.pictures import (
     Lane,
@@ -82,7 +82,6 @@ from tests.rules.rendezvous.build import LARGE, absent, column, healthy, pair, t
 
 CASES = Cases(__name__)
 test_kept = CASES.test()
-MINUTE = "2026-01-02T03:04:05.000+00:00"
 
 
 def compared(*streams):
@@ -393,11 +392,7 @@ def tune_shows_the_change_by_each_setting_and_scaling_the_factors_of_the_efficie
 
 
 def report_rendezvous(seen, **more):
-    return Report(
-        command=("ddpdoctor", "check-rendezvous"), started_at=MINUTE, ended_at="2026-01-02T03:04:07.500+00:00",
-        job=None, verdict=None, findings=(), checks=(), ranks=(), data={**rendezvous_data(seen), **more},
-        tool_version="1.2.3",
-    )  # fmt: skip
+    return replace(report(**{**rendezvous_data(seen), **more}), command=("ddpdoctor", "check-rendezvous"))
 
 
 def screen(one, width=None):
@@ -659,11 +654,13 @@ GRAPH = RankWaits(
     links=((0, 1), (0, 7)),
 )
 SOURCE = SourceExcerpt(file=SCRIPT, first=7, lines=("def read():", "    `sleep`(9)  # <b>", "    return 1"), blamed=8)
-REPORT = Report(
-    command=("ddpdoctor", "wrap", "train.py"), started_at="2026-01-01T00:00:00.000+00:00", ended_at="", checks=(),
-    job=JobSummary(world_size=3, nnodes=1, status=JobStatus.HUNG, exit_status=124), verdict=VERDICT,
-    findings=(VERDICT,), ranks=ROWS,
-    data={"timeline": encode_timeline(TIMELINE), "waits": encode(GRAPH), "source": encode(SOURCE)},
+REPORT = replace(
+    report(
+        VERDICT, job=JobSummary(world_size=3, nnodes=1, status=JobStatus.HUNG, exit_status=124),
+        timeline=encode_timeline(TIMELINE), waits=encode(GRAPH), source=encode(SOURCE),
+    ),
+    ranks=ROWS, command=("ddpdoctor", "wrap", "train.py"), started_at="2026-01-01T00:00:00.000+00:00", ended_at="",
+    tool_version="",
 )  # fmt: skip
 
 

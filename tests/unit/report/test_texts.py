@@ -33,7 +33,6 @@ from ddpdoctor.model.findings import (
     Outcome,
     Place,
     RankRow,
-    Report,
     Severity,
 )
 from ddpdoctor.model.words import format_about, format_age, format_memory, format_rate, format_time
@@ -57,6 +56,8 @@ from ddpdoctor.report.text.pictures import draw_chart
 from ddpdoctor.report.text.report import TextPage, add_blocks, draw_columns, fit_columns, render_text
 from tests import benches, forking
 from tests.golden import Cases
+from tests.pictures import finding as small_finding
+from tests.pictures import report as small_report
 
 CASES = Cases(__name__)
 test_kept = CASES.test()
@@ -65,7 +66,6 @@ SCHEMA = json.loads((Path(__file__).parents[3] / "ddpdoctor" / "report" / "schem
 CWD = Path("/home/me/proj")
 RUN_DIR = CWD / "ddpdoctor-report" / "now-train"
 TRAIN = "/home/me/proj/train.py"
-BEGAN, ENDED = "2026-01-02T03:04:05.000+00:00", "2026-01-02T03:04:07.500+00:00"
 
 
 # The report of a job, at the widths of terminals and for a pipe.
@@ -98,11 +98,9 @@ ROWS = (row(0), row(1), row(2), row(3, "in fetch", 33), row(4))
 
 
 def report(status=JobStatus.HUNG, verdict=STUCK, others=(), rows=ROWS, exit_status=124, checks=()):
-    return Report(
-        command=("ddpdoctor",), started_at="", ended_at="", verdict=verdict, checks=checks, ranks=rows,
-        job=JobSummary(world_size=len(rows), nnodes=1, status=status, exit_status=exit_status),
-        findings=(*([verdict] if verdict else []), *others),
-    )  # fmt: skip
+    job = JobSummary(world_size=len(rows), nnodes=1, status=status, exit_status=exit_status)
+    made = small_report(*([verdict] if verdict else []), *others, job=job, checks=checks)
+    return replace(made, verdict=verdict, ranks=rows)
 
 
 def draw_job(one, *, width=None, color=False):
@@ -230,17 +228,15 @@ def test_colors_change_nothing_but_colors_and_the_environment_has_no_say(monkeyp
 # The report of check-env.
 
 
-WARNING = Finding(
-    code="DD121", kind="shm", severity=Severity.WARNING, confidence=Confidence.HIGH, hosts=("node0",),
-    summary="[/dev/shm] holds 64 MiB only", evidence=("64 MiB in all | 60 MiB free",), fix="docker run --shm-size=8g",
+WARNING = replace(
+    small_finding("DD121", "shm", Severity.WARNING, hosts=("node0",)), summary="[/dev/shm] holds 64 MiB only",
+    evidence=("64 MiB in all | 60 MiB free",), fix="docker run --shm-size=8g",
 )  # fmt: skip
-ERROR = Finding(
-    code="DD205", kind="master-numeric", severity=Severity.ERROR, confidence=Confidence.HIGH, hosts=("node0",),
-    ranks=(0, 1), summary="MASTER_ADDR is a number", fix="export MASTER_ADDR=node0",
+ERROR = replace(
+    small_finding("DD205", "master-numeric", hosts=("node0",), ranks=(0, 1)), summary="MASTER_ADDR is a number",
+    fix="export MASTER_ADDR=node0",
 )  # fmt: skip
-NOTE = Finding(
-    code="DD126", kind="omp", severity=Severity.INFO, confidence=Confidence.HIGH, hosts=("node0",), summary="one thread"
-)
+NOTE = replace(small_finding("DD126", "omp", Severity.INFO, hosts=("node0",)), summary="one thread")
 CHECKS = (
     Check(id="shm", code="DD121", group="limits", outcome=Outcome.FAILED, seen="64 MiB"),
     Check(id="omp", code="DD126", group="limits", outcome=Outcome.FAILED, seen="1"),
@@ -252,11 +248,8 @@ CHECKS = (
 
 
 def checkup(findings=(ERROR, WARNING, NOTE), checks=CHECKS, hosts=("node0",), **data):
-    return Report(
-        command=("ddpdoctor", "check-env"), started_at=BEGAN, ended_at=ENDED, job=None,
-        verdict=findings[0] if findings else None, findings=tuple(findings), checks=tuple(checks), ranks=(),
-        data={"hosts": list(hosts), **data}, tool_version="1.2.3",
-    )  # fmt: skip
+    made = small_report(*findings, checks=checks, hosts=list(hosts), **data)
+    return replace(made, command=("ddpdoctor", "check-env"))
 
 
 def draw_checkup(one, **more):
@@ -319,17 +312,13 @@ def test_hosts_are_drawn_together(hosts, text):
 
 REPO = Path("/home/me/repo")
 MAIN = Place(rank=1, file="/home/me/repo/train.py", line=61, function="main")
-AT_MAIN = Finding(
-    code="DD601", kind="stuck", severity=Severity.ERROR, confidence=Confidence.HIGH, summary="rank 1 is stuck",
-    ranks=(1,), hosts=("node3",), where=(MAIN,), step=12, evidence=("it sleeps",), fix="Look at line 61.",
-    origin=FaultOrigin.SCRIPT,
+AT_MAIN = replace(
+    small_finding("DD601", "stuck", ranks=(1,), hosts=("node3",), where=(MAIN,)), summary="rank 1 is stuck", step=12,
+    evidence=("it sleeps",), fix="Look at line 61.", origin=FaultOrigin.SCRIPT,
 )  # fmt: skip
 SHM = replace(AT_MAIN, code="DD121", kind="shm", severity=Severity.WARNING, ranks=(), hosts=(), where=(), fix="")
 CRASH = replace(AT_MAIN, code="DD604", kind="crash")
-BARE = Report(
-    command=("ddpdoctor",), started_at="2026-01-02T03:04:05Z", ended_at="2026-01-02T03:04:06Z", job=None, verdict=None,
-    findings=(), checks=(), ranks=(), tool_version="0.1.0",
-)  # fmt: skip
+BARE = small_report()
 HOSTILE = "100%\n::set-output name=x::y\r##[error]z [a](https://b) {0} {x} \x1b"
 FOUND = {
     "at a line": (AT_MAIN,),
