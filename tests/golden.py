@@ -1,8 +1,14 @@
-"""What a test gives, as a text that is kept whole below tests/data/golden, where a reviewer reads it.
+"""Texts that hold what tests say, below tests/data, where a reviewer reads them: golden values, and cases of rules.
+
+What a test gives is kept whole in a file of tests/data/golden.
 
 ``DDPDOCTOR_GOLDEN=write python -m pytest -n 0 FILE`` writes those of a file of tests again. Look at what changed before
 you commit it. A module has ``CASES = Cases(__name__)``, puts ``@CASES`` before each function that makes a value, and
 ``test_kept = CASES.test()``.
+
+A file of cases has rows of facts, and below each, or below several with one outcome, what is said of them. "==== HEAD"
+begins a case, "with ..." gives what all its rows have, "# " is a comment. Lines of a row after its first are indented.
+What is said begins with "=> ", and goes on with a line for each finding and indented ones with its parts.
 """
 
 import os
@@ -10,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -124,3 +130,66 @@ def _cell(cell: GridCell) -> str:
     level = [] if cell.level is None else [f"{cell.level:.3f}"]
     more = [*([] if cell.tone.value == "plain" else [cell.tone.value]), *level, *([cell.about] if cell.about else [])]
     return cell.text + (f" <{'; '.join(more)}>" if more else "")
+
+
+# Cases of rules
+
+
+PARTS = ("error", "warning", "info", "  fix", "  evidence", "  ranks", "  hosts", "  confidence", "  kind", "  at")
+OF_A_FINDING = tuple(f"{part}: " for part in PARTS)
+
+
+class Block(NamedTuple):
+    """Rows of a case that have one outcome."""
+
+    head: str
+    common: str
+    rows: list[str]
+    said: list[str]
+
+
+def blocks(folder):
+    """Return the blocks of all files of a folder."""
+    for path in sorted(folder.glob("*.txt")):
+        yield from (part for part in _parts(path) if isinstance(part, Block))
+
+
+def _parts(path):
+    """Return the parts of a file: blocks, and all other lines as they stand."""
+    head, common, rows, said = "", "", [], []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if line.startswith(("=> ", *OF_A_FINDING)):
+            said.append(line)
+            if not following.startswith(OF_A_FINDING):
+                yield Block(head, common, rows, said)
+                rows, said = [], []
+        elif line.startswith("  "):
+            rows[-1] += "\n" + line
+        elif line and not line.startswith(("# ", "with ", "==== ")):
+            rows.append(line)
+        else:
+            if line.startswith("==== "):
+                head, common = line[5:], ""
+            common = line[5:] if line.startswith("with ") else common
+            yield line
+
+
+def rewrite(folder, said_of):
+    """Write what is said now below the rows of each file of a folder; ``said_of`` takes a block and one of its rows."""
+    for path in sorted(folder.glob("*.txt")):
+        lines = []
+        for block in _parts(path):
+            if isinstance(block, str):
+                lines.append(block)
+                continue
+            found = [said_of(block, row) for row in block.rows]
+            for row, now, after in zip(block.rows, found, [*found[1:], None], strict=True):
+                lines += [row] if now == after else [row, *now]
+        path.write_text("\n".join(lines), encoding="utf-8")
+
+
+def as_listed(block, lines, may_lack=("  evidence: ",)):
+    """Return what is said, without such parts where the case has none of them."""
+    left_out = tuple(part for part in may_lack if not any(line.startswith(part) for line in block.said))
+    return [line for line in lines if not line.startswith(left_out)]

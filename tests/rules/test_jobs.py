@@ -15,18 +15,16 @@ import pytest
 from ddpdoctor.diagnose.job import judge_job
 from ddpdoctor.model import facts, reaching
 from ddpdoctor.report.lines import format_ranks
+from tests.golden import as_listed, blocks, rewrite
 from tests.rules import build
-from tests.rules.cases import Block, as_listed, blocks, rewrite
 
 DATA = Path(__file__).parents[1] / "data" / "jobs"
 NAMES = {**vars(facts), **vars(reaching), **vars(build)}
 
 
 def rows():
-    for path in sorted(DATA.glob("*.txt")):
-        for block in (block for block in blocks(path) if isinstance(block, Block)):
-            for row in block.rows:
-                yield pytest.param(block, row, id=f"{block.head}: {row[:50]}")
+    for block in blocks(DATA):
+        yield from (pytest.param(block, row, id=f"{block.head}: {row[:50]}") for row in block.rows)
 
 
 def said_of(block, row):
@@ -58,5 +56,4 @@ def shown(judged):
 
 
 if __name__ == "__main__":
-    for changed in sorted(DATA.glob("*.txt")):
-        rewrite(changed, said_of)
+    rewrite(DATA, said_of)

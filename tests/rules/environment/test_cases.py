@@ -19,7 +19,7 @@ import pytest
 from ddpdoctor.model import node as records
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.report.lines import format_ranks
-from tests.rules.cases import Block, as_listed, blocks, rewrite
+from tests.golden import as_listed, blocks, rewrite
 from tests.rules.environment import build, launches
 from tests.rules.environment.build import ask, node
 
@@ -34,11 +34,10 @@ NAMES = {**vars(records), **vars(launches), **vars(build), "given": given}
 
 
 def rows():
-    for path in sorted(DATA.glob("*.txt")):
-        for block in (block for block in blocks(path) if isinstance(block, Block)):
-            kinds, _, name = block.head.partition(": ")
-            for kind, row in itertools.product(kinds.split(), block.rows):
-                yield pytest.param(kind, block, row, id=f"{kind}: {name}: {row[:50]}")
+    for block in blocks(DATA):
+        kinds, _, name = block.head.partition(": ")
+        for kind, row in itertools.product(kinds.split(), block.rows):
+            yield pytest.param(kind, block, row, id=f"{kind}: {name}: {row[:50]}")
 
 
 def said_of(kind, block, row, folder):
@@ -74,5 +73,4 @@ def said_now(block, row):
 
 
 if __name__ == "__main__":
-    for changed in sorted(DATA.glob("*.txt")):
-        rewrite(changed, said_now)
+    rewrite(DATA, said_now)
