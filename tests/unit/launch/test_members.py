@@ -64,19 +64,27 @@ def members(*others):
 
 
 PRESENCES = {
-    "beats": (heard, Presence.HERE),
-    "late by some beats": (lambda: heard(FRESH_NS + S), Presence.HERE),
-    "not heard for long": (lambda: heard(SILENT_NS + S), Presence.SILENT),
-    "its connection broke a moment ago": (lambda: heard(S, broken_ns=time.monotonic_ns() - S), Presence.HERE),
-    "its connection broke": (lambda: heard(S, broken_ns=time.monotonic_ns() - BROKEN_NS - S), Presence.SILENT),
-    "it said so": (lambda: heard(SILENT_NS + S, left=b"1"), Presence.LEFT),
-}
+    # what is heard of it, what it is then, and whether it is waited for at first, and once it had its time
+    "beats": (heard, Presence.HERE, (True, False)),
+    "late by some beats": (lambda: heard(FRESH_NS + S), Presence.HERE, (True, True)),
+    "not heard for long": (lambda: heard(SILENT_NS + S), Presence.SILENT, (False, False)),
+    "its connection broke a moment ago": (
+        lambda: heard(S, broken_ns=time.monotonic_ns() - S), Presence.HERE, (True, False)
+    ),
+    "its connection broke": (
+        lambda: heard(S, broken_ns=time.monotonic_ns() - BROKEN_NS - S), Presence.SILENT, (False, False)
+    ),
+    "it said so": (lambda: heard(SILENT_NS + S, left=b"1"), Presence.LEFT, (False, False)),
+    "it left a moment ago": (lambda: heard(left=b"0"), Presence.LEFT, (False, False)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", PRESENCES)
-def test_presence(case):
-    make, expected = PRESENCES[case]
-    assert members(make()).seen().nodes[1].presence is expected
+def test_presence_and_who_is_waited_for(case):
+    make, expected, waits = PRESENCES[case]
+    made = members(make())
+    assert made.seen().nodes[1].presence is expected
+    assert tuple(not made.have_answered(1, late=late) for late in (False, True)) == waits
 
 
 def test_who_never_came_is_absent_under_the_name_that_was_given():
@@ -117,21 +125,6 @@ def test_a_greeting_gives_name_and_clocks_and_reports_a_number_that_two_have():
     assert made.unknown() == []
 
 
-WAITED = {
-    "who beats has to answer": (heard, False, True),
-    "who beats had its time": (heard, True, False),
-    "who may be silent soon is waited for": (lambda: heard(FRESH_NS + S), True, True),
-    "who is silent is not waited for": (lambda: heard(SILENT_NS + S), False, False),
-    "who has left is not waited for": (lambda: heard(left=b"0"), False, False),
-}
-
-
-@pytest.mark.parametrize("case", WAITED)
-def test_who_is_waited_for(case):
-    make, late, waits = WAITED[case]
-    assert members(make()).have_answered(1, late=late) is not waits
-
-
 MOVED = {
     "who beats has moved": (heard, True),
     "who was cut off since then moves no more": (lambda pulse: heard(SILENT_NS + S, pulse), False),
@@ -145,22 +138,17 @@ def test_whose_last_word_that_it_moved_still_counts(case):
     assert members(make(pulse=replace(PULSE, moved=True))).have_moved() is counts
 
 
-def test_an_answer_is_fetched_once():
-    made = members(heard(pulse=replace(PULSE, answered=2)))
-    assert made.unread() == [(1, 2)]
-    made.receive(1, 2, b"packed")
-    assert made.unread() == []
-    assert made.have_answered(2, late=False)
-    assert not made.have_ended()
-    assert made.take_packed() == {1: b"packed"}
-    assert made.take_packed() == {}
-
-
-def test_all_have_ended_once_the_last_of_it_is_here():
-    made = members(heard(pulse=replace(PULSE, answered=LAST)))
-    assert not made.have_ended()
-    made.receive(1, LAST, b"packed")
-    assert made.have_ended()
+def test_an_answer_is_fetched_once_and_all_have_ended_once_the_last_is_here():
+    for number in (2, LAST):
+        made = members(heard(pulse=replace(PULSE, answered=number)))
+        assert made.unread() == [(1, number)]
+        assert not made.have_ended()
+        made.receive(1, number, b"packed")
+        assert made.unread() == []
+        assert made.have_answered(2, late=False)
+        assert made.have_ended() is (number == LAST)
+        assert made.take_packed() == {1: b"packed"}
+        assert made.take_packed() == {}
 
 
 @pytest.mark.parametrize(("status", "ended_s"), [(None, 3.0), (0, 3.0), (1, None), (-9, None)])
@@ -173,10 +161,11 @@ def test_who_is_silent_says_nothing_of_its_ranks():
     assert members(heard(SILENT_NS + S)).progress() == []
 
 
-def test_names_that_are_no_numbers_are_not_heard():
-    made = MembersHeard(PLACE, "dd0")
+def test_names_that_are_no_numbers_are_not_heard_and_one_that_no_host_has_is_not_kept():
+    made = members(heard())
     made.hear({"x": heard(), "-1": heard(), "9999999": heard(), "²": heard()})
-    assert len(made.seen().nodes) == 2
+    made.greet(1, Greeting(host="h" * 256, pid=1, started_as=1, wall_offset_s=0, clock_offset_ns=0, clock_error_ns=0))
+    assert [node.host for node in made.seen().nodes] == ["dd0", "dd1"]
 
 
 def test_what_members_send_that_does_not_fit_with_the_others_counts_as_lost(monkeypatch):
@@ -186,12 +175,6 @@ def test_what_members_send_that_does_not_fit_with_the_others_counts_as_lost(monk
         made.receive(number, 1, bytes(size))
     assert made.have_answered(1, late=False)
     assert made.take_packed() == {1: bytes(6), 3: bytes(4)}
-
-
-def test_a_name_that_no_host_has_is_not_kept():
-    made = members(heard())
-    made.greet(1, Greeting(host="h" * 256, pid=1, started_as=1, wall_offset_s=0, clock_offset_ns=0, clock_error_ns=0))
-    assert made.seen().nodes[1].host == "dd1"
 
 
 # What members tell each other with their beats fits in, and comes back as it was; what is no message is none.
@@ -206,18 +189,30 @@ LARGE = Pulse(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("pulse", [Pulse(progress=NodeProgress()), LARGE])
-def test_a_pulse_comes_back(pulse):
-    said = write_pulse(pulse)
-    assert read_pulse(said) == pulse
-    assert len(said) <= MAX_SAID_BYTES
+BOARDS = [Board(), Board(request=LAST, verdict=LAST, roster=LAST, ends=True, left=True)]
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"{}", b"[]", b"[[],0,0,0,0,0]", b"\xff", b'[["x",0,0,0,0,0,0,0,0,0],0,0,0,0,0]']
+    ("said", "write", "read", "most"),
+    [
+        *((pulse, write_pulse, read_pulse, MAX_SAID_BYTES) for pulse in (Pulse(progress=NodeProgress()), LARGE)),
+        *((board, write_board, read_board, MAX_NOTICE_BYTES) for board in BOARDS),
+    ],
 )
-def test_a_beat_that_says_anything_else_is_no_pulse(said):
-    assert read_pulse(said) is None
+def test_a_pulse_and_a_board_come_back(said, write, read, most):
+    assert read(write(said)) == said
+    assert len(write(said)) <= most
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"", b"{}", b"[]", b"[[],0,0,0,0,0]", b"\xff", b'[["x",0,0,0,0,0,0,0,0,0],0,0,0,0,0]', b"[1,2]",
+        b'["a",0,0,0,0]', b"null", b"[1,2,Infinity,0,0]", b"[1,1e999,0,0,0]", b"[" * 256,
+    ],
+)  # fmt: skip
+def test_what_says_anything_else_is_no_pulse_and_no_board(said):
+    assert read_pulse(said) is read_board(said) is None
 
 
 @pytest.mark.parametrize(
@@ -245,20 +240,6 @@ def test_a_number_that_is_none_makes_no_pulse(number, place):
     said = ",".join([*values[:place], number, *values[place + 1 :]])
     progress, rest = said.split(",")[:12], said.split(",")[12:]
     assert read_pulse(f"[[{','.join(progress)}],{','.join(rest)},0,null,null]".encode()) is None
-
-
-@pytest.mark.parametrize("board", [Board(), Board(request=LAST, verdict=LAST, roster=LAST, ends=True, left=True)])
-def test_a_board_comes_back(board):
-    notice = write_board(board)
-    assert read_board(notice) == board
-    assert len(notice) <= MAX_NOTICE_BYTES
-
-
-@pytest.mark.parametrize(
-    "notice", [b"", b"[1,2]", b"{}", b'["a",0,0,0,0]', b"null", b"[1,2,Infinity,0,0]", b"[1,1e999,0,0,0]", b"[" * 256]
-)
-def test_a_notice_of_anything_else_is_no_board(notice):
-    assert read_board(notice) is None
 
 
 # Each member of a job has a run folder of its own, also on a file system that all see, and at each start.
@@ -300,25 +281,26 @@ def test_members_share_a_folder_without_a_clash(tmp_path):
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
 
 
-def test_one_node_has_the_folder_that_was_asked_for(tmp_path):
+@pytest.mark.parametrize(
+    ("left", "number", "env"),
+    [
+        *(({}, number, {}) for number in (0, 1)),
+        *(({"SLURM_JOB_ID": "11"}, number, AGAIN) for number in (0, 1)),
+        (AGAIN, 0, AGAIN),  # a second step of one job
+        (None, 0, AGAIN),  # it cannot be read
+    ],
+)
+def test_another_run_or_job_is_left_alone_by_all_members(tmp_path, left, number, env):
+    if left is None:
+        (tmp_path / "run.json").write_text("[")
+    else:
+        leave_run(make(tmp_path, number if not left else 0, env=env if left == env else {}).folder, left)
+    with pytest.raises(UserError, match="already holds another run"):
+        make(tmp_path, number, env=env)
+
+
+def test_one_node_has_the_folder_that_was_asked_for_and_members_without_a_number_are_called_by_their_host(tmp_path):
     assert seen(tmp_path, make(tmp_path / "run", most=1)) == ("run", "run/report.json")
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_another_run_is_left_alone(tmp_path, number):
-    leave_run(make(tmp_path, number).folder, {})
-    with pytest.raises(UserError, match="already holds another run"):
-        make(tmp_path, number)
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_another_job_is_left_alone_by_all_its_members(tmp_path, number):
-    leave_run(make(tmp_path).folder, {"SLURM_JOB_ID": "11"})
-    with pytest.raises(UserError, match="already holds another run"):
-        make(tmp_path, number, env=AGAIN)
-
-
-def test_members_without_a_number_are_called_by_their_host(tmp_path):
     assert seen(tmp_path, make(tmp_path, None, host="n 1")) == ("nodes/n_1", "node-n_1.json")
 
 
@@ -344,29 +326,14 @@ def test_a_job_that_was_requeued_has_a_folder_beside_its_former_start(tmp_path, 
     assert third.folder == tmp_path / "restart-2" / ("nodes/1" if number else "")
 
 
-def test_a_requeued_job_on_new_hosts_needs_no_folder_beside(tmp_path):
-    assert make(tmp_path, env=AGAIN).folder == tmp_path
-
-
-def test_a_second_step_of_one_job_is_another_run(tmp_path):
-    leave_run(make(tmp_path, env=AGAIN).folder, AGAIN)
-    with pytest.raises(UserError, match="already holds another run"):
-        make(tmp_path, env=AGAIN)
-
-
-def test_a_container_that_is_started_again(tmp_path):
+def test_a_container_that_is_started_again_and_a_requeued_job_on_new_hosts(tmp_path):
+    assert make(tmp_path / "new", env=AGAIN).folder == tmp_path / "new"
     for expected in (tmp_path, tmp_path / "restart-1", tmp_path / "restart-2"):
         made = make(tmp_path, env=POD)
         assert made.folder == expected
         leave_run(made.folder, {})
     with pytest.raises(UserError, match="already holds another run"):
         make(tmp_path, env=POD, host="another pod")
-
-
-def test_a_run_that_cannot_be_read_is_another_run(tmp_path):
-    (tmp_path / "run.json").write_text("[")
-    with pytest.raises(UserError, match="already holds another run"):
-        make(tmp_path, env=AGAIN)
 
 
 def test_by_default_members_of_a_step_find_one_folder(tmp_path, monkeypatch):
@@ -407,8 +374,11 @@ def files_of(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_run_folder_arrives_as_it_was(tmp_path):
+def test_a_run_folder_arrives_as_it_was_and_replaces_what_came_before(tmp_path):
     _, second = write_hosts(tmp_path / "hosts", Job(world=4, steps=30, situation="stuck"), 2)
+    (tmp_path / "gathered").mkdir()
+    for name in ("run.json", "former.json"):
+        (tmp_path / "gathered" / name).write_text("former")
     unpack_folder(pack_folder(second), tmp_path / "gathered")
     assert files_of(tmp_path / "gathered") == files_of(second)
 
@@ -440,13 +410,6 @@ def test_zeros_take_no_room_on_either_side(tmp_path):
     unpack_folder(one, tmp_path / "gathered")
     assert len(one) < 200
     assert (tmp_path / "gathered" / "rings" / "1-2.ring").stat().st_blocks == 0
-
-
-def test_what_came_before_is_replaced(tmp_path):
-    (tmp_path / "gathered").mkdir()
-    (tmp_path / "gathered" / "run.json").write_text("former")
-    unpack_folder(packed([["watch.json", 2, [0]]], b"{}"), tmp_path / "gathered")
-    assert files_of(tmp_path / "gathered") == {"watch.json": b"{}"}
 
 
 @pytest.mark.parametrize(

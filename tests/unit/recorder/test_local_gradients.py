@@ -10,9 +10,7 @@ from ddpdoctor.model.consistency import Origin
 from ddpdoctor.recorder import gradient_checks
 from ddpdoctor.recorder.gradient_checks import LONG_ROW, MAX_NOTED, has_finite_sum, tensors_in
 from ddpdoctor.recorder.gradients import Backward, GradientWatch
-from ddpdoctor.recorder.state import here
-from ddpdoctor.recorder.storage import ring_layout, ring_reading
-from ddpdoctor.recorder.storage.ring_writing import Ring
+from ddpdoctor.recorder.storage import ring_reading
 
 torch = pytest.importorskip("torch")
 NAN, INF = float("nan"), float("inf")
@@ -63,9 +61,7 @@ class Trained:
 
 
 @pytest.fixture
-def make(tmp_path, monkeypatch):
-    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=42, start_ticks=7)
-    monkeypatch.setattr(here, "ring", ring)
+def make(ring, monkeypatch):
     monkeypatch.setattr(gradient_checks, "_noted", {False: 0, True: 0})
     return lambda **options: Trained(ring, **options)
 

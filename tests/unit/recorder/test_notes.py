@@ -39,15 +39,6 @@ test_kept = CASES.test()
 # What the recorder keeps is bounded, whatever a script does for however long; what matters always finds room.
 
 
-def test_the_last_room_is_for_what_a_verdict_rests_on(tmp_path):
-    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=1, start_ticks=1)
-    while ring.note({"k": "filler", "text": "x" * 500}):
-        pass
-    assert ring.intern("n" * 600) == 0
-    assert ring.note({"k": "raised", "text": "x" * 12_000}, vital=True)
-    assert read_ring_file(ring.path).notes[-1]["k"] == "raised"
-
-
 def test_a_process_that_calls_exec_takes_its_ring_along(tmp_path):
     first = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=1, start_ticks=1)
     first.note({"k": "before"})
@@ -58,8 +49,8 @@ def test_a_process_that_calls_exec_takes_its_ring_along(tmp_path):
     assert Path(third.path).stat().st_ino != inode
 
 
-def test_parameters_that_came_after_an_optimizer_are_forgotten_with_their_model(tmp_path, monkeypatch):
-    monkeypatch.setattr(here, "ring", Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.CHILD_SHAPE, 1, 1))
+@pytest.mark.usefixtures("ring")
+def test_parameters_that_came_after_an_optimizer_are_forgotten_with_their_model(monkeypatch):
     monkeypatch.setattr(torch.nn.modules.module, "register_module_parameter_registration_hook", lambda _hook: None)
     monkeypatch.setattr(fingerprinting, "_made", 0)
     monkeypatch.setattr(fingerprinting, "_numbers", weakref.WeakKeyDictionary())
@@ -249,28 +240,21 @@ def test_equal_lists_of_members_are_one_tuple():
     assert first is second
 
 
-def test_notes_and_several_groups_are_filled_in_order():
-    evens = WORLD[::2]
-    both = b"[%s, %s]" % (entry(WORLD), entry(evens))
-    assert [note["groups"][0]["ranks"] for note in parse_group_json(both)] == [tuple(WORLD), tuple(evens)]
+STAY = [
+    *map(
+        entry,
+        ([0, 1, 2], [*WORLD, "1"], [*WORLD, 1.5], [*WORLD, -1], [*WORLD, 2**70], [[0], *WORLD], [], None, -1),
+    ),
+    b"[%s, %s]" % (entry(WORLD), entry(WORLD[::2])),
+    json.dumps({"handled": {"ranks": WORLD, "text": '"ranks": [1], "backend":'}, "groups": 3}).encode(),
+    # A number in place of members refers to no list beyond the last.
+    json.dumps({"groups": [{"ranks": WORLD, "backend": "gloo"}, {"ranks": -2}, {"ranks": 1}, "text"]}).encode(),
+]
 
 
-@pytest.mark.parametrize(
-    "ranks", [[0, 1, 2], [*WORLD, "1"], [*WORLD, 1.5], [*WORLD, -1], [*WORLD, 2**70], [[0], *WORLD], [], None, -1]
-)
-def test_other_lists_stay_as_they_are(ranks):
-    assert parse_group_json(entry(ranks)) == json.loads(entry(ranks))
-
-
-def test_lists_that_are_no_members_stay_as_they_are():
-    other = json.dumps({"handled": {"ranks": WORLD, "text": '"ranks": [1], "backend":'}, "groups": 3}).encode()
-    assert parse_group_json(other) == json.loads(other)
-
-
-def test_a_number_in_place_of_members_refers_to_no_list_beyond_the_last():
-    groups = [{"ranks": WORLD, "backend": "gloo"}, {"ranks": -2}, {"ranks": 1}, "text"]
-    data = json.dumps({"groups": groups}).encode()
-    assert parse_group_json(data)["groups"][1:] == groups[1:]
+@pytest.mark.parametrize("data", STAY)
+def test_all_else_and_the_order_of_lists_stay_as_they_are(data):
+    assert json.loads(json.dumps(parse_group_json(data))) == json.loads(data)
 
 
 @pytest.mark.parametrize("data", [b"", b'{"groups": [{"ranks": [' + b"1, " * 400, b"[" + b"1," * 2**20 + b"1]"])
@@ -450,8 +434,7 @@ def test_places_are_never_used_by_two_steps_of_the_sample():
     assert sampled <= set(held.values())
 
 
-def test_totals_are_those_of_the_whole_run_and_begin_anew_with_the_numbers(tmp_path):
-    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=42, start_ticks=7)
+def test_totals_are_those_of_the_whole_run_and_begin_anew_with_the_numbers(ring):
     for number in (1, 2, 3, 1, 2):
         ring.step(number, number, 0, ring_layout.STEP_OPTIMIZER, [3000, 1000, 0, 0], [0] * 4, INSIDE)
     content = ring_reading.read_ring_file(ring.path)
@@ -523,11 +506,6 @@ def test_both_helpers_of_torch_are_found():
 
 
 # What calls share is worked out once, and for each line, shape, group and caller by itself.
-
-
-@pytest.fixture
-def ring(tmp_path):
-    return Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=42, start_ticks=7)
 
 
 def call(ring, op="all_reduce", shape=(), redop="", peer=ring_layout.NO_PEER):

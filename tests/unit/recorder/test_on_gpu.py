@@ -81,12 +81,11 @@ class Ddp:
 
 
 @pytest.fixture
-def gpu(monkeypatch, tmp_path):
+def gpu(monkeypatch, ring):  # noqa: ARG001 - it is where the times are noted
     cuda = Gpu()
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     monkeypatch.setitem(sys.modules, "torch.cuda", cuda)
     monkeypatch.setattr(device_times, "measured", GpuClock())
-    monkeypatch.setattr(here, "ring", Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, 42, 7))
     monkeypatch.setattr(here, "failures", 0)
     yield cuda
     clock.on_phase = None
@@ -217,9 +216,7 @@ class Work:
 
 
 @pytest.fixture
-def ring(tmp_path, monkeypatch):
-    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=42, start_ticks=7)
-    monkeypatch.setattr(here, "ring", ring)
+def ring(ring, monkeypatch):
     monkeypatch.setattr(here, "main_thread", threading.get_ident())
     yield ring
     calls.settle()
@@ -513,9 +510,7 @@ class Trained:
 
 
 @pytest.fixture
-def make(tmp_path, monkeypatch, streams, world):  # noqa: ARG001 - they are needed, not used
-    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=42, start_ticks=7)
-    monkeypatch.setattr(here, "ring", ring)
+def make(ring, monkeypatch, streams, world):  # noqa: ARG001 - they are needed, not used
     monkeypatch.setattr(gradient_checks, "_noted", {False: 0, True: 0})
     return lambda **options: Trained(monkeypatch, ring, **options)
 

@@ -28,9 +28,10 @@ def read(ring):
     return ring_reading.read_ring_file(ring.path)
 
 
-def record(ring, op="all_reduce", seq=1, dims=(4, 8)):
-    site = ring.intern_site(("f.py", 3), {"f": "f.py", "l": 3, "n": "main", "u": 1})
-    names = (ring.intern(op), 0, ring.intern("0"), site, 0, ring.intern("torch.float32"))
+def record(ring, seq=1, dims=(4, 8), line=3):
+    key = ("f.py", line)
+    site = ring.known_site(key) or ring.intern_site(key, {"f": "f.py", "l": line, "n": "main", "u": 1})
+    names = (ring.intern("all_reduce"), 0, ring.intern("0"), site, 0, ring.intern("torch.float32"))
     return ring.begin(ring_layout.pack_kind(*names, peer=-1, tensors=1, flags=4, dims=dims), seq)
 
 
@@ -43,20 +44,11 @@ def test_a_call_is_there_before_it_ends_and_complete_after(tmp_path):
     assert slot.site["l"] == 3
     assert slot.ended_ns == 0
     ring.end(index, ring_layout.FLAG_FAILED)
-    (slot,) = read(ring).slots
+    record(ring, dims=(1, 2, 3, 4, 5, 6, 7))
+    slot, of_many_dimensions = read(ring).slots
     assert slot.ended_ns >= slot.started_ns > 0
     assert slot.flags & ring_layout.FLAG_FAILED
-
-
-def test_the_oldest_calls_are_overwritten_and_the_file_keeps_its_size(tmp_path):
-    ring = make(tmp_path)
-    size = Path(ring.path).stat().st_size
-    for seq in range(1, 101):
-        ring.end(record(ring, seq=seq))
-    content = read(ring)
-    assert [slot.seq for slot in content.slots] == list(range(69, 101))
-    assert content.cells["calls_done"] == 100
-    assert Path(ring.path).stat().st_size == size == ring_layout.CHILD_SHAPE.total_bytes
+    assert of_many_dimensions.shape is None
 
 
 def test_ending_a_call_that_was_overwritten_changes_nothing(tmp_path):
@@ -69,15 +61,16 @@ def test_ending_a_call_that_was_overwritten_changes_nothing(tmp_path):
     assert list(read(ring).slots) == before
 
 
-def test_a_full_journal_drops_and_counts_and_calls_go_on(tmp_path):
-    ring = make(tmp_path)
+def test_a_full_journal_drops_and_counts_and_calls_go_on_and_what_a_verdict_rests_on_has_room(tmp_path):
+    ring = make(tmp_path, ring_layout.RANK_SHAPE)
     while ring.note({"k": "filler", "text": "x" * 500}):
         pass
     assert ring.intern("n" * 600) == 0
     ring.end(record(ring))
+    assert ring.note({"k": "raised", "text": "x" * 12_000}, vital=True)
     content = read(ring)
     assert content.cells["dropped"] >= 2
-    assert len(content.slots) == 1
+    assert (len(content.slots), content.notes[-1]["k"]) == (1, "raised")
 
 
 def test_all_blocks_are_allocated_at_the_start(tmp_path):
@@ -119,12 +112,6 @@ def test_many_threads_lose_no_call(tmp_path):
     assert all(slot.ended_ns for slot in content.slots)
 
 
-def test_more_dimensions_than_a_record_holds(tmp_path):
-    ring = make(tmp_path)
-    record(ring, dims=(1, 2, 3, 4, 5, 6, 7))
-    assert read(ring).slots[0].shape is None
-
-
 def test_the_last_place(tmp_path):
     ring = make(tmp_path)
     assert read(ring).place is None
@@ -133,42 +120,16 @@ def test_the_last_place(tmp_path):
     assert read(ring).place == ("/home/u/träin.py", 13, "main")
 
 
-@pytest.mark.parametrize("data", [b"", b"x" * 5000, ring_layout.MAGIC + b"\0" * 5000, bytes(9000)])
-def test_what_is_no_ring_is_refused(data, tmp_path):
-    path = tmp_path / "no.ring"
-    path.write_bytes(data)
-    with pytest.raises(ring_reading.DamagedRingError):
-        ring_reading.read_ring_file(path)
-
-
-def test_a_truncated_ring_is_refused_and_a_damaged_line_is_passed_over(tmp_path):
-    ring = make(tmp_path)
-    ring.note({"k": "first"})
-    ring.note({"k": "second"})
-    data = bytearray(Path(ring.path).read_bytes())
-    copy = tmp_path / "copy.ring"
-    copy.write_bytes(data[:-1])
-    with pytest.raises(ring_reading.DamagedRingError, match="truncated"):
-        ring_reading.read_ring_file(copy)
-    data[ring_layout.HEADER_SIZE + 2] = 0xFF
-    copy.write_bytes(data)
-    assert [note["k"] for note in ring_reading.read_ring_file(copy).notes] == ["second"]
-
-
 # Rings in any state: turned over, torn, of another version, cut short while they are read.
 
 
 SHAPE = ring_layout.CHILD_SHAPE
 
 
-def filled(folder, calls, shape=SHAPE):
-    ring = Ring(str(folder), ring_layout.ROLE_RANK, shape, pid=42, start_ticks=7)
+def filled(folder, calls):
+    ring = make(folder)
     for seq in range(1, calls + 1):
-        key = ("f.py", seq % 3)
-        site = ring.known_site(key) or ring.intern_site(key, {"f": "f.py", "l": seq % 3, "n": "main", "u": 1})
-        op, group, dtype = map(ring.intern, ("all_reduce", "0", "f"))
-        kind = ring_layout.pack_kind(op, 0, group, site, 0, dtype, peer=-1, tensors=1, flags=4, dims=(seq,))
-        ring.end(ring.begin(kind, seq))
+        ring.end(record(ring, seq, (seq,), seq % 3))
     return Path(ring.path)
 
 
@@ -179,11 +140,13 @@ def change(path, at, data):
 
 
 @pytest.mark.parametrize("calls", [0, 1, 31, 32, 33, 64, 100, 5000])
-def test_all_calls_that_are_still_there_are_read_in_order(tmp_path, calls):
-    slots = ring_reading.read_ring_file(filled(tmp_path, calls)).slots
-    assert [slot.seq for slot in slots] == list(range(max(1, calls - SHAPE.slots + 1), calls + 1))
-    assert all(slot.shape == (slot.seq,) and slot.site is not None for slot in slots)
-    assert all(slot.site["l"] == slot.seq % 3 for slot in slots if slot.site)
+def test_all_calls_that_are_still_there_are_read_in_order_and_the_file_keeps_its_size(tmp_path, calls):
+    path = filled(tmp_path, calls)
+    content = ring_reading.read_ring_file(path)
+    assert [slot.seq for slot in content.slots] == list(range(max(1, calls - SHAPE.slots + 1), calls + 1))
+    assert all(slot.shape == (slot.seq,) and slot.site is not None for slot in content.slots)
+    assert all(slot.site["l"] == slot.seq % 3 for slot in content.slots if slot.site)
+    assert (content.cells["calls_done"], path.stat().st_size) == (calls, SHAPE.total_bytes)
 
 
 def test_a_record_that_was_claimed_and_not_written_is_left_out(tmp_path):
@@ -216,13 +179,6 @@ def test_a_damaged_cell_raises_nothing(tmp_path, cell, value):
     assert list(content.steps) == []
 
 
-def test_a_ring_of_another_version_says_which(tmp_path):
-    path = filled(tmp_path, 3)
-    change(path, len(ring_layout.MAGIC), struct.pack("<I", 1))
-    with pytest.raises(ring_reading.DamagedRingError, match="ring version 1, this program reads"):
-        ring_reading.read_ring_file(path)
-
-
 def test_cells_of_version_2_are_read_where_they_stood(tmp_path):
     path = filled(tmp_path, 3)
     order = [ring_layout.CELL_NAMES.index(name) for name in ring_layout.CELL_NAMES_OF_VERSION_2]
@@ -235,11 +191,23 @@ def test_cells_of_version_2_are_read_where_they_stood(tmp_path):
     assert (after.cells, list(after.slots)) == (before.cells, list(before.slots))
 
 
-@pytest.mark.parametrize("kept", [0, 100, ring_layout.HEADER_SIZE, SHAPE.slots_at + 5, SHAPE.total_bytes - 1])
-def test_a_file_that_was_cut_short_says_so(tmp_path, kept):
+REFUSED = {
+    "no ring": (lambda _whole: b"x" * 5000, None),
+    "zeros": (lambda _whole: bytes(9000), None),
+    "zeros after its name": (lambda _whole: ring_layout.MAGIC + b"\0" * 5000, None),
+    "of another version": (lambda whole: whole[:8] + struct.pack("<I", 1) + whole[12:], "ring version 1, this program"),
+    **{
+        f"cut off at {size}": (lambda whole, size=size: whole[:size], r"truncated|too short")
+        for size in (0, 100, ring_layout.HEADER_SIZE, SHAPE.slots_at + 5, SHAPE.total_bytes - 1)
+    },
+}
+
+
+@pytest.mark.parametrize(("change", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_is_no_whole_ring_of_this_version_is_refused(tmp_path, change, words):
     path = filled(tmp_path, 3)
-    path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(ring_reading.DamagedRingError, match=r"truncated|too short"):
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(ring_reading.DamagedRingError, match=words):
         ring_reading.read_ring_file(path)
 
 
@@ -254,21 +222,21 @@ def test_a_header_that_promises_gigabytes_is_not_believed(tmp_path):
         ring_reading.read_ring_file(path)
 
 
-def test_one_damaged_line_of_the_journal_costs_that_line_only(tmp_path):
-    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, SHAPE, pid=42, start_ticks=7)
+@pytest.mark.parametrize("damaged", [b'k":"sec\nnd', b'\xff":"second'])
+def test_one_damaged_line_of_the_journal_costs_that_line_only(tmp_path, damaged):
+    ring = make(tmp_path)
     for word in ("first", "second", "third"):
         ring.note({"k": word})
-    data = Path(ring.path).read_bytes().replace(b'"second"', b'"sec\nnd"')
-    Path(ring.path).write_bytes(data)
-    assert [note["k"] for note in ring_reading.read_ring_file(ring.path).notes] == ["first", "third"]
+    Path(ring.path).write_bytes(Path(ring.path).read_bytes().replace(b'k":"second', damaged))
+    assert [note["k"] for note in read(ring).notes] == ["first", "third"]
 
 
 @pytest.mark.parametrize("note", [{"k": 3}, {"pid": 1}, {"k": "child_end", "pid": "x"}, {"k": "raised", "at": []}])
 def test_a_note_that_no_recorder_writes_is_left_out(tmp_path, note):
-    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, SHAPE, pid=42, start_ticks=7)
+    ring = make(tmp_path)
     ring.note(note)
     ring.note({"k": "init", "rank": None, "at": 5})
-    assert [found["k"] for found in ring_reading.read_ring_file(ring.path).notes] == ["init"]
+    assert [found["k"] for found in read(ring).notes] == ["init"]
 
 
 @pytest.mark.parametrize(
@@ -276,7 +244,7 @@ def test_a_note_that_no_recorder_writes_is_left_out(tmp_path, note):
     [([], False), (["cpu:gloo"], False), (["cpu:gloo,cuda:nccl"], True), (["cuda:nccl", "cpu:gloo,cuda:gloo"], False)],
 )
 def test_whether_the_group_goes_over_nccl_is_read_of_a_ring_in_use(tmp_path, backends, *, expected):
-    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, SHAPE, pid=42, start_ticks=7)
+    ring = make(tmp_path)
     for backend in backends:
         ring.note({"k": "initialized", "backend": backend, "at": 1})
     assert ring_reading.uses_nccl(Path(ring.path).read_bytes()) is expected
@@ -322,34 +290,29 @@ def test_another_name_of_a_file_keeps_what_it_holds(tmp_path):
     assert (tmp_path / "outside").read_text() == "mine"
 
 
-def plant(path, kind):
-    if kind == "link":
-        path.symlink_to("/etc/hostname")
-    elif kind == "dangling":
-        path.symlink_to("nowhere")
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    elif kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    else:
-        with path.open("wb") as file:
-            file.truncate(2**40)
+PLANTS = {
+    "link": lambda path: path.symlink_to("/etc/hostname"),
+    "dangling": lambda path: path.symlink_to("nowhere"),
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "pipe": os.mkfifo,
+    "folder": Path.mkdir,
+}
 
 
-@pytest.mark.parametrize("kind", ["link", "dangling", "device", "pipe", "folder", "sparse"])
-def test_what_is_no_plain_file_is_not_read_and_waited_for(tmp_path, kind):
-    plant(tmp_path / "evidence", kind)
-    with pytest.raises(OSError, match=r"it is a link|it is no regular file|it has more than"):
+@pytest.mark.parametrize("kind", PLANTS)
+def test_what_is_no_plain_file_is_not_read_and_waited_for_and_not_written_to(tmp_path, kind):
+    PLANTS[kind](tmp_path / "evidence")
+    with pytest.raises(OSError, match=r"it is a link|it is no regular file"):
         files.read_plain(tmp_path / "evidence")
-
-
-@pytest.mark.parametrize("kind", ["link", "dangling", "device", "pipe", "folder"])
-def test_what_is_no_plain_file_is_not_written_to(tmp_path, kind):
-    plant(tmp_path / "agent.jsonl", kind)
     with pytest.raises(OSError, match=r"it is a link|it is no regular file|No such device|Is a directory"):
-        os.close(files.open_plain(tmp_path / "agent.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+        os.close(files.open_plain(tmp_path / "evidence", os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path):
+    with (tmp_path / "evidence").open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(OSError, match="it has more than"):
+        files.read_plain(tmp_path / "evidence")
 
 
 def test_a_folder_that_is_a_link_is_not_used(tmp_path):
@@ -425,24 +388,24 @@ def test_a_number_of_its_own_makes_a_rank_and_so_does_being_the_command(env, is_
     assert said(script, **env) == [str(int(is_rank))]
 
 
-@pytest.mark.parametrize("env", [{"RANK": "0"}, {"RANK": "0", "DDPDOCTOR_AGENT": ME}, {"DDPDOCTOR_WATCHER": ME}])
-def test_what_a_rank_starts_is_none(env, script):
-    starter = script.with_name("starter.py")
-    starter.write_text(SAY + START)
-    assert said(script, str(starter), str(script), **env) == ["1", "0"]
+ASKED_BY_SLURM = {"SLURM_PROCID": "0", "DDPDOCTOR_WATCHER": ME}
 
 
-def test_a_launcher_that_has_a_number_gives_its_children_others(script):
-    starter = script.with_name("starter.py")
-    starter.write_text("import os\nos.environ['RANK'] = '5'\n" + START)
-    assert said(script, str(starter), str(script), RANK="0") == ["1"]
-
-
-@pytest.mark.parametrize("name", ["torchrun", "accelerate", "deepspeed"])
-def test_a_launcher_in_a_batch_job_is_no_rank(name, script):
-    launcher = script.with_name(name)
-    launcher.write_text(SAY)
-    assert said(script, "-u", str(launcher), SLURM_PROCID="0", DDPDOCTOR_WATCHER=ME) == ["0"]
+@pytest.mark.parametrize(
+    ("name", "text", "words", "env", "are_ranks"),
+    [
+        *(
+            ("starter.py", SAY + START, ("starter.py", "train.py"), env, ["1", "0"])
+            for env in ({"RANK": "0"}, {"RANK": "0", "DDPDOCTOR_AGENT": ME}, {"DDPDOCTOR_WATCHER": ME})
+        ),
+        ("gives.py", f"import os\nos.environ['RANK'] = '5'\n{START}", ("gives.py", "train.py"), {"RANK": "0"}, ["1"]),
+        *((name, SAY, ("-u", name), ASKED_BY_SLURM, ["0"]) for name in ("torchrun", "accelerate", "deepspeed")),
+    ],
+)
+def test_what_a_rank_starts_is_none_and_neither_is_a_launcher(name, text, words, env, are_ranks, script):
+    """A launcher that has a number itself gives others to what it starts."""
+    script.with_name(name).write_text(text)
+    assert said(script, *words, **env) == are_ranks
 
 
 # Secrets are hidden by name, place, form and randomness; what only looks a little like one stays.

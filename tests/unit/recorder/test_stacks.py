@@ -76,10 +76,8 @@ def test_the_error_that_the_main_thread_handles_is_reported(monkeypatch) -> None
 
 
 def test_the_error_under_which_a_call_begins_is_noted_once_and_the_time_of_the_last_such_call(
-    tmp_path: Path, monkeypatch
+    ring: Ring, monkeypatch
 ) -> None:
-    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, 42, 7)
-    monkeypatch.setattr(here, "ring", ring)
     monkeypatch.setattr(here, "main_thread", threading.get_ident())
     monkeypatch.setattr(errors, "_handled", {})
     for second in range(2):
@@ -95,9 +93,7 @@ def test_the_error_under_which_a_call_begins_is_noted_once_and_the_time_of_the_l
     )  # fmt: skip
 
 
-def test_an_error_under_which_the_script_trains_explains_no_call(tmp_path: Path, monkeypatch) -> None:
-    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, 42, 7)
-    monkeypatch.setattr(here, "ring", ring)
+def test_an_error_under_which_the_script_trains_explains_no_call(ring: Ring, monkeypatch) -> None:
     monkeypatch.setattr(here, "main_thread", threading.get_ident())
     monkeypatch.setattr(errors, "_handled", {})
     try:
@@ -115,9 +111,7 @@ def test_an_error_under_which_the_script_trains_explains_no_call(tmp_path: Path,
         assert (errors.handled_now(), ring.get("handling_ns")) == (None, errors.MOST_CALLS_OF_HANDLER)
 
 
-def test_an_error_at_the_address_of_an_earlier_one_is_noted(tmp_path: Path, monkeypatch) -> None:
-    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, 42, 7)
-    monkeypatch.setattr(here, "ring", ring)
+def test_an_error_at_the_address_of_an_earlier_one_is_noted(ring: Ring, monkeypatch) -> None:
     monkeypatch.setattr(errors, "_noted", {})
     first = ValueError("first")
     errors.note_exception(first, uncaught=False, call="barrier")
@@ -277,10 +271,11 @@ def run(stage):
 """
 
 
-def library() -> dict[str, Any]:
+def library(text: str = WRAPPING, name: str = "run") -> Callable[..., Any]:
+    """Return a function of a library of torch's."""
     names: dict[str, Any] = {}
-    exec(compile(WRAPPING, LIBRARY, "exec"), names)
-    return names
+    exec(compile(text, LIBRARY, "exec"), names)
+    return names[name]
 
 
 def bad_stage() -> None:
@@ -288,9 +283,7 @@ def bad_stage() -> None:
 
 
 def bad_collective() -> None:
-    names: dict[str, Any] = {}
-    exec(compile("def wait():\n    raise RuntimeError('closed by peer')", LIBRARY, "exec"), names)
-    names["wait"]()
+    library("def wait(): raise RuntimeError('closed by peer')", "wait")()
 
 
 class CheckpointException(BaseException):
@@ -311,32 +304,23 @@ def reason(error: BaseException, rank: int = 0, in_calls: tuple[BaseException | 
     return reason_of(error, rank, in_calls.__contains__)
 
 
-def test_what_a_library_wraps_is_the_error_of_the_users_line() -> None:
-    found = reason(raised_by(lambda: library()["run"](bad_stage)))
-    assert (type(found.error).__name__, found.passed_on) == ("ValueError", "RuntimeError")
-    assert found.frames[-1]["n"] == "bad_stage"
-
-
-def test_what_a_script_raises_itself_stays_as_it_is() -> None:
-    def run() -> None:
-        try:
-            bad_stage()
-        except ValueError as error:
-            raise KeyError("sample") from error
-
-    found = reason(raised_by(run))
-    assert (type(found.error).__name__, found.passed_on) == ("KeyError", "")
-
-
-def test_what_a_library_makes_of_its_own_error_stays_as_it_is() -> None:
-    names: dict[str, Any] = library()
-    exec(compile("def inner():\n    raise OSError('no route')", LIBRARY, "exec"), names)
-    found = reason(raised_by(lambda: names["run"](names["inner"])))
-    assert (type(found.error).__name__, found.passed_on) == ("RuntimeError", "")
+@pytest.mark.parametrize(
+    ("stage", "kind", "passed_on"),
+    [
+        (bad_stage, "ValueError", "RuntimeError"),
+        (library("def inner(): raise OSError('no route')", "inner"), "RuntimeError", ""),
+    ],
+)
+def test_what_a_library_wraps_is_the_error_of_the_users_line_but_not_one_of_its_own(
+    stage: Callable[[], None], kind: str, passed_on: str
+) -> None:
+    found = reason(raised_by(lambda: library()(stage)))
+    assert (type(found.error).__name__, found.passed_on) == (kind, passed_on)
+    assert (found.frames[-1]["n"] == "bad_stage") is bool(passed_on)
 
 
 def test_the_error_of_a_recorded_call_is_found_through_its_wrapping() -> None:
-    error = raised_by(lambda: library()["run"](bad_collective))
+    error = raised_by(lambda: library()(bad_collective))
     assert reason(error, in_calls=(error.__cause__,)).error is error.__cause__
 
 
@@ -388,22 +372,22 @@ GROUP = type("BaseExceptionGroup", (Exception,), {"exceptions": (IN_GROUP,)})("u
 
 
 @pytest.mark.parametrize(
-    ("error", "noted", "in_call", "expected"),
+    ("error", "in_call", "expected"),
     [
-        (wrapped(cause=True, own=OWN), (), False, ("KeyError", OWN)),
-        (wrapped(cause=False, own=ValueError("a default is used")), (), False, ("KeyError", None)),
-        (cleaned_up(OWN), (), True, ("RuntimeError", OWN)),
-        (cleaned_up(StopIteration()), (), True, ("RuntimeError", None)),
-        (cleaned_up(OWN), (), False, ("RuntimeError", None)),
-        (raised_by(lambda: fail(GROUP)), (), False, ("BaseExceptionGroup", IN_GROUP)),
+        (wrapped(cause=True, own=OWN), False, ("KeyError", OWN)),
+        (wrapped(cause=False, own=ValueError("a default is used")), False, ("KeyError", None)),
+        (cleaned_up(OWN), True, ("RuntimeError", OWN)),
+        (cleaned_up(StopIteration()), True, ("RuntimeError", None)),
+        (cleaned_up(OWN), False, ("RuntimeError", None)),
+        (raised_by(lambda: fail(GROUP)), False, ("BaseExceptionGroup", IN_GROUP)),
     ],
     ids=["cause", "context of its own code", "context of a call that fails now", "end of a loop", "no call", "group"],
 )
-def test_the_first_error_of_the_script_is_found(
-    error: BaseException, noted: tuple[BaseException, ...], *, in_call: bool, expected: tuple[str, Any]
+def test_what_a_script_raises_itself_stays_as_it_is_and_its_first_error_is_found(
+    error: BaseException, *, in_call: bool, expected: tuple[str, Any]
 ) -> None:
-    found = reason_of(error, 0, noted.__contains__, in_call=in_call)
-    assert (type(found.error).__name__, found.first) == expected
+    found = reason_of(error, 0, ().__contains__, in_call=in_call)
+    assert (type(found.error).__name__, found.passed_on, found.first) == (expected[0], "", expected[1])
 
 
 @pytest.mark.parametrize("cause", [True, False])
@@ -627,33 +611,30 @@ def end(folder, text, **env):
     return process.returncode, said.split(), "".join(words)
 
 
-def test_a_rank_leaves_its_stack_and_dies_of_the_signal(tmp_path):
-    status, _, words = end(tmp_path, WAIT + "wait()\n")
-    assert status == -signal.SIGTERM
-    assert " in wait\n" in words
+ASKED_TO_END = {
+    # the script, its environment, how it ends, what it says, and whether it leaves its stack
+    "it leaves its stack and dies of the signal": (WAIT + "wait()\n", {}, -signal.SIGTERM, ["there"], True),
+    "torchrun's agent pauses": (
+        WAIT + "wait()\n", {"DDPDOCTOR_AGENT": str(os.getpid())}, -signal.SIGTERM, ["there"], False
+    ),
+    "a handler of its own": (WAIT + OWN_LAST_WORDS, {}, 4, ["there", "own"], False),
+    "a handler of its loop": (WAIT + LOOP, {}, 0, ["there", "asked"], False),
+    "a forked child says nothing in its parent's name": (FORK, {}, 0, [str(-signal.SIGTERM)], False),
+}  # fmt: skip
 
 
-def test_where_torchruns_agent_pauses_nothing_is_registered(tmp_path):
-    status, _, _ = end(tmp_path, WAIT + "wait()\n", DDPDOCTOR_AGENT=str(os.getpid()))
-    assert status == -signal.SIGTERM
-    assert list((tmp_path / "evidence").glob("*.term")) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "status", "said"), [(WAIT + OWN_LAST_WORDS, 4, ["there", "own"]), (WAIT + LOOP, 0, ["there", "asked"])]
-)
-def test_a_handler_of_the_scripts_own_stays(text, status, said, tmp_path):
-    assert end(tmp_path, text) == (status, said, "")
+@pytest.mark.parametrize("case", ASKED_TO_END)
+def test_a_rank_that_is_asked_to_end(case, tmp_path):
+    text, env, status, said, leaves = ASKED_TO_END[case]
+    *ended, words = end(tmp_path, text, **env)
+    assert (ended, bool(words), " in wait\n" in words) == ([status, said], leaves, leaves)
+    assert not (env and list((tmp_path / "evidence").glob("*.term"))), "nothing is registered"
 
 
 def test_faulthandler_is_the_scripts_own_to_use(tmp_path):
     status, _, words = end(tmp_path, WAIT + FAULTHANDLER + "wait()\n")
     assert (status, words) == (-signal.SIGTERM, "")
     assert "in wait" in (tmp_path / "own.txt").read_text()
-
-
-def test_a_forked_child_says_nothing_in_its_parents_name(tmp_path):
-    assert end(tmp_path, FORK) == (0, [str(-signal.SIGTERM)], "")
 
 
 # Evidence is written without a byte that would count as the script's own I/O.

@@ -433,19 +433,19 @@ def test_a_process_without_a_run_folder_leaves_no_file(tmp_path: Path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
-# The start-up hook is harmless, and the recorder loads into any Python from 3.8 on.
-
-
 # The start-up hook: off without its variable, harmless when it fails, chained to a sitecustomize that stood there.
 
 
 BOOTSTRAP = Path(ddpdoctor.recorder.__file__).parent / "bootstrap"
 
 
-def python(code: str, *paths: Path, **env: str) -> subprocess.CompletedProcess[str]:
+def python(
+    code: str, *paths: Path, executable: str | Path = sys.executable, cwd: Path | None = None, **env: str
+) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("DDPDOCTOR_")}
     environment |= {"PYTHONPATH": os.pathsep.join(map(str, (BOOTSTRAP, *paths))), **env}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    command = [executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, cwd=cwd)
 
 
 def folder(tmp_path: Path) -> Path:
@@ -455,37 +455,27 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-SHOW = "import sys; print('_ddpdoctor_recorder' in sys.modules, any('bootstrap' in p for p in sys.path))"
+RANK = {"DDPDOCTOR_AGENT": str(os.getpid()), "RANK": "0"}
+SHOW = """
+import sys
+print('_ddpdoctor_recorder' in sys.modules, any('bootstrap' in p for p in sys.path))
+print([name for name in ('torch', 'asyncio', 'typing_extensions') if name in sys.modules])
+"""
 
 
-def test_without_the_variable_nothing_is_loaded() -> None:
-    assert python(SHOW).stdout == "False False\n"
-
-
-def test_with_it_the_recorder_is_there_and_its_folder_is_not_on_the_path(tmp_path: Path) -> None:
-    assert python(SHOW, DDPDOCTOR_RUN=str(folder(tmp_path))).stdout == "True False\n"
-
-
-def test_a_process_that_is_no_rank_gets_no_ring(tmp_path: Path) -> None:
-    python("pass", DDPDOCTOR_RUN=str(folder(tmp_path)))
-    assert list((tmp_path / "rings").iterdir()) == []
-
-
-def test_a_rank_gets_one(tmp_path: Path) -> None:
-    run = {"DDPDOCTOR_RUN": str(folder(tmp_path)), "DDPDOCTOR_AGENT": str(os.getpid()), "RANK": "0"}
-    done = python(
-        "import sys; print(sorted(m for m in ('torch', 'asyncio', 'typing_extensions') if m in sys.modules))", **run
-    )
-    assert done.stdout == "[]\n"
-    assert len(list((tmp_path / "rings").iterdir())) == 1
+def test_the_recorder_is_loaded_with_its_variable_alone_and_makes_a_ring_of_a_rank(tmp_path: Path) -> None:
+    """Its folder is not on the path, and torch is not loaded for it."""
+    run = {"DDPDOCTOR_RUN": str(folder(tmp_path))}
+    for env, loaded, rings in (({}, False, 0), (run, True, 0), (run | RANK, True, 1)):
+        assert python(SHOW, **env).stdout == f"{loaded} False\n[]\n"
+        assert len(list((tmp_path / "rings").iterdir())) == rings
 
 
 @pytest.mark.parametrize("is_rank", [False, True])
 def test_what_costs_time_to_import_is_not_imported_for_us(tmp_path: Path, *, is_rank: bool) -> None:
     code = "import sys; print(*sorted(sys.modules), sep=chr(10))"
     run = {"DDPDOCTOR_RUN": str(folder(tmp_path))}
-    rank = {"DDPDOCTOR_AGENT": str(os.getpid()), "RANK": "0"} if is_rank else {}
-    added = {*python(code, **run, **rank).stdout.split()} - {*python(code).stdout.split()}
+    added = {*python(code, **run, **(RANK if is_rank else {})).stdout.split()} - {*python(code).stdout.split()}
     slow = {"collections", "enum", "functools", "inspect", "json", "re", "signal", "sysconfig", "threading", "typing"}
     assert not added & slow
     parts = {name for name in added if name.startswith("_ddpdoctor_recorder.")}
@@ -495,8 +485,7 @@ def test_what_costs_time_to_import_is_not_imported_for_us(tmp_path: Path, *, is_
 def test_a_rank_holds_no_file_open_that_the_script_could_need(tmp_path: Path) -> None:
     """It may open as many as its limit allows, or lower that limit itself. Ours have numbers from 1,000 on."""
     code = "import os; print(*sorted(fd for fd in map(int, os.listdir('/proc/self/fd')) if fd < 1000))"
-    rank = {"DDPDOCTOR_RUN": str(folder(tmp_path)), "DDPDOCTOR_AGENT": str(os.getpid()), "RANK": "0"}
-    assert python(code, **rank).stdout == python(code).stdout
+    assert python(code, **RANK, DDPDOCTOR_RUN=str(folder(tmp_path))).stdout == python(code).stdout
     assert len(list((tmp_path / "rings").iterdir())) == 1
 
 
@@ -511,18 +500,12 @@ def test_a_module_and_a_package_that_stood_there_are_loaded_with_and_without_us(
         assert python("pass", tmp_path / name, DDPDOCTOR_RUN=run).stdout == text
 
 
-def test_a_folder_that_is_gone_costs_the_record_and_nothing_else(tmp_path: Path) -> None:
-    run = {"DDPDOCTOR_RUN": str(tmp_path / "gone"), "DDPDOCTOR_AGENT": str(os.getpid()), "RANK": "0"}
-    done = python("print('trained')", **run)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
-
-
-def test_a_full_disk_leaves_word_and_training_goes_on(tmp_path: Path) -> None:
+def test_a_folder_that_is_gone_or_full_costs_the_record_and_nothing_else(tmp_path: Path) -> None:
     (folder(tmp_path) / "rings").rmdir()
     (tmp_path / "rings").write_text("not a folder")
-    run = {"DDPDOCTOR_RUN": str(tmp_path), "DDPDOCTOR_AGENT": str(os.getpid()), "RANK": "3"}
-    done = python("print('trained')", **run)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
+    for name in ("gone", "."):
+        done = python("print('trained')", **RANK | {"DDPDOCTOR_RUN": str(tmp_path / name), "RANK": "3"})
+        assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
     (word,) = tmp_path.glob("lost-*")
     assert word.read_text().startswith("3\nno ring could be made")
 
@@ -530,8 +513,7 @@ def test_a_full_disk_leaves_word_and_training_goes_on(tmp_path: Path) -> None:
 def test_an_uncaught_exception_reads_as_without_us(tmp_path: Path) -> None:
     code = "def f():\n raise ValueError('x') from KeyError('y')\nf()"
     plain = python(code)
-    run = {"DDPDOCTOR_RUN": str(folder(tmp_path)), "DDPDOCTOR_AGENT": str(os.getpid()), "RANK": "0"}
-    recorded = python(code, **run)
+    recorded = python(code, **RANK, DDPDOCTOR_RUN=str(folder(tmp_path)))
     assert (recorded.returncode, recorded.stderr) == (plain.returncode, plain.stderr)
     assert "ValueError" in plain.stderr
 
@@ -539,8 +521,7 @@ def test_an_uncaught_exception_reads_as_without_us(tmp_path: Path) -> None:
 # The recorder loads by its path into any Python from 3.8 on, with nothing of ddpdoctor installed there.
 
 
-RECORDER = Path(ddpdoctor.recorder.__file__).parent
-FILES = sorted(RECORDER.rglob("*.py"))
+FILES = sorted(BOOTSTRAP.parent.rglob("*.py"))
 MINORS = range(8, 15)
 NEWER = {"annotationlib", "compression", "graphlib", "tomllib", "zoneinfo"}
 """Modules of the standard library that came after Python 3.8."""
@@ -621,18 +602,13 @@ def test_a_file_is_python_3_8(path: Path) -> None:
 
 
 def run_as_rank(
-    executable: str | Path, code: str, folder: Path
+    executable: str | Path, code: str, run: Path
 ) -> tuple[subprocess.CompletedProcess[str], list[ring_reading.RingContent]]:
     """Run code as a rank that is recorded; return how that went, and the rings of it and its children."""
-    for name in ("rings", "evidence"):
-        (folder / name).mkdir()
-    (folder / "control").write_bytes(bytes(4096))
-    env = {name: value for name, value in os.environ.items() if not name.startswith("DDPDOCTOR_")}
-    env |= {"PYTHONPATH": str(RECORDER / "bootstrap"), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore"}
-    env |= {"DDPDOCTOR_RUN": str(folder), "DDPDOCTOR_AGENT": str(os.getpid()), "RANK": "0"}
-    done = subprocess.run([executable, "-c", code], capture_output=True, text=True, env=env, check=False, cwd=folder)
-    assert list(folder.glob("lost-*")) == []
-    return done, [ring_reading.read_ring_file(path) for path in (folder / "rings").iterdir()]
+    env = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore", "DDPDOCTOR_RUN": str(folder(run)), **RANK}
+    done = python(code, executable=executable, cwd=run, **env)
+    assert list(run.glob("lost-*")) == []
+    return done, [ring_reading.read_ring_file(path) for path in (run / "rings").iterdir()]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the recorder is for Linux")
@@ -658,9 +634,9 @@ def test_a_rank_in_an_environment_without_ddpdoctor_is_recorded(tmp_path: Path) 
     (packages,) = venv.glob("lib/python*/site-packages")
     # Path files of a folder that is itself named by one do not count, and ddpdoctor may be found by such a file.
     (packages / "torch.pth").write_text(str(Path(torch.origin).parents[1]))
-    folder = tmp_path / "run"
-    folder.mkdir()
-    done, (ring,) = run_as_rank(venv / "bin" / "python", TRAINING, folder)
+    run = tmp_path / "run"
+    run.mkdir()
+    done, (ring,) = run_as_rank(venv / "bin" / "python", TRAINING, run)
     assert done.returncode == 0, done.stderr
     assert [note for note in ring.notes if note.get("k") == "defect"] == []
     assert any(note.get("k") == "initialized" for note in ring.notes)
