@@ -5,7 +5,10 @@ from dataclasses import replace
 from ddpdoctor.model.facts import (
     Call,
     Child,
+    EndedByThread,
     GroupState,
+    Helper,
+    HelperError,
     Job,
     Life,
     ModelSeen,
@@ -184,6 +187,89 @@ def job(*ranks, **more):
 def model_of(name):
     """A model that DDP keeps equal in the group of this name."""
     return ModelSeen(group=name, digest="d", count=0, tensors=(), site=None)
+
+
+# Ranks that are held up, or that end in ways of their own.
+
+
+def helper_error(who=Helper.TASK):
+    return HelperError(who=who, name="rollout", error=error("LookupError", frames=(line(9, "rollout"),)))
+
+
+def held_in_loader(number):
+    fetch = phase("next_batch", 50)
+    children = (child(line(88, "read_csv"), QUEUE), child(line(2), QUEUE, idle=True))
+    return in_user(number, line(50), QUEUE, open_calls=(fetch,), children=children)
+
+
+def stopped_in_call(number, **more):
+    return rank(number, proc_state="T", open_calls=(call("all_reduce", 7),), groups=(group(7, 3),), **more)
+
+
+def tearing_down(number, ended_ns, **more):
+    """A rank whose last look was taken while its script still ran."""
+    early = replace(sample(stack(line(8))), time_ns=ended_ns - S)
+    fields = {"main_ended_ns": ended_ns, "samples": (early,), "proc_state": "R", "last_progress_ns": ended_ns}
+    return rank(number, **{**fields, **more})
+
+
+FINGERPRINT = "Detected mismatch between collectives on ranks. Rank 0 is running collective: CollectiveFingerPrint"
+TIMED_OUT = "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv"
+WORKER_ERROR = error(
+    "KeyError", "Caught KeyError in DataLoader worker process 0.", frames=(line(88, "get"),), from_child=True
+)
+SIGCHLD = Frame(file=f"{TORCH}/utils/data/_utils/signal_handling.py", line=72, function="handler", user=False)
+LAYER_ERROR = error(
+    "RuntimeError", "mat1 and mat2 shapes cannot be multiplied", in_call="ddp_forward",
+    frames=(line(30), line(12, "step")),
+)  # fmt: skip
+ABORT = {"signal": "SIGABRT", "last_place": line(20)}
+
+
+def aborted_in_call(number, **more):
+    return killed(number, open_calls=(call(seq=7, **more),), recent_calls=backwards(3), **ABORT)
+
+
+CHILD_FAILED = error("CalledProcessError", "returned non-zero exit status 1", LONG_AGO + 2 * S, frames=(line(50),))
+OF_CHILD = HelperError(who=Helper.CHILD, name="77", error=error("KeyError", at=LONG_AGO, frames=(line(61),)))
+OF_VICTIM = replace(OF_CHILD, error=error("RuntimeError", at=LONG_AGO - S, frames=(line(62),), in_call="all_reduce"))
+
+
+def own_error_then(number, op, message="Connection closed by peer"):
+    """A rank that handled an error of its own, and whose call meanwhile failed."""
+    data = {"shape": None, "dtype": None} if op == "barrier" else {}
+    failed = call(op, 7, 14, failed=True, open_=False, **data)
+    raised = error("RuntimeError", message, LONG_AGO + S, (line(14), C10D), in_call=op, first=error())
+    return crashed(number, raised, recent_calls=(*backwards(3), failed), ended_ns=LONG_AGO + 2 * S)
+
+
+def lost_in_step(number):
+    """A rank whose backward failed, and then the barrier of its ``finally``."""
+    then = own_error_then(number, "barrier")
+    in_step = error(
+        "RuntimeError", "Detected mismatch", frames=(line(30), AUTOGRAD), in_call="backward", uncaught=False
+    )
+    return replace(then, raised=(in_step, *(replace(one, first=None) for one in then.raised)))
+
+
+def own_limit(number, **more):
+    """A rank that another thread of its own ended."""
+    return ended(number, exit_code=17, ended_by_thread=EndedByThread(place=line(80, "watch")), **more)
+
+
+def thrown_out(number, at):
+    """A rank whose backward raised after the stop of the job had begun, and which SIGTERM then ended on its way out."""
+    gone = {"life": Life.SIGNALED, "exit_code": None, "signal": "SIGTERM", "after_stop": True, "main_ended_ns": at + S}
+    return failed_in(number, "backward", at=at, **gone)
+
+
+def limited(found, timeout_s):
+    groups = tuple(replace(one, timeout_s=timeout_s) for one in found.groups)
+    return replace(found, groups=groups)
+
+
+def waiting(number, timeout_s=None, **more):
+    return limited(in_call(number, **more), timeout_s)
 
 
 # Jobs of several nodes.

@@ -23,11 +23,11 @@ from tests.rules.build import (
     in_call,
     in_user,
     job,
+    limited,
     line,
     phase,
 )
 from tests.rules.speed.jobs import STEPS, rank
-from tests.rules.test_ended import limited
 
 MS = 1000
 COMMUNICATION_MS = 2.0
