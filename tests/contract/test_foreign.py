@@ -115,6 +115,8 @@ def test_a_dump_of_a_running_job_shows_lines_only_if_a_rank_records_in_that_fold
     variable = {} if named is None else {"DDPDOCTOR_RUN": named.format(folder=folder)}
     rank = subprocess.Popen(["sleep", "1000"], cwd=tmp_path, env={**os.environ, **variable})
     try:
+        while not Path(f"/proc/{rank.pid}/environ").read_bytes():  # the kernel fills it a moment after exec
+            pass
         job = read_job(folder)
         shown = records_own_job(folder, [2**22 + 1, rank.pid])
         report = running_report(folder, 1.0)
