@@ -96,8 +96,8 @@ def read_live(run_dir: Path, *, with_others: bool = True) -> LiveRun:
     processes = {key: proc.read_process(key[1]) for key in owners if key[0] == here}
     ranks = tuple(_as_now(rank, here, owners, processes) for rank in job.ranks)
     job = replace(job, now_ns=now_ns, ended=False, ranks=ranks)
-    no_watcher = own.run.watcher_pid is None
-    alive = any(rank.life is Life.RUNNING for rank in ranks) if no_watcher else is_watched(own.run)
+    has_watcher = own.run.watcher_pid is not None
+    alive = is_here and (is_watched(own.run) if has_watcher else any(rank.life is Life.RUNNING for rank in ranks))
     return LiveRun(
         folder=folder,
         run=own.run,
@@ -254,12 +254,13 @@ def read_past(saved: SavedRun, attempt: int, *, is_last: bool) -> Past:
     job = job_of(saved, None if is_last else attempt)
     contents = [saved.own.rings.contents.get(rank.pid or 0) for rank in job.ranks if rank.host == job.host]
     first = [at for content in contents if content is not None and (at := read_first_step(content)) is not None]
+    last = [times.ended_ns[-1] for rank in job.ranks if (times := rank.step_times) is not None and times.ended_ns]
     passes, first_epoch = _read_passes(job)
     return Past(
         launched_ns=job.launched_ns,
         began_ns=min((rank.started_ns for rank in job.ranks if rank.started_ns), default=None),
         first_step_ns=min(first, default=None),
-        last_progress_ns=max((at for rank in job.ranks if (at := _last_step_ns(rank))), default=None),
+        last_progress_ns=max(last, default=None),
         steps=max((_steps_of(rank) for rank in job.ranks), default=0),
         saved_step=max((one.cells["saved_steps"] for one in contents if one and one.cells["saves"]), default=None),
         passes=passes,
@@ -270,10 +271,6 @@ def read_past(saved: SavedRun, attempt: int, *, is_last: bool) -> Past:
 def _steps_of(rank: Rank) -> int:
     times = rank.step_times
     return rank.steps or (times.numbers[-1] if times is not None and times.numbers else 0)
-
-
-def _last_step_ns(rank: Rank) -> int | None:
-    return rank.step_times.ended_ns[-1] if rank.step_times is not None and rank.step_times.ended_ns else None
 
 
 def _read_passes(job: Job) -> tuple[tuple[PassSeen, ...], int | None]:

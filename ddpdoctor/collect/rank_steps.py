@@ -346,10 +346,9 @@ def read_gradient_times(notes: list[dict[str, Any]]) -> tuple[GradientTimes, ...
 
 def _read(note: dict[str, Any]) -> GradientTimes | None:
     """Return a note as a record, or None if it is damaged."""
-    columns = unpack_columns(str(note.get("columns", "")))
-    numbers = (columns.get(name) for name in ("sizes", "ready", "buckets"))
+    columns = {name: one for name, one in unpack_columns(str(note.get("columns", ""))).items() if isinstance(one, list)}
     sizes, ready, buckets = (
-        tuple(n for n in one if isinstance(n, int)) if isinstance(one, list) else () for one in numbers
+        tuple(n for n in columns.get(name, ()) if isinstance(n, int)) for name in ("sizes", "ready", "buckets")
     )
     if not sizes or len(sizes) != len(ready):
         return None

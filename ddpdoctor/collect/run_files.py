@@ -23,6 +23,7 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import ControlFlow, NcclLine, Statement, attempt_name
 from ddpdoctor.model.pictures import SourceExcerpt
 from ddpdoctor.model.tuning import TrialRecord, TrialStop, TriedBlock
+from ddpdoctor.model.words import grouped
 from ddpdoctor.recorder.storage.files import (
     check_json,
     is_folder,
@@ -386,28 +387,30 @@ def read_control_flow(path: Path, unchanged_since_s: float) -> ControlFlow | Non
         tree = ast.parse(read_plain(file, MAX_SOURCE_BYTES))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    return ControlFlow(file=str(path), statements=tuple(sorted(_statements(tree), key=lambda one: one.line)))
+    return ControlFlow(file=str(path), statements=tuple(_statements(tree)))
 
 
 def _statements(tree: ast.AST) -> Iterator[Statement]:
-    nodes: list[Any] = list(ast.walk(tree))
-    functions: list[Any] = [node for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    names = [function.name for function in functions]
-    answers = {one.name: _find_answers(one) for one in functions if names.count(one.name) == 1}
-    assigned: list[Any] = [node for node in nodes if isinstance(node, ast.Assign) and hasattr(node.targets[0], "id")]
-    assigned.sort(key=lambda node: node.lineno)
+    nodes: list[Any] = sorted(ast.walk(tree), key=lambda node: getattr(node, "lineno", 0))
+    functions = [node for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    named = grouped((function.name, function) for function in functions)
+    answers = {name: _find_answers(found[0]) for name, found in named.items() if len(found) == 1}
+    scopes = {part: function for function in functions for part in ast.walk(function)}  # an inner function comes later
+    assigned = grouped((scopes.get(node), node) for node in nodes if isinstance(node, ast.Assign))
     for node in nodes:
         kind = _KINDS.get(type(node).__name__)
         if kind is None:
             continue
-        start = max((one.lineno for one in functions if one.lineno <= node.lineno <= one.end_lineno), default=0)
-        end = node.end_lineno if isinstance(node, ast.While) else node.lineno
-        above = {one.targets[0].id: one.value for one in assigned if start <= one.lineno <= end}
         decided: list[int] = []
-        for part in ast.walk(node.test) if isinstance(node, (ast.If, ast.While)) else ():
-            called: Any = above.get(getattr(part, "id", ""), part)  # such as stop after: stop = must_stop(step)
-            if isinstance(called, ast.Call):
-                decided += answers.get(getattr(called.func, "id", getattr(called.func, "attr", "")), ())
+        if isinstance(node, (ast.If, ast.While)):
+            end = node.lineno if isinstance(node, ast.If) else node.end_lineno or node.lineno
+            above = (one for one in assigned.get(scopes.get(node), ()) if one.lineno <= end)
+            values = {getattr(one.targets[0], "id", ""): one.value for one in above}  # stop in: stop = must_stop(step)
+            asked = [values.get(getattr(part, "id", None), part) for part in ast.walk(node.test)]
+            names = [
+                getattr(one.func, "id", getattr(one.func, "attr", "")) for one in asked if isinstance(one, ast.Call)
+            ]
+            decided = [line for name in names for line in answers.get(name, ())]
         yield Statement(
             kind="fixed-for" if isinstance(node, ast.For) and _is_fixed(node.iter) else kind,
             line=node.lineno,
@@ -418,7 +421,7 @@ def _statements(tree: ast.AST) -> Iterator[Statement]:
 
 
 def _find_answers(function: ast.AST) -> list[int]:
-    """Return the lines that decide what a function returns: the conditions of its returns, and what is no constant."""
+    """Return the lines that decide what a function returns: an `if` around a return, or a return that computes."""
     found = set()
     todo = [(child, 0) for child in ast.iter_child_nodes(function)]
     for node, condition in todo:  # grows as it goes: a nested function has its own returns

@@ -473,7 +473,7 @@ class Statement:
     body_last_line: int | None = None
     """The last line of an "if" without its else branch."""
     decided_at: tuple[int, ...] = ()
-    """The lines that decide what a function returns, if an "if" or a "while" goes by that function of the same file."""
+    """Of an "if" or "while" that asks a function in the same file: the lines that decide what that function returns."""
 
     def holds(self, line: int) -> bool:
         """Return whether a line is part of the statement."""

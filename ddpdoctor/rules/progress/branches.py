@@ -48,7 +48,7 @@ class Detour:
     skips_round: bool = False
     """The jump is a `continue`."""
     decided_at: tuple[int, ...] = ()
-    """The lines in a function that the condition calls, which decide what it returns."""
+    """As in ``Statement``, of the condition or the loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
