@@ -114,10 +114,12 @@ class Slurm:
         self, *command: str, check: bool = True, limit_s: float = 250, **env: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a command of Slurm."""
-        return subprocess.run(
-            command, check=check, capture_output=True, text=True, timeout=limit_s, stdin=subprocess.DEVNULL,
+        done = subprocess.run(
+            command, check=False, capture_output=True, text=True, timeout=limit_s, stdin=subprocess.DEVNULL,
             cwd=self.folder, env={**os.environ, **env, "SLURM_CONF": str(self.conf)},
         )  # fmt: skip
+        assert not check or done.returncode == 0, (command, done.stderr)
+        return done
 
     def down(self) -> None:
         """End the daemons; those that hosts still run end with the hosts."""

@@ -39,6 +39,11 @@ class Job:
     def state(self) -> str:
         return self.slurm.run("squeue", "-h", "-j", self.number, "-o", "%T", check=False).stdout.strip()
 
+    def change(self, setting: str) -> None:
+        """Change a setting of the job. Slurm refuses that for a moment while the job's state changes."""
+        command = ("scontrol", "update", f"jobid={self.number}", setting)
+        assert wait_for(lambda: self.slurm.run(*command, check=False).returncode == 0, LIMIT_S), self.said
+
     def wait_for_step(self, count: int = 1) -> None:
         """Wait until rank 0 has trained a step, in its so many-th start."""
         assert wait_for(lambda: self.said.count("\nstep") >= count, LIMIT_S), self.said
@@ -141,10 +146,10 @@ def test_a_requeue_and_then_the_time_limit(slurm):
         assert job.report()["job"]["status"] == "interrupted"
         before = (job.folder / "report.json").read_text()
         # Slurm would hold it back for two minutes.
-        slurm.run("scontrol", "update", f"jobid={job.number}", "StartTime=now")
+        job.change("StartTime=now")
         assert wait_for((job.folder / "restart-1" / "run.json").exists, LIMIT_S), job.said
         job.wait_for_step(steps + 1)
-        slurm.run("scontrol", "update", f"jobid={job.number}", "EndTime=now")
+        job.change("EndTime=now")
         job.end()
 
     assert "DUE TO TIME LIMIT" in job.said
