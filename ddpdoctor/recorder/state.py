@@ -288,8 +288,8 @@ def _handlers() -> List[Any]:
     import _signal  # type: ignore[import-not-found]  # `signal` makes an enum of each
 
     found = []
-    for handler in {_signal.getsignal(number) for number in range(1, _signal.NSIG)}:
-        inside = getattr(script_handler(handler), "func", handler)  # functools.partial
+    for handler in map(script_handler, {_signal.getsignal(number) for number in range(1, _signal.NSIG)}):
+        inside = getattr(handler, "func", handler)  # functools.partial
         called = vars(type(inside)).get("__call__")  # an object
         found += [one.__code__ for one in (inside, called) if hasattr(one, "__code__")]
     return found

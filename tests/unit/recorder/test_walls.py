@@ -381,6 +381,20 @@ def test_a_handler_waits_while_our_hooks_run_in_a_backward(patched: types.Simple
     assert len(came) == 1
 
 
+@pytest.mark.parametrize("kind", HANDLERS)
+def test_what_a_handler_raises_is_known_after_our_frames_are_hidden(patched: types.SimpleNamespace, kind: str) -> None:
+    """A call through which it passes has not failed: none is noted, and nothing is written while it passes."""
+
+    def raises(*_: object) -> None:
+        raise PreemptedError("by a handler")
+
+    patched.signal(signal.SIGUSR2, HANDLERS[kind](raises))
+    with pytest.raises(PreemptedError) as raised:
+        INTERRUPTED["signal"](signal.SIGUSR2)
+    wrappers.hide_own_frames(raised.value)
+    assert state.came_from_outside(raised.value)
+
+
 def test_a_handler_that_waited_runs_when_the_backward_fails(patched: types.SimpleNamespace) -> None:
     hook = state.shielded("test", INTERRUPTED["signal"])
 
