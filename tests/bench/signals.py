@@ -7,7 +7,7 @@ A handler is cut short if an earlier exception comes in it, and its own is never
 on a busy machine above all.
 
 Give numbers of steps for torchrun and wrap to change the 8,000 of each: a step takes longer under wrap, so that
-``27000 8000`` makes about as many signals under both.
+``16000 8000`` makes about as many signals under both.
 """
 
 import os
