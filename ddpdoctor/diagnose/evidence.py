@@ -216,8 +216,8 @@ def analyze(paths: Sequence[str], command: tuple[str, ...], started_at: str, ver
         raise UserError(
             f"nothing was recognized in {count_of(len(evidence.read), 'file')}"
             + (f" ({'; '.join(problems[:3])})" if problems else ""),
-            help="Give logs of a training job, flight recorder dumps, stacks of py-spy, or folders of them; "
-            "`ddpdoctor explain DD613` says what to collect.",
+            help="Give logs of a training job, flight recorder dumps, stacks of py-spy, or folders of them. "
+            "`ddpdoctor explain -- LINE` knows single errors, `ddpdoctor explain DD613` says what to collect.",
         )
     state = build_run_state(evidence)
     state = replace(state, ruling=decide(state))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.evidence import Doing, Exited, Failed, Hint, Inside, Link, Moving, ProcessState, Stacked, Waiting
+from ddpdoctor.model.evidence import (
+    Doing, Exited, Failed, Hint, Inside, Link, Moving, Nature, ProcessState, Stacked, Waiting,
+)  # fmt: skip
 from ddpdoctor.model.findings import Confidence, Place, Severity
 from ddpdoctor.model.known_errors import find_known
 from ddpdoctor.model.nccl_warnings import SHM_FIX
@@ -104,7 +106,9 @@ def collect(state: RunState) -> tuple[str, ...]:
     """Return what to collect, as instructions, the most useful first."""
     if state.all(Moving) and not state.went_wrong:
         return (_RUNNING,)  # nothing but how it went on is lacking
-    found = list(dict.fromkeys(refused.remedy for refused, _ in state.refusals() if refused.remedy))
+    reports = [find_known(f"{one.type}: {one.message}") for one in state.all(Failed) if one.nature is Nature.FOLLOWS]
+    remedies = [*(one.fix for one in reports if one), *(refused.remedy for refused, _ in state.refusals())]
+    found = list(dict.fromkeys(filter(None, remedies)))
     looked = bool(state.all(ProcessState))
     unseen = state.unseen
     lost = lost_by(state)
