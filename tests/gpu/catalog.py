@@ -104,7 +104,7 @@ _JOBS = (
     wrapped("ddp_sleeper", "ddp_sleeper", *HANG, *OFF),
     wrapped("capture_async_allreduce", "capture_async_allreduce", *HEALTHY, *OFF, ranks=1),
     wrapped("ddp_whole_capture", "ddp_whole_capture", *HEALTHY, *OFF),
-    wrapped("no_sync", "no_sync", *HEALTHY, *OFF),
+    wrapped("no_sync", "no_sync", *HEALTHY, *OFF, limit_s=150),
     wrapped("slow_kernel", "slow_kernel", "--hang-timeout", "{hang_s}", "--on-hang", "auto", *OFF, limit_s=150),
     wrapped("early_exit", "early_exit", "--hang-timeout", "300", "--on-hang", "kill", *OFF),
     wrapped("watchdog", "watchdog", "--hang-timeout", "60", "--on-hang", "auto", *OFF, limit_s=150),
