@@ -21,7 +21,7 @@ def main():
     torch.manual_seed(0)
     steps = {}
     for views in (False, True):
-        layers = [torch.nn.Linear(256, 256) for _ in range(20)]
+        layers = [torch.nn.Linear(256, 256) for _ in range(8)]
         model = DDP(torch.nn.Sequential(*layers).to(DEVICE), gradient_as_bucket_view=views)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
         given = torch.randn(32, 256, device=DEVICE)
