@@ -21,7 +21,8 @@ torch's CUDA builds, with their own ProcessGroupNCCL, run these jobs on a stand-
 (`python -m tests.matrix --nccl`): torch's watchdog, flight recorder, reducer and aborts are real, NCCL's kernels and
 networks are not. Most jobs have two ranks. "OFF" and "DETAIL" are the values of `TORCH_DISTRIBUTED_DEBUG`; "none"
 is a job without `wrap`. Rows are from runs of several days. On a crowded machine jobs that measure time come out wrong
-(straggler, no sync), and some reach their own limit.
+(straggler, no sync), and some reach their own limit. Not run with 2.8 are jobs whose gradients `wrap` watches: there
+the stand-in ends the process in `torch._foreach_norm`.
 """
 
 

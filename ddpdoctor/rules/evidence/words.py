@@ -6,7 +6,17 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.evidence import (
-    Doing, Exited, Failed, Hint, Inside, Link, Moving, Nature, ProcessState, Stacked, Waiting,
+    Doing,
+    Exited,
+    Failed,
+    Hint,
+    Inside,
+    Link,
+    Moving,
+    Nature,
+    ProcessState,
+    Stacked,
+    Waiting,
 )  # fmt: skip
 from ddpdoctor.model.findings import Confidence, Place, Severity
 from ddpdoctor.model.known_errors import find_known
@@ -114,32 +124,26 @@ def collect(state: RunState) -> tuple[str, ...]:
     lost = lost_by(state)
     if lost is not None and lost.rank not in state.seen:
         found.append(_LOST.format(who=f"rank {lost.rank}" if lost.rank is not None else lost.host))
-    waits = bool(state.waiting) or bool(state.all(Link))
     whole = any(fact.complete for fact in state.all(Inside))
     if unseen:
         found.append((_OTHER_NODES if looked else _OTHERS).format(those=f"the other ranks ({rank_list(unseen)})"))
     elif state.world is None and not whole:
         found.append(_OTHERS.format(those="all other ranks"))
-    if whole or (waits and not unseen):
-        found.append(_INSIDE)
-    if any(fact.kind in _OF_RAS for fact in state.all(Hint)):
-        found.append(_RAS)
     limits = [fact for fact in state.all(Waiting) if fact.timed_out]
     numbered = [fact for fact in limits if fact.operation.seq is not None]
-    if limits and not state.run.dumps:
-        found.append(_DUMPS)
-    if numbered and not any(fact.operation.group_words for fact in numbered):
-        found.append(_NEWER)
-    if numbered and all((fact.operation.seq or 0) < EARLY for fact in numbered):
-        found.append(_FIRST)
-    if any(fact.doing is Doing.DATA for fact in state.all(Stacked)):
-        found.append(_WORKERS)
-    if state.all(Exited):
-        found += [_STDERR, KILLED]
-    if state.all(Stacked) and (whole or not looked):
-        found.append(_STACKS)
-    elif not looked and not limits:
-        found.append(_RUNNING)
+    lacking = (
+        (whole or ((state.waiting or state.all(Link)) and not unseen), _INSIDE),
+        (any(fact.kind in _OF_RAS for fact in state.all(Hint)), _RAS),
+        (limits and not state.run.dumps, _DUMPS),
+        (numbered and not any(fact.operation.group_words for fact in numbered), _NEWER),
+        (numbered and all((fact.operation.seq or 0) < EARLY for fact in numbered), _FIRST),
+        (any(fact.doing is Doing.DATA for fact in state.all(Stacked)), _WORKERS),
+        (state.all(Exited), _STDERR),
+        (state.all(Exited), KILLED),
+        (state.all(Stacked) and (whole or not looked), _STACKS),
+        (not looked and not limits and not state.all(Stacked), _RUNNING),
+    )
+    found += [text for lacks, text in lacking if lacks]
     return tuple(found) or ((SAMPLE_AGAIN, _PENDING) if looked else (_RUNNING,))
 
 
