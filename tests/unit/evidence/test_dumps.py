@@ -21,7 +21,6 @@ from ddpdoctor.model.attached import (
     JobIdentity,
     Movement,
     NodeAnswer,
-    ProcessFacts,
     RankLook,
     Refusal,
 )
@@ -30,7 +29,7 @@ from ddpdoctor.model.evidence import Stacked, Who
 from ddpdoctor.rules.evidence.flight import compare_flight
 from tests.flight_dumps import recorders
 from tests.golden import Cases, outline
-from tests.unit.attach.test_asked import seen_rank
+from tests.unit.attach.test_asked import process, seen_rank
 
 CASES = Cases(__name__)
 
@@ -149,13 +148,6 @@ WAITING, AT_FAULT = ("all_reduce", "/venv/torch/distributed/distributed_c10d.py"
 IDENTITY = JobIdentity(name="job", master_addr="n1", master_port=29500)
 
 
-def process(letter):
-    return ProcessFacts(
-        state=letter, cpu_ticks=9, main_cpu_ticks=5, main_switches=7, threads=(), blocked=None, kernel_function=None,
-        peers=(), children=(),
-    )  # fmt: skip
-
-
 def stacks(function, file):
     frames = [
         {"name": function, "filename": file, "line": 30}, {"name": "main", "filename": "/home/me/train.py", "line": 50}
@@ -174,7 +166,7 @@ def save(folder, host, ranks, *, identity=IDENTITY, wall_ns=10**18, world_size=4
             refused = isinstance(what, Refusal)
             look = RankLook(
                 number=number, host=host, wall_ns=wall_ns, monotonic_ns=number, job=identity, rank=seen[rank],
-                process=process("T" if rank in stopped else "S"), stacks=None if refused else stacks(*what), refused=(what,) if refused else (),
+                process=process(state="T" if rank in stopped else "S"), stacks=None if refused else stacks(*what), refused=(what,) if refused else (),
             )  # fmt: skip
             (folder / f"look_{number}" / f"rank_{rank}_pid_{100 + rank}.json").write_text(json.dumps(encode(look)))
     job = AttachedJob(
