@@ -114,18 +114,27 @@ def test_a_store_that_cannot_be_reached():
     assert "rank 0" in told.remedy
 
 
-def test_what_is_no_ras_is_left_alone():
-    asked = []
+def http(connection):
+    assert connection.recv(4096) == b"CLIENT PROTOCOL 2\n"
+    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
-    def http(connection):
-        asked.append(connection.recv(4096))
-        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
-    with served(http) as port:
+def endless(connection):
+    while True:
+        connection.sendall(b"x" * 65536)
+
+
+NO_RAS = [
+    (http, "not NCCL's RAS"), (endless, "its line does not end"), (lambda one: one.recv(1), "incomplete answer")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("answer", "reason"), NO_RAS)
+def test_what_is_no_ras_or_hangs_up_or_says_a_line_without_end_is_left_alone(answer, reason):
+    with served(answer) as port:
         told = ask_ras("127.0.0.1", port)
     assert isinstance(told, Refusal)
-    assert "not NCCL's RAS" in told.reason
-    assert asked == [b"CLIENT PROTOCOL 2\n"]
+    assert reason in told.reason
 
 
 def test_an_answer_of_ras_in_pieces():
@@ -138,13 +147,6 @@ def test_an_answer_of_ras_in_pieces():
 
     with served(ras) as port:
         assert ask_ras("127.0.0.1", port) == RasAnswer(text=b'{"nccl_version": "2.29.7"}\n', is_json=True)
-
-
-def test_a_ras_that_hangs_up_early():
-    with served(lambda connection: connection.recv(1)) as port:
-        told = ask_ras("127.0.0.1", port)
-    assert isinstance(told, Refusal)
-    assert "incomplete answer" in told.reason
 
 
 def drip(connection):
@@ -185,17 +187,6 @@ def test_a_worker_server_without_a_trace_is_no_refusal():
         assert ask_server(WorkerServer(port=port), want_stacks=True) == Answers()
 
 
-def test_a_line_of_ras_without_end_is_not_kept():
-    def endless(connection):
-        while True:
-            connection.sendall(b"x" * 65536)
-
-    with served(endless) as port:
-        told = ask_ras("127.0.0.1", port)
-    assert isinstance(told, Refusal)
-    assert "its line does not end" in told.reason
-
-
 # Programs that ask nodes, and what they send. These are real processes, which do what srun and kubectl exec do.
 
 
@@ -229,42 +220,25 @@ def packed(content):
     return base64.b64encode(zlib.compress(content)).decode()
 
 
-def test_what_one_side_saved_the_other_side_saves(sent, tmp_path):
-    arrived = receive_folder(io.BytesIO(sent), tmp_path / "a")
-    assert (arrived.files, arrived.whole, arrived.error) == (3, True, "")
-    assert saved(tmp_path / "a") == FILES
-
-
-def test_lines_of_others_between_are_left_out(sent, tmp_path):
+def test_what_one_side_saved_the_other_side_saves_also_between_lines_of_others_or_cut_off(sent, tmp_path):
     noise = b"module load cuda\n\xff\xfe {\n" + b'{"stream": "' + MARK.encode() + b'", cut\r\n'
-    mixed = b"".join(noise + b"0: " + line for line in sent.splitlines(keepends=True))
-    assert receive_folder(io.BytesIO(mixed.replace(b"\n", b"\r\n")), tmp_path / "a").whole
-    assert saved(tmp_path / "a") == FILES
-
-
-def test_of_a_stream_that_is_cut_off_the_whole_files_are_kept(sent, tmp_path):
+    mixed = b"".join(noise + b"0: " + line for line in sent.splitlines(keepends=True)).replace(b"\n", b"\r\n")
+    for name, stream in (("alone", sent), ("mixed", mixed)):
+        arrived = receive_folder(io.BytesIO(stream), tmp_path / name)
+        assert (arrived.files, arrived.whole, arrived.error, saved(tmp_path / name)) == (3, True, "", FILES)
     first, second, *_ = sent.splitlines(keepends=True)
-    arrived = receive_folder(io.BytesIO(first + second[:-20]), tmp_path / "a")
-    assert (arrived.files, arrived.whole) == (1, False)
-    assert len(saved(tmp_path / "a")) == 1
+    arrived = receive_folder(io.BytesIO(first + second[:-20]), tmp_path / "cut")
+    assert (arrived.files, arrived.whole, len(saved(tmp_path / "cut"))) == (1, False, 1)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"file": "../escaped", "data": packed(b"x")},
-        {"file": "/escaped", "data": packed(b"x")},
-        {"file": "look_1/../../escaped", "data": packed(b"x")},
-        {"file": "look_3/x", "data": packed(b"x")},
-        {"file": "attach.json", "data": "not base64"},
-        {"file": "attach.json", "data": base64.b64encode(b"not packed").decode()},
-        {"file": "attach.json", "data": 5},
-        {"file": ["attach.json"], "data": packed(b"x")},
-    ],
-)
-def test_names_that_lead_elsewhere_and_damaged_files_are_not_saved(fields, tmp_path):
-    assert receive_folder(io.BytesIO(record(**fields)), tmp_path / "a").files == 0
-    assert not list(tmp_path.iterdir())
+ELSEWHERE = ("../escaped", "/escaped", "look_1/../../escaped", "look_3/x", ["attach.json"])
+DAMAGED = ("not base64", base64.b64encode(b"not packed").decode(), 5)
+
+
+def test_names_that_lead_elsewhere_and_damaged_files_are_not_saved(tmp_path):
+    for file, data in (*((one, packed(b"x")) for one in ELSEWHERE), *(("attach.json", one) for one in DAMAGED)):
+        assert receive_folder(io.BytesIO(record(file=file, data=data)), tmp_path / "a").files == 0
+        assert not list(tmp_path.iterdir())
 
 
 def test_why_nothing_was_seen_arrives(tmp_path):
@@ -406,22 +380,22 @@ def connection(local, remote, received):
 RAN = process(main_switches=8)
 
 
-@pytest.mark.parametrize(
-    ("after", "movement", "evidence"),
-    [
-        pytest.param({"line": 11}, Movement.MOVING, ("stack",), id="another line"),
-        pytest.param({}, Movement.STILL, ("stack", "slept"), id="asleep at the same line"),
-        pytest.param({"process": RAN}, Movement.STILL, ("stack",), id="awake at the same line"),
-        pytest.param({"process": None}, Movement.MOVING, ("ended",), id="ended"),
-        pytest.param({"process": None, "refused": (SILENT,)}, Movement.STILL, ("stack",), id="/proc gave no answer"),
-        pytest.param({"stacks": None}, Movement.STILL, ("slept",), id="asleep, without a stack"),
-        pytest.param({"stacks": None, "process": RAN}, Movement.UNKNOWN, (), id="awake, without a stack"),
-        pytest.param({"process": process(state="T")}, Movement.STILL, ("stack", "slept"), id="stopped"),
-    ],
-)
-def test_one_rank(after, movement, evidence):
-    (told,) = compare([look_at(1)], [look_at(2, **after)])
-    assert (told.movement, told.evidence) == (movement, evidence)
+LATER = {
+    "another line": ({"line": 11}, Movement.MOVING, ("stack",)),
+    "asleep at the same line": ({}, Movement.STILL, ("stack", "slept")),
+    "awake at the same line": ({"process": RAN}, Movement.STILL, ("stack",)),
+    "ended": ({"process": None}, Movement.MOVING, ("ended",)),
+    "/proc gave no answer": ({"process": None, "refused": (SILENT,)}, Movement.STILL, ("stack",)),
+    "asleep, without a stack": ({"stacks": None}, Movement.STILL, ("slept",)),
+    "awake, without a stack": ({"stacks": None, "process": RAN}, Movement.UNKNOWN, ()),
+    "stopped": ({"process": process(state="T")}, Movement.STILL, ("stack", "slept")),
+}
+
+
+def test_one_rank():
+    for name, (after, *expected) in LATER.items():
+        (told,) = compare([look_at(1)], [look_at(2, **after)])
+        assert [told.movement, told.evidence] == expected, name
 
 
 def test_a_rank_that_was_seen_at_one_line_twice_and_runs_is_looked_at_again():
@@ -437,18 +411,15 @@ def test_a_rank_that_was_seen_at_one_line_twice_and_runs_is_looked_at_again():
 
 
 @pytest.mark.parametrize(
-    ("local", "remote", "movement"),
-    [
-        pytest.param("1.1.1.1:5", "1.1.1.1:6", Movement.MOVING, id="from another rank"),
-        pytest.param("1.1.1.1:5", "9.9.9.9:443", Movement.STILL, id="from elsewhere"),
-        pytest.param("1.1.1.1:5", f"1.1.1.1:{STORE}", Movement.STILL, id="from the store"),
-    ],
+    ("remote", "movement"),
+    [("1.1.1.1:6", Movement.MOVING), ("9.9.9.9:443", Movement.STILL), (f"1.1.1.1:{STORE}", Movement.STILL)],
+    ids=["another rank", "elsewhere", "the store"],
 )
-def test_bytes_count_if_they_come_from_another_rank(local, remote, movement):
+def test_bytes_count_if_they_come_from_another_rank(remote, movement):
     def both(number, received):
-        ends = (connection("1.1.1.1:6", local, 0), connection(f"1.1.1.1:{STORE}", local, 0))
-        mine = process(peers=(connection(local, remote, received),))
-        return [look_at(number, process=mine), look_at(number, NOBODY + 1, process=process(peers=ends))]
+        ends = [connection(f"1.1.1.1:{port}", "1.1.1.1:5", 0) for port in (6, STORE)]
+        mine = process(peers=(connection("1.1.1.1:5", remote, received),))
+        return [look_at(number, process=mine), look_at(number, NOBODY + 1, process=process(peers=tuple(ends)))]
 
     assert [one.movement for one in compare(both(1, 10), both(2, 20))] == [movement, Movement.STILL]
 
@@ -465,19 +436,17 @@ def test_a_flight_recorder_that_goes_on():
     assert compare([before], [after], ({name: b"{"}, {name: b"{"}))[0].evidence == ("stack", "slept")
 
 
-@pytest.mark.parametrize(
-    ("ranks", "job"),
-    [
-        ("MOVING MOVING", "MOVING"), ("STILL STILL", "STILL"), ("MOVING STILL", "PARTLY"), ("UNKNOWN", "UNKNOWN"),
-        ("STILL UNKNOWN", "STILL"), ("MOVING UNKNOWN", "MOVING"),
-    ],
-)  # fmt: skip
-def test_a_job(ranks, job):
-    movements = [
-        RankMovement(pid=1, rank=0, movement=Movement[one], evidence=(), main_cpu_ticks=None, main_slept=None)
-        for one in ranks.split()
-    ]
-    assert of_job(movements) is Movement[job]
+JOBS = {
+    "MOVING MOVING": "MOVING", "STILL STILL": "STILL", "MOVING STILL": "PARTLY", "UNKNOWN": "UNKNOWN",
+    "STILL UNKNOWN": "STILL", "MOVING UNKNOWN": "MOVING",
+}  # fmt: skip
+
+
+def test_a_job():
+    for ranks, job in JOBS.items():
+        known = {"pid": 1, "rank": 0, "evidence": (), "main_cpu_ticks": None, "main_slept": None}
+        movements = [RankMovement(movement=Movement[one], **known) for one in ranks.split()]
+        assert of_job(movements) is Movement[job], ranks
 
 
 # Which of a family of processes is the rank. These are real processes, without torch.
@@ -506,14 +475,12 @@ def family(command, env):
         began.communicate("\n")
 
 
-def chosen_of(mine, processes):
-    ours = {one.pid for one in mine}
-    return [(one.process.pid, one.rank) for one in choose_ranks(processes) if one.process.pid in ours]
-
-
 PYTHON = [sys.executable, "-c", WAITS_RANKS]
 IN_A_SHELL = ["bash", "-c", f"{shlex.join(PYTHON)}; true"]
 A_WORKER = [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WAITS_RANKS!r}])"]
+
+
+A_LAUNCHER = [sys.executable, "-c", AS_RANK, WAITS_RANKS]
 
 
 @pytest.mark.parametrize(
@@ -523,46 +490,35 @@ A_WORKER = [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.
         pytest.param(IN_A_SHELL, OF_A_RANK, 1, id="not the shell above it"),
         pytest.param(A_WORKER, OF_A_RANK, 0, id="not its worker"),
         pytest.param(
-            [sys.executable, "-c", AS_RANK, WAITS_RANKS], {**IN_A_STEP, "WORLD_SIZE": "8"}, 1, id="not its launcher"
+            [sys.executable, "-c", AS_RANK, WAITS_RANKS], IN_A_STEP | {"WORLD_SIZE": "8"}, 1, id="not its launcher"
         ),
+        pytest.param(PYTHON, IN_A_STEP, None, id="a program without torch in a step of Slurm"),
+        pytest.param(["bash", "-c", "echo here; read line"], OF_A_RANK, None, id="no Python"),
+        pytest.param(PYTHON, {"WORLD_SIZE": "8"}, None, id="no rank number"),
     ],
 )
-def test_one_of_a_family_is_the_rank(command, env, place):
+def test_which_one_of_a_family_is_the_rank(command, env, place):
     with family(command, env) as (mine, processes):
-        assert chosen_of(mine, processes) == [(mine[place].pid, 3)]
-
-
-@pytest.mark.parametrize(
-    ("command", "env"),
-    [
-        pytest.param(PYTHON, IN_A_STEP, id="a program without torch in a step of Slurm"),
-        pytest.param(["bash", "-c", "echo here; read line"], OF_A_RANK, id="no Python"),
-        pytest.param(PYTHON, {"WORLD_SIZE": "8"}, id="no rank number"),
-    ],
-)
-def test_others_are_none(command, env):
-    with family(command, env) as (mine, processes):
-        assert chosen_of(mine, processes) == []
+        ours = {one.pid for one in mine}
+        chosen = [(one.process.pid, one.rank) for one in choose_ranks(processes) if one.process.pid in ours]
+        assert chosen == ([] if place is None else [(mine[place].pid, 3)])
 
 
 # Who may not trace is told what helps on this machine.
 
 
-@pytest.mark.parametrize(
-    ("uid", "scope", "words"),
-    [
-        pytest.param(1000, "", ("sudo -E", "kubectl debug", "--cap-add SYS_PTRACE"), id="a user without yama"),
-        pytest.param(1000, "0", ("sudo -E", "kubectl debug", "--cap-add SYS_PTRACE"), id="a user, open yama"),
-        pytest.param(
-            1000, "1", ("sudo -E", "ptrace_scope is 1", "sysctl kernel.yama.ptrace_scope=0"), id="children only"
-        ),
-        pytest.param(0, "1", ("CAP_SYS_PTRACE", "capabilities.add: [SYS_PTRACE]", "kubectl debug"), id="root in a pod"),
-        pytest.param(0, "3", ("nobody", "boots"), id="nobody"),
-    ],
-)
-def test_the_remedy_fits_the_machine(uid, scope, words):
-    told = remedy_for_tracing(uid, scope)
-    assert [word for word in words if word not in told] == []
+AS_USER = ("sudo -E", "kubectl debug", "--cap-add SYS_PTRACE")
+REMEDIES = {
+    (1000, ""): AS_USER, (1000, "0"): AS_USER,
+    (1000, "1"): ("sudo -E", "ptrace_scope is 1", "sysctl kernel.yama.ptrace_scope=0"),  # children only
+    (0, "1"): ("CAP_SYS_PTRACE", "capabilities.add: [SYS_PTRACE]", "kubectl debug"),  # root in a pod
+    (0, "3"): ("nobody", "boots"),
+}  # fmt: skip
+
+
+def test_the_remedy_fits_the_machine():
+    for (uid, scope), words in REMEDIES.items():
+        assert [word for word in words if word not in remedy_for_tracing(uid, scope)] == [], (uid, scope)
 
 
 def test_py_spy_is_there_and_says_that_a_process_is_gone():
@@ -588,15 +544,10 @@ def found(address, pid=None, env=None):
     return find_server(seen_rank(pid, 3), env or {}, {"debug_server/rank3": address}, read_host([pid]))
 
 
-def test_the_address_in_the_store_on_which_the_rank_listens(own_port):
+def test_the_address_in_the_store_on_which_the_rank_listens_is_asked_and_no_other(own_port):
     assert found(f"http://node0:{own_port}") == WorkerServer(port=own_port)
-
-
-def test_others_are_never_asked(own_port):
     assert found(f"http://node0:{own_port}", pid=os.getppid()) is None  # another process listens there
-    assert found("http://node0:1") is None
-    assert found("http://node0:70000") is None
-    assert found("no address") is None
+    assert [found(address) for address in ("http://node0:1", "http://node0:70000", "no address")] == [None] * 3
 
 
 def test_a_path_that_another_rank_has_bound_is_not_this_ranks(tmp_path):
