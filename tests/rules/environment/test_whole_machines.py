@@ -112,6 +112,7 @@ def test_a_healthy_machine(machine, expected):
         ("nvlink8", "uverbs-missing", ["warning uverbs"]),
         ("nvlink8", "xid", ["error xid", "info xid", "warning xid"]),
         ("roce8", "no-ipv4", ["error roce-gid"]),
+        ("roce8", "shifted", []),
         ("container-nogpu", "leftovers", ["error shm"]),
     ],
 )

@@ -88,14 +88,13 @@ def what_nodes_found_is_united(tmp_path):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"streams": [{}]}', '{"streams": 5}', "[" * 100_000])
-def test_a_damaged_file_is_one_without_points(tmp_path, text):
+def test_a_damaged_file_is_one_without_points(tmp_path):
     found = [node(tmp_path / "a", STREAM), node(tmp_path / "b", replace(STREAM, ranks=(2, 3)))]
-    (tmp_path / "b" / attempt_name(POINTS)).write_text(text)
-    assert read_points(tmp_path / "b" / attempt_name(POINTS)) == NodeStreams()
-    united = unite_consistency(tmp_path / "a", None, [(tmp_path / "b", None)], found)
-    assert united is not None
-    assert {rank for stream in united.streams for rank in stream.ranks} == {0, 1, 2, 3}
+    for text in ("", "{", "[]", '{"streams": [{}]}', '{"streams": 5}', "[" * 100_000):
+        (tmp_path / "b" / attempt_name(POINTS)).write_text(text)
+        assert read_points(tmp_path / "b" / attempt_name(POINTS)) == NodeStreams()
+        united = unite_consistency(tmp_path / "a", None, [(tmp_path / "b", None)], found)
+        assert {rank for stream in united.streams for rank in stream.ranks} == {0, 1, 2, 3}
 
 
 # What ranks wrote of their replicas is compared point by point, by name, and never the latest with the latest.
@@ -188,15 +187,6 @@ def rows_are_matched_by_name_shape_and_dtype(tmp_path):
 
 
 @CASES
-def equal_numbers_are_compared_and_not_the_latest(tmp_path):
-    ranks = ranks_of(tmp_path, 2)
-    for rank, numbers in zip(ranks, ((1, 2, 4), (1, 2)), strict=True):
-        for number in numbers:
-            rank.write(number, f"w{number}")
-    return told(compare(tmp_path, ranks))
-
-
-@CASES
 def who_wrote_alone_is_unpaired_and_who_lives_elsewhere_or_does_not_count_is_not_waited_for(tmp_path):
     alone = FakeRank(tmp_path / "alone", 0, (0, 8)).open(["w"])
     alone.write(1, "w")
@@ -244,14 +234,31 @@ def test_a_late_rank_is_waited_for_while_it_lives_also_for_its_file(tmp_path):
     assert only_stream(comparer.consistency()).differences[0].splits[0].sides == ((1, 2), (0,))
 
 
-def test_groups_models_and_optimizers_are_compared_each_by_itself(tmp_path):
-    ranks = [FakeRank(tmp_path, rank, (0, 1) if rank < 2 else (2, 3)) for rank in range(4)]
-    for rank in ranks:
+@CASES
+def what_is_compared_by_itself(tmp_path):
+    """Groups, models and optimizers; equal numbers, and not the latest; jobs one after the other or at a time."""
+    apart = [FakeRank(tmp_path / "apart", rank, (0, 1) if rank < 2 else (2, 3)) for rank in range(4)]
+    for rank in apart:
         for model, optimizer in ((1, 1), (2, 1), (2, 2)):
             rank.open(["w"], model=model, optimizer=optimizer).write(1, f"{rank.rank // 2} {model} {optimizer}")
-    found = compare(tmp_path, ranks)
-    assert len(found.streams) == 6
-    assert all(stream.compared == 1 and not stream.differences for stream in found.streams)
+    unlike = ranks_of(tmp_path / "unlike", 2)
+    for rank, numbers in zip(unlike, ((1, 2, 4), (1, 2)), strict=True):
+        for number in numbers:
+            rank.write(number, f"w{number}")
+    pids = ((100, 0), (101, 1), (200, 0), (201, 1))
+    twice = [FakeRank(tmp_path / "at a time", rank, (0, 1), pid=pid).open(["w"]) for pid, rank in pids]
+    later = [FakeRank(tmp_path / "one after the other", rank, (0, 1), pid=pid).open(["w"]) for pid, rank in pids]
+    comparer = Comparer(later[0].folder, check_every=50)
+    for number, rank in enumerate([*twice, *later]):
+        rank.write(1, f"of job {rank.pid // 100}")
+        if number == 5:
+            comparer.compare(processes(later[:2], began_ns=1))
+    comparer.compare([*processes(later[:2], began_ns=1, ended_ns=2), *processes(later[2:], began_ns=3)])
+    found = {
+        name: compare(ranks[0].folder, ranks)
+        for name, ranks in (("apart", apart), ("unlike", unlike), ("at a time", twice))
+    }
+    return {name: told(one) for name, one in (*found.items(), ("one after the other", comparer.close()))}
 
 
 @CASES
@@ -287,30 +294,6 @@ def values_are_those_that_a_rank_wrote_and_equal_random_states_are_counted(tmp_p
     return found.same_random, found.values[0][1][1]
 
 
-def test_ranks_of_a_job_that_ended_before_are_not_compared_with_those_of_the_next(tmp_path):
-    first, second = (
-        [FakeRank(tmp_path, rank, (0, 1), pid=pid + rank).open(["w"]) for rank in range(2)] for pid in (100, 200)
-    )
-    for rank in first:
-        rank.write(1, "of the first job")
-    comparer = Comparer(tmp_path, check_every=50)
-    comparer.compare(processes(first, began_ns=1))
-    for rank in second:
-        rank.write(1, "of the second")
-    comparer.compare([*processes(first, began_ns=1, ended_ns=2), *processes(second, began_ns=3)])
-    stream = only_stream(comparer.close())
-    assert (stream.compared, stream.differences) == (1, ())
-
-
-def test_two_jobs_at_a_time_under_one_launcher_are_not_mixed(tmp_path):
-    ranks = [FakeRank(tmp_path, rank, (0, 1), pid=pid).open(["w"]) for pid, rank in enumerate((0, 1, 0, 1), 100)]
-    for rank in ranks:
-        rank.write(1, rank.pid // 102)
-    found = compare(tmp_path, ranks)
-    assert found.streams == ()
-    assert any("several processes" in reason for reason in found.unread)
-
-
 def test_what_the_largest_rank_wrote_is_counted_and_files_are_removed_when_asked_to(tmp_path):
     ranks = write_job(tmp_path, {1: [("w",)] * 2}, ["w"])
     once = compare(tmp_path, ranks).bytes_written
@@ -333,7 +316,7 @@ def write_three(folder):
     for number in (1, 2):
         for rank in ranks:
             rank.write(number, "w", "g", random="r", settings=[["lr", "1"]])
-    return ranks
+    return ranks, folder / f"101-{TICKS}-0.prints"
 
 
 def identity(**changes):
@@ -381,8 +364,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("change", BROKEN.values(), ids=BROKEN)
 def test_a_broken_file_is_left_out_with_a_reason_and_the_others_are_compared(tmp_path, change):
-    ranks = write_three(tmp_path)
-    path = tmp_path / f"101-{TICKS}-0.prints"
+    ranks, path = write_three(tmp_path)
     path.write_bytes(change(path.read_bytes()))
     found = compare(tmp_path, ranks)
     (stream,) = found.streams
@@ -391,61 +373,48 @@ def test_a_broken_file_is_left_out_with_a_reason_and_the_others_are_compared(tmp
     assert reason.startswith(path.name)
 
 
-def test_a_file_that_its_rank_is_making_is_read_once_it_is_there(tmp_path):
-    ranks = write_three(tmp_path)
-    path = tmp_path / f"101-{TICKS}-0.prints"
+def test_a_file_that_its_rank_is_making_is_read_once_it_is_there_and_one_that_is_gone_is_reported(tmp_path):
+    ranks, path = write_three(tmp_path)
     whole = path.read_bytes()
     path.write_bytes(bytes(len(whole)))
     comparer = Comparer(tmp_path, check_every=50)
-    comparer.compare([rank.process() for rank in ranks])
+    comparer.compare(processes(ranks))
     path.write_bytes(whole)
-    comparer.compare([rank.process() for rank in ranks])
-    found = comparer.close()
+    comparer.compare(processes(ranks))
+    found = comparer.consistency()
     assert (found.streams[0].ranks, found.unread) == ((0, 1, 2), ())
-
-
-def test_a_file_that_is_gone_while_it_is_read_is_reported(tmp_path):
-    ranks = write_three(tmp_path)
-    comparer = Comparer(tmp_path, check_every=50)
-    comparer.compare([rank.process() for rank in ranks])
-    (tmp_path / f"101-{TICKS}-0.prints").unlink()
-    ranks[0].write(4, "w", "g")
-    ranks[2].write(4, "w", "g")
+    path.unlink()
+    for rank in (ranks[0], ranks[2]):
+        rank.write(4, "w", "g")
     found = comparer.close()
-    assert found.streams[0].compared == 3
-    assert len(found.unread) == 1
+    assert (found.streams[0].compared, len(found.unread)) == (3, 1)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        {"random": ["a"], "settings": 3, "site": [], "unreduced": "x", "steps": "many", "scale": 10**400},
-        {"settings": [1, ["lr"], ["a", ["b"]]], "scale": "big", "dropout": 7, "site": {"f": 1, "l": "x"}},
-        {"settings": {"lr": 1}, "scale": float("inf"), "hook": 1, "join": [], "optimizer": {}},
-    ],
+OTHER_FORMS = (
+    {"random": ["a"], "settings": 3, "site": [], "unreduced": "x", "steps": "many", "scale": 10**400},
+    {"settings": [1, ["lr"], ["a", ["b"]]], "scale": "big", "dropout": 7, "site": {"f": 1, "l": "x"}},
+    {"settings": {"lr": 1}, "scale": float("inf"), "hook": 1, "join": [], "optimizer": {}},
 )
-def test_texts_of_another_form_take_their_defaults(tmp_path, text):
-    ranks = write_three(tmp_path)
-    for rank in ranks:
-        rank.write(4, "w", "g", **text)
-    found = compare(tmp_path, ranks)
-    assert found.streams[0].compared == 3
-    assert json.dumps(encode(found))
 
 
-def test_a_text_that_is_nested_without_end_is_left_out(tmp_path):
-    ranks = write_three(tmp_path)
-    path = tmp_path / f"101-{TICKS}-0.prints"
+def test_texts_of_another_form_take_their_defaults_and_one_that_is_nested_without_end_is_left_out(tmp_path):
+    for number, text in enumerate(OTHER_FORMS):
+        ranks, _ = write_three(tmp_path / str(number))
+        for rank in ranks:
+            rank.write(4, "w", "g", **text)
+        found = compare(tmp_path / str(number), ranks)
+        assert found.streams[0].compared == 3
+        assert json.dumps(encode(found))
+    ranks, path = write_three(tmp_path / "nested")
     data = path.read_bytes()
     at = data.index(b'{"steps"')
     path.write_bytes(data[:at] + b"[" * fingerprint_file.TEXT_SIZE + data[at + fingerprint_file.TEXT_SIZE :])
-    assert compare(tmp_path, ranks).streams[0].compared == 2
+    assert compare(tmp_path / "nested", ranks).streams[0].compared == 2
 
 
 def test_no_flipped_byte_raises(tmp_path):
     random = Random(0)
-    ranks = write_three(tmp_path)
-    path = tmp_path / f"101-{TICKS}-0.prints"
+    ranks, path = write_three(tmp_path)
     whole = path.read_bytes()
     used = whole.rindex(b"g") + 1
     for _ in range(300):
@@ -623,14 +592,14 @@ def a_node_that_is_ahead_is_not_held_against_the_latest_and_points_that_one_lack
 
 
 def test_random_states_are_the_same_only_where_they_are_on_all_nodes(tmp_path):
-    for which, seeds in enumerate(("rr", "rs")):
-        job = FakeJob(tmp_path / str(which), 2, 2)
+    for seeds, same in (("rr", 3), ("rs", 0)):
+        job = FakeJob(tmp_path / seeds, 2, 2)
         for number in (1, 2, 3):
-            for at, node in enumerate(job.nodes):
-                node.write(number, "w", "b", random=seeds[at])
+            for node, seed in zip(job.nodes, seeds, strict=True):
+                node.write(number, "w", "b", random=seed)
             job.tell()
         stream = only_stream(job.united(job.joint))
-        assert (stream.compared, stream.same_random) == (3, 3 if seeds == "rr" else 0)
+        assert (stream.compared, stream.same_random) == (3, same)
 
 
 def test_streams_of_one_node_alone_are_not_reported_and_stay(tmp_path):
@@ -698,13 +667,10 @@ def test_one_node_is_as_it_was_and_a_lone_rank_of_it_says_nothing_by_itself(tmp_
     assert (stream.compared, stream.ranks, stream.unpaired, stream.same_random) == (0, (), (0,), 0)
 
 
-def test_a_root_is_small(tmp_path):
-    node = FakeNode(tmp_path, range(8), 512)
+def test_a_root_is_small_and_a_stream_that_two_processes_write_as_one_rank_is_left_out(tmp_path):
+    node = FakeNode(tmp_path / "small", range(8), 512)
     node.write(1, "w", "b", random="r")
     assert len(json.dumps(encode(node.report()[0]))) < 200
-
-
-def test_a_stream_that_two_processes_write_as_one_rank_is_left_out(tmp_path):
     node = FakeNode(tmp_path, [0], 2)
     node.write(1, "w", "b")
     twin = FakeRank(tmp_path / "prints", 0, range(2), pid=900).open(list(NAMES))

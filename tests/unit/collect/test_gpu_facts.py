@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import textwrap
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,26 +28,15 @@ from ddpdoctor.collect.gpus import (
     read_gpus,
     try_gpus,
 )
-from ddpdoctor.collect.kernel import read_pci
-from ddpdoctor.collect.rdma import read_rdma
 from ddpdoctor.collect.software import is_nvidia_here, read_torch, wait_for_torch
 from ddpdoctor.collect.system import ReadingPlan, System, read_node
-from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.launch import read_visible
-from ddpdoctor.model.node import (
-    Gpu,
-    Gpus,
-    Limit,
-    Node,
-    NodeProcess,
-    TorchBuild,
-)
+from ddpdoctor.model.node import TorchBuild
 from ddpdoctor.model.reading import NotRead, Why
 from tests import forking
 from tests.golden import Cases
 from tests.machines import load_machine, shared_machine
 from tests.nvml import load_nvml
-from tests.rules.environment.build import ask, limits
 from tests.scenarios.running import clean_environment, wait_for
 
 # The trial: what is asked, in which order, and what becomes of children that fail.
@@ -72,12 +60,12 @@ def ended(*results, status=0, err=""):
     return ChildEnd(out="".join(json.dumps(result) + "\n" for result in results), err=err, status=status)
 
 
-@pytest.mark.parametrize(("deep", "why"), [(False, Why.NOT_ASKED), (True, Why.ABSENT)])
-def test_without_deep_or_a_gpu_nothing_is_tried(tmp_path, deep, why):
-    with pytest.raises(NotRead) as missing:
-        read_gpu_trial(System(root=tmp_path), ReadingPlan(sections=frozenset(), deep=deep))
-    assert missing.value.unread.why is why
-    assert deep or "--deep" in missing.value.unread.reason
+def test_without_deep_or_a_gpu_nothing_is_tried(tmp_path):
+    for deep, why in ((False, Why.NOT_ASKED), (True, Why.ABSENT)):
+        with pytest.raises(NotRead) as missing:
+            read_gpu_trial(System(root=tmp_path), ReadingPlan(sections=frozenset(), deep=deep))
+        assert missing.value.unread.why is why
+        assert deep or "--deep" in missing.value.unread.reason
 
 
 COPY = {"source": 0, "target": 1, "ok": True, "error": None, "gb_s": 150.0}
@@ -104,14 +92,12 @@ def trials_of_gpus():
     return {name: tried(*said) for name, said in TRIALS.items()}
 
 
-@pytest.mark.parametrize(
-    ("count", "why"),
-    [(ended({"count": 0}), Why.ABSENT), (ended(status=None), Why.TIMEOUT), (ended(status=1, err="boom"), Why.ERROR)],
-)
-def test_gpus_that_cannot_be_counted(count, why):
-    with pytest.raises(NotRead) as missing:
-        try_gpus(answers(count=count))
-    assert missing.value.unread.why is why
+def test_gpus_that_cannot_be_counted():
+    ends = {Why.ABSENT: ended({"count": 0}), Why.TIMEOUT: ended(status=None), Why.ERROR: ended(status=1, err="boom")}
+    for why, count in ends.items():
+        with pytest.raises(NotRead) as missing:
+            try_gpus(answers(count=count))
+        assert missing.value.unread.why is why
 
 
 def test_the_real_child_counts_works_and_says_in_words_what_is_not_there():
@@ -148,102 +134,6 @@ def test_visible_devices_and_what_is_wrong_with_a_value():
     assert count_gpus({"CUDA_VISIBLE_DEVICES": ""}) == GpuCount()
 
 
-# Recorded machines in each of their failing states, read by the real collectors and judged by the real rules.
-
-
-PLAN = ReadingPlan(sections=frozenset({"pci", "rdma"}))
-CHECKS = (
-    "pcie", "acs-iommu", "numa", "ib-state", "ib-rate", "ib-flap", "roce-gid", "ib-hca-env", "peermem", "memlock",
-    "uverbs", "ib-disabled",
-)  # fmt: skip
-ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
-
-
-def section(read, *arguments):
-    try:
-        return read(*arguments)
-    except NotRead as missing:
-        return missing.unread
-
-
-def read_machine(machine, *states, cpus=None, **variables):
-    system = shared_machine(machine, *states, env=variables)
-    pci = section(read_pci, system, PLAN)
-    devices = tuple(
-        Gpu(index=n, uuid=f"GPU-{n}", name=pci.models[bus_id], bus_id=bus_id)
-        for n, bus_id in enumerate(pci.nvidia_proc_gpus)
-    )
-    lock = system.calls.answers.get("rlimit MEMLOCK", "-1 -1").split()
-    soft, hard = (None if number == "-1" else int(number) for number in lock)
-    ranks = tuple(
-        NodeProcess(
-            rank=rank, local_rank=rank, pid=100 + rank, variables=dict(system.env), other_names=(),
-            cpus=tuple(cpus or system.calls.cpus()),
-        )
-        for rank in range(max(1, len(devices)))
-    )  # fmt: skip
-    return Node(
-        host=system.calls.hostname(),
-        processes=ranks,
-        conf_files=(),
-        limits=limits(memlock=Limit(soft=soft, hard=hard)),
-        gpus=Gpus(driver=None, cuda_driver=None, devices=devices, pairs=(), persistenced=True, fabric_manager=None),
-        pci=pci,
-        rdma=section(read_rdma, system, PLAN, lambda _seconds: None),
-    )
-
-
-def found(node):
-    by_kind = {kind: {finding.severity for finding in ask(kind, node)[1]} for kind in CHECKS}
-    return {kind: severities for kind, severities in by_kind.items() if severities}
-
-
-@pytest.mark.parametrize(
-    ("machine", "states", "variables", "expected"),
-    [
-        ("nvlink8", (), {}, {}),
-        ("nvlink8", (), {"NCCL_IB_HCA": "mlx5"}, {}),
-        ("nvlink8", ("not-root",), {}, {}),
-        ("roce8", (), {}, {}),
-        ("roce8", (), {"NCCL_IB_GID_INDEX": "3"}, {}),
-        ("roce8", ("shifted",), {}, {}),
-        ("workstation2", (), {}, {}),
-        ("container-nogpu", (), {}, {}),
-        ("container-nogpu", (), {"NCCL_IB_HCA": "mlx5", "NCCL_IB_DISABLE": "1"}, {}),
-        ("nvlink8", ("ib-down",), {}, {"ib-state": {ERROR}}),
-        ("nvlink8", ("ib-no-manager",), {}, {"ib-state": {WARNING}}),
-        ("nvlink8", ("ib-no-manager",), {"NCCL_IB_HCA": "=mlx5_0,mlx5_1"}, {"ib-state": {ERROR}}),
-        ("nvlink8", ("ib-one-lane",), {}, {"ib-rate": {ERROR}}),
-        ("nvlink8", ("ib-flapped",), {}, {"ib-flap": {WARNING}}),
-        ("nvlink8", ("pcie-narrow",), {}, {"pcie": {ERROR}}),
-        ("nvlink8", ("pcie-old-speed",), {}, {"pcie": {WARNING}}),
-        ("nvlink8", ("acs",), {}, {"acs-iommu": {WARNING}}),
-        ("nvlink8", ("iommu",), {}, {"acs-iommu": {WARNING}}),
-        ("nvlink8", ("numa-lost",), {}, {"numa": {WARNING}}),
-        ("nvlink8", ("no-peermem",), {}, {"peermem": {WARNING}}),
-        ("nvlink8", ("uverbs-missing",), {}, {"uverbs": {WARNING}}),
-        ("nvlink8", ("uverbs-missing",), {"NCCL_IB_HCA": "mlx5"}, {"uverbs": {ERROR}}),
-        ("nvlink8", ("uverbs-denied",), {"NCCL_NET": "IB"}, {"uverbs": {ERROR}}),
-        ("nvlink8", ("memlock-low",), {}, {"memlock": {ERROR}}),
-        ("nvlink8", (), {"NCCL_IB_DISABLE": "1"}, {"ib-disabled": {WARNING}}),
-        ("nvlink8", (), {"NCCL_IB_HCA": "mlx4_0"}, {"ib-hca-env": {ERROR}}),
-        ("roce8", ("no-ipv4",), {}, {"roce-gid": {ERROR}}),
-        ("roce8", (), {"NCCL_IB_GID_INDEX": "7"}, {"roce-gid": {ERROR}}),
-        ("roce8", (), {"NCCL_IB_GID_INDEX": "0"}, {"roce-gid": {ERROR}}),
-        ("workstation2", (), {"NCCL_IB_HCA": "mlx5_0"}, {"ib-hca-env": {ERROR}}),
-    ],
-    ids=str,
-)
-def test_states(machine, states, variables, expected):
-    assert found(read_machine(machine, *states, **variables)) == expected
-
-
-def test_ranks_of_one_socket_are_far_from_half_of_the_gpus():
-    node = read_machine("nvlink8", cpus=range(56))
-    _, (finding,) = ask("numa", node)
-    assert finding.ranks == (4, 5, 6, 7)
-
-
 # What NVML answers becomes facts: recorded machines, each failing state, and the child process.
 
 
@@ -269,18 +159,16 @@ def test_facts_come_through_the_pipe_unchanged():
     assert gpus_of(ChildEnd(out=json.dumps(asdict(gpus)) + "\n", err="", status=0), 40.0) == gpus
 
 
-@pytest.mark.parametrize("env", [{"RANK": "0"}, {}], ids=["beside a rank", "of the same batch job"])
-def test_a_process_of_the_same_job_is_ours(tmp_path, env):
-    system = load_machine("nvlink8", tmp_path, env=env)
-    if env:
-        stat = (tmp_path / "proc/4200/stat").read_text()
-        (tmp_path / "proc/31337/stat").write_text(stat.replace("4200 (", "31337 ("))
-    else:
-        for pid, step in (("self", "step_0"), ("31337", "step_1")):
-            path = tmp_path / "proc" / pid / "cgroup"
-            path.write_text(f"0::/system.slice/slurmstepd.scope/job_77/{step}/user/task_0\n")
-    *_, gpus = read_gpu_facts(load_nvml("nvlink8", "leftover"), system)
-    assert gpus.devices[4].processes[0].ours
+def test_a_process_beside_a_rank_or_of_the_same_batch_job_is_ours(tmp_path):
+    beside = load_machine("nvlink8", tmp_path / "a", env={"RANK": "0"})
+    stat = beside.path("/proc/4200/stat").read_text()
+    beside.path("/proc/31337/stat").write_text(stat.replace("4200 (", "31337 ("))
+    of_job = load_machine("nvlink8", tmp_path / "b")
+    for pid, step in (("self", "step_0"), ("31337", "step_1")):
+        of_job.path(f"/proc/{pid}/cgroup").write_text(f"0::/system.slice/slurmstepd.scope/job_77/{step}/user/task_0\n")
+    for system in (beside, of_job):
+        *_, gpus = read_gpu_facts(load_nvml("nvlink8", "leftover"), system)
+        assert gpus.devices[4].processes[0].ours
 
 
 def test_no_driver_is_absence_and_starts_no_child():
@@ -294,15 +182,18 @@ def test_no_driver_is_absence_and_starts_no_child():
     assert missing.value.unread.why is Why.ABSENT
 
 
-@pytest.mark.parametrize(
-    "trace",
-    ["proc/driver/nvidia/version", "dev/nvidiactl", "usr/lib/wsl/lib/libnvidia-ml.so.1", "opt/x/libnvidia-ml.so.1"],
-)
-def test_nvidia_shows_itself(tmp_path, trace):
-    path = tmp_path / trace
-    path.parent.mkdir(parents=True)
-    path.touch()
-    assert is_nvidia_here(System(root=tmp_path, env={"LD_LIBRARY_PATH": ":/opt/x"}))
+def test_nvidia_shows_itself(tmp_path):
+    traces = (
+        "proc/driver/nvidia/version",
+        "dev/nvidiactl",
+        "usr/lib/wsl/lib/libnvidia-ml.so.1",
+        "opt/x/libnvidia-ml.so.1",
+    )
+    for number, trace in enumerate(traces):
+        path = tmp_path / str(number) / trace
+        path.parent.mkdir(parents=True)
+        path.touch()
+        assert is_nvidia_here(System(root=tmp_path / str(number), env={"LD_LIBRARY_PATH": ":/opt/x"}))
 
 
 def test_a_child_that_does_not_end_is_left_and_one_that_fails_says_how():
@@ -335,13 +226,12 @@ def test_the_names_that_are_used_are_pynvmls():
     assert all(hasattr(pynvml, f"{name}_v3") for name in used if name.endswith("RunningProcesses"))
 
 
-@pytest.mark.parametrize(
-    ("text", "bus_id"),
-    [("00000000:1B:00.0", "0000:1b:00.0"), ("00010000:C3:00.0", "10000:c3:00.0"), ("", ""), ("N/A", "")],
-)
-def test_bus_ids_are_as_sysfs_writes_them(text, bus_id):
-    assert facts._bus_id(SimpleNamespace(busId=text)) == bus_id
-    assert facts._bus_id(SimpleNamespace(busId=text.encode())) == bus_id
+BUS_IDS = {"00000000:1B:00.0": "0000:1b:00.0", "00010000:C3:00.0": "10000:c3:00.0", "": "", "N/A": ""}
+
+
+def test_bus_ids_are_as_sysfs_writes_them():
+    for known in (str, str.encode):
+        assert {text: facts._bus_id(SimpleNamespace(busId=known(text))) for text in BUS_IDS} == BUS_IDS
 
 
 def test_the_codes_are_those_of_nvml():
@@ -408,28 +298,23 @@ def test_a_child_that_was_started_before(tmp_path):
     assert node.torch.import_error is None
 
 
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ("raise ImportError('libcudart.so.13: cannot open')", "ImportError: libcudart.so.13: cannot open"),
-        ("import none_such", "ModuleNotFoundError: No module named 'none_such'"),
-        ("import sys; sys.exit(3)", "SystemExit: 3"),
-        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
-        ("raise ValueError('first line\\nlast line')", "ValueError: last line"),
-        ("import os; os.write(2, b'bad day'); os._exit(7)",
-         "the interpreter ended with status 7 while it imported torch: bad day"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
-         "the interpreter was killed by SIGSEGV while it imported torch"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGILL)",
-         "the interpreter was killed by SIGILL while it imported torch: the wheel is built for another processor"),
-        ("", "AttributeError: module 'torch' has no attribute '__version__'"),
-    ],
+BROKEN = (
+    "raise ImportError('libcudart.so.13: cannot open')", "import none_such", "import sys; sys.exit(3)",
+    "raise KeyboardInterrupt", "raise ValueError('first line\\nlast line')", "",
+    "import os; os.write(2, b'bad day'); os._exit(7)", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+    "import os, signal; os.kill(os.getpid(), signal.SIGILL)",
 )  # fmt: skip
-def test_a_torch_that_is_broken(text, error, tmp_path):
-    build = read_fake(tmp_path, text)
-    assert build.import_error == error
-    if "interpreter" not in error:
-        assert build.path == str(tmp_path / "torch" / "__init__.py")
+
+
+@CASES
+def a_torch_that_is_broken(tmp_path):
+    told = {}
+    for number, text in enumerate(BROKEN):
+        (tmp_path / str(number)).mkdir()
+        build = read_fake(tmp_path / str(number), text)
+        is_known = build.path == str(tmp_path / str(number) / "torch" / "__init__.py")
+        told[text or "no text"] = f"{build.import_error} ({'with its' if is_known else 'no'} path)"
+    return told
 
 
 def test_no_torch_at_all():
@@ -511,14 +396,12 @@ SAYS = {
 
 
 @CASES
-def what_a_torch_says_of_itself():
-    with tempfile.TemporaryDirectory() as folder:
-        found = {}
-        for number, (name, text) in enumerate(SAYS.items()):
-            place = Path(folder, str(number))
-            place.mkdir()
-            found[name] = replace(read_fake(place, WORKS + text), path=None, nccl_libraries=())
-        return found
+def what_a_torch_says_of_itself(tmp_path):
+    found = {}
+    for number, (name, text) in enumerate(SAYS.items()):
+        (tmp_path / str(number)).mkdir()
+        found[name] = replace(read_fake(tmp_path / str(number), WORKS + text), path=None, nccl_libraries=())
+    return found
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,17 +29,18 @@ from ddpdoctor.collect.kernel import find_stuck, read_stuck
 from ddpdoctor.collect.launch import read_identity
 from ddpdoctor.collect.launch import read_process as process_facts
 from ddpdoctor.collect.limits import read_oom_kills
-from ddpdoctor.collect.proc import read_exit_code, read_process
+from ddpdoctor.collect.proc import read_exit_code
 from ddpdoctor.collect.rank import parse_stacks, split_fatal, struck_thread
 from ddpdoctor.collect.run_files import End, WatchedJob, parse_watch
 from ddpdoctor.collect.run_ranks import Source, find_ends, interruption_ns, stop_of_others
 from ddpdoctor.collect.system import ReadingPlan, System, read_text
-from ddpdoctor.model.facts import Blocked, LostChild
+from ddpdoctor.model.facts import LostChild
 from ddpdoctor.model.node import StuckProcess
 from ddpdoctor.model.reading import NotRead, Why
 from ddpdoctor.recorder.storage.ring_layout import RANK_SHAPE, ROLE_RANK
 from ddpdoctor.recorder.storage.ring_reading import read_ring_file
 from ddpdoctor.recorder.storage.ring_writing import Ring
+from tests.golden import Cases
 from tests.machines import RecordedCalls, load_machine
 from tests.scenarios.hosts import require
 from tests.scenarios.running import wait_for
@@ -46,30 +48,28 @@ from tests.scenarios.running import wait_for
 # What the main thread of a process sleeps in, by files of /proc that were recorded, and of real processes.
 
 
-INPUT = "0 0x0 0x55 0x2000 0x7f 0x0 0x0 0x7ffd 0x7f37"
+CASES = Cases(__name__)
+test_kept = CASES.test()
+INPUT, REST = "0 0x0 0x55 0x2000 0x7f 0x0 0x0 0x7ffd 0x7f37", "0x0 0x0 0x0 0x0 0x7ffd 0x7f37"
 CALLS = {
-    "input": ("x86_64", INPUT, Blocked(call="read", fd=0, file="/dev/pts/3", alone_on_fd0=True)),
-    "readline": ("x86_64", "270 0x1 0x7f 0x0 0x0 0x0 0x0 0x7ffd 0x7f37", Blocked(call="pselect6", alone_on_fd0=True)),
-    "select of more": ("x86_64", "270 0x9 0x7f 0x0 0x0 0x0 0x0 0x7ffd 0x7f37", Blocked(call="pselect6")),
-    "a sleep": ("aarch64", "115 0x0 0x0 0x7f 0x0 0x0 0x0 0x7ffd 0x7f37", Blocked(call="clock_nanosleep")),
-    "a lock": ("x86_64", "73 0x4 0x2 0x0 0x0 0x0 0x0 0x7ffd 0x7f37", Blocked(call="flock", fd=4, file="/data/x.lock")),
-    "a pipe": ("x86_64", "0 0x5 0x55 0x4 0x0 0x0 0x0 0x7ffd 0x7f37", Blocked(call="read", fd=5, file="pipe")),
-    "it runs": ("x86_64", "running", None),
-    "outside of a call": ("x86_64", "-1 0x7ffd 0x7f37", None),
-    "a call that does not last": ("x86_64", "39 0x0 0x0 0x0 0x0 0x0 0x0 0x7ffd 0x7f37", None),
-    "a machine of another kind": ("riscv64", INPUT, None),
-}
+    "input": INPUT, "readline": f"270 0x1 0x7f {REST}", "select of more": f"270 0x9 0x7f {REST}",
+    "a sleep, of aarch64": f"115 0x0 0x0 0x7f {REST[4:]}", "a lock": f"73 0x4 0x2 {REST}",
+    "a pipe": f"0 0x5 0x55 0x4 {REST[4:]}", "it runs": "running", "outside of a call": "-1 0x7ffd 0x7f37",
+    "a call that does not last": f"39 0x0 0x0 {REST}", "a machine of another kind, riscv64": INPUT,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_the_call_is_read(name, tmp_path):
-    machine, text, expected = CALLS[name]
-    folder = tmp_path / "7"
-    (folder / "fd").mkdir(parents=True)
-    (folder / "syscall").write_text(text + "\n")
+@CASES
+def calls_that_are_read(tmp_path):
+    (tmp_path / "7" / "fd").mkdir(parents=True)
     for fd, target in {0: "/dev/pts/3", 4: "/data/x.lock", 5: "pipe:[123]"}.items():
-        (folder / "fd" / str(fd)).symlink_to(target)
-    assert read_blocked(7, tmp_path, machine) == expected
+        (tmp_path / "7" / "fd" / str(fd)).symlink_to(target)
+    found = {}
+    for name, text in CALLS.items():
+        (tmp_path / "7" / "syscall").write_text(text + "\n")
+        machine = name.rpartition(" ")[2]
+        found[name] = read_blocked(7, tmp_path, machine if machine in {"aarch64", "riscv64"} else "x86_64")
+    return found
 
 
 def test_a_process_that_has_gone_is_no_error(tmp_path):
@@ -87,9 +87,8 @@ ENDS = {
 
 
 @pytest.mark.skipif(sys.byteorder != "little", reason="the kernel writes words in the machine's own order")
-@pytest.mark.parametrize("text", ENDS)
-def test_addresses_of_the_kernel(text):
-    assert parse_end(text) == ENDS[text]
+def test_addresses_of_the_kernel():
+    assert {text: parse_end(text) for text in ENDS} == ENDS
 
 
 def start(code, *arguments, **more):
@@ -135,29 +134,35 @@ def test_a_wait_for_a_server_has_its_address():
 
 
 @pytest.mark.parametrize(
-    ("code", "end"), [("import os; os.kill(os.getpid(), 9)", {"signal": "SIGKILL"}), ("exit(3)", {"exit_code": 3})]
+    ("line", "code", "end"),
+    [("raise SystemExit(7)", 7, {"exit_code": 7}), ("import os; os.kill(os.getpid(), 9)", -9, {"signal": "SIGKILL"})],
 )
-def test_how_a_child_ended_that_nobody_has_waited_for(code, end):
-    child = start(code)
-    try:
-        assert wait_for(lambda: (one := proc.read_process(child.pid)) is not None and one.state == "Z")
-        zombie = proc.read_process(child.pid)
-        lost = read_causes(os.getpid(), (zombie,), HostFacts()).lost_children
-        assert lost == (LostChild(pid=child.pid, name=zombie.name, **end),)
-    finally:
-        child.wait()
+def test_how_a_child_ended_is_known_while_it_is_a_zombie(line, code, end):
+    child = start(f"input()\n{line}", stdin=subprocess.PIPE)
+    ticks = proc.read_process(child.pid).start_ticks
+    assert read_exit_code(child.pid, ticks, None) is None
+    child.stdin.write(b"\n")
+    child.stdin.close()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    zombie = proc.read_process(child.pid)
+    lost = read_causes(os.getpid(), (zombie,), HostFacts()).lost_children
+    assert lost == (LostChild(pid=child.pid, name=zombie.name, **end),)
+    assert [read_exit_code(child.pid, ticks + later, None) for later in (0, 1)] == [code, None]
+    child.wait()
+    assert read_exit_code(child.pid, ticks, None) is None
 
 
-def test_the_command_of_a_child_hides_its_secrets():
+def test_the_command_of_a_child_hides_its_secrets_and_its_io_is_read():
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()', '--token', 'abc'])"
     parent = start(code, stdin=subprocess.PIPE)
     try:
         assert wait_for(lambda: len(proc.descendants(parent.pid, proc.read_processes())) == 1)
         (child,) = proc.descendants(parent.pid, proc.read_processes())
+        assert {parent.pid, child.pid} <= {one.pid for one in proc.descendants(os.getpid(), proc.read_processes())}
         assert wait_for(lambda: "--token" in proc.read_command(child.pid))
         assert proc.read_command(child.pid).endswith("-c input() --token ***")
         assert wait_for(lambda: (one := read_blocked(child.pid)) is not None and one.alone_on_fd0)
-        assert Path(f"/proc/{child.pid}").exists()
+        assert proc.read_io(parent.pid).read > 0
     finally:
         parent.stdin.close()
         parent.wait()
@@ -167,142 +172,76 @@ def test_the_command_of_a_child_hides_its_secrets():
 
 
 PID = 100
-GONE = 5_000_000_000
-MS = 1_000_000
+GONE, MS = 5_000_000_000, 1_000_000
+RAISED = {"k": "raised", "uncaught": 1, "main": 1}
+ENDINGS = {
+    # notes and cells of its ring, a file that it wrote at a signal, and what the watcher knows of it and of others
+    "its main thread ended": {"cells": {"main_ended_ns": 1}},
+    "an error that nobody caught": {"notes": [RAISED], "cells": {"main_ended_ns": 1}},
+    **{f"exit {status}": {"notes": [{"k": "exit", "status": status}]} for status in ("3", "None", "'no data'")},
+    "an error that was caught": {"notes": [{**RAISED, "uncaught": 0}]}, "nothing": {},
+    "a segmentation fault": {"dump": "Fatal Python error: Segmentation fault\n\nThread 0x1"},
+    "an abort": {"dump": "Fatal Python error: Aborted\n"},
+    "asked to end": {"term": "Stack (most recent call first):\n"},
+    **{f"launcher's status {status}": {"launcher_status": status} for status in (137, -9, 139, 1, 0, None)},
+    "two, and the launcher's status": {"pids": (100, 101), "launcher_status": 137},
+    **{f"behind a shell that ended with {status}": {"shell": status} for status in (137, 3)},
+    "what the kernel said goes before what was worked out": {"notes": [RAISED], "code": -9},
+}  # fmt: skip
 
 
 def source(pid=PID, **more):
     return Source(pid=pid, rank=0, local_rank=0, world_size=None, **more)
 
 
-def recorded(folder, *notes, **cells):
-    ring = Ring(str(folder), ROLE_RANK, RANK_SHAPE, PID, 7)
-    for note in notes:
-        ring.note(note)
-    for name, value in cells.items():
-        ring.set(name, value)
-    return {PID: read_ring_file(folder / f"{PID}-7.ring")}
+@CASES
+def ends_of_processes(tmp_path):
+    found = {}
+    for name, given in ENDINGS.items():
+        (tmp_path / name / "evidence").mkdir(parents=True)
+        ring = Ring(str(tmp_path / name), ROLE_RANK, RANK_SHAPE, PID, 7)
+        for note in given.get("notes", ()):
+            ring.note(note)
+        for cell, value in given.get("cells", {}).items():
+            ring.set(cell, value)
+        for ending in {"dump", "term"} & given.keys():
+            (tmp_path / name / "evidence" / f"100-7.{ending}").write_text(given[ending])
+        pids, shell = given.get("pids", (PID,)), given.get("shell")
+        ended = {str(pid): {"ended_ns": GONE} | ({"code": given["code"]} if "code" in given else {}) for pid in pids}
+        watch = parse_watch({"processes": {} if shell else ended, "launcher_status": given.get("launcher_status")})
+        known = {50: End(pid=50, code=shell, at=GONE)} if shell else {}
+        contents = {PID: read_ring_file(ring.path)} if pids == (PID,) else {}
+        sources = [source(pid, **({"stands_for": 50} if shell else {})) for pid in pids]
+        ends = find_ends(sources, contents, tmp_path / name, watch, known)
+        assert all((end.pid, end.at) == (pid, GONE) for pid, end in ends.items())
+        found[name] = {pid: end.code for pid, end in ends.items() if pid in pids} or "not known"
+    return found
 
 
-RAISED = {"k": "raised", "uncaught": 1, "main": 1}
+STOPS = [
+    # when each of several ranks ended, in ms, and with which code
+    {}, {1: (0, 1)}, {1: (0, 1), 2: (100, -15)}, {1: (0, -9), 2: (100, -15), 3: (105, -15)},
+    {1: (0, -15), 2: (200, -15), 3: (201, -15)}, {1: (0, -15), 2: (5, -15)}, {1: (0, -15)},
+    {1: (0, 0), 2: (100, -15)},
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("notes", "cells", "code"),
-    [
-        ((), {"main_ended_ns": 1}, 0),
-        ((RAISED,), {"main_ended_ns": 1}, 1),
-        (({"k": "exit", "status": "3"},), {}, 3),
-        (({"k": "exit", "status": "None"},), {}, 0),
-        (({"k": "exit", "status": "'no data'"},), {}, 1),
-        (({"k": "raised", "uncaught": 0, "main": 1},), {}, None),
-        ((), {}, None),
-    ],
-)
-def test_a_process_says_itself_how_it_left(notes, cells, code, tmp_path):
-    contents = recorded(tmp_path, *notes, **cells)
-    watch = parse_watch({"processes": {str(PID): {"ended_ns": GONE}}})
-    ends = find_ends([source()], contents, tmp_path, watch, {})
-    assert ends == ({} if code is None else {PID: End(pid=PID, code=code, at=GONE)})
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "code"),
-    [
-        ("100-7.dump", "Fatal Python error: Segmentation fault\n\nThread 0x1", -signal.SIGSEGV),
-        ("100-7.dump", "Fatal Python error: Aborted\n", -signal.SIGABRT),
-        ("100-7.term", "Stack (most recent call first):\n", -signal.SIGTERM),
-    ],
-)
-def test_what_it_wrote_at_a_signal_shows_which_it_was(file, text, code, tmp_path):
-    contents = recorded(tmp_path)
-    (tmp_path / "evidence").mkdir()
-    (tmp_path / "evidence" / file).write_text(text)
-    watch = parse_watch({"processes": {str(PID): {"ended_ns": GONE}}})
-    assert find_ends([source()], contents, tmp_path, watch, {})[PID].code == code
-
-
-@pytest.mark.parametrize(("status", "code"), [(137, -9), (-9, -9), (139, -11), (1, None), (0, None), (None, None)])
-def test_the_launchers_status_explains_the_one_end_that_nothing_else_does(status, code, tmp_path):
-    contents = recorded(tmp_path)
-    watch = parse_watch({"processes": {str(PID): {"ended_ns": GONE}}, "launcher_status": status})
-    assert find_ends([source()], contents, tmp_path, watch, {}) == (
-        {} if code is None else {PID: End(pid=PID, code=code, at=GONE)}
-    )
-
-
-def test_two_ends_that_nobody_saw_stay_unknown(tmp_path):
-    watch = parse_watch({"processes": {"100": {"ended_ns": GONE}, "101": {"ended_ns": GONE}}, "launcher_status": 137})
-    assert find_ends([source(100), source(101)], {}, tmp_path, watch, {}) == {}
-
-
-@pytest.mark.parametrize(("status", "code"), [(137, -9), (3, 3)])
-def test_a_rank_behind_a_shell_ends_as_the_shell_says(status, code, tmp_path):
-    known = {50: End(pid=50, code=status, at=GONE)}
-    ends = find_ends([source(stands_for=50)], recorded(tmp_path), tmp_path, WatchedJob(), known)
-    assert ends[PID] == End(pid=PID, code=code, at=GONE)
-
-
-def test_what_the_kernel_said_goes_before_what_was_worked_out(tmp_path):
-    contents = recorded(tmp_path, RAISED)
-    watch = parse_watch({"processes": {str(PID): {"ended_ns": GONE, "code": -9}}})
-    assert find_ends([source()], contents, tmp_path, watch, {})[PID].code == -9
-
-
-def at(code, ms):
-    return End(pid=0, code=code, at=GONE + ms * MS)
-
-
-@pytest.mark.parametrize(
-    ("ends", "stop_ms"),
-    [
-        ({}, None),
-        ({1: at(1, 0)}, None),
-        ({1: at(1, 0), 2: at(-15, 100)}, 100),
-        ({1: at(-9, 0), 2: at(-15, 100), 3: at(-15, 105)}, 100),
-        ({1: at(-15, 0), 2: at(-15, 200), 3: at(-15, 201)}, 200),
-        ({1: at(-15, 0), 2: at(-15, 5)}, 0),
-        ({1: at(-15, 0)}, None),
-        ({1: at(0, 0), 2: at(-15, 100)}, None),
-    ],
-)
-def test_ranks_asked_to_end_after_another_failed_were_stopped_by_the_launcher(ends, stop_ms):
-    found = stop_of_others([source(pid) for pid in ends], ends, WatchedJob())
-    assert found == (None if stop_ms is None else GONE + stop_ms * MS)
-
-
-@pytest.mark.parametrize(("interrupted_ms", "stop_ms"), [(5, -20), (-300, -300), (60_000, 60_000)])
-def test_a_signal_to_the_whole_group_stops_every_rank(interrupted_ms, stop_ms):
-    ends = {1: at(-15, 0), 2: at(-15, 200), 3: at(1, -400)}
-    watch = parse_watch(
-        {"interrupted_ns": GONE + interrupted_ms * MS, "processes": {"1": {"ended_ns": GONE - 20 * MS}}}
-    )
-    assert interruption_ns([source(pid) for pid in ends], ends, watch) == GONE + stop_ms * MS
-
-
-def test_nobody_interrupted_a_job_whose_rank_was_killed():
-    assert interruption_ns([source(1)], {1: at(-15, 0)}, WatchedJob()) is None
-
-
-@pytest.mark.parametrize(("line", "code"), [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", -9)])
-def test_the_kernel_says_how_a_process_ended_while_it_is_a_zombie(line, code):
-    child = subprocess.Popen([sys.executable, "-S", "-c", f"input()\n{line}"], stdin=subprocess.PIPE)
-    process = read_process(child.pid)
-    assert process is not None
-    assert read_exit_code(child.pid, process.start_ticks, None) is None
-    assert child.stdin is not None
-    child.stdin.write(b"\n")
-    child.stdin.close()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert read_exit_code(child.pid, process.start_ticks, None) == code
-    assert read_exit_code(child.pid, process.start_ticks + 1, None) is None
-    child.wait()
-
-
-def test_a_process_that_is_gone_says_nothing_without_a_pidfd():
-    child = subprocess.Popen([sys.executable, "-S", "-c", ""])
-    child.wait()
-    assert read_exit_code(child.pid, 1, None) is None
+@CASES
+def stops_by_the_launcher_after_another_failed_and_signals_to_the_whole_group():
+    """Nobody interrupted a job of which a rank was killed."""
+    told = {}
+    for ends in ({pid: End(pid=0, code=code, at=GONE + ms * MS) for pid, (ms, code) in one.items()} for one in STOPS):
+        stop = stop_of_others([source(pid) for pid in ends], ends, WatchedJob())
+        words = ", ".join(f"{one.code} at {(one.at - GONE) // MS}" for one in ends.values())
+        told[words or "none"] = "no stop" if stop is None else f"stop at {(stop - GONE) // MS}"
+    ends = {
+        pid: End(pid=0, code=code, at=GONE + ms * MS) for pid, ms, code in ((1, 0, -15), (2, 200, -15), (3, -400, 1))
+    }
+    for ms in (5, -300, 60_000):
+        seen = {"interrupted_ns": GONE + ms * MS, "processes": {"1": {"ended_ns": GONE - 20 * MS}}}
+        stop = interruption_ns([source(pid) for pid in ends], ends, parse_watch(seen))
+        told[f"interrupted at {ms}"] = f"stop at {(stop - GONE) // MS}"
+    return told | {"nobody": interruption_ns([source(1)], {1: ends[1]}, WatchedJob())}
 
 
 # Processes and kernel facts, on this machine and on trees of other machines.
@@ -327,21 +266,6 @@ def test_a_name_with_brackets_and_spaces(tmp_path: Path) -> None:
     assert (process.name, process.ppid, process.start_ticks) == ("a) b (c", 3, 22)
 
 
-def test_descendants_and_io() -> None:
-    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
-    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
-    try:
-        assert wait_for(lambda: proc.descendants(child.pid, proc.read_processes()) != ())
-        below = proc.descendants(os.getpid(), proc.read_processes())
-        assert child.pid in {p.pid for p in below}
-        assert len(below) >= 2
-        io = proc.read_io(child.pid)
-        assert io is not None
-        assert io.read > 0
-    finally:
-        child.communicate(b"\n")
-
-
 def test_how_long_the_threads_of_a_process_waited_for_a_core(tmp_path: Path) -> None:
     for thread, text in ((7, "5 900 1\n"), (8, "5 0 7\n"), (9, "")):
         (tmp_path / "7" / "task" / str(thread)).mkdir(parents=True)
@@ -355,26 +279,22 @@ def test_a_signal_that_is_caught() -> None:
     assert not proc.catches_signal(os.getpid(), signal.SIGURG)
 
 
-@pytest.mark.parametrize(
-    ("cgroup", "files", "kills"),
-    [
-        ("0::/job", {"job/memory.events": "low 0\noom 3\noom_kill 2\n"}, 2),
-        ("4:memory:/job\n0::/", {"memory/job/memory.oom_control": "under_oom 0\noom_kill 5\n"}, 5),
-        ("4:cpu,memory:/job", {"memory/job/memory.oom_control": "under_oom 0\n"}, None),
-        ("0::/", {"memory.events": "oom_kill 0\n"}, 0),
-        ("", {}, None),
-    ],
-)
-def test_oom_kills_of_both_cgroup_versions(
-    cgroup: str, files: dict[str, str], kills: int | None, tmp_path: Path
-) -> None:
-    (tmp_path / "proc" / "self").mkdir(parents=True)
-    (tmp_path / "proc" / "self" / "cgroup").write_text(cgroup)
-    for name, text in files.items():
-        path = tmp_path / "sys" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+OOM_KILLS = [
+    ("0::/job", "job/memory.events", "low 0\noom 3\noom_kill 2\n", 2),
+    ("4:memory:/job\n0::/", "memory/job/memory.oom_control", "under_oom 0\noom_kill 5\n", 5),
+    ("4:cpu,memory:/job", "memory/job/memory.oom_control", "under_oom 0\n", None),
+    ("0::/", "memory.events", "oom_kill 0\n", 0), ("", "x", "", None),
+]  # fmt: skip
+
+
+def test_oom_kills_of_both_cgroup_versions(tmp_path: Path) -> None:
+    for number, (cgroup, file, text, kills) in enumerate(OOM_KILLS):
+        proc_folder, path = tmp_path / str(number) / "proc", tmp_path / str(number) / "sys" / file
+        for folder in (proc_folder / "self", path.parent):
+            folder.mkdir(parents=True)
+        (proc_folder / "self" / "cgroup").write_text(cgroup)
         path.write_text(text)
-    assert read_oom_kills(tmp_path / "proc", tmp_path / "sys") == kills
+        assert read_oom_kills(proc_folder, tmp_path / str(number) / "sys") == kills
 
 
 def test_what_a_process_wanted_to_run(tmp_path):
@@ -396,11 +316,6 @@ def no_wait(seconds):
     assert seconds == 1.0
 
 
-def test_one_that_hangs_and_for_how_long(tmp_path):
-    found = find_stuck(load_machine("nvlink8", tmp_path, "stuck"), no_wait)
-    assert found == (StuckProcess(pid=777, name="nvidia-smi", wchan="os_acquire_mutex", seconds=245.0),)
-
-
 def test_without_the_watchdog_only_the_two_looks_count(tmp_path):
     system = load_machine("nvlink8", tmp_path, "stuck")
     (tmp_path / "dev/kmsg").unlink()
@@ -414,46 +329,36 @@ def test_nobody_means_one_look(tmp_path):
     assert find_stuck(load_machine("nvlink8", tmp_path), never) == ()
 
 
-@pytest.mark.parametrize(
-    ("file", "before", "after"),
-    [
-        ("stat", ") D ", ") S "),
-        ("stat", " 50 10 ", " 51 10 "),
-        ("stat", " 9000 ", " 9001 "),
-        ("status", "ctxt_switches:\t5", "ctxt_switches:\t6"),
-    ],
-    ids=["woke", "ran", "another-process", "switched"],
-)
-def test_one_that_moved_meanwhile_does_not_hang(tmp_path, file, before, after):
-    system = load_machine("nvlink8", tmp_path, "stuck")
-    path = tmp_path / "proc/777" / file
+STACK = "[<0>] rwsem_down_write_slowpath\n[<0>] uvm_ioctl+0x1/0x2 [nvidia_uvm]\n"
+HANGS = StuckProcess(pid=777, name="nvidia-smi", wchan="os_acquire_mutex", seconds=245.0)
+LOOKS = {
+    # what is another text in a file of /proc, before both looks or between them, and which processes hang
+    "it hangs": ("", "777/stat", "", "", [HANGS]),
+    "it woke": ("between", "777/stat", ") D ", ") S ", []), "it ran": ("between", "777/stat", " 50 10 ", " 51 10 ", []),
+    "another process": ("between", "777/stat", " 9000 ", " 9001 ", []),
+    "it switched": ("between", "777/status", "ctxt_switches:\t5", "ctxt_switches:\t6", []),
+    "a thread of the kernel may sleep": ("before", "777/stat", ") D 1 ", ") D 2 ", []),
+    # To other users the kernel gives 0 for the place where a process sleeps.
+    "a name that is hidden does not hide a tool": ("before", "777/wchan", HANGS.wchan, "0", [replace(HANGS, wchan="")]),
+    "the stack shows what the name does not": ("before", "778/stack", "", STACK, [HANGS, 778]),
+}  # fmt: skip
 
-    def move(_seconds):
-        text = path.read_text()
+
+@pytest.mark.parametrize("case", LOOKS)
+def test_what_hangs_is_the_same_at_both_looks(tmp_path, case):
+    when, file, before, after, expected = LOOKS[case]
+    system = load_machine("nvlink8", tmp_path, "stuck")
+    path = tmp_path / "proc" / file
+
+    def change(_seconds=None):
+        text = path.read_text() if path.exists() else ""
         assert before in text
-        path.write_text(text.replace(before, after, 1))
+        path.write_text(text.replace(before, after, 1) if before else after)
 
-    assert find_stuck(system, move) == ()
-
-
-def test_a_name_that_is_hidden_does_not_hide_a_tool(tmp_path):
-    """To other users the kernel gives 0 for the place where a process sleeps."""
-    system = load_machine("nvlink8", tmp_path, "stuck")
-    (tmp_path / "proc/777/wchan").write_text("0")
-    assert [one.wchan for one in find_stuck(system, no_wait)] == [""]
-
-
-def test_the_stack_shows_what_the_name_does_not(tmp_path):
-    system = load_machine("nvlink8", tmp_path, "stuck")
-    (tmp_path / "proc/778/stack").write_text("[<0>] rwsem_down_write_slowpath\n[<0>] uvm_ioctl+0x1/0x2 [nvidia_uvm]\n")
-    assert [one.pid for one in find_stuck(system, no_wait)] == [777, 778]
-
-
-def test_a_thread_of_the_kernel_may_sleep(tmp_path):
-    system = load_machine("nvlink8", tmp_path, "stuck")
-    path = tmp_path / "proc/777/stat"
-    path.write_text(path.read_text().replace(") D 1 ", ") D 2 "))
-    assert find_stuck(system, no_wait) == ()
+    if when == "before":
+        change()
+    found = find_stuck(system, change if when == "between" else no_wait)
+    assert [one.pid if one.pid == 778 else one for one in found] == expected
 
 
 def test_without_a_driver_there_is_nothing_to_hang_in(tmp_path):
@@ -481,29 +386,17 @@ Extension modules: numpy.core._multiarray_umath (total: 1)
 ROOTS = ("/usr/lib/python3.11/",)
 
 
-def test_a_fatal_dump() -> None:
+@CASES
+def fatal_dumps():
+    """A thread of C++ alone is not the one that was hit, and damaged text gives no stack."""
     before, fatal = split_fatal("Thread 0x1 (most recent call first):\n" + FATAL)
-    assert before == "Thread 0x1 (most recent call first):\n"
-    other, main = parse_stacks(fatal, 0x7F22, ROOTS)
-    assert (other.is_main, main.is_main) == (False, True)
-    assert [(f.function, f.line, f.user) for f in main.frames] == [
-        ("<module>", 0, True), ("load", 14, True), ("string_at", 519, False),
-    ]  # fmt: skip
-    assert not any(frame.user for frame in other.frames)
-
-
-def test_the_thread_that_a_fatal_signal_hit() -> None:
-    (struck,) = parse_stacks(struck_thread(FATAL), 0x7F11, ROOTS)
-    assert (struck.is_main, struck.frames[1].line) == (False, 14)
-    assert struck_thread(FATAL.replace("Current thread", "Thread")) == ""  # a thread of C++ alone
-
-
-def test_without_a_fatal_error_there_is_none() -> None:
     assert split_fatal("nothing of note\n") == ("nothing of note\n", "")
-
-
-def test_damaged_text_gives_no_stack() -> None:
-    assert parse_stacks("\x00\x01 File nonsense\n  File broken line\n", 1, ROOTS) == ()
+    return {
+        "before it": before, "fatal": parse_stacks(fatal, 0x7F22, ROOTS),
+        "the thread that was hit": parse_stacks(struck_thread(FATAL), 0x7F11, ROOTS),
+        "a thread of C++ alone": struck_thread(FATAL.replace("Current thread", "Thread")),
+        "damaged": parse_stacks("\x00\x01 File nonsense\n  File broken line\n", 1, ROOTS),
+    }  # fmt: skip
 
 
 def test_a_real_dump_of_this_process() -> None:
@@ -571,23 +464,20 @@ def process_of(env, **known):
     return process_facts(System(env=env, calls=RecordedCalls(answers={"cpus": "0-2"})), **known)
 
 
-@pytest.mark.parametrize(
-    ("env", "rank", "local_rank"),
-    [
-        ({}, None, None),
-        ({"RANK": "5", "LOCAL_RANK": "1"}, 5, 1),
-        (STEP, 3, 1),
-        ({**STEP, "RANK": "7", "LOCAL_RANK": "0"}, 7, 0),
-        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "1"}, None, None),
-        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, 2, 0),
-        ({**STEP, "OMPI_COMM_WORLD_RANK": "6", "OMPI_COMM_WORLD_LOCAL_RANK": "2"}, 6, 2),
-        ({"PMI_RANK": "4"}, 4, None),
-        ({"RANK": "two", "PMI_RANK": "4"}, 4, None),
-    ],
-)
-def test_ranks(env, rank, local_rank):
-    process = process_of(env)
-    assert (process.rank, process.local_rank) == (rank, local_rank)
+RANKS = [
+    ({}, None, None), ({"RANK": "5", "LOCAL_RANK": "1"}, 5, 1), (STEP, 3, 1),
+    ({**STEP, "RANK": "7", "LOCAL_RANK": "0"}, 7, 0),
+    ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "1"}, None, None),
+    ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, 2, 0),
+    ({**STEP, "OMPI_COMM_WORLD_RANK": "6", "OMPI_COMM_WORLD_LOCAL_RANK": "2"}, 6, 2), ({"PMI_RANK": "4"}, 4, None),
+    ({"RANK": "two", "PMI_RANK": "4"}, 4, None),
+]  # fmt: skip
+
+
+def test_ranks():
+    for env, *expected in RANKS:
+        process = process_of(env)
+        assert [process.rank, process.local_rank] == expected, env
 
 
 def test_what_the_launch_knows_fills_in():
@@ -617,20 +507,13 @@ def identity(*wrapper):
     return done.stdout.split()
 
 
-def test_processes_of_one_host_are_one_node():
-    assert identity() == identity()
-
-
-def test_a_container_with_a_network_of_its_own_is_another_node():
+def test_processes_of_one_host_are_one_node_and_a_network_of_its_own_makes_another_but_mounts_do_not():
+    own = identity()
+    assert own == identity()
     require("unshare")
-    assert identity("unshare", "--net")[1] != identity()[1]
-
-
-def test_a_task_with_mounts_of_its_own_is_on_the_same_node():
-    require("unshare")
-    own, other = identity(), identity("unshare", "--mount")
-    assert own[1] == other[1]
-    assert own[2] != other[2]
+    assert identity("unshare", "--net")[1] != own[1]
+    mounts = identity("unshare", "--mount")
+    assert (mounts[1] == own[1], mounts[2] == own[2]) == (True, False)
 
 
 def test_where_there_is_no_proc_the_name_has_to_do(tmp_path):

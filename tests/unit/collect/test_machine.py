@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from contextlib import contextmanager
@@ -42,7 +41,7 @@ from ddpdoctor.model.facts import LockFile, LockKind
 from ddpdoctor.model.node import Clock, Governor, Limit
 from ddpdoctor.model.reading import NotRead, Why
 from tests.golden import Cases
-from tests.machines import RecordedCalls, load_machine, shared_machine
+from tests.machines import DATA, RecordedCalls, load_machine, shared_machine
 
 # Limits, control groups, file systems, versions and the clock, read from recorded machines and from this one.
 
@@ -53,8 +52,13 @@ GIB = 1 << 30
 PLAN = ReadingPlan(sections=frozenset())
 
 
-def limits(name, *states, **env):
-    return read_limits(shared_machine(name, *states, env=env), PLAN)
+def tree(root, files, env=None, **answers):
+    """Return a machine of these files and answers."""
+    for name, text in files.items():
+        path = root / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return System(root=root, env=env or {}, calls=RecordedCalls(answers=answers))
 
 
 def test_the_tightest_of_nested_groups(tmp_path):
@@ -98,14 +102,23 @@ def test_tmpdir_is_looked_at_and_tmp_as_well_and_a_volume_that_cannot_be_asked_s
     assert (volume.error, volume.total_bytes) == ("Stale file handle", 0)
 
 
-def test_mounts_with_spaces_and_one_over_another(tmp_path):
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc" / "mounts").write_text(
-        "a / ext4 rw\nb /my\\040data xfs rw\nc /my\\040data nfs4 rw\nd /my overlay rw\n"
-    )
-    machine = System(root=tmp_path, env={})
-    assert mount_of(machine, "/my data/x") == ("/my data", "nfs4")
+MOUNTS = """\
+disk / ext4 rw 0 0
+server:/home /home nfs4 rw 0 0
+bucket /home/me/s3 fuse.s3fs rw 0 0
+b /my\\040data xfs rw
+server:/a /my\\040data fuse.ceph rw 0 0
+d /my overlay rw
+short
+"""
+
+
+def test_mounts_with_spaces_and_one_over_another_and_a_path_is_shared_if_its_deepest_mount_is(tmp_path):
+    machine = tree(tmp_path, {"/proc/mounts": MOUNTS})
+    assert mount_of(machine, "/my data/x") == ("/my data", "fuse.ceph")
     assert mount_of(machine, "/mydata") == ("/", "ext4")
+    paths = ("/tmp/x", "/home/me/x", "/home/me/s3/x", "/my data/x")
+    assert [is_shared(Path(path), machine) for path in paths] == [False, True, False, True]
 
 
 def test_a_system_without_proc_and_sys(tmp_path):
@@ -145,63 +158,47 @@ def test_write_speed_is_measured_and_leaves_nothing(tmp_path):
     assert measure_writing(str(tmp_path), 1 << 20) is None
 
 
-@pytest.mark.parametrize(
-    ("files", "env", "kind", "image"),
-    [
-        ({}, {}, None, None),
-        ({"/.dockerenv": ""}, {}, "docker", None),
-        ({"/run/.containerenv": 'engine="podman"\nimage="quay.io/a/b:1"\n'}, {}, "podman", "quay.io/a/b:1"),
-        ({"/.dockerenv": ""}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "kubernetes", None),
-        ({}, {"APPTAINER_CONTAINER": "/img/torch.sif"}, "apptainer", "/img/torch.sif"),
-        ({}, {"SINGULARITY_CONTAINER": "/img/torch.sif"}, "apptainer", "/img/torch.sif"),
-        ({}, {"container": "systemd-nspawn"}, "systemd-nspawn", None),
-        ({"/proc/1/environ": "A=1\0container=lxc\0"}, {}, "lxc", None),
-        ({"/proc/1/cgroup": "4:memory:/kubepods/besteffort/pod1"}, {}, "kubernetes", None),
-        ({"/proc/1/cgroup": "0::/init.scope"}, {}, None, None),
-        ({"/.dockerenv": ""}, {"NVIDIA_PYTORCH_VERSION": "25.06"}, "docker", "nvcr.io/nvidia/pytorch:25.06-py3"),
-    ],
-)
-def test_kinds_of_containers(files, env, kind, image, tmp_path):
-    for name, text in files.items():
-        path = tmp_path / name.lstrip("/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    calls = RecordedCalls({"hostname": "h", "kernel": "6.8.0"})
-    software = read_software(System(root=tmp_path, env=env, calls=calls), PLAN)
-    assert (software.container, software.image) == (kind, image)
+CONTAINERS = [
+    ({}, {}), ({"/.dockerenv": ""}, {}), ({"/run/.containerenv": 'engine="podman"\nimage="quay.io/a/b:1"\n'}, {}),
+    ({"/.dockerenv": ""}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}), ({}, {"APPTAINER_CONTAINER": "/img/torch.sif"}),
+    ({}, {"SINGULARITY_CONTAINER": "/img/torch.sif"}), ({}, {"container": "systemd-nspawn"}),
+    ({"/proc/1/environ": "A=1\0container=lxc\0"}, {}), ({"/proc/1/cgroup": "4:memory:/kubepods/besteffort/pod1"}, {}),
+    ({"/proc/1/cgroup": "0::/init.scope"}, {}), ({"/.dockerenv": ""}, {"NVIDIA_PYTORCH_VERSION": "25.06"}),
+]  # fmt: skip
 
 
-def test_wsl(tmp_path):
-    calls = RecordedCalls({"hostname": "h", "kernel": "5.15.167.4-microsoft-standard-WSL2"})
-    assert read_software(System(root=tmp_path, env={}, calls=calls), PLAN).wsl
+@CASES
+def kinds_of_containers(tmp_path):
+    told = {}
+    for number, (files, env) in enumerate(CONTAINERS):
+        machine = tree(tmp_path / str(number), files, env, hostname="h", kernel="5.15.167.4-microsoft-standard-WSL2")
+        software = read_software(machine, PLAN)
+        assert software.wsl
+        told[f"{files} {env}"] = f"{software.container}, image {software.image}"
+    return told
 
 
 def test_the_hosts_file_without_a_machines_own_lines(tmp_path):
     read = []
     for host, own in (("a1", "10.0.0.1 a1"), ("a2", "10.0.0.2 a2.cluster a2"), ("a3", "10.0.0.3 elsewhere")):
-        (tmp_path / host / "etc").mkdir(parents=True)
-        (tmp_path / host / "etc" / "hosts").write_text(f"127.0.0.1 localhost\n::1 localhost # x\n{own}\n10.0.0.9 nas\n")
-        machine = System(root=tmp_path / host, env={}, calls=RecordedCalls({"hostname": host, "kernel": "6"}))
+        hosts = f"127.0.0.1 localhost\n::1 localhost # x\n{own}\n10.0.0.9 nas\n"
+        machine = tree(tmp_path / host, {"/etc/hosts": hosts}, hostname=host, kernel="6")
         read.append(read_software(machine, PLAN))
     others = [set(one.hosts_lines) - set(one.hosts_own) for one in read]
     assert others[0] == others[1] < others[2]
     assert [(len(one.hosts_lines), len(one.hosts_own)) for one in read] == [(2, 1), (2, 1), (2, 0)]
 
 
-@pytest.mark.parametrize(
-    ("version", "requires", "cuda"),
-    [
-        ("2.13.0+cu130", [], "13.0"),
-        ("2.6.0+cu118", [], "11.8"),
-        ("2.13.0+cpu", ["cuda-toolkit[cublas]==13.0.2"], None),
-        ("2.9.1", ["filelock", 'nvidia-cuda-runtime-cu12==12.8.90; platform_system == "Linux"'], "12.8"),
-        ("2.13.0", ["cuda-toolkit[cublas,cudart]==13.0.2; platform_system == 'Linux'"], "13.0"),
-        ("2.9.1", ["filelock"], None),
-        ("2.9.1+rocm6.4", [], None),
-    ],
-)
-def test_the_cuda_of_a_wheel(version, requires, cuda):
-    assert cuda_of_wheel(version, requires) == cuda
+WHEELS = [
+    ("2.13.0+cu130", [], "13.0"), ("2.6.0+cu118", [], "11.8"),
+    ("2.13.0+cpu", ["cuda-toolkit[cublas]==13.0.2"], None), ("2.9.1", ["filelock"], None), ("2.9.1+rocm6.4", [], None),
+    ("2.9.1", ["filelock", 'nvidia-cuda-runtime-cu12==12.8.90; platform_system == "Linux"'], "12.8"),
+    ("2.13.0", ["cuda-toolkit[cublas,cudart]==13.0.2; platform_system == 'Linux'"], "13.0"),
+]  # fmt: skip
+
+
+def test_the_cuda_of_a_wheel():
+    assert [cuda_of_wheel(version, requires) for version, requires, _ in WHEELS] == [cuda for *_, cuda in WHEELS]
 
 
 # How busy a machine is with what is not ours, from /proc/stat as recorded and from this machine.
@@ -222,36 +219,29 @@ def shares(before, after, own=None):
 START = stat("1000 0 500 9000 50 1 2 0 0 0", "1000 0 500 9000 50 1 2 0 0 0")
 
 
-@pytest.mark.parametrize(
-    ("line", "share"),
-    [
-        ("1000 0 500 9100 50 1 2 0 0 0", 0),  # idle for the whole second
-        ("1000 0 500 9000 150 1 2 0 0 0", 0),  # waiting for a disk computes nothing
-        ("1097 0 500 9003 50 1 2 0 0 0", 0.97),
-        ("1000 0 550 9050 50 1 2 0 0 0", 0.5),  # the kernel
-        ("1000 40 500 9060 50 1 2 0 0 0", 0.4),  # niced
-        ("1000 0 500 9070 50 1 2 30 0 0", 0.3),  # the hypervisor
-        ("1003 0 500 9097 50 1 2 0 0 0", 0),  # what a daemon does in passing
-    ],
-)
-def test_what_a_processor_did(line, share):
-    assert shares(START, stat(line, "1000 0 500 9100 50 1 2 0 0 0")).get(0, 0) == share
-
-
 IDLE = "1000 0 500 9100 50 1 2 0 0 0"
+DONE = [
+    (IDLE, 0),  # idle for the whole second
+    ("1000 0 500 9000 150 1 2 0 0 0", 0),  # waiting for a disk computes nothing
+    ("1097 0 500 9003 50 1 2 0 0 0", 0.97),
+    ("1000 0 550 9050 50 1 2 0 0 0", 0.5),  # the kernel
+    ("1000 40 500 9060 50 1 2 0 0 0", 0.4),  # niced
+    ("1000 0 500 9070 50 1 2 30 0 0", 0.3),  # the hypervisor
+    ("1003 0 500 9097 50 1 2 0 0 0", 0),  # what a daemon does in passing
+]
+FULL, HALF = "1100 0 500 9000 50 1 2 0 0 0", "1050 0 500 9050 50 1 2 0 0 0"
+OWN_WORK = [
+    (("1100 0 500 8999 50 1 2 0 0 0", IDLE), {}, {0: 1.0}),  # idle time that is not counted to the tick
+    ((FULL, HALF), {0: 1.0, 1: 0.5}, {}), ((FULL, HALF), {1: 0.5}, {0: 1.0}),
+    (("1060 0 500 9040 50 1 2 0 0 0", "1040 0 500 9060 50 1 2 0 0 0"), {0: 1.0}, {}),  # a thread of ours moved
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("lines", "own", "busy"),
-    [
-        (("1100 0 500 8999 50 1 2 0 0 0", IDLE), {}, {0: 1.0}),  # idle time that is not counted to the tick
-        (("1100 0 500 9000 50 1 2 0 0 0", "1050 0 500 9050 50 1 2 0 0 0"), {0: 1.0, 1: 0.5}, {}),
-        (("1100 0 500 9000 50 1 2 0 0 0", "1050 0 500 9050 50 1 2 0 0 0"), {1: 0.5}, {0: 1.0}),
-        (("1060 0 500 9040 50 1 2 0 0 0", "1040 0 500 9060 50 1 2 0 0 0"), {0: 1.0}, {}),  # a thread of ours moved
-    ],
-)
-def test_our_own_work_is_taken_off(lines, own, busy):
-    assert shares(START, stat(*lines), own) == busy
+def test_what_a_processor_did_and_our_own_work_is_taken_off():
+    for line, share in DONE:
+        assert shares(START, stat(line, IDLE)).get(0, 0) == share, line
+    for lines, own, busy in OWN_WORK:
+        assert shares(START, stat(*lines), own) == busy
 
 
 def test_work_is_counted_where_a_thread_was_seen_last_and_that_of_new_threads_as_a_whole():
@@ -265,29 +255,26 @@ def test_what_the_hypervisor_took():
     assert steal_share(stat("0 0 0 0 0 0 0 0 0 0").values()) is None
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        (None, "this system does not report how busy its processors are"),
-        (HEAD + "cpu0 0 0 0 0 0 0 0 0 0 0", "/proc/stat does not change here, as in a sandbox"),
-    ],
-)
-def test_a_system_that_does_not_count(tmp_path, text, reason):
-    (tmp_path / "proc").mkdir()
-    if text is not None:
-        (tmp_path / "proc" / "stat").write_text(text)
-    with pytest.raises(NotRead) as missing:
-        read_load(System(root=tmp_path, calls=RecordedCalls()), PLAN_LOAD)
-    assert (missing.value.unread.why, missing.value.unread.reason) == (Why.ABSENT, reason)
+def test_a_system_that_does_not_count(tmp_path):
+    sandbox = tree(tmp_path, {"/proc/stat": HEAD + "cpu0 0 0 0 0 0 0 0 0 0 0"})
+    for system, reason in (
+        (
+            System(root=tmp_path / "none", calls=RecordedCalls()),
+            "this system does not report how busy its processors are",
+        ),
+        (sandbox, "/proc/stat does not change here, as in a sandbox"),
+    ):
+        with pytest.raises(NotRead) as missing:
+            read_load(system, PLAN_LOAD)
+        assert (missing.value.unread.why, missing.value.unread.reason) == (Why.ABSENT, reason)
 
 
 def test_governors(tmp_path):
+    files = {}
     for cpu, name in enumerate(["powersave", "powersave", "performance"]):
-        folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/cpufreq"
-        folder.mkdir(parents=True)
-        (folder / "scaling_governor").write_text(f"{name}\n")
-        (folder / "scaling_driver").write_text("acpi-cpufreq\n")
-    seen = read_governors(System(root=tmp_path, calls=RecordedCalls(answers={"cpus": "0-2"})))
+        folder = f"/sys/devices/system/cpu/cpu{cpu}/cpufreq"
+        files |= {f"{folder}/scaling_governor": f"{name}\n", f"{folder}/scaling_driver": "acpi-cpufreq\n"}
+    seen = read_governors(tree(tmp_path, files, cpus="0-2"))
     assert seen == (
         Governor(name="performance", driver="acpi-cpufreq", preference="", cpus=1),
         Governor(name="powersave", driver="acpi-cpufreq", preference="", cpus=2),
@@ -332,114 +319,28 @@ def test_the_work_of_a_child_is_ours():
             pass
 
 
-NFT_DROP = """table inet filter {
-	set peers {
-		type ipv4_addr
-		elements = { 10.0.0.1, 10.0.0.2,
-				10.0.0.3 }
-	}
-
-	chain input {
-		type filter hook input priority filter; policy drop;
-		ct state established,related accept
-		ct state { established, related } accept
-		iifname "lo" accept
-		ip protocol icmp accept
-		tcp dport { 22, 80,
-				443 } counter packets 3 bytes 180 accept comment "web"
-		ip saddr @peers accept
-		counter packets 1 bytes 40 drop
-	}
-
-	chain forward {
-		type filter hook forward priority filter; policy drop;
-	}
-
-	chain output {
-		type filter hook output priority filter; policy accept;
-	}
-}
-"""
-FIREWALLD = """table inet firewalld {
-	chain filter_INPUT {
-		type filter hook input priority filter + 10; policy accept;
-		ct state { established, related } accept
-		ct status dnat accept
-		iifname "lo" accept
-		ct state invalid drop
-		jump filter_INPUT_ZONES
-		reject with icmpx admin-prohibited
-	}
-
-	chain filter_INPUT_ZONES {
-		iifname "eth0" goto filter_IN_public
-		goto filter_IN_public
-	}
-
-	chain filter_IN_public {
-		jump filter_IN_public_allow
-		jump filter_INPUT_ZONES
-	}
-
-	chain filter_IN_public_allow {
-		tcp dport 22 accept
-		ip6 daddr fe80::/64 udp dport 546 accept
-	}
-}
-"""
-UFW = """*nat
-:PREROUTING ACCEPT [0:0]
-COMMIT
-*filter
-:INPUT DROP [3:120]
-:FORWARD DROP [0:0]
-:OUTPUT ACCEPT [0:0]
-:ufw-before-input - [0:0]
-:ufw-user-input - [0:0]
--A INPUT -j ufw-before-input
--A INPUT -j ufw-user-input
--A ufw-before-input -i lo -j ACCEPT
--A ufw-before-input -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
--A ufw-before-input -p icmp -m icmp --icmp-type 8 -j ACCEPT
--A ufw-user-input -p tcp -m tcp --dport 22 -j ACCEPT
-COMMIT
-"""
-ORACLE = """*filter
-:INPUT ACCEPT [0:0]
--A INPUT -m state --state RELATED,ESTABLISHED -j ACCEPT
--A INPUT -p tcp -m state --state NEW -m tcp --dport 22 -j ACCEPT
--A INPUT -j REJECT --reject-with icmp-host-prohibited
-COMMIT
-"""
-DOCKER = """*filter
-:INPUT ACCEPT [0:0]
-:FORWARD DROP [0:0]
-:DOCKER-USER - [0:0]
--A FORWARD -j DOCKER-USER
--A DOCKER-USER -j RETURN
-COMMIT
-"""
-
-
-def read(root, *, nft=None, iptables=None):
-    answers = {"run nft list ruleset": nft, "run iptables-save": iptables}
-    recorded = {name: text.replace("\n", "\\n") for name, text in answers.items() if text is not None}
-    return read_firewall(System(root=root, env={}, calls=RecordedCalls(answers=recorded)))
-
-
-TWICE = "table ip filter {\n\tchain INPUT {\n\t\ttype filter hook input priority filter; policy drop;\n\t}\n}\n"
+FIREWALLS = {
+    "nft with policy drop": ("policy-drop.nft", None), "firewalld": ("firewalld.nft", None),
+    "ufw": (None, "ufw.iptables"), "a cloud image that rejects at the end": (None, "cloud-image.iptables"),
+    "both": ("chain-of-iptables.nft", "ufw.iptables"), "Docker": ("", "docker.iptables"), "nothing": ("", ""),
+    "no iptables": ("", None), "Docker, no nft": (None, "docker.iptables"),
+}  # fmt: skip
+"""What `nft list ruleset` and `iptables-save` say, by a file of tests/data/firewall; "": nothing, None: not there."""
 
 
 @CASES
 def chains_that_refuse():
     """One that both tools show is reported once."""
-    asked = {
-        "nft with policy drop": {"nft": NFT_DROP}, "firewalld": {"nft": FIREWALLD}, "ufw": {"iptables": UFW},
-        "a cloud image that rejects at the end": {"iptables": ORACLE}, "both": {"nft": TWICE, "iptables": UFW},
-        "Docker": {"nft": "", "iptables": DOCKER}, "nothing": {"nft": "", "iptables": ""}, "no iptables": {"nft": ""},
-        "Docker, no nft": {"iptables": DOCKER},
-    }  # fmt: skip
-    return {name: read(Path("/nowhere"), **tools) for name, tools in asked.items()}
+    found = {}
+    for name, dumps in FIREWALLS.items():
+        told = dict(zip(("run nft list ruleset", "run iptables-save"), dumps, strict=True))
+        answers = {
+            tool: (DATA / "firewall" / dump).read_text().replace("\n", "\\n") if dump else ""
+            for tool, dump in told.items()
+            if dump is not None
+        }
+        found[name] = read_firewall(System(root=Path("/nowhere"), env={}, calls=RecordedCalls(answers=answers)))
+    return found
 
 
 # Errors of GPUs in the kernel's log, and why it cannot be read.
@@ -450,12 +351,10 @@ PLAN_KERNEL_LOG = ReadingPlan(sections=frozenset({"kernel_log"}))
 
 def test_forms_of_the_line(tmp_path):
     """Without the time since the start there is no age, and no log is an absence."""
-    (tmp_path / "dev").mkdir()
-    texts = [
-        f"NVRM: Xid ({form}): 14, Channel 00000001" for form in ("0000:03:00", "PCI:0000:03:00", "PCI:0000:03:00.0")
-    ]
+    forms = ("0000:03:00", "PCI:0000:03:00", "PCI:0000:03:00.0")
+    texts = [f"NVRM: Xid ({form}): 14, Channel 00000001" for form in forms]
     texts += [f"nvidia 0000:03:00.0: {texts[0]}"]
-    (tmp_path / "dev/kmsg").write_text("".join(f"4,1,1000000,-;{text}\n" for text in texts))
+    tree(tmp_path, {"/dev/kmsg": "".join(f"4,1,1000000,-;{text}\n" for text in texts)})
     xids = read_kernel_log(System(root=tmp_path), PLAN_KERNEL_LOG).xids
     assert [(xid.bus_id, xid.code, xid.text, xid.age_s) for xid in xids] == [
         ("0000:03:00.0", 14, "Channel 00000001", None)
@@ -497,20 +396,16 @@ def test_the_master_and_the_head_are_looked_up(tmp_path):
     assert names.head.addresses == ("10.0.0.11",)
 
 
-@pytest.mark.parametrize(
-    ("env", "master"),
-    [
-        ({}, None),
-        ({"MASTER_ADDR": " node0 "}, "node0"),
-        ({"MASTER_ADDR": "node0", "PET_RDZV_ENDPOINT": "node1:29400"}, "node0"),
-        ({"PET_RDZV_ENDPOINT": "node1:29400"}, "node1"),
-        ({"PET_RDZV_ENDPOINT": "[fd00::1]:29400"}, "fd00::1"),
-        ({"PET_RDZV_ENDPOINT": ""}, None),
-        ({"PET_MASTER_ADDR": "node2"}, "node2"),
-    ],
-)
-def test_where_the_ranks_meet(env, master):
-    assert master_name(env) == master
+NODE1 = {"PET_RDZV_ENDPOINT": "node1:29400"}
+MASTERS = [
+    ({}, None), ({"MASTER_ADDR": " node0 "}, "node0"), ({"MASTER_ADDR": "node0", **NODE1}, "node0"), (NODE1, "node1"),
+    ({"PET_RDZV_ENDPOINT": "[fd00::1]:29400"}, "fd00::1"), ({"PET_RDZV_ENDPOINT": ""}, None),
+    ({"PET_MASTER_ADDR": "node2"}, "node2"),
+]  # fmt: skip
+
+
+def test_where_the_ranks_meet():
+    assert [(env, master_name(env)) for env, _ in MASTERS] == MASTERS
 
 
 class DeadServer(SystemCalls):
@@ -544,18 +439,8 @@ def test_a_dead_name_server_costs_two_seconds_once():
 PLAN_VARIABLES = ReadingPlan(sections=frozenset({"conf_files"}))
 
 
-def machine(root, files, env=None, home="/home/ann"):
-    for name, text in files.items():
-        path = root / name.lstrip("/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    calls = RecordedCalls()
-    calls.answers["home"] = home
-    return System(root=root, env={"HOME": home, **(env or {})}, calls=calls)
-
-
-def read_variables(root, files, **settings):
-    return read_conf_files(machine(root, files, **settings), PLAN_VARIABLES)
+def read_variables(root, files, home="/home/ann", env=None):
+    return read_conf_files(tree(root, files, {"HOME": home, **(env or {})}, home=home), PLAN_VARIABLES)
 
 
 INFO, WARN = "NCCL_DEBUG=INFO\n", "NCCL_DEBUG=WARN\n"
@@ -586,35 +471,27 @@ CONF_FILES = {
 
 
 @CASES
-def configuration_files_of_nccl():
-    with tempfile.TemporaryDirectory() as folder:
-        return {
-            name: read_variables(Path(folder, str(number)), **given)
-            for number, (name, given) in enumerate(CONF_FILES.items())
-        }
+def configuration_files_of_nccl(tmp_path):
+    return {
+        name: read_variables(tmp_path / str(number), **given) for number, (name, given) in enumerate(CONF_FILES.items())
+    }
 
 
-@pytest.mark.parametrize(
-    ("text", "variables", "bad", "repeated"),
-    [
-        ("NCCL_DEBUG=INFO", {"NCCL_DEBUG": "INFO"}, (), ()),
-        ("# NCCL_DEBUG=INFO\n\n  # more\n", {}, (), ()),
-        ("NCCL_DEBUG=INFO # for now\n", {"NCCL_DEBUG": "INFO # for now"}, (), ()),
-        ("NCCL_DEBUG=INFO\r\n", {"NCCL_DEBUG": "INFO\r"}, (), ()),
-        ("NCCL_DEBUG=\n", {"NCCL_DEBUG": ""}, (), ()),
-        ("NCCL_ALGO=allreduce:tree=x\n", {"NCCL_ALGO": "allreduce:tree=x"}, (), ()),
-        ("NCCL_DEBUG INFO\n", {}, (1,), ()),
-        ("export NCCL_DEBUG=INFO\n NCCL_ALGO=Ring\nNCCL_PROTO =LL\n=x\n", {}, (1, 2, 3, 4), ()),
-        ("NCCL_DEBUG=INFO\nNCCL_DEBUG=WARN\n", {"NCCL_DEBUG": "INFO"}, (), (2,)),
-        ('NCCL_IB_HCA="mlx5_0"\n', {"NCCL_IB_HCA": '"mlx5_0"'}, (), ()),
-        ("API_TOKEN=hunter2\nNCCL_FOO=hunter2\n", {"API_TOKEN": "", "NCCL_FOO": ""}, (), ()),
-        ("", {}, (), ()),
-        ("\xff\xfe\x00", {}, (1,), ()),
-    ],
-)
-def test_lines_are_taken_apart_as_nccl_does(tmp_path, text, variables, bad, repeated):
-    (file,) = read_variables(tmp_path, {"/etc/nccl.conf": text})
-    assert (file.variables, file.bad_lines, file.repeated_lines) == (variables, bad, repeated)
+CONF_LINES = (
+    "NCCL_DEBUG=INFO", "# NCCL_DEBUG=INFO\n\n  # more\n", "NCCL_DEBUG=INFO # for now\n", "NCCL_DEBUG=INFO\r\n",
+    "NCCL_DEBUG=\n", "NCCL_ALGO=allreduce:tree=x\n", "NCCL_DEBUG INFO\n",
+    "export NCCL_DEBUG=INFO\n NCCL_ALGO=Ring\nNCCL_PROTO =LL\n=x\n", "NCCL_DEBUG=INFO\nNCCL_DEBUG=WARN\n",
+    'NCCL_IB_HCA="mlx5_0"\n', "API_TOKEN=hunter2\nNCCL_FOO=hunter2\n", "", "\xff\xfe\x00",
+)  # fmt: skip
+
+
+@CASES
+def lines_are_taken_apart_as_nccl_does(tmp_path):
+    told = {}
+    for number, text in enumerate(CONF_LINES):
+        (file,) = read_variables(tmp_path / str(number), {"/etc/nccl.conf": text})
+        told[ascii(text)] = f"{file.variables}, bad lines {file.bad_lines}, repeated {file.repeated_lines}"
+    return told
 
 
 # What is seen of a lock file: its age, who has it open or locked, and whom it names.
@@ -685,34 +562,11 @@ def test_a_lock_of_the_kernel_is_recognized_by_its_holder(tmp_path):
         fcntl.flock(free, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-@pytest.mark.parametrize(
-    ("answer", "expected"),
-    [
-        ({}, (None, LockKind.KERNEL)),
-        ({"lock": {"path": "/x", "kind": "marker"}}, ("/x", LockKind.MARKER)),
-        ({"lock": {"path": "/x", "kind": "new"}}, ("/x", LockKind.KERNEL)),
-        ({"lock": {"path": 7}}, (None, LockKind.KERNEL)),
-        ({"lock_path": "/x"}, ("/x", LockKind.KERNEL)),
-    ],
-)
-def test_an_answer_says_what_is_polled_for(answer, expected):
-    assert lock_of(answer) == expected
-
-
-MOUNTS = """\
-disk / ext4 rw 0 0
-server:/home /home nfs4 rw 0 0
-bucket /home/me/s3 fuse.s3fs rw 0 0
-server:/a /my\\040data fuse.ceph rw 0 0
-short
-"""
-
-
-def test_a_path_is_shared_if_its_deepest_mount_is(tmp_path):
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc" / "mounts").write_text(MOUNTS)
-    paths = ("/tmp/x", "/home/me/x", "/home/me/s3/x", "/my data/x")
-    assert [is_shared(Path(path), System(root=tmp_path)) for path in paths] == [False, True, False, True]
+def test_an_answer_says_what_is_polled_for():
+    marker = {"path": "/x", "kind": "marker"}
+    answers = ({}, {"lock": marker}, {"lock": {**marker, "kind": "new"}}, {"lock": {"path": 7}}, {"lock_path": "/x"})
+    kinds = (LockKind.KERNEL, LockKind.MARKER, LockKind.KERNEL, LockKind.KERNEL, LockKind.KERNEL)
+    assert [lock_of(answer) for answer in answers] == [*zip((None, "/x", "/x", None, "/x"), kinds, strict=True)]
 
 
 # Istio's proxy is seen by the sockets that it listens on, from any container of the pod.

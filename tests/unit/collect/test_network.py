@@ -11,13 +11,12 @@ from ddpdoctor.collect.network import read_network
 from ddpdoctor.collect.rdma import BETWEEN_READS_S, read_rdma
 from ddpdoctor.collect.system import ReadingPlan, System
 from ddpdoctor.model.reading import NotRead, Unread, Why
+from tests.golden import Cases
 from tests.machines import RecordedCalls, load_machine, shared_machine
 
+CASES = Cases(__name__)
+test_kept = CASES.test()
 PLAN = ReadingPlan(sections=frozenset({"network"}))
-
-
-def read(name, *states, **env):
-    return read_network(shared_machine(name, *states, env=env), PLAN)
 
 
 def test_an_alias_and_a_file_among_the_interfaces(tmp_path):
@@ -44,80 +43,56 @@ def route_v6(prefix, metric, flags, name):
     return f"{prefix:032x} 00 {0:032x} 00 {0:032x} {metric:08x} 00000001 00000000 {flags:08x} {name}"
 
 
-@pytest.mark.parametrize(
-    ("v4", "v6", "name"),
-    [
-        (["eth1 00000000 0100000A 0003 0 0 200 00000000", "eth0 00000000 0100000A 0003 0 0 100 00000000"], [], "eth0"),
-        (["eth0 0000000A 00000000 0001 0 0 0 00FFFFFF"], [], None),
-        (["eth0 00000000 00000000 0201 0 0 0 00000000"], [], None),
-        ([], [route_v6(0, 1024, 0x3, "eth0"), route_v6(0, 0xFFFFFFFF, 0x200201, "lo")], "eth0"),
-        ([], [], None),
-    ],
-)
-def test_where_the_default_route_goes(tmp_path, v4, v6, name):
+ROUTES = [
+    (["eth1 00000000 0100000A 0003 0 0 200 00000000", "eth0 00000000 0100000A 0003 0 0 100 00000000"], [], "eth0"),
+    (["eth0 0000000A 00000000 0001 0 0 0 00FFFFFF"], [], None),
+    (["eth0 00000000 00000000 0201 0 0 0 00000000"], [], None),
+    ([], [route_v6(0, 1024, 0x3, "eth0"), route_v6(0, 0xFFFFFFFF, 0x200201, "lo")], "eth0"), ([], [], None),
+]  # fmt: skip
+
+
+def test_where_the_default_route_goes(tmp_path):
     system = load_machine("container-nogpu", tmp_path)
-    (tmp_path / "proc/net/route").write_text("\n".join(["Iface Destination", *v4]))
-    (tmp_path / "proc/net/ipv6_route").write_text("\n".join(v6))
-    assert read_network(system, PLAN).default_interface == name
+    for v4, v6, name in ROUTES:
+        (tmp_path / "proc/net/route").write_text("\n".join(["Iface Destination", *v4]))
+        (tmp_path / "proc/net/ipv6_route").write_text("\n".join(v6))
+        assert read_network(system, PLAN).default_interface == name
 
 
 PORT = {"MASTER_PORT": "29500"}
 TAKEN = "98 Address already in use"
 
 
-@pytest.mark.parametrize(
-    ("env", "reason"),
-    [
-        ({}, "MASTER_PORT is not set"),
-        ({"MASTER_PORT": "none"}, "MASTER_PORT is not a port number"),
-        ({"MASTER_PORT": "70000"}, "MASTER_PORT is not a port number"),
-        (PORT | {"TORCHELASTIC_RUN_ID": "none"}, "the store of this job listens on it"),
-        (PORT | {"RANK": "1"}, "the store would be on another host"),
-        (PORT | {"SLURM_PROCID": "3", "MASTER_ADDR": "dgx01"}, "the store would be on another host"),
-        (PORT | {"MASTER_ADDR": "10.0.0.12"}, "the store would be on another host"),
-    ],
-)
-def test_a_port_that_is_not_tried(tmp_path, env, reason):
-    system = load_machine("nvlink8", tmp_path, env=env)
-    system.calls.answers["resolve 10.0.0.12"] = "10.0.0.12"
-    assert read_network(system, PLAN).master_port.reason == reason
+NOT_TRIED = [
+    {}, {"MASTER_PORT": "none"}, {"MASTER_PORT": "70000"}, PORT | {"TORCHELASTIC_RUN_ID": "none"}, PORT | {"RANK": "1"},
+    PORT | {"SLURM_PROCID": "3", "MASTER_ADDR": "dgx01"}, PORT | {"MASTER_ADDR": "10.0.0.12"},
+]  # fmt: skip
+TRIED = [{}, {"RANK": "0"}, {"MASTER_ADDR": "dgx01"}, {"MASTER_ADDR": "localhost"}, {"NODE_RANK": "0"}]
+AT_ALL = {"bind 29500 plain": TAKEN, "bind 29500 reuse": TAKEN}
+NOT_FREE = {
+    "a process of ours has it": (AT_ALL, "tcp", "0A 0:0 0:0 0 1000 0 4242 1"),
+    "one of another user has it": (AT_ALL, "tcp6", "0A 0:0 0:0 0 1001 0 5 1"),
+    "it is left over": ({"bind 29500 plain": TAKEN}, "tcp", "06 0:0 0:0 0 0 0 0 1"),
+    "it is not allowed": ({"bind 29500 plain": "13 Permission denied"}, "tcp", ""),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "env", [{}, {"RANK": "0"}, {"MASTER_ADDR": "dgx01"}, {"MASTER_ADDR": "localhost"}, {"NODE_RANK": "0"}]
-)
-def test_a_port_that_is_tried(env):
-    use = read("nvlink8", **PORT, **env).master_port
-    assert (use.port, use.free, use.error, use.time_wait) == (29500, True, None, False)
-
-
-TAKEN_AT_ALL = {"bind 29500 plain": TAKEN, "bind 29500 reuse": TAKEN}
-
-
-@pytest.mark.parametrize(
-    ("errors", "table", "line", "seen"),
-    [
-        (
-            TAKEN_AT_ALL,
-            "tcp",
-            "0A 0:0 0:0 0 1000 0 4242 1",
-            (False, TAKEN[3:], False, 77, "python train.py --token=***"),
-        ),
-        (TAKEN_AT_ALL, "tcp6", "0A 0:0 0:0 0 1001 0 5 1", (False, TAKEN[3:], False, None, "a process of user 1001")),
-        ({"bind 29500 plain": TAKEN}, "tcp", "06 0:0 0:0 0 0 0 0 1", (True, None, True, None, "")),
-        ({"bind 29500 plain": "13 Permission denied"}, "tcp", "", (False, "Permission denied", False, None, "")),
-    ],
-)
-def test_a_port_that_is_not_free_says_why_and_who_listens_on_it(tmp_path, errors, table, line, seen):
-    system = load_machine("nvlink8", tmp_path, env=PORT)
-    system.calls.errors |= errors
-    (tmp_path / f"proc/net/{table}").write_text(f"  sl local\n  0: 00000000:733C 00000000:0000 {line}\n")
-    descriptors = tmp_path / "proc/77/fd"
-    descriptors.mkdir(parents=True)
-    (descriptors / "3").symlink_to("socket:[4242]")
-    (tmp_path / "proc/77/cmdline").write_text("/usr/bin/python\0train.py\0--token=abc\0")
-    use = read_network(system, PLAN).master_port
-    assert (use.free, use.error, use.time_wait, use.owner_pid, use.owner or "") == seen
+@CASES
+def ports_that_are_tried_or_not_and_who_listens_on_one(tmp_path):
+    told = {}
+    for env in (*NOT_TRIED, *(PORT | one for one in TRIED)):
+        system = shared_machine("nvlink8", env=env)
+        system.calls.answers["resolve 10.0.0.12"] = "10.0.0.12"
+        told[" ".join(f"{name}={value}" for name, value in env.items())] = read_network(system, PLAN).master_port
+    for name, (errors, table, line) in NOT_FREE.items():
+        system = load_machine("nvlink8", tmp_path / name, env=PORT)
+        system.calls.errors |= errors
+        system.path(f"/proc/net/{table}").write_text(f"  sl local\n  0: 00000000:733C 00000000:0000 {line}\n")
+        system.path("/proc/77/fd").mkdir(parents=True)
+        system.path("/proc/77/fd/3").symlink_to("socket:[4242]")
+        system.path("/proc/77/cmdline").write_text("/usr/bin/python\0train.py\0--token=abc\0")
+        told[name] = read_network(system, PLAN).master_port
+    return told
 
 
 def test_a_real_port_and_its_real_owner():
@@ -154,17 +129,18 @@ def test_nobody_waits_for_ports_that_are_down(tmp_path):
     assert (port.state, port.counters_later, waits) == ("INIT", {}, [])
 
 
-@pytest.mark.parametrize(
-    ("kernel", "dmabuf"),
-    [
-        ("5.12.0", True), ("5.4.0-190-generic", False), ("4.18.0-553.el8_10.x86_64", None), ("5.14.0-503.el9", True),
-        ("x", None),
-    ],
-)  # fmt: skip
-def test_dmabuf_by_kernel(kernel, dmabuf):
+def test_dmabuf_by_kernel():
     system = shared_machine("nvlink8")
-    system.calls.answers["kernel"] = kernel
-    assert read_rdma(system, PLAN_RDMA, at_once).dmabuf is dmabuf
+    kernels = {
+        "5.12.0": True,
+        "5.4.0-190-generic": False,
+        "4.18.0-553.el8_10.x86_64": None,
+        "5.14.0-503.el9": True,
+        "x": None,
+    }
+    for kernel, dmabuf in kernels.items():
+        system.calls.answers["kernel"] = kernel
+        assert read_rdma(system, PLAN_RDMA, at_once).dmabuf is dmabuf
 
 
 def test_a_legacy_peer_module_counts_and_rates_are_read(tmp_path):
@@ -177,26 +153,23 @@ def test_a_legacy_peer_module_counts_and_rates_are_read(tmp_path):
     assert [one.ports[0].rate_gb_s for one in rdma.devices[:4]] == [400.0, 2.5, None, None]
 
 
-@pytest.mark.parametrize(
-    ("effective", "users", "may"),
-    [
-        ("000001ffffffffff", "         0          0 4294967295", True),
-        ("000001ffffffffff", "         0       1000          1", False),
-        ("0000000000000000", "         0          0 4294967295", False),
-        ("00000000a80425fb", "         0          0 4294967295", False),
-        (None, "", None),
-    ],
-    ids=["root", "root of a user namespace", "user", "Docker's own set", "not known"],
-)
-def test_the_capability_to_lock_memory(tmp_path, effective, users, may):
+MAY_LOCK = {
+    "root": ("000001ffffffffff", "         0          0 4294967295", True),
+    "root of a user namespace": ("000001ffffffffff", "         0       1000          1", False),
+    "user": ("0000000000000000", "         0          0 4294967295", False),
+    "Docker's own set": ("00000000a80425fb", "         0          0 4294967295", False),
+}
+
+
+def test_the_capability_to_lock_memory(tmp_path):
     system = load_machine("nvlink8", tmp_path)
-    if effective is not None:
-        system.path("/proc/self").mkdir(parents=True, exist_ok=True)
+    system.path("/proc/self").mkdir(parents=True, exist_ok=True)
+    for effective, users, may in MAY_LOCK.values():
         system.path("/proc/self/status").write_text(f"Name:\tpython\nCapEff:\t{effective}\n")
         system.path("/proc/self/uid_map").write_text(users)
-    else:
-        system.path("/proc/self/status").unlink(missing_ok=True)
-    assert read_rdma(system, PLAN_RDMA, at_once).ipc_lock is may
+        assert read_rdma(system, PLAN_RDMA, at_once).ipc_lock is may
+    system.path("/proc/self/status").unlink()
+    assert read_rdma(system, PLAN_RDMA, at_once).ipc_lock is None
 
 
 def test_a_virtual_function_and_a_device_without_pci(tmp_path):
@@ -212,34 +185,26 @@ PLAN_PCI = ReadingPlan(sections=frozenset({"pci"}))
 ACS = b"\x0d\x00\x01\x00\x5f\x00"
 
 
-def pci_of(machine, *states):
-    return read_pci(shared_machine(machine, *states), PLAN_PCI)
-
-
-def device(pci, bus_id):
-    return next(one for one in pci.devices if one.bus_id == bus_id)
-
-
 def test_an_iommu_of_arm_is_not_meant(tmp_path):
     system = load_machine("container-nogpu", tmp_path)
     system.path("/sys/class/iommu/smmu3.0x0000000011a00000").mkdir()
     assert not read_pci(system, PLAN_PCI).iommu
 
 
-@pytest.mark.parametrize(
-    ("product", "vendor", "virtual"),
-    [
-        ("Standard PC (Q35 + ICH9, 2009)", "QEMU", True), ("Virtual Machine", "Microsoft Corporation", True),
-        ("Surface Laptop", "Microsoft Corporation", False), ("g5g.metal", "Amazon EC2", False),
-        ("g5g.xlarge", "Amazon EC2", True), ("", "", False),
-    ],
-)  # fmt: skip
-def test_where_the_processor_has_no_flags_firmware_is_asked(tmp_path, product, vendor, virtual):
+FIRMWARE = [
+    ("Standard PC (Q35 + ICH9, 2009)", "QEMU", True), ("Virtual Machine", "Microsoft Corporation", True),
+    ("Surface Laptop", "Microsoft Corporation", False), ("g5g.metal", "Amazon EC2", False),
+    ("g5g.xlarge", "Amazon EC2", True), ("", "", False),
+]  # fmt: skip
+
+
+def test_where_the_processor_has_no_flags_firmware_is_asked(tmp_path):
     system = load_machine("container-nogpu", tmp_path)
     system.path("/proc/cpuinfo").write_text("processor\t: 0\nFeatures\t: fp asimd\n")
-    system.path("/sys/class/dmi/id/product_name").write_text(product)
-    system.path("/sys/class/dmi/id/sys_vendor").write_text(vendor)
-    assert read_pci(system, PLAN_PCI).virtual_machine is virtual
+    for product, vendor, virtual in FIRMWARE:
+        system.path("/sys/class/dmi/id/product_name").write_text(product)
+        system.path("/sys/class/dmi/id/sys_vendor").write_text(vendor)
+        assert read_pci(system, PLAN_PCI).virtual_machine is virtual
 
 
 def test_a_system_without_pci(tmp_path):
@@ -259,42 +224,23 @@ def test_this_machine_can_be_read():
             assert missing.unread.why is Why.ABSENT  # noqa: PT017 - either answer is right
 
 
-@pytest.mark.parametrize(
-    ("text", "speed"),
-    [
-        ("32.0 GT/s PCIe", 32.0), ("2.5 GT/s", 2.5), ("8 GT/s", 8.0), ("Unknown", None), ("Unknown speed", None),
-        ("", None),
-    ],
-)  # fmt: skip
-def test_speeds(text, speed):
-    assert parse_speed(text) == speed
+SPEEDS = {
+    "32.0 GT/s PCIe": 32.0, "2.5 GT/s": 2.5, "8 GT/s": 8.0, "Unknown": None, "Unknown speed": None, "": None
+}  # fmt: skip
+CPU_LISTS = {"0-2,8,10-11": (0, 1, 2, 8, 10, 11), "7": (7,), "": (), "a-b": (), "1-": (1,)}
+CONFIGS = {
+    "not root": (bytes(64), None), "nothing": (b"", None), "no extended space": (bytes(256), False),
+    "no capability": (bytes(4096), False), "asleep": (b"\xff" * 4096, False),
+    "on": (bytes(0x100) + ACS + b"\x1d\x00" + bytes(100), True),
+    "validates": (bytes(0x100) + ACS + b"\x01\x00" + bytes(100), False),
+    "a ring": (bytes(0x100) + b"\x01\x00\x02\x10" + bytes(0x100), False),
+    "second": (bytes(0x100) + b"\x01\x00\x02\x20" + bytes(0xFC) + ACS + b"\x0c\x00", True),
+    "cut": (bytes(0x100) + b"\x01\x00\x02\xff", False),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "cpus"), [("0-2,8,10-11", (0, 1, 2, 8, 10, 11)), ("7", (7,)), ("", ()), ("a-b", ()), ("1-", (1,))]
-)
-def test_cpu_lists(text, cpus):
-    assert parse_cpu_list(text) == cpus
-
-
-@pytest.mark.parametrize(
-    ("config", "redirects"),
-    [
-        (bytes(64), None),
-        (b"", None),
-        (bytes(256), False),
-        (bytes(4096), False),
-        (b"\xff" * 4096, False),
-        (bytes(0x100) + ACS + b"\x1d\x00" + bytes(100), True),
-        (bytes(0x100) + ACS + b"\x01\x00" + bytes(100), False),
-        (bytes(0x100) + b"\x01\x00\x02\x10" + bytes(0x100), False),
-        (bytes(0x100) + b"\x01\x00\x02\x20" + bytes(0xFC) + ACS + b"\x0c\x00", True),
-        (bytes(0x100) + b"\x01\x00\x02\xff", False),
-    ],
-    ids=[
-        "not root", "nothing", "no extended space", "no capability", "asleep", "on", "validates", "a ring", "second",
-        "cut",
-    ],
-)  # fmt: skip
-def test_access_control_services(config, redirects):
-    assert parse_acs(config) is redirects
+def test_speeds_lists_of_processors_and_access_control_services():
+    assert {text: parse_speed(text) for text in SPEEDS} == SPEEDS
+    assert {text: parse_cpu_list(text) for text in CPU_LISTS} == CPU_LISTS
+    found = {name: parse_acs(config) for name, (config, _) in CONFIGS.items()}
+    assert found == {name: redirects for name, (_, redirects) in CONFIGS.items()}

@@ -46,8 +46,6 @@ from ddpdoctor.model.facts import (
     Call,
     GroupState,
     HostCauses,
-    Memory,
-    NcclLine,
     ProcessCauses,
     Raised,
     Rank,
@@ -107,37 +105,24 @@ def process(pid, rss, ppid=1, state="S"):
     return Process(pid=pid, ppid=ppid, state=state, start_ticks=5, cpu_ticks=0, name="python", rss_bytes=rss)
 
 
-def test_memory_is_kept_at_its_most_and_at_its_last():
+@CASES
+def causes_that_come_back():
+    """Memory is kept at its most and at its last."""
     seen = CausesSeen()
     sizes = ((10, ()), (90, (process(8, 5 * MIB), process(9, 7 * MIB))), (40, (process(8, MIB),)), (0, ()))
     for second, (used, below) in enumerate(sizes):
         seen.follow(process(7, used * MIB), below, second * 10**9)
-    found = read_or_none(ProcessCauses, json.loads(json.dumps(seen.row(7, 5))))
-    assert found.memory == Memory(used_bytes=40 * MIB, most_bytes=90 * MIB)
-    assert (found.children_memory.most_bytes, found.children_count) == (12 * MIB, 2)
     assert seen.row(7, 6) is None
-
-
-def test_the_host_is_looked_at_and_comes_back():
-    seen = CausesSeen()
     seen.follow_host(10**12)
-    found = read_or_none(HostCauses, json.loads(json.dumps(seen.host_row())))
-    assert 0 < found.machine.used_bytes < found.machine.limit_bytes
-
-
-def test_notes_of_a_rank_are_read():
-    notes = [
-        {"k": "child_end", "pid": 8, "code": -9},
-        {"k": "child_end", "pid": 9, "code": 0},
-        {"k": "raised", "memory": {"resident": [1, 2], "address_space": [9, 8], "shared_memory": None,
-                                   "devices": [[0, 1, 2, 3, 4]]}},
-        {"k": "raised", "memory": None},
-    ]  # fmt: skip
-    found = read_process_causes(None, notes, {"lock_path": "/x/lock"})
-    assert [(child.signal, child.exit_code) for child in found.lost_children] == [("SIGKILL", None), (None, 0)]
-    assert (found.at_error.memory.most_bytes, found.at_error.address_space.limit_bytes) == (2, 9)
-    assert found.at_error.devices[0].most_reserved_bytes == 4
-    assert found.lock_path == "/x/lock"
+    host = read_or_none(HostCauses, json.loads(json.dumps(seen.host_row())))
+    assert 0 < host.machine.used_bytes < host.machine.limit_bytes
+    memory = {"resident": [1, 2], "address_space": [9, 8], "shared_memory": None, "devices": [[0, 1, 2, 3, 4]]}
+    children = [{"k": "child_end", "pid": 8, "code": -9}, {"k": "child_end", "pid": 9, "code": 0}]
+    notes = [*children, {"k": "raised", "memory": memory}, {"k": "raised", "memory": None}]
+    return {
+        "what was followed": read_or_none(ProcessCauses, json.loads(json.dumps(seen.row(7, 5)))),
+        "notes of a rank": read_process_causes(None, notes, {"lock_path": "/x/lock"}),
+    }
 
 
 def test_what_is_damaged_or_absent_is_absent(tmp_path):
@@ -148,7 +133,7 @@ def test_what_is_damaged_or_absent_is_absent(tmp_path):
     assert load(Node, tmp_path / "machine.json") is None
 
 
-LOG = """\
+WARNINGS = """\
 node3:4711:4720 [0] transport/net_ib.cc:12 NCCL WARN NET/IB : Got completion with error 12
 node3:4711:4720 [0] NCCL INFO Channel 00 : 0[0] -> 1[1]
 [2026-11-21 10:00:00] node3:4711:4721 [1] misc/socket.cc:5 NCCL WARN Connection timed out
@@ -156,17 +141,16 @@ NCCL WARN a line without a head
 """
 
 
-def test_nccls_warnings_are_read_from_the_folder_and_the_users_own_files(tmp_path):
-    run, own = tmp_path / "run", tmp_path / "own"
-    (run / "nccl").mkdir(parents=True)
-    own.mkdir()
-    (run / "nccl" / "node3.4711.log").write_text(LOG)
-    (own / "log.node3.4800").write_text(LOG.replace("4711:", "4800:"))
-    keep_users_logs(run, f"{own}/log.%h.%p")
-    found = read_warnings(run)
-    assert found[0] == NcclLine(pid=4711, source="transport/net_ib.cc:12", text="NET/IB : Got completion with error 12")
-    assert [line.pid for line in found].count(4800) == 2
-    assert len(found) == 5
+@CASES
+def nccls_warnings_of_the_folder_and_the_users_own_files(tmp_path):
+    for name, text in {
+        "run/nccl/node3.4711.log": WARNINGS,
+        "own/log.node3.4800": WARNINGS.replace("4711:", "4800:"),
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    keep_users_logs(tmp_path / "run", f"{tmp_path}/own/log.%h.%p")
+    return read_warnings(tmp_path / "run")
 
 
 # What the ranks of a trial wrote is read, also where a file is cut off or damaged.
@@ -214,13 +198,11 @@ def trials(tmp_path):
     return found
 
 
-@pytest.mark.parametrize(
-    "rest", ['{"round": 0, "setti', "null\n", "[1]\n", '{"round": 0, "steps_ns": ["x"]}\n', "\0\n"]
-)
-def test_a_damaged_line_costs_only_itself(rest, tmp_path):
-    write(tmp_path, [*LINES[:3], rest], [*LINES[:3], rest])
-    trial = read_trial(tmp_path)
-    assert ([block.setting for block in trial.blocks], trial.stop) == (["again"], TrialStop.CUT_SHORT)
+def test_a_damaged_line_costs_only_itself(tmp_path):
+    for rest in ('{"round": 0, "setti', "null\n", "[1]\n", '{"round": 0, "steps_ns": ["x"]}\n', "\0\n"):
+        write(tmp_path, [*LINES[:3], rest], [*LINES[:3], rest])
+        trial = read_trial(tmp_path)
+        assert ([block.setting for block in trial.blocks], trial.stop) == (["again"], TrialStop.CUT_SHORT)
 
 
 # Notes about gradients become records, also where they are damaged.
@@ -276,26 +258,16 @@ def test_parameters_that_an_optimizer_trains_without_ddp_come_back_with_their_na
     assert len(replicas.pack_names(many)) <= replicas.MAX_ROWS_BYTES // 4
 
 
-def test_two_thousand_parameters_take_little_room():
-    module = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(1000)])
-    written = note_models(module)
+def test_many_rows_take_little_room_are_cut_and_counted_and_written_once_for_equal_models():
+    layers = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(1000)])
+    written = note_models(layers)
     assert len(written["rows"]) < 16 * 1024
     assert len(read_models([written])[0].tensors) == 2000
-
-
-def test_rows_without_room_are_cut_and_counted():
-    (found,) = read_models([note_models(torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(500)]), room=1500)])
+    (found,) = read_models([note_models(layers[:500], room=1500)])
     assert 0 < len(found.tensors) < found.count == 1000
-
-
-def test_rows_are_written_once_for_equal_models():
     first = note_models(torch.nn.Linear(2, 2))
-    again = {name: value for name, value in first.items() if name != "rows"}
-    found = read_models([first, again])
-    assert found[0].tensors == found[1].tensors != ()
-
-
-def test_damaged_rows_are_none():
+    both = read_models([first, {name: value for name, value in first.items() if name != "rows"}])
+    assert both[0].tensors == both[1].tensors != ()
     assert unpack("not base64!") == unpack("AAAA") == unpack("") == ()
 
 
@@ -313,18 +285,14 @@ def written(path, text):
 TEN = "\n".join(f"line {n}" for n in range(1, 11)) + "\n"
 
 
-@pytest.mark.parametrize(
-    ("line", "first", "lines"),
-    [(5, 3, (3, 4, 5, 6, 7)), (1, 1, (1, 2, 3)), (2, 1, (1, 2, 3, 4)), (9, 7, (7, 8, 9, 10))],
-)
-def test_five_lines_or_fewer_at_the_ends(tmp_path, line, first, lines):
-    found = read_excerpt(written(tmp_path / "a.py", TEN.rstrip()), line, LATER)
-    assert (found.first, found.blamed, found.lines) == (first, line, tuple(f"line {n}" for n in lines))
-
-
-@pytest.mark.parametrize("line", [-1, 0, 12])
-def test_a_line_that_is_not_there(tmp_path, line):
-    assert read_excerpt(written(tmp_path / "a.py", TEN), line, LATER) is None
+@CASES
+def lines_around_a_blamed_one(tmp_path):
+    """Fewer than five at the ends, and none of a line that is not there. A link is followed."""
+    path = written(tmp_path / "a.py", TEN.rstrip())
+    (tmp_path / "link.py").symlink_to(path)
+    found = {line: read_excerpt(path, line, LATER) for line in (1, 2, 5, 9, -1, 0, 12)}
+    assert read_excerpt(str(tmp_path / "link.py"), 5, LATER).lines == found[5].lines
+    return {line: one and dataclasses.replace(one, file="") for line, one in found.items()}
 
 
 def test_secrets_are_hidden(tmp_path):
@@ -339,14 +307,10 @@ def test_secrets_are_hidden(tmp_path):
     assert found.lines[-1] == "x = 1"
 
 
-def test_bytes_that_are_not_utf8_and_long_lines(tmp_path):
+def test_bytes_that_are_not_utf8_long_lines_and_a_file_that_changed_since(tmp_path):
     found = read_excerpt(written(tmp_path / "a.py", b"# gr\xf6\xdfe\r\n" + b"x" * 5000), 1, LATER)
-    assert found.lines[0] == "# gr��e"
-    assert len(found.lines[1]) == MAX_WIDTH
-
-
-def test_a_file_that_changed_since_is_not_shown(tmp_path):
-    assert read_excerpt(written(tmp_path / "a.py", TEN), 5, time.time() - 3600) is None
+    assert (found.lines[0], len(found.lines[1])) == ("# gr��e", MAX_WIDTH)
+    assert read_excerpt(str(tmp_path / "a.py"), 1, time.time() - 3600) is None
 
 
 def test_what_is_no_regular_file_or_too_large(tmp_path):
@@ -356,11 +320,6 @@ def test_what_is_no_regular_file_or_too_large(tmp_path):
     for path in (str(tmp_path / "pipe"), "/dev/zero", str(tmp_path), str(tmp_path / "none"), large, "a\0b", "<string>",
                  str(tmp_path / "circle")):  # fmt: skip
         assert read_excerpt(path, 1, LATER) is None
-
-
-def test_a_link_to_a_file_is_followed(tmp_path):
-    (tmp_path / "link.py").symlink_to(written(tmp_path / "a.py", TEN))
-    assert read_excerpt(str(tmp_path / "link.py"), 5, LATER).lines[2] == "line 5"
 
 
 # Every time that a rank's facts hold is brought to another clock, and nothing else is changed.
@@ -417,16 +376,12 @@ def test_every_time_is_shifted_and_all_else_stays():
     assert shift_times(shifted, -AHEAD) == rank
 
 
-def test_packed_calls_stay_packed_and_open_ones_open():
+def test_packed_calls_stay_packed_open_ones_open_and_times_may_be_before_the_boot_of_this_host():
     call = fill(Call)
     rank = dataclasses.replace(fill(Rank), recent_calls=pack_calls([call, dataclasses.replace(call, ended_ns=None)]))
     calls = shift_times(rank, AHEAD).recent_calls
     assert isinstance(calls, CallLog)
     assert [one.ended_ns for one in calls] == [call.ended_ns - AHEAD, None]
-
-
-def test_a_clock_that_is_far_ahead_gives_times_before_the_boot_of_this_host():
-    rank = dataclasses.replace(fill(Rank), recent_calls=pack_calls([fill(Call)]))
     assert shift_times(rank, 10**10).recent_calls[0].started_ns == 5 * 10**9 - 10**10
 
 
@@ -438,44 +393,30 @@ DUMP = (DATA / "nccl2-2.15.pickle").read_bytes()
 PLAIN = {"a": [1, -2, 2**40, 1.5, True, None, ()], "b": {"c": (1, 2, 3, 4)}, "d": [], "e": ("x",)}
 
 
-def test_a_dump_of_torch_holds_what_its_json_does():
-    reported = parse_plain_pickle(DUMP)
-    expected = json.loads((DATA / "nccl2-2.15.json").read_text())
-    names = [entry["profiling_name"] for entry in expected["entries"]]
-    assert [entry["profiling_name"] for entry in reported["entries"]] == names
-    assert reported["version"] == expected["version"]
+def test_a_dump_of_torch_holds_what_its_json_does_and_plain_values_come_back():
+    reported, expected = parse_plain_pickle(DUMP), json.loads((DATA / "nccl2-2.15.json").read_text())
+    names = [[entry["profiling_name"] for entry in one["entries"]] for one in (reported, expected)]
+    assert (names[0], reported["version"]) == (names[1], expected["version"])
+    assert [parse_plain_pickle(pickle.dumps(PLAIN, protocol=protocol)) for protocol in (2, 4)] == [PLAIN, PLAIN]
 
 
-def test_plain_values_come_back_as_they_were():
-    assert parse_plain_pickle(pickle.dumps(PLAIN, protocol=2)) == PLAIN
-    assert parse_plain_pickle(pickle.dumps(PLAIN, protocol=4)) == PLAIN
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"", b"\x80\x02.", b"\x80\x02a.", b"\x80\x02}]]s.", b"\x80\x02h\x07.", b"\x80\x02(K\x01u.",
-        b"\x80\x02K\x01K\x02a.", b"cos\nsystem\n(S'true'\ntR.", pickle.dumps(dt.date(2026, 1, 1), protocol=2),
-        DUMP[:-100],
-    ],
+CALLS_SYSTEM = b"cos\nsystem\n(S'true'\ntR."
+NOT_PLAIN = (
+    b"", b"\x80\x02.", b"\x80\x02a.", b"\x80\x02}]]s.", b"\x80\x02h\x07.", b"\x80\x02(K\x01u.",
+    b"\x80\x02K\x01K\x02a.", CALLS_SYSTEM, pickle.dumps(dt.date(2026, 1, 1), protocol=2), DUMP[:-100],
 )  # fmt: skip
-def test_what_is_damaged_or_more_than_plain_is_refused(data):
-    with pytest.raises(ValueError):  # noqa: PT011 - pickletools has its own words
-        parse_plain_pickle(data)
 
 
-def test_a_pickle_that_is_cut_off_keeps_what_came_before():
-    whole = parse_plain_pickle(DUMP)
-    cut = parse_cut_pickle(DUMP[: len(DUMP) // 2])
-    assert cut["version"] == whole["version"]
+def test_what_is_damaged_or_more_than_plain_is_refused_and_one_that_is_cut_off_keeps_what_came_before():
+    for data in NOT_PLAIN:
+        with pytest.raises(ValueError):  # noqa: PT011 - pickletools has its own words
+            parse_plain_pickle(data)
+    for data in (b"", b"\x80\x02(", b"\x80\x02}(" + CALLS_SYSTEM[:-1]):
+        with pytest.raises(ValueError, match=r"left|plain"):
+            parse_cut_pickle(data)
+    whole, cut = parse_plain_pickle(DUMP), parse_cut_pickle(DUMP[: len(DUMP) // 2])
+    assert (cut["version"], cut["entries"][0]) == (whole["version"], whole["entries"][0])
     assert 0 < len(cut["entries"]) < len(whole["entries"])
-    assert cut["entries"][0] == whole["entries"][0]
-
-
-@pytest.mark.parametrize("data", [b"", b"\x80\x02(", b"\x80\x02}(cos\nsystem\n(S'true'\ntR"])
-def test_of_what_holds_nothing_or_more_than_plain_values_nothing_is_kept(data):
-    with pytest.raises(ValueError, match=r"left|plain"):
-        parse_cut_pickle(data)
 
 
 def ring_of(folder):
@@ -637,19 +578,17 @@ def what_a_rank_waits_for_on_its_device():
     return {name: pending(*given) for name, given in PENDING.items()} | timed
 
 
-def test_the_answer_of_an_earlier_recorder_is_still_read():
+@CASES
+def answers_of_an_earlier_recorder_and_durations_of_what_torch_timed():
     kept = ("process_group", "collective_seq_id", "profiling_name", "state", "retired", "is_p2p")
     old = [{name: value for name, value in entry(2, "started").items() if name in kept}]
-    (found,) = pending_on_device(read_flight({"flight_recorder": old}), pack_calls((call(2),)), GROUPS)
-    assert (found.seq, found.site, found.started_ns) == (2, SITE, 2)
     assert read_flight({}) == Recorded()
-
-
-def test_durations_are_those_of_completed_collectives_that_torch_timed():
     entries = [
-        entry(1, duration_ms=2.5), entry(2), entry(3, "started"), p2p(1, "send 1->0", "completed", duration_ms=1.0),
-    ]  # fmt: skip
-    answer = {"flight_recorder": {"wall_ns": 1, "at": 1, "timed": 1, "entries": entries}}
-    assert [(one.group, one.seq, one.op, one.ran_ms) for one in device_times(read_flight(answer))] == [
-        ("0", 1, "all_reduce", 2.5)
+        entry(1, duration_ms=2.5),
+        entry(2),
+        entry(3, "started"),
+        p2p(1, "send 1->0", "completed", duration_ms=1.0),
     ]
+    answer = {"flight_recorder": {"wall_ns": 1, "at": 1, "timed": 1, "entries": entries}}
+    pending = pending_on_device(read_flight({"flight_recorder": old}), pack_calls((call(2),)), GROUPS)
+    return {"earlier": pending, "durations": device_times(read_flight(answer))}

@@ -5,6 +5,7 @@ import os
 import shutil
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -24,7 +25,7 @@ from ddpdoctor.collect.run import (
     read_job,
     was_gone,
 )
-from ddpdoctor.collect.run_files import WatchedJob, WorkerStart, parse_watch, read_entries
+from ddpdoctor.collect.run_files import WorkerStart, parse_watch, read_entries
 from ddpdoctor.collect.run_ranks import RankTraces, find_ranks, is_on_one_host
 from ddpdoctor.diagnose.job import judge_folder
 from ddpdoctor.launch.evidence import ANSWER_LIMIT_S, PATIENT_LIMIT_S, EvidenceTaker, ask_for_evidence
@@ -107,44 +108,17 @@ NONE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("env", NONE)
-def test_no_launcher(env):
-    assert seen(env) == Launch()
-    assert not seen(env).gathers
+def test_no_launcher_and_a_rank_that_does_not_know_all_is_none():
+    assert [(seen(env), seen(env).gathers) for env in NONE] == [(Launch(), False)] * len(NONE)
+    for missing in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        env = {name: value for name, value in OWN.items() if name != missing}
+        assert seen_ranks(env).launcher is Launcher.NONE
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"nnodes": 2}, "--nnodes needs --node-rank and --master-addr"),
-        ({"nnodes": 2, "node_rank": 0}, "--nnodes needs --node-rank and --master-addr"),
-        ({"nnodes": 2, "master_addr": "x"}, "--nnodes needs --node-rank and --master-addr"),
-        ({"nnodes": 2, "node_rank": 2, "master_addr": "x"}, "--node-rank 2 is not below --nnodes 2"),
-        ({"node_rank": 0}, "--node-rank needs --nnodes"),
-    ],
-)
-def test_options_that_do_not_go_together(options, words):
-    with pytest.raises(UserError, match=words) as error:
-        seen({}, **options)
-    assert error.value.status == 2
-
-
-@pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
-def test_a_rank_that_does_not_know_all_is_none(missing):
-    env = {name: value for name, value in OWN.items() if name != missing}
-    assert seen_ranks(env).launcher is Launcher.NONE
-
-
-@pytest.mark.parametrize(
-    ("more", "local_rank"),
-    [
-        ({}, 3), ({"LOCAL_RANK": "1"}, 1), ({"OMPI_COMM_WORLD_LOCAL_RANK": "2"}, 2), ({**BATCH_SHELL}, 3),
-        ({**STEP}, 1), ({"MASTER_ADDR": "n0"}, None),
-    ],
-)  # fmt: skip
-def test_on_one_host_the_rank_is_the_number_on_the_host_unless_it_is_given(more, local_rank):
-    env = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", **more}
-    assert seen_ranks(env).local_rank == local_rank
+def test_on_one_host_the_rank_is_the_number_on_the_host_unless_it_is_given():
+    env = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    given = ({}, {"LOCAL_RANK": "1"}, {"OMPI_COMM_WORLD_LOCAL_RANK": "2"}, BATCH_SHELL, STEP, {"MASTER_ADDR": "n0"})
+    assert [seen_ranks(env | more).local_rank for more in given] == [3, 1, 2, 3, 1, None]
 
 
 # Who a node is among others, by options, torchrun, Slurm and operators.
@@ -198,26 +172,27 @@ def test_options_overrule_what_they_stand_for():
     assert effective == {"NCCL_DEBUG": "INFO", "PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "n0"}
 
 
-def test_the_shell_of_a_batch_job_is_no_step():
-    with pytest.raises(UserError, match="nothing says which nodes"):
-        read({**STEP_NODE_LAUNCHES, "SLURM_STEP_ID": str(0xFFFFFFFB)})
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({}, "nothing says which nodes"),
-        ({"node_rank": 1}, "--node-rank needs --nnodes"),
-        ({"nnodes": "2"}, "needs --master-addr or --rdzv-endpoint"),
-        ({"nnodes": "2", "master_addr": "n0"}, "needs --node-rank"),
-        ({"nnodes": "two", "rdzv_endpoint": "n0"}, "not a number of nodes"),
-        ({"nnodes": "4:2", "rdzv_endpoint": "n0"}, "not a number of nodes"),
-        ({"nnodes": "2", "rdzv_endpoint": "n0:99999"}, "99999 is not a port"),
-    ],
-)
-def test_what_is_not_enough(options, words):
-    with pytest.raises(UserError, match=words):
-        read(**options)
+@CASES
+def options_that_are_not_enough_or_do_not_go_together():
+    """The shell of a batch job is no step."""
+    by_hand = (
+        {"nnodes": 2}, {"nnodes": 2, "node_rank": 0}, {"nnodes": 2, "master_addr": "x"},
+        {"nnodes": 2, "node_rank": 2, "master_addr": "x"}, {"node_rank": 0},
+    )  # fmt: skip
+    of_a_node = (
+        {}, {"node_rank": 1}, {"nnodes": "2"}, {"nnodes": "2", "master_addr": "n0"},
+        {"nnodes": "two", "rdzv_endpoint": "n0"}, {"nnodes": "4:2", "rdzv_endpoint": "n0"},
+        {"nnodes": "2", "rdzv_endpoint": "n0:99999"}, {"env": {**STEP_NODE_LAUNCHES, "SLURM_STEP_ID": str(0xFFFFFFFB)}},
+    )  # fmt: skip
+    told = {}
+    for ask, options in (
+        *((lambda **more: seen({}, **more), one) for one in by_hand),
+        *((read, one) for one in of_a_node),
+    ):
+        with pytest.raises(UserError) as refused:
+            ask(**options)
+        told[f"{'of a node: ' if ask is read else ''}{options}"] = f"{refused.value} (status {refused.value.status})"
+    return told
 
 
 # Which processes stand for ranks, under every kind of launcher.
@@ -239,70 +214,31 @@ def found(*rings, started=None, watched=None, until=None):
     seen = RankTraces(
         started=started or {}, contents=contents, watch=parse_watch({"processes": watched or {}}), until_ns=until
     )
-    return [(source.rank, source.pid) for source in find_ranks(seen)]
-
-
-AGENT = {
-    20: WorkerStart(pid=20, rank=0, local_rank=0, world_size=2, at=5),
-    21: WorkerStart(pid=21, rank=1, local_rank=1, world_size=2, at=5),
-}
-
-
-OF_AGENT = {
-    "recorded or not": ([ring(20, RANK=0)], AGENT, [(0, 20), (1, 21)]),
-    "what a rank starts, and earlier and later attempts, do not count": (
-        [ring(20), ring(21), ring(30, ppid=20, role=ROLE_CHILD), ring(31, began=1, joined=0),
-         ring(32, began=90, joined=0)], AGENT, [(0, 20), (1, 21)],
-    ),
-    "a world that a child made stands for it": (
-        [ring(20), ring(40, ppid=20, joined=1), ring(41, ppid=20, joined=0)], {20: AGENT[20]}, [(0, 41), (1, 40)]
-    ),
-    "behind a shell the one that joined counts, not the last helper": (
-        [ring(50, ppid=20, joined=0, RANK=0), ring(51, ppid=20, began=20, RANK=0)], {20: AGENT[20]}, [(0, 50)]
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", OF_AGENT)
-def test_the_agents_children_are_ranks(name):
-    rings, started, expected = OF_AGENT[name]
-    assert sorted(found(*rings, started=started, until=50)) == expected
-
-
-def test_a_rank_behind_a_shell_is_its_python_and_ends_with_the_shell():
-    seen = RankTraces(
-        started=AGENT,
-        contents={c.pid: c for c in (ring(50, ppid=20, RANK=0), ring(51, ppid=21, RANK=1))},
-        watch=WatchedJob(),
+    return sorted(
+        f"{source.rank}: {source.pid}" + (f" for {source.stands_for}" if source.stands_for else "")
+        for source in find_ranks(seen)
     )
-    sources = find_ranks(seen)
-    assert [(s.rank, s.pid, s.stands_for) for s in sources] == [(0, 50, 20), (1, 51, 21)]
 
 
-TRAINERS = ring(20, RANK=0, joined=0), ring(21, RANK=1, joined=1)
-WRAPPERS = ring(20, RANK=0), ring(21, RANK=1)
-BELOW_THE_FIRST = [
-    # what is below the rank, and the ranks then: an evaluation by two spawned processes, one behind a shell that
-    # inherited the number, and one that an own launcher numbered
-    (TRAINERS, [ring(40, ppid=20, of=20, joined=0), ring(41, ppid=20, of=20, joined=1)], [(0, 20), (1, 21)]),
-    (TRAINERS, [ring(40, ppid=99, of=20, joined=0, RANK=0)], [(0, 20), (1, 21)]),
-    (TRAINERS, [ring(40, ppid=98, of=20, joined=0, world=1, RANK=0)], [(0, 20), (1, 21)]),
-    # the rank has not joined yet, and an evaluation of its own size or of one process did
-    (WRAPPERS, [ring(40, ppid=20, joined=0), ring(41, ppid=20, joined=1)], [(0, 20), (1, 21)]),
-    (WRAPPERS, [ring(40, ppid=20, joined=0, world=1)], [(0, 20), (1, 21)]),
-    # the first runs the training as its child, directly or behind a shell; the child evaluates in a group of its own
-    (WRAPPERS, [ring(40, ppid=20, joined=0, RANK=0)], [(0, 40), (1, 21)]),
-    (WRAPPERS, [ring(40, ppid=99, of=20, joined=0), ring(50, ppid=40, joined=0)], [(0, 40), (1, 21)]),
-    # it joined a group, left it, and then started the training
-    ((ring(20, RANK=0, joined=0, left=15), TRAINERS[1]), [ring(40, ppid=20, began=30, joined=0)], [(0, 20), (1, 21)]),
-]
+TABLE = Path(__file__).parents[2] / "data" / "ranks.txt"
 
 
-@pytest.mark.parametrize(("ranks", "below", "expected"), BELOW_THE_FIRST)
-@pytest.mark.parametrize("agent", [AGENT, None], ids=["torchrun", "numbered"])
-def test_what_is_below_a_rank_is_a_rank_only_if_it_took_over(agent, ranks, below, expected):
-    ranks = [ring_with_world(r) for r in ranks] if agent is None else ranks
-    assert sorted(found(*ranks, *below, started=agent)) == expected
+def processes_of(part):
+    """Return the agent's workers, the rings and what was watched of a case of the table, and what is expected of it."""
+    rings, agent, watched, expected = [], None, {}, []
+    for line in part.split("\n")[1:]:
+        first, *words = line.split()
+        if first == "=>":
+            expected = line[3:].split(", ")
+        elif first == "agent":
+            agent = [int(word) for word in words if word.isdigit()]
+        elif first == "watched":
+            watched[words[0]] = json.loads(line.split(maxsplit=2)[2])
+        else:
+            given = dict(word.split("=") for word in words)
+            role = ROLE_CHILD if given.pop("role", "") else ROLE_RANK
+            rings.append(ring(int(first), role=role, **{name: int(value) for name, value in given.items()}))
+    return rings, agent, watched, expected
 
 
 def ring_with_world(content):
@@ -311,79 +247,29 @@ def ring_with_world(content):
     return content._replace(notes=[{**process, "env": {**process["env"], "WORLD_SIZE": "2"}}, *rest])
 
 
-STARTS_ITS_PEERS = [
-    # Lightning: the command joins as rank 0, and has started the others before; each evaluates in a group of its own
-    ([ring(20, joined=0), ring(30, ppid=20, joined=1)], [(0, 20), (1, 30)]),
-    (
-        [ring(20, joined=0), ring(30, ppid=20, of=20, joined=1), ring(40, ppid=30, of=30, began=20, joined=1)],
-        [(0, 20), (1, 30)],
-    ),
-    (
-        [ring(20, joined=0), ring(30, ppid=20, joined=1), ring(40, ppid=20, began=20, joined=0, world=1)],
-        [(0, 20), (1, 30)],
-    ),
-    ([ring(20, joined=0, world=1), ring(30, ppid=20, joined=0), ring(31, ppid=20, joined=1)], [(0, 20)]),
-]
+def parts():
+    lines = [line for line in TABLE.read_text().split("\n") if line and not line.startswith("#")]
+    return "\n".join(lines).removeprefix("==== ").split("\n==== ")
 
 
-@pytest.mark.parametrize(("rings", "expected"), STARTS_ITS_PEERS)
-def test_a_rank_may_start_its_peers_before_it_joins_them(rings, expected):
-    assert found(*rings) == expected
+@pytest.mark.parametrize("part", parts(), ids=lambda part: part.partition("\n")[0])
+def test_processes_that_stand_for_ranks(part):
+    """What is below a rank is a rank only if it took over, with an agent or without."""
+    rings, agent, watched, expected = processes_of(part)
+    common = {"world_size": 2, "at": 5}
+    started = {pid: WorkerStart(pid=pid, rank=n, local_rank=n, **common) for n, pid in enumerate(agent or ())}
+    assert found(*rings, started=started, watched=watched, until=50) == expected
+    if "or numbered" in part:
+        numbered = found(*map(ring_with_world, rings[:2]), *rings[2:])
+        assert numbered == [one.partition(" for ")[0] for one in expected]
 
 
-def test_each_of_several_processes_may_start_a_larger_world():
-    children = [ring(pid, ppid=20 + pid % 2, joined=pid - 40, world=4) for pid in range(40, 44)]
-    assert sorted(found(*WRAPPERS, *children, started=AGENT)) == [(0, 40), (1, 41), (2, 42), (3, 43)]
-
-
-@pytest.mark.parametrize("name", ["RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"])
-def test_the_number_that_a_launcher_gave_counts_until_a_group_is_joined(name):
-    assert found(ring(20, **{name: 3}), ring(21, **{name: 1}), ring(22, joined=0, **{name: 7})) == [
-        (0, 22), (1, 21), (3, 20),
-    ]  # fmt: skip
-
-
-BY_NUMBER = {
-    "a command without any number": ([ring(20)], {}, [(0, 20)]),
-    "a command that starts ranks is none": (
-        [ring(20), ring(30, ppid=20, joined=0), ring(31, ppid=20, joined=1)], {}, [(0, 30), (1, 31)]
-    ),
-    "of two trainings one after the other the last counts": (
-        [*TRAINERS, ring(30, began=40, RANK=0), ring(31, began=41, RANK=1)],
-        {"20": {"ended_ns": 15}, "21": {"ended_ns": 16}}, [(0, 30), (1, 31)],
-    ),
-    "two living processes of one number": (
-        [ring(20, RANK=0, joined=0), ring(21, RANK=0, joined=0)], {}, [(0, 20), (0, 21)]
-    ),
-    "a helper that inherited the number": (
-        [ring(20, SLURM_PROCID=0, joined=0), ring(21, began=30, SLURM_PROCID=0)], {}, [(0, 20)]
-    ),
-    "a rank that keeps the recorder out": (
-        [ring(20, RANK=0)], {"21": {"unrecorded": {"RANK": "1"}, "why": "-I"}}, [(0, 20), (1, 21)]
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BY_NUMBER)
-def test_ranks_of_no_agent(name):
-    rings, watched, expected = BY_NUMBER[name]
-    assert found(*rings, watched=watched) == expected
-
-
-@pytest.mark.parametrize(
-    ("env", "here"),
-    [
-        ({"RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}, True),
-        ({"OMPI_COMM_WORLD_SIZE": 4, "OMPI_COMM_WORLD_LOCAL_SIZE": 4}, True),
-        ({"OMPI_COMM_WORLD_SIZE": 4, "OMPI_COMM_WORLD_LOCAL_SIZE": 2}, False),
-        ({"SLURM_PROCID": 0, "SLURM_NNODES": 1}, True),
-        ({"SLURM_PROCID": 0, "SLURM_NNODES": 2}, False),
-        ({"RANK": 0, "WORLD_SIZE": 2}, False),
-        ({}, False),
-    ],
-)
-def test_some_launchers_say_that_all_ranks_are_on_this_host(env, here):
-    assert is_on_one_host([ring(20, **env)]) is here
+def test_some_launchers_say_that_all_ranks_are_on_this_host():
+    of_mpi = {"OMPI_COMM_WORLD_SIZE": 4, "OMPI_COMM_WORLD_LOCAL_SIZE": 4}
+    here = [{"RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}, of_mpi, {"SLURM_PROCID": 0, "SLURM_NNODES": 1}]
+    elsewhere = [{**of_mpi, "OMPI_COMM_WORLD_LOCAL_SIZE": 2}, {"SLURM_PROCID": 0, "SLURM_NNODES": 2}]
+    unknown = [{"RANK": 0, "WORLD_SIZE": 2}, {}]
+    assert [is_on_one_host([ring(20, **env)]) for env in (*here, *elsewhere, *unknown)] == [True] * 3 + [False] * 4
 
 
 # Where the record of a running job is, and what is asked of its watcher.
@@ -409,10 +295,6 @@ def test_a_record_on_a_local_disk_is_found_from_the_run_folder_on_that_host_only
     assert find_record(run, "another") == run
     assert read_live(run).folder == local
     assert find_record(other, HERE) == other  # it comes from elsewhere: the record is not of its run
-
-
-def test_a_record_that_is_gone_is_looked_for_in_the_run_folder(tmp_path):
-    run = make_run(tmp_path / "run")
     write_record_place(run, tmp_path / "gone")
     assert find_record(run, HERE) == run
 
@@ -424,34 +306,26 @@ def test_the_watcher_is_known_by_its_pid_and_start():
     assert is_watched(Run())  # of an older version it is not known
 
 
-def test_members_that_record_in_one_place_are_known_before_the_first_has_told_of_them(tmp_path):
+def test_members_that_record_in_one_place_are_known_at_once_and_on_a_further_node_its_own_is_shown(tmp_path):
     run = make_run(tmp_path / "run")
     make_run(run / "nodes" / "1", node_rank=1)
-    seen = read_live(run)
-    assert [(node.number, node.host) for node in seen.members.nodes] == [(0, HERE), (1, HERE)]
-
-
-def test_on_a_further_node_its_own_record_is_shown(tmp_path):
-    base = tmp_path / "run"
+    assert [(node.number, node.host) for node in read_live(run).members.nodes] == [(0, HERE), (1, HERE)]
+    base = tmp_path / "base"
     make_run(base / "nodes" / "1", host="another", node_rank=1)
     own = make_run(base / "nodes" / "2", node_rank=2)
     assert read_live(base).folder == own
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"format": "ddpdoctor-run", "version": 1, "nproc": "x"}'])
-def test_a_damaged_folder_is_refused(tmp_path, text):
-    run = make_run(tmp_path / "run")
-    (run / "run.json").write_text(text)
-    with pytest.raises(UserError):
-        read_live(run)
-
-
-def test_a_damaged_note_costs_only_what_it_says(tmp_path):
+def test_a_damaged_note_costs_only_what_it_says_and_a_damaged_folder_is_refused(tmp_path):
     run = make_run(tmp_path / "run")
     for name in ("members.json", "replicas.json", "record.json", "end.json", "watch.json"):
         (run / name).write_text('{"nodes": 3')
     seen = read_live(run)
     assert (seen.members, seen.replicas, seen.end, seen.job.ranks) == (None, None, None, ())
+    for text in ("", "[]", "{", '{"format": "ddpdoctor-run", "version": 1, "nproc": "x"}'):
+        (run / "run.json").write_text(text)
+        with pytest.raises(UserError):
+            read_live(run)
 
 
 def test_evidence_is_asked_for_once_and_answered_once(tmp_path):
@@ -496,19 +370,18 @@ def content(kept, last, started_ns=5 * S_PAST):
     return SimpleNamespace(kept=columns[0], steps=columns[1], cells={"started_ns": started_ns})
 
 
-@pytest.mark.parametrize(
-    ("kept", "last", "first_ns"),
-    [
-        ([], [], None),
-        ([], [(1, 9 * S_PAST), (2, 10 * S_PAST)], 9 * S_PAST),
-        ([(1, 9 * S_PAST)], [(500, 900 * S_PAST)], 9 * S_PAST),
-        ([(11, 30 * S_PAST)], [(21, 50 * S_PAST)], 10 * S_PAST),  # two seconds a step
-        ([(11, 12 * S_PAST)], [(21, 32 * S_PAST)], 5 * S_PAST),  # not before it started
-        ([], [(7, 9 * S_PAST)], 9 * S_PAST),
-    ],
-)
-def test_the_first_step_is_known_or_inferred_from_the_pace(kept, last, first_ns):
-    assert read_first_step(content(kept, last)) == first_ns
+FIRST_STEPS = [
+    ([], [], None), ([], [(1, 9), (2, 10)], 9), ([(1, 9)], [(500, 900)], 9),
+    ([(11, 30)], [(21, 50)], 10),  # two seconds a step
+    ([(11, 12)], [(21, 32)], 5),  # not before it started
+    ([], [(7, 9)], 9),
+]  # fmt: skip
+
+
+def test_the_first_step_is_known_or_inferred_from_the_pace():
+    for kept, last, first_s in FIRST_STEPS:
+        in_ns = ([(number, at * S_PAST) for number, at in rows] for rows in (kept, last))
+        assert read_first_step(content(*in_ns)) == (None if first_s is None else first_s * S_PAST)
 
 
 def seen_past(number, epoch, batches=4, *, trained=True):
@@ -576,34 +449,35 @@ def log(folder, *meetings, at=9):
     return read_entries(folder / "agent.jsonl")
 
 
-@pytest.mark.parametrize(
-    ("own", "other", "attempt", "there"),
-    [
-        ((0, 1), (0, 1), None, None), ((0, 1), (0, 1), 0, 0), ((0, 1), (1,), None, None), ((0, 1, 2), (1, 2), 1, 0),
-        ((1,), (0, 1, 2), None, 1), ((None, None), (None, None), 0, 0), ((None,), (), None, None),
-        ((0,), (None,), 0, "not there"), ((0, 1), (1,), 0, "not there"), ((0, 1, 2), (0, 1), None, "not there"),
-    ],
-)  # fmt: skip
-def test_which_attempt_of_another_node_is_the_same(tmp_path, own, other, attempt, there):
-    folders = log(tmp_path / "own", *own), log(tmp_path / "other", *other)
-    if there == "not there":
-        with pytest.raises(NotThere):
-            attempt_elsewhere(*folders, attempt)
-    else:
-        assert attempt_elsewhere(*folders, attempt) == there
+ATTEMPTS = [
+    # meetings of the attempts of a node and of another one, and the attempt that is asked for
+    ((0, 1), (0, 1), None), ((0, 1), (0, 1), 0), ((0, 1), (1,), None), ((0, 1, 2), (1, 2), 1), ((1,), (0, 1, 2), None),
+    ((None, None), (None, None), 0), ((None,), (), None), ((0,), (None,), 0), ((0, 1), (1,), 0), ((0, 1), (1,), 1),
+    ((0, 1, 2), (0, 1), None), ((0,), (), None), ((0, 1), (0,), None), ((0,), (), 0),
+]  # fmt: skip
 
 
-def test_a_node_that_never_started_ranks_is_read_as_it_is(tmp_path):
-    assert attempt_elsewhere(log(tmp_path / "own", 0), log(tmp_path / "other"), None) is None
+@CASES
+def attempts_of_another_node(tmp_path):
+    """One that never started ranks is read as it is. Who was last heard before an attempt is no part of it.
 
-
-@pytest.mark.parametrize(
-    ("meetings", "heard_ns", "gone"),
-    [((0, 1), 0, True), ((0, 1), BEATS_NS, False), ((0, 1), None, False), ((None,), 0, False), ((), 0, False)],
-)
-def test_who_was_last_heard_before_an_attempt_is_no_part_of_it(tmp_path, meetings, heard_ns, *, gone):
-    own = log(tmp_path / "own", *meetings, at=BEATS_NS + 5)
-    assert was_gone(own, heard_ns, None) is gone
+    Who joined later is no part of what was before. It may have died in the last one before it could send its log.
+    """
+    told = {}
+    for number, (own, other, attempt) in enumerate(ATTEMPTS):
+        (tmp_path / str(number)).mkdir()
+        logs = log(tmp_path / str(number) / "own", *own), log(tmp_path / str(number) / "other", *other)
+        try:
+            there = attempt_elsewhere(*logs, attempt)
+        except NotThere:
+            there = "not there"
+        told[f"{own}, {other}, {attempt}"] = f"attempt {there}, came later: {came_later(*logs, attempt)}"
+    for number, (meetings, heard_ns) in enumerate(
+        (((0, 1), 0), ((0, 1), BEATS_NS), ((0, 1), None), ((None,), 0), ((), 0))
+    ):
+        own = log(tmp_path / f"heard {number}", *meetings, at=BEATS_NS + 5)
+        told[f"{meetings}, heard {heard_ns}"] = f"gone: {was_gone(own, heard_ns, None)}"
+    return told
 
 
 @pytest.mark.parametrize(
@@ -624,20 +498,6 @@ def test_a_lost_node_whose_ranks_an_attempt_waits_for_is_part_of_it(tmp_path, ot
     )
     members = NodesSeen(expected=2, own=0, nodes=nodes)
     assert _took_part(saved, nodes[1], members, None) is took_part
-
-
-@pytest.mark.parametrize(
-    ("own", "other", "attempt", "later"),
-    [
-        ((0, 1), (1,), 0, True),
-        ((0, 1), (1,), 1, False),
-        ((0, 1), (0,), None, False),  # it may have died in the last one before it could send its log
-        ((None,), (None,), 0, False),
-        ((0,), (), 0, False),
-    ],
-)
-def test_who_joined_later_is_no_part_of_what_was_before(tmp_path, own, other, attempt, *, later):
-    assert came_later(log(tmp_path / "own", *own), log(tmp_path / "other", *other), attempt) is later
 
 
 def test_a_node_that_joined_later_is_in_the_second_attempt_of_the_first(tmp_path):
@@ -670,13 +530,6 @@ def change(path, **fields):
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
-def see(folder, number, **fields):
-    """Change what the first node saw of another one."""
-    seen = json.loads((folder / "nodes.json").read_text())
-    seen["nodes"][number] |= fields
-    (folder / "nodes.json").write_text(json.dumps(seen))
-
-
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_nodes_whose_clocks_are_hours_apart_are_judged_as_one_host(tmp_path, situation):
     job = Job(world=32, steps=20, situation=situation, culprit=9)
@@ -706,20 +559,16 @@ def test_what_a_node_recorded_in_a_shared_folder_counts_where_it_sent_nothing(tm
     assert [seen.host for seen in read_job(tmp_path).elsewhere] == ["node1"]
 
 
-@pytest.mark.parametrize("damage", ["{", "[]", '{"format": "other"}'])
-def test_a_node_whose_records_cannot_be_read_is_not_there(tmp_path, damage):
+def test_a_node_whose_records_cannot_be_read_is_not_there_and_without_a_list_of_nodes_the_first_is_alone(tmp_path):
     write_gathered(tmp_path, Job(world=4, steps=20, situation="stuck"), 2)
-    (tmp_path / "nodes" / "1" / "run.json").write_text(damage)
-    job = read_job(tmp_path)
-    assert [rank.rank for rank in job.ranks] == [0, 1]
-    assert [node.gathered for node in job.members.nodes] == [True, False]
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"expected": "x"}'])
-def test_a_list_of_nodes_that_cannot_be_read_leaves_the_first_alone(tmp_path, text):
-    write_gathered(tmp_path, Job(world=4, steps=20, situation="stuck"), 2)
-    (tmp_path / "nodes.json").write_text(text)
-    assert read_job(tmp_path).members is None
+    for damage in ("{", "[]", '{"format": "other"}'):
+        (tmp_path / "nodes" / "1" / "run.json").write_text(damage)
+        job = read_job(tmp_path)
+        assert [rank.rank for rank in job.ranks] == [0, 1]
+        assert [node.gathered for node in job.members.nodes] == [True, False]
+    for text in ("", "{", "[]", '{"expected": "x"}'):
+        (tmp_path / "nodes.json").write_text(text)
+        assert read_job(tmp_path).members is None
 
 
 def test_the_stop_of_any_node_is_that_of_the_job(tmp_path):
@@ -735,5 +584,6 @@ def test_the_stop_of_any_node_is_that_of_the_job(tmp_path):
 
 def test_a_node_that_left_badly_makes_a_failed_job(tmp_path):
     write_gathered(tmp_path, Job(world=4, steps=20, situation="healthy"), 2)
-    see(tmp_path, 1, presence="left", status=3)
+    first, other = json.loads((tmp_path / "nodes.json").read_text())["nodes"]
+    change(tmp_path / "nodes.json", nodes=[first, other | {"presence": "left", "status": 3}])
     assert read_job(tmp_path).launcher_status == 3
