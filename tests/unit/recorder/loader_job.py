@@ -1,11 +1,12 @@
-"""Loops over loaders as scripts do, each case in a function of its own, in one process.
+"""Loops over loaders as scripts do, one case after another in one process.
 
-Arguments are names of cases. Prints what the cases themselves have to tell, as JSON by name.
+Arguments are names of cases. Prints, as JSON by name, when each began and what it has to tell itself.
 """
 
 import json
 import os
 import sys
+import time
 import traceback
 
 import torch
@@ -68,89 +69,55 @@ class Stream(IterableDataset):
         return iter(torch.arange(10.0).view(-1, 1))
 
 
-def plain():
-    loader = DataLoader(rows(), batch_size=4)
-    for _ in range(2):
-        for _ in loader:
-            backward()
+def of(data=None, batch_size=4, **options):
+    return DataLoader(rows() if data is None else data, batch_size=batch_size, **options)
+
+
+def over(*loaders, passes=1, only=None, each=backward):
+    """Go over loaders, and do something for each batch; leave after so many of them."""
+    for loader in loaders:
+        for _ in range(passes):
+            for number, _ in enumerate(loader, 1):
+                each()
+                if number == only:
+                    break
+
+
+def nothing():
+    """Do nothing."""
 
 
 def split():
     for seed in (1, 1, 2):
         part, _ = random_split(rows(), (12, 8), generator=torch.Generator().manual_seed(seed))
-        for _ in DataLoader(part, batch_size=4):
-            backward()
-
-
-def persistent():
-    loader = DataLoader(rows(), batch_size=4, num_workers=1, persistent_workers=True)
-    for _ in range(2):
-        for _ in loader:
-            backward()
-
-
-def one_by_one():
-    for _ in DataLoader(rows(), batch_size=None):
-        backward()
-
-
-def lists_as_indices():
-    for _ in DataLoader(rows(), sampler=BatchSampler(Fixed(range(20)), 4, drop_last=False), batch_size=None):
-        backward()
-
-
-def tensors_as_indices():
-    for _ in DataLoader(rows(), batch_size=4, sampler=Fixed(torch.arange(19, -1, -1))):
-        backward()
+        over(of(part))
 
 
 def words_as_indices():
-    for _ in DataLoader(Named(), batch_size=2, sampler=Fixed(["a", "bb", "ccc", "dddd"])):
-        backward()
+    over(of(Named(), 2, sampler=Fixed(["a", "bb", "ccc", "dddd"])))
     return Named.touched
-
-
-def stream():
-    for _ in DataLoader(Stream(), batch_size=4):
-        backward()
 
 
 def evaluated():
     with torch.no_grad():
-        for _ in DataLoader(rows(), batch_size=4):
-            pass
+        over(of(), each=nothing)
     backward()
 
 
 def evaluated_with_gradients():
-    for _ in DataLoader(rows(), batch_size=4):
-        pass
+    over(of(), each=nothing)
     backward()
 
 
-def left_early():
-    loader = DataLoader(rows(), batch_size=4)
-    for _ in range(2):
-        for i, _ in enumerate(loader):
-            backward()
-            if i == 1:
-                break
-
-
 def evaluation_left_early():
-    for i, _ in enumerate(DataLoader(rows(), batch_size=4)):
-        if i == 2:
-            break
+    over(of(), only=3, each=nothing)
     backward()
     backward()
 
 
 def made_again():
     for _ in range(3):
-        for i, _ in enumerate(DataLoader(rows(), batch_size=4)):
-            backward()
-            if i == 1:
-                break
+        over(of(), only=2)
 
 
 def two_at_once():
@@ -165,14 +132,12 @@ def two_at_once():
 def distributed():
     sampler = DistributedSampler(rows(), num_replicas=3, rank=1, seed=5, drop_last=True)
     sampler.set_epoch(4)
-    for _ in DataLoader(rows(), batch_size=4, sampler=sampler, drop_last=True):
-        backward()
+    over(of(sampler=sampler, drop_last=True))
 
 
 def in_a_sampler_of_batches():
     sampler = DistributedSampler(rows(), num_replicas=2, rank=0, shuffle=False)
-    for _ in DataLoader(rows(), batch_sampler=BatchSampler(sampler, 5, drop_last=False)):
-        backward()
+    over(DataLoader(rows(), batch_sampler=BatchSampler(sampler, 5, drop_last=False)))
 
 
 class Turns(torch.utils.data.Sampler):
@@ -219,38 +184,18 @@ class Ranked(IterableDataset):
 
 
 def divided_by_samplers():
-    outer = DistributedSampler(Listed(Turns(range(20))), num_replicas=2, rank=1, shuffle=False)
-    for _ in DataLoader(rows(), batch_size=4, sampler=outer):
-        backward()
+    over(of(sampler=DistributedSampler(Listed(Turns(range(20))), num_replicas=2, rank=1, shuffle=False)))
 
 
 def divided_by_a_dataset():
     for rank, values in ((0, [1.0, 2.0]), (1, [1.0, 2.0]), (1, [3.0, 4.0])):
-        for _ in DataLoader(Shard(values, rank, 2), batch_size=2):
-            backward()
-
-
-def divided_as_a_stream():
-    for _ in DataLoader(Ranked(1), batch_size=2):
-        backward()
-
-
-def parts():
-    for indices in (range(1, 20, 2), [0, 2, 4, 6], [3, 1, 2]):
-        for _ in DataLoader(torch.utils.data.Subset(rows(), indices), batch_size=4):
-            backward()
+        over(of(Shard(values, rank, 2), 2))
 
 
 def views():
     whole = torch.ones(20, 2).cumsum(0)
     for part in (whole[1::2], whole[10:], whole.clone(), whole[:, :1]):
-        for _ in DataLoader(TensorDataset(part), batch_size=4):
-            backward()
-
-
-def constant():
-    for _ in DataLoader(TensorDataset(torch.zeros(8, 3)), batch_size=4):
-        backward()
+        over(of(TensorDataset(part)))
 
 
 def failing():
@@ -270,22 +215,33 @@ def failing():
         return [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
 
 
-def many_passes():
-    loader = DataLoader(rows(4), batch_size=4)
-    for _ in range(40):
-        for _ in loader:
-            backward()
-
-
 def very_many():
     for _ in range(400):
-        for _ in DataLoader(rows(4), batch_size=4):
-            pass
-    loader = DataLoader(rows(4), batch_size=4)
-    for _ in range(2000):
-        for _ in loader:
-            pass
+        over(of(rows(4)), each=nothing)
+    over(of(rows(4)), passes=2000, each=nothing)
+
+
+CASES = {
+    "plain": lambda: over(of(), passes=2),
+    "persistent": lambda: over(of(num_workers=1, persistent_workers=True), passes=2),
+    "one_by_one": lambda: over(of(batch_size=None)),
+    "lists_as_indices": lambda: over(of(batch_size=None, sampler=BatchSampler(Fixed(range(20)), 4, drop_last=False))),
+    "tensors_as_indices": lambda: over(of(sampler=Fixed(torch.arange(19, -1, -1)))),
+    "stream": lambda: over(of(Stream())),
+    "left_early": lambda: over(of(), passes=2, only=2),
+    "divided_as_a_stream": lambda: over(of(Ranked(1), 2)),
+    "parts": lambda: [
+        over(of(torch.utils.data.Subset(rows(), indices))) for indices in (range(1, 20, 2), [0, 2, 4, 6], [3, 1, 2])
+    ],
+    "constant": lambda: over(of(TensorDataset(torch.zeros(8, 3)))),
+    "many_passes": lambda: over(of(rows(4)), passes=40),
+}
+"""Cases that are no functions of their names."""
 
 
 if __name__ == "__main__":
-    print(json.dumps({name: globals()[name]() for name in sys.argv[1:]}))
+    told = {}
+    for name in sys.argv[1:]:
+        began_ns = time.monotonic_ns()
+        told[name] = began_ns, (CASES.get(name) or globals()[name])()
+    print(json.dumps(told))

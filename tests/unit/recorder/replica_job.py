@@ -18,16 +18,10 @@ from torch.distributed.optim import ZeroRedundancyOptimizer, _apply_optimizer_in
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-CASES = {}
 lasting = []
 """Models that last until the process group ends."""
 made = []
 """Group and number within it of each model, as the recorder counts them."""
-
-
-def case(function):
-    CASES[function.__name__] = function
-    return function
 
 
 def as_it_is(state, bucket):  # noqa: ARG001
@@ -76,98 +70,71 @@ def train(model, optimizer, steps=3):
         step(model, optimizer)
 
 
-@case
-def ordinary():
-    model = wrap(normed())
-    train(model, torch.optim.Adam(model.parameters(), lr=0.1), 9)
+def trained(module, optimizer_of=sgd, steps=3, **options):
+    """Return a model that was trained the ordinary way."""
+    model = wrap(module, **options)
+    train(model, optimizer_of(model), steps)
+    return model
 
 
-@case
-def own_buffers():
-    model = wrap(normed(), broadcast_buffers=False)
-    train(model, sgd(model))
-
-
-@case
-def accumulated():
-    model = wrap(mlp())
+def by_gradients(make_gradients, module=None, **options):
+    """Train a model whose gradients in each of three steps are made by a function."""
+    model = wrap(module or mlp(), **options)
     optimizer = sgd(model)
     for _ in range(3):
-        with model.no_sync():
-            loss_of(model).backward()
-        loss_of(model).backward()
+        make_gradients(model)
         optimizer.step()
+
+
+def by_closure(optimizer_of):
+    model = wrap(mlp())
+    optimizer = optimizer_of(model)
+
+    def closure():
         optimizer.zero_grad()
-
-
-@case
-def forward_only_in_no_sync():
-    model = wrap(mlp())
-    optimizer = sgd(model)
-    for _ in range(3):
-        with model.no_sync():
-            loss = loss_of(model)
-        loss.backward()
-        optimizer.step()
-
-
-@case
-def backward_twice():
-    model = wrap(mlp())
-    optimizer = sgd(model)
-    for _ in range(3):
         loss = loss_of(model)
-        loss.backward(retain_graph=True)
         loss.backward()
-        optimizer.step()
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
 
 
-@case
-def two_forwards_one_backward():
-    model = wrap(mlp(), find_unused_parameters=True)
-    optimizer = sgd(model)
-    for _ in range(3):
-        (loss_of(model) + loss_of(model)).backward()
-        optimizer.step()
+def accumulated(model):
+    model.zero_grad()
+    with model.no_sync():
+        loss_of(model).backward()
+    loss_of(model).backward()
 
 
-@case
-def evaluated_between():
-    model = wrap(normed())
-    optimizer = sgd(model)
-    for _ in range(3):
-        model.eval()
-        with torch.no_grad():
-            model(torch.rand(3, 4))
-        model.train()
-        step(model, optimizer)
+def forward_only_in_no_sync(model):
+    with model.no_sync():
+        loss = loss_of(model)
+    loss.backward()
 
 
-@case
+def backward_twice(model):
+    loss = loss_of(model)
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def evaluated_between(model):
+    model.eval()
+    with torch.no_grad():
+        model(torch.rand(3, 4))
+    model.train()
+    model.zero_grad()
+    loss_of(model).backward()
+
+
 def unused_parameters():
     module = mlp()
     module.spare = nn.Linear(2, 2)
     module.forward = module[0].forward
-    model = wrap(module, find_unused_parameters=True)
-    train(model, sgd(model))
+    trained(module, find_unused_parameters=True)
 
 
-@case
-def static_graph_in_bucket_views():
-    model = wrap(mlp(), static_graph=True, gradient_as_bucket_view=True)
-    train(model, sgd(model, momentum=0.9))
-
-
-@case
-def bypassed():
-    model = wrap(mlp())
-    optimizer = sgd(model)
-    for _ in range(3):
-        model.module(torch.rand(3, 4)).sum().backward()
-        optimizer.step()
-
-
-@case
 def adversaries():
     maker, judge = wrap(nn.Linear(4, 4)), wrap(nn.Linear(4, 1))
     first, second = sgd(judge), sgd(maker)
@@ -180,7 +147,6 @@ def adversaries():
         second.step()
 
 
-@case
 def one_optimizer_for_two_models():
     a, b = wrap(nn.Linear(4, 4)), wrap(nn.Linear(4, 1))
     optimizer = torch.optim.SGD([*a.parameters(), *b.parameters()], lr=0.1)
@@ -189,27 +155,15 @@ def one_optimizer_for_two_models():
         optimizer.step()
 
 
-@case
-def two_optimizers_for_one_model():
-    model = wrap(mlp())
-    halves = [sgd(model.module[0]), sgd(model.module[2], weight_decay=0.5)]
-    for _ in range(2):
-        loss_of(model).backward()
-        for optimizer in halves:
-            optimizer.step()
-
-
-@case
-def one_optimizer_for_each_parameter():
-    model = wrap(nn.Sequential(*(nn.Linear(4, 4) for _ in range(5))))
-    optimizers = [torch.optim.SGD([p], lr=0.1) for p in model.parameters()]
+def several_optimizers(module, optimizers_of):
+    model = wrap(module)
+    optimizers = optimizers_of(model)
     for _ in range(2):
         loss_of(model).backward()
         for optimizer in optimizers:
             optimizer.step()
 
 
-@case
 def by_hand():
     model = wrap(mlp())
     for _ in range(6):
@@ -220,15 +174,11 @@ def by_hand():
                 p.grad = None
 
 
-@case
 def stale():
-    old = mlp()
-    optimizer = sgd(old)
-    model = wrap(mlp())
-    train(model, optimizer, 5)
+    optimizer = sgd(mlp())
+    train(wrap(mlp()), optimizer, 5)
 
 
-@case
 def replaced_head():
     module = mlp()
     optimizer = sgd(module)
@@ -236,7 +186,6 @@ def replaced_head():
     train(wrap(module), optimizer, 5)
 
 
-@case
 def left_out():
     """The rest is not to be trained; beside it something else of the same shapes is, which no other case has."""
     module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -247,7 +196,6 @@ def left_out():
         optimizer.step()
 
 
-@case
 def in_backward():
     module = mlp()
     _apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 0.1})
@@ -259,7 +207,6 @@ def in_backward():
         loss_of(model).backward()
 
 
-@case
 def in_hooks_of_gradients():
     model = wrap(mlp())
     optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
@@ -273,23 +220,18 @@ def _step_at_once(optimizer, _parameter):
     optimizer.step()
 
 
-@case
 def ignored():
     module = mlp()
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["0.weight"])
-    model = wrap(module)
-    train(model, sgd(model))
+    trained(module)
 
 
-@case
 def tied():
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     module[1].weight = module[0].weight
-    model = wrap(module)
-    train(model, sgd(model))
+    trained(module)
 
 
-@case
 def unfrozen():
     module = mlp()
     module[0].requires_grad_(requires_grad=False)
@@ -301,73 +243,20 @@ def unfrozen():
     train(model, optimizer, 1)
 
 
-@case
 def compiled_around():
     model = wrap(mlp())
-    optimizer = sgd(model)
-    train(torch.compile(model, backend="eager"), optimizer)
+    train(torch.compile(model, backend="eager"), sgd(model))
     lasting.append(model)  # a model in a circle of references ends in silence
 
 
-@case
-def compiled_within():
-    model = wrap(torch.compile(mlp(), backend="eager"))
-    train(model, sgd(model))
-
-
-@case
 def compiled_step():
     model = wrap(mlp())
-    optimizer = sgd(model)
-    compiled = torch.compile(optimizer.step, backend="eager")
+    compiled = torch.compile(sgd(model).step, backend="eager")
     for _ in range(3):
         loss_of(model).backward()
         compiled()
 
 
-@case
-def sharded_optimizer():
-    model = wrap(mlp())
-    train(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.1))
-
-
-@case
-def fused():
-    model = wrap(mlp())
-    train(model, torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1), fused=True))
-
-
-@case
-def closures():
-    model = wrap(mlp())
-    optimizer = sgd(model)
-
-    def closure():
-        optimizer.zero_grad()
-        loss = loss_of(model)
-        loss.backward()
-        return loss
-
-    for _ in range(2):
-        optimizer.step(closure)
-
-
-@case
-def line_search():
-    model = wrap(mlp())
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
-
-    def closure():
-        optimizer.zero_grad()
-        loss = loss_of(model)
-        loss.backward()
-        return loss
-
-    for _ in range(2):
-        optimizer.step(closure)
-
-
-@case
 def in_two_threads():
     """One thread's step begins and ends while another makes its own."""
     first, second = wrap(mlp()), wrap(mlp())
@@ -392,18 +281,11 @@ class Twofold(torch.optim.SGD):
         inner.step()
 
 
-@case
-def nested():
-    model = wrap(mlp())
-    train(model, Twofold(model.parameters(), lr=0.1), 2)
-
-
 class Failing(torch.optim.SGD):
     def step(self):
         raise ArithmeticError
 
 
-@case
 def step_that_raised():
     model = wrap(mlp())
     loss_of(model).backward()
@@ -413,7 +295,6 @@ def step_that_raised():
     train(model, sgd(model), 2)
 
 
-@case
 def scaled():
     model = wrap(mlp())
     optimizer = sgd(model)
@@ -427,28 +308,11 @@ def scaled():
         scaler.update()
 
 
-@case
-def edited_after_training():
-    model = wrap(mlp())
-    train(model, sgd(model))
-    model.load_state_dict(model.state_dict())
+def after_training(edit):
+    model = trained(mlp())
+    edit(model)
 
 
-@case
-def exchanged_after_training():
-    model = wrap(mlp())
-    train(model, sgd(model))
-    model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
-
-
-@case
-def halved_after_training():
-    model = wrap(mlp())
-    train(model, sgd(model))
-    model.half()
-
-
-@case
 def clipped_after_each_step():
     model = wrap(mlp())
     optimizer = sgd(model)
@@ -459,15 +323,11 @@ def clipped_after_each_step():
                 p.clamp_(-1, 1)
 
 
-@case
 def made_again():
     for _ in range(2):
-        model = wrap(mlp())
-        train(model, sgd(model), 2)
-        del model
+        trained(mlp(), steps=2)
 
 
-@case
 def ended_by_an_error():
     with suppress(ArithmeticError):
         _fail_in_training()
@@ -482,14 +342,12 @@ def _fail_in_training():
         del model
 
 
-@case
 def never_trained():
     model = wrap(mlp())
     with torch.no_grad():
         loss_of(model)
 
 
-@case
 def changing_rows():
     model = wrap(mlp())
     optimizer = sgd(model)
@@ -498,28 +356,17 @@ def changing_rows():
         step(model, optimizer)
 
 
-@case
-def wide_settings():
-    model = wrap(nn.Sequential(*(nn.Linear(4, 4) for _ in range(60))))
+def wide_settings(model):
     groups = [{"params": [p], "lr": 0.1 / (i + 1), "label": "x" * 200} for i, p in enumerate(model.parameters())]
-    train(model, torch.optim.Adam(groups), 1)
+    return torch.optim.Adam(groups)
 
 
-@case
 def alone():
-    group = dist.new_group([0])
-    model = DistributedDataParallel(mlp(), process_group=group)
+    model = DistributedDataParallel(mlp(), process_group=dist.new_group([0]))
     model.register_comm_hook(None, as_it_is)
     train(model, sgd(model))
 
 
-@case
-def sub_group():
-    model = wrap(mlp(), process_group=dist.new_group([0, 2]))
-    train(model, sgd(model), 2)
-
-
-@case
 def in_join():
     model = wrap(mlp())
     optimizer = sgd(model)
@@ -531,7 +378,6 @@ def in_join():
     lasting.append(model)
 
 
-@case
 def in_a_fork():
     model = wrap(mlp())
     optimizer = sgd(model)
@@ -545,7 +391,6 @@ def in_a_fork():
     train(model, optimizer, 1)
 
 
-@case
 def as_before():
     """Leave numerics, random numbers, graphs and version counters as they are without the recorder."""
     torch.manual_seed(3)
@@ -559,13 +404,53 @@ def as_before():
     print("numerics", total, versions, torch.rand(1).item(), file=sys.stderr)
 
 
+CASES = {
+    "ordinary": lambda: trained(normed(), lambda model: torch.optim.Adam(model.parameters(), lr=0.1), 9),
+    "own_buffers": lambda: trained(normed(), broadcast_buffers=False),
+    **{one.__name__: partial(by_gradients, one) for one in (accumulated, forward_only_in_no_sync, backward_twice)},
+    "two_forwards_one_backward": lambda: by_gradients(
+        lambda model: (loss_of(model) + loss_of(model)).backward(), find_unused_parameters=True
+    ),
+    "evaluated_between": lambda: by_gradients(evaluated_between, normed()),
+    "static_graph_in_bucket_views": lambda: trained(
+        mlp(), partial(sgd, momentum=0.9), static_graph=True, gradient_as_bucket_view=True
+    ),
+    "bypassed": lambda: by_gradients(lambda model: model.module(torch.rand(3, 4)).sum().backward()),
+    "two_optimizers_for_one_model": lambda: several_optimizers(
+        mlp(), lambda model: [sgd(model.module[0]), sgd(model.module[2], weight_decay=0.5)]
+    ),
+    "one_optimizer_for_each_parameter": lambda: several_optimizers(
+        nn.Sequential(*(nn.Linear(4, 4) for _ in range(5))),
+        lambda model: [torch.optim.SGD([p], lr=0.1) for p in model.parameters()],
+    ),
+    "compiled_within": lambda: trained(torch.compile(mlp(), backend="eager")),
+    "sharded_optimizer": lambda: trained(
+        mlp(), lambda model: ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
+    ),
+    "fused": lambda: trained(
+        mlp(), lambda model: torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1), fused=True)
+    ),
+    "closures": lambda: by_closure(sgd),
+    "line_search": lambda: by_closure(lambda model: torch.optim.LBFGS(model.parameters(), max_iter=3)),
+    "nested": lambda: trained(mlp(), lambda model: Twofold(model.parameters(), lr=0.1), 2),
+    "edited_after_training": lambda: after_training(lambda model: model.load_state_dict(model.state_dict())),
+    "exchanged_after_training": lambda: after_training(
+        lambda model: model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
+    ),
+    "halved_after_training": lambda: after_training(lambda model: model.half()),
+    "wide_settings": lambda: trained(nn.Sequential(*(nn.Linear(4, 4) for _ in range(60))), wide_settings, 1),
+    "sub_group": lambda: trained(mlp(), steps=2, process_group=dist.new_group([0, 2])),
+}
+"""Cases that are no functions of their names."""
+
+
 def main():
     torch.set_num_threads(1)
     dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
     models = {}
     for name in sys.argv[1:]:
         before = len(made)
-        CASES[name]()
+        (CASES.get(name) or globals()[name])()
         models[name] = made[before:]
     print(json.dumps(models))
     dist.destroy_process_group()

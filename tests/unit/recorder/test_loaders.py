@@ -1,26 +1,26 @@
 """What a rank notes of its loaders: loops of many kinds, run under the recorder and read back."""
 
 import json
-import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import ddpdoctor.recorder
 from ddpdoctor.collect.rank import read_loaders
 from ddpdoctor.model.data import LoaderSeen
 from ddpdoctor.recorder.loaders import MAX_BYTES, MAX_PASSES
 from ddpdoctor.recorder.storage.ring_reading import read_ring_file
 from tests.golden import Cases
+from tests.scenarios.harmless.alone import RECORDER, make_folder
+from tests.scenarios.running import clean_environment
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 
 GOLDEN = Cases(__name__)
-BOOTSTRAP = Path(ddpdoctor.recorder.__file__).parent / "bootstrap"
 JOB = Path(__file__).parent / "loader_job.py"
 CASES = (
     "plain", "persistent", "one_by_one", "lists_as_indices", "tensors_as_indices", "words_as_indices", "stream",
@@ -41,25 +41,26 @@ class Ran:
 
 
 def run(folder, cases, every):
-    for name in ("rings", "evidence"):
-        (folder / name).mkdir(parents=True)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("DDPDOCTOR_")}
-    environment |= {"PYTHONPATH": str(BOOTSTRAP), "OMP_NUM_THREADS": "1", "RANK": "0"}
-    environment |= {"DDPDOCTOR_RUN": str(folder), "DDPDOCTOR_CHECK_EVERY": every}
+    environment = clean_environment(
+        PYTHONPATH=str(RECORDER / "bootstrap"), RANK="0", DDPDOCTOR_RUN=str(make_folder(folder)),
+        DDPDOCTOR_CHECK_EVERY=every,
+    )  # fmt: skip
     command = [sys.executable, str(JOB), *cases]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
         stdout, stderr = job.communicate(timeout=200)
     assert job.returncode == 0, stderr
     ring = next(path for path in (folder / "rings").iterdir() if path.name.startswith(f"{job.pid}-"))
-    notes = list(read_ring_file(ring).notes)
+    notes, reported = list(read_ring_file(ring).notes), json.loads(stdout)
     loaders: dict[str, list[LoaderSeen]] = {}
     for loader in read_loaders(notes, {}) or ():
-        assert loader.site is not None
-        loaders.setdefault(loader.site.function, []).append(loader)
+        assert loader.site.function in {"over", "two_at_once", "failing"}
+        began_ns = loader.epochs[0].begun_ns if loader.epochs else time.monotonic_ns()
+        case = [name for name, (case_ns, _) in reported.items() if case_ns <= began_ns][-1]
+        loaders.setdefault(case, []).append(loader)
     noted = [note for note in notes if note["k"] in ("loader", "pass")]
     return Ran(
         loaders=loaders,
-        reported=json.loads(stdout),
+        reported={name: what for name, (_, what) in reported.items()},
         noted_bytes=sum(len(json.dumps(note, separators=(",", ":"))) for note in noted),
         defects=[note for note in notes if note["k"] == "defect"],
     )
@@ -117,7 +118,7 @@ def test_loaders_that_are_made_again_are_others_and_each_has_ended_before_the_ne
 
 
 def test_an_error_reads_as_it_would_without_us(ran):
-    assert not [file for file in ran.reported["failing"] if str(BOOTSTRAP.parent) in file]
+    assert not [file for file in ran.reported["failing"] if str(RECORDER) in file]
 
 
 def test_notes_are_bounded_however_many_loaders_and_passes_there_are(ran):

@@ -17,28 +17,22 @@ NAN, INF = float("nan"), float("inf")
 pytestmark = pytest.mark.usefixtures("world")
 
 
-class Counted:
-    """What the look reads of a model's record."""
-
-    reductions = 0
-    number = 1
-    group = "0"
-
-
 class Trained:
     """A model of three layers, watched as under the hooks, and what its ring holds in the end."""
+
+    shape = (4, 8)
 
     def __init__(self, ring, *, inner=None, **options):
         torch.manual_seed(0)
         layers = [torch.nn.Linear(8, 8) for _ in range(3)]
         self.model = torch.nn.parallel.DistributedDataParallel(inner or torch.nn.Sequential(*layers), **options)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
-        self.replica = Counted()
+        self.replica = type("Counted", (), {"reductions": 0, "number": 1, "group": "0"})()
         self.watch = GradientWatch(self.replica, self.model)
         self._ring = ring
 
     def backward(self, x=None, factor=1.0, *, scaled=False):
-        x = torch.ones(4, 8) if x is None else x
+        x = torch.ones(self.shape) if x is None else x
         self.watch.begin_forward(self.model, ((x,), {}))
         out = self.model(x)
         loss = out.square().mean() * factor
@@ -46,12 +40,17 @@ class Trained:
         out.register_hook(lambda _: self.watch.begin_backward(running))
         loss.backward()
         self.watch.end_backward()
-        self.replica.reductions += 1
+        self.replica.reductions += self.model.require_backward_grad_sync
 
     def step(self):
         self.watch.before_step(self.optimizer) if self.watch.findings.pending else None
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+    def spoil(self, layer, when):
+        """Let a gradient of one layer be bad in the backward after so many reductions."""
+        weight = self.model.module[layer].weight
+        weight.register_hook(lambda grad: grad * (NAN if self.replica.reductions == when else 1))
 
     def found(self):
         self.watch.end()
@@ -92,7 +91,7 @@ def test_tensors_are_found_in_nests_and_named():
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 0.0001}])
 def test_a_parameter_is_named_with_its_step(make, options):
     job = make(**options)
-    job.model.module[1].weight.register_hook(lambda grad: grad * (NAN if job.replica.reductions == 4 else 1))
+    job.spoil(1, 4)
     for _ in range(5):
         job.backward()
         job.step()
@@ -128,22 +127,16 @@ def test_an_input_that_is_inf_on_purpose_is_not_to_blame(make):
     assert job.found()[0].origin is Origin.GRADIENT
 
 
-def test_parameters_that_are_ruined_show_that_gradients_were_used(make):
+@pytest.mark.parametrize("mended", [False, True])
+def test_parameters_that_are_ruined_show_that_gradients_were_used_and_mended_ones_were_not(make, mended):
     job = make()
     job.backward(factor=NAN)
     for parameter in job.model.parameters():
-        parameter.data -= 0.1 * parameter.grad
-    assert job.found()[0].used
-
-
-def test_gradients_that_were_mended_were_not_used(make):
-    job = make()
-    job.backward(factor=NAN)
-    for parameter in job.model.parameters():
-        torch.nan_to_num_(parameter.grad)
-    job.step()
-    job.backward()
-    assert [found.used for found in job.found()] == [False]
+        torch.nan_to_num_(parameter.grad) if mended else parameter.data.sub_(0.1 * parameter.grad)
+    if mended:
+        job.step()
+        job.backward()
+    assert [found.used for found in job.found()] == [not mended]
 
 
 def test_a_step_that_its_optimizer_skips_by_itself_uses_nothing(make):
@@ -176,14 +169,11 @@ def test_nan_from_the_input_is_reported_under_a_scaler_too(make):
 
 def test_what_is_noted_is_little(make):
     job = make()
-    for _ in range(3 * MAX_NOTED):
-        job.backward(factor=NAN)
-        job.optimizer.zero_grad()
-    for _ in range(3 * MAX_NOTED):
-        job.backward(factor=NAN)
-        job.step()
-    found = job.found()
-    assert [one.used for one in found] == [False] * MAX_NOTED + [True] * MAX_NOTED
+    for after in (job.optimizer.zero_grad, job.step):
+        for _ in range(3 * MAX_NOTED):
+            job.backward(factor=NAN)
+            after()
+    assert [one.used for one in job.found()] == [False] * MAX_NOTED + [True] * MAX_NOTED
 
 
 def test_huge_gradients_are_finite(make):

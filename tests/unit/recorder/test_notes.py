@@ -21,7 +21,6 @@ import pytest
 import torch
 import torch.distributed.distributed_c10d as c10d
 
-import ddpdoctor.recorder
 from ddpdoctor.recorder import calls, fingerprinting, gradients, schedule, surroundings
 from ddpdoctor.recorder.schedule import ALLOWANCE_S, LEAST, SHARE, AutoDistance, Wishes, next_due
 from ddpdoctor.recorder.state import here
@@ -32,6 +31,7 @@ from ddpdoctor.recorder.storage.ring_reading import parse_group_json, read_ring_
 from ddpdoctor.recorder.storage.ring_writing import Ring, to_json
 from ddpdoctor.rules.progress.recording import losses_of
 from tests.golden import Cases
+from tests.scenarios.harmless.alone import make_folder, read_rings, run_recorded
 
 CASES = Cases(__name__)
 test_kept = CASES.test()
@@ -69,7 +69,6 @@ def test_parameters_that_came_after_an_optimizer_are_forgotten_with_their_model(
 # Which functions of torch.distributed are recorded: all that talk to other ranks, each call once.
 
 
-BOOTSTRAP = Path(ddpdoctor.recorder.__file__).parent / "bootstrap"
 MADE_OF_OTHERS = {
     "all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list", "send_object_list",
     "recv_object_list", "new_subgroups", "new_subgroups_by_enumeration",
@@ -130,17 +129,11 @@ def test_what_a_call_is_given_is_found_where_it_is_expected():
 
 
 def test_a_call_is_recorded_once_whatever_it_is_called(tmp_path):
-    for name in ("rings", "evidence"):
-        (tmp_path / name).mkdir()
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("DDPDOCTOR_")}
-    environment |= {"PYTHONPATH": str(BOOTSTRAP), "RANK": "0", "DDPDOCTOR_RUN": str(tmp_path)}
-    command = [sys.executable, "-W", "ignore", "-c", JOB]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=True)
-    made = json.loads(done.stdout)
-    (path,) = (tmp_path / "rings").glob("*")
-    ring = read_ring_file(path)
+    done = run_recorded(make_folder(tmp_path / "run"), "-W", "ignore", "-c", JOB)
+    assert done.status == 0, done.stderr
+    (ring,) = read_rings(tmp_path / "run")
     old = {"_all_gather_base": "all_gather_into_tensor", "_reduce_scatter_base": "reduce_scatter_tensor"}
-    expected = Counter((old | calls.RENAMED).get(name, name) for name in made)
+    expected = Counter((old | calls.RENAMED).get(name, name) for name in json.loads(done.stdout))
     assert Counter(slot.op for slot in ring.slots if slot.op in expected) == expected
     assert not [note for note in ring.notes if note["k"] == "defect"]
 
@@ -359,31 +352,22 @@ def noted(monkeypatch, given, reductions=()):
     return [(one["gradients"], one["copied"], one["frame"]) for one in ring]
 
 
-def own_gradients(parameters):
-    return [p.grad for p in parameters]
-
-
 def copies(parameters):
     return [p.grad.clone() for p in parameters]
 
 
-def metrics(_):
-    return [torch.zeros(()) for _ in range(40)]
-
-
-def weights(parameters):
-    return [p.data for p in parameters]
-
-
-def flat(parameters):
-    return [torch.cat([p.grad.flatten() for p in parameters])]
+NO_REDUCTIONS = [
+    lambda _: [torch.zeros(()) for _ in range(40)],  # metrics
+    lambda parameters: [p.data for p in parameters],  # weights
+    lambda parameters: [torch.cat([p.grad.flatten() for p in parameters])],
+    lambda parameters: copies(parameters)[1:],
+]
 
 
 def test_gradients_and_their_copies_are_noted_and_other_tensors_or_copies_beside_ddp_are_not(monkeypatch):
-    assert noted(monkeypatch, own_gradients) == [(3, False, "line 9")]
+    assert noted(monkeypatch, lambda parameters: [p.grad for p in parameters]) == [(3, False, "line 9")]
     assert noted(monkeypatch, copies) == [(3, True, "line 9")]
-    for given in (metrics, weights, flat, lambda parameters: copies(parameters)[1:]):
-        assert not noted(monkeypatch, given)
+    assert [noted(monkeypatch, given) for given in NO_REDUCTIONS] == [[]] * len(NO_REDUCTIONS)
     assert not noted(monkeypatch, copies, reductions={1: 1})
 
 
@@ -400,15 +384,12 @@ def record(folder, walls_us):
     return ring_reading.read_ring_file(ring.path)
 
 
-def test_a_short_run_is_kept_whole(tmp_path):
+def test_a_short_run_is_kept_whole_and_of_a_long_one_an_even_sample_and_the_longest_steps(tmp_path):
+    content = record(tmp_path, [2**32 - 1] * 3)
+    assert dict(zip(ring_layout.PARTS, content.totals, strict=True))["wall"][0] == 3 * (2**32 - 1), "beyond 32 bits"
     content = record(tmp_path, [1000] * 200)
-    assert list(content.kept[0]) == list(range(1, 201))
-    assert content.cells["sample_bits"] == 0
-
-
-def test_a_long_run_keeps_an_even_sample_and_the_longest_steps(tmp_path):
-    walls = [50_000 if number % 500 == 499 else 1000 for number in range(1, 20_001)]
-    content = record(tmp_path, walls)
+    assert (list(content.kept[0]), content.cells["sample_bits"]) == (list(range(1, 201)), 0)
+    content = record(tmp_path, [50_000 if number % 500 == 499 else 1000 for number in range(1, 20_001)])
     kept, bits = set(content.kept[0]), content.cells["sample_bits"]
     assert {number for number in range(1, 20_001) if is_sampled(number, bits)} <= kept
     assert set(range(499, 20_000, 500)) <= kept
@@ -445,11 +426,6 @@ def test_totals_are_those_of_the_whole_run_and_begin_anew_with_the_numbers(ring)
     assert list(content.kept[0]) == [1, 2]
 
 
-def test_a_sum_beyond_32_bits_is_kept(tmp_path):
-    content = record(tmp_path, [2**32 - 1] * 3)
-    assert dict(zip(ring_layout.PARTS, content.totals, strict=True))["wall"][0] == 3 * (2**32 - 1)
-
-
 def test_the_parts_of_a_step_add_up_to_it():
     inside = dict.fromkeys(ring_layout.STEP_INSIDE, 0)
     inside.update(data_us=10, buffers_us=5, exposed_us=40, optimizer_us=7, own_us=3)
@@ -464,6 +440,14 @@ def test_the_parts_of_a_step_add_up_to_it():
         assert parts["unsplit" if flags else "backward"] == 50
 
 
+def library(name):
+    """Return a function that calls what it is given, in a file of torch.distributed's."""
+    names: dict[str, Any] = {}
+    path = "/x/site-packages/torch/distributed/made.py"
+    exec(compile(f"def {name}(f, *args): f(*args)", path, "exec"), names)
+    return names[name]
+
+
 # What collectives of objects do in Python counts as a part of the call, where all ranks wait for it.
 
 
@@ -474,27 +458,22 @@ def pickle(_):
     time.sleep(PICKLING_S)
 
 
-def all_gather_object(helper):
-    helper("x")
-
-
-def broadcast_object_list(helper):
-    [helper(one) for one in ("x", "y")]
-
-
-def gather_object(helper):
-    helper("x")
-
-
 @pytest.mark.parametrize(
     ("call", "pickled", "thread"),
-    [(all_gather_object, 1, 0), (broadcast_object_list, 2, 0), (gather_object, 0, 0), (all_gather_object, 0, 1)],
+    [
+        ("all_gather_object", 1, 0),
+        ("broadcast_object_list", 2, 0),
+        ("gather_object", 0, 0),
+        ("all_gather_object", 0, 1),
+    ],
 )
 def test_pickling_counts_where_all_ranks_wait_for_it_in_the_main_thread(call, pickled, thread, monkeypatch):
     monkeypatch.setattr(clock, "waits", [0, 0, 0, 0])
     monkeypatch.setattr(clock, "waiting", False)
     monkeypatch.setattr(here, "main_thread", here.main_thread + thread)
-    call(calls.count_pickling(pickle))
+    helper = calls.count_pickling(pickle)
+    for _ in range(max(pickled, 1)):
+        library(call)(helper, "x")
     assert clock.waits[clock.phase] / 1e9 >= PICKLING_S * pickled
     assert bool(clock.waits[clock.phase]) == bool(pickled)
 
@@ -524,32 +503,17 @@ def test_a_call_that_comes_again_is_worked_out_once(ring):
     assert [slot.shape for slot in slots(ring)] == [(4,)] * 3
 
 
-def test_what_a_line_is_given_may_change_from_call_to_call(ring):
+def test_what_a_line_is_given_may_change_from_call_to_call_and_another_line_is_another(ring):
     given = [("all_reduce", (4,), "SUM", -1), ("all_reduce", (5,), "SUM", -1), ("all_reduce", (5,), "MAX", -1),
              ("send", (5,), "", 1), ("send", (5,), "", 2), ("all_reduce", (4,), "SUM", -1)]  # fmt: skip
     for op, shape, redop, peer in given:
         call(ring, op, shape, redop, peer)
-    assert [(slot.op, slot.shape, slot.redop, slot.peer) for slot in slots(ring)] == given
-    assert len({slot.site["l"] for slot in slots(ring) if slot.site}) == 1
-
-
-def test_two_calls_of_one_line_and_calls_of_two_lines(ring):
     call(ring), call(ring, "barrier")
     call(ring)
-    first, second, third = slots(ring)
-    assert first.site is not None
-    assert first.site == second.site
-    assert (first.op, second.op) == ("all_reduce", "barrier")
-    assert third.site is not None
-    assert third.site["l"] == first.site["l"] + 1
-
-
-def library(name):
-    """Return a function that calls what it is given, in a file of torch.distributed's."""
-    names: dict[str, Any] = {}
-    path = "/x/site-packages/torch/distributed/made.py"
-    exec(compile(f"def {name}(f, *args): f(*args)", path, "exec"), names)
-    return names[name]
+    assert [(slot.op, slot.shape, slot.redop, slot.peer) for slot in slots(ring)][:6] == given
+    lines = [slot.site["l"] for slot in slots(ring)]
+    assert lines[:6] == lines[:1] * 6
+    assert (lines[7:], [slot.op for slot in slots(ring)][6:8]) == ([lines[6], lines[6] + 1], ["all_reduce", "barrier"])
 
 
 def test_a_call_that_torch_makes_stands_at_each_line_that_asked_for_it(ring):
@@ -626,26 +590,20 @@ def test_comparing_takes_less_than_its_share_and_ranks_agree(tmp_path, step_s, c
     assert max(due[0]) > 10_000  # comparing goes on
 
 
-def test_what_costs_next_to_nothing_is_compared_at_most_every_32nd_step(tmp_path):
+def test_what_costs_next_to_nothing_is_compared_at_most_every_32nd_step_and_slower_steps_allow_more(tmp_path):
     due, _, _ = train(tmp_path / "page", steps=3_000, step_s=0.1, costs_s=(0.001, 0.001))
     assert due[0] == [1, 2, 4, 8, 16, *range(32, 3_001, 32)]
-
-
-def test_slower_steps_allow_more_comparisons(tmp_path):
-    due, _, _ = train(tmp_path / "page", steps=20_000, step_s=0.01, costs_s=(0.1, 0.1), slower_from=10_000)
+    due, _, _ = train(tmp_path / "slower", steps=20_000, step_s=0.01, costs_s=(0.1, 0.1), slower_from=10_000)
     early, late = (sum(first <= step < first + 5_000 for step in due[0]) for first in (5_000, 15_000))
     assert late > 4 * early
 
 
-@pytest.mark.parametrize(
-    ("every", "due"),
-    [(50, [1, 2, 4, 8, 16, 32, 50, 100]), (4, [1, 2, 4, 8, 12]), (3, [1, 2, 3, 6]), (2, [1, 2, 4]), (1, [1, 2, 3])],
-)
-def test_with_a_fixed_distance_powers_of_two_are_due_and_then_multiples(every, due):
-    found = [0]
-    while len(found) <= len(due):
-        found.append(next_due(found[-1], every))
-    assert found[1:] == due
+DUE = {50: [1, 2, 4, 8, 16, 32, 50, 100], 4: [1, 2, 4, 8, 12], 3: [1, 2, 3, 6], 2: [1, 2, 4], 1: [1, 2, 3]}
+
+
+def test_with_a_fixed_distance_powers_of_two_are_due_and_then_multiples():
+    for every, due in DUE.items():
+        assert [next_due(before, every) for before in [0, *due[:-1]]] == due
 
 
 # The recorder reads every flight recorder that a build of torch has, and sets what the user has not.
@@ -709,8 +667,7 @@ def run(version, dumps, *, nccl=True, idle=None, **env):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], input=build, env=env, capture_output=True, text=True, check=True
     )
-    answer, variables = json.loads(done.stdout)
-    return answer, variables
+    return json.loads(done.stdout)
 
 
 def flight_entry(number, name="nccl:all_reduce", **more):
@@ -718,10 +675,6 @@ def flight_entry(number, name="nccl:all_reduce", **more):
         "process_group": ["0", "default_pg"], "collective_seq_id": number, "p2p_seq_id": 0, "is_p2p": False,
         "profiling_name": name, "state": "scheduled", "retired": False, "time_created_ns": number, **more,
     }  # fmt: skip
-
-
-def numbers(answer):
-    return [found["collective_seq_id"] for found in answer["entries"]]
 
 
 UNTOLD = {"retired": True, "name": "nccl2:all_reduce"}
@@ -796,19 +749,18 @@ def what_is_read_of_each_build_of_torch_and_set_in_it():
     return found
 
 
-@pytest.mark.parametrize(
-    ("dumps", "found", "lost"),
-    [
-        ({"own": None, "hooked": {"nccl2": {"entries": [flight_entry(4, "nccl2:broadcast")]}}}, [4], "nccl"),
-        ({"own": {"entries": [flight_entry(3)]}, "hooked": {"nccl2": None}}, [3], "nccl2"),
-        ({"own": {"entries": [flight_entry(3)]}, "shared": None}, [3], "nccl2 and nccl-lazy"),
-    ],
-)
+FAILING = [
+    ({"own": None, "hooked": {"nccl2": {"entries": [flight_entry(4, "nccl2:broadcast")]}}}, 4, "nccl"),
+    ({"own": {"entries": [flight_entry(3)]}, "hooked": {"nccl2": None}}, 3, "nccl2"),
+    ({"own": {"entries": [flight_entry(3)]}, "shared": None}, 3, "nccl2 and nccl-lazy"),
+]
+
+
+@pytest.mark.parametrize(("dumps", "found", "lost"), FAILING)
 def test_a_recorder_that_fails_takes_no_other_with_it(dumps, found, lost, tmp_path):
     answer, _ = run("2.15.0+cu132", dumps, DDPDOCTOR_RUN=str(tmp_path))
-    assert numbers(answer) == found
+    assert [one["collective_seq_id"] for one in answer["entries"]] == [found]
     (note,) = [path.read_text() for path in tmp_path.glob("lost-*")]
     assert note == f"\nflight recorder of {lost}: RuntimeError: no such recorder second line"
-    assert losses_of(note.strip()) == (
-        f"flight recorder of {lost} failed, so collectives that wait on a GPU may not be recorded",
-    )
+    told = f"flight recorder of {lost} failed, so collectives that wait on a GPU may not be recorded"
+    assert losses_of(note.strip()) == (told,)

@@ -12,17 +12,18 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddpdoctor.collect.rank_steps import read_device_steps, read_nonfinite
+from ddpdoctor.collect.rank_steps import read_device_steps
 from ddpdoctor.recorder import calls, capture, device_times, fingerprinting, functional, gradient_checks, steps
 from ddpdoctor.recorder.device_times import STEPS_ONE_IN, GpuClock
 from ddpdoctor.recorder.fingerprint import Reader, _of_known_dtype
 from ddpdoctor.recorder.gradient_checks import Maxima, samples_of
-from ddpdoctor.recorder.gradients import Backward, GradientWatch
+from ddpdoctor.recorder.gradients import GradientWatch
 from ddpdoctor.recorder.state import here
 from ddpdoctor.recorder.step_clock import EndedStep, StepInside, clock
 from ddpdoctor.recorder.storage import ring_layout, ring_reading
 from ddpdoctor.recorder.storage.ring_layout import OPTIMIZER
 from ddpdoctor.recorder.storage.ring_writing import Ring
+from tests.unit.recorder.test_local_gradients import NAN, Trained
 
 # Phases of a step on a GPU: what is marked, what is read and when, with a stand-in for torch.cuda.
 
@@ -119,46 +120,37 @@ def read():
     return read_device_steps(ring_reading.read_ring_file(here.ring.path).notes)
 
 
-def test_one_step_in_twenty_is_measured_by_phases_and_read_once_it_is_over(gpu):
+def train(gpu, steps, *, behind_ms=0.0, captured=()):
     ddp = Ddp()
-    for number in range(1, 10 * STEPS_ONE_IN):
-        step(gpu, ddp, number, behind_ms=150.0)
+    for number in range(1, steps * STEPS_ONE_IN):
+        gpu.is_capturing = number in captured
+        step(gpu, ddp, number, behind_ms=behind_ms)
+    gpu.is_capturing = False
     device_times.settle_steps()
-    found = read()
+    return read()
+
+
+def test_one_step_in_twenty_is_measured_by_phases_and_read_once_it_is_over(gpu):
+    found = train(gpu, 10, behind_ms=150.0)
     assert list(found.numbers) == [1 + STEPS_ONE_IN * i for i in range(1, 10)]
     for phase, took in zip(("before", "forward", "between", "backward", "optimizer"), PHASES_MS.values(), strict=True):
         assert found.device_ms[phase] == pytest.approx([took] * 9)
-    assert set(found.data_ms) == {1.5}
-    assert set(found.input_rows) == {8}
-    assert min(found.behind) > 0
+    assert (set(found.data_ms), set(found.input_rows), min(found.behind) > 0) == ({1.5}, {8}, True)
 
 
 def test_a_gpu_that_keeps_up_is_never_behind_and_events_are_used_again(gpu):
-    ddp = Ddp()
-    for number in range(1, 10 * STEPS_ONE_IN):
-        step(gpu, ddp, number)
-    device_times.settle_steps()
-    assert set(read().behind) == {0}
+    assert set(train(gpu, 10).behind) == {0}
     assert gpu.made == len(PHASES_MS) + 1
 
 
 def test_a_gpu_that_stands_still_is_asked_and_not_waited_for(gpu):
-    ddp = Ddp()
-    for number in range(1, 20 * STEPS_ONE_IN):
-        step(gpu, ddp, number, behind_ms=1e9)
-    device_times.settle_steps()
-    assert read() is None
+    assert train(gpu, 20, behind_ms=1e9) is None
     assert gpu.made <= (device_times.MAX_PENDING + 2) * (len(PHASES_MS) + 1)
 
 
 def test_steps_in_which_a_graph_is_captured_are_left_out(gpu):
-    ddp = Ddp()
-    for number in range(1, 4 * STEPS_ONE_IN):
-        gpu.is_capturing = number == 2 * STEPS_ONE_IN + 1
-        step(gpu, ddp, number)
-    gpu.is_capturing = False
-    device_times.settle_steps()
-    assert list(read().numbers) == [1 + STEPS_ONE_IN, 1 + 3 * STEPS_ONE_IN]
+    found = train(gpu, 4, captured=[2 * STEPS_ONE_IN + 1])
+    assert list(found.numbers) == [1 + STEPS_ONE_IN, 1 + 3 * STEPS_ONE_IN]
 
 
 def test_the_times_of_reductions_are_those_of_the_iterations_that_torch_times(gpu):
@@ -201,15 +193,15 @@ capture.patch(SimpleNamespace(__name__="torch.cuda.graphs", CUDAGraph=Graph))
 class Work:
     """Stands for torch.distributed.Work, and says how often it was asked."""
 
-    def __init__(self, *, fails=False):
-        self.fails = fails
+    def __init__(self, *, completed=True):
+        self.completed = completed
         self.asked = 0
 
     def is_completed(self):
         self.asked += 1
-        if self.fails:
-            raise RuntimeError("NCCL communicator was aborted")
-        return True
+        if isinstance(self.completed, Exception):
+            raise self.completed
+        return self.completed
 
     def wait(self):
         return True
@@ -304,7 +296,7 @@ class Group:
 
 
 def test_a_work_that_raises_holds_up_no_other(ring):
-    aborted, after = Work(fails=True), Work()
+    aborted, after = Work(completed=RuntimeError("NCCL communicator was aborted")), Work()
     hand_out(ring, aborted)
     hand_out(ring, after)
     calls.settle()
@@ -312,15 +304,8 @@ def test_a_work_that_raises_holds_up_no_other(ring):
     assert not [note for note in ring_reading.read_ring_file(ring.path).notes if note["k"] == "defect"]
 
 
-class Running(Work):
-    """A work that has not completed."""
-
-    def is_completed(self):
-        return False
-
-
 def test_of_too_many_works_the_oldest_are_followed_and_none_looks_pending_for_ever(ring):
-    running = [Running() for _ in range(calls.MAX_HANDED_OUT + 2)]
+    running = [Work(completed=False) for _ in range(calls.MAX_HANDED_OUT + 2)]
     for work in running:
         hand_out(ring, work)
     assert [bool(slot.ended_ns) for slot in slots(ring)] == [False] * calls.MAX_HANDED_OUT + [True] * 2
@@ -345,28 +330,23 @@ def test_results_that_nobody_waits_for_do_not_look_pending_for_ever(tmp_path, mo
 
 
 @capturing
-def test_no_tensor_is_looked_at_while_a_graph_is_captured(captures):
-    with captures():
-        assert not fingerprinting.may_fingerprint()
-        assert gradient_checks.is_observed()
-
-
-@capturing
-def test_the_last_look_asks_no_stream_while_a_graph_is_captured(monkeypatch, captures):
+def test_no_tensor_is_looked_at_and_no_stream_is_asked_while_a_graph_is_captured(monkeypatch, captures):
     asked = []
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: asked.append(1))
     with captures():
+        assert not fingerprinting.may_fingerprint()
+        assert gradient_checks.is_observed()
         assert not fingerprinting.gpu_is_idle()
     assert not asked
 
 
-class OnGpu(SimpleNamespace):
+class ReferredTo(SimpleNamespace):
     """A DDP model on a GPU. A plain SimpleNamespace has no weak references."""
 
 
 def test_no_timer_of_ddp_is_read_that_waits_for_a_gpu(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the recorder writes its failures here
-    ddp = OnGpu(device_type="cuda", device="cuda:0", process_group=Group(), logger=SimpleNamespace())
+    ddp = ReferredTo(device_type="cuda", device="cuda:0", process_group=Group(), logger=SimpleNamespace())
     steps.model_reduced(ddp, 1, 2)
     assert not steps._pending
     assert list(tmp_path.iterdir()) == []
@@ -375,7 +355,6 @@ def test_no_timer_of_ddp_is_read_that_waits_for_a_gpu(tmp_path, monkeypatch):
 # What looks at gradients cost a GPU, counted on tensors of "cuda" without data and, with stub streams, on a CPU's.
 
 
-NAN, INF = float("nan"), float("inf")
 PARAMETERS = 300
 WAITS = ("aten._local_scalar_dense.default", "aten.item.default", "aten.is_nonzero.default", "aten.equal.default")
 """Operations for which the host waits."""
@@ -456,22 +435,13 @@ def test_every_kind_of_gradient_can_be_looked_at_an_empty_one_too(name):
     assert all(sample.shape == () and sample.is_cuda for sample in samples)
 
 
-class Replica:
-    """What the look reads of a model's record."""
-
-    reductions = 0
-    number = 1
-    group = "0"
-
-
-class Trained:
+class OnGpu(Trained):
     """A DDP model whose tensors are said to be on a GPU, and how often its looks reach for one."""
 
+    shape = (2, 4)
+
     def __init__(self, monkeypatch, ring, layers=6, **options):
-        self.ring = ring
-        self.model = torch.nn.parallel.DistributedDataParallel(
-            torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(layers)]), **options
-        )
+        super().__init__(ring, inner=torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(layers)]), **options)
         self.norms, self.items = [], 0
         norm, item = torch._foreach_norm, torch.Tensor.item
 
@@ -486,38 +456,14 @@ class Trained:
         monkeypatch.setattr(torch, "_foreach_norm", counted_norm)
         monkeypatch.setattr(torch.Tensor, "item", counted_item)
         monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
-        self.replica = Replica()
         self.watch = GradientWatch(self.replica, self.model)
         self.norms.clear()
-
-    def backward(self, x=None):
-        x = torch.ones(2, 4) if x is None else x
-        self.watch.begin_forward(self.model, ((x,), {}))
-        out = self.model(x)
-        loss = out.square().mean()
-        running = Backward((loss,), sys._getframe(), scaled=False)
-        out.register_hook(lambda _: self.watch.begin_backward(running))
-        loss.backward()
-        self.watch.end_backward()
-        if self.model.require_backward_grad_sync:
-            self.replica.reductions += 1
-
-    def found(self):
-        self.watch.end()
-        notes = ring_reading.read_ring_file(self.ring.path).notes
-        assert not [note for note in notes if note["k"] == "defect"]
-        return read_nonfinite([*notes, {"k": "gradients"}])
 
 
 @pytest.fixture
 def make(ring, monkeypatch, streams, world):  # noqa: ARG001 - they are needed, not used
     monkeypatch.setattr(gradient_checks, "_noted", {False: 0, True: 0})
-    return lambda **options: Trained(monkeypatch, ring, **options)
-
-
-def spoil(job, layer, when):
-    weight = job.model.module[layer].weight
-    weight.register_hook(lambda grad: grad * (NAN if job.replica.reductions == when else 1))
+    return lambda **options: OnGpu(monkeypatch, ring, **options)
 
 
 @pytest.mark.parametrize("options", [
@@ -526,7 +472,7 @@ def spoil(job, layer, when):
 ])  # fmt: skip
 def test_a_bad_gradient_is_found_on_a_gpu_without_a_wait(make, options):
     job = make(**options)
-    spoil(job, 1, 5)
+    job.spoil(1, 5)
     for number in range(8):
         job.backward()
         job.model.zero_grad()
@@ -549,7 +495,7 @@ def test_gradients_that_ddp_reduces_in_place_are_looked_at_by_bucket(make, optio
 
 def test_parameters_that_are_never_used_leave_the_others_in_their_buckets(make):
     job = make(gradient_as_bucket_view=True, find_unused_parameters=True, bucket_cap_mb=0.001)
-    job.model.module[2] = Skipping(job.model.module[2])
+    job.model.module[2].forward = lambda x: x
     job.backward()
     job.norms.clear()
     job.backward()
@@ -557,40 +503,18 @@ def test_parameters_that_are_never_used_leave_the_others_in_their_buckets(make):
     assert len(job.norms) < 6
 
 
-class Skipping(torch.nn.Module):
-    """Holds a layer, and does not use it."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x):
-        return x
-
-
-def test_only_the_last_of_several_backwards_is_looked_at(make):
+def test_only_the_last_of_several_backwards_is_looked_at_and_what_others_added_is_found_there(make):
     job = make()
     job.backward()
     job.model.zero_grad()
-    looks = []
-    for sync in (False, False, True):
+    looks, bad = [], torch.ones(2, 4)
+    bad[0, 0] = NAN
+    for x in (bad, None, None):
         job.norms.clear()
-        with nullcontext() if sync else job.model.no_sync():
-            job.backward()
+        with job.model.no_sync() if len(looks) < 2 else nullcontext():
+            job.backward(x)
         looks.append(max(job.norms))
     assert looks == [1, 1, 12]
-
-
-def test_what_was_added_by_a_backward_that_is_passed_over_is_found_at_the_last(make):
-    job = make()
-    job.backward()
-    job.model.zero_grad()
-    bad = torch.ones(2, 4)
-    bad[0, 0] = NAN
-    with job.model.no_sync():
-        job.backward(bad)
-        job.backward()
-    job.backward()
     (found,) = job.found()
     assert (found.step, found.count, found.note) == (2, 12, "argument 0 of forward holds NaN in 1 of 8 values")
 
@@ -624,7 +548,7 @@ def test_a_finite_float64_that_no_float32_can_hold_is_finite():
 
 def test_a_result_that_has_not_come_is_not_waited_for(make):
     job = make()
-    spoil(job, 1, 0)
+    job.spoil(1, 0)
     Event.done = False
     job.backward()
     job.watch.catch_up()
@@ -653,19 +577,12 @@ def in_order(monkeypatch):
 
 
 @pytest.mark.usefixtures("in_order")
-def test_fingerprints_of_small_tensors_share_their_launches():
-    counted = taken([(32, 16)] * PARAMETERS)
-    assert counted.launches() <= 30, counted.seen
-    assert not counted.seen.keys() & set(WAITS)
-
-
-@pytest.mark.usefixtures("in_order")
-def test_fingerprints_of_large_tensors_take_few_launches_each_however_large():
-    few = taken([(1024, 1024)] * 20)
-    assert few.launches() <= 4 * 20 + 30, few.seen
-    large = taken([(11008, 4096)] * 20)
-    assert large.launches() <= 4 * 20 + 7 * 20, large.seen  # 3.6 GB: 4.5 million words, in batches of a million
-    assert not large.seen.keys() & set(WAITS)
+def test_fingerprints_of_small_tensors_share_their_launches_and_large_ones_take_few_however_large():
+    large = [(11008, 4096)] * 20  # 3.6 GB: 4.5 million words, in batches of a million
+    for shapes, most in (([(32, 16)] * PARAMETERS, 30), ([(1024, 1024)] * 20, 4 * 20 + 30), (large, 4 * 20 + 7 * 20)):
+        counted = taken(shapes)
+        assert counted.launches() <= most, counted.seen
+        assert not counted.seen.keys() & set(WAITS)
 
 
 @pytest.mark.usefixtures("in_order")

@@ -1,10 +1,8 @@
 """What a rank writes of its replicas, and when: scripts of many kinds, run under the recorder and read back."""
 
 import json
-import os
 import subprocess
 import sys
-import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,21 +12,19 @@ import pytest
 import torch
 from torch import nn
 
-import ddpdoctor.recorder
 from ddpdoctor.recorder import mesh
 from ddpdoctor.recorder.mesh import sharing_in, sharing_of
 from ddpdoctor.recorder.storage import fingerprint_file
 from ddpdoctor.recorder.storage.fingerprint_file import ABSENT, FingerprintFile
 from ddpdoctor.recorder.storage.ring_reading import read_ring_file
+from tests.golden import Cases
 from tests.preloaded import preloaded
+from tests.scenarios.harmless.alone import RECORDER, make_folder
+from tests.scenarios.running import clean_environment
 
-BOOTSTRAP = Path(ddpdoctor.recorder.__file__).parent / "bootstrap"
+GOLDEN = Cases(__name__)
 JOB = Path(__file__).parent / "replica_job.py"
 CHECK_EVERY = 4
-STEP, FORWARD, SYNC, END = (
-    fingerprint_file.STEP, fingerprint_file.FORWARD, fingerprint_file.SYNC, fingerprint_file.END,
-)  # fmt: skip
-
 FIRST_HALF = (
     "ordinary", "own_buffers", "accumulated", "forward_only_in_no_sync", "backward_twice", "two_forwards_one_backward",
     "evaluated_between", "unused_parameters", "static_graph_in_bucket_views", "bypassed", "adversaries",
@@ -56,11 +52,10 @@ class Ran:
 
 
 def start(folder, cases, every, script=JOB):
-    for name in ("rings", "evidence"):
-        (folder / name).mkdir(parents=True)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("DDPDOCTOR_")}
-    environment |= {"PYTHONPATH": str(BOOTSTRAP), "OMP_NUM_THREADS": "1", "RANK": "0"}
-    environment |= {"DDPDOCTOR_RUN": str(folder), "DDPDOCTOR_CHECK_EVERY": str(every)}
+    environment = clean_environment(
+        PYTHONPATH=str(RECORDER / "bootstrap"), RANK="0", DDPDOCTOR_RUN=str(make_folder(folder)),
+        DDPDOCTOR_CHECK_EVERY=str(every),
+    )  # fmt: skip
     command = [sys.executable, str(script), *cases]
     with preloaded():
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -84,279 +79,101 @@ def jobs(tmp_path_factory):
     return [finish(folder, job) for folder, job in zip(folders, running, strict=True)]
 
 
-def files_of(jobs, case, clock, model=0, optimizer=None):
-    """Return the files of a case's ``model``-th model, in the order in which they were made."""
-    job = next(job for job in jobs if case in job.models)
-    if model >= len(job.models[case]):
-        return []
-    group, number = job.models[case][model]
-    wanted = {"clock": clock, "group": group, "model": number}
-    wanted |= {} if optimizer is None else {"optimizer": optimizer}
-    return [file for file in job.files if wanted.items() <= file.table.items()]
+TEXTS = (
+    "steps", "reductions", "forwards", "unreduced_forwards", "unheld", "unreduced", "scale", "join", "optimizer",
+)  # fmt: skip
+KINDS = {"g": "gradients", "p": "parameters", "b": "buffers"}
 
 
-def records_of(jobs, case, clock, model=0, optimizer=None):
-    return [r for file in files_of(jobs, case, clock, model, optimizer) for r in file.read_since(0)]
+def told(job, case):
+    """Return what each model of a case wrote: its files, the numbers of their records, and what stands in these."""
+    shown = {}
+    for at, (group, model) in enumerate(job.models[case]):
+        for file in job.files:
+            clock = file.table["clock"]
+            in_a_circle = case == "compiled_within" and clock == fingerprint_file.END  # it ends when Python collects it
+            if (file.table["group"], file.table["model"]) == (group, model) and not in_a_circle:
+                assert file.table["rank"] == 0
+                head = f"{case}, {clock} of model {at + 1} and optimizer {file.table['optimizer']}"
+                shown.setdefault(head, []).append({"ranks": file.table["ranks"], **records_of(file)})
+    return shown or {case: "nothing"}
 
 
-def numbers_of(jobs, case, clock, model=0, optimizer=None):
-    return [record.number for record in records_of(jobs, case, clock, model, optimizer)]
+def records_of(file):
+    records, names = file.read_since(0), [" ".join(filter(None, row[1:3])) for row in file.rows]
+    prints = [prints_of(records, row) for row in range(len(names))]
+    found = {
+        "numbers": [one.number for one in records], "unlike": len({one.fingerprints for one in records}),
+        **{word: ", ".join(name for name, row in zip(names, file.rows, strict=True) if row[0] == kind)
+           for kind, word in KINDS.items()},
+        "absent": ", ".join(name for name, row in zip(names, prints, strict=True) if ABSENT in row),
+    }  # fmt: skip
+    values = {key: [one.text.get(key) for one in records] for key in TEXTS}
+    return {key: one for key, one in (found | values).items() if one and one != [None] * len(records)}
 
 
-def values_of(jobs, case, clock, key, model=0):
-    return [record.text.get(key) for record in records_of(jobs, case, clock, model)]
+def prints_of(records, row):
+    size = fingerprint_file.FINGERPRINT_SIZE
+    return [one.fingerprints[size * row : size * (row + 1)] for one in records]
 
 
-def names_in(file, what):
-    return [" ".join(filter(None, row[1:3])) for row in file.rows if row[0] == what]
+FOLLOWED_LESS = ("one_optimizer_for_each_parameter", "changing_rows", "wide_settings")
+"""Cases with very many rows or files."""
 
 
-def test_nothing_of_ours_failed(jobs):
+def test_what_each_case_writes(jobs):
+    """An edited model has no end, and a step counts once. Names are the script's, and what is sharded is left out."""
+    shown = {}
+    for job, cases in zip(jobs, (FIRST_HALF, SECOND_HALF), strict=False):
+        for case in cases:
+            shown |= {} if case in FOLLOWED_LESS else told(job, case)
+    GOLDEN.check("what_each_case_writes", shown)
+
+
+def files_of(job, case, clock):
+    return [file for file in job.files if [file.table["group"], file.table["model"]] == job.models[case][0]
+            and file.table["clock"] == clock]  # fmt: skip
+
+
+def last_of(jobs, case, key, clock=fingerprint_file.STEP):
+    (job,) = [job for job in jobs[:2] if case in job.models]
+    return files_of(job, case, clock)[-1].read_since(0)[-1].text.get(key)
+
+
+def test_what_stands_beside_the_tensors_and_few_files_of_many_rows_or_optimizers(jobs):
     assert [note for job in jobs for note in job.notes if note.get("k") == "defect"] == []
-
-
-def test_an_ordinary_model(jobs):
-    assert numbers_of(jobs, "ordinary", STEP) == [1, 2, 4, 8]
-    assert numbers_of(jobs, "ordinary", SYNC) == [0, 1, 2, 4, 8]
-    assert numbers_of(jobs, "ordinary", END) == [9]
-    assert numbers_of(jobs, "ordinary", FORWARD) == []
-    (file,) = files_of(jobs, "ordinary", STEP)
-    assert file.table["ranks"] == [0, 1, 2, 3]
-    assert file.table["rank"] == 0
-    names = ["0.weight", "0.bias", "1.weight", "1.bias", "3.weight", "3.bias"]
-    assert names_in(file, fingerprint_file.PARAMETER) == names_in(file, fingerprint_file.GRADIENT) == names
-    assert names_in(file, fingerprint_file.STATE)[:3] == ["0.weight step", "0.weight exp_avg", "0.weight exp_avg_sq"]
-    assert names_in(file, fingerprint_file.BUFFER) == [], "BatchNorm's are its own after a step, until DDP sends them"
+    assert all(len(file.table["ranks"]) > 1 for job in jobs for file in job.files), "one rank has none to compare with"
+    assert jobs[2].files == [], "off means off"
+    (file,), (end,) = (files_of(jobs[0], "ordinary", clock) for clock in (fingerprint_file.STEP, fingerprint_file.END))
     assert file.rows[0] == [fingerprint_file.GRADIENT, "0.weight", "", [8, 4], "float32"]
-    (synced,) = files_of(jobs, "ordinary", SYNC)
-    assert names_in(synced, fingerprint_file.BUFFER) == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
-    (end,) = files_of(jobs, "ordinary", END)
-    assert {row[0] for row in end.rows} == {fingerprint_file.PARAMETER}
+    assert [row[2] for row in file.rows if row[0] == fingerprint_file.STATE][:3] == ["step", "exp_avg", "exp_avg_sq"]
     assert Path(end.path).stat().st_size < 4096, "there is one record, and room for one"
-
-
-def test_what_changes_has_other_fingerprints(jobs):
-    records = records_of(jobs, "ordinary", STEP)
-    rows = len(records[0].fingerprints) // fingerprint_file.FINGERPRINT_SIZE
-    for row in range(rows):
-        at = slice(row * fingerprint_file.FINGERPRINT_SIZE, (row + 1) * fingerprint_file.FINGERPRINT_SIZE)
-        assert len({record.fingerprints[at] for record in records}) == len(records)
-        assert fingerprint_file.ABSENT not in {record.fingerprints[at] for record in records}
-
-
-def test_values_beside_the_tensors(jobs):
-    first, second, *_ = (record.text for record in records_of(jobs, "ordinary", STEP))
-    assert (first["steps"], first["reductions"], first["forwards"]) == (1, 1, 1)
-    assert (second["steps"], second["reductions"], second["forwards"]) == (2, 2, 1)
+    records = file.read_since(0)
+    changes = [prints_of(records, row) for row in range(len(file.rows))]
+    assert all(len({*row} - {ABSENT}) == len(records) for row in changes)
+    first, second, *_ = (record.text for record in records)
     assert first["settings"][:2] == [["lr", "0.1"], ["betas", "0.9 0.999"]]
-    assert first["optimizer"] == "Adam"
-    assert first["dropout"] is True
-    assert first["hook"] == "as_it_is"
+    assert (first["dropout"], first["hook"], "stray" in first) == (True, "as_it_is", False)
     assert first["random"] != second["random"], "dropout has drawn"
     assert (first["site"]["n"], Path(first["site"]["f"]).name) == ("step", JOB.name)
-    assert "stray" not in first
-    assert "unheld" not in first
-    assert "join" not in first
-    assert "unreduced" not in first
-
-
-def test_buffers_that_ddp_does_not_send_are_looked_at_with_the_rest(jobs):
-    names = ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
-    (step,), (end,) = files_of(jobs, "own_buffers", STEP), files_of(jobs, "own_buffers", END)
-    assert names_in(step, fingerprint_file.BUFFER) == names_in(end, fingerprint_file.BUFFER) == names
-    assert files_of(jobs, "own_buffers", SYNC) == []
-
-
-@pytest.mark.parametrize(
-    ("case", "reductions", "forwards", "unreduced"),
-    [
-        ("accumulated", [1, 2], [2, 2], [1, 1]),
-        ("forward_only_in_no_sync", [0, 0], [1, 1], [1, 1]),
-        ("backward_twice", [1, 2], [1, 1], [None, None]),
-        ("two_forwards_one_backward", [1, 2], [2, 2], [None, None]),
-        ("evaluated_between", [1, 2], [1, 1], [None, None]),
-        ("unused_parameters", [1, 2], [1, 1], [None, None]),
-        ("static_graph_in_bucket_views", [1, 2], [1, 1], [None, None]),
-        ("bypassed", [0, 0], [0, 0], [None, None]),
-        ("closures", [1, 2], [1, 1], [None, None]),
-        ("line_search", [3, 6], [3, 3], [None, None]),
-        ("scaled", [1, 3], [1, 2], [None, None]),
-    ],
-)
-def test_forwards_and_reductions_are_counted(jobs, case, reductions, forwards, unreduced):
-    assert numbers_of(jobs, case, STEP) == [1, 2]
-    assert values_of(jobs, case, STEP, "reductions") == reductions
-    assert values_of(jobs, case, STEP, "forwards") == forwards
-    assert values_of(jobs, case, STEP, "unreduced_forwards") == unreduced
-
-
-def test_adversaries_are_counted_apart(jobs):
-    assert values_of(jobs, "adversaries", STEP, "reductions", model=0) == [1, 2]
-    assert values_of(jobs, "adversaries", STEP, "reductions", model=1) == [1, 3]
-    assert values_of(jobs, "adversaries", END, "reductions", model=0) == [3]
-    assert values_of(jobs, "adversaries", END, "reductions", model=1) == [6]
-
-
-def test_a_model_and_an_optimizer_make_a_stream(jobs):
-    for model in (0, 1):
-        assert numbers_of(jobs, "one_optimizer_for_two_models", STEP, model, optimizer=1) == [1, 2]
-    for optimizer, own in ((1, ["0.weight", "0.bias"]), (2, ["2.weight", "2.bias"])):
-        (file,) = files_of(jobs, "two_optimizers_for_one_model", STEP, optimizer=optimizer)
-        assert names_in(file, fingerprint_file.GRADIENT) == own
-        assert names_in(file, fingerprint_file.PARAMETER) == ["0.weight", "0.bias", "2.weight", "2.bias"]
-    assert values_of(jobs, "two_optimizers_for_one_model", STEP, "unheld")[0] == 2, "the second has not stepped yet"
-
-
-def test_few_of_many_optimizers_of_a_model_are_followed(jobs):
-    files = files_of(jobs, "one_optimizer_for_each_parameter", STEP)
-    assert [file.table["optimizer"] for file in files] == [1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("case", ["by_hand", "stale", "in_backward", "in_hooks_of_gradients"])
-def test_without_an_optimizer_that_holds_parameters_forwards_count(jobs, case):
-    assert numbers_of(jobs, case, FORWARD)[:2] == [1, 2]
-    assert files_of(jobs, case, STEP) == []
-    (file,) = files_of(jobs, case, FORWARD)
-    assert {row[0] for row in file.rows} == {fingerprint_file.PARAMETER}
-    assert values_of(jobs, case, FORWARD, "steps")[:2] == [0, 0]
-    assert len(numbers_of(jobs, case, END)) == 1
-
-
-def test_stale_optimizers_show(jobs):
-    assert values_of(jobs, "stale", FORWARD, "stray")[-1] >= 4
-    assert values_of(jobs, "stale", FORWARD, "unheld") == [4, 4, 4]
-    moved = {record.fingerprints for record in records_of(jobs, "stale", FORWARD)}
-    assert len(moved) == 1, "no parameter changes"
-    assert values_of(jobs, "in_backward", FORWARD, "unheld") == [None, None]
-    assert len({record.fingerprints for record in records_of(jobs, "by_hand", FORWARD)}) == 3
-
-
-def test_a_layer_that_was_replaced_after_the_optimizer_was_made_shows(jobs):
-    assert values_of(jobs, "replaced_head", STEP, "replaced")[-1] == ["2.weight", "2.bias"]
-    assert values_of(jobs, "replaced_head", STEP, "stray")[-1] == 2
-    assert set(values_of(jobs, "left_out", STEP, "unheld")) == {2}
-    assert values_of(jobs, "left_out", STEP, "replaced")[-1] is None
-
-
-def test_names(jobs):
-    (file,) = files_of(jobs, "ignored", STEP)
-    assert (
-        names_in(file, fingerprint_file.PARAMETER)
-        == names_in(file, fingerprint_file.GRADIENT)
-        == ["0.bias", "2.weight", "2.bias"]
-    )
-    (file,) = files_of(jobs, "tied", STEP)
-    assert names_in(file, fingerprint_file.PARAMETER) == ["0.weight", "0.bias", "1.bias"]
-    for case in ("compiled_around", "compiled_within"):
-        (file,) = files_of(jobs, case, STEP)
-        assert names_in(file, fingerprint_file.PARAMETER) == ["0.weight", "0.bias", "2.weight", "2.bias"]
-
-
-def test_what_was_unfrozen_after_wrapping_is_named_and_has_rows_from_then_on(jobs):
-    before, after = files_of(jobs, "unfrozen", STEP)
-    assert names_in(before, fingerprint_file.GRADIENT) == ["2.weight", "2.bias"]
-    assert names_in(after, fingerprint_file.GRADIENT) == ["0.weight", "0.bias", "2.weight", "2.bias"]
-    assert names_in(before, fingerprint_file.PARAMETER) == names_in(after, fingerprint_file.PARAMETER)
-    assert before.read_since(0)[-1].text.get("unreduced") is None
-    (record,) = after.read_since(0)
-    assert record.text["unreduced"] == ["0.weight", "0.bias"]
-    assert ["1.lr", "0.01"] in record.text["settings"]
-
-
-def test_absent_gradients_are_zeros(jobs):
-    (file,) = files_of(jobs, "unused_parameters", STEP)
-    size = fingerprint_file.FINGERPRINT_SIZE
-    for record in file.read_since(0):
-        absent = {
-            row[1]
-            for i, row in enumerate(file.rows)
-            if row[0] == fingerprint_file.GRADIENT
-            and record.fingerprints[i * size : (i + 1) * size] == fingerprint_file.ABSENT
-        }
-        assert absent == {"2.weight", "2.bias", "spare.weight", "spare.bias"}
-
-
-@pytest.mark.parametrize("case", ["compiled_around", "compiled_within", "compiled_step", "nested", "in_join", "fused"])
-def test_a_step_counts_once(jobs, case):
-    assert numbers_of(jobs, case, STEP) == [1, 2]
-
-
-def test_state_that_is_sharded_is_left_out(jobs):
-    (file,) = files_of(jobs, "sharded_optimizer", STEP)
-    assert [record.number for record in file.read_since(0)] == [1, 2]
-    assert names_in(file, fingerprint_file.STATE) == []
-    assert len(names_in(file, fingerprint_file.PARAMETER)) == len(names_in(file, fingerprint_file.GRADIENT)) == 4
-
-
-def test_gradients_of_a_closure_are_those_of_its_own_step(jobs):
-    (file,) = files_of(jobs, "closures", STEP)
-    gradients = 4 * fingerprint_file.FINGERPRINT_SIZE
-    assert all(fingerprint_file.ABSENT not in record.fingerprints[:gradients] for record in file.read_since(0))
-
-
-def test_a_step_that_raised_does_not_hide_those_of_others(jobs):
-    assert numbers_of(jobs, "step_that_raised", STEP, optimizer=1) == [1, 2]
-
-
-def test_each_thread_makes_steps_of_its_own(jobs):
-    for model in (0, 1):
-        assert numbers_of(jobs, "in_two_threads", STEP, model) == [1, 2]
-        assert values_of(jobs, "in_two_threads", STEP, "reductions", model) == [1, 2]
-
-
-def test_settings_and_scale(jobs):
-    assert values_of(jobs, "scaled", STEP, "scale") == [8.0, 4.0]
-    assert numbers_of(jobs, "scaled", END) == [3], "the step that the scaler skipped is none"
-    assert {"lr", "fused"} <= {key for key, _ in values_of(jobs, "fused", STEP, "settings")[0]}
-    (settings,) = values_of(jobs, "wide_settings", STEP, "settings")
-    assert settings[0] == ["lr", "0.1"], "what is too long is cut, not lost"
-    assert values_of(jobs, "in_join", STEP, "join") == [True, True]
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        "edited_after_training", "exchanged_after_training", "halved_after_training", "ended_by_an_error",
-        "never_trained",
-    ],
-)  # fmt: skip
-def test_no_end_is_written_of_a_model_that_training_did_not_leave_so(jobs, case):
-    assert files_of(jobs, case, END) == []
-
-
-@pytest.mark.parametrize(("case", "number"), [("clipped_after_each_step", 3), ("bypassed", 0), ("compiled_around", 3)])
-def test_the_end_is_written(jobs, case, number):
-    assert numbers_of(jobs, case, END) == [number]
-    assert values_of(jobs, case, END, "steps") == [3]
-
-
-def test_a_model_that_is_made_again_is_another(jobs):
-    for model in (0, 1):
-        assert numbers_of(jobs, "made_again", STEP, model) == [1, 2]
-        assert numbers_of(jobs, "made_again", END, model) == [2], "it ends when it is deleted"
-
-
-def test_rows_that_change_again_and_again_do_not_fill_the_folder(jobs):
-    assert numbers_of(jobs, "changing_rows", STEP) == [1, 2, 4, 8, 12, 16]
-    assert numbers_of(jobs, "changing_rows", END) == [40]
+    assert ["1.lr", "0.01"] in last_of(jobs, "unfrozen", "settings")
+    assert last_of(jobs, "wide_settings", "settings")[0] == ["lr", "0.1"], "what is too long is cut, not lost"
+    assert {"lr", "fused"} <= {key for key, _ in last_of(jobs, "fused", "settings")}
+    assert last_of(jobs, "stale", "stray", fingerprint_file.FORWARD) >= 4
+    assert [last_of(jobs, "replaced_head", key) for key in ("replaced", "stray")] == [["2.weight", "2.bias"], 2]
+    assert last_of(jobs, "left_out", "replaced") is None
+    (sharded,) = files_of(jobs[1], "sharded_optimizer", fingerprint_file.STEP)
+    assert fingerprint_file.STATE not in {row[0] for row in sharded.rows}
+    followed = files_of(jobs[0], "one_optimizer_for_each_parameter", fingerprint_file.STEP)
+    assert [one.table["optimizer"] for one in followed] == [1, 2, 3, 4]
+    for clock, numbers in ((fingerprint_file.STEP, [1, 2, 4, 8, 12, 16]), (fingerprint_file.END, [40])):
+        changing = files_of(jobs[1], "changing_rows", clock)
+        assert [record.number for one in changing for record in one.read_since(0)] == numbers
     assert len([note for note in jobs[1].notes if note.get("k") == "prints_end"]) == 1
 
 
-def test_a_model_of_one_rank_has_nothing_to_be_compared_with(jobs):
-    assert all(len(file.table["ranks"]) > 1 for job in jobs for file in job.files)
-
-
-def test_a_sub_group_has_its_own_ranks_and_numbers(jobs):
-    (file,) = files_of(jobs, "sub_group", STEP)
-    assert (file.table["ranks"], file.table["model"]) == ([0, 2], 1)
-
-
-def test_a_forked_child_writes_nothing(jobs):
+def test_a_forked_child_writes_nothing_and_training_is_as_it_is_without_us(jobs):
     assert {file.pid for job in jobs for file in job.files} == {jobs[0].pid, jobs[1].pid}
-    assert numbers_of(jobs, "in_a_fork", STEP) == [1, 2], "the child's step is not among them"
-
-
-def test_training_is_as_it_is_without_us(jobs):
     seen, off = (
         [line for line in job.stderr.splitlines() if line.startswith("numerics")] for job in (jobs[0], jobs[2])
     )
@@ -364,30 +181,24 @@ def test_training_is_as_it_is_without_us(jobs):
     assert len(seen) == 1
 
 
-def test_off_means_off(jobs):
-    assert jobs[2].files == []
+DIES = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.testing._internal.distributed.fake_pg import FakeStore
+dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+model = DDP(torch.nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with model.no_sync():
+    model(torch.randn(8, 4)).mean().backward()
+optimizer.step()
+raise RuntimeError("once")
+"""
 
 
 def test_a_model_that_ends_with_the_interpreter_is_not_looked_at(tmp_path):
     """An uncaught error leaves the script's names to the very end, when torch itself is half gone and aborts."""
-    script = tmp_path / "dies.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            import torch, torch.distributed as dist
-            from torch.nn.parallel import DistributedDataParallel as DDP
-            from torch.testing._internal.distributed.fake_pg import FakeStore
-            dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
-            model = DDP(torch.nn.Linear(4, 2))
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            with model.no_sync():
-                model(torch.randn(8, 4)).mean().backward()
-            optimizer.step()
-            raise RuntimeError("once")
-            """
-        )
-    )
-    job = start(tmp_path / "run", (), CHECK_EVERY, script)
+    (tmp_path / "dies.py").write_text(DIES)
+    job = start(tmp_path / "run", (), CHECK_EVERY, tmp_path / "dies.py")
     _, stderr = job.communicate(timeout=200)
     assert stderr.rstrip().endswith("RuntimeError: once")
     assert job.returncode == 1

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-import ddpdoctor.recorder
 from ddpdoctor.recorder.settings import RecorderSettings, read_settings
 from ddpdoctor.recorder.storage import files, ring_layout, ring_reading
 from ddpdoctor.recorder.storage.ring_writing import Ring
 from ddpdoctor.recorder.storage.secrets import hide_in_text, hide_secrets
+from tests.scenarios.harmless.alone import RECORDER, make_folder
 
 # A ring written by one side is read back by the other, whatever state it is in.
 
@@ -73,26 +73,24 @@ def test_a_full_journal_drops_and_counts_and_calls_go_on_and_what_a_verdict_rest
     assert (len(content.slots), content.notes[-1]["k"]) == (1, "raised")
 
 
-def test_all_blocks_are_allocated_at_the_start(tmp_path):
+NO_ROOM = """
+import resource, signal, sys
+sys.path.insert(0, sys.argv[2])
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+from ddpdoctor.recorder.storage import ring_layout, ring_writing
+try: ring_writing.Ring(sys.argv[1], 1, ring_layout.CHILD_SHAPE, 1, 1)
+except OSError as e: print('refused')
+"""
+
+
+def test_all_blocks_are_allocated_at_the_start_and_no_room_is_an_error_then_and_leaves_no_file(tmp_path):
     ring = make(tmp_path, ring_layout.RANK_SHAPE)
     assert Path(ring.path).stat().st_blocks * 512 >= ring_layout.RANK_SHAPE.total_bytes
-
-
-def test_no_room_is_an_error_at_the_start_and_leaves_no_file(tmp_path):
-    code = (
-        "import resource, sys; sys.path.insert(0, sys.argv[2]);"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
-        "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
-        "from ddpdoctor.recorder.storage import ring_layout, ring_writing\n"
-        "try: ring_writing.Ring(sys.argv[1], 1, ring_layout.CHILD_SHAPE, 1, 1)\n"
-        "except OSError as e: print('refused')"
-    )
-    root = str(Path(ring_layout.__file__).parents[3])
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", code, str(tmp_path), root], capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "refused\n", done.stderr
-    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "full").mkdir()
+    command = [sys.executable, "-B", "-c", NO_ROOM, str(tmp_path / "full"), str(RECORDER.parents[1])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, [*(tmp_path / "full").iterdir()]) == ("refused\n", []), done.stderr
 
 
 def test_many_threads_lose_no_call(tmp_path):
@@ -149,24 +147,15 @@ def test_all_calls_that_are_still_there_are_read_in_order_and_the_file_keeps_its
     assert (content.cells["calls_done"], path.stat().st_size) == (calls, SHAPE.total_bytes)
 
 
-def test_a_record_that_was_claimed_and_not_written_is_left_out(tmp_path):
-    path = filled(tmp_path, 10)
-    change(path, SHAPE.slots_at + 3 * ring_layout.SLOT_SIZE, bytes(ring_layout.SLOT_SIZE))
-    assert [slot.seq for slot in ring_reading.read_ring_file(path).slots] == [1, 2, 3, 5, 6, 7, 8, 9, 10]
-
-
-def test_a_record_beyond_the_last_claimed_one_is_read(tmp_path):
+def test_a_damaged_number_or_a_record_that_was_claimed_and_not_written_costs_itself_only(tmp_path):
     """Threads claim out of order, and a process may be killed between a record and the claim."""
-    path = filled(tmp_path, 10)
-    change(path, ring_layout.CELL_OFFSETS["slots_claimed"], ring_layout.CELL.pack(8))
-    assert [slot.seq for slot in ring_reading.read_ring_file(path).slots] == list(range(1, 11))
-
-
-@pytest.mark.parametrize("number", [2**64 - 1, 0, 12345])
-def test_a_damaged_number_costs_its_own_record_only(tmp_path, number):
     path = filled(tmp_path, 40)
-    change(path, SHAPE.slots_at + 20 * ring_layout.SLOT_SIZE, ring_layout.CELL.pack(number))
-    assert [slot.seq for slot in ring_reading.read_ring_file(path).slots] == [n for n in range(9, 41) if n != 21]
+    place = SHAPE.slots_at + 20 * ring_layout.SLOT_SIZE
+    for damage in (bytes(ring_layout.SLOT_SIZE), *map(ring_layout.CELL.pack, (2**64 - 1, 0, 12345))):
+        change(path, place, damage)
+        assert [slot.seq for slot in ring_reading.read_ring_file(path).slots] == [n for n in range(9, 41) if n != 21]
+    change(path, ring_layout.CELL_OFFSETS["slots_claimed"], ring_layout.CELL.pack(38))
+    assert [slot.seq for slot in ring_reading.read_ring_file(path).slots][-2:] == [39, 40]
 
 
 @pytest.mark.parametrize("cell", ["slots_claimed", "journal_used", "steps_recorded"])
@@ -228,66 +217,50 @@ def test_one_damaged_line_of_the_journal_costs_that_line_only(tmp_path, damaged)
     for word in ("first", "second", "third"):
         ring.note({"k": word})
     Path(ring.path).write_bytes(Path(ring.path).read_bytes().replace(b'k":"second', damaged))
-    assert [note["k"] for note in read(ring).notes] == ["first", "third"]
-
-
-@pytest.mark.parametrize("note", [{"k": 3}, {"pid": 1}, {"k": "child_end", "pid": "x"}, {"k": "raised", "at": []}])
-def test_a_note_that_no_recorder_writes_is_left_out(tmp_path, note):
-    ring = make(tmp_path)
-    ring.note(note)
+    for no_note in ({"k": 3}, {"pid": 1}, {"k": "child_end", "pid": "x"}, {"k": "raised", "at": []}):
+        ring.note(no_note)  # no recorder writes it
     ring.note({"k": "init", "rank": None, "at": 5})
-    assert [found["k"] for found in read(ring).notes] == ["init"]
+    assert [note["k"] for note in read(ring).notes] == ["first", "third", "init"]
 
 
-@pytest.mark.parametrize(
-    ("backends", "expected"),
-    [([], False), (["cpu:gloo"], False), (["cpu:gloo,cuda:nccl"], True), (["cuda:nccl", "cpu:gloo,cuda:gloo"], False)],
-)
-def test_whether_the_group_goes_over_nccl_is_read_of_a_ring_in_use(tmp_path, backends, *, expected):
-    ring = make(tmp_path)
-    for backend in backends:
-        ring.note({"k": "initialized", "backend": backend, "at": 1})
-    assert ring_reading.uses_nccl(Path(ring.path).read_bytes()) is expected
+OVER_NCCL = {(): False, ("cpu:gloo",): False, ("cpu:gloo,cuda:nccl",): True, ("cuda:nccl", "cpu:gloo,cuda:gloo"): False}
+
+
+def test_whether_the_group_goes_over_nccl_is_read_of_a_ring_in_use(tmp_path):
+    for number, (backends, expected) in enumerate(OVER_NCCL.items()):
+        (tmp_path / str(number)).mkdir()
+        ring = make(tmp_path / str(number))
+        for backend in backends:
+            ring.note({"k": "initialized", "backend": backend, "at": 1})
+        assert ring_reading.uses_nccl(Path(ring.path).read_bytes()) is expected
 
 
 # Files of a run folder are opened as what they are, and written whole and private.
 
 
-@pytest.fixture(params=[0o000, 0o022, 0o777])
-def umask(request):
-    before = os.umask(request.param)
-    yield request.param
-    os.umask(before)
-
-
-def mode(path):
-    return path.stat().st_mode & 0o777
-
-
-@pytest.mark.usefixtures("umask")
-def test_what_is_written_is_private_whatever_the_umask(tmp_path):
-    files.make_folder(tmp_path / "rings")
-    files.write_whole(tmp_path / "run.json", "text")
-    os.close(files.open_new(tmp_path / "control"))
-    assert [mode(tmp_path / name) for name in ("rings", "run.json", "control")] == [0o700, 0o600, 0o600]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["control", "rings", "run.json"]
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
+def test_what_is_written_is_private_whatever_the_umask(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        files.make_folder(tmp_path / "rings")
+        files.write_whole(tmp_path / "run.json", "text")
+        os.close(files.open_new(tmp_path / "control"))
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {"rings": 0o700, "run.json": 0o600, "control": 0o600}
 
 
 @pytest.mark.parametrize("name", ["run.json", "run.json.part"])
-def test_a_link_is_replaced_and_not_written_through(tmp_path, name):
+def test_a_link_is_replaced_and_not_written_through_and_another_name_keeps_what_it_holds(tmp_path, name):
     (tmp_path / "outside").write_text("mine")
     (tmp_path / name).symlink_to("outside")
     files.write_whole(tmp_path / "run.json", b"new")
-    assert (tmp_path / "outside").read_text() == "mine"
-    assert not (tmp_path / "run.json").is_symlink()
-    assert (tmp_path / "run.json").read_text() == "new"
-
-
-def test_another_name_of_a_file_keeps_what_it_holds(tmp_path):
-    (tmp_path / "outside").write_text("mine")
     os.link(tmp_path / "outside", tmp_path / "control")
     os.close(files.open_new(tmp_path / "control"))
     assert (tmp_path / "outside").read_text() == "mine"
+    assert not (tmp_path / "run.json").is_symlink()
+    assert (tmp_path / "run.json").read_text() == "new"
 
 
 PLANTS = {
@@ -308,14 +281,11 @@ def test_what_is_no_plain_file_is_not_read_and_waited_for_and_not_written_to(tmp
         os.close(files.open_plain(tmp_path / "evidence", os.O_WRONLY | os.O_CREAT | os.O_APPEND))
 
 
-def test_a_file_that_is_too_large_is_not_read(tmp_path):
+def test_a_file_that_is_too_large_is_not_read_and_a_folder_that_is_a_link_not_used(tmp_path):
     with (tmp_path / "evidence").open("wb") as file:
         file.truncate(2**40)
     with pytest.raises(OSError, match="it has more than"):
         files.read_plain(tmp_path / "evidence")
-
-
-def test_a_folder_that_is_a_link_is_not_used(tmp_path):
     (tmp_path / "outside").mkdir()
     (tmp_path / "rings").symlink_to("outside")
     with pytest.raises(OSError, match="it is a link, or no folder"):
@@ -336,24 +306,20 @@ def values(settings):
     return {name: getattr(settings, name) for name in RecorderSettings.__slots__}
 
 
-def test_settings_arrive_as_they_were_sent():
+def test_settings_arrive_as_they_were_sent_and_what_is_no_value_leaves_the_default():
     sent = RecorderSettings(check_every=7, tune_rounds=2)
     assert sent.variables() == {
         "DDPDOCTOR_CHECK_EVERY": "7", "DDPDOCTOR_SPEED": "0", "DDPDOCTOR_TUNE_ROUNDS": "2", "DDPDOCTOR_TUNE_ONLY": "",
             "DDPDOCTOR_TUNE_SETTING": "", "DDPDOCTOR_LOG_FINDINGS": "0", "DDPDOCTOR_CHECK_AUTO": "0",
     }  # fmt: skip
     assert values(read_settings(sent.variables())) == values(sent)
-
-
-@pytest.mark.parametrize("env", [{}, {"DDPDOCTOR_CHECK_EVERY": ""}, {"DDPDOCTOR_CHECK_EVERY": "often"}])
-def test_what_is_no_value_leaves_the_default(env):
-    assert values(read_settings(env)) == values(RecorderSettings())
+    for env in ({}, {"DDPDOCTOR_CHECK_EVERY": ""}, {"DDPDOCTOR_CHECK_EVERY": "often"}):
+        assert values(read_settings(env)) == values(RecorderSettings())
 
 
 # Which processes are recorded as ranks from their first line on.
 
 
-BOOTSTRAP = Path(ddpdoctor.recorder.__file__).parent / "bootstrap"
 SAY = "import sys\nprint(int(sys._ddpdoctor_recorder.is_rank), flush=True)\n"
 START = "import subprocess, sys\nsubprocess.run([sys.executable, sys.argv[1]], check=True)\n"
 ME = str(os.getpid())
@@ -361,15 +327,14 @@ ME = str(os.getpid())
 
 @pytest.fixture
 def script(tmp_path):
-    file = tmp_path / "train.py"
+    file = make_folder(tmp_path / "run") / "train.py"
     file.write_text(SAY)
-    (tmp_path / "rings").mkdir()
-    (tmp_path / "evidence").mkdir()
     return file
 
 
 def said(script, *words, **env):
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(BOOTSTRAP), "DDPDOCTOR_RUN": str(script.parent), **env}
+    path = str(RECORDER / "bootstrap")
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": path, "DDPDOCTOR_RUN": str(script.parent), **env}
     command = [sys.executable, *(words or [str(script)])]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=script.parent)
     assert done.stderr == ""

@@ -25,8 +25,8 @@ from ddpdoctor.recorder.storage.ring_writing import Ring
 from ddpdoctor.recorder.tune_switches import LEFT_OUT, MEASURED, MEASURED_IN_LAUNCH, MIB, choose_caps, order_blocks
 from ddpdoctor.recorder.tune_trial import WARM_UP
 from tests.preloaded import preloaded
+from tests.scenarios.harmless.alone import RECORDER, make_folder, run_recorded
 from tests.scenarios.running import clean_environment, free_port
-from tests.unit.recorder.test_rings import BOOTSTRAP
 
 # A launch of a trial has one setting from its start: what the script constructs gets it as an argument.
 
@@ -98,28 +98,23 @@ def test_this_torch_has_the_arguments_and_a_call_that_it_refuses_is_refused_as_e
         kind("module", no_such=1)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"batch_size": 2},
-        {"batch_size": 2, "sampler": SequentialSampler(ROWS)},
-        {"batch_sampler": BatchSampler(SequentialSampler(ROWS), 2, drop_last=False)},
-        {"batch_size": 2, "num_workers": 1, "prefetch_factor": 4},
-        {},
-    ],
-)
-def test_loaders_of_several_batches_get_workers_that_stay(options, loader_class):
-    tune_switches.patch_loader(loader_class, "workers=2")
-    loader = loader_class(ROWS, **options)
-    assert (loader.num_workers, loader.persistent_workers) == (2, True)
-    assert loader.prefetch_factor == options.get("prefetch_factor", 2)
-    assert tune_switches.why_without_effect("workers=2") == ""
+LOADERS = [
+    {"batch_size": 2}, {"batch_size": 2, "sampler": SequentialSampler(ROWS)}, {},
+    {"batch_sampler": BatchSampler(SequentialSampler(ROWS), 2, drop_last=False)},
+    {"batch_size": 2, "num_workers": 1, "prefetch_factor": 4},
+]  # fmt: skip
 
 
-def test_streams_and_single_batches_stay_as_they_are(loader_class):
+def test_loaders_of_several_batches_get_workers_that_stay_and_streams_and_single_batches_stay_as_they_are(loader_class):
     tune_switches.patch_loader(loader_class, "workers=2")
     assert [loader_class(data, batch_size=8).num_workers for data in (ROWS, Stream())] == [0, 0]
     assert "no DataLoader" in tune_switches.why_without_effect("workers=2")
+    for options in LOADERS:
+        tune_switches._loaders.clear()
+        loader = loader_class(ROWS, **options)
+        assert (loader.num_workers, loader.persistent_workers) == (2, True)
+        assert loader.prefetch_factor == options.get("prefetch_factor", 2)
+        assert tune_switches.why_without_effect("workers=2") == ""
 
 
 def test_threads_that_the_script_sets_itself_are_noticed():
@@ -134,26 +129,18 @@ def test_threads_that_the_script_sets_itself_are_noticed():
 CPU, CUDA = SimpleNamespace(type="cpu"), SimpleNamespace(type="cuda")
 
 
-class Config:
-    """torch's choice where nobody names a backend: that of the accelerator of this machine."""
-
-    accelerator = "cuda"
-
-    def __init__(self, backend):
-        assert backend == "undefined"
-
-    def get_device_backend_map(self):
-        return {self.accelerator: C10D.Backend.default_device_backend_map[self.accelerator]}
-
-
 class Backend(str):
     __slots__ = ()
     default_device_backend_map = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}  # noqa: RUF012 - as torch has it
 
 
-C10D = SimpleNamespace(Backend=Backend, BackendConfig=Config)
+def config(backend):
+    """Make torch's choice where nobody names a backend: that of the accelerator of this machine."""
+    assert backend == "undefined"
+    return SimpleNamespace(get_device_backend_map=lambda: {"cuda": "nccl"})
 
 
+C10D = SimpleNamespace(Backend=Backend, BackendConfig=config)
 USED = [
     ("gloo", None, {"gloo"}), ("GLOO", CUDA, {"gloo"}), ("nccl", None, {"nccl"}), ("nccl2", None, {"nccl2"}),
     ("cpu:gloo,cuda:nccl", None, {"gloo", "nccl"}), ("cpu:gloo, cuda:gloo", None, {"gloo"}), (None, CUDA, {"nccl"}),
@@ -190,20 +177,13 @@ assert not sys._ddpdoctor_recorder.failures
 
 
 def test_the_level_is_set_before_torch_makes_the_group_and_a_subgroup_follows_the_world(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    for name in ("rings", "evidence"):
-        (tmp_path / name).mkdir()
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(BOOTSTRAP), "DDPDOCTOR_RUN": str(tmp_path), "RANK": "0"}
-    env |= {"DDPDOCTOR_DETAIL": "gloo"}
-    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["DETAIL+", "DETAIL+", "OFF", "DETAIL+", "INFO", "INFO"], done.stderr
+    done = run_recorded(make_folder(tmp_path / "run"), "-c", SCRIPT, DDPDOCTOR_DETAIL="gloo")
+    assert done.stdout.split() == [b"DETAIL+", b"DETAIL+", b"OFF", b"DETAIL+", b"INFO", b"INFO"], done.stderr
 
 
 # A trial switches settings of DDP in a running job, changes no parameter by that, and leaves nothing behind.
 
 
-ROOT = Path(__file__).parents[3]
 JOB = Path(__file__).with_name("trial_job.py")
 KEEPING = "bucket_cap,gradient_as_bucket_view,static_graph,buffers_off,unreduced"
 """Settings that change no parameter, until the reduction is left out."""
@@ -211,19 +191,15 @@ KEPT = "the checkpoint of an earlier run"
 
 
 def run_job(folder, rounds, steps, only="", setting=""):
+    make_folder(folder)
     checkpoint = folder / "model.pt"
     checkpoint.write_text(KEPT)
-    for name in ("rings", "evidence"):
-        (folder / name).mkdir()
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", str(JOB),
-        str(steps), str(checkpoint),
-    ]  # fmt: skip
-    path = f"{ROOT / 'ddpdoctor' / 'recorder' / 'bootstrap'}{os.pathsep}{ROOT}"
-    trial = {
-        "DDPDOCTOR_TUNE_ROUNDS": str(rounds), "DDPDOCTOR_TUNE_ONLY": only, "DDPDOCTOR_TUNE_SETTING": setting
-    }  # fmt: skip
-    env = clean_environment(PYTHONPATH=path, DDPDOCTOR_RUN=str(folder), **trial)
+    words = ["--nproc-per-node=2", f"--master-port={free_port()}", str(JOB), str(steps), str(checkpoint)]
+    env = clean_environment(
+        PYTHONPATH=f"{RECORDER / 'bootstrap'}{os.pathsep}{RECORDER.parents[1]}", DDPDOCTOR_RUN=str(folder),
+        DDPDOCTOR_TUNE_ROUNDS=str(rounds), DDPDOCTOR_TUNE_ONLY=only, DDPDOCTOR_TUNE_SETTING=setting,
+    )  # fmt: skip
+    command = [sys.executable, "-m", "torch.distributed.run", *words]
     with preloaded():
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
@@ -236,8 +212,6 @@ def lines_of(folder, rank):
 
 def test_parameters_are_those_of_a_job_without_switches_until_the_reduction_is_left_out(tmp_path):
     folders = [tmp_path / name for name in ("tried", "plain")]
-    for folder in folders:
-        folder.mkdir()
     tried, kept = run_job(folders[0], rounds=1, steps=1000, only=KEEPING)
     lines = lines_of(folders[0], 0)
     settings = lines[0]["plan"]
@@ -308,23 +282,15 @@ except FileNotFoundError:
 """
 
 
-def test_files_that_were_there_before_stay_as_they_are(tmp_path):
-    run_folder, work = tmp_path / "run", tmp_path / "work"
-    for folder in (run_folder / "rings", run_folder / "evidence", work):
-        folder.mkdir(parents=True)
+def test_files_that_were_there_before_stay_as_they_are(tmp_path, monkeypatch):
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
     for name in ("old.pt", "old.pt.tmp", "other.txt"):
-        (work / name).write_text(name)
-    (work / "script.py").write_text(SCRIPT_TRIAL_SAVES)
-    path = f"{ROOT / 'ddpdoctor' / 'recorder' / 'bootstrap'}{os.pathsep}{ROOT}"
-    env = clean_environment(
-        PYTHONPATH=path, DDPDOCTOR_RUN=str(run_folder), DDPDOCTOR_TUNE_ROUNDS="4", RANK="0", WORLD_SIZE="1",
-        LOCAL_RANK="0",
-    )  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "script.py"], cwd=work, env=env, capture_output=True, text=True, check=False, timeout=200
-    )
-    assert (done.returncode, done.stdout) == (0, "as ever\n"), done.stderr
-    assert {path.name: path.read_text() for path in work.iterdir() if path.name != "script.py"} == {
+        Path(name).write_text(name)
+    Path("script.py").write_text(SCRIPT_TRIAL_SAVES)
+    done = run_recorded(make_folder(tmp_path / "run"), "script.py", DDPDOCTOR_TUNE_ROUNDS="4")
+    assert (done.status, done.stdout) == (0, b"as ever\n"), done.stderr
+    assert {path.name: path.read_text() for path in Path().iterdir() if path.name != "script.py"} == {
         "old.pt": "old.pt", "old.pt.tmp": "old.pt.tmp", "renamed.txt": "other.txt",
     }  # fmt: skip
 
@@ -335,12 +301,10 @@ def test_files_that_were_there_before_stay_as_they_are(tmp_path):
 ENDS = [ring_layout.STEP_COLLECTIVE, ring_layout.STEP_BACKWARD, ring_layout.STEP_REDUCED, ring_layout.STEP_OPTIMIZER]
 
 
-def make(
-    tmp_path,
-    role=ring_layout.ROLE_RANK,
-    shape=ring_layout.RANK_SHAPE,
-    pid=42,
-):
+def make(tmp_path, pid=42):
+    """Make the ring of a rank, or of a child with another pid."""
+    kind = "RANK" if pid == 42 else "CHILD"
+    role, shape = getattr(ring_layout, f"ROLE_{kind}"), getattr(ring_layout, f"{kind}_SHAPE")
     return Ring(str(tmp_path), role, shape, pid=pid, start_ticks=7)
 
 
@@ -384,14 +348,8 @@ def test_steps_are_counted_anew_under_a_better_mark(tmp_path, monkeypatch):
 def test_time_goes_to_the_phase_in_which_it_passed(monkeypatch):
     clock = StepClock()
     monkeypatch.setattr(step_clock, "clock", clock)
-    for phase in (
-        ring_layout.BEFORE,
-        ring_layout.FORWARD,
-        ring_layout.BETWEEN,
-        ring_layout.BACKWARD,
-        ring_layout.BEFORE,
-    ):
-        clock.enter(phase)
+    for phase in ("BEFORE", "FORWARD", "BETWEEN", "BACKWARD", "BEFORE"):
+        clock.enter(getattr(ring_layout, phase))
     began = step_clock.begin_wait()
     assert step_clock.begin_wait() == 0, "a wait inside a wait counts once"
     assert clock.waiting
@@ -430,7 +388,7 @@ def test_a_ring_keeps_the_last_steps(tmp_path):
 def test_a_step_whose_wait_is_not_known_as_on_a_gpu_is_left_out_and_counted(tmp_path, monkeypatch):
     ring = make(tmp_path)
     assert read_steps(read(ring)) is None
-    child = make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE, pid=43)
+    child = make(tmp_path, 43)
     child.step(1, 1, 0, 0, [0] * 4, [0] * 4)
     assert read_steps(read(child)) is None
     for number, flags in ((1, ring_layout.STEP_REDUCED), (2, ring_layout.STEP_REDUCED | ring_layout.STEP_WAIT_UNKNOWN)):
@@ -442,13 +400,8 @@ def test_a_step_whose_wait_is_not_known_as_on_a_gpu_is_left_out_and_counted(tmp_
 
 
 def test_the_waits_of_about_one_step_in_four_are_read_once_there_are_many(tmp_path, monkeypatch):
-    class Group:
-        group_name = "7"
-
     class Model:
-        device_type = "cpu"
-        logger = object()
-        process_group = Group()
+        device_type, logger, process_group = "cpu", object(), type("Group", (), {"group_name": "7"})()
 
     monkeypatch.setattr(here, "ring", make(tmp_path))
     model, read_in = Model(), []
@@ -485,7 +438,7 @@ def test_lines_are_counted_by_phase_outside_waits(tmp_path, monkeypatch):
 
 
 def test_a_full_table_gives_up_its_rarest_line(tmp_path):
-    ring, table = make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE), LineTable()
+    ring, table = make(tmp_path, 43), LineTable()
     for line in range(1, ring_layout.CHILD_SHAPE.lines + 2):
         for _ in range(1 if line == 5 else 2):
             table.count(ring, StepClock(), at(line))
@@ -497,7 +450,7 @@ def test_a_forked_child_counts_for_itself_and_belongs_to_its_parent(tmp_path):
     table, rank = LineTable(), make(tmp_path)
     for _ in range(5):
         table.count(rank, StepClock(), at(1))
-    child = make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE, pid=43)
+    child = make(tmp_path, 43)
     child.note({"k": "process", "ppid": 42})
     LineTable().count(child, StepClock(), at(1))
     contents = {42: read(rank), 43: read(child)}
@@ -506,7 +459,7 @@ def test_a_forked_child_counts_for_itself_and_belongs_to_its_parent(tmp_path):
 
 
 def test_children_of_a_fork_server_work_for_the_rank_that_started_it(tmp_path):
-    server, worker = (make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE, pid=pid) for pid in (43, 44))
+    server, worker = (make(tmp_path, pid) for pid in (43, 44))
     server.note({"k": "process", "ppid": 42})
     worker.note({"k": "process", "ppid": 43})
     worker.fetched(3, 3_000_000, 1_000_000, 2_000_000)
@@ -522,11 +475,11 @@ def test_children_of_a_fork_server_work_for_the_rank_that_started_it(tmp_path):
 
 
 def test_no_pause_of_a_worker_counts_for_more_than_the_batch_after_it(tmp_path):
-    ring, times = make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE), loaders.WorkerTimes()
+    ring, times = make(tmp_path, 43), loaders.WorkerTimes()
     for began_ns, ended_ns in ((0, 10), (15, 25), (1000, 1020)):
         times.add(ring, began_ns, ended_ns)
     assert fetch_cells(read(ring)) == (3, 40, 25, 0)
-    forked = make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE, pid=43)
+    forked = make(tmp_path, 43)
     times.add(forked, 2000, 2010)
     assert fetch_cells(read(forked)) == (1, 10, 0, 0)
 
@@ -554,7 +507,7 @@ def test_durations_that_32_bits_do_not_hold_are_cut():
 def test_the_lines_of_ended_children_are_kept_without_their_rings(tmp_path):
     kept = WorkersSeen()
     for pid in (43, 44):
-        ring, table = make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE, pid=pid), LineTable()
+        ring, table = make(tmp_path, pid), LineTable()
         ring.note({"k": "process", "ppid": 42})
         table.count(ring, StepClock(), at(17))
         ring.fetched(1, 10, 2)
