@@ -130,7 +130,7 @@ _CLIENTS = re.compile(
 )
 _CLIENT = re.compile(
     r"client socket has timed out after (?P<limit>\d{1,12}) ?(?P<unit>ms|s)? while trying to connect to"
-    r" \((?P<host>[^,\s)]{1,253}), (?P<port>\d{1,5})\)"
+    r" [(\[]?(?P<host>[^,\s)\]]{1,253}?)(?:, |\]?:)(?P<port>\d{1,5})(?:[^\w:.,\]]|\.?(?:\s|$))"
 )
 _UNKNOWN_NAME = re.compile(
     r"client socket has failed to connect to any network address of \((?P<host>[^,\s)]{1,253}), (?P<port>\d{1,5})\)"

@@ -210,7 +210,7 @@ def _draw_findings(rule: Rule, heard: list[tuple[object, Answer]]) -> list[Findi
                 where=problem.where,
                 step=problem.step,
                 tensor=problem.tensor,
-                evidence=problem.evidence,
+                evidence=tuple(dict.fromkeys(problem.evidence)),
                 fix=problem.fix,
                 share=problem.share,
                 origin=problem.origin or origin_of(named.code),

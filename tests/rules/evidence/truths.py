@@ -104,6 +104,7 @@ def _check_verdict(report: Report, truth: Truth, status: ExitStatus) -> None:
     _mentions(truth.says, "\n".join([verdict.summary, *verdict.evidence]))
     if not truth.or_cannot_tell:
         _mentions(truth.collect, "\n".join([verdict.summary, *verdict.evidence, verdict.fix]))
+    assert len(set(verdict.evidence)) == len(verdict.evidence), verdict.evidence
     assert status is ExitStatus.FOUND
 
 
