@@ -9,8 +9,12 @@ you commit it. A module has ``CASES = Cases(__name__)``, puts ``@CASES`` before 
 A file of cases has rows of facts, and below each, or below several with one outcome, what is said of them. "==== HEAD"
 begins a case, "with ..." gives what all its rows have, "# " is a comment. Lines of a row after its first are indented.
 What is said begins with "=> ", and goes on with a line for each finding and indented ones with its parts.
+
+A file of tests/data/words has a row "TEXT => VALUE" for each text that a function is given, below "==== FUNCTION": see
+`words`. It is written again as golden values are; a new row is a text alone.
 """
 
+import ast
 import os
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
@@ -20,6 +24,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from ddpdoctor.exchange.conversation import BadMessage
+from ddpdoctor.model.codec import WrongValue
+from ddpdoctor.model.errors import UserError
 from ddpdoctor.report.blocks import Grid, GridCell
 
 FOLDER = Path(__file__).parent / "data" / "golden"
@@ -130,6 +137,47 @@ def _cell(cell: GridCell) -> str:
     level = [] if cell.level is None else [f"{cell.level:.3f}"]
     more = [*([] if cell.tone.value == "plain" else [cell.tone.value]), *level, *([cell.about] if cell.about else [])]
     return cell.text + (f" <{'; '.join(more)}>" if more else "")
+
+
+# Rows of words
+
+
+WORDS = Path(__file__).parent / "data" / "words"
+REFUSED = "refused: "
+
+
+def words(module, **functions):
+    """Return the test of a module's rows. A text in quotes or brackets is a literal, and a refusal is a value too."""
+    path = WORDS / f"{'-'.join(module.split('.')[-2:]).replace('-test_', '-')}.txt"
+
+    @pytest.mark.parametrize("name", functions)
+    def test_words(name):
+        kept = {part.partition("\n")[0]: part.split("\n")[1:] for part in path.read_text("utf-8").split("==== ")[1:]}
+        assert kept.keys() == functions.keys()
+        now = [one for line in kept[name] for one in _row(functions[name], line)]
+        if WRITES:
+            parts = (kept | {name: now}).items()
+            path.write_text("".join("\n".join((f"==== {one}", *lines)) for one, lines in parts), "utf-8")
+        assert WRITES or now == kept[name]
+
+    return test_words
+
+
+def _row(function, line):
+    """Return the lines of a row as they are now, and other lines as they stand, save those that go on with a value."""
+    if not line or line.startswith(("# ", "    ")):
+        return [] if line.startswith("    ") else [line]
+    text = line.partition(" =>")[0]
+    given = ast.literal_eval(text) if text.startswith(("'", '"', "(", "b'", 'b"', "{")) else text
+    try:
+        value = function(given)
+    except UserError as error:
+        value = "\n".join(filter(None, (f"{REFUSED}{error.message}", error.help, f"status {error.status}")))
+    except (ValueError, BadMessage, WrongValue) as error:
+        value = f"{REFUSED}{error}"
+    plain = not isinstance(value, str) or escaped(value) == value
+    first, *more = outline(value if plain else ascii(value)).split("\n")
+    return [f"{text} => {first}".rstrip(), *(f"    {one}".rstrip() for one in more)]
 
 
 # Cases of rules

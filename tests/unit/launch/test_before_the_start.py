@@ -26,6 +26,7 @@ from ddpdoctor.launch.run_folder import launch_shape, make_default_dir, make_rep
 from ddpdoctor.launch.seen import why_unrecorded
 from ddpdoctor.launch.stopping import Guardian
 from ddpdoctor.model.errors import UserError
+from tests.golden import words
 from tests.scenarios.running import wait_for
 
 # The run folder is made before the start.
@@ -44,22 +45,7 @@ def test_the_default_folder_is_named_by_time_and_script_and_never_shared(tmp_pat
     names = [path.name for path in made]
     assert names == [f"20260304-050607-my_train{end}" for end in ("", "-2", "-3")]
     assert all(mode(path) == 0o700 for path in made)
-
-
-def test_a_module_gives_its_last_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     assert make_default_dir("pkg.sub.train", is_module=True, now=NOW).name == "20260304-050607-train"
-
-
-def test_a_new_folder_is_private_and_left_empty(tmp_path):
-    path = make_report_dir(tmp_path / "a" / "b")
-    assert mode(path) == 0o700
-    assert list(path.iterdir()) == []
-
-
-def test_an_empty_folder_becomes_private(tmp_path):
-    (tmp_path / "run").mkdir(mode=0o755)
-    assert mode(make_report_dir(tmp_path / "run")) == 0o700
 
 
 def test_a_working_directory_without_a_place_is_no_obstacle(tmp_path, monkeypatch):
@@ -77,88 +63,79 @@ def test_a_working_directory_without_a_place_is_no_obstacle(tmp_path, monkeypatc
         make_default_dir("train.py", is_module=False, now=NOW)
 
 
-def test_a_folder_with_other_files_may_be_used(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    assert make_report_dir(tmp_path) == tmp_path
-    assert (tmp_path / "notes.txt").read_text() == "mine"
+@pytest.mark.parametrize("names", [None, [], ["latest", "notes.txt"]])
+def test_a_folder_that_is_new_or_holds_only_what_is_the_users_own_may_be_used(tmp_path, names):
+    """It becomes private if it is empty."""
+    folder = tmp_path / "a" / "b"
+    if names is not None:
+        folder.mkdir(parents=True)
+        folder.chmod(0o755)
+    if names:
+        write(folder / "notes.txt")
+        (folder / "latest").symlink_to("nowhere")
+    assert make_report_dir(folder) == folder
+    assert sorted(path.name for path in folder.iterdir()) == (names or [])
+    assert mode(folder) == (0o755 if names else 0o700)
 
 
-@pytest.mark.parametrize("mark", ["report.json", "run.json"])
-def test_another_run_is_never_overwritten(tmp_path, mark):
-    (tmp_path / mark).write_text("{}")
-    with pytest.raises(UserError, match="already holds another run"):
-        make_report_dir(tmp_path)
+def write(path, text=""):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
 
 
-@pytest.mark.parametrize("below", ["file", "file/under"])
-def test_what_is_no_folder_is_refused(tmp_path, below):
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match="is not writable"):
-        make_report_dir(tmp_path / below)
+def give_away(path):
+    path.mkdir(parents=True, exist_ok=True)
+    os.chown(path, 54321, 54321)
 
 
 FILES = ["run.json", "report.json", "control", "agent.jsonl", "watch.json", "consistency.json", "nodes.json"]
 FOLDERS = ["rings", "evidence", "prints", "nccl", "nodes", "gathered"]
+ANOTHER = "already holds another run"
+TAKEN = {
+    "a report": (lambda run: write(run / "report.json", "{}"), ANOTHER),
+    "a run": (lambda run: write(run / "run.json", "{}"), ANOTHER),
+    "rings without a run": (lambda run: write(run / "rings" / "1-2.ring"), ANOTHER),
+    "it is a file": (write, "is not writable"),
+    "it is below a file": (lambda _: None, "is not writable"),
+    "it is a link": (lambda run: run.symlink_to("real"), "is a link to real"),
+    "rings are a file": (lambda run: write(run / "rings"), "is not a f"),
+    "control is a pipe": (lambda run: (run.mkdir(), os.mkfifo(run / "control")), "is not a f"),
+    **{
+        f"{name} is a link to {target}": (
+            lambda run, name=name, target=target: (run.mkdir(), (run / name).symlink_to(f"../{target}")),
+            f"{name} in the report folder .* is a link to ",
+        )
+        for name in (*FILES, *FOLDERS)
+        for target in ("nowhere", "real" if name in FOLDERS else "file")
+    },
+}
+OF_ANOTHER = r"belongs to another user \(uid 54321\)"
+OTHERS = {
+    "the folder is another user's": (give_away, OF_ANOTHER),
+    "its rings are another user's": (lambda run: give_away(run / "rings"), OF_ANOTHER),
+    "a file in it is another user's": (
+        lambda run: (write(run / "control"), os.chown(run / "control", 54321, 54321)), OF_ANOTHER
+    ),
+}  # fmt: skip
+TAKEN |= OTHERS if os.geteuid() == 0 else {}
+"""Only root can give a file to another user."""
 
 
-@pytest.mark.parametrize("dangling", [False, True])
-@pytest.mark.parametrize("name", [*FILES, *FOLDERS])
-def test_a_link_where_a_run_writes_is_refused_and_not_followed(tmp_path, name, dangling):
-    outside, folder = tmp_path / "outside", tmp_path / "run"
-    folder.mkdir()
-    if not dangling and name in FOLDERS:
-        outside.mkdir()
-    elif not dangling:
-        outside.write_text("mine")
-    (folder / name).symlink_to(outside)
-    with pytest.raises(UserError, match=f"{name} in the report folder .* is a link to "):
-        make_report_dir(folder)
-    assert [path.name for path in folder.iterdir()] == [name]
-    assert outside.exists() != dangling
+def all_below(folder):
+    return sorted((str(path), path.is_symlink(), path.is_file() and path.read_text()) for path in folder.rglob("*"))
 
 
-def test_a_folder_that_is_a_link_is_refused(tmp_path):
+@pytest.mark.parametrize("case", TAKEN)
+def test_what_another_run_or_user_has_a_link_and_what_is_no_folder_is_refused_and_left_as_it_is(case, tmp_path):
+    take, said = TAKEN[case]
+    folder = tmp_path / ("file/run" if case == "it is below a file" else "run")
     (tmp_path / "real").mkdir()
-    (tmp_path / "run").symlink_to("real")
-    with pytest.raises(UserError, match="is a link to real"):
-        make_report_dir(tmp_path / "run")
-    assert list((tmp_path / "real").iterdir()) == []
-
-
-def test_links_of_other_names_are_the_users_own(tmp_path):
-    (tmp_path / "latest").symlink_to("nowhere")
-    assert make_report_dir(tmp_path) == tmp_path
-
-
-@pytest.mark.parametrize("name", ["rings", "control"])
-def test_what_is_of_another_kind_is_refused(tmp_path, name):
-    if name == "rings":
-        (tmp_path / name).write_text("")
-    else:
-        os.mkfifo(tmp_path / name)
-    with pytest.raises(UserError, match="is not a f"):
-        make_report_dir(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["", "rings", "control"])
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
-def test_what_belongs_to_another_user_is_refused(tmp_path, name):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    if name == "rings":
-        (folder / name).mkdir()
-    elif name:
-        (folder / name).write_text("")
-    os.chown(folder / name, 54321, 54321)
-    with pytest.raises(UserError, match=r"belongs to another user \(uid 54321\)"):
+    write(tmp_path / "file", "mine")
+    take(folder)
+    before = all_below(tmp_path)
+    with pytest.raises(UserError, match=said):
         make_report_dir(folder)
-
-
-def test_rings_without_a_run_are_another_runs(tmp_path):
-    (tmp_path / "rings").mkdir()
-    (tmp_path / "rings" / "1-2.ring").write_text("")
-    with pytest.raises(UserError, match="already holds another run"):
-        make_report_dir(tmp_path)
+    assert all_below(tmp_path) == before
 
 
 @pytest.mark.parametrize("as_link", [False, True])
@@ -177,141 +154,46 @@ def test_the_default_folders_parent_may_not_be_planted_in_a_shared_working_direc
     make_default_dir("train.py", is_module=False, now=NOW)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "shape"),
-    [
-        (("--nproc-per-node=3",), (3, 1, None)),
-        (("--nproc_per_node", "4", "--nnodes", "2", "--node_rank", "1"), (4, 2, 1)),
-        (("--nproc-per-node=gpu", "--nnodes=1:4"), (None, 1, None)),
-        (("--nproc-per-node", "²", "--nnodes=²", "--node-rank", "x"), (None, None, None)),
-        (("--tee=3", "--rdzv-id", "--nnodes", "--nnodes", "2"), (None, 2, None)),
-        ((), (None, 1, None)),
-    ],
-)
-def test_the_shape_of_a_job_is_read_from_torchruns_options(
-    arguments: tuple[str, ...], shape: tuple[int | None, ...]
-) -> None:
-    found = launch_shape(TorchrunSettings(arguments, {}))
-    assert (found["nproc"], found["nnodes"], found["node_rank"]) == shape
-
-
 # The look at a script before the start.
 
 
-def test_source_of_a_good_script_is_returned(tmp_path):
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (None, r"train\.py was not found"), (b"def f(:\n", r"train\.py:1: "), (b"1\n\nreturn 3\n", r"train\.py:3: "),
+        (b"x = 1\nif x\n    y = 2\n", r"train\.py:2: "), (b"if 1:\nx = 1\n", r"train\.py:2: "), (b"x = 1\0\n", r"train\.py"),
+    ],
+)  # fmt: skip
+def test_a_script_that_cannot_run_is_an_error_of_the_user_with_file_and_line(tmp_path, source, said):
     script = tmp_path / "train.py"
-    script.write_bytes(b"# -*- coding: latin-1 -*-\nx = '\xe9'\n")
-    assert check_script(str(script)) == script.read_bytes()
-
-
-def test_a_script_that_is_not_there(tmp_path):
-    with pytest.raises(UserError, match=r"gone\.py was not found") as error:
-        check_script(str(tmp_path / "gone.py"))
+    if source is not None:
+        script.write_bytes(source)
+    with pytest.raises(UserError, match=said) as error:
+        check_script(str(script))
     assert error.value.status == 2
 
 
-def test_a_directory_is_no_script_unless_python_could_run_it(tmp_path):
+def test_of_what_python_can_run_the_source_is_returned_without_running_it(tmp_path, recwarn):
+    """A zip application has no source to check."""
     with pytest.raises(UserError, match="is a directory"):
         check_script(str(tmp_path))
-    (tmp_path / "__main__.py").write_text("x = 1\n")
-    assert check_script(str(tmp_path)) == b"x = 1\n"
-
-
-@pytest.mark.parametrize(
-    ("source", "line"),
-    [("def f(:\n", 1), ("x = 1\nif x\n    y = 2\n", 2), ("x = 1\n\nreturn 3\n", 3), ("if 1:\nx = 1\n", 2)],
-)
-def test_a_syntax_error_names_file_and_line(tmp_path, source, line):
-    script = tmp_path / "bad.py"
-    script.write_text(source)
-    with pytest.raises(UserError) as error:
-        check_script(str(script))
-    assert f"{script}:{line}: " in error.value.message
-
-
-def test_a_file_of_null_bytes_is_an_error_of_the_user(tmp_path):
-    script = tmp_path / "nul.py"
-    script.write_bytes(b"x = 1\0\n")
-    with pytest.raises(UserError):
-        check_script(str(script))
-
-
-def test_a_zip_application_has_no_source_to_check(tmp_path):
-    archive = tmp_path / "app.pyz"
-    with zipfile.ZipFile(archive, "w") as file:
-        file.writestr("__main__.py", "x = 1\n")
-    assert check_script(str(archive)) is None
-
-
-def test_checking_does_not_run_the_script_nor_warn(tmp_path, recwarn):
-    script = tmp_path / "train.py"
-    script.write_text("raise SystemExit('\\d')\n")
-    assert starts_ranks(check_script(str(script))) is None
+    script = tmp_path / "__main__.py"
+    for source in (b"# -*- coding: latin-1 -*-\nx = '\xe9'\n", b"raise SystemExit('\\d')\n"):
+        script.write_bytes(source)
+        assert check_script(str(script)) == check_script(str(tmp_path)) == source
+    assert starts_ranks(source) is None
     assert not recwarn.list
+    with zipfile.ZipFile(tmp_path / "app.pyz", "w") as file:
+        file.writestr("__main__.py", "x = 1\n")
+    assert check_script(str(tmp_path / "app.pyz")) is None
 
 
 def test_modules_are_found_without_importing(tmp_path):
-    package = tmp_path / "package"
-    package.mkdir()
-    (package / "train.py").write_text("")
-    assert locate_module("package.train", ["/nowhere", str(tmp_path)]) == package / "train.py"
+    write(tmp_path / "package" / "train.py")
+    assert locate_module("package.train", ["/nowhere", str(tmp_path)]) == tmp_path / "package" / "train.py"
     assert locate_module("package", [str(tmp_path)]) is None
-    (package / "__main__.py").write_text("")
-    assert locate_module("package", [str(tmp_path)]) == package / "__main__.py"
-
-
-@pytest.mark.parametrize(
-    ("source", "call"),
-    [
-        ("import torch.multiprocessing as mp\nmp.spawn(f)", "mp.spawn"),
-        ("import torch\ntorch.multiprocessing.spawn(f)", "torch.multiprocessing.spawn"),
-        ("import torch.multiprocessing\ntorch.multiprocessing.spawn(f)", "torch.multiprocessing.spawn"),
-        ("from torch import multiprocessing as tmp\ndef g():\n  tmp.start_processes(f)", "tmp.start_processes"),
-        ("from torch.multiprocessing import spawn\nspawn(f)", "spawn"),
-        ("from torch.multiprocessing import spawn as go\ngo(f)", "go"),
-        ("from accelerate import notebook_launcher\nnotebook_launcher(f)", "notebook_launcher"),
-        ("import accelerate\naccelerate.notebook_launcher(f)", "accelerate.notebook_launcher"),
-        ("import torch.multiprocessing as mp\nmp.set_start_method('spawn')", None),
-        ("import torch.multiprocessing as mp\nf = mp.spawn", None),
-        ("import multiprocessing as mp\nmp.spawn.freeze_support()", None),
-        ("class A:\n  def spawn(self): pass\nA().spawn()", None),
-        ("from game import spawn\nspawn()", None),
-        ("# mp.spawn(f)\ns = 'mp.spawn(f)'", None),
-        ("from .launch import spawn\nspawn()", None),
-    ],
-)
-def test_scripts_that_start_ranks_themselves(source, call):
-    assert starts_ranks(source.encode()) == call
-
-
-@pytest.mark.parametrize(
-    ("source", "gpus", "ranks", "said"),
-    [
-        (b"x = 1", GpuCount(), 2, "no GPU was found"),
-        (b"x = 1", GpuCount(count=1), 1, "the one GPU"),
-        (b"x = 1", GpuCount(count=8), 8, "8 ranks, one per GPU"),
-        (None, GpuCount(), 2, "no GPU was found"),
-        (b"x = 1", GpuCount(unknown="NVML did not answer"), 2, "GPUs are unknown: NVML did not answer"),
-        (b"import torch.multiprocessing as mp\nmp.spawn(f)", GpuCount(count=8), 1, "mp.spawn"),
-    ],
-)
-def test_the_number_of_ranks_and_the_sentence_about_it(source, gpus, ranks, said):
-    chosen, note = choose_nproc(source=source, gpus=gpus)
-    assert chosen == ranks
-    assert said in note
-    assert "--nproc-per-node" in note
-
-
-@pytest.mark.parametrize(
-    ("args", "env"),
-    [
-        (("--nproc-per-node", "3"), {}),
-        (("--nnodes", "2", "--nproc_per_node=gpu"), {}),
-        ((), {"PET_NPROC_PER_NODE": "2"}),
-    ],
-)
-def test_what_the_user_chose_stays(args, env):
-    assert choose_ranks(args, b"", env) == ((), None)
+    write(tmp_path / "package" / "__main__.py")
+    assert locate_module("package", [str(tmp_path)]) == tmp_path / "package" / "__main__.py"
 
 
 @pytest.mark.parametrize(
@@ -321,7 +203,7 @@ def test_what_the_user_chose_stays(args, env):
 def test_a_command_that_cannot_run_is_an_error_that_says_what_to_type(tmp_path, name, mode, advice):
     file = tmp_path / name
     if mode is not None:
-        file.write_text("#!/bin/sh")
+        write(file, "#!/bin/sh")
         file.chmod(mode)
     with pytest.raises(UserError) as error:
         check_command(str(file), "/usr/bin:/bin")
@@ -331,7 +213,7 @@ def test_a_command_that_cannot_run_is_an_error_that_says_what_to_type(tmp_path, 
 
 def test_a_command_is_looked_for_as_a_shell_does(tmp_path):
     script = tmp_path / "train.py"
-    script.write_text("#!/usr/bin/env python")
+    write(script, "#!/usr/bin/env python")
     script.chmod(0o755)
     check_command(str(script), "")
     check_command("sh", "/usr/bin:/bin")
@@ -339,29 +221,30 @@ def test_a_command_is_looked_for_as_a_shell_does(tmp_path):
         check_command("train.py", str(tmp_path / "bin"))
 
 
-# Which Pythons keep the recorder out, and why.
+# What is said of options, of sources, and of Pythons that keep the recorder out.
 
 
 LOADED = {"DDPDOCTOR_RUN": "/run", "PYTHONPATH": "/x/ddpdoctor/recorder/bootstrap:/mine"}
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("python train.py", ""),
-        ("python -u -X dev train.py -I", ""),
-        ("python -W ignore -m pkg -S", ""),
-        ("python -WI train.py", ""),
-        ("python -c I", ""),
-        ("python", ""),
-        ("python -I train.py", "-I"),
-        ("python -uE -m pkg", "-E"),
-        ("python -X dev -S train.py", "-S"),
-    ],
+def number_of_ranks(row):
+    gpus, source = row
+    return choose_nproc(source=source, gpus=GpuCount(unknown=gpus) if isinstance(gpus, str) else GpuCount(count=gpus))
+
+
+def chosen_ranks(row):
+    arguments, _, env = row.partition(" | ")
+    return choose_ranks(tuple(arguments.split()), b"", dict([env.split("=")] if env else []))
+
+
+test_words = words(
+    __name__,
+    launch_shape=lambda line: launch_shape(TorchrunSettings(tuple(line.split()), {})),
+    starts_ranks=lambda source: starts_ranks(source.encode()),
+    number_of_ranks=number_of_ranks,
+    choose_ranks=chosen_ranks,
+    why_unrecorded=lambda line: why_unrecorded(line.split(), LOADED),
 )
-def test_options_that_switch_start_up_hooks_off_are_named(line, reason):
-    why = why_unrecorded(line.split(), LOADED)
-    assert (reason in why) if reason else not why
 
 
 @pytest.mark.parametrize("lacks", ["DDPDOCTOR_RUN", "PYTHONPATH"])

@@ -10,6 +10,7 @@ import zlib
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -43,6 +44,7 @@ from ddpdoctor.model.facts import REACHED_NAME as FILE
 from ddpdoctor.model.facts import NodeSeen, NodesSeen, Presence
 from ddpdoctor.model.findings import Confidence, Finding, Judgment, Severity
 from ddpdoctor.model.reaching import Connecting, Contact
+from tests.golden import words
 from tests.synthetic import Job, write_hosts
 
 # Who is here, silent, gone or was never heard, and who is waited for.
@@ -87,34 +89,6 @@ def test_presence_and_who_is_waited_for(case):
     assert tuple(not made.have_answered(1, late=late) for late in (False, True)) == waits
 
 
-def test_who_never_came_is_absent_under_the_name_that_was_given():
-    node = members().seen().nodes[1]
-    assert (node.presence, node.host, node.heard_ns) == (Presence.ABSENT, "dd1", None)
-
-
-@pytest.mark.parametrize(
-    ("left", "status"),
-    [
-        (b"1", 1),
-        (b"-9", -9),
-        (b"null", None),
-        (b"x", None),
-        (b"", None),
-        (b"Infinity", None),
-        (b"-Infinity", None),
-        (b"NaN", None),
-        (b"1e999", None),
-        (b"9" * 128, None),
-        (b"[" * 128, None),
-        (b"true", None),
-        (b"1.5", None),
-        (b"\xff", None),
-    ],
-)
-def test_the_last_word_is_a_status(left, status):
-    assert members(heard(left=left)).seen().nodes[1].status == status
-
-
 def test_a_greeting_gives_name_and_clocks_and_reports_a_number_that_two_have():
     made = members(heard())
     assert made.unknown() == [1]
@@ -125,17 +99,12 @@ def test_a_greeting_gives_name_and_clocks_and_reports_a_number_that_two_have():
     assert made.unknown() == []
 
 
-MOVED = {
-    "who beats has moved": (heard, True),
-    "who was cut off since then moves no more": (lambda pulse: heard(SILENT_NS + S, pulse), False),
-    "who has left moves no more": (lambda pulse: heard(pulse=pulse, left=b"0"), False),
-}
-
-
-@pytest.mark.parametrize("case", MOVED)
-def test_whose_last_word_that_it_moved_still_counts(case):
-    make, counts = MOVED[case]
-    assert members(make(pulse=replace(PULSE, moved=True))).have_moved() is counts
+@pytest.mark.parametrize(
+    ("more", "counts"), [({}, True), ({"ago_ns": SILENT_NS + S}, False), ({"left": b"0"}, False)],
+    ids=["who beats has moved", "who was cut off since then moves no more", "who has left moves no more"],
+)  # fmt: skip
+def test_whose_last_word_that_it_moved_still_counts(more, counts):
+    assert members(heard(pulse=replace(PULSE, moved=True), **more)).have_moved() is counts
 
 
 def test_an_answer_is_fetched_once_and_all_have_ended_once_the_last_is_here():
@@ -151,17 +120,17 @@ def test_an_answer_is_fetched_once_and_all_have_ended_once_the_last_is_here():
         assert made.take_packed() == {}
 
 
-@pytest.mark.parametrize(("status", "ended_s"), [(None, 3.0), (0, 3.0), (1, None), (-9, None)])
-def test_for_ranks_of_a_launcher_that_failed_nobody_waits_in_vain(status, ended_s):
-    (progress,) = members(heard(pulse=replace(PULSE, status=status))).progress()
-    assert progress.ended_s == ended_s
-
-
-def test_who_is_silent_says_nothing_of_its_ranks():
+def test_for_ranks_of_a_launcher_that_failed_nobody_waits_in_vain_and_who_is_silent_says_nothing_of_its_ranks():
+    for status, ended_s in ((None, 3.0), (0, 3.0), (1, None), (-9, None)):
+        (progress,) = members(heard(pulse=replace(PULSE, status=status))).progress()
+        assert progress.ended_s == ended_s
     assert members(heard(SILENT_NS + S)).progress() == []
 
 
 def test_names_that_are_no_numbers_are_not_heard_and_one_that_no_host_has_is_not_kept():
+    """Who never came is absent under the name that was given."""
+    node = members().seen().nodes[1]
+    assert (node.presence, node.host, node.heard_ns) == (Presence.ABSENT, "dd1", None)
     made = members(heard())
     made.hear({"x": heard(), "-1": heard(), "9999999": heard(), "²": heard()})
     made.greet(1, Greeting(host="h" * 256, pid=1, started_as=1, wall_offset_s=0, clock_offset_ns=0, clock_error_ns=0))
@@ -192,54 +161,27 @@ LARGE = Pulse(
 BOARDS = [Board(), Board(request=LAST, verdict=LAST, roster=LAST, ends=True, left=True)]
 
 
-@pytest.mark.parametrize(
-    ("said", "write", "read", "most"),
-    [
+def test_a_pulse_and_a_board_come_back():
+    for said, write, read, most in (
         *((pulse, write_pulse, read_pulse, MAX_SAID_BYTES) for pulse in (Pulse(progress=NodeProgress()), LARGE)),
         *((board, write_board, read_board, MAX_NOTICE_BYTES) for board in BOARDS),
-    ],
-)
-def test_a_pulse_and_a_board_come_back(said, write, read, most):
-    assert read(write(said)) == said
-    assert len(write(said)) <= most
+    ):
+        assert read(write(said)) == said
+        assert len(write(said)) <= most
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        b"", b"{}", b"[]", b"[[],0,0,0,0,0]", b"\xff", b'[["x",0,0,0,0,0,0,0,0,0],0,0,0,0,0]', b"[1,2]",
-        b'["a",0,0,0,0]', b"null", b"[1,2,Infinity,0,0]", b"[1,1e999,0,0,0]", b"[" * 256,
-    ],
-)  # fmt: skip
-def test_what_says_anything_else_is_no_pulse_and_no_board(said):
-    assert read_pulse(said) is read_board(said) is None
-
-
-@pytest.mark.parametrize(
-    ("said", "ranks"),
-    [
-        ("[4,7]", (4, 5, 6, 7)),
-        ("[4,4]", (4,)),
-        ("[0,9000000000000000000]", ()),
-        ("[0,2000]", ()),
-        ("[-5,7]", ()),
-        ("[7,4]", ()),
-        ("[9000000000000000000,9000000000000000001]", ()),
-    ],
-)
-def test_only_ranks_that_a_node_can_have_are_made_from_the_first_and_the_last(said, ranks):
-    """60 bytes can ask for any number of them."""
-    pulse = read_pulse(b"[[2,0,0,1,null,0.0,null,0,0,0,null,0],0,0,0,null,%s]" % said.encode())
-    assert (pulse.progress.alive, pulse.all_ranks) == (2, ranks)
-
-
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 30])
 @pytest.mark.parametrize("place", range(14))
-def test_a_number_that_is_none_makes_no_pulse(number, place):
-    values = ["2", "0", "0", "1", "null", "0.0", "null", "0", "0", "0", "null", "0", "0", "0"]
-    said = ",".join([*values[:place], number, *values[place + 1 :]])
-    progress, rest = said.split(",")[:12], said.split(",")[12:]
-    assert read_pulse(f"[[{','.join(progress)}],{','.join(rest)},0,null,null]".encode()) is None
+def test_a_number_that_is_none_makes_no_pulse(place):
+    for number in ("NaN", "Infinity", "-Infinity", "1e999", "9" * 30):
+        values = ["2", "0", "0", "1", "null", "0.0", "null", "0", "0", "0", "null", "0", "0", "0"]
+        values[place] = number
+        assert read_pulse(f"[[{','.join(values[:12])}],{','.join(values[12:])},0,null,null]".encode()) is None
+
+
+def ranks_of(text):
+    """Return a pulse with such first and last ranks: 60 bytes can ask for any number of them."""
+    pulse = read_pulse(b"[[2,0,0,1,null,0.0,null,0,0,0,null,0],0,0,0,null,%s]" % text.encode())
+    return f"{pulse.progress.alive} alive, ranks {pulse.all_ranks}"
 
 
 # Each member of a job has a run folder of its own, also on a file system that all see, and at each start.
@@ -383,18 +325,13 @@ def test_a_run_folder_arrives_as_it_was_and_replaces_what_came_before(tmp_path):
     assert files_of(tmp_path / "gathered") == files_of(second)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"x",
-        bytes(3 * PIECE),
-        bytes(3 * PIECE + 7),
-        bytes(PIECE) + b"x" + bytes(2 * PIECE),
-        b"x" * PIECE + bytes(PIECE - 1) + b"y",
-        bytes(2 * PIECE) + b"end",
-    ],
-)
+HOLES = (
+    b"", b"x", bytes(3 * PIECE), bytes(3 * PIECE + 7), bytes(PIECE) + b"x" + bytes(2 * PIECE),
+    b"x" * PIECE + bytes(PIECE - 1) + b"y", bytes(2 * PIECE) + b"end",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("content", HOLES)
 def test_holes_arrive_as_zeros(tmp_path, content):
     (tmp_path / "own" / "rings").mkdir(parents=True)
     (tmp_path / "own" / "rings" / "1-2.ring").write_bytes(content)
@@ -412,44 +349,32 @@ def test_zeros_take_no_room_on_either_side(tmp_path):
     assert (tmp_path / "gathered" / "rings" / "1-2.ring").stat().st_blocks == 0
 
 
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        (b"", "unpacks to more|damaged"),
-        (b"garbage", "damaged"),
-        (packed([["run.json", 2, [0]]], b"{}")[:-3], "damaged"),
-        (packed([["run.json", 2, [0]]], b"{}") + b"x", "damaged"),
-        (zlib.compress(b"\0"), "index"),
-        (packed(b"no JSON"), "index"),
-        (packed({"run.json": 2}), "index"),
-        (packed([["run.json", 2]], b"{}"), "index"),
-        (packed([["run.json", "two", [0]]], b"{}"), "index"),
-        (packed(b'[["run.json", 1e999, [0]]]', b"{}"), "index"),
-        (packed(b'[["run.json", 2, [Infinity]]]', b"{}"), "index"),
-        (packed(b"[" * 100_000), "index"),
-        (packed([["run.json", 2, [0]], ["run.json", 2, [0]]], b"{}{}"), "twice"),
-        (packed([["../../.ssh/authorized_keys", 1, [0]]], b"x"), "no run folder"),
-        (packed([["/etc/passwd", 1, [0]]], b"x"), "no run folder"),
-        (packed([["rings/../../x.ring", 1, [0]]], b"x"), "no run folder"),
-        (packed([["report.json", 1, [0]]], b"x"), "no run folder"),
-        (packed([["run.json", -1, []]]), "no run folder"),
-        (packed([["run.json", MAX_FILE_BYTES + 1, []]]), "no run folder"),
-        (packed([["run.json", 2, [-1]]], b"{}"), "no run folder"),
-        (packed([["run.json", 2, [1]]], b"{}"), "no run folder"),
-        (packed([["run.json", 2, [0, 0]]], b"{}{}"), "no run folder"),
-        (packed([["run.json", 2, [0]]], b"{"), "not as long"),
-        (packed([["run.json", 2, [0]]], b"{}x"), "not as long"),
-        (packed([[f"rings/1-{number}.ring", 0, []] for number in range(MAX_FILES + 1)]), "too many files"),
-        (
-            packed([[f"rings/1-{n}.ring", MAX_FILE_BYTES, []] for n in range(MAX_PLAIN_BYTES // MAX_FILE_BYTES + 1)]),
-            "no run folder",
-        ),
-    ],
-)
-def test_what_is_no_packed_run_folder_is_refused_and_nothing_is_written(tmp_path, data, words):
+WELL = packed([["run.json", 2, [0]]], b"{}")
+TOO_MUCH = (
+    (b"", "damaged"), (b"garbage", "damaged"), (WELL[:-3], "damaged"), (WELL + b"x", "damaged"),
+    (packed(b"[" * 100_000), "index"),
+    (packed([[f"rings/1-{number}.ring", 0, []] for number in range(MAX_FILES + 1)]), "too many files"),
+    (packed([[f"rings/{n}-1.ring", MAX_FILE_BYTES, []] for n in range(MAX_PLAIN_BYTES // MAX_FILE_BYTES + 1)]), "no "),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "words"), TOO_MUCH)
+def test_what_is_cut_off_goes_on_or_is_too_much_is_refused_and_nothing_is_written(tmp_path, data, words):
     with pytest.raises(BadMessage, match=words):
         unpack_folder(data, tmp_path / "gathered")
     assert list(tmp_path.iterdir()) == []
+
+
+def unpacked(row):
+    """Unpack what another program packed: the index and all contents, or any bytes."""
+    data = zlib.compress(row) if isinstance(row, bytes) else packed(*row)
+    with TemporaryDirectory() as folder:
+        try:
+            unpack_folder(data, Path(folder) / "gathered")
+        except BadMessage:
+            assert list(Path(folder).iterdir()) == []
+            raise
+        return files_of(Path(folder))
 
 
 def test_what_unpacks_to_more_than_the_limit_is_refused(tmp_path):
@@ -498,11 +423,8 @@ def test_the_store_and_the_hosts_of_which_nothing_is_heard(nodes, hosts):
 
 
 def test_hosts_without_a_name_and_the_own_one_are_left_out():
-    nodes = (
-        NodeSeen(number=0, host="node0", presence=HERE),
-        NodeSeen(number=1, host="node0", presence=SILENT),
-        NodeSeen(number=2, host="", presence=ABSENT),
-    )
+    seen = (("node0", HERE), ("node0", SILENT), ("", ABSENT))
+    nodes = tuple(NodeSeen(number=n, host=host, presence=presence) for n, (host, presence) in enumerate(seen))
     assert places_to_try(NodesSeen(expected=3, own=0, nodes=nodes), Placement(port=29501)) == ()
 
 
@@ -555,14 +477,20 @@ def test_it_writes_warnings_to_the_run_folder(device, tmp_path):
 
 
 USERS = {
-    "no GPU": ({}, (), ""),
-    "its own level": ({"NCCL_DEBUG": "INFO"}, ("nvidiactl",), ""),
+    "no GPU": ({}, (), ""), "its own level": ({"NCCL_DEBUG": "INFO"}, ("nvidiactl",), ""),
     "its own file": ({"NCCL_DEBUG_FILE": "/tmp/x"}, ("nvidiactl",), ""),
     "a level in NCCL's file": ({}, ("nvidiactl",), "NCCL_DEBUG=INFO\n"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", USERS)
 def test_what_the_user_chose_stays(name, tmp_path):
     env, devices, conf = USERS[name]
     assert nccl_log_environment(env, tmp_path, machine(tmp_path / "root", env, *devices, conf=conf)) == {}
+
+
+test_words = words(
+    __name__,
+    last_word=lambda word: members(heard(left=word)).seen().nodes[1].status,
+    read_pulse=read_pulse, read_board=read_board, ranks_of=ranks_of, unpacked=unpacked,
+)  # fmt: skip

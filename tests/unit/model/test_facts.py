@@ -23,6 +23,8 @@ from ddpdoctor.model.node import Clock, Limit, Node, NodeProcess
 from ddpdoctor.model.reading import Unread, Why
 from ddpdoctor.model.steps import RECENT_STEPS, StepEnd, StepTimes, recent_pace
 from ddpdoctor.model.words import format_span, group_alike, grouped, majority_of, outvoted
+from tests.golden import words
+from tests.pictures import report as small_report
 from tests.rules.build import call, phase
 
 # Packed calls are the calls that were packed.
@@ -64,9 +66,7 @@ def test_equal_calls_are_one_kind_however_many_there_are_and_calls_are_found_by_
 # What is sent arrives as it was, and what is not as the hints say is refused with its place.
 
 
-EMPTY = Report(
-    command=(), started_at="", ended_at="", job=None, verdict=None, findings=(), checks=(), ranks=(), tool_version="1"
-)  # fmt: skip
+EMPTY = small_report()
 
 
 class Maker:
@@ -136,45 +136,15 @@ def test_all_sections_are_among_them_and_floats_and_what_is_unread_arrive():
     assert there_and_back(node) == node
 
 
-NODE = {"host": "n1"}
 PROCESS = {"rank": 0, "local_rank": 0, "pid": 1, "variables": {}, "other_names": [], "cpus": [0, 1]}
-WRONG = [
-    (Node, [], "an object was expected, and it is a list"),
-    (Node, {}, "host: it is missing"),
-    (Node, {"host": 5}, "host: a text was expected, and it is a whole number"),
-    (Node, {**NODE, "index": True}, "index: a whole number was expected, and it is true or false"),
-    (Node, {**NODE, "processes": {}}, "processes: a list was expected, and it is an object"),
-    (
-        Node,
-        {**NODE, "processes": [PROCESS, {**PROCESS, "cpus": [0, "1"]}]},
-        "processes[1].cpus[1]: a whole number was expected, and it is a text",
-    ),
-    (
-        Node,
-        {**NODE, "processes": [{**PROCESS, "variables": {"NCCL_DEBUG": None}}]},
-        "processes[0].variables['NCCL_DEBUG']: a text was expected, and it is nothing",
-    ),
-    (Node, {**NODE, "limits": None}, "limits: an object was expected, and it is nothing"),
-    (
-        Node,
-        {**NODE, "limits": {"~unread": {"why": "because", "reason": "x"}}},
-        "limits.why: one of absent, denied, not-asked, needless, timeout, error was expected, and it is 'because'",
-    ),
-    (NodeProcess, {**PROCESS, "rank": 1.0}, "rank: a whole number or nothing was expected, and it is a number"),
-]
 
 
-@pytest.mark.parametrize(("kind", "plain", "message"), WRONG)
-def test_the_place_of_a_wrong_value_is_named(kind, plain, message):
-    with pytest.raises(WrongValue) as wrong:
-        decode(kind, plain)
-    assert str(wrong.value) == message
+def decode_node(row):
+    return decode(Node, json.loads(row))
 
 
-def test_fields_of_a_newer_version_are_left_out_and_missing_ones_take_their_default():
-    made = decode(NodeProcess, {**PROCESS, "mood": ["good"]})
-    assert made.under_wrap is False
-    assert not hasattr(made, "mood")
+def decode_process(row):
+    return decode(NodeProcess, PROCESS | json.loads(row))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,15 +237,9 @@ def test_a_step_takes_the_time_between_two_ends_of_the_last_steps():
     assert recent_pace(times([])) is recent_pace(StepTimes(**untimed)) is None
 
 
-@pytest.mark.parametrize(
-    ("span_s", "words"),
-    [
-        (0, "0.0 s"), (3.21, "3.2 s"), (9.96, "10 s"), (99, "99 s"), (100, "1 min 40 s"), (125, "2 min 5 s"),
-        (2460, "41 min"), (3600, "1 h"), (11_520, "3 h 12 min"), (129_600, "36 h"), (187_200, "2 days 4 h"),
-    ],
-)  # fmt: skip
-def test_a_span_in_words(span_s, words):
-    assert format_span(span_s) == words
+test_words = words(
+    __name__, decode_node=decode_node, decode_process=decode_process, format_span=lambda text: format_span(float(text))
+)
 
 
 # Sides: who has the same, and who is outside the majority.
