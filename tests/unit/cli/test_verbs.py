@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,39 +19,35 @@ from ddpdoctor.launch.command_line import split_command
 from ddpdoctor.launch.starting import choose_debug_level, debug_environment, has_gpu_driver
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.findings import Confidence, Finding, JobStatus, JobSummary, Judgment, Report, Severity
+from ddpdoctor.model.findings import JobStatus, JobSummary, Judgment, Severity
 from ddpdoctor.report.formats import render_json
 from ddpdoctor.rules.speed.comparing import settings_of
 from tests import benches
+from tests.golden import Cases, words
+from tests.pictures import finding
+from tests.pictures import report as small_report
 from tests.rules.speed.jobs import rank, state
 from tests.synthetic import Job, write_folder
 
-Save = Callable[..., Path]
+CASES = Cases(__name__)
+test_kept = CASES.test()
 
 
 # `report --compare` says what changed between two runs, and why two runs cannot be compared.
 
 
-@pytest.fixture
-def save(tmp_path):
-    """Save the report of a job in a run folder of this name."""
-
-    def write(name, speed, **run_data):
-        known = speed if isinstance(speed, dict) else known_of(speed)
-        ranks = 2 if isinstance(speed, dict) else len(speed.ranks)
-        report = make_report(
-            command=("wrap", "wrap", "train.py", name),
-            started_at="2026-11-24T02:00:00Z",
-            findings=(),
-            checks=(),
-            data={"run": {"torch_version": "2.13.0", "environment": {}, **run_data}, "speed": known},
-            job=JobSummary(world_size=ranks, nnodes=1, status=JobStatus.FINISHED, exit_status=0),
-        )
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "report.json").write_text(render_json(report))
-        return tmp_path / name
-
-    return write
+def save(folder, speed, **run_data):
+    """Save the report of a job in a run folder."""
+    known = speed if isinstance(speed, dict) else known_of(speed)
+    ranks = 2 if isinstance(speed, dict) else len(speed.ranks)
+    report = make_report(
+        command=("wrap", "wrap", "train.py", folder.name), started_at="2026-11-24T02:00:00Z", findings=(), checks=(),
+        data={"run": {"torch_version": "2.13.0", "environment": {}, **run_data}, "speed": known},
+        job=JobSummary(world_size=ranks, nnodes=1, status=JobStatus.FINISHED, exit_status=0),
+    )  # fmt: skip
+    folder.mkdir(parents=True)
+    (folder / "report.json").write_text(render_json(report))
+    return folder
 
 
 def known_of(speed):
@@ -61,60 +58,37 @@ def job(ranks=2, threads=1, **parts_ms):
     return state(*(rank(n, {**parts_ms, "data": lambda at: 1.0 + at % 3}, threads=threads) for n in range(ranks)))
 
 
-def shown(capsys, first, second, **more):
-    assert run(Options(run_dir=first, compare=second, **more)) == 0
-    return capsys.readouterr().out
+def shown(first, second, **more):
+    with contextlib.redirect_stdout(io.StringIO()) as stream:
+        assert run(Options(run_dir=first, compare=second, **more)) == 0
+    return stream.getvalue()
 
 
-def test_the_verdict_names_the_phase_that_made_the_step_shorter(save, capsys):
-    text = shown(capsys, save("a", job(exposed=31.0)), save("b", job(exposed=8.0)))
-    assert "ddpdoctor: a step of B is 18% (" in text
-    assert "shorter than one of A: gradient reduction fell from 31.0 to 8.0 ms" in text
-    rows = {line.split("  ")[1]: line for line in text.splitlines() if line.startswith("  ")}
-    assert rows["gradient reduction"].endswith("shorter")
-    assert rows["forward"].split()[-1] != "shorter"
-    assert "no other setting that was recorded differs" in text
-
-
-def test_runs_that_differ_by_less_than_the_noise(save, capsys):
-    text = shown(capsys, save("a", job()), save("b", job()))
-    assert "no difference larger than the noise: a step takes 101 ms in A and 101 ms in B" in text
-    assert "shorter" not in text
-    assert "longer" not in text
-
-
-def test_a_certain_trifle_is_not_called_noise(save, capsys):
-    steady = [state(rank(0)), state(rank(0, {"forward": 32.5}))]
-    text = shown(capsys, save("a", steady[0]), save("b", steady[1]))
-    assert "no difference of 1% or more" in text
-
-
-def test_what_else_differs_is_said(save, capsys):
-    a = save("a", job(), environment={"OMP_NUM_THREADS": "1", "NCCL_DEBUG": "WARN"})
-    b = save("b", job(ranks=4, threads=2), torch_version="2.12.0", environment={"NCCL_DEBUG": "WARN", "X_NEW": "1"})
-    text = shown(capsys, a, b)
-    assert "; A has 2 ranks, B 4 ranks; A trains 158 samples/s, B 317" in text
-    for line in (
-        "ranks: 2 in A, 4 in B", "torch: 2.13.0 in A, 2.12.0 in B", "OMP_NUM_THREADS: 1 in A, not set in B",
-        "X_NEW: not set in A, 1 in B", "torch threads per rank: 1 in A, 2 in B",
-    ):  # fmt: skip
-        assert line in text
-    assert "NCCL_DEBUG:" not in text
-
-
-def test_other_formats_have_the_same(save, capsys):
-    a, b = save("a", job(exposed=31.0)), save("b", job(exposed=8.0))
-    assert "| gradient reduction | 31.0 | 8.0 | -23.0 |" in shown(capsys, a, b, format="markdown")
-    assert "a step of B is 18%" in shown(capsys, a, b, format="html")
-    assert "gradient reduction,31.0,8.0,-23.0," in shown(capsys, a, b, format="csv")
-    assert '"is_change": true' in shown(capsys, a, b, format="json")
-
-
-def test_a_saved_comparison_is_shown_again(save, tmp_path, capsys):
+@CASES
+def comparisons(tmp_path):
+    """The verdict names the phase that made the step shorter, and what else differs; a trifle is no change."""
+    a = {"environment": {"OMP_NUM_THREADS": "1", "NCCL_DEBUG": "WARN"}}
+    b = {"torch_version": "2.12.0", "environment": {"NCCL_DEBUG": "WARN", "X_NEW": "1"}}
+    pairs = {
+        "shorter": ((job(exposed=31.0), {}), (job(exposed=8.0), {})), "by less than the noise": ((job(), {}),) * 2,
+        "a certain trifle": ((state(rank(0)), {}), (state(rank(0, {"forward": 32.5})), {})),
+        "other ranks and settings": ((job(), a), (job(ranks=4, threads=2), b)),
+    }  # fmt: skip
+    found = {}
+    for title, both in pairs.items():
+        first, second = (
+            save(tmp_path / title / name, one, **more) for name, (one, more) in zip("ab", both, strict=True)
+        )
+        found[title] = shown(first, second).replace(str(tmp_path), "")
+    first, second = (tmp_path / "shorter" / name for name in "ab")
+    found["csv"] = shown(first, second, format="csv")
+    markdown = shown(first, second, format="markdown").partition("\nddpdoctor ")[0]
+    found["markdown"] = markdown.replace(str(tmp_path).replace("_", r"\_"), "")
+    assert "a step of B is 18%" in shown(first, second, format="html")
     saved = tmp_path / "compared.json"
-    saved.write_text(shown(capsys, save("a", job(exposed=31.0)), save("b", job()), format="json"))
-    assert run(Options(run_dir=saved)) == 0
-    assert "ddpdoctor: a step of B is" in capsys.readouterr().out
+    saved.write_text(shown(first, second, format="json"))
+    again = shown(saved, None).replace(str(tmp_path), "").splitlines()
+    return found | {"shown again": [one for one in again if one not in found["shorter"].splitlines()]}
 
 
 def without_blocks():
@@ -130,14 +104,14 @@ def without_blocks():
         ({"budget": {"phases": 3}}, "the time budget in the report cannot be read"),
     ],
 )
-def test_a_run_without_a_budget_is_named(speed, said, save):
+def test_a_run_without_a_budget_is_named(speed, said, tmp_path):
     with pytest.raises(UserError, match=f"b.*{said}") as refused:
-        run(Options(run_dir=save("a", job()), compare=save("b", speed)))
+        run(Options(run_dir=save(tmp_path / "a", job()), compare=save(tmp_path / "b", speed)))
     assert refused.value.status == 2
 
 
-def test_what_is_no_other_run_is_refused(save, tmp_path):
-    a = save("a", job())
+def test_what_is_no_other_run_is_refused(tmp_path):
+    a = save(tmp_path / "a", job())
     bench = tmp_path / "bench.json"
     bench.write_text(render_json(benches.everything()))
     for other, said in (
@@ -255,75 +229,34 @@ def test_only_a_page_can_be_opened(saved):
 # The debug level, and what --quiet leaves.
 
 
-@pytest.mark.parametrize(
-    ("asked", "env", "level"),
-    [
-        (None, {}, "AUTO"), (None, {"TORCH_DISTRIBUTED_DEBUG": ""}, "AUTO"),
-        (None, {"TORCH_DISTRIBUTED_DEBUG": "OFF"}, None), ("INFO", {"TORCH_DISTRIBUTED_DEBUG": "OFF"}, "INFO"),
-        ("OFF", {}, "OFF"),
-    ],
-)  # fmt: skip
-def test_the_debug_level_goes_by_the_backend_unless_somebody_said_otherwise(asked, env, level):
-    assert choose_debug_level(asked, env) == level
+def environment_of(level):
+    """The variable of a level that was set before; none of it is not set."""
+    return {} if level is None else {"TORCH_DISTRIBUTED_DEBUG": level}
 
 
-@pytest.mark.parametrize(("asked", "level"), [(None, None), ("DETAIL", "DETAIL")])
-def test_without_room_detail_is_for_who_asks_for_it(asked, level):
-    assert choose_debug_level(asked, {}, has_space=False) == level
+def environment_with(row):
+    level, is_command = row
+    made = debug_environment(environment_of("before"), level, is_command=is_command)
+    if level == "AUTO" and is_command:
+        assert made == ({} if has_gpu_driver(System()) else environment_of("DETAIL"))
+        return "that of DETAIL where there is no GPU"
+    return made
 
 
-@pytest.mark.parametrize(
-    ("chosen", "env", "reported"),
-    [
-        ("AUTO", {}, "slows down small steps"),
-        ("DETAIL", {}, "0.3 to 1 ms"),
-        (None, {"TORCH_DISTRIBUTED_DEBUG": "detail"}, "0.3 to 1 ms"),
-        ("OFF", {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, None),
-        (None, {"TORCH_DISTRIBUTED_DEBUG": "INFO"}, None),
-        (None, {}, None),
-    ],
+test_words = words(
+    __name__,
+    choose_debug_level=lambda row: choose_debug_level(row[0], environment_of(row[1]), has_space=len(row) == 2),
+    debug_note=lambda row: debug_note(row[0], environment_of(row[1])),
+    patience_note=lambda seconds: _patience_note(int(seconds)),
+    debug_environment=environment_with,
 )
-def test_the_price_of_detail_is_shown_to_who_pays_it(chosen, env, reported):
-    note = debug_note(chosen, env)
-    assert note is None if reported is None else reported in note
 
 
-@pytest.mark.parametrize(("hang_timeout_s", "is_reported"), [(300, False), (599, False), (600, True)])
-def test_a_hang_timeout_that_torch_does_not_wait_for_is_reported_before_the_start(hang_timeout_s, is_reported):
-    assert (_patience_note(hang_timeout_s) is not None) is is_reported
-
-
-@pytest.mark.parametrize("is_command", [True, False])
-@pytest.mark.parametrize("level", [None, "OFF", "INFO", "DETAIL", "AUTO"])
-def test_a_command_has_torchs_own_variable_and_ranks_with_a_recorder_that_of_the_recorder(level, is_command):
-    made = debug_environment({"TORCH_DISTRIBUTED_DEBUG": "before"}, level, is_command=is_command)
-    expected = {"TORCH_DISTRIBUTED_DEBUG": "before" if level is None else level}
-    if level in ("AUTO", "DETAIL") and not is_command:
-        expected = {"DDPDOCTOR_DETAIL": "gloo" if level == "AUTO" else "always"}
-    elif level == "AUTO":
-        expected = {} if has_gpu_driver(System()) else {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
-    assert made == expected
-
-
-def report_of(*severities, verdict=None):
-    findings = tuple(
-        Finding(code=f"DD60{n}", kind="stuck", severity=severity, confidence=Confidence.HIGH, summary="s")
-        for n, severity in enumerate(severities)
-    )
-    return Report(
-        command=(), started_at="", ended_at="", job=None, verdict=None if verdict is None else findings[verdict],
-        findings=findings, checks=(), ranks=(),
-    )  # fmt: skip
-
-
-def test_quiet_leaves_errors_only():
-    left = keep_errors(report_of(Severity.ERROR, Severity.WARNING, Severity.INFO, verdict=0))
-    assert [finding.severity for finding in left.findings] == [Severity.ERROR]
-    assert left.verdict == left.findings[0]
-
-
-def test_quiet_leaves_nothing_of_warnings():
-    assert keep_errors(report_of(Severity.WARNING, Severity.INFO, verdict=0)) is None
+def test_quiet_leaves_errors_only_and_nothing_of_warnings():
+    findings = [finding(f"DD60{n}", severity=one) for n, one in enumerate(Severity)]
+    error, *others = sorted(findings, key=lambda one: one.severity is not Severity.ERROR)
+    assert keep_errors(small_report(error, *others)) == small_report(error)
+    assert keep_errors(small_report(*others)) is None
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ import errno
 import fcntl
 import io
 import os
-import pty
 import struct
 import tempfile
 import termios
+from functools import partial
 
 import pytest
 
@@ -31,6 +31,7 @@ from ddpdoctor.launch.session import JobOutcome
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import JobEnd, Logger
 from ddpdoctor.model.findings import Judgment
+from tests.golden import words
 
 # What ends the command, and with which status.
 
@@ -100,22 +101,34 @@ def test_each_script_is_valid_and_marks_its_fault_once(fault):
 # A text that is shown again and again: in place on a terminal, one after the other elsewhere.
 
 
-CURSOR_BACK = "\x1b[?25h"
-"""What Rich writes last: the cursor is shown again."""
-
-
-def test_on_a_terminal_the_next_text_takes_the_place_of_the_one_before(monkeypatch):
+@pytest.fixture
+def terminal(monkeypatch):
+    """A terminal of 93 columns to write to, and what reads all that was written."""
     monkeypatch.setenv("TERM", "xterm")
-    master, slave = pty.openpty()
-    with os.fdopen(slave, "w") as stream:
-        with LiveText(stream, in_place=True) as screen:
-            assert screen.show("step 1\nrank \x1b[1m0\x1b[0m [/dev/shm]\n")
-            assert screen.show("step 2\nrank 0\n")
-        shown = ""
-        while not shown.endswith(CURSOR_BACK):
-            shown += os.read(master, 2**16).decode()
-    os.close(master)
-    before, _, _ = shown.partition("step 2")
+    reader, writer = os.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 93, 0, 0))
+    stream = os.fdopen(writer, "w")
+
+    def read():
+        stream.close()
+        text = b""
+        while True:
+            try:
+                text += os.read(reader, 65536)
+            except OSError:  # Linux's way to say that the other side is closed
+                return text.decode()
+
+    yield stream, read
+    stream.close()
+    os.close(reader)
+
+
+def test_on_a_terminal_the_next_text_takes_the_place_of_the_one_before(terminal):
+    stream, read = terminal
+    with LiveText(stream, in_place=True) as screen:
+        assert screen.show("step 1\nrank \x1b[1m0\x1b[0m [/dev/shm]\n")
+        assert screen.show("step 2\nrank 0\n")
+    before, _, _ = read().partition("step 2")
     assert "step 1" in before
     assert "[/dev/shm]" in before  # what looks like markup stays as it is
     assert "\x1b[1A" in before.partition("step 1")[2]
@@ -187,21 +200,12 @@ def test_a_call_that_takes_too_long_is_stopped_and_says_what_to_do():
 # What a stream can show.
 
 
-@pytest.fixture
-def terminal():
-    """A stream that is a terminal of 93 columns."""
-    ours, theirs = os.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 93, 0, 0))
-    with open(theirs, "w") as stream:  # noqa: PTH123  a descriptor, no path
-        yield stream
-    os.close(ours)
-
-
 def test_a_terminal_has_a_width_and_colors_and_a_pipe_has_neither(terminal):
+    stream, _ = terminal
     colors = {"": True, "NO_COLOR=": True, "NO_COLOR=1": False, "TERM=dumb": False}
-    assert {text: has_color(terminal, dict([text.split("=")] if text else [])) for text in colors} == colors
+    assert {text: has_color(stream, dict([text.split("=")] if text else [])) for text in colors} == colors
     assert not has_color(io.StringIO(), {"TERM": "xterm"})
-    assert (read_width(terminal), read_width(io.StringIO())) == (93, None)
+    assert (read_width(stream), read_width(io.StringIO())) == (93, None)
 
 
 def test_what_the_stream_cannot_say_is_escaped_and_a_line_of_ours_says_whose_it_is():
@@ -217,28 +221,8 @@ def test_what_the_stream_cannot_say_is_escaped_and_a_line_of_ours_says_whose_it_
 # A bar on a terminal, and nothing anywhere else.
 
 
-@pytest.fixture
-def terminal_progress():
-    """A terminal to write to, and what reads all that was written."""
-    reader, writer = os.openpty()
-    stream = os.fdopen(writer, "w")
-
-    def read():
-        stream.close()
-        text = b""
-        while True:
-            try:
-                text += os.read(reader, 65536)
-            except OSError:  # Linux's way to say that the other side is closed
-                return text.decode()
-
-    yield stream, read
-    os.close(reader)
-
-
-def test_a_terminal_shows_what_is_measured_and_the_time_left(terminal_progress, monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    stream, read = terminal_progress
+def test_a_terminal_shows_what_is_measured_and_the_time_left(terminal):
+    stream, read = terminal
     with ShownProgress(stream, wanted=True) as progress:
         progress.show("all_reduce [float32] 1 MiB", 0.5, 75.0)
     text = read()
@@ -247,8 +231,8 @@ def test_a_terminal_shows_what_is_measured_and_the_time_left(terminal_progress, 
     assert "\x1b[2K" in text  # it is taken away in the end
 
 
-def test_other_ranks_and_streams_show_nothing_and_nobody_does_after_it_was_stopped(terminal_progress):
-    stream, read = terminal_progress
+def test_other_ranks_and_streams_show_nothing_and_nobody_does_after_it_was_stopped(terminal):
+    stream, read = terminal
     pipe = io.StringIO()
     for shown in (ShownProgress(stream, wanted=False), ShownProgress(pipe, wanted=True)):
         with shown as progress:
@@ -262,41 +246,7 @@ def test_other_ranks_and_streams_show_nothing_and_nobody_does_after_it_was_stopp
 # Values as people type them.
 
 
-READ = {
-    parse_size: {
-        "4096": 4096, "1KiB": 1024, "1 kib": 1024, "8M": 8 * 2**20, "1.5GiB": 3 * 2**29, "1GB": 10**9, "3B": 3
-    },
-    parse_share: {"90%": 0.9, "90 %": 0.9, "0.9": 0.9, "100%": 1.0},
-    parse_bandwidth: {"460": 460.0, "460GB/s": 460.0, "460 gb/s": 460.0, "400Gbit/s": 50.0, "1.8TB/s": 1800.0},
-    parse_count: {"350M": 350_000_000, "1.5B": 1_500_000_000, "124439808": 124_439_808},
-    parse_duration: {
-        "8": 8, "8.0": 8, "8s": 8, "5m": 300, "1h": 3600, "500ms": 0.5, ".5": 0.5, "2 M": 120
-    },
-    parse_port: {" 29500 ": 29500},
-    parse_ports: {"40000-40100": (40000, 40100), "5-5": (5, 5)},
-    parse_steps: {"1": 1, "50": 50, " 200 ": 200, "999999999": 999_999_999},
-}  # fmt: skip
-REFUSED = {
-    parse_size: ("", "0", "-1KiB", "1.5", "1e3", "MiB", "٤", "9" * 400),
-    parse_share: ("0%", "101%", "90", "%"),
-    parse_bandwidth: ("0", "fast", "460 GiB/s"),
-    parse_count: ("0", "350MB"),
-    parse_duration: ("", "0", "0s", "-1", "8x", "s", "1e3", "nan", "inf", "5 minutes", "9" * 400),
-    parse_ports: ("", "40000", "40100-40000", "0-10", "1-70000", "a-b", "1-2-3"),
-    parse_steps: ("0", "-1", "1.5", "ten", "", "5s", "1e3", "²", "9" * 10, "9" * 5000),
-}
-
-
-@pytest.mark.parametrize("parse", READ)
-def test_values_as_people_type_them(parse):
-    found = {text: parse(text, "--it") for text in READ[parse]}
-    assert found == (READ[parse] if parse is parse_ports else pytest.approx(READ[parse]))
-
-
-@pytest.mark.parametrize(("parse", "text"), [(parse, text) for parse, texts in REFUSED.items() for text in texts])
-def test_what_is_no_value_names_the_option_and_says_what_is_one(parse, text):
-    with pytest.raises(UserError, match="--it") as error:
-        parse(text, "--it")
-    assert error.value.status == 2
-    assert error.value.help
-    assert parse is not parse_steps or "--no-consistency" in error.value.help
+PARSERS = (
+    parse_size, parse_share, parse_bandwidth, parse_count, parse_duration, parse_port, parse_ports, parse_steps
+)  # fmt: skip
+test_words = words(__name__, **{parse.__name__: partial(parse, option="--it") for parse in PARSERS})
