@@ -8,8 +8,7 @@ from typing import get_args
 import pytest
 
 from ddpdoctor.cli.output import render
-from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.findings import Check, Outcome, Place, Report, Severity
+from ddpdoctor.model.findings import Check, Outcome, Place, Severity
 from ddpdoctor.model.pictures import SpanKind
 from ddpdoctor.report import contents
 from ddpdoctor.report.blocks import (
@@ -35,7 +34,6 @@ from ddpdoctor.report.blocks import (
     WaitNode,
 )
 from ddpdoctor.report.html.drawings import (
-    LEVEL_STYLE,
     MAX_NODES,
     lane_rows,
     lay_out_chart,
@@ -46,6 +44,7 @@ from ddpdoctor.report.html.page import BlockDrawer, embed, list_parts, make_envi
 from ddpdoctor.report.text.report import TextPage, add_blocks, render_text
 from tests import pages
 from tests.golden import Cases
+from tests.pictures import report as small_report
 
 CASES = Cases(__name__)
 test_kept = CASES.test()
@@ -77,12 +76,10 @@ def new_verb_content(report):
     return Content(headline="all is well", sections=(BLOCKS,), records=records)
 
 
-NEW = Report(
-    command=("ddpdoctor", "new-verb"), started_at="2026-01-02T03:04:05.000+00:00",
-    ended_at="2026-01-02T03:04:07.500+00:00", job=None, verdict=None, findings=(),
-    checks=(Check(id="shm", code="DD121", outcome=Outcome.PASSED, seen="64 MiB"),), ranks=(), data={"new": {}},
-    tool_version="1.2.3",
-)  # fmt: skip
+NEW = replace(
+    small_report(checks=[Check(id="shm", code="DD121", outcome=Outcome.PASSED, seen="64 MiB")], new={}),
+    command=("ddpdoctor", "new-verb"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -108,11 +105,6 @@ def test_a_new_verb_is_drawn_as_html():
         'aria-label="a chart: a line"', "<title>a line: 10 at 1 KiB</title>",
     ):  # fmt: skip
         assert part in text
-
-
-def test_a_report_without_records_has_no_csv():
-    with pytest.raises(UserError, match="no table"):
-        render(replace(NEW, data={}), "csv")
 
 
 def test_columns_go_where_there_is_no_room_and_wide_tables_have_something_to_show_instead():
@@ -212,39 +204,34 @@ def node(rank, *, blamed=False):
     return WaitNode(ranks=(rank,), state="in recv", place="/a/train.py:1 in main", blamed=blamed)
 
 
-def test_a_graph_has_who_is_waited_for_at_the_right_and_circles_lead_back():
-    chain = lay_out_graph(WaitGraph(nodes=(node(0, blamed=True), node(1), node(2)), edges=((2, 1), (1, 0), (2, 0))))
-    assert [box.x for box in chain.boxes] == sorted((box.x for box in chain.boxes), reverse=True)
-    assert chain.boxes[0].lines == ("rank 0", "in recv", "train.py:1 in main")
-    circle = lay_out_graph(WaitGraph(nodes=(node(0), node(1)), edges=((0, 1), (1, 0))))
-    assert len({box.x for box in circle.boxes}) == len(circle.arrows) == 2
-    assert (
-        circle.words[1] == "rank 1 (in recv, /a/train.py:1 in main) waits for rank 0 (in recv, /a/train.py:1 in main)"
-    )
+NOW = ChartLine(name="now", points=((0, 1.0), (1024, 0.0), (2048, 2.0), (4096, float("inf"))))
+THEN = ChartLine(name="then", points=((1024, 1.0), (4096, 4.0)), is_reference=True)
+LEVEL = ChartLine(name="level", points=((1024, 3.0), (4096, 3.0)))
+SERIES = {
+    "references without marks, and what logarithms have not": Series(title="title", lines=(NOW, THEN), reference=LEVEL),
+    "no point": Series(title="none", lines=(replace(NOW, points=()),)),
+    "one point": Series(title="one", lines=(replace(NOW, points=((8, 3.0),)),)),
+}
 
 
-def test_a_graph_that_is_too_large_says_how_much_is_left_out():
+@CASES
+def charts_as_coordinates():
+    return {name: lay_out_chart(one) for name, one in SERIES.items()}
+
+
+GRAPHS = {
+    "a chain": WaitGraph(nodes=(node(0, blamed=True), node(1), node(2)), edges=((2, 1), (1, 0), (2, 0))),
+    "a circle": WaitGraph(nodes=(node(0), node(1)), edges=((0, 1), (1, 0))), "nothing": WaitGraph(nodes=(), edges=()),
+}  # fmt: skip
+
+
+@CASES
+def graphs_as_coordinates():
+    """Who is waited for is at the right, and circles lead back. Of a graph that is too large a part is left out."""
     nodes = tuple(map(node, range(MAX_NODES + 5)))
-    drawing = lay_out_graph(WaitGraph(nodes=nodes, edges=tuple((at, at + 1) for at in range(len(nodes) - 1))))
-    assert (len(drawing.boxes), drawing.left_out, len(drawing.words)) == (MAX_NODES, 5, MAX_NODES + 4)
-    assert lay_out_graph(WaitGraph(nodes=(), edges=())).boxes == ()
-
-
-def test_a_chart_draws_references_without_marks_and_leaves_out_what_logarithms_have_not():
-    now = ChartLine(name="now", points=((0, 1.0), (1024, 0.0), (2048, 2.0), (4096, float("inf"))))
-    then = ChartLine(name="then", points=((1024, 1.0), (4096, 4.0)), is_reference=True)
-    level = ChartLine(name="level", points=((1024, 3.0), (4096, 3.0)))
-    chart = lay_out_chart(Series(title="title", lines=(now, then), reference=level))
-    assert [(curve.name, len(curve.marks), curve.style) for curve in chart.curves] == [
-        ("now", 1, 0), ("then", 0, 0), ("level", 0, LEVEL_STYLE),
-    ]  # fmt: skip
-    assert chart.curves[0].marks[0].about == "now: 2 at 2 KiB"
-    assert [tick.label for tick in chart.across] == ["1 KiB", "2 KiB", "4 KiB"]
-    assert (chart.across[0].at, chart.across[-1].at) == (chart.left, chart.right)
-    assert all(chart.top <= tick.at <= chart.bottom for tick in chart.up)
-    assert max(tick.at for tick in chart.up) > chart.height / 2
-    assert lay_out_chart(Series(title="none", lines=(replace(now, points=()),))).curves == ()
-    assert lay_out_chart(Series(title="one", lines=(replace(now, points=((8, 3.0),)),))).curves[0].marks
+    large = lay_out_graph(WaitGraph(nodes=nodes, edges=tuple((at, at + 1) for at in range(len(nodes) - 1))))
+    assert (len(large.boxes), large.left_out, len(large.words)) == (MAX_NODES, 5, MAX_NODES + 4)
+    return {name: lay_out_graph(one) for name, one in GRAPHS.items()}
 
 
 def test_stacks_of_any_depth_are_drawn(monkeypatch):

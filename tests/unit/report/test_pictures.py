@@ -63,18 +63,18 @@ from ddpdoctor.model.tuning import (
     TuneResult,
     TuneVerdict,
 )
-from ddpdoctor.report.blocks import MAX_ROWS, ChartLine, GridCell, Series, grid_by_member, linear_level, log_level
+from ddpdoctor.report.blocks import MAX_ROWS, ChartLine, Series, linear_level, log_level
 from ddpdoctor.report.lines import clean, format_ranks, wrap
 from ddpdoctor.report.markdown import render_markdown
 from ddpdoctor.report.text.pictures import MOST_ROWS, draw_sparks, draw_strip
 from ddpdoctor.report.text.report import render_text
 from ddpdoctor.report.tree import MOST_FRAMES, draw_tree, stack_tree
 from ddpdoctor.report.verbs.job import consistency_pictures, job_content
-from ddpdoctor.report.verbs.live import fold, plain_histories, render_history, render_status
+from ddpdoctor.report.verbs.live import plain_histories, render_history, render_status
 from ddpdoctor.report.verbs.trial import reference_pictures
 from tests import benches
 from tests.doc_pages import DOCS
-from tests.golden import Cases
+from tests.golden import Cases, words
 from tests.pictures import FINISHED, finding, only, pictures, report
 from tests.rules.consistency import test_files as files
 from tests.rules.consistency.build import difference, stream
@@ -94,28 +94,6 @@ def at_ends(grid, columns=2):
         "rows": (len(grid.rows), *grid.rows[-2:]), "columns": (len(grid.columns), *grid.columns[-columns:]),
         "legend": grid.legend, "first row": [*grid.cells[0][:2], *grid.cells[0][-2:]],
     }  # fmt: skip
-
-
-@CASES
-def members_with_equal_cells_share_a_column_and_what_is_left_out_is_counted():
-    rows = [
-        ("one", {rank: GridCell(text=str(min(rank, 70))) for rank in range(80)}),
-        ("other", {0: GridCell(text="x")}),
-    ]
-    grid = grid_by_member("a title", rows, range(80), lambda those: f"{those[0]}-{those[-1]}", axes=("thing", "rank"))
-    few = grid_by_member("a title", rows, range(69, 80), lambda those: str(list(those)), axes=("thing", "rank"))
-    return at_ends(grid), few
-
-
-@CASES
-def levels_are_between_0_and_1_and_there_is_none_for_what_is_no_number():
-    nan, inf = float("nan"), float("inf")
-    return {
-        "linear": [linear_level(value, 4.0) for value in (-1.0, 1.0, 9.0)],
-        "linear, none": [linear_level(1.0, high) for high in (0.0, nan, inf)],
-        "log": [log_level(value, 1.0, 100.0) for value in (0.5, 10.0, 1e9, 0.0, nan)],
-        "log, none": log_level(1.0, 1.0, 1.0),
-    }
 
 
 @CASES
@@ -464,35 +442,6 @@ def test_the_page_of_history_shows_what_is_drawn():
 
 
 CWD = Path("/home/me/proj")
-CLEANED = [
-    ("at /home/me/proj/train.py:3", "at train.py:3"),
-    ("(/home/me/proj/a/b.py:3)", "(a/b.py:3)"),
-    ("/home/me/project/train.py:3", "/home/me/project/train.py:3"),
-    ("/mnt/home/me/proj/train.py:3", "/mnt/home/me/proj/train.py:3"),
-    ("cd /home/me/proj/", "cd /home/me/proj/"),
-    ("\x1b[31mred", "\\x1b[31mred"),
-    ("a\rb\x07", "a\\rb\\x07"),
-    ("a\udcffb", "a\\udcffb"),
-    ("right\u202eleft", "right\\u202eleft"),
-    ("größe\n[/dev/shm]", "größe\n[/dev/shm]"),
-    ("\x1b]8;;http://x\x07link\x1b]8;;\x07", "\\x1b]8;;http://x\\x07link\\x1b]8;;\\x07"),
-    ("\x9b31m \u2066x\u2069 \u200b", "\\x9b31m \\u2066x\\u2069 \\u200b"),
-    ("::error::x", "\\x3a:error::x"),
-    ("seen\n  ::Warning file=a::b, ::group::c", "seen\n  \\x3a:Warning file=a::b, \\x3a:group::c"),
-    ("::add-mask::e ::stop-commands::f", "\\x3a:add-mask::e \\x3a:stop-commands::f"),
-    ("/home/me/proj/::error::x", "\\x3a:error::x"),
-    ("a ##vso[task.setvariable]b ##[error]c", "a \\x23#vso[task.setvariable]b \\x23#[error]c"),
-    ("c10::Error ::1 [::]:29500 ::testing::x std::debug, ## a title #[x]",) * 2,
-]
-
-
-@pytest.mark.parametrize(("text", "shown"), CLEANED)
-def test_nothing_that_a_terminal_or_a_runner_would_act_on_is_left_and_paths_are_short(text, shown):
-    assert clean(text, CWD) == shown
-
-
-def test_the_root_as_working_directory_shortens_nothing():
-    assert clean("/a/train.py:3", Path("/")) == "/a/train.py:3"
 
 
 def test_lines_break_between_words_only_stay_where_they_are_and_hang_under_the_first():
@@ -501,15 +450,11 @@ def test_lines_break_between_words_only_stay_where_they_are_and_hang_under_the_f
     assert (wrap("one\ntwo", None, first="- "), wrap("", 80, first="  x ")) == (["- one", "  two"], ["  x"])
 
 
-@pytest.mark.parametrize(
-    ("ranks", "words"),
-    [
-        ((), ""), ((4,), "rank 4"), ((1, 0), "ranks 0, 1"), ((0, 1, 2), "ranks 0-2"), ((9, *range(7)), "ranks 0-6, 9"),
-        ((0, 1, 2, 5), "ranks 0-2, 5"), ((3, 3), "rank 3"), ((0, 2, 4, 5), "ranks 0, 2, 4, 5"),
-    ],
+test_words = words(
+    __name__,
+    clean=lambda text: clean(text, CWD), clean_below_the_root=lambda text: clean(text, Path("/")),
+    format_ranks=format_ranks, linear_level=lambda row: linear_level(*row), log_level=lambda row: log_level(*row),
 )  # fmt: skip
-def test_ranks_in_words(ranks, words):
-    assert format_ranks(ranks) == words
 
 
 # What a job does, as text: ranks that do the same are one row, whatever is collected is escaped.
@@ -540,21 +485,12 @@ def draw(one, width=80):
     return render_status(one, width=width, color=False)
 
 
-@pytest.mark.parametrize(
-    ("changes", "rows"),
-    [
-        ({"step": 1042, "step_ms": 43.0, "waits_share": 0.1, "batch": 90, "memory_bytes": 2**31}, 1),
-        ({"step": 1043}, 2), ({"step_ms": 60.0}, 2), ({"waits_share": 0.4}, 2),
-        ({"lives": False, "trains": False, "state": "exit status 1"}, 2),
-    ],
-)  # fmt: skip
-def test_ranks_that_train_alike_are_one_row(changes, rows):
-    assert len(fold([rank(0), rank(1, **changes)])) == rows
-
-
+ALIKE = ({}, {"step": 1042, "step_ms": 43.0, "waits_share": 0.1, "batch": 90, "memory_bytes": 2**31})
+OTHERS = ({"step": 1043}, {"step_ms": 60.0}, {"waits_share": 0.4}, {"lives": False, "trains": False, "state": "exit 1"})
 WAIT = WaitNow(ranks=(0, 2, 3), call="all_reduce of float32[1]", since_s=12.0)
 SITUATIONS = {
     "it trains": status(*map(rank, range(8)), replicas=ReplicasNow(equal_up_to=1000, at="optimizer step", compared=12)),
+    "the first two train alike": status(*(rank(n, **changes) for n, changes in enumerate((*ALIKE, *OTHERS)))),
     "still at two lines and two steps": status(
         *(still(n, "in all_reduce", line) for n, line in ((0, 7), (1, 7), (2, 8))), still(3, "in all_reduce", 7, step=1)
     ),
@@ -710,16 +646,9 @@ def stacks_are_merged_from_the_outermost_frame_and_the_line_is_blamed_on_the_bla
     odd = replace(ROWS[0], stack=("no frame", "/a.py:" + "9" * 5000 + " f", "\x1b[31m:1 \n"))
     assert stack_tree((replace(ROWS[0], stack=()),), None) is None
     odd_lines = [line[:60] for line in draw_tree(stack_tree((odd,), None))]
+    deep = stack_tree((replace(ROWS[0], stack=tuple(f"/a.py:{n} f" for n in range(5000))),), None)
+    assert [len(draw_tree(deep)), draw_tree(deep)[-1].endswith("/a.py:4999 in f")] == [MOST_FRAMES, True]
     return ["\n".join(draw_tree(stack_tree(rows, VERDICT))) for rows in (ROWS, same)], odd_lines
-
-
-def test_of_a_deep_stack_the_innermost_frames_are_kept():
-    deep = replace(ROWS[0], stack=tuple(f"/a.py:{n} f" for n in range(5000)))
-    node = stack_tree((deep,), None).roots[0]
-    depth = 1
-    while node.children:
-        node, depth = node.children[0], depth + 1
-    assert (depth, node.text) == (MOST_FRAMES, "/a.py:4999 in f")
 
 
 @CASES

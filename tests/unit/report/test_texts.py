@@ -3,8 +3,6 @@
 What is drawn is kept whole, see tests/golden.py. The screens of allreduce-bench are in tests/data/allreduce-bench.
 """
 
-import csv
-import io
 import json
 import re
 import subprocess
@@ -22,7 +20,6 @@ from ddpdoctor.diagnose.files import read_page
 from ddpdoctor.model.bandwidth import Assessment, BenchSettings, Collective, Ending, Mode, Stop
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.consistency import Consistency, Difference, Stream, StreamClock, What
-from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import (
     Check,
     Confidence,
@@ -36,9 +33,8 @@ from ddpdoctor.model.findings import (
     Severity,
 )
 from ddpdoctor.model.words import format_about, format_age, format_memory, format_rate, format_time
-from ddpdoctor.report.bandwidth.content import count_changes, list_columns, pick_changes
 from ddpdoctor.report.bandwidth.figure import check_plot, choose_ticks, render_plot, spread_apart
-from ddpdoctor.report.bandwidth.measured import format_gb_s, format_share, format_us, read_bandwidth, sort_series
+from ddpdoctor.report.bandwidth.measured import format_gb_s, format_share, format_us, read_bandwidth
 from ddpdoctor.report.bandwidth.nccl_tests import render_nccl_tests
 from ddpdoctor.report.bandwidth.pictures import (
     list_plotted,
@@ -55,7 +51,7 @@ from ddpdoctor.report.text.pictures import ROWS as CHART_ROWS
 from ddpdoctor.report.text.pictures import draw_chart
 from ddpdoctor.report.text.report import TextPage, add_blocks, draw_columns, fit_columns, render_text
 from tests import benches, forking
-from tests.golden import Cases
+from tests.golden import Cases, words
 from tests.pictures import finding as small_finding
 from tests.pictures import report as small_report
 
@@ -203,11 +199,6 @@ def many_rows_do_not_flood_the_screen_and_many_ranks_fit_into_it():
     return len(lines), lines[-12:], draw_job(report(rows=rows), width=80)
 
 
-def test_damaged_facts_of_replicas_are_reported():
-    with pytest.raises(UserError, match="replicas in the report cannot be read"):
-        draw_job(replace(FINISHED, data={"consistency": {"check_every": "x"}}))
-
-
 @pytest.mark.parametrize("width", [40, 80, 120, None])
 def test_a_long_path_keeps_its_line_number(width):
     file = "/" + "/".join(["a-long-folder-name"] * 9) + "/train.py"
@@ -285,26 +276,6 @@ def test_json_meets_the_schema_and_is_read_back():
         jsonschema.validate(json.loads(text), SCHEMA)
         assert render_json(parse_report(text)) == text
     assert parse_report(render_json(checkup())) == checkup()
-
-
-def test_junit_with_warnings_as_failures_and_with_none():
-    def failures(level):
-        return ET.fromstring(render_junit(checkup(), level)).find("testsuite").get("failures")
-
-    assert [failures(level) for level in (Severity.WARNING, Severity.INFO, None)] == ["2", "3", "0"]
-
-
-@pytest.mark.parametrize(
-    ("hosts", "text"),
-    [
-        ((), ""), (("login",), "login"),
-        (("node1", "node2", "node3", "node7", "login"), "node[1-3, 7], login"),
-        (("node007", "node008"), "node007, node008"), (("10.0.0.1", "10.0.0.2"), "10.0.0.[1, 2]"),
-        (tuple(f"{letter}x" for letter in "abcdefghij"), "ax, bx, cx, dx, ex, fx, gx, hx and 2 more"),
-    ],
-)  # fmt: skip
-def test_hosts_are_drawn_together(hosts, text):
-    assert format_hosts(hosts) == text
 
 
 # Of a job: annotations of GitHub, JUnit and SARIF. Nothing that was collected becomes a command, a link or a place.
@@ -394,23 +365,27 @@ def job_report(status, *found, exit_status=0):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("seen", "fail_on", "failed"),
-    [
-        (job_report(JobStatus.FINISHED), Severity.INFO, []),
-        (job_report(JobStatus.HUNG, ("DD601", Severity.ERROR), exit_status=124), Severity.ERROR,
-         ["the job finishes", "DD601 stuck"]),
-        (job_report(JobStatus.FAILED, exit_status=1), Severity.ERROR, ["the job finishes"]),
-        (job_report(JobStatus.FINISHED, ("DD610", Severity.WARNING)), Severity.WARNING, ["DD610 straggler"]),
-        (job_report(JobStatus.FINISHED, ("DD610", Severity.WARNING)), Severity.ERROR, []),
-        (job_report(JobStatus.FINISHED, ("DD612", Severity.INFO)), Severity.ERROR, []),
-    ],
-)  # fmt: skip
-def test_failures_of_junit(seen, fail_on, failed):
-    root = ET.fromstring(render_junit(seen, fail_on))
-    cases = [case.get("name") for case in root.iter("testcase") if case.find("failure") is not None]
-    assert cases == failed
-    assert root.find("testsuite").get("failures") == str(len(failed))
+JUDGED = {
+    "notes alone": (job_report(JobStatus.FINISHED, ("DD612", Severity.INFO)), Severity.ERROR),
+    "it finished": (job_report(JobStatus.FINISHED), Severity.INFO),
+    "it hung": (job_report(JobStatus.HUNG, ("DD601", Severity.ERROR), exit_status=124), Severity.ERROR),
+    "it failed": (job_report(JobStatus.FAILED, exit_status=1), Severity.ERROR),
+    **{
+        f"a warning, {level.value}s fail": (job_report(JobStatus.FINISHED, ("DD610", Severity.WARNING)), level)
+        for level in (Severity.WARNING, Severity.ERROR)
+    },
+    **{f"a checkup, {level}": (checkup(), level) for level in (Severity.WARNING, Severity.INFO, None)},
+}
+
+
+@CASES
+def failures_of_junit():
+    roots = {name: ET.fromstring(render_junit(*asked)) for name, asked in JUDGED.items()}
+    return {
+        name: [root.find("testsuite").get("failures"),
+               *(case.get("name") for case in root.iter("testcase") if case.find("failure") is not None)]
+        for name, root in roots.items()
+    }  # fmt: skip
 
 
 # The report of allreduce-bench.
@@ -443,6 +418,7 @@ THREE = tuple(
 NOISY = replace(benches.SLOW_LINK, severity=Severity.INFO, code="DD406", kind="too-noisy", summary="Noisy.")
 BY_SIGINT = Stop(ending=Ending.INTERRUPTED, phase="measure", signal="SIGINT")
 LATE = replace(benches.ARRIVALS[3], rank=3)
+CHANGES = tuple(replace(benches.change(1024, ratio), below=ratio == 0.8) for ratio in (1.01, 0.5, 1.5, 0.8))
 BENCHES = {
     "healthy": benches.report(),
     "three curves": benches.report(curves=THREE),
@@ -462,6 +438,16 @@ BENCHES = {
     "a rank that comes late": benches.report(arrivals=(LATE,)),
     "a rank that often comes in time": benches.report(arrivals=(replace(LATE, share=0.4),)),
     "a rank that comes a little late": benches.report(arrivals=(replace(LATE, late_us=5.0),)),
+    "sizes in another order, one without latency, of two collectives": benches.report(rows=[
+        *(row for row in benches.results((4096, 1024), collective=Collective.BROADCAST)
+          if (row.mode, row.size_bytes) != (Mode.LATENCY, 4096)),
+        *benches.results((1024,)),
+    ]),
+    "wrong, right and unchecked": benches.report(
+        rows=[benches.measurement(1024 << n, wrong=wrong) for n, wrong in enumerate((17, 0, None))]
+    ),
+    "beside a baseline": benches.report(comparison=replace(benches.comparison(), changes=CHANGES, missing=1)),
+    "beside one of other sizes": benches.report(comparison=replace(benches.comparison(), changes=(), missing=16)),
     "what would be markup": benches.report(notes=("[bold]\x1b[31m <script>",)),
 }  # fmt: skip
 
@@ -471,43 +457,16 @@ def benches_as_a_pipe_gets_them():
     """What all of them have in common, the results of a healthy run, is shown once."""
     drawn = {name: draw(one) for name, one in BENCHES.items()}
     common = set(drawn["healthy"].splitlines()[3:])
+    drawn["in 25 columns"] = draw(benches.report(), width=25)
     return {"healthy": drawn.pop("healthy")} | {
         name: "\n".join(line for line in one.splitlines() if line not in common) for name, one in drawn.items()
     }
-
-
-def test_the_curve_is_a_chart_on_a_terminal_and_a_line_elsewhere():
-    assert "busbw in GB/s over size\no all_reduce float32 sum\n" in draw(benches.report(), width=80)
-    line = "busbw in GB/s over size, 1 KiB to 1 GiB\nall_reduce float32 sum  _.:-=**####  0.0896 to 470\n"
-    assert line in draw(benches.report())
-    assert line in draw(benches.report(), width=25)
 
 
 @CASES
 def a_bench_as_markdown_escapes_markup():
     found = (replace(benches.SLOW_LINK, evidence=("a | b <c>",)),)
     return render(replace(benches.everything(), findings=found), "markdown")
-
-
-def test_a_report_of_another_verb_cannot_be_drawn_in_these_columns():
-    for form, said in (("csv", "no table"), ("nccl-tests", "not a report of `ddpdoctor allreduce-bench`")):
-        with pytest.raises(UserError, match=said):
-            render(replace(benches.report(), data={}), form)
-
-
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        ({"results": [{"collective": "all_reduce"}]}, r"data\.results\[0\]\.dtype: it is missing"),
-        ({"members": None}, r"data\.members: a list was expected, and it is nothing"),
-        ({"curves": [{"collective": "gossip"}]}, r"data\.curves\[0\]\.collective: one of all_reduce, "),
-        ({"pairs": [{"ranks": [1], "hosts": ["a", "b"]}]}, r"data\.pairs\[0\]\.ranks: 2 values were expected"),
-    ],
-)
-def test_a_damaged_file_is_a_clear_error(damage, said):
-    one = benches.report()
-    with pytest.raises(UserError, match=said):
-        draw(replace(one, data={**one.data, **damage}))
 
 
 @pytest.mark.parametrize("form", ["text", "csv", "nccl-tests", "markdown"])
@@ -522,21 +481,11 @@ def test_a_saved_run_is_drawn_again_in_every_form(tmp_path, form):
     assert "a plot cannot be written as a.pdf" in bad.stderr
 
 
-def test_of_a_bench_as_csv_a_row_is_a_measurement_with_all_its_digits_and_what_has_no_value_is_empty():
-    rows = list(csv.DictReader(io.StringIO(render_csv(benches.report()))))
-    first = benches.results()[0]
-    assert (len(rows), float(rows[0].pop("p50_us"))) == (len(benches.results()), first.p50_us)
-    assert ",".join(rows[0]) == (
-        "collective,dtype,redop,mode,in_place,size_bytes,count,iterations,first_us,min_us,p95_us,cv,algbw_gb_s,"
-        "busbw_gb_s,wrong,p50_low_us,p50_high_us,warm"
-    )
-    assert [rows[0][name] for name in ("collective", "mode", "in_place", "size_bytes", "wrong", "warm")] == [
-        "all_reduce", "latency", "false", "1024", "0", "true",
-    ]  # fmt: skip
+@CASES
+def a_bench_as_csv():
+    """A row is a measurement with all its digits, and what has no value is empty."""
     alone = benches.report(rows=[benches.measurement(1024, ranks=1, wrong=None)], ranks=1)
-    (one,) = csv.DictReader(io.StringIO(render_csv(alone)))
-    assert (one["busbw_gb_s"], one["wrong"]) == ("", "")
-    assert render_csv(benches.report(rows=())).count("\n") == 1
+    return [render_csv(one) for one in (benches.report(), alone, benches.report(rows=()))]
 
 
 # What reads the output of nccl-tests reads that of --format nccl-tests. Expressions of public tools read its lines.
@@ -629,25 +578,6 @@ def lines_of_a_plot_are_named_by_what_sets_them_apart():
     return {"one series": plotted(), "four": plotted(rows=rows)} | compared
 
 
-@pytest.mark.parametrize(
-    ("places", "spread"),
-    [([0.2, 0.5], [0.2, 0.5]), ([0.2, 0.2], [0.2, 0.3]), ([0.94, 0.95, 1.0], [0.75, 0.85, 0.95]), ([], [])],
-)
-def test_names_at_the_ends_of_lines_are_moved_apart_within_the_axes(places, spread):
-    assert spread_apart(places, 0.1) == pytest.approx(spread)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "ticks"),
-    [
-        ([2**10, 2**20, 2**30], [2**power for power in (10, 14, 18, 22, 26, 30)]),
-        ([1008, 32736], [2**power for power in range(10, 16)]), ([1536], [1536]), ([2**20], [2**20]),
-    ],
-)  # fmt: skip
-def test_the_axis_of_sizes_is_marked_at_powers_of_two(sizes, ticks):
-    assert choose_ticks(sizes) == ticks
-
-
 def test_whatever_was_measured_can_be_drawn_and_an_svg_is_the_same_every_time():
     one_size = benches.report(rows=benches.results((1024,)))
     many = benches.report(pairs=benches.pair_matrix(40, per_host=8))
@@ -687,13 +617,6 @@ def test_a_page_needs_nothing_else_has_the_numbers_as_a_table_and_what_was_colle
     results, comparison, pairs, hosts = len(benches.SIZES) + 2, 2, 5, 4
     assert page.tags.count("tr") == results + comparison + pairs + hosts + len(seen.checks) + 1
     assert {"470.14", "Test the cable and the switch port between node0 and node1."} <= set(page.text)
-
-
-@pytest.mark.parametrize("name", ["a.pdf", "a", "a.png.gz"])
-def test_a_plot_of_another_kind_is_refused_with_what_is_possible(name):
-    with pytest.raises(UserError, match="cannot be written") as error:
-        check_plot(Path(name))
-    assert ".png, .svg or .html" in error.value.help
 
 
 def test_matplotlib_is_loaded_to_draw_only_and_without_it_the_error_says_how_to_install_it():
@@ -739,27 +662,6 @@ def test_the_lightest_column_goes_first_and_one_always_stays():
     assert shown == ["abc", "abc", "ac", "a", "a"]
 
 
-def test_both_modes_of_a_size_share_a_row_and_a_missing_one_is_a_dash():
-    rows = [row for row in benches.results(benches.SIZES[:2]) if (row.mode, row.size_bytes) != (Mode.LATENCY, 4096)]
-    (series,) = sort_series(rows)
-    shown = {(one.group, one.name): one.cells for one in list_columns(series)}
-    assert shown["", "size"] == ("1 KiB", "4 KiB")
-    assert (shown["latency", "p50"], shown["throughput", "p50"]) == (("26.00", "-"), ("20.00", "20.02"))
-
-
-@pytest.mark.parametrize(("wrong", "shown"), [(0, "0"), (17, "17"), (None, "n/a")])
-def test_what_could_not_be_checked_is_not_right(wrong, shown):
-    (series,) = sort_series([benches.measurement(1024, wrong=wrong)])
-    assert next(one.cells for one in list_columns(series) if one.name == "wrong") == (shown,)
-
-
-def test_series_keep_their_order_and_sizes_are_sorted():
-    rows = [*benches.results((4096, 1024), collective=Collective.BROADCAST), *benches.results((1024,))]
-    series = sort_series(rows)
-    assert [one.collective for one in series] == [Collective.BROADCAST, Collective.ALL_REDUCE]
-    assert [row[Mode.LATENCY].size_bytes for row in series[0].rows] == [1024, 4096]
-
-
 @CASES
 def matrices_mark_the_slowest_and_whom_a_finding_names():
     """Of hosts the diagonal is one by itself and never the slowest. They stand in the order of their ranks."""
@@ -803,32 +705,15 @@ def curves_of_a_chart_have_their_marks_and_one_that_rises_by_a_power_is_straight
     return {name: "\n".join(lines) for name, lines in texts.items()}
 
 
-def test_of_a_comparison_the_sizes_below_come_first_then_the_slower_ones():
-    below, slower, alike, faster = (
-        replace(benches.change(1024, ratio), below=below)
-        for ratio, below in ((0.8, True), (0.5, False), (1.01, False), (1.5, False))
-    )
-    comparison = replace(benches.comparison(), changes=(alike, slower, faster, below), missing=1)
-    assert pick_changes(comparison.changes) == [below, slower]
-    assert count_changes(comparison) == (
-        "4 sizes: 1 below the required share, 1 slower, 1 faster, 1 equal within the noise; 1 size not in the baseline"
-    )
-    other = replace(comparison, changes=(), missing=16)
-    assert count_changes(other) == "nothing to compare: 16 sizes not in the baseline"
-
-
-NUMBERS = {
-    format_us: {18.234: "18.23", 1234.56: "1234.6", 36025.4: "36025", float("nan"): "n/a"},
-    format_gb_s: {466.123: "466.12", 0.0124: "0.0124", None: "n/a"},
-    format_share: {0.034: "3%", 0.004: "0.4%", 0.0: "0%", float("inf"): "n/a"},
-    format_about: {5.5 * 2**20: "5.5 MiB", 300: "300 B", 2**30 - 1: "1023 MiB", 1.5 * 2**30: "1.5 GiB"},
-    format_memory: {21 * 2**30: "21.0 GiB", 380 * 2**20: "380 MiB"},
-    format_age: {0: "0 s", 119: "119 s", 120: "2 min", 7200: "2 h", 200_000: "2 days"},
-    format_rate: {466.1: "466 GB/s", 0.0124: "0.012 GB/s"},
-    format_time: {20_100: "20.1 ms", -20_100: "-20.1 ms", 2.1e6: "2.10 s", 9.0: "9.00 us"},
-}
-
-
-@pytest.mark.parametrize("write", NUMBERS)
-def test_numbers_have_the_digits_that_mean_something(write):
-    assert {value: write(value) for value in NUMBERS[write]} == NUMBERS[write]
+FORMATS = (
+    format_us, format_gb_s, format_share, format_about, format_memory, format_age, format_rate, format_time,
+)  # fmt: skip
+test_words = words(
+    __name__,
+    **{one.__name__: lambda text, one=one: one(None if text == "none" else float(text)) for one in FORMATS},
+    spread_apart=lambda places: spread_apart(places, 0.1), choose_ticks=choose_ticks, format_hosts=format_hosts,
+    check_plot=lambda name: check_plot(Path(name)),
+    draw_a_damaged_bench=lambda damage: draw(replace(benches.report(), data={**benches.report().data, **damage})),
+    draw_a_damaged_job=lambda damage: draw_job(replace(FINISHED, data=damage)),
+    a_report_of_another_verb_as=lambda form: render(replace(benches.report(), data={}), form),
+)  # fmt: skip
