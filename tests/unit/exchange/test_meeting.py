@@ -123,25 +123,22 @@ def test_the_way_that_is_wanted_first_is_taken_where_all_get_through_and_the_los
         find_meeting([], TOKEN, 0.1)
 
 
-def test_what_the_blocked_ways_saw_is_reported_and_typed(ways):
+def test_what_the_blocked_ways_saw_is_reported_and_typed(ways, tmp_path):
+    def closed(_):
+        raise StoreError("it refuses")
+
     port = blocked_port()
     found = find_meeting([port, ways["folder"]], TOKEN, LIMIT_S)
-
     assert found.way == "folder"
     (tried,) = found.tried
     assert (tried.way, tried.words) == ("own port", f"127.0.0.1:{port.port}: connection refused")
     (attempt,) = tried.attempts
     assert (attempt.host, attempt.address, attempt.port) == ("127.0.0.1", "127.0.0.1", port.port)
     assert attempt.contact is Contact.REFUSED
-
-
-def test_where_no_way_gets_through_each_says_what_it_saw(tmp_path):
-    def closed(_):
-        raise StoreError("it refuses")
-
+    (tmp_path / "none").mkdir()
     nowhere = OwnPort(("no-such-host.invalid",), 1)
     with pytest.raises(NoMeeting) as reported:
-        find_meeting([nowhere, OverStore(closed), Folder(tmp_path)], TOKEN, BRIEFLY_S)
+        find_meeting([nowhere, OverStore(closed), Folder(tmp_path / "none")], TOKEN, BRIEFLY_S)
     assert str(reported.value).startswith("by own port: no-such-host.invalid:1: the name does not resolve")
     assert str(reported.value).endswith("; by store: it refuses; by folder: it has no server")
     assert [attempt.contact for attempt in reported.value.tried[0].attempts] == [Contact.UNRESOLVED]
@@ -243,20 +240,16 @@ with HostedMeeting(None, b"token") as hosted:
 """
 
 
-def test_a_store_that_ends_ends_that_way_alone(meeting):
+def test_a_store_that_ends_and_a_folder_that_cannot_be_written_end_their_ways_alone(meeting, tmp_path):
     shelf = Shelf()
-    forwarder = meeting.serve_over(shelf)
+    by_store = meeting.serve_over(shelf)
     shelf.ended = True
-
-    assert wait_until(lambda: forwarder.failed == "the store has ended", LIMIT_S)
-    assert open_meeting(OwnPort(("127.0.0.1",), meeting.port), TOKEN, LIMIT_S).add("n", 1) == 1
-
-
-def test_a_folder_that_cannot_be_written_is_reported(meeting, tmp_path):
     (tmp_path / "file").touch()
-    forwarder = meeting.serve_folder(tmp_path / "file")
+    by_folder = meeting.serve_folder(tmp_path / "file")
 
-    assert wait_until(lambda: "cannot be made: Not a directory" in forwarder.failed, LIMIT_S)
+    assert wait_until(lambda: by_store.failed == "the store has ended", LIMIT_S)
+    assert wait_until(lambda: "cannot be made: Not a directory" in by_folder.failed, LIMIT_S)
+    assert open_meeting(OwnPort(("127.0.0.1",), meeting.port), TOKEN, LIMIT_S).add("n", 1) == 1
 
 
 # Where the first member never comes, the lowest of those that are there serves the meeting in a shared folder.
@@ -289,14 +282,9 @@ def test_the_lowest_serves_once_all_could_be_seen_and_what_a_former_run_left_is_
                     member.update()
         found.append([number for number, member in members if number in living and member.is_lowest])
     assert found == lowest
-
-
-def test_one_that_leaves_takes_its_file_away(tmp_path):
-    waiting = ServerCandidate(tmp_path, 1)
-    waiting.update()
-    assert len(list((tmp_path / FOLDER).iterdir())) == 1
-    waiting.close()
-    assert list((tmp_path / FOLDER).iterdir()) == []
+    before = set((tmp_path / FOLDER).iterdir())
+    members[0][1].close()
+    assert len(before - set((tmp_path / FOLDER).iterdir())) == 1, "one that leaves takes its file away"
 
 
 def test_one_serves_and_the_others_find_it(tmp_path):
@@ -360,41 +348,23 @@ class Lane:
         return self.line
 
 
-def race_in_order(order, *, blocked=()):
-    """Have three ways get through one after the other; return the winner's place, and the lanes."""
+@pytest.mark.parametrize("order", [*permutations(range(3)), (1, 2), (2, 1)])
+def test_the_best_of_those_that_get_through_wins_and_a_blocked_one_is_not_waited_for(order):
     lanes = [Lane() for _ in range(3)]
     for place in order:
-        if place not in blocked:
-            lanes[place].through.set()
-    return race([lane.open for lane in lanes], LIMIT_S).best, lanes
+        lanes[place].through.set()
+    winner = race([lane.open for lane in lanes], LIMIT_S).best
+    assert winner == min(order)
+    lanes[0].through.set()  # it gets through after all: nobody wants it
+    assert all(lane.line.closed.wait(LIMIT_S) for lane in lanes if lane is not lanes[winner])
+    assert not lanes[winner].line.closed.is_set()
 
 
-@pytest.mark.parametrize("order", list(permutations(range(3))))
-def test_the_first_wins_where_all_get_through(order):
-    winner, lanes = race_in_order(order)
-    assert winner == 0
-    assert [lane.line.closed.wait(LIMIT_S) for lane in lanes[1:]] == [True, True]
-    assert not lanes[0].line.closed.is_set()
-
-
-@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
-def test_a_blocked_first_is_not_waited_for(order):
-    winner, lanes = race_in_order(order, blocked=(0,))
-    assert winner == 1
-    assert lanes[2].line.closed.wait(LIMIT_S)
-    # It gets through after all: nobody wants it.
-    lanes[0].through.set()
-    assert lanes[0].line.closed.wait(LIMIT_S)
-
-
-def test_a_worse_one_that_gets_through_while_a_better_is_waited_for_changes_nothing():
+def test_a_worse_one_that_gets_through_while_a_better_is_waited_for_changes_nothing_and_nobody_wins_where_none_does():
     lanes = [Lane() for _ in range(3)]
     lanes[1].through.set()
     threading.Timer(BETTER_WITHIN_S / 4, lanes[2].through.set).start()
     assert race([lane.open for lane in lanes], LIMIT_S).best == 1
-
-
-def test_nobody_wins_where_none_gets_through():
     raced = race([Lane().open], 2.0)
     assert (raced.best, raced.errors) == (None, {0: "blocked"})
 
@@ -477,28 +447,23 @@ def announced(shelf):
 
 @pytest.mark.usefixtures("hosted")
 @pytest.mark.parametrize("garbage", [b"", b"x", random.Random(1).randbytes(200), bytes(100_000)])
-def test_garbage_in_the_store_is_passed_over(shelf, garbage):
+def test_garbage_and_forged_answers_in_the_store_are_passed_over(shelf, garbage):
     client = by_mailbox(shelf)
     for _ in range(20):
         ticket = shelf.add("tickets", 1)
         shelf.set(f"slot/{ticket % SLOTS}", ticket.to_bytes(8, "big") + garbage)
+    forged = Message(client._line, 2, b"\x00forged").seal(b"server", client._meeting, b"another")
+    shelf.set(f"line/{client._line.hex()}", forged)
+    assert client.get("a") is None
     assert client.add("n", 1) == 1
 
 
 @pytest.mark.usefixtures("hosted")
-@pytest.mark.parametrize("text", [b"\x09\x00\x01a", b"\x01\x00\x09a", b"x", b"\x01\x00\x01\xff"])
-def test_a_malformed_request_does_not_end_the_way_of_the_others(shelf, text):
+def test_a_malformed_request_does_not_end_the_way_of_the_others(shelf):
     client = by_mailbox(shelf)
-    assert client.ask(text)[1:] == b"a malformed request"
+    for text in (b"\x09\x00\x01a", b"\x01\x00\x09a", b"x", b"\x01\x00\x01\xff"):
+        assert client.ask(text)[1:] == b"a malformed request"
     assert by_mailbox(shelf).add("n", 1) == 1
-
-
-@pytest.mark.usefixtures("hosted")
-def test_a_forged_answer_is_not_taken(shelf):
-    client = by_mailbox(shelf)
-    forged = Message(client._line, 2, b"\x00forged").seal(b"server", client._meeting, b"another")
-    shelf.set(f"line/{client._line.hex()}", forged)
-    assert client.get("a") is None
 
 
 def test_a_ticket_without_a_message_holds_up_the_others_for_a_while_only(shelf):
@@ -576,11 +541,10 @@ def folder(tmp_path):
 def test_messages_in_a_folder_come_and_are_answered_once_each(folder):
     inbox, outbox, _ = folder
     assert outbox.meeting() == MEETING
-    outbox.post(LINE, b"one")
-    assert list(inbox.messages()) == [b"one"]
-    assert list(inbox.messages()) == []
-    outbox.post(LINE, b"two")
-    assert list(inbox.messages()) == [b"two"]
+    for message in (b"one", b"two", *(fill * MAX_VALUE_BYTES for fill in (b"a", b"b"))):
+        outbox.post(LINE, message)
+        assert list(inbox.messages()) == [message]
+        assert list(inbox.messages()) == []
     assert outbox.answer(LINE) is None
     inbox.reply(LINE, b"answer that is long")
     inbox.reply(LINE, b"answer")
@@ -588,27 +552,20 @@ def test_messages_in_a_folder_come_and_are_answered_once_each(folder):
 
 
 @pytest.mark.parametrize("asks", [True, False])
-def test_a_folder_is_left_as_it_was_also_if_the_request_of_an_answer_is_gone(tmp_path, asks):
+def test_a_folder_is_left_as_it_was_by_whoever_leaves_it_last(tmp_path, asks):
+    """Also if the request of an answer is gone, or a client's file arrives while the server clears the folder."""
     inbox, outbox = FolderBox(tmp_path), FolderBox(tmp_path)
     inbox.announce(MEETING)
     if asks:
         outbox.post(LINE, b"one")
         list(inbox.messages())
     inbox.reply(LINE, b"answer")
-    inbox.withdraw()
-    assert list(tmp_path.iterdir()) == []
-    outbox.close()
-
-
-def test_whoever_leaves_a_folder_last_removes_it(tmp_path):
-    inbox, outbox = FolderBox(tmp_path), FolderBox(tmp_path)
-    inbox.announce(MEETING)
-    outbox.post(LINE, b"one")
     late = tmp_path / ".meeting" / "late"
-    late.touch()  # as a client's file that arrives while the server clears the folder
+    if asks:
+        late.touch()
     inbox.withdraw()
-    late.unlink()
-    assert [path.name for path in tmp_path.iterdir()] == [".meeting"]
+    assert [path.name for path in tmp_path.iterdir()] == [".meeting"] * asks
+    late.unlink(missing_ok=True)
     outbox.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -627,28 +584,18 @@ ODD = {
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_what_is_no_plain_small_file_is_not_read(folder, kind):
-    inbox, _, place = folder
-    ODD[kind](place / f"{LINE.hex()}.asked")
-    assert list(inbox.messages()) == []
-
-
-def test_an_answer_is_not_written_through_a_link(folder, tmp_path):
-    inbox, _, place = folder
-    kept = tmp_path / "kept"
-    kept.write_bytes(b"kept")
-    (place / f"{LINE.hex()}.answered").symlink_to(kept)
-    with pytest.raises(StoreError, match="cannot be written"):
-        inbox.reply(LINE, b"answer")
-    assert kept.read_bytes() == b"kept"
-
-
-def test_other_files_in_the_folder_are_let_be(folder):
+def test_what_is_no_plain_small_file_is_not_read_nor_written_through(folder, tmp_path, kind):
+    """Other files in the folder are let be."""
     inbox, _, place = folder
     (place / "notes.txt").write_text("mine")
+    (tmp_path / "kept").write_bytes(b"kept")
+    (place / f"{LINE.hex()}.answered").symlink_to(tmp_path / "kept")
+    ODD[kind](place / f"{LINE.hex()}.asked")
     assert list(inbox.messages()) == []
+    with pytest.raises(StoreError, match="cannot be written"):
+        inbox.reply(LINE, b"answer")
     inbox.withdraw()
-    assert (place / "notes.txt").read_text() == "mine"
+    assert [(place / "notes.txt").read_text(), (tmp_path / "kept").read_bytes()] == ["mine", b"kept"]
 
 
 def test_a_message_half_written_is_read_again_when_it_is_whole(tmp_path):
@@ -663,10 +610,3 @@ def test_a_message_half_written_is_read_again_when_it_is_whole(tmp_path):
         outbox.post(LINE, message)
         assert wait_until(lambda: whole.setdefault("answer", outbox.answer(LINE)) or whole.clear(), LIMIT_S)
         assert hosted.store().add("n", 0) == 1
-
-
-def test_large_messages_of_a_line_are_distinguished(folder):
-    inbox, outbox, _ = folder
-    for fill in (b"a", b"b"):
-        outbox.post(LINE, fill * MAX_VALUE_BYTES)
-        assert [message[:1] for message in inbox.messages()] == [fill]
