@@ -17,7 +17,6 @@ from ddpdoctor.diagnose.machines import (
     describe_missing,
     gather,
     gather_over,
-    missing_ranks,
     read_fleet,
 )
 from ddpdoctor.diagnose.meeting import (
@@ -92,59 +91,50 @@ def test_rank_0_hears_all_and_the_others_say_nothing(request, store):
     assert all(0 <= node.clock.offset_s < 5 for node in fleet.nodes[1:])
 
 
-def test_a_rank_that_never_comes_is_missing_and_the_rest_is_there(launch):
-    fleet, _ = all_of(launch, [0, 1], timeout_s=4)
-
-    assert [node.host for node in fleet.nodes] == ["n0", "n1"]
-    assert fleet.missing == (2,)
-    assert fleet.problems == ("no message came from rank 2 within 4 s",)
-
-
-def test_a_rank_that_starts_and_sends_nothing_is_named_with_its_host(launch):
-    def says_hello_only(rank):
-        if rank != 2:
-            return take_part(launch, rank, timeout_s=4)
-        with meet(replace(launch, rank=2), {}, 60) as meeting:
-            meeting.begin("fleet").send("hello/2", Hello(host="n2", pid=77))
-        return None
-
-    with ThreadPoolExecutor() as pool:
-        fleet = next(iter(pool.map(says_hello_only, [0, 1, 2])))
-    assert fleet.missing == (2,)
-    assert fleet.silent_hosts == ("n2",)
-    assert fleet.problems == ("rank 2 (n2, process 77) started and did not answer within 4 s",)
-
-
 FACTS = encode(Facts(rank=2, machine="m", container="c", process=process(2), node=None, host="n2", version="1"))
 
 
-@pytest.mark.parametrize(
-    ("message", "words"),
-    [
-        (b"rubbish", "something that is not a message of ddpdoctor"),
-        ({}, "rank: it is missing"),
-        ({**FACTS, "rank": "2"}, "rank: a whole number was expected, and it is a text"),
-        (
-            {**FACTS, "node": {"host": "n2", "limits": 1}},
-            "node.limits: an object was expected, and it is a whole number",
-        ),
-    ],
-)
-def test_what_cannot_be_read_is_a_problem_and_the_rest_goes_on(launch, message, words):
-    def send(rank):
+def say_hello(conversation):
+    conversation.send("hello/2", Hello(host="n2", pid=77))
+
+
+def sent(message):
+    def send(conversation):
+        key = f"{conversation.prefix}facts/{conversation.add('arrived', 1)}"
+        conversation.store.set(key, message if isinstance(message, bytes) else pack(message))
+
+    return send
+
+
+UNHEARD = {
+    "no message came from rank 2 within 5 s": None,
+    "rank 2 (n2, process 77) started and did not answer within 5 s": say_hello,
+    "one process sent something that is not a message of ddpdoctor": sent(b"rubbish"),
+    "one process sent rank: it is missing": sent({}),
+    "one process sent rank: a whole number was expected, and it is a text": sent({**FACTS, "rank": "2"}),
+    "one process sent node.limits: an object was expected, and it is a whole number": sent(
+        {**FACTS, "node": {"host": "n2", "limits": 1}}
+    ),
+}
+
+
+@pytest.mark.parametrize("problem", UNHEARD)
+def test_a_rank_that_never_comes_says_nothing_more_or_what_cannot_be_read_is_missing_and_the_rest_is_there(
+    launch, problem
+):
+    def speak(rank):
         if rank != 2:
             return take_part(launch, rank, timeout_s=5)
-        with meet(replace(launch, rank=2), {}, 60) as meeting:
-            conversation = meeting.begin("fleet")
-            key = f"{conversation.prefix}facts/{conversation.add('arrived', 1)}"
-            conversation.store.set(key, message if isinstance(message, bytes) else pack(message))
+        if (says := UNHEARD[problem]) is not None:
+            with meet(replace(launch, rank=2), {}, 60) as meeting:
+                says(meeting.begin("fleet"))
         return None
 
     with ThreadPoolExecutor() as pool:
-        fleet = next(iter(pool.map(send, [0, 1, 2])))
+        fleet = next(iter(pool.map(speak, [0, 1, 2])))
     assert [node.host for node in fleet.nodes] == ["n0", "n1"]
-    assert fleet.missing == (2,)
-    assert fleet.problems[0] == f"one process sent {words}"
+    assert (fleet.missing, fleet.problems[0]) == ((2,), problem)
+    assert fleet.silent_hosts == (("n2",) if UNHEARD[problem] is say_hello else ())
 
 
 @pytest.fixture
@@ -298,12 +288,10 @@ def seen_of(fleet):
 
 
 def test_who_is_missing_is_named_as_far_as_known():
-    assert missing_ranks(launched(6), TWO_HOSTS) == (4, 5)
     assert describe_missing([1, 4, 5, 6], {4: Hello(host="b", pid=77)}, 30.0) == (
         "rank 4 (b, process 77) started and did not answer within 30 s",
         "no message came from ranks 1, 5, 6 within 30 s",
     )
-    assert describe_missing([], {}, 30.0) == ()
 
 
 # Who came as which number, and who did not.
@@ -382,16 +370,13 @@ test_kept = CASES.test()
 @pytest.mark.parametrize(
     ("arrivals", "waited_s", "complete"),
     [
-        ([came(0)], LONG_S, False),
-        ([came(0), came(1)], 0.0, True),
+        ([came(0)], LONG_S, False), ([came(0), came(1)], 0.0, True), ([came(0, leads=False)], LONG_S, False),
         # Elastic: enough have come, and more may until the time is up.
         ([came(0, fewest=1, most=3)], LONG_S, False),
         ([came(number, fewest=1, most=3) for number in range(3)], 0.0, True),
         # One has settings for three nodes: who knows whether there is a third.
-        ([came(0), came(1, fewest=3, most=3)], 0.0, False),
-        ([came(0), came(1, fewest=3, most=3)], LONG_S, True),
-        ([came(0, leads=False)], LONG_S, False),
+        *(([came(0), came(1, **TWO_OF_3)], waited_s, waited_s > 0) for waited_s in (0.0, LONG_S)),
     ],
-)
+)  # fmt: skip
 def test_until_when_others_are_waited_for(arrivals, waited_s, complete):
     assert is_complete(launching(), arrivals, waited_s) is complete

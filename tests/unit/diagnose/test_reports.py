@@ -12,7 +12,6 @@ from ddpdoctor.diagnose.job import job_status
 from ddpdoctor.diagnose.pictures import MOST_CLASSES, fold_waits, rank_row
 from ddpdoctor.diagnose.rendezvous import as_typed
 from ddpdoctor.diagnose.tuning import describe_plan, order_launches, read_launch, restarts_record
-from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import Life
 from ddpdoctor.model.findings import (
     Check,
@@ -31,7 +30,7 @@ from ddpdoctor.model.tuning import AGAIN, BASE, RestartPlan, TriedBlock
 from ddpdoctor.rules import engine
 from ddpdoctor.rules.answers import Problem, judged, passed, skipped
 from ddpdoctor.rules.registry import CheckGroup, Rule
-from tests.golden import Cases
+from tests.golden import Cases, words
 from tests.pictures import finding, report
 from tests.rules.build import NOW, S, call, crashed, error, in_backward, phase
 from tests.rules.build import rank as call_rank
@@ -43,18 +42,14 @@ CASES = Cases(__name__)
 # What a report says of checkpoint files that were read.
 
 
-@pytest.mark.parametrize(
-    ("state", "damaged", "said"),
-    [
-        (ReadState.WHOLE, (), "whole"),
-        (ReadState.WHOLE, (Damage(record="data/0"),), "damaged"),
-        (ReadState.CUT, (Damage(record="data/0"),), "cut off"),
-    ],
-)
-def test_a_file_with_a_wrong_checksum_is_not_called_whole(state, damaged, said):
-    seen = FileSeen(path="a.pt", size_bytes=9, form=Form.ZIP, state=state, damaged=damaged)
-    report = checkpoint_report(Checkpoints(files=(seen,)), ("ddpdoctor",), "2026-01-01T00:00:00Z")
-    assert [one["state"] for one in report.data["files"]] == [said]
+def test_a_file_with_a_wrong_checksum_is_not_called_whole():
+    damage = (Damage(record="data/0"),)
+    files = [
+        FileSeen(path="a.pt", size_bytes=9, form=Form.ZIP, state=state, damaged=damaged)
+        for state, damaged in ((ReadState.WHOLE, ()), (ReadState.WHOLE, damage), (ReadState.CUT, damage))
+    ]
+    report = checkpoint_report(Checkpoints(files=tuple(files)), ("ddpdoctor",), "2026-01-01T00:00:00Z")
+    assert [one["state"] for one in report.data["files"]] == ["whole", "damaged", "cut off"]
 
 
 def rule(check, *, about="Node"):
@@ -168,25 +163,6 @@ NOTE = RulePage(code="DD901", kind="not-recorded", severity="info", summary="No 
 PAGES = (STUCK, EXIT, NOTE)
 
 
-def test_a_page_is_found_in_any_case_and_an_unknown_name_offers_what_is_near():
-    assert [find_page(name, PAGES) for name in ("DD601", "dd601", "stuck", "Stuck")] == [STUCK] * 4
-    for name, offer in (
-        ("DD60", "DD601 (stuck)"), ("exithang", "DD609 (exit-hang)"), ("stack", "DD601"),
-        ("qqqqqqq", "`ddpdoctor explain --list`"),
-    ):  # fmt: skip
-        with pytest.raises(UserError, match=f"no rule {name}") as error:
-            find_page(name, PAGES)
-        assert offer in error.value.help
-        assert ("DD6" in error.value.help) == ("DD6" in offer)
-
-
-def test_codes_to_ignore_may_come_in_one_word_and_in_any_case_and_only_codes():
-    assert check_codes(("dd601, DD901", "DD609", "")) == ("DD601", "DD901", "DD609")
-    for code in ("DD999", "stuck"):
-        with pytest.raises(UserError, match=code.upper()):
-            check_codes((code,))
-
-
 def test_the_list_is_a_table_and_a_page_is_printed_as_it_is():
     assert render_list(PAGES).splitlines() == [
         "DD601  stuck         error    A rank is stuck.",
@@ -196,24 +172,12 @@ def test_the_list_is_a_table_and_a_page_is_printed_as_it_is():
     assert render_page(EXIT) == "DD609 exit-hang (error)\n=======================\n\nThreads [/x].\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "hidden"),
-    [
-        ("gpu-node7 differs", "host-1 differs"),
-        ("gpu-node7.example.org and gpu-node7", "host-2 and host-1"),
-        ("gpu-node71 is another", "gpu-node71 is another"),
-        ("MASTER_ADDR=10.1.2.3, then 10.1.2.3 and 10.1.2.4", "MASTER_ADDR=address-1, then address-1 and address-2"),
-        ("eth0 10.1.2.3/24 fe80::fc:ff:fe00:1", "eth0 address-1/24 address-2"),
-        ("02:fc:00:00:00:01", "address-1"),
-        ("127.0.0.1 and ::1 and 0.0.0.0", "127.0.0.1 and ::1 and 0.0.0.0"),
-        ("/home/jane/train.py of jane", "/home/user-1/train.py of user-1"),
-        ("/home/other/train.py", "/home/user/train.py"),
-        ("torch 2.13.0, driver 580.65.06, at 12:30:05", "torch 2.13.0, driver 580.65.06, at 12:30:05"),
-        ("GPU 0000:1b:00.0", "GPU 0000:1b:00.0"),
-    ],
+test_words = words(
+    __name__,
+    hide=lambda text: Redactor(["gpu-node7", "gpu-node7.example.org", "localhost", "10.1.2.3"], ["jane"]).text(text),
+    check_codes=lambda codes: check_codes(codes.split(" | ")),
+    find_page=lambda name: find_page(name, PAGES).code,
 )
-def test_names_and_addresses_become_words(text, hidden):
-    assert Redactor(["gpu-node7", "gpu-node7.example.org", "localhost", "10.1.2.3"], ["jane"]).text(text) == hidden
 
 
 def test_a_whole_report_is_hidden_also_the_hosts_of_ranks_that_did_not_answer():
@@ -284,31 +248,24 @@ BLOCKS = [
 ]
 
 
-def test_each_round_has_the_scripts_settings_twice_and_each_other_one_once():
+def test_each_round_has_the_scripts_settings_twice_and_each_other_one_once_and_all_is_said_beforehand():
     order = order_launches(PLAN, 4)
     assert order == order_launches(PLAN, 4)
     for number in range(4):
         assert sorted(setting for one, setting in order if one == number) == sorted((BASE, AGAIN, *PLAN.settings))
-
-
-def test_it_is_said_beforehand_how_many_launches_there_are_and_how_long_they_take():
     assert describe_plan(PLAN, 4) == (
         "the ranks wait. Tried by restarts: num_workers=2, OMP_NUM_THREADS=1, in 4 rounds: 16 launches, about 3 min "
         "in all"
     )
 
 
-def test_a_setting_that_failed_leaves_the_others_their_results():
-    record = restarts_record(PLAN, 4, BLOCKS, {"threads=1": "the job hung with it"}, "")
-    assert record.has_result
+@pytest.mark.parametrize("stopped", ["", "interrupted"])
+def test_a_setting_that_failed_leaves_the_others_their_results_and_launches_that_were_stopped_have_none(stopped):
+    failed = ("threads=1", "the job hung with it")
+    record = restarts_record(PLAN, 4, BLOCKS, dict([failed]), stopped)
     assert record.by_restarts
-    assert record.refused == (("threads=1", "the job hung with it"),)
-
-
-def test_launches_that_were_stopped_have_no_result():
-    record = restarts_record(PLAN, 4, BLOCKS, {"threads=1": "the job hung with it"}, "interrupted")
-    assert not record.has_result
-    assert record.refused == (("workers=2", "interrupted"), ("threads=1", "the job hung with it"))
+    assert record.has_result is not bool(stopped)
+    assert record.refused == ((("workers=2", "interrupted"), failed) if stopped else (failed,))
 
 
 @pytest.mark.parametrize(("setting", "found"), [("workers=2", True), ("base", False)])
@@ -329,16 +286,14 @@ RECEIVE = call("irecv", index=98, peer=1, is_async=True)
 WAITS = call_rank(0, open_calls=(RECEIVE, phase("work_wait", 22, index=99, awaits=98)))
 
 
-@pytest.mark.parametrize(
-    ("seen", "stopped_ns", "state"),
-    [
-        (FAILED_LATER, NOW, "in backward"),
-        (FAILED_LATER, None, "raised RuntimeError"),
-        (FAILED_LATER, NOW + 2 * S, "raised RuntimeError"),
-        (crashed(0, error(at=NOW + S)), NOW, "raised ValueError"),
-        (crashed(0, error("RuntimeError", in_call="work_wait")), None, "raised RuntimeError in a wait"),
-        (WAITS, None, "in irecv"),
-    ],
-)
+STATES = [
+    (FAILED_LATER, NOW, "in backward"), (FAILED_LATER, None, "raised RuntimeError"),
+    (FAILED_LATER, NOW + 2 * S, "raised RuntimeError"), (crashed(0, error(at=NOW + S)), NOW, "raised ValueError"),
+    (crashed(0, error("RuntimeError", in_call="work_wait")), None, "raised RuntimeError in a wait"),
+    (WAITS, None, "in irecv"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("seen", "stopped_ns", "state"), STATES)
 def test_state(seen, stopped_ns, state):
     assert rank_row(seen, stopped_ns).state == state

@@ -20,7 +20,7 @@ from ddpdoctor.model.steps import Speed, StepEnd, StepParts, StepTimes
 from ddpdoctor.report.text.report import render_text
 from ddpdoctor.rules.engine import pick_verdict
 from ddpdoctor.rules.progress.job_state import build_job_state
-from tests.flight_dumps import SCRIPT, recorders, write
+from tests.flight_dumps import recorders, write
 from tests.golden import Cases, outline
 from tests.pictures import finding
 from tests.rules.build import (
@@ -182,9 +182,6 @@ def timelines_of_jobs():
     return found
 
 
-test_kept = CASES.test()
-
-
 def test_what_a_hung_job_raised_when_it_was_stopped_is_left_out():
     facts = stuck()
     stopped = tuple(
@@ -300,42 +297,34 @@ def hung(folder, late=1, world=3, calls=30):
     return analyzed(folder)
 
 
-def test_the_lanes_show_calls_and_the_wait_that_has_no_end(tmp_path):
-    report = hung(tmp_path)
-    timeline = decode(Timeline, report.data["timeline"])
-    assert timeline.classes == ((0, 2), (1,))
-    waiting, late, folded = timeline.lanes
-    assert [one.number for one in waiting.detail] == list(range(1, 32))
-    last = waiting.detail[-1]
-    assert (last.kind.value, last.label, last.end_ms, last.shape) == ("wait", "all_reduce", None, "float32 [1024]")
-    assert last.place == "train.py:41 in step"
-    assert (late.detail[-1].kind.value, late.detail[-1].end_ms, late.blamed) == ("host", None, True)
-    assert folded.detail == ()
-    assert late.detail[0].end_ms - late.detail[0].start_ms == pytest.approx(0.002)
-    (fault,) = timeline.events
-    assert (fault.ranks, fault.at_ms) == ((1,), pytest.approx(29.002))
-    assert timeline.started_at.startswith("2026-09-21T")
-    text = render_text(report, width=None, color=False, run_dir=None)
-    assert "DD601 stuck, rank 1 v" in text
-
-
-def test_the_waits_are_those_of_the_sources(tmp_path):
-    waits = decode(RankWaits, hung(tmp_path).data["waits"])
-    assert [(one.ranks, one.blamed) for one in waits.classes] == [((0, 2), False), ((1,), True)]
-    assert (waits.links, waits.classes[0].place) == (((0, 1),), f"{SCRIPT}:41 in step")
-
-
-def test_two_groups_in_opposite_order_are_a_circle(tmp_path):
-    pair = {"1": [0, 1], "2": [0, 1]}
-    for one in recorders(2, pair):
+def opposite(folder):
+    """Two groups in opposite order."""
+    for one in recorders(2, {"1": [0, 1], "2": [0, 1]}):
         for _ in range(5):
             one.call()
         for group in ("1", "2") if one.rank == 0 else ("2", "1"):
             one.call(group=group, state="scheduled")
-        write(tmp_path, one.rank, one.body())
-    report = analyzed(tmp_path)
-    assert report.verdict.kind == "deadlock"
-    assert decode(RankWaits, report.data["waits"]).links == ((0, 1), (1, 0))
+        write(folder, one.rank, one.body())
+    return analyzed(folder)
+
+
+@CASES
+def pictures_of_dumps(tmp_path):
+    """Calls and the wait that has no end, and waits that are those of the sources."""
+    found = {}
+    for make in (hung, opposite):
+        folder = tmp_path / make.__name__
+        folder.mkdir()
+        report = make(folder)
+        timeline = decode(Timeline, report.data["timeline"])
+        lanes = tuple(replace(one, detail=(*one.detail[:1], *one.detail[-2:])) for one in timeline.lanes)
+        lengths = [len(one.detail) for one in timeline.lanes]
+        waits = decode(RankWaits, report.data["waits"])
+        is_marked = f"{report.verdict.code} {report.verdict.kind}, rank 1 v" in render_text(
+            report, width=None, color=False, run_dir=None
+        )
+        found[make.__name__] = [report.verdict.kind, lengths, replace(timeline, lanes=lanes), waits, f"{is_marked=}"]
+    return found
 
 
 def test_calls_whose_ends_are_not_known_have_no_length(tmp_path):
@@ -354,3 +343,6 @@ def test_without_dumps_there_is_no_timeline(tmp_path):
     (tmp_path / "job.log").write_text("[rank1]: Traceback (most recent call last):\n[rank1]: ValueError: bad\n")
     data = analyzed(tmp_path).data
     assert (data["timeline"], data["waits"]) == (None, None)
+
+
+test_kept = CASES.test()
