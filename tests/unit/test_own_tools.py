@@ -58,28 +58,23 @@ def test_each_job_appends_an_archive_that_unpacks_with_the_others(tmp_path):
         assert {"one/stdout", "two/stdout"} <= set(archive.getnames())
 
 
-def test_a_job_past_its_limit_is_stopped_and_the_rest_of_it_killed(tmp_path):
-    script = (
-        f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}], start_new_session=True).wait()"
-    )
-    _, (done,) = run(tmp_path, Job(name="long", command=("-c", script), limit_s=1.0))
-    assert (done.status, done.problem) == (None, "stopped at its limit of 1 s")
+STARTS = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}], start_new_session=True).wait()"
+ENDS = {
+    "past its limit": (Job(name="long", command=("-c", STARTS), limit_s=1.0), {}, None, "stopped at its limit of 1 s"),
+    "held, and sent its signal": (Job(name="held", command=("-c", HOLD), sends=signal.SIGKILL), {}, -9, ""),
+    "no time is left": (Job(name="late", command=("-c", SLEEP)), {"limit_s": 5.0}, None, "not reached"),
+    "the end of all time is no failure of its own": (
+        Job(name="last", command=("-c", SLEEP)), {"limit_s": GRACE_S + 1, "least_s": 0.0}, None, "cut off"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_a_job_that_is_stopped_says_why_and_the_rest_of_it_is_killed(case, tmp_path):
+    job, limits, status, problem = ENDS[case]
+    _, (done,) = run(tmp_path, job, **limits)
+    assert (done.status, done.problem) == (status, problem)
     assert pids_with(f"GPU_TESTS_JOB={done.folder}") == []
-
-
-def test_a_held_rank_is_sent_its_signal(tmp_path):
-    _, (done,) = run(tmp_path, Job(name="held", command=("-c", HOLD), sends=signal.SIGKILL))
-    assert done.status == -signal.SIGKILL
-
-
-def test_a_job_for_which_no_time_is_left_is_not_begun(tmp_path):
-    _, (done,) = run(tmp_path, Job(name="late", command=("-c", SLEEP)), limit_s=5.0)
-    assert (done.status, done.problem) == (None, "not reached")
-
-
-def test_a_job_that_the_end_of_all_time_stops_is_no_failure_of_its_own(tmp_path):
-    _, (done,) = run(tmp_path, Job(name="last", command=("-c", SLEEP)), limit_s=GRACE_S + 1, least_s=0.0)
-    assert (done.status, done.problem) == (None, "cut off")
 
 
 def test_a_job_that_measures_time_runs_by_itself(tmp_path):
