@@ -148,7 +148,7 @@ def test_a_driver_that_does_not_answer(ran: Ran) -> None:
 @pytest.mark.full
 def test_attach_asks_torch_what_is_pending(tmp_path: Path) -> None:
     """A job without ddpdoctor, which has the pipe of torch's flight recorder: attach names the rank that sleeps."""
-    asked = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/pipe_"}
+    asked = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/pipe_", "TORCH_DIST_USE_NCCL2": "0"}
     asked |= dict.fromkeys(("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), f"{tmp_path}/trace_")
     asked |= dict.fromkeys(
         ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000"

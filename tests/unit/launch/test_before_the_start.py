@@ -161,7 +161,8 @@ def test_the_default_folders_parent_may_not_be_planted_in_a_shared_working_direc
     ("source", "said"),
     [
         (None, r"train\.py was not found"), (b"def f(:\n", r"train\.py:1: "), (b"1\n\nreturn 3\n", r"train\.py:3: "),
-        (b"x = 1\nif x\n    y = 2\n", r"train\.py:2: "), (b"if 1:\nx = 1\n", r"train\.py:2: "), (b"x = 1\0\n", r"train\.py"),
+        (b"x = 1\nif x\n    y = 2\n", r"train\.py:2: "), (b"if 1:\nx = 1\n", r"train\.py:2: "),
+        (b"x = 1\0\n", r"train\.py"),
     ],
 )  # fmt: skip
 def test_a_script_that_cannot_run_is_an_error_of_the_user_with_file_and_line(tmp_path, source, said):
