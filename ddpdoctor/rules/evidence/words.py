@@ -50,10 +50,9 @@ _RAS = "run `ncclras -v` twice, half a minute apart, while the job hangs (since 
 _OTHER_NODES = "run `ddpdoctor attach --folder DIR` on the nodes of {those}, then `ddpdoctor analyze` with all folders"
 SAMPLE_AGAIN = "check again in a minute with `ddpdoctor attach` or py-spy: a rank that is just slow has moved by then"
 _PENDING = (
-    "over NCCL no stack shows which call a rank waits for in item() or synchronize(): for the next run, use `ddpdoctor "
-    "wrap`, or set TORCH_NCCL_DEBUG_INFO_PIPE_FILE=/tmp/nccl_pipe_ TORCH_FR_BUFFER_SIZE=2000 (torch 2.15: and "
-    "TORCH_DIST_USE_NCCL2=0), so that `ddpdoctor attach` can ask torch; or analyze what torch dumps at its own time "
-    "limit"
+    "over NCCL no stack shows which call a rank waits for in item() or synchronize(): next time use `ddpdoctor wrap`, "
+    "or set TORCH_NCCL_DEBUG_INFO_PIPE_FILE=/tmp/nccl_pipe_ TORCH_FR_BUFFER_SIZE=2000 (torch 2.15: and "
+    "TORCH_DIST_USE_NCCL2=0), so that `ddpdoctor attach` can ask torch; or analyze what torch dumps at its time limit"
 )
 _RUNNING = "if the job is still running, run `ddpdoctor attach` on every node, or `py-spy dump --pid PID` for all ranks"
 _WORKERS = "also take the stacks of the workers, twice: `py-spy dump --subprocesses --pid PID` for all ranks"
