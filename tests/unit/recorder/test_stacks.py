@@ -13,7 +13,7 @@ import traceback
 import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ import pytest
 from filelock import FileLock, Timeout
 from torch.utils.file_baton import FileBaton
 
-import ddpdoctor.recorder
 from ddpdoctor.collect.proc import read_io
 from ddpdoctor.collect.rank_steps import errors_of_child
 from ddpdoctor.recorder import errors, frames, waits
@@ -30,25 +29,14 @@ from ddpdoctor.recorder.sampler import Sampler, write_quietly
 from ddpdoctor.recorder.state import MASTER_VARIABLE, here
 from ddpdoctor.recorder.storage import ring_layout, ring_reading
 from ddpdoctor.recorder.storage.ring_writing import Ring
-from tests.scenarios.harmless.alone import make_folder, read_rings, run_recorded
+from tests.golden import Cases
+from tests.scenarios.harmless.alone import RECORDER, make_folder, read_rings, run_recorded
+from tests.scenarios.running import clean_environment
+
+CASES = Cases(__name__)
+test_kept = CASES.test()
 
 # What the recorder can say of an error while the script still has it in hand.
-
-
-FORKS = """
-import os
-from _ddpdoctor_recorder import errors
-kept = []
-def fail(text):
-    kept.append(ValueError(text))
-    errors.note_exception(kept[-1], uncaught=False, call="barrier")
-for number in range(errors.MAX_NOTES + 5):
-    fail(str(number))
-if not os.fork():
-    fail("of the child")
-    os._exit(0)
-os.wait()
-"""
 
 
 def asked_from_another_thread() -> object:
@@ -63,8 +51,15 @@ def read_shard() -> None:
     raise ValueError("bad shard")
 
 
-def test_the_error_that_the_main_thread_handles_is_reported(monkeypatch) -> None:
+@pytest.fixture
+def main_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this thread be the main one, which has handled no error yet."""
     monkeypatch.setattr(here, "main_thread", threading.get_ident())
+    monkeypatch.setattr(errors, "_handled", {})
+
+
+@pytest.mark.usefixtures("main_thread")
+def test_the_error_that_the_main_thread_handles_is_reported() -> None:
     assert asked_from_another_thread() is None
     try:
         read_shard()
@@ -75,11 +70,8 @@ def test_the_error_that_the_main_thread_handles_is_reported(monkeypatch) -> None
     assert asked_from_another_thread() is None
 
 
-def test_the_error_under_which_a_call_begins_is_noted_once_and_the_time_of_the_last_such_call(
-    ring: Ring, monkeypatch
-) -> None:
-    monkeypatch.setattr(here, "main_thread", threading.get_ident())
-    monkeypatch.setattr(errors, "_handled", {})
+@pytest.mark.usefixtures("main_thread")
+def test_the_error_under_which_a_call_begins_is_noted_once_and_the_time_of_the_last_such_call(ring: Ring) -> None:
     for second in range(2):
         try:
             read_shard()
@@ -93,9 +85,8 @@ def test_the_error_under_which_a_call_begins_is_noted_once_and_the_time_of_the_l
     )  # fmt: skip
 
 
-def test_an_error_under_which_the_script_trains_explains_no_call(ring: Ring, monkeypatch) -> None:
-    monkeypatch.setattr(here, "main_thread", threading.get_ident())
-    monkeypatch.setattr(errors, "_handled", {})
+@pytest.mark.usefixtures("main_thread")
+def test_an_error_under_which_the_script_trains_explains_no_call(ring: Ring) -> None:
     try:
         read_shard()
     except ValueError as error:
@@ -126,104 +117,52 @@ def test_an_error_at_the_address_of_an_earlier_one_is_noted(ring: Ring, monkeypa
     assert [(note["text"], note["call"]) for note in notes] == [("first", "barrier"), ("second", "all_reduce")]
 
 
-def test_a_forked_child_notes_its_errors_however_many_its_parent_had(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "run")
-    run_recorded(folder, "-c", FORKS)
-    (child,) = read_rings(folder, ring_layout.ROLE_CHILD)
-    assert [note["text"] for note in child.notes if note["k"] == "raised"] == ["of the child"]
-
-
-LEAVES = """
-import os, sys, tempfile
-script = os.path.join(tempfile.mkdtemp(), "script.py")
-with open(script, "w") as file:
-    file.write("import sys\\nleave = lambda status: sys.exit(status)\\n")
-sys.path.insert(0, os.path.dirname(script))
-import script
-script.leave("no access to https://me:hunter2@host with password=hunter2, " + "x" * 50 + " hf_hunter2hunter2hunter2")
+FORKS = """
+import os
+from _ddpdoctor_recorder import errors
+kept = []
+def fail(text):
+    kept.append(ValueError(text))
+    errors.note_exception(kept[-1], uncaught=False, call="barrier")
+for number in range(errors.MAX_NOTES + 5):
+    fail(str(number))
+if not os.fork():
+    fail("of the child")
+    os._exit(0)
+os.wait()
 """
-
-
-def test_the_text_with_which_a_script_exits_is_stored_without_secrets(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "run")
-    ended = run_recorded(folder, "-c", LEAVES)
-    assert (ended.status, b"hunter2" in ended.stderr) == (1, True)
-    (ring,) = read_rings(folder)
-    assert [note["status"][:26] for note in ring.notes if note["k"] == "exit"] == ["'no access to https://me:***"[:26]]
-    assert [path for path in folder.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()] == []
-
-
+LEAVES = """
+import sys
+sys.exit("no access to https://me:hunter2@host with password=hunter2, " + "x" * 50 + " hf_hunter2hunter2hunter2")
+"""
 THREAD = """
-import faulthandler, os, signal, sys, threading, time
+import os, sys, threading, time
 def watch():
-    while {seconds} and sys._current_frames()[main].f_code.co_name != "stands":
+    while sys._current_frames()[main].f_code.co_name != "stands":
         pass
-{end}
+    os._exit({status})
 def stands():
-    time.sleep({seconds})
+    time.sleep(600)
 main = threading.get_ident()
 threading.Thread(target=watch, daemon=True).start()
 stands()
 """
-ENDS = [
-    # what another thread does, the exit status, who is noted, and where the main thread was
-    ("    os._exit(3)", 600, 3, "watch", "stands"),
-    ("    os._exit(0)", 600, 0, None, None),
-]
-
-
-@pytest.mark.parametrize(("end", "seconds", "status", "place", "main"), ENDS)
-def test_a_thread_that_ends_the_process_is_noted_with_the_main_threads_stack(
-    tmp_path: Path, end: str, seconds: int, status: int, place: str | None, main: str | None
-) -> None:
-    folder = make_folder(tmp_path / "run")
-    assert run_recorded(folder, "-c", THREAD.format(end=end, seconds=seconds)).status == status
-    (ring,) = read_rings(folder)
-    noted = next((note for note in ring.notes if note["k"] == "ended_by_thread"), None)
-    assert (noted["frame"]["n"] if noted else None) == place
-    if main is not None:
-        assert [frame["n"] for frame in noted["stack"]] == ["<module>", main]
-
-
-@pytest.mark.parametrize(("exits", "limit"), [("exit=True", True), ("exit=False", False), ("file=f, exit=True", True)])
-def test_faulthandlers_own_limit_is_published_until_it_is_cancelled(tmp_path: Path, exits: str, *, limit: bool) -> None:
-    text = "import faulthandler, os\nf = open('/dev/null', 'w')\nfaulthandler.dump_traceback_later(900, {})\n"
-    folder = make_folder(tmp_path / "run")
-    run_recorded(folder, "-c", text.format(exits) + "os._exit(0)")
-    (ring,) = read_rings(folder)
-    assert (ring.cells["own_limit_ns"] > ring.cells["started_ns"] + 900e9) is limit
-    again = make_folder(tmp_path / "again")
-    run_recorded(again, "-c", text.format(exits) + "faulthandler.cancel_dump_traceback_later()\nos._exit(0)")
-    assert read_rings(again)[0].cells["own_limit_ns"] == 0
-
-
+LIMIT = """
+import faulthandler, os
+f = open("/dev/null", "w")
+faulthandler.dump_traceback_later(900, {options})
+{then}
+os._exit(0)
+"""
 FAMILY = """
 import os, subprocess, sys
 def child(*arguments):
-    subprocess.run([*arguments, sys.executable, "evaluate.py"], check=False)
+    subprocess.run([*arguments, sys.executable, os.path.join(os.path.dirname(__file__), "evaluate.py")], check=False)
 child()
 child("bash", "-c", '"$@"; exit $?', "-")
 subprocess.run([sys.executable, "-c", "raise KeyError"], check=False)
 """
-
-
-def test_the_scripts_that_a_rank_runs_are_its_children_and_leave_their_errors(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text(FAMILY)
-    Path("evaluate.py").write_text("def load():\n    raise LookupError('no weights')\nload()\n")
-    folder = make_folder(tmp_path / "run")
-    run_recorded(folder, "train.py")
-    (rank,) = read_rings(folder)
-    children = read_rings(folder, ring_layout.ROLE_CHILD)
-    found = [pair for child in children for pair in errors_of_child(child)]
-    assert [(pid, error["error"]["text"]) for pid, error in found] == [(rank.pid, "no weights")] * 2
-
-
-GIVES_UP = """
-import os, sys
-sys.path.insert(0, os.getcwd())
-import script
-"""
+EVALUATE = "def load():\n    raise LookupError('no weights')\nload()\n"
 SCRIPT = """
 import sys
 from _ddpdoctor_recorder import errors
@@ -245,17 +184,51 @@ def run():
         barrier()
 run()
 """
+SCRIPTS = {
+    "a forked child notes its errors, however many its parent had": FORKS,
+    "a text with which it exits is stored without secrets": LEAVES,
+    "another thread ends it": THREAD.format(status=3), "another thread ends it well": THREAD.format(status=0),
+    "scripts that it runs leave their errors": FAMILY,
+    "the error before it exited and called is the first": SCRIPT,
+    **{f"{then or 'goes on'} after a limit of faulthandler with {options}": LIMIT.format(options=options, then=then)
+       for options in ("exit=True", "exit=False", "file=f, exit=True")
+       for then in ("", "faulthandler.cancel_dump_traceback_later()")},
+}  # fmt: skip
 
 
-def test_an_error_that_a_script_had_before_it_exited_and_called_is_the_first(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("script.py").write_text(SCRIPT)
-    folder = make_folder(tmp_path / "run")
-    run_recorded(folder, "-c", GIVES_UP)
-    (ring,) = read_rings(folder)
-    last = [note for note in ring.notes if note["k"] == "raised"][-1]
-    assert (last["type"], last["call"], last["first"]["text"]) == ("RuntimeError", "barrier", "no such shard")
-    assert last["first"]["frames"][-1]["n"] == "run"
+@CASES
+def what_scripts_leave_of_their_errors(tmp_path: Path) -> dict[str, Any]:
+    found = {}
+    for number, (name, script) in enumerate(SCRIPTS.items()):
+        folder = make_folder(tmp_path / str(number) / "run")
+        (folder.parent / "evaluate.py").write_text(EVALUATE)
+        (folder.parent / "train.py").write_text(script)
+        ended = run_recorded(folder, str(folder.parent / "train.py"))
+        (rank,) = read_rings(folder)
+        children = read_rings(folder, ring_layout.ROLE_CHILD)
+        limit = rank.cells["own_limit_ns"] > rank.cells["started_ns"] + 900e9
+        of_children = [pair for child in children for pair in errors_of_child(child)]
+        assert {pid for pid, _ in of_children} <= {rank.pid}
+        assert [path for path in folder.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()] == []
+        found[name] = {
+            f"status {ended.status}": "" if not rank.cells["own_limit_ns"] else f"its limit: {limit}",
+            "rank": [line for note in rank.notes if (line := _said(note))][-2:],
+            "children": sorted(line for child in children for note in child.notes if (line := _said(note))),
+            "as errors of children": [error["error"]["text"] for _, error in of_children],
+        }
+    return found
+
+
+def _said(note: dict[str, Any]) -> str:
+    """Return what a note says of an error or an end, and "" for others."""
+    if note["k"] == "exit":
+        return f"exit {note['status']}"
+    if note["k"] == "ended_by_thread":
+        return f"ended by {note['frame']['n']}, main thread at {[frame['n'] for frame in note['stack']]}"
+    if note["k"] != "raised":
+        return ""
+    first = note["first"] and f", first {note['first']['text']} in {note['first']['frames'][-1]['n']}"
+    return f"{note['type']} {note['text']!r} in call {note['call']}{first or ''}"
 
 
 # The error behind one that a library of torch's raised on account of it.
@@ -300,44 +273,6 @@ def raised_by(action: Any) -> BaseException:
     raise AssertionError
 
 
-def reason(error: BaseException, rank: int = 0, in_calls: tuple[BaseException | None, ...] = ()) -> Any:
-    return reason_of(error, rank, in_calls.__contains__)
-
-
-@pytest.mark.parametrize(
-    ("stage", "kind", "passed_on"),
-    [
-        (bad_stage, "ValueError", "RuntimeError"),
-        (library("def inner(): raise OSError('no route')", "inner"), "RuntimeError", ""),
-    ],
-)
-def test_what_a_library_wraps_is_the_error_of_the_users_line_but_not_one_of_its_own(
-    stage: Callable[[], None], kind: str, passed_on: str
-) -> None:
-    found = reason(raised_by(lambda: library()(stage)))
-    assert (type(found.error).__name__, found.passed_on) == (kind, passed_on)
-    assert (found.frames[-1]["n"] == "bad_stage") is bool(passed_on)
-
-
-def test_the_error_of_a_recorded_call_is_found_through_its_wrapping() -> None:
-    error = raised_by(lambda: library()(bad_collective))
-    assert reason(error, in_calls=(error.__cause__,)).error is error.__cause__
-
-
-@pytest.mark.parametrize(("rank", "kind", "passed_on"), [(1, "ValueError", "CheckpointException"),
-                                                         (0, "CheckpointException", "")])  # fmt: skip
-def test_of_errors_of_all_ranks_each_has_its_own(rank: int, kind: str, passed_on: str) -> None:
-    own = raised_by(bad_stage)
-    gathered = CheckpointException({1: (own, traceback.extract_tb(own.__traceback__))})
-
-    def fail() -> None:
-        raise gathered
-
-    found = reason(raised_by(fail), rank)
-    assert (type(found.error).__name__, found.passed_on, found.ranks) == (kind, passed_on, [1])
-    assert (found.frames[-1]["n"] == "bad_stage") is (rank == 1)
-
-
 def fail(error: BaseException) -> None:
     raise error
 
@@ -366,36 +301,50 @@ def cleaned_up(own: BaseException) -> BaseException:
     return raised_by(run)
 
 
-OWN = ValueError("no such sample")
-IN_GROUP = raised_by(bad_stage)
-GROUP = type("BaseExceptionGroup", (Exception,), {"exceptions": (IN_GROUP,)})("unhandled errors in a TaskGroup")
+def gathered() -> BaseException:
+    own = raised_by(bad_stage)
+    return raised_by(lambda: fail(CheckpointException({1: (own, traceback.extract_tb(own.__traceback__))})))
 
 
-@pytest.mark.parametrize(
-    ("error", "in_call", "expected"),
-    [
-        (wrapped(cause=True, own=OWN), False, ("KeyError", OWN)),
-        (wrapped(cause=False, own=ValueError("a default is used")), False, ("KeyError", None)),
-        (cleaned_up(OWN), True, ("RuntimeError", OWN)),
-        (cleaned_up(StopIteration()), True, ("RuntimeError", None)),
-        (cleaned_up(OWN), False, ("RuntimeError", None)),
-        (raised_by(lambda: fail(GROUP)), False, ("BaseExceptionGroup", IN_GROUP)),
-    ],
-    ids=["cause", "context of its own code", "context of a call that fails now", "end of a loop", "no call", "group"],
-)
-def test_what_a_script_raises_itself_stays_as_it_is_and_its_first_error_is_found(
-    error: BaseException, *, in_call: bool, expected: tuple[str, Any]
-) -> None:
-    found = reason_of(error, 0, ().__contains__, in_call=in_call)
-    assert (type(found.error).__name__, found.passed_on, found.first) == (expected[0], "", expected[1])
+def grouped() -> BaseException:
+    kind = type("BaseExceptionGroup", (Exception,), {"exceptions": (raised_by(bad_stage),)})
+    return raised_by(lambda: fail(kind("unhandled errors in a TaskGroup")))
 
 
-@pytest.mark.parametrize("cause", [True, False])
-def test_what_a_script_makes_of_the_error_of_a_call_is_that_error(*, cause: bool) -> None:
-    lost = raised_by(bad_collective)
-    error = wrapped(cause=cause, own=lost)
-    found = reason(error, in_calls=(lost,))
-    assert (found.error, found.passed_on, found.first) == (lost, "KeyError", None)
+def by_library(stage: Callable[[], None]) -> BaseException:
+    return raised_by(lambda: library()(stage))
+
+
+OWN, LOST = ValueError("no such sample"), raised_by(bad_collective)
+REASONS: dict[str, tuple[BaseException, dict[str, Any]]] = {
+    # the error, and its rank, whether it is raised by a call now, and how deep below it that of an earlier call is
+    "a library wraps that of the user": (by_library(bad_stage), {}),
+    "a library wraps one of its own": (by_library(library("def inner(): raise OSError('no route')", "inner")), {}),
+    "a library wraps that of a recorded call": (by_library(bad_collective), {"call": 1}),
+    "of all ranks, on one that failed": (gathered(), {"rank": 1}),
+    "of all ranks, on one that did not": (gathered(), {"rank": 0}),
+    "its cause": (wrapped(cause=True, own=OWN), {}),
+    "context of its own code": (wrapped(cause=False, own=ValueError("a default is used")), {}),
+    "context of a call that fails now": (cleaned_up(OWN), {"in_call": True}),
+    "end of a loop": (cleaned_up(StopIteration()), {"in_call": True}),
+    "no call": (cleaned_up(OWN), {}), "a group": (grouped(), {}),
+    **{f"made of that of a call, as its cause: {cause}": (wrapped(cause=cause, own=LOST), {"call": 1})
+       for cause in (True, False)},
+}  # fmt: skip
+
+
+@CASES
+def errors_behind_errors() -> dict[str, str]:
+    shown = {}
+    for name, (error, given) in REASONS.items():
+        of_call = (error.__cause__ or error.__context__) if given.get("call") else None
+        is_of_call = (of_call,).__contains__ if of_call is not None else ().__contains__
+        found = reason_of(error, given.get("rank", 0), is_of_call, in_call=given.get("in_call", False))
+        assert found.first is None or found.first in {OWN, *getattr(error, "exceptions", ())}
+        shown[name] = f"{found.error!r} in {found.frames[-1]['n'] if found.frames else None}, "
+        shown[name] += f"of a call: {found.error is of_call}, passed on as {found.passed_on!r}, "
+        shown[name] += f"first {found.first!r}, ranks {found.ranks}"
+    return shown
 
 
 # What works for the main thread and is not on its stack: asyncio tasks, and calls in pools.
@@ -477,16 +426,13 @@ def test_the_awaited_lines_of_the_task_that_a_thread_runs_are_found(wait, expect
     assert found[0][0] == "main"
 
 
-def test_a_thread_that_runs_no_loop_awaits_nothing():
-    assert waits.awaited(threading.get_ident()) == []
-
-
 async def fails(text):
     raise LookupError(text)
 
 
 def test_the_error_of_a_held_task_counts_until_it_is_read(monkeypatch):
     monkeypatch.setattr(waits, "_kept", waits.deque())
+    assert waits.awaited(threading.get_ident()) == [], "it runs no loop"
 
     async def main():
         tasks = [asyncio.create_task(fails("read")), asyncio.create_task(fails("unread"), name="rollout")]
@@ -557,7 +503,6 @@ def test_errors_of_calls_in_pools_and_of_tasks_that_are_gone_count_until_they_ar
 # A rank that is asked to end leaves its stack, and nothing that a script can see or do is different for it.
 
 
-BOOTSTRAP = Path(ddpdoctor.recorder.__file__).parent / "bootstrap"
 WAIT = """
 import os, signal, time
 assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -596,11 +541,10 @@ FAULTHANDLER = "import faulthandler\nfaulthandler.register(signal.SIGTERM, file=
 def end(folder, text, **env):
     """Run a rank until it says that it is there, tell it to end; return its status, its output and its last words."""
     (folder / "train.py").write_text(text)
-    for name in ("rings", "evidence"):
-        (folder / name).mkdir()
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(BOOTSTRAP), "DDPDOCTOR_RUN": str(folder), "RANK": "0"}
+    path = str(RECORDER / "bootstrap")
+    environment = clean_environment(PYTHONPATH=path, DDPDOCTOR_RUN=str(make_folder(folder)), RANK="0", **env)
     process = subprocess.Popen(
-        [sys.executable, "train.py"], cwd=folder, env={**environment, **env}, stdout=subprocess.PIPE, text=True
+        [sys.executable, "train.py"], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     said = process.stdout.readline()
@@ -620,6 +564,9 @@ ASKED_TO_END = {
     "a handler of its own": (WAIT + OWN_LAST_WORDS, {}, 4, ["there", "own"], False),
     "a handler of its loop": (WAIT + LOOP, {}, 0, ["there", "asked"], False),
     "a forked child says nothing in its parent's name": (FORK, {}, 0, [str(-signal.SIGTERM)], False),
+    "faulthandler is the script's own to use": (
+        WAIT + FAULTHANDLER + "wait()\n", {}, -signal.SIGTERM, ["there"], False
+    ),
 }  # fmt: skip
 
 
@@ -629,12 +576,7 @@ def test_a_rank_that_is_asked_to_end(case, tmp_path):
     *ended, words = end(tmp_path, text, **env)
     assert (ended, bool(words), " in wait\n" in words) == ([status, said], leaves, leaves)
     assert not (env and list((tmp_path / "evidence").glob("*.term"))), "nothing is registered"
-
-
-def test_faulthandler_is_the_scripts_own_to_use(tmp_path):
-    status, _, words = end(tmp_path, WAIT + FAULTHANDLER + "wait()\n")
-    assert (status, words) == (-signal.SIGTERM, "")
-    assert "in wait" in (tmp_path / "own.txt").read_text()
+    assert FAULTHANDLER not in text or "in wait" in (tmp_path / "own.txt").read_text()
 
 
 # Evidence is written without a byte that would count as the script's own I/O.
@@ -727,19 +669,14 @@ one.answer(1)
 """
 
 
-def test_both_looks_are_on_disk_before_torch_is_asked(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", ASKED], env={"DDPDOCTOR_RUN": str(tmp_path)}, check=False)
+@pytest.mark.parametrize(("kind", "status"), [("is_rank", 7), ("is_child", 0)])
+def test_both_looks_are_on_disk_before_torch_is_asked_and_no_child_asks_it(
+    kind: str, status: int, tmp_path: Path
+) -> None:
+    program = ASKED.replace("is_rank", kind)
+    done = subprocess.run([sys.executable, "-c", program], env={"DDPDOCTOR_RUN": str(tmp_path)}, check=False)
     (answer,) = (json.loads(path.read_text()) for path in (tmp_path / "evidence").glob("*.json"))
-    assert done.returncode == 7
-    assert len(answer["looks"]) == 2
-    assert "complete" not in answer
-
-
-def test_torch_is_not_asked_in_a_child_of_a_rank(tmp_path: Path) -> None:
-    program = ASKED.replace("is_rank", "is_child")
-    subprocess.run([sys.executable, "-c", program], env={"DDPDOCTOR_RUN": str(tmp_path)}, check=True)
-    (answer,) = (json.loads(path.read_text()) for path in (tmp_path / "evidence").glob("*.json"))
-    assert answer["complete"] == 1
+    assert (done.returncode, len(answer["looks"]), answer.get("complete", 0)) == (status, 2, not status)
 
 
 # What the stack of a waiting rank names: the lock file that it polls for, and the line that moved the job's store.
@@ -799,25 +736,23 @@ def seen() -> dict[str, str] | None:
     return None
 
 
-@pytest.mark.parametrize(("run", "kind"), [(poll, "own-loop"), (baton, "marker"), (ask_kernel, "kernel")])
-def test_the_lock_file_of_a_loop_is_named(
-    run: Callable[[Path, threading.Event], None], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "build.lock"
-    path.touch()
-    with FileLock(path) if kind == "kernel" else tmp_path.joinpath("other").open("w"):  # noqa: SIM117 - held meanwhile
-        with waiting(run, path, monkeypatch):
-            assert seen() == {"path": str(path), "kind": kind}
-
-
-@pytest.mark.parametrize(("run", "name"), [(wait_for_other_file, "block.bin"), (sleep_only, "build.lock")])
-def test_what_is_no_lock_or_is_not_looked_for_is_not_named(
-    run: Callable[[Path, threading.Event], None], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("run", "name", "kind"),
+    [
+        (poll, "build.lock", "own-loop"), (baton, "build.lock", "marker"), (ask_kernel, "build.lock", "kernel"),
+        (wait_for_other_file, "block.bin", None), (sleep_only, "build.lock", None),
+    ],
+)  # fmt: skip
+def test_the_lock_file_of_a_loop_is_named_and_what_is_no_lock_or_not_looked_for_is_not(
+    run: Any, name: str, kind: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / name
     path.touch()
-    with waiting(run, path, monkeypatch):
-        assert [waits.lock() for _ in range(50)] == [None] * 50
+    with FileLock(path) if kind == "kernel" else nullcontext(), waiting(run, path, monkeypatch):
+        if kind is None:
+            assert [waits.lock() for _ in range(50)] == [None] * 50
+        else:
+            assert seen() == {"path": str(path), "kind": kind}
 
 
 SETS = """
@@ -851,11 +786,5 @@ def test_the_line_that_sets_another_port_is_found(
     assert frames.is_user_file(code.co_filename)
     place = waits._setting_line([code])
     assert (place["l"] if place is not None else None) == found
-
-
-def test_nothing_is_searched_where_the_launchers_address_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(MASTER_VARIABLE, "node0:29500")
-    monkeypatch.setenv("MASTER_ADDR", "node0")
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    assert waits._replaced() == []
-    assert waits.store() is None
+    monkeypatch.setenv("MASTER_PORT", "29500")  # the launcher's address holds: nothing is searched
+    assert (waits._replaced(), waits.store()) == ([], None)

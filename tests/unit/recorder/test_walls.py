@@ -23,9 +23,9 @@ from typing import Any, cast
 import pytest
 import torch
 
-import ddpdoctor.recorder
 from ddpdoctor.recorder import calls, errors, frames, gradients, state, training, wrappers
 from ddpdoctor.recorder.storage import ring_reading
+from tests.scenarios.harmless.alone import RECORDER, make_folder
 
 
 class PreemptedError(Exception):
@@ -450,23 +450,13 @@ def test_a_process_without_a_run_folder_leaves_no_file(tmp_path: Path, monkeypat
 # The start-up hook: off without its variable, harmless when it fails, chained to a sitecustomize that stood there.
 
 
-BOOTSTRAP = Path(ddpdoctor.recorder.__file__).parent / "bootstrap"
-
-
 def python(
     code: str, *paths: Path, executable: str | Path = sys.executable, cwd: Path | None = None, **env: str
 ) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("DDPDOCTOR_")}
-    environment |= {"PYTHONPATH": os.pathsep.join(map(str, (BOOTSTRAP, *paths))), **env}
+    environment |= {"PYTHONPATH": os.pathsep.join(map(str, (RECORDER / "bootstrap", *paths))), **env}
     command = [executable, "-c", code]
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, cwd=cwd)
-
-
-def folder(tmp_path: Path) -> Path:
-    for name in ("rings", "evidence"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "control").write_bytes(bytes(4096))
-    return tmp_path
 
 
 RANK = {"DDPDOCTOR_AGENT": str(os.getpid()), "RANK": "0"}
@@ -479,7 +469,7 @@ print([name for name in ('torch', 'asyncio', 'typing_extensions') if name in sys
 
 def test_the_recorder_is_loaded_with_its_variable_alone_and_makes_a_ring_of_a_rank(tmp_path: Path) -> None:
     """Its folder is not on the path, and torch is not loaded for it."""
-    run = {"DDPDOCTOR_RUN": str(folder(tmp_path))}
+    run = {"DDPDOCTOR_RUN": str(make_folder(tmp_path))}
     for env, loaded, rings in (({}, False, 0), (run, True, 0), (run | RANK, True, 1)):
         assert python(SHOW, **env).stdout == f"{loaded} False\n[]\n"
         assert len(list((tmp_path / "rings").iterdir())) == rings
@@ -488,7 +478,7 @@ def test_the_recorder_is_loaded_with_its_variable_alone_and_makes_a_ring_of_a_ra
 @pytest.mark.parametrize("is_rank", [False, True])
 def test_what_costs_time_to_import_is_not_imported_for_us(tmp_path: Path, *, is_rank: bool) -> None:
     code = "import sys; print(*sorted(sys.modules), sep=chr(10))"
-    run = {"DDPDOCTOR_RUN": str(folder(tmp_path))}
+    run = {"DDPDOCTOR_RUN": str(make_folder(tmp_path))}
     added = {*python(code, **run, **(RANK if is_rank else {})).stdout.split()} - {*python(code).stdout.split()}
     slow = {"collections", "enum", "functools", "inspect", "json", "re", "signal", "sysconfig", "threading", "typing"}
     assert not added & slow
@@ -496,11 +486,15 @@ def test_what_costs_time_to_import_is_not_imported_for_us(tmp_path: Path, *, is_
     assert is_rank or {name.rpartition(".")[2] for name in parts} <= {"hooks", "settings", "start", "state"}
 
 
-def test_a_rank_holds_no_file_open_that_the_script_could_need(tmp_path: Path) -> None:
-    """It may open as many as its limit allows, or lower that limit itself. Ours have numbers from 1,000 on."""
-    code = "import os; print(*sorted(fd for fd in map(int, os.listdir('/proc/self/fd')) if fd < 1000))"
-    assert python(code, **RANK, DDPDOCTOR_RUN=str(folder(tmp_path))).stdout == python(code).stdout
-    assert len(list((tmp_path / "rings").iterdir())) == 1
+def test_an_uncaught_exception_reads_and_files_are_open_as_without_us(tmp_path: Path) -> None:
+    """A script may open as many as its limit allows, or lower that limit itself. Ours have numbers from 1,000 on."""
+    files = "import os; print(*sorted(fd for fd in map(int, os.listdir('/proc/self/fd')) if fd < 1000))"
+    run = str(make_folder(tmp_path))
+    for code in (files, "def f():\n raise ValueError('x') from KeyError('y')\nf()"):
+        plain, recorded = (vars(python(code, **env)) for env in ({}, {**RANK, "DDPDOCTOR_RUN": run}))
+        assert recorded == plain
+        assert plain["stdout"] or "ValueError" in plain["stderr"]
+    assert len(list((tmp_path / "rings").iterdir())) == 2
 
 
 def test_a_module_and_a_package_that_stood_there_are_loaded_with_and_without_us(tmp_path: Path) -> None:
@@ -508,14 +502,14 @@ def test_a_module_and_a_package_that_stood_there_are_loaded_with_and_without_us(
     (tmp_path / "one" / "sitecustomize.py").write_text("print('module')")
     (tmp_path / "two" / "sitecustomize").mkdir(parents=True)
     (tmp_path / "two" / "sitecustomize" / "__init__.py").write_text("print('package')")
-    run = str(folder(tmp_path))
+    run = str(make_folder(tmp_path))
     for name, text in (("one", "module\n"), ("two", "package\n")):
         assert python("pass", tmp_path / name).stdout == text
         assert python("pass", tmp_path / name, DDPDOCTOR_RUN=run).stdout == text
 
 
 def test_a_folder_that_is_gone_or_full_costs_the_record_and_nothing_else(tmp_path: Path) -> None:
-    (folder(tmp_path) / "rings").rmdir()
+    (make_folder(tmp_path) / "rings").rmdir()
     (tmp_path / "rings").write_text("not a folder")
     for name in ("gone", "."):
         done = python("print('trained')", **RANK | {"DDPDOCTOR_RUN": str(tmp_path / name), "RANK": "3"})
@@ -524,18 +518,10 @@ def test_a_folder_that_is_gone_or_full_costs_the_record_and_nothing_else(tmp_pat
     assert word.read_text().startswith("3\nno ring could be made")
 
 
-def test_an_uncaught_exception_reads_as_without_us(tmp_path: Path) -> None:
-    code = "def f():\n raise ValueError('x') from KeyError('y')\nf()"
-    plain = python(code)
-    recorded = python(code, **RANK, DDPDOCTOR_RUN=str(folder(tmp_path)))
-    assert (recorded.returncode, recorded.stderr) == (plain.returncode, plain.stderr)
-    assert "ValueError" in plain.stderr
-
-
 # The recorder loads by its path into any Python from 3.8 on, with nothing of ddpdoctor installed there.
 
 
-FILES = sorted(BOOTSTRAP.parent.rglob("*.py"))
+FILES = sorted(RECORDER.rglob("*.py"))
 MINORS = range(8, 15)
 NEWER = {"annotationlib", "compression", "graphlib", "tomllib", "zoneinfo"}
 """Modules of the standard library that came after Python 3.8."""
@@ -619,7 +605,7 @@ def run_as_rank(
     executable: str | Path, code: str, run: Path
 ) -> tuple[subprocess.CompletedProcess[str], list[ring_reading.RingContent]]:
     """Run code as a rank that is recorded; return how that went, and the rings of it and its children."""
-    env = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore", "DDPDOCTOR_RUN": str(folder(run)), **RANK}
+    env = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore", "DDPDOCTOR_RUN": str(make_folder(run)), **RANK}
     done = python(code, executable=executable, cwd=run, **env)
     assert list(run.glob("lost-*")) == []
     return done, [ring_reading.read_ring_file(path) for path in (run / "rings").iterdir()]
@@ -649,7 +635,6 @@ def test_a_rank_in_an_environment_without_ddpdoctor_is_recorded(tmp_path: Path) 
     # Path files of a folder that is itself named by one do not count, and ddpdoctor may be found by such a file.
     (packages / "torch.pth").write_text(str(Path(torch.origin).parents[1]))
     run = tmp_path / "run"
-    run.mkdir()
     done, (ring,) = run_as_rank(venv / "bin" / "python", TRAINING, run)
     assert done.returncode == 0, done.stderr
     assert [note for note in ring.notes if note.get("k") == "defect"] == []
