@@ -247,36 +247,27 @@ def stops_by_the_launcher_after_another_failed_and_signals_to_the_whole_group():
 # Processes and kernel facts, on this machine and on trees of other machines.
 
 
-def test_this_process() -> None:
+def test_this_process_its_signals_and_a_setting_of_the_kernel() -> None:
     process = proc.read_process(os.getpid())
     assert process is not None
     assert (process.ppid, process.state) == (os.getppid(), "R")
     assert proc.read_process(2**22 + 1) is None
-
-
-def test_a_setting_of_the_kernel_is_read_like_any_file() -> None:
+    assert [proc.catches_signal(os.getpid(), one) for one in (signal.SIGINT, signal.SIGURG)] == [True, False]
     assert read_text(Path("/proc/sys/kernel/ostype")) == "Linux\n"
 
 
-def test_a_name_with_brackets_and_spaces(tmp_path: Path) -> None:
-    (tmp_path / "7").mkdir()
+def test_a_name_with_brackets_and_how_long_a_process_and_its_threads_waited_for_a_core(tmp_path: Path) -> None:
+    for thread, text in ((7, "5 900 1\n"), (8, "5 0 7\n"), (9, "")):
+        (tmp_path / "7" / "task" / str(thread)).mkdir(parents=True)
+        (tmp_path / "7" / "task" / str(thread) / "schedstat").write_text(text)
+    assert (proc.read_run_delays(7, tmp_path), proc.read_run_delays(1, tmp_path)) == ({7: 900, 8: 0}, {})
     (tmp_path / "7" / "stat").write_text("7 (a) b (c) S 3 " + " ".join(str(n) for n in range(5, 40)))
     process = proc.read_process(7, tmp_path)
     assert process is not None
     assert (process.name, process.ppid, process.start_ticks) == ("a) b (c", 3, 22)
-
-
-def test_how_long_the_threads_of_a_process_waited_for_a_core(tmp_path: Path) -> None:
-    for thread, text in ((7, "5 900 1\n"), (8, "5 0 7\n"), (9, "")):
-        (tmp_path / "7" / "task" / str(thread)).mkdir(parents=True)
-        (tmp_path / "7" / "task" / str(thread) / "schedstat").write_text(text)
-    assert proc.read_run_delays(7, tmp_path) == {7: 900, 8: 0}
-    assert proc.read_run_delays(1, tmp_path) == {}
-
-
-def test_a_signal_that_is_caught() -> None:
-    assert proc.catches_signal(os.getpid(), signal.SIGINT)
-    assert not proc.catches_signal(os.getpid(), signal.SIGURG)
+    for text, wanted_ns in (("652581 40283039 2\n", 40_935_620), ("0\n", None)):
+        (tmp_path / "7" / "schedstat").write_text(text)
+        assert (proc.read_wanted_ns(7, tmp_path), proc.read_wanted_ns(8, tmp_path)) == (wanted_ns, None)
 
 
 OOM_KILLS = [
@@ -295,15 +286,6 @@ def test_oom_kills_of_both_cgroup_versions(tmp_path: Path) -> None:
         (proc_folder / "self" / "cgroup").write_text(cgroup)
         path.write_text(text)
         assert read_oom_kills(proc_folder, tmp_path / str(number) / "sys") == kills
-
-
-def test_what_a_process_wanted_to_run(tmp_path):
-    (tmp_path / "7").mkdir()
-    (tmp_path / "7" / "schedstat").write_text("652581 40283039 2\n")
-    assert proc.read_wanted_ns(7, tmp_path) == 40_935_620
-    assert proc.read_wanted_ns(8, tmp_path) is None
-    (tmp_path / "7" / "schedstat").write_text("0\n")
-    assert proc.read_wanted_ns(7, tmp_path) is None
 
 
 # Processes that hang in the driver: two looks, and what tells a moment's sleep from a hang.

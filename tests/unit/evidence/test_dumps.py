@@ -184,80 +184,51 @@ def nodes_of(folder, **answers):
     save_nodes(folder, AskedNodes(wall_ns=10**18, asked_by="srun", nodes=tuple(nodes)))
 
 
-WAIT_TWO, ALL_FOUR = {0: WAITING, 1: WAITING}, range(4)
+WAIT_TWO, STUCK_TWO, UNSEEN = {0: WAITING, 1: WAITING}, {2: WAITING, 3: AT_FAULT}, dict.fromkeys(range(4), NO_PY_SPY)
 LONGER, YESTERDAY = replace(IDENTITY, name="job@29500"), replace(IDENTITY, name="yesterday", master_port=29600)
-MINUTE_NS = 60 * 10**9
-
-
-def refused(folder):
-    save(folder / "n1", "n1", dict.fromkeys(ALL_FOUR, NO_PY_SPY))
-
-
-def nobody_waits(folder):
-    save(folder / "n1", "n1", dict.fromkeys(ALL_FOUR, AT_FAULT))
-
-
-def a_node_sent_nothing(folder):
-    save(folder / "n1", "n1", WAIT_TWO)
-    nodes_of(folder, n1=None, n2="no answer")
-
-
-def all_nodes_sent(folder):
-    save(folder / "n1", "n1", WAIT_TWO)
-    save(folder / "n2", "n2", {2: WAITING, 3: AT_FAULT})
-    nodes_of(folder, n1=None, n2=None)
-
-
-def stopped_and_others_wait(folder):
-    save(folder / "n1", "n1", dict.fromkeys(ALL_FOUR, WAITING), stopped=(3,))
-
-
-def stopped_without_stacks(folder):
-    save(folder / "n1", "n1", dict.fromkeys(ALL_FOUR, NO_PY_SPY), stopped=(3,))
-
-
-def folders_of_one_host_name_and_another_name_of_the_job(folder):
-    save(folder / "a", "localhost", WAIT_TWO)
-    save(folder / "b", "localhost", {2: WAITING, 3: AT_FAULT}, identity=LONGER, wall_ns=10**18 + 10**12)
-
-
-def nodes_without_a_folder(folder):
-    save(folder / "a", "n1", WAIT_TWO)
-    save(folder / "b", "n2", {4: WAITING, 5: WAITING}, world_size=8)
-
-
-def a_folder_of_another_job(folder):
-    long_ago = {"identity": YESTERDAY, "wall_ns": 10**18 - 10**15}
-    save(folder / "a", "n1", {0: WAITING, 1: AT_FAULT}, **long_ago, world_size=2)
-    save(folder / "b", "n1", {0: AT_FAULT, 1: WAITING}, world_size=2)
-
-
-def an_earlier_look_at_the_same_ranks(folder):
-    """It is left out with the node that it did not reach."""
-    save(folder / "1" / "n1", "n1", {0: AT_FAULT, 1: WAITING}, wall_ns=10**18 - 10 * MINUTE_NS, world_size=2)
-    nodes_of(folder / "1", n2="no answer")
-    save(folder / "2" / "n1", "n1", {0: WAITING, 1: AT_FAULT}, world_size=2)
-
-
-def ranks_of_an_earlier_start_of_the_job(folder):
-    save(folder / "a", "n1", {0: AT_FAULT, 1: WAITING}, wall_ns=10**18 - 10**12, restart_count=0)
-    save(folder / "b", "n2", {2: WAITING, 3: WAITING}, restart_count=1)
+NOW, OF_TWO = 10**18, {"world_size": 2}
+FOLDERS: dict[str, dict[str, Any]] = {
+    # by folder: whose host it is of, what the ranks did, and what else is known; and what a launcher had of each node
+    "refused": {"n1": ("n1", UNSEEN)}, "nobody waits": {"n1": ("n1", dict.fromkeys(range(4), AT_FAULT))},
+    "a node sent nothing": {"n1": ("n1", WAIT_TWO), "": {"n1": None, "n2": "no answer"}},
+    "all nodes sent": {"n1": ("n1", WAIT_TWO), "n2": ("n2", STUCK_TWO), "": {"n1": None, "n2": None}},
+    "stopped, and others wait": {"n1": ("n1", dict.fromkeys(range(4), WAITING), {"stopped": (3,)})},
+    "stopped, without stacks": {"n1": ("n1", UNSEEN, {"stopped": (3,)})},
+    "one host name, and another name of the job": {
+        "a": ("localhost", WAIT_TWO), "b": ("localhost", STUCK_TWO, {"identity": LONGER, "wall_ns": NOW + 10**12})
+    },
+    "nodes without a folder": {"a": ("n1", WAIT_TWO), "b": ("n2", {4: WAITING, 5: WAITING}, {"world_size": 8})},
+    "a folder of another job": {
+        "a": ("n1", {0: WAITING, 1: AT_FAULT}, {"identity": YESTERDAY, "wall_ns": NOW - 10**15, **OF_TWO}),
+        "b": ("n1", {0: AT_FAULT, 1: WAITING}, OF_TWO),
+    },
+    # It is left out with the node that it did not reach.
+    "an earlier look at the same ranks": {
+        "1/n1": ("n1", {0: AT_FAULT, 1: WAITING}, {"wall_ns": NOW - 600 * 10**9, **OF_TWO}), "1": {"n2": "no answer"},
+        "2/n1": ("n1", {0: WAITING, 1: AT_FAULT}, OF_TWO),
+    },
+    "ranks of an earlier start of the job": {
+        "a": ("n1", {0: AT_FAULT, 1: WAITING}, {"wall_ns": NOW - 10**12, "restart_count": 0}),
+        "b": ("n2", {2: WAITING, 3: WAITING}, {"restart_count": 1}),
+    },
+}  # fmt: skip
 
 
 @CASES
 def folders_of_attach(tmp_path):
     found = {}
-    for make in (
-        refused, nobody_waits, a_node_sent_nothing, all_nodes_sent, stopped_and_others_wait, stopped_without_stacks,
-        folders_of_one_host_name_and_another_name_of_the_job, nodes_without_a_folder, a_folder_of_another_job,
-        an_earlier_look_at_the_same_ranks, ranks_of_an_earlier_start_of_the_job,
-    ):  # fmt: skip
-        make(folder := tmp_path / make.__name__)
+    for name, parts in FOLDERS.items():
+        folder = tmp_path / name.replace(" ", "_").replace(",", "")
+        for part, saved in parts.items():
+            if isinstance(saved, dict):
+                nodes_of(folder / part, **saved)
+            else:
+                save(folder / part, *saved[:2], **(saved[2] if len(saved) > 2 else {}))
         report = analyze([str(folder)], (), "2026-01-01T00:00:00")
         names = ("job", "notes", "unclear", "collect", "seen_ranks", "world_size", "not_read")
         evidence = report.data["evidence"]
         left_out = [f"{one['source']}: {one['left_out']}" for one in evidence["sources"] if one["left_out"]]
-        found[make.__name__] = {"verdict": report.verdict, "left out": left_out} | {one: evidence[one] for one in names}
+        found[name] = {"verdict": report.verdict, "left out": left_out} | {one: evidence[one] for one in names}
     return outline(found).replace(str(tmp_path), "")
 
 

@@ -85,14 +85,13 @@ def by_definition(data):
     return struct.pack("<QQ", (first + length) & 2**64 - 1, (second + length) & 2**64 - 1)
 
 
-@pytest.mark.parametrize("words", [*SIZES, 6 * 509 + 7, 125 * 509 - 1, 125 * 509, 127 * 509 + 3, 253 * 509])
-def test_is_what_it_is_defined_to_be_at_every_size(words):
-    data = noise(torch.int64, words)
-    assert fingerprints([data]) == by_definition(data.numpy().tobytes())
+WORDS = (*SIZES, 6 * 509 + 7, 125 * 509 - 1, 125 * 509, 127 * 509 + 3, 253 * 509)
+BYTES = (1, 3, 4072, 16287, 16289, 20001)
+"""Lengths whose tail fills no word: it is padded with zeros."""
 
 
-@pytest.mark.parametrize("count", [1, 3, 4072, 16287, 16289, 20001])
-def test_a_tail_that_fills_no_word_is_padded_with_zeros(count):
+@pytest.mark.parametrize("count", [*(8 * words for words in WORDS), *BYTES])
+def test_is_what_it_is_defined_to_be_at_every_size(count):
     data = noise(torch.uint8, count)
     assert fingerprints([data]) == by_definition(data.numpy().tobytes())
 
@@ -127,23 +126,13 @@ def test_threads_change_nothing():
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("is_large", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_bit_of_a_small_tensor_counts(dtype):
-    tensor = noise(dtype, 37)
-    size = 37 * dtype.itemsize * 8
-    bits = range(0, size, 8) if dtype is torch.bool else range(size)
-    found = each([tensor, *(with_bit(tensor, bit) for bit in bits)])
-    assert len(set(found)) == len(bits) + 1
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_bit_of_a_large_tensor_counts(dtype):
-    tensor = noise(dtype, (5 * 509 * 8 + 24) // dtype.itemsize + 1)
+def test_every_bit_counts(dtype, is_large):
+    tensor = noise(dtype, (5 * 509 * 8 + 24) // dtype.itemsize + 1 if is_large else 37)
     size = tensor.numel() * dtype.itemsize * 8
-    bits = {
-        *random.Random(1).sample(range(size), 400), *range(64), *range(size - 64, size),
-        *range(509 * 64 - 64, 509 * 64 + 64),
-    }  # fmt: skip
+    edges = (range(64), range(size - 64, size), range(509 * 64 - 64, 509 * 64 + 64))
+    bits = {*random.Random(1).sample(range(size), 400), *itertools.chain(*edges)} if is_large else {*range(size)}
     bits = {bit // 8 * 8 for bit in bits} if dtype is torch.bool else bits
     found = each([tensor, *(with_bit(tensor, bit) for bit in sorted(bits))])
     assert len(set(found)) == len(bits) + 1
@@ -151,94 +140,59 @@ def test_every_bit_of_a_large_tensor_counts(dtype):
 
 def test_all_bits_of_one_of_two_blocks_count():
     tensor = noise(torch.float32, 2 * 130 * 509)
-    found = {fingerprints([tensor])}
     bits = range(7, tensor.numel() * 32, 50_021)
-    for bit in bits:
-        found.add(fingerprints([with_bit(tensor, bit)]))
+    found = {fingerprints([tensor]), *(fingerprints([with_bit(tensor, bit)]) for bit in bits)}
     assert len(found) == len(bits) + 1
 
 
-def test_the_next_number_is_another():
-    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
-        tensor = torch.randn(3000).to(dtype)
-        for at in (0, 1, 1499, 2999):
-            other = tensor.clone()
-            integers = other.view({8: torch.int64, 4: torch.int32, 2: torch.int16}[dtype.itemsize])
-            integers[at] += 1
-            assert fingerprints([other]) != fingerprints([tensor])
+INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
-@pytest.mark.parametrize("shape", [(6,), (64, 64), (300, 509), (300, 1018), (40, 1024), (2, 50_000)])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_even_numbers_of_sign_flips_are_seen(shape, dtype):
-    torch.manual_seed(3)
-    tensor = torch.randn(shape).to(dtype)
-    flat = tensor.numel()
-    changed = []
-    for count in (2, 4, 6, 10, 100, flat // 2 * 2):
-        for _ in range(4):
-            other = tensor.clone().view(-1)
-            other[torch.randperm(flat)[: min(count, flat // 2 * 2)]] *= -1
-            changed.append(other)
-    for rows in (2, 4):
-        for part in (slice(0, rows), slice(1, None, rows)):
-            other = tensor.clone()
-            other[part] *= -1
-            changed.append(other)
-    halves = tensor.clone().view(-1)
-    halves[::2] *= -1
-    found = each([tensor, *changed, -tensor, halves])
-    assert found[0] not in found[1:]
-
-
-def test_signs_of_two_columns_or_of_a_run_are_seen():
-    torch.manual_seed(4)
-    tensor = torch.randn(256, 1024, dtype=torch.float64)
-    changed = []
-    for a, b in itertools.combinations((0, 1, 508, 509, 510, 1023), 2):
+def altered(tensor):
+    """Yield it with next numbers, with even numbers of other signs (rows, columns, runs), and in other places."""
+    rows, columns, flat = *tensor.shape, tensor.numel()
+    for at in (0, 1, flat // 2, flat - 1):
         other = tensor.clone()
-        other[:, a] *= -1
-        other[:, b] *= -1
-        changed.append(other)
-    for start, count in ((0, 509), (0, 1018), (5, 1018), (0, 509 * 125), (0, 509 * 250), (509, 509 * 252)):
+        other.view(INTEGERS[tensor.itemsize]).view(-1)[at] += 1
+        yield other
+    few = [torch.randperm(flat)[: min(count, flat // 2 * 2)] for count in (2, 2, 4, 6, 10, 100, flat) for _ in range(2)]
+    runs = ((0, 509), (0, 1018), (5, 1018), (0, 509 * 125), (0, 509 * 250), (509, 509 * 252))
+    places = [*few, slice(None), slice(None, None, 2)]
+    for part in [*places, *(slice(start, start + count) for start, count in runs if start + count <= flat)]:
         other = tensor.clone()
-        other.view(-1)[start : start + count] *= -1
-        changed.append(other)
-    found = each([tensor, *changed])
-    assert len(set(found)) == len(found)
-
-
-@pytest.mark.parametrize("shape", [(6, 509), (64, 509), (125, 509), (250, 509), (300, 1018)])
-def test_signs_of_rows_and_columns_as_long_as_those_of_a_block_are_seen(shape):
-    tensor = torch.randn(shape, dtype=torch.float64)
-    changed = []
-    for rows, columns in ((2, 0), (0, 2), (shape[0], 0), (4, shape[1])):
+        other.view(-1)[part] *= -1
+        yield other
+    pairs = [[a, b] for a, b in itertools.combinations((0, 1, 508, 509, 510, 1023), 2) if b < columns]
+    by_row = [slice(0, 2), slice(0, 4), slice(1, None, 2), slice(1, None, 4)]
+    blocks = [(slice(2), []), ([], slice(2)), (slice(rows), []), (slice(4), slice(columns))]
+    for row, column in [*((one, []) for one in by_row), *(([], pair) for pair in pairs), *blocks]:
         other = tensor.clone()
-        other[:rows] *= -1
-        other[:, :columns] *= -1
-        changed.append(other)
-    found = each([tensor, *changed])
-    assert len(set(found)) == len(found)
+        other[row] *= -1
+        other[:, column] *= -1
+        yield other
+    yield from (tensor.roll(1, 0), tensor.flip(0), tensor.flip(1), tensor.roll(1, 1))
+    for _ in range(10):
+        for one in (tensor.clone(), tensor.clone().view(-1)):
+            a, b = torch.randperm(len(one))[:2].tolist()
+            one[[a, b]] = one[[b, a]]
+            yield one
 
 
-@pytest.mark.parametrize("shape", [(5, 3), (64, 64), (300, 509), (509, 300), (300, 1018), (130, 4 * 509), (1000, 1)])
+SHAPES = [
+    (6, 1), (5, 3), (64, 64), (300, 509), (509, 300), (300, 1018), (40, 1024), (2, 50_000), (130, 4 * 509), (1000, 1),
+    (6, 509), (64, 509), (125, 509), (250, 509), (256, 1024),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int8])
-def test_permutations_are_seen(shape, dtype):
-    torch.manual_seed(5)
-    tensor = noise(dtype, shape[0] * shape[1]).view(shape)
-    changed = [tensor.roll(1, 0), tensor.flip(0), tensor.flip(1), tensor.roll(1, 1)] if shape[1] > 1 else []
-    for _ in range(20):
-        a, b = torch.randperm(shape[0])[:2].tolist()
-        rows = tensor.clone()
-        rows[[a, b]] = rows[[b, a]]
-        changed.append(rows)
-        one = tensor.clone().view(-1)
-        a, b = torch.randperm(tensor.numel())[:2].tolist()
-        one[[a, b]] = one[[b, a]]
-        changed.append(one)
-    found = each([tensor, *changed])
-    same = [i for i, other in enumerate(changed, 1) if torch.equal(other.view(-1), tensor.view(-1))]
-    assert [i for i in range(1, len(found)) if found[i] == found[0]] == same
+def test_other_numbers_signs_and_places_are_seen(shape, dtype):
+    torch.manual_seed(3)
+    tensor = torch.randint(-128, 128, shape, dtype=dtype) if dtype is torch.int8 else torch.randn(shape).to(dtype)
+    own, data = fingerprints([tensor]), tensor.view(-1).view(torch.uint8)
+    for number, other in enumerate(altered(tensor)):
+        is_equal = torch.equal(other.contiguous().view(-1).view(torch.uint8), data)
+        assert (fingerprints([other]) == own) is is_equal, number
 
 
 def test_zeros_of_other_signs_and_sizes_are_others():
@@ -300,30 +254,21 @@ def test_a_large_tensor_is_equal_in_every_layout(dtype):
     assert fingerprints([bucket.view(dtype)[1:-2].view(tensor.shape)]) == expected
 
 
-def test_channels_last_and_expanded_tensors_are_equal():
-    image = torch.randn(16, 33, 9, 7)
-    video = torch.randn(3, 33, 4, 9, 7)
-    row = torch.randn(7000)
-    assert fingerprints([image.to(memory_format=torch.channels_last)]) == fingerprints([image])
-    assert fingerprints([video.to(memory_format=torch.channels_last_3d)]) == fingerprints([video])
-    assert fingerprints([row.expand(9, 7000)]) == fingerprints([row.repeat(9, 1)])
-    assert fingerprints([row[:9, None].expand(9, 7000)]) == fingerprints([row[:9, None].repeat(1, 7000)])
-
-
 @pytest.mark.parametrize("count", [50, 40_000])
-def test_conjugates_and_negatives_that_are_lazy_are_equal(count):
+def test_other_layouts_lazy_conjugates_and_memory_between_words_are_equal(count):
+    image, video, row = torch.randn(16, 33, 9, 7), torch.randn(3, 33, 4, 9, 7), torch.randn(7000)
+    odd = torch.frombuffer(bytearray(random.Random(1).randbytes(8 * count + 4)), dtype=torch.float32, offset=4)
+    pairs = [
+        (image.to(memory_format=torch.channels_last), image), (video.to(memory_format=torch.channels_last_3d), video),
+        (row.expand(9, 7000), row.repeat(9, 1)), (row[:9, None].expand(9, 7000), row[:9, None].repeat(1, 7000)),
+        (odd, odd.clone()),
+    ]  # fmt: skip
     for dtype in (torch.complex64, torch.complex128):
         lazy = torch.randn(count, dtype=dtype).conj()
         assert lazy.is_conj()
-        assert fingerprints([lazy, lazy.imag]) == fingerprints(
-            [lazy.resolve_conj().clone(), lazy.imag.resolve_neg().clone()]
-        )
-
-
-def test_memory_that_begins_between_words_is_read():
-    memory = bytearray(random.Random(1).randbytes(400_004))
-    odd = torch.frombuffer(memory, dtype=torch.float32, offset=4)
-    assert fingerprints([odd]) == fingerprints([odd.clone()])
+        pairs += [(lazy, lazy.resolve_conj().clone()), (lazy.imag, lazy.imag.resolve_neg().clone())]
+    for one, other in pairs:
+        assert fingerprints([one]) == fingerprints([other])
 
 
 class Plain(torch.Tensor):
