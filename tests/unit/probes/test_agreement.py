@@ -27,7 +27,10 @@ from ddpdoctor.probes.ranks import (
     nccl_host,
     run_agreed,
 )
+from tests.golden import Cases
 
+CASES = Cases(__name__)
+test_kept = CASES.test()
 SETTINGS = BenchSettings(backend=AUTO)
 
 
@@ -61,51 +64,55 @@ def refusal(proposals, world_size=None):
 
 
 ON_NCCL, ON_GLOO = (BenchSettings(backend=name) for name in ("nccl", "gloo"))
-AGREED = {
-    "each has its own": (("x", "y"), {}, "nccl cuda:0 cuda:1"),
-    "gloo was asked for": (("x", "y"), {"settings": ON_GLOO}, "gloo cpu cpu"),
-    "they share one": (("x", "x"), {}, "gloo cpu cpu"),
-    "one has none": (("x", None), {}, "gloo cpu cpu"),
-    "none has one": ((None, None), {}, "gloo cpu cpu"),
+GPUS = {
+    "each has its own": (("x", "y"), {}),
+    "gloo was asked for": (("x", "y"), {"settings": ON_GLOO}),
+    "they share one": (("x", "x"), {}), "one has none": (("x", None), {}), "none has one": ((None, None), {}),
     # Another NCCL_HOSTID for each rank, with and without asking; the same for all where nobody shares.
-    "own ids": (("x", "x"), {"settings": ON_NCCL, "nccl_hosts": ("0", "1")}, "nccl cuda:0*2 cuda:1*2"),
-    "own ids of three": (
-        ("x", "x", "y"), {"settings": ON_NCCL, "nccl_hosts": ("0", "1", "2")}, "nccl cuda:0*2 cuda:1*2 cuda:2"
-    ),
-    "own ids, not asked": (("x", "x"), {"nccl_hosts": ("0", "1")}, "gloo cpu cpu"),
-    "one id": (("x", "y"), {"settings": ON_NCCL, "nccl_hosts": ("1", "1")}, "nccl cuda:0 cuda:1"),
+    "own ids": (("x", "x"), {"settings": ON_NCCL, "nccl_hosts": ("0", "1")}),
+    "own ids of three": (("x", "x", "y"), {"settings": ON_NCCL, "nccl_hosts": ("0", "1", "2")}),
+    "own ids, not asked": (("x", "x"), {"nccl_hosts": ("0", "1")}),
+    "one id": (("x", "y"), {"settings": ON_NCCL, "nccl_hosts": ("1", "1")}),
     # NCCL_MULTI_RANK_GPU_ENABLE=1 on all ranks.
-    "all may share": (
-        ("x", "x", "y"), {"settings": ON_NCCL, "nccl_hosts": ("a",) * 3, "may_share": (0, 1, 2)},
-        "nccl cuda:0*2 cuda:1*2 cuda:2",
-    ),
+    "all may share": (("x", "x", "y"), {"settings": ON_NCCL, "nccl_hosts": ("a",) * 3, "may_share": (0, 1, 2)}),
     # What NCCL would refuse. Each rank looks at all pairs, so one without the variable is enough. Only equal ids are
     # refused, where one of three kept the host's own.
-    "asked, one has none": (("x", "y", None), {"settings": ON_NCCL}, "rank 2 has none"),
-    "asked, two share": (("x", "x", "y"), {"settings": ON_NCCL}, "ranks 0 and 1 share one"),
-    "asked, one may not share": (
-        ("x", "x", "y"), {"settings": ON_NCCL, "may_share": (0, 1)}, "ranks 0 and 1 share one"
-    ),
-    "asked, two of one id": (
-        ("x", "x", "x"), {"settings": ON_NCCL, "nccl_hosts": ("1", "1", "a")}, "ranks 0 and 1 share one"
-    ),
+    "asked, one has none": (("x", "y", None), {"settings": ON_NCCL}),
+    "asked, two share": (("x", "x", "y"), {"settings": ON_NCCL}),
+    "asked, one may not share": (("x", "x", "y"), {"settings": ON_NCCL, "may_share": (0, 1)}),
+    "asked, two of one id": (("x", "x", "x"), {"settings": ON_NCCL, "nccl_hosts": ("1", "1", "a")}),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", AGREED)
-def test_the_backend_is_what_the_gpus_of_all_ranks_allow(name):
-    uuids, more, expected = AGREED[name]
-    agreed = judge(with_gpus(*uuids, **more), len(uuids), 60)
-    if not agreed.members:
-        assert agreed.problem == f"--backend nccl needs its own GPU for every rank; {expected}"
-        assert ("NCCL_HOSTID" in agreed.help) is ("share" in expected)
-        return
-    shares = [f"{one.device}*{one.gpu_ranks}".removesuffix("*1") for one in agreed.members]
-    assert " ".join([agreed.backend, *shares]) == expected
-    assert {one.device_name for one in agreed.members} == {"H100" if agreed.backend == "nccl" else "EPYC"}
+@CASES
+def backends_that_the_gpus_of_all_ranks_allow():
+    found = {}
+    for name, (uuids, more) in GPUS.items():
+        agreed = judge(with_gpus(*uuids, **more), len(uuids), 60)
+        members = [f"{one.device} of {one.gpu_ranks} ranks, {one.device_name}" for one in agreed.members]
+        found[name] = [replace(agreed, members=()), *members]
+    return found
 
 
-ON_NCCL = BenchSettings(backend="nccl")
+OTHERS = (
+    {"max_size_bytes": 64 * 2**20}, {"min_size_bytes": 1000}, {"collectives": tuple(Collective)[:2]},
+    {"modes": (Mode.LATENCY,)}, {"in_place": True}, {"budget_s": 5.0}, {"iterations": 5}, {"backend": "gloo"},
+)  # fmt: skip
+VERSIONS = (
+    {"version": "1.1"}, {"torch": "2.12.0+cu128"}, {"nccl": "2.26.2"}, {"nccl": None}, {"nccl": "2.27.5"},
+    {"torch": "2.13.0+cpu"}, {"cores": 4, "host": "b"},
+)  # fmt: skip
+
+
+@CASES
+def what_differs_between_ranks():
+    """A setting that differs is wrong use, and named with who has what."""
+    found = {}
+    for changes in OTHERS:
+        proposals = [*map(proposal, range(3)), proposal(3, settings=replace(SETTINGS, **changes), host="b")]
+        assert refusal(proposals).status == 2
+        found[next(iter(changes))] = find_differences(proposals)
+    return found | {str(one): find_differences([proposal(0), proposal(1, **one)]) for one in VERSIONS}
 
 
 def test_variables_count_as_nccl_reads_them():
@@ -115,45 +122,6 @@ def test_variables_count_as_nccl_reads_them():
     }  # fmt: skip
     assert {key: lets_share({"NCCL_MULTI_RANK_GPU_ENABLE": key[0]}, key[1]) for key in allowed} == allowed
     assert [nccl_host(env, "a") for env in ({}, {"NCCL_HOSTID": "7"}, {"NCCL_HOSTID": ""})] == ["a", "7", ""]
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"max_size_bytes": 64 * 2**20}, "--max-size: 1 GiB on ranks 0-2 (host a), 64 MiB on rank 3 (host b)"),
-        ({"min_size_bytes": 1000}, "--min-size: 1 KiB on ranks 0-2 (host a), 1000 B on rank 3 (host b)"),
-        (
-            {"collectives": tuple(Collective)[:2]},
-            "--collective: all_reduce on ranks 0-2 (host a), all_reduce,all_gather on",
-        ),
-        ({"modes": (Mode.LATENCY,)}, "--mode: latency,throughput on ranks 0-2 (host a), latency on rank 3 (host b)"),
-        ({"in_place": True}, "--in-place: no on ranks 0-2 (host a), yes on rank 3 (host b)"),
-        ({"budget_s": 5.0}, "--budget: 30 s on ranks 0-2 (host a), 5 s on rank 3 (host b)"),
-        ({"iterations": 5}, "--iters: not set on ranks 0-2 (host a), 5 on rank 3 (host b)"),
-        ({"backend": "gloo"}, "--backend: auto on ranks 0-2 (host a), gloo on rank 3 (host b)"),
-    ],
-)
-def test_a_setting_that_differs_is_named_with_who_and_what(changes, words):
-    proposals = [proposal(rank) for rank in range(3)] + [proposal(3, settings=replace(SETTINGS, **changes), host="b")]
-    (difference,) = find_differences(proposals)
-    assert difference.startswith(words)
-    assert refusal(proposals).status == 2
-
-
-@pytest.mark.parametrize(
-    ("member", "words"),
-    [
-        ({"version": "1.1"}, ["the version of ddpdoctor: 1.0 on rank 0, 1.1 on rank 1"]),
-        ({"torch": "2.12.0+cu128"}, ["the version of torch: 2.13.0 on rank 0, 2.12.0 on rank 1"]),
-        ({"nccl": "2.26.2"}, ["the version of NCCL: 2.27 on rank 0, 2.26 on rank 1"]),
-        ({"nccl": None}, ["the version of NCCL: 2.27 on rank 0, none on rank 1"]),
-        ({"nccl": "2.27.5"}, []),
-        ({"torch": "2.13.0+cpu"}, []),
-        ({"cores": 4, "host": "b"}, []),
-    ],
-)
-def test_versions_that_differ(member, words):
-    assert find_differences([proposal(0), proposal(1, **member)]) == words
 
 
 @pytest.mark.parametrize(

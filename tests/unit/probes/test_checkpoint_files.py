@@ -5,6 +5,8 @@ import io
 import json
 import os
 import random
+import re
+import shutil
 import struct
 import zipfile
 from dataclasses import replace
@@ -224,57 +226,39 @@ def test_nothing_in_a_file_is_run(tmp_path, old):
     assert len(seen.contents.weights[0].tensors) == 9
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+@CASES
+def distributed_checkpoints(tmp_path):
+    """They are held to their index, and files of one name count in all folders. Sizes are those of one torch."""
     from torch.distributed import checkpoint as distributed_checkpoint  # it takes a second
 
-    folder = tmp_path_factory.mktemp("distributed") / "step1"
-    made = model()
-    distributed_checkpoint.save({"model": made.state_dict()}, checkpoint_id=folder, no_dist=True)
-    other = {"model_state_dict": made.state_dict()}
-    distributed_checkpoint.save(other, checkpoint_id=folder.with_name("step2"), no_dist=True)
-    return folder
+    folder, other, found = tmp_path / "step1", tmp_path / "step2", {}
+    for place, key in ((folder, "model"), (other, "model_state_dict")):
+        distributed_checkpoint.save({key: model().state_dict()}, checkpoint_id=place, no_dist=True)
 
+    def look(name, *, checksums=True):
+        seen = read_distributed(folder, checksums=checksums)
+        contents = seen.contents and [(one.where, len(one.tensors)) for one in seen.contents.weights]
+        missing = [
+            re.sub(r"has \d+ bytes", "has so many bytes", re.sub(r"(of|needs) \d+", r"\1 so many", one))
+            for one in seen.missing
+        ]
+        found[name] = [seen.state, contents, seen.damaged, missing, seen.detail]
+        return seen
 
-def test_a_distributed_checkpoint_is_held_to_its_index(saved, tmp_path):
-    import shutil
-
-    folder = shutil.copytree(saved, tmp_path / "copy")
-    sound = read_distributed(folder, checksums=True)
-    part = next(folder.glob("*.distcp"))
+    (part,) = folder.glob("*.distcp")
     content = part.read_bytes()
-    weight = model().state_dict()["2.weight"].numpy().tobytes()
-    change(part, content.find(weight) + 5)
-    damaged = read_distributed(folder, checksums=True)
+    sound = look("sound")
+    assert sound.contents.weights[0].tensors == read_distributed(other, checksums=False).contents.weights[0].tensors
+    change(part, content.find(model().state_dict()["2.weight"].numpy().tobytes()) + 5)
+    look("a flipped byte")
     part.write_bytes(content[:-10])
-    short = read_distributed(folder, checksums=True)
+    look("cut")
     part.unlink()
-    missing = read_distributed(folder, checksums=True)
-    (folder / ".metadata").unlink()
+    look("a file is missing")
     part.write_bytes(content)
-    bare = read_distributed(folder, checksums=True)
-
-    assert (sound.damaged, sound.missing, len(sound.contents.tensors)) == ((), (), 9)
-    assert sound.contents.weights[0].where == "model"
-    other = read_distributed(saved.with_name("step2"), checksums=False)
-    assert other.contents.weights[0].where == "model_state_dict"
-    assert other.contents.weights[0].tensors == sound.contents.weights[0].tensors
-    assert {one.dtype for one in sound.contents.tensors} == {"float32", "int64"}
-    assert [one.tensors for one in damaged.damaged] == [("model.2.weight",)]
-    assert f"{part.name} has" in short.missing[0]
-    assert missing.missing == (f"{part.name} is not there",)
-    assert bare.state is ReadState.CUT
-
-
-def test_a_distributed_checkpoint_counts_files_of_one_name_in_all_its_folders(saved, tmp_path):
-    import shutil
-
-    folder = shutil.copytree(saved, tmp_path / "copy")
-    shutil.copytree(saved, folder / "step0")
-    both = read_distributed(folder, checksums=False)
+    shutil.copytree(other, folder / "step0")
+    both = look("two of one name", checksums=False)
+    assert both.size_bytes == sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     (folder / ".metadata").unlink()
-    bare = read_distributed(folder, checksums=False)
-    assert both.size_bytes == sum(path.stat().st_size for path in folder.rglob("*.distcp")) + 2 * (
-        (folder / "step0" / ".metadata").stat().st_size
-    )
-    assert (bare.state, bare.detail) == (ReadState.CUT, "it holds 2 .distcp files and no .metadata")
+    look("no index", checksums=False)
+    return found

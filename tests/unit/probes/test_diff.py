@@ -1,6 +1,9 @@
 """Checkpoint files of ranks and runs, compared by name."""
 
+import json
+import os
 import pickle
+import struct
 from pathlib import Path
 
 import pytest
@@ -114,45 +117,49 @@ def test_one_element_is_found_whatever_the_dtype(tmp_path, dtype):
     assert (one.apart[0].first, one.apart[0].differing, one.apart[0].largest) == ((4, 1), 1, 1)
 
 
-def test_prefixes_of_wrappers_are_taken_off_and_reported(tmp_path):
-    plain = state()
-    wrapped = {**state(), "model": {f"module._orig_mod.{name}": one for name, one in plain["model"].items()}}
-    part = {**state(), "model": {name.replace("0.", "0._orig_mod."): one for name, one in plain["model"].items()}}
-    facts = compare_files(saved(tmp_path, plain, wrapped, part))
-    assert facts.unequal == ()
-    assert [one.stripped for one in facts.files] == [(), ("module._orig_mod.",), ("_orig_mod.",)]
-
-
-def test_the_format_before_zip_archives_is_read_and_ranks_may_stand_in_the_name_of_the_folder(tmp_path):
-    paths = [tmp_path / "a.pt", tmp_path / "rank_00" / "model.pt", tmp_path / "rank_11" / "model.pt"]
-    for path in paths:
-        path.parent.mkdir(exist_ok=True)
-        torch.save(state(), path, _use_new_zipfile_serialization=path != paths[0])
-    facts = compare_files(paths)
-    assert (facts.unequal, [one.rank for one in facts.files]) == ((), [None, 0, 11])
-
-
-def write_safetensors(path, tensors):
-    import json
-    import struct
-
+def safetensors(tensors):
     header, data = {}, b""
     for name, tensor in tensors.items():
         raw = tensor.numpy().tobytes()
         header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [len(data), len(data) + len(raw)]}
         data += raw
     text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return struct.pack("<Q", len(text)) + text + data
 
 
-def test_safetensors_are_read_without_their_package(tmp_path):
-    ours = {"a": torch.randn(3), "b": torch.randn(2, 2)}
-    paths = [tmp_path / "a.safetensors", tmp_path / "b.safetensors", tmp_path / "c.pt"]
-    write_safetensors(paths[0], ours)
-    write_safetensors(paths[1], {**ours, "b": ours["b"] + 1})
-    torch.save(ours, paths[2])
-    (one,) = compare_files(paths).unequal
-    assert (one.name, one.sides) == ("b", ((0, 2), (1,)))
+@CASES
+def files_of_other_forms_and_names(tmp_path):
+    """Prefixes of wrappers and a key around the model are taken off; ranks may stand in the name of the folder."""
+    plain = state()
+    model = plain["model"]
+    wrapped = {**plain, "model": {f"module._orig_mod.{name}": one for name, one in model.items()}}
+    part = {**plain, "model": {name.replace("0.", "0._orig_mod."): one for name, one in model.items()}}
+    changed = {**model, "0.bias": model["0.bias"] + 1}
+    floats = {name: one for name, one in model.items() if one.dtype is torch.float32}
+    sets = {
+        "prefixes": {"a.pt": plain, "b.pt": wrapped, "c.pt": part}, "a key around it": {"a.pt": plain, "b.pt": model},
+        "a key around it, and a difference": {"a.pt": plain, "b.pt": changed},
+        "the format before zip archives": {"old.pt": plain, "rank_00/model.pt": plain, "rank_11/model.pt": plain},
+        "safetensors, without their package": {
+            "a.safetensors": floats, "b.safetensors": {**floats, "0.bias": changed["0.bias"]}, "c.pt": floats
+        },
+    }  # fmt: skip
+    found = {}
+    for at, (title, contents) in enumerate(sets.items()):
+        paths = [tmp_path / str(at) / name for name in contents]
+        for path, content in zip(paths, contents.values(), strict=True):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.suffix == ".safetensors":
+                path.write_bytes(safetensors(content))
+            else:
+                torch.save(content, path, _use_new_zipfile_serialization=path.stem != "old")
+        facts = compare_files(paths)
+        files = [
+            f"{Path(one.path).name}: rank {one.rank}, without {one.stripped}, below {one.below!r}"
+            for one in facts.files
+        ]
+        found[title] = [*files, facts.unequal]
+    return found
 
 
 class Trap:
@@ -177,30 +184,25 @@ def test_nothing_of_a_file_is_run_and_the_refusal_is_explained(tmp_path):
     assert "state_dict()" in caught.value.help
 
 
-def damaged(path, how):
-    if how == "missing":
-        return path
-    if how == "a folder":
-        path.mkdir()
-    elif how == "cut":
-        torch.save(state(), path)
-        path.write_bytes(path.read_bytes()[:-2000])
-    elif how == "empty":
-        path.write_bytes(b"")
-    elif how == "text":
-        path.write_text("version https://git-lfs.github.com/spec/v1\n")
-    elif how == "another pickle":
-        path.write_bytes(pickle.dumps({"a": 1}))
-    elif how == "nothing in it":
-        torch.save({}, path)
-    return path
+def cut(path):
+    torch.save(state(), path)
+    os.truncate(path, path.stat().st_size - 2000)
 
 
-@pytest.mark.parametrize("how", ["missing", "a folder", "cut", "empty", "text", "another pickle", "nothing in it"])
+UNREADABLE = {
+    "missing": lambda _: None, "a folder": Path.mkdir, "cut": cut, "empty": Path.touch,
+    "text": lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"),
+    "another pickle": lambda path: path.write_bytes(pickle.dumps({"a": 1})),
+    "nothing in it": lambda path: torch.save({}, path),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", UNREADABLE)
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
 def test_what_cannot_be_read_is_the_users_to_put_right(tmp_path, how, suffix):
     (good,) = saved(tmp_path, state())
-    bad = damaged(tmp_path / f"bad{suffix}", how)
+    bad = tmp_path / f"bad{suffix}"
+    UNREADABLE[how](bad)
     with pytest.raises(UserError) as caught:
         compare_files([good, bad])
     assert caught.value.status == 2
@@ -215,12 +217,3 @@ def test_one_file_is_not_enough_and_two_without_a_common_name_are_no_pair(tmp_pa
     ):
         with pytest.raises(UserError, match=said):
             compare_files(saved(tmp_path, *contents))
-
-
-def test_a_key_around_the_model_is_taken_off(tmp_path):
-    whole = state()
-    facts = compare_files(saved(tmp_path, whole, whole["model"]))
-    assert facts.unequal == ()
-    assert [(one.below, one.beside > 0) for one in facts.files] == [("model.", True), ("", False)]
-    different = {name: tensor + 1 for name, tensor in whole["model"].items()}
-    assert {one.name for one in compare_files(saved(tmp_path, whole, different)).unequal} == set(different)

@@ -23,12 +23,15 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.probes import gpu_trial
 from ddpdoctor.probes.checkpoint.session import find_gaps, find_leftovers, read_expected
 from ddpdoctor.probes.data import digest_leaves, draw_from
-from ddpdoctor.probes.load_torch import FORMER_HANDLING, HANDLING, OTHERS, hold_watchdog
+from ddpdoctor.probes.load_torch import HANDLING, OTHERS, hold_watchdog
 from ddpdoctor.probes.user_code import load_callable, users_turn
+from tests.golden import Cases, words
 
 # The work that GPUs are given, done by the processor: exact when it is right, and reported when it is wrong.
 
 
+CASES = Cases(__name__)
+test_kept = CASES.test()
 CPU = torch.device("cpu")
 
 
@@ -79,25 +82,6 @@ def test_every_ordered_pair_is_tried():
 
 
 OFF = dict.fromkeys((HANDLING, *OTHERS), "0")
-UNDER_TORCHRUN = {"TORCHELASTIC_RUN_ID": "none"}
-
-
-@pytest.mark.parametrize(
-    ("env", "changed"),
-    [
-        ({}, OFF),
-        # torchrun sets 1 where the user has set nothing.
-        ({**UNDER_TORCHRUN, HANDLING: "1"}, OFF),
-        ({HANDLING: "1"}, {**OFF, HANDLING: "1"}),
-        ({**UNDER_TORCHRUN, HANDLING: "3"}, {**OFF, HANDLING: "3"}),
-        ({FORMER_HANDLING: "2"}, dict.fromkeys(OTHERS, "0")),
-        (dict.fromkeys((HANDLING, *OTHERS), "1"), dict.fromkeys((HANDLING, *OTHERS), "1")),
-    ],
-)
-def test_what_the_user_has_set_stays(env, changed):
-    after = dict(env)
-    hold_watchdog(after)
-    assert after == env | changed
 
 
 def test_it_is_set_before_torch_is_there():
@@ -143,41 +127,33 @@ def look(made, epochs=2, *, set_epoch=True):
     return draw_from(made, "data:make", 0, epochs, set_epoch=set_epoch)[0]
 
 
-def maps(made, epochs=2):
-    return draw_from(made, "data:make", 0, epochs, set_epoch=True)[1]
+NUMBERS = Numbers()
+LOADERS = {
+    "in batches": DataLoader(NUMBERS, 8), "without the last": DataLoader(NUMBERS, 8, drop_last=True),
+    "without batches": DataLoader(NUMBERS, batch_size=None),
+    "a sampler of batches": DataLoader(NUMBERS, batch_sampler=BatchSampler(range(20), 6, drop_last=False)),
+    "weights": DataLoader(NUMBERS, 5, sampler=WeightedRandomSampler([1.0] + [0.0] * 19, 10)),
+    "indices of several kinds": DataLoader(NUMBERS, 5, sampler=[torch.tensor(3), 4, -1]),
+    "each once": DataLoader(Numbers(100), 10, sampler=RandomSampler(Numbers(100))),
+    "a subset, traced back to the samples under it": DataLoader(Subset(Subset(NUMBERS, range(1, 20, 2)), [0, 9]), 2),
+    "data without indices": DataLoader(Stream(), 4), "a list": [torch.zeros(3), torch.zeros(2)],
+    "indices that are none": DataLoader({("a", 1): 1.0, ("b", 2): 2.0}, batch_sampler=[[("a", 1)], [("b", 2)]]),
+    "samples that cannot be loaded": DataLoader(Broken(), 4),
+}  # fmt: skip
 
 
-def numbers(looked):
-    return [(one.drawn, one.repeated, one.batches, one.last_batch) for one in looked.passes]
-
-
-def test_indices_are_counted_without_loading_the_samples():
-    looked = look(DataLoader(Numbers(), 8))
-    assert numbers(looked) == [(20, 0, 3, 4)] * 2
-    assert looked.samples == 20
-    assert maps(DataLoader(Numbers(), 8))[0] == bytes([255, 255, 15])
-    assert (looked.loader.epochs[0].total, looked.loader.epochs[0].xor) == (190, 0)
-
-
-@pytest.mark.parametrize(
-    ("loader", "expected"),
-    [
-        (DataLoader(Numbers(), 8, drop_last=True), (16, 0, 2, 8)),
-        (DataLoader(Numbers(), batch_size=None), (20, 0, 20, 1)),
-        (DataLoader(Numbers(), batch_sampler=BatchSampler(range(20), 6, drop_last=False)), (20, 0, 4, 2)),
-        (DataLoader(Numbers(), 5, sampler=WeightedRandomSampler([1.0] + [0.0] * 19, 10)), (10, 9, 2, 5)),
-        (DataLoader(Numbers(), 5, sampler=[torch.tensor(3), 4, -1]), (3, 0, 1, 3)),
-    ],
-)
-def test_samplers_of_any_kind_are_followed(loader, expected):
-    assert numbers(look(loader, 1)) == [expected]
-
-
-def test_a_subset_is_traced_back_to_the_samples_under_it():
-    inner = Subset(Numbers(), range(1, 20, 2))
-    loader = DataLoader(Subset(inner, [0, 9]), 2)
-    assert look(loader, 1).samples == 20
-    assert int.from_bytes(maps(loader)[0], "little") == 1 << 1 | 1 << 19
+@CASES
+def loaders_that_are_followed():
+    """Indices are counted without loading the samples: a map of them, its sum, and what the passes drew."""
+    found = {}
+    for name, loader in LOADERS.items():
+        looked, maps = draw_from(loader, "data:make", 0, 1, set_epoch=True)
+        (epoch,) = looked.loader.epochs
+        found[name] = [
+            looked.passes, looked.samples, [one.hex() for one in maps], epoch.total, looked.loader.iterable,
+            len(epoch.batch_digests), looked.notes,
+        ]  # fmt: skip
+    return found
 
 
 def test_set_epoch_is_called_or_not_as_asked():
@@ -191,22 +167,6 @@ def test_set_epoch_is_called_or_not_as_asked():
     assert (called.loader.sampler.replicas, called.loader.sampler.rank) == (2, 0)
 
 
-def test_data_without_indices_is_gone_over():
-    looked = look(DataLoader(Stream(), 4), 1)
-    assert numbers(looked) == [(10, None, 3, 2)]
-    assert looked.loader.iterable
-    assert len(looked.loader.epochs[0].batch_digests) == 3
-    assert numbers(look([torch.zeros(3), torch.zeros(2)], 1)) == [(5, None, 2, 2)]
-
-
-def test_indices_that_are_none_leave_the_counting_to_the_data():
-    batches = [[("a", 1)], [("b", 2)]]
-    loader = DataLoader({("a", 1): 1.0, ("b", 2): 2.0}, batch_sampler=batches)
-    looked = look(loader, 1)
-    assert maps(loader) == ()
-    assert "could not be followed" in looked.notes[0]
-
-
 def test_equal_datasets_have_equal_samples_and_others_not_and_random_states_stay():
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -215,12 +175,7 @@ def test_equal_datasets_have_equal_samples_and_others_not_and_random_states_stay
     assert digests[0] == digests[1] != digests[2]
     assert len(digests[0]) == 16
     assert torch.equal(before, torch.get_rng_state())
-
-
-def test_samples_that_cannot_be_loaded_cost_the_comparison_only():
-    looked = look(DataLoader(Broken(), 4), 1)
-    assert numbers(looked) == [(20, 0, 5, 4)]
-    assert "the disk is gone" in looked.notes[0]
+    assert digest_leaves({"a": torch.ones(3), "b": [torch.arange(3.0), "text"]})[0].startswith("1:")
 
 
 @pytest.mark.parametrize(
@@ -239,63 +194,30 @@ def test_what_is_no_loader_is_refused(made, message):
     assert message in raised.value.message
 
 
-def test_leaves_of_one_value_say_nothing():
-    assert digest_leaves({"a": torch.ones(3), "b": [torch.arange(3.0), "text"]})[0].startswith("1:")
-
-
-def test_a_random_sampler_draws_each_sample_once():
-    data = Numbers(100)
-    assert numbers(look(DataLoader(data, 10, sampler=RandomSampler(data)), 1)) == [(100, 0, 10, 10)]
-
-
 # What lies beside checkpoint files, by names and sizes.
 
 
 LIKE = {"epoch1.pt": 1000, "epoch2.pt": 1010, "epoch10.pt": 990}
 
 
-UNFINISHED = [
-    ("epoch1.pt", {}, []), ("epoch1.pt", {"epoch11.pt.tmp": 5, "other.pt.tmp": 5}, ["epoch11.pt.tmp"]),
-    ("epoch1.pt", {".epoch1.pt.tmp-1234": 5}, [".epoch1.pt.tmp-1234"]),
-    ("epoch1.pt", {"tmp_epoch1.pt": 5, "epoch1.pt.part": 1, "epoch1.pt~": 1},
-     ["epoch1.pt.part", "epoch1.pt~", "tmp_epoch1.pt"]),
-    ("epoch1.pt", {"template.pt": 5, "epoch1.pt.sha256": 5, "parts.pt": 5, "epoch1.json": 3}, []),
-    ("epoch3.pt", {"epoch3.pt": 400}, ["epoch3.pt"]), ("epoch3.pt", {"epoch3.pt": 700}, []),
-    ("last.pt", {"last.pt": 4}, []), ("x.ckpt.tmp", {"x.ckpt.tmp": 4}, ["x.ckpt.tmp"]),
-]  # fmt: skip
+def leftovers(row):
+    """A row has a file and what lies beside it, with sizes; the file is one of three, or its folder was given."""
+    name, others, *of_folder = row
+    found = find_leftovers(Path("runs", name), others if of_folder else LIKE | others, of_folder=bool(of_folder))
+    return [f"{one.path}: {one.kind}, {one.detail}" for one in found]
 
 
-def test_unfinished_writes_are_reported_of_a_folder_every_temporary_file():
-    for name, others, reported in UNFINISHED:
-        found = find_leftovers(Path("runs") / name, {**LIKE, **others}, of_folder=False)
-        assert [Path(one.path).name for one in found] == reported
-    found = find_leftovers(Path("a.pt"), {"a.pt": 1, "b.safetensors.incomplete": 2}, of_folder=True)
-    assert [one.detail for one in found] == ["2 bytes; there is no b.safetensors"]
+def watchdog(row):
+    env = dict(row)
+    hold_watchdog(env)
+    return env
 
 
-@pytest.mark.parametrize(
-    ("name", "others", "missing"),
-    [
-        ("step2_rank0.pt", ["step1_rank0.pt", "step1_rank1.pt"], ("step2_rank1.pt",)),
-        ("step2_rank0.pt", ["step1_rank0.pt"], None),
-        ("step2_rank0.pt", [], None),
-        ("rank2.pt", ["rank0.pt"], ("rank1.pt",)),
-        ("rank_00.pt", ["rank_01.pt", "rank_03.pt"], ("rank_02.pt",)),
-        ("zero_pp_rank_1_mp_rank_00_optim.pt", ["zero_pp_rank_0_mp_rank_00_optim.pt"], None),
-        ("zero_pp_rank_2_mp_rank_00_optim.pt", ["zero_pp_rank_0_mp_rank_00_optim.pt"],
-         ("zero_pp_rank_1_mp_rank_00_optim.pt",)),
-        ("model-00001-of-00003.safetensors", ["model-00003-of-00003.safetensors"],
-         ("model-00002-of-00003.safetensors",)),
-        ("model-00001-of-00001.bin", [], None),
-        ("lowrank4.pt", ["lowrank8.pt"], None),
-        # Dates and step numbers, of which nobody expects those in between.
-        ("part20240131.pt", ["part20240201.pt"], None),
-        ("part20240131_rank0.pt", ["part20240131_rank2.pt"], ("part20240131_rank1.pt",)),
-    ],
+test_words = words(
+    __name__,
+    find_leftovers=leftovers, find_gaps=lambda text: list(find_gaps(Path(text.split()[0]), text.split())),
+    hold_watchdog=watchdog,
 )  # fmt: skip
-def test_files_that_belong_together(name, others, missing):
-    found = list(find_gaps(Path(name), [name, *others]))
-    assert (found[0].missing if found else None) == missing
 
 
 # The user's own functions: found, called, and reported of where they fail.
@@ -330,34 +252,30 @@ def project(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
+NOT_FOUND = {
+    "users_module": ("which is not package.module:function", "imported from here"),
+    "users_module.py:make": ("which is not package.module:function", "users_module:make"),
+    "./src/train.py": ("which is no", "src.train:function"),
+    "no_such_module:make": ("there is no module no_such_module", "Modules are searched"),
+    "users_module:mak": ("users_module has no mak", "Did you mean make?"),
+    "users_module:Maker.mak": ("users_module.Maker has no mak", "Did you mean make?"),
+    "users_module:number": ("is an int, not a function", "package.module:function"),
+    "users_broken:make": ("No module named 'no_such_package_of_anybody'", "users_broken.py:2"),
+    "users_wrong:make": ("SyntaxError", "users_wrong.py:2"),
+    "users_leaving:make": ("it ended the process (SystemExit: 2)", "users_leaving.py:1"),
+}
+
+
 @pytest.mark.usefixtures("project")
-def test_functions_and_methods_of_the_working_directory_are_found():
+def test_functions_are_found_in_the_working_directory_and_what_cannot_be_is_reported_with_what_to_do():
     assert load_callable("users_module:Maker.make", "--dataset")() == "made"
-
-
-@pytest.mark.usefixtures("project")
-@pytest.mark.parametrize(
-    ("name", "message", "hint"),
-    [
-        ("users_module", "which is not package.module:function", "imported from here"),
-        ("users_module.py:make", "which is not package.module:function", "users_module:make"),
-        ("./src/train.py", "which is no", "src.train:function"),
-        ("no_such_module:make", "there is no module no_such_module", "Modules are searched"),
-        ("users_module:mak", "users_module has no mak", "Did you mean make?"),
-        ("users_module:Maker.mak", "users_module.Maker has no mak", "Did you mean make?"),
-        ("users_module:number", "is an int, not a function", "package.module:function"),
-        ("users_broken:make", "No module named 'no_such_package_of_anybody'", "users_broken.py:2"),
-        ("users_wrong:make", "SyntaxError", "users_wrong.py:2"),
-        ("users_leaving:make", "it ended the process (SystemExit: 2)", "users_leaving.py:1"),
-    ],
-)
-def test_what_cannot_be_found_is_reported_with_what_to_do(name, message, hint):
-    with pytest.raises(UserError) as raised:
-        load_callable(name, "--dataset")
-    assert message in raised.value.message
-    assert raised.value.message.startswith("--dataset")
-    assert hint in raised.value.help
-    assert raised.value.status == 2
+    for name, (message, hint) in NOT_FOUND.items():
+        with pytest.raises(UserError) as raised:
+            load_callable(name, "--dataset")
+        assert message in raised.value.message
+        assert raised.value.message.startswith("--dataset")
+        assert hint in raised.value.help
+        assert raised.value.status == 2
 
 
 @pytest.mark.usefixtures("project")

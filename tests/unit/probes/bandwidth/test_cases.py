@@ -33,7 +33,7 @@ from ddpdoctor.probes.bandwidth.plan import (
 )
 from ddpdoctor.probes.bandwidth.session import nccl_log_environment, parse_nccl_log, read_nccl_log
 from ddpdoctor.probes.bandwidth.watch import Alarm, Home, LocalRanks, Reporting, describe_end, read_home, stop_alone
-from tests.golden import Cases
+from tests.golden import Cases, words
 from tests.machines import DATA
 from tests.scenarios.running import wait_for
 from tests.unit.probes.bandwidth.rank_jobs import run_ranks
@@ -80,75 +80,30 @@ def cases_of_a_bench():
     return found
 
 
-def test_sizes_grow_by_the_factor_and_the_largest_is_always_there():
-    expected = {
-        (KIB, 8 * KIB, 2): [KIB, 2 * KIB, 4 * KIB, 8 * KIB], (KIB, 8 * KIB, 3): [KIB, 3 * KIB, 8 * KIB],
-        (KIB, KIB, 2): [KIB], (1, 5, 2): [1, 2, 4, 5], (KIB, KIB + 1, 1024): [KIB, KIB + 1],
-        (KIB, GIB, 2): [KIB << power for power in range(21)],
-    }  # fmt: skip
-    assert {asked: list(list_sizes(*asked)) for asked in expected} == expected
+def rounded(row):
+    collective, *sizes = row
+    return round_size(Collective(collective), *sizes)
 
 
-def test_a_size_is_rounded_to_what_can_be_shared_out():
-    """One buffer: whole elements. Shared out: each rank gets a multiple of 16 bytes, and never nothing."""
-    rounded = {
-        (Collective.ALL_REDUCE, 1000, 4, 3): 1000, (Collective.ALL_REDUCE, 1001, 4, 3): 1000,
-        (Collective.BROADCAST, 7, 8, 3): 8, (Collective.REDUCE, 1, 4, 3): 4, (Collective.SEND_RECV, 1003, 2, 3): 1002,
-        (Collective.ALL_GATHER, 1024, 4, 2): 1024, (Collective.ALL_GATHER, 1024, 4, 3): 336 * 3,
-        (Collective.REDUCE_SCATTER, MIB, 2, 3): 349520 * 3, (Collective.ALL_TO_ALL, MIB, 1, 7): 149792 * 7,
-        (Collective.ALL_GATHER, 1024, 8, 1000): 16000, (Collective.ALL_TO_ALL, 1, 1, 1): 16,
-    }  # fmt: skip
-    assert {asked: round_size(*asked) for asked in rounded} == rounded
+def factors(collective):
+    return {ranks: bus_factor(Collective(collective), ranks) for ranks in (1, 2, 4, 8)}
 
 
-def test_in_place_is_what_really_shares_memory():
-    """torch.distributed has one buffer for the first three."""
-    shared = {
-        Collective.ALL_REDUCE: (True, True), Collective.BROADCAST: (True, True), Collective.REDUCE: (True, True),
-        Collective.ALL_GATHER: (False, True), Collective.REDUCE_SCATTER: (False, True),
-        Collective.ALL_TO_ALL: (False, False), Collective.SEND_RECV: (False, False),
-    }  # fmt: skip
-    assert {one: tuple(is_in_place(one, asked=asked) for asked in (False, True)) for one in shared} == shared
+def what_is_in_place(collective):
+    return [is_in_place(Collective(collective), asked=asked) for asked in (False, True)]
 
 
-def test_bus_factors_are_those_of_nccl_tests():
-    factors = {
-        Collective.ALL_REDUCE: {2: 1.0, 8: 1.75}, Collective.ALL_GATHER: {4: 0.75},
-        Collective.REDUCE_SCATTER: {4: 0.75}, Collective.ALL_TO_ALL: {4: 0.75}, Collective.BROADCAST: {4: 1.0},
-        Collective.REDUCE: {4: 1.0},
-        Collective.SEND_RECV: {4: 1.0},
-    }  # fmt: skip
-    for one, by_ranks in factors.items():
-        assert {ranks: bus_factor(one, ranks) for ranks in (*by_ranks, 1)} == {**by_ranks, 1: None}
+def reduced_by(row):
+    backend, *asked = row
+    return [dtype for dtype in (*DTYPES, "float8_e4m3fn", "int16") if reducible(backend, dtype, *asked)]
 
 
-@pytest.mark.parametrize(
-    ("backend", "dtype", "redop", "torch", "can"),
-    [
-        *[("gloo", dtype, redop, "2.6.0", True) for dtype in DTYPES for redop in ("sum", "prod", "min", "max")],
-        *[("nccl", dtype, "avg", "2.13.0", dtype.startswith(("float", "bfloat"))) for dtype in DTYPES],
-        ("gloo", "float32", "avg", "2.13.0+cpu", True),
-        ("gloo", "float32", "avg", "2.8.0", True),
-        ("gloo", "float32", "avg", "2.7.1", False),
-        ("nccl", "float32", "avg", "2.6.0", True),
-        ("gloo", "int32", "avg", "2.13.0", False),
-        ("gloo", "float32", "xor", "2.13.0", False),
-        ("gloo", "float8_e4m3fn", "sum", "2.13.0", False),
-        ("gloo", "int16", "sum", "2.13.0", False),
-        ("mpi", "float32", "sum", "2.13.0", False),
-    ],
-)
-def test_what_a_backend_can_reduce(backend, dtype, redop, torch, can):
-    assert reducible(backend, dtype, redop, torch) is can
-
-
-def test_a_message_says_what_is_possible():
-    averages = "and float64, float32, float16 and bfloat16 by avg."
-    says = {
-        ("gloo", "2.13.0"): averages, ("gloo", "2.6.0"): "by avg from torch 2.8 on.", ("nccl", "2.6.0"): averages,
-        ("mpi", "2.13.0"): "Backends are gloo and nccl.",
-    }  # fmt: skip
-    assert [possible(*asked).endswith(end) for asked, end in says.items()] == [True] * 4
+test_words = words(
+    __name__,
+    list_sizes=lambda row: list(list_sizes(*row)), round_size=rounded, is_in_place=what_is_in_place, bus_factor=factors,
+    reducible=reduced_by,
+    possible=lambda row: possible(*row), describe_end=describe_end,
+)  # fmt: skip
 
 
 SIZES = [1, 2, 3, 5, 8, 16, 17, 100, 1000]
@@ -217,15 +172,12 @@ def test_one_period_is_held_and_the_next_is_another():
     assert torch.equal(values(pattern, period - 10, 2 * period + 10), whole[period - 10 : 2 * period + 10])
 
 
-@pytest.mark.parametrize(
-    ("redop", "dtype", "size", "allowed"),
-    [
+def test_only_an_average_over_a_number_that_is_no_power_of_two_may_be_rounded():
+    for redop, dtype, size, allowed in (
         ("sum", "bfloat16", 3, 0.0), ("avg", "float32", 2, 0.0), ("avg", "bfloat16", 8, 0.0),
         ("avg", "float32", 3, 2 * 2**-23), ("avg", "bfloat16", 3, 2 * 2**-7),
-    ],
-)  # fmt: skip
-def test_only_an_average_over_a_number_that_is_no_power_of_two_may_be_rounded(redop, dtype, size, allowed):
-    assert tolerance(case_of(redop, dtype), group_of(size)) == pytest.approx(allowed)
+    ):  # fmt: skip
+        assert tolerance(case_of(redop, dtype), group_of(size)) == pytest.approx(allowed)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -247,43 +199,26 @@ RANKS = 3
 """Not a power of two: averages are rounded, and shares are not those of the backend's own chunks."""
 
 
-@pytest.fixture(scope="module")
-def checked(tmp_path_factory):
-    return run_ranks("check", RANKS, tmp_path_factory.mktemp("check"))
-
-
-def test_all_that_gloo_can_do_is_checked_and_right(checked):
+@CASES
+def data_that_were_altered(tmp_path):
+    """Every rank names the rank, the place and the count. All that Gloo can do is checked, and right if nothing is."""
+    first, *others = run_ranks("check", RANKS, tmp_path)
     reduced = 4 * sum(reducible("gloo", dtype, redop) for dtype in DTYPES for redop in REDOPS)
-    carried = 5 * len(DTYPES)
-    large = 7 * 2
-    assert checked[0]["everything"] == [reduced + carried + large, []]
-
-
-ALTERED = [*((fault, 1, 777) for fault in ("one element", "bfloat16", "max", "min", "prod", "avg", "large"))]
-
-
-def test_one_element_altered_on_one_rank_is_named_by_every_rank(checked):
-    seeded = checked[0]["seeded"]
-    assert seeded == checked[1]["seeded"] == checked[2]["seeded"]
-    for fault, rank, index in [*ALTERED, ("broadcast", 2, 5)]:
-        if fault == "avg" and not reducible("gloo", "float32", "avg"):
-            continue
-        (wrong,) = seeded[fault]
-        assert (wrong["rank"], wrong["host"], wrong["index"], wrong["count"]) == (rank, f"host{rank}", index, 1), fault
-        assert wrong["found"] - wrong["expected"] == pytest.approx(1.0)
-
-
-def test_what_is_no_number_comes_from_others_or_does_not_move_is_wrong(checked):
-    """A buffer too small to be altered is right, and so is what a reduction leaves on ranks that it does not go to."""
-    seeded = checked[0]["seeded"]
-    (wrong,) = seeded["not a number"]
-    assert (wrong["rank"], wrong["index"], wrong["found"], wrong["count"]) == (0, 1021, "nan", 3)
-    for fault in ("not reduced", "stale output"):
-        assert [one["rank"] for one in seeded[fault]] == [0, 1, 2]
-        assert all(one["count"] > 1000 for one in seeded[fault])
-    (slots,) = seeded["slots of others"]
-    assert (slots["rank"], slots["index"], slots["count"] > 1000) == (0, 0, True)
-    assert seeded["another size"] == seeded["reduce elsewhere"] == []
+    carried, large = 5 * len(DTYPES), 7 * 2
+    assert first["everything"] == [reduced + carried + large, []]
+    seeded = first["seeded"]
+    assert all(one["seeded"] == seeded for one in others)
+    if reducible("gloo", "float32", "avg"):
+        (wrong,) = seeded.pop("avg")
+        assert (wrong["rank"], wrong["host"], wrong["index"], wrong["count"]) == (1, "host1", 777, 1)
+    return {
+        fault: [
+            f"rank {one['rank']} on {one['host']}: {one['count']} from {one['index']}"
+            + (f", {one['found']} for {one['expected']}" if one["count"] == 1 else "")
+            for one in wrong
+        ]
+        for fault, wrong in seeded.items()
+    }
 
 
 # Who meets whom, which processes stand beside a rank, and what NCCL's log tells.
@@ -336,16 +271,16 @@ def test_a_log_is_written_into_a_folder_unless_the_user_looks_at_it(tmp_path):
 # Processes beside a rank: who they are, whether they run, and how they ended.
 
 
-SLEEPS = "import time; print(flush=True); time.sleep(300)"
+SLEEPS = "import sys; print(flush=True); sys.stdin.read()"
 
 
 @pytest.fixture
 def sleeper():
-    process = subprocess.Popen([sys.executable, "-c", SLEEPS], stdout=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", SLEEPS], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     process.stdout.readline()
     yield process
     process.kill()
-    process.communicate()
+    process.wait()
 
 
 @pytest.fixture
@@ -394,14 +329,6 @@ def test_a_process_of_another_space_is_not_looked_at(sleeper, own):
     assert (local_ranks.ranks, local_ranks.states()) == ((), {})
 
 
-@pytest.mark.parametrize(
-    ("wait_status", "words"),
-    [(0, "exit status 0"), (3 << 8, "exit status 3"), (9, "SIGKILL"), (11 | 128, "SIGSEGV"), (40, "signal 40")],
-)
-def test_ends(wait_status, words):
-    assert describe_end(wait_status) == words
-
-
 # Everybody meets everybody once, and nobody two at a time.
 
 
@@ -423,18 +350,6 @@ def test_ends_of_any_kind_meet_in_their_order():
 # What the rank that reports says of the processes beside it.
 
 
-@pytest.fixture
-def beside():
-    """A process beside this one, and this one's view of it."""
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    own, stat = read_home(), read_process(child.pid)
-    local_ranks = LocalRanks(own)
-    local_ranks.add(0, replace(own, pid=child.pid, started_ticks=stat.start_ticks))
-    yield child, local_ranks
-    child.communicate()
-    local_ranks.close()
-
-
 def stop(local_ranks, position):
     """Stop alone, as rank 1; return the status and what was reported."""
     reported: list[Stop] = []
@@ -442,10 +357,10 @@ def stop(local_ranks, position):
     return stop_alone(reporting, Alarm(ending=Ending.FAILED, rank=1, phase="measure", signal=None), position), reported
 
 
-def test_a_process_that_died_after_the_position_was_taken_is_seen(beside):
-    child, local_ranks = beside
+def test_a_process_that_died_after_the_position_was_taken_is_seen(sleeper, local_ranks):
+    local_ranks.add(0, home_of(sleeper))
     position = take_position(1, Tracker(), None, local_ranks.states(), local_ranks.ends)
-    child.kill()
+    sleeper.kill()
     assert wait_for(lambda: 0 in local_ranks.gone())
     status, (reported,) = stop(local_ranks, position)
     assert status == 1
@@ -454,9 +369,9 @@ def test_a_process_that_died_after_the_position_was_taken_is_seen(beside):
     assert reported.positions[0].ends == {"0": "SIGKILL"}
 
 
-def test_a_lower_rank_that_exited_by_itself_has_reported_already(beside):
-    child, local_ranks = beside
-    child.stdin.close()
+def test_a_lower_rank_that_exited_by_itself_has_reported_already(sleeper, local_ranks):
+    local_ranks.add(0, home_of(sleeper))
+    sleeper.stdin.close()
     assert wait_for(lambda: 0 in local_ranks.gone())
     assert stop(local_ranks, take_position(1, Tracker(), None, {}, {})) == (1, [])
 

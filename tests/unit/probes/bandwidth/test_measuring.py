@@ -5,6 +5,8 @@ import re
 import statistics
 import weakref
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -37,13 +39,9 @@ from ddpdoctor.probes.bandwidth.session import (
 from ddpdoctor.probes.bandwidth.timing import (
     LEAST_BATCHES,
     LEAST_CALLS,
-    MOST_BATCH_CALLS,
-    MOST_BATCHES,
-    MOST_CALLS,
     MOST_KEPT,
     BarrierWaits,
     Effort,
-    TimingPlan,
     coefficient_of_variation,
     even_out,
     lateness,
@@ -52,30 +50,12 @@ from ddpdoctor.probes.bandwidth.timing import (
     quantile,
     summarize,
 )
-from tests.golden import Cases
+from tests.golden import Cases, words
 from tests.rules.bandwidth.build import members
 from tests.unit.probes.bandwidth.rank_jobs import LATE_S, run_ranks
 
 CASES = Cases(__name__)
 test_kept = CASES.test()
-
-
-@pytest.mark.parametrize(
-    ("waits", "late"),
-    [
-        # Two ranks: what the other waited longer.
-        ([20.0, 0.0], [-20.0, 20.0]),
-        # The late rank waits for nobody, and only it is late.
-        ([20.0, 0.0, 20.0, 20.0], [0.0, 20.0, 0.0, 0.0]),
-        # With an odd number of others the middle one, with an even number the mean of the middle two.
-        ([1.0, 2.0, 4.0, 9.0], [3.0, 2.0, -2.0, -7.0]),
-        ([1.0, 2.0, 5.0], [2.5, 1.0, -3.5]),
-        # Equal waits: nobody is late.
-        ([7.0, 7.0, 7.0], [0.0, 0.0, 0.0]),
-    ],
-)
-def test_lateness_is_the_median_wait_of_the_others_less_the_own(waits, late):
-    assert lateness([[wait] for wait in waits]).tolist() == [late]
 
 
 @CASES
@@ -115,20 +95,13 @@ def known(steps, call_s, rest_s, iterations=None):
     return forecast
 
 
-@pytest.mark.parametrize(
-    ("guess_gb_s", "seen", "size", "predicted"),
-    [
-        (1.0, {}, MIB, 0.0),
-        (1.0, {KIB: 0.001, 2 * KIB: 0.001}, 2**30, CAUTION * (0.001 + 2**30 / 1e9)),  # in proportion 1,000 s
-        (1000.0, {KIB: 0.001, 64 * MIB: 0.5}, 128 * MIB, CAUTION * 1.0),
-        (1.0, {64 * MIB: 5.0}, 128 * MIB, CAUTION * 10.0),  # too long for latency, though only one size was seen
-    ],
-)
-def test_times_are_guessed_until_they_grow_and_then_grow_in_proportion(guess_gb_s, seen, size, predicted):
+def predicted(row):
+    """Times are guessed until they grow, and then grow in proportion; each with caution."""
+    guess_gb_s, seen, size = row
     growth = Growth(1, guess_gb_s=guess_gb_s)
     for one, seconds in seen.items():
         growth.see(one, seconds)
-    assert growth.predict(size) == pytest.approx(predicted, rel=1e-3)
+    return growth.predict(size) / CAUTION
 
 
 TWO_STEPS, FOUR_STEPS = steps_of(replace(LATENCY_ONLY, max_size_bytes=2 * MIB)), steps_of(LATENCY_ONLY)
@@ -193,20 +166,10 @@ def test_cold_buffers_exceed_the_cache_and_warm_ones_are_one_set(size_bytes):
     assert [count_sets(CPU, small, 2, most=most) for most in (400, 1)] == [400, 1]  # none is used twice
 
 
-@pytest.mark.parametrize(
-    ("files", "size"),
-    [
-        ({"index0": "32K", "index2": "1024K", "index3": "32768K"}, 32 * MIB),
-        ({"index0": "48K", "index3": "1M"}, MIB),
-        ({}, 64 * MIB),
-        ({"index0": "unknown"}, 64 * MIB),
-    ],
-)
-def test_the_last_cache_is_the_largest(tmp_path, files, size):
-    for name, text in files.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "size").write_text(f"{text}\n")
-    assert read_cache_bytes(tmp_path) == size
+def last_cache(files):
+    with TemporaryDirectory() as folder:
+        write(Path(folder), {f"{name}/size": f"{text}\n" for name, text in files.items()})
+        return read_cache_bytes(Path(folder))
 
 
 # What the check of the data allocates beside the buffers: the same for any number of ranks.
@@ -342,40 +305,15 @@ def write(folder, files):
 MEMINFO = {"meminfo": "MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\n"}
 
 
-@pytest.mark.parametrize(
-    ("groups", "cgroups", "free"),
-    [
-        ("", {}, 8 * GIB),
-        # Version 2, the group's own limit; what is cached and not in use makes way.
-        (
-            "0::/job\n",
-            {
-                "job/memory.max": str(4 * GIB), "job/memory.current": str(3 * GIB),
-                "job/memory.stat": f"anon 5\ninactive_file {GIB}\n",
-            },
-            2 * GIB,
-        ),
-        # A limit of a group above holds too.
-        ("0::/slice/job\n", {"slice/memory.max": str(GIB), "slice/job/memory.max": "max\n"}, GIB),
-        # In a container with its own view the path is "/".
-        ("0::/\n", {"memory.max": str(GIB), "memory.current": str(2 * GIB)}, 0),
-        # A limit above what the machine has left.
-        ("0::/\n", {"memory.max": str(64 * GIB)}, 8 * GIB),
-        # Version 1, beside other controllers; "no limit" is a large number.
-        (
-            "4:memory:/job\n3:cpuset:/other\n",
-            {"memory/job/memory.limit_in_bytes": str(2 * GIB), "memory/job/memory.usage_in_bytes": str(GIB)},
-            GIB,
-        ),
-        ("4:memory:/job\n", {"memory/job/memory.limit_in_bytes": "9223372036854771712"}, 8 * GIB),
-        # A path out of the view of a container is not followed.
-        ("0::/../../job\n", {"job/memory.max": "1"}, 8 * GIB),
-    ],
-)  # fmt: skip
-def test_free_memory_is_what_the_machine_and_the_control_groups_leave(tmp_path, groups, cgroups, free):
-    proc = write(tmp_path / "proc", {**MEMINFO, "self/cgroup": groups})
-    group = read_memory_limit(proc, write(tmp_path / "cgroup", cgroups))
-    assert left_of(read_machine(proc), group) == free
+def free_bytes(row):
+    """A row has the control groups of this process, and files of the groups."""
+    groups, cgroups = row
+    with TemporaryDirectory() as folder:
+        proc = write(Path(folder) / "proc", {**MEMINFO, "self/cgroup": groups})
+        return left_of(read_machine(proc), read_memory_limit(proc, write(Path(folder) / "cgroup", cgroups)))
+
+
+def test_this_machine_has_free_memory():
     assert 0 < read_free_bytes(CPU) < 2**50
 
 
@@ -389,27 +327,12 @@ def test_what_does_not_fit_is_refused_in_words_and_ranks_share_the_memory_of_the
         assert count_takers(everybody[0], everybody) == takers
 
 
-@pytest.mark.parametrize(
-    ("collective", "in_place", "backend", "times"),
-    [
-        (Collective.ALL_REDUCE, True, "gloo", 1.0),
-        (Collective.ALL_TO_ALL, False, "gloo", 2.0),
-        (Collective.SEND_RECV, False, "nccl", 2.0),
-        # Input and output, and Gloo's copy.
-        (Collective.ALL_GATHER, False, "gloo", 2.25),
-        (Collective.ALL_GATHER, True, "gloo", 2.0),
-        (Collective.ALL_GATHER, False, "nccl", 1.25),
-        (Collective.REDUCE_SCATTER, False, "gloo", 2.25),
-        (Collective.REDUCE_SCATTER, True, "nccl", 1.0),
-    ],
-)
-def test_a_case_needs_its_buffers_and_what_the_backend_copies(collective, in_place, backend, times):
+def times_of_its_size(row):
+    """Return what a case needs beside what its check works with: its buffers, and what the backend copies."""
+    collective, in_place, backend = row
     group = RankGroup(None, (0, 1, 2, 3), CPU, backend, Tracker())
-    case = Case(
-        collective=collective, dtype="float32", redop=None, mode=Mode.LATENCY, in_place=in_place, size_bytes=64 * MIB,
-        count=16 * MIB,
-    )  # fmt: skip
-    assert needed_bytes(case, group) == times * 64 * MIB + working_bytes(case, group)
+    case = case_of(Collective(collective), 64 * MIB, in_place=in_place)
+    return (needed_bytes(case, group) - working_bytes(case, group)) / (64 * MIB)
 
 
 CASE = Case(
@@ -418,29 +341,20 @@ CASE = Case(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("mode", "effort", "each_s", "plan"),
-    [
-        # As many as there is time for, within bounds.
-        (Mode.LATENCY, Effort(seconds=0.5), 0.005, TimingPlan(batches=100, calls=1)),
-        (Mode.LATENCY, Effort(seconds=0.5), 10.0, TimingPlan(batches=LEAST_CALLS, calls=1)),
-        (Mode.LATENCY, Effort(seconds=0.5), 1e-6, TimingPlan(batches=MOST_CALLS, calls=1)),
-        (Mode.LATENCY, Effort(seconds=0.5), 0.0, TimingPlan(batches=MOST_CALLS, calls=1)),
-        (Mode.LATENCY, Effort(iterations=7), 10.0, TimingPlan(batches=7, calls=1)),
-        # A batch lasts 5 ms at least; with more time, batches are longer rather than more.
-        (Mode.THROUGHPUT, Effort(seconds=0.1), 0.001, TimingPlan(batches=20, calls=5)),
-        (Mode.THROUGHPUT, Effort(seconds=0.3), 0.001, TimingPlan(batches=30, calls=10)),
-        (Mode.THROUGHPUT, Effort(seconds=0.5), 10.0, TimingPlan(batches=LEAST_BATCHES, calls=1)),
-        (Mode.THROUGHPUT, Effort(seconds=0.5), 1e-6, TimingPlan(batches=MOST_BATCHES, calls=MOST_BATCH_CALLS)),
-        # What the user asks for is rounded up to whole batches.
-        (Mode.THROUGHPUT, Effort(iterations=1), 0.001, TimingPlan(batches=1, calls=1)),
-        (Mode.THROUGHPUT, Effort(iterations=20), 0.001, TimingPlan(batches=20, calls=1)),
-        (Mode.THROUGHPUT, Effort(iterations=100), 0.001, TimingPlan(batches=25, calls=4)),
-        (Mode.THROUGHPUT, Effort(iterations=31), 0.001, TimingPlan(batches=16, calls=2)),
-    ],
-)
-def test_time_decides_how_many_calls_are_made_unless_the_user_does(mode, effort, each_s, plan):
-    assert plan_calls(mode, effort, each_s) == plan
+def plan_of(row):
+    """A row has the mode, the seconds or the number of calls that were asked for, and what a call takes."""
+    mode, asked, each_s = row
+    effort = Effort(iterations=asked) if isinstance(asked, int) else Effort(seconds=asked)
+    return plan_calls(Mode(mode), effort, each_s)
+
+
+test_words = words(
+    __name__,
+    plan_calls=plan_of, lateness=lambda waits: lateness([[wait] for wait in waits]).tolist()[0],
+    median_interval=lambda count: median_interval(random.Random(1).sample(range(int(count)), int(count))),
+    quantile=lambda row: quantile(list(row[0]), row[1]), coefficient_of_variation=coefficient_of_variation,
+    predicted=predicted, read_cache_bytes=last_cache, free_bytes=free_bytes, times_of_its_size=times_of_its_size,
+)  # fmt: skip
 
 
 @CASES
@@ -465,17 +379,6 @@ def test_who_ends_a_call_early_does_not_make_the_others_late():
     assert even_out([[5.0, 0.0], [5.0, 100e3]], calls_us) == ((5.0, 100e3), (5.0, 120e3))
 
 
-def test_quantiles_are_interpolated_and_the_median_lies_between_two_order_statistics():
-    """The 40th and the 61st of a hundred: the table of Conover and of others."""
-    for values, share, expected in (([5.0], 0.95, 5.0), ([1.0, 2.0], 0.5, 1.5), ([3.0, 1.0, 2.0], 0.5, 2.0),
-                                    (range(101), 0.95, 95.0), ([0.0, 10.0], 0.95, 9.5)):  # fmt: skip
-        assert quantile(list(values), share) == pytest.approx(expected)
-    ends = {1: (0, 0), 3: (0, 2), 5: (0, 4), 9: (0, 8), 100: (39, 60), 400: (179, 220)}
-    assert {count: median_interval(random.Random(1).sample(range(count), count)) for count in ends} == ends
-    for values, cv in (([2.0, 2.0], 0.0), ([1.0, 3.0], 0.5), ([4.0], 0.0), ([0.0, 0.0], 0.0)):
-        assert coefficient_of_variation(values) == pytest.approx(cv)
-
-
 def test_the_interval_holds_the_median_in_about_95_of_100_samples():
     source = random.Random(7)
     # Times have a long tail: the median of this is 1.
@@ -484,78 +387,44 @@ def test_the_interval_holds_the_median_in_about_95_of_100_samples():
     assert 0.93 < held < 0.985
 
 
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory):
-    return run_ranks("sweep", 2, tmp_path_factory.mktemp("sweep"))
-
-
-def test_every_case_is_checked_and_measured_from_small_to_large(swept):
-    few = swept[0]["few"]
-    sizes = [row["size_bytes"] for row in few["results"]]
-    assert sizes == sorted(sizes)
-    assert {(row["collective"], row["mode"], row["size_bytes"]) for row in few["results"]} == {
-        (one.value, mode, size) for one in Collective for mode in ("latency", "throughput") for size in (KIB, 4 * KIB)
-    }
-    assert all(row["wrong"] == 0 and row["iterations"] == 3 for row in few["results"])
-    assert few["left_out"] == few["wrong"] == few["notes"] == []
-
-
-def test_all_ranks_have_the_same_in_their_logs(swept):
-    for name, first in swept[0].items():
-        second = swept[1][name]
-        assert {**first, "reported": None} == {**second, "reported": None}, name
-
-
-def test_what_there_is_no_time_or_memory_for_is_left_out_and_said(swept):
-    short, huge = swept[0]["short"], swept[0]["huge"]
-    (left_out,), (too_large,) = short["left_out"], huge["left_out"]
-    measured = [row["size_bytes"] for row in short["results"]]
-    assert measured + left_out["sizes_bytes"] == [KIB * 4**power for power in range(12)]
-    assert measured
-    assert left_out["reason"] == "the budget of 0.5 s is too short"
-    assert ([row["size_bytes"] for row in huge["results"]], too_large["sizes_bytes"]) == ([KIB], [2**45])
-    assert re.fullmatch(r"needs 32768 GiB of .* free on rank [01]", too_large["reason"])
-
-
-def test_one_element_altered_at_one_size_is_found_there_and_nowhere_else(swept):
-    altered = swept[0]["altered"]
-    (wrong,) = altered["wrong"]
-    assert (wrong["rank"], wrong["size_bytes"], wrong["index"], wrong["count"]) == (1, 2 * KIB, 100, 1)
-    assert wrong["found"] == wrong["expected"] - 1
-    assert [(row["size_bytes"], row["wrong"]) for row in altered["results"]] == [
-        (size, int(size == 2 * KIB)) for size in (KIB, KIB, 2 * KIB, 2 * KIB, 4 * KIB, 4 * KIB)
+def as_swept(log):
+    """Return what a log has, save for times."""
+    rows = [
+        f"{one['collective']} {one['mode']} {one['size_bytes']} B, in place: {one['in_place']}, wrong: {one['wrong']}, "
+        f"calls: {one['iterations']}, busbw: {one['busbw_gb_s'] is not None}"
+        for one in log["results"]
     ]
+    reported = [what for what, share, left_s in log["reported"] if 0 <= share <= 1 and (left_s is None or left_s >= 0)]
+    assert len(reported) == len(log["reported"])
+    return {
+        "results": rows, "wrong": log["wrong"], "notes": log["notes"],
+        "left out": [
+            (one["collective"], one["sizes_bytes"], re.sub(r"of .* free on rank .", "of what is", one["reason"]))
+            for one in log["left_out"]
+        ],
+        "arrivals": [(one["rank"], one["host"], one["calls"]) for one in log["arrivals"]],
+        "reported": [*reported[:1], *reported[-1:]], "ended": (log["inside"], log["phase"]),
+    }  # fmt: skip
 
 
-def test_in_place_is_where_there_is_such_a_form_and_elsewhere_it_is_said(swept):
-    in_place = swept[0]["in place"]
-    assert {row["collective"]: row["in_place"] for row in in_place["results"]} == {
-        one.value: one not in {Collective.ALL_TO_ALL, Collective.SEND_RECV} for one in Collective
-    }
-    assert in_place["notes"] == ["all_to_all and send_recv: measured out of place, there is no form in place"]
-
-
-def test_progress_says_what_is_measured_how_far_it_is_and_what_is_left(swept):
-    few = swept[0]["few"]
-    reported = few["reported"]
-    assert reported[0][0] == "all_reduce float32 1 KiB"
-    assert reported[0][2] is None
-    assert reported[-1][0] == "send_recv float32 4 KiB"
-    assert all(0 <= share <= 1 and (left_s is None or left_s >= 0) for _, share, left_s in reported)
-    assert [(one["rank"], one["host"], one["calls"]) for one in few["arrivals"]] == [
-        (rank, f"host{rank}", 3 * 7 * 2) for rank in range(2)
-    ]
-    assert all(rank["few"]["inside"] is False and rank["few"]["phase"] == "measure" for rank in swept)
-
-
-def test_one_rank_alone_is_swept_and_what_takes_two_is_said(tmp_path):
-    (alone,) = run_ranks("sweep", 1, tmp_path)
-    few = alone["few"]
-    (left_out,) = few["left_out"]
-    assert left_out["collective"] == "send_recv"
-    assert len(few["results"]) == 6 * 2 * 2
-    assert all(row["busbw_gb_s"] is None for row in few["results"])
-    assert few["arrivals"] == []
+@CASES
+def sweeps(tmp_path):
+    """All ranks have the same in their logs. An element that was altered at one size is found there alone."""
+    found = {}
+    for ranks in (2, 1):
+        (tmp_path / str(ranks)).mkdir()
+        first, *others = run_ranks("sweep", ranks, tmp_path / str(ranks))
+        for name, log in first.items():
+            assert all({**one[name], "reported": None} == {**log, "reported": None} for one in others), name
+            if name == "short":  # how far it comes goes by the machine
+                (left_out,) = log["left_out"]
+                measured = [one["size_bytes"] for one in log["results"]]
+                assert measured + left_out["sizes_bytes"] == [KIB * 4**power for power in range(12)]
+                assert measured
+                assert left_out["reason"] == "the budget of 0.5 s is too short"
+            else:
+                found[f"{ranks} ranks, {name}"] = as_swept(log)
+    return found
 
 
 def test_what_a_call_raises_is_not_swallowed_on_the_rank_nor_on_the_others(tmp_path):

@@ -9,7 +9,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 import ddpdoctor
-from ddpdoctor.model.consistency import ConsistencyError, ConsistencyResult, StreamClock, TensorDifference, Values, What
+from ddpdoctor.model.consistency import ConsistencyError, ConsistencyResult, TensorDifference, Values, What
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.trial import OneProcess, TrialSettings
@@ -48,7 +48,10 @@ from ddpdoctor.probes.consistency.training import (
 )
 from ddpdoctor.probes.user_code import leaves
 from ddpdoctor.rules.consistency.reference import LIMIT, explain, ratio
+from tests.golden import Cases
 
+CASES = Cases(__name__)
+test_kept = CASES.test()
 CPU = torch.device("cpu")
 SETTINGS = TrialSettings(model="m:f")
 
@@ -172,44 +175,28 @@ def record(rank, step, synced=None, **values):
     return StepRecord(step=step, tensors=tensors, synced=synced, values=reported, loss=1.0, batch="x")
 
 
-def test_the_first_difference_of_each_kind_is_kept_with_the_last_point_of_equality():
-    steps = [[record(rank, 1) for rank in range(3)]]
-    steps.append([record(rank, 2, **({"PARAMETER_b": "11"} if rank == 1 else {})) for rank in range(3)])
-    steps.append([record(rank, 3, **({"PARAMETER_a": "11"} if rank == 1 else {})) for rank in range(3)])
-    (stream,) = compare_steps(steps)
-    (difference,) = stream.differences
-    assert (stream.clock, stream.compared, stream.last_number) == (StreamClock.STEP, 3, 3)
-    assert (difference.what, difference.number, difference.last_equal) == (What.PARAMETER, 2, 1)
-    assert (difference.splits[0].row.name, difference.splits[0].sides) == ("b", ((0, 2), (1,)))
-    assert (difference.differing, difference.of) == (1, 2)
-
-
-def test_an_absent_gradient_is_a_side():
-    steps = [[record(0, 1), record(1, 1, GRADIENT_a="")]]
-    (difference,) = compare_steps(steps)[0].differences
-    assert difference.splits[0].absent_on == (1,)
-
-
-def test_buffers_are_compared_where_all_ranks_were_sent_them():
+@CASES
+def steps_and_runs_that_are_compared():
+    """The first difference of each kind is kept, with the last point of equality; an absent gradient is a side."""
+    others = ({}, {"PARAMETER_b": "11"}, {"PARAMETER_a": "11"})
+    steps = [
+        [record(rank, n, **(other if rank == 1 else {})) for rank in range(3)] for n, other in enumerate(others, 1)
+    ]
     own = [
         (TensorDigest(what=What.BUFFER, name="mean", shape=(2,), dtype="float32", digest=text),)
         for text in ("00", "11")
     ]
-    steps = [[record(rank, 1, synced=own[rank]) for rank in range(2)], [record(0, 2, synced=own[0]), record(1, 2)]]
-    stream = next(one for one in compare_steps(steps) if one.clock is StreamClock.SYNC)
-    assert (stream.compared, stream.differences[0].what) == (1, What.BUFFER)
-
-
-def test_a_second_run_is_compared_tensor_by_tensor_and_the_batch_comes_first():
+    synced = [[record(rank, 1, synced=own[rank]) for rank in range(2)], [record(0, 2, synced=own[0]), record(1, 2)]]
     first = RunRecord(built=(), records=(record(1, 1), record(1, 2)))
     other = RunRecord(built=(), records=(record(1, 1), record(1, 2, GRADIENT_b="11")))
-    found = compare_runs(first, other, 1)
-    assert (found.step, found.what, found.name, found.ranks, found.differing) == (2, What.GRADIENT, "b", (1,), 1)
-    assert compare_runs(first, first, 1).step is None
     changed = RunRecord(built=(), records=(replace(record(1, 1), batch="y"),))
-    assert compare_runs(first, changed, 1).name == "the batch"
-    later = replace(found, step=3, ranks=(0,))
-    assert merge_reruns([later, found, compare_runs(first, first, 2)]) == found
+    found, equal = compare_runs(first, other, 1), compare_runs(first, first, 2)
+    return {
+        "parameters": compare_steps(steps), "a gradient": compare_steps([[record(0, 1), record(1, 1, GRADIENT_a="")]]),
+        "buffers, where all ranks were sent them": compare_steps(synced), "a second run": found, "an equal run": equal,
+        "the batch comes first": compare_runs(first, changed, 1),
+        "runs of all ranks": merge_reruns([replace(found, step=3, ranks=(0,)), found, equal]),
+    }  # fmt: skip
 
 
 def test_places_are_reported_together_and_the_silent_are_named():
@@ -285,22 +272,18 @@ def train(output, settings):
     return [training.compute(step) for step in (1, 2)]
 
 
-@pytest.mark.parametrize(
-    ("output", "settings", "hint"),
-    [
-        (first_only, SETTINGS, UNUSED),
-        (lambda model, x: model.first(x[:, :3]) + model.second(x), SETTINGS, BATCH),
-        (lambda model, x: model.first(x.long()), SETTINGS, BATCH),
-        (with_mask, SETTINGS, BATCH),
-        (lambda model, x: model.first({"images": x}["pixels"]), SETTINGS, BATCH),
-        (lambda model, x: model.first(x.pixels), SETTINGS, BATCH),
-        (lambda model, _: nn.functional.embedding(torch.tensor([9]), model.first.weight), SETTINGS, BATCH),
-        (first_only, replace(SETTINGS, batch=f"{__name__}:make_batch"), ""),
-        (lambda *_: Path("/no/such/file").read_text(), SETTINGS, ""),
-        (lambda *_: torch.empty(2**60), SETTINGS, ""),
-        (fail, SETTINGS, ""),
-    ],
-)
+FAILING = [
+    (first_only, SETTINGS, UNUSED), (lambda model, x: model.first(x.long()), SETTINGS, BATCH),
+    (lambda model, x: model.first(x[:, :3]) + model.second(x), SETTINGS, BATCH),
+    (with_mask, SETTINGS, BATCH), (lambda model, x: model.first(x.pixels), SETTINGS, BATCH),
+    (lambda model, x: model.first({"images": x}["pixels"]), SETTINGS, BATCH),
+    (lambda model, _: nn.functional.embedding(torch.tensor([9]), model.first.weight), SETTINGS, BATCH),
+    (first_only, replace(SETTINGS, batch=f"{__name__}:make_batch"), ""), (fail, SETTINGS, ""),
+    (lambda *_: Path("/no/such/file").read_text(), SETTINGS, ""), (lambda *_: torch.empty(2**60), SETTINGS, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("output", "settings", "hint"), FAILING)
 @pytest.mark.usefixtures("group")
 def test_an_error_of_a_step_names_the_option_that_helps(output, settings, hint):
     with pytest.raises(UserError, match="the model failed in step") as error:
@@ -424,32 +407,29 @@ def test_gradients_that_are_nothing_but_rounding_excuse_no_other(batches):
     assert ratio(weight.whole, weight.rounding) > LIMIT
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        (lambda parts: {name: RANKS * one for name, one in mean(parts).items()}, "4 times (the world size)"),
-        (lambda parts: {name: one / RANKS for name, one in mean(parts).items()}, "1/4 of"),
-        (lambda parts: parts[0], "rank 0's own batch"),
-        (lambda parts: {**mean(parts), "3.bias": parts[0]["3.bias"]}, "as 3.bias"),
-        (lambda parts: {name: one * 1.0001 for name, one in mean(parts).items()}, "1.0001 times the mean"),
-    ],
-)
-def test_what_is_wrong_with_the_reduction_is_found_and_reported(model, batches, wrong, said):
-    step = compared(model, nn.functional.mse_loss, batches, wrong)
+MSE = nn.functional.mse_loss
+REDUCTIONS = {
+    "4 times (the world size)": (MSE, lambda parts: {name: RANKS * one for name, one in mean(parts).items()}),
+    "1/4 of": (MSE, lambda parts: {name: one / RANKS for name, one in mean(parts).items()}),
+    "rank 0's own batch": (MSE, lambda parts: parts[0]),
+    "as 3.bias": (MSE, lambda parts: {**mean(parts), "3.bias": parts[0]["3.bias"]}),
+    "1.0001 times the mean": (MSE, lambda parts: {name: one * 1.0001 for name, one in mean(parts).items()}),
+    "sum over samples": (lambda x, y: MSE(x, y, reduction="sum"), mean),
+}
+
+
+@pytest.mark.parametrize("said", REDUCTIONS)
+def test_what_is_wrong_with_the_reduction_is_found_and_reported(model, batches, said):
+    loss, wrong = REDUCTIONS[said]
+    step = compared(model, loss, batches, wrong)
     assert not right(step)
     assert said in explain(OneProcess(), step).summary
-
-
-def test_a_sum_over_samples_is_reported(model, batches):
-    step = compared(model, lambda x, y: nn.functional.mse_loss(x, y, reduction="sum"), batches, mean)
-    assert not right(step)
-    assert "sum over samples" in explain(OneProcess(), step).summary
-    assert step.weights == pytest.approx((1.0,) * RANKS)
+    assert wrong is not mean or step.weights == pytest.approx((1.0,) * RANKS)
 
 
 def test_ranks_with_different_numbers_of_samples_are_recognized_by_their_weights(model):
     batches = [(torch.randn(n, 16), torch.randn(n, 1)) for n in (2, 4, 8, 2)]
-    step = compared(model, nn.functional.mse_loss, batches, mean)
+    step = compared(model, MSE, batches, mean)
     assert "mean of means" in explain(OneProcess(), step).summary
     assert step.weights == pytest.approx((1 / 8, 1 / 4, 1 / 2, 1 / 8))
 
@@ -497,39 +477,23 @@ def test_shards_are_left_out_and_said_to_be():
     )
 
 
-def test_the_minority_is_named_and_kinds_are_in_their_order():
-    tables = {rank: [row("a", what="gradient"), row("a"), row("lr", what="optimizer setting")] for rank in range(3)}
-    tables[2] = [row("b", what="gradient"), row("b"), row("other", what="optimizer setting")]
-    setting, first, second = find_differences(tables)
-    assert (setting.what, first.what, second.what) == ("optimizer setting", "parameter", "gradient")
-    assert (first.sides, first.ranks) == (((0, 1), (2,)), (2,))
-    assert str(first) == "parameter w: ranks 0 and 1 against rank 2"
+def tables_of(*names, last):
+    """Tables of three ranks, of which the last has another value."""
+    return {rank: [row(last if rank == 2 else "a", what=what) for what in names] for rank in range(3)}
 
 
-@pytest.mark.parametrize(
-    ("tables", "ranks", "text"),
-    [
-        ({0: [row("a")], 1: [row("b")]}, (0, 1), "parameter w: rank 0 against rank 1"),
-        ({0: [row("a")], 1: []}, (0, 1), "parameter w: rank 0: float32[2], rank 1: none"),
-        (
-            {0: [row("a")], 1: [row("a", shown="float32[3]")], 2: [row("a")]},
-            (1,),
-            "parameter w: ranks 0 and 2: float32[2], rank 1: float32[3]",
-        ),
-        (
-            {n: [row(n, what="optimizer state", part="exp_avg")] for n in (4, 7)},
-            (4, 7),
-            "optimizer state w (exp_avg): rank 4 against rank 7",
-        ),
-    ],
-)  # fmt: skip
-def test_a_difference_says_who_has_what(tables, ranks, text):
-    (one,) = find_differences(tables)
-    assert (one.ranks, str(one)) == (ranks, text)
+TABLES = {
+    "the minority, kinds in their order": tables_of("gradient", "parameter", "optimizer setting", last="b"),
+    "two ranks": {0: [row("a")], 1: [row("b")]}, "one has none": {0: [row("a")], 1: []},
+    "shapes": {0: [row("a")], 1: [row("a", shown="float32[3]")], 2: [row("a")]},
+    "a part of a state": {n: [row(n, what="optimizer state", part="exp_avg")] for n in (4, 7)},
+    "equal": {0: [row("a")], 1: [row("a")]},
+}  # fmt: skip
 
 
-def test_equal_tables_differ_in_nothing():
-    assert find_differences({0: [row("a")], 1: [row("a")]}) == ()
+@CASES
+def who_has_what_in_tables_of_ranks():
+    return {name: [[str(one), one] for one in find_differences(tables)] for name, tables in TABLES.items()}
 
 
 def test_an_error_names_the_first_few_and_keeps_all():

@@ -50,20 +50,26 @@ from ddpdoctor.probes.rendezvous.payloads import (
 )
 from ddpdoctor.probes.rendezvous.store_probe import is_own, knock, more_telling
 from ddpdoctor.probes.rendezvous.torch_process import NoTorch, StartProcess, TorchError, TorchProcess
+from tests.golden import Cases, words
 from tests.scenarios.running import wait_for
 
+CASES = Cases(__name__)
+test_kept = CASES.test()
 
-def test_what_an_error_of_a_socket_is():
-    contacts = {
-        errno.ECONNREFUSED: Contact.REFUSED, errno.ECONNRESET: Contact.RESET, errno.EPIPE: Contact.RESET,
-        errno.EHOSTUNREACH: Contact.UNREACHABLE, errno.ENETUNREACH: Contact.UNREACHABLE,
-        errno.EPERM: Contact.UNREACHABLE, errno.ETIMEDOUT: Contact.NO_ANSWER, errno.EMFILE: Contact.FAILED,
-    }  # fmt: skip
-    assert {number: contact_of(OSError(number, "")) for number in contacts} == contacts
-    assert [contact_of(error) for error in (TimeoutError(), OSError("no number"))] == [
-        Contact.NO_ANSWER,
-        Contact.FAILED,
-    ]
+
+def telling(contacts):
+    """Return the contact of that of two looks which says more; "-" is no look."""
+    looks = [() if one == "-" else seen(Contact(one)) for one in contacts.split()]
+    return more_telling(*looks)[0].contact
+
+
+test_words = words(
+    __name__,
+    contact_of=lambda name: contact_of(
+        TimeoutError() if name == "timeout" else OSError(getattr(errno, name, name), "")
+    ),
+    more_telling=telling,
+)
 
 
 def test_many_at_a_time_each_with_its_own_end():
@@ -131,16 +137,30 @@ def test_all_pairs_of_healthy_nodes(numbers):
     assert len(set(ports)) == len(ports), "each pair has a port of its own"
 
 
-def test_ports_of_a_range():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        first = taken.getsockname()[1]
-        taken.listen()
-        found = run_nodes([publication(0), publication(1)], limits=MeshLimits(port_range=(first, first)))[0]
-    there, back = found
-    assert (there.port, is_well(there)) == (first, True)
-    assert back.connecting is None
-    assert back.skipped == f"it cannot listen on 127.0.0.1: no port of {first}-{first} is free"
+def told(pairs):
+    """Return what became of each pair."""
+    return {f"{one.source} to {one.target}": "well" if is_well(one) else one.skipped for one in pairs}
+
+
+@CASES
+def meshes_that_lack_something():
+    """Node 1 has a post of garbage, an address of no host, or does not come; two share a range of one port."""
+    three = [publication(number) for number in range(3)]
+    nowhere = [three[0], publication(1, NOT_OURS), publication(2, "")]
+    garbage = KeyValues()
+    for key in ("posts", "pairs"):
+        garbage.set(f"{key}/0/1", b"garbage")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        in_range = told(run_nodes(three[:2], limits=MeshLimits(port_range=(port, port)))[0])
+    return {
+        "a port that is taken where the first node is": {
+            pair: said.replace(str(port), "PORT") for pair, said in in_range.items()
+        },
+        "addresses of no host and of none": told(run_nodes(nowhere)[0]),
+        "one does not come": told(run_nodes(three, without={1}, limits=MeshLimits(total_s=3.0))[0]),
+        "garbage": told(run_nodes(three, garbage, without={1})[0]),
+    }
 
 
 def test_sources_share_the_ports_of_a_small_range():
@@ -152,25 +172,6 @@ def test_sources_share_the_ports_of_a_small_range():
     assert all(is_well(pair) for pair in found)
 
 
-def test_an_address_that_is_not_the_nodes_own():
-    found = run_nodes([publication(0), publication(1, NOT_OURS), publication(2, "")])[0]
-    by_pair = {(pair.source, pair.target): pair for pair in found}
-    for source in (0, 2):
-        assert by_pair[source, 1].skipped.startswith(f"it cannot listen on {NOT_OURS}: ")
-    assert by_pair[0, 2].skipped == by_pair[1, 2].skipped == "its own address is unknown"
-    assert is_well(by_pair[1, 0])
-    assert is_well(by_pair[2, 0])
-
-
-def test_a_node_that_does_not_come_to_the_mesh():
-    found = run_nodes([publication(n) for n in range(3)], without={2}, limits=MeshLimits(total_s=3.0))[0]
-    by_pair = {(pair.source, pair.target): pair for pair in found}
-    assert is_well(by_pair[0, 1])
-    assert is_well(by_pair[1, 0])
-    assert by_pair[0, 2].skipped == by_pair[1, 2].skipped == "it did not report its ports"
-    assert by_pair[2, 0].skipped == by_pair[2, 1].skipped == "the source did not report what it saw"
-
-
 def test_nobody_speaks_for_others():
     """Node 2 has reported a pair of node 1's."""
     publications = [publication(n) for n in range(3)]
@@ -179,18 +180,6 @@ def test_nobody_speaks_for_others():
     Conversation(store).send("pairs/0/2", PairResults(pairs=tuple(p for p in honest if p.source == 1)))
     found = run_nodes(publications, store, without={1, 2}, limits=MeshLimits(total_s=0.3))[0]
     assert {pair.skipped for pair in found if pair.source == 1} == {"the source did not report what it saw"}
-
-
-def test_garbage_from_another_node_is_not_heard():
-    store = KeyValues()
-    for key in ("posts", "pairs"):
-        store.set(f"{key}/0/1", b"garbage")
-    found = run_nodes([publication(0), publication(1), publication(2)], store, without={1})[0]
-    by_pair = {(pair.source, pair.target): pair for pair in found}
-    assert is_well(by_pair[0, 2])
-    assert is_well(by_pair[2, 0])
-    assert by_pair[0, 1].skipped == "it did not report its ports"
-    assert by_pair[1, 2].skipped == "the source did not report what it saw"
 
 
 def test_ports_that_are_none():
@@ -230,12 +219,7 @@ def test_another_program_at_the_port(says, contact):
         (pair,) = visitor(FOREVER).visit([target_at(other.getsockname()[1])])
         thread.join(timeout=200)
     assert (pair.connecting.contact, pair.small) == (contact, None)
-
-
-def test_a_port_on_which_nobody_listens():
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        (pair,) = visitor(FOREVER).visit([target_at(held.getsockname()[1])])
+    (pair,) = visitor(FOREVER).visit([target_at(closed_port())])
     assert (pair.connecting.contact, pair.connecting.tries) == (Contact.REFUSED, 1)
 
 
@@ -247,30 +231,21 @@ def post_of(posts):
     return target_at(posts.published.ports["0"], bytes.fromhex(posts.published.ticket))
 
 
-def test_a_stranger_is_turned_away_and_the_source_is_served():
-    with offer() as posts:
-        port = posts.published.ports["0"]
-        with socket.create_connection(("127.0.0.1", port)) as silent:
-            for hello in (b"GET / HTTP/1.0\r\n" * 4, b"DDPDmesh" + b"y" * 20):
-                with socket.create_connection(("127.0.0.1", port)) as stranger:
-                    stranger.settimeout(200)
-                    stranger.sendall(hello)
-                    assert hung_up(stranger)
-            (pair,) = visitor(FOREVER).visit([post_of(posts)])
-            assert is_well(pair)
-            assert wait_for(lambda: posts.served == {0})
-            silent.close()
-
-
-def test_the_source_is_served_beside_more_strangers_than_there_are_places():
+def test_the_source_is_served_beside_strangers_which_are_turned_away():
+    """One says nothing, and there are more of them than there are places."""
     with offer() as posts, contextlib.ExitStack() as opened:
         port = posts.published.ports["0"]
-        for _ in range(2 * MAX_WAITING):
+        for hello in (b"GET / HTTP/1.0\r\n" * 4, b"DDPDmesh" + b"y" * 20):
+            with socket.create_connection(("127.0.0.1", port), timeout=200) as stranger:
+                stranger.sendall(hello)
+                assert hung_up(stranger)
+        for number in range(2 * MAX_WAITING):
             stranger = opened.enter_context(socket.create_connection(("127.0.0.1", port)))
             with contextlib.suppress(OSError):
-                stranger.sendall(b"x")
+                stranger.sendall(b"x" * bool(number))
         (pair,) = visitor(FOREVER).visit([post_of(posts)])
         assert is_well(pair)
+        assert wait_for(lambda: posts.served == {0})
 
 
 def hung_up(connection):
@@ -348,19 +323,15 @@ def test_a_payload_ends_when_its_time_is_up_and_segments_of_a_large_one_are_coun
     assert large.sent >= LARGE_BYTES // 65536
 
 
-def test_a_target_that_takes_nothing(ends):
+def test_a_target_that_takes_or_answers_nothing(ends):
     """Its kernel takes what its buffer holds, and then no more."""
     source, _ = ends
+    found = send_payload(source, 400, SHORT)
+    assert (found.contact, found.delivered_bytes) == (Contact.NO_ANSWER, 2 * NUMBER.size + 400)
     found = send_payload(source, 64 * 2**20, SHORT)
     assert (found.contact, found.error) == (Contact.NO_ANSWER, "no progress for 0.3 s")
     assert found.duration_s >= SHORT.stall_s, "how long it got on, to tell how fast it was"
     assert found.delivered_bytes > 0
-
-
-def test_a_target_that_does_not_answer(ends):
-    source, _ = ends
-    found = send_payload(source, 400, SHORT)
-    assert (found.contact, found.delivered_bytes) == (Contact.NO_ANSWER, 2 * NUMBER.size + 400)
 
 
 @pytest.mark.parametrize("answer", [NUMBER.pack(400) + NUMBER.pack(1), b"garbage!"], ids=["other sum", "garbage"])
@@ -406,25 +377,18 @@ def test_a_socket_of_which_the_kernel_counts_nothing_and_a_rate_of_what_got_thro
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 16, BLOCK, BLOCK + 1, BLOCK + 2, 200])
 def test_all_ordered_pairs_once_and_each_node_serves_one_a_round(count):
-    rounds = [one for block in blocks_of(count) for one in block]
+    blocks = blocks_of(count)
+    assert [len(block) for block in blocks] == [BLOCK] * (len(blocks) - 1) + [len(block) for block in blocks[-1:]]
+    rounds = [one for block in blocks for one in block]
     assert len(rounds) == max(0, count - 1)
     pairs = set()
     for distance in rounds:
         one = range(distance, distance + 1)
         of_round = [(place, target) for place in range(count) for target in targets_of(place, one, count)]
         assert len({target for _, target in of_round}) == len(of_round) == count
+        assert all(list(sources_of(target, one, count)) == [source] for source, target in of_round)
         pairs |= set(of_round)
     assert pairs == {(source, target) for source in range(count) for target in range(count) if source != target}
-
-
-def test_sources_are_those_of_which_one_is_a_target():
-    (block,) = blocks_of(7)
-    for place in range(7):
-        assert all(place in targets_of(source, block, 7) for source in sources_of(place, block, 7))
-
-
-def test_a_block_is_no_longer_than_its_limit():
-    assert [len(block) for block in blocks_of(2 * BLOCK + 2)] == [BLOCK, BLOCK, 1]
 
 
 # The process that makes a real start: how its end is reported.
@@ -544,13 +508,3 @@ def test_whether_an_address_is_this_hosts_own():
 
 def seen(contact):
     return (Connecting(host="n0", address="10.0.0.1", port=1, contact=contact),)
-
-
-def test_of_two_looks_the_one_that_says_more_counts():
-    told = {
-        (Contact.CONNECTED, Contact.REFUSED): Contact.CONNECTED,
-        (Contact.REFUSED, Contact.CONNECTED): Contact.CONNECTED,
-        (Contact.NO_ANSWER, Contact.REFUSED): Contact.NO_ANSWER, (Contact.UNRESOLVED, Contact.REFUSED): Contact.REFUSED,
-    }  # fmt: skip
-    assert {both: more_telling(*map(seen, both))[0].contact for both in told} == told
-    assert more_telling((), seen(Contact.REFUSED)) == seen(Contact.REFUSED)
