@@ -234,11 +234,8 @@ def taken() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-def place_with_store(number: int, port: int, store: int, token: bytes = b"secret") -> Placement:
-    return Placement(
-        style=Style.TORCHRUN, number=number, expected=2, most=2, hosts=("127.0.0.1",), port=port, one_host=True,
-        token=token, store=("127.0.0.1", store),
-    )  # fmt: skip
+def place_with_store(number: int, port: int, store: int) -> Placement:
+    return replace(place(number, port), store=("127.0.0.1", store))
 
 
 def member(placement: Placement, folder: Path) -> OtherNode:
