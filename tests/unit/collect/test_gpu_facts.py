@@ -146,15 +146,12 @@ def read(machine, *states, files=(), env=None):
     return gpus
 
 
-def test_a_device_that_hangs_is_named_by_what_was_said_before(tmp_path):
+def test_facts_come_through_the_pipe_and_a_device_that_hangs_is_named_by_what_was_said_before(tmp_path):
     steps = list(read_gpu_facts(load_nvml("nvlink8"), load_machine("nvlink8", tmp_path)))
     before_third = steps[2]
     assert [gpu.error for gpu in before_third.devices] == [None, None, HUNG]
     said = "\n".join(json.dumps(asdict(step)) for step in steps[:3]) + '\n{"driver": "58'
     assert gpus_of(ChildEnd(out=said, err="", status=None), 40.0) == before_third
-
-
-def test_facts_come_through_the_pipe_unchanged():
     gpus = read("nvlink8", "leftover", "nvlink-down")
     assert gpus_of(ChildEnd(out=json.dumps(asdict(gpus)) + "\n", err="", status=0), 40.0) == gpus
 
@@ -290,12 +287,16 @@ def test_this_torch():
     assert missing.value.unread.why is Why.NOT_ASKED
 
 
-def test_a_child_that_was_started_before(tmp_path):
+def test_a_child_that_was_started_before_and_no_torch_at_all(tmp_path):
+    """A Python without site-packages: -S leaves the standard library and what PYTHONPATH names."""
     text = WORKS + "    cuda = N(init=lambda: None, device_count=lambda: 0)\n"
     plan = ReadingPlan(sections=frozenset({"torch"}), torch_child=start_torch_child(fake(tmp_path, text)))
     node = read_node(System(), plan, ())
     assert isinstance(node.torch, TorchBuild)
     assert node.torch.import_error is None
+    env = {**os.environ, "PYTHONPATH": str(Path(ddpdoctor.__file__).parents[1])}
+    build = wait_for_torch(ChildProcess((TORCH_PROBE,), env, flags=("-S",)), 60.0)
+    assert (build.import_error, build.path) == ("ModuleNotFoundError: No module named 'torch'", None)
 
 
 BROKEN = (
@@ -315,13 +316,6 @@ def a_torch_that_is_broken(tmp_path):
         is_known = build.path == str(tmp_path / str(number) / "torch" / "__init__.py")
         told[text or "no text"] = f"{build.import_error} ({'with its' if is_known else 'no'} path)"
     return told
-
-
-def test_no_torch_at_all():
-    """A Python without site-packages: -S leaves the standard library and what PYTHONPATH names."""
-    env = {**os.environ, "PYTHONPATH": str(Path(ddpdoctor.__file__).parents[1])}
-    build = wait_for_torch(ChildProcess((TORCH_PROBE,), env, flags=("-S",)), 60.0)
-    assert (build.import_error, build.path) == ("ModuleNotFoundError: No module named 'torch'", None)
 
 
 PARENT = """

@@ -109,8 +109,8 @@ def at_once(_seconds):
     """Stand in for the wait between two looks: nothing changes in a recorded machine by itself."""
 
 
-def test_counters_are_read_twice(tmp_path):
-    system = load_machine("nvlink8", tmp_path)
+def test_counters_are_read_twice_and_nobody_waits_for_ports_that_are_down(tmp_path):
+    system = load_machine("nvlink8", tmp_path / "up")
     waits = []
 
     def meanwhile(seconds):
@@ -119,14 +119,9 @@ def test_counters_are_read_twice(tmp_path):
 
     port = read_rdma(system, PLAN_RDMA, meanwhile).devices[2].ports[0]
     assert (port.counters["link_downed"], port.counters_later["link_downed"]) == (0, 1)
-    assert waits == [BETWEEN_READS_S]
-
-
-def test_nobody_waits_for_ports_that_are_down(tmp_path):
-    system = load_machine("nvlink8", tmp_path, "ib-no-manager")
-    waits = []
-    port = read_rdma(system, PLAN_RDMA, waits.append).devices[0].ports[0]
-    assert (port.state, port.counters_later, waits) == ("INIT", {}, [])
+    down = load_machine("nvlink8", tmp_path / "down", "ib-no-manager")
+    port = read_rdma(down, PLAN_RDMA, waits.append).devices[0].ports[0]
+    assert (port.state, port.counters_later, waits) == ("INIT", {}, [BETWEEN_READS_S])
 
 
 def test_dmabuf_by_kernel():
@@ -185,12 +180,6 @@ PLAN_PCI = ReadingPlan(sections=frozenset({"pci"}))
 ACS = b"\x0d\x00\x01\x00\x5f\x00"
 
 
-def test_an_iommu_of_arm_is_not_meant(tmp_path):
-    system = load_machine("container-nogpu", tmp_path)
-    system.path("/sys/class/iommu/smmu3.0x0000000011a00000").mkdir()
-    assert not read_pci(system, PLAN_PCI).iommu
-
-
 FIRMWARE = [
     ("Standard PC (Q35 + ICH9, 2009)", "QEMU", True), ("Virtual Machine", "Microsoft Corporation", True),
     ("Surface Laptop", "Microsoft Corporation", False), ("g5g.metal", "Amazon EC2", False),
@@ -207,10 +196,13 @@ def test_where_the_processor_has_no_flags_firmware_is_asked(tmp_path):
         assert read_pci(system, PLAN_PCI).virtual_machine is virtual
 
 
-def test_a_system_without_pci(tmp_path):
+def test_a_system_without_pci_and_an_iommu_of_arm_that_is_not_meant(tmp_path):
     with pytest.raises(NotRead) as caught:
         read_pci(System(root=tmp_path), PLAN_PCI)
     assert caught.value.unread.why is Why.ABSENT
+    system = load_machine("container-nogpu", tmp_path)
+    system.path("/sys/class/iommu/smmu3.0x0000000011a00000").mkdir()
+    assert not read_pci(system, PLAN_PCI).iommu
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="sysfs is of Linux")

@@ -121,11 +121,14 @@ def test_every_function_that_talks_to_other_ranks_is_known():
     assert not public - known, "new in this torch: record it (recorder/calls.py), or say here why not"
 
 
-def test_what_a_call_is_given_is_found_where_it_is_expected():
+def test_what_a_call_is_given_and_both_helpers_that_pickle_are_found_where_they_are_expected():
     expected = {name: calls.COLLECTIVES[op] for name, op in calls.RENAMED.items()}
     for name, tensor in {**calls.COLLECTIVES, **calls.POINT_TO_POINT, **expected}.items():
         arguments = inspect.signature(getattr(c10d, name)).parameters if hasattr(c10d, name) else {}
         assert not arguments or tensor is None or tensor in arguments, name
+    own = SimpleNamespace(__name__="c10d", **{name: getattr(c10d, name) for name in calls.PICKLING})
+    calls.patch_objects(own)
+    assert all(hasattr(getattr(own, name), "__wrapped__") for name in calls.PICKLING)
 
 
 def test_a_call_is_recorded_once_whatever_it_is_called(tmp_path):
@@ -202,15 +205,13 @@ def test_the_collection_at_exit_prints_nothing():
 # Under ``wrap --speed`` gradients are checked in the steps in which replicas are compared, else in all.
 
 
-@pytest.mark.parametrize(
-    ("is_speed", "steps"), [(False, list(range(1, 151))), (True, [1, 2, 4, 8, 16, 32, 50, 100, 150])]
-)
-def test_with_the_option_the_steps_of_comparisons_are(is_speed, steps, monkeypatch):
+def test_with_the_option_the_steps_of_comparisons_are(monkeypatch):
     monkeypatch.setenv("DDPDOCTOR_CHECK_EVERY", "50")
-    monkeypatch.setattr(gradients._kept, "is_speed", is_speed)
     monkeypatch.setattr(schedule._Chosen, "every", 0)
-    left_out = {step: gradients._is_left_out(SimpleNamespace(reductions=step - 1)) for step in range(1, 151)}
-    assert [step for step, out in left_out.items() if not out] == steps
+    for is_speed, steps in ((False, [*range(1, 151)]), (True, [1, 2, 4, 8, 16, 32, 50, 100, 150])):
+        monkeypatch.setattr(gradients._kept, "is_speed", is_speed)
+        left_out = {step: gradients._is_left_out(SimpleNamespace(reductions=step - 1)) for step in range(1, 151)}
+        assert [step for step, out in left_out.items() if not out] == steps
 
 
 # Long lists of members are parsed once and shared; all else is what plain JSON says.
@@ -476,12 +477,6 @@ def test_pickling_counts_where_all_ranks_wait_for_it_in_the_main_thread(call, pi
         library(call)(helper, "x")
     assert clock.waits[clock.phase] / 1e9 >= PICKLING_S * pickled
     assert bool(clock.waits[clock.phase]) == bool(pickled)
-
-
-def test_both_helpers_of_torch_are_found():
-    own = SimpleNamespace(__name__="c10d", **{name: getattr(c10d, name) for name in calls.PICKLING})
-    calls.patch_objects(own)
-    assert all(hasattr(getattr(own, name), "__wrapped__") for name in calls.PICKLING)
 
 
 # What calls share is worked out once, and for each line, shape, group and caller by itself.
