@@ -8,13 +8,20 @@ you commit it. A module has ``CASES = Cases(__name__)``, puts ``@CASES`` before 
 
 A file of cases has rows of facts, and below each, or below several with one outcome, what is said of them. "==== HEAD"
 begins a case, "with ..." gives what all its rows have, "# " is a comment. Lines of a row after its first are indented.
-What is said begins with "=> ", and goes on with a line for each finding and indented ones with its parts.
+What is said begins with "=> ", and goes on with a line for each finding and indented ones with its parts. Evidence,
+fixes and checks are compared where the case has them.
+
+A module of tests has its rows in a file of tests/data/rules, written with what the module and its builders define, and
+``test_rows = table(NAME, ...)``. "let NAME = ..." names a fact for all rows below, and "..." in a "with" is where the
+row goes. With ``DDPDOCTOR_GOLDEN=write`` and ``-n 0`` the test writes what is said, also below a new row and a line
+"=> ". Read its diff: it writes what is, and not what should be.
 
 A file of tests/data/words has a row "TEXT => VALUE" for each text that a function is given, below "==== FUNCTION": see
 `words`. It is written again as golden values are; a new row is a text alone.
 """
 
 import ast
+import importlib
 import os
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
@@ -28,8 +35,10 @@ from ddpdoctor.exchange.conversation import BadMessage
 from ddpdoctor.model.codec import WrongValue
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.report.blocks import Grid, GridCell
+from ddpdoctor.report.lines import format_ranks
 
 FOLDER = Path(__file__).parent / "data" / "golden"
+RULES = FOLDER.parent / "rules"
 WRITES = os.environ.get("DDPDOCTOR_GOLDEN") == "write"
 HEAD = "=== "
 
@@ -183,7 +192,10 @@ def _row(function, line):
 # Cases of rules
 
 
-PARTS = ("error", "warning", "info", "  fix", "  evidence", "  ranks", "  hosts", "  confidence", "  kind", "  at")
+PARTS = (
+    "error", "warning", "info", "problem", "  fix", "  evidence", "  ranks", "  hosts", "  confidence", "  kind",
+    "  at", "  check", "  of",
+)  # fmt: skip
 OF_A_FINDING = tuple(f"{part}: " for part in PARTS)
 
 
@@ -194,6 +206,7 @@ class Block(NamedTuple):
     common: str
     rows: list[str]
     said: list[str]
+    lets: tuple[str, ...] = ()
 
 
 def blocks(folder):
@@ -204,28 +217,29 @@ def blocks(folder):
 
 def _parts(path):
     """Return the parts of a file: blocks, and all other lines as they stand."""
-    head, common, rows, said = "", "", [], []
+    head, common, lets, rows, said = "", "", (), [], []
     lines = path.read_text(encoding="utf-8").split("\n")
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
         if line.startswith(("=> ", *OF_A_FINDING)):
             said.append(line)
             if not following.startswith(OF_A_FINDING):
-                yield Block(head, common, rows, said)
+                yield Block(head, common, rows, said, lets)
                 rows, said = [], []
         elif line.startswith("  "):
             rows[-1] += "\n" + line
-        elif line and not line.startswith(("# ", "with ", "==== ")):
+        elif line and not line.startswith(("# ", "with ", "let ", "==== ")):
             rows.append(line)
         else:
             if line.startswith("==== "):
                 head, common = line[5:], ""
             common = line[5:] if line.startswith("with ") else common
+            lets += (line[4:],) if line.startswith("let ") else ()
             yield line
 
 
-def rewrite(folder, said_of):
+def rewrite(folder, said_of, files="*.txt"):
     """Write what is said now below the rows of each file of a folder; ``said_of`` takes a block and one of its rows."""
-    for path in sorted(folder.glob("*.txt")):
+    for path in sorted(folder.glob(files)):
         lines = []
         for block in _parts(path):
             if isinstance(block, str):
@@ -241,3 +255,78 @@ def as_listed(block, lines, may_lack=("  evidence: ",)):
     """Return what is said, without such parts where the case has none of them."""
     left_out = tuple(part for part in may_lack if not any(line.startswith(part) for line in block.said))
     return [line for line in lines if not line.startswith(left_out)]
+
+
+OPTIONAL = ("  evidence: ", "  fix: ", "  check: ")
+
+
+def valued(block, row, *names):
+    """Return what a row gives, written with these names and those that lines above it bind."""
+    known: dict[str, Any] = {}
+    for one in names:
+        for module in one.split() if isinstance(one, str) else ():
+            known |= vars(importlib.import_module(module))
+        known |= {} if isinstance(one, str) else one
+    for let in block.lets:
+        exec(let, known)
+    return eval(block.common.replace("...", row) if block.common else row, known)
+
+
+def table(name, *names, head=None):
+    """Return a test of each row of tests/data/rules/NAME.txt; ``names``: of modules, and with their values.
+
+    A row gives a judgment or an answer, of which ``head`` says in a few words how it came out, or any other value.
+    """
+    path = RULES / f"{name}.txt"
+
+    def said_of(block, row):
+        judged = valued(block, row, *names)
+        return as_listed(block, shown(judged, head or outcome), OPTIONAL)
+
+    rows = [
+        pytest.param(b, row, id=f"{b.head}: {row[:50]}") for b in _parts(path) if isinstance(b, Block) for row in b.rows
+    ]
+
+    @pytest.mark.parametrize(("block", "row"), rows)
+    def test_rows(block, row):
+        if WRITES:
+            if (block, row) == rows[0].values:
+                rewrite(RULES, said_of, path.name)
+            return
+        assert said_of(block, row) == block.said
+
+    return test_rows
+
+
+def outcome(judged):
+    """Say how the one check of a judgment, or an answer, came out; of several checks only whether all is well."""
+    checks = getattr(judged, "checks", (judged,))
+    if len(checks) != 1:
+        return "found" if judged.findings else "nothing found"
+    return f"{checks[0].outcome.value}: {getattr(checks[0], 'reason', '')}{checks[0].seen}".rstrip(": ")
+
+
+def shown(judged, head):
+    """Return what was judged as lines: its head, and all of each finding."""
+    if not hasattr(judged, "findings") and not hasattr(judged, "problems"):
+        first, *more = outline(judged).split("\n")
+        return [f"=> {first}", *(f"  of: {one}" for one in more)]
+    lines = [f"=> {head(judged)}"]
+    for check in getattr(judged, "checks", ()):
+        assert check.outcome.value != "crashed", check
+        lines.append(f"  check: {check.code} {check.outcome.value}: {check.reason}{check.seen}".rstrip(": "))
+    for one in judged.findings if hasattr(judged, "findings") else judged.problems:
+        kind = getattr(one, "kind", None)
+        lines.append(f"{one.severity.value if one.severity else 'problem'}: {f'{kind}: ' if kind else ''}{one.summary}")
+        lines += [f"  fix: {one.fix}"] if one.fix else []
+        lines += [f"  evidence: {text}" for text in one.evidence]
+        places = [f"{place.file}:{place.line}" for place in one.where]
+        hosts = ", ".join(one.hosts) if head is outcome or one.hosts != ("node0",) else ""
+        more = {
+            "": format_ranks(one.ranks), "hosts": hosts,
+            "where": ", ".join(places), "confidence": one.confidence.value, "step": one.step, "tensor": one.tensor,
+            "share": one.share if one.share is None else f"{one.share:.2g}", "origin": one.origin and one.origin.value,
+        }  # fmt: skip
+        said = [f"{name} {value}".strip() for name, value in more.items() if value not in (None, "", "high")]
+        lines += [f"  at: {'; '.join(said)}"] if said else []
+    return [line.replace("\n", "\\n") for line in lines]

@@ -109,7 +109,7 @@ def test_it_is_in_the_report_of_nodes_that_meet_and_of_a_bench(house):
 
 
 TABLES = [path for part in ("rules", "unit") for path in (ROOT / "tests" / part).rglob("test_*.py")]
-TABLES += (ROOT / "tests" / "data").glob("[ej]*/*.txt")  # of environments, evidence and jobs
+TABLES += (path for part in ("[ej]*", "rules") for path in (ROOT / "tests" / "data").glob(f"{part}/*.txt"))
 VERBS = (
     "wrap",
     "tune",

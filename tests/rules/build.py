@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from ddpdoctor.model.facts import (
+    BeforeCall,
     Call,
     Child,
     EndedByThread,
@@ -272,6 +273,45 @@ def waiting(number, timeout_s=None, **more):
     return limited(in_call(number, **more), timeout_s)
 
 
+def stood(seconds, *ranks):
+    """A job of which the launcher was killed when its ranks had not got on for so long."""
+    ranks = (replace(one, last_progress_ns=NOW - seconds * S) for one in ranks)
+    return job(*ranks, ended=True, launcher_status=143, hang_timeout_s=300.0, stopping_since_ns=NOW)
+
+
+NCCL_ERROR = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:92, invalid usage (run with NCCL_DEBUG=WARN "
+    "for details), NCCL version 2.30.7\nncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
+    "Last error:\n"
+)
+
+
+def shares(pairs, last="Duplicate GPU detected : rank {} and rank {} both on CUDA device 1b000"):
+    """Four ranks, of which some raise what NCCL says of these pairs."""
+    ranks = [in_user(n, world=4) for n in range(4)]
+    for n, pair in pairs.items():
+        ranks[n] = failed_in(n, "all_reduce", 1, message=NCCL_ERROR + last.format(*pair), world=4)
+    return job(*ranks)
+
+
+def gave_up(number, after_s=8.0, raised_s=9.0, limit_s=8.0):
+    """A rank that timed out in a call so long after the call began."""
+    failed = call("all_reduce", 7, failed=True, open_=False, ended_ns=LONG_AGO + int(after_s * S))
+    text = "Timed out waiting 8000ms for recv operation to complete"
+    raised = error("RuntimeError", text, LONG_AGO + int(raised_s * S), (line(20), C10D), in_call="all_reduce")
+    return limited(crashed(number, raised, recent_calls=(failed,), groups=in_call(number).groups), limit_s)
+
+
+WORK = (line(12, "tokenize"),)
+
+
+def came(number, after_s, lines=WORK, limit_s=8.0):
+    """A rank that came to that call so long after the others, from these lines."""
+    began_ns = LONG_AGO + int(after_s * S)
+    seen = BeforeCall(until_ns=began_ns + S // 100, lines=lines) if lines else None
+    return limited(replace(in_call(number, started_ns=began_ns), before_call=seen), limit_s)
+
+
 # Jobs of several nodes.
 
 
@@ -311,6 +351,12 @@ def judge_about(family, *facts):
 def ask(name, *facts):
     """Ask one rule, by its code or kind; without facts there is nothing to ask it about."""
     return judge([find_rule(name)], {type(one): [one] for one in facts})
+
+
+def sureness(judged):
+    """Return how sure it is that the job hangs."""
+    flags = [name for name in ("certain", "proven") if getattr(judged, name, False)]
+    return ", ".join([*flags] or ["open"]) + ("" if judged.findings else ", nothing found")
 
 
 def asking(name):

@@ -11,14 +11,15 @@ import pytest
 from ddpdoctor.collect.rank_calls import device_times, noted_times, pending_on_device, read_flight
 from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model.call_log import pack_calls
-from ddpdoctor.model.evidence import Called, Differ, Operation, Seen, Spot, Trouble, Who
+from ddpdoctor.model.evidence import Called, Operation, Seen, Spot, Trouble, Who
 from ddpdoctor.model.facts import GroupState
 from ddpdoctor.rules.evidence.calls import compare_calls
 from ddpdoctor.rules.evidence.state import resolve
+from tests.golden import table
+from tests.rules import build
 from tests.rules.build import (
     LONG_AGO,
     NOW,
-    TIMEOUT_S,
     S,
     backwards,
     call,
@@ -190,20 +191,6 @@ def test_entries_of_every_build_bring_the_verdict(build, name):
     assert [(f.kind, f.ranks, f.confidence.value) for f in findings] == [(kind, blamed, confidence)]
 
 
-@pytest.mark.parametrize("build", BUILDS)
-def test_only_kernels_that_run_make_it_certain_that_data_do_not_get_through(build):
-    judged = judge(job(*(waits(BUILDS[build], n) for n in range(3))))
-    assert (judged.certain, judged.proven) == (BUILDS[build].timed, False)
-
-
-@pytest.mark.parametrize("build", TIMED)
-def test_a_device_that_has_not_come_to_the_collective_is_named(build):
-    ranks = [waits(BUILDS[build], n, reported="scheduled" if n == 2 else "started") for n in range(3)]
-    judged = judge(job(*ranks))
-    assert [(f.kind, f.ranks) for f in judged.findings] == [("stuck", (2,))]
-    assert not judged.certain
-
-
 def untold(number, calls, idle, *, host=(), op="all_reduce", world=2, **more):
     """A rank of torch 2.15 under DETAIL: what it queues is retired at once. ``host``: its host is in these calls."""
     queued = [entry(BUILDS["2.15"], n, op, "scheduled", retired=True) for n in range(1, calls + 1)]
@@ -230,60 +217,6 @@ def receives(number, idle):
     return rank(
         number, 2, groups=groups, open_calls=pending, device_idle=bool(idle), samples=(sample(stack(line(40, "step"))),)
     )
-
-
-UNTOLD = {
-    "no data move": ([untold(0, 7, 0), untold(1, 7, 0)], "transport", (0, 1), "low", False),
-    "one host is ahead": ([untold(0, 7, 0, host=["all_reduce"]), untold(1, 7, 0)], "transport", (0, 1), "low", False),
-    "all in code of their own": ([untold(0, 7, 1), untold(1, 7, 1)], "stuck", (0, 1), "low", True),
-    "one sleeps, its device has nothing to do": (
-        [untold(0, 7, 1, host=["all_reduce"]), untold(1, 7, 1)], "stuck", (1,), "high", True
-    ),
-    "one's kernel does not end": ([untold(0, 7, 1, host=["all_reduce"]), untold(1, 7, 0)], "stuck", (1,), "high", True),
-    "both receive": ([receives(0, 0), receives(1, 0)], "deadlock", (0, 1), "low", False),
-    "one receives, the other sleeps": ([receives(0, 0), receives(1, 1)], "stuck", (1,), "low", False),
-    "the root has sent, and it does not arrive": (
-        [untold(0, 7, 1, host=["all_reduce"], op="broadcast"), untold(1, 7, 0, op="broadcast")],
-        "transport", (0, 1), "low", False,
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", UNTOLD)
-def test_where_torch_does_not_tell_what_has_completed_the_devices_are_asked(name):
-    ranks, kind, blamed, confidence, certain = UNTOLD[name]
-    judged = judge(job(*ranks, debug_level="DETAIL"))
-    assert [(f.kind, f.ranks, f.confidence.value) for f in judged.findings] == [(kind, blamed, confidence)]
-    assert judged.certain is certain
-
-
-def test_of_devices_that_cannot_be_asked_nothing_is_told():
-    ranks = [untold(n, 7, None, last_progress_ns=NOW - 2 * TIMEOUT_S * S) for n in (0, 1)]
-    assert judge(job(*ranks, debug_level="DETAIL")).findings == ()
-    ranks = [untold(n, 7, None) for n in (0, 1)]  # four hang timeouts later
-    assert [(f.kind, f.confidence.value) for f in judge(job(*ranks, debug_level="DETAIL")).findings] == [
-        ("stuck", "low")
-    ]
-
-
-def test_a_device_that_is_slow_stays_silent_where_torch_does_not_tell_what_has_completed():
-    ranks = [moving(untold(n, 7, 0)) for n in (0, 1)]
-    assert judge(job(*ranks, debug_level="DETAIL")).findings == ()
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda n: waits(BUILDS["2.13"], n, world=2), "set TORCH_NCCL_ENABLE_TIMING=1 to find out"),
-        (lambda n: waits(BUILDS["2.15"], n, world=2), "set TORCH_DIST_USE_NCCL2=0 and TORCH_NCCL_ENABLE_TIMING=1"),
-        (lambda n: untold(n, 7, 0), "--debug-level OFF tells"),
-    ],
-    ids=["2.13", "2.15", "2.15 under DETAIL"],
-)
-def test_what_to_set_is_what_that_version_takes(make, said):
-    (finding,) = judge(job(make(0), make(1))).findings
-    (word,) = [word for word in finding.evidence if said in word]
-    assert word.count("TORCH_NCCL_ENABLE_TIMING") == ("TIMING" in said)
 
 
 def paced(b, durations_ms, count=120, members=(0, 1, 2)):
@@ -353,70 +286,43 @@ def test_a_healthy_job_stays_silent(build, make):
 # Calls of NCCL's logs, compared between ranks, and which rank and host a line is about.
 
 
-def call_evidence_calls(
-    rank: int | None, number: int, op: str = "all_reduce", count: int = 64, group: str = "comm 0x6e"
-) -> Called:
+def called(rank, number, op="all_reduce", count=64, group="comm 0x6e"):
     operation = Operation(op=op, group=group, seq=number, numel_in=count, dtype="float32")
     return Called(who=Who(rank=rank), spot=Spot(source=f"{rank}.log", line=number + 1), operation=operation)
 
 
-def compare(*called: Called) -> list[Differ]:
-    return list(compare_calls(called))
+PAIRS = "comm no. 0 of 2 ranks"
+REVERSED = [called(0, 1), called(0, 1, "all_gather"), called(1, 1, "all_gather"), called(1, 1)]
+COMPARED = {
+    "another operation at one number is a mismatch of the minority": (
+        [called(n, seq, "all_gather" if (n, seq) == (2, 2) else "all_reduce") for n in range(4) for seq in (1, 2)],
+        [((2,), "operation", [((0, 1, 3), "all_reduce", 2), ((2,), "all_gather", 2)])],
+    ),
+    "another size, and of two nobody is odd": (
+        [called(0, 7, count=64), called(1, 7, count=65)],
+        [(None, "shape", [((0,), "all_reduce", 7), ((1,), "all_reduce", 7)])],
+    ),
+    "the first number counts": (
+        [called(n, number, "broadcast" if n else "reduce") for n in range(3) for number in (9, 4)],
+        [((0,), "operation", [((1, 2), "broadcast", 4), ((0,), "reduce", 4)])],
+    ),
+    "equal calls, and numbers that only some have": ([called(0, 1), called(1, 1), called(0, 2)], []),
+    "another communicator": ([called(0, 1), called(1, 1, "all_gather", group="comm 0x7f")], []),
+    "a line of nobody": ([called(None, 1), called(1, 1, "all_gather")], []),
+    "calls of one group call in any order": (REVERSED, []),
+    "calls of one group call, and one is not seen": ([called(0, 1), called(1, 1), called(1, 1, "all_gather")], []),
+    "communicators that share a number": (
+        [called(n, 1, "reduce" if n < 2 else "broadcast", group=PAIRS) for n in range(4)], []
+    ),
+}  # fmt: skip
 
 
-def test_another_operation_at_one_number_is_a_mismatch_of_the_minority() -> None:
-    alike = [call_evidence_calls(rank, 1) for rank in range(4)]
-    (found,) = compare(
-        *alike, *(call_evidence_calls(rank, 2, "all_gather" if rank == 2 else "all_reduce") for rank in range(4))
-    )
-    assert (found.odd, found.aspect) == ((2,), "operation")
-    assert [(ranks, operation.op) for ranks, operation in found.sides] == [
-        ((0, 1, 3), "all_reduce"),
-        ((2,), "all_gather"),
-    ]
-
-
-def test_another_size_is_a_mismatch_of_shapes_and_of_two_nobody_is_odd() -> None:
-    (found,) = compare(call_evidence_calls(0, 7, count=64), call_evidence_calls(1, 7, count=65))
-    assert (found.odd, found.aspect) == (None, "shape")
-
-
-def test_the_first_number_counts() -> None:
-    (found,) = compare(
-        *(
-            call_evidence_calls(rank, number, "broadcast" if rank else "reduce")
-            for rank in range(3)
-            for number in (9, 4)
-        )
-    )
-    assert {operation.seq for _, operation in found.sides} == {4}
-
-
-def test_equal_calls_and_numbers_that_only_some_have_are_well() -> None:
-    assert compare(call_evidence_calls(0, 1), call_evidence_calls(1, 1), call_evidence_calls(0, 2)) == []
-    assert compare(call_evidence_calls(0, 1), call_evidence_calls(1, 1, "all_gather", group="comm 0x7f")) == []
-    assert compare(call_evidence_calls(None, 1), call_evidence_calls(1, 1, "all_gather")) == []
-
-
-def test_calls_of_one_group_call_may_come_in_any_order() -> None:
-    ops = ("all_reduce", "all_gather")
-    assert (
-        compare(
-            *(call_evidence_calls(0, 1, op) for op in ops), *(call_evidence_calls(1, 1, op) for op in reversed(ops))
-        )
-        == []
-    )
-    assert compare(call_evidence_calls(0, 1), call_evidence_calls(1, 1), call_evidence_calls(1, 1, "all_gather")) == []
-
-
-def test_communicators_that_share_a_number_are_not_compared() -> None:
-    group = "comm no. 0 of 2 ranks"
-    assert (
-        compare(
-            *(call_evidence_calls(rank, 1, "reduce" if rank < 2 else "broadcast", group=group) for rank in range(4))
-        )
-        == []
-    )
+@pytest.mark.parametrize("name", COMPARED)
+def test_which_calls_differ(name):
+    calls, expected = COMPARED[name]
+    found = compare_calls(calls)
+    sides = [(one.odd, one.aspect, [(ranks, of.op, of.seq) for ranks, of in one.sides]) for one in found]
+    assert sides == expected
 
 
 # A fault of a GPU is its rank's, if the evidence says which rank had it.
@@ -425,32 +331,27 @@ def test_communicators_that_share_a_number_are_not_compared() -> None:
 SPOT = Spot(source="log", line=1)
 
 
-def seen_evidence_calls(rank: int, gpu: str, host: str = "g7") -> Seen:
+def on(rank, gpu, host="g7"):
     return Seen(who=Who(rank=rank, host=host), spot=SPOT, gpu=gpu)
 
 
-def rank_of(*others: Seen) -> int | None:
-    fault = Trouble(who=Who(host="g7"), spot=SPOT, kind="xid", problem="it had Xid 79", gpu="4e:00")
-    return resolve([*others, fault], None)[-1].who.rank
+@pytest.mark.parametrize(
+    ("others", "who", "gpu", "found"),
+    [
+        ([on(1, "1a:00"), on(2, "4e:00")], Who(host="g7"), "4e:00", (2, "g7")),
+        ([on(2, "4e:00", host="g8")], Who(host="g7"), "4e:00", (None, "g7")),
+        ([on(2, "4e:00"), on(3, "4e:00"), on(2, "4e:00")], Who(host="g7"), "4e:00", (None, "g7")),
+        ([on(1, "1a:00", host="g6"), on(2, "4e:00")], Who(rank=2), "", (2, "g7")),
+        ([on(1, "1a:00")], Who(rank=2), "", (2, "")),
+        ([on(2, "4e:00"), on(2, "4e:00", host="g8")], Who(rank=2), "", (2, "")),
+    ],
+    ids=["the rank on the GPU", "another host's GPU", "a GPU of several ranks", "the host of its other lines",
+         "no other line of it", "lines that do not agree"],
+)  # fmt: skip
+def test_whose_fault_a_gpu_is(others, who, gpu, found):
+    fault = Trouble(who=who, spot=SPOT, kind="xid", problem="it had Xid 79", gpu=gpu)
+    resolved = resolve([*others, fault], None)[-1].who
+    assert (resolved.rank, resolved.host) == found
 
 
-def test_the_rank_on_the_gpu_is_named() -> None:
-    assert rank_of(seen_evidence_calls(1, "1a:00"), seen_evidence_calls(2, "4e:00")) == 2
-
-
-def test_another_hosts_gpu_and_a_gpu_of_several_ranks_are_nobodys() -> None:
-    assert rank_of(seen_evidence_calls(2, "4e:00", host="g8")) is None
-    assert (
-        rank_of(seen_evidence_calls(2, "4e:00"), seen_evidence_calls(3, "4e:00"), seen_evidence_calls(2, "4e:00"))
-        is None
-    )
-
-
-def test_the_host_of_a_rank_is_that_of_its_other_lines_if_they_agree() -> None:
-    def host_of(*others: Seen) -> str:
-        fault = Trouble(who=Who(rank=2), spot=SPOT, kind="xid", problem="it had Xid 79")
-        return resolve([*others, fault], None)[-1].who.host
-
-    assert host_of(seen_evidence_calls(1, "1a:00", host="g6"), seen_evidence_calls(2, "4e:00")) == "g7"
-    assert host_of(seen_evidence_calls(1, "1a:00")) == ""
-    assert host_of(seen_evidence_calls(2, "4e:00"), seen_evidence_calls(2, "4e:00", host="g8")) == ""
+test_rows = table("flight_verdicts", vars(build), globals(), head=build.sureness)

@@ -14,8 +14,7 @@ import pytest
 
 from ddpdoctor.diagnose.job import judge_job
 from ddpdoctor.model import facts, reaching
-from ddpdoctor.report.lines import format_ranks
-from tests.golden import as_listed, blocks, rewrite
+from tests.golden import OPTIONAL, as_listed, blocks, rewrite, shown, valued
 from tests.rules import build
 
 DATA = Path(__file__).parents[1] / "data" / "jobs"
@@ -28,33 +27,13 @@ def rows():
 
 
 def said_of(block, row):
-    judged = judge_job(eval(row, dict(NAMES)))
-    assert not [check for check in judged.checks if check.outcome == "crashed"]
-    return as_listed(block, shown(judged), ("  evidence: ", "  fix: "))
+    judged = judge_job(valued(block, row, NAMES))
+    return as_listed(block, shown(judged, build.sureness), OPTIONAL)
 
 
 @pytest.mark.parametrize(("block", "row"), list(rows()))
 def test_what_is_said_of_a_job(block, row):
     assert said_of(block, row) == block.said
-
-
-def shown(judged):
-    """Return what was judged as lines: how sure it is that the job hangs, and all of each finding."""
-    flags = [name for name in ("certain", "proven") if getattr(judged, name, False)]
-    lines = [f"=> {', '.join([*flags] or ['open'])}" + ("" if judged.findings else ", nothing found")]
-    for one in judged.findings:
-        lines.append(f"{one.severity.value}: {one.kind}: {one.summary}")
-        lines += [f"  fix: {one.fix}"] if one.fix else []
-        lines += [f"  evidence: {text}" for text in one.evidence]
-        places = [f"{place.file}:{place.line}" for place in one.where]
-        more = {
-            "": format_ranks(one.ranks), "hosts": ", ".join(one.hosts) if one.hosts != ("node0",) else "",
-            "where": ", ".join(places), "confidence": one.confidence.value, "step": one.step, "tensor": one.tensor,
-            "share": one.share, "origin": one.origin and one.origin.value,
-        }  # fmt: skip
-        said = [f"{name} {value}".strip() for name, value in more.items() if value not in (None, "", "high")]
-        lines += [f"  at: {'; '.join(said)}"] if said else []
-    return [line.replace("\n", "\\n") for line in lines]
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ from ddpdoctor.model.consistency import (
     Values,
     What,
 )
-from ddpdoctor.model.findings import Outcome
-from ddpdoctor.rules.engine import pick_verdict
+from ddpdoctor.rules.engine import order_findings
 from tests.rules import build
 from tests.rules.build import judge_about
 
@@ -84,23 +83,7 @@ def job(*streams, ranks=2, steps=100, **more):
     return replace(made, consistency=Consistency(check_every=50, streams=streams))
 
 
-def judged(*streams, **more):
-    """Return the findings by code, and how each check came out."""
+def about(*streams, **more):
+    """Ask all rules about these streams; the verdict is the first finding."""
     asked = judge_about("consistency", job(*streams, **more))
-    return list(asked.findings), {check.code: check for check in asked.checks}
-
-
-def codes(*streams, **more):
-    return sorted(finding.code for finding in judged(*streams, **more)[0])
-
-
-def verdict(*streams, **more):
-    return pick_verdict(judged(*streams, **more)[0])
-
-
-def outcome(code, *streams, **more):
-    check = judged(*streams, **more)[1][code]
-    return check.outcome, check.reason
-
-
-PASSED = (Outcome.PASSED, "")
+    return replace(asked, findings=tuple(order_findings(asked.findings)))

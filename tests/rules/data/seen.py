@@ -74,10 +74,3 @@ def replicas(*loaders, size=None, world_size=None, **more):
     by_rank = {rank: used if isinstance(used, tuple) else (used,) for rank, used in enumerate(loaders)}
     size = size or len(loaders)
     return Replicas(loaders=by_rank, size=size, world_size=world_size or size, **more)
-
-
-def outcome(judged):
-    """Which ranks are blamed, or how else it came out."""
-    if judged.findings:
-        return judged.findings[0].ranks
-    return judged.checks[0].outcome.value

@@ -183,7 +183,7 @@ def limits(**changes):
 # PCI devices and RDMA devices for tables: healthy, changed by what a row says.
 
 
-H100, GEFORCE = "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090"
+H100 = "NVIDIA H100 80GB HBM3"
 ZEROS = {"link_downed": 0, "symbol_error": 0}
 NO_RDMA = Unread(why=Why.ABSENT, reason="there is no RDMA device")
 

@@ -13,30 +13,11 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.node import SECTIONS, Fleet, release
 from ddpdoctor.model.reading import NOT_ASKED
-from ddpdoctor.rules.environment.versions import cuda_wheel
 from ddpdoctor.rules.registry import rules_of
+from tests.golden import table
 from tests.machines import load_machine, shared_machine
 from tests.nvml import load_nvml
 from tests.rules.environment.build import fleet, judge_fleet, process
-
-
-@pytest.mark.parametrize(
-    ("version", "driver", "index"),
-    [
-        ("2.13.0", "580.95.05", "cu130"),
-        ("2.8.0", "580.95.05", "cu128"),
-        ("2.13.0", "575.1", "cu126"),
-        ("2.7.0", "535.1", "cu126"),
-        ("2.6.0", "470.82", "cu118"),
-        ("2.13.0", "470.82", None),
-        (None, "580.95.05", "cu130"),
-        (None, "550.1", "cu126"),
-        (None, "470.82", None),
-        ("2.13.0", None, None),
-    ],
-)
-def test_the_index_for_a_driver(version, driver, index):
-    assert cuda_wheel(version, driver) == index
 
 
 def test_numbers_of_a_version():
@@ -72,90 +53,6 @@ def findings_of(machine, states=(), nvml=()):
     judged = judge_fleet(Fleet(nodes=(node,)), rules_of("environment"))
     assert [c.id for c in judged.checks if c.outcome in {Outcome.CRASHED, Outcome.INCONCLUSIVE}] == []
     return sorted(f"{finding.severity.value} {finding.kind}" for finding in judged.findings)
-
-
-@pytest.mark.parametrize(
-    ("machine", "expected"),
-    [
-        ("nvlink8", []),
-        ("roce8", []),
-        # A desktop's shell has 1024 files, its cards no peer access, and its driver is not kept loaded.
-        ("workstation2", ["info p2p", "info persistence", "warning nofile"]),
-        # Docker's own 64 MiB of shared memory.
-        ("container-nogpu", ["warning shm"]),
-        # A Mac's shell has 256 files.
-        ("mac-laptop", ["warning nofile"]),
-    ],
-)
-def test_a_healthy_machine(machine, expected):
-    assert findings_of(machine) == expected
-
-
-@pytest.mark.parametrize(
-    ("machine", "state", "expected"),
-    [
-        ("nvlink8", "acs", ["warning acs-iommu"]),
-        ("nvlink8", "ib-down", ["error ib-state"]),
-        ("nvlink8", "ib-flapped", ["warning ib-flap"]),
-        ("nvlink8", "ib-no-manager", ["warning ib-state"]),
-        ("nvlink8", "ib-one-lane", ["error ib-rate"]),
-        ("nvlink8", "iommu", ["warning acs-iommu"]),
-        ("nvlink8", "memlock-low", ["error memlock"]),
-        ("nvlink8", "no-peermem", ["warning peermem"]),
-        ("nvlink8", "not-root", []),
-        ("nvlink8", "numa-lost", ["warning numa"]),
-        ("nvlink8", "pcie-narrow", ["error pcie"]),
-        ("nvlink8", "pcie-old-speed", ["warning pcie"]),
-        ("nvlink8", "pod", []),
-        ("nvlink8", "stuck", ["error dstate"]),
-        ("nvlink8", "uverbs-denied", ["warning uverbs"]),
-        ("nvlink8", "uverbs-missing", ["warning uverbs"]),
-        ("nvlink8", "xid", ["error xid", "info xid", "warning xid"]),
-        ("roce8", "no-ipv4", ["error roce-gid"]),
-        ("roce8", "shifted", []),
-        ("container-nogpu", "leftovers", ["error shm"]),
-    ],
-)
-def test_one_fault_of_the_machine(machine, state, expected):
-    assert findings_of(machine, (state,)) == expected
-
-
-@pytest.mark.parametrize(
-    ("state", "expected"),
-    [
-        ("lost", ["error gpu-count"]),
-        ("lost-on-the-way", ["error gpu-count"]),
-        ("mismatch", ["error driver-lib-mismatch"]),
-        ("one-fewer", ["error gpu-count"]),
-        ("ecc-uncorrected", ["error ecc-unc"]),
-        ("ecc-off", ["warning ecc-unc"]),
-        ("ecc-corrected", ["warning ecc-unc"]),
-        ("remap-pending", ["error row-remap"]),
-        ("remap-failed", ["error row-remap"]),
-        ("remapped", ["warning row-remap"]),
-        ("retired-pending", ["error retired-pages"]),
-        ("retired-many", ["warning retired-pages"]),
-        ("sram", ["error sram-threshold"]),
-        ("hw-slowdown", ["error throttle"]),
-        ("power-brake", ["error throttle"]),
-        ("sw-thermal", ["warning throttle"]),
-        ("power-cap", ["info throttle"]),
-        ("hot", ["warning temp-power"]),
-        ("power-limit", ["warning temp-power"]),
-        ("app-clocks", ["warning app-clocks"]),
-        ("mig", ["warning mig"]),
-        ("prohibited", ["error compute-mode"]),
-        ("leftover", ["warning other-procs"]),
-        ("our-process", []),
-        ("zombie", ["warning zombie-ctx"]),
-        ("nvlink-down", ["error nvlink"]),
-        ("fabric-in-progress", ["error fabric"]),
-        ("fabric-failed", ["error fabric"]),
-        ("p2p-off", ["error p2p"]),
-    ],
-)
-def test_one_fault_of_a_gpu(state, expected):
-    assert findings_of("nvlink8", nvml=(state,)) == expected
 
 
 @pytest.mark.parametrize("machine", ["nvlink8", "container-nogpu"])
@@ -211,3 +108,6 @@ def test_a_large_job_on_a_small_container(tmp_path):
     job = {"RANK": "0", "WORLD_SIZE": "1024", "LOCAL_WORLD_SIZE": "8", "OMP_NUM_THREADS": "1"}
     findings = reported(load_machine("container-nogpu", tmp_path, "small"), **job)
     assert (findings["nofile"], findings["somaxconn"]) == ("error", "warning")
+
+
+test_rows = table("whole_machines", "ddpdoctor.rules.environment.versions", globals())

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
-
 from ddpdoctor.diagnose.evidence import analyze
 from ddpdoctor.model.codec import encode
-from ddpdoctor.model.findings import Finding
+from ddpdoctor.model.findings import Judgment
 from ddpdoctor.model.node import Gpu, Gpus, Node, NvLink, Rdma, RdmaDevice, RdmaPort
+from tests.golden import table
 
 P2P, SHM, TCP = "P2P/CUMEM", "SHM/direct/direct", "NET/Socket/0"
 IB, GDR = "NET/IB/0", "NET/IB/0/GDRDMA"
@@ -55,18 +55,20 @@ def job(way: str, *hosts: str, **more: object) -> str:
     return "NCCL version 2.27.5+cuda12.9\n" + "".join(one.lines() for one in ranks)
 
 
-def found(folder: Path, log: str, *machines: Node) -> list[Finding]:
-    """Return what DD816 finds in a log and the report of `check-env` on these machines."""
-    (folder / "train.log").write_text(log)
-    if machines:
-        report = {
-            "schema_version": 1,
-            "tool": {"name": "ddpdoctor", "version": "0"},
-            "data": {"nodes": [encode(one) for one in machines]},
-        }
-        (folder / "env.json").write_text(json.dumps(report, indent=2))
-    report = analyze([str(folder)], (), "")
-    return [one for one in report.findings if one.code == "DD816"]
+def found(*given: str | Node) -> Judgment:
+    """Return what DD816 finds in logs and the report of `check-env` on these machines."""
+    machines = [encode(one) for one in given if isinstance(one, Node)]
+    with tempfile.TemporaryDirectory() as folder:
+        for number, one in enumerate(given):
+            if isinstance(one, str):
+                Path(folder, f"nccl.{number}.log").write_text(one)
+        if machines:
+            tool = {"name": "ddpdoctor", "version": "0"}
+            report = {"schema_version": 1, "tool": tool, "data": {"nodes": machines}}
+            Path(folder, "env.json").write_text(json.dumps(report, indent=2))
+        report = analyze([folder], (), "")
+    checks = tuple(one for one in report.checks if one.code == "DD816")
+    return Judgment(findings=tuple(one for one in report.findings if one.code == "DD816"), checks=checks, certain=False)
 
 
 def gpu(index: int = 0, links: int = 0, **more: object) -> Gpu:
@@ -92,109 +94,14 @@ def machine(host: str, *gpus: Gpu, state: str = "", peermem: bool = False) -> No
     )
 
 
-def test_tcp_between_ranks_of_one_host_names_the_variables(tmp_path: Path) -> None:
-    off = ("NCCL_P2P_DISABLE set by environment to 1", "NCCL_SHM_DISABLE set by environment to 1.")
-    (finding,) = found(tmp_path, job(TCP, "n1", "n1", before=off))
-    assert (finding.ranks, finding.hosts, finding.fix) == ((0, 1), ("n1",), "unset NCCL_P2P_DISABLE NCCL_SHM_DISABLE")
-    assert "exchange data over TCP, although they are on one host" in finding.summary
-    assert "NCCL_SHM_DISABLE=1" in finding.evidence
-
-
-def test_without_a_variable_the_check_of_the_machine_is_named(tmp_path: Path) -> None:
-    (finding,) = found(tmp_path, job(TCP, "n1", "n1"))
-    assert "check-env shm p2p" in finding.fix
-
-
-def test_the_connections_of_each_process_may_stand_in_a_file_of_its_own(tmp_path: Path) -> None:
-    for rank in range(2):
-        (tmp_path / f"nccl.{rank}.log").write_text(NcclRank(rank=rank, ways={1 - rank: TCP}).lines())
-    (finding,) = (one for one in analyze([str(tmp_path)], (), "").findings if one.code == "DD816")
-    assert finding.ranks == (0, 1)
-
-
-HEALTHY = {
-    "NVLink on one host": job(P2P, "n1", "n1", "n1", "n1"),
-    "the host's memory on one host": job(SHM, "n1", "n1"),
-    "TCP between hosts without adapters": job(TCP, "n1", "n2"),
-    "InfiniBand with GDRDMA": job(GDR, "n1", "n2", network="IB"),
-    "InfiniBand through the host's memory": job(IB, "n1", "n2", network="IB"),
-    "one host with adapters that it does not need": job(P2P, "n1", "n1", before=("NET/IB : Using [0]mlx5_0:1/IB ",)),
-    "one machine that NCCL takes for two": job(TCP, "n1", "n1", before=("NCCL_HOSTID set by environment to a",)),
-    "warnings only": "n1:1:2 [0] misc/socket.cc:533 NCCL WARN Connection closed by remote peer n2<41234>\n",
-    "containers of one name on two machines": (
-        NcclRank(rank=0, host="trainer", ways={1: TCP}).lines()
-        + NcclRank(rank=1, host="trainer", ways={0: TCP}).lines().replace("10.0.0.", "10.0.1.")
-    ),
-}
-
-
-@pytest.mark.parametrize("name", HEALTHY)
-def test_a_healthy_job_stays_silent(name: str, tmp_path: Path) -> None:
-    assert found(tmp_path, HEALTHY[name]) == []
-
-
-def test_ranks_of_a_group_are_not_taken_for_global_ones(tmp_path: Path) -> None:
+def test_ranks_of_a_group_are_not_taken_for_global_ones() -> None:
     """Ranks 0 and 1 of each pair are on two hosts, while the global ranks 0 and 1 are on one."""
     log = "".join(NcclRank(rank=n, host=f"n{n // 2}", of=4, ways={n ^ 1: P2P}).lines() for n in range(4))
     for n in range(4):
         group = NcclRank(rank=n // 2, host=f"n{n // 2}", communicator=f"0xb{n % 2}", ways={1 - n // 2: TCP})
         head = f"n{n // 2}:{100 + n // 2}:{200 + n // 2} "
         log += group.lines().replace(head, f"n{n // 2}:{100 + n}:{200 + n} ").replace("comm 0xa", f"comm 0xc{n}")
-    assert found(tmp_path, log) == []
-
-
-def test_tcp_despite_adapters_that_the_log_names(tmp_path: Path) -> None:
-    log = job(TCP, "n1", "n2", before=("NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.1<0>",))
-    both = found(tmp_path, log)
-    assert {one.hosts for one in both} == {("n1",), ("n2",)}
-    assert "has active InfiniBand or RoCE adapters (mlx5_0)" in both[0].summary
-
-
-def test_tcp_despite_adapters_that_the_machine_has(tmp_path: Path) -> None:
-    log = job(TCP, "n1", "n2", before=("NCCL_IB_DISABLE set by environment to 1.",))
-    assert found(tmp_path, log, machine("n1", state="DOWN")) == []
-    (finding,) = found(tmp_path, log, machine("n1.cluster.local", state="ACTIVE"))
-    assert (finding.hosts, finding.fix) == (("n1",), "unset NCCL_IB_DISABLE")
-
-
-def test_adapters_that_do_not_reach_gpu_memory(tmp_path: Path) -> None:
-    log = job(IB, "n1", "n2", network="IB")
-    assert found(tmp_path, log, machine("n1", gpu(), state="ACTIVE")) == []
-    (finding,) = found(tmp_path, log, machine("n1", gpu(), state="ACTIVE", peermem=True))
-    assert "no GDRDMA" in finding.summary
-    assert "nvidia_peermem is loaded" in finding.summary
-    assert found(tmp_path, job(GDR, "n1", "n2", network="IB"), machine("n1", gpu(), state="ACTIVE", peermem=True)) == []
-
-
-def test_a_third_gpu(tmp_path: Path) -> None:
-    found_ = found(tmp_path, job("P2P/indirect/2[5e000]", "n1", "n1"))
-    assert [one.summary for one in found_] == ["ranks 0 and 1 on n1 communicate through a third GPU (P2P/indirect)"]
-
-
-def test_host_memory_despite_nvlink(tmp_path: Path) -> None:
-    log = job(SHM, "n1", "n1", before=("NCCL_P2P_DISABLE set by environment to 1",))
-    (finding,) = found(tmp_path, log, machine("n1", gpu(0, 18), gpu(1, 18)))
-    assert "although their GPUs have NVLink" in finding.summary
-    assert finding.fix == "unset NCCL_P2P_DISABLE"
-    assert found(tmp_path, log, machine("n1", gpu(0), gpu(1))) == []
-
-
-def test_no_nvls_behind_nvswitches(tmp_path: Path) -> None:
-    log = job(P2P, "n1", "n1", before=("NVLS multicast support is not available on dev 0",))
-    (finding,) = found(tmp_path, log, machine("n1", gpu(0, 18, fabric_state="completed")))
-    assert "NVLS is not available on n1" in finding.summary
-    assert found(tmp_path, log, machine("n1", gpu(0, 18, fabric_state="not-supported"))) == []
-    assert (
-        found(tmp_path, log.replace("not available", "available"), machine("n1", gpu(0, fabric_state="completed")))
-        == []
-    )
-
-
-def test_unequal_channels(tmp_path: Path) -> None:
-    log = NcclRank(rank=0, ways={1: P2P}, channels=24).lines() + NcclRank(rank=1, ways={0: P2P}, channels=2).lines()
-    (finding,) = found(tmp_path, log)
-    assert finding.ranks == (1,)
-    assert "2 channels for collectives, but others 24" in finding.summary
+    assert not found(log).findings
 
 
 def test_what_nccl_does_is_explained(tmp_path: Path) -> None:
@@ -205,3 +112,6 @@ def test_what_nccl_does_is_explained(tmp_path: Path) -> None:
     assert "1 pair of ranks through the host's memory (SHM/direct/direct): 0-1, 2 channels each way" in notes
     assert "NCCL_P2P_DISABLE=1: no direct data exchange between the GPUs of a host" in notes
     assert "setting up a communicator took up to 45.2 s, which delays only the start" in notes
+
+
+test_rows = table("ways", globals())

@@ -11,7 +11,7 @@ import pytest
 from ddpdoctor.model.facts import Rank
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.reading import Unread
-from ddpdoctor.model.steps import Budget, CoreTime, DataParallelSeen, FetchTimes, HandReduced, Phase
+from ddpdoctor.model.steps import Budget, CoreTime, DataParallelSeen, FetchTimes, HandReduced
 from ddpdoctor.rules.answers import Answer
 from ddpdoctor.rules.speed.comparing import (
     NOISY,
@@ -39,7 +39,8 @@ from ddpdoctor.rules.speed.ranks import (
     check_threads,
 )
 from ddpdoctor.rules.speed.state import SpeedState, build_speed_state
-from tests.rules.speed.jobs import Value, every, frame, job, rank, seen, state
+from tests.golden import table
+from tests.rules.speed.jobs import Value, every, frame, job, rank, state
 
 Check = Callable[[SpeedState], Answer]
 RULES: tuple[Check, ...] = (
@@ -62,63 +63,6 @@ def with_threads(others_queued_ms: float) -> CoreTime:
 
 
 REDUCED = {"hand_reduced": HandReduced(gradients=12, site=frame(9))}
-COPIED = {"hand_reduced": HandReduced(gradients=12, site=frame(9), copied=True)}
-WRAPPED = {"data_parallel": (DataParallelSeen(devices=0, site=frame(5)),)}
-FAULTS: dict[str, tuple[Check, tuple[Rank, ...], tuple[int, ...], float]] = {
-    "reduced three times": (check_accumulation, both({"exposed": 30.0}, reductions=3), (0, 1), 20 / 128),
-    "buffers of many MiB": (check_buffers, both({"buffers": 100.0}), (0, 1), 100 / 199.5),
-    "gradients of many MiB": (check_communication, both({"exposed": 98.0}), (0, 1), 0.25),
-    "collections": (check_collections, both({"host": 51.0, "gc": 50.0}), (0, 1), 1 / 3),
-    "collections on one rank": (
-        check_collections, (rank(0, {"host": 51.0, "gc": 50.0}), rank(1, {"exposed": 52.0})), (0,), 1 / 3
-    ),
-    "threads that compute": (
-        check_threads, both(threads=8, speed={"core_time": with_threads(2e4)}), (0, 1), 0.3
-    ),
-    "threads that compute, on one rank a little less": (
-        check_threads,
-        tuple(rank(n, threads=8, speed={"core_time": with_threads(ms)}) for n, ms in enumerate((2e4, 9e3, 2e4))),
-        (0, 1, 2), 0.3,
-    ),
-    "DataParallel": (check_data_parallel, both(speed=WRAPPED), (0, 1), 0.0),
-    "lengths": (
-        check_imbalance,
-        (
-            rank(0, {"forward": every(2, 32.0, 92.0), "exposed": every(2, 62.0, 2.0)}, numel=every(2, 100, 300)),
-            rank(1, {"forward": every(2, 92.0, 32.0), "exposed": every(2, 2.0, 62.0)}, numel=every(2, 300, 100)),
-        ),
-        (0, 1), 60 / 160,
-    ),
-    "no workers": (check_input, both({"data": 101.0}), (0, 1), 0.5),
-    "equally slow workers": (
-        check_input,
-        (
-            rank(0, {"data": 98.0, "exposed": 2.0}, fetch_times=workers(200.0, 1), batches=60),
-            rank(1, {"data": 1.0, "exposed": 99.0}, fetch_times=workers(199.0, 1), batches=60),
-        ),
-        (0, 1), 0.5,
-    ),
-    "one by one": (check_hand_made, both({"calls": 50.0, "exposed": 0.0}, speed=REDUCED), (0, 1), 50 / 148),
-    "copies one by one": (check_hand_made, both({"calls": 50.0, "exposed": 0.0}, speed=COPIED), (0, 1), 50 / 148),
-    "rank 0 evaluates": (
-        check_rank_work,
-        (
-            rank(0, {"host": every(8, 1.0, 401.0)}, lines_seen=(seen(31), seen(40, calls_module=True))),
-            rank(1, {"exposed": every(8, 2.0, 402.0)}),
-        ),
-        (0,), 2400 / 7600,
-    ),
-    "all save": (check_periodic, both({"host": every(10, 1.0, 301.0)}, lines_seen=(seen(31),)), (0, 1), 0.22),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_found_with_its_ranks_and_its_share(fault: str) -> None:
-    check, ranks, blamed, share = FAULTS[fault]
-    (problem,) = check(state(*ranks)).problems
-    assert problem.ranks == blamed
-    assert problem.share == pytest.approx(share, abs=0.06)
-    assert problem.fix
 
 
 HEALTHY: dict[str, tuple[Rank, ...]] = {
@@ -158,68 +102,6 @@ HEALTHY: dict[str, tuple[Rank, ...]] = {
 def test_a_healthy_job_that_looks_alike_is_left_alone(look_alike: str, check: Check) -> None:
     answer = check(state(*HEALTHY[look_alike]))
     assert answer.outcome is not Outcome.FAILED, answer
-
-
-def test_uneven_ranks_of_a_busy_machine_are_no_finding() -> None:
-    uneven = (
-        rank(0, {"forward": every(2, 32.0, 92.0), "exposed": every(2, 62.0, 2.0)}, queued_ms=2e3),
-        rank(1, {"forward": every(2, 92.0, 32.0), "exposed": every(2, 2.0, 62.0)}, queued_ms=2e3),
-    )
-    answer = check_imbalance(state(*uneven))
-    assert answer.outcome is Outcome.INCONCLUSIVE
-    assert "wait for a core 20%" in answer.seen
-
-
-def test_rare_work_of_a_long_run_is_found_in_its_longest_steps() -> None:
-    """Every 500th step of 20,000 takes 100 s longer on rank 0; the even sample has none of these steps."""
-    even = [n % 10 != 0 for n in range(1, 61)]
-    ranks = (
-        rank(0, {"host": every(10, 1.0, 10_001.0)}, bits=6, is_even=even, lines_seen=(seen(31),)),
-        rank(1, {"exposed": every(10, 2.0, 10_002.0)}, bits=6, is_even=even),
-    )
-    (problem,) = check_rank_work(state(*ranks)).problems
-    assert problem.ranks == (0,)
-    assert [place.line for place in problem.where] == [31]
-
-
-def test_work_of_one_rank_in_a_hook_of_the_model_is_named_at_its_line() -> None:
-    """Both ranks are seen in the layers; rank 0 alone at line 31."""
-    layers = seen(20, phase=Phase.FORWARD), seen(9, phase=Phase.FORWARD, calls_module=True)
-    ranks = (
-        rank(0, {"forward": every(8, 32.0, 432.0)}, lines_seen=(*layers, seen(31, phase=Phase.FORWARD), seen(40, 9))),
-        rank(1, {"exposed": every(8, 2.0, 402.0)}, lines_seen=layers),
-    )
-    (problem,) = check_rank_work(state(*ranks)).problems
-    assert [place.line for place in problem.where] == [31]
-
-
-def test_workers_are_asked_for_only_as_far_as_they_help() -> None:
-    (problem,) = check_input(state(*both({"data": 301.0}))).problems
-    assert "num_workers=4" in problem.fix
-    (problem,) = check_input(state(*both({"data": 301.0}, cpu_ms={"data": 290.0}))).problems
-    assert "need 8 cores, and there are 2" in problem.fix
-
-
-def test_long_steps_in_which_garbage_is_collected_are_no_stalls() -> None:
-    alike = both({"host": every(10, 1.0, 301.0), "gc": every(10, 0.0, 290.0)}, lines_seen=(seen(31),))
-    answer = check_periodic(state(*alike))
-    assert answer.outcome is Outcome.PASSED
-    assert answer.seen.endswith("the cause is garbage collection")
-    one = rank(0, {"host": every(10, 1.0, 301.0), "gc": every(10, 0.0, 290.0)})
-    answer = check_rank_work(state(one, rank(1, {"exposed": every(10, 2.0, 302.0)})))
-    assert answer.outcome is Outcome.PASSED
-    assert answer.seen.endswith("the cause is garbage collection")
-
-
-def test_the_line_of_collections_is_the_one_that_was_noted() -> None:
-    """A sample would name the line after it: no other thread runs while Python collects."""
-    parts = {"host": 51.0, "gc": 50.0}
-    ranks = (
-        rank(0, parts, lines_seen=(seen(31),), speed={"collected_at": frame(30)}),
-        rank(1, parts, lines_seen=(seen(31),)),
-    )
-    (problem,) = check_collections(state(*ranks)).problems
-    assert [(place.rank, place.line) for place in problem.where] == [(0, 30), (1, 31)]
 
 
 @pytest.mark.parametrize(("own_share", "judged"), [(0.0, True), (0.05, True), (0.3, False)])
@@ -333,3 +215,6 @@ def test_two_runs_of_the_same_settings_show_the_noise():
 )
 def test_a_gain_excludes_one_and_is_more_than_the_noise(blocks, noise, gains):
     assert is_gain(measure_effect(blocks, [1.0] * 4), noise) is gains
+
+
+test_rows = table("speed", "ddpdoctor.model.steps tests.rules.speed.jobs", globals())

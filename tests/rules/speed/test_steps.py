@@ -2,18 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from ddpdoctor.model.facts import Call, Job, Life, ModelSeen, Rank
-from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.reading import Unread
 from ddpdoctor.model.stacks import Frame
 from ddpdoctor.model.steps import (
     Budget,
     CoreTime,
-    DataParallelSeen,
     DeviceSteps,
     GradientTimes,
     PhaseRow,
@@ -31,12 +28,10 @@ from ddpdoctor.model.tuning import (
     TrialStop,
     TriedBlock,
 )
-from ddpdoctor.rules.speed.gradients import check_buckets, check_sync, check_unused, overlap_of
-from ddpdoctor.rules.speed.input import check_input
-from ddpdoctor.rules.speed.ranks import check_host
 from ddpdoctor.rules.speed.reduction import MIB
 from ddpdoctor.rules.speed.state import JobSteps, SpeedState, build_speed_state
-from ddpdoctor.rules.tuning.trial import kind_of, launch_of, measure_scaling
+from ddpdoctor.rules.tuning.trial import measure_scaling
+from tests.golden import table
 from tests.rules.speed.jobs import HEALTHY, STEPS, every, frame, job, rank, state
 
 # DD804 and DD806 over two ranks whose gradients and steps are known.
@@ -76,126 +71,6 @@ def state_of_buckets(
     )
     budget = Budget(phases=(), wall_ms=wall_ms, steps=90, count=100, communication_share=0.0, waiting_share=0.0)
     return SpeedState(job=job, ranks=ranks, steps=steps, budget=budget)
-
-
-def test_a_bucket_that_leaves_after_backward_is_reported_with_a_cap() -> None:
-    (problem,) = check_buckets(state_of_buckets()).problems
-    assert problem.fix == "DistributedDataParallel(..., bucket_cap_mb=1)"
-    assert "about 34% of the step" in problem.summary
-    assert problem.ranks == (0, 1)
-    assert {(place.file, place.line) for place in problem.where} == {(SITE.file, SITE.line)}
-    assert problem.share == pytest.approx(0.34, abs=0.02)
-
-
-@pytest.mark.parametrize(
-    ("frameworks", "fix"),
-    [
-        (("transformers", "accelerate"), "TrainingArguments(ddp_bucket_cap_mb=1)"),
-        (("accelerate",), "DistributedDataParallelKwargs(bucket_cap_mb=1)"),
-        (("lightning",), "DDPStrategy(bucket_cap_mb=1)"),
-    ],
-)
-def test_the_knob_is_the_one_of_the_framework(frameworks: tuple[str, ...], fix: str) -> None:
-    assert [problem.fix for problem in check_buckets(state_of_buckets(frameworks=frameworks)).problems] == [fix]
-
-
-SILENT: dict[str, tuple[Outcome, dict[str, Any]]] = {
-    "a reduction below 10 %": (Outcome.PASSED, {"transfer_ms": 39.0}),
-    "a short step": (Outcome.PASSED, {"wall_ms": 9.0, "transfer_ms": 5.0}),
-    "gradients that were not recorded": (Outcome.SKIPPED, {"times": None}),
-    "ranks that compute on all cores": (Outcome.INCONCLUSIVE, {"cpu_ms": 9000.0}),
-    "cores that others use": (Outcome.INCONCLUSIVE, {"queued_ms": 2500.0}),
-    "one tensor, which no cap splits": (
-        Outcome.PASSED,
-        {"times": replace(LATE, sizes_bytes=(16 * MIB,), ready_ms=(160.0,), bucket_bytes=(16 * MIB,))},
-    ),
-    "a network that no overlap helps": (
-        Outcome.PASSED,
-        {"times": replace(LATE, exposed_ms=9000.0), "wall_ms": 9200.0, "transfer_ms": 9000.0},
-    ),
-}
-
-
-@pytest.mark.parametrize("case", SILENT)
-def test_other_jobs_are_left_alone(case: str) -> None:
-    outcome, given = SILENT[case]
-    answer = check_buckets(state_of_buckets(**given))
-    assert (answer.outcome, answer.problems) == (outcome, ())
-
-
-SEARCHES = replace(LATE, finds_unused=True)
-
-
-def test_a_search_that_never_found_anything_is_needless() -> None:
-    (problem,) = check_unused(state_of_buckets(SEARCHES)).problems
-    assert (problem.severity, problem.ranks) == (None, (0, 1))
-    assert problem.fix.startswith("remove find_unused_parameters=True")
-
-
-def test_the_same_unused_parameters_in_all_steps_are_a_note() -> None:
-    (problem,) = check_unused(state_of_buckets(replace(SEARCHES, unused_bytes=64))).problems
-    assert problem.severity is Severity.INFO
-    assert "static_graph" in problem.fix
-
-
-@pytest.mark.parametrize(
-    "times",
-    [LATE, None, replace(SEARCHES, same_unused=False), replace(SEARCHES, static_graph=True),
-     replace(SEARCHES, reductions=19)],
-)  # fmt: skip
-def test_models_that_need_the_search_or_do_not_search_are_left_alone(times: GradientTimes | None) -> None:
-    assert check_unused(state_of_buckets(times)).problems == ()
-
-
-def test_a_bucket_for_each_tensor_is_reported_also_where_cores_are_short() -> None:
-    tiny = replace(
-        LATE, sizes_bytes=(2400,) * 300, ready_ms=tuple(0.5 * i for i in range(300, 0, -1)), bucket_bytes=(2400,) * 300
-    )
-    (problem,) = check_buckets(state_of_buckets(tiny, queued_ms=3000.0)).problems
-    assert problem.evidence[0].endswith("in 300 buckets, the largest with 2400 B")
-
-
-@pytest.mark.parametrize(
-    ("times", "share"),
-    [
-        (LATE, 1 / 16),  # the first MiB of sixteen is sent while backward computes
-        (replace(LATE, bucket_bytes=(MIB,) * 16, exposed_ms=10.0), 15 / 16),
-        (replace(LATE, exposed_ms=0.0), None),
-        (None, None),
-    ],
-    ids=["two buckets", "a bucket for each layer", "all is hidden", "no times"],
-)
-def test_the_share_of_the_reduction_that_backward_hides(times: GradientTimes | None, share: float | None) -> None:
-    assert overlap_of(state_of_buckets(times)) == (None if share is None else pytest.approx(share, abs=0.01))
-
-
-def test_many_small_buckets_on_a_busy_machine_are_found_although_half_a_mib_is_little() -> None:
-    sizes = (128, 4096) * 120
-    times = replace(
-        LATE, sizes_bytes=sizes, ready_ms=tuple(55.0 * i / 240 for i in range(240, 0, -1)), bucket_bytes=(4224,) * 120,
-        compute_end_ms=55.5, exposed_ms=42.0, cap_bytes=2048,
-    )  # fmt: skip
-    (problem,) = check_buckets(state_of_buckets(times, wall_ms=160.0, transfer_ms=46.0, queued_ms=3e3)).problems
-    assert problem.fix == "DistributedDataParallel(..., bucket_cap_mb=25)"
-    assert problem.share > 0.15
-
-
-def test_a_busy_machine_that_makes_most_reductions_longer_does_not_hide_the_buckets() -> None:
-    sizes = (128, 1024) * 120
-    times = replace(
-        LATE, sizes_bytes=sizes, ready_ms=tuple(20.0 * i / 240 for i in range(240, 0, -1)), bucket_bytes=(1152,) * 120,
-        compute_end_ms=20.0, exposed_ms=25.0, cap_bytes=100,
-    )  # fmt: skip
-    (problem,) = check_buckets(state_of_buckets(times, wall_ms=115.0, transfer_ms=80.0)).problems
-    assert problem.fix == "DistributedDataParallel(..., bucket_cap_mb=25)"
-
-
-def test_a_job_that_is_too_short_to_see_its_cores_is_not_judged() -> None:
-    known = state_of_buckets()
-    ranks = tuple(replace(rank, speed=replace(rank.speed, core_time=None)) for rank in known.ranks if rank.speed)
-    answer = check_buckets(replace(known, ranks=ranks))
-    assert (answer.outcome, answer.problems) == (Outcome.INCONCLUSIVE, ())
-    assert "too short" in answer.seen
 
 
 # The time budget of a step over ranks whose steps are known.
@@ -294,39 +169,9 @@ def test_the_budget_is_what_the_gpus_take() -> None:
     assert sum(row.critical_ms for row in budget.phases) == pytest.approx(100.0)
 
 
-def test_the_wait_for_data_counts_only_while_the_gpu_idles() -> None:
-    hidden = state(*(on_gpu(number, host={"before": 50.0}, data_ms=48.0) for number in (0, 1)))
-    starved = state(*(on_gpu(number, {"before": 60.0}, {"before": 60.0}, data_ms=57.0) for number in (0, 1)))
-    assert check_input(hidden).outcome is Outcome.PASSED
-    (problem,) = check_input(starved).problems
-    assert problem.share == pytest.approx(57 / 158, rel=0.2)
-
-
 def test_without_the_times_of_reductions_or_with_too_few_steps_it_cannot_be_told() -> None:
     assert isinstance(build_speed_state(job(on_gpu(0), on_gpu(1, count=6))), Unread)
     assert isinstance(build_speed_state(job(on_gpu(0), rank(1))), Unread)
-
-
-FOLLOWS = {"forward": 29.0, "backward": 60.0}
-
-
-@pytest.mark.parametrize(
-    ("host", "behind", "outcome"),
-    [
-        (FOLLOWS, 0, Outcome.FAILED),
-        ({}, 3, Outcome.PASSED),
-        (FOLLOWS, 2, Outcome.PASSED),  # the queue is full: the host waits for room in it
-        ({"forward": 29.0}, 0, Outcome.PASSED),  # one wait for the GPU, in forward
-    ],
-    ids=["the GPU follows", "the host runs ahead", "a full queue", "one wait"],
-)
-def test_the_gpu_waits_for_the_host(host: dict[str, float], behind: int, outcome: Outcome) -> None:
-    answer = check_host(state(*(on_gpu(number, host=host, behind=behind) for number in (0, 1))))
-    assert (Outcome.FAILED if answer.problems else answer.outcome) is outcome
-
-
-def test_on_a_cpu_it_is_skipped() -> None:
-    assert check_host(state(rank(0), rank(1))).outcome is Outcome.SKIPPED
 
 
 # Efficiency is measured against honest baselines, and its factors multiply to it.
@@ -350,43 +195,6 @@ def test_the_factors_of_weak_scaling_multiply_to_the_efficiency() -> None:
     assert row.noise == 0.02
 
 
-def test_strong_scaling_counts_the_smaller_batch_of_each_rank() -> None:
-    row = measured(ALONE, SHARE, replace(JOB, rows=8.0, step_ms=50.0, unreduced_ms=40.0))
-    assert (row.kind, row.efficiency) == (ScalingKind.STRONG, pytest.approx(100 / (4 * 50)))
-    assert row.threads * row.contention * row.communication == pytest.approx(row.efficiency)
-
-
-@pytest.mark.parametrize(
-    ("one_rows", "rows", "kind"),
-    [
-        (32.0, 32.0, ScalingKind.WEAK),
-        (32.0, 31.5, ScalingKind.WEAK),
-        (32.0, 8.0, ScalingKind.STRONG),
-        (32.0, 16.0, ScalingKind.NEITHER),
-        (32.0, None, ScalingKind.UNKNOWN),
-        (None, 32.0, ScalingKind.UNKNOWN),
-    ],
-)
-def test_the_batch_per_rank_decides_what_was_run(
-    one_rows: float | None, rows: float | None, kind: ScalingKind
-) -> None:  # fmt: skip
-    assert kind_of(one_rows, rows, 4) is kind
-
-
-def test_without_recorded_batches_steps_are_compared() -> None:
-    row = measured(replace(ALONE, rows=None), SHARE, JOB)
-    assert (row.kind, row.efficiency) == (ScalingKind.UNKNOWN, pytest.approx(0.4))
-
-
-def test_reductions_that_cost_nothing_leave_no_communication() -> None:
-    assert measured(ALONE, SHARE, replace(JOB, unreduced_ms=251.0)).communication == 1.0
-
-
-def test_a_size_without_its_baselines_has_no_efficiency() -> None:
-    assert measure_scaling([ALONE, JOB]) == ()
-    assert measure_scaling([SHARE, JOB]) == ()
-
-
 def trial(stop: TrialStop = TrialStop.DONE, rounds: int = 4) -> TrialRecord:
     """Return four rounds in which a step takes 100 ms, and without reduction 80 and 84 ms on two ranks."""
     settings = {"base": (100.0, 100.0), "again": (100.0, 100.0), "unreduced": (80.0, 84.0)}
@@ -395,18 +203,6 @@ def trial(stop: TrialStop = TrialStop.DONE, rounds: int = 4) -> TrialRecord:
         for number in range(rounds) for setting, ranks_ms in settings.items()
     )  # fmt: skip
     return TrialRecord(settings=tuple(settings), rounds=4, blocks=blocks, stop=stop)
-
-
-def test_a_launch_has_its_step_with_and_without_reduction_its_batch_and_its_spread() -> None:
-    launch = launch_of(LaunchKind.JOB, 2, trial(), job(rank(0), rank(1)))
-    assert launch is not None
-    assert (launch.step_ms, launch.unreduced_ms, launch.rows) == pytest.approx((100.0, 84.0, 8.0))
-    assert launch.spread_ms == pytest.approx(2.0)
-    assert launch.noise == 0.0
-
-
-def test_a_launch_whose_trial_was_cut_short_has_no_result() -> None:
-    assert launch_of(LaunchKind.JOB, 2, trial(TrialStop.CUT_SHORT, rounds=2), job(rank(0))) is None
 
 
 # DD808 names a line only if it runs in each step, however many calls it makes in a few of them.
@@ -433,14 +229,9 @@ def calling(number: int, each: int, calls: int, **speed: object) -> Rank:
     return rank(number, {"calls": 20.0}, recent_calls=tuple(log), speed=speed)
 
 
-@pytest.mark.parametrize(("each", "calls", "found"), [(1, 1, True), (2, 1, True), (10, 20, False), (10, 1, False)])
-def test_a_line_that_runs_in_each_step(each: int, calls: int, found: bool) -> None:  # noqa: FBT001
-    answer = check_sync(state(*(calling(number, each, calls) for number in range(2))))
-    assert [[place.line for place in problem.where] for problem in answer.problems] == ([[12, 12]] if found else [])
-
-
-def test_the_reductions_of_a_model_in_data_parallel_are_left_to_its_finding() -> None:
-    wrapped = (DataParallelSeen(devices=0, site=frame(5)),)
-    answer = check_sync(state(*(calling(number, 1, 1, data_parallel=wrapped) for number in range(2))))
-    assert answer.outcome is Outcome.PASSED
-    assert "DataParallel" in answer.seen
+test_rows = table(
+    "steps",
+    "ddpdoctor.model.steps ddpdoctor.model.tuning ddpdoctor.rules.speed.gradients ddpdoctor.rules.speed.input",
+    "ddpdoctor.rules.speed.ranks ddpdoctor.rules.speed.reduction ddpdoctor.rules.tuning.trial tests.rules.speed.jobs",
+    globals(),
+)
