@@ -261,7 +261,7 @@ BEFORE, AFTER = SETTLE_S - 1, SETTLE_S + 1
 @pytest.mark.parametrize(
     ("numbers", "times", "lowest"),
     [
-        ((3, 1, 2), [(SETTLE_S - 0.5, (3, 1, 2)), (1, (3, 1, 2))], [[], [1]]),
+        ((3, 1, 2), [(SETTLE_S - 0.5, (3, 1, 2)), (0.5, (3, 1, 2))], [[], [1]]),
         ((None, 7), [(AFTER, (None, 7))], [[7]]), ((1, 1), [(AFTER, (1,))], [[1]]),
         ((1, 2), [(BEFORE, (1, 2)), (AFTER, (2,))], [[], [2]]),
     ],
