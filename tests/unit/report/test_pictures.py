@@ -63,7 +63,7 @@ from ddpdoctor.model.tuning import (
     TuneResult,
     TuneVerdict,
 )
-from ddpdoctor.report.blocks import MAX_ROWS, ChartLine, Series, linear_level, log_level
+from ddpdoctor.report.blocks import MAX_ROWS, ChartLine, GridCell, Series, grid_by_member, linear_level, log_level
 from ddpdoctor.report.lines import clean, format_ranks, wrap
 from ddpdoctor.report.markdown import render_markdown
 from ddpdoctor.report.text.pictures import MOST_ROWS, draw_sparks, draw_strip
@@ -94,6 +94,17 @@ def at_ends(grid, columns=2):
         "rows": (len(grid.rows), *grid.rows[-2:]), "columns": (len(grid.columns), *grid.columns[-columns:]),
         "legend": grid.legend, "first row": [*grid.cells[0][:2], *grid.cells[0][-2:]],
     }  # fmt: skip
+
+
+@CASES
+def members_with_equal_cells_share_a_column_and_what_is_left_out_is_counted():
+    rows = [
+        ("one", {rank: GridCell(text=str(min(rank, 70))) for rank in range(80)}),
+        ("other", {0: GridCell(text="x")}),
+    ]
+    grid = grid_by_member("a title", rows, range(80), lambda those: f"{those[0]}-{those[-1]}", axes=("thing", "rank"))
+    few = grid_by_member("a title", rows, range(69, 80), lambda those: str(list(those)), axes=("thing", "rank"))
+    return at_ends(grid), few
 
 
 @CASES
