@@ -24,6 +24,8 @@ import pytest
 from tests.kept import way_of
 from tests.preloaded import preloaded
 
+pytest.register_assert_rewrite("tests.golden")
+
 QUEUE, MACHINE = (Path(tempfile.gettempdir(), f"ddpdoctor-tests-{name}-{os.getuid()}") for name in ("queue", "machine"))
 LONGEST_WAIT_S = 600.0
 """A process that a test has left behind may hold a lock: then the others go on all the same."""

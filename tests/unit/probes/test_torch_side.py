@@ -151,7 +151,7 @@ def loaders_that_are_followed():
         (epoch,) = looked.loader.epochs
         found[name] = [
             looked.passes, looked.samples, [one.hex() for one in maps], epoch.total, looked.loader.iterable,
-            len(epoch.batch_digests), looked.notes,
+            len(epoch.batch_digests), [one.replace(f"{Path(__file__).parent}/", "") for one in looked.notes],
         ]  # fmt: skip
     return found
 
