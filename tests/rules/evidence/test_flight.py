@@ -2,15 +2,21 @@
 
 import json
 import pickle
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from ddpdoctor.model.evidence import MOST_RANKS, Operation
+from ddpdoctor.model.exit_status import report_status
+from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.rules.evidence.calls import members_of
 from ddpdoctor.rules.evidence.flight import find_circle
 from tests.evidence_texts import interleaved, watchdog, work
 from tests.flight_dumps import VERSIONS, Recorder, S, recorders
-from tests.rules.evidence.truths import ABSENT, Truth, hold
+from tests.golden import table
+from tests.rules.evidence.truths import ABSENT, Truth, analyzed, hold
 
 OF_ALL = "collect|~/.cache/torch|nccl_trace_rank"
 
@@ -109,61 +115,6 @@ def test_a_rank_that_came_after_the_limit_waits_in_a_later_call(tmp_path, late_s
     hold(tmp_path, files_of([one.body(version) for one in found]), truth)
 
 
-def test_all_are_inside_one_call(tmp_path):
-    found = recorders(4)
-    for one in found:
-        one.call().call(size=(9,), state="started")
-    truth = Truth(kinds=("transport",), ranks=(), confidence=("low",), mentions=("Xid|xid", "device"))
-    hold(tmp_path, files_of([one.body() for one in found]), truth)
-
-
-def test_what_one_rank_completed_is_done_on_all(tmp_path):
-    """The watchdog notices ends late: rank 1 seems to wait in a call that the others have completed."""
-    found = recorders(3)
-    for one in found:
-        one.call()
-        one.call(state="started" if one.rank == 1 else "completed")
-        if one.rank != 1:
-            one.call(line=50, state="started")
-    hold(tmp_path, files_of([one.body() for one in found]), Truth(kinds=ABSENT, ranks=(1,), says=("#3",)))
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [({"op": "broadcast"}, "broadcast"), ({"size": (1025,)}, "1025"), ({"dtype": "BFloat16"}, "bfloat16")],
-)
-def test_another_call_under_one_number_is_a_mismatch(tmp_path, change, says):
-    found = recorders(4)
-    for one in found:
-        one.call()
-        one.call(state="started", **({} if one.rank != 3 else change))
-    files = files_of([one.body() for one in found])
-    hold(tmp_path, files, Truth(kinds=("mismatch",), ranks=(3,), says=(says,), confidence=("high",)))
-
-
-def test_a_call_too_many_is_the_first_difference(tmp_path):
-    """Rank 0 logs a metric on its own: from there on it is one number ahead, and ends alone."""
-    found = recorders(3)
-    for one in found:
-        one.call()
-        if one.rank == 0:
-            one.call(size=(1,), line=12)
-        one.call(size=(512,)).call(size=(2048,))
-        one.call(size=(1,), state="started") if one.rank == 0 else None
-    hold(tmp_path, files_of([one.body() for one in found]), Truth(kinds=("mismatch",), ranks=(0,), says=("#2",)))
-
-
-def test_uneven_sizes_that_torch_allows_are_no_mismatch(tmp_path):
-    found = recorders(4)
-    for one in found:
-        for op in ("all_to_all", "all_to_all_v_single", "gather", "scatter", "barrier"):
-            one.call(op, (10 + one.rank,), out=(20 - one.rank,))
-        one.call("all_gather", (10 + one.rank,), out=(40,))
-        if one.rank != 1:
-            one.call(state="started")
-    hold(tmp_path, files_of([one.body() for one in found]), Truth(kinds=ABSENT, ranks=(1,)))
-
-
 def test_rings_that_begin_at_different_numbers_are_compared_where_they_overlap(tmp_path):
     found = recorders(4, {"1/tp": [0, 2], "2/tp": [1, 3]})
     for one in found:
@@ -191,53 +142,6 @@ def test_groups_of_one_name_with_other_members_are_not_compared(tmp_path):
     hold(tmp_path, files_of([one.body() for one in found]), truth)
 
 
-def test_a_chain_of_waits_ends_at_the_rank_that_waits_for_nobody(tmp_path):
-    """Ranks 0 and 1 wait in dp for ranks 2 and 3, which wait in pp for rank 4."""
-    found = recorders(6, {"1/dp": [0, 1, 2, 3], "2/pp": [2, 3, 4, 5]})
-    for one in found:
-        one.call()
-        if one.rank in (0, 1):
-            one.call(group="1/dp", state="started")
-        if one.rank in (2, 3, 5):
-            one.call("broadcast", group="2/pp", state="started", line=70)
-    hold(tmp_path, files_of([one.body() for one in found]), Truth(kinds=ABSENT, ranks=(4,), says=("pp",)))
-
-
-def test_groups_in_another_order_are_a_deadlock(tmp_path):
-    found = recorders(2, {"1/a": [0, 1], "2/b": [0, 1]})
-    found[0].call(group="1/a", state="started")
-    found[1].call(group="2/b", state="started")
-    hold(tmp_path, files_of([one.body() for one in found]), Truth(kinds=("deadlock",), ranks=(0, 1)))
-
-
-def test_groups_enqueued_in_another_order_are_a_deadlock_too(tmp_path):
-    """With NCCL both calls are enqueued on both ranks, and wait on the device."""
-    found = recorders(2, {"1/a": [0, 1], "2/b": [0, 1]})
-    for one, order in zip(found, (("1/a", "2/b"), ("2/b", "1/a")), strict=True):
-        for group in order:
-            one.call(group=group, state="scheduled")
-    hold(tmp_path, files_of([one.body() for one in found]), Truth(kinds=("deadlock",), ranks=(0, 1)))
-
-
-def test_two_receives_wait_for_each_other(tmp_path):
-    found = recorders(2)
-    for one in found:
-        one.call().transfer("recv", 1 - one.rank, state="started")
-    hold(tmp_path, files_of([one.body() for one in found]), Truth(kinds=("deadlock",), ranks=(0, 1)))
-
-
-def test_a_receive_waits_for_a_send_that_never_came(tmp_path):
-    """The numbers of transfers differ between ranks: only sender, receiver and order say what belongs together."""
-    found = recorders(3)
-    for _ in range(5):
-        found[0].transfer("send", 1)
-        found[1].transfer("recv", 0).transfer("send", 2)
-        found[2].transfer("recv", 1)
-    found[1].transfer("recv", 0, state="started", line=61)
-    found[2].transfer("recv", 1, state="scheduled", line=62)
-    hold(tmp_path, files_of([one.body() for one in found]), Truth(kinds=ABSENT, ranks=(0,), says=("recv", "rank 1")))
-
-
 def test_a_batch_of_transfers_has_the_state_of_its_end(tmp_path):
     """Parts of batch_isend_irecv stay scheduled for ever; the entry that ends the batch completes."""
     found = recorders(2)
@@ -251,52 +155,6 @@ def test_a_batch_of_transfers_has_the_state_of_its_end(tmp_path):
         if one.rank == 0:
             one.call(state="started", line=90)
     hold(tmp_path, files_of([one.body() for one in found]), Truth(kinds=ABSENT, ranks=(1,), says=("all_reduce #1",)))
-
-
-def test_a_transfer_of_another_size_is_a_mismatch(tmp_path):
-    found = recorders(2)
-    found[0].transfer("send", 1, 512, state="started")
-    found[1].transfer("recv", 0, 256, state="started")
-    hold(tmp_path, files_of([one.body() for one in found]), Truth(kinds=("mismatch",), says=("512", "256")))
-
-
-def test_a_job_that_was_dumped_while_it_ran_is_silent(tmp_path):
-    """Rank 0 was dumped later: it has completed what rank 1 had not begun."""
-    found = recorders(3)
-    for one in found:
-        for _ in range(40 - 3 * one.rank):
-            one.call()
-        one.call(state="started")
-    hold(tmp_path, files_of([one.body() for one in found]), Truth(silent=True))
-
-
-def test_dumps_after_a_good_end_show_nothing_wrong(tmp_path):
-    found = recorders(3)
-    for one in found:
-        for _ in range(4):
-            one.call()
-    truth = Truth(collect=("attach",))
-    hold(tmp_path, files_of([one.body() for one in found]), truth)
-
-
-def test_a_rank_that_ran_into_the_limit_waits_though_its_call_is_retired(tmp_path):
-    found = recorders(3)
-    for one in found:
-        one.call()
-        if one.rank != 0:
-            one.call(state="started", retired=True)
-    hold(tmp_path, files_of([one.body() for one in found]), Truth(kinds=ABSENT, ranks=(0,)))
-
-
-def test_a_backend_that_does_not_say_what_has_ended(tmp_path):
-    """nccl2 with work that gives no completion: all is retired, and nothing is ever completed."""
-    found = recorders(3)
-    for one in found:
-        one.backend = "nccl2"
-        for _ in range(6 if one.rank != 1 else 5):
-            one.call(state="scheduled", retired=True)
-    truth = Truth(kinds=ABSENT, ranks=(1,), confidence=("low",), or_cannot_tell=True)
-    hold(tmp_path, files_of([one.body() for one in found]), truth)
 
 
 def test_the_helper_groups_of_detail_are_left_out(tmp_path):
@@ -355,14 +213,6 @@ def test_a_pipeline_waits_for_the_stage_that_waits_for_nobody(tmp_path):
     hold(tmp_path, files_of([one.body() for one in found]), Truth(kinds=ABSENT, ranks=(2,), says=("recv",)))
 
 
-def test_a_mismatch_names_the_line_of_the_odd_rank(tmp_path):
-    found = recorders(3)
-    for one in found:
-        one.call(size=(64 if one.rank else 65,), state="started", line=40 if one.rank else 44)
-    truth = Truth(kinds=("mismatch",), ranks=(0,), where="train.py:44")
-    hold(tmp_path, files_of([one.body() for one in found]), truth)
-
-
 def test_rings_of_torchcomms_are_compared_from_the_last_completed_call(tmp_path):
     """One counter serves all groups, so that a full ring holds another part of each group on each rank."""
     found = recorders(4, {"1/tp": [0, 1], "2/tp": [2, 3]})
@@ -379,34 +229,6 @@ def test_rings_of_torchcomms_are_compared_from_the_last_completed_call(tmp_path)
         body["entries"] = body["entries"][-50:]
     truth = Truth(kinds=ABSENT, ranks=(2,), says=("all_reduce of ncclx",))
     hold(tmp_path, files_of(bodies), truth)
-
-
-@pytest.mark.parametrize(
-    ("links", "circle"),
-    [
-        (((0, 1), (1, 0)), (0, 1)),
-        (((0, 1), (1, 2), (2, 0), (2, 1)), (1, 2)),  # the shortest way
-        (((0, 1), (1, 0), (2, 3)), None),  # rank 3 waits for nobody, and may free the others
-        (((0, 1), (1, 1)), None),
-    ],
-)
-def test_ranks_that_wait_for_each_other_are_a_circle(links, circle):
-    found = find_circle((rank, Operation(op="recv"), other) for rank, other in links)
-    assert (found and tuple(rank for rank, *_ in found.links)) == circle
-
-
-@pytest.mark.parametrize(
-    ("places", "listed", "size", "members"),
-    [
-        ({12: 0, 13: 1}, None, 4, (12, 13, 14, 15)),
-        ({5: 1}, None, 2, ()),  # one place says nothing of the distance
-        ({0: 0, 8: 2}, None, None, (0, 4, 8)),
-        ({0: 0}, [3, 1], 2, (3, 1)),
-        ({0: 0, 1: 1, 5: 2}, None, 3, ()),
-    ],
-)
-def test_the_members_of_a_group_follow_from_what_is_known(places, listed, size, members):
-    assert members_of(places, listed, size) == members
 
 
 def test_a_damaged_size_costs_little_memory():
@@ -448,3 +270,40 @@ def test_each_side_is_named_once_and_by_what_made_it(tmp_path, given):
     assert report.verdict is not None
     assert report.verdict.summary == f"the ranks made different calls: {sides}"
     assert "they differ in: operation" in report.verdict.evidence
+
+
+def calls(world, *made, groups=None, backend=None):
+    """Analyze the dumps of ranks that made these calls, each on the ranks before it: (ranks, name, arguments)."""
+    found = recorders(world, groups)
+    for one in found:
+        one.backend = backend or one.backend
+        for ranks, name, args, more in made:
+            if one.rank in ranks:
+                getattr(one, name)(*args, **more)
+    with TemporaryDirectory() as folder:
+        report = analyzed(Path(folder), files_of([one.body() for one in found]))
+    texts = [tuple(text.removeprefix(f"{folder}/evidence/") for text in one.evidence) for one in report.findings]
+    findings = tuple(replace(one, evidence=text) for one, text in zip(report.findings, texts, strict=True))
+    return replace(report, findings=findings)
+
+
+def call(ranks, *args, **more):
+    return ranks, "call", args, more
+
+
+def transfer(rank, *args, **more):
+    return (rank,), "transfer", args, more
+
+
+def circle(*links):
+    """Return the ranks that wait for each other, of pairs of a rank and the one it waits for."""
+    found = find_circle((rank, Operation(op="recv"), other) for rank, other in links)
+    return found and tuple(rank for rank, *_ in found.links)
+
+
+def status(report):
+    unknown = [str(check.reason) for check in report.checks if check.outcome is Outcome.INCONCLUSIVE]
+    return "; ".join((report_status(report, Severity.ERROR).name, *(() if report.verdict else unknown)))
+
+
+test_rows = table("flight", globals(), head=status)
