@@ -5,19 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.evidence import (
-    Doing,
-    Exited,
-    Failed,
-    Hint,
-    Inside,
-    Link,
-    Moving,
-    Nature,
-    ProcessState,
-    Stacked,
-    Waiting,
-)  # fmt: skip
+from ddpdoctor.model.evidence import Doing, Exited, Failed, Hint, Inside, Link, Moving, ProcessState, Stacked, Waiting
 from ddpdoctor.model.findings import Confidence, Place, Severity
 from ddpdoctor.model.known_errors import find_known
 from ddpdoctor.model.nccl_warnings import SHM_FIX
@@ -116,9 +104,9 @@ def collect(state: RunState) -> tuple[str, ...]:
     """Return what to collect, as instructions, the most useful first."""
     if state.all(Moving) and not state.went_wrong:
         return (_RUNNING,)  # nothing but how it went on is lacking
-    reports = [find_known(f"{one.type}: {one.message}") for one in state.all(Failed) if one.nature is Nature.FOLLOWS]
-    remedies = [*(one.fix for one in reports if one), *(refused.remedy for refused, _ in state.refusals())]
-    found = list(dict.fromkeys(filter(None, remedies)))
+    known = [find_known(f"{one.type}: {one.message}") for one in state.all(Failed)]
+    found = [one.fix for one in known if one is not None and one.nature == "follows"]
+    found = list(dict.fromkeys([*found, *(refused.remedy for refused, _ in state.refusals() if refused.remedy)]))
     looked = bool(state.all(ProcessState))
     unseen = state.unseen
     lost = lost_by(state)
