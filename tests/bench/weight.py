@@ -5,6 +5,7 @@ A tiny function has at most eight lines and is named once in its package, so a r
 """
 
 import ast
+import functools
 import json
 import sys
 from collections import Counter
@@ -22,25 +23,32 @@ def weigh(folder: Path) -> dict[str, int]:
 
     Code leaves out blank lines, comments, docstrings and imports.
     """
-    files = sorted(folder.rglob("*.py"))
-    code, sizes, names = 0, [], Counter[str]()
-    for path in files:
-        text = path.read_text()
-        left_out = {number for number, line in enumerate(text.splitlines(), 1) if line.strip()[:1] in ("", "#")}
-        for node in ast.walk(ast.parse(text)):
-            is_documented = isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None
-            doc = node.body[0] if is_documented else None
-            for apart in (doc, node if isinstance(node, ast.Import | ast.ImportFrom) else None):
-                if apart is not None:
-                    left_out.update(range(apart.lineno, (apart.end_lineno or apart.lineno) + 1))
-            if isinstance(node, FUNCTIONS):
-                own_doc = _lines(doc) if doc is not None else 0
-                sizes.append((node.name, _lines(node) - own_doc))
-            if isinstance(node, ast.Name | ast.Attribute):
-                names[node.id if isinstance(node, ast.Name) else node.attr] += 1
-        code += len(text.splitlines()) - len(left_out)
+    measured = [_measure(path) for path in sorted(folder.rglob("*.py"))]
+    names = Counter(name for _, _, named in measured for name in named.elements())
+    sizes = [found for _, functions, _ in measured for found in functions]
     tiny = sum(names[name] == 1 and size <= MOST_LINES_OF_A_TINY_ONE for name, size in sizes)
-    return {"files": len(files), "code": code, "functions": len(sizes), "tiny": tiny}
+    code = sum(lines for lines, _, _ in measured)
+    return {"files": len(measured), "code": code, "functions": len(sizes), "tiny": tiny}
+
+
+@functools.cache
+def _measure(path: Path) -> tuple[int, list[tuple[str, int]], Counter[str]]:
+    """Return a file's lines of code, its functions with their lines, and how often it says each name."""
+    text = path.read_text()
+    left_out = {number for number, line in enumerate(text.splitlines(), 1) if line.strip()[:1] in ("", "#")}
+    sizes, names = [], Counter[str]()
+    for node in ast.walk(ast.parse(text)):
+        is_documented = isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None
+        doc = node.body[0] if is_documented else None
+        for apart in (doc, node if isinstance(node, ast.Import | ast.ImportFrom) else None):
+            if apart is not None:
+                left_out.update(range(apart.lineno, (apart.end_lineno or apart.lineno) + 1))
+        if isinstance(node, FUNCTIONS):
+            own_doc = _lines(doc) if doc is not None else 0
+            sizes.append((node.name, _lines(node) - own_doc))
+        if isinstance(node, ast.Name | ast.Attribute):
+            names[node.id if isinstance(node, ast.Name) else node.attr] += 1
+    return len(text.splitlines()) - len(left_out), sizes, names
 
 
 def _lines(node: ast.stmt) -> int:
