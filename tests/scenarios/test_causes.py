@@ -18,7 +18,6 @@ from tests.scenarios.running import (
     free_port,
     marked_lines,
     run,
-    start,
     wait_for,
     words_of,
 )
@@ -138,8 +137,7 @@ def test_a_shared_memory_that_is_too_small_is_named(tmp_path: Path) -> None:
     assert "--shm-size" in str(verdict["fix"])
 
 
-@pytest.mark.parametrize("fault", ["dropped packets", "loopback down"])
-def test_a_network_that_fails_in_mid_job_is_no_ranks_fault(fault: str, tmp_path: Path) -> None:
+def test_a_network_that_fails_in_mid_job_is_no_ranks_fault(tmp_path: Path) -> None:
     require("nft")
     begun = tmp_path / "begun"
     words = command("transport_dropped", tmp_path / "run", str(begun), ranks=3, hang_timeout=("--hang-timeout", "4"))
@@ -147,19 +145,13 @@ def test_a_network_that_fails_in_mid_job_is_no_ranks_fault(fault: str, tmp_path:
     with lent_hosts(1) as hosts:
         process = hosts.start(0, *words, env=clean_environment())
         assert wait_for(begun.exists, 90)
-        if fault == "dropped packets":
-            hosts.run(0, "nft", "add table inet t")
-            hosts.run(0, "nft", "add chain inet t in { type filter hook input priority 0 ; }")
-            hosts.run(0, "nft", f"add rule inet t in tcp sport != {port} tcp dport != {port} drop")
-        else:
-            hosts.ip(0, "link", "set", "lo", "down")
+        hosts.run(0, "nft", "add table inet t")
+        hosts.run(0, "nft", "add chain inet t in { type filter hook input priority 0 ; }")
+        hosts.run(0, "nft", f"add rule inet t in tcp sport != {port} tcp dport != {port} drop")
         ran = finish(process, tmp_path / "run")
     verdict = verdict_of(ran, "transport_dropped", "transport", (0, 1, 2))
     assert (ran.status, ran.report["job"]["status"]) == (124, "hung")
     assert "is not acknowledged" in said(verdict)
-    if fault == "loopback down":
-        assert "lo (127.0.0.1), which is down" in said(verdict)
-        assert str(verdict["fix"]).startswith("ip link set dev lo up")
     assert (tmp_path / "run" / "machine.json").exists()
 
 
@@ -220,14 +212,3 @@ def test_a_lock_that_its_dead_owner_left_behind_is_named(tmp_path: Path) -> None
     assert f": it waits for lock file {lock}, and the owner of that file is gone" in verdict["summary"]
     assert any(f"{lock} to be removed; no visible process has it open" in text for text in verdict["evidence"])
     assert verdict["fix"].startswith(f"`rm {lock}`")
-
-
-def test_a_lock_whose_owner_is_at_work_is_waited_for(tmp_path: Path) -> None:
-    lock, folder = tmp_path / "lock", tmp_path / "run"
-    builder = build(lock)
-    long = ("--hang-timeout", "15")  # on a busy machine the end of a process takes seconds
-    process = start("stuck_left_lock", folder, "--debug-level", "OFF", *long, ranks=2, args=(str(lock),))
-    assert wait_for(lambda: any((folder / "evidence").glob("*.json")))
-    builder.communicate()
-    ran = finish(process, folder)
-    assert (ran.status, ran.report["verdict"]) == (0, None), ran.stderr

@@ -125,28 +125,6 @@ def test_a_fault_of_a_machine_is_told_sent_and_excluded(tmp_path: Path) -> None:
     assert "DD604 crash" in comment
 
 
-def test_an_action_that_fails_costs_the_job_nothing(tmp_path: Path) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{closed.getsockname()[1]}/token"
-        ran = run(
-            "crash_exit_status", tmp_path, *PATIENT, "--exit-status-of-verdict", "--on-finding", "exit 7",
-            "--webhook", url, "--exclude-file", str(tmp_path / "excluded"), ranks=2,
-        )  # fmt: skip
-    assert ran.status == 70, "the script is at fault"
-    assert "the command ended with status 7" in ran.stderr
-    assert "could not be sent to 127.0.0.1: " in ran.stderr
-    assert "/token" not in ran.stderr
-    assert not (tmp_path / "excluded").exists()
-
-
-def test_a_healthy_job_acts_on_nothing(tmp_path: Path) -> None:
-    command = shlex.join(["touch", str(tmp_path / "acted")])
-    ran = run("clean_plain", tmp_path, *PATIENT, "--exit-status-of-verdict", "--on-finding", command, ranks=2)
-    assert ran.status == 0
-    assert not (tmp_path / "acted").exists()
-
-
 @pytest.mark.parametrize(
     ("option", "value", "hint"),
     [("--webhook", "hooks.example/x", "https://"), ("--exclude-file", "/proc/none/x", "cannot be written")],

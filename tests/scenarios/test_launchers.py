@@ -61,10 +61,6 @@ def lines_of(ran: Ran) -> list[int]:
     return [place["line"] for place in ran.report["verdict"]["where"]]
 
 
-def torchrun(*words: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "torch.distributed.run", f"--master-port={free_port()}", *words)
-
-
 def accelerate(*words: str) -> tuple[str, ...]:
     pytest.importorskip("accelerate")
     options = ("--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no")
@@ -87,10 +83,9 @@ def test_a_healthy_job_of_a_shell_script_is_left_alone(tmp_path: Path) -> None:
     assert ran.report["findings"] == []
 
 
-@pytest.mark.parametrize(("mode", "status", "kind"), [("raise", 1, "crash"), ("sigkill", 137, "killed")])
-def test_a_shell_scripts_rank_that_fails_is_named(mode: str, status: int, kind: str, tmp_path: Path) -> None:
-    ran = run_command(tmp_path, *SHELL, WORLD_SIZE="2", MODE=mode)
-    assert blamed(ran) == (status, "failed", kind, [1])
+def test_a_shell_scripts_rank_that_fails_is_named(tmp_path: Path) -> None:
+    ran = run_command(tmp_path, *SHELL, WORLD_SIZE="2", MODE="sigkill")
+    assert blamed(ran) == (137, "failed", "killed", [1])
 
 
 def test_a_hung_shell_script_is_stopped_with_all_its_ranks(tmp_path: Path) -> None:
@@ -100,10 +95,9 @@ def test_a_hung_shell_script_is_stopped_with_all_its_ranks(tmp_path: Path) -> No
     assert job_pids(tmp_path) == []
 
 
-@pytest.mark.parametrize("launcher", [torchrun, accelerate, mpirun])
+@pytest.mark.parametrize("launcher", [accelerate, mpirun])
 def test_a_rank_that_a_launcher_stops_is_a_victim_and_leaves_its_stack(launcher: Any, tmp_path: Path) -> None:
-    ran = run_command(tmp_path, *launcher(*(["--nproc-per-node=2"] if launcher is torchrun else []), JOB),
-                      MODE="raise", OTHERS_COMPUTE="1")  # fmt: skip
+    ran = run_command(tmp_path, *launcher(JOB), MODE="raise", OTHERS_COMPUTE="1")
     assert blamed(ran) == (1, "failed", "crash", [1])
     assert set(lines_of(ran)) <= set(marked_lines("launched"))
     (victim,) = [row for row in ran.report["ranks"] if row["rank"] == 0]
@@ -120,27 +114,18 @@ def until_said(process: Any, *words: str) -> None:
         said += line
 
 
-@pytest.mark.parametrize(
-    ("words", "env", "code", "unseen", "why"),
-    [
-        (("bash", "-c", 'RANK=0 "$PYTHON" "$JOB" & RANK=1 "$PYTHON" -I "$JOB" & wait'), {"WORLD_SIZE": "2"},
-         "DD601", [1], "-I"),
-        (SHELL, {"WORLD_SIZE": "4", "STARTED": "2"}, "DD607", [2, 3], "another host or in another container"),
-    ],
-)  # fmt: skip
-def test_ranks_that_cannot_be_seen_are_named_and_the_job_is_not_stopped(
-    words: tuple[str, ...], env: dict[str, str], code: str, unseen: list[int], why: str, tmp_path: Path
-) -> None:
-    process = start_command(tmp_path, *words, options=(), MODE="stuck", JOB=JOB, **env)
+def test_ranks_that_cannot_be_seen_are_named_and_the_job_is_not_stopped(tmp_path: Path) -> None:
+    words = ("bash", "-c", 'RANK=0 "$PYTHON" "$JOB" & RANK=1 "$PYTHON" -I "$JOB" & wait')
+    process = start_command(tmp_path, *words, options=(), MODE="stuck", JOB=JOB, WORLD_SIZE="2")
     try:
-        until_said(process, code, "confidence low")
+        until_said(process, "DD601", "confidence low")
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
     finally:
         ran = finish(process, tmp_path)
     (found,) = [f for f in ran.report["findings"] if f["code"] == "DD901"]
-    assert found["ranks"] == unseen
-    assert why in found["summary"]
+    assert found["ranks"] == [1]
+    assert "-I" in found["summary"]
     assert ran.report["job"]["status"] == "interrupted"
     assert job_pids(tmp_path) == []
 
@@ -159,6 +144,8 @@ def test_a_rank_may_run_in_another_environment(tmp_path: Path) -> None:
     ran = run_command(tmp_path / "run", python, *words, MODE="raise")
     assert blamed(ran) == (1, "failed", "crash", [1])
     assert [f for f in ran.report["findings"] if f["code"] == "DD901"] == []
+    # The words of a launcher behind "--" stay where it writes them.
+    assert ("ChildFailedError" in ran.stderr, (tmp_path / "run" / "torchrun.log").exists()) == (True, False)
 
 
 def test_a_command_that_is_a_rank_itself(tmp_path: Path) -> None:
@@ -174,13 +161,6 @@ def test_a_command_that_spawns_its_ranks(tmp_path: Path) -> None:
     assert blamed(ran) == (1, "failed", "crash", [1])
     assert set(lines_of(ran)) & set(marked_lines("crash_spawn"))
     assert len(ran.report["ranks"]) == ran.report["job"]["world_size"]
-
-
-def test_a_command_that_is_a_rank_and_starts_its_peers(tmp_path: Path) -> None:
-    ran = run_command(tmp_path / "run", *PYTHON, str(JOBS / "starts_its_peers.py"), str(tmp_path / "meet"))
-    assert blamed(ran) == (1, "failed", "crash", [1])
-    assert lines_of(ran) == marked_lines("starts_its_peers")
-    assert [row["rank"] for row in ran.report["ranks"]] == [0, 1]
 
 
 def test_a_wrap_inside_a_wrap_lets_the_outer_one_watch(tmp_path: Path) -> None:
@@ -208,17 +188,16 @@ def test_a_command_line_that_cannot_run_starts_nothing(words: tuple[str, ...], s
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_command_gets_signals_and_its_status_is_reported(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_command_gets_signals_and_its_status_is_reported(tmp_path: Path) -> None:
     shown = tmp_path / "signals"
     process = start_command(tmp_path / "run", *PYTHON, *words_of("sleepy"), SIGNALS=str(shown))
     assert wait_for(lambda: shown.exists() and shown.read_text() == "ready\n")
     process.send_signal(signal.SIGUSR1)
     assert wait_for(lambda: shown.read_text() == "ready\nSIGUSR1\n")
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     ran = finish(process, tmp_path / "run")
-    assert shown.read_text() == f"ready\nSIGUSR1\n{number.name}\n"
-    assert ran.status == (130 if number == signal.SIGINT else 7)
+    assert shown.read_text() == "ready\nSIGUSR1\nSIGTERM\n"
+    assert ran.status == 7
     assert ran.report["job"]["status"] == "interrupted"
 
 
@@ -253,18 +232,6 @@ def redraw(folder: Path) -> str:
     return subprocess.run(
         command, capture_output=True, text=True, env=clean_environment(), check=True, timeout=200
     ).stdout  # fmt: skip
-
-
-def test_a_job_that_recovers_says_what_it_got_over(tmp_path: Path) -> None:
-    ran = run("each_attempt", tmp_path, "--max-rest", "2", *PATIENT, ranks=2, LAST_WELL="1")
-    assert (ran.status, ran.report["job"]["status"], ran.report["data"]["attempts"]) == (0, "finished", 3), ran.stderr
-    warnings = [(f["severity"], f["kind"]) for f in ran.report["findings"]]
-    assert sorted(warnings) == [("warning", "crash"), ("warning", "killed")]
-    assert ran.report["verdict"] is None
-    first = (
-        "ddpdoctor: the job finished after 2 restarts\n  finished, 2 ranks, after 2 restarts, 2 warnings; report in "
-    )
-    assert ran.stderr.count(first) == 1
 
 
 def test_torchruns_variables_hold(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.scenarios.running import (
-    JOBS,
     PATIENT,
     clean_environment,
     finish,
@@ -53,18 +52,6 @@ def test_ctrl_c_ends_the_ranks_and_leaves_a_report(tmp_path: Path) -> None:
     assert job_pids(tmp_path) == []
 
 
-def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
-    process = start("ignores_sigterm", tmp_path, "--hang-timeout", "600", ranks=2)
-    assert wait_for(lambda: len(list((tmp_path / "rings").glob("*"))) == 2)
-    assert wait_for(lambda: b'"initialized"' in b"".join(p.read_bytes() for p in (tmp_path / "rings").glob("*")))
-    process.send_signal(signal.SIGINT)
-    assert wait_for((tmp_path / "watch.json").exists)
-    process.send_signal(signal.SIGINT)
-    ran = finish(process, tmp_path)
-    assert ran.status == 130
-    assert job_pids(tmp_path) == []
-
-
 def test_sigterm_of_a_scheduler_leaves_evidence_of_all_ranks(tmp_path: Path) -> None:
     process = start("endless", tmp_path, *PATIENT, ranks=2)
     until_it_trains(process)
@@ -94,18 +81,15 @@ def test_a_killed_watcher_leaves_no_rank_and_a_readable_folder(tmp_path: Path) -
 
 KILLS_THE_WATCHER = """
 import os, signal, sys
-if {there}:
+if 'torch.distributed.run' in sys.orig_argv:
     os.kill(int(os.environ["DDPDOCTOR_WATCHER"]), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize(
-    "there", ["'torch.distributed.run' in sys.orig_argv", "os.environ.get('RANK') == '0'"], ids=["launcher", "rank"]
-)
-def test_a_watcher_killed_as_its_job_starts_leaves_nobody(there: str, tmp_path: Path) -> None:
+def test_a_watcher_killed_as_its_job_starts_leaves_nobody(tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()
-    (site / "sitecustomize.py").write_text(KILLS_THE_WATCHER.format(there=there))
+    (site / "sitecustomize.py").write_text(KILLS_THE_WATCHER)
     process = start("endless", tmp_path / "run", *PATIENT, ranks=2, PYTHONPATH=str(site))
     try:
         process.communicate(timeout=200)  # all who write to its streams have ended
@@ -113,14 +97,6 @@ def test_a_watcher_killed_as_its_job_starts_leaves_nobody(there: str, tmp_path: 
         assert job_pids(tmp_path / "run") == []
     finally:
         kill_job(tmp_path / "run")
-
-
-def test_a_hung_job_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
-    ran = run("ignores_sigterm", tmp_path, ranks=2)
-    assert ran.status == 124
-    assert (ran.report["verdict"]["kind"], ran.report["verdict"]["ranks"]) == ("stuck", [1])
-    assert ran.report["verdict"]["where"][0]["line"] in marked_lines("ignores_sigterm")
-    assert job_pids(tmp_path) == []
 
 
 AUTO = ("--on-hang", "auto", "--debug-level", "OFF")
@@ -147,33 +123,21 @@ def test_a_hang_that_may_resolve_is_reported_at_once_and_stays_the_verdict_when_
     assert ran.report["verdict"]["where"][0]["line"] in marked_lines("stuck_before_init")
 
 
-@pytest.mark.parametrize("how", ["python", "sleep"])
-def test_a_rank_that_prepares_for_long_is_reported_and_the_report_is_withdrawn(how: str, tmp_path: Path) -> None:
-    ran = run("clean_prepares", tmp_path, *AUTO, ranks=2, args=(how, "120"))
+def test_a_rank_that_prepares_for_long_is_reported_and_the_report_is_withdrawn(tmp_path: Path) -> None:
+    ran = run("clean_prepares", tmp_path, *AUTO, ranks=2, args=("python", "120"))
     assert "DD601" in ran.stderr
     assert "torch's own timeout for this barrier is 30 min" in ran.stderr
     assert ran.stderr.count("rank 0 moves again: the report of DD601 stuck is withdrawn") == 1
     assert (ran.status, ran.report["job"]["status"], ran.report["findings"]) == (0, "finished", []), ran.stderr
 
 
-@pytest.mark.parametrize("how", ["still", "late"])
-def test_a_rank_that_works_past_torchs_own_limit_is_named_by_the_line_of_its_work(how: str, tmp_path: Path) -> None:
-    """The line at which the others gave up is evidence, and so is that at which it came too late."""
-    args = (how, str(tmp_path / "flag"))
+def test_a_rank_that_works_past_torchs_own_limit_is_named_by_the_line_of_its_work(tmp_path: Path) -> None:
+    """The line at which the others gave up is evidence."""
+    args = ("still", str(tmp_path / "flag"))
     ran = run("stuck_past_limit", tmp_path / "run", *AUTO, "--hang-timeout", "60", ranks=2, args=args)
     verdict = ran.report["verdict"]
     assert (ran.status, verdict["kind"], verdict["ranks"]) == (1, "stuck", [0]), ran.stderr
     assert {place["line"] for place in verdict["where"]} & set(marked_lines("stuck_past_limit")), verdict
-    assert ("had timed out there after 6 s" in verdict["summary"]) is (how == "late")
-
-
-def test_on_hang_report_says_it_and_lets_the_job_go_on(tmp_path: Path) -> None:
-    ran = run("long_pause", tmp_path, "--on-hang", "report", ranks=2)
-    line = marked_lines("long_pause")[0]
-    assert f"life.py:{line}" in ran.stderr
-    assert ran.status in (0, 1)
-    assert ran.report["job"]["status"] == "finished"
-    assert ran.report["verdict"] is None
 
 
 @pytest.mark.kept
@@ -196,8 +160,7 @@ def test_an_abort_at_exit_is_no_failure_of_training(tmp_path: Path) -> None:
     assert (finding["kind"], finding["severity"], finding["ranks"]) == ("exit-abort", "info", [1])
 
 
-@pytest.mark.parametrize("status", [0, 5])
-def test_streams_directory_arguments_and_status_are_those_of_torchrun(status: int, tmp_path: Path) -> None:
+def test_streams_directory_arguments_and_status_are_those_of_torchrun(tmp_path: Path) -> None:
     base = [sys.executable, "-m"]
     rest = [f"--master-port={free_port()}", "--nproc-per-node=1", *words_of("echo"), "--help", "a b", "--epochs=2"]
     wrapped = [*base, "ddpdoctor", "wrap", "--quiet", "--report-dir", str(tmp_path / "run"), *rest]
@@ -206,7 +169,7 @@ def test_streams_directory_arguments_and_status_are_those_of_torchrun(status: in
         outcomes.append(  # noqa: PERF401 - the command is long enough
             subprocess.run(
                 command, capture_output=True, text=True, input="typed", cwd=tmp_path, check=False, timeout=200,
-                env=clean_environment(STATUS=str(status)),
+                env=clean_environment(STATUS="5"),
             )
         )  # fmt: skip
     plain, recorded = outcomes
@@ -281,29 +244,6 @@ def test_torchruns_own_words_are_shown_if_there_is_no_verdict(tmp_path: Path) ->
     assert (ran.status, ran.report["verdict"]) == (1, None)
     assert before.endswith((tmp_path / "run" / "torchrun.log").read_text())
     assert all(word in before for word in TORCHRUNS[:3])
-
-
-def test_the_words_of_another_launcher_stay_where_it_writes_them(tmp_path: Path) -> None:
-    (tmp_path / "fails.py").write_text(ONE_FAILS)
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", "fails.py")
-    command = [
-        sys.executable,
-        "-m",
-        "ddpdoctor",
-        "wrap",
-        *PATIENT,
-        "--report-dir",
-        "run",
-        "--",
-        sys.executable,
-        *launcher,
-    ]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=tmp_path, env=clean_environment(), timeout=200
-    )
-    assert done.returncode == 1
-    assert all(word in done.stderr for word in TORCHRUNS[:3])
-    assert not (tmp_path / "run" / "torchrun.log").exists()
 
 
 @contextlib.contextmanager
@@ -394,13 +334,6 @@ def test_a_module_runs_as_one_and_its_line_is_named(tmp_path: Path) -> None:
     assert "--lr=0.1" in report["verdict"]["summary"]
     assert done.returncode == 1
     assert json.loads(done.stderr[done.stderr.index('{\n  "schema_version"') :]) == report
-
-
-def test_ranks_behind_a_shell_script_are_found(tmp_path: Path) -> None:
-    ran = run(JOBS / "shell.sh", tmp_path, "--no-python", *PATIENT, ranks=2, PYTHON=sys.executable)
-    verdict = ran.report["verdict"]
-    assert (verdict["kind"], verdict["ranks"]) == ("crash", [0, 1]), ran.stderr
-    assert verdict["where"][0]["line"] in marked_lines("crash_everywhere")
 
 
 def test_nan_is_said_once_while_the_job_runs(tmp_path):

@@ -10,11 +10,6 @@ from tests.scenarios.running import clean_environment
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 
-SHELLS = {
-    "stderr is closed": 'exec "$@" 2>&-',
-    "stdout is closed": 'exec "$@" >&-',
-    "all streams are closed": 'exec "$@" <&- >&- 2>&-',
-}
 SCRIPT = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text('ran')\n"
 
 
@@ -29,9 +24,8 @@ def job(tmp_path):
     return ddpdoctor("wrap", "--nproc-per-node=1", "--report-dir", tmp_path / "run", script, tmp_path / "ran")
 
 
-@pytest.mark.parametrize("name", SHELLS)
-def test_a_job_runs_where_streams_are_closed(name, job, tmp_path):
-    done = subprocess.run(["sh", "-c", SHELLS[name], "sh", *job], check=False, env=clean_environment())
+def test_a_job_runs_where_streams_are_closed(job, tmp_path):
+    done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *job], check=False, env=clean_environment())
     assert done.returncode == 0
     assert (tmp_path / "ran").read_text() == "ran"
     assert (tmp_path / "run" / "report.json").exists()

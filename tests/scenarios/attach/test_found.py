@@ -52,12 +52,6 @@ def test_a_process_that_is_no_rank(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_pid_that_nobody_has(tmp_path):
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    assert f"{ended.pid}" in refusal(output=tmp_path, pid=ended.pid).message
-
-
 def test_a_folder_that_cannot_be_made_is_told_before_the_look(tmp_path):
     (tmp_path / "file").touch()
     with running("plain", tmp_path / "job") as job:

@@ -1,8 +1,5 @@
 """What is seen of jobs that hang, and of one that moves. Each job goes on and ends well afterwards."""
 
-import os
-import signal
-
 import pytest
 
 from ddpdoctor.model.attached import Movement, RankBy
@@ -41,42 +38,6 @@ def test_a_hung_job_of_torchrun(tmp_path):
     assert sorted(seen.job.files) == sorted(
         str(path.relative_to(seen.folder)) for path in seen.folder.rglob("look_*/*")
     )
-
-
-def test_a_job_that_trains_is_said_to_move(tmp_path):
-    with running("moving", tmp_path / "job", settle=False) as job:
-        seen = job.attach(tmp_path)
-        assert job.ends_well()
-
-    assert seen.job.movement is Movement.MOVING
-    assert all("received" in one.evidence for one in seen.job.movements)
-
-
-def test_the_worker_of_a_loader_is_no_rank_and_its_stack_is_seen(tmp_path):
-    with running("loader", tmp_path / "job") as job:
-        seen = job.attach(tmp_path)
-        assert job.ends_well()
-
-    assert [rank.pid for rank in seen.job.ranks] == job.pids
-    rank = looks(seen, 1)[1]
-    assert "_try_get_data" in {name.rpartition(".")[2] for name, _ in main_lines(rank)}
-    (worker,) = [child for child in rank.process.children if child.stacks]
-    frames = [(frame["name"], frame["line"]) for thread in worker.stacks for frame in thread["frames"]]
-    assert ("wait_for_the_test", marked("FAULT")) in frames
-
-
-def test_a_stopped_rank_is_seen_and_stays_stopped(tmp_path):
-    with running("plain", tmp_path / "job") as job:
-        os.kill(job.pids[1], signal.SIGSTOP)
-        seen = job.attach(tmp_path)
-        again = job.attach(tmp_path)  # the first look has not let it go on
-        os.kill(job.pids[1], signal.SIGCONT)
-        assert job.ends_well()
-
-    for one in (seen, again):
-        assert [look.process.state for look in looks(one, 2)] == ["S", "T"]
-        assert main_lines(looks(one, 2)[1])[0] == ("wait_for_the_test", marked("FAULT"))
-    assert seen.folder != again.folder
 
 
 def test_a_held_gil_hides_no_stack(tmp_path):

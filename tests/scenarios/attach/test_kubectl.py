@@ -129,17 +129,6 @@ def test_pods_that_do_not_run_or_lack_ddpdoctor_are_named_with_what_to_do(cluste
     assert notes["train-1"].startswith("the pod is Running: trainer ended, OOMKilled, exit code 137")
 
 
-def test_a_pod_whose_python_has_no_ddpdoctor(cluster):
-    require("unshare", "nsenter")
-    cluster.run_pod("train-0", "sleep", "1000")
-    cluster.pods[0]["env"] = {"PATH": "/usr/bin:/bin"}
-    cluster.save()
-    done = cluster.attach("--python", "/usr/bin/python3")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "error: the only pod has not sent what it saw\n  train-0: " in done.stderr
-    assert "No module named ddpdoctor; `kubectl exec train-0 -- python -m pip install" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

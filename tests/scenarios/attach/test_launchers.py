@@ -4,12 +4,9 @@ import subprocess
 import sys
 
 from ddpdoctor.attach.find import choose_job, find_jobs
-from ddpdoctor.model.attached import Movement
 from tests.scenarios.attach.running import SCRIPT, looks, main_lines, marked, started
 from tests.scenarios.hosts import require
 from tests.scenarios.running import clean_environment, free_port
-
-HOSTS = 1
 
 
 def begin(command, port, **env):
@@ -17,24 +14,6 @@ def begin(command, port, **env):
     return subprocess.Popen(
         command, env=clean_environment(**shared, **env), stdin=subprocess.DEVNULL, start_new_session=True
     )
-
-
-def test_tasks_of_slurm_in_another_network(slurm, tmp_path):
-    folder, port = tmp_path / "job", free_port()
-    command = ["srun", "-n2", "-N1", "bash", "-c", f"{sys.executable} {SCRIPT} plain {folder}; exit $?"]
-    with started(folder, port, lambda: [begin(command, port, SLURM_CONF=str(slurm.conf))]) as job:
-        seen = job.attach(tmp_path)
-        assert job.ends_well()
-
-    assert [(rank.pid, rank.rank, rank.launcher) for rank in seen.job.ranks] == [
-        (job.pids[0], 0, "srun"), (job.pids[1], 1, "srun")
-    ]  # fmt: skip
-    assert seen.job.world_size == 2
-    assert seen.job.job.name == f"slurm-{seen.job.job.slurm_job}"
-    (refusal,) = seen.job.refused
-    assert (refusal.source, f"nsenter -t {job.pids[0]} -n" in refusal.remedy) == ("store", True)
-    assert main_lines(looks(seen, 2)[1])[0] == ("wait_for_the_test", marked("FAULT"))
-    assert seen.job.movement is Movement.STILL
 
 
 def test_ranks_of_mpirun(tmp_path):

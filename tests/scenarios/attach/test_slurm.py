@@ -120,21 +120,6 @@ def test_a_node_that_is_not_reached_is_named_and_may_hold_the_cause(slurm, hung_
     assert judged(attach(slurm, "--slurm", hung_job.number, "--format", "json"))["verdict"]["ranks"] == [1]
 
 
-def test_folders_that_each_node_saved_by_itself_are_judged_together(slurm, hung_job):
-    folder = slurm.folder / "by-hand"
-    folder.mkdir()
-    command = [sys.executable, "-m", "ddpdoctor"]
-    looks = ("attach", "--node-only", "--job", f"slurm-{hung_job.number}", "--folder", str(folder))
-    srun = ("srun", f"--jobid={hung_job.number}", "--overlap", "--ntasks-per-node=1", "--nodes=2")
-    printed = slurm.run(*srun, *command, *looks, **clean_environment()).stdout.splitlines()
-    done = slurm.run(*command, "analyze", *printed, "--format", "json", check=False, **clean_environment())
-
-    report = judged(done)
-    assert len(set(printed)) == 2
-    assert (report["verdict"]["ranks"], report["verdict"]["hosts"]) == ([1], ["dd1"])
-    assert report["data"]["evidence"]["seen_ranks"] == [0, 1, 2, 3]
-
-
 def test_a_python_that_no_node_has(slurm, hung_job):
     done = attach(slurm, "--slurm", hung_job.number, "--python", "/no/python")
     assert (done.returncode, done.stdout) == (2, "")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.scenarios.attach.running import ROOT, SCRIPT, marked, sleeps
-from tests.scenarios.running import clean_environment, has_called, marked_lines, start, wait_for
+from tests.scenarios.running import clean_environment, has_called, start, wait_for
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 UNDER_WRAP = "the job runs under `ddpdoctor wrap`; its run folder is {run}"
@@ -65,18 +65,6 @@ def test_the_rank_at_fault_is_named_from_its_records_and_the_job_goes_on(tmp_pat
     assert "FAULT" in source["lines"][source["blamed"] - source["first"]]
 
 
-def test_a_circle_of_receives_is_told_that_stacks_do_not_show(tmp_path):
-    run = tmp_path / "run"
-    with wrapped("deadlock_receive", run, ranks=4):
-        assert wait_for(lambda: has_called(run, "recv"))
-        assert wait_for(lambda: all(map(sleeps, pids_of(run))))
-        status, report = attached(tmp_path, "--pid", str(pids_of(run)[0]))
-
-    verdict = report["verdict"]
-    assert (status, verdict["code"], verdict["ranks"]) == (1, "DD608", [0, 1, 2])
-    assert {place["line"] for place in verdict["where"]} == set(marked_lines("deadlock_receive"))
-
-
 def test_groups_whose_members_the_records_do_not_have_are_not_judged_by_them(tmp_path):
     run = tmp_path / "run"
     with wrapped("deadlock_groups", run, ranks=3):
@@ -101,18 +89,3 @@ def test_a_wrapped_job_that_moves_has_no_verdict(tmp_path):
 
     assert (status, report["verdict"], report["data"]["evidence"]["moves"]) == (0, None, True)
     assert report["data"]["evidence"]["notes"] == [UNDER_WRAP.format(run=run)]
-
-
-def test_without_its_run_folder_what_was_seen_from_outside_decides(tmp_path):
-    job, run = tmp_path / "job", tmp_path / "run"
-    job.mkdir()
-    os.mkfifo(job / "release")
-    with wrapped("attached", run, "plain", str(job)):
-        assert wait_for(lambda: all((job / f"at_{rank}").exists() for rank in range(2)))
-        pids = pids_of(run)
-        assert wait_for(lambda: all(map(sleeps, pids)))
-        (run / "run.json").unlink()
-        status, report = attached(tmp_path, "--pid", str(pids[0]))
-
-    assert (status, report["verdict"]["ranks"], report["verdict"]["confidence"]) == (1, [1], "high")
-    assert OWN not in report["data"]["evidence"]["notes"]

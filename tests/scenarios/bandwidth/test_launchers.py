@@ -9,8 +9,8 @@ import jsonschema
 import psutil
 import pytest
 
-from tests.scenarios.bandwidth.running import BENCH, QUICK, TORCHRUN, finish, start
-from tests.scenarios.running import SCHEMA, free_port, wait_for
+from tests.scenarios.bandwidth.running import BENCH, QUICK, finish, start
+from tests.scenarios.running import SCHEMA, wait_for
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 
@@ -30,23 +30,6 @@ def test_tasks_of_a_step_are_ranks(slurm):
     wrong = slurm.run(*step, "--min-size", "2KiB", "--max-size", "1KiB", check=False)
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr.count("--min-size 2 KiB is above --max-size 1 KiB") == 1
-
-
-def test_one_bench_after_another_in_one_job(tmp_path):
-    one = '"$PYTHON" -m ddpdoctor allreduce-bench --format json --max-size 1KiB --iters 2 --warmup 0'
-    script = tmp_path / "rank.sh"
-    script.write_text(f"#!/bin/sh\n{one} --mode latency && {one} --mode throughput\n")
-    script.chmod(0o755)
-    launcher = (*TORCHRUN, "--nproc-per-node=2", f"--master-port={free_port()}", "--no-python", str(script))
-    done = finish(start(*launcher, PYTHON=sys.executable))
-
-    decoder, text, modes = json.JSONDecoder(), done.stdout.strip(), []
-    while text:
-        report, end = decoder.raw_decode(text)
-        modes.append([one["mode"] for one in report["data"]["results"]])
-        text = text[end:].strip()
-    assert modes == [["latency"], ["throughput"]], done.stderr
-    assert done.status == 0
 
 
 @pytest.mark.cold  # a forked Python has one more child

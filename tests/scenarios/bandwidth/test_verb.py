@@ -7,7 +7,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from tests.scenarios.bandwidth.running import BENCH, QUICK, bench, by_hand, finish, start, torchrun
+from tests.scenarios.bandwidth.running import BENCH, QUICK, bench, finish, start, torchrun
 from tests.scenarios.running import SCHEMA
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
@@ -82,30 +82,6 @@ def test_under_torchrun_rank_0_alone_reports(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ranks_that_only_have_their_number_make_a_job():
-    done = by_hand((*QUICK, "--format", "json"), (*QUICK, "--format", "json"), (*QUICK, "--format", "json"))
-
-    assert [one.status for one in done] == [0, 0, 0]
-    data = check_results(done[0].report, ranks=3)
-    assert [one["busbw_gb_s"] for one in data["results"]] == pytest.approx(
-        [one["algbw_gb_s"] * 4 / 3 for one in data["results"]]
-    )
-    assert [one.stdout for one in done[1:]] == ["", ""]
-    assert [one.stderr for one in done] == ["", "", ""]
-
-
-def test_one_rank_works_and_has_no_bus_bandwidth():
-    done = bench(*QUICK, "--format", "json", "--collective", "all", ranks=1)
-
-    assert done.status == 0
-    assert {one["busbw_gb_s"] for one in done.report["data"]["results"]} == {None}
-    (left_out,) = done.report["data"]["left_out"]
-    assert left_out["collective"] == "send_recv"
-    text = bench(*QUICK, ranks=1)
-    assert (text.status, text.stderr) == (0, "")
-    assert "n/a" in text.stdout
-
-
 def test_collectives_and_dtypes_each_have_their_rows():
     options = ("--collective", "all_reduce,all_gather", "--collective", "send_recv", "--dtype", "float32,bfloat16")
     done = finish(start(*BENCH, "--min-size", "4KiB", *QUICK, *options, "--format", "csv"))
@@ -121,25 +97,14 @@ def test_collectives_and_dtypes_each_have_their_rows():
     assert header[:6] == ["collective", "dtype", "redop", "mode", "in_place", "size_bytes"]
 
 
-def test_a_demand_that_is_not_met_is_the_status_of_all_ranks():
-    """A curve needs a plateau to be below it: one that is asked for and cannot be determined is inconclusive."""
-    options = (*QUICK, "--mode", "throughput", "--expect", "100000GB/s", "--format", "json")
-    done = by_hand(options, options)
-
-    assert {one.status for one in done} <= {1, 4}
-    assert done[0].status == done[1].status
-    assert done[0].report["data"]["curves"][0]["mode"] == "throughput"
-
-
 # One element of one size that is wrong in one rank is found, and the rank is named.
 
 
 WRONG = Path(__file__).parent / "wrong"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_altered_element_is_named_with_rank_index_expected_and_found(dtype):
-    ran = bench(*QUICK, "--dtype", dtype, "--format", "json", PYTHONPATH=str(WRONG), WRONG_RANK="1")
+def test_an_altered_element_is_named_with_rank_index_expected_and_found():
+    ran = bench(*QUICK, "--format", "json", PYTHONPATH=str(WRONG), WRONG_RANK="1")
     report = ran.report
     verdict = report["verdict"]
     (wrong,) = report["data"]["wrong"]
@@ -150,12 +115,4 @@ def test_an_altered_element_is_named_with_rank_index_expected_and_found(dtype):
     assert {row["wrong"] for row in report["data"]["results"] if row["size_bytes"] == 2048} == {1}
     assert {row["wrong"] for row in report["data"]["results"] if row["size_bytes"] != 2048} == {0}
     reported = " ".join([verdict["summary"], *verdict["evidence"]])
-    assert all(word in reported for word in ("137", "2 KiB", dtype))
-
-
-def test_right_data_are_no_finding():
-    report = bench(*QUICK, "--format", "json", PYTHONPATH=str(WRONG)).report
-
-    assert report["verdict"] is None
-    assert report["data"]["wrong"] == []
-    assert {row["wrong"] for row in report["data"]["results"]} == {0}
+    assert all(word in reported for word in ("137", "2 KiB", "float32"))

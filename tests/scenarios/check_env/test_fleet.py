@@ -15,6 +15,8 @@ import pytest
 from ddpdoctor.exchange.clocks import KEY
 from ddpdoctor.exchange.store import wait_for
 from ddpdoctor.exchange.wire import NO_TOKEN, open_client
+from tests.scenarios.check_env.running import CHECK_ENV, Seen
+from tests.scenarios.check_env.test_variables import LAUNCH_CHECKS
 from tests.scenarios.hosts import Hosts, require
 from tests.scenarios.running import SCHEMA, cell_of, clean_environment, free_port, grids_of
 from tests.scenarios.slurm import Slurm
@@ -22,7 +24,6 @@ from tests.scenarios.slurm import Slurm
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
-CHECK_ENV = (sys.executable, "-m", "ddpdoctor", "check-env", "--format", "json")
 CHEAP = ("rank-set", "ws-same", "version-same", "clock", "mtu", "shm")
 """Checks of which the reading takes no time."""
 LIMIT_S = 250
@@ -85,21 +86,6 @@ def test_ranks_with_different_environments(tmp_path):
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["1\n", "0\n"], done.stderr
 
 
-def test_a_second_time_in_one_job(tmp_path):
-    script = tmp_path / "rank.sh"
-    one = '"$PYTHON" -m ddpdoctor check-env --format json rank-set'
-    script.write_text(f"#!/bin/sh\n{one} && {one}\n")
-    script.chmod(0o755)
-    done = torchrun(script=("--no-python", str(script)), PYTHON=sys.executable)
-
-    decoder, text, reports = json.JSONDecoder(), done.stdout.strip(), []
-    while text:
-        report, end = decoder.raw_decode(text)
-        reports.append(report)
-        text = text[end:].strip()
-    assert [outcome(report, "rank-set") for report in reports] == ["passed", "passed"], done.stderr
-
-
 def test_a_rank_that_is_interrupted_ends_at_once():
     """Rank 1 of 2 never comes; rank 0 waits for it and is interrupted."""
     command = [*CHECK_ENV, "--nnodes", "2", "--node-rank", "0", "--master-addr", "localhost", "--timeout", "600"]
@@ -126,50 +112,27 @@ def start_on_both(hosts: Hosts, launchers, *, second: tuple[str, ...] = (), **en
     ]
 
 
-def finish(processes):
-    """Return the report, the exit statuses and the second host's stderr."""
-    ended = [process.communicate(timeout=LIMIT_S) for process in processes]
-    assert ended[0][0].strip(), ended[0][1]
-    assert ended[1][0] == "", "only rank 0 reports"
-    return read_report(ended[0][0]), [process.returncode for process in processes], ended[1][1]
-
-
-def torchruns(hosts, *checks, options=()):
-    port = free_port()
-    return [
-        (
-            *TORCHRUN, "--nnodes=2", "--nproc-per-node=2", f"--node-rank={number}", f"--master-addr={hosts.names[0]}",
-            f"--master-port={port}", "-m", "ddpdoctor", "check-env", "--format", "json", *options, *checks,
-        )
-        for number in range(2)
-    ]  # fmt: skip
-
-
-@pytest.fixture
-def small_mtu(hosts):
-    hosts.ip(1, "link", "set", "eth0", "mtu", "1400")
-    yield
-    hosts.ip(1, "link", "set", "eth0", "mtu", "1500")
-
-
-@pytest.fixture
-def other_torch(tmp_path):
-    """A folder in which a torch of another version is said to be installed."""
+def test_two_hosts_that_differ_under_torchrun(hosts, tmp_path):
+    """The second one has a small MTU, a clock that is behind, and says that torch of another version is installed."""
+    require("faketime")
     installed = tmp_path / "torch-1.0.0.dist-info"
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.0.0\n")
-    return tmp_path
-
-
-@pytest.mark.usefixtures("small_mtu")
-def test_two_hosts_that_differ_under_torchrun(hosts, other_torch):
-    require("faketime")
-    launchers = torchruns(hosts, *CHEAP, options=("--no-torch",))
-    report, statuses, _ = finish(
-        start_on_both(
-            hosts, launchers, second=("faketime", "-f", "-20s"), NCCL_ALGO="Ring", PYTHONPATH=str(other_torch)
+    command = (
+        *TORCHRUN, "--nnodes=2", "--nproc-per-node=2", "--master-addr=dd0", f"--master-port={free_port()}",
+    )  # fmt: skip
+    checks = ("-m", "ddpdoctor", "check-env", "--format", "json", "--no-torch", *CHEAP)
+    launchers = [(*command, f"--node-rank={number}", *checks) for number in range(2)]
+    hosts.ip(1, "link", "set", "eth0", "mtu", "1400")
+    try:
+        first, second = start_on_both(
+            hosts, launchers, second=("faketime", "-f", "-20s"), NCCL_ALGO="Ring", PYTHONPATH=str(tmp_path)
         )
-    )
+        (stdout, stderr), (nothing, _) = [one.communicate(timeout=LIMIT_S) for one in (first, second)]
+    finally:
+        hosts.ip(1, "link", "set", "eth0", "mtu", "1500")
+    assert nothing == "", "only rank 0 reports"
+    report = read_report(stdout)
 
     assert report["data"]["hosts"] == ["dd0", "dd1"]
     assert report["data"]["missing_ranks"] == []
@@ -187,26 +150,7 @@ def test_two_hosts_that_differ_under_torchrun(hosts, other_torch):
     assert "1500 on dd0, 1400 on dd1" in mtu["summary"]
     version = finding(report, "version-same")
     assert f"torch {metadata.version('torch')} on dd0, 1.0.0 on dd1" in version["summary"]
-    assert statuses[0] == 1
-
-
-def test_two_hosts_alike_under_torchruns_own_rendezvous(hosts):
-    port = free_port()
-    command = (
-        *TORCHRUN, "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=dd0:{port}",
-        "--rdzv-id=job", "-m", "ddpdoctor", "check-env", "--format", "json", *CHEAP, "--fail-on", "never",
-    )  # fmt: skip
-    processes = start_on_both(hosts, [command, command])
-    ended = [process.communicate(timeout=LIMIT_S) for process in processes]
-    # Which of the two hosts has rank 0 is torchrun's to choose.
-    (stdout,) = [stdout for stdout, _ in ended if stdout.strip()]
-    report = read_report(stdout)
-
-    assert sorted(report["data"]["hosts"]) == ["dd0", "dd1"]
-    assert {kind: outcome(report, kind) for kind in ("rank-set", "ws-same", "version-same", "mtu")} == {
-        "rank-set": "passed", "ws-same": "passed", "version-same": "passed", "mtu": "passed",
-    }  # fmt: skip
-    assert [process.returncode for process in processes] == [0, 0], ended
+    assert first.returncode == 1, stderr
 
 
 def test_a_rank_that_never_answers_is_named(hosts, tmp_path):
@@ -240,19 +184,6 @@ def test_a_rank_that_never_answers_is_named(hosts, tmp_path):
     assert outcome(report, "version-same") == "passed"
 
 
-def test_two_hosts_by_hand(hosts):
-    port = free_port()
-    launchers = [
-        (*CHECK_ENV, "--nnodes", "2", "--node-rank", str(n), "--master-addr", "dd0", "--master-port", str(port), *CHEAP)
-        for n in range(2)
-    ]
-    report, statuses, stderr = finish(start_on_both(hosts, launchers))
-
-    assert report["data"]["launcher"] == "nnodes"
-    assert report["data"]["hosts"] == ["dd0", "dd1"]
-    assert (statuses[1], stderr) == (0, "")
-
-
 def test_a_host_behind_a_firewall_is_missing_and_says_why(hosts):
     require("nft")
     port = free_port()
@@ -276,45 +207,33 @@ def test_a_host_behind_a_firewall_is_missing_and_says_why(hosts):
     assert "no answer; a firewall may drop the packets" in stderr
 
 
-def srun(slurm: Slurm, *options: str, check_env=CHECK_ENV, **env: str):
+def srun(slurm: Slurm, *words: str, **env: str) -> Seen:
     drop = {name: "" for name in os.environ if name.startswith(("DDPDOCTOR_", "SLURM_"))}
-    return slurm.run("srun", *options, *check_env, check=False, **drop, **env)
+    done = slurm.run("srun", "-N2", *words, check=False, **drop, **env)
+    return Seen(done.stdout, done.stderr, done.returncode)
 
 
 def test_a_slurm_step(slurm):
-    done = srun(slurm, "-N2", "--ntasks-per-node=2", check_env=(*CHECK_ENV, *CHEAP, "--fail-on", "never"))
-    report = read_report(done.stdout)
+    checks = (*CHECK_ENV, "--no-torch", *LAUNCH_CHECKS, "version-same")
+    seen = srun(slurm, "--ntasks-per-node=2", *checks, MASTER_ADDR="dd0", MASTER_PORT="29500")
 
-    assert report["data"]["launcher"] == "slurm"
-    assert report["data"]["world_size"] == 4
-    assert report["data"]["hosts"] == ["dd0", "dd1"]
-    assert report["data"]["missing_ranks"] == []
-    assert outcome(report, "version-same") == "passed"
-    assert done.returncode == 0, done.stderr
+    assert (seen.report["data"]["launcher"], seen.report["data"]["world_size"]) == ("slurm", 4)
+    assert (seen.report["data"]["hosts"], seen.report["data"]["missing_ranks"]) == (["dd0", "dd1"], [])
+    assert (seen.status, seen.findings) == (0, [])
+    assert {seen.outcomes[kind] for kind in ("rank-set", "slurm-shape", "version-same")} == {"passed"}
 
 
 def test_a_slurm_step_with_a_master_that_is_wrong(slurm):
     """What is to be found out does not keep the ranks from meeting."""
-    done = srun(slurm, "-N2", "--ntasks-per-node=1", check_env=(*CHECK_ENV, "rank-set"), MASTER_ADDR="localhost")
-    report = read_report(done.stdout)
+    seen = srun(slurm, "--ntasks-per-node=1", *CHECK_ENV, "rank-set", MASTER_ADDR="localhost")
 
-    assert report["data"]["hosts"] == ["dd0", "dd1"]
-    assert outcome(report, "rank-set") == "passed"
+    assert (seen.report["data"]["hosts"], seen.outcomes) == (["dd0", "dd1"], {"rank-set": "passed"})
 
 
-def test_a_slurm_task_alone_gathers_nothing(slurm):
-    report = read_report(srun(slurm, "-N1", "-n1", check_env=(*CHECK_ENV, "rank-set")).stdout)
-    assert report["data"]["launcher"] == "none"
+def test_torchrun_on_each_node_of_a_slurm_step(slurm):
+    meet = ("--nproc-per-node=2", "--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=dd0:29400", "--rdzv-id=7")
+    seen = srun(slurm, "--ntasks-per-node=1", *TORCHRUN, *meet, "--no-python", *CHECK_ENV, "--no-torch", *LAUNCH_CHECKS)
 
-
-def test_torchrun_within_a_slurm_step(slurm):
-    inner = (
-        *TORCHRUN, "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=dd0:{free_port()}",
-        "-m", "ddpdoctor", "check-env", "--format", "json", "rank-set",
-    )  # fmt: skip
-    done = srun(slurm, "-N2", "--ntasks-per-node=1", check_env=inner)
-    report = read_report(done.stdout)
-
-    assert report["data"]["launcher"] == "torchrun"
-    assert report["data"]["world_size"] == 4
-    assert sorted(report["data"]["hosts"]) == ["dd0", "dd1"]
+    assert seen.findings == []
+    ran = {kind for kind, outcome in seen.outcomes.items() if outcome == "passed"}
+    assert ran >= {"env-complete", "env-range", "rank-set", "ws-same", "rdzv-id-same", "slurm-shape", "master-loopback"}

@@ -1,6 +1,5 @@
 """The real pynvml in the real child, against a driver's library that we compile; and hangs of the real kernel."""
 
-import json
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from ddpdoctor.collect.gpus import GpuCount, count_gpus, gpus_of, read_gpus, rea
 from ddpdoctor.collect.system import ReadingPlan, System
 from ddpdoctor.model.reading import NotRead, Why
 from tests.nvml_driver import compile_driver
+from tests.scenarios.check_env.running import check_env
 
 MODULE = "ddpdoctor.collect.gpus"
 KMSG = Path("/dev/kmsg")
@@ -25,18 +25,13 @@ def driver(tmp_path_factory):
     return compile_driver(tmp_path_factory.mktemp("driver"))
 
 
+def machine(driver, state=""):
+    """Return the variables of a machine that has this driver."""
+    return {"LD_LIBRARY_PATH": str(driver), "FAKE_NVML": state}
+
+
 def ask_nvml(driver, state="", limit_s=60.0):
-    env = {**os.environ, "LD_LIBRARY_PATH": str(driver), "FAKE_NVML": state}
-    return gpus_of(run_child(MODULE, (), env, limit_s), limit_s)
-
-
-def check_env(driver, *arguments, state=""):
-    """Return the report of a real run on a machine that has this driver."""
-    env = {**os.environ, "LD_LIBRARY_PATH": str(driver), "FAKE_NVML": state}
-    command = [sys.executable, "-m", "ddpdoctor", "check-env", *arguments, "--format", "json"]
-    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
-    assert ran.stdout, ran.stderr
-    return json.loads(ran.stdout), ran.returncode
+    return gpus_of(run_child(MODULE, (), {**os.environ, **machine(driver, state)}, limit_s), limit_s)
 
 
 def test_structures_come_through_ctypes(driver):
@@ -78,23 +73,20 @@ def test_a_library_without_a_driver(driver):
     assert missing.value.unread.why is Why.ABSENT
 
 
-@pytest.mark.parametrize(
-    ("state", "visible", "count"), [("", None, 2), ("", "1", 1), ("lost", None, 2), ("unloaded", None, 0)]
-)  # fmt: skip
-def test_gpus_are_counted(driver, state, visible, count):
-    env = {**os.environ, "LD_LIBRARY_PATH": str(driver), "FAKE_NVML": state}
-    env |= {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert count_gpus(env) == GpuCount(count=count)
-
-
-def test_a_driver_that_cannot_be_asked_is_not_taken_for_none(driver):
-    env = {**os.environ, "LD_LIBRARY_PATH": str(driver), "FAKE_NVML": "mismatch"}
-    assert count_gpus(env) == GpuCount(unknown="NVML gave no answer: it says LIB_RM_VERSION_MISMATCH")
+def test_gpus_are_counted_and_a_driver_that_cannot_be_asked_is_not_taken_for_none(driver):
+    env = {**os.environ, "LD_LIBRARY_PATH": str(driver)}
+    counts = [
+        count_gpus(env | {"FAKE_NVML": state, **visible}) for state, visible in (
+            ("", {}), ("", {"CUDA_VISIBLE_DEVICES": "1"}), ("lost", {}), ("unloaded", {}), ("mismatch", {})
+        )
+    ]  # fmt: skip
+    unknown = GpuCount(unknown="NVML gave no answer: it says LIB_RM_VERSION_MISMATCH")
+    assert counts == [*(GpuCount(count=count) for count in (2, 1, 2, 0)), unknown]
 
 
 @pytest.mark.parametrize("state", ["dead", "hang"])
 def test_a_count_that_hangs_is_given_up(driver, state):
-    system = System(env={**os.environ, "LD_LIBRARY_PATH": str(driver), "FAKE_NVML": state})
+    system = System(env={**os.environ, **machine(driver, state)})
     with pytest.raises(NotRead) as missing:
         read_uuids(system, 2.0)
     assert missing.value.unread.why is Why.TIMEOUT
@@ -105,16 +97,16 @@ def test_a_count_that_hangs_is_given_up(driver, state):
 
 def test_a_plan_that_is_in_a_hurry_keeps_what_nvml_said_by_then(driver):
     """As of `wrap`, which reads the machine of a job that hangs."""
-    system = System(env={**os.environ, "LD_LIBRARY_PATH": str(driver), "FAKE_NVML": "hang"})
+    system = System(env={**os.environ, **machine(driver, "hang")})
     gpus = read_gpus(system, ReadingPlan(sections=frozenset(), limit_s=6.0))
     assert [gpu.error for gpu in gpus.devices] == [None, "it did not answer in time"]
 
 
 def test_check_env_finds_what_is_wrong(driver):
     kinds = ("ecc-unc", "row-remap", "sram-threshold", "nvlink", "other-procs")
-    report, status = check_env(driver, *kinds)
-    found = {finding["kind"]: finding["summary"] for finding in report["findings"]}
-    assert status == 1
+    seen = check_env(*kinds, torch=True, **machine(driver))
+    found = {kind: summary for kind, _, summary, _ in seen.findings}
+    assert seen.status == 1
     assert found["ecc-unc"].startswith("GPU 1 had memory errors")
     assert found["row-remap"].startswith("GPU 1 has a bad memory row") or "GPU 0 remapped" in found["row-remap"]
     assert found["sram-threshold"].startswith("GPU 1")
@@ -123,17 +115,10 @@ def test_check_env_finds_what_is_wrong(driver):
 
 
 def test_check_env_blames_a_lost_gpu(driver):
-    report, status = check_env(driver, "gpu-count", "--no-torch", state="lost")
-    (finding,) = report["findings"]
-    assert (status, finding["severity"]) == (1, "error")
-    assert finding["summary"].startswith("GPU 1 does not respond")
-
-
-def test_a_hidden_gpu_of_the_real_environment(driver, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2,1")
-    report, _ = check_env(driver, "cvd-valid")
-    (finding,) = report["findings"]
-    assert finding["fix"] == "export CUDA_VISIBLE_DEVICES=0,1"
+    seen = check_env("gpu-count", **machine(driver, "lost"))
+    _, severity, summary, _ = seen.only()
+    assert (seen.status, severity) == (1, "error")
+    assert summary.startswith("GPU 1 does not respond")
 
 
 HANGS = """
@@ -198,6 +183,5 @@ def test_a_line_of_the_real_log(driver):
         KMSG.write_text(f"NVRM: Xid (PCI:0000:43:00): 13, pid={os.getpid()}, written by a test of ddpdoctor\n")
     except OSError as error:
         pytest.skip(f"the kernel's log cannot be written: {error}")
-    report, _ = check_env(driver, "xid")
-    summaries = [finding["summary"] for finding in report["findings"]]
+    summaries = [summary for _, _, summary, _ in check_env("xid", torch=True, **machine(driver)).findings]
     assert "GPU 1 had Xid 13: a fault in a program's kernel" in summaries

@@ -1,13 +1,15 @@
-"""Variables of every class, and NCCL's files, as the command sees them; what torch itself does with wrong values."""
+"""What the command sees of variables, launchers, PCI and RDMA here; what torch itself does with wrong values."""
 
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.scenarios.check_env.test_limits import check_env, in_mounts
-from tests.scenarios.running import clean_environment
+from tests.scenarios.check_env.running import check_env, environment
+from tests.scenarios.check_env.test_limits import in_mounts
+from tests.scenarios.running import free_port
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 
@@ -58,32 +60,7 @@ def test_the_commands_of_the_findings_mend_the_environment():
 def test_a_clean_environment_has_no_findings():
     seen = check_env(*VARIABLE_CHECKS)
     assert seen.findings == []
-    outcomes = {check: seen.checks[check]["outcome"] for check in VARIABLE_CHECKS[:4]}
-    assert set(outcomes.values()) == {"passed"}
-
-
-def test_a_file_that_the_environment_names(tmp_path):
-    path = tmp_path / "nccl.conf"
-    path.write_text("NCCL_P2P_DISABLE=1\nNCCL_DEBUG=WARN\nexport NCCL_ALGO=Ring\nAPI_TOKEN=hunter2\n")
-    seen = check_env("nccl-conf", NCCL_CONF_FILE=str(path))
-    assert sorted((kind, fix) for kind, _, _, fix in seen.findings) == [
-        ("nccl-conf", rf"sed -i -E '3s/^\s*(export\s+)?//; 3s/\s*=\s*/=/' {path}"),
-        ("nccl-conf", f"sed -i 1d {path}"),
-    ]
-    assert "hunter2" not in json.dumps(seen.report)
-
-
-def test_a_file_that_is_named_and_not_there(tmp_path):
-    seen = check_env("nccl-conf", NCCL_CONF_FILE=str(tmp_path / "none"))
-    assert seen.only()[2] == f"NCCL does not read {tmp_path}/none: there is no such file"
-
-
-def test_a_file_in_the_home_folder_that_the_shell_names(tmp_path):
-    (tmp_path / ".nccl.conf").write_text("NCCL_SHM_DISABLE=1\n")
-    seen = check_env("nccl-conf", HOME=str(tmp_path))
-    (kind, severity, summary, _) = seen.only()
-    assert (kind, severity) == ("nccl-conf", "warning")
-    assert "NCCL_SHM_DISABLE=1" in summary or summary.startswith("NCCL does not read")
+    assert {seen.outcomes[check] for check in VARIABLE_CHECKS[:4]} == {"passed"}
 
 
 def test_the_machines_file_in_a_mount_namespace(tmp_path):
@@ -94,24 +71,12 @@ def test_the_machines_file_in_a_mount_namespace(tmp_path):
     assert check_env("nccl-conf", before=before, NCCL_P2P_DISABLE="0").findings == []
 
 
-def test_ranks_with_one_environment_are_one_finding(tmp_path):
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ddpdoctor",
-        "check-env", "--no-torch", "--report-dir", str(tmp_path), *VARIABLE_CHECKS,
-    ]  # fmt: skip
-    environment = clean_environment() | {"CUDA_LAUNCH_BLOCKING": "1", "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, check=False, capture_output=True, timeout=200, env=environment)
-    report = json.loads((tmp_path / "report.json").read_text())
-    (finding,) = report["findings"]
-    assert (finding["kind"], finding["ranks"]) == ("env-danger", [0, 1])
-
-
 def test_what_wrap_sets_for_its_ranks_is_no_danger(tmp_path):
     command = [
         sys.executable, "-m", "ddpdoctor", "wrap", "--report-dir", str(tmp_path / "wrap"), "--nproc-per-node", "1",
         "-m", "ddpdoctor", "check-env", "--no-torch", "--report-dir", str(tmp_path), *VARIABLE_CHECKS,
     ]  # fmt: skip
-    subprocess.run(command, check=False, capture_output=True, timeout=200, env=clean_environment())
+    subprocess.run(command, check=False, capture_output=True, timeout=200, env=environment())
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["findings"] == []
     assert check_env("env-danger", TORCH_DISTRIBUTED_DEBUG="DETAIL").only()[0] == "env-danger"
@@ -139,8 +104,56 @@ def test_torch_itself_stops_at_a_value_that_is_an_error_here(name, value, says):
     assert finding[1] == "error"
     job = subprocess.run(
         [sys.executable, "-c", JOB], check=False, capture_output=True, text=True, timeout=200,
-        env=clean_environment() | {name: value},
+        env=environment(**{name: value}),
     )  # fmt: skip
     assert job.returncode != 0
     assert says in job.stderr
     assert says.removesuffix("Error") in finding[2]
+
+
+# Variables that a launcher sets, and those that a plain shell lacks.
+
+
+LAUNCH_CHECKS = (
+    "env-complete", "env-range", "rank-set", "ws-same", "rdzv-id-same", "slurm-shape", "srun-cpus", "gpus-per-task",
+    "k8s", "master-numeric", "master-loopback", "rdzv-host", "port-range",
+)  # fmt: skip
+
+
+def test_a_plain_shell_has_nothing_to_check():
+    assert check_env(*LAUNCH_CHECKS).outcomes == dict.fromkeys(LAUNCH_CHECKS, "skipped")
+
+
+def test_torchrun_on_one_host_is_healthy():
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", f"--master-port={free_port()}")
+    seen = check_env(*LAUNCH_CHECKS, before=(*launcher, "--no-python"))
+    assert seen.findings == []
+    assert [seen.outcomes[kind] for kind in ("env-complete", "env-range", "rank-set", "ws-same")] == ["passed"] * 4
+
+
+# A machine without RDMA must not be reported that it is ill.
+
+
+RDMA_CHECKS = (
+    "ib-state", "ib-rate", "ib-flap", "roce-gid", "ib-hca-env", "peermem", "memlock", "uverbs", "ib-disabled",
+)  # fmt: skip
+PCI_CHECKS = ("pcie", "acs-iommu", "numa")
+LEFTOVERS = {"NCCL_IB_HCA": "mlx5_0", "NCCL_IB_DISABLE": "1", "NCCL_IB_GID_INDEX": "3"}
+
+
+@pytest.mark.skipif(Path("/sys/class/infiniband").is_dir(), reason="this machine may have RDMA devices")
+@pytest.mark.skipif(
+    Path("/proc/driver/nvidia").exists(), reason="NCCL_IB_HCA without a device is an error beside a GPU"
+)
+def test_a_machine_without_rdma_is_well_whatever_its_limits_and_variables_say():
+    seen = check_env(*RDMA_CHECKS, before=("prlimit", "--memlock=65536:65536"), **LEFTOVERS)
+    assert seen.findings == []
+    reasons = {kind: check["reason"] for kind, check in seen.checks.items()}
+    assert reasons == dict.fromkeys(RDMA_CHECKS, "there is no RDMA device")
+
+
+def test_pci_of_this_machine_is_reported():
+    seen = check_env(*PCI_CHECKS)
+    assert seen.outcomes.keys() == set(PCI_CHECKS)
+    assert set(seen.outcomes.values()) <= {"passed", "skipped", "failed"}
+    assert "error" not in {severity for _, severity, *_ in seen.findings}

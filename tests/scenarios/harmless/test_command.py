@@ -14,7 +14,6 @@ from tests.scenarios.running import JOBS, PATIENT, clean_environment, free_port,
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 WRAP = (sys.executable, "-m", "ddpdoctor", "wrap", "--quiet", "--debug-level", "OFF")
-_OF_OURS = re.compile(r"^DD\d|^ddpdoctor|^  |^$|^Verdict|^verdict")
 _CHANGES = (
     (re.compile(r"\[?[IWE]\d{4} [\d:.]+ +\d+"), "<time pid"),
     (re.compile(r"\[[IWE]\d{4} [\d:.]+"), "<time"),
@@ -39,7 +38,7 @@ def lines_of(stderr: bytes) -> list[str]:
 
 
 @pytest.mark.usefixtures("preloaded_python")
-@pytest.mark.parametrize("ends", [pytest.param("0", marks=pytest.mark.cold), "raises", "killed"])
+@pytest.mark.parametrize("ends", [pytest.param("0", marks=pytest.mark.cold), "killed"])
 def test_streams_and_status_are_those_of_torchrun(ends: str, tmp_path: Path) -> None:
     args = ("--nproc-per-node=1", *words_of("prints_everything"))
     bare = job(TORCHRUN, *args, cwd=tmp_path, ENDS=ends)
@@ -69,15 +68,14 @@ def test_streams_of_all_ranks_go_where_torchrun_was_set(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("preloaded_python")
-@pytest.mark.parametrize("status", [0, 3])
-def test_a_job_that_removes_the_run_folder_ends_as_it_would(status: int, tmp_path: Path) -> None:
+def test_a_job_that_removes_the_run_folder_ends_as_it_would(tmp_path: Path) -> None:
     """The folder of a run is where the script works, and the script takes both away, with the page and the metrics."""
     work = tmp_path / "work"
     work.mkdir()
     outputs = ("--fail-on=warning", f"--html={work / 'page.html'}", f"--metrics-file={work / 'metrics.prom'}")
-    job_of_two = ("--nproc-per-node=2", *words_of("removes_its_folder"), str(status))
+    job_of_two = ("--nproc-per-node=2", *words_of("removes_its_folder"), "3")
     done = job((*WRAP, *outputs, "--exit-status-of-verdict", "--log-findings"), *job_of_two, cwd=work)
-    assert done.returncode == (1 if status else 0), done.stderr.decode()
+    assert done.returncode == 1, done.stderr.decode()
     assert b"Traceback" not in done.stderr.split(b"\n")[-2:]
     assert done.stderr.count(b"there is no report") == 1
     assert b"internal error" not in done.stderr
@@ -91,17 +89,11 @@ def test_isolated_pythons_run_and_are_said_to_be_unrecorded(tmp_path: Path) -> N
     assert (finding["code"], finding["ranks"]) == ("DD901", [0, 1])
 
 
-def test_a_rank_that_becomes_an_isolated_python_trains(tmp_path: Path) -> None:
-    ran = run("becomes_isolated", tmp_path, *PATIENT, ranks=2)
-    assert (ran.status, ran.stdout) == (0, "trained\ntrained\n"), ran.stderr
-    assert ran.report["verdict"] is None
-
-
-@pytest.mark.parametrize("limit", ["-n 24", f"-v {800 * 1024}"])
-def test_a_job_that_fits_into_its_limits_does_so_under_wrap(limit: str, tmp_path: Path) -> None:
-    command = shlex.join([*WRAP[:-2], f"--report-dir={tmp_path / 'run'}", f"--master-port={free_port()}"])
+def test_a_job_that_fits_into_its_limits_does_so_under_wrap(tmp_path: Path) -> None:
+    words = (f"--report-dir={tmp_path / 'run'}", f"--master-port={free_port()}", "--nproc-per-node=4")
+    command = shlex.join([*WRAP[:-2], *words, *words_of("clean_plain")])
     done = subprocess.run(
-        ["bash", "-c", f"ulimit {limit}; exec {command} --nproc-per-node=4 {shlex.join(words_of('clean_plain'))}"],
+        ["bash", "-c", f"ulimit -v {800 * 1024}; exec {command}"],
         capture_output=True, stdin=subprocess.DEVNULL, check=False, timeout=200, env=clean_environment(),
     )  # fmt: skip
     assert (done.returncode, b"defect" in done.stderr) == (0, False), done.stderr.decode()

@@ -76,13 +76,6 @@ def test_a_healthy_job_is_silent_and_keeps_its_environment(tmp_path: Path, fault
     assert said == ["ddpdoctor: this process is watched already; ddpdoctor.watch does nothing here"]
 
 
-def test_a_killed_rank_is_named(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    _, _, stderr, report = finish(start("watched", str(folder), "killed"), folder)
-
-    assert (report["verdict"]["code"], report["verdict"]["ranks"], "DD605" in stderr) == ("DD605", [1], True)
-
-
 def test_ctrl_c_is_no_finding_and_leaves_no_process(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     mark = f"INTERRUPTED_JOB={folder}"

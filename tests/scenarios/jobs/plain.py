@@ -37,7 +37,7 @@ def sleepy():
 
 
 def each_attempt():
-    """Every attempt fails in a way of its own; the third ends well where LAST_WELL is set.
+    """Every attempt fails in a way of its own.
 
     No attempt joins a group: Gloo's own connect fails in about half of all restarts on one host, under torchrun too.
     """
@@ -47,8 +47,6 @@ def each_attempt():
         raise ValueError("the first batch is bad")  # FAULT
     if attempt == 1 and RANK == "0":
         os.kill(os.getpid(), signal.SIGKILL)
-    if attempt == 2 and "LAST_WELL" in os.environ:
-        return
     if attempt == 2 and RANK == "1":
         raise LookupError("out of luck")
     time.sleep(60)
@@ -58,21 +56,6 @@ def fails_twice():
     """Fails at its first two attempts, before it joins a group, and ends well at the third."""
     if os.environ["TORCHELASTIC_RESTART_COUNT"] != "2":
         raise OSError("not yet")  # FAULT
-
-
-def becomes_isolated():
-    """Becomes a Python that has no recorder in it, and trains."""
-    if not sys.flags.isolated:
-        os.execv(sys.executable, [sys.executable, "-I", *sys.argv])
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel as DDP
-
-    dist.init_process_group("gloo")
-    DDP(torch.nn.Linear(4, 1))(torch.ones(2, 4)).sum().backward()
-    dist.barrier()
-    dist.destroy_process_group()
-    print("trained")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 """Two hosts without a common folder: one report, drawn again offline; and one of each where the first dies."""
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -92,25 +90,6 @@ def test_two_healthy_hosts(hosts, tmp_path):
     assert (report["findings"], other["findings"]) == ([], [])
     assert [row["state"] for row in report["ranks"]] == ["exit status 0", "exit status 0"]
     assert "ddpdoctor:" not in other_shown
-
-
-def test_a_first_host_that_dies_leaves_the_other_its_own_verdict(hosts, tmp_path):
-    job = Running(hosts, tmp_path, "nothing", ENDLESS)
-    job.wait_until_it_trains()
-    os.kill(job.processes[0].pid, signal.SIGKILL)
-    status, shown, report = job.finish(1)
-    assert status != 0
-    assert (report["verdict"]["kind"], report["verdict"]["hosts"]) == ("killed", ["dd0"]), report["verdict"]
-    assert "dd0" in shown
-
-
-def test_a_launcher_that_would_start_again_waits_in_vain_for_a_host_that_died(hosts, tmp_path):
-    job = Running(hosts, tmp_path, "nothing", ENDLESS, torchrun=("--max-restarts", "2"))
-    job.wait_until_it_trains()
-    os.kill(job.processes[1].pid, signal.SIGKILL)
-    status, _, report = job.finish(0)
-    assert status == 124
-    assert (report["verdict"]["kind"], report["verdict"]["hosts"]) == ("killed", ["dd1"]), report["verdict"]
 
 
 @pytest.mark.parametrize("shares", [True, False], ids=["a shared folder", "the job's store"])

@@ -67,15 +67,3 @@ def test_a_report_is_there_before_a_job_that_takes_its_time_has_ended(tmp_path):
     assert len(report["ranks"]) == 2
     process.send_signal(signal.SIGTERM)
     assert finish(process, tmp_path).report["job"]["status"] == "interrupted"
-
-
-def test_a_warning_that_ends_torchrun_leaves_no_rank_behind_and_blames_none(tmp_path):
-    process = start("endless", tmp_path, *PATIENT, ranks=2)
-    assert process.stdout.readline() == "step\n"
-    process.send_signal(signal.SIGUSR1)
-    process.stdout.read()
-    ran = finish(process, tmp_path)
-    assert ran.status == 128 + signal.SIGUSR1, ran.stderr
-    assert ran.report["job"]["status"] == "interrupted"
-    assert [finding["kind"] for finding in ran.report["findings"]] == []
-    assert job_pids(tmp_path) == []

@@ -1,7 +1,6 @@
 """How the nodes of check-rendezvous meet: under launchers, by a second way where a port is closed, and not at all."""
 
 import json
-import os
 import signal
 import sys
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 from ddpdoctor.exchange.wire import NO_TOKEN
 from tests.scenarios.hosts import Hosts, require
 from tests.scenarios.running import SCHEMA, clean_environment, free_port, grids_of
-from tests.scenarios.slurm import Slurm
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 
@@ -23,8 +21,6 @@ LIMIT_S = 250
 PATIENT = ("--timeout", "120s")
 """Where all nodes come, and a busy machine is slow to start them."""
 QUICK = ("--timeout", "8s")
-LONG_ENOUGH = ("--timeout", "20s")
-"""For nodes to meet that start at the same time, where another one never comes."""
 
 
 @pytest.fixture
@@ -99,31 +95,6 @@ def test_under_torchrun_one_report_for_all_ranks(hosts):
     assert (processes[0].returncode, processes[1].returncode, nothing) == (0, 0, ""), stderr
 
 
-def test_an_endpoint_without_node_ranks(hosts):
-    port = free_port()
-    processes = [
-        start(hosts, number, *CHECK, *PATIENT, "--nnodes", "1:2", "--rdzv-endpoint", f"dd0:{port}", "--rdzv-id", "job")
-        for number in range(2)
-    ]
-    reports = [finish(process) for process in processes]
-
-    healthy(reports[0][0])
-    visits = reports[0][0]["data"]["rendezvous"]["visits"]
-    assert [(visit["host"], visit["door"]["serves"]) for visit in visits] == [("dd0", True), ("dd1", False)]
-    assert [status for _, status in reports] == [0, 0]
-
-
-def test_in_a_slurm_step_nothing_else_is_to_be_said(slurm: Slurm):
-    drop = {name: "" for name in os.environ if name.startswith(("DDPDOCTOR_", "SLURM_", "PET_", "MASTER_"))}
-    done = slurm.run("srun", "-N2", "--ntasks-per-node=2", *CHECK, *PATIENT, check=False, **drop)
-    report = read(done.stdout)
-
-    healthy(report)
-    assert report["data"]["launcher"] == "slurm"
-    assert (report["data"]["hosts"], report["data"]["world_size"]) == (["dd0", "dd1"], 4)
-    assert done.returncode == 0, done.stderr
-
-
 def test_where_the_own_port_is_closed_the_nodes_meet_by_the_store(hosts, closed_ports):
     port = free_port()
     closed_ports(port + 1)
@@ -147,24 +118,6 @@ def test_where_both_ports_are_closed_the_nodes_meet_by_a_shared_folder(hosts, cl
     assert status == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["node-1.json", "report.json"]
     assert errors(read((tmp_path / "node-1.json").read_text())) == errors(report)
-
-
-def test_where_the_first_node_never_comes_those_that_share_a_folder_meet(hosts, tmp_path):
-    port = free_port()
-    more = (*LONG_ENOUGH, "--report-dir", str(tmp_path))
-    processes = [
-        start(
-            hosts, number, *CHECK, *more, "--nnodes", "3", "--node-rank", str(number + 1),
-            "--master-addr", hosts.address(9), "--master-port", str(port),
-        )
-        for number in range(2)
-    ]  # fmt: skip
-    (report, status), (second, second_status) = [finish(process) for process in processes]
-
-    assert report["data"]["missing_ranks"] == [0]
-    assert report["verdict"]["kind"] == second["verdict"]["kind"] == "rank-set"
-    assert len(report["data"]["rendezvous"]["pairs"]) == 2
-    assert (status, second_status) == (1, 1)
 
 
 def test_where_there_is_no_way_each_node_reports_what_it_saw(hosts, closed_ports):
