@@ -97,9 +97,10 @@ def _own_environment() -> Iterator[None]:
     """Give each test the environment that it found: verbs and torch set variables, which later commands inherit."""
     before = dict(os.environ)
     yield
-    for name in os.environ.keys() - before.keys():
+    after = dict(os.environ)
+    for name in after.keys() - before.keys():
         del os.environ[name]
-    os.environ.update(before)
+    os.environ.update(before.items() - after.items())
 
 
 @pytest.fixture

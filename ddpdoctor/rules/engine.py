@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
@@ -51,15 +52,14 @@ def order_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
     Findings about speed are ordered by how much of the step they cost.
     """
-    places = _places()
-    return tuple(sorted(findings, key=lambda finding: _rank_of(finding, places)))
+    those = tuple(findings)
+    places = _places() if len(those) > 1 else {}
+    return tuple(sorted(those, key=lambda finding: _rank_of(finding, places)))
 
 
 def pick_verdict(findings: Iterable[Finding]) -> Finding | None:
     """Return the worst error, else the worst warning, else None: an info is never the verdict."""
-    for finding in order_findings(findings):
-        return finding if finding.severity is not Severity.INFO else None
-    return None
+    return next((worst for worst in order_findings(findings)[:1] if worst.severity is not Severity.INFO), None)
 
 
 def _rank_of(finding: Finding, places: Mapping[str, int]) -> tuple[int, int, float, int, int, int, str]:
@@ -91,10 +91,11 @@ def _places() -> dict[str, int]:
     by_kind = {rule.kind: rule for rule in loaded_rules()}
     named = {kind for rule in by_kind.values() for kind in rule.after}
 
-    def place(rule: Rule) -> int:
-        return max((place(by_kind[kind]) + 1 for kind in rule.after if kind in by_kind), default=0)
+    @functools.cache
+    def place(kind: str) -> int:
+        return max((place(before) + 1 for before in by_kind[kind].after if before in by_kind), default=0)
 
-    return {rule.code: place(rule) for rule in by_kind.values() if rule.after or rule.kind in named}
+    return {rule.code: place(kind) for kind, rule in by_kind.items() if rule.after or kind in named}
 
 
 Facts: TypeAlias = Mapping[type, "Sequence[object] | Unread | Exception"]
