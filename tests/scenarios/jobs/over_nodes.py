@@ -18,16 +18,10 @@ FAULT_AT = 10
 def fail(what, value):
     if what == "stuck":
         time.sleep(100000)  # FAULT stuck
-    if what == "mismatch":
-        dist.broadcast(value, 0)  # FAULT mismatch
-    if what == "early-exit":
-        os._exit(0)  # FAULT early-exit
     if what == "crash":
         raise ValueError("no such sample")  # FAULT crash
     if what == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    if what == "stopped":
-        os.kill(os.getpid(), signal.SIGSTOP)
     if what == "deadlock":
         dist.recv(value, src=0)  # FAULT deadlock
     if what == "exit-hang":

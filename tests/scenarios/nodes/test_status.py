@@ -6,7 +6,7 @@ import pytest
 
 from tests import metrics
 from tests.metrics import value
-from tests.scenarios.nodes.test_basic import DDPDOCTOR, ENDLESS, Running
+from tests.scenarios.nodes.running import DDPDOCTOR, ENDLESS, IMPATIENT, Running
 from tests.scenarios.running import wait_for
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
@@ -63,13 +63,13 @@ def test_in_a_common_folder_all_ranks_are_seen(hosts, tmp_path):
 
 def test_each_host_writes_its_own_ranks_and_the_first_the_job(hosts, tmp_path):
     wanted = ("--metrics-file", str(tmp_path / "job.prom"), "--metrics-every", "200ms")
-    job = Running(hosts, tmp_path, "stuck", 40, shares=True, torchrun=wanted)
-    (status, _, report), _ = job.finish(0), job.finish(1)
+    job = Running(hosts, tmp_path, "stuck", 40, shares=True, options=(*IMPATIENT, *wanted))
+    member, _ = job.finish()
     first, second = (tmp_path / name for name in ("job.prom", "job-node-1.prom"))
     seen = metrics.read(first)
 
     assert sorted(tmp_path.glob("*.prom*")) == [second, first]
-    assert (status, report["job"]["status"]) == (124, "hung")
+    assert (member.status, member.report["job"]["status"]) == (124, "hung")
     assert value(seen, "job_status", status="hung") == 1
     assert value(seen, "job_exit_status") == 124
     assert value(seen, "findings", code="DD601", kind="stuck", severity="error") == 1

@@ -1,104 +1,20 @@
-"""Jobs over three hosts: whichever node reports, the culprit on another one is named, with its host."""
+"""Jobs over hosts: whichever node reports, the culprit on another one is named, with its host; one report of all."""
 
 import json
-import sys
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+import shutil
+from functools import partial
 
-import jsonschema
 import pytest
 
 from tests.scenarios.hosts import Hosts, require
-from tests.scenarios.running import JOBS, PATIENT, SCHEMA, clean_environment, free_port, wait_for
+from tests.scenarios.nodes.running import DDPDOCTOR, ENDLESS, IMPATIENT, JOB, Running
+from tests.scenarios.running import PATIENT, free_port
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 
-JOB = JOBS / "over_nodes.py"
-WRAP = (sys.executable, "-m", "ddpdoctor", "wrap")
-IMPATIENT = ("--hang-timeout", "4", "--on-hang", "kill")
-LIMIT_S = 250
-ENDLESS = 10**9
 HOSTS = 3
-
-
-@dataclass(frozen=True)
-class Member:
-    """What came of the wrap on one host."""
-
-    status: int
-    stdout: str
-    stderr: str
-    report: dict[str, Any]
-
-    @property
-    def verdict(self) -> dict[str, Any]:
-        assert self.report["verdict"] is not None, (self.report["checks"], self.stderr)
-        return dict(self.report["verdict"])
-
-    @property
-    def named(self) -> tuple[str, list[int], list[str]]:
-        return self.verdict["kind"], self.verdict["ranks"], self.verdict["hosts"]
-
-
-class Running:
-    """One job: a wrap on each of some hosts, of one rank each, which all have the same --report-dir."""
-
-    def __init__(
-        self,
-        hosts: Hosts,
-        folder: Path,
-        *words: object,
-        world=HOSTS,
-        absent: int | None = None,
-        hang_timeout: tuple[str, ...] = IMPATIENT,
-    ) -> None:
-        self.folder, self.begun = folder / "run", folder / "begun"
-        port = free_port()
-        self.processes = {
-            number: hosts.start(
-                number,
-                *WRAP,
-                *(*hang_timeout, "--report-dir", str(self.folder), "--debug-level", "OFF"),
-                *(str(JOB), *map(str, words), str(self.begun)),
-                env=clean_environment(**_as_rank(number, world, port)),
-            )
-            for number in range(world)
-            if number != absent
-        }
-
-    def wait_until_it_trains(self) -> None:
-        ranks = [Path(f"{self.begun}-{number}") for number in self.processes]
-        assert wait_for(lambda: all(path.exists() for path in ranks), LIMIT_S)
-
-    def wait_until_nodes_know_each_other(self) -> None:
-        """Wait until each node has been heard for two more seconds: a beat a second brings it the list of nodes."""
-        seen: list[list[int]] = []
-
-        def knows() -> bool:
-            path = self.folder / "members.json"
-            heard = [node["heard_ns"] for node in json.loads(path.read_text())["nodes"]] if path.exists() else []
-            if len(heard) == len(self.processes) and None not in heard:
-                seen.append(heard)
-            return bool(seen) and min(seen[-1]) > max(seen[0]) + 2e9
-
-        assert wait_for(knows), seen
-
-    def finish(self, number: int) -> Member:
-        process = self.processes[number]
-        stdout, stderr = process.communicate(timeout=LIMIT_S)
-        path = self.folder / (f"node-{number}.json" if number else "report.json")
-        assert path.exists(), stderr
-        report = json.loads(path.read_text())
-        jsonschema.validate(report, SCHEMA)
-        return Member(process.returncode, stdout, stderr, report)
-
-    def finish_all(self) -> list[Member]:
-        return [self.finish(number) for number in self.processes]
-
-
-def _as_rank(number: int, world: int, port: int) -> dict[str, str]:
-    return {"RANK": str(number), "WORLD_SIZE": str(world), "MASTER_ADDR": "dd0", "MASTER_PORT": str(port)}
+job_of = partial(Running, world=HOSTS, shares=True, ranks=True)
+"""A job of one rank a host, which have the same --report-dir."""
 
 
 def line_of(fault: str) -> list[int]:
@@ -109,19 +25,16 @@ def line_of(fault: str) -> list[int]:
 FAULTS = {
     "deadlock": (2, [0, 1], 124),
     "exit-hang": (2, [1], 0),
-    "killed": (2, [1], 1),
     "straggler": (2, [1], 0),
 }
 """By kind, which is also what the job is reported to do wrong: nodes, ranks to blame, exit status of the first."""
-END = ("killed", "straggler")
-"""After these a job ends by itself."""
 
 
 @pytest.mark.parametrize("kind", [*list(FAULTS)[:-1], pytest.param("straggler", marks=pytest.mark.nightly)])
 def test_the_culprit_on_another_node_is_named(hosts, tmp_path, kind):
     world, blamed, status = FAULTS[kind]
-    hang_timeout = PATIENT if kind in END else IMPATIENT[:2] if kind == "deadlock" else IMPATIENT
-    first, *others = Running(hosts, tmp_path, kind, 40, world=world, hang_timeout=hang_timeout).finish_all()
+    options = {"straggler": PATIENT, "deadlock": IMPATIENT[:2]}.get(kind, IMPATIENT)
+    first, *others = job_of(hosts, tmp_path, kind, 40, world=world, options=options).finish()
 
     assert first.named == (kind, blamed, [f"dd{number}" for number in blamed]), first.verdict
     assert "on dd" in first.verdict["summary"]
@@ -137,13 +50,13 @@ def test_the_culprit_on_another_node_is_named(hosts, tmp_path, kind):
 
 def test_a_network_that_loses_everything_between_two_nodes_is_no_fault_of_a_rank(hosts, tmp_path):
     require("nft")
-    job = Running(hosts, tmp_path, "nothing", ENDLESS)
+    job = job_of(hosts, tmp_path, "nothing", ENDLESS)
     job.wait_until_it_trains()
     rule = f"add table inet dd; add chain inet dd in {{ type filter hook input priority 0; }}; \
 add rule inet dd in ip saddr {hosts.address(2)} drop"
     hosts.run(1, "nft", rule)
     try:
-        first, *others = job.finish_all()
+        first, *others = job.finish()
     finally:
         hosts.run(1, "nft", "delete table inet dd")
 
@@ -155,16 +68,6 @@ add rule inet dd in ip saddr {hosts.address(2)} drop"
     assert [other.status for other in others] == [124, 124]
 
 
-def test_a_node_that_never_comes(hosts, tmp_path):
-    first, last = Running(hosts, tmp_path, "nothing", 40, absent=1).finish_all()
-
-    assert (first.verdict["kind"], first.verdict["ranks"]) == ("missing", [1]), first.verdict
-    assert "check-rendezvous" in first.verdict["fix"]
-    assert first.verdict["confidence"] == "high"
-    assert (first.status, first.report["job"]["status"]) == (124, "hung")
-    assert (last.status != 0, last.named) == (True, first.named)
-
-
 def isolate(hosts: Hosts, number: int) -> None:
     hosts.run(number, "nft", "add table inet dd; add chain inet dd in { type filter hook input priority 0; }; "
               "add chain inet dd out { type filter hook output priority 0; }; "
@@ -173,12 +76,12 @@ def isolate(hosts: Hosts, number: int) -> None:
 
 def test_a_node_that_is_cut_off_while_it_trains(hosts, tmp_path):
     require("nft")
-    job = Running(hosts, tmp_path, "nothing", ENDLESS)
+    job = job_of(hosts, tmp_path, "nothing", ENDLESS)
     job.wait_until_it_trains()
     job.wait_until_nodes_know_each_other()
     isolate(hosts, 1)
     try:
-        first, cut_off, other = job.finish_all()
+        first, cut_off, other = job.finish()
     finally:
         hosts.run(1, "nft", "delete table inet dd")
 
@@ -189,3 +92,46 @@ def test_a_node_that_is_cut_off_while_it_trains(hosts, tmp_path):
     assert (cut_off.verdict["kind"], cut_off.verdict["hosts"]) == ("killed", ["dd1"]), cut_off.verdict
     assert "this node (dd1) is cut off: dd0 and dd2 do not respond" in cut_off.verdict["summary"]
     assert [member.status for member in (first, cut_off, other)] == [124, 124, 124]
+
+
+# Hosts without a common folder make one report, which is drawn again offline.
+
+
+def test_a_rank_that_stands_still_on_the_other_host(hosts, tmp_path):
+    job = Running(hosts, tmp_path, "stuck", 40)
+    first, other = job.finish()
+    assert (first.status, other.status, first.named) == (124, 124, ("stuck", [1], ["dd1"]))
+    assert (first.report["job"]["nnodes"], [row["host"] for row in first.report["ranks"]]) == (2, ["dd0", "dd1"])
+    assert "DD601 stuck, rank 1 on dd1" in first.stderr
+    # The other host has its own ranks, the verdict on all, and says in a line where the rest is.
+    assert other.verdict == first.verdict
+    assert [row["rank"] for row in other.report["ranks"]] == [1]
+    own_lines = [line for line in other.stderr.splitlines() if line.startswith("ddpdoctor: ")]
+    assert len(own_lines) == 1, own_lines
+    assert f"dd0:{job.folders[0]}" in own_lines[0]
+    assert not (job.folders[1] / "report.json").exists()
+
+    # What the first gathered is all it takes to judge again, elsewhere.
+    shutil.rmtree(job.folders[1])
+    kept = job.folders[0].rename(tmp_path / "kept")
+    (kept / "report.json").unlink()
+    again = json.loads(hosts.run(0, *DDPDOCTOR, "report", "--format", "json", str(kept)))
+    assert (again["verdict"]["kind"], again["verdict"]["hosts"]) == ("stuck", ["dd1"])
+    assert [row["host"] for row in again["ranks"]] == ["dd0", "dd1"]
+
+
+@pytest.mark.parametrize("shares", [True, False], ids=["a shared folder", "the job's store"])
+def test_another_way_is_taken_where_the_port_is_closed(hosts, tmp_path, shares):
+    require("nft")
+    port = free_port()
+    rule = "add table inet dd; add chain inet dd in { type filter hook input priority 0; }; "
+    hosts.run(0, "nft", f"{rule}add rule inet dd in tcp dport {port + 1} drop")
+    try:
+        job = Running(hosts, tmp_path, "stuck", 40, shares=shares, port=port)
+        first, other = job.finish()
+    finally:
+        hosts.run(0, "nft", "delete table inet dd")
+    assert (first.status, other.status, first.named) == (124, 124, ("stuck", [1], ["dd1"]))
+    assert [row["host"] for row in first.report["ranks"]] == ["dd0", "dd1"]
+    assert other.verdict == first.verdict
+    assert f"dd0:{job.folders[0]}" in other.stderr
