@@ -113,10 +113,28 @@ def start(
         "--hang-timeout", str(HANG_TIMEOUT_S), "--on-hang", "kill", "--report-dir", str(folder),
         *options, *job, *args,
     ]  # fmt: skip
+    return begin(*command, **env)
+
+
+def begin(*command: object, cwd: Path | None = None, **env: str) -> Any:
+    """Start a command in a session of its own, with nothing to read; ``env`` goes beside a clean environment."""
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
-        env=clean_environment(**env), start_new_session=True,
+        [str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+        text=True, cwd=cwd, env=clean_environment(**env), start_new_session=True,
     )  # fmt: skip
+
+
+def python(*words: object, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run ``python *words`` to its end, with nothing to read; ``env`` goes beside a clean environment."""
+    return subprocess.run(
+        [sys.executable, *map(str, words)], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
+        cwd=cwd, env=clean_environment(**env), timeout=LIMIT_S,
+    )  # fmt: skip
+
+
+def doctor(*words: object, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run ``ddpdoctor *words`` to its end."""
+    return python("-m", "ddpdoctor", *words, cwd=cwd, **env)
 
 
 def finish(process: Any, folder: Path) -> Ran:

@@ -13,6 +13,7 @@ from tests.scenarios.hosts import lent_hosts, require
 from tests.scenarios.running import (
     PATIENT,
     Ran,
+    begin,
     clean_environment,
     finish,
     free_port,
@@ -108,11 +109,7 @@ def command(job: str, folder: Path, *args: str, ranks: int = 2, hang_timeout: tu
 
 def run_through(shell: str, folder: Path, words: list[str]) -> Ran:
     """Run a command that a shell has prepared its world for: ``shell`` ends with `exec "$@"`."""
-    process = subprocess.Popen(
-        ["sh", "-c", shell, "sh", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
-        text=True, env=clean_environment(), start_new_session=True,
-    )  # fmt: skip
-    return finish(process, folder)
+    return finish(begin("sh", "-c", shell, "sh", *words), folder)
 
 
 @pytest.mark.alone

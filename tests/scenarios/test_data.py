@@ -1,14 +1,12 @@
 """Data that is shared out badly is found, in jobs that finish; data that is shared out well gives no alarm."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import jsonschema
 import pytest
 
-from tests.scenarios.running import JOBS, PATIENT, SCHEMA, clean_environment, free_port, grids_of, run
+from tests.scenarios.running import JOBS, PATIENT, SCHEMA, free_port, grids_of, python, run
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 
@@ -105,11 +103,11 @@ def all_have_joined():
 """
 
 
-def check_data(folder, function, **env):
-    words = [sys.executable, *LAUNCHERS["own"], "--dataset", f"data:{function}", "--format", "json"]
-    return subprocess.run(
-        words, cwd=folder, env=clean_environment(**env), capture_output=True, text=True, timeout=200, check=False
-    )
+def check_data(folder, function, launcher="own", **env):
+    words = list(LAUNCHERS[launcher])
+    if launcher == "torchrun":
+        words.insert(2, f"--master-port={free_port()}")
+    return python(*words, "--dataset", f"data:{function}", "--format", "json", cwd=folder, **env)
 
 
 @pytest.mark.cold  # a forked Python does not import sitecustomize
@@ -131,12 +129,7 @@ def test_a_group_that_cannot_be_created_is_no_defect(tmp_path):
 @pytest.mark.parametrize(("launcher", "function"), [("torchrun", "with_seeds"), ("own", "split_by_hand")])
 def test_ranks_ask_their_loaders_and_one_report_comes_of_it(tmp_path, launcher, function):
     (tmp_path / "data.py").write_text(DATA)
-    words = [sys.executable, *LAUNCHERS[launcher], "--dataset", f"data:{function}", "--format", "json"]
-    if launcher == "torchrun":
-        words.insert(3, f"--master-port={free_port()}")
-    done = subprocess.run(
-        words, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=200, check=False
-    )
+    done = check_data(tmp_path, function, launcher)
     report = json.loads(done.stdout)
     jsonschema.validate(report, SCHEMA)
     first = report["data"]["drawn"]["passes"][0]

@@ -1,25 +1,19 @@
 """Each fault of the demo is found by the demo itself, on real ranks."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from ddpdoctor.cli.demo import FAULTS
 from tests import doc_pages
-from tests.scenarios.running import clean_environment
+from tests.scenarios.running import doctor
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 
 
 @pytest.mark.parametrize("fault", [*FAULTS[:2], *(pytest.param(one, marks=pytest.mark.nightly) for one in FAULTS[2:])])
 def test_the_demo_finds_its_fault(fault: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "ddpdoctor", "demo", fault]
-    done = subprocess.run(
-        command, env=clean_environment(TMPDIR=str(tmp_path)), cwd=tmp_path, capture_output=True, text=True,
-        check=False, timeout=200,
-    )  # fmt: skip
+    done = doctor("demo", fault, cwd=tmp_path, TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert f" {fault}, rank" in done.stderr
     assert "torch/distributed/elastic" not in done.stderr

@@ -18,7 +18,8 @@ from tests.scenarios.running import (
     JOBS,
     PATIENT,
     Ran,
-    clean_environment,
+    begin,
+    doctor,
     finish,
     free_port,
     has_called,
@@ -41,10 +42,7 @@ def start_command(folder: Path, *words: str, options: tuple[str, ...] = PATIENT,
         "--debug-level", "OFF", "--report-dir", str(folder), *options, "--", *words,
     ]  # fmt: skip
     more = {"MASTER_PORT": str(free_port()), "PYTHON": sys.executable, **env}
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
-        env=clean_environment(**more), start_new_session=True,
-    )  # fmt: skip
+    return begin(*command, **more)
 
 
 def run_command(folder: Path, *words: str, options: tuple[str, ...] = PATIENT, **env: str) -> Ran:
@@ -179,10 +177,7 @@ def test_a_wrap_inside_a_wrap_lets_the_outer_one_watch(tmp_path: Path) -> None:
     ],
 )
 def test_a_command_line_that_cannot_run_starts_nothing(words: tuple[str, ...], says: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "ddpdoctor", "wrap", *words]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=clean_environment(), cwd=tmp_path, check=False, timeout=200
-    )
+    done = doctor("wrap", *words, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert says in done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -218,31 +213,20 @@ def test_each_attempt_has_a_section_of_its_own(tmp_path: Path) -> None:
     assert all(s["started_at"] < s["ended_at"] for s in sections)
     assert [len(s["ranks"]) for s in sections] == [2, 2, 2]
     assert {place["line"] for place in sections[0]["verdict"]["where"]} == set(marked_lines("each_attempt"))
-    redrawn = redraw(tmp_path)
+    redrawn = doctor("report", tmp_path).stdout
     (tmp_path / "report.json").unlink()
-    rebuilt = redraw(tmp_path)
+    rebuilt = doctor("report", tmp_path).stdout
     for text in (ran.stderr, redrawn, rebuilt):
         assert text.count("the first batch is bad") >= 1
         assert "attempt 1: failed after" in text
     assert redrawn.count("the first batch is bad") == rebuilt.count("the first batch is bad") == 1
 
 
-def redraw(folder: Path) -> str:
-    command = [sys.executable, "-m", "ddpdoctor", "report", str(folder)]
-    return subprocess.run(
-        command, capture_output=True, text=True, env=clean_environment(), check=True, timeout=200
-    ).stdout  # fmt: skip
-
-
 def test_torchruns_variables_hold(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "train.py").write_text("import os, sys\nprint(os.environ['RANK'], sys.argv[1:])\n")
-    command = [sys.executable, "-m", "ddpdoctor", "wrap", f"--master-port={free_port()}", "package.train", "--x"]
     variables = {"PET_NPROC_PER_NODE": "1", "PET_MODULE": "1", "DDPDOCTOR_REPORT_DIR": str(tmp_path / "run")}
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, check=False, timeout=200,
-        env=clean_environment(**variables),
-    )  # fmt: skip
+    done = doctor("wrap", f"--master-port={free_port()}", "package.train", "--x", cwd=tmp_path, **variables)
     assert (done.returncode, done.stdout) == (0, "0 ['--x']\n"), done.stderr
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert len(report["ranks"]) == 1

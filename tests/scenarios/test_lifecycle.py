@@ -14,6 +14,7 @@ import pytest
 from tests.scenarios.running import (
     PATIENT,
     clean_environment,
+    doctor,
     finish,
     free_port,
     has_called,
@@ -27,11 +28,6 @@ from tests.scenarios.running import (
 )
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
-
-
-def ddpdoctor(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ddpdoctor", *args]
-    return subprocess.run(command, capture_output=True, text=True, env=clean_environment(), check=False, timeout=200)
 
 
 def until_it_trains(process: subprocess.Popen[str]) -> None:
@@ -74,7 +70,7 @@ def test_a_killed_watcher_leaves_no_rank_and_a_readable_folder(tmp_path: Path) -
         assert wait_for(lambda: not job_pids(tmp_path))
     finally:
         kill_job(tmp_path)
-    drawn = ddpdoctor("report", str(tmp_path))
+    drawn = doctor("report", str(tmp_path))
     assert (drawn.returncode, drawn.stderr) == (0, "")
     assert "rank" in drawn.stdout
 
@@ -276,7 +272,7 @@ def test_a_record_that_has_no_room_is_kept_elsewhere(tmp_path: Path) -> None:
     (record,) = (tmp_path / "temporary").glob("ddpdoctor-*")
     assert (verdict["kind"], verdict["where"][0]["line"]) == ("crash", marked_lines("crash_exit_status")[0]), ran.stderr
     assert f"is full. The record of this run is in {record}" in ran.stderr
-    assert "DD604 crash, rank 1" in ddpdoctor("report", str(record)).stdout
+    assert "DD604 crash, rank 1" in doctor("report", str(record)).stdout
 
 
 def test_a_disk_that_fills_up_later_costs_nothing(tmp_path: Path) -> None:
@@ -303,11 +299,11 @@ def test_on_a_disk_that_stays_full_the_verdict_is_on_the_screen(tmp_path: Path) 
 
 
 def test_a_foreign_and_a_damaged_folder_are_clear_errors(tmp_path: Path) -> None:
-    foreign = ddpdoctor("report", str(tmp_path))
+    foreign = doctor("report", str(tmp_path))
     assert foreign.returncode == 2
     assert "Traceback" not in foreign.stderr
     (tmp_path / "report.json").write_text(json.dumps({"schema_version": 1})[:-4])
-    damaged = ddpdoctor("report", str(tmp_path))
+    damaged = doctor("report", str(tmp_path))
     assert damaged.returncode == 2
     assert "report" in damaged.stderr
 
@@ -324,11 +320,10 @@ def test_a_module_runs_as_one_and_its_line_is_named(tmp_path: Path) -> None:
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
     (package / "train.py").write_text("import sys\n\n\ndef main():\n    raise LookupError(sys.argv[1])\n\n\nmain()\n")
-    command = [sys.executable, "-m", "ddpdoctor", "wrap", "--nproc_per_node", "1", f"--master_port={free_port()}"]
-    command += ["--report-dir", str(tmp_path / "run"), "--format", "json", "-m", "package.train", "--lr=0.1"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=package.parent, check=False, timeout=200, env=clean_environment()
-    )
+    done = doctor(
+        "wrap", "--nproc_per_node", "1", f"--master_port={free_port()}", "--report-dir", tmp_path / "run",
+        "--format", "json", "-m", "package.train", "--lr=0.1", cwd=package.parent,
+    )  # fmt: skip
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert (report["verdict"]["kind"], report["verdict"]["where"][0]["line"]) == ("crash", 5)
     assert "--lr=0.1" in report["verdict"]["summary"]

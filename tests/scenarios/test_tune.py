@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,9 @@ import pytest
 from tests.scenarios.running import (
     JOBS,
     Ran,
+    begin,
     cell_of,
-    clean_environment,
+    doctor,
     finish,
     free_port,
     grids_of,
@@ -33,10 +33,7 @@ def start(folder: Path, *options: str, args: tuple[str, ...], script: Path = JOB
         sys.executable, "-m", "ddpdoctor", "tune", "--nproc-per-node=2", f"--master-port={free_port()}",
         "--report-dir", str(folder), *options, str(script), *args,
     ]  # fmt: skip
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
-        env=clean_environment(), start_new_session=True,
-    )  # fmt: skip
+    return begin(*command)
 
 
 def tune(folder: Path, *options: str, args: tuple[str, ...]) -> Ran:
@@ -175,10 +172,7 @@ def test_reductions_of_micro_batches_are_left_out_but_for_the_last(tmp_path: Pat
 
 
 def test_an_unknown_setting_starts_nothing(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "ddpdoctor", "tune", "--only", "views", str(JOB), "few"]
-    done = subprocess.run(
-        words, capture_output=True, text=True, check=False, timeout=100, env=clean_environment(), cwd=tmp_path
-    )
+    done = doctor("tune", "--only", "views", JOB, "few", cwd=tmp_path)
     assert done.returncode == 2
     assert "there is no setting views" in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -16,7 +16,7 @@ from ddpdoctor.attach.session import Attached, Options, attach
 from ddpdoctor.collect.proc import descendants, read_processes, read_status
 from ddpdoctor.model.attached import RankLook
 from ddpdoctor.model.codec import decode
-from tests.scenarios.running import JOBS, clean_environment, free_port, wait_for
+from tests.scenarios.running import JOBS, clean_environment, free_port, python, wait_for
 
 SCRIPT = JOBS / "attached.py"
 ROOT = Path(__file__).parents[3]
@@ -51,14 +51,10 @@ class Job:
         """Look at this job and at no other of this machine."""
         return attach(Options(**{"pid": self.pids[0], "output": output, "gap_s": GAP_S, **options}))
 
-    def attach_elsewhere(self, output: Path, before: str = "", python: str = sys.executable, **env: str) -> str:
+    def attach_elsewhere(self, output: Path, before: str) -> str:
         """Look at this job from another Python, which runs ``before`` first. Return the folder, or what is wrong."""
         code = ELSEWHERE.format(before=before, pid=self.pids[0], output=str(output), gap_s=GAP_S)
-        command = [python, "-c", code]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=100, check=False,
-            env={**clean_environment(), "PYTHONPATH": str(ROOT), **env},
-        )  # fmt: skip
+        done = python("-c", code, PYTHONPATH=str(ROOT))
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 

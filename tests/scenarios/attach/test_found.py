@@ -11,7 +11,7 @@ from ddpdoctor.attach.session import Options, attach
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
 from tests.scenarios.attach.running import looks, running
-from tests.scenarios.running import clean_environment, start, wait_for
+from tests.scenarios.running import clean_environment
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 
@@ -82,21 +82,15 @@ def test_the_secrets_of_a_command_are_not_saved(tmp_path):
     assert not [path for path in seen.folder.rglob("*.json") if secret in path.read_text()]
 
 
-def test_a_job_under_wrap_is_found_with_its_run_folder(tmp_path):
-    job, run = tmp_path / "job", tmp_path / "run"
-    job.mkdir()
-    os.mkfifo(job / "release")
-    process = start("attached", run, "--hang-timeout", "200", ranks=2, args=("plain", str(job)))
-    try:
-        assert wait_for(lambda: all((job / f"at_{rank}").exists() for rank in range(2)))
-        assert wait_for(lambda: all((job / f"at_{rank}").read_text() for rank in range(2)))
-        pid = int((job / "at_0").read_text())
-        seen = attach(Options(pid=pid, output=tmp_path, gap_s=0.1))
-        with (job / "release").open("w"):
-            pass
-        assert process.wait(200) == 0
-    finally:
-        process.kill()
-        process.communicate()
-    assert {rank.wrap_folder for rank in seen.job.ranks} == {str(run)}
-    assert len(seen.job.ranks) == 2
+NOBODY = "import os; os.setgroups([]); os.setgid(65534); os.setuid(65534)"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_the_job_of_another_user_is_named_with_the_way_to_see_it(tmp_path):
+    with running("plain", tmp_path / "job") as job:
+        told = job.attach_elsewhere(tmp_path, NOBODY)
+        assert job.ends_well()
+
+    assert told.startswith("2 1 process of a training job may not be read by this user\n")
+    assert f'sudo -E env "PATH=$PATH" ddpdoctor attach --pid {job.pids[0]}\n' in told
+    assert f"pid {job.pids[0]} of root, state S: " in told

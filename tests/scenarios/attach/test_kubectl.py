@@ -15,7 +15,7 @@ import pytest
 from ddpdoctor.collect.proc import descendants, read_processes
 from tests.scenarios.attach.running import ROOT, SCRIPT, marked
 from tests.scenarios.hosts import require
-from tests.scenarios.running import clean_environment, free_port, wait_for
+from tests.scenarios.running import clean_environment, doctor, free_port, wait_for
 
 SELECTOR = "job-name=train"
 STARTS = 'mount -t proc proc /proc && hostname "$0" && exec "$@"'
@@ -57,11 +57,8 @@ class Cluster:
         self.add(item(name), namespace, pid=first.pid, env=env)
 
     def attach(self, *options: str, selector: str = SELECTOR, path: str | None = None) -> Any:
-        command = [sys.executable, "-m", "ddpdoctor", "attach", "--kubectl", selector, *options]
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=200, check=False, cwd=self.folder,
-            env=clean_environment(PYTHONPATH=str(ROOT), PATH=path or f"{self.folder}:{os.environ['PATH']}"),
-        )  # fmt: skip
+        here = {"PYTHONPATH": str(ROOT), "PATH": path or f"{self.folder}:{os.environ['PATH']}"}
+        return doctor("attach", "--kubectl", selector, *options, cwd=self.folder, **here)
 
     def down(self) -> None:
         for process in self.processes:
@@ -134,8 +131,6 @@ def test_pods_that_do_not_run_or_lack_ddpdoctor_are_named_with_what_to_do(cluste
     [
         pytest.param((), "no pod in this namespace has the labels job-name=train", id="no pod"),
         pytest.param(("--namespace", "team"), "no pod in the namespace team has the labels", id="no pod there"),
-        pytest.param(("--slurm", "7"), "use either --slurm or --kubectl, not both", id="and Slurm"),
-        pytest.param(("--node-only",), "use either --kubectl or --node-only, not both", id="and one machine"),
     ],
 )
 def test_what_is_asked_is_refused(cluster, options, words):
@@ -160,9 +155,12 @@ def test_kubectl_is_missing_or_says_no(cluster):
         (("--namespace", "team"), "--namespace and --container need --kubectl"),
         (("--python", "python3"), "--python needs --slurm or --kubectl"),
         (("--folder", "-"), "--folder - needs --node-only"),
+        (("--kubectl", SELECTOR, "--slurm", "7"), "use either --slurm or --kubectl, not both"),
+        (("--kubectl", SELECTOR, "--node-only"), "use either --kubectl or --node-only, not both"),
+        (("--slurm", "1", "--pid", "1"), "use either --slurm or --pid, not both"),
+        (("--slurm", "train"), "train is not the number of a Slurm job"),
     ],
 )
-def test_options_that_mean_nothing_alone_are_refused(options, words):
-    command = [sys.executable, "-m", "ddpdoctor", "attach", *options]
-    done = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), check=False)
+def test_options_that_mean_nothing_alone_or_together_are_refused(options, words):
+    done = doctor("attach", *options)
     assert (done.returncode, words in done.stderr) == (2, True)

@@ -145,10 +145,8 @@ def test_a_job_that_does_not_run(slurm):
     ("options", "env", "words"),
     [
         pytest.param(("--slurm", "999999"), {}, "Slurm does not know job 999999", id="no such job"),
-        pytest.param(("--slurm", "train"), {}, "train is not the number of a Slurm job", id="no number"),
         pytest.param(("--slurm", "1"), {"PATH": "/nowhere"}, "squeue is not on PATH", id="no Slurm here"),
         pytest.param(("--slurm", "1"), {"SLURM_CONF": "alone.conf"}, "Slurm does not answer", id="no controller"),
-        pytest.param(("--slurm", "1", "--pid", "1"), {}, "use either --slurm or --pid, not both", id="and a process"),
     ],
 )
 def test_what_is_asked_is_refused(slurm, options, env, words):

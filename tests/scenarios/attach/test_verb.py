@@ -10,17 +10,16 @@ import sysconfig
 import pytest
 
 from tests.scenarios.attach.running import ROOT, marked, running
-from tests.scenarios.running import clean_environment
+from tests.scenarios.running import begin
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 
 
-def attached(job, folder, python=sys.executable, **env):
-    command = ["attach", "--pid", str(job.pids[1]), "--folder", str(folder), "--format", "json"]
-    return subprocess.run(
-        [python, "-m", "ddpdoctor", *command], env=clean_environment(**env), capture_output=True, text=True,
-        timeout=100, check=False,
-    )  # fmt: skip
+def attached(job, folder, other=sys.executable, **env):
+    command = ("attach", "--pid", job.pids[1], "--folder", folder, "--format", "json")
+    process = begin(other, "-m", "ddpdoctor", *command, **env)
+    stdout, stderr = process.communicate(timeout=100)
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
 def test_the_rank_that_the_others_wait_for_is_named_with_its_line(tmp_path):

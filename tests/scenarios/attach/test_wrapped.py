@@ -3,14 +3,12 @@
 import contextlib
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.scenarios.attach.running import ROOT, SCRIPT, marked, sleeps
-from tests.scenarios.running import clean_environment, has_called, start, wait_for
+from tests.scenarios.running import doctor, has_called, start, wait_for
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 UNDER_WRAP = "the job runs under `ddpdoctor wrap`; its run folder is {run}"
@@ -29,11 +27,7 @@ def wrapped(script, run, *args, ranks=2):
 
 
 def attached(output, *options):
-    command = [sys.executable, "-m", "ddpdoctor", "attach", *options, "--folder", str(output), "--format", "json"]
-    done = subprocess.run(
-        command, env=clean_environment(PYTHONPATH=str(ROOT)), cwd=output, capture_output=True, text=True, timeout=100,
-        check=False,
-    )  # fmt: skip
+    done = doctor("attach", *options, "--folder", output, "--format", "json", cwd=output, PYTHONPATH=str(ROOT))
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
 

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import jsonschema
 
-from tests.scenarios.running import SCHEMA, clean_environment, free_port
+from tests.scenarios.running import SCHEMA, begin, free_port
 
 BENCH = (sys.executable, "-m", "ddpdoctor", "allreduce-bench")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
@@ -41,10 +40,7 @@ class Ran:
 def start(*command: str, cwd: Path | None = None, **env: str) -> Any:
     """Start a command in a session of its own, outside any launcher."""
     search = os.pathsep.join(filter(None, (env.pop("PYTHONPATH", ""), str(ROOT))))
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, cwd=cwd,
-        env=clean_environment(PYTHONPATH=search, **env), start_new_session=True,
-    )  # fmt: skip
+    return begin(*command, cwd=cwd, PYTHONPATH=search, **env)
 
 
 def finish(process: Any) -> Ran:

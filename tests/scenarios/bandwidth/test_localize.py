@@ -7,7 +7,6 @@ import pytest
 from tests.scenarios.bandwidth.running import bench
 from tests.scenarios.bandwidth.slowing import SMALL, bench_on, crowded, late, limit_host, limit_link, named
 from tests.scenarios.hosts import lent_hosts, require
-from tests.scenarios.running import grids_of
 
 pytestmark = [pytest.mark.usefixtures("preloaded_python"), pytest.mark.alone, pytest.mark.nightly]
 
@@ -68,16 +67,6 @@ def test_a_core_that_a_rank_has_to_share_is_no_link():
     assert named(ran) == [("slow-rank", [2], [os.uname().nodename])]
 
 
-def test_three_ranks_that_are_well():
-    ran = bench(*SMALL, "--pairs", ranks=3)
-
-    assert named(ran) == []
-    assert ran.status == 0
-    (grid,) = grids_of(ran.report).values()
-    assert grid.rows == grid.columns == ("0", "1", "2")
-    assert "latency" in grid.cells[0][1].about
-
-
 def test_a_rank_that_comes_late_to_every_call():
     ran = bench(*CALLS, ranks=3, **late(1))
 
@@ -98,10 +87,6 @@ def test_a_slow_network_makes_nobody_late(hosts):
     assert named(ran) == []
     # What host 0 sends is with the others 40 ms and more after it has sent it.
     assert all(abs(arrival["late_us"]) < 20_000 for arrival in ran.report["data"]["arrivals"])
-
-
-def test_two_ranks_of_which_neither_comes_late():
-    assert named(bench(*CALLS)) == []
 
 
 def test_pairs_for_which_there_is_no_time():

@@ -1,14 +1,18 @@
 """`allreduce-bench` from end to end, on real ranks with tiny sizes."""
 
 import json
+import os
 import re
+import signal
+import sys
 from pathlib import Path
 
 import jsonschema
+import psutil
 import pytest
 
-from tests.scenarios.bandwidth.running import BENCH, QUICK, bench, finish, start, torchrun
-from tests.scenarios.running import SCHEMA
+from tests.scenarios.bandwidth.running import BENCH, QUICK, bench, by_hand, finish, start, torchrun
+from tests.scenarios.running import SCHEMA, wait_for
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 
@@ -116,3 +120,65 @@ def test_an_altered_element_is_named_with_rank_index_expected_and_found():
     assert {row["wrong"] for row in report["data"]["results"] if row["size_bytes"] != 2048} == {0}
     reported = " ".join([verdict["summary"], *verdict["evidence"]])
     assert all(word in reported for word in ("137", "2 KiB", "float32"))
+
+
+# Ranks that do not agree, that Slurm starts, and that outlive who started them.
+
+
+def test_a_rank_with_other_settings_is_named_with_its_values():
+    done = by_hand(QUICK, (*QUICK, "--max-size", "64MiB", "--dtype", "bfloat16"), QUICK)
+
+    assert [one.status for one in done] == [2, 2, 2]
+    assert "--max-size: 4 KiB on ranks 0 and 2, 64 MiB on rank 1" in done[0].stderr
+    assert "--dtype: float32 on ranks 0 and 2, bfloat16 on rank 1" in done[0].stderr
+    assert "Nothing was measured" in done[0].stderr
+    assert [(one.stdout, one.stderr) for one in done[1:]] == [("", ""), ("", "")]
+    assert done[0].stdout == ""
+
+
+def test_a_torch_that_cannot_be_imported_is_reported_once(tmp_path):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libcudnn.so.9: cannot open shared object')")
+    done = bench(*QUICK, PYTHONPATH=str(tmp_path))
+
+    assert (done.status, done.stdout) == (2, "")
+    assert done.stderr.count("torch cannot be imported: libcudnn.so.9: cannot open shared object") == 1
+    assert "check-env" in done.stderr
+
+
+def test_tasks_of_a_step_are_ranks(slurm):
+    step = ("srun", "-N2", "--ntasks-per-node=1", sys.executable, "-m", "ddpdoctor", "allreduce-bench")
+    done = slurm.run(*step, *QUICK, "--format", "json", check=False, OMP_NUM_THREADS="1")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    jsonschema.validate(report, SCHEMA)
+    data = report["data"]
+    assert data["hosts"] == ["dd0", "dd1"]
+    assert [member["local_rank"] for member in data["members"]] == [0, 0]
+    assert len(data["results"]) == 6
+
+    wrong = slurm.run(*step, "--min-size", "2KiB", "--max-size", "1KiB", check=False)
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.count("--min-size 2 KiB is above --max-size 1 KiB") == 1
+
+
+@pytest.mark.cold  # a forked Python has one more child
+def test_ranks_end_with_the_ddpdoctor_that_started_them():
+    process = start(*BENCH, "--nproc-per-node", "2", "--budget", "600s", "--max-size", "1KiB")
+    ranks = []
+
+    def has_ranks():
+        ranks[:] = psutil.Process(process.pid).children()
+        return len(ranks) == 2 and all("allreduce-bench" in rank.cmdline() for rank in ranks)
+
+    try:
+        assert wait_for(has_ranks)
+        os.kill(process.pid, signal.SIGKILL)
+        _, alive = psutil.wait_procs(ranks, timeout=200)
+        assert alive == []
+    finally:
+        for rank in ranks:
+            if rank.is_running():
+                rank.kill()
+        finish(process)

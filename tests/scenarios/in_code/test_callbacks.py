@@ -2,13 +2,12 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.scenarios.running import clean_environment, free_port, marked_lines, words_of
+from tests.scenarios.running import free_port, marked_lines, python, words_of
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2")
@@ -16,10 +15,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2")
 
 def run(script: str, *words: str, front: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     port = (f"--master-port={free_port()}",) if front else ()
-    done = subprocess.run(
-        [sys.executable, *front, *port, *words_of(script), *words], capture_output=True, text=True, check=False,
-        env=clean_environment(TRANSFORMERS_VERBOSITY="warning"), timeout=200,
-    )  # fmt: skip
+    done = python(*front, *port, *words_of(script), *words, TRANSFORMERS_VERBOSITY="warning")
     print(done.stdout, done.stderr)
     return done
 

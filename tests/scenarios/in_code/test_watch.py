@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ import pytest
 
 from tests.scenarios.running import (
     JOBS,
-    clean_environment,
+    begin,
+    doctor,
     free_port,
     hold_to_schema,
     marked_lines,
@@ -24,11 +24,8 @@ pytestmark = pytest.mark.usefixtures("preloaded_python")
 
 
 def start(script: str, *words: str, front: tuple[str, ...] = ("torch.distributed.run",), **env: str) -> Any:
-    command = ["-m", *front, "--nproc-per-node=2", f"--master-port={free_port()}", f"{JOBS / script}.py", *words]
-    return subprocess.Popen(
-        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=clean_environment(**env), start_new_session=True,
-    )  # fmt: skip
+    ranks = ("--nproc-per-node=2", f"--master-port={free_port()}")
+    return begin(sys.executable, "-m", *front, *ranks, f"{JOBS / script}.py", *words, **env)
 
 
 def finish(process: Any, folder: Path) -> tuple[int, str, str, dict[str, Any]]:
@@ -49,10 +46,7 @@ def test_a_hung_rank_is_named_with_its_line_and_the_ranks_are_stopped(tmp_path: 
     assert report["verdict"]["where"][0]["line"] == marked_lines("watched")[0]
     assert "waits in all_reduce" in " ".join(report["verdict"]["evidence"])  # by its name in the script
     assert (status != 0, report["job"]["status"], stderr.count("explain DD601")) == (True, "hung", 1)
-    drawn = subprocess.run(
-        [sys.executable, "-m", "ddpdoctor", "report", str(folder)], capture_output=True, text=True, check=True
-    )
-    assert "DD601 stuck, rank 1" in drawn.stdout
+    assert "DD601 stuck, rank 1" in doctor("report", folder).stdout
 
 
 def test_a_rank_that_raises_is_named_once_and_before_the_launcher_ends_the_others(tmp_path: Path) -> None:
@@ -91,11 +85,7 @@ def test_ctrl_c_is_no_finding_and_leaves_no_process(tmp_path: Path) -> None:
 @pytest.mark.cold  # its children get the module path of a Python that was started in the simple way
 def test_ranks_that_the_watched_script_starts_are_watched(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    process = subprocess.Popen(
-        [sys.executable, str(JOBS / "watched_spawn.py"), str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, env=clean_environment(), start_new_session=True,
-    )  # fmt: skip
-    _, _, _, report = finish(process, folder)
+    _, _, _, report = finish(begin(sys.executable, JOBS / "watched_spawn.py", folder), folder)
 
     assert (report["verdict"]["code"], report["verdict"]["ranks"]) == ("DD601", [1])
     assert report["verdict"]["where"][0]["line"] == marked_lines("watched_spawn")[0]

@@ -11,7 +11,7 @@ import pytest
 from tests.scenarios.running import (
     JOBS,
     PATIENT,
-    clean_environment,
+    begin,
     finish,
     free_port,
     has_called,
@@ -30,13 +30,7 @@ def start_ranks(folder: Path, *command: str) -> list[subprocess.Popen[str]]:
     """Start two ranks as an operator would: by variables alone, with one --report-dir."""
     reported = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     wrap = [sys.executable, "-m", "ddpdoctor", "wrap", *PATIENT, "--report-dir", str(folder)]
-    return [
-        subprocess.Popen(
-            [*wrap, *command], env=clean_environment(**reported, RANK=str(rank)), text=True, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
+    return [begin(*wrap, *command, **reported, RANK=str(rank)) for rank in range(2)]
 
 
 def test_two_processes_become_the_ranks_that_their_variables_name(tmp_path):

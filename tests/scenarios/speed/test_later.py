@@ -13,7 +13,17 @@ from ddpdoctor.collect.rank_calls import read_rings
 from ddpdoctor.collect.rank_steps import read_gradient_times
 from ddpdoctor.model.steps import GradientTimes
 from tests.scenarios.hosts import Hosts, require
-from tests.scenarios.running import JOBS, PATIENT, clean_environment, finish, free_port, hold_to_schema, run, start
+from tests.scenarios.running import (
+    JOBS,
+    PATIENT,
+    clean_environment,
+    doctor,
+    finish,
+    free_port,
+    hold_to_schema,
+    run,
+    start,
+)
 
 # It is recorded on real ranks when each gradient is ready, in which buckets they go out, and what is unused.
 
@@ -133,11 +143,6 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run" / "report.json"
 
 
-def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ddpdoctor", *arguments]
-    return subprocess.run(command, check=False, capture_output=True, text=True, env=clean_environment(), timeout=200)
-
-
 def predictions(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {one["setting"]: one for one in report["data"]["speed"]["predictions"]}
 
@@ -182,12 +187,9 @@ JOB = JOBS / "speed" / "scaling.py"
 
 
 def tune(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable, "-m", "ddpdoctor", "tune", f"--master-port={free_port()}", f"--report-dir={tmp_path / 'run'}",
-        *arguments,
-    ]  # fmt: skip
-    env = clean_environment()
-    return subprocess.run(command, check=False, capture_output=True, text=True, env=env, timeout=250)
+    # A command does not take torchrun's options.
+    port = () if "--" in arguments else (f"--master-port={free_port()}",)
+    return doctor("tune", *port, f"--report-dir={tmp_path / 'run'}", *arguments)
 
 
 BATCHES = [("of_each_rank", "weak"), ("of_all_ranks", "strong")]
@@ -208,11 +210,7 @@ def test_the_batch_of_a_rank_decides_which_efficiency_is_shown(tmp_path: Path, w
     assert scaling["predicted"] or scaling["reason"]
     assert report["findings"] == []
     assert f"{kind} efficiency" in ran.stderr
-    again = subprocess.run(
-        [sys.executable, "-m", "ddpdoctor", "report", str(tmp_path / "run")], check=True, capture_output=True,
-        text=True, timeout=60,
-    )  # fmt: skip
-    assert "scaling efficiency (measured)" in again.stdout
+    assert "scaling efficiency (measured)" in doctor("report", tmp_path / "run").stdout
 
 
 def test_a_job_that_is_too_short_has_no_efficiency(tmp_path: Path) -> None:
@@ -233,14 +231,8 @@ def test_a_job_that_is_too_short_has_no_efficiency(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_starts_nothing(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
-    ran = tune(tmp_path, *arguments) if "--" not in arguments else tune_command(tmp_path, *arguments)
+    ran = tune(tmp_path, *arguments)
     assert ran.returncode == 2
     assert says in ran.stderr
     assert "Traceback" not in ran.stderr
     assert not (tmp_path / "run").exists()
-
-
-def tune_command(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run it without torchrun's options, which a command does not take."""
-    command = [sys.executable, "-m", "ddpdoctor", "tune", f"--report-dir={tmp_path / 'run'}", *arguments]
-    return subprocess.run(command, check=False, capture_output=True, text=True, env=clean_environment(), timeout=60)
