@@ -142,6 +142,7 @@ def test_a_damaged_bundle_is_a_clear_error(run_dir, monkeypatch, capsys, verb, d
     assert "is no bundle of ddpdoctor" in said or damage not in {"lzma", "damaged lzma", "bzip2"}  # none is unpacked
 
 
+@pytest.mark.full
 def test_no_damage_of_a_bundle_ends_in_a_traceback(run_dir, monkeypatch, capsys) -> None:
     dice = random.Random(3)
     assert call(monkeypatch, "bundle", run_dir, "--yes", "-o", "odd.zip") == 0

@@ -458,14 +458,11 @@ RUNS = {
     "wrap": ("wrap", "--nproc-per-node", "1", "--report-dir", "{run}", "{script}"),
     "wrap, an unknown option of torchrun": ("wrap", "--of-a-newer-torch", "1", "{script}"),
 }  # fmt: skip
-LATER = {"allreduce-bench", "check-rendezvous", "wrap, an unknown option of torchrun"}
-"""They take longest: the second part of CI runs them."""
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has no flag for it")
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.full] if case in LATER else []) for case in RUNS]
-)
+@pytest.mark.parametrize("case", RUNS)
 def test_no_module_of_the_current_folder_is_run(case: str, tmp_path: Path) -> None:
     """It may be /tmp. The console script, as this flag, leaves the folder out; so must the Pythons that it starts."""
     planted, script = tmp_path / "planted", tmp_path / "elsewhere" / "train.py"

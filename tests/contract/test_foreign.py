@@ -62,6 +62,7 @@ def make_log(path, file):
     return path
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("situation", ["stuck", "crash"])
 def test_a_run_folder_shows_no_file_of_this_machine(run, tmp_path, file, situation):
     folder = make_run(tmp_path / "runs" / "elsewhere", situation)
@@ -87,6 +88,7 @@ def test_a_run_folder_shows_no_file_of_this_machine(run, tmp_path, file, situati
     assert json.loads(shown[1].stdout)["data"]["source"] is None
 
 
+@pytest.mark.full
 def test_logs_and_dumps_show_no_file_of_this_machine(run, tmp_path, file):
     left = tmp_path / "left"
     left.mkdir()
@@ -163,6 +165,7 @@ def poison(value, texts, key=""):
     return next(texts) if isinstance(value, str) and key in TEXTS else value
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("made", ["hung", "bench"])
 def test_a_hostile_report_acts_on_no_terminal_runner_or_page(run, tmp_path, made):
     if made == "bench":
@@ -184,6 +187,7 @@ def test_a_hostile_report_acts_on_no_terminal_runner_or_page(run, tmp_path, made
     assert (done.returncode, OBEYED.findall(done.stdout + done.stderr)) == (0, [])
 
 
+@pytest.mark.full
 def test_a_hostile_log_acts_on_no_terminal_or_runner(run, tmp_path):
     quoted = [text.replace("\n", " ") for text in HOSTILE]
     log = "".join(
@@ -198,6 +202,7 @@ def test_a_hostile_log_acts_on_no_terminal_or_runner(run, tmp_path):
         assert "ValueError" in done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv of util-linux, as tests may run as root")
 def test_what_a_user_may_not_read_is_noted_or_a_clear_error(tmp_path):
     left = tmp_path / "left"

@@ -24,8 +24,10 @@ def test_each_was_recorded_from_the_layout_and_the_job_of_this_tree() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("VERSION", 99), ("KIND", struct.Struct("<I"))])
 def test_a_change_of_the_layout_asks_for_all_again(name: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = kept.sources_of("stuck_lock")
     monkeypatch.setattr(ring_layout, name, value)
-    assert len(record.stale()) == len(PACKED)
+    after = kept.sources_of("stuck_lock")
+    assert {key: before[key] == after[key] for key in before} == {"layout": False, "job": True}
 
 
 def test_a_change_of_a_job_asks_for_its_own_runs_and_a_job_below_it_for_none(

@@ -166,6 +166,7 @@ if "cli.mcp import" in "".join(sys.orig_argv):
 """A sitecustomize: the process of the first tool waits until the test opens the pipe "release" for writing."""
 
 
+@pytest.mark.full
 def test_a_tool_that_takes_long_does_not_keep_the_others_waiting(tmp_path):
     """Whatever a project in the working folder calls json.py is not imported."""
     import anyio
@@ -201,6 +202,7 @@ def test_a_tool_that_takes_long_does_not_keep_the_others_waiting(tmp_path):
     assert ended["slow"].content[0].text.startswith("ddpdoctor: ")
 
 
+@pytest.mark.full
 def test_stdout_has_the_protocol_alone_and_an_older_client_is_served(folder):
     about = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
     messages = [

@@ -334,6 +334,7 @@ def test_a_script_that_gets_into_a_page_is_stopped_by_its_policy(browser, save, 
     assert not any(one.startswith("http") for one in browser.requests())
 
 
+@pytest.mark.full
 def test_a_thousand_ranks_fit_a_page_and_only_lanes_in_sight_are_drawn(browser, save):
     small, large = (save(pages.content(ranks)).stat().st_size for ranks in (8, 1024))
     assert small < 2**20
@@ -371,6 +372,7 @@ def commands(folder):
     yield "report", (str(folder / "hung"),)
 
 
+@pytest.mark.full
 def test_the_page_of_every_verb_opens(browser, tmp_path):
     for name, one in reports(tmp_path):
         page = tmp_path / f"{name}.html"

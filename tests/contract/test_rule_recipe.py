@@ -17,6 +17,8 @@ from ddpdoctor.rules.registry import all_rules
 from tests import kept
 from tests.scenarios.first import FIRST, SECOND
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 RECIPE = textwrap.dedent(re.search(r" *```python\n(.*?)```", CONTRIBUTING, re.DOTALL)[1])

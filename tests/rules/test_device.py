@@ -207,6 +207,7 @@ def count_calls(world, culprit):
     return count_entries(ranks)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "culprit",
     [lambda n, world: in_user(n, world=world), lambda n, world: in_call(n, "reduce", 41, 6, world=world)],

@@ -374,7 +374,7 @@ def grade(job: Job, verdict: Finding | None) -> str:
 
 
 CALL = work(71)
-SEEDS = [range(12), pytest.param(range(12, 24), marks=pytest.mark.full)]
+SEEDS = [range(4), pytest.param(range(4, 24), marks=pytest.mark.full)]
 
 
 @pytest.mark.parametrize("seeds", SEEDS, ids=lambda seeds: f"from {seeds.start}")

@@ -462,6 +462,7 @@ def bytes_a_rank(folder, world):
     return peak / world
 
 
+@pytest.mark.full
 def test_the_records_of_a_rank_are_in_memory_once(tmp_path):
     # Two times and a number of 8 bytes and a kind of 2 make 49 KB; steps, stacks and notes take 40 KB.
     assert bytes_a_rank(tmp_path, 64) < 2.5 * RECORDS * (8 + 8 + 8 + 2)
@@ -485,6 +486,7 @@ def values_read(folder, world):
     return entered
 
 
+@pytest.mark.full
 def test_cost_grows_with_the_ranks_and_not_with_their_pairs(tmp_path):
     assert values_read(tmp_path / "many", 192) < 3.3 * values_read(tmp_path / "few", 64)
 

@@ -264,6 +264,7 @@ def large(world, calls=4096):
     return job(*(in_user(n, *[], **more, last_place=None) for n in range(world)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("world", "most_kib"), [(8, 400), (1024, 3 * 1024)])
 def test_the_size_has_a_limit(world, most_kib):
     facts = large(world)

@@ -115,6 +115,7 @@ def test_the_holes_of_a_giant_are_passed_over(logs) -> None:
     assert sum(one.bytes for one in read_evidence([str(logs)]).read) < 2**20
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
 def test_what_is_packed_is_unpacked_to_a_limit_and_read_so_far(logs, monkeypatch, pack) -> None:
     monkeypatch.setattr(files, "LEAST_UNPACKED", 2**20)
@@ -140,6 +141,7 @@ def flipped(packed: bytes) -> bytes:
     return packed[:at] + bytes(byte ^ 0xFF for byte in packed[at : at + 64]) + packed[at + 64 :]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [

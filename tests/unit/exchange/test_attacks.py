@@ -172,6 +172,7 @@ def test_members_meet_while_others_attack(attack, token, opened):
     meet(served, token)
 
 
+@pytest.mark.full
 def test_a_thousand_connections_that_prove_nothing(opened):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < 4000 and (hard == resource.RLIM_INFINITY or hard > 4000):

@@ -205,6 +205,7 @@ def test_the_limit_of_all_values_holds():
     values.set("0", most)  # what replaces a value of its size takes no more room
 
 
+@pytest.mark.full
 def test_thousands_of_clients_at_once_until_the_server_closes(server):
     """1,100 clients stay connected together where this process may open so many files; each also counts."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

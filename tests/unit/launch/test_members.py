@@ -377,6 +377,7 @@ def unpacked(row):
         return files_of(Path(folder))
 
 
+@pytest.mark.full
 def test_what_unpacks_to_more_than_the_limit_is_refused(tmp_path):
     packer = zlib.compressobj()
     first, again = (packer.compress(bytes(2**24)) + packer.flush(zlib.Z_FULL_FLUSH) for _ in range(2))

@@ -218,6 +218,7 @@ def layouts(tensor, shuffled):
     yield torch.nn.Parameter(tensor) if tensor.is_floating_point() or tensor.is_complex() else tensor.clone()
 
 
+@pytest.mark.full
 def test_ten_thousand_pairs_in_other_layouts_are_equal():
     shuffled = random.Random(7)
     dtypes = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8,
@@ -465,6 +466,7 @@ for tensors in (large, turned, many):
 """
 
 
+@pytest.mark.full
 def test_it_takes_less_than_a_mebibyte(tmp_path):
     """By torch's own count: what /proc says of a process counts code as well, and in steps of many pages."""
     command = [sys.executable, "-c", SPACE, str(tmp_path / "trace.json")]

@@ -213,6 +213,7 @@ def lines_of(folder, rank):
     return [json.loads(line) for line in (folder / "tuning" / f"{rank}.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.full
 def test_parameters_are_those_of_a_job_without_switches_until_the_reduction_is_left_out(tmp_path):
     folders = [tmp_path / name for name in ("tried", "plain")]
     tried, kept = run_job(folders[0], rounds=1, steps=1000, only=KEEPING)
@@ -234,6 +235,7 @@ def test_parameters_are_those_of_a_job_without_switches_until_the_reduction_is_l
     assert kept.read_text() == KEPT
 
 
+@pytest.mark.full
 def test_a_launch_with_one_setting_measures_some_steps_and_ends_on_all_ranks(tmp_path):
     trained, kept = run_job(tmp_path, rounds=1, steps=1000, setting="gradient_as_bucket_view")
     steps = WARM_UP + MEASURED_IN_LAUNCH
@@ -283,6 +285,7 @@ except FileNotFoundError:
 """
 
 
+@pytest.mark.full
 def test_files_that_were_there_before_stay_as_they_are(tmp_path, monkeypatch):
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")

@@ -211,6 +211,7 @@ class Allocated(TorchDispatchMode):
         self._now -= size
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("wrong", [False, True])
 @pytest.mark.parametrize(
     ("collective", "dtype", "redop"),
