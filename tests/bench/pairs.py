@@ -6,10 +6,11 @@ On a machine that others use, run a bench under ``chrt -r 10`` (as root), so tha
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 PAIRS = 15
 CONFIDENCE = 0.95
+T = TypeVar("T")
 
 
 class Spread(NamedTuple):
@@ -36,7 +37,7 @@ def compare_added(
     return found.median
 
 
-def measure(ours: Callable[[], float], theirs: Callable[[], float], pairs: int) -> Iterator[tuple[float, float]]:
+def measure(ours: Callable[[], T], theirs: Callable[[], T], pairs: int) -> Iterator[tuple[T, T]]:
     """Yield (ours, theirs) pair by pair, after one warm-up; every second pair runs the other way round."""
     ours()
     theirs()
