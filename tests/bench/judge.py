@@ -1,26 +1,28 @@
-"""How long it takes to judge run folders of many ranks, and in what memory: python -m tests.bench.judge [PAIRS]
+"""What it takes to judge run folders of many ranks: python -m tests.bench.judge [RANKS [SITUATION]]
 
-Prints seconds and peak memory of ``judge_folder`` on 1,024 ranks of 2,000 records each, in a process of its own, for
-each situation; then, in turn, 256 ranks over ``torchfrtrace`` on dumps of the same events, 2,000 collectives a rank.
-Those are all in one group: for a job of several groups torch's analyzer takes ten times as long.
-Takes about 2 GB of disk in the temporary folder (TMPDIR), and with five pairs about five minutes.
+Without arguments: seconds and peak memory of ``judge_folder`` and of ``report`` on 1,024 ranks of 2,000 records each,
+in processes of their own, for each situation.
+
+With RANKS: the folder that the first of many hosts has gathered, each of 8 ranks and 5 s ahead of the one before it.
+Prints CPU seconds and peak memory for a quarter of the ranks and for all, and their ratios: a job of four times as many
+ranks should take four times as much. 16,384 ranks are to take under 40 s of CPU and 2 GiB. Takes 1.2 MB of disk a rank
+in the temporary folder (TMPDIR), and with 16,384 ranks about five minutes.
 """
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
-from tests.bench.flight_dumps import write_dumps
-from tests.bench.pairs import compare
-from tests.synthetic import SITUATIONS, Job, steps_for, write_folder
+from tests.synthetic import SITUATIONS, Job, S, prologue, steps_for, write_folder, write_gathered
 
 RANKS, RECORDS = 1024, 2000
-COMPARED_RANKS = 256
-COLLECTIVES_A_STEP = 5.1
+RANKS_A_HOST = 8
+TP = 16
+STEP_RECORDS = 7.1
 ROOT = Path(__file__).parents[2]
 JUDGE = """
 import sys
@@ -29,53 +31,63 @@ from ddpdoctor.diagnose.job import judge_folder
 for finding in judge_folder(Path(sys.argv[1])).findings:
     print(finding.kind, *finding.ranks[:4])
 """
-REPORT = ("-m", "ddpdoctor", "report")
+COMMANDS = {"judge": ("-c", JUDGE), "report": ("-m", "ddpdoctor", "report")}
 
 
-def run(*command: str) -> tuple[float, float, str]:
-    """Run Python with these arguments; return seconds, MiB at the peak, and the first line of what it said."""
+class Took(NamedTuple):
+    """What a command took, and the first line of what it said."""
+
+    wall_s: float
+    cpu_s: float
+    mib: float
+    said: str
+
+
+def run(name: str, folder: Path) -> Took:
+    """Run one of the commands on a run folder."""
     began = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    command = [sys.executable, *COMMANDS[name], str(folder)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
-    said = process.stdout.read()
+    said = process.stdout.read().partition("\n")[0]
     _, _, used = os.wait4(process.pid, 0)
-    return time.perf_counter() - began, used.ru_maxrss / 1024, said.partition("\n")[0]
+    return Took(time.perf_counter() - began, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, said[:60])
 
 
-def print_large(folder: Path) -> None:
+def show_each() -> None:
     """Print what each situation of many ranks takes: to judge it, and for the whole report."""
     for situation in SITUATIONS:
         job = Job(world=RANKS, steps=steps_for(RANKS, RECORDS), situation=situation)
-        write_folder(folder / situation, job)
-        for name, command in (("judge", ("-c", JUDGE)), ("report", REPORT)):
-            seconds, mib, said = run(*command, str(folder / situation))
-            print(f"{name} {RANKS} ranks, {situation}: {seconds:.2f} s, {mib:.0f} MiB ({said[:60]})", flush=True)
-        shutil.rmtree(folder / situation)
+        with tempfile.TemporaryDirectory() as folder:
+            write_folder(Path(folder, "run"), job)
+            for name in COMMANDS:
+                took = run(name, Path(folder, "run"))
+                print(
+                    f"{name} {RANKS} ranks, {situation}: {took.wall_s:.2f} s, {took.mib:.0f} MiB ({took.said})",
+                    flush=True,
+                )
 
 
-def compare_with_torch(folder: Path, pairs: int) -> None:
-    """Print our time over that of torch's analyzer."""
-    steps = round(RECORDS / COLLECTIVES_A_STEP) - 2
-    job = Job(world=COMPARED_RANKS, steps=steps, situation="stuck", tp=0)
-    write_folder(folder / "run", job)
-    write_dumps(folder / "dumps", job)
-    ours = ("-c", JUDGE, str(folder / "run"))
-    theirs = ("-m", "torch.distributed.flight_recorder.fr_trace", str(folder / "dumps"))
-    for name, command in (("judge", ours), ("torchfrtrace", theirs)):
-        seconds, mib, _ = run(*command)
-        print(f"{name} {COMPARED_RANKS} ranks: {seconds:.2f} s, {mib:.0f} MiB", flush=True)
-    compare("judge over torchfrtrace", lambda: run(*ours)[0], lambda: run(*theirs)[0], pairs)
+def show_growth(most: int, situation: str) -> None:
+    """Print what a gathered folder takes, and by how much more four times the ranks."""
+    small, large = (judge_gathered(ranks, situation) for ranks in (most // 4, most))
+    ratios = f"{large.cpu_s / small.cpu_s:.2f} times the CPU, {large.mib / small.mib:.2f} times the memory"
+    print(f"4 times the ranks: {ratios}")
 
 
-def main() -> None:
-    """Print the figures."""
-    pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+def judge_gathered(ranks: int, situation: str) -> Took:
+    """Write the run folder of a job of so many ranks, and judge it."""
+    before = sum(1 for _ in prologue(Job(world=ranks, steps=0, situation=situation, tp=TP)))
+    job = Job(world=ranks, steps=round((RECORDS - before) / STEP_RECORDS), situation=situation, tp=TP)
     with tempfile.TemporaryDirectory() as folder:
-        print_large(Path(folder))
-        compare_with_torch(Path(folder), pairs)
+        write_gathered(Path(folder, "run"), job, ranks // RANKS_A_HOST, skew_ns=5 * S)
+        took = run("judge", Path(folder, "run"))
+    print(f"{ranks} ranks, {situation}: {took.cpu_s:.1f} s of CPU, {took.mib:.0f} MiB ({took.said})", flush=True)
+    return took
 
 
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) > 1:
+        show_growth(int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else SITUATIONS[0])
+    else:
+        show_each()
