@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ from typer.main import get_command
 
 from ddpdoctor.cli.options import METRICS, PANELS, REPORT, VERBS, Argument, Option, declared_by, load_verb
 from ddpdoctor.cli.verbs import app, read_command_line
-from ddpdoctor.model.errors import UserError
 from tests import forking
+from tests.golden import words
 from tests.scenarios.running import clean_environment
 
 MOST_HELP = 55
@@ -80,69 +81,17 @@ def read(*words):
     return read_command_line(words)[1]
 
 
-def test_a_line_of_wrap_is_taken_apart():
-    asked = read(
-        "wrap", "--nproc-per-node=2", "--hang-timeout", "8s", "--debug-level=off", "--quiet", "t.py", "--quiet"
-    )
-    assert (asked.hang_timeout_s, asked.debug_level, asked.quiet, asked.on_hang) == (8.0, "OFF", True, "auto")
-    assert (asked.split.script, asked.split.script_args) == ("t.py", ("--quiet",))
-    assert asked.split.torchrun == ("--nproc-per-node=2",)
+def asked_by(line):
+    """Return what a command line asks for: the options that it gives another value than they have."""
+    try:
+        asked = read(*line.split())
+    except SystemExit as ended:
+        return f"ends with status {ended.code or 0}"
+    given = ((one.name, getattr(asked, one.name), one) for one in fields(asked))
+    return {name: value for name, value, one in given if value != one.default} or "its defaults"
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("wrap", "--check-every=5", "--allow-different", "expert.*", "--allow-different=head", "t.py"),
-         {"check_every": "5", "no_consistency": False, "allow_different": ("expert.*", "head")}),
-        (("wrap", "--no-consistency", "t.py"), {"check_every": "auto", "no_consistency": True, "allow_different": ()}),
-        (("wrap", "--ignore", "DD601", "--report-dir=a", "--ignore=DD602", "--report-dir", "b", "t.py"),
-         {"ignore": ("DD601", "DD602"), "report_dir": Path("b"), "format": "text"}),
-        (("wrap", "--on-hang", "kill", "--exchange-port=4000", "t.py"), {"on_hang": "kill", "exchange_port": 4000}),
-        (("tune", "--only", "bucket_cap", "--only=no_sync", "--rounds", "6", "--nproc-per-node=3", "t.py", "--lr", "1"),
-         {"only": ("bucket_cap", "no_sync"), "rounds": 6}),
-        (("report",), {"run_dir": None, "format": "text", "verbose": False}),
-        (("report", "run", "--format", "csv", "-v", "--plot=a.svg"),
-         {"run_dir": Path("run"), "format": "csv", "verbose": True, "plot": Path("a.svg")}),
-        (("status", "run", "--watch", "--every", "500ms"), {"run": Path("run"), "watch": True, "every": 0.5}),
-        (("demo",), {"fault": "stuck", "show_list": False}),
-        (("check-env", "shm", "DD1", "--skip", "clock", "--deep", "--nnodes", "2", "--timeout=1m"),
-         {"checks": ("shm", "DD1"), "skip": ("clock",), "deep": True, "nnodes": 2, "timeout_s": 60.0}),
-        (("check-rendezvous", "--nnodes", "1:4", "--port-range", "40000-40100"),
-         {"nnodes": "1:4", "port_range": (40000, 40100)}),
-        (("allreduce-bench", "--collective", "all", "--max-size=4KiB", "--iters", "3", "--fail-below", "90%"),
-         {"max_size_bytes": 4096, "iterations": 3, "fail_below": 0.9}),
-        (("check-data", "--samples", "10", "--world-size=2", "--no-shuffle", "--drop-last"),
-         {"samples": 10, "world_size": 2, "shuffle": False, "drop_last": True}),
-        (("check-checkpoint", "a", "--same", "b", "-v"), {"paths": (Path("a"), Path("b")), "same": True}),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_line_is_read(words, expected):
-    asked = read(*words)
-    assert {name: getattr(asked, name) for name in expected} == expected
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("wrap", "--on-hang", "wait", "t.py"), ("wrap", "--format=junit", "t.py"), ("explain", "DD601", "DD602"),
-        ("explain", "--lists"), ("demo", "--list=1"), ("report", "--format", "xml"), ("report", "--plot"),
-        ("check-env", "--nnodes", "0"), ("check-env", "--nnodes", "two"), ("check-checkpoint",),
-        ("check-data", "--epochs", "17"),
-    ],
-    ids=" ".join,
-)  # fmt: skip
-def test_what_is_refused_ends_with_status_2(words):
-    with pytest.raises(SystemExit) as ended:
-        read(*words)
-    assert ended.value.code == 2
-
-
-@pytest.mark.parametrize("words", [("explain", "--help"), ("wrap", "--nproc-per-node", "2", "-h"), ("--version",)])
-def test_help_ends_with_status_0(words):
-    with pytest.raises(SystemExit) as ended:
-        read(*words)
-    assert not ended.value.code
+test_words = words(__name__, asked_by=asked_by)
 
 
 def test_a_variable_sets_an_option_unless_it_is_empty(monkeypatch):
@@ -150,16 +99,6 @@ def test_a_variable_sets_an_option_unless_it_is_empty(monkeypatch):
     monkeypatch.setenv("DDPDOCTOR_EXCHANGE_PORT", "4000")
     asked = read("wrap", "t.py")
     assert (asked.quiet, asked.exchange_port) == (False, 4000)
-
-
-def test_wrong_use_of_wrap_is_an_error_of_ours():
-    with pytest.raises(UserError, match="no script"):
-        read("wrap", "--quiet")
-
-
-def test_a_value_that_is_parsed_names_its_option():
-    with pytest.raises(UserError, match="--hang-timeout is 'soon'"):
-        read("wrap", "--hang-timeout", "soon", "train.py")
 
 
 # Outputs that cannot be written are refused by every verb before anything is measured or started.
