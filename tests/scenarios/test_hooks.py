@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from ddpdoctor.recorder.storage import ring_reading
 from ddpdoctor.rules.progress.recording import read_losses
 from tests.scenarios.running import PATIENT, check_finished, run
@@ -21,6 +23,7 @@ def hooks_of(folder: Path) -> tuple[set[str], set[str]]:
     return found, lacks
 
 
+@pytest.mark.usefixtures("preloaded_python")
 def test_every_hook_is_found_and_what_it_reports_is_written_down(tmp_path: Path) -> None:
     ran = run("every_hook", tmp_path, *PATIENT, ranks=2)
     check_finished(ran)
