@@ -22,7 +22,6 @@ from tests.scenarios.running import (
     doctor,
     finish,
     free_port,
-    has_called,
     job_pids,
     marked_lines,
     run,
@@ -194,14 +193,6 @@ def test_a_command_gets_signals_and_its_status_is_reported(tmp_path: Path) -> No
     assert shown.read_text() == "ready\nSIGUSR1\nSIGTERM\n"
     assert ran.status == 7
     assert ran.report["job"]["status"] == "interrupted"
-
-
-def test_no_rank_of_a_shell_script_outlives_a_killed_watcher(tmp_path: Path) -> None:
-    process = start_command(tmp_path, *SHELL, WORLD_SIZE="2", MODE="stuck")
-    assert wait_for(lambda: has_called(tmp_path, "all_reduce"))
-    process.kill()
-    process.wait()
-    assert wait_for(lambda: not job_pids(tmp_path))
 
 
 def test_each_attempt_has_a_section_of_its_own(tmp_path: Path) -> None:

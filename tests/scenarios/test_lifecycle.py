@@ -75,26 +75,6 @@ def test_a_killed_watcher_leaves_no_rank_and_a_readable_folder(tmp_path: Path) -
     assert "rank" in drawn.stdout
 
 
-KILLS_THE_WATCHER = """
-import os, signal, sys
-if 'torch.distributed.run' in sys.orig_argv:
-    os.kill(int(os.environ["DDPDOCTOR_WATCHER"]), signal.SIGKILL)
-"""
-
-
-def test_a_watcher_killed_as_its_job_starts_leaves_nobody(tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(KILLS_THE_WATCHER)
-    process = start("endless", tmp_path / "run", *PATIENT, ranks=2, PYTHONPATH=str(site))
-    try:
-        process.communicate(timeout=200)  # all who write to its streams have ended
-        assert process.returncode == -signal.SIGKILL
-        assert job_pids(tmp_path / "run") == []
-    finally:
-        kill_job(tmp_path / "run")
-
-
 AUTO = ("--on-hang", "auto", "--debug-level", "OFF")
 
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from typing import Any
 
-from tests.scenarios.running import clean_environment
+from tests.scenarios.running import clean_environment, hold_to_schema
 
 CHECK_ENV = (sys.executable, "-m", "ddpdoctor", "check-env", "--format", "json")
 FOREIGN = (
@@ -18,7 +18,9 @@ class Seen:
 
     def __init__(self, stdout: str, stderr: str, status: int) -> None:
         assert stdout.startswith("{"), stderr
-        self.status, self.report = status, json.loads(stdout)
+        self.status, self.report, self.stderr = status, json.loads(stdout), stderr
+        hold_to_schema(self.report)
+        self.data = self.report["data"]
         self.checks = {check["id"]: check for check in self.report["checks"]}
         self.outcomes = {kind: check["outcome"] for kind, check in self.checks.items()}
         self.findings = [(one["kind"], one["severity"], one["summary"], one["fix"]) for one in self.report["findings"]]

@@ -1,15 +1,11 @@
 """All ranks look, rank 0 reports: under the real torchrun, on two hosts, and under a real Slurm."""
 
-import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from importlib import metadata
-from typing import Any
 
-import jsonschema
 import pytest
 
 from ddpdoctor.exchange.clocks import KEY
@@ -18,52 +14,32 @@ from ddpdoctor.exchange.wire import NO_TOKEN, open_client
 from tests.scenarios.check_env.running import CHECK_ENV, Seen
 from tests.scenarios.check_env.test_variables import LAUNCH_CHECKS
 from tests.scenarios.hosts import Hosts, require
-from tests.scenarios.running import SCHEMA, cell_of, clean_environment, free_port, grids_of
+from tests.scenarios.running import begin, cell_of, clean_environment, free_port, grids_of, python
 from tests.scenarios.slurm import Slurm
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+VERB = CHECK_ENV[3:]
 CHEAP = ("rank-set", "ws-same", "version-same", "clock", "mtu", "shm")
 """Checks of which the reading takes no time."""
 LIMIT_S = 250
 
 
-def read_report(stdout: str) -> dict[str, Any]:
-    """Return the one report that there is to be on stdout."""
-    report = json.loads(stdout)
-    jsonschema.validate(report, SCHEMA)
-    return dict(report)
-
-
-def finding(report, kind):
-    (found,) = [one for one in report["findings"] if one["kind"] == kind]
-    return found
-
-
-def outcome(report, kind):
-    return next(check["outcome"] for check in report["checks"] if check["id"] == kind)
-
-
-def torchrun(*arguments, script=("-m", "ddpdoctor"), **env):
-    """Run check-env in two ranks on this machine."""
-    command = [*TORCHRUN, "--nproc-per-node=2", f"--master-port={free_port()}", *script, *arguments]
-    return subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL,
-        env=clean_environment(**env),
-    )  # fmt: skip
+def two_ranks() -> tuple[str, ...]:
+    """Return how Python starts torchrun for two ranks on this machine."""
+    return (*TORCHRUN[1:], "--nproc-per-node=2", f"--master-port={free_port()}")
 
 
 def test_two_ranks_make_one_report():
-    done = torchrun("check-env", "--format", "json", *CHEAP, "--fail-on", "never")
-    report = read_report(done.stdout)
+    done = python(*two_ranks(), "-m", "ddpdoctor", *VERB, *CHEAP, "--fail-on", "never")
+    seen = Seen(done.stdout, done.stderr, done.returncode)
 
-    assert report["data"]["launcher"] == "torchrun"
-    assert (report["data"]["world_size"], report["data"]["missing_ranks"]) == (2, [])
-    assert len(report["data"]["hosts"]) == 1
-    assert outcome(report, "rank-set") == outcome(report, "ws-same") == "passed"
-    assert list(grids_of(report)["checks by host"].columns) == report["data"]["hosts"]
-    assert done.returncode == 0, done.stderr
+    assert (seen.data["launcher"], seen.data["world_size"], seen.data["missing_ranks"]) == ("torchrun", 2, [])
+    assert len(seen.data["hosts"]) == 1
+    assert seen.outcomes["rank-set"] == seen.outcomes["ws-same"] == "passed"
+    assert list(grids_of(seen.report)["checks by host"].columns) == seen.data["hosts"]
+    assert seen.status == 0, seen.stderr
 
 
 def test_ranks_with_different_environments(tmp_path):
@@ -75,10 +51,9 @@ def test_ranks_with_different_environments(tmp_path):
         'status=$?\necho "$status" >"$STATUSES/$RANK"\nexit "$status"\n'
     )
     script.chmod(0o755)
-    done = torchrun(script=("--no-python", str(script)), PYTHON=sys.executable, STATUSES=str(tmp_path))
-    report = read_report(done.stdout)
+    done = python(*two_ranks(), "--no-python", script, PYTHON=sys.executable, STATUSES=str(tmp_path))
+    found = Seen(done.stdout, done.stderr, done.returncode).found["ws-same"]
 
-    found = finding(report, "ws-same")
     assert "NCCL_ALGO" in found["summary"]
     assert "Ring on rank 1" in found["summary"]
     assert done.returncode == 1
@@ -88,11 +63,10 @@ def test_ranks_with_different_environments(tmp_path):
 
 def test_a_rank_that_is_interrupted_ends_at_once():
     """Rank 1 of 2 never comes; rank 0 waits for it and is interrupted."""
-    command = [*CHECK_ENV, "--nnodes", "2", "--node-rank", "0", "--master-addr", "localhost", "--timeout", "600"]
     port = free_port()
-    process = subprocess.Popen(
-        [*command, "--master-port", str(port), "rank-set"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment(),
+    process = begin(
+        *CHECK_ENV, "--nnodes", 2, "--node-rank", 0, "--master-addr", "localhost", "--master-port", port,
+        "--timeout", 600, "rank-set",
     )  # fmt: skip
     # Another rank could see its clock: it waits.
     waits = open_client(("localhost",), port, NO_TOKEN, 100)
@@ -132,25 +106,23 @@ def test_two_hosts_that_differ_under_torchrun(hosts, tmp_path):
     finally:
         hosts.ip(1, "link", "set", "eth0", "mtu", "1500")
     assert nothing == "", "only rank 0 reports"
-    report = read_report(stdout)
+    seen = Seen(stdout, stderr, first.returncode)
 
-    assert report["data"]["hosts"] == ["dd0", "dd1"]
-    assert report["data"]["missing_ranks"] == []
-    clock = finding(report, "clock")
+    assert (seen.data["hosts"], seen.data["missing_ranks"]) == (["dd0", "dd1"], [])
+    clock = seen.found["clock"]
     assert clock["severity"] == "error"
     assert "dd1" in clock["hosts"]
     # A busy machine reads a clock some tenths late.
     assert re.search(r"clock of dd0 is (19\.[5-9]|20\.[0-5]) s ahead of the clock of dd1", clock["summary"])
-    assert "NCCL_ALGO" in finding(report, "ws-same")["summary"]
-    by_host = grids_of(report)["checks by host"]
+    assert "NCCL_ALGO" in seen.found["ws-same"]["summary"]
+    by_host = grids_of(seen.report)["checks by host"]
     (row,) = (name for name in by_host.rows if name.endswith(" clock"))
     # It is not known which host is right, so that the finding names both.
     assert cell_of(by_host, row, "dd[0, 1]") == "error"
-    mtu = finding(report, "mtu")
-    assert "1500 on dd0, 1400 on dd1" in mtu["summary"]
-    version = finding(report, "version-same")
-    assert f"torch {metadata.version('torch')} on dd0, 1.0.0 on dd1" in version["summary"]
-    assert first.returncode == 1, stderr
+    assert "1500 on dd0, 1400 on dd1" in seen.found["mtu"]["summary"]
+    versions = f"torch {metadata.version('torch')} on dd0, 1.0.0 on dd1"
+    assert versions in seen.found["version-same"]["summary"]
+    assert seen.status == 1, stderr
 
 
 def test_a_rank_that_never_answers_is_named(hosts, tmp_path):
@@ -174,14 +146,12 @@ def test_a_rank_that_never_answers_is_named(hosts, tmp_path):
     stdout, stderr = processes[0].communicate(timeout=LIMIT_S)
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGCONT)
     processes[1].communicate(timeout=LIMIT_S)
-    report = read_report(stdout)
+    seen = Seen(stdout, stderr, 1)
 
-    assert report["data"]["missing_ranks"] == [3], stderr
-    found = finding(report, "rank-set")
-    assert found["ranks"] == [3]
-    assert "rank 3" in found["summary"]
-    assert report["data"]["hosts"] == ["dd0", "dd1"]
-    assert outcome(report, "version-same") == "passed"
+    assert (seen.data["hosts"], seen.data["missing_ranks"]) == (["dd0", "dd1"], [3]), stderr
+    assert seen.found["rank-set"]["ranks"] == [3]
+    assert "rank 3" in seen.found["rank-set"]["summary"]
+    assert seen.outcomes["version-same"] == "passed"
 
 
 def test_a_host_behind_a_firewall_is_missing_and_says_why(hosts):
@@ -198,10 +168,10 @@ def test_a_host_behind_a_firewall_is_missing_and_says_why(hosts):
         for number in range(2)
     ]  # fmt: skip
     processes = start_on_both(hosts, launchers)
-    (stdout, _), (nothing, stderr) = [process.communicate(timeout=LIMIT_S) for process in processes]
+    (stdout, said), (nothing, stderr) = [process.communicate(timeout=LIMIT_S) for process in processes]
     hosts.run(0, "nft", "delete table inet dd")
 
-    assert read_report(stdout)["data"]["missing_ranks"] == [1]
+    assert Seen(stdout, said, 1).data["missing_ranks"] == [1]
     assert (processes[1].returncode, nothing) == (4, "")
     assert f"rank 1 cannot reach rank 0 at dd0:{port}" in stderr
     assert "no answer; a firewall may drop the packets" in stderr
@@ -217,8 +187,8 @@ def test_a_slurm_step(slurm):
     checks = (*CHECK_ENV, "--no-torch", *LAUNCH_CHECKS, "version-same")
     seen = srun(slurm, "--ntasks-per-node=2", *checks, MASTER_ADDR="dd0", MASTER_PORT="29500")
 
-    assert (seen.report["data"]["launcher"], seen.report["data"]["world_size"]) == ("slurm", 4)
-    assert (seen.report["data"]["hosts"], seen.report["data"]["missing_ranks"]) == (["dd0", "dd1"], [])
+    assert (seen.data["launcher"], seen.data["world_size"]) == ("slurm", 4)
+    assert (seen.data["hosts"], seen.data["missing_ranks"]) == (["dd0", "dd1"], [])
     assert (seen.status, seen.findings) == (0, [])
     assert {seen.outcomes[kind] for kind in ("rank-set", "slurm-shape", "version-same")} == {"passed"}
 
@@ -227,7 +197,7 @@ def test_a_slurm_step_with_a_master_that_is_wrong(slurm):
     """What is to be found out does not keep the ranks from meeting."""
     seen = srun(slurm, "--ntasks-per-node=1", *CHECK_ENV, "rank-set", MASTER_ADDR="localhost")
 
-    assert (seen.report["data"]["hosts"], seen.outcomes) == (["dd0", "dd1"], {"rank-set": "passed"})
+    assert (seen.data["hosts"], seen.outcomes) == (["dd0", "dd1"], {"rank-set": "passed"})
 
 
 def test_torchrun_on_each_node_of_a_slurm_step(slurm):
