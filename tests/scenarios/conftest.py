@@ -2,13 +2,14 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import kept
 from tests.kept import way_of
+from tests.scenarios.control_groups import lent_groups
 from tests.scenarios.first import FIRST, SECOND
 from tests.scenarios.hosts import Hosts, lent_hosts
 from tests.scenarios.slurm import Slurm, lent_slurm
@@ -63,6 +64,13 @@ def is_listed(item: pytest.Item, lists: dict[str, tuple[str, ...]]) -> bool:
     name = item.name.removesuffix("real]").rstrip("-[")
     listed = lists.get(item.path.relative_to(HERE).as_posix(), ())
     return any(f"{name}]".startswith(one) for one in listed) and item.get_closest_marker("alone") is None
+
+
+@pytest.fixture
+def group() -> Iterator[Callable[..., tuple[str, ...]]]:
+    """Lend control groups."""
+    with lent_groups() as make:
+        yield make
 
 
 @pytest.fixture(scope="module")

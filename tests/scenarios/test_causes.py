@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.scenarios.control_groups import small_memory
 from tests.scenarios.hosts import lent_hosts, require
 from tests.scenarios.running import (
     PATIENT,
@@ -107,18 +106,11 @@ def command(job: str, folder: Path, *args: str, ranks: int = 2, hang_timeout: tu
     ]  # fmt: skip
 
 
-def run_through(shell: str, folder: Path, words: list[str]) -> Ran:
-    """Run a command that a shell has prepared its world for: ``shell`` ends with `exec "$@"`."""
-    return finish(begin("sh", "-c", shell, "sh", *words), folder)
-
-
 @pytest.mark.alone
 @pytest.mark.nightly
-def test_what_the_oom_killer_ended_says_what_it_used(tmp_path: Path) -> None:
-    require("sh")
-    with small_memory(1400 * MIB) as members:
-        shell = f'echo $$ > {members}; exec "$@"'
-        ran = run_through(shell, tmp_path, command("killed_oom", tmp_path))
+def test_what_the_oom_killer_ended_says_what_it_used(group: Any, tmp_path: Path) -> None:
+    limited = group("memory", v1_memory__limit_in_bytes=1400 * MIB, v2_memory__max=1400 * MIB)
+    ran = finish(begin(*limited, *command("killed_oom", tmp_path)), tmp_path)
     verdict = verdict_of(ran, "killed_oom", "killed", (1,))
     assert "killed by the kernel's OOM killer" in str(verdict["summary"])
     assert "rank 1: used" in said(verdict)
@@ -128,7 +120,7 @@ def test_what_the_oom_killer_ended_says_what_it_used(tmp_path: Path) -> None:
 def test_a_shared_memory_that_is_too_small_is_named(tmp_path: Path) -> None:
     require("unshare", "mount")
     shell = 'exec unshare --mount sh -c \'mount -t tmpfs -o size=8m tmpfs /dev/shm && exec "$@"\' sh "$@"'
-    ran = run_through(shell, tmp_path, command("crash_shared_memory", tmp_path))
+    ran = finish(begin("sh", "-c", shell, "sh", *command("crash_shared_memory", tmp_path)), tmp_path)
     verdict = verdict_of(ran, "crash_shared_memory", "crash", (1,))
     assert "of 8 MiB in use" in said(verdict)
     assert "--shm-size" in str(verdict["fix"])

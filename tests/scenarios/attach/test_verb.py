@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+from pathlib import Path
 
 import pytest
 
@@ -66,6 +67,15 @@ def test_of_a_rank_that_waits_for_its_loader_the_line_of_the_worker_is_told(tmp_
         line for line in verdict["evidence"] if line.startswith("the worker of rank 1 with pid ") and at_fault in line
     ]
     assert verdict["fix"] == f"check what the DataLoader workers of rank 1 do {at_fault}"
+
+
+@pytest.fixture
+def other_python():
+    """Return a Python beside which there is no py-spy. ``attach`` needs nothing but the standard library."""
+    python = Path(sys.base_prefix) / "bin" / "python3"
+    if sys.base_prefix == sys.prefix or (python.parent / "py-spy").exists():
+        pytest.skip("this Python has py-spy, or there is no other")
+    return str(python)
 
 
 def without_py_spy(tmp_path, *, refuses=False):

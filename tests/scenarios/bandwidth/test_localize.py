@@ -1,15 +1,21 @@
 """A slow node, link or rank made for real, and a late one: it is named, and nobody else; where all is well, nobody."""
 
 import os
+import subprocess
+import sys
+from contextlib import contextmanager
 
 import pytest
 
-from tests.scenarios.bandwidth.running import bench
+from tests.scenarios.bandwidth.running import BENCH, bench, finish, start
 from tests.scenarios.bandwidth.slowing import SMALL, bench_on, crowded, late, limit_host, limit_link, named
 from tests.scenarios.hosts import lent_hosts, require
+from tests.scenarios.running import free_port
 
 pytestmark = [pytest.mark.usefixtures("preloaded_python"), pytest.mark.alone, pytest.mark.nightly]
 
+CPUS = sorted(os.sched_getaffinity(0))
+two_processors = pytest.mark.skipif(len(CPUS) < 2, reason="needs two processors")
 CALLS = ("--max-size", "1KiB", "--iters", "30", "--warmup", "1", "--mode", "latency", "--format", "json")
 """As many calls as it takes to say who comes late."""
 
@@ -58,7 +64,7 @@ def test_two_hosts_that_are_slow_with_each_other(hosts):
     assert named(ran) == [("slow-link", [0, 2], ["dd0", "dd2"])]
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+@two_processors
 def test_a_core_that_a_rank_has_to_share_is_no_link():
     require()
 
@@ -101,10 +107,58 @@ def test_pairs_for_which_there_is_no_time():
     )
 
 
-def test_of_two_ranks_it_cannot_be_determined_which_is_slow():
-    ran = bench(*SMALL, "--pairs")
+# What is said beside the numbers of the machine that it really runs on.
 
-    assert ran.status == 4
-    assert named(ran) == []
-    assert len(ran.report["data"]["pairs"]) == 1
-    assert "three ranks are needed" in seen(ran, "slow-link")["reason"]
+
+FEW = ("--max-size", "1KiB", "--iters", "2", "--warmup", "1", "--mode", "latency", "--format", "json")
+ON = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); os.execv(sys.argv[2], sys.argv[2:])"
+WORK = "print('working', flush=True)\nwhile True: pass"
+HOST_ALONE = "GLOO_SOCKET_IFNAME, the host name's address"
+BUSY = "/proc/stat, while the ranks were idle"
+
+
+def on(cpu, *command):
+    """Return a command that is bound to one processor with all that it starts."""
+    return (sys.executable, "-c", ON, str(cpu), *command)
+
+
+@contextmanager
+def competing(*cpus):
+    """Keep these processors busy."""
+    others = [subprocess.Popen(on(cpu, sys.executable, "-c", WORK), stdout=subprocess.PIPE) for cpu in cpus]
+    try:
+        for other in others:
+            assert other.stdout.readline() == b"working\n"
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.communicate()
+
+
+def reasons(ran):
+    assert ran.status == 0, ran.stderr
+    return ran.report["data"]["reasons"]
+
+
+@two_processors
+def test_a_machine_as_it_should_be():
+    found = reasons(bench(*FEW))
+
+    # Whether somebody else works on this machine, or on its host, is not the test's to say.
+    assert [one["source"] for one in found if not one["source"].startswith("/proc/stat")] == [HOST_ALONE]
+    assert "not a network" in found[-1]["text"]
+    assert found[-1]["hosts"] == [os.uname().nodename]
+
+
+@two_processors
+def test_one_rank_beside_a_competing_process():
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    with competing(CPUS[1]):
+        started = [start(*on(CPUS[rank], *BENCH, *FEW), RANK=str(rank), **common) for rank in range(2)]
+        first, second = [finish(process) for process in started]
+
+    assert second.status == 0, second.stderr
+    (found,) = [one for one in reasons(first) if one["source"] == BUSY and 1 in one["ranks"]]
+    assert found["ranks"] == [1]
+    assert f"1 CPU busy (CPU {CPUS[1]})" in found["text"]

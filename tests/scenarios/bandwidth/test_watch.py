@@ -125,27 +125,19 @@ def test_a_rank_that_does_not_come_is_reported_with_its_line(start):
     assert sorted(path.name for path in ranks.folder.glob("clean-*")) == ["clean-0", "clean-1", "clean-2"]
 
 
-def test_a_stopped_rank_does_not_answer_and_its_state_is_reported(start):
-    ranks = start("none", "stop", "none", hang_timeout_s=3)
-    assert ranks.end(0, 2) == ([REPORTED] * 2, "")
-    _, stop = only_report(ranks)
-    assert sorted(by_rank(stop)) == [0, 2]
-    assert stop.ending is Ending.HUNG
-    assert by_rank(stop)[0].states["1"] == "T"
-
-
-def test_a_stopped_first_rank_leaves_the_report_to_the_next(start):
-    ranks = start("stop", "none", "none", hang_timeout_s=3)
-    assert ranks.end(1, 2) == ([REPORTED] * 2, "")
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_stopped_rank_does_not_answer_and_its_state_is_reported(start, victim):
+    ranks = start(*("stop" if rank == victim else "none" for rank in range(3)), hang_timeout_s=3)
+    left = [rank for rank in range(3) if rank != victim]
+    assert ranks.end(*left) == ([REPORTED] * 2, "")
     reporter, stop = only_report(ranks)
-    assert (reporter, stop.ending, by_rank(stop)[1].states["0"]) == (1, Ending.HUNG, "T")
+    assert (reporter, stop.ending, sorted(by_rank(stop))) == (left[0], Ending.HUNG, left)
+    assert by_rank(stop)[reporter].states[str(victim)] == "T"
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_is_noticed_at_once(start, victim):
-    faults = ["none", "none", "none"]
-    faults[victim] = "wait"
-    ranks = start(*faults)
+    ranks = start(*("wait" if rank == victim else "none" for rank in range(3)))
     ranks.come_to(3, 0, 1, 2)
     ranks.send(victim, signal.SIGKILL)
     left = [rank for rank in range(3) if rank != victim]

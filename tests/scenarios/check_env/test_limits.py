@@ -1,30 +1,18 @@
-"""Limits, memory, shared memory and torch for real: the kernel's own limits, mounts and control groups.
-
-Control groups of version 1 and 2, whichever the machine has with the controller that is wanted.
-"""
+"""Limits, memory, shared memory and torch for real: the kernel's own limits, mounts and control groups."""
 
 import os
 import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.scenarios.check_env.running import check_env
+from tests.scenarios.control_groups import need
 
-CGROUPS = Path("/sys/fs/cgroup")
 OWN_PIDS = ("--pid", "--fork", "--mount-proc")
 """For tests of /dev/shm: the loader workers of other tests would count too."""
-
-
-def need(condition, reason):
-    """Skip a test that this machine cannot run; in CI that is a failure."""
-    if not condition:
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
 
 
 def need_root():
@@ -40,31 +28,6 @@ def in_mounts(script, *namespaces):
     need_root()
     need_tool("unshare")
     return ("unshare", "--mount", *namespaces, "--propagation", "private", "sh", "-ec", f'{script}; exec "$@"', "sh")
-
-
-@pytest.fixture
-def group():
-    """Make control groups with limits; each call returns the beginning of a command that runs in one."""
-    made = []
-
-    def make(controller, **limits):
-        need_root()
-        v1 = (CGROUPS / controller).is_dir()
-        top = CGROUPS / controller if v1 else CGROUPS
-        has = v1 or controller in (top / "cgroup.subtree_control").read_text().split()
-        need(has, f"needs the control group controller {controller}")
-        folder = top / f"ddpdoctor-test-{os.getpid()}-{len(made)}"
-        folder.mkdir()
-        made.append(folder)
-        for name, value in limits.items():
-            file = name.removeprefix("v1_") if v1 else name.removeprefix("v2_")
-            if name.startswith("v1_" if v1 else "v2_"):
-                (folder / file.replace("__", ".")).write_text(str(value))
-        return ("sh", "-ec", f'echo $$ > {folder}/cgroup.procs; exec "$@"', "sh")
-
-    yield make
-    for folder in made:
-        folder.rmdir()
 
 
 def test_a_low_limit_on_open_files():
