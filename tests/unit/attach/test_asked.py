@@ -40,6 +40,7 @@ from ddpdoctor.model.attached import (
 )
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.errors import UserError
+from tests.golden import words
 from tests.scenarios.running import wait_for
 
 # Servers that are not what they seem, and stores of an older torch: asked once, and never waited for in vain.
@@ -380,24 +381,6 @@ def connection(local, remote, received):
 RAN = process(main_switches=8)
 
 
-LATER = {
-    "another line": ({"line": 11}, Movement.MOVING, ("stack",)),
-    "asleep at the same line": ({}, Movement.STILL, ("stack", "slept")),
-    "awake at the same line": ({"process": RAN}, Movement.STILL, ("stack",)),
-    "ended": ({"process": None}, Movement.MOVING, ("ended",)),
-    "/proc gave no answer": ({"process": None, "refused": (SILENT,)}, Movement.STILL, ("stack",)),
-    "asleep, without a stack": ({"stacks": None}, Movement.STILL, ("slept",)),
-    "awake, without a stack": ({"stacks": None, "process": RAN}, Movement.UNKNOWN, ()),
-    "stopped": ({"process": process(state="T")}, Movement.STILL, ("stack", "slept")),
-}
-
-
-def test_one_rank():
-    for name, (after, *expected) in LATER.items():
-        (told,) = compare([look_at(1)], [look_at(2, **after)])
-        assert [told.movement, told.evidence] == expected, name
-
-
 def test_a_rank_that_was_seen_at_one_line_twice_and_runs_is_looked_at_again():
     many_lines = "import time\nprint('here', flush=True)\nwhile True:\n" + "    time.sleep(0.01)\n" * 500
     ranks = subprocess.Popen([sys.executable, "-c", many_lines], stdout=subprocess.PIPE)
@@ -436,17 +419,10 @@ def test_a_flight_recorder_that_goes_on():
     assert compare([before], [after], ({name: b"{"}, {name: b"{"}))[0].evidence == ("stack", "slept")
 
 
-JOBS = {
-    "MOVING MOVING": "MOVING", "STILL STILL": "STILL", "MOVING STILL": "PARTLY", "UNKNOWN": "UNKNOWN",
-    "STILL UNKNOWN": "STILL", "MOVING UNKNOWN": "MOVING",
-}  # fmt: skip
-
-
-def test_a_job():
-    for ranks, job in JOBS.items():
-        known = {"pid": 1, "rank": 0, "evidence": (), "main_cpu_ticks": None, "main_slept": None}
-        movements = [RankMovement(movement=Movement[one], **known) for one in ranks.split()]
-        assert of_job(movements) is Movement[job], ranks
+def job_of(ranks):
+    """Return what ranks that move so come to."""
+    known = {"pid": 1, "rank": 0, "evidence": (), "main_cpu_ticks": None, "main_slept": None}
+    return of_job([RankMovement(movement=Movement[one], **known) for one in ranks.split()]).name
 
 
 # Which of a family of processes is the rank. These are real processes, without torch.
@@ -479,7 +455,6 @@ PYTHON = [sys.executable, "-c", WAITS_RANKS]
 IN_A_SHELL = ["bash", "-c", f"{shlex.join(PYTHON)}; true"]
 A_WORKER = [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WAITS_RANKS!r}])"]
 
-
 A_LAUNCHER = [sys.executable, "-c", AS_RANK, WAITS_RANKS]
 
 
@@ -489,9 +464,8 @@ A_LAUNCHER = [sys.executable, "-c", AS_RANK, WAITS_RANKS]
         pytest.param(PYTHON, OF_A_RANK, 0, id="a rank"),
         pytest.param(IN_A_SHELL, OF_A_RANK, 1, id="not the shell above it"),
         pytest.param(A_WORKER, OF_A_RANK, 0, id="not its worker"),
-        pytest.param(
-            [sys.executable, "-c", AS_RANK, WAITS_RANKS], IN_A_STEP | {"WORLD_SIZE": "8"}, 1, id="not its launcher"
-        ),
+        pytest.param(A_LAUNCHER, IN_A_STEP | {"WORLD_SIZE": "8"}, 1, id="not its launcher"),
+        pytest.param(A_LAUNCHER, OF_A_RANK, 1, id="not its launcher, though it has a rank's variables"),
         pytest.param(PYTHON, IN_A_STEP, None, id="a program without torch in a step of Slurm"),
         pytest.param(["bash", "-c", "echo here; read line"], OF_A_RANK, None, id="no Python"),
         pytest.param(PYTHON, {"WORLD_SIZE": "8"}, None, id="no rank number"),
@@ -507,18 +481,13 @@ def test_which_one_of_a_family_is_the_rank(command, env, place):
 # Who may not trace is told what helps on this machine.
 
 
-AS_USER = ("sudo -E", "kubectl debug", "--cap-add SYS_PTRACE")
-REMEDIES = {
-    (1000, ""): AS_USER, (1000, "0"): AS_USER,
-    (1000, "1"): ("sudo -E", "ptrace_scope is 1", "sysctl kernel.yama.ptrace_scope=0"),  # children only
-    (0, "1"): ("CAP_SYS_PTRACE", "capabilities.add: [SYS_PTRACE]", "kubectl debug"),  # root in a pod
-    (0, "3"): ("nobody", "boots"),
-}  # fmt: skip
+def later_of(changes):
+    """Return how a rank moved that the second look finds so."""
+    (told,) = compare([look_at(1)], [eval(f"look_at(2, {changes})")])
+    return " ".join((told.movement.name, *told.evidence))
 
 
-def test_the_remedy_fits_the_machine():
-    for (uid, scope), words in REMEDIES.items():
-        assert [word for word in words if word not in remedy_for_tracing(uid, scope)] == [], (uid, scope)
+test_words = words(__name__, one_rank=later_of, a_job=job_of, remedy_for_tracing=lambda row: remedy_for_tracing(*row))
 
 
 def test_py_spy_is_there_and_says_that_a_process_is_gone():

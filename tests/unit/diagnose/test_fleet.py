@@ -40,7 +40,7 @@ from ddpdoctor.model.launch import Launch, NodeOptions
 from ddpdoctor.model.node import SECTIONS, Clock, Launcher, Node, NodeProcess
 from ddpdoctor.model.reaching import JobSettings, Publication
 from ddpdoctor.model.reading import Unread
-from tests.golden import Cases
+from tests.golden import Cases, words
 from tests.rules.environment.build import process
 from tests.scenarios.running import free_port
 
@@ -297,7 +297,6 @@ def test_who_is_missing_is_named_as_far_as_known():
 # Who came as which number, and who did not.
 
 
-LONG_S = 60.0
 TWO_OF_3 = {"fewest": 3, "most": 3}
 
 
@@ -367,16 +366,7 @@ def seats_of_those_that_came():
 test_kept = CASES.test()
 
 
-@pytest.mark.parametrize(
-    ("arrivals", "waited_s", "complete"),
-    [
-        ([came(0)], LONG_S, False), ([came(0), came(1)], 0.0, True), ([came(0, leads=False)], LONG_S, False),
-        # Elastic: enough have come, and more may until the time is up.
-        ([came(0, fewest=1, most=3)], LONG_S, False),
-        ([came(number, fewest=1, most=3) for number in range(3)], 0.0, True),
-        # One has settings for three nodes: who knows whether there is a third.
-        *(([came(0), came(1, **TWO_OF_3)], waited_s, waited_s > 0) for waited_s in (0.0, LONG_S)),
-    ],
-)  # fmt: skip
-def test_until_when_others_are_waited_for(arrivals, waited_s, complete):
-    assert is_complete(launching(), arrivals, waited_s) is complete
+test_words = words(
+    __name__,
+    is_complete=lambda row: is_complete(launching(), eval(row.partition(": ")[2]), float(row.partition(" ")[0])),
+)

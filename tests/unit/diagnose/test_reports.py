@@ -15,7 +15,6 @@ from ddpdoctor.diagnose.tuning import describe_plan, order_launches, read_launch
 from ddpdoctor.model.facts import Life
 from ddpdoctor.model.findings import (
     Check,
-    JobStatus,
     Judgment,
     Outcome,
     Place,
@@ -112,21 +111,14 @@ NAN = judgment("DD504", "nonfinite-grad", Severity.ERROR)
 AT_EXIT = judgment("DD612", "exit-abort", Severity.INFO)
 
 
-@pytest.mark.parametrize(
-    ("life", "ended", "launcher_status", "judged", "status"),
-    [
-        (Life.RUNNING, False, None, HANG, JobStatus.RUNNING),
-        (Life.RUNNING, False, None, NAN, JobStatus.RUNNING),
-        (Life.EXITED, False, None, HANG, JobStatus.RUNNING),  # its ranks ended while the evidence was taken
-        (Life.EXITED, False, None, NAN, JobStatus.RUNNING),
-        (Life.EXITED, True, 0, NAN, JobStatus.FINISHED),
-        (Life.EXITED, True, 1, NAN, JobStatus.FAILED),
-        (Life.EXITED, True, 1, AT_EXIT, JobStatus.FINISHED),
-    ],
-)
-def test_the_status(life, ended, launcher_status, judged, status):
-    seen = replace(job(replace(rank(0), life=life)), ended=ended, launcher_status=launcher_status)
-    assert job_status(seen, judged, hung=False, interrupted=False) is status
+def status_of(row):
+    life, ended, launcher_status, judged = row.split()
+    launched = {
+        "ended": ended == "ended",
+        "launcher_status": None if launcher_status == "none" else int(launcher_status),
+    }
+    seen = replace(job(replace(rank(0), life=Life[life])), **launched)
+    return job_status(seen, {"HANG": HANG, "NAN": NAN, "AT_EXIT": AT_EXIT}[judged], hung=False, interrupted=False).value
 
 
 # What rules say of variables is said of the options that were typed.
@@ -177,6 +169,7 @@ test_words = words(
     hide=lambda text: Redactor(["gpu-node7", "gpu-node7.example.org", "localhost", "10.1.2.3"], ["jane"]).text(text),
     check_codes=lambda codes: check_codes(codes.split(" | ")),
     find_page=lambda name: find_page(name, PAGES).code,
+    status=status_of,
 )
 
 

@@ -53,6 +53,8 @@ from tests.synthetic import Job, write_hosts
 S = 1_000_000_000
 PLACE = Placement(number=0, expected=2, hosts=("dd0",), names=("dd0", "dd1"))
 PULSE = Pulse(progress=NodeProgress(alive=2, ended_s=3.0), ranks=(2, 3))
+LATE_NS, LOST_NS = FRESH_NS + S, BROKEN_NS + S
+MOVED = replace(PULSE, moved=True)
 
 
 def heard(ago_ns=0, pulse=PULSE, **more):
@@ -65,28 +67,11 @@ def members(*others):
     return made
 
 
-PRESENCES = {
-    # what is heard of it, what it is then, and whether it is waited for at first, and once it had its time
-    "beats": (heard, Presence.HERE, (True, False)),
-    "late by some beats": (lambda: heard(FRESH_NS + S), Presence.HERE, (True, True)),
-    "not heard for long": (lambda: heard(SILENT_NS + S), Presence.SILENT, (False, False)),
-    "its connection broke a moment ago": (
-        lambda: heard(S, broken_ns=time.monotonic_ns() - S), Presence.HERE, (True, False)
-    ),
-    "its connection broke": (
-        lambda: heard(S, broken_ns=time.monotonic_ns() - BROKEN_NS - S), Presence.SILENT, (False, False)
-    ),
-    "it said so": (lambda: heard(SILENT_NS + S, left=b"1"), Presence.LEFT, (False, False)),
-    "it left a moment ago": (lambda: heard(left=b"0"), Presence.LEFT, (False, False)),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", PRESENCES)
-def test_presence_and_who_is_waited_for(case):
-    make, expected, waits = PRESENCES[case]
-    made = members(make())
-    assert made.seen().nodes[1].presence is expected
-    assert tuple(not made.have_answered(1, late=late) for late in (False, True)) == waits
+def presence_of(beat):
+    """Return what a member is of which this was heard, and whether it is waited for: at first, and after its time."""
+    made = members(eval(beat))
+    waits = ", ".join(str(not made.have_answered(1, late=late)) for late in (False, True))
+    return f"{made.seen().nodes[1].presence.value}, waited for: {waits}"
 
 
 def test_a_greeting_gives_name_and_clocks_and_reports_a_number_that_two_have():
@@ -97,14 +82,6 @@ def test_a_greeting_gives_name_and_clocks_and_reports_a_number_that_two_have():
     assert (node.host, node.clock_offset_ns, node.clock_error_ns, node.ranks) == ("h", 7, 2, (2, 3))
     assert "number 0" in node.why
     assert made.unknown() == []
-
-
-@pytest.mark.parametrize(
-    ("more", "counts"), [({}, True), ({"ago_ns": SILENT_NS + S}, False), ({"left": b"0"}, False)],
-    ids=["who beats has moved", "who was cut off since then moves no more", "who has left moves no more"],
-)  # fmt: skip
-def test_whose_last_word_that_it_moved_still_counts(more, counts):
-    assert members(heard(pulse=replace(PULSE, moved=True), **more)).have_moved() is counts
 
 
 def test_an_answer_is_fetched_once_and_all_have_ended_once_the_last_is_here():
@@ -410,19 +387,6 @@ def seen_reached(*presences, own=0, alone=False):
     return NodesSeen(expected=len(nodes), own=own, nodes=nodes, alone_since_ns=1 if alone else None)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "hosts"),
-    [
-        (seen_reached(HERE, HERE, HERE), []),
-        (seen_reached(HERE, SILENT, ABSENT), ["node1", "node2"]),
-        (seen_reached(SILENT, HERE, HERE, own=2, alone=True), ["node0", "node1"]),
-        (seen_reached(SILENT, HERE, HERE, own=2), ["node0"]),
-    ],
-)
-def test_the_store_and_the_hosts_of_which_nothing_is_heard(nodes, hosts):
-    assert places_to_try(nodes, PLACEMENT) == (("node0", 29500), *((host, 29501) for host in hosts))
-
-
 def test_hosts_without_a_name_and_the_own_one_are_left_out():
     seen = (("node0", HERE), ("node0", SILENT), ("", ABSENT))
     nodes = tuple(NodeSeen(number=n, host=host, presence=presence) for n, (host, presence) in enumerate(seen))
@@ -477,21 +441,17 @@ def test_it_writes_warnings_to_the_run_folder(device, tmp_path):
     assert (run / "nccl").is_dir()
 
 
-USERS = {
-    "no GPU": ({}, (), ""), "its own level": ({"NCCL_DEBUG": "INFO"}, ("nvidiactl",), ""),
-    "its own file": ({"NCCL_DEBUG_FILE": "/tmp/x"}, ("nvidiactl",), ""),
-    "a level in NCCL's file": ({}, ("nvidiactl",), "NCCL_DEBUG=INFO\n"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", USERS)
-def test_what_the_user_chose_stays(name, tmp_path):
-    env, devices, conf = USERS[name]
-    assert nccl_log_environment(env, tmp_path, machine(tmp_path / "root", env, *devices, conf=conf)) == {}
+def chosen_by_user(row):
+    with TemporaryDirectory() as folder:
+        env, devices, conf = row
+        return nccl_log_environment(env, Path(folder), machine(Path(folder, "root"), env, *devices, conf=conf))
 
 
 test_words = words(
     __name__,
+    presence=presence_of, has_moved=lambda more: members(eval(f"heard(pulse=MOVED, {more})")).have_moved(),
+    places_to_try=lambda nodes: places_to_try(eval(f"seen_reached({nodes})"), PLACEMENT),
+    nccl_log_of_a_user=chosen_by_user,
     last_word=lambda word: members(heard(left=word)).seen().nodes[1].status,
     read_pulse=read_pulse, read_board=read_board, ranks_of=ranks_of, unpacked=unpacked,
 )  # fmt: skip

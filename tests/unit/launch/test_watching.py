@@ -20,7 +20,6 @@ from ddpdoctor.launch.progress import (
     EARLY_EXIT_WAIT_S,
     Followed,
     NodeProgress,
-    Suspicion,
     open_rings,
     suspicion_of,
 )
@@ -87,38 +86,6 @@ STUCK = NodeProgress(alive=1, begun=True, still=1, idle=True)
 GONE = NodeProgress(alive=1, begun=True, ended_s=EARLY_EXIT_WAIT_S + 1)
 UNSTARTED = NodeProgress(never=True)
 LOADING = NodeProgress(starting=True)
-
-CASES = {
-    "nobody is there": ([], Suspicion.NONE),
-    "all train": ([TRAINS, TRAINS], Suspicion.NONE),
-    "one node waits and the other moves": ([WAITS, TRAINS], Suspicion.WEAK),
-    "all wait": ([WAITS, WAITS], Suspicion.STRONG),
-    "the other node stands still": ([WAITS, STUCK], Suspicion.STRONG),
-    "the other node stands still, and others have hardly waited": (
-        [replace(WAITS, waits_s=SHORT, still=0), replace(STUCK, alive=2)],
-        Suspicion.NONE,
-    ),
-    "all stand still before their group is made": ([NodeProgress(alive=1, still=1, idle=True)], Suspicion.WEAK),
-    "one of them is at work": ([NodeProgress(alive=2, still=1, idle=True)], Suspicion.NONE),
-    "a rank of another node has ended": ([replace(WAITS, waits_s=2, stuck_s=2, still=0), GONE], Suspicion.STRONG),
-    "it has ended, and a rank over NCCL stands still": ([replace(TRAINS, nccl_still_s=2), GONE], Suspicion.WEAK),
-    "it has ended, and a rank over NCCL goes on": ([replace(TRAINS, nccl_still_s=0.2), GONE], Suspicion.NONE),
-    "a rank over NCCL stands still beside others": ([replace(TRAINS, nccl_still_s=5), TRAINS], Suspicion.NONE),
-    "it has ended this moment": (
-        [replace(WAITS, waits_s=2, stuck_s=2, still=0), replace(GONE, ended_s=0.1)],
-        Suspicion.NONE,
-    ),
-    "a script has ended and its process has not": ([TRAINS, replace(TRAINS, lives_on=True)], Suspicion.STRONG),
-    "no launcher gets on": ([UNSTARTED, UNSTARTED], Suspicion.STRONG),
-    "one launcher waits for one that loads torch": ([UNSTARTED, LOADING], Suspicion.NONE),
-    "one launcher waits for one that has left": ([UNSTARTED, NodeProgress()], Suspicion.STRONG),
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_suspicion(case):
-    progress, expected = CASES[case]
-    assert suspicion_of(progress, LIMIT_S) is expected
 
 
 # What the watcher keeps of children that have ended.
@@ -235,4 +202,8 @@ def test_what_comes_over_a_connection_is_seen_unless_another_rank_sends_it() -> 
 # Which status a bench ends with whose ranks ended as they did.
 
 
-test_words = words(__name__, choose_status=choose_status, describe_lost=describe_lost)
+test_words = words(
+    __name__,
+    suspicion=lambda nodes: suspicion_of(eval(nodes), LIMIT_S).name,
+    choose_status=choose_status, describe_lost=describe_lost,
+)  # fmt: skip
