@@ -3,7 +3,6 @@
 import pytest
 
 from tests.gpu.judging import Ran, report_of
-from tests.gpu.running import Done
 
 EXACT = {"float64", "float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8"}
 OF_LINKS = {"DD402", "DD403", "DD404", "DD405"}
@@ -64,20 +63,14 @@ def test_bench_two_transports(ran: Ran, *, dry: bool) -> None:
         assert all("NET/Socket" in log["transports"] for log in logs), logs
 
 
-@pytest.mark.gpu_job("bench_kill")
-def test_bench_kill(ran: Ran) -> None:
-    """A rank that is killed leaves what was measured: the report comes before NCCL ends the other."""
-    assert_partial(ran("bench_kill"), "failed", "killed")
+STOPS = {"bench_kill": ("failed", "killed"), "bench_stop": ("hung", "stopped")}
 
 
-@pytest.mark.gpu_job("bench_stop")
-def test_bench_stop(ran: Ran) -> None:
-    """So does one that is stopped."""
-    assert_partial(ran("bench_stop"), "hung", "stopped")
-
-
-def assert_partial(done: Done, ending: str, kind: str) -> None:
-    report = report_of(done)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.gpu_job(name)) for name in STOPS])
+def test_bench_stops(ran: Ran, name: str) -> None:
+    """A rank that is killed or stopped leaves what was measured: the report comes before NCCL ends the other."""
+    ending, kind = STOPS[name]
+    report = report_of(ran(name))
     assert report["data"]["stop"]["ending"] == ending
     assert [row["size_bytes"] for row in report["data"]["results"]] == [1024]
     found = [finding for finding in report["findings"] if finding["code"].startswith("DD6")]

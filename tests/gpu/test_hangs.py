@@ -21,23 +21,11 @@ def test_sleeper_detail(ran: Ran) -> None:
     assert_blamed(ran("sleeper_detail"), "stuck", [1], "sleeper")
 
 
-@pytest.mark.gpu_job("watched_sleeper")
-def test_watched(ran: Ran) -> None:
-    """The same by ``ddpdoctor.watch`` in the script, under torchrun alone."""
-    assert_blamed(ran("watched_sleeper"), "stuck", [1], "sleeper")
-
-
 @pytest.mark.gpu_job("pending_oldest")
 def test_pending_oldest(ran: Ran) -> None:
     """Rank 0 is 150 reductions ahead: the oldest pending one, number 1, is reported, and not one of the last."""
     verdict = assert_blamed(ran("pending_oldest"), "stuck", [1], "pending_oldest")
     assert any("all_reduce of float32[1]," in said for said in verdict["evidence"]), verdict["evidence"]
-
-
-@pytest.mark.gpu_job("ddp_sleeper")
-def test_ddp_sleeper(ran: Ran) -> None:
-    """The pending reduction was begun by DDP's C++, and nothing of ours saw it but the flight recorder."""
-    assert_blamed(ran("ddp_sleeper"), "stuck", [1], "ddp_sleeper")
 
 
 @pytest.mark.gpu_job("compiled_allreduce")
@@ -46,31 +34,24 @@ def test_compiled_allreduce(ran: Ran) -> None:
     assert_blamed(ran("compiled_allreduce"), "stuck", [1], "compiled_allreduce")
 
 
-@pytest.mark.gpu_job("early_exit")
-def test_early_exit(ran: Ran) -> None:
-    """Rank 1 leaves with status 0. The hang timeout is longer than the job may take: it is reported without it."""
-    assert_blamed(ran("early_exit"), "early-exit", [1], "early_exit")
+BLAMED = {
+    "watched_sleeper": ("stuck", [1], "sleeper"), "ddp_sleeper": ("stuck", [1], "ddp_sleeper"),
+    "early_exit": ("early-exit", [1], "early_exit"),
+    "recv_without_send": ("deadlock", [0, 1], "recv_without_send"),
+    "recv_without_send_detail": ("deadlock", [0, 1], "recv_without_send"),
+    "subgroup_sleeper": ("stuck", [1], "subgroup"), "nonblocking_sleeper": ("stuck", [1], "sleeper"),
+    "mixed_backend_objects": ("stuck", [1], "mixed_backend_objects"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.gpu_job(name)) for name in ("recv_without_send", "recv_without_send_detail")],
-)
-def test_recv_without_send(ran: Ran, name: str) -> None:
-    """A message and a reduction that wait for each other are a circle of both ranks."""
-    assert_blamed(ran(name), "deadlock", [0, 1], "recv_without_send")
-
-
-@pytest.mark.gpu_job("subgroup_sleeper")
-def test_subgroup(ran: Ran) -> None:
-    """The pending reduction is one of a communicator that was split off another one."""
-    assert_blamed(ran("subgroup_sleeper"), "stuck", [1], "subgroup")
-
-
-@pytest.mark.gpu_job("nonblocking_sleeper")
-def test_nonblocking(ran: Ran) -> None:
-    """NCCL makes its communicators in the background."""
-    assert_blamed(ran("nonblocking_sleeper"), "stuck", [1], "sleeper")
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.gpu_job(name)) for name in BLAMED])
+def test_blamed(ran: Ran, name: str) -> None:
+    """A job that ``ddpdoctor.watch`` in the script sees; a reduction that was begun by DDP's C++, and nothing of ours
+    saw it but the flight recorder; a rank that leaves with status 0, reported before the hang timeout; a message and a
+    reduction that wait for each other, a circle of both ranks; a communicator that was split off another one, and one
+    that NCCL makes in the background. Of "cpu:gloo,cuda:nccl", calls over Gloo are counted by Gloo.
+    """
+    assert_blamed(ran(name), *BLAMED[name])
 
 
 @pytest.mark.parametrize(
@@ -86,9 +67,3 @@ def test_watchdog(ran: Ran, name: str, *, dry: bool) -> None:
     assert_blamed(done, "stuck", [1], "watchdog")
     kept = [path.name for path in (done.folder / "run" / "evidence").iterdir()]
     assert dry or any(".flight" in name for name in kept), kept
-
-
-@pytest.mark.gpu_job("mixed_backend_objects")
-def test_mixed_backend_objects(ran: Ran) -> None:
-    """Of "cpu:gloo,cuda:nccl", calls over Gloo are counted by Gloo: rank 1 has not arrived at the second of two."""
-    assert_blamed(ran("mixed_backend_objects"), "stuck", [1], "mixed_backend_objects")

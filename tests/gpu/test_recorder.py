@@ -6,7 +6,6 @@ import pytest
 
 from tests.gpu.catalog import DRIFTS
 from tests.gpu.judging import Ran, assert_looked_at, assert_recorded, assert_silent, outcomes, report_of
-from tests.gpu.running import Done
 from tests.scenarios.test_consistency import PARAMETERS, SYNCHRONIZATION, check
 
 
@@ -75,28 +74,25 @@ def test_straggler(ran: Ran, name: str) -> None:
     assert report["job"]["status"] == "finished"
 
 
-@pytest.mark.gpu_job("bucket_view_nan")
-def test_bucket_view_nan(ran: Ran) -> None:
-    """With gradients that are views of DDP's buckets, the NaN of rank 1 is found before it is mixed, over NCCL."""
-    assert_nan_named(ran("bucket_view_nan"))
+GRADIENTS = ("bucket_view", "gradients_gloo")
 
 
-@pytest.mark.gpu_job("bucket_view_healthy")
-def test_bucket_view_healthy(ran: Ran) -> None:
+@pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.gpu_job(f"{one}_nan")) for one in GRADIENTS])
+def test_gradients_nan(ran: Ran, name: str) -> None:
+    """The NaN of rank 1 is found: with gradients that are views of DDP's buckets before it is mixed, over NCCL; and
+    with gradients on a GPU that are reduced over Gloo.
+    """
+    report = report_of(ran(f"{name}_nan"))
+    verdict = report["verdict"]
+    assert verdict is not None, report
+    assert (verdict["kind"], verdict["ranks"], verdict["tensor"]) == ("nonfinite-grad", [1], "2.weight"), verdict
+    assert_recorded(report)
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.gpu_job(f"{one}_healthy")) for one in GRADIENTS])
+def test_gradients_healthy(ran: Ran, name: str) -> None:
     """The same without NaN is silent, and was looked at."""
-    assert_looked_at(ran("bucket_view_healthy"))
-
-
-@pytest.mark.gpu_job("gradients_gloo_nan")
-def test_gradients_gloo_nan(ran: Ran) -> None:
-    """Gradients on a GPU that are reduced over Gloo: the NaN of rank 1 is found."""
-    assert_nan_named(ran("gradients_gloo_nan"))
-
-
-@pytest.mark.gpu_job("gradients_gloo_healthy")
-def test_gradients_gloo_healthy(ran: Ran) -> None:
-    """The same without NaN is silent, and was looked at."""
-    assert_looked_at(ran("gradients_gloo_healthy"))
+    assert_looked_at(ran(f"{name}_healthy"))
 
 
 @pytest.mark.gpu_job("replicas_drift")
@@ -123,23 +119,13 @@ def test_replicas_healthy(ran: Ran) -> None:
     assert {found[kind] for kind in ("buffer-drift", "grad-drift", "stale-optimizer", "param-drift")} == {"passed"}
 
 
-@pytest.mark.gpu_job("dropout_alike")
-def test_dropout_alike(ran: Ran) -> None:
-    """Ranks that are seeded alike drop the same units, which is said and is no fault."""
-    found = [(one["code"], one["severity"], one["ranks"]) for one in assert_silent(ran("dropout_alike"))["findings"]]
-    assert found == [("DD507", "info", [0, 1])], found
+DROPOUT = {"alike": [("DD507", "info", [0, 1])], "apart": []}
 
 
-@pytest.mark.gpu_job("dropout_apart")
-def test_dropout_apart(ran: Ran) -> None:
-    """The same with a seed of each rank's own."""
-    report = assert_silent(ran("dropout_apart"))
-    assert (report["findings"], outcomes(report)["same-random"]) == ([], "passed"), report["findings"]
-
-
-def assert_nan_named(done: Done) -> None:
-    report = report_of(done)
-    verdict = report["verdict"]
-    assert verdict is not None, done.stderr[-3000:]
-    assert (verdict["kind"], verdict["ranks"], verdict["tensor"]) == ("nonfinite-grad", [1], "2.weight"), verdict
-    assert_recorded(report)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.gpu_job(f"dropout_{name}")) for name in DROPOUT])
+def test_dropout(ran: Ran, name: str) -> None:
+    """Ranks that are seeded alike drop the same units, which is said and is no fault; with seeds of their own not."""
+    report = assert_silent(ran(f"dropout_{name}"))
+    found = [(one["code"], one["severity"], one["ranks"]) for one in report["findings"]]
+    assert found == DROPOUT[name], found
+    assert found or outcomes(report)["same-random"] == "passed"

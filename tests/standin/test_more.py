@@ -3,8 +3,7 @@
 import pytest
 
 from tests.gpu.test_allreduce_bench import (
-    test_bench_kill,
-    test_bench_stop,
+    test_bench_stops,
     test_bench_too_large,
     test_bench_two,
     test_event_stream,
@@ -12,15 +11,9 @@ from tests.gpu.test_allreduce_bench import (
 from tests.gpu.test_cost import test_overhead
 from tests.gpu.test_faults import test_abort_at_exit, test_aborted, test_fault, test_gone, test_missing, test_trains
 from tests.gpu.test_hangs import (
-    test_ddp_sleeper,
-    test_early_exit,
-    test_mixed_backend_objects,
-    test_nonblocking,
+    test_blamed,
     test_pending_oldest,
-    test_recv_without_send,
-    test_subgroup,
     test_watchdog,
-    test_watched,
 )
 from tests.gpu.test_healthy import test_groups_healthy, test_sleeper_healthy, test_slow_kernel
 from tests.gpu.test_other_verbs import (
@@ -32,13 +25,10 @@ from tests.gpu.test_other_verbs import (
     test_of_one_ranks_dump_alone_no_cause_is_told,
 )
 from tests.gpu.test_recorder import (
-    test_bucket_view_healthy,
-    test_bucket_view_nan,
-    test_dropout_alike,
-    test_dropout_apart,
+    test_dropout,
     test_flight_source,
-    test_gradients_gloo_healthy,
-    test_gradients_gloo_nan,
+    test_gradients_healthy,
+    test_gradients_nan,
     test_no_sync,
     test_replicas_alike,
     test_replicas_drift,
