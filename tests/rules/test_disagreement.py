@@ -7,13 +7,12 @@ import pytest
 from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model import facts
 from ddpdoctor.model.facts import Life
-from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.words import name_list
+from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.majority import Voice, compare, describe, voices_of
 from ddpdoctor.rules.progress.calls import expected_next
 from ddpdoctor.rules.progress.job_state import build_job_state
 from ddpdoctor.rules.progress.transport import find_targets
-from tests.golden import table
+from tests.golden import outline, table
 from tests.rules import build
 from tests.rules.build import (
     AUTOGRAD,
@@ -21,12 +20,9 @@ from tests.rules.build import (
     LONG_AGO,
     S,
     call,
-    crashed,
     ended,
     failed_in,
     group,
-    in_call,
-    in_init,
     in_user,
     job,
     killed,
@@ -124,52 +120,6 @@ def alternating(script):
     for _ in range(5):
         script.collective(11).collective(12, "all_gather")
     return script
-
-
-DEPARTURES = {
-    "an extra call": (trained, lambda s: s.collective(16, shape=()), lambda s: s.step(), 16),
-    "an extra call on the very first step": (
-        lambda s: s.build().step(),
-        lambda s: s.collective(16, "barrier"),
-        lambda s: s.phase("ddp_forward", 13, 1),
-        16,
-    ),
-    "an extra call in the third epoch": (validated, lambda s: s.collective(16), lambda s: s.step(), 16),
-    "a missing call": (lambda s: (logged(s), s.step()), lambda s: s.step(), lambda s: s.collective(16), 14),
-    "fewer batches": (trained, lambda s: s.collective(20, "barrier"), lambda s: s.step(), 20),
-    "a skipped backward, its next forward sends buffers": (
-        lambda s: s.build().steps(12, buffers=1).phase("ddp_forward", 13, 1),
-        lambda s: s.phase("ddp_forward", 13, 1),
-        lambda s: s.phase("backward", 14, 1),
-        13,
-    ),
-    "two calls in the other order": (
-        alternating,
-        lambda s: s.collective(21, "all_gather"),
-        lambda s: s.collective(11),
-        21,
-    ),
-    "an object instead of a tensor": (
-        trained,
-        lambda s: s.collective(16, "broadcast", api="broadcast_object_list", dtype="torch.int64", shape=(1,)),
-        lambda s: s.step(),
-        16,
-    ),
-    "a group that the others do not make": (trained, lambda s: s.phase("new_group", 16, 0), lambda s: s.step(), 16),
-    "a monitored barrier": (trained, lambda s: s.collective(16, "monitored_barrier"), lambda s: s.step(), 16),
-}
-
-
-@pytest.mark.parametrize(("world", "odd"), [(2, 0), (2, 1), (3, 0), (3, 2), (4, 1)])
-@pytest.mark.parametrize("name", DEPARTURES)
-def test_the_rank_that_departs_is_blamed(name, world, odd):
-    common, departing, usual, where = DEPARTURES[name]
-    found = judge(one_differs(world, odd, common, departing, usual))
-    assert [(f.kind, list(f.ranks), [p.line for p in f.where]) for f in found.findings] == [
-        ("mismatch", [odd], [where])
-    ]
-    assert found.certain
-    assert found.findings[0].confidence is (Confidence.MEDIUM if world == 2 else Confidence.HIGH)
 
 
 HALF, FULL = {"dtype": "torch.bfloat16"}, {"dtype": "torch.float32"}
@@ -300,60 +250,10 @@ A_OF_8 = ["a"] * 5
 ONE, OTHERS = "torch 2.11.0 on node3, 2.13.0 on 15 others", ["2.13.0"] * 12
 
 
-@pytest.mark.parametrize(
-    ("values", "how", "hosts", "said"),
-    [
-        ((), {}, (), None),
-        (("2.13",), {}, (), None),
-        (("2.13", "2.13"), {}, (), None),
-        (("2.13", None, "2.13"), {}, (), None),
-        ((None, None), {}, (), None),
-        (("2.13.0", "2.13.0", "2.13.0", "2.11.0", *OTHERS), {}, ("node3",), ONE),
-        # The smallest minority comes first.
-        (
-            ("b", "b", "c", *A_OF_8),
-            {},
-            ("node2", "node0", "node1"),
-            "torch c on node2, b on node0 and node1, a on 5 others",
-        ),
-        (("a", None, None, None, "b", "b"), {}, ("node0",), "torch a on node0, b on 2 others"),
-        (("t", "r", "t", "t"), {"by_rank": True, "sign": "="}, ("node0",), "torch=r on rank 1, t on 3 others"),
-        ((1, 2, 2), {"words": "{} GB".format}, ("node0",), "torch 1 GB on node0, 2 GB on 2 others"),
-    ],
-)
-def test_who_differs_from_the_majority(values, how, hosts, said):
-    split = compare(voices(*values, by_rank="by_rank" in how))
-    found = split and (split.hosts, split.confidence, describe(split, "torch", **how))
-    assert found == (said and (hosts, Confidence.HIGH, said))
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ("ab", "x a on node0, b on node1"),
-        ("abab", "x a on node0 and node2, b on node1 and node3"),
-        ("abc", "x a on node0, b on node1, c on node2"),
-        ("aabc", "x b on node2, c on node3, a on node0 and node1"),
-    ],
-)
-def test_without_a_majority_all_sides_are_named_and_nobody_is_surely_to_blame(values, said):
-    split = compare(voices(*values))
-    assert (split.majority, split.confidence, describe(split, "x")) == (None, Confidence.LOW, said)
-    assert set(split.hosts) == {f"node{i}" for i in range(len(values))}
-
-
 def test_a_majority_of_one_host_with_several_ranks_is_named():
     split = compare([Voice(host="a", ranks=(n,), value=1 + (n == 2)) for n in range(3)])
     assert (split.ranks, describe(split, "x")) == ((2,), "x 2 on a, 1 on a")
     assert describe(split, "x", by_rank=True) == "x 2 on rank 2, 1 on 2 others"
-
-
-@pytest.mark.parametrize(
-    ("count", "said"),
-    [(1, "n0"), (2, "n0 and n1"), (4, "n0, n1, n2 and n3"), (5, "n0, n1, n2 and 2 more"), (9, "n0, n1, n2 and 6 more")],
-)
-def test_a_list_of_hosts_stays_short(count, said):
-    assert name_list([f"n{i}" for i in range(count)]) == said
 
 
 def test_one_voice_a_node():
@@ -418,35 +318,29 @@ def in_group(number, name, members, seq, others):
 
 
 OF_THREE = {"groups": (group(7, 3),)}
-TARGETS = {
-    "the one that has not come": ((in_call(0), in_user(1), in_call(2)), {0: {1}, 2: {1}}),
-    "a rank in the call before waits itself": ((in_call(0, seq=8), in_user(1), in_call(2, seq=7)), {0: {1, 2}, 2: {1}}),
-    "the crashed one that threw them out": (
-        (failed_in(0, "all_reduce", 7, **OF_THREE), crashed(1, groups=(group(6, 3),)),
-         failed_in(2, "all_reduce", 7, **OF_THREE)),
-        {0: {1}, 2: {1}},
-    ),
-    "two groups in opposite order": (
-        (in_group(0, "1", (0, 1), 1, [("2", (0, 1), 0)]), in_group(1, "2", (0, 1), 1, [("1", (0, 1), 0)])),
-        {0: {1}, 1: {0}},
-    ),
-    "two receives": (tuple(in_call(n, "recv", None, peer=1 - n, world=2) for n in (0, 1)), {0: {1}, 1: {0}}),
-    "in init, for those that never came": ((in_init(0, 4), in_init(1, 4)), {0: {2, 3}, 1: {2, 3}}),
-    "in init, for one that did not start": (
-        (in_init(0, 2), rank(1, 2, life=Life.NEVER_STARTED, initialized=False)), {0: {1}},
-    ),
-    "the sides of a conflict, for the minority": ((in_call(0), in_call(1, "broadcast"), in_call(2)), {0: {1}, 2: {1}}),
-    "without one, for each other": ((in_call(0, world=2), in_call(1, "broadcast", world=2)), {0: {1}, 1: {0}}),
-    "where all run, for nobody": ((in_user(0), in_user(1), in_user(2)), {}),
-}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TARGETS)
-def test_who_waits_for_whom(name):
-    ranks, expected = TARGETS[name]
-    job_ended = any(rank.life is Life.EXITED for rank in ranks)
-    facts = job(*ranks, ended=job_ended, world_size=4 if name.endswith("never came") else len(ranks))
-    assert {number: set(whom) for number, whom in find_targets(build_job_state(facts)).items()} == expected
+def departs(common, departing, usual):
+    """Return the verdicts on jobs of which one rank departs; those that are the same but for the rank are told once."""
+    told = {}
+    for world, odd in ((2, 0), (2, 1), (3, 0), (3, 2), (4, 1)):
+        found = judge(one_differs(world, odd, common, departing, usual))
+        said = [
+            (f.kind, f.ranks == (odd,), [p.line for p in f.where], f.confidence.value, found.certain)
+            for f in found.findings
+        ]
+        told.setdefault(outline(said), []).append(f"{odd} of {world}")
+    return [f"{', '.join(names)}: {said}" for said, names in told.items()]
 
 
-test_rows = table("disagreement", vars(facts), vars(build), globals(), head=build.sureness)
+def differs(values, noun="torch", *, by_rank=False, **how):
+    split = compare(voices(*values, by_rank=by_rank))
+    return split and (split.hosts, split.majority, split.confidence, describe(split, noun, by_rank=by_rank, **how))
+
+
+def targets(ranks, **more):
+    facts = job(*ranks, ended=any(rank.life is Life.EXITED for rank in ranks), **{"world_size": len(ranks), **more})
+    return [f"{number} for {sorted(whom)}" for number, whom in find_targets(build_job_state(facts)).items()]
+
+
+test_rows = table("disagreement", "ddpdoctor.model.words", vars(facts), vars(build), globals(), head=build.sureness)
