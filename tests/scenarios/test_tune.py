@@ -70,16 +70,6 @@ def test_the_setting_that_shortens_the_step_is_named_and_no_checkpoint_is_touche
     assert saved.read_text() == KEPT
 
 
-@pytest.mark.nightly
-def test_steps_that_differ_by_themselves_give_no_advice(tmp_path: Path) -> None:
-    ran = tune(tmp_path / "run", *PATIENT, "--only", "static_graph", args=("growing",))
-    assert ran.status == 0, ran.stderr
-    assert ran.report["data"]["tune"]["result"]["verdict"] == "noisy"
-    assert [finding["code"] for finding in ran.report["findings"]] == ["DD817"]
-    assert ran.report["verdict"] is None
-    assert "too noisy: run again on a quiet machine" in ran.stderr
-
-
 @pytest.mark.parametrize(
     ("way", "says"),
     [
@@ -121,13 +111,6 @@ def test_a_job_that_crashes_in_the_trial_is_diagnosed_as_ever(tmp_path: Path) ->
     assert ran.status == 1
     assert (ran.report["verdict"]["kind"], ran.report["verdict"]["ranks"]) == ("crash", [1])
     assert "The trial has no result. In effect was:" in ran.stderr
-
-
-@pytest.mark.nightly
-def test_a_job_that_hangs_in_the_trial_is_stopped_and_diagnosed_as_ever(tmp_path: Path) -> None:
-    ran = tune(tmp_path / "run", "--hang-timeout", "8", args=("hang",))
-    assert ran.status == 124, ran.stderr
-    assert (ran.report["verdict"]["kind"], ran.report["verdict"]["ranks"]) == ("stuck", [1])
 
 
 def test_ctrl_c_between_two_settings_leaves_no_process(tmp_path: Path) -> None:

@@ -86,21 +86,18 @@ def test_a_memory_limit_and_a_kill_for_it(group):
 
 
 @pytest.mark.parametrize(
-    ("size", "severity", "status"),
-    [("16m", "error", 1), ("1g", None, 0)],
-)
-def test_a_small_shm(size, severity, status):
-    seen = check_env("shm", before=in_mounts(f"mount -t tmpfs -o size={size} shm /dev/shm", *OWN_PIDS))
+    ("options", "then", "severity", "says"),
+    [
+        ("size=16m", "", "error", "/dev/shm"), ("size=1g", "", "", ""),
+        ("ro,size=1g", "", "error", "/dev/shm is not writable"),
+        ("size=600m", "; head -c 580m /dev/zero > /dev/shm/full", "warning", "/dev/shm is full"),
+    ],
+)  # fmt: skip
+def test_a_small_a_closed_and_a_full_shm(options, then, severity, says):
+    seen = check_env("shm", before=in_mounts(f"mount -t tmpfs -o {options} shm /dev/shm{then}", *OWN_PIDS))
     assert [finding[:2] for finding in seen.findings] == ([("shm", severity)] if severity else [])
-    assert seen.status == status
-
-
-def test_a_full_and_a_closed_shm():
-    mount = "mount -t tmpfs -o size=600m shm /dev/shm; head -c 580m /dev/zero > /dev/shm/full"
-    assert check_env("shm", before=in_mounts(mount, *OWN_PIDS)).only()[2].startswith("/dev/shm is full")
-    mount = "mount -t tmpfs -o ro,size=1g shm /dev/shm"
-    closed = check_env("shm", before=in_mounts(mount, *OWN_PIDS)).only()
-    assert (closed[1], closed[2].startswith("/dev/shm is not writable")) == ("error", True)
+    assert all(finding[2].startswith(says) for finding in seen.findings)
+    assert seen.status == int(severity == "error")
 
 
 @pytest.mark.parametrize(

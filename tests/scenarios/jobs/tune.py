@@ -117,15 +117,6 @@ def healthy():
     loop(DDP(Layers(STEP_MS)))
 
 
-def growing():
-    """Steps become longer and longer, so that no two tries of a setting take alike."""
-
-    def wait(step, model):
-        time.sleep(0.01 * 1.3 ** (max(step - 9, 0) // 8))
-
-    loop(DDP(Layers(1)), each=wait)
-
-
 def few():
     loop(DDP(Layers(STEP_MS)), 5)
 
@@ -156,14 +147,6 @@ def crash():
     loop(DDP(Layers(STEP_MS)), each=fail)
 
 
-def hang():
-    def stop(step, model):
-        if step == 30 and dist.get_rank() == 1:
-            time.sleep(600)
-
-    loop(DDP(Layers(STEP_MS)), each=stop)
-
-
 def search():
     loop(DDP(Branches(), find_unused_parameters=True))
 
@@ -180,6 +163,6 @@ def micro_batches():
 
 if __name__ == "__main__":
     run(
-        slow_buffers, hooked, picky, compiled, waits_for_files, healthy, growing, few, short, bare, two, unstepped, crash, hang,
-        search, micro_batches,
+        slow_buffers, hooked, picky, compiled, waits_for_files, healthy, few, short, bare, two, unstepped, crash, search,
+        micro_batches,
     )  # fmt: skip
