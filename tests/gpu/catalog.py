@@ -26,7 +26,7 @@ DRIFTS = ("bypassed", "accumulated", "unfrozen", "loaded", "rate", "one_steps", 
 ALIKE = ("statistics", "stale")
 """Silent faults of ``replicas.py``: ranks that differ, and what no rank does unlike the others."""
 RESULT = "{folder}/result.json"
-HOLDS = ROOT / "tests" / "scenarios" / "bandwidth" / "stops"
+HOLDS = ROOT / "tests" / "scenarios" / "bandwidth" / "faults"
 """A sitecustomize that holds a rank of the bench up at its second size."""
 HELD_UP = {"HELD_FILE": "{folder}/held", "HELD_RANK": "1", "HELD_HOW": "sleep"}
 FLOATS = "float64,float32,float16,bfloat16"

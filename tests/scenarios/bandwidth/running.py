@@ -18,6 +18,8 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 QUICK = ("--max-size", "4KiB", "--iters", "3", "--warmup", "1")
 """Three sizes, and as few calls as do."""
 ROOT = Path(__file__).parents[3]
+FAULTS = Path(__file__).with_name("faults")
+"""A rank that has this folder on PYTHONPATH does what a variable says."""
 LIMIT_S = 250
 
 

@@ -1,14 +1,12 @@
 """Makes a link, a node or a rank slow, as real machines do: rate limits, competing load, a delay."""
 
 import subprocess
-from pathlib import Path
 from typing import Any
 
-from tests.scenarios.bandwidth.running import BENCH, ROOT, Ran, finish
+from tests.scenarios.bandwidth.running import BENCH, FAULTS, ROOT, Ran, finish
 from tests.scenarios.hosts import Hosts
 from tests.scenarios.running import clean_environment
 
-FAULTS = Path(__file__).parent
 SMALL = ("--max-size", "1KiB", "--iters", "3", "--warmup", "1", "--mode", "latency", "--format", "json")
 """Next to nothing of the sweep: pairs and nodes are what is wanted."""
 RATE = "100mbit"
@@ -51,12 +49,12 @@ def bench_on(hosts: Hosts, *options: str) -> Ran:
 
 def late(rank: int) -> dict[str, str]:
     """Return the environment in which this rank comes late to each call."""
-    return {"PYTHONPATH": str(FAULTS / "late"), "LATE_RANK": str(rank)}
+    return {"PYTHONPATH": str(FAULTS), "LATE_RANK": str(rank)}
 
 
 def crowded(rank: int) -> dict[str, str]:
     """Return the environment in which this rank has to share its core while pairs are measured."""
-    return {"PYTHONPATH": str(FAULTS / "crowded"), "CROWDED_RANK": str(rank)}
+    return {"PYTHONPATH": str(FAULTS), "CROWDED_RANK": str(rank)}
 
 
 def named(ran: Ran, kinds: tuple[str, ...] = ("slow-rank", "slow-link", "slow-node")) -> list[tuple[str, Any, Any]]:

@@ -2,18 +2,15 @@
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
-from tests.scenarios.bandwidth.running import BENCH, QUICK, ROOT, Ran, bench, finish, start
+from tests.scenarios.bandwidth.running import BENCH, FAULTS, QUICK, ROOT, Ran, bench, finish, start
 from tests.scenarios.hosts import lent_hosts, require
 from tests.scenarios.running import clean_environment, free_port, wait_for
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 
-FAULT = Path(__file__).parent / "stops"
-"""Holds a rank up at the second size: the first has been measured then."""
 OPTIONS = (*QUICK, "--mode", "latency", "--format", "json")
 HANG = ("--hang-timeout", "5s")
 
@@ -31,11 +28,11 @@ class Held:
 
 
 def held_by(file, rank, how):
-    return {"PYTHONPATH": str(FAULT), "HELD_FILE": str(file), "HELD_RANK": str(rank), "HELD_HOW": how}
+    return {"PYTHONPATH": str(FAULTS), "HELD_FILE": str(file), "HELD_RANK": str(rank), "HELD_HOW": how}
 
 
 def line(mark):
-    lines = (FAULT / "sitecustomize.py").read_text().splitlines()
+    lines = (FAULTS / "sitecustomize.py").read_text().splitlines()
     return next(number for number, text in enumerate(lines, 1) if text.endswith(mark))
 
 
@@ -78,7 +75,7 @@ def test_a_network_that_drops_what_is_sent_is_distinguished_from_a_late_rank(tmp
     with lent_hosts(2) as hosts:
         started = []
         for number in range(2):
-            variables = held_by(file, 1, "wait") | {"PYTHONPATH": f"{FAULT}{os.pathsep}{ROOT}"}
+            variables = held_by(file, 1, "wait") | {"PYTHONPATH": f"{FAULTS}{os.pathsep}{ROOT}"}
             variables |= {"RANK": str(number), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": hosts.names[0]}
             env = clean_environment(**variables, MASTER_PORT=port, GLOO_SOCKET_IFNAME="eth0")
             started.append(hosts.start(number, *BENCH, *OPTIONS, *HANG, env=env, start_new_session=True))

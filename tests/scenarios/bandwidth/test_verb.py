@@ -5,13 +5,12 @@ import os
 import re
 import signal
 import sys
-from pathlib import Path
 
 import jsonschema
 import psutil
 import pytest
 
-from tests.scenarios.bandwidth.running import BENCH, QUICK, bench, by_hand, finish, start, torchrun
+from tests.scenarios.bandwidth.running import BENCH, FAULTS, QUICK, bench, by_hand, finish, start, torchrun
 from tests.scenarios.running import SCHEMA, wait_for
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
@@ -101,14 +100,8 @@ def test_collectives_and_dtypes_each_have_their_rows():
     assert header[:6] == ["collective", "dtype", "redop", "mode", "in_place", "size_bytes"]
 
 
-# One element of one size that is wrong in one rank is found, and the rank is named.
-
-
-WRONG = Path(__file__).parent / "wrong"
-
-
 def test_an_altered_element_is_named_with_rank_index_expected_and_found():
-    ran = bench(*QUICK, "--format", "json", PYTHONPATH=str(WRONG), WRONG_RANK="1")
+    ran = bench(*QUICK, "--format", "json", PYTHONPATH=str(FAULTS), WRONG_RANK="1")
     report = ran.report
     verdict = report["verdict"]
     (wrong,) = report["data"]["wrong"]
