@@ -7,16 +7,14 @@ Prints CPU time, wall time and the peak memory of the largest process. Without R
 
 import argparse
 import io
-import os
 import pickle
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
+from tests.bench.pairs import run
 from tests.flight_dumps import Recorder
 
 ENTRIES = 2000
@@ -84,18 +82,6 @@ def shared(value: Any, texts: dict[str, str]) -> Any:
     return type(value)(shared(one, texts) for one in value) if isinstance(value, list | tuple) else value
 
 
-def measure(command: list[str]) -> tuple[float, float, float, str]:
-    """Run a command; return CPU seconds, wall seconds, peak memory in MiB of one process, and its words."""
-    started = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert process.stdout is not None
-    said = process.stdout.read()
-    _, _, usage = os.wait4(process.pid, 0)
-    wall = time.monotonic() - started
-    cpu = usage.ru_utime + usage.ru_stime
-    return cpu, wall, usage.ru_maxrss / 1024, said
-
-
 def main() -> None:
     """Print a row for each number of ranks."""
     parser = argparse.ArgumentParser()
@@ -107,16 +93,14 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             write_dumps(folder, ranks)
-            ours = measure([sys.executable, "-m", "ddpdoctor", "analyze", name])
-            print(f"{ranks:>6} {'ddpdoctor':<14} {ours[0]:>8.1f} {ours[1]:>8.1f} {ours[2]:>7.0f}")
-            if f"rank {LATE}" not in ours[3]:
-                raise SystemExit(ours[3])
+            ours = run(sys.executable, "-m", "ddpdoctor", "analyze", name)
+            print(f"{ranks:>6} {'ddpdoctor':<14} {ours.cpu_s:>8.1f} {ours.wall_s:>8.1f} {ours.mib:>7.0f}")
+            if f"rank {LATE}" not in ours.said:
+                raise SystemExit(ours.said)
             if ranks in BOTH and shutil.which("torchfrtrace", path=bin_folder):
-                theirs = measure([str(bin_folder / "torchfrtrace"), "--prefix", "nccl_trace_rank_", name])
-                ratios = f"{theirs[0] / ours[0]:.1f}, {theirs[2] / ours[2]:.1f}"
-                print(
-                    f"{ranks:>6} {'torchfrtrace':<14} {theirs[0]:>8.1f} {theirs[1]:>8.1f} {theirs[2]:>7.0f}  {ratios}"
-                )
+                theirs = run(str(bin_folder / "torchfrtrace"), "--prefix", "nccl_trace_rank_", name)
+                row = f"{ranks:>6} {'torchfrtrace':<14} {theirs.cpu_s:>8.1f} {theirs.wall_s:>8.1f} {theirs.mib:>7.0f}"
+                print(f"{row}  {theirs.cpu_s / ours.cpu_s:.1f}, {theirs.mib / ours.mib:.1f}")
 
 
 if __name__ == "__main__":

@@ -9,21 +9,17 @@ ranks should take four times as much. 16,384 ranks are to take under 40 s of CPU
 in the temporary folder (TMPDIR), and with 16,384 ranks about five minutes.
 """
 
-import os
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import NamedTuple
 
+from tests.bench.pairs import Took, run
 from tests.synthetic import SITUATIONS, Job, S, prologue, steps_for, write_folder, write_gathered
 
 RANKS, RECORDS = 1024, 2000
 RANKS_A_HOST = 8
 TP = 16
 STEP_RECORDS = 7.1
-ROOT = Path(__file__).parents[2]
 JUDGE = """
 import sys
 from pathlib import Path
@@ -34,26 +30,6 @@ for finding in judge_folder(Path(sys.argv[1])).findings:
 COMMANDS = {"judge": ("-c", JUDGE), "report": ("-m", "ddpdoctor", "report")}
 
 
-class Took(NamedTuple):
-    """What a command took, and the first line of what it said."""
-
-    wall_s: float
-    cpu_s: float
-    mib: float
-    said: str
-
-
-def run(name: str, folder: Path) -> Took:
-    """Run one of the commands on a run folder."""
-    began = time.perf_counter()
-    command = [sys.executable, *COMMANDS[name], str(folder)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert process.stdout is not None
-    said = process.stdout.read().partition("\n")[0]
-    _, _, used = os.wait4(process.pid, 0)
-    return Took(time.perf_counter() - began, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, said[:60])
-
-
 def show_each() -> None:
     """Print what each situation of many ranks takes: to judge it, and for the whole report."""
     for situation in SITUATIONS:
@@ -61,9 +37,9 @@ def show_each() -> None:
         with tempfile.TemporaryDirectory() as folder:
             write_folder(Path(folder, "run"), job)
             for name in COMMANDS:
-                took = run(name, Path(folder, "run"))
+                took = run(sys.executable, *COMMANDS[name], f"{folder}/run")
                 print(
-                    f"{name} {RANKS} ranks, {situation}: {took.wall_s:.2f} s, {took.mib:.0f} MiB ({took.said})",
+                    f"{name} {RANKS} ranks, {situation}: {took.wall_s:.2f} s, {took.mib:.0f} MiB ({took.first})",
                     flush=True,
                 )
 
@@ -81,8 +57,11 @@ def judge_gathered(ranks: int, situation: str) -> Took:
     job = Job(world=ranks, steps=round((RECORDS - before) / STEP_RECORDS), situation=situation, tp=TP)
     with tempfile.TemporaryDirectory() as folder:
         write_gathered(Path(folder, "run"), job, ranks // RANKS_A_HOST, skew_ns=5 * S)
-        took = run("judge", Path(folder, "run"))
-    print(f"{ranks} ranks, {situation}: {took.cpu_s:.1f} s of CPU, {took.mib:.0f} MiB ({took.said})", flush=True)
+        took = run(sys.executable, *COMMANDS["judge"], f"{folder}/run")
+    print(
+        f"{ranks} ranks, {situation}: {took.cpu_s:.1f} s of CPU, {took.mib:.0f} MiB ({took.first})",
+        flush=True,
+    )
     return took
 
 

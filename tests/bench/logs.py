@@ -5,15 +5,14 @@ times as long that takes as ``grep -c rank`` on the same file. Progress is to be
 300 MiB. Logs of 1,024 MiB (those of NCCL: a sixteenth) are made in the temporary folder (TMPDIR), one after the other.
 """
 
-import os
 import random
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.bench.pairs import run
+
 LEAST_MB_S, MOST_MIB = 100, 300
 SAMPLE_LINES = 100_000
 READ = """
@@ -82,19 +81,10 @@ def make(path: Path, line: Callable[[random.Random, int], str], mib: int) -> Non
             file.write(sample)
 
 
-def run(*command: str) -> tuple[float, float, str]:
-    """Run a command; return CPU seconds, MiB at the peak, and what it said."""
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    said = process.stdout.read()
-    _, _, used = os.wait4(process.pid, 0)
-    return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, said.strip()
-
-
 def main() -> None:
     """Print the figures."""
     mib = int(sys.argv[1]) if len(sys.argv) > 1 else 1024
-    started_s, _, _ = run(sys.executable, "-c", NOTHING)
+    started_s = run(sys.executable, "-c", NOTHING).cpu_s
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "log")
         for name, line, size in (
@@ -102,8 +92,8 @@ def main() -> None:
             ("NCCL_DEBUG=INFO", nccl, mib // 16), ("calls of NCCL", calls, mib // 16),
         ):  # fmt: skip
             make(path, line, size)
-            cpu_s, peak_mib, said = run(sys.executable, "-c", READ, str(path))
-            grep_s, _, _ = run("grep", "-c", "rank", str(path))
+            _, cpu_s, peak_mib, said = run(sys.executable, "-c", READ, str(path))
+            grep_s = run("grep", "-c", "rank", str(path)).cpu_s
             mb_s = path.stat().st_size / 1e6 / (cpu_s - started_s)
             goal = f" (to be {LEAST_MB_S}, {MOST_MIB} MiB)" if line is progress else ""
             print(f"{name}: {mb_s:.0f} MB/s, {peak_mib:.0f} MiB{goal}, {cpu_s / grep_s:.1f} times grep ({said})")

@@ -4,7 +4,10 @@ On a machine that others use, run a bench under ``chrt -r 10`` (as root), so tha
 """
 
 import math
+import os
 import statistics
+import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -19,6 +22,31 @@ class Spread(NamedTuple):
     median: float
     low: float
     high: float
+
+
+class Took(NamedTuple):
+    """What a command took, its memory at the peak, and what it said."""
+
+    wall_s: float
+    cpu_s: float
+    mib: float
+    said: str
+
+    @property
+    def first(self) -> str:
+        """The beginning of what it said."""
+        return self.said.partition("\n")[0][:60]
+
+
+def run(*command: str) -> Took:
+    """Run a command; what it writes on stderr is not shown."""
+    began = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    said = process.stdout.read()
+    _, _, used = os.wait4(process.pid, 0)
+    took_s = time.perf_counter() - began
+    return Took(took_s, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, said.strip())
 
 
 def compare(name: str, ours: Callable[[], float], theirs: Callable[[], float], pairs: int = PAIRS) -> float:
