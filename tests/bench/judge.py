@@ -36,8 +36,8 @@ def show_each() -> None:
         job = Job(world=RANKS, steps=steps_for(RANKS, RECORDS), situation=situation)
         with tempfile.TemporaryDirectory() as folder:
             write_folder(Path(folder, "run"), job)
-            for name in COMMANDS:
-                took = run(sys.executable, *COMMANDS[name], f"{folder}/run")
+            for name, command in COMMANDS.items():
+                took = run(sys.executable, *command, f"{folder}/run")
                 print(
                     f"{name} {RANKS} ranks, {situation}: {took.wall_s:.2f} s, {took.mib:.0f} MiB ({took.first})",
                     flush=True,
