@@ -26,6 +26,7 @@ import os
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -156,14 +157,20 @@ REFUSED = "refused: "
 
 
 def words(module, **functions):
-    """Return the test of a module's rows. A text in quotes or brackets is a literal, and a refusal is a value too."""
+    """Return the test of a module's rows. A text in quotes or brackets is a literal, and a refusal is a value too.
+
+    A function of two arguments is given pytest's ``request`` first, for what else the test has.
+    """
     path = WORDS / f"{'-'.join(module.split('.')[-2:]).replace('-test_', '-')}.txt"
 
     @pytest.mark.parametrize("name", functions)
-    def test_words(name):
+    def test_words(name, request):
+        function = functions[name]
+        if getattr(getattr(function, "__code__", None), "co_argcount", 1) == 2:
+            function = partial(function, request)
         kept = {part.partition("\n")[0]: part.split("\n")[1:] for part in path.read_text("utf-8").split("==== ")[1:]}
         assert kept.keys() == functions.keys()
-        now = [one for line in kept[name] for one in _row(functions[name], line)]
+        now = [one for line in kept[name] for one in _row(function, line)]
         if WRITES:
             parts = (kept | {name: now}).items()
             path.write_text("".join("\n".join((f"==== {one}", *lines)) for one, lines in parts), "utf-8")

@@ -20,7 +20,7 @@ from ddpdoctor.cli.options import Argument, declared_by, load_verb
 from ddpdoctor.model.findings import JobStatus, JobSummary
 from ddpdoctor.report.formats import report_to_dict
 from tests import forking, pictures
-from tests.golden import Cases
+from tests.golden import words
 from tests.scenarios.running import SCHEMA, cell_of, clean_environment, free_port, grids_of
 
 ROOT = Path(__file__).parents[2]
@@ -89,14 +89,6 @@ def test_version(run):
     assert run("--version").stdout == f"ddpdoctor {__version__}\n"
 
 
-def test_a_saved_report_is_drawn_on_stdout(run, tmp_path):
-    folder = write_report(tmp_path / "run")
-    for path in (folder, folder / "report.json"):
-        done = run("report", path)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout == "ddpdoctor: no problem found\n  finished, 2 ranks; report in run\n"
-
-
 def test_a_saved_report_as_json_is_what_was_saved(run, tmp_path):
     folder = write_report(tmp_path / "run", data={"a": [1, 2]})
     done = run("report", folder, "--format", "json")
@@ -147,13 +139,6 @@ def test_the_list_has_a_line_a_rule_in_the_order_of_codes(run):
     assert codes == sorted(codes)
 
 
-def test_the_demo_lists_its_faults_with_a_description(run):
-    lines = run("demo", "--list").stdout.splitlines()
-    names = [line.split()[0] for line in lines]
-    assert names == ["stuck", "crash", "killed", "early-exit", "mismatch", "exit-hang", "stopped", "input-bound"]
-    assert all(len(line.split()) > 4 for line in lines)
-
-
 # `check-env` as a user meets it on the command line.
 
 
@@ -177,38 +162,6 @@ def test_the_list_names_each_check_with_code_and_what_it_reads(run):
     assert done.returncode == 0
     assert [line[:2] for line in lines] == [[rule.code, rule.kind] for rule in rules_of("environment")]
     assert all(len(line) == 5 for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        (("shm", "nofile"), {"DD121", "DD122"}),
-        (("dd121",), {"DD121"}),
-        (("DD12", "--skip", "DD121,nofile"), {"DD123", "DD124", "DD125", "DD126", "DD127", "DD128", "DD129"}),
-        (("shm", "--skip", "xid"), {"DD121"}),
-    ],
-)
-def test_checks_are_chosen_by_kind_code_and_beginning(run, names, expected):
-    done = run("check-env", "--list", *names)
-    assert {line.split()[0] for line in done.stdout.splitlines()} == expected
-
-
-def test_the_exit_status_follows_fail_on(run):
-    env = {"NCCL_IB_TIMEOT": "20"}
-    statuses = [
-        run("check-env", "env-unknown", *more, **env).returncode
-        for more in ((), ("--fail-on", "warning"), ("--fail-on", "never"))
-    ]
-    assert statuses == [0, 1, 0]
-
-
-def test_a_problem_is_shown_with_its_remedy_and_a_quiet_machine_with_two_lines(run):
-    bad = run("check-env", "env-unknown", NCCL_IB_TIMEOT="20")
-    good = run("check-env", "env-unknown")
-    assert "warning  DD111 env-unknown" in bad.stdout
-    assert "NCCL_IB_TIMEOUT" in bad.stdout
-    assert "  to do " in bad.stdout
-    assert good.stdout == "ddpdoctor: no problem found\n  checks: 1 passed, 0 skipped (-v shows each)\n"
 
 
 def test_junit_and_markdown_hold_the_finding(run):
@@ -399,12 +352,6 @@ def plan(*more):
     return (*SAMPLES, *more)
 
 
-def test_the_arithmetic_is_drawn_in_a_pipe(run):
-    done = run(*plan())
-    assert done.returncode == 0
-    Cases(__name__).check("the arithmetic of check-data", done.stdout)
-
-
 def test_every_format_is_written_and_a_saved_report_is_drawn_again(run, tmp_path):
     report = json.loads(run(*plan("--format", "json", "--report-dir", tmp_path / "saved")).stdout)
     jsonschema.validate(report, SCHEMA)
@@ -414,12 +361,6 @@ def test_every_format_is_written_and_a_saved_report_is_drawn_again(run, tmp_path
     assert run("report", "saved").stdout == said.replace("(-v shows each)", "(-v shows each); report in saved")
     assert "228" in run(*plan("--format", "markdown")).stdout
     assert "<testsuite" in run(*plan("--format", "junit")).stdout
-
-
-def test_the_exit_status_follows_what_was_found(run):
-    assert run(*plan("--no-sampler")).returncode == 1
-    assert run(*plan("--no-sampler", "--fail-on", "never")).returncode == 0
-    assert run(*plan("--fail-on", "info")).returncode == 1
 
 
 def test_a_loader_is_asked_without_a_launcher_and_its_lines_stay_off_stdout(run, tmp_path):
@@ -503,6 +444,21 @@ def test_the_latest_run_is_found_without_an_argument(run, tmp_path):
     assert "run folder ddpdoctor-report/one\n" in run("status").stdout
 
 
+# What commands print, and their statuses, in the folder that is furnished below.
+
+
+def printed(request, line):
+    """Run a line of variables and a command."""
+    env = dict(word.split("=", 1) for word in line.split() if word[:1].isupper())
+    request.getfixturevalue("furnished")
+    done = request.getfixturevalue("run")(*(word for word in line.split() if not word[:1].isupper()), **env)
+    assert done.stderr == ""
+    return "\n".join((f"status {done.returncode}", *filter(None, done.stdout.splitlines())))
+
+
+test_words = words(__name__, printed=printed)
+
+
 # Wrong use of every verb.
 
 
@@ -523,6 +479,7 @@ def furnished(tmp_path):
     (tmp_path / "bad.py").write_text("x = 1\ndef f(:\n")
     (tmp_path / "data.py").write_text(DATA)
     (tmp_path / "damaged.pt").write_bytes(b"PK\x03\x04 and no more")
+    write_report(tmp_path / "run")
     make_run(tmp_path / "damaged", nproc="many")
     make_run(tmp_path / "older", version=99)
     make_run(tmp_path / "foreign")
