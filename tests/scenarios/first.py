@@ -27,22 +27,22 @@ FIRST = {
         "test_sigterm_of_a_scheduler",
         "test_streams_directory_arguments_and_status_are_those_of_torchrun",
         "test_a_folder_with_a_planted_link", "test_a_foreign_and_a_damaged_folder",
+        "test_a_job_runs_where_streams_are_closed", "test_a_verb_ends",
     ),
     "test_tune.py": ("test_ctrl_c",),
     "test_status.py": ("test_who_waits_for_whom",),
-    "test_streams.py": ("test_a_job_runs_where_streams_are_closed", "test_a_verb_ends"),
     "test_kept_runs.py": ("test_restarts_and_requeued_runs_are_one_history",),
     "attach/test_verb.py": ("test_the_rank_that_the_others_wait_for",),
     "attach/test_kubectl.py": ("test_all_pods_are_judged_together",),
     "in_code/test_watch.py": ("test_a_hung_rank", "test_a_healthy_job_is_silent_and_keeps_its_environment[none]"),
     "in_code/test_pytest_plugin.py": ("test_without_the_option",),
     "attach/test_found.py": ("test_a_process_that_is_no_rank",),
-    "harmless/test_scripts.py": tuple(
-        f"test_a_script_runs_as_without_the_recorder[{name}]" for name in (
-            "becomes_another", "dies_of_sigterm", "hooks_exceptions"
-        )
+    "harmless/test_broken_recorder.py": (
+        "test_a_recorder_that_cannot_start",
+        *(f"test_a_script_runs_as_without_the_recorder[{name}]" for name in (
+            "becomes_another", "dies_of_sigterm", "hooks_exceptions",
+        )),
     ),
-    "harmless/test_broken_recorder.py": ("test_a_recorder_that_cannot_start",),
     "nodes/test_verdicts.py": ("test_the_culprit_on_another_node_is_named[deadlock]",),
     "nodes/test_kubernetes.py": ("test_each_pod_is_a_node",),
     "nodes/test_slurm.py": ("test_a_hang_of_tasks_that_are_ranks",),

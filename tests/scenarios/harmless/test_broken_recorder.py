@@ -4,13 +4,15 @@ The faults are put into a copy of its files, which the process then loads as it 
 """
 
 import ast
+import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.scenarios.harmless.alone import RECORDER, defects, make_folder, run_bare, run_recorded
+from tests.scenarios.harmless.alone import RECORDER, defects, make_folder, read_rings, run_bare, run_recorded
 
 SCRIPT = (str(Path(__file__).with_name("scripts.py")), "lists_threads")
 TRAINS = Path(__file__).parent / "trains.py"
@@ -84,3 +86,30 @@ def test_training_runs_whatever_fails(tmp_path: Path) -> None:
     assert len(called) > MOST_HOOKS
     assert [name for name, failures in called if failures == "0"] == []
     assert "broken on purpose" in "".join(defects(folder))
+
+
+# Scripts run as they would without the recorder: to the byte, and the status.
+
+
+SCRIPTS = Path(__file__).with_name("scripts.py")
+ALONE = "interrupted_anywhere"
+AS_ROOT = frozenset({"changes_user", "changes_root"})
+_CHANGES = re.compile(rb"0x[0-9a-f]+|\bpid=\d+")
+
+
+@pytest.mark.parametrize("name", [ALONE, *re.findall(r"^def ([a-z]\w+)", SCRIPTS.read_text(), re.MULTILINE)])
+def test_a_script_runs_as_without_the_recorder(name: str, tmp_path: Path) -> None:
+    if name in AS_ROOT and os.geteuid():
+        pytest.skip("only root may")
+    script = [str(SCRIPTS.with_stem(name))] if name == ALONE else [str(SCRIPTS), name]
+    for place in ("bare", "recorded"):
+        (tmp_path / place).mkdir()
+    folder = make_folder(tmp_path / "run")
+    bare = run_bare(*script, WORK=str(tmp_path / "bare"))
+    recorded = run_recorded(folder, *script, WORK=str(tmp_path / "recorded"))
+    assert recorded.status == bare.status
+    assert _CHANGES.sub(b"", recorded.stderr) == _CHANGES.sub(b"", bare.stderr)
+    assert recorded.stdout == bare.stdout
+    assert bare.stdout, "the script says how it went"
+    assert len(read_rings(folder)) == 1
+    assert defects(folder) == []

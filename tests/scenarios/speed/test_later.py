@@ -9,9 +9,13 @@ from typing import Any
 
 import pytest
 
+from ddpdoctor.cli.report import read_run
 from ddpdoctor.collect.rank_calls import read_rings
 from ddpdoctor.collect.rank_steps import read_gradient_times
+from ddpdoctor.diagnose.compare import compare_reports
+from ddpdoctor.model.codec import decode
 from ddpdoctor.model.steps import GradientTimes
+from ddpdoctor.model.tuning import SpeedComparison
 from tests.scenarios.hosts import Hosts, require
 from tests.scenarios.running import (
     JOBS,
@@ -24,6 +28,7 @@ from tests.scenarios.running import (
     run,
     start,
 )
+from tests.scenarios.speed.catalog import run_way
 
 # It is recorded on real ranks when each gradient is ready, in which buckets they go out, and what is unused.
 
@@ -236,3 +241,20 @@ def test_bad_input_starts_nothing(tmp_path: Path, arguments: tuple[str, ...], sa
     assert says in ran.stderr
     assert "Traceback" not in ran.stderr
     assert not (tmp_path / "run").exists()
+
+
+# Two real runs compared: of a phase that changed, the change is told from the noise.
+
+
+@pytest.mark.alone
+@pytest.mark.nightly
+def test_input_that_workers_prepare_takes_less_of_the_step(tmp_path: Path) -> None:
+    runs = []
+    for way in ("no_workers", "hidden"):
+        (tmp_path / way).mkdir()
+        runs.append((way, read_run(run_way(f"input_bound {way}", tmp_path / way).folder)))
+    found = decode(SpeedComparison, compare_reports(*runs).data["comparison"])
+    data = next(one.time for one in found.phases if one.phase == "data loading")
+    assert data.is_change
+    assert data.high_ms < 0
+    assert {one.name: (one.first, one.second) for one in found.unequal}["loader workers per rank"][0] == "0"
