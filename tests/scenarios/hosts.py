@@ -110,6 +110,18 @@ class Hosts:
             self._holders[number] = holder
         return self._holders[number]
 
+    @contextlib.contextmanager
+    def filtered(self, number: int, *rules: str, policy: str = "accept") -> Iterator[None]:
+        """Filter what comes in to a host, save for its own."""
+        require("nft")
+        chain = f"add chain inet dd in {{ type filter hook input priority 0; policy {policy}; }}"
+        added = (f"add rule inet dd in {rule}" for rule in ("iif lo accept", *rules))
+        self.run(number, "nft", "; ".join(["add table inet dd", chain, *added]))
+        try:
+            yield
+        finally:
+            self.run(number, "nft", "delete table inet dd")
+
     def run(self, number: int, *command: str) -> str:
         """Run a command on a host to its end, which must be a good one."""
         process = self.start(number, *command)

@@ -40,6 +40,22 @@ _ports: deque[int] = deque()
 LIMIT_S = 250
 
 
+ROWS = Path(__file__).parents[1] / "data" / "scenarios.txt"
+
+
+def rows_of(section: str) -> list[list[str]]:
+    """Return the fields of each row of a section of ``tests/data/scenarios.txt``; those left out are empty."""
+    _, _, after = ROWS.read_text().partition(f"==== {section}: ")
+    head, *rows = after.partition("\n\n")[0].splitlines()
+    names = head.count(" | ") + 1
+    return [[*(fields := row.split(" | ")), *[""] * (names - len(fields))] for row in rows]
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Return the ranks that a field names."""
+    return tuple(map(int, text.split()))
+
+
 @dataclass(frozen=True)
 class Ran:
     """A job that was run: its exit status, its streams, its report and its folder."""

@@ -14,7 +14,7 @@ import pytest
 from ddpdoctor.report.formats import parse_report
 from ddpdoctor.report.tree import draw_tree
 from ddpdoctor.report.verbs.job import job_content
-from tests.scenarios.running import PATIENT, Ran, marked_lines, run, words_of
+from tests.scenarios.running import PATIENT, Ran, marked_lines, numbers, rows_of, run, words_of
 
 pytestmark = [pytest.mark.usefixtures("preloaded_python"), pytest.mark.kept]
 
@@ -32,54 +32,10 @@ class Seeded:
     levels: tuple[str, ...]
 
 
-FAULTS = (
-    Seeded("stuck_lock", 3, "stuck", (1,), ("OFF",)),
-    Seeded("stuck_gil", 2, "stuck", (0,), ("DETAIL",)),
-    Seeded("stuck_spin", 3, "stuck", (1,), ("DETAIL",)),
-    Seeded("stuck_poll", 2, "stuck", (0,), ("OFF",)),
-    Seeded("stuck_hook", 4, "stuck", (3,), ("DETAIL",)),
-    Seeded("stuck_loader_worker", 2, "stuck", (1,), ("OFF",)),
-    Seeded("stuck_dead_producer", 2, "stuck", (1,), ("DETAIL",)),
-    Seeded("stuck_after_thread_error", 4, "stuck", (2,), ("OFF",)),
-    Seeded("stuck_everywhere", 3, "stuck", (0, 1, 2), ("DETAIL",)),
-    Seeded("stuck_pipeline", 3, "stuck", (1,), ("OFF",)),
-    Seeded("stuck_awaited", 2, "stuck", (1,), ("OFF",)),
-    Seeded("stuck_evaluation", 2, "stuck", (0,), ("DETAIL",)),
-    Seeded("early_exit_return", 3, "early-exit", (2,), ("OFF",)),
-    Seeded("early_exit_hard", 2, "early-exit", (0,), ("OFF",)),
-    Seeded("early_exit_before_init", 2, "early-exit", (1,), ("DETAIL",)),
-    Seeded("early_exit_not_rank0", 4, "early-exit", (1, 2, 3), ("DETAIL",)),
-    Seeded("early_exit_stopping", 4, "early-exit", (1,), ("OFF",)),
-    Seeded("crash_loader_worker", 3, "crash", (0,), ("DETAIL",)),
-    Seeded("crash_before_init", 3, "crash", (2,), ("DETAIL",)),
-    Seeded("crash_victims_text", 3, "crash", (1,), ("OFF",)),
-    Seeded("crash_backward", 4, "crash", (3,), ("DETAIL",)),
-    Seeded("crash_logged", 3, "crash", (1,), ("OFF",)),
-    Seeded("crash_evaluation", 2, "crash", (0,), ("DETAIL",)),
-    Seeded("crash_clean_up", 3, "crash", (1,), ("DETAIL",)),
-    Seeded("crash_at_with", 2, "crash", (1,), ("DETAIL",)),
-    Seeded("crash_child_script", 2, "crash", (0,), ("OFF",)),
-    Seeded("killed_segv", 3, "killed", (1,), ("OFF",)),
-    Seeded("killed_sigkill", 3, "killed", (0,), ("OFF",)),
-    Seeded("killed_sigbus", 2, "killed", (0,), ("OFF",)),
-    Seeded("killed_sigterm", 4, "killed", (2,), ("OFF",)),
-    Seeded("killed_abort", 2, "killed", (1,), ("DETAIL",)),
-    Seeded("stopped_signal", 3, "stopped", (1,), ("OFF",)),
-    Seeded("stopped_debugger", 3, "stopped", (1,), ("DETAIL",)),
-    Seeded("stopped_before_init", 2, "stopped", (1,), ("DETAIL",)),
-    Seeded("stopped_by_peer", 4, "stopped", (2,), ("OFF",)),
-    Seeded("missing_world", 3, "missing", (3,), ("OFF",)),
-    Seeded("missing_node", 2, "missing", (2, 3), ("DETAIL",)),
-    Seeded("missing_duplicate", 4, "missing", (2, 3), ("OFF",)),
-    Seeded("exit_hang_thread", 3, "exit-hang", (1,), ("DETAIL",)),
-    Seeded("exit_hang_atexit", 3, "exit-hang", (0,), ("OFF",)),
-    Seeded("exit_hang_child", 2, "exit-hang", (0,), ("OFF",)),
-    Seeded("exit_hang_executor", 4, "exit-hang", (3,), ("DETAIL",)),
-    Seeded("exit_hang_queue", 2, "exit-hang", (1,), ("DETAIL",)),
-    Seeded("mismatch_shape", 3, "mismatch", (2,), ("OFF",)),
-    Seeded("mismatch_operation", 4, "mismatch", (1,), BOTH),
-    Seeded("mismatch_dtype", 3, "mismatch", (0,), ("DETAIL",)),
-)
+FAULTS = [
+    Seeded(job, int(ranks), kind, numbers(blamed), tuple(levels.split()))
+    for job, ranks, kind, blamed, levels in rows_of("faults")
+]
 LIVE = {"stuck_loader_worker", "stuck_evaluation", "exit_hang_child"}
 """Their lines are those of children, or of a moment, that the run folder does not have once the job has ended."""
 RUNS = [

@@ -155,11 +155,7 @@ def test_a_rank_that_never_answers_is_named(hosts, tmp_path):
 
 
 def test_a_host_behind_a_firewall_is_missing_and_says_why(hosts):
-    require("nft")
     port = free_port()
-    hosts.run(0, "nft", "add table inet dd; add chain inet dd in { type filter hook input priority 0; }; "
-              "add rule inet dd in iif lo accept; "
-              f"add rule inet dd in tcp dport {port} drop")  # fmt: skip
     launchers = [
         (
             *CHECK_ENV, "--nnodes", "2", "--node-rank", str(number), "--master-addr", "dd0",
@@ -167,9 +163,9 @@ def test_a_host_behind_a_firewall_is_missing_and_says_why(hosts):
         )
         for number in range(2)
     ]  # fmt: skip
-    processes = start_on_both(hosts, launchers)
-    (stdout, said), (nothing, stderr) = [process.communicate(timeout=LIMIT_S) for process in processes]
-    hosts.run(0, "nft", "delete table inet dd")
+    with hosts.filtered(0, f"tcp dport {port} drop"):
+        processes = start_on_both(hosts, launchers)
+        (stdout, said), (nothing, stderr) = [process.communicate(timeout=LIMIT_S) for process in processes]
 
     assert Seen(stdout, said, 1).data["missing_ranks"] == [1]
     assert (processes[1].returncode, nothing) == (4, "")

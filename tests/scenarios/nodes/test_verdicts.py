@@ -40,15 +40,14 @@ def line_of(fault: str) -> list[int]:
 FAULTS = {
     "deadlock": (2, [0, 1], 124),
     "exit-hang": (2, [1], 0),
-    "straggler": (2, [1], 0),
 }
 """By kind, which is also what the job is reported to do wrong: nodes, ranks to blame, exit status of the first."""
 
 
-@pytest.mark.parametrize("kind", [*list(FAULTS)[:-1], pytest.param("straggler", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("kind", FAULTS)
 def test_the_culprit_on_another_node_is_named(hosts, tmp_path, kind):
     world, blamed, status = FAULTS[kind]
-    options = {"straggler": PATIENT, "deadlock": IMPATIENT[:2]}.get(kind, IMPATIENT)
+    options = IMPATIENT[:2] if kind == "deadlock" else IMPATIENT
     first, *others = job_of(hosts, tmp_path, kind, 40, world=world, options=options).finish()
 
     assert first.named == (kind, blamed, [f"dd{number}" for number in blamed]), first.verdict
@@ -67,13 +66,8 @@ def test_a_network_that_loses_everything_between_two_nodes_is_no_fault_of_a_rank
     require("nft")
     job = job_of(hosts, tmp_path, "nothing", ENDLESS)
     job.wait_until_it_trains()
-    rule = f"add table inet dd; add chain inet dd in {{ type filter hook input priority 0; }}; \
-add rule inet dd in ip saddr {hosts.address(2)} drop"
-    hosts.run(1, "nft", rule)
-    try:
+    with hosts.filtered(1, f"ip saddr {hosts.address(2)} drop"):
         first, *others = job.finish()
-    finally:
-        hosts.run(1, "nft", "delete table inet dd")
 
     assert first.named == ("transport", [0, 1, 2], ["dd0", "dd1", "dd2"]), first.verdict
     seen = " ".join(first.verdict["evidence"])
@@ -137,15 +131,10 @@ def test_a_rank_that_stands_still_on_the_other_host(hosts, tmp_path):
 
 @pytest.mark.parametrize("shares", [True, False], ids=["a shared folder", "the job's store"])
 def test_another_way_is_taken_where_the_port_is_closed(hosts, tmp_path, shares):
-    require("nft")
     port = free_port()
-    rule = "add table inet dd; add chain inet dd in { type filter hook input priority 0; }; "
-    hosts.run(0, "nft", f"{rule}add rule inet dd in tcp dport {port + 1} drop")
-    try:
+    with hosts.filtered(0, f"tcp dport {port + 1} drop"):
         job = Running(hosts, tmp_path, "stuck", 40, shares=shares, port=port)
         first, other = job.finish()
-    finally:
-        hosts.run(0, "nft", "delete table inet dd")
     assert (first.status, other.status, first.named) == (124, 124, ("stuck", [1], ["dd1"]))
     assert [row["host"] for row in first.report["ranks"]] == ["dd0", "dd1"]
     assert other.verdict == first.verdict

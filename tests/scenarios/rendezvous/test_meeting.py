@@ -88,23 +88,6 @@ def healthy(report: dict[str, Any], *, nodes: int = 2) -> None:
     assert len(seen["pairs"]) == nodes * (nodes - 1)
 
 
-@contextlib.contextmanager
-def filtered(hosts: Hosts, number: int, *rules: str, policy: str = "accept") -> Iterator[None]:
-    """Filter what comes in to a host, save for its own."""
-    require("nft")
-    chain = f"chain inet dd in {{ type filter hook input priority 0; policy {policy}; }}"
-    lines = [
-        "add table inet dd",
-        f"add {chain}",
-        *(f"add rule inet dd in {rule}" for rule in ("iif lo accept", *rules)),
-    ]
-    hosts.run(number, "nft", "; ".join(lines))
-    try:
-        yield
-    finally:
-        hosts.run(number, "nft", "delete table inet dd")
-
-
 def test_under_torchrun_one_report_for_all_ranks(hosts):
     options = ("--nnodes=2", "--nproc-per-node=2", "--master-addr=dd0", f"--master-port={free_port()}")
     processes = [
@@ -123,7 +106,7 @@ def test_under_torchrun_one_report_for_all_ranks(hosts):
 
 
 def test_where_the_own_port_is_closed_the_nodes_meet_by_the_store(hosts):
-    with filtered(hosts, 0, f"tcp dport {OWN_PORT} drop"):
+    with hosts.filtered(0, f"tcp dport {OWN_PORT} drop"):
         (report, status), (second, second_status) = meet(hosts, by_number(2, port=PORT))
 
     healthy(report)
@@ -132,7 +115,7 @@ def test_where_the_own_port_is_closed_the_nodes_meet_by_the_store(hosts):
 
 
 def test_where_both_ports_are_closed_the_nodes_meet_by_a_shared_folder(hosts, tmp_path):
-    with filtered(hosts, 0, f"tcp dport {{ {PORT}, {OWN_PORT} }} drop"):
+    with hosts.filtered(0, f"tcp dport {{ {PORT}, {OWN_PORT} }} drop"):
         (report, status), _ = meet(hosts, by_number(2, port=PORT, more=("--report-dir", tmp_path)))
 
     assert ways(report) == ["own port", "folder"]
@@ -143,7 +126,7 @@ def test_where_both_ports_are_closed_the_nodes_meet_by_a_shared_folder(hosts, tm
 
 
 def test_where_there_is_no_way_each_node_reports_what_it_saw(hosts):
-    with filtered(hosts, 0, f"tcp dport {{ {PORT}, {OWN_PORT} }} drop"):
+    with hosts.filtered(0, f"tcp dport {{ {PORT}, {OWN_PORT} }} drop"):
         (first, _), (second, status) = meet(hosts, by_number(2, port=PORT), wait=QUICK)
 
     verdict(first, "rank-set")
@@ -309,7 +292,7 @@ def black_hole(hosts: Hosts, number: int) -> Iterator[None]:
     for other in others:
         hosts.ip(other, "link", "set", "eth0", "gso_max_segs", "1")
     try:
-        with filtered(hosts, number, "ip length > 1400 drop"):
+        with hosts.filtered(number, "ip length > 1400 drop"):
             yield
     finally:
         for other in others:
@@ -317,7 +300,7 @@ def black_hole(hosts: Hosts, number: int) -> Iterator[None]:
 
 
 def on(number: int, *rules: str) -> Callable[[Hosts], Any]:
-    return lambda hosts: filtered(hosts, number, *rules)
+    return lambda hosts: hosts.filtered(number, *rules)
 
 
 CASES = {
@@ -371,8 +354,8 @@ def test_hosts_that_are_well_in_an_unusual_way(hosts):
         small_mtu(hosts),
         limited(hosts, 0, "200mbit"),
         limited(hosts, 1, "200mbit"),
-        filtered(hosts, 0, *opened, policy="drop"),
-        filtered(hosts, 1, *opened, policy="drop"),
+        hosts.filtered(0, *opened, policy="drop"),
+        hosts.filtered(1, *opened, policy="drop"),
     ):
         started = [start(hosts, n, *VERB, *own, **variables) for n, own in enumerate(by_number(2, port=PORT))]
         (report, status), (_, second_status) = [finish(process) for process in started]
