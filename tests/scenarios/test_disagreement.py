@@ -4,21 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.running import PATIENT, marked_lines, run
+from tests.scenarios.running import PATIENT, marked_lines, numbers, rows_of, run
 
 pytestmark = [pytest.mark.usefixtures("preloaded_python"), pytest.mark.kept]
 
 SEEDED = {
-    "mismatch_shifted": (2, "OFF", "mismatch", [0], "called all_reduce"),
-    "mismatch_uneven": (3, "DETAIL", "mismatch", [2], "is in barrier"),
-    "mismatch_lone": (3, "OFF", "mismatch", [0], "but ranks 1 and 2 did not call it"),
-    "mismatch_skipped": (2, "DETAIL", "mismatch", [1], "skipped backward (disagree.py:{line})"),
-    "mismatch_helper": (3, "OFF", "mismatch", [1], "left the loop (disagree.py:{line}) before the others"),
-    "mismatch_autograd": (3, "OFF", "mismatch", [1], "skipped all_reduce (disagree.py:{line})"),
-    "model_frozen": (3, "OFF", "model-differs", [1], "requires_grad=False"),
-    "deadlock_groups": (3, "DETAIL", "deadlock", [0, 1], "of the group of ranks 0 and 1 for rank 0"),
-    "deadlock_message": (2, "OFF", "deadlock", [0, 1], "is waiting in recv for rank 0"),
-    "deadlock_receive": (4, "OFF", "deadlock", [0, 1, 2], "is waiting in recv for rank 2"),
+    job: (int(ranks), level, kind, list(numbers(blamed)), said)
+    for job, ranks, level, kind, blamed, said in rows_of("disagree")
 }
 
 

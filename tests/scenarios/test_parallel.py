@@ -8,21 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.running import PATIENT, check_finished, marked_lines, run
+from tests.scenarios.running import PATIENT, check_finished, marked_lines, rows_of, run
 
 pytestmark = [pytest.mark.usefixtures("preloaded_python"), pytest.mark.kept]
 TRAINED = ("fsdp2", "hybrid", "fsdp_tensor", "fsdp1", "tensor", "zero")
 """Those with an optimizer, which makes four steps."""
 KINDS = (*TRAINED, "dtensor", "functions", "compiled", "pipeline", "saved")
-FAULTS = (
-    ("fsdp2", "early-exit", 2, "OFF", "in fully_shard (all_gather_into_tensor)"),
-    ("hybrid", "stuck", 4, "DETAIL", "in the shard group (ranks 2 and 3) for rank 3"),
-    ("fsdp_tensor", "stuck", 4, "OFF", "in the dp group (ranks 1 and 3) for rank 3"),
-    ("tensor", "stuck", 2, "OFF", "in DTensor (all_reduce)"),
-    ("pipeline", "crash", 2, "OFF", "torch raised RuntimeError because of this error"),
-    ("pipeline", "stuck", 4, "DETAIL", "in schedule.step (irecv) of float32[1, 8] from rank 2"),
-    ("saved", "crash", 2, "DETAIL", "torch raised CheckpointException because of this error"),
-)
+FAULTS = [(kind, fault, int(ranks), level, seen) for kind, fault, ranks, level, seen in rows_of("parallel")]
 
 
 @pytest.mark.parametrize(("kind", "fault", "ranks", "level", "seen"), FAULTS)
