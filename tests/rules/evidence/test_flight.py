@@ -8,78 +8,29 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from ddpdoctor.model.evidence import MOST_RANKS, Operation
+from ddpdoctor.model.evidence import Operation
 from ddpdoctor.model.exit_status import report_status
 from ddpdoctor.model.findings import Outcome, Severity
-from ddpdoctor.rules.evidence.calls import members_of
 from ddpdoctor.rules.evidence.flight import find_circle
 from tests.evidence_texts import interleaved, watchdog, work
-from tests.flight_dumps import VERSIONS, Recorder, S, recorders
+from tests.flight_dumps import Recorder, S, recorders
 from tests.golden import table
 from tests.rules.evidence.truths import ABSENT, Truth, analyzed, hold
-
-OF_ALL = "collect|~/.cache/torch|nccl_trace_rank"
 
 
 def files_of(bodies, name="nccl_trace_rank_{}", protocol=2):
     return {name.format(rank): pickle.dumps(body, protocol) for rank, body in enumerate(bodies)}
 
 
-def behind(world=4, late=2, ops=20, state="started"):
+def behind(world=4, late=2, ops=20):
     """All ranks make a number of all_reduces; then all but one wait in a reduce_scatter."""
     found = recorders(world)
     for one in found:
         for _ in range(ops):
             one.call()
         if one.rank != late:
-            one.call("_reduce_scatter_base", (4096,), out=(1024,), state=state, line=77)
+            one.call("_reduce_scatter_base", (4096,), out=(1024,), state="started", line=77)
     return found
-
-
-@pytest.mark.parametrize("state", ["started", "scheduled"])
-@pytest.mark.parametrize("version", VERSIONS)
-def test_the_rank_that_did_not_make_the_call_is_behind(tmp_path, version, state):
-    files = files_of([one.body(version) for one in behind(state=state)])
-    says = (r"reduce_scatter_tensor #21 of default_pg", r"train.py:77", r"rank 2 made all_reduce #20")
-    hold(tmp_path, files, Truth(kinds=("stuck",), ranks=(2,), says=says, confidence=("medium",)))
-
-
-@pytest.mark.parametrize("kind", ["json", "gloo", "torchcomms"])
-def test_so_in_the_dumps_of_other_writers(tmp_path, kind):
-    bodies = [getattr(one, kind)() for one in behind(world=3, late=1, state="scheduled")]
-    if kind == "json":
-        files = {f"fr_trace_json_{rank}.txt": json.dumps(body) for rank, body in enumerate(bodies)}
-    else:
-        files = files_of(bodies, "comm_lib_trace_rank_{}", 4)
-    hold(tmp_path, files, Truth(kinds=("stuck",), ranks=(1,), says=("reduce_scatter_tensor",)))
-
-
-def test_a_dump_of_a_rank_that_made_nothing_yet(tmp_path):
-    found = recorders(3)
-    for one in found[:2]:
-        one.call(state="scheduled")
-    hold(tmp_path, files_of([one.body() for one in found]), Truth(kinds=ABSENT, ranks=(2,), says=("made no call",)))
-    json_files = {f"rank{one.rank}.json": json.dumps(one.json()) for one in found}
-    hold(tmp_path / "json", json_files, Truth(kinds=ABSENT, ranks=(2,)))
-
-
-def test_the_dump_of_the_rank_that_is_waited_for_lacks(tmp_path):
-    """It may be dead, on another disk, or not given: its absence is no proof."""
-    files = files_of([one.body() for one in behind()])
-    del files["nccl_trace_rank_2"]
-    hold(tmp_path, files, Truth(collect=("rank 2", OF_ALL)))
-
-
-def test_one_dump_of_many_says_who_waits_and_not_for_whom(tmp_path):
-    files = {"nccl_trace_rank_3": pickle.dumps(behind(world=8)[3].body(), 2)}
-    hold(tmp_path, files, Truth(collect=("ranks 0-2, 4-7", OF_ALL)))
-
-
-def test_a_dump_that_is_cut_off_is_read_up_to_the_cut(tmp_path):
-    """The last entries of rank 0 lack, so it may look behind: rank 2 is, for it has a whole dump."""
-    files = files_of([one.body() for one in behind()])
-    files["nccl_trace_rank_1"] = files["nccl_trace_rank_1"][:-2000]
-    hold(tmp_path, files, Truth(kinds=ABSENT, ranks=(2,), mentions=("cut off",)))
 
 
 CAME_LATE = Truth(
@@ -113,20 +64,6 @@ def test_a_rank_that_came_after_the_limit_waits_in_a_later_call(tmp_path, late_s
         else:
             one.call(state="scheduled", line=77)
     hold(tmp_path, files_of([one.body(version) for one in found]), truth)
-
-
-def test_rings_that_begin_at_different_numbers_are_compared_where_they_overlap(tmp_path):
-    found = recorders(4, {"1/tp": [0, 2], "2/tp": [1, 3]})
-    for one in found:
-        group = "1/tp" if one.rank % 2 == 0 else "2/tp"
-        for number in range(300):
-            one.call()
-            for _ in range(number % 5 if one.rank % 2 else 1):
-                one.call("_all_gather_base", (8,), out=(16,), group=group)
-        if one.rank != 3:
-            one.call(line=81, state="scheduled")
-    truth = Truth(kinds=ABSENT, ranks=(3,), says=("#301",))
-    hold(tmp_path, files_of([one.body(ring=200) for one in found]), truth)
 
 
 def test_groups_of_one_name_with_other_members_are_not_compared(tmp_path):
@@ -189,50 +126,11 @@ def test_a_hostile_dump_runs_nothing(tmp_path):
     assert not victim.exists()
 
 
-@pytest.mark.parametrize(
-    "prefix", ["fr_{}", "comm_lib_trace_rank_{}", "dump{}.pkl", "rank_{}/trace", "nccl.r{}.pickle"]
-)
-def test_the_rank_is_in_the_name_of_the_file(tmp_path, prefix):
-    hold(tmp_path, files_of([one.body() for one in behind()], prefix), Truth(kinds=ABSENT, ranks=(2,)))
-
-
-def test_a_pipeline_waits_for_the_stage_that_waits_for_nobody(tmp_path):
-    """Stage 2 is stuck: stage 3 waits for its activations, stage 1 for its gradients, and stage 0 for those of stage 1."""
-    found = recorders(4)
-    for batch in range(3):
-        for one in found[:-1]:
-            last = batch == 2 and one.rank == 2
-            if not last:
-                one.transfer("send", one.rank + 1)
-                if not (batch == 2 and one.rank == 1):
-                    found[one.rank + 1].transfer("recv", one.rank)
-    found[2].transfer("recv", 1)
-    found[3].transfer("recv", 2, state="started", line=61)
-    found[1].transfer("recv", 2, state="started", line=65)
-    found[0].transfer("recv", 1, state="started", line=65)
-    hold(tmp_path, files_of([one.body() for one in found]), Truth(kinds=ABSENT, ranks=(2,), says=("recv",)))
-
-
-def test_rings_of_torchcomms_are_compared_from_the_last_completed_call(tmp_path):
-    """One counter serves all groups, so that a full ring holds another part of each group on each rank."""
-    found = recorders(4, {"1/tp": [0, 1], "2/tp": [2, 3]})
-    for one in found:
-        group = "1/tp" if one.rank < 2 else "2/tp"
-        for step in range(60):
-            one.call()
-            for _ in range(1 + (step + one.rank) % 2 if one.rank > 1 else 1):
-                one.call(group=group)
-        if one.rank != 2:
-            one.call(size=(9,), state="started")
-    bodies = [one.torchcomms() for one in found]
-    for body in bodies:
-        body["entries"] = body["entries"][-50:]
-    truth = Truth(kinds=ABSENT, ranks=(2,), says=("all_reduce of ncclx",))
-    hold(tmp_path, files_of(bodies), truth)
-
-
-def test_a_damaged_size_costs_little_memory():
-    assert len(members_of({0: 0, 1: 1}, None, MOST_RANKS + 5)) == MOST_RANKS
+def test_a_dump_that_is_cut_off_is_read_up_to_the_cut(tmp_path):
+    """The last entries of rank 1 lack, so it may look behind: rank 2 is, for it has a whole dump."""
+    files = files_of([one.body() for one in behind()])
+    files["nccl_trace_rank_1"] = files["nccl_trace_rank_1"][:-2000]
+    hold(tmp_path, files, Truth(kinds=ABSENT, ranks=(2,), mentions=("cut off",)))
 
 
 def bucket_and_barrier() -> dict[str, str | bytes]:
@@ -272,16 +170,35 @@ def test_each_side_is_named_once_and_by_what_made_it(tmp_path, given):
     assert "they differ in: operation" in report.verdict.evidence
 
 
-def calls(world, *made, groups=None, backend=None):
+def calls(
+    world,
+    *made,
+    groups=None,
+    backend=None,
+    form="body",
+    name="nccl_trace_rank_{}",
+    given=None,
+    ring=2000,
+    version=None,
+):
     """Analyze the dumps of ranks that made these calls, each on the ranks before it: (ranks, name, arguments)."""
     found = recorders(world, groups)
     for one in found:
         one.backend = backend or one.backend
-        for ranks, name, args, more in made:
+        for ranks, act, args, more in made:
             if one.rank in ranks:
-                getattr(one, name)(*args, **more)
+                getattr(one, act)(*args, **more)
+    bodies = [one.body(version) if version else getattr(one, form)() for one in found]
+    for one in bodies:
+        if "entries" in one:
+            one["entries"] = one["entries"][-ring:]
+    if form == "json":
+        files = {name.format(rank): json.dumps(body).encode() for rank, body in enumerate(bodies)}
+    else:
+        files = files_of(bodies, name, 2 if form == "body" else 4)
+    files = {file: files[file] for rank, file in enumerate(files) if given is None or rank in given}
     with TemporaryDirectory() as folder:
-        report = analyzed(Path(folder), files_of([one.body() for one in found]))
+        report = analyzed(Path(folder), files)
     texts = [tuple(text.removeprefix(f"{folder}/evidence/") for text in one.evidence) for one in report.findings]
     findings = tuple(replace(one, evidence=text) for one, text in zip(report.findings, texts, strict=True))
     return replace(report, findings=findings)
@@ -306,4 +223,4 @@ def status(report):
     return "; ".join((report_status(report, Severity.ERROR).name, *(() if report.verdict else unknown)))
 
 
-test_rows = table("flight", globals(), head=status)
+test_rows = table("flight", "ddpdoctor.rules.evidence.calls ddpdoctor.model.evidence", globals(), head=status)
