@@ -82,21 +82,6 @@ def parse(path):
     return ast.parse(path.read_text())
 
 
-def imports_at_start(tree):
-    """Yield the absolute names of modules that are imported when the file is, TYPE_CHECKING blocks left out."""
-    waiting: list[ast.AST] = [tree]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            yield node.module
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            waiting.extend(node.orelse)
-        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            waiting.extend(ast.iter_child_nodes(node))
-
-
 def all_imports(tree):
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -107,15 +92,6 @@ def all_imports(tree):
 
 def packages(names):
     return {name.partition(".")[0] for name in names}
-
-
-def test_finds_an_import_at_start_and_not_one_in_a_function():
-    tree = ast.parse(
-        "import a\nfrom . import b\nif TYPE_CHECKING:\n import c\ntry:\n from d.e import f\nexcept X:\n pass\n"
-        "class G:\n import h\n def i(self):\n  import j\n"
-    )
-    assert packages(imports_at_start(tree)) == {"a", "d", "h"}
-    assert packages(all_imports(tree)) == {"a", "c", "d", "h", "j"}
 
 
 def imported_beside(tree):
@@ -131,25 +107,17 @@ def test_what_needs_torch_is_loaded_in_functions():
     assert not [path.name for path in others if imported_beside(parse(path)) & names]
 
 
-def test_heavy_packages_are_imported_in_functions():
-    heavy = {"torch", "psutil", "pynvml", "numpy", "matplotlib"}
-    found = {path: packages(imports_at_start(parse(path))) & heavy for path in FILES}
-    assert {path: names for path, names in found.items() if names} == {path: {"torch"} for path in WITH_TORCH}
-
-
 def test_pynvml_is_imported_in_one_file():
     users = [path for path in FILES if "pynvml" in packages(all_imports(parse(path)))]
     assert len(users) <= 1
 
 
 def test_recorder_needs_the_standard_library_only():
+    """And torch, at which the hooks look when the script has loaded it: ruff holds where that is imported."""
     # The name under which the start-up hook loads the recorder by its path, and the module that it stands in front of.
     known = sys.stdlib_module_names | {"_ddpdoctor_recorder", "sitecustomize"}
-    trees = {path: parse(path) for path in sorted((PACKAGE / "recorder").rglob("*.py"))}
-    at_start = {path: packages(imports_at_start(tree)) - known for path, tree in trees.items()}
-    assert {path: names for path, names in at_start.items() if names} == {path: {"torch"} for path in WITH_TORCH}
-    # The hooks look at torch when the script has loaded it.
-    assert set().union(*(packages(all_imports(tree)) for tree in trees.values())) - known == {"torch"}
+    files = (PACKAGE / "recorder").rglob("*.py")
+    assert set().union(*(packages(all_imports(parse(path))) for path in files)) - known == {"torch"}
 
 
 def imports_by_module():
