@@ -2,13 +2,12 @@
 
 Both run in turn inside one job of two ranks, in the same process group, on the same buffer, with the same number of
 calls, so that a machine's moods meet both. What stands there is our p50 over that of the bare loop, as the median over
-pairs of blocks with its bootstrap interval. Within 1 +- 3 % at 1 MiB and above, 1 +- 5 % below, our loop adds nothing.
+pairs of blocks with its interval of about 95 %. Within 1 +- 3 % at 1 MiB and above, 1 +- 5 % below, ours adds nothing.
 
 Where others use the machine too: `chrt -r 10 python -m tests.bench.allreduce`, which holds them off.
 """
 
 import os
-import random
 import statistics
 import subprocess
 import sys
@@ -16,11 +15,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.bench.pairs import spread
+
 RANKS = 2
 SIZES_BYTES = (2**10, 2**14, 2**18, 2**20, 2**23, 2**26)
 SECONDS_A_BLOCK, CALLS_A_BLOCK = 0.05, 100
 LEAST_PAIRS, MOST_PAIRS, SECONDS_A_SIZE = 150, 800, 30.0
-RESAMPLES = 2000
 
 
 def bare_latency(dist, tensor, calls):
@@ -96,14 +96,6 @@ def compare(group, mode, size_bytes):
     return found, calls
 
 
-def interval(pairs):
-    """Return the median ratio and its 95 % bootstrap interval, over pairs of blocks: local_ranks share their mood."""
-    source = random.Random(0)
-    ratios = [ours / theirs for ours, theirs in pairs]
-    medians = sorted(statistics.median(source.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
-    return statistics.median(ratios), medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES)]
-
-
 def run_rank(rank, sizes, store):
     """Be one of the ranks; rank 0 prints."""
     import torch
@@ -118,7 +110,7 @@ def run_rank(rank, sizes, store):
         for size in sizes:
             pairs, calls = compare(group, mode, size)
             if rank == 0:
-                ratio, low, high = interval(pairs)
+                ratio, low, high = spread([ours / theirs for ours, theirs in pairs])
                 ours, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
                 inside = abs(low - 1) <= allowed(size) and abs(high - 1) <= allowed(size)
                 print(

@@ -9,6 +9,7 @@ run it under ``chrt -r 10``. ``consistency`` takes an hour and a half.
 import argparse
 import compileall
 import contextlib
+import itertools
 import json
 import os
 import statistics
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import ddpdoctor
+from ddpdoctor.attach import session
 from tests.bench.pairs import PAIRS, compare, compare_added, measure, spread
 from tests.scenarios.running import clean_environment, free_port, wait_for
 
@@ -286,7 +288,79 @@ def consistency(asked: Asked) -> None:
         )
 
 
-BENCHES = {one.__name__: one for one in (start, first_line, check_env, step, watch, speed, status, memory, consistency)}
+ATTACHED = """
+import array, os, sys, time, torch, torch.distributed as dist
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, folder = dist.get_rank(), sys.argv[2]
+if sys.argv[1] == "hangs":
+    dist.barrier()
+    open(f"{folder}/at_{rank}", "w").close()
+    if rank == 1:
+        open(f"{folder}/release").read()
+    dist.all_reduce(torch.ones(1))
+else:
+    some, end = torch.randn(256, 256), torch.zeros(1)
+    with open(f"{folder}/at_{rank}", "wb", buffering=0) as steps:
+        while not end:
+            some = torch.nn.functional.normalize(some @ some)
+            end += os.path.exists(f"{folder}/end")
+            dist.all_reduce(end)
+            steps.write(array.array("q", [time.monotonic_ns()]).tobytes())
+dist.destroy_process_group()
+"""
+
+
+@contextlib.contextmanager
+def attached(mode: str, ranks: int) -> Iterator[tuple[Path, Callable[[], tuple[int, int]]]]:
+    """Run a job under torchrun, which must end well; yield its folder, and a look at it, which says when it was."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.mkfifo(folder / "release")
+        (folder / "job.py").write_text(ATTACHED)
+        words = [f"--nproc-per-node={ranks}", f"--master-port={free_port()}", str(folder / "job.py"), mode, name]
+        process = subprocess.Popen([sys.executable, "-m", *TORCHRUN, *words], env=clean_environment())
+
+        def look() -> tuple[int, int]:
+            began = time.monotonic_ns()
+            session.attach(session.Options(pid=process.pid, output=folder))
+            return began, time.monotonic_ns()
+
+        try:
+            wait_for(lambda: len(list(folder.glob("at_*"))) == ranks)
+            yield folder, look
+            if process.wait(100):
+                sys.exit(f"the job that {mode} ended with status {process.returncode}")
+        finally:
+            process.kill()
+
+
+def attach(asked: Asked) -> None:
+    """The time to a saved folder of 8 ranks that hang, and the steps of two while ``attach`` looks, over the others."""
+    with attached("hangs", 8) as (folder, look):
+        began, ended = look()
+        print(f"8 ranks: {(ended - began) / 1e9:.1f} s, of which {session.GAP_S:.0f} s between the looks", flush=True)
+        os.close(os.open(folder / "release", os.O_WRONLY))
+    looked, alone = [], []
+    with attached("moves", 2) as (folder, look):
+        for _ in range(asked.pairs):
+            began, ended = look()
+            time.sleep((ended - began) / 1e9)
+            looked.append((began, ended))
+            alone.append((ended, time.monotonic_ns()))
+        (folder / "end").touch()
+        times = memoryview((folder / "at_0").read_bytes()).cast("q")
+    steps = [
+        [b - a for a, b in itertools.pairwise(times) if any(x <= a and b <= y for x, y in spans)]
+        for spans in (looked, alone)
+    ]
+    for name, mean in (("median", statistics.median), ("mean", statistics.fmean)):
+        print(f"step while looked at / without: {name} {mean(steps[0]) / mean(steps[1]):.3f} ({len(steps[0])} steps)")
+
+
+BENCHES = {
+    one.__name__: one for one in (start, first_line, check_env, step, watch, speed, status, memory, consistency, attach)
+}
 
 
 def main() -> None:

@@ -108,7 +108,7 @@ def test_attempts_leave_one_ring_each_and_no_evidence_of_the_dead(tmp_path: Path
 
 
 def test_loader_workers_leave_nothing_behind(tmp_path: Path) -> None:
-    """Files and memory stay flat over epochs; `python -m tests.bench.workers` does the same with 200 workers."""
+    """Files and memory stay flat over epochs."""
     ran = run("loader_workers", tmp_path, "--debug-level", "OFF", *PATIENT, ranks=1, args=("8", "5"))
     epochs = [[int(field) for field in line.split()] for line in ran.stdout.splitlines()]
     assert len(epochs) == 5, ran.stderr
