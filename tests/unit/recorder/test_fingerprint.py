@@ -436,6 +436,7 @@ for tensors in (large, turned, many):
 """
 
 
+@pytest.mark.full
 def test_it_takes_less_than_a_mebibyte(tmp_path):
     """By torch's own count: what /proc says of a process counts code as well, and in steps of many pages."""
     command = [sys.executable, "-c", SPACE, str(tmp_path / "trace.json")]
