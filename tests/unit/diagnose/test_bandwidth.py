@@ -44,7 +44,7 @@ from ddpdoctor.model.node import Fleet, Limits
 from ddpdoctor.model.reading import Unread
 from ddpdoctor.report.formats import parse_report, render_json
 from ddpdoctor.rules.bandwidth.curves import Baseline
-from tests.golden import Cases, outline
+from tests.golden import Cases, outline, words
 from tests.machines import load_machine, shared_machine
 from tests.nvml import load_nvml
 from tests.rules.bandwidth.build import GIB, H200, MIB, bench, load, log, member, members, row, sweep, upto
@@ -81,53 +81,24 @@ FOUR_RANKS = baseline_of(cpus(sweep({MIB: 1.0}, ranks=4), ranks=4))
 SAVED = baseline_of(cpus(sweep({MIB: 1.0, 2 * MIB: 2.0})))
 NOW = cpus([row(MIB, 1.0), row(2 * MIB, 1.0)])
 EXPECTED = {"expect_gb_s": 400.0}
-REPORTS = {
-    "healthy": (bench(FULL), {"command": ("ddpdoctor", "allreduce-bench", "--api-key", "x")}),
-    "slow": (bench(SLOW), {}),
-    "slow, without the table": (bench(SLOW), {"use_reference": False}),
-    "slow, by what is expected": (bench(SLOW), EXPECTED),
-    "what was demanded cannot be determined": (cpus(NOISY), {"expect_gb_s": 1.0}),
-    "noisy": (cpus(NOISY), {}),
-    "nothing measured": (cpus(), {}),
-    "nothing measured, and something demanded": (cpus(), {"expect_gb_s": 1.0}),
-    "wrong data": (bench(FULL, wrong=(WRONG,)), {}),
-    "wrong data are the verdict before any figure": (bench(SLOW, wrong=(WRONG,)), EXPECTED),
-    "against a saved run": (NOW, {"baseline": SAVED}),
-    "against a saved run, and demanded": (NOW, {"baseline": SAVED, "fail_below": 0.9}),
-    "against one of other ranks": (cpus(sweep({MIB: 1.0})), {"baseline": FOUR_RANKS, "fail_below": 0.9}),
-    "interrupted": (stopped_bench(bench(FULL[:5]), Ending.INTERRUPTED, signal="SIGINT"), EXPECTED),
-    "it hung": (
-        stopped_bench(
-            cpus(ranks=6), Ending.HUNG, position(0, states={"0": "S", "1": "T", "2": "", "3": "S"}),
-            position(4, inside=False, stack=("bench.py:3 main",)),
-            position(5, error="RuntimeError: no route to host", inside=False),
-        ), {},
-    ),
-    "it did not end, whatever is found": (stopped_bench(bench(FULL), Ending.FAILED), {}),
-    # A row of which the count is nothing, as no bench measures it, but a damaged file may hold.
-    "a part that raises": (cpus([replace(row(MIB, 1.0), count=0), row(2 * MIB, 1.0)]), {"model_size": 1000}),
-    "ranks in another order": (replace(bench(FULL), members=tuple(reversed(members(8, 2)))), {}),
-}  # fmt: skip
 
 
-@CASES
-def reports_of_benches():
-    found = {}
-    for name, (made, asked) in REPORTS.items():
-        report = build_report(made, BenchReportOptions(**asked))
-        assert report.started_at <= report.ended_at
-        found[name] = {
-            "status": {level: exit_status(report, level) for level in (*Severity, None)}, "job": report.job,
-            "findings": [f"{one.code} {one.kind}: {one.summary}" for one in report.findings],
-            "verdict": report.verdict and [report.verdict.code, report.verdict.ranks, report.verdict.hosts],
-            "checks": [
-                f"{one.group} {one.code} {one.id} {one.outcome.value}: {one.seen}{one.reason}" for one in report.checks
-            ],
-            "ranks": [[one.rank, one.host, one.state, one.gpu, one.stack] for one in report.ranks],
-            "data": [report.data["hosts"], len(report.data["results"]), report.data["advice"] is None],
-            "command": report.command,
-        }  # fmt: skip
-    return found
+def report_of(text):
+    """Return what the report of a bench says with these options."""
+    made, asked = eval(text)
+    report = build_report(made, BenchReportOptions(**asked))
+    assert report.started_at <= report.ended_at
+    return {
+        "status": {level: exit_status(report, level) for level in (*Severity, None)}, "job": report.job,
+        "findings": [f"{one.code} {one.kind}: {one.summary}" for one in report.findings],
+        "verdict": report.verdict and [report.verdict.code, report.verdict.ranks, report.verdict.hosts],
+        "checks": [
+            f"{one.group} {one.code} {one.id} {one.outcome.value}: {one.seen}{one.reason}" for one in report.checks
+        ],
+        "ranks": [[one.rank, one.host, one.state, one.gpu, one.stack] for one in report.ranks],
+        "data": [report.data["hosts"], len(report.data["results"]), report.data["advice"] is None],
+        "command": report.command,
+    }  # fmt: skip
 
 
 def test_the_report_holds_all_that_was_measured_and_what_follows_and_comes_back_from_json():
@@ -349,99 +320,22 @@ def stopped(*positions, ending=Ending.HUNG, hosts=("node0",) * 3, signal=None, b
 
 IN_RING = (reached(0), reached(1), reached(2))
 WAITS_IN_PYTHON = (OURS, PLUGIN, "/usr/lib/python3.12/threading.py:359 wait")
-HUNG = {
-    "a wrapper of the call holds a rank up": (reached(0), reached(1, stack=(OURS, PLUGIN)), reached(2)),
-    "a wrapper that waits in a library of Python": (reached(0), reached(1, stack=WAITS_IN_PYTHON), reached(2)),
-    "a rank is between calls": (reached(0), between(1), reached(2)),
-    "a rank came to a pause of the others a little later": (
-        reached(0, stale_s=70), between(1, stale_s=45), reached(2, stale_s=70)
-    ),
-    "a rank is stopped": (reached(0, states={"1": "T", "2": "S"}), reached(2, states={"0": "S", "1": "T"})),
-    "the rank that served the store is stopped, and a third could not be asked": (
-        reached(1, states={"0": "T", "2": "S"}),
-    ),
-    "a rank sleeps in the kernel": (reached(0, states={"1": "D"}), reached(2, states={"1": "D"})),
-    "a rank does not answer though it runs": (reached(0, states={"1": "R"}), reached(2)),
-    "all are in the call": IN_RING,
-    "all are in the call, and one waits in a line of ours": (reached(0), reached(1, stack=(OURS,)), reached(2)),
-    "the root of a broadcast is done with it": (
-        reached(0, op="barrier", calls=8), reached(1, op="broadcast"), reached(2, op="broadcast")
-    ),
-    "a pair does not get through, and the third waits for it": (
-        in_pair(0, 0, 1), in_pair(1, 0, 1), reached(2, op="barrier", calls=40, phase="pairs", what="")
-    ),
-    "one of a pair does not come, and the third waits for both": (
-        in_pair(0, 0, 1), between(1, group=(0, 1), calls=2), reached(2, op="barrier", calls=40)
-    ),
-    "a rank is held up before it connects": (connecting(0), starting(1), connecting(2)),
-    "nobody gets further while they connect": (
-        connecting(0), connecting(1), reached(2, phase="connect", inside=False, calls=0, op="", group=())
-    ),
-    "a rank that came to its end is waited for": (reached(0), between(1, phase="end"), reached(2)),
-}  # fmt: skip
 PEER = "RuntimeError: Connection closed by peer [127.0.0.1]:5549"
-FAILED = {
-    "killed, and the others lost their connection": (
-        reached(0, error=PEER, ends={"1": "SIGKILL"}, states={"1": "Z"}), reached(2, error=PEER)
-    ),
-    "gone, and nobody saw how": (reached(0, error=PEER, states={"1": ""}), reached(2, states={"1": ""})),
-    "left with a status": (reached(0, ends={"1": "exit status 3"}, states={"1": "Z"}), reached(2)),
-    "raised by a wrapper, whatever its type": (
-        reached(0), reached(1, error="RuntimeError: no", stack=(OURS, PLUGIN)), reached(2, error=PEER)
-    ),
-    "raised by a call of torch's": (reached(0), reached(1, error="RuntimeError: CUDA error: no memory"), reached(2)),
-    "gave up to connect to one that did not come": (
-        connecting(0, error="StoreError: no message came from rank 1 within 60 s"), starting(1), connecting(2)
-    ),
-    "cannot connect though all have come": (
-        connecting(0), connecting(1, error="StoreError: 10.0.0.1:4000 refuses", stack=(OURS,)), connecting(2)
-    ),
-}  # fmt: skip
 FOUR = tuple(in_pair(rank, rank // 2 * 2, rank // 2 * 2 + 1) for rank in range(4))
 BY_CTRL_C = {"ending": Ending.INTERRUPTED, "signal": "SIGINT"}
-STOPS = {
-    **{name: stopped(*positions) for name, positions in HUNG.items()},
-    **{name: stopped(*positions, ending=Ending.FAILED) for name, positions in FAILED.items()},
-    "it finished": Bench(settings=BenchSettings(), members=(member(0, "node0"),)),
-    "a user ended it": stopped(reached(0, stale_s=5), between(1, stale_s=5), reached(2, stale_s=5), **BY_CTRL_C),
-    "a user ended it, and one lost its peer": stopped(
-        reached(0, stale_s=5, error=PEER), between(1, stale_s=5), reached(2, stale_s=5), **BY_CTRL_C
-    ),
-    "a user ended it, and it hung": stopped(reached(0), between(1), reached(2), **BY_CTRL_C),
-    "all are in the call, on two hosts": stopped(*IN_RING, hosts=("a", "b", "b")),
-    "all are in the call, with NCCL": stopped(*IN_RING, backend="nccl"),
-    "pairs that fail together": stopped(*FOUR, hosts=("node0",) * 4),
-    "a host that is silent": stopped(reached(0, states={}), hosts=("a", "b", "b")),
-}  # fmt: skip
 
 
-FINE = {"it finished", "a user ended it", "a user ended it, and one lost its peer"}
-
-
-@CASES
-def who_is_to_blame_for_the_end_of_a_bench():
-    """Each has one finding, of which every part is known; a bench that ended well, or by its user, has none."""
-    found = {name: stop_findings(one) for name, one in STOPS.items()}
-    assert all(len(findings) == (name not in FINE) for name, findings in found.items())
-    shown = outline(found).replace(str(Path(ddpdoctor.__file__).parent), "ddpdoctor")
+def blamed_for_the_end(row):
+    """Return the one finding, of which every part is known; a bench that ended well, or by its user, has none."""
+    shown = outline(stop_findings(eval(row))).replace(str(Path(ddpdoctor.__file__).parent), "ddpdoctor")
     assert "not known" not in shown
-    assert shown.count(" fix=") == len(found) - len(FINE)
     return shown
 
 
 test_kept = CASES.test()
 
 
-PHRASES = {
-    "in all_reduce": reached(1), "on its way into all_reduce": reached(1, stack=(OURS, PLUGIN)),
-    "between calls, in phase measure": between(1), "finished": between(1, phase="end"),
-    f"raised {PEER}": reached(1, error=PEER), "stopped": reached(0, states={"1": "T"}),
-    "gone": reached(0, states={"1": ""}), "killed by SIGKILL": reached(0, states={"1": "Z"}, ends={"1": "SIGKILL"}),
-    "exit status 3": reached(0, states={"1": "Z"}, ends={"1": "exit status 3"}),
-    "did not answer": reached(0, states={"1": "R"}),
-}  # fmt: skip
-
-
-def test_a_rank_in_one_phrase():
-    for words, one in PHRASES.items():
-        assert describe_rank(1, Stop(ending=Ending.HUNG, phase="measure", positions=(one,))) == words
+test_words = words(
+    __name__, report=report_of, blame=blamed_for_the_end,
+    describe_rank=lambda row: describe_rank(1, Stop(ending=Ending.HUNG, phase="measure", positions=(eval(row),))),
+)  # fmt: skip

@@ -40,11 +40,10 @@ from ddpdoctor.model.launch import Launch, NodeOptions
 from ddpdoctor.model.node import SECTIONS, Clock, Launcher, Node, NodeProcess
 from ddpdoctor.model.reaching import JobSettings, Publication
 from ddpdoctor.model.reading import Unread
-from tests.golden import Cases, words
+from tests.golden import words
 from tests.rules.environment.build import process
 from tests.scenarios.running import free_port
 
-CASES = Cases(__name__)
 OWN = ddpdoctor.__version__
 PLAN = ReadingPlan(sections=frozenset({"clock", "limits"}))
 NO_PLAN = ReadingPlan(sections=frozenset())
@@ -248,32 +247,6 @@ TWO_HOSTS = [facts(3, "b"), facts(0, "a", reads=True), facts(2, "b", reads=True)
 
 
 AHEAD = Clock(synchronized=True, offset_s=0.1)
-SENT = {
-    "two hosts by their lowest ranks": (4, TWO_HOSTS),
-    "ranks that did not answer": (6, TWO_HOSTS),
-    "a host whose reader did not answer keeps its ranks": (4, [one for one in TWO_HOSTS if one.rank != 2]),
-    "two that say they are one rank both stay": (4, [*TWO_HOSTS[:3], facts(0, own_rank=0)]),
-    "the script's rank may be another than the launcher's": (2, [facts(0, reads=True), facts(1, own_rank=0)]),
-    "a rank beyond the world is not missing": (1, [facts(0, reads=True), facts(7)]),
-    "hosts that share a name": (3, [
-        facts(0, "pod", machine="x", reads=True), facts(1, "pod", machine="y", reads=True), facts(2, "b", reads=True),
-    ]),
-    "two containers that share host and network": (4, [
-        facts(rank, container="xxyy"[rank], reads=rank % 2 == 0) for rank in range(4)
-    ]),
-    "tasks that each have mounts of their own": (3, [facts(n, container="xyz"[n], reads=n == 0) for n in range(3)]),
-    "two launchers on one host, of which the first reader's clock counts": (
-        2, [facts(1, reads=True, clock=AHEAD), facts(0, reads=True)]
-    ),
-    "other versions of ddpdoctor": (4, [
-        *TWO_HOSTS[1:3], facts(1, version="9.1"), facts(3, "b", version="9.1")
-    ]),
-}  # fmt: skip
-
-
-@CASES
-def fleets_of_what_was_sent():
-    return {name: seen_of(assemble(launched(world), sent, ["rubbish"])) for name, (world, sent) in SENT.items()}
 
 
 def seen_of(fleet):
@@ -327,46 +300,31 @@ def those(*arrivals, silent=()):
     return Arrivals(arrived=arrived, seen={number: one for number, one in facts.items() if number not in silent})
 
 
-SEATS = {
-    "numbers that they say": ([came(2), came(0), came(1)], {}),
-    "two with the same number": ([came(0), came(1, host="a"), came(1, host="b")], {}),
-    "a number that there is not": ([came(0), came(7)], {"most": 2}),
-    "without numbers the one that judges is first": ([came(None, host="a"), came(None, host="b")], {"judge": 2}),
-    "ranks beside the one that looks belong to its node": ([came(0), came(1), came(1, leads=False, rank=1)], {}),
-    "one is absent": ([came(0, **TWO_OF_3), came(2, **TWO_OF_3)], {"most": 3}),
-    "settings that differ in number": ([came(0), came(1, **TWO_OF_3)], {"most": 2}),
-    "one that said nothing more, of one name": (
-        [came(1, host="same"), came(0, host="same")], {"judge": 2, "silent": (2,)}
-    ),
-}  # fmt: skip
+def seats_of(row):
+    """Return who has which seat of those that came, and the fleet that they make."""
+    arrivals, more = eval(row)
+    judge, most = more.get("judge", 1), more.get("most", 4)
+    arrived = those(*arrivals, silent=more.get("silent", ()))
+    seats, roster = seat_nodes(arrived, judge, most), make_roster(arrived, judge, most)
+    assert decode(SeatList, encode(roster)) == roster
+    fleet = assemble_fleet(arrived, seats, launching())
+    return {
+        "number and arrival": [(seat.number, seat.arrival) for seat in seats],
+        "absent": absent_numbers(arrived, seats), "servers": roster.servers,
+        "roster": [(one.number, one.address) for one in roster.publications],
+        "seats in it": [seat.number for seat in roster.seats],
+        "processes": [(node.host, len(node.processes), getattr(node.names, "reason", "read")) for node in fleet.nodes],
+        "fleet": (fleet.nnodes, fleet.missing),
+    }  # fmt: skip
 
 
-@CASES
-def seats_of_those_that_came():
-    found = {}
-    for name, (arrivals, more) in SEATS.items():
-        judge, most = more.get("judge", 1), more.get("most", 4)
-        arrived = those(*arrivals, silent=more.get("silent", ()))
-        seats, roster = seat_nodes(arrived, judge, most), make_roster(arrived, judge, most)
-        assert decode(SeatList, encode(roster)) == roster
-        fleet = assemble_fleet(arrived, seats, launching())
-        found[name] = {
-            "number and arrival": [(seat.number, seat.arrival) for seat in seats],
-            "absent": absent_numbers(arrived, seats), "servers": roster.servers,
-            "roster": [(one.number, one.address) for one in roster.publications],
-            "seats in it": [seat.number for seat in roster.seats],
-            "processes": [
-                (node.host, len(node.processes), getattr(node.names, "reason", "read")) for node in fleet.nodes
-            ],
-            "fleet": (fleet.nnodes, fleet.missing),
-        }  # fmt: skip
-    return found
-
-
-test_kept = CASES.test()
+def assembled(row):
+    world, sent = eval(row)
+    return seen_of(assemble(launched(world), sent, ["rubbish"]))
 
 
 test_words = words(
     __name__,
+    assemble=assembled, seats=seats_of,
     is_complete=lambda row: is_complete(launching(), eval(row.partition(": ")[2]), float(row.partition(" ")[0])),
-)
+)  # fmt: skip

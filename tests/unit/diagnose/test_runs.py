@@ -36,11 +36,9 @@ from ddpdoctor.model.tuning import RunDifferences
 from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.report.contents import read_content
 from ddpdoctor.report.text.report import render_text
-from tests.golden import Cases
+from tests.golden import words
 from tests.pictures import finding
 from tests.synthetic import FIRST_PID, LINES, STUCK_LINE, Job, reversed_ranks, write_folder, write_hosts
-
-CASES = Cases(__name__)
 
 # Run folders of jobs that never ran: the right verdict out of whole ones, and no traceback out of damaged ones.
 
@@ -318,33 +316,12 @@ def measured(plateau, tensors, delivered):
     )  # fmt: skip
 
 
-PAIRS = {
-    "equal": (job(), job()),
-    "by less than the noise": (job(step_ms=10.0), job(step_ms=10.9)),
-    "the most telling comes first": (
-        job(environment={"NCCL_DEBUG": "INFO"}.items()),
-        job(environment={"NCCL_IB_DISABLE": "1"}.items(), torch="2.12.0", step_ms=30.0, command=("train.py", "--lr=1"),
-            verdict=HUNG),
-    ),
-    "versions": (machine(gpus={"driver": "550.1"}), machine(gpus={"driver": "560.2"})),
-    "limits": (machine(limits={"nofile": 1024}), machine(limits={"nofile": 4096})),
-    "load and pid always differ": (machine(load={"one": 1.0}, pid=1), machine(load={"one": 9.0}, pid=2)),
-    "numbers of GPUs": (machine(gpus=[{"name": "H100"}]), machine(gpus=[{"name": "H100"}] * 2)),
-    "a verdict with other numbers": (job(verdict=HUNG), job(verdict=replace(HUNG, summary="rank 2 is stuck"))),
-    "bandwidth, model and data": (measured(10.0, 8, 100), measured(5.0, 9, 90)),
-    "what one run does not know": (job(), machine()),
-}  # fmt: skip
-
-
-@CASES
-def what_differs_between_two_runs():
-    found = {}
-    for name, (first, second) in PAIRS.items():
-        report = diff_reports(("A", first), ("B", second))
-        facts = decode(RunDifferences, report.data["run_differences"])
-        seen = [(one.topic.value, one.name, one.first, one.second) for one in facts.differences]
-        found[name] = [read_content(report).headline, *seen, "not compared: " + ", ".join(facts.not_compared)]
-    return found
+def differences(row):
+    first, second = eval(row)
+    report = diff_reports(("A", first), ("B", second))
+    facts = decode(RunDifferences, report.data["run_differences"])
+    seen = [(one.topic.value, one.name, one.first, one.second) for one in facts.differences]
+    return [read_content(report).headline, *seen, "not compared: " + ", ".join(facts.not_compared)]
 
 
 # What the failures of a job cost, how far apart they are, and who returns in their verdicts.
@@ -379,70 +356,27 @@ def epochs(before, after):
 
 SAVED_AT_80 = replace(start(epochs={0: 45, 1: 45}), saved_step=80)
 LATE_EPOCHS = start(epochs={7: 30, 8: 30}, first_epoch=0, steps=270)
-STARTS = {
-    "from the last step to the next first step": [start(), STARTED_AGAIN],
-    "a start without a step ends what the one before it cost": [
-        start(), start(began=12, first=None, last=None, ended=13, steps=0), start(began=15, first=17)
-    ],
-    "it finished": [start(status=JobStatus.FINISHED), start(began=12)],
-    "it runs": [start(status=JobStatus.RUNNING), start(began=12)],
-    "it began epoch 2 again": epochs({0: 30, 1: 30, 2: 30}, {2: 5}),
-    "it began from scratch": epochs({0: 30, 1: 30, 2: 30}, {0: 5}),
-    "it was saved at the end of epoch 2": epochs({0: 30, 1: 30, 2: 30}, {3: 5}),
-    "it began at the second of three": epochs({4: 30, 5: 30, 6: 30}, {5: 5}),
-    "all of it, and more of the start before": epochs({4: 30, 5: 30, 6: 30}, {2: 5}),
-    "no sampler has epochs": epochs({}, {}),
-    "the next start made no step": epochs({0: 90}, {}),
-    "only the next one has epochs": epochs({}, {2: 5}),
-    "an epoch before those that are known": [LATE_EPOCHS, start(began=12, epochs={5: 5})],
-    "an epoch of those that are known": [LATE_EPOCHS, start(began=12, epochs={8: 5})],
-    "since the last checkpoint, whatever the epochs say": [SAVED_AT_80, start(began=12, epochs={0: 5})],
-    "saved at the last step": [replace(SAVED_AT_80, saved_step=90), start(began=12)],
-    "no step was made": [start(steps=0, first=None, last=None), start(began=12)],
-}  # fmt: skip
 
 
-@CASES
-def what_failures_cost():
-    return {name: [cost_of(starts, number) for number in range(len(starts) - 1)] for name, starts in STARTS.items()}
+def costs(row):
+    starts = eval(row)
+    return [cost_of(starts, number) for number in range(len(starts) - 1)]
 
 
-WHOLE = {
-    "time between failures is the time that it ran by failures": [
-        start(0, ended=10), start(20, 21, 49, 50), start(60, 61, 69, 70, status=JobStatus.INTERRUPTED),
-        start(80, 81, 99, None, status=JobStatus.RUNNING),
-    ],
-    "no failure": [start(status=JobStatus.FINISHED)],
-    "no time is known": [start(None, None, None, None)],
-}  # fmt: skip
+def returning(row):
+    """Find who returns in the verdicts of starts, of which each has a rank and its host."""
+    lines, _, hosts = row.partition(" | ")
+    ways = {True: JobStatus.INTERRUPTED, False: JobStatus.FAILED}
+    return find_returning([
+        start(blamed=(Blamed(rank=int(rank), host=host),), hosts=1 if hosts else 2, status=ways[bool(ended)])
+        for rank, host, *ended in map(str.split, lines.split(", "))
+    ])  # fmt: skip
 
 
-@CASES
-def histories():
-    found = {name: sum_up(("train.py",), starts, at(100)) for name, starts in WHOLE.items()}
-    return {name: replace(one, starts=()) for name, one in found.items()}
-
-
-BLAMED = {
-    "a rank on one host": ["3 n7", "3 n7", "1 n2"], "a host with other ranks": ["3 n7", "5 n7"],
-    "a rank on other hosts": ["3 n7", "3 n8"], "ranks of the only host": ["0 n7", "1 n7"],
-    "one start was interrupted": ["3 n7", "3 n7 interrupted"],
-}  # fmt: skip
-
-
-@CASES
-def who_returns_in_the_verdicts():
-    found = {}
-    for name, lines in BLAMED.items():
-        starts = [
-            start(
-                blamed=(Blamed(rank=int(rank), host=host),), hosts=1 if "only" in name else 2,
-                status=JobStatus.INTERRUPTED if ended else JobStatus.FAILED,
-            )
-            for rank, host, *ended in map(str.split, lines)
-        ]  # fmt: skip
-        found[name] = find_returning(starts)
-    return found
+test_words = words(
+    __name__, differences=differences, cost=costs,
+    history=lambda row: replace(sum_up(("train.py",), eval(row), at(100)), starts=()), returning=returning,
+)  # fmt: skip
 
 
 def test_starts_of_one_job_have_one_command_line_but_for_what_varies():
@@ -450,6 +384,3 @@ def test_starts_of_one_job_have_one_command_line_but_for_what_varies():
     other = job_key(("/b/ddpdoctor", "wrap", "--report-dir=r2", "--master-port", "2", "train.py", "--lr", "1"))
     assert one == other == ("ddpdoctor", "wrap", "train.py", "--lr", "1")
     assert job_key(("/b/ddpdoctor", "wrap", "train.py", "--lr", "2")) != one
-
-
-test_kept = CASES.test()

@@ -21,7 +21,7 @@ from ddpdoctor.report.text.report import render_text
 from ddpdoctor.rules.engine import pick_verdict
 from ddpdoctor.rules.progress.job_state import build_job_state
 from tests.flight_dumps import recorders, write
-from tests.golden import Cases, outline
+from tests.golden import Cases, outline, words
 from tests.pictures import finding
 from tests.rules.build import (
     LONG_AGO,
@@ -141,45 +141,28 @@ NESTED = (
     ended_call("barrier", seq=7, start=60, end=61, index=4),
 )
 BEFORE = ended_call(seq=5, start=0, end=10)
-TIMELINES = {
-    "a stuck rank and those that wait for it": stuck(),
-    "a collective is a wait until the last rank has come": late_to_a_collective(),
-    "a backward is split where its reduction was waited for": job(
-        with_step(in_user(0, world=2), 4), with_step(in_call(1, started_ns=LONG_AGO + 40 * MS, world=2), 15)
-    ),
-    "a lane ends where its rank failed": failed(),
-    "a rank waits for its device since its last call": waits_for_its_device(),
-    "a killed rank and one that never started": killed_and_never_started(),
-    "it ended well": ended_well(),
-    "the last save": saves(BEFORE, ended_call(seq=6, start=40, end=50)),
-    "a save that has not ended": saves(BEFORE, ended_ms=None),
-    "a save before the calls that are shown": saves(ended_call(seq=600, start=1000, end=1010, index=600)),
-    "asynchronous and nested calls": job(in_user(0, recent_calls=NESTED, world=1), ended=False),
-}  # fmt: skip
 
 
-@CASES
-def timelines_of_jobs():
-    """Times are milliseconds after ``LONG_AGO``, 100 s after the start."""
-    found = {}
-    for name, facts in TIMELINES.items():
-        hangs = name not in {"it ended well", "a lane ends where its rank failed"}
-        seen = timeline_of(facts, finished=name == "it ended well", hung=hangs)
-        lanes = {
-            f"rank {one.rank}{', blamed' * one.blamed}": [
-                *map(" ".join, ((kind, label, str(start), str(end)) for kind, label, start, end in spans(one))),
-                *(
-                    f"whole run: {span.kind.value} to {span.end_ms and round(span.end_ms - 100e3, 3)}"
-                    for span in one.coarse
-                ),
-                *(outline(replace(span, start_ms=0.0, end_ms=0.0)) for span in one.detail[-1:]),
-            ]
-            for one in seen.lanes
-        }
-        times = [round(one / 1e3 - 100, 3) for one in (seen.detail_from_ms, seen.length_ms)]
-        events = [(one.label, one.ranks, one.fault, round(one.at_ms - 100e3, 3)) for one in seen.events]
-        found[name] = {"classes": seen.classes, "detail from, length in s": times, "events": events} | lanes
-    return found
+def timeline_in_words(row):
+    """Return the lanes of a job; times are milliseconds after ``LONG_AGO``, 100 s after the start."""
+    seen = eval(f"timeline_of({row})")
+    lanes = {
+        f"rank {one.rank}{', blamed' * one.blamed}": [
+            *map(" ".join, ((kind, label, str(start), str(end)) for kind, label, start, end in spans(one))),
+            *(
+                f"whole run: {span.kind.value} to {span.end_ms and round(span.end_ms - 100e3, 3)}"
+                for span in one.coarse
+            ),
+            *(outline(replace(span, start_ms=0.0, end_ms=0.0)) for span in one.detail[-1:]),
+        ]
+        for one in seen.lanes
+    }
+    times = [round(one / 1e3 - 100, 3) for one in (seen.detail_from_ms, seen.length_ms)]
+    events = [(one.label, one.ranks, one.fault, round(one.at_ms - 100e3, 3)) for one in seen.events]
+    return {"classes": seen.classes, "detail from, length in s": times, "events": events} | lanes
+
+
+test_words = words(__name__, timeline_of=timeline_in_words)
 
 
 def test_what_a_hung_job_raised_when_it_was_stopped_is_left_out():
