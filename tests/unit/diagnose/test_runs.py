@@ -2,7 +2,6 @@
 
 import json
 import os
-import struct
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -134,16 +133,8 @@ def test_a_report_that_was_removed_is_drawn_with_the_status_of_the_job(
     assert (job.status.value, job.exit_status) == (status, exit_status)
 
 
-def make_version_1(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    struct.pack_into("<I", data, len(ring_layout.MAGIC), 1)
-    path.write_bytes(data)
-
-
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "truncated: 9000 of": lambda path: os.truncate(path, 9000),
-    "ring version 1, this program reads": make_version_1,
-    "not a ring file": lambda path: path.write_bytes(b"PNG" * 9000),
     "its record cannot be read": lambda path: (path.unlink(), path.mkdir()),
 }
 

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import random
-import resource
 import socket
 import struct
 import threading
@@ -173,19 +172,6 @@ def test_members_meet_while_others_attack(attack, token, opened):
 
 
 @pytest.mark.full
-def test_a_thousand_connections_that_prove_nothing(opened):
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < 4000 and (hard == resource.RLIM_INFINITY or hard > 4000):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (4000, hard))
-        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-    served = opened.enter_context(contextlib.closing(Server(0, SECRET, one_host=True, max_peers=500)))
-    attacker = Attacker(served, opened)
-    for _ in range(1000):
-        attacker.connect()
-    meet(served, SECRET)
-    assert len(served.peers) <= 500
-
-
 @pytest.mark.parametrize("token", [SECRET, NO_TOKEN], ids=["token", "no token"])
 def test_where_all_places_are_taken_one_that_is_dropped_may_have_just_sent_its_proof(token, opened):
     """What the selectors' loop died of: one batch of events dropped a peer and then read from it."""

@@ -12,7 +12,6 @@ import sys
 import time
 import weakref
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,11 +29,8 @@ from ddpdoctor.recorder.storage.ring_layout import KeptSteps, is_sampled, parts_
 from ddpdoctor.recorder.storage.ring_reading import parse_group_json, read_ring_file
 from ddpdoctor.recorder.storage.ring_writing import Ring, to_json
 from ddpdoctor.rules.progress.recording import losses_of
-from tests.golden import Cases
+from tests.golden import words
 from tests.scenarios.harmless.alone import make_folder, read_rings, run_recorded
-
-CASES = Cases(__name__)
-test_kept = CASES.test()
 
 # What the recorder keeps is bounded, whatever a script does for however long; what matters always finds room.
 
@@ -684,64 +680,19 @@ TWO, ONE = nccl2(flight_entry(1, **UNTOLD), flight_entry(2, **UNTOLD)), nccl2(fl
 MANY = {"own": {"entries": [flight_entry(at) for at in range(1, 12)]}}
 OF_OLD = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine/trace_"}
 OF_NEW = {"TORCH_FR_BUFFER_SIZE": "50", "TORCH_FR_DUMP_TEMP_FILE": "/mine/trace_"}
-BUILDS = {
-    "NCCL's own is read, and not that of Gloo": (
-        "2.13.0+cu130",
-        {"own": {"entries": [flight_entry(3)]}, "gloo": {"entries": [flight_entry(7, "gloo:all_reduce")]}}, {},
-    ),
-    "nccl2's is read": ("2.15.0+cu132", {"own": {}, "hooked": {"nccl2": NEW}}, {}),
-    # Under DETAIL torch 2.15 retires each call of nccl2 when it is queued. Only devices that are in use are asked.
-    "a device works": ("2.15.0+cu132", TWO, {"idle": [False]}),
-    "devices in use are idle": ("2.15.0+cu132", TWO, {"idle": [True, None, True]}),
-    "one of two devices works": ("2.15.0+cu132", TWO, {"idle": [True, None, False]}),
-    "a call that is not retired": (
-        "2.15.0+cu132", nccl2(flight_entry(1, **UNTOLD), flight_entry(2, "nccl2:all_reduce")), {"idle": [True]}
-    ),
-    "no device is known": ("2.15.0+cu132", ONE, {}),
-    "a device has failed": ("2.15.0+cu132", ONE, {"idle": ["of a device that has failed"]}),
-    "completed": (
-        "2.15.0+cu132", nccl2(flight_entry(1, "nccl2:all_reduce", state="completed", retired=True)), {"idle": [False]}
-    ),
-    "of a group that is gone": (
-        "2.15.0+cu132", nccl2(flight_entry(1, **UNTOLD, process_group=["5", ""])), {"idle": [False]}
-    ),
-    "shared, and empty": ("2.14.1+cu130", {"own": OWN, "shared": {}}, {}),
-    "shared with Gloo": (
-        "2.14.1+cu130",
-        {"own": OWN, "shared": {"entries": [flight_entry(9, "nccl2:broadcast"), flight_entry(8, "gloo:all_reduce")]}},
-        {},
-    ),
-    "the oldest pending survives": ("2.6.0", {"own": {"entries": [flight_entry(at) for at in range(1, 2001)]}}, {}),
-    # torch 2.14 gives the events of what is done to the next call, so that all look pending as long as that one is.
-    "those that wait for their device": ("2.14.1+cu130", MANY, {"TORCH_NCCL_BLOCKING_WAIT": "1"}),
-    "those that do not": ("2.14.1+cu130", MANY, {"TORCH_NCCL_BLOCKING_WAIT": "0"}),
-    "a group that is no more": (
-        "2.6.0", {"own": {"entries": [flight_entry(1, process_group=["5", ""]), flight_entry(2)]}}, {}
-    ),
-    "a build without a recorder": ("2.13.0+cpu", {}, {"nccl": False}),
-    **{f"kernels are timed: {value!r}": ("2.6.0", {}, {"TORCH_NCCL_ENABLE_TIMING": value})
-       for value in ("1", "TRUE", "0", "")},
-    "torch 2.6 gets a buffer, and dumps into the run folder": ("2.6.0+cu124", {}, {}),
-    "later torch gets the names of which it does not warn": ("2.15.0+cu132", {}, {}),
-    "what the user has set stays": ("2.15.0", {}, OF_OLD),
-    "what the user has set stays, in 2.6": ("2.6.0", {}, OF_OLD),
-    "what the user has set stays, by new names": ("2.15.0", {}, OF_NEW),
-    "a child that becomes a rank": ("2.15.0", {}, {"TORCH_FR_DUMP_TEMP_FILE": "/run/folder/evidence/1-1.flight"}),
-}  # fmt: skip
 
 
-@CASES
-def what_is_read_of_each_build_of_torch_and_set_in_it():
-    """Dumps are named by the process, whose number has more than one digit."""
-    with ThreadPoolExecutor(2) as pool:
-        given = [pool.submit(run, version, dumps, **more) for version, dumps, more in BUILDS.values()]
-    found = {}
-    for name, (answer, variables) in zip(BUILDS, (one.result() for one in given), strict=True):
-        assert answer.pop("wall_ns") > answer.pop("at") > 0
-        answer["entries"] = [f"{one['collective_seq_id']} {one['profiling_name']}" for one in answer["entries"]]
-        named = {key: re.sub(r"evidence/(?!1-1\.)\d+-\d+", "evidence/PID", value) for key, value in variables.items()}
-        found[name] = answer, named
-    return found
+def read_of_build(row):
+    """Return what is read of a build and set in it. Dumps are named by the process, of more digits than one."""
+    answer, variables = eval(row)
+    assert answer.pop("wall_ns") > answer.pop("at") > 0
+    answer["entries"] = [f"{one['collective_seq_id']} {one['profiling_name']}" for one in answer["entries"]]
+    return answer | {
+        key: re.sub(r"evidence/(?!1-1\.)\d+-\d+", "evidence/PID", value) for key, value in variables.items()
+    }
+
+
+test_words = words(__name__, build_of_torch=read_of_build)
 
 
 FAILING = [

@@ -17,7 +17,7 @@ from ddpdoctor.recorder.mesh import sharing_in, sharing_of
 from ddpdoctor.recorder.storage import fingerprint_file
 from ddpdoctor.recorder.storage.fingerprint_file import ABSENT, FingerprintFile
 from ddpdoctor.recorder.storage.ring_reading import read_ring_file
-from tests.golden import Cases
+from tests.golden import Cases, words
 from tests.preloaded import preloaded
 from tests.scenarios.harmless.alone import RECORDER, make_folder
 from tests.scenarios.running import clean_environment
@@ -252,23 +252,7 @@ S, R, P = Placement("shard"), Placement("replicate"), Placement("partial")
 NAMES = ("dp", "tp")
 
 
-@pytest.mark.parametrize(
-    ("shape", "names", "placements", "own", "expected"),
-    [
-        pytest.param((4,), None, (S,), 1, None, id="a shard is nobody else's"),
-        pytest.param((4,), None, (R,), 1, ("dim_0", (0, 1, 2, 3)), id="replicated on all"),
-        pytest.param((2, 2), NAMES, (R, S), 3, ("dp", (1, 3)), id="hybrid FSDP: by the replicating dimension"),
-        pytest.param((2, 2), NAMES, (S, R), 2, ("tp", (2, 3)), id="sharded over dp, replicated in tp"),
-        pytest.param((2, 2), NAMES, (R, R), 2, ("dp+tp", (0, 1, 2, 3)), id="replicated in both"),
-        pytest.param((2, 2), NAMES, (S, S), 2, None, id="sharded in both"),
-        pytest.param((4,), None, (P,), 1, None, id="still to be summed up"),
-        pytest.param((2, 2), NAMES, (R, P), 1, None, id="still to be summed up in one dimension"),
-        pytest.param((4, 1), NAMES, (S, R), 1, None, id="a dimension of one rank"),
-        pytest.param((2,), None, (R,), 7, None, id="a rank that is not on the mesh"),
-    ],
-)
-def test_by_placements(shape, names, placements, own, expected):
-    assert sharing_of(Placed(Mesh(shape, own, names), placements)) == expected
+test_words = words(__name__, sharing_of=lambda row: sharing_of(Placed(*eval(row))))
 
 
 def test_plain_parameters_are_held_by_the_whole_mesh():

@@ -24,6 +24,7 @@ from ddpdoctor.recorder.storage import ring_layout, ring_reading
 from ddpdoctor.recorder.storage.ring_writing import Ring
 from ddpdoctor.recorder.tune_switches import LEFT_OUT, MEASURED, MEASURED_IN_LAUNCH, MIB, choose_caps, order_blocks
 from ddpdoctor.recorder.tune_trial import WARM_UP
+from tests.golden import words
 from tests.preloaded import preloaded
 from tests.scenarios.harmless.alone import RECORDER, make_folder, run_recorded
 from tests.scenarios.running import clean_environment, free_port
@@ -69,22 +70,14 @@ OLD = ("broadcast_buffers", "bucket_cap_mb", "find_unused_parameters", "gradient
 NEW = (*OLD, "bucket_cap_mb_list", "forward_sync_buffers")
 
 
-CHANGED = [
-    (OLD, "bucket_cap=524288", {"bucket_cap_mb": 0.5}),
-    (NEW, "bucket_cap=524288", {"bucket_cap_mb": 0.5, "bucket_cap_mb_list": None}),
-    (OLD, "buffers_off", {"broadcast_buffers": False}),
-    (NEW, "buffers_off", {"broadcast_buffers": None, "forward_sync_buffers": False}),
-    (NEW, "static_graph", {"static_graph": True, "find_unused_parameters": False}),
-    (NEW, "find_unused_off", {"find_unused_parameters": False}),
-    (NEW, "gradient_as_bucket_view", {"gradient_as_bucket_view": True}),
-    (NEW, "base", {}), (NEW, "workers=2", {}),
-]  # fmt: skip
-
-
-def test_ddp_gets_the_setting_also_by_its_place_and_keeps_the_other_arguments():
+def given_with(row):
+    """Return what DDP's constructor is given under a setting, of torch's old arguments or its new ones."""
+    names, setting = row.split()
     script = {"broadcast_buffers": True, "bucket_cap_mb": 10, "find_unused_parameters": True}
-    for names, setting, changed in CHANGED:
-        assert given_to(ddp_class(names), setting, **script) == {**dict.fromkeys(names), **script, **changed}
+    return given_to(ddp_class({"OLD": OLD, "NEW": NEW}[names]), setting, **script)
+
+
+def test_ddp_gets_the_setting_also_by_its_place():
     kind = ddp_class(OLD)
     tune_switches.patch_ddp(kind, "buffers_off")
     given = kind("module", "broadcast", 10).given
@@ -144,16 +137,9 @@ def config(backend):
 
 
 C10D = SimpleNamespace(Backend=Backend, BackendConfig=config)
-USED = [
-    ("gloo", None, {"gloo"}), ("GLOO", CUDA, {"gloo"}), ("nccl", None, {"nccl"}), ("nccl2", None, {"nccl2"}),
-    ("cpu:gloo,cuda:nccl", None, {"gloo", "nccl"}), ("cpu:gloo, cuda:gloo", None, {"gloo"}), (None, CUDA, {"nccl"}),
-    (None, CPU, {"gloo"}), (None, SimpleNamespace(type="unknown"), {"nccl"}), (None, None, {"nccl"}),
-    ("undefined", CPU, {"nccl"}),
-]  # fmt: skip
 
 
-def test_the_backends_are_those_that_torch_will_use():
-    assert [backends_of(C10D, backend, device) for backend, device, _ in USED] == [used for *_, used in USED]
+test_words = words(__name__, ddp_gets=given_with, backends_of=lambda row: sorted(backends_of(*eval(row))))
 
 
 SCRIPT = """
