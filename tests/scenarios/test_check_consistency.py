@@ -80,17 +80,6 @@ def test_models_that_differ_are_named_and_ddp_is_not_tried():
     assert report["data"]["trial"]["consistency"] is None
 
 
-def test_a_loss_times_the_world_size_and_batchnorm_are_recognized_by_one_process():
-    status, report, stderr = check(
-        2, "--model", "consistency_models:with_batchnorm", "--batch", "consistency_models:make_batch", "--step",
-        "consistency_models:scaled_by_the_world_size", "--steps", "1", "--reference",
-    )  # fmt: skip
-    assert status == 1, stderr
-    assert report["verdict"]["code"] == "DD509"
-    assert "2 times (the world size) the mean over ranks, and so is the loss" in report["verdict"]["summary"]
-    assert outcomes(report)["DD502"] == "passed"
-
-
 def test_a_step_that_fails_on_one_rank_ends_all_with_its_line():
     status, report, stderr = check(
         2, "--model", "consistency_models:healthy", "--batch", "consistency_models:make_batch", "--step",

@@ -60,18 +60,6 @@ def test_a_folder_that_cannot_be_made_is_told_before_the_look(tmp_path):
     assert told.message.startswith(f"no folder can be made in {tmp_path}/file")
 
 
-def test_a_shell_and_a_launcher_above_the_ranks_are_none(tmp_path):
-    """In a step of Slurm, the shell and torchrun have a rank number too: that of the task."""
-    slurm = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NODEID": "0"}
-    with running("plain", tmp_path / "job", **slurm) as job:
-        (found,) = [one for one in find_jobs().jobs if one.identity.slurm_job == "4711"]
-        assert job.ends_well()
-
-    assert [rank.pid for rank in found.ranks] == job.pids
-    assert found.identity.name == "slurm-4711"
-    assert {rank.launcher for rank in found.ranks} == {"torchrun"}
-
-
 def test_the_secrets_of_a_command_are_not_saved(tmp_path):
     secret = "hf_" + "a1B2c3D4" * 4
     with running("plain", tmp_path / "job", "--hf-token", secret) as job:

@@ -120,14 +120,6 @@ def test_a_node_that_is_not_reached_is_named_and_may_hold_the_cause(slurm, hung_
     assert judged(attach(slurm, "--slurm", hung_job.number, "--format", "json"))["verdict"]["ranks"] == [1]
 
 
-def test_a_python_that_no_node_has(slurm, hung_job):
-    done = attach(slurm, "--slurm", hung_job.number, "--python", "/no/python")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "error: none of 2 nodes sent what it saw\n  dd0 and dd1: execve(): /no/python: No such file" in done.stderr
-    assert "--python" in done.stderr
-    assert not list(slurm.folder.glob("ddpdoctor-attach-*/nodes.json.part"))
-
-
 def test_another_users_job(slurm, hung_job):
     as_nobody = ("setpriv", "--reuid=65534", "--clear-groups")
     done = attach(slurm, "--slurm", hung_job.number, before=as_nobody)

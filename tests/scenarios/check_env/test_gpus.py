@@ -46,10 +46,7 @@ def test_structures_come_through_ctypes(driver):
     assert [link.index for link in second.nvlinks if not link.active] == [7]
     assert (first.temperature_c, first.persistence, first.mig_enabled) == (None, None, None)
     assert [(pair.ancestor, pair.p2p) for pair in gpus.pairs] == [("node", "ok")]
-
-
-def test_the_process_that_asks_is_ours(driver):
-    (process,) = ask_nvml(driver).devices[0].processes
+    (process,) = first.processes
     assert (process.pid, process.used_bytes, process.ours) == (os.getpid(), 600 * 2**20, True)
 
 
@@ -59,15 +56,9 @@ def test_a_gpu_that_hangs_is_abandoned_and_named(driver):
     assert gpus.devices[0].uuid.startswith("GPU-0")
 
 
-def test_a_lost_gpu(driver):
+def test_a_lost_gpu_a_library_that_does_not_fit_the_driver_and_one_without_a_driver(driver):
     assert [gpu.error for gpu in ask_nvml(driver, "lost").devices] == [None, "GPU is lost"]
-
-
-def test_a_library_that_does_not_fit_the_driver(driver):
     assert ask_nvml(driver, "mismatch").init_error == "LIB_RM_VERSION_MISMATCH"
-
-
-def test_a_library_without_a_driver(driver):
     with pytest.raises(NotRead) as missing:
         ask_nvml(driver, "unloaded")
     assert missing.value.unread.why is Why.ABSENT

@@ -32,10 +32,6 @@ def wider_on_one_rank():
     return nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, 4))
 
 
-def with_batchnorm():
-    return nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
-
-
 def with_sparse_gradients():
     model = nn.Sequential(nn.Embedding(50, 8, sparse=True), nn.Linear(8, 4))
     return model, torch.optim.SGD(model.parameters(), lr=0.1)

@@ -155,12 +155,3 @@ def test_a_requeue_and_then_the_time_limit(slurm):
     assert "DUE TO TIME LIMIT" in job.said
     assert job.report("restart-1/report.json")["job"]["status"] == "interrupted", job.said
     assert (job.folder / "report.json").read_text() == before
-
-
-def test_a_torchrun_in_each_of_several_tasks_a_node_is_refused(slurm):
-    with submitted(slurm, BY_TORCHRUN, "--ntasks-per-node=2", "--nodes=1", job="endless") as job:
-        job.end()
-    assert "this Slurm step has 2 tasks on one node, and --nproc-per-node makes each of them start torchrun" in job.said
-    assert "srun --ntasks-per-node=1 ddpdoctor wrap" in job.said
-    assert "Exited with exit code 2" in job.said
-    assert not job.folder.exists()
