@@ -6,8 +6,6 @@ stood in for. ProcessGroupNCCL, which is "nccl" in 2.6 and 2.13, needs a GPU: it
 
 from dataclasses import dataclass, replace
 
-import pytest
-
 from ddpdoctor.collect.rank_calls import device_times, noted_times, pending_on_device, read_flight
 from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model.call_log import pack_calls
@@ -213,25 +211,6 @@ def test_what_a_rank_noted_before_it_ended_its_groups_is_read_and_damage_passed_
     assert noted_times([]) == noted_times([{"k": "device_times", "rows": None}]) == ()
 
 
-@pytest.mark.parametrize("members", [(0, 1, 2), ()], ids=["running", "ended: members of groups are not known"])
-@pytest.mark.parametrize("build", TIMED)
-@pytest.mark.parametrize(
-    ("durations_ms", "count", "late"),
-    [
-        ((90.0, 0.5, 91.0), 120, (1,)),
-        ((90.0, 88.0, 91.0), 120, ()),
-        ((9.0, 0.5, 9.1), 120, ()),
-        ((0.5, 0.6, 91.0), 120, ()),
-        ((90.0, 0.5, 91.0), 60, ()),
-    ],
-)
-def test_the_rank_with_the_shortest_kernels_came_last(build, durations_ms, count, late, members):
-    found = paced(BUILDS[build], durations_ms, count, members)
-    assert [(f.kind, f.ranks, f.severity.value) for f in judge(found).findings] == [
-        ("straggler", late, "warning") for _ in late[:1]
-    ]  # fmt: skip
-
-
 def slow_kernel(b):
     return [moving(waits(b, n, ahead=150, reported="scheduled")) for n in range(3)]
 
@@ -285,6 +264,14 @@ def of_every_build(make):
         found = [(f.kind, f.ranks, f.confidence.value, f.summary) for f in judge(job(*make(one))).findings]
         told.setdefault(outline(found), []).append(name)
     return [f"{', '.join(names)}: {found}" for found, names in told.items()]
+
+
+def came_last(durations_ms, count):
+    """Return what is found over builds that time kernels, of groups that run and of those that ended."""
+    judged = [judge(paced(BUILDS[one], durations_ms, count, members)) for one in TIMED for members in ((0, 1, 2), ())]
+    found = [[(f.severity.value, f.kind, f.ranks) for f in one.findings] for one in judged]
+    assert found == found[:1] * 4
+    return found[0]
 
 
 test_rows = table("flight_verdicts", "ddpdoctor.rules.evidence.calls", vars(build), globals(), head=build.sureness)

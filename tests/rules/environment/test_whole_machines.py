@@ -15,7 +15,7 @@ from ddpdoctor.model.node import SECTIONS, Fleet, release
 from ddpdoctor.model.reading import NOT_ASKED
 from ddpdoctor.rules.registry import rules_of
 from tests.golden import table
-from tests.machines import load_machine, shared_machine
+from tests.machines import shared_machine
 from tests.nvml import load_nvml
 from tests.rules.environment.build import fleet, judge_fleet, process
 
@@ -74,8 +74,9 @@ FILES = ("versions", "torch_versions", "drivers", "limits", "memory", "shm", "pr
 PLAN = ReadingPlan(sections=frozenset({"software", "torch", "limits", "clock"}))
 
 
-def reported(machine, **variables):
+def reported(name, *states, **variables):
     """Return the kinds and severities of what the rules of versions, limits and clocks find on a recorded machine."""
+    machine = shared_machine(name, *states)
     ranks = [process(variables and 0, cpus=machine.calls.cpus(), **variables)]
     node = read_node(machine, PLAN, tuple(ranks))
     rules = [
@@ -85,29 +86,7 @@ def reported(machine, **variables):
     ]
     judged = judge_fleet(fleet(node), rules)
     assert not [check for check in judged.checks if check.outcome.value in {"crashed", "inconclusive"}]
-    return {finding.kind: finding.severity.value for finding in judged.findings}
-
-
-@pytest.mark.parametrize(
-    ("name", "states", "findings"),
-    [
-        ("nvlink8", (), {}),
-        ("roce8", (), {}),
-        ("workstation2", (), {"nofile": "warning"}),
-        ("container-nogpu", (), {"shm": "warning"}),
-        ("container-nogpu", ("limited",), dict.fromkeys(["shm", "cpu-quota", "mem-limit", "nproc-pids"], "warning")),
-        ("container-nogpu", ("small",), {**dict.fromkeys(["nofile", "nproc-pids", "disk"], "warning"), "shm": "error"}),
-        ("nvlink8", ("driver-mismatch",), {"driver-lib-mismatch": "error"}),
-    ],
-)  # fmt: skip
-def test_what_is_said_of_a_machine(name, states, findings, tmp_path):
-    assert reported(load_machine(name, tmp_path, *states)) == findings
-
-
-def test_a_large_job_on_a_small_container(tmp_path):
-    job = {"RANK": "0", "WORLD_SIZE": "1024", "LOCAL_WORLD_SIZE": "8", "OMP_NUM_THREADS": "1"}
-    findings = reported(load_machine("container-nogpu", tmp_path, "small"), **job)
-    assert (findings["nofile"], findings["somaxconn"]) == ("error", "warning")
+    return [f"{one.severity.value} {one.kind}" for one in judged.findings]
 
 
 test_rows = table("whole_machines", "ddpdoctor.rules.environment.versions", globals())
