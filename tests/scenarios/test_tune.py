@@ -214,14 +214,6 @@ def test_a_setting_under_which_the_job_fails_costs_that_setting_only(tmp_path: P
 
 
 @pytest.mark.nightly
-def test_a_healthy_job_is_not_restarted(tmp_path: Path) -> None:
-    ran = tune(tmp_path / "run", *PATIENT, args=("healthy",))
-    assert ran.status == 0, ran.stderr
-    assert launches_of(ran.folder) == []
-    assert "by restarts" not in ran.stderr
-
-
-@pytest.mark.nightly
 def test_ctrl_c_between_two_launches_leaves_no_process_and_starts_none(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = start(folder, *PATIENT, "--only", "buffers_off", args=("compiled", str(tmp_path / "model.pt")))

@@ -20,12 +20,12 @@ from tests.scenarios.running import JOBS, clean_environment, free_port, python, 
 
 SCRIPT = JOBS / "attached.py"
 ROOT = Path(__file__).parents[3]
-ELSEWHERE = """
+AS_NOBODY = """
 import pathlib
 from ddpdoctor.attach import session
 from ddpdoctor.model.errors import UserError
-import ipaddress, pwd, ddpdoctor.model.words, ddpdoctor.model.launch
-{before}
+import ipaddress, os, pwd, ddpdoctor.model.words, ddpdoctor.model.launch
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
 options = session.Options(pid={pid}, output=pathlib.Path({output!r}), gap_s={gap_s})
 try:
     print(session.attach(options).folder)
@@ -51,9 +51,9 @@ class Job:
         """Look at this job and at no other of this machine."""
         return attach(Options(**{"pid": self.pids[0], "output": output, "gap_s": GAP_S, **options}))
 
-    def attach_elsewhere(self, output: Path, before: str) -> str:
-        """Look at this job from another Python, which runs ``before`` first. Return the folder, or what is wrong."""
-        code = ELSEWHERE.format(before=before, pid=self.pids[0], output=str(output), gap_s=GAP_S)
+    def attach_as_nobody(self, output: Path) -> str:
+        """Look at this job from a Python that becomes another user. Return the folder, or what is wrong."""
+        code = AS_NOBODY.format(pid=self.pids[0], output=str(output), gap_s=GAP_S)
         done = python("-c", code, PYTHONPATH=str(ROOT))
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
