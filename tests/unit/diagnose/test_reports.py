@@ -76,23 +76,20 @@ def not_read(why):
 
 TWO_NODES, THREE_NODES = fleet(node("a"), node("b")), fleet(node("a"), node("b"), node("c"))
 SMALL = Problem(summary="too small", fix="grow")
-ANSWERS = {
-    "equal problems of several hosts": (TWO_NODES, lambda one: judged([replace(SMALL, evidence=(one.host,))], "4")),
-    "problems with another remedy": (TWO_NODES, lambda one: judged([replace(SMALL, fix=f"grow {one.host}")], "4")),
-    "the worst answer counts": (THREE_NODES, on_b(judged([Problem(summary="bad")], "3"), passed("4"))),
-    "one could not be asked": (TWO_NODES, on_b(skipped("none"), passed("4"))),
-    **{f"not read: {why.value}": (fleet(node()), not_read(why)) for why in Why},
-}  # fmt: skip
+
+
+def answer_of(row):
+    facts, check = eval(row, globals() | {"skipped": skipped, "Why": Why})
+    return engine.judge([rule(check)], engine.fleet_facts(facts))
 
 
 @CASES
 def answers_of_rules():
     """A rule over all nodes is asked once and blames whom it names; one that raises leaves the others."""
-    found = {name: engine.judge([rule(check)], engine.fleet_facts(facts)) for name, (facts, check) in ANSWERS.items()}
     steps = rule(lambda job: judged([replace(SMALL, step=step) for step in job], "2 steps"), about="tuple")
     both = rule(lambda facts: judged([Problem(summary=f"{len(facts.nodes)} differ", hosts=("b",), ranks=(1,))], "two"),
                 about="Fleet")  # fmt: skip
-    return found | {
+    return {
         "equal problems at two steps of a job": engine.judge([steps], {tuple: [(3, 7)]}),
         "one raises": engine.judge([rule(broken), rule(lambda _: passed("well"))], engine.fleet_facts(fleet(node()))),
         "over all nodes": engine.judge([both], engine.fleet_facts(TWO_NODES)),
@@ -164,15 +161,6 @@ def test_the_list_is_a_table_and_a_page_is_printed_as_it_is():
     assert render_page(EXIT) == "DD609 exit-hang (error)\n=======================\n\nThreads [/x].\n"
 
 
-test_words = words(
-    __name__,
-    hide=lambda text: Redactor(["gpu-node7", "gpu-node7.example.org", "localhost", "10.1.2.3"], ["jane"]).text(text),
-    check_codes=lambda codes: check_codes(codes.split(" | ")),
-    find_page=lambda name: find_page(name, PAGES).code,
-    status=status_of,
-)
-
-
 def test_a_whole_report_is_hidden_also_the_hosts_of_ranks_that_did_not_answer():
     own = Lookup(name="n1", addresses=(), error=None, timed_out=False, duration_s=0)
     names = Names(hostname="n1", fqdn="n1.cluster", own=own, master=None, head=None, reverse_s=None)
@@ -207,24 +195,12 @@ def row(number, state="in all_reduce", line=20):
 
 
 WORLD = MOST_CLASSES + 1
-WAITS_OF = {
-    "for the same at one line": (
-        {n: {1} for n in (0, 2, 3)}, {n: row(n) for n in (0, 2, 3)} | {1: row(1, "in the script", 9)}, {1}
-    ),
-    "in a circle": ({0: {1}, 1: {0}}, {0: row(0), 1: row(1)}, {0, 1}),
-    "in a large circle": ({n: {(n + 1) % WORLD} for n in range(WORLD)}, {n: row(n) for n in range(WORLD)}, ()),
-    "for ranks that nobody has seen": ({0: {1, 2}}, {0: row(0)}, {1, 2}),
-    "for none": ({}, {0: row(0)}, ()),
-}  # fmt: skip
 
 
-@CASES
-def waits_by_class():
-    """A circle at one line is not folded, unless it is large; ranks that nobody has seen never started."""
-    return {
-        name: fold_waits({rank: frozenset(those) for rank, those in waits.items()}, rows, frozenset(blamed))
-        for name, (waits, rows, blamed) in WAITS_OF.items()
-    }
+def folded(text):
+    """Fold waits; a circle at one line is not folded, unless it is large; ranks that nobody has seen never started."""
+    waits, rows, blamed = eval(text)
+    return fold_waits({rank: frozenset(those) for rank, those in waits.items()}, rows, frozenset(blamed))
 
 
 test_kept = CASES.test()
@@ -279,14 +255,15 @@ RECEIVE = call("irecv", index=98, peer=1, is_async=True)
 WAITS = call_rank(0, open_calls=(RECEIVE, phase("work_wait", 22, index=99, awaits=98)))
 
 
-STATES = [
-    (FAILED_LATER, NOW, "in backward"), (FAILED_LATER, None, "raised RuntimeError"),
-    (FAILED_LATER, NOW + 2 * S, "raised RuntimeError"), (crashed(0, error(at=NOW + S)), NOW, "raised ValueError"),
-    (crashed(0, error("RuntimeError", in_call="work_wait")), None, "raised RuntimeError in a wait"),
-    (WAITS, None, "in irecv"),
-]  # fmt: skip
+def state_of(row):
+    return rank_row(*eval(row, globals() | {"crashed": crashed})).state
 
 
-@pytest.mark.parametrize(("seen", "stopped_ns", "state"), STATES)
-def test_state(seen, stopped_ns, state):
-    assert rank_row(seen, stopped_ns).state == state
+test_words = words(
+    __name__,
+    hide=lambda text: Redactor(["gpu-node7", "gpu-node7.example.org", "localhost", "10.1.2.3"], ["jane"]).text(text),
+    check_codes=lambda codes: check_codes(codes.split(" | ")),
+    find_page=lambda name: find_page(name, PAGES).code,
+    status=status_of, fold_waits=folded, state=state_of,
+    answer=answer_of,
+)  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ from ddpdoctor.report.contents import read_content
 from ddpdoctor.report.text.report import render_text
 from tests.golden import words
 from tests.pictures import finding
-from tests.synthetic import FIRST_PID, LINES, STUCK_LINE, Job, reversed_ranks, write_folder, write_hosts
+from tests.synthetic import FIRST_PID, Job, write_folder, write_hosts
 
 # Run folders of jobs that never ran: the right verdict out of whole ones, and no traceback out of damaged ones.
 
@@ -51,29 +52,13 @@ def worst(folder: Path) -> Finding:
     return judge_folder(folder).findings[0]
 
 
-LONG = {"world": 4, "steps": 700, "tp": 2}
-"""A history longer than the ring changes nothing."""
-FAULTS = [
-    *(
-        (situation, {"culprit": culprit}, kind, (culprit,), line)
-        for culprit in (0, 3, 15)
-        for situation, kind, line in (
-            ("stuck", "stuck", STUCK_LINE), ("short", "mismatch", LINES["barrier"]), ("crash", "crash", STUCK_LINE)
-        )
-    ),
-    ("deadlock", {}, "deadlock", reversed_ranks(Job(world=16, steps=0, situation="deadlock")), None),
-    ("stuck", LONG, "stuck", (1,), None), ("short", LONG, "mismatch", (1,), None),
-    # Of two ranks the one that departs from a long history.
-    ("short", {"world": 2, "steps": 129, "tp": 0}, "mismatch", (1,), None),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("situation", "more", "kind", "ranks", "line"), FAULTS)
-def test_the_ranks_at_fault_are_found(tmp_path: Path, situation, more, kind, ranks, line) -> None:
-    found = worst(folder_of(tmp_path, situation, **more))
-    assert found.kind == kind
-    assert found.ranks == tuple(ranks) or (kind == "deadlock" and set(ranks) <= set(found.ranks))
-    assert line in {None, found.where[0].line if found.where else 0}
+def fault_of(row):
+    """Return what is found first in the folder of a job, with the ranks and lines at fault."""
+    situation, *more = row.split()
+    with TemporaryDirectory() as folder:
+        options = {name: int(value) for name, value in (word.split("=") for word in more)}
+        found = worst(folder_of(Path(folder), situation, **options))
+    return found.kind, found.ranks, [(place.rank, place.line) for place in found.where[:1]]
 
 
 def test_a_job_that_ended_well_has_no_finding(tmp_path: Path) -> None:
@@ -365,7 +350,7 @@ def returning(row):
 
 
 test_words = words(
-    __name__, differences=differences, cost=costs,
+    __name__, fault=fault_of, differences=differences, cost=costs,
     history=lambda row: replace(sum_up(("train.py",), eval(row), at(100)), starts=()), returning=returning,
 )  # fmt: skip
 

@@ -16,10 +16,8 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from ddpdoctor.exchange.clocks import measure_clocks
-from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.job_store import StoreReader, open_job_store, open_store_reader
-from ddpdoctor.exchange.meeting import HostedMeeting, OverStore, OwnPort, find_meeting, meet
+from ddpdoctor.exchange.meeting import meet
 from ddpdoctor.exchange.reach import FIRST_PAUSE_S, reach, receive
 from ddpdoctor.exchange.server import PROOF_LIMIT_S, REQUEST_LIMIT_S, SPARED_FILES, Server
 from ddpdoctor.exchange.store import MAX_TOTAL_BYTES, MAX_VALUE_BYTES, KeyValues, StoreError
@@ -387,23 +385,6 @@ def test_a_store_that_does_not_answer_is_not_waited_for_without_end(agent):
     with pytest.raises(StoreError, match="the connection to the job's store failed: no answer"):
         ours.get("a")
     os.kill(process.pid, signal.SIGCONT)
-
-
-def test_nodes_meet_by_way_of_the_launchers_store(agent):
-    """Where only the job's own port gets through, everything that nodes say goes over it."""
-    with HostedMeeting(0, b"token", one_host=True) as hosted:
-        hosted.serve_over(opened(agent))
-        blocked = OwnPort(("127.0.0.1",), free_port())
-        found = find_meeting([blocked, OverStore(lambda _: opened(agent))], b"token", 60)
-        Conversation(found.store).send_bytes("pack", bytes(1_000_000))
-        found.store.beat("1", b"step 7")
-        clocks = measure_clocks(found.store)
-
-        assert found.way == "store"
-        assert Conversation(hosted.store()).take_bytes("pack", 60) == bytes(1_000_000)
-        assert hosted.heard()["1"].said == b"step 7"
-        assert abs(clocks.monotonic_ns) <= clocks.error_ns
-        found.store.close()
 
 
 RANK_1 = """

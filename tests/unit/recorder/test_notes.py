@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 import json
 import os
@@ -519,17 +518,6 @@ def test_a_call_that_torch_makes_stands_at_each_line_that_asked_for_it(ring):
     assert [name for name, _ in found[:4]] == ["all_gather_object"] * 2 + ["broadcast_object_list"] * 2
     assert {number for _, number in found[:4]} == {first[1]}
     assert (api, found[-1]) == ("all_gather_object", ("all_gather_object", line + 1))
-
-
-def test_a_kind_goes_with_the_code_that_made_the_call(ring):
-    for number in range(50):
-        names: dict[str, Any] = {}
-        exec(compile("\n" * number + "def f(): call(ring)", "made.py", "exec"), {"call": call, "ring": ring}, names)
-        names["f"]()
-    names.clear()
-    gc.collect()
-    assert not ring.kinds
-    assert [slot.site["l"] for slot in slots(ring) if slot.site] == list(range(1, 51))
 
 
 def test_kinds_are_bounded(ring):
