@@ -9,7 +9,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from ddpdoctor.cli.report import read_run
 from ddpdoctor.diagnose.files import checkpoint_report
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Report, Severity
+from ddpdoctor.report.bandwidth import figure
 from tests.mutations import link_folder, spoil
 
 MOST_SECONDS = 20
@@ -114,11 +115,12 @@ def _show(dice: random.Random, kind: str, path: Path) -> Iterator[str]:
         yield describe("reading", error)
         return
     for name in FORMATS:
-        yield from _show_as(report, name, path)
+        yield from _draw(name, lambda name=name: _text_of(report, name, path))
     if kind == "bench":
-        yield from _compare(path)
+        yield from _draw("--compare", lambda: read_compared(path, 8) and "")
         if dice.random() < PLOT_SHARE:
-            yield from _plot(report, dice.choice([".svg", ".html"]))
+            suffix = dice.choice([".svg", ".html"])
+            yield from _draw(suffix, lambda: figure.render_plot(report, suffix).decode())
 
 
 def _read_checkpoint(path: Path) -> Report:
@@ -128,38 +130,22 @@ def _read_checkpoint(path: Path) -> Report:
     return checkpoint_report(seen, ("ddpdoctor", "check-checkpoint", str(path)), STARTED)
 
 
-def _show_as(report: Report, name: Any, path: Path) -> Iterator[str]:
+def _text_of(report: Report, name: Any, path: Path) -> str:
     stream = io.StringIO()
+    show_report(report, name, stream, path, fail_on=Severity.ERROR)
+    return stream.getvalue()
+
+
+def _draw(name: str, draw: Callable[[], str]) -> Iterator[str]:
+    """Yield what fell as something was drawn, or what is wrong with it. A refusal is an answer."""
     try:
-        show_report(report, name, stream, path, fail_on=Severity.ERROR)
+        drawn = draw()
     except UserError:
         return
     except Exception as error:  # noqa: BLE001 - what is looked for
         yield describe(name, error)
         return
-    yield from check_output(name, stream.getvalue())
-
-
-def _plot(report: Report, suffix: str) -> Iterator[str]:
-    from ddpdoctor.report.bandwidth.figure import render_plot
-
-    try:
-        drawn = render_plot(report, suffix).decode()
-    except UserError:
-        return
-    except Exception as error:  # noqa: BLE001 - what is looked for
-        yield describe(suffix, error)
-        return
-    yield from check_output(suffix, drawn)
-
-
-def _compare(path: Path) -> Iterator[str]:
-    try:
-        read_compared(path, 8)
-    except UserError:
-        return
-    except Exception as error:  # noqa: BLE001 - what is looked for
-        yield describe("--compare", error)
+    yield from check_output(name, drawn)
 
 
 def check_output(name: str, text: str) -> Iterator[str]:
