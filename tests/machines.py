@@ -31,7 +31,7 @@ import socket
 import tempfile
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partialmethod
 from pathlib import Path
 
 from ddpdoctor.collect.system import CommandResult, InterfaceState, System
@@ -57,17 +57,15 @@ class RecordedCalls:
             raise OSError(errno.ENOENT, f"not recorded: {name}")
         return self.answers[name]
 
+    hostname = partialmethod(_answer, "hostname")
+    kernel = partialmethod(_answer, "kernel")
+    fqdn = partialmethod(_answer, "fqdn")
+
     def platform(self):
         return self.answers.get("platform", "linux")
 
-    def hostname(self):
-        return self._answer("hostname")
-
     def home(self):
         return self.answers.get("home", "/root")
-
-    def kernel(self):
-        return self._answer("kernel")
 
     def rlimit(self, name):
         soft, hard = self._answer("rlimit", name).split()
@@ -92,9 +90,6 @@ class RecordedCalls:
 
     def resolve(self, name):
         return tuple(self._answer("resolve", name).split())
-
-    def fqdn(self):
-        return self._answer("fqdn")
 
     def reverse(self, address):
         return self._answer("reverse", address)

@@ -31,36 +31,31 @@ def test_fault(ran: Ran, fault: str, level: str) -> None:
         assert "Duplicate GPU" in str(verdict) or known.means in str(verdict), verdict
 
 
-GONE = {"killed": "killed", "stopped": "stopped", "exit": "exit-hang"}
+GONE = {
+    "killed": ("killed", [1], "remote"), "stopped": ("stopped", [1]), "exit": ("exit-hang", [1]),
+    "missing": ("missing", [2], "at_once"),
+}  # fmt: skip
+"""Kind and ranks, and a way beside those of ``LEVELS``."""
 
 
 @pytest.mark.parametrize(
     ("fault", "how"),
     [
         pytest.param(fault, how, marks=pytest.mark.gpu_job(f"{fault}_{how}"))
-        for fault in GONE
-        for how in (*LEVELS, *(("remote",) if fault == "killed" else ()))
+        for fault, (_, _, *more) in GONE.items()
+        for how in (*LEVELS, *more)
     ],
 )
 def test_gone(ran: Ran, fault: str, how: str) -> None:
     """A rank that is killed or frozen while the other one waits for it on the device, or that a thread keeps from
-    exiting. Its line is the last that was seen.
+    exiting: its line is the last that was seen. Or a third rank, on which the script counts, was not started.
 
-    "remote": NCCL itself reports to the other one that its peer is gone.
+    "remote": NCCL itself reports to the other one that its peer is gone. "at_once": NCCL connects in
+    init_process_group, and not in the first reduction.
     """
+    kind, ranks, *_ = GONE[fault]
     verdict = report_of(ran(f"{fault}_{how}"))["verdict"]
-    assert (verdict["kind"], verdict["ranks"]) == (GONE[fault], [1]), verdict
-
-
-@pytest.mark.parametrize(
-    "how", [pytest.param(how, marks=pytest.mark.gpu_job(f"missing_{how}")) for how in (*LEVELS, "at_once")]
-)
-def test_missing(ran: Ran, how: str) -> None:
-    """The script counts on a third rank, which was not started. "at_once": NCCL connects in init_process_group, and
-    not in the first reduction.
-    """
-    verdict = report_of(ran(f"missing_{how}"))["verdict"]
-    assert (verdict["kind"], verdict["ranks"]) == ("missing", [2]), verdict
+    assert (verdict["kind"], verdict["ranks"]) == (kind, ranks), verdict
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from tests.gpu.test_allreduce_bench import (
     test_event_stream,
 )
 from tests.gpu.test_cost import test_overhead
-from tests.gpu.test_faults import test_abort_at_exit, test_aborted, test_fault, test_gone, test_missing, test_trains
+from tests.gpu.test_faults import test_abort_at_exit, test_aborted, test_fault, test_gone, test_trains
 from tests.gpu.test_hangs import (
     test_blamed,
     test_pending_oldest,
