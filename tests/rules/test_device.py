@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.collect.run_files import read_control_flow
 from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Call, ControlFlow, DeviceState, GroupState, Life
@@ -36,6 +35,7 @@ from tests.rules.build import (
     sample,
     stack,
 )
+from tests.rules.test_turning import read
 
 UNKNOWN, SCHEDULED, STARTED = DeviceState.UNKNOWN, DeviceState.SCHEDULED, DeviceState.STARTED
 LIMIT_S = 600
@@ -109,20 +109,10 @@ def main():
     synchronize()
 """
 REDUCE, CAST = ("all_reduce", {}), ("broadcast", {"peer": 0})
-ONE_TRUTH = {
-    "a call in each branch": ((6, *REDUCE), (8, *CAST), (0, 1), "low", [6, 8]),
-    "a call in each branch, each in one line": ((9, *REDUCE), (10, *CAST), (0, 1), "low", [9, 10]),
-    "a call too many under a condition": ((12, *REDUCE), (13, *CAST), (0,), "medium", [11, 12]),
-    "another size in one line": ((14, *REDUCE), (14, "all_reduce", {"shape": (8,)}), (1,), "medium", [14]),
-}  # fmt: skip
 
 
-@pytest.mark.parametrize("inside", [True, False], ids=["DETAIL stops the host in the call", "the host has gone on"])
-@pytest.mark.parametrize("name", ONE_TRUTH)
-def test_where_the_host_stands_does_not_change_who_is_to_blame(name, inside, tmp_path):
-    *calls, blamed, confidence, where = ONE_TRUTH[name]
-    (tmp_path / "train.py").write_text(BRANCHES)
-    read = read_control_flow(tmp_path / "train.py", float("inf"))
+def branched(inside, *calls):
+    """Judge a job of two ranks in one of these calls each, in which the host stops, or from which it has gone on."""
     ranks = []
     for number, (site, op, more) in enumerate(calls):
         before = made(*["all_reduce"] * 6, site=4)
@@ -134,12 +124,8 @@ def test_where_the_host_stands_does_not_change_who_is_to_blame(name, inside, tmp
         recent = before if inside else before + gone_on
         at = on_device(number, mine, world=2, enqueued=len(recent), recent=recent)
         ranks.append(replace(at, samples=(sample(stack(*frames)),)))
-    flow = (ControlFlow(file=line(1).file, statements=read.statements),)
-    found = [one for one in judge(job(*ranks, control_flow=flow)).findings if one.code != "DD901"]
-    assert [(one.kind, one.ranks, one.confidence.value, [at.line for at in one.where]) for one in found] == [
-        ("mismatch", blamed, confidence, where)
-    ]
-    assert "skipped" not in found[0].summary
+    judged = judge(job(*ranks, control_flow=(ControlFlow(file=line(1).file, statements=read(BRANCHES).statements),)))
+    return replace(judged, findings=tuple(one for one in judged.findings if one.code != "DD901"))
 
 
 def aborted(number, *calls, after_s=LIMIT_S, outside=True, **more):

@@ -144,11 +144,6 @@ def judge(text, *ranks, **more):
 class Trains(Script):
     """A rank of SOURCE."""
 
-    def rounds(self, count, act):
-        for _ in range(count):
-            act(self)
-        return self
-
     def unseen(self):
         """Count a collective of which Python knows nothing."""
         self.begun += 1

@@ -6,14 +6,12 @@ from dataclasses import replace
 import pytest
 
 from ddpdoctor.model.facts import Call, Job, Life, ModelSeen, Rank
-from ddpdoctor.model.reading import Unread
 from ddpdoctor.model.stacks import Frame
 from ddpdoctor.model.steps import (
     Budget,
     CoreTime,
     DeviceSteps,
     GradientTimes,
-    PhaseRow,
     Speed,
     StepEnd,
     StepParts,
@@ -21,7 +19,6 @@ from ddpdoctor.model.steps import (
 )
 from ddpdoctor.model.tuning import (
     LaunchKind,
-    ScalingKind,
     ScalingLaunch,
     ScalingRow,
     TrialRecord,
@@ -29,10 +26,10 @@ from ddpdoctor.model.tuning import (
     TriedBlock,
 )
 from ddpdoctor.rules.speed.reduction import MIB
-from ddpdoctor.rules.speed.state import JobSteps, SpeedState, build_speed_state
+from ddpdoctor.rules.speed.state import JobSteps, SpeedState
 from ddpdoctor.rules.tuning.trial import measure_scaling
 from tests.golden import table
-from tests.rules.speed.jobs import HEALTHY, STEPS, every, frame, job, rank, state
+from tests.rules.speed.jobs import STEPS, frame, rank, state
 
 # DD804 and DD806 over two ranks whose gradients and steps are known.
 
@@ -76,36 +73,20 @@ def state_of_buckets(
 # The time budget of a step over ranks whose steps are known.
 
 
-def rows(found: SpeedState) -> dict[str, PhaseRow]:
-    return {row.phase: row for row in found.budget.phases}
-
-
-def test_the_critical_column_adds_up_to_the_step() -> None:
-    slow = rank(0, {"host": every(8, 1.0, 301.0), "data": lambda n: n % 5})
-    waiting = rank(1, {"exposed": every(8, 6.0, 304.0)})
-    budget = state(slow, waiting).budget
+def told(*ranks: Rank) -> str:
+    """Return the budget of a job, in which the critical column adds up to the step."""
+    found = state(*ranks)
+    budget, numbers = found.budget, found.steps.numbers
     assert sum(row.critical_ms for row in budget.phases) == pytest.approx(budget.wall_ms, rel=0.03)
-
-
-def test_what_the_last_rank_spends_in_a_reduction_is_the_transfer_and_the_rest_is_waiting() -> None:
-    found = state(rank(0, {"forward": 72.0, "exposed": 3.0}), rank(1, {"exposed": 43.0}))
-    assert set(found.steps.critical) == {0}
-    assert rows(found)["gradient reduction"].critical_ms == pytest.approx(3.0)
-    assert rows(found)["waiting for ranks"].worst_ms == pytest.approx(40.0)
-    assert rows(found)["waiting for ranks"].worst_rank == 1
-    assert rows(found)["waiting for ranks"].critical_ms == pytest.approx(0.0)
-    assert found.budget.communication_share == pytest.approx(3.5 / 141, rel=0.01)
-
-
-def test_samples_are_counted_over_all_ranks() -> None:
-    budget = state(rank(0), rank(1)).budget
-    assert budget.samples_per_s == pytest.approx(1e3 * 16 / sum(HEALTHY.values()))
-
-
-def test_looks_at_replicas_and_the_warm_up_are_left_out() -> None:
-    found = state(rank(0, {"own": every(10, 0.0, 50.0), "forward": lambda n: 900.0 if n < 4 else 32.0}), rank(1))
-    assert found.budget.wall_ms == pytest.approx(100.0)
-    assert not {1, 2, 3, 10, 20} & set(found.steps.numbers)
+    samples = "of GPUs" if budget.is_device else f"{budget.samples_per_s:.4g} samples/s"
+    lines = [
+        f"{budget.wall_ms:.4g} ms, {samples}, communication {budget.communication_share:.2%}",
+        f"last {sorted(set(found.steps.critical))} in {len(numbers)} steps: {', '.join(map(str, numbers[:4]))} ...",
+    ]
+    rows = (
+        f"{one.phase}: {one.critical_ms:.4g}, at most {one.worst_ms:.4g} on {one.worst_rank}" for one in budget.phases
+    )
+    return "\n".join([*lines, *rows])
 
 
 def test_where_backward_is_not_split_it_is_taken_to_compute_as_long_as_usual() -> None:
@@ -121,15 +102,6 @@ def test_where_backward_is_not_split_it_is_taken_to_compute_as_long_as_usual() -
     found = state(replace(one, speed=replace(one.speed, kept=kept)))
     unsplit = [i for i, number in enumerate(found.steps.numbers) if number % 2 == 0]
     assert {found.steps.ranks[0].parts_ms["exposed"][i] for i in unsplit} == {42.0}
-
-
-@pytest.mark.parametrize(
-    ("ranks", "reason"), [((), "no rank recorded"), ((rank(0, steps=19),), "19 steps are too few")]
-)
-def test_what_cannot_be_told_says_why(ranks: tuple[object, ...], reason: str) -> None:
-    found = build_speed_state(job(*ranks))  # type: ignore[arg-type]
-    assert isinstance(found, Unread)
-    assert found.reason.startswith(reason)
 
 
 # Jobs on GPUs: the budget is made of what CUDA events measured, and host times are in none of its rows.
@@ -157,23 +129,6 @@ def on_gpu(
     return replace(one, speed=replace(one.speed, device=steps))
 
 
-def test_the_budget_is_what_the_gpus_take() -> None:
-    budget = state(on_gpu(0), on_gpu(1, exposed_ms=14.0)).budget
-    assert budget.is_device
-    assert budget.wall_ms == pytest.approx(100.0)
-    rows = {row.phase: row for row in budget.phases}
-    assert rows["forward"].critical_ms == pytest.approx(30.0)
-    assert rows["backward"].critical_ms == pytest.approx(58.0)
-    assert rows["gradient reduction"].critical_ms == pytest.approx(4.0)
-    assert (rows["waiting for ranks"].worst_rank, rows["waiting for ranks"].worst_ms) == (1, pytest.approx(10.0))
-    assert sum(row.critical_ms for row in budget.phases) == pytest.approx(100.0)
-
-
-def test_without_the_times_of_reductions_or_with_too_few_steps_it_cannot_be_told() -> None:
-    assert isinstance(build_speed_state(job(on_gpu(0), on_gpu(1, count=6))), Unread)
-    assert isinstance(build_speed_state(job(on_gpu(0), rank(1))), Unread)
-
-
 # Efficiency is measured against honest baselines, and its factors multiply to it.
 
 
@@ -185,14 +140,6 @@ JOB = ScalingLaunch(kind=LaunchKind.JOB, ranks=4, step_ms=250.0, unreduced_ms=20
 def measured(*launches: ScalingLaunch) -> ScalingRow:
     (row,) = measure_scaling(launches)
     return row
-
-
-def test_the_factors_of_weak_scaling_multiply_to_the_efficiency() -> None:
-    row = measured(ALONE, SHARE, JOB)
-    assert (row.kind, row.efficiency) == (ScalingKind.WEAK, pytest.approx(0.4))
-    assert (row.threads, row.contention, row.communication) == pytest.approx((0.8, 0.625, 0.8))
-    assert row.threads * row.contention * row.communication == pytest.approx(row.efficiency)
-    assert row.noise == 0.02
 
 
 def trial(stop: TrialStop = TrialStop.DONE, rounds: int = 4) -> TrialRecord:
@@ -232,6 +179,7 @@ def calling(number: int, each: int, calls: int, **speed: object) -> Rank:
 test_rows = table(
     "steps",
     "ddpdoctor.model.steps ddpdoctor.model.tuning ddpdoctor.rules.speed.gradients ddpdoctor.rules.speed.input",
-    "ddpdoctor.rules.speed.ranks ddpdoctor.rules.speed.reduction ddpdoctor.rules.tuning.trial tests.rules.speed.jobs",
+    "ddpdoctor.rules.speed.state ddpdoctor.rules.speed.ranks ddpdoctor.rules.speed.reduction",
+    "ddpdoctor.rules.tuning.trial tests.rules.speed.jobs",
     globals(),
 )
