@@ -10,30 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.cli.actions import exclude_hosts
 from tests.nvml_driver import compile_driver
 from tests.scenarios.running import JOBS, wait_for, words_of
-from tests.unit.cli.test_acting import report
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 BIN = Path(sys.executable).parent
 HOSTS = 3
 LIMIT_S = 150
 pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture
-def bad_hosts(slurm) -> Path:
-    path = Path(slurm.folder) / "bad-hosts"
-    path.unlink(missing_ok=True)
-    exclude_hosts(path, report(hosts=("dd1",)), Path("report.json"))
-    return path
-
-
-def test_slurm_reads_the_file_of_excluded_hosts(slurm, bad_hosts) -> None:
-    assert bad_hosts.read_text().startswith("# 2026-01-02T03:04:06Z DD611 transport")
-    done = slurm.run("srun", "--nodes=2", f"--exclude={bad_hosts}", "hostname")
-    assert sorted(done.stdout.split()) == ["dd0", "dd2"]
 
 
 def test_a_task_prolog_tells_the_user_and_the_job_starts(slurm) -> None:
