@@ -20,7 +20,7 @@ import pytest
 from tests.bench.mutations import changes, nearest
 from tests.fuzz_samples import make_benches, make_checkpoints, make_runs
 from tests.fuzzing import Sample, check_output, fuzz, peak_mib
-from tests.golden import Cases
+from tests.golden import Cases, words
 from tests.gpu.catalog import JOBS, ONLY_A_DEVICE
 from tests.gpu.running import GRACE_S, ROOT, Job, Runner
 from tests.gpu.running import JOBS as SCRIPTS
@@ -146,19 +146,7 @@ def test_damaged_files_end_in_no_traceback_no_hang_and_no_escape(
     assert list(fuzz(make(tmp_path), "kept", numbers)) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "said"),
-    [
-        ("text", "a\x1b[31m", "U+001B"),
-        ("csv", "a\u202eb", "U+202E"),
-        ("junit", "<a>", "no XML"),
-        ("github", "::error::a\nb", "no command"),
-        ("sarif", "{", "no JSON"),
-        ("markdown", "<script>x</script>", "markup"),
-    ],
-)
-def test_what_a_reader_would_act_on_is_seen(name: str, text: str, said: str) -> None:
-    assert any(said in what for what in check_output(name, text))
+test_words = words(__name__, check_output=lambda row: [one.partition(":")[0] for one in check_output(*row)])
 
 
 @pytest.mark.parametrize(

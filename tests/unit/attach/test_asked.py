@@ -458,24 +458,11 @@ A_WORKER = [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.
 A_LAUNCHER = [sys.executable, "-c", AS_RANK, WAITS_RANKS]
 
 
-@pytest.mark.parametrize(
-    ("command", "env", "place"),
-    [
-        pytest.param(PYTHON, OF_A_RANK, 0, id="a rank"),
-        pytest.param(IN_A_SHELL, OF_A_RANK, 1, id="not the shell above it"),
-        pytest.param(A_WORKER, OF_A_RANK, 0, id="not its worker"),
-        pytest.param(A_LAUNCHER, IN_A_STEP | {"WORLD_SIZE": "8"}, 1, id="not its launcher"),
-        pytest.param(A_LAUNCHER, OF_A_RANK, 1, id="not its launcher, though it has a rank's variables"),
-        pytest.param(PYTHON, IN_A_STEP, None, id="a program without torch in a step of Slurm"),
-        pytest.param(["bash", "-c", "echo here; read line"], OF_A_RANK, None, id="no Python"),
-        pytest.param(PYTHON, {"WORLD_SIZE": "8"}, None, id="no rank number"),
-    ],
-)
-def test_which_one_of_a_family_is_the_rank(command, env, place):
-    with family(command, env) as (mine, processes):
-        ours = {one.pid for one in mine}
-        chosen = [(one.process.pid, one.rank) for one in choose_ranks(processes) if one.process.pid in ours]
-        assert chosen == ([] if place is None else [(mine[place].pid, 3)])
+def chosen_of(row):
+    """Return the place in its family, and the rank, of each process that is chosen as one."""
+    with family(*eval(row)) as (mine, processes):
+        places = {one.pid: at for at, one in enumerate(mine)}
+        return [(places[one.process.pid], one.rank) for one in choose_ranks(processes) if one.process.pid in places]
 
 
 # Who may not trace is told what helps on this machine.
@@ -487,7 +474,9 @@ def later_of(changes):
     return " ".join((told.movement.name, *told.evidence))
 
 
-test_words = words(__name__, one_rank=later_of, a_job=job_of, remedy_for_tracing=lambda row: remedy_for_tracing(*row))
+test_words = words(
+    __name__, one_rank=later_of, a_job=job_of, family=chosen_of, remedy_for_tracing=lambda row: remedy_for_tracing(*row)
+)
 
 
 def test_py_spy_is_there_and_says_that_a_process_is_gone():

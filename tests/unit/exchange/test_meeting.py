@@ -9,6 +9,7 @@ import sys
 import threading
 from itertools import permutations
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -45,6 +46,7 @@ from ddpdoctor.exchange.meeting import (
 from ddpdoctor.exchange.store import MAX_VALUE_BYTES, KeyValues, StoreError
 from ddpdoctor.exchange.wire import HELLO, NONCE_BYTES, PROOF_BYTES, RequestType, pack_request
 from ddpdoctor.model.reaching import Contact
+from tests.golden import words
 from tests.scenarios.running import free_port
 from tests.scenarios.running import wait_for as wait_until
 from tests.unit.exchange.shelf import Shelf
@@ -258,33 +260,28 @@ def test_a_store_that_ends_and_a_folder_that_cannot_be_written_end_their_ways_al
 BEFORE, AFTER = SETTLE_S - 1, SETTLE_S + 1
 
 
-@pytest.mark.parametrize(
-    ("numbers", "times", "lowest"),
-    [
-        ((3, 1, 2), [(SETTLE_S - 0.5, (3, 1, 2)), (0.5, (3, 1, 2))], [[], [1]]),
-        ((None, 7), [(AFTER, (None, 7))], [[7]]), ((1, 1), [(AFTER, (1,))], [[1]]),
-        ((1, 2), [(BEFORE, (1, 2)), (AFTER, (2,))], [[], [2]]),
-    ],
-    ids=["nobody serves before the others could be seen", "no number", "a number twice", "one was killed"],
-)  # fmt: skip
-def test_the_lowest_serves_once_all_could_be_seen_and_what_a_former_run_left_is_nobody(
-    tmp_path, numbers, times, lowest
-):
-    (tmp_path / FOLDER).mkdir()
-    (tmp_path / FOLDER / f"here-00000000-{'0' * 16}").write_bytes(b"7")
+def lowest_of(row):
+    """Return who is the lowest of members with these numbers at these times; what a former run left is nobody."""
+    numbers, times = eval(row)
     now_s, found = [100.0], []
-    members = [(number, ServerCandidate(tmp_path, number, lambda: now_s[0])) for number in numbers]
-    for seconds, living in times:
-        for _ in range(round(seconds * 2)):
-            now_s[0] += 0.5
-            for number, member in members:
-                if number in living:
-                    member.update()
-        found.append([number for number, member in members if number in living and member.is_lowest])
-    assert found == lowest
-    before = set((tmp_path / FOLDER).iterdir())
-    members[0][1].close()
-    assert len(before - set((tmp_path / FOLDER).iterdir())) == 1, "one that leaves takes its file away"
+    with TemporaryDirectory() as place:
+        (Path(place) / FOLDER).mkdir()
+        (Path(place) / FOLDER / f"here-00000000-{'0' * 16}").write_bytes(b"7")
+        members = [(number, ServerCandidate(Path(place), number, lambda: now_s[0])) for number in numbers]
+        for seconds, living in times:
+            for _ in range(round(seconds * 2)):
+                now_s[0] += 0.5
+                for number, member in members:
+                    if number in living:
+                        member.update()
+            found.append([number for number, member in members if number in living and member.is_lowest])
+        before = set((Path(place) / FOLDER).iterdir())
+        members[0][1].close()
+        assert len(before - set((Path(place) / FOLDER).iterdir())) == 1, "one that leaves takes its file away"
+    return found
+
+
+test_words = words(__name__, lowest=lowest_of)
 
 
 def test_one_serves_and_the_others_find_it(tmp_path):

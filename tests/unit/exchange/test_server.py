@@ -37,6 +37,7 @@ from ddpdoctor.exchange.wire import (
 )
 from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.node import Launcher
+from tests.golden import words
 from tests.scenarios.running import free_port
 from tests.scenarios.running import wait_for as wait_until
 from tests.torch_stores import serve_torch_store
@@ -125,21 +126,15 @@ def test_a_proof_cannot_be_used_again(server):
     assert is_hung_up(again)
 
 
-@pytest.mark.parametrize(
-    ("begin", "garbage"),
-    [
-        (connect, b"GET / HTTP/1.1\r\nHost: example\r\nAccept: */*\r\nUser-Agent: something that is long\r\n\r\n"),
-        (connect, bytes(4096)), (connect, bytes(range(NONCE_BYTES + PROOF_BYTES))),
-        (proven, LENGTH.pack(2**32 - 1)), (proven, LENGTH.pack(MAX_VALUE_BYTES * 2) + b"x"), (proven, LENGTH.pack(0)),
-        (proven, LENGTH.pack(3) + b"\x09\x00\x01"), (proven, LENGTH.pack(4) + b"\x01\x00\x09a"),
-        (proven, LENGTH.pack(4) + b"\x01\x00\x01\xff"), (proven, LENGTH.pack(3) + b"\x01\x00\x00"),
-    ],
-)  # fmt: skip
-def test_garbage_before_and_after_the_proof_is_hung_up_on(server, begin, garbage):
-    connection = begin(server)[0] if begin is connect else begin(server)
-    connection.sendall(garbage)
-    assert is_hung_up(connection)
-    assert client(server).add("n", 1) == 1
+def after_garbage(row):
+    """Return whether who sends this is hung up on, and what the next one counts."""
+    with contextlib.closing(Server(0, TOKEN, one_host=True)) as served:
+        connection, garbage = eval(row, globals(), {"served": served, "LENGTH": LENGTH})
+        connection.sendall(garbage)
+        return is_hung_up(connection), client(served).add("n", 1)
+
+
+test_words = words(__name__, after_garbage=after_garbage)
 
 
 def test_who_proves_nothing_is_hung_up_on_in_time():

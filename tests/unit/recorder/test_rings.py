@@ -191,9 +191,6 @@ def read_of(row):
         return len(list(ring_reading.read_ring_file(path).slots))
 
 
-test_words = words(__name__, read_ring=read_of)
-
-
 def test_a_header_that_promises_gigabytes_is_not_believed(tmp_path):
     path = filled(tmp_path, 3)
     identity = list(ring_layout.IDENTITY.unpack_from(path.read_bytes()))
@@ -319,13 +316,6 @@ START = "import subprocess, sys\nsubprocess.run([sys.executable, sys.argv[1]], c
 ME = str(os.getpid())
 
 
-@pytest.fixture
-def script(tmp_path):
-    file = make_folder(tmp_path / "run") / "train.py"
-    file.write_text(SAY)
-    return file
-
-
 def said(script, *words, **env):
     path = str(RECORDER / "bootstrap")
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": path, "DDPDOCTOR_RUN": str(script.parent), **env}
@@ -335,36 +325,22 @@ def said(script, *words, **env):
     return done.stdout.split()
 
 
-@pytest.mark.parametrize(
-    ("env", "is_rank"),
-    [
-        ({"RANK": "0", "DDPDOCTOR_AGENT": ME}, True), ({"DDPDOCTOR_AGENT": ME}, False), ({"RANK": "0"}, True),
-        ({"OMPI_COMM_WORLD_RANK": "1"}, True), ({"PMI_RANK": "1"}, True), ({"SLURM_PROCID": "0"}, True), ({}, False),
-        ({"DDPDOCTOR_WATCHER": ME}, True), ({"DDPDOCTOR_WATCHER": "1"}, False),
-    ],
-)  # fmt: skip
-def test_a_number_of_its_own_makes_a_rank_and_so_does_being_the_command(env, is_rank, script):
-    assert said(script, **env) == [str(int(is_rank))]
+PROGRAMS = {
+    "train.py": SAY, "starter.py": SAY + START, "gives.py": f"import os\nos.environ['RANK'] = '5'\n{START}",
+    **dict.fromkeys(("torchrun", "accelerate", "deepspeed"), SAY),
+}  # fmt: skip
 
 
-ASKED_BY_SLURM = {"SLURM_PROCID": "0", "DDPDOCTOR_WATCHER": ME}
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "words", "env", "are_ranks"),
-    [
-        *(
-            ("starter.py", SAY + START, ("starter.py", "train.py"), env, ["1", "0"])
-            for env in ({"RANK": "0"}, {"RANK": "0", "DDPDOCTOR_AGENT": ME}, {"DDPDOCTOR_WATCHER": ME})
-        ),
-        ("gives.py", f"import os\nos.environ['RANK'] = '5'\n{START}", ("gives.py", "train.py"), {"RANK": "0"}, ["1"]),
-        *((name, SAY, ("-u", name), ASKED_BY_SLURM, ["0"]) for name in ("torchrun", "accelerate", "deepspeed")),
-    ],
-)
-def test_what_a_rank_starts_is_none_and_neither_is_a_launcher(name, text, words, env, are_ranks, script):
-    """A launcher that has a number itself gives others to what it starts."""
-    script.with_name(name).write_text(text)
-    assert said(script, *words, **env) == are_ranks
+def ranks_of(row):
+    """Return of each process that a command with an environment starts whether it is recorded as a rank."""
+    command, _, env = row.partition(" | ")
+    with TemporaryDirectory() as folder:
+        run = make_folder(Path(folder) / "run")
+        for name, text in PROGRAMS.items():
+            (run / name).write_text(text)
+        return said(
+            run / "train.py", *command.split(), **dict(one.split("=") for one in env.replace("=ME", f"={ME}").split())
+        )
 
 
 # Secrets are hidden by name, place, form and randomness; what only looks a little like one stays.
@@ -422,3 +398,6 @@ def cpu_s(unit, length):
     began = time.process_time()
     hide_secrets((f"{text}!=x",))
     return time.process_time() - began
+
+
+test_words = words(__name__, read_ring=read_of, are_ranks=ranks_of)

@@ -29,7 +29,7 @@ from ddpdoctor.recorder.sampler import Sampler, write_quietly
 from ddpdoctor.recorder.state import MASTER_VARIABLE, here
 from ddpdoctor.recorder.storage import ring_layout, ring_reading
 from ddpdoctor.recorder.storage.ring_writing import Ring
-from tests.golden import Cases
+from tests.golden import Cases, words
 from tests.scenarios.harmless.alone import RECORDER, make_folder, read_rings, run_recorded
 from tests.scenarios.running import clean_environment
 
@@ -766,25 +766,18 @@ def main():
 """
 
 
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("os.environ['MASTER_PORT'] = '29999'", 7),
-        ("os.environ.update(MASTER_PORT='29999', X='1')", 7),
-        ("os.environ.update({'MASTER_PORT': '29999'})", 7),
-        ("os.environ['MASTER_ADDR'] = 'node0'", None),
-        ("print(os.environ['MASTER_PORT'])", None),
-    ],
-)
-def test_the_line_that_sets_another_port_is_found(
-    line: str, found: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(MASTER_VARIABLE, "node0:29500")
-    monkeypatch.setenv("MASTER_ADDR", "node0")
-    monkeypatch.setenv("MASTER_PORT", "29999")
-    code = compile(SETS.format(line=line), str(tmp_path / "train.py"), "exec")
+def line_that_sets(line: str) -> int | None:
+    """Return the line that is found to have set another port; where the launcher's holds, nothing is searched."""
+    code = compile(SETS.format(line=line), "/job/train.py", "exec")
     assert frames.is_user_file(code.co_filename)
-    place = waits._setting_line([code])
-    assert (place["l"] if place is not None else None) == found
-    monkeypatch.setenv("MASTER_PORT", "29500")  # the launcher's address holds: nothing is searched
-    assert (waits._replaced(), waits.store()) == ([], None)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(MASTER_VARIABLE, "node0:29500")
+        patched.setenv("MASTER_ADDR", "node0")
+        patched.setenv("MASTER_PORT", "29999")
+        place = waits._setting_line([code])
+        patched.setenv("MASTER_PORT", "29500")
+        assert (waits._replaced(), waits.store()) == ([], None)
+    return None if place is None else place["l"]
+
+
+test_words = words(__name__, line_that_sets=line_that_sets)
