@@ -35,7 +35,7 @@ STARTS = 5
 JOB = """
 import json, os, resource, statistics, sys, time
 import torch, torch.distributed as dist
-asked = {"sleep_s": 0.0, "calls": 0, "look": True, "optimizer": "SGD", **json.loads(sys.argv[1])}
+asked = {"sleep_s": 0.0, "calls": 0, "look": True, "optimizer": "SGD", "auto": False, **json.loads(sys.argv[1])}
 if "WATCH_DIR" in os.environ:
     import ddpdoctor
     ddpdoctor.watch(report_dir=os.environ["WATCH_DIR"]).start()
@@ -53,7 +53,9 @@ net = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(asked["
 model = torch.nn.parallel.DistributedDataParallel(net)
 opt = getattr(torch.optim, asked["optimizer"])(model.parameters(), lr=1e-4)
 x, t = torch.randn(asked["rows"], width), torch.zeros(4)
-times = []
+times, compared = [], []
+if asked["auto"]:
+    schedule = next(module for name, module in list(sys.modules.items()) if name.endswith("recorder.schedule"))
 for _ in range(asked["steps"]):
     began = time.perf_counter()
     opt.zero_grad(); loss = model(x).square().mean()
@@ -61,6 +63,8 @@ for _ in range(asked["steps"]):
         time.sleep(asked["sleep_s"])
     loss.backward(); opt.step()
     times.append(time.perf_counter() - began)
+    if asked["auto"]:
+        compared.append((schedule._Chosen.auto._taken, schedule._Chosen.auto._spent_s))
 for _ in range(asked["calls"]):
     dist.all_reduce(t)
 last = times[len(times) // 4:]
@@ -69,6 +73,7 @@ dist.barrier()
 if dist.get_rank() == 0:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = {"median_s": statistics.median(last), "mean_s": statistics.fmean(last)}
+    found |= {"times_s": times, "by_then": compared} if asked["auto"] else {}
     print(json.dumps({**found, "rss_mib": int(resident) / 1024, "peak_mib": peak / 1024}))
 del model
 dist.destroy_process_group()
@@ -107,6 +112,9 @@ class Trained(NamedTuple):
     disk_mib: float
     written_bytes: int
     compared: int
+    times_s: list[float] | None = None
+    by_then: list[tuple[int, float]] | None = None
+    """How many comparisons there had been after each step, and what they had taken by their own count."""
 
 
 def train(job: dict[str, Any], *front: str, beside: Callable[[Path], AbstractContextManager[None]] | None = None,

@@ -95,20 +95,20 @@ def test_gradients_healthy(ran: Ran, name: str) -> None:
     assert_looked_at(ran(f"{name}_healthy"))
 
 
-@pytest.mark.gpu_job("replicas_drift")
-def test_replicas_drift(ran: Ran) -> None:
-    """Three ranks over NCCL: what is not reduced and what differs is found as over Gloo, with the same causes."""
-    report = report_of(ran("replicas_drift"))
-    check(report, [row for row in (*SYNCHRONIZATION, *PARAMETERS) if row[0] in DRIFTS])
-    assert {found["code"] for found in report["findings"]} == {"DD501", "DD503", "DD505"}, report["findings"]
-    assert_recorded(report)
+REPLICAS = {"drift": {"DD501", "DD503", "DD505"}, "alike": {"DD502", "DD508"}}
 
 
-@pytest.mark.gpu_job("replicas_alike")
-def test_replicas_alike(ran: Ran) -> None:
-    """Statistics that are each rank's own, and an optimizer of parameters that are no longer the model's."""
-    report = report_of(ran("replicas_alike"))
-    assert {found["code"] for found in report["findings"]} == {"DD502", "DD508"}, report["findings"]
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.gpu_job(f"replicas_{name}")) for name in REPLICAS]
+)
+def test_replicas(ran: Ran, name: str) -> None:
+    """Three ranks over NCCL: what is not reduced and what differs is found as over Gloo, with the same causes.
+
+    "alike": statistics that are each rank's own, and an optimizer of parameters that are no longer the model's.
+    """
+    report = report_of(ran(f"replicas_{name}"))
+    check(report, [row for row in (*SYNCHRONIZATION, *PARAMETERS) if row[0] in DRIFTS and name == "drift"])
+    assert {found["code"] for found in report["findings"]} == REPLICAS[name], report["findings"]
     assert_recorded(report)
 
 

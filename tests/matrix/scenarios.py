@@ -3,6 +3,7 @@
 import contextlib
 import json
 import subprocess
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,35 +53,45 @@ SCENARIOS = (
 
 def run_scenario(scenario: Scenario, python: Path, folder: Path) -> tuple[str, dict[str, Any]]:
     """Run a job under ``wrap`` in another environment; return what is wrong with the answer, and the report."""
-    command = [
-        str(python), "-m", "ddpdoctor", "wrap", f"--nproc-per-node={scenario.ranks}", f"--master-port={free_port()}",
-        "--report-dir", str(folder), *scenario.options, *words_of(scenario.job), *scenario.args,
-    ]  # fmt: skip
+    options, words = (f"--nproc-per-node={scenario.ranks}", *scenario.options), words_of(scenario.job)
+    status, report = run_wrapped(python, folder, (*options, *words, *scenario.args))
+    if scenario.kind is None or not report:
+        said = "; ".join(found["summary"] for found in report.get("findings", ()))
+        return (said or ("" if status == 0 else f"exit status {status}")) if report else "no report", report
+    lines = set(marked_lines(scenario.job) if scenario.has_line else ())
+    return wrong_with(report["verdict"], {scenario.kind}, scenario.blamed, Path(words[0]), lines), report
+
+
+def run_wrapped(python: Path, folder: Path, words: Sequence[str]) -> tuple[int | None, dict[str, Any]]:
+    """Run a job under ``wrap``; return its status, None where it took too long, and its report, empty if none."""
+    front = ["-m", "ddpdoctor", "wrap", f"--master-port={free_port()}", "--report-dir", str(folder)]
     process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, cwd=folder.parent,
-        env=clean_environment(), start_new_session=True,
+        [str(python), *front, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL,
+        cwd=folder.parent, env=clean_environment(), start_new_session=True,
     )  # fmt: skip
     try:
         process.wait(LIMIT_S)
     except subprocess.TimeoutExpired:
         process.kill()
-        return "no answer in time", {}
+        return None, {}
     finally:
         kill_job(folder)
-    report = {}
     with contextlib.suppress(OSError, ValueError):
-        report = json.loads((folder / "report.json").read_text())
-    return (_wrong(scenario, process.returncode, report) if report else "no report"), report
+        return process.returncode, json.loads((folder / "report.json").read_text())
+    return process.returncode, {}
 
 
-def _wrong(scenario: Scenario, status: int, report: dict[str, Any]) -> str:
-    verdict = report["verdict"]
-    if scenario.kind is None:
-        said = [found["summary"] for found in report["findings"]]
-        return "; ".join(said) or ("" if status == 0 else f"exit status {status}")
+def wrong_with(
+    verdict: dict[str, Any] | None, kinds: Iterable[str], blamed: Iterable[int], script: Path, lines: set[int]
+) -> str:
+    """Return what is wrong with a verdict, which must name one of the lines of a script, if there are any."""
     if verdict is None:
         return "no verdict"
-    if (verdict["kind"], tuple(verdict["ranks"])) != (scenario.kind, scenario.blamed):
+    if verdict["kind"] not in kinds or sorted(verdict["ranks"]) != sorted(blamed):
         return f"{verdict['kind']} of ranks {verdict['ranks']}"
-    lines = set(marked_lines(scenario.job) if scenario.has_line else ())
-    return "" if not lines or lines & {place["line"] for place in verdict["where"]} else "another line"
+    return "" if not lines or lines & lines_named(verdict, script) else "another line"
+
+
+def lines_named(verdict: dict[str, Any], script: Path) -> set[int]:
+    """Return the lines of a script that a verdict names."""
+    return {place["line"] for place in verdict["where"] if Path(place["file"]).stem == script.stem}

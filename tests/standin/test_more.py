@@ -30,8 +30,7 @@ from tests.gpu.test_recorder import (
     test_gradients_healthy,
     test_gradients_nan,
     test_no_sync,
-    test_replicas_alike,
-    test_replicas_drift,
+    test_replicas,
     test_replicas_healthy,
     test_straggler,
 )

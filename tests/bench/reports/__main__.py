@@ -9,7 +9,6 @@ KEEP_REPORTS names a folder to keep the run folders in.
 import datetime as dt
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,9 +17,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tests.matrix.scenarios import lines_named, run_wrapped, wrong_with
+
 JOBS = Path(__file__).with_name("jobs.py")
-LIMIT_S = 120
-COMMAND = (sys.executable, "-m", "ddpdoctor", "wrap", "--hang-timeout", "8", "--on-hang", "kill")
+OPTIONS = ("--hang-timeout", "8", "--on-hang", "kill")
 HEAD = """\
 # Field reports
 
@@ -53,15 +53,6 @@ class Script:
         return marked if self.truth.get("line") else set()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """What came of one run."""
-
-    status: int | None
-    report: dict[str, Any] | None
-    seconds: float
-
-
 def read_scripts() -> dict[str, Script]:
     imports, *jobs = JOBS.read_text().split("# job: ")
     scripts = (_read_script(imports, *job.split("\n", 1)) for job in jobs)
@@ -75,87 +66,50 @@ def _read_script(imports: str, name: str, text: str) -> Script:
     return Script(name=name, url=url, trouble=trouble, truth=json.loads(truth), lines=lines)
 
 
-def run_script(script: Script) -> Run:
-    """Run the script under ``wrap``."""
-    ranks = str(script.truth.get("nproc", 2))
+def run_script(script: Script) -> tuple[str, str, float]:
+    """Run the script under ``wrap``; return what is wrong with the answer, the answer in a cell, and the seconds."""
+    truth = script.truth
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         path = Path(folder, f"{script.name}.py")
         path.write_text("\n".join(script.lines))
-        kept = Path(os.environ.get("KEEP_REPORTS", folder)) / script.name
-        options = ("--nproc-per-node", ranks, "--report-dir", f"{kept}-{time.time():.0f}")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": folder}
+        kept = Path(os.environ.get("KEEP_REPORTS", folder), f"{script.name}-{time.time():.0f}")
+        kept.parent.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
-        try:
-            status: int | None = subprocess.run(
-                [*COMMAND, *options, str(path)],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                timeout=LIMIT_S,
-                check=False,
-            ).returncode
-        except subprocess.TimeoutExpired:
-            status = None
-        seconds = time.monotonic() - began
-        written = Path(options[-1], "report.json")
-        report = json.loads(written.read_text()) if written.exists() else None
-    return Run(status=status, report=report, seconds=seconds)
+        status, report = run_wrapped(
+            Path(sys.executable), kept, (*OPTIONS, f"--nproc-per-node={truth.get('nproc', 2)}", str(path))
+        )
+        took_s = time.monotonic() - began
+    answer = describe(script, report.get("verdict"))
+    if not report:
+        return "no answer", answer, took_s
+    if truth["code"] != "clean":
+        kinds = {truth["code"], *truth.get("also", [])}
+        return wrong_with(report["verdict"], kinds, truth["ranks"], path, script.culprits), answer, took_s
+    alarms = ", ".join(found["kind"] for found in report["findings"] if found["severity"] != "info")
+    return (f"false alarm: {alarms}" if alarms else f"exit status {status}" if status else ""), answer, took_s
 
 
-def find_fault(script: Script, run: Run) -> str:
-    """What is wrong with the answer, or nothing."""
-    if run.status is None or run.report is None:
-        return "no answer"
-    return judge_healthy(run) if script.truth["code"] == "clean" else judge_faulty(script, run.report["verdict"])
-
-
-def judge_faulty(script: Script, verdict: dict[str, Any] | None) -> str:
-    """The verdict must be of the right kind, and name the right ranks and line."""
-    truth = script.truth
-    if verdict is None:
-        return "no verdict"
-    if verdict["kind"] not in {truth["code"], *truth.get("also", [])}:
-        return f"not {truth['code']}"
-    if sorted(verdict["ranks"]) != truth["ranks"]:
-        return f"not ranks {truth['ranks']}"
-    named = {place["line"] for place in verdict["where"] if Path(place["file"]).stem == script.name}
-    if script.culprits and not script.culprits & named:
-        return f"not line {min(script.culprits)}"
-    return ""
-
-
-def judge_healthy(run: Run) -> str:
-    """A healthy job must end by itself, and nothing above info may be said of it."""
-    assert run.report is not None
-    alarms = [finding["kind"] for finding in run.report["findings"] if finding["severity"] != "info"]
-    if alarms:
-        return f"false alarm: {', '.join(alarms)}"
-    return "" if run.status == 0 else f"exit status {run.status}"
-
-
-def describe(script: Script, run: Run) -> str:
+def describe(script: Script, verdict: dict[str, Any] | None) -> str:
     """The verdict in a cell of a table."""
-    verdict = (run.report or {}).get("verdict")
     if verdict is None:
         return "nothing, as it should be" if script.truth["code"] == "clean" else "nothing"
     said = f"{verdict['code']} {verdict['kind']}, ranks {', '.join(map(str, verdict['ranks']))}"
-    numbers = {place["line"] for place in verdict["where"] if Path(place["file"]).stem == script.name}
-    texts = [script.lines[number - 1].partition("  #")[0].strip() for number in sorted(numbers)]
+    numbers = sorted(lines_named(verdict, Path(f"{script.name}.py")))
+    texts = [script.lines[number - 1].partition("  #")[0].strip() for number in numbers]
     return said + "".join(f"; `{text}`" for text in dict.fromkeys(texts))
 
 
 def render_row(script: Script) -> tuple[str, bool]:
     """Run the script, twice if need be; return its row, and whether it is right."""
-    run = run_script(script)
-    fault, note = find_fault(script, run), ""
+    fault, said, took_s = run_script(script)
+    note = ""
     if fault:
-        print(f"{script.name}: {fault}: {describe(script, run)}; once more", file=sys.stderr, flush=True)
-        run = run_script(script)
-        fault, note = find_fault(script, run), " (second try)"
+        print(f"{script.name}: {fault}: {said}; once more", file=sys.stderr, flush=True)
+        fault, said, took_s = run_script(script)
+        note = " (second try)"
     name = script.url.removeprefix("https://github.com/").replace("/issues/", " #").replace("/pull/", " #")
     answer = "**no**: " + fault if fault else "yes" + note
-    cells = (f"[{name}]({script.url})", script.trouble, describe(script, run), f"{run.seconds:.0f}", answer)
+    cells = (f"[{name}]({script.url})", script.trouble, said, f"{took_s:.0f}", answer)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |", not fault
 
 
