@@ -167,6 +167,7 @@ def ranks_of(text):
 NOW = datetime(2026, 3, 4, 5, 6, 7)  # noqa: DTZ001  a name, not a moment
 JOB = {"SLURM_JOB_ID": "12"}
 AGAIN = {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "1"}
+THIRD = AGAIN | {"SLURM_RESTART_COUNT": "2"}
 POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 
 
@@ -185,96 +186,25 @@ def leave_run(folder: Path, env: dict[str, str], host: str = "h") -> None:
     (folder / "run.json").write_text(json.dumps(run))
 
 
-def seen(base: Path, made: MemberFolder) -> tuple[str, str]:
-    return str(made.folder.relative_to(base)), str(made.report.relative_to(base))
+def folders_of(row: str) -> object:
+    """Return the folder and the report of each member that comes, also where one before it has left its run."""
+    with TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patched:
+        patched.chdir(place)
 
+        def come(number: int | None = 0, asked: str | None = "run", leaves: object = None, **more: object) -> str:
+            try:
+                made = make(asked and Path(place, asked), number, **more)
+            except UserError as error:
+                return error.message.replace(place, "")
+            if leaves is not None:
+                leave_run(made.folder, leaves)
+            return f"{made.folder.stat().st_mode & 0o777:o} {made.folder} {made.report}".replace(f"{place}/", "")
 
-def test_members_share_a_folder_without_a_clash(tmp_path):
-    for number in (2, 0, 1):
-        made = make(tmp_path / "run", number)
-        own = f"nodes/{number}" if number else "."
-        report = f"node-{number}.json" if number else "report.json"
-        assert seen(tmp_path / "run", made) == (own, report)
-        assert made.folder.stat().st_mode & 0o777 == 0o700
-        leave_run(made.folder, {})
-    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+        def damage() -> str:
+            Path("run").mkdir()
+            return str(Path("run", "run.json").write_text("["))
 
-
-@pytest.mark.parametrize(
-    ("left", "number", "env"),
-    [
-        *(({}, number, {}) for number in (0, 1)),
-        *(({"SLURM_JOB_ID": "11"}, number, AGAIN) for number in (0, 1)),
-        (AGAIN, 0, AGAIN),  # a second step of one job
-        (None, 0, AGAIN),  # it cannot be read
-    ],
-)
-def test_another_run_or_job_is_left_alone_by_all_members(tmp_path, left, number, env):
-    if left is None:
-        (tmp_path / "run.json").write_text("[")
-    else:
-        leave_run(make(tmp_path, number if not left else 0, env=env if left == env else {}).folder, left)
-    with pytest.raises(UserError, match="already holds another run"):
-        make(tmp_path, number, env=env)
-
-
-def test_one_node_has_the_folder_that_was_asked_for_and_members_without_a_number_are_called_by_their_host(tmp_path):
-    assert seen(tmp_path, make(tmp_path / "run", most=1)) == ("run", "run/report.json")
-    assert seen(tmp_path, make(tmp_path, None, host="n 1")) == ("nodes/n_1", "node-n_1.json")
-
-
-def test_members_without_a_number_on_one_host(tmp_path):
-    made = [make(tmp_path, None, one_host=True) for _ in range(3)]
-    assert [seen(tmp_path, one) for one in made] == [
-        (".", "report.json"), ("nodes/h", "node-h.json"), ("nodes/h-2", "node-h-2.json"),
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("number", [0, 1])
-@pytest.mark.parametrize("shared", [True, False])
-def test_a_job_that_was_requeued_has_a_folder_beside_its_former_start(tmp_path, number, shared):
-    for member in (0, 1) if shared else (number,):
-        leave_run(make(tmp_path, member, env=JOB).folder, JOB)
-    # Whoever comes first, the others choose alike.
-    if shared:
-        leave_run(make(tmp_path, 1 - number, env=AGAIN).folder, AGAIN)
-    made = make(tmp_path, number, env=AGAIN)
-    assert made.folder == tmp_path / "restart-1" / ("nodes/1" if number else "")
-    assert made.report.parent == tmp_path / "restart-1"
-    third = make(tmp_path, number, env=AGAIN | {"SLURM_RESTART_COUNT": "2"})
-    assert third.folder == tmp_path / "restart-2" / ("nodes/1" if number else "")
-
-
-def test_a_container_that_is_started_again_and_a_requeued_job_on_new_hosts(tmp_path):
-    assert make(tmp_path / "new", env=AGAIN).folder == tmp_path / "new"
-    for expected in (tmp_path, tmp_path / "restart-1", tmp_path / "restart-2"):
-        made = make(tmp_path, env=POD)
-        assert made.folder == expected
-        leave_run(made.folder, {})
-    with pytest.raises(UserError, match="already holds another run"):
-        make(tmp_path, env=POD, host="another pod")
-
-
-def test_by_default_members_of_a_step_find_one_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    made = [make(None, number, batch_job="12.0", env=JOB) for number in (0, 1)]
-    base = Path("ddpdoctor-report/slurm-12.0-train")
-    assert [seen(base, one) for one in made] == [(".", "report.json"), ("nodes/1", "node-1.json")]
-    leave_run(made[0].folder, {"SLURM_JOB_ID": "12"})
-    # Slurm counts jobs from one again once its state was lost.
-    other = make(None, 0, batch_job="12.0", env=JOB)
-    assert other.folder == Path("ddpdoctor-report/20260304-050607-train")
-
-
-def test_by_default_other_members_have_folders_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    base = Path("ddpdoctor-report")
-    made = [make(None, number, host="n1") for number in (0, 1, None)]
-    assert [seen(base, one) for one in made] == [
-        ("20260304-050607-train", "20260304-050607-train/report.json"),
-        ("20260304-050607-train-node-1", "20260304-050607-train-node-1/node-1.json"),
-        ("20260304-050607-train-node-n1", "20260304-050607-train-node-n1/node-n1.json"),
-    ]
+        return eval(row, globals() | {"come": come, "damage": damage})
 
 
 # A run folder goes to the first node with all that is judged of it, and nothing that is no part of one gets in.
@@ -449,6 +379,7 @@ def chosen_by_user(row):
 
 test_words = words(
     __name__,
+    folders=folders_of,
     presence=presence_of, has_moved=lambda more: members(eval(f"heard(pulse=MOVED, {more})")).have_moved(),
     places_to_try=lambda nodes: places_to_try(eval(f"seen_reached({nodes})"), PLACEMENT),
     nccl_log_of_a_user=chosen_by_user,
