@@ -33,39 +33,6 @@ def behind(world=4, late=2, ops=20):
     return found
 
 
-CAME_LATE = Truth(
-    kinds=("stuck",), ranks=(1,), says=("all_reduce #6", "605.0 s later than ranks 0 and 2, whose limit was 600 s")
-)
-LEFT = Truth(kinds=("stuck",), ranks=(0, 2), says=("all_reduce #8",))
-
-
-@pytest.mark.parametrize(
-    ("late_s", "ahead_s", "seen_s", "version", "truth"),
-    [
-        pytest.param(605, 0, 605, "2.10", CAME_LATE, id="after the limit"),
-        pytest.param(605, -500, 605, "2.10", CAME_LATE, id="by its own clock"),
-        pytest.param(300, 0, 300, "2.10", LEFT, id="before the limit"),
-        pytest.param(0, 700, 0, "2.10", LEFT, id="its clock is ahead"),
-        pytest.param(605, 0, 2, "2.10", LEFT, id="and the others had not waited for it"),
-        pytest.param(605, 0, 605, "2.1", LEFT, id="the limit is not said"),
-    ],
-)
-def test_a_rank_that_came_after_the_limit_waits_in_a_later_call(tmp_path, late_s, ahead_s, seen_s, version, truth):
-    """All complete #6 and #7 then. torch ends ranks 0 and 2 for #6, and rank 1 waits for them in #8."""
-    found = recorders(3)
-    for one in found:
-        one.now_ns += ahead_s * S * (one.rank == 1)
-        for _ in range(5):
-            one.call()
-        one.now_ns += late_s * S * (one.rank == 1)
-        one.call().call()
-        if one.rank != 1:
-            one.entries[5]["time_discovered_completed_ns"] += seen_s * S
-        else:
-            one.call(state="scheduled", line=77)
-    hold(tmp_path, files_of([one.body(version) for one in found]), truth)
-
-
 def test_groups_of_one_name_with_other_members_are_not_compared(tmp_path):
     """Ranks 0 and 1 are in one tp group and ranks 2 and 3 in another, and both are called tp."""
     found = [Recorder(rank, 4) for rank in range(4)]
@@ -170,6 +137,22 @@ def test_each_side_is_named_once_and_by_what_made_it(tmp_path, given):
     assert "they differ in: operation" in report.verdict.evidence
 
 
+def came_late(late_s, ahead_s, seen_s, version):
+    """Rank 1 made #6 so late, by a clock that is so far ahead; the others had waited for so long. All complete #6 and #7."""
+    found = recorders(3)
+    for one in found:
+        one.now_ns += ahead_s * S * (one.rank == 1)
+        for _ in range(5):
+            one.call()
+        one.now_ns += late_s * S * (one.rank == 1)
+        one.call().call()
+        if one.rank != 1:
+            one.entries[5]["time_discovered_completed_ns"] += seen_s * S
+        else:
+            one.call(state="scheduled", line=77)
+    return of_files(files_of([one.body(version) for one in found]))
+
+
 def calls(
     world,
     *made,
@@ -197,6 +180,10 @@ def calls(
     else:
         files = files_of(bodies, name, 2 if form == "body" else 4)
     files = {file: files[file] for rank, file in enumerate(files) if given is None or rank in given}
+    return of_files(files)
+
+
+def of_files(files):
     with TemporaryDirectory() as folder:
         report = analyzed(Path(folder), files)
     texts = [tuple(text.removeprefix(f"{folder}/evidence/") for text in one.evidence) for one in report.findings]

@@ -1,23 +1,15 @@
 """What changes are predicted to gain, over jobs whose steps and gradients are known."""
 
 from dataclasses import replace
-from math import log, sqrt
-
-import pytest
 
 from ddpdoctor.model.bandwidth import Collective, Measurement, Mode
 from ddpdoctor.model.facts import GroupState, Rank
 from ddpdoctor.model.node import Node
 from ddpdoctor.model.steps import GradientTimes
 from ddpdoctor.rules.speed.predictions import (
-    SIZES,
     MeasuredSize,
     PredictionBasis,
     job_basis,
-    predict_sizes,
-    ring_cost,
-    tree_cost,
-    waiting_of,
 )
 from ddpdoctor.rules.speed.reduction import (
     MIB,
@@ -25,7 +17,6 @@ from ddpdoctor.rules.speed.reduction import (
     MeasuredCurves,
     ReductionCost,
     ReductionCurve,
-    best_cap,
     buckets_for,
     networks_of,
     predict_cap,
@@ -75,36 +66,6 @@ BASIS = PredictionBasis(step_ms=400.0, gradients=LATE_BUCKETS, networks=(NETWORK
 TWO = MeasuredSize(ranks=2, step_ms=400.0, efficiency=0.6, spread_ms=0.0)
 
 
-def test_a_ring_of_more_ranks_has_more_hops_and_sends_up_to_twice_as_much() -> None:
-    four = ring_cost(NETWORK, 2, 4)
-    assert (four.latency_ms, NETWORK.bytes_per_ms / four.bytes_per_ms) == pytest.approx((1.5, 1.5))
-    assert ring_cost(NETWORK, 2, 2) == NETWORK
-    assert NETWORK.bytes_per_ms / ring_cost(NETWORK, 2, 1024).bytes_per_ms == pytest.approx(2, rel=1e-2)
-
-
-def test_a_tree_has_a_logarithm_of_hops_and_half_of_the_bandwidth() -> None:
-    wide = tree_cost(NETWORK, 2, 1024)
-    assert wide.latency_ms == pytest.approx(2 * 10 * 0.25)
-    assert NETWORK.bytes_per_ms / wide.bytes_per_ms == pytest.approx(2)
-
-
-def test_the_range_is_over_ring_and_tree_and_grows() -> None:
-    sizes = predict_sizes(BASIS, TWO)
-    assert tuple(one.ranks for one in sizes) == SIZES
-    assert sizes[0].low_ms == pytest.approx(400 + 150 * 0.75 + 0.5 * 6, abs=1)  # a ring of 8: 7 times the hops
-    assert all(one.low_ms <= one.high_ms and one.low <= one.high <= 0.6 for one in sizes)
-    highs = [one.high_ms for one in sizes]
-    assert highs == sorted(highs)
-
-
-def test_waiting_grows_with_the_spread_of_the_ranks_own_times() -> None:
-    assert waiting_of(3.0, 1024) == pytest.approx(3 * sqrt(2 * log(1024)))
-    still, spread = predict_sizes(BASIS, TWO), predict_sizes(BASIS, replace(TWO, spread_ms=12.0))
-    beyond = 12 * (sqrt(2 * log(8)) - sqrt(2 * log(2)))
-    assert spread[0].high_ms - still[0].high_ms == pytest.approx(beyond)
-    assert spread[0].waiting_ms == pytest.approx(12 * sqrt(2 * log(8)))
-
-
 # Buckets close as DDP closes them, and a backward with other buckets is predicted from the present one.
 
 
@@ -120,30 +81,6 @@ def even(**changes: object) -> BucketGradients:
     )  # fmt: skip
     changed = replace(gradients, **changes)  # type: ignore[arg-type]
     return replace(changed, end_ms=simulate(changed, changed.bucket_bytes, QUICK_NETWORK))
-
-
-def test_the_second_of_two_buckets_leaves_when_backward_is_over() -> None:
-    assert simulate(even(), (MIB, 15 * MIB), QUICK_NETWORK) == pytest.approx(160 + 150.25)
-    assert simulate(even(), (MIB,) * 16, QUICK_NETWORK) == pytest.approx(10 + 16 * 10.25)
-    assert simulate(even(), (MIB,) * 16, ReductionCost(latency_ms=0, bytes_per_ms=MIB)) == pytest.approx(161)
-
-
-def test_the_network_is_found_from_the_run_itself() -> None:
-    gradients = even()
-    found = networks_of(gradients)
-    assert [network.latency_ms for network in found] == [0.0, 0.25, 0.5]
-    assert found[1].bytes_per_ms == pytest.approx(QUICK_NETWORK.bytes_per_ms, rel=1e-3)
-    for network in found:
-        assert simulate(gradients, gradients.bucket_bytes, network) == pytest.approx(gradients.end_ms, rel=1e-3)
-
-
-def test_smaller_buckets_are_predicted_to_overlap() -> None:
-    gradients = even()
-    cap, saved = best_cap(gradients, networks_of(gradients), [MIB // 2, MIB, 2 * MIB, 4 * MIB, 100 * MIB])
-    truth = gradients.end_ms - simulate(gradients, buckets_for(gradients, cap), QUICK_NETWORK)
-    assert cap in {MIB // 2, MIB}
-    assert saved.low_ms < truth < saved.high_ms
-    assert saved.mid_ms == pytest.approx(truth, rel=1e-2)
 
 
 def test_of_many_small_buckets_the_latency_is_the_range() -> None:
