@@ -25,7 +25,7 @@ from ddpdoctor.probes.checkpoint.session import find_gaps, find_leftovers, read_
 from ddpdoctor.probes.data import digest_leaves, draw_from
 from ddpdoctor.probes.load_torch import HANDLING, OTHERS, hold_watchdog
 from ddpdoctor.probes.user_code import load_callable, users_turn
-from tests.golden import Cases, words
+from tests.golden import Cases, table, words
 
 # The work that GPUs are given, done by the processor: exact when it is right, and reported when it is wrong.
 
@@ -178,22 +178,6 @@ def test_equal_datasets_have_equal_samples_and_others_not_and_random_states_stay
     assert digest_leaves({"a": torch.ones(3), "b": [torch.arange(3.0), "text"]})[0].startswith("1:")
 
 
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        (Numbers(), "returns a dataset"),
-        ((DataLoader(Numbers()), DataLoader(Numbers())), "returns a tuple with several loaders"),
-        ({"train": DataLoader(Numbers())}, "returns a dict with several loaders"),
-        (None, "not a loader"),
-        (DataLoader(Numbers(), sampler=(1 // 0 for _ in range(2))), "ZeroDivisionError"),
-    ],
-)
-def test_what_is_no_loader_is_refused(made, message):
-    with pytest.raises(UserError) as raised:
-        look(made)
-    assert message in raised.value.message
-
-
 # What lies beside checkpoint files, by names and sizes.
 
 
@@ -305,3 +289,12 @@ def test_stdout_and_the_command_line_are_not_the_functions(capsys, monkeypatch):
     assert seen == ["ddpdoctor"]
     assert sys.argv[1] == "check-data"
     assert capsys.readouterr() == ("", "to stdout\n")
+
+
+def refused(function, *given):
+    with pytest.raises(UserError) as error:
+        function(*given)
+    return error.value.message
+
+
+test_rows = table("loaders", globals())

@@ -33,7 +33,7 @@ from ddpdoctor.probes.consistency.reference import (
     take_gradients,
 )
 from ddpdoctor.probes.consistency.replicas import find_differences
-from ddpdoctor.probes.consistency.session import RankPlace, describe_built, describe_places
+from ddpdoctor.probes.consistency.session import describe_built
 from ddpdoctor.probes.consistency.training import (
     CannotJoin,
     Training,
@@ -48,32 +48,12 @@ from ddpdoctor.probes.consistency.training import (
 )
 from ddpdoctor.probes.user_code import leaves
 from ddpdoctor.rules.consistency.reference import LIMIT, explain, ratio
-from tests.golden import Cases
+from tests.golden import Cases, table
 
 CASES = Cases(__name__)
 test_kept = CASES.test()
 CPU = torch.device("cpu")
 SETTINGS = TrialSettings(model="m:f")
-
-
-@pytest.mark.parametrize(
-    ("layer", "shape", "dtype"),
-    [
-        (nn.Linear(5, 2), (8, 5), torch.float32), (nn.Conv2d(3, 4, 3), (8, 3, 32, 32), torch.float32),
-        (nn.Embedding(11, 4), (8, 16), torch.int64),
-    ],
-)  # fmt: skip
-def test_a_batch_is_made_up_for_the_first_layer_alike_on_every_process(layer, shape, dtype):
-    batches = choose_batches(SETTINGS, nn.Sequential(nn.Identity(), layer, nn.Linear(9, 9)), CPU)
-    one, again, other = (batches.get(rank, 2, 1) for rank in (1, 1, 0))
-    assert (tuple(one.shape), one.dtype) == (shape, dtype)
-    assert torch.equal(one, again)
-    assert not torch.equal(one, other)
-
-
-def test_a_model_of_unknown_input_needs_a_batch():
-    with pytest.raises(UserError, match="cannot guess"):
-        choose_batches(SETTINGS, nn.LSTM(2, 2), CPU)
 
 
 def test_batches_are_joined_leaf_by_leaf():
@@ -83,34 +63,6 @@ def test_batches_are_joined_leaf_by_leaf():
     assert whole["more"] == [torch.tensor(3), "text"]
     assert sample_counts(batches) == (1, 2)
     assert [place for place, _ in leaves(whole)] == ["batch['x']", "batch['more'][0]", "batch['more'][1]"]
-
-
-@pytest.mark.parametrize(
-    ("batches", "said"),
-    [
-        ([torch.ones(2, 3), torch.ones(2, 4)], "pad them"),
-        ([torch.tensor(1), torch.tensor(2)], "one number"),
-        ([["a"], ["b"]], "not a tensor"),
-        ([[torch.ones(1)], [torch.ones(1)] * 2], "different structures"),
-    ],
-)
-def test_batches_that_do_not_go_together_say_why(batches, said):
-    with pytest.raises(CannotJoin, match=said):
-        join(batches)
-
-
-@pytest.mark.parametrize(
-    ("made", "said"),
-    [
-        (None, "returned NoneType, not a model"),
-        ((nn.Linear(1, 1), "sgd"), "the second is not a torch optimizer"),
-        ((nn.Linear(1, 1), None, 3), "the third is not a function"),
-        (nn.Linear(1, 1).requires_grad_(requires_grad=False), "without trainable parameters"),
-    ],
-)
-def test_what_is_no_model_is_reported(made, said):
-    with pytest.raises(UserError, match=said):
-        build(lambda: made, "m:f", CPU)
 
 
 def test_a_model_alone_gets_an_optimizer_and_its_tensors_are_seen_in_order():
@@ -197,14 +149,6 @@ def steps_and_runs_that_are_compared():
         "the batch comes first": compare_runs(first, changed, 1),
         "runs of all ranks": merge_reruns([replace(found, step=3, ranks=(0,)), found, equal]),
     }  # fmt: skip
-
-
-def test_places_are_reported_together_and_the_silent_are_named():
-    places = [RankPlace(rank=n, phase="step 2", line="", waits=True) for n in (0, 2)]
-    places.append(RankPlace(rank=1, phase="step 2", line="m.py:3 in f", waits=False))
-    assert describe_places(places, 4) == [
-        "ranks 0 and 2 in step 2", "rank 1 in step 2, at m.py:3 in f", "no message came from rank 3",
-    ]  # fmt: skip
 
 
 def test_parameters_without_values_yet_are_left_out():
@@ -506,7 +450,20 @@ def test_an_error_names_the_first_few_and_keeps_all():
     assert error.result is result
 
 
-@pytest.mark.parametrize("model", [None, {"weight": torch.ones(1)}])
-def test_what_is_no_module_is_refused(model):
-    with pytest.raises(TypeError, match=r"compares a torch.nn.Module, but got "):
-        ddpdoctor.check_consistency(model)
+def refused(function, *given):
+    """Return how a function refuses what it is given."""
+    with pytest.raises((UserError, CannotJoin, TypeError)) as error:
+        function(*given)
+    return f"{type(error.value).__name__}: {error.value}"
+
+
+def made_up(layer):
+    """Return the shape and type of a batch that is made up for a model, the same again and another on another rank."""
+    batches = choose_batches(SETTINGS, nn.Sequential(nn.Identity(), layer, nn.Linear(9, 9)), CPU)
+    one, again, other = (batches.get(rank, 2, 1) for rank in (1, 1, 0))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    return f"{one.dtype} {tuple(one.shape)}"
+
+
+test_rows = table("trial_parts", "ddpdoctor.probes.consistency.session", globals())
