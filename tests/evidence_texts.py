@@ -379,47 +379,19 @@ def ras_behind(rank: int, number: int) -> list[str]:
 
 
 def ras_json(counts: dict[int, int], missing: dict[int, bool] | None = None) -> str:
-    def one(rank: int, **more):
-        return {
-            "rank": rank,
-            "host": f"10.0.3.{1 + rank // 4}",
-            "pid": 41200 + rank,
-            "cuda_dev": rank % 4,
-            "nvml_dev": rank % 4,
-            **more,
-        }
+    def one(rank: int, status: str, more: str = "") -> str:
+        return f'{{"rank": {rank}, "host": "10.0.3.{1 + rank // 4}", "pid": {41200 + rank}, "cuda_dev": {rank % 4}, "nvml_dev": {rank % 4}, "status": {{{status}}}{more}}}'
 
-    ranks = [
-        one(
-            rank,
-            status={
-                "init_state": 0,
-                "async_error": 0,
-                "finalize_called": False,
-                "destroy_flag": False,
-                "abort_flag": False,
-            },
-            collective_counts={"Broadcast": 2, "Reduce": 0, "AllGather": 10, "ReduceScatter": 10, "AllReduce": number},
-        )
-        for rank, number in counts.items()
+    well = '"init_state": 0, "async_error": 0, "finalize_called": false, "destroy_flag": false, "abort_flag": false'
+    calls = ', "collective_counts": {"Broadcast": 2, "Reduce": 0, "AllGather": 10, "ReduceScatter": 10, "AllReduce": '
+    ranks = [one(rank, well, f"{calls}{number}}}") for rank, number in counts.items()]
+    lost = [
+        one(rank, f'"unresponsive": true, "considered_dead": {json.dumps(dead)}')
+        for rank, dead in (missing or {}).items()
     ]
-    lost = [one(rank, status={"unresponsive": True, "considered_dead": dead}) for rank, dead in (missing or {}).items()]
-    comm = {
-        "hash": "0x6e1f2c9a7d",
-        "size": len(ranks) + len(lost),
-        "ranks_count": len(ranks),
-        "missing_ranks_count": len(lost),
-        "ranks": ranks,
-        "missing_ranks": lost,
-    }
-    return json.dumps(
-        {
-            "nccl_version": "2.28.7",
-            "cuda_runtime_version": 12090,
-            "communicators": [comm],
-            "ras": {"collection_time_sec": 0.01, "timeouts_count": 0},
-        }
-    )
+    size = f'"size": {len(ranks) + len(lost)}, "ranks_count": {len(ranks)}, "missing_ranks_count": {len(lost)}'
+    comm = f'{{"hash": "0x6e1f2c9a7d", {size}, "ranks": [{", ".join(ranks)}], "missing_ranks": [{", ".join(lost)}]}}'
+    return f'{{"nccl_version": "2.28.7", "cuda_runtime_version": 12090, "communicators": [{comm}], "ras": {{"collection_time_sec": 0.01, "timeouts_count": 0}}}}'
 
 
 def pyspy_json(pid: int, stack: tuple[str, ...]) -> str:
@@ -427,31 +399,12 @@ def pyspy_json(pid: int, stack: tuple[str, ...]) -> str:
     for frame in stack:
         name, _, place = frame.rstrip(")").partition(" (")
         file, _, line = place.rpartition(":")
+        path = f"{SITE if 'torch' in file else '/workspace/run'}/{file}"
         frames.append(
-            {
-                "name": name,
-                "filename": f"/opt/venv/lib/python3.12/site-packages/{file}"
-                if "torch" in file
-                else f"/workspace/run/{file}",
-                "module": None,
-                "short_filename": file,
-                "line": int(line),
-                "locals": None,
-                "is_entry": False,
-                "is_shim_entry": False,
-            }
+            f'{{"name": "{name}", "filename": "{path}", "module": null, "short_filename": "{file}", "line": {line}, "locals": null, "is_entry": false, "is_shim_entry": false}}'
         )
-    thread = {
-        "pid": pid,
-        "thread_id": 140,
-        "thread_name": "MainThread",
-        "os_thread_id": pid,
-        "active": False,
-        "owns_gil": False,
-        "frames": frames,
-        "process_info": None,
-    }
-    return json.dumps([thread])
+    thread = f'"pid": {pid}, "thread_id": 140, "thread_name": "MainThread", "os_thread_id": {pid}, "active": false, "owns_gil": false'
+    return f'[{{{thread}, "frames": [{", ".join(frames)}], "process_info": null}}]'
 
 
 def debug_server(rank_frames: dict[int, tuple[str, ...]], lacking: str = "") -> str:
