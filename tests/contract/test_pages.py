@@ -24,10 +24,7 @@ HOSTILE = (
     '</script><script>pwned=1</script><img src=x onerror=pwned=2>"\'><a href="javascript:pwned=3">x</a>'
     "{{ 7*7 }}<!--\u202e\x1b[31m&lt;b&gt;"
 )
-SHOWN = (
-    '</script><script>pwned=1</script><img src=x onerror=pwned=2>"\'><a href="javascript:pwned=3">x</a>'
-    "{{ 7*7 }}<!--\\u202e\\x1b[31m&lt;b&gt;"
-)
+SHOWN = HOSTILE.replace("\u202e\x1b", "\\u202e\\x1b")
 
 
 @pytest.fixture(scope="module")
