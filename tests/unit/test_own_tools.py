@@ -188,18 +188,12 @@ test_kept = CASES.test()
 
 @CASES
 def each_kind_of_change_in_its_place():
-    """Each parses, and differs from the others."""
+    """Each parses, and differs from the others. Texts, annotations and parts of f-strings stay."""
     found = list(changes(SOURCE))
     trees = {ast.dump(ast.parse(source)) for source in (SOURCE, *(one.source for one in found))}
     assert len(trees) == len(found) + 1
     lines = SOURCE.splitlines()
     return {one.what: [line for line in one.source.splitlines() if line not in lines] for one in found}
-
-
-def test_texts_annotations_and_f_strings_stay():
-    assert not any(
-        change.what.startswith(("off by one: 3 ", "off by one: 7 ", 'dropped: """')) for change in changes(SOURCE)
-    )
 
 
 def test_the_nearest_tests_are_listed_as_they_stand_in_the_copy(tmp_path):

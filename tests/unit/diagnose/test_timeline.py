@@ -3,7 +3,6 @@
 import json
 from array import array
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
@@ -11,7 +10,7 @@ from ddpdoctor.collect.run import read_job
 from ddpdoctor.diagnose.evidence import analyze
 from ddpdoctor.diagnose.job import encode_timeline, judge_job
 from ddpdoctor.diagnose.pictures import rank_row
-from ddpdoctor.diagnose.timeline import LANE_DETAIL_SPANS, StepRange, make_timeline, merge_parts
+from ddpdoctor.diagnose.timeline import LANE_DETAIL_SPANS, make_timeline
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.facts import DeviceState, Life, Save
@@ -150,7 +149,8 @@ def timeline_in_words(row):
         f"rank {one.rank}{', blamed' * one.blamed}": [
             *map(" ".join, ((kind, label, str(start), str(end)) for kind, label, start, end in spans(one))),
             *(
-                f"whole run: {span.kind.value} to {span.end_ms and round(span.end_ms - 100e3, 3)}"
+                f"whole run: {span.kind.value} {span.label} {span.number or 0} "
+                f"to {span.end_ms and round(span.end_ms - 100e3, 3)}"
                 for span in one.coarse
             ),
             *(outline(replace(span, start_ms=0.0, end_ms=0.0)) for span in one.detail[-1:]),
@@ -192,35 +192,11 @@ def steps(count, *, slow=0, first=1):
     return Speed(ends_with=StepEnd.OPTIMIZER, group="", count=count, sample_bits=0, kept=kept)
 
 
-def test_the_steps_of_the_whole_run_are_merged_and_a_long_one_keeps_its_span():
-    found = timeline_of(job(in_user(0, speed=steps(300, slow=150), started_ns=LONG_AGO - S, world=1)))
-    coarse = lane(found, 0).coarse
-    kinds = [one.kind for one in coarse]
-    assert kinds[0] is SpanKind.HOST
-    assert set(kinds[1:-1]) == {SpanKind.STEP}
-    assert coarse[0].label == "before step 1"
-    numbers = [one for one in coarse if one.kind is SpanKind.STEP]
-    assert len(numbers) <= 48
-    assert any(one.label == "step" and one.number == 150 for one in numbers)
-    assert numbers[0].label.startswith("steps 1-")
-    assert numbers[-1].label.endswith("-300")
-    assert numbers[-1].end_ms == pytest.approx(1000 + 300 * 10 + 390)
-
-
-def test_steps_between_those_that_were_kept_are_one_span():
-    speed = steps(3)
-    kept = replace(speed.kept, numbers=(1, 40, 80), ended_ns=tuple(LONG_AGO + at * S for at in (1, 40, 50)))
-    found = timeline_of(job(in_user(0, speed=replace(speed, kept=kept), started_ns=LONG_AGO, world=1)))
-    labels = [one.label for one in lane(found, 0).coarse if one.kind is SpanKind.STEP]
-    assert labels == ["step", "steps 2-39", "step", "steps 41-79", "step"]
-
-
-def test_merging_keeps_the_order_and_both_ends():
-    parts = [StepRange(n, n, 10 * n, 10 * n + 10) for n in range(1000)]
-    merged = merge_parts(parts, 7)
-    assert len(merged) == 3
-    assert (merged[0].first, merged[-1].last, merged[0].start_ns, merged[-1].end_ns) == (0, 999, 0, 10_000)
-    assert all(one.last + 1 == other.first for one, other in pairwise(merged))
+def few_steps(numbers, ended_s):
+    """Return speed and step times of which these steps alone were kept."""
+    speed = steps(len(numbers))
+    kept = replace(speed.kept, numbers=numbers, ended_ns=tuple(LONG_AGO + at * S for at in ended_s))
+    return replace(speed, kept=kept)
 
 
 def test_two_hosts_with_different_clocks_are_on_one(tmp_path):
