@@ -336,9 +336,6 @@ def seen_rank(pid: int, rank: int) -> SeenRank:
     )  # fmt: skip
 
 
-# Which of a family of processes is the rank, what moves, and who may look.
-
-
 # What counts as movement between two looks, and what does not.
 
 

@@ -96,27 +96,17 @@ def without_blocks():
     return {"budget": encode(replace(known.budget, blocks_ms=()))}
 
 
-@pytest.mark.parametrize(
-    ("speed", "said"),
-    [
-        ({"reason": "19 steps are too few: at least 20 are needed"}, "has no time budget: 19 steps are too few"),
-        (without_blocks(), "does not say how much its steps vary"),
-        ({"budget": {"phases": 3}}, "the time budget in the report cannot be read"),
-    ],
-)
-def test_a_run_without_a_budget_is_named(speed, said, tmp_path):
-    with pytest.raises(UserError, match=f"b.*{said}") as refused:
-        run(Options(run_dir=save(tmp_path / "a", job()), compare=save(tmp_path / "b", speed)))
-    assert refused.value.status == 2
-
-
-def test_what_is_no_other_run_is_refused(tmp_path):
+def test_what_is_no_other_run_or_has_no_budget_is_refused(tmp_path):
     a = save(tmp_path / "a", job())
     bench = tmp_path / "bench.json"
     bench.write_text(render_json(benches.everything()))
+    few = {"reason": "19 steps are too few: at least 20 are needed"}
     for other, said in (
         (a, "are the same run"), (a / "report.json", "are the same run"), (tmp_path / "none", "there is no"),
         (bench, "it is not a run of `ddpdoctor wrap`"),
+        (save(tmp_path / "few", few), "few.*has no time budget: 19 steps are too few"),
+        (save(tmp_path / "no_blocks", without_blocks()), "no_blocks.*does not say how much its steps vary"),
+        (save(tmp_path / "odd", {"budget": {"phases": 3}}), "odd.*the time budget in the report cannot be read"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=said) as refused:
             run(Options(run_dir=a, compare=other))

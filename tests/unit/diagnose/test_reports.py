@@ -128,19 +128,6 @@ FOUND = replace(
 )  # fmt: skip
 
 
-def test_options_have_their_own_names():
-    (found,) = as_typed([FOUND], NodeOptions(nnodes="2", master_addr="localhost"))
-    assert found.summary == "--master-addr is localhost on 2 nodes"
-    assert found.evidence == ("2 nodes: --nnodes is 2", "PET_MASTER_ADDRESS is something else")
-    assert found.fix == "--master-addr=node0 on all nodes"
-
-
-def test_variables_that_an_operator_gave_keep_theirs():
-    assert as_typed([FOUND], NodeOptions()) == (FOUND,)
-    (found,) = as_typed([FOUND], NodeOptions(nnodes="2"))
-    assert found.summary == FOUND.summary
-
-
 # Pages of rules, found by code or kind.
 
 
@@ -265,5 +252,5 @@ test_words = words(
     check_codes=lambda codes: check_codes(codes.split(" | ")),
     find_page=lambda name: find_page(name, PAGES).code,
     status=status_of, fold_waits=folded, state=state_of,
-    answer=answer_of,
+    answer=answer_of, as_typed=lambda given: as_typed([FOUND], eval(given, {"NodeOptions": NodeOptions})),
 )  # fmt: skip

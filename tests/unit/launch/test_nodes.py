@@ -348,9 +348,6 @@ def test_the_addresses_of_the_interface_that_the_job_uses_come_first(monkeypatch
     assert own_addresses()[0] == "10.0.0.4"
 
 
-# What watchers find of replicas is saved and outlives attempts, and roots travel between nodes.
-
-
 # What the watcher finds of replicas is saved, per attempt, and outlives the files of the ranks.
 
 
