@@ -366,7 +366,7 @@ def _check_table(table: ConfigTable) -> None:
     if table.table.keys() <= {*VERBS, IGNORE}:
         return
     shared = {key for verb in VERBS for key in _keys_of(verb)}
-    _check_keys(table.table, {*VERBS, *shared, IGNORE}, f"[{table.prefix.rstrip('.')}]", table)
+    _check_keys(table.table, {*VERBS, *shared, IGNORE}, table.prefix and f"[{table.prefix.rstrip('.')}]", table)
 
 
 def _keys_of(verb: str) -> list[str]:
@@ -382,7 +382,7 @@ def _check_keys(keys: Any, known: Iterable[str], name: str, table: ConfigTable) 
         )
     for key in keys:
         if key not in known:
-            raise UserError(f"{table.source}: {name} has the unknown key {key}", help=nearest(key, known))
+            raise UserError(f"{table.source}{name and f': {name}'} has the unknown key {key}", help=nearest(key, known))
 
 
 def _read_value(one: Declared, value: Any, name: str) -> Any:
