@@ -5,7 +5,7 @@ from ddpdoctor.collect.network import read_names, read_network
 from ddpdoctor.collect.system import ReadingPlan
 from ddpdoctor.model.launch import select_variables
 from ddpdoctor.model.node import Fleet, Launcher
-from tests.machines import load_machine
+from tests.machines import shared_machine
 from tests.rules.environment.build import fleet, node, process
 
 TORCHRUN = {
@@ -14,34 +14,6 @@ TORCHRUN = {
     "TORCHELASTIC_USE_AGENT_STORE": "True",
 }  # fmt: skip
 """What every rank of `torchrun --nnodes 2 --nproc-per-node 2` has, beside its own numbers."""
-BY_HAND = {
-    "nothing": {},
-    "a shell before the ranks start": {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"},
-    "a rank by hand": {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"},
-    "one rank by hand": {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "12355"},
-    "torchrun --standalone": {
-        **TORCHRUN, "RANK": "1", "LOCAL_RANK": "1", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "WORLD_SIZE": "2",
-        "MASTER_ADDR": "localhost", "MASTER_PORT": "39481",
-    },
-    "mpirun": {
-        "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-        "MASTER_ADDR": "node0", "MASTER_PORT": "29500", "WORLD_SIZE": "2",
-    },
-    "accelerate launch": {
-        **TORCHRUN, "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none",
-    },
-    "Lightning's own processes": {
-        "LOCAL_RANK": "1", "NODE_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "45871",
-        "RANK": "1", "LOCAL_WORLD_SIZE": "2",
-    },
-    "the first pod of an old PyTorchJob": {
-        "RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": "23456",
-        "KUBERNETES_SERVICE_HOST": "10.96.0.1",
-    },
-}  # fmt: skip
-SLURM = ("batch", "task-a-rank", "task-a-node", "uneven", "batch-step", "one-task", "gpus-per-node", "gpu-bind-none")
-KUBERNETES = ((), ("torchrun",), ("pytorchjob",), ("elastic",))
 
 
 def listed(variables, **more):
@@ -51,20 +23,18 @@ def listed(variables, **more):
     return process(None if rank is None else int(rank), other_names=others, **kept, **more)
 
 
-def recorded(name, folder, *states, env=None):
+def recorded(name, *states, env=None):
     """Return the process that a recorded machine shows."""
-    return read_process(load_machine(name, folder, *states, env=env))
+    return read_process(shared_machine(name, *states, env=env))
 
 
-def recorded_node(name, folder, *states, env=None):
+def recorded_node(name, *states, env=None):
     """Return the node that a recorded machine shows: its process, names and network."""
-    system, plan = load_machine(name, folder, *states, env=env), ReadingPlan(sections=frozenset())
+    system, plan = shared_machine(name, *states, env=env), ReadingPlan(sections=frozenset())
     return node(
-        system.calls.hostname(),
-        processes=[recorded(name, folder, *states, env=env)],
-        names=read_names(system, plan),
+        system.calls.hostname(), processes=[recorded(name, *states, env=env)], names=read_names(system, plan),
         network=read_network(system, plan),
-    )
+    )  # fmt: skip
 
 
 def torchrun_fleet(nodes=2, a_node=2, **variables):
