@@ -44,13 +44,12 @@ from ddpdoctor.model.node import Fleet, Limits
 from ddpdoctor.model.reading import Unread
 from ddpdoctor.report.formats import parse_report, render_json
 from ddpdoctor.rules.bandwidth.curves import Baseline
-from tests.golden import Cases, outline, words
+from tests.golden import outline, words
 from tests.machines import load_machine, shared_machine
 from tests.nvml import load_nvml
 from tests.rules.bandwidth.build import GIB, H200, MIB, bench, load, log, member, members, row, sweep, upto
 from tests.rules.bandwidth.build import bench_of as bench_made
 
-CASES = Cases(__name__)
 FULL = sweep(upto(H200, GIB))
 SLOW = sweep({size: gb_s / 2 for size, gb_s in upto(H200, GIB).items()})
 NOISY = sweep({MIB: 1.0, 2 * MIB: 1.0}, noise=0.2)
@@ -191,55 +190,19 @@ def pair(machine, **state):
     return node_of(machine, **state), node_of(machine, host="host1", ranks=range(8, 16))
 
 
-BETWEEN_HOSTS = (
-    "ib-down", "ib-one-lane", "ib-flapped", "no-peermem", "uverbs-denied", "pcie-narrow", "pcie-old-speed", "acs",
-    "iommu", "numa-lost",
-)  # fmt: skip
-OF_GPUS = (
-    "nvlink-down", "p2p-off", "hw-slowdown", "leftover", "app-clocks", "power-cap", "ecc-off", "power-limit",
-    "persistence-off", "remapped",
-)  # fmt: skip
-LEFT_SET = (("NCCL_P2P_DISABLE", "1"), ("NCCL_IB_DISABLE", "1"), ("NCCL_NET", "Socket"), ("NCCL_IB_HCA", "mlx4"))
+def logs(world, **ways):
+    return [log(rank, nvls=True, P2P_CUMEM=48, **ways) for rank in range(world)]
 
 
-@CASES
-def reasons_of_machines():
-    """What a collective does not feel is none; neither are ways between hosts for ranks of one host."""
-    found = {
-        f"{state}, hosts: {hosts}": sources(*pair("nvlink8", states=(state,))[:hosts])
-        for state in BETWEEN_HOSTS
-        for hosts in (1, 2)
-    }
-    found |= {state: sources(node_of("nvlink8", nvml=(state,))) for state in OF_GPUS}
-    found |= {
-        f"{name}={value}, hosts: {hosts}": sources(*pair("nvlink8", **{name: value})[:hosts])
-        for name, value in LEFT_SET
-        for hosts in (1, 2)
-    }
-    for machine in ("nvlink8", "roce8"):
-        one = [log(rank, nvls=True, P2P_CUMEM=48) for rank in range(8)]
-        two = [log(rank, nvls=True, P2P_CUMEM=48, NET_IB_GDRDMA=4) for rank in range(16)]
-        found |= {machine: sources(node_of(machine), logs=one), f"{machine} twice": sources(*pair(machine), logs=two)}
-    desktop = [log(rank, "Socket", ("enp10s0",), SHM=4) for rank in range(2)]
-    many = {"states": ("ib-down", "pcie-narrow", "acs"), "nvml": ("nvlink-down", "hw-slowdown")}
-    down, one_rank = {"nvml": ("nvlink-down",)}, {"host": "b", "ranks": range(1, 2)}
-    crowded, first_rank = node_of("container-nogpu", ranks=range(2)), node_of("nvlink8", ranks=range(1), **down)
-    processes = tuple(replace(process, cpus=(0,)) for process in crowded.processes)
-    most = node_of("nvlink8", nvml=("leftover", "p2p-off"), NCCL_MAX_NCHANNELS="2")
-    return found | {
-        "a desktop without peer access": sources(node_of("workstation2", ranks=range(2)), logs=desktop),
-        "Gloo asks nothing of GPUs and RDMA": sources(node_of("nvlink8", **many), backend="gloo"),
-        "NVLink of one rank a host": sources(first_rank, node_of("nvlink8", **one_rank)),
-        "PCIe inside a host without NVLink": sources(node_of("nvlink8", states=("pcie-narrow",)), logs=[log(0, SHM=4)]),
-        "what explains most comes first": sources(most, logs=[log(0, SHM=2)]),
-        "too few processors and others on them": sources(
-            replace(crowded, processes=processes, load=load({0: 0.9})), backend="gloo"
-        ),
-        "no machines": find_reasons(bench_of(node_of("nvlink8")), None),
-        "in words, NVLink": reasons(node_of("nvlink8", **down)),
-        "in words, Gloo on one host": reasons(node_of("container-nogpu", ranks=range(2)), backend="gloo"),
-        "in words, Gloo between hosts with a faster network": reasons(*pair("nvlink8"), backend="gloo"),
-    }  # fmt: skip
+def crowded():
+    """Return a machine on one of whose processors all ranks and others run."""
+    node = node_of("container-nogpu", ranks=range(2))
+    return replace(node, processes=tuple(replace(one, cpus=(0,)) for one in node.processes), load=load({0: 0.9}))
+
+
+def reasons_of(row):
+    """Evaluate a row. What a collective does not feel is no reason; nor are ways between hosts for ranks of one."""
+    return eval(row)
 
 
 # What is read
@@ -316,10 +279,7 @@ def blamed_for_the_end(row):
     return shown
 
 
-test_kept = CASES.test()
-
-
 test_words = words(
-    __name__, damaged_baseline=damaged_baseline, report=report_of, blame=blamed_for_the_end,
+    __name__, reasons=reasons_of, damaged_baseline=damaged_baseline, report=report_of, blame=blamed_for_the_end,
     describe_rank=lambda row: describe_rank(1, Stop(ending=Ending.HUNG, phase="measure", positions=(eval(row),))),
 )  # fmt: skip
