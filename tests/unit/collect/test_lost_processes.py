@@ -40,7 +40,7 @@ from ddpdoctor.model.reading import NotRead, Why
 from ddpdoctor.recorder.storage.ring_layout import RANK_SHAPE, ROLE_RANK
 from ddpdoctor.recorder.storage.ring_reading import read_ring_file
 from ddpdoctor.recorder.storage.ring_writing import Ring
-from tests.golden import Cases
+from tests.golden import Cases, words
 from tests.machines import RecordedCalls, load_machine
 from tests.scenarios.hosts import require
 from tests.scenarios.running import wait_for
@@ -439,27 +439,10 @@ IDENTITY = (
     "from ddpdoctor.collect.system import System as S;"
     "i = r(S()); print(i.host, i.machine, i.container)"
 )
-STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
 
 
 def process_of(env, **known):
     return process_facts(System(env=env, calls=RecordedCalls(answers={"cpus": "0-2"})), **known)
-
-
-RANKS = [
-    ({}, None, None), ({"RANK": "5", "LOCAL_RANK": "1"}, 5, 1), (STEP, 3, 1),
-    ({**STEP, "RANK": "7", "LOCAL_RANK": "0"}, 7, 0),
-    ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "1"}, None, None),
-    ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, 2, 0),
-    ({**STEP, "OMPI_COMM_WORLD_RANK": "6", "OMPI_COMM_WORLD_LOCAL_RANK": "2"}, 6, 2), ({"PMI_RANK": "4"}, 4, None),
-    ({"RANK": "two", "PMI_RANK": "4"}, 4, None),
-]  # fmt: skip
-
-
-def test_ranks():
-    for env, *expected in RANKS:
-        process = process_of(env)
-        assert [process.rank, process.local_rank] == expected, env
 
 
 def test_what_the_launch_knows_fills_in():
@@ -501,3 +484,11 @@ def test_processes_of_one_host_are_one_node_and_a_network_of_its_own_makes_anoth
 def test_where_there_is_no_proc_the_name_has_to_do(tmp_path):
     mac = System(root=tmp_path, env={}, calls=RecordedCalls(answers={"hostname": "mac"}))
     assert read_identity(mac).machine == "mac//"
+
+
+def ranks(env):
+    process = process_of(env)
+    return f"rank {process.rank}, local rank {process.local_rank}"
+
+
+test_words = words(__name__, ranks=ranks)

@@ -40,7 +40,7 @@ from ddpdoctor.collect.system import ReadingPlan, System, SystemCalls
 from ddpdoctor.model.facts import LockFile, LockKind
 from ddpdoctor.model.node import Clock, Governor, Limit
 from ddpdoctor.model.reading import NotRead, Why
-from tests.golden import Cases
+from tests.golden import Cases, words
 from tests.machines import DATA, RecordedCalls, load_machine, shared_machine
 
 # Limits, control groups, file systems, versions and the clock, read from recorded machines and from this one.
@@ -187,18 +187,6 @@ def test_the_hosts_file_without_a_machines_own_lines(tmp_path):
     others = [set(one.hosts_lines) - set(one.hosts_own) for one in read]
     assert others[0] == others[1] < others[2]
     assert [(len(one.hosts_lines), len(one.hosts_own)) for one in read] == [(2, 1), (2, 1), (2, 0)]
-
-
-WHEELS = [
-    ("2.13.0+cu130", [], "13.0"), ("2.6.0+cu118", [], "11.8"),
-    ("2.13.0+cpu", ["cuda-toolkit[cublas]==13.0.2"], None), ("2.9.1", ["filelock"], None), ("2.9.1+rocm6.4", [], None),
-    ("2.9.1", ["filelock", 'nvidia-cuda-runtime-cu12==12.8.90; platform_system == "Linux"'], "12.8"),
-    ("2.13.0", ["cuda-toolkit[cublas,cudart]==13.0.2; platform_system == 'Linux'"], "13.0"),
-]  # fmt: skip
-
-
-def test_the_cuda_of_a_wheel():
-    assert [cuda_of_wheel(version, requires) for version, requires, _ in WHEELS] == [cuda for *_, cuda in WHEELS]
 
 
 # How busy a machine is with what is not ours, from /proc/stat as recorded and from this machine.
@@ -396,18 +384,6 @@ def test_the_master_and_the_head_are_looked_up(tmp_path):
     assert names.head.addresses == ("10.0.0.11",)
 
 
-NODE1 = {"PET_RDZV_ENDPOINT": "node1:29400"}
-MASTERS = [
-    ({}, None), ({"MASTER_ADDR": " node0 "}, "node0"), ({"MASTER_ADDR": "node0", **NODE1}, "node0"), (NODE1, "node1"),
-    ({"PET_RDZV_ENDPOINT": "[fd00::1]:29400"}, "fd00::1"), ({"PET_RDZV_ENDPOINT": ""}, None),
-    ({"PET_MASTER_ADDR": "node2"}, "node2"),
-]  # fmt: skip
-
-
-def test_where_the_ranks_meet():
-    assert [(env, master_name(env)) for env, _ in MASTERS] == MASTERS
-
-
 class DeadServer(SystemCalls):
     """Calls of which none answers that would ask a name server."""
 
@@ -602,3 +578,6 @@ def test_what_is_asked_side_by_side_answers_fails_or_is_left_and_a_defect_is_rai
     forever.set()
     with pytest.raises(ZeroDivisionError):
         ask_side_by_side({"defect": lambda: 1 // 0}, 5.0)
+
+
+test_words = words(__name__, cuda_of_wheel=lambda row: cuda_of_wheel(*row), master_name=master_name)

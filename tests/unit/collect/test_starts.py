@@ -38,7 +38,7 @@ from ddpdoctor.model.launch import Launch, NodeOptions
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.recorder.storage.ring_layout import CELL_NAMES, ROLE_CHILD, ROLE_RANK
 from ddpdoctor.recorder.storage.ring_reading import RingContent
-from tests.golden import Cases
+from tests.golden import Cases, words
 from tests.scenarios.running import wait_for
 from tests.synthetic import SITUATIONS, Job, S, write_folder, write_gathered
 
@@ -370,20 +370,6 @@ def content(kept, last, started_ns=5 * S_PAST):
     return SimpleNamespace(kept=columns[0], steps=columns[1], cells={"started_ns": started_ns})
 
 
-FIRST_STEPS = [
-    ([], [], None), ([], [(1, 9), (2, 10)], 9), ([(1, 9)], [(500, 900)], 9),
-    ([(11, 30)], [(21, 50)], 10),  # two seconds a step
-    ([(11, 12)], [(21, 32)], 5),  # not before it started
-    ([], [(7, 9)], 9),
-]  # fmt: skip
-
-
-def test_the_first_step_is_known_or_inferred_from_the_pace():
-    for kept, last, first_s in FIRST_STEPS:
-        in_ns = ([(number, at * S_PAST) for number, at in rows] for rows in (kept, last))
-        assert read_first_step(content(*in_ns)) == (None if first_s is None else first_s * S_PAST)
-
-
 def seen_past(number, epoch, batches=4, *, trained=True):
     return EpochSeen(
         number=number, set_epoch=epoch, batches=batches, drawn=16, total=0, xor=0, order="", first="", complete=True,
@@ -587,3 +573,11 @@ def test_a_node_that_left_badly_makes_a_failed_job(tmp_path):
     first, other = json.loads((tmp_path / "nodes.json").read_text())["nodes"]
     change(tmp_path / "nodes.json", nodes=[first, other | {"presence": "left", "status": 3}])
     assert read_job(tmp_path).launcher_status == 3
+
+
+def first_step(row):
+    found = read_first_step(content(*([(number, at * S_PAST) for number, at in rows] for rows in row)))
+    return None if found is None else f"{found / S_PAST} s"
+
+
+test_words = words(__name__, first_step=first_step)
