@@ -22,6 +22,7 @@ A file of tests/data/words has a row "TEXT => VALUE" for each text that a functi
 
 import ast
 import importlib
+import inspect
 import os
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
@@ -159,14 +160,14 @@ REFUSED = "refused: "
 def words(module, **functions):
     """Return the test of a module's rows. A text in quotes or brackets is a literal, and a refusal is a value too.
 
-    A function of two arguments is given pytest's ``request`` first, for what else the test has.
+    A function whose first argument is ``request`` is given pytest's, for what else the test has.
     """
     path = WORDS / f"{'-'.join(module.split('.')[-2:]).replace('-test_', '-')}.txt"
 
     @pytest.mark.parametrize("name", functions)
     def test_words(name, request):
         function = functions[name]
-        if getattr(getattr(function, "__code__", None), "co_argcount", 1) == 2:
+        if [*inspect.signature(function).parameters][:1] == ["request"]:
             function = partial(function, request)
         kept = {part.partition("\n")[0]: part.split("\n")[1:] for part in path.read_text("utf-8").split("==== ")[1:]}
         assert kept.keys() == functions.keys()
