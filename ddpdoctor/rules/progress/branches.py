@@ -206,14 +206,13 @@ class Turning:
 
 
 def find_turning(
-    flows: Iterable[ControlFlow], mine: RankState, other: RankState, group: str, seq: int, parts: Parts
+    flows: Sequence[ControlFlow], mine: RankState, other: RankState, group: str, seq: int, parts: Parts
 ) -> Turning | None:
     """Return how a rank that is to blame parted from another, or None if only the call itself is known.
 
     ``parts`` are their calls under the number ``seq``; None for a rank that has ended.
     """
     own, usual = parts
-    flows = tuple(flows)
     parting = find_parting(mine, other, group, seq)
     if (
         own is not None
@@ -227,8 +226,9 @@ def find_turning(
         parting = Parting(before=None, instead_of=usual.kind)
     if parting is None or parting.instead_of.site is None:
         return None
-    if parting.is_extra:
-        return Turning(parting=parting, detours=(), loop=None, call=parting.instead_of.site)
+    plain = Turning(parting=parting, detours=(), loop=None, call=parting.instead_of.site)
+    if parting.is_extra or plain.reduced_nothing:  # it went around no call
+        return plain
     after = parting.went_on.site if parting.is_earlier and parting.went_on is not None else None
     found = _look_up(flows, parting, (mine, other), parts, after)
     if parting.is_earlier or found.loop is not None or own is None:
