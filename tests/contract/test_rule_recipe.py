@@ -15,7 +15,7 @@ import pytest
 
 from ddpdoctor.rules.registry import all_rules
 from tests import kept
-from tests.scenarios.first import FIRST, SECOND
+from tests.scenarios.first import FIRST, NIGHT, SECOND
 
 pytestmark = pytest.mark.full
 
@@ -188,7 +188,7 @@ def test_each_verb_and_launcher_is_shown_first(word: str, scenarios: dict[str, t
 def test_each_line_of_the_lists_names_a_scenario(scenarios: dict[str, tuple[bool, str, str]]) -> None:
     names = [name.replace("-real]", "]").replace("[real]", "") for name in scenarios]
     listed = [
-        f"tests/scenarios/{file}::{start}" for tests in (FIRST, SECOND)
+        f"tests/scenarios/{file}::{start}" for tests in (FIRST, SECOND, NIGHT)
         for file, starts in tests.items() for start in starts
     ]  # fmt: skip
     assert [line for line in listed if not any(name.startswith(line) for name in names)] == []

@@ -10,7 +10,7 @@ import pytest
 from tests import kept
 from tests.kept import way_of
 from tests.scenarios.control_groups import lent_groups
-from tests.scenarios.first import FIRST, SECOND
+from tests.scenarios.first import FIRST, NIGHT, SECOND
 from tests.scenarios.hosts import Hosts, lent_hosts
 from tests.scenarios.slurm import Slurm, lent_slurm
 
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             continue
         if not is_listed(item, FIRST):
             item.add_marker(pytest.mark.full)
-            if way_of(item) and not is_listed(item, SECOND):
+            if not is_listed(item, SECOND) if way_of(item) else is_listed(item, NIGHT):
                 item.add_marker(pytest.mark.nightly)
     left_out = [item for item in items if way_of(item) == "kept" and item.get_closest_marker("live")]
     if RECORD[0] == "record":

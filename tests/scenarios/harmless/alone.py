@@ -16,7 +16,7 @@ from ddpdoctor.recorder.storage.ring_reading import DamagedRingError, RingConten
 from tests.scenarios.running import clean_environment, free_port
 
 RECORDER = Path(ddpdoctor.recorder.__file__).parent
-LIMIT_S = 250
+LIMIT_S = 550
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ def test_a_recorder_that_cannot_start_says_so(tmp_path: Path) -> None:
         assert "broken on purpose" in "".join(defects(folder)), name
 
 
+@pytest.mark.timeout(600)
 def test_training_runs_whatever_fails(tmp_path: Path) -> None:
     """Break each function of the recorder in turn, in one process that trains once more for each."""
     folder = make_folder(tmp_path / "run")
