@@ -23,7 +23,7 @@ from ddpdoctor.attach.find import FoundJob, choose_ranks
 from ddpdoctor.attach.look import JobLook, compare_looks, of_job
 from ddpdoctor.attach.process import find_py_spy, read_host, read_stacks, remedy_for_tracing
 from ddpdoctor.attach.remote import MARK, NO_RANK, SEE_LOG, Way, ask_nodes, receive_folder, send_look
-from ddpdoctor.attach.servers import Answers, RasAnswer, WorkerServer, ask_ras, ask_server, find_server, read_store
+from ddpdoctor.attach.servers import WorkerServer, ask_ras, ask_server, find_server, read_store
 from ddpdoctor.collect.proc import read_process, read_processes
 from ddpdoctor.model.attached import (
     AskedNodes,
@@ -42,27 +42,12 @@ from ddpdoctor.model.codec import decode
 from ddpdoctor.model.errors import UserError
 from tests.golden import words
 from tests.scenarios.running import wait_for
+from tests.unit.exchange.shelf import served
 
 # Servers that are not what they seem, and stores of an older torch: asked once, and never waited for in vain.
 
 
 LIST_KEYS = 17
-
-
-@contextlib.contextmanager
-def served(answer):
-    """Serve connections with a function that gets each of them; yield the port."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def serve():
-            with contextlib.suppress(OSError):
-                while True:
-                    connection, _ = server.accept()
-                    with connection, contextlib.suppress(OSError):
-                        answer(connection)
-
-        threading.Thread(target=serve, daemon=True).start()
-        yield server.getsockname()[1]
 
 
 def job_at(port):
@@ -110,9 +95,7 @@ def test_a_store_that_cannot_be_reached():
         port = closed.getsockname()[1]
     told = read_store(job_at(port))
     assert isinstance(told, Refusal)
-    assert told.source == "store"
-    assert f"127.0.0.1:{port}" in told.reason
-    assert "rank 0" in told.remedy
+    assert (told.source, f"127.0.0.1:{port}" in told.reason, "rank 0" in told.remedy) == ("store", True, True)
 
 
 def http(connection):
@@ -125,29 +108,18 @@ def endless(connection):
         connection.sendall(b"x" * 65536)
 
 
-NO_RAS = [
-    (http, "not NCCL's RAS"), (endless, "its line does not end"), (lambda one: one.recv(1), "incomplete answer")
-]  # fmt: skip
+def ras_in_pieces(connection):
+    lines = connection.makefile("rb")
+    for answer in (b"SERVER PROTOCOL 2\n", b"OK\n", b"OK\n", b'{"nccl'):
+        lines.readline()
+        connection.sendall(answer)
+    connection.sendall(b'_version": "2.29.7"}\n')
 
 
-@pytest.mark.parametrize(("answer", "reason"), NO_RAS)
-def test_what_is_no_ras_or_hangs_up_or_says_a_line_without_end_is_left_alone(answer, reason):
-    with served(answer) as port:
+def asked_of_ras(answer):
+    with served(eval(answer)) as port:
         told = ask_ras("127.0.0.1", port)
-    assert isinstance(told, Refusal)
-    assert reason in told.reason
-
-
-def test_an_answer_of_ras_in_pieces():
-    def ras(connection):
-        lines = connection.makefile("rb")
-        for answer in (b"SERVER PROTOCOL 2\n", b"OK\n", b"OK\n", b'{"nccl'):
-            lines.readline()
-            connection.sendall(answer)
-        connection.sendall(b'_version": "2.29.7"}\n')
-
-    with served(ras) as port:
-        assert ask_ras("127.0.0.1", port) == RasAnswer(text=b'{"nccl_version": "2.29.7"}\n', is_json=True)
+    return told.reason.replace(str(port), "PORT").partition(": [Errno")[0] if isinstance(told, Refusal) else told
 
 
 def drip(connection):
@@ -159,6 +131,7 @@ def drip(connection):
 
 
 ANSWERS = {
+    "without a trace": lambda connection: say(connection, b'["ping"]'),
     "no HTTP": lambda connection: connection.sendall(b"SSH-2.0-OpenSSH\r\n"),
     "deep": lambda connection: say(connection, b"[" * 100_000),
     "no list": lambda connection: say(connection, b"7"),
@@ -173,19 +146,11 @@ def say(connection, body):
     connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
 
 
-@pytest.mark.parametrize("case", ANSWERS)
-def test_a_worker_server_that_answers_anything_is_refused_in_words(case, monkeypatch):
-    monkeypatch.setattr("ddpdoctor.attach.servers.WHOLE_LIMIT_S", 0.5)
-    with served(ANSWERS[case]) as port:
-        told = ask_server(WorkerServer(port=port), want_stacks=False)
-    assert told.trace is None
-    assert told.refused is not None
-    assert "torch's server in the rank gave no answer" in told.refused.reason
-
-
-def test_a_worker_server_without_a_trace_is_no_refusal():
-    with served(lambda connection: say(connection, b'["ping"]')) as port:
-        assert ask_server(WorkerServer(port=port), want_stacks=True) == Answers()
+def asked_of_worker(case):
+    with pytest.MonkeyPatch.context() as patched, served(ANSWERS[case]) as port:
+        patched.setattr("ddpdoctor.attach.servers.WHOLE_LIMIT_S", 0.5)
+        told = ask_server(WorkerServer(port=port), want_stacks=case == "without a trace")
+    return told if told.refused is None else told.refused.reason.replace(str(port), "PORT").partition(":")[0]
 
 
 # Programs that ask nodes, and what they send. These are real processes, which do what srun and kubectl exec do.
@@ -303,23 +268,21 @@ def test_if_no_node_sent_anything_that_is_an_error_and_no_folder_is_left(tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-ASKS = """
-import pathlib, signal, sys
-from ddpdoctor.attach.remote import Way, ask_nodes
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in the background
-folder = pathlib.Path(sys.argv[1])
-pid = str(folder / "pid")
-waits = f"import os, pathlib, time; pathlib.Path({pid!r}).write_text(str(os.getpid())); time.sleep(1000)"
-ask_nodes(Way(name="srun", noun="node", remedy=str), {"n1": (sys.executable, "-c", waits)}, folder)
-"""
-
-
 def test_a_ctrl_c_ends_what_was_started_and_leaves_no_folder(tmp_path):
-    asking = subprocess.Popen([*python(ASKS), str(tmp_path)], stderr=subprocess.PIPE)
-    assert wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
-    asking.send_signal(signal.SIGINT)
-    asking.communicate(timeout=100)
-    asked = int((tmp_path / "pid").read_text())
+    place = tmp_path / "pid"
+    waits = f"import os, pathlib, time; pathlib.Path({str(place)!r}).write_text(str(os.getpid())); time.sleep(1000)"
+    own = threading.get_ident()
+
+    def interrupt():
+        assert wait_for(lambda: place.exists() and place.read_text())
+        signal.pthread_kill(own, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        ask_nodes(WAY, {"n1": python(waits)}, tmp_path)
+    thread.join()
+    asked = int(place.read_text())
     assert wait_for(lambda: (found := read_process(asked)) is None or found.state in "ZX")
     assert [path.name for path in tmp_path.iterdir()] == ["pid"]
 
@@ -472,8 +435,9 @@ def later_of(changes):
 
 
 test_words = words(
-    __name__, one_rank=later_of, a_job=job_of, family=chosen_of, remedy_for_tracing=lambda row: remedy_for_tracing(*row)
-)
+    __name__, one_rank=later_of, a_job=job_of, family=chosen_of,
+    remedy_for_tracing=lambda row: remedy_for_tracing(*row), ras=asked_of_ras, worker_server=asked_of_worker,
+)  # fmt: skip
 
 
 def test_py_spy_is_there_and_says_that_a_process_is_gone():

@@ -1,5 +1,7 @@
-"""What tests of the exchange share: a store in this process, a clock, and a stranger's way to a server."""
+"""What tests of the exchange share: a store in this process, a clock, other servers, and a stranger's way to ours."""
 
+import contextlib
+import socket
 import threading
 
 from ddpdoctor.exchange.reach import receive
@@ -50,6 +52,22 @@ class Clock:
 
     def __call__(self):
         return self.now_s
+
+
+@contextlib.contextmanager
+def served(answer):
+    """Serve connections with a function that gets each of them; yield the port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection, contextlib.suppress(OSError):
+                        answer(connection)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1]
 
 
 def prove_to(connection, token):

@@ -65,76 +65,28 @@ class Attacker:
         prove_to(made, token)
         return made
 
-    def send(self, connection, data):
-        with contextlib.suppress(OSError):  # it may have been hung up on
-            connection.sendall(data)
+
+def request(kind, key, value=b""):
+    return with_length(pack_request(kind, key, value))
 
 
-def random_bytes(attacker):
-    drawn = random.Random(1)
-    for _ in range(100):
-        attacker.send(attacker.connect(), drawn.randbytes(drawn.randrange(1, 3000)))
-
-
-def random_bytes_after_the_proof(attacker):
-    drawn = random.Random(2)
-    for _ in range(100):
-        attacker.send(attacker.prove(), drawn.randbytes(drawn.randrange(1, 3000)))
-
-
-def frames_cut_short(attacker):
-    whole = with_length(pack_request(RequestType.SET, "key", b"value"))
-    for length in range(1, len(whole)):
-        connection = attacker.prove()
-        attacker.send(connection, whole[:length])
-        connection.shutdown(socket.SHUT_WR)
-
-
-def a_key_that_is_not_utf_8(attacker):
-    attacker.send(attacker.prove(), with_length(struct.pack("!BH", RequestType.SET, 3) + b"\xff\xfe\xfd" + b"x"))
-
-
-def a_byte_now_and_then(attacker):
-    for _ in range(200):
-        attacker.send(attacker.connect(), b"x")
-
-
-def requests_that_are_announced_and_never_sent(attacker):
-    for _ in range(50):
-        attacker.send(attacker.prove(), LENGTH.pack(MAX_REQUEST_BYTES) + b"\1")
-
-
-def large_requests_that_lack_their_last_byte(attacker):
-    """30 times 4 MiB are more than all unfinished requests together may hold."""
-    for _ in range(30):
-        attacker.send(attacker.prove(), LENGTH.pack(MAX_REQUEST_BYTES) + bytes(MAX_REQUEST_BYTES - 1))
-
-
-def questions_whose_answers_nobody_takes(attacker):
-    asked = with_length(pack_request(RequestType.NOW, "now", b""))
-    for _ in range(5):
-        connection = attacker.prove()
-        connection.settimeout(0.2)
-        attacker.send(connection, asked * 100_000)
-
-
-def beats_for_all_members(attacker):
-    connection = attacker.prove()
-    for number in range(20):
-        attacker.send(connection, with_length(pack_request(RequestType.BEAT, str(number), b"")))
-
-
-def a_counter_of_a_million_digits(attacker):
-    connection = attacker.prove()
-    attacker.send(connection, with_length(pack_request(RequestType.SET, "n", b"9" * 10**6)))
-    attacker.send(connection, with_length(pack_request(RequestType.ADD, "n", b"1")))
-
-
-ATTACKS = [
-    random_bytes, random_bytes_after_the_proof, frames_cut_short, a_key_that_is_not_utf_8, a_byte_now_and_then,
-    requests_that_are_announced_and_never_sent, large_requests_that_lack_their_last_byte,
-    questions_whose_answers_nobody_takes, beats_for_all_members, a_counter_of_a_million_digits,
-]  # fmt: skip
+DRAWN, WHOLE = random.Random(1), request(RequestType.SET, "key", b"value")
+NOISE = [DRAWN.randbytes(DRAWN.randrange(1, 3000)) for _ in range(100)]
+CUT_SHORT, NOT_TAKEN = "requests cut short", "questions whose answers nobody takes"
+STRANGERS = {"nothing": [], "random bytes": NOISE, "a byte now and then": [b"x"] * 200}
+AFTER_THE_PROOF = {
+    "random bytes after the proof": NOISE, CUT_SHORT: [WHOLE[:length] for length in range(1, len(WHOLE))],
+    "a key that is not UTF-8": [with_length(struct.pack("!BH", RequestType.SET, 3) + b"\xff\xfe\xfd" + b"x")],
+    "requests that are announced and never sent": [LENGTH.pack(MAX_REQUEST_BYTES) + b"\1"] * 50,
+    # 30 times 4 MiB are more than all unfinished requests together may hold.
+    "large requests that lack their last byte": [LENGTH.pack(MAX_REQUEST_BYTES) + bytes(MAX_REQUEST_BYTES - 1)] * 30,
+    NOT_TAKEN: [request(RequestType.NOW, "now") * 100_000] * 5,
+    "beats for all members": [b"".join(request(RequestType.BEAT, str(number)) for number in range(20))],
+    "a counter of a million digits": [
+        request(RequestType.SET, "n", b"9" * 10**6) + request(RequestType.ADD, "n", b"1"),
+    ],
+}  # fmt: skip
+"""What is sent, over a connection each."""
 
 
 def meet(served, token):
@@ -160,13 +112,19 @@ def opened():
 
 
 @pytest.mark.parametrize("token", [SECRET, NO_TOKEN], ids=["token", "no token"])
-@pytest.mark.parametrize("attack", [lambda _: None, *ATTACKS], ids=lambda attack: attack.__name__.strip("<>"))
+@pytest.mark.parametrize("attack", [*STRANGERS, *AFTER_THE_PROOF])
 def test_members_meet_while_others_attack(attack, token, opened):
     """With a secret the attackers that prove the usual word are strangers, and hung up on."""
     served = opened.enter_context(contextlib.closing(Server(0, token, one_host=True)))
     attacker = Attacker(served, opened)
     with contextlib.suppress(OSError):
-        attack(attacker)
+        for data in (STRANGERS | AFTER_THE_PROOF)[attack]:
+            connection = attacker.connect() if attack in STRANGERS else attacker.prove()
+            connection.settimeout(0.2 if attack == NOT_TAKEN else LIMIT_S)
+            with contextlib.suppress(OSError):  # it may have been hung up on
+                connection.sendall(data)
+            if attack == CUT_SHORT:
+                connection.shutdown(socket.SHUT_WR)
     assert sum(peer.held_bytes for peer in list(served.peers)) <= server_module.MAX_UNFINISHED_BYTES
     meet(served, token)
 

@@ -3,10 +3,9 @@
 import contextlib
 import os
 import random
-import socket
-import subprocess
-import sys
+import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -49,7 +48,7 @@ from ddpdoctor.model.reaching import Contact
 from tests.golden import words
 from tests.scenarios.running import free_port
 from tests.scenarios.running import wait_for as wait_until
-from tests.unit.exchange.shelf import Shelf
+from tests.unit.exchange.shelf import Shelf, served
 
 # The meeting is found by whatever way gets through, and what was in the way of the others is reported.
 
@@ -79,10 +78,6 @@ def ways(meeting, tmp_path):
     }
 
 
-def blocked_port():
-    return OwnPort(("127.0.0.1",), free_port())
-
-
 @pytest.mark.parametrize("name", ["own port", "store", "folder"])
 def test_values_and_counters_by_every_way(meeting, ways, name):
     found = find_meeting([ways[name]], TOKEN, LIMIT_S)
@@ -107,13 +102,8 @@ def test_values_and_counters_by_every_way(meeting, ways, name):
 
 def test_threads_share_a_connection_over_a_mailbox(ways):
     store = open_meeting(ways["store"], TOKEN, LIMIT_S)
-    sums = []
-    threads = [threading.Thread(target=lambda: sums.extend(store.add("n", 1) for _ in range(5))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(sums) == list(range(1, 21))
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(lambda _: store.add("n", 1), range(20))) == list(range(1, 21))
 
 
 def test_the_way_that_is_wanted_first_is_taken_where_all_get_through_and_the_losers_are_hung_up_on(ways):
@@ -129,7 +119,7 @@ def test_what_the_blocked_ways_saw_is_reported_and_typed(ways, tmp_path):
     def closed(_):
         raise StoreError("it refuses")
 
-    port = blocked_port()
+    port = OwnPort(("127.0.0.1",), free_port())
     found = find_meeting([port, ways["folder"]], TOKEN, LIMIT_S)
     assert found.way == "folder"
     (tried,) = found.tried
@@ -156,16 +146,8 @@ def test_what_the_blocked_ways_saw_is_reported_and_typed(ways, tmp_path):
     ids=["http", "ssh", "another ddpdoctor"],
 )
 def test_what_answers_and_is_another_is_not_believed_and_reported(greeting, words):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def serve():
-            with contextlib.suppress(OSError):
-                while True:
-                    server.accept()[0].sendall(greeting)
-
-        threading.Thread(target=serve, daemon=True).start()
-        with pytest.raises(NoMeeting, match=words) as reported:
-            find_meeting([OwnPort(("127.0.0.1",), server.getsockname()[1])], TOKEN, BRIEFLY_S)
+    with served(lambda one: one.sendall(greeting)) as port, pytest.raises(NoMeeting, match=words) as reported:
+        find_meeting([OwnPort(("127.0.0.1",), port)], TOKEN, BRIEFLY_S)
     assert reported.value.tried[0].attempts[0].contact is Contact.NO_STORE
 
 
@@ -216,30 +198,17 @@ def test_who_does_not_hold_the_token_gets_in_by_no_way(meeting, ways):
 
 def test_a_folder_that_another_run_has_left_behind_is_no_meeting(tmp_path):
     """The former first node was killed: what shows its meeting is still there, and so is a message to it."""
-    killed = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert killed.stdout.readline() == "1\n"
-    killed.kill()
-    killed.wait()
-    assert (tmp_path / ".meeting" / "meeting").exists()
+    (tmp_path / "its").mkdir()
+    with HostedMeeting(None, TOKEN) as killed:
+        killed.serve_folder(tmp_path / "its")
+        open_meeting(Folder(tmp_path / "its"), TOKEN, LIMIT_S).add("n", 1)
+        shutil.copytree(tmp_path / "its", tmp_path / "left")
+    assert (tmp_path / "left" / FOLDER / "meeting").exists()
     with pytest.raises(NoMeeting, match="does not answer"):
-        find_meeting([Folder(tmp_path)], TOKEN, BRIEFLY_S)
-
+        find_meeting([Folder(tmp_path / "left")], TOKEN, BRIEFLY_S)
     with HostedMeeting(None, TOKEN) as hosted:
-        hosted.serve_folder(tmp_path)
-        assert find_meeting([Folder(tmp_path)], TOKEN, LIMIT_S).store.add("n", 1) == 1
-
-
-KILLED = """
-import sys
-from pathlib import Path
-from ddpdoctor.exchange.meeting import Folder, HostedMeeting, open_meeting
-with HostedMeeting(None, b"token") as hosted:
-    hosted.serve_folder(Path(sys.argv[1]))
-    print(open_meeting(Folder(Path(sys.argv[1])), b"token", 10).add("n", 1), flush=True)
-    sys.stdin.read()
-"""
+        hosted.serve_folder(tmp_path / "left")
+        assert find_meeting([Folder(tmp_path / "left")], TOKEN, LIMIT_S).store.add("n", 1) == 1
 
 
 def test_a_store_that_ends_and_a_folder_that_cannot_be_written_end_their_ways_alone(meeting, tmp_path):
@@ -286,21 +255,15 @@ test_words = words(__name__, lowest=lowest_of)
 
 def test_one_serves_and_the_others_find_it(tmp_path):
     """It is the lowest, unless that one stands still for so long that it counts as gone, as on a very busy machine."""
-    results = {}
 
     def wait(number):
         client = find_deputy(tmp_path, TOKEN, number, 100)
-        results[number] = "serves" if client is None else client.add("guests", 1)
         if client is None:
             hosted.serve_folder(tmp_path)
+        return "serves" if client is None else f"guest {client.add('guests', 1)}"
 
-    with HostedMeeting(None, TOKEN) as hosted:
-        threads = [threading.Thread(target=wait, args=(number,)) for number in (3, 1)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert sorted(map(str, results.values())) == ["1", "serves"]
+    with HostedMeeting(None, TOKEN) as hosted, ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(wait, (3, 1))) == ["guest 1", "serves"]
 
 
 def test_a_lower_one_that_serves_nothing_is_waited_for_until_the_limit(tmp_path):
@@ -323,14 +286,10 @@ def test_a_lower_one_that_serves_nothing_is_waited_for_until_the_limit(tmp_path)
 # Of several ways the best that gets through in time is taken, in whatever order they do, and the others are closed.
 
 
-class Line:
-    """Stands for a connection."""
+class Line(threading.Event):
+    """Stands for a connection, and says whether it was closed."""
 
-    def __init__(self):
-        self.closed = threading.Event()
-
-    def close(self):
-        self.closed.set()
+    close = threading.Event.set
 
 
 class Lane:
@@ -353,8 +312,8 @@ def test_the_best_of_those_that_get_through_wins_and_a_blocked_one_is_not_waited
     winner = race([lane.open for lane in lanes], LIMIT_S).best
     assert winner == min(order)
     lanes[0].through.set()  # it gets through after all: nobody wants it
-    assert all(lane.line.closed.wait(LIMIT_S) for lane in lanes if lane is not lanes[winner])
-    assert not lanes[winner].line.closed.is_set()
+    assert all(lane.line.wait(LIMIT_S) for lane in lanes if lane is not lanes[winner])
+    assert not lanes[winner].line.is_set()
 
 
 def test_a_worse_one_that_gets_through_while_a_better_is_waited_for_changes_nothing_and_nobody_wins_where_none_does():
@@ -428,7 +387,7 @@ def test_a_message_that_is_left_again_for_want_of_an_answer_counts_once(shelf):
         inbox = StoreBox(shelf)
         forwarder = Forwarder(inbox, hosted.store(), TOKEN).start()
         assert wait_until(lambda: shelf.get("meeting") is not None, LIMIT_S)
-        outbox, key = StoreBox(shelf), announced(shelf)
+        outbox, key = StoreBox(shelf), StoreBox(shelf).meeting()
         message = Message(LINE, 1, add_one()).seal(b"client", key, TOKEN)
         outbox.post(LINE, message)
         outbox.post(LINE, message)
@@ -436,10 +395,6 @@ def test_a_message_that_is_left_again_for_want_of_an_answer_counts_once(shelf):
         forwarder.close()
         assert hosted.store().add("n", 0) == 1
     assert Message.unseal(outbox.answer(LINE), b"server", key, TOKEN).text[1:] == b"1"
-
-
-def announced(shelf):
-    return StoreBox(shelf).meeting()
 
 
 @pytest.mark.usefixtures("hosted")

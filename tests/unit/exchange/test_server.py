@@ -8,8 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -41,7 +41,7 @@ from tests.golden import words
 from tests.scenarios.running import free_port
 from tests.scenarios.running import wait_for as wait_until
 from tests.torch_stores import serve_torch_store
-from tests.unit.exchange.shelf import Clock, is_hung_up, prove_to
+from tests.unit.exchange.shelf import Clock, is_hung_up, prove_to, served
 
 TOKEN = b"token"
 
@@ -70,7 +70,7 @@ def proven(server):
     return connection
 
 
-@pytest.fixture(params=["libuv", "threads"])
+@pytest.fixture(scope="module", params=["libuv", "threads"])
 def agent(request):
     """A process that serves a store by one of torch's servers, as torchrun's agent does; yields it with its port."""
     with serve_torch_store(request.param) as served:
@@ -277,8 +277,8 @@ def torchs(agent):
     return TCPStore("127.0.0.1", agent[1], is_master=False, timeout=timedelta(seconds=100))
 
 
-def opened(agent):
-    return open_job_store("127.0.0.1", agent[1], PREFIX, 60)
+def opened(agent, limit_s=60):
+    return open_job_store("127.0.0.1", agent[1], PREFIX, limit_s)
 
 
 def put(torchs, key, value):
@@ -316,18 +316,15 @@ def test_torch_and_we_read_what_the_other_wrote(agent, torchs):
 def test_threads_share_a_connection(agent):
     ours = opened(agent)
 
-    def count():
-        for number in range(200):
-            ours.add("count", 1)
-            ours.set(f"{threading.get_ident()}/{number}", b"x" * number)
-            assert ours.get(f"{threading.get_ident()}/{number}") == b"x" * number
+    def count(thread):
+        for number in range(50):
+            ours.add("turns", 1)
+            ours.set(f"{thread}/{number}", b"x" * number)
+            assert ours.get(f"{thread}/{number}") == b"x" * number
 
-    threads = [threading.Thread(target=count) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert ours.add("count", 0) == 800
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(count, range(4))] == [None] * 4
+    assert ours.add("turns", 0) == 200
 
 
 def test_a_value_over_the_limit_is_not_read(agent, torchs):
@@ -337,34 +334,28 @@ def test_a_value_over_the_limit_is_not_read(agent, torchs):
         ours.get("large")
 
 
-def test_a_store_that_ends_is_reported(agent):
-    process, _ = agent
-    ours = opened(agent)
-    assert ours.add("count", 1) == 1
-    process.kill()
-    process.wait()
-    with pytest.raises(StoreError, match="the connection to the job's store failed"):
-        ours.add("count", 1)
-    with pytest.raises(StoreError, match="connection refused"):
-        open_job_store("127.0.0.1", agent[1], PREFIX, 2)
+def test_a_store_that_ends_is_reported():
+    with serve_torch_store() as agent:
+        ours = opened(agent)
+        assert ours.add("count", 1) == 1
+        agent[0].kill()
+        agent[0].wait()
+        with pytest.raises(StoreError, match="the connection to the job's store failed"):
+            ours.add("count", 1)
+        with pytest.raises(StoreError, match="connection refused"):
+            opened(agent, 2)
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"abc", None])
 def test_what_is_no_store_or_says_nothing_is_not_taken_for_one(answer):
-    def serve(listener):
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = listener.accept()
-                with connection:
-                    connection.recv(64)
-                    connection.sendall(answer)
+    def say(connection):
+        while connection.recv(64) and answer is None:
+            pass
+        connection.sendall(answer or b"")
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        if answer is not None:
-            threading.Thread(target=serve, args=(listener,), daemon=True).start()
-        said = "no answer" if answer is None else "not a store of torch|closed the connection|reset"
-        with pytest.raises(StoreError, match=said):
-            open_job_store("127.0.0.1", listener.getsockname()[1], PREFIX, 2)
+    said = "no answer" if answer is None else "not a store of torch|closed the connection|reset"
+    with served(say) as port, pytest.raises(StoreError, match=said):
+        open_job_store("127.0.0.1", port, PREFIX, 2)
 
 
 def test_a_store_that_does_not_answer_is_not_waited_for_without_end(agent):

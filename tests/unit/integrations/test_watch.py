@@ -1,5 +1,6 @@
 """What ``ddpdoctor.watch`` refuses, and what importing it costs."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import ddpdoctor
+from ddpdoctor.integrations import place
 from ddpdoctor.integrations import watch as watches
 from ddpdoctor.integrations.place import Asked, take_place
 from ddpdoctor.launch.attendance import (
@@ -23,6 +25,7 @@ from ddpdoctor.launch.attendance import (
     read_attendance,
     read_meeting,
 )
+from ddpdoctor.launch.stopping import Target
 from ddpdoctor.model.findings import JobStatus, JobSummary
 from ddpdoctor.recorder.state import start_ticks
 from ddpdoctor.report.formats import render_json
@@ -43,11 +46,9 @@ def test_a_value_that_makes_no_sense_is_refused_before_anything_starts() -> None
     assert watch.report() == ""
 
 
-@pytest.mark.parametrize(
-    "statement", ["import ddpdoctor; ddpdoctor.watch()", "import ddpdoctor.integrations.pytest_plugin"]
-)
-def test_nothing_heavy_is_imported_before_it_starts(statement: str) -> None:
-    code = f"import json, sys; old = set(sys.modules); {statement}; print(json.dumps([*set(sys.modules) - old]))"
+def test_nothing_heavy_is_imported_before_it_starts() -> None:
+    code = "import ddpdoctor, ddpdoctor.integrations.pytest_plugin; ddpdoctor.watch()"
+    code = f"import json, sys; old = set(sys.modules); {code}; print(json.dumps([*set(sys.modules) - old]))"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     heavy = {"torch", "rich", "psutil", "numpy", "pytest", "ddpdoctor.launch", "ddpdoctor.recorder"}
@@ -89,68 +90,52 @@ def test_a_rank_that_failed_waits_for_a_report_of_the_failure_and_not_for_the_wa
 
 
 ENV = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2"}
-TAKE = """
-import json, os, sys
-from pathlib import Path
-from ddpdoctor.integrations.place import Asked, take_place
-asked = Asked(hang_timeout_s=60.0, on_hang="report", report_dir=Path(sys.argv[1]))
-meeting = take_place(asked, os.environ)
-print(json.dumps([str(meeting.run_dir), *meeting.watcher]), flush=True)
-sys.stdin.read()
-"""
 
 
-class Rank:
-    """A process that has taken its place."""
+class Ranks:
+    """Processes, in whose names this one takes their places."""
 
-    def __init__(self, folder: Path, **env: str) -> None:
-        own = {**os.environ, **ENV, "TMPDIR": str(folder.parent), **env}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", TAKE, str(folder)], env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert self.process.stdout is not None
-        self.folder, self.watcher, _ = json.loads(self.process.stdout.readline())
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.monkeypatch, self.processes = folder, monkeypatch, contextlib.ExitStack()
+        monkeypatch.setattr("tempfile.tempdir", str(folder))
 
-    def end(self) -> None:
-        if self.process.poll() is None:
-            self.process.communicate("")
+    def start(self) -> Target:
+        process = self.processes.enter_context(subprocess.Popen(["sleep", "600"]))
+        self.processes.callback(process.kill)
+        return process.pid, start_ticks(process.pid)
+
+    def take(self, **env: str) -> HostWatch:
+        process = self.start()
+        self.monkeypatch.setattr(place, "this_process", lambda: process)
+        asked = Asked(hang_timeout_s=60.0, on_hang="report", report_dir=self.folder / "run")
+        return take_place(asked, {**os.environ, **ENV, "TMPDIR": str(self.folder), **env})
 
 
 @pytest.fixture
-def ranks() -> Iterator[list[Rank]]:
-    started: list[Rank] = []
-    yield started
-    for rank in started:
-        rank.end()
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
+    made = Ranks(tmp_path, monkeypatch)
+    with made.processes:
+        yield made
 
 
-def test_the_ranks_of_one_launch_share_a_folder_and_a_watcher(tmp_path: Path, ranks: list[Rank]) -> None:
-    ranks += [Rank(tmp_path / "run", RANK=str(number)) for number in range(2)]
-    first, second = ranks
-
-    assert (first.folder, second.folder) == (str(tmp_path / "run"), first.folder)
-    assert first.watcher == second.watcher
-    for rank in ranks:
-        rank.end()
-    assert wait_for(lambda: not list(next(tmp_path.glob("ddpdoctor-watch-*")).iterdir()))  # the watcher is gone too
+def test_the_ranks_of_one_launch_share_a_folder_and_a_watcher_that_ends_with_them(tmp_path: Path, ranks: Ranks) -> None:
+    first, second = (ranks.take(RANK=str(number)) for number in range(2))
+    assert (first.run_dir, second) == (tmp_path / "run", first)
+    ranks.processes.close()
+    assert wait_for(lambda: not list(next(tmp_path.glob("ddpdoctor-watch-*")).iterdir()))
 
 
-def test_another_launch_into_the_same_folder_gets_a_subfolder_of_its_own(tmp_path: Path, ranks: list[Rank]) -> None:
-    ranks += [Rank(tmp_path / "run", RANK="0"), Rank(tmp_path / "run", RANK="0")]  # it cannot be the same one
-    ranks.append(Rank(tmp_path / "run", RANK="1", TORCHELASTIC_RESTART_COUNT="1"))
-
-    assert [rank.folder for rank in ranks] == [str(tmp_path / name) for name in ("run", "run/run-2", "run/run-3")]
-    assert len({rank.watcher for rank in ranks}) == 3
-
-
-def test_another_host_has_a_subfolder_of_its_number(tmp_path: Path, ranks: list[Rank]) -> None:
-    ranks.append(Rank(tmp_path / "run", RANK="1", GROUP_RANK="1"))
-
-    assert ranks[0].folder == str(tmp_path / "run" / "node-1")
+def test_another_launch_into_the_same_folder_and_another_host_get_subfolders(tmp_path: Path, ranks: Ranks) -> None:
+    ranks.monkeypatch.setattr(place, "_start_watcher", lambda *_: ranks.start())
+    # The second cannot be of the same launch, where there is a rank 0.
+    launches: list[dict[str, str]] = [{"RANK": "0"}, {"RANK": "0"}, {"RANK": "1", "TORCHELASTIC_RESTART_COUNT": "1"}]
+    seen = [ranks.take(**env) for env in [*launches, {"RANK": "9", "GROUP_RANK": "1", "MASTER_PORT": "1"}]]
+    assert [str(one.run_dir.relative_to(tmp_path)) for one in seen] == ["run", "run/run-2", "run/run-3", "run/node-1"]
+    assert len({one.watcher for one in seen}) == 4
 
 
 def test_who_comes_and_leaves_is_known(tmp_path: Path) -> None:
-    me, gone = (os.getpid(), _ticks()), (os.getpid(), 1)
+    me, gone = (os.getpid(), start_ticks()), (os.getpid(), 1)
     assert read_attendance(tmp_path) == Attendance()
     enter(tmp_path, me, "3")
     enter(tmp_path, gone, "4")
@@ -159,10 +144,6 @@ def test_who_comes_and_leaves_is_known(tmp_path: Path) -> None:
     assert read_attendance(tmp_path) == Attendance(left={me: Leaving.FAILED}, gone=frozenset({gone}))
     enter(tmp_path, me, "3")
     assert read_attendance(tmp_path).present == {me: "3"}
-
-
-def _ticks() -> int:
-    return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
 
 
 @pytest.mark.parametrize("text", ["", "null", "{}", '{"record": 1}', '{"record": "a", "run_dir": "b", "watcher": 1}'])

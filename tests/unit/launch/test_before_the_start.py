@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -133,21 +132,14 @@ def test_the_default_folders_parent_may_not_be_planted_in_a_shared_working_direc
 # The look at a script before the start.
 
 
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        (None, r"train\.py was not found"), (b"def f(:\n", r"train\.py:1: "), (b"1\n\nreturn 3\n", r"train\.py:3: "),
-        (b"x = 1\nif x\n    y = 2\n", r"train\.py:2: "), (b"if 1:\nx = 1\n", r"train\.py:2: "),
-        (b"x = 1\0\n", r"train\.py"),
-    ],
-)  # fmt: skip
-def test_a_script_that_cannot_run_is_an_error_of_the_user_with_file_and_line(tmp_path, source, said):
-    script = tmp_path / "train.py"
-    if source is not None:
-        script.write_bytes(source)
-    with pytest.raises(UserError, match=said) as error:
-        check_script(str(script))
-    assert error.value.status == 2
+def script_of(source):
+    """Look at a script before the start; return where it cannot run: no two Pythons say in the same words why."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "train.py").write_bytes(source)
+        try:
+            return check_script(str(Path(folder, "train.py")))
+        except UserError as error:
+            return f"{error.message.replace(folder, 'FOLDER').partition(': ')[0]}, status {error.status}"
 
 
 def commanded(row):
@@ -167,6 +159,12 @@ def test_of_what_python_can_run_the_source_is_returned_without_running_it(tmp_pa
     """A zip application has no source to check."""
     with pytest.raises(UserError, match="is a directory"):
         check_script(str(tmp_path))
+    script = tmp_path / "train.py"
+    for source, said in ((None, "was not found"), (b"x = 1\0\n", r"train\.py")):
+        if source is not None:
+            script.write_bytes(source)
+        with pytest.raises(UserError, match=said):
+            check_script(str(script))
     script = tmp_path / "__main__.py"
     for source in (b"# -*- coding: latin-1 -*-\nx = '\xe9'\n", b"raise SystemExit('\\d')\n"):
         script.write_bytes(source)
@@ -214,6 +212,7 @@ def chosen_ranks(row):
 
 test_words = words(
     __name__,
+    check_script=script_of,
     check_command=commanded,
     make_report_dir=refused_folder,
     launch_shape=lambda line: launch_shape(TorchrunSettings(tuple(line.split()), {})),
@@ -254,38 +253,28 @@ def kill_watcher() -> None:
     assert wait_for(lambda: os.getppid() != watcher)
 
 
-def before_it_is_named(guardian: Guardian) -> None:
-    kill_watcher()
-    guardian.protect_self()
-
-
-def before_it_is_the_launcher(guardian: Guardian) -> None:
-    guardian.protect_self()
-    kill_watcher()
-
-
-def once_the_launcher_runs(guardian: Guardian) -> None:
-    guardian.protect_self()
-
-
-def once_the_launcher_has_ended(guardian: Guardian) -> None:
-    guardian.protect_self()
-
-
-def watch(folder: Path, fd: int, code: str, in_child: Callable[[Guardian], None]) -> None:
-    """Be a watcher: start a guardian and a launcher, and be killed."""
+def watch(folder: Path, fd: int, code: str, moment: str) -> None:
+    """Be a watcher: start a guardian and a launcher, and be killed at some moment."""
     mark = {"DDPDOCTOR_RUN": str(folder), "DDPDOCTOR_WATCHER": str(os.getpid())}
     guardian = Guardian(folder, mark, lambda: os.write(fd, b"orphaned "))
+
+    def in_child() -> None:
+        if moment == "before it is named":
+            kill_watcher()
+        guardian.protect_self()
+        if moment == "before it is the launcher":
+            kill_watcher()
+
     launcher = subprocess.Popen(
         [sys.executable, "-S", "-c", code], env={**os.environ, **mark}, pass_fds=(fd,),
-        preexec_fn=lambda: in_child(guardian),  # noqa: PLW1509 - no threads here
+        preexec_fn=in_child,  # noqa: PLW1509 - no threads here
     )  # fmt: skip
-    if in_child is once_the_launcher_has_ended:
+    if moment == "once the launcher has ended":
         launcher.wait()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def all_that_is_said(folder: Path, code: str, in_child: Callable[[Guardian], None]) -> bytes:
+def all_that_is_said(folder: Path, code: str, moment: str) -> bytes:
     """Return what the job wrote until its last process had ended."""
     reader, writer = os.pipe()
     watcher = os.fork()
@@ -293,7 +282,7 @@ def all_that_is_said(folder: Path, code: str, in_child: Callable[[Guardian], Non
         os.close(reader)
         os.set_inheritable(writer, True)  # noqa: FBT003 - positional only
         try:
-            watch(folder, writer, code.format(fd=writer, sleeps=SLEEPS.format(fd=writer)), in_child)
+            watch(folder, writer, code.format(fd=writer, sleeps=SLEEPS.format(fd=writer)), moment)
         finally:
             os._exit(1)
     os.close(writer)
@@ -305,14 +294,16 @@ def all_that_is_said(folder: Path, code: str, in_child: Callable[[Guardian], Non
     return said
 
 
-@pytest.mark.parametrize("in_child", [before_it_is_named, before_it_is_the_launcher, once_the_launcher_runs])
-@pytest.mark.parametrize("code", [SLEEPS, LEAVES_A_CHILD, KEEPS_STARTING, FORGETS])
-def test_a_killed_watcher_leaves_nobody(code: str, in_child: Callable[[Guardian], None], tmp_path: Path) -> None:
-    assert all_that_is_said(tmp_path, code, in_child).endswith(b"orphaned ")
-
-
-def test_a_process_that_the_launcher_has_left_behind_is_found(tmp_path: Path) -> None:
-    assert all_that_is_said(tmp_path, LEAVES_A_CHILD, once_the_launcher_has_ended).endswith(b"orphaned ")
+@pytest.mark.parametrize(
+    ("code", "moment"),
+    [
+        *((code, "once the launcher runs") for code in (SLEEPS, LEAVES_A_CHILD, KEEPS_STARTING, FORGETS)),
+        (KEEPS_STARTING, "before it is named"), (KEEPS_STARTING, "before it is the launcher"),
+        (LEAVES_A_CHILD, "once the launcher has ended"),
+    ],
+)  # fmt: skip
+def test_a_killed_watcher_leaves_nobody(code: str, moment: str, tmp_path: Path) -> None:
+    assert all_that_is_said(tmp_path, code, moment).endswith(b"orphaned ")
 
 
 def test_a_watcher_killed_before_it_starts_anything(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ def split(line, ask=refuse_to_ask):
     return split_command(line.split(), OWN, ask)
 
 
+@pytest.mark.full
 def test_the_table_agrees_with_the_installed_torchrun():
     pytest.importorskip("torch")
     asked = {name: takes for name, takes in ask_torchrun().items() if name not in {"-h", "--help"}}

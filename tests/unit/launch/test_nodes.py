@@ -3,7 +3,6 @@
 import contextlib
 import json
 import mmap
-import os
 import socket
 import subprocess
 import threading
@@ -11,7 +10,8 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -35,6 +35,7 @@ from ddpdoctor.model.facts import Run, attempt_name
 from ddpdoctor.model.findings import Confidence, Finding, Judgment, Severity
 from ddpdoctor.recorder.storage import ring_layout
 from tests.fingerprints import TICKS, FakeRank
+from tests.golden import words
 from tests.scenarios.running import free_port, wait_for
 from tests.torch_stores import serve_torch_store
 
@@ -141,26 +142,17 @@ def test_a_record_that_cannot_be_written_costs_no_other(pair: Pair, tmp_path: Pa
     assert (tmp_path / FOLDER / "1" / "run.json").read_text() == "{}"
 
 
-class _Idle:
-    """The watch of a node whose ranks get on."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def readable(self) -> Path:
-        return self.folder
-
-    def own_progress(self) -> NodeProgress:
-        return NodeProgress()
-
-    def rank_range(self) -> None:
-        return None
+def examining_of(folder: Path, other: OtherNode | None, on_hang: OnHang = "auto") -> Examining:
+    """Have a node whose ranks get on be examined."""
+    idle = SimpleNamespace(readable=lambda: folder, own_progress=NodeProgress, rank_range=lambda: None)
+    made = Examining(cast("JobWatch", idle), lambda *_: NOTHING, 300.0, on_hang, "node1:/run")
+    made.nodes = other
+    return made
 
 
 def test_a_first_that_leaves_after_its_word_is_obeyed_all_the_same(pair: Pair, tmp_path: Path):
     first, other = pair
-    examining = Examining(cast("JobWatch", _Idle(tmp_path)), lambda *_: NOTHING, 300.0, "auto", "node1:/run")
-    examining.nodes = other
+    examining = examining_of(tmp_path, other)
     first.announce(NOTHING, stop=True, place="node0:/run")
     first.close()
     assert wait_for(lambda: other.alone_since_ns is not None)
@@ -174,10 +166,8 @@ def test_a_launcher_that_failed_before_the_stop_was_obeyed_counts_as_stopped(
     pair: Pair, tmp_path: Path, on_hang: OnHang, *, stop: bool
 ):
     first, other = pair
-    examining = Examining(cast("JobWatch", _Idle(tmp_path)), lambda *_: NOTHING, 300.0, on_hang, "node1:/run")
-    assert examining.take_stop() is None
-    examining.nodes = other
-    assert examining.take_stop() is None
+    examining = examining_of(tmp_path, other, on_hang)
+    assert [examining_of(tmp_path, None).take_stop(), examining.take_stop()] == [None, None]
     first.announce(NOTHING, stop=stop, place="node0:/run")
     assert wait_for(lambda: other.verdict is not None)
     assert examining.take_stop() == (NOTHING if stop and on_hang == "auto" else None)
@@ -190,8 +180,7 @@ def test_a_first_that_went_while_the_launcher_here_went_on_has_the_last_word_whe
     pair: Pair, tmp_path: Path, severity: Severity
 ):
     first, other = pair
-    examining = Examining(cast("JobWatch", _Idle(tmp_path)), lambda *_: NOTHING, 300.0, "auto", "node1:/run")
-    examining.nodes = other
+    examining = examining_of(tmp_path, other)
     found = Finding(code="DD603", kind="early-exit", severity=severity, confidence=Confidence.HIGH, summary="rank 1")
     first.announce(Judgment(findings=(found,), checks=(), certain=True), stop=False, place="node0:/run")
     assert wait_for(lambda: other.verdict is not None)
@@ -328,24 +317,24 @@ def test_a_word_that_leads_nowhere_or_to_very_many_addresses_or_is_a_stranger_s(
     assert hosts == 1 or str(reported.value).count(words) == MOST_ADDRESSES
 
 
-def test_the_addresses_of_the_interface_that_the_job_uses_come_first(monkeypatch):
-    monkeypatch.setattr(
-        "ddpdoctor.collect.system.SystemCalls.interface_addresses",
-        lambda _calls: {
-            "lo": ("127.0.0.1/8", "::1/128"), "docker0": ("172.17.0.1/16",),
-            "eth0": ("10.0.0.4/24", "fe80::1/64"), "ib0": ("192.168.7.4/24", "2001:db8::4/64"),
-        },
-    )  # fmt: skip
-    monkeypatch.setattr(socket, "gethostname", lambda: "127.0.1.1")
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
-    assert own_addresses() == ("172.17.0.1", "10.0.0.4", "192.168.7.4", "2001:db8::4")
-    monkeypatch.setattr(socket, "gethostname", lambda: "10.0.0.4")
-    assert own_addresses()[0] == "10.0.0.4"
-    monkeypatch.setitem(os.environ, "NCCL_SOCKET_IFNAME", "=ib")
-    assert own_addresses()[:3] == ("192.168.7.4", "2001:db8::4", "10.0.0.4")
-    monkeypatch.setitem(os.environ, "NCCL_SOCKET_IFNAME", "^docker,lo")
-    assert own_addresses()[0] == "10.0.0.4"
+def addresses_of(row):
+    """Return the addresses of this host, whose name has one; the variables say which interface a job uses."""
+    name, *variables = row.split()
+    interfaces = {
+        "lo": ("127.0.0.1/8", "::1/128"), "docker0": ("172.17.0.1/16",),
+        "eth0": ("10.0.0.4/24", "fe80::1/64"), "ib0": ("192.168.7.4/24", "2001:db8::4/64"),
+    }  # fmt: skip
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("ddpdoctor.collect.system.SystemCalls.interface_addresses", lambda _calls: interfaces)
+        patched.setattr(socket, "gethostname", lambda: name)
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            patched.delenv(variable, raising=False)
+        for one in variables:
+            patched.setenv(*one.split("=", 1))
+        return own_addresses()
+
+
+test_words = words(__name__, own_addresses=addresses_of)
 
 
 # What the watcher finds of replicas is saved, per attempt, and outlives the files of the ranks.
@@ -365,13 +354,14 @@ def start(folder: Path, first_pid: int = 100) -> list[FakeRank]:
     return [FakeRank(fingerprints, rank, (0, 1), pid=first_pid + rank).open(["w", "head.w"]) for rank in (0, 1)]
 
 
-def followed(ranks: Sequence[FakeRank]) -> list[Followed]:
-    return [Followed(pid=rank.pid, ticks=TICKS, role=ring_layout.ROLE_RANK, ring=mmap.mmap(-1, 1)) for rank in ranks]
-
-
-def write(ranks: Sequence[FakeRank], number: int, *contents: str) -> None:
+def write(replicas: LiveComparison, ranks: Sequence[FakeRank], number: int, *contents: str, attempt: int = 0) -> bool:
+    """Have ranks write, and compare it; return whether that is news."""
     for rank, content in zip(ranks, contents, strict=True):
         rank.write(number, content, rank.rank)
+    ring, role = mmap.mmap(-1, 1), ring_layout.ROLE_RANK
+    replicas.has_news = False
+    replicas.follow(attempt, [Followed(pid=rank.pid, ticks=TICKS, role=role, ring=ring) for rank in ranks])
+    return replicas.has_news
 
 
 def read(folder: Path, attempt: int | None = None) -> Consistency:
@@ -386,23 +376,14 @@ def replicas_of(folder: Path, check_every: int = 50) -> LiveComparison:
 
 def test_a_difference_is_news_once(folder: Path) -> None:
     ranks, replicas = start(folder), replicas_of(folder)
-    write(ranks, 1, "w", "w")
-    replicas.follow(0, followed(ranks))
-    assert not replicas.has_news
-    write(ranks, 2, "w", "v")
-    replicas.follow(0, followed(ranks))
-    assert replicas.has_news
-    replicas.has_news = False
-    write(ranks, 4, "w", "v")
-    replicas.follow(0, followed(ranks))
-    assert not replicas.has_news
+    steps = ((1, "w"), (2, "v"), (4, "v"))
+    assert [write(replicas, ranks, number, "w", other) for number, other in steps] == [False, True, False]
 
 
 def test_what_was_found_outlives_the_ranks_files(folder: Path) -> None:
     ranks, replicas = start(folder), replicas_of(folder)
     replicas.follow(-1, [])
-    write(ranks, 1, "w", "v")
-    replicas.follow(0, followed(ranks))
+    write(replicas, ranks, 1, "w", "v")
     replicas.close()
     assert list((folder / "prints").iterdir()) == []
     found = read(folder)
@@ -412,13 +393,11 @@ def test_what_was_found_outlives_the_ranks_files(folder: Path) -> None:
 def test_each_attempt_is_compared_by_itself(folder: Path) -> None:
     replicas = replicas_of(folder)
     first = start(folder)
-    write(first, 1, "w", "v")
-    replicas.follow(0, followed(first))
+    write(replicas, first, 1, "w", "v")
     replicas.save()
-    write(first, 2, "w", "v")
-    second = start(folder, first_pid=200)
-    write(second, 1, "u", "u")
-    replicas.follow(1, followed(second))
+    for rank, content in zip(first, "wv", strict=True):
+        rank.write(2, content, rank.rank)
+    write(replicas, start(folder, first_pid=200), 1, "u", "u", attempt=1)
     assert not (folder / attempt_name(COMPARISON)).exists(), "an earlier attempt does not stand for this one"
     replicas.close()
     assert [read(folder, 0).streams[0].compared, read(folder).streams[0].compared] == [2, 1]
@@ -427,11 +406,9 @@ def test_each_attempt_is_compared_by_itself(folder: Path) -> None:
 
 def test_nothing_is_done_where_it_is_turned_off(folder: Path) -> None:
     ranks, replicas = start(folder), replicas_of(folder, check_every=0)
-    write(ranks, 1, "w", "v")
-    replicas.follow(0, followed(ranks))
+    assert not write(replicas, ranks, 1, "w", "v")
     replicas.save()
     replicas.close()
-    assert not replicas.has_news
     assert not list(folder.glob("consistency*"))
     assert read_consistency(folder, Run(check_every=0), None, ()) == Consistency(check_every=0)
 
@@ -439,9 +416,8 @@ def test_nothing_is_done_where_it_is_turned_off(folder: Path) -> None:
 def test_files_stay_where_what_was_found_cannot_be_saved_and_a_folder_that_is_gone_ends_nothing(folder: Path) -> None:
     ranks = start(folder)
     (folder / f"{attempt_name(COMPARISON)}.part").mkdir()
-    write(ranks, 1, "w", "v")
-    for replicas in (replicas_of(folder), replicas_of(folder / "gone")):
-        replicas.follow(0, followed(ranks))
+    for number, replicas in enumerate((replicas_of(folder), replicas_of(folder / "gone")), start=1):
+        write(replicas, ranks, number, "w", "v")
         replicas.close()
         assert replicas.failure is None
     assert len(list((folder / "prints").iterdir())) == 2
@@ -449,7 +425,8 @@ def test_files_stay_where_what_was_found_cannot_be_saved_and_a_folder_that_is_go
 
 def test_ranks_files_are_compared_where_the_watcher_was_killed(folder: Path) -> None:
     ranks = start(folder)
-    write(ranks, 1, "w", "v")
+    for rank, content in zip(ranks, "wv", strict=True):
+        rank.write(1, content, rank.rank)
     found = read_consistency(folder, RUN, None, [rank.process() for rank in ranks])
     assert found is not None
     (stream,) = found.streams
@@ -474,24 +451,12 @@ TOKEN = b"secret"
 EXCHANGED_RUN = Run(check_every=1)
 
 
-class Place:
-    """A member that has its number and has met the others."""
-
-    def __init__(self, number: int, client: Client | None, others: tuple[int, ...] = ()) -> None:
-        self.number: int | None = number
-        self.is_first = number == 0
-        self.lost = 0
-        """How often it was to connect again."""
-        self._conversation, self._others = None if client is None else Conversation(client, TOKEN), others
-
-    def conversation(self) -> Conversation | None:
-        return self._conversation
-
-    def others(self) -> tuple[int, ...]:
-        return self._others
-
-    def reconnect(self) -> None:
-        self.lost += 1
+def member_of(number: int, client: Client | None, others: tuple[int, ...] = ()) -> Any:
+    """Return a member that has its number and has met the others; ``lost``: how often it was to connect again."""
+    talk = None if client is None else Conversation(client, TOKEN)
+    made = SimpleNamespace(number=number, is_first=number == 0, lost=0, others=lambda: others)
+    made.conversation, made.reconnect = lambda: talk, lambda: setattr(made, "lost", made.lost + 1)
+    return made
 
 
 class Node:
@@ -504,8 +469,7 @@ class Node:
         self.shared = SharedReplicas(())
         self.replicas = LiveComparison(self.folder, 1, (), self.shared)
         others = tuple(range(1, world)) if number == 0 else ()
-        place = cast("FirstNode | OtherNode", Place(number, hosting.store(), others))
-        self.exchange = ReplicaExchange(self.shared, place)
+        self.exchange = ReplicaExchange(self.shared, member_of(number, hosting.store(), others))
 
     def write(self, number: int, content: str) -> None:
         self.rank.write(number, content)
@@ -618,18 +582,17 @@ def test_what_others_send_amiss_ends_nothing(nodes: list[Node]) -> None:
 
 
 def test_a_connection_that_was_lost_is_opened_again_and_a_member_that_is_alone_says_nothing() -> None:
-    alone = ReplicaExchange(SharedReplicas(()), Place(1, None))
+    alone = ReplicaExchange(SharedReplicas(()), member_of(1, None))
     alone.exchange()
     alone.start()
     alone.close()
     assert alone.failure is None
     with HostedMeeting(0, TOKEN, one_host=True) as hosting:
         client = hosting.store()
-        place = Place(1, client)
-        shared = SharedReplicas(())
-        exchange = ReplicaExchange(shared, place)
+        member = member_of(1, client)
+        exchange = ReplicaExchange(SharedReplicas(()), member)
         exchange.exchange()
-        assert place.lost == 0
+        assert member.lost == 0
         client.close()
     exchange.exchange()
-    assert (place.lost, exchange.failure) == (1, None)
+    assert (member.lost, exchange.failure) == (1, None)
