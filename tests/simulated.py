@@ -381,10 +381,6 @@ class Node:
         return {pid: process.seen() for pid, process in self.processes.items() if process.code is None}
 
     @property
-    def report(self):
-        return json.loads(self.options.report_file.read_text())
-
-    @property
     def said(self):
         """What it said, each with the second, and last how it ended and what it found."""
         texts = (
@@ -397,10 +393,9 @@ class Node:
         end = f"{self.ended_s:.0f} exit status {self.outcome.exit_status}"
         if not self.options.report_file.exists():
             return [*shown, f"{end}, no report"]
-        found = [
-            f"{one['code']} {one['severity']} {one['confidence']} {one['ranks']}" for one in self.report["findings"]
-        ]
-        return [*shown, f"{end}, {self.report['job']['status']}: {', '.join(found) or 'nothing'}"]
+        report = json.loads(self.options.report_file.read_text())
+        found = [f"{one['code']} {one['severity']} {one['confidence']} {one['ranks']}" for one in report["findings"]]
+        return [*shown, f"{end}, {report['job']['status']}: {', '.join(found) or 'nothing'}"]
 
 
 class Hosted(meeting.HostedMeeting):
@@ -437,7 +432,7 @@ class Wire:
         return ask
 
 
-def train(rank, steps=100):
+def train(rank, steps=60):
     """Train, as most jobs do."""
     for step in range(1, steps + 1):
         rank.work()
@@ -462,7 +457,7 @@ class World:
 
     def __init__(
         self, folder, events, *, nodes=1, per_node=2, absent=(), script=train, nccl=False, max_restarts=0,
-        answers_s=0.3, look_every_s=0.5, judge=None, skews_s=(), most=0, **options,
+        answers_s=0.3, look_every_s=1.0, judge=None, skews_s=(), most=0, **options,
     ):  # fmt: skip
         self.now_ns, self.wall_ns, self.tasks, self.errors = 0, time.time_ns(), [], []
         self.events, self.meetings, self.rendezvous, self.hosted = sorted(events, key=lambda one: one[0]), {}, {}, None
@@ -555,9 +550,6 @@ class World:
 
     def signals(self, number, node=0):
         self.nodes[node].handlers[number](number, None)
-
-    def controls(self, offset, node=0):
-        self.nodes[node].control(offset, self.time_ns())
 
     def cuts(self, *nodes):
         for node in self.nodes:

@@ -216,9 +216,9 @@ def failing():
 
 
 def very_many():
-    for _ in range(400):
+    for _ in range(250):
         over(of(rows(4)), each=nothing)
-    over(of(rows(4)), passes=2000, each=nothing)
+    over(of(rows(4)), passes=300, each=nothing)
 
 
 CASES = {

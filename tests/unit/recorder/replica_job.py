@@ -211,13 +211,9 @@ def in_hooks_of_gradients():
     model = wrap(mlp())
     optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
     for p, optimizer in optimizers.items():
-        p.register_post_accumulate_grad_hook(partial(_step_at_once, optimizer))
+        p.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
     for _ in range(3):
         loss_of(model).backward()
-
-
-def _step_at_once(optimizer, _parameter):
-    optimizer.step()
 
 
 def ignored():
@@ -329,17 +325,16 @@ def made_again():
 
 
 def ended_by_an_error():
+    def fail():
+        model = wrap(mlp())
+        try:
+            train(model, sgd(model))
+            raise ArithmeticError
+        finally:
+            del model
+
     with suppress(ArithmeticError):
-        _fail_in_training()
-
-
-def _fail_in_training():
-    model = wrap(mlp())
-    try:
-        train(model, sgd(model))
-        raise ArithmeticError
-    finally:
-        del model
+        fail()
 
 
 def never_trained():

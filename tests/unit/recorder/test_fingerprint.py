@@ -21,6 +21,8 @@ NAMES = [
     *("bool", "complex128", "complex64", "complex32"),
 ]  # fmt: skip
 DTYPES = [getattr(torch, name) for name in NAMES if hasattr(torch, name)]
+SOME = {"torch.complex128", "torch.float64", "torch.float32", "torch.bfloat16", "torch.float8_e5m2", "torch.bool"}
+OF_EACH_SIZE = [dtype for dtype in DTYPES if str(dtype) in SOME]
 SIZES = (0, 1, 2, 3, 7, 508, 509, 510, 2035, 2036, 2037, 5090, 5097)
 """In words: around what is read in rows, and what is not."""
 
@@ -126,8 +128,9 @@ def test_threads_change_nothing():
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("is_large", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "is_large"), [*((one, False) for one in DTYPES), *((one, True) for one in OF_EACH_SIZE)], ids=str
+)
 def test_every_bit_counts(dtype, is_large):
     tensor = noise(dtype, (5 * 509 * 8 + 24) // dtype.itemsize + 1 if is_large else 37)
     size = tensor.numel() * dtype.itemsize * 8
@@ -184,15 +187,15 @@ SHAPES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int8])
-def test_other_numbers_signs_and_places_are_seen(shape, dtype):
+def test_other_numbers_signs_and_places_are_seen(dtype):
     torch.manual_seed(3)
-    tensor = torch.randint(-128, 128, shape, dtype=dtype) if dtype is torch.int8 else torch.randn(shape).to(dtype)
-    own, data = fingerprints([tensor]), tensor.view(-1).view(torch.uint8)
-    for number, other in enumerate(altered(tensor)):
-        is_equal = torch.equal(other.contiguous().view(-1).view(torch.uint8), data)
-        assert (fingerprints([other]) == own) is is_equal, number
+    for shape in SHAPES if dtype is torch.float32 else SHAPES[1:3] + SHAPES[-4:-2]:
+        tensor = torch.randint(-128, 128, shape, dtype=dtype) if dtype is torch.int8 else torch.randn(shape).to(dtype)
+        own, data = fingerprints([tensor]), tensor.view(-1).view(torch.uint8)
+        for number, other in enumerate(altered(tensor)):
+            is_equal = torch.equal(other.contiguous().view(-1).view(torch.uint8), data)
+            assert (fingerprints([other]) == own) is is_equal, (shape, number)
 
 
 def test_zeros_of_other_signs_and_sizes_are_others():
@@ -217,12 +220,12 @@ def layouts(tensor):
 LAYOUTS = [(), (0,), (1,), (5, 0), (3, 1), (2, 3, 5), (8, 1, 5, 3), (2, 5, 8, 3), (31, 23, 9), (5, 70, 11, 8)]
 
 
-@pytest.mark.parametrize("shape", LAYOUTS, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_tensor_is_equal_in_every_layout(dtype, shape):
-    tensor = noise(dtype, torch.Size(shape).numel()).view(shape)
-    others = [*layouts(tensor), *([torch.nn.Parameter(tensor)] if tensor.is_floating_point() else [])]
-    assert {*each(others)} == {fingerprints([tensor])}
+@pytest.mark.parametrize("dtype", OF_EACH_SIZE, ids=str)
+def test_a_tensor_is_equal_in_every_layout(dtype):
+    for shape in LAYOUTS:
+        tensor = noise(dtype, torch.Size(shape).numel()).view(shape)
+        others = [*layouts(tensor), *([torch.nn.Parameter(tensor)] if tensor.is_floating_point() else [])]
+        assert {*each(others)} == {fingerprints([tensor])}, shape
 
 
 @pytest.mark.parametrize("count", [50, 40_000])
@@ -405,6 +408,7 @@ def test_nothing_of_the_caller_changes():
     assert torch.equal(weight.grad, torch.full_like(weight, 2))
 
 
+@pytest.mark.full
 def test_in_a_compiled_function_it_is_right_or_unknown_and_never_something_else():
     @torch.compile(backend="eager", fullgraph=False)
     def step(tensor):

@@ -4,9 +4,9 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,17 +30,8 @@ CASES = (
 )  # fmt: skip
 
 
-@dataclass
-class Ran:
-    """A job that has run: its loaders by the case that used them, and what the cases printed."""
-
-    loaders: dict[str, list[LoaderSeen]]
-    reported: dict[str, Any]
-    noted_bytes: int
-    defects: list[dict[str, Any]]
-
-
 def run(folder, cases, every):
+    """Return a job that has run: its loaders by the case that used them, and what the cases printed."""
     environment = clean_environment(
         PYTHONPATH=str(RECORDER / "bootstrap"), RANK="0", DDPDOCTOR_RUN=str(make_folder(folder)),
         DDPDOCTOR_CHECK_EVERY=every,
@@ -58,7 +49,7 @@ def run(folder, cases, every):
         case = [name for name, (case_ns, _) in reported.items() if case_ns <= began_ns][-1]
         loaders.setdefault(case, []).append(loader)
     noted = [note for note in notes if note["k"] in ("loader", "pass")]
-    return Ran(
+    return SimpleNamespace(
         loaders=loaders,
         reported={name: what for name, (_, what) in reported.items()},
         noted_bytes=sum(len(json.dumps(note, separators=(",", ":"))) for note in noted),

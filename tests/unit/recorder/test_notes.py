@@ -12,6 +12,7 @@ import time
 import weakref
 from collections import Counter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,17 +20,18 @@ import pytest
 import torch
 import torch.distributed.distributed_c10d as c10d
 
-from ddpdoctor.recorder import calls, fingerprinting, gradients, schedule, surroundings
+from ddpdoctor.recorder import calls, fingerprinting, gradients, groups, schedule, surroundings
 from ddpdoctor.recorder.schedule import ALLOWANCE_S, LEAST, SHARE, AutoDistance, Wishes, next_due
 from ddpdoctor.recorder.state import here
 from ddpdoctor.recorder.step_clock import clock
 from ddpdoctor.recorder.storage import ring_layout, ring_reading
-from ddpdoctor.recorder.storage.ring_layout import KeptSteps, is_sampled, parts_of
+from ddpdoctor.recorder.storage.ring_layout import is_sampled, parts_of
 from ddpdoctor.recorder.storage.ring_reading import parse_group_json, read_ring_file
 from ddpdoctor.recorder.storage.ring_writing import Ring, to_json
 from ddpdoctor.rules.progress.recording import losses_of
 from tests.golden import words
-from tests.scenarios.harmless.alone import make_folder, read_rings, run_recorded
+from tests.preloaded import preloaded
+from tests.scenarios.harmless.alone import RECORDER, make_folder, read_rings, run_recorded
 
 # What the recorder keeps is bounded, whatever a script does for however long; what matters always finds room.
 
@@ -127,7 +129,9 @@ def test_what_a_call_is_given_and_both_helpers_that_pickle_are_found_where_they_
 
 
 def test_a_call_is_recorded_once_whatever_it_is_called(tmp_path):
-    done = run_recorded(make_folder(tmp_path / "run"), "-W", "ignore", "-c", JOB)
+    (tmp_path / "calls.py").write_text(JOB)
+    with preloaded():
+        done = run_recorded(make_folder(tmp_path / "run"), str(tmp_path / "calls.py"))
     assert done.status == 0, done.stderr
     (ring,) = read_rings(tmp_path / "run")
     old = {"_all_gather_base": "all_gather_into_tensor", "_reduce_scatter_base": "reduce_scatter_tensor"}
@@ -188,7 +192,7 @@ from ddpdoctor.recorder.state import here
 here.main_thread = _thread.get_ident()
 surroundings.clock.number = 1
 surroundings.watch_collections()
-objects = [[] for _ in range(500_000)]
+objects = [[] for _ in range(100_000)]
 """
 
 
@@ -255,69 +259,46 @@ def test_what_is_cut_off_or_too_large_is_refused(data):
 # In a group of Gloo and NCCL each backend counts its own calls.
 
 
-PROGRAM_GROUPS = """
-import json, sys, types
-from types import SimpleNamespace as NS
-torch = types.ModuleType("torch")
-torch.device = lambda name: name
-sys.modules["torch"] = torch
-from ddpdoctor.recorder import calls, groups
-from ddpdoctor.recorder.storage import ring_layout
-from ddpdoctor.recorder.storage.ring_writing import Ring
-from ddpdoctor.recorder.state import here
-
-class Counter:
+class Counts:
     number = 0
+
     def _get_sequence_number_for_group(self):
         return self.number
 
-class Group(Counter):
+
+class Group(Counts):
+    """torch shows the counter of NCCL, and that of Gloo where it is asked for it."""
+
     group_name, group_desc, bound_device_id = "0", "default_pg", None
-    gloo = Counter()
+
+    def __init__(self):
+        self.gloo = Counts()
+
     def _get_backend(self, device):
-        return self.gloo if device == "cpu" else self
-
-group = Group()
-config = sys.argv[2]
-world = NS(default_pg=group, pg_backend_config={group: config}, pg_group_ranks={group: {0: 0, 1: 1}}, pg_map={})
-groups.c10d = NS(_world=world)
-
-here.ring = ring = Ring(sys.argv[1], ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, 1, 1)
-
-def tensor(device):
-    return NS(dtype="torch.float32", shape=(4,), device=NS(type=device))
+        return self.gloo if str(device) == "cpu" else self
 
 
-def all_reduce(tensor, op=None, group=None, async_op=False):
-    (world.default_pg if tensor.device.type == "cuda" or config == "nccl" else Group.gloo).number += 1
+def numbers_in(config):
+    """Return group and number of each call in a group of such backends, and the groups that the evidence tells of."""
+    own = Group()
 
-def barrier(group=None, async_op=False, device_ids=None):
-    (world.default_pg if config == "nccl" else Group.gloo).number += 1
+    def all_reduce(tensor, op=None, group=None, async_op=False):  # noqa: ARG001, FBT002 - as torch's
+        (own if tensor.device.type == "cuda" or config == "nccl" else own.gloo).number += 1
 
-all_reduce = calls.wrap("all_reduce", all_reduce, "tensor", p2p=False)
-barrier = calls.wrap("barrier", barrier, None, p2p=False)
-all_reduce(tensor("cuda"))
-all_reduce(tensor("cpu"))
-all_reduce(tensor("cpu"))
-barrier()
-all_reduce(tensor("cuda"))
-print(json.dumps([ring.path, [[one["name"], one["enqueued"], one["ranks"]] for one in groups.groups_now()]]))
-"""
+    def barrier(group=None, async_op=False, device_ids=None):  # noqa: ARG001, FBT002 - as torch's
+        (own if config == "nccl" else own.gloo).number += 1
 
-
-def recorded(folder, config):
-    """Return group and number of each call, and the groups that the evidence tells of."""
-    command = [sys.executable, "-c", PROGRAM_GROUPS, str(folder), config]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={"DDPDOCTOR_RUN": str(folder)})
-    path, reported = json.loads(done.stdout)
-    slots = read_ring_file(path).slots
-    return [(slot.group, slot.seq) for slot in map(slots.__getitem__, range(len(slots)))], reported
-
-
-def test_gloos_calls_in_a_group_with_nccl_have_numbers_of_their_own(tmp_path):
-    own = [("0", 1), ("0:gloo", 1), ("0:gloo", 2), ("0:gloo", 3), ("0", 2)]
-    assert recorded(tmp_path, "cpu:gloo,cuda:nccl") == (own, [["0", 2, [0, 1]], ["0:gloo", 3, [0, 1]]])
-    assert recorded(tmp_path, "nccl") == ([("0", number) for number in range(1, 6)], [["0", 5, [0, 1]]])
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        ring = Ring(folder, ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=1, start_ticks=1)
+        patched.setattr(here, "ring", ring)
+        world = {"pg_backend_config": {own: config}, "pg_group_ranks": {own: {0: 0, 1: 1}}, "pg_map": {}}
+        patched.setattr(groups, "c10d", SimpleNamespace(_world=SimpleNamespace(default_pg=own, **world)))
+        reduce = calls.wrap("all_reduce", all_reduce, "tensor", p2p=False)
+        for device in ("cuda", "cpu", "cpu", "", "cuda"):
+            tensor = SimpleNamespace(dtype="torch.float32", shape=(4,), device=SimpleNamespace(type=device))
+            reduce(tensor) if device else calls.wrap("barrier", barrier, None, p2p=False)()
+        told = [(one["name"], one["enqueued"], one["ranks"]) for one in groups.groups_now()]
+        return [f"{slot.group} {slot.seq}" for slot in read_ring_file(ring.path).slots], told
 
 
 # Which calls of all_reduce count as reductions of the optimizer's gradients.
@@ -326,26 +307,20 @@ def test_gloos_calls_in_a_group_with_nccl_have_numbers_of_their_own(tmp_path):
 SHAPES = (4, 4), (4,), (2, 4)
 
 
-class Notes(list[Any]):
-    """Stands for a ring."""
-
-    note = list.append
-
-
 def noted(monkeypatch, given, reductions=()):
     """Return what is noted of a step in which all_reduce gets ``given(parameters)``."""
     parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
     for p in parameters:
         p.grad = torch.zeros_like(p)
-    ring = Notes()
-    monkeypatch.setattr(here, "ring", ring)
+    notes = list[Any]()
+    monkeypatch.setattr(here, "ring", SimpleNamespace(note=notes.append))
     monkeypatch.setattr(surroundings, "_reduced_at", None)
     monkeypatch.setattr(surroundings.clock, "inside", SimpleNamespace(reductions=dict(reductions)))
     monkeypatch.setattr(surroundings.frames, "describe_user", lambda frame: frame)
     for tensor in given(parameters):
         surroundings.hand_made_reduction(tensor, "line 9")
     surroundings.hand_made_step(SimpleNamespace(param_groups=[{"params": parameters}]))
-    return [(one["gradients"], one["copied"], one["frame"]) for one in ring]
+    return [(one["gradients"], one["copied"], one["frame"]) for one in notes]
 
 
 def copies(parameters):
@@ -393,22 +368,11 @@ def test_a_short_run_is_kept_whole_and_of_a_long_one_an_even_sample_and_the_long
 
 
 def test_a_sample_has_its_share_of_steps_that_come_back_regularly():
+    sampled = [number for number in range(1, 64_001) if is_sampled(number, 6)]
     for period in (2, 3, 4, 8, 10, 64, 100):
         for offset in (0, 1):
-            sampled = [number for number in range(1, 64_001) if is_sampled(number, 6)]
             found = sum(number % period == offset for number in sampled)
             assert abs(found - len(sampled) / period) <= max(3, 0.2 * len(sampled) / period), (period, offset)
-
-
-def test_places_are_never_used_by_two_steps_of_the_sample():
-    kept = KeptSteps()
-    held: dict[int, int] = {}
-    for number in range(1, 10_001):
-        for place in kept.places(number, 1):
-            if place < ring_layout.SAMPLED_STEPS:
-                held[place] = number
-    sampled = {number for number in range(1, 10_001) if is_sampled(number, kept.bits)}
-    assert sampled <= set(held.values())
 
 
 def test_totals_are_those_of_the_whole_run_and_begin_anew_with_the_numbers(ring):
@@ -642,11 +606,9 @@ def run(version, dumps, *, nccl=True, idle=None, **env):
     ``idle`` has, for each device, whether its default stream is; None: this process does not use the device.
     """
     build = json.dumps({"version": version, "dumps": dumps, "nccl": nccl, "docs": SIGNATURES, "idle": idle})
-    env = {"DDPDOCTOR_RUN": "/run/folder", **env}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], input=build, env=env, capture_output=True, text=True, check=True
-    )
-    return json.loads(done.stdout)
+    env = {"DDPDOCTOR_RUN": "/run/folder", "PYTHONPATH": str(RECORDER.parents[1]), **env}
+    command = [sys.executable, "-S", "-c", PROGRAM]
+    return json.loads(subprocess.run(command, input=build, env=env, capture_output=True, text=True, check=True).stdout)
 
 
 def flight_entry(number, name="nccl:all_reduce", **more):
@@ -680,7 +642,7 @@ def read_of_build(row):
     }
 
 
-test_words = words(__name__, build_of_torch=read_of_build)
+test_words = words(__name__, build_of_torch=read_of_build, numbers_in=numbers_in)
 
 
 FAILING = [

@@ -6,7 +6,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -40,17 +39,6 @@ SECOND_HALF = (
 )  # fmt: skip
 
 
-@dataclass
-class Ran:
-    """A job that has run: its files of fingerprints, and which models its cases have made."""
-
-    pid: int
-    files: list[FingerprintFile]
-    models: dict[str, list[list[Any]]]
-    stderr: str
-    notes: list[dict[str, Any]]
-
-
 def start(folder, cases, every, script=JOB):
     environment = clean_environment(
         PYTHONPATH=str(RECORDER / "bootstrap"), RANK="0", DDPDOCTOR_RUN=str(make_folder(folder)),
@@ -62,12 +50,13 @@ def start(folder, cases, every, script=JOB):
 
 
 def finish(folder, job):
+    """Return a job that has run: its files of fingerprints, and which models its cases have made."""
     stdout, stderr = job.communicate(timeout=200)
     assert job.returncode == 0, stderr
     found = sorted((folder / "prints").glob("*.prints"), key=lambda path: int(path.stem.rsplit("-", 1)[1]))
     ring = next(path for path in (folder / "rings").iterdir() if path.name.startswith(f"{job.pid}-"))
-    notes = list(read_ring_file(ring).notes)
-    return Ran(job.pid, [FingerprintFile(str(path)) for path in found], json.loads(stdout), stderr, notes)
+    files, notes = [FingerprintFile(str(path)) for path in found], list(read_ring_file(ring).notes)
+    return SimpleNamespace(pid=job.pid, files=files, models=json.loads(stdout), stderr=stderr, notes=notes)
 
 
 @pytest.fixture(scope="module")
@@ -252,9 +241,6 @@ S, R, P = Placement("shard"), Placement("replicate"), Placement("partial")
 NAMES = ("dp", "tp")
 
 
-test_words = words(__name__, sharing_of=lambda row: sharing_of(Placed(*eval(row))))
-
-
 def test_plain_parameters_are_held_by_the_whole_mesh():
     assert sharing_in(Mesh((2,), 0, ("tp",))) == ("tp", (0, 1))
 
@@ -280,89 +266,55 @@ def change_mask(net):
     net.mask.logical_not_()
 
 
-def never(net):
-    """Change nothing."""
-
-
-FREQ, MASK, FROZEN = "float32[3] of block.freq", "bool[2, 2] of mask", "float32[4] of frozen"
-DP, TP = ("dp", (0, 1)), ("tp", (0, 1))
-
-
-@pytest.fixture
-def trained(monkeypatch):
-    """Train two steps and return, by sharing, the constants that were written, and what ``to_empty`` left as it was."""
-    written: dict[Any, tuple[list[str], list[str]]] = {}
-
-    def write(files, number, values, rows, taken):
-        if rows and values.get("unwritten") is not None:
-            assert number == 2
-            present = [row for at, (row, _) in enumerate(rows) if taken[16 * at : 16 * at + 16] != ABSENT]
-            names = [f"{part} of {name}" for what, name, part, *_ in present if what == "b"]
-            written[files["group"].removeprefix("mesh "), tuple(files["ranks"])] = (names, values["unwritten"])
-
-    monkeypatch.setattr(mesh, "write", write)
-    monkeypatch.setattr(mesh, "FingerprintFiles", lambda about, **_: about)
-    monkeypatch.setattr(mesh, "check_every", lambda: 1)
-    monkeypatch.setattr(mesh, "_modules", [])
-    monkeypatch.setattr(mesh, "here", SimpleNamespace(is_rank=True))
-    monkeypatch.setattr(nn.Module, "to_empty", nn.Module.to_empty)
-    monkeypatch.setattr("ddpdoctor.recorder.groups.c10d", SimpleNamespace(get_rank=lambda: 0))
-    places = {"fsdp._fully_shard._fully_shard": "fully_shard", "tensor.parallel.api": "parallelize_module"}
-    ways = {}
-    for place, name in places.items():
-        module = SimpleNamespace(__name__=place, **{name: lambda module, *_, **__: module})
-        mesh.patch(module)
-        ways[name] = getattr(module, name)
-
-    def train(net, passed, between=never):
-        for way, part, dims in passed:
-            own = Mesh((2,), 0, (dims,))
-            ways[way](part, mesh=own) if way == "fully_shard" else ways[way](part, own)
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        for step in range(3):
-            mesh.before_step(optimizer)
-            mesh.after_step(optimizer)
-            if step == 0:
-                between(net)
-        return written
-
-    return train
-
-
-@pytest.mark.parametrize(
-    ("ways", "between", "expected"),
-    [
-        pytest.param(["fully_shard"], never, {DP: [FROZEN, MASK, FREQ]}, id="FSDP2"),
-        pytest.param(["parallelize_module"], never, {TP: [MASK, FREQ]}, id="tensor parallel: no frozen ones"),
-        pytest.param(["parallelize_module", "fully_shard"], never, {DP: [FROZEN, MASK, FREQ]}, id="FSDP goes first"),
-        pytest.param(["fully_shard", "parallelize_module"], never, {DP: [FROZEN, MASK, FREQ]}, id="in any order"),
-        pytest.param(["fully_shard"], replace_freq, {DP: [FROZEN, MASK]}, id="another tensor in its place"),
-        pytest.param(["fully_shard"], change_mask, {DP: [FROZEN, FREQ]}, id="changed in place"),
-    ],
-)
-def test_constants_are_what_two_steps_leave_alone(ways, between, expected, trained):
-    net = Net()
-    passed = [(way, net, "dp" if way == "fully_shard" else "tp") for way in ways]
-    written = trained(net, passed, between)
-    assert {sharing: sorted(names) for sharing, (names, _) in written.items()} == {
-        sharing: sorted(names) for sharing, names in expected.items()
-    }
-
-
-def test_the_innermost_fsdp_says_who_should_hold_the_same(trained):
-    net = Net()
-    written = trained(net, [("fully_shard", net.block, "inner"), ("fully_shard", net, "dp")])
-    assert written[("inner", (0, 1))][0] == [FREQ]
-    assert sorted(written[DP][0]) == [MASK, FROZEN]
-
-
-def test_what_to_empty_made_is_known_until_it_is_written_to(trained):
-    net = Net()
-    passed = [("fully_shard", net, "dp")]
+def make_empty(net):
+    """Make all tensors anew, and write to some."""
     mesh.patch(SimpleNamespace(__name__="tensor._api"))
     net.to_empty(device="cpu")
     net.mask.fill_(value=True)
     with torch.no_grad():
         net.frozen.copy_(torch.ones(4))
-    written = trained(net, passed)
-    assert written[DP][1] == ["block.freq"]
+
+
+PLACES = {"fully_shard": "fsdp._fully_shard._fully_shard", "parallelize_module": "tensor.parallel.api"}
+
+
+def constants_of(row):
+    """Shard a model so, and train two steps, with a change between or before them.
+
+    Return, by sharing, the constants that were written, and what ``to_empty`` has left as it was.
+    """
+    net, written, (ways, between, before) = Net(), {}, (*row.split(" | "), "", "")[:3]
+
+    def write(files, number, values, rows, taken):
+        if rows and values.get("unwritten") is not None:
+            assert number == 2
+            present = [row for at, (row, _) in enumerate(rows) if taken[16 * at : 16 * at + 16] != ABSENT]
+            names = sorted(f"{part} of {name}" for what, name, part, *_ in present if what == "b")
+            written[files["group"], tuple(files["ranks"])] = {"same": names, "unwritten": values["unwritten"]}
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(mesh, "write", write)
+        patched.setattr(mesh, "FingerprintFiles", lambda about, **_: about)
+        patched.setattr(mesh, "check_every", lambda: 1)
+        patched.setattr(mesh, "_modules", [])
+        patched.setattr(mesh, "here", SimpleNamespace(is_rank=True))
+        patched.setattr(nn.Module, "to_empty", nn.Module.to_empty)
+        patched.setattr("ddpdoctor.recorder.groups.c10d", SimpleNamespace(get_rank=lambda: 0))
+        if before:
+            globals()[before](net)
+        for way, part, dims in map(str.split, ways.split(", ")):
+            api = SimpleNamespace(__name__=PLACES[way], **{way: lambda module, *_, **__: module})
+            mesh.patch(api)
+            own = Mesh((2,), 0, (dims,))
+            of_mesh = ((), {"mesh": own}) if way == "fully_shard" else ((own,), {})
+            getattr(api, way)(net.block if part == "block" else net, *of_mesh[0], **of_mesh[1])
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for step in range(3):
+            mesh.before_step(optimizer)
+            mesh.after_step(optimizer)
+            if step == 0 and between:
+                globals()[between](net)
+    return written
+
+
+test_words = words(__name__, sharing_of=lambda row: sharing_of(Placed(*eval(row))), constants=constants_of)

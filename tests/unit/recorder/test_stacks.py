@@ -4,7 +4,6 @@ import asyncio
 import importlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -381,18 +381,15 @@ async def comprehends(queue):
     return [await queue.get() for _ in range(2)]
 
 
-WAITS = [
-    (takes, ["takes"]),
-    (through_task, ["through_task", "takes"]),
-    (gathers, ["gathers", "takes"]),
-    (with_limit, ["with_limit", "takes"]),
-    (first_of, ["first_of", "takes"]),
-    (comprehends, ["comprehends"]),
-]
-
-
-@pytest.mark.parametrize(("wait", "expected"), WAITS)
-@pytest.mark.parametrize("way", ["run", "until", "forever"])
+@pytest.mark.parametrize(
+    ("wait", "expected", "way"),
+    [
+        *((takes, ["takes"], way) for way in ("run", "until", "forever")),
+        (through_task, ["through_task", "takes"], "run"), (gathers, ["gathers", "takes"], "run"),
+        (with_limit, ["with_limit", "takes"], "run"), (first_of, ["first_of", "takes"], "run"),
+        (comprehends, ["comprehends"], "run"),
+    ],
+)  # fmt: skip
 def test_the_awaited_lines_of_the_task_that_a_thread_runs_are_found(wait, expected, way):
     own, found = threading.get_ident(), []
 
@@ -555,28 +552,19 @@ def end(folder, text, **env):
     return process.returncode, said.split(), "".join(words)
 
 
-ASKED_TO_END = {
-    # the script, its environment, how it ends, what it says, and whether it leaves its stack
-    "it leaves its stack and dies of the signal": (WAIT + "wait()\n", {}, -signal.SIGTERM, ["there"], True),
-    "torchrun's agent pauses": (
-        WAIT + "wait()\n", {"DDPDOCTOR_AGENT": str(os.getpid())}, -signal.SIGTERM, ["there"], False
-    ),
-    "a handler of its own": (WAIT + OWN_LAST_WORDS, {}, 4, ["there", "own"], False),
-    "a handler of its loop": (WAIT + LOOP, {}, 0, ["there", "asked"], False),
-    "a forked child says nothing in its parent's name": (FORK, {}, 0, [str(-signal.SIGTERM)], False),
-    "faulthandler is the script's own to use": (
-        WAIT + FAULTHANDLER + "wait()\n", {}, -signal.SIGTERM, ["there"], False
-    ),
-}  # fmt: skip
+ME = str(os.getpid())
 
 
-@pytest.mark.parametrize("case", ASKED_TO_END)
-def test_a_rank_that_is_asked_to_end(case, tmp_path):
-    text, env, status, said, leaves = ASKED_TO_END[case]
-    *ended, words = end(tmp_path, text, **env)
-    assert (ended, bool(words), " in wait\n" in words) == ([status, said], leaves, leaves)
-    assert not (env and list((tmp_path / "evidence").glob("*.term"))), "nothing is registered"
-    assert FAULTHANDLER not in text or "in wait" in (tmp_path / "own.txt").read_text()
+def asked_to_end(row: str) -> str:
+    """Return how a script ends that is asked to, what it says, and which calls of its own its last words have."""
+    text, _, env = row.partition(" | ")
+    with TemporaryDirectory() as place:
+        status, said, words = end(Path(place), eval(text), **dict([env.replace("ME", ME).split("=")] if env else []))
+        registered = [path.name for path in Path(place, "evidence").glob("*.term")]
+        assert not (env and registered), "nothing is registered"
+        own = Path(place, "own.txt").read_text() if "FAULTHANDLER" in text else ""
+    left = [name for name in ("wait", "<module>") if f" in {name}\n" in f"{words}\n"]
+    return f"status {status}, said {said}, left {left}, its own {' in wait' in own}"
 
 
 # Evidence is written without a byte that would count as the script's own I/O.
@@ -627,6 +615,7 @@ while True:
 """
 
 
+@pytest.mark.full
 def test_stacks_of_a_thread_that_runs_are_read_without_harm() -> None:
     """With ``f_back``, frame by frame, this died of SIGSEGV within seconds on CPython 3.11."""
     ran = subprocess.run([sys.executable, "-c", READS_STACKS], check=False, capture_output=True, text=True, timeout=200)
@@ -726,33 +715,19 @@ def waiting(
         thread.join()
 
 
-def seen() -> dict[str, str] | None:
-    """Return the lock that is found within a while: a look may fall between two turns of the loop."""
-    limit = time.monotonic() + 5
-    while time.monotonic() < limit:
-        found = waits.lock()
-        if found is not None:
-            return found
+def lock_of(row: str) -> str | None:
+    """Return the kind of the lock that is found within a while: a look may fall between two turns of the loop."""
+    run, name = row.split()
+    with TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patched:
+        path = Path(place, name)
+        path.touch()
+        with FileLock(path) if run == "ask_kernel" else nullcontext(), waiting(globals()[run], path, patched):
+            limit = time.monotonic() + (5 if name.endswith(".lock") and run != "sleep_only" else 0.5)
+            while time.monotonic() < limit:
+                if found := waits.lock():
+                    assert found["path"] == str(path)
+                    return found["kind"]
     return None
-
-
-@pytest.mark.parametrize(
-    ("run", "name", "kind"),
-    [
-        (poll, "build.lock", "own-loop"), (baton, "build.lock", "marker"), (ask_kernel, "build.lock", "kernel"),
-        (wait_for_other_file, "block.bin", None), (sleep_only, "build.lock", None),
-    ],
-)  # fmt: skip
-def test_the_lock_file_of_a_loop_is_named_and_what_is_no_lock_or_not_looked_for_is_not(
-    run: Any, name: str, kind: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / name
-    path.touch()
-    with FileLock(path) if kind == "kernel" else nullcontext(), waiting(run, path, monkeypatch):
-        if kind is None:
-            assert [waits.lock() for _ in range(50)] == [None] * 50
-        else:
-            assert seen() == {"path": str(path), "kind": kind}
 
 
 SETS = """
@@ -780,4 +755,4 @@ def line_that_sets(line: str) -> int | None:
     return None if place is None else place["l"]
 
 
-test_words = words(__name__, line_that_sets=line_that_sets)
+test_words = words(__name__, line_that_sets=line_that_sets, asked_to_end=asked_to_end, lock_of=lock_of)

@@ -60,12 +60,6 @@ def ddp_class(names):
     return type("Model", (), {"__init__": kind["__init__"]})
 
 
-def given_to(kind, setting, **arguments):
-    tune_switches.patch_ddp(kind, setting)
-    given = kind("module", **arguments).given
-    return {name: value for name, value in given.items() if name not in {"self", "module"}}
-
-
 OLD = ("broadcast_buffers", "bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view", "static_graph")
 NEW = (*OLD, "bucket_cap_mb_list", "forward_sync_buffers")
 
@@ -74,7 +68,9 @@ def given_with(row):
     """Return what DDP's constructor is given under a setting, of torch's old arguments or its new ones."""
     names, setting = row.split()
     script = {"broadcast_buffers": True, "bucket_cap_mb": 10, "find_unused_parameters": True}
-    return given_to(ddp_class({"OLD": OLD, "NEW": NEW}[names]), setting, **script)
+    kind = ddp_class({"OLD": OLD, "NEW": NEW}[names])
+    tune_switches.patch_ddp(kind, setting)
+    return {name: value for name, value in kind("module", **script).given.items() if name not in {"self", "module"}}
 
 
 def test_ddp_gets_the_setting_also_by_its_place():
@@ -139,12 +135,6 @@ def config(backend):
 C10D = SimpleNamespace(Backend=Backend, BackendConfig=config)
 
 
-test_words = words(
-    __name__, ddp_gets=given_with, backends_of=lambda row: sorted(backends_of(*eval(row))),
-    choose_caps=lambda mib: [cap / MIB for cap in choose_caps(*(int(float(one) * MIB) for one in mib.split()))],
-)  # fmt: skip
-
-
 SCRIPT = """
 import sys
 import torch.distributed as dist
@@ -169,7 +159,9 @@ assert not sys._ddpdoctor_recorder.failures
 
 
 def test_the_level_is_set_before_torch_makes_the_group_and_a_subgroup_follows_the_world(tmp_path):
-    done = run_recorded(make_folder(tmp_path / "run"), "-c", SCRIPT, DDPDOCTOR_DETAIL="gloo")
+    (tmp_path / "levels.py").write_text(SCRIPT)
+    with preloaded():
+        done = run_recorded(make_folder(tmp_path / "run"), str(tmp_path / "levels.py"), DDPDOCTOR_DETAIL="gloo")
     assert done.stdout.split() == [b"DETAIL+", b"DETAIL+", b"OFF", b"DETAIL+", b"INFO", b"INFO"], done.stderr
 
 
@@ -299,27 +291,13 @@ def read(ring):
     return ring_reading.read_ring_file(ring.path)
 
 
-def ends(*events):
+def ends_of(row):
     """Return which of the events, a level and a key each, end a step."""
     clock = StepClock()
-    return [i for i, event in enumerate(events) if clock.ends_step(*event)]
+    return [at for at, event in enumerate(row.split()) if clock.ends_step(ENDS["CBRO".index(event[0])], event[1:])]
 
 
-def test_the_first_and_best_end_that_comes_again_ends_each_step():
-    """One that does not come again gives way, and two models with an optimizer each make one step."""
-    setup, a, b = ((ring_layout.STEP_COLLECTIVE, name) for name in ("setup", "a", "b"))
-    assert ends(a, b, a, b, a, b) == [0, 2, 4]
-    assert ends(setup, a, b, a, b, a) == [0, 3, 5]
-    kinds = [(level, "x") for level in ENDS]
-    assert ends(*kinds, *kinds, *kinds) == [0, 1, 2, 3, 7, 11]
-    reduced = (ring_layout.STEP_REDUCED, "d")
-    first, second = ((ring_layout.STEP_OPTIMIZER, name) for name in ("d", "g"))
-    assert ends(*(reduced, first, reduced, second) * 3) == [0, 1, 5, 9]
-
-
-def test_steps_are_counted_anew_under_a_better_mark(tmp_path, monkeypatch):
-    ring = make(tmp_path)
-    monkeypatch.setattr(here, "ring", ring)
+def test_steps_are_counted_anew_under_a_better_mark(ring):
     clock = StepClock()
     for _ in range(7):
         assert clock.ends_step(ring_layout.STEP_COLLECTIVE, "site")
@@ -352,17 +330,14 @@ def test_time_goes_to_the_phase_in_which_it_passed(monkeypatch):
     assert step_clock._us([1999, 0, 10**18, 5000]) == [1, 0, 2**32 - 1, 5], "what 32 bits do not hold is cut"
 
 
-def test_a_wait_for_the_buffers_of_rank_0_is_seen_from_outside(tmp_path, monkeypatch):
-    ring = make(tmp_path)
-    monkeypatch.setattr(here, "ring", ring)
+def test_a_wait_for_the_buffers_of_rank_0_is_seen_from_outside(ring):
     module = SimpleNamespace(forward=None, _sync_buffers=lambda: ring.get("wait_since_ns"), __name__="Model")
     steps.patch_ddp(module)
     assert module._sync_buffers() > 0
     assert ring.get("wait_since_ns") == 0
 
 
-def test_a_ring_keeps_the_last_steps(tmp_path):
-    ring = make(tmp_path)
+def test_a_ring_keeps_the_last_steps(ring):
     group = ring.intern("7")
     for number in range(1, 301):
         ring.step(number, number * 10, group, ring_layout.STEP_REDUCED, [number, 2, 3, 2**32 - 1], [0, 0, 0, number])
@@ -387,11 +362,11 @@ def test_a_step_whose_wait_is_not_known_as_on_a_gpu_is_left_out_and_counted(tmp_
     assert StepClock().take().flags & ring_layout.STEP_WAIT_UNKNOWN
 
 
-def test_the_waits_of_about_one_step_in_four_are_read_once_there_are_many(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("ring")
+def test_the_waits_of_about_one_step_in_four_are_read_once_there_are_many(monkeypatch):
     class Model:
         device_type, logger, process_group = "cpu", object(), type("Group", (), {"group_name": "7"})()
 
-    monkeypatch.setattr(here, "ring", make(tmp_path))
     model, read_in = Model(), []
     for number in range(1, 81):
         clock, pending = StepClock(), dict[int, steps.Reduction]()
@@ -504,3 +479,9 @@ def test_the_lines_of_ended_children_are_kept_without_their_rings(tmp_path):
     assert kept.rows(7) == []
     seen = read_lines(read(make(tmp_path)), (), kept.rows(42))
     assert [(s.frame.line, s.times, s.in_child) for s in seen] == [(17, 2, True)]
+
+
+test_words = words(
+    __name__, ddp_gets=given_with, ends_a_step=ends_of, backends_of=lambda row: sorted(backends_of(*eval(row))),
+    choose_caps=lambda mib: [cap / MIB for cap in choose_caps(*(int(float(one) * MIB) for one in mib.split()))],
+)  # fmt: skip
