@@ -32,11 +32,12 @@ FIRST_HALF = (
     "as_before",
 )  # fmt: skip
 SECOND_HALF = (
-    "compiled_around", "compiled_within", "compiled_step", "sharded_optimizer", "fused", "closures", "line_search",
+    "sharded_optimizer", "fused", "closures", "line_search",
     "in_two_threads", "nested", "step_that_raised", "scaled", "edited_after_training", "exchanged_after_training",
     "halved_after_training", "clipped_after_each_step", "made_again", "ended_by_an_error", "never_trained",
     "changing_rows", "wide_settings", "alone", "sub_group", "in_join", "in_a_fork",
 )  # fmt: skip
+COMPILED = ("compiled_around", "compiled_within", "compiled_step")
 
 
 def start(folder, cases, every, script=JOB):
@@ -117,6 +118,12 @@ def test_what_each_case_writes(jobs):
         for case in cases:
             shown |= {} if case in FOLLOWED_LESS else told(job, case)
     GOLDEN.check("what_each_case_writes", shown)
+
+
+@pytest.mark.full
+def test_what_compiled_cases_write(tmp_path):
+    job = finish(tmp_path, start(tmp_path, COMPILED, CHECK_EVERY))
+    GOLDEN.check("what_compiled_cases_write", {head: one for case in COMPILED for head, one in told(job, case).items()})
 
 
 def files_of(job, case, clock):
