@@ -135,7 +135,7 @@ def _is_there(module, name):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("numbers", [range(8), pytest.param(range(8, 75), marks=pytest.mark.full)], ids=str)
+@pytest.mark.parametrize("numbers", [range(4), pytest.param(range(4, 75), marks=pytest.mark.full)], ids=str)
 @pytest.mark.parametrize("make", [make_runs, make_benches, make_checkpoints])
 def test_damaged_files_end_in_no_traceback_no_hang_and_no_escape(
     make: Callable[[Path], list[Sample]], numbers: range, tmp_path: Path
