@@ -12,14 +12,11 @@ from ddpdoctor.recorder import fingerprint
 from ddpdoctor.recorder.fingerprint import fingerprints
 from ddpdoctor.recorder.storage.fingerprint_file import ABSENT, FINGERPRINT_SIZE, UNKNOWN
 
-NAMES = [
-    *(
-        "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
-        "float8_e5m2fnuz",
-    ),
-    *("float8_e8m0fnu", "float4_e2m1fn_x2", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"),
-    *("bool", "complex128", "complex64", "complex32"),
-]  # fmt: skip
+NAMES = (
+    "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
+    "float8_e8m0fnu", "float4_e2m1fn_x2", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8",
+    "bool", "complex128", "complex64", "complex32",
+)  # fmt: skip
 DTYPES = [getattr(torch, name) for name in NAMES if hasattr(torch, name)]
 SOME = {"torch.complex128", "torch.float64", "torch.float32", "torch.bfloat16", "torch.float8_e5m2", "torch.bool"}
 OF_EACH_SIZE = [dtype for dtype in DTYPES if str(dtype) in SOME]
@@ -141,13 +138,6 @@ def test_every_bit_counts(dtype, is_large):
     assert len(set(found)) == len(bits) + 1
 
 
-def test_all_bits_of_one_of_two_blocks_count():
-    tensor = noise(torch.float32, 2 * 130 * 509)
-    bits = range(7, tensor.numel() * 32, 50_021)
-    found = {fingerprints([tensor]), *(fingerprints([with_bit(tensor, bit)]) for bit in bits)}
-    assert len(found) == len(bits) + 1
-
-
 INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
@@ -196,13 +186,6 @@ def test_other_numbers_signs_and_places_are_seen(dtype):
         for number, other in enumerate(altered(tensor)):
             is_equal = torch.equal(other.contiguous().view(-1).view(torch.uint8), data)
             assert (fingerprints([other]) == own) is is_equal, (shape, number)
-
-
-def test_zeros_of_other_signs_and_sizes_are_others():
-    found = each(
-        [torch.zeros(4), -torch.zeros(4), torch.zeros(3), torch.zeros(5), torch.zeros(3000), torch.zeros(6000)]
-    )
-    assert len(set(found)) == len(found)
 
 
 def layouts(tensor):

@@ -42,9 +42,6 @@ def handle_late(_number: int, _frame: object) -> None:
 
 
 class Handler:
-    def __call__(self, *_args: object) -> None:
-        raise PreemptedError("by an object")
-
     def method(self, *_args: object) -> None:
         raise ValueError("by a method")
 
@@ -87,13 +84,17 @@ OF_OTHER_THREADS_OR_PROGRAMS = {
     "storage/secrets.py",
 }  # fmt: skip
 NEVER_RAISED_BY_OTHERS = {"GeneratorExit", "StopIteration", "_OpaqueError", "AttributeError"}
+HANDLERS = {
+    "a function": lambda came: came,
+    "a partial": lambda came: functools.partial(lambda _given, *args: came(*args), 1),
+    "a method": lambda came: types.SimpleNamespace(handle=came).handle,
+    "an object": lambda came: type("Handles", (), {"__call__": lambda _self, *args: came(*args)})(),
+}
 GO_ON = {
-    "a handler": (PreemptedError, lambda: interrupt(handle)),
+    **{kind: (PreemptedError, lambda make=make: interrupt(make(handle))) for kind, make in HANDLERS.items()},
     "a handler's TimeoutError, an OSError": (TimeoutError, lambda: interrupt(handle_late)),
     "a lambda that hides its arguments": (ZeroDivisionError, lambda: interrupt(lambda *_: 1 / 0)),
-    "a partial": (PreemptedError, lambda: interrupt(functools.partial(lambda _given, *args: handle(*args), 1))),
-    "a method": (ValueError, lambda: interrupt(Handler().method)),
-    "an object": (PreemptedError, lambda: interrupt(Handler())),
+    "a method of a class": (ValueError, lambda: interrupt(Handler().method)),
     "Ctrl-C, whose handler is C code": (KeyboardInterrupt, lambda: interrupt(signal.default_int_handler)),
     "a class of the script, sent by a thread": (PreemptedError, lambda: send(PreemptedError)),
     "a class of Python, sent by a thread": (TimeoutError, lambda: send(TimeoutError)),
@@ -313,14 +314,6 @@ def test_each_exception_that_comes_in_one_backward_is_raised(monkeypatch: pytest
             backward(len(ran))
     assert backward(9) == 9
     assert ran == [0, 9]
-
-
-HANDLERS = {
-    "a function": lambda came: came,
-    "a partial": lambda came: functools.partial(lambda _given, *args: came(*args), 1),
-    "a method": lambda came: types.SimpleNamespace(handle=came).handle,
-    "an object": lambda came: type("Handles", (), {"__call__": lambda _self, *args: came(*args)})(),
-}
 
 
 @pytest.fixture
