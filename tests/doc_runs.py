@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,23 +53,27 @@ def draw(report: str) -> str:
         return render_text(read_run(Path(folder)), width=WIDTH, color=False, run_dir=None)
 
 
-def print_for(block: Block, folder: Path) -> str:
+def in_a_process(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not LAUNCHED.search(name)}
+    clean |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return forking.run("-m", "ddpdoctor", *words, cwd=folder, env={**clean, **env})
+
+
+def print_for(block: Block, folder: Path, run: Callable[..., subprocess.CompletedProcess[str]] = in_a_process) -> str:
     """Return what the commands of a block print, in an empty folder that gets the files they read."""
     for path in FILES.iterdir():
         if not path.name.endswith(".json.xz"):
             shutil.copy(path, folder)
     if block.name in PREPARED:
         PREPARED[block.name](folder)
-    clean = {name: value for name, value in os.environ.items() if not LAUNCHED.search(name)}
-    env = {**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    printed = ""
+    printed, env = "", {}
     for command in block.commands:
         program, *words = shlex.split(command)
         if program == "export":
             env.update(word.split("=", 1) for word in words)
             continue
         assert program == "ddpdoctor", command
-        done = forking.run("-m", "ddpdoctor", *words, cwd=folder, env=env)
+        done = run(folder, *words, **env)
         printed += done.stdout or done.stderr
     return printed
 

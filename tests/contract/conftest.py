@@ -4,10 +4,14 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from ddpdoctor.cli.app import main
 from tests import forking
 
 ROOT = Path(__file__).parents[2]
@@ -17,18 +21,49 @@ CLEARED = re.compile(
 )
 
 
+def environment(folder, more):
+    clean = {name: value for name, value in os.environ.items() if not CLEARED.search(name)}
+    return {**clean, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1", **more}
+
+
 @pytest.fixture
-def run(tmp_path):
-    """Run ddpdoctor outside any launcher."""
+def run_in(monkeypatch, capfd):
+    """Run ddpdoctor in a folder outside any launcher, in this process, which forgets what it imported from there."""
 
-    def run_in(*args, **env):
-        clean = {name: value for name, value in os.environ.items() if not CLEARED.search(name)}
-        clean = {**clean, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1", **env}
-        words = ("-m", "ddpdoctor", *map(str, args))
-        if not any(name.startswith("PYTHON") for name in env):
-            return forking.run(*words, cwd=tmp_path, env=clean)
-        return subprocess.run(
-            [sys.executable, *words], cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=200, check=False
-        )
+    def run(folder, *words, **env):
+        loaded = set(sys.modules)
+        capfd.readouterr()
+        with (
+            monkeypatch.context() as patch,
+            mock.patch.dict(os.environ, environment(folder, env), clear=True),
+            open(os.devnull) as nothing,  # noqa: PTH123
+        ):
+            patch.chdir(folder)
+            for place, name, value in (
+                (sys, "argv", ["ddpdoctor", *map(str, words)]), (sys, "path", [*sys.path]), (sys, "stdin", nothing),
+                (tempfile, "tempdir", str(folder)),
+            ):  # fmt: skip
+                patch.setattr(place, name, value)
+            with pytest.raises(SystemExit) as ended:
+                main()
+        for name in set(sys.modules) - loaded:
+            if str(getattr(sys.modules[name], "__file__", None)).startswith(str(folder)):
+                del sys.modules[name]
+        return subprocess.CompletedProcess(words, ended.value.code or 0, *capfd.readouterr())
 
-    return run_in
+    return run
+
+
+@pytest.fixture
+def run(tmp_path, run_in):
+    return partial(run_in, tmp_path)
+
+
+@pytest.fixture
+def fork(tmp_path):
+    """Run ddpdoctor in a process of its own."""
+
+    def run(*words, **env):
+        return forking.run("-m", "ddpdoctor", *words, cwd=tmp_path, env=environment(tmp_path, env))
+
+    return run

@@ -271,7 +271,7 @@ def test_a_wrong_file_of_others_is_no_error(text: bytes, project: Project, monke
 
 def test_a_note_is_said_once_and_not_by_completion(project: Project, monkeypatch, capsys) -> None:
     project.file.write_text("[tool.ddpdoctor.wrap]\non-finding = 'touch x'")
-    for words in (("wrap", "--help"), ("wrap", "--nonsense")):
+    for words in (("wrap", "--help"), ("wrap", "--format", "xml")):
         call(monkeypatch, *words)
         assert " ".join(capsys.readouterr().err.split()).count("on-finding in [tool.ddpdoctor.wrap]") == 1
     monkeypatch.setenv("_DDPDOCTOR_COMPLETE", "complete_bash")

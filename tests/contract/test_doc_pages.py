@@ -237,9 +237,9 @@ def test_a_recorded_run_is_drawn_as_its_page_shows_it(key):
 
 
 @pytest.mark.parametrize("key", QUICK)
-def test_a_command_prints_what_its_page_shows(key, tmp_path):
+def test_a_command_prints_what_its_page_shows(key, tmp_path, run_in):
     block = BLOCKS[key]
-    printed = doc_runs.print_for(block, tmp_path)
+    printed = doc_runs.print_for(block, tmp_path, run_in)
     assert doc_pages.differs(block.shown, printed) == "", "run: python -m tests.doc_runs"
 
 

@@ -6,124 +6,93 @@ import graphlib
 import importlib.util
 import json
 import lzma
-import os
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
-import ddpdoctor
-
 # What is imported where: start-up stays cheap, and each heavy package has its place.
 
 
 PACKAGE = Path(__file__).parents[2] / "ddpdoctor"
-HEAVY = ("torch", "rich", "psutil", "pynvml", "numpy", "matplotlib")
+HEAVY = {"torch", "rich", "psutil", "pynvml", "numpy", "matplotlib"}
 WITH_TORCH = {PACKAGE / "recorder" / "fingerprint.py"}
 """All they do is done with torch; who needs them loads them in a function, once the script has loaded torch."""
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-HELP = """
+LOADED = """
 import contextlib, io, json, sys
-sys.argv = ["ddpdoctor", *sys.argv[1:]]
+before = set(sys.modules)
+import ddpdoctor
+found = [[0, sorted(set(sys.modules) - before)]]
 from ddpdoctor.cli.app import main
-with contextlib.redirect_stdout(io.StringIO()):
-    try:
-        status = main()
-    except SystemExit as end:
-        status = end.code
-print(json.dumps([status, sorted(sys.modules)]))
+for line in sys.argv[1:]:
+    sys.argv = ["ddpdoctor", *line.split()]
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            status = main()
+        except SystemExit as end:
+            status = end.code
+    found.append([status, sorted(sys.modules)])
+print(json.dumps(found))
 """
-
-
-def run_python(code, *arguments):
-    command = [sys.executable, "-c", code, *arguments]
-    # A start-up hook on PYTHONPATH, such as a coverage tool's, is no import of ours.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=200, env=environment).stdout
-
-
-def heavy_ones(modules):
-    return {name.partition(".")[0] for name in modules} & set(HEAVY)
-
-
-def test_importing_the_package_imports_nothing_more():
-    # The modules that site brings, by the .pth files of what else is installed, are taken out.
-    code = "import json, sys; old = set(sys.modules); import ddpdoctor; print(json.dumps([*set(sys.modules) - old]))"
-    assert json.loads(run_python(code)) == ["ddpdoctor"]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--help",), ("--version",), ("wrap", "--help"), ("explain", "--list"), ("check-env", "--list"),
-        ("allreduce-bench", "--help"), ("check-data", "--help"), ("check-checkpoint", "--help"),
-        ("check-consistency", "--help"), ("check-rendezvous", "--help"), ("demo", "--list"), ("report", "--help"),
-        ("explain", "DD601"), ("check-data", "--samples", "455", "--world-size", "2", "--batch-size", "8"),
-        ("report", "attach.json"),
-    ],
+"""Prints what the package loads, beside the modules that site brings, and what is loaded after each command line."""
+LIST = (
+    "--help", "--version", "wrap --help", "explain --list", "check-env --list", "allreduce-bench --help",
+    "check-data --help", "check-checkpoint --help", "check-consistency --help", "check-rendezvous --help",
+    "demo --list", "report --help",
 )  # fmt: skip
-def test_what_needs_no_job_loads_nothing_heavy_and_help_no_verb(arguments, tmp_path, monkeypatch):
+DRAW = ("explain DD601", "check-data --samples 455 --world-size 2 --batch-size 8", "report attach.json")
+
+
+def test_what_needs_no_job_loads_nothing_heavy_and_help_no_verb(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     saved = lzma.decompress((PACKAGE.parent / "tests" / "data" / "pages" / "attach.json.xz").read_bytes())
     (tmp_path / "attach.json").write_bytes(saved)
-    status, modules = json.loads(run_python(HELP, *arguments))
-    assert status in (0, None)
-    draws = arguments[-1] not in {"--help", "--version", "--list"}
-    assert not heavy_ones(modules) - ({"rich"} if draws else set())
+    # A start-up hook on PYTHONPATH, such as a coverage tool's, is no import of ours.
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    command = [sys.executable, "-c", LOADED, *LIST, *DRAW]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
+    of_package, of_help, *others = json.loads(done.stdout)
+    assert of_package[1] == ["ddpdoctor"]
     verbs = ("pydantic", "ddpdoctor.cli.check_", "ddpdoctor.cli.wrap", "ddpdoctor.launch")
-    assert arguments != ("--help",) or not [name for name in modules if name.startswith(verbs)]
+    assert [name for name in of_help[1] if name.startswith(verbs)] == []
+    for line, (status, modules) in zip((*LIST, *DRAW), (of_help, *others), strict=True):
+        heavy = {name.partition(".")[0] for name in modules} & HEAVY
+        assert (status in {0, None}, heavy - ({"rich"} if line in DRAW else set())) == (True, set()), line
 
 
 @functools.cache
 def parse(path):
-    return ast.parse(path.read_text())
+    """Return what a file defines, and all its imports: at its start, in functions and for type checkers alike."""
+    tree = ast.parse(path.read_text())
+    return tree.body, [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
-def all_imports(tree):
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            yield node.module
+def packages_of(path):
+    """Return the packages that a file imports, ours left out."""
+    imports = [node for node in parse(path)[1] if isinstance(node, ast.Import) or (node.level == 0 and node.module)]
+    named = [[one.name for one in node.names] if isinstance(node, ast.Import) else [node.module] for node in imports]
+    return {name.partition(".")[0] for names in named for name in names}
 
 
-def packages(names):
-    return {name.partition(".")[0] for name in names}
-
-
-def imported_beside(tree):
-    """Return the names of modules of ours that are loaded together with a file of the recorder."""
-    found = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.level]
-    return {name for node in found for name in ((node.module or "").rpartition(".")[2], *(a.name for a in node.names))}
-
-
-def test_what_needs_torch_is_loaded_in_functions():
-    names = {path.stem for path in WITH_TORCH}
-    others = [path for path in (PACKAGE / "recorder").rglob("*.py") if path not in WITH_TORCH]
-    assert others
-    assert not [path.name for path in others if imported_beside(parse(path)) & names]
-
-
-def test_pynvml_is_imported_in_one_file():
-    users = [path for path in FILES if "pynvml" in packages(all_imports(parse(path)))]
-    assert len(users) <= 1
-
-
-def test_recorder_needs_the_standard_library_only():
-    """And torch, at which the hooks look when the script has loaded it: ruff holds where that is imported."""
+def test_heavy_packages_have_their_place():
+    """The recorder looks at torch when the script has loaded it: ruff holds where that is imported."""
+    recorder = sorted((PACKAGE / "recorder").rglob("*.py"))
+    beside = {
+        (path, name)
+        for path in recorder
+        for node in parse(path)[0]
+        if isinstance(node, ast.ImportFrom) and node.level
+        for name in ((node.module or "").rpartition(".")[2], *(one.name for one in node.names))
+    }
+    assert len(beside) > 50
+    needs_torch = {path.stem for path in WITH_TORCH}
+    assert [path.name for path, name in beside if path not in WITH_TORCH and name in needs_torch] == []
+    assert len([path for path in FILES if "pynvml" in packages_of(path)]) <= 1
     # The name under which the start-up hook loads the recorder by its path, and the module that it stands in front of.
     known = sys.stdlib_module_names | {"_ddpdoctor_recorder", "sitecustomize"}
-    files = (PACKAGE / "recorder").rglob("*.py")
-    assert set().union(*(packages(all_imports(parse(path))) for path in files)) - known == {"torch"}
-
-
-def imports_by_module():
-    """Return which modules of ours each module imports: at its start, in functions and for type checkers alike."""
-    names = {_module_name(path): path for path in FILES}
-    return {name: _ours_in(name, path, names.keys()) - {name} for name, path in names.items()}
+    assert set().union(*map(packages_of, recorder)) - known == {"torch"}
 
 
 def _module_name(path):
@@ -134,10 +103,10 @@ def _module_name(path):
 def _ours_in(name, path, known):
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     found: set[str] = set()
-    for node in ast.walk(parse(path)):
+    for node in parse(path)[1]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
             found |= {one if (one := f"{base}.{alias.name}") in known else base for alias in node.names}
     return found & set(known)
@@ -152,13 +121,11 @@ def circle(imports):
     return []
 
 
-def test_finds_a_circle():
+def test_no_modules_import_each_other_in_a_circle():
     assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()})) == {"b", "c"}
     assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
-
-
-def test_no_modules_import_each_other_in_a_circle():
-    assert circle(imports_by_module()) == []
+    names = {_module_name(path): path for path in FILES}
+    assert circle({name: _ours_in(name, path, names.keys()) - {name} for name, path in names.items()}) == []
 
 
 # One class name means one thing in all of ddpdoctor.
@@ -167,21 +134,10 @@ def test_no_modules_import_each_other_in_a_circle():
 ONE_A_VERB = {"Options"}
 
 
-def test_no_two_classes_have_one_name():
-    names = Counter(
-        node.name
-        for path in Path(ddpdoctor.__file__).parent.rglob("*.py")
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-    )
-    assert len(names) > 300
-    assert {name for name, count in names.items() if count > 1} == ONE_A_VERB
-
-
-def given_twice(source):
+def given_twice(body):
     """Return the names that a module gives to two constants, classes or functions, of which one would be lost."""
     names: Counter[str] = Counter()
-    for node in ast.parse(source).body:
+    for node in body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             names[node.name] += 1
         elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
@@ -190,7 +146,12 @@ def given_twice(source):
     return {name for name, count in names.items() if count > 1}
 
 
-def test_no_module_gives_a_name_twice():
+def test_no_two_classes_have_one_name_and_no_module_gives_one_twice():
     """Joined modules may each have had a LIMIT_S, and each function reads the last one."""
-    assert given_twice("A, B = 1, 2\ndef f(): ...\nB: int = 3\nclass f: ...\nC: int\nC = 4") == {"B", "f"}
-    assert {path.name: names for path in FILES if (names := given_twice(path.read_text()))} == {}
+    classes = [node.name for path in FILES for node in parse(path)[0] if isinstance(node, ast.ClassDef)]
+    names = Counter(name for name in classes if not name.startswith("_"))
+    assert len(names) > 300
+    assert {name for name, count in names.items() if count > 1} == ONE_A_VERB
+    text = "A, B = 1, 2\ndef f(): ...\nB: int = 3\nclass f: ...\nC: int\nC = 4"
+    assert given_twice(ast.parse(text).body) == {"B", "f"}
+    assert {path.name: names for path in FILES if (names := given_twice(parse(path)[0]))} == {}

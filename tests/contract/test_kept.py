@@ -61,6 +61,7 @@ def test_a_test_that_fails_keeps_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "kept").read_bytes() == b"a run"
 
 
+@pytest.mark.full
 def test_no_packed_run_is_large_or_tells_of_the_machine_that_it_was_recorded_on() -> None:
     assert {path.name: path.stat().st_size for path in PACKED if path.stat().st_size > kept.MAX_BYTES} == {}
     host = rf'"{re.escape(socket.gethostname())}"'.encode()

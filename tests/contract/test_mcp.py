@@ -9,43 +9,23 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.cli.mcp import answer
 from ddpdoctor.cli.report import read_run
 from ddpdoctor.report.formats import parse_report
+from tests.golden import words
 from tests.scenarios.running import free_port, wait_for
 
 ROOT = Path(__file__).parents[2]
 LOG = ROOT / "tests" / "data" / "nccl-logs" / "sockets.txt"
 CALLS = {
     "report": ("report", {"run_dir": "hung"}),
-    "report with data": ("report", {"run_dir": "hung", "with_data": True}),
     "analyze": ("analyze", {"paths": [str(LOG)]}),
-    "analyze a run": ("analyze", {"paths": ["hung"]}),
-    "explain a kind": ("explain", {"name": "stuck"}),
-    "explain an error": ("explain", {"name": "RuntimeError: CUDA out of memory"}),
+    "explain": ("explain", {"name": "stuck"}),
     "check_env": ("check_env", {"checks": ["shm"], "with_data": True}),
     "status": ("status", {"run_dir": "hung"}),
+    "no such run": ("report", {"run_dir": "gone"}),
+    "a number": ("report", {"run_dir": 3}),
 }
-BAD = {
-    "no run": ("report", {}, "there is no run folder in ddpdoctor-report/\nGive the folder of a run"),
-    "no such run": (
-        "report", {"run_dir": "gone\x1b[31m"}, "there is no gone\\x1b[31m\nRun folders of `ddpdoctor wrap`"
-    ),
-    "stdin": ("analyze", {"paths": ["-"]}, "stdin belongs to the protocol\nSave the text to a file"),
-    "a pipe": (
-        "analyze", {"paths": ["pipe"]}, "nothing was recognized in 1 file (pipe: a named pipe, which may never end"
-    ),
-    "the kernel's log": ("analyze", {"paths": ["/proc/kmsg"]}, "(/proc/kmsg: a file of the kernel"),
-    "a device": ("analyze", {"paths": ["/dev/zero"]}, "(/dev/zero: no regular file)"),
-    "a report that is a pipe": ("report", {"run_dir": "pipe"}, "pipe is not a run folder of ddpdoctor"),
-    "a report of the kernel": ("report", {"run_dir": "/proc/kmsg"}, "/proc/kmsg: the report cannot be read"),
-    "nothing known": (
-        "analyze", {"paths": ["noise.txt"]}, "nothing was recognized in 1 file\nGive logs of a training job"
-    ),
-    "no such code": ("explain", {"name": "DD60"}, "there is no rule DD60\nDid you mean"),
-    "no such check": ("check_env", {"skip": ["dance"]}, "dance"),
-    "a number": ("report", {"run_dir": 3}, "Input should be a valid string"),
-}  # fmt: skip
-"""What cannot be used, and what is said of it."""
 UNDER_TORCHRUN = {
     "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "none",
 }  # fmt: skip
@@ -62,8 +42,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def session(folder):
+def ask_all(folder):
     """Return the tools by name and the results of all calls, from one session."""
     import anyio
     from mcp import Client
@@ -75,75 +54,65 @@ def session(folder):
     async def ask():
         async with Client(stdio_client(server)) as client:
             tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-            return tools, {name: await client.call_tool(*call[:2]) for name, call in (CALLS | BAD).items()}
+            return tools, {name: await client.call_tool(*call) for name, call in CALLS.items()}
 
     return anyio.run(ask)
 
 
-def texts(session, name):
-    result = session[1][name]
-    return result.is_error, [content.text for content in result.content]
+def test_only_what_reads_is_served_and_answers_in_words_and_json(folder):
+    tools, results = ask_all(folder)
+    assert tools.keys() == {"report", "analyze", "explain", "check_env", "status"}
+    assert all(tool.annotations.read_only_hint and tool.description for tool in tools.values())
+    texts = {name: [content.text for content in result.content] for name, result in results.items()}
+    assert [name for name, result in results.items() if result.is_error] == ["no such run", "a number"]
+    bodies = {name: json.loads(both[1]) for name, both in texts.items() if not results[name].is_error}
+    assert bodies == {name: results[name].structured_content for name in bodies}
 
-
-def test_only_what_reads_is_served(session):
-    assert session[0].keys() == {"report", "analyze", "explain", "check_env", "status"}
-    assert all(tool.annotations.read_only_hint for tool in session[0].values())
-    assert all(tool.description for tool in session[0].values())
-
-
-def test_a_report_is_its_verdict_and_its_json(session, folder):
-    saved = read_run(folder / "hung")
-    failed, (text, written) = texts(session, "report")
-    assert not failed
-    assert text.splitlines()[0] == f"ddpdoctor: {saved.verdict.summary}"
-    assert f"ddpdoctor explain {saved.verdict.code}" in text
-    assert json.loads(written) == session[1]["report"].structured_content
-    read = parse_report(written)
+    saved, read = read_run(folder / "hung"), parse_report(texts["report"][1])
+    assert texts["report"][0].splitlines()[0] == f"ddpdoctor: {saved.verdict.summary}"
+    assert f"ddpdoctor explain {saved.verdict.code}" in texts["report"][0]
     assert (read.verdict, read.findings, read.ranks) == (saved.verdict, saved.findings, saved.ranks)
     assert read.data == {}
+    assert texts["analyze"][0].startswith("ddpdoctor: ")
+    assert parse_report(texts["analyze"][1]).command == ("ddpdoctor", "analyze", str(LOG))
+    assert texts["explain"][0].startswith("DD601 stuck")
+    assert (bodies["explain"]["code"], bodies["status"]["state"], bool(texts["status"][0])) == ("DD601", "ended", True)
+    machine = parse_report(texts["check_env"][1])
+    assert [check.id for check in machine.checks] == ["shm"]
+    assert [machine.data[name] for name in ("launcher", "world_size", "missing_ranks")] == ["none", 1, []]
+    assert "there is no gone\nRun folders of" in texts["no such run"][0]
+    assert "Input should be a valid string" in texts["a number"][0]
 
 
-def test_what_was_measured_comes_on_request(session, folder):
-    assert parse_report(texts(session, "report with data")[1][1]) == read_run(folder / "hung")
-
-
-def test_logs_are_analyzed(session):
-    failed, (text, written) = texts(session, "analyze")
-    assert not failed
-    assert text.startswith("ddpdoctor: ")
-    assert parse_report(written).command == ("ddpdoctor", "analyze", str(LOG))
-
-
-def test_a_run_folder_given_to_analyze_is_reported(session):
-    assert texts(session, "analyze a run") == texts(session, "report")
-
-
-def test_codes_and_errors_are_explained(session):
-    assert texts(session, "explain a kind")[1][0].startswith("DD601 stuck")
-    assert session[1]["explain a kind"].structured_content["code"] == "DD601"
-    error = session[1]["explain an error"].structured_content
+def test_a_run_folder_given_to_analyze_is_reported_what_was_measured_comes_on_request_and_errors_are_explained(folder):
+    run = str(folder / "hung")
+    told = answer("report", {"run_dir": run, "with_data": True})
+    assert answer("analyze", {"paths": [run], "with_data": True}) == told
+    assert parse_report(json.dumps(told["body"])) == read_run(folder / "hung")
+    refused = answer("report", {"run_dir": "/proc/kmsg", "with_data": False})
+    assert "/proc/kmsg: the report cannot be read" in refused["error"]
+    error = answer("explain", {"name": "RuntimeError: CUDA out of memory"})["body"]
     assert error.keys() == {"error", "means", "at_fault", "to_do", "source"}
 
 
-def test_this_machine_alone_is_checked(session):
-    report = parse_report(texts(session, "check_env")[1][1])
-    assert [check.id for check in report.checks] == ["shm"]
-    assert (report.data["launcher"], report.data["world_size"], report.data["missing_ranks"]) == ("none", 1, [])
+def refusal(request, row):
+    """Return what a tool says of bad input, as the server has it from the process that it asks."""
+    tool, arguments = row
+    request.getfixturevalue("monkeypatch").chdir(request.getfixturevalue("folder"))
+    return answer(tool, {"with_data": False, **arguments} if tool != "explain" else arguments)["error"]
 
 
-def test_status_is_text_and_json(session):
-    failed, (text, written) = texts(session, "status")
-    assert not failed
-    assert text
-    assert json.loads(written)["state"] == "ended"
+test_words = words(__name__, refusal=refusal)
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_an_error_with_what_to_do(session, name):
-    failed, (text,) = texts(session, name)
-    assert failed
-    assert BAD[name][2] in text
-    assert "Traceback" not in text
+def test_a_call_that_takes_too_long_is_stopped_and_says_what_to_do():
+    from mcp.server.mcpserver.exceptions import ToolError
+
+    from ddpdoctor.cli.mcp_server import _ask
+
+    said = r"explain had no answer within 0.0 s and was stopped\nGive fewer or smaller files"
+    with pytest.raises(ToolError, match=said):
+        _ask(0.0, "explain", name="DD601")
 
 
 HOLDS_THE_FIRST = """

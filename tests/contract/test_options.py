@@ -11,9 +11,7 @@ from typer.main import get_command
 
 from ddpdoctor.cli.options import METRICS, PANELS, REPORT, VERBS, Argument, Option, declared_by, load_verb
 from ddpdoctor.cli.verbs import app, read_command_line
-from tests import forking
 from tests.golden import words
-from tests.scenarios.running import clean_environment
 
 MOST_HELP = 55
 
@@ -104,7 +102,6 @@ def test_a_variable_sets_an_option_unless_it_is_empty(monkeypatch):
 # Outputs that cannot be written are refused by every verb before anything is measured or started.
 
 
-ROOT = Path(__file__).parents[2]
 LINES = {
     "wrap": [("probe.py",)],
     "tune": [("probe.py",)],
@@ -168,25 +165,18 @@ def mount(place, options):
     return os.geteuid() == 0 and subprocess.run(command, capture_output=True, check=False, timeout=20).returncode == 0
 
 
-@pytest.fixture
-def run(folder):
-    return lambda *words: forking.run(
-        "-m", "ddpdoctor", *words, cwd=folder, env=clean_environment(PYTHONPATH=f"{ROOT}:{folder}")
-    )
-
-
 def test_every_verb_that_writes_has_a_command_line_here():
     assert {verb for verb in VERBS if outputs_of(verb)} == set(LINES)
 
 
 @pytest.mark.parametrize(("verb", "line", "option", "place"), cases())
-def test_an_output_that_cannot_be_written_is_refused_before_anything_else(folder, run, verb, line, option, place):
+def test_an_output_that_cannot_be_written_is_refused_before_anything_else(folder, run_in, verb, line, option, place):
     mounted = place.partition("/")[0]
     if mounted in {"full", "readonly"} and not os.path.ismount(folder / mounted):
         pytest.skip("only root may mount a file system")
     named = f"{place}.svg" if option == "--plot" and place != "." else place
     before = sorted(folder.rglob("*"))
-    done = run(verb, option, named, *line)
+    done = run_in(folder, verb, option, named, *line)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("ddpdoctor: error:") == len(done.stderr.strip().splitlines()) - 1 == 1, done.stderr
     assert place in done.stderr

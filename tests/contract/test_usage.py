@@ -9,11 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import jsonschema
 import pytest
 
-from ddpdoctor.cli import check_consistency
+from ddpdoctor.cli import check_consistency, verbs
 from ddpdoctor.cli.allreduce_bench import Options
 from ddpdoctor.cli.options import Argument, declared_by, load_verb
 from ddpdoctor.model.findings import JobStatus, JobSummary
@@ -95,20 +96,20 @@ def test_a_saved_report_as_json_is_what_was_saved(run, tmp_path):
     assert json.loads(done.stdout) == json.loads((folder / "report.json").read_text())
 
 
-def test_a_report_is_readable_where_the_stream_knows_ascii_only(run, tmp_path):
+def test_a_report_is_readable_where_the_stream_knows_ascii_only(tmp_path):
     rows = [{"rank": 0, "local_rank": 0, "host": "h", "pid": 1, "state": "größe [/x]", "where": None}]
     rows = [{**row, "step": None, "gpu": None, "stack": []} for row in rows]
     job = {"world_size": 1, "nnodes": 1, "status": "failed", "exit_status": 1}
     folder = write_report(tmp_path / "run", ranks=rows, job=job)
-    done = run("report", folder, PYTHONIOENCODING="ascii:strict")
-    assert done.returncode == 0
-    assert "gr\\xf6\\xdfe [/x]" in done.stdout
+    env = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
+    command = [sys.executable, "-m", "ddpdoctor", "report", folder]
+    done = subprocess.run(command, env=env, capture_output=True, check=True)
+    assert b"gr\\xf6\\xdfe [/x]" in done.stdout
 
 
-def test_a_defect_of_ours_is_status_3_and_its_traceback_goes_to_a_file(tmp_path):
-    code = "import sys; from ddpdoctor.cli import app, verbs; verbs.app = lambda *_, **__: 1 / 0; app.main()"
-    env = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    done = forking.run("-c", code, env=env)
+def test_a_defect_of_ours_is_status_3_and_its_traceback_goes_to_a_file(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(verbs, "app", lambda *_, **__: 1 / 0)
+    done = run()
     assert done.returncode == 3
     assert "internal error in ddpdoctor: ZeroDivisionError" in done.stderr
     assert "Traceback (" not in done.stderr
@@ -117,11 +118,9 @@ def test_a_defect_of_ours_is_status_3_and_its_traceback_goes_to_a_file(tmp_path)
     assert "ZeroDivisionError: division by zero" in saved.read_text()
 
 
-def test_an_interrupt_is_status_130_without_a_traceback():
-    stop = "def stop(*_, **__): raise KeyboardInterrupt"
-    code = f"from ddpdoctor.cli import app, verbs\n{stop}\nverbs.app = stop; app.main()"
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = forking.run("-c", code, env=env)
+def test_an_interrupt_is_status_130_without_a_traceback(run, monkeypatch):
+    monkeypatch.setattr(verbs, "app", mock.Mock(side_effect=KeyboardInterrupt))
+    done = run()
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
@@ -141,8 +140,8 @@ def test_the_list_has_a_line_a_rule_in_the_order_of_codes(run):
 # `check-env` as a user meets it on the command line.
 
 
-def test_this_machine_is_checked_without_an_error_of_ours(run):
-    done = run("check-env", "--format", "json", "--fail-on", "never", "--skip", "xid")
+def test_this_machine_is_checked_without_an_error_of_ours(fork):
+    done = fork("check-env", "--format", "json", "--fail-on", "never", "--skip", "xid")
     report = json.loads(done.stdout)
     jsonschema.validate(report, SCHEMA)
     assert done.stderr == ""
@@ -165,8 +164,7 @@ def test_the_list_names_each_check_with_code_and_what_it_reads(run):
 
 def test_a_saved_report_is_drawn_again(run, tmp_path):
     shown = run("check-env", "env-unknown", "--report-dir", tmp_path / "saved", NCCL_IB_TIMEOT="1")
-    again = forking.run("-m", "ddpdoctor", "report", tmp_path / "saved", cwd=tmp_path)
-    assert shown.stdout == again.stdout
+    assert shown.stdout == run("report", tmp_path / "saved").stdout
     assert run("check-env", "env-unknown", "--report-dir", tmp_path / "saved").returncode == 2
 
 
@@ -195,8 +193,8 @@ def test_redacted_output_names_neither_host_nor_address_nor_user(run):
 @pytest.mark.parametrize(
     ("model", "message"), [("train.py", "--model is 'train.py'"), ("nowhere:build", "there is no module nowhere")]
 )
-def test_a_model_that_is_not_there_is_reported_once_by_one_rank(run, model, message):
-    done = run("check-consistency", "--model", model, "--nproc-per-node", "1")
+def test_a_model_that_is_not_there_is_reported_once_by_one_rank(fork, model, message):
+    done = fork("check-consistency", "--model", model, "--nproc-per-node", "1")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count(message) == 1
     assert "Traceback" not in done.stderr
@@ -269,6 +267,7 @@ def by_hand(port):
     return ["--nnodes", "2", "--node-rank", "0", "--master-addr", "localhost", "--master-port", str(port)]
 
 
+@pytest.mark.full
 def test_it_ends_at_once_when_it_is_interrupted():
     own = free_port()
     process = subprocess.Popen(
@@ -298,9 +297,9 @@ def wait_for_listener(port):
     pytest.fail(f"nobody listens on port {port}")
 
 
-def test_a_node_that_nobody_joins_names_who_is_absent(run, tmp_path):
+def test_a_node_that_nobody_joins_names_who_is_absent(fork, tmp_path):
     more = ("--exchange-port", str(free_port()))
-    done = run(
+    done = fork(
         "check-rendezvous", *by_hand(free_port()), *more, "--timeout", "1s", "--format", "json", "--report-dir",
         str(tmp_path),
     )  # fmt: skip

@@ -154,6 +154,7 @@ def test_a_folder_that_is_gone(tmp_path):
     assert _write(logger, ENTRY) == f"tensorboard did not log the findings: its folder {tmp_path / 'gone'} is gone"
 
 
+@pytest.mark.full
 def test_a_run_that_is_gone(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     place = {"folder": str(tmp_path), "id": "no-such-run", "tracking_uri": (tmp_path / "store").as_uri()}
@@ -172,7 +173,7 @@ def test_a_library_that_is_not_installed(tmp_path, monkeypatch):
     assert problem.endswith(": pip install wandb")
 
 
-# What a tool of the server says of a defect, and of a call that takes too long.
+# What a tool of the server says of a defect.
 
 
 def test_a_defect_is_an_error_without_a_traceback(tmp_path, monkeypatch):
@@ -184,17 +185,6 @@ def test_a_defect_is_an_error_without_a_traceback(tmp_path, monkeypatch):
     (saved,) = tmp_path.glob("ddpdoctor-defect-*.txt")
     assert "TypeError" in saved.read_text()
     assert str(saved) in error
-
-
-def test_a_call_that_takes_too_long_is_stopped_and_says_what_to_do():
-    from mcp.server.mcpserver.exceptions import ToolError
-
-    from ddpdoctor.cli.mcp_server import _ask
-
-    with pytest.raises(
-        ToolError, match=r"explain had no answer within 0.0 s and was stopped\nGive fewer or smaller files"
-    ):
-        _ask(0.0, "explain", name="DD601")
 
 
 # What a stream can show.
