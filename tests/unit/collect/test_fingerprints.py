@@ -4,7 +4,9 @@ import json
 import struct
 import zlib
 from dataclasses import replace
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -36,7 +38,7 @@ from ddpdoctor.model.consistency import (
 from ddpdoctor.model.facts import attempt_name
 from ddpdoctor.recorder.storage import fingerprint_file
 from tests.fingerprints import TICKS, FakeRank, only_stream, row, write_job
-from tests.golden import Cases, outline
+from tests.golden import Cases, outline, table
 
 CASES = Cases(__name__)
 test_kept = CASES.test()
@@ -116,32 +118,16 @@ def told(found):
 
 
 GEAR = [row("w", "g"), row("w"), row("w", "s", "exp_avg"), row("mean", "b")]
-TWO_GRADIENTS = [row("a", "g"), row("b", "g")]
 CONSTANT = [row("freq", "b", "float32[4]")]
-JOBS = {
-    "equal": ({n: [(n, "w")] * 3 for n in (1, 2, 4, 50)}, ["a", "b"]),
-    "the first difference is kept with the last good point": (
-        {1: [("w", "b")] * 4, 2: [("w", "b")] * 4, 4: [("w", "b"), ("w", "c"), ("w", "b"), ("w", "b")],
-         8: [("w", "b"), ("v", "c"), ("w", "b"), ("w", "b")]}, ["weight", "bias"],
-    ),
-    "kinds": (
-        {1: [("g", "p", "s", "m")] * 2, 2: [("g", "p", "s", "m"), ("g", "p", "t", "n")],
-         4: [("g", "p", "s", "m"), ("g", "q", "t", "n")]}, GEAR,
-    ),
-    "a gradient that is none on one rank": ({1: [("g", None)] * 2, 2: [("g", None), (None, None)]}, TWO_GRADIENTS),
-    "a constant that a rank lacks": ({2: [("a",), (None,), ("a",)]}, CONSTANT),
-    "a constant that a rank lacks, and others have unlike": ({2: [("a",), (None,), ("b",)]}, CONSTANT),
-    "a constant that one rank has": ({2: [(None,), (None,), ("a",)]}, CONSTANT),
-    "what no rank has was not compared": ({1: [("p", None)] * 2}, ["w", row("w", "g")]),
-    "full files": ({number: [(number,), (number,)] for number in range(1, 400)}, ["w"]),
-    "parameters no longer change": ({1: [("a",)] * 2, 2: [("b",)] * 2, 4: [("b",)] * 2, 8: [("b",)] * 2}, ["w"]),
-    "they change again": ({1: [("a",)] * 2, 2: [("b",)] * 2, 4: [("b",)] * 2, 8: [("b",), ("c",)]}, ["w"]),
-}  # fmt: skip
 
 
-@CASES
-def jobs_whose_ranks_write_alike(tmp_path):
-    return {name: told(compare(tmp_path / name, write_job(tmp_path / name, *job))) for name, job in JOBS.items()}
+def job(points, names):
+    """Return what is found of ranks that write alike, by the numbers of points and what each rank has there."""
+    with TemporaryDirectory() as folder:
+        return told(compare(Path(folder), write_job(Path(folder), points, names)))
+
+
+test_rows = table("replicas", globals())
 
 
 def ranks_of(folder, count, names=("w",), **more):

@@ -34,7 +34,7 @@ from ddpdoctor.model.launch import read_visible
 from ddpdoctor.model.node import TorchBuild
 from ddpdoctor.model.reading import NotRead, Why
 from tests import forking
-from tests.golden import Cases
+from tests.golden import Cases, table, words
 from tests.machines import load_machine, shared_machine
 from tests.nvml import load_nvml
 from tests.scenarios.running import clean_environment, wait_for
@@ -70,14 +70,6 @@ def test_without_deep_or_a_gpu_nothing_is_tried(tmp_path):
 
 COPY = {"source": 0, "target": 1, "ok": True, "error": None, "gb_s": 150.0}
 HANGS, CRASHES = {"status": None}, {"status": -11, "err": "warning\nSegmentation fault\n"}
-TRIALS = {
-    "all GPUs and all pairs": ([ended(GOOD)] * 2, ended(COPY)),
-    "one hangs and one crashes": ([ended(GOOD), ended(**HANGS), ended(**CRASHES)], None),
-    "copies hang": ([ended(GOOD)] * 2, ended(**HANGS)),
-    "a pair hangs": ([ended(GOOD)] * 2, ended(COPY, **HANGS)),
-    "a pair crashes": ([ended(GOOD)] * 2, ended(COPY, **CRASHES)),
-    "all ends after one pair": ([ended(GOOD)] * 2, ended(COPY, err="Xid 31")),
-}
 
 
 def tried(work, copies):
@@ -85,11 +77,6 @@ def tried(work, copies):
     said = {f"work_cuda_{number}": one for number, one in enumerate(work)}
     trial = try_gpus(answers(count=ended({"count": len(work)}), copies=copies, **said))
     return replace(trial, work=tuple(one if one.ok else replace(one, seconds=0.0) for one in trial.work))
-
-
-@CASES
-def trials_of_gpus():
-    return {name: tried(*said) for name, said in TRIALS.items()}
 
 
 def test_gpus_that_cannot_be_counted():
@@ -118,19 +105,13 @@ def test_the_real_child_counts_works_and_says_in_words_what_is_not_there():
 UUIDS = ("GPU-aa11", "GPU-aa22", "GPU-bb33")
 
 
-VISIBLE = {
-    "0,1,2": 3, "2, 0": 2, "": 0, "-1": 0, "0,-1,1": 1, "0,7,1": 1, "1,1": 0, "GPU-bb33,0": 2, "GPU-bb": 1, "GPU-aa": 0,
-    "MIG-x,MIG-y": 2, "NoDevFiles": 0, "²": 0, None: 3,
-}  # fmt: skip
+def visible(value):
+    read = read_visible(None if value == "not set" else value, UUIDS)
+    return [read, *["on purpose"] * read.on_purpose]
 
 
-def test_visible_devices_and_what_is_wrong_with_a_value():
-    assert {value: len(read_visible(value, UUIDS).devices) for value in VISIBLE} == VISIBLE
+def test_visible_devices_without_a_driver():
     assert read_visible("0,MIG-x", ()).devices == ()
-    read = read_visible("2,9,0", UUIDS)
-    assert (read.devices, read.bad_entry, read.hidden, read.on_purpose) == (("GPU-bb33",), "9", ("0",), False)
-    assert read_visible("0,GPU-aa11", UUIDS).repeated == ("GPU-aa11",)
-    assert all(read_visible(value, UUIDS).on_purpose for value in ("", "-1", "NoDevFiles"))
     assert count_gpus({"CUDA_VISIBLE_DEVICES": ""}) == GpuCount()
 
 
@@ -146,8 +127,8 @@ def read(machine, *states, files=(), env=None):
     return gpus
 
 
-def test_facts_come_through_the_pipe_and_a_device_that_hangs_is_named_by_what_was_said_before(tmp_path):
-    steps = list(read_gpu_facts(load_nvml("nvlink8"), load_machine("nvlink8", tmp_path)))
+def test_facts_come_through_the_pipe_and_a_device_that_hangs_is_named_by_what_was_said_before():
+    steps = list(read_gpu_facts(load_nvml("nvlink8"), shared_machine("nvlink8")))
     before_third = steps[2]
     assert [gpu.error for gpu in before_third.devices] == [None, None, HUNG]
     said = "\n".join(json.dumps(asdict(step)) for step in steps[:3]) + '\n{"driver": "58'
@@ -157,15 +138,20 @@ def test_facts_come_through_the_pipe_and_a_device_that_hangs_is_named_by_what_wa
 
 
 def test_a_process_beside_a_rank_or_of_the_same_batch_job_is_ours(tmp_path):
-    beside = load_machine("nvlink8", tmp_path / "a", env={"RANK": "0"})
-    stat = beside.path("/proc/4200/stat").read_text()
-    beside.path("/proc/31337/stat").write_text(stat.replace("4200 (", "31337 ("))
-    of_job = load_machine("nvlink8", tmp_path / "b")
-    for pid, step in (("self", "step_0"), ("31337", "step_1")):
-        of_job.path(f"/proc/{pid}/cgroup").write_text(f"0::/system.slice/slurmstepd.scope/job_77/{step}/user/task_0\n")
-    for system in (beside, of_job):
-        *_, gpus = read_gpu_facts(load_nvml("nvlink8", "leftover"), system)
-        assert gpus.devices[4].processes[0].ours
+    system = load_machine("nvlink8", tmp_path)
+    groups = {system.path(f"/proc/{pid}/cgroup"): step for pid, step in (("self", "step_0"), ("31337", "step_1"))}
+    for path, step in groups.items():
+        path.write_text(f"0::/system.slice/slurmstepd.scope/job_77/{step}/user/task_0\n")
+    *_, of_one_job = read_gpu_facts(load_nvml("nvlink8", "leftover"), system)
+    for path in groups:
+        path.write_text("0::/\n")
+    stat = system.path("/proc/4200/stat").read_text()
+    system.path("/proc/31337/stat").write_text(stat.replace("4200 (", "31337 ("))
+    found = [of_one_job]
+    for env in ({"RANK": "0"}, {}):
+        *_, gpus = read_gpu_facts(load_nvml("nvlink8", "leftover"), replace(system, env=env))
+        found.append(gpus)
+    assert [gpus.devices[4].processes[0].ours for gpus in found] == [True, True, False]
 
 
 def test_no_driver_is_absence_and_starts_no_child():
@@ -223,12 +209,14 @@ def test_the_names_that_are_used_are_pynvmls():
     assert all(hasattr(pynvml, f"{name}_v3") for name in used if name.endswith("RunningProcesses"))
 
 
-BUS_IDS = {"00000000:1B:00.0": "0000:1b:00.0", "00010000:C3:00.0": "10000:c3:00.0", "": "", "N/A": ""}
+def bus_id(text):
+    of_text, of_bytes = (facts._bus_id(SimpleNamespace(busId=known(text))) for known in (str, str.encode))
+    assert of_text == of_bytes
+    return of_text
 
 
-def test_bus_ids_are_as_sysfs_writes_them():
-    for known in (str, str.encode):
-        assert {text: facts._bus_id(SimpleNamespace(busId=known(text))) for text in BUS_IDS} == BUS_IDS
+test_words = words(__name__, visible=visible, bus_id=bus_id)
+test_rows = table("gpu_trials", globals())
 
 
 def test_the_codes_are_those_of_nvml():
@@ -274,6 +262,7 @@ def read_fake(tmp_path, text, limit_s=60.0):
     return wait_for_torch(start_torch_child(fake(tmp_path, text)), limit_s)
 
 
+@pytest.mark.full
 def test_this_torch():
     from importlib.metadata import version
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,13 +34,12 @@ from ddpdoctor.collect.run_files import End, WatchedJob, parse_watch
 from ddpdoctor.collect.run_ranks import Source, find_ends, interruption_ns, stop_of_others
 from ddpdoctor.collect.system import ReadingPlan, System, read_text
 from ddpdoctor.model.facts import LostChild
-from ddpdoctor.model.node import StuckProcess
 from ddpdoctor.model.reading import NotRead, Why
 from ddpdoctor.recorder.storage.ring_layout import RANK_SHAPE, ROLE_RANK
 from ddpdoctor.recorder.storage.ring_reading import read_ring_file
 from ddpdoctor.recorder.storage.ring_writing import Ring
-from tests.golden import Cases, words
-from tests.machines import RecordedCalls, load_machine
+from tests.golden import Cases, table, words
+from tests.machines import RecordedCalls, shared_machine
 from tests.scenarios.hosts import require
 from tests.scenarios.running import wait_for
 
@@ -51,44 +49,22 @@ from tests.scenarios.running import wait_for
 CASES = Cases(__name__)
 test_kept = CASES.test()
 INPUT, REST = "0 0x0 0x55 0x2000 0x7f 0x0 0x0 0x7ffd 0x7f37", "0x0 0x0 0x0 0x0 0x7ffd 0x7f37"
-CALLS = {
-    "input": INPUT, "readline": f"270 0x1 0x7f {REST}", "select of more": f"270 0x9 0x7f {REST}",
-    "a sleep, of aarch64": f"115 0x0 0x0 0x7f {REST[4:]}", "a lock": f"73 0x4 0x2 {REST}",
-    "a pipe": f"0 0x5 0x55 0x4 {REST[4:]}", "it runs": "running", "outside of a call": "-1 0x7ffd 0x7f37",
-    "a call that does not last": f"39 0x0 0x0 {REST}", "a machine of another kind, riscv64": INPUT,
-}  # fmt: skip
+FDS = {0: "/dev/pts/3", 4: "/data/x.lock", 5: "pipe:[123]"}
 
 
-@CASES
-def calls_that_are_read(tmp_path):
-    (tmp_path / "7" / "fd").mkdir(parents=True)
-    for fd, target in {0: "/dev/pts/3", 4: "/data/x.lock", 5: "pipe:[123]"}.items():
-        (tmp_path / "7" / "fd" / str(fd)).symlink_to(target)
-    found = {}
-    for name, text in CALLS.items():
-        (tmp_path / "7" / "syscall").write_text(text + "\n")
-        machine = name.rpartition(" ")[2]
-        found[name] = read_blocked(7, tmp_path, machine if machine in {"aarch64", "riscv64"} else "x86_64")
-    return found
+def blocked(text, machine="x86_64"):
+    """Return what a process is blocked in, by its file syscall."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "7" / "fd").mkdir(parents=True)
+        for fd, target in FDS.items():
+            (Path(folder) / "7" / "fd" / str(fd)).symlink_to(target)
+        (Path(folder) / "7" / "syscall").write_text(text + "\n")
+        return read_blocked(7, Path(folder), machine)
 
 
 def test_a_process_that_has_gone_is_no_error(tmp_path):
     assert (read_blocked(7, tmp_path), read_kernel_function(7, tmp_path), read_locks(tmp_path)) == (None, None, ())
     assert (read_rows(7, tmp_path), read_connections(7, (), tmp_path)) == ((), None)
-
-
-ENDS = {
-    "0100007F:733C": "127.0.0.1:29500",
-    "0000000000000000FFFF00000400000A:0050": "10.0.0.4:80",
-    "000080FE00000000000000000100000A:0016": "[fe80::a00:1]:22",
-    "xyz": None,
-    "01:0": None,
-}
-
-
-@pytest.mark.skipif(sys.byteorder != "little", reason="the kernel writes words in the machine's own order")
-def test_addresses_of_the_kernel():
-    assert {text: parse_end(text) for text in ENDS} == ENDS
 
 
 def start(code, *arguments, **more):
@@ -174,74 +150,49 @@ def test_the_command_of_a_child_hides_its_secrets_and_its_io_is_read():
 PID = 100
 GONE, MS = 5_000_000_000, 1_000_000
 RAISED = {"k": "raised", "uncaught": 1, "main": 1}
-ENDINGS = {
-    # notes and cells of its ring, a file that it wrote at a signal, and what the watcher knows of it and of others
-    "its main thread ended": {"cells": {"main_ended_ns": 1}},
-    "an error that nobody caught": {"notes": [RAISED], "cells": {"main_ended_ns": 1}},
-    **{f"exit {status}": {"notes": [{"k": "exit", "status": status}]} for status in ("3", "None", "'no data'")},
-    "an error that was caught": {"notes": [{**RAISED, "uncaught": 0}]}, "nothing": {},
-    "a segmentation fault": {"dump": "Fatal Python error: Segmentation fault\n\nThread 0x1"},
-    "an abort": {"dump": "Fatal Python error: Aborted\n"},
-    "asked to end": {"term": "Stack (most recent call first):\n"},
-    **{f"launcher's status {status}": {"launcher_status": status} for status in (137, -9, 139, 1, 0, None)},
-    "two, and the launcher's status": {"pids": (100, 101), "launcher_status": 137},
-    **{f"behind a shell that ended with {status}": {"shell": status} for status in (137, 3)},
-    "what the kernel said goes before what was worked out": {"notes": [RAISED], "code": -9},
-}  # fmt: skip
 
 
 def source(pid=PID, **more):
     return Source(pid=pid, rank=0, local_rank=0, world_size=None, **more)
 
 
-@CASES
-def ends_of_processes(tmp_path):
-    found = {}
-    for name, given in ENDINGS.items():
-        (tmp_path / name / "evidence").mkdir(parents=True)
-        ring = Ring(str(tmp_path / name), ROLE_RANK, RANK_SHAPE, PID, 7)
-        for note in given.get("notes", ()):
+def ended(*notes, pids=(PID,), shell=None, code=None, launcher_status=None, cells=(), **files):
+    """Return how a process ended, by its ring, a file that it wrote at a signal, and what the watcher knows."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "evidence").mkdir()
+        ring = Ring(name, ROLE_RANK, RANK_SHAPE, PID, 7)
+        for note in notes:
             ring.note(note)
-        for cell, value in given.get("cells", {}).items():
-            ring.set(cell, value)
-        for ending in {"dump", "term"} & given.keys():
-            (tmp_path / name / "evidence" / f"100-7.{ending}").write_text(given[ending])
-        pids, shell = given.get("pids", (PID,)), given.get("shell")
-        ended = {str(pid): {"ended_ns": GONE} | ({"code": given["code"]} if "code" in given else {}) for pid in pids}
-        watch = parse_watch({"processes": {} if shell else ended, "launcher_status": given.get("launcher_status")})
+        for cell in cells:
+            ring.set(cell, 1)
+        for ending, text in files.items():
+            (folder / "evidence" / f"100-7.{ending}").write_text(text)
+        rows = {str(pid): {"ended_ns": GONE} | ({} if code is None else {"code": code}) for pid in pids}
+        watch = parse_watch({"processes": {} if shell else rows, "launcher_status": launcher_status})
         known = {50: End(pid=50, code=shell, at=GONE)} if shell else {}
         contents = {PID: read_ring_file(ring.path)} if pids == (PID,) else {}
         sources = [source(pid, **({"stands_for": 50} if shell else {})) for pid in pids]
-        ends = find_ends(sources, contents, tmp_path / name, watch, known)
-        assert all((end.pid, end.at) == (pid, GONE) for pid, end in ends.items())
-        found[name] = {pid: end.code for pid, end in ends.items() if pid in pids} or "not known"
-    return found
+        ends = find_ends(sources, contents, folder, watch, known)
+    assert all((end.pid, end.at) == (pid, GONE) for pid, end in ends.items())
+    return {pid: end.code for pid, end in ends.items() if pid in pids} or "not known"
 
 
-STOPS = [
-    # when each of several ranks ended, in ms, and with which code
-    {}, {1: (0, 1)}, {1: (0, 1), 2: (100, -15)}, {1: (0, -9), 2: (100, -15), 3: (105, -15)},
-    {1: (0, -15), 2: (200, -15), 3: (201, -15)}, {1: (0, -15), 2: (5, -15)}, {1: (0, -15)},
-    {1: (0, 0), 2: (100, -15)},
-]  # fmt: skip
+def stopped(*seen):
+    """Return when the launcher stopped ranks of which each ended after so many ms, with a code."""
+    ends = {pid: End(pid=0, code=code, at=GONE + ms * MS) for pid, (ms, code) in enumerate(seen)}
+    stop = stop_of_others([source(pid) for pid in ends], ends, WatchedJob())
+    return stop and f"stop at {(stop - GONE) // MS}"
 
 
-@CASES
-def stops_by_the_launcher_after_another_failed_and_signals_to_the_whole_group():
-    """Nobody interrupted a job of which a rank was killed."""
-    told = {}
-    for ends in ({pid: End(pid=0, code=code, at=GONE + ms * MS) for pid, (ms, code) in one.items()} for one in STOPS):
-        stop = stop_of_others([source(pid) for pid in ends], ends, WatchedJob())
-        words = ", ".join(f"{one.code} at {(one.at - GONE) // MS}" for one in ends.values())
-        told[words or "none"] = "no stop" if stop is None else f"stop at {(stop - GONE) // MS}"
+def interrupted(ms):
+    """Return when all ranks but one were stopped by a signal to the whole group. Nobody interrupted a killed one."""
     ends = {
-        pid: End(pid=0, code=code, at=GONE + ms * MS) for pid, ms, code in ((1, 0, -15), (2, 200, -15), (3, -400, 1))
+        pid: End(pid=0, code=code, at=GONE + at * MS) for pid, at, code in ((1, 0, -15), (2, 200, -15), (3, -400, 1))
     }
-    for ms in (5, -300, 60_000):
-        seen = {"interrupted_ns": GONE + ms * MS, "processes": {"1": {"ended_ns": GONE - 20 * MS}}}
-        stop = interruption_ns([source(pid) for pid in ends], ends, parse_watch(seen))
-        told[f"interrupted at {ms}"] = f"stop at {(stop - GONE) // MS}"
-    return told | {"nobody": interruption_ns([source(1)], {1: ends[1]}, WatchedJob())}
+    seen = {"interrupted_ns": GONE + ms * MS, "processes": {"1": {"ended_ns": GONE - 20 * MS}}}
+    assert interruption_ns([source(1)], {1: ends[1]}, WatchedJob()) is None
+    return f"stop at {(interruption_ns([source(pid) for pid in ends], ends, parse_watch(seen)) - GONE) // MS}"
 
 
 # Processes and kernel facts, on this machine and on trees of other machines.
@@ -270,22 +221,16 @@ def test_a_name_with_brackets_and_how_long_a_process_and_its_threads_waited_for_
         assert (proc.read_wanted_ns(7, tmp_path), proc.read_wanted_ns(8, tmp_path)) == (wanted_ns, None)
 
 
-OOM_KILLS = [
-    ("0::/job", "job/memory.events", "low 0\noom 3\noom_kill 2\n", 2),
-    ("4:memory:/job\n0::/", "memory/job/memory.oom_control", "under_oom 0\noom_kill 5\n", 5),
-    ("4:cpu,memory:/job", "memory/job/memory.oom_control", "under_oom 0\n", None),
-    ("0::/", "memory.events", "oom_kill 0\n", 0), ("", "x", "", None),
-]  # fmt: skip
-
-
-def test_oom_kills_of_both_cgroup_versions(tmp_path: Path) -> None:
-    for number, (cgroup, file, text, kills) in enumerate(OOM_KILLS):
-        proc_folder, path = tmp_path / str(number) / "proc", tmp_path / str(number) / "sys" / file
-        for folder in (proc_folder / "self", path.parent):
-            folder.mkdir(parents=True)
-        (proc_folder / "self" / "cgroup").write_text(cgroup)
+def oom_kills(row):
+    """A row has the control groups of a process, and a file of one of them."""
+    groups, file, text = row
+    with tempfile.TemporaryDirectory() as folder:
+        proc_folder, path = Path(folder) / "proc", Path(folder) / "sys" / file
+        for place in (proc_folder / "self", path.parent):
+            place.mkdir(parents=True)
+        (proc_folder / "self" / "cgroup").write_text(groups)
         path.write_text(text)
-        assert read_oom_kills(proc_folder, tmp_path / str(number) / "sys") == kills
+        return read_oom_kills(proc_folder, Path(folder) / "sys")
 
 
 # Processes that hang in the driver: two looks, and what tells a moment's sleep from a hang.
@@ -294,53 +239,30 @@ def test_oom_kills_of_both_cgroup_versions(tmp_path: Path) -> None:
 PLAN = ReadingPlan(sections=frozenset({"stuck_processes"}))
 
 
-def no_wait(seconds):
-    assert seconds == 1.0
-
-
-def test_without_the_watchdog_only_the_two_looks_count(tmp_path):
-    system = load_machine("nvlink8", tmp_path, "stuck")
-    (tmp_path / "dev/kmsg").unlink()
-    assert [one.seconds for one in find_stuck(system, no_wait)] == [1.0]
-
-
-def test_nobody_means_one_look(tmp_path):
+def test_nobody_means_one_look():
     def never(_seconds):
         raise AssertionError("nobody was there to look at again")
 
-    assert find_stuck(load_machine("nvlink8", tmp_path), never) == ()
+    assert find_stuck(shared_machine("nvlink8"), never) == ()
 
 
-STACK = "[<0>] rwsem_down_write_slowpath\n[<0>] uvm_ioctl+0x1/0x2 [nvidia_uvm]\n"
-HANGS = StuckProcess(pid=777, name="nvidia-smi", wchan="os_acquire_mutex", seconds=245.0)
-LOOKS = {
-    # what is another text in a file of /proc, before both looks or between them, and which processes hang
-    "it hangs": ("", "777/stat", "", "", [HANGS]),
-    "it woke": ("between", "777/stat", ") D ", ") S ", []), "it ran": ("between", "777/stat", " 50 10 ", " 51 10 ", []),
-    "another process": ("between", "777/stat", " 9000 ", " 9001 ", []),
-    "it switched": ("between", "777/status", "ctxt_switches:\t5", "ctxt_switches:\t6", []),
-    "a thread of the kernel may sleep": ("before", "777/stat", ") D 1 ", ") D 2 ", []),
-    # To other users the kernel gives 0 for the place where a process sleeps.
-    "a name that is hidden does not hide a tool": ("before", "777/wchan", HANGS.wchan, "0", [replace(HANGS, wchan="")]),
-    "the stack shows what the name does not": ("before", "778/stack", "", STACK, [HANGS, 778]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", LOOKS)
-def test_what_hangs_is_the_same_at_both_looks(tmp_path, case):
-    when, file, before, after, expected = LOOKS[case]
-    system = load_machine("nvlink8", tmp_path, "stuck")
-    path = tmp_path / "proc" / file
+def hangs(row):
+    """A row has when a file of the machine changes, which one, and a text in it that becomes another one."""
+    when, file, before, after = row
+    system = shared_machine("nvlink8", "stuck")
+    path = system.path(file)
+    text = path.read_text() if path.exists() else None
 
     def change(_seconds=None):
-        text = path.read_text() if path.exists() else ""
-        assert before in text
+        assert before in (text or "")
         path.write_text(text.replace(before, after, 1) if before else after)
 
-    if when == "before":
-        change()
-    found = find_stuck(system, change if when == "between" else no_wait)
-    assert [one.pid if one.pid == 778 else one for one in found] == expected
+    try:
+        if when == "before":
+            change()
+        return find_stuck(system, change if when == "between" else lambda seconds: None if seconds == 1.0 else 1 / 0)
+    finally:
+        path.unlink() if text is None else path.write_text(text)
 
 
 def test_without_a_driver_there_is_nothing_to_hang_in(tmp_path):
@@ -491,4 +413,5 @@ def ranks(env):
     return f"rank {process.rank}, local rank {process.local_rank}"
 
 
-test_words = words(__name__, ranks=ranks)
+test_words = words(__name__, ranks=ranks, hangs=hangs, parse_end=parse_end, oom_kills=oom_kills)
+test_rows = table("lost_processes", globals())

@@ -12,6 +12,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 from subprocess import PIPE
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -40,14 +41,12 @@ from ddpdoctor.collect.system import ReadingPlan, System, SystemCalls
 from ddpdoctor.model.facts import LockFile, LockKind
 from ddpdoctor.model.node import Clock, Governor, Limit
 from ddpdoctor.model.reading import NotRead, Why
-from tests.golden import Cases, words
+from tests.golden import table, words
 from tests.machines import DATA, RecordedCalls, load_machine, shared_machine
 
 # Limits, control groups, file systems, versions and the clock, read from recorded machines and from this one.
 
 
-CASES = Cases(__name__)
-test_kept = CASES.test()
 GIB = 1 << 30
 PLAN = ReadingPlan(sections=frozenset())
 
@@ -158,24 +157,13 @@ def test_write_speed_is_measured_and_leaves_nothing(tmp_path):
     assert measure_writing(str(tmp_path), 1 << 20) is None
 
 
-CONTAINERS = [
-    ({}, {}), ({"/.dockerenv": ""}, {}), ({"/run/.containerenv": 'engine="podman"\nimage="quay.io/a/b:1"\n'}, {}),
-    ({"/.dockerenv": ""}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}), ({}, {"APPTAINER_CONTAINER": "/img/torch.sif"}),
-    ({}, {"SINGULARITY_CONTAINER": "/img/torch.sif"}), ({}, {"container": "systemd-nspawn"}),
-    ({"/proc/1/environ": "A=1\0container=lxc\0"}, {}), ({"/proc/1/cgroup": "4:memory:/kubepods/besteffort/pod1"}, {}),
-    ({"/proc/1/cgroup": "0::/init.scope"}, {}), ({"/.dockerenv": ""}, {"NVIDIA_PYTORCH_VERSION": "25.06"}),
-]  # fmt: skip
-
-
-@CASES
-def kinds_of_containers(tmp_path):
-    told = {}
-    for number, (files, env) in enumerate(CONTAINERS):
-        machine = tree(tmp_path / str(number), files, env, hostname="h", kernel="5.15.167.4-microsoft-standard-WSL2")
+def container(files, **env):
+    """Return the container that a machine of these files is, and its image."""
+    with TemporaryDirectory() as folder:
+        machine = tree(Path(folder), files, env, hostname="h", kernel="5.15.167.4-microsoft-standard-WSL2")
         software = read_software(machine, PLAN)
-        assert software.wsl
-        told[f"{files} {env}"] = f"{software.container}, image {software.image}"
-    return told
+    assert software.wsl
+    return f"{software.container}, image {software.image}"
 
 
 def test_the_hosts_file_without_a_machines_own_lines(tmp_path):
@@ -307,28 +295,18 @@ def test_the_work_of_a_child_is_ours():
             pass
 
 
-FIREWALLS = {
-    "nft with policy drop": ("policy-drop.nft", None), "firewalld": ("firewalld.nft", None),
-    "ufw": (None, "ufw.iptables"), "a cloud image that rejects at the end": (None, "cloud-image.iptables"),
-    "both": ("chain-of-iptables.nft", "ufw.iptables"), "Docker": ("", "docker.iptables"), "nothing": ("", ""),
-    "no iptables": ("", None), "Docker, no nft": (None, "docker.iptables"),
-}  # fmt: skip
-"""What `nft list ruleset` and `iptables-save` say, by a file of tests/data/firewall; "": nothing, None: not there."""
+def refusing(nft, iptables):
+    """Return the chains that refuse. "nft list ruleset" and "iptables-save" say a file of tests/data/firewall.
 
-
-@CASES
-def chains_that_refuse():
-    """One that both tools show is reported once."""
-    found = {}
-    for name, dumps in FIREWALLS.items():
-        told = dict(zip(("run nft list ruleset", "run iptables-save"), dumps, strict=True))
-        answers = {
-            tool: (DATA / "firewall" / dump).read_text().replace("\n", "\\n") if dump else ""
-            for tool, dump in told.items()
-            if dump is not None
-        }
-        found[name] = read_firewall(System(root=Path("/nowhere"), env={}, calls=RecordedCalls(answers=answers)))
-    return found
+    "": nothing, None: there is no such program.
+    """
+    told = {"run nft list ruleset": nft, "run iptables-save": iptables}
+    answers = {
+        tool: (DATA / "firewall" / dump).read_text().replace("\n", "\\n") if dump else ""
+        for tool, dump in told.items()
+        if dump is not None
+    }
+    return read_firewall(System(root=Path("/nowhere"), env={}, calls=RecordedCalls(answers=answers)))
 
 
 # Errors of GPUs in the kernel's log, and why it cannot be read.
@@ -376,8 +354,8 @@ def test_a_log_that_is_denied_says_how_it_is_granted():
 PLAN_NAMES = ReadingPlan(sections=frozenset({"names"}))
 
 
-def test_the_master_and_the_head_are_looked_up(tmp_path):
-    system = load_machine("nvlink8", tmp_path, env={"MASTER_ADDR": "dgx07", "MASTER_PORT": "29500"})
+def test_the_master_and_the_head_are_looked_up():
+    system = shared_machine("nvlink8", env={"MASTER_ADDR": "dgx07", "MASTER_PORT": "29500"})
     names = read_names(system, ReadingPlan(sections=frozenset({"names"}), head="dgx01"))
     assert (names.master.name, names.master.addresses) == ("dgx07", ())
     assert names.master.error == "not recorded: resolve dgx07"
@@ -415,59 +393,20 @@ def test_a_dead_name_server_costs_two_seconds_once():
 PLAN_VARIABLES = ReadingPlan(sections=frozenset({"conf_files"}))
 
 
-def read_variables(root, files, home="/home/ann", env=None):
-    return read_conf_files(tree(root, files, {"HOME": home, **(env or {})}, home=home), PLAN_VARIABLES)
+def read_variables(files, home="/home/ann", **env):
+    with TemporaryDirectory() as folder:
+        return read_conf_files(tree(Path(folder), files, {"HOME": home, **env}, home=home), PLAN_VARIABLES)
+
+
+def variables(text):
+    """Return what is read of the text of the machine's file."""
+    (file,) = read_variables({"/etc/nccl.conf": text})
+    return f"{file.variables}, bad lines {file.bad_lines}, repeated {file.repeated_lines}"
 
 
 INFO, WARN = "NCCL_DEBUG=INFO\n", "NCCL_DEBUG=WARN\n"
 USERS = "/home/ann/.nccl.conf"
-CONF_FILES = {
-    "none": {"files": {}},
-    "the user's wins over the machine's, and the environment over both": {
-        "files": {USERS: INFO + "NCCL_ALGO=Ring\n", "/etc/nccl.conf": WARN + "NCCL_IB_HCA=mlx5_0\nNCCL_ALGO=Tree\n"},
-        "env": {"NCCL_ALGO": "Tree"},
-    },
-    "one that is named takes the place of the user's": {
-        "files": {USERS: INFO, "/opt/nccl.conf": WARN}, "env": {"NCCL_CONF_FILE": "/opt/nccl.conf"}
-    },
-    "an empty name": {"files": {USERS: INFO}, "env": {"NCCL_CONF_FILE": ""}},
-    "the machine's by its name is read once": {
-        "files": {"/etc/nccl.conf": INFO}, "env": {"NCCL_CONF_FILE": "/etc/nccl.conf"}
-    },
-    "one that is named and not there": {"files": {}, "env": {"NCCL_CONF_FILE": "/opt/nccl.conf"}},
-    "a folder in its place": {"files": {"/etc/nccl.conf/x": ""}},
-    "two homes, each for the versions that read it": {
-        "files": {"/tmp/home/.nccl.conf": INFO, "/root/.nccl.conf": WARN}, "env": {"HOME": "/tmp/home/"},
-        "home": "/root",
-    },
-    "a user that no database knows has the home of the shell": {
-        "files": {"/home/jane/.nccl.conf": INFO}, "env": {"HOME": "/home/jane"}, "home": ""
-    },
-}  # fmt: skip
-
-
-@CASES
-def configuration_files_of_nccl(tmp_path):
-    return {
-        name: read_variables(tmp_path / str(number), **given) for number, (name, given) in enumerate(CONF_FILES.items())
-    }
-
-
-CONF_LINES = (
-    "NCCL_DEBUG=INFO", "# NCCL_DEBUG=INFO\n\n  # more\n", "NCCL_DEBUG=INFO # for now\n", "NCCL_DEBUG=INFO\r\n",
-    "NCCL_DEBUG=\n", "NCCL_ALGO=allreduce:tree=x\n", "NCCL_DEBUG INFO\n",
-    "export NCCL_DEBUG=INFO\n NCCL_ALGO=Ring\nNCCL_PROTO =LL\n=x\n", "NCCL_DEBUG=INFO\nNCCL_DEBUG=WARN\n",
-    'NCCL_IB_HCA="mlx5_0"\n', "API_TOKEN=hunter2\nNCCL_FOO=hunter2\n", "", "\xff\xfe\x00",
-)  # fmt: skip
-
-
-@CASES
-def lines_are_taken_apart_as_nccl_does(tmp_path):
-    told = {}
-    for number, text in enumerate(CONF_LINES):
-        (file,) = read_variables(tmp_path / str(number), {"/etc/nccl.conf": text})
-        told[ascii(text)] = f"{file.variables}, bad lines {file.bad_lines}, repeated {file.repeated_lines}"
-    return told
+test_rows = table("machines", globals())
 
 
 # What is seen of a lock file: its age, who has it open or locked, and whom it names.

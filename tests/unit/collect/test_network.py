@@ -2,6 +2,7 @@
 
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,14 +85,16 @@ def ports_that_are_tried_or_not_and_who_listens_on_one(tmp_path):
         system = shared_machine("nvlink8", env=env)
         system.calls.answers["resolve 10.0.0.12"] = "10.0.0.12"
         told[" ".join(f"{name}={value}" for name, value in env.items())] = read_network(system, PLAN).master_port
+    system = load_machine("nvlink8", tmp_path, env=PORT)
+    system.path("/proc/77/fd").mkdir(parents=True)
+    system.path("/proc/77/fd/3").symlink_to("socket:[4242]")
+    system.path("/proc/77/cmdline").write_text("/usr/bin/python\0train.py\0--token=abc\0")
+    tables = {table: system.path(f"/proc/net/{table}") for table in ("tcp", "tcp6")}
     for name, (errors, table, line) in NOT_FREE.items():
-        system = load_machine("nvlink8", tmp_path / name, env=PORT)
-        system.calls.errors |= errors
-        system.path(f"/proc/net/{table}").write_text(f"  sl local\n  0: 00000000:733C 00000000:0000 {line}\n")
-        system.path("/proc/77/fd").mkdir(parents=True)
-        system.path("/proc/77/fd/3").symlink_to("socket:[4242]")
-        system.path("/proc/77/cmdline").write_text("/usr/bin/python\0train.py\0--token=abc\0")
-        told[name] = read_network(system, PLAN).master_port
+        for one, path in tables.items():
+            path.write_text("  sl local\n" + f"  0: 00000000:733C 00000000:0000 {line}\n" * (one == table))
+        found = replace(system, calls=replace(system.calls, errors=system.calls.errors | errors))
+        told[name] = read_network(found, PLAN).master_port
     return told
 
 
@@ -110,7 +113,7 @@ def at_once(_seconds):
 
 
 def test_counters_are_read_twice_and_nobody_waits_for_ports_that_are_down(tmp_path):
-    system = load_machine("nvlink8", tmp_path / "up")
+    system = load_machine("nvlink8", tmp_path)
     waits = []
 
     def meanwhile(seconds):
@@ -119,7 +122,7 @@ def test_counters_are_read_twice_and_nobody_waits_for_ports_that_are_down(tmp_pa
 
     port = read_rdma(system, PLAN_RDMA, meanwhile).devices[2].ports[0]
     assert (port.counters["link_downed"], port.counters_later["link_downed"]) == (0, 1)
-    down = load_machine("nvlink8", tmp_path / "down", "ib-no-manager")
+    down = shared_machine("nvlink8", "ib-no-manager")
     port = read_rdma(down, PLAN_RDMA, waits.append).devices[0].ports[0]
     assert (port.state, port.counters_later, waits) == ("INIT", {}, [BETWEEN_READS_S])
 
@@ -156,7 +159,7 @@ MAY_LOCK = {
 }
 
 
-def test_the_capability_to_lock_memory(tmp_path):
+def test_the_capability_to_lock_memory_a_virtual_function_and_a_device_without_pci(tmp_path):
     system = load_machine("nvlink8", tmp_path)
     system.path("/proc/self").mkdir(parents=True, exist_ok=True)
     for effective, users, may in MAY_LOCK.values():
@@ -165,10 +168,6 @@ def test_the_capability_to_lock_memory(tmp_path):
         assert read_rdma(system, PLAN_RDMA, at_once).ipc_lock is may
     system.path("/proc/self/status").unlink()
     assert read_rdma(system, PLAN_RDMA, at_once).ipc_lock is None
-
-
-def test_a_virtual_function_and_a_device_without_pci(tmp_path):
-    system = load_machine("nvlink8", tmp_path)
     system.path("/sys/class/infiniband/mlx5_0/device/physfn").symlink_to("..")
     system.path("/sys/class/infiniband/rxe0/ports/1").mkdir(parents=True)
     devices = {device.name: device for device in read_rdma(system, PLAN_RDMA, at_once).devices}

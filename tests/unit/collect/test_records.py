@@ -60,7 +60,7 @@ from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.recorder.storage.flight import chosen, parse_cut_pickle, parse_plain_pickle
 from ddpdoctor.recorder.storage.ring_reading import read_ring_file
 from ddpdoctor.recorder.storage.ring_writing import Ring
-from tests.golden import Cases
+from tests.golden import Cases, table
 from tests.synthetic import Job, write_gathered
 
 CASES = Cases(__name__)
@@ -540,44 +540,7 @@ def pending(entries, *calls, timed=False):
 TIMED = [entry(seq, duration_ms=0.5) for seq in (1, 2)]
 PARTS = [p2p(1, "send 1->2"), p2p(1, "recv 1<-0")]
 RECEIVES = (call(6, "isend", peer=0), call(7, "irecv", peer=2), call(8, "irecv", peer=0), call(30, "irecv", peer=0))
-DAMAGE = ({"collective_seq_id": 2**80}, {"process_group": []}, {"state": 7}, {"profiling_name": None})
-PENDING = {
-    "the oldest that has not completed": (
-        [entry(1), entry(2, "started"), entry(3, "scheduled")], call(1), call(2), call(3)
-    ),
-    "behind what was timed": ([*TIMED, entry(3, "started"), entry(4, "scheduled")],),
-    "queued behind what was timed": ([*TIMED, entry(3, "scheduled")],),
-    "a host that ran far ahead": ([entry(1), *(entry(seq, "scheduled") for seq in range(2, 2000))],),
-    "of the reducer: no line, and the dtype as peers have it": ([entry(5, "scheduled")], call(4)),
-    "of two groups": ([entry(9, "scheduled", time_created_ns=WALL + 70), entry(2, "scheduled", group="1")],),
-    "queued, where torch does not time": ([entry(3, "scheduled")],),
-    "complete, or of another backend": (
-        [entry(1), entry(2, "scheduled", name="gloo:all_reduce"), {}, 7, entry(3, "scheduled", retired=True)],
-    ),
-    "older than a completed one of its group": ([entry(1, "scheduled"), entry(2)],),
-    **{name: ([p2p(1, name)],) for name in ("recv 1<-0", "send 1->3", "recv 1<-?")},
-    "a peer of another group is a rank of the job": ([p2p(1, "send 0->1", process_group=["1", ""])],),
-    "a receive has the line of its own call": ([p2p(1, "recv 1<-0")], *RECEIVES),
-    "a batch that is done": ([*PARTS, p2p(1, "coalesced", "completed")],),
-    "a batch that has started": ([*PARTS, p2p(1, "coalesced", "started")],),
-    "a batch of collectives": ([entry(6, "scheduled", name="nccl:coalesced")], call(6, "all_gather")),
-    "nccl2 on torch 2.15": (
-        json.loads((DATA / "nccl2-2.15.json").read_text())["entries"], call(1), call(2, "broadcast")
-    ),
-    "a hook's number that is another call's": ([entry(2, "scheduled", name="nccl2:all_reduce")], call(2, "broadcast")),
-    **{f"damaged: {damage}": ([{**entry(2, "started"), **damage}],) for damage in DAMAGE},
-}  # fmt: skip
-
-
-@CASES
-def what_a_rank_waits_for_on_its_device():
-    timed = {
-        f"timed, {state} {name}": pending([entry(3, state, name=name)], timed=True)
-        for state, name in (
-            ("started", "nccl:all_reduce"), ("scheduled", "nccl:all_reduce"), ("scheduled", "nccl2:all_reduce"),
-        )
-    }  # fmt: skip
-    return {name: pending(*given) for name, given in PENDING.items()} | timed
+test_rows = table("pending", globals())
 
 
 @CASES

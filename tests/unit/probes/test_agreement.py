@@ -9,7 +9,7 @@ from ddpdoctor.cli import allreduce_bench, check_consistency
 from ddpdoctor.cli.options import declared_by
 from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.store import KeyValues
-from ddpdoctor.model.bandwidth import BenchSettings, Collective, Member, Mode
+from ddpdoctor.model.bandwidth import BenchSettings, Collective, Member
 from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.trial import TrialSettings
@@ -27,10 +27,8 @@ from ddpdoctor.probes.ranks import (
     nccl_host,
     run_agreed,
 )
-from tests.golden import Cases
+from tests.golden import table
 
-CASES = Cases(__name__)
-test_kept = CASES.test()
 SETTINGS = BenchSettings(backend=AUTO)
 
 
@@ -64,55 +62,23 @@ def refusal(proposals, world_size=None):
 
 
 ON_NCCL, ON_GLOO = (BenchSettings(backend=name) for name in ("nccl", "gloo"))
-GPUS = {
-    "each has its own": (("x", "y"), {}),
-    "gloo was asked for": (("x", "y"), {"settings": ON_GLOO}),
-    "they share one": (("x", "x"), {}), "one has none": (("x", None), {}), "none has one": ((None, None), {}),
-    # Another NCCL_HOSTID for each rank, with and without asking; the same for all where nobody shares.
-    "own ids": (("x", "x"), {"settings": ON_NCCL, "nccl_hosts": ("0", "1")}),
-    "own ids of three": (("x", "x", "y"), {"settings": ON_NCCL, "nccl_hosts": ("0", "1", "2")}),
-    "own ids, not asked": (("x", "x"), {"nccl_hosts": ("0", "1")}),
-    "one id": (("x", "y"), {"settings": ON_NCCL, "nccl_hosts": ("1", "1")}),
-    # NCCL_MULTI_RANK_GPU_ENABLE=1 on all ranks.
-    "all may share": (("x", "x", "y"), {"settings": ON_NCCL, "nccl_hosts": ("a",) * 3, "may_share": (0, 1, 2)}),
-    # What NCCL would refuse. Each rank looks at all pairs, so one without the variable is enough. Only equal ids are
-    # refused, where one of three kept the host's own.
-    "asked, one has none": (("x", "y", None), {"settings": ON_NCCL}),
-    "asked, two share": (("x", "x", "y"), {"settings": ON_NCCL}),
-    "asked, one may not share": (("x", "x", "y"), {"settings": ON_NCCL, "may_share": (0, 1)}),
-    "asked, two of one id": (("x", "x", "x"), {"settings": ON_NCCL, "nccl_hosts": ("1", "1", "a")}),
-}  # fmt: skip
 
 
-@CASES
-def backends_that_the_gpus_of_all_ranks_allow():
-    found = {}
-    for name, (uuids, more) in GPUS.items():
-        agreed = judge(with_gpus(*uuids, **more), len(uuids), 60)
-        members = [f"{one.device} of {one.gpu_ranks} ranks, {one.device_name}" for one in agreed.members]
-        found[name] = [replace(agreed, members=()), *members]
-    return found
+def agreed(*uuids, **more):
+    """Return what ranks with these GPUs agree on."""
+    found = judge(with_gpus(*uuids, **more), len(uuids), 60)
+    members = [f"{one.device} of {one.gpu_ranks} ranks, {one.device_name}" for one in found.members]
+    return [replace(found, members=()), *members]
 
 
-OTHERS = (
-    {"max_size_bytes": 64 * 2**20}, {"min_size_bytes": 1000}, {"collectives": tuple(Collective)[:2]},
-    {"modes": (Mode.LATENCY,)}, {"in_place": True}, {"budget_s": 5.0}, {"iterations": 5}, {"backend": "gloo"},
-)  # fmt: skip
-VERSIONS = (
-    {"version": "1.1"}, {"torch": "2.12.0+cu128"}, {"nccl": "2.26.2"}, {"nccl": None}, {"nccl": "2.27.5"},
-    {"torch": "2.13.0+cpu"}, {"cores": 4, "host": "b"},
-)  # fmt: skip
+def differing(**changes):
+    """Return what differs where the last of four ranks was given other settings: wrong use."""
+    proposals = [*map(proposal, range(3)), proposal(3, settings=replace(SETTINGS, **changes), host="b")]
+    assert refusal(proposals).status == 2
+    return find_differences(proposals)
 
 
-@CASES
-def what_differs_between_ranks():
-    """A setting that differs is wrong use, and named with who has what."""
-    found = {}
-    for changes in OTHERS:
-        proposals = [*map(proposal, range(3)), proposal(3, settings=replace(SETTINGS, **changes), host="b")]
-        assert refusal(proposals).status == 2
-        found[next(iter(changes))] = find_differences(proposals)
-    return found | {str(one): find_differences([proposal(0), proposal(1, **one)]) for one in VERSIONS}
+test_rows = table("agreement", "ddpdoctor.model.bandwidth", globals())
 
 
 def test_variables_count_as_nccl_reads_them():

@@ -5,13 +5,14 @@ import os
 import pickle
 import struct
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
 
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.probes.diff import compare_files
-from tests.golden import Cases
+from tests.golden import Cases, table
 
 CASES = Cases(__name__)
 test_kept = CASES.test()
@@ -75,35 +76,26 @@ def without(content, *places):
 COUNTED, LARGE, IMAGE = torch.arange(1.0, 13).view(3, 4), torch.zeros(1100, 1000), torch.ones(2, 3, 4, 5)
 ODD = torch.tensor([1.0, float("nan"), float("inf"), 5.0])
 BOTH = {"module.a": torch.zeros(1), "b": torch.zeros(1)}
-TENSORS = {
-    "how far they are apart": (COUNTED, changed(COUNTED, {(1, 2): 7.5, (2, 3): 10})),
-    "what is not finite is counted apart": (torch.tensor([1.0, 2.0, 3.0, 4.0]), ODD),
-    "nothing finite differs": (torch.tensor([1.0]), torch.tensor([float("nan")])),
-    "equal ones that are not finite": (ODD, ODD.clone()),
-    "far into a large one": (LARGE.t(), changed(LARGE, {(1050, 3): -0.0, (1099, 999): 2}).t()),
-    "layouts": (IMAGE, IMAGE.to(memory_format=torch.channels_last)),
-    "shapes and dtypes": (torch.zeros(3), torch.zeros(4), torch.zeros(3).half()),
-}
 
 
-@CASES
-def contents_that_differ(tmp_path):
-    odd = state()
-    odd["model"]["0.bias"] += 1
-    quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
-    contents = {name: [{"w": one} for one in tensors] for name, tensors in TENSORS.items()} | {
-        "of every kind": of_every_kind(), "of three files two agree": (state(), odd, state()),
-        "names that only some have": (state(), without(state(), ("model", "0.bias"), ("", "epoch"))),
-        "a prefix that not all have is part of the name": (BOTH, {**BOTH, "module.a": torch.ones(1)}),
-        "a number in another file": ({"w": ODD, "step": torch.tensor(3)}, {"w": ODD, "step": 3}),
-        "what cannot be compared": [{"q": quantized, "w": torch.ones(1)}] * 2,
-    }  # fmt: skip
-    found = {}
-    for name, those in contents.items():
-        (tmp_path / name).mkdir()
-        facts = compare_files(saved(tmp_path / name, *those))
-        found[name] = facts.unequal, facts.incomparable
-    return found
+def with_bias(more):
+    made = state()
+    made["model"]["0.bias"] += more
+    return made
+
+
+def compared(*contents):
+    """Return what differs between saved contents, and what cannot be compared."""
+    with TemporaryDirectory() as folder:
+        facts = compare_files(saved(Path(folder), *contents))
+    return [facts.unequal, facts.incomparable]
+
+
+def weights(*tensors):
+    return compared(*({"w": one} for one in tensors))
+
+
+test_rows = table("diff", globals())
 
 
 @pytest.mark.parametrize(

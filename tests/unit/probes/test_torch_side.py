@@ -9,13 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
-    RandomSampler,
-    Subset,
-    WeightedRandomSampler,
 )
 from torch.utils.data.distributed import DistributedSampler
 
@@ -25,13 +21,11 @@ from ddpdoctor.probes.checkpoint.session import find_gaps, find_leftovers, read_
 from ddpdoctor.probes.data import digest_leaves, draw_from
 from ddpdoctor.probes.load_torch import HANDLING, OTHERS, hold_watchdog
 from ddpdoctor.probes.user_code import load_callable, users_turn
-from tests.golden import Cases, table, words
+from tests.golden import table, words
 
 # The work that GPUs are given, done by the processor: exact when it is right, and reported when it is wrong.
 
 
-CASES = Cases(__name__)
-test_kept = CASES.test()
 CPU = torch.device("cpu")
 
 
@@ -128,32 +122,16 @@ def look(made, epochs=2, *, set_epoch=True):
 
 
 NUMBERS = Numbers()
-LOADERS = {
-    "in batches": DataLoader(NUMBERS, 8), "without the last": DataLoader(NUMBERS, 8, drop_last=True),
-    "without batches": DataLoader(NUMBERS, batch_size=None),
-    "a sampler of batches": DataLoader(NUMBERS, batch_sampler=BatchSampler(range(20), 6, drop_last=False)),
-    "weights": DataLoader(NUMBERS, 5, sampler=WeightedRandomSampler([1.0] + [0.0] * 19, 10)),
-    "indices of several kinds": DataLoader(NUMBERS, 5, sampler=[torch.tensor(3), 4, -1]),
-    "each once": DataLoader(Numbers(100), 10, sampler=RandomSampler(Numbers(100))),
-    "a subset, traced back to the samples under it": DataLoader(Subset(Subset(NUMBERS, range(1, 20, 2)), [0, 9]), 2),
-    "data without indices": DataLoader(Stream(), 4), "a list": [torch.zeros(3), torch.zeros(2)],
-    "indices that are none": DataLoader({("a", 1): 1.0, ("b", 2): 2.0}, batch_sampler=[[("a", 1)], [("b", 2)]]),
-    "samples that cannot be loaded": DataLoader(Broken(), 4),
-}  # fmt: skip
 
 
-@CASES
-def loaders_that_are_followed():
-    """Indices are counted without loading the samples: a map of them, its sum, and what the passes drew."""
-    found = {}
-    for name, loader in LOADERS.items():
-        looked, maps = draw_from(loader, "data:make", 0, 1, set_epoch=True)
-        (epoch,) = looked.loader.epochs
-        found[name] = [
-            looked.passes, looked.samples, [one.hex() for one in maps], epoch.total, looked.loader.iterable,
-            len(epoch.batch_digests), [one.replace(f"{Path(__file__).parent}/", "") for one in looked.notes],
-        ]  # fmt: skip
-    return found
+def followed(loader):
+    """Return what a pass drew, without loading the samples where their indices are known, and maps of these indices."""
+    looked, maps = draw_from(loader, "data:make", 0, 1, set_epoch=True)
+    (epoch,) = looked.loader.epochs
+    return [
+        looked.passes, looked.samples, [one.hex() for one in maps], epoch.total, looked.loader.iterable,
+        len(epoch.batch_digests), [one.replace(f"{Path(__file__).parent}/", "") for one in looked.notes],
+    ]  # fmt: skip
 
 
 def test_set_epoch_is_called_or_not_as_asked():

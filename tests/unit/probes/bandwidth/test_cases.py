@@ -33,7 +33,7 @@ from ddpdoctor.probes.bandwidth.plan import (
 )
 from ddpdoctor.probes.bandwidth.session import nccl_log_environment, parse_nccl_log, read_nccl_log
 from ddpdoctor.probes.bandwidth.watch import Alarm, Home, LocalRanks, Reporting, describe_end, read_home, stop_alone
-from tests.golden import Cases, words
+from tests.golden import Cases, table, words
 from tests.machines import DATA
 from tests.scenarios.running import wait_for
 from tests.unit.probes.bandwidth.rank_jobs import run_ranks
@@ -44,40 +44,18 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 ONE_MODE = BenchSettings(modes=(Mode.LATENCY,))
 
 
-GATHER = {"collectives": (Collective.ALL_GATHER,)}
-ASKED = {
-    "by default, the ends": (BenchSettings(), 2),
-    "the size that is really used": (
-        {**GATHER, "min_size_bytes": 1000, "max_size_bytes": 1000, "dtypes": ("bfloat16",)}, 3
-    ),
-    "sizes that come out alike": ({**GATHER, "min_size_bytes": 1, "max_size_bytes": 64}, 2),
-    "small sizes of all come first": (
-        {"collectives": (Collective.ALL_REDUCE, Collective.BROADCAST), "dtypes": ("float32", "int8"),
-         "min_size_bytes": KIB, "max_size_bytes": 2 * KIB}, 2,
-    ),
-    "only what reduces has an operator": (
-        {"collectives": tuple(Collective), "redop": "max", "min_size_bytes": KIB, "max_size_bytes": KIB}, 2
-    ),
-    "one rank has nobody to send to": (
-        {"collectives": (Collective.ALL_REDUCE, Collective.SEND_RECV), "min_size_bytes": KIB, "max_size_bytes": 4 * KIB,
-         "factor": 4}, 1,
-    ),
-}  # fmt: skip
+def cases(ranks, *, settings=ONE_MODE, **asked):
+    """Return the cases of a bench, of many the first and the last ones, and what is impossible."""
+    settings = replace(settings, **asked)
+    found = list_cases(settings, ranks)
+    shown = [
+        f"{one.collective.value} {one.dtype} {one.redop} {one.mode.value} {one.size_bytes} B {one.count} elements"
+        for one in (found if len(found) < 20 else [*found[:3], *found[-1:]])
+    ]
+    return [f"{len(found)} cases", *shown, *list_impossible(settings, ranks)]
 
 
-@CASES
-def cases_of_a_bench():
-    """What is impossible is said."""
-    found = {}
-    for name, (asked, ranks) in ASKED.items():
-        settings = asked if isinstance(asked, BenchSettings) else replace(ONE_MODE, **asked)
-        cases = list_cases(settings, ranks)
-        shown = [
-            f"{one.collective.value} {one.dtype} {one.redop} {one.mode.value} {one.size_bytes} B {one.count} elements"
-            for one in (cases if len(cases) < 20 else [*cases[:3], *cases[-1:]])
-        ]
-        found[f"{name}: {len(cases)}"] = [*shown, *list_impossible(settings, ranks)]
-    return found
+test_rows = table("bench_cases", globals())
 
 
 def rounded(row):

@@ -39,7 +39,6 @@ from ddpdoctor.probes.bandwidth.session import (
 from ddpdoctor.probes.bandwidth.timing import (
     LEAST_BATCHES,
     LEAST_CALLS,
-    MOST_KEPT,
     BarrierWaits,
     Effort,
     coefficient_of_variation,
@@ -50,7 +49,7 @@ from ddpdoctor.probes.bandwidth.timing import (
     quantile,
     summarize,
 )
-from tests.golden import Cases, words
+from tests.golden import Cases, table, words
 from tests.rules.bandwidth.build import members
 from tests.unit.probes.bandwidth.rank_jobs import LATE_S, run_ranks
 
@@ -58,24 +57,15 @@ CASES = Cases(__name__)
 test_kept = CASES.test()
 
 
-@CASES
-def arrivals_at_barriers():
-    """Cases are taken together, and each counts with so many calls."""
-    waits = {
-        "one is late": ("aab", [[20000.0, 21000.0, 19000.0], [10.0, 5.0, 20.0], [20010.0, 20990.0, 19010.0]]),
-        "one is late once": (
-            "aaa", [[30.0, 10.0, 10.0, 10.0, 10.0], [0.0, 10.0, 11.0, 9.0, 10.0], [30.0, 10.0, 10.0, 10.0, 10.0]]
-        ),
-        "many calls and one": ("aa", [[5.0] * (MOST_KEPT + 50), [0.0] * (MOST_KEPT + 50)], [[5.0], [0.0]]),
-        "one rank": ("a", [[1.0, 2.0]]), "nothing": ("ab",),
-    }  # fmt: skip
-    found = {}
-    for name, (hosts, *cases) in waits.items():
-        arrivals = BarrierWaits([*hosts])
-        for case in cases:
-            arrivals.add(case)
-        found[name] = arrivals.summary()
-    return found
+def arrivals(hosts, *cases):
+    """Return who comes late to barriers. Cases are taken together, and each counts with so many calls."""
+    waits = BarrierWaits([*hosts])
+    for case in cases:
+        waits.add(case)
+    return waits.summary()
+
+
+test_rows = table("arrivals", "ddpdoctor.probes.bandwidth.timing", globals())
 
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30

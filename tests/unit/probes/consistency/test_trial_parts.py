@@ -426,18 +426,9 @@ def tables_of(*names, last):
     return {rank: [row(last if rank == 2 else "a", what=what) for what in names] for rank in range(3)}
 
 
-TABLES = {
-    "the minority, kinds in their order": tables_of("gradient", "parameter", "optimizer setting", last="b"),
-    "two ranks": {0: [row("a")], 1: [row("b")]}, "one has none": {0: [row("a")], 1: []},
-    "shapes": {0: [row("a")], 1: [row("a", shown="float32[3]")], 2: [row("a")]},
-    "a part of a state": {n: [row(n, what="optimizer state", part="exp_avg")] for n in (4, 7)},
-    "equal": {0: [row("a")], 1: [row("a")]},
-}  # fmt: skip
-
-
-@CASES
-def who_has_what_in_tables_of_ranks():
-    return {name: [[str(one), one] for one in find_differences(tables)] for name, tables in TABLES.items()}
+def unlike(tables):
+    """Return who has what in tables of ranks."""
+    return [[str(one), one] for one in find_differences(tables)]
 
 
 def test_an_error_names_the_first_few_and_keeps_all():

@@ -478,6 +478,7 @@ def test_a_program_that_is_no_store_a_store_a_port_that_is_taken_and_a_real_star
     assert (found["stage"], found["error"]) == ("result", "")
 
 
+@pytest.mark.full
 def test_a_start_in_which_another_rank_never_comes():
     with TorchProcess(os.environ) as torch:
         port = closed_port()
