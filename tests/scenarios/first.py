@@ -23,4 +23,4 @@ FIRST = _read("first")
 SECOND = _read("second")
 """Of the scenarios whose runs are kept, those of which ``.ci/run`` starts the jobs too."""
 NIGHT = _read("night")
-"""Of the other scenarios, those that take long, or go by the order of events of a busy machine."""
+"""Of the other scenarios, rare cases, those that take long, or go by the order of events of a busy machine."""

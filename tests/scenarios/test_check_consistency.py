@@ -49,7 +49,7 @@ def outcomes(report: dict[str, Any]) -> dict[str, str]:
 
 def test_a_healthy_model_is_one_model_with_the_gradient_of_one_process_and_the_same_bits_twice():
     status, report, stderr = check(
-        3, "--model", "consistency_models:counted_at_the_end", "--batch", "consistency_models:make_batch",
+        2, "--model", "consistency_models:counted_at_the_end", "--batch", "consistency_models:make_batch",
         "--steps", "2", "--reference", "--twice",
     )  # fmt: skip
     assert status == 0, stderr

@@ -115,17 +115,3 @@ def test_a_fault_of_a_machine_is_told_sent_and_excluded(tmp_path: Path) -> None:
     assert host == socket.gethostname()
     assert comment.startswith("# 20")
     assert "DD604 crash" in comment
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "hint"),
-    [("--webhook", "hooks.example/x", "https://"), ("--exclude-file", "/proc/none/x", "cannot be written")],
-)
-def test_what_cannot_be_used_is_refused_before_the_start(option: str, value: str, hint: str, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("open('started', 'w')")
-    command = ("-m", "ddpdoctor", "wrap", option, value, str(script))
-    done = forking.run(*command, cwd=tmp_path, env=clean_environment())
-    assert (done.returncode, done.stdout) == (2, "")
-    assert hint in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]

@@ -167,21 +167,6 @@ def test_a_wrap_inside_a_wrap_lets_the_outer_one_watch(tmp_path: Path) -> None:
     assert not (tmp_path / "inner").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("--", "no-such-launcher"), "no-such-launcher was not found"),
-        (("--", JOB), f"ddpdoctor wrap {JOB}"),
-        (("--nnodes", "2", "--", "torchrun", JOB), "--nnodes is an option of torchrun"),
-    ],
-)
-def test_a_command_line_that_cannot_run_starts_nothing(words: tuple[str, ...], says: str, tmp_path: Path) -> None:
-    done = doctor("wrap", *words, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert says in done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_command_gets_signals_and_its_status_is_reported(tmp_path: Path) -> None:
     shown = tmp_path / "signals"
     process = start_command(tmp_path / "run", *PYTHON, *words_of("sleepy"), SIGNALS=str(shown))

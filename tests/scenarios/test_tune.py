@@ -13,7 +13,6 @@ from tests.scenarios.running import (
     Ran,
     begin,
     cell_of,
-    doctor,
     finish,
     free_port,
     grids_of,
@@ -153,13 +152,6 @@ def test_reductions_of_micro_batches_are_left_out_but_for_the_last(tmp_path: Pat
     rows = rows_of(ran)
     assert rows["no_sync"]["rounds"] == 4
     assert rows["accumulate"]["reason"] == "it does not fit this job"
-
-
-def test_an_unknown_setting_starts_nothing(tmp_path: Path) -> None:
-    done = doctor("tune", "--only", "views", JOB, "few", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "there is no setting views" in done.stderr
-    assert list(tmp_path.iterdir()) == []
 
 
 # What a running job cannot change is tried by restarts, and only then.

@@ -126,41 +126,15 @@ def test_pods_that_do_not_run_or_lack_ddpdoctor_are_named_with_what_to_do(cluste
     assert notes["train-1"].startswith("the pod is Running: trainer ended, OOMKilled, exit code 137")
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        pytest.param((), "no pod in this namespace has the labels job-name=train", id="no pod"),
-        pytest.param(("--namespace", "team"), "no pod in the namespace team has the labels", id="no pod there"),
-    ],
-)
-def test_what_is_asked_is_refused(cluster, options, words):
-    done = cluster.attach(*options)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"ddpdoctor: error: {words}" in done.stderr
-    assert not list(cluster.folder.glob("ddpdoctor-attach-*"))
-
-
-def test_kubectl_is_missing_or_says_no(cluster):
+def test_what_kubectl_does_not_give_is_said(cluster):
+    for options, words in (((), "in this namespace has"), (("--namespace", "team"), "in the namespace team has")):
+        done = cluster.attach(*options)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"ddpdoctor: error: no pod {words} the labels job-name=train" in done.stderr
     missing = cluster.attach(path="/nowhere")
     (cluster.folder / "forbidden").touch()
     forbidden = cluster.attach()
     assert "error: kubectl is not on PATH here" in missing.stderr
     assert "error: kubectl cannot list the pods: Error from server (Forbidden): pods is forbidden" in forbidden.stderr
     assert (missing.returncode, forbidden.returncode) == (2, 2)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--namespace", "team"), "--namespace and --container need --kubectl"),
-        (("--python", "python3"), "--python needs --slurm or --kubectl"),
-        (("--folder", "-"), "--folder - needs --node-only"),
-        (("--kubectl", SELECTOR, "--slurm", "7"), "use either --slurm or --kubectl, not both"),
-        (("--kubectl", SELECTOR, "--node-only"), "use either --kubectl or --node-only, not both"),
-        (("--slurm", "1", "--pid", "1"), "use either --slurm or --pid, not both"),
-        (("--slurm", "train"), "train is not the number of a Slurm job"),
-    ],
-)
-def test_options_that_mean_nothing_alone_or_together_are_refused(options, words):
-    done = doctor("attach", *options)
-    assert (done.returncode, words in done.stderr) == (2, True)
+    assert not list(cluster.folder.glob("ddpdoctor-attach-*"))

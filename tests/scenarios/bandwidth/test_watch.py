@@ -96,12 +96,6 @@ def by_rank(stop):
     return {position.rank: position for position in stop.positions}
 
 
-def test_healthy_ranks_end_quietly(start):
-    ranks = start("none", "none", "none")
-    assert ranks.end(0, 1, 2) == ([0, 0, 0], "")
-    assert ranks.reports() == {}
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("fault", ["pair", "slow"])
 def test_what_takes_long_is_no_hang(start, fault):

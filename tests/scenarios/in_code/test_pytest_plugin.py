@@ -35,10 +35,6 @@ def start(fault):
     mp.spawn(work, (port, fault), nprocs=2)
 
 
-def test_healthy():
-    start("")
-
-
 def test_hangs():
     start("hang")
 
@@ -99,7 +95,7 @@ def test_a_hung_test_and_one_that_raises_fail_with_the_rank_and_the_line_and_the
     _, text = run_pytest(tmp_path, TESTS, "--ddpdoctor", "--ddpdoctor-timeout", "6")
 
     line = 1 + TESTS.splitlines().index("            time.sleep(100)  # FAULT")
-    assert "2 failed, 2 passed" in text
+    assert "2 failed, 1 passed" in text
     raised = text[text.index("ProcessRaisedException") :]
     assert raised[raised.index("Captured ddpdoctor call") :].count("explain DD604") == 1
     assert f"DD601 stuck: rank 1 is stuck in work (test_job.py:{line})" in text

@@ -3,24 +3,17 @@
 import json
 import shutil
 import signal
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from tests.scenarios.hosts import Hosts, require
 from tests.scenarios.nodes.running import DDPDOCTOR, ENDLESS, IMPATIENT, JOB, Running
 from tests.scenarios.running import (
-    JOBS,
-    PATIENT,
-    begin,
     finish,
     free_port,
     has_called,
     job_pids,
-    kill_job,
     start,
     wait_for,
 )
@@ -139,35 +132,6 @@ def test_another_way_is_taken_where_the_port_is_closed(hosts, tmp_path, shares):
     assert [row["host"] for row in first.report["ranks"]] == ["dd0", "dd1"]
     assert other.verdict == first.verdict
     assert f"dd0:{job.folders[0]}" in other.stderr
-
-
-# Ranks that an operator or a hand has started, each under its own ``wrap``.
-
-
-LIMIT_S = 250
-
-
-def start_ranks(folder: Path, *command: str) -> list[subprocess.Popen[str]]:
-    """Start two ranks as an operator would: by variables alone, with one --report-dir."""
-    reported = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    wrap = [sys.executable, "-m", "ddpdoctor", "wrap", *PATIENT, "--report-dir", str(folder)]
-    return [begin(*wrap, *command, **reported, RANK=str(rank)) for rank in range(2)]
-
-
-def test_two_processes_become_the_ranks_that_their_variables_name(tmp_path):
-    processes = start_ranks(tmp_path, str(JOBS / "over_nodes.py"), "nothing", "20")
-    try:
-        ended = [process.communicate(timeout=LIMIT_S) for process in processes]
-    finally:
-        for folder in (tmp_path, tmp_path / "nodes" / "1"):
-            kill_job(folder)
-    assert [process.returncode for process in processes] == [0, 0], ended
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert report["job"] == {"world_size": 2, "nnodes": 1, "status": "finished", "exit_status": 0}
-    assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
-    assert report["findings"] == []
-    assert "becoming rank 0 of 2, because RANK and WORLD_SIZE are set" in ended[0][1]
-    assert "becoming rank" not in ended[1][1]
 
 
 def test_a_report_is_there_before_a_job_that_takes_its_time_has_ended(tmp_path):

@@ -169,24 +169,6 @@ def test_a_job_that_is_too_short_has_no_efficiency(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "report.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--scaling", "1", str(JOB)), "one of them above 1"),
-        (("--scaling", "two", str(JOB)), "not a list of rank counts"),
-        (("--scaling", "1,2", "--nproc-per-node=2", str(JOB)), "with --nproc-per-node"),
-        (("--scaling", "1,2", "--only", "bucket_cap", str(JOB)), "with --only"),
-        (("--scaling", "1,2", "--", "python", str(JOB)), "needs a script"),
-    ],
-)
-def test_bad_input_starts_nothing(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
-    ran = tune(tmp_path, *arguments)
-    assert ran.returncode == 2
-    assert says in ran.stderr
-    assert "Traceback" not in ran.stderr
-    assert not (tmp_path / "run").exists()
-
-
 # Two real runs compared: of a phase that changed, the change is told from the noise.
 
 
