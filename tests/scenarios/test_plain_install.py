@@ -65,7 +65,7 @@ def test_nothing_of_the_extras_is_there(python, tmp_path):
 
 def test_wrap_and_its_report(python, tmp_path):
     options = (
-        "--nproc-per-node=2",
+        "--nproc-per-node=1",
         f"--master-port={free_port()}",
         "--hang-timeout=60",
         "--report-dir=run",
