@@ -15,7 +15,6 @@ from ddpdoctor.model.bandwidth import (
     Fit,
     LeftOut,
     Measurement,
-    Member,
     Mode,
     NcclLog,
     NodeResult,
@@ -36,6 +35,7 @@ from ddpdoctor.model.findings import (
     Report,
     Severity,
 )
+from tests.rules.bandwidth.build import members
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 SIZES = tuple(KIB * 4**power for power in range(11))
@@ -54,18 +54,6 @@ REASON = Reason(
     text="NCCL_P2P_DISABLE=1 is set: GPUs of one host exchange data through host memory", source="DD120 env-value",
     hosts=("node0",), fix="unset NCCL_P2P_DISABLE",
 )  # fmt: skip
-
-
-def members(ranks=8, hosts=1, *, device="cuda", name="NVIDIA H100 80GB HBM3"):
-    per_host = ranks // hosts
-    return tuple(
-        Member(
-            rank=rank, local_rank=rank % per_host, host=f"node{rank // per_host}", pid=4000 + rank,
-            device=f"cuda:{rank % per_host}" if device == "cuda" else "cpu", device_name=name, cores=16,
-            version="1.2.3", torch="2.13.0", nccl="2.27.3" if device == "cuda" else None, driver=None,
-        )
-        for rank in range(ranks)
-    )  # fmt: skip
 
 
 def measurement(

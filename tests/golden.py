@@ -27,7 +27,7 @@ import os
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -201,8 +201,7 @@ def _row(function, line):
 
 
 PARTS = (
-    "error", "warning", "info", "problem", "  fix", "  evidence", "  ranks", "  hosts", "  confidence", "  kind",
-    "  at", "  check", "  of",
+    "error", "warning", "info", "problem", "  fix", "  evidence", "  at", "  check", "  of",
 )  # fmt: skip
 OF_A_FINDING = tuple(f"{part}: " for part in PARTS)
 
@@ -215,12 +214,6 @@ class Block(NamedTuple):
     rows: list[str]
     said: list[str]
     lets: tuple[str, ...] = ()
-
-
-def blocks(folder):
-    """Return the blocks of all files of a folder."""
-    for path in sorted(folder.glob("*.txt")):
-        yield from (part for part in _parts(path) if isinstance(part, Block))
 
 
 def _parts(path):
@@ -268,42 +261,53 @@ def as_listed(block, lines, may_lack=("  evidence: ",)):
 OPTIONAL = ("  evidence: ", "  fix: ", "  check: ")
 
 
-def valued(block, row, *names):
-    """Return what a row gives, written with these names and those that lines above it bind."""
+def known_to(names, lets):
+    """Return what rows may name: what these modules have, by their names or as they are, and what lines bind."""
     known: dict[str, Any] = {}
     for one in names:
         for module in one.split() if isinstance(one, str) else ():
             known |= vars(importlib.import_module(module))
         known |= {} if isinstance(one, str) else one
-    for let in block.lets:
+    for let in lets:
         exec(let, known)
-    return eval(block.common.replace("...", row) if block.common else row, known)
+    return known
 
 
-def table(name, *names, head=None):
-    """Return a test of each row of tests/data/rules/NAME.txt; ``names``: of modules, and with their values.
+def by_case(folder, files, said_of):
+    """Return a test of each case of files; ``said_of`` takes a block and one of its rows."""
+    cases = {}
+    for path in sorted(folder.glob(files)):
+        for block in _parts(path):
+            if isinstance(block, Block):
+                cases.setdefault(f"{path.stem}: {block.head}", []).append(block)
 
-    A row gives a judgment or an answer, of which ``head`` says in a few words how it came out, or any other value.
-    """
-    path = RULES / f"{name}.txt"
-
-    def said_of(block, row):
-        judged = valued(block, row, *names)
-        return as_listed(block, shown(judged, head or outcome), OPTIONAL)
-
-    rows = [
-        pytest.param(b, row, id=f"{b.head}: {row[:50]}") for b in _parts(path) if isinstance(b, Block) for row in b.rows
-    ]
-
-    @pytest.mark.parametrize(("block", "row"), rows)
-    def test_rows(block, row):
+    @pytest.mark.parametrize("case", cases)
+    def test_rows(case):
         if WRITES:
-            if (block, row) == rows[0].values:
-                rewrite(RULES, said_of, path.name)
+            if case == next(iter(cases)):
+                rewrite(folder, said_of, files)
             return
-        assert said_of(block, row) == block.said
+        for block in cases[case]:
+            assert {row: said_of(block, row) for row in block.rows} == dict.fromkeys(block.rows, block.said)
 
     return test_rows
+
+
+def table(name, *names, head=None, folder=RULES, judge=None):
+    """Return a test of each case of tests/data/rules/NAME.txt; ``names``: of modules, and with their values.
+
+    A row gives a judgment or an answer, of which ``head`` says in a few words how it came out, or any other value.
+    ``judge`` makes it of what a row gives.
+    """
+    known = cache(partial(known_to, names))
+
+    def said_of(block, row):
+        text = block.common.replace("...", row) if block.common else row
+        value = eval(text, {**known(block.lets)})
+        judged = judge(value) if judge else value
+        return as_listed(block, shown(judged, head, ("node0",) if head else ()), OPTIONAL)
+
+    return by_case(folder, f"{name}.txt", said_of)
 
 
 def outcome(judged):
@@ -314,12 +318,12 @@ def outcome(judged):
     return f"{checks[0].outcome.value}: {getattr(checks[0], 'reason', '')}{checks[0].seen}".rstrip(": ")
 
 
-def shown(judged, head):
-    """Return what was judged as lines: its head, and all of each finding."""
+def shown(judged, head=None, usual=("node0",)):
+    """Return what was judged as lines: its head, and all of each finding but hosts that go without saying."""
     if not hasattr(judged, "findings") and not hasattr(judged, "problems"):
         first, *more = outline(judged).split("\n")
         return [f"=> {first}", *(f"  of: {one}" for one in more)]
-    lines = [f"=> {head(judged)}"]
+    lines = [f"=> {(head or outcome)(judged)}"]
     for check in getattr(judged, "checks", ()):
         assert check.outcome.value != "crashed", check
         lines.append(f"  check: {check.code} {check.outcome.value}: {check.reason}{check.seen}".rstrip(": "))
@@ -329,7 +333,7 @@ def shown(judged, head):
         lines += [f"  fix: {one.fix}"] if one.fix else []
         lines += [f"  evidence: {text}" for text in one.evidence]
         places = [f"{place.file}:{place.line}" for place in one.where]
-        hosts = ", ".join(one.hosts) if head is outcome or one.hosts != ("node0",) else ""
+        hosts = ", ".join(one.hosts) if one.hosts != usual else ""
         more = {
             "": format_ranks(one.ranks), "hosts": hosts,
             "where": ", ".join(places), "confidence": one.confidence.value, "step": one.step, "tensor": one.tensor,

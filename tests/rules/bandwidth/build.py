@@ -93,7 +93,7 @@ def members(ranks=8, hosts=1, *, name="NVIDIA H200", device="cuda", variables=No
     per_host = ranks // hosts
     first = Member(
         rank=0, local_rank=0, host="", pid=0, device="", device_name=name, cores=16, version="1.2.3", torch="2.13.0",
-        nccl="2.27.7" if device == "cuda" else None, driver=None, variables=variables or {},
+        nccl="2.27.3" if device == "cuda" else None, driver=None, variables=variables or {},
     )  # fmt: skip
     return tuple(
         replace(
@@ -127,14 +127,6 @@ def member(rank, host="node0", local_rank=None):
     )  # fmt: skip
 
 
-def measured(busbw_gb_s):
-    return Measurement(
-        collective=Collective.ALL_REDUCE, dtype="float32", redop="sum", mode=Mode.THROUGHPUT, in_place=False,
-        size_bytes=2**26, count=2**24, iterations=10, first_us=1.0, min_us=1.0, p50_us=1.0, p95_us=1.0,
-        p50_low_us=1.0, p50_high_us=1.0, cv=0.0, algbw_gb_s=busbw_gb_s, busbw_gb_s=busbw_gb_s, warm=True, wrong=0,
-    )  # fmt: skip
-
-
 def log(rank, network="IB", interfaces=("mlx5_0:1",), nvls=None, **transports):
     """``transports`` by name: NET_IB stands for NET/IB."""
     ways = {name.replace("_", "/"): count for name, count in transports.items()}
@@ -146,7 +138,7 @@ def bench_of(*hosts, backend="gloo", results=(), logs=(), **settings):
     return Bench(
         settings=BenchSettings(backend=backend, **settings),
         members=tuple(member(rank, host) for rank, host in enumerate(hosts)),
-        results=tuple(measured(one) for one in results),
+        results=tuple(row(64 * MIB, one, ranks=2) for one in results),
         nccl_logs=tuple(logs),
     )
 
@@ -245,11 +237,6 @@ def arrival(rank, late_us, share, calls=500):
 
 
 def scene(hosts, *, reasons=(), **seen):
-    members = tuple(
-        Member(
-            rank=rank, local_rank=0, host=host, pid=1, device="cpu", device_name="", cores=1, version="", torch="",
-        )
-        for rank, host in enumerate(hosts)
-    )  # fmt: skip
+    members = tuple(member(rank, host, 0) for rank, host in enumerate(hosts))
     asked = BenchSettings(pairs="pairs" in seen, by_node="nodes" in seen)
     return Measured(bench=Bench(settings=asked, members=members, **seen), reasons=reasons)

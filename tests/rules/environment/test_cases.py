@@ -6,23 +6,15 @@ it); "with ..." begins what all rows of a case have. "." is a node with nothing 
 several lines if these are indented. Below a row, or below several with the same outcome, is all that the rule says:
 "=> OUTCOME: WORDS", and each finding with its severity, its fix and more. Evidence is compared where a case has it.
 
-``python -m tests.rules.environment.test_cases`` writes anew what the rules say, after a change of words, or below a new
-row and a line "=> " (and "  evidence: " for that). Read its diff: it writes what is, and not what should be.
+``DDPDOCTOR_GOLDEN=write`` writes anew what the rules say, see `tests.golden`.
 """
 
-import itertools
-from pathlib import Path
-
-import pytest
+import re
 
 from ddpdoctor.model import node as records
-from ddpdoctor.model.findings import Confidence
-from ddpdoctor.report.lines import format_ranks
-from tests.golden import as_listed, blocks, rewrite
+from tests.golden import RULES, as_listed, by_case, shown
 from tests.rules.environment import build, launches
 from tests.rules.environment.build import ask, node
-
-DATA = Path(__file__).parents[2] / "data" / "environment"
 
 
 def given(*processes, host="node0", **sections):
@@ -32,43 +24,20 @@ def given(*processes, host="node0", **sections):
 NAMES = {**vars(records), **vars(launches), **vars(build), "given": given}
 
 
-def rows():
-    for block in blocks(DATA):
-        kinds, _, name = block.head.partition(": ")
-        for kind, row in itertools.product(kinds.split(), block.rows):
-            yield pytest.param(kind, block, row, id=f"{kind}: {name}: {row[:50]}")
-
-
-def said_of(kind, block, row):
-    """Return what a rule says of a row."""
+def said_of(block, row):
+    """Return what each of the case's rules says of a row."""
     row = row[2:] if row.startswith("= ") else f"given({row.removeprefix('.')}, {block.common})".replace("(, ", "(")
-    return as_listed(block, shown(*ask(kind, eval(row, NAMES))))
+    facts = eval(row, NAMES)
+    kinds = block.head.partition(": ")[0].split()
+    first, *others = [as_listed(block, heard(kind, facts), ("  evidence: ", "  check: ")) for kind in kinds]
+    assert others == [first] * len(others), kinds
+    return first
 
 
-@pytest.mark.parametrize(("kind", "block", "row"), list(rows()))
-def test_a_rule_says_of_facts(kind, block, row):
-    assert said_of(kind, block, row) == block.said
+def heard(kind, facts):
+    """Return what a rule says, without its own name and that of the host."""
+    lines = shown(ask(kind, facts))
+    return [re.sub(rf"^(\w+): {kind}: ", r"\1: ", line) for line in lines]
 
 
-def shown(check, findings):
-    """Return how a check came out, and all of each finding that is not its default, as lines."""
-    lines = [f"=> {check.outcome.value}: {check.reason}{check.seen}".rstrip(": ")]
-    for one in findings:
-        lines.append(f"{one.severity.value}: {one.summary}")
-        lines += [f"  fix: {one.fix}"] if one.fix else []
-        lines += [f"  evidence: {text}" for text in one.evidence]
-        where = {
-            "kind": one.kind if one.kind != check.id else "",
-            "ranks": format_ranks(one.ranks), "hosts": ", ".join(one.hosts) if one.hosts != ("node0",) else "",
-            "confidence": "" if one.confidence is Confidence.HIGH else one.confidence.value,
-        }  # fmt: skip
-        lines += [f"  {name}: {value}" for name, value in where.items() if value]
-    return [line.replace("\n", "\\n") for line in lines]
-
-
-def said_now(block, row):
-    return said_of(block.head.split(maxsplit=1)[0].rstrip(":"), block, row)
-
-
-if __name__ == "__main__":
-    rewrite(DATA, said_now)
+test_rows = by_case(RULES.parent / "environment", "*.txt", said_of)

@@ -2,12 +2,10 @@
 
 from dataclasses import replace
 
-from ddpdoctor.model.findings import Judgment
 from ddpdoctor.model.node import GpuOnBus, Launcher, NvLink
 from tests.golden import table
 from tests.rules.environment.build import (
     all_named,
-    ask,
     fleet,
     gpus_of,
     node,
@@ -17,12 +15,6 @@ from tests.rules.environment.build import (
 )
 
 CVD = "CUDA_VISIBLE_DEVICES"
-
-
-def ruled(kind, facts):
-    """Ask a rule about a machine or a fleet."""
-    check, findings = ask(kind, facts)
-    return Judgment(findings=tuple(findings), checks=(check,), certain=False)
 
 
 def unopened(error):

@@ -156,22 +156,29 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("plain")
 
 
+def some(number: int) -> dict[str, str]:
+    """Return two logs that are always tried, and of the others a third."""
+    always = ("one line", "a traceback without rank")
+    return {name: LOGS[name] for name in (*always, *[name for name in LOGS if name not in always][number % 3 :: 3])}
+
+
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_a_prefix_changes_nothing(folder, tmp_path, prefix):
     before = PREFIXES[prefix]
-    for name, log in LOGS.items():
+    for name, log in some([*PREFIXES].index(prefix)).items():
         lines = [
             f"{before if isinstance(before, str) else before(number)}{line}"
             for number, line in enumerate(log.removesuffix("\n").split("\n"))
         ]
         assert told(text(lines).encode(), tmp_path) == plain(name, folder), name
         stripped = [line.rstrip() for line in lines]  # as editors do
-        assert told(text(stripped).encode(), tmp_path) == plain(name, folder), f"{name}, stripped"
+        if stripped != lines:
+            assert told(text(stripped).encode(), tmp_path) == plain(name, folder), f"{name}, stripped"
 
 
 @pytest.mark.parametrize("coding", CODINGS)
 def test_an_encoding_changes_nothing(folder, tmp_path, coding):
-    for name, log in LOGS.items():
+    for name, log in some([*CODINGS].index(coding)).items():
         assert told(CODINGS[coding](log), tmp_path) == plain(name, folder), name
 
 

@@ -97,10 +97,10 @@ HEALTHY: dict[str, tuple[Rank, ...]] = {
 
 
 @pytest.mark.parametrize("look_alike", HEALTHY)
-@pytest.mark.parametrize("check", RULES, ids=lambda check: check.__name__)
-def test_a_healthy_job_that_looks_alike_is_left_alone(look_alike: str, check: Check) -> None:
-    answer = check(state(*HEALTHY[look_alike]))
-    assert answer.outcome is not Outcome.FAILED, answer
+def test_a_healthy_job_that_looks_alike_is_left_alone(look_alike: str) -> None:
+    seen = state(*HEALTHY[look_alike])
+    answers = {check.__name__: check(seen) for check in RULES}
+    assert [name for name, answer in answers.items() if answer.outcome is Outcome.FAILED] == []
 
 
 # Two runs compared: what is called a change, and what is noise.

@@ -186,6 +186,7 @@ JOBS = {
     "killed": ("failed", 1, "killed", (2,)),
     "terminated": ("interrupted", 1, "stuck", (1,)),
 }
+ENDS = ("", "[]", "{}", '{"hung": 1}')
 
 
 def reported(report: Report) -> tuple[object, ...]:
@@ -199,17 +200,22 @@ def reported(report: Report) -> tuple[object, ...]:
 
 @pytest.fixture(params=JOBS)
 def saved(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    with tarfile.open(SAVED / f"{request.param}.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    return tmp_path / request.param
+    return unpacked(request.param, tmp_path)
 
 
-@pytest.mark.parametrize("end", [None, "", "[]", "{}", '{"hung": 1}'])
+def unpacked(name: str, folder: Path) -> Path:
+    with tarfile.open(SAVED / f"{name}.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder / name
+
+
+@pytest.mark.parametrize(("name", "end"), [*((name, None) for name in JOBS), *(("hung", end) for end in ENDS)])
 def test_a_report_that_was_removed_is_drawn_as_it_was_and_a_damaged_end_is_passed_over(
-    saved: Path, end: str | None
+    tmp_path: Path, name: str, end: str | None
 ) -> None:
+    saved = unpacked(name, tmp_path)
     before = read_run(saved)
-    assert reported(before)[:4] == JOBS[saved.name]
+    assert reported(before)[:4] == JOBS[name]
     (saved / "report.json").unlink()
     if end is not None:
         (saved / "end.json").write_text(end)

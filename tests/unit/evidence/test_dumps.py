@@ -5,6 +5,8 @@ import pickle
 import random
 import struct
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -28,10 +30,8 @@ from ddpdoctor.model.codec import encode
 from ddpdoctor.model.evidence import Stacked, Who
 from ddpdoctor.rules.evidence.flight import compare_flight
 from tests.flight_dumps import recorders
-from tests.golden import Cases, outline
+from tests.golden import outline, table
 from tests.unit.attach.test_asked import process, seen_rank
-
-CASES = Cases(__name__)
 
 # Stacks in every format: whose they are, which thread counts, and what it does.
 
@@ -187,49 +187,22 @@ def nodes_of(folder, **answers):
 WAIT_TWO, STUCK_TWO, UNSEEN = {0: WAITING, 1: WAITING}, {2: WAITING, 3: AT_FAULT}, dict.fromkeys(range(4), NO_PY_SPY)
 LONGER, YESTERDAY = replace(IDENTITY, name="job@29500"), replace(IDENTITY, name="yesterday", master_port=29600)
 NOW, OF_TWO = 10**18, {"world_size": 2}
-FOLDERS: dict[str, dict[str, Any]] = {
-    # by folder: whose host it is of, what the ranks did, and what else is known; and what a launcher had of each node
-    "refused": {"n1": ("n1", UNSEEN)}, "nobody waits": {"n1": ("n1", dict.fromkeys(range(4), AT_FAULT))},
-    "a node sent nothing": {"n1": ("n1", WAIT_TWO), "": {"n1": None, "n2": "no answer"}},
-    "all nodes sent": {"n1": ("n1", WAIT_TWO), "n2": ("n2", STUCK_TWO), "": {"n1": None, "n2": None}},
-    "stopped, and others wait": {"n1": ("n1", dict.fromkeys(range(4), WAITING), {"stopped": (3,)})},
-    "stopped, without stacks": {"n1": ("n1", UNSEEN, {"stopped": (3,)})},
-    "one host name, and another name of the job": {
-        "a": ("localhost", WAIT_TWO), "b": ("localhost", STUCK_TWO, {"identity": LONGER, "wall_ns": NOW + 10**12})
-    },
-    "nodes without a folder": {"a": ("n1", WAIT_TWO), "b": ("n2", {4: WAITING, 5: WAITING}, {"world_size": 8})},
-    "a folder of another job": {
-        "a": ("n1", {0: WAITING, 1: AT_FAULT}, {"identity": YESTERDAY, "wall_ns": NOW - 10**15, **OF_TWO}),
-        "b": ("n1", {0: AT_FAULT, 1: WAITING}, OF_TWO),
-    },
-    # It is left out with the node that it did not reach.
-    "an earlier look at the same ranks": {
-        "1/n1": ("n1", {0: AT_FAULT, 1: WAITING}, {"wall_ns": NOW - 600 * 10**9, **OF_TWO}), "1": {"n2": "no answer"},
-        "2/n1": ("n1", {0: WAITING, 1: AT_FAULT}, OF_TWO),
-    },
-    "ranks of an earlier start of the job": {
-        "a": ("n1", {0: AT_FAULT, 1: WAITING}, {"wall_ns": NOW - 10**12, "restart_count": 0}),
-        "b": ("n2", {2: WAITING, 3: WAITING}, {"restart_count": 1}),
-    },
-}  # fmt: skip
 
 
-@CASES
-def folders_of_attach(tmp_path):
-    found = {}
-    for name, parts in FOLDERS.items():
-        folder = tmp_path / name.replace(" ", "_").replace(",", "")
-        for part, saved in parts.items():
-            if isinstance(saved, dict):
-                nodes_of(folder / part, **saved)
+def saved(parts):
+    """Return what `analyze` says of these folders."""
+    with TemporaryDirectory() as place:
+        for part, those in parts.items():
+            if isinstance(those, dict):
+                nodes_of(Path(place, part), **those)
             else:
-                save(folder / part, *saved[:2], **(saved[2] if len(saved) > 2 else {}))
-        report = analyze([str(folder)], (), "2026-01-01T00:00:00")
-        names = ("job", "notes", "unclear", "collect", "seen_ranks", "world_size", "not_read")
-        evidence = report.data["evidence"]
-        left_out = [f"{one['source']}: {one['left_out']}" for one in evidence["sources"] if one["left_out"]]
-        found[name] = {"verdict": report.verdict, "left out": left_out} | {one: evidence[one] for one in names}
-    return outline(found).replace(str(tmp_path), "")
+                save(Path(place, part), *those[:2], **(those[2] if len(those) > 2 else {}))
+        report = analyze([place], (), "2026-01-01T00:00:00")
+    names = ("job", "notes", "unclear", "collect", "seen_ranks", "world_size", "not_read")
+    evidence = report.data["evidence"]
+    left_out = [f"{one['source']}: {one['left_out']}" for one in evidence["sources"] if one["left_out"]]
+    found = {"verdict": report.verdict, "left out": left_out} | {one: evidence[one] for one in names}
+    return outline(found).replace(place, "")
 
 
-test_kept = CASES.test()
+test_rows = table("dumps", globals())

@@ -14,10 +14,8 @@ from ddpdoctor.model.evidence import (
     Fact,
     Hint,
 )
-from tests.golden import Cases
+from tests.golden import table
 from tests.unit.evidence.test_readers import read_text, shown
-
-CASES = Cases(__name__)
 
 
 def read(text: str) -> list[Fact]:
@@ -74,23 +72,14 @@ def read_json(*bodies: Any, cut: int = 0, before: str = "") -> tuple[list[Fact],
 
 
 BEHIND, EVEN = body({0: 9, 1: 9, 2: 8, 3: 9}), body({0: 9, 1: 9, 2: 9, 3: 9})
-REPORTS: dict[str, tuple[list[Any], dict[str, Any]]] = {
-    "every rank is named": ([body({0: 641, 1: 641, 2: 640, 3: 641})], {}),
-    "after lines of the protocol": ([BEHIND], {"before": "SERVER PROTOCOL 2\nOK\n"}),
-    "a rank is missing": ([body({0: 9, 1: 9, 2: 9}, missing=(3,))], {}),
-    "once alike": ([EVEN], {}), "twice alike, so all are inside": ([EVEN, EVEN], {}),
-    "it grows, so the job moves": ([BEHIND, body({0: 19, 1: 18, 2: 18, 3: 19})], {}),
-    "cut off": ([BEHIND, BEHIND], {"cut": 40}),
-}  # fmt: skip
 
 
-@CASES
-def reports_of_ras_as_json() -> dict[str, Any]:
-    found = {name: read_json(*bodies, **more) for name, (bodies, more) in REPORTS.items()}
-    return {name: [*map(shown, facts), problem or "no problem"] for name, (facts, problem) in found.items()}
+def told(*bodies: Any, **more: Any) -> list[str]:
+    facts, problem = read_json(*bodies, **more)
+    return [*map(shown, facts), problem or "no problem"]
 
 
-test_kept = CASES.test()
+test_rows = table("nccl_log", globals())
 
 
 @pytest.mark.parametrize("value", [None, 3, [], {"rank": "x"}, [{"rank": -1}], [{"rank": True, "status": 4}], "x"])

@@ -15,11 +15,13 @@ from xml.etree import ElementTree as ET
 import jsonschema
 import pytest
 
+from ddpdoctor.cli import report as saved
 from ddpdoctor.cli.output import render
 from ddpdoctor.diagnose.files import read_page
 from ddpdoctor.model.bandwidth import Assessment, BenchSettings, Collective, Ending, Mode, Stop
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.consistency import Consistency, Difference, Stream, StreamClock, What
+from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import (
     Check,
     Confidence,
@@ -36,22 +38,16 @@ from ddpdoctor.model.words import format_about, format_age, format_memory, forma
 from ddpdoctor.report.bandwidth.figure import check_plot, choose_ticks, render_plot, spread_apart
 from ddpdoctor.report.bandwidth.measured import format_gb_s, format_share, format_us, read_bandwidth
 from ddpdoctor.report.bandwidth.nccl_tests import render_nccl_tests
-from ddpdoctor.report.bandwidth.pictures import (
-    list_plotted,
-    list_references,
-    make_node_matrix,
-    make_pair_matrix,
-    matrix_section,
-)
+from ddpdoctor.report.bandwidth.pictures import list_plotted, list_references, matrix_section
 from ddpdoctor.report.blocks import ChartLine, Column, Series
 from ddpdoctor.report.formats import parse_report, render_csv, render_github, render_json, render_junit, render_sarif
 from ddpdoctor.report.lines import format_hosts
 from ddpdoctor.report.markdown import render_markdown
 from ddpdoctor.report.text.pictures import ROWS as CHART_ROWS
 from ddpdoctor.report.text.pictures import draw_chart
-from ddpdoctor.report.text.report import TextPage, add_blocks, draw_columns, fit_columns, render_text
-from tests import benches, forking
-from tests.golden import Cases, words
+from ddpdoctor.report.text.report import TextPage, add_blocks, fit_columns, render_text
+from tests import benches
+from tests.golden import Cases, table, words
 from tests.pictures import finding as small_finding
 from tests.pictures import report as small_report
 
@@ -141,48 +137,6 @@ CRASHED = Check(id="stuck", code="DD601", outcome=Outcome.CRASHED, reason="KeyEr
 UNTOLD = Check(id="missing", code="DD607", outcome=Outcome.INCONCLUSIVE, reason="no node 1")
 SLOW = finding("DD610", "straggler", Severity.WARNING, summary="Rank 2 was slow.", ranks=(2,), where=())
 NO_RING = tuple(note(summary="No ring.", ranks=(n,), where=()) for n in (0, 1, 2, 5))
-SHORT = {
-    "it ended well": FINISHED,
-    "equal": with_streams(stream(), stream(StreamClock.SYNC, 3, 60)),
-    "equal, at a distance that was chosen": with_streams(replace(stream(), every=512)),
-    "equal, at a short distance that was chosen": with_streams(replace(stream(), every=64)),
-    "equal, once": with_streams(stream(compared=1, last=1, tensors=1, ranks=(0, 1))),
-    "equal by the better clock": with_streams(FORWARD, END),
-    "equal by the clock that is there": with_streams(END, SYNC),
-    "equal, two models": with_streams(stream(), stream(model=2)),
-    "they differ, which no rule calls wrong": with_streams(stream(differences=(DRIFT,))),
-    "they differ, as a finding says": with_streams(stream(differences=(DRIFT,)), verdict=DRIFTS, findings=(DRIFTS,)),
-    "nothing compared": with_streams(),
-    "nothing compared yet": with_streams(stream(compared=0)),
-    "nothing said of replicas of a job that hung": replace(with_streams(stream()), job=report().job),
-    "equal beside a note": with_streams(stream(), findings=(note("DD507", "same-random", "the same state"),)),
-    "cores are short for long, and for a short time": starved(84.0, 9.9),
-    "cores were short for a short time": starved(1.0, 9.9),
-    "a note": replace(FINISHED, findings=(note(fix="Free some space."),)),
-    "it failed without a known cause": FAILED,
-    "Ctrl-C": report(JobStatus.INTERRUPTED, verdict=None, exit_status=130),
-    "it was interrupted": report(JobStatus.INTERRUPTED, verdict=None, exit_status=1),
-    "it was interrupted, with no status": report(JobStatus.INTERRUPTED, verdict=None, exit_status=None),
-    "no rank ran, and the launcher failed": report(JobStatus.NOT_RUN, verdict=None, exit_status=1),
-    "no rank ran": report(JobStatus.NOT_RUN, verdict=None, exit_status=0),
-    "a bad end that a note explains": ended(1, "exit-abort"),
-    "a good end with such a note": ended(0, "exit-abort"),
-    "a bad end that no note explains": ended(3, "not-recorded"),
-    "a check crashed": replace(FINISHED, checks=(CRASHED,)),
-    "a check could not tell": report(checks=(replace(UNTOLD, id="killed", outcome=Outcome.PASSED, reason=""), UNTOLD)),
-    "another finding": report(others=(SLOW,)),
-    "equal findings of several ranks": report(others=NO_RING),
-    "equal places of several ranks": report(
-        verdict=replace(STUCK, ranks=(0, 1, 2), where=tuple(place(n, 61) for n in range(3)))
-    ),
-    "steps of ranks at one line": report(rows=tuple(row(n, step=10 + n) for n in range(3))),
-    "two hosts": report(rows=tuple(replace(one, host="node0" if one.rank < 3 else "node1") for one in ROWS)),
-}  # fmt: skip
-
-
-@CASES
-def jobs_as_a_pipe_gets_them():
-    return {name: draw_job(one) for name, one in SHORT.items()}
 
 
 @CASES
@@ -291,56 +245,17 @@ SHM = replace(AT_MAIN, code="DD121", kind="shm", severity=Severity.WARNING, rank
 CRASH = replace(AT_MAIN, code="DD604", kind="crash")
 BARE = small_report()
 HOSTILE = "100%\n::set-output name=x::y\r##[error]z [a](https://b) {0} {x} \x1b"
-FOUND = {
-    "at a line": (AT_MAIN,),
-    "of a machine": (replace(SHM, hosts=("node3",)),),
-    "of each severity": tuple(replace(SHM, severity=one) for one in Severity),
-    "elsewhere, at no known line": (replace(AT_MAIN, where=(replace(MAIN, file="/opt/größe.py", line=0),)),),
-    "at a name that is odd": (replace(AT_MAIN, where=(replace(MAIN, file="odd\udcff.py"),)),),
-    "at more places": (
-        replace(AT_MAIN, where=(MAIN, replace(MAIN, rank=0), replace(MAIN, rank=2, file="/home/me/repo/a b:%.py"))),
-    ),
-    "with what was collected": (
-        replace(
-            AT_MAIN, summary=HOSTILE, fix="", evidence=("\udcff",),
-            where=(replace(MAIN, file="/home/me/repo/a,line=1::b\r\n%.py"),),
-        ),
-    ),
-    "nothing": (),
-    "three of two rules": (CRASH, AT_MAIN, CRASH),
-}  # fmt: skip
 
 
-@CASES
-def findings_as_commands_of_github():
-    said = {name: render_github(replace(BARE, findings=those), REPO) for name, those in FOUND.items()}
-    failed = replace(BARE, job=JobSummary(world_size=2, nnodes=1, status=JobStatus.FAILED, exit_status=1))
-    unknown = Check(id="shm", code="DD121", outcome=Outcome.INCONCLUSIVE, reason="/dev/shm cannot be read")
-    untold = replace(BARE, checks=(unknown, Check(id="xid", code="DD146", outcome=Outcome.PASSED)), data={"nodes": []})
-    assert not re.search(r"[\r\x1b]", "".join(said.values()))
-    return said | {
-        "from no folder": render_github(replace(BARE, findings=(AT_MAIN,)), None),
-        "it failed": render_github(failed, REPO), "a check without an answer": render_github(untold, REPO),
-    }  # fmt: skip
+UNREAD = Check(id="shm", code="DD121", outcome=Outcome.INCONCLUSIVE, reason="/dev/shm cannot be read")
 
 
-@CASES
-def findings_as_sarif():
-    """The form was validated with the schema of the standard, its errata 01."""
-
-    def run_of(**changes):
-        text = render_sarif(replace(BARE, **changes), {"DD601": "A rank is stuck"}, REPO)
-        return json.loads(text)["runs"][0]
-
-    crashed = Check(id="shm", code="DD121", outcome=Outcome.CRASHED, reason="KeyError")
-    unknown = Check(id="xid", code="DD146", outcome=Outcome.INCONCLUSIVE, reason="no dmesg")
-    whole = json.loads(render_sarif(BARE, {}, REPO))
-    head = {name: whole[name] for name in ("$schema", "version")}
-    checks = {
-        "checks crashed": run_of(checks=(crashed, unknown)),
-        "checks without an answer": run_of(checks=(unknown,)),
-    }
-    return head, {name: run_of(findings=those) for name, those in FOUND.items()} | checks
+def forms(*findings, **changes):
+    """The form of SARIF was validated with the schema of the standard, its errata 01."""
+    one = replace(BARE, findings=findings, **changes)
+    commands, sarif = render_github(one, REPO), json.loads(render_sarif(one, {"DD601": "A rank is stuck"}, REPO))
+    assert not re.search(r"[\r\x1b]", commands)
+    return {"GitHub": commands, "SARIF": sarif["runs"][0]}
 
 
 def test_paths_are_relative_to_where_the_command_runs_and_titles_are_those_of_rules(tmp_path, monkeypatch):
@@ -365,27 +280,10 @@ def job_report(status, *found, exit_status=0):
     )  # fmt: skip
 
 
-JUDGED = {
-    "notes alone": (job_report(JobStatus.FINISHED, ("DD612", Severity.INFO)), Severity.ERROR),
-    "it finished": (job_report(JobStatus.FINISHED), Severity.INFO),
-    "it hung": (job_report(JobStatus.HUNG, ("DD601", Severity.ERROR), exit_status=124), Severity.ERROR),
-    "it failed": (job_report(JobStatus.FAILED, exit_status=1), Severity.ERROR),
-    **{
-        f"a warning, {level.value}s fail": (job_report(JobStatus.FINISHED, ("DD610", Severity.WARNING)), level)
-        for level in (Severity.WARNING, Severity.ERROR)
-    },
-    **{f"a checkup, {level}": (checkup(), level) for level in (Severity.WARNING, Severity.INFO, None)},
-}
-
-
-@CASES
-def failures_of_junit():
-    roots = {name: ET.fromstring(render_junit(*asked)) for name, asked in JUDGED.items()}
-    return {
-        name: [root.find("testsuite").get("failures"),
-               *(case.get("name") for case in root.iter("testcase") if case.find("failure") is not None)]
-        for name, root in roots.items()
-    }  # fmt: skip
+def failures(*asked):
+    root = ET.fromstring(render_junit(*asked))
+    names = [case.get("name") for case in root.iter("testcase") if case.find("failure") is not None]
+    return root.find("testsuite").get("failures"), names
 
 
 # The report of allreduce-bench.
@@ -419,48 +317,12 @@ NOISY = replace(benches.SLOW_LINK, severity=Severity.INFO, code="DD406", kind="t
 BY_SIGINT = Stop(ending=Ending.INTERRUPTED, phase="measure", signal="SIGINT")
 LATE = replace(benches.ARRIVALS[3], rank=3)
 CHANGES = tuple(replace(benches.change(1024, ratio), below=ratio == 0.8) for ratio in (1.01, 0.5, 1.5, 0.8))
-BENCHES = {
-    "healthy": benches.report(),
-    "three curves": benches.report(curves=THREE),
-    "two healthy curves": benches.report(curves=(benches.curve(), benches.curve(dtype="bfloat16"))),
-    "nothing": benches.report(rows=(), curves=()),
-    "a note": benches.report(findings=(NOISY,)),
-    "interrupted": benches.report(
-        rows=benches.results(benches.SIZES[:2]), status=JobStatus.INTERRUPTED, stop=BY_SIGINT
-    ),
-    "not judged": replace(benches.report(), checks=(
-        Check(id="slow-rank", code="DD402", outcome=Outcome.INCONCLUSIVE, reason="2 ranks cannot be distinguished"),
-    )),
-    "a reason beside a low number": benches.report(
-        curves=(benches.curve(assessment=Assessment.BELOW),), reasons=(benches.REASON,)
-    ),
-    "a reason beside a good number": benches.report(reasons=(benches.REASON,)),
-    "a rank that comes late": benches.report(arrivals=(LATE,)),
-    "a rank that often comes in time": benches.report(arrivals=(replace(LATE, share=0.4),)),
-    "a rank that comes a little late": benches.report(arrivals=(replace(LATE, late_us=5.0),)),
-    "sizes in another order, one without latency, of two collectives": benches.report(rows=[
-        *(row for row in benches.results((4096, 1024), collective=Collective.BROADCAST)
-          if (row.mode, row.size_bytes) != (Mode.LATENCY, 4096)),
-        *benches.results((1024,)),
-    ]),
-    "wrong, right and unchecked": benches.report(
-        rows=[benches.measurement(1024 << n, wrong=wrong) for n, wrong in enumerate((17, 0, None))]
-    ),
-    "beside a baseline": benches.report(comparison=replace(benches.comparison(), changes=CHANGES, missing=1)),
-    "beside one of other sizes": benches.report(comparison=replace(benches.comparison(), changes=(), missing=16)),
-    "what would be markup": benches.report(notes=("[bold]\x1b[31m <script>",)),
-}  # fmt: skip
 
 
-@CASES
-def benches_as_a_pipe_gets_them():
-    """What all of them have in common, the results of a healthy run, is shown once."""
-    drawn = {name: draw(one) for name, one in BENCHES.items()}
-    common = set(drawn["healthy"].splitlines()[3:])
-    drawn["in 25 columns"] = draw(benches.report(), width=25)
-    return {"healthy": drawn.pop("healthy")} | {
-        name: "\n".join(line for line in one.splitlines() if line not in common) for name, one in drawn.items()
-    }
+def beside(one, **more):
+    """Return the lines of a bench that the results of a healthy one have not."""
+    common = set(draw(benches.report()).splitlines()[3:])
+    return "\n".join(line for line in draw(one, **more).splitlines() if line not in common)
 
 
 @CASES
@@ -469,16 +331,18 @@ def a_bench_as_markdown_escapes_markup():
     return render(replace(benches.everything(), findings=found), "markdown")
 
 
-@pytest.mark.parametrize("form", ["text", "csv", "nccl-tests", "markdown"])
-def test_a_saved_run_is_drawn_again_in_every_form(tmp_path, form):
+def test_a_saved_run_is_drawn_again_in_every_form(tmp_path, capsys):
     (tmp_path / "report.json").write_text(render_json(benches.everything()))
-    ran = forking.run("-m", "ddpdoctor", "report", tmp_path, "--format", form, "--plot", tmp_path / "a.html")
-    expected = draw(benches.everything(), run_dir=tmp_path) if form == "text" else render(benches.everything(), form)
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, expected, "")
+    for form in ("text", "csv", "nccl-tests", "markdown"):
+        assert saved.run(saved.Options(run_dir=tmp_path, format=form)) == 0
+        expected = (
+            draw(benches.everything(), run_dir=tmp_path) if form == "text" else render(benches.everything(), form)
+        )
+        assert capsys.readouterr() == (expected, "")
+    saved.run(saved.Options(run_dir=tmp_path, plot=tmp_path / "a.html"))
     assert (tmp_path / "a.html").read_text().startswith("<!DOCTYPE html>")
-    bad = forking.run("-m", "ddpdoctor", "report", tmp_path, "--plot", tmp_path / "a.pdf")
-    assert (bad.returncode, bad.stdout) == (2, "")
-    assert "a plot cannot be written as a.pdf" in bad.stderr
+    with pytest.raises(UserError, match=r"a plot cannot be written as a\.pdf"):
+        saved.run(saved.Options(run_dir=tmp_path, plot=tmp_path / "a.pdf"))
 
 
 @CASES
@@ -558,30 +422,20 @@ def cut(text, other):
 # Plots of allreduce-bench: what is drawn, and what cannot be.
 
 
-@CASES
-def lines_of_a_plot_are_named_by_what_sets_them_apart():
-    def plotted(**keywords):
-        found = list_plotted(read_bandwidth(benches.report(**keywords)))
-        return [
-            f"{one.label}, {one.mode.value}, {one.busbw_gb_s[-1]:.2f}" + ", baseline" * one.baseline for one in found
-        ]
+def plotted(**keywords):
+    found = list_plotted(read_bandwidth(benches.report(**keywords)))
+    return [f"{one.label}, {one.mode.value}, {one.busbw_gb_s[-1]:.2f}" + ", baseline" * one.baseline for one in found]
 
-    rows = [
-        row
-        for collective in (Collective.ALL_GATHER, Collective.BROADCAST)
-        for dtype in ("float32", "bfloat16")
-        for row in benches.results(collective=collective, dtype=dtype)
-    ]
-    two = read_bandwidth(benches.report(curves=(benches.curve(), benches.curve(dtype="bfloat16"))))
-    assert list_references(two) == (benches.H100,)
-    compared = {"beside a baseline": plotted(comparison=benches.comparison())}
-    return {"one series": plotted(), "four": plotted(rows=rows)} | compared
+
+def test_curves_of_one_reference_have_one_line_of_it():
+    two = benches.report(curves=(benches.curve(), benches.curve(dtype="bfloat16")))
+    assert list_references(read_bandwidth(two)) == (benches.H100,)
 
 
 def test_whatever_was_measured_can_be_drawn_and_an_svg_is_the_same_every_time():
     one_size = benches.report(rows=benches.results((1024,)))
-    many = benches.report(pairs=benches.pair_matrix(40, per_host=8))
-    for one in (benches.everything(), benches.one_rank(), one_size, BENCHES["nothing"], many, benches.hung()):
+    many = benches.report(rows=(), curves=(), pairs=benches.pair_matrix(40, per_host=8))
+    for one in (benches.one_rank(), benches.report(rows=(), curves=()), many, benches.hung()):
         assert render_plot(one, ".png").startswith(b"\x89PNG")
     svg = render_plot(one_size, ".svg")
     assert ET.fromstring(svg).tag.endswith("svg")
@@ -646,65 +500,25 @@ def column(name, *cells, weight=1, group="", unit=""):
     return Column(group=group, name=name, unit=unit, cells=cells, weight=weight)
 
 
-@CASES
-def columns_stand_right_aligned_under_head_unit_and_group():
-    columns = (
-        column("size", "1 KiB", "16 MiB"), column("min", "9.25", "99.25", group="latency", unit="us"),
-        column("p50", "9.50", "123.4", group="latency", unit="us"),
-        column("p50", "8.50", "111.0", group="a long name", unit="us"),
-    )  # fmt: skip
-    return "\n".join(draw_columns(columns))
-
-
 def test_the_lightest_column_goes_first_and_one_always_stays():
     columns = tuple(column(name, "12345678", weight=weight) for name, weight in (("a", 3), ("b", 1), ("c", 2)))
     shown = ["".join(one.name for one in fit_columns(columns, width)) for width in (None, 28, 27, 17, 1)]
     assert shown == ["abc", "abc", "ac", "a", "a"]
 
 
-@CASES
-def matrices_mark_the_slowest_and_whom_a_finding_names():
-    """Of hosts the diagonal is one by itself and never the slowest. They stand in the order of their ranks."""
-    hosts = ("node0", "node1", "node2")
-    by_itself = [replace(one, busbw_gb_s=0.001) if one.peer is None else one for one in benches.node_matrix(slow="")]
-    rounds = sorted(benches.node_matrix(), key=lambda node: node.host, reverse=True)
-    long = [
-        replace(one, host=f"{one.host}.cluster.example", peer=one.peer and f"{one.peer}.cluster.example")
-        for one in benches.node_matrix()
-    ]
-    equal = tuple(replace(pair, busbw_gb_s=11.8) for pair in benches.pair_matrix(4))
-    matrices = {
-        "three ranks": make_pair_matrix(benches.pair_matrix(3, slow=(1, 2), per_host=3), {2}),
-        "of two hosts": make_pair_matrix(benches.pair_matrix(2, slow=None), ()),
-        "of equals": make_pair_matrix(equal, ()),
-        "40 ranks": make_pair_matrix(benches.pair_matrix(40, per_host=40), ()),
-        "hosts": make_node_matrix(by_itself, hosts, ()),
-        "hosts by their ranks": make_node_matrix(rounds, (*hosts, "node3"), ()),
-        "long names": make_node_matrix(long, tuple(f"{host}.cluster.example" for host in hosts), ()),
-    }  # fmt: skip
-    return {name: draw_matrix(one) for name, one in matrices.items()}
+def curves(*those, reference=None, width=80):
+    lines = [ChartLine(name=f"curve {number}", points=points) for number, points in enumerate(those)]
+    drawn = draw_chart(Series(title="busbw in GB/s over size", lines=lines, reference=reference), width)
+    assert not drawn or sum("|" in line for line in drawn) == CHART_ROWS
+    return "\n".join(drawn)
 
 
-RISE = ChartLine(name="all_reduce", points=tuple((2**power, 2.0**power) for power in range(10, 20)))
-
-
-def draw_curve(*lines, reference=None, width=80):
-    return draw_chart(Series(title="busbw in GB/s over size", lines=lines, reference=reference), width)
-
-
-@CASES
-def curves_of_a_chart_have_their_marks_and_one_that_rises_by_a_power_is_straight():
-    other = ChartLine(name="broadcast", points=tuple((x, y * 4) for x, y in RISE.points))
-    reference = ChartLine(name="8 H100", points=((2**18, 1e6), (2**19, 1e6)))
-    drawn = draw_curve(RISE)
-    assert sum("|" in line for line in drawn) == CHART_ROWS
-    flat = draw_curve(ChartLine(name="flat", points=((1024, 1.0), (4096, 1.0))))
-    texts = {"one": drawn, "two and a reference": draw_curve(RISE, other, reference=reference), "flat": flat}
-    none = [draw_curve(), draw_curve(ChartLine(name="one", points=((1024, 1.0),))), draw_curve(RISE, width=30)]
-    assert none == [[], [], []]
-    return {name: "\n".join(lines) for name, lines in texts.items()}
-
-
+test_rows = table(
+    "texts",
+    "ddpdoctor.model.bandwidth ddpdoctor.model.consistency ddpdoctor.model.findings",
+    "ddpdoctor.report.bandwidth.pictures ddpdoctor.report.text.report",
+    globals(),
+)
 FORMATS = (
     format_us, format_gb_s, format_share, format_about, format_memory, format_age, format_rate, format_time,
 )  # fmt: skip
