@@ -184,6 +184,7 @@ def nodes_of(folder, **answers):
     save_nodes(folder, AskedNodes(wall_ns=10**18, asked_by="srun", nodes=tuple(nodes)))
 
 
+DAMAGED = '{"format": "ddpdoctor-attach", "version": 1, "kind": "look", "number": "x"}'
 WAIT_TWO, STUCK_TWO, UNSEEN = {0: WAITING, 1: WAITING}, {2: WAITING, 3: AT_FAULT}, dict.fromkeys(range(4), NO_PY_SPY)
 LONGER, YESTERDAY = replace(IDENTITY, name="job@29500"), replace(IDENTITY, name="yesterday", master_port=29600)
 NOW, OF_TWO = 10**18, {"world_size": 2}
@@ -195,6 +196,8 @@ def saved(parts):
         for part, those in parts.items():
             if isinstance(those, dict):
                 nodes_of(Path(place, part), **those)
+            elif isinstance(those, str):
+                Path(place, part).write_text(those)
             else:
                 save(Path(place, part), *those[:2], **(those[2] if len(those) > 2 else {}))
         report = analyze([place], (), "2026-01-01T00:00:00")
