@@ -320,6 +320,7 @@ def benches_blocks():
     return tuple(block for section in contents.read_content(benches.everything()).sections for block in section)
 
 
+@pytest.mark.full
 def test_a_script_that_gets_into_a_page_is_stopped_by_its_policy(browser, save, tmp_path):
     page = tmp_path / "tampered.html"
     page.write_text(

@@ -124,7 +124,7 @@ VERBS = (
     "status",
     "history",
 )
-LAUNCHERS = ("torchrun", "accelerate", "mpirun", "launch.sh", "srun", "kubernetes", "hosts")
+LAUNCHERS = ("torchrun", "accelerate", "mpirun", "launch.sh", "srun", "kubernetes", "spawn", "hosts")
 ASK = "import sys, pytest, tests.contract.test_rule_recipe as t; sys.exit(pytest.main(sys.argv[1:], [t.Texts()]))"
 
 

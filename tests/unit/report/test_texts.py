@@ -432,6 +432,7 @@ def test_curves_of_one_reference_have_one_line_of_it():
     assert list_references(read_bandwidth(two)) == (benches.H100,)
 
 
+@pytest.mark.full
 def test_whatever_was_measured_can_be_drawn_and_an_svg_is_the_same_every_time():
     one_size = benches.report(rows=benches.results((1024,)))
     many = benches.report(rows=(), curves=(), pairs=benches.pair_matrix(40, per_host=8))

@@ -235,6 +235,7 @@ def measured(tmp_path_factory):
     return run_ranks("measure", RANKS, tmp_path_factory.mktemp("measure"))
 
 
+@pytest.mark.full
 def test_every_collective_is_measured_in_both_modes_warm_and_cold(measured):
     rows = [one for one, _, _ in measured[0]["measured"]]
     seen = {(row["collective"], row["mode"], row["warm"]) for row in rows}
