@@ -90,11 +90,6 @@ def _key(error: BaseException, text: str) -> Key:
     return id(error), type(error), hash(text)
 
 
-def was_noted(error: BaseException) -> bool:
-    """Return whether an error was written to the journal."""
-    return bool(_noted) and _key(error, text_of(error)) in _noted
-
-
 def raised_by_call(error: BaseException) -> bool:
     """Return whether a recorded call has raised an error that was written to the journal."""
     return bool(_noted) and _noted.get(_key(error, text_of(error))) is not None
@@ -337,7 +332,7 @@ def _main_ended() -> None:
     for action in here.on_end:
         action()
     error = getattr(sys, "last_value", None)
-    if error is not None and not was_noted(error):
+    if error is not None and not (_noted and _key(error, text_of(error)) in _noted):
         note_exception(error, uncaught=True)
 
 

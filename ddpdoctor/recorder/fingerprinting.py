@@ -410,7 +410,8 @@ def model_values(replica: Replica, named: List[Tuple[str, Any]], optimizers: Lis
     """Return the values of a model that are known at any time. ``optimizers`` are all that have stepped here."""
     _look_at_wrapper(replica)
     held = {id(tensor): tensor for optimizer in optimizers for tensor in held_by(optimizer)}
-    known = _all_parameters()
+    modules = [other.module() for other in all_replicas()]
+    known = {id(tensor) for module in modules if module is not None for tensor in module.parameters()}
     strays = [tensor for key, tensor in held.items() if key not in known]
     unheld = [(name, tensor) for name, tensor in named if tensor.requires_grad and id(tensor) not in held]
     unreduced = [name for name, tensor in named if tensor.requires_grad and id(tensor) not in replica.reduced]
@@ -500,11 +501,6 @@ def random_digest(on_gpu: bool) -> str:
     if on_gpu and torch.cuda.is_initialized():
         states.append(torch.cuda.get_rng_state())
     return "-".join(fingerprints([state])[:6].hex() for state in states)
-
-
-def _all_parameters() -> Any:
-    modules = [replica.module() for replica in all_replicas()]
-    return {id(tensor) for module in modules if module is not None for tensor in module.parameters()}
 
 
 def _replaced(unheld: List[Tuple[str, Any]], strays: List[Any], optimizers: List[Any]) -> List[str]:

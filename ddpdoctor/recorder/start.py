@@ -88,8 +88,6 @@ def _start_parts() -> None:
     errors.install()
     sampler.start()
     if here.is_rank and not os.environ.get(AGENT_VARIABLE):
-        from . import sampler
-
         sampler.register_sigterm()
 
 

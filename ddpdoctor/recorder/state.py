@@ -228,15 +228,11 @@ _WITHOUT_TEXT = (MemoryError, StopIteration, StopAsyncIteration, AssertionError)
 """Exceptions that C code raises without a text."""
 
 
-def _nothing() -> None:
-    pass
-
-
 def _raise_it() -> None:
     raise  # noqa: PLE0704 - it is never called
 
 
-_RAISE = set(_raise_it.__code__.co_code[::2]) - set(_nothing.__code__.co_code[::2])
+_RAISE = set(_raise_it.__code__.co_code[::2]) - set((lambda: None).__code__.co_code[::2])
 """The instruction of ``raise``, at which no other thread's exception comes. ``opcode`` knows it too, but importing that
 takes a file descriptor, and there may be none left."""
 

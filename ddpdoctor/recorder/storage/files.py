@@ -58,6 +58,11 @@ def is_short_of_files() -> bool:
     return 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < FEW_FILES
 
 
+_mmap: Any = None
+"""C's function, looked up once: ``CDLL`` calls ``dlopen``, which ends a forked child if a thread of its parent was just
+loading a library."""
+
+
 def map_file(fd: int, size: int, writable: bool = True) -> Any:
     """Map a file into memory, and hold no file open: the script may need each that its limit allows.
 
@@ -71,15 +76,17 @@ def map_file(fd: int, size: int, writable: bool = True) -> Any:
     kind = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     if sys.version_info >= (3, 13):
         return mmap.mmap(fd, size, prot=kind, trackfd=False)
+    global _mmap
     try:
         import ctypes
 
-        call = ctypes.CDLL(None, use_errno=True).mmap
+        if _mmap is None:
+            _mmap = ctypes.CDLL(None, use_errno=True).mmap
+            _mmap.restype = ctypes.c_void_p
+            _mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
     except (ImportError, AttributeError, OSError):
         return mmap.mmap(fd, size, prot=kind)
-    call.restype = ctypes.c_void_p
-    call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
-    address = call(None, size, kind, mmap.MAP_SHARED, fd, 0)
+    address = _mmap(None, size, kind, mmap.MAP_SHARED, fd, 0)
     if address == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), "it cannot be mapped")
     return memoryview((ctypes.c_char * size).from_address(address)).cast("B")

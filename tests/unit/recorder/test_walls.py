@@ -489,6 +489,28 @@ def test_a_folder_that_is_gone_or_full_costs_the_record_and_nothing_else(tmp_pat
     assert word.read_text().startswith("3\nno ring could be made")
 
 
+FORK = """
+import sys, os
+loaded = []
+def note(event, args):
+    if event == "ctypes.dlopen" or event == "import" and str(args[1]).endswith(".so"):
+        loaded.append((event, *args[:2]))
+sys.addaudithook(note)
+if os.fork():
+    os.wait()
+else:
+    print(loaded, flush=True)
+    os._exit(0)
+"""
+
+
+def test_a_forked_child_loads_no_library_for_its_ring(tmp_path: Path) -> None:
+    """It would die in ``dlopen`` if another thread of its parent was in there when it was forked."""
+    done = python(FORK, **RANK, DDPDOCTOR_RUN=str(make_folder(tmp_path)))
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+    assert sorted([ring_reading.read_ring_file(path).role for path in (tmp_path / "rings").iterdir()]) == [1, 2]
+
+
 # The recorder loads by its path into any Python from 3.8 on, with nothing of ddpdoctor installed there.
 
 
