@@ -223,10 +223,7 @@ def plain(value):
 def everything():
     """A run of which every part of the report has something to show."""
     below = "231 GB/s at the plateau: below the reference, 50 % of 460 GB/s (8 H100 over NVLink4, NVLS)."
-    curves = (
-        curve(assessment=Assessment.BELOW, plateau_gb_s=231.0, share=0.5, verdict=below),
-        latency_curve(),
-    )
+    curves = (curve(assessment=Assessment.BELOW, plateau_gb_s=231.0, share=0.5, verdict=below), latency_curve())
     return report(
         findings=(SLOW_LINK,), hosts=2, pairs=pair_matrix(), nodes=node_matrix(), comparison=comparison(),
         advice=ADVICE, arrivals=ARRIVALS, left_out=(LEFT_OUT,), nccl_logs=(NCCL_LOG,), reasons=(REASON,),

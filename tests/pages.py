@@ -1,16 +1,6 @@
 """Reports with every kind of picture for the tests of the page: made up, of realistic size, the same every time."""
 
-from ddpdoctor.model.findings import (
-    Check,
-    Confidence,
-    Finding,
-    JobStatus,
-    JobSummary,
-    Outcome,
-    Place,
-    Report,
-    Severity,
-)
+from ddpdoctor.model.findings import Check, Confidence, Finding, JobStatus, JobSummary, Outcome, Place, Report, Severity
 from ddpdoctor.model.pictures import Lane, Span, SpanKind, Timeline, TimelineEvent
 from ddpdoctor.report.blocks import (
     ChartLine,

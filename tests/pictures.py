@@ -1,13 +1,6 @@
 """Small reports, and what a document draws of them."""
 
-from ddpdoctor.model.findings import (
-    Confidence,
-    Finding,
-    JobStatus,
-    JobSummary,
-    Report,
-    Severity,
-)
+from ddpdoctor.model.findings import Confidence, Finding, JobStatus, JobSummary, Report, Severity
 from ddpdoctor.report.blocks import Grid
 from ddpdoctor.report.contents import read_content
 

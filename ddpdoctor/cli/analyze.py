@@ -32,10 +32,7 @@ class Options:
     them is executed. If they do not show the cause, it says what to collect.
     """
 
-    paths: Annotated[
-        tuple[str, ...],
-        Argument(metavar="PATH", help="Files or folders that the job left; - is stdin."),
-    ]
+    paths: Annotated[tuple[str, ...], Argument(metavar="PATH", help="Files or folders that the job left; - is stdin.")]
     verbose: Annotated[bool, VERBOSE] = False
     format: Annotated[ReportFormat, FORMAT] = "text"
     fail_on: Annotated[FailOn, FAIL_ON] = "error"

@@ -42,21 +42,13 @@ class Options:
         str | None, Option(panel=NODES, metavar="JOBID", help="All nodes of this Slurm job, through srun --overlap.")
     ] = None
     kubectl: Annotated[
-        str | None,
-        Option(panel=NODES, metavar="SELECTOR", help="All pods with these labels, through kubectl exec."),
+        str | None, Option(panel=NODES, metavar="SELECTOR", help="All pods with these labels, through kubectl exec.")
     ] = None
     namespace: Annotated[str | None, Option(panel=NODES, metavar="NAME", help="Namespace of the pods.")] = None
     container: Annotated[str | None, Option(panel=NODES, metavar="NAME", help="The container that runs the ranks.")] = (
         None
     )
-    python: Annotated[
-        str | None,
-        Option(
-            panel=NODES,
-            metavar="PATH",
-            help="A Python there that has ddpdoctor.",
-        ),
-    ] = None
+    python: Annotated[str | None, Option(panel=NODES, metavar="PATH", help="A Python there that has ddpdoctor.")] = None
     node_only: Annotated[bool, Option(panel=NODES, help="Save what this machine shows; do not diagnose it.")] = False
     folder: Annotated[Path, Option(metavar="DIR", help="Where to save what was seen.")] = Path()
     verbose: Annotated[bool, VERBOSE] = False

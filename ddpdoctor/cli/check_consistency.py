@@ -47,37 +47,15 @@ class Options:
     """
 
     files: Annotated[tuple[Path, ...], Argument(metavar="FILE", help="With --diff: the files to compare.")] = ()
-    model: Annotated[
-        str,
-        MODEL.but(
-            metavar="NAME",
-            help="Function that returns the model.",
-        ),
-    ] = ""
-    batch: Annotated[
-        str,
-        Option(
-            metavar="NAME",
-            help="Function that returns a batch.  [default: random]",
-        ),
-    ] = ""
-    step: Annotated[
-        str,
-        Option(
-            metavar="NAME",
-            help="Function that does forward and backward.",
-        ),
-    ] = ""
+    model: Annotated[str, MODEL.but(metavar="NAME", help="Function that returns the model.")] = ""
+    batch: Annotated[str, Option(metavar="NAME", help="Function that returns a batch.  [default: random]")] = ""
+    step: Annotated[str, Option(metavar="NAME", help="Function that does forward and backward.")] = ""
     steps: Annotated[int, Option(min=1, metavar="N", help="Optimizer steps to run.")] = 5
     reference: Annotated[bool, REFERENCE.but(help="Compare DDP's gradient with one process.")] = False
     twice: Annotated[bool, Option(help="Run twice with one seed, and compare all bits.")] = False
     allowed: Annotated[tuple[str, ...], ALLOW_DIFFERENT] = ()
     unused: Annotated[
-        bool,
-        Option(
-            names=("--find-unused-parameters",),
-            help="Pass find_unused_parameters=True to DDP.",
-        ),
+        bool, Option(names=("--find-unused-parameters",), help="Pass find_unused_parameters=True to DDP.")
     ] = False
     backend: Annotated[Backend | None, BACKEND] = None
     seed: Annotated[int, Option(metavar="N", help="Seed of model, batches and steps.")] = 0
@@ -86,10 +64,7 @@ class Options:
     format: Annotated[ReportFormat, FORMAT] = "text"
     report_dir: Annotated[Path | None, REPORT_DIR] = None
     output: Annotated[Path | None, OUTPUT] = None
-    fail_on: Annotated[
-        FailOn | None,
-        FAIL_ON,
-    ] = None
+    fail_on: Annotated[FailOn | None, FAIL_ON] = None
     ignore: Annotated[tuple[str, ...], IGNORE] = ()
     limit_s: Annotated[float, TIMEOUT.but(help="Longest start, model build or step.")] = typed("2m")
 

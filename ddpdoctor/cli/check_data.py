@@ -46,25 +46,14 @@ class Options:
     """
 
     dataset: Annotated[
-        str | None,
-        Option(
-            metavar="MODULE:FUNCTION",
-            help="Your function that returns a DataLoader.",
-        ),
+        str | None, Option(metavar="MODULE:FUNCTION", help="Your function that returns a DataLoader.")
     ] = None
     epochs: Annotated[int, Option(min=1, max=16, metavar="N", help="With --dataset: passes to check.")] = 2
     set_epoch: Annotated[
-        bool,
-        Option(
-            names=("--set-epoch/--no-set-epoch",),
-            help="With --dataset: call set_epoch before each pass.",
-        ),
+        bool, Option(names=("--set-epoch/--no-set-epoch",), help="With --dataset: call set_epoch before each pass.")
     ] = True
     samples: Annotated[int | None, Option(min=1, metavar="N", help="Number of samples; no loader is run.")] = None
-    world_size: Annotated[
-        int | None,
-        Option(min=1, metavar="N", help="Number of ranks."),
-    ] = None
+    world_size: Annotated[int | None, Option(min=1, metavar="N", help="Number of ranks.")] = None
     batch_size: Annotated[int | None, Option(min=1, metavar="N", help="Batch size of each rank.  [default: 1]")] = None
     drop_last: Annotated[bool, Option(help="DataLoader(drop_last=True).")] = False
     sampler_drop_last: Annotated[bool, Option(help="DistributedSampler(drop_last=True).")] = False
@@ -72,13 +61,7 @@ class Options:
     split: Annotated[bool, Option(help="Split by samples[rank::world_size].")] = False
     shuffle: Annotated[bool, Option(names=("--shuffle/--no-shuffle",), help="Whether to shuffle.")] = True
     accumulation: Annotated[
-        int,
-        Option(
-            names=("--grad-accumulation",),
-            min=1,
-            metavar="K",
-            help="Batches per optimizer step.",
-        ),
+        int, Option(names=("--grad-accumulation",), min=1, metavar="K", help="Batches per optimizer step.")
     ] = 1
     verbose: Annotated[bool, VERBOSE] = False
     format: Annotated[ReportFormat, FORMAT] = "text"

@@ -40,14 +40,12 @@ class Options:
     """
 
     checks: Annotated[
-        tuple[str, ...],
-        Argument(metavar="CHECK", help="Check only these: shm, DD121, or DD1 for all DD1xx."),
+        tuple[str, ...], Argument(metavar="CHECK", help="Check only these: shm, DD121, or DD1 for all DD1xx.")
     ] = ()
     show_list: Annotated[bool, LIST.but(help="List the checks and what each reads.")] = False
     skip: Annotated[tuple[str, ...], Option(metavar="CHECK", help="Leave out this check; may be repeated.")] = ()
     expect_version: Annotated[
-        tuple[str, ...],
-        Option(metavar="NAME==V", help="Version that every node must have."),
+        tuple[str, ...], Option(metavar="NAME==V", help="Version that every node must have.")
     ] = ()
     verbose: Annotated[bool, VERBOSE] = False
     deep: Annotated[bool, Option(help="Also use each GPU and measure the disks. Slower.")] = False
@@ -59,13 +57,7 @@ class Options:
     report_dir: Annotated[Path | None, REPORT_DIR] = None
     output: Annotated[Path | None, OUTPUT] = None
     timeout_s: Annotated[float, TIMEOUT.but(help="How long to wait for the other ranks.")] = typed("30")
-    nnodes: Annotated[
-        int | None,
-        NNODES.but(
-            min=1,
-            help="Number of nodes, if there is no launcher.",
-        ),
-    ] = None
+    nnodes: Annotated[int | None, NNODES.but(min=1, help="Number of nodes, if there is no launcher.")] = None
     node_rank: Annotated[int | None, NODE_RANK] = None
     master_addr: Annotated[str | None, MASTER_ADDR] = None
     master_port: Annotated[int | None, MASTER_PORT] = None

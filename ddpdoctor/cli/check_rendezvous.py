@@ -47,14 +47,9 @@ class Options:
     node_rank: Annotated[int | None, NODE_RANK.but(help="This node's number, from 0.")] = None
     master_addr: Annotated[str | None, MASTER_ADDR] = None
     master_port: Annotated[int | None, MASTER_PORT.but(help="Port of the store.  [default: 29500]")] = None
-    rdzv_endpoint: Annotated[
-        str | None,
-        Option(
-            panel=NODES,
-            metavar="HOST:PORT",
-            help="torchrun's c10d endpoint.",
-        ),
-    ] = None
+    rdzv_endpoint: Annotated[str | None, Option(panel=NODES, metavar="HOST:PORT", help="torchrun's c10d endpoint.")] = (
+        None
+    )
     rdzv_backend: Annotated[
         str | None, Option(metavar="NAME", help="c10d or static.  [default: c10d with an endpoint]")
     ] = None
@@ -62,27 +57,17 @@ class Options:
     rdzv_conf: Annotated[str | None, Option(metavar="K=V,...", help="torchrun's rendezvous options.")] = None
     port_range: Annotated[
         tuple[int, int] | None,
-        Option(
-            metavar="LO-HI",
-            parse=parse_ports,
-            help="Ports to test between the nodes.  [default: any]",
-        ),
+        Option(metavar="LO-HI", parse=parse_ports, help="Ports to test between the nodes.  [default: any]"),
     ] = None
     exchange_port: Annotated[
-        int | None,
-        EXCHANGE_PORT.but(
-            help="Port where the nodes meet.  [default: store's port + 1]",
-        ),
+        int | None, EXCHANGE_PORT.but(help="Port where the nodes meet.  [default: store's port + 1]")
     ] = None
     timeout_s: Annotated[float, TIMEOUT.but(help="How long nodes wait for each other.")] = typed("30s")
     verbose: Annotated[bool, VERBOSE] = False
     format: Annotated[ReportFormat, FORMAT] = "text"
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
     ignore: Annotated[tuple[str, ...], IGNORE] = ()
-    report_dir: Annotated[
-        Path | None,
-        REPORT_DIR.but(help="Save the report here; may be a shared folder."),
-    ] = None
+    report_dir: Annotated[Path | None, REPORT_DIR.but(help="Save the report here; may be a shared folder.")] = None
     output: Annotated[Path | None, OUTPUT] = None
 
 

@@ -42,11 +42,7 @@ def run(options: Options) -> int:
     from ddpdoctor.report.verbs.live import render_history
 
     text = render_history(
-        found.jobs,
-        found.unread,
-        width=read_width(sys.stdout),
-        color=has_color(sys.stdout, os.environ),
-        cwd=read_cwd(),
+        found.jobs, found.unread, width=read_width(sys.stdout), color=has_color(sys.stdout, os.environ), cwd=read_cwd()
     )
     write(sys.stdout, text)
     return ExitStatus.OK

@@ -277,10 +277,7 @@ ALLOW_DIFFERENT = Option(
     names=("--allow-different",), panel=REPLICAS, metavar="GLOB",
     help="Tensors that may differ, such as 'expert.*'.",
 )  # fmt: skip
-BACKEND = Option(
-    names=("--backend",),
-    help="Process group backend.  [default: nccl on GPUs]",
-)
+BACKEND = Option(names=("--backend",), help="Process group backend.  [default: nccl on GPUs]")
 NPROC_PER_NODE = Option(
     names=("--nproc-per-node",), panel=NODES, metavar="N", min=1,
     help="Ranks to start here.  [default: one per GPU, else 2]",

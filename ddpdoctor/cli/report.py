@@ -30,27 +30,16 @@ class Options:
     """
 
     run_dir: Annotated[Path | None, RUN_DIR] = None
-    compare: Annotated[
-        Path | None,
-        SAVED.but(
-            metavar="RUN_DIR",
-            help="Another run: compare the time of a step.",
-        ),
-    ] = None
-    format: Annotated[
-        SavedFormat,
-        FORMAT,
-    ] = "text"
+    compare: Annotated[Path | None, SAVED.but(metavar="RUN_DIR", help="Another run: compare the time of a step.")] = (
+        None
+    )
+    format: Annotated[SavedFormat, FORMAT] = "text"
     output: Annotated[Path | None, OUTPUT] = None
     opens: Annotated[bool, Option(names=("--open",), panel=REPORT, help="Show it as a page in the browser.")] = False
     verbose: Annotated[bool, VERBOSE] = False
     plot: Annotated[Path | None, PLOT.but(help="Draw the curves of allreduce-bench: .png, .svg, .html.")] = None
     curve: Annotated[
-        Path | None,
-        Option(
-            metavar="FILE",
-            help="Predict with a saved allreduce-bench (wrap --speed).",
-        ),
+        Path | None, Option(metavar="FILE", help="Predict with a saved allreduce-bench (wrap --speed).")
     ] = None
 
 

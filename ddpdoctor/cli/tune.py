@@ -246,10 +246,7 @@ def _check(split: SplitCommand) -> None:
             help="Give the script: ddpdoctor tune --scaling 1,2,4 train.py",
         )
     if any(word.startswith(("--nproc", "--nnodes")) for word in split.torchrun):
-        raise UserError(
-            "--scaling cannot be used with --nproc-per-node or --nnodes",
-            help="Leave them out.",
-        )
+        raise UserError("--scaling cannot be used with --nproc-per-node or --nnodes", help="Leave them out.")
 
 
 def _with_ranks(split: SplitCommand, count: int) -> SplitCommand:
@@ -290,24 +287,13 @@ class Options:
     split: SplitCommand
     """The command to run, and torchrun's options."""
     rounds: Annotated[int, Option(min=LEAST_ROUNDS, metavar="N", help="How often to try each setting.")] = LEAST_ROUNDS
-    only: Annotated[
-        tuple[str, ...],
-        Option(metavar="SETTING", help="Try only this setting; may be repeated."),
-    ] = ()
+    only: Annotated[tuple[str, ...], Option(metavar="SETTING", help="Try only this setting; may be repeated.")] = ()
     scaling: Annotated[
-        str | None,
-        Option(
-            metavar="N,N",
-            help="Measure how the job scales to these numbers of ranks.",
-        ),
+        str | None, Option(metavar="N,N", help="Measure how the job scales to these numbers of ranks.")
     ] = None
     hang_timeout_s: Annotated[float, HANG_TIMEOUT.but(variable="DDPDOCTOR_HANG_TIMEOUT")] = typed("300")
     report_dir: Annotated[
-        Path | None,
-        REPORT_DIR.but(
-            variable="DDPDOCTOR_REPORT_DIR",
-            help="The run folder: new, or without a report.",
-        ),
+        Path | None, REPORT_DIR.but(variable="DDPDOCTOR_REPORT_DIR", help="The run folder: new, or without a report.")
     ] = None
     format: Annotated[OutputFormat, FORMAT.but(variable="DDPDOCTOR_FORMAT", help="Format on stderr:")] = "text"
 

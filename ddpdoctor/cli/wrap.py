@@ -72,13 +72,7 @@ class Options:
     """The command to run, and torchrun's options."""
     hang_timeout_s: Annotated[float, HANG_TIMEOUT.but(variable="DDPDOCTOR_HANG_TIMEOUT")] = typed("300")
     on_hang: Annotated[
-        OnHang,
-        Option(
-            panel=HANGS,
-            variable="DDPDOCTOR_ON_HANG",
-            metavar="WHEN",
-            help="When to stop:",
-        ),
+        OnHang, Option(panel=HANGS, variable="DDPDOCTOR_ON_HANG", metavar="WHEN", help="When to stop:")
     ] = "auto"
     debug_level: Annotated[
         DebugLevel | None,
@@ -91,18 +85,11 @@ class Options:
         ),
     ] = None
     report_dir: Annotated[
-        Path | None,
-        REPORT_DIR.but(
-            variable="DDPDOCTOR_REPORT_DIR",
-            help="The run folder: new, or without a report.",
-        ),
+        Path | None, REPORT_DIR.but(variable="DDPDOCTOR_REPORT_DIR", help="The run folder: new, or without a report.")
     ] = None
     format: Annotated[OutputFormat, FORMAT.but(variable="DDPDOCTOR_FORMAT", help="Format on stderr:")] = "text"
     html: Annotated[Path | None, HTML.but(variable="DDPDOCTOR_HTML")] = None
-    fail_on: Annotated[
-        FailOn,
-        FAIL_ON.but(variable="DDPDOCTOR_FAIL_ON"),
-    ] = "never"
+    fail_on: Annotated[FailOn, FAIL_ON.but(variable="DDPDOCTOR_FAIL_ON")] = "never"
     quiet: Annotated[bool, Option(panel=REPORT, variable="DDPDOCTOR_QUIET", help="Show only errors.")] = False
     ignore: Annotated[tuple[str, ...], IGNORE.but(variable="DDPDOCTOR_IGNORE")] = ()
     check_every: Annotated[
@@ -116,20 +103,11 @@ class Options:
     ] = AUTO
     no_consistency: Annotated[
         bool,
-        Option(
-            panel=REPLICAS,
-            variable="DDPDOCTOR_NO_CONSISTENCY",
-            help="Do not check replicas, gradients and data.",
-        ),
+        Option(panel=REPLICAS, variable="DDPDOCTOR_NO_CONSISTENCY", help="Do not check replicas, gradients and data."),
     ] = False
     allow_different: Annotated[tuple[str, ...], ALLOW_DIFFERENT.but(variable="DDPDOCTOR_ALLOW_DIFFERENT")] = ()
     speed: Annotated[
-        bool,
-        Option(
-            panel=REPORT,
-            variable="DDPDOCTOR_SPEED",
-            help="Show where a step's time goes and what to change.",
-        ),
+        bool, Option(panel=REPORT, variable="DDPDOCTOR_SPEED", help="Show where a step's time goes and what to change.")
     ] = False
     exchange_port: Annotated[int | None, EXCHANGE_PORT] = None
     on_finding: Annotated[
@@ -146,8 +124,7 @@ class Options:
         ),
     ] = None  # fmt: skip
     webhook_format: Annotated[
-        WebhookFormat,
-        Option(panel=ACTIONS, variable="DDPDOCTOR_WEBHOOK_FORMAT", metavar="FORMAT", help="Format:"),
+        WebhookFormat, Option(panel=ACTIONS, variable="DDPDOCTOR_WEBHOOK_FORMAT", metavar="FORMAT", help="Format:")
     ] = "json"
     exclude_file: Annotated[
         Path | None,
@@ -177,12 +154,10 @@ class Options:
         ),
     ] = None  # fmt: skip
     metrics_every: Annotated[
-        str,
-        Option(panel=METRICS, metavar="DURATION", variable="DDPDOCTOR_METRICS_EVERY", help="How often."),
+        str, Option(panel=METRICS, metavar="DURATION", variable="DDPDOCTOR_METRICS_EVERY", help="How often.")
     ] = "15s"
     otlp: Annotated[
-        bool,
-        Option(panel=METRICS, variable="DDPDOCTOR_OTLP", help="Send metrics to an OpenTelemetry collector."),
+        bool, Option(panel=METRICS, variable="DDPDOCTOR_OTLP", help="Send metrics to an OpenTelemetry collector.")
     ] = False
 
 
@@ -274,10 +249,7 @@ def prepare(
         WrapOptions,
         # Nodes must agree on the level, so a node with little room does not choose alone.
         debug_level=choose_debug_level(
-            options.debug_level,
-            env,
-            has_space=not placement.alone or has_memory_for_detail(),
-            for_speed=options.speed,
+            options.debug_level, env, has_space=not placement.alone or has_memory_for_detail(), for_speed=options.speed
         ),
         report_dir=member.folder,
         report_file=member.report,

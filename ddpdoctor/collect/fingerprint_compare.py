@@ -126,7 +126,17 @@ class StreamSeen:
                 if same or are_equal(seen, what):
                     self._last_equal[what] = point
                 else:
-                    self._note_difference(what, point, seen)
+                    equal = self._last_equal.get(what)
+                    splits, differing, of = find_splits(seen, what, MAX_SPLITS)
+                    self.differences[what] = Difference(
+                        what=what,
+                        number=number,
+                        last_equal=equal[0] if equal else None,
+                        splits=splits,
+                        differing=differing,
+                        of=of,
+                    )
+                    self._kept |= dict(kept for kept in (self._last, equal, point) if kept)
         self._follow(point, seen)
         return len(self.differences) > known
 
@@ -161,20 +171,6 @@ class StreamSeen:
             every=max((steps for steps in every if type(steps) is int), default=0),
             unpaired=tuple(sorted(set(writers) - self.ranks)),
         )
-
-    def _note_difference(self, what: What, point: _Point, seen: Mapping[int, Written]) -> None:
-        number, texts = point
-        equal = self._last_equal.get(what)
-        splits, differing, of = find_splits(seen, what, MAX_SPLITS)
-        self.differences[what] = Difference(
-            what=what,
-            number=number,
-            last_equal=equal[0] if equal else None,
-            splits=splits,
-            differing=differing,
-            of=of,
-        )
-        self._kept |= dict(one for one in (self._last, equal) if one) | {number: texts}
 
     def _follow(self, point: _Point, seen: Mapping[int, Written]) -> None:
         """Update the state that later points are compared with."""

@@ -188,10 +188,7 @@ def _owners(folders: tuple[RunFolder, ...], here: str) -> dict[tuple[str, int], 
 
 
 def _as_now(
-    rank: Rank,
-    here: str,
-    owners: dict[tuple[str, int], _Owner],
-    processes: dict[tuple[str, int], proc.Process | None],
+    rank: Rank, here: str, owners: dict[tuple[str, int], _Owner], processes: dict[tuple[str, int], proc.Process | None]
 ) -> Rank:
     """Return a rank with what /proc says now in the place of what the watcher saw when it last took evidence."""
     key = (rank.host, rank.pid or 0)

@@ -253,10 +253,7 @@ def _find_owner(system: System, port: int) -> tuple[int | None, str | None]:
     return None, f"a process of user {next(iter(sockets.values()))}" if sockets else None
 
 
-ROUTES = (
-    ("/proc/net/route", 1, 10, (1, 7, 3, 6, 0)),
-    ("/proc/net/ipv6_route", 0, 16, (0, 1, 8, 5, 9)),
-)
+ROUTES = (("/proc/net/route", 1, 10, (1, 7, 3, 6, 0)), ("/proc/net/ipv6_route", 0, 16, (0, 1, 8, 5, 9)))
 """The kernel's routing tables: file, first line, base of the metric, and the columns of destination, prefix length or
 mask, flags, metric and interface."""
 RTF_UP = 0x1

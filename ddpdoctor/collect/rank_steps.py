@@ -17,15 +17,7 @@ from ddpdoctor.collect.blocked import ended_child, lock_of
 from ddpdoctor.collect.recorded import read_all, read_frame, read_or_none, read_record
 from ddpdoctor.collect.run_ranks import process_note
 from ddpdoctor.model.consistency import NonFinite
-from ddpdoctor.model.facts import (
-    AtError,
-    Helper,
-    ModelSeen,
-    ProcessCauses,
-    ReducerSaid,
-    StoreSought,
-    TensorSeen,
-)
+from ddpdoctor.model.facts import AtError, Helper, ModelSeen, ProcessCauses, ReducerSaid, StoreSought, TensorSeen
 from ddpdoctor.model.stacks import Frame
 from ddpdoctor.model.steps import (
     CoreTime,
@@ -153,11 +145,7 @@ def read_fetches(
     if not batches:
         return None
     return FetchTimes(
-        batches=batches,
-        making_ms=making_ns / 1e6,
-        pauses_ms=pauses_ns / 1e6,
-        cpu_ms=cpu_ns / 1e6,
-        workers=workers,
+        batches=batches, making_ms=making_ns / 1e6, pauses_ms=pauses_ns / 1e6, cpu_ms=cpu_ns / 1e6, workers=workers
     )
 
 
@@ -288,9 +276,7 @@ def _read_hand_reduced(content: RingContent) -> HandReduced | None:
     if note is None:
         return None
     return HandReduced(
-        gradients=_count(note.get("gradients")),
-        site=read_frame(note.get("frame")),
-        copied=note.get("copied") is True,
+        gradients=_count(note.get("gradients")), site=read_frame(note.get("frame")), copied=note.get("copied") is True
     )
 
 
@@ -459,11 +445,7 @@ def read_process_causes(
     seen = seen or ProcessCauses()
     ended = {child.pid: child for child in (*seen.lost_children, *reaped)}
     return replace(
-        seen,
-        lost_children=tuple(ended.values())[-MOST_CHILDREN:],
-        lock_path=path,
-        store=store,
-        at_error=at_error,
+        seen, lost_children=tuple(ended.values())[-MOST_CHILDREN:], lock_path=path, store=store, at_error=at_error
     )
 
 

@@ -538,13 +538,7 @@ def _silent_rank(member: Member, state: str | None, end: str | None) -> Rank:
 
 
 def _who(member: Member) -> dict[str, Any]:
-    return {
-        "rank": member.rank,
-        "local_rank": member.local_rank,
-        "host": member.host,
-        "pid": member.pid,
-        "attempt": 0,
-    }
+    return {"rank": member.rank, "local_rank": member.local_rank, "host": member.host, "pid": member.pid, "attempt": 0}
 
 
 def _end(end: str | None) -> dict[str, Any]:

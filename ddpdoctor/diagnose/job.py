@@ -173,10 +173,7 @@ def _make(
         hung=status is JobStatus.HUNG,
     )
     waits = fold_waits(find_targets(state), rows, blamed_ranks(cause)) if state is not None else None
-    return {
-        "timeline": encode_timeline(timeline),
-        "waits": None if waits is None else encode(waits),
-    }
+    return {"timeline": encode_timeline(timeline), "waits": None if waits is None else encode(waits)}
 
 
 def encode_timeline(timeline: Timeline | None) -> Any:

@@ -532,10 +532,7 @@ def check_environment(wanted: CheckEnvOptions, env: Mapping[str, str]) -> Report
     for text in wanted.expect_version:
         read_expected(text)
     by_hand = ByHand(
-        nnodes=wanted.nnodes,
-        node_rank=wanted.node_rank,
-        master_addr=wanted.master_addr,
-        master_port=wanted.master_port,
+        nnodes=wanted.nnodes, node_rank=wanted.node_rank, master_addr=wanted.master_addr, master_port=wanted.master_port
     )
     launch = Launch() if wanted.alone else seen_launch(env, by_hand)
     rules = choose_rules(wanted.checks, wanted.skip)

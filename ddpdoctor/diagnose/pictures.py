@@ -260,8 +260,7 @@ def _build(
     pairs = {(number_of[rank], whom) for rank, whom in targets.items() if rank in number_of}
     links = {(number, number_of[one]) for number, whom in pairs for one in whom if one in number_of}
     return RankWaits(
-        classes=tuple(_class_of(ranks, rows.get(ranks[0]), blamed) for ranks in classes),
-        links=tuple(sorted(links)),
+        classes=tuple(_class_of(ranks, rows.get(ranks[0]), blamed) for ranks in classes), links=tuple(sorted(links))
     )
 
 

@@ -157,10 +157,7 @@ def seen_by(member: OwnNode, node: Node, arrival: int, *, own_address: bool) -> 
         names = known(node.names)
         serves = own_address or (names is not None and takes_itself_for(names, launch.host) is True)
     return SentFacts(
-        process=member.process,
-        node=replace(node, processes=()),
-        publication=_publication(node, arrival),
-        serves=serves,
+        process=member.process, node=replace(node, processes=()), publication=_publication(node, arrival), serves=serves
     )
 
 

@@ -68,10 +68,7 @@ SENTENCES = {
         "the script trains, but not a DistributedDataParallel model",
         "A trial tries settings of DDP. " + WRAP_IT,
     ),
-    TrialStop.SPAWNED: (
-        "the script starts its ranks itself (torch.multiprocessing)",
-        SPAWNED_HELP,
-    ),
+    TrialStop.SPAWNED: ("the script starts its ranks itself (torch.multiprocessing)", SPAWNED_HELP),
 }
 """Why a trial has no result, and what to do, by how it ended."""
 

@@ -325,8 +325,7 @@ def _below(path: Path) -> Iterator[EvidenceFile]:
         is_folder = stat.S_ISDIR(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError, ValueError):
         raise UserError(
-            f"there is no {path}",
-            help="Give logs, dumps, stacks, or folders of them; - reads standard input.",
+            f"there is no {path}", help="Give logs, dumps, stacks, or folders of them; - reads standard input."
         ) from None
     except OSError as error:
         yield _file(path, None, error.strerror or str(error))

@@ -135,10 +135,7 @@ _WORDS = tuple(
         ),
     )
 )
-_OTHERS = (
-    re.compile(r"\((?P<process>[^()]{0,80}\bpid=\d+[^()]{0,80})\) ?"),
-    re.compile(r"\|\s"),
-)
+_OTHERS = (re.compile(r"\((?P<process>[^()]{0,80}\bpid=\d+[^()]{0,80})\) ?"), re.compile(r"\|\s"))
 """Ray's ``(RayTrainWorker pid=19799, ip=10.72.0.6)``, vLLM's ``(VllmWorker rank=0 pid=85)``, the border of a table."""
 _NO_RANK = re.compile(rf"(?:head|worker\d*), |.*\b{_OF_ANOTHER}rank", re.IGNORECASE)
 """Also SkyPilot's ``(worker1, rank=1, pid=2231, ip=10.0.0.7)``, which numbers nodes."""

@@ -140,9 +140,7 @@ class SplitCommand:
 
 
 def split_command(
-    argv: Iterable[str],
-    own_options: Mapping[str, bool],
-    ask: Callable[[], Mapping[str, bool]] = ask_torchrun,
+    argv: Iterable[str], own_options: Mapping[str, bool], ask: Callable[[], Mapping[str, bool]] = ask_torchrun
 ) -> SplitCommand:
     """Split ``argv``; ``own_options`` maps each of ddpdoctor's options to whether it takes a value.
 

@@ -241,10 +241,7 @@ def _writer(process: Followed) -> Writer:
     from ddpdoctor.collect.fingerprint_files import Writer
 
     return Writer(
-        pid=process.pid,
-        ticks=process.ticks,
-        began_ns=process.cells.get("started_ns", 0),
-        ended_ns=process.ended_ns,
+        pid=process.pid, ticks=process.ticks, began_ns=process.cells.get("started_ns", 0), ended_ns=process.ended_ns
     )
 
 

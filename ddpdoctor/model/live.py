@@ -233,21 +233,13 @@ class Sample:
     value: float
 
 
-JOB_INFO = Metric(
-    name="ddpdoctor_job_info",
-    help="Always 1. The labels say what runs.",
-    labels=("script", "version"),
-)
+JOB_INFO = Metric(name="ddpdoctor_job_info", help="Always 1. The labels say what runs.", labels=("script", "version"))
 JOB_STATUS = Metric(
-    name="ddpdoctor_job_status",
-    help="1 for the status of the job, 0 for the others.",
-    labels=("status",),
+    name="ddpdoctor_job_status", help="1 for the status of the job, 0 for the others.", labels=("status",)
 )
 JOB_EXIT_STATUS = Metric(name="ddpdoctor_job_exit_status", help="Exit status of wrap, once the job has ended.")
 JOB_START_TIME = Metric(
-    name="ddpdoctor_job_start_time_seconds",
-    help="When the job started, in seconds since 1970.",
-    unit="s",
+    name="ddpdoctor_job_start_time_seconds", help="When the job started, in seconds since 1970.", unit="s"
 )
 JOB_RESTARTS = Metric(name="ddpdoctor_job_restarts", help="How often the launcher has restarted the ranks.")
 JOB_RANKS = Metric(name="ddpdoctor_job_ranks", help="World size of the job.")
@@ -258,9 +250,7 @@ REPLICAS_EQUAL_UP_TO = Metric(
 REPLICAS_COMPARED = Metric(name="ddpdoctor_replicas_compared", help="How often the replicas were compared.")
 REPLICAS_DIFFER = Metric(name="ddpdoctor_replicas_differ", help="1 if the replicas differ, 0 if they are equal.")
 FINDINGS = Metric(
-    name="ddpdoctor_findings",
-    help="Number of findings, once the job has ended.",
-    labels=("code", "kind", "severity"),
+    name="ddpdoctor_findings", help="Number of findings, once the job has ended.", labels=("code", "kind", "severity")
 )
 RANK_UP = Metric(
     name="ddpdoctor_rank_up", help="1 if the process of the rank lives, 0 if it has ended.", labels=("rank",)
@@ -269,10 +259,7 @@ RANK_STEPS = Metric(
     name="ddpdoctor_rank_steps", help="Steps that the rank has made since its last start.", labels=("rank",)
 )
 RANK_STEP_TIME = Metric(
-    name="ddpdoctor_rank_step_time_seconds",
-    help="Time of a step, over the last steps.",
-    labels=("rank",),
-    unit="s",
+    name="ddpdoctor_rank_step_time_seconds", help="Time of a step, over the last steps.", labels=("rank",), unit="s"
 )
 RANK_WAITING = Metric(
     name="ddpdoctor_rank_waiting_ratio",
@@ -293,10 +280,7 @@ RANK_BATCHES = Metric(
     name="ddpdoctor_rank_batches", help="Batches that the rank has taken from its loader.", labels=("rank",)
 )
 RANK_MEMORY = Metric(
-    name="ddpdoctor_rank_memory_bytes",
-    help="Resident memory of the process of the rank.",
-    labels=("rank",),
-    unit="By",
+    name="ddpdoctor_rank_memory_bytes", help="Resident memory of the process of the rank.", labels=("rank",), unit="By"
 )
 METRICS = (
     JOB_INFO, JOB_STATUS, JOB_EXIT_STATUS, JOB_START_TIME, JOB_RESTARTS, JOB_RANKS, REPLICAS_EQUAL_UP_TO,

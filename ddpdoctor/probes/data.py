@@ -107,8 +107,7 @@ def _take_part(wanted: CheckDataOptions, launch: Launch, ranks: Ranks, report: C
         if everyone is None or number < count
     ]
     return ranks.end(
-        lambda: _decide(wanted, everyone or (), [part for part in parts if part], report),
-        wanted.timeout_s + LATE_S,
+        lambda: _decide(wanted, everyone or (), [part for part in parts if part], report), wanted.timeout_s + LATE_S
     )
 
 

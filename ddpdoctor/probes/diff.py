@@ -261,10 +261,7 @@ def _load(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         raise _refused(path, error) from error
     except Exception as error:
-        raise UserError(
-            f"{path} is not a checkpoint, or is damaged: {typed_line(error)}",
-            help=check,
-        ) from error
+        raise UserError(f"{path} is not a checkpoint, or is damaged: {typed_line(error)}", help=check) from error
 
 
 def _torch_file(path: Path) -> Any:

@@ -131,10 +131,7 @@ class Ranks:
         self.agree(_Arrived, f"{name}/all", _Arrived() if everyone else None)
 
     def end(
-        self,
-        decide: Callable[[], int],
-        limit_s: float = REPORT_LIMIT_S,
-        others: Callable[[], int] | None = None,
+        self, decide: Callable[[], int], limit_s: float = REPORT_LIMIT_S, others: Callable[[], int] | None = None
     ) -> int:
         """Let rank 0 decide the exit status, and return it on every rank.
 

@@ -56,22 +56,19 @@ def wrap(text: str, width: int | None, *, first: str = "", rest: str | None = No
     lines: list[str] = []
     hanging = " " * len(first) if rest is None else rest
     for part in text.splitlines() or [""]:
-        lines.extend(_wrap_line(part, width, hanging if lines else first, hanging))
+        start = hanging if lines else first
+        if width is None or width - len(hanging) < MIN_TEXT_WIDTH:
+            lines.append((start + part).rstrip())
+        else:
+            lines += textwrap.wrap(
+                part,
+                width,
+                initial_indent=start,
+                subsequent_indent=hanging,
+                break_long_words=False,
+                break_on_hyphens=False,
+            ) or [start.rstrip()]
     return lines
-
-
-def _wrap_line(line: str, width: int | None, first: str, rest: str) -> list[str]:
-    if width is None or width - len(rest) < MIN_TEXT_WIDTH:
-        return [(first + line).rstrip()]
-    wrapped = textwrap.wrap(
-        line,
-        width,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return wrapped or [first.rstrip()]
 
 
 def _escape(char: str) -> str:

@@ -225,7 +225,5 @@ def _draw_findings(rule: Rule, heard: list[tuple[object, Answer]]) -> list[Findi
 
 def _join(one: Finding, other: Finding) -> Finding:
     return replace(
-        one,
-        ranks=tuple(sorted({*one.ranks, *other.ranks})),
-        hosts=tuple(dict.fromkeys([*one.hosts, *other.hosts])),
+        one, ranks=tuple(sorted({*one.ranks, *other.ranks})), hosts=tuple(dict.fromkeys([*one.hosts, *other.hosts]))
     )

@@ -176,8 +176,7 @@ def _check_number(variable: Variable, value: str, limits: str) -> ValueFlaw | No
         # NCCL 2.31.2 logs "set by environment to 0", 2.32.3 "using default".
         reading = "0 (since 2.32 as not set)" if found is None and variable.component == "nccl" else str(number)
         return ValueFlaw(
-            what=f"{_reader(variable)} takes an integer, and reads this as {reading}",
-            instead=_meant_number(value),
+            what=f"{_reader(variable)} takes an integer, and reads this as {reading}", instead=_meant_number(value)
         )
     if number in UNSET_NUMBERS and variable.component == "nccl":
         return None

@@ -188,12 +188,7 @@ def evaluate(model: DistributedDataParallel, data: TensorDataset, place: Place) 
 
 def build_model(features: int) -> nn.Module:
     """Return a small network with two classes."""
-    return nn.Sequential(
-        nn.Linear(features, 32),
-        nn.ReLU(),
-        nn.Dropout(0.1),
-        nn.Linear(32, 2),
-    )
+    return nn.Sequential(nn.Linear(features, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 2))
 
 
 def load_data() -> tuple[TensorDataset, TensorDataset]:

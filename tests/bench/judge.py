@@ -58,10 +58,7 @@ def judge_gathered(ranks: int, situation: str) -> Took:
     with tempfile.TemporaryDirectory() as folder:
         write_gathered(Path(folder, "run"), job, ranks // RANKS_A_HOST, skew_ns=5 * S)
         took = run(sys.executable, *COMMANDS["judge"], f"{folder}/run")
-    print(
-        f"{ranks} ranks, {situation}: {took.cpu_s:.1f} s of CPU, {took.mib:.0f} MiB ({took.first})",
-        flush=True,
-    )
+    print(f"{ranks} ranks, {situation}: {took.cpu_s:.1f} s of CPU, {took.mib:.0f} MiB ({took.first})", flush=True)
     return took
 
 

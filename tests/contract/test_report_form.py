@@ -12,12 +12,7 @@ import pytest
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.consistency import Consistency, Difference, Stream, StreamClock, TensorRow, TensorSplit, What
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.findings import (
-    Check,
-    Outcome,
-    Place,
-    RankRow,
-)
+from ddpdoctor.model.findings import Check, Outcome, Place, RankRow
 from ddpdoctor.report.formats import parse_report, render_json, render_junit, report_to_dict
 from tests import pages, pictures
 

@@ -55,8 +55,7 @@ def test_blamed(ran: Ran, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.gpu_job(name)) for name in ("watchdog", "watchdog_desync")],
+    "name", [pytest.param(name, marks=pytest.mark.gpu_job(name)) for name in ("watchdog", "watchdog_desync")]
 )
 def test_watchdog(ran: Ran, name: str, *, dry: bool) -> None:
     """torch's watchdog aborts rank 0 at the group's limit. That is a consequence: rank 1 is stuck. Its dump is kept.

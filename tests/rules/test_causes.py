@@ -8,11 +8,7 @@ import pytest
 
 from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model import facts
-from ddpdoctor.model.facts import (
-    HostCauses,
-    ProcessCauses,
-    Space,
-)
+from ddpdoctor.model.facts import HostCauses, ProcessCauses, Space
 from ddpdoctor.model.findings import Confidence, Finding, Severity
 from ddpdoctor.model.node import KernelView, Xid
 from ddpdoctor.model.stacks import Frame
@@ -21,18 +17,7 @@ from ddpdoctor.rules.progress.job_state import JobState
 from ddpdoctor.rules.registry import PAGES, all_rules, find_rule, rule
 from tests.golden import table
 from tests.rules import build
-from tests.rules.build import (
-    NOW,
-    call,
-    crashed,
-    error,
-    in_call,
-    in_user,
-    job,
-    line,
-    sample,
-    stack,
-)
+from tests.rules.build import NOW, call, crashed, error, in_call, in_user, job, line, sample, stack
 from tests.rules.environment.build import node
 
 GIB = 2**30

@@ -14,20 +14,7 @@ from ddpdoctor.model.facts import GroupState
 from ddpdoctor.rules.evidence.state import resolve
 from tests.golden import outline, table
 from tests.rules import build
-from tests.rules.build import (
-    LONG_AGO,
-    NOW,
-    S,
-    backwards,
-    call,
-    ended,
-    job,
-    line,
-    moving,
-    rank,
-    sample,
-    stack,
-)
+from tests.rules.build import LONG_AGO, NOW, S, backwards, call, ended, job, line, moving, rank, sample, stack
 
 WALL = 1_795_000_000 * S
 """Where CLOCK_REALTIME is when CLOCK_MONOTONIC is 0."""

@@ -6,18 +6,7 @@ from ddpdoctor.model.consistency import Consistency, What
 from ddpdoctor.model.facts import Fault, ModelSeen, ReducerSaid, TensorSeen
 from tests.golden import table
 from tests.rules import build
-from tests.rules.build import (
-    AUTOGRAD,
-    LONG_AGO,
-    S,
-    backwards,
-    crashed,
-    error,
-    job,
-    judge_about,
-    line,
-    phase,
-)
+from tests.rules.build import AUTOGRAD, LONG_AGO, S, backwards, crashed, error, job, judge_about, line, phase
 from tests.rules.consistency.build import difference, everywhere, stream
 
 

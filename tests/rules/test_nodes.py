@@ -6,20 +6,7 @@ from ddpdoctor.diagnose.job import judge_job as judge
 from ddpdoctor.model.facts import Rank
 from tests.golden import table
 from tests.rules import build
-from tests.rules.build import (
-    C10D,
-    LONG_AGO,
-    TORCH,
-    S,
-    ended,
-    error,
-    group,
-    job,
-    line,
-    phase,
-    sample,
-    stack,
-)
+from tests.rules.build import C10D, LONG_AGO, TORCH, S, ended, error, group, job, line, phase, sample, stack
 from tests.rules.test_disagreement import Script
 
 DDP = line(1880, "forward", f"{TORCH}/nn/parallel/distributed.py")

@@ -11,18 +11,7 @@ from ddpdoctor.model.steps import CoreTime, FetchTimes, LineSeen, Phase, StepEnd
 from ddpdoctor.rules.progress.straggler import find_slow_reason, shares_busy_cores
 from tests.golden import table
 from tests.rules import build
-from tests.rules.build import (
-    LONG_AGO,
-    NOW,
-    S,
-    call,
-    ended,
-    group,
-    in_call,
-    in_user,
-    job,
-    line,
-)
+from tests.rules.build import LONG_AGO, NOW, S, call, ended, group, in_call, in_user, job, line
 from tests.rules.speed.jobs import STEPS, rank
 
 MS = 1000

@@ -2,27 +2,12 @@
 
 from dataclasses import replace
 
-from ddpdoctor.model.facts import (
-    Blocked,
-    Connection,
-    Connections,
-    GroupState,
-    ProcessCauses,
-)
+from ddpdoctor.model.facts import Blocked, Connection, Connections, GroupState, ProcessCauses
 from ddpdoctor.model.node import ConfFile, FirewallChain
 from ddpdoctor.rules.network import choose, find_setting
 from tests.golden import table
 from tests.rules import build
-from tests.rules.build import (
-    C10D,
-    in_call,
-    job,
-    line,
-    phase,
-    rank,
-    sample,
-    stack,
-)
+from tests.rules.build import C10D, in_call, job, line, phase, rank, sample, stack
 from tests.rules.environment.build import interface, names, network, node, process
 
 LOST = Connection(local="10.0.0.4:4000", remote="10.0.0.4:5000", unsent_bytes=76, retries=4)

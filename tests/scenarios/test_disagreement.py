@@ -29,10 +29,7 @@ def test_the_ranks_that_disagree_are_found(job: str, tmp_path: Path) -> None:
         assert verdict["tensor"] == "0.weight"
 
 
-@pytest.mark.parametrize(
-    ("job", "ranks"),
-    [("clean_model_parallel", 4), ("clean_skips", 2)],
-)
+@pytest.mark.parametrize(("job", "ranks"), [("clean_model_parallel", 4), ("clean_skips", 2)])
 def test_ranks_that_may_differ_are_left_alone(job: str, ranks: int, tmp_path: Path) -> None:
     ran = run(job, tmp_path, "--debug-level", "OFF", *PATIENT, ranks=ranks)
     assert ran.report["verdict"] is None, ran.report["verdict"]

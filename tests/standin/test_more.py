@@ -2,19 +2,10 @@
 
 import pytest
 
-from tests.gpu.test_allreduce_bench import (
-    test_bench_stops,
-    test_bench_too_large,
-    test_bench_two,
-    test_event_stream,
-)
+from tests.gpu.test_allreduce_bench import test_bench_stops, test_bench_too_large, test_bench_two, test_event_stream
 from tests.gpu.test_cost import test_overhead
 from tests.gpu.test_faults import test_abort_at_exit, test_aborted, test_fault, test_gone, test_trains
-from tests.gpu.test_hangs import (
-    test_blamed,
-    test_pending_oldest,
-    test_watchdog,
-)
+from tests.gpu.test_hangs import test_blamed, test_pending_oldest, test_watchdog
 from tests.gpu.test_healthy import test_groups_healthy, test_sleeper_healthy, test_slow_kernel
 from tests.gpu.test_other_verbs import (
     test_a_loss_times_the_world_size,

@@ -140,10 +140,7 @@ def _expected(group: RankGroup, case: Case) -> list[_Part]:
     gathers = case.collective is Collective.ALL_GATHER
     return [
         _Part(
-            start=rank * share,
-            count=share,
-            pattern=put_in(case, group, rank),
-            index=(rank if gathers else own) * share,
+            start=rank * share, count=share, pattern=put_in(case, group, rank), index=(rank if gathers else own) * share
         )
         for rank in range(group.size)
     ]

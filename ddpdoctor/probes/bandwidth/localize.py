@@ -116,11 +116,7 @@ def visit_units(world: RankGroup, plan: VisitPlan, progress: Progress) -> Iterat
                 for call in zip(*waits_us, strict=True):
                     others = [wait for place, wait in enumerate(call) if place != index]
                     late.append(statistics.median(others) - call[index])
-                mine = [
-                    small.measurement.p50_us,
-                    large.measurement.busbw_gb_s or 0.0,
-                    float(statistics.median(late)),
-                ]
+                mine = [small.measurement.p50_us, large.measurement.busbw_gb_s or 0.0, float(statistics.median(late))]
             groups.release(slot)
             rows = world.gather([time.monotonic() - started_s, *mine])
             elapsed_s, done = rows[0][0], done + 1
@@ -154,11 +150,7 @@ def _case(size_bytes: int) -> Case:
 
 def _read_visit(unit: Unit, rows: Sequence[Sequence[float]]) -> UnitVisit:
     _, latency_us, busbw_gb_s, _ = rows[unit.ranks[0]]
-    return UnitVisit(
-        latency_us=latency_us,
-        busbw_gb_s=busbw_gb_s,
-        late_us=tuple(rows[rank][-1] for rank in unit.ranks),
-    )
+    return UnitVisit(latency_us=latency_us, busbw_gb_s=busbw_gb_s, late_us=tuple(rows[rank][-1] for rank in unit.ranks))
 
 
 class _Groups:

@@ -197,13 +197,7 @@ def _agree(group: RankGroup, count: int) -> int:
 
 
 def summarize(
-    case: Case,
-    first_us: Sequence[float],
-    times_us: Sequence[Sequence[float]],
-    calls: int,
-    size: int,
-    *,
-    warm: bool,
+    case: Case, first_us: Sequence[float], times_us: Sequence[Sequence[float]], calls: int, size: int, *, warm: bool
 ) -> Measurement:
     """Take the slowest rank of each iteration, then reduce over iterations. ``times_us`` has one row per rank."""
     slowest = [max(column) / calls for column in zip(*times_us, strict=True)]

@@ -233,8 +233,7 @@ def read_distributed(folder: Path, *, checksums: bool) -> FileSeen:
     where = first.pop() if len(first) == 1 and first & MODEL_KEYS else ""
     cut = len(where) + 1 if where else 0
     weights = Weights(
-        where=where,
-        tensors=tuple(TensorIn(name=one.name[cut:], shape=one.shape, dtype=one.dtype) for one in model),
+        where=where, tensors=tuple(TensorIn(name=one.name[cut:], shape=one.shape, dtype=one.dtype) for one in model)
     )
     return replace(
         seen,

@@ -262,14 +262,7 @@ def compare_gradients(  # noqa: PLR0913 - each is one computation of the same gr
 
 
 def _compare(  # noqa: PLR0913 - what all parameters have in common, and what each has
-    name: str,
-    held: Any,
-    best: Gradients,
-    *,
-    scale: float,
-    weights: Sequence[float],
-    rounding: float,
-    exact: float,
+    name: str, held: Any, best: Gradients, *, scale: float, weights: Sequence[float], rounding: float, exact: float
 ) -> GradientErrors:
     whole, parts, mean = best.whole[name], [part[name] for part in best.parts], _mean(best.parts, name)
     return GradientErrors(
@@ -427,11 +420,7 @@ class Alone:
 
     def _reply(self, *, step: ReferenceStep | None = None, problem: str = "") -> ReferenceAnswer:
         return ReferenceAnswer(
-            step=step,
-            float64=self._double is not None,
-            batchnorm=self._batchnorm,
-            hooked=self._hooked,
-            problem=problem,
+            step=step, float64=self._double is not None, batchnorm=self._batchnorm, hooked=self._hooked, problem=problem
         )
 
     def _compare(self, question: Question, kept: Any, batches: Sequence[Any]) -> ReferenceStep:

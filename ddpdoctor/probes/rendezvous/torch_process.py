@@ -263,11 +263,7 @@ class _Start:
         from torch.distributed import PrefixStore, TCPStore
 
         store = TCPStore(
-            self._job["host"],
-            int(self._job["port"]),
-            is_master=False,
-            wait_for_workers=False,
-            timeout=self._limit,
+            self._job["host"], int(self._job["port"]), is_master=False, wait_for_workers=False, timeout=self._limit
         )
         self._joined = PrefixStore(str(self._job["prefix"]), store)
 

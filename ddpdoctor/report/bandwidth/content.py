@@ -43,15 +43,7 @@ from ddpdoctor.report.lines import format_hosts, format_ranks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ddpdoctor.model.bandwidth import (
-        Change,
-        Comparison,
-        Curve,
-        LeftOut,
-        Member,
-        NcclLog,
-        Reason,
-    )
+    from ddpdoctor.model.bandwidth import Change, Comparison, Curve, LeftOut, Member, NcclLog, Reason
     from ddpdoctor.model.findings import Report
     from ddpdoctor.report.bandwidth.measured import Bandwidth, MeasuredCase
     from ddpdoctor.report.blocks import Section

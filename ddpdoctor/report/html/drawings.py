@@ -356,10 +356,7 @@ def lane_rows(timeline: Timeline) -> tuple[LaneRow, ...]:
         lane = next((one for one in lanes if one.detail), lanes[0])
         rows.append(
             LaneRow(
-                ranks=tuple(ranks),
-                state=lane.state,
-                blamed=any(one.blamed for one in lanes),
-                last=_describe_last(lane),
+                ranks=tuple(ranks), state=lane.state, blamed=any(one.blamed for one in lanes), last=_describe_last(lane)
             )
         )
     return tuple(rows)

@@ -66,11 +66,7 @@ def _cell(ranks: Sequence[int], both: Sequence[Sequence[int]], at: int, other: i
 
 SHARES_HEAD = ("ranks", "samples", "repeated", "batches", "last batch", "left out")
 DRAWN_HEAD = ("pass", "ranks", "samples", "repeated", "batches", "last batch")
-SHARED_BY = {
-    Sharing.SAMPLER: "split by DistributedSampler",
-    Sharing.SPLIT: "split by hand",
-    Sharing.NONE: "not split",
-}
+SHARED_BY = {Sharing.SAMPLER: "split by DistributedSampler", Sharing.SPLIT: "split by hand", Sharing.NONE: "not split"}
 
 
 def shares_content(report: Report) -> Content:

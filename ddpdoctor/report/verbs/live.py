@@ -188,13 +188,7 @@ def status_sections(status: JobNow) -> tuple[Section, ...]:
     if status.reported:
         reported.append(Text(text=f"`wrap` has reported {status.reported}", tone=Tone.ERROR))
         reported.append(_command(status))
-    lines: Section = (
-        *reported,
-        *_waits(status),
-        *_still(classes),
-        *_replicas(status.replicas),
-        *_unseen(status),
-    )
+    lines: Section = (*reported, *_waits(status), *_still(classes), *_replicas(status.replicas), *_unseen(status))
     table = (_table(classes),) if classes else ()
     words = ["the job runs" if status.state is Liveness.RUNNING else f"the job was started on {status.host}"]
     if status.running_s is not None:

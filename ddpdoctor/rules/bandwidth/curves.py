@@ -26,14 +26,7 @@ from ddpdoctor.model.words import count_of, format_digits, format_rate, format_s
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ddpdoctor.model.bandwidth import (
-        Bench,
-        BenchSettings,
-        Measurement,
-        Member,
-        Reason,
-        Wrong,
-    )
+    from ddpdoctor.model.bandwidth import Bench, BenchSettings, Measurement, Member, Reason, Wrong
 
 
 ENOUGH_ITERATIONS = 5
@@ -208,11 +201,7 @@ def _look_up(bench: Bench, sweep: Sweep) -> Yardstick:
     off = _switched_off(bench)
     row = next((row for row in fitting if (row.algorithm == "ring") is bool(off)), fitting[0])
     reference = Reference(
-        gb_s=row.low_gb_s,
-        high_gb_s=row.high_gb_s,
-        text=row.text,
-        source=row.source,
-        min_size_bytes=row.min_size_bytes,
+        gb_s=row.low_gb_s, high_gb_s=row.high_gb_s, text=row.text, source=row.source, min_size_bytes=row.min_size_bytes
     )
     other = next((one for one in fitting if one is not row), None)
     if other is None:
@@ -341,10 +330,7 @@ def levels_of(sweep: Sweep) -> tuple[Level, ...]:
 def _level(point: Measurement, gb_s: float) -> Level:
     least_us, most_us = time_bounds(point)
     return Level(
-        size_bytes=point.size_bytes,
-        gb_s=gb_s,
-        low=gb_s * point.p50_us / most_us,
-        high=gb_s * point.p50_us / least_us,
+        size_bytes=point.size_bytes, gb_s=gb_s, low=gb_s * point.p50_us / most_us, high=gb_s * point.p50_us / least_us
     )
 
 
@@ -407,10 +393,7 @@ def fit_of(line: FittedLine | None) -> Fit | None:
     if line is None or line.us_per_byte <= 0:
         return None
     return Fit(
-        alpha_us=line.alpha_us,
-        bandwidth_gb_s=1 / line.us_per_byte / 1e3,
-        residual=line.residual,
-        fits=line.fits,
+        alpha_us=line.alpha_us, bandwidth_gb_s=1 / line.us_per_byte / 1e3, residual=line.residual, fits=line.fits
     )
 
 

@@ -580,13 +580,7 @@ def check_slow_rank(measured: Measured) -> Answer:
     return judged([], "; ".join(seen)) if seen else skipped("no call was timed, and --pairs was not given")
 
 
-@rule(
-    "DD403",
-    "slow-link",
-    Severity.WARNING,
-    "Two ranks or nodes are slow only with each other",
-    after=("slow-rank",),
-)
+@rule("DD403", "slow-link", Severity.WARNING, "Two ranks or nodes are slow only with each other", after=("slow-rank",))
 def check_slow_link(measured: Measured) -> Answer:
     """Report two ranks or nodes that are slow only with each other."""
     bench, who = measured.bench, find_who(measured.bench)

@@ -177,13 +177,7 @@ ROOT = 0
 """The rank that broadcasts, and the target of a reduce."""
 
 
-@rule(
-    "DD401",
-    "wrong-data",
-    Severity.ERROR,
-    "A collective gave wrong data",
-    after=("start-trial",),
-)
+@rule("DD401", "wrong-data", Severity.ERROR, "A collective gave wrong data", after=("start-trial",))
 def check_wrong_data(measured: Measured) -> Answer:
     """Report results of collectives that differ from the exact result."""
     bench = measured.bench
@@ -381,12 +375,7 @@ def advise(bench: Bench, model_size: int | None) -> Advice | None:
         gain_ms=other.gain_us / 1e3 if other.mib else None,
         gain_low_ms=other.low_us / 1e3 if other.mib else None,
         gain_high_ms=other.high_us / 1e3 if other.mib else None,
-        text=(
-            _say_bucket(basis, share),
-            *_say_whole(basis, model_size, model_bytes, whole_us),
-            *say_try,
-            LAST_WORD,
-        ),
+        text=(_say_bucket(basis, share), *_say_whole(basis, model_size, model_bytes, whole_us), *say_try, LAST_WORD),
     )
 
 

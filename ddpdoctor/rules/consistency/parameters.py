@@ -519,10 +519,7 @@ def check_models(job: JobState) -> Answer:
     if difference is None:
         return passed()
     certain = job.cause is Cause.MODEL and job.stands_still(())
-    more = [
-        *say.cascade_words(job.failures, ()),
-        *say.others(job, [failure.rank.rank for failure in job.failures]),
-    ]
+    more = [*say.cascade_words(job.failures, ()), *say.others(job, [failure.rank.rank for failure in job.failures])]
     hosts = say.hosts_of(job, difference.blamed)
     return judged([models_problem(difference, job.world, hosts, more)], certain=certain)
 

@@ -117,10 +117,7 @@ def _same_in(shared: Shared, number: int, passes: Mapping[int, EpochSeen]) -> tu
             return (mine.order, mine.total, mine.xor) == (others.order, others.total, others.xor)
         return not (mine.complete and others.complete) and same_batches(mine, others)
 
-    for all_samples, drew_same in (
-        (True, lambda one, other: one in whole and other in whole),
-        (False, drew_alike),
-    ):
+    for all_samples, drew_same in ((True, lambda one, other: one in whole and other in whole), (False, drew_alike)):
         ranks = _alike(passes, drew_same)
         drew = {rank: passes[rank] for rank in ranks}
         alike = _alike(drew, lambda one, other: _contents(shared, passes, one, other) is True)
@@ -758,13 +755,7 @@ def _sums_words(shared: Shared, found: Mapping[int, EpochSeen], number: int) -> 
     )
 
 
-@rule(
-    "DD704",
-    "uneven-batches",
-    Severity.ERROR,
-    "Ranks have different numbers of batches",
-    after=("optimizer-drift",),
-)
+@rule("DD704", "uneven-batches", Severity.ERROR, "Ranks have different numbers of batches", after=("optimizer-drift",))
 def check_batches(replicas: Replicas) -> Answer:
     """Report ranks that ran out of batches while others went on."""
     return judge_loaders(replicas, _judge_uneven, "all ranks have the same number of batches")

@@ -435,8 +435,7 @@ def check_other_procs(node: Node) -> Answer:
             ))  # fmt: skip
     most = f"at most {format_memory(most_bytes)} of a GPU"
     return judged(
-        problems,
-        f"other processes use {most}" if is_seen else f"{most} in use; its processes are not visible",
+        problems, f"other processes use {most}" if is_seen else f"{most} in use; its processes are not visible"
     )
 
 

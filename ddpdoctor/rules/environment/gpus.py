@@ -503,11 +503,7 @@ XIDS: dict[int, tuple[Severity, str, str]] = {
         "a program's access to an invalid address",
         "look for the error in the program that was running",
     ),
-    43: (
-        Severity.INFO,
-        "a program fault that ended the program",
-        "look for the error in the program that was running",
-    ),
+    43: (Severity.INFO, "a program fault that ended the program", "look for the error in the program that was running"),
     45: (Severity.INFO, "the end of a program that had failed or was killed", "check what failed before it"),
 }
 """Severity, meaning and fix of each number. Numbers and meanings come from NVIDIA's Xid catalog,

@@ -91,9 +91,7 @@ def check_env_danger(node: Node) -> Answer:
     return judged(_draw(node, flaws), _shown(node))
 
 
-def _over_listed(
-    question: Callable[[Variable, str, VariableContext], Flaw | None],
-) -> Flaws:
+def _over_listed(question: Callable[[Variable, str, VariableContext], Flaw | None]) -> Flaws:
     """Ask one question of every listed variable of a process."""
     return lambda process, context: (question(variable, value, context) for variable, value in _listed(process))
 

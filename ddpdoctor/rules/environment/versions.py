@@ -171,11 +171,7 @@ def _problem(name: str, split: Split[str], severity: Severity) -> Problem:
     else:
         same = f"use {name.rstrip(':')} {wanted} on all nodes" if wanted else f"use one {name.rstrip(':')} on all nodes"
     return Problem(
-        summary=describe(split, name),
-        fix=same,
-        severity=severity,
-        confidence=split.confidence,
-        hosts=split.hosts,
+        summary=describe(split, name), fix=same, severity=severity, confidence=split.confidence, hosts=split.hosts
     )
 
 

@@ -39,11 +39,7 @@ from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, un
 from ddpdoctor.rules.evidence import words
 from ddpdoctor.rules.evidence.calls import innermost
 from ddpdoctor.rules.evidence.roots import find_roots, lost_by, precedes
-from ddpdoctor.rules.evidence.state import (
-    Ruling,
-    RunState,
-    last_samples,
-)
+from ddpdoctor.rules.evidence.state import Ruling, RunState, last_samples
 from ddpdoctor.rules.evidence.words import (
     KILLED,
     MOST_QUOTES,

@@ -518,12 +518,7 @@ def _finding(job: JobState, late: Late) -> Problem:
         where=where,
         summary=f"{late_words} {verb(late.ranks, 'is', 'are')} slow {_phase_words(job, late, main)}{at}; "
         f"the others waited for {verb(late.ranks, 'it', 'them')} in {often} steps",
-        evidence=(
-            *_waits(late),
-            *spent,
-            *((reason.seen,) if reason is not None else ()),
-            *_worker_words(job, late),
-        ),
+        evidence=(*_waits(late), *spent, *((reason.seen,) if reason is not None else ()), *_worker_words(job, late)),
         fix=reason.fix if reason is not None else _FIXES[main],
         share=min(1.0, late.cost_ms / late.pacing.step_ms) if job.facts.speed_asked else None,
         step=None,

@@ -222,11 +222,7 @@ def find_waits(
     blockers = {n for n in needed - absent if not states[n].waiting}
     if not blockers and not absent:
         blockers = _behind(states, positions)
-    return Waits(
-        waiters=waiters,
-        blockers=tuple(sorted(blockers)),
-        absent=tuple(sorted(absent)),
-    )
+    return Waits(waiters=waiters, blockers=tuple(sorted(blockers)), absent=tuple(sorted(absent)))
 
 
 def furthest(positions: Mapping[int, CallPosition]) -> dict[Group, int | None]:

@@ -50,11 +50,7 @@ _DOING = {
     Activity.BACKWARD: ("computes in backward", "compute in backward"),
     Activity.USER: ("is in its own code", "are in their own code"),
 }
-_STATES = {
-    "R": "running (R): it is computing or spinning",
-    "S": "sleeping (S)",
-    "D": "in uninterruptible sleep (D)",
-}
+_STATES = {"R": "running (R): it is computing or spinning", "S": "sleeping (S)", "D": "in uninterruptible sleep (D)"}
 
 
 def doing_words(state: RankState, *, one: bool = True) -> str:

@@ -181,12 +181,7 @@ def _unreached(
 
 
 def _fix(
-    meeting: Meeting,
-    contact: Contact,
-    those: list[tuple[Visit, Connecting]],
-    server: Visit | None,
-    *,
-    outbound: bool,
+    meeting: Meeting, contact: Contact, those: list[tuple[Visit, Connecting]], server: Visit | None, *, outbound: bool
 ) -> str:
     attempt = those[0][1]
     clients = tuple(dict.fromkeys(visit.host for visit, _ in those))

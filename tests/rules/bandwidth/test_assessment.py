@@ -5,12 +5,7 @@ import pytest
 
 from ddpdoctor.model.bandwidth import Assessment, read_references
 from ddpdoctor.rules.bandwidth import curves
-from ddpdoctor.rules.bandwidth.curves import (
-    build_curves,
-    describe_end,
-    find_plateau,
-    fit_line,
-)
+from ddpdoctor.rules.bandwidth.curves import build_curves, describe_end, find_plateau, fit_line
 from tests.golden import table
 from tests.rules.bandwidth import build
 from tests.rules.bandwidth.build import A100, GIB, H200, KIB, MIB, bench, linear, powers, series, sweep, upto

@@ -19,15 +19,7 @@ from tests.golden import table
 from tests.rules.bandwidth import build
 from tests.rules.bandwidth.build import bench_of, log, machine, reported
 from tests.rules.environment import build as machines
-from tests.rules.environment.build import (
-    NO_RDMA,
-    fleet,
-    gpus_of,
-    interface,
-    names,
-    network,
-    rdma,
-)
+from tests.rules.environment.build import NO_RDMA, fleet, gpus_of, interface, names, network, rdma
 
 TWO = ("node0", "node0")
 APART = ("node0", "node1")

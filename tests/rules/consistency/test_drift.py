@@ -3,13 +3,7 @@
 from ddpdoctor.model.consistency import StreamClock, What
 from tests.golden import table
 from tests.rules.consistency import build as streams
-from tests.rules.consistency.build import (
-    about,
-    apart,
-    difference,
-    everywhere,
-    stream,
-)
+from tests.rules.consistency.build import about, apart, difference, everywhere, stream
 
 
 def uneven(ranks, steps):

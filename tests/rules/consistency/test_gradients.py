@@ -10,10 +10,7 @@ from tests.golden import table
 from tests.rules import build
 from tests.rules.build import asking
 from tests.rules.consistency import build as streams
-from tests.rules.consistency.build import (
-    job,
-    stream,
-)
+from tests.rules.consistency.build import job, stream
 
 # Local gradients that are not finite: who is to blame, when it counts, and what is only a consequence.
 

@@ -3,11 +3,7 @@
 from ddpdoctor.model.consistency import Difference, StreamClock, TensorRow, TensorSplit, What
 from tests.golden import table
 from tests.rules.consistency import build as streams
-from tests.rules.consistency.build import (
-    about,
-    everywhere,
-    stream,
-)
+from tests.rules.consistency.build import about, everywhere, stream
 
 FREQ = "layers.12.rope.inv_freq"
 

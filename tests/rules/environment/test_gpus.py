@@ -4,15 +4,7 @@ from dataclasses import replace
 
 from ddpdoctor.model.node import GpuOnBus, Launcher, NvLink
 from tests.golden import table
-from tests.rules.environment.build import (
-    all_named,
-    fleet,
-    gpus_of,
-    node,
-    pci_of,
-    process,
-    torch_of,
-)
+from tests.rules.environment.build import all_named, fleet, gpus_of, node, pci_of, process, torch_of
 
 CVD = "CUDA_VISIBLE_DEVICES"
 

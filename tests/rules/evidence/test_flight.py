@@ -154,15 +154,7 @@ def came_late(late_s, ahead_s, seen_s, version):
 
 
 def calls(
-    world,
-    *made,
-    groups=None,
-    backend=None,
-    form="body",
-    name="nccl_trace_rank_{}",
-    given=None,
-    ring=2000,
-    version=None,
+    world, *made, groups=None, backend=None, form="body", name="nccl_trace_rank_{}", given=None, ring=2000, version=None
 ):
     """Analyze the dumps of ranks that made these calls, each on the ranks before it: (ranks, name, arguments)."""
     found = recorders(world, groups)

@@ -8,17 +8,7 @@ from ddpdoctor.model.reaching import Contact
 from ddpdoctor.rules.rendezvous.mesh import PairSide, explain
 from tests.golden import table
 from tests.rules.rendezvous import build
-from tests.rules.rendezvous.build import (
-    LARGE,
-    absent,
-    attempt,
-    column,
-    healthy,
-    pair,
-    transfer,
-    view,
-    visit,
-)
+from tests.rules.rendezvous.build import LARGE, absent, attempt, column, healthy, pair, transfer, view, visit
 
 TWO = healthy(2)
 FOUR = healthy()

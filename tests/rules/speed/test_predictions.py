@@ -6,11 +6,7 @@ from ddpdoctor.model.bandwidth import Collective, Measurement, Mode
 from ddpdoctor.model.facts import GroupState, Rank
 from ddpdoctor.model.node import Node
 from ddpdoctor.model.steps import GradientTimes
-from ddpdoctor.rules.speed.predictions import (
-    MeasuredSize,
-    PredictionBasis,
-    job_basis,
-)
+from ddpdoctor.rules.speed.predictions import MeasuredSize, PredictionBasis, job_basis
 from ddpdoctor.rules.speed.reduction import (
     MIB,
     BucketGradients,

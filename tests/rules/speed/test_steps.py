@@ -7,24 +7,8 @@ import pytest
 
 from ddpdoctor.model.facts import Call, Job, Life, ModelSeen, Rank
 from ddpdoctor.model.stacks import Frame
-from ddpdoctor.model.steps import (
-    Budget,
-    CoreTime,
-    DeviceSteps,
-    GradientTimes,
-    Speed,
-    StepEnd,
-    StepParts,
-    Surroundings,
-)
-from ddpdoctor.model.tuning import (
-    LaunchKind,
-    ScalingLaunch,
-    ScalingRow,
-    TrialRecord,
-    TrialStop,
-    TriedBlock,
-)
+from ddpdoctor.model.steps import Budget, CoreTime, DeviceSteps, GradientTimes, Speed, StepEnd, StepParts, Surroundings
+from ddpdoctor.model.tuning import LaunchKind, ScalingLaunch, ScalingRow, TrialRecord, TrialStop, TriedBlock
 from ddpdoctor.rules.speed.reduction import MIB
 from ddpdoctor.rules.speed.state import JobSteps, SpeedState
 from ddpdoctor.rules.tuning.trial import measure_scaling

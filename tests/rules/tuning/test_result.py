@@ -2,13 +2,7 @@
 
 from ddpdoctor.model.findings import Place
 from ddpdoctor.model.tuning import AGAIN, BASE, RatioRange, TrialRecord, TrialStop, TriedBlock
-from ddpdoctor.rules.tuning.trial import (
-    KNOBS,
-    TITLES,
-    conclude,
-    fix_of,
-    title_of_setting,
-)
+from ddpdoctor.rules.tuning.trial import KNOBS, TITLES, conclude, fix_of, title_of_setting
 from tests.golden import table
 
 QUIET = {BASE: 1.0, AGAIN: 1.01}

@@ -80,10 +80,7 @@ def test_a_rank_that_is_interrupted_ends_at_once():
 def start_on_both(hosts: Hosts, launchers, *, second: tuple[str, ...] = (), **env: str):
     """Start a launcher on each host; ``second`` stands before that of the second host, and so does ``env``."""
     clean = clean_environment()
-    return [
-        hosts.start(0, *launchers[0], env=clean),
-        hosts.start(1, *second, *launchers[1], env={**clean, **env}),
-    ]
+    return [hosts.start(0, *launchers[0], env=clean), hosts.start(1, *second, *launchers[1], env={**clean, **env})]
 
 
 def test_two_hosts_that_differ_under_torchrun(hosts, tmp_path):

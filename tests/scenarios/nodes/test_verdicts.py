@@ -9,14 +9,7 @@ import pytest
 
 from tests.scenarios.hosts import Hosts, require
 from tests.scenarios.nodes.running import DDPDOCTOR, ENDLESS, IMPATIENT, JOB, Running
-from tests.scenarios.running import (
-    finish,
-    free_port,
-    has_called,
-    job_pids,
-    start,
-    wait_for,
-)
+from tests.scenarios.running import finish, free_port, has_called, job_pids, start, wait_for
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 
@@ -30,10 +23,7 @@ def line_of(fault: str) -> list[int]:
     return [number for number, line in enumerate(lines, start=1) if line.endswith(f"# FAULT {fault}")]
 
 
-FAULTS = {
-    "deadlock": (2, [0, 1], 124),
-    "exit-hang": (2, [1], 0),
-}
+FAULTS = {"deadlock": (2, [0, 1], 124), "exit-hang": (2, [1], 0)}
 """By kind, which is also what the job is reported to do wrong: nodes, ranks to blame, exit status of the first."""
 
 

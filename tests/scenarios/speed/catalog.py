@@ -24,9 +24,7 @@ FAULTS = {
     for case, kind, says, also, ranks in rows_of("slow")
 }
 HEALTHY = [case for (case,) in rows_of("quick")]
-NOT_THAT = {
-    "communication accumulated": "accumulation-sync",
-}
+NOT_THAT = {"communication accumulated": "accumulation-sync"}
 """Jobs that are slow for another reason than the one that they look like."""
 NOT_KEPT = {
     "input_bound behind", "straggler reads", "data_parallel inside", "by_hand copies", "by_hand over_rank_0",

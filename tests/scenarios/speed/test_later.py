@@ -15,16 +15,7 @@ from ddpdoctor.diagnose.compare import compare_reports
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.steps import GradientTimes
 from ddpdoctor.model.tuning import SpeedComparison
-from tests.scenarios.running import (
-    JOBS,
-    PATIENT,
-    doctor,
-    finish,
-    free_port,
-    hold_to_schema,
-    run,
-    start,
-)
+from tests.scenarios.running import JOBS, PATIENT, doctor, finish, free_port, hold_to_schema, run, start
 from tests.scenarios.speed.catalog import run_way
 
 # It is recorded on real ranks when each gradient is ready, in which buckets they go out, and what is unused.

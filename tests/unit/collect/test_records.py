@@ -42,15 +42,7 @@ from ddpdoctor.collect.run_files import (
 from ddpdoctor.launch.seen import CausesSeen
 from ddpdoctor.model.call_log import CallLog, pack_calls
 from ddpdoctor.model.codec import _find_class, _modules_by_class
-from ddpdoctor.model.facts import (
-    Call,
-    GroupState,
-    HostCauses,
-    ProcessCauses,
-    Raised,
-    Rank,
-    ReducerSaid,
-)
+from ddpdoctor.model.facts import Call, GroupState, HostCauses, ProcessCauses, Raised, Rank, ReducerSaid
 from ddpdoctor.model.node import Node
 from ddpdoctor.model.stacks import Frame
 from ddpdoctor.model.tuning import TrialStop

@@ -10,15 +10,7 @@ from torch.distributed import TCPStore
 import ddpdoctor
 from ddpdoctor.collect.launch import effective_environment, read_node_launch
 from ddpdoctor.collect.system import ReadingPlan, System, SystemCalls
-from ddpdoctor.diagnose.machines import (
-    Facts,
-    Hello,
-    assemble,
-    describe_missing,
-    gather,
-    gather_over,
-    read_fleet,
-)
+from ddpdoctor.diagnose.machines import Facts, Hello, assemble, describe_missing, gather, gather_over, read_fleet
 from ddpdoctor.diagnose.meeting import (
     Arrivals,
     NodeArrival,

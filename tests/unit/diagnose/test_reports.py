@@ -13,14 +13,7 @@ from ddpdoctor.diagnose.pictures import MOST_CLASSES, fold_waits, rank_row
 from ddpdoctor.diagnose.rendezvous import as_typed
 from ddpdoctor.diagnose.tuning import describe_plan, order_launches, read_launch, restarts_record
 from ddpdoctor.model.facts import Life
-from ddpdoctor.model.findings import (
-    Check,
-    Judgment,
-    Outcome,
-    Place,
-    RankRow,
-    Severity,
-)
+from ddpdoctor.model.findings import Check, Judgment, Outcome, Place, RankRow, Severity
 from ddpdoctor.model.launch import NodeOptions
 from ddpdoctor.model.node import Lookup, Names
 from ddpdoctor.model.reading import NotRead, Unread, Why

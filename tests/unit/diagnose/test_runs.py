@@ -21,16 +21,7 @@ from ddpdoctor.diagnose.job import in_words_of, judge_folder, rebuild_report
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import JobEnd
-from ddpdoctor.model.findings import (
-    Finding,
-    JobStatus,
-    JobSummary,
-    Judgment,
-    Outcome,
-    RankRow,
-    Report,
-    Severity,
-)
+from ddpdoctor.model.findings import Finding, JobStatus, JobSummary, Judgment, Outcome, RankRow, Report, Severity
 from ddpdoctor.model.live import Blamed, PassSeen, Start
 from ddpdoctor.model.tuning import RunDifferences
 from ddpdoctor.recorder.storage import ring_layout

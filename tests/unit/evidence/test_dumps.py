@@ -17,15 +17,7 @@ from ddpdoctor.evidence.flight import FlightJsonReader, FlightPickleReader
 from ddpdoctor.evidence.reader import Document
 from ddpdoctor.evidence.reading import choose_dumps
 from ddpdoctor.evidence.stacks import JsonStackReader, StackReader
-from ddpdoctor.model.attached import (
-    AskedNodes,
-    AttachedJob,
-    JobIdentity,
-    Movement,
-    NodeAnswer,
-    RankLook,
-    Refusal,
-)
+from ddpdoctor.model.attached import AskedNodes, AttachedJob, JobIdentity, Movement, NodeAnswer, RankLook, Refusal
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.evidence import Stacked, Who
 from ddpdoctor.rules.evidence.flight import compare_flight

@@ -8,12 +8,7 @@ import pytest
 from ddpdoctor.evidence.nccl_log import NcclLogReader
 from ddpdoctor.evidence.ras import RasJsonReader
 from ddpdoctor.evidence.reader import Document
-from ddpdoctor.model.evidence import (
-    Absent,
-    Called,
-    Fact,
-    Hint,
-)
+from ddpdoctor.model.evidence import Absent, Called, Fact, Hint
 from tests.golden import table
 from tests.unit.evidence.test_readers import read_text, shown
 

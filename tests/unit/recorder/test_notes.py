@@ -234,10 +234,7 @@ def test_equal_lists_of_members_are_one_tuple():
 
 
 STAY = [
-    *map(
-        entry,
-        ([0, 1, 2], [*WORLD, "1"], [*WORLD, 1.5], [*WORLD, -1], [*WORLD, 2**70], [[0], *WORLD], [], None, -1),
-    ),
+    *map(entry, ([0, 1, 2], [*WORLD, "1"], [*WORLD, 1.5], [*WORLD, -1], [*WORLD, 2**70], [[0], *WORLD], [], None, -1)),
     b"[%s, %s]" % (entry(WORLD), entry(WORLD[::2])),
     json.dumps({"handled": {"ranks": WORLD, "text": '"ranks": [1], "backend":'}, "groups": 3}).encode(),
     # A number in place of members refers to no list beyond the last.

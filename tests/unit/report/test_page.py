@@ -33,12 +33,7 @@ from ddpdoctor.report.blocks import (
     WaitGraph,
     WaitNode,
 )
-from ddpdoctor.report.html.drawings import (
-    MAX_NODES,
-    lane_rows,
-    lay_out_graph,
-    timeline_data,
-)
+from ddpdoctor.report.html.drawings import MAX_NODES, lane_rows, lay_out_graph, timeline_data
 from ddpdoctor.report.html.page import BlockDrawer, embed, list_parts, make_environment, render_html
 from ddpdoctor.report.text.report import TextPage, add_blocks, render_text
 from tests import pages
