@@ -39,6 +39,8 @@ class Log:
         self.ended: Set[int] = set()
         self.restarts_left: Any = None
         """How many times torchrun may start the ranks again; None if this torch does not say it."""
+        self.keeps_messages = False
+        """Whether all that torchrun says goes to its file: a rank has failed, and the job is not started again."""
 
     def write(self, **entry: Any) -> None:
         """Append one line in one write."""
@@ -55,7 +57,12 @@ _log = Log(here.folder)
 
 def patch(module: Any) -> None:
     """Put hooks around the contexts that start, poll and close the ranks, and around torchrun's own messages."""
-    keep_messages()
+    if os.environ.get(OWN_VARIABLE):
+        import logging  # here, because `wrap` itself imports this module and does not log
+
+        handler: Any = logging.StreamHandler
+        handler.emit = _keep_records(handler.emit)
+        sys.excepthook = _keep_traceback(sys.excepthook)
     for name in ("SubprocessContext", "MultiprocessContext"):
         context = hooks.part(module, name)
         hooks.put(context, "_start", lambda original: around(original, _become_agent, _started))
@@ -156,7 +163,7 @@ def _closing(context: Any) -> None:
     codes = _exit_codes(context)
     _note_ends(context)
     if any(codes.values()) and _log.restarts_left == 0:
-        keep_all_messages()
+        _log.keeps_messages = True
     if all(code is not None for code in codes.values()):
         return
     _log.write(k="closing", running=[pid for pid, code in codes.items() if code is None])
@@ -181,27 +188,6 @@ THREADS_BANNER = "OMP_NUM_THREADS"
 """In torchrun's banner of four lines that it prints for every job with more than one rank on a host."""
 
 
-class Messages:
-    """What is known of torchrun's end."""
-
-    is_ending = False
-    """Whether all messages go to the file from now on."""
-
-
-_messages = Messages()
-
-
-def keep_messages() -> None:
-    """Put hooks into the log and the excepthook of this process, if it is a torchrun that ``wrap`` has started."""
-    if not os.environ.get(OWN_VARIABLE):
-        return
-    import logging  # here, because `wrap` itself imports this module and does not log
-
-    handler: Any = logging.StreamHandler
-    handler.emit = _keep_records(handler.emit)
-    sys.excepthook = _keep_traceback(sys.excepthook)
-
-
 def _keep_records(original: Any) -> Any:
     @wraps(original)
     def emit(handler: Any, record: Any) -> None:
@@ -214,7 +200,7 @@ def _keep_records(original: Any) -> Any:
 def _keep_traceback(original: Any) -> Any:
     @wraps(original)
     def excepthook(kind: Any, error: Any, traceback: Any) -> None:
-        if not _messages.is_ending and kind.__name__ != "SignalException":
+        if not _log.keeps_messages and kind.__name__ != "SignalException":
             original(kind, error, traceback)
             return
         from io import StringIO
@@ -230,14 +216,9 @@ def _keep_traceback(original: Any) -> Any:
     return excepthook
 
 
-def keep_all_messages() -> None:
-    """Keep all that torchrun says from now on: a rank has failed, and the job is not started again."""
-    _messages.is_ending = True
-
-
 @guarded("launcher log")
 def _keep_record(handler: Any, record: Any) -> bool:
-    is_kept = _messages.is_ending or THREADS_BANNER in str(record.msg) or _is_stopped_by_watcher()
+    is_kept = _log.keeps_messages or THREADS_BANNER in str(record.msg) or _is_stopped_by_watcher()
     return is_kept and handler.stream.fileno() == STDERR and _keep_text(handler.format(record) + "\n")
 
 

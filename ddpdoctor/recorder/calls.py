@@ -27,7 +27,7 @@ from typing import Any, Callable, Dict, Optional, Tuple
 from . import capture, detail, frames, groups, hooks, surroundings
 from .errors import note_exception, note_handled
 from .state import came_from_outside, guarded, here, pass_on, sealed, wall
-from .step_clock import begin_wait, clock, end_wait, ended_collective
+from .step_clock import begin_wait, clock, end_wait
 from .storage import ring_layout
 from .wrappers import hide_own_frames, wraps
 
@@ -154,11 +154,6 @@ class _Hook:
                 return int(value)
         return ring_layout.NO_PEER
 
-    def group_peer(self, args: Any, kwargs: Any) -> Optional[int]:
-        """Return the peer's rank within the group, or None if none is named."""
-        peer = self.peer(args, kwargs)
-        return None if peer == ring_layout.NO_PEER else int(groups.c10d.get_group_rank(self.group(args, kwargs), peer))
-
     def begin(self, frame: Any, args: Any, kwargs: Any) -> Tuple[int, int, int, Any, int]:
         """Record a call. Return its index, when its wait began, its line, its group, and the group's count of calls.
 
@@ -235,8 +230,10 @@ class _Hook:
                 clock.waiting = False
                 if self.counted:
                     clock.waits[clock.phase] += now - waited_since
-        if site and self.counted and waited_since:
-            ended_collective(site, now)
+        # It ends a step if nothing better marks steps.
+        may_end = site and self.counted and waited_since and clock.level <= ring_layout.STEP_COLLECTIVE
+        if may_end and clock.ends_step(ring_layout.STEP_COLLECTIVE, site):
+            clock.take(now).write()
 
 
 def _redop_name(redop: Any) -> str:
@@ -288,12 +285,12 @@ def wrap(op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool
 @guarded("detail")
 def _other_way(hook: _Hook, known: Any, args: Any, kwargs: Any) -> Optional[Callable[[], Any]]:
     """Return what to call instead of a point-to-point call that DETAIL would break, or None if it would not."""
-    if known is None or not detail.is_needed():
+    if known is None or not detail.helpers:
         return None
+    peer: Optional[int] = hook.peer(args, kwargs)
+    peer = None if peer == ring_layout.NO_PEER else int(groups.c10d.get_group_rank(hook.group(args, kwargs), peer))
     tag = hook.argument("tag", args, kwargs) or 0
-    return detail.reroute(
-        hook.op, known.reference(), hook.argument("tensor", args, kwargs), hook.group_peer(args, kwargs), tag
-    )
+    return detail.reroute(hook.op, known.reference(), hook.argument("tensor", args, kwargs), peer, tag)
 
 
 def groups_now() -> Any:
@@ -314,6 +311,8 @@ def patch(module: Any) -> None:
     for op, tensor in POINT_TO_POINT.items():
         _patch(module, op, op, tensor, p2p=True)
     hooks.put(module.Work, "wait", wrap_wait)
+    for name in PICKLING:
+        hooks.put(module, name, count_pickling)
 
 
 def _patch(module: Any, name: str, op: str, tensor: Optional[str], p2p: bool) -> None:
@@ -397,7 +396,13 @@ def wrap_wait(original: Callable[..., Any]) -> Callable[..., Any]:
             raise
         if index or since:
             try:
-                _end_work_wait(self, index, since, call)
+                now = _now_ns()
+                end_wait(since, index > 0, now)
+                if index and here.ring is not None:
+                    here.ring.end(index, ended_ns=now)
+                    if not capture.is_capturing() and _has_ended(self):  # after a time limit it may still be running
+                        _handed_out.pop(id(self), None)
+                        here.ring.end(call, ended_ns=now)
             except BaseException as error:
                 sealed[wall.gi_running][end_wait, since, False]
                 sealed[wall.gi_running][ended, index]
@@ -420,17 +425,6 @@ def _begin_work_wait(work: Any, frame: Any) -> Tuple[int, int, int]:
     now = _now_ns()
     index = ring.begin(kind.packed, call, now, waits and not clock.phases)
     return index, now if waits else 0, call
-
-
-def _end_work_wait(work: Any, index: int, since_ns: int, call: int) -> None:
-    """End the records of a wait and of its call. After a wait with a time limit the call may still be running."""
-    now = _now_ns()
-    end_wait(since_ns, index > 0, now)
-    if index and here.ring is not None:
-        here.ring.end(index, ended_ns=now)
-        if not capture.is_capturing() and _has_ended(work):
-            _handed_out.pop(id(work), None)
-            here.ring.end(call, ended_ns=now)
 
 
 MAX_KINDS = 1024
@@ -474,9 +468,19 @@ def _kind_by_user(ring: Any, frame: FrameType, given: Any) -> CallTemplate:
     if kind is None:
         if len(kinds) >= MAX_KINDS:
             kinds.clear()
-        site = 0 if user is None else _site(ring, user)
-        reference = None if code is None else weakref.ref(code, functools.partial(kinds.pop, key))  # C: see ``groups``
-        kind = kinds[key] = CallTemplate(_packed(ring, site, *key[2:]), site, reference)
+        site, reference = 0, None
+        if user is not None and code is not None:
+            line = (code.co_filename, user.f_lineno, code.co_name)
+            known = ring.known_site(line)
+            site = ring.intern_site(line, frames.describe(line[0], line[1] or 0, line[2])) if known is None else known
+            reference = weakref.ref(code, functools.partial(kinds.pop, key))  # C: see ``groups``
+        _, _, _, op, group, dtype, shape, tensors, redop, peer, flags = key
+        op_id = ring.intern(op)
+        api_id = ring.intern(api) or op_id
+        dtype_id = ring.intern(str(dtype)) if dtype is not None else 0
+        redop_id = ring.intern(redop)
+        packed = ring_layout.pack_kind(op_id, api_id, group, site, redop_id, dtype_id, peer, tensors, flags, shape)
+        kind = kinds[key] = CallTemplate(packed, site, reference)
     return kind
 
 
@@ -495,25 +499,6 @@ def _user_frame(frame: Optional[FrameType]) -> Tuple[Optional[FrameType], str]:
         frame = frame.f_back
         depth += 1
     return None, ""
-
-
-def _site(ring: Any, frame: FrameType) -> int:
-    code = frame.f_code
-    key = (code.co_filename, frame.f_lineno, code.co_name)
-    known = ring.known_site(key)
-    if known is None:
-        known = ring.intern_site(key, frames.describe(code.co_filename, frame.f_lineno or 0, code.co_name))
-    return int(known)
-
-
-def _packed(
-    ring: Any, site: int, api: str, op: str, group: int, dtype: Any, shape: Any, tensors: int, redop: str, peer: int,
-    flags: int,
-) -> bytes:  # fmt: skip
-    op_id = ring.intern(op)
-    api_id = ring.intern(api) or op_id
-    dtype_id = ring.intern(str(dtype)) if dtype is not None else 0
-    return ring_layout.pack_kind(op_id, api_id, group, site, ring.intern(redop), dtype_id, peer, tensors, flags, shape)
 
 
 @guarded("call ends")
@@ -593,9 +578,3 @@ def _pickling_for(frame: Any) -> str:
     """Return the function that calls a helper. Before Python 3.12 a list comprehension in it has a frame of its own."""
     is_inside = frame.f_code.co_name.startswith("<") and frame.f_back is not None
     return str((frame.f_back if is_inside else frame).f_code.co_name)
-
-
-def patch_objects(module: Any) -> None:
-    """Count the time of the helpers of torch.distributed.distributed_c10d."""
-    for name in PICKLING:
-        hooks.put(module, name, count_pickling)

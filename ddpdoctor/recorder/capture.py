@@ -6,6 +6,7 @@ breaks a capture by any other thread of the process. So the recorder asks here b
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any, Callable, Set
 
@@ -32,33 +33,26 @@ def is_capturing() -> bool:
 def patch(module: Any) -> None:
     """Patch torch.cuda.graphs.CUDAGraph to follow captures, because no thread can ask whether another one captures."""
     graph = hooks.part(module, "CUDAGraph")
-    hooks.put(graph, "capture_begin", _beginning)
+    hooks.put(graph, "capture_begin", functools.partial(_following, True))
     for name in _ENDS:
-        hooks.put(graph, name, _ending, is_api=name != "capture_end")
+        hooks.put(graph, name, functools.partial(_following, False), is_api=name != "capture_end")
 
 
-def _beginning(original: Callable[..., Any]) -> Callable[..., Any]:
+def _following(begins: bool, original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
-    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            _captured.add(id(self))
-            return original(self, *args, **kwargs)
+            if begins:
+                _captured.add(id(self))
+            result = original(self, *args, **kwargs)
         except BaseException:
             sealed[wall.gi_running][_forget, self]
             raise
-
-    return capture_begin
-
-
-def _ending(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def capture_end(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(self, *args, **kwargs)
-        finally:
+        if not begins:
             sealed[wall.gi_running][_forget, self]
+        return result
 
-    return capture_end
+    return run
 
 
 def _forget(graph: Any) -> None:

@@ -25,13 +25,20 @@ from .wrappers import wraps
 
 constructing = threading.local()
 """The group of the DDP model under construction, if the script named one."""
-_helpers: Dict[int, Tuple[Any, Any]] = {}
+helpers: Dict[int, Tuple[Any, Any]] = {}
 """By id of a wrapper: the wrapper, kept so that its id is not reused, and its helper group."""
 _c10d: Any = None
 
 
 def make_safe(module: Any) -> None:
-    """Skip DDP's logging call on a wrapped Gloo group. The call does nothing but log."""
+    """Skip DDP's logging call on a wrapped Gloo group, and remember each wrapper's helper group when torch makes it.
+
+    The call does nothing but log.
+    """
+    global _c10d
+    _c10d = module
+    if hasattr(module, "ProcessGroupGloo"):
+        hooks.put(module, "_create_process_group_wrapper", functools.partial(_keeping_helper, module))
     logger = getattr(module, "Logger", None)
     if logger is None:
         import torch._C._distributed_c10d as native
@@ -69,14 +76,6 @@ def _gloo_wrapper(group: Any) -> Any:
     return next((backend for backend in backends if isinstance(backend, wrapper)), None)
 
 
-def keep_helpers(module: Any) -> None:
-    """Remember the helper group of each wrapper when torch makes them."""
-    global _c10d
-    _c10d = module
-    if hasattr(module, "ProcessGroupGloo"):
-        hooks.put(module, "_create_process_group_wrapper", functools.partial(_keeping_helper, module))
-
-
 def _keeping_helper(module: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _create_process_group_wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -95,7 +94,7 @@ def _keeping_helper(module: Any, original: Callable[..., Any]) -> Callable[..., 
         finally:
             module.ProcessGroupGloo = gloo
         if is_gloo and len(made) == 1:
-            _helpers[id(wrapper)] = (wrapper, made[0])
+            helpers[id(wrapper)] = (wrapper, made[0])
         return wrapper
 
     return _create_process_group_wrapper
@@ -107,14 +106,9 @@ def forget_helpers(group: Any) -> None:
     Then the group is really freed. Other groups keep their helpers, because all members must make calls the same way.
     """
     if group is None or group is _c10d.GroupMember.WORLD:
-        _helpers.clear()
-    elif _helpers:
-        _helpers.pop(id(_gloo_wrapper(group)), None)
-
-
-def is_needed() -> bool:
-    """Return whether DETAIL has wrapped any Gloo group."""
-    return bool(_helpers)
+        helpers.clear()
+    elif helpers:
+        helpers.pop(id(_gloo_wrapper(group)), None)
 
 
 def reroute(op: str, group: Any, tensor: Any, peer: Optional[int], tag: int) -> Optional[Callable[[], Any]]:
@@ -122,33 +116,29 @@ def reroute(op: str, group: Any, tensor: Any, peer: Optional[int], tag: int) -> 
 
     ``peer`` is the other rank within ``group``, or None for a receive from any rank.
     """
-    helper = _helpers.get(id(_gloo_wrapper(group)), (None, None))[1]
+    helper = helpers.get(id(_gloo_wrapper(group)), (None, None))[1]
     if helper is None or tensor.device.type != "cpu" or peer == group.rank():
         return None
     if tensor.is_complex():
         tensor = _c10d.torch.view_as_real(tensor)
-    return functools.partial(OPERATIONS[op], helper, group, tensor, peer, tag)
+    return functools.partial(_call, op, helper, group, tensor, peer, tag)
 
 
-def _isend(helper: Any, group: Any, tensor: Any, peer: Optional[int], tag: int) -> Any:
-    return helper.send([tensor], peer, tag)
-
-
-def _send(helper: Any, group: Any, tensor: Any, peer: Optional[int], tag: int) -> None:
-    _isend(helper, group, tensor, peer, tag).wait()
-
-
-def _irecv(helper: Any, group: Any, tensor: Any, peer: Optional[int], tag: int) -> Any:
-    return helper.recv_anysource([tensor], tag) if peer is None else helper.recv([tensor], peer, tag)
-
-
-def _recv(helper: Any, group: Any, tensor: Any, peer: Optional[int], tag: int) -> int:
-    work = _irecv(helper, group, tensor, peer, tag)
+def _call(op: str, helper: Any, group: Any, tensor: Any, peer: Optional[int], tag: int) -> Any:
+    """Make a point-to-point call on a helper group, and return what torch's function of this name returns."""
+    if op in ("send", "isend"):
+        work = helper.send([tensor], peer, tag)
+    else:
+        work = helper.recv_anysource([tensor], tag) if peer is None else helper.recv([tensor], peer, tag)
+    if op in ("isend", "irecv"):
+        return work
     work.wait()
+    if op == "send":
+        return None
     return int(_c10d.get_global_rank(group, work._source_rank() if peer is None else peer))
 
 
-OPERATIONS = {"send": _send, "isend": _isend, "recv": _recv, "irecv": _irecv}
+OPERATIONS = frozenset(("send", "isend", "recv", "irecv"))
 
 
 VARIABLE = "DDPDOCTOR_DETAIL"

@@ -102,6 +102,7 @@ class GpuClock:
     def _stop(self) -> None:
         self.current, clock.on_phase = None, None
 
+    @guarded("device steps")
     def step_ended(self, ended: EndedStep) -> None:
         """End the measured step, read those that are done, and begin the next one if it is one of twenty."""
         step = self.current
@@ -137,6 +138,7 @@ class GpuClock:
     def _drop(self, step: MeasuredStep) -> None:
         self.spare += [event for _, event, _ in step.marks]
 
+    @guarded("device steps")
     def forward_ended(self, ddp: Any) -> None:
         """Read DDP's timers, where torch itself has read them at the beginning of this forward."""
         due = self.iterations <= TIMED_FIRST or self.iterations % TIMED_EVERY <= LATE
@@ -150,6 +152,7 @@ class GpuClock:
             if len(self.reduced) > MAX_KEPT_STEPS:
                 del self.reduced[min(self.reduced)]
 
+    @guarded("device steps")
     def model_reduced(self, ddp: Any) -> None:
         """Note a backward of a model on a GPU that ended in a reduction."""
         if self.model is None:
@@ -159,15 +162,22 @@ class GpuClock:
 
     def note(self, space: int) -> None:
         """Write what was measured, if there is space for it. The last note counts."""
-        columns = {"rows": self.rows, "reduced": sorted(self.reduced.items())}
-        text = json.dumps(columns, separators=(",", ":")).encode()
-        packed = base64.b64encode(zlib.compress(text, 6)).decode("ascii")
-        if here.ring is None or self.bytes + len(packed) > space:
-            return
-        entry = {"k": "device_steps", "measured": self.measured, "columns": packed, "at": time.monotonic_ns()}
-        if here.ring.note(entry):
+        packed = _packed({"rows": self.rows, "reduced": sorted(self.reduced.items())})
+        if self.bytes + len(packed) <= space and here.note("device_steps", measured=self.measured, columns=packed):
             self.noted = self.measured
             self.bytes += len(packed)
+
+    @guarded("device steps")
+    def settle(self) -> None:
+        """Note what has passed by now. It does not wait for the rest."""
+        self.read()
+        if self.measured > self.noted:
+            self.note(MAX_STEPS_BYTES)
+
+
+def _packed(columns: Dict[str, Any]) -> str:
+    text = json.dumps(columns, separators=(",", ":")).encode()
+    return base64.b64encode(zlib.compress(text, 6)).decode("ascii")
 
 
 measured = GpuClock()
@@ -177,32 +187,6 @@ measured = GpuClock()
 def phase_begins(phase: int) -> None:
     """Note that the main thread begins a phase of its step."""
     measured.mark(phase)
-
-
-@guarded("device steps")
-def step_ended(ended: EndedStep) -> None:
-    """Note that a step has ended."""
-    measured.step_ended(ended)
-
-
-@guarded("device steps")
-def forward_ended(ddp: Any) -> None:
-    """Note that a forward of DDP with gradients to reduce has ended."""
-    measured.forward_ended(ddp)
-
-
-@guarded("device steps")
-def model_reduced(ddp: Any) -> None:
-    """Note a reduction on a GPU."""
-    measured.model_reduced(ddp)
-
-
-@guarded("device steps")
-def settle_steps() -> None:
-    """Note what has passed by now. It does not wait for the rest."""
-    measured.read()
-    if measured.measured > measured.noted:
-        measured.note(MAX_STEPS_BYTES)
 
 
 FIRST_REDUCTION = 4
@@ -223,7 +207,6 @@ LAST_GRADIENTS_BYTES = 16 * 1024
 _INTS = {
     "bucket_cap_bytes": "cap",
     "find_unused_parameters": "finds_unused",
-    "static_graph": "static",
     "gradient_as_bucket_view": "view",
     "broadcast_buffers": "buffers",
 }
@@ -252,6 +235,7 @@ class ModelGradients:
         self.same_unused = True
         """The same parameters went unused in all steps. DDP itself compares each step with the one before."""
         self.buckets: List[int] = []
+        """Their sizes, in the order in which they are reduced."""
         self.about: Dict[str, Any] = {}
 
 
@@ -305,7 +289,8 @@ def gradients_settled(ddp: Any, ready_ns: List[int], reduction: Any, waited_ns: 
     model.unused_bytes = max(model.unused_bytes, data.ints_map.get("unused_parameter_size", 0))
     model.about = {key: int(data.ints_map[name]) for name, key in _INTS.items() if name in data.ints_map}
     model.about["static"] = int(data.ints_map.get("static_graph", 0))
-    model.buckets = _buckets(data.strs_map)
+    sizes = data.strs_map.get("rebuilt_bucket_sizes") or data.strs_map.get("bucket_sizes", "")
+    model.buckets = [int(size) for size in sizes.split(",") if size.strip().isdigit()]
     if model.read == FIRST_GRADIENTS_NOTE or model.read >= 2 * model.noted > 0:
         _note(model, MAX_GRADIENTS_BYTES - LAST_GRADIENTS_BYTES)
 
@@ -314,7 +299,7 @@ def gradients_settled(ddp: Any, ready_ns: List[int], reduction: Any, waited_ns: 
 def settle_gradients() -> None:
     """Note what was read of each model, because the job ends or its groups do."""
     for model in list(_models.values()):
-        _note_last(model)
+        _note(model, MAX_GRADIENTS_BYTES)
 
 
 @guarded("gradient times")
@@ -322,12 +307,7 @@ def _model_gone(model: ModelGradients) -> None:
     """Note what was read of a model that is gone."""
     for key in [key for key, one in _models.items() if one is model]:
         del _models[key]
-    _note_last(model)
-
-
-def _note_last(model: ModelGradients) -> None:
-    if model.ring is here.ring and model.read > model.noted:
-        _note(model, MAX_GRADIENTS_BYTES)
+    _note(model, MAX_GRADIENTS_BYTES)
 
 
 def _folded(values: List[int], fold: int, into: Any) -> List[int]:
@@ -339,38 +319,19 @@ def _keep(kept: List[Any], value: Any) -> None:
     del kept[:-MAX_READINGS]
 
 
-def _buckets(words: Any) -> List[int]:
-    """Return the sizes of the buckets in the order in which they are reduced."""
-    sizes = words.get("rebuilt_bucket_sizes") or words.get("bucket_sizes", "")
-    return [int(size) for size in sizes.split(",") if size.strip().isdigit()]
-
-
 def _note(model: ModelGradients, space: int) -> None:
-    """Write a note if there is space for it. The last note of a model counts."""
+    """Write a note if more was read since the last one and there is space for it. The last note of a model counts."""
     global _bytes
-    columns = {
-        "sizes": model.sizes,
-        "ready": [_middle(list(times)) for times in zip(*model.readings)],
-        "buckets": model.buckets,
-    }
-    text = json.dumps(columns, separators=(",", ":")).encode()
-    packed = base64.b64encode(zlib.compress(text, 6)).decode("ascii")
-    if _bytes + len(packed) > space or here.ring is None:
+    if model.ring is not here.ring or model.read <= model.noted:
         return
-    entry = {
-        "k": "gradient_times",
-        "n": model.number,
-        "group": model.group,
-        "at": time.monotonic_ns(),
-        "tensors": model.tensors,
-        "readings": model.read,
-        "reductions": model.timed,
-        "compute_us": _middle(model.computed_us),
-        "exposed_us": _middle(model.exposed_us),
-        "same_unused": int(model.same_unused),
-        "columns": packed,
-    }
-    if here.ring.note(dict(model.about, **dict(entry, unused_bytes=model.unused_bytes))):
+    ready = [_middle(list(times)) for times in zip(*model.readings)]
+    packed = _packed({"sizes": model.sizes, "ready": ready, "buckets": model.buckets})
+    if _bytes + len(packed) <= space and here.note(
+        "gradient_times", **model.about, n=model.number, group=model.group, tensors=model.tensors,
+        readings=model.read, reductions=model.timed, compute_us=_middle(model.computed_us),
+        exposed_us=_middle(model.exposed_us), same_unused=int(model.same_unused), columns=packed,
+        unused_bytes=model.unused_bytes,
+    ):  # fmt: skip
         model.noted = model.read
         _bytes += len(packed)
 

@@ -65,14 +65,19 @@ class Leaf:
 def leaves_of(value: Any) -> List[Leaf]:
     """Return the first few leaves of a batch, in order."""
     found: List[Leaf] = []
-    _collect(value, MAX_DEPTH, found)
+    waiting = [(value, MAX_DEPTH)]
+    while waiting and len(found) < MAX_LEAVES:
+        one, depth = waiting.pop()
+        leaf = leaf_of(one) if one is not None and depth >= 0 else None
+        if leaf is not None:
+            found.append(leaf)
+        elif one is not None and depth >= 0:
+            waiting += [(item, depth - 1) for item in reversed(_items(one))]
     return found
 
 
 def digest(data: bytes) -> str:
     """Return a short digest of bytes."""
-    import hashlib
-
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
 
 
@@ -96,17 +101,6 @@ def shapes_of(value: Any) -> List[Tuple[Tuple[int, ...], int]]:
             else:
                 waiting.extend(_items(item))
     return found
-
-
-def _collect(value: Any, depth: int, found: List[Leaf]) -> None:
-    if len(found) >= MAX_LEAVES or depth < 0 or value is None:
-        return
-    leaf = leaf_of(value)
-    if leaf is not None:
-        found.append(leaf)
-        return
-    for item in _items(value):
-        _collect(item, depth - 1, found)
 
 
 def _items(value: Any) -> List[Any]:

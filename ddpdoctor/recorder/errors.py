@@ -50,7 +50,9 @@ def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = N
     """
     ring = here.ring
     is_main = _thread.get_ident() == here.main_thread
-    if ring is None or not _may_note(uncaught, is_main):
+    # A script may survive many errors and then end with the one that matters.
+    most = MAX_NOTES + (MAX_THREADS_NOTED if uncaught else 0)
+    if ring is None or (len(_noted) >= most and not (uncaught and is_main)):
         return
     reason = reason_of(error, _own_rank(), raised_by_call, in_call=call is not None)
     error = reason.error
@@ -63,6 +65,8 @@ def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = N
     elif key in _noted or any(frame["u"] for frame in raised_at):
         return
     _noted[key] = call
+    # Only counters are read, and no device is asked: that could block, or break the capture of a CUDA graph.
+    groups = sys.modules.get(_RECORDER + ".groups") if call else None
     entry = {
         "k": "raised",
         "type": type(error).__name__,
@@ -76,7 +80,7 @@ def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = N
         "ranks": reason.ranks,
         "frames": raised_at,
         "first": None if _trains_under(reason.first) else _brief(reason.first),
-        "groups": _groups() if call else [],
+        "groups": groups.groups_now() if groups is not None else [],  # how far each had got: later nobody can ask
         "memory": at_error(error, text),
         "reducer": _of_reducer(error, text),
     }
@@ -109,22 +113,6 @@ def _own_rank() -> int:
     """Return this process's rank, or -1 before it has one. ``groups`` is loaded only with torch.distributed."""
     groups = sys.modules.get(_RECORDER + ".groups")
     return int(groups.c10d.get_rank()) if groups is not None and groups.default() is not None else -1
-
-
-def _may_note(uncaught: bool, is_main: bool) -> bool:
-    """Return whether to note one more. A script may survive many errors and then end with the one that matters."""
-    if uncaught and is_main:
-        return True
-    return len(_noted) < MAX_NOTES + (MAX_THREADS_NOTED if uncaught else 0)
-
-
-def _groups() -> Any:
-    """Return how far each group had got when a call failed, because later nobody can ask.
-
-    The training thread reads only counters and asks no device, which could block or break the capture of a CUDA graph.
-    """
-    groups = sys.modules.get(_RECORDER + ".groups")
-    return groups.groups_now() if groups is not None else []
 
 
 def handled_now() -> Optional[Dict[str, Any]]:
@@ -175,11 +163,16 @@ def frames_in_text(text: str) -> List[Dict[str, Any]]:
     """Return the frames of a child's traceback that torch put into an error's text; empty if there is none."""
     for mark in _PASSED_ON:
         if mark in text:
-            import re
-
-            found = re.findall(_WORKER_TEXT, text.rsplit(mark, 1)[1], re.MULTILINE)
-            return frames.trim([frames.describe(file, int(line), function) for file, line, function in found])
+            return frames.trim(read_frames(text.rsplit(mark, 1)[1]))
     return []
+
+
+def read_frames(text: str) -> List[Dict[str, Any]]:
+    """Return the frames of a traceback's text."""
+    import re
+
+    found = re.findall(_WORKER_TEXT, text, re.MULTILINE)
+    return [frames.describe(file, int(line), function) for file, line, function in found]
 
 
 @guarded("excepthook")
@@ -211,30 +204,24 @@ def install() -> None:
 
     # Both names: a library that finds them different thinks that another hook is installed, and skips its own.
     sys.__excepthook__ = sys.excepthook = wraps(original)(excepthook)
-    _watch_exits()
+    # An exit leaves no traceback.
+    for module, name in ((sys, "exit"), (os, "_exit")):
+        function = getattr(module, name)
+        leave = _noting_exit(function, module is os)
+        setattr(module, name, leave)
+        home = sys.modules.get(getattr(function, "__module__", None) or "")
+        if home is not None:  # os takes its function from posix, and it is pickled under that name
+            setattr(home, name, leave)
     import atexit
 
     atexit.register(_exited)  # for a process that never has threads
     hooks.when_there("threading", _watch_threads)
 
 
-def _watch_exits() -> None:
-    """Note the user's line that calls sys.exit or os._exit, because an exit leaves no traceback."""
-    for module, name in ((sys, "exit"), (os, "_exit")):
-        original = getattr(module, name)
-        leave = _noting_exit(original, module is os)
-        setattr(module, name, leave)
-        home = sys.modules.get(getattr(original, "__module__", None) or "")
-        if home is not None:  # os takes its function from posix, and it is pickled under that name
-            setattr(home, name, leave)
-
-
 def _noting_exit(original: Any, is_hard: bool) -> Any:
     @wraps(original)
     def leave(*args: Any, **kwargs: Any) -> Any:
-        if is_hard and args and args[0]:
-            _note_end_by_thread(sys._getframe(1))
-        _note_exit(sys._getframe(1), args[0] if args else None)
+        _note_exit(sys._getframe(1), args[0] if args else None, is_hard)
         try:
             return original(*args, **kwargs)
         except BaseException as error:
@@ -244,39 +231,29 @@ def _noting_exit(original: Any, is_hard: bool) -> Any:
     return leave
 
 
-@guarded("end by a thread")
-def _note_end_by_thread(caller: Any) -> None:
-    """Write who ends the process, as watchdogs do, and where its main thread is: nothing can be asked later.
-
-    An end by ``os.kill`` is not noted: a hook there would be in the stack that a handler of the signal gets.
-    """
-    if here.ring is not None and _thread.get_ident() != here.main_thread:
-        stack = frames.describe_thread(here.main_thread) if here.main_thread is not None else []
-        entry = {"k": "ended_by_thread", "at": time.monotonic_ns(), "frame": frames.describe_user(caller)}
-        here.ring.note(dict(entry, stack=stack[-MAX_STACK:]), vital=True)
-
-
 @guarded("exit")
-def _note_exit(caller: Any, status: Any) -> None:
+def _note_exit(caller: Any, status: Any, is_hard: bool) -> None:
+    """Write the user's line that calls sys.exit or, if it is hard, os._exit. Such a status may be a text.
+
+    If another thread ends the process, as watchdogs do, write where its main thread is: nothing can be asked later. An
+    end by ``os.kill`` is not noted: a hook there would be in the stack that a handler of the signal gets.
+    """
     place = frames.describe_user(caller)
+    if is_hard and status and _thread.get_ident() != here.main_thread:
+        stack = frames.describe_thread(here.main_thread) if here.main_thread is not None else []
+        here.note("ended_by_thread", vital=True, frame=place, stack=stack[-MAX_STACK:])
     if here.ring is not None and place is not None:
-        entry = {"k": "exit", "status": _status_text(status), "at": time.monotonic_ns(), "frame": place}
+        text = repr(status)[:MAX_TEXT]
+        if status is not None and not isinstance(status, int):  # it may quote a URL or a key
+            from .storage.secrets import hide_in_text
+
+            text = hide_in_text(text)
         handled_signal = _handled_signal(caller)
-        if handled_signal:
-            entry["signal"] = handled_signal
-        here.ring.note(entry, vital=True)
+        signal = {"signal": handled_signal} if handled_signal else {}
+        here.note("exit", vital=True, status=text[:80], frame=place, **signal)
     handled = sys.exc_info()[1]
     if handled is not None and status not in (None, 0):
         note_exception(handled, uncaught=True)  # the script logged it and then exits: it explains the exit status
-
-
-def _status_text(status: Any) -> str:
-    """Return an exit status as text. Scripts also end with a text, which may quote a URL or a key."""
-    if status is None or isinstance(status, int):
-        return repr(status)[:80]
-    from .storage.secrets import hide_in_text
-
-    return hide_in_text(repr(status)[:MAX_TEXT])[:80]
 
 
 def _handled_signal(frame: Any) -> str:
@@ -308,19 +285,15 @@ def _watch_threads(threading: Any) -> None:
     if hasattr(threading, "__excepthook__"):
         threading.__excepthook__ = threading.excepthook
     register = getattr(threading, "_register_atexit", None)
-    if register is not None:
-        register(_main_ended)
-        threading._register_atexit = _registering_first(register)
-
-
-def _registering_first(register: Any) -> Any:
-    """Register ours again after each other one, so that it runs first. An executor's waits for all of its threads."""
+    if register is None:
+        return
 
     def _register_atexit(*args: Any, **kwargs: Any) -> None:
         register(*args, **kwargs)
-        register(_main_ended)
+        register(_main_ended)  # ours again, so that it runs first: an executor's waits for all of its threads
 
-    return _register_atexit
+    register(_main_ended)
+    threading._register_atexit = _register_atexit
 
 
 @guarded("shutdown")

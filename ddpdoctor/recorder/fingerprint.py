@@ -183,7 +183,11 @@ class Reader:
                 sums.add(owner, at, found, found.numel() * WORD)
                 at += found.numel()
         if left:
-            rest = _rest_of(tensor, rows * width, left, whole)
+            if whole:
+                rest = tensor.as_strided((left,), (1,), tensor.storage_offset() + rows * width)
+            else:
+                rest = tensor.new_empty(left)
+                copy_range(tensor, rows * width, rest)
             self._batch(tensor.dtype).add(owner, position + REST_AT, rest, left * tensor.element_size())
 
     def _rows_of(self, tensor: torch.Tensor, row: int, rows: int, width: int, whole: bool) -> torch.Tensor:
@@ -212,15 +216,6 @@ def _columns(words: torch.Tensor) -> List[torch.Tensor]:
     whole = words.narrow(0, 0, blocks * ROWS).view(blocks, ROWS, COLUMNS)
     found = [torch.sum(whole, 1).view(-1)]
     return [*found, torch.sum(words.narrow(0, blocks * ROWS, left), 0)] if left else found
-
-
-def _rest_of(tensor: torch.Tensor, first: int, count: int, whole: bool) -> torch.Tensor:
-    """Return ``count`` elements from index ``first`` on, read in place if possible."""
-    if whole:
-        return tensor.as_strided((count,), (1,), tensor.storage_offset() + first)
-    rest = tensor.new_empty(count)
-    copy_range(tensor, first, rest)
-    return rest
 
 
 class Batch:

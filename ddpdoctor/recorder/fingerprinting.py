@@ -20,10 +20,9 @@ from . import frames, hooks, replicas, schedule
 from .capture import is_capturing
 from .replicas import Replica, all_replicas
 from .schedule import FingerprintFiles
-from .state import check_every, guarded, here
+from .state import guarded, here
 from .storage import fingerprint_file
 from .storage.secrets import hide_in_text
-from .wrappers import around
 
 GPU_WAIT_S = 1.0
 """How long the end waits for a busy GPU, which may be in a collective that never completes. Our choice."""
@@ -43,7 +42,9 @@ class StepFingerprints:
         """A ``Replica``, or an ``Unwrapped`` if no DDP holds the parameters."""
         self.steps = 0
         self._files: Optional[FingerprintFiles] = None
-        self._untrained = Untrained()
+        self._still: Dict[str, Tuple[bytes, int]] = {}
+        """By name: the fingerprint of a parameter that no optimizer changes, and at how many checks in a row it was the
+        same."""
         self._forwards, self._unreduced = replica.before_step
         self._gradients: Rows = []
         self._taken: Any = None
@@ -104,7 +105,7 @@ class StepFingerprints:
         """Write the parameters as they are before the first step."""
         values = dict(model_values(self.replica, [], []), steps=0, forwards=0, unreduced_forwards=0)
         rows = parameter_rows(named_parameters(self.replica))
-        _write_rows(self._own_files(), 0, values, rows)
+        write(self._own_files(), 0, values, rows)
 
     def take_before(self, optimizer: Any) -> None:
         """Fingerprint the gradients as the optimizer gets them."""
@@ -135,8 +136,31 @@ class StepFingerprints:
         )
         values.update(optimizer_values(optimizer))
         before, taken = gradients.value(), fingerprints_of(after).value()
-        values.update(self._untrained.find(named, taken, optimizer, optimizers))
+        values.update(self._find_untrained(named, taken, optimizer, optimizers))
         write(self._own_files(), number, values, rows + after, before + taken)
+
+    def _find_untrained(
+        self, named: List[Tuple[str, Any]], taken: bytes, optimizer: Any, others: List[Any]
+    ) -> Dict[str, Any]:
+        """Return the parameters that get gradients but no optimizer changes, first those that came after this one.
+
+        ``taken`` starts with the parameters' fingerprints, in the order of ``named``.
+        """
+        everybody = [*optimizers(), *others]
+        held = {id(tensor) for one in everybody for tensor in held_by(one)}
+        still: Dict[str, Tuple[bytes, int]] = {}
+        late: List[str] = []
+        early: List[str] = []
+        for i, (name, tensor) in enumerate(named):
+            if id(tensor) in held or not tensor.requires_grad or tensor.grad is None:
+                continue
+            value = taken[i * fingerprint_file.FINGERPRINT_SIZE : (i + 1) * fingerprint_file.FINGERPRINT_SIZE]
+            before, times = self._still.get(name, (b"", 0))
+            still[name] = (value, times + 1 if value == before else 0)
+            if still[name][1] >= MIN_STILL:
+                (late if is_later_than(tensor, optimizer) else early).append(name[:MAX_NAME])
+        self._still = still
+        return {"untrained": (late + early)[:MAX_NAMES], "untrained_count": len(late + early), "late": len(late)}
 
     def _own_files(self) -> FingerprintFiles:
         """Return the files to write to. An optimizer gets its number when they are first needed."""
@@ -154,36 +178,26 @@ class ModelFingerprints:
         self.forward_taken = 0
         """The backwards with reductions when the model was last fingerprinted at a forward."""
         self.sync_taken = -1
-        self._forward_files: Optional[FingerprintFiles] = None
-        self._sync_files: Optional[FingerprintFiles] = None
-        self._forwards = 0
-        self._unreduced = 0
+        self._files: Dict[str, FingerprintFiles] = {}
+        """By clock."""
+        self._forwards = self._unreduced = 0
 
     def take_at_forward(self, optimizers: List[Any], frame: Any) -> None:
         """Write parameters, and buffers that DDP does not broadcast, at a forward."""
         replica = self.replica
-        if self._forward_files is None:
-            self._forward_files = FingerprintFiles(_about(replica, fingerprint_file.FORWARD))
-        values = self._values(optimizers)
-        values["site"] = frames.describe_user(frame)
-        _write_rows(self._forward_files, replica.reductions, values, _whole(replica))
-        self._forwards = replica.forwards
-        self._unreduced = replica.unreduced_forwards
+        values = dict(self._values(optimizers), site=frames.describe_user(frame))
+        self._write(fingerprint_file.FORWARD, values, _whole(replica))
+        self._forwards, self._unreduced = replica.forwards, replica.unreduced_forwards
 
     def take_after_sync(self) -> None:
         """Write the buffers that DDP has just broadcast."""
-        replica = self.replica
-        if self._sync_files is None:
-            self._sync_files = FingerprintFiles(_about(replica, fingerprint_file.SYNC))
-        values = {"steps": 0, "reductions": replica.reductions, "forwards": 0, "unreduced_forwards": 0}
-        _write_rows(self._sync_files, replica.reductions, values, buffer_rows(replica))
+        values = {"steps": 0, "reductions": self.replica.reductions, "forwards": 0, "unreduced_forwards": 0}
+        self._write(fingerprint_file.SYNC, values, buffer_rows(self.replica))
 
     def take_at_end(self, steps: int) -> None:
         """Write the model as training left it, after ``steps`` steps. The optimizers may be gone already."""
-        replica = self.replica
-        files = FingerprintFiles(_about(replica, fingerprint_file.END), most_records=1)
         values = dict(self._values([]), steps=steps, stray=0, unheld=0)
-        _write_rows(files, replica.reductions, values, _whole(replica))
+        self._write(fingerprint_file.END, values, _whole(self.replica))
 
     def _values(self, optimizers: List[Any]) -> Dict[str, Any]:
         replica = self.replica
@@ -193,6 +207,12 @@ class ModelFingerprints:
             forwards=replica.forwards - self._forwards,
             unreduced_forwards=replica.unreduced_forwards - self._unreduced,
         )
+
+    def _write(self, clock: str, values: Dict[str, Any], rows: Rows) -> None:
+        if clock not in self._files:
+            most = 1 if clock == fingerprint_file.END else fingerprint_file.MAX_SLOTS
+            self._files[clock] = FingerprintFiles(_about(self.replica, clock), most)
+        write(self._files[clock], self.replica.reductions, values, rows)
 
 
 def gpu_is_idle() -> bool:
@@ -234,14 +254,22 @@ def fingerprints_of(rows: Rows) -> Any:
     return Fingerprints([tensor for _, tensor in rows])
 
 
-def _write_rows(files: FingerprintFiles, number: int, values: Dict[str, Any], rows: Rows) -> None:
-    write(files, number, values, rows, fingerprints_of(rows).value())
+def write(
+    files: FingerprintFiles, number: int, values: Dict[str, Any], rows: Rows, taken: Optional[bytes] = None
+) -> None:
+    """Write a record, unless there are no rows. ``taken`` are their fingerprints, if they are not those of now.
 
-
-def write(files: FingerprintFiles, number: int, values: Dict[str, Any], rows: Rows, taken: bytes) -> None:
-    """Write a record, unless there are no rows."""
-    if rows:
-        files.write(number, fitted(values), [row for row, _ in rows], taken)
+    Values that are the default are left out, then others until the text fits into a record.
+    """
+    if not rows:
+        return
+    kept = {key: value for key, value in values.items() if value or key in ("steps", "reductions", "forwards")}
+    while len(json.dumps(kept, separators=(",", ":"))) > fingerprint_file.TEXT_SIZE:
+        if kept.get("settings"):
+            kept["settings"] = kept["settings"][: len(kept["settings"]) // 2]
+        elif all(kept.pop(name, None) is None for name in _LONG):
+            kept = {}  # otherwise the first of them that was there has been removed
+    files.write(number, kept, [row for row, _ in rows], fingerprints_of(rows).value() if taken is None else taken)
 
 
 Row = Tuple[Any, ...]
@@ -318,15 +346,9 @@ _came_after: Any = None
 """By parameter that a module got after the first optimizer: how many optimizers existed then."""
 
 
-def patch_optimizer(module: Any) -> None:
-    """Count the optimizers that are made."""
-    if not check_every():
-        return
-    hooks.put(module.Optimizer, "__init__", lambda original: around(original, after=_count))
-
-
 @guarded("optimizer made")
-def _count(optimizer: Any) -> None:
+def made(optimizer: Any) -> None:
+    """Count an optimizer that was made."""
     global _came_after, _made
     if here.ring is None:
         return
@@ -366,35 +388,6 @@ MIN_STILL = 2
 by then."""
 
 
-class Untrained:
-    """Finds the parameters of one model that get gradients but that no optimizer changes."""
-
-    def __init__(self) -> None:
-        self._still: Dict[str, Tuple[bytes, int]] = {}
-        """By name: the parameter's fingerprint, and at how many checks in a row it was the same."""
-
-    def find(self, named: List[Tuple[str, Any]], taken: bytes, optimizer: Any, others: List[Any]) -> Dict[str, Any]:
-        """Return the names of such parameters, first those that came after the optimizer that steps now.
-
-        ``taken`` starts with the parameters' fingerprints, in the order of ``named``.
-        """
-        everybody = [*optimizers(), *others]
-        held = {id(tensor) for one in everybody for tensor in held_by(one)}
-        still: Dict[str, Tuple[bytes, int]] = {}
-        late: List[str] = []
-        early: List[str] = []
-        for i, (name, tensor) in enumerate(named):
-            if id(tensor) in held or not tensor.requires_grad or tensor.grad is None:
-                continue
-            value = taken[i * fingerprint_file.FINGERPRINT_SIZE : (i + 1) * fingerprint_file.FINGERPRINT_SIZE]
-            before, times = self._still.get(name, (b"", 0))
-            still[name] = (value, times + 1 if value == before else 0)
-            if still[name][1] >= MIN_STILL:
-                (late if is_later_than(tensor, optimizer) else early).append(name[:MAX_NAME])
-        self._still = still
-        return {"untrained": (late + early)[:MAX_NAMES], "untrained_count": len(late + early), "late": len(late)}
-
-
 """Names of parameters that DDP does not reduce. Our choice: enough to recognize the part of the model."""
 MAX_VALUE = 32
 """Characters of a hyperparameter. Our choice: it cuts only two floats of full precision, as in unusual betas."""
@@ -408,7 +401,10 @@ Values = Dict[str, Any]
 
 def model_values(replica: Replica, named: List[Tuple[str, Any]], optimizers: List[Any]) -> Values:
     """Return the values of a model that are known at any time. ``optimizers`` are all that have stepped here."""
-    _look_at_wrapper(replica)
+    ddp = replica.ddp()
+    if ddp is not None:  # for a model that has ended, the last values stay
+        replica.join = bool(getattr(getattr(ddp, "_join_config", None), "enable", False))
+        replica.hook = _hook_of(ddp)
     held = {id(tensor): tensor for optimizer in optimizers for tensor in held_by(optimizer)}
     modules = [other.module() for other in all_replicas()]
     known = {id(tensor) for module in modules if module is not None for tensor in module.parameters()}
@@ -444,17 +440,6 @@ def optimizer_values(optimizer: Any) -> Values:
         "settings": settings_of(optimizer.param_groups),
         "scale": _scale(sys._getframe(1)),
     }
-
-
-def fitted(values: Values) -> Values:
-    """Leave out fields with their default, then others until the text fits into a record."""
-    kept = {key: value for key, value in values.items() if value or key in ("steps", "reductions", "forwards")}
-    while len(json.dumps(kept, separators=(",", ":"))) > fingerprint_file.TEXT_SIZE:
-        if kept.get("settings"):
-            kept["settings"] = kept["settings"][: len(kept["settings"]) // 2]
-        elif all(kept.pop(name, None) is None for name in _LONG):
-            return {}  # otherwise the first of them that was there has been removed
-    return kept
 
 
 def settings_of(param_groups: List[Dict[str, Any]]) -> List[List[str]]:
@@ -523,14 +508,6 @@ def _replaced(unheld: List[Tuple[str, Any]], strays: List[Any], optimizers: List
 
 def _kind(tensor: Any) -> Tuple[Any, ...]:
     return tuple(tensor.shape), tensor.dtype
-
-
-def _look_at_wrapper(replica: Replica) -> None:
-    """Update what can change in DDP. For a model that has ended, the last values stay."""
-    ddp = replica.ddp()
-    if ddp is not None:
-        replica.join = bool(getattr(getattr(ddp, "_join_config", None), "enable", False))
-        replica.hook = _hook_of(ddp)
 
 
 def _hook_of(ddp: Any) -> str:

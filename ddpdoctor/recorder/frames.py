@@ -39,21 +39,19 @@ def is_user_file(file: str) -> bool:
     """Return whether a source file is the user's own. The program that was started always is."""
     known = _known.get(file)
     if known is None:
-        known = _known[file] = _is_user_file(file)
+        if file.startswith(HERE):
+            known = False
+        elif file.startswith("<"):
+            known = file in ("<stdin>", "<string>")
+        else:
+            known = file.startswith(_main_package()) or not ring_layout.is_library_path(file, STDLIB)
+        _known[file] = known
     return known
 
 
 def is_own_file(file: str) -> bool:
     """Return whether a source file is the recorder's."""
     return file.startswith(HERE)
-
-
-def _is_user_file(file: str) -> bool:
-    if file.startswith(HERE):
-        return False
-    if file.startswith("<"):
-        return file in ("<stdin>", "<string>")
-    return file.startswith(_main_package()) or not ring_layout.is_library_path(file, STDLIB)
 
 
 def _main_package() -> Tuple[str, ...]:

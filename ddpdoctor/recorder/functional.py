@@ -113,18 +113,16 @@ class _Operator:
         flags = (ring_layout.FLAG_P2P if self.p2p else 0) | (
             ring_layout.FLAG_MAIN if _thread.get_ident() == here.main_thread else 0
         )
+        peer = self.given(self.peer_at, args, kwargs)
+        if not isinstance(peer, int):
+            peer = ring_layout.NO_PEER
+        elif not self.p2p:  # torch gives a broadcast's root as the rank in the group
+            peer = int(groups.c10d.get_global_rank(group, peer))
         kind = calls.kind_of(
             ring, frame, self.op, groups.name_id(ring, found), *calls.tensors_of(about),
-            redop.upper() if isinstance(redop, str) else "", self._peer(group, args, kwargs), flags,
+            redop.upper() if isinstance(redop, str) else "", peer, flags,
         )  # fmt: skip
         return ring.begin(kind.packed, begun + 1 if counts else ring_layout.NO_SEQ), found, begun
-
-    def _peer(self, group: Any, args: Any, kwargs: Any) -> int:
-        """Return the global rank of the peer or the root. torch gives a broadcast's root as the rank in the group."""
-        value = self.given(self.peer_at, args, kwargs)
-        if not isinstance(value, int):
-            return ring_layout.NO_PEER
-        return value if self.p2p else int(groups.c10d.get_global_rank(group, value))
 
     def end(self, index: int, found: Any, begun: int, result: Any) -> None:
         """Leave the end of the record to the operator that waits for the result."""
@@ -199,8 +197,7 @@ def record_wait(original: Callable[..., Any], arguments: List[str]) -> Callable[
     def wait(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         call = index = began = 0
         try:
-            call = (_awaited(tensor) or 0) if _outputs else 0
-            index = (_begin_wait(call) or 0) if call else 0
+            call, index = (_begin_wait(tensor) or (0, 0)) if _outputs else (0, 0)
             began = begin_wait() if call else 0
             result = original(tensor, *args, **kwargs)
         except BaseException as error:
@@ -217,17 +214,13 @@ def record_wait(original: Callable[..., Any], arguments: List[str]) -> Callable[
 
 
 @guarded("wait_tensor")
-def _begin_wait(call: int) -> int:
-    return calls.begin("work_wait", seq=call)
-
-
-@guarded("wait_tensor")
-def _awaited(about: Any) -> int:
-    """Return the record of the collective whose results are waited for, or 0 if there is none."""
+def _begin_wait(about: Any) -> Tuple[int, int]:
+    """Return the record of the collective whose results are waited for, and that of the wait; 0 if there is none."""
     if not _is_real(about):
-        return 0
+        return 0, 0
     tensors = about if isinstance(about, (list, tuple)) else (about,)
-    return max([_outputs.pop(tensor.untyped_storage()._cdata, 0) for tensor in tensors])
+    call = max([_outputs.pop(tensor.untyped_storage()._cdata, 0) for tensor in tensors])
+    return call, calls.begin("work_wait", seq=call) if call else 0
 
 
 def patch(unused: Any) -> None:

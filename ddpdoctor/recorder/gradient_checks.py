@@ -127,16 +127,15 @@ def samples_of(tensors: Sequence[Any]) -> List[Any]:
     """
     import torch
 
-    found = [_empty_or_sum(tensor) if not (tensor.is_cuda and tensor.numel()) else None for tensor in tensors]
+    # For the maximum of an empty tensor torch would raise.
+    found = [
+        _sum_of(tensor) if not tensor.is_cuda else None if tensor.numel() else tensor.new_zeros(())
+        for tensor in tensors
+    ]
     for indexes in _by_kind(tensors, [i for i, sample in enumerate(found) if sample is None]):
         for i, sample in zip(indexes, torch._foreach_norm([tensors[i] for i in indexes], math.inf)):
             found[i] = sample
     return found
-
-
-def _empty_or_sum(tensor: Any) -> Any:
-    """Return the sum, or 0 for an empty tensor on a GPU, for whose maximum torch would raise."""
-    return _sum_of(tensor) if tensor.numel() or not tensor.is_cuda else tensor.new_zeros(())
 
 
 def _by_kind(tensors: Sequence[Any], indexes: Sequence[int]) -> List[List[int]]:
@@ -288,7 +287,11 @@ class ArrivingGradients:
         self._bad, self._maxima = {}, []
         if not self._buckets and self._asked < ASKED:
             self._asked += 1
-            buckets = _buckets_of(ddp, list(self._parameters.values()))
+            logged = ddp._get_ddp_logging_data()
+            rebuilt = logged.get("rebuilt_per_bucket_param_indices", "")
+            buckets = [[int(i) for i in part.split()] for part in rebuilt.split(",") if part.strip()]
+            if not rebuilt and ddp.find_unused_parameters and not ddp.static_graph:  # DDP does not rebuild these
+                buckets = _first_buckets(list(self._parameters.values()), logged.get("bucket_sizes", ""))
             if sorted(i for bucket in buckets for i in bucket) == sorted(self._parameters):
                 self._plan(buckets)
         self._left = [set(bucket) for bucket in self._buckets]
@@ -305,19 +308,14 @@ class ArrivingGradients:
         """Return the gradients with inf or NaN and whether it is NaN, and samples of the gradients on GPUs."""
         self.awake = False
         if any(self._left):
-            self._expect_less()
+            # Only the gradients that came are expected from now on, so that each bucket can be completed: DDP counts an
+            # unused parameter as ready. If that changes again, no buckets are expected at all. A gradient that comes
+            # unexpectedly is checked by itself.
+            self._failed += 1
+            self._asked = ASKED
+            came = [[i for i in bucket if i not in left] for bucket, left in zip(self._buckets, self._left)]
+            self._plan([bucket for bucket in came if bucket] if self._failed < MOST_FAILED else [])
         return self._bad, self._maxima
-
-    def _expect_less(self) -> None:
-        """Expect from now on only the gradients that came, so that each bucket can be completed.
-
-        If that changes again, expect no buckets at all. DDP counts an unused parameter as ready. A gradient that comes
-        unexpectedly is checked by itself.
-        """
-        self._failed += 1
-        self._asked = ASKED
-        came = [[i for i in bucket if i not in left] for bucket, left in zip(self._buckets, self._left)]
-        self._plan([bucket for bucket in came if bucket] if self._failed < MOST_FAILED else [])
 
     def _arrived(self, i: int, _parameter: Any) -> None:
         if not self.awake:
@@ -344,15 +342,6 @@ class ArrivingGradients:
             self._maxima += [(i, sample) for (i, _), sample in zip(dense, samples)]
         elif not has_finite_sum([grad for _, grad in dense]):
             self._bad.update((i, bool(grad.isnan().any())) for i, grad in dense if not is_finite(grad))
-
-
-def _buckets_of(ddp: Any, parameters: List[Any]) -> List[List[int]]:
-    """Return which parameters DDP reduces together, by position in the model; empty if DDP does not report it."""
-    logged = ddp._get_ddp_logging_data()
-    rebuilt = logged.get("rebuilt_per_bucket_param_indices", "")
-    if not rebuilt and ddp.find_unused_parameters and not ddp.static_graph:
-        return _first_buckets(parameters, logged.get("bucket_sizes", ""))  # DDP does not rebuild these
-    return [[int(i) for i in part.split()] for part in rebuilt.split(",") if part.strip()]
 
 
 def _first_buckets(parameters: List[Any], sizes: str) -> List[List[int]]:
@@ -419,7 +408,9 @@ class Findings:
         self.settle()
         self._count(entry, reduces)
         self.pending = entry
-        if not is_normal(entry):
+        # A gradient scaler causes this now and then, and skips the step.
+        of_scale = entry["origin"] == GRADIENT or (entry["origin"] == LOSS and not entry["loss_nan"])
+        if not (entry["scaled"] and of_scale):
             self._note(entry)
 
     def _count(self, entry: Dict[str, Any], reduces: bool) -> None:
@@ -458,13 +449,6 @@ class Findings:
         self._last = dict(entry, k="nonfinite", at=time.monotonic_ns())
         here.ring.note(self._last, vital=True)
         here.ring.set("nonfinite", sum(_noted.values()))
-
-
-def is_normal(entry: Dict[str, Any]) -> bool:
-    """Return whether this is normal with a gradient scaler, which causes it now and then and skips the step."""
-    if not entry["scaled"]:
-        return False
-    return entry["origin"] == GRADIENT or (entry["origin"] == LOSS and not entry["loss_nan"])
 
 
 def origin_of(inputs: Tuple[str, str], ruined: Optional[str], loss: float) -> Tuple[str, str]:

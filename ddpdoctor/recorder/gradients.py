@@ -18,7 +18,7 @@ import os
 import sys
 import time
 import weakref
-from typing import Any, Callable, Deque, Dict, List, Tuple
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Tuple
 
 from . import frames, hooks, replicas, schedule
 from .capture import is_capturing
@@ -82,10 +82,7 @@ def patch_ddp(ddp: Any) -> None:
     hooks.put(ddp, "forward", _looking)
     scaler = hooks.part(sys.modules.get("torch.amp.grad_scaler"), "GradScaler")
     hooks.put(scaler, "scale", lambda original: around(original, before=_scales))
-    _note_what_looks_need(sys.modules["torch"])
-
-
-def _note_what_looks_need(torch: Any) -> None:
+    torch: Any = sys.modules["torch"]
     hooks.has(torch._C, "_current_graph_task_id")
     engine = torch.autograd.Variable._execution_engine
     hooks.note("autograd engine.queue_callback", hasattr(engine, "queue_callback"))
@@ -165,8 +162,8 @@ def _begin(ddp: Any, given: Any) -> Any:
         watch.at_output = _at_output(watch)
     if watch.off:
         return None
-    if not _kept.is_noted and here.ring is not None:
-        _kept.is_noted = here.ring.note({"k": "gradients", "at": time.monotonic_ns()})
+    if not _kept.is_noted:
+        _kept.is_noted = here.note("gradients")
     watch.begin_forward(ddp, given)
     return watch
 
@@ -272,26 +269,21 @@ MAX_NAMES = 4
 MAX_NAME = 200
 
 
-class Backward:
+class Backward(NamedTuple):
     """One call of torch.autograd.backward."""
 
-    def __init__(self, roots: Tuple[Any, ...], frame: Any, scaled: bool) -> None:
-        self.roots = roots
-        self.frame = frame
-        self.scaled = scaled
-
-    def site(self) -> Any:
-        """Return the user's line."""
-        return frames.describe_user(self.frame)
+    roots: Tuple[Any, ...]
+    frame: Any
+    scaled: bool
 
 
-class _Input:
+class _Input(NamedTuple):
     """An input tensor of the model, and its sample."""
 
-    def __init__(self, label: str, tensor: Any, sample: Any) -> None:
-        self.label = label
-        self.tensor = weakref.ref(tensor)
-        self.sample = sample
+    label: str
+    tensor: Any
+    """A weak reference."""
+    sample: Any
 
     def holds(self, value: float) -> str:
         """Return what is wrong with it, given its sample: "NaN in 3 of 64 values"; empty if it is finite."""
@@ -304,16 +296,6 @@ class _Input:
             if wrong:
                 return "%s in %d of %d values" % (kind, wrong, tensor.numel())
         return ""
-
-
-class _Ahead:
-    """A check of gradients on GPUs whose result is on its way to the host."""
-
-    def __init__(self, maxima: Maxima, indexes: List[int], inputs: List[_Input], entry: Dict[str, Any]) -> None:
-        self.maxima = maxima
-        self.indexes = indexes
-        self.inputs = inputs
-        self.entry = entry
 
 
 class GradientWatch:
@@ -352,7 +334,9 @@ class GradientWatch:
         """Whether gradients accumulate over several backwards, so that checking the last one covers all of them."""
         self._task = -1
         self._spoilt = False
-        self._ahead: Deque[_Ahead] = collections.deque()
+        self._ahead: Deque[Tuple[Maxima, List[int], List[_Input], Dict[str, Any]]] = collections.deque()
+        """Checks of gradients on GPUs whose result is on its way to the host: the gradients' positions, the inputs, and
+        what a finding begins with."""
         self.findings = Findings(Sound([] if self.off else named).first_ruined)
 
     @quietly
@@ -366,7 +350,7 @@ class GradientWatch:
         found = [pair for i, value in enumerate(args) for pair in tensors_in(value, "argument %d of forward" % i)]
         found += [pair for name, value in kwargs.items() for pair in tensors_in(value, "argument %s of forward" % name)]
         samples = samples_of([tensor.detach() for _, tensor in found[:MAX_INPUTS]])
-        inputs = [_Input(label, tensor, sample) for (label, tensor), sample in zip(found, samples)]
+        inputs = [_Input(label, weakref.ref(tensor), sample) for (label, tensor), sample in zip(found, samples)]
         self._inputs = (self._inputs + inputs)[-MAX_INPUTS:]
 
     def begin_backward(self, backward: Backward) -> None:
@@ -380,16 +364,12 @@ class GradientWatch:
         self._task = task
         self._spoilt = False
         if self.on_gpu and self._waits_for_last and not self._reduces:
-            self._pass_over(backward)
+            # They still accumulate, and are checked in the backward that reduces them.
+            self._losses = (self._losses + _loss_samples(backward))[-MAX_INPUTS:]
             return
         if self._arrivals is not None:
             self._arrivals.begin(ddp)
         torch.autograd.Variable._execution_engine.queue_callback(functools.partial(self._checks, backward))
-
-    @quietly
-    def _pass_over(self, backward: Backward) -> None:
-        """Skip gradients that still accumulate. They are checked in the backward that reduces them."""
-        self._losses = (self._losses + _loss_samples(backward))[-MAX_INPUTS:]
 
     def spoil(self) -> None:
         """Check gradients as they arrive from now on, because a backward has begun inside the watched one.
@@ -422,7 +402,10 @@ class GradientWatch:
         elif bad or not have_finite_gradients(self._pieces):
             bad.update((i, bool(grad.isnan().any())) for i, grad in self._late_gradients() if not is_finite(grad))
             values = [abs(known.sample.item()) for known in self._inputs]
-            self._judge(bad, list(zip(self._inputs, values)), _loss_of(backward.roots), self._entry(backward))
+            roots = samples_of([root.detach() for root in backward.roots if is_plain(root)])
+            losses = [float(abs(sample.item())) for sample in roots]
+            loss = next((value for value in losses if not math.isfinite(value)), 0.0)
+            self._judge(bad, list(zip(self._inputs, values)), loss, self._entry(backward))
         else:
             self.findings.saw_finite(self._reduces)
 
@@ -440,13 +423,16 @@ class GradientWatch:
             "scaled": int(backward.scaled),
             "used": 0,
             "reduces": self._reduces,
-            "frame": backward.site(),
+            "frame": frames.describe_user(backward.frame),
         }
 
     def _judge(
         self, bad: Dict[int, bool], inputs: List[Tuple[_Input, float]], loss: float, entry: Dict[str, Any]
     ) -> None:
-        """Record which gradients are not finite (``bad``: by index, whether they hold NaN), and where that began."""
+        """Record which gradients are not finite (``bad``: by index, whether they hold NaN), and where that began.
+
+        ``loss`` is the first root of the backward that is not finite (the sum, if it is large); 0 if all are finite.
+        """
         reduces = entry.pop("reduces")
         if not bad:
             self.findings.saw_finite(reduces)
@@ -468,18 +454,18 @@ class GradientWatch:
         if not grads or (len(self._ahead) + 1) * 8 * (len(grads) + len(self._inputs) + len(losses)) > MAX_AHEAD_BYTES:
             return
         samples = [sample for _, sample in grads] + [known.sample for known in self._inputs] + losses
-        self._ahead.append(_Ahead(Maxima(samples), [i for i, _ in grads], self._inputs, self._entry(backward)))
+        self._ahead.append((Maxima(samples), [i for i, _ in grads], self._inputs, self._entry(backward)))
 
     def catch_up(self) -> None:
         """Read the results that have come from GPUs meanwhile. Never waits."""
-        while self._ahead and not is_capturing() and self._ahead[0].maxima.have_come():
-            ahead = self._ahead.popleft()
-            values = ahead.maxima.values()
-            count = len(ahead.indexes)
-            bad = {i: math.isnan(value) for i, value in zip(ahead.indexes, values) if not math.isfinite(value)}
-            losses = values[count + len(ahead.inputs) :]
+        while self._ahead and not is_capturing() and self._ahead[0][0].have_come():
+            maxima, indexes, inputs, entry = self._ahead.popleft()
+            values = maxima.values()
+            count = len(indexes)
+            bad = {i: math.isnan(value) for i, value in zip(indexes, values) if not math.isfinite(value)}
+            losses = values[count + len(inputs) :]
             loss = next((value for value in losses if not math.isfinite(value)), 0.0)
-            self._judge(bad, list(zip(ahead.inputs, values[count:])), loss, ahead.entry)
+            self._judge(bad, list(zip(inputs, values[count:])), loss, entry)
 
     def end_backward(self) -> None:
         """Forget a backward that has ended or failed."""
@@ -524,12 +510,6 @@ def _reduced_in_place(ddp: Any, parameters: List[Any]) -> Dict[int, Any]:
     return {i: parameter for i, parameter in enumerate(parameters) if id(parameter) in sparse}
 
 
-def _loss_of(roots: Tuple[Any, ...]) -> float:
-    """Return the first root of a backward that is not finite (the sum, if it is large); 0 if all are finite."""
-    samples = samples_of([root.detach() for root in roots if is_plain(root)])
-    values = [float(abs(sample.item())) for sample in samples]
-    return next((value for value in values if not math.isfinite(value)), 0.0)
-
-
+@quietly
 def _loss_samples(backward: Backward) -> List[Any]:
     return samples_of([root.detach() for root in backward.roots if is_plain(root) and root.numel() == 1][:1])

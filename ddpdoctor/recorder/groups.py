@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from . import capture
 from .state import guarded, here, pass_on
-from .storage import flight, ring_layout
+from .storage import flight
 
 c10d: Any = None
 """torch.distributed.distributed_c10d, once the script has imported it."""
@@ -109,18 +109,6 @@ def default() -> Any:
 def backends_of(group: Any) -> str:
     """Return torch's text of which backend serves which device ("cuda:nccl"), even if the script named none."""
     return str(c10d._world.pg_backend_config.get(group) or c10d.get_backend(group))
-
-
-def begun_in(group: Any) -> Tuple[int, int]:
-    """Return a group's interned name, and how many collectives it has begun (-1 if not known).
-
-    If ``group`` is None, the number is that of the default group, and the name is empty.
-    """
-    ring = here.ring
-    _, found, begun = look_up(group)
-    if ring is None or found is None:
-        return 0, ring_layout.NO_SEQ
-    return name_id(ring, found) if group is not None else 0, begun
 
 
 def groups_now() -> Any:

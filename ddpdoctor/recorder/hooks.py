@@ -71,17 +71,6 @@ def label(owner: Any, name: str) -> str:
     return "%s.%s" % (str(getattr(owner, "__qualname__", owner.__name__)).rpartition(".")[2], name)
 
 
-def note_modules(torch: Any, names: List[str]) -> None:
-    """Note the modules that this torch does not have. A hook that waits for one would otherwise wait unnoticed."""
-    root = os.path.dirname(torch.__file__)
-    if not os.path.isdir(root):  # torch comes from an archive
-        return
-    for name in names:
-        path = os.path.join(root, *name.split(".")[1:])
-        if not os.path.exists(path + ".py") and not os.path.isdir(path):
-            note(name, found=False)
-
-
 @guarded("hooks")
 def write() -> None:
     """Write the hooks noted since the last call. A process that becomes a rank later writes all of them then."""
@@ -154,13 +143,6 @@ def apply(name: str, module: Any) -> None:
         write()
     except Exception as error:  # noqa: BLE001 - the recorder's wall
         here.failed("patch " + name, error)
-
-
-def watch_imports() -> None:
-    """Watch imports from now on, and patch the modules that are already imported."""
-    sys.meta_path.insert(0, PatchingFinder)
-    for name, patch in list(patches.items()):
-        when_there(name, patch)
 
 
 def when_there(name: str, patch: Callable[[Any], None]) -> None:

@@ -50,11 +50,6 @@ class Loader:
         self.samples: Optional[int] = None
         self.last: Optional[LoaderPass] = None
 
-    @property
-    def was_trained(self) -> bool:
-        """Whether a backward ran after any of its batches."""
-        return bool(self.trained or (self.last is not None and self.last.backwards))
-
 
 class Book:
     """The loaders of this process."""
@@ -107,7 +102,10 @@ def _opening(original: Callable[..., Any]) -> Callable[..., Any]:
 @guarded("loaders")
 def _begin(loader: Any) -> Any:
     """Begin a pass, and end the previous one. A persistent iterator prefetches before it is returned."""
-    _sweep()
+    for broken in book.reported:  # off, if its iterator is gone
+        one = broken.last
+        if one is not None and one.iterator is not None and one.iterator() is None:
+            _end(broken, one)
     known = book.loaders.get(loader)
     if known is None:
         known = _meet(loader)
@@ -118,7 +116,11 @@ def _begin(loader: Any) -> Any:
     is_early = known.passes <= EARLY_PASSES
     given = digests.attributes(loader)
     mapped = is_early and bool(given.get("in_order", True))
-    found = LoaderPass(known.passes, samplers.epoch_of(loader), probes_of(known.samples if mapped else None), mapped)
+    # All ranks take digests of the same samples.
+    samples = (known.samples or 0) if mapped else 0
+    count = min(samples, SAMPLES)
+    probes = frozenset(i * samples // count for i in range(count))
+    found = LoaderPass(known.passes, samplers.epoch_of(loader), probes, mapped)
     known.last = found
     if given.get("_iterator") is not None:
         _register(given["_iterator"], (known, found))
@@ -126,30 +128,19 @@ def _begin(loader: Any) -> Any:
     return known, found
 
 
-def _sweep() -> None:
-    """End the passes that were broken off, whose iterators are gone."""
-    for known in book.reported:
-        one = known.last
-        if one is not None and one.iterator is not None and one.iterator() is None:
-            _end(known, one)
-
-
 def _meet(loader: Any) -> Loader:
+    """Note a loader. If too many are reported, drop one that is gone or was not used for training."""
     book.count += 1
     known = book.loaders[loader] = Loader(book.count, loader)
-    _report(known)
+    reported = [*book.reported, known]
+    if len(reported) > MAX_REPORTED:
+        trained = {one.number for one in reported if one.trained or (one.last is not None and one.last.backwards)}
+        reported.remove(min(reported, key=lambda one: (one.owner() is not None, one.number in trained)))
+    book.reported = reported
     entry = samplers.describe_loader(loader, known.number)
     known.samples = entry["N"]
     known.is_noted = _note(entry, MAX_BYTES - LAST_BYTES)
     return known
-
-
-def _report(known: Loader) -> None:
-    """Add a loader to the reported ones. If there are too many, drop one that is gone or was not used for training."""
-    reported = [*book.reported, known]
-    if len(reported) > MAX_REPORTED:
-        reported.remove(min(reported, key=lambda one: (one.owner() is not None, one.was_trained)))
-    book.reported = reported
 
 
 @guarded("loaders")
@@ -230,8 +221,10 @@ def forward_begins(ddp: Any, args: Any, kwargs: Any) -> None:
     """Compare the inputs of a DDP forward with the delivered batches, and note whether it is inside ``join``."""
     for one in book.fresh:
         one.joined = one.joined or bool(ddp._join_config.enable)
-        if one.is_watched:
-            one.forwarded((args, kwargs))
+        if one.given and not one.whole and one.batches <= DIGESTED_BATCHES:
+            leaves = digests.shapes_of((args, kwargs))
+            one.whole = any(shape in one.shapes for shape, _ in leaves)
+            one.taken += max([count for _, count in leaves], default=0)
 
 
 def _note_pass(known: Loader, one: LoaderPass, space: int) -> None:
@@ -318,16 +311,12 @@ class LoaderPass:
         if self.first is None:
             self.first = len(indices)
         if self.probes:
-            self._find_probes(indices)
+            if type(indices[0]) is not int:
+                indices = numbers_of(list(indices))[0]
+            if not self.probes.isdisjoint(indices):
+                rows = [(row, index, len(indices)) for row, index in enumerate(indices) if index in self.probes]
+                self.hits[self.draws] = rows
         self.draws += 1
-
-    def _find_probes(self, indices: Any) -> None:
-        """Note the positions of the samples in a batch that will get digests."""
-        if type(indices[0]) is not int:
-            indices = numbers_of(list(indices))[0]
-        if not self.probes.isdisjoint(indices):
-            rows = [(row, index, len(indices)) for row, index in enumerate(indices) if index in self.probes]
-            self.hits[self.draws] = rows
 
     def delivered(self, batch: Any) -> None:
         """Count a batch, and take digests of it if it is an early one, and of its chosen samples."""
@@ -338,34 +327,17 @@ class LoaderPass:
             return
         leaves = digests.leaves_of(batch)
         if number < DIGESTED_BATCHES:
-            self._digest_batch(leaves)
+            for place, leaf in enumerate(leaves):
+                data = leaf.sample()
+                if not digests.is_constant(data, leaf.item):
+                    self.batch_digests.append("%d:%s" % (place, digests.digest(data)))
+                self.shapes[leaf.shape] = None
+            self.given += max([leaf.count for leaf in leaves], default=0)
         if hits and self.mapped and len(self.sample_digests) < SAMPLES * digests.MAX_LEAVES:
-            self._digest_samples(leaves, hits)
-
-    def _digest_batch(self, leaves: List[digests.Leaf]) -> None:
-        for number, leaf in enumerate(leaves):
-            data = leaf.sample()
-            if not digests.is_constant(data, leaf.item):
-                self.batch_digests.append("%d:%s" % (number, digests.digest(data)))
-            self.shapes[leaf.shape] = None
-        self.given += max([leaf.count for leaf in leaves], default=0)
-
-    def _digest_samples(self, leaves: List[digests.Leaf], hits: List[Tuple[int, int, int]]) -> None:
-        for row, index, length in hits:
-            for number, leaf in enumerate(leaves):
-                if leaf.shape and leaf.shape[0] == length:
-                    self.sample_digests.append("%d:%d:%s" % (index, number, digests.digest(leaf.row(row))))
-
-    @property
-    def is_watched(self) -> bool:
-        """Whether forwards are still compared with what was delivered."""
-        return bool(self.given) and not self.whole and self.batches <= DIGESTED_BATCHES
-
-    def forwarded(self, arguments: Any) -> None:
-        """Compare the inputs of a forward with the delivered batches, by shape."""
-        leaves = digests.shapes_of(arguments)
-        self.whole = self.whole or any(shape in self.shapes for shape, _ in leaves)
-        self.taken += max([count for _, count in leaves], default=0)
+            for row, index, length in hits:
+                for place, leaf in enumerate(leaves):
+                    if leaf.shape and leaf.shape[0] == length:
+                        self.sample_digests.append("%d:%d:%s" % (index, place, digests.digest(leaf.row(row))))
 
     def entry(self) -> Dict[str, Any]:
         """Return what is known as an entry for the journal."""
@@ -384,13 +356,6 @@ class LoaderPass:
         found.update({"bp": self.batch_digests} if self.batch_digests else {})
         found.update({"sp": self.sample_digests} if self.sample_digests else {})
         return found
-
-
-def probes_of(samples: Optional[int]) -> FrozenSet[int]:
-    """Return the indices of the samples that all ranks take digests of."""
-    if not samples:
-        return frozenset()
-    return frozenset(i * samples // min(samples, SAMPLES) for i in range(min(samples, SAMPLES)))
 
 
 def _several(batch: Any) -> Any:
@@ -523,12 +488,6 @@ class WorkerTimes:
 
 
 worker_times = WorkerTimes()
-
-
-def note_fetchers(module: Any) -> None:
-    """Note, in a rank, whether this torch has the functions that its workers will time."""
-    for name in FETCHERS:
-        hooks.has(module, name)
 
 
 def patch_fetchers(module: Any) -> None:

@@ -17,14 +17,14 @@ import re
 import sys
 import time
 import weakref
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Tuple
+from typing import Any, Dict, FrozenSet, Iterator, List, Optional, Tuple
 
 from . import fingerprinting, frames, hooks, schedule
 from .fingerprinting import Rows, fingerprints_of, may_fingerprint, optimizer_values, write
 from .schedule import FingerprintFiles, StepCounter
 from .state import check_every, guarded, here, pass_on
 from .storage import fingerprint_file
-from .wrappers import wraps
+from .wrappers import then
 
 Sharing = Tuple[str, Tuple[int, ...]]
 """The dimensions of the mesh in which a tensor is the same, "dp" or "dp+tp", and the ranks that hold it, sorted."""
@@ -111,13 +111,9 @@ def _write(stepper: _Stepper, sharing: Sharing, named: List[Tuple[str, Any]], op
     gradients, taken = stepper.gradients.get(sharing, ([], None))
     rows = _local(fingerprinting.parameter_rows(named) + fingerprinting.state_rows(named, optimizer))
     values = dict(
-        optimizer_values(optimizer),
-        steps=stepper.steps,
-        reductions=stepper.steps,
-        forwards=1,
-        every=schedule.distance(),
-    )
-    values["site"] = frames.describe_user(sys._getframe(1))
+        optimizer_values(optimizer), steps=stepper.steps, reductions=stepper.steps, forwards=1,
+        every=schedule.distance(), site=frames.describe_user(sys._getframe(1)),
+    )  # fmt: skip
     files = stepper.files.get(sharing)
     if files is None:
         files = stepper.files[sharing] = FingerprintFiles(_about(stepper, sharing, 1))
@@ -143,20 +139,16 @@ def _shared(stepper: _Stepper, optimizer: Any) -> List[Tuple[Sharing, List[Tuple
     """
     held = frozenset(id(tensor) for tensor in fingerprinting.held_by(optimizer))
     if held != stepper.held:
-        stepper.held, stepper.shared = held, _find_shared(held)
+        found: Shared = {}
+        for name, tensor, mesh in _named(held):
+            sharing = _sharing_of(tensor, mesh) if tensor.requires_grad else None
+            if sharing is not None:
+                found.setdefault(sharing, []).append((name, weakref.ref(tensor)))
+        stepper.held, stepper.shared = held, found
     return [
         (sharing, [(name, tensor) for name, reference in named if (tensor := reference()) is not None])
         for sharing, named in stepper.shared.items()
     ]
-
-
-def _find_shared(held: FrozenSet[int]) -> Shared:
-    found: Shared = {}
-    for name, tensor, mesh in _named(held):
-        sharing = _sharing_of(tensor, mesh) if tensor.requires_grad else None
-        if sharing is not None:
-            found.setdefault(sharing, []).append((name, weakref.ref(tensor)))
-    return found
 
 
 def _sharing_of(tensor: Any, mesh: Any) -> Optional[Sharing]:
@@ -218,6 +210,8 @@ def _unsynchronized(outer: Any) -> Iterator[Tuple[Sharing, str, Any]]:
     The innermost FSDP decides, because parts of a tensor parallel module may have values for their own shards. FSDP1
     shows shards as plain parameters, and those of tensor parallel modules may have been cut by hand.
     """
+    from . import groups
+
     passed: Dict[int, Dict[bool, Tuple[str, Any]]] = {}
     for reference, how, mesh in _modules:
         module = reference()
@@ -232,7 +226,9 @@ def _unsynchronized(outer: Any) -> Iterator[Tuple[Sharing, str, Any]]:
         ways = chosen[path] = {**above, **passed.get(id(module), {})}
         how, mesh = ways.get(True) or ways.get(False) or ("", ())
         if id(mesh) not in sharings:
-            found = mesh or None if isinstance(mesh, tuple) else sharing_in(mesh) if mesh is not None else _all_ranks()
+            found = mesh or None if isinstance(mesh, tuple) else sharing_in(mesh) if mesh is not None else None
+            if mesh is None and groups.c10d.get_world_size() > 1:
+                found = ("dim_0", tuple(range(int(groups.c10d.get_world_size()))))
             sharings[id(mesh)] = found
         sharing = sharings[id(mesh)]
         if sharing is None:
@@ -244,13 +240,6 @@ def _unsynchronized(outer: Any) -> Iterator[Tuple[Sharing, str, Any]]:
             if tensor is not None and id(tensor) not in seen and not is_placed(tensor) and _mark(tensor) is not None:
                 seen.add(id(tensor))
                 yield sharing, path + "." * bool(path) + key, tensor
-
-
-def _all_ranks() -> Optional[Sharing]:
-    from . import groups
-
-    world = int(groups.c10d.get_world_size())
-    return ("dim_0", tuple(range(world))) if world > 1 else None
 
 
 def _write_constants(stepper: _Stepper) -> None:
@@ -277,7 +266,7 @@ def _write_constants(stepper: _Stepper) -> None:
             "unwritten": list(unwritten)[:MAX_UNWRITTEN],
         }  # fmt: skip
         files = FingerprintFiles(_about(stepper, sharing, 2), most_records=1)
-        write(files, stepper.steps, values, rows, fingerprints_of(rows).value())
+        write(files, stepper.steps, values, rows)
     stepper.constants = {}
 
 
@@ -301,40 +290,29 @@ def _has_gradient(tensor: Any) -> bool:
 
 
 def _local(rows: Rows) -> Rows:
-    """Return rows with this rank's parts of their tensors."""
-    return [(row, local_part(tensor)) for row, tensor in rows]
+    """Return rows with this rank's parts of DTensors, and any other tensor unchanged."""
+    return [(row, tensor._local_tensor if is_placed(tensor) else tensor) for row, tensor in rows]
 
 
 def patch(module: Any) -> None:
     """Note the modules that are passed to a function or to FSDP1, and the tensors that ``to_empty`` makes."""
     name = _PLACES.get(module.__name__.rpartition(".")[2], "")
-    if name:
-        hooks.put(module, name, functools.partial(_noting, how=name))
-    else:
-        hooks.put(hooks.part(module, FSDP1), "__init__", functools.partial(_noting, how=FSDP1))
+    owner, called = (module, name) if name else (hooks.part(module, FSDP1), "__init__")
+    hooks.put(owner, called, functools.partial(then, after=functools.partial(_note, name or FSDP1)))
     own = sys.modules["torch"].nn.Module
     if not getattr(own.to_empty, "_ddpdoctor", False):
-        hooks.put(own, "to_empty", _emptying)
+        hooks.put(own, "to_empty", functools.partial(then, after=_note_empty))
         own.to_empty._ddpdoctor = True
 
 
-def _noting(original: Callable[..., Any], how: str) -> Callable[..., Any]:
-    @wraps(original)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        mesh = args[1] if how != FULLY_SHARD and len(args) > 1 else kwargs.get("device_mesh", kwargs.get("mesh"))
-        if kwargs.get("dp_mesh_dims") is not None or (mesh is None and how != FULLY_SHARD):
-            mesh = ()  # the mesh has other dimensions too, or is not known
-        _note(args[0] if args else kwargs.get("module"), how, mesh)
-        return result
-
-    return run
-
-
 @guarded("mesh module")
-def _note(given: Any, how: str, mesh: Any) -> None:
+def _note(how: str, unused: Any, /, *args: Any, **kwargs: Any) -> None:
     if not check_every():
         return
+    given: Any = args[0] if args else kwargs.get("module")
+    mesh = args[1] if how != FULLY_SHARD and len(args) > 1 else kwargs.get("device_mesh", kwargs.get("mesh"))
+    if kwargs.get("dp_mesh_dims") is not None or (mesh is None and how != FULLY_SHARD):
+        mesh = ()  # the mesh has other dimensions too, or is not known
     for module in given if isinstance(given, (list, tuple)) else [given]:
         if how == FSDP1:
             from . import groups
@@ -345,21 +323,9 @@ def _note(given: Any, how: str, mesh: Any) -> None:
             _modules.append((weakref.ref(module), how, mesh))
 
 
-def _emptying(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        _note_empty(self, bool(kwargs.get("recurse", True)))
-        return result
-
-    return run
-
-
 @guarded("to_empty")
-def _note_empty(module: Any, recurse: bool) -> None:
-    if not check_every():
-        return
-    for tensor in (*module.buffers(recurse), *module.parameters(recurse)):
+def _note_empty(unused: Any, module: Any, /, *args: Any, recurse: bool = True, **kwargs: Any) -> None:
+    for tensor in (*module.buffers(recurse), *module.parameters(recurse)) if check_every() else ():
         mark = None if is_placed(tensor) or len(_emptied) >= MAX_EMPTIED else _mark(tensor)
         if mark is not None:
             _emptied[id(tensor)] = (weakref.ref(tensor), mark)
@@ -391,8 +357,3 @@ def _sharing(mesh: Any, alike: List[int]) -> Optional[Sharing]:
 def is_placed(tensor: Any) -> bool:
     """Return whether a tensor is a DTensor, without importing that class."""
     return hasattr(tensor, "placements") and hasattr(tensor, "_local_tensor")
-
-
-def local_part(tensor: Any) -> Any:
-    """Return this rank's part of a DTensor, or any other tensor unchanged."""
-    return tensor._local_tensor if is_placed(tensor) else tensor

@@ -30,6 +30,9 @@ from .step_clock import in_backward
 MARKS = 4
 """Parameters whose gradients show whether a backward reached their model, if several models are possible. Our choice:
 nearly any backward uses the first, the last, or one of two between them."""
+MAX_UNFINISHED_NOTES = 16
+"""Changes between finished and unfinished that are noted. A loop with several backwards per forward changes every step.
+"""
 
 on_gone: List[Callable[[Replica], None]] = []
 """Called with a model that ends, while its module still exists."""
@@ -82,10 +85,10 @@ class Replica:
 
 
 class _Kept:
-    """The replicas of this process. They belong to one ring, so a forked child does not use its parent's."""
+    """The models of this process. They belong to one ring, so a forked child does not use its parent's."""
 
     def __init__(self) -> None:
-        self.ring: Any = None
+        self.ring = here.ring
         self.by_id: Dict[int, Replica] = {}
         self.numbers: Dict[str, int] = {}
         self.armed: Dict[int, Replica] = {}
@@ -93,9 +96,22 @@ class _Kept:
         self.unfinished: Dict[int, Replica] = {}
         self.version = 0
         """Changes with the set of models."""
+        self.unwrapped: List[Unwrapped] = []
+        """Replaced, never changed in place."""
+        self.last_reduced = True
+        """Whether the last backward reached a DDP model, or was not checked."""
 
 
 _kept = _Kept()
+_unfinished_notes = 0
+
+
+def _kept_here() -> _Kept:
+    """Return what is kept about models, which is nothing yet in a forked child."""
+    global _kept
+    if _kept.ring is not here.ring:
+        _kept = _Kept()
+    return _kept
 
 
 def is_recorded() -> bool:
@@ -120,19 +136,15 @@ def find(ddp: Any) -> Optional[Replica]:
 
 def register(ddp: Any) -> None:
     """Record a DDP model that has just been made, unless no other rank has a copy."""
-    global _kept
     if here.ring is None or not here.is_rank or not check_every():
         return
     ranks = tuple(int(rank) for rank in groups.c10d.get_process_group_ranks(ddp.process_group))
     if len(ranks) < 2:
         return
-    if _kept.ring is not here.ring:
-        _kept = _Kept()
-        _kept.ring = here.ring
-    group = str(ddp.process_group.group_name)
-    number = _kept.numbers[group] = _kept.numbers.get(group, 0) + 1
-    _kept.by_id[id(ddp)] = Replica(ddp, ranks, number)
-    _kept.version += 1
+    kept, group = _kept_here(), str(ddp.process_group.group_name)
+    number = kept.numbers[group] = kept.numbers.get(group, 0) + 1
+    kept.by_id[id(ddp)] = Replica(ddp, ranks, number)
+    kept.version += 1
 
 
 def _gone(kept: _Kept, key: int, reference: Any, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -166,7 +178,7 @@ def forward_ended(ddp: Any) -> None:
         replica.unreduced_forwards += 1
 
 
-def backward_begins(*unused: Any, **also_unused: Any) -> None:
+def backward_begins() -> None:
     """Prepare to find out which of several models a backward reaches."""
     others = all_unwrapped()
     if (len(_kept.armed) > 1 or others) and not in_backward():
@@ -189,7 +201,9 @@ def backward_ended(*unused: Any, **also_unused: Any) -> None:
     if not reached and not of_others:
         reached = list(_kept.armed)
     ended = [_kept.armed.pop(key) for key in reached]
-    unwrapped_backward_ended(of_others, any_reduced=bool(ended))
+    _kept.last_reduced = bool(ended)
+    for model in _kept.unwrapped if ended else ():
+        model.through += model in of_others or model.is_frozen()
     for replica in ended:
         replica.reductions += 1
     for replica in {*ended, *_kept.unfinished.values()}:
@@ -198,17 +212,20 @@ def backward_ended(*unused: Any, **also_unused: Any) -> None:
 
 @guarded("reducer")
 def _look_at_reducer(replica: Replica, frame: Any) -> None:
-    """Note whether the reducer still waits for gradients after a backward, if that has changed."""
+    """Note that a backward left gradients out, or that a later one delivered them."""
+    global _unfinished_notes
     ddp = replica.ddp()
-    if ddp is None or not (steps.may_note() or replica.unfinished):
+    if ddp is None or not (_unfinished_notes < MAX_UNFINISHED_NOTES or replica.unfinished):
         return
     before, replica.unfinished = replica.unfinished, steps.unfinished(ddp)
     if replica.unfinished:
         _kept.unfinished[id(ddp)] = replica
     else:
         _kept.unfinished.pop(id(ddp), None)
-    if replica.unfinished != before:
-        steps.note_unfinished(replica, replica.unfinished, frame)
+    if replica.unfinished != before and here.ring is not None and _unfinished_notes < MAX_UNFINISHED_NOTES:
+        _unfinished_notes += 1
+        line: Dict[str, Any] = {"frame": frames.describe_user(frame)} if replica.unfinished else {}
+        here.note("unfinished", **(replica.unfinished or {}), group=replica.group, model=replica.number, **line)
 
 
 def _mark(replica: Replica) -> Any:
@@ -216,13 +233,8 @@ def _mark(replica: Replica) -> Any:
     ddp = replica.ddp()
     trained = [p for p in ddp._module_parameters if p.requires_grad] if ddp is not None else []
     chosen = trained[:: max(1, len(trained) // (MARKS - 1))] + trained[-1:]
-    return [_grad_mark(p.grad) for p in chosen]
-
-
-def _grad_mark(grad: Any) -> Any:
-    if grad is None or grad.is_sparse:
-        return id(grad)
-    return grad.data_ptr(), grad._version
+    grads = [p.grad for p in chosen]
+    return [id(g) if g is None or g.is_sparse else (g.data_ptr(), g._version) for g in grads]
 
 
 MAX_MODELS = 4
@@ -308,21 +320,9 @@ class Unwrapped:
         return None if grad is None else (id(grad), grad._version)
 
 
-class _KeptUnwrapped:
-    """The models of this process. They belong to one ring, so a forked child does not use its parent's."""
-
-    ring: Any = None
-    models: List[Unwrapped] = []  # noqa: RUF012 - replaced, never changed in place
-    last_reduced = True
-    """Whether the last backward reached a DDP model, or was not checked."""
-
-
-_kept_unwrapped = _KeptUnwrapped()
-
-
 def all_unwrapped() -> List[Unwrapped]:
     """Return the models that were found so far."""
-    return _kept_unwrapped.models if _kept_unwrapped.ring is here.ring else []
+    return _kept.unwrapped if _kept.ring is here.ring else []
 
 
 def may_be_several() -> bool:
@@ -338,15 +338,14 @@ def find_unwrapped(tensors: List[Any], known: Any) -> Optional[Unwrapped]:
     """
     import torch
 
-    if _kept_unwrapped.ring is not here.ring:
-        _kept_unwrapped.ring, _kept_unwrapped.models, _kept_unwrapped.last_reduced = here.ring, [], True
+    kept = _kept_here()
     own = [tensor for tensor in tensors if id(tensor) not in known]
     plain = all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in own)
-    if not own or not plain or len(_kept_unwrapped.models) >= MAX_MODELS:
+    if not own or not plain or len(kept.unwrapped) >= MAX_MODELS:
         return None
     named = _with_names(own)
-    found = Unwrapped(named, len(_kept_unwrapped.models) + 1)
-    _kept_unwrapped.models = [*_kept_unwrapped.models, found]
+    found = Unwrapped(named, len(kept.unwrapped) + 1)
+    kept.unwrapped = [*kept.unwrapped, found]
     if here.ring is not None:
         here.ring.note({"k": "named", "rows": pack_names(named)})
     return found
@@ -380,18 +379,10 @@ def _modules_of(frame: Any) -> Iterator[Tuple[str, Any]]:
                 yield name, value
 
 
-def unwrapped_backward_ended(reached: List[Unwrapped], any_reduced: bool) -> None:
-    """Note which models a backward has reached, and whether it has reached a DDP model."""
-    _kept_unwrapped.last_reduced = any_reduced
-    if any_reduced:
-        for model in _kept_unwrapped.models:
-            model.through += model in reached or model.is_frozen()
-
-
 def unwrapped_stepped(model: Unwrapped, steps: int) -> None:
     """Note a step of the model's optimizer. Steps also count as reductions, because there is no reducer to count."""
     model.reductions = steps
-    model.own_steps += not _kept_unwrapped.last_reduced
+    model.own_steps += not _kept.last_reduced
 
 
 MAX_MODEL_NOTES = 256

@@ -78,18 +78,16 @@ class LineTable:
     def _add(self, ring: Any, line: Tuple[str, int, str], phase: int) -> None:
         entry = self.entries.get((line, phase))
         if entry is None:
-            entry = self.entries[line, phase] = self._new_entry(ring.line_capacity)
+            entry = [len(self.entries), 0]
+            if len(self.entries) >= ring.line_capacity:
+                rarest = min(self.entries, key=lambda key: self.entries[key][1])
+                entry = [self.entries.pop(rarest)[0], 0]
+            self.entries[line, phase] = entry
         site = ring.known_site(line)
         if site is None:
             site = ring.intern_site(line, frames.describe(*line))
         entry[1] += 1
         ring.line(entry[0], site, phase, entry[1])
-
-    def _new_entry(self, capacity: int) -> List[int]:
-        if len(self.entries) < capacity:
-            return [len(self.entries), 0]
-        rarest = min(self.entries, key=lambda key: self.entries[key][1])
-        return [self.entries.pop(rarest)[0], 0]
 
 
 def _caller_of_module(stack: List[Tuple[Any, int]]) -> Optional[Tuple[str, int, str]]:
@@ -98,53 +96,17 @@ def _caller_of_module(stack: List[Tuple[Any, int]]) -> Optional[Tuple[str, int, 
     None if the user's innermost line was called by the user's own code alone.
     """
     outer = [i for i, (code, _) in enumerate(stack) if code.co_filename.endswith(_MODULE_FILE)]
-    start = outer[-1] if outer else _first_library_frame(stack)
+    start, own = len(stack), False
+    for i, (code, _) in enumerate(stack):  # to the innermost frame of a library that called code of the user
+        is_user = frames.is_user_file(code.co_filename)
+        if own and not is_user:
+            start = i
+            break
+        own = own or is_user
+    start = outer[-1] if outer else start
     above = (one for one in stack[start:] if frames.is_user_file(one[0].co_filename))
     code, line = next(above, (None, 0))
     return None if code is None else (code.co_filename, line, code.co_name)
-
-
-def _first_library_frame(stack: List[Tuple[Any, int]]) -> int:
-    """Return the position of the innermost frame of a library that called code of the user; else the end."""
-    own = False
-    for i, (code, _) in enumerate(stack):
-        is_user = frames.is_user_file(code.co_filename)
-        if own and not is_user:
-            return i
-        own = own or is_user
-    return len(stack)
-
-
-class CoreClock:
-    """How long a rank's main thread had a core since its first step, and waited for one; and how long others waited."""
-
-    def __init__(self) -> None:
-        self.due_ns = 0
-        self.first: Optional[Tuple[int, ...]] = None
-
-    def sample(self, ring: Any) -> None:
-        """Read the kernel's counters about once a second, and write them."""
-        now = time.monotonic_ns()
-        if now < self.due_ns or not here.is_rank or here.clock is None or not here.clock.number:
-            return
-        if is_short_of_files():  # in this thread, at a moment when the script may need the last one
-            return
-        self.due_ns = now + (FIRST_CORE_TIME_NS if self.first is None else CORE_TIME_NS)
-        counted = _core_time()
-        if counted is None:
-            return
-        values = (now, *counted, _others_delay())
-        first = self.first = self.first or values
-        for cell, value, start in zip(("trained_ns", "main_cpu_ns", "run_delay_ns", "others_delay_ns"), values, first):
-            ring.set(cell, max(0, value - start))  # threads may have ended
-
-
-def _others_delay() -> int:
-    """Return how long the other threads of the process were in a queue for a core, summed, in nanoseconds."""
-    own = str(os.getpid())
-    others = [thread for thread in os.listdir("/proc/self/task") if thread != own]
-    counted = [_core_time("/proc/self/task/%s/schedstat" % thread) for thread in others[:MAX_THREADS]]
-    return sum(one[1] for one in counted if one is not None)
 
 
 def _core_time(path: str = "/proc/self/schedstat") -> Optional[Tuple[int, int]]:
@@ -179,7 +141,8 @@ class Sampler:
         self.changes = 0
         self.calls_seen = 0
         self.modules = 0
-        self.cores = CoreClock()
+        self.cores_due_ns = 0
+        self.first_core_times: Optional[Tuple[int, ...]] = None
 
     def run(self) -> None:
         """Sample and answer until the process ends."""
@@ -211,7 +174,7 @@ class Sampler:
                 raise_late()
             self.sample_main(ring)
             self.sample_imports(ring)
-            self.cores.sample(ring)
+            self.sample_cores(ring)
             check()
             request = ring_layout.CELL.unpack_from(self.control, ring_layout.CONTROL_REQUEST)[0] if self.control else 0
             if request != self.answered:
@@ -255,6 +218,28 @@ class Sampler:
         self.modules = modules
         if any(code.co_filename.startswith(_IMPORTING) for code, _ in frames.of_thread(here.main_thread)):
             ring.set("new_functions", ring.get("new_functions") + 1)
+
+    def sample_cores(self, ring: Any) -> None:
+        """Write, about once a second, how long the main thread had a core since its first step, and waited for one.
+
+        With that goes how long the other threads of the process were in a queue for a core, summed.
+        """
+        now = time.monotonic_ns()
+        if now < self.cores_due_ns or not here.is_rank or here.clock is None or not here.clock.number:
+            return
+        if is_short_of_files():  # in this thread, at a moment when the script may need the last one
+            return
+        self.cores_due_ns = now + (FIRST_CORE_TIME_NS if self.first_core_times is None else CORE_TIME_NS)
+        counted = _core_time()
+        if counted is None:
+            return
+        own = str(os.getpid())
+        others = [thread for thread in os.listdir("/proc/self/task") if thread != own]
+        times = [_core_time("/proc/self/task/%s/schedstat" % thread) for thread in others[:MAX_THREADS]]
+        values = (now, *counted, sum(one[1] for one in times if one is not None))
+        first = self.first_core_times = self.first_core_times or values
+        for cell, value, start in zip(("trained_ns", "main_cpu_ns", "run_delay_ns", "others_delay_ns"), values, first):
+            ring.set(cell, max(0, value - start))  # threads may have ended
 
     def answer(self, request: int) -> None:
         """Write two samples of all stacks, some time apart, and everything that the hooks know.
@@ -369,19 +354,13 @@ def start() -> None:
     if here.is_rank:
         register()
     # No threading.Thread: scripts that list their threads would see it, and threading should not be loaded for us.
-    _start_thread(guarded("sampler")(_current.run))
-
-
-def _start_thread(run: Any) -> None:
-    """Start a thread, with a small stack if no other thread runs that could start one with the same small stack."""
-    if _thread._count():
-        _thread.start_new_thread(run, ())
-        return
-    usual = _thread.stack_size(STACK_BYTES)
+    # It gets a small stack if no other thread runs that could start one with the same small stack.
+    usual = None if _thread._count() else _thread.stack_size(STACK_BYTES)
     try:
-        _thread.start_new_thread(run, ())
+        _thread.start_new_thread(guarded("sampler")(_current.run), ())
     finally:
-        _thread.stack_size(usual)
+        if usual is not None:
+            _thread.stack_size(usual)
 
 
 HIGH_NUMBERS = (1000, 240, 48)
@@ -423,7 +402,13 @@ def check() -> None:
     """Stop writing if the script has taken the signal for itself or closed our file."""
     if _file is None:
         return
-    if not _is_there(_file):
+    try:
+        status = os.fstat(_file[0])
+        is_there = (status.st_dev, status.st_ino) == _file[1:]
+    except OSError as error:
+        pass_on(error)
+        is_there = False
+    if not is_there:
         forget()
     elif _has_signal and not _signal_is_free():
         _forget_signal()
@@ -472,15 +457,6 @@ def _open_high(suffix: str, flags: int) -> int:
         os.close(fd)
         return high
     return fd
-
-
-def _is_there(file: Tuple[int, int, int]) -> bool:
-    try:
-        status = os.fstat(file[0])
-    except OSError as error:
-        pass_on(error)
-        return False
-    return (status.st_dev, status.st_ino) == file[1:]
 
 
 def _yield_to_script() -> None:

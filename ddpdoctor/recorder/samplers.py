@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-import time
 import types
 import weakref
 from typing import Any, Dict, Iterator, List, Optional, Set
@@ -59,6 +58,7 @@ def describe_loader(loader: Any, number: int) -> Dict[str, Any]:
     """Return the journal entry of loader ``number`` of this process."""
     given = attributes(loader)
     iterable = bool(given.get("_dataset_kind"))  # _DatasetKind.Iterable is 1, Map is 0
+    sizes = (given.get("batch_size"), attributes(given.get("batch_sampler")).get("batch_size"))
     entry: Dict[str, Any] = {
         "k": "loader",
         "n": number,
@@ -66,8 +66,8 @@ def describe_loader(loader: Any, number: int) -> Dict[str, Any]:
         "ds": class_name(given.get("dataset")),
         "dp": digest_of_dataset(given.get("dataset")),
         "N": None if iterable else length_of(given.get("dataset")),
-        "bs": _batch_size(given),
-        "dl": given.get("drop_last") if isinstance(given.get("drop_last"), bool) else None,
+        "bs": next((size for size in sizes if type(size) is int), None),
+        "dl": _boolean(given, "drop_last"),
         "it": int(iterable),
         "w": given.get("num_workers") if isinstance(given.get("num_workers"), int) else 0,
         "sampler": None if iterable else _describe_sampler(loader),
@@ -149,7 +149,9 @@ def _cuts(loader: Any, *, iterable: bool) -> List[Any]:
             given = attributes(one)
             given = attributes(given.get("_distributed")) or given  # a stream of Hugging Face's datasets
             known = {name.strip("_"): value for name, value in given.items() if type(value) is int}
-            count, number = (_first(known, names) for names in (_COUNTS, _NUMBERS))
+            count, number = (
+                next((known[name] for name in sorted(names) if name in known), None) for names in (_COUNTS, _NUMBERS)
+            )
             if count is not None and number is not None:
                 found += [[what, class_name(one), count, number]] if count > 1 else []
             elif _asks(type(one)):
@@ -163,10 +165,6 @@ def _held(loader: Any) -> str:
     return digest_of_dataset(
         [value for value in given.values() if type(value) in (list, range, dict) or leaf_of(value)]
     )
-
-
-def _first(known: Dict[str, int], names: Any) -> Optional[int]:
-    return next((known[name] for name in sorted(names) if name in known), None)
 
 
 def _dispatcher() -> Any:
@@ -207,14 +205,6 @@ def _asks(kind: type) -> bool:
         named = {name.strip("_") for name in named}
         _asking[kind] = not named.isdisjoint(_ASK_COUNT) and not named.isdisjoint(_ASK_NUMBER)
     return _asking[kind]
-
-
-def _batch_size(given: Dict[str, Any]) -> Optional[int]:
-    """Return the batch size of the loader, or of its batch sampler if it was given one."""
-    for found in (given.get("batch_size"), attributes(given.get("batch_sampler")).get("batch_size")):
-        if type(found) is int:
-            return found
-    return None
 
 
 def _describe_sampler(loader: Any) -> Optional[Dict[str, Any]]:
@@ -260,7 +250,9 @@ def _use(sampler: Any) -> None:
     except TypeError as error:  # the class supports no hashes or no weak references
         pass_on(error)
         return
-    _withdraw(sampler)
+    for number, known in _noted.items():  # a loader uses it after all
+        if known() is sampler and here.ring is not None:
+            here.ring.note({"k": "epoch_call", "n": number, "used": 1})
 
 
 def length_of(dataset: Any) -> Optional[int]:
@@ -351,12 +343,4 @@ def _called(sampler: Any) -> None:
         number = len(_noted) + 1
         _noted[number] = weakref.ref(sampler)
         samples = length_of(attributes(sampler).get("dataset"))
-        entry = {"k": "epoch_call", "n": number, "N": samples, "at": time.monotonic_ns()}
-        here.ring.note(dict(entry, site=frames.describe_user(sys._getframe())))
-
-
-def _withdraw(sampler: Any) -> None:
-    """Withdraw a note, because a loader uses the sampler after all."""
-    for number, known in _noted.items():
-        if known() is sampler and here.ring is not None:
-            here.ring.note({"k": "epoch_call", "n": number, "used": 1})
+        here.note("epoch_call", n=number, N=samples, site=frames.describe_user(sys._getframe()))

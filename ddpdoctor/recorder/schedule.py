@@ -257,7 +257,8 @@ class FingerprintFiles:
         space = MAX_ALL_BYTES - _bytes
         least = fingerprint_file.slot_size(len(rows)) * min(self._most_records, MIN_SLOTS)
         if _files >= MAX_FILES or self._made >= MAX_FILES_A_STREAM or least > space:
-            _give_up()
+            if not _has_given_up:
+                _has_given_up = here.note("prints_end", files=_files, bytes=_bytes)
             return None
         folder, pid = os.path.join(here.folder, FOLDER), os.getpid()
         name = "%d-%d-%d.prints" % (pid, here.ticks, _files)
@@ -269,10 +270,3 @@ class FingerprintFiles:
         self._made += 1
         _bytes += writer.total_bytes
         return writer
-
-
-def _give_up() -> None:
-    """Note once that some fingerprints are no longer written."""
-    global _has_given_up
-    if not _has_given_up and here.ring is not None:
-        _has_given_up = here.ring.note({"k": "prints_end", "files": _files, "bytes": _bytes, "at": time.monotonic_ns()})

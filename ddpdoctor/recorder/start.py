@@ -8,6 +8,7 @@ and ``from torch.distributed import all_reduce`` makes another.
 
 from __future__ import annotations
 
+import _thread
 import os
 import sys
 
@@ -21,7 +22,6 @@ from .state import (
     guarded,
     here,
     is_below_trainer,
-    queries,
     store_address,
 )
 
@@ -54,7 +54,15 @@ def install() -> None:
     hook_in()
     if is_rank():
         start_rank()
-    elif any(mark in argument for argument in _arguments() for mark in _HELPERS) or _is_part_of_rank():
+        return
+    is_helper = any(mark in argument for argument in _arguments() for mark in _HELPERS)
+    if not is_helper and RANK_PID_VARIABLE in os.environ and _program().endswith(".py"):
+        # A rank may wait for what it started to run a script of the user's (an evaluation, a server, the training), so
+        # its lines and its errors count. Tools (compilers, installed programs) get no recorder.
+        from . import frames
+
+        is_helper = frames.is_user_file(os.path.abspath(_program()))
+    if is_helper:
         start_helper()
 
 
@@ -63,7 +71,9 @@ def hook_in() -> None:
     sys._ddpdoctor_recorder = here  # type: ignore[attr-defined]
     here.on_start.append(_start_parts)
     _register_patches()
-    hooks.watch_imports()
+    sys.meta_path.insert(0, hooks.PatchingFinder)
+    for name, patch in list(hooks.patches.items()):
+        hooks.when_there(name, patch)
     os.register_at_fork(after_in_child=_forked)
 
 
@@ -79,7 +89,7 @@ def start_helper() -> None:
     """Record this process as one that is no rank, or not yet."""
     here.start(is_rank=False)
     # It may be a loader's worker: the batches that it makes are timed.
-    hooks.when_there("torch.utils.data._utils.fetch", _later("loaders", "patch_fetchers"))
+    hooks.when_there("torch.utils.data._utils.fetch", _later("loaders.patch_fetchers"))
 
 
 def _start_parts() -> None:
@@ -140,18 +150,6 @@ def _runs_launcher() -> bool:
     return program.startswith(_LAUNCHER_MODULES) or os.path.basename(program) in _LAUNCHERS
 
 
-def _is_part_of_rank() -> bool:
-    """Return whether a rank started this process to run a script of the user's: an evaluation, a server, the training.
-
-    A rank may wait for it, so its lines and its errors count. Tools (compilers, installed programs) get no recorder.
-    """
-    if RANK_PID_VARIABLE not in os.environ or not _program().endswith(".py"):
-        return False
-    from . import frames
-
-    return frames.is_user_file(os.path.abspath(_program()))
-
-
 def _arguments() -> List[str]:
     return list(getattr(sys, "orig_argv", None) or getattr(sys, "argv", []))
 
@@ -160,7 +158,9 @@ def _arguments() -> List[str]:
 def _forked() -> None:
     """Give a forked child its own ring; only the parent writes to the parent's ring."""
     had_ring = here.ring is not None
-    here.forked()
+    here.kept.append(here.ring)
+    here.ring = None
+    here.main_thread = _thread.get_ident()  # it is the one that forked
     if had_ring:
         from . import sampler
 
@@ -169,80 +169,62 @@ def _forked() -> None:
 
 
 def _register_patches() -> None:
-    hooks.patches["torch.distributed.elastic.multiprocessing.api"] = _by_agent("patch", "patch_inner")
-    hooks.patches["torch.distributed.elastic.agent.server.api"] = _by_agent("patch_meetings")
+    """Say which functions of the recorder patch which modules."""
+    hooks.patches["torch.distributed.elastic.multiprocessing.api"] = _by_agent("agent.patch", "agent.patch_inner")
+    hooks.patches["torch.distributed.elastic.agent.server.api"] = _by_agent("agent.patch_meetings")
     if _runs_launcher():  # it imports all of torch and trains nothing: hooks would only delay the ranks
         return
-    training = {
-        "torch.nn.parallel.distributed": "patch_ddp",
-        "torch.autograd": "patch_autograd",
-        "torch.optim.optimizer": "patch_optimizer",
-        "torch.utils.data.dataloader": "patch_loader",
-        "torch.multiprocessing.spawn": "patch_spawn",
-        "multiprocessing.popen_fork": "patch_popen",
-        "torch._dynamo.trace_rules": "patch_dynamo",
-    }
-    hooks.patches.update({module: _later("training", name) for module, name in training.items()})
-    hooks.patches["signal"] = _later("wrappers", "patch_signal")
-    hooks.patches["torch.serialization"] = _later("training", "patch_saves")
     settings = read_settings(os.environ)
-    if settings.log_findings:
-        loggers = {
-            "torch.utils.tensorboard.writer": "patch_tensorboard",
-            "wandb": "patch_wandb",
-            "mlflow.tracking.client": "patch_mlflow_client",
-            "mlflow.tracking.fluent": "patch_mlflow",
-        }
-        hooks.patches.update({module: _later("surroundings", name) for module, name in loggers.items()})
-    if settings.tune_rounds:
-        _register_trial()
-    hooks.patches["torch.distributed.distributed_c10d"] = _patch_groups
-    hooks.patches["torch.distributed"] = _later("detail", "turn_on")
-    hooks.patches["torch.distributed._functional_collectives"] = _later("functional", "patch")
-    hooks.patches["torch.nn.parallel.data_parallel"] = _later("surroundings", "patch_data_parallel")
-    hooks.patches["torch.cuda.graphs"] = _later("capture", "patch")
-    hooks.patches["torch.utils.data.distributed"] = _later("samplers", "patch")
-    for module in (
-        "fsdp._fully_shard._fully_shard", "fsdp.fully_sharded_data_parallel", "tensor.parallel.api", "tensor._api"
-    ):  # fmt: skip
-        hooks.patches["torch.distributed." + module] = _later("mesh", "patch")
-    hooks.patches["multiprocessing.process"] = _later("errors", "note_processes")
-    hooks.patches["asyncio.base_events"] = _later("waits", "patch_loop")
-    hooks.patches["concurrent.futures._base"] = _later("waits", "patch_futures")
-    hooks.patches["multiprocessing.pool"] = _later("waits", "patch_pool")
-    describers["helpers"] = _later("waits", "lost")
-    describers["lock"] = _later("waits", "lock")
-    describers["store"] = _later("waits", "store")
-    describers["handled"] = _later("errors", "handled_now")
 
-
-def _register_trial() -> None:
-    """Add the hooks of a trial after those of training, so that they run first."""
-    trial = {
-        "torch.nn.parallel.distributed": "patch_ddp",
-        "torch.optim.optimizer": "patch_optimizer",
-        "torch.utils.data.dataloader": "patch_loader",
+    loggers = ("torch.utils.tensorboard.writer", "wandb", "mlflow.tracking.client", "mlflow.tracking.fluent")
+    functions = {
+        "torch.nn.parallel.distributed": "training.patch_ddp",
+        "torch.autograd": "training.patch_autograd",
+        "torch.optim.optimizer": "training.patch_optimizer",
+        "torch.utils.data.dataloader": "training.patch_loader",
+        "torch.multiprocessing.spawn": "training.patch_spawn",
+        "multiprocessing.popen_fork": "training.patch_popen",
+        "torch._dynamo.trace_rules": "training.patch_dynamo",
+        "signal": "wrappers.patch_signal",
+        "torch.serialization": "training.patch_saves",
+        **dict.fromkeys(loggers if settings.log_findings else (), "surroundings.patch_logger"),
+        # detail first: all ranks must decide the same, even if a later hook fails on one of them
+        "torch.distributed.distributed_c10d": "detail.patch_init training.patch_groups",
+        "torch.distributed": "detail.turn_on",
+        "torch.distributed._functional_collectives": "functional.patch",
+        "torch.nn.parallel.data_parallel": "surroundings.patch_data_parallel",
+        "torch.cuda.graphs": "capture.patch",
+        "torch.utils.data.distributed": "samplers.patch",
+        "torch.distributed.fsdp._fully_shard._fully_shard": "mesh.patch",
+        "torch.distributed.fsdp.fully_sharded_data_parallel": "mesh.patch",
+        "torch.distributed.tensor.parallel.api": "mesh.patch",
+        "torch.distributed.tensor._api": "mesh.patch",
+        "multiprocessing.process": "errors.note_processes",
+        "asyncio.base_events": "waits.patch_loop",
+        "concurrent.futures._base": "waits.patch_futures",
+        "multiprocessing.pool": "waits.patch_pool",
     }
-    for module, name in trial.items():
-        hooks.patches[module] = _both(hooks.patches[module], _later("tune_trial", name))
-    hooks.patches["torch.serialization"] = _later("tune_trial", "patch_saves")
+    if settings.tune_rounds:  # after those of training, so that they run first
+        functions["torch.nn.parallel.distributed"] += " tune_trial.patch_ddp"
+        functions["torch.optim.optimizer"] += " tune_trial.patch_optimizer"
+        functions["torch.utils.data.dataloader"] += " tune_switches.patch_loader"
+        functions["torch.serialization"] = "tune_trial.patch_saves"
+    hooks.patches.update({module: _later(names) for module, names in functions.items()})
+    asked = {"helpers": "waits.lost", "lock": "waits.lock", "store": "waits.store", "handled": "errors.handled_now"}
+    describers.update({key: _later(name) for key, name in asked.items()})
 
 
-def _both(first: Callable[[Any], None], second: Callable[[Any], None]) -> Callable[[Any], None]:
-    def call(module: Any) -> None:
-        first(module)
-        second(module)
-
-    return call
-
-
-def _later(part: str, name: str) -> Callable[..., Any]:
-    """Return a function of another module of the recorder. That module is loaded when the function is called."""
+def _later(names: str) -> Callable[..., Any]:
+    """Return a function that calls functions of other modules of the recorder. They are loaded when it is called."""
 
     def call(*args: Any) -> Any:
         from importlib import import_module
 
-        return getattr(import_module("." + part, __package__), name)(*args)
+        result = None
+        for name in names.split():
+            part, _, function = name.partition(".")
+            result = getattr(import_module("." + part, __package__), function)(*args)
+        return result
 
     return call
 
@@ -251,22 +233,9 @@ def _by_agent(name: str, inner: str = "") -> Callable[[Any], None]:
     """Return a patch of ``agent`` for a process that may be the job's agent, and another for one inside of a rank."""
 
     def patch(module: Any) -> None:
-        chosen = inner if os.environ.get(AGENT_VARIABLE) or is_below_trainer() else name
-        if chosen:
-            _later("agent", chosen)(module)
+        _later(inner if os.environ.get(AGENT_VARIABLE) or is_below_trainer() else name)(module)
 
     return patch
-
-
-def _patch_groups(module: Any) -> None:
-    from . import detail
-
-    detail.patch_init(module)  # first: all ranks must decide the same, even if a later hook fails on one of them
-    from . import calls, groups, training
-
-    queries["groups"] = calls.groups_now
-    queries["flight_recorder"] = groups.flight_entries_now
-    training.patch_groups(module)
 
 
 _PACKAGE = __package__ or ""
@@ -296,30 +265,28 @@ def begin_late(folder: str) -> None:
 
 @guarded("running group")
 def _join_group() -> None:
+    """Note a default group that was made before the hooks went in, as if it were made now."""
     training = sys.modules.get(_PACKAGE + ".training")
-    if training is not None:
-        training.join_running_group()
+    if training is not None and training.groups.default() is not None:
+        c10d = training.groups.c10d
+        training.before_init(world_size=c10d.get_world_size(), rank=c10d.get_rank())
+        training.after_init()
 
 
 @guarded("copies")
 def _replace_copies() -> None:
     """Put each replaced function in the place of the original, in all modules that are loaded."""
     wrapper_of = {id(original): wrapper for original, wrapper in hooks.replaced}
-    for name, module in list(sys.modules.items()):
-        if not name.startswith(_PACKAGE):
-            _replace_copies_in(getattr(module, "__dict__", None), wrapper_of)
+    for module_name, module in list(sys.modules.items()):
+        names = getattr(module, "__dict__", None)
+        if not module_name.startswith(_PACKAGE) and type(names) is dict:
+            for name, value in list(names.items()):
+                if id(value) in wrapper_of:
+                    names[name] = _outermost(wrapper_of, value)
     functional = sys.modules.get("torch.distributed._functional_collectives")
     # torch.compile knows the functions that it can trace by this table.
     traced = getattr(functional, "traceable_collective_remaps", {})
     traced.update({_outermost(wrapper_of, one): traced[one] for one in list(traced) if id(one) in wrapper_of})
-
-
-def _replace_copies_in(names: Any, wrapper_of: Dict[int, Any]) -> None:
-    if type(names) is not dict:
-        return
-    for name, value in list(names.items()):
-        if id(value) in wrapper_of:
-            names[name] = _outermost(wrapper_of, value)
 
 
 def _outermost(wrapper_of: Dict[int, Any], function: Any) -> Any:

@@ -49,7 +49,9 @@ class Recorder:
         """Whether this process is recorded as a rank, or as one that belongs to a rank."""
         self.ticks = 0
         """When this process started, in clock ticks since boot. With the pid it identifies the process uniquely."""
-        self.main_thread = _main_thread()
+        threading = sys.modules.get("threading")
+        # If nobody has imported ``threading`` yet, this is the main thread.
+        self.main_thread = _thread.get_ident() if threading is None else threading.main_thread().ident
         self.failures = 0
         self.on_start: List[Callable[[], None]] = []
         self.on_end: List[Callable[[], None]] = []
@@ -84,19 +86,22 @@ class Recorder:
             self.lost("no ring could be made: %s" % (getattr(error, "strerror", None) or error))
             return
         self.ring = ring
-        ring.note(
-            {
-                "k": "process",
-                "ppid": os.getppid(),
-                "rank_pid": owning_rank(),
-                "main": self.main_thread,
-                "roots": frames.STDLIB,
-                "env": {name: os.environ[name] for name in _LAUNCH_VARIABLES if name in os.environ},
-                "at": time.monotonic_ns(),
-            }
+        # The rank that this process is or that it was started by, however far up; 0 if by none.
+        owner = os.environ.get(JOINED_VARIABLE) or os.environ.get(RANK_PID_VARIABLE, "")
+        self.note(
+            "process",
+            ppid=os.getppid(),
+            rank_pid=int(owner) if owner.isdigit() else 0,
+            main=self.main_thread,
+            roots=frames.STDLIB,
+            env={name: os.environ[name] for name in _LAUNCH_VARIABLES if name in os.environ},
         )
         for action in self.on_start:
             action()
+
+    def note(self, k: str, *, vital: bool = False, **fields: Any) -> bool:
+        """Write a note to the journal, with the time. Return False if there is no ring, or no room."""
+        return self.ring is not None and self.ring.note({"k": k, **fields, "at": time.monotonic_ns()}, vital=vital)
 
     def promote(self) -> None:
         """Give a process that turned out to be a rank (under mp.spawn) the ring of a rank."""
@@ -109,12 +114,6 @@ class Recorder:
         if self.ring is not None:
             self.is_rank = self.is_child = False
             self._drop_ring()
-
-    def forked(self) -> None:
-        """Let go of the parent's ring in a forked child. Its main thread is the one that forked."""
-        self.kept.append(self.ring)
-        self.ring = None
-        self.main_thread = _thread.get_ident()
 
     def _drop_ring(self) -> None:
         old, self.ring = self.ring, None
@@ -162,17 +161,10 @@ class Recorder:
 
     def _noted_defect(self, hook: str, text: str) -> bool:
         try:
-            entry = {"k": "defect", "hook": hook, "error": text, "at": time.monotonic_ns()}
-            return self.ring is not None and self.ring.note(entry, vital=True)
+            return self.note("defect", vital=True, hook=hook, error=text)
         except Exception as failure:  # noqa: BLE001 - the recorder's wall
             pass_on(failure)
             return False
-
-
-def _main_thread() -> Optional[int]:
-    """Return the main thread's number. If nobody has imported ``threading`` yet, it is the current thread."""
-    threading = sys.modules.get("threading")
-    return _thread.get_ident() if threading is None else threading.main_thread().ident
 
 
 def check_every() -> int:
@@ -189,12 +181,6 @@ def check_every() -> int:
 def store_address() -> str:
     """Return the address of the job's store as the environment gives it."""
     return "%s:%s" % (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
-
-
-def owning_rank() -> int:
-    """Return the pid of the rank that this process is or that it was started by, however far up; 0 if by none."""
-    text = os.environ.get(JOINED_VARIABLE) or os.environ.get(RANK_PID_VARIABLE, "")
-    return int(text) if text.isdigit() else 0
 
 
 def is_below_trainer() -> bool:
@@ -324,7 +310,11 @@ def shielded(hook: str, action: Callable[[Any], Any]) -> Callable[..., Any]:
                             del errors[0]
                         while True:
                             late = here.late.get(_thread.get_ident()) if here.late else None
-                            if late and sys.exc_info()[0] is None and not _is_in_backward():
+                            if (
+                                late
+                                and sys.exc_info()[0] is None
+                                and not (here.in_backward and _thread.get_ident() == here.main_thread)
+                            ):
                                 error = late[0]
                                 sender, key = _sender(error, _thread.get_ident())
                                 if late and late[0] is error:  # the sampler has not sent it meanwhile
@@ -350,10 +340,6 @@ def _send_again(error: BaseException) -> None:
     late = here.late.setdefault(_thread.get_ident(), [])
     if all(error is not other for other in late):
         late.append(error)
-
-
-def _is_in_backward() -> bool:
-    return here.in_backward and _thread.get_ident() == here.main_thread
 
 
 def raise_late() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import _thread
 import sys
 import time
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
 from .state import guarded, here, sealed, wall
 from .storage import ring_layout
@@ -42,7 +42,7 @@ class StepInside:
             self.data, self.buffers, self.exposed, self.optimizer, self.own, self.gc, *self.cpu, self.data_cpu,
         )  # fmt: skip
         counts = (max(self.reductions.values(), default=0), self.backwards, self.rows, self.numel)
-        return [*(min(max(0, ns // 1000), MOST_US) for ns in times), *(min(count, MOST_US) for count in counts)]
+        return [*_us(times), *(min(count, MOST_US) for count in counts)]
 
 
 class StepClock:
@@ -139,7 +139,10 @@ class StepClock:
         now = self.since_ns
         self.number += 1
         self.inside.gc += self.collected()
-        flags = self.level | (ring_layout.STEP_WAIT_UNKNOWN if self.unknown or unseen_waits() else 0)
+        # On a GPU a collective returns before it has begun.
+        cuda = sys.modules.get("torch.cuda")
+        on_gpu = cuda is not None and getattr(cuda, "_initialized", True) and bool(cuda.is_initialized())
+        flags = self.level | (ring_layout.STEP_WAIT_UNKNOWN if self.unknown or on_gpu else 0)
         ended = EndedStep(self.number, now, self.group, flags, self.spent, self.waits, self.inside)
         self.spent, self.waits, self.unknown, self.inside = [0, 0, 0, 0], [0, 0, 0, 0], False, StepInside()
         return ended
@@ -170,26 +173,11 @@ class EndedStep:
             )
 
 
-def unseen_waits() -> bool:
-    """Return whether waits cannot be measured: on a GPU a collective returns before it has begun."""
-    cuda = sys.modules.get("torch.cuda")
-    return cuda is not None and getattr(cuda, "_initialized", True) and bool(cuda.is_initialized())
-
-
-def _us(durations: List[int]) -> List[int]:
+def _us(durations: Iterable[int]) -> List[int]:
     return [min(max(0, ns // 1000), MOST_US) for ns in durations]
 
 
 clock = StepClock()
-
-
-def ended_collective(site: int, now_ns: int) -> None:
-    """Note that a collective of the main thread has ended. It ends a step if nothing better marks steps.
-
-    ``site`` is the number of its line.
-    """
-    if clock.level <= ring_layout.STEP_COLLECTIVE and clock.ends_step(ring_layout.STEP_COLLECTIVE, site):
-        clock.take(now_ns).write()
 
 
 def begin_wait() -> int:

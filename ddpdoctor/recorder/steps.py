@@ -148,7 +148,7 @@ def _forward_ended(ddp: Any) -> None:
     if ddp.require_backward_grad_sync:
         _reducing = weakref.ref(ddp)
         began_anew(ddp)
-        device_times.forward_ended(ddp)
+        device_times.measured.forward_ended(ddp)
 
 
 def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -225,7 +225,7 @@ def model_reduced(ddp: Any, backward_ns: int, ended_ns: int) -> None:
     counts = clock.inside.reductions
     counts[id(ddp)] = counts.get(id(ddp), 0) + 1
     if ddp.device_type == "cuda":
-        device_times.model_reduced(ddp)
+        device_times.measured.model_reduced(ddp)
     clock.group = groups.name_id(here.ring, groups.known(ddp.process_group))
     is_passed_over = clock.number >= FIRST_STEPS and not is_sampled(clock.number + 1, SAMPLE_BITS)
     if is_passed_over or ddp.logger is None or ddp.device_type != "cpu":
@@ -239,7 +239,7 @@ def end_step() -> None:
     global _held
     _write_held()
     _held = clock.take()
-    device_times.step_ended(_held)
+    device_times.measured.step_ended(_held)
     if clock.number == surroundings.NOTED_AT_STEP:
         surroundings.note_surroundings()
     surroundings.step_ended(clock.number)
@@ -255,7 +255,7 @@ def settle_all() -> None:
     _write_held()
     device_times.settle_gradients()
     surroundings.note_line()
-    device_times.settle_steps()
+    device_times.measured.settle()
 
 
 @guarded("steps")
@@ -268,8 +268,13 @@ def _settle_without_forward(key: int) -> None:
 
 def _settle(reduction: Reduction) -> None:
     """Add the wait in a reduction to its step."""
-    waited = _waited_ns(reduction)
-    if waited is not None:
+    # Under DETAIL a bucket waits for other ranks when it is launched, that is, before the last gradient is computed.
+    detailed = groups.c10d.get_debug_level() == groups.c10d.DebugLevel.DETAIL
+    times = reduction.logger._get_ddp_logging_data().ints_map
+    arrived = times.get("backward_comm_time_start" if detailed else "backward_compute_time_end", 0)
+    arrived_ns = arrived - reduction.wall_offset_ns
+    if reduction.backward_ns <= arrived_ns <= reduction.ended_ns:  # else DDP did not time that backward
+        waited = int(reduction.ended_ns - arrived_ns)
         reduction.waits[ring_layout.BACKWARD] += waited
         reduction.inside.exposed += waited
         ddp = reduction.model()
@@ -281,20 +286,6 @@ def _settle(reduction: Reduction) -> None:
         clock.unknown = True
     if _held is not None and not _is_awaited(_held):
         _write_held()
-
-
-def _waited_ns(reduction: Reduction) -> Optional[int]:
-    """Return how long the rank waited for others, or None if DDP did not time that backward.
-
-    Under DETAIL a bucket waits for other ranks when it is launched, that is, before the last gradient is computed.
-    """
-    detailed = groups.c10d.get_debug_level() == groups.c10d.DebugLevel.DETAIL
-    times = reduction.logger._get_ddp_logging_data().ints_map
-    arrived = times.get("backward_comm_time_start" if detailed else "backward_compute_time_end", 0)
-    arrived_ns = arrived - reduction.wall_offset_ns
-    if reduction.backward_ns <= arrived_ns <= reduction.ended_ns:
-        return int(reduction.ended_ns - arrived_ns)
-    return None
 
 
 def _is_awaited(ended: EndedStep) -> bool:
@@ -319,9 +310,7 @@ MAX_NODES = 4096
 """Nodes of autograd's graph that are searched for one variable of the script. Our choice: noting an error must not take
 seconds."""
 MAX_VARIABLES = 64
-MAX_NOTES = 16
-"""Changes between finished and unfinished that are noted. A loop with several backwards per forward changes every step.
-"""
+
 
 _UNFINISHED = "Expected to have finished reduction in the prior iteration"
 _TWICE = "Expected to mark a variable ready only once"
@@ -333,15 +322,6 @@ _names: weakref.WeakKeyDictionary[Any, List[str]] = weakref.WeakKeyDictionary()
 """By model: the names of its parameters, in the order of the reducer's numbers."""
 _to_reduce: Any = None
 """A weak reference to the model whose forward ran last with a reduction to follow."""
-_unfinished_notes = 0
-
-
-def note_what_is_needed(native: Any) -> None:
-    """Note whether this torch has the methods that are called on DDP's reducer and timers, which are C++."""
-    for name in ("_check_reducer_finalized", "get_backward_stats", "_ddp_graph_static"):
-        hooks.has(native.Reducer, name)
-    for name in ("_get_ddp_logging_data", "set_runtime_stats_and_log"):
-        hooks.has(native.Logger, name)
 
 
 def keep_names(ddp: Any) -> None:
@@ -388,23 +368,6 @@ def unfinished(ddp: Any) -> Optional[Dict[str, Any]]:
     return None
 
 
-@guarded("reducer")
-def note_unfinished(replica: Any, entry: Optional[Dict[str, Any]], frame: Any) -> None:
-    """Note that a backward left gradients out, or that a later one delivered them."""
-    global _unfinished_notes
-    if here.ring is not None and _unfinished_notes < MAX_NOTES:
-        _unfinished_notes += 1
-        about = dict(entry or {}, k="unfinished", group=replica.group, model=replica.number, at=time.monotonic_ns())
-        if entry:
-            about["frame"] = frames.describe_user(frame)
-        here.ring.note(about)
-
-
-def may_note() -> bool:
-    """Return whether changes are still noted."""
-    return _unfinished_notes < MAX_NOTES
-
-
 def _about_parameters(names: List[str], ddp: Any, what: str) -> Dict[str, Any]:
     return {
         "what": what,
@@ -428,15 +391,12 @@ def _model_in(traceback: Any) -> Any:
 def _numbered(ddp: Any, text: str) -> List[str]:
     """Return the parameters whose numbers are in an error's text, in the order of the model."""
     known = _names.get(ddp, []) if ddp is not None else []
-    return [known[number] for number in sorted(_numbers_in(text)) if number < len(known)]
-
-
-def _numbers_in(text: str) -> List[int]:
     if _NUMBERS in text:
         listed = text.split(_NUMBERS, 1)[1].partition(":")[2].partition("\n")[0]
     else:
         listed = text.partition(_AT_NUMBER)[2].partition(" ")[0]
-    return [int(word) for word in listed.split() if word.isdigit()]
+    numbers = sorted(int(word) for word in listed.split() if word.isdigit())
+    return [known[number] for number in numbers if number < len(known)]
 
 
 def _variables_of(traceback: Any, wanted: Set[int]) -> List[str]:

@@ -24,16 +24,12 @@ from collections import Counter, deque
 from functools import partial
 from itertools import accumulate, chain, repeat, tee
 from operator import attrgetter, getitem, sub
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Deque, Dict, Iterator, List, Optional, Set, Tuple
 
 from . import frames, hooks
 from .state import guarded, here
 from .step_clock import clock
-from .wrappers import around, wraps
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Deque, Dict, Iterator, Tuple
+from .wrappers import around, then
 
 NOTED_AT_STEP = 5
 """The step after which threads and frameworks are noted. Our choice: a script has set its threads by then."""
@@ -71,8 +67,7 @@ def _used(model: Any) -> None:
     if frame is None or here.ring is None or not torch.is_grad_enabled() or not model.training:
         return
     del _built_at[model]
-    devices = len(getattr(model, "device_ids", ()) or ())
-    here.ring.note({"k": "data_parallel", "devices": devices, "frame": frame, "at": time.monotonic_ns()})
+    here.note("data_parallel", devices=len(getattr(model, "device_ids", ()) or ()), frame=frame)
 
 
 @guarded("surroundings")
@@ -83,14 +78,8 @@ def note_surroundings() -> None:
     import torch
 
     loaded = [name for name, modules in FRAMEWORKS.items() if any(module in sys.modules for module in modules)]
-    entry = {
-        "k": "surroundings",
-        "threads": torch.get_num_threads(),
-        "cores": len(os.sched_getaffinity(0)),
-        "frameworks": loaded,
-        "at": time.monotonic_ns(),
-    }
-    here.ring.note(entry)
+    cores = len(os.sched_getaffinity(0))
+    here.note("surroundings", threads=torch.get_num_threads(), cores=cores, frameworks=loaded)
 
 
 LONG_NS = 1_000_000
@@ -179,10 +168,8 @@ def step_ended(number: int) -> None:
 @guarded("collections")
 def note_line() -> None:
     """Write the line whose collections took most."""
-    if not _lines or here.ring is None:
-        return
-    line = max(_lines, key=lambda one: _lines[one])
-    here.ring.note({"k": "collected", "frame": frames.describe(*line), "at": time.monotonic_ns()})
+    if _lines:
+        here.note("collected", frame=frames.describe(*max(_lines, key=lambda one: _lines[one])))
 
 
 WATCHED_AFTER = 3
@@ -212,23 +199,16 @@ def hand_made_step(optimizer: Any) -> None:
         return
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     found = len({p.grad.data_ptr() for p in trained}.intersection(address for address, _ in _reduced))
-    copies = 0 if found >= MIN_GRADIENTS or clock.inside.reductions else _copies(trained)
+    copies = 0
+    if found < MIN_GRADIENTS and not clock.inside.reductions:
+        # Parameters have these shapes too. A script that averages them reduces no gradients.
+        weights = {p.data_ptr() for p in trained}
+        shapes = Counter(shape for address, shape in _reduced if address not in weights)
+        copies = 0 if Counter(p.grad.shape for p in trained) - shapes else len(trained)
     if max(found, copies) >= MIN_GRADIENTS:
-        note = {"k": "hand_reduced", "gradients": max(found, copies), "copied": copies > 0, "frame": _reduced_at}
-        here.ring.note(dict(note, at=time.monotonic_ns()))
+        here.note("hand_reduced", gradients=max(found, copies), copied=copies > 0, frame=_reduced_at)
     _reduced.clear()
     _reduced_at = None
-
-
-def _copies(trained: List[Any]) -> int:
-    """Return how many gradients there are, if a tensor of the shape of each was reduced, else 0.
-
-    Parameters have these shapes too. A script that averages them reduces no gradients.
-    """
-    weights = {p.data_ptr() for p in trained}
-    shapes = Counter(shape for address, shape in _reduced if address not in weights)
-    missing = Counter(p.grad.shape for p in trained) - shapes
-    return 0 if missing else len(trained)
 
 
 _noted: Set[str] = set()
@@ -236,47 +216,20 @@ _noted: Set[str] = set()
 for each call."""
 
 
-def patch_tensorboard(module: Any) -> None:
-    """Patch torch.utils.tensorboard.writer: note the folder of the first writer."""
-    owner = getattr(module, "SummaryWriter", None)
-    hooks.put(owner, "__init__", lambda original: around(original, after=_made_writer), is_api=True)
-
-
-def patch_wandb(module: Any) -> None:
-    """Patch wandb: note the first run."""
-    hooks.put(module, "init", lambda original: _then(original, _began_wandb), is_api=True)
-
-
-def patch_mlflow(module: Any) -> None:
-    """Patch mlflow.tracking.fluent: note the first run."""
-    hooks.put(module, "start_run", lambda original: _then(original, _began_mlflow), is_api=True)
-
-
-def patch_mlflow_client(module: Any) -> None:
-    """Patch mlflow.tracking.client, which frameworks use: note the first run."""
-    owner = getattr(module, "MlflowClient", None)
-    hooks.put(owner, "create_run", lambda original: _then(original, _began_mlflow), is_api=True)
-
-
-def _then(original: Any, after: Callable[..., None]) -> Any:
-    """Return a function that also calls ``after`` with its result and its arguments. It must not raise."""
-
-    @wraps(original)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        after(result, *args)
-        return result
-
-    return run
+def patch_logger(module: Any) -> None:
+    """Patch the module of a logger: note its first writer or run."""
+    name, function, after = _LOGGERS[module.__name__]
+    owner = getattr(module, name, None) if name else module
+    hooks.put(owner, function, partial(then, after=after), is_api=True)
 
 
 @guarded("tensorboard")
-def _made_writer(writer: Any) -> None:
+def _made_writer(unused: Any, writer: Any, *args: Any, **kwargs: Any) -> None:
     _note("tensorboard", folder=os.path.abspath(os.fspath(writer.log_dir)))
 
 
 @guarded("wandb")
-def _began_wandb(run: Any, *args: Any) -> None:
+def _began_wandb(run: Any, *args: Any, **kwargs: Any) -> None:
     from .storage.secrets import hide_in_text
 
     settings = run.settings
@@ -290,7 +243,7 @@ def _began_wandb(run: Any, *args: Any) -> None:
 
 
 @guarded("mlflow")
-def _began_mlflow(run: Any, *args: Any) -> None:
+def _began_mlflow(run: Any, *args: Any, **kwargs: Any) -> None:
     """Note a run. The first argument is the client, if there is one.
 
     An address with a password is left out, so that it is stored nowhere.
@@ -299,9 +252,17 @@ def _began_mlflow(run: Any, *args: Any) -> None:
     _note("mlflow", id=run.info.run_id, tracking_uri="" if "@" in uri else uri, folder=os.getcwd())
 
 
+_LOGGERS: Dict[str, Tuple[str, str, Any]] = {
+    "torch.utils.tensorboard.writer": ("SummaryWriter", "__init__", _made_writer),
+    "wandb": ("", "init", _began_wandb),
+    "mlflow.tracking.client": ("MlflowClient", "create_run", _began_mlflow),  # which frameworks use
+    "mlflow.tracking.fluent": ("", "start_run", _began_mlflow),
+}
+"""By module: its class, if it is a method, the function that begins a run, and what notes it."""
+
+
 def _note(logger: str, **place: str) -> None:
     if here.ring is None or not here.is_rank or logger in _noted:
         return
     _noted.add(logger)
-    entry: Dict[str, Any] = {"k": "logger", "logger": logger, "place": place, "at": time.monotonic_ns()}
-    here.ring.note(entry)
+    here.note("logger", logger=logger, place=place)

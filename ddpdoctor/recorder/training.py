@@ -7,19 +7,33 @@ import os
 import sys
 import time
 import weakref
-from typing import Any, Callable
+from typing import Any, Callable, Dict
 
-from . import calls, detail, frames, gradients, groups, hooks, loaders, replicas, steps, surroundings, triggers
-from . import fingerprinting as made
+from . import (
+    calls,
+    detail,
+    fingerprinting,
+    frames,
+    gradients,
+    groups,
+    hooks,
+    loaders,
+    replicas,
+    steps,
+    surroundings,
+    triggers,
+)
 from . import mesh as mesh_replicas
 from .errors import noting_errors
 from .state import (
     JOINED_VARIABLE,
     MASTER_VARIABLE,
+    check_every,
     guarded,
     here,
     is_below_trainer,
     pass_on,
+    queries,
     sealed,
     store_address,
     wall,
@@ -45,12 +59,11 @@ def count(cell: str, counter: Any) -> None:
         here.ring.set(cell, next(counter))
 
 
-def phase(
-    op: str, *, waits: bool = False, before: Any = None, after: Any = None, name: Any = None, group: Any = None
-) -> Any:
+def phase(op: str, *, waits: bool = False, before: Any = None, after: Any = None) -> Any:
     """Return a decorator that puts a record around a function.
 
-    ``group`` returns the process group in which DDP's C++ makes collectives meanwhile, or None if it makes none.
+    ``before`` may return another operation, and the process group in which DDP's C++ makes collectives meanwhile, or
+    None if it makes none.
     """
     note_end = guarded(op)(after) if after is not None else None
 
@@ -59,10 +72,11 @@ def phase(
         def recorded(*args: Any, **kwargs: Any) -> Any:
             index = 0
             try:
-                if before is not None:
-                    before(*args, **kwargs)
-                number, begun = groups.begun_in(group(*args, **kwargs) if group is not None else None)
-                index = calls.begin(name(*args) if name is not None else op, number, begun)
+                name, group = (before(*args, **kwargs) if before is not None else None) or (op, None)
+                ring = here.ring
+                _, known, begun = groups.look_up(group)
+                is_named = group is not None and known is not None and ring is not None
+                index = calls.begin(name, groups.name_id(ring, known) if is_named else 0, begun)
             except Exception as error:
                 if not sealed[wall.gi_running][op, error]:
                     raise
@@ -88,20 +102,21 @@ def phase(
 
 def patch_groups(module: Any) -> None:
     """Patch torch.distributed.distributed_c10d: collectives, and making and destroying groups."""
-    detail.keep_helpers(module)
+    queries["groups"] = calls.groups_now
+    queries["flight_recorder"] = groups.flight_entries_now
+    detail.make_safe(module)
     calls.patch(module)
-    calls.patch_objects(module)
-    init = phase("init_process_group", waits=True, before=_before_init, after=_after_init)
+    init = phase("init_process_group", waits=True, before=before_init, after=after_init)
     hooks.put(module, "init_process_group", init)
     hooks.put(module, "new_group", phase("new_group", waits=True))
     hooks.put(module, "destroy_process_group", phase("destroy_process_group", before=_before_destroy))
-    detail.make_safe(module)
-    _note_what_evidence_needs(module)
-
-
-def _note_what_evidence_needs(module: Any) -> None:
-    """Note whether this torch has the attributes that the evidence about groups is read from."""
-    hooks.note_modules(sys.modules["torch"], [name for name in hooks.patches if name.startswith("torch.")])
+    # A hook that waits for a module that this torch does not have would otherwise wait unnoticed.
+    root = os.path.dirname(str(sys.modules["torch"].__file__))
+    for name in hooks.patches if os.path.isdir(root) else ():  # else torch comes from an archive
+        path = os.path.join(root, *name.split(".")[1:])
+        if name.startswith("torch.") and not os.path.exists(path + ".py") and not os.path.isdir(path):
+            hooks.note(name, found=False)
+    # What the evidence about groups is read from.
     world = hooks.part(module, "_world")
     for name in ("default_pg", "pg_group_ranks", "pg_map", "pg_names"):
         hooks.has(type(world), name)
@@ -121,28 +136,36 @@ def _before_destroy(group: Any = None) -> None:
     detail.forget_helpers(group)
     if here.is_rank and (group is None or group is groups.default()):
         os.environ.pop(JOINED_VARIABLE, None)
-        if here.ring is not None:
-            here.ring.note({"k": "destroyed", "at": time.monotonic_ns()})
+        here.note("destroyed")
 
 
-def _before_init(*args: Any, **kwargs: Any) -> None:
+def before_init(*args: Any, **kwargs: Any) -> None:
     names = ("backend", "init_method", "timeout", "world_size", "rank")
     given = dict(zip(names, args))
     given.update(kwargs)
-    _leave_agent_store(given.get("init_method"))
+    address = store_address()
+    init_method = given.get("init_method")
+    if isinstance(init_method, str) and init_method.startswith("tcp://"):
+        address = init_method[len("tcp://") :].partition("?")[0].rstrip("/")
+    launched = os.environ.get(MASTER_VARIABLE, address)
+    is_own = launched.replace("localhost", "127.0.0.1") == address.replace("localhost", "127.0.0.1")
+    if not here.is_rank and not is_own:
+        # A script starts its own ranks at its own address, and one of them is to create a store there. The agent's
+        # ranks know from their environment that the agent has the store. Their children inherit that, and would wait
+        # forever for a store that nobody creates.
+        os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     if not is_below_trainer():
         here.promote()
     groups.turn_on_flight_recorders()
     if here.ring is None:
         return
-    entry = {"k": "init", "at": time.monotonic_ns()}
+    place: Dict[str, Any] = {}
     for name, variable in (("world_size", "WORLD_SIZE"), ("rank", "RANK")):
-        value = given.get(name)
-        if not isinstance(value, int) or value < 0:
-            value = int(os.environ[variable]) if os.environ.get(variable, "").isdigit() else None
-        entry[name] = value
-    entry["meeting"] = _meeting_file(given.get("init_method"))
-    here.ring.note(dict(entry, timeout_s=groups.init_timeout_s(given.get("backend"), given.get("timeout"))))
+        place[name] = given.get(name)
+        if not isinstance(place[name], int) or place[name] < 0:
+            place[name] = int(os.environ[variable]) if os.environ.get(variable, "").isdigit() else None
+    timeout_s = groups.init_timeout_s(given.get("backend"), given.get("timeout"))
+    here.note("init", **place, meeting=_meeting_file(init_method), timeout_s=timeout_s)
 
 
 def _meeting_file(init_method: Any) -> Any:
@@ -157,37 +180,15 @@ def _meeting_file(init_method: Any) -> Any:
         return {"path": path, "size_bytes": 0}
 
 
-def _leave_agent_store(init_method: Any) -> None:
-    """Let a script that starts its own ranks at its own address create a store there.
-
-    The agent's ranks know from their environment that the agent has the store. Their children inherit that, and would
-    wait forever for a store that nobody creates.
-    """
-    address = store_address()
-    if isinstance(init_method, str) and init_method.startswith("tcp://"):
-        address = init_method[len("tcp://") :].partition("?")[0].rstrip("/")
-    given = os.environ.get(MASTER_VARIABLE, address)
-    same = given.replace("localhost", "127.0.0.1") == address.replace("localhost", "127.0.0.1")
-    if not here.is_rank and not same:
-        os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
-
-
-def _after_init(*args: Any, **kwargs: Any) -> None:
+def after_init(*args: Any, **kwargs: Any) -> None:
     if here.ring is None:
         return
-    world = {"rank": groups.c10d.get_rank(), "world_size": groups.c10d.get_world_size()}
-    torch_says = {"backend": groups.backends_of(groups.default()), "debug_level": groups.c10d.get_debug_level().name}
-    here.ring.note(dict(world, k="initialized", at=time.monotonic_ns(), **torch_says))
+    rank, world_size = groups.c10d.get_rank(), groups.c10d.get_world_size()
+    backend, level = groups.backends_of(groups.default()), groups.c10d.get_debug_level().name
+    here.note("initialized", rank=rank, world_size=world_size, backend=backend, debug_level=level)
     here.ring.set("initialized", 1)
     if here.is_rank:
         os.environ[JOINED_VARIABLE] = str(os.getpid())
-
-
-def join_running_group() -> None:
-    """Note a default group that was made before the hooks went in, as if it were made now."""
-    if groups.default() is not None:
-        _before_init(world_size=groups.c10d.get_world_size(), rank=groups.c10d.get_rank())
-        _after_init()
 
 
 def patch_ddp(module: Any) -> None:
@@ -200,34 +201,45 @@ def patch_ddp(module: Any) -> None:
         i = positions.get(name, len(args))
         return kwargs[name] if name in kwargs else args[i] if i < len(args) else None
 
-    def group_of(*args: Any, **kwargs: Any) -> Any:
+    def before(*args: Any, **kwargs: Any) -> Any:
         mesh = given("device_mesh", args, kwargs)
         own = mesh.get_group(mesh_dim=0) if mesh is not None else given("process_group", args, kwargs)
-        return own if own is not None else groups.default()
-
-    def before(*args: Any, **kwargs: Any) -> None:
-        group = group_of(*args, **kwargs)
-        detail.constructing.group = group
+        group = detail.constructing.group = own if own is not None else groups.default()
         syncs_buffers = given("broadcast_buffers", args, kwargs) is not False
         finds_unused = bool(given("find_unused_parameters", args, kwargs))
         replicas.note_model(given("module", args, kwargs), group, syncs_buffers, finds_unused)
+        return "ddp_init", group
+
+    def after(model: Any, /, *unused: Any, **also_unused: Any) -> None:
+        detail.constructing.group = None
+        steps.keep_names(model)
+        replicas.register(model)
 
     steps.patch_ddp(ddp)
     surroundings.watch_collections()
     gradients.patch_ddp(ddp)
-    hooks.put(ddp, "__init__", phase("ddp_init", waits=True, before=before, after=_after_ddp, group=group_of))
-    forward = phase("ddp_forward", before=_before_forward, name=_forward_name, group=_forward_group)
-    hooks.put(ddp, "forward", forward)
+    hooks.put(ddp, "__init__", phase("ddp_init", waits=True, before=before, after=after))
+    hooks.put(ddp, "forward", phase("ddp_forward", before=_before_forward))
     hooks.put(ddp, "_post_forward", lambda original: around(original, after=replicas.forward_ended))
     hooks.put(ddp, "_sync_buffers", lambda original: around(original, after=_buffers_synced))
-    steps.note_what_is_needed(sys.modules["torch._C._distributed_c10d"])
+    # What is called on DDP's reducer and timers, which are C++.
+    native = sys.modules["torch._C._distributed_c10d"]
+    for name in ("_check_reducer_finalized", "get_backward_stats", "_ddp_graph_static"):
+        hooks.has(native.Reducer, name)
+    for name in ("_get_ddp_logging_data", "set_runtime_stats_and_log"):
+        hooks.has(native.Logger, name)
 
 
-def _before_forward(*args: Any, **kwargs: Any) -> None:
+def _before_forward(ddp: Any, /, *args: Any, **kwargs: Any) -> Any:
+    import torch
+
     began_ns = time.monotonic_ns()
-    triggers.forward_begins(*args, **kwargs)
-    loaders.forward_begins(args[0], args[1:], kwargs)
+    triggers.forward_begins(ddp)
+    loaders.forward_begins(ddp, args, kwargs)
     clock.leave_out(began_ns)
+    if ddp.training and ddp.require_backward_grad_sync:
+        steps.will_reduce(ddp)
+    return "ddp_forward" if torch.is_grad_enabled() and ddp.training else "ddp_forward_no_grad", ddp.process_group
 
 
 def _buffers_synced(ddp: Any) -> None:
@@ -236,54 +248,28 @@ def _buffers_synced(ddp: Any) -> None:
     clock.leave_out(began_ns)
 
 
-def _before_backward(*args: Any, **kwargs: Any) -> None:
-    replicas.backward_begins(*args, **kwargs)
-    loaders.backward_begins()
-
-
-def _forward_name(*args: Any) -> str:
-    import torch
-
-    return "ddp_forward" if torch.is_grad_enabled() and args[0].training else "ddp_forward_no_grad"
-
-
-def _forward_group(*args: Any, **kwargs: Any) -> Any:
-    if args[0].training and args[0].require_backward_grad_sync:
-        steps.will_reduce(args[0])
-    return args[0].process_group
-
-
-def _backward_group(*args: Any, **kwargs: Any) -> Any:
-    ddp = steps.model_to_reduce()
-    return ddp.process_group if ddp is not None else None
-
-
-def _after_ddp(*args: Any, **kwargs: Any) -> None:
-    detail.constructing.group = None
-    steps.keep_names(args[0])
-    replicas.register(args[0])
-
-
 def patch_autograd(module: Any) -> None:
     """Put a record around torch.autograd.backward, which Tensor.backward calls too."""
+
+    def before(*unused: Any, **also_unused: Any) -> Any:
+        replicas.backward_begins()
+        loaders.backward_begins()
+        ddp = steps.model_to_reduce()
+        return "backward", ddp.process_group if ddp is not None else None
+
     steps.patch_autograd(module)
     gradients.patch_autograd(module)
-    after = replicas.backward_ended
-    backward = phase("backward", waits=True, before=_before_backward, after=after, group=_backward_group)
-    hooks.put(module, "backward", backward)
+    hooks.put(module, "backward", phase("backward", waits=True, before=before, after=replicas.backward_ended))
 
 
 def patch_optimizer(module: Any) -> None:
     """Count optimizer steps with torch's global hooks for them."""
 
     @guarded("optimizer step")
-    def begins(optimizer: Any, *unused: Any) -> None:
+    def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
         inner = getattr(optimizer, "optim", None)  # ZeroRedundancyOptimizer steps through an inner optimizer
         if isinstance(inner, module.Optimizer):
             _inner.add(inner)
-
-    @guarded("optimizer step")
-    def looks(optimizer: Any, args: Any, kwargs: Any) -> None:
         began_ns = time.monotonic_ns()
         triggers.before_step(optimizer, args, kwargs)
         mesh_replicas.before_step(optimizer, args, kwargs)
@@ -302,10 +288,10 @@ def patch_optimizer(module: Any) -> None:
         mesh_replicas.after_step(optimizer)
         clock.leave_out(began_ns)
 
-    made.patch_optimizer(module)
+    if check_every():
+        hooks.put(module.Optimizer, "__init__", lambda original: around(original, after=fingerprinting.made))
     if hooks.has(module, "register_optimizer_step_pre_hook"):
-        for before in (begins, looks):
-            module.register_optimizer_step_pre_hook(before)
+        module.register_optimizer_step_pre_hook(begins)
     if hooks.has(module, "register_optimizer_step_post_hook"):
         module.register_optimizer_step_post_hook(stepped)
 
@@ -315,15 +301,8 @@ def patch_loader(module: Any) -> None:
     loaders.patch(module)
     hooks.put(hooks.part(module, "_BaseDataLoaderIter"), "__next__", _next_batch)
     hooks.put(module.DataLoader, "__iter__", phase("epoch", after=lambda *a: count("epochs", _epochs)))
-    loaders.note_fetchers(sys.modules.get(loaders.FETCH_MODULE))
-
-
-def _note_workers(ring: Any, iterator: Any) -> None:
-    """Write how many workers the loader has that training takes batches from, plus 1: 0 means that it is not known."""
-    workers = getattr(iterator, "_num_workers", None)
-    if workers is not None and workers != clock.workers and sys.modules["torch"].is_grad_enabled():
-        clock.workers = workers
-        ring.set("loader_workers", workers + 1)
+    for name in loaders.FETCHERS:  # its workers will time them
+        hooks.has(sys.modules.get(loaders.FETCH_MODULE), name)
 
 
 def _next_batch(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -356,7 +335,10 @@ def _next_batch(original: Callable[..., Any]) -> Callable[..., Any]:
             calls.ended(index)
             if index and ring is not None:
                 ring.set("batches", next(_batches))
-                _note_workers(ring, self)
+                workers = getattr(self, "_num_workers", None)
+                if workers is not None and workers != clock.workers and sys.modules["torch"].is_grad_enabled():
+                    clock.workers = workers
+                    ring.set("loader_workers", workers + 1)  # 0 means that it is not known
                 loaders.delivered(self, batch)
         except BaseException as error:
             clock.loading = False
@@ -402,18 +384,13 @@ def _child_ended(pid: int, code: int) -> None:
     global _bad_ends
     if here.ring is None:
         return
-    if not _was_rank(pid):
+    rings = os.path.join(here.folder, "rings")
+    own = [os.path.join(rings, name) for name in os.listdir(rings) if name.startswith("%d-" % pid)]
+    if not any(os.path.getsize(path) == ring_layout.RANK_SHAPE.total_bytes for path in own):  # it was no rank
         _bad_ends += code != 0
         if code == 0 or _bad_ends > MAX_BAD_ENDS:
             return
-    here.ring.note({"k": "child_end", "pid": pid, "code": code, "at": time.monotonic_ns()})
-
-
-def _was_rank(pid: int) -> bool:
-    """Return whether a process that has ended left the ring of a rank."""
-    rings = os.path.join(here.folder, "rings")
-    names = [name for name in os.listdir(rings) if name.startswith("%d-" % pid)]
-    return any(os.path.getsize(os.path.join(rings, name)) == ring_layout.RANK_SHAPE.total_bytes for name in names)
+    here.note("child_end", pid=pid, code=code)
 
 
 def patch_dynamo(module: Any) -> None:
@@ -434,31 +411,25 @@ def _recorded(original: Callable[..., Any]) -> Callable[..., Any]:
         # What is saved into a buffer may be meant for another rank.
         if not (isinstance(f, (str, os.PathLike)) or hasattr(f, "name")):
             return original(obj, f, *args, **kwargs)
-        _begin()
+        _note_time("save_began_ns")
         try:
             result = original(obj, f, *args, **kwargs)
         finally:
-            sealed[wall.gi_running][_end,]
-        _count()
+            sealed[wall.gi_running][_note_time, "save_ended_ns"]
+        _count_save()
         return result
 
     return save
 
 
 @guarded("save")
-def _begin() -> None:
+def _note_time(cell: str) -> None:
     if here.ring is not None and here.is_rank:
-        here.ring.set("save_began_ns", time.monotonic_ns())
+        here.ring.set(cell, time.monotonic_ns())
 
 
 @guarded("save")
-def _end() -> None:
-    if here.ring is not None and here.is_rank:
-        here.ring.set("save_ended_ns", time.monotonic_ns())
-
-
-@guarded("save")
-def _count() -> None:
+def _count_save() -> None:
     if here.ring is not None and here.is_rank:
         here.ring.set("saves", here.ring.get("saves") + 1)
         here.ring.set("saved_steps", here.ring.get("steps"))

@@ -52,7 +52,10 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     several = replicas.is_recorded() or (here.is_rank and replicas.may_be_several() and bool(check_every()))
     if not several or (_thread.running is not None and _is_inside(_thread.running)):
         return
-    stepper = _thread.running = _stepper_of(optimizer)
+    stepper = _steppers.get(optimizer)
+    if stepper is None:
+        stepper = _steppers[optimizer] = Stepper(optimizer)
+    _thread.running = stepper
     is_due, began_s = stepper.begins(), time.perf_counter()
     if is_due or stepper.seen != replicas.version():
         _find_models(stepper, optimizer)
@@ -83,13 +86,6 @@ def after_step(optimizer: Any) -> None:
     finally:
         for model in stepper.models:
             model.ended(stepper.steps)
-
-
-def _stepper_of(optimizer: Any) -> Stepper:
-    found: Optional[Stepper] = _steppers.get(optimizer)
-    if found is None:
-        found = _steppers[optimizer] = Stepper(optimizer)
-    return found
 
 
 def _is_inside(stepper: Stepper) -> bool:
@@ -123,19 +119,14 @@ def _find_models(stepper: Stepper, optimizer: Any) -> None:
             stepper.models.append(known[replica])
         elif len(_step_fingerprints_of(replica)) < MAX_STREAMS:
             stepper.models.append(StepFingerprints(replica, optimizer))
-    if not stepper.steps and not known:
-        _find_unwrapped(stepper, optimizer)
+    if not stepper.steps and not known:  # what it holds besides DDP's parameters, starting before its first step
+        of_ddp = {id(tensor) for replica in replicas.all_replicas() for tensor in replica.module().parameters()}
+        found = replicas.find_unwrapped(held_by(optimizer), of_ddp)
+        if found is not None and may_fingerprint():
+            model = StepFingerprints(found, optimizer)
+            model.take_first()
+            stepper.models.append(model)
     stepper.models += [model for model in known.values() if isinstance(model.replica, replicas.Unwrapped)]
-
-
-def _find_unwrapped(stepper: Stepper, optimizer: Any) -> None:
-    """Fingerprint what an optimizer holds besides DDP's parameters, starting before its first step."""
-    known = {id(tensor) for replica in replicas.all_replicas() for tensor in replica.module().parameters()}
-    found = replicas.find_unwrapped(held_by(optimizer), known)
-    if found is not None and may_fingerprint():
-        model = StepFingerprints(found, optimizer)
-        model.take_first()
-        stepper.models.append(model)
 
 
 def _step_fingerprints_of(replica: Replica) -> List[StepFingerprints]:
@@ -150,7 +141,7 @@ def _model_fingerprints(replica: Replica) -> ModelFingerprints:
 
 
 @guarded("replica forward")
-def forward_begins(ddp: Any, *unused: Any, **also_unused: Any) -> None:
+def forward_begins(ddp: Any) -> None:
     """Fingerprint a model whose parameters no torch optimizer holds, if that is due."""
     import torch
 

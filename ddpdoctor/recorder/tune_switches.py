@@ -11,17 +11,16 @@ hook, and for what a running job cannot change.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
+import os
 import sys
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Tuple
 
 from . import hooks
+from .settings import read_settings
 from .state import guarded, here, pass_on
 from .wrappers import wraps
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import List, Tuple
 
 BASE = "base"
 """The settings of the script."""
@@ -60,12 +59,6 @@ def choose(settings: List[str], only: str) -> List[str]:
     """Return the settings whose names, without their values, are in a list with commas. Empty: all of them."""
     names = set(only.split(",")) if only else set()
     return [one for one in settings if not names or one in (BASE, AGAIN) or one.partition("=")[0] in names]
-
-
-def left_out(only: str, settings: List[str]) -> List[str]:
-    """Return the names in a list with commas that none of the settings has."""
-    names = {setting.partition("=")[0] for setting in settings}
-    return [name for name in only.split(",") if name and name not in names]
 
 
 def order_blocks(settings: List[str], rounds: int, first: int = 0) -> List[Tuple[int, str]]:
@@ -145,10 +138,12 @@ def settings_for(ddp: Any, forwards: int, has_autocast: bool) -> List[str]:
     reduced = [p for p in ddp.parameters() if p.requires_grad]
     is_single = all(str(p.dtype) == "torch.float32" for p in reduced)
     caps = choose_caps(sum(p.numel() * p.element_size() for p in reduced), ddp.bucket_bytes_cap)
+    # Older versions of torch call that ``broadcast_buffers``.
+    syncs_buffers = bool(getattr(ddp, "forward_sync_buffers", getattr(ddp, "broadcast_buffers", False)))
     offered: Dict[str, bool] = {
         VIEWS: not ddp.gradient_as_bucket_view,
         STATIC: not ddp.static_graph and not ddp.find_unused_parameters,
-        BUFFERS: _syncs_buffers(ddp) and any(True for _ in ddp.module.buffers()),
+        BUFFERS: syncs_buffers and any(True for _ in ddp.module.buffers()),
         ACCUMULATE: forwards == 1,
         NO_SYNC: forwards > 1,
         HALF: is_single and ddp.device_type != "cpu",  # torch refuses its hook without NCCL or XCCL
@@ -156,11 +151,6 @@ def settings_for(ddp: Any, forwards: int, has_autocast: bool) -> List[str]:
         UNREDUCED: True,
     }
     return [BASE, AGAIN, *[CAP + str(cap) for cap in caps], *[name for name, fits in offered.items() if fits]]
-
-
-def _syncs_buffers(ddp: Any) -> bool:
-    """Return whether DDP sends buffers before a forward. Older versions of torch call that ``broadcast_buffers``."""
-    return bool(getattr(ddp, "forward_sync_buffers", getattr(ddp, "broadcast_buffers", False)))
 
 
 def late_settings_for(ddp: Any) -> List[str]:
@@ -218,34 +208,31 @@ _loaders: List[int] = []
 def settings_at_start(models: List[Any]) -> List[str]:
     """Return the settings to try with models whose reducers cannot be built anew, by what the steps so far showed.
 
-    Bucket caps are those for the largest model.
+    Bucket caps are those for the largest model. Of the settings that could stop the job, those are left against which
+    no step has shown a reason.
     """
     largest = max(
         models, key=lambda ddp: sum(p.numel() * p.element_size() for p in ddp.parameters() if p.requires_grad)
     )
     found: Dict[str, None] = {}
     for ddp in models:
-        for setting in settings_for(ddp, forwards=0, has_autocast=True) + _late(ddp):
+        late: List[str] = []
+        if late_settings_for(ddp) and hasattr(ddp, "reducer") and ddp.reducer._ddp_graph_static():
+            unused = ddp.logger._get_ddp_logging_data().ints_map.get("unused_parameter_size", 0)
+            late = [STATIC] if unused else [STATIC, UNUSED]
+        for setting in settings_for(ddp, forwards=0, has_autocast=True) + late:
             if setting.partition("=")[0] in AT_START and (ddp is largest or not setting.startswith(CAP)):
                 found[setting] = None
     return list(found)
 
 
-def _late(ddp: Any) -> List[str]:
-    """Return the settings that could stop the job, as far as no step has shown a reason against them."""
-    if not late_settings_for(ddp) or not hasattr(ddp, "reducer") or not ddp.reducer._ddp_graph_static():
-        return []
-    unused = ddp.logger._get_ddp_logging_data().ints_map.get("unused_parameter_size", 0)
-    return [STATIC] if unused else [STATIC, UNUSED]
-
-
 def patch_ddp(ddp: Any, setting: str) -> None:
     """Give DDP's constructor a setting."""
     if setting.partition("=")[0] in AT_START:
-        hooks.put(ddp, "__init__", _changing(lambda given, names: given.update(_ddp_arguments(setting, names))))
+        hooks.put(ddp, "__init__", functools.partial(_changing, _ddp_arguments, setting))
 
 
-def _ddp_arguments(setting: str, names: Any) -> Dict[str, Any]:
+def _ddp_arguments(setting: str, unused: Any, names: Any) -> Dict[str, Any]:
     """Return the arguments that make a setting. ``names`` are those that this torch's constructor has."""
     if setting.startswith(CAP):
         caps: Dict[str, Any] = {"bucket_cap_mb": int(setting[len(CAP) :]) / MIB, "bucket_cap_mb_list": None}
@@ -258,16 +245,19 @@ def _ddp_arguments(setting: str, names: Any) -> Dict[str, Any]:
     )
 
 
-def patch_loader(loader: Any, setting: str) -> None:
-    """Give the loaders of this rank a number of workers."""
+def patch_loader(module: Any) -> None:
+    """Give the loaders of this rank the number of workers that this launch tries."""
+    setting = read_settings(os.environ).tune_setting
     if setting.startswith(WORKERS):
-        hooks.put(loader, "__init__", _changing(lambda given, _: _set_workers(given, int(setting[len(WORKERS) :]))))
+        hooks.put(module.DataLoader, "__init__", functools.partial(_changing, _loader_arguments, setting))
 
 
-def _set_workers(given: Dict[str, Any], count: int) -> None:
-    if here.is_rank and _has_batches(given):
-        given.update(num_workers=count, persistent_workers=True)
-        _loaders.append(count)
+def _loader_arguments(setting: str, given: Dict[str, Any], unused: Any) -> Dict[str, Any]:
+    if not here.is_rank or not _has_batches(given):
+        return {}
+    count = int(setting[len(WORKERS) :])
+    _loaders.append(count)
+    return {"num_workers": count, "persistent_workers": True}
 
 
 def _has_batches(given: Dict[str, Any]) -> bool:
@@ -283,14 +273,6 @@ def _has_batches(given: Dict[str, Any]) -> bool:
     return len(drawn) > (given.get("batch_size", 1) or 1)
 
 
-def set_threads(setting: str) -> None:
-    """Set torch's threads, in case it was loaded without the launch's environment. The script may set others."""
-    if setting.startswith(THREADS):
-        import torch
-
-        torch.set_num_threads(int(setting[len(THREADS) :]))
-
-
 def why_without_effect(setting: str) -> str:
     """Return why a setting of this launch is not in effect after its first steps, or "" if it is."""
     import torch
@@ -302,30 +284,26 @@ def why_without_effect(setting: str) -> str:
     return ""
 
 
-def _changing(change: Callable[[Dict[str, Any], Any], None]) -> Callable[[Any], Any]:
-    """Return a decorator for a constructor: ``change`` gets its arguments, and the names of all that it takes."""
+def _changing(arguments_of: Callable[..., Dict[str, Any]], setting: str, original: Any) -> Any:
+    """Return a constructor that also gets what ``arguments_of`` returns, by its arguments and the names of all."""
+    signature = inspect.signature(original)
 
-    def decorate(original: Any) -> Any:
-        signature = inspect.signature(original)
+    @guarded("tuning")
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        try:
+            given = signature.bind(*args, **kwargs)
+        except TypeError as error:  # the script's mistake: the constructor itself says which
+            pass_on(error)
+            return None
+        given.arguments.update(arguments_of(setting, given.arguments, signature.parameters))
+        return given
 
-        @guarded("tuning")
-        def changed(*args: Any, **kwargs: Any) -> Any:
-            try:
-                given = signature.bind(*args, **kwargs)
-            except TypeError as error:  # the script's mistake: the constructor itself says which
-                pass_on(error)
-                return None
-            change(given.arguments, signature.parameters)
-            return given
+    @wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it takes the place of one
+        given = changed(self, *args, **kwargs)
+        if given is None:
+            original(self, *args, **kwargs)
+        else:
+            original(*given.args, **given.kwargs)
 
-        @wraps(original)
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it takes the place of one
-            given = changed(self, *args, **kwargs)
-            if given is None:
-                original(self, *args, **kwargs)
-            else:
-                original(*given.args, **given.kwargs)
-
-        return __init__
-
-    return decorate
+    return __init__

@@ -34,7 +34,7 @@ from .tune_switches import (
     MEASURED_IN_LAUNCH,
     UNUSED,
     choose,
-    left_out,
+    late_settings_for,
     order_blocks,
     settings_at_start,
     steps_to_measure,
@@ -52,14 +52,12 @@ STEPS_WITHOUT_MODEL = 64
 
 
 class SettingsTrial:
-    """The state of the trial in this rank."""
+    """The state of the trial in this rank. With a ``setting``, this launch has only that one."""
 
     def __init__(self, rounds: int, only: str, setting: str = "") -> None:
         device_times.reads_all = True
         self.rounds = rounds
         self.only = only
-        self.fixed: Optional[FixedSteps] = FixedSteps(setting) if setting else None
-        """Set if this launch keeps its settings."""
         self.models: List[Any] = []
         """Weak references to the DDP models that the script has made."""
         self.steps = 0
@@ -71,7 +69,12 @@ class SettingsTrial:
         """Of the steps before the first switch: their numbers of training forwards that reduce, 0 if one does not."""
         self.has_stepped = False
         self.has_autocast = False
-        self.script: Optional[tune_switches.Script] = None
+        self.script: Any = None
+        """What the script gave to DDP, once settings are switched."""
+        self.fixed = setting
+        """The setting that this launch has from its start, if it has one."""
+        self.end: Dict[str, Any] = {"end": "done"}
+        """How the rank says that it has ended, if it keeps its settings."""
         self.setting = BASE
         self.refused = ""
         """Why this rank could not try the setting."""
@@ -82,17 +85,12 @@ class SettingsTrial:
         """In all steps so far the same parameters had gradients; all of them had. Only known with
         ``find_unused_parameters``."""
         self.began: List[int] = []
-        """When each step of the block after its first began, in nanoseconds."""
-
-    def optimizer_stepped(self) -> None:
-        """Count a step of an optimizer."""
-        self.has_stepped = True
-        self.optimizer_steps += 1
-        if self.forwards == 0 and self.optimizer_steps > STEPS_WITHOUT_MODEL:
-            leave({"end": "no model"})
+        """When each step that is measured began, in nanoseconds. In a block it begins with the second step."""
 
     def forward_begins(self, ddp: Any) -> None:
         """Count a training forward; if it begins a step, switch or end where it is time."""
+        import torch
+
         self.forwards += 1
         if self.has_stepped:
             self.has_stepped = False
@@ -100,15 +98,17 @@ class SettingsTrial:
             if self.script is None:
                 self.per_step.add(self.in_step)
             self.in_step = 0
-            if self.steps >= WARM_UP:
-                self._step_begins(ddp)
+            if self.script is not None:
+                self._step_of_block_begins(ddp)
+            elif self.steps >= WARM_UP:
+                self._begin_or_measure(ddp)
         elif self.steps == 0 and self.forwards > FORWARDS_WITHOUT_STEP:
             leave({"end": "no optimizer step"})
         self.in_step += 1
         if self.script is None:
             if not ddp.require_backward_grad_sync:
                 self.per_step.add(0)
-            self.has_autocast = self.has_autocast or _is_autocast(ddp)
+            self.has_autocast = self.has_autocast or bool(torch.is_autocast_enabled(ddp.device_type))
         elif self.setting == ACCUMULATE:
             measured = len(self.began) + 1 - LEFT_OUT
             ddp.require_backward_grad_sync = measured <= 0 or measured % ACCUMULATED == 0
@@ -120,10 +120,7 @@ class SettingsTrial:
         text = hide_in_text(str(error)[:2000]).split("\n")[0]
         self.refused = self.refused or "%s: %s" % (type(error).__name__, text[:200])
 
-    def _step_begins(self, ddp: Any) -> None:
-        if self.script is None:
-            self._begin_or_measure(ddp)
-            return
+    def _step_of_block_begins(self, ddp: Any) -> None:
         last = LEFT_OUT + steps_to_measure(self.setting)
         self.began.append(now_ns(ddp, is_edge=len(self.began) + 1 in (LEFT_OUT, last)))
         device_times.is_paused = self.setting not in (BASE, AGAIN) or len(self.began) < LEFT_OUT
@@ -143,21 +140,40 @@ class SettingsTrial:
 
     def _begin_or_measure(self, ddp: Any) -> None:
         """Begin to switch, if this job can. Else measure it as it is: restarts may try what a running job cannot."""
-        if self.steps == WARM_UP:
-            import multiprocessing
-
-            if multiprocessing.parent_process() is not None:  # started by a Python of the script's
-                leave({"end": "spawned"})
-            living = [model for model in (reference() for reference in self.models) if model is not None]
-            if self.fixed is None:
-                end = _why_fixed(ddp, len(living))
-                self.fixed = FixedSteps(BASE, end) if end else None
-            if self.fixed is not None:
-                self.fixed.begin(living, self._forwards(), WARM_UP + MEASURED_IN_LAUNCH)
-        if self.fixed is not None:
-            self.fixed.step_begins(ddp)
-        else:
+        if self.steps == WARM_UP and not self._keeps_settings(ddp):
             self._begin(ddp)
+            return
+        count = len(self.began)
+        self.began.append(now_ns(ddp, is_edge=count in (0, MEASURED_IN_LAUNCH)))
+        if count == MEASURED_IN_LAUNCH:
+            steps_ns = [after - before for before, after in zip(self.began, self.began[1:])]
+            write({"round": 0, "setting": self.fixed or BASE, "steps_ns": steps_ns})
+            leave(self.end)
+
+    def _keeps_settings(self, ddp: Any) -> bool:
+        """Return whether this launch has one setting. If so, write what is measured, and what a restart can try."""
+        import multiprocessing
+
+        if multiprocessing.parent_process() is not None:  # started by a Python of the script's
+            leave({"end": "spawned"})
+        living = [model for model in (reference() for reference in self.models) if model is not None]
+        if not self.fixed:
+            reason = tune_switches.why_not(ddp) if len(living) <= 1 else ""
+            if len(living) > 1:
+                self.end = {"end": "several models", "models": len(living)}
+            elif reason:
+                self.end = {"end": "cannot switch", "reason": reason}
+            else:
+                return False
+        setting = self.fixed or BASE
+        fits = settings_at_start(living) if setting == BASE else []
+        needs = WARM_UP + MEASURED_IN_LAUNCH
+        write({"launch": setting, "fits": fits, "forwards": self._forwards(), "needs": needs})
+        reason = why_without_effect(setting)
+        if reason:
+            write({"refused": setting, "reason": reason})
+            leave(self.end)
+        return True
 
     def _forwards(self) -> int:
         return next(iter(self.per_step)) if len(self.per_step) == 1 else 0
@@ -170,103 +186,54 @@ class SettingsTrial:
         self.blocks = order_blocks(settings, self.rounds)
         needs = WARM_UP + sum(LEFT_OUT + steps_to_measure(setting) for _, setting in self.blocks)
         write({"plan": settings, "rounds": self.rounds, "forwards": forwards, "needs": needs})
-        unfit = left_out(self.only, [*settings, *tune_switches.late_settings_for(ddp)])
-        for name in unfit:
-            write({"refused": name, "reason": "it does not fit this job"})
+        fit = {setting.partition("=")[0] for setting in [*settings, *late_settings_for(ddp)]}
+        for name in self.only.split(","):
+            if name and name not in fit:
+                write({"refused": name, "reason": "it does not fit this job"})
         self._try_next(ddp)
 
     def _try_next(self, ddp: Any) -> None:
         """Switch to the setting of the next block that no rank refuses."""
         self.began = []
         device_times.is_paused = True
-        while self._has_blocks(ddp):
+        while self.blocks or self._has_late_blocks(ddp):
             self.setting, self.refused = self.blocks[0][1], ""
             write({"tries": self.setting, "round": self.blocks[0][0]})
             try:
-                self._switch(ddp, self.setting)
+                tune_switches.switch(ddp, self.script, self.setting)
             except Exception as error:  # noqa: BLE001 - torch refuses a setting; the others are tried all the same
                 pass_on(error)
                 self.refuse(error)
             if not on_any_rank(ddp, [bool(self.refused)])[0]:
                 return
             self._drop(self.setting)
-            self._switch(ddp, BASE)
+            tune_switches.switch(ddp, self.script, BASE)
         leave({"end": "done", "steps": self.steps})
-
-    def _switch(self, ddp: Any, setting: str) -> None:
-        if self.script is not None:
-            tune_switches.switch(ddp, self.script, setting)
 
     def _drop(self, setting: str) -> None:
         write({"refused": setting, "reason": self.refused or "another rank refuses it"})
         self.blocks = [block for block in self.blocks if block[1] != setting]
 
-    def _has_blocks(self, ddp: Any) -> bool:
-        """Return whether blocks are left. After all others come those that could stop the job."""
-        if self.blocks or self.has_late:
-            return bool(self.blocks)
+    def _has_late_blocks(self, ddp: Any) -> bool:
+        """Plan once, after all others, the settings that could stop the job. Return whether there are any."""
+        if self.has_late:
+            return False
         self.has_late = True
         varies, some = on_any_rank(ddp, [not self.same_used, not self.all_used])
-        self._switch(ddp, BASE)
-        late = choose(tune_switches.late_settings_for(ddp), self.only)
-        if late and varies:
-            late = self._refuse_late(late, late, "the parameters that go unused change from step to step")
-        elif late and some:
-            late = self._refuse_late(late, [tune_switches.UNUSED], "a parameter goes unused")
+        tune_switches.switch(ddp, self.script, BASE)
+        late = choose(late_settings_for(ddp), self.only)
+        reason = "the parameters that go unused change from step to step" if varies else "a parameter goes unused"
+        for setting in late[:]:
+            if varies or (some and setting == UNUSED):
+                late.remove(setting)
+                write({"refused": setting, "reason": reason})
         if late:
             write({"late": late})
             self.blocks = order_blocks([BASE, *late], self.rounds, first=self.rounds)
-            leave_with_others()
+            import threading
+
+            threading.Thread(target=_leave_with_others, name="ddpdoctor-trial", daemon=True).start()
         return bool(late)
-
-    def _refuse_late(self, late: List[str], refused: List[str], reason: str) -> List[str]:
-        for setting in late:
-            if setting in refused:
-                write({"refused": setting, "reason": reason})
-        return [setting for setting in late if setting not in refused]
-
-
-def _why_fixed(ddp: Any, models: int) -> Dict[str, Any]:
-    """Return how to say that this job's settings cannot be switched while it runs; empty if they can be."""
-    if models > 1:
-        return {"end": "several models", "models": models}
-    reason = tune_switches.why_not(ddp)
-    return {"end": "cannot switch", "reason": reason} if reason else {}
-
-
-def _is_autocast(ddp: Any) -> bool:
-    import torch
-
-    return bool(torch.is_autocast_enabled(ddp.device_type))
-
-
-class FixedSteps:
-    """The steps of a launch after its warm-up."""
-
-    def __init__(self, setting: str, end: Optional[Dict[str, Any]] = None) -> None:
-        self.setting = setting
-        self.end = {"end": "done"} if end is None else end
-        """How the rank says that it has ended."""
-        self.began: List[int] = []
-        """When each step began, in nanoseconds."""
-
-    def begin(self, models: List[Any], forwards: int, needs: int) -> None:
-        """Write what is measured. Under the script's settings, also write which ones a restart can try."""
-        fits = settings_at_start(models) if self.setting == BASE else []
-        write({"launch": self.setting, "fits": fits, "forwards": forwards, "needs": needs})
-        reason = why_without_effect(self.setting)
-        if reason:
-            write({"refused": self.setting, "reason": reason})
-            leave(self.end)
-
-    def step_begins(self, ddp: Any) -> None:
-        """Note when a step begins, and end with the last one."""
-        count = len(self.began)
-        self.began.append(now_ns(ddp, is_edge=count in (0, MEASURED_IN_LAUNCH)))
-        if count == MEASURED_IN_LAUNCH:
-            steps_ns = [after - before for before, after in zip(self.began, self.began[1:])]
-            write({"round": 0, "setting": self.setting, "steps_ns": steps_ns})
-            leave(self.end)
 
 
 def now_ns(ddp: Any, *, is_edge: bool) -> int:
@@ -307,9 +274,8 @@ GRACE_S = 2.0
 
 def write(entry: Any) -> None:
     """Append a line to this rank's file."""
-    folder = _folder()
-    make_folder(folder)
-    _append(os.path.join(folder, "%s.jsonl" % _number()), json.dumps(entry) + "\n")
+    make_folder(os.path.join(here.folder, FOLDER))
+    _append("%s.jsonl" % _number(), json.dumps(entry))
 
 
 def leave(entry: Any) -> None:
@@ -317,12 +283,15 @@ def leave(entry: Any) -> None:
     try:
         write(entry)
         device_times.settle_gradients()
-        _append(os.path.join(_folder(), LEFT), _number() + "\n")
+        _append(LEFT, _number())
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         until = time.monotonic() + TOGETHER_S
-        while time.monotonic() < until and len(_numbers_left()) < count:
+        while time.monotonic() < until:
+            with open(os.path.join(here.folder, FOLDER, LEFT)) as file:
+                if len(set(file.read().split())) >= count:
+                    break
             time.sleep(LOOK_EVERY_S)
         processes = sys.modules.get("multiprocessing.process")
         for child in processes.active_children() if processes is not None else ():
@@ -331,36 +300,20 @@ def leave(entry: Any) -> None:
         os._exit(0)
 
 
-def leave_with_others() -> None:
+def _leave_with_others() -> None:
     """Follow another rank of this host that leaves, from a thread: this rank may wait for it in a reduction."""
-    import threading
-
-    threading.Thread(target=_follow, name="ddpdoctor-trial", daemon=True).start()
-
-
-def _follow() -> None:
-    path = os.path.join(_folder(), LEFT)
-    while not os.path.exists(path):
+    while not os.path.exists(os.path.join(here.folder, FOLDER, LEFT)):
         time.sleep(LOOK_EVERY_S)
     time.sleep(GRACE_S)
     leave({"end": "with another rank"})
 
 
-def _numbers_left() -> Any:
-    with open(os.path.join(_folder(), LEFT)) as file:
-        return set(file.read().split())
-
-
-def _append(path: str, text: str) -> None:
-    fd = open_plain(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+def _append(name: str, line: str) -> None:
+    fd = open_plain(os.path.join(here.folder, FOLDER, name), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     try:
-        os.write(fd, text.encode())
+        os.write(fd, (line + "\n").encode())
     finally:
         os.close(fd)
-
-
-def _folder() -> str:
-    return os.path.join(here.folder, FOLDER)
 
 
 def _number() -> str:
@@ -384,15 +337,17 @@ def patch_ddp(module: Any) -> None:
 
 
 def patch_optimizer(module: Any) -> None:
-    """Note steps of torch's optimizers. By then torch is there, so its threads can be set."""
-    tune_switches.set_threads(read_settings(os.environ).tune_setting)
+    """Note steps of torch's optimizers. By then torch is there, so its threads can be set.
+
+    It may have been loaded without the launch's environment. The script may set others.
+    """
+    setting = read_settings(os.environ).tune_setting
+    if setting.startswith(tune_switches.THREADS):
+        import torch
+
+        torch.set_num_threads(int(setting[len(tune_switches.THREADS) :]))
     if hooks.has(module, "register_optimizer_step_post_hook"):
         module.register_optimizer_step_post_hook(_stepped)
-
-
-def patch_loader(module: Any) -> None:
-    """Give loaders the workers that this launch tries."""
-    tune_switches.patch_loader(module.DataLoader, read_settings(os.environ).tune_setting)
 
 
 @guarded("tuning")
@@ -403,66 +358,53 @@ def _made(ddp: Any) -> None:
 
 @guarded("tuning")
 def _stepped(*unused: Any) -> None:
+    """Count a step of an optimizer."""
     if _trial is not None and here.is_rank:
-        _trial.optimizer_stepped()
+        _trial.has_stepped = True
+        _trial.optimizer_steps += 1
+        if _trial.forwards == 0 and _trial.optimizer_steps > STEPS_WITHOUT_MODEL:
+            leave({"end": "no model"})
 
 
 def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
     import torch
-
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _trial is None or not (torch.is_grad_enabled() and self.training and here.is_rank):
-            return original(self, *args, **kwargs)
-        _before(_trial, self)
-        if _trial.setting == AUTOCAST and not _trial.refused:
-            return _under_autocast(_trial, original, self, *args, **kwargs)
-        if _trial.setting == UNUSED:
-            return _all_used(original, self, *args, **kwargs)
-        return original(self, *args, **kwargs)
-
-    return wraps(original)(forward)
-
-
-def _before(trial: SettingsTrial, ddp: Any) -> None:
-    """Take the trial further. If that fails, this job cannot go on as the script means it."""
-    try:
-        trial.forward_begins(ddp)
-    except Exception as error:  # noqa: BLE001 - the recorder's wall
-        here.failed("tuning", error)
-        leave({"end": "failed", "reason": "%s: %s" % (type(error).__name__, error)})
-
-
-def _under_autocast(trial: SettingsTrial, original: Any, ddp: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run a forward in bfloat16 where torch deems that safe. Its outputs are those of a forward without it."""
-    import torch
     from torch.utils._pytree import tree_map
 
-    try:
-        with torch.autocast(ddp.device_type, dtype=torch.bfloat16):
-            outputs = original(ddp, *args, **kwargs)
-    except Exception as error:  # noqa: BLE001 - the model cannot do that
-        pass_on(error)
-        trial.refuse(error)
-        return original(ddp, *args, **kwargs)
-    return tree_map(_single, outputs)
+    def single(value: Any) -> Any:
+        is_half = isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16
+        return value.float() if is_half else value
 
+    @wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        trial = _trial
+        if trial is None or not (torch.is_grad_enabled() and self.training and here.is_rank):
+            return original(self, *args, **kwargs)
+        try:
+            trial.forward_begins(self)
+        except Exception as error:  # noqa: BLE001 - the recorder's wall, but the job cannot go on as the script means it
+            here.failed("tuning", error)
+            leave({"end": "failed", "reason": "%s: %s" % (type(error).__name__, error)})
+        if trial.setting == UNUSED:
+            try:
+                return original(self, *args, **kwargs)
+            except RuntimeError as error:
+                if not str(error).startswith(UNFINISHED):
+                    raise
+                # A parameter went unused in the step before, and the other ranks wait for it.
+                write({"refused": UNUSED, "reason": "a parameter went unused in a later step"})
+                leave({"end": "done"})
+        if trial.setting != AUTOCAST or trial.refused:
+            return original(self, *args, **kwargs)
+        try:
+            with torch.autocast(self.device_type, dtype=torch.bfloat16):  # where torch deems that safe
+                outputs = original(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - the model cannot do that
+            pass_on(error)
+            trial.refuse(error)
+            return original(self, *args, **kwargs)
+        return tree_map(single, outputs)  # they are those of a forward without it
 
-def _single(value: Any) -> Any:
-    import torch
-
-    is_half = isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16
-    return value.float() if is_half else value
-
-
-def _all_used(original: Any, ddp: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run a forward. If a parameter went unused in the step before, end the trial: the other ranks wait for it."""
-    try:
-        return original(ddp, *args, **kwargs)
-    except RuntimeError as error:
-        if not str(error).startswith(UNFINISHED):
-            raise
-        write({"refused": UNUSED, "reason": "a parameter went unused in a later step"})
-        leave({"end": "done"})
+    return forward
 
 
 _thrown_away: Set[str] = set()

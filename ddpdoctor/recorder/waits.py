@@ -11,21 +11,20 @@ result is not asked for, ends nothing and is printed late or never.
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
 from bisect import bisect_right
 from collections import deque
 
 from . import frames
-from .errors import frames_of, text_of
+from .errors import frames_of, read_frames, text_of
 from .state import MASTER_VARIABLE, guarded, here, sealed, wall
 from .wrappers import hide_own_frames, wraps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType
-    from typing import Any, Deque, Dict, Iterable, Iterator, List, Optional, Tuple
+    from typing import Any, Deque, Dict, Iterable, Iterator, List, Optional
 
     Frames = List[Dict[str, Any]]
 
@@ -68,22 +67,13 @@ def _of_own_loop(code: CodeType) -> Optional[Dict[str, Any]]:
     """Return the lock file that one of the user's functions waits for by sleeping and checking files."""
     if "sleep" not in code.co_names or not LOOKS.intersection(code.co_names):
         return None
-    for path in _texts(code):
-        name = os.path.basename(path).lower()
+    for value in (*frames.values_of(here.main_thread, code), *code.co_consts):
+        path = str(value) if isinstance(value, str) or type(value).__module__.startswith("pathlib") else ""
+        name = os.path.basename(path).lower() if len(path) < MOST_PATH else ""
         at = name.find("lock")
         if (name.endswith(".lck") or (at >= 0 and not name[at - 1 : at].isalpha())) and os.path.isfile(path):
             return {"path": os.path.abspath(path), "kind": "own-loop"}
     return None
-
-
-def _texts(code: CodeType) -> Iterator[str]:
-    """Return the paths that a function may check: its variables, its constants, and the globals that it names."""
-    found = frames.values_of(here.main_thread, code)
-    for value in (*found, *code.co_consts):
-        if isinstance(value, str) or type(value).__module__.startswith("pathlib"):
-            text = str(value)
-            if len(text) < MOST_PATH:
-                yield text
 
 
 def store() -> Optional[Dict[str, Any]]:
@@ -92,22 +82,19 @@ def store() -> Optional[Dict[str, Any]]:
     for depth, (code, _) in enumerate(stack):
         if code.co_name == MAKES_STORE and code.co_filename.endswith(FILE):
             given = frames.locals_of(here.main_thread, depth, code)
-            if "port" in given:
-                return _described(given, stack)
+            if "port" not in given:
+                continue
+            method = next((METHODS[code.co_name] for code, _ in stack if code.co_name in METHODS), "")
+            return {
+                "host": str(given.get("hostname")),
+                "port": int(given["port"]),
+                "rank": int(given.get("rank", -1)),
+                "method": method,
+                "agent": int(os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"),
+                "given": os.environ.get(MASTER_VARIABLE),
+                "set": _setting_line([code for code, _ in stack]) if method == "env://" else None,
+            }
     return None
-
-
-def _described(given: Dict[str, Any], stack: List[Tuple[CodeType, int]]) -> Dict[str, Any]:
-    method = next((METHODS[code.co_name] for code, _ in stack if code.co_name in METHODS), "")
-    return {
-        "host": str(given.get("hostname")),
-        "port": int(given["port"]),
-        "rank": int(given.get("rank", -1)),
-        "method": method,
-        "agent": int(os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"),
-        "given": os.environ.get(MASTER_VARIABLE),
-        "set": _setting_line([code for code, _ in stack]) if method == "env://" else None,
-    }
 
 
 def _setting_line(stack: List[CodeType]) -> Optional[Dict[str, Any]]:
@@ -181,7 +168,6 @@ _IN_LOOP = ("/selectors.py", "/asyncio/", "/uvloop/")
 """A thread whose innermost frame is in one of these runs an event loop that has nothing to do."""
 _RUNNERS = {"run": "task", "run_until_complete": "future", "run_forever": ""}
 """By function of asyncio: its variable with the task that it runs, if there is one."""
-_REMOTE_LINE = r'^\s*File "([^"\n]+)", line (\d+), in (\S+)'
 _kept: Deque[Dict[str, Any]] = deque(maxlen=MOST_KEPT)
 """The errors of calls in pools, with whether somebody has read them, and of tasks that are gone."""
 
@@ -274,8 +260,7 @@ def _all_tasks(module: Any) -> List[Any]:
 
 def _entry(who: str, name: str, error: BaseException) -> Dict[str, Any]:
     if type(error.__cause__).__name__ in ("_RemoteTraceback", "RemoteTraceback"):  # of a process in a pool
-        lines = re.findall(_REMOTE_LINE, str(error.__cause__), re.MULTILINE)
-        raised_at = [frames.describe(file, int(line), function) for file, line, function in lines]
+        raised_at = read_frames(str(error.__cause__))
     else:
         raised_at = frames_of(error.__traceback__)
     return {

@@ -50,6 +50,18 @@ def around(original: Any, before: Any = None, after: Any = None) -> Any:
     return run
 
 
+def then(original: Any, after: Any) -> Any:
+    """Return a function that also calls ``after`` with its result and its arguments. It must not raise."""
+
+    @wraps(original)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        after(result, *args, **kwargs)
+        return result
+
+    return run
+
+
 @guarded("traceback")
 def hide_own_frames(error: BaseException) -> None:
     """Remove the recorder's frames from a traceback, so that it reads as it would without us."""

@@ -11,13 +11,7 @@ from __future__ import annotations
 import itertools
 import pickletools
 import struct
-from typing import Any
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Container, Dict, List, Optional, Tuple
-
-    Lane = Tuple[str, str, str]
+from typing import Any, Container, Dict, List, Optional, Tuple
 
 HOOKED = ("nccl2", "nccl-lazy")
 """Backends of torch 2.15 that do not record themselves. torch keeps a recorder for each, by name. There "nccl" means
@@ -48,7 +42,10 @@ def chosen(entries: Any, groups: Optional[Container[str]] = None, *, newest: boo
     timed = [entry for entry in ours if isinstance(entry.get("duration_ms"), (int, float)) and not entry["is_p2p"]]
     untold = max(filter(is_untold, ours), key=lambda entry: int(entry["time_created_ns"]), default=None)
     kept = _pending(_settled(ours), newest)[:MOST_PENDING] + timed[-MOST_TIMED:]
-    kept += [untold] if untold is not None and not any(map(_tells_completion, ours)) else []
+    tells_completion = any(
+        backend_of(entry) in HOOKED and (entry["state"] == "completed" or not entry.get("retired")) for entry in ours
+    )
+    kept += [untold] if untold is not None and not tells_completion else []
     return [{name: entry[name] for name in _KEPT if name in entry} for entry in kept]
 
 
@@ -73,10 +70,6 @@ def is_untold(entry: Dict[str, Any]) -> bool:
     So it is with nccl2 under DETAIL, whose wrapper has no completion hooks (FlightRecorderHook.hpp).
     """
     return entry["state"] == "scheduled" and bool(entry.get("retired")) and backend_of(entry) in HOOKED
-
-
-def _tells_completion(entry: Dict[str, Any]) -> bool:
-    return backend_of(entry) in HOOKED and (entry["state"] == "completed" or not entry.get("retired"))
 
 
 def _is_sound(entry: Dict[str, Any]) -> bool:
@@ -124,20 +117,16 @@ def _pending(entries: List[Dict[str, Any]], newest: bool) -> List[Dict[str, Any]
 
     What was chosen before has completed entries behind the pending ones: their times say which came first.
     """
-    oldest: Dict[Lane, Dict[str, Any]] = {}
+    oldest: Dict[Tuple[str, str, str], Dict[str, Any]] = {}
     for entry in entries:
-        lane = _lane(entry)
+        # What completes in order: a group's collectives, or one pair of ranks on one stream.
+        lane = (entry["process_group"][0], backend_of(entry), op_of(entry) if entry["is_p2p"] else "")
         if entry["state"] == "completed":
             if lane in oldest and entry["time_created_ns"] >= oldest[lane]["time_created_ns"]:
                 del oldest[lane]
         elif is_pending(entry) and (newest or lane not in oldest):
             oldest[lane] = entry
     return sorted(oldest.values(), key=lambda entry: int(entry["time_created_ns"]))
-
-
-def _lane(entry: Dict[str, Any]) -> Lane:
-    """Return a key for entries that complete in order: a group's collectives, or one pair of ranks on one stream."""
-    return entry["process_group"][0], backend_of(entry), op_of(entry) if entry["is_p2p"] else ""
 
 
 MOST_OPCODES = 2**22

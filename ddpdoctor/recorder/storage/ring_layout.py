@@ -233,20 +233,17 @@ class KeptSteps:
                 self._numbers[place] = number
                 found.append(place)
         if wall_us > self._shortest:
-            found.append(SAMPLED_STEPS + self._replace_shortest(wall_us))
+            longest = self._longest
+            if len(longest) < LONGEST_STEPS:
+                longest.append(wall_us)
+                place = len(longest) - 1
+            else:
+                place = longest.index(min(longest))  # a signal handler may have cut off the last call of this
+                longest[place] = wall_us
+            if len(longest) == LONGEST_STEPS:
+                self._shortest = min(longest)
+            found.append(SAMPLED_STEPS + place)
         return found
-
-    def _replace_shortest(self, wall_us: int) -> int:
-        longest = self._longest
-        if len(longest) < LONGEST_STEPS:
-            longest.append(wall_us)
-            place = len(longest) - 1
-        else:
-            place = longest.index(min(longest))  # a signal handler may have cut off the last call of this
-            longest[place] = wall_us
-        if len(longest) == LONGEST_STEPS:
-            self._shortest = min(longest)
-        return place
 
 
 def parts_of(phases_us: Any, waits_us: Any, inside: Any, flags: int) -> List[int]:

@@ -149,8 +149,14 @@ def read_ring_file(path: Any) -> RingContent:
     rows = record.iter_unpack(rest[: min(recorded, space) * record.size])
     oldest = max(0, recorded - space)
     steps = _columns(row for i, row in enumerate(rows) if oldest < row[0] <= recorded and (row[0] - 1) % space == i)
-    lines = _read_lines(rest[shape.lines_at - shape.steps_at : shape.kept_at - shape.steps_at], sites)
-    kept = _read_kept(rest[shape.kept_at - shape.steps_at :], shape.kept, cells)
+    used = rest[shape.lines_at - shape.steps_at : shape.kept_at - shape.steps_at].rstrip(b"\0")
+    entries = ring_layout.LINE.iter_unpack(used + bytes(-len(used) % ring_layout.LINE_SIZE))
+    lines = [LineCount(sites[site], phase, times) for site, phase, times in entries if times and site in sites]
+    # Places of a sample that was thinned may hold steps that left it.
+    places = list(ring_layout.STEP.iter_unpack(rest[shape.kept_at - shape.steps_at :][: shape.kept * record.size]))
+    sampled = [row for row in places[: ring_layout.SAMPLED_STEPS] if is_sampled(row[0], cells["sample_bits"])]
+    longest = places[ring_layout.SAMPLED_STEPS :]
+    kept = _columns({row[0]: row for row in sampled + longest if 0 < row[0] <= recorded}.values())
     totals = list(ring_layout.TOTAL.iter_unpack(rest[shape.totals_at - shape.steps_at :]))
     return RingContent(role, pid, ticks, cells, read_place(header), notes, slots, strings, steps, lines, kept, totals)
 
@@ -193,22 +199,8 @@ def _read_entries(lines: List[bytes]) -> List[Any]:
     return [entry for entry in entries if entry is not None]
 
 
-def _read_kept(data: bytes, space: int, cells: Dict[str, int]) -> List[array[int]]:
-    """Return the sampled and the longest steps. Places of a sample that was thinned may hold steps that left it."""
-    rows = list(ring_layout.STEP.iter_unpack(data[: space * ring_layout.STEP_SIZE]))
-    sampled, longest = rows[: ring_layout.SAMPLED_STEPS], rows[ring_layout.SAMPLED_STEPS :]
-    found = [row for row in sampled if is_sampled(row[0], cells["sample_bits"])] + longest
-    return _columns({row[0]: row for row in found if 0 < row[0] <= cells["steps_recorded"]}.values())
-
-
 def _columns(rows: Iterable[Tuple[int, ...]]) -> List[array[int]]:
     return [array("Q" if at < 2 else "I", column) for at, column in enumerate(zip(*sorted(rows)))]
-
-
-def _read_lines(data: bytes, sites: Dict[int, Dict[str, Any]]) -> List[LineCount]:
-    used = data.rstrip(b"\0")
-    entries = ring_layout.LINE.iter_unpack(used + bytes(-len(used) % ring_layout.LINE_SIZE))
-    return [LineCount(sites[site], phase, times) for site, phase, times in entries if times and site in sites]
 
 
 _WORDS = ring_layout.SLOT_SIZE // 8
@@ -256,7 +248,8 @@ class Slots:
         numbers, self.started_ns, self.ended_ns, self.seqs = columns
         self.kinds = kinds
         self.which = which
-        self.numbers: Sequence[int] = _as_range(numbers)
+        is_range = len(numbers) > 0 and numbers[-1] - numbers[0] == len(numbers) - 1
+        self.numbers: Sequence[int] = range(numbers[0], numbers[-1] + 1) if is_range else numbers
 
     def __len__(self) -> int:
         """Return how many calls there are."""
@@ -314,13 +307,6 @@ def _numbers(first: int, count: int) -> array[int]:
     return array("Q", range(first, first + count))
 
 
-def _as_range(numbers: array[int]) -> Sequence[int]:
-    """Return numbers as a range if each is one more than the one before it."""
-    if not numbers or numbers[-1] - numbers[0] != len(numbers) - 1:
-        return numbers
-    return range(numbers[0], numbers[-1] + 1)
-
-
 def _read_kind(rest: bytes, strings: Dict[int, str], sites: Dict[int, Dict[str, Any]]) -> CallSlot:
     op, api, group, site, redop, dtype, peer, tensors, flags, ndim, *dims = ring_layout.KIND.unpack(rest)
     names = [strings.get(n, "") for n in (op, api, group, redop, dtype)]
@@ -364,15 +350,10 @@ def parse_group_json(data: bytes) -> Any:
     for entry in parsed if isinstance(parsed, list) else [parsed]:
         groups = entry.get("groups") if lists and isinstance(entry, dict) else None
         for group in groups if isinstance(groups, list) else ():
-            _fill(group, lists)
+            number = group.get("ranks") if isinstance(group, dict) else None
+            if isinstance(number, int) and 0 < -number <= len(lists):  # the place of a list has its number below zero
+                group["ranks"] = lists[-number - 1]
     return parsed
-
-
-def _fill(group: Any, lists: List[Tuple[int, ...]]) -> None:
-    """Put a list back in its place, which has its number below zero."""
-    number = group.get("ranks") if isinstance(group, dict) else None
-    if isinstance(number, int) and 0 < -number <= len(lists):
-        group["ranks"] = lists[-number - 1]
 
 
 @lru_cache(maxsize=MOST_LISTS)

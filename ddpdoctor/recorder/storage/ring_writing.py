@@ -186,30 +186,23 @@ class Ring:
         _pack_cell(self._map, _STEPS, number)
         if shape.kept:
             if number == 1 or self._bins is None:  # a ring that replaces another begins later
-                self._begin_totals()
-            self._add_to_totals(ring_layout.parts_of(phases_us, waits_us, inside, flags))
+                # Steps are numbered anew when a better mark of their ends appears.
+                self._kept = KeptSteps()
+                self._sums = [0] * len(ring_layout.PARTS)
+                self._map[shape.kept_at : shape.total_bytes] = bytes(shape.total_bytes - shape.kept_at)
+                self._bins = memoryview(self._map)[shape.totals_at : shape.total_bytes].cast("I")
+            bins = self._bins
+            at = 0
+            for i, part in enumerate(ring_layout.parts_of(phases_us, waits_us, inside, flags)):
+                total = self._sums[i] = self._sums[i] + part
+                bins[at] = total & 0xFFFFFFFF
+                bins[at + 1] = total >> 32
+                bins[at + 2 + min(part.bit_length(), _LAST_BIN)] += 1
+                at += _TOTAL_WORDS
             for place in self._kept.places(number, sum(phases_us)):
                 at = shape.kept_at + place * size
                 self._map[at : at + size] = row
             _pack_cell(self._map, _SAMPLE, self._kept.bits)
-
-    def _begin_totals(self) -> None:
-        """Empty what is kept of the whole run. Steps are numbered anew when a better mark of their ends appears."""
-        shape = self._shape
-        self._kept = KeptSteps()
-        self._sums = [0] * len(ring_layout.PARTS)
-        self._map[shape.kept_at : shape.total_bytes] = bytes(shape.total_bytes - shape.kept_at)
-        self._bins = memoryview(self._map)[shape.totals_at : shape.total_bytes].cast("I")
-
-    def _add_to_totals(self, parts_us: Any) -> None:
-        bins = self._bins
-        at = 0
-        for i, part in enumerate(parts_us):
-            total = self._sums[i] = self._sums[i] + part
-            bins[at] = total & 0xFFFFFFFF
-            bins[at + 1] = total >> 32
-            bins[at + 2 + min(part.bit_length(), _LAST_BIN)] += 1
-            at += _TOTAL_WORDS
 
     def fetched(self, count: int, busy_ns: int, pauses_ns: int, cpu_ns: int = 0) -> None:
         """Write how many batches this worker has made, how long that took, its pauses, and its processor time."""

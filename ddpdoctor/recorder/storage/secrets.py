@@ -138,11 +138,18 @@ def hide_secrets(command: tuple[str, ...]) -> tuple[str, ...]:
             shown.append(_value_shown(option, word, program))
             option = ""
             continue
-        option = word if _takes_secret(word, program) else ""
-        shown.append(_word_shown(word, program))
-        name = word.rpartition("/")[2]
-        if _WITH_P.fullmatch(name):
-            program = name
+        takes_secret = word in {"-p", "-P"} or (word == "-u" and program == "") or _strength(word) > 0
+        option = word if word.startswith("-") and "=" not in word and takes_secret else ""
+        name, sep, value = word.partition("=")
+        if program and re.fullmatch(r"-p[^-=].*", word) and not program.startswith(("docker", "podman")):
+            shown.append(f"-p{HIDDEN}")
+        elif sep and "://" not in name and re.fullmatch(r"[-+]*[\w.@/][\w.@/-]*", name) and _is_secret(name, value):
+            shown.append(f"{name}={HIDDEN}")
+        else:
+            shown.append(hide_in_text(word))
+        command_name = word.rpartition("/")[2]
+        if _WITH_P.fullmatch(command_name):
+            program = command_name
     return tuple(shown)
 
 
@@ -152,15 +159,18 @@ def hide_in_text(text: str) -> str:
         return text
     text = _PEM.sub(rf"\1{HIDDEN}\2", text)
     text = _URL_USER.sub(rf"\1:{HIDDEN}@", text)
-    text = _URL_TOKEN.sub(lambda found: found[1] + (HIDDEN if _is_login(found[2]) else found[2]), text)
+    # The only name before a host is a token if it has digits, or is longer than a name of a user.
+    text = _URL_TOKEN.sub(
+        lambda found: (
+            found[1] + (HIDDEN if _is_mixed(found[2]) or (len(found[2]) >= 20 and found[2].isalnum()) else found[2])
+        ),
+        text,
+    )
     text = _HOOKS.sub(rf"\1/{HIDDEN}", text)
     text = _SHAPES.sub(HIDDEN, text)
     if _WANDB.search(text):
         lines = text.split("\n")
-        text = "\n".join(
-            _hide_wandb_keys(line, before) if _WANDB.search(line) or _is_answer(line, before) else line
-            for before, line in zip(["", *lines], lines)
-        )
+        text = "\n".join(_hide_wandb_keys(line, before) for before, line in zip(["", *lines], lines))
     text = _PROGRAM.sub(rf"\1{HIDDEN}", text)
     text = _OPTION.sub(_option_shown, text)
     text = _hide_pairs(text)
@@ -176,13 +186,14 @@ def hide_value(name: str, value: str) -> str:
     return HIDDEN if _is_secret(name, value) else hide_in_text(value)
 
 
-def _is_answer(line: str, before: str) -> bool:
-    """Return whether a line is a key alone, below one that names W&B: what was pasted at its prompt."""
-    return bool(_WANDB.search(before)) and _WANDB_KEY.fullmatch(line.strip()) is not None
-
-
 def _hide_wandb_keys(line: str, before: str) -> str:
-    """Hide 40 hex digits in a line about W&B, unless the words before them say that they are a commit or hash."""
+    """Hide 40 hex digits in a line about W&B, unless the words before them say that they are a commit or hash.
+
+    A line is also about W&B if it is a key alone, below one that names W&B: what was pasted at its prompt.
+    """
+    is_answer = _WANDB.search(before) and _WANDB_KEY.fullmatch(line.strip())
+    if not _WANDB.search(line) and not is_answer:
+        return line
     text, at = f"{before}\n{line}", len(before) + 1
     return _WANDB_KEY.sub(
         lambda found: (
@@ -192,13 +203,6 @@ def _hide_wandb_keys(line: str, before: str) -> str:
     )
 
 
-def _takes_secret(word: str, program: str) -> bool:
-    """Return whether the word after an option may be a secret value."""
-    if not word.startswith("-") or "=" in word:
-        return False
-    return word in {"-p", "-P"} or (word == "-u" and program == "") or _strength(word) > 0
-
-
 def _value_shown(option: str, value: str, program: str) -> str:
     if option in {"-p", "-P"}:
         return HIDDEN if program or not (_NOT_PASSWORDS.fullmatch(value) or _PATH.fullmatch(value)) else value
@@ -206,15 +210,6 @@ def _value_shown(option: str, value: str, program: str) -> str:
         user, colon, _ = value.partition(":")
         return f"{user}:{HIDDEN}" if colon and "/" not in value else hide_in_text(value)
     return HIDDEN if _is_secret(option, value) else hide_in_text(value)
-
-
-def _word_shown(word: str, program: str) -> str:
-    if program and re.fullmatch(r"-p[^-=].*", word) and not program.startswith(("docker", "podman")):
-        return f"-p{HIDDEN}"
-    name, sep, value = word.partition("=")
-    if sep and "://" not in name and re.fullmatch(r"[-+]*[\w.@/][\w.@/-]*", name) and _is_secret(name, value):
-        return f"{name}={HIDDEN}"
-    return hide_in_text(word)
 
 
 def _option_shown(found: re.Match[str]) -> str:
@@ -284,11 +279,6 @@ def _words(option: str) -> list[str]:
         elif word:
             found.append(word)
     return found
-
-
-def _is_login(user: str) -> bool:
-    """Return whether the only name before a host is a token: it has digits, or is longer than a name of a user."""
-    return _is_mixed(user) or (len(user) >= 20 and user.isalnum())
 
 
 def _is_mixed(value: str) -> bool:

@@ -107,12 +107,12 @@ def step(gpu, ddp, number, *, behind_ms=0.0):
         gpu.queued_ms += took
         gpu.at_ms = max(gpu.at_ms, gpu.queued_ms - behind_ms)
         if phase == ring_layout.FORWARD:
-            device_times.forward_ended(ddp)
+            device_times.measured.forward_ended(ddp)
         if phase == ring_layout.BACKWARD:
-            device_times.model_reduced(ddp)
+            device_times.measured.model_reduced(ddp)
     inside = StepInside()
     inside.data, inside.rows = 1_500_000, 8
-    device_times.step_ended(EndedStep(number, 0, 0, 0, [0] * 4, [0] * 4, inside))
+    device_times.measured.step_ended(EndedStep(number, 0, 0, 0, [0] * 4, [0] * 4, inside))
 
 
 def read():
@@ -126,7 +126,7 @@ def train(gpu, steps, *, behind_ms=0.0, captured=()):
         gpu.is_capturing = number in captured
         step(gpu, ddp, number, behind_ms=behind_ms)
     gpu.is_capturing = False
-    device_times.settle_steps()
+    device_times.measured.settle()
     return read()
 
 
@@ -162,14 +162,14 @@ def test_the_times_of_reductions_are_those_of_the_iterations_that_torch_times(gp
                 "backward_compute_comm_overlap_time": 2_000_000,
             }  # fmt: skip
         step(gpu, ddp, number)
-    device_times.settle_steps()
+    device_times.measured.settle()
     assert read().exposed_ms == dict.fromkeys([*range(1, 11), 100, 200], 7.0)
 
 
 def test_a_job_without_a_gpu_marks_nothing(gpu):
     for number in range(1, 4 * STEPS_ONE_IN):
         inside = StepInside()
-        device_times.step_ended(EndedStep(number, 0, 0, 0, [0] * 4, [0] * 4, inside))
+        device_times.measured.step_ended(EndedStep(number, 0, 0, 0, [0] * 4, [0] * 4, inside))
     assert (gpu.made, clock.on_phase) == (0, None)
 
 

@@ -292,9 +292,10 @@ def constants_of(row):
     """
     net, written, (ways, between, before) = Net(), {}, (*row.split(" | "), "", "")[:3]
 
-    def write(files, number, values, rows, taken):
+    def write(files, number, values, rows, _taken=None):
         if rows and values.get("unwritten") is not None:
             assert number == 2
+            taken = mesh.fingerprints_of(rows).value()
             present = [row for at, (row, _) in enumerate(rows) if taken[16 * at : 16 * at + 16] != ABSENT]
             names = sorted(f"{part} of {name}" for what, name, part, *_ in present if what == "b")
             written[files["group"], tuple(files["ranks"])] = {"same": names, "unwritten": values["unwritten"]}

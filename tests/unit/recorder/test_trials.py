@@ -83,7 +83,7 @@ def test_ddp_gets_the_setting_also_by_its_place():
 def test_this_torch_has_the_arguments_and_a_call_that_it_refuses_is_refused_as_ever():
     names = DDP.__init__.__code__.co_varnames
     for setting in ("bucket_cap=524288", "buffers_off", "static_graph", "find_unused_off", "gradient_as_bucket_view"):
-        assert set(tune_switches._ddp_arguments(setting, names)) <= set(names)
+        assert set(tune_switches._ddp_arguments(setting, {}, names)) <= set(names)
     kind = ddp_class(OLD)
     tune_switches.patch_ddp(kind, "static_graph")
     with pytest.raises(TypeError, match="no_such"):
@@ -97,8 +97,11 @@ LOADERS = [
 ]  # fmt: skip
 
 
-def test_loaders_of_several_batches_get_workers_that_stay_and_streams_and_single_batches_stay_as_they_are(loader_class):
-    tune_switches.patch_loader(loader_class, "workers=2")
+def test_loaders_of_several_batches_get_workers_that_stay_and_streams_and_single_batches_stay_as_they_are(
+    loader_class, monkeypatch
+):
+    monkeypatch.setenv("DDPDOCTOR_TUNE_SETTING", "workers=2")
+    tune_switches.patch_loader(SimpleNamespace(DataLoader=loader_class))
     assert [loader_class(data, batch_size=8).num_workers for data in (ROWS, Stream())] == [0, 0]
     assert "no DataLoader" in tune_switches.why_without_effect("workers=2")
     for options in LOADERS:
