@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from ddpdoctor.model.bandwidth import Assessment, Ending, Measurement, Mode
+from ddpdoctor.model.bandwidth import Assessment, Ending, Mode
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.words import count_of, format_about, format_rate, format_size, format_time, grouped
 from ddpdoctor.report.bandwidth.measured import (
@@ -20,7 +19,14 @@ from ddpdoctor.report.bandwidth.measured import (
     read_bandwidth,
     sort_series,
 )
-from ddpdoctor.report.bandwidth.pictures import curve_pictures, make_matrices, matrix_picture, matrix_section
+from ddpdoctor.report.bandwidth.pictures import (
+    curve_pictures,
+    list_references,
+    make_matrices,
+    matrix_picture,
+    matrix_section,
+    reference_line,
+)
 from ddpdoctor.report.blocks import (
     ChartLine,
     Column,
@@ -43,7 +49,7 @@ from ddpdoctor.report.lines import format_hosts, format_ranks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ddpdoctor.model.bandwidth import Change, Comparison, Curve, LeftOut, Member, NcclLog, Reason
+    from ddpdoctor.model.bandwidth import Change, Comparison, Curve, LeftOut, Measurement, Member
     from ddpdoctor.model.findings import Report
     from ddpdoctor.report.bandwidth.measured import Bandwidth, MeasuredCase
     from ddpdoctor.report.blocks import Section
@@ -111,16 +117,6 @@ def _sentence(text: str) -> str:
     return text.removesuffix(".")
 
 
-def _describe_log(log: NcclLog) -> str:
-    """Say how NCCL connects, according to its own log of one rank."""
-    ways = ", ".join(f"{name} ({count})" for name, count in log.transports.items())
-    interfaces = f" ({', '.join(log.interfaces)})" if log.interfaces else ""
-    network = f"network {log.network}{interfaces}" if log.network else ""
-    return (
-        f"NCCL on rank {log.rank}: {'; '.join(part for part in (network, f'channels {ways}' if ways else '') if part)}"
-    )
-
-
 def _alike(bench: Bandwidth, read: Callable[[Member], str]) -> str:
     """Return the value of all ranks, or each value with its ranks: "2.13.0 (ranks 0-6), 2.12.0 (rank 7)"."""
     ranks = grouped((read(member), member.rank) for member in bench.members)
@@ -146,37 +142,30 @@ def list_columns(series: MeasuredCase) -> tuple[Column, ...]:
     timed = [
         Column(
             group=mode.value,
-            name=quantity.name,
-            unit=quantity.unit,
-            cells=tuple(quantity.write(row[mode]) if mode in row else MISSING for row in series.rows),
-            weight=quantity.weight_beside if mode is Mode.LATENCY and len(series.modes) > 1 else quantity.weight,
+            name=name,
+            unit=unit,
+            cells=tuple(write(row[mode]) if mode in row else MISSING for row in series.rows),
+            weight=weight_beside if mode is Mode.LATENCY and len(series.modes) > 1 else weight,
         )
         for mode in series.modes
-        for quantity in _QUANTITIES
+        for name, unit, write, weight, weight_beside in _QUANTITIES
     ]
     return (sizes, counts, *timed, wrong)
 
 
-@dataclass(frozen=True, slots=True)
-class _Quantity:
-    name: str
-    unit: str
-    write: Callable[[Measurement], str]
-    weight: int
-    weight_beside: int
-    """The weight of a latency column if throughput is shown too. Throughput's bandwidths matter more."""
-
-
-_QUANTITIES = (
-    _Quantity("calls", "", lambda one: str(one.iterations), 20, 20),
-    _Quantity("first", "us", lambda one: format_us(one.first_us), 6, 15),
-    _Quantity("min", "us", lambda one: format_us(one.min_us), 11, 60),
-    _Quantity("p50", "us", lambda one: format_us(one.p50_us), 95, 95),
-    _Quantity("p95", "us", lambda one: format_us(one.p95_us), 11, 60),
-    _Quantity("cv", "", lambda one: format_share(one.cv), 50, 55),
-    _Quantity("algbw", "GB/s", lambda one: format_gb_s(one.algbw_gb_s), 70, 2),
-    _Quantity("busbw", "GB/s", lambda one: format_gb_s(one.busbw_gb_s), 92, 3),
+_QUANTITIES: tuple[tuple[str, str, Callable[[Measurement], str], int, int], ...] = (
+    ("calls", "", lambda measured: str(measured.iterations), 20, 20),
+    ("first", "us", lambda measured: format_us(measured.first_us), 6, 15),
+    ("min", "us", lambda measured: format_us(measured.min_us), 11, 60),
+    ("p50", "us", lambda measured: format_us(measured.p50_us), 95, 95),
+    ("p95", "us", lambda measured: format_us(measured.p95_us), 11, 60),
+    ("cv", "", lambda measured: format_share(measured.cv), 50, 55),
+    ("algbw", "GB/s", lambda measured: format_gb_s(measured.algbw_gb_s), 70, 2),
+    ("busbw", "GB/s", lambda measured: format_gb_s(measured.busbw_gb_s), 92, 3),
 )
+"""Name, unit, cell and weight of each column of measurements, and its weight in a latency column beside throughput.
+
+Throughput's bandwidths matter more."""
 
 
 TONES = {
@@ -196,34 +185,39 @@ MAX_ROWS = 12
 
 def comparison_section(comparison: Comparison) -> Section:
     """Return what got slower, how the setups of the runs differ, and how many sizes are unchanged."""
-    matter = pick_changes(comparison.changes)
+    # Sizes below the requested limit come first, then those that are slower beyond the noise, the worst first.
+    matter = [change for change in comparison.changes if change.below or change.ratio_high < 1]
+    matter.sort(key=lambda change: (not change.below, change.ratio))
     more = [f"and {len(matter) - MAX_ROWS} more rows in report.json"] if len(matter) > MAX_ROWS else []
+    columns = tuple(
+        Column(
+            name=name,
+            unit=unit,
+            cells=tuple(map(write, matter[:MAX_ROWS])),
+            weight=weight,
+            align="left" if write is name_series else "right",
+        )
+        for name, unit, weight, write in _CHANGE_COLUMNS
+    )
     return (
         Heading(text=f"against {comparison.baseline}"),
         items([f"not alike: {difference}" for difference in comparison.differences], "  "),
-        *([Table(columns=list_change_columns(matter[:MAX_ROWS]))] if matter else []),
+        *([Table(columns=columns)] if matter else []),
         items([*more, count_changes(comparison)], "  "),
     )
 
 
-def pick_changes(changes: Sequence[Change]) -> list[Change]:
-    """Pick the sizes below the requested limit, then those that are slower beyond the noise, the worst first."""
-    matter = [change for change in changes if change.below or change.ratio_high < 1]
-    return sorted(matter, key=lambda change: (not change.below, change.ratio))
-
-
-def list_change_columns(changes: Sequence[Change]) -> tuple[Column, ...]:
-    """List the columns of a table of changes."""
-    return (
-        _column("", "", [name_series(change) for change in changes], weight=6, align="left"),
-        _column("", "", [change.mode.value for change in changes], weight=7),
-        _column("size", "", [format_size(change.size_bytes) for change in changes], weight=9),
-        _column("then", "us", [format_us(change.then_us) for change in changes], weight=4),
-        _column("now", "us", [format_us(change.now_us) for change in changes], weight=4),
-        _column("bandwidth", "now / then", [format_share(change.ratio) for change in changes], weight=10),
-        _column("between", "", [_interval(change) for change in changes], weight=5),
-        _column("", "", ["below" if change.below else "slower" for change in changes], weight=8),
-    )
+_CHANGE_COLUMNS: tuple[tuple[str, str, int, Callable[[Change], str]], ...] = (
+    ("", "", 6, name_series),
+    ("", "", 7, lambda change: change.mode.value),
+    ("size", "", 9, lambda change: format_size(change.size_bytes)),
+    ("then", "us", 4, lambda change: format_us(change.then_us)),
+    ("now", "us", 4, lambda change: format_us(change.now_us)),
+    ("bandwidth", "now / then", 10, lambda change: format_share(change.ratio)),
+    ("between", "", 5, lambda change: f"{format_share(change.ratio_low)} and {format_share(change.ratio_high)}"),
+    ("", "", 8, lambda change: "below" if change.below else "slower"),
+)
+"""Name, unit, weight and cell of each column of a table of changes."""
 
 
 def count_changes(comparison: Comparison) -> str:
@@ -235,26 +229,12 @@ def count_changes(comparison: Comparison) -> str:
     slower = sum(change.ratio_high < 1 and not change.below for change in changes)
     faster = sum(change.ratio_low > 1 for change in changes)
     alike = len(changes) - below - slower - faster
-    counts = [
-        (below, "below the required share"),
-        (slower, "slower"),
-        (faster, "faster"),
-        (alike, "equal within the noise"),
-    ]
+    words = ("below the required share", "slower", "faster", "equal within the noise")
+    counts = zip((below, slower, faster, alike), words, strict=True)
     missing = f"; {count_of(comparison.missing, 'size')} not in the baseline" if comparison.missing else ""
     return (
         f"{count_of(len(changes), 'size')}: {', '.join(f'{count} {word}' for count, word in counts if count)}{missing}"
     )
-
-
-def _column(
-    name: str, unit: str, cells: Sequence[str], *, weight: int, align: Literal["left", "right"] = "right"
-) -> Column:
-    return Column(name=name, unit=unit, cells=tuple(cells), weight=weight, align=align)
-
-
-def _interval(change: Change) -> str:
-    return f"{format_share(change.ratio_low)} and {format_share(change.ratio_high)}"
 
 
 LATE_SHARE = 0.8
@@ -271,6 +251,12 @@ def bandwidth_content(report: Report) -> Content:
     conventions = f"{warm}; a call takes as long as its slowest rank; GB is 1e9 bytes; busbw as in nccl-tests"
     ended = "" if bench.ending is Ending.FINISHED else f"{bench.ending.value}, results partial"
     status = (count_of(len(bench.members), "rank"), ended, count_findings(report.findings))
+    about = [describe_members(bench), conventions]
+    for log in bench.nccl_logs[:1]:  # how NCCL connects, by its own log of one rank
+        ways = ", ".join(f"{name} ({count})" for name, count in log.transports.items())
+        interfaces = f" ({', '.join(log.interfaces)})" if log.interfaces else ""
+        parts = (f"network {log.network}{interfaces}" if log.network else "", f"channels {ways}" if ways else "")
+        about.append(f"NCCL on rank {log.rank}: {'; '.join(filter(None, parts))}")
     # How the run was cut short, and where its ranks were
     if bench.stop is None:
         stop_sections: tuple[Section, ...] = ()
@@ -284,7 +270,7 @@ def bandwidth_content(report: Report) -> Content:
         headline=headline(report, bench),
         status=", ".join(filter(None, status)),
         verb=VERB,
-        about=((items([describe_members(bench), conventions, *map(_describe_log, bench.nccl_logs[:1])]),),),
+        about=((items(about),),),
         sections=(
             *(_series_section(bench, one) for one in series),
             (_chart(bench, series),),
@@ -352,13 +338,8 @@ def _chart(bench: Bandwidth, series: tuple[MeasuredCase, ...]) -> Series:
         )
         for one in series
     )
-    references = {curve.reference for curve in bench.curves if curve.reference is not None}
-    sizes = [size for line in lines for size, _ in line.points]
-    reference = None
-    if len(references) == 1:
-        (known,) = references
-        since = max(known.min_size_bytes, min(sizes, default=1))
-        reference = ChartLine(name=known.text, points=((since, known.gb_s), (max([since, *sizes]), known.gb_s)))
+    references = list_references(bench)
+    reference = reference_line(references[0], lines) if len(references) == 1 else None
     return Series(title="busbw in GB/s over size", lines=lines, reference=reference)
 
 
@@ -368,9 +349,13 @@ def _reason_sections(bench: Bandwidth) -> tuple[Section, ...]:
         return ()
     low = any(curve.assessment is Assessment.BELOW for curve in bench.curves)
     several = len(bench.hosts) > 1
-    reasons = tuple(Item(text=_describe_reason(one, several=several), fix=one.fix) for one in bench.reasons)
+    reasons = []
+    for reason in bench.reasons:
+        hosts = f"on {format_hosts(reason.hosts)}" if several and reason.hosts else ""
+        whom = " ".join(filter(None, (format_ranks(reason.ranks), hosts)))
+        reasons.append(Item(text=f"{whom + ': ' if whom else ''}{reason.text} ({reason.source})", fix=reason.fix))
     title = "what could explain it" if low else "seen on the machines"
-    return ((Heading(text=title), Items(items=reasons, mark="  - ")),)
+    return ((Heading(text=title), Items(items=tuple(reasons), mark="  - ")),)
 
 
 def _late_sections(bench: Bandwidth) -> tuple[Section, ...]:
@@ -391,10 +376,3 @@ def _describe_left_out(one: LeftOut) -> str:
         sizes[0] if len(sizes) == 1 else f"{len(sizes)} sizes from {sizes[0]} to {sizes[-1]}" if sizes else "all sizes"
     )
     return f"{one.collective.value} {one.dtype}{mode}, {span}: {one.reason}"
-
-
-def _describe_reason(reason: Reason, *, several: bool) -> str:
-    """Describe a reason with its ranks, hosts and source. ``several``: there is more than one host."""
-    hosts = f"on {format_hosts(reason.hosts)}" if several and reason.hosts else ""
-    whom = " ".join(part for part in (format_ranks(reason.ranks), hosts) if part)
-    return f"{whom + ': ' if whom else ''}{reason.text} ({reason.source})"

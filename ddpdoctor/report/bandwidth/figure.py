@@ -138,7 +138,10 @@ def draw_curves(busbw: Axes, time: Axes, bench: Bandwidth) -> None:
     _prepare_axes(busbw, "bus bandwidth in GB/s (1e9 bytes)")
     shaded = len(lines) <= MAX_LABELLED
     _prepare_axes(time, "time of a call in us: median" + (", shaded from min to p95" if shaded else ""))
-    for line, color, marker in _styled(lines):
+    number = -1
+    for line in lines:
+        number += not line.baseline  # a baseline has the color and the marker of its line
+        color, marker = COLORS[number % len(COLORS)], MARKERS[(number + number // len(COLORS)) % len(MARKERS)]
         known = [(x, y) for x, y in zip(line.sizes_bytes, line.busbw_gb_s, strict=True) if y and math.isfinite(y)]
         _draw_line(busbw, line, known, color, marker)
         _draw_line(time, line, list(zip(line.sizes_bytes, line.time_us, strict=True)), color, marker)
@@ -153,17 +156,6 @@ def draw_curves(busbw: Axes, time: Axes, bench: Bandwidth) -> None:
         _draw_reference(busbw, reference, lines)
     for axes in (busbw, time):
         _finish_axes(axes, lines)
-
-
-def _styled(lines: Sequence[Plotted]) -> list[tuple[Plotted, str, str]]:
-    """Give each line its own color and marker. A baseline has those of its line."""
-    styled: list[tuple[Plotted, str, str]] = []
-    number = -1
-    for line in lines:
-        number += not line.baseline
-        again = number // len(COLORS)
-        styled.append((line, COLORS[number % len(COLORS)], MARKERS[(number + again) % len(MARKERS)]))
-    return styled
 
 
 def _draw_line(axes: Axes, line: Plotted, points: list[tuple[int, float]], color: str, marker: str) -> None:
@@ -228,7 +220,13 @@ def _finish_axes(axes: Axes, lines: Sequence[Plotted]) -> None:
     first, last = sizes[0], sizes[-1]
     space = (longest * CHARACTER_IN + 0.2) / AXES_IN
     axes.set_xlim(first / 1.5, last * (last * 1.5 / first) ** (space / (1 - space)) * 1.5)
-    _label_ends(axes, named, last)
+    # Each name stands beside the right end of its line. Names that would overlap are moved apart, within the axes.
+    bottom, top = (math.log(limit) for limit in axes.get_ylim())
+    ordered = sorted(named, key=_end_height)
+    shares = [(math.log(_end_height(line)) - bottom) / (top - bottom) for line in ordered]
+    for line, share in zip(ordered, spread_apart(shares, LABEL_HEIGHT), strict=True):
+        height = math.exp(bottom + share * (top - bottom))
+        axes.text(last * 1.4, height, str(line.get_label()), fontsize=8.5, color=line.get_color(), va="center")
 
 
 def choose_ticks(sizes: Sequence[int]) -> list[int]:
@@ -236,16 +234,6 @@ def choose_ticks(sizes: Sequence[int]) -> list[int]:
     first, last = math.ceil(math.log2(sizes[0]) - NEAR), math.floor(math.log2(sizes[-1]) + NEAR)
     step = max(1, math.ceil((last - first + 1) / MAX_TICKS))
     return [2**power for power in range(first, last + 1, step)] or sorted({sizes[0], sizes[-1]})
-
-
-def _label_ends(axes: Axes, named: Sequence[Line2D], last: int) -> None:
-    """Write each line's name beside its right end. Names that would overlap are moved apart, within the axes."""
-    low, high = (math.log(limit) for limit in axes.get_ylim())
-    ordered = sorted(named, key=_end_height)
-    shares = [(math.log(_end_height(line)) - low) / (high - low) for line in ordered]
-    for line, share in zip(ordered, spread_apart(shares, LABEL_HEIGHT), strict=True):
-        height = math.exp(low + share * (high - low))
-        axes.text(last * 1.4, height, str(line.get_label()), fontsize=8.5, color=line.get_color(), va="center")
 
 
 def spread_apart(places: Sequence[float], apart: float) -> list[float]:

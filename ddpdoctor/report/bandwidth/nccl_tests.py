@@ -17,9 +17,7 @@ from ddpdoctor.report.bandwidth.measured import read_bandwidth
 from ddpdoctor.report.lines import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ddpdoctor.model.bandwidth import Measurement, Member
+    from ddpdoctor.model.bandwidth import Measurement
     from ddpdoctor.model.findings import Report
     from ddpdoctor.report.bandwidth.measured import Bandwidth
 
@@ -68,8 +66,14 @@ def _block(bench: Bandwidth, collective: Collective) -> list[str]:
     iterations = "auto" if settings.iterations is None else settings.iterations
     checked = int(any(row.wrong is not None for row in rows))
     wrong = sum(1 for row in rows if row.wrong)
+    halves: dict[tuple[str, int], dict[bool, Measurement]] = {}  # one line per size and dtype
+    for row in rows:
+        halves.setdefault((row.dtype, row.size_bytes), {})[row.in_place] = row
     known = [row.busbw_gb_s or 0.0 for row in rows if math.isfinite(row.busbw_gb_s or 0.0)]
     average = sum(known) / len(known) if known else 0.0
+    places = {row.in_place for row in rows}
+    measured_half, other_half = ("in place", "out-of-place") if True in places else ("out of place", "in-place")
+    repeated = f"# measured {measured_half} only: the {other_half} half repeats it, with {ABSENT} for #wrong"
     return [
         f"# Collective test starting: {PROGRAMS[collective]}",
         (
@@ -78,45 +82,25 @@ def _block(bench: Bandwidth, collective: Collective) -> list[str]:
         ),
         "#",
         f"# ddpdoctor allreduce-bench, {mode.value}: time is the median over iterations of the slowest rank",
-        *_describe_halves(rows),
+        *([repeated] if len(places) == 1 else []),
         "#",
         "# Using devices",
-        *map(_describe_device, bench.members),
+        *(
+            f"#  Rank {one.rank:2d} Group  0 Pid {one.pid:6d} on {one.host:>10} device {one.local_rank:2d} "
+            f"[{one.device}] {one.device_name}"
+            for one in bench.members
+        ),
         "#",
         TITLE,
         HEAD.format("size", "count", "type", "redop", "root", *NAMES, *NAMES),
         HEAD.format("(B)", "(elements)", "", "", "", *UNITS, *UNITS),
-        *_rows(rows, len(bench.members)),
+        *(_row(measured_places, len(bench.members)) for measured_places in halves.values()),
         f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
         f"# Avg bus bandwidth    : {average:g} ",
         "#",
         f"# Collective test concluded: {PROGRAMS[collective]}",
         "#",
     ]
-
-
-def _describe_halves(rows: Sequence[Measurement]) -> list[str]:
-    """Say if one half repeats the other."""
-    places = {row.in_place for row in rows}
-    if len(places) > 1:
-        return []
-    measured, repeated = ("in place", "out-of-place") if True in places else ("out of place", "in-place")
-    return [f"# measured {measured} only: the {repeated} half repeats it, with {ABSENT} for #wrong"]
-
-
-def _describe_device(member: Member) -> str:
-    return (
-        f"#  Rank {member.rank:2d} Group  0 Pid {member.pid:6d} on {member.host:>10} device {member.local_rank:2d} "
-        f"[{member.device}] {member.device_name}"
-    )
-
-
-def _rows(rows: Sequence[Measurement], ranks: int) -> list[str]:
-    """Return one line per size and dtype, with both halves if both were measured."""
-    halves: dict[tuple[str, int], dict[bool, Measurement]] = {}
-    for row in rows:
-        halves.setdefault((row.dtype, row.size_bytes), {})[row.in_place] = row
-    return [_row(places, ranks) for places in halves.values()]
 
 
 def _row(places: dict[bool, Measurement], ranks: int) -> str:
@@ -137,6 +121,4 @@ def _half(row: Measurement, *, measured: bool) -> Half:
 
 
 def _time(time_us: float) -> str:
-    if time_us >= 10000.0:
-        return f"{time_us:.0f}"
-    return f"{time_us:.1f}" if time_us >= 100.0 else f"{time_us:.2f}"
+    return f"{time_us:.{0 if time_us >= 10000 else 1 if time_us >= 100 else 2}f}"

@@ -201,13 +201,6 @@ def make_matrices(report: Report, bench: Bandwidth) -> list[Matrix]:
     return [*pairs, *nodes]
 
 
-def describe_result(one: Pair | NodeResult) -> str:
-    """Return what was measured of two ranks, a host, or two hosts, with units."""
-    rate = NOT_DEFINED if one.busbw_gb_s is None else format_rate(one.busbw_gb_s)
-    visits = f" over {count_of(len(one.busbws_gb_s), 'visit')}" if one.busbws_gb_s else ""
-    return f"busbw {rate}, latency {format_time(one.latency_us)}, variation {format_share(one.cv)}{visits}"
-
-
 def matrix_section(matrix: Matrix) -> Section:
     """Return a matrix with its legend, or the slowest of its pairs if it is too wide."""
     title, slowest = Heading(text=matrix.title), _list_slowest(matrix)
@@ -271,7 +264,8 @@ def curve_pictures(bench: Bandwidth) -> tuple[Section, ...]:
     plotted = list_plotted(bench)
     busbw = [line for one in plotted if (line := _line(one, one.busbw_gb_s)).points]
     time = [line for one in plotted if (line := _line(one, one.time_us)).points]
-    references: list[ChartLine | None] = [*_reference_lines(list_references(bench), busbw)]
+    drawn = [one for one in list_references(bench) if one.gb_s > 0 and math.isfinite(one.gb_s)]
+    references = [reference_line(one, busbw) for one in drawn]
     charts = [
         Series(title="busbw in GB/s over size", lines=tuple(busbw), reference=reference)
         for reference in (references or [None])
@@ -290,15 +284,11 @@ def _line(one: Plotted, values: Iterable[float | None]) -> ChartLine:
     )
 
 
-def _reference_lines(references: Sequence[Reference], lines: Sequence[ChartLine]) -> list[ChartLine]:
-    """Return the level of each reference, from the size from which it applies to the largest."""
+def reference_line(reference: Reference, lines: Sequence[ChartLine]) -> ChartLine:
+    """Return the level of a reference, from the size from which it applies to the largest."""
     sizes = [size for line in lines for size, _ in line.points]
-    since = [(one, max(one.min_size_bytes, min(sizes, default=1))) for one in references if one.gb_s > 0]
-    return [
-        ChartLine(name=one.text, points=((first, one.gb_s), (max([first, *sizes]), one.gb_s)))
-        for one, first in since
-        if math.isfinite(one.gb_s)
-    ]
+    first = max(reference.min_size_bytes, min(sizes, default=1))
+    return ChartLine(name=reference.text, points=((first, reference.gb_s), (max([first, *sizes]), reference.gb_s)))
 
 
 def matrix_picture(matrix: Matrix) -> Section:
@@ -343,9 +333,13 @@ def _cell(
     # The slowest pair is a warning if a finding names one of its ends.
     tone = Tone.WARNING if matrix.blamed.intersection(at) else Tone.STRONG
     names = matrix.ends[row] if row == column else f"{matrix.ends[row]} - {matrix.ends[column]}"
+    result = matrix.results[at]
+    rate = NOT_DEFINED if result.busbw_gb_s is None else format_rate(result.busbw_gb_s)
+    visits = f" over {count_of(len(result.busbws_gb_s), 'visit')}" if result.busbws_gb_s else ""
+    measured = f"busbw {rate}, latency {format_time(result.latency_us)}, variation {format_share(result.cv)}{visits}"
     return GridCell(
         text=format_gb_s(matrix.cells[at]),
         tone=tone if at == lowest else Tone.PLAIN,
-        about=f"{matrix.noun} {names}: {describe_result(matrix.results[at])}",
+        about=f"{matrix.noun} {names}: {measured}",
         level=None if row == column else log_level(matrix.cells[at], *limits),
     )
