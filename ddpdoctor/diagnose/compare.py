@@ -25,7 +25,7 @@ from ddpdoctor.model.words import format_size
 from ddpdoctor.rules.speed.comparing import compare_phases, compare_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from ddpdoctor.model.findings import Report
 
@@ -58,12 +58,18 @@ def compare_reports(first: tuple[str, Report], second: tuple[str, Report]) -> Re
         UserError: one of them has no time budget.
     """
     budgets = [_read_budget(name, report) for name, report in (first, second)]
+    sides = [dict(settings_of_run(report)) for _, report in (first, second)]
+    unequal = []
+    for name in dict.fromkeys((*sides[0], *sides[1])):
+        a, b = (side.get(name, UNSET) for side in sides)
+        if a != b and (name in sides[0]) + (name in sides[1]) >= (1 if name.isupper() else 2):
+            unequal.append(UnequalSetting(name=name, first=a, second=b))
     comparison = SpeedComparison(
         first=_run_speed(*first, budgets[0]),
         second=_run_speed(*second, budgets[1]),
         step=compare_steps(*budgets),
         phases=compare_phases(*budgets),
-        unequal=tuple(_unequal(first[1], second[1])),
+        unequal=tuple(unequal),
     )
     return make_report(
         command=("ddpdoctor", "report", first[0], "--compare", second[0]),
@@ -113,15 +119,6 @@ def _run_speed(name: str, report: Report, budget: Budget) -> RunSpeed:
         samples_per_s=budget.samples_per_s,
         command=shlex.join(("ddpdoctor", *report.command[1:])) if report.command else "",
     )
-
-
-def _unequal(first: Report, second: Report) -> Iterator[UnequalSetting]:
-    """Yield the settings that both reports have, and in which they differ."""
-    sides = [dict(settings_of_run(report)) for report in (first, second)]
-    for name in dict.fromkeys((*sides[0], *sides[1])):
-        a, b = (side.get(name, UNSET) for side in sides)
-        if a != b and (name in sides[0]) + (name in sides[1]) >= (1 if name.isupper() else 2):
-            yield UnequalSetting(name=name, first=a, second=b)
 
 
 def settings_of_run(report: Report) -> Iterator[tuple[str, str]]:
@@ -228,9 +225,18 @@ def _facts(report: Report) -> Iterator[tuple[tuple[Topic, str], Any]]:
         if finding.severity is not Severity.INFO:
             yield (Topic.VERDICT, f"{finding.code} {finding.kind}"), finding.summary
     if report.command:
-        yield (Topic.SETTING, "command line"), shlex.join(_without_outputs(report.command[1:]))
+        words = []
+        rest = iter(report.command[1:])
+        for word in rest:
+            name, has_value, _ = word.partition("=")
+            if name not in OUTPUTS:
+                words.append(word)
+            elif not has_value:
+                next(rest, "")
+        yield (Topic.SETTING, "command line"), shlex.join(words)
     for name, value in settings_of_run(report):
-        yield (_topic_of(name), name), value
+        topic = Topic.VERSION if name == "torch" else Topic.VARIABLE if name.isupper() else Topic.SETTING
+        yield (topic, name), value
     yield from _machine_facts(report)
     consistency = report.data.get("consistency")
     streams = consistency.get("streams") or () if isinstance(consistency, dict) else ()
@@ -243,24 +249,7 @@ def _facts(report: Report) -> Iterator[tuple[tuple[Topic, str], Any]]:
         part = report.data.get(key)
         if isinstance(part, dict):
             yield from (((Topic.DATA, name), value) for name, value in part.items() if isinstance(value, (int, str)))
-    yield from _bandwidth_facts(report)
-    yield from _pace_facts(report)
-
-
-def _without_outputs(words: Iterable[str]) -> Iterator[str]:
-    rest = iter(words)
-    for word in rest:
-        name, has_value, _ = word.partition("=")
-        if name not in OUTPUTS:
-            yield word
-        elif not has_value:
-            next(rest, "")
-
-
-def _topic_of(name: str) -> Topic:
-    if name == "torch":
-        return Topic.VERSION
-    return Topic.VARIABLE if name.isupper() else Topic.SETTING
+    yield from _measured_facts(report)
 
 
 def _machine_facts(report: Report) -> Iterator[tuple[tuple[Topic, str], Any]]:
@@ -296,14 +285,12 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _bandwidth_facts(report: Report) -> Iterator[tuple[tuple[Topic, str], Any]]:
+def _measured_facts(report: Report) -> Iterator[tuple[tuple[Topic, str], Any]]:
+    """Yield plateaus, the median step of all ranks and what they waited for others, and the phases of a budget."""
     for curve in report.data.get("curves") or ():
         if isinstance(curve, dict) and isinstance(curve.get("plateau_gb_s"), float):
             yield (Topic.BANDWIDTH, f"{curve.get('collective', 'collective')} in GB/s"), curve["plateau_gb_s"]
 
-
-def _pace_facts(report: Report) -> Iterator[tuple[tuple[Topic, str], Any]]:
-    """Yield the median step of all ranks and what they waited for others, and the phases of a budget."""
     rows = [row for row in report.data.get("steps") or () if isinstance(row, dict)]
     for name, key in (("step in ms", "step_ms"), ("waiting in a step in ms", "waited_ms")):
         values = [float(row[key]) for row in rows if isinstance(row.get(key), (int, float))]

@@ -30,9 +30,15 @@ if TYPE_CHECKING:
 def sum_up(command: tuple[str, ...], starts: Sequence[Start], now: datetime) -> History:
     """Return the history of a job from its starts, in their order."""
     failures = sum(start.failed for start in starts)
-    ran_s = sum(filter(None, (ran_seconds(start, now) for start in starts)))
     began = [start.began_at for start in starts if start.began_at is not None]
-    ended = [end for start in starts if (end := _end_of(start, now)) is not None]
+    ended: list[datetime] = []
+    ran_s = 0.0
+    for start in starts:
+        end = start.ended_at or start.last_progress_at or start.began_at
+        end = now if start.status is JobStatus.RUNNING else end
+        ended += [] if end is None else [end]
+        if end is not None and start.began_at is not None:
+            ran_s += max(0.0, (end - start.began_at).total_seconds())
     return History(
         command=command,
         starts=tuple(starts),
@@ -42,16 +48,6 @@ def sum_up(command: tuple[str, ...], starts: Sequence[Start], now: datetime) -> 
         between_failures_s=ran_s / failures if failures else None,
         returning=find_returning(starts),
     )
-
-
-def ran_seconds(start: Start, now: datetime) -> float | None:
-    """Return how long a start ran, until now if it still does."""
-    end = _end_of(start, now)
-    return max(0.0, (end - start.began_at).total_seconds()) if end is not None and start.began_at is not None else None
-
-
-def _end_of(start: Start, now: datetime) -> datetime | None:
-    return now if start.status is JobStatus.RUNNING else start.ended_at or start.last_progress_at or start.began_at
 
 
 def cost_of(starts: Sequence[Start], at: int) -> Cost:
@@ -110,7 +106,6 @@ def find_returning(starts: Iterable[Start]) -> tuple[Returning, ...]:
 
 RUN_MARK = "run.json"
 HELP = "Give a folder with run folders of `ddpdoctor wrap`, or one of them; by default they are in ddpdoctor-report/."
-EARLIEST = datetime.min.replace(tzinfo=timezone.utc)
 VARIES = (
     "--report-dir", "--master-port", "--master-addr", "--exchange-port", "--rdzv-id", "--rdzv-endpoint", "--node-rank",
 )  # fmt: skip
@@ -126,14 +121,6 @@ class Histories:
     """Reasons, each with its folder."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    """The starts in one run folder."""
-
-    command: tuple[str, ...]
-    starts: tuple[Start, ...]
-
-
 def read_histories(folder: Path, read_report: ReadReport) -> Histories:
     """Return the histories of the jobs in a folder, that of the latest start last.
 
@@ -142,21 +129,28 @@ def read_histories(folder: Path, read_report: ReadReport) -> Histories:
     """
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}", help=HELP)
-    runs, unread = [], []
+    runs: list[tuple[tuple[str, ...], tuple[Start, ...]]] = []
+    unread = []
     for path in find_runs(folder):
         try:
-            found = _read_run(path, read_report)
+            run = _read_run(path, read_report)
         except UserError as error:
             unread.append(f"{path}: {error.message}")
             continue
-        runs += [found] if found is not None else []
+        runs += [run] if run is not None else []
     if not runs:
         why = f": {unread[0]}" if unread else ""
         raise UserError(f"there is no run folder of a job in {folder} that can be read{why}", help=HELP)
     now = datetime.now(timezone.utc)
-    by_job = grouped((job_key(run.command), run) for run in runs)
-    jobs = [_sum_up(those, now) for those in by_job.values()]
-    return Histories(jobs=tuple(sorted(jobs, key=_last_began)), unread=tuple(unread))
+    jobs = []
+    for of_job in grouped((job_key(command), (command, starts)) for command, starts in runs).values():
+        every = sorted((one for _, starts in of_job for one in starts), key=_began)
+        jobs.append(sum_up(of_job[-1][0], every, now))
+    return Histories(jobs=tuple(sorted(jobs, key=lambda job: _began(job.starts[-1]))), unread=tuple(unread))
+
+
+def _began(start: Start) -> datetime:
+    return start.began_at or datetime.min.replace(tzinfo=timezone.utc)
 
 
 def job_key(command: Sequence[str]) -> tuple[str, ...]:
@@ -172,41 +166,24 @@ def job_key(command: Sequence[str]) -> tuple[str, ...]:
     return tuple(key)
 
 
-def _sum_up(runs: Sequence[_Run], now: datetime) -> History:
-    starts = sorted((start for run in runs for start in run.starts), key=lambda start: start.began_at or EARLIEST)
-    return sum_up(runs[-1].command, starts, now)
-
-
-def _last_began(job: History) -> datetime:
-    return max((start.began_at for start in job.starts if start.began_at is not None), default=EARLIEST)
-
-
-def _read_run(path: Path, read_report: ReadReport) -> _Run | None:
-    """Return the starts in a run folder, or None if the folder is not that of a job."""
+def _read_run(path: Path, read_report: ReadReport) -> tuple[tuple[str, ...], tuple[Start, ...]] | None:
+    """Return the command and the starts in a run folder, or None if the folder is not that of a job."""
     saved = read_saved_run(path) if is_file(path / RUN_MARK) else None
     if saved is not None and saved.own.end is None and read_live(path).is_running:
-        return _Run(command=saved.own.run.command or (), starts=_running_starts(path, saved))
-    report = read_report(path)
-    if report.job is None or "attempts" not in report.data:
-        return None
-    attempts = _attempts_of(report)
-    return _Run(
-        command=report.command,
-        starts=tuple(
-            _start(path, one, _read_past(saved, one.attempt, is_last=one is attempts[-1])) for one in attempts
-        ),
+        # The last start of a job that runs is not judged.
+        last = Attempt(
+            attempt=last_number(job_of(saved)), started_at=None, ended_at=None, seconds=None, status=JobStatus.RUNNING,
+            verdict=None, findings=(), ranks=(),
+        )  # fmt: skip
+        command, attempts = saved.own.run.command or (), [*judge_earlier(saved, last.attempt, ()), last]
+    else:
+        report = read_report(path)
+        if report.job is None or "attempts" not in report.data:
+            return None
+        command, attempts = report.command, _attempts_of(report)
+    return command, tuple(
+        _start(path, one, _read_past(saved, one.attempt, is_last=one is attempts[-1])) for one in attempts
     )
-
-
-def _running_starts(path: Path, saved: SavedRun) -> tuple[Start, ...]:
-    """Return the starts of a job that runs. The last of them is not judged."""
-    job = job_of(saved)
-    last = Attempt(
-        attempt=last_number(job), started_at=None, ended_at=None, seconds=None, status=JobStatus.RUNNING,
-        verdict=None, findings=(), ranks=(),
-    )  # fmt: skip
-    earlier = judge_earlier(saved, last.attempt, ())
-    return tuple(_start(path, one, _read_past(saved, one.attempt, is_last=one is last)) for one in (*earlier, last))
 
 
 def _attempts_of(report: Report) -> list[Attempt]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from ddpdoctor.model.codec import WrongValue, decode
+from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.words import count_of, format_numbers, grouped
 from ddpdoctor.report.blocks import FactEntry, FactList, Heading, Places, RankClass, Tone
@@ -43,6 +45,29 @@ UNKNOWN = frozenset({Outcome.INCONCLUSIVE, Outcome.CRASHED})
 LABEL_WIDTH = 8
 CHECK_HEADS = ("outcome", "code", "check", "seen")
 PLACE_HEADS = ("ranks", "host", "state", "where")
+
+
+Kind = TypeVar("Kind")
+
+
+def read_part(kind: type[Kind], plain: Any, what: str) -> Kind | None:
+    """Return a part of a report's data, or None if the report lacks it. ``what`` names it in the error.
+
+    Raises:
+        UserError: the part is damaged.
+    """
+    try:
+        return None if plain is None else decode(kind, plain)
+    except (WrongValue, TypeError) as error:
+        raise UserError(f"the {what} in the report cannot be read: {error}") from error
+
+
+def read_picture(kind: type[Kind], plain: Any) -> Kind | None:
+    """Return what a picture is drawn from, or None if the report lacks it or is damaged there."""
+    try:
+        return read_part(kind, plain, "")
+    except UserError:
+        return None
 
 
 def severity_word(severity: Severity) -> str:

@@ -42,16 +42,10 @@ def render_csv(report: Report) -> str:
     # Use Unix line ends, because shells, spreadsheets and pandas all accept them.
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(records.names)
-    writer.writerows([_csv_cell(value) for value in row] for row in records.rows)
+    for row in records.rows:
+        plain = (value.value if isinstance(value, Enum) else value for value in row)
+        writer.writerow([str(value).lower() if isinstance(value, bool) else value for value in plain])
     return text.getvalue()
-
-
-def _csv_cell(value: object) -> object:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, Enum):
-        return value.value
-    return value
 
 
 TOOL_NAME = "ddpdoctor"
@@ -138,24 +132,27 @@ def render_github(report: Report, cwd: Path | None) -> str:
         level = ANNOTATIONS[Severity.ERROR if ended_badly else Severity.INFO]
         lines = [_write_command(level, {"title": TITLE}, content.headline)]
     if content.is_checklist:
-        lines += [_draw_unknown(check) for check in report.checks if check.outcome in UNKNOWN]
+        lines += [
+            _write_command(
+                ANNOTATIONS[Severity.WARNING],
+                {"title": name_check(check)},
+                f"{OUTCOME_WORDS[check.outcome]}: {check_words(check)}",
+            )
+            for check in report.checks
+            if check.outcome in UNKNOWN
+        ]
     return "".join(f"{line}\n" for line in lines)
 
 
 def _draw_finding(finding: Finding, cwd: Path | None) -> str:
-    place = finding.where[0] if finding.where else None
-    if place is None:
-        place_properties = {}
-    else:
-        # GitHub counts lines from 1. A line that is not known is 0 in a report.
-        place_properties = {"file": path_from(place.file, cwd), **({"line": str(place.line)} if place.line > 0 else {})}
-    properties = {**place_properties, "title": f"{finding.code} {finding.kind}"}
-    return _write_command(ANNOTATIONS[finding.severity], properties, clean("\n".join(_message_lines(finding)), cwd))
-
-
-def _message_lines(finding: Finding) -> list[str]:
+    properties = {}
+    for place in finding.where[:1]:
+        properties["file"] = path_from(place.file, cwd)
+        if place.line > 0:  # GitHub counts lines from 1. A line that is not known is 0 in a report.
+            properties["line"] = str(place.line)
+    properties["title"] = f"{finding.code} {finding.kind}"
     blamed, places = blamed_by(finding).removeprefix("on "), merge_places(finding.where)
-    return [
+    lines = [
         finding.summary,
         *([f"blamed: {blamed}"] if blamed else []),
         sureness_of(finding),
@@ -163,25 +160,17 @@ def _message_lines(finding: Finding) -> list[str]:
         *([f"to do: {finding.fix}"] if finding.fix else []),
         f"more: ddpdoctor explain {finding.code}",
     ]
+    return _write_command(ANNOTATIONS[finding.severity], properties, clean("\n".join(lines), cwd))
 
 
-def _draw_unknown(check: Check) -> str:
-    message = f"{OUTCOME_WORDS[check.outcome]}: {check_words(check)}"
-    return _write_command(ANNOTATIONS[Severity.WARNING], {"title": name_check(check)}, message)
+_IN_MESSAGE = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
+_IN_PROPERTY = _IN_MESSAGE | str.maketrans({":": "%3A", ",": "%2C"})
+"""Escapes as in https://github.com/actions/toolkit/blob/main/packages/core/src/command.ts."""
 
 
 def _write_command(level: str, properties: dict[str, str], message: str) -> str:
-    written = ",".join(f"{name}={_escape_property(value)}" for name, value in properties.items())
-    return f"::{level} {written}::{_escape_annotation(message)}"
-
-
-def _escape_annotation(text: str) -> str:
-    """Escape as https://github.com/actions/toolkit/blob/main/packages/core/src/command.ts does."""
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _escape_property(text: str) -> str:
-    return _escape_annotation(text).replace(":", "%3A").replace(",", "%2C")
+    written = ",".join(f"{name}={value.translate(_IN_PROPERTY)}" for name, value in properties.items())
+    return f"::{level} {written}::{message.translate(_IN_MESSAGE)}"
 
 
 def render_junit(report: Report, fail_on: Severity | None) -> str:
@@ -196,19 +185,15 @@ def render_junit(report: Report, fail_on: Severity | None) -> str:
             SubElement(case, "failure", type="error", message=f"{job.status.value}{status}")
         cases.insert(0, case)
     root = Element("testsuites", name="ddpdoctor")
-    suite = SubElement(root, "testsuite", {"name": "ddpdoctor", **_count(cases, report)})
+    kinds = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+    counts = {name: str(sum(case.find(tag) is not None for case in cases)) for name, tag in kinds.items()}
+    suite = SubElement(root, "testsuite", {"name": "ddpdoctor", "tests": str(len(cases)), **counts})
+    began, ended = _time(report.started_at), _time(report.ended_at)
+    if began is not None and ended is not None:
+        suite.attrib.update(time=f"{ended - began:.3f}", timestamp=report.started_at)
     suite.extend(cases)
     indent(root)
     return "<?xml version='1.0' encoding='UTF-8'?>\n" + tostring(root, encoding="unicode") + "\n"
-
-
-def _count(cases: Sequence[Element], report: Report) -> dict[str, str]:
-    kinds = {"failures": "failure", "errors": "error", "skipped": "skipped"}
-    counts = {name: str(sum(case.find(tag) is not None for case in cases)) for name, tag in kinds.items()}
-    began, ended = _time(report.started_at), _time(report.ended_at)
-    if began is None or ended is None:
-        return {"tests": str(len(cases)), **counts}
-    return {"tests": str(len(cases)), **counts, "time": f"{ended - began:.3f}", "timestamp": report.started_at}
 
 
 def _time(stamp: str) -> float | None:
@@ -254,18 +239,12 @@ def render_metrics(samples: Iterable[Sample]) -> str:
     lines = []
     for name, those in by_name.items():
         lines += [f"# HELP {name} {those[0].metric.help}", f"# TYPE {name} gauge"]
-        lines += [_line(sample) for sample in those]
+        for sample in those:
+            # What is not Unicode, as a file name may be, would make the whole file invalid.
+            values = [value.encode("utf-8", "replace").decode().translate(ESCAPES) for _, value in sample.labels]
+            labels = ",".join(f'{label}="{value}"' for (label, _), value in zip(sample.labels, values, strict=True))
+            lines.append(f"{name}{{{labels}}} {sample.value}")
     return "\n".join([*lines, "# EOF", ""])
-
-
-def _line(sample: Sample) -> str:
-    labels = ",".join(f'{name}="{_escape_label(value)}"' for name, value in sample.labels)
-    return f"{sample.metric.name}{{{labels}}} {sample.value}"
-
-
-def _escape_label(text: str) -> str:
-    """Escape a label's value. What is not Unicode, as a file name may be, would make the whole file invalid."""
-    return text.encode("utf-8", "replace").decode("utf-8").translate(ESCAPES)
 
 
 VERSION = "2.1.0"

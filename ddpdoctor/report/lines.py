@@ -32,7 +32,9 @@ MAX_HOSTS = 8
 
 def clean(text: str, cwd: Path | None = None) -> str:
     """Escape what controls a terminal or a CI runner, and make paths below ``cwd`` relative. Line breaks are kept."""
-    shown = _relative("".join(_escape(char) for char in text.replace("\t", "    ")), cwd)
+    shown = "".join(map(_escape, text.replace("\t", "    ")))
+    if cwd is not None and cwd.parent != cwd:  # a path that only contains it is not changed
+        shown = re.sub(rf"(?<![\w./~-]){re.escape(str(cwd))}/(?=[^\s/])", "", shown)
     if "::" in shown:
         shown = _GITHUB.sub(r"\\x3a:", shown)
     return _AZURE.sub(r"\\x23#", shown)
@@ -77,13 +79,6 @@ def _escape(char: str) -> str:
     return char.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
-def _relative(text: str, cwd: Path | None) -> str:
-    """Remove ``cwd`` from every path that begins with it. A path that only contains it is not changed."""
-    if cwd is None or cwd.parent == cwd:
-        return text
-    return re.sub(rf"(?<![\w./~-]){re.escape(str(cwd))}/(?=[^\s/])", "", text)
-
-
 def format_ranks(ranks: Iterable[int]) -> str:
     """Write ``rank 4`` or ``ranks 0-6, 9``. Empty for no rank."""
     known = set(ranks)
@@ -102,7 +97,10 @@ def format_hosts(hosts: Iterable[str]) -> str:
         if match[1] not in families:
             parts.append(match[1])
         families.setdefault(match[1], []).append(int(match[2]))
-    written = [_write_family(part, families[part]) if part in families else part for part in parts]
+    written = []
+    for part in parts:
+        numbers = families.get(part, [])
+        written.append(f"{part}[{format_numbers(numbers)}]" if len(numbers) > 1 else part + "".join(map(str, numbers)))
     return first_names(written, MAX_HOSTS)
 
 
@@ -147,7 +145,3 @@ def blamed_by(finding: Finding, *, hosts: bool = True) -> str:
 def path_from(file: str, cwd: Path | None) -> str:
     """Return a path relative to ``cwd`` if it is below it, else the path itself."""
     return file if cwd is None else file.removeprefix(f"{cwd}/")
-
-
-def _write_family(name: str, numbers: list[int]) -> str:
-    return f"{name}{numbers[0]}" if len(numbers) == 1 else f"{name}[{format_numbers(numbers)}]"

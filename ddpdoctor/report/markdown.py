@@ -15,7 +15,7 @@ from ddpdoctor.report.tree import draw_tree
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ddpdoctor.model.findings import Check, Finding, Report
+    from ddpdoctor.model.findings import Finding, Report
     from ddpdoctor.report.blocks import Block, Section
 
 WIDTH = 110
@@ -32,7 +32,13 @@ def render_markdown(report: Report) -> str:
     blocks = [block for section in content.pictures for block in section]
     parts += [_write_block(block) for block in blocks if isinstance(block, SourceLines | Tree)]
     parts += _write_sections(content.sections)
-    parts += [_write_checks(report.checks)] if report.checks else []
+    if report.checks:
+        rows = []
+        for outcome, code, name, seen in check_rows(report.checks):
+            quoted = re.sub(r"[`|\s]+", " ", clean(name))  # without what would end the inline code or the cell
+            rows.append((outcome, _inline(code), f"`{quoted}`", _inline(seen)))
+        table = _draw_rows(CHECK_HEADS, ["---"] * len(CHECK_HEADS), rows)
+        parts.append(f"<details><summary>All checks</summary>\n\n{table}\n\n</details>")
     parts.append(f"ddpdoctor {_inline(report.tool_version)}, {_inline(format_time(report.started_at))}")
     return "\n\n".join(parts) + "\n"
 
@@ -67,17 +73,16 @@ def _write_block(block: Block) -> str:  # noqa: PLR0911 - one for each kind
         case Series():
             return ""  # the numbers are in a table beside it
         case SourceLines():
-            return f"{_inline(block.file)}:\n\n{_indent(_number_lines(block))}"
+            width = len(str(block.first + len(block.lines) - 1))
+            numbered = [
+                f"{'>' if number == block.blamed else ' '} {number:{width}} | {line}"
+                for number, line in enumerate(block.lines, start=block.first)
+            ]
+            return f"{_inline(block.file)}:\n\n{_indent(numbered)}"
         case Tree():
             return f"{_inline(block.title)}:\n\n{_indent(draw_tree(block))}"
         case _:
             return ""
-
-
-def _number_lines(block: SourceLines) -> list[str]:
-    width = len(str(block.first + len(block.lines) - 1))
-    numbered = enumerate(block.lines, start=block.first)
-    return [f"{'>' if number == block.blamed else ' '} {number:{width}} | {line}" for number, line in numbered]
 
 
 def _indent(lines: Iterable[str]) -> str:
@@ -110,20 +115,6 @@ def _write_finding(finding: Finding) -> str:
     if finding.fix:
         lines += ["", "To do:", "", _indent([finding.fix])]
     return "\n".join(lines)
-
-
-def _write_checks(checks: tuple[Check, ...]) -> str:
-    """Write a collapsed table of all checks."""
-    rows = [
-        (outcome, _inline(code), f"`{_code(name)}`", _inline(seen)) for outcome, code, name, seen in check_rows(checks)
-    ]
-    table = _draw_rows(CHECK_HEADS, ["---"] * len(CHECK_HEADS), rows)
-    return f"<details><summary>All checks</summary>\n\n{table}\n\n</details>"
-
-
-def _code(text: str) -> str:
-    """Remove characters that would end the inline code or the table cell around a name."""
-    return re.sub(r"[`|\s]+", " ", clean(text))
 
 
 def _inline(text: str) -> str:

@@ -265,7 +265,7 @@ def curve_pictures(bench: Bandwidth) -> tuple[Section, ...]:
     busbw = [line for one in plotted if (line := _line(one, one.busbw_gb_s)).points]
     time = [line for one in plotted if (line := _line(one, one.time_us)).points]
     drawn = [one for one in list_references(bench) if one.gb_s > 0 and math.isfinite(one.gb_s)]
-    references = [reference_line(one, busbw) for one in drawn]
+    references: list[ChartLine | None] = [*(reference_line(one, busbw) for one in drawn)]
     charts = [
         Series(title="busbw in GB/s over size", lines=tuple(busbw), reference=reference)
         for reference in (references or [None])

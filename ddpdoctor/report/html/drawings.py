@@ -84,6 +84,12 @@ def lay_out_chart(series: Series) -> Chart:
     """Give each point its place. Points that are not above 0 are left out."""
     lines = [(line, line.is_reference) for line in series.lines]
     lines += [(series.reference, True)] if series.reference is not None else []
+    # Each line has a color of its own. An earlier run has that of the line before it, a level the last one.
+    styles: list[int] = []
+    for line, is_reference in lines:
+        before = max((style for style in styles if style != LEVEL_STYLE), default=-1)
+        is_level = is_reference and len({y for _, y in line.points}) == 1
+        styles.append(LEVEL_STYLE if is_level else before if is_reference else (before + 1) % LEVEL_STYLE)
     points = [point for line, _ in lines for point in _drawable(line)]
     if not points:
         return Chart(title=series.title, across=(), up=(), curves=())
@@ -100,19 +106,9 @@ def lay_out_chart(series: Series) -> Chart:
         up=tuple(Tick(at=up.place(value), label=f"{value:g}") for value in _value_ticks(up)),
         curves=tuple(
             _curve(line, across, up, style, is_reference=is_reference)
-            for style, (line, is_reference) in zip(_styles(lines), lines, strict=True)
+            for style, (line, is_reference) in zip(styles, lines, strict=True)
         ),
     )
-
-
-def _styles(lines: Sequence[tuple[ChartLine, bool]]) -> list[int]:
-    """Give each line a color of its own. An earlier run has that of the line before it, a level the last one."""
-    styles: list[int] = []
-    for line, is_reference in lines:
-        before = max((style for style in styles if style != LEVEL_STYLE), default=-1)
-        is_level = is_reference and len({y for _, y in line.points}) == 1
-        styles.append(LEVEL_STYLE if is_level else before if is_reference else (before + 1) % LEVEL_STYLE)
-    return styles
 
 
 def _drawable(line: ChartLine) -> list[tuple[int, float]]:
@@ -173,20 +169,14 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrow:
-    """An edge as the path of an SVG."""
-
-    path: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
     """A graph that was laid out. ``words`` says each edge in a sentence. ``left_out`` counts nodes without a box."""
 
     width: int
     height: int
     boxes: tuple[Box, ...]
-    arrows: tuple[Arrow, ...]
+    arrows: tuple[str, ...]
+    """Each edge as the path of an SVG."""
     words: tuple[str, ...]
     left_out: int
     box_width: int = BOX_WIDTH
@@ -204,9 +194,16 @@ def lay_out_graph(graph: WaitGraph) -> Drawing:
         for one, other in forward:
             if one == node:
                 layer[other] = max(layer[other], layer[node] + 1)
-    layers = _arrange(
-        [[node for node in layer if layer[node] == at] for at in range(max(layer.values(), default=-1) + 1)], edges
-    )
+    # In each layer nodes stand after the middle of those that wait for them, so that few arrows cross
+    layers: list[list[int]] = []
+    for at in range(max(layer.values(), default=-1) + 1):
+        row = {node: place for place, node in enumerate(layers[-1] if layers else ())}
+        nodes = [node for node in layer if layer[node] == at]
+        middle = {}
+        for node in nodes:
+            sources = [row[one] for one, other in edges if other == node and one in row]
+            middle[node] = sum(sources) / max(len(sources), 1)
+        layers.append(sorted(nodes, key=lambda node: middle[node]))
     at_layer = {node: layer for layer, nodes in enumerate(layers) for node in nodes}
     top = MARGIN + (DOWN if any(at_layer[other] - at_layer[one] > 1 for one, other in edges) else 0)
     places = {
@@ -214,14 +211,18 @@ def lay_out_graph(graph: WaitGraph) -> Drawing:
         for layer, nodes in enumerate(layers)
         for row, node in enumerate(nodes)
     }
+    sentences = []
+    for one, other in graph.edges:
+        verb = "waits" if len(graph.nodes[one].ranks) == 1 else "wait"
+        sentences.append(f"{_words(graph.nodes[one])} {verb} for {_words(graph.nodes[other])}")
     below = max((y for _, y in places.values()), default=0) + BOX_HEIGHT
     backward = [(one, other) for one, other in edges if places[other][0] <= places[one][0]]
     return Drawing(
         width=2 * MARGIN + len(layers) * (BOX_WIDTH + ACROSS) - ACROSS,
         height=below + MARGIN + (DOWN * 2 if backward else 0),
         boxes=tuple(_box(graph.nodes[node], places[node]) for node in sorted(places)),
-        arrows=tuple(Arrow(path=_path(places[one], places[other], below)) for one, other in edges),
-        words=tuple(_sentence(graph.nodes[one], graph.nodes[other]) for one, other in graph.edges),
+        arrows=tuple(_path(places[one], places[other], below) for one, other in edges),
+        words=tuple(sentences),
         left_out=len(graph.nodes) - count,
     )
 
@@ -249,16 +250,6 @@ def _walk(count: int, edges: Sequence[tuple[int, int]]) -> tuple[list[int], list
     return order, forward
 
 
-def _arrange(layers: list[list[int]], edges: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Order the nodes of each layer after the middle of those that wait for them, so that few arrows cross."""
-    arranged: list[list[int]] = layers[:1]
-    for nodes in layers[1:]:
-        row = {node: at for at, node in enumerate(arranged[-1])}
-        sources = {node: [row[one] for one, other in edges if other == node and one in row] for node in nodes}
-        arranged.append(sorted(nodes, key=lambda node: sum(sources[node]) / max(len(sources[node]), 1)))
-    return arranged
-
-
 def _path(start: tuple[int, int], end: tuple[int, int], below: int) -> str:
     """Return a curve from the right of a box to the left of another.
 
@@ -278,26 +269,17 @@ def _path(start: tuple[int, int], end: tuple[int, int], below: int) -> str:
 
 def _box(node: WaitNode, place: tuple[int, int]) -> Box:
     lines = (format_ranks(node.ranks), node.state, node.place.rpartition("/")[2])
-    return Box(
-        x=place[0],
-        y=place[1],
-        lines=tuple(_cut(clean(line)) for line in lines if line),
-        blamed=node.blamed,
-        about=_words(node),
+    cleaned = [clean(line) for line in lines if line]
+    cut = (
+        line if len(line) <= MAX_CHARACTERS else f"{line[: MAX_CHARACTERS - 1]}\N{HORIZONTAL ELLIPSIS}"
+        for line in cleaned
     )
-
-
-def _sentence(one: WaitNode, other: WaitNode) -> str:
-    return f"{_words(one)} {'waits' if len(one.ranks) == 1 else 'wait'} for {_words(other)}"
+    return Box(x=place[0], y=place[1], lines=tuple(cut), blamed=node.blamed, about=_words(node))
 
 
 def _words(node: WaitNode) -> str:
     about = ", ".join(part for part in (node.state, node.place) if part)
     return f"{format_ranks(node.ranks)} ({about})" if about else format_ranks(node.ranks)
-
-
-def _cut(line: str) -> str:
-    return line if len(line) <= MAX_CHARACTERS else f"{line[: MAX_CHARACTERS - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
 TICKS_PER_MS = 100

@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -45,7 +45,7 @@ from ddpdoctor.report.html.drawings import lane_rows, lay_out_chart, lay_out_gra
 from ddpdoctor.report.lines import clean, format_hosts, format_place, format_ranks, format_time, title_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from jinja2 import Environment
 
@@ -72,28 +72,23 @@ def list_parts(content: Content) -> tuple[tuple[PagePart, ...], tuple[PagePart, 
     places = [section for section in sections if (len(section) == 1 and isinstance(section[0], Places))]
     first = places if len(places) == 1 else []  # with several, each belongs to an attempt
     rest = [section for section in sections if section not in first]
-    before = _parts((*first, *content.pictures), "p")
-    return before, _parts(rest, "r")
+    return _parts((*first, *content.pictures), "p"), _parts(rest, "r")
 
 
 def _parts(sections: Iterable[Section], prefix: str) -> tuple[PagePart, ...]:
     """Make a part of each section. One without a title continues the part before it."""
     parts: list[PagePart] = []
-    for title, tone, blocks in _titled(sections):
+    for section in filter(None, sections):
+        head, tone, blocks = section[0], Tone.STRONG, section
+        if isinstance(head, Heading):
+            tone, blocks = head.tone, section[1:]
+        title = _title(head)
         if title is None and parts:
             last = parts.pop()
             parts.append(PagePart(id=last.id, title=last.title, tone=last.tone, blocks=last.blocks + blocks))
         else:
             parts.append(PagePart(id=f"{prefix}{len(parts)}", title=title or RESULTS, tone=tone, blocks=blocks))
     return tuple(parts)
-
-
-def _titled(sections: Iterable[Section]) -> Iterator[tuple[str | None, Tone, Section]]:
-    for section in sections:
-        if section and isinstance(section[0], Heading):
-            yield section[0].text, section[0].tone, section[1:]
-        elif section:
-            yield _title(section[0]), Tone.STRONG, section
 
 
 def _title(block: Block) -> str | None:
@@ -175,14 +170,14 @@ def list_frames(tree: Tree) -> tuple[FrameStep, ...]:
 
 
 HEAT_LEVELS = 8
-"""Shades of a heat map."""
+"""Shades of a heat map, for levels from 0 to 1."""
 
 
 class BlockDrawer:
     """Draws the blocks of one page, and gives those that are linked to or scripted a name of their own."""
 
     def __init__(self, env: Environment, folder: Path | None = None) -> None:
-        env.globals |= {"draw": self.draw, "heat": _heat}
+        env.globals |= {"draw": self.draw, "heat": lambda level: round(min(max(level, 0.0), 1.0) * (HEAT_LEVELS - 1))}
         self._macros: Any = env.get_template("blocks.html.jinja").module
         self._folder = folder
         self._numbers = itertools.count(1)
@@ -218,11 +213,6 @@ class BlockDrawer:
                 return macros.grid(block, name, under)
 
 
-def _heat(level: float) -> int:
-    """Return the shade of a level from 0 to 1."""
-    return round(min(max(level, 0.0), 1.0) * (HEAT_LEVELS - 1))
-
-
 FOLDER = Path(__file__).parent
 SCRIPTS = ("page.js", "timeline_data.js", "timeline_drawing.js", "timeline.js")
 """Joined in this order to the one script of a page."""
@@ -247,10 +237,11 @@ def render_html(report: Report) -> str:
     else:
         answered = any(check.outcome is Outcome.PASSED for check in report.checks)
         tone = "good" if answered or not report.checks else "note"
+    verb = content.verb or "".join(word for word in report.command[1:2] if word.replace("-", "").isalpha())
     return env.get_template("page.html.jinja").render(
         report=report,
         content=content,
-        title=" ".join(part for part in ("ddpdoctor", content.verb or _verb(report)) if part),
+        title=f"ddpdoctor {verb}".strip(),
         verdict=report.verdict,
         headline=content.headline,
         tone=tone,
@@ -282,43 +273,37 @@ def make_environment(folder: Path | None = None) -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import escape
 
+    def finalize(value: Any) -> Any:
+        """Show control and bidi characters of a plain text. Markup has been through this already."""
+        return value if hasattr(value, "__html__") or not isinstance(value, str) else clean(value, folder)
+
+    def by_place(where: tuple[Place, ...]) -> list[tuple[tuple[int, ...], Place]]:
+        """Return each line of code once, with its ranks."""
+        places = {format_place(place): place for place in reversed(where)}
+        ranks = grouped((format_place(place), place.rank) for place in where)
+        return [(tuple(at), places[line]) for line, at in ranks.items()]
+
+    def by_group(columns: tuple[Column, ...]) -> list[tuple[str, int]]:
+        """Return the groups over the columns, with the number of columns of each."""
+        return [(group, len(list(members))) for group, members in itertools.groupby(columns, lambda one: one.group)]
+
     env = Environment(
         loader=FileSystemLoader(FOLDER),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=partial(_finalize, folder),
+        finalize=finalize,
     )
     env.filters |= {
         "ranks": format_ranks, "hosts": format_hosts, "time": format_time, "word": severity_word,
         "tone": lambda severity: TONES[severity].value, "outcome_tone": lambda outcome: OUTCOME_TONES[outcome].value,
         "outcome_word": OUTCOME_WORDS.get, "is_command": lambda fix: COMMAND.match(fix) is not None,
         "whole": lambda text: escape(clean(text)),
-        "title_of": title_of, "check_words": check_words, "by_place": _by_place, "by_group": _by_group, "rows": _rows,
+        "title_of": title_of, "check_words": check_words, "by_place": by_place, "by_group": by_group,
+        "rows": lambda table: list(zip(*(column.cells for column in table.columns), strict=True)),
     }  # fmt: skip
     return env
-
-
-def _by_place(where: tuple[Place, ...]) -> list[tuple[tuple[int, ...], Place]]:
-    """Return each line of code once, with its ranks."""
-    places = {format_place(place): place for place in reversed(where)}
-    ranks = grouped((format_place(place), place.rank) for place in where)
-    return [(tuple(at), places[line]) for line, at in ranks.items()]
-
-
-def _by_group(columns: tuple[Column, ...]) -> list[tuple[str, int]]:
-    """Return the groups over the columns, with the number of columns of each."""
-    return [(group, len(list(members))) for group, members in itertools.groupby(column.group for column in columns)]
-
-
-def _rows(table: Table) -> list[tuple[str, ...]]:
-    return list(zip(*(column.cells for column in table.columns), strict=True))
-
-
-def _finalize(folder: Path | None, value: Any) -> Any:
-    """Show control and bidi characters of a plain text. Markup has been through this already."""
-    return value if hasattr(value, "__html__") or not isinstance(value, str) else clean(value, folder)
 
 
 @cache
@@ -329,12 +314,6 @@ def read_file(name: str) -> str:
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _verb(report: Report) -> str:
-    """Return the command that made a report, for the title."""
-    words = report.command[1:2]
-    return words[0] if words and words[0].replace("-", "").isalpha() else ""
 
 
 def _others(report: Report, content: Content) -> tuple[Finding, ...]:

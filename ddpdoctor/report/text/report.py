@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.model.findings import Check, Report
-    from ddpdoctor.report.blocks import Block, Column, Content, RankClass, Section
+    from ddpdoctor.report.blocks import Block, Column, Content, Section
 
 STYLES = {
     Tone.PLAIN: "",
@@ -120,6 +120,20 @@ def draw_table(table: Table, page: TextPage) -> list[str] | None:
     return [(" " * table.indent + line).rstrip() for line in draw_columns(columns)]
 
 
+def draw_columns(columns: Sequence[Column]) -> list[str]:
+    """Draw the headers, if there are any, and a line for each row of cells."""
+    heads = [line for line in ([one.name for one in columns], [one.unit for one in columns]) if any(line)]
+    groups = _draw_groups(columns)
+    lines = [groups] if groups else []
+    for cells in (*heads, *zip(*(one.cells for one in columns), strict=True)):
+        padded = []
+        for one, cell in zip(columns, cells, strict=True):
+            padding = " " * (_width(one) - width_of(cell))
+            padded.append(cell + padding if one.align == "left" else padding + cell)
+        lines.append((" " * GAP).join(padded).rstrip())
+    return lines
+
+
 def fit_columns(columns: Sequence[Column], width: int | None) -> tuple[Column, ...]:
     """Drop columns with a weight, the least first, until the others fit. If ``width`` is None, keep all."""
     kept = list(columns)
@@ -129,23 +143,6 @@ def fit_columns(columns: Sequence[Column], width: int | None) -> tuple[Column, .
             break
         del kept[-min(weighted)[1]]
     return tuple(kept)
-
-
-def draw_columns(columns: Sequence[Column]) -> list[str]:
-    """Draw the headers, if there are any, and a line for each row of cells."""
-    heads = [line for line in ([one.name for one in columns], [one.unit for one in columns]) if any(line)]
-    rows = zip(*(one.cells for one in columns), strict=True)
-    groups = _draw_groups(columns)
-    drawn = [_draw_row(columns, cells) for cells in (*heads, *rows)]
-    return [groups, *drawn] if groups else drawn
-
-
-def _draw_row(columns: Sequence[Column], cells: Sequence[str]) -> str:
-    padded = []
-    for one, cell in zip(columns, cells, strict=True):
-        padding = " " * (_width(one) - width_of(cell))
-        padded.append(cell + padding if one.align == "left" else padding + cell)
-    return (" " * GAP).join(padded).rstrip()
 
 
 def _draw_groups(columns: Sequence[Column]) -> str:
@@ -202,32 +199,17 @@ def add_blocks(page: TextPage, blocks: Iterable[Block]) -> None:
                 _add_facts(page, block)
             case Table():
                 _add_table(page, block)
-            case Series():
-                _add_series(page, block)
+            case Series():  # a chart on a terminal with room for it, else a line for each curve
+                chart = draw_chart(block, page.width) if page.width is not None else []
+                for line in chart or draw_sparks(block):
+                    page.add(line, whole=True)
             case Places():
-                # Add ranks, one row per place. ">" marks the ranks that the verdict blames.
-                shown = block.classes[:MAX_CLASSES]
-                names = [_name(page, one) for one in shown]
-                names_width = min(max(map(len, names), default=0), MAX_RANKS_WIDTH)
-                state_width = max((width_of(page.clean(one.state)) for one in shown), default=0)
-                for one, name in zip(shown, names, strict=True):
-                    _add_class(page, one, name.ljust(names_width), state_width)
-                if len(block.classes) > len(shown):
-                    page.add(f"and {len(block.classes) - len(shown)} more rows in report.json", first="  ")
+                _add_places(page, block)
             case Lanes():
                 width = STRIP_WIDTH if page.width is None else min(page.width, STRIP_WIDTH)
                 *rows, legend = draw_strip(block.timeline, width) or [""]
                 for line in (*rows, *(wrap(legend, width, first="  ") if legend else [])):
                     page.add(line, whole=True)
-
-
-def _add_facts(page: TextPage, block: FactList) -> None:
-    width = block.width or max((width_of(fact.label) for fact in block.facts), default=0) + 2
-    for fact in block.facts:
-        head = f"  {fact.label.ljust(width)}"
-        for number, text in enumerate(fact.texts):
-            first, tone = (" " * len(head), Tone.PLAIN) if number else (head, fact.tone)
-            page.add(text, first=first, tone=tone, styled=len(head), whole=fact.whole)
 
 
 def _add_table(page: TextPage, table: Table) -> None:
@@ -242,30 +224,34 @@ def _add_table(page: TextPage, table: Table) -> None:
         page.add(line, first="  ")
 
 
-def _add_series(page: TextPage, block: Series) -> None:
-    """Draw a chart on a terminal with room for it, else a line for each curve."""
-    chart = draw_chart(block, page.width) if page.width is not None else []
-    for line in chart or draw_sparks(block):
-        page.add(line, whole=True)
+def _add_facts(page: TextPage, block: FactList) -> None:
+    width = block.width or max((width_of(fact.label) for fact in block.facts), default=0) + 2
+    for fact in block.facts:
+        head = f"  {fact.label.ljust(width)}"
+        for number, text in enumerate(fact.texts):
+            first, tone = (" " * len(head), Tone.PLAIN) if number else (head, fact.tone)
+            page.add(text, first=first, tone=tone, styled=len(head), whole=fact.whole)
 
 
-def _name(page: TextPage, one: RankClass) -> str:
-    ranks = format_ranks(one.ranks)
-    return f"{ranks} on {page.clean(one.host)}" if one.host else ranks
-
-
-def _add_class(page: TextPage, one: RankClass, name: str, state_width: int) -> None:
-    mark, tone = ("> ", Tone.STRONG) if one.blamed else ("  ", Tone.PLAIN)
-    state = page.clean(one.state)
-    padding = " " * (state_width - width_of(state))
-    whole = f"{mark}{name}  {state}{padding}  {page.clean(one.place)}".rstrip()
-    if len(name) <= MAX_RANKS_WIDTH and (page.width is None or width_of(whole) <= page.width):
-        page.add(whole, tone=tone, whole=True)
-        return
-    page.add(name.rstrip(), first=mark, tone=tone)
-    for text in (state, one.place):
-        if text:
+def _add_places(page: TextPage, block: Places) -> None:
+    """Add ranks, one row per place. ">" marks the ranks that the verdict blames."""
+    shown = block.classes[:MAX_CLASSES]
+    names = [format_ranks(one.ranks) + (f" on {page.clean(one.host)}" if one.host else "") for one in shown]
+    names_width = min(max(map(len, names), default=0), MAX_RANKS_WIDTH)
+    state_width = max((width_of(page.clean(one.state)) for one in shown), default=0)
+    for one, name in zip(shown, names, strict=True):
+        mark, tone = ("> ", Tone.STRONG) if one.blamed else ("  ", Tone.PLAIN)
+        state = page.clean(one.state)
+        padding = " " * (state_width - width_of(state))
+        whole = f"{mark}{name.ljust(names_width)}  {state}{padding}  {page.clean(one.place)}".rstrip()
+        if len(name) <= MAX_RANKS_WIDTH and (page.width is None or width_of(whole) <= page.width):
+            page.add(whole, tone=tone, whole=True)
+            continue
+        page.add(name, first=mark, tone=tone)
+        for text in filter(None, (state, one.place)):
             page.add(text, first="      ", tone=tone)
+    if len(block.classes) > len(shown):
+        page.add(f"and {len(block.classes) - len(shown)} more rows in report.json", first="  ")
 
 
 MAX_REASONS = 5

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ddpdoctor.model.findings import Check, Finding, Report
-    from ddpdoctor.model.saved import Apart, SavedFile, Unequal
+    from ddpdoctor.model.saved import Apart, Unequal
     from ddpdoctor.report.blocks import Row, Section
 
 DIFFERS = f"{MARK}hosts with other results than most"
@@ -49,11 +49,19 @@ def machine_pictures(report: Report) -> tuple[Section, ...]:
     by_kind = grouped((one.kind, one) for one in report.findings)
     for group, checks in grouped((check.group, check) for check in report.checks).items():
         quiet = [check for check in checks if (check.outcome in QUIET and not check.hosts and check.id not in by_kind)]
-        rows += (_check_row(check, by_kind.get(check.id, []), hosts) for check in checks if check not in quiet)
+        prefix = f"{group}: " if group else ""
+        for check in checks:
+            if check not in quiet:
+                findings = by_kind.get(check.id, [])
+                by_host = grouped((host, one) for one in findings for host in (one.hosts or ("",)))
+                own = [[*by_host.get(host, ()), *by_host.get("", ())] for host in hosts]
+                cells = {at: _cell(check, own[at], host, found=bool(findings)) for at, host in enumerate(hosts)}
+                rows.append((f"{prefix}{name_check(check)}", cells))
         for outcome in QUIET:
-            those = [check for check in quiet if check.outcome is outcome]
-            if those:
-                rows.append(_count_row(group, outcome, those, len(hosts)))
+            if names := [name_check(check) for check in quiet if check.outcome is outcome]:
+                word, about = OUTCOME_WORDS[outcome], first_names(names, MAX_NAMED)
+                cell = GridCell(text=word, tone=OUTCOME_TONES[outcome], about=about)
+                rows.append((f"{prefix}{len(names)} {word}", dict.fromkeys(range(len(hosts)), cell)))
     shown = rows[:MAX_ROWS]
     sides = list(grouped((tuple(cells[at] for _, cells in shown), at) for at in range(len(hosts))).values())
     most = frozenset(majority_of(sides))
@@ -74,40 +82,20 @@ def machine_pictures(report: Report) -> tuple[Section, ...]:
     return ((grid,),)
 
 
-def _count_row(group: str, outcome: Outcome, checks: Sequence[Check], hosts: int) -> Row:
-    word = OUTCOME_WORDS[outcome]
-    cell = GridCell(
-        text=word, tone=OUTCOME_TONES[outcome], about=first_names([name_check(check) for check in checks], MAX_NAMED)
-    )
-    return f"{_group(group)}{len(checks)} {word}", dict.fromkeys(range(hosts), cell)
-
-
-def _check_row(check: Check, findings: Sequence[Finding], hosts: Sequence[str]) -> Row:
-    placed = frozenset(check.hosts)
-    by_host = grouped((host, one) for one in findings for host in (one.hosts or ("",)))
-    return f"{_group(check.group)}{name_check(check)}", {
-        at: _cell(check, [*by_host.get(host, ()), *by_host.get("", ())], placed, host, found=bool(findings))
-        for at, host in enumerate(hosts)
-    }
-
-
-def _cell(check: Check, own: Sequence[Finding], placed: frozenset[str], host: str, *, found: bool) -> GridCell:
+def _cell(check: Check, own: Sequence[Finding], host: str, *, found: bool) -> GridCell:
+    """Return the cell of a check at a host, by its ``own`` findings there; ``found``: it has some anywhere."""
     if own:
         worst = min((one.severity for one in own), key=lambda one: one.order)
         about = "; ".join(one.summary for one in own)
         return GridCell(text=severity_word(worst), tone=TONES[worst], about=about)
-    everywhere = not placed and (not found or check.outcome is Outcome.PASSED)
-    if everywhere or host in placed:
+    everywhere = not check.hosts and (not found or check.outcome is Outcome.PASSED)
+    if everywhere or host in check.hosts:
         return GridCell(
             text=OUTCOME_WORDS[check.outcome], tone=OUTCOME_TONES[check.outcome], about=check.seen or check.reason
         )
     if check.outcome is Outcome.PASSED:
         return GridCell(text=OUTCOME_WORDS[Outcome.SKIPPED], tone=Tone.SKIPPED)
     return GridCell(text="-", about="no problem known here")
-
-
-def _group(group: str) -> str:
-    return f"{group}: " if group else ""
 
 
 def checklist_content(report: Report, *about: Section, pictures: tuple[Section, ...] = ()) -> Content:
@@ -150,8 +138,9 @@ def checkpoint_pictures(files: Sequence[Mapping[str, Any]]) -> tuple[Section, ..
     paths = [str(one.get("path")) for one in files]
     short = [PurePath(path).name for path in paths]
     names = short if len(set(short)) == len(short) else paths
-    held = {part for one in files for part in _parts(one)}
-    parts = [part.value for part in StatePart if part.value in held]
+    held = [_parts(one) for one in files]
+    parts = [part.value for part in StatePart if any(part.value in own for own in held)]
+    yes, no = GridCell(text="yes", tone=Tone.GOOD), GridCell(text="no", tone=Tone.NOTE)
     grid = grid_by_member(
         "what could be read of each file, and what it holds",
         [
@@ -159,7 +148,7 @@ def checkpoint_pictures(files: Sequence[Mapping[str, Any]]) -> tuple[Section, ..
             ("checksums", dict(enumerate(map(_checksums, files)))),
             ("NaN and infinity", dict(enumerate(map(_values, files)))),
             ("tensors", dict(enumerate(map(_tensors, files)))),
-            *((part, {at: _held(part, one) for at, one in enumerate(files)}) for part in parts),
+            *((part, {at: yes if part in own else no for at, own in enumerate(held)}) for part in parts),
         ],
         range(len(files)),
         lambda those: first_names([names[at] for at in those], MAX_NAMES),
@@ -192,10 +181,6 @@ def _tensors(one: Mapping[str, Any]) -> GridCell:
     return GridCell(text=str(count)) if isinstance(count, int) else GridCell(text="?", tone=Tone.SKIPPED)
 
 
-def _held(part: str, one: Mapping[str, Any]) -> GridCell:
-    return GridCell(text="yes", tone=Tone.GOOD) if part in _parts(one) else GridCell(text="no", tone=Tone.NOTE)
-
-
 def _parts(one: Mapping[str, Any]) -> list[str]:
     parts = one.get("parts")
     return [part for part in parts if isinstance(part, str)] if isinstance(parts, list) else []
@@ -205,18 +190,14 @@ def checkpoint_content(report: Report) -> Content:
     """Return a line for each file."""
     files = report.data["files"]
     known = [one for one in files if isinstance(one, dict)] if isinstance(files, list) else []
-    return checklist_content(report, (items([*map(_line, known)]),), pictures=checkpoint_pictures(known))
-
-
-def _line(one: dict[str, Any]) -> str:
-    tensors, size_bytes, parts = one.get("tensors"), one.get("size_bytes"), one.get("parts")
-    facts = [
-        f"{one.get('form')}, {one.get('state')}",
-        _size(size_bytes if isinstance(size_bytes, int) else 0),
-        *([count_of(tensors, "tensor")] if isinstance(tensors, int) else []),
-        *(map(str, parts) if isinstance(parts, list) else ()),
-    ]
-    return f"{one.get('path')}: {', '.join(facts)}"
+    lines = []
+    for one in known:
+        tensors, size_bytes, parts = one.get("tensors"), one.get("size_bytes"), one.get("parts")
+        facts = [f"{one.get('form')}, {one.get('state')}", _size(size_bytes if isinstance(size_bytes, int) else 0)]
+        facts += [count_of(tensors, "tensor")] if isinstance(tensors, int) else []
+        facts += map(str, parts) if isinstance(parts, list) else ()
+        lines.append(f"{one.get('path')}: {', '.join(facts)}")
+    return checklist_content(report, (items(lines),), pictures=checkpoint_pictures(known))
 
 
 def _size(size_bytes: int) -> str:
@@ -238,22 +219,20 @@ def diff_pictures(facts: DiffFacts, findings: Iterable[Finding]) -> tuple[Sectio
     equal = facts.tensors + facts.values - len(facts.incomparable) - len(facts.unequal)
     if equal > 0:
         rows.append((count_of(equal, "other"), dict.fromkeys(files, GridCell(text=EQUAL, tone=Tone.GOOD))))
+
+    def name(those: Sequence[int]) -> str:
+        named, rank = rank_list((number + 1 for number in those), noun="file"), facts.files[those[0]].rank
+        return named if len(those) > 1 or rank is None else f"{named} (rank {rank})"
+
     grid = grid_by_member(
         "contents that differ",
         rows,
         files,
-        lambda those: _name(facts, those),
+        name,
         axes=("tensor or value", "file"),
         legend=(SAME_LETTER, *not_shown(len(unequal) - MAX_ROWS, "differing tensor or value")),
     )
     return ((grid,),)
-
-
-def _name(facts: DiffFacts, files: Sequence[int]) -> str:
-    """Return "file 2 (rank 1)" or "files 1 and 3"."""
-    named = rank_list((one + 1 for one in files), noun="file")
-    rank = facts.files[files[0]].rank
-    return named if len(files) > 1 or rank is None else f"{named} (rank {rank})"
 
 
 def _cells(one: Unequal, tone: Tone) -> Mapping[int, GridCell]:
@@ -289,34 +268,27 @@ HEADS = ("", "what", "differ", "of", "largest", "relative")
 def diff_content(report: Report) -> Content:
     """Return the content for compared files."""
     facts = decode(DiffFacts, report.data["diff"])
-    files = items([_file(number, one) for number, one in enumerate(facts.files, start=1)])
+    files = []
+    for number, one in enumerate(facts.files, start=1):
+        rank = "" if one.rank is None else f" (rank {one.rank})"
+        beside = f"; {count_of(one.beside, 'other tensor')} not compared" if one.beside else ""
+        below = f" below {one.below.rstrip('.')!r}{beside}" if one.below else ""
+        files.append(f"file {number}: {one.path}{rank}, {count_of(one.tensors, 'tensor')}{below}")
+    compared = count_of(facts.tensors - len(facts.incomparable), "tensor")
+    equal = f"equal in all {compared} that were compared, bit by bit"
     shown = [one for one in facts.unequal if one.kind is not Kind.RANDOM]
-    if not shown:
-        table: tuple[Section, ...] = ()
-    else:
+    table: tuple[Section, ...] = ()
+    if shown:
         rows = [row for one in shown[:MAX_TENSORS] for row in _tensor_rows(one, several=len(facts.files) > 2)]
         more = (Text(text=f"and {len(shown) - MAX_TENSORS} more", indent=2),) if len(shown) > MAX_TENSORS else ()
         table = ((table_of(HEADS, rows, left=2), *more),)
     return Content(
-        headline=_diff_headline(facts, report),
+        headline=equal if report.verdict is None else report.verdict.summary,
         status=", ".join(filter(None, (count_of(len(facts.files), "file"), count_findings(report.findings)))),
-        about=((files,),),
+        about=((items(files),),),
         sections=table,
         pictures=diff_pictures(facts, report.findings),
     )
-
-
-def _file(number: int, one: SavedFile) -> str:
-    rank = "" if one.rank is None else f" (rank {one.rank})"
-    beside = f"; {count_of(one.beside, 'other tensor')} not compared" if one.beside else ""
-    below = f" below {one.below.rstrip('.')!r}{beside}" if one.below else ""
-    return f"file {number}: {one.path}{rank}, {count_of(one.tensors, 'tensor')}{below}"
-
-
-def _diff_headline(facts: DiffFacts, report: Report) -> str:
-    if report.verdict is not None:
-        return report.verdict.summary
-    return f"equal in all {count_of(facts.tensors - len(facts.incomparable), 'tensor')} that were compared, bit by bit"
 
 
 def _tensor_rows(one: Unequal, *, several: bool) -> list[tuple[str, ...]]:

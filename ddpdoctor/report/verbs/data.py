@@ -11,9 +11,9 @@ from ddpdoctor.report.blocks import MAX_COLUMNS, Grid, GridCell, Text, Tone, lin
 from ddpdoctor.report.verbs.checks import checklist_content
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from ddpdoctor.model.data import Pass, RankPass, RankShare
+    from ddpdoctor.model.data import RankPass
     from ddpdoctor.model.findings import Report
     from ddpdoctor.report.blocks import Content, Section
 
@@ -75,23 +75,32 @@ def shares_content(report: Report) -> Content:
     drawn, repeated, batches, left_out = (
         sum(getattr(one, name) for one in shares.ranks) for name in ("drawn", "repeated", "batches", "left_out")
     )
-    rows = [
-        *(_share_row(ranks, one) for ranks, one in _classes(shares)),
-        (("in all", str(drawn), str(repeated), str(batches), "", str(left_out))),
-    ]
+    by_rank = {one.rank: one for one in shares.ranks}
+    alike = grouped(
+        ((one.drawn, one.repeated, one.batches, one.last_batch, one.delivered), one.rank) for one in shares.ranks
+    )
+    rows: list[tuple[str, ...]] = []
+    for (*numbers, _), ranks in alike.items():
+        rows.append((_each(ranks), *map(str, numbers), str(by_rank[ranks[0]].left_out)))
+    rows.append(("in all", str(drawn), str(repeated), str(batches), "", str(left_out)))
     plan = shares.plan
+    different = "; how many are different depends on each rank's shuffle"
+    if shares.unique is not None:
+        different = (
+            f", {shares.unique} of {plan.samples} different, {shares.duplicates} repeated, {shares.missed} missed"
+        )
     flags = [
         *(["sampler drop_last=True"] if plan.sampler_drop_last else []),
         *(["drop_last=True"] if plan.drop_last else []),
         "shuffled" if plan.shuffle else "in order",
     ]
-    ranks = count_of(plan.world_size, "rank")
-    sizes = f"{count_of(plan.samples, 'sample')}, {ranks}, batches of {plan.batch_size}"
+    world = count_of(plan.world_size, "rank")
+    sizes = f"{count_of(plan.samples, 'sample')}, {world}, batches of {plan.batch_size}"
     return checklist_content(
         report,
         (Text(text=f"{sizes}: {SHARED_BY[plan.sharing]}, {', '.join(flags)}"),),
         (table_of(SHARES_HEAD, rows),),
-        (Text(text=_describe_epoch(shares)),),
+        (Text(text=f"an epoch: {shares.delivered} samples in batches{different}"),),
         pictures=share_pictures(shares),
     )
 
@@ -100,57 +109,35 @@ def drawn_content(report: Report) -> Content:
     """Return the content for passes over the user's loaders: what each rank drew, and the totals."""
     drawn = decode(Drawn, report.data["drawn"])
     notes = [Text(text=f"not checked: {note}") for note in drawn.notes]
-    drawn_rows: list[tuple[str, ...]] = []
+    rows: list[tuple[str, ...]] = []
+    totals: list[str] = []
     for one in drawn.passes:
         found = grouped((_numbers(row), row.rank) for row in one.ranks)
         for place, (numbers, ranks) in enumerate(found.items()):
-            drawn_rows.append(("" if place else str(one.number), _each(ranks), *map(str, numbers)))
+            rows.append(("" if place else str(one.number), _each(ranks), *map(str, numbers)))
+        different = f", {one.unique} different, {one.shared} drawn by two ranks or more, {one.missed} by none"
+        if one.unique is None:
+            different = "; whether they differ was not compared"
+        totals.append(f"pass {one.number}: {count_of(one.drawn, 'sample')} in all{different}")
+    samples = "" if drawn.samples is None else f", {count_of(drawn.samples, 'sample')}"
+    world = count_of(drawn.world_size, "rank")
+    loader = f"{drawn.function}: {_class_name(drawn.kind)} over {_class_name(drawn.dataset)}{samples}, {world}"
+    settings = (
+        "" if drawn.batch_size is None else f"batches of {drawn.batch_size}",
+        f"sampler {_class_name(drawn.sampler)}" if drawn.sampler else "no sampler",
+        "set_epoch called before each pass" if drawn.set_epoch else "set_epoch not called",
+    )
     return checklist_content(
         report,
-        tuple(Text(text=line) for line in _describe_loader(drawn)),
-        (table_of(DRAWN_HEAD, drawn_rows),),
-        (*(Text(text=_describe_pass(one)) for one in drawn.passes), *notes),
+        (Text(text=loader), Text(text=", ".join(filter(None, settings)))),
+        (table_of(DRAWN_HEAD, rows),),
+        (*(Text(text=line) for line in totals), *notes),
         pictures=drawn_pictures(drawn),
     )
 
 
-def _classes(shares: Shares) -> Iterator[tuple[list[int], RankShare]]:
-    """Yield groups of ranks with equal shares, and the share."""
-    numbers = (
-        ((one.drawn, one.repeated, one.batches, one.last_batch, one.delivered), one.rank) for one in shares.ranks
-    )
-    found = grouped(numbers)
-    by_rank = {one.rank: one for one in shares.ranks}
-    for ranks in found.values():
-        yield ranks, by_rank[ranks[0]]
-
-
-def _share_row(ranks: Sequence[int], one: RankShare) -> tuple[str, ...]:
-    numbers = (one.drawn, one.repeated, one.batches, one.last_batch, one.left_out)
-    return (_each(ranks), *map(str, numbers))
-
-
 def _each(ranks: Sequence[int]) -> str:
     return format_numbers(ranks) + (" each" if len(ranks) > 1 else "")
-
-
-def _describe_epoch(shares: Shares) -> str:
-    if shares.unique is None:
-        return f"an epoch: {shares.delivered} samples in batches; how many are different depends on each rank's shuffle"
-    return (
-        f"an epoch: {shares.delivered} samples in batches, {shares.unique} of {shares.plan.samples} different, "
-        f"{shares.duplicates} repeated, {shares.missed} missed"
-    )
-
-
-def _describe_loader(drawn: Drawn) -> Iterator[str]:
-    samples = "" if drawn.samples is None else f", {count_of(drawn.samples, 'sample')}"
-    ranks = count_of(drawn.world_size, "rank")
-    yield f"{drawn.function}: {_class_name(drawn.kind)} over {_class_name(drawn.dataset)}{samples}, {ranks}"
-    batches = "" if drawn.batch_size is None else f"batches of {drawn.batch_size}"
-    sampler = f"sampler {_class_name(drawn.sampler)}" if drawn.sampler else "no sampler"
-    called = "set_epoch called before each pass" if drawn.set_epoch else "set_epoch not called"
-    yield ", ".join(part for part in (batches, sampler, called) if part)
 
 
 def _class_name(path: str) -> str:
@@ -161,12 +148,3 @@ def _numbers(row: RankPass) -> tuple[object, ...]:
     more = "" if row.complete else "+"
     repeated = "?" if row.repeated is None else row.repeated
     return (f"{row.drawn}{more}", repeated, f"{row.batches}{more}", row.last_batch)
-
-
-def _describe_pass(one: Pass) -> str:
-    if one.unique is None:
-        return f"pass {one.number}: {count_of(one.drawn, 'sample')} in all; whether they differ was not compared"
-    return (
-        f"pass {one.number}: {count_of(one.drawn, 'sample')} in all, {one.unique} different, "
-        f"{one.shared} drawn by two ranks or more, {one.missed} by none"
-    )

@@ -37,17 +37,21 @@ def evidence_content(report: Report) -> Content:
     else:
         headline = "no problem found: the job moves" if about.get("moves") else "no problem found"
     # Why the cause cannot be told, and what to collect, one instruction a line
-    if not about.get("unclear"):
-        lacking: tuple[Section, ...] = ()
-    else:
+    lacking: tuple[Section, ...] = ()
+    if about.get("unclear"):
         steps = tuple(str(step) for step in about.get("collect") or ())
         facts = (FactEntry(label="unclear", texts=(str(about["unclear"]),)), FactEntry(label="to do", texts=steps))
         lacking = ((FactList(facts=facts, width=LABEL_WIDTH),),)
+    notes = [str(note) for note in about.get("notes") or ()]
     return Content(
         headline=headline,
         status=", ".join(filter(None, (status, count_findings(report.findings)))),
         about=(_read_section(about),),
-        sections=(*places_of(report.ranks, report.verdict), *_notes(about), *lacking),
+        sections=(
+            *places_of(report.ranks, report.verdict),
+            *(((items(notes, "  note: "),),) if notes else ()),
+            *lacking,
+        ),
         ends_with_verdict=True,
         pictures=job_pictures(report),
         others=tuple(one for one in report.findings if one != report.verdict),
@@ -70,11 +74,6 @@ def _read_section(about: dict[str, Any]) -> Section:
         FactEntry(label="unknown", texts=(count_of(unknown, "file"),) if unknown else ()),
     )
     return (FactList(facts=facts, width=LABEL_WIDTH),)
-
-
-def _notes(about: dict[str, Any]) -> tuple[Section, ...]:
-    notes = [str(note) for note in about.get("notes") or ()]
-    return ((items(notes, "  note: "),),) if notes else ()
 
 
 def _number(about: dict[str, Any], name: str) -> int:

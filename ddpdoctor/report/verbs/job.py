@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from string import ascii_uppercase
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.consistency import Consistency, StreamClock, What
 from ddpdoctor.model.data import LoaderTaken
-from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.findings import Attempt, JobStatus, Outcome, Severity, as_earlier
 from ddpdoctor.model.pictures import RankWaits, SourceExcerpt, Timeline
@@ -31,7 +29,7 @@ from ddpdoctor.report.blocks import (
     grid_by_member,
     not_shown,
 )
-from ddpdoctor.report.findings import LABEL_WIDTH, TONES, count_findings, places_of
+from ddpdoctor.report.findings import LABEL_WIDTH, TONES, count_findings, places_of, read_part, read_picture
 from ddpdoctor.report.lines import format_ranks, merge_places, title_of
 from ddpdoctor.report.tree import stack_tree
 from ddpdoctor.report.verbs.speed import speed_pictures, speed_sections
@@ -59,12 +57,7 @@ OTHER = "other"
 
 def replica_pictures(report: Report) -> tuple[Section, ...]:
     """Return a grid for each model whose replicas differ. Nothing if the report lacks it, or is damaged there."""
-    plain = report.data.get("consistency")
-    try:
-        consistency = None if plain is None else decode(Consistency, plain)
-    except WrongValue:
-        return ()
-    return consistency_pictures(consistency, report.findings)
+    return consistency_pictures(read_picture(Consistency, report.data.get("consistency")), report.findings)
 
 
 def consistency_pictures(consistency: Consistency | None, findings: Iterable[Finding]) -> tuple[Section, ...]:
@@ -93,12 +86,20 @@ def _grid(stream: Stream, tone: Tone, *, several: bool) -> Grid:
     rows = [_row(stream, each, split, tone) for each, split in splits]
     ranks = sorted({*stream.ranks, *(rank for _, cells in rows for rank in cells)})
     hidden = sum(each.differing for each in stream.differences) - len(splits)
+    # One row for each kind of tensors, for those that are equal on all ranks
+    equal = dict.fromkeys(ranks, GridCell(text=EQUAL, tone=Tone.GOOD))
+    differences = {one.what: one for one in stream.differences}
+    for what in stream.kinds:
+        if (difference := differences.get(what)) is None:
+            rows.append((f"all {NOUNS[what]}", equal))
+        elif others := difference.of - difference.differing:
+            rows.append((f"{count_of(others, 'other')} ({NOUNS[what]})", equal))
     points = "at the end" if stream.clock is StreamClock.END else f"at each {stream.clock.value}"
     model = f", model {stream.model}" if several and stream.model > 0 else ""
     outside = ", parameters outside DDP" if stream.model < 0 else ""
     return grid_by_member(
         f"replicas that differ, compared {points}{model}{outside}",
-        [*rows, *_equal_rows(stream, ranks)],
+        rows,
         ranks,
         format_ranks,
         axes=("tensor", "rank"),
@@ -127,17 +128,6 @@ def _row(stream: Stream, difference: Difference, split: TensorSplit, tone: Tone)
     return f"{name} ({one.what.value}), {when}", cells
 
 
-def _equal_rows(stream: Stream, ranks: Iterable[int]) -> Iterator[Row]:
-    """Yield a row for each kind of tensors, for those that are equal on all ranks."""
-    differences = {one.what: one for one in stream.differences}
-    for what in stream.kinds:
-        difference = differences.get(what)
-        others = None if difference is None else difference.of - difference.differing
-        if others is None or others > 0:
-            label = f"all {NOUNS[what]}" if others is None else f"{count_of(others, 'other')} ({NOUNS[what]})"
-            yield label, dict.fromkeys(ranks, GridCell(text=EQUAL, tone=Tone.GOOD))
-
-
 DATA = "DD70"
 """The codes of findings about data begin with it."""
 SAME_ORDER = "Equal letters of a loader: the same indices in the same order. The number: batches."
@@ -148,7 +138,8 @@ def loader_pictures(report: Report) -> tuple[Section, ...]:
     """Return the grid of passes by ranks. Nothing if no finding names a loader, or the report lacks them."""
     findings = [one for one in report.findings if one.code.startswith(DATA)]
     lines = {(place.file, place.line) for one in findings for place in one.where}
-    loaders = [one for one in _read_loaders(report) if (one.file, one.line) in lines]
+    taken = read_picture(tuple[LoaderTaken, ...], report.data.get("loaders")) or ()
+    loaders = [one for one in taken if (one.file, one.line) in lines]
     rows = [row for one in loaders for row in _rows(one, _tone(one, findings))]
     if not rows:
         return ()
@@ -174,14 +165,6 @@ def loader_pictures(report: Report) -> tuple[Section, ...]:
         ),
     )
     return ((grid,),)
-
-
-def _read_loaders(report: Report) -> tuple[LoaderTaken, ...]:
-    plain = report.data.get("loaders")
-    try:
-        return tuple(decode(LoaderTaken, one) for one in plain) if isinstance(plain, list) else ()
-    except WrongValue:
-        return ()
 
 
 def _tone(loader: LoaderTaken, findings: Sequence[Finding]) -> Tone:
@@ -214,47 +197,27 @@ def _cell(row: RankTaken, name: str, tone: Tone) -> GridCell:
     )
 
 
-Kind = TypeVar("Kind")
-
-
 def job_pictures(report: Report) -> tuple[Section, ...]:
     """Return the pictures of a job, as far as the report has what they are drawn from.
 
     Reports of older versions have less. Damaged data costs its picture and nothing else.
     """
-    return tuple(_pictures(report))
-
-
-def _pictures(report: Report) -> Iterator[Section]:
-    timeline = _read_picture(Timeline, report, "timeline")
+    pictures: list[Section] = []
+    timeline = read_picture(Timeline, report.data.get("timeline"))
     if timeline is not None and timeline.lanes:
-        yield (Lanes(timeline=timeline),)
-    waits = _read_picture(RankWaits, report, "waits")
+        pictures.append((Lanes(timeline=timeline),))
+    waits = read_picture(RankWaits, report.data.get("waits"))
     if waits is not None and waits.links:
-        yield (_graph(waits),)
-    source = _read_picture(SourceExcerpt, report, "source")
+        nodes = tuple(
+            WaitNode(ranks=one.ranks, state=one.state, place=one.place, blamed=one.blamed) for one in waits.classes
+        )
+        edges = tuple(link for link in waits.links if 0 <= min(link) <= max(link) < len(nodes))  # to known classes
+        pictures.append((WaitGraph(nodes=nodes, edges=edges),))
+    source = read_picture(SourceExcerpt, report.data.get("source"))
     if source is not None:
-        yield (SourceLines(file=source.file, first=source.first, lines=source.lines, blamed=source.blamed),)
+        pictures.append((SourceLines(file=source.file, first=source.first, lines=source.lines, blamed=source.blamed),))
     tree = stack_tree(report.ranks, report.verdict)
-    if tree is not None:
-        yield (tree,)
-
-
-def _graph(waits: RankWaits) -> WaitGraph:
-    """Return the graph of waits without links to classes that do not exist."""
-    nodes = tuple(
-        WaitNode(ranks=one.ranks, state=one.state, place=one.place, blamed=one.blamed) for one in waits.classes
-    )
-    places = range(len(nodes))
-    return WaitGraph(nodes=nodes, edges=tuple(link for link in waits.links if link[0] in places and link[1] in places))
-
-
-def _read_picture(kind: type[Kind], report: Report, name: str) -> Kind | None:
-    plain = report.data.get(name)
-    try:
-        return None if plain is None else decode(kind, plain)
-    except WrongValue:
-        return None
+    return (*pictures, (tree,)) if tree is not None else tuple(pictures)
 
 
 SPARSE_STEPS = 256
@@ -274,9 +237,8 @@ def job_content(report: Report) -> Content:
     restarts = len(attempts) - 1
     # Say that ranks lacked cores, which is why they made no progress for a while
     most_s = max((row.starved_s for row in report.ranks), default=0.0)
-    if most_s < NOTABLE_S:
-        starved: tuple[str, ...] = ()
-    else:
+    starved: tuple[str, ...] = ()
+    if most_s >= NOTABLE_S:
         ranks = rank_list(row.rank for row in report.ranks if row.starved_s >= NOTABLE_S)
         without = f"without a core, {ranks} made no progress for up to {most_s:.0f} s"
         starved = (f"cores are short: {without}; this time does not count as a hang",)
@@ -313,10 +275,7 @@ def read_attempts(report: Report) -> tuple[Attempt, ...]:
     Raises:
         UserError: the attempts are damaged.
     """
-    try:
-        return tuple(decode(Attempt, section) for section in report.data.get("sections") or ())
-    except (WrongValue, TypeError) as error:
-        raise UserError(f"the attempts in the report cannot be read: {error}") from error
+    return read_part(tuple[Attempt, ...], report.data.get("sections"), "attempts") or ()
 
 
 def _headline(report: Report, restarts: int) -> str:
@@ -373,8 +332,9 @@ def replica_words(report: Report) -> str | None:
     Raises:
         UserError: the report is damaged.
     """
-    consistency = _read_consistency(report)
-    if consistency is None or any(map(_says_it, report.findings)):
+    consistency = read_part(Consistency, report.data.get("consistency"), "replicas")
+    said = any(one.code.startswith(REPLICAS) and one.severity is not Severity.INFO for one in report.findings)
+    if consistency is None or said:
         return None
     compared = [stream for stream in consistency.streams if stream.compared and stream.model > 0]
     if not compared:
@@ -399,15 +359,3 @@ def replica_words(report: Report) -> str | None:
         return f"replicas equal: {checks}{chosen}"
     nouns = " and ".join(NOUNS[what] for what in differing)
     return f"replicas compared: {checks}; {nouns} differ, but no rule reports this as wrong"
-
-
-def _says_it(finding: Finding) -> bool:
-    return finding.code.startswith("DD50") and finding.severity is not Severity.INFO
-
-
-def _read_consistency(report: Report) -> Consistency | None:
-    plain = report.data.get("consistency")
-    try:
-        return None if plain is None else decode(Consistency, plain)
-    except WrongValue as error:
-        raise UserError(f"the replicas in the report cannot be read: {error}") from error

@@ -23,7 +23,6 @@ from ddpdoctor.report.text.report import TextPage, add_sections, draw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from datetime import datetime
     from pathlib import Path
 
     from ddpdoctor.model.live import Blamed, Cost, History, JobNow, RankNow, ReplicasNow, Start
@@ -82,6 +81,15 @@ def history_sections(job: History, *, several: bool) -> tuple[Section, ...]:
         if start.code
     ]
     rows = list(zip(job.starts, job.costs, strict=True))
+    seconds = [cost.seconds for cost in job.costs]
+    began = [NOT_KNOWN if start.began_at is None else f"{start.began_at:%m-%d %H:%M:%S}" for start in job.starts]
+    ran, lost = [], []
+    for start, cost in rows:
+        end = start.ended_at or start.last_progress_at
+        span_s = None if start.began_at is None or end is None else (end - start.began_at).total_seconds()
+        ran.append(NOT_KNOWN if span_s is None else format_span(max(0.0, span_s)))
+        unknown = NOT_KNOWN if cost.seconds is not None or start.failed else ""
+        lost.append(unknown if cost.steps is None else str(cost.steps))
 
     def column(name: str, cells: Sequence[str], weight: int | None = None, unit: str = "") -> Column:
         align = "left" if name in {"ended", "started"} else "right"
@@ -93,17 +101,12 @@ def history_sections(job: History, *, several: bool) -> tuple[Section, ...]:
             Table(
                 columns=(
                     column("#", [str(number) for number in range(1, len(rows) + 1)]),
-                    column("started", [_time_words(start.began_at) for start, _ in rows], 3, "UTC"),
-                    column("ran", [_ran_words(start) for start, _ in rows], 4),
+                    column("started", began, 3, "UTC"),
+                    column("ran", ran, 4),
                     column("step", [str(start.steps) for start, _ in rows]),
                     column("ended", [_verdict_words(start) for start, _ in rows]),
-                    column("lost", [_steps_words(cost, start) for start, cost in rows], 2, "steps"),
-                    column(
-                        "lost",
-                        [(format_span(cost.seconds) if cost.seconds is not None else "") for _, cost in rows],
-                        2,
-                        "time",
-                    ),
+                    column("lost", lost, 2, "steps"),
+                    column("lost", ["" if s is None else format_span(s) for s in seconds], 2, "time"),
                 ),
                 tones={at: Tone.ERROR for at, (start, _) in enumerate(rows) if start.failed},
                 indent=2,
@@ -118,15 +121,10 @@ def sentence(job: History) -> str:
     """Say how often a job started and failed, who was to blame, and how far apart the failures are."""
     span = f" in {format_span(job.span_s)}" if job.span_s is not None else ""
     parts = [f"{count_of(len(job.starts), 'start')}{span}, {count_of(job.failures, 'failure')}"]
-    returning = job.returning
-    if not returning:
-        returning_words = []
-    else:
-        most = returning[0].times
-        names = [_who(row.who) for row in returning if row.times == most]
-        verb = "was" if len(names) == 1 else "were"
-        returning_words = [f"{name_list(names)} {verb} to blame in {most} of them"]
-    parts += returning_words
+    if job.returning:
+        most = job.returning[0].times
+        names = [_who(row.who) for row in job.returning if row.times == most]
+        parts.append(f"{name_list(names)} {'was' if len(names) == 1 else 'were'} to blame in {most} of them")
     if job.between_failures_s is not None and job.failures > 1:
         parts.append(f"mean time between failures {format_span(job.between_failures_s)}")
     return "; ".join(parts)
@@ -137,17 +135,6 @@ def _who(blamed: Blamed) -> str:
     return f"{rank} on {blamed.host}" if rank and blamed.host else rank or blamed.host
 
 
-def _time_words(time: datetime | None) -> str:
-    return f"{time:%m-%d %H:%M:%S}" if time is not None else NOT_KNOWN
-
-
-def _ran_words(start: Start) -> str:
-    end = start.ended_at or start.last_progress_at
-    if start.began_at is None or end is None:
-        return NOT_KNOWN
-    return format_span(max(0.0, (end - start.began_at).total_seconds()))
-
-
 def _verdict_words(start: Start) -> str:
     """Return how a start ended: its verdict and whom that blames, or in a word."""
     if not start.code:
@@ -156,12 +143,6 @@ def _verdict_words(start: Start) -> str:
     hosts = dict.fromkeys(one.host for one in start.blamed if one.host and start.hosts > 1)
     whom = " on ".join(part for part in (format_ranks(ranks), format_hosts(hosts)) if part)
     return ", ".join(part for part in (f"{start.code} {start.kind}", whom) if part)
-
-
-def _steps_words(cost: Cost, start: Start) -> str:
-    if cost.steps is None:
-        return NOT_KNOWN if cost.seconds is not None or start.failed else ""
-    return str(cost.steps)
 
 
 STEPS_APART = 2
@@ -182,7 +163,10 @@ def render_status(status: JobNow, *, width: int | None, color: bool, cwd: Path |
 def status_sections(status: JobNow) -> tuple[Section, ...]:
     """Return the blocks of a status, without empty sections."""
     if status.state is Liveness.ENDED:
-        return ((Heading(text=_ended(status)), _command(status)),)
+        how = ", and its `wrap` left no word of how"
+        if status.exit_status is not None:
+            how = f" with exit status {status.exit_status}"
+        return ((Heading(text=f"ddpdoctor: the job has ended{how}"), _command(status)),)
     classes = fold(status.ranks)
     reported: list[Block] = []
     if status.reported:
@@ -233,12 +217,6 @@ def _line(rank: RankNow) -> tuple[str, int] | None:
     return (rank.where.file, rank.where.line) if rank.where is not None else None
 
 
-def _ended(status: JobNow) -> str:
-    how = "" if status.exit_status is None else f" with exit status {status.exit_status}"
-    cut = "" if status.exit_status is not None else ", and its `wrap` left no word of how"
-    return f"ddpdoctor: the job has ended{how}{cut}"
-
-
 def _command(status: JobNow) -> FactList:
     """Return the command that shows the report, on a line of its own so that it can be pasted."""
     return FactList(facts=(FactEntry(label="report", texts=(f"ddpdoctor report {status.run}",), whole=True),))
@@ -251,16 +229,20 @@ def _table(classes: Sequence[Sequence[RankNow]]) -> Table:
         align = "left" if name in {"ranks", "host", "does"} else "right"
         return Column(name=name, unit=unit, cells=tuple(map(cell, classes)), align=align, weight=weight)  # type: ignore[arg-type]
 
+    def does(those: Sequence[RankNow]) -> str:
+        since_s = max((rank.since_s for rank in those if rank.since_s is not None), default=None)
+        return those[0].state + (f" for {format_span(since_s)}" if since_s is not None else "")
+
     columns = [
         column("ranks", lambda those: format_numbers(rank.rank for rank in those), None),
         *([column("host", lambda those: format_hosts(rank.host for rank in those), 4)] if several else []),
         column("step", lambda those: _range(rank.step for rank in those), None),
-        column("step time", _step_time, 6, "ms"),
-        column("waits", _share, 5),
+        column("step time", lambda those: _known(those, "step_ms", lambda ms: format_digits(median(ms))), 6, "ms"),
+        column("waits", lambda those: _known(those, "waits_share", lambda shares: f"{median(shares):.0%}"), 5),
         column("epoch", lambda those: _range(rank.epoch for rank in those), 1),
         column("batch", lambda those: _range(rank.batch for rank in those), 2),
-        column("memory", _memory, 3),
-        column("does", _does, None),
+        column("memory", lambda those: _known(those, "memory_bytes", lambda sizes: format_memory(max(sizes))), 3),
+        column("does", does, None),
     ]
     still = {at: Tone.STRONG for at, those in enumerate(classes) if not those[0].trains}
     return Table(columns=tuple(columns), tones=still, indent=2)
@@ -271,24 +253,10 @@ def _range(values: Iterable[int]) -> str:
     return str(found[0]) if len(found) == 1 else f"{found[0]}-{found[-1]}"
 
 
-def _step_time(those: Sequence[RankNow]) -> str:
-    known = [rank.step_ms for rank in those if rank.step_ms is not None]
-    return format_digits(median(known)) if known else "-"
-
-
-def _share(those: Sequence[RankNow]) -> str:
-    known = [rank.waits_share for rank in those if rank.waits_share is not None]
-    return f"{median(known):.0%}" if known else "-"
-
-
-def _memory(those: Sequence[RankNow]) -> str:
-    known = [rank.memory_bytes for rank in those if rank.memory_bytes is not None]
-    return format_memory(max(known)) if known else "-"
-
-
-def _does(those: Sequence[RankNow]) -> str:
-    since = max((rank.since_s for rank in those if rank.since_s is not None), default=None)
-    return those[0].state + (f" for {format_span(since)}" if since is not None else "")
+def _known(those: Sequence[RankNow], name: str, write: Callable[[list[Any]], str]) -> str:
+    """Write what is known of a field of the ranks, or that nothing is."""
+    known = [value for rank in those if (value := getattr(rank, name)) is not None]
+    return write(known) if known else "-"
 
 
 def _waits(status: JobNow) -> Iterator[Text]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.model.reaching import NodePair, Transfer, Visit
+    from ddpdoctor.model.reaching import NodePair, Visit
     from ddpdoctor.report.blocks import Block, Content, Section
 
 WORDS = {
@@ -75,26 +75,19 @@ def _cell(known: dict[tuple[int, int], NodePair], source: int, target: int) -> G
     if pair is None:
         return GridCell()
     word = pair_word(pair)
-    tones = {"ok": Tone.GOOD, "-": Tone.SKIPPED}
-    return GridCell(text=word, tone=tones.get(word, Tone.ERROR), about=_figures(pair))
-
-
-def _figures(pair: NodePair) -> str:
-    """Say how long the connection took and how fast the payloads arrived, or what went wrong."""
+    tone = {"ok": Tone.GOOD, "-": Tone.SKIPPED}.get(word, Tone.ERROR)
     if pair.connecting is None:
-        return pair.skipped
+        return GridCell(text=word, tone=tone, about=pair.skipped)
+    # How long the connection took and how fast the payloads arrived, or what went wrong
     connected = pair.connecting.contact is Contact.CONNECTED
     how = f"in {pair.connecting.duration_s * 1000:.1f} ms" if connected else pair.connecting.error
-    parts = [f"{pair.connecting.contact.value} {how}".strip(), *map(_transfer, filter(None, (pair.small, pair.large)))]
-    return "; ".join(parts)
-
-
-def _transfer(one: Transfer) -> str:
-    size = format_about(one.size_bytes)
-    if one.contact is not Contact.CONNECTED:
-        return f"{size}: {one.error or one.contact.value}"
-    rate = f" at {one.size_bytes / one.duration_s / 1e6:.0f} MB/s" if one.duration_s else ""
-    return f"{size} arrived{rate}"
+    parts = [f"{pair.connecting.contact.value} {how}".strip()]
+    for sent in filter(None, (pair.small, pair.large)):
+        rate = f" at {sent.size_bytes / sent.duration_s / 1e6:.0f} MB/s" if sent.duration_s else ""
+        arrived = sent.contact is Contact.CONNECTED
+        result = f" arrived{rate}" if arrived else f": {sent.error or sent.contact.value}"
+        parts.append(f"{format_about(sent.size_bytes)}{result}")
+    return GridCell(text=word, tone=tone, about="; ".join(parts))
 
 
 KEY = "rendezvous"
@@ -114,20 +107,18 @@ def rendezvous_content(report: Report) -> Content:
     store = next((visit.store_view for visit in rendezvous.visits if visit.store_view is not None), None)
     place = f" at {say_place(store.host, store.port)}" if store is not None else ""
     heads = ("node", "host", "publishes", f"store{place}")
+    rows = []
+    for visit in rendezvous.visits:
+        published = f"{visit.published} ({visit.interface})" if visit.published else "-"
+        came = (visit.host, published, _store(visit)) if visit.arrived else (visit.host or "?", "-", "did not come")
+        rows.append((str(visit.number), *came))
     return checklist_content(
         report,
-        (table_of(heads, [_row(visit) for visit in rendezvous.visits], left=len(heads)),),
+        (table_of(heads, rows, left=len(heads)),),
         tuple(_pairs(rendezvous, tried if isinstance(tried, int) else len(rendezvous.pairs))),
         trust,
         pictures=pair_pictures(rendezvous),
     )
-
-
-def _row(visit: Visit) -> tuple[str, ...]:
-    published = f"{visit.published} ({visit.interface})" if visit.published else "-"
-    if not visit.arrived:
-        return str(visit.number), visit.host or "?", "-", "did not come"
-    return str(visit.number), visit.host, published, _store(visit)
 
 
 def _store(visit: Visit) -> str:
@@ -151,7 +142,13 @@ def _pairs(seen: Rendezvous, tried: int) -> Iterator[Block]:
     if not tried:
         return
     if not bad:
-        yield Text(text=f"all {tried} ordered pairs of nodes connect, and large payloads arrive{_pace(seen)}")
+        rates = [
+            pair.large.size_bytes / pair.large.duration_s
+            for pair in seen.pairs
+            if pair.large and pair.large.duration_s and pair.large.contact is Contact.CONNECTED
+        ]
+        pace = f" at {min(rates) / 1e6:.0f} to {max(rates) / 1e6:.0f} MB/s" if rates else ""
+        yield Text(text=f"all {tried} ordered pairs of nodes connect, and large payloads arrive{pace}")
         return
     if len(seen.visits) > MATRIX_NODES:
         yield Text(text=f"{len(bad)} of {tried} ordered pairs of nodes do not work")
@@ -169,13 +166,3 @@ def _pairs(seen: Rendezvous, tried: int) -> Iterator[Block]:
     yield Table(columns=(Column(name="", cells=tuple(map(str, numbers))), *columns), indent=2)
     words = {pair_word(pair) for pair in seen.pairs}
     yield Text(text="; ".join(f"{word}: {meaning}" for word, meaning in LEGEND.items() if word in words))
-
-
-def _pace(seen: Rendezvous) -> str:
-    """Return the lowest and highest transfer rate of the pairs in the report."""
-    rates = [
-        pair.large.size_bytes / pair.large.duration_s
-        for pair in seen.pairs
-        if pair.large and pair.large.duration_s and pair.large.contact is Contact.CONNECTED
-    ]
-    return f" at {min(rates) / 1e6:.0f} to {max(rates) / 1e6:.0f} MB/s" if rates else ""

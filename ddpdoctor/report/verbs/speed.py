@@ -6,8 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.codec import WrongValue, decode
-from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.codec import decode
 from ddpdoctor.model.steps import Budget, NetworkUse
 from ddpdoctor.model.tuning import Bound, PredictedStep, RunDifferences, SpeedComparison, Topic
 from ddpdoctor.model.words import count_of, format_about, format_numbers
@@ -31,13 +30,14 @@ from ddpdoctor.report.blocks import (
     not_shown,
     table_of,
 )
+from ddpdoctor.report.findings import read_part, read_picture
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.steps import PhaseRow
-    from ddpdoctor.model.tuning import ComparedRun, PhaseChange, RunSpeed, TimeChange
+    from ddpdoctor.model.tuning import RunSpeed, TimeChange
     from ddpdoctor.report.blocks import Block, Section
 
 LEAST_GAIN = 0.05
@@ -51,38 +51,22 @@ def prediction_blocks(report: Report) -> tuple[Block, ...]:
     Raises:
         UserError: the report is damaged.
     """
-    predictions = read_predictions(report)
+    plain = speed_data(report).get("predictions")
+    predictions = read_part(tuple[PredictedStep, ...], plain, "predictions") or ()
     shown = [one for one in predictions if one.gain >= LEAST_GAIN][:MOST_ROWS]
     refused = next((one.reason for one in predictions if one.reason), "")
     if not shown:
         return ()
-    blocks: tuple[Block, ...] = (Heading(text="what a change would gain (predicted)"), _predicted_table(shown))
+    columns = (
+        Column(name="change", cells=tuple(one.change for one in shown), align="left"),
+        Column(name="shorter step", cells=tuple(_gain(one) for one in shown)),
+        Column(name="if", cells=tuple(one.assumes for one in shown), align="left", weight=1),
+    )
+    heading = Heading(text="what a change would gain (predicted)")
+    blocks: tuple[Block, ...] = (heading, Table(indent=2, columns=columns))
     if not refused:
         return blocks
     return (*blocks, Text(text=f"Other settings of DDP cannot be predicted here: {refused}", indent=2))
-
-
-def read_predictions(report: Report) -> tuple[PredictedStep, ...]:
-    """Return the predictions in a report, the largest gain first.
-
-    Raises:
-        UserError: the report is damaged.
-    """
-    try:
-        return tuple(decode(PredictedStep, one) for one in (report.data.get("speed") or {}).get("predictions") or ())
-    except (WrongValue, TypeError) as error:
-        raise UserError(f"the predictions in the report cannot be read: {error}") from error
-
-
-def _predicted_table(shown: Sequence[PredictedStep]) -> Table:
-    return Table(
-        indent=2,
-        columns=(
-            Column(name="change", cells=tuple(one.change for one in shown), align="left"),
-            Column(name="shorter step", cells=tuple(_gain(one) for one in shown)),
-            Column(name="if", cells=tuple(one.assumes for one in shown), align="left", weight=1),
-        ),
-    )
 
 
 def _gain(one: PredictedStep) -> str:
@@ -147,11 +131,7 @@ def read_budget(report: Report) -> Budget | None:
     Raises:
         UserError: the report is damaged.
     """
-    plain = speed_data(report).get("budget")
-    try:
-        return None if plain is None else decode(Budget, plain)
-    except (WrongValue, TypeError) as error:
-        raise UserError(f"the time budget in the report cannot be read: {error}") from error
+    return read_part(Budget, speed_data(report).get("budget"), "time budget")
 
 
 def is_shown(row: PhaseRow, budget: Budget) -> bool:
@@ -172,22 +152,12 @@ def _lines(budget: Budget) -> list[str]:
 
 
 def _network(report: Report) -> list[str]:
-    plain = speed_data(report).get("network")
-    try:
-        words = None if plain is None else network_words(decode(NetworkUse, plain))
-    except (WrongValue, TypeError) as error:
-        raise UserError(f"the use of the network in the report cannot be read: {error}") from error
-    return [] if words is None else [words]
-
-
-def network_words(use: NetworkUse) -> str | None:
     """Say what the network could carry and what the job uses of it, or nothing if one of them is unknown."""
-    if use.limit_gb_s is None:
-        return None
-    return (
-        f"the network could carry {use.limit_gb_s:.3g} GB/s ({use.source}); the reductions of this job use "
-        f"{use.used_gb_s:.2g} GB/s on average ({format_about(use.step_bytes)} a step)"
-    )
+    use = read_part(NetworkUse, speed_data(report).get("network"), "use of the network")
+    if use is None or use.limit_gb_s is None:
+        return []
+    used = f"{use.used_gb_s:.2g} GB/s on average ({format_about(use.step_bytes)} a step)"
+    return [f"the network could carry {use.limit_gb_s:.3g} GB/s ({use.source}); the reductions of this job use {used}"]
 
 
 def number(value: float) -> str:
@@ -223,36 +193,32 @@ def speed_pictures(report: Report) -> tuple[Section, ...]:
 
 
 def _budget_pictures(report: Report) -> tuple[Section, ...]:
-    try:
-        budget = read_budget(report)
-    except UserError:
-        return ()
+    budget = read_picture(Budget, speed_data(report).get("budget"))
     phases = [] if budget is None else [row for row in budget.phases if is_shown(row, budget)]
     if budget is None or not phases:
         return ()
+
+    def cells(row: PhaseRow) -> tuple[GridCell, ...]:
+        worst = f" on rank {row.worst_rank}"
+        return tuple(
+            GridCell(
+                text=number(value),
+                about=f"{ms(value)}, {value / (budget.wall_ms or 1):.1%} of the step{whose}",
+                level=linear_level(value, budget.wall_ms),
+            )
+            for value, whose in ((row.critical_ms, ""), (row.median_ms, ""), (row.worst_ms, worst))
+        )
+
     grid = Grid(
         title="time of a step by phase, in ms",
         rows=tuple(row.phase for row in phases),
         columns=("critical rank", "median rank", "worst rank"),
-        cells=tuple(_budget_cells(row, budget) for row in phases),
+        cells=tuple(map(cells, phases)),
         row_name="phase",
         column_name="rank",
         legend=("The darker, the more of the step.",),
     )
     return ((grid,),)
-
-
-def _budget_cells(row: PhaseRow, budget: Budget) -> tuple[GridCell, ...]:
-    ranks = {"worst": f" on rank {row.worst_rank}"}
-    values = {"critical": row.critical_ms, "median": row.median_ms, "worst": row.worst_ms}
-    return tuple(
-        GridCell(
-            text=number(value),
-            about=f"{ms(value)}, {value / (budget.wall_ms or 1):.1%} of the step{ranks.get(name, '')}",
-            level=linear_level(value, budget.wall_ms),
-        )
-        for name, value in values.items()
-    )
 
 
 def _pace_pictures(report: Report) -> tuple[Section, ...]:
@@ -274,22 +240,18 @@ def _pace_pictures(report: Report) -> tuple[Section, ...]:
     def name(ranks: Sequence[int]) -> str:
         return (MARK if named.intersection(ranks) else "") + format_numbers(ranks)
 
+    def cell(value: float) -> GridCell:
+        return GridCell(text=number(value), about=ms(value), level=linear_level(value, longest))
+
     grid = grid_by_member(
         "usual step by rank, in ms",
-        [
-            (label, {rank: _pace_cell(pace[key], longest) for rank, pace in shown.items()})
-            for key, label in PHASES.items()
-        ],
+        [(label, {rank: cell(pace[key]) for rank, pace in shown.items()}) for key, label in PHASES.items()],
         shown,
         name,
         axes=("phase", "rank"),
         legend=(*((NAMED,) if named & shown.keys() else ()), *not_shown(len(paces) - len(shown), "rank")),
     )
     return ((grid,),)
-
-
-def _pace_cell(value: float, longest: float) -> GridCell:
-    return GridCell(text=number(value), about=ms(value), level=linear_level(value, longest))
 
 
 def _is_number(value: object) -> bool:
@@ -306,8 +268,10 @@ def comparison_content(report: Report) -> Content:
     """Return the content for two compared runs."""
     found = decode(SpeedComparison, report.data["comparison"])
     about = FactList(facts=(_compared_run("A", found.first), _compared_run("B", found.second)))
-    shown = [one for one in found.phases if _is_shown(one, found)]
-    rows = [*((one.phase, one.time) for one in shown), (STEP, found.step)]
+    least_ms = SHOWN_SHARE * max(found.first.wall_ms, found.second.wall_ms)
+    every = [*((one.phase, one.time) for one in found.phases), (STEP, found.step)]
+    rows = [(name, time) for name, time in every if name == STEP or max(time.first_ms, time.second_ms) >= least_ms]
+    fields = ("first_ms", "second_ms", "change_ms", "low_ms", "high_ms", "is_change")
     texts = [f"{one.name}: {one.first} in A, {one.second} in B" for one in found.unequal]
     title = "what else differs" if texts else "no other setting that was recorded differs"
     return Content(
@@ -323,15 +287,26 @@ def comparison_content(report: Report) -> Content:
                         Column(name="A", unit="ms", cells=tuple(number(time.first_ms) for _, time in rows)),
                         Column(name="B", unit="ms", cells=tuple(number(time.second_ms) for _, time in rows)),
                         Column(name="B - A", unit="ms", cells=tuple(_signed(time.change_ms) for _, time in rows)),
-                        Column(name="95% interval", unit="ms", cells=tuple(_interval(time) for _, time in rows)),
+                        Column(
+                            name="95% interval",
+                            unit="ms",
+                            cells=tuple(f"{_signed(time.low_ms)} to {_signed(time.high_ms)}" for _, time in rows),
+                        ),
                         Column(name="changed", cells=tuple(_word(time) for _, time in rows), align="left"),
                     ),
-                    tones={i: _tone(time) for i, (_, time) in enumerate(rows) if time.is_change},
+                    tones={
+                        at: Tone.GOOD if time.change_ms < 0 else Tone.WARNING
+                        for at, (_, time) in enumerate(rows)
+                        if time.is_change
+                    },
                 ),
             ),
             (Heading(text=title), *([items(texts, "  ")] if texts else [])),
         ),
-        records=_records(found),
+        records=Records(
+            names=("phase", *fields),
+            rows=tuple((name, *(getattr(time, field) for field in fields)) for name, time in every),
+        ),
         remarks=(LIMIT,),
     )
 
@@ -347,18 +322,14 @@ def verdict_of(found: SpeedComparison) -> str:
     else:
         sure = step.low_ms > 0 or step.high_ms < 0
         what = "no difference of 1% or more" if sure else "no difference larger than the noise"
-        said = f"{what}: a step takes {ms(step.first_ms)} in A and {ms(step.second_ms)} in B ({_range(found)})"
+        span = f"{step.low_ms / found.first.wall_ms:+.0%} to {step.high_ms / found.first.wall_ms:+.0%}"
+        said = f"{what}: a step takes {ms(step.first_ms)} in A and {ms(step.second_ms)} in B ({span})"
     a, b = found.first, found.second
     words = f"; A has {_ranks(a)}, B {_ranks(b)}" if a.ranks != b.ranks else ""
     changed = {one.name for one in found.unequal} & {"ranks", "rows of a rank's batch"}
     if changed and a.samples_per_s and b.samples_per_s:
         words += f"; A trains {a.samples_per_s:,.0f} samples/s, B {b.samples_per_s:,.0f}"
     return said + words
-
-
-def _range(found: SpeedComparison) -> str:
-    low, high = (value / found.first.wall_ms for value in (found.step.low_ms, found.step.high_ms))
-    return f"{low:+.0%} to {high:+.0%}"
 
 
 def _cause(found: SpeedComparison) -> str:
@@ -382,40 +353,15 @@ def _compared_run(label: str, run: RunSpeed) -> FactEntry:
     return FactEntry(label=label, texts=(f"{run.name}: {seen}", *([run.command] if run.command else [])))
 
 
-def _is_shown(one: PhaseChange, found: SpeedComparison) -> bool:
-    least_ms = SHOWN_SHARE * max(found.first.wall_ms, found.second.wall_ms)
-    return max(one.time.first_ms, one.time.second_ms) >= least_ms
-
-
 def _signed(value_ms: float) -> str:
     size = number(abs(value_ms))
     return size if not float(size) else ("+" if value_ms > 0 else "-") + size
-
-
-def _interval(time: TimeChange) -> str:
-    return f"{_signed(time.low_ms)} to {_signed(time.high_ms)}"
 
 
 def _word(time: TimeChange) -> str:
     if not time.is_change:
         return ""
     return "shorter" if time.change_ms < 0 else "longer"
-
-
-def _tone(time: TimeChange) -> Tone:
-    return Tone.GOOD if time.change_ms < 0 else Tone.WARNING
-
-
-def _records(found: SpeedComparison) -> Records:
-    names = ("phase", "first_ms", "second_ms", "change_ms", "low_ms", "high_ms", "is_change")
-    rows = [(one.phase, one.time) for one in found.phases] + [(STEP, found.step)]
-    return Records(
-        names=names,
-        rows=tuple(
-            (name, time.first_ms, time.second_ms, time.change_ms, time.low_ms, time.high_ms, time.is_change)
-            for name, time in rows
-        ),
-    )
 
 
 HEADS = ("about", "what", "A", "B")
@@ -427,9 +373,12 @@ MAX_CELL = 48
 def run_diff_content(report: Report) -> Content:
     """Return the content of the differences between two runs."""
     found = decode(RunDifferences, report.data["run_differences"])
-    if not found.differences:
-        sections: tuple[Section, ...] = ()
-    else:
+    sides = tuple(
+        FactEntry(label=label, texts=(f"{run.name}: {run.ended}", *([run.command] if run.command else [])))
+        for label, run in (("A", found.first), ("B", found.second))
+    )
+    sections: list[Section] = []
+    if found.differences:
         rows = [(one.topic.value, one.name, _cut(one.first), _cut(one.second)) for one in found.differences]
         narrow = FactList(
             facts=tuple(
@@ -440,12 +389,15 @@ def run_diff_content(report: Report) -> Content:
             )
         )
         table = replace(table_of(HEADS, rows, left=4), instead=(narrow,))
-        sections = ((Heading(text="differences, the most telling first"), table),)
+        sections.append((Heading(text="differences, the most telling first"), table))
+    if found.not_compared:
+        unknown = f"not compared, because one run has no facts: {', '.join(found.not_compared)}"
+        sections.append((Text(text=unknown, tone=Tone.SKIPPED),))
     return Content(
         headline=_most_telling(found),
         verb="diff",
-        about=((FactList(facts=(_side("A", found.first), _side("B", found.second))),),),
-        sections=(*sections, *_unknown(found)),
+        about=((FactList(facts=sides),),),
+        sections=tuple(sections),
         records=Records(
             names=("topic", "name", "first", "second"),
             rows=tuple((one.topic.value, one.name, one.first, one.second) for one in found.differences),
@@ -463,23 +415,8 @@ def _most_telling(found: RunDifferences) -> str:
         return f"the runs differ only in {' and '.join(dict.fromkeys(one.topic.value for one in found.differences))}"
     first = causes[0]
     more = f", and {count_of(len(causes) - 1, 'more difference')}" if len(causes) > 1 else ""
-    return f"the runs differ in {first.name}: {_shown(first.first)} in A, {_shown(first.second)} in B{more}"
-
-
-def _side(label: str, run: ComparedRun) -> FactEntry:
-    return FactEntry(label=label, texts=(f"{run.name}: {run.ended}", *([run.command] if run.command else [])))
-
-
-def _unknown(found: RunDifferences) -> tuple[Section, ...]:
-    if not found.not_compared:
-        return ()
-    return (
-        (Text(text=f"not compared, because one run has no facts: {', '.join(found.not_compared)}", tone=Tone.SKIPPED),),
-    )
-
-
-def _shown(text: str) -> str:
-    return _cut(text) or "not set"
+    a, b = (_cut(value) or "not set" for value in (first.first, first.second))
+    return f"the runs differ in {first.name}: {a} in A, {b} in B{more}"
 
 
 def _cut(text: str) -> str:

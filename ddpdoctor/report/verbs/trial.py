@@ -32,7 +32,7 @@ from ddpdoctor.report.verbs.job import consistency_pictures
 if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Difference, Stream
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.model.trial import GradientErrors, ReferenceStep
+    from ddpdoctor.model.trial import GradientErrors
     from ddpdoctor.report.blocks import Section
 
 
@@ -91,35 +91,34 @@ def trial_content(report: Report) -> Content:
     """Return the content for a trained model."""
     trial = decode(Trial, report.data["trial"])
     reference = trial.reference
-    if reference is None or not reference.steps:
-        reference_sections: tuple[Section, ...] = ()
-    else:
-        step = max(reference.steps, key=_worst_ratio)
+    sections = [*_compared_sections(trial)]
+    if reference is not None and reference.steps:
+        step = max(reference.steps, key=lambda one: max(map(error_ratio, one.tensors), default=0.0))
         samples = f" of {sum(step.samples)} samples" if all(step.samples) else ""
         against = "float64" if reference.float64 else "another order of the samples, because float64 was not possible"
         among = f", the worst of {len(reference.steps)} steps" if len(reference.steps) > 1 else ""
         more = len(step.tensors) - WORST
-        section: Section = (
-            Heading(text=f"DDP's gradient compared with one process on the whole batch{samples}"),
-            Text(text=f"relative errors at step {step.step}{among}; rounding as measured against {against}", indent=2),
-            _errors(sorted(step.tensors, key=lambda one: -error_ratio(one))[:WORST]),
-            *([Text(text=f"and {more} more, with smaller errors relative to rounding", indent=2)] if more > 0 else []),
+        sections.append(
+            (
+                Heading(text=f"DDP's gradient compared with one process on the whole batch{samples}"),
+                Text(
+                    text=f"relative errors at step {step.step}{among}; rounding as measured against {against}", indent=2
+                ),
+                _errors(sorted(step.tensors, key=lambda one: -error_ratio(one))[:WORST]),
+                *(
+                    [Text(text=f"and {more} more, with smaller errors relative to rounding", indent=2)]
+                    if more > 0
+                    else []
+                ),
+            )
         )
-        reference_sections = (section,)
-    if trial.rerun is None or trial.rerun.step is not None:
-        rerun_sections: tuple[Section, ...] = ()
-    else:
-        rerun_sections = ((Text(text="a second run with the same seed: equal bits on every rank"),),)
+    if trial.rerun is not None and trial.rerun.step is None:
+        sections.append((Text(text="a second run with the same seed: equal bits on every rank"),))
     return Content(
         headline=_healthy(trial, report) if report.verdict is None else report.verdict.summary,
         status=", ".join(filter(None, (count_of(len(trial.participants), "rank"), count_findings(report.findings)))),
         about=((items(_about(trial)),),),
-        sections=(
-            *_compared_sections(trial),
-            *reference_sections,
-            *rerun_sections,
-            *((items([note], "to know: "),) for note in trial.notes),
-        ),
+        sections=(*sections, *((items([note], "to know: "),) for note in trial.notes)),
         several_hosts=len({one.host for one in trial.participants}) > 1,
         pictures=(*consistency_pictures(trial.consistency, report.findings), *reference_pictures(trial)),
     )
@@ -157,16 +156,13 @@ def _compared_sections(trial: Trial) -> tuple[Section, ...]:
     if trial.consistency is None:
         return ()
     streams = trial.consistency.streams
-    facts = tuple(
-        FactEntry(label=name, texts=(text,), tone=Tone.PLAIN)
-        for name, text in [
-            (words, _how(next((one for one in stream.differences if one.what is what), None), stream))
-            for stream in streams
-            for what, words in NAMES.items()
-            if what in stream.kinds and (what is What.BUFFER) == (stream.clock is StreamClock.SYNC)
-        ]
-    )
-    return ((Heading(text=f"after each of {count_of(trial.settings.steps, 'step')}"), FactList(facts=facts)),)
+    facts = []
+    for stream in streams:
+        differences = {one.what: one for one in stream.differences}
+        for what, words in NAMES.items():
+            if what in stream.kinds and (what is What.BUFFER) == (stream.clock is StreamClock.SYNC):
+                facts.append(FactEntry(label=words, texts=(_how(differences.get(what), stream),), tone=Tone.PLAIN))
+    return ((Heading(text=f"after each of {count_of(trial.settings.steps, 'step')}"), FactList(facts=tuple(facts))),)
 
 
 def _errors(worst: list[GradientErrors]) -> Table:
@@ -177,10 +173,6 @@ def _errors(worst: list[GradientErrors]) -> Table:
         Column(name="times", cells=tuple(f"{error_ratio(one):.3g}" for one in worst)),
     )
     return Table(columns=columns, indent=2)
-
-
-def _worst_ratio(step: ReferenceStep) -> float:
-    return max(map(error_ratio, step.tensors), default=0.0)
 
 
 def _healthy(trial: Trial, report: Report) -> str:

@@ -179,9 +179,8 @@ def tune_content(report: Report) -> Content:
         ranks = f", {count_of(size, 'rank')}" if size else ""
         title = f"settings tried in turns{ranks}, {count_of(result.rounds, 'round')}"
         own = f"A step of the script takes {ms(result.step_ms)}. What each setting makes of it (minus: shorter):"
-        if result.verdict is not TuneVerdict.CHANGE:
-            advice: tuple[Section, ...] = ()
-        else:
+        advice: tuple[Section, ...] = ()
+        if result.verdict is TuneVerdict.CHANGE:
             facts = (
                 FactEntry(label="change", texts=(result.fix,), whole=True),
                 FactEntry(label="where", texts=merge_places(result.where)),
@@ -213,17 +212,18 @@ def tune_content(report: Report) -> Content:
 def _table(result: TuneResult) -> Table:
     rows = result.rows
     marks = {note: f"[{n}]" for n, note in enumerate(dict.fromkeys(note for row in rows for note in _notes(row)), 1)}
+    names = [" ".join((row.title, *(marks[note] for note in _notes(row)))) for row in rows]
     reasons = [f"{row.title}: not measured: {row.reason}" for row in rows if row.reason]
     return Table(
         indent=2,
         columns=(
-            Column(name="setting", cells=tuple(_name(row, marks) for row in rows), align="left"),
-            Column(name="predicted", cells=tuple(_predicted(row.predicted) for row in rows), weight=2),
+            Column(name="setting", cells=tuple(names), align="left"),
+            Column(name="predicted", cells=tuple(_range(row.predicted) for row in rows), weight=2),
             Column(
                 name="measured",
                 cells=tuple("-" if row.measured is None else _percent(row.measured.ratio) for row in rows),
             ),
-            Column(name="95% interval", cells=tuple(_interval(row.measured) for row in rows)),
+            Column(name="95% interval", cells=tuple(_range(row.measured, always=True) for row in rows)),
             Column(name="rounds", cells=tuple(str(row.rounds) for row in rows), weight=1),
         ),
         tones={number: Tone.GOOD for number, row in enumerate(rows) if row.is_gain},
@@ -231,23 +231,16 @@ def _table(result: TuneResult) -> Table:
     )
 
 
-def _name(row: TriedSetting, marks: dict[str, str]) -> str:
-    return " ".join((row.title, *(marks[note] for note in _notes(row))))
-
-
 def _notes(row: TriedSetting) -> tuple[str, ...]:
     return tuple(note for note in (row.note, RESTARTED if row.by_restarts else "") if note)
 
 
-def _predicted(span: RatioRange | None) -> str:
+def _range(span: RatioRange | None, *, always: bool = False) -> str:
+    """Return both ends of a range, or one if they are equal and it is not ``always`` both."""
     if span is None:
         return "-"
     low, high = _percent(span.low), _percent(span.high)
-    return low if low == high else f"{low} to {high}"
-
-
-def _interval(span: RatioRange | None) -> str:
-    return "-" if span is None else f"{_percent(span.low)} to {_percent(span.high)}"
+    return low if low == high and not always else f"{low} to {high}"
 
 
 def _percent(ratio: float) -> str:
