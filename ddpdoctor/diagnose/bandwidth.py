@@ -40,7 +40,7 @@ from ddpdoctor.rules.progress.words import waiters_words
 from ddpdoctor.rules.registry import rules_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from ddpdoctor.model.bandwidth import Advice, Bench, Position, Stop
     from ddpdoctor.model.findings import Finding, Report
@@ -125,7 +125,15 @@ def _checked(seen: BenchView, fleet: Fleet) -> Iterator[Weighed]:
         if bearing is None or (finding.severity is Severity.INFO and not bearing.infos):
             continue
         if any(_goes(bearing.path, seen, by_host[host]) for host in hosts):
-            yield Weighed(effect=bearing.effect, reason=_reason(finding))
+            detail = f" ({finding.evidence[0]})" if finding.evidence else ""
+            reason = Reason(
+                text=f"{finding.summary}{detail}",
+                source=f"{finding.code} {finding.kind}",
+                hosts=finding.hosts,
+                ranks=finding.ranks,
+                fix=finding.fix,
+            )
+            yield Weighed(effect=bearing.effect, reason=reason)
 
 
 def _goes(path: DataPath, seen: BenchView, place: BenchNode) -> bool:
@@ -141,22 +149,10 @@ def _goes(path: DataPath, seen: BenchView, place: BenchNode) -> bool:
     return True
 
 
-def _reason(finding: Finding) -> Reason:
-    detail = f" ({finding.evidence[0]})" if finding.evidence else ""
-    return Reason(
-        text=f"{finding.summary}{detail}",
-        source=f"{finding.code} {finding.kind}",
-        hosts=finding.hosts,
-        ranks=finding.ranks,
-        fix=finding.fix,
-    )
-
-
 GROUP = "bandwidth"
 """The heading of this command's checks."""
 Made = TypeVar("Made")
 VERB = "allreduce-bench"
-Kind = TypeVar("Kind")
 _HELP = "Give the report.json, or its folder, of an allreduce-bench that was run with --report-dir or --format json."
 
 
@@ -279,8 +275,8 @@ def read_baseline(report: Report, name: str, option: str = "--compare") -> Basel
     try:
         baseline = Baseline(
             name=name,
-            results=_decode_all(Measurement, data.get("results")),
-            members=_decode_all(Member, data.get("members")),
+            results=decode(tuple[Measurement, ...], data.get("results")),
+            members=decode(tuple[Member, ...], data.get("members")),
             settings=decode(BenchSettings, data.get("settings")),
         )
     except WrongValue as error:
@@ -301,12 +297,6 @@ def check_ranks(baseline: Baseline, world_size: int) -> None:
             f"--compare {baseline.name} is a run of {count_of(ranks, 'rank')}, and this one has {world_size}",
             help="Compare runs with the same number of ranks.",
         )
-
-
-def _decode_all(kind: type[Kind], plain: Any) -> tuple[Kind, ...]:
-    if not isinstance(plain, list):
-        raise WrongValue("a list was expected")
-    return tuple(decode(kind, one) for one in plain)
 
 
 ROOTS = frozenset({"DD601", "DD602", "DD603", "DD604", "DD605", "DD606", "DD607", "DD608", "DD611"})
@@ -338,7 +328,11 @@ def describe_rank(rank: int, stop: Stop) -> str:
     """Return one phrase for where a rank was, or how it had ended, when the bench stopped."""
     position = next((one for one in stop.positions if one.rank == rank), None)
     if position is None:
-        return _describe_silent(str(rank), stop)
+        end = next((one.ends[str(rank)] for one in stop.positions if str(rank) in one.ends), None)
+        if end is not None:
+            return end if end.startswith("exit") else f"killed by {end}"
+        states = {one.states[str(rank)] for one in stop.positions if str(rank) in one.states}
+        return "gone" if states & GONE else "stopped" if states & {"T", "t"} else "did not answer"
     if position.error is not None:
         return f"raised {position.error}"
     if position.phase == "end":
@@ -346,16 +340,6 @@ def describe_rank(rank: int, stop: Stop) -> str:
     if is_in_call(position):
         return f"in {position.op}"
     return f"on its way into {position.op}" if position.inside else f"between calls, in phase {position.phase}"
-
-
-def _describe_silent(rank: str, stop: Stop) -> str:
-    end = next((one.ends[rank] for one in stop.positions if rank in one.ends), None)
-    if end is not None:
-        return end if end.startswith("exit") else f"killed by {end}"
-    states = {one.states[rank] for one in stop.positions if rank in one.states}
-    if states & GONE:
-        return "gone"
-    return "stopped" if states & {"T", "t"} else "did not answer"
 
 
 def _in_words_of_bench(finding: Finding, bench: Bench, stop: Stop) -> Finding:
@@ -378,37 +362,27 @@ def _in_words_of_bench(finding: Finding, bench: Bench, stop: Stop) -> Finding:
         waiting = waiters_words(build_job_state(build_job(bench, stop)), finding.ranks)
         verb = "does not respond anymore" if len(finding.ranks) == 1 else "do not respond anymore"
         seen = {int(rank) for one in stop.positions for rank in one.states}
+        others = (member.rank for member in bench.members if member.rank not in finding.ranks)
+        places = grouped((describe_rank(rank, stop), rank) for rank in others)
         pids = [str(one.pid) for one in bench.members if one.rank in seen & set(finding.ranks)]
         down = "check that their hosts and the network to them are up: run ddpdoctor check-env on all hosts"
         finding = replace(
             finding,
             summary=f"{rank_list(finding.ranks)} {verb}" + (f"; {waiting}" if waiting else ""),
-            evidence=_others(finding, bench, stop),
+            # Where the other ranks were. Ranks in the same place share one phrase.
+            evidence=tuple(f"{rank_list(ranks)}: {words}" for words, ranks in places.items()),
             fix=f"see what they are doing: py-spy dump --native --pid {' '.join(pids)}" if pids else down,
         )
     if finding.code == "DD604":
-        finding = replace(finding, fix=_crash_fix(finding, stop))
-    return replace(finding, evidence=(*finding.evidence, *_at_words(stop)))
-
-
-def _at_words(stop: Stop) -> list[str]:
-    """Return what the bench was doing when it stopped, according to a rank in its last phase."""
+        errors = [one.error or "" for one in stop.positions if one.rank in finding.ranks]
+        fix = "look up this error (NCCL_DEBUG=INFO shows more of NCCL); it caused the errors of the other ranks"
+        if any("memory" in error.lower() for error in errors):
+            fix = "choose a smaller --max-size, or free memory; this error caused those of the other ranks"
+        finding = replace(finding, fix=fix)
+    # What the bench was doing when it stopped, according to a rank in its last phase
     whats = [one.what for one in stop.positions if one.phase == stop.phase and one.what]
-    return [f'the bench was in its phase "{stop.phase}"' + (f", at {whats[0]}" if whats else "")]
-
-
-def _crash_fix(finding: Finding, stop: Stop) -> str:
-    errors = [one.error or "" for one in stop.positions if one.rank in finding.ranks]
-    if any("memory" in error.lower() for error in errors):
-        return "choose a smaller --max-size, or free memory; this error caused those of the other ranks"
-    return "look up this error (NCCL_DEBUG=INFO shows more of NCCL); it caused the errors of the other ranks"
-
-
-def _others(finding: Finding, bench: Bench, stop: Stop) -> tuple[str, ...]:
-    """Return where the other ranks were. Ranks in the same place share one phrase."""
-    others = (member.rank for member in bench.members if member.rank not in finding.ranks)
-    by_words = grouped((describe_rank(rank, stop), rank) for rank in others)
-    return tuple(f"{rank_list(ranks)}: {words}" for words, ranks in by_words.items())
+    at_words = f'the bench was in its phase "{stop.phase}"' + (f", at {whats[0]}" if whats else "")
+    return replace(finding, evidence=(*finding.evidence, at_words))
 
 
 def _transport_fix(hosts: int, backend: str) -> str:
@@ -442,18 +416,22 @@ def build_job(bench: Bench, stop: Stop) -> Job:
     interrupted = stop.ending is Ending.INTERRUPTED
     ranks = []
     for member in bench.members:
-        position = _without_victims_error(positions.get(member.rank), bench.members, positions)
+        position = positions.get(member.rank)
         if position is None:
             ranks.append(_silent_rank(member, states.get(member.rank), ends.get(member.rank)))
-        else:
-            rank = _rank(member, position, len(bench.members))
-            ranks.append(replace(rank, proc_state=states.get(member.rank)))
+            continue
+        if position.error is not None and position.phase == "connect" and _has_come(position):
+            # The error of a rank that timed out while waiting for others to connect is dropped: it still waits.
+            late = [
+                one.rank for one in bench.members if one.rank not in positions or not _has_come(positions[one.rank])
+            ]
+            position = replace(position, error=None) if late else position
+        rank = _rank(member, position, len(bench.members))
+        ranks.append(replace(rank, proc_state=states.get(member.rank)))
     # How long a rank must have been without progress to be blamed: the shortest such time of all ranks
-    limit_s = bench.settings.hang_timeout_s
-    if stop.ending is Ending.INTERRUPTED:
-        still_s = limit_s
-    else:
-        still_s = min([limit_s, *(one.stale_s for one in stop.positions if one.phase != "end")])
+    still_s = bench.settings.hang_timeout_s
+    if not interrupted:
+        still_s = min([still_s, *(one.stale_s for one in stop.positions if one.phase != "end")])
     return Job(
         now_ns=NOW_NS,
         hang_timeout_s=still_s,
@@ -465,16 +443,6 @@ def build_job(bench: Bench, stop: Stop) -> Job:
         stopping_since_ns=NOW_NS if interrupted else None,
         interrupted_by=(stop.signal or "SIGINT") if interrupted else None,
     )
-
-
-def _without_victims_error(
-    position: Position | None, members: tuple[Member, ...], positions: Mapping[int, Position]
-) -> Position | None:
-    """Drop the error of a rank that timed out while waiting for others to connect, so it counts as still waiting."""
-    if position is None or position.error is None or position.phase != "connect":
-        return position
-    late = [one.rank for one in members if one.rank not in positions or not _has_come(positions[one.rank])]
-    return replace(position, error=None) if late and late != [position.rank] and _has_come(position) else position
 
 
 def _has_come(position: Position) -> bool:
@@ -499,6 +467,20 @@ def _rank(member: Member, position: Position, world_size: int) -> Rank:
     inside = is_in_call(position)
     call = _call(position, frames, moved_ns) if inside else None
     in_group = bool(position.group) and position.op != INIT
+    arrived = inside or not position.inside
+    group = GroupState(
+        name=_group_name(position), ranks=position.group, backend="", enqueued=position.calls - (not arrived)
+    )
+    raised = []
+    if position.error is not None:
+        name, _, message = position.error.partition(": ")
+        in_call = None if call is None else call.op
+        raised.append(
+            Raised(
+                type=name, message=message, time_ns=ENDED_NS, thread_is_main=True, uncaught=True, in_call=in_call,
+                frames=frames,
+            )
+        )  # fmt: skip
     return Rank(
         **_who(member),
         life=Life.RUNNING,
@@ -508,7 +490,7 @@ def _rank(member: Member, position: Position, world_size: int) -> Rank:
         initialized=position.phase not in {"start", "connect"} or (position.op == INIT and not position.inside),
         main_ended_ns=moved_ns if position.phase == "end" else None,
         open_calls=() if call is None else (call,),
-        groups=(_group(position, arrived=inside or not position.inside),) if in_group else (),
+        groups=(group,) if in_group else (),
         samples=(
             StackSample(
                 time_ns=NOW_NS,
@@ -516,7 +498,7 @@ def _rank(member: Member, position: Position, world_size: int) -> Rank:
                 stacks=(Stack(thread="MainThread", is_main=True, is_daemon=False, frames=frames),),
             ),
         ),
-        raised=() if position.error is None else (_raised(position.error, frames, call),),
+        raised=tuple(raised),
         last_place=_innermost(frames),
         last_progress_ns=moved_ns if position.error is None else None,
     )
@@ -525,7 +507,10 @@ def _rank(member: Member, position: Position, world_size: int) -> Rank:
 def _silent_rank(member: Member, state: str | None, end: str | None) -> Rank:
     """Return a rank that sent no position. At most its process state and end are known."""
     if state in GONE:
-        return Rank(**_who(member), **_end(end), recorded=True, ended_ns=ENDED_NS)
+        code = int(end.removeprefix("exit status ")) if end and end.startswith("exit status ") else None
+        life = Life.GONE if end is None else Life.SIGNALED if code is None else Life.EXITED
+        signal = end if life is Life.SIGNALED else None
+        return Rank(**_who(member), life=life, exit_code=code, signal=signal, recorded=True, ended_ns=ENDED_NS)
     # A stopped process, or one in uninterruptible sleep, cannot answer.
     explained = state in {"T", "t", "D"}
     return Rank(
@@ -539,14 +524,6 @@ def _silent_rank(member: Member, state: str | None, end: str | None) -> Rank:
 
 def _who(member: Member) -> dict[str, Any]:
     return {"rank": member.rank, "local_rank": member.local_rank, "host": member.host, "pid": member.pid, "attempt": 0}
-
-
-def _end(end: str | None) -> dict[str, Any]:
-    if end is None:
-        return {"life": Life.GONE}
-    if end.startswith("exit status "):
-        return {"life": Life.EXITED, "exit_code": int(end.removeprefix("exit status "))}
-    return {"life": Life.SIGNALED, "signal": end}
 
 
 def _call(position: Position, frames: tuple[Frame, ...], moved_ns: int) -> Call:
@@ -570,30 +547,8 @@ def _call(position: Position, frames: tuple[Frame, ...], moved_ns: int) -> Call:
     )
 
 
-def _group(position: Position, *, arrived: bool) -> GroupState:
-    return GroupState(
-        name=_group_name(position),
-        ranks=position.group,
-        backend="",
-        enqueued=position.calls if arrived else position.calls - 1,
-    )
-
-
 def _group_name(position: Position) -> str:
     return " ".join(map(str, position.group))
-
-
-def _raised(error: str, frames: tuple[Frame, ...], call: Call | None) -> Raised:
-    name, _, message = error.partition(": ")
-    return Raised(
-        type=name,
-        message=message,
-        time_ns=ENDED_NS,
-        thread_is_main=True,
-        uncaught=True,
-        in_call=None if call is None else call.op,
-        frames=frames,
-    )
 
 
 def _innermost(frames: tuple[Frame, ...]) -> Frame | None:

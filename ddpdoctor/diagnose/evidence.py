@@ -52,17 +52,17 @@ if TYPE_CHECKING:
 
 def evidence_pictures(state: RunState, rows: Iterable[RankRow], verdict: Finding | None) -> PictureData:
     """Return the entries ``timeline`` and ``waits`` of a report's data. They are None where nothing is known."""
-    return walled(lambda: _make(state, rows, verdict))
 
+    def make() -> dict[str, Any]:
+        by_rank = rows_by_rank(rows)
+        cause = verdict if verdict is not None and verdict.severity is Severity.ERROR else None
+        waits = fold_waits(_targets(state, blamed_ranks(cause)), by_rank, blamed_ranks(cause))
+        return {
+            "timeline": encode_timeline(flight_timeline(state.run.dumps, by_rank, cause)),
+            "waits": None if waits is None else encode(waits),
+        }
 
-def _make(state: RunState, rows: Iterable[RankRow], verdict: Finding | None) -> dict[str, Any]:
-    by_rank = rows_by_rank(rows)
-    cause = verdict if verdict is not None and verdict.severity is Severity.ERROR else None
-    waits = fold_waits(_targets(state, blamed_ranks(cause)), by_rank, blamed_ranks(cause))
-    return {
-        "timeline": encode_timeline(flight_timeline(state.run.dumps, by_rank, cause)),
-        "waits": None if waits is None else encode(waits),
-    }
+    return walled(make)
 
 
 def _targets(state: RunState, blamed: frozenset[int]) -> dict[int, frozenset[int]]:
@@ -144,11 +144,6 @@ def _lane(dump: FlightDump, row: RankRow, clock: TimelineClock, detail: Sequence
     )
 
 
-def _detail(dump: FlightDump, row: RankRow, clock: TimelineClock) -> list[Span]:
-    spans = [span for group in dump.groups for span in _completed(group, clock)]
-    return sorted((*spans, *_end(dump, row, clock)), key=lambda span: span.start_ms)
-
-
 def _end(dump: FlightDump, row: RankRow, clock: TimelineClock) -> list[Span]:
     """Return the calls that had not completed; without any, the code after the last one."""
     pending = [span for group in dump.groups for span in _pending(group, clock)]
@@ -158,14 +153,19 @@ def _end(dump: FlightDump, row: RankRow, clock: TimelineClock) -> list[Span]:
     return [Span(kind=SpanKind.HOST, start_ms=start_ms, end_ms=None, label=row.state, place=short_place(row.where))]
 
 
-def _completed(group: FlightGroup, clock: TimelineClock) -> Iterator[Span]:
-    """Yield the last completed calls. Where their ends are not known they have no length."""
-    first = len(group.seq) - len(group.last_made_ns)
-    for at, (made_ns, ended_ns) in enumerate(zip(group.last_made_ns, group.last_ended_ns, strict=True), start=first):
-        if at < group.done and made_ns > 0:
-            call = group.calls[group.which[at]][0]
-            span = _span(group, call, clock.ms(made_ns), group.seq[at])
-            yield replace(span, end_ms=max(span.start_ms, clock.ms(ended_ns)))
+def _detail(dump: FlightDump, row: RankRow, clock: TimelineClock) -> list[Span]:
+    """Return the last completed calls, without length where their ends are not known, and what came after them."""
+    spans = []
+    for group in dump.groups:
+        first = len(group.seq) - len(group.last_made_ns)
+        for at, (made_ns, ended_ns) in enumerate(
+            zip(group.last_made_ns, group.last_ended_ns, strict=True), start=first
+        ):
+            if at < group.done and made_ns > 0:
+                call = group.calls[group.which[at]][0]
+                span = _span(group, call, clock.ms(made_ns), group.seq[at])
+                spans.append(replace(span, end_ms=max(span.start_ms, clock.ms(ended_ns))))
+    return sorted((*spans, *_end(dump, row, clock)), key=lambda span: span.start_ms)
 
 
 def _pending(group: FlightGroup, clock: TimelineClock) -> Iterator[Span]:

@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.collect.run import SavedRun
     from ddpdoctor.model.attached import AttachedJob
-    from ddpdoctor.model.consistency import Consistency
     from ddpdoctor.model.data import EpochSeen
     from ddpdoctor.model.facts import Run
     from ddpdoctor.model.findings import Finding, RankRow
@@ -79,18 +78,12 @@ MOST_LOADERS = 16
 def loader_data(job: Job) -> list[Any]:
     """Encode the loaders that two or more ranks of a group trained with, paired as the data rules pair them."""
     try:
-        return [encode(_taken(shared)) for shared in _shared(job)[:MOST_LOADERS]]
+        found = replicas_of(job)
+        known = [] if isinstance(found, Unread) else [replicas for replicas in found if replicas.by_model]
+        loaders = [shared for replicas in known for shared in shared_loaders(replicas)]
+        return [encode(_taken(shared)) for shared in loaders[:MOST_LOADERS]]
     except Exception:  # noqa: BLE001 - damaged records of one rank must not cost the report
         return []
-
-
-def _shared(job: Job) -> list[Shared]:
-    found = replicas_of(job)
-    return (
-        []
-        if isinstance(found, Unread)
-        else [one for replicas in found if replicas.by_model for one in shared_loaders(replicas)]
-    )
 
 
 def _taken(shared: Shared) -> LoaderTaken:
@@ -182,13 +175,12 @@ def encode_timeline(timeline: Timeline | None) -> Any:
         return None
     plain = encode(timeline)
     for lane in plain["lanes"]:
-        lane["coarse"] = list(map(_without_empty, lane["coarse"]))
-        lane["detail"] = list(map(_without_empty, lane["detail"]))
+        for name in ("coarse", "detail"):
+            lane[name] = [
+                {key: value for key, value in span.items() if value not in ("", None) or key == "end_ms"}
+                for span in lane[name]
+            ]
     return plain
-
-
-def _without_empty(span: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in span.items() if value not in ("", None) or name == "end_ms"}
 
 
 def _excerpt(saved: SavedRun, verdict: Finding | None, *, reads_source: bool) -> SourceExcerpt | None:
@@ -198,7 +190,11 @@ def _excerpt(saved: SavedRun, verdict: Finding | None, *, reads_source: bool) ->
         return None
     kept = load_excerpt(saved.own.path, place.file, place.line)
     # Other nodes send their records: a file is read only if the records of this host say that a rank here ran it.
-    if not reads_source or not any(_ran(rank_row(rank), place.file) for rank in job_of_node(saved.own).ranks):
+    rows = (rank_row(rank) for rank in job_of_node(saved.own).ranks) if reads_source else ()
+    mark = f"{place.file}:"
+    if not any(
+        (row.where and row.where.file == place.file) or any(f.startswith(mark) for f in row.stack) for row in rows
+    ):
         return kept
     try:
         began_s = datetime.fromisoformat(saved.own.run.started_at or "").timestamp()
@@ -209,11 +205,6 @@ def _excerpt(saved: SavedRun, verdict: Finding | None, *, reads_source: bool) ->
         return kept
     keep_excerpt(saved.own.path, found)
     return found
-
-
-def _ran(row: RankRow, file: str) -> bool:
-    at = row.where is not None and row.where.file == file
-    return at or any(frame.startswith(f"{file}:") for frame in row.stack)
 
 
 def speed_data(job: Job, findings: Iterable[Finding], curves: MeasuredCurves | None = None) -> dict[str, Any]:
@@ -299,26 +290,20 @@ def _ended(run_dir: Path) -> UserError:
 
 def judge_earlier(saved: SavedRun, last: int, ignore: tuple[str, ...]) -> tuple[Attempt, ...]:
     """Return the attempts before the last, up to a limit, without findings whose codes are in ``ignore``."""
-    jobs = {number: job_of(saved, number) for number in range(max(0, last - JUDGED_ATTEMPTS), last)}
-    return tuple(_restarted(number, job, judge_job(job), saved.own.run, ignore) for number, job in jobs.items())
-
-
-def last_attempt(run: Run, job: Job, status: JobStatus, findings: tuple[Finding, ...]) -> Attempt:
-    """Return the last attempt in the same form as the earlier ones."""
-    return _section(last_number(job), job, status, findings, run)
+    attempts = []
+    for number in range(max(0, last - JUDGED_ATTEMPTS), last):
+        job = job_of(saved, number)
+        found = judge_job(job).findings
+        failed = any(finding.severity is Severity.ERROR for finding in found)
+        status = JobStatus.FAILED if failed else JobStatus.INTERRUPTED
+        shown = tuple(finding for finding in found if finding.code not in ignore)
+        attempts.append(_section(number, job, status, shown, saved.own.run))
+    return tuple(attempts)
 
 
 def last_number(job: Job) -> int:
     """Return the number of the last attempt, counted from 0."""
     return max((rank.attempt for rank in job.ranks), default=0)
-
-
-def _restarted(
-    number: int, job: Job, judgment: Judgment, run: Run, ignore: tuple[str, ...]
-) -> Attempt:  # fmt: skip
-    findings = tuple(finding for finding in judgment.findings if finding.code not in ignore)
-    failed = any(finding.severity is Severity.ERROR for finding in judgment.findings)
-    return _section(number, job, JobStatus.FAILED if failed else JobStatus.INTERRUPTED, findings, run)
 
 
 def _section(
@@ -507,7 +492,7 @@ def _build(
     shown = tuple(finding for finding in judgment.findings if finding.code not in end.ignore)
     earlier = judge_earlier(saved, last_number(job), end.ignore)
     before = [finding for attempt in earlier for finding in as_earlier(attempt)]
-    sections = (*earlier, last_attempt(run, job, status, shown)) if earlier else ()
+    sections = (*earlier, _section(last_number(job), job, status, shown, run)) if earlier else ()
     rows = tuple(rank_row(rank, job.stopping_since_ns if end.hung else None) for rank in job.ranks)
     summary = JobSummary(world_size=_world_size(job), nnodes=job.nnodes, status=status, exit_status=end.exit_status)
     drawn_as = JobStatus.HUNG if status is JobStatus.RUNNING and hangs(judgment) else status
@@ -550,6 +535,9 @@ def _world_size(job: Job) -> int | None:
 
 
 def _data(run: Run, job: Job, sections: tuple[Attempt, ...], findings: tuple[Finding, ...]) -> dict[str, Any]:
+    consistency = job.consistency
+    if consistency is not None:  # without the ranks' values, which are in the run folder
+        consistency = replace(consistency, streams=tuple(replace(one, values=()) for one in consistency.streams))
     return {
         "run": {
             "hang_timeout_s": run.hang_timeout_s,
@@ -560,17 +548,10 @@ def _data(run: Run, job: Job, sections: tuple[Attempt, ...], findings: tuple[Fin
         "attempts": last_number(job) + 1,
         "steps": pace_rows(job),
         "speed": speed_data(job, findings),
-        "consistency": _without_values(job.consistency),
+        "consistency": consistency and encode(consistency),
         "loaders": loader_data(job),
         "sections": [encode(section) for section in sections],
     }
-
-
-def _without_values(consistency: Consistency | None) -> Any:
-    """Encode the comparison without the ranks' values, which are in the run folder."""
-    if consistency is None:
-        return None
-    return encode(replace(consistency, streams=tuple(replace(one, values=()) for one in consistency.streams)))
 
 
 def make_report(  # noqa: PLR0913 - the fields of a report, each under its name

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.collect.live import LiveRun
     from ddpdoctor.model.consistency import Consistency
-    from ddpdoctor.model.facts import Logger, Rank, Run
+    from ddpdoctor.model.facts import Logger, Rank
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.live import Metric
     from ddpdoctor.rules.progress.job_state import JobState
@@ -79,8 +79,16 @@ def read_status(run_dir: Path, *, with_others: bool = True) -> JobNow:
 
 def status_of(run_dir: Path, live: LiveRun, now: datetime) -> JobNow:
     """Return what a job does, from what was read of it."""
-    job, state = live.job, _state(live)
-    judged = _judged(live) if state is not Liveness.ENDED else None
+    job, state, running_s, judged = live.job, _state(live), None, None
+    if state is not Liveness.ENDED:
+        try:
+            running_s = max(0.0, (now - datetime.fromisoformat(live.run.started_at or "")).total_seconds())
+        except (ValueError, TypeError):
+            running_s = None
+        try:
+            judged = build_job_state(job)
+        except Exception:  # noqa: BLE001 - the wall around a rule: what else is known is shown without it
+            judged = None
     waits = _waits(judged) if judged is not None else ()
     # The other members of which no rank was read
     seen = {rank.rank for rank in live.job.ranks}
@@ -91,7 +99,7 @@ def status_of(run_dir: Path, live: LiveRun, now: datetime) -> JobNow:
         state=state,
         host=live.run.host,
         started_at=live.run.started_at,
-        running_s=_running_s(live.run, now) if state is not Liveness.ENDED else None,
+        running_s=running_s,
         exit_status=live.end.exit_status if live.end is not None and state is Liveness.ENDED else None,
         attempt=max((rank.attempt for rank in job.ranks), default=0),
         world_size=max((rank.world_size for rank in job.ranks if rank.world_size), default=job.world_size),
@@ -112,21 +120,6 @@ def _state(live: LiveRun) -> Liveness:
     return Liveness.RUNNING if live.is_running else Liveness.ENDED
 
 
-def _judged(live: LiveRun) -> JobState | None:
-    """Return the states and waits of all ranks, or None if the records are too damaged for that."""
-    try:
-        return build_job_state(live.job)
-    except Exception:  # noqa: BLE001 - the wall around a rule: what else is known is shown without it
-        return None
-
-
-def _running_s(run: Run, now: datetime) -> float | None:
-    try:
-        return max(0.0, (now - datetime.fromisoformat(run.started_at or "")).total_seconds())
-    except (ValueError, TypeError):
-        return None
-
-
 def _rank_now(rank: Rank, live: LiveRun, judged: JobState | None) -> RankNow:
     now_ns = live.job.now_ns
     pace = recent_pace(rank.step_times) if rank.step_times is not None else None
@@ -138,6 +131,15 @@ def _rank_now(rank: Rank, live: LiveRun, judged: JobState | None) -> RankNow:
         and pace is not None
         and (now_ns - pace.ended_ns < max(MOVES_S * 1e9, MOVES_STEPS * pace.step_ms * 1e6))
     )
+    # How long it has been in its call, or if it is in none, since its last one ended
+    since_ns = waiting.since(now_ns) if waiting is not None else None
+    if since_ns is None:
+        last = max((rank.started_ns or 0, *pack_calls(rank.recent_calls).ended_ns[-1:]))
+        since_ns = now_ns - last if last else None
+    # The user's line of its call, or else the last one that was seen
+    site = waiting.call.site if waiting is not None and waiting.call is not None else None
+    frame = site or rank.last_place
+    place = None if frame is None else Place(rank=rank.rank, file=frame.file, line=frame.line, function=frame.function)
     return RankNow(
         rank=rank.rank,
         host=rank.host,
@@ -145,8 +147,8 @@ def _rank_now(rank: Rank, live: LiveRun, judged: JobState | None) -> RankNow:
         lives=lives,
         trains=trains,
         state="trains" if trains else describe_state(rank),
-        since_s=None if trains or not lives else _since_s(rank, waiting, now_ns),
-        where=None if trains else _where(rank, waiting),
+        since_s=None if trains or not lives or since_ns is None else round(max(0, since_ns) / 1e9, 3),
+        where=None if trains else place,
         step=rank.steps or (pace.number if pace is not None else 0),
         step_ms=round(pace.step_ms, 3) if pace is not None else None,
         waits_share=round(pace.waits_share, 4) if pace is not None else None,
@@ -158,25 +160,6 @@ def _rank_now(rank: Rank, live: LiveRun, judged: JobState | None) -> RankNow:
 
 def _waits_long(state: RankState | None, now_ns: int) -> bool:
     return state is not None and state.waiting and (state.since(now_ns) or 0) > WAITS_S * 1e9
-
-
-def _since_s(rank: Rank, state: RankState | None, now_ns: int) -> float | None:
-    """Return how long a rank has been in its call, or if it is in none, since its last one ended."""
-    since_ns = state.since(now_ns) if state is not None else None
-    if since_ns is None:
-        log = pack_calls(rank.recent_calls)
-        last = max((rank.started_ns or 0, *log.ended_ns[-1:]))
-        since_ns = now_ns - last if last else None
-    return None if since_ns is None else round(max(0, since_ns) / 1e9, 3)
-
-
-def _where(rank: Rank, state: RankState | None) -> Place | None:
-    """Return the user's line of a rank's call, or else the last one that was seen."""
-    site = state.call.site if state is not None and state.call is not None else None
-    frame = site or rank.last_place
-    if frame is None:
-        return None
-    return Place(rank=rank.rank, file=frame.file, line=frame.line, function=frame.function)
 
 
 def _waits(judged: JobState) -> tuple[WaitNow, ...]:

@@ -13,7 +13,7 @@ from ddpdoctor.model.words import grouped
 from ddpdoctor.rules.progress.states import final_error, is_over, main_frames, stack_of, to_place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping
+    from collections.abc import Hashable, Iterable, Mapping
 
     from ddpdoctor.model.facts import Call, Job, Rank
     from ddpdoctor.model.findings import Finding, Place
@@ -100,25 +100,22 @@ def _describe_alive(rank: Rank) -> str:
 
 def pace_rows(job: Job) -> list[dict[str, Any]]:
     """Return one row per rank that recorded steps: their number, and medians in milliseconds without waiting."""
-    return [row for row in map(_pace_row, job.ranks) if row is not None]
-
-
-def _pace_row(rank: Rank) -> dict[str, Any] | None:
-    times = rank.step_times
-    pace = pace_of(times) if times is not None else None
-    if times is None or pace is None:
-        return None
-    return {
-        "rank": rank.rank,
-        "steps": pace.steps,
-        "end_with": times.ends_with.value,
-        "step_ms": round(pace.step_ms, 3),
-        "before_forward_ms": round(pace.busy_ms[Phase.BEFORE], 3),
-        "forward_ms": round(pace.busy_ms[Phase.FORWARD], 3),
-        "between_ms": round(pace.busy_ms[Phase.BETWEEN], 3),
-        "backward_ms": round(pace.busy_ms[Phase.BACKWARD], 3),
-        "waited_ms": round(pace.waited_ms, 3),
-    }
+    known = [(rank.rank, rank.step_times) for rank in job.ranks if rank.step_times is not None]
+    return [
+        {
+            "rank": rank,
+            "steps": pace.steps,
+            "end_with": times.ends_with.value,
+            "step_ms": round(pace.step_ms, 3),
+            "before_forward_ms": round(pace.busy_ms[Phase.BEFORE], 3),
+            "forward_ms": round(pace.busy_ms[Phase.FORWARD], 3),
+            "between_ms": round(pace.busy_ms[Phase.BETWEEN], 3),
+            "backward_ms": round(pace.busy_ms[Phase.BACKWARD], 3),
+            "waited_ms": round(pace.waited_ms, 3),
+        }
+        for rank, times in known
+        if (pace := pace_of(times)) is not None
+    ]
 
 
 def blamed_ranks(verdict: Finding | None) -> frozenset[int]:
@@ -243,31 +240,24 @@ def fold_waits(
         row = rows.get(rank)
         return (row.state if row else "", place_words(row.where) if row else "", rank in blamed)
 
-    classes = _classes(taking_part, lambda rank: (looks(rank), ids.get(targets.get(rank, frozenset()))))
-    if len(classes) > MOST_CLASSES:
-        classes = _classes(taking_part, looks)
-    return _build(classes[:MOST_CLASSES], targets, rows, blamed)
-
-
-def _classes(ranks: Iterable[int], key: Callable[[int], Hashable]) -> list[list[int]]:
-    return list(grouped((key(rank), rank) for rank in ranks).values())
-
-
-def _build(
-    classes: list[list[int]], targets: Mapping[int, frozenset[int]], rows: Mapping[int, RankRow], blamed: frozenset[int]
-) -> RankWaits:
+    alike: dict[Hashable, list[int]] = grouped(
+        ((looks(rank), ids.get(targets.get(rank, frozenset()))), rank) for rank in taking_part
+    )
+    if len(alike) > MOST_CLASSES:
+        alike = grouped((looks(rank), rank) for rank in taking_part)
+    classes = list(alike.values())[:MOST_CLASSES]
     number_of = {rank: number for number, ranks in enumerate(classes) for rank in ranks}
     pairs = {(number_of[rank], whom) for rank, whom in targets.items() if rank in number_of}
     links = {(number, number_of[one]) for number, whom in pairs for one in whom if one in number_of}
-    return RankWaits(
-        classes=tuple(_class_of(ranks, rows.get(ranks[0]), blamed) for ranks in classes), links=tuple(sorted(links))
-    )
-
-
-def _class_of(ranks: list[int], row: RankRow | None, blamed: frozenset[int]) -> WaitingRanks:
-    return WaitingRanks(
-        ranks=tuple(ranks),
-        state=row.state if row is not None else "never started",
-        place=place_words(row.where) if row is not None else "",
-        blamed=ranks[0] in blamed,
-    )
+    made = []
+    for ranks in classes:
+        row = rows.get(ranks[0])
+        made.append(
+            WaitingRanks(
+                ranks=tuple(ranks),
+                state=row.state if row is not None else "never started",
+                place=place_words(row.where) if row is not None else "",
+                blamed=ranks[0] in blamed,
+            )
+        )
+    return RankWaits(classes=tuple(made), links=tuple(sorted(links)))

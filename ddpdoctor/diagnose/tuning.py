@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.model.facts import Job, JobEnd
-    from ddpdoctor.model.findings import Judgment, Place, Report
+    from ddpdoctor.model.findings import Judgment, Report
     from ddpdoctor.model.tuning import PredictedSize, RestartPlan, ScalingLaunch, ScalingRow, TriedBlock
 
 
@@ -96,7 +96,14 @@ def build_tune_report(
             rounds=trial.rounds,
         )
         return replace(report, data={"tune": encode(outcome), **report.data})
-    problem, help_text = _why_none(job, trial) if restarted is None else _why_stopped(restarted)
+    if restarted is None:
+        problem, help_text = _why_none(job, trial)
+    elif restarted.reason:
+        problem = restarted.reason
+        help_text = "The record of each launch is in a folder of its own below the run folder."
+    else:
+        refused = "; ".join(f"{title_of_setting(setting)}: {reason}" for setting, reason in restarted.refused)
+        problem, help_text = f"nothing can be tried: {refused}", WRAP_IT
     outcome = TuneOutcome(problem=problem, help=help_text)
     return replace(
         report, job=finished(report), verdict=None, findings=(), checks=(),
@@ -109,14 +116,6 @@ def words_of_setting(setting: str) -> str:
     return "the script's own settings" if setting in {BASE, AGAIN} else title_of_setting(setting)
 
 
-def _why_stopped(restarted: TrialRecord) -> tuple[str, str]:
-    """Return why a trial by restarts has no result, and what to do."""
-    if restarted.reason:
-        return restarted.reason, "The record of each launch is in a folder of its own below the run folder."
-    refused = "; ".join(f"{title_of_setting(setting)}: {reason}" for setting, reason in restarted.refused)
-    return f"nothing can be tried: {refused}", WRAP_IT
-
-
 def read_outlook(folder: Path) -> str:
     """Return what a trial that has just begun tries and about how long that takes; "" if that is not known yet."""
     trial = read_trial(folder)
@@ -125,8 +124,11 @@ def read_outlook(folder: Path) -> str:
         return ""
     tried = count_of(len(trial.settings) - 2, "setting")
     seconds = trial.needed_steps * fmean(steps_ms) / 1e3
-    last = f"about {seconds / 60:.0f} min" if seconds > 2 * 60 else f"about {seconds:.0f} s"
-    return f"{tried} in {count_of(trial.rounds, 'round')}: {trial.needed_steps} steps, {last} in all"
+    return f"{tried} in {count_of(trial.rounds, 'round')}: {trial.needed_steps} steps, {_about(seconds)} in all"
+
+
+def _about(seconds: float) -> str:
+    return f"about {seconds / 60:.0f} min" if seconds > 2 * 60 else f"about {seconds:.0f} s"
 
 
 def _measured(report: Report, job: Job, trials: list[TrialRecord]) -> Report:
@@ -139,12 +141,13 @@ def _measured(report: Report, job: Job, trials: list[TrialRecord]) -> Report:
     ddp = predict_settings(job, settings, base_step_ms(trials[0]), forwards)
     known = (rank.speed.surroundings for rank in job.ranks if rank.speed is not None)
     sites = ((rank.rank, rank.models[-1].site) for rank in job.ranks if rank.models)
+    loaders = ((rank.rank, call_site(rank, "next_batch")) for rank in job.ranks)
     result = conclude(
         *trials,
         predictions={**ddp, **predict_restarts(state, settings)},
         frameworks=frozenset(name for one in known if one is not None for name in one.frameworks),
         where=tuple(to_place(number, site) for number, site in sites if site is not None),
-        loaders_at=_taken_at(job),
+        loaders_at=tuple(to_place(number, site) for number, site in loaders if site is not None),
     )
     judged = judge(rules_of("tuning"), {TuneResult: [result]})
     return make_report(
@@ -193,12 +196,6 @@ def _why_none(job: Job, trial: TrialRecord) -> tuple[str, str]:
     return f"the script ended after {steps} optimizer steps, and this trial needs {trial.needed_steps}", (
         "Let the script train for longer (the trial stops it), or try fewer settings (--only)."
     )
-
-
-def _taken_at(job: Job) -> tuple[Place, ...]:
-    """Return where each rank takes batches from its loader."""
-    sites = ((rank.rank, call_site(rank, "next_batch")) for rank in job.ranks)
-    return tuple(to_place(number, site) for number, site in sites if site is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,13 +276,10 @@ def read_plan(folder: Path, only: Collection[str], wall_s: float) -> RestartPlan
     state = None if isinstance(found, Unread) else found
     judged = judge(rules_of("speed"), {SpeedState: [state]}).findings if state is not None else ()
     plan = plan_restarts(trial, state, {finding.kind for finding in judged}, only)
-    return None if plan is None else replace(plan, launch_s=_launch_s(trial, wall_s))
-
-
-def _launch_s(trial: TrialRecord, wall_s: float) -> float:
-    """Return about how long a launch takes: the start of the first one, and fewer steps."""
+    # A launch takes as long as the first one, with fewer steps.
     step_s = fmean(median(block.ranks_ms[0]) for block in trial.blocks) / 1e3
-    return max(0.0, wall_s - trial.needed_steps * step_s) + LAUNCH_STEPS * step_s
+    launch_s = max(0.0, wall_s - trial.needed_steps * step_s) + LAUNCH_STEPS * step_s
+    return None if plan is None else replace(plan, launch_s=launch_s)
 
 
 def order_launches(plan: RestartPlan, rounds: int) -> list[tuple[int, str]]:
@@ -296,10 +290,9 @@ def order_launches(plan: RestartPlan, rounds: int) -> list[tuple[int, str]]:
 def describe_plan(plan: RestartPlan, rounds: int) -> str:
     """Return what is tried, in how many launches, and about how long that takes."""
     count = len(order_launches(plan, rounds))
-    seconds = count * plan.launch_s
-    last = f"about {seconds / 60:.0f} min" if seconds > 2 * 60 else f"about {seconds:.0f} s"
     titles = ", ".join(map(words_of_setting, plan.settings))
-    return f"{plan.why}. Tried by restarts: {titles}, in {count_of(rounds, 'round')}: {count} launches, {last} in all"
+    size = f"{count} launches, {_about(count * plan.launch_s)} in all"
+    return f"{plan.why}. Tried by restarts: {titles}, in {count_of(rounds, 'round')}: {size}"
 
 
 def build_launch_report(
