@@ -31,12 +31,10 @@ from ddpdoctor.rules.registry import CheckGroup, rule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.model.node import Fleet, Interface, Network, Node
-    from ddpdoctor.rules.network import Choice, Pick
+    from ddpdoctor.model.node import Fleet, Interface, Network, Node, NodeProcess
+    from ddpdoctor.rules.network import Choice, Pick, Setting
 
     Chosen = tuple[tuple[Node, Network, Choice], ...]
-    from ddpdoctor.model.node import Network, Node, NodeProcess
-    from ddpdoctor.rules.network import Setting
 
 
 VARIABLES = {"NCCL": "NCCL_SOCKET_IFNAME", "Gloo": "GLOO_SOCKET_IFNAME"}
@@ -59,13 +57,6 @@ def first_picks(chosen: Chosen) -> Iterator[tuple[str, Node, Network, Pick]]:
                 yield library, node, network, picks[0]
 
 
-def seen_of(chosen: Chosen) -> str:
-    """Say what the first few nodes would use."""
-    words = [f"{node.host}: {choice}" for node, _, choice in chosen[:SHOWN]]
-    more = len(chosen) - SHOWN
-    return "; ".join([*words, f"and {more} more nodes"] if more > 0 else words)
-
-
 @rule(
     "DD213", "iface-agree", Severity.ERROR, "A node would use an interface that other nodes cannot reach",
     after=("hostname-not-local",),
@@ -77,15 +68,17 @@ def check_iface_agree(fleet: Fleet) -> Answer:
     if not has_several_nodes(fleet):
         return skipped(ONE_NODE)
     chosen = choices_of(fleet)
-    problems = [_unreachable(*one) for one in first_picks(chosen)]
-    problems += [_spare_bridge(*one) for one in chosen]
-    found = [*(one for one in problems if one is not None), *_same_address(chosen), *_link_local(chosen)]
-    return judged(found, seen_of(chosen))
+    problems = [problem for pick in first_picks(chosen) for problem in _unreachable(*pick)]
+    problems += [problem for choice in chosen for problem in _spare_bridge(*choice)]
+    seen = [f"{node.host}: {choice}" for node, _, choice in chosen[:SHOWN]]
+    if len(chosen) > SHOWN:
+        seen.append(f"and {len(chosen) - SHOWN} more nodes")
+    return judged([*problems, *_same_address(chosen), *_link_local(chosen)], "; ".join(seen))
 
 
-def _unreachable(library: str, node: Node, network: Network, pick: Pick) -> Problem | None:
-    name = pick.interface.name
-    by_name = library == "Gloo" and not node.first.variables.get(VARIABLES[library])
+def _unreachable(library: str, node: Node, network: Network, pick: Pick) -> Iterator[Problem]:
+    name, variable = pick.interface.name, VARIABLES[library]
+    by_name = library == "Gloo" and not node.first.variables.get(variable)
     if pick.ip.is_loopback and not by_name:
         what = "which is loopback: the other nodes would connect to themselves"
     elif is_bridge(name):
@@ -93,34 +86,28 @@ def _unreachable(library: str, node: Node, network: Network, pick: Pick) -> Prob
     elif is_tunnel(name):
         what = "which looks like a VPN: it is slow, or does not reach the other nodes"
     else:
-        return None
-    return Problem(
+        return
+    setting, names = find_setting(node, node.first, variable), known(node.names)
+    why = f"{variable} is not set" if setting is None else str(setting)
+    if setting is None and library == "Gloo" and names is not None:
+        why = f"the host name resolves to {', '.join(names.own.addresses) or names.own.error}"
+    yield Problem(
         summary=f"{library} would use {name} ({pick.ip}), {what}",
-        evidence=_why(library, node),
-        fix=f"{export(VARIABLES[library], network)} on all nodes",
+        evidence=(why,),
+        fix=f"{export(variable, network)} on all nodes",
         severity=Severity.WARNING if is_tunnel(name) else None,
         hosts=(node.host,),
     )
 
 
-def _why(library: str, node: Node) -> tuple[str, ...]:
-    setting = find_setting(node, node.first, VARIABLES[library])
-    if setting is not None:
-        return (str(setting),)
-    names = known(node.names)
-    if library == "Gloo" and names is not None:
-        return (f"the host name resolves to {', '.join(names.own.addresses) or names.own.error}",)
-    return (f"{VARIABLES[library]} is not set",)
-
-
-def _spare_bridge(node: Node, network: Network, choice: Choice) -> Problem | None:
-    """Return a problem if NCCL would send data over a bridge too. It does so only with TCP."""
+def _spare_bridge(node: Node, network: Network, choice: Choice) -> Iterator[Problem]:
+    """Yield a problem if NCCL would send data over a bridge too. It does so only with TCP."""
     rdma = known(node.rdma)
     bridges = [pick for pick in choice.nccl[1:] if is_bridge(pick.interface.name)]
     if not bridges or (rdma is not None and network_ports(node, rdma)):
-        return None
+        return
     names = ", ".join(dict.fromkeys(str(pick) for pick in bridges))
-    return Problem(
+    yield Problem(
         summary=f"NCCL would also use {names} for TCP data, but other nodes cannot reach container bridges",
         evidence=(f"it uses all active interfaces: {', '.join(map(str, choice.nccl))}",),
         fix=f"{export(VARIABLES['NCCL'], network)} on all nodes",
@@ -176,30 +163,26 @@ def check_mtu(fleet: Fleet) -> Answer:
     chosen = choices_of(fleet)
     if len(chosen) < 2:
         return skipped("only one node: nothing to compare")
-    by_library = {library: _sizes(library, chosen) for library in VARIABLES}
-    found = [problem for sizes in by_library.values() if (problem := _mtu(sizes)) is not None]
-    sizes = dict.fromkeys(f"{one.name} {one.mtu}" for those in by_library.values() for _, one in those)
-    return judged(found, ", ".join(sizes) or "no interface but loopback")
-
-
-def _sizes(library: str, chosen: Chosen) -> list[tuple[Node, Interface]]:
-    picks = [(node, pick) for name, node, _, pick in first_picks(chosen) if name == library]
-    return [(node, pick.interface) for node, pick in picks if not pick.ip.is_loopback]
-
-
-def _mtu(sizes: list[tuple[Node, Interface]]) -> Problem | None:
-    split = compare(Voice(host=node.host, ranks=node.ranks, value=one.mtu) for node, one in sizes)
-    if split is None:
-        return None
-    common = split.majority.value if split.majority is not None else min(side.value for side in split.minorities)
-    names = dict.fromkeys(one.name for _, one in sizes if one.mtu != common)
-    return Problem(
-        summary=describe(split, "MTU") + ": packets that are too large for a node are dropped",
-        evidence=tuple(f"{node.host}: {one.name}, {one.mtu}" for node, one in sizes if node.host in split.hosts)[:8],
-        fix=" && ".join(f"ip link set dev {name} mtu {common}" for name in names) + " where it differs",
-        confidence=split.confidence,
-        hosts=split.hosts,
-    )
+    problems, seen = [], []
+    for library in VARIABLES:
+        picks = ((node, pick) for name, node, _, pick in first_picks(chosen) if name == library)
+        sizes = [(node, pick.interface) for node, pick in picks if not pick.ip.is_loopback]
+        seen += [f"{one.name} {one.mtu}" for _, one in sizes]
+        split = compare(Voice(host=node.host, ranks=node.ranks, value=one.mtu) for node, one in sizes)
+        if split is None:
+            continue
+        common = split.majority.value if split.majority is not None else min(side.value for side in split.minorities)
+        names = dict.fromkeys(one.name for _, one in sizes if one.mtu != common)
+        differing = [f"{node.host}: {one.name}, {one.mtu}" for node, one in sizes if node.host in split.hosts]
+        problem = Problem(
+            summary=describe(split, "MTU") + ": packets that are too large for a node are dropped",
+            evidence=tuple(differing[:8]),
+            fix=" && ".join(f"ip link set dev {name} mtu {common}" for name in names) + " where it differs",
+            confidence=split.confidence,
+            hosts=split.hosts,
+        )
+        problems.append(problem)
+    return judged(problems, ", ".join(dict.fromkeys(seen)) or "no interface but loopback")
 
 
 NCCL, GLOO, TENSORPIPE = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"
@@ -217,25 +200,18 @@ def check_ifname_exists(node: Node) -> Answer:
     network = need(node.network)
     if not network.interfaces:
         return unknown("the interfaces of this machine could not be read")
-    found = list(_settings(node))
-    if not found:
-        return skipped("none of NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME is set")
-    problems = [problem for process, setting in found for problem in _judge(network, process, setting)]
-    there = ", ".join(one.name for one in network.interfaces)
-    return judged(problems, f"{', '.join(dict.fromkeys(str(one) for _, one in found))}; there are {there}")
-
-
-def _settings(node: Node) -> Iterator[tuple[NodeProcess, Setting]]:
-    """Yield the settings of a node's processes, each value once."""
-    seen = set()
+    found: dict[Setting, NodeProcess] = {}  # each value once
     for process in node.processes:
         for name in (NCCL, GLOO, TENSORPIPE):
             setting = find_setting(node, process, name)
-            if setting is not None and not is_ignored(setting.value) and setting not in seen:
-                if name in EXACT and setting.path is not None:
-                    continue  # only NCCL reads those files
-                seen.add(setting)
-                yield process, setting
+            if setting is None or is_ignored(setting.value) or (name in EXACT and setting.path is not None):
+                continue  # only NCCL reads files
+            found.setdefault(setting, process)
+    if not found:
+        return skipped("none of NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME is set")
+    problems = [problem for setting, process in found.items() for problem in _judge(network, process, setting)]
+    there = ", ".join(one.name for one in network.interfaces)
+    return judged(problems, f"{', '.join(dict.fromkeys(map(str, found)))}; there are {there}")
 
 
 def _judge(network: Network, process: NodeProcess, setting: Setting) -> Iterator[Problem]:
@@ -311,7 +287,13 @@ def check_iface_up(node: Node) -> Answer:
     if not network.interfaces:
         return unknown("the interfaces of this machine could not be read")
     choice = choose(node, network)
-    problems = [*_nccl_down(node, network, others=bool(choice.nccl)), *_gloo_down(node, network)]
+    problems = [*_nccl_down(node, network, others=bool(choice.nccl))]
+    by_name = {one.name: one for one in network.interfaces}
+    problems += [
+        _down("Gloo", by_name[name], network, f"{GLOO}={_text(node, GLOO)}")
+        for name in parse_gloo_names(_text(node, GLOO))
+        if name in by_name and not (by_name[name].addresses and by_name[name].running)
+    ]
     if not _text(node, GLOO):
         idle = [pick.interface for pick in choice.gloo or () if not pick.interface.running]
         problems += [_down("Gloo", one, network, "the host name's address is on it") for one in idle]
@@ -321,14 +303,6 @@ def check_iface_up(node: Node) -> Answer:
 def _text(node: Node, name: str) -> str:
     setting = find_setting(node, node.first, name)
     return "" if setting is None or is_ignored(setting.value) else setting.value
-
-
-def _gloo_down(node: Node, network: Network) -> Iterator[Problem]:
-    by_name = {one.name: one for one in network.interfaces}
-    named = [by_name[name] for name in parse_gloo_names(_text(node, GLOO)) if name in by_name]
-    for interface in named:
-        if not interface.addresses or not interface.running:
-            yield _down("Gloo", interface, network, f"{GLOO}={_text(node, GLOO)}")
 
 
 def _nccl_down(node: Node, network: Network, *, others: bool) -> Iterator[Problem]:
@@ -407,7 +381,11 @@ def _master_families(fleet: Fleet) -> Iterator[Problem]:
     """Yield nodes that resolve the master to a family that other nodes lack, or that is switched off here."""
     read = [(node, known(node.network), known(node.names)) for node in fleet.nodes]
     found = [(node, network, names.master) for node, network, names in read if names is not None]
-    families = {node.host: _families(one.addresses) for node, _, one in found if one is not None and one.addresses}
+    families = {
+        node.host: frozenset(ipaddress.ip_address(address.partition("%")[0]).version for address in one.addresses)
+        for node, _, one in found
+        if one is not None and one.addresses
+    }
     if families and not frozenset.intersection(*families.values()):
         split = compare(Voice(host=host, value=tuple(sorted(versions))) for host, versions in families.items())
         if split is not None:
@@ -430,10 +408,6 @@ def _master_families(fleet: Fleet) -> Iterator[Problem]:
                 fix="sysctl -w net.ipv6.conf.all.disable_ipv6=0, or set MASTER_ADDR to an IPv4 address",
                 hosts=(node.host,),
             )
-
-
-def _families(addresses: tuple[str, ...]) -> frozenset[int]:
-    return frozenset(ipaddress.ip_address(address.partition("%")[0]).version for address in addresses)
 
 
 def _without_family(node: Node, network: Network) -> Iterator[Problem]:

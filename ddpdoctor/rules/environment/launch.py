@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
@@ -48,25 +48,20 @@ def show_variables(process: NodeProcess, names: Iterable[str]) -> str:
 
 def count_nodes(fleet: Fleet) -> NodeCount | None:
     """Return the largest count from the nodes that answered, the launcher and the variables, or None."""
-    counts = [
-        count for _, process in fleet.processes() for count in (read_node_count(process), _slurm_job(process)) if count
-    ]
+    counts = []
+    for _, process in fleet.processes():
+        count, slurm_nodes = read_node_count(process), process.number("SLURM_NNODES")
+        if count is None and slurm_nodes is not None and process.number("SLURM_NODEID") is not None:
+            # A batch script runs here, and `srun` will start ranks on all nodes of its job. The shell of `salloc` on a
+            # login node has no SLURM_NODEID, because that host is not part of the job.
+            count = NodeCount(nodes=slurm_nodes, source=f"SLURM_NNODES is {slurm_nodes}")
+        if count is not None:
+            counts.append(count)
     if fleet.gathered:
         counts.append(NodeCount(nodes=len(fleet.nodes), source=f"{len(fleet.nodes)} nodes answered"))
     if fleet.nnodes is not None:
         counts.append(NodeCount(nodes=fleet.nnodes, source=f"the launcher was started for {fleet.nnodes} nodes"))
     return max(counts, key=lambda count: count.nodes, default=None)
-
-
-def _slurm_job(process: NodeProcess) -> NodeCount | None:
-    """Return the nodes of the Slurm job whose batch script runs here; `srun` will start ranks on all of them.
-
-    The shell of `salloc` on a login node has no SLURM_NODEID, because that host is not part of the job.
-    """
-    nodes = process.number("SLURM_NNODES")
-    if nodes is None or process.number("SLURM_NODEID") is None or read_node_count(process) is not None:
-        return None
-    return NodeCount(nodes=nodes, source=f"SLURM_NNODES is {nodes}")
 
 
 def has_several_nodes(fleet: Fleet) -> bool:
@@ -146,10 +141,12 @@ def check_env_complete(node: Node) -> Answer:
 
 
 def _no_numbers(processes: list[NodeProcess]) -> Iterator[Problem]:
-    """Yield one problem for each value that is not a whole number."""
+    """Yield one problem for each value that Python's int(), which torch uses, does not accept."""
     for name in _NUMBERS:
         for text in dict.fromkeys(text_of(process, name) for process in processes):
-            if text and not _is_number(text):
+            try:
+                int(text or "0")
+            except ValueError:
                 yield Problem(
                     summary=f"{name} is {text!r}, which is not an integer: init_process_group raises ValueError",
                     fix=f"export {name} as an integer",
@@ -157,60 +154,42 @@ def _no_numbers(processes: list[NodeProcess]) -> Iterator[Problem]:
                 )
 
 
-def _is_number(text: str) -> bool:
-    """Say whether Python's int() accepts a text, which is what torch uses."""
-    try:
-        int(text)
-    except ValueError:
-        return False
-    return True
-
-
 def _missing_variables(processes: list[NodeProcess]) -> Iterator[Problem]:
     """Yield one problem for each set of missing names."""
     by_names: dict[tuple[str, ...], list[NodeProcess]] = {}
     for process in processes:
         missing = tuple(name for name in RANK_VARIABLES if not text_of(process, name))
-        if missing and not _is_preparation(process, missing):
+        # A script may export the others before it starts the ranks.
+        prepares = "RANK" in missing and ("WORLD_SIZE" in missing or _numbered_by_others(process))
+        if missing and (not prepares or any(name in process.variables for name in missing)):
             by_names.setdefault(missing, []).append(process)
     for missing, those in by_names.items():
         first = those[0]
         empty = [name for name in missing if name in first.variables]
         is_rank = "RANK" not in missing and not _numbered_by_others(first)
-        are = "is" if len(missing) == 1 else "are"
+        values = dict(_MADE_UP)
+        if "SLURM_PROCID" in first.variables:
+            values["RANK"] = "$SLURM_PROCID"
+        if "SLURM_NTASKS" in first.variables:
+            values["WORLD_SIZE"] = "$SLURM_NTASKS"
+        if "SLURM_JOB_NODELIST" in first.variables:
+            values["MASTER_ADDR"] = FIRST_HOST_OF_SLURM
         yield Problem(
-            summary=f"{name_list(missing)} {are} not set: init_process_group fails with "
-            f'"environment variable {missing[0]} expected, but not set"',
+            summary=f"{name_list(missing)} {'is' if len(missing) == 1 else 'are'} not set: init_process_group fails "
+            f'with "environment variable {missing[0]} expected, but not set"',
             evidence=(
                 f"set variables: {show_variables(first, RANK_VARIABLES)}",
                 *(f"{name} is empty, which counts as unset" for name in empty),
             ),
             fix="start the ranks with torchrun, or in each process: "
-            + " ".join(["export", *(f"{name}={_example(name, first)}" for name in missing)]),
+            + " ".join(["export", *(f"{name}={values[name]}" for name in missing)]),
             severity=None if is_rank else Severity.WARNING,
             ranks=ranks_of(those),
         )
 
 
-def _is_preparation(process: NodeProcess, missing: tuple[str, ...]) -> bool:
-    """Say whether the variables are those that a script exports before it starts the ranks."""
-    if "RANK" not in missing or any(name in process.variables for name in missing):
-        return False
-    return "WORLD_SIZE" in missing or _numbered_by_others(process)
-
-
 def _numbered_by_others(process: NodeProcess) -> bool:
     return any(name in process.variables for name in (*OTHER_RANK_VARIABLES, "SLURM_JOB_ID"))
-
-
-def _example(name: str, process: NodeProcess) -> str:
-    """Return a value that is right in this environment, or one for a job of one rank."""
-    from_slurm = {"RANK": "$SLURM_PROCID", "WORLD_SIZE": "$SLURM_NTASKS"}
-    if name in from_slurm and from_slurm[name][1:] in process.variables:
-        return from_slurm[name]
-    if name == "MASTER_ADDR" and "SLURM_JOB_NODELIST" in process.variables:
-        return FIRST_HOST_OF_SLURM
-    return _MADE_UP[name]
 
 
 @rule(
@@ -234,13 +213,15 @@ def _range_names(process: NodeProcess) -> tuple[str, ...]:
 
 def _out_of_range(process: NodeProcess) -> Iterator[Problem]:
     ranks = ranks_of([process])
-    for name, size_name, noun in _pairs(process):
+    static = text_of(process, "PET_RDZV_BACKEND") in {"", "static"}
+    for name, size_name, noun in _BELOW:
+        if name == "PET_NODE_RANK" and not static:
+            continue  # only the static rendezvous reads it, but operators always set it
         number, size = process.number(name), process.number(size_name)
         evidence, fix = (f"{name} is {number}",), f"number the {noun} from 0"
         if size is not None and size < 1:
-            yield Problem(
-                summary=f"{size_name} is {size}: it must be at least 1", fix=f"export {size_name}=1", ranks=ranks
-            )
+            summary = f"{size_name} is {size}: it must be at least 1"
+            yield Problem(summary=summary, fix=f"export {size_name}=1", ranks=ranks)
         elif number is not None and number < 0:
             yield Problem(summary=f"{name} is negative", evidence=evidence, fix=fix, ranks=ranks)
         elif number is not None and size is not None and number >= size:
@@ -249,35 +230,19 @@ def _out_of_range(process: NodeProcess) -> Iterator[Problem]:
     local, world = process.number("LOCAL_WORLD_SIZE"), process.number("WORLD_SIZE")
     if local is not None and world is not None and local > world >= 1:
         yield Problem(
-            summary=(
-                f"LOCAL_WORLD_SIZE is {local}, but WORLD_SIZE is {world}: a node cannot have more ranks than the job"
-            ),
+            summary=f"LOCAL_WORLD_SIZE is {local}, but WORLD_SIZE is {world}: a node cannot have more ranks than the "
+            "job",
             fix="export WORLD_SIZE as the total number of ranks on all nodes",
-            ranks=ranks_of([process]),
+            ranks=ranks,
         )
     for name in _PORTS:
-        yield from _port(process, name)
-
-
-def _pairs(process: NodeProcess) -> Iterator[tuple[str, str, str]]:
-    """Yield the pairs to compare. Only the static rendezvous reads PET_NODE_RANK, but operators always set it."""
-    static = text_of(process, "PET_RDZV_BACKEND") in {"", "static"}
-    for pair in _BELOW:
-        if static or pair[0] != "PET_NODE_RANK":
-            yield pair
-
-
-def _port(process: NodeProcess, name: str) -> Iterator[Problem]:
-    port = process.number(name)
-    if port is None or 1 <= port <= MAX_PORT:
-        return
-    if port == 0:
-        if process.number("WORLD_SIZE") == 1:
-            return
-        summary = f"{name} is 0, which means any free port: the other ranks cannot know the port of rank 0"
-    else:
-        summary = f"{name} is {port}: ports range from 1 to {MAX_PORT}"
-    yield Problem(summary=summary, fix=f"export {name}=29500", ranks=ranks_of([process]))
+        port = process.number(name)
+        if port is None or 1 <= port <= MAX_PORT or (port == 0 and world == 1):
+            continue
+        wrong = f"{port}: ports range from 1 to {MAX_PORT}"
+        if port == 0:
+            wrong = "0, which means any free port: the other ranks cannot know the port of rank 0"
+        yield Problem(summary=f"{name} is {wrong}", fix=f"export {name}=29500", ranks=ranks)
 
 
 _BY_BLOCKS = ("", "block", "block:block", "block:cyclic", "block:fcyclic")
@@ -312,10 +277,20 @@ def _missing_ranks(fleet: Fleet, size: int) -> Iterator[Problem]:
     missing = sorted(fleet.missing)
     by_nodes = fleet.launcher is Launcher.NNODES
     if not missing and not by_nodes and sum(1 for _ in fleet.processes()) < size:
-        missing = _unclaimed(fleet, size)
+        claimed = {process.rank for _, process in fleet.processes()}
+        missing = [rank for rank in range(size) if rank not in claimed]
     if not missing:
         return
-    hosts = () if by_nodes else _expected_hosts(fleet, missing)
+    hosts: tuple[str, ...] = ()
+    if not by_nodes:
+        by_rank = _slurm_hosts(fleet)
+        expected = dict.fromkeys(
+            # launchers number node by node
+            by_rank.get(rank)
+            or next((node.host for node in fleet.nodes if node.ranks and node.ranks[0] < rank < node.ranks[-1]), None)
+            for rank in missing
+        )
+        hosts = tuple(host for host in expected if host is not None) if None not in expected else ()
     on = f" on {name_list(hosts)}" if hosts else ""
     who = rank_list(missing, "node" if by_nodes else "rank")
     if not hosts:
@@ -323,33 +298,18 @@ def _missing_ranks(fleet: Fleet, size: int) -> Iterator[Problem]:
     else:
         fix = f"check that the launcher is running on {name_list(hosts)} and can reach rank 0's host: ssh {hosts[0]}"
     whereabouts: list[str] = []
-    answered = {node.host for node in fleet.nodes}
-    silent = [host for host in hosts if host not in answered]
-    if silent:
+    answered = tuple(node.host for node in fleet.nodes)
+    if silent := [host for host in hosts if host not in answered]:
         whereabouts.append(f"no message from {name_list(silent)}")
-    if fleet.nodes:
-        whereabouts.append(f"these answered: {name_list(tuple(node.host for node in fleet.nodes))}")
-    whereabouts += fleet.problems
+    if answered:
+        whereabouts.append(f"these answered: {name_list(answered)}")
     yield Problem(
         summary=f"{who} of {size}{on} did not respond: all others would wait for {verb(missing, 'it', 'them')}",
-        evidence=tuple(whereabouts),
+        evidence=(*whereabouts, *fleet.problems),
         fix=fix,
         ranks=tuple(missing),
         hosts=hosts,
     )
-
-
-def _unclaimed(fleet: Fleet, size: int) -> list[int]:
-    """Return the ranks that no process claims."""
-    claimed = {process.rank for _, process in fleet.processes()}
-    return [rank for rank in range(size) if rank not in claimed]
-
-
-def _expected_hosts(fleet: Fleet, ranks: list[int]) -> tuple[str, ...]:
-    """Return the hosts on which ranks should be, or () if one is not known."""
-    by_rank = _slurm_hosts(fleet)
-    hosts = [by_rank.get(rank) or _host_between(fleet, rank) for rank in ranks]
-    return tuple(dict.fromkeys(host for host in hosts if host is not None)) if None not in hosts else ()
 
 
 def _slurm_hosts(fleet: Fleet) -> dict[int, str]:
@@ -359,22 +319,14 @@ def _slurm_hosts(fleet: Fleet) -> dict[int, str]:
         return {}
     try:
         hosts = expand_hosts(text_of(first, "SLURM_STEP_NODELIST"))
-        counts = expand_counts(text_of(first, "SLURM_STEP_TASKS_PER_NODE") or text_of(first, "SLURM_TASKS_PER_NODE"))
     except ValueError:
         return {}
+    counts = _tasks_by_node(first)
     if len(hosts) != len(counts):
         return {}
     known_as = {node.host.partition(".")[0]: node.host for node in fleet.nodes}
     each = [host for host, count in zip(hosts, counts, strict=True) for _ in range(count)]
     return {rank: known_as.get(host, host) for rank, host in enumerate(each)}
-
-
-def _host_between(fleet: Fleet, rank: int) -> str | None:
-    """Return the host whose ranks lie on both sides of a rank, because launchers number node by node."""
-    for node in fleet.nodes:
-        if node.ranks and node.ranks[0] < rank < node.ranks[-1]:
-            return node.host
-    return None
 
 
 def _twice(fleet: Fleet, size: int) -> Iterator[Problem]:
@@ -383,21 +335,18 @@ def _twice(fleet: Fleet, size: int) -> Iterator[Problem]:
     doubled = {rank: those for rank, those in sorted(claims.items()) if len(those) > 1}
     if not doubled:
         return
-    unclaimed = [rank for rank in _unclaimed(fleet, size) if rank not in fleet.missing]
-    hosts = tuple(dict.fromkeys(node.host for those in doubled.values() for node, _ in those))
+    unclaimed = [rank for rank in range(size) if rank not in claims and rank not in fleet.missing]
+    evidence = [  # a few processes for each of the first few ranks
+        f"rank {rank}: {first_names([f'process {process.pid} on {node.host}' for node, process in those])}"
+        for rank, those in list(doubled.items())[:SHOWN]
+    ]
     yield Problem(
         summary=f"{rank_list(doubled)} {verb(doubled, 'is', 'are')} used by more than one process, so the job hangs",
-        evidence=(*_claims(doubled), *([f"no process has {rank_list(unclaimed)}"] if unclaimed else [])),
+        evidence=(*evidence, *([f"no process has {rank_list(unclaimed)}"] if unclaimed else [])),
         fix="give each process its own rank: use torchrun, or set RANK=$SLURM_PROCID in each srun task",
         ranks=tuple(doubled),
-        hosts=hosts,
+        hosts=tuple(dict.fromkeys(node.host for those in doubled.values() for node, _ in those)),
     )
-
-
-def _claims(doubled: dict[int, list[tuple[Node, NodeProcess]]]) -> Iterator[str]:
-    """Yield which processes claim the first few ranks, a few for each."""
-    for rank, those in list(doubled.items())[:SHOWN]:
-        yield f"rank {rank}: {first_names([f'process {process.pid} on {node.host}' for node, process in those])}"
 
 
 def _too_high(fleet: Fleet, size: int) -> Iterator[Problem]:
@@ -416,26 +365,19 @@ NODE_RANK = "PET_NODE_RANK"
 """torchrun reads --node-rank from this variable. It stands for that option here too."""
 
 
-def claimed_numbers(fleet: Fleet) -> dict[int, list[str]]:
-    """Return the hosts that claim each node number, by number. Hosts without a number are left out."""
-    numbers = ((node.first.number(NODE_RANK), node.host) for node in fleet.nodes if node.processes)
-    return dict(sorted(grouped((number, host) for number, host in numbers if number is not None).items()))
-
-
 def misnumbered(fleet: Fleet, size: int) -> Iterator[Problem]:
     """Yield node numbers that several nodes claim, and numbers that are not below ``size``."""
-    claims = claimed_numbers(fleet)
+    numbers = ((node.first.number(NODE_RANK), node.host) for node in fleet.nodes if node.processes)
+    claims = dict(sorted(grouped((number, host) for number, host in numbers if number is not None).items()))
     doubled = {number: hosts for number, hosts in claims.items() if len(hosts) > 1}
     if doubled:
         nobody = [number for number in range(size) if number not in claims]
         yield Problem(
-            summary=(
-                f"{_numbers(doubled)} {verb(doubled, 'is', 'are')} used by more than one host, so the job hangs or "
-                "fails"
-            ),
+            summary=f"{rank_list(doubled, 'node')} {verb(doubled, 'is', 'are')} used by more than one host, so the job "
+            "hangs or fails",
             evidence=(
                 *(f"node {number}: {name_list(tuple(hosts))}" for number, hosts in doubled.items()),
-                *([f"no host has {_numbers(nobody)}"] if nobody else []),
+                *([f"no host has {rank_list(nobody, 'node')}"] if nobody else []),
             ),
             fix=f"give each host its own number, --node-rank 0 to {size - 1}; in a Slurm step, $SLURM_NODEID",
             ranks=tuple(doubled),
@@ -444,15 +386,12 @@ def misnumbered(fleet: Fleet, size: int) -> Iterator[Problem]:
     outside = {number: hosts for number, hosts in claims.items() if not 0 <= number < size}
     if outside:
         yield Problem(
-            summary=f"{_numbers(outside)} {verb(outside, 'is', 'are')} out of range: nodes range from 0 to {size - 1}",
+            summary=f"{rank_list(outside, 'node')} {verb(outside, 'is', 'are')} out of range: nodes range from 0 to "
+            f"{size - 1}",
             fix="number the nodes from 0, or raise --nnodes on all nodes",
             ranks=tuple(outside),
             hosts=tuple(dict.fromkeys(host for hosts in outside.values() for host in hosts)),
         )
-
-
-def _numbers(numbers: dict[int, list[str]] | list[int]) -> str:
-    return rank_list(numbers, "node")
 
 
 HOST_INTERFACES = ("cni", "cali", "cilium", "flannel", "kube-ipvs", "lxc", "nodelocaldns")
@@ -476,7 +415,7 @@ def check_k8s(node: Node) -> Answer:
     if not any(text_of(process, "KUBERNETES_SERVICE_HOST") for process in node.processes):
         return skipped("this is not a Kubernetes pod")
     names, network = known(node.names), known(node.network)
-    problems = [*_overruled(node), *_unresolved(node, names), *_proxied(network), *_host_network(names, network)]
+    problems = [*_overruled(node), *_network_faults(node.first, names, network)]
     return judged(problems, show_variables(node.first, _SHOWN) or "a pod without an operator's variables")
 
 
@@ -506,43 +445,32 @@ def _overruled(node: Node) -> Iterator[Problem]:
         )
 
 
-def _unresolved(node: Node, names: Names | None) -> Iterator[Problem]:
-    if names is None or names.master is None or names.master.error is None or is_loopback(names.master.name):
+def _network_faults(process: NodeProcess, names: Names | None, network: Network | None) -> Iterator[Problem]:
+    master = names.master if names is not None else None
+    if master is not None and master.error is not None and not is_loopback(master.name):
+        service = master.name.partition(".")[2].partition(".")[0] or master.name
+        patch = '{"spec":{"publishNotReadyAddresses":true}}'
+        variables = [name for name in ("MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR") if text_of(process, name)]
+        yield Problem(
+            summary=f"the master's name {master.name} does not resolve in this pod: no service publishes it",
+            evidence=(master.error, *(f"{name}={text_of(process, name)}" for name in variables[:1])),
+            fix=f"kubectl patch service {service} -p '{patch}'",
+        )
+    if network is None:
         return
-    service = names.master.name.partition(".")[2].partition(".")[0] or names.master.name
-    patch = '{"spec":{"publishNotReadyAddresses":true}}'
-    yield Problem(
-        summary=f"the master's name {names.master.name} does not resolve in this pod: no service publishes it",
-        evidence=(names.master.error, *_given_by(node.first)),
-        fix=f"kubectl patch service {service} -p '{patch}'",
-    )
-
-
-def _given_by(process: NodeProcess) -> Iterator[str]:
-    for name in ("MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR"):
-        if text_of(process, name):
-            yield f"{name}={text_of(process, name)}"
-            return
-
-
-def _proxied(network: Network | None) -> Iterator[Problem]:
-    if network is not None and network.mesh_proxy:
+    if network.mesh_proxy:
         yield Problem(
             summary="Istio's proxy intercepts all connections of this pod: ranks connect but then hang",
             evidence=("Istio's proxy listens on ports 15001 and 15006",),
             fix='give the pods the annotation sidecar.istio.io/inject: "false"',
         )
-
-
-def _host_network(names: Names | None, network: Network | None) -> Iterator[Problem]:
-    if names is None or network is None or not names.own.addresses:
-        return
+    own = names.own.addresses if names is not None else ()
     hosts = [one.name for one in network.interfaces if one.name.startswith(HOST_INTERFACES)]
-    if len(hosts) >= MANY_HOST_INTERFACES and all(is_loopback(address) for address in names.own.addresses):
+    if own and len(hosts) >= MANY_HOST_INTERFACES and all(map(is_loopback, own)):
         yield Problem(
             summary="the pod uses the host's network and /etc/hosts, where the host name is loopback: Gloo sends the "
             "other ranks a loopback address",
-            evidence=(f"interfaces: {', '.join(hosts[:4])}", f"its name has the address {names.own.addresses[0]}"),
+            evidence=(f"interfaces: {', '.join(hosts[:4])}", f"its name has the address {own[0]}"),
             fix="fix /etc/hosts on the host, or export GLOO_SOCKET_IFNAME="
             f"{network.default_interface or 'INTERFACE'} in the pod",
         )
@@ -558,53 +486,11 @@ _SHOWN_OF_SLURM = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepShape:
-    """The tasks and nodes of the step, or of the whole job if no step was started."""
-
-    in_step: bool
-    tasks: int
-    nodes: int
-    job_nodes: int | None
-    tasks_here: int | None
-    """The number of tasks on the node of the process."""
-    most_on_a_node: int
-
-
-def read_shape(process: NodeProcess) -> StepShape | None:
-    """Return the shape, or None if this does not run under Slurm or its numbers are missing."""
-    tasks = process.number("SLURM_NTASKS") or process.number("SLURM_NPROCS")
-    nodes = process.number("SLURM_NNODES")
-    if tasks is None or nodes is None:
-        return None
-    counts = _counts(process)
-    here = process.number("SLURM_NODEID")
-    return StepShape(
-        in_step=in_slurm_step(process),
-        tasks=tasks,
-        nodes=nodes,
-        job_nodes=_job_nodes(process),
-        tasks_here=counts[here] if here is not None and 0 <= here < len(counts) else None,
-        most_on_a_node=max(counts, default=-(-tasks // max(nodes, 1))),
-    )
-
-
-def _counts(process: NodeProcess) -> tuple[int, ...]:
+def _tasks_by_node(process: NodeProcess) -> tuple[int, ...]:
     try:
         return expand_counts(text_of(process, "SLURM_STEP_TASKS_PER_NODE") or text_of(process, "SLURM_TASKS_PER_NODE"))
     except ValueError:
         return ()
-
-
-def _job_nodes(process: NodeProcess) -> int | None:
-    """Return the job's number of nodes. Inside a step, SLURM_JOB_NUM_NODES is still the job's, SLURM_NNODES is not."""
-    nodes = process.number("SLURM_JOB_NUM_NODES")
-    if nodes is not None:
-        return nodes
-    try:
-        return len(expand_hosts(text_of(process, "SLURM_JOB_NODELIST")))
-    except ValueError:
-        return None
 
 
 @rule(
@@ -614,69 +500,93 @@ def _job_nodes(process: NodeProcess) -> int | None:
 )  # fmt: skip
 def check_slurm_shape(node: Node) -> Answer:
     """Report a step that starts neither one task for each rank nor one torchrun on each node."""
-    found = [(process, shape) for process in node.processes if (shape := read_shape(process)) is not None]
+    found = []
+    for process in node.processes:
+        tasks = process.number("SLURM_NTASKS") or process.number("SLURM_NPROCS")
+        nodes = process.number("SLURM_NNODES")
+        if tasks is not None and nodes is not None:
+            found.append((process, tasks, nodes))
     if not found:
         return skipped(NOT_SLURM)
-    problems = [problem for process, shape in found for problem in _misshapen(process, shape)]
-    if not problems and not any(in_slurm_step(process) or by_torchrun(process) for process, _ in found):
+    problems = [problem for shape in found for problem in _misshapen(*shape)]
+    if not problems and not any(in_slurm_step(process) or by_torchrun(process) for process, _, _ in found):
         return skipped(NO_STEP)
     return judged(problems, show_variables(found[0][0], _SHOWN_OF_SLURM))
 
 
-def _misshapen(process: NodeProcess, shape: StepShape) -> Iterator[Problem]:
-    ranks = ranks_of([process])
+def _misshapen(process: NodeProcess, tasks: int, nodes: int) -> Iterator[Problem]:
+    """Judge the tasks and nodes of the step, or of the whole job if no step was started."""
+    in_step, ranks, counts = in_slurm_step(process), ranks_of([process]), _tasks_by_node(process)
+    job_nodes = process.number("SLURM_JOB_NUM_NODES")  # inside a step, SLURM_NNODES is not the job's
+    if job_nodes is None:
+        with contextlib.suppress(ValueError):
+            job_nodes = len(expand_hosts(text_of(process, "SLURM_JOB_NODELIST")))
     if by_torchrun(process):
-        yield from _torchrun(process, shape, ranks)
-    elif shape.in_step and shape.tasks > 1:
-        world, rank, task = process.number("WORLD_SIZE"), process.number("RANK"), process.number("SLURM_PROCID")
-        for_torchrun = shape.tasks == shape.nodes and rank is None
-        if world is not None and world != shape.tasks and not for_torchrun:
-            few = world > shape.tasks
-            yield Problem(
-                summary=f"WORLD_SIZE is {world}, but srun started {shape.tasks} tasks: "
-                + (
-                    f"they wait for {world - shape.tasks} ranks that never start"
-                    if few
-                    else "there are more tasks than ranks"
-                ),
-                evidence=(show_variables(process, _SHOWN_OF_SLURM),),
-                fix="export WORLD_SIZE=$SLURM_NTASKS in each task, or start torchrun once on each node: "
-                "srun --ntasks-per-node=1 torchrun …",
-                severity=None if rank is not None else Severity.WARNING,
-                ranks=ranks,
-            )
-        if rank is not None and task is not None and rank != task:
-            yield Problem(
-                summary="RANK is not SLURM_PROCID: tasks may share a rank or run on unexpected nodes",
-                evidence=(f"RANK is {rank} and SLURM_PROCID is {task}",),
-                fix="export RANK=$SLURM_PROCID in each task, not in the batch script",
-                severity=Severity.WARNING,
-                ranks=ranks,
-            )
-    yield from _more_ranks_than_gpus(process, shape, ranks)
-    if shape.in_step and shape.tasks > 1 and shape.job_nodes is not None and shape.nodes < shape.job_nodes:
+        local = process.number("LOCAL_WORLD_SIZE")
+        most = max(counts, default=-(-tasks // max(nodes, 1))) if in_step else None
+        yield from _torchrun(process, nodes, job_nodes or nodes, most)
+    else:
+        here = process.number("SLURM_NODEID")
+        local = counts[here] if in_step and here is not None and 0 <= here < len(counts) else None
+        if in_step and tasks > 1:
+            yield from _tasks_as_ranks(process, tasks, nodes)
+    gpus = process.number("SLURM_GPUS_ON_NODE")
+    if local is not None and gpus is not None and local > gpus >= 1:
         yield Problem(
-            summary=f"the step runs on {shape.nodes} of the {shape.job_nodes} nodes of the job",
-            fix=f"srun --nodes={shape.job_nodes} …, if all nodes should train",
+            summary=f"{local} ranks run on this node, but Slurm gave it {count_of(gpus, 'GPU')}",
+            evidence=(f"SLURM_GPUS_ON_NODE is {gpus}",),
+            fix=f"--gpus-per-node={local}, or at most {gpus} ranks per node",
+            severity=Severity.WARNING,
+            ranks=ranks,
+        )
+    if in_step and tasks > 1 and job_nodes is not None and nodes < job_nodes:
+        yield Problem(
+            summary=f"the step runs on {nodes} of the {job_nodes} nodes of the job",
+            fix=f"srun --nodes={job_nodes} …, if all nodes should train",
             severity=Severity.INFO,
             ranks=ranks,
         )
 
 
-def _torchrun(process: NodeProcess, shape: StepShape, ranks: tuple[int, ...]) -> Iterator[Problem]:
-    groups, job_nodes = process.number("GROUP_WORLD_SIZE"), shape.job_nodes or shape.nodes
+def _tasks_as_ranks(process: NodeProcess, tasks: int, nodes: int) -> Iterator[Problem]:
+    world, rank, task = process.number("WORLD_SIZE"), process.number("RANK"), process.number("SLURM_PROCID")
+    if world is not None and world != tasks and (tasks != nodes or rank is not None):
+        consequence = "there are more tasks than ranks"
+        if world > tasks:
+            consequence = f"they wait for {world - tasks} ranks that never start"
+        yield Problem(
+            summary=f"WORLD_SIZE is {world}, but srun started {tasks} tasks: {consequence}",
+            evidence=(show_variables(process, _SHOWN_OF_SLURM),),
+            fix="export WORLD_SIZE=$SLURM_NTASKS in each task, or start torchrun once on each node: "
+            "srun --ntasks-per-node=1 torchrun …",
+            severity=None if rank is not None else Severity.WARNING,
+            ranks=ranks_of([process]),
+        )
+    if rank is not None and task is not None and rank != task:
+        yield Problem(
+            summary="RANK is not SLURM_PROCID: tasks may share a rank or run on unexpected nodes",
+            evidence=(f"RANK is {rank} and SLURM_PROCID is {task}",),
+            fix="export RANK=$SLURM_PROCID in each task, not in the batch script",
+            severity=Severity.WARNING,
+            ranks=ranks_of([process]),
+        )
+
+
+def _torchrun(process: NodeProcess, nodes: int, job_nodes: int, most_on_a_node: int | None) -> Iterator[Problem]:
+    """Judge a rank of torchrun. ``most_on_a_node``: the step's tasks on a node, or None if no step was started."""
+    groups = process.number("GROUP_WORLD_SIZE")
     evidence: tuple[str, ...] = ()
     if groups is None:
         return
-    if shape.in_step and shape.most_on_a_node > 1:
-        times = f"{shape.most_on_a_node} times per node"
+    if most_on_a_node is not None and most_on_a_node > 1:
+        times = f"{most_on_a_node} times per node"
         what = f"srun starts torchrun {times}, and each torchrun starts ranks for the whole node"
-    elif shape.in_step and groups < shape.nodes:
+    elif most_on_a_node is not None and groups < nodes:
         counted = count_of(groups, "node")
-        what = f"torchrun counts {counted}, but the step has {shape.nodes}: they do not all train together"
-        evidence = (f"GROUP_WORLD_SIZE is {groups}, SLURM_NNODES is {shape.nodes}",)
+        what = f"torchrun counts {counted}, but the step has {nodes}: they do not all train together"
+        evidence = (f"GROUP_WORLD_SIZE is {groups}, SLURM_NNODES is {nodes}",)
     elif groups == 1 and job_nodes > 1:
-        why = "the step has one task" if shape.in_step else "it was started without srun"
+        why = "it was started without srun" if most_on_a_node is None else "the step has one task"
         what = f"the job has {job_nodes} nodes, but torchrun uses one: {why}"
     else:
         return
@@ -685,23 +595,7 @@ def _torchrun(process: NodeProcess, shape: StepShape, ranks: tuple[int, ...]) ->
         evidence=evidence,
         fix="srun --ntasks-per-node=1 torchrun --nnodes=$SLURM_NNODES …",
         severity=Severity.WARNING,
-        ranks=ranks,
-    )
-
-
-def _more_ranks_than_gpus(process: NodeProcess, shape: StepShape, ranks: tuple[int, ...]) -> Iterator[Problem]:
-    local = process.number("LOCAL_WORLD_SIZE") if by_torchrun(process) else shape.tasks_here
-    gpus = process.number("SLURM_GPUS_ON_NODE")
-    if local is None or gpus is None or local <= gpus or gpus < 1:
-        return
-    if not by_torchrun(process) and not shape.in_step:
-        return
-    yield Problem(
-        summary=f"{local} ranks run on this node, but Slurm gave it {count_of(gpus, 'GPU')}",
-        evidence=(f"SLURM_GPUS_ON_NODE is {gpus}",),
-        fix=f"--gpus-per-node={local}, or at most {gpus} ranks per node",
-        severity=Severity.WARNING,
-        ranks=ranks,
+        ranks=ranks_of([process]),
     )
 
 
@@ -717,32 +611,22 @@ def check_srun_cpus(node: Node) -> Answer:
     asked = tasks[0].number("SLURM_CPUS_PER_TASK")
     if asked is None:
         return skipped("the job did not request a number of CPUs per task")
-    fewest, those = _fewest_cpus(tasks)
+    if by_torchrun(tasks[0]):
+        fewest, short = len({cpu for process in tasks for cpu in process.cpus}), tasks
+    else:
+        fewest = min(len(process.cpus) for process in tasks)
+        short = [process for process in tasks if len(process.cpus) == fewest]
     seen = f"{asked} CPUs requested per task, {fewest} usable"
     if fewest >= asked:
         return passed(seen)
-    return judged([_too_few_cpus(asked, fewest, those)], seen)
-
-
-def _fewest_cpus(tasks: list[NodeProcess]) -> tuple[int, list[NodeProcess]]:
-    """Return the smallest number of CPUs of a task, and the processes of all tasks with that number."""
-    if by_torchrun(tasks[0]):
-        return len({cpu for process in tasks for cpu in process.cpus}), tasks
-    fewest = min(len(process.cpus) for process in tasks)
-    return fewest, [process for process in tasks if len(process.cpus) == fewest]
-
-
-def _too_few_cpus(asked: int, fewest: int, those: list[NodeProcess]) -> Problem:
-    passed_on = text_of(those[0], "SRUN_CPUS_PER_TASK")
-    return Problem(
-        summary=(
-            f"the job requested {asked} CPUs per task, but srun lets a task use only {fewest}, shared with its loader "
-            "workers"
-        ),
-        evidence=(f"SRUN_CPUS_PER_TASK is {passed_on or 'not set'}",),
+    problem = Problem(
+        summary=f"the job requested {asked} CPUs per task, but srun lets a task use only {fewest}, shared with its "
+        "loader workers",
+        evidence=(f"SRUN_CPUS_PER_TASK is {text_of(short[0], 'SRUN_CPUS_PER_TASK') or 'not set'}",),
         fix=f"export SRUN_CPUS_PER_TASK={asked} in the batch script, or srun --cpus-per-task={asked}",
-        ranks=ranks_of(those),
+        ranks=ranks_of(short),
     )
+    return judged([problem], seen)
 
 
 @rule(
@@ -756,34 +640,30 @@ def check_gpus_per_task(node: Node) -> Answer:
     if not tasks:
         started = any(by_torchrun(process) for process in node.processes)
         return skipped("torchrun assigns the GPUs" if started else NOT_SLURM)
-    seen = [(process, visible) for process in tasks if (visible := _visible(node, process)) is not None]
-    if not seen or not any(visible for _, visible in seen):
-        return skipped("the tasks see no GPU")
-    short = [(process, visible) for process, visible in seen if 0 < visible <= (_local_number(process) or 0)]
-    words = f"{len(seen)} tasks on this node, {seen[0][1]} GPU visible to the first"
-    return judged([_short_of_gpus(short)], words) if short else passed(words)
-
-
-def _visible(node: Node, process: NodeProcess) -> int | None:
-    """Return how many GPUs a task sees, or None if it is not known."""
-    text = process.variables.get("CUDA_VISIBLE_DEVICES")
-    if text is not None:
-        entries = [entry.strip() for entry in text.split(",")]
-        return next((place for place, entry in enumerate(entries) if entry in NO_DEVICE), len(entries))
     torch = known(node.torch)
-    return torch.device_count if torch is not None and torch.import_error is None else None
-
-
-def _local_number(process: NodeProcess) -> int | None:
-    local = process.number("LOCAL_RANK")
-    return local if local is not None else process.number("SLURM_LOCALID")
-
-
-def _short_of_gpus(short: list[tuple[NodeProcess, int]]) -> Problem:
+    unset = torch.device_count if torch is not None and torch.import_error is None else None
+    seen, short = [], []
+    for process in tasks:
+        text, visible = process.variables.get("CUDA_VISIBLE_DEVICES"), unset
+        if text is not None:
+            entries = [entry.strip() for entry in text.split(",")]
+            visible = next((place for place, entry in enumerate(entries) if entry in NO_DEVICE), len(entries))
+        if visible is None:
+            continue
+        seen.append(visible)
+        local = process.number("LOCAL_RANK")
+        local = local if local is not None else process.number("SLURM_LOCALID")
+        if 0 < visible <= (local or 0):
+            short.append((process, visible))
+    if not any(seen):
+        return skipped("the tasks see no GPU")
+    words = f"{len(seen)} tasks on this node, {seen[0]} GPU visible to the first"
+    if not short:
+        return passed(words)
     process, visible = short[-1]
     count = process.number("SLURM_GPUS_ON_NODE")
     gpus = f"--gpus-per-node={count}" if count is not None and count > 1 else "--gpus-per-node=N"
-    return Problem(
+    problem = Problem(
         summary=f"each task sees only {count_of(visible, 'GPU')}, so cuda:LOCAL_RANK does not exist in the later "
         "tasks of a node",
         evidence=(
@@ -793,3 +673,4 @@ def _short_of_gpus(short: list[tuple[NodeProcess, int]]) -> Problem:
         confidence=Confidence.MEDIUM,
         ranks=ranks_of(process for process, _ in short),
     )
+    return judged([problem], words)

@@ -24,6 +24,8 @@ from ddpdoctor.rules.environment.launch import (
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ddpdoctor.model.node import Limit, Limits, Node, SharedMemory, Volume
 
 
@@ -60,19 +62,14 @@ def check_nofile(node: Node) -> Answer:
     least = FILES_OF_A_PROCESS + FILES_PER_RANK * ranks if ranks else 0
     short = limit.soft < least
     why = f"a job of {ranks} ranks needs {least} on rank 0" if short else "loader workers and large jobs need more"
+    severity = Severity.WARNING if limit.soft < FEW_FILES else Severity.INFO
     problem = Problem(
         summary=f"The limit of open files is only {limit.soft}: {why}",
         evidence=(seen,),
         fix=_raise_files(node, limit),
-        severity=_severity_of_files(limit.soft, short=short),
+        severity=Severity.ERROR if short else severity,
     )
     return judged([problem], seen)
-
-
-def _severity_of_files(soft: int, *, short: bool) -> Severity:
-    if short:
-        return Severity.ERROR
-    return Severity.WARNING if soft < FEW_FILES else Severity.INFO
 
 
 def _number(value: int | None) -> str:
@@ -102,29 +99,26 @@ def check_nproc_pids(node: Node) -> Answer:
     """Report too little room for the processes and threads of the ranks."""
     limits = need(node.limits)
     wanted = ranks_here(node) * (TASKS_PER_RANK + (node.first.number("OMP_NUM_THREADS") or 1))
-    problems = []
-    seen = []
-    for left, most, what, fix in _task_limits(limits):
-        seen.append(f"{left} of {most} left ({what})")
-        if left < wanted:
-            summary = f"The limit of processes and threads is almost reached: {what} is {most}"
-            evidence = (f"{left} are left, and {ranks_words(node)} may want {wanted}",)
-            problems.append(Problem(summary=summary, evidence=evidence, fix=fix))
-    return judged(problems, "; ".join(seen) or "no limit on processes and threads")
-
-
-def _task_limits(limits: Limits) -> list[tuple[int, int, str, str]]:
-    """Return, for each limit: what is left, the limit, its name, and how to raise it."""
-    found = []
     nproc = limits.nproc
+    room = []
     if limits.nproc_applies and nproc is not None and nproc.soft is not None and limits.user_processes is not None:
         higher = nproc.hard is None or nproc.hard > nproc.soft
         fix = f"ulimit -u {nproc.hard or 'unlimited'}" if higher else "raise nproc in /etc/security/limits.conf"
-        found.append((max(0, nproc.soft - limits.user_processes), nproc.soft, "RLIMIT_NPROC of this user", fix))
+        room.append((max(0, nproc.soft - limits.user_processes), nproc.soft, "RLIMIT_NPROC of this user", fix))
     if limits.pids_max is not None and limits.pids_current is not None:
         fix = "raise pids.max: docker run --pids-limit=-1, podPidsLimit of the kubelet, or TasksMax= of the service"
-        found.append((max(0, limits.pids_max - limits.pids_current), limits.pids_max, "pids.max of the cgroup", fix))
-    return found
+        room.append((max(0, limits.pids_max - limits.pids_current), limits.pids_max, "pids.max of the cgroup", fix))
+    problems = [
+        Problem(
+            summary=f"The limit of processes and threads is almost reached: {what} is {most}",
+            evidence=(f"{left} are left, and {ranks_words(node)} may want {wanted}",),
+            fix=fix,
+        )
+        for left, most, what, fix in room
+        if left < wanted
+    ]
+    seen = [f"{left} of {most} left ({what})" for left, most, what, _ in room]
+    return judged(problems, "; ".join(seen) or "no limit on processes and threads")
 
 
 @rule(
@@ -158,42 +152,40 @@ def check_somaxconn(node: Node) -> Answer:
 def check_disk(node: Node) -> Answer:
     """Report a full or broken folder for temporary files, for caches, or for the job's output."""
     volumes = need(node.limits).volumes
-    problems = [problem for volume in volumes if (problem := _judge_volume(volume)) is not None]
-    return judged(problems, "; ".join(_volume_words(volume) for volume in volumes) or "no file system was seen")
+    problems = [problem for volume in volumes for problem in _judge_volume(volume)]
+    seen = []
+    for volume in volumes:
+        speed = f", writes {number(volume.write_mb_s)} MB/s" if volume.write_mb_s is not None else ""
+        closed = "" if volume.writable else ", not writable"
+        state = volume.error or f"{format_about(volume.free_bytes)} left{closed}{speed}"
+        seen.append(f"{volume.path}: {state}")
+    return judged(problems, "; ".join(seen) or "no file system was seen")
 
 
-def _volume_words(volume: Volume) -> str:
-    if volume.error:
-        return f"{volume.path}: {volume.error}"
-    speed = f", writes {number(volume.write_mb_s)} MB/s" if volume.write_mb_s is not None else ""
-    closed = "" if volume.writable else ", not writable"
-    return f"{volume.path}: {format_about(volume.free_bytes)} left{closed}{speed}"
-
-
-def _judge_volume(volume: Volume) -> Problem | None:
+def _judge_volume(volume: Volume) -> Iterator[Problem]:
     place = f"{volume.path} ({volume.purpose})"
-    elsewhere = (
-        "export TMPDIR=/path/on/another/disk" if volume.temporary else f"free space: du -xh --max-depth=1 {volume.path}"
-    )
+    elsewhere = f"free space: du -xh --max-depth=1 {volume.path}"
+    if volume.temporary:
+        elsewhere = "export TMPDIR=/path/on/another/disk"
     if volume.error:
-        return Problem(
+        yield Problem(
             summary=f"{place}{' cannot be used: it' if volume.timed_out else ':'} {volume.error}",
             fix=f"check its server or mount: grep {volume.path} /proc/mounts",
         )
-    if not volume.writable:
-        return Problem(summary=f"{place} is not writable", fix=elsewhere) if volume.temporary else None
-    if volume.free_bytes < MIN_FREE_BYTES:
+    elif not volume.writable:
+        if volume.temporary:
+            yield Problem(summary=f"{place} is not writable", fix=elsewhere)
+    elif volume.free_bytes < MIN_FREE_BYTES:
         summary = f"{place} is nearly full: less than {format_about(MIN_FREE_BYTES)} left for this user"
         left = f"{format_about(volume.free_bytes)} of {format_about(volume.total_bytes)} left"
-        return Problem(summary=summary, evidence=(left,), fix=elsewhere)
-    if volume.write_mb_s is not None and volume.write_mb_s < SLOW_MB_S:
-        return Problem(
+        yield Problem(summary=summary, evidence=(left,), fix=elsewhere)
+    elif volume.write_mb_s is not None and volume.write_mb_s < SLOW_MB_S:
+        yield Problem(
             summary=f"{place} is slow: less than {number(SLOW_MB_S)} MB/s reach the device",
             evidence=(f"{number(volume.write_mb_s)} MB/s",),
             fix="write checkpoints to a faster disk",
             severity=Severity.INFO,
         )
-    return None
 
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -221,65 +213,57 @@ def check_shm(node: Node) -> Answer:
     if shm is None:
         if software is None or software.platform != "linux":
             return skipped("this system has no /dev/shm")
-        summary = "There is no /dev/shm: loader workers and NCCL cannot share memory"
-        return judged(
-            [Problem(summary=summary, fix="sudo mount -t tmpfs shm /dev/shm", severity=Severity.ERROR)], "none"
+        problem = Problem(
+            summary="There is no /dev/shm: loader workers and NCCL cannot share memory",
+            fix="sudo mount -t tmpfs shm /dev/shm",
+            severity=Severity.ERROR,
         )
+        return judged([problem], "none")
     if shm.volume.error:
         return unknown(f"/dev/shm could not be read: {shm.volume.error}")
-    small = _small_shm(shm, software.container if software else None)
-    found = [problem for problem in (small, _stale(shm)) if problem is not None]
-    return judged(found, _shm_words(shm))
-
-
-def _shm_words(shm: SharedMemory) -> str:
     workers = f", {shm.loader_workers} loader workers" if shm.loader_workers else ""
     speed = f", writes {number(shm.volume.write_mb_s)} MB/s" if shm.volume.write_mb_s is not None else ""
-    return f"{format_about(shm.volume.free_bytes)} of {format_about(shm.volume.total_bytes)} left{workers}{speed}"
+    left = f"{format_about(shm.volume.free_bytes)} of {format_about(shm.volume.total_bytes)} left"
+    seen, stale = f"{left}{workers}{speed}", shm.stale_files
+    problems = [*_small_shm(shm, software.container if software else None, seen)]
+    if stale:
+        large = shm.stale_bytes * STALE_SHARE >= shm.volume.total_bytes
+        problem = Problem(
+            summary="/dev/shm has leftover files of dead processes",
+            evidence=(f"{format_about(shm.stale_bytes)} in {count_of(len(stale), 'file')} of torch and NCCL",),
+            fix=f"rm {' '.join(stale[:NAMED_FILES])}" + (" …" if len(stale) > NAMED_FILES else ""),
+            severity=None if large else Severity.INFO,
+        )
+        problems.append(problem)
+    return judged(problems, seen)
 
 
-def _small_shm(shm: SharedMemory, container: str | None) -> Problem | None:
-    total, free, workers = shm.volume.total_bytes, shm.volume.free_bytes, shm.loader_workers > 0
-    evidence = (_shm_words(shm),)
-    if not shm.volume.writable:
-        summary = "/dev/shm is not writable: loader workers and NCCL cannot share memory"
-        return Problem(summary=summary, fix="sudo chmod 1777 /dev/shm", severity=Severity.ERROR)
+def _small_shm(shm: SharedMemory, container: str | None, seen: str) -> Iterator[Problem]:
+    total, workers = shm.volume.total_bytes, shm.loader_workers > 0
+    least = LOADER_SHM_BYTES if workers else LOW_SHM_BYTES
     if container == "kubernetes":
         fix = "mount a volume emptyDir {medium: Memory, sizeLimit: 16Gi} at /dev/shm"
     elif container in {"docker", "podman"}:
         fix = f"{container} run --shm-size=16g (or --ipc=host)"
     else:
         fix = "sudo mount -o remount,size=16G /dev/shm"
-    if total <= DOCKER_SHM_BYTES:
-        bad = workers or total < DOCKER_SHM_BYTES
+    if not shm.volume.writable:
+        summary = "/dev/shm is not writable: loader workers and NCCL cannot share memory"
+        yield Problem(summary=summary, fix="sudo chmod 1777 /dev/shm", severity=Severity.ERROR)
+    elif total <= DOCKER_SHM_BYTES:
         what = "Docker's default" if total == DOCKER_SHM_BYTES else "less than the container default"
-        return Problem(
+        yield Problem(
             summary=f"/dev/shm has {format_about(total)}, {what}: too little for loader workers and NCCL (bus errors)",
-            evidence=evidence,
+            evidence=(seen,),
             fix=fix,
-            severity=Severity.ERROR if bad else None,
+            severity=Severity.ERROR if workers or total < DOCKER_SHM_BYTES else None,
         )
-    least = LOADER_SHM_BYTES if workers else LOW_SHM_BYTES
-    if total < least:
+    elif total < least:
         summary = f"/dev/shm has {format_about(total)}: loader workers and NCCL need {format_about(least)}"
-        return Problem(summary=summary, evidence=evidence, fix=fix)
-    if free < DOCKER_SHM_BYTES:
+        yield Problem(summary=summary, evidence=(seen,), fix=fix)
+    elif shm.volume.free_bytes < DOCKER_SHM_BYTES:
         summary = f"/dev/shm is full: less than {format_about(DOCKER_SHM_BYTES)} of {format_about(total)} is left"
-        return Problem(summary=summary, evidence=evidence, fix="run `ls -lS /dev/shm | head` to find the large files")
-    return None
-
-
-def _stale(shm: SharedMemory) -> Problem | None:
-    if not shm.stale_files:
-        return None
-    count = len(shm.stale_files)
-    some = " ".join(shm.stale_files[:NAMED_FILES]) + (" …" if count > NAMED_FILES else "")
-    return Problem(
-        summary="/dev/shm has leftover files of dead processes",
-        evidence=(f"{format_about(shm.stale_bytes)} in {count} file{'s' if count > 1 else ''} of torch and NCCL",),
-        fix=f"rm {some}",
-        severity=None if shm.stale_bytes * STALE_SHARE >= shm.volume.total_bytes else Severity.INFO,
-    )
+        yield Problem(summary=summary, evidence=(seen,), fix="run `ls -lS /dev/shm | head` to find the large files")
 
 
 @rule(
@@ -298,26 +282,23 @@ def check_mem_limit(node: Node) -> Answer:
     left, of_what = min(found, default=(None, ""), key=lambda one: one[0] or 0)
     if left is None:
         return skipped("this system does not report its available memory")
-    problems = []
-    wanted = MEMORY_PER_RANK_BYTES * ranks_here(node)
-    if left < wanted:
-        problems.append(
-            Problem(
-                summary=f"Less than {format_about(MEMORY_PER_RANK_BYTES)} of memory per rank is left {of_what}",
-                evidence=(f"{format_about(left)} left for {ranks_words(node)}", _memory_words(limits)),
-                fix="raise the job's memory limit, or end other processes: ps aux --sort=-rss | head",
-            )
+    problems, seen = [], _memory_words(limits)
+    if left < MEMORY_PER_RANK_BYTES * ranks_here(node):
+        problem = Problem(
+            summary=f"Less than {format_about(MEMORY_PER_RANK_BYTES)} of memory per rank is left {of_what}",
+            evidence=(f"{format_about(left)} left for {ranks_words(node)}", seen),
+            fix="raise the job's memory limit, or end other processes: ps aux --sort=-rss | head",
         )
+        problems.append(problem)
     if limits.oom_kills:
         times = "once" if limits.oom_kills == 1 else f"{limits.oom_kills} times"
-        problems.append(
-            Problem(
-                summary="The OOM killer was active before under the current memory limit",
-                evidence=(f"it killed {times} since the cgroup was created", _memory_words(limits)),
-                fix="raise the memory limit, or use fewer loader workers and smaller batches",
-            )
+        problem = Problem(
+            summary="The OOM killer was active before under the current memory limit",
+            evidence=(f"it killed {times} since the cgroup was created", seen),
+            fix="raise the memory limit, or use fewer loader workers and smaller batches",
         )
-    return judged(problems, _memory_words(limits))
+        problems.append(problem)
+    return judged(problems, seen)
 
 
 def _memory_words(limits: Limits) -> str:
@@ -371,21 +352,18 @@ def check_cpu_quota(node: Node) -> Answer:
     threads = node.first.number("OMP_NUM_THREADS")
     said = f", OMP_NUM_THREADS={threads}" if threads is not None else ""
     seen = f"{cpus_words(node, limits)} for {ranks_words(node)}{said}"
-    fitting = max(1, int(cpus // ranks))
+    visible = len(cpus_here(node, limits))
+    fix = f"export OMP_NUM_THREADS={max(1, int(cpus // ranks))}"
     if cpus < ranks:
         summary = f"Fewer CPUs than ranks: {cpus_words(node, limits)} for {ranks_words(node)}"
         fix = f"give the ranks at least {ranks} CPUs: srun --cpus-per-task, resources.limits.cpu, docker run --cpus"
-        return judged([Problem(summary=summary, evidence=(seen,), fix=fix)], seen)
-    if threads is not None and threads > 0 and ranks * threads > cpus:
+    elif threads is not None and threads > 0 and ranks * threads > cpus:
         summary = f"{ranks_words(node)} with {threads} threads each share {cpus_words(node, limits)}"
-        return judged([Problem(summary=summary, evidence=(seen,), fix=f"export OMP_NUM_THREADS={fitting}")], seen)
-    if threads is None and (
-        limits.cpu_quota is not None and limits.cpu_quota * MANY_MORE <= len(cpus_here(node, limits))
-    ):
-        visible = len(cpus_here(node, limits))
+    elif threads is None and limits.cpu_quota is not None and limits.cpu_quota * MANY_MORE <= visible:
         summary = f"torch starts {visible} threads per rank on a quota of {number(cpus)} CPUs, so they are throttled"
-        return judged([Problem(summary=summary, evidence=(seen,), fix=f"export OMP_NUM_THREADS={fitting}")], seen)
-    return passed(seen)
+    else:
+        return passed(seen)
+    return judged([Problem(summary=summary, evidence=(seen,), fix=fix)], seen)
 
 
 @rule(
@@ -403,19 +381,13 @@ def check_omp(node: Node) -> Answer:
     fix = f"export OMP_NUM_THREADS={share}"
     if ranks < 2:
         return skipped("one rank on this node: it can use all CPUs")
-    if threads is None and _overlap(node, cpus):
+    own = [len(process.cpus) for process in node.processes if process.cpus]
+    # If not every rank has reported, the others are assumed to be like the one with the most CPUs.
+    started = sum(own) if len(own) >= ranks else ranks * max(own, default=0)
+    if threads is None and started > cpus:
         summary = f"OMP_NUM_THREADS is not set: each of {ranks} ranks starts one thread for each of {number(cpus)} CPUs"
         return judged([Problem(summary=summary, fix=fix)], seen)
     if threads == "1" and by_torchrun(node.first) and share > 1:
         summary = f"OMP_NUM_THREADS is 1, torchrun's default: each rank uses one of its {share} CPUs"
         return judged([Problem(summary=summary, fix=fix, severity=Severity.INFO)], seen)
     return passed(seen)
-
-
-def _overlap(node: Node, cpus: float) -> bool:
-    """Say whether the ranks would start more threads than they have CPUs."""
-    own = [len(process.cpus) for process in node.processes if process.cpus]
-    if len(own) < ranks_here(node):
-        # Not every rank has reported: assume that the others are like the one with the most CPUs.
-        return ranks_here(node) * max(own, default=0) > cpus
-    return sum(own) > cpus

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.launch import VARIABLE, read_visible
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.words import first_names, name_list, rank_list
@@ -41,11 +41,6 @@ def is_gpu(device: PciDevice) -> bool:
     return device.vendor in {NVIDIA, AMD} and device.device_class >> 8 in GPU_CLASSES
 
 
-def is_nic(device: PciDevice) -> bool:
-    """Say whether it is a network card."""
-    return device.device_class >> 8 in NIC_CLASSES
-
-
 def gpus_of(pci: Pci) -> tuple[PciDevice, ...]:
     """Return the GPUs, by bus id."""
     return tuple(device for device in pci.devices if is_gpu(device))
@@ -54,12 +49,6 @@ def gpus_of(pci: Pci) -> tuple[PciDevice, ...]:
 def by_bus_id(pci: Pci) -> dict[str, PciDevice]:
     """Return all devices by bus id."""
     return {device.bus_id: device for device in pci.devices}
-
-
-def is_consumer(pci: Pci, device: PciDevice) -> bool:
-    """Say whether it is made for desktops and laptops: by NVIDIA's name, else by whether it is a VGA card."""
-    model = pci.models.get(device.bus_id)
-    return "GeForce" in model if model else device.device_class >> 8 == VGA
 
 
 def describe(pci: Pci, device: PciDevice) -> str:
@@ -122,89 +111,59 @@ def check_pcie(node: Node) -> Answer:
     return judged(problems, f"links of GPUs and RDMA cards: {seen}; speed of idle GPUs is not judged")
 
 
-def _judge(pci: Pci, link: _Link, devices: list[PciDevice]) -> list[Problem]:
-    width, widest = link.lower.width or 0, link.widest or 0
-    if pci.virtual_machine or link.upper is None:
-        return _beside_peers(pci, link, devices)
-    if width < widest:
-        return [_narrow(pci, link, width, widest)]
-    if link.lower is link.device and is_gpu(link.device):
-        return _beside_peers(pci, link, devices)
-    speed, fastest = link.lower.speed_gt_s, link.fastest
-    if speed is not None and fastest is not None and speed < fastest and not _idles(link):
-        return [_slow(pci, link, speed, fastest)]
-    return []
+def _judge(pci: Pci, link: _Link, devices: list[PciDevice]) -> Iterator[Problem]:
+    mine, lower, upper = link.device, link.lower, link.upper
+    width, widest, speed, fastest = lower.width or 0, link.widest or 0, lower.speed_gt_s, link.fastest
+    where = f"The PCIe link of {'' if lower is mine else f'bridge {lower.bus_id} above '}{describe(pci, mine)}"
+    if not pci.virtual_machine and upper is not None and width < widest:
+        model = pci.models.get(mine.bus_id)  # without a name, a VGA card is one for desktops and laptops
+        is_consumer = "GeForce" in model if model else mine.device_class >> 8 == VGA
+        yield Problem(
+            summary=f"{where} has only {width} of {widest} lanes: transfers take {widest // width} times as long",
+            evidence=(
+                f"{lower.bus_id}: current_link_width {width}, max_link_width {lower.max_width}",
+                f"the port above it: max_link_width {upper.max_width}",
+            ),
+            fix=f"reseat the card and its riser, then check again: lspci -vvs {lower.bus_id} | grep Lnk",
+            severity=Severity.WARNING if is_consumer else Severity.ERROR,
+        )
+    elif pci.virtual_machine or upper is None or (lower is mine and is_gpu(mine)):
+        if lower is mine:
+            yield from _beside_peers(pci, mine, devices)
+    elif speed is not None and fastest is not None and speed < fastest:
+        if is_gpu(mine) and mine.speed_gt_s is not None and mine.speed_gt_s < fastest:
+            return  # bridges above an idle consumer GPU slow down with it
+        yield Problem(
+            summary=f"{where} runs at {speed:g} of {fastest:g} GT/s",
+            evidence=(f"{lower.bus_id}: current_link_speed {speed:g} GT/s, both ends support {fastest:g} GT/s",),
+            fix="check the slot's PCIe generation in the BIOS, and reseat the card and its riser",
+            severity=Severity.WARNING,
+        )
 
 
-def _idles(link: _Link) -> bool:
-    """Say whether the device itself is slow too: bridges above an idle consumer GPU slow down with it."""
-    return is_gpu(link.device) and link.device.speed_gt_s is not None and link.device.speed_gt_s < (link.fastest or 0)
-
-
-def _where(pci: Pci, link: _Link) -> str:
-    bridge = "" if link.lower is link.device else f"bridge {link.lower.bus_id} above "
-    return f"The PCIe link of {bridge}{describe(pci, link.device)}"
-
-
-def _narrow(pci: Pci, link: _Link, width: int, widest: int) -> Problem:
-    return Problem(
-        summary=(
-            f"{_where(pci, link)} has only {width} of {widest} lanes: transfers take {widest // width} times as long"
-        ),
-        evidence=(
-            f"{link.lower.bus_id}: current_link_width {width}, max_link_width {link.lower.max_width}",
-            f"the port above it: max_link_width {link.upper.max_width if link.upper is not None else 'unknown'}",
-        ),
-        fix=f"reseat the card and its riser, then check again: lspci -vvs {link.lower.bus_id} | grep Lnk",
-        severity=Severity.WARNING if is_consumer(pci, link.device) else Severity.ERROR,
-    )
-
-
-def _slow(pci: Pci, link: _Link, speed: float, fastest: float) -> Problem:
-    return Problem(
-        summary=f"{_where(pci, link)} runs at {speed:g} of {fastest:g} GT/s",
-        evidence=(f"{link.lower.bus_id}: current_link_speed {speed:g} GT/s, both ends support {fastest:g} GT/s",),
-        fix="check the slot's PCIe generation in the BIOS, and reseat the card and its riser",
-        severity=Severity.WARNING,
-    )
-
-
-def _beside_peers(pci: Pci, link: _Link, devices: list[PciDevice]) -> list[Problem]:
+def _beside_peers(pci: Pci, mine: PciDevice, devices: list[PciDevice]) -> Iterator[Problem]:
     """Compare a link with those of other GPUs of the model. Without a view of the slot, nothing else can be done."""
-    mine = link.device
-    if link.lower is not mine:
-        return []
     peers = [one for one in devices if (one.vendor, one.device) == (mine.vendor, mine.device) and one is not mine]
     wider = [one for one in peers if (one.width or 0) > (mine.width or 0)]
-    if wider:
-        return [_narrower(pci, mine, wider, virtual=pci.virtual_machine)]
     faster = [one for one in peers if (one.speed_gt_s or 0) > (mine.speed_gt_s or 0)]
-    if mine in gpus_of(pci) and len(faster) * 2 > len(peers) + 1 and mine.speed_gt_s:
-        return [_slower(pci, mine, faster)]
-    return []
-
-
-def _narrower(pci: Pci, mine: PciDevice, wider: list[PciDevice], *, virtual: bool) -> Problem:
-    most = max(one.width or 0 for one in wider)
-    return Problem(
-        summary=f"{describe(pci, mine)} has a PCIe link with {mine.width} lanes, but others of its model have {most}",
-        evidence=(f"wider: {', '.join(one.bus_id for one in wider[:4])}",),
-        fix="ask your provider for another machine" if virtual else "use a slot with more lanes if there is one",
-        severity=Severity.WARNING if virtual else Severity.INFO,
-    )
-
-
-def _slower(pci: Pci, mine: PciDevice, faster: list[PciDevice]) -> Problem:
-    most = max(one.speed_gt_s or 0 for one in faster)
-    return Problem(
-        summary=(
-            f"{describe(pci, mine)} has its PCIe link at {mine.speed_gt_s:g} GT/s, and others of its model at {most:g} "
-            "GT/s"
-        ),
-        evidence=("idle GPUs lower the speed: this matters only under load",),
-        fix="under load: nvidia-smi --query-gpu=pci.bus_id,pcie.link.gen.current,pcie.link.gen.max --format=csv",
-        severity=Severity.INFO,
-    )
+    if wider:
+        most_lanes, virtual = max(one.width or 0 for one in wider), pci.virtual_machine
+        yield Problem(
+            summary=f"{describe(pci, mine)} has a PCIe link with {mine.width} lanes, but others of its model have "
+            f"{most_lanes}",
+            evidence=(f"wider: {', '.join(one.bus_id for one in wider[:4])}",),
+            fix="ask your provider for another machine" if virtual else "use a slot with more lanes if there is one",
+            severity=Severity.WARNING if virtual else Severity.INFO,
+        )
+    elif mine in gpus_of(pci) and len(faster) * 2 > len(peers) + 1 and mine.speed_gt_s:
+        highest = max(one.speed_gt_s or 0 for one in faster)
+        yield Problem(
+            summary=f"{describe(pci, mine)} has its PCIe link at {mine.speed_gt_s:g} GT/s, and others of its model at "
+            f"{highest:g} GT/s",
+            evidence=("idle GPUs lower the speed: this matters only under load",),
+            fix="under load: nvidia-smi --query-gpu=pci.bus_id,pcie.link.gen.current,pcie.link.gen.max --format=csv",
+            severity=Severity.INFO,
+        )
 
 
 NVSWITCH_CLASS = 0x0680
@@ -318,23 +277,30 @@ def check_fabric(node: Node) -> Answer:
 )  # fmt: skip
 def check_p2p(node: Node) -> Answer:
     """Report pairs of near GPUs without peer access, and copies between GPUs that arrive wrong (`--deep`)."""
-    copied = list(_wrong_copies(node))
+    wrong = wrong_copies(node)
     gpus = {gpu.index: gpu for gpu in in_use(node)}
     pairs = [pair for pair in listed(node).pairs if {pair.first, pair.second} <= gpus.keys()]
-    if not pairs and not copied:
+    if not pairs and not wrong:
         return skipped("there is only one GPU" if len(gpus) < 2 else "NVML does not report pairs")
-    linked = [pair for pair in pairs if gpus[pair.first].nvlinks and _both_linked(pair, gpus)]
+    # On a board NVLink joins all pairs; for bridges only NVML's status shows it.
+    joined = {index for index, gpu in gpus.items() if is_board(gpu) and _active(gpu) > 0}
+    linked = [pair for pair in pairs if {pair.first, pair.second} <= joined]
     near = [pair for pair in pairs if pair.ancestor in NEAR or pair in linked]
     refused = [pair for pair in near if _refusal(node, pair, gpus) is not None]
-    if not near and not copied:
+    if not near and not wrong:
         return skipped("no two GPUs share a host bridge or an NVLink")
-    problems = [*copied, *_refusals(node, refused, linked, gpus)]
+    problems = []
+    if wrong:
+        members = sorted({index for copy in wrong for index in (copy.source, copy.target)})
+        problem = Problem(
+            summary=f"Copies between {gpu_list(members)} arrive wrong or not at all",
+            evidence=tuple(f"GPU {copy.source} to {copy.target}: {copy.error}" for copy in wrong[:8]),
+            fix="export NCCL_P2P_DISABLE=1 until ACS or the IOMMU is disabled between them: see acs-iommu",
+            severity=Severity.ERROR,
+        )
+        problems.append(problem)
+    problems += _refusals(node, refused, linked, gpus)
     return judged(problems, f"{len(near) - len(refused)} of {len(near)} near pairs have peer access")
-
-
-def _both_linked(pair: GpuPair, gpus: dict[int, Gpu]) -> bool:
-    """Say whether NVLink joins a pair. On a board all are joined; for bridges only NVML's status shows it."""
-    return all(is_board(gpus[index]) and _active(gpus[index]) > 0 for index in (pair.first, pair.second))
 
 
 def _refusal(node: Node, pair: GpuPair, gpus: dict[int, Gpu]) -> str | None:
@@ -351,45 +317,26 @@ def _refusal(node: Node, pair: GpuPair, gpus: dict[int, Gpu]) -> str | None:
 
 
 def _refusals(node: Node, refused: list[GpuPair], linked: list[GpuPair], gpus: dict[int, Gpu]) -> Iterator[Problem]:
-    by_nvlink = [pair for pair in refused if pair in linked]
-    if by_nvlink:
-        fix = f"nvidia-smi topo -p2p n; {MANAGER}"
-        yield _refused(node, by_nvlink, gpus, "although they are connected by NVLink", fix, Severity.ERROR)
     by_pcie = [pair for pair in refused if pair not in linked]
     servers = [pair for pair in by_pcie if is_data_center(gpus[pair.first]) and is_data_center(gpus[pair.second])]
-    if servers:
-        fix = "nvidia-smi topo -p2p r; disable ACS and IOMMU translation: see acs-iommu"
-        severity = Severity.INFO if _is_virtual(node) else Severity.WARNING
-        yield _refused(node, servers, gpus, "although they share a host bridge", fix, severity)
-    cards = [pair for pair in by_pcie if pair not in servers]
-    if cards:
-        words = "as usual for this model: NCCL uses host memory"
-        yield _refused(node, cards, gpus, words, "nothing to fix: NCCL detects this", Severity.INFO)
-
-
-def _refused(
-    node: Node, pairs: list[GpuPair], gpus: dict[int, Gpu], words: str, fix: str, severity: Severity
-) -> Problem:
-    members = sorted({index for pair in pairs for index in (pair.first, pair.second)})
-    whys = dict.fromkeys(_refusal(node, pair, gpus) or "" for pair in pairs)
-    return Problem(
-        summary=f"{gpu_list(members)} cannot access each other's memory directly, {words}",
-        evidence=(f"{len(pairs)} pairs, such as {pairs[0].first} and {pairs[0].second}: {'; '.join(whys)}",),
-        fix=fix,
-        severity=severity,
-    )
-
-
-def _wrong_copies(node: Node) -> Iterator[Problem]:
-    wrong = wrong_copies(node)
-    if wrong:
-        members = sorted({index for copy in wrong for index in (copy.source, copy.target)})
+    for pairs, words, fix, severity in (
+        ([pair for pair in refused if pair in linked], "although they are connected by NVLink",
+         f"nvidia-smi topo -p2p n; {MANAGER}", Severity.ERROR),
+        (servers, "although they share a host bridge",
+         "nvidia-smi topo -p2p r; disable ACS and IOMMU translation: see acs-iommu",
+         Severity.INFO if _is_virtual(node) else Severity.WARNING),
+        ([pair for pair in by_pcie if pair not in servers], "as usual for this model: NCCL uses host memory",
+         "nothing to fix: NCCL detects this", Severity.INFO),
+    ):  # fmt: skip
+        if not pairs:
+            continue
+        members = sorted({index for pair in pairs for index in (pair.first, pair.second)})
+        whys = dict.fromkeys(_refusal(node, pair, gpus) or "" for pair in pairs)
         yield Problem(
-            summary=f"Copies between {gpu_list(members)} arrive wrong or not at all",
-            evidence=tuple(f"GPU {copy.source} to {copy.target}: {copy.error}" for copy in wrong[:8]),
-            fix="export NCCL_P2P_DISABLE=1 until ACS or the IOMMU is disabled between them: see acs-iommu",
-            severity=Severity.ERROR,
-            confidence=Confidence.HIGH,
+            summary=f"{gpu_list(members)} cannot access each other's memory directly, {words}",
+            evidence=(f"{len(pairs)} pairs, such as {pairs[0].first} and {pairs[0].second}: {'; '.join(whys)}",),
+            fix=fix,
+            severity=severity,
         )
 
 
@@ -414,8 +361,7 @@ def check_acs_iommu(node: Node) -> Answer:
     rdma = known(node.rdma)
     if not (len(able) > 1 or (bool(able) and rdma is not None and bool(network_ports(node, rdma)))):
         return passed("no GPU here has a PCIe peer: GeForce cards have no peer access")
-    wrong = tuple(f"{copy.source} to {copy.target}" for copy in wrong_copies(node))
-    problems = [*_redirecting(pci, wrong), *_translating(pci, wrong)]
+    problems = list(_detours(pci, [f"{copy.source} to {copy.target}" for copy in wrong_copies(node)]))
     bridges = [by_bus_id(pci).get(bus_id) for gpu in gpus for bus_id in gpu.upstream]
     unread = any(bridge is not None and bridge.acs_redirect is None for bridge in bridges)
     state = "passes addresses through" if pci.iommu_passthrough else "translates"
@@ -425,63 +371,38 @@ def check_acs_iommu(node: Node) -> Answer:
     return judged(problems, f"{seen}; ACS {'redirects' if problems else 'does not redirect'} between peers")
 
 
-def _redirecting(pci: Pci, wrong: tuple[str, ...]) -> list[Problem]:
-    """Report bridges with ACS below the nearest bridge that a GPU shares with a peer."""
+def _detours(pci: Pci, wrong: list[str]) -> Iterator[Problem]:
+    """Yield bridges with ACS below the nearest bridge that a GPU shares with a peer, and an IOMMU that translates."""
+    failed = (f"copies between GPUs failed or came out wrong: {', '.join(wrong[:SHOWN])}",) if wrong else ()
+    severity = Severity.ERROR if wrong else None
     bridges = by_bus_id(pci)
-    peers = [device for device in pci.devices if is_gpu(device) or is_nic(device)]
+    peers = [device for device in pci.devices if is_gpu(device) or device.device_class >> 8 in NIC_CLASSES]
     guilty: dict[str, PciDevice] = {}
     for device in peers:
-        others = peers if is_gpu(device) else list(gpus_of(pci))
-        for bus_id in _own_bridges(device, others):
+        others = peers if is_gpu(device) else gpus_of(pci)
+        shared = {bus_id for peer in others if peer is not device for bus_id in peer.upstream}
+        nearest = next((height for height, bus_id in enumerate(device.upstream) if bus_id in shared), 0)
+        for bus_id in device.upstream[:nearest]:
             if bus_id in bridges and bridges[bus_id].acs_redirect:
                 guilty[bus_id] = device
-    if not guilty:
-        return []
-    some = list(guilty)
-    return [
-        Problem(
-            summary=(
-                f"Access Control Services of {len(guilty)} PCIe bridge{'s' * (len(guilty) > 1)} send GPU peer "
-                "traffic through the CPU: GPUDirect is slow or hangs"
-            ),
-            evidence=(
-                f"ACS redirects at {first_names(some)}, above {describe(pci, guilty[some[0]])}",
-                *_copy_words(wrong),
-            ),
+    if guilty:
+        some = list(guilty)
+        yield Problem(
+            summary=f"Access Control Services of {len(guilty)} PCIe bridge{'s' * (len(guilty) > 1)} send GPU peer "
+            "traffic through the CPU: GPUDirect is slow or hangs",
+            evidence=(f"ACS redirects at {first_names(some)}, above {describe(pci, guilty[some[0]])}", *failed),
             fix=f"for b in {' '.join(guilty)}; do setpci -s $b ECAP_ACS+6.w=0000; done (until the next boot; "
             "permanently: disable ACS in the BIOS)",
-            severity=Severity.ERROR if wrong else None,
+            severity=severity,
         )
-    ]
-
-
-def _own_bridges(device: PciDevice, peers: list[PciDevice]) -> tuple[str, ...]:
-    """Return the bridges below the nearest one that a device shares with a peer, or () if it shares none."""
-    shared = {bus_id for peer in peers if peer is not device for bus_id in peer.upstream}
-    below: list[str] = []
-    for bus_id in device.upstream:
-        if bus_id in shared:
-            return tuple(below)
-        below.append(bus_id)
-    return ()
-
-
-def _translating(pci: Pci, wrong: tuple[str, ...]) -> list[Problem]:
-    if not pci.iommu or pci.iommu_passthrough:
-        return []
-    return [
-        Problem(
+    if pci.iommu and not pci.iommu_passthrough:
+        yield Problem(
             summary="The IOMMU translates all GPU addresses: copies between GPUs and to RDMA cards are slow, and "
             "NVIDIA does not support this over PCIe",
-            evidence=("/sys/class/iommu is not empty, and the GPUs are not in passthrough mode", *_copy_words(wrong)),
+            evidence=("/sys/class/iommu is not empty, and the GPUs are not in passthrough mode", *failed),
             fix="add iommu=pt to GRUB_CMDLINE_LINUX in /etc/default/grub; update-grub (or grub2-mkconfig); reboot",
-            severity=Severity.ERROR if wrong else None,
+            severity=severity,
         )
-    ]
-
-
-def _copy_words(wrong: tuple[str, ...]) -> tuple[str, ...]:
-    return (f"copies between GPUs failed or came out wrong: {', '.join(wrong[:SHOWN])}",) if wrong else ()
 
 
 @rule(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.model.launch import Endpoint
-    from ddpdoctor.model.node import FirewallChain, Fleet, Lookup, Names, Network, Node, NodeProcess, PortUse
+    from ddpdoctor.model.node import Fleet, Lookup, Names, Node, NodeProcess, PortUse
 
     Found = tuple[tuple[Node, Lookup], ...]
 
@@ -39,8 +39,23 @@ def check_hostname_loopback(fleet: Fleet) -> Answer:
     read = fleet.each(lambda node: node.names)
     if not has_several_nodes(fleet):
         return passed(f"{_all_seen(read)}, on one node")
-    wrong = [(node, names.own) for node, names in read if not _has_interface(node) and _takes_loopback(node, names)]
-    return judged([_loopback(*one) for one in wrong], _all_seen(read))
+    problems = []
+    for node, names in read:
+        own, network = names.own, known(node.network)
+        if _has_interface(node) or not own.addresses or _is_foreign(node, own):
+            continue
+        picks = pick_gloo(node.first, network, own) if network is not None and network.interfaces else None
+        if picks[0].ip.is_loopback if picks else all(map(is_loopback_address, own.addresses)):
+            problem = Problem(
+                summary=f"the host name resolves to {own.addresses[0]} on the host itself: Gloo sends that address to "
+                "the other nodes, which then connect to themselves",
+                evidence=(_seen(own),),
+                fix=f"{export('GLOO_SOCKET_IFNAME', network)} on all nodes, or replace {own.addresses[0]} with the "
+                "host's own address in /etc/hosts",
+                hosts=(node.host,),
+            )
+            problems.append(problem)
+    return judged(problems, _all_seen(read))
 
 
 def _all_seen(read: tuple[tuple[Node, Names], ...]) -> str:
@@ -56,27 +71,6 @@ def _has_interface(node: Node) -> bool:
     return not is_ignored(node.first.variables.get("GLOO_SOCKET_IFNAME", ""))
 
 
-def _takes_loopback(node: Node, names: Names) -> bool:
-    if not names.own.addresses or _is_foreign(node, names.own):
-        return False
-    network = known(node.network)
-    picks = pick_gloo(node.first, network, names.own) if network is not None and network.interfaces else None
-    if picks:
-        return picks[0].ip.is_loopback
-    return all(map(is_loopback_address, names.own.addresses))
-
-
-def _loopback(node: Node, own: Lookup) -> Problem:
-    return Problem(
-        summary=f"the host name resolves to {own.addresses[0]} on the host itself: Gloo sends that address to the "
-        "other nodes, which then connect to themselves",
-        evidence=(_seen(own),),
-        fix=f"{export('GLOO_SOCKET_IFNAME', known(node.network))} on all nodes, or replace {own.addresses[0]} with the "
-        "host's own address in /etc/hosts",
-        hosts=(node.host,),
-    )
-
-
 @rule(
     "DD202", "hostname-unresolvable", Severity.ERROR, "The host name does not resolve on the host itself",
     after=("rank-set",),
@@ -85,24 +79,27 @@ def _loopback(node: Node, own: Lookup) -> Problem:
 def check_hostname_unresolvable(fleet: Fleet) -> Answer:
     """Report a host that cannot look up its own name, or not within two seconds."""
     read = fleet.each(lambda node: node.names)
-    wrong = [(node, names.own) for node, names in read if not names.own.addresses]
-    return judged([_unresolvable(fleet, *one) for one in wrong], _all_seen(read))
-
-
-def _unresolvable(fleet: Fleet, node: Node, own: Lookup) -> Problem:
-    how = "did not resolve within 2 s: a name server does not respond" if own.timed_out else "does not resolve"
     several = has_several_nodes(fleet)
     harmless = fleet.launcher is not Launcher.NONE and not several
     consequence = "the ranks cannot find rank 0, and Gloo falls back to loopback"
     if harmless:
         consequence = "Gloo falls back to loopback, which works on one node"
-    return Problem(
-        summary=f"the host name {how} on the host itself: {consequence}",
-        evidence=(_seen(own),),
-        fix=_hosts_line(fleet, node) + ("" if several else "; or, on one node, torchrun --local-addr 127.0.0.1"),
-        severity=Severity.WARNING if harmless else None,
-        hosts=(node.host,),
-    )
+    problems = [
+        Problem(
+            summary=f"the host name {_unresolved_words(names.own)} on the host itself: {consequence}",
+            evidence=(_seen(names.own),),
+            fix=_hosts_line(fleet, node) + ("" if several else "; or, on one node, torchrun --local-addr 127.0.0.1"),
+            severity=Severity.WARNING if harmless else None,
+            hosts=(node.host,),
+        )
+        for node, names in read
+        if not names.own.addresses
+    ]
+    return judged(problems, _all_seen(read))
+
+
+def _unresolved_words(lookup: Lookup) -> str:
+    return "did not resolve within 2 s: a name server does not respond" if lookup.timed_out else "does not resolve"
 
 
 def _hosts_line(fleet: Fleet, node: Node) -> str:
@@ -110,17 +107,14 @@ def _hosts_line(fleet: Fleet, node: Node) -> str:
 
     For one node it contains the address. For several nodes it finds the address, so that it is the same command on all.
     """
-    network = known(node.network)
+    network, address = known(node.network), "127.0.1.1"
     best = best_interface(network) if network is not None else None
-    address = _first_address(network, best) if network is not None and best is not None else "127.0.1.1"
     if best is not None and len(fleet.nodes) > 1:
         address = f"$(ip -o address show {best} | awk '{{print $4}}' | cut -d/ -f1 | head -n 1)"
+    elif network is not None and best is not None:
+        interface = next(one for one in network.interfaces if one.name == best)
+        address = interface.addresses[0].partition("/")[0]
     return f'echo "{address} $(hostname)" | sudo tee -a /etc/hosts'
-
-
-def _first_address(network: Network, name: str) -> str:
-    interface = next(one for one in network.interfaces if one.name == name)
-    return interface.addresses[0].partition("/")[0]
 
 
 @rule(
@@ -131,8 +125,19 @@ def _first_address(network: Network, name: str) -> str:
 def check_hostname_not_local(fleet: Fleet) -> Answer:
     """Report a host name whose addresses all belong to other hosts."""
     read = fleet.each(lambda node: node.names)
-    wrong = [(node, names.own) for node, names in read if _is_foreign(node, names.own)]
-    return judged([_foreign(fleet, *one) for one in wrong], _all_seen(read))
+    problems = [
+        Problem(
+            summary="the host name resolves to an address that no interface of the host has: other ranks connect to "
+            "the wrong host, and Gloo falls back to loopback",
+            evidence=(_seen(names.own),),
+            fix=f"remove the wrong entry from /etc/hosts or DNS, then {_hosts_line(fleet, node)}",
+            severity=Severity.WARNING if _has_interface(node) and fleet.launcher is not Launcher.NONE else None,
+            hosts=(node.host,),
+        )
+        for node, names in read
+        if _is_foreign(node, names.own)
+    ]
+    return judged(problems, _all_seen(read))
 
 
 def _is_foreign(node: Node, own: Lookup) -> bool:
@@ -140,18 +145,6 @@ def _is_foreign(node: Node, own: Lookup) -> bool:
     local = own_ips(known(node.network))
     found = [ipaddress.ip_address(address.partition("%")[0]) for address in own.addresses]
     return bool(local and found) and not any(address.is_loopback or address in local for address in found)
-
-
-def _foreign(fleet: Fleet, node: Node, own: Lookup) -> Problem:
-    harmless = _has_interface(node) and fleet.launcher is not Launcher.NONE
-    return Problem(
-        summary="the host name resolves to an address that no interface of the host has: other ranks connect to the "
-        "wrong host, and Gloo falls back to loopback",
-        evidence=(_seen(own),),
-        fix=f"remove the wrong entry from /etc/hosts or DNS, then {_hosts_line(fleet, node)}",
-        severity=Severity.WARNING if harmless else None,
-        hosts=(node.host,),
-    )
 
 
 SLOW_S = 1.0
@@ -174,33 +167,26 @@ def check_fqdn_forward(fleet: Fleet) -> Answer:
     if not found:
         return skipped("the full name of rank 0's host is unknown")
     name = found[0][1].name
-    problems = [_no_forward(fleet, node, one) for node, one in found if _is_astray(fleet, node, one)]
+    problems = []
+    for node, lookup in found:
+        if lookup.addresses and (node is fleet.nodes[0] or not all(map(is_loopback_address, lookup.addresses))):
+            continue
+        used = fleet.launcher is Launcher.NNODES or text_of(node.first, "MASTER_ADDR") == lookup.name
+        if lookup.timed_out:
+            what_it_is = "does not resolve within 2 s"
+        else:
+            what_it_is = "resolves to the node itself" if lookup.addresses else "does not resolve"
+        problem = Problem(
+            summary=f"the full name of rank 0's host {what_it_is} on other nodes: "
+            + ("torchrun publishes it as MASTER_ADDR" if used else "torchrun's c10d rendezvous would publish it"),
+            evidence=(f"the name is {lookup.name}", lookup.error or f"it resolves to {', '.join(lookup.addresses)}"),
+            fix="torchrun --local-addr ADDRESS_OF_THE_FIRST_HOST on the first host, or make the name resolve in DNS or "
+            "/etc/hosts of all nodes",
+            severity=None if used else Severity.WARNING,
+            hosts=(node.host,),
+        )
+        problems.append(problem)
     return judged(problems, f"rank 0's host is named {name}; resolved on {len(found)} nodes")
-
-
-def _is_astray(fleet: Fleet, node: Node, lookup: Lookup) -> bool:
-    """Say whether the name does not resolve, or resolves to a node that is not rank 0's."""
-    if not lookup.addresses:
-        return True
-    return node is not fleet.nodes[0] and all(map(is_loopback_address, lookup.addresses))
-
-
-def _no_forward(fleet: Fleet, node: Node, lookup: Lookup) -> Problem:
-    used = fleet.launcher is Launcher.NNODES or text_of(node.first, "MASTER_ADDR") == lookup.name
-    if lookup.timed_out:
-        what_it_is = "does not resolve within 2 s"
-    else:
-        what_it_is = "resolves to the node itself" if lookup.addresses else "does not resolve"
-    how = (lookup.error,) if lookup.error else (f"it resolves to {', '.join(lookup.addresses)}",)
-    return Problem(
-        summary=f"the full name of rank 0's host {what_it_is} on other nodes: "
-        + ("torchrun publishes it as MASTER_ADDR" if used else "torchrun's c10d rendezvous would publish it"),
-        evidence=(f"the name is {lookup.name}", *how),
-        fix="torchrun --local-addr ADDRESS_OF_THE_FIRST_HOST on the first host, or make the name resolve in DNS or "
-        "/etc/hosts of all nodes",
-        severity=None if used else Severity.WARNING,
-        hosts=(node.host,),
-    )
 
 
 @rule(
@@ -217,7 +203,17 @@ def check_master_resolve(fleet: Fleet) -> Answer:
         return skipped("no MASTER_ADDR and no rendezvous endpoint is given")
     if all(_is_no_name(lookup.name) for _, lookup in found):
         return passed(f"{found[0][1].name} is an address, not a name")
-    problems = [_unresolved(node, lookup) for node, lookup in found if not lookup.addresses]
+    problems = [
+        Problem(
+            summary=f"the master's name {_unresolved_words(lookup)}: torch silently retries until its timeout",
+            evidence=(f"{lookup.name}: {lookup.error}",),
+            fix=f"run `getent hosts {lookup.name}` on the node; add the name to DNS or /etc/hosts, or set MASTER_ADDR "
+            "to an address",
+            hosts=(node.host,),
+        )
+        for node, lookup in found
+        if not lookup.addresses
+    ]
     if len({lookup.name for _, lookup in found}) == 1:
         problems += _resolved_elsewhere(fleet, found)
     seen = (f"{one.name} resolves to {', '.join(one.addresses) or one.error}" for _, one in found)
@@ -233,20 +229,15 @@ def _is_no_name(name: str) -> bool:
     return True
 
 
-def _unresolved(node: Node, lookup: Lookup) -> Problem:
-    how = "did not resolve within 2 s: a name server does not respond" if lookup.timed_out else "does not resolve"
-    return Problem(
-        summary=f"the master's name {how}: torch silently retries until its timeout",
-        evidence=(f"{lookup.name}: {lookup.error}",),
-        fix=f"run `getent hosts {lookup.name}` on the node; add the name to DNS or /etc/hosts, or set MASTER_ADDR to "
-        "an address",
-        hosts=(node.host,),
-    )
-
-
 def _resolved_elsewhere(fleet: Fleet, found: Found) -> Iterator[Problem]:
     """Yield a problem if the nodes resolve the name to different addresses that are not all rank 0's host."""
-    voices = [Voice(host=node.host, ranks=node.ranks, value=_meaning(fleet, node, one)) for node, one in found]
+    head, voices = fleet.nodes[0], []
+    own = {str(ip) for ip in own_ips(known(head.network)) if not (ip.is_loopback or ip.is_link_local)}
+    for node, lookup in found:
+        if node is not head or not all(map(is_loopback_address, lookup.addresses)):
+            # All addresses of rank 0's host become a single value.
+            meant = {"rank 0's host" if address in own else address for address in lookup.addresses}
+            voices.append(Voice(host=node.host, ranks=node.ranks, value=tuple(sorted(meant))))
     split = compare(voice for voice in voices if voice.value)
     if split is None:
         return
@@ -263,16 +254,6 @@ def _resolved_elsewhere(fleet: Fleet, found: Found) -> Iterator[Problem]:
     )
 
 
-def _meaning(fleet: Fleet, node: Node, lookup: Lookup) -> tuple[str, ...] | None:
-    """Return the sorted addresses that a node resolves. All addresses of rank 0's host become a single value."""
-    head = fleet.nodes[0]
-    own = {str(ip) for ip in own_ips(known(head.network)) if not (ip.is_loopback or ip.is_link_local)}
-    if node is head and all(map(is_loopback_address, lookup.addresses)):
-        return None
-    meant = {"rank 0's host" if address in own else address for address in lookup.addresses}
-    return tuple(sorted(meant)) or None
-
-
 @rule(
     "DD209", "rdns-slow", Severity.WARNING, "Name lookups are slow",
     group=CheckGroup.NETWORK, needs=("names",),
@@ -281,7 +262,10 @@ def _meaning(fleet: Fleet, node: Node, lookup: Lookup) -> tuple[str, ...] | None
 def check_rdns_slow(node: Node) -> Answer:
     """Report look-ups that take longer than a second."""
     names = need(node.names)
-    times = dict(_times(names))
+    lookups = (("host name", names.own), ("master's name", names.master))
+    times = {what: lookup.duration_s for what, lookup in lookups if lookup is not None and not lookup.timed_out}
+    if names.reverse_s is not None:
+        times["names of own addresses"] = names.reverse_s
     slow = {what: duration for what, duration in times.items() if duration > SLOW_S}
     seen = ", ".join(f"{what}: {_seconds(duration)}" for what, duration in times.items())
     if not slow:
@@ -293,14 +277,6 @@ def check_rdns_slow(node: Node) -> Answer:
         "nodes to /etc/hosts",
     )
     return judged([problem], seen)
-
-
-def _times(names: Names) -> Iterator[tuple[str, float]]:
-    for what, lookup in (("host name", names.own), ("master's name", names.master)):
-        if lookup is not None and not lookup.timed_out:
-            yield what, lookup.duration_s
-    if names.reverse_s is not None:
-        yield "names of own addresses", names.reverse_s
 
 
 def _seconds(duration: float) -> str:
@@ -327,22 +303,24 @@ def check_master_numeric(node: Node) -> Answer:
     found = [(process, endpoint) for process in node.processes for endpoint in endpoints(process)]
     if not found:
         return skipped(NO_ADDRESS)
-    numeric = [_numeric(process, endpoint) for process, endpoint in found if _DIGITS.fullmatch(endpoint.host)]
-    return judged(numeric, ", ".join(dict.fromkeys(f"{endpoint.variable}={endpoint.host}" for _, endpoint in found)))
-
-
-def _numeric(process: NodeProcess, endpoint: Endpoint) -> Problem:
-    address = _as_address(endpoint.host)
-    read_as = f"which is read as the address {address}" if address else "which is neither a host nor an address"
-    job = endpoint.host == text_of(process, "SLURM_JOB_ID")
-    value = FIRST_HOST_OF_SLURM if "SLURM_JOB_NODELIST" in process.variables else "NAME_OF_RANK_0_HOST"
-    port = f":{endpoint.port}" if endpoint.variable == "PET_RDZV_ENDPOINT" and endpoint.port is not None else ""
-    return Problem(
-        summary=f"{endpoint.variable} is {endpoint.host}, {read_as}: every rank waits for a host that does not exist",
-        evidence=("it is the Slurm job id, SLURM_JOB_ID",) if job else (),
-        fix=f"export {endpoint.variable}={value}{port}",
-        ranks=ranks_of([process]),
-    )
+    problems = []
+    for process, endpoint in found:
+        if not _DIGITS.fullmatch(endpoint.host):
+            continue
+        address = _as_address(endpoint.host)
+        read_as = f"which is read as the address {address}" if address else "which is neither a host nor an address"
+        job = endpoint.host == text_of(process, "SLURM_JOB_ID")
+        value = FIRST_HOST_OF_SLURM if "SLURM_JOB_NODELIST" in process.variables else "NAME_OF_RANK_0_HOST"
+        port = f":{endpoint.port}" if endpoint.variable == "PET_RDZV_ENDPOINT" and endpoint.port is not None else ""
+        problem = Problem(
+            summary=f"{endpoint.variable} is {endpoint.host}, {read_as}: every rank waits for a host that does not "
+            "exist",
+            evidence=("it is the Slurm job id, SLURM_JOB_ID",) if job else (),
+            fix=f"export {endpoint.variable}={value}{port}",
+            ranks=ranks_of([process]),
+        )
+        problems.append(problem)
+    return judged(problems, ", ".join(dict.fromkeys(f"{endpoint.variable}={endpoint.host}" for _, endpoint in found)))
 
 
 def _as_address(text: str) -> str | None:
@@ -372,46 +350,33 @@ class Given:
 )  # fmt: skip
 def check_master_loopback(fleet: Fleet) -> Answer:
     """Report an address of the store that means a different host on every node."""
-    given = [
-        Given(node=node, process=process, endpoint=endpoint, first=_is_first(fleet, node, process))
-        for node, process in fleet.processes()
-        for endpoint in endpoints(process)
-    ]
+    by_host = fleet.gathered and len(fleet.nodes) > 1
+    given: list[Given] = []
+    hosts: dict[str, dict[str, None]] = {}
+    for node, process in fleet.processes():
+        numbers = [process.number(name) for name in ("GROUP_RANK", "PET_NODE_RANK", "SLURM_NODEID", "RANK")]
+        first = next((number == 0 for number in numbers if number is not None), None)
+        for endpoint in endpoints(process):
+            holds_rank_0 = node is fleet.nodes[0] if by_host else first
+            given.append(Given(node=node, process=process, endpoint=endpoint, first=holds_rank_0))
+            hosts.setdefault(endpoint.variable, {})[endpoint.host] = None
     if not given:
         return skipped(NO_ADDRESS)
-    hosts = _hosts_by_variable(given)
     seen = ", ".join(f"{variable}={name_list(tuple(those))}" for variable, those in hosts.items())
     count = count_nodes(fleet)
     if count is None or count.nodes < 2:
         return passed(f"{seen}; the job has one node" if count is not None else f"{seen}; no second node is known")
     wrong: dict[tuple[str, str], list[Given]] = {}
     for one in given:
-        how = _what_is_wrong(fleet, one, differs=len(hosts[one.endpoint.variable]) > 1)
-        if how is not None:
+        how = _what_is_wrong(one, differs=len(hosts[one.endpoint.variable]) > 1)
+        if how is not None and not (by_host and one.first):
             wrong.setdefault((one.endpoint.variable, how), []).append(one)
     evidence = f"{count.nodes} nodes: {count.source}"
     return judged([_elsewhere(fleet, how, those, evidence) for (_, how), those in wrong.items()], f"{seen}; {evidence}")
 
 
-def _hosts_by_variable(given: list[Given]) -> dict[str, dict[str, None]]:
-    hosts: dict[str, dict[str, None]] = {}
-    for one in given:
-        hosts.setdefault(one.endpoint.variable, {})[one.endpoint.host] = None
-    return hosts
-
-
-def _is_first(fleet: Fleet, node: Node, process: NodeProcess) -> bool | None:
-    """Say whether a node holds rank 0. Return None if that is not known."""
-    if fleet.gathered and len(fleet.nodes) > 1:
-        return node is fleet.nodes[0]
-    numbers = [process.number(name) for name in ("GROUP_RANK", "PET_NODE_RANK", "SLURM_NODEID", "RANK")]
-    return next((number == 0 for number in numbers if number is not None), None)
-
-
-def _what_is_wrong(fleet: Fleet, given: Given, *, differs: bool) -> str | None:
+def _what_is_wrong(given: Given, *, differs: bool) -> str | None:
     """Return what is wrong with an address, or None. The host is left out if each node has its own."""
-    if given.first and fleet.gathered and len(fleet.nodes) > 1:
-        return None
     host, names = given.endpoint.host, known(given.node.names)
     if is_loopback(host):
         return f"is {host}, a different host on each node: {_ITSELF}"
@@ -435,7 +400,7 @@ def _what_is_wrong(fleet: Fleet, given: Given, *, differs: bool) -> str | None:
 def _elsewhere(fleet: Fleet, how: str, those: list[Given], evidence: str) -> Problem:
     endpoint = those[0].endpoint
     # An option goes to all nodes.
-    is_option = those[0].endpoint.variable != "MASTER_ADDR"
+    is_option = endpoint.variable != "MASTER_ADDR"
     variables = fleet.nodes[0].first.variables
     if fleet.gathered and len(fleet.nodes) > 1:
         host = fleet.nodes[0].host
@@ -475,28 +440,18 @@ def check_port_range(node: Node) -> Answer:
         why = "MASTER_PORT, PET_MASTER_PORT and PET_RDZV_ENDPOINT are not set"
         return skipped(f"no port is set for the store: {'torchrun is already listening' if listening else why}")
     local = need(node.network).local_ports
-    problems = [problem for name, port in found for problem in _port_problems(name, port, local)]
+    problems = []
+    for name, port in found:
+        fix = f"export {name}={'HOST:29500' if name == 'PET_RDZV_ENDPOINT' else '29500'}"
+        if port < PRIVILEGED_PORTS:
+            summary = f"{name} is {port}: only root can listen on ports below {PRIVILEGED_PORTS}"
+            problems.append(Problem(summary=summary, fix=fix, severity=Severity.WARNING))
+        elif local is not None and local[0] <= port <= local[1]:
+            summary = f"{name} is {port}, an ephemeral port: the kernel may give it to another connection first"
+            evidence = (f"net.ipv4.ip_local_port_range is {local[0]} to {local[1]}",)
+            problems.append(Problem(summary=summary, evidence=evidence, fix=fix))
     kernel = f"; ephemeral ports are {local[0]} to {local[1]}" if local is not None else ""
     return judged(problems, ", ".join(f"{name}={port}" for name, port in found) + kernel)
-
-
-def _port_problems(name: str, port: int, local: tuple[int, int] | None) -> Iterator[Problem]:
-    if port < PRIVILEGED_PORTS:
-        yield Problem(
-            summary=f"{name} is {port}: only root can listen on ports below {PRIVILEGED_PORTS}",
-            fix=_port_fix(name),
-            severity=Severity.WARNING,
-        )
-    elif local is not None and local[0] <= port <= local[1]:
-        yield Problem(
-            summary=f"{name} is {port}, an ephemeral port: the kernel may give it to another connection first",
-            evidence=(f"net.ipv4.ip_local_port_range is {local[0]} to {local[1]}",),
-            fix=_port_fix(name),
-        )
-
-
-def _port_fix(name: str) -> str:
-    return f"export {name}=HOST:29500" if name == "PET_RDZV_ENDPOINT" else f"export {name}=29500"
 
 
 _PORTS = re.compile(r"\bdports? \{? ?((?:\d+(?:[:-]\d+)?(?:, ?)?)+)")
@@ -515,25 +470,26 @@ def check_port_free(node: Node) -> Answer:
     use = need(need(node.network).master_port)
     if use.free and not use.time_wait:
         return passed(f"port {use.port} can be listened on")
-    return judged([_in_wait(use) if use.free else _taken(use)], f"port {use.port}: {use.error or 'TIME_WAIT'}")
-
-
-def _in_wait(use: PortUse) -> Problem:
-    return Problem(
-        summary=f"connections of an earlier job to MASTER_PORT {use.port} are still in TIME_WAIT: this affects "
-        "programs without SO_REUSEADDR, but not torch's store",
-        evidence=(f"port {use.port} can be bound with SO_REUSEADDR, but not without",),
-        fix="nothing, or wait a minute",
-        severity=Severity.INFO,
-    )
-
-
-def _taken(use: PortUse) -> Problem:
-    if use.owner is None and use.error is not None and "in use" not in use.error:
-        return Problem(
+    if use.free:
+        problem = Problem(
+            summary=f"connections of an earlier job to MASTER_PORT {use.port} are still in TIME_WAIT: this affects "
+            "programs without SO_REUSEADDR, but not torch's store",
+            evidence=(f"port {use.port} can be bound with SO_REUSEADDR, but not without",),
+            fix="nothing, or wait a minute",
+            severity=Severity.INFO,
+        )
+    elif use.owner is None and use.error is not None and "in use" not in use.error:
+        problem = Problem(
             summary=f"MASTER_PORT {use.port} cannot be listened on: {use.error}",
             fix="export MASTER_PORT=29500 on all nodes",
         )
+    else:
+        problem = _taken(use)
+    return judged([problem], f"port {use.port}: {use.error or 'TIME_WAIT'}")
+
+
+def _taken(use: PortUse) -> Problem:
+    another = use.port + 1 if use.port < 65535 else 29500
     who = use.owner or "a process that is not visible to this user"
     number = f" (process {use.owner_pid})" if use.owner_pid is not None else ""
     stop = (
@@ -542,12 +498,8 @@ def _taken(use: PortUse) -> Problem:
     return Problem(
         summary=f"another process uses MASTER_PORT {use.port}: rank 0 fails with EADDRINUSE",
         evidence=(f"{who}{number} listens on it",),
-        fix=f"{stop}, if it is a leftover process; or export MASTER_PORT={_another(use.port)} on all nodes",
+        fix=f"{stop}, if it is a leftover process; or export MASTER_PORT={another} on all nodes",
     )
-
-
-def _another(port: int) -> int:
-    return port + 1 if port < 65535 else 29500
 
 
 @rule(
@@ -565,17 +517,25 @@ def check_firewall_local(fleet: Fleet) -> Answer:
                 ", ".join(f"{chain.name}: {chain.refusal}" for chain in network.firewall)
                 or "no chain refuses incoming connections"
             )
-            problems += [_refuses(node, network, chain) for chain in network.firewall if not _lets_in(chain, network)]
+            low, high = network.local_ports or EPHEMERAL
+            problems += [
+                Problem(
+                    summary=f"the firewall refuses incoming connections ({chain.name}: {chain.refusal}), and no rule "
+                    f"allows the other nodes on ports {low}-{high}, which NCCL and Gloo use",
+                    evidence=tuple(f"it accepts: {rule}" for rule in chain.accepts)
+                    or ("it accepts nothing from other hosts",),
+                    fix=open_chain(chain),
+                    confidence=Confidence.MEDIUM,
+                    hosts=(node.host,),
+                )
+                for chain in network.firewall
+                if not any(_is_wide(accepts, low, high) for accepts in chain.accepts)
+            ]
     if not known_of:
         need(fleet.each(lambda node: node.network)[0][1].firewall)
     if not has_several_nodes(fleet):
         return passed(f"{'; '.join(dict.fromkeys(seen))}; this does not matter on one node")
     return judged(problems, "; ".join(dict.fromkeys(seen)))
-
-
-def _lets_in(chain: FirewallChain, network: Network) -> bool:
-    low, high = network.local_ports or EPHEMERAL
-    return any(_is_wide(rule, low, high) for rule in chain.accepts)
 
 
 def _is_wide(rule: str, low: int, high: int) -> bool:
@@ -587,18 +547,6 @@ def _is_wide(rule: str, low: int, high: int) -> bool:
         return "dport" not in rule
     spans = re.findall(r"(\d+)[:-](\d+)", ports[1])
     return any(int(first) <= low and int(last) >= high for first, last in spans)
-
-
-def _refuses(node: Node, network: Network, chain: FirewallChain) -> Problem:
-    low, high = network.local_ports or EPHEMERAL
-    return Problem(
-        summary=f"the firewall refuses incoming connections ({chain.name}: {chain.refusal}), and no rule allows the "
-        f"other nodes on ports {low}-{high}, which NCCL and Gloo use",
-        evidence=tuple(f"it accepts: {rule}" for rule in chain.accepts) or ("it accepts nothing from other hosts",),
-        fix=open_chain(chain),
-        confidence=Confidence.MEDIUM,
-        hosts=(node.host,),
-    )
 
 
 DEFAULT_PORT = 29400
@@ -627,7 +575,14 @@ def check_rdzv_host(fleet: Fleet) -> Answer:
     reason = next((reason for reason, applies in reasons.items() if applies), None)
     if reason is not None:
         return skipped(reason)
-    found: set[Endpoint | None] = {_endpoint_of(process) for _, process in fleet.processes()}
+    found: set[Endpoint | None] = set()
+    for process in processes:
+        given = {endpoint.variable: endpoint for endpoint in endpoints(process)}
+        backend = text_of(process, "PET_RDZV_BACKEND")
+        if backend == "c10d":
+            found.add(given.get("PET_RDZV_ENDPOINT"))
+        else:
+            found.add(None if backend or text_of(process, "PET_NODE_RANK") else given.get("MASTER_ADDR"))
     endpoint = found.pop() if len(found) == 1 else None
     if endpoint is None:
         return skipped("the nodes have no common endpoint (PET_RDZV_ENDPOINT with c10d, MASTER_ADDR)")
@@ -640,16 +595,7 @@ def check_rdzv_host(fleet: Fleet) -> Answer:
         return passed(seen)
     if not hosts and (fleet.missing or any(matches is None for _, matches in matching)):
         return unknown(f"{endpoint.host} matches none of the {len(matching)} known host names")
-    problem = _several(fleet, endpoint, hosts) if hosts else _nobody(fleet, endpoint)
-    return judged([problem], seen)
-
-
-def _endpoint_of(process: NodeProcess) -> Endpoint | None:
-    given = {endpoint.variable: endpoint for endpoint in endpoints(process)}
-    backend = text_of(process, "PET_RDZV_BACKEND")
-    if backend == "c10d":
-        return given.get("PET_RDZV_ENDPOINT")
-    return None if backend or text_of(process, "PET_NODE_RANK") else given.get("MASTER_ADDR")
+    return judged([_no_single_host(fleet, endpoint, hosts)], seen)
 
 
 def takes_itself_for(names: Names, host: str) -> bool | None:
@@ -662,66 +608,35 @@ def takes_itself_for(names: Names, host: str) -> bool | None:
     return bool({*looked_up, host} & {*names.own.addresses})
 
 
-def _severity(fleet: Fleet, endpoint: Endpoint) -> Severity:
-    if endpoint.variable == "PET_RDZV_ENDPOINT":
-        return Severity.ERROR
-    many_gpus = any((process.number("SLURM_GPUS_ON_NODE") or 0) > 1 for _, process in fleet.processes())
-    return Severity.WARNING if many_gpus else Severity.INFO
-
-
-def _if_given(endpoint: Endpoint) -> str:
-    """Return the condition to add to a message if the endpoint is only assumed."""
-    return "" if endpoint.variable == "PET_RDZV_ENDPOINT" else ", if it is what torchrun gets as --rdzv-endpoint"
-
-
-def _nobody(fleet: Fleet, endpoint: Endpoint) -> Problem:
-    owner = next(
-        (
-            node
-            for node in fleet.nodes
-            if _meant(node, endpoint.host) & {str(ip) for ip in own_ips(known(node.network))}
-        ),
-        None,
-    )
-    first = owner or fleet.nodes[0]
-    own_card = f"an interface of {first.host} has the address, but its host name does not resolve to it"
-    compared = f"compared with the names of {name_list(tuple(node.host for node in fleet.nodes))}"
+def _no_single_host(fleet: Fleet, endpoint: Endpoint, matching: list[str]) -> Problem:
+    """Say that all these hosts match the endpoint, or that none does."""
+    severity, if_given = Severity.ERROR, ""
+    if endpoint.variable != "PET_RDZV_ENDPOINT":  # then it is only assumed
+        if_given = ", if it is what torchrun gets as --rdzv-endpoint"
+        many_gpus = any((process.number("SLURM_GPUS_ON_NODE") or 0) > 1 for _, process in fleet.processes())
+        severity = Severity.WARNING if many_gpus else Severity.INFO
+    first, named = fleet.nodes[0], f"{endpoint.host} in {endpoint.variable}"
+    if matching:
+        summary = f"{name_list(matching)} all match {named}: each starts its own store{if_given}"
+        evidence = ["their names resolve to the same address"]
+        severity = max(Severity.WARNING, severity, key=lambda severity: severity.order)
+    else:
+        summary = f"no host matches {named}: no host starts the store, and all nodes wait{if_given}"
+        evidence = [f"compared with the names of {name_list(tuple(node.host for node in fleet.nodes))}"]
+        for node in fleet.nodes:
+            names, meant = known(node.names), {endpoint.host}
+            if names is not None and names.master is not None and names.master.name == endpoint.host:
+                meant.update(names.master.addresses)
+            if meant & {str(ip) for ip in own_ips(known(node.network))}:
+                first = node
+                own = f"an interface of {first.host} has the address, but its host name does not resolve to it"
+                evidence.insert(0, own)
+                break
     return Problem(
-        summary=f"no host matches {endpoint.host} in {endpoint.variable}: no host starts the store, and all nodes "
-        f"wait{_if_given(endpoint)}",
-        evidence=(own_card, compared) if owner is not None else (compared,),
-        fix=_fix(first.host, endpoint),
-        severity=_severity(fleet, endpoint),
-        hosts=(first.host,),
+        summary=summary,
+        evidence=tuple(evidence),
+        fix=f"torchrun --rdzv-endpoint={first.host}:{endpoint.port or DEFAULT_PORT} on all nodes, with --rdzv-conf "
+        f"is_host=1 on {first.host} and is_host=0 on the others",
+        severity=severity,
+        hosts=tuple(matching) or (first.host,),
     )
-
-
-def _several(fleet: Fleet, endpoint: Endpoint, hosts: list[str]) -> Problem:
-    return Problem(
-        summary=f"{name_list(hosts)} all match {endpoint.host} in {endpoint.variable}: each starts its own "
-        f"store{_if_given(endpoint)}",
-        evidence=("their names resolve to the same address",),
-        fix=_fix(fleet.nodes[0].host, endpoint),
-        severity=max(Severity.WARNING, _severity(fleet, endpoint), key=lambda severity: severity.order),
-        hosts=tuple(hosts),
-    )
-
-
-def _fix(host: str, endpoint: Endpoint) -> str:
-    port = endpoint.port or DEFAULT_PORT
-    return (
-        f"torchrun --rdzv-endpoint={host}:{port} on all nodes, with --rdzv-conf is_host=1 on {host} and is_host=0 on "
-        "the others"
-    )
-
-
-def _addresses(node: Node) -> set[str]:
-    return {str(ip) for ip in own_ips(known(node.network))}
-
-
-def _meant(node: Node, host: str) -> set[str]:
-    """Return the addresses that the endpoint's host may have."""
-    names = known(node.names)
-    if names is None or names.master is None or names.master.name != host:
-        return {host}
-    return {host, *names.master.addresses}

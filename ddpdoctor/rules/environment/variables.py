@@ -10,7 +10,7 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.launch import find_variable, is_loopback, must_agree, parse_endpoint, text_of
 from ddpdoctor.model.node import release
 from ddpdoctor.model.reading import known, need
-from ddpdoctor.model.words import first_names
+from ddpdoctor.model.words import count_of, first_names
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.environment.launch import ranks_of
 from ddpdoctor.rules.majority import Split, Voice, compare, describe
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import ConfFile, Fleet, Node, NodeProcess
     from ddpdoctor.rules.variables import VariableContext
 
-    Flaws = Callable[[NodeProcess, VariableContext], Iterable[Flaw | None]]
-    """A function that yields what is wrong with the variables of a process."""
-
 
 MOST_SHOWN = 6
 OF_THE_LAUNCH = frozenset({"slurm", "k8s", "mpi", "launcher", "build", "loader", "network"})
@@ -48,14 +45,11 @@ OF_THE_LAUNCH = frozenset({"slurm", "k8s", "mpi", "launcher", "build", "loader",
 )  # fmt: skip
 def check_env_unknown(node: Node) -> Answer:
     """Report variables that look like those of NCCL, torch, Gloo or torchrun, but that none of them reads."""
-
-    def flaws(process: NodeProcess, context: VariableContext) -> Iterable[Flaw | None]:
-        yield from (find_unknown(name, context) for name in process.other_names)
-        yield from (find_too_new(variable, value, context) for variable, value in _listed(process))
-
     others = sorted({name for process in node.processes for name in process.other_names})
     strangers = f"and {', '.join(others)}" if others else "and no similar names"
-    return judged(_draw(node, flaws), f"{_count(node)} {strangers}")
+    names = {variable.name for process in node.processes for variable, _ in _listed(process)}
+    count = count_of(len(names), "known variable") if names else "no known variables"
+    return judged(_draw(node, find_too_new, unknown=True), f"{count} {strangers}")
 
 
 @rule(
@@ -64,7 +58,7 @@ def check_env_unknown(node: Node) -> Answer:
 )  # fmt: skip
 def check_env_value(node: Node) -> Answer:
     """Report variables whose value has the wrong form."""
-    return judged(_draw(node, _over_listed(find_wrong_value)), _shown(node))
+    return judged(_draw(node, find_wrong_value), _shown(node))
 
 
 @rule(
@@ -73,7 +67,7 @@ def check_env_value(node: Node) -> Answer:
 )  # fmt: skip
 def check_env_deprecated(node: Node) -> Answer:
     """Report variables that have a new name, that are no longer read, or that never existed."""
-    return judged(_draw(node, _over_listed(find_deprecated)), _shown(node))
+    return judged(_draw(node, find_deprecated), _shown(node))
 
 
 @rule(
@@ -83,17 +77,11 @@ def check_env_deprecated(node: Node) -> Answer:
 def check_env_danger(node: Node) -> Answer:
     """Report variables with a harmful value, most often leftovers of a search for a fault."""
 
-    def flaws(process: NodeProcess, context: VariableContext) -> Iterable[Flaw | None]:
-        for variable, value in _listed(process):
-            if not (variable.name == "NCCL_IB_DISABLE" and context.active_port):
-                yield find_danger(variable, value, context)
+    def danger(variable: Variable, value: str, context: VariableContext) -> Flaw | None:
+        is_left_out = variable.name == "NCCL_IB_DISABLE" and context.active_port  # see ib-disabled
+        return None if is_left_out else find_danger(variable, value, context)
 
-    return judged(_draw(node, flaws), _shown(node))
-
-
-def _over_listed(question: Callable[[Variable, str, VariableContext], Flaw | None]) -> Flaws:
-    """Ask one question of every listed variable of a process."""
-    return lambda process, context: (question(variable, value, context) for variable, value in _listed(process))
+    return judged(_draw(node, danger), _shown(node))
 
 
 def _listed(process: NodeProcess) -> list[tuple[Variable, str]]:
@@ -101,29 +89,28 @@ def _listed(process: NodeProcess) -> list[tuple[Variable, str]]:
     return [(variable, value) for variable, value in found if variable is not None]
 
 
-def _draw(node: Node, flaws: Flaws) -> list[Problem]:
-    return [
-        _problem(process, flaw)
-        for process in node.processes
-        for flaw in flaws(process, read_context(node, process))
-        if flaw is not None
-    ]
-
-
-def _problem(process: NodeProcess, flaw: Flaw) -> Problem:
-    name = flaw.name
-    if name in process.variables:
-        origin = f"{name}={show(process.variables[name])} is set in the environment"
-    else:
-        origin = f"{name} is set in the environment; its value is not shown"
-    return Problem(
-        summary=flaw.summary,
-        evidence=(origin, *flaw.evidence),
-        fix=_write_fix(flaw),
-        severity=flaw.severity,
-        confidence=flaw.confidence,
-        ranks=ranks_of([process]),
-    )
+def _draw(
+    node: Node, question: Callable[[Variable, str, VariableContext], Flaw | None], *, unknown: bool = False
+) -> Iterator[Problem]:
+    """Ask one question of every listed variable, after looking for unknown names if that is asked."""
+    for process in node.processes:
+        context = read_context(node, process)
+        flaws = [find_unknown(name, context) for name in process.other_names] if unknown else []
+        flaws += [question(variable, value, context) for variable, value in _listed(process)]
+        for flaw in flaws:
+            if flaw is None:
+                continue
+            origin = f"{flaw.name} is set in the environment; its value is not shown"
+            if flaw.name in process.variables:
+                origin = f"{flaw.name}={show(process.variables[flaw.name])} is set in the environment"
+            yield Problem(
+                summary=flaw.summary,
+                evidence=(origin, *flaw.evidence),
+                fix=_write_fix(flaw),
+                severity=flaw.severity,
+                confidence=flaw.confidence,
+                ranks=ranks_of([process]),
+            )
 
 
 def _write_fix(flaw: Flaw) -> str:
@@ -136,11 +123,6 @@ def _write_fix(flaw: Flaw) -> str:
     if flaw.set_name == name:
         return f"export {name}={shlex.quote(flaw.set_value or '')}"
     return f'export {flaw.set_name}="${name}"; unset {name}'
-
-
-def _count(node: Node) -> str:
-    names = {variable.name for process in node.processes for variable, _ in _listed(process)}
-    return f"{len(names)} known variable{'' if len(names) == 1 else 's'}" if names else "no known variables"
 
 
 def _shown(node: Node) -> str:
@@ -170,14 +152,11 @@ def check_nccl_conf(node: Node) -> Answer:
         return skipped("there is no /etc/nccl.conf or ~/.nccl.conf, and NCCL_CONF_FILE is not set")
     context = read_context(node, node.first)
     problems = [problem for file in files for problem in _judge_file(file, context)]
-    return judged(problems, "; ".join(_describe(file) for file in files))
-
-
-def _describe(file: ConfFile) -> str:
-    if file.unread:
-        return f"{file.path} cannot be read"
-    names = ", ".join(file.variables) or "nothing"
-    return f"{file.path} sets {names}"
+    seen = (
+        f"{file.path} cannot be read" if file.unread else f"{file.path} sets {', '.join(file.variables) or 'nothing'}"
+        for file in files
+    )
+    return judged(problems, "; ".join(seen))
 
 
 def _judge_file(file: ConfFile, context: VariableContext) -> Iterator[Problem]:
@@ -192,7 +171,13 @@ def _judge_file(file: ConfFile, context: VariableContext) -> Iterator[Problem]:
         )
         return
     if file.bad_lines:
-        yield _bad_lines(file)
+        mend = r"s/^\s*(export\s+)?//; {}s/\s*=\s*/=/"
+        yield Problem(
+            summary=f"{_lines(file.bad_lines)} of {file.path} is not NAME=VALUE from the first column, so it has no "
+            "effect",
+            evidence=("NCCL does not report lines that it cannot read",),
+            fix=_sed("-i -E", (f"{line}{mend.format(line)}" for line in file.bad_lines), file),
+        )
     if file.repeated_lines:
         yield Problem(
             summary=f"{_lines(file.repeated_lines)} of {file.path} repeats an earlier setting, so it has no effect",
@@ -200,18 +185,14 @@ def _judge_file(file: ConfFile, context: VariableContext) -> Iterator[Problem]:
             fix=_sed("-i", (f"{line}d" for line in file.repeated_lines), file),
         )
     for name, value in file.variables.items():
-        if name not in (*file.hidden_by_env, *file.hidden_by_file):
-            yield from (_flaw_problem(file, flaw) for flaw in _flaws(name, value, context))
-
-
-def _flaws(name: str, value: str, context: VariableContext) -> Iterator[Flaw]:
-    variable = find_variable(name)
-    if variable is None:
-        flaw = find_unknown(name, context)
-        yield from [] if flaw is None else [flaw]
-        return
-    found = (question(variable, value, context) for question in QUESTIONS if variable.shown)
-    yield from (flaw for flaw in found if flaw is not None)
+        if name in (*file.hidden_by_env, *file.hidden_by_file):
+            continue
+        variable = find_variable(name)
+        if variable is None:
+            flaws = [find_unknown(name, context)]
+        else:
+            flaws = [question(variable, value, context) for question in QUESTIONS if variable.shown]
+        yield from (_flaw_problem(file, flaw) for flaw in flaws if flaw is not None)
 
 
 def _passed_over(file: ConfFile, context: VariableContext) -> str:
@@ -222,15 +203,6 @@ def _passed_over(file: ConfFile, context: VariableContext) -> str:
     if installed and file.until and installed > release(file.until):
         return f"after {file.until}, it uses HOME, not the home folder from the password database"
     return ""
-
-
-def _bad_lines(file: ConfFile) -> Problem:
-    mend = r"s/^\s*(export\s+)?//; {}s/\s*=\s*/=/"
-    return Problem(
-        summary=f"{_lines(file.bad_lines)} of {file.path} is not NAME=VALUE from the first column, so it has no effect",
-        evidence=("NCCL does not report lines that it cannot read",),
-        fix=_sed("-i -E", (f"{line}{mend.format(line)}" for line in file.bad_lines), file),
-    )
 
 
 def _lines(numbers: tuple[int, ...]) -> str:
@@ -250,15 +222,11 @@ def _flaw_problem(file: ConfFile, flaw: Flaw) -> Problem:
         file_fix = f"sed -i {shlex.quote(text)} {path}"
     else:
         file_fix = f"sed -i '{line}s/^[^=]*/{flaw.set_name}/' {path}"
-    name = flaw.name
-    value = file.variables[name]
-    setting = f"{name}={show(value)}" if value else name
+    value = file.variables[flaw.name]
+    setting = f"{flaw.name}={show(value)}" if value else flaw.name
     return Problem(
         summary=flaw.summary,
-        evidence=(
-            (f"{setting} is in line {file.lines.get(name, 0)} of {file.path}; the environment does not show it"),
-            *flaw.evidence,
-        ),
+        evidence=(f"{setting} is in line {line} of {file.path}; the environment does not show it", *flaw.evidence),
         fix=file_fix,
         severity=flaw.severity,
         confidence=flaw.confidence,
@@ -279,7 +247,8 @@ def check_proxy_env(node: Node) -> Answer:
     if not process.variables.get("PET_RDZV_BACKEND", "").startswith("etcd"):
         return skipped("PET_RDZV_BACKEND is not etcd, and no other rendezvous uses HTTP")
     proxies = [name for name in PROXIES if process.variables.get(name)]
-    host = _rendezvous_host(process)
+    named = (parse_endpoint(process.variables.get(name, ""), name) for name in ("PET_RDZV_ENDPOINT", "MASTER_ADDR"))
+    host = next((endpoint.host for endpoint in named if endpoint is not None), "")
     if not proxies or not host:
         return judged([], "no proxy is set" if host else "no rendezvous host is set")
     exceptions = ",".join(process.variables.get(name, "") for name in ("no_proxy", "NO_PROXY"))
@@ -292,14 +261,6 @@ def check_proxy_env(node: Node) -> Answer:
         fix=f'export no_proxy="${{no_proxy:+$no_proxy,}}{host}"; export NO_PROXY="$no_proxy"',
     )
     return judged([problem], f"{proxies[0]} without an exception for {host}")
-
-
-def _rendezvous_host(process: NodeProcess) -> str:
-    for name in ("PET_RDZV_ENDPOINT", "MASTER_ADDR"):
-        endpoint = parse_endpoint(process.variables.get(name, ""), name)
-        if endpoint is not None:
-            return endpoint.host
-    return ""
 
 
 WORLD = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -368,7 +329,12 @@ def _differs(fleet: Fleet, name: str, split: Split[str]) -> Problem | None:
         consequence = "it must be the same on all ranks"
     return Problem(
         summary=f"{_who_has_what(name, split, by_rank=True)}: {consequence}",
-        evidence=tuple(_files(fleet, name)),
+        evidence=tuple(
+            f"{file.path} of {node.host} sets {name}"
+            for node in fleet.nodes
+            for file in known(node.conf_files) or ()
+            if name in file.variables
+        ),
         fix=_fix(name, split),
         severity=severity,
         confidence=split.confidence,
@@ -399,34 +365,23 @@ def _fix(name: str, split: Split[str], everywhere: str = "ranks") -> str:
     return f"export {name}={value} on all {everywhere}"
 
 
-def _files(fleet: Fleet, name: str) -> Iterable[str]:
-    for node in fleet.nodes:
-        for file in known(node.conf_files) or ():
-            if name in file.variables:
-                yield f"{file.path} of {node.host} sets {name}"
-
-
 def _same_host(fleet: Fleet, spellings: set[str]) -> bool:
     """Say whether all spellings of MASTER_ADDR resolve to one host. Each host resolves only its own spelling."""
     if len(spellings) < 2:
         return False
-    if all(_means_first(fleet, node, process) for node, process in fleet.processes()):
-        return True
+    first = fleet.nodes[0]
+    own = known(first.names)
+    called = {first.host, *((own.hostname, own.fqdn, *own.own.addresses) if own is not None else ())}
+    given = [(node, text_of(process, "MASTER_ADDR")) for node, process in fleet.processes()]
+    if all(host in called or (node is first and is_loopback(host)) for node, host in given):
+        return True  # localhost on the first node, or the first node's name on any node
     found: list[set[str]] = []
-    for node, process in fleet.processes():
-        names, host = known(node.names), text_of(process, "MASTER_ADDR")
+    for node, host in given:
+        names = known(node.names)
         if names is None or names.master is None or names.master.name != host:
             return False
         found.append(set(names.master.addresses))
     return bool(set.intersection(*found))
-
-
-def _means_first(fleet: Fleet, node: Node, process: NodeProcess) -> bool:
-    """Say whether MASTER_ADDR is localhost on the first node, or the first node's name on any node."""
-    host, first = text_of(process, "MASTER_ADDR"), fleet.nodes[0]
-    names = known(first.names)
-    called = {first.host, *((names.hostname, names.fqdn, *names.own.addresses) if names is not None else ())}
-    return host in called or (node is first and is_loopback(host))
 
 
 @rule(
@@ -446,16 +401,17 @@ def check_rdzv_id_same(fleet: Fleet) -> Answer:
     if not names:
         return skipped("torchrun's options are not set by variables (PET_RDZV_ID, PET_NNODES, PET_RDZV_ENDPOINT)")
     splits = {name: compare(_voice(node, process, name) for node, process in processes) for name in names}
-    problems = [_other_rendezvous(name, split) for name, split in splits.items() if split is not None]
+    problems = [
+        Problem(
+            summary=f"{_who_has_what(name, split, by_rank=False)}: these nodes never meet, and each waits without an "
+            "error",
+            fix=_fix(name, split, "nodes"),
+            confidence=split.confidence,
+            ranks=split.ranks,
+            hosts=split.hosts,
+        )
+        for name, split in splits.items()
+        if split is not None
+    ]
     first = processes[0][1]
     return judged(problems, ", ".join(f"{name}={text_of(first, name) or 'unset'}" for name in names))
-
-
-def _other_rendezvous(name: str, split: Split[str]) -> Problem:
-    return Problem(
-        summary=f"{_who_has_what(name, split, by_rank=False)}: these nodes never meet, and each waits without an error",
-        fix=_fix(name, split, "nodes"),
-        confidence=split.confidence,
-        ranks=split.ranks,
-        hosts=split.hosts,
-    )

@@ -9,7 +9,7 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.launch import VARIABLE, read_visible
 from ddpdoctor.model.node import release
 from ddpdoctor.model.reading import Unread, Why, known, need
-from ddpdoctor.model.words import count_of
+from ddpdoctor.model.words import count_of, grouped
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.environment.gpus import driver_of, imported_torch, nvidia_gpus
 from ddpdoctor.rules.environment.launch import ranks_here
@@ -73,13 +73,6 @@ def install_torch(node: Node) -> str:
     return f"{pip(node)} torch --index-url {INDEX}cpu"
 
 
-def reinstall_torch(node: Node, version: str | None) -> str:
-    """Return the command that reinstalls the present version of torch."""
-    if not version:
-        return install_torch(node)
-    return f"{pip(node)} --force-reinstall {torch_package(version)}"
-
-
 def torch_package(version: str) -> str:
     """Return what pip installs a version of torch from: PyPI has no version with a local part, such as +cu130."""
     local = re.search(r"\+(cpu|cu\d+|rocm[\d.]+)$", version)
@@ -105,12 +98,21 @@ def check_torch_import(node: Node) -> Answer:
         of_python = f", Python {software.python}" if software else ""
         return passed(f"torch {build.version}{of_python}")
     missing = re.search(r"No module named '([\w.]+)'", build.import_error)
-    if missing and missing.group(1) == "torch":
+    if missing and missing[1] == "torch":
         return _absent(node)
+    software = known(node.software)
+    if build.path and not any(folder in build.path for folder in _INSTALLED):
+        fix = f"rename or remove {build.path}: Python finds it before the installed torch"
+    elif missing and not missing[1].startswith("torch"):
+        fix = f"{pip(node)} {missing[1].partition('.')[0]}"
+    elif software is not None and software.torch_version:
+        fix = f"{pip(node)} --force-reinstall {torch_package(software.torch_version)}"
+    else:
+        fix = install_torch(node)
     problem = Problem(
         summary=f"`import torch` fails: {build.import_error}",
         evidence=(f"torch was found at {build.path}",) if build.path else (),
-        fix=_mend(node, build, missing.group(1) if missing else None),
+        fix=fix,
     )
     return judged([problem], build.import_error)
 
@@ -124,15 +126,6 @@ def _absent(node: Node) -> Answer:
         fix=install_torch(node),
     )
     return judged([problem], "no package torch")
-
-
-def _mend(node: Node, build: TorchBuild, missing: str | None) -> str:
-    if build.path and not any(folder in build.path for folder in _INSTALLED):
-        return f"rename or remove {build.path}: Python finds it before the installed torch"
-    if missing and not missing.startswith("torch"):
-        return f"{pip(node)} {missing.partition('.')[0]}"
-    software = known(node.software)
-    return reinstall_torch(node, software.torch_version if software else None)
 
 
 @rule(
@@ -293,27 +286,20 @@ def check_nccl_loaded(node: Node) -> Answer:
     if not build.nccl_libraries:
         return passed(f"NCCL {build.nccl}, part of torch itself")
     if len(build.nccl_libraries) > 1:
-        return judged(
-            [
-                Problem(
-                    summary=f"Two NCCL libraries are loaded into one process: {' and '.join(build.nccl_libraries)}",
-                    evidence=_where_from(build),
-                    fix=_use_own_nccl(build),
-                )
-            ],
-            f"libnccl from {' and '.join(build.nccl_libraries)}",
-        )
+        both = " and ".join(build.nccl_libraries)
+        summary = f"Two NCCL libraries are loaded into one process: {both}"
+        problem = Problem(summary=summary, evidence=_where_from(build), fix=_use_own_nccl(build))
+        return judged([problem], f"libnccl from {both}")
     path, loaded = build.nccl_libraries[0], build.nccl_loaded
     if loaded is None or loaded == build.nccl:
         return passed(f"NCCL {build.nccl} from {path}")
-    newer = release(build.nccl_loaded) > release(build.nccl)
+    newer = release(loaded) > release(build.nccl)
+    from_wheel = "/nvidia/nccl/" in path and build.nccl_found_by is None
     problem = Problem(
         summary=f"torch was built with NCCL {build.nccl}, but NCCL {loaded} is loaded",
         evidence=_where_from(build),
         fix=_use_own_nccl(build),
-        severity=Severity.INFO
-        if (newer and "/nvidia/nccl/" in build.nccl_libraries[0] and build.nccl_found_by is None)
-        else Severity.WARNING,
+        severity=Severity.INFO if newer and from_wheel else Severity.WARNING,
     )
     return judged([problem], f"NCCL {loaded} from {path}, built with {build.nccl}")
 
@@ -372,26 +358,23 @@ def check_version_expected(fleet: Fleet) -> Answer:
     seen = {
         (expected, node.host): VERSION_OF[expected.name](node) for expected in fleet.expected for node in fleet.nodes
     }
-    wrong = {key: version for key, version in seen.items() if version and not _holds(key[0], version)}
+    by_version = grouped(
+        ((expected, version), host)
+        for (expected, host), version in seen.items()
+        if version and not _holds(expected, version)
+    )
     found = [
         Problem(
             summary=f"{expected.name} is {version}, but {expected.text} is expected",
             fix=f"install a version of {expected.name} that meets {expected.text}, or correct --expect-version",
             hosts=tuple(hosts),
         )
-        for (expected, version), hosts in _by_version(wrong).items()
+        for (expected, version), hosts in by_version.items()
     ]
     unread = sorted({expected.name for (expected, _), version in seen.items() if not version})
     if unread and not found:
         return unknown(f"the version of {', '.join(unread)} is unknown on some nodes")
     return judged(found, f"expected: {', '.join(one.text for one in fleet.expected)}")
-
-
-def _by_version(wrong: dict[tuple[ExpectedVersion, str], str]) -> dict[tuple[ExpectedVersion, str], list[str]]:
-    hosts: dict[tuple[ExpectedVersion, str], list[str]] = {}
-    for (expected, host), version in wrong.items():
-        hosts.setdefault((expected, version), []).append(host)
-    return hosts
 
 
 def _holds(expected: ExpectedVersion, version: str) -> bool:
@@ -435,22 +418,17 @@ def check_driver_min(node: Node) -> Answer:
     least = MIN_DRIVER.get(release(cuda)[0])
     if (build is not None and build.cuda_available) or least is None or release(driver)[0] >= least:
         return passed(seen)
-    return judged([_too_old(node, driver, cuda, least, build)], seen)
-
-
-def _too_old(node: Node, driver: str, cuda: str, least: int, build: TorchBuild | None) -> Problem:
-    software = known(node.software)
     version = (build.version if build else None) or (software.torch_version if software else None)
-    older = cuda_wheel(version, driver)
-    other = f", or {install_cuda_torch(node, version)}" if older else ""
+    other = f", or {install_cuda_torch(node, version)}" if cuda_wheel(version, driver) else ""
     evidence = [f"CUDA says: {build.cuda_error}"] if build and build.cuda_error else []
     if build and build.cuda_library and "compat" in build.cuda_library:
         evidence.append(f"cuda-compat is in use ({build.cuda_library}) but does not help here")
-    return Problem(
+    problem = Problem(
         summary=f"NVIDIA driver {driver} is too old for torch's CUDA {cuda}, which needs {least} or newer",
         evidence=tuple(evidence),
         fix=f"upgrade the driver to {least} or newer{other}",
     )
+    return judged([problem], seen)
 
 
 @rule(
