@@ -32,7 +32,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.launch import NEWEST, OLDEST, find_variable, is_plugin_name, looks_known, read_variables
@@ -40,7 +40,7 @@ from ddpdoctor.model.node import release
 from ddpdoctor.model.reading import Unread, Why, known
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from ddpdoctor.model.launch import Variable
     from ddpdoctor.model.node import Node, NodeProcess
@@ -55,23 +55,18 @@ SHORTEST_STEM = 8
 def find_meant(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that a misspelled name was meant to be, or None.
 
-    It is the nearest name within two edits, ignoring case. If there is none, it is a name that begins with this one, or
-    that this one begins with.
+    It is the nearest name within two edits, ignoring case. If there is none, it is the longest name that this one
+    begins with, or the shortest name that begins with this one.
     """
-    names = sorted(known)
+    names, upper = sorted(known), name.upper()
     near = [(_distance(name, other), other) for other in names if abs(len(name) - len(other)) <= MOST_EDITS]
-    near += [(_distance(name.upper(), other), other) for other in names if name.upper() != name]
+    near += [(_distance(upper, other), other) for other in names if upper != name]
     edits, best = min(near, default=(MOST_EDITS + 1, ""))
-    return best if edits <= MOST_EDITS else _by_stem(name.upper(), names)
-
-
-def _by_stem(name: str, names: list[str]) -> str | None:
-    """Return the longest known beginning of a name, or the shortest known name that begins with it."""
-    shorter = [other for other in names if name.startswith(other)]
-    longer = [other for other in names if other.startswith(name) and len(name) >= SHORTEST_STEM]
-    if shorter:
-        return max(shorter, key=len)
-    return min(longer, key=len, default=None)
+    if edits <= MOST_EDITS:
+        return best
+    shorter = [other for other in names if upper.startswith(other)]
+    longer = [other for other in names if other.startswith(upper) and len(upper) >= SHORTEST_STEM]
+    return max(shorter, key=len) if shorter else min(longer, key=len, default=None)
 
 
 def _distance(one: str, other: str) -> int:
@@ -110,6 +105,8 @@ OTHERWISE = {
     "CUDA_DEVICE_ORDER": "with any other value, it uses FASTEST_FIRST",
 }
 STOPPING = frozenset({"GLOO_DEVICE_TRANSPORT"})
+DEBUG_LEVELS = ["OFF", "INFO", "DETAIL"]
+_INVALID = 'and fails with "Invalid value for environment variable: {name}"'
 
 _NUMBER = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)")
 _WITH_UNIT = re.compile(r"\s*(\d+)\s*([KMG])(?:i?B)?\s*", re.IGNORECASE)
@@ -128,23 +125,8 @@ class ValueFlaw:
     sure: bool = True
 
 
-def check_value(variable: Variable, value: str) -> ValueFlaw | None:
-    """Return what is wrong with the value of a variable, or None. An empty value is wrong only for torch."""
-    kind, _, rest = variable.type.partition(":")
-    if value and value == variable.default:
-        return None
-    if not value.strip() and not kind.startswith(("torch-", "debug-")):
-        return None
-    return _CHECKS[kind](variable, value, rest) or (None if kind.startswith("number") else _check_ends(value))
-
-
-def read_number(value: str) -> int:
-    """Return the number that C's strtoll with base 0 reads from a text: the leading number, or 0 if there is none."""
-    return find_number(value) or 0
-
-
 def find_number(value: str) -> int | None:
-    """Return the number that a text begins with, in C's notation with base 0, or None if it begins with none."""
+    """Return the number that C's strtoll with base 0 reads from a text: the leading one, or None if there is none."""
     found = _NUMBER.match(value)
     if found is None:
         return None
@@ -153,127 +135,15 @@ def find_number(value: str) -> int | None:
     return int(digits, base) * (-1 if sign == "-" else 1)
 
 
-def _reader(variable: Variable) -> str:
-    return READERS.get(variable.component, "its reader")
-
-
-def _check_ends(value: str) -> ValueFlaw | None:
-    """Find what a shell would have removed, but a settings file or `docker --env-file` does not."""
-    if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
-        return ValueFlaw(what="the quotation marks are part of the value", instead=value[1:-1])
-    text, comment, _ = value.partition(" #")
-    if comment:
-        return ValueFlaw(what="the comment is part of the value", instead=text.strip())
-    if value != value.strip():
-        return ValueFlaw(what="the trailing whitespace is part of the value", instead=value.strip())
-    return None
-
-
-def _check_number(variable: Variable, value: str, limits: str) -> ValueFlaw | None:
-    found = _NUMBER.match(value)
-    number = read_number(value)
-    if found is None or not _is_end(value[found.end() :]):
-        # NCCL 2.31.2 logs "set by environment to 0", 2.32.3 "using default".
-        reading = "0 (since 2.32 as not set)" if found is None and variable.component == "nccl" else str(number)
-        return ValueFlaw(
-            what=f"{_reader(variable)} takes an integer, and reads this as {reading}", instead=_meant_number(value)
-        )
-    if number in UNSET_NUMBERS and variable.component == "nccl":
-        return None
-    return _check_range(variable, number, limits)
-
-
-def _is_end(rest: str) -> bool:
-    """Whether only a comment, which does no harm, follows a number."""
-    return rest.strip()[:1] in {"", "#"}
+def _switch(word: str) -> str:
+    """Return "1" or "0" for a word that means on or off, else an empty text."""
+    return "1" if word in ON_WORDS else "0" if word in OFF_WORDS else ""
 
 
 def _meant_number(value: str) -> str:
-    word = value.strip().strip("\"'").lower()
-    if word in ON_WORDS | OFF_WORDS:
-        return "1" if word in ON_WORDS else "0"
     unit = _WITH_UNIT.fullmatch(value)
-    return str(int(unit[1]) * UNITS[unit[2].upper()]) if unit else ""
-
-
-def _check_range(variable: Variable, number: int, limits: str) -> ValueFlaw | None:
-    low, _, high = limits.partition("..")
-    if (not low or number >= int(low)) and (not high or number <= int(high)):
-        return None
-    span = f"{low} to {high}" if high else f"{low} or more"
-    span = "0 or 1" if limits == "0..1" else span
-    return ValueFlaw(what=f"{_reader(variable)} takes {span}", sure=False)
-
-
-def _check_torch_bool(variable: Variable, value: str, _: str) -> ValueFlaw | None:
-    word = value.lower()
-    if word in TRUE_WORDS | FALSE_WORDS:
-        return None
-    meant = "1" if word in ON_WORDS else "0" if word in OFF_WORDS else ""
-    return _refused(variable, "takes 1 or 0, true or false, yes or no", meant)
-
-
-def _check_torch_int(variable: Variable, value: str, limits: str) -> ValueFlaw | None:
-    found = re.match(r"\s*[+-]?\d+", value)
-    if found is None:
-        return _refused(variable, "takes an integer", _meant_number(value))
-    return _check_range(variable, int(found[0]), limits)
-
-
-def _refused(variable: Variable, takes: str, meant: str) -> ValueFlaw:
-    text = f'torch {takes}, and fails with "Invalid value for environment variable: {variable.name}"'
-    return ValueFlaw(what=text, instead=meant, stops=True)
-
-
-def _check_zero_one(_variable: Variable, value: str, _: str) -> ValueFlaw | None:
-    if value in {"0", "1"}:
-        return None
-    return ValueFlaw(what="torch takes 0 or 1 here, and ignores anything else", instead=_meant_number(value))
-
-
-def _check_one(variable: Variable, value: str, _: str) -> ValueFlaw | None:
-    if value == "1" or value.strip().lower() not in ON_WORDS:
-        return None
-    return ValueFlaw(what=f"{_reader(variable)} takes only 1 as on, and reads this as off", instead="1")
-
-
-def _check_python_int(variable: Variable, value: str, limits: str) -> ValueFlaw | None:
-    try:
-        number = int(value)
-    except ValueError:
-        what = f"{_reader(variable)} takes an integer, and fails with a ValueError"
-        return ValueFlaw(what=what, instead=_meant_number(value), stops=True)
-    return _check_range(variable, number, limits)
-
-
-def _check_threads(variable: Variable, value: str, _: str) -> ValueFlaw | None:
-    parts = [part.strip() for part in value.split(",")]
-    if all(part.isascii() and part.isdecimal() and int(part) > 0 for part in parts):
-        return None
-    return ValueFlaw(what=f"{_reader(variable)} takes a number of at least 1; otherwise it uses all CPUs")
-
-
-def _check_words(variable: Variable, value: str, words: str) -> ValueFlaw | None:
-    same = value.strip().upper() in words.upper().split("|")
-    return None if same else _no_such_word(variable, value, words.split("|"))
-
-
-def _check_exact(variable: Variable, value: str, words: str) -> ValueFlaw | None:
-    return None if value in words.split("|") else _no_such_word(variable, value, words.split("|"))
-
-
-def _check_level(variable: Variable, value: str, words: str) -> ValueFlaw | None:
-    return None if value[:1].isdecimal() else _check_exact(variable, value, words)
-
-
-def _no_such_word(variable: Variable, value: str, known: list[str]) -> ValueFlaw:
-    reader = _reader(variable)
-    otherwise = OTHERWISE.get(variable.name, "it ignores any other value")
-    return ValueFlaw(
-        what=f"{reader} takes {', '.join(known[:-1])} or {known[-1]}; {otherwise}",
-        instead=_meant_word(value, known),
-        stops=variable.name in STOPPING,
-    )
+    amount = str(int(unit[1]) * UNITS[unit[2].upper()]) if unit else ""
+    return _switch(value.strip().strip("\"'").lower()) or amount
 
 
 def _meant_word(value: str, known: list[str]) -> str:
@@ -284,90 +154,151 @@ def _meant_word(value: str, known: list[str]) -> str:
     return same[0] if same else (find_meant(word.upper(), known) or "")
 
 
-def _check_elements(variable: Variable, value: str, words: str) -> ValueFlaw | None:
-    known = words.split("|")
-    plain = {_plain(word) for word in known}
-    wrong = [word for word in value.strip().removeprefix("^").split(",") if word and _plain(word) not in plain]
-    if not wrong:
+class _Kind(NamedTuple):
+    """A type of values, and what is said of a value that it does not take."""
+
+    takes: Callable[[str, list[str]], object]
+    """By the value and the words of the type. It may also raise ValueError if it does not take the value."""
+    what: str
+    meant: Callable[[str, list[str]], str] = lambda *_: ""
+    """The value that was meant, if that is clear."""
+    stops: bool = False
+
+
+_NO_SUCH_WORD = "{reader} takes {words}; {otherwise}"
+_KINDS = {
+    "torch-bool": _Kind(
+        lambda value, _: value.lower() in TRUE_WORDS | FALSE_WORDS,
+        f"torch takes 1 or 0, true or false, yes or no, {_INVALID}",
+        lambda value, _: _switch(value.lower()),
+        stops=True,
+    ),
+    "zero-one": _Kind(
+        lambda value, _: value in {"0", "1"},
+        "torch takes 0 or 1 here, and ignores anything else",
+        lambda value, _: _meant_number(value),
+    ),
+    "one": _Kind(
+        lambda value, _: value == "1" or value.strip().lower() not in ON_WORDS,
+        "{reader} takes only 1 as on, and reads this as off",
+        lambda *_: "1",
+    ),
+    "threads": _Kind(
+        lambda value, _: all(
+            text.isascii() and text.isdecimal() and int(text) > 0 for text in map(str.strip, value.split(","))
+        ),
+        "{reader} takes a number of at least 1; otherwise it uses all CPUs",
+    ),
+    "words": _Kind(lambda value, words: value.strip().upper() in map(str.upper, words), _NO_SUCH_WORD, _meant_word),
+    "exact": _Kind(lambda value, words: value in words, _NO_SUCH_WORD, _meant_word),
+    "level": _Kind(lambda value, words: value[:1].isdecimal() or value in words, _NO_SUCH_WORD, _meant_word),
+    "debug-level": _Kind(
+        lambda value, _: value.upper() in DEBUG_LEVELS,
+        'torch fails with "The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL" when it is imported',
+        lambda value, _: _meant_word(value, DEBUG_LEVELS),
+        stops=True,
+    ),
+    "path": _Kind(lambda value, _: not value.startswith("~"), '"~" is not expanded: this is a folder named "~"'),
+    "port": _Kind(
+        lambda value, _: value.strip().isascii() and value.strip().isdecimal() and 0 < int(value) < 2**16,
+        "{reader} takes a port from 1 to 65535",
+    ),
+    "host-port": _Kind(lambda *_: False, "{reader} takes host:port, or [address]:port for IPv6"),
+    "cidr": _Kind(
+        lambda value, _: ipaddress.ip_network(value.strip(), strict=False),
+        "{reader} takes a range of addresses, such as 10.0.0.0/8",
+    ),
+}
+_NUMBERS = frozenset({"number", "torch-int", "python-int"})
+_LISTS = frozenset({"words-list", "per-collective"})
+TYPES = frozenset({*_KINDS, *_NUMBERS, *_LISTS, "text", "hidden"})
+"""The words that a type may begin with."""
+
+
+def check_value(variable: Variable, value: str) -> ValueFlaw | None:
+    """Return what is wrong with the value of a variable, or None. An empty value is wrong only for torch."""
+    kind, _, rest = variable.type.partition(":")
+    if value and value == variable.default:
         return None
-    return ValueFlaw(what=f"{_reader(variable)} does not know {wrong[0]}: it takes {', '.join(known)}", sure=False)
+    if not value.strip() and not kind.startswith(("torch-", "debug-")):
+        return None
+    reader, words, flaw = READERS.get(variable.component, "its reader"), rest.split("|"), None
+    if kind in _NUMBERS:
+        flaw = _check_number(variable, reader, value)
+    elif kind in _LISTS:
+        flaw = _check_list(reader, value, words, by_collective=kind == "per-collective")
+    elif kind in _KINDS:
+        _, colon, port = value.rpartition(":")
+        row, text = (_KINDS["port"], port) if kind == "host-port" and colon else (_KINDS[kind], value)
+        try:
+            takes = row.takes(text, words)
+        except ValueError:
+            takes = False
+        if not takes:
+            said = row.what.format(
+                reader=reader, name=variable.name, words=f"{', '.join(words[:-1])} or {words[-1]}",
+                otherwise=OTHERWISE.get(variable.name, "it ignores any other value"),
+            )  # fmt: skip
+            stops = row.stops or variable.name in STOPPING
+            return ValueFlaw(what=said, instead=row.meant(text, words), stops=stops)
+    if flaw is not None or kind == "number":
+        return flaw
+    # A shell would have removed these, but a settings file or `docker --env-file` does not.
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
+        return ValueFlaw(what="the quotation marks are part of the value", instead=value[1:-1])
+    text, comment, _ = value.partition(" #")
+    if comment:
+        return ValueFlaw(what="the comment is part of the value", instead=text.strip())
+    if value != value.strip():
+        return ValueFlaw(what="the trailing whitespace is part of the value", instead=value.strip())
+    return None
+
+
+def _check_number(variable: Variable, reader: str, value: str) -> ValueFlaw | None:
+    kind, _, limits = variable.type.partition(":")
+    if kind == "torch-int":
+        found = re.match(r"\s*[+-]?\d+", value)
+        if found is None:
+            what = f"torch takes an integer, {_INVALID.format(name=variable.name)}"
+            return ValueFlaw(what=what, instead=_meant_number(value), stops=True)
+        number = int(found[0])
+    elif kind == "python-int":
+        try:
+            number = int(value)
+        except ValueError:
+            what = f"{reader} takes an integer, and fails with a ValueError"
+            return ValueFlaw(what=what, instead=_meant_number(value), stops=True)
+    else:
+        found, number = _NUMBER.match(value), find_number(value) or 0
+        if found is None or value[found.end() :].strip()[:1] not in {"", "#"}:  # only a comment does no harm
+            # NCCL 2.31.2 logs "set by environment to 0", 2.32.3 "using default".
+            reading = "0 (since 2.32 as not set)" if found is None and variable.component == "nccl" else str(number)
+            what = f"{reader} takes an integer, and reads this as {reading}"
+            return ValueFlaw(what=what, instead=_meant_number(value))
+        if number in UNSET_NUMBERS and variable.component == "nccl":
+            return None
+    low, _, high = limits.partition("..")
+    if (not low or number >= int(low)) and (not high or number <= int(high)):
+        return None
+    span = "0 or 1" if limits == "0..1" else f"{low} to {high}" if high else f"{low} or more"
+    return ValueFlaw(what=f"{reader} takes {span}", sure=False)
+
+
+def _check_list(reader: str, value: str, known: list[str], *, by_collective: bool) -> ValueFlaw | None:
+    plain = {_plain(word) for word in known}
+    for part in value.strip().split(";") if by_collective else [value]:
+        collective, colon, elements = part.rpartition(":") if by_collective else ("", "", part)
+        if colon and _plain(collective) not in {_plain(name) for name in COLLECTIVES}:
+            return ValueFlaw(what=f"NCCL has no collective {collective.strip()}", sure=False)
+        wrong = [word for word in elements.strip().removeprefix("^").split(",") if word and _plain(word) not in plain]
+        if wrong:
+            return ValueFlaw(what=f"{reader} does not know {wrong[0]}: it takes {', '.join(known)}", sure=False)
+    return None
 
 
 def _plain(word: str) -> str:
     """Return a word in one spelling: NCCL has written both NVLSTree and NVLS_TREE."""
     return word.strip().upper().replace("_", "")
-
-
-def _check_per_collective(variable: Variable, value: str, words: str) -> ValueFlaw | None:
-    for part in value.strip().split(";"):
-        collective, colon, elements = part.rpartition(":")
-        if colon and _plain(collective) not in {_plain(name) for name in COLLECTIVES}:
-            return ValueFlaw(what=f"NCCL has no collective {collective.strip()}", sure=False)
-        wrong = _check_elements(variable, elements, words)
-        if wrong is not None:
-            return wrong
-    return None
-
-
-def _check_debug_level(_variable: Variable, value: str, _: str) -> ValueFlaw | None:
-    known = ["OFF", "INFO", "DETAIL"]
-    if value.upper() in known:
-        return None
-    text = 'torch fails with "The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL" when it is imported'
-    return ValueFlaw(what=text, instead=_meant_word(value, known), stops=True)
-
-
-def _check_path(_variable: Variable, value: str, _: str) -> ValueFlaw | None:
-    if not value.startswith("~"):
-        return None
-    return ValueFlaw(what='"~" is not expanded: this is a folder named "~"')
-
-
-def _check_port(variable: Variable, value: str, _: str) -> ValueFlaw | None:
-    text = value.strip()
-    if text.isascii() and text.isdecimal() and 0 < int(text) < 2**16:
-        return None
-    return ValueFlaw(what=f"{_reader(variable)} takes a port from 1 to 65535")
-
-
-def _check_host_port(variable: Variable, value: str, _: str) -> ValueFlaw | None:
-    _, colon, port = value.rpartition(":")
-    if colon:
-        return _check_port(variable, port, "")
-    return ValueFlaw(what=f"{_reader(variable)} takes host:port, or [address]:port for IPv6")
-
-
-def _check_cidr(variable: Variable, value: str, _: str) -> ValueFlaw | None:
-    try:
-        ipaddress.ip_network(value.strip(), strict=False)
-    except ValueError:
-        return ValueFlaw(what=f"{_reader(variable)} takes a range of addresses, such as 10.0.0.0/8")
-    return None
-
-
-_CHECKS: dict[str, Callable[[Variable, str, str], ValueFlaw | None]] = {
-    "number": _check_number,
-    "torch-bool": _check_torch_bool,
-    "torch-int": _check_torch_int,
-    "zero-one": _check_zero_one,
-    "one": _check_one,
-    "python-int": _check_python_int,
-    "threads": _check_threads,
-    "words": _check_words,
-    "exact": _check_exact,
-    "level": _check_level,
-    "words-list": _check_elements,
-    "per-collective": _check_per_collective,
-    "debug-level": _check_debug_level,
-    "path": _check_path,
-    "port": _check_port,
-    "host-port": _check_host_port,
-    "cidr": _check_cidr,
-    "text": lambda *_: None,
-    "hidden": lambda *_: None,
-}
-TYPES = frozenset(_CHECKS)
-"""The words that a type may begin with."""
 
 
 Version = tuple[int, ...]
@@ -388,32 +319,10 @@ class VariableContext:
     """There is no RDMA device."""
 
 
-def does_harm(condition: str, value: str, context: VariableContext) -> bool:
-    """Say whether a value meets a condition."""
-    word, _, rest = condition.partition(":")
-    return CONDITIONS[word](value, rest, context)
-
-
-def _is_forced(value: str, _rest: str, _context: VariableContext) -> bool:
-    """Whether a list names what to use, and not (with "^") what to exclude."""
-    elements = [part.rpartition(":")[2].strip() for part in value.split(";")]
-    return any(element and not element.startswith("^") for element in elements)
-
-
-def _is_fixed_path(value: str, _rest: str, context: VariableContext) -> bool:
-    own = "%p" in value or value.startswith(("/dev/", "/proc/")) or not value.strip()
-    return not own and context.ranks_here > 1
-
-
-def _is_stray(value: str, _rest: str, context: VariableContext) -> bool:
-    """Whether TORCHELASTIC_USE_AGENT_STORE is set without torchrun, which also sets a run id."""
-    return value == "True" and "TORCHELASTIC_RUN_ID" not in context.variables
-
-
 CONDITIONS: dict[str, Callable[[str, str, VariableContext], bool]] = {
-    "is": lambda value, rest, _: read_number(value) == int(rest),
-    "nonzero": lambda value, _rest, _: read_number(value) != 0,
-    "zero": lambda value, _rest, _: value.strip()[:1] == "0" and read_number(value) == 0,
+    "is": lambda value, rest, _: (find_number(value) or 0) == int(rest),
+    "nonzero": lambda value, _rest, _: bool(find_number(value)),
+    "zero": lambda value, _rest, _: value.strip()[:1] == "0" and not find_number(value),
     "true": lambda value, _rest, _: value.lower() in TRUE_WORDS,
     "false": lambda value, _rest, _: value.lower() in FALSE_WORDS,
     "on": lambda value, _rest, _: value.strip().lower() not in OFF_WORDS | {""},
@@ -421,9 +330,18 @@ CONDITIONS: dict[str, Callable[[str, str, VariableContext], bool]] = {
     "words": lambda value, rest, _: value.strip().upper() == rest,
     "level": lambda value, rest, _: value in {rest, "0"},
     "debug-level": lambda value, rest, _: value.upper() == rest,
-    "forced": _is_forced,
-    "fixed-path": _is_fixed_path,
-    "stray": _is_stray,
+    # A list names what to use, and not (with "^") what to exclude.
+    "forced": lambda value, _rest, _: any(
+        (element := part.rpartition(":")[2].strip()) and not element.startswith("^") for part in value.split(";")
+    ),
+    "fixed-path": lambda value, _rest, context: (
+        bool(value.strip())
+        and "%p" not in value
+        and not value.startswith(("/dev/", "/proc/"))
+        and context.ranks_here > 1
+    ),
+    # TORCHELASTIC_USE_AGENT_STORE is set without torchrun, which also sets a run id.
+    "stray": lambda value, _rest, context: value == "True" and "TORCHELASTIC_RUN_ID" not in context.variables,
 }
 """By the word that a condition begins with: whether a value, with the words after that one, meets it."""
 
@@ -488,14 +406,31 @@ def find_unknown(name: str, context: VariableContext) -> Flaw | None:
     """Return a flaw if a name looks like a known variable but is not one."""
     if find_variable(name) is not None or not looks_known(name) or is_plugin_name(name.upper()):
         return None
-    meant = find_meant(name, _names(context))
+    nccl = context.versions.get("nccl", COMMON_NCCL)
+    # Nobody means a variable that is gone, or one that is still to come.
+    meant = find_meant(
+        name,
+        (
+            variable.name
+            for variable in read_variables().values()
+            if variable.kind not in GONE | {"build"}
+            and not (variable.component == "nccl" and release(variable.since) > nccl)
+        ),
+    )
     owner = "torch" if name.upper().startswith("TORCH") else "nccl"
     newest, installed = release(NEWEST[owner]), context.versions.get(owner, ())
     newer: tuple[str, ...] = ()
     if installed[: len(newest)] > newest:
         newer = (f"{OWNERS[owner]} {_text(installed)} is installed; variables are known up to {NEWEST[owner]}",)
     if meant is None:
-        return _stranger(name, newer)
+        known = f"known variables: NCCL up to {NEWEST['nccl']}, torch up to {NEWEST['torch']}; a plugin may read others"
+        return Flaw(
+            name=name,
+            summary=f"{name} is not a known variable, and no known name is similar",
+            severity=Severity.INFO,
+            confidence=Confidence.MEDIUM,
+            evidence=newer or (known,),
+        )
     why = ", because names are case-sensitive" if name.upper() == meant else ""
     return Flaw(
         name=name,
@@ -504,26 +439,6 @@ def find_unknown(name: str, context: VariableContext) -> Flaw | None:
         confidence=Confidence.LOW if newer else Confidence.HIGH,
         evidence=newer,
         set_name=meant,
-    )
-
-
-def _names(context: VariableContext) -> Iterator[str]:
-    """Yield the names that somebody can mean: not those that are gone, and not those that are still to come."""
-    installed = context.versions.get("nccl", COMMON_NCCL)
-    for variable in read_variables().values():
-        to_come = variable.component == "nccl" and release(variable.since) > installed
-        if variable.kind not in GONE | {"build"} and not to_come:
-            yield variable.name
-
-
-def _stranger(name: str, newer: tuple[str, ...]) -> Flaw:
-    return Flaw(
-        name=name,
-        summary=f"{name} is not a known variable, and no known name is similar",
-        severity=Severity.INFO,
-        confidence=Confidence.MEDIUM,
-        evidence=newer
-        or (f"known variables: NCCL up to {NEWEST['nccl']}, torch up to {NEWEST['torch']}; a plugin may read others",),
     )
 
 
@@ -628,12 +543,13 @@ def _installed(variable: Variable, context: VariableContext) -> tuple[str, ...]:
 
 def find_danger(variable: Variable, value: str, context: VariableContext) -> Flaw | None:
     """Return a flaw if a variable has a value that does harm."""
-    word, _, condition = variable.danger.rpartition(" ")
-    if not condition or not does_harm(condition, value, context):
+    level, _, condition = variable.danger.rpartition(" ")
+    word, _, rest = condition.partition(":")
+    if not word or not CONDITIONS[word](value, rest, context):
         return None
     if context.under_wrap and variable.name in WRAP_SETS:
         return None
-    severity = Severity.INFO if word == "info" else Severity.WARNING
+    severity = Severity.INFO if level == "info" else Severity.WARNING
     if variable.name == "NCCL_DEBUG_FILE" and context.variables.get("NCCL_DEBUG", "").upper() not in LOGGING_LEVELS:
         severity = Severity.INFO
     if variable.name == "NCCL_IB_DISABLE" and context.no_rdma:
