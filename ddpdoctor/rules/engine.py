@@ -104,7 +104,6 @@ them."""
 
 WORST_FIRST = (Outcome.FAILED, Outcome.CRASHED, Outcome.INCONCLUSIVE, Outcome.PASSED, Outcome.SKIPPED)
 """If a rule has several answers, the check's outcome is the first of these."""
-_GROUPS = [group.value for group in CheckGroup]
 
 
 def judge(rules: Iterable[Rule], facts: Facts) -> Judgment:
@@ -114,10 +113,11 @@ def judge(rules: Iterable[Rule], facts: Facts) -> Judgment:
     others go on.
     """
     given = {about.__name__: those for about, those in facts.items()}
+    places = {group.value: at for at, group in enumerate(CheckGroup)}
     findings: list[Finding] = []
     checks: list[Check] = []
     answers: list[Answer] = []
-    for rule in sorted(rules, key=_shown_order):
+    for rule in sorted(rules, key=lambda rule: (places.get(rule.group, len(places)), rule.code)):
         about = next((name for name in given if name in rule.checks), None)
         if about is None:
             continue
@@ -161,26 +161,22 @@ def crashed(error: Exception) -> Answer:
     return Answer(outcome=Outcome.CRASHED, seen=f"{type(error).__name__}: {error}")
 
 
-def _shown_order(rule: Rule) -> tuple[int, str]:
-    return _GROUPS.index(rule.group) if rule.group in _GROUPS else len(_GROUPS), rule.code
-
-
 def _ask(check: Callable[..., Answer], facts: Sequence[object] | Unread | Exception) -> list[tuple[object, Answer]]:
     """Return a rule's answers, one for each of the facts."""
     if isinstance(facts, Unread):
         return [(None, _missing(facts))]
     if isinstance(facts, Exception):
         return [(None, crashed(facts))]
-    return [(one, _answer(check, one)) for one in facts]
-
-
-def _answer(check: Callable[..., Answer], facts: object) -> Answer:
-    try:
-        return check(facts)
-    except NotRead as missing:
-        return _missing(missing.unread)
-    except Exception as error:  # noqa: BLE001 - the wall around a rule
-        return crashed(error)
+    heard = []
+    for one in facts:
+        try:
+            answer = check(one)
+        except NotRead as missing:
+            answer = _missing(missing.unread)
+        except Exception as error:  # noqa: BLE001 - the wall around a rule
+            answer = crashed(error)
+        heard.append((one, answer))
+    return heard
 
 
 def _missing(unread: Unread) -> Answer:
@@ -219,11 +215,8 @@ def _draw_findings(rule: Rule, heard: list[tuple[object, Answer]]) -> list[Findi
             same = (finding.summary, finding.fix, finding.severity)
             key = same if isinstance(about, Node | Fleet) else len(drawn)
             former = drawn.get(key)
-            drawn[key] = finding if former is None else _join(former, finding)
+            if former is not None:
+                ranks = tuple(sorted({*former.ranks, *finding.ranks}))
+                finding = replace(former, ranks=ranks, hosts=tuple(dict.fromkeys([*former.hosts, *finding.hosts])))
+            drawn[key] = finding
     return list(drawn.values())
-
-
-def _join(one: Finding, other: Finding) -> Finding:
-    return replace(
-        one, ranks=tuple(sorted({*one.ranks, *other.ranks})), hosts=tuple(dict.fromkeys([*one.hosts, *other.hosts]))
-    )

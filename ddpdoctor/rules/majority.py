@@ -9,7 +9,7 @@ from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.words import grouped, majority_of, name_list, rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable
 
     from ddpdoctor.model.node import Node
 
@@ -76,18 +76,17 @@ def compare(voices: Iterable[Voice[Value]]) -> Split[Value] | None:
     by_value = grouped((voice.value, voice) for voice in voices if voice.value is not None)
     if len(by_value) < 2:
         return None
-    *fewer, most = (_side(*side) for side in sorted(by_value.items(), key=lambda side: len(side[1])))
-    if majority_of(by_value.values()):
-        return Split(majority=most, minorities=tuple(fewer))
-    return Split(majority=None, minorities=(*fewer, most))
-
-
-def _side(value: Value, voices: Sequence[Voice[Value]]) -> Side[Value]:
-    return Side(
-        value=value,
-        hosts=tuple(dict.fromkeys(voice.host for voice in voices)),
-        ranks=tuple(sorted({rank for voice in voices for rank in voice.ranks})),
+    sides = tuple(
+        Side(
+            value=value,
+            hosts=tuple(dict.fromkeys(voice.host for voice in said)),
+            ranks=tuple(sorted({rank for voice in said for rank in voice.ranks})),
+        )
+        for value, said in sorted(by_value.items(), key=lambda side: len(side[1]))
     )
+    if majority_of(by_value.values()):
+        return Split(majority=sides[-1], minorities=sides[:-1])
+    return Split(majority=None, minorities=sides)
 
 
 def describe(
@@ -97,17 +96,10 @@ def describe(
 
     ``sign`` comes between noun and value: "=" for a variable. By rank: "NCCL_ALGO=Ring on rank 3, Tree on 7 others".
     """
-    parts = [f"{words(side.value)} on {_who(side, by_rank=by_rank)}" for side in split.minorities]
-    if split.majority is not None:
-        parts.append(f"{words(split.majority.value)} on {_others(split.majority, by_rank=by_rank)}")
+    parts = []
+    for side in split.sides:
+        names = rank_list(side.ranks) if by_rank and side.ranks else name_list(side.hosts)
+        count = len(side.ranks if by_rank and side.ranks else side.hosts)
+        is_most = side is split.majority and count > 1
+        parts.append(f"{words(side.value)} on {f'{count} others' if is_most else names}")
     return f"{noun}{sign}{', '.join(parts)}"
-
-
-def _who(side: Side[Value], *, by_rank: bool) -> str:
-    return rank_list(side.ranks) if by_rank and side.ranks else name_list(side.hosts)
-
-
-def _others(side: Side[Value], *, by_rank: bool) -> str:
-    """Describe the majority: a single host or rank by name, more as "15 others"."""
-    count = len(side.ranks) if by_rank and side.ranks else len(side.hosts)
-    return f"{count} others" if count > 1 else _who(side, by_rank=by_rank)

@@ -6,6 +6,7 @@ with ib*. Gloo uses those from GLOO_SOCKET_IFNAME, else the one whose address th
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 from dataclasses import dataclass
@@ -122,16 +123,12 @@ class NcclList:
 def parse_nccl_list(text: str) -> NcclList:
     """Return the list that a value means. NCCL takes any text; an entry without meaning matches nothing."""
     rest = text.removeprefix("^")
-    entries = tuple(_parse_entry(part) for part in rest.removeprefix("=").split(",") if part.partition(":")[0])
-    return NcclList(exclude=text.startswith("^"), exact=rest.startswith("="), entries=entries)
-
-
-def _parse_entry(text: str) -> ListEntry:
-    """Read the port as C's atoi does: leading digits, else 0; an empty field means all ports."""
-    name, _, more = text.partition(":")
-    port = more.partition(":")[0]
-    digits = re.match(r"\s*(\d+)", port)
-    return ListEntry(name=name, port=(int(digits[1]) if digits else 0) if port else None)
+    entries = []
+    for part in rest.removeprefix("=").split(","):
+        name, port, *_ = (*part.split(":"), "")
+        digits = re.match(r"\s*(\d+)", port)  # as C's atoi does: leading digits, else 0; an empty field: all ports
+        entries += [ListEntry(name=name, port=(int(digits[1]) if digits else 0) if port else None)] if name else []
+    return NcclList(exclude=text.startswith("^"), exact=rest.startswith("="), entries=tuple(entries))
 
 
 IGNORED_LENGTH = 1
@@ -213,7 +210,14 @@ def pick_nccl(node: Node, process: NodeProcess, network: Network) -> tuple[Pick,
         return match_nccl(network, setting.value, family)
     by_id = find_setting(node, process, "NCCL_COMM_ID")
     first, *others = NCCL_ORDER
-    found = match_nccl(network, first, family) or _same_subnet(network, by_id.value if by_id is not None else "")
+    found = match_nccl(network, first, family)
+    if not found and by_id is not None:  # "10.0.0.4:29600" or "[fd00::2]:29600"
+        text = by_id.value
+        host = text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0]
+        with contextlib.suppress(ValueError):
+            remote = ipaddress.ip_address(host)
+            near = (pick for pick in _addresses(network) if remote in ipaddress.ip_interface(pick.address).network)
+            found = tuple(near)[:1]
     return found or next(filter(None, (match_nccl(network, one, family) for one in others)), ())
 
 
@@ -228,17 +232,6 @@ def match_nccl(network: Network, names: str, family: int | None) -> tuple[Pick, 
     return tuple(found.values())[:NCCL_MAX]
 
 
-def _same_subnet(network: Network, comm_id: str) -> tuple[Pick, ...]:
-    """Return the interface in the network of NCCL_COMM_ID, "10.0.0.4:29600" or "[fd00::2]:29600"."""
-    host = comm_id[1:].partition("]")[0] if comm_id.startswith("[") else comm_id.partition(":")[0]
-    try:
-        remote = ipaddress.ip_address(host)
-    except ValueError:
-        return ()
-    near = (pick for pick in _addresses(network) if remote in ipaddress.ip_interface(pick.address).network)
-    return tuple(near)[:1]
-
-
 def _addresses(network: Network) -> Iterator[Pick]:
     """Yield all addresses in the order of getifaddrs: all IPv4 by interface, then all IPv6."""
     for version in (4, 6):
@@ -251,13 +244,21 @@ def _addresses(network: Network) -> Iterator[Pick]:
 def pick_gloo(process: NodeProcess, network: Network, own: Lookup | None) -> tuple[Pick, ...] | None:
     """Return the interfaces that Gloo uses: () if a name in the variable has no address, None if unknown."""
     text = process.variables.get("GLOO_SOCKET_IFNAME", "")
-    if is_ignored(text):
-        return None if own is None else _pick_by_name(network, own)
-    picks = [
-        next((pick for pick in _addresses(network) if pick.interface.name == name), None)
-        for name in parse_gloo_names(text)
-    ]
-    return tuple(pick for pick in picks if pick is not None) if all(picks) else ()
+    addresses = tuple(_addresses(network))
+    if not is_ignored(text):
+        by_name = {pick.interface.name: pick for pick in reversed(addresses)}
+        names = parse_gloo_names(text)
+        return tuple(by_name[name] for name in names) if by_name.keys() >= set(names) else ()
+    if own is None:
+        return None
+    # The interface of the host name's first address that this host can bind, else loopback. If lo is up, all of
+    # 127.0.0.0/8 can be bound.
+    for address in own.addresses:
+        for pick in addresses:
+            local = pick.interface.loopback and address.startswith("127.") and str(pick.ip).startswith("127.")
+            if local or ipaddress.ip_address(address.partition("%")[0]) == pick.ip:
+                return (Pick(interface=pick.interface, address=f"{address}/{pick.address.partition('/')[2]}"),)
+    return tuple(pick for pick in addresses if pick.interface.loopback)[:1]
 
 
 def is_ignored(text: str) -> bool:
@@ -268,21 +269,6 @@ def is_ignored(text: str) -> bool:
 def parse_gloo_names(text: str) -> tuple[str, ...]:
     """Return the names of a value: a plain list that keeps white space. A comma at its end makes no empty name."""
     return tuple(text.removesuffix(",").split(","))
-
-
-def _pick_by_name(network: Network, own: Lookup) -> tuple[Pick, ...]:
-    """Return the interface of the host name's first address that this host can bind, else loopback."""
-    for address in own.addresses:
-        for pick in _addresses(network):
-            same = ipaddress.ip_address(address.partition("%")[0]) == pick.ip
-            if same or (pick.interface.loopback and _is_loopback_v4(address) and _is_loopback_v4(str(pick.ip))):
-                return (Pick(interface=pick.interface, address=f"{address}/{pick.address.partition('/')[2]}"),)
-    return tuple(pick for pick in _addresses(network) if pick.interface.loopback)[:1]
-
-
-def _is_loopback_v4(address: str) -> bool:
-    """Say whether an address is in 127.0.0.0/8; if lo is up, all of these can be bound."""
-    return address.startswith("127.")
 
 
 def own_ips(network: Network | None) -> set[Ip]:

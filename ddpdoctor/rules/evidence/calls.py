@@ -40,7 +40,6 @@ from ddpdoctor.model.words import group_alike, grouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
 
     from ddpdoctor.model.stacks import Frame
 
@@ -597,47 +596,31 @@ def compare_stacks(facts: Sequence[Fact], world: int | None) -> list[Fact]:
     if any(last[rank].doing in WAITS for rank in moved) or (moved and moved == set(last)):
         rank = min(moved)
         return [Moving(who=last[rank].who, spot=last[rank].spot)]
-    return [*_compare_last(last, moved, world), *_unanswered(facts, last)]
-
-
-def _unanswered(facts: Sequence[Fact], last: dict[int, Stacked]) -> Iterator[Absent]:
-    """Yield the ranks that did not answer when they were asked for their stacks, while others wait."""
-    waiters = {rank: stack for rank, stack in last.items() if stack.doing in WAITS}
-    for fact in facts:
-        if isinstance(fact, Hint) and fact.kind == NO_ANSWER and waiters and fact.who.rank not in last:
-            yield Absent(
-                who=fact.who, spot=fact.spot, said=fact.words, operation=_operation_of(waiters),
-                waiters=tuple(waiters), certain=False, shown=Shown.STACKS,
-            )  # fmt: skip
-
-
-def _compare_last(last: dict[int, Stacked], moved: AbstractSet[int], world: int | None) -> Iterator[Fact]:
     waiters = {rank: stack for rank, stack in last.items() if stack.doing in WAITS}
     inits = {rank: stack for rank, stack in last.items() if stack.doing is Doing.INIT}
     others = {rank: stack for rank, stack in last.items() if rank not in waiters and rank not in inits}
-    if waiters:
-        operation = _operation_of(waiters)
-        for rank, stack in {**others, **inits}.items():
-            yield Absent(
-                who=stack.who, spot=stack.spot, operation=operation, waiters=tuple(waiters), moves=rank in moved,
-                shown=Shown.STACKS,
-            )  # fmt: skip
-        if not others and not inits and (differ := _places(waiters)) is not None:
-            yield differ
-        if not others and not inits and len(waiters) > 1 and (len({_lines(stack) for stack in waiters.values()}) == 1):
-            spot = next(iter(waiters.values())).spot
-            complete = world is None or len(last) >= world
-            yield Inside(operation=operation, ranks=tuple(waiters), spot=spot, complete=complete)
-    elif inits:
-        for rank, stack in others.items():
-            yield Absent(
-                who=stack.who,
-                spot=stack.spot,
-                waiters=tuple(inits),
-                in_init=True,
-                moves=rank in moved,
-                shown=Shown.STACKS,
-            )
+    operation = _operation_of(waiters) if waiters else Operation()
+    absent = {**others, **inits} if waiters else others if inits else {}
+    found: list[Fact] = [
+        Absent(
+            who=stack.who, spot=stack.spot, operation=operation, waiters=tuple(waiters or inits),
+            in_init=not waiters, moves=rank in moved, shown=Shown.STACKS,
+        )
+        for rank, stack in absent.items()
+    ]  # fmt: skip
+    if waiters and not absent:
+        differ = _places(waiters)
+        found += [differ] if differ is not None else []
+        if len(waiters) > 1 and len({_lines(stack) for stack in waiters.values()}) == 1:
+            spot, complete = next(iter(waiters.values())).spot, world is None or len(last) >= world
+            found.append(Inside(operation=operation, ranks=tuple(waiters), spot=spot, complete=complete))
+    for fact in facts:  # ranks that did not answer when they were asked for their stacks
+        if isinstance(fact, Hint) and fact.kind == NO_ANSWER and waiters and fact.who.rank not in last:
+            found.append(Absent(
+                who=fact.who, spot=fact.spot, said=fact.words, operation=operation, waiters=tuple(waiters),
+                certain=False, shown=Shown.STACKS,
+            ))  # fmt: skip
+    return found
 
 
 def _places(waiters: dict[int, Stacked]) -> Differ | None:

@@ -24,6 +24,7 @@ from ddpdoctor.model.evidence import (
     Who,
 )
 from ddpdoctor.model.words import group_alike, rank_list
+from ddpdoctor.rules.progress.waits import way_back
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.evidence import FlightCall, FlightDump, FlightGroup
 
 
-_Link = tuple[int, "Operation", int]
 SAME_IN = frozenset({
     "all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor",
     "reduce_scatter", "all_gather_coalesced", "reduce_scatter_coalesced",
@@ -60,29 +60,13 @@ def find_circle(links: Iterable[tuple[int, Operation, int | None]], source: str 
             waits.setdefault(rank, {}).setdefault(other, operation)
     if any(other not in waits for others in waits.values() for other in others):
         return None
-    ways = [way for rank in sorted(waits) if (way := _way_back(waits, rank))]
+    ranks = {rank: sorted(others) for rank, others in waits.items()}
+    ways = [way for rank in sorted(waits) if (way := way_back(rank, ranks))]
     if not ways:
         return None
-    shortest = min(len(way) for way in ways)
-    return Circle(links=tuple(next(way for way in ways if len(way) == shortest)), spot=Spot(source=source))
-
-
-def _way_back(waits: dict[int, dict[int, Operation]], start: int) -> list[_Link]:
-    """Return the shortest way from a rank to itself, by breadth first search."""
-    before: dict[int, int] = {}
-    queue = [start]
-    for rank in queue:
-        for other in sorted(waits.get(rank, {})):
-            if other == start:
-                ranks = [rank]
-                while ranks[-1] != start:
-                    ranks.append(before[ranks[-1]])
-                ranks.reverse()
-                return [(one, waits[one][to], to) for one, to in zip(ranks, [*ranks[1:], start], strict=True)]
-            if other not in before:
-                before[other] = rank
-                queue.append(other)
-    return []
+    shortest = min(ways, key=len)
+    pairs = zip(shortest, [*shortest[1:], shortest[0]], strict=True)
+    return Circle(links=tuple((rank, waits[rank][to], to) for rank, to in pairs), spot=Spot(source=source))
 
 
 def comparable(block: Sequence[FlightCall]) -> tuple[object, ...]:
@@ -323,14 +307,13 @@ def _late(cluster: Cluster, number: int) -> list[Absent]:
     limit_s = min((part.limit_s for part in cluster.parts.values() if part.limit_s is not None), default=None)
     if limit_s is None or cluster.is_aligned or len(cluster.parts) < 2:
         return []
-    made = {
-        rank: dict(zip(reversed(part.seq), reversed(part.last_made_ns), strict=False))
-        for rank, part in cluster.parts.items()
-    }
-    ended = {
-        rank: dict(zip(reversed(part.seq), reversed(part.last_ended_ns), strict=False))
-        for rank, part in cluster.parts.items()
-    }
+    made, ended = (
+        {
+            rank: dict(zip(reversed(part.seq), reversed(getattr(part, column)), strict=False))
+            for rank, part in cluster.parts.items()
+        }
+        for column in ("last_made_ns", "last_ended_ns")
+    )
     common = set.intersection(*map(set, made.values()))
     for seq in sorted(one for one in common if one <= number and one - 1 in common):
         after_s = {rank: (times[seq] - times[seq - 1]) / 1e9 for rank, times in made.items()}
@@ -362,7 +345,10 @@ def _target(cluster: Cluster) -> tuple[int, tuple[int, ...]] | None:
 
     What one rank has completed is done on all, save where a root may be ahead: the others have only not noticed yet.
     """
-    over = max((_surely_done(cluster, rank) for rank in cluster.parts), default=0)
+    over = 0  # the last number that nobody can have completed before all had come
+    for part in cluster.parts.values():
+        done = range(part.done - 1, max(part.done - 64, 0) - 1, -1) if part.knows_ends else ()
+        over = max(over, next((part.seq[at] for at in done if not _from_root(part.calls[part.which[at]])), 0))
     lowest = min((part.last for part in cluster.parts.values()), default=0)
     pending: dict[int, int] = {}
     for rank, part in cluster.parts.items():
@@ -373,17 +359,6 @@ def _target(cluster: Cluster) -> tuple[int, tuple[int, ...]] | None:
         return None
     first = min(pending.values())
     return first, tuple(sorted(rank for rank, number in pending.items() if number == first))
-
-
-def _surely_done(cluster: Cluster, rank: int) -> int:
-    """Return the last number that a rank has completed and that nobody can complete before all have come."""
-    part = cluster.parts[rank]
-    if not part.knows_ends:
-        return 0
-    for at in range(part.done - 1, max(part.done - 64, 0) - 1, -1):
-        if not _from_root(part.calls[part.which[at]]):
-            return part.seq[at]
-    return 0
 
 
 def _is_behind(cluster: Cluster, rank: int, number: int) -> bool:

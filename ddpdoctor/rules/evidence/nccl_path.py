@@ -88,7 +88,24 @@ class NcclJob:
     @cached_property
     def links(self) -> tuple[RankLink, ...]:
         """All connections."""
-        return tuple(self._links())
+        found = []
+        for process in self.processes:
+            for edge in process.edges:
+                # The line does not name its communicator. What it says counts where all that fit say the same.
+                fitting = [m for m in process.members if m.rank == edge.own and edge.peer < m.ranks]
+                peers = [self._members.get((member.communicator, edge.peer), []) for member in fitting]
+                known = [peer[0] for peer in peers if len(peer) == 1]
+                inside = {_is_one_host(process.who, who) for who in known} if len(known) == len(peers) else set()
+                ranks = {who.rank for who in known}
+                rank, own = next(iter(ranks), None), process.who.rank
+                named = len(ranks) == 1 and rank is not None and own is not None
+                found.append(RankLink(
+                    process=process, edge=edge,
+                    own=own if named and own is not None else edge.own,
+                    peer=rank if named and rank is not None else edge.peer,
+                    inside=inside.pop() if len(inside) == 1 else None,
+                ))  # fmt: skip
+        return tuple(found)
 
     def of_host(self, host: str) -> list[NcclPaths]:
         """Return the processes of a host."""
@@ -102,29 +119,6 @@ class NcclJob:
         """Return the value of a variable in the environment of a process on these hosts, by default on any."""
         values = (one.settings.get(name) for one in self.processes if not hosts or one.who.host in hosts)
         return next((value for value in values if value is not None), None)
-
-    def _links(self) -> Iterator[RankLink]:
-        for process in self.processes:
-            for edge in process.edges:
-                # The line does not name its communicator. What it says counts where all that fit say the same.
-                fitting = [m for m in process.members if m.rank == edge.own and edge.peer < m.ranks]
-                peers = [self._peer(member.communicator, edge.peer) for member in fitting]
-                known = [who for who in peers if who is not None]
-                inside = {_is_one_host(process.who, who) for who in known} if len(known) == len(peers) else set()
-                ranks = {who.rank for who in known}
-                named = len(ranks) == 1 and None not in ranks and process.who.rank is not None
-                yield RankLink(
-                    process=process,
-                    edge=edge,
-                    own=process.who.rank if named and process.who.rank is not None else edge.own,
-                    peer=next(rank for rank in ranks if rank is not None) if named else edge.peer,
-                    inside=inside.pop() if len(inside) == 1 else None,
-                )
-
-    def _peer(self, communicator: str, rank: int) -> Who | None:
-        """Return who has this rank in a communicator, or None if several or none are known."""
-        found = self._members.get((communicator, rank), [])
-        return found[0] if len(found) == 1 else None
 
 
 def _is_one_host(first: Who, second: Who) -> bool:
@@ -144,34 +138,19 @@ def explain_nccl(state: RunState) -> Iterator[str]:
     job = NcclJob(state)
     if not job.processes:
         return
-    yield from _networks(job)
-    ways = grouped((link.edge.way, link) for link in job.links)
-    yield from (_way_words(links) for links in ways.values())
-    yield from _counts(job)
-    yield from _settings(job)
-    yield from _start(job)
-
-
-def _networks(job: NcclJob) -> Iterator[str]:
     for network, hosts in grouped((one.network, one.who.host) for one in job.processes if one.network).items():
-        words = "TCP (Socket)" if network == "Socket" else network
+        named = "TCP (Socket)" if network == "Socket" else network
         adapters = sorted({name for one in job.processes if one.network == network for name in one.adapters})
         found = f"; it found the adapters {name_list(adapters)}" if adapters else ""
-        yield f"NCCL uses the network {words} on {name_list(list(dict.fromkeys(hosts)))}{found}"
-
-
-def _way_words(links: list[RankLink]) -> str:
-    """Say which pairs of ranks have connections of one kind."""
-    pairs = sorted({link.pair for link in links})
-    texts = list(dict.fromkeys(_NUMBER.sub("", link.edge.text) for link in links))
-    channels = sorted({link.edge.channels for link in links})
-    each = f"{channels[0]} to {channels[-1]} channels" if len(channels) > 1 else count_of(channels[0], "channel")
-    shown = name_list([f"{a}-{b}" for a, b in pairs], MOST_PAIRS)
-    way = links[0].edge.way.value
-    return f"{count_of(len(pairs), 'pair')} of ranks {way} ({name_list(texts)}): {shown}, {each} each way"
-
-
-def _counts(job: NcclJob) -> Iterator[str]:
+        yield f"NCCL uses the network {named} on {name_list(list(dict.fromkeys(hosts)))}{found}"
+    for way, links in grouped((link.edge.way, link) for link in job.links).items():
+        pairs = sorted({link.pair for link in links})
+        texts = list(dict.fromkeys(_NUMBER.sub("", link.edge.text) for link in links))
+        counts = sorted({link.edge.channels for link in links})
+        each = f"{counts[0]} to {counts[-1]} channels" if len(counts) > 1 else count_of(counts[0], "channel")
+        shown = name_list([f"{a}-{b}" for a, b in pairs], MOST_PAIRS)
+        joined = f"{count_of(len(pairs), 'pair')} of ranks {way.value} ({name_list(texts)})"
+        yield f"{joined}: {shown}, {each} each way"
     channels = sorted({one.channels for one in job.processes if one.channels is not None})
     if channels:
         yield f"NCCL uses {' or '.join(map(str, channels))} channels for collectives"
@@ -184,20 +163,14 @@ def _counts(job: NcclJob) -> Iterator[str]:
     nvls = {one.nvls for one in job.processes if one.nvls is not None}
     if len(nvls) == 1:
         yield f"NVLS (reductions in the NVSwitch) is {'available' if True in nvls else 'not available'}"
-
-
-def _settings(job: NcclJob) -> Iterator[str]:
     for name, meaning in (DISABLING | ENABLING).items():
         value = job.setting(name)
         if value is not None and (value in OFF) is (name in ENABLING):
             yield f"{name}={value}: {meaning}"
-
-
-def _start(job: NcclJob) -> Iterator[str]:
-    slowest = max(job.processes, key=lambda one: one.init_s or 0.0)
-    if slowest.init_s:
-        late = ", which delays only the start" if slowest.init_s > SLOW_START_S else ""
-        yield f"setting up a communicator took up to {slowest.init_s:.1f} s{late}"
+    slowest_s = max(one.init_s or 0.0 for one in job.processes)
+    if slowest_s:
+        late = ", which delays only the start" if slowest_s > SLOW_START_S else ""
+        yield f"setting up a communicator took up to {slowest_s:.1f} s{late}"
 
 
 @rule("DD816", "nccl-path", Severity.WARNING, "NCCL uses a slower connection than the machines support")
@@ -265,8 +238,14 @@ def _without_gdr(job: NcclJob) -> Iterator[Problem]:
         over = [link for link in job.links if link.host == host and link.edge.text.startswith("NET/IB")]
         if not over or any(link.edge.way is DataWay.GDRDMA for link in over):
             continue
+        from ddpdoctor.rules.environment.gpus import is_data_center
+
         node = job.machine(host)
-        modules = _gdr_modules(node) if node is not None else []
+        rdma, gpus = (known(node.rdma), known(node.gpus)) if node is not None else (None, None)
+        if rdma is None or (gpus is not None and not any(map(is_data_center, gpus.devices))):
+            continue
+        # What lets adapters reach the memory of this node's GPUs.
+        modules = [*(["nvidia_peermem"] if rdma.peermem else []), *(["DMA-BUF"] if rdma.dmabuf else [])]
         if not modules:
             continue
         off = [name for name in ("NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_DISABLE") if job.setting(name, (host,))]
@@ -281,16 +260,6 @@ def _without_gdr(job: NcclJob) -> Iterator[Problem]:
             or "run `ddpdoctor check-env peermem acs-iommu` on that host; check the distance of GPUs and "
             "adapters with nvidia-smi topo -m: beyond PHB, NCCL does not use GDRDMA",
         )
-
-
-def _gdr_modules(node: Node) -> list[str]:
-    """Return what lets adapters reach the memory of this node's GPUs."""
-    from ddpdoctor.rules.environment.gpus import is_data_center
-
-    rdma, gpus = known(node.rdma), known(node.gpus)
-    if rdma is None or (gpus is not None and not any(map(is_data_center, gpus.devices))):
-        return []
-    return [*(["nvidia_peermem"] if rdma.peermem else []), *(["DMA-BUF"] if rdma.dmabuf else [])]
 
 
 def _indirect(job: NcclJob) -> Iterator[Problem]:

@@ -116,8 +116,7 @@ def find_roots(state: RunState) -> list[Root]:
     for exited in state.all(Exited):
         if _is_own_exit(state, exited, stopped=stopped):
             roots[_key(exited)].name(exited.who).exited.append(exited)
-    _attach_bare_errors(roots)
-    _attach_bare_ends(roots)
+    _attach_bare(roots)
     for trouble in state.all(Trouble):
         if trouble.fatal:
             _add_trouble(roots, trouble, state)
@@ -214,30 +213,24 @@ def _key(fact: Fact) -> object:
     return (who.host or who.address, who.pid, who.local_rank)
 
 
-def _attach_bare_errors(roots: dict[object, Root]) -> None:
-    """Give an error without a rank to the ranks that ended with a status and without a word, if that is plain."""
+def _attach_bare(roots: dict[object, Root]) -> None:
+    """Give errors and signals without a rank to the ranks that they ended, if that is plain."""
     bare = [root for root in roots.values() if root.failed and not root.ranks]
     silent = [root for root in roots.values() if root.exited and not root.failed and root.ranks]
     silent = silent or [root for root in roots.values() if root.exited and not root.failed]
     silent = [root for root in silent if all(one.code is not None for one in root.exited)]
     errors = {(one.type, _DIGITS.sub("", one.message)) for root in bare for one in root.failed}
-    if len(errors) != 1 or not silent:
-        return
-    first = [root for root in silent if root.is_first]
-    several = sum(len(root.failed) for root in bare) > 1
-    for root in silent if several or not first else first:
-        root.failed.extend(bare[0].failed[:1])
-    for root in bare:
-        root.failed.clear()
-
-
-def _attach_bare_ends(roots: dict[object, Root]) -> None:
-    """Give a signal without a rank to the one rank that it ended: both the rank and its launcher tell of it."""
-    bare = [root for root in roots.values() if root.exited and not root.ranks and not root.hosts]
-    for root in bare:
+    if len(errors) == 1 and silent:  # ranks that ended with a status and without a word
+        first = [root for root in silent if root.is_first]
+        several = sum(len(root.failed) for root in bare) > 1
+        for root in silent if several or not first else first:
+            root.failed.extend(bare[0].failed[:1])
+        for root in bare:
+            root.failed.clear()
+    for root in [root for root in roots.values() if root.exited and not root.ranks and not root.hosts]:
         signals = {one.signal for one in root.exited}
         same = [one for one in roots.values() if one.ranks and any(end.signal in signals for end in one.exited)]
-        if len(same) == 1 and signals != {""}:
+        if len(same) == 1 and signals != {""}:  # both the rank and its launcher tell of it
             same[0].exited.extend(root.exited)
             root.exited.clear()
 

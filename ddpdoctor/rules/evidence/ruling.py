@@ -308,7 +308,11 @@ def decide(state: RunState) -> Ruling:
         return Ruling()
     roots = find_roots(state)
     differ = [fact for fact in state.all(Differ) if fact.certain]
-    if differ and not (roots and _is_older(roots[0], differ)):
+    # A failure counts first if it came before ranks called different operations, and in the user's own code.
+    first = roots[0].failed if roots else []
+    own = any(one.operation is None and any(frame.user for frame in one.frames) for one in first) or not first
+    older = roots and own and not any(precedes(one, fact) for one in differ for fact in roots[0].facts)
+    if differ and not older:
         return Ruling(kind="mismatch", problem=words.mismatch(state, differ))
     if roots and roots[0].is_plain:
         root = roots[0]
@@ -357,7 +361,14 @@ def _rulings(state: RunState, roots: list[Root]) -> Iterator[Ruling]:
     yield from _network(state)
     if root is not None and alone:
         yield Ruling(kind="crash", problem=words.failure(state, root, roots[1:], killed=False))
-    yield from _without_cause(state)
+    stopped, inside = state.all(Stopped), state.all(Inside)
+    if stopped and not inside and not any(fact.timed_out for fact in state.all(Waiting)):
+        yield Ruling(kind="killed", problem=words.stopped(state, stopped))
+    if whole := [fact for fact in inside if fact.complete]:
+        yield Ruling(kind="transport", problem=words.inside(state, whole))
+    lost = lost_by(state)
+    if lost is not None and lost.voters > 1:
+        yield Ruling(kind="crash", problem=words.lost(state, lost))
 
 
 def _network(state: RunState) -> Iterator[Ruling]:
@@ -371,18 +382,6 @@ def _network(state: RunState) -> Iterator[Ruling]:
         yield Ruling(kind="transport", problem=words.wrong_interface(state, alone, [*own, *waits]))
     if links:
         yield Ruling(kind="transport", problem=words.link(state, links))
-
-
-def _without_cause(state: RunState) -> Iterator[Ruling]:
-    """Yield that somebody stopped the job, that all ranks are in one collective, or that others have lost a rank."""
-    stopped, inside = state.all(Stopped), state.all(Inside)
-    if stopped and not inside and not any(fact.timed_out for fact in state.all(Waiting)):
-        yield Ruling(kind="killed", problem=words.stopped(state, stopped))
-    if whole := [fact for fact in inside if fact.complete]:
-        yield Ruling(kind="transport", problem=words.inside(state, whole))
-    lost = lost_by(state)
-    if lost is not None and lost.voters > 1:
-        yield Ruling(kind="crash", problem=words.lost(state, lost))
 
 
 def _reasons(state: RunState) -> Iterator[str]:
@@ -415,13 +414,6 @@ def _reasons(state: RunState) -> Iterator[str]:
         more = f" (and {len(lines) - 1} more such lines)" if len(lines) > 1 else ""
         yield f"the log has an error that ddpdoctor does not know{more}, and no other failure: {words.quote(lines[-1])}"
     yield "no failure was found, but nothing shows that the job succeeded"
-
-
-def _is_older(root: Root, differ: Iterable[Differ]) -> bool:
-    """Return whether a failure came before ranks called different operations, and in the user's own code."""
-    own = any(failed.operation is None and any(frame.user for frame in failed.frames) for failed in root.failed)
-    exits = not root.failed
-    return (own or exits) and not any(precedes(one, fact) for one in differ for fact in root.facts)
 
 
 def _answers(kind: str) -> Callable[[RunState], Answer]:

@@ -459,29 +459,16 @@ def find_lone_call(
     for group in dict.fromkeys(position.group for position in positions.values()):
         callers = [states[n] for n in group.members if n in positions and positions[n].group == group]
         gone = [states[n].rank for n in group.members if n in set(left)]
-        if callers and len(callers) <= len(gone) and len(callers) + len(gone) == len(group.members):
-            found = _lone_call(group, callers, gone, flows)
-            if found is not None:
-                return found
+        if not callers or len(callers) > len(gone) or len(callers) + len(gone) != len(group.members):
+            continue
+        blame = _blame(callers, gone, flows)
+        found = [_first_lone(state, group, gone) for state in callers] if blame is not None else []
+        calls = [call for call in found if call is not None]
+        if blame is not None and len(calls) == len(callers):
+            parts, ranks = tuple(part for _, part in calls), tuple(rank.rank for rank in gone)
+            seq = min(number for number, _ in calls)
+            return Conflict(group=group, seq=seq, parts=parts, blame=blame, passed=False, left=ranks)
     return None
-
-
-def _lone_call(
-    group: Group, callers: Sequence[RankState], gone: Sequence[Rank], flows: Sequence[ControlFlow]
-) -> Conflict | None:
-    blame = _blame(callers, gone, flows)
-    found = [_first_lone(state, group, gone) for state in callers] if blame is not None else []
-    calls = [call for call in found if call is not None]
-    if blame is None or len(calls) < len(callers):
-        return None
-    return Conflict(
-        group=group,
-        seq=min(number for number, _ in calls),
-        parts=tuple(part for _, part in calls),
-        blame=blame,
-        passed=False,
-        left=tuple(rank.rank for rank in gone),
-    )
 
 
 def _first_lone(state: RankState, group: Group, gone: Sequence[Rank]) -> tuple[int, TimelineEntry] | None:

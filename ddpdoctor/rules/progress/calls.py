@@ -235,8 +235,11 @@ def find_departure(lines: Sequence[GroupCalls], blamed: Collection[int], seq: in
     A different line alone proves nothing. It counts only with a shift: from there on, one rank's lines are the other's,
     the same count of numbers earlier or later.
     """
-    pair = _pair(lines, blamed)
-    if pair is None:
+    # A rank that is to blame and one that is not; if exactly two may be to blame, these two.
+    odd = [line for line in lines if line.rank in blamed]
+    rest = [line for line in lines if line.rank not in blamed]
+    pair = [odd[0], rest[0]] if odd and rest else odd
+    if len(pair) != 2:
         return None
     mine, other = ({seq: key_of(entry.kind) for seq, entry in line.entries.items()} for line in pair)
     if seq not in mine or seq not in other:
@@ -245,15 +248,9 @@ def find_departure(lines: Sequence[GroupCalls], blamed: Collection[int], seq: in
     while low - 1 in mine and low - 1 in other:
         low -= 1
     numbers = range(low, seq + 1)
-    pairs: dict[Hashable, Counter[Hashable]] = defaultdict(Counter)
-    for number in numbers:
-        pairs[mine[number]][other[number]] += 1
-    found = {}
-    for key, met in pairs.items():
-        partner, times = met.most_common(1)[0]
-        if key not in met and times > 1:
-            found[key] = partner
-    partners = found
+    pairs = grouped((mine[number], other[number]) for number in numbers)
+    usual = {key: Counter(met).most_common(1)[0] for key, met in pairs.items() if key not in met}
+    partners = {key: partner for key, (partner, times) in usual.items() if times > 1}
     start = next((n for n in range(low, seq) if not _agree(mine[n], other[n], partners)), None)
     if start is None:
         return None
@@ -262,15 +259,6 @@ def find_departure(lines: Sequence[GroupCalls], blamed: Collection[int], seq: in
         for by in range(1, MOST_SHIFT + 1)
     )
     return start if shifted else None
-
-
-def _pair(lines: Sequence[GroupCalls], blamed: Collection[int]) -> tuple[GroupCalls, GroupCalls] | None:
-    """Return a rank that is to blame and one that is not; if exactly two may be to blame, return these two."""
-    odd = [line for line in lines if line.rank in blamed]
-    rest = [line for line in lines if line.rank not in blamed]
-    if odd and rest:
-        return odd[0], rest[0]
-    return (odd[0], odd[1]) if len(odd) == 2 else None
 
 
 def _agree(mine: Hashable, other: Hashable, partners: Mapping[Hashable, Hashable]) -> bool:
@@ -422,27 +410,20 @@ def find_blame(
             confidence=Confidence.HIGH,
             reason=f"{len(most)} of {len(parts)} ranks agree",
         )
-    departing = _departing(parts, {line.rank: line for line in lines}, seq)
-    if departing:
-        return Blame(
-            ranks=departing, confidence=Confidence.MEDIUM, reason="its call breaks the order of its earlier calls"
-        )
+    by_rank = {line.rank: line for line in lines}
+    searched = min(MAX_HISTORY, max(ALL_HISTORY // len(parts), 64))
+    one_line = len({part.site for part in parts}) == 1
+    scores = {part.rank: _familiarity(by_rank[part.rank], part, seq, searched, one_line=one_line) for part in parts}
+    known = [score for score in scores.values() if score is not None]
+    if len(known) == len(scores) and len(set(known)) > 1:
+        lowest = min(known)
+        ranks = tuple(rank for rank, score in scores.items() if score == lowest)
+        return Blame(ranks=ranks, confidence=Confidence.MEDIUM, reason="its call breaks the order of its earlier calls")
     return Blame(
         ranks=tuple(part.rank for part in parts),
         confidence=Confidence.LOW,
         reason="there is no majority, and the earlier calls do not show which side is wrong",
     )
-
-
-def _departing(parts: Sequence[TimelineEntry], lines: Mapping[int, GroupCalls], seq: int) -> tuple[int, ...]:
-    """Return the ranks whose call is the least expected, or none if the history does not show it."""
-    most = min(MAX_HISTORY, max(ALL_HISTORY // len(parts), 64))
-    one_line = len({part.site for part in parts}) == 1
-    scores = {part.rank: _familiarity(lines[part.rank], part, seq, most, one_line=one_line) for part in parts}
-    if None in scores.values() or len(set(scores.values())) < 2:
-        return ()
-    lowest = min(score for score in scores.values() if score is not None)
-    return tuple(rank for rank, score in scores.items() if score == lowest)
 
 
 def _familiarity(
@@ -457,8 +438,12 @@ def _familiarity(
     before = [line.entries[number] for number in sorted(line.entries) if number < seq][-most:]
     if len(before) < ENOUGH:
         return None
-    keys = [key_of(entry.kind) for entry in before]
-    share = expected_next(keys).get(part.key, 0.0)
+    # What followed the longest earlier repetitions of the history's end, and how often that was this call.
+    backwards = [key_of(entry.kind) for entry in reversed(before)]
+    lengths = _z_function(backwards)
+    longest = max(lengths[1:], default=0)
+    followers = Counter(key for key, length in zip(backwards, lengths[1:], strict=False) if length == longest > 0)
+    share = followers[part.key] / max(followers.total(), 1)
     known = line.first_places.get(part.key, part.place) < part.place
     same = (known or one_line) and any(_like(entry.kind) == _like(part.kind) for entry in before)
     return share, known, same
@@ -466,17 +451,6 @@ def _familiarity(
 
 def _like(kind: CallKind) -> Hashable:
     return (kind.op, kind.dtype, kind.shape, kind.peer, kind.redop)
-
-
-def expected_next(history: Sequence[Hashable]) -> dict[Hashable, float]:
-    """Return what followed the longest earlier repetitions of the history's end, and how often (by the Z-function)."""
-    backwards = list(reversed(history))
-    lengths = _z_function(backwards)
-    longest = max(lengths[1:], default=0)
-    if longest == 0:
-        return {}
-    followers = Counter(backwards[i - 1] for i in range(1, len(backwards)) if lengths[i] == longest)
-    return {key: count / followers.total() for key, count in followers.items()}
 
 
 def _z_function(keys: Sequence[Hashable]) -> list[int]:
@@ -597,23 +571,14 @@ def _first_difference(lines: list[GroupCalls], shaped: AbstractSet[str]) -> int 
                 found = signatures[key] = _signature(entry, shaped)
             if first.setdefault(seq, found) != found:
                 differing = seq
-    unrecorded = _first_unrecorded_difference(lines)
-    return min((seq for seq in (differing, unrecorded) if seq is not None), default=None)
-
-
-def _first_unrecorded_difference(lines: list[GroupCalls]) -> int | None:
-    """Return the lowest number under which a call that only torch reports differs in its operation from a peer's.
-
-    Shapes and dtypes are not compared, because torch names them in its own way. DDP phases are not compared either,
-    because it is not known which calls they make.
-    """
-    unrecorded = {seq for line in lines for seq, entry in line.entries.items() if entry.unrecorded}
-    for seq in sorted(unrecorded):
+    # Of calls that only torch reports, the operation is compared: torch names shapes and dtypes in its own way. It is
+    # not known which calls a phase of DDP makes.
+    for seq in sorted({seq for line in lines for seq, entry in line.entries.items() if entry.unrecorded}):
         entries = (line.entries.get(seq) for line in lines)
         ops = {entry.kind.op for entry in entries if entry is not None and not entry.native} - {COALESCED}
         if len(ops) > 1:
-            return seq
-    return None
+            return seq if differing is None else min(seq, differing)
+    return differing
 
 
 def _parts_at(lines: list[GroupCalls], seq: int) -> tuple[TimelineEntry, ...]:

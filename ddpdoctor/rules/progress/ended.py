@@ -29,8 +29,8 @@ from ddpdoctor.rules.progress.job_state import (
     failure_line,
     first_line_of,
     is_lost_worker,
+    is_same_bug,
     machines_of,
-    same_bug,
 )
 from ddpdoctor.rules.progress.mismatch import SPLITS_FIT, other_words, reducer_clues, reducer_summary
 from ddpdoctor.rules.progress.states import (
@@ -299,7 +299,7 @@ def check_killed(job: JobState) -> Answer:
 
 
 def _failed(job: JobState, root: Failure) -> Problem:
-    together = same_bug(root, job.failures)
+    together = tuple(one for one in job.failures if one is root or is_same_bug(root, one))
     blamed = tuple(sorted(failure.rank.rank for failure in together))
     where = tuple(place for failure in together for place in places(failure.rank.rank, _lines(failure)))
     clues = memory_clues(job, root) or reducer_clues(job, root) or _driver_clues(job, root)
@@ -478,7 +478,11 @@ def check_exit_hang(job: JobState) -> Answer:
     ended = [n for n in job.living if job.states[n].doing is Activity.SHUTTING_DOWN and n not in job.early]
     now = job.time_ns
     since_ns = {n: now - (job.rank(n).main_ended_ns or now) for n in ended}
-    ranks = {n: _since_end(job.rank(n)) for n in ended}
+    # Without what was seen of them while their scripts still ran.
+    ranks = {
+        n: replace(rank, samples=tuple(s for s in rank.samples if s.time_ns >= (rank.main_ended_ns or 0)))
+        for n, rank in ((n, job.rank(n)) for n in ended)
+    }
     # An interpreter that has joined its threads, including ddpdoctor's, and still computes takes itself down.
     takes_down = {
         n
@@ -522,12 +526,6 @@ def check_exit_hang(job: JobState) -> Answer:
         step=None,
     )
     return judged([finding], certain=set(job.living) <= {*blamed, *job.quiet}, may_resume=True)
-
-
-def _since_end(rank: Rank) -> Rank:
-    """Return a rank without what was seen of it while its script still ran."""
-    samples = tuple(sample for sample in rank.samples if sample.time_ns >= (rank.main_ended_ns or 0))
-    return replace(rank, samples=samples)
 
 
 @rule("DD612", "exit-abort", Severity.INFO, "A rank aborted at exit, after its script had finished")

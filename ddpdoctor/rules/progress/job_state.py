@@ -109,16 +109,6 @@ def waited_its_limit(rank: Rank, call: Call) -> bool:
     return limit_s is not None and waited_s is not None and waited_s >= NEARLY * limit_s
 
 
-def aborted_by_watchdog(rank: Rank) -> bool:
-    """Return whether a rank died as NCCL's watchdog ends one: in a thread that runs no Python, after a long wait."""
-    if not _is_outside(rank):
-        return False
-    last = max((*rank.open_calls, *pack_calls(rank.recent_calls)[-1:]), key=lambda call: call.index, default=None)
-    if last is None:
-        return False
-    return waited_its_limit(rank, last) or (_waited_s(rank, last) or 0.0) >= HEARTBEAT_S
-
-
 def without_pulled_down(ranks: Iterable[Rank]) -> tuple[Rank, ...]:
     """Return ranks so that those that only died because of a peer's watchdog do not count as failures.
 
@@ -242,8 +232,16 @@ class Failure:
 
     @property
     def by_watchdog(self) -> bool:
-        """Whether NCCL's watchdog seems to have ended it. Then it only waited in vain, and the cause is elsewhere."""
-        return self.error is None and aborted_by_watchdog(self.rank)
+        """Whether NCCL's watchdog seems to have ended it: in a thread that runs no Python, after a long wait.
+
+        Then it only waited in vain, and the cause is elsewhere.
+        """
+        rank = self.rank
+        if self.error is not None or not _is_outside(rank):
+            return False
+        last = max((*rank.open_calls, *pack_calls(rank.recent_calls)[-1:]), key=lambda call: call.index, default=None)
+        waited = last is not None and waited_its_limit(rank, last)
+        return waited or (last is not None and (_waited_s(rank, last) or 0.0) >= HEARTBEAT_S)
 
     @property
     def timed_out(self) -> bool:
@@ -343,12 +341,8 @@ def is_lost_worker(failure: Failure) -> bool:
     return bool(frames) and is_file(frames[-1], _WORKER_HANDLER)
 
 
-def same_bug(root: Failure, failures: Sequence[Failure]) -> tuple[Failure, ...]:
-    """Return the failures that are the root's own bug on other ranks, including the root."""
-    return tuple(f for f in failures if f is root or _is_same(root, f))
-
-
-def _is_same(root: Failure, other: Failure) -> bool:
+def is_same_bug(root: Failure, other: Failure) -> bool:
+    """Return whether a failure is the root's own bug on another rank."""
     ends = [one.error.type if one.error else f"{one.rank.signal}/{one.rank.exit_code}" for one in (root, other)]
     if other.time_ns - root.time_ns > TOGETHER_NS or ends[0] != ends[1]:
         return False
@@ -430,11 +424,12 @@ def without_stale(facts: Job, lost: Iterable[NodeSeen]) -> Job:
     lost = tuple(lost)
     reported = {number for node in lost for number in _reported_ranks(facts, node)}
     hosts = {node.host for node in lost if not _reported_ranks(facts, node)}
-
-    def is_stale(rank: Rank) -> bool:
-        return rank.life is Life.RUNNING and (rank.rank in reported or rank.host in hosts)
-
-    return replace(facts, ranks=tuple(rank for rank in facts.ranks if not is_stale(rank))) if lost else facts
+    left = tuple(
+        rank
+        for rank in facts.ranks
+        if rank.life is not Life.RUNNING or (rank.rank not in reported and rank.host not in hosts)
+    )
+    return replace(facts, ranks=left) if lost else facts
 
 
 def _reported_ranks(facts: Job, node: NodeSeen) -> tuple[int, ...]:
@@ -784,16 +779,10 @@ def _cause(job: JobState) -> Cause:
         return Cause.EARLY_EXIT
     if root is not None and root.by_watchdog and conflict is None and came_late(s.rank for s in job.states.values()):
         return Cause.HANG
-    alone = root is not None and root.call is None and not root.by_own_limit
-    if (
-        root is not None
-        and alone
-        and not (
-            conflict is not None
-            and (root.error is not None and any(is_file(frame, "/torch/distributed/") for frame in root.error.frames))
-        )
-    ):
-        return Cause.FAILURE
+    if root is not None and root.call is None and not root.by_own_limit:
+        frames = root.error.frames if root.error is not None else ()
+        if conflict is None or not any(is_file(frame, "/torch/distributed/") for frame in frames):
+            return Cause.FAILURE
     if conflict is not None:
         return Cause.CONFLICT
     if root is None:

@@ -86,12 +86,6 @@ def innermost_user(frames: Sequence[Frame]) -> Frame | None:
     return next((frame for frame in reversed(frames) if frame.user), None)
 
 
-def innermost_own(frames: tuple[Frame, ...]) -> Frame | None:
-    """Return the innermost user frame, else the innermost one outside torch."""
-    outside = [frame for frame in frames if not is_file(frame, _TORCH)]
-    return innermost_user(frames) or (outside[-1] if outside else None)
-
-
 def waits_in_library(frames: Sequence[Frame]) -> bool:
     """Return whether a thread is in a lock, a join, a queue or a pipe of the standard library."""
     return bool(frames) and is_file(frames[-1], *_WAITING_FILES)
@@ -105,24 +99,17 @@ def to_place(rank: int, frame: Frame) -> Place:
 def lines_seen(samples: tuple[StackSample, ...]) -> tuple[Frame, ...]:
     """Return up to two lines of the function that the main thread was last in, the most frequent first."""
     stacks = [stack for sample in samples for stack in sample.stacks if stack.is_main]
-    frames = [frame for stack in stacks if (frame := innermost_own(stack.frames)) is not None]
+    outside = [[frame for frame in stack.frames if not is_file(frame, _TORCH)] for stack in stacks]
+    found = (
+        innermost_user(stack.frames) or next(iter(own[-1:]), None) for stack, own in zip(stacks, outside, strict=True)
+    )
+    frames = [frame for frame in found if frame is not None]
     if not frames:
         return ()
     last = frames[-1]
     same = [frame for frame in reversed(frames) if (frame.file, frame.function) == (last.file, last.function)]
     by_line = {frame.line: frame for frame in same}
     return tuple(by_line[line] for line, _ in Counter(frame.line for frame in same).most_common(MAX_PLACES))
-
-
-def busy_children(rank: Rank) -> tuple[Frame, ...]:
-    """Return the innermost user lines of the rank's children that do not wait for work, last those in a collective.
-
-    A child whose main thread waits for work, such as a server, may have another thread that works.
-    """
-    stacks = [main_frames(child) for child in rank.children if not child.idle]
-    stacks += [thread.frames for child in rank.children if child.idle for thread in other_threads(child)]
-    stacks.sort(key=lambda frames: bool(frames) and is_file(frames[-1], "/torch/distributed/"))
-    return tuple(frame for frames in stacks if (frame := innermost_user(frames)) is not None)
 
 
 def last_helper_errors(rank: Rank) -> tuple[HelperError, ...]:
@@ -158,7 +145,13 @@ def places_held_up(rank: Rank, *, waits_for_child: bool) -> tuple[Place, ...]:
     is_near = bool(stack) and (is_file(stack[-1], *_CONNECTIONS) or (blocked is not None and blocked.file == "pipe"))
     error = own_error(rank)
     found: list[Frame | None] = [innermost_user(error.frames) if error is not None else None]
-    child = busy_children(rank)[:1] if waits_for_child or in_library or is_near else ()
+    # Children that do not wait for work, last those in a collective. If the main thread of a child waits for work, as
+    # that of a server does, another thread may work.
+    below = [main_frames(child) for child in rank.children if not child.idle]
+    below += [thread.frames for child in rank.children if child.idle for thread in other_threads(child)]
+    below.sort(key=lambda frames: bool(frames) and is_file(frames[-1], _DISTRIBUTED))
+    lines = [frame for frames in below if (frame := innermost_user(frames)) is not None]
+    child = lines[:1] if waits_for_child or in_library or is_near else []
     found += [*own[:1], *child] if is_near else [*child, *own[:1]]
     found += [innermost_user(one.error.frames) for one in last_helper_errors(rank)[:1]]
     found += own[1:]
@@ -356,26 +349,15 @@ def settle(rank: Rank) -> Rank:
     return replace(rank, life=Life.EXITED, exit_code=status, signal=None)
 
 
-def is_stopped(rank: Rank) -> bool:
-    """Return whether the process is frozen: by a signal, by a debugger, or in the kernel with no thread answering."""
-    if is_over(rank) or rank.proc_state is None:
-        return False
-    return rank.proc_state in ("T", "t") or (rank.proc_state == "D" and rank.recorded and not rank.answered)
-
-
 def has_failed(rank: Rank, stopping_since_ns: int | None) -> bool:
     """Return whether the rank ended badly by itself; what a stop of the job does to it is no failure."""
     error = final_error(rank)
-    if is_over(rank) or error is None:
-        return is_over(rank) or _left_badly(rank, stopping_since_ns)
-    return not rank.after_stop or stopping_since_ns is None or error.time_ns <= stopping_since_ns
-
-
-def _left_badly(rank: Rank, stopping_since_ns: int | None) -> bool:
-    """Return whether the rank was leaving with an error status when the stop began.
-
-    The interpreter takes a while to end. Its peers may fail and the launcher may react before the process is gone.
-    """
+    if is_over(rank):
+        return True
+    if error is not None:
+        return not rank.after_stop or stopping_since_ns is None or error.time_ns <= stopping_since_ns
+    # It was leaving with an error status when the stop began. The interpreter takes a while to end, so its peers may
+    # fail and the launcher may react before the process is gone.
     if rank.life is not Life.EXITED or rank.exit_code in (0, None) or rank.main_ended_ns is None:
         return False
     return stopping_since_ns is None or rank.main_ended_ns <= stopping_since_ns
@@ -391,7 +373,8 @@ def state_of(rank: Rank, stopping_since_ns: int | None = None) -> RankState:
         if rank.ended_by_thread is not None and final_error(rank) is None:  # its main thread still did this
             return _living_state(rank, _innermost(rank.open_calls))
         return _failed_state(rank)
-    if is_stopped(rank):
+    if rank.proc_state in ("T", "t") or (rank.proc_state == "D" and rank.recorded and not rank.answered):
+        # Frozen: by a signal, by a debugger, or in the kernel with no thread answering.
         return RankState(rank=rank, doing=Activity.STOPPED, call=_innermost(rank.open_calls))
     if rank.main_ended_ns is not None:
         if final_error(rank) is not None:
@@ -403,7 +386,16 @@ def state_of(rank: Rank, stopping_since_ns: int | None = None) -> RankState:
 
 
 def _living_state(rank: Rank, call: Call | None) -> RankState:
-    call = call or _not_come_back_from(rank) or _call_of_thread(rank)
+    frames = main_frames(rank)
+    if call is None and frames and is_file(frames[-1], _DISTRIBUTED):
+        # The asynchronous call that the main thread is still inside. Under DETAIL torch compares the call on all ranks
+        # before it begins, and a backend may connect to them at its first call.
+        op = frames[-1].function
+        inside = [call for call in rank.open_calls if call.is_async and call.thread_is_main and call.op == op]
+        call = max(inside, key=lambda call: call.index, default=None)
+    if call is None and waits_in_library(frames):  # in a join, a lock or a queue, while another thread is in a call
+        other = _innermost(rank.open_calls, main=False)
+        call = other if other is not None and (is_collective(other) or other.op in POINT_TO_POINT) else None
     if call is None:
         return RankState(rank=rank, doing=Activity.USER)
     if call.op == WORK_WAIT:
@@ -421,28 +413,6 @@ def _doing_in(call: Call) -> Activity:
     if call.op in POINT_TO_POINT:
         return Activity.PEER
     return by_phase.get(call.op, Activity.COLLECTIVE if is_collective(call) else Activity.USER)
-
-
-def _not_come_back_from(rank: Rank) -> Call | None:
-    """Return the asynchronous call that the main thread is still inside.
-
-    Under DETAIL torch compares the call on all ranks before it begins, and a backend may connect to them at its first
-    call.
-    """
-    frames = main_frames(rank)
-    if not frames or not is_file(frames[-1], _DISTRIBUTED):
-        return None
-    op = frames[-1].function
-    inside = [call for call in rank.open_calls if call.is_async and call.thread_is_main and call.op == op]
-    return max(inside, key=lambda call: call.index, default=None)
-
-
-def _call_of_thread(rank: Rank) -> Call | None:
-    """Return the collective that another thread is in, if the main thread waits in a join, a lock or a queue."""
-    call = _innermost(rank.open_calls, main=False)
-    if call is None or not (is_collective(call) or call.op in POINT_TO_POINT):
-        return None
-    return call if waits_in_library(main_frames(rank)) else None
 
 
 def _innermost(open_calls: Iterable[Call], *, main: bool = True) -> Call | None:

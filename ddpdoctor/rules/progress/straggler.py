@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
@@ -112,12 +112,6 @@ class Late:
     """How long the others wait for them in the median step."""
     pacing: Pacing
 
-    @property
-    def is_costly(self) -> bool:
-        """Return whether they are late so often, and for so long, that it matters."""
-        often = min(self.last_in.values()) >= LATE_SHARE * self.pacing.steps
-        return often and self.matters(self.cost_ms)
-
     def matters(self, cost_ms: float) -> bool:
         """Return whether so long a wait in each step is worth a finding."""
         return cost_ms >= max(COST_MS, COST_SHARE * self.pacing.step_ms)
@@ -204,33 +198,13 @@ def peer_wait_ms(rank: Rank) -> float:
     return median([waits_ns[at] for at in recorded] or [0]) / 1e6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LateDevice:
-    """A rank whose kernels are the shortest of its group, in step after step."""
-
-    rank: int
-    group: Group
-    last_in: int
-    """In how many collectives it came after all others, by ``COST_MS`` or more."""
-    steps: int
-    """About how many steps the timed collectives cover."""
-    cost_ms: float
-    """The median time that the others waited in those collectives."""
-    step_ms: float
-    """Upper bound of the usual step: it includes the start of the job."""
-
-
-def _times(job: JobState) -> dict[Group, dict[int, dict[int, float]]]:
+def _device_times(job: JobState) -> dict[Group, dict[int, dict[int, float]]]:
     """Return how many milliseconds each collective ran, by group, number and rank.
 
     The ranks of a group are not known once a job has ended well, except those of the group of all ranks.
     """
-    table = group_table(job.facts)
-    table |= {
-        (rank, DEFAULT_GROUP): Group(DEFAULT_GROUP, tuple(range(job.world)))
-        for rank in range(job.world)
-        if (rank, DEFAULT_GROUP) not in table
-    }
+    everyone = Group(DEFAULT_GROUP, tuple(range(job.world)))
+    table = {(rank, DEFAULT_GROUP): everyone for rank in range(job.world)} | group_table(job.facts)
     found: dict[Group, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for rank in job.facts.ranks:
         for time in rank.device_times:
@@ -240,31 +214,41 @@ def _times(job: JobState) -> dict[Group, dict[int, dict[int, float]]]:
     return found
 
 
-def _late_in(job: JobState, group: Group, times: Mapping[int, Mapping[int, float]]) -> LateDevice | None:
+def _late_device(job: JobState, group: Group, times: Mapping[int, Mapping[int, float]]) -> Problem | None:
+    """Report the rank of a group whose kernels are the shortest in step after step: it came last by ``COST_MS``."""
     whole = [ran for ran in times.values() if len(ran) == len(group.members)]
-    a_step, step_ms = _pace(job, group)
-    steps = int(len(whole) / a_step)
+    # Upper bounds of the collectives in a step and of its length, which includes the start of the job.
+    members = [job.rank(number) for number in group.members if number in job.states]
+    done = max(1, min((rank.steps for rank in members), default=1))
+    begun = [state.enqueued for rank in members if (state := own_state(rank, group.name)) is not None]
+    lived_ns = [(rank.ended_ns or job.time_ns) - (rank.started_ns or 0) for rank in members]
+    step_ms = max(lived_ns, default=0) / 1e6 / done
+    steps = int(len(whole) / max(1.0, max(begun, default=0) / done))
     if steps < MIN_STEPS:
         return None
     firsts = (sorted(ran.items(), key=lambda item: item[1])[:2] for ran in whole)
     costs = grouped((rank, second - least) for (rank, least), (_, second) in firsts if second - least >= COST_MS)
-    often = Counter({number: len(found) for number, found in costs.items()}).most_common(1)
-    if not often or often[0][1] < LATE_SHARE * steps:
+    number = max(costs, key=lambda number: len(costs[number]), default=None)
+    if number is None or len(costs[number]) < LATE_SHARE * steps:
         return None
-    number, last_in = often[0]
     cost_ms = median(costs[number])
     if cost_ms < COST_SHARE * step_ms:
         return None
-    return LateDevice(rank=number, group=group, last_in=last_in, steps=steps, cost_ms=cost_ms, step_ms=step_ms)
-
-
-def _pace(job: JobState, group: Group) -> tuple[float, float]:
-    """Return how many collectives of a group make up a step, and the length of a step in ms; both are upper bounds."""
-    members = [job.rank(number) for number in group.members if number in job.states]
-    steps = max(1, min((rank.steps for rank in members), default=1))
-    begun = [state.enqueued for rank in members if (state := own_state(rank, group.name)) is not None]
-    lived_ns = [(rank.ended_ns or job.time_ns) - (rank.started_ns or 0) for rank in members]
-    return max(1.0, max(begun, default=0) / steps), max(lived_ns, default=0) / 1e6 / steps
+    where = f"in {group_words(group, job.world)}"
+    return say.problem_of(
+        job,
+        (number,),
+        confidence=Confidence.MEDIUM,
+        where=places(number, [line.frame for line in job.rank(number).lines_seen[:1] if not line.in_child]),
+        summary=f"{say.who(job, (number,))} is slow on its device: it started last in {len(costs[number])} collectives "
+        f"of about {steps} steps",
+        evidence=(
+            f"{where}, its kernels ran {_ms(cost_ms)} shorter than on any other rank: it does not wait",
+            f"a step takes at most {_ms(step_ms)}, including the start of the job",
+        ),
+        fix=_SAME_WORK,
+        step=None,
+    )
 
 
 class SlowCause(Enum):
@@ -278,7 +262,7 @@ class SlowCause(Enum):
     COMPUTE = "slower computation"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SlowReason:
     """The cause, a sentence that shows it, and what to do."""
 
@@ -294,10 +278,50 @@ def find_slow_reason(rank: Rank, others: Sequence[Rank], cost_ms: float) -> Slow
     if own is None or not own.kept.numbers or not theirs:
         return None
     needed_ms = MOST * cost_ms
-    for find in (_collections, _host_load, _batch, _input, _computation):
-        reason = find(own, theirs, needed_ms)
-        if reason is not None:
-            return reason
+    mine, usual = _part(own, "gc"), median(_part(one, "gc") for one in theirs)
+    if mine - usual >= needed_ms:
+        seen = f"Python's garbage collector takes {mine:.0f} ms per step here, and {usual:.0f} ms on the others"
+        fix = "call gc.freeze() after setup, and run the collector on all ranks in the same step"
+        return SlowReason(SlowCause.COLLECTIONS, seen, fix)
+    (mine, on_core), (usual, usually) = _core_ms(own), map(median, zip(*map(_core_ms, theirs), strict=True))
+    # Who computes more also waits more for a core that others use.
+    if mine - usual >= needed_ms and on_core <= LARGER * usually:
+        seen = f"its main thread waits {mine:.0f} ms per step for a core, and on the others {usual:.0f} ms"
+        fix = "find out what else runs on its cores (top -H), or pin each rank to its own cores"
+        return SlowReason(SlowCause.HOST_LOAD, seen, fix)
+    mine, usual = median(own.kept.input_numel), median(median(one.kept.input_numel) for one in theirs)
+    if usual and mine >= LARGER * usual:
+        what, rows, usual_rows = (
+            "elements",
+            median(own.kept.input_rows),
+            median(median(one.kept.input_rows) for one in theirs),
+        )
+        if rows != usual_rows:
+            what, mine, usual = "rows", rows, usual_rows
+        seen = f"its batches have {mine:.0f} {what}, and those of the others {usual:.0f}"
+        fix = "give all ranks batches of the same size: the same batch_size, or batches of similar lengths"
+        return SlowReason(SlowCause.BATCH, seen, fix)
+    mine, usual = _part(own, "data"), median(_part(one, "data") for one in theirs)
+    if mine - usual >= needed_ms:
+        cpu = median(own.kept.cpu_ms["data"]) / mine
+        how = f"{cpu:.0%} of it computing" if cpu >= COMPUTES else "waiting for files or workers"
+        seen = f"its loader takes {mine:.0f} ms per batch ({how}), and on the others {usual:.0f} ms"
+        fix = "check where this rank reads its data, and give its loader more workers"
+        return SlowReason(SlowCause.INPUT, seen, fix)
+    for part in ("forward", "backward"):
+        mine, usual = _part(own, part), median(_part(one, part) for one in theirs)
+        if mine - usual < needed_ms:
+            continue
+        cpu = median(own.kept.cpu_ms[part]) - median(median(one.kept.cpu_ms[part]) for one in theirs)
+        times = f"its {part} takes {mine:.0f} ms, and on the others {usual:.0f} ms; it uses"
+        if cpu >= COMPUTES * (mine - usual):
+            fix = "give all ranks the same work: inputs of the same size, and no extra branch on one rank"
+            return SlowReason(SlowCause.WORK, f"{times} {cpu:.0f} ms more CPU time, so it computes more", fix)
+        seen = f"{times} only {cpu:.0f} ms more CPU time, so it waits or its CPU or GPU is slower"
+        fix = (
+            "look for waits on this rank only; run `ddpdoctor check-env` to find a throttled device or other processes"
+        )
+        return SlowReason(SlowCause.COMPUTE, seen, fix)
     return None
 
 
@@ -314,100 +338,23 @@ def shares_busy_cores(rank: Rank, others: Sequence[Rank], cost_ms: float) -> boo
         return False
     if reason.cause is SlowCause.INPUT:
         computes = median(rank.speed.kept.cpu_ms["data"]) >= COMPUTES * _part(rank.speed, "data")
-        waits_as_long = _queued_ms(rank.speed) >= MOST * cost_ms
+        waits_as_long = _core_ms(rank.speed)[0] >= MOST * cost_ms
         return not computes and waits_as_long and median(waits) >= CROWDED
     return reason.cause is SlowCause.HOST_LOAD and median(waits) >= BUSY
-
-
-def _collections(own: Speed, theirs: Sequence[Speed], needed_ms: float) -> SlowReason | None:
-    mine, usual = _part(own, "gc"), median(_part(one, "gc") for one in theirs)
-    if mine - usual < needed_ms:
-        return None
-    return SlowReason(
-        cause=SlowCause.COLLECTIONS,
-        seen=f"Python's garbage collector takes {mine:.0f} ms per step here, and {usual:.0f} ms on the others",
-        fix="call gc.freeze() after setup, and run the collector on all ranks in the same step",
-    )
-
-
-def _host_load(own: Speed, theirs: Sequence[Speed], needed_ms: float) -> SlowReason | None:
-    mine, usual = _queued_ms(own), median(_queued_ms(one) for one in theirs)
-    computes_more = _on_core_ms(own) > LARGER * median(_on_core_ms(one) for one in theirs)
-    if mine - usual < needed_ms or computes_more:  # who computes more also waits more for a core that others use
-        return None
-    return SlowReason(
-        cause=SlowCause.HOST_LOAD,
-        seen=f"its main thread waits {mine:.0f} ms per step for a core, and on the others {usual:.0f} ms",
-        fix="find out what else runs on its cores (top -H), or pin each rank to its own cores",
-    )
-
-
-def _batch(own: Speed, theirs: Sequence[Speed], _needed_ms: float) -> SlowReason | None:
-    mine, usual = median(own.kept.input_numel), median(median(one.kept.input_numel) for one in theirs)
-    if not usual or mine < LARGER * usual:
-        return None
-    rows, usual_rows = median(own.kept.input_rows), median(median(one.kept.input_rows) for one in theirs)
-    what = (
-        f"{rows:.0f} rows, and those of the others {usual_rows:.0f}"
-        if rows != usual_rows
-        else (f"{mine:.0f} elements, and those of the others {usual:.0f}")
-    )
-    return SlowReason(
-        cause=SlowCause.BATCH,
-        seen=f"its batches have {what}",
-        fix="give all ranks batches of the same size: the same batch_size, or batches of similar lengths",
-    )
-
-
-def _input(own: Speed, theirs: Sequence[Speed], needed_ms: float) -> SlowReason | None:
-    mine, usual = _part(own, "data"), median(_part(one, "data") for one in theirs)
-    if mine - usual < needed_ms:
-        return None
-    cpu = median(own.kept.cpu_ms["data"]) / mine
-    how = f"{cpu:.0%} of it computing" if cpu >= COMPUTES else "waiting for files or workers"
-    return SlowReason(
-        cause=SlowCause.INPUT,
-        seen=f"its loader takes {mine:.0f} ms per batch ({how}), and on the others {usual:.0f} ms",
-        fix="check where this rank reads its data, and give its loader more workers",
-    )
-
-
-def _computation(own: Speed, theirs: Sequence[Speed], needed_ms: float) -> SlowReason | None:
-    for part in ("forward", "backward"):
-        mine, usual = _part(own, part), median(_part(one, part) for one in theirs)
-        if mine - usual < needed_ms:
-            continue
-        cpu = median(own.kept.cpu_ms[part]) - median(median(one.kept.cpu_ms[part]) for one in theirs)
-        times = f"its {part} takes {mine:.0f} ms, and on the others {usual:.0f} ms"
-        if cpu >= COMPUTES * (mine - usual):
-            return SlowReason(
-                cause=SlowCause.WORK,
-                seen=f"{times}; it uses {cpu:.0f} ms more CPU time, so it computes more",
-                fix="give all ranks the same work: inputs of the same size, and no extra branch on one rank",
-            )
-        return SlowReason(
-            cause=SlowCause.COMPUTE,
-            seen=f"{times}; it uses only {cpu:.0f} ms more CPU time, so it waits or its CPU or GPU is slower",
-            fix=(
-                "look for waits on this rank only; run `ddpdoctor check-env` to find a throttled device or other "
-                "processes"
-            ),
-        )
-    return None
 
 
 def _part(speed: Speed, part: str) -> float:
     return median(speed.kept.parts_ms[part])
 
 
-def _queued_ms(speed: Speed) -> float:
-    """Return how long the main thread waits for a core in a step."""
-    return speed.core_time.queued_ms / speed.count if speed.core_time is not None and speed.count else 0.0
-
-
-def _on_core_ms(speed: Speed) -> float:
-    """Return how long the main thread runs in a step."""
-    return speed.core_time.on_core_ms / speed.count if speed.core_time is not None and speed.count else 0.0
+def _core_ms(speed: Speed) -> tuple[float, float]:
+    """Return how long the main thread waits for a core in a step, and how long it runs."""
+    time = speed.core_time
+    return (
+        (time.queued_ms / speed.count, time.on_core_ms / speed.count)
+        if time is not None and speed.count
+        else (0.0, 0.0)
+    )
 
 
 @rule("DD610", "straggler", Severity.WARNING, "A rank is slow, and the others wait for it in every step")
@@ -427,7 +374,9 @@ def check_straggler(job: JobState) -> Answer:
         most = max(pacing.steps for pacing in pacings)
         return skipped(f"{most} steps were recorded, fewer than {MIN_STEPS}")
     findings, costly, bound, contested = [], [], [], []
-    for late in filter(lambda one: one.is_costly, seen):
+    for late in seen:
+        if min(late.last_in.values()) < LATE_SHARE * late.pacing.steps or not late.matters(late.cost_ms):
+            continue
         others = [job.rank(number) for number in late.others]
         # Ranks that are late because they wait for a peer are not slow.
         usual = median(map(peer_wait_ms, others))
@@ -458,34 +407,10 @@ def check_straggler(job: JobState) -> Answer:
 
 
 def _judge_devices(job: JobState) -> Answer:
-    lates = (_late_in(job, group, times) for group, times in _times(job).items())
+    lates = (_late_device(job, group, times) for group, times in _device_times(job).items())
     late = next((one for one in lates if one is not None), None)
     if late is not None:
-        who = say.who(job, (late.rank,))
-        group = group_words(late.group, job.world)
-        return judged(
-            [
-                say.problem_of(
-                    job,
-                    (late.rank,),
-                    confidence=Confidence.MEDIUM,
-                    where=places(
-                        late.rank, [line.frame for line in job.rank(late.rank).lines_seen[:1] if not line.in_child]
-                    ),
-                    summary=f"{who} is slow on its device: it started last in {late.last_in} collectives of about "
-                    f"{late.steps} steps",
-                    evidence=(
-                        (
-                            f"in {group}, its kernels ran {_ms(late.cost_ms)} shorter than on any other rank: it "
-                            "does not wait"
-                        ),
-                        f"a step takes at most {_ms(late.step_ms)}, including the start of the job",
-                    ),
-                    fix=_SAME_WORK,
-                    step=None,
-                )
-            ]
-        )
+        return judged([late])
     detail = job.facts.debug_level.upper() == "DETAIL"  # there the waits are on the hosts
     if any(rank.device_times for rank in job.facts.ranks) and not detail:
         return passed()

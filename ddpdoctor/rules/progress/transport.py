@@ -20,7 +20,6 @@ from ddpdoctor.rules.progress.states import WORK_WAIT, Activity, first_line, pla
 from ddpdoctor.rules.progress.wait_causes import find_late, is_limit_over
 from ddpdoctor.rules.progress.waits import (
     CallPosition,
-    by_position,
     find_circles,
     find_met_pairs,
     group_words,
@@ -384,7 +383,7 @@ def check_transport(job: JobState) -> Answer:
     blamed = tuple(sorted({member for position in stalled for member in position.group.members}))
     codes, steps = _LIKELY[backend_of(job, stalled[0].group), _has_several_hosts(job)]
     clues = _clues_of(job, codes)
-    inside = by_position(job.positions)
+    inside = grouped((position, number) for number, position in sorted(job.positions.items()))
     said = []
     for position in stalled[:MOST_GROUPS]:
         ranks = inside[position]

@@ -30,7 +30,7 @@ from ddpdoctor.rules.progress.states import (
     waits_in_library,
 )
 from ddpdoctor.rules.progress.waits import native_group, own_state
-from ddpdoctor.rules.progress.words import Clue, ProcessRole, children_of, find_owner
+from ddpdoctor.rules.progress.words import Clue, children_of, find_owner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -327,8 +327,16 @@ def lock_clues(job: JobState, rank: Rank, causes: ProcessCauses) -> Iterator[Clu
             yield _marker(job, rank, causes.lock_file)
     elif any(is_file(frame, *_POLLS) for frame in frames[-6:]):
         yield _polled(job, rank, causes, frames)
-    else:
-        yield from _of_own_process(rank, causes, frames)
+    elif (
+        waits
+        and frames
+        and (frames[-1].user or is_file(frames[-1], "/threading.py", "/queue.py", "/concurrent/futures/"))
+    ):
+        # The kernel does not know which thread holds the lock, or whether another process holds it.
+        threads = [(s.thread, innermost_user(s.frames)) for s in other_threads(rank, skip_idle=False)]
+        named = [f"{name} ({line_of(frame)})" for name, frame in threads if frame is not None][:MOST_HOLDERS]
+        if named:
+            yield Clue(said=f"sleeps until another thread wakes it (futex); its other threads: {', '.join(named)}")
 
 
 def is_left_behind(causes: ProcessCauses | None) -> bool:
@@ -364,10 +372,10 @@ def _marker(job: JobState, rank: Rank, file: LockFile) -> Clue:
     waits = f"waits for lock file {file.path} to be removed"
     owner = file.holders[0] if file.holders else None
     if owner is not None:
-        who = find_owner(job, rank.host, owner.pid, owner.command)
+        name, who = find_owner(job, rank.host, owner.pid, owner.command)
         return Clue(
-            said=f"{waits}; {who.words} has it open",
-            fix=f"check what {who.name} is doing; if it hangs, kill it and `rm {file.path}`",
+            said=f"{waits}; {who} has it open",
+            fix=f"check what {name} is doing; if it hangs, kill it and `rm {file.path}`",
         )
     age = f"; it is {format_age(file.age_s)} old" if file.age_s is not None else ""
     if file.named_lives:
@@ -395,11 +403,11 @@ def _marker(job: JobState, rank: Rank, file: LockFile) -> Clue:
     )
 
 
-def _held(path: str | None, holder: ProcessRole) -> Clue:
+def _held(path: str | None, holder: tuple[str, str]) -> Clue:
     what = f"the lock on {path}" if path else "a lock on a file"
     return Clue(
-        said=f"waits for {what}; {holder.words} holds it",
-        fix=f"release the lock in {holder.name} before it waits for other ranks, or acquire it with a timeout",
+        said=f"waits for {what}; {holder[1]} holds it",
+        fix=f"release the lock in {holder[0]} before it waits for other ranks, or acquire it with a timeout",
     )
 
 
@@ -420,7 +428,7 @@ def _polled(job: JobState, rank: Rank, causes: ProcessCauses, frames: tuple[Fram
     if path is not None and holders:
         return _held(path, _holder(job, rank, holders[0]))
     if holders:
-        listed = ", ".join(f"{lock.path} by {_holder(job, rank, lock).words}" for lock in holders[:MOST_HOLDERS])
+        listed = ", ".join(f"{lock.path} by {_holder(job, rank, lock)[1]}" for lock in holders[:MOST_HOLDERS])
         return Clue(said=f"polls for a lock file; held locks: {listed}")
     return Clue(
         said=f"polls for the lock file {path or 'of a library'}; no process of this job holds a lock on it",
@@ -428,24 +436,8 @@ def _polled(job: JobState, rank: Rank, causes: ProcessCauses, frames: tuple[Fram
     )
 
 
-def _holder(job: JobState, rank: Rank, lock: FileLock) -> ProcessRole:
+def _holder(job: JobState, rank: Rank, lock: FileLock) -> tuple[str, str]:
     return find_owner(job, rank.host, lock.holder_pid, lock.holder)
-
-
-def _of_own_process(rank: Rank, causes: ProcessCauses, frames: tuple[Frame, ...]) -> Iterator[Clue]:
-    """Name the other threads if the main one sleeps on a futex in the user's line or in threading.
-
-    The kernel does not know which thread holds the lock, or whether another process holds it.
-    """
-    if causes.blocked is None or causes.blocked.call != "futex" or not frames:
-        return
-    last = frames[-1]
-    if not (last.user or is_file(last, "/threading.py", "/queue.py", "/concurrent/futures/")):
-        return
-    threads = [(s.thread, innermost_user(s.frames)) for s in other_threads(rank, skip_idle=False)]
-    named = [f"{name} ({line_of(frame)})" for name, frame in threads if frame is not None][:MOST_HOLDERS]
-    if named:
-        yield Clue(said=f"sleeps until another thread wakes it (futex); its other threads: {', '.join(named)}")
 
 
 def clues_of(job: JobState, number: int) -> tuple[Clue, ...]:
@@ -455,19 +447,33 @@ def clues_of(job: JobState, number: int) -> tuple[Clue, ...]:
     frames = main_frames(rank)
     if causes is None:
         return (*_compile_clue(frames, ()), *_lost_helpers(rank))
-    busy = busy_at(job, number)
+    busy, blocked, function = busy_at(job, number), causes.blocked, causes.kernel_function
     found = [
-        *_person(frames, causes.blocked),
+        *_person(frames, blocked),
         *_compile_clue(frames, causes.commands),
         *((Clue(said=busy.clue, fix=busy_fix(job)),) if busy is not None else ()),
         *lock_clues(job, rank, causes),
         *(_lost_helpers(rank) if busy is None else ()),
         *_lost_children(job, rank, causes),
         *(_command(frames, causes) if busy is None else ()),
-        *_file_system(rank, causes),
-        *(_network(frames, causes) if busy is None else ()),
     ]
-    return tuple(found or _sleep(frames, causes.blocked))
+    if function is not None:
+        kind = next((name for name, symbol in _FILE_SYSTEMS.items() if symbol.search(function)), None)
+        path = blocked.file if blocked is not None else None
+        file = f", for {path}" if path and path.startswith("/") else ""
+        if kind is not None:
+            said = f"waits in the kernel for the {kind} server ({function}){file}"
+            fix = f"check whether that {kind} file system responds: run `timeout 5 ls` on it, and look at dmesg"
+            found.append(Clue(said, fix))
+        elif rank.proc_state == "D":
+            found.append(Clue(f"waits in the kernel in {function}{file}"))
+    if busy is None:
+        found += _network(frames, causes)
+    if not found and blocked is not None and blocked.call in _SLEEPS and frames:
+        last = frames[-1]
+        library = f"a sleep in {file_name(last.file)}, {last.function}"
+        found.append(Clue(f"is in {'time.sleep or another C sleep' if last.user else library}"))
+    return tuple(found)
 
 
 def busy_at(job: JobState, number: int) -> Busy | None:
@@ -567,22 +573,6 @@ def _command(frames: tuple[Frame, ...], causes: ProcessCauses) -> Iterator[Clue]
     )
 
 
-def _file_system(rank: Rank, causes: ProcessCauses) -> Iterator[Clue]:
-    function = causes.kernel_function
-    if function is None:
-        return
-    kind = next((name for name, symbol in _FILE_SYSTEMS.items() if symbol.search(function)), None)
-    path = causes.blocked.file if causes.blocked is not None else None
-    file = f", for {path}" if path and path.startswith("/") else ""
-    if kind is not None:
-        yield Clue(
-            said=f"waits in the kernel for the {kind} server ({function}){file}",
-            fix=f"check whether that {kind} file system responds: run `timeout 5 ls` on it, and look at dmesg",
-        )
-    elif rank.proc_state == "D":
-        yield Clue(said=f"waits in the kernel in {function}{file}")
-
-
 def _network(frames: tuple[Frame, ...], causes: ProcessCauses) -> Iterator[Clue]:
     blocked = causes.blocked
     inside = next((f for f in reversed(frames[-8:]) if not f.user and is_file(f, *_NETWORK)), None)
@@ -600,11 +590,3 @@ def _network(frames: tuple[Frame, ...], causes: ProcessCauses) -> Iterator[Clue]
         )
     elif remote is not None and blocked is not None and blocked.call in _RECEIVES:
         yield Clue(said=f"waits for data from {remote}")
-
-
-def _sleep(frames: tuple[Frame, ...], blocked: Blocked | None) -> Iterator[Clue]:
-    if blocked is None or blocked.call not in _SLEEPS or not frames:
-        return
-    last = frames[-1]
-    where = "time.sleep or another C sleep" if last.user else f"a sleep in {file_name(last.file)}, {last.function}"
-    yield Clue(said=f"is in {where}")

@@ -5,14 +5,14 @@ Ranks and pending collectives are nodes, so the cost grows with the ranks, not t
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import POINT_TO_POINT, GroupState, Job, Rank
-from ddpdoctor.model.words import grouped, rank_list
+from ddpdoctor.model.words import rank_list
 from ddpdoctor.rules.progress.states import NATIVE_PHASES, Activity, RankState, is_collective, is_collective_op
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     Edges = Mapping[Hashable, tuple[Hashable, ...]]
 
+Node = TypeVar("Node", bound="Hashable")
 TAKES_NO_NUMBER = "monitored_barrier"
 """Its records carry the number of the next collective, so after it has ended, that collective is still to be made."""
 DEFAULT_GROUP = "0"
@@ -294,11 +295,6 @@ def _behind(states: Mapping[int, RankState], positions: Mapping[int, CallPositio
     return found
 
 
-def by_position(positions: Mapping[int, CallPosition]) -> dict[CallPosition, list[int]]:
-    """Return the ranks that wait in each pending collective."""
-    return grouped((position, number) for number, position in sorted(positions.items()))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitCircle:
     """Ranks that each, in the end, wait for themselves."""
@@ -317,7 +313,8 @@ def find_circles(
     for component in _components(edges):
         ranks = sorted(node for node in component if isinstance(node, int))
         if len(ranks) > 1:
-            found.append(WaitCircle(ranks=tuple(ranks), links=_way_around(ranks[0], component, edges)))
+            around = [node for node in way_back(ranks[0], edges) if isinstance(node, int)]
+            found.append(WaitCircle(ranks=tuple(ranks), links=tuple(pairwise([*around, ranks[0]]))))
     return tuple(sorted(found, key=lambda circle: circle.ranks))
 
 
@@ -410,7 +407,11 @@ def _components(edges: Edges) -> list[set[Hashable]]:
                 if work:
                     low[work[-1][0]] = min(low[work[-1][0]], low[node])
                 if low[node] == order[node]:
-                    found.append(_popped(stack, waiting, node))
+                    component: set[Hashable] = set()
+                    while node not in component:
+                        component.add(stack.pop())
+                    waiting -= component
+                    found.append(component)
             elif step not in order:
                 order[step] = low[step] = len(order)
                 stack.append(step)
@@ -421,27 +422,18 @@ def _components(edges: Edges) -> list[set[Hashable]]:
     return found
 
 
-def _popped(stack: list[Hashable], waiting: set[Hashable], root: Hashable) -> set[Hashable]:
-    component = set()
-    while root not in component:
-        node = stack.pop()
-        waiting.discard(node)
-        component.add(node)
-    return component
-
-
-def _way_around(start: int, component: set[Hashable], edges: Edges) -> tuple[tuple[int, int], ...]:
-    """Return a shortest path from a rank of a circle back to itself, as links between ranks."""
-    came_from: dict[Hashable, Hashable] = {}
-    queue: deque[Hashable] = deque([start])
-    while queue and start not in came_from:
-        node = queue.popleft()
+def way_back(start: Node, edges: Mapping[Node, Iterable[Node]]) -> list[Node]:
+    """Return the nodes of a shortest way from a node back to itself, beginning with it; none if there is no way."""
+    came_from: dict[Node, Node] = {}
+    queue = [start]
+    for node in queue:
         for step in edges.get(node, ()):
-            if step in component and step not in came_from:
+            if step == start:
+                path = [node]
+                while path[-1] != start:
+                    path.append(came_from[path[-1]])
+                return path[::-1]
+            if step not in came_from:
                 came_from[step] = node
                 queue.append(step)
-    path: list[Hashable] = [start]
-    while len(path) == 1 or path[-1] != start:
-        path.append(came_from[path[-1]])
-    ranks = [node for node in reversed(path) if isinstance(node, int)]
-    return tuple(pairwise(ranks))
+    return []

@@ -309,32 +309,17 @@ def fix_of(clues: Iterable[Clue], default: str) -> str:
     return next((clue.fix for clue in clues if clue.fix), default)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessRole:
-    """What a process of a host is to the job: "rank 0", "a child of rank 0", "process 4711"."""
-
-    name: str
-    detail: str
-
-    @property
-    def words(self) -> str:
-        """The name, with further details in parentheses."""
-        return f"{self.name} ({self.detail})" if self.detail else self.name
-
-
-def find_owner(job: JobState, host: str, pid: int | None, command: str) -> ProcessRole:
-    """Return what a process of a host is to the job."""
+def find_owner(job: JobState, host: str, pid: int | None, command: str) -> tuple[str, str]:
+    """Return what a process of a host is to the job, as "a child of rank 0", and the same with details."""
     if pid is None:
-        return ProcessRole(name="a process on another host or in another container", detail="")
+        name = "a process on another host or in another container"
+        return name, name
     for number in sorted(job.states):
         rank = job.rank(number)
-        if rank.host != host:
-            continue
-        if rank.pid == pid:
-            return ProcessRole(name=f"rank {number}", detail=f"process {pid}")
-        if pid in children_of(rank):
-            return ProcessRole(name=f"a child of rank {number}", detail=f"process {pid}")
-    return ProcessRole(name=f"process {pid}", detail=command)
+        if rank.host == host and (rank.pid == pid or pid in children_of(rank)):
+            name = f"rank {number}" if rank.pid == pid else f"a child of rank {number}"
+            return name, f"{name} (process {pid})"
+    return f"process {pid}", f"process {pid} ({command})" if command else f"process {pid}"
 
 
 def children_of(rank: Rank) -> frozenset[int]:
