@@ -26,8 +26,8 @@ from ddpdoctor.rules.progress.job_state import (
     reach_fix,
     reached_words,
 )
-from ddpdoctor.rules.progress.states import Activity, places_held_up, seconds
-from ddpdoctor.rules.progress.wait_causes import clues_of
+from ddpdoctor.rules.progress.states import Activity, seconds
+from ddpdoctor.rules.progress.wait_causes import clues_of, places_held_up
 from ddpdoctor.rules.progress.words import fix_of, sentences
 from ddpdoctor.rules.registry import rule
 

@@ -438,12 +438,7 @@ def _familiarity(
     before = [line.entries[number] for number in sorted(line.entries) if number < seq][-most:]
     if len(before) < ENOUGH:
         return None
-    # What followed the longest earlier repetitions of the history's end, and how often that was this call.
-    backwards = [key_of(entry.kind) for entry in reversed(before)]
-    lengths = _z_function(backwards)
-    longest = max(lengths[1:], default=0)
-    followers = Counter(key for key, length in zip(backwards, lengths[1:], strict=False) if length == longest > 0)
-    share = followers[part.key] / max(followers.total(), 1)
+    share = expected_next([key_of(entry.kind) for entry in before]).get(part.key, 0.0)
     known = line.first_places.get(part.key, part.place) < part.place
     same = (known or one_line) and any(_like(entry.kind) == _like(part.kind) for entry in before)
     return share, known, same
@@ -453,19 +448,22 @@ def _like(kind: CallKind) -> Hashable:
     return (kind.op, kind.dtype, kind.shape, kind.peer, kind.redop)
 
 
-def _z_function(keys: Sequence[Hashable]) -> list[int]:
-    """Return, for each place, how many keys from there on are the same as from the beginning."""
-    size = len(keys)
-    lengths = [0] * size
+def expected_next(history: Sequence[Hashable]) -> dict[Hashable, float]:
+    """Return what followed the longest earlier repetitions of the history's end, and how often (by the Z-function)."""
+    backwards = list(reversed(history))
+    size = len(backwards)
+    lengths = [0] * size  # how many items from each place on are the same as from the beginning
     left = right = 0
     for i in range(1, size):
         if i < right:
             lengths[i] = min(right - i, lengths[i - left])
-        while i + lengths[i] < size and keys[lengths[i]] == keys[i + lengths[i]]:
+        while i + lengths[i] < size and backwards[lengths[i]] == backwards[i + lengths[i]]:
             lengths[i] += 1
         if i + lengths[i] > right:
             left, right = i, i + lengths[i]
-    return lengths
+    longest = max(lengths, default=0)
+    followers = Counter(backwards[i - 1] for i in range(1, size) if lengths[i] == longest > 0)
+    return {key: count / followers.total() for key, count in followers.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,26 +19,20 @@ from ddpdoctor.rules.environment.gpus import OTHER_XID, XIDS
 from ddpdoctor.rules.progress import words as say
 from ddpdoctor.rules.progress.absent import judge_lost
 from ddpdoctor.rules.progress.branches import AT_THE_END, find_turning, fix_of_turning, turning_words
-from ddpdoctor.rules.progress.job_state import (
-    Cause,
-    Failure,
-    JobState,
-    asked_if,
-    causes_at,
-    error_of_helper,
-    failure_line,
-    first_line_of,
-    is_lost_worker,
-    is_same_bug,
-    machines_of,
-)
+from ddpdoctor.rules.progress.job_state import Cause, JobState, asked_if, causes_at, machines_of
 from ddpdoctor.rules.progress.mismatch import SPLITS_FIT, other_words, reducer_clues, reducer_summary
 from ddpdoctor.rules.progress.states import (
     Activity,
+    Failure,
     aborted_at_exit,
+    error_of_helper,
+    failure_line,
     first_line,
+    first_line_of,
     innermost_user,
     is_file,
+    is_lost_worker,
+    is_same_bug,
     lines_seen,
     main_frames,
     other_threads,

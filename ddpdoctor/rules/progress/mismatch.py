@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame
     from ddpdoctor.rules.progress.branches import Turning
     from ddpdoctor.rules.progress.calls import Conflict, TimelineEntry
-    from ddpdoctor.rules.progress.job_state import Failure
+    from ddpdoctor.rules.progress.states import Failure
 
 
 MAX_NAMED = 5

@@ -10,15 +10,7 @@ from ddpdoctor.model.words import rank_list, verb
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, unknown
 from ddpdoctor.rules.progress import words as say
 from ddpdoctor.rules.progress.job_state import Cause, JobState, asked_if
-from ddpdoctor.rules.progress.states import (
-    Activity,
-    innermost_user,
-    line_of,
-    own_error,
-    place_words,
-    places,
-    places_held_up,
-)
+from ddpdoctor.rules.progress.states import Activity, innermost_user, line_of, own_error, place_words, places
 from ddpdoctor.rules.progress.transport import closed, queued_behind
 from ddpdoctor.rules.progress.wait_causes import (
     busy_at,
@@ -30,6 +22,7 @@ from ddpdoctor.rules.progress.wait_causes import (
     is_surely_left,
     late_problem,
     limit_words,
+    places_held_up,
 )
 from ddpdoctor.rules.progress.words import fix_of, sentences
 from ddpdoctor.rules.registry import rule

@@ -11,19 +11,21 @@ from ddpdoctor.model.facts import Helper, LockKind
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.words import format_age, rank_list
 from ddpdoctor.rules.progress import words as say
-from ddpdoctor.rules.progress.job_state import NEARLY, came_late
 from ddpdoctor.rules.progress.states import (
     NATIVE_PHASES,
+    NEARLY,
     Activity,
     call_words,
+    came_late,
     file_name,
     first_line,
     innermost_user,
     is_file,
-    last_helper_errors,
     line_of,
+    lines_seen,
     main_frames,
     other_threads,
+    own_error,
     place_words,
     places,
     seconds,
@@ -35,7 +37,8 @@ from ddpdoctor.rules.progress.words import Clue, children_of, find_owner
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ddpdoctor.model.facts import Blocked, FileLock, LockFile, ProcessCauses, Rank, Work
+    from ddpdoctor.model.facts import Blocked, FileLock, HelperError, LockFile, ProcessCauses, Rank, Work
+    from ddpdoctor.model.findings import Place
     from ddpdoctor.model.stacks import Frame
     from ddpdoctor.rules.answers import Problem
     from ddpdoctor.rules.progress.job_state import JobState
@@ -58,6 +61,9 @@ BUSY_BYTES_S = 64 * 1024
 """The same limit as for progress (``launch.progress``): a loop that polls a small file stays below it."""
 _BATON = "/torch/utils/file_baton.py"
 _POLLS = ("/filelock/", "/portalocker/", "/fasteners/", _BATON)
+_CONNECTIONS = ("/socket.py", "/ssl.py", "/http/client.py", "/urllib3/", "/requests/", "/httpx/", "/httpcore/")
+TRAINED_ON_NS = 300_000_000_000
+"""Our choice: a queue that was filled ahead is empty by then."""
 MOST_HOLDERS = 3
 _FREES_GROUP = Clue(
     said="it has finished and is freeing its process group; it holds the GIL, and a thread of the group waits for the "
@@ -109,6 +115,47 @@ _HELPERS = {
         "fix it, and ask every future for its result(), so that its error reaches the rank",
     ),
 }
+
+
+def last_helper_errors(rank: Rank) -> tuple[HelperError, ...]:
+    """Return the errors of helpers that a rank may wait for, the last first.
+
+    Not those after which it long trained on, and none if it just sleeps.
+    """
+    frames = main_frames(rank)
+    if frames and frames[-1].function == "sleep" and is_file(frames[-1], "/asyncio/"):
+        return ()
+    since_ns = (rank.last_progress_ns or 0) - TRAINED_ON_NS
+    return tuple(one for one in reversed(rank.helper_errors) if one.error.time_ns >= since_ns)
+
+
+def places_held_up(rank: Rank, *, waits_for_child: bool) -> tuple[Place, ...]:
+    """Return where a rank is that others wait for: its own line, and the line of the thread or child it waits for.
+
+    The line of an error that it handles, and of a child that it waits for, come before its own. The line of a child
+    that it may wait for, at a pipe or a connection, and that of a helper's error come after it.
+    """
+    own = lines_seen(rank.samples) or ((rank.last_place,) if rank.last_place is not None else ())
+    stack = main_frames(rank)
+    in_library = waits_in_library(stack)
+    blocked = rank.causes.blocked if rank.causes is not None else None
+    is_near = bool(stack) and (is_file(stack[-1], *_CONNECTIONS) or (blocked is not None and blocked.file == "pipe"))
+    error = own_error(rank)
+    found: list[Frame | None] = [innermost_user(error.frames) if error is not None else None]
+    # Children that do not wait for work, last those in a collective. If the main thread of a child waits for work, as
+    # that of a server does, another thread may work.
+    below = [main_frames(child) for child in rank.children if not child.idle]
+    below += [thread.frames for child in rank.children if child.idle for thread in other_threads(child)]
+    below.sort(key=lambda frames: bool(frames) and is_file(frames[-1], "/torch/distributed/"))
+    lines = [frame for frames in below if (frame := innermost_user(frames)) is not None]
+    child = lines[:1] if waits_for_child or in_library or is_near else []
+    found += [*own[:1], *child] if is_near else [*child, *own[:1]]
+    found += [innermost_user(one.error.frames) for one in last_helper_errors(rank)[:1]]
+    found += own[1:]
+    if len(own) <= 1 and (in_library or (stack and stack[-1].user)):  # in C code, called from the user's own line
+        loops = (thread for thread in other_threads(rank, skip_idle=False) if is_file(thread.frames[-1], "/asyncio/"))
+        found += [innermost_user(thread.frames) for thread in (*other_threads(rank), *loops)]
+    return places(rank.rank, found)
 
 
 def is_limit_over(job: JobState) -> bool:

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ddpdoctor.model.stacks import Frame
-    from ddpdoctor.rules.progress.job_state import Failure, JobState
+    from ddpdoctor.rules.progress.job_state import JobState
+    from ddpdoctor.rules.progress.states import Failure
 
 
 NOTABLE_NS = 10_000_000_000
