@@ -81,21 +81,18 @@ def sections_of(rules: Iterable[Rule]) -> frozenset[str]:
 
 
 def _find_all(names: Iterable[str], rules: tuple[Rule, ...]) -> set[str]:
-    each = [name.strip() for entry in names for name in entry.split(",") if name.strip()]
-    return {code for name in each for code in _find(name, rules)}
-
-
-def _find(name: str, rules: tuple[Rule, ...]) -> set[str]:
-    """Find the codes for a kind, a code, or the beginning of a code such as DD1."""
-    prefix = re.fullmatch(r"DD\d{0,3}", name.upper())
-    found = {rule.code for rule in rules if rule.kind == name.lower()}
-    if prefix:
-        found |= {rule.code for rule in rules if rule.code.startswith(name.upper())}
-    if found:
-        return found
-    near = difflib.get_close_matches(name.lower(), [rule.kind for rule in rules], cutoff=CLOSENESS)
-    hint = f"Did you mean {', '.join(near)}? " if near else ""
-    raise UserError(f"there is no check {name}", help=hint + LIST_HINT)
+    """Find the codes for kinds, codes, and beginnings of codes such as DD1."""
+    codes: set[str] = set()
+    for name in [name.strip() for entry in names for name in entry.split(",") if name.strip()]:
+        is_code = re.fullmatch(r"DD\d{0,3}", name.upper()) is not None
+        found = {rule.code for rule in rules if rule.kind == name.lower()}
+        found |= {rule.code for rule in rules if is_code and rule.code.startswith(name.upper())}
+        if not found:
+            near = difflib.get_close_matches(name.lower(), [rule.kind for rule in rules], cutoff=CLOSENESS)
+            hint = f"Did you mean {', '.join(near)}? " if near else ""
+            raise UserError(f"there is no check {name}", help=hint + LIST_HINT)
+        codes |= found
+    return codes
 
 
 FQDN_LIMIT_S = 2.0
@@ -231,18 +228,15 @@ class _Member:
 
 def _lead(member: _Member, conversation: Conversation) -> Fleet:
     """Publish this host's name and clock, read this host, and receive the facts of the others."""
-    fqdn: str | None
-    if "names" not in member.plan.sections:
-        fqdn = None
-    else:
+    fqdn: str | None = None
+    if "names" in member.plan.sections:
         fqdn = ask_side_by_side({"fqdn": member.system.calls.fqdn}, FQDN_LIMIT_S)["fqdn"].value
     plan = replace(member.plan, head=fqdn)
     conversation.send("head", Head(fqdn=plan.head))
     with ShownClock(conversation):
         node = read_node(member.system, plan, (member.process,))
-        gathered = _hear(member, conversation)
-    fleet = assemble(member.launch, [member.facts(node), *gathered.facts], gathered.problems)
-    return replace(fleet, silent_hosts=gathered.silent_hosts)
+        facts, problems, silent_hosts = _hear(member, conversation)
+    return replace(assemble(member.launch, [member.facts(node), *facts], problems), silent_hosts=silent_hosts)
 
 
 def _read_own_node(member: _Member, conversation: Conversation) -> Node:
@@ -251,41 +245,29 @@ def _read_own_node(member: _Member, conversation: Conversation) -> Node:
     plan = replace(member.plan, head=None if head is None else head.fqdn)
     if "clock" not in plan.sections:
         return read_node(member.system, plan, (member.process,))
-    offset = _Offset(conversation)
-    offset.start()
+    offsets: list[float | None] = [None]
+
+    def measure() -> None:
+        with suppress(StoreError):  # without an offset, the check of the clocks uses the kernel's state
+            offsets.append(measure_offset(conversation))
+
+    measuring = threading.Thread(target=measure, name="ddpdoctor-offset", daemon=True)
+    measuring.start()
     node = read_node(member.system, plan, (member.process,))
-    offset.join()
+    measuring.join()
     if isinstance(node.clock, Unread):
         return node
-    return replace(node, clock=replace(node.clock, offset_s=offset.seconds))
+    return replace(node, clock=replace(node.clock, offset_s=offsets[-1]))
 
 
-class _Offset(threading.Thread):
-    """Measures the clock's offset while the node is read."""
+def _hear(member: _Member, conversation: Conversation) -> tuple[list[Facts], list[str], tuple[str, ...]]:
+    """Receive facts until all ranks have sent theirs or the time is up. If the store is lost, keep what arrived.
 
-    def __init__(self, conversation: Conversation) -> None:
-        super().__init__(name="ddpdoctor-offset", daemon=True)
-        self._conversation = conversation
-        self.seconds: float | None = None
-
-    def run(self) -> None:
-        # Without an offset, the check of the clocks uses the kernel's state.
-        with suppress(StoreError):
-            self.seconds = measure_offset(self._conversation)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Gathered:
-    facts: tuple[Facts, ...]
-    problems: tuple[str, ...]
-    silent_hosts: tuple[str, ...]
-
-
-def _hear(member: _Member, conversation: Conversation) -> _Gathered:
-    """Receive facts until all ranks have sent theirs or the time is up. If the store is lost, keep what arrived."""
+    Return them, what went wrong, and the hosts of ranks that said no more than hello.
+    """
     facts: list[Facts] = []
     problems: list[str] = []
-    hellos: Mapping[int, Hello] = {}
+    hellos: dict[int, Hello] = {}
     expected = member.launch.world_size - 1
 
     def arrivals() -> range:
@@ -302,25 +284,17 @@ def _hear(member: _Member, conversation: Conversation) -> _Gathered:
             on_bad=lambda _, error: problems.append(f"one process sent {error.what}"),
         )  # fmt: skip
         missing = missing_ranks(member.launch, [member.facts(None), *facts])
-        hellos = _look_for_hellos(conversation, missing[:MOST_NAMED])
+        for rank in missing[:MOST_NAMED]:
+            with suppress(BadRecord):
+                if (hello := conversation.get(Hello, f"hello/{rank}", f"rank {rank}")) is not None:
+                    hellos[rank] = hello
         problems += describe_missing(missing, hellos, member.timeout_s)
     except StoreError as error:
         problems.append(f"the gathering ended early: {error}")
     if turned_away := conversation.turned_away():
         strangers = f"{turned_away} connections without this job's token were turned away"
         problems.append(f"{strangers}: is DDPDOCTOR_TOKEN the same on all nodes?")
-    silent_hosts = tuple(dict.fromkeys(hello.host for hello in hellos.values()))
-    return _Gathered(facts=tuple(facts), problems=tuple(problems), silent_hosts=silent_hosts)
-
-
-def _look_for_hellos(conversation: Conversation, ranks: tuple[int, ...]) -> Mapping[int, Hello]:
-    found: dict[int, Hello] = {}
-    for rank in ranks:
-        with suppress(BadRecord):
-            hello = conversation.get(Hello, f"hello/{rank}", f"rank {rank}")
-            if hello is not None:
-                found[rank] = hello
-    return found
+    return facts, problems, tuple(dict.fromkeys(hello.host for hello in hellos.values()))
 
 
 def _unreachable(launch: Launch, error: StoreError) -> UserError:
@@ -392,23 +366,46 @@ def assemble(launch: Launch, facts: Sequence[Facts], problems: Iterable[str] = (
     Two processes with the same rank are both kept, so that the check of the ranks can find them.
     """
     arrived = sorted(facts, key=lambda one: one.rank)
-    groups = [group for machine in _by(arrived, "machine") for group in _by_container(machine)]
+    groups = []
+    for machine in _by(arrived, "machine"):
+        # Processes that share kernel, network and host name are split by container. A container is a separate node only
+        # if one of its processes reads the host: under Apptainer, each task has its own mounts, and all tasks belong to
+        # the one that reads.
+        parts = _by(machine, "container")
+        readers = [part for part in parts if any(one.node for one in part)]
+        if len(readers) < 2:
+            groups.append(machine)
+            continue
+        rest = [one for part in parts if part not in readers for one in part]
+        groups += [sorted([*readers[0], *rest], key=lambda one: one.rank), *readers[1:]]
     groups.sort(key=lambda group: group[0].rank)
-    nodes = [_make_node(group, index) for index, group in enumerate(groups)]
-    first_ranks = [group[0].rank for group in groups]
+    nodes = []
+    for index, group in enumerate(groups):
+        host = group[0].host
+        node = next((one.node for one in group if one.node is not None), None)
+        if node is None:
+            unread = Unread(why=Why.TIMEOUT, reason=f"the process of {host} that reads the host did not answer")
+            sections: dict[str, Any] = dict.fromkeys(SECTIONS, unread)
+            node = Node(host=host, **sections)
+        nodes.append(replace(node, index=index, processes=tuple(one.process for one in group)))
     times = Counter(node.host for node in nodes)
+    others = grouped((one.version, one.rank) for one in facts if one.version != ddpdoctor.__version__)
     return Fleet(
         nodes=tuple(
-            [
-                node if times[node.host] == 1 else replace(node, host=f"{node.host} (rank {rank})")
-                for node, rank in zip(nodes, first_ranks, strict=True)
-            ]
+            node if times[node.host] == 1 else replace(node, host=f"{node.host} (rank {group[0].rank})")
+            for node, group in zip(nodes, groups, strict=True)
         ),
         launcher=launch.launcher,
         world_size=launch.world_size,
         nnodes=launch.nnodes,
         missing=missing_ranks(launch, facts),
-        problems=(*problems, *_other_versions(facts)),
+        problems=(
+            *problems,
+            *(
+                f"{rank_list(ranks)}: ddpdoctor {version}, and {ddpdoctor.__version__} on rank 0"
+                for version, ranks in others.items()
+            ),
+        ),
     )
 
 
@@ -432,38 +429,6 @@ def describe_missing(missing: Sequence[int], hellos: Mapping[int, Hello], limit_
 
 def _by(facts: Iterable[Facts], name: str) -> list[list[Facts]]:
     return list(grouped((getattr(one, name), one) for one in facts).values())
-
-
-def _by_container(machine: list[Facts]) -> list[list[Facts]]:
-    """Split the processes that share kernel, network and host name by container.
-
-    A container is a separate node only if one of its processes reads the host. Under Apptainer, each task has its own
-    mounts, and all tasks belong to the one that reads.
-    """
-    parts = _by(machine, "container")
-    readers = [part for part in parts if any(one.node for one in part)]
-    if len(readers) < 2:
-        return [machine]
-    rest = [one for part in parts if part not in readers for one in part]
-    return [sorted([*readers[0], *rest], key=lambda one: one.rank), *readers[1:]]
-
-
-def _make_node(group: list[Facts], index: int) -> Node:
-    processes = tuple(one.process for one in group)
-    node = next((one.node for one in group if one.node is not None), None)
-    if node is None:
-        unread = Unread(why=Why.TIMEOUT, reason=f"the process of {group[0].host} that reads the host did not answer")
-        sections: dict[str, Any] = dict.fromkeys(SECTIONS, unread)
-        node = Node(host=group[0].host, **sections)
-    return replace(node, index=index, processes=processes)
-
-
-def _other_versions(facts: Iterable[Facts]) -> list[str]:
-    others = grouped((one.version, one.rank) for one in facts if one.version != ddpdoctor.__version__)
-    return [
-        f"{rank_list(ranks)}: ddpdoctor {version}, and {ddpdoctor.__version__} on rank 0"
-        for version, ranks in others.items()
-    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -548,12 +513,7 @@ def build_checkup(
 ) -> Report:
     """Judge a fleet and build its report."""
     fleet = replace(fleet, expected=tuple(map(read_expected, wanted.expect_version)))
-    report = check_report(rules, fleet_facts(fleet), _data(fleet), wanted.command, started_at)
-    return redact(report, fleet, env) if wanted.redact else report
-
-
-def _data(fleet: Fleet) -> dict[str, Any]:
-    return {
+    data = {
         "hosts": [node.host for node in fleet.nodes],
         "launcher": fleet.launcher.value,
         "world_size": fleet.world_size,
@@ -561,3 +521,5 @@ def _data(fleet: Fleet) -> dict[str, Any]:
         "gathering": list(fleet.problems),
         "nodes": [encode(node) for node in fleet.nodes],
     }
+    report = check_report(rules, fleet_facts(fleet), data, wanted.command, started_at)
+    return redact(report, fleet, env) if wanted.redact else report

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.launch import Identity
     from ddpdoctor.diagnose.meeting import JoinedMeeting, Seat
     from ddpdoctor.exchange.conversation import Conversation
-    from ddpdoctor.model.findings import Check, Finding, Judgment, Report
+    from ddpdoctor.model.findings import Check, Finding, Report
     from ddpdoctor.model.launch import NodeLaunch
     from ddpdoctor.model.node import Node, NodeProcess
     from ddpdoctor.model.reaching import Connecting, NodePair, Transfer
@@ -121,26 +121,23 @@ def chosen_rules() -> tuple[Rule, ...]:
 def read_own_node(member: OwnNode, entry: JoinedMeeting | None) -> Node:
     """Read this node. ``entry`` is None if it has not met the others.
 
-    Every node looks up the name of the first host, which torchrun's c10d publishes.
+    Every node looks up the name of the first host, which only torchrun's c10d rendezvous publishes.
     """
     sections = sections_of(chosen_rules())
-    head = None if entry is None or member.launch.by_number else _head(member, entry)
+    head: str | None = None
+    if entry is not None and not member.launch.by_number:
+        if entry.serves:
+            head = ask_side_by_side({"fqdn": member.system.calls.fqdn}, FQDN_LIMIT_S)["fqdn"].value
+            entry.conversation.send("head", Head(fqdn=head))
+        else:
+            sent = entry.conversation.wait(Head, "head", HEAD_LIMIT_S, "the node that judges")
+            head = None if sent is None else sent.fqdn
     plan = ReadingPlan(sections=sections, use_torch=False, head=head)
     node = read_node(member.system, plan, (member.process,))
     if entry is None or isinstance(node.clock, Unread):
         return node
     offset_s = 0.0 if entry.serves else measure_clocks(entry.client).wall_s
     return replace(node, clock=replace(node.clock, offset_s=offset_s))
-
-
-def _head(member: OwnNode, entry: JoinedMeeting) -> str | None:
-    """Return the full name of the first host. Only torchrun's c10d rendezvous publishes it."""
-    if not entry.serves:
-        head = entry.conversation.wait(Head, "head", HEAD_LIMIT_S, "the node that judges")
-        return None if head is None else head.fqdn
-    fqdn = ask_side_by_side({"fqdn": member.system.calls.fqdn}, FQDN_LIMIT_S)["fqdn"].value
-    entry.conversation.send("head", Head(fqdn=fqdn))
-    return fqdn
 
 
 def seen_by(member: OwnNode, node: Node, arrival: int, *, own_address: bool) -> SentFacts:
@@ -180,31 +177,22 @@ _PREFIX = "PET_"
 
 def judge(rendezvous: Rendezvous, started_at: str, ended_at: str) -> Sentence:
     """Run all rules, those about machines first, so that later rules do not report consequences of their findings."""
-    findings, checks = judge_meeting(rendezvous, judge_machines(rendezvous))
+    machines = ask(chosen_rules(), fleet_facts(rendezvous.fleet))
+    findings = machines.findings
+    checks: list[Check] = []
+    for rule in in_order(rules_of("rendezvous")):
+        # Each rule gets the findings of the rules before it.
+        more = ask([rule], {Meeting: [Meeting(rendezvous=rendezvous, found=findings)]})
+        findings = (*findings, *more.findings)
+        checks += more.checks
     return Sentence(
         findings=order_findings(findings),
-        checks=checks,
+        checks=(*machines.checks, *sorted(checks, key=lambda check: check.code)),
         nnodes=rendezvous.nnodes,
         hosts=tuple(visit.host for visit in rendezvous.visits if visit.arrived),
         started_at=started_at,
         ended_at=ended_at,
     )
-
-
-def judge_machines(rendezvous: Rendezvous) -> Judgment:
-    """Judge the machines and how the job is launched on them."""
-    return ask(chosen_rules(), fleet_facts(rendezvous.fleet))
-
-
-def judge_meeting(rendezvous: Rendezvous, judged: Judgment) -> tuple[tuple[Finding, ...], tuple[Check, ...]]:
-    """Add the results of the rendezvous rules. Each rule gets the findings of the rules before it."""
-    findings = judged.findings
-    checks: list[Check] = []
-    for rule in in_order(rules_of("rendezvous")):
-        more = ask([rule], {Meeting: [Meeting(rendezvous=rendezvous, found=findings)]})
-        findings = (*findings, *more.findings)
-        checks += more.checks
-    return findings, (*judged.checks, *sorted(checks, key=lambda check: check.code))
 
 
 def build_report(sentence: Sentence, wanted: RendezvousOptions, data: dict[str, Any], world_size: int | None) -> Report:
@@ -354,7 +342,11 @@ class OwnVisit:
         if conversation is not None and roster is not None:
             if arrival in roster.servers:
                 conversation.send(f"served/{arrival}", served)
-            wait_for_store(conversation, roster)
+            deadline = time.monotonic() + SERVED_LIMIT_S
+            for server in roster.servers:
+                conversation.wait(
+                    Served, f"served/{server}", max(0.0, deadline - time.monotonic()), f"arrival {server}"
+                )
         launch = self.member.launch
         self.store_view = StoreView(
             host=launch.host,
@@ -438,26 +430,18 @@ class Serving:
         except TorchError as error:
             self.served = Served(not_served=_plain(str(error)))
             return
-        in_background(self._tunnel)
 
-    def _tunnel(self) -> None:
-        try:
-            self._meeting.serve_over(open_job_store("127.0.0.1", self._launch.port, PREFIX, SERVED_LIMIT_S))
-        except StoreError:
-            return  # nodes that use ddpdoctor's own port do not need this
+        def tunnel() -> None:
+            with suppress(StoreError):  # nodes that use ddpdoctor's own port do not need this
+                self._meeting.serve_over(open_job_store("127.0.0.1", self._launch.port, PREFIX, SERVED_LIMIT_S))
+
+        in_background(tunnel)
 
 
 def _plain(error: str) -> str:
     """Extract the system's message from "… code: -98, name: EADDRINUSE, message: address already in use"."""
     found = re.search(r"name: (\w+), message: (.+)", error)
     return f"{found[2].rstrip('.')} ({found[1]})" if found is not None else error
-
-
-def wait_for_store(conversation: Conversation, roster: SeatList) -> None:
-    """Wait until the nodes that serve the store have said that they do, or why they cannot."""
-    deadline = time.monotonic() + SERVED_LIMIT_S
-    for arrival in roster.servers:
-        conversation.wait(Served, f"served/{arrival}", max(0.0, deadline - time.monotonic()), f"arrival {arrival}")
 
 
 def stored(view: StoreView) -> bool:
@@ -488,12 +472,13 @@ def lead(visit: OwnVisit, entry: JoinedMeeting) -> RendezvousChecked:
     seat = seat_of(roster, arrival)
     visit.view_store(conversation, roster, arrival)
     pairs = visit.run_mesh(conversation, roster, seat)
+    numbers = [one.arrival for one in roster.seats]
     meeting = _Gathered(
         visit=visit,
         arrivals=arrivals,
         roster=roster,
         seats=seat_nodes(arrivals, arrival, launch.most),
-        store_views=_gather_views(conversation, roster),
+        store_views=conversation.gather(StoreView, "store-view", lambda: numbers, STORE_VIEW_LIMIT_S),
         pairs=pairs,
     )
     trials = _try_start(meeting, conversation, seat)
@@ -512,11 +497,6 @@ class _Gathered:
     store_views: Mapping[int, StoreView]
     """By number of arrival."""
     pairs: tuple[NodePair, ...]
-
-
-def _gather_views(conversation: Conversation, roster: SeatList) -> dict[int, StoreView]:
-    arrivals = [seat.arrival for seat in roster.seats]
-    return conversation.gather(StoreView, "store-view", lambda: arrivals, STORE_VIEW_LIMIT_S)
 
 
 def _try_start(meeting: _Gathered, conversation: Conversation, own: Seat) -> tuple[StartTrial, ...]:
