@@ -105,7 +105,9 @@ def redact(report: Report, fleet: Fleet, env: Mapping[str, str]) -> Report:
     found: list[str] = [*fleet.silent_hosts]
     for node, process in fleet.processes():
         found.append(node.host)
-        found += [_host_part(process.variables.get(name, "")) for name in HOST_VARIABLES]
+        for name in HOST_VARIABLES:
+            place = process.variables.get(name, "")  # "host" or "host:port"
+            found.append(re.sub(r"(?<=.):\d+$", "", place))
         for name in LIST_VARIABLES:
             found += _expand(process.variables.get(name, ""))
     for node in fleet.nodes:
@@ -121,12 +123,6 @@ def _expand(hosts: str) -> list[str]:
         return [hosts, *expand_hosts(hosts)]
     except ValueError:
         return [hosts]
-
-
-def _host_part(endpoint: str) -> str:
-    """Return the host of "host", "host:port"."""
-    host, _, port = endpoint.rpartition(":")
-    return host if host and port.isdecimal() else endpoint
 
 
 def _is_address(text: str) -> bool:

@@ -22,7 +22,6 @@ from ddpdoctor.model.call_log import kind_of, pack_calls
 from ddpdoctor.model.facts import POINT_TO_POINT, Life
 from ddpdoctor.model.pictures import Lane, Span, SpanKind, Timeline, TimelineEvent
 from ddpdoctor.model.steps import Phase, step_totals
-from ddpdoctor.model.words import grouped
 from ddpdoctor.rules.progress.waits import default_name, own_state
 
 if TYPE_CHECKING:
@@ -159,11 +158,11 @@ def merge_parts(parts: Sequence[StepRange], most: int) -> list[StepRange]:
     start_ns, count = parts[0].start_ns, max(1, most // 2)
     length_ns = max(1, parts[-1].end_ns - start_ns)
 
-    def slice_of(part: StepRange) -> tuple[int, bool]:
+    slices: dict[tuple[int, bool], list[StepRange]] = {}
+    for part in parts:
         is_long = (part.end_ns - part.start_ns) * count > length_ns
-        return min(count - 1, (part.end_ns - start_ns) * count // length_ns), is_long
-
-    slices = grouped((slice_of(part), part) for part in parts)
+        number = min(count - 1, (part.end_ns - start_ns) * count // length_ns)
+        slices.setdefault((number, is_long), []).append(part)
     return [StepRange(those[0].first, those[-1].last, those[0].start_ns, those[-1].end_ns) for those in slices.values()]
 
 
@@ -233,14 +232,12 @@ def choose_calls(rank: Rank, fault_ns: int | None, most: int) -> ChosenCalls:
 
 def call_keys(rank: Rank, calls: CallLog) -> list[CallKey | None]:
     """Return for each call which collective it is, or None if that cannot be compared between ranks."""
-    heads = [_group_key(rank, kind) if kind.numbered and not kind.is_async else None for kind in calls.kinds]
+    heads: list[tuple[str, int, int] | None] = []
+    for kind in calls.kinds:
+        state = own_state(rank, kind.group) if kind.numbered and not kind.is_async else None
+        heads.append(None if state is None or not state.ranks else (kind.group, state.ranks[0], len(state.ranks)))
     keys = [heads[which] for which in calls.which]
     return [None if key is None or seq <= 0 else (*key, seq) for key, seq in zip(keys, calls.numbers, strict=True)]
-
-
-def _group_key(rank: Rank, kind: CallKind) -> tuple[str, int, int] | None:
-    state = own_state(rank, kind.group)
-    return None if state is None or not state.ranks else (kind.group, state.ranks[0], len(state.ranks))
 
 
 def last_arrivals(ranks: Iterable[Rank], wanted: set[CallKey], from_ns: int) -> dict[CallKey, int]:

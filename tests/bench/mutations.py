@@ -27,6 +27,7 @@ TESTS = ("tests/rules", "tests/unit")
 FAST = "not full and not standin and not alone"
 NEAREST = 8
 LIMIT_S = 400
+WIDE_LIMIT_S = 1800  # what takes longer counts as found, so the wide part must not for being slow
 NO_TESTS = 5  # what pytest says where all tests are deselected, which finds nothing
 OFF_BY_ONE = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
 DROPPED = (ast.Expr, ast.Assign, ast.AugAssign, ast.Return, ast.Raise, ast.Continue, ast.Break)
@@ -153,7 +154,7 @@ class Copy:
             copy(TREE / name, root / name)
         self.known = importers(root)
 
-    def found_by(self, file: Path, change: Change, tests: list[str]) -> str:
+    def found_by(self, file: Path, change: Change, tests: list[str], limit_s: int = LIMIT_S) -> str:
         """Return which test fails with the change: '' for none, 'import' where the module cannot be loaded."""
         path = self.root / file
         good = path.read_text()
@@ -162,7 +163,7 @@ class Copy:
             if self._run("-c", f"import {module_of(file)}")[0]:
                 return "import"
             status, text = self._run(
-                "-m", "pytest", "-x", "-q", "-n", "2", "-m", FAST, "-p", "no:cacheprovider", *tests
+                "-m", "pytest", "-x", "-q", "-n", "2", "-m", FAST, "-p", "no:cacheprovider", *tests, limit_s=limit_s
             )
         finally:
             self._write(path, good)
@@ -178,7 +179,7 @@ class Copy:
         for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):
             compiled.unlink()  # it goes by the second and the size, which a small change leaves as they were
 
-    def _run(self, *command: str) -> tuple[int, str]:
+    def _run(self, *command: str, limit_s: int = LIMIT_S) -> tuple[int, str]:
         """Return the exit status and the output; 1 and a word where it takes longer than any test should."""
         environment = {**os.environ, "PYTHONPATH": str(self.root)}
         with subprocess.Popen(
@@ -191,7 +192,7 @@ class Copy:
             start_new_session=True,
         ) as process:
             try:
-                text, _ = process.communicate(timeout=LIMIT_S)
+                text, _ = process.communicate(timeout=limit_s)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 return 1, "FAILED (time limit)"
@@ -220,7 +221,7 @@ def main() -> None:
             rows.append((f"{file}:{change.line}  {change.what[:90]}", found))
             print(f"{number:3} {rows[-1][0]}  |  {found or 'not seen by the nearest'}", flush=True)
         for number, file, change in left:
-            found = copy.found_by(file, change, arguments.wide)
+            found = copy.found_by(file, change, arguments.wide, WIDE_LIMIT_S)
             rows[number - arguments.start] = (rows[number - arguments.start][0], found)
             print(f"{number:3} {rows[number - arguments.start][0]}  |  {found or 'SURVIVED'}", flush=True)
     counted = [found for _, found in rows if found != "import"]

@@ -49,7 +49,7 @@ from ddpdoctor.report.lines import format_hosts, format_ranks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ddpdoctor.model.bandwidth import Change, Comparison, Curve, LeftOut, Measurement, Member
+    from ddpdoctor.model.bandwidth import Change, Comparison, Curve, Measurement, Member
     from ddpdoctor.model.findings import Report
     from ddpdoctor.report.bandwidth.measured import Bandwidth, MeasuredCase
     from ddpdoctor.report.blocks import Section
@@ -257,6 +257,13 @@ def bandwidth_content(report: Report) -> Content:
         interfaces = f" ({', '.join(log.interfaces)})" if log.interfaces else ""
         parts = (f"network {log.network}{interfaces}" if log.network else "", f"channels {ways}" if ways else "")
         about.append(f"NCCL on rank {log.rank}: {'; '.join(filter(None, parts))}")
+    not_measured = []
+    for left_out in bench.left_out:
+        mode = "" if left_out.mode is None else f" {left_out.mode.value}"
+        sizes = [format_size(size) for size in left_out.sizes_bytes]
+        several = f"{len(sizes)} sizes from {sizes[0]} to {sizes[-1]}" if sizes else "all sizes"
+        span = sizes[0] if len(sizes) == 1 else several
+        not_measured.append(f"{left_out.collective.value} {left_out.dtype}{mode}, {span}: {left_out.reason}")
     # How the run was cut short, and where its ranks were
     if bench.stop is None:
         stop_sections: tuple[Section, ...] = ()
@@ -278,7 +285,7 @@ def bandwidth_content(report: Report) -> Content:
             *_late_sections(bench),
             *comparison,
             *titled_list("what it means for DDP", bench.advice.text if bench.advice else ()),
-            *titled_list("not measured", [_describe_left_out(one) for one in bench.left_out]),
+            *titled_list("not measured", not_measured),
             *titled_list("to know", bench.notes),
             *stop_sections,
             *_reason_sections(bench),
@@ -366,13 +373,3 @@ def _late_sections(bench: Bandwidth) -> tuple[Section, ...]:
         return ()
     calls = f"is last in {format_share(late.share)} of the calls, {format_time(late.late_us)} after the others (median)"
     return ((Text(text=f"rank {late.rank} on {late.host} {calls}; the times above do not include it"),),)
-
-
-def _describe_left_out(one: LeftOut) -> str:
-    """Say what was not measured, and why."""
-    mode = "" if one.mode is None else f" {one.mode.value}"
-    sizes = [format_size(size) for size in one.sizes_bytes]
-    span = (
-        sizes[0] if len(sizes) == 1 else f"{len(sizes)} sizes from {sizes[0]} to {sizes[-1]}" if sizes else "all sizes"
-    )
-    return f"{one.collective.value} {one.dtype}{mode}, {span}: {one.reason}"

@@ -13,8 +13,8 @@ from ddpdoctor.report.lines import format_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ddpdoctor.model.pictures import Lane, Span, Timeline, TimelineEvent
-    from ddpdoctor.report.blocks import ChartLine, Series
+    from ddpdoctor.model.pictures import Lane, Span, Timeline
+    from ddpdoctor.report.blocks import Series
 
 MARKS = {
     SpanKind.BATCH: "d",
@@ -77,9 +77,14 @@ def draw_strip(timeline: Timeline, width: int) -> list[str]:
     names = [_name(ranks) for ranks, _ in shown]
     name_width = max(map(len, names), default=0)
     columns = width - name_width - 4
-    window = _window([lane for _, lane in shown], fault, timeline.length_ms, columns) if fault is not None else None
-    if fault is None or window is None:
+    if fault is None:
         return []
+    # From a few calls before the fault to a little after it
+    before = max((_back(lane, fault.at_ms) for _, lane in shown), default=0.0)
+    after = min(timeline.length_ms - fault.at_ms, before * SHARE_AFTER / (1 - SHARE_AFTER))
+    if not (math.isfinite(before + after) and before > 0 and after >= 0) or columns < 2:
+        return []
+    window = _Window(start_ms=fault.at_ms - before, end_ms=fault.at_ms + max(after, before / columns), columns=columns)
     drawn = [_draw(lane, window) for _, lane in shown]
     # The line above the rows, whose mark stands at the time of the fault
     at = name_width + 4 + window.column(fault.at_ms)
@@ -90,21 +95,14 @@ def draw_strip(timeline: Timeline, width: int) -> list[str]:
         lines.append(f"{'> ' if lane.blamed else '  '}{name.ljust(name_width)}  {marks}".rstrip())
     if len(rows) > len(shown):
         lines.append(f"  and {len(rows) - len(shown)} more rows in report.json")
-    return [*lines, _legend("".join(drawn), window)]
+    marks = "".join(drawn)
+    used = [f"{mark} {WORDS[kind]}" for kind, mark in MARKS.items() if mark in marks]
+    return [*lines, f"{', '.join(used)}; each {format_time(window.slice_ms * 1e3)}"]
 
 
 def _name(ranks: Sequence[int]) -> str:
     name = format_ranks(ranks)
     return name if len(name) <= NAME_WIDTH else name[: NAME_WIDTH - 3] + "..."
-
-
-def _window(lanes: Sequence[Lane], fault: TimelineEvent, length_ms: float, columns: int) -> _Window | None:
-    """Return the time from a few calls before the fault to a little after it."""
-    before = max((_back(lane, fault.at_ms) for lane in lanes), default=0.0)
-    after = min(length_ms - fault.at_ms, before * SHARE_AFTER / (1 - SHARE_AFTER))
-    if not (math.isfinite(before + after) and before > 0 and after >= 0) or columns < 2:
-        return None
-    return _Window(start_ms=fault.at_ms - before, end_ms=fault.at_ms + max(after, before / columns), columns=columns)
 
 
 def _back(lane: Lane, fault_ms: float) -> float:
@@ -139,13 +137,6 @@ def _innermost(spans: Sequence[Span], window: _Window) -> Iterator[tuple[Span, f
             yield span, *inside
             left += [part for part in ((start, inside[0]), (inside[1], end)) if part[0] < part[1]]
         free = left
-
-
-def _legend(marks: str, window: _Window) -> str:
-    """Return what the characters mean, of those that occur."""
-    used = [f"{mark} {WORDS[kind]}" for kind, mark in MARKS.items() if mark in marks]
-    time = format_time(window.slice_ms * 1e3)
-    return f"{', '.join(used)}; each {time}"
 
 
 ROWS = 9
@@ -196,7 +187,10 @@ def draw_chart(series: Series, width: int) -> list[str]:
         for x, y in line.points:
             grid[up.place(y)][across.place(x)] = mark
     title = series.title + ("" if known == drawn else f", the first {len(drawn)} of {len(known)} series")
-    return [title, *_chart_legend(drawn, reference), *_frame(grid, up), _bottom(across)]
+    legend = [f"{mark} {line.name}" for mark, line in zip(CURVE_MARKS, drawn, strict=False)]
+    legend += [f"{REFERENCE} {reference.name}"] if reference else []
+    left, right = format_size(int(across.low)), format_size(int(across.high))
+    return [title, *legend, *_frame(grid, up), " " * (LABEL_WIDTH + 2) + left + right.rjust(across.steps - len(left))]
 
 
 def draw_sparks(series: Series) -> list[str]:
@@ -206,29 +200,17 @@ def draw_sparks(series: Series) -> list[str]:
         return []
     sizes = [x for line in known for x, _ in line.points]
     width = max(len(line.name) for line in known[:MAX_SPARKS])
-    lines = [f"{line.name.ljust(width)}  {_spark(line)}" for line in known[:MAX_SPARKS]]
+    lines = []
+    for line in known[:MAX_SPARKS]:  # a character for each point, and the lowest and the highest value
+        values = [y for _, y in line.points]
+        scale = _Scale(low=min(values), high=max(values), steps=len(LEVELS))
+        curve = "".join(LEVELS[scale.place(y)] for y in values)
+        lines.append(f"{line.name.ljust(width)}  {curve}  {scale.low:.3g} to {scale.high:.3g}")
     more = [f"and {len(known) - MAX_SPARKS} more"] if len(known) > MAX_SPARKS else []
     return [f"{series.title}, {format_size(min(sizes))} to {format_size(max(sizes))}", *lines, *more]
-
-
-def _spark(line: ChartLine) -> str:
-    """Return a character for each point, and the lowest and the highest value. The scale is logarithmic."""
-    values = [y for _, y in line.points]
-    scale = _Scale(low=min(values), high=max(values), steps=len(LEVELS))
-    return f"{''.join(LEVELS[scale.place(y)] for y in values)}  {scale.low:.3g} to {scale.high:.3g}"
-
-
-def _chart_legend(lines: Sequence[ChartLine], reference: ChartLine | None) -> list[str]:
-    names = [f"{mark} {line.name}" for mark, line in zip(CURVE_MARKS, lines, strict=False)]
-    return [*names, *([f"{REFERENCE} {reference.name}"] if reference else [])]
 
 
 def _frame(grid: list[list[str]], up: _Scale) -> list[str]:
     labeled = {0, ROWS // 2, ROWS - 1}
     labels = [f"{up.value(row):.3g}" if row in labeled else "" for row in range(ROWS)]
     return [f"{labels[row].rjust(LABEL_WIDTH)} |{''.join(grid[row])}".rstrip() for row in reversed(range(ROWS))]
-
-
-def _bottom(across: _Scale) -> str:
-    first, last = format_size(int(across.low)), format_size(int(across.high))
-    return " " * (LABEL_WIDTH + 2) + first + last.rjust(across.steps - len(first))
