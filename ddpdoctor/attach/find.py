@@ -98,7 +98,12 @@ def find_jobs() -> FoundJobs:
     processes = read_processes()
     own = frozenset(_ancestors(os.getpid(), processes))
     chosen = choose_ranks(processes, own | {os.getpid()})
-    named = _distinct(grouped((_identity(one), one) for one in chosen))
+    jobs = grouped((_identity(one), one) for one in chosen)
+    names = [identity.name for identity in jobs]
+    named = {  # two of one name get their port or parent added
+        replace(one, name=_longer_name(one)) if names.count(one.name) > 1 else one: members
+        for one, members in jobs.items()
+    }
     return FoundJobs(
         jobs=tuple(_job(identity, named[identity]) for identity in sorted(named, key=lambda one: one.name)),
         closed=tuple(
@@ -193,15 +198,6 @@ def _identity(one: ChosenProcess) -> JobIdentity:
     )  # fmt: skip
 
 
-def _distinct(jobs: dict[JobIdentity, list[ChosenProcess]]) -> dict[JobIdentity, list[ChosenProcess]]:
-    """Return the jobs with names that differ: two of one name get their port or parent added."""
-    names = [identity.name for identity in jobs]
-    return {
-        replace(one, name=_longer_name(one)) if names.count(one.name) > 1 else one: members
-        for one, members in jobs.items()
-    }
-
-
 def _longer_name(identity: JobIdentity) -> str:
     return f"{identity.name}@{identity.master_port or identity.step or identity.parent_pid}"
 
@@ -225,6 +221,7 @@ def _seen(one: Candidate, *, rank: int, by: RankBy, siblings: int) -> SeenRank:
     numbers = read_status(one.pid).get("NSpid", "").split()
     path = text(env, "DDPDOCTOR_RUN")
     absolute = str(Path(read_link(Path(f"/proc/{one.pid}/cwd")), path)) if path else None
+    sizes = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if is_slurm_step(env) and "RANK" not in env else ()
     return SeenRank(
         pid=one.pid,
         namespace_pid=int(numbers[-1]) if len(numbers) > 1 else None,
@@ -232,7 +229,7 @@ def _seen(one: Candidate, *, rank: int, by: RankBy, siblings: int) -> SeenRank:
         rank=rank,
         rank_by=by,
         local_rank=rank if ordered else read_local_rank(env),
-        world_size=(siblings if one.is_spawned else None) if ordered else _world_size(env),
+        world_size=(siblings if one.is_spawned else None) if ordered else number(env, *WORLD_SIZE_NAMES, *sizes),
         node_rank=number(env, "GROUP_RANK", *("SLURM_NODEID",) if is_slurm_step(env) else ()),
         restart_count=number(env, "TORCHELASTIC_RESTART_COUNT"),
         launcher=_launcher(one, ordered=ordered),
@@ -242,11 +239,6 @@ def _seen(one: Candidate, *, rank: int, by: RankBy, siblings: int) -> SeenRank:
         wrap_folder=absolute,
         variables=select_variables(env)[0],
     )
-
-
-def _world_size(env: Mapping[str, str]) -> int | None:
-    in_step = is_slurm_step(env) and "RANK" not in env
-    return number(env, *WORLD_SIZE_NAMES, *("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if in_step else ())
 
 
 def _launcher(one: Candidate, *, ordered: bool) -> str:
@@ -303,11 +295,6 @@ class Candidate:
         return bool(GROUP_THREADS & self.threads)
 
     @cached_property
-    def is_python(self) -> bool:
-        """Whether its program is a Python."""
-        return Path(read_link(PROC / str(self.pid) / "exe")).name.startswith("python")
-
-    @cached_property
     def has_torch(self) -> bool:
         """Whether it has loaded torch."""
         return "libtorch" in read_text(PROC / str(self.pid) / "maps")
@@ -316,10 +303,6 @@ class Candidate:
     def is_spawned(self) -> bool:
         """Whether multiprocessing started it by spawn, and not as a loader's worker."""
         return SPAWNED in read_text(PROC / str(self.pid) / "cmdline").encode() and LOADER_WORKER not in self.threads
-
-    def has_identity_of(self, other: Candidate) -> bool:
-        """Return whether two processes have the same variables of a rank, as a rank and its workers do."""
-        return all(self.env.get(name) == other.env.get(name) for name in _IDENTITY)
 
 
 def read_candidate(process: Process) -> Candidate:
@@ -346,7 +329,12 @@ class ChosenProcess:
 def choose_ranks(processes: Mapping[int, Process], own: frozenset[int] = frozenset()) -> list[ChosenProcess]:
     """Return the ranks among these processes; ``own`` are ddpdoctor's processes, which are left out."""
     alive = [one for pid, one in processes.items() if one.state not in "ZX" and pid not in own]
-    seen = {one.pid: one for one in _read_candidates(alive) if one.env}  # else it is another user's
+    # What cannot be read of a process that is stuck in the kernel is left out.
+    stuck = {str(one.pid): partial(read_candidate, one) for one in alive if one.state == "D"}
+    replies = ask_side_by_side(stuck, STUCK_LIMIT_S).values()
+    read = [read_candidate(one) for one in alive if one.state != "D"]
+    read += [reply.value for reply in replies if reply.value is not None]
+    seen = {one.pid: one for one in read if one.env}  # else it is another user's
     numbered = {pid: one for pid, one in seen.items() if one.rank is not None}
     families: dict[int, list[Candidate]] = {}
     launching: set[int] = set()
@@ -363,21 +351,17 @@ def choose_ranks(processes: Mapping[int, Process], own: frozenset[int] = frozens
     return [*chosen, *[ChosenProcess(process=one, rank=None) for one in _with_siblings(joined, outside)]]
 
 
-def _read_candidates(alive: list[Process]) -> list[Candidate]:
-    """Read all of them; what cannot be read of a process that is stuck in the kernel is left out."""
-    stuck = {str(one.pid): partial(read_candidate, one) for one in alive if one.state == "D"}
-    replies = ask_side_by_side(stuck, STUCK_LIMIT_S).values()
-    others = [read_candidate(one) for one in alive if one.state != "D"]
-    return [*others, *(reply.value for reply in replies if reply.value is not None)]
-
-
 def _climb(
     one: Candidate, numbered: Mapping[int, Candidate], processes: Mapping[int, Process]
 ) -> tuple[Candidate, Candidate | None]:
     """Return the top of a process's family, and the process of another family above it."""
     while True:
         above = _nearest_above(one, numbered, processes)
-        if above is None or not (one.has_identity_of(above) or (above.joined and above.rank == one.rank)):
+        if above is None:
+            return one, above
+        # A rank and its workers have the same variables.
+        is_same = all(one.env.get(name) == above.env.get(name) for name in _IDENTITY)
+        if not is_same and not (above.joined and above.rank == one.rank):
             return one, above
         one = above
 
@@ -403,7 +387,7 @@ def _of_family(top: int, family: list[Candidate], *, launching: bool) -> Iterabl
         return [ChosenProcess(process=joined[0], rank=joined[0].rank)]
     if launching:
         return []
-    pythons = [one for one in family if one.is_python]
+    pythons = [one for one in family if Path(read_link(PROC / str(one.pid) / "exe")).name.startswith("python")]
     best = next((one for one in pythons if one.has_torch), None)
     if best is None:
         # A rank that still loads torch. Without RANK, it may be any program in a step of Slurm.

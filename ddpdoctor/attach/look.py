@@ -23,19 +23,21 @@ from ddpdoctor.attach.servers import (
     find_dump,
     find_ras,
     find_server,
-    read_dump,
     read_store,
 )
 from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.model.attached import Movement, RankLook, RankMovement, Refusal, StoreLook
-from ddpdoctor.recorder.storage.files import parse_json
+from ddpdoctor.recorder.storage.files import parse_json, read_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ddpdoctor.attach.find import FoundJob
     from ddpdoctor.attach.process import HostView
-    from ddpdoctor.model.attached import ChildFacts, Peer, ProcessFacts, SeenRank
+    from ddpdoctor.model.attached import Peer, ProcessFacts, SeenRank
+
+    _Looked = tuple[RankLook, Mapping[str, bytes]]
+    """One look at a rank, and the files of that look."""
 
 PROC_SOURCE = "/proc"
 FACTS_LIMIT_S = 5.0
@@ -102,7 +104,7 @@ def look_at(job: FoundJob, number: int, earlier: StoreLook | None = None) -> Job
         dump = find_dump(rank, env, time.time_ns() - int(since_boot_s * 1e9))
         try:
             if dump is not None:
-                seeing.keep(rank, "fr_dump", read_dump(dump))
+                seeing.keep(rank, "fr_dump", read_plain(dump))
         except OSError as error:
             seeing.refuse(rank.pid, Refusal(source=RECORDER, reason=f"the dump cannot be read: {error}"))
     ranks = tuple(
@@ -214,23 +216,7 @@ def _with_workers(facts: ProcessFacts | None, threads: Any) -> ProcessFacts | No
     ]
     replies = ask_side_by_side({str(one.pid): partial(read_stacks, one.pid) for one in workers}, STACKS_LIMIT_S)
     seen = {int(pid): reply.value[0] for pid, reply in replies.items() if reply.value is not None}
-
-    def with_stacks(child: ChildFacts) -> ChildFacts:
-        return replace(child, stacks=seen.get(child.pid))
-
-    return replace(facts, children=tuple(map(with_stacks, facts.children)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pair:
-    """Two looks at one rank."""
-
-    before: RankLook
-    after: RankLook
-    raw_before: Mapping[str, bytes]
-    raw_after: Mapping[str, bytes]
-    ends_of_others: frozenset[str]
-    """The local ends of the connections of the other ranks."""
+    return replace(facts, children=tuple(replace(one, stacks=seen.get(one.pid)) for one in facts.children))
 
 
 def compare_looks(first: JobLook, second: JobLook) -> tuple[RankMovement, ...]:
@@ -238,13 +224,9 @@ def compare_looks(first: JobLook, second: JobLook) -> tuple[RankMovement, ...]:
     ends = {rank.rank.pid: {peer.local for peer in _peers(rank)} for rank in second.ranks}
     return tuple(
         _compare(
-            _Pair(
-                before=before,
-                after=after,
-                raw_before=first.raw,
-                raw_after=second.raw,
-                ends_of_others=frozenset().union(*(ends[pid] for pid in ends if pid != after.rank.pid)),
-            )
+            (before, first.raw),
+            (after, second.raw),
+            frozenset().union(*(ends[pid] for pid in ends if pid != after.rank.pid)),
         )
         for before, after in zip(first.ranks, second.ranks, strict=True)
     )
@@ -258,34 +240,29 @@ def of_job(movements: Iterable[RankMovement]) -> Movement:
     return Movement.STILL if Movement.STILL in seen else Movement.UNKNOWN
 
 
-def _compare(pair: _Pair) -> RankMovement:
-    old, new = pair.before.process, pair.after.process
+def _compare(before: _Looked, after: _Looked, ends_of_others: frozenset[str]) -> RankMovement:
+    """Return what a rank did; ``ends_of_others`` are the local ends of the connections of the other ranks."""
+    old, new = before[0].process, after[0].process
     if old is None or new is None or old.main_switches is None or new.main_switches is None:
         slept = None
     else:
         ran = new.main_cpu_ticks != old.main_cpu_ticks or new.main_switches != old.main_switches
         slept = not ran and "R" not in old.state + new.state
-    if (
-        pair.after.process is None
-        and pair.before.process is not None
-        and not any(refusal.source == PROC_SOURCE for refusal in pair.after.refused)
-    ):
-        judged: tuple[Movement, tuple[str, ...]] = Movement.MOVING, ("ended",)
-    else:
-        compared = dict(_changes(pair))
-        changed = tuple(name for name, differs in compared.items() if differs)
-        if changed:
-            judged = Movement.MOVING, changed
-        elif "stack" in compared and not slept and _glance_differs(pair.after):
-            judged = Movement.MOVING, ("stack",)
-        elif slept:
-            judged = Movement.STILL, (*compared, "slept")
-        else:
-            judged = Movement.STILL if "stack" in compared else Movement.UNKNOWN, tuple(compared)
-    movement, evidence = judged
+    movement, evidence = Movement.MOVING, tuple[str, ...](("ended",))
+    if new is not None or old is None or any(refusal.source == PROC_SOURCE for refusal in after[0].refused):
+        compared = dict(_changes(before, after, ends_of_others))
+        evidence = tuple(name for name, differs in compared.items() if differs)
+        later = (main_frames(read_stacks(after[0].rank.pid)[0]) for _ in range(GLANCES))
+        is_at_work = not evidence and "stack" in compared and not slept
+        if is_at_work and any(one is not None and one != main_frames(after[0].stacks) for one in later):
+            evidence = ("stack",)
+        elif not evidence and slept:
+            movement, evidence = Movement.STILL, (*compared, "slept")
+        elif not evidence:
+            movement, evidence = Movement.STILL if "stack" in compared else Movement.UNKNOWN, tuple(compared)
     return RankMovement(
-        pid=pair.after.rank.pid,
-        rank=pair.after.rank.rank,
+        pid=after[0].rank.pid,
+        rank=after[0].rank.rank,
         movement=movement,
         evidence=evidence,
         main_cpu_ticks=new.main_cpu_ticks - old.main_cpu_ticks if old is not None and new is not None else None,
@@ -293,14 +270,13 @@ def _compare(pair: _Pair) -> RankMovement:
     )
 
 
-def _changes(pair: _Pair) -> Iterator[tuple[str, bool]]:
+def _changes(before: _Looked, after: _Looked, ends_of_others: frozenset[str]) -> Iterator[tuple[str, bool]]:
     """Yield what can be compared, and whether it changed."""
-    looks = ((pair.before, pair.raw_before), (pair.after, pair.raw_after))
     for name, read in (("stack", _stack), ("flight recorder", _trace)):
-        old, new = (read(look, raw) for look, raw in looks)
+        old, new = read(*before), read(*after)
         if old is not None and new is not None:
             yield name, old != new
-    counts = _received(pair.before, pair.ends_of_others), _received(pair.after, pair.ends_of_others)
+    counts = _received(before[0], ends_of_others), _received(after[0], ends_of_others)
     both = counts[0].keys() & counts[1].keys()
     if both:
         yield "received", any(counts[0][ends] != counts[1][ends] for ends in both)
@@ -344,9 +320,3 @@ def _trace(look: RankLook, raw: Mapping[str, bytes]) -> Any:
     entries = [one for one in plain.get("entries") or () if isinstance(one, dict)]
     last = entries[-1].get("record_id") if entries else None
     return plain.get("pg_status"), last, sum(one.get("retired") is True for one in entries)
-
-
-def _glance_differs(look: RankLook) -> bool:
-    frames = main_frames(look.stacks)
-    later = (main_frames(read_stacks(look.rank.pid)[0]) for _ in range(GLANCES))
-    return any(other is not None and other != frames for other in later)

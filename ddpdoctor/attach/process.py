@@ -162,7 +162,11 @@ def read_stacks(pid: int) -> tuple[Any, Refusal | None]:
         )
         if end.status is None:
             return None, Refusal(source=PY_SPY, reason=f"py-spy did not end within {PY_SPY_LIMIT_S:.0f} s")
-        threads = _parse_stacks(end.out) if end.status == 0 else threads
+        if end.status == 0:
+            try:
+                threads = json.loads(end.out)
+            except ValueError:
+                threads = None
         if main_frames(threads) is not None:
             return threads, None
         error = " ".join(end.err.split()) or f"py-spy ended with status {end.status}"
@@ -205,10 +209,3 @@ def remedy_for_tracing(uid: int, scope: str) -> str:
             "or give this program CAP_SYS_PTRACE"
         )
     return f"{SUDO}; in a container: docker run --cap-add SYS_PTRACE, or {DEBUG_POD}"
-
-
-def _parse_stacks(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None

@@ -16,7 +16,7 @@ import zlib
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from ddpdoctor.attach.find import NO_JOB
 from ddpdoctor.attach.session import SUMMARY, make_attach_folder, save_nodes
@@ -137,13 +137,8 @@ def ask_nodes(
     finally:
         with contextlib.suppress(OSError):
             folder.rmdir()  # nothing has come, or not yet
-    raise UserError(
-        f"{_of_all(len(answers), way.noun)} sent what it saw", help="\n".join(one.line() for one in asked.unseen())
-    )
-
-
-def _of_all(count: int, noun: str) -> str:
-    return f"the only {noun} has not" if count == 1 else f"none of {count_of(count, noun)}"
+    none = f"the only {way.noun} has not" if len(answers) == 1 else f"none of {count_of(len(answers), way.noun)}"
+    raise UserError(f"{none} sent what it saw", help="\n".join(one.line() for one in asked.unseen()))
 
 
 def _ask_all(way: Way, commands: Mapping[str, Sequence[str]], folder: Path, limit_s: float) -> list[NodeAnswer]:
@@ -151,7 +146,15 @@ def _ask_all(way: Way, commands: Mapping[str, Sequence[str]], folder: Path, limi
     try:
         while waiting or running:
             while waiting and len(running) < AT_ONCE:
-                running.append(_start(*waiting.popleft(), way, limit_s))
+                node, command = waiting.popleft()
+                # Apart from this terminal: a Ctrl-C here must not leave half of what it runs elsewhere.
+                out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - read at its end
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=way.env or os.environ,
+                    start_new_session=True,
+                )  # fmt: skip
+                until_s = time.monotonic() + limit_s
+                running.append(_Asked(node=node, process=process, out=out, err=err, until_s=until_s))
             ended = [one for one in running if one.has_ended()]
             running = [one for one in running if one not in ended]
             answers += [_read(one, way, folder, limit_s) for one in ended]
@@ -160,15 +163,6 @@ def _ask_all(way: Way, commands: Mapping[str, Sequence[str]], folder: Path, limi
         for one in running:
             one.process.terminate()
     return answers
-
-
-def _start(node: str, command: Sequence[str], way: Way, limit_s: float) -> _Asked:
-    """Start it apart from this terminal: a Ctrl-C here must not leave half of what it runs elsewhere."""
-    out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - read when the program has ended
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=way.env or os.environ, start_new_session=True
-    )
-    return _Asked(node=node, process=process, out=out, err=err, until_s=time.monotonic() + limit_s)
 
 
 def _read(one: _Asked, way: Way, folder: Path, limit_s: float) -> NodeAnswer:
@@ -183,31 +177,28 @@ def _read(one: _Asked, way: Way, folder: Path, limit_s: float) -> NodeAnswer:
         gone = arrived.error.startswith(NO_JOB)
         reason, remedy = (NO_RANK, SEE_LOG) if gone else (arrived.error, arrived.help)
         return NodeAnswer(node=one.node, folder="", reason=reason, remedy=remedy)
-    reason = "" if arrived.whole else _reason(one, arrived, said, limit_s)
+    reason = ""
+    if not arrived.whole and one.is_late:
+        part = f", after {count_of(arrived.files, 'file')}" if arrived.files else ""
+        reason = f"no answer within {limit_s:.0f} s{part}"
+    elif not arrived.whole:
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        causes = [line for line in lines if not _CONSEQUENCES.search(line)]
+        last = (causes or lines or [f"it ended with status {one.process.returncode}"])[-1]
+        reason = hide_in_text(_OF_ONE_NODE.sub("", last))[:300]
     return NodeAnswer(
         node=one.node, folder=own if arrived.files else "", reason=reason,
         remedy=way.remedy(reason) if reason else "",
     )  # fmt: skip
 
 
-def _reason(one: _Asked, arrived: Arrived, said: str, limit_s: float) -> str:
-    if one.is_late:
-        part = f", after {count_of(arrived.files, 'file')}" if arrived.files else ""
-        return f"no answer within {limit_s:.0f} s{part}"
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    causes = [line for line in lines if not _CONSEQUENCES.search(line)]
-    last = (causes or lines or [f"it ended with status {one.process.returncode}"])[-1]
-    return hide_in_text(_OF_ONE_NODE.sub("", last))[:300]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
-    """A line of squeue."""
+class _Row(NamedTuple):
+    """A line of squeue, in the order of ``_FIELDS``."""
 
     number: str
     shown: str
     state: str
-    uid: int
+    uid: str
     nodes: str
 
 
@@ -225,7 +216,7 @@ def attach_slurm(
             help="Run it where you submit jobs, or run `ddpdoctor attach` on every node of the job.",
         )
     end = _ask("squeue", "--noheader", "--states=all", f"--jobs={job}", f"--format={_FIELDS}")
-    rows = [_parse_row(line) for line in end.out.splitlines() if line.count("|") == 4]
+    rows = [_Row(*line.strip().split("|")) for line in end.out.splitlines() if line.count("|") == 4]
     if not rows and (end.status == 0 or "invalid job id" in end.err.lower()):
         raise UserError(
             f"Slurm does not know job {job}",
@@ -234,20 +225,20 @@ def attach_slurm(
     if not rows:
         raise UserError(f"Slurm does not answer: {_words(end)}", help="Try again, or see `scontrol ping`.")
     row = _the_one(job, rows)
-    nodes = _list_nodes(row)
+    end = _ask("scontrol", "show", "hostnames", row.nodes)
+    nodes = end.out.split()
+    if end.status != 0 or not nodes:
+        raise UserError(f"the nodes of job {row.shown} cannot be listed: {_words(end)}")
     tell(f"asking {count_of(len(nodes), 'node')} of job {row.shown}: {row.nodes}")
+    step = (
+        "srun", f"--jobid={row.number}", "--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--cpu-bind=none",
+        f"--time={STEP_MINUTES}",
+    )  # fmt: skip
     command = collector(python, name or f"slurm-{row.number}")
-    commands = {node: (*_step(row.number, node), *command) for node in nodes}
+    commands = {node: (*step, f"--nodelist={node}", *command) for node in nodes}
     return ask_nodes(
         Way(name="srun", noun="node", remedy=_srun_remedy, env=_environment()), commands, output, limit_s=limit_s
     )
-
-
-def _step(job: str, node: str) -> tuple[str, ...]:
-    return (
-        "srun", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--mpi=none",
-        "--cpu-bind=none", f"--time={STEP_MINUTES}",
-    )  # fmt: skip
 
 
 def _environment() -> dict[str, str]:
@@ -268,22 +259,14 @@ def _the_one(job: str, rows: list[_Row]) -> _Row:
     if len(running) > 1:
         choices = ", ".join(f"--slurm {row.shown}" for row in running[:8])
         raise UserError(f"job {job} has {len(running)} running parts", help=f"Give one of them: {choices}")
-    if os.geteuid() not in {0, running[0].uid}:
-        owner = _user(running[0].uid)
+    uid = int(running[0].uid) if running[0].uid.isdecimal() else -1
+    if os.geteuid() not in {0, uid}:
+        try:
+            owner = pwd.getpwuid(uid).pw_name
+        except KeyError:
+            owner = f"user {uid}"
         raise UserError(f"job {job} belongs to {owner}", help=f"Only {owner} may attach to it, on a login node.")
     return running[0]
-
-
-def _parse_row(line: str) -> _Row:
-    number, shown, state, uid, nodes = line.strip().split("|")
-    return _Row(number=number, shown=shown, state=state, uid=int(uid) if uid.isdecimal() else -1, nodes=nodes)
-
-
-def _list_nodes(row: _Row) -> list[str]:
-    end = _ask("scontrol", "show", "hostnames", row.nodes)
-    if end.status != 0 or not end.out.split():
-        raise UserError(f"the nodes of job {row.shown} cannot be listed: {_words(end)}")
-    return end.out.split()
 
 
 def _ask(*command: str) -> ChildEnd:
@@ -295,13 +278,6 @@ def _ask(*command: str) -> ChildEnd:
 
 def _words(end: ChildEnd) -> str:
     return hide_in_text(end.last_error) if end.status is not None else f"no answer within {CONTROLLER_LIMIT_S:.0f} s"
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
 
 
 def _srun_remedy(reason: str) -> str:
@@ -374,18 +350,15 @@ def _why_not(status: dict[str, Any], container: str | None) -> str:
     ]
     if phase == "Running" and (not states or any("running" in state for _, state in states)):
         return ""
-    why = "; ".join(filter(None, (_state_words(name, state) for name, state in states)))
+    said = []  # "trainer ended, OOMKilled, exit code 137", or "trainer waits, ImagePullBackOff"
+    for name, state in states:
+        waits, ended = state.get("waiting") or {}, state.get("terminated") or {}
+        if waits:
+            said.append([f"{name} waits", waits.get("reason")])
+        elif ended:
+            said.append([f"{name} ended", ended.get("reason"), f"exit code {ended.get('exitCode')}"])
+    why = "; ".join(", ".join(filter(None, words)) for words in said)
     return f"the pod is {phase}" + (f": {why}" if why else "")
-
-
-def _state_words(name: str, state: dict[str, Any]) -> str:
-    """Return "trainer ended, OOMKilled, exit code 137", or "trainer waits, ImagePullBackOff"."""
-    waits, ended = state.get("waiting") or {}, state.get("terminated") or {}
-    if waits:
-        return ", ".join(filter(None, (f"{name} waits", waits.get("reason"))))
-    if ended:
-        return ", ".join(filter(None, (f"{name} ended", ended.get("reason"), f"exit code {ended.get('exitCode')}")))
-    return ""
 
 
 def _see(pods: Pods) -> str:
@@ -419,21 +392,18 @@ def send_look(look: Callable[[Path], Path], out: IO[bytes]) -> int:
     """Look at this machine, write what the look saved or why it saved nothing, and return the exit status."""
     with tempfile.TemporaryDirectory(prefix="ddpdoctor-attach-") as folder:
         try:
-            _send_folder(look(Path(folder)), out)
+            saved = look(Path(folder))
+            # All its files, ``attach.json`` as the last, and the end
+            names = [str(path.relative_to(saved)) for path in saved.rglob("*") if path.is_file()]
+            names.sort(key=lambda name: (name == SUMMARY, name))
+            for name in names:
+                packed = zlib.compress((saved / name).read_bytes())
+                _send(out, file=name, data=base64.b64encode(packed).decode())
+            _send(out, files=len(names))
         except UserError as error:
             _send(out, error=error.message, help=error.help)
             return error.status
     return ExitStatus.OK
-
-
-def _send_folder(folder: Path, out: IO[bytes]) -> None:
-    """Write all files of a saved folder, ``attach.json`` as the last, and the end."""
-    names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
-    names.sort(key=lambda name: (name == SUMMARY, name))
-    for name in names:
-        packed = zlib.compress((folder / name).read_bytes())
-        _send(out, file=name, data=base64.b64encode(packed).decode())
-    _send(out, files=len(names))
 
 
 def receive_folder(lines: Iterable[bytes], folder: Path) -> Arrived:

@@ -22,15 +22,14 @@ from ddpdoctor.collect.system import read_text
 from ddpdoctor.exchange.job_store import open_store_reader
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.attached import Refusal, StoreLook
-from ddpdoctor.recorder.storage.files import parse_json, read_plain
+from ddpdoctor.recorder.storage.files import parse_json
 from ddpdoctor.recorder.storage.secrets import hide_in_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping
 
     from ddpdoctor.attach.find import FoundJob
     from ddpdoctor.attach.process import HostView
-    from ddpdoctor.exchange.job_store import StoreReader
     from ddpdoctor.model.attached import SeenRank
 
 PROC = Path("/proc")
@@ -57,7 +56,6 @@ ALL_LIMIT_S = 60.0
 """Our choice for all questions to a store together: it answers each in microseconds."""
 MOST_KEYS, MOST_VALUES, MOST_RANKS = 20_000, 4096, 4096
 DEBUG_SERVERS = "debug_server/rank"
-_VALUES = (DEBUG_SERVERS,)
 _TRACES = ("_trace_start", "_trace_end")
 """The ends of keys that TORCH_NCCL_DESYNC_DEBUG writes: the number and name of a rank's last collective."""
 RECORDER = "flight recorder"
@@ -103,9 +101,13 @@ def find_server(
     rank: SeenRank, env: Mapping[str, str], addresses: Mapping[str, str], host: HostView
 ) -> WorkerServer | None:
     """Return the server of a rank, or None; ``addresses`` are those in the store, by its key."""
-    path = env.get(SOCKET_VARIABLE)
-    if path and _listens_on(rank.pid, path):
-        return WorkerServer(path=str(named_file(rank.pid, path)))
+    if path := env.get(SOCKET_VARIABLE):
+        # Whether it is bound to a socket of this process: ranks may inherit one path from their launcher.
+        inodes = read_sockets(rank.pid) or frozenset()
+        table = read_text(PROC / str(rank.pid) / "net/unix").splitlines()[1:]
+        bound = (line.split(maxsplit=7) for line in table if line.endswith(path))
+        if any(len(row) == 8 and row[7] == path and int(row[6]) in inodes for row in bound):
+            return WorkerServer(path=str(named_file(rank.pid, path)))
     try:
         port = urlsplit(addresses.get(f"debug_server/rank{rank.rank}", "")).port
     except ValueError:  # no address
@@ -155,14 +157,6 @@ def _request(server: WorkerServer, method: str, handler: str) -> bytes:
     return body
 
 
-def _listens_on(pid: int, path: str) -> bool:
-    """Return whether a socket of this process is bound to a path: ranks may inherit one path from their launcher."""
-    inodes = read_sockets(pid) or frozenset()
-    table = read_text(PROC / str(pid) / "net/unix").splitlines()[1:]
-    bound = (line.split(maxsplit=7) for line in table if line.endswith(path))
-    return any(len(row) == 8 and row[7] == path and int(row[6]) in inodes for row in bound)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RasAnswer:
     """What RAS said."""
@@ -177,12 +171,12 @@ def find_ras(job: FoundJob, host: HostView) -> tuple[str, int] | Refusal | None:
         env = job.environments[rank.pid]
         if env.get("NCCL_RAS_ENABLE") == "0":
             continue
-        named = _address(env)[-1]
-        port = int(named) if named.isdecimal() else PORT
+        named, _, last = env.get("NCCL_RAS_ADDR", f"localhost:{PORT}").rpartition(":")
+        port = int(last) if last.isdecimal() else PORT
         if not host.listens(rank.pid, port):
             continue
         if shares_network(rank.pid):
-            return _host(env), port
+            return named.strip("[]") or "localhost", port
         reason = "NCCL's RAS listens in another network namespace"
         return Refusal(source=RAS, reason=reason, remedy=inside_network(rank.pid))
     return None
@@ -204,12 +198,13 @@ def ask_ras(host: str, port: int) -> RasAnswer | Refusal:
         return Refusal(source=RAS, reason=f"NCCL's RAS on port {port} gave an incomplete answer: {error}")
 
 
+@dataclass(slots=True)
 class _Lines:
     """A conversation in lines, which ends at a deadline."""
 
-    def __init__(self, connection: socket.socket, deadline: float) -> None:
-        self._connection, self._deadline = connection, deadline
-        self._data = b""
+    _connection: socket.socket
+    _deadline: float
+    _data: bytes = b""
 
     def ask(self, line: bytes) -> bytes:
         """Send a line and return the line of the answer."""
@@ -244,21 +239,6 @@ class _Lines:
         self._connection.settimeout(left_s)
 
 
-def _host(env: Mapping[str, str]) -> str:
-    host = _address(env)[0].strip("[]")
-    return host if host and len(_address(env)) > 1 else "localhost"
-
-
-def _address(env: Mapping[str, str]) -> Sequence[str]:
-    return env.get("NCCL_RAS_ADDR", f"localhost:{PORT}").rsplit(":", 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Keys:
-    keys: tuple[str, ...]
-    asked: tuple[str, ...] = ()
-
-
 def read_store(job: FoundJob) -> StoreLook | Refusal | None:
     """Return what stands in the store, why it cannot be read, or None if no variable has its address."""
     host, port = job.identity.master_addr, job.identity.master_port
@@ -270,56 +250,40 @@ def read_store(job: FoundJob) -> StoreLook | Refusal | None:
     wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
     try:
         deadline = time.monotonic() + ALL_LIMIT_S
-        keys = _read_keys(host, port, job.world_size or 0, deadline)
+        keys, asked = _read_keys(host, port, job.world_size or 0, deadline)
         with contextlib.closing(open_store_reader(host, port, STORE_LIMIT_S)) as reader:
-            values = _read_values(reader, keys.keys, deadline)
+            wanted = [key for key in keys if key.startswith(DEBUG_SERVERS) or key.endswith(_TRACES)][:MOST_VALUES]
+            read = {key: reader.get(key) for key in wanted if _in_time(deadline)}
+        values = {key: hide_in_text(one.decode(errors="replace")) for key, one in read.items() if one is not None}
     except StoreError as error:
         reason = hide_in_text(f"the job's store at {host}:{port} cannot be read: {error}")
         remedy = "Run ddpdoctor attach on the machine, and in the container, of rank 0."
         return Refusal(source=STORE, reason=reason, remedy=remedy)
     return StoreLook(
         host=socket.gethostname(), wall_ns=wall_ns, monotonic_ns=monotonic_ns, job=job.identity,
-        address=f"{host}:{port}", keys=tuple(hide_in_text(key) for key in keys.keys[:MOST_KEYS]),
-        complete=not keys.asked and len(keys.keys) <= MOST_KEYS, asked=keys.asked, values=values,
+        address=f"{host}:{port}", keys=tuple(hide_in_text(key) for key in keys[:MOST_KEYS]),
+        complete=not asked and len(keys) <= MOST_KEYS, asked=asked, values=values,
     )  # fmt: skip
 
 
-def _read_keys(host: str, port: int, world_size: int, deadline: float) -> _Keys:
+def _read_keys(host: str, port: int, world_size: int, deadline: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the keys, and those that were asked for if the store cannot list them."""
     try:
         with contextlib.closing(open_store_reader(host, port, STORE_LIMIT_S)) as reader:
-            return _Keys(keys=reader.list_keys())
+            return reader.list_keys(), ()
     except StoreError:
         # An older torch. If nothing can be read at all, this fails again, with the reason.
         with contextlib.closing(open_store_reader(host, port, STORE_LIMIT_S)) as reader:
-            asked = tuple(_expected(min(world_size, MOST_RANKS)))
-            return _Keys(keys=tuple(key for key in asked if _in_time(deadline) and reader.has(key)), asked=asked)
-
-
-def _expected(world_size: int) -> Iterable[str]:
-    yield "default_pg/0//cuda//0"
-    for rank in range(world_size):
-        yield f"default_pg/0//cpu//0/{rank}"
-        yield f"{DEBUG_SERVERS}{rank}"
-
-
-def _read_values(reader: StoreReader, keys: Iterable[str], deadline: float) -> dict[str, str]:
-    wanted = [key for key in keys if key.startswith(_VALUES) or key.endswith(_TRACES)][:MOST_VALUES]
-    found = {key: reader.get(key) for key in wanted if _in_time(deadline)}
-    return {key: hide_in_text(value.decode(errors="replace")) for key, value in found.items() if value is not None}
+            of_rank = ("default_pg/0//cpu//0/{}", DEBUG_SERVERS + "{}")
+            ranks = range(min(world_size, MOST_RANKS))
+            asked = ("default_pg/0//cuda//0", *(key.format(rank) for rank in ranks for key in of_rank))
+            return tuple(key for key in asked if _in_time(deadline) and reader.has(key)), asked
 
 
 def _in_time(deadline: float) -> bool:
     if time.monotonic() > deadline:
         raise StoreError(f"its answers took more than {ALL_LIMIT_S:.0f} s")
     return True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dump:
-    """A dump on disk."""
-
-    path: Path
-    modified_ns: int
 
 
 def ask_for_dump(rank: SeenRank, env: Mapping[str, str]) -> Refusal | None:
@@ -344,28 +308,17 @@ def ask_for_dump(rank: SeenRank, env: Mapping[str, str]) -> Refusal | None:
     return None
 
 
-def find_dump(rank: SeenRank, env: Mapping[str, str], started_ns: int) -> Dump | None:
+def find_dump(rank: SeenRank, env: Mapping[str, str], started_ns: int) -> Path | None:
     """Return the newest dump that this process has written since it started, or None."""
-    found = []
-    for path in _candidates(rank, env):
-        try:
-            state = path.lstat()
-        except OSError:
-            continue
-        if stat.S_ISREG(state.st_mode) and state.st_mtime_ns >= started_ns:
-            found.append(Dump(path=path, modified_ns=state.st_mtime_ns))
-    return max(found, key=lambda dump: dump.modified_ns, default=None)
-
-
-def read_dump(dump: Dump) -> bytes:
-    """Return the content of a dump, at most 64 MiB; raises OSError."""
-    return read_plain(dump.path)
-
-
-def _candidates(rank: SeenRank, env: Mapping[str, str]) -> Iterable[Path]:
     if rank.rank is None:
-        return
+        return None
     named = [env[name] for name in PREFIXES if env.get(name)]
     cache = env.get("XDG_CACHE_HOME") or f"{env.get('HOME', '/root')}/.cache"
+    found: dict[Path, int] = {}
     for prefix in named or (OLD_DEFAULT, f"{cache}/{NEW_DEFAULT}"):
-        yield named_file(rank.pid, f"{prefix}{rank.rank}")
+        path = named_file(rank.pid, f"{prefix}{rank.rank}")
+        with contextlib.suppress(OSError):
+            state = path.lstat()
+            if stat.S_ISREG(state.st_mode) and state.st_mtime_ns >= started_ns:
+                found[path] = state.st_mtime_ns
+    return max(found, key=lambda path: found[path], default=None)

@@ -72,7 +72,7 @@ def attach(options: Options, pause: Callable[[float], None] = time.sleep) -> Att
         refused=tuple(dict.fromkeys((*first.refused, *second.refused))),
         files=tuple(files),
     )
-    save_summary(folder, seen)
+    write_whole(folder / SUMMARY, _json(encode(seen)))
     return Attached(folder=folder, job=seen)
 
 
@@ -106,11 +106,6 @@ def save_look(folder: Path, look: JobLook) -> list[str]:
     for name, content in contents.items():
         write_whole(folder / below / name, content)
     return [f"{below}/{name}" for name in sorted(contents)]
-
-
-def save_summary(folder: Path, job: AttachedJob) -> None:
-    """Write ``attach.json``."""
-    write_whole(folder / SUMMARY, _json(encode(job)))
 
 
 def save_nodes(folder: Path, nodes: AskedNodes) -> None:
