@@ -16,7 +16,7 @@ from ddpdoctor.collect.launch import ByHand, read_identity, read_process, seen_l
 from ddpdoctor.collect.system import SECTIONS_FOR_BENCH, ReadingPlan, System, read_node
 from ddpdoctor.diagnose.bundle import redact
 from ddpdoctor.diagnose.job import check_report
-from ddpdoctor.exchange.clocks import ShownClock, measure_offset
+from ddpdoctor.exchange.clocks import measure_offset, shown_clock
 from ddpdoctor.exchange.conversation import BadRecord
 from ddpdoctor.exchange.meeting import meet
 from ddpdoctor.exchange.store import StoreError
@@ -233,7 +233,7 @@ def _lead(member: _Member, conversation: Conversation) -> Fleet:
         fqdn = ask_side_by_side({"fqdn": member.system.calls.fqdn}, FQDN_LIMIT_S)["fqdn"].value
     plan = replace(member.plan, head=fqdn)
     conversation.send("head", Head(fqdn=plan.head))
-    with ShownClock(conversation):
+    with shown_clock(conversation):
         node = read_node(member.system, plan, (member.process,))
         facts, problems, silent_hosts = _hear(member, conversation)
     return replace(assemble(member.launch, [member.facts(node), *facts], problems), silent_hosts=silent_hosts)

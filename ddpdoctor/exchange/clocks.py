@@ -4,13 +4,14 @@ ddpdoctor's own server answers with its clocks (``measure_clocks``). This is Cri
 server read its clocks in the middle of the round trip. The error is at most half of the round trip, so the shortest of
 several round trips counts.
 
-A torch store has no clock. There rank 0 writes its time to one key ten times a second (``ShownClock``), and a reader
+A torch store has no clock. There rank 0 writes its time to one key ten times a second (``shown_clock``), and a reader
 polls that key (``measure_offset``). Each new value is at most one pause and one trip old. So the smallest of several
 differences is the offset, and it is too large by no more than that. An error of a few hundredths of a second is fine.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.exchange.store import ClockTimes, StoreError, read_times
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.exchange.store import Client
@@ -72,27 +73,24 @@ class _WallClock:
     now_s: float
 
 
-class ShownClock:
-    """Publishes this process's wall clock while the context is open."""
+@contextlib.contextmanager
+def shown_clock(conversation: Conversation) -> Iterator[None]:
+    """Publish this process's wall clock while the context is open."""
+    ended = threading.Event()
 
-    def __init__(self, conversation: Conversation) -> None:
-        self._conversation, self._ended = conversation, threading.Event()
-        self._thread = threading.Thread(target=self._show, name="ddpdoctor-clock", daemon=True)
+    def show() -> None:
+        with contextlib.suppress(StoreError):
+            while not ended.is_set():
+                conversation.send(KEY, _WallClock(now_s=time.time()))
+                ended.wait(SHOW_EVERY_S)
 
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join(timeout=1)
-
-    def _show(self) -> None:
-        try:
-            while not self._ended.is_set():
-                self._conversation.send(KEY, _WallClock(now_s=time.time()))
-                self._ended.wait(SHOW_EVERY_S)
-        except StoreError:
-            pass
+    thread = threading.Thread(target=show, name="ddpdoctor-clock", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(timeout=1)
 
 
 def measure_offset(conversation: Conversation) -> float | None:

@@ -23,7 +23,7 @@ import threading
 import time
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ddpdoctor.exchange.conversation import BadMessage
 from ddpdoctor.exchange.store import FIRST_PAUSE_S, LONGEST_PAUSE_S, StoreError, wait_for
@@ -81,36 +81,6 @@ class Message(NamedTuple):
         if not hmac.compare_digest(signature, message._sign(side, meeting, token)):
             raise BadMessage("a message of another meeting, or by another token")
         return message
-
-
-class MessageBox(Protocol):
-    """Where messages lie. Every call raises ``StoreError`` if it fails."""
-
-    # The client's end.
-    def meeting(self) -> bytes | None:
-        """Return the ID of the announced meeting, or None. That meeting may already have ended."""
-
-    def post(self, line: bytes, message: bytes) -> None:
-        """Post a message, which may replace the previous one of this line."""
-
-    def answer(self, line: bytes) -> bytes | None:
-        """Return the last answer to a line, or None if there is none."""
-
-    def close(self) -> None:
-        """Remove what this client posted, and disconnect."""
-
-    # The server's end.
-    def announce(self, meeting: bytes) -> None:
-        """Announce this meeting. Messages for an earlier one are void."""
-
-    def messages(self) -> Iterator[bytes]:
-        """Yield the messages that arrived since the last call, without waiting."""
-
-    def reply(self, line: bytes, message: bytes) -> None:
-        """Post the answer to a line."""
-
-    def withdraw(self) -> None:
-        """Remove the announcement and the messages, and disconnect."""
 
 
 class Forwarder:
@@ -255,25 +225,37 @@ class StoreBox:
         self._waited_since: float | None = None
 
     def meeting(self) -> bytes | None:
+        """Return the ID of the announced meeting, or None. That meeting may already have ended."""
         found = self._store.get("meeting")
         return found if found is not None and len(found) == MEETING_BYTES else None
 
     def post(self, line: bytes, message: bytes) -> None:  # noqa: ARG002 - the message itself says its line
+        """Post a message, which may replace the previous one of this line."""
         ticket = self._store.add("tickets", 1)
         self._store.set(f"slot/{ticket % SLOTS}", _TICKET.pack(ticket) + message)
 
     def answer(self, line: bytes) -> bytes | None:
-        return self._take(f"line/{line.hex()}")
+        """Return the last answer to a line, or None if there is none."""
+        key = f"line/{line.hex()}"
+        found = self._store.get(key)
+        if found is not None and len(found) > LARGE_BYTES:
+            self._store.set(key, b"")
+        return found or None
 
     def close(self) -> None:
+        """Remove what this client posted, and disconnect."""
         self._store.close()
 
     def announce(self, meeting: bytes) -> None:
+        """Announce this meeting. Messages for an earlier one are void."""
         self.next_ticket = self._store.add("tickets", 0) + 1
         self._store.set("meeting", meeting)
 
     def messages(self) -> Iterator[bytes]:
-        """Yield what lies at the next tickets: b"" for a ticket whose client never wrote."""
+        """Yield the messages that arrived since the last call, without waiting.
+
+        They lie at the next tickets: b"" for a ticket whose client never wrote.
+        """
         while True:
             slot = f"slot/{self.next_ticket % SLOTS}"
             found = self._store.get(slot) or b""
@@ -294,17 +276,13 @@ class StoreBox:
             yield found[_TICKET.size :]
 
     def reply(self, line: bytes, message: bytes) -> None:
+        """Post the answer to a line."""
         self._store.set(f"line/{line.hex()}", message)
 
     def withdraw(self) -> None:
+        """Remove the announcement and the messages, and disconnect."""
         self._store.set("meeting", b"")
         self._store.close()
-
-    def _take(self, key: str) -> bytes | None:
-        found = self._store.get(key)
-        if found is not None and len(found) > LARGE_BYTES:
-            self._store.set(key, b"")
-        return found or None
 
 
 FOLDER = ".meeting"
@@ -331,7 +309,7 @@ class _Seen:
 
 
 class FolderBox:
-    """A box in a folder that all hosts see, for networks where no port gets through.
+    """A box like ``StoreBox`` in a folder that all hosts see, for networks where no port gets through.
 
     Every line has two files, one for requests and one for answers. Each is created once and then written in place. On a
     network file system a reader who opens a file sees everything written before (NFS's close-to-open consistency), but
@@ -371,7 +349,10 @@ class FolderBox:
         names = {name for name in list_names(self._folder) if _MAIL.fullmatch(name) and name.endswith(".asked")}
         self._seen = {name: seen for name, seen in self._seen.items() if name in names}
         for name in names:
-            seen, state = self._seen.setdefault(name, _Seen()), _state_of(self._folder / name)
+            seen, state = self._seen.setdefault(name, _Seen()), None
+            with contextlib.suppress(OSError):
+                found = (self._folder / name).lstat()
+                state = found.st_mtime_ns, found.st_size
             seen.reads = seen.reads + 1 if state == seen.state else 1
             seen.state = state
             if seen.reads > MOST_READS and not seen.had_answer:
@@ -401,6 +382,11 @@ class FolderBox:
             self._folder.rmdir()
 
 
+MessageBox = StoreBox | FolderBox
+"""Where messages lie: the client's end has ``meeting`` to ``close``, the server's ``announce`` to ``withdraw``. Every
+call raises ``StoreError`` if it fails."""
+
+
 @contextlib.contextmanager
 def _explained(path: Path, what: str) -> Iterator[None]:
     try:
@@ -425,14 +411,6 @@ def list_names(folder: Path) -> list[str]:
                 return [entry.name for entry in itertools.islice(entries, MAX_NAMES)]
         finally:
             os.close(opened)
-
-
-def _state_of(path: Path) -> tuple[int, int] | None:
-    try:
-        seen = path.lstat()
-    except OSError:
-        return None
-    return seen.st_mtime_ns, seen.st_size
 
 
 def read_small(path: Path) -> bytes | None:

@@ -241,7 +241,8 @@ def find_meeting(ways: Sequence[MeetingWay], token: bytes, limit_s: float) -> Fo
     ``ways`` are in order of preference. Raises ``NoMeeting`` if none has worked within the limit.
     """
     seen: list[Failures] = [{} for _ in ways]
-    raced = race([partial(_open, way, token, failures) for way, failures in zip(ways, seen, strict=True)], limit_s)
+    openers = [partial(open_meeting, way, token, seen=failures) for way, failures in zip(ways, seen, strict=True)]
+    raced = race(openers, limit_s)
     tried = tuple(
         Tried(
             way=way.name, attempts=tuple(failures.values()),
@@ -252,18 +253,13 @@ def find_meeting(ways: Sequence[MeetingWay], token: bytes, limit_s: float) -> Fo
     if raced.best is None or raced.client is None:
         raise NoMeeting(tried)
     way = ways[raced.best]
-    return FoundMeeting(
-        store=raced.client, way=way.name, tried=tried[: raced.best], open=partial(_open, way, token, {})
-    )
+    opener = partial(open_meeting, way, token)
+    return FoundMeeting(store=raced.client, way=way.name, tried=tried[: raced.best], open=opener)
 
 
-def open_meeting(way: MeetingWay, token: bytes, limit_s: float) -> Client:
-    """Connect to the meeting over one way; raises ``StoreError`` with the reason."""
-    return way.open(token, limit_s, {})
-
-
-def _open(way: MeetingWay, token: bytes, seen: Failures, limit_s: float) -> Client:
-    return way.open(token, limit_s, seen)
+def open_meeting(way: MeetingWay, token: bytes, limit_s: float, *, seen: Failures | None = None) -> Client:
+    """Connect to the meeting over one way; raises ``StoreError`` with the reason. For ``seen``, see ``reach``."""
+    return way.open(token, limit_s, {} if seen is None else seen)
 
 
 TRY_S = 3.0

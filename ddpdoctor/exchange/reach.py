@@ -118,7 +118,9 @@ def _try_host(
             return _try_address(family, address, min(address_left_s, CONNECT_LIMIT_S), greet)
         except (OSError, WrongServer) as error:
             contact = Contact.NO_STORE if isinstance(error, WrongServer) else contact_of(error)
-            fail(_place(host, address), str(address[0]), contact, error)
+            own, own_port = address[:2]
+            place = f"[{own}]:{own_port}" if ":" in own else f"{own}:{own_port}"
+            fail(place if host == own else f"{place} ({host})", str(own), contact, error)
     return None
 
 
@@ -194,15 +196,9 @@ def describe(error: Exception) -> str:
 def describe_failures(failures: Failures) -> str:
     """Describe all failures as a phrase."""
     # Another thread may be adding failures, so copy them first.
-    return "; ".join(f"{place}: {_words(failure)}" for place, failure in list(failures.items()))
-
-
-def _words(failure: Connecting) -> str:
-    unresolved = failure.contact is Contact.UNRESOLVED
-    return f"the name does not resolve ({failure.error})" if unresolved else failure.error
-
-
-def _place(host: str, address: Any) -> str:
-    number, port = address[:2]
-    shown = f"[{number}]:{port}" if ":" in number else f"{number}:{port}"
-    return shown if host == number else f"{shown} ({host})"
+    words = (
+        f"{place}: the name does not resolve ({one.error})" if one.contact is Contact.UNRESOLVED
+        else f"{place}: {one.error}"
+        for place, one in list(failures.items())
+    )  # fmt: skip
+    return "; ".join(words)
