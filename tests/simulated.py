@@ -32,6 +32,7 @@ from ddpdoctor.collect import proc, run_files
 from ddpdoctor.exchange import meeting
 from ddpdoctor.exchange.store import KeyValues, StoreError
 from ddpdoctor.launch import first_node, hang, other_node, replica_exchange, seen, session, watch
+from ddpdoctor.launch.command_line import SplitCommand
 from ddpdoctor.launch.placement import Placement, Style, WrapOptions
 from ddpdoctor.model.reaching import Connecting, Contact
 from ddpdoctor.probes.rendezvous import store_probe
@@ -445,8 +446,7 @@ def wrap_options(folder, **given):
     defaults = {
         "hang_timeout_s": 60.0, "on_hang": "auto", "debug_level": None, "report_dir": folder,
         "report_file": folder / "report.json", "placement": Placement(), "format": "text", "quiet": False, "ignore": (),
-        "ranks": RecorderSettings(), "allow_different": (), "speed": False, "torchrun_args": (), "script": SCRIPT,
-        "is_module": False, "is_command": False, "no_python": False, "script_args": (), "nproc_note": None,
+        "ranks": RecorderSettings(), "allow_different": (), "speed": False, "split": SplitCommand(script=SCRIPT),
         "command": ("ddpdoctor", "wrap", SCRIPT),
     }  # fmt: skip
     return WrapOptions(**{**defaults, **given})
@@ -473,7 +473,8 @@ class World:
             placement = Placement(style=Style.TORCHRUN, number=number, expected=nodes, most=most or nodes, **places)
             shape = (f"--nproc-per-node={per_node}", f"--nnodes={nodes}", f"--node-rank={number}")
             given = {"report_file": own / f"node-{number}.json"} if number else {}
-            given |= {"placement": placement, "torchrun_args": shape, "debug_level": "OFF"}
+            split = SplitCommand(script=SCRIPT, torchrun=shape)
+            given |= {"placement": placement, "split": split, "debug_level": "OFF"}
             self.nodes.append(Node(self, number, wrap_options(own, **given, **options)))
         for node, skew_s in zip(self.nodes, skews_s, strict=False):
             node.skew_ns = int(skew_s * S)

@@ -406,32 +406,22 @@ def log_findings(run_dir: Path, report: Report, file: Path) -> None:
     if not report.findings or file.name != REPORT_NAME:
         return
     try:
-        problems = _log(run_dir, report)
+        from ddpdoctor.diagnose.live import find_loggers
+
+        problems = [NOWHERE]
+        if loggers := find_loggers(run_dir):
+            finding = report.verdict or report.findings[0]
+            entry = Entry(
+                verdict=f"{finding.summary} ({finding.code})",
+                step=max((row.step or 0 for row in report.ranks), default=0),
+                has_finished=report.job is not None and report.job.status == JobStatus.FINISHED,
+                text=render(report, "markdown"),
+            )
+            problems = [_write(logger, entry) for logger in loggers]
     except Exception as error:  # noqa: BLE001 - a log must not cost the job its exit status
         problems = [f"{type(error).__name__}: {error}"]
-    for problem in problems:
+    for problem in filter(None, problems):
         say(sys.stderr, f"--log-findings: {problem}")
-
-
-def _log(run_dir: Path, report: Report) -> list[str]:
-    """Return what went wrong."""
-    from ddpdoctor.diagnose.live import find_loggers
-
-    loggers = find_loggers(run_dir)
-    if not loggers:
-        return [NOWHERE]
-    entry = _entry(report)
-    return [problem for logger in loggers if (problem := _write(logger, entry))]
-
-
-def _entry(report: Report) -> Entry:
-    finding = report.verdict or report.findings[0]
-    return Entry(
-        verdict=f"{finding.summary} ({finding.code})",
-        step=max((row.step or 0 for row in report.ranks), default=0),
-        has_finished=report.job is not None and report.job.status == JobStatus.FINISHED,
-        text=render(report, "markdown"),
-    )
 
 
 def _write(logger: Logger, entry: Entry) -> str:

@@ -7,25 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ddpdoctor.cli.options import (
-    FAIL_ON,
-    FORMAT,
-    HTML,
-    IGNORE,
-    REPORT_DIR,
-    VERBOSE,
-    Argument,
-    FailOn,
-    ReportFormat,
-    settings_of,
-)
+from ddpdoctor.cli.options import HTML, Argument, ReportOptions, settings_of
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(ReportOptions):
     """Find out why a job failed or hung, from what it left behind.
 
     Reads logs, flight recorder dumps, stacks, and messages of NCCL, Slurm and the kernel, also compressed. Nothing in
@@ -33,11 +22,6 @@ class Options:
     """
 
     paths: Annotated[tuple[str, ...], Argument(metavar="PATH", help="Files or folders that the job left; - is stdin.")]
-    verbose: Annotated[bool, VERBOSE] = False
-    format: Annotated[ReportFormat, FORMAT] = "text"
-    fail_on: Annotated[FailOn, FAIL_ON] = "error"
-    ignore: Annotated[tuple[str, ...], IGNORE] = ()
-    report_dir: Annotated[Path | None, REPORT_DIR] = None
     html: Annotated[Path | None, HTML] = None
 
 

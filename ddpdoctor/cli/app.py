@@ -17,7 +17,11 @@ LOOP = "Symlink loop from "
 
 def main() -> NoReturn:
     """Run the command line and end the process with one of the documented exit statuses."""
-    _open_standard_streams()
+    # Open /dev/null for each closed standard stream. Otherwise the next file that is opened takes its place.
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None and os.open(os.devnull, os.O_RDWR) == descriptor:
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, open(descriptor, "w" if descriptor else "r"))  # noqa: PTH123, SIM115
     try:
         from ddpdoctor.cli.verbs import read_command_line
 
@@ -52,14 +56,6 @@ def as_user_error(error: Exception) -> UserError | None:
     if isinstance(error, RuntimeError) and str(error).startswith(LOOP):  # Path.resolve() before Python 3.13
         return UserError(f"links lead in a circle: {str(error).removeprefix(LOOP)}", help="Give another path.")
     return error if isinstance(error, UserError) else None
-
-
-def _open_standard_streams() -> None:
-    """Open /dev/null for each closed standard stream. Otherwise the next file that is opened takes its place."""
-    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None and os.open(os.devnull, os.O_RDWR) == descriptor:
-            os.set_inheritable(descriptor, True)
-            setattr(sys, name, open(descriptor, "w" if descriptor else "r"))  # noqa: PTH123, SIM115
 
 
 def came_of_interrupt(error: BaseException) -> bool:

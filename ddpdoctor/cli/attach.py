@@ -8,19 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ddpdoctor.cli.options import (
-    FAIL_ON,
-    FORMAT,
-    HTML,
-    IGNORE,
-    NODES,
-    REPORT_DIR,
-    VERBOSE,
-    FailOn,
-    Option,
-    ReportFormat,
-    settings_of,
-)
+from ddpdoctor.cli.options import HTML, NODES, Option, ReportOptions, settings_of
 
 if TYPE_CHECKING:
     from ddpdoctor.attach.session import Attached
@@ -29,7 +17,7 @@ STDOUT = Path("-")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(ReportOptions):
     """Find out why a running job makes no progress.
 
     Looks twice at the ranks of this machine, of a Slurm job or of pods, and says which rank holds up the others. It
@@ -51,11 +39,6 @@ class Options:
     python: Annotated[str | None, Option(panel=NODES, metavar="PATH", help="A Python there that has ddpdoctor.")] = None
     node_only: Annotated[bool, Option(panel=NODES, help="Save what this machine shows; do not diagnose it.")] = False
     folder: Annotated[Path, Option(metavar="DIR", help="Where to save what was seen.")] = Path()
-    verbose: Annotated[bool, VERBOSE] = False
-    format: Annotated[ReportFormat, FORMAT] = "text"
-    fail_on: Annotated[FailOn, FAIL_ON] = "error"
-    ignore: Annotated[tuple[str, ...], IGNORE] = ()
-    report_dir: Annotated[Path | None, REPORT_DIR] = None
     html: Annotated[Path | None, HTML] = None
 
 

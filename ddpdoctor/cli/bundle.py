@@ -35,29 +35,31 @@ def run(options: Options) -> int:
     from ddpdoctor.diagnose.bundle import PAGE_FILE, REPORT_FILE, make_bundle, pack
 
     path = options.run_dir or find_latest(Path(RUNS))
-    output = options.output or Path(f"ddpdoctor-bundle-{_name_of(path)}.zip")
+    folder = path.resolve()
+    name = folder.parent.name if folder.is_file() else folder.name
+    output = options.output or Path(f"ddpdoctor-bundle-{name}.zip")
     check_writable(output, "--output")
     users = [os.environ.get(name, "") for name in ("USER", "LOGNAME", "SUDO_USER", "SLURM_JOB_USER")]
     bundle = make_bundle(read_run(path), users, with_source=options.with_source)
     files = {REPORT_FILE: render(bundle.report, "json"), PAGE_FILE: render(bundle.report, "html")}
     write(sys.stdout, _describe(bundle, files, path, output))
-    if not options.yes and not _agrees():
-        say(sys.stderr, "nothing was written")
-        return ExitStatus.OK
     from ddpdoctor.model.errors import UserError
     from ddpdoctor.recorder.storage.files import write_whole
 
+    if not options.yes:
+        if not sys.stdin.isatty():
+            raise UserError("nothing was written: nobody can be asked here", help="Give --yes to write the archive.")
+        sys.stdout.write("write it? [y/N] ")
+        sys.stdout.flush()
+        if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+            say(sys.stderr, "nothing was written")
+            return ExitStatus.OK
     try:
         write_whole(output, pack(files))
     except OSError as error:
         raise UserError(f"{output} cannot be written: {error.strerror}", help="Choose another file.") from error
     write(sys.stdout, f"written: {output}\nopen it with: ddpdoctor report {output}\n")
     return ExitStatus.OK
-
-
-def _name_of(path: Path) -> str:
-    folder = path.resolve()
-    return folder.parent.name if folder.is_file() else folder.name
 
 
 def _describe(bundle: Bundle, files: dict[str, str], path: Path, output: Path) -> str:
@@ -73,14 +75,3 @@ def _describe(bundle: Bundle, files: dict[str, str], path: Path, output: Path) -
         others = sorted(one.name + ("/" if one.is_dir() else "") for one in path.iterdir() if one.name != "report.json")
         lines += [f"  {clean(name)}" for name in others]
     return "\n".join(lines) + "\n"
-
-
-def _agrees() -> bool:
-    """Ask the user. Raises ``UserError`` if there is nobody to ask."""
-    from ddpdoctor.model.errors import UserError
-
-    if not sys.stdin.isatty():
-        raise UserError("nothing was written: nobody can be asked here", help="Give --yes to write the archive.")
-    sys.stdout.write("write it? [y/N] ")
-    sys.stdout.flush()
-    return sys.stdin.readline().strip().lower() in {"y", "yes"}

@@ -7,24 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from ddpdoctor.cli.options import (
-    FAIL_ON,
-    FORMAT,
-    IGNORE,
-    MODEL,
-    OUTPUT,
-    REPORT_DIR,
-    VERBOSE,
-    Argument,
-    FailOn,
-    Option,
-    ReportFormat,
-    settings_of,
-)
+from ddpdoctor.cli.options import MODEL, OUTPUT, Argument, Option, ReportOptions, settings_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(ReportOptions):
     """Check checkpoints: damage, missing parts, names and shapes, NaN.
 
     No code in a file is executed. A file may be larger than memory.
@@ -34,11 +21,6 @@ class Options:
     model: Annotated[str | None, MODEL.but(help="Function that returns the model to load into.")] = None
     same: Annotated[bool, Option(help="The files must be copies of one checkpoint.")] = False
     quick: Annotated[bool, Option(help="Read only the index, not the values.")] = False
-    verbose: Annotated[bool, VERBOSE] = False
-    format: Annotated[ReportFormat, FORMAT] = "text"
-    fail_on: Annotated[FailOn, FAIL_ON] = "error"
-    ignore: Annotated[tuple[str, ...], IGNORE] = ()
-    report_dir: Annotated[Path | None, REPORT_DIR] = None
     output: Annotated[Path | None, OUTPUT] = None
 
 

@@ -8,20 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ddpdoctor.cli.options import (
-    FAIL_ON,
-    FORMAT,
-    IGNORE,
-    OUTPUT,
-    REPORT_DIR,
-    TIMEOUT,
-    VERBOSE,
-    FailOn,
-    Option,
-    ReportFormat,
-    settings_of,
-    typed,
-)
+from ddpdoctor.cli.options import OUTPUT, TIMEOUT, Option, ReportOptions, settings_of, typed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,7 +26,7 @@ OF_THE_LOADER = ("samples", "batch_size", "drop_last", "sampler_drop_last", "no_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(ReportOptions):
     """Show which samples each rank gets, by arithmetic or from your own loader.
 
     With --samples, nothing is run. With --dataset, each rank makes its loader and draws indices, but loads no samples.
@@ -63,11 +50,6 @@ class Options:
     accumulation: Annotated[
         int, Option(names=("--grad-accumulation",), min=1, metavar="K", help="Batches per optimizer step.")
     ] = 1
-    verbose: Annotated[bool, VERBOSE] = False
-    format: Annotated[ReportFormat, FORMAT] = "text"
-    fail_on: Annotated[FailOn, FAIL_ON] = "error"
-    ignore: Annotated[tuple[str, ...], IGNORE] = ()
-    report_dir: Annotated[Path | None, REPORT_DIR] = None
     output: Annotated[Path | None, OUTPUT] = None
     timeout_s: Annotated[float, TIMEOUT.but(help="With --dataset: how long to wait for the slowest rank.")] = typed(
         "10m"

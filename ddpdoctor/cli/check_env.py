@@ -66,10 +66,11 @@ class Options:
 def run(options: Options) -> int:
     """Check this machine, or take part in a check of several, and return the exit status. Raises ``UserError``."""
     from ddpdoctor.cli.output import Outputs, check_outputs, deliver_check
-    from ddpdoctor.diagnose.machines import start_torch_early
+    from ddpdoctor.diagnose.machines import find_launch, start_torch_early
 
     outputs = settings_of(options, Outputs)
-    if not options.show_list and _reports(options):
+    # This process reports if it is rank 0, or node 0 of those started by hand.
+    if not options.show_list and not (options.node_rank or find_launch(os.environ).rank):
         check_outputs(outputs)
     # If the user chose checks, they may not need torch, or their names may be wrong.
     early = not (options.checks or options.skip or options.show_list or options.no_torch)
@@ -86,10 +87,3 @@ def run(options: Options) -> int:
         return ExitStatus.OK
     report = check_environment(wanted, os.environ)
     return ExitStatus.OK if report is None else deliver_check(report, outputs)
-
-
-def _reports(options: Options) -> bool:
-    """Return whether this process reports: it is rank 0, or node 0 of those started by hand."""
-    from ddpdoctor.diagnose.machines import find_launch
-
-    return not (options.node_rank or find_launch(os.environ).rank)

@@ -6,13 +6,10 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from ddpdoctor.cli.options import (
     EXCHANGE_PORT,
-    FAIL_ON,
-    FORMAT,
-    IGNORE,
     MASTER_ADDR,
     MASTER_PORT,
     NNODES,
@@ -21,22 +18,17 @@ from ddpdoctor.cli.options import (
     OUTPUT,
     REPORT_DIR,
     TIMEOUT,
-    VERBOSE,
-    FailOn,
     Option,
-    ReportFormat,
+    ReportOptions,
     parse_ports,
     settings_of,
     typed,
 )
 from ddpdoctor.model.exit_status import ExitStatus
 
-if TYPE_CHECKING:
-    from ddpdoctor.diagnose.rendezvous import RendezvousChecked
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(ReportOptions):
     """Check that the nodes of a job can meet and start.
 
     Run it on every node, or under torchrun or srun, where it needs no options. It tests names, the store, every pair
@@ -63,22 +55,21 @@ class Options:
         int | None, EXCHANGE_PORT.but(help="Port where the nodes meet.  [default: store's port + 1]")
     ] = None
     timeout_s: Annotated[float, TIMEOUT.but(help="How long nodes wait for each other.")] = typed("30s")
-    verbose: Annotated[bool, VERBOSE] = False
-    format: Annotated[ReportFormat, FORMAT] = "text"
-    fail_on: Annotated[FailOn, FAIL_ON] = "error"
-    ignore: Annotated[tuple[str, ...], IGNORE] = ()
     report_dir: Annotated[Path | None, REPORT_DIR.but(help="Save the report here; may be a shared folder.")] = None
     output: Annotated[Path | None, OUTPUT] = None
 
 
 def run(options: Options) -> int:
     """Take part in the check and return the exit status, which is equal on all judged nodes. Raises ``UserError``."""
-    from ddpdoctor.cli.output import Outputs, check_codes, check_files
+    from ddpdoctor.cli.output import Outputs, check_files, deliver, severity_of
+    from ddpdoctor.diagnose.files import check_codes
     from ddpdoctor.diagnose.rendezvous import RendezvousOptions, check_rendezvous
-    from ddpdoctor.launch.run_folder import make_private
+    from ddpdoctor.launch.run_folder import REPORT_NAME, make_private
+    from ddpdoctor.model.exit_status import report_status
     from ddpdoctor.model.launch import NodeOptions
 
-    check_files(settings_of(options, Outputs))
+    outputs = settings_of(options, Outputs)
+    check_files(outputs)
     if options.ignore:
         check_codes(options.ignore)
     if options.report_dir is not None:
@@ -91,14 +82,8 @@ def run(options: Options) -> int:
         command=tuple(sys.argv),
     )
     checked = check_rendezvous(wanted, os.environ)
-    return ExitStatus.OK if checked is None else _finish(checked, options)
-
-
-def _finish(checked: RendezvousChecked, options: Options) -> int:
-    from ddpdoctor.cli.output import Outputs, deliver, severity_of
-    from ddpdoctor.launch.run_folder import REPORT_NAME
-    from ddpdoctor.model.exit_status import report_status
-
+    if checked is None:
+        return ExitStatus.OK
     name = REPORT_NAME if checked.judged else f"node-{checked.number}.json"
-    report = deliver(checked.report, settings_of(options, Outputs), name, shows=checked.shows)
+    report = deliver(checked.report, outputs, name, shows=checked.shows)
     return report_status(report, severity_of(options.fail_on))

@@ -12,9 +12,9 @@ import pwd
 import shlex
 import stat
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 from ddpdoctor.cli.options import FORMAT, VERBS, Argument, Declared, Option, declared_by, load_verb
 from ddpdoctor.model.errors import UserError
@@ -212,7 +212,11 @@ def find_distrust(path: Path, *, with_ancestors: bool) -> tuple[str, str] | None
         name = "it" if place == path else "the file that it links to" if place == real else f"the folder {place}"
         is_own = place in {path, real, path.absolute().parent, real.parent}
         # A host's folders have owners that a container does not know, and no user of the container can move them.
-        is_unmapped = _is_unmapped(seen.st_uid)
+        is_unmapped = False
+        with contextlib.suppress(OSError, ValueError):  # one user ID stands for all that this namespace does not know
+            mapped = Path("/proc/self/uid_map").read_text().split()
+            other = int(Path("/proc/sys/kernel/overflowuid").read_text())
+            is_unmapped = seen.st_uid == other and mapped != ["0", "0", "4294967295"]
         if is_own if is_unmapped else seen.st_uid not in {os.geteuid(), 0}:
             owner = "a user that this container does not know" if is_unmapped else _user_name(seen.st_uid)
             by_sudo = os.environ.get("SUDO_UID") == str(seen.st_uid)
@@ -239,15 +243,6 @@ def _is_private(place: Path, seen: os.stat_result) -> bool:
         if group.gr_gid == user.pw_gid and group.gr_name == user.pw_name and {*group.gr_mem} <= {user.pw_name}:
             return True
     return seen.st_gid == 0
-
-
-def _is_unmapped(uid: int) -> bool:
-    """Return whether a user ID stands for all users whom this user namespace does not know."""
-    try:
-        mapped = Path("/proc/self/uid_map").read_text().split()
-        return uid == int(Path("/proc/sys/kernel/overflowuid").read_text()) and mapped != ["0", "0", "4294967295"]
-    except (OSError, ValueError):
-        return False
 
 
 def _user_name(uid: int) -> str:
@@ -277,10 +272,14 @@ def read_declared(verb: str, *, says: bool = True) -> tuple[Declared, ...]:
     kind = load_verb(verb).Options
     if verb == CONFIG_VERB:
         return declared_by(kind)
-    config = read_config(_working_folder(), os.environ)
+    try:
+        cwd = Path.cwd()
+    except FileNotFoundError:  # it was removed
+        cwd = Path("/")
+    config = read_config(cwd, os.environ)
     settings = config.settings_of(verb, kind) if config.tables else {}
     notes = [str(note) for note in (*config.notes, *config.left_out(verb, kind))]
-    if "ignore" in kind.__slots__:
+    if hasattr(kind, "ignore"):
         notes += [
             f"{one.code} was ignored until {one.until} ({one.source}); its findings count again"
             for one in config.ignored
@@ -294,27 +293,15 @@ def read_declared(verb: str, *, says: bool = True) -> tuple[Declared, ...]:
 
         for note in notes:
             say(sys.stderr, clean(note))
-    return tuple(
-        _with_default(one, settings[one.field].value) if one.field in settings else one for one in declared_by(kind)
-    )
-
-
-def _working_folder() -> Path:
-    """Return the working folder, or the root if it was removed."""
-    try:
-        return Path.cwd()
-    except FileNotFoundError:
-        return Path("/")
-
-
-def _with_default(one: Declared, value: Any) -> Declared:
-    """Return an option with another default. A flag gets a second form that turns it off."""
-    changed = replace(one, default=value)
-    if not one.is_flag or not isinstance(one.option, Option):
-        return changed
-    name = one.names[0]
-    negative = f"--{name.removeprefix('--no-')}" if name.startswith("--no-") else f"--no-{name[2:]}"
-    return replace(changed, option=one.option.but(names=(f"{name}/{negative}", *one.names[1:])))
+    declared = {one.field: one for one in declared_by(kind)}
+    for field, setting in settings.items():
+        one, option = declared[field], declared[field].option
+        if one.is_flag and isinstance(option, Option):  # it gets a second form that turns it off
+            name = one.names[0]
+            negative = f"--{name.removeprefix('--no-')}" if name.startswith("--no-") else f"--no-{name[2:]}"
+            option = option.but(names=(f"{name}/{negative}", *one.names[1:]))
+        declared[field] = replace(one, default=setting.value, option=option)
+    return tuple(declared.values())
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -338,7 +325,11 @@ def _read_table(path: Path) -> ConfigTable | None:
         raise UserError(f"{path} cannot be read: {reason}", help="Correct the file, or move it away.") from error
     if is_project and PROJECT_TABLE not in text:
         return None
-    whole = _parse_toml(path, text)
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        whole = toml.loads(text)
+    except toml.TOMLDecodeError as error:
+        raise UserError(f"{path} is not valid TOML: {error}", help="Correct the file.") from error
     table = whole.get("tool", {}).get("ddpdoctor") if is_project else whole
     if not table:
         return None
@@ -346,15 +337,6 @@ def _read_table(path: Path) -> ConfigTable | None:
     if not isinstance(table, dict):
         raise UserError(f"{path}: {PROJECT_TABLE} is not a table", help=f"Write [{PROJECT_TABLE}].")
     return ConfigTable(path=path, table=table, prefix=prefix)
-
-
-def _parse_toml(path: Path, text: str) -> dict[str, Any]:
-    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    try:
-        parsed: dict[str, Any] = toml.loads(text)
-    except toml.TOMLDecodeError as error:
-        raise UserError(f"{path} is not valid TOML: {error}", help="Correct the file.") from error
-    return parsed
 
 
 def _check_table(table: ConfigTable) -> None:
@@ -424,26 +406,25 @@ def _read_ignored(table: ConfigTable) -> tuple[IgnoredCode, ...]:
     hint = IGNORE_HELP.format(table=table.prefix)
     if not isinstance(entries, list):
         raise UserError(f"{table.source}: {IGNORE} is not a list of tables", help=hint)
-    return tuple(_read_ignore(entry, table, hint) for entry in entries)
-
-
-def _read_ignore(entry: Any, table: ConfigTable, hint: str) -> IgnoredCode:
     name = f"{table.source}: [[{table.prefix}{IGNORE}]]"
-    if not isinstance(entry, dict):
-        raise UserError(f"{name} is not a list of tables", help=hint)
-    for key in entry:
-        if key not in IGNORE_KEYS:
-            raise UserError(f"{name} has the unknown key {key}", help=nearest(key, IGNORE_KEYS))
-    code, reason, until = (entry.get(key) for key in IGNORE_KEYS)
-    if not (isinstance(code, str) and isinstance(reason, str) and reason.strip() and type(until) is dt.date):
-        raise UserError(f"{name} needs a code, a reason and a date until which it holds", help=hint)
-    from ddpdoctor.diagnose.files import check_codes
+    found = []
+    for entry in entries:
+        if not isinstance(entry, dict):
+            raise UserError(f"{name} is not a list of tables", help=hint)
+        for key in entry:
+            if key not in IGNORE_KEYS:
+                raise UserError(f"{name} has the unknown key {key}", help=nearest(key, IGNORE_KEYS))
+        code, reason, until = (entry.get(key) for key in IGNORE_KEYS)
+        if not (isinstance(code, str) and isinstance(reason, str) and reason.strip() and type(until) is dt.date):
+            raise UserError(f"{name} needs a code, a reason and a date until which it holds", help=hint)
+        from ddpdoctor.diagnose.files import check_codes
 
-    try:
-        (known,) = check_codes((code,))
-    except UserError as error:
-        raise UserError(f"{name}: there is no code {code}", help=error.help) from error
-    return IgnoredCode(code=known, reason=reason, until=until, source=table.source)
+        try:
+            (known,) = check_codes((code,))
+        except UserError as error:
+            raise UserError(f"{name}: there is no code {code}", help=error.help) from error
+        found.append(IgnoredCode(code=known, reason=reason, until=until, source=table.source))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -455,8 +436,7 @@ class Options:
     format: Annotated[Literal["text", "json"], FORMAT] = "text"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShownOption:
+class ShownOption(NamedTuple):
     """An option of a command, its value, and the file or variable that it comes from."""
 
     verb: str
@@ -499,27 +479,21 @@ def _options_of(verb: str, config: Config, env: Mapping[str, str]) -> Iterator[S
             value, source = env[one.option.variable], one.option.variable
         if key_of(one) in SECRET and value:
             value = "(set, not shown)"
-        yield ShownOption(verb=verb, option=one.names[0].partition("/")[0], value=_write_value(value), source=source)
-
-
-def _write_value(value: object) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(str, value))
-    return "" if value is None else str(value)
+        if isinstance(value, bool):
+            value = "on" if value else "off"
+        elif isinstance(value, (list, tuple)):
+            value = ", ".join(map(str, value))
+        shown = "" if value is None else str(value)
+        yield ShownOption(verb, one.names[0].partition("/")[0], shown, source)
 
 
 def _draw_json(shown: list[ShownOption], config: Config, left_out: list[Note]) -> str:
     plain = {
         "files": [{"path": str(path), "exists": os.path.isfile(path)} for path in config.looked_for],  # noqa: PTH113
         "left_out": [
-            {"path": str(note.path), "what": note.what, "reason": note.reason, "remedy": note.remedy}
-            for note in left_out
+            {**asdict(note), "path": str(note.path)} for note in left_out
         ],
-        "options": [
-            {"verb": one.verb, "option": one.option, "value": one.value, "source": one.source} for one in shown
-        ],
+        "options": [one._asdict() for one in shown],
         "ignored": [
             {
                 "code": one.code, "reason": one.reason, "until": one.until.isoformat(),
@@ -540,9 +514,8 @@ def _draw_text(shown: list[ShownOption], config: Config, left_out: list[Note]) -
         state = "  (not used)" if path in unused else "" if os.path.isfile(path) else "  (does not exist)"  # noqa: PTH113
         lines.append(f"  {clean(str(path))}{state}")
     lines += [f"  {clean(str(note))}" for note in left_out]
-    rows = [(one.verb, one.option, one.value, one.source) for one in shown]
     heads = ("command", "option", "value", "from")
-    lines += ["", *(_table(heads, rows) if rows else ["No option is set by a file or a variable."])]
+    lines += ["", *(_table(heads, shown) if shown else ["No option is set by a file or a variable."])]
     if config.ignored:
         expired = {one: " (expired)" if one.is_expired(config.today) else "" for one in config.ignored}
         rows = [(one.code, f"{one.until}{expired[one]}", one.reason, one.source) for one in config.ignored]

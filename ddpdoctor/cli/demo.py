@@ -217,47 +217,29 @@ def _run(fault: str) -> int:
 
 
 def _make_options(fault: str, ranks: int) -> WrapOptions:
+    import socket
+    import tempfile
+
     from ddpdoctor.cli.wrap import Options as Wrapped
     from ddpdoctor.cli.wrap import prepare
     from ddpdoctor.launch.command_line import SplitCommand
-
-    folder = _make_folder()
-    script = folder / f"{fault.replace('-', '_')}.py"
-    script.write_text(read_script(fault), encoding="utf-8")
-    split = SplitCommand(
-        own=(),
-        torchrun=(f"--nproc-per-node={ranks}", f"--master-port={_find_port()}"),
-        script=str(script),
-        is_module=False,
-        no_python=False,
-        script_args=(),
-    )
-    wrapped = Wrapped(
-        split=split, hang_timeout_s=HANG_TIMEOUT_S, on_hang="kill", report_dir=folder / "report", speed=fault in SLOW
-    )
-    options = prepare(wrapped, os.environ, command=("ddpdoctor", "demo", fault))
-    return options if wrapped.speed else replace(options, debug_level="AUTO")
-
-
-def _make_folder() -> Path:
-    import tempfile
-
     from ddpdoctor.model.errors import UserError
 
     try:
-        return Path(tempfile.mkdtemp(prefix="ddpdoctor-demo-"))
+        folder = Path(tempfile.mkdtemp(prefix="ddpdoctor-demo-"))
     except OSError as error:
         raise UserError(
             f"cannot make a temporary folder: {error.strerror}",
             help="Nothing was started. Set TMPDIR to another folder.",
         ) from error
-
-
-def _find_port() -> int:
-    """Find a port that is free now, so that the demo does not meet another job on torchrun's default port 29500."""
-    import socket
-
-    with socket.socket() as free:
+    script = folder / f"{fault.replace('-', '_')}.py"
+    script.write_text(read_script(fault), encoding="utf-8")
+    with socket.socket() as free:  # so that the demo does not meet another job on torchrun's default port 29500
         free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+        port = free.getsockname()[1]
+    split = SplitCommand(script=str(script), torchrun=(f"--nproc-per-node={ranks}", f"--master-port={port}"))
+    wrapped = Wrapped(
+        split=split, hang_timeout_s=HANG_TIMEOUT_S, on_hang="kill", report_dir=folder / "report", speed=fault in SLOW
+    )
+    options = prepare(wrapped, os.environ, command=("ddpdoctor", "demo", fault))
+    return options if wrapped.speed else replace(options, debug_level="AUTO")

@@ -50,7 +50,11 @@ READABLE = 0o644
 
 def check_otlp(env: Mapping[str, str]) -> None:
     """Raise ``UserError`` if the SDK is missing, or if the variables ask for a protocol that is not sent."""
-    if not all(map(_is_installed, PARTS)):
+    try:
+        is_installed = all(map(find_spec, PARTS))
+    except ModuleNotFoundError:
+        is_installed = False
+    if not is_installed:
         raise UserError("--otlp needs OpenTelemetry, which is not installed", help="pip install 'ddpdoctor[otlp]'")
     protocol = _read(env, "PROTOCOL") or "http/protobuf"
     if protocol != "http/protobuf":
@@ -68,13 +72,6 @@ def check_otlp(env: Mapping[str, str]) -> None:
             "OTEL_EXPORTER_OTLP_ENDPOINT is not a URL that begins with http:// or https://",
             help="Give the URL of the collector, such as http://localhost:4318.",
         )
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def _read(env: Mapping[str, str], name: str) -> str:
@@ -194,8 +191,12 @@ class MetricExport:
             self._export({"file": self._write})  # a collector that does not answer must not cost the file its end
 
     def _run(self) -> None:
+        sends: dict[str, Send] = {}
         try:
-            sends = self._open()
+            if self.options.metrics_file is not None:
+                sends["file"] = self._write
+            if self.options.otlp:
+                sends["otlp"] = OtlpSender(socket.gethostname(), __version__).send
         except Exception as error:  # noqa: BLE001 - metrics must not cost the job or its report
             self._say("", f"no metrics: {type(error).__name__}: {error}")
             return
@@ -205,14 +206,6 @@ class MetricExport:
             took_s = self._export(sends)
             if not is_last:
                 self._ended.wait(max(self.options.metrics_every_s, took_s * LEAST_PAUSE))
-
-    def _open(self) -> dict[str, Send]:
-        sends: dict[str, Send] = {}
-        if self.options.metrics_file is not None:
-            sends["file"] = self._write
-        if self.options.otlp:
-            sends["otlp"] = OtlpSender(socket.gethostname(), __version__).send
-        return sends
 
     def _export(self, sends: dict[str, Send]) -> float:
         """Export once. Return the seconds of CPU time that reading took."""
@@ -238,7 +231,7 @@ class MetricExport:
         assert self._folder is not None
         file = self.job.report_file.resolve()
         measured = JobLabels(
-            run=str(file.parent), script=self.job.script, version=__version__, is_first=file.name == REPORT_NAME
+            run=str(file.parent), script=self.job.split.script, version=__version__, is_first=file.name == REPORT_NAME
         )
         return read_samples(read_status(self._folder, with_others=False), self._report, measured)
 

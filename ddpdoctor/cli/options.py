@@ -56,37 +56,60 @@ SAVED_RUN = "Look at a saved run"
 LAUNCH = "[OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]... | [OPTIONS] -- COMMAND [ARGS]..."
 
 
-def parse_duration(text: str, option: str) -> float:
-    """Parse a duration above 0 and return seconds. Raises ``UserError``, which names ``option``, for anything else."""
-    seconds = _parse(text, _DURATION_UNITS)
-    if seconds is None or seconds <= 0:
-        raise UserError(
-            f"{option} is {text!r}, which is not a duration above 0",
-            help="Give seconds, or a number with a unit: 8, 8.0, 8s, 500ms, 5m, 1h.",
-        )
-    return seconds
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """What a text such as "5m" is parsed as. A call takes the text and the option's name, and raises ``UserError``."""
+
+    what: str
+    """What a wrong text is not: "a duration above 0"."""
+    help: str
+    units: Mapping[str, float] | None = None
+    """The factor of each unit. Without them, it is a whole number."""
+    least: float = math.ulp(0.0)
+    most: float = math.inf
+    is_whole: bool = False
+    convert: Callable[[float], Any] = float
+
+    def __call__(self, text: str, option: str) -> Any:
+        """Return the number. Raises ``UserError``, which names ``option``, for anything else."""
+        if self.units is None:
+            number: float = _parse_whole(text)
+        else:
+            names = "|".join(map(re.escape, self.units))
+            match = re.fullmatch(rf"{_NUMBER}({names})", text.strip().lower(), re.ASCII)
+            number = float(match[1]) * self.units[match[2]] if match else math.inf
+        is_number = math.isfinite(number) and not (self.is_whole and number != int(number))
+        if not is_number or not self.least <= number <= self.most:
+            raise UserError(f"{option} is {text!r}, which is not {self.what}", help=self.help)
+        return self.convert(number)
 
 
-def parse_steps(text: str, option: str) -> int:
-    """Parse a whole number of steps, at least 1. Raises ``UserError``."""
-    steps = _parse_whole(text)
-    if steps < 1:
-        raise UserError(
-            f"{option} is {text!r}, which is not a whole number of steps from 1 on",
-            help="Give a number of optimizer steps such as 50, or auto, or turn it off with --no-consistency.",
-        )
-    return steps
-
-
-def parse_port(text: str, option: str) -> int:
-    """Parse a port, which must be the same on all nodes. Raises ``UserError``."""
-    port = _parse_whole(text)
-    if not 0 < port <= MAX_PORT:
-        raise UserError(
-            f"{option} is {text!r}, which is not a port",
-            help=f"Give a number from 1 to {MAX_PORT}, the same on all nodes.",
-        )
-    return port
+parse_duration = Quantity(
+    units=_DURATION_UNITS, what="a duration above 0",
+    help="Give seconds, or a number with a unit: 8, 8.0, 8s, 500ms, 5m, 1h.",
+)  # fmt: skip
+parse_steps = Quantity(
+    least=1, convert=int, what="a whole number of steps from 1 on",
+    help="Give a number of optimizer steps such as 50, or auto, or turn it off with --no-consistency.",
+)  # fmt: skip
+parse_port = Quantity(
+    least=1, most=MAX_PORT, convert=int, what="a port",
+    help=f"Give a number from 1 to {MAX_PORT}, the same on all nodes.",
+)  # fmt: skip
+parse_size = Quantity(
+    units=_SIZE_UNITS, least=1, is_whole=True, convert=int, what="a size in whole bytes",
+    help="Give bytes, or a unit: 4096, 1KiB, 64MiB.",
+)  # fmt: skip
+parse_share = Quantity(
+    units={"": 1.0, "%": 0.01}, most=1, what="a share up to 100%", help="Give a percentage: 90%."
+)  # fmt: skip
+parse_bandwidth = Quantity(  # in GB/s
+    units=_RATE_UNITS, what="a bandwidth", help="Give gigabytes per second: 460, 460GB/s; or 400Gbit/s."
+)
+parse_count = Quantity(
+    units=_COUNT_UNITS, least=1, convert=round, what="a number of parameters",
+    help="Give a number, or a unit: 350M, 1.5B.",
+)  # fmt: skip
 
 
 def parse_ports(text: str, option: str) -> tuple[int, int]:
@@ -98,57 +121,9 @@ def parse_ports(text: str, option: str) -> tuple[int, int]:
     return ends
 
 
-def parse_size(text: str, option: str) -> int:
-    """Parse a size and return bytes, at least 1. Raises ``UserError``, which names ``option``."""
-    size = _parse(text, _SIZE_UNITS)
-    if size is None or size < 1 or size != int(size):
-        raise UserError(
-            f"{option} is {text!r}, which is not a size in whole bytes",
-            help="Give bytes, or a unit: 4096, 1KiB, 64MiB.",
-        )
-    return int(size)
-
-
-def parse_share(text: str, option: str) -> float:
-    """Parse "90%" or "0.9" and return a share above 0 and up to 1. Raises ``UserError``."""
-    number = text.strip()
-    share = _parse(number.removesuffix("%"), {"": 0.01 if number.endswith("%") else 1.0})
-    if share is None or not 0 < share <= 1:
-        raise UserError(f"{option} is {text!r}, which is not a share up to 100%", help="Give a percentage: 90%.")
-    return share
-
-
-def parse_bandwidth(text: str, option: str) -> float:
-    """Parse "460", "460GB/s" or "400Gbit/s" and return GB/s (1e9 bytes), above 0. Raises ``UserError``."""
-    rate = _parse(text, _RATE_UNITS)
-    if rate is None or rate <= 0:
-        raise UserError(
-            f"{option} is {text!r}, which is not a bandwidth",
-            help="Give gigabytes per second: 460, 460GB/s; or 400Gbit/s.",
-        )
-    return rate
-
-
-def parse_count(text: str, option: str) -> int:
-    """Parse "350M" or "7B" and return a number of parameters, at least 1. Raises ``UserError``."""
-    count = _parse(text, _COUNT_UNITS)
-    if count is None or count < 1:
-        raise UserError(
-            f"{option} is {text!r}, which is not a number of parameters", help="Give a number, or a unit: 350M, 1.5B."
-        )
-    return round(count)
-
-
 def _parse_whole(text: str) -> int:
     """Return a whole number, or 0 if the text is not one."""
     return int(text) if text.strip().isdecimal() and text.isascii() and len(text.strip()) <= _MAX_DIGITS else 0
-
-
-def _parse(text: str, units: dict[str, int] | dict[str, float]) -> float | None:
-    names = "|".join(re.escape(name) for name in units)
-    match = re.fullmatch(rf"{_NUMBER}({names})", text.strip().lower(), re.ASCII)
-    number = float(match[1]) * units[match[2]] if match else math.inf
-    return number if math.isfinite(number) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,12 +219,6 @@ def declared_by(kind: type[Any]) -> tuple[Declared, ...]:
     return tuple(found)
 
 
-def build(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
-    """Make a command's options from parsed values. A missing value or None means the default."""
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    return kind(**{name: value for name, value in given.items() if value is not None})
-
-
 def settings_of(options: Any, kind: type[Kind], /, **others: Any) -> Kind:
     """Make settings from the options with the same names, and from ``others``."""
     names = set(kind.__slots__) - others.keys()  # type: ignore[attr-defined]
@@ -298,6 +267,17 @@ MODEL = Option(
 )  # fmt: skip
 SAVED = Option(names=("--compare",), panel=COMPARE, metavar="REPORT", help="A saved run to compare with.")
 REFERENCE = Option(names=("--reference",), panel=COMPARE, help="What the result is compared with.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """The options of commands that judge something and report it."""
+
+    verbose: Annotated[bool, VERBOSE] = False
+    format: Annotated[ReportFormat, FORMAT] = "text"
+    fail_on: Annotated[FailOn, FAIL_ON] = "error"
+    ignore: Annotated[tuple[str, ...], IGNORE] = ()
+    report_dir: Annotated[Path | None, REPORT_DIR] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

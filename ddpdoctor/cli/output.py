@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from rich.live import Live
+    from rich.progress import Progress
     from typing_extensions import Self
 
     from ddpdoctor.cli.options import FailOn
@@ -48,59 +50,46 @@ def show_report(
 
     ``verbose`` applies to text. ``fail_on``, the least severity that is a failure, applies to JUnit.
     """
-    if output_format == "text":
-        write(stream, _draw_text(report, stream, run_dir, verbose=verbose))
-    else:
+    if output_format != "text":
         write(stream, render(report, output_format, fail_on=fail_on))
+        return
+    from ddpdoctor.report.text.report import render_text
+
+    width, color = read_width(stream), has_color(stream, os.environ)
+    write(stream, render_text(report, width=width, color=color, run_dir=run_dir, cwd=read_cwd(), verbose=verbose))
 
 
 def render(report: Report, output_format: SavedFormat, *, fail_on: Severity | None = None) -> str:
     """Render a report in a format that does not depend on the stream."""
-    if output_format == "json":
-        from ddpdoctor.report.formats import render_json
-
-        return render_json(report)
+    from ddpdoctor.report import formats
     from ddpdoctor.report.lines import printable
 
-    return printable(_render_other(report, output_format, fail_on))
-
-
-def _render_other(report: Report, output_format: SavedFormat, fail_on: Severity | None) -> str:
-    if output_format in {"junit", "github", "sarif"}:
-        if output_format == "github":
-            from ddpdoctor.report.formats import render_github
-
-            return render_github(report, read_cwd())
-        if output_format == "sarif":
+    match output_format:
+        case "json":
+            return formats.render_json(report)
+        case "junit":
+            text = formats.render_junit(report, fail_on)
+        case "github":
+            text = formats.render_github(report, read_cwd())
+        case "sarif":
             from ddpdoctor.diagnose.files import read_titles
-            from ddpdoctor.report.formats import render_sarif
 
-            return render_sarif(report, read_titles({finding.code for finding in report.findings}), read_cwd())
-        from ddpdoctor.report.formats import render_junit
+            text = formats.render_sarif(report, read_titles({one.code for one in report.findings}), read_cwd())
+        case "csv":
+            text = formats.render_csv(report)
+        case "nccl-tests":
+            from ddpdoctor.report.bandwidth.nccl_tests import render_nccl_tests
 
-        return render_junit(report, fail_on)
-    if output_format == "csv":
-        from ddpdoctor.report.formats import render_csv
+            text = render_nccl_tests(report)
+        case "html":
+            from ddpdoctor.report.html.page import render_html
 
-        return render_csv(report)
-    if output_format == "nccl-tests":
-        from ddpdoctor.report.bandwidth.nccl_tests import render_nccl_tests
+            text = render_html(report)
+        case _:
+            from ddpdoctor.report.markdown import render_markdown
 
-        return render_nccl_tests(report)
-    if output_format == "html":
-        from ddpdoctor.report.html.page import render_html
-
-        return render_html(report)
-    from ddpdoctor.report.markdown import render_markdown
-
-    return render_markdown(report)
-
-
-def _draw_text(report: Report, stream: TextIO, run_dir: Path | None, *, verbose: bool) -> str:
-    from ddpdoctor.report.text.report import render_text
-
-    width, color = read_width(stream), has_color(stream, os.environ)
-    return render_text(report, width=width, color=color, run_dir=run_dir, cwd=read_cwd(), verbose=verbose)
+            text = render_markdown(report)
+    return printable(text)
 
 
 def save_report(run_dir: Path, report: Report, name: str = "report.json") -> bool:
@@ -155,13 +144,9 @@ def show_defect(error: Exception) -> None:
 
 def describe_defect(error: Exception) -> str:
     """Save the traceback. Return what failed, and where the traceback is or why it could not be saved."""
-    return f"internal error in ddpdoctor: {type(error).__name__}. {_save_traceback(error)}"
-
-
-def _save_traceback(error: Exception) -> str:
-    import tempfile
     import traceback
 
+    what = f"internal error in ddpdoctor: {type(error).__name__}."
     text = "".join(traceback.format_exception(error))
     try:
         with tempfile.NamedTemporaryFile(
@@ -169,8 +154,8 @@ def _save_traceback(error: Exception) -> str:
         ) as file:
             file.write(f"ddpdoctor {__version__}, Python {sys.version}\n{text}")
     except OSError as failure:
-        return f"The traceback could not be saved: {failure.strerror}."
-    return f"The traceback is in {file.name}"
+        return f"{what} The traceback could not be saved: {failure.strerror}."
+    return f"{what} The traceback is in {file.name}"
 
 
 def _wrapped(stream: TextIO, text: str) -> str:
@@ -237,6 +222,8 @@ class Outputs:
 def check_outputs(outputs: Outputs) -> None:
     """Make the report folder. Raise ``UserError`` if an output cannot be written or a plot cannot be drawn here."""
     if outputs.ignore:
+        from ddpdoctor.diagnose.files import check_codes
+
         check_codes(outputs.ignore)
     check_files(outputs)
     if outputs.report_dir is not None:
@@ -289,6 +276,7 @@ def deliver(report: Report, outputs: Outputs, name: str = "report.json", *, show
     The order matters because a reader may close the pipe early.
     """
     if outputs.ignore:
+        from ddpdoctor.diagnose.files import check_codes
         from ddpdoctor.diagnose.job import leave_out
 
         report = leave_out(report, check_codes(outputs.ignore))
@@ -313,13 +301,6 @@ def deliver_check(report: Report, outputs: Outputs) -> int:
     from ddpdoctor.model.exit_status import report_status
 
     return report_status(deliver(report, outputs), severity_of(outputs.fail_on))
-
-
-def check_codes(codes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the codes of --ignore in upper case. Raises ``UserError`` for an unknown one."""
-    from ddpdoctor.diagnose.files import check_codes as check
-
-    return check(codes)
 
 
 def severity_of(fail_on: FailOn) -> Severity | None:
@@ -357,8 +338,15 @@ class LiveText:
     def __init__(self, stream: TextIO, *, in_place: bool) -> None:
         """Take the stream. Without ``in_place``, each text is appended on a terminal too, without an empty line."""
         self._stream, self._in_place = stream, in_place
-        self._live = _make_live(stream) if in_place and stream.isatty() else None
+        self._live: Live | None = None
         self._is_first = True
+        if in_place and stream.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            # Drawn in show() only: a drawing thread would take time from the job.
+            console = Console(file=stream, highlight=False)
+            self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
 
     def __enter__(self) -> Self:
         """Show nothing yet."""
@@ -383,21 +371,23 @@ class LiveText:
         return write(self._stream, gap + text)
 
 
-def _make_live(stream: TextIO) -> Any:
-    from rich.console import Console
-    from rich.live import Live
-
-    # Drawn in show() only: a drawing thread would take time from the job.
-    return Live(console=Console(file=stream, highlight=False), auto_refresh=False, vertical_overflow="crop")
-
-
 class ShownProgress:
     """A context manager whose ``show`` updates the bar. Any thread may stop the bar before it prints a report."""
 
     def __init__(self, stream: TextIO, *, wanted: bool) -> None:
         """Take the stream. ``wanted`` is True on only one rank of a job."""
-        self._bar = _make_bar(stream) if wanted and stream.isatty() else None
+        self._bar: Progress | None = None
         self._task: Any = None
+        if wanted and stream.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            words = TextColumn("{task.description}", markup=False)
+            left = TextColumn("{task.fields[left]}", markup=False)
+            # Draw only in show(), between measurements. A drawing thread would compete with them.
+            self._bar = Progress(
+                words, BarColumn(), left, console=Console(file=stream), transient=True, auto_refresh=False
+            )
 
     def __enter__(self) -> Self:
         """Show nothing yet. The bar appears with the first ``show``, after the ranks have met."""
@@ -414,30 +404,15 @@ class ShownProgress:
         if self._task is None:
             self._task = self._bar.add_task("", total=1.0, left="")
             self._bar.start()
-        self._bar.update(self._task, description=what, completed=share, left=_describe_left(left_s), refresh=True)
+        minutes, seconds = divmod(max(0, round(left_s or 0)), 60)
+        left = "" if left_s is None else f"{minutes} min {seconds:02d} s left" if minutes else f"{seconds} s left"
+        self._bar.update(self._task, description=what, completed=share, left=left, refresh=True)
 
     def stop(self) -> None:
         """Remove the bar permanently."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-
-
-def _make_bar(stream: TextIO) -> Any:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    console = Console(file=stream)
-    words, left = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[left]}", markup=False)
-    # Draw only in show(), between measurements. A drawing thread would compete with them.
-    return Progress(words, BarColumn(), left, console=console, transient=True, auto_refresh=False)
-
-
-def _describe_left(left_s: float | None) -> str:
-    if left_s is None:
-        return ""
-    minutes, seconds = divmod(max(0, round(left_s)), 60)
-    return f"{minutes} min {seconds:02d} s left" if minutes else f"{seconds} s left"
 
 
 def make_page_file() -> Path:

@@ -49,7 +49,11 @@ def run_in_ranks(
     if launch.launcher is Launcher.OWN:
         end_with_parent(int(launch.run))
     try:
-        _check_number(nproc, launch)
+        if nproc is not None and launch.launcher is not Launcher.OWN:
+            raise UserError(  # noqa: TRY301 - all ranks report it once
+                f"--nproc-per-node works only without a launcher, and a launcher started this rank {launch.rank}",
+                help="Give the number of ranks to the launcher: torchrun --nproc-per-node, srun --ntasks-per-node.",
+            )
         prepared = prepare(launch, launch.world_size)
         load_torch()
     except UserError as error:
@@ -66,11 +70,3 @@ def refuse(error: UserError) -> int | None:
     if launch.launcher is Launcher.NONE:
         return None
     return run_wrong_rank(launch, os.environ, error, WRONG_LIMIT_S, show_error)
-
-
-def _check_number(nproc: int | None, launch: Launch) -> None:
-    if nproc is not None and launch.launcher is not Launcher.OWN:
-        raise UserError(
-            f"--nproc-per-node works only without a launcher, and a launcher started this rank {launch.rank}",
-            help="Give the number of ranks to the launcher: torchrun --nproc-per-node, srun --ntasks-per-node.",
-        )

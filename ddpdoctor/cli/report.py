@@ -147,12 +147,6 @@ def read_run(path: Path) -> Report:
     )
 
 
-def _unpack(bundle: Path) -> bytes:
-    from ddpdoctor.diagnose.bundle import read_packed
-
-    return read_packed(bundle)
-
-
 def _read_file(file: Path) -> Report:
     import os
     import zipfile
@@ -164,7 +158,12 @@ def _read_file(file: Path) -> Report:
     try:
         with os.fdopen(open_plain(file, os.O_RDONLY), "rb") as stream:  # it never waits, as some files of /proc would
             is_packed = zipfile.is_zipfile(stream)
-        content = _unpack(file) if is_packed else read_plain(file)
+        if is_packed:
+            from ddpdoctor.diagnose.bundle import read_packed
+
+            content = read_packed(file)
+        else:
+            content = read_plain(file)
         return parse_report(check_json(content).decode())
     except UserError as error:
         raise UserError(f"{file}: {error.message}", help=error.help, status=error.status) from error

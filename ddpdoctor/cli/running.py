@@ -93,7 +93,11 @@ def run_and_show(
     """
     from ddpdoctor.launch.session import Session
 
-    _say_notes(options)
+    if options.placement.number in {0, None} and not options.quiet:  # of several nodes, only the first says it
+        level = debug_note(options.debug_level, os.environ)
+        for note in (options.placement.note, options.nproc_note, level, _patience_note(options.hang_timeout_s)):
+            if note:
+                say(sys.stderr, note)
     notifier = make_notifier(options, make_report or outcome_report, GOES_ON[options.on_hang], act, started)
     session = Session(options, load_judge, notifier)
     return finish(session.run(), notifier, is_shown=is_last)
@@ -173,10 +177,14 @@ def _show_launcher_log(outcome: JobOutcome) -> None:
     errors = {finding.code for finding in outcome.judgment.findings if finding.severity is Severity.ERROR}
     if not outcome.exit_status or errors - set(outcome.end.ignore):
         return
-    from ddpdoctor.launch.run_folder import read_launcher_log
+    from ddpdoctor.recorder.agent import LOG_FILE
+    from ddpdoctor.recorder.storage.files import read_plain
     from ddpdoctor.report.lines import clean
 
-    write(sys.stderr, clean(read_launcher_log(outcome.folder)))
+    log = b""
+    with contextlib.suppress(OSError):
+        log = read_plain(outcome.folder / LOG_FILE)
+    write(sys.stderr, clean(log.decode("utf-8", "replace")))
 
 
 def load_judge() -> Judge:
@@ -200,16 +208,6 @@ def keep_errors(report: Report) -> Report | None:
         return None
     verdict = report.verdict if report.verdict in errors else None
     return replace(report, findings=errors, verdict=verdict)
-
-
-def _say_notes(options: WrapOptions) -> None:
-    """Print notes about the chosen settings. If there are several nodes, only the first prints them."""
-    if options.placement.number not in {0, None}:
-        return
-    level = debug_note(options.debug_level, os.environ)
-    for note in (options.placement.note, options.nproc_note, level, _patience_note(options.hang_timeout_s)):
-        if note and not options.quiet:
-            say(sys.stderr, note)
 
 
 def _patience_note(hang_timeout_s: float) -> str | None:

@@ -45,6 +45,7 @@ class Options:
 
 def run(options: Options) -> int:
     """Show the status once, or again and again. Raises ``UserError``."""
+    from ddpdoctor.cli.output import write
     from ddpdoctor.model.errors import UserError
 
     if options.watch and options.dump:
@@ -53,7 +54,7 @@ def run(options: Options) -> int:
     if options.dump:
         return _dump(run_dir, options)
     if not options.watch:
-        _show(_read(run_dir), options)
+        write(sys.stdout, _draw(_read(run_dir), options))
         return ExitStatus.OK
     with contextlib.suppress(KeyboardInterrupt):
         _watch(run_dir, options)
@@ -66,21 +67,18 @@ def _find(given: Path | None) -> Path:
 
     if given is None:
         marks = (*Path(RUNS).glob(f"*/{RUN_MARK}"), *Path(RUNS).glob(f"*/{RECORD_NAME}"))
-        folders = {path.parent for path in marks}
-        if not folders:
+        found = {path.parent for path in marks}
+        if not found:
             raise UserError(f"there is no run folder in {RUNS}/ here", help=f"Give the run folder. {NOT_WRAPPED}")
-        return max(folders, key=lambda folder: (folder.stat().st_mtime_ns, folder.name))
+        return max(found, key=lambda folder: (folder.stat().st_mtime_ns, folder.name))
     if not given.exists():
         raise UserError(f"there is no {given}", help=NOT_WRAPPED)
     if given.is_file() and given.name in {REPORT_NAME, RUN_MARK}:
         given = given.parent
-    if not any(path.is_file() for where in (given, *given.glob("nodes/*")) for path in _marks(where)):
+    folders = (given, *given.glob("nodes/*"))
+    if not any((folder / name).is_file() for folder in folders for name in (RUN_MARK, RECORD_NAME)):
         raise UserError(f"{given} is not the run folder of a job under `ddpdoctor wrap`", help=NOT_WRAPPED)
     return given
-
-
-def _marks(folder: Path) -> tuple[Path, Path]:
-    return folder / RUN_MARK, folder / RECORD_NAME
 
 
 def _read(run_dir: Path) -> JobNow:
@@ -104,12 +102,6 @@ def _reported(run_dir: Path) -> str:
     except UserError:
         return ""
     return "" if verdict is None else f"{title_of(verdict)}: {verdict.summary}"
-
-
-def _show(status: JobNow, options: Options) -> None:
-    from ddpdoctor.cli.output import write
-
-    write(sys.stdout, _draw(status, options))
 
 
 def _draw(status: JobNow, options: Options) -> str:

@@ -22,7 +22,6 @@ from ddpdoctor.model.tuning import AGAIN, BASE, LaunchKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from ddpdoctor.cli.running import MakeReport
@@ -132,7 +131,8 @@ class Restarts:
         say(sys.stderr, f"{label}: {words_of_setting(setting)} (round {number + 1} of {self.rounds})")
         make_report = partial(self._report, setting, number)
         prepared = self.prepare(setting, self.folder / f"round-{number + 1}-{setting.replace('=', '-')}")
-        with _threads_of(setting):
+        name, _, value = setting.partition("=")
+        with with_threads(value) if name == "threads" else nullcontext():
             outcome = launch_quietly(prepared, make_report)
         block = None if outcome.end.interrupted else read_launch(outcome.folder, setting, number)
         if block is not None:
@@ -156,29 +156,6 @@ class Restarts:
         )
 
 
-def _threads_of(setting: str) -> AbstractContextManager[None]:
-    name, _, value = setting.partition("=")
-    return with_threads(value) if name == "threads" else nullcontext()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedLaunch:
-    """One launch."""
-
-    kind: LaunchKind
-    ranks: int
-
-    @property
-    def processes(self) -> int:
-        """How many ranks are started."""
-        return self.ranks if self.kind is LaunchKind.JOB else 1
-
-    @property
-    def name(self) -> str:
-        """The name of its folder."""
-        return f"{self.kind.value}-{self.ranks}"
-
-
 def parse_sizes(text: str) -> tuple[int, ...]:
     """Return the numbers of ranks in "1,2,4", by size. Raises ``UserError``."""
     words = [word.strip() for word in text.split(",")]
@@ -190,15 +167,6 @@ def parse_sizes(text: str) -> tuple[int, ...]:
             help=f"Give numbers from 1 to {MOST_RANKS}, one of them above 1: --scaling 1,2,4.",
         )
     return tuple(sorted({int(word) for word in words}))
-
-
-def plan_launches(sizes: tuple[int, ...]) -> tuple[PlannedLaunch, ...]:
-    """Return the launches: one rank alone, and for each larger number its share and the job itself."""
-    larger = [size for size in sizes if size > 1]
-    pairs = [
-        PlannedLaunch(kind=kind, ranks=size) for size in larger for kind in (LaunchKind.SHARE, LaunchKind.JOB)
-    ]  # fmt: skip
-    return (PlannedLaunch(kind=LaunchKind.ALONE, ranks=1), *pairs)
 
 
 def measure_sizes(
@@ -220,26 +188,6 @@ def measure_sizes(
     """
     from ddpdoctor.diagnose.tuning import LaunchFolder, build_scaling_report
 
-    _check(split)
-    started_at, planned = now(), plan_launches(sizes)
-    first = prepare(_with_ranks(split, 1), None)
-    done: list[LaunchFolder] = []
-    for number, one in enumerate(planned, 1):
-        say(sys.stderr, f"launch {number} of {len(planned)}: {WORDS[one.kind]}, for {one.ranks}")
-        folder = first.report_dir / one.name
-        with _share_of(one):
-            outcome, has_result = launch(prepare(_with_ranks(split, one.processes), folder))
-        if not has_result:
-            say(sys.stderr, f"no efficiency: launch {number} has no result; its run folder is {folder}")
-            return outcome.exit_status or ExitStatus.INCONCLUSIVE
-        done.append(LaunchFolder(kind=one.kind, ranks=one.ranks, folder=outcome.folder))
-    report = build_scaling_report(done, first.command, started_at, _notes(sizes))
-    save_report(first.report_dir, report)
-    show_report(report, first.format, sys.stderr, first.report_dir)
-    return ExitStatus.OK
-
-
-def _check(split: SplitCommand) -> None:
     if split.is_command:
         raise UserError(
             "--scaling needs a script, because it chooses the number of ranks",
@@ -247,6 +195,27 @@ def _check(split: SplitCommand) -> None:
         )
     if any(word.startswith(("--nproc", "--nnodes")) for word in split.torchrun):
         raise UserError("--scaling cannot be used with --nproc-per-node or --nnodes", help="Leave them out.")
+    started_at, cores = now(), len(os.sched_getaffinity(0))
+    larger = [(kind, size) for size in sizes if size > 1 for kind in (LaunchKind.SHARE, LaunchKind.JOB)]
+    planned = [(LaunchKind.ALONE, 1), *larger]
+    first = prepare(_with_ranks(split, 1), None)
+    done: list[LaunchFolder] = []
+    for number, (kind, ranks) in enumerate(planned, 1):
+        say(sys.stderr, f"launch {number} of {len(planned)}: {WORDS[kind]}, for {ranks}")
+        folder = first.report_dir / f"{kind.value}-{ranks}"
+        with _share_of(ranks) if kind is LaunchKind.SHARE else nullcontext():
+            processes = ranks if kind is LaunchKind.JOB else 1
+            outcome, has_result = launch(prepare(_with_ranks(split, processes), folder))
+        if not has_result:
+            say(sys.stderr, f"no efficiency: launch {number} has no result; its run folder is {folder}")
+            return outcome.exit_status or ExitStatus.INCONCLUSIVE
+        done.append(LaunchFolder(kind=kind, ranks=ranks, folder=outcome.folder))
+    note = f"{cores} cores for up to {max(sizes)} ranks: contention includes the cost of sharing cores"
+    notes = (note,) if max(sizes) > cores else ()
+    report = build_scaling_report(done, first.command, started_at, notes)
+    save_report(first.report_dir, report)
+    show_report(report, first.format, sys.stderr, first.report_dir)
+    return ExitStatus.OK
 
 
 def _with_ranks(split: SplitCommand, count: int) -> SplitCommand:
@@ -254,26 +223,15 @@ def _with_ranks(split: SplitCommand, count: int) -> SplitCommand:
 
 
 @contextmanager
-def _share_of(launch: PlannedLaunch) -> Iterator[None]:
+def _share_of(ranks: int) -> Iterator[None]:
     """Give one rank the cores and threads that it has among all ranks. The launcher inherits both."""
-    if launch.kind is not LaunchKind.SHARE:
-        yield
-        return
     cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(cores)[: max(1, len(cores) // launch.ranks)])
+    os.sched_setaffinity(0, sorted(cores)[: max(1, len(cores) // ranks)])
     try:
         with with_threads(os.environ.get(THREADS) or "1"):  # torchrun sets 1 where there are several ranks
             yield
     finally:
         os.sched_setaffinity(0, cores)
-
-
-def _notes(sizes: tuple[int, ...]) -> tuple[str, ...]:
-    cores = len(os.sched_getaffinity(0))
-    if max(sizes) <= cores:
-        return ()
-    note = f"{cores} cores for up to {max(sizes)} ranks: contention includes the cost of sharing cores"
-    return (note,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,19 +276,23 @@ def run(options: Options) -> int:
     if is_in_turns:
         Thread(target=_say_outlook, args=(prepared.report_dir,), daemon=True).start()
     began_s = time.monotonic()
-    plan_after = partial(_plan_after, options, prepared, began_s)
+
+    def plan_after(outcome: JobOutcome) -> RestartPlan | None:
+        """Return what to try by restarts after the first launch, or None if it was the only one."""
+        from ddpdoctor.diagnose.tuning import read_plan
+
+        if outcome.exit_status or outcome.end.interrupted or not prepared.placement.alone:
+            return None
+        return read_plan(outcome.folder, options.only, time.monotonic() - began_s)
+
     outcome = run_and_show(prepared, make_report=_report, is_last=lambda one: plan_after(one) is None)
-    plan = plan_after(outcome)
-    return _status(outcome) if plan is None else _restart(options, prepared, outcome, plan)
-
-
-def _plan_after(options: Options, prepared: WrapOptions, began_s: float, outcome: JobOutcome) -> RestartPlan | None:
-    """Return what to try by restarts after the first launch, or None if it was the only one."""
-    from ddpdoctor.diagnose.tuning import read_plan
-
-    if outcome.exit_status or outcome.end.interrupted or not prepared.placement.alone:
-        return None
-    return read_plan(outcome.folder, options.only, time.monotonic() - began_s)
+    if (plan := plan_after(outcome)) is not None:
+        return _restart(options, prepared, outcome, plan)
+    trial = _report(outcome).data["tune"]
+    if trial["result"] is not None:
+        return ExitStatus.OK
+    # A trial that cannot have a result, or one that came to none because of the job.
+    return ExitStatus.WRONG_USE if trial["problem"] else outcome.exit_status
 
 
 def _restart(options: Options, first: WrapOptions, outcome: JobOutcome, plan: RestartPlan) -> int:
@@ -405,11 +367,3 @@ def _report(outcome: JobOutcome) -> Report:
     from ddpdoctor.diagnose.tuning import build_tune_report
 
     return build_tune_report(outcome.folder, outcome.judgment, outcome.end)
-
-
-def _status(outcome: JobOutcome) -> int:
-    """Return 0 for a trial with a result, 2 for one that cannot have one, and else the job's own status."""
-    trial = _report(outcome).data["tune"]
-    if trial["result"] is not None:
-        return ExitStatus.OK
-    return ExitStatus.WRONG_USE if trial["problem"] else outcome.exit_status

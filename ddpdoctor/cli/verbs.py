@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from ddpdoctor import __version__
 from ddpdoctor.cli.config import read_declared
-from ddpdoctor.cli.options import PANELS, VERBS, Argument, Option, build, load_verb
+from ddpdoctor.cli.options import PANELS, VERBS, Argument, Option, load_verb
 from ddpdoctor.model.exit_status import MEANINGS
 
 if TYPE_CHECKING:
@@ -249,8 +249,11 @@ def _callback(module: Any, declared: Iterable[Declared]) -> Callable[..., None]:
     """Return a function with one parameter per option, as Typer requires. It leaves what is to be done in ``obj``."""
 
     def call(ctx: typer.Context, **values: Any) -> None:
-        split = {"split": ctx.meta[SPLIT]} if SPLIT in ctx.meta else {}
-        ctx.obj.append((module.run, build(module.Options, values | split)))
+        # A missing value or None means the default.
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        values["split"] = ctx.meta.get(SPLIT)
+        options = module.Options(**{name: value for name, value in values.items() if value is not None})
+        ctx.obj.append((module.run, options))
 
     parameters = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     parameters += [_parameter(one) for one in declared]

@@ -6,17 +6,19 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ddpdoctor.launch.session import JoinedSession, Joining, joined_options
+from ddpdoctor.launch.command_line import SplitCommand
+from ddpdoctor.launch.placement import Placement, Style, WrapOptions
+from ddpdoctor.launch.run_folder import REPORT_NAME
+from ddpdoctor.launch.session import JoinedSession
+from ddpdoctor.recorder.settings import RecorderSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpdoctor.launch.command_line import OnHang
-    from ddpdoctor.launch.session import JobOutcome
 
 GOES_ON = {
     "report": 'the job goes on and is watched (on_hang="kill" stops it here)',
@@ -24,53 +26,33 @@ GOES_ON = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Words:
-    """The command line of this process."""
+def watch(words: Sequence[str]) -> None:
+    """Watch until the last rank has left, and report on stderr what is wrong.
 
-    hang_timeout_s: float
-    on_hang: OnHang
-    entry: str
-    """What started the watch, as ``Run.entry``."""
-    run_dir: Path
-    record: Path
-    meeting: Path | None
-    command: tuple[str, ...]
-    """The command of the first rank."""
-
-
-def read_words(words: Sequence[str]) -> Words:
-    """Read the command line, which ``ddpdoctor.integrations.place`` has written. An empty meeting means none."""
-    hang_timeout, on_hang, entry, run_dir, record, meeting, *command = words
-    return Words(
-        hang_timeout_s=float(hang_timeout),
-        on_hang=cast("OnHang", on_hang),
-        entry=entry,
-        run_dir=Path(run_dir),
-        record=Path(record),
-        meeting=Path(meeting) if meeting else None,
-        command=tuple(command),
-    )
-
-
-def watch(words: Words) -> None:
-    """Watch until the last rank has left, and report on stderr what is wrong."""
+    ``words`` is the command line, which ``ddpdoctor.integrations.place`` has written. An empty meeting means none.
+    """
     from ddpdoctor.cli.running import finish, load_judge, make_notifier, outcome_report
-
-    options = joined_options(words.run_dir, words.hang_timeout_s, words.on_hang, words.entry, words.command)
-    notifier = make_notifier(options, outcome_report, GOES_ON[words.on_hang])
-    joining = Joining(record=words.record, meeting=words.meeting)
-    session = JoinedSession(options, load_judge, notifier, joining)
-    finish(session.run(), notifier, is_shown=lambda outcome: _is_news(session, outcome))
-
-
-def _is_news(session: JoinedSession, outcome: JobOutcome) -> bool:
-    """Return whether the end has to be shown: a healthy job is silent, and what was shown already is not repeated."""
     from ddpdoctor.model.findings import Severity
 
-    if outcome.end.interrupted or session.is_known(outcome.judgment):
-        return False
-    return any(finding.severity is not Severity.INFO for finding in outcome.judgment.findings)
+    hang_timeout, on_hang, entry, run_dir, record, meeting, *command = words
+    options = WrapOptions(
+        split=SplitCommand(script=command[0] if command else "", is_command=True),
+        hang_timeout_s=float(hang_timeout),
+        on_hang=cast("OnHang", on_hang),
+        report_dir=Path(run_dir),
+        report_file=Path(run_dir) / REPORT_NAME,
+        placement=Placement(style=Style.COMMAND),
+        ranks=RecorderSettings(),
+        command=tuple(command),
+        entry=entry,
+    )
+    notifier = make_notifier(options, outcome_report, GOES_ON[options.on_hang])
+    session = JoinedSession(options, load_judge, notifier, Path(record), Path(meeting) if meeting else None)
+    outcome = session.run()
+    # A healthy job is silent, and what was shown already is not repeated.
+    is_silent = outcome.end.interrupted or session.is_known(outcome.judgment)
+    has_news = not is_silent and any(one.severity is not Severity.INFO for one in outcome.judgment.findings)
+    finish(outcome, notifier, is_shown=lambda _: has_news)
 
 
 def main() -> None:
@@ -79,7 +61,7 @@ def main() -> None:
     from ddpdoctor.model.errors import UserError
 
     try:
-        watch(read_words(sys.argv[1:]))
+        watch(sys.argv[1:])
     except UserError as error:
         show_error(error)
     except Exception as error:  # noqa: BLE001 - the outermost wall: no traceback ever reaches the job's stderr

@@ -34,7 +34,7 @@ from ddpdoctor.cli.options import (
     settings_of,
     typed,
 )
-from ddpdoctor.cli.output import check_codes, check_writable
+from ddpdoctor.cli.output import check_writable
 from ddpdoctor.launch.command_line import (
     DebugLevel,
     OnHang,
@@ -220,17 +220,21 @@ def prepare(
             no_python=split.no_python or "PET_NO_PYTHON" in given,
         )
     source = _check_source(split, env)
-    ignore = check_codes(options.ignore) if options.ignore else ()
+    ignore = options.ignore
+    if ignore:
+        from ddpdoctor.diagnose.files import check_codes
+
+        ignore = check_codes(ignore)
     placement = number_first(place(split, env, options.exchange_port))
     by_torchrun = placement.style is Style.TORCHRUN
     nproc_args, note = choose_ranks(split.torchrun, source, env) if by_torchrun else ((), None)
     if options.html is not None:
         check_writable(options.html, "--html")
+    # Under another wrap, that one's options apply. The variable is then the one that it set for its ranks.
+    compares, is_auto = not options.no_consistency and outer is None, options.check_every == AUTO
+    every = NOMINAL_STEPS if is_auto or not compares else parse_steps(options.check_every, "--check-every")
     ranks = settings_of(
-        options,
-        RecorderSettings,
-        check_every=_read_check_every(options, outer),
-        check_auto=options.check_every == AUTO and not options.no_consistency and outer is None,
+        options, RecorderSettings, check_every=every if compares else 0, check_auto=is_auto and compares
     )
     if outer is None:
         starter = Starter(
@@ -256,12 +260,7 @@ def prepare(
         placement=placement,
         ignore=ignore,
         ranks=ranks,
-        torchrun_args=(*nproc_args, *placement.torchrun_args, *split.torchrun),
-        script=split.script,
-        is_module=split.is_module,
-        is_command=split.is_command,
-        no_python=split.no_python,
-        script_args=split.script_args,
+        split=replace(split, torchrun=(*nproc_args, *placement.torchrun_args, *split.torchrun)),
         nproc_note=note,
         command=command,
     )
@@ -270,16 +269,6 @@ def prepare(
 def _metric_options(options: Options) -> MetricOptions:
     every_s = parse_duration(options.metrics_every, "--metrics-every")
     return settings_of(options, MetricOptions, metrics_every_s=every_s)
-
-
-def _read_check_every(options: Options, outer: Path | None) -> int:
-    """Return the number of steps between comparisons of replicas, or 0 for never.
-
-    Under another wrap, the outer wrap's options apply. The variable is then the one that it set for its ranks.
-    """
-    if options.no_consistency or outer is not None:
-        return 0
-    return NOMINAL_STEPS if options.check_every == AUTO else parse_steps(options.check_every, "--check-every")
 
 
 def _check_source(split: SplitCommand, env: Mapping[str, str]) -> bytes | None:

@@ -74,18 +74,14 @@ def locked(file: Path) -> Iterator[int]:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"another process holds {file}")
                 time.sleep(LOCK_EVERY_S)
-            if _is_at(descriptor, file):  # else a watcher has removed it meanwhile
+            is_there = False
+            with contextlib.suppress(FileNotFoundError):  # a watcher may have removed it meanwhile
+                is_there = os.path.samestat(os.fstat(descriptor), file.lstat())
+            if is_there:
                 yield descriptor
                 return
         finally:
             os.close(descriptor)  # this also unlocks it
-
-
-def _is_at(descriptor: int, file: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), file.lstat())
-    except FileNotFoundError:
-        return False
 
 
 def _lock(descriptor: int) -> bool:
@@ -151,7 +147,9 @@ def read_attendance(folder: Path) -> Attendance:
     """Return who is there and who was."""
     came = {process: _read(folder, PRESENT, process) for process in _listed(folder / PRESENT)}
     present = {process: number for process, number in came.items() if is_same(*process)}
-    left = {process: _leaving(_read(folder, LEFT, process)) for process in _listed(folder / LEFT)}
+    words = {process: _read(folder, LEFT, process) for process in _listed(folder / LEFT)}
+    known = {one.value for one in Leaving}
+    left = {process: Leaving(word) if word in known else Leaving.DONE for process, word in words.items()}
     return Attendance(present=present, left=left, gone=frozenset(came.keys() - present.keys() - left.keys()))
 
 
@@ -172,7 +170,3 @@ def _read(folder: Path, name: str, process: Target) -> str:
         return read_plain(_file(folder, name, process)).decode(errors="replace")
     except OSError:
         return ""
-
-
-def _leaving(text: str) -> Leaving:
-    return Leaving(text) if text in {one.value for one in Leaving} else Leaving.DONE

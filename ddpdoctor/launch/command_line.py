@@ -130,12 +130,12 @@ class SplitCommand:
     ``script`` is empty only if ``own`` asks for help.
     """
 
-    own: tuple[str, ...]
-    torchrun: tuple[str, ...]
-    script: str
-    is_module: bool
-    no_python: bool
-    script_args: tuple[str, ...]
+    own: tuple[str, ...] = ()
+    torchrun: tuple[str, ...] = ()
+    script: str = ""
+    is_module: bool = False
+    no_python: bool = False
+    script_args: tuple[str, ...] = ()
     is_command: bool = False
 
 
@@ -165,22 +165,19 @@ def split_command(
                 )
             if not words:
                 raise UserError("no command to run was given after `--`", help=USAGE)
-            return SplitCommand(
-                own=tuple(own), torchrun=(), script=words[0], is_module=False, no_python=False,
-                script_args=tuple(words)[1:], is_command=True,
-            )  # fmt: skip
+            return SplitCommand(own=tuple(own), script=words[0], script_args=tuple(words)[1:], is_command=True)
         if word in HELP_OPTIONS:
-            return SplitCommand(
-                own=("--help",), torchrun=tuple(torchrun), script="", is_module=is_module, no_python=no_python,
-                script_args=(),
-            )  # fmt: skip
+            return SplitCommand(own=("--help",), torchrun=tuple(torchrun), is_module=is_module, no_python=no_python)
         given, equals, value = word.partition("=")
         is_long = given.startswith("--")
         name = _complete(canonical(given), own_options) if is_long else word[:_SHORT_LENGTH]
         if is_long and name != canonical(given):
             given = name
         is_own = name in own_options
-        takes_value = own_options[name] if is_own else _torchrun_takes_value(name, given, ask)
+        known = own_options if is_own else TORCHRUN_OPTIONS if name in TORCHRUN_OPTIONS else ask()
+        if name not in known:
+            raise UserError(f"neither ddpdoctor wrap nor torchrun knows the option {given}", help=USAGE)
+        takes_value = known[name]
         has_value = bool(equals) if is_long else len(word) > _SHORT_LENGTH  # --tee=3, -t3
         if has_value and not takes_value:
             raise UserError(f"the option {name} takes no value, but got one: {given}{equals}{value}", help=USAGE)
@@ -214,19 +211,12 @@ def _complete(name: str, own_options: Mapping[str, bool]) -> str:
     return meant[0] if meant else name
 
 
-def _torchrun_takes_value(name: str, given: str, ask: Callable[[], Mapping[str, bool]]) -> bool:
-    known = TORCHRUN_OPTIONS if name in TORCHRUN_OPTIONS else ask()
-    if name not in known:
-        raise UserError(f"neither ddpdoctor wrap nor torchrun knows the option {given}", help=USAGE)
-    return known[name]
-
-
 class TorchrunSettings:
     """The options of one torchrun by name, such as ``--nnodes``; the command line overrides the variables."""
 
     def __init__(self, words: tuple[str, ...], env: Mapping[str, str]) -> None:
         """Take torchrun's options and the environment that it will see."""
-        self._words, self._env = words, env
+        self.words, self.env = words, env
         self._options: dict[str, str] = {}
         """Each long option with its last value; flags have an empty one."""
         rest = iter(words)
@@ -237,13 +227,9 @@ class TorchrunSettings:
                 value = next(rest, "")
             self._options[name] = value
 
-    def also(self, words: Iterable[str]) -> TorchrunSettings:
-        """Return the settings with more options in front."""
-        return TorchrunSettings((*words, *self._words), self._env)
-
     def text(self, name: str) -> str:
         """Return an option's value, or "" if neither it nor its variable is set."""
-        return self._options.get(name) or self._env.get(variable_of(name), "").strip()
+        return self._options.get(name) or self.env.get(variable_of(name), "").strip()
 
     def number(self, name: str) -> int | None:
         """Return an option's value as a non-negative integer, or None if it is not one."""
@@ -393,7 +379,13 @@ def starts_ranks(source: bytes) -> str | None:
             aliases.update({name.asname or name.name: f"{node.module}.{name.name}" for name in node.names})
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            written = _dotted(node.func)
+            parts, function = [], node.func
+            while isinstance(function, ast.Attribute):
+                parts.append(function.attr)
+                function = function.value
+            if not isinstance(function, ast.Name):
+                continue
+            written = ".".join([function.id, *reversed(parts)])
             first, _, rest = written.partition(".")
             full = ".".join(part for part in (aliases.get(first, first), rest) if part)
             if full in _LAUNCHERS:
@@ -425,14 +417,3 @@ def choose_ranks(
 
     ranks, note = choose_nproc(source=source, gpus=count_gpus(env))
     return (f"--nproc-per-node={ranks}",), note
-
-
-def _dotted(node: ast.expr) -> str:
-    """Return ``torch.multiprocessing.spawn`` as text, or "" if the node is not a plain chain of names."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    if not isinstance(node, ast.Name):
-        return ""
-    return ".".join([node.id, *reversed(parts)])

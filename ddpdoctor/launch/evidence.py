@@ -48,7 +48,9 @@ class EvidenceTaker:
         self.folder = folder
         make_record(str(folder))
         self._reserve = folder / "reserve"
-        reserve_space(self._reserve)
+        # Reserve space for evidence, because a job that fills the disk often fails next.
+        with contextlib.suppress(OSError), os.fdopen(open_new(self._reserve), "wb") as reserve:
+            os.posix_fallocate(reserve.fileno(), 0, RESERVE_BYTES)
         with os.fdopen(open_plain(folder / CONTROL, os.O_RDWR), "r+b") as file:
             self.control = mmap.mmap(file.fileno(), ring_layout.CONTROL_SIZE)
         self.unsaved: dict[str, str] = {}
@@ -73,17 +75,13 @@ class EvidenceTaker:
         asked = self._control(ring_layout.CONTROL_DUMP_ASKED)
         return asked if asked != self._control(ring_layout.CONTROL_DUMPED) else 0
 
-    def note_dumped(self, asked: int) -> None:
-        """Tell who asked at this time that the evidence is saved."""
-        ring_layout.CELL.pack_into(self.control, ring_layout.CONTROL_DUMPED, asked)
+    def set_control(self, offset: int, value: int) -> None:
+        """Write a cell of the control file, which recorders, the launcher and `ddpdoctor status` read."""
+        ring_layout.CELL.pack_into(self.control, offset, value)
 
     def acknowledge(self) -> None:
         """Let the launcher continue."""
-        ring_layout.CELL.pack_into(self.control, ring_layout.CONTROL_ACK, time.monotonic_ns())
-
-    def announce_stop(self) -> None:
-        """Tell the launcher that ddpdoctor sends the next signal."""
-        ring_layout.CELL.pack_into(self.control, ring_layout.CONTROL_STOPPING, time.monotonic_ns())
+        self.set_control(ring_layout.CONTROL_ACK, time.monotonic_ns())
 
     def take(
         self,
@@ -102,7 +100,7 @@ class EvidenceTaker:
         self.release()
         now_ns = time.monotonic_ns()
         self.request += 1
-        ring_layout.CELL.pack_into(self.control, ring_layout.CONTROL_REQUEST, self.request)
+        self.set_control(ring_layout.CONTROL_REQUEST, self.request)
         alive = [process for process in followed.values() if process.ended_ns is None]
         held = [
             process
@@ -111,7 +109,11 @@ class EvidenceTaker:
         ]
         fresh_s = HELD_S if limit_s > ANSWER_LIMIT_S else FRESH_S
         asked = [process for process in alive if now_ns - process.heartbeat_changed_ns < fresh_s * 1e9]
-        self._wait_for_answers(asked, limit_s)
+        began = time.monotonic()
+        while asked := [process for process in asked if not self._has_answered(process)]:
+            if time.monotonic() - began > (ANSWER_LIMIT_S if self.closing_ns() else limit_s):
+                break
+            time.sleep(0.02)
         check_again()
         self.forget_kept()
         if held or keep_rings:
@@ -140,13 +142,6 @@ class EvidenceTaker:
 
     def _control(self, offset: int) -> int:
         return int(ring_layout.CELL.unpack_from(self.control, offset)[0])
-
-    def _wait_for_answers(self, asked: list[Followed], limit_s: float) -> None:
-        began = time.monotonic()
-        while asked := [process for process in asked if not self._has_answered(process)]:
-            if time.monotonic() - began > (ANSWER_LIMIT_S if self.closing_ns() else limit_s):
-                return
-            time.sleep(0.02)
 
     def _has_answered(self, process: Followed) -> bool:
         name = f"{process.pid}-{process.ticks}-{self.request}.json"
@@ -218,19 +213,6 @@ class EvidenceTaker:
         remove(self._reserve)
 
 
-def reserve_space(path: Path) -> None:
-    """Reserve space for evidence, because a job that fills the disk often fails next."""
-    with contextlib.suppress(OSError), os.fdopen(open_new(path), "wb") as file:
-        os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
-
-
-def _cpu_share(process: Followed, now: proc.Process) -> float | None:
-    """Return the fraction of a core that a process has used since its last progress."""
-    since_ns, ticks = process.cpu_since
-    seconds = (time.monotonic_ns() - since_ns) / 1e9
-    return (now.cpu_ticks - ticks) / os.sysconf("SC_CLK_TCK") / seconds if since_ns and seconds > 1 else None
-
-
 def describe(
     process: Followed,
     below: tuple[proc.Process, ...],
@@ -242,9 +224,13 @@ def describe(
     now = proc.read_process(process.pid)
     same = now is not None and now.start_ticks == process.ticks
     tracer = proc.read_status(process.pid).get("TracerPid", "0") if same else "0"
+    since_ns, ticks = process.cpu_since
+    since_s, cpu_share = (time.monotonic_ns() - since_ns) / 1e9, None
+    if now is not None and same and since_ns and since_s > 1:
+        cpu_share = (now.cpu_ticks - ticks) / os.sysconf("SC_CLK_TCK") / since_s
     return {
         "state": now.state if now is not None and same else None,
-        "cpu_share": _cpu_share(process, now) if now is not None and same else None,
+        "cpu_share": cpu_share,
         "tracer": int(tracer) if tracer.isdigit() else 0,
         "frozen_since_ns": process.frozen_since_ns,
         "ended_ns": process.ended_ns,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ddpdoctor.exchange.conversation import BadMessage, Conversation
 from ddpdoctor.exchange.job_store import open_job_store
-from ddpdoctor.exchange.meeting import SERVED_BY, Folder, HostedMeeting, OtherPort, race
+from ddpdoctor.exchange.meeting import Folder, HostedMeeting, OtherPort, OwnPort, open_meeting, race
 from ddpdoctor.exchange.store import StoreError, wait_until
-from ddpdoctor.exchange.wire import NO_TOKEN, open_client
+from ddpdoctor.exchange.wire import NO_TOKEN
 from ddpdoctor.launch.node_messages import (
     CLAIM,
     EVIDENCE,
@@ -95,7 +95,8 @@ class MembersHeard:
         self._pulses: dict[int, Pulse] = {}
         self._received: dict[int, int] = {}
         self._packed: dict[int, bytes] = {}
-        self._gathered: set[int] = set()
+        self.gathered: set[int] = set()
+        """The members whose records are in the run folder."""
 
     def hear(self, heard: Mapping[str, Heard]) -> None:
         """Record the meeting's heartbeats; the keys are member numbers as text."""
@@ -130,11 +131,6 @@ class MembersHeard:
             packed, self._packed = self._packed, {}
         return packed
 
-    def note_gathered(self, number: int) -> None:
-        """Record that a member's record is in the run folder."""
-        with self._lock:
-            self._gathered.add(number)
-
     def numbers(self) -> list[int]:
         """Return the members that have beaten and not left."""
         with self._lock:
@@ -159,7 +155,9 @@ class MembersHeard:
         now_ns = time.monotonic_ns()
         with self._lock:
             there = [number for number in self._heard if self._presence(number, now_ns) is not Presence.SILENT]
-            return [_progress_of(self._pulses[number]) for number in there if number in self._pulses]
+            pulses = [self._pulses[number] for number in there if number in self._pulses]
+        # After a failed launcher, ended ranks are no sign of a hang.
+        return [replace(one.progress, ended_s=None) if one.status else one.progress for one in pulses]
 
     def have_come(self) -> bool:
         """Return whether all expected members have beaten."""
@@ -212,7 +210,9 @@ class MembersHeard:
         if number == 0:
             return own_node(0, self._host)
         greeting, pulse, heard = self._greetings.get(number), self._pulses.get(number), self._heard.get(number)
-        names = self._placement.names
+        names, why = self._placement.names, ""
+        if greeting is not None and greeting.started_as not in {None, number}:
+            why = f"it was started as number {greeting.started_as}, which another one has"
         return NodeSeen(
             number=number,
             host=greeting.host if greeting else names[number] if number < len(names) else "",
@@ -222,11 +222,11 @@ class MembersHeard:
             clock_offset_ns=greeting.clock_offset_ns if greeting else None,
             clock_error_ns=greeting.clock_error_ns if greeting else None,
             wall_offset_s=greeting.wall_offset_s if greeting else None,
-            gathered=number in self._gathered,
+            gathered=number in self.gathered,
             ranks=pulse.all_ranks if pulse else (),
             alive=pulse.progress.alive if pulse else None,
             waits_s=pulse.progress.waits_s if pulse else None,
-            why=_why(number, greeting),
+            why=why,
         )
 
     def _presence(self, number: int, now_ns: int) -> Presence:
@@ -237,17 +237,6 @@ class MembersHeard:
             return Presence.LEFT
         is_broken = heard.broken_ns is not None and now_ns - heard.broken_ns > BROKEN_NS
         return Presence.SILENT if is_broken or now_ns - heard.heard_ns > SILENT_NS else Presence.HERE
-
-
-def _progress_of(pulse: Pulse) -> NodeProgress:
-    """Return the progress of a member's ranks. After a failed launcher, ended ranks are no sign of a hang."""
-    return replace(pulse.progress, ended_s=None) if pulse.status else pulse.progress
-
-
-def _why(number: int, greeting: Greeting | None) -> str:
-    if greeting is None or greeting.started_as in {None, number}:
-        return ""
-    return f"it was started as number {greeting.started_as}, which another one has"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,79 +250,33 @@ class SecondPort:
 
 def further_ways(placement: Placement, folder: Path) -> tuple[MeetingWay, ...]:
     """Return the ways besides the own port: the second port, if the job has a store to publish it, and the folder."""
-    if placement.store is None:
+    store_place, token = placement.store, placement.token
+    if store_place is None:
         return (Folder(folder),)
-    return (OtherPort(_Word(placement.store, placement.token).open), Folder(folder))
+    known: SecondPort | None = None
 
-
-class _Word:
-    """Reads the address of the first member's second port once, and connects to it."""
-
-    def __init__(self, store: tuple[str, int], token: bytes | None) -> None:
-        self._store, self._token = store, token
-        self._second: SecondPort | None = None
-
-    def open(self, limit_s: float) -> Client:
-        """Connect to the first address that answers; raises ``StoreError``."""
+    def open_second_port(limit_s: float) -> Client:
+        """Connect to the first address of the second port that answers; raises ``StoreError``."""
+        nonlocal known
         deadline = time.monotonic() + limit_s
-        second = self._second or self._read(limit_s)
+        second = known
+        if second is None:
+            with contextlib.closing(open_job_store(*store_place, PREFIX, limit_s)) as store:
+                second = find(Conversation(store, token), SecondPort, SECOND_PORT)
+        if second is None:
+            raise StoreError("the first node has left no message in the job's store")
         hosts = second.hosts[:MOST_ADDRESSES]
-        raced = race([partial(self._connect, host, second.port) for host in hosts], deadline - time.monotonic())
+        ways = [OwnPort((host,), second.port) for host in hosts]
+        raced = race([partial(open_meeting, way, token or NO_TOKEN) for way in ways], deadline - time.monotonic())
         if raced.best is None or raced.client is None:
             raise StoreError(
                 "; ".join(raced.errors.get(place, f"{host}: no answer") for place, host in enumerate(hosts))
             )
         # Keep the address: the store ends with its launcher, but evidence is sent after that.
-        self._second = replace(second, hosts=(hosts[raced.best],))
+        known = replace(second, hosts=(hosts[raced.best],))
         return raced.client
 
-    def _connect(self, host: str, port: int, limit_s: float) -> Client:
-        return open_client((host,), port, self._token or NO_TOKEN, limit_s, served_by=SERVED_BY)
-
-    def _read(self, limit_s: float) -> SecondPort:
-        with contextlib.closing(open_job_store(*self._store, PREFIX, limit_s)) as store:
-            second = find(Conversation(store, self._token), SecondPort, SECOND_PORT)
-        if second is None:
-            raise StoreError("the first node has left no message in the job's store")
-        return second
-
-
-class FurtherWays:
-    """Serves a meeting on the further ways. It begins only when a member is missing, to spare the job's store."""
-
-    def __init__(self, meeting: HostedMeeting, placement: Placement, folder: Path) -> None:
-        """Take the meeting, the placement with the job's store, and the shared folder."""
-        self._meeting, self._placement, self._folder = meeting, placement, folder
-        self._ended = threading.Event()
-
-    def begin(self) -> None:
-        """Start serving on the further ways."""
-        with contextlib.suppress(StoreError, OSError):
-            self._meeting.serve_folder(self._folder)
-        if self._placement.store is not None:
-            threading.Thread(target=self._leave_word, name="ddpdoctor-word", daemon=True).start()
-
-    def close(self) -> None:
-        """Stop trying to publish the second port."""
-        self._ended.set()
-
-    def _leave_word(self) -> None:
-        """Open a second port, and publish its address as soon as the store is up."""
-        assert self._placement.store is not None
-        with contextlib.suppress(StoreError, OSError):
-            hosts = ("127.0.0.1",) if self._placement.one_host else own_addresses()
-            second = SecondPort(hosts=hosts, port=self._meeting.server.listen_also())
-            while not self._ended.is_set():
-                with (
-                    contextlib.suppress(StoreError),
-                    contextlib.closing(open_job_store(*self._placement.store, PREFIX, OPEN_LIMIT_S)) as store,
-                ):
-                    conversation = Conversation(store, self._placement.token)
-                    conversation.send(SECOND_PORT, second)
-                    # A SET has no answer, so read the key back to be sure that it is stored.
-                    if find(conversation, SecondPort, SECOND_PORT) == second:
-                        return
-                self._ended.wait(OPEN_EVERY_S)
+    return (OtherPort(open_second_port), Folder(folder))
 
 
 class FirstNode:
@@ -357,8 +300,8 @@ class FirstNode:
         self._roster: Any = None
         self._asked_at = 0.0
         self._further_after_s = further_after_s
-        self._further: FurtherWays | None = FurtherWays(self._meeting, placement, folder)
-        """The ways besides the own port, or None once they are served."""
+        self._folder: Path | None = folder
+        """None once the ways besides the own port are served: only when a member is missing, to spare the store."""
         self._began = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._hear, name="ddpdoctor-nodes", daemon=True)
@@ -383,10 +326,6 @@ class FirstNode:
         """Return the conversation of all members."""
         return self._conversation
 
-    def others(self) -> list[int]:
-        """Return the numbers of the members that have beaten and not left."""
-        return self.members.numbers()
-
     def ask(self) -> None:
         """Ask all members for evidence."""
         self._asked_at = time.monotonic()
@@ -403,7 +342,7 @@ class FirstNode:
             with contextlib.suppress(BadMessage, OSError):  # counts as not sent
                 make_folder(folder / FOLDER)
                 unpack_folder(packed, folder / FOLDER / str(number))
-                self.members.note_gathered(number)
+                self.members.gathered.add(number)
         return self.members.seen()
 
     def announce(self, judgment: Judgment, *, stop: bool, place: str) -> None:
@@ -420,8 +359,11 @@ class FirstNode:
             return
         self._post(verdict=number)
         if stop:
-            heard = partial(self.members.have_heard, number)
-            wait_until(lambda: not self._is_early() and heard(), TELL_LIMIT_S, HEAR_EVERY_S)
+            until = self._began + JOIN_LIMIT_S  # some may still be on their way
+            wait_until(
+                lambda: (time.monotonic() >= until or self.members.have_come()) and self.members.have_heard(number),
+                TELL_LIMIT_S, HEAR_EVERY_S,
+            )  # fmt: skip
 
     def wait_for_ends(self, is_disturbed: Callable[[], bool]) -> None:
         """Wait a while until all members' launchers have ended; then request the records of those still running."""
@@ -448,10 +390,13 @@ class FirstNode:
             try:
                 self.members.hear(self._meeting.heard())
                 waited = time.monotonic() - self._began > self._further_after_s or self._meeting.not_listening
-                if self._further is not None and waited and not self.members.have_come():
-                    further, self._further = self._further, None
-                    self._meeting.callback(further.close)
-                    further.begin()
+                if self._folder is not None and waited and not self.members.have_come():
+                    folder, self._folder = self._folder, None
+                    with contextlib.suppress(StoreError, OSError):
+                        self._meeting.serve_folder(folder)
+                    if self.placement.store is not None:
+                        word = partial(self._leave_word, *self.placement.store)
+                        threading.Thread(target=word, name="ddpdoctor-word", daemon=True).start()
                 for number in self.members.unknown():
                     self._take_greeting(number)
                 for number, request in self.members.unread():
@@ -475,6 +420,19 @@ class FirstNode:
         if greeting is not None:
             self.members.greet(number, greeting)
 
-    def _is_early(self) -> bool:
-        """Return whether some members may still be on their way."""
-        return time.monotonic() - self._began < JOIN_LIMIT_S and not self.members.have_come()
+    def _leave_word(self, host: str, port: int) -> None:
+        """Open a second port, and publish its address as soon as the job's store is up."""
+        with contextlib.suppress(StoreError, OSError):
+            hosts = ("127.0.0.1",) if self.placement.one_host else own_addresses()
+            second = SecondPort(hosts=hosts, port=self._meeting.server.listen_also())
+            while not self._ended.is_set():
+                with (
+                    contextlib.suppress(StoreError),
+                    contextlib.closing(open_job_store(host, port, PREFIX, OPEN_LIMIT_S)) as store,
+                ):
+                    conversation = Conversation(store, self._token)
+                    conversation.send(SECOND_PORT, second)
+                    # A SET has no answer, so read the key back to be sure that it is stored.
+                    if find(conversation, SecondPort, SECOND_PORT) == second:
+                        return
+                self._ended.wait(OPEN_EVERY_S)

@@ -17,6 +17,7 @@ from ddpdoctor.launch.progress import Suspicion, suspicion_of
 from ddpdoctor.model.facts import MEMBERS_NAME, REACHED_NAME, Presence
 from ddpdoctor.model.findings import Judgment, Severity, hangs
 from ddpdoctor.model.node import DEVICE_ERROR
+from ddpdoctor.recorder.storage import ring_layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,12 +61,6 @@ NOTE_EVERY_S = 2.0
 """Our choice: what is known of other nodes comes with their beats, one a second."""
 NOTE_SHARE = 0.01
 """The fraction of a core that the notes may use. With thousands of members they become rarer."""
-
-
-def save_nodes(folder: Path, seen: NodesSeen) -> None:
-    """Write the state of all members into the run folder, completely or not at all. A full disk is ignored."""
-    with contextlib.suppress(OSError):
-        save(folder / FILE, seen)
 
 
 def note_machine(folder: Path, judgment: Judgment) -> bool:
@@ -151,12 +146,11 @@ def _knock_at_all(places: Sequence[Place]) -> list[Connecting]:
     from ddpdoctor.probes.rendezvous.store_probe import knock
 
     answers: queue.SimpleQueue[tuple[Place, Connecting]] = queue.SimpleQueue()
-
-    def try_one(place: Place) -> None:
-        answers.put((place, knock(*place, None)[-1]))
-
     for place in places:  # daemon threads: a name lookup cannot be stopped
-        threading.Thread(target=try_one, args=(place,), name="ddpdoctor-knock", daemon=True).start()
+        threading.Thread(
+            target=lambda host, port: answers.put(((host, port), knock(host, port, None)[-1])), args=place,
+            name="ddpdoctor-knock", daemon=True,
+        ).start()  # fmt: skip
     found: dict[Place, Connecting] = {}
     limit = time.monotonic() + LIMIT_S
     while len(found) < len(places):
@@ -178,7 +172,8 @@ class Examined:
     """Whether to stop the job."""
 
 
-_NOTHING = Examined(judgment=Judgment(findings=(), checks=(), certain=False), stop=False)
+NOTHING_FOUND = Judgment(findings=(), checks=(), certain=False)
+_NOTHING = Examined(judgment=NOTHING_FOUND, stop=False)
 
 
 def has_errors(judgment: Judgment) -> bool:
@@ -227,15 +222,18 @@ class Examining:
         """The request of `ddpdoctor status --dump` for which all nodes were asked, or 0."""
 
     @property
+    def _first(self) -> FirstNode | None:
+        """The connection to the other nodes if this is the first, which judges for all."""
+        return self.nodes if self.nodes is not None and self.nodes.is_first else None
+
+    @property
     def _folder(self) -> Path:
-        return self._watch.readable()
+        return self._watch.evidence.readable()
 
     def examine(self) -> Examined | None:
         """Do the next step that is due; return a result if one was reached now, else None."""
-        nodes = self.nodes
-        if nodes is not None and nodes.is_first:
-            return self._examine_with_all(nodes)
-        if nodes is not None:
+        first, nodes = self._first, self.nodes
+        if nodes is not None and not nodes.is_first:
             nodes.say(progress=self._watch.own_progress(), ranks=self._watch.rank_range())
             if nodes.alone_since_ns is None or nodes.verdict is not None:  # it may be the first's final verdict
                 if request := nodes.request:
@@ -245,17 +243,27 @@ class Examining:
                     nodes.answer(request, pack_folder(self._folder), moved=self._moved)
                     self._watch.evidence.forget_kept()
                 return self._take_stop(nodes)
+        if first is not None and self._is_asking:
+            if not first.has_answers():
+                return None
+            self._is_asking = False
+            return self._conclude()
         progress = self._progress_of_all()
-        if self._is_over(progress):
+        # A report was shown, but the ranks no longer look as if they hang, and one has moved.
+        is_calm = bool(self._shown_ns) and suspicion_of(progress, self._hang_timeout_s) is Suspicion.NONE
+        if is_calm and (not self._stood_then or self._stands_less(progress)):
             return _NOTHING
         if not self._is_time(progress):
             return None
+        if first is not None:
+            first.ask()
+            self._is_asking = True
         self._take()
-        return self._conclude()
+        return None if self._is_asking else self._conclude()
 
     def serve(self) -> None:
         """Do what `ddpdoctor status` needs: note the nodes, and take evidence on request. Wait for no other node."""
-        first, began_ns = self.nodes if self.nodes is not None and self.nodes.is_first else None, time.monotonic_ns()
+        first, began_ns = self._first, time.monotonic_ns()
         if first is not None and began_ns >= self._next_note_ns:  # the others know only what the first tells them
             with contextlib.suppress(OSError):  # a full disk
                 save(self._watch.folder / MEMBERS_NAME, first.members.seen())
@@ -271,12 +279,12 @@ class Examining:
             self._asked_all = asked
         if first is None or first.has_answers():
             self.save_nodes()
-            self._watch.evidence.note_dumped(asked)
+            self._watch.evidence.set_control(ring_layout.CONTROL_DUMPED, asked)
 
-    def announce(self, examined: Examined, *, stop: bool) -> None:
+    def announce(self, judgment: Judgment, *, stop: bool) -> None:
         """Send the result to the other nodes if this node judges."""
-        if self.nodes is not None and self.nodes.is_first:
-            self.nodes.announce(examined.judgment, stop=stop, place=self._place)
+        if self._first is not None:
+            self._first.announce(judgment, stop=stop, place=self._place)
 
     def judge_end(self, status: int, is_disturbed: Callable[[], bool]) -> Judgment:
         """Judge a job whose launcher has ended here, by the records of all nodes."""
@@ -285,8 +293,13 @@ class Examining:
             return self._judge_all()
         if nodes.is_first:
             nodes.wait_for_ends(is_disturbed)
-            judgment = self._judge_all()
-            nodes.announce(judgment, stop=self._stops(judgment) and self._others_hang(nodes, status), place=self._place)
+            judgment, stop = self._judge_all(), False
+            if self._stops(judgment):  # if the others wait in vain; after a failure here, torch may end them by itself
+                own = self._watch.own_progress()
+                own = replace(own, ended_s=None) if status else own
+                suspicion = suspicion_of([own, *nodes.members.progress()], self._hang_timeout_s)
+                stop = suspicion is Suspicion.STRONG
+            nodes.announce(judgment, stop=stop, place=self._place)
             return judgment
         nodes.say(progress=self._watch.own_progress(), ranks=self._watch.rank_range())
         nodes.leave(status, pack_folder(self._folder), is_disturbed)
@@ -312,16 +325,6 @@ class Examining:
         """Judge the job by what is saved here so far, without asking other nodes."""
         return self._judge(self._folder, None)
 
-    def close(self) -> None:
-        """Leave the other nodes."""
-        if self.nodes is not None:
-            self.nodes.close()
-
-    @property
-    def failure(self) -> Exception | None:
-        """The error in the communication between nodes, if any."""
-        return self.nodes.failure if self.nodes is not None else None
-
     def _judge_all(self) -> Judgment:
         """Judge the job by everything saved; if the judgment asks for more facts, collect them and judge again."""
         self.save_nodes()
@@ -343,7 +346,7 @@ class Examining:
         """Forget the current report, on all nodes."""
         self._shown_ns = self._quiet_until_ns = 0
         self._quiet_s = QUIET_S
-        self.announce(_NOTHING, stop=False)
+        self.announce(NOTHING_FOUND, stop=False)
 
     def have_moved(self) -> bool:
         """Return whether a rank without progress at the last report has moved since."""
@@ -351,21 +354,6 @@ class Examining:
 
     def _stands_less(self, progress: list[NodeProgress]) -> bool:
         return _stood(progress) < self._stood_then and not self._watch.all_stand(self._blamed)
-
-    def _examine_with_all(self, nodes: FirstNode) -> Examined | None:
-        if self._is_asking:
-            if not nodes.has_answers():
-                return None
-            self._is_asking = False
-            return self._conclude()
-        progress = self._progress_of_all()
-        if self._is_over(progress):
-            return _NOTHING
-        if self._is_time(progress):
-            nodes.ask()
-            self._is_asking = True
-            self._take()
-        return None
 
     def _take_stop(self, nodes: OtherNode) -> Examined | None:
         verdict = nodes.take_verdict()
@@ -375,42 +363,26 @@ class Examining:
         self.judged_at = verdict.place
         return Examined(judgment=verdict.judgment, stop=self._on_hang != "report")
 
-    def _others_hang(self, nodes: FirstNode, status: int) -> bool:
-        """Return whether the other nodes wait in vain. After a failure here, torch may end them by itself."""
-        own = self._watch.own_progress()
-        own = replace(own, ended_s=None) if status else own
-        return suspicion_of([own, *nodes.members.progress()], self._hang_timeout_s) is Suspicion.STRONG
-
     def _stops(self, judgment: Judgment) -> bool:
         """Return whether to stop a job with this judgment."""
         return {"auto": judgment.proven, "kill": judgment.certain, "report": False}[self._on_hang]
 
     def _progress_of_all(self) -> list[NodeProgress]:
-        others = self.nodes.members.progress() if self.nodes is not None and self.nodes.is_first else []
+        others = self._first.members.progress() if self._first is not None else []
         return [self._watch.own_progress(), *others]
-
-    def _is_over(self, progress: list[NodeProgress]) -> bool:
-        """Return whether a report was shown, but the ranks no longer look as if they hang, and one has moved."""
-        if not self._shown_ns or suspicion_of(progress, self._hang_timeout_s) is not Suspicion.NONE:
-            return False
-        return not self._stood_then or self._stands_less(progress)
 
     def _is_time(self, progress: list[NodeProgress]) -> bool:
         """Return whether to take evidence now: soon on strong suspicion, with growing pauses on weak suspicion."""
         now_ns = time.monotonic_ns()
         suspicion = suspicion_of(progress, self._hang_timeout_s)
-        quiet_until_ns = 0 if self._has_changed(progress, now_ns) else self._quiet_until_ns
+        quiet_until_ns = self._quiet_until_ns
+        if self._shown_ns:  # no pause once a rank has moved or ended since
+            ended = [node.ended_s for node in progress if node.ended_s is not None]
+            has_ended = bool(ended) and min(ended) < (now_ns - self._shown_ns) / 1e9
+            quiet_until_ns = 0 if has_ended or self._stands_less(progress) else quiet_until_ns
         if suspicion is Suspicion.STRONG:
             return now_ns >= max(self._last_look_ns + LOOK_AGAIN_S * 1e9, quiet_until_ns)
         return suspicion is Suspicion.WEAK and now_ns >= max(self._next_look_ns, quiet_until_ns)
-
-    def _has_changed(self, progress: list[NodeProgress], now_ns: int) -> bool:
-        """Return whether a rank has moved or ended since the last report was shown."""
-        if not self._shown_ns:
-            return False
-        ended = [node.ended_s for node in progress if node.ended_s is not None]
-        has_ended = bool(ended) and min(ended) < (now_ns - self._shown_ns) / 1e9
-        return has_ended or self._stands_less(progress)
 
     def _take(self) -> None:
         """Take evidence of this node. With other nodes, copy its rings, because a check there may unblock the job."""
@@ -423,24 +395,22 @@ class Examining:
         """Judge the evidence; return None if a rank has moved, or if all is well and no report must be withdrawn."""
         judgment = self._judge_all()
         is_wrong = has_errors(judgment)
-        if not is_wrong or self._has_moved():
+        is_outdated = False
+        if is_wrong and self._first is not None:
+            # Only progress until each had its evidence counts: a later check may unblock another node.
+            is_outdated = self._moved or self._first.members.have_moved()
+        elif is_wrong:
+            is_outdated = self._watch.has_moved_since(self._began_ns)
+        if not is_wrong or is_outdated:
             self._watch.evidence.forget_kept()
             self._next_look_ns = time.monotonic_ns() + int(self._patience_s * 1e9)
             self._patience_s = min(self._patience_s * 2, max(1.0, self._hang_timeout_s / 4))
             return _NOTHING if not is_wrong and self.have_moved() else None
         return Examined(judgment=judgment, stop=self._stops(judgment))
 
-    def _has_moved(self) -> bool:
-        """Return whether a rank has made progress meanwhile, so that its evidence is out of date.
-
-        With other nodes, only progress until each had its evidence counts: a later check may unblock another node.
-        """
-        if self.nodes is not None and self.nodes.is_first:
-            return self._moved or self.nodes.members.have_moved()
-        return self._watch.has_moved_since(self._began_ns)
-
     def save_nodes(self) -> None:
         """Save the state of all members and the records that they sent."""
         if self.nodes is not None:
             self._seen = self.nodes.save(self._folder) if self.nodes.is_first else self.nodes.seen()
-            save_nodes(self._folder, self._seen)
+            with contextlib.suppress(OSError):  # a full disk
+                save(self._folder / FILE, self._seen)

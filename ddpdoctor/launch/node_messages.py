@@ -6,6 +6,7 @@ A member's beat carries its ranks' progress (``Pulse``). The answer carries the 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -16,7 +17,7 @@ import zlib
 from dataclasses import astuple, dataclass, fields, replace
 from itertools import accumulate, pairwise
 from operator import lt
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.exchange.conversation import BadMessage, BadRecord, decompress, read_json
 from ddpdoctor.launch.progress import NodeProgress
@@ -147,7 +148,8 @@ def own_node(number: int, host: str, ranks: tuple[int, ...] = ()) -> NodeSeen:
 
 def write_pulse(pulse: Pulse) -> bytes:
     """Encode a pulse for a beat, within 128 bytes."""
-    progress = [_short(value) for value in astuple(pulse.progress)]
+    values = [int(one) if isinstance(one, bool) else one for one in astuple(pulse.progress)]
+    progress = [round(one, 1) if isinstance(one, float) else one for one in values]
     rest = [pulse.answered, int(pulse.moved), pulse.heard, pulse.status, pulse.ranks]
     return json.dumps([progress, *rest], separators=(",", ":")).encode()
 
@@ -198,34 +200,27 @@ def find(conversation: Conversation, kind: type[Message], key: str) -> Message |
         return None
 
 
-def _short(value: Any) -> Any:
-    """Round seconds to 0.1, and turn a bool into 0 or 1."""
-    return round(value, 1) if isinstance(value, float) else int(value) if isinstance(value, bool) else value
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Packed:
-    """A received file."""
-
-    name: str
-    size: int
-    pieces: dict[int, memoryview]
-    """The pieces that are not all zeros, by their index."""
-
-
 def pack_folder(folder: Path) -> bytes:
     """Pack the files of a run folder that a judgment reads.
 
     Files that do not fit are left out, the largest first. Raises OSError if the folder is gone.
     """
     files = _fitting([(path, str(path.relative_to(folder))) for path in _files(folder)])
-    read = [(name, _read(path)) for path, name in files]
-    pieces = [_pieces(content) for _, content in read]
-    named = zip(read, pieces, strict=True)
-    index = json.dumps([[name, len(content), list(kept)] for (name, content), kept in named]).encode()
+    rows: list[tuple[str, int, list[int]]] = []
+    """Name, size, and the numbers of the pieces that are not all zeros."""
+    pieces: list[bytes] = []
+    zeros = bytes(_PIECE_BYTES)
+    for path, name in files:
+        content = b""
+        with contextlib.suppress(OSError):  # it may have vanished, as the files of loader workers do
+            content = read_plain(path, MAX_FILE_BYTES)
+        split = enumerate(content[at : at + _PIECE_BYTES] for at in range(0, len(content), _PIECE_BYTES))
+        kept = {number: piece for number, piece in split if piece != zeros[: len(piece)]}
+        rows.append((name, len(content), list(kept)))
+        pieces += kept.values()
+    index = json.dumps(rows).encode()
     packer = zlib.compressobj(LEVEL)
-    parts = [packer.compress(_LENGTH.pack(len(index)) + index)]
-    parts += [packer.compress(piece) for kept in pieces for piece in kept.values()]
+    parts = [packer.compress(_LENGTH.pack(len(index)) + index), *map(packer.compress, pieces)]
     return b"".join([*parts, packer.flush()])
 
 
@@ -234,16 +229,16 @@ def unpack_folder(packed: bytes, folder: Path) -> None:
     plain = decompress(packed, MAX_PLAIN_BYTES)
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    for one in _contents(plain):
-        file = part / one.name
+    for name, size, pieces in _contents(plain):
+        file = part / name
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Write a file with holes instead of zeros, because the full rings of a thousand ranks would take a
         # gigabyte.
         with os.fdopen(open_new(file), "wb") as out:
-            for number, piece in one.pieces.items():
+            for number, piece in pieces.items():
                 out.seek(number * _PIECE_BYTES)
                 out.write(piece)
-            out.truncate(one.size)
+            out.truncate(size)
     shutil.rmtree(folder, ignore_errors=True)
     part.replace(folder)
 
@@ -268,7 +263,10 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _fitting(files: list[tuple[Path, str]]) -> list[tuple[Path, str]]:
     """Return the smallest files that fit within the limits together."""
-    sizes = {name: _size(path) for path, name in files}
+    sizes = dict.fromkeys((name for _, name in files), 0)
+    for path, name in files:
+        with contextlib.suppress(OSError):
+            sizes[name] = path.stat().st_size
     left = MAX_PLAIN_BYTES - 2**20
     kept = []
     for path, name in sorted(files, key=lambda file: sizes[file[1]])[:MAX_FILES]:
@@ -278,23 +276,8 @@ def _fitting(files: list[tuple[Path, str]]) -> list[tuple[Path, str]]:
     return kept
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
-def _read(path: Path) -> bytes:
-    """Return a file's content, or b"" if the file has vanished, as those of loader workers do."""
-    try:
-        return read_plain(path, MAX_FILE_BYTES)
-    except OSError:
-        return b""
-
-
-def _contents(plain: bytes) -> tuple[_Packed, ...]:
-    """Return all files; raises ``BadMessage``."""
+def _contents(plain: bytes) -> list[tuple[str, int, dict[int, memoryview]]]:
+    """Return each file's name, size, and pieces that are not all zeros, by their index; raises ``BadMessage``."""
     try:
         (length,) = _LENGTH.unpack_from(plain)
         index = json.loads(check_json(plain[_LENGTH.size : _LENGTH.size + length]))
@@ -303,30 +286,20 @@ def _contents(plain: bytes) -> tuple[_Packed, ...]:
         raise BadMessage("a packed folder whose index cannot be read") from None
     if len(named) > MAX_FILES or len({name for name, _, _ in named}) < len(named):
         raise BadMessage("a packed folder with too many files, or with one of them twice")
-    if not all(map(_is_known, named)) or sum(size for _, size, _ in named) > MAX_PLAIN_BYTES:
+    for name, size, pieces in named:
+        places = range(-(-size // _PIECE_BYTES))
+        in_order = all(number in places for number in pieces) and all(map(lt, pieces, pieces[1:]))
+        if not _KNOWN.fullmatch(name) or not 0 <= size <= MAX_FILE_BYTES or not in_order:
+            raise BadMessage("a packed folder with files that no run folder has")
+    if sum(size for _, size, _ in named) > MAX_PLAIN_BYTES:
         raise BadMessage("a packed folder with files that no run folder has")
     view, at = memoryview(plain), _LENGTH.size + length
     found = []
     for name, size, pieces in named:
         ends = list(accumulate((min(_PIECE_BYTES, size - number * _PIECE_BYTES) for number in pieces), initial=at))
         parts = {number: view[begin:end] for number, (begin, end) in zip(pieces, pairwise(ends), strict=True)}
-        found.append(_Packed(name=name, size=size, pieces=parts))
+        found.append((name, size, parts))
         at = ends[-1]
     if at != len(plain):
         raise BadMessage("a packed folder that is not as long as its index says")
-    return tuple(found)
-
-
-def _is_known(file: tuple[str, int, list[int]]) -> bool:
-    """Return whether a run folder has such a file, and its pieces are within its size and in order."""
-    name, size, pieces = file
-    places = range(-(-size // _PIECE_BYTES))
-    in_order = all(number in places for number in pieces) and all(map(lt, pieces, pieces[1:]))
-    return _KNOWN.fullmatch(name) is not None and 0 <= size <= MAX_FILE_BYTES and in_order
-
-
-def _pieces(content: bytes) -> dict[int, bytes]:
-    """Return the pieces of a file that are not all zeros, by their index."""
-    zeros = bytes(_PIECE_BYTES)
-    pieces = (content[at : at + _PIECE_BYTES] for at in range(0, len(content), _PIECE_BYTES))
-    return {number: piece for number, piece in enumerate(pieces) if piece != zeros[: len(piece)]}
+    return found

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ddpdoctor.exchange.clocks import measure_clocks
 from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.meeting import Heartbeating, NoMeeting, OtherPort, find_meeting
-from ddpdoctor.exchange.store import StoreError, wait_until
+from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.exchange.wire import NO_TOKEN
 from ddpdoctor.launch.first_node import SILENT_NS
 from ddpdoctor.launch.node_messages import (
@@ -168,13 +168,10 @@ class OtherNode:
         self.say(status=status)
         self._tasks.put(lambda: self._send(LAST, packed, moved=False))
         began = time.monotonic()
-
-        def is_over() -> bool:
-            limit_s = LAST_LIMIT_S if self._board.ends else VERDICT_LIMIT_S
-            late = time.monotonic() - began > limit_s
-            return late or self.alone_since_ns is not None or self._heard_verdict != known or is_disturbed()
-
-        wait_until(is_over, LAST_LIMIT_S, PAUSE_S)
+        while time.monotonic() - began < (LAST_LIMIT_S if self._board.ends else VERDICT_LIMIT_S):
+            if self.alone_since_ns is not None or self._heard_verdict != known or is_disturbed():
+                break
+            time.sleep(PAUSE_S)
 
     def close(self) -> None:
         """Report that this member ends, and close the connection."""
@@ -188,7 +185,13 @@ class OtherNode:
         own = 0 if self.number is None else self.number
         first = known.get(0) or NodeSeen(number=0, host=(*self.placement.hosts, "")[0], presence=Presence.ABSENT)
         nodes = {number: self._as_seen_here(node) for number, node in known.items()}
-        nodes[0] = self._first_as_seen(first)
+        heard_ns = self._beating.heard_ns if self._beating else None
+        if heard_ns is None:
+            nodes[0] = replace(first, presence=Presence.ABSENT, heard_ns=None, why=self._why)
+        else:
+            silent = Presence.HERE if self.alone_since_ns is None else Presence.SILENT
+            presence = Presence.LEFT if self._board.left else silent
+            nodes[0] = replace(self._as_seen_here(first), presence=presence, heard_ns=heard_ns)
         nodes[own] = own_node(own, self._host, self._pulse.all_ranks)
         return NodesSeen(
             expected=self.placement.expected, own=own, nodes=tuple(nodes[number] for number in sorted(nodes)),
@@ -207,14 +210,6 @@ class OtherNode:
             clock_offset_ns=None if node.clock_offset_ns is None else node.clock_offset_ns - ahead_ns,
             wall_offset_s=None if node.wall_offset_s is None else node.wall_offset_s - ahead_s,
         )
-
-    def _first_as_seen(self, first: NodeSeen) -> NodeSeen:
-        heard_ns = self._beating.heard_ns if self._beating else None
-        if heard_ns is None:
-            return replace(first, presence=Presence.ABSENT, heard_ns=None, why=self._why)
-        silent = Presence.HERE if self.alone_since_ns is None else Presence.SILENT
-        seen = self._as_seen_here(first)
-        return replace(seen, presence=Presence.LEFT if self._board.left else silent, heard_ns=heard_ns)
 
     def _say_now(self, **changed: Any) -> None:
         self.say(**changed)

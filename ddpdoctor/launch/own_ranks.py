@@ -70,10 +70,13 @@ def run_ranks(arguments: Sequence[str], count: int, env: Mapping[str, str]) -> i
     token = env.get(TOKEN_VARIABLE) or secrets.token_hex(16)
     server = Server(0, token_bytes(token), one_host=True)
     ranks = _Ranks()
+    command = [sys.executable, *safe_flags(), "-m", "ddpdoctor", *arguments]
     try:
         with _passing_on(ranks):
             for rank in range(count):
-                ranks.running.append(_start(arguments, _variables(env, rank, count, server.port, token)))
+                variables = _variables(env, rank, count, server.port, token)
+                # In its own session, or Ctrl-C would reach it twice: from the terminal and from this process.
+                ranks.running.append(subprocess.Popen(command, env=variables, start_new_session=True))
             _wait(ranks)
             lost = "" if ranks.signals else describe_lost([process.poll() for process in ranks.running])
     finally:
@@ -104,11 +107,12 @@ def describe_lost(statuses: Sequence[int | None]) -> str:
     """
     if statuses[0] is not None or any(status in REPORTED for status in statuses):
         return ""
-    return " and ".join(f"rank {rank} {_ending(status)}" for rank, status in enumerate(statuses) if status)
-
-
-def _ending(status: int) -> str:
-    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    endings = (
+        f"rank {rank} was killed by {signal.Signals(-status).name}" if status < 0
+        else f"rank {rank} ended with status {status}"
+        for rank, status in enumerate(statuses) if status
+    )  # fmt: skip
+    return " and ".join(endings)
 
 
 def end_with_parent(parent_pid: int) -> None:
@@ -127,9 +131,6 @@ class _Ranks:
 
     def living(self) -> list[subprocess.Popen[bytes]]:
         return [process for process in self.running if process.poll() is None]
-
-    def failed(self) -> bool:
-        return any(process.poll() for process in self.running)
 
     def send(self, number: int) -> None:
         for process in self.living():
@@ -153,12 +154,6 @@ def _variables(env: Mapping[str, str], rank: int, count: int, port: int, token: 
     }
 
 
-def _start(arguments: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    # In its own session, or Ctrl-C would reach it twice: from the terminal and from this process.
-    command = [sys.executable, *safe_flags(), "-m", "ddpdoctor", *arguments]
-    return subprocess.Popen(command, env=env, start_new_session=True)
-
-
 @contextmanager
 def _passing_on(ranks: _Ranks) -> Iterator[None]:
     def pass_on(number: int, _frame: Any) -> None:
@@ -177,17 +172,14 @@ def _wait(ranks: _Ranks) -> None:
     """Wait until all ranks have ended, or one has failed and the others do not end by themselves."""
     deadline: float | None = None
     while ranks.living():
-        if deadline is None and (ranks.failed() or ranks.signals):
+        if deadline is None and (ranks.signals or any(process.poll() for process in ranks.running)):
             deadline = time.monotonic() + REPORT_GRACE_S
-        if deadline is not None and (time.monotonic() > deadline or all(map(_is_frozen, ranks.living()))):
-            return
+        if deadline is not None:
+            seen = [read_process(process.pid) for process in ranks.living()]
+            # A rank that a signal or a debugger has stopped cannot end by itself.
+            if time.monotonic() > deadline or all(one is not None and one.state in {"T", "t"} for one in seen):
+                return
         time.sleep(LOOK_EVERY_S)
-
-
-def _is_frozen(process: subprocess.Popen[bytes]) -> bool:
-    """Return whether a signal or a debugger has stopped a rank, so that it cannot end by itself."""
-    seen = read_process(process.pid)
-    return seen is not None and seen.state in {"T", "t"}
 
 
 def _end(ranks: _Ranks) -> None:

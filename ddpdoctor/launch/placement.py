@@ -9,7 +9,7 @@ import socket
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.launch import (
     EXCHANGE_PORTS,
@@ -113,11 +113,6 @@ class SlurmStep:
     master_port: int | None
 
     @property
-    def own_port(self) -> int:
-        """The port where ddpdoctor's processes meet."""
-        return self.place.port(EXCHANGE_PORTS)
-
-    @property
     def store(self) -> tuple[str, int]:
         """Host and port for the job's store: MASTER_ADDR and MASTER_PORT, else the first node and a derived port."""
         first = "127.0.0.1" if self.nodes == 1 else next(iter(self.hosts), "127.0.0.1")
@@ -128,9 +123,11 @@ class SlurmStep:
 class WrapOptions:
     """The settings of one wrapped job."""
 
+    split: SplitCommand
+    """The script or command to run. Its torchrun options begin with those that ddpdoctor chose (ranks, nodes)."""
     hang_timeout_s: float
     on_hang: OnHang
-    debug_level: ChosenLevel | None
+    debug_level: ChosenLevel | None = None
     """None keeps the value of ``TORCH_DISTRIBUTED_DEBUG`` in the environment."""
     report_dir: Path
     """The run folder, which exists, is private and is known to be writable."""
@@ -140,26 +137,17 @@ class WrapOptions:
     """The place of this ``wrap`` in its job."""
     html: Path | None = None
     """The file for the report as a page. Only the node that writes report.json writes it."""
-    format: OutputFormat
-    quiet: bool
-    ignore: tuple[str, ...]
+    format: OutputFormat = "text"
+    quiet: bool = False
+    ignore: tuple[str, ...] = ()
     """Codes of rules whose findings are left out."""
     ranks: RecorderSettings
     """The settings of each rank's recorder."""
-    allow_different: tuple[str, ...]
+    allow_different: tuple[str, ...] = ()
     """Name patterns of tensors that may differ between ranks."""
-    speed: bool
+    speed: bool = False
     """Whether to say where the time of a step goes, and what to change."""
-    torchrun_args: tuple[str, ...]
-    """Options for torchrun: first those that ddpdoctor chose (number of ranks, nodes), then the user's in order."""
-    script: str
-    """The script, module or command to run."""
-    is_module: bool
-    is_command: bool
-    """Whether ``script`` starts the ranks itself, or is the only rank; it then runs without torchrun."""
-    no_python: bool
-    script_args: tuple[str, ...]
-    nproc_note: str | None
+    nproc_note: str | None = None
     """A sentence on the chosen number of ranks and how to change it, or None if the user chose."""
     command: tuple[str, ...]
     """The full command line as typed."""
@@ -305,7 +293,7 @@ def _by_slurm(
         expected=tasks,
         most=tasks,
         hosts=tuple(dict.fromkeys(filter(None, hosts))),
-        port=step.own_port,
+        port=step.place.port(EXCHANGE_PORTS),
         names=step.task_hosts,
         one_host=one_host,
         store=step.store,
@@ -361,7 +349,7 @@ def _node_task(placed: Placement, torchrun: TorchrunSettings, step: SlurmStep) -
         expected=fewest,
         most=most,
         of_ranks=False,
-        store=torchrun.also(added).endpoint,
+        store=TorchrunSettings((*added, *torchrun.words), torchrun.env).endpoint,
         torchrun_args=tuple(added),
         note=note if task == 0 else None,
     )
@@ -403,7 +391,11 @@ def is_own_host(host: str, port: int) -> bool:
         addresses = look_up(host, port, LOOKUP_LIMIT_S)
     except OSError:
         return False
-    return any(_can_be_bound(family, address) for family, address in addresses)
+    for family, address in addresses:
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as trial:
+            trial.bind((address[0], 0, *address[2:]))
+            return True
+    return False
 
 
 def own_addresses() -> tuple[str, ...]:
@@ -427,12 +419,3 @@ def own_addresses() -> tuple[str, ...]:
     parsed = ((address, ipaddress.ip_address(address.partition("%")[0])) for address in plain)
     others = (address for address, ip in parsed if not (ip.is_loopback or ip.is_link_local or ip.is_unspecified))
     return tuple(islice(others, MOST_ADDRESSES))
-
-
-def _can_be_bound(family: socket.AddressFamily, address: Any) -> bool:
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as trial:
-            trial.bind((address[0], 0, *address[2:]))
-    except OSError:
-        return False
-    return True

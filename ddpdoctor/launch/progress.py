@@ -226,10 +226,12 @@ def suspicion_of(progress: Iterable[NodeProgress], limit_s: float) -> Suspicion:
     """
     found = list(progress)
     alive = sum(node.alive for node in found)
+    ended = [node.ended_s for node in found if node.ended_s is not None]
     if not alive:
         stands = any(node.never for node in found) and not any(node.starting for node in found)
         return Suspicion.STRONG if stands else Suspicion.NONE
-    if any(node.lives_on for node in found) or _waits_for_the_gone(found):
+    waits_for_the_gone = bool(ended) and min(*ended, max(node.stuck_s for node in found)) > EARLY_EXIT_WAIT_S
+    if any(node.lives_on for node in found) or waits_for_the_gone:
         return Suspicion.STRONG
     waited_s = max((node.waits_s for node in found if node.waits_s is not None), default=None)
     if waited_s is None and not any(node.begun for node in found):
@@ -238,17 +240,7 @@ def suspicion_of(progress: Iterable[NodeProgress], limit_s: float) -> Suspicion:
     still = sum(node.still for node in found) if waited_s is None or waited_s > limit_s else 0
     if still == alive or (still and waited_s is not None and any(node.idle for node in found)):
         return Suspicion.STRONG
-    is_weak = (still and waited_s is not None) or _may_wait_for_the_gone(found)
-    return Suspicion.WEAK if is_weak else Suspicion.NONE
-
-
-def _may_wait_for_the_gone(progress: list[NodeProgress]) -> bool:
-    """Return whether a rank ended and an NCCL rank makes no progress: it may wait for its device, or export a model."""
-    ended = [node.ended_s for node in progress if node.ended_s is not None]
-    still = [node.nccl_still_s for node in progress if node.nccl_still_s is not None]
-    return bool(ended and still) and min(*ended, max(still)) > EARLY_EXIT_WAIT_S
-
-
-def _waits_for_the_gone(progress: list[NodeProgress]) -> bool:
-    ended = [node.ended_s for node in progress if node.ended_s is not None]
-    return bool(ended) and min(*ended, max(node.stuck_s for node in progress)) > EARLY_EXIT_WAIT_S
+    # If a rank ended and an NCCL rank makes no progress, that one may wait for its device, or export a model.
+    on_device = [node.nccl_still_s for node in found if node.nccl_still_s is not None]
+    may_wait = bool(ended and on_device) and min(*ended, max(on_device)) > EARLY_EXIT_WAIT_S
+    return Suspicion.WEAK if may_wait or (still and waited_s is not None) else Suspicion.NONE

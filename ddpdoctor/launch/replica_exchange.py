@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.collect.fingerprint_compare import Comparer
-    from ddpdoctor.collect.fingerprint_files import NodeIndex, Writer
+    from ddpdoctor.collect.fingerprint_files import NodeIndex
     from ddpdoctor.collect.fingerprint_nodes import Joint
     from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.launch.first_node import FirstNode
@@ -168,9 +168,19 @@ class LiveComparison:
                     remove(self._folder / name)
                 self._attempt = attempt
             if self._comparer is None and not self._is_off:
-                self._comparer = self._begin(attempt if meeting is None else meeting)
+                from ddpdoctor.collect.fingerprint_compare import Comparer
+
+                number = attempt if meeting is None else meeting
+                index = self._shared.begin(number) if self._shared is not None else None
+                prints = self._folder / "prints"
+                self._comparer = Comparer(prints, check_every=self._check_every, allowed=self._allowed, index=index)
             if self._comparer is not None:
-                self.has_news |= self._comparer.compare(map(_writer, ranks))
+                from ddpdoctor.collect.fingerprint_files import Writer
+
+                self.has_news |= self._comparer.compare(
+                    Writer(pid=r.pid, ticks=r.ticks, began_ns=r.cells.get("started_ns", 0), ended_ns=r.ended_ns)
+                    for r in ranks
+                )
             if self._comparer is not None and self._shared is not None:
                 self.has_news |= self._shared.follow(self._comparer)
             self._save_news(time.monotonic())
@@ -204,12 +214,6 @@ class LiveComparison:
         with self._wall():
             self._end(None)
 
-    def _begin(self, meeting: int) -> Comparer:
-        from ddpdoctor.collect.fingerprint_compare import Comparer
-
-        index = self._shared.begin(meeting) if self._shared is not None else None
-        return Comparer(self._folder / "prints", check_every=self._check_every, allowed=self._allowed, index=index)
-
     def _end(self, attempt: int | None) -> None:
         comparer, self._comparer = self._comparer, None
         if comparer is not None and self._write(comparer.close(), attempt):
@@ -235,14 +239,6 @@ class LiveComparison:
                 yield
         except Exception as error:  # noqa: BLE001 - the wall around a collector: watching continues without it
             self.failure, self._comparer, self._is_off = error, None, True
-
-
-def _writer(process: Followed) -> Writer:
-    from ddpdoctor.collect.fingerprint_files import Writer
-
-    return Writer(
-        pid=process.pid, ticks=process.ticks, began_ns=process.cells.get("started_ns", 0), ended_ns=process.ended_ns
-    )
 
 
 class ReplicaExchange:
@@ -283,7 +279,7 @@ class ReplicaExchange:
             return
         try:
             if member.is_first:
-                self._hear(conversation, member.others())
+                self._hear(conversation, member.members.numbers())
             else:
                 self._report(conversation, member.number)
         except StoreError:

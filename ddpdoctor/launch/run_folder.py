@@ -27,12 +27,11 @@ from ddpdoctor.launch.placement import Style
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import RECORD_NAME, RecordPlace, Run
-from ddpdoctor.recorder.agent import LOG_FILE
 from ddpdoctor.recorder.storage.files import open_new, parse_json, read_plain, remove, write_whole
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from datetime import datetime
 
     from ddpdoctor.launch.placement import Placement, WrapOptions
@@ -82,11 +81,8 @@ def make_default_dir(script: str, *, is_module: bool, now: datetime, label: str 
     base = f"{now:%Y%m%d-%H%M%S}-{name_stem(script, is_module=is_module)}{f'-node-{label}' if label else ''}"
     try:
         _make_parent()
-        for number in itertools.count(1):
-            path = PARENT / (base if number == 1 else f"{base}-{number}")
-            if _make_new(path):
-                _check_parent(path)
-                return path
+        path = _make_new(PARENT / (base if number == 1 else f"{base}-{number}") for number in itertools.count(1))
+        _check_parent(path)
     except OSError as error:
         if error.errno not in _NO_PLACE:
             raise refuse(PARENT, error) from error
@@ -94,7 +90,7 @@ def make_default_dir(script: str, *, is_module: bool, now: datetime, label: str 
             return Path(tempfile.mkdtemp(prefix=f"{PARENT}-{base}-"))
         except OSError:
             raise refuse(PARENT, error) from error
-    raise AssertionError  # pragma: no cover: count() has no end
+    return path
 
 
 def make_dump_dir(run_dir: Path) -> Path:
@@ -105,14 +101,11 @@ def make_dump_dir(run_dir: Path) -> Path:
     parent = run_dir / DUMPS
     try:
         parent.mkdir(mode=PRIVATE, exist_ok=True)
-        for number in itertools.count(1):
-            if _make_new(parent / str(number)):
-                return parent / str(number)
+        return _make_new(parent / str(number) for number in itertools.count(1))
     except OSError as error:
         raise UserError(
             f"{parent} is not writable: {error.strerror}", help="The evidence is taken, and the job goes on."
         ) from error
-    raise AssertionError  # pragma: no cover: count() has no end
 
 
 def name_stem(script: str, *, is_module: bool) -> str:
@@ -203,12 +196,13 @@ def _user(number: int) -> str:
         return f"uid {number}"
 
 
-def _make_new(path: Path) -> bool:
-    try:
-        path.mkdir(mode=PRIVATE)
-    except FileExistsError:
-        return False
-    return True
+def _make_new(paths: Iterable[Path]) -> Path:
+    """Create the first folder that does not exist yet. ``paths`` has no end."""
+    for path in paths:
+        with suppress(FileExistsError):
+            path.mkdir(mode=PRIVATE)
+            return path
+    raise AssertionError  # pragma: no cover
 
 
 def refuse(path: Path, error: OSError) -> UserError:
@@ -241,9 +235,18 @@ def make_member_folder(asked: Path | None, placement: Placement, starter: Starte
 
     Raises ``UserError`` if it holds another run or is not writable.
     """
-    label = _label(placement, starter.host)
-    if asked is None:
-        asked = _batch_folder(placement, label, starter)
+    label = str(placement.number)
+    """The label in this member's file names: empty for the first, else its number, or its host without one."""
+    if placement.alone or placement.number == 0:
+        label = ""
+    elif placement.number is None:
+        label = re.sub(r"[^\w.-]", "_", starter.host)
+    if asked is None and placement.batch_job:
+        # The default folder of a Slurm step is the same for all members, unless an older job used it.
+        stem = name_stem(starter.script, is_module=starter.is_module)
+        base = PARENT / f"slurm-{placement.batch_job}-{stem}"
+        former = _read_run(_own(base, label))
+        asked = base if former is None or _is_former_start(former, starter) else None
     if asked is None:
         folder = make_default_dir(starter.script, is_module=starter.is_module, now=starter.now, label=label)
         return MemberFolder(folder=folder, report=folder / _report_name(label))
@@ -258,29 +261,15 @@ def make_member_folder(asked: Path | None, placement: Placement, starter: Starte
         )
     make_private(base)
     make_private(base / NODES)
-    own = _own_name(base / NODES, label) if placement.number is None else label
+    own = label
+    if placement.number is None:  # its host, with a suffix if another member there uses that
+        names = (label if i == 1 else f"{label}-{i}" for i in itertools.count(1))
+        own = next(name for name in names if _claim(base / NODES / name))
     return MemberFolder(folder=make_report_dir(base / NODES / own), report=base / _report_name(own))
-
-
-def _label(placement: Placement, host: str) -> str:
-    """Return the label in this member's file names: empty for the first, else its number, or its host without one."""
-    if placement.alone or placement.number == 0:
-        return ""
-    return re.sub(r"[^\w.-]", "_", host) if placement.number is None else str(placement.number)
 
 
 def _report_name(label: str) -> str:
     return f"node-{label}.json" if label else REPORT_NAME
-
-
-def _batch_folder(placement: Placement, label: str, starter: Starter) -> Path | None:
-    """Return the default folder of a Slurm step, the same for all members, or None if an older job used it."""
-    if not placement.batch_job:
-        return None
-    stem = name_stem(starter.script, is_module=starter.is_module)
-    base = PARENT / f"slurm-{placement.batch_job}-{stem}"
-    former = _read_run(_own(base, label))
-    return base if former is None or _is_former_start(former, starter) else None
 
 
 def _own(base: Path, label: str) -> Path:
@@ -314,15 +303,6 @@ def _restarts(env: Mapping[str, Any]) -> int:
     """Return how often Slurm has restarted a job."""
     text = str(env.get("SLURM_RESTART_COUNT", ""))
     return int(text) if text.isascii() and text.isdecimal() else 0
-
-
-def _own_name(nodes: Path, host: str) -> str:
-    """Return a name for a member without a number: its host, with a suffix if another member there uses that."""
-    for i in itertools.count(1):
-        name = host if i == 1 else f"{host}-{i}"
-        if _claim(nodes / name):
-            return name
-    raise AssertionError  # pragma: no cover: count() has no end
 
 
 def _claim(folder: Path) -> bool:
@@ -359,7 +339,7 @@ def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched
     environment = {**os.environ, **dict(placement.variables)}
     shape: dict[str, Any] = {}  # how many ranks are requested; a command starts as many as it likes
     if placement.style is Style.TORCHRUN:
-        shape = launch_shape(TorchrunSettings(options.torchrun_args, os.environ))
+        shape = launch_shape(TorchrunSettings(options.split.torchrun, os.environ))
     elif placement.style is Style.RANK:
         shape = {
             "nproc": 1, "nnodes": placement.nodes, "node_rank": placement.number, "world_size": placement.expected,
@@ -461,11 +441,3 @@ def copy_elsewhere(folder: Path, files: Mapping[str, str]) -> Path | None:
         shutil.rmtree(copy, ignore_errors=True)
         return None
     return copy
-
-
-def read_launcher_log(folder: Path) -> str:
-    """Return torchrun's messages and traceback. Empty if none were kept or they cannot be read."""
-    try:
-        return read_plain(folder / LOG_FILE).decode("utf-8", "replace")
-    except OSError:
-        return ""

@@ -17,7 +17,7 @@ from ddpdoctor.collect.limits import MEMORY_READERS
 from ddpdoctor.collect.rank_steps import FETCH_CELLS, errors_of_child, fetch_cells, owner_of
 from ddpdoctor.collect.run_ranks import WORLD_SIZE_NAMES
 from ddpdoctor.model.codec import encode
-from ddpdoctor.model.facts import HostCauses, Memory, ProcessCauses, Receiving, Space, Work, WorkingChild
+from ddpdoctor.model.facts import Memory, ProcessCauses, Receiving, Space, Work, WorkingChild
 from ddpdoctor.recorder.storage import ring_reading
 
 if TYPE_CHECKING:
@@ -65,38 +65,37 @@ class _Sample:
     io: proc.IoBytes | None
 
 
+@dataclass(slots=True)
 class WorkSeen:
     """The work of each rank and its descendants between the last two samples."""
 
-    def __init__(self) -> None:
-        """Start empty."""
-        self._samples: dict[int, tuple[int | None, dict[int, _Sample]]] = {}
-        """By a rank's pid, the time of the last samples, and the samples of the rank and its descendants."""
-        self._work: dict[int, dict[int, Work]] = {}
+    work: dict[int, dict[int, Work]] = field(default_factory=dict)
+    """By a rank's pid and a process's pid; empty before the second sample."""
+    _samples: dict[int, tuple[int | None, dict[int, _Sample]]] = field(default_factory=dict)
+    """By a rank's pid, the time of the last samples, and the samples of the rank and its descendants."""
 
     def follow(self, rank: proc.Process, below: tuple[proc.Process, ...], now_ns: int) -> None:
         """Take samples if the last ones are old enough."""
         then_ns, before = self._samples.get(rank.pid, (None, {}))
         if then_ns is not None and now_ns - then_ns < EVERY_NS:
             return
-        now = {process.pid: _sample(process) for process in (rank, *below)}
+        now = {
+            p.pid: _Sample(ticks=p.cpu_ticks, wanted_ns=proc.read_wanted_ns(p.pid), io=proc.read_io(p.pid))
+            for p in (rank, *below)
+        }
         self._samples[rank.pid] = now_ns, now
         if then_ns is not None:
             over_s = (now_ns - then_ns) / 1e9
-            self._work[rank.pid] = {pid: _rates(before[pid], now[pid], over_s) for pid in now if pid in before}
+            self.work[rank.pid] = {pid: _rates(before[pid], now[pid], over_s) for pid in now if pid in before}
 
     def busy_cores(self, pid: int) -> float | None:
         """Return the CPU cores that a rank and its descendants used, or None before the second sample."""
-        work = self._work.get(pid)
+        work = self.work.get(pid)
         return None if work is None else sum(one.cores for one in work.values())
-
-    def of_rank(self, pid: int) -> Work | None:
-        """Return the work of a rank's own process, or None before the second sample."""
-        return self._work.get(pid, {}).get(pid)
 
     def of_children(self, pid: int, below: tuple[proc.Process, ...]) -> tuple[WorkingChild, ...]:
         """Return the descendants of a rank that used the most CPU."""
-        work = self._work.get(pid, {})
+        work = self.work.get(pid, {})
         found = [
             (child, done)
             for child in below
@@ -107,13 +106,11 @@ class WorkSeen:
             )
         ]
         found.sort(key=lambda pair: -pair[1].cores)
-        return tuple(WorkingChild(pid=c.pid, name=_name(c), work=done) for c, done in found[:MOST_CHILDREN])
-
-
-def _sample(process: proc.Process) -> _Sample:
-    return _Sample(
-        ticks=process.cpu_ticks, wanted_ns=proc.read_wanted_ns(process.pid), io=proc.read_io(process.pid)
-    )  # fmt: skip
+        named = []
+        for child, done in found[:MOST_CHILDREN]:
+            command = "" if child.name.startswith(PYTHON_NAMES) else proc.read_command(child.pid)
+            named.append(WorkingChild(pid=child.pid, name=(command or child.name)[:MOST_NAME], work=done))
+        return tuple(named)
 
 
 def _rates(before: _Sample, now: _Sample, over_s: float) -> Work:
@@ -129,11 +126,6 @@ def _rates(before: _Sample, now: _Sample, over_s: float) -> Work:
         read_bytes_s=None if read is None else read / over_s,
         written_bytes_s=None if written is None else written / over_s,
     )
-
-
-def _name(child: proc.Process) -> str:
-    command = "" if child.name.startswith(PYTHON_NAMES) else proc.read_command(child.pid)
-    return (command or child.name)[:MOST_NAME]
 
 
 class Receptions:
@@ -173,15 +165,15 @@ class Receptions:
         return found
 
 
+@dataclass(slots=True)
 class CausesSeen:
     """The causes of each rank, and the most memory that the host had in use."""
 
-    def __init__(self) -> None:
-        """Start empty."""
-        self._seen: dict[tuple[int, int], ProcessCauses] = {}
-        self._host: dict[str, Space] = {}
-        self._host_ns = 0
-        self._work = WorkSeen()
+    host: dict[str, Space] = field(default_factory=dict)
+    """The highest use of the host's memory, the cgroup's memory and /dev/shm."""
+    _host_ns: int = 0
+    _seen: dict[Key, ProcessCauses] = field(default_factory=dict)
+    _work: WorkSeen = field(default_factory=WorkSeen)
 
     def follow(self, rank: Process, below: tuple[Process, ...], now_ns: int) -> None:
         """Record the memory and work of a rank and its descendants."""
@@ -204,9 +196,9 @@ class CausesSeen:
             return
         self._host_ns = now_ns
         for name, read in MEMORY_READERS.items():
-            now, old = read(), self._host.get(name)
+            now, old = read(), self.host.get(name)
             if now is not None and (old is None or now.used_bytes >= old.used_bytes):
-                self._host[name] = now
+                self.host[name] = now
 
     def read_causes(
         self,
@@ -220,7 +212,7 @@ class CausesSeen:
         ``alive`` maps a rank's pid and start ticks to its descendants. ``answers`` are by pid. ``receptions`` was
         created when the check began.
         """
-        shared = _network(pid for pid, _ in alive)
+        shared = _network([pid for pid, _ in alive])
         locks = read_locks()
         host = HostFacts(
             family=frozenset(family), locks=locks, connections=shared, lock_files=read_lock_files(answers, locks)
@@ -235,7 +227,7 @@ class CausesSeen:
                 children_memory=old.children_memory,
                 children_count=old.children_count,
                 busy_cores=old.busy_cores,
-                work=self._work.of_rank(pid),
+                work=self._work.work.get(pid, {}).get(pid),
                 working_children=self._work.of_children(pid, below),
                 receiving=receiving.get(pid),
             )
@@ -245,10 +237,6 @@ class CausesSeen:
         seen = self._seen.get((pid, ticks))
         return None if seen is None else dict(encode(seen))
 
-    def host_row(self) -> dict[str, Any]:
-        """Return the host's causes in the format of watch.json."""
-        return dict(encode(HostCauses(**self._host)))
-
 
 def _add(old: Memory | None, used: int) -> Memory:
     """Return the current memory and the most so far. A process that is just ending reads 0, which is ignored."""
@@ -257,18 +245,13 @@ def _add(old: Memory | None, used: int) -> Memory:
     return Memory(used_bytes=used or old.used_bytes, most_bytes=max(used, old.most_bytes))
 
 
-def _network(pids: Iterable[int]) -> tuple[Socket, ...]:
+def _network(pids: list[int]) -> tuple[Socket, ...]:
     """Read the connections once if all ranks share one network namespace, as they do outside of containers."""
-    pids = list(pids)
-    spaces = {_namespace(pid) for pid in pids}
-    return read_rows(pids[0]) if len(spaces) == 1 and "" not in spaces else ()
-
-
-def _namespace(pid: int) -> str:
     try:
-        return str(Path(f"/proc/{pid}/ns/net").readlink())
+        spaces = {str(Path(f"/proc/{pid}/ns/net").readlink()) for pid in pids}
     except OSError:
-        return ""
+        return ()
+    return read_rows(pids[0]) if len(spaces) == 1 else ()
 
 
 @dataclass(slots=True)
@@ -283,13 +266,12 @@ class _Stretch:
     """When the next call began, or 0 if none did."""
 
 
+@dataclass(slots=True)
 class HoldUps:
     """Each process's own work before the last call and since."""
 
-    def __init__(self) -> None:
-        """Start empty."""
-        self._before: dict[tuple[int, int], _Stretch] = {}
-        self._since: dict[tuple[int, int], _Stretch] = {}
+    _before: dict[Key, _Stretch] = field(default_factory=dict)
+    _since: dict[Key, _Stretch] = field(default_factory=dict)
 
     def follow(self, ranks: Iterable[Followed]) -> None:
         """Record the current line of each live rank that is in no call that needs others."""
@@ -322,14 +304,13 @@ class HoldUps:
         return {"until_ns": seen.until_ns, "lines": [list(line) for line, _ in seen.lines.most_common(SHOWN_LINES)]}
 
 
+@dataclass(slots=True)
 class WorkersSeen:
     """The sampled lines and the batches of ended children by their parent, and their errors by their rank."""
 
-    def __init__(self) -> None:
-        """Start empty."""
-        self._counts: dict[int, Counter[tuple[str, int, str]]] = {}
-        self._fetches: dict[int, list[int]] = {}
-        self._errors: dict[int, list[dict[str, Any]]] = {}
+    _counts: dict[int, Counter[tuple[str, int, str]]] = field(default_factory=dict)
+    _fetches: dict[int, list[int]] = field(default_factory=dict)
+    _errors: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
 
     def keep(self, ring: Path) -> None:
         """Add the lines and batches of a child that has ended."""
@@ -337,8 +318,11 @@ class WorkersSeen:
         for rank, error in errors_of_child(content) if content is not None else ():
             known = self._errors.setdefault(rank, [])
             known[KEPT_ERRORS - 1 :] = [error]
-        parent = owner_of(content, lambda pid: _read_any(ring.parent, pid)) if content is not None else None
-        if content is None or parent is None:
+        if content is None:
+            return
+        others = ring.parent.glob
+        parent = owner_of(content, lambda pid: next(filter(None, map(_read, others(f"{pid}-*.ring"))), None))
+        if parent is None:
             return
         before = self._fetches.setdefault(parent, [0] * FETCH_CELLS)
         self._fetches[parent] = [old + new for old, new in zip(before, fetch_cells(content), strict=True)]
@@ -348,22 +332,18 @@ class WorkersSeen:
         if len(counts) > 2 * KEPT_LINES:
             self._counts[parent] = Counter(dict(counts.most_common(KEPT_LINES)))
 
-    def errors(self, pid: int) -> list[dict[str, Any]]:
-        """Return the errors that ended the children of a rank."""
-        return self._errors.get(pid, [])
+    def row(self, pid: int) -> dict[str, Any]:
+        """Return what ended children of a rank did, in the format of watch.json.
 
-    def fetches(self, pid: int) -> list[int]:
-        """Return the sums of ``fetch_cells`` over a process's ended children; empty if none has ended."""
-        return self._fetches.get(pid, [])
-
-    def rows(self, pid: int) -> list[list[Any]]:
-        """Return file, line, function and count for the lines of a process's children, the most frequent first."""
-        return [[*line, times] for line, times in self._counts.get(pid, Counter()).most_common(KEPT_LINES)]
-
-
-def _read_any(rings: Path, pid: int) -> ring_reading.RingContent | None:
-    """Return the ring of a live process, or None if it cannot be read."""
-    return next((content for path in rings.glob(f"{pid}-*.ring") if (content := _read(path)) is not None), None)
+        That is file, line, function and count for the most frequent lines, the sums of ``fetch_cells`` (empty if none
+        has ended), and the errors that ended them.
+        """
+        lines = self._counts.get(pid, Counter()).most_common(KEPT_LINES)
+        return {
+            "child_lines": [[*line, times] for line, times in lines],
+            "child_fetches": self._fetches.get(pid, []),
+            "child_errors": self._errors.get(pid, []),
+        }
 
 
 def _read(ring: Path) -> ring_reading.RingContent | None:
@@ -384,13 +364,12 @@ class Stranger:
     ended_ns: int | None = None
 
 
+@dataclass(slots=True)
 class Strangers:
     """The ranks without a recorder that were found so far. Each process is checked only while it is young."""
 
-    def __init__(self) -> None:
-        """Start empty."""
-        self.found: dict[Key, Stranger] = {}
-        self._first_seen: dict[Key, float] = {}
+    found: dict[Key, Stranger] = field(default_factory=dict)
+    _first_seen: dict[Key, float] = field(default_factory=dict)
 
     def follow(self, below: Iterable[proc.Process], recorded: Collection[int]) -> None:
         """Check the launcher's descendants. Those in ``recorded`` and their children are known to be no strangers."""

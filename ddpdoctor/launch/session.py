@@ -14,17 +14,10 @@ from ddpdoctor.collect.run_files import save
 from ddpdoctor.collect.run_ranks import ASKED_TOGETHER_NS
 from ddpdoctor.exchange.store import wait_until
 from ddpdoctor.launch.attendance import Attendance, Leaving, locked, read_attendance
-from ddpdoctor.launch.hang import Examining, has_errors
+from ddpdoctor.launch.hang import NOTHING_FOUND, Examining, has_errors
 from ddpdoctor.launch.placement import Placement, Style, WrapOptions
 from ddpdoctor.launch.replica_exchange import LiveComparison, ReplicaExchange, SharedReplicas
-from ddpdoctor.launch.run_folder import (
-    REPORT_NAME,
-    choose_folder,
-    copy_back,
-    refuse,
-    write_record_place,
-    write_run_file,
-)
+from ddpdoctor.launch.run_folder import choose_folder, copy_back, refuse, write_record_place, write_run_file
 from ddpdoctor.launch.starting import job_mark, start_launcher
 from ddpdoctor.launch.stopping import (
     GRACE_S,
@@ -39,19 +32,18 @@ from ddpdoctor.launch.stopping import (
 from ddpdoctor.launch.watch import JobWatch
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.facts import END_NAME, JobEnd, shell_status
-from ddpdoctor.model.findings import Judgment, Outcome, Severity, hangs, now
-from ddpdoctor.recorder.settings import RecorderSettings
+from ddpdoctor.model.findings import Outcome, Severity, hangs, now
 from ddpdoctor.recorder.storage.files import remove, write_whole
+from ddpdoctor.recorder.storage.ring_layout import CONTROL_STOPPING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
     from types import FrameType
 
-    from ddpdoctor.launch.command_line import OnHang
     from ddpdoctor.launch.first_node import FirstNode
     from ddpdoctor.launch.other_node import OtherNode
-    from ddpdoctor.launch.progress import Followed
+    from ddpdoctor.model.findings import Judgment
 
     Judge = Callable[[Path, int | None], Judgment]
     """Judges an attempt from its run folder, by default the last one. The launch package itself knows no rules."""
@@ -152,7 +144,7 @@ class Session:
         """
         self.options = options
         self.load_judge = load_judge
-        self.judge: Judge = _judge_nothing
+        self.judge: Judge = lambda *_: NOTHING_FOUND  # until the rules are loaded
         self.notifier = notifier
         self.run_dir = options.report_dir.resolve()
         self.folder = folder or choose_folder(self.run_dir)
@@ -209,7 +201,8 @@ class Session:
         with self._job_goes_first():
             outcome = self._finish(status)
         with self._job_goes_first():
-            self.examining.close()
+            if self.examining.nodes is not None:
+                self.examining.nodes.close()
         return outcome or self._outcome(status)
 
     def _note_signal(self, number: int, _frame: object) -> None:
@@ -289,20 +282,16 @@ class Session:
             nonfinite = sum(rank.cells.get("nonfinite", 0) for rank in self.watch.ranks())
             if self.watch.replicas.has_news or nonfinite > self.nonfinite:
                 self.nonfinite = nonfinite
-                with self._job_goes_first():
-                    self._report_replicas()
+                with self._job_goes_first():  # say it once, as soon as the rules find it wrong
+                    self.watch.replicas.has_news = False
+                    self.watch.replicas.save()
+                    self.examining.save_nodes()
+                    self.said |= self.notifier.report_replicas(self.folder, frozenset(self.said))
         # A signal may have ended the launcher before the next check. So may a warning, if the script has no handler.
         self.signals += [(number, at_ns) for number, at_ns in self.warnings if status == -number][:1]
         if self.signals and self._note_interruption():
             self.watch.stopping_since_ns = self.watch.interrupted_ns
         return status
-
-    def _report_replicas(self) -> None:
-        """Report once that replicas differ or gradients are not finite, as soon as the rules find it wrong."""
-        self.watch.replicas.has_news = False
-        self.watch.replicas.save()
-        self.examining.save_nodes()
-        self.said |= self.notifier.report_replicas(self.folder, frozenset(self.said))
 
     def _react(self) -> None:
         if self.signals:
@@ -313,20 +302,15 @@ class Session:
             copy_back(self.folder, self.run_dir)
         elif self.watch.evidence.closing_ns():
             self._take_evidence()
-            with self._job_goes_first():
-                self._leave_verdict()
+            with self._job_goes_first():  # why a rank failed, for torchrun's closing block
+                alone = self.options.placement.alone
+                found = self.examining.judge_now().findings if alone and self.hang is None else ()
+                if found and found[0].severity is Severity.ERROR:
+                    line = f"{found[0].code} {found[0].kind} (ddpdoctor): {found[0].summary}"
+                    write_whole(self.folder / "verdict.txt", " ".join(line.split()))
             self.watch.evidence.acknowledge()
         elif self.hang is None:
             self._examine()
-
-    def _leave_verdict(self) -> None:
-        """Write the reason of a rank's failure to verdict.txt, for torchrun's closing block."""
-        if not self.options.placement.alone or self.hang is not None:
-            return
-        found = self.examining.judge_now().findings
-        if found and found[0].severity is Severity.ERROR:
-            line = " ".join(f"{found[0].code} {found[0].kind} (ddpdoctor): {found[0].summary}".split())
-            write_whole(self.folder / "verdict.txt", line)
 
     @contextlib.contextmanager
     def _job_goes_first(self) -> Iterator[None]:
@@ -350,13 +334,13 @@ class Session:
             # Ranks here fail if other nodes stop theirs sooner, so save first that the job is being stopped.
             self.watch.stopping_since_ns = time.monotonic_ns()
             self.watch.save(ended=False, launcher_status=None)
-            self.examining.announce(examined, stop=True)
+            self.examining.announce(examined.judgment, stop=True)
             self.hang = examined.judgment
             self._save(self._outcome(None))
-            self.watch.evidence.announce_stop()
+            self.watch.evidence.set_control(CONTROL_STOPPING, time.monotonic_ns())
             self._stop_hung()
         elif has_errors(examined.judgment):
-            self.examining.announce(examined, stop=False)
+            self.examining.announce(examined.judgment, stop=False)
             self.examining.stand_by(examined.judgment)
             self._report(examined.judgment)
         else:
@@ -384,7 +368,7 @@ class Session:
         self.examining.withdraw()
         reported, self.reported = self.reported, None
         if reported is not None:
-            for folder in (self.watch.readable(), self.run_dir):
+            for folder in (self.watch.evidence.readable(), self.run_dir):
                 (folder / END_NAME).unlink(missing_ok=True)
             self.notifier.withdraw(reported)
 
@@ -420,7 +404,11 @@ class Session:
                     lambda: evidence.has_closed_since(began_ns) or launcher.poll() is not None,
                     LAUNCHER_TAKES_OVER_S, 0.02,
                 )  # fmt: skip
-            if not self._has_heard(number, began_ns):
+            # The launcher needs no signal if it already stops its ranks, or got the terminal's Ctrl-C itself. A second
+            # one would interrupt what a script does at the first, such as saving its last checkpoint.
+            has_heard = self.launcher.poll() is not None or self.watch.evidence.has_closed_since(began_ns)
+            by_terminal = number == signal.SIGINT and self.options.placement.style is not Style.TORCHRUN
+            if not has_heard and not (by_terminal and is_in_foreground()):
                 self.launcher.send_signal(number)
             self._save_at_once()
         elif len(self.signals) > 1:
@@ -441,15 +429,6 @@ class Session:
             copy_back(self.folder, self.run_dir)
             judgment = self._settle(self.examining.judge_now(), None)
             self._save(self._outcome(None, judgment))
-
-    def _has_heard(self, number: signal.Signals, began_ns: int) -> bool:
-        """Return whether the launcher needs no signal: it already stops its ranks, or got the terminal's Ctrl-C itself.
-
-        A second Ctrl-C would interrupt what a script does at the first, such as saving its last checkpoint.
-        """
-        if self.launcher.poll() is not None or self.watch.evidence.has_closed_since(began_ns):
-            return True
-        return number == signal.SIGINT and self.options.placement.style is not Style.TORCHRUN and is_in_foreground()
 
     def _finish(self, status: int) -> JobOutcome:
         with self._job_goes_first():
@@ -477,19 +456,19 @@ class Session:
             self.watch.save(ended=True, launcher_status=status)
 
     def _outcome(self, status: int | None, judgment: Judgment | None = None) -> JobOutcome:
-        hung = self.hang is not None
+        hung, nodes = self.hang is not None, self.examining.nodes
         exit_status = ExitStatus.HUNG if hung else shell_status(status) if status is not None else None
         if self.watch.interrupted_by == "SIGINT":
             exit_status = ExitStatus.INTERRUPTED
-        found = judgment or self.hang or Judgment(findings=(), checks=(), certain=False)
+        found = judgment or self.hang or NOTHING_FOUND
         return JobOutcome(
-            folder=self.watch.readable(), run_dir=self.run_dir, judgment=found,
+            folder=self.watch.evidence.readable(), run_dir=self.run_dir, judgment=found,
             end=JobEnd(
                 hung=hung, interrupted=self.watch.interrupted_by is not None, exit_status=exit_status,
                 started_at=self.started_at, ended_at=now(), ignore=self.options.ignore,
             ),
             repeats=status is not None and self.reported is not None and _said(found) == _said(self.reported),
-            failure=self.failure or self.watch.replicas.failure or self.examining.failure,
+            failure=self.failure or self.watch.replicas.failure or (nodes.failure if nodes is not None else None),
             judged_at=self.examining.judged_at,
         )  # fmt: skip
 
@@ -511,30 +490,19 @@ def _said(judgment: Judgment) -> set[tuple[str, tuple[int, ...]]]:
     return {(finding.code, finding.ranks) for finding in judgment.findings}
 
 
-def _judge_nothing(_folder: Path, _attempt: int | None) -> Judgment:
-    """Stand in for rules that are not loaded yet, or cannot be."""
-    return Judgment(findings=(), checks=(), certain=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Joining:
-    """Where ranks join."""
-
-    record: Path
-    """The folder in which they record."""
-    meeting: Path | None
-    """The file at which further ranks find it, or None if nobody else may come."""
-
-
 class JoinedSession(Session):
     """One watch over the ranks of this host, until the last of them has left or ended."""
 
     def __init__(
-        self, options: WrapOptions, load_judge: Callable[[], Judge], notifier: Notifier, joining: Joining
-    ) -> None:
-        """Take what ``Session`` takes, and where ranks join."""
-        super().__init__(options, load_judge, notifier, joining.record)
-        self.joining = joining
+        self, options: WrapOptions, load_judge: Callable[[], Judge], notifier: Notifier, record: Path,
+        meeting: Path | None,
+    ) -> None:  # fmt: skip
+        """Take what ``Session`` takes.
+
+        ``meeting`` is the file at which further ranks find ``record``, or None if nobody else may come.
+        """
+        super().__init__(options, load_judge, notifier, record)
+        self.meeting = meeting
         self.attendance = Attendance()
         self.failed = 0
         """How many processes had left with an error at the last check."""
@@ -563,12 +531,12 @@ class JoinedSession(Session):
 
     def _close(self) -> bool:
         """Let nobody join any more. Return False if somebody has just joined."""
-        if self.joining.meeting is not None:
-            with contextlib.suppress(OSError), locked(self.joining.meeting):
+        if self.meeting is not None:
+            with contextlib.suppress(OSError), locked(self.meeting):
                 self.attendance = read_attendance(self.folder)
                 if self.attendance.present:
                     return False
-                remove(self.joining.meeting)
+                remove(self.meeting)
         self.closed = True
         return True
 
@@ -617,7 +585,11 @@ class JoinedSession(Session):
         if self.hang is None:
             # Note an interruption if all ranks got SIGTERM together: somebody has ended the launcher, or the
             # job.
-            asked = [self._asked_to_end_ns(rank) for rank in self.watch.ranks()]
+            asked = [
+                self.watch.evidence.asked_to_end_ns(rank)
+                or (rank.ended_ns if rank.exit_code == -signal.SIGTERM else None)
+                for rank in self.watch.ranks()
+            ]
             known = [at_ns for at_ns in asked if at_ns is not None]
             if asked and len(known) == len(asked) and max(known) - min(known) <= ASKED_TOGETHER_NS:
                 self._note_end_by("SIGTERM", min(known))
@@ -636,40 +608,6 @@ class JoinedSession(Session):
         outcome = super()._outcome(status, judgment)
         return outcome if outcome.end.hung else replace(outcome, end=replace(outcome.end, exit_status=None))
 
-    def _asked_to_end_ns(self, rank: Followed) -> int | None:
-        """Return when a rank got SIGTERM, as far as that is known, or None if it ended otherwise."""
-        ended_by_it = rank.exit_code == -signal.SIGTERM
-        return self.watch.evidence.asked_to_end_ns(rank) or (rank.ended_ns if ended_by_it else None)
-
     def _note_end_by(self, name: str, at_ns: int) -> None:
         if self.watch.interrupted_by is None:
             self.watch.interrupted_by, self.watch.interrupted_ns = name, at_ns
-
-
-def joined_options(
-    run_dir: Path, hang_timeout_s: float, on_hang: OnHang, entry: str, command: tuple[str, ...]
-) -> WrapOptions:  # fmt: skip
-    """Return the settings of a session that starts nothing. ``command`` is that of the first rank."""
-    return WrapOptions(
-        hang_timeout_s=hang_timeout_s,
-        on_hang=on_hang,
-        debug_level=None,
-        report_dir=run_dir,
-        report_file=run_dir / REPORT_NAME,
-        placement=Placement(style=Style.COMMAND),
-        format="text",
-        quiet=False,
-        ignore=(),
-        ranks=RecorderSettings(),
-        allow_different=(),
-        speed=False,
-        torchrun_args=(),
-        script=command[0] if command else "",
-        is_module=False,
-        is_command=True,
-        no_python=False,
-        script_args=(),
-        nproc_note=None,
-        command=command,
-        entry=entry,
-    )

@@ -94,16 +94,15 @@ def cannot_run(command: str, error: OSError) -> UserError:
 
 def launch_command(options: WrapOptions) -> list[str]:
     """Return the command that starts the ranks."""
-    if options.is_command or (options.no_python and options.placement.style is Style.RANK):
-        return [options.script, *options.script_args]
-    module = ["-m"] if options.is_module else []
-    if options.placement.style is Style.RANK:
-        return [sys.executable, "-u", *module, options.script, *options.script_args]  # as torchrun runs a script
-    flags = module + (["--no-python"] if options.no_python else [])
-    return [
-        sys.executable, *safe_flags(), "-m", "torch.distributed.run", *options.torchrun_args, *flags, options.script,
-        *options.script_args,
-    ]  # fmt: skip
+    split, is_rank = options.split, options.placement.style is Style.RANK
+    script = [split.script, *split.script_args]
+    if split.is_command or (split.no_python and is_rank):
+        return script
+    module = ["-m"] if split.is_module else []
+    if is_rank:
+        return [sys.executable, "-u", *module, *script]  # as torchrun runs a script
+    flags = module + (["--no-python"] if split.no_python else [])
+    return [sys.executable, *safe_flags(), "-m", "torch.distributed.run", *split.torchrun, *flags, *script]
 
 
 def job_mark(folder: Path) -> dict[str, str]:

@@ -37,7 +37,9 @@ def stop_job(launcher: subprocess.Popen[bytes], folder: Path, while_waiting: Cal
 
     The launcher gets SIGTERM first and may end its ranks itself. Ranks that outlive it get SIGTERM afterwards.
     """
-    below = _members(launcher.pid, folder)
+    below = _targets(proc.descendants(launcher.pid, proc.read_processes()))
+    # Ranks whose parent has ended are recorded only.
+    below += [target for target in recorded(folder) if target not in below and target[0] != launcher.pid]
     _signal(below, signal.SIGCONT)
     launcher.terminate()
     asked = False
@@ -100,25 +102,15 @@ def _is_alive(target: Target, processes: dict[int, proc.Process]) -> bool:
     return process is not None and process.start_ticks == target[1] and process.state not in "ZX"
 
 
-def _members(launcher_pid: int, folder: Path) -> list[Target]:
-    """Return the launcher's descendants and all recorded processes, which includes ranks whose parent has ended."""
-    below = _targets(proc.descendants(launcher_pid, proc.read_processes()))
-    return [*below, *(target for target in recorded(folder) if target not in below and target[0] != launcher_pid)]
-
-
 def recorded(folder: Path) -> list[Target]:
-    """Return the processes that have a ring, and the ranks without a recorder."""
+    """Return the processes that have a ring, and the ranks without a recorder that the last saved watch.json lists."""
     names = (path.stem.split("-") for path in (folder / "rings").glob("*-*.ring"))
-    return [*((int(name[0]), int(name[1])) for name in names), *_unrecorded(folder)]
-
-
-def _unrecorded(folder: Path) -> list[Target]:
-    """Return the ranks without a recorder that the last saved watch.json lists."""
+    found = [(int(name[0]), int(name[1])) for name in names]
     try:
         rows = json.loads(read_plain(folder / "watch.json"))["processes"]
     except (OSError, ValueError, KeyError):
-        return []
-    return [(int(pid), int(row["ticks"])) for pid, row in rows.items() if "unrecorded" in row]
+        return found
+    return found + [(int(pid), int(row["ticks"])) for pid, row in rows.items() if "unrecorded" in row]
 
 
 def is_same(pid: int, start_ticks: int) -> bool:
@@ -171,8 +163,14 @@ class Guardian:
                 while chunk := os.read(reader, 4096):
                     text += chunk
                 if text and not text.endswith(_DONE):
-                    pid, start_ticks = text.decode().split()
-                    _stop_orphans((int(pid), int(start_ticks)), folder, mark)
+                    pid, start_ticks = map(int, text.decode().split())
+
+                    def find(processes: dict[int, proc.Process]) -> list[Target]:
+                        """Find all marked processes too: a new rank may already have lost its parent."""
+                        marked = [p for p in processes.values() if proc.has_variables(p.pid, mark)]
+                        return [(pid, start_ticks), *recorded(folder), *_targets(marked)]
+
+                    stop_all(find, GRACE_S)
                     on_orphaned()
             finally:
                 os._exit(0)
@@ -198,13 +196,3 @@ class Guardian:
         if self.pid > 0:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
-
-
-def _stop_orphans(launcher: Target, folder: Path, mark: Mapping[str, str]) -> None:
-    """Stop the launcher, its descendants, and all marked processes: a new rank may already have lost its parent."""
-
-    def find(processes: dict[int, proc.Process]) -> list[Target]:
-        marked = [p for p in processes.values() if proc.has_variables(p.pid, mark)]
-        return [launcher, *recorded(folder), *((p.pid, p.start_ticks) for p in marked)]
-
-    stop_all(find, GRACE_S)

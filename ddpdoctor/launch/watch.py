@@ -17,7 +17,8 @@ from ddpdoctor.launch import progress
 from ddpdoctor.launch.evidence import ANSWER_LIMIT_S, EvidenceTaker, describe
 from ddpdoctor.launch.progress import read_progress
 from ddpdoctor.launch.seen import CausesSeen, HoldUps, Receptions, Strangers, WorkersSeen
-from ddpdoctor.model.facts import attempt_name
+from ddpdoctor.model.codec import encode
+from ddpdoctor.model.facts import HostCauses, attempt_name
 from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.recorder.storage.files import remove
 
@@ -197,34 +198,17 @@ class JobWatch:
 
     def own_progress(self) -> NodeProgress:
         """Return the progress of this node's ranks."""
-        now_ns = time.monotonic_ns()
-        ranks = self.ranks()
-        idle_s = self._launcher_idle_s(ranks, now_ns) if self._launcher_waits(ranks) else None
+        now_ns, ranks, idle_s = time.monotonic_ns(), self.ranks(), None
+        # The launcher waits for other nodes if it has no rank: none yet or, with torch's agent, none any more.
+        if self._launcher_lives and not ranks and not self.agent.started:
+            idle_s = (now_ns - self._launcher_busy_ns) / 1e9
+        elif self._launcher_lives and ranks and self.agent.started and all(rank.ended_ns is not None for rank in ranks):
+            # While ranks ran, it had nothing to do. Once they have ended, it may take some time to restart them.
+            since_ns = max(self._launcher_busy_ns, *(rank.ended_ns or 0 for rank in ranks))
+            idle_s = max(0.0, (now_ns - since_ns) / 1e9 - self.restart_patience_s)
         begun_ns = self.agent.begun_ns
         is_stopping = begun_ns is not None and self.evidence.has_closed_since(begun_ns)
         return read_progress(ranks, now_ns, self.hang_timeout_s, idle_s, is_stopping=is_stopping)
-
-    def _launcher_idle_s(self, ranks: list[progress.Followed], now_ns: int) -> float:
-        """Return how long the launcher has been idle, minus the time that it may take to restart its ranks.
-
-        While ranks run, the launcher has nothing to do. So after they have ended, the time starts at the last end.
-        """
-        if not ranks:
-            return (now_ns - self._launcher_busy_ns) / 1e9
-        since_ns = max(self._launcher_busy_ns, *(rank.ended_ns or 0 for rank in ranks))
-        return max(0.0, (now_ns - since_ns) / 1e9 - self.restart_patience_s)
-
-    def _launcher_waits(self, ranks: list[progress.Followed]) -> bool:
-        """Return whether the launcher lives and has no rank: none yet or, with torch's agent, none any more."""
-        if not self._launcher_lives:
-            return False
-        if self.agent.started:
-            return bool(ranks) and all(rank.ended_ns is not None for rank in ranks)
-        return not ranks
-
-    def readable(self) -> Path:
-        """Return the folder to judge by (see ``EvidenceTaker.readable``)."""
-        return self.evidence.readable()
 
     def take_evidence(self, *, keep_rings: bool = False, limit_s: float = ANSWER_LIMIT_S) -> None:
         """Ask the ranks for evidence, check the processes, and save everything (see ``EvidenceTaker.take``)."""
@@ -267,9 +251,7 @@ class JobWatch:
                 self._children_seen[pid] = row["children"]
             row["children"] = self._children_seen.get(pid, [])
             row["told_ns"] = self.evidence.asked_to_end_ns(process)
-            row["child_lines"] = self._workers.rows(pid)
-            row["child_fetches"] = self._workers.fetches(pid)
-            row["child_errors"] = self._workers.errors(pid)
+            row |= self._workers.row(pid)
             row["before_call"] = self._holdups.row(pid, process.ticks)
             row["causes"] = self._causes.row(pid, process.ticks)
             processes[str(pid)] = row
@@ -283,7 +265,7 @@ class JobWatch:
                 "interrupted_by": self.interrupted_by,
                 "interrupted_ns": self.interrupted_ns,
                 "processes": processes,
-                "host_causes": self._causes.host_row(),
+                "host_causes": dict(encode(HostCauses(**self._causes.host))),
             },
             attempt_name("watch", attempt),
         )

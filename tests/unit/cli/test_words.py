@@ -11,20 +11,11 @@ from functools import partial
 
 import pytest
 
+from ddpdoctor.cli import options
 from ddpdoctor.cli.actions import Entry, _write
 from ddpdoctor.cli.app import came_of_interrupt
 from ddpdoctor.cli.demo import FAULTS, describe, read_script
 from ddpdoctor.cli.mcp import answer
-from ddpdoctor.cli.options import (
-    parse_bandwidth,
-    parse_count,
-    parse_duration,
-    parse_port,
-    parse_ports,
-    parse_share,
-    parse_size,
-    parse_steps,
-)
 from ddpdoctor.cli.output import LiveText, ShownProgress, has_color, read_width, say, write
 from ddpdoctor.cli.running import after_the_job
 from ddpdoctor.launch.session import JobOutcome
@@ -236,7 +227,5 @@ def test_other_ranks_and_streams_show_nothing_and_nobody_does_after_it_was_stopp
 # Values as people type them.
 
 
-PARSERS = (
-    parse_size, parse_share, parse_bandwidth, parse_count, parse_duration, parse_port, parse_ports, parse_steps
-)  # fmt: skip
-test_words = words(__name__, **{parse.__name__: partial(parse, option="--it") for parse in PARSERS})
+PARSERS = {name: parse for name, parse in vars(options).items() if name.startswith("parse_")}
+test_words = words(__name__, **{name: partial(parse, option="--it") for name, parse in PARSERS.items()})

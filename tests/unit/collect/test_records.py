@@ -41,7 +41,7 @@ from ddpdoctor.collect.run_files import (
 )
 from ddpdoctor.launch.seen import CausesSeen
 from ddpdoctor.model.call_log import CallLog, pack_calls
-from ddpdoctor.model.codec import _find_class, _modules_by_class
+from ddpdoctor.model.codec import _find_class, _modules_by_class, encode
 from ddpdoctor.model.facts import Call, GroupState, HostCauses, ProcessCauses, Raised, Rank, ReducerSaid
 from ddpdoctor.model.node import Node
 from ddpdoctor.model.stacks import Frame
@@ -106,7 +106,7 @@ def causes_that_come_back():
         seen.follow(process(7, used * MIB), below, second * 10**9)
     assert seen.row(7, 6) is None
     seen.follow_host(10**12)
-    host = read_or_none(HostCauses, json.loads(json.dumps(seen.host_row())))
+    host = read_or_none(HostCauses, json.loads(json.dumps(encode(HostCauses(**seen.host)))))
     assert 0 < host.machine.used_bytes < host.machine.limit_bytes
     memory = {"resident": [1, 2], "address_space": [9, 8], "shared_memory": None, "devices": [[0, 1, 2, 3, 4]]}
     children = [{"k": "child_end", "pid": 8, "code": -9}, {"k": "child_end", "pid": 9, "code": 0}]

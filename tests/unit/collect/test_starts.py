@@ -36,7 +36,7 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import NodeSeen, NodesSeen, Presence, Run
 from ddpdoctor.model.launch import Launch, NodeOptions
 from ddpdoctor.model.node import Launcher
-from ddpdoctor.recorder.storage.ring_layout import CELL_NAMES, ROLE_CHILD, ROLE_RANK
+from ddpdoctor.recorder.storage.ring_layout import CELL_NAMES, CONTROL_DUMPED, ROLE_CHILD, ROLE_RANK
 from ddpdoctor.recorder.storage.ring_reading import RingContent
 from tests.golden import Cases, table, words
 from tests.scenarios.running import wait_for
@@ -288,7 +288,7 @@ def test_evidence_is_asked_for_once_and_answered_once(tmp_path):
     asking = threading.Thread(target=lambda: came.append(ask_for_evidence(tmp_path, 100, lambda: True)))
     asking.start()
     assert wait_for(taker.dump_asked)
-    taker.note_dumped(taker.dump_asked())
+    taker.set_control(CONTROL_DUMPED, taker.dump_asked())
     asking.join()
     assert (came, taker.dump_asked()) == ([True], 0)
 

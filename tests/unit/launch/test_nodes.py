@@ -144,7 +144,8 @@ def test_a_record_that_cannot_be_written_costs_no_other(pair: Pair, tmp_path: Pa
 
 def examining_of(folder: Path, other: OtherNode | None, on_hang: OnHang = "auto") -> Examining:
     """Have a node whose ranks get on be examined."""
-    idle = SimpleNamespace(readable=lambda: folder, own_progress=NodeProgress, rank_range=lambda: None)
+    evidence = SimpleNamespace(readable=lambda: folder)
+    idle = SimpleNamespace(evidence=evidence, own_progress=NodeProgress, rank_range=lambda: None)
     made = Examining(cast("JobWatch", idle), lambda *_: NOTHING, 300.0, on_hang, "node1:/run")
     made.nodes = other
     return made
@@ -454,7 +455,7 @@ EXCHANGED_RUN = Run(check_every=1)
 def member_of(number: int, client: Client | None, others: tuple[int, ...] = ()) -> Any:
     """Return a member that has its number and has met the others; ``lost``: how often it was to connect again."""
     talk = None if client is None else Conversation(client, TOKEN)
-    made = SimpleNamespace(number=number, is_first=number == 0, lost=0, others=lambda: others)
+    made = SimpleNamespace(number=number, is_first=number == 0, lost=0, members=SimpleNamespace(numbers=lambda: others))
     made.conversation, made.reconnect = lambda: talk, lambda: setattr(made, "lost", made.lost + 1)
     return made
 

@@ -143,11 +143,10 @@ def test_rates_are_those_between_two_samples_that_are_far_enough_apart() -> None
     seen = WorkSeen()
     seen.follow(RANK, (CHILD,), S)
     seen.follow(busier(RANK, 90), (CHILD,), 2 * S)
-    assert seen.of_rank(RANK.pid) is None
+    assert seen.work == {}
     assert seen.busy_cores(RANK.pid) is None
     seen.follow(busier(RANK, 100), (busier(CHILD, 400),), 5 * S)
-    work = seen.of_rank(RANK.pid)
-    assert work is not None
+    work = seen.work[RANK.pid][RANK.pid]
     assert (work.over_s, work.cores) == (4.0, pytest.approx(0.25))
     assert seen.busy_cores(RANK.pid) == pytest.approx(1.25)
     (child,) = seen.of_children(RANK.pid, (CHILD,))

@@ -435,7 +435,7 @@ def test_children_of_a_fork_server_work_for_the_rank_that_started_it(tmp_path):
     assert (found.busy_share, found.batch_ms) == (0.75, 1.0)
     kept = WorkersSeen()
     kept.keep(Path(worker.path))
-    assert read_fetches((), kept.fetches(42)) == found
+    assert read_fetches((), kept.row(42)["child_fetches"]) == found
     assert read_fetches((), ()) is None
     assert read_fetches((), (1, 2)) is None
 
@@ -476,11 +476,10 @@ def test_the_lines_of_ended_children_are_kept_without_their_rings(tmp_path):
         kept.keep(Path(ring.path))
         Path(ring.path).unlink()
     kept.keep(tmp_path / "gone.ring")
-    assert kept.fetches(42) == [2, 20, 4, 0]
-    assert kept.fetches(7) == []
-    assert kept.rows(42) == [[__file__, 17, "load", 2]]
-    assert kept.rows(7) == []
-    seen = read_lines(read(make(tmp_path)), (), kept.rows(42))
+    row = kept.row(42)
+    assert (row["child_fetches"], row["child_lines"]) == ([2, 20, 4, 0], [[__file__, 17, "load", 2]])
+    assert not any(kept.row(7).values())
+    seen = read_lines(read(make(tmp_path)), (), row["child_lines"])
     assert [(s.frame.line, s.times, s.in_child) for s in seen] == [(17, 2, True)]
 
 
