@@ -202,9 +202,7 @@ class _Row(NamedTuple):
     nodes: str
 
 
-def attach_slurm(
-    job: str, output: Path, python: str, name: str | None, tell: Callable[[str], None], limit_s: float = LIMIT_S
-) -> Path:
+def attach_slurm(job: str, output: Path, python: str, name: str | None, tell: Callable[[str], None]) -> Path:
     """Have every node of a job look at its ranks, and return the folder. Raises UserError if that is impossible."""
     # The job, which runs and may be joined
     if not _JOB.fullmatch(job):
@@ -236,9 +234,7 @@ def attach_slurm(
     )  # fmt: skip
     command = collector(python, name or f"slurm-{row.number}")
     commands = {node: (*step, f"--nodelist={node}", *command) for node in nodes}
-    return ask_nodes(
-        Way(name="srun", noun="node", remedy=_srun_remedy, env=_environment()), commands, output, limit_s=limit_s
-    )
+    return ask_nodes(Way(name="srun", noun="node", remedy=_srun_remedy, env=_environment()), commands, output)
 
 
 def _environment() -> dict[str, str]:
@@ -302,9 +298,7 @@ class Pods:
         return (f"--namespace={self.namespace}",) if self.namespace else ()
 
 
-def attach_kubectl(
-    pods: Pods, output: Path, python: str, name: str | None, tell: Callable[[str], None], limit_s: float = LIMIT_S
-) -> Path:
+def attach_kubectl(pods: Pods, output: Path, python: str, name: str | None, tell: Callable[[str], None]) -> Path:
     """Have every pod look at its ranks, and return the folder. Raises UserError if that is impossible."""
     # The names of the pods, each with why it cannot be asked, or an empty string
     if shutil.which("kubectl") is None:
@@ -332,7 +326,7 @@ def attach_kubectl(
     tell(f"asking {count_of(len(commands), 'pod')} with {pods.selector}")
     known = [NodeAnswer(node=pod, folder="", reason=reason, remedy=_see(pods)) for pod, reason in stopped.items()]
     way = Way(name="kubectl exec", noun="pod", remedy=lambda reason: _kubectl_remedy(pods, reason))
-    return ask_nodes(way, commands, output, known, limit_s)
+    return ask_nodes(way, commands, output, known)
 
 
 def _exec(pods: Pods, pod: str) -> tuple[str, ...]:

@@ -196,7 +196,11 @@ def typed(text: str) -> Any:
 
 
 def declared_by(kind: type[Any]) -> tuple[Declared, ...]:
-    """Return the options and arguments that a command's dataclass declares, in their order."""
+    """Return the options and arguments that a command's dataclass declares, in their order.
+
+    If the class has ``VARIABLES``, a variable with that beginning sets each option: DDPDOCTOR_ON_HANG for --on-hang.
+    """
+    variables = getattr(kind, "VARIABLES", "")
     hints = get_type_hints(kind, include_extras=True)
     found = []
     for one in fields(kind):
@@ -207,11 +211,15 @@ def declared_by(kind: type[Any]) -> tuple[Declared, ...]:
             base = parts[0] if is_optional else base
             is_repeatable = get_origin(base) is tuple and get_args(base)[-1] is ...
             kept = one.metadata.get("typed", one.default)
+            option = note
+            if variables and isinstance(note, Option):
+                name = (note.names or (one.name,))[0].lstrip("-").replace("-", "_")
+                option = note.but(variable=variables + name.upper())
             found.append(
                 Declared(
                     field=one.name,
                     type=get_args(base)[0] if is_repeatable else base,
-                    option=note,
+                    option=option,
                     default=None if kept in {"", ()} else kept,
                     is_repeatable=is_repeatable,
                 )

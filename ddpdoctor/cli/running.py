@@ -177,14 +177,10 @@ def _show_launcher_log(outcome: JobOutcome) -> None:
     errors = {finding.code for finding in outcome.judgment.findings if finding.severity is Severity.ERROR}
     if not outcome.exit_status or errors - set(outcome.end.ignore):
         return
-    from ddpdoctor.recorder.agent import LOG_FILE
-    from ddpdoctor.recorder.storage.files import read_plain
+    from ddpdoctor.launch.run_folder import read_launcher_log
     from ddpdoctor.report.lines import clean
 
-    log = b""
-    with contextlib.suppress(OSError):
-        log = read_plain(outcome.folder / LOG_FILE)
-    write(sys.stderr, clean(log.decode("utf-8", "replace")))
+    write(sys.stderr, clean(read_launcher_log(outcome.folder)))
 
 
 def load_judge() -> Judge:

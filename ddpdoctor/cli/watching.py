@@ -13,7 +13,6 @@ from ddpdoctor.launch.command_line import SplitCommand
 from ddpdoctor.launch.placement import Placement, Style, WrapOptions
 from ddpdoctor.launch.run_folder import REPORT_NAME
 from ddpdoctor.launch.session import JoinedSession
-from ddpdoctor.recorder.settings import RecorderSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +41,6 @@ def watch(words: Sequence[str]) -> None:
         report_dir=Path(run_dir),
         report_file=Path(run_dir) / REPORT_NAME,
         placement=Placement(style=Style.COMMAND),
-        ranks=RecorderSettings(),
         command=tuple(command),
         entry=entry,
     )

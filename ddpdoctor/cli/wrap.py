@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from ddpdoctor.cli.actions import ActionOptions, Actor, WebhookFormat, check_webhook, status_of_verdict
 from ddpdoctor.cli.metrics import MetricExport, MetricOptions, check_metrics
@@ -68,97 +68,46 @@ class Options:
     accelerate, deepspeed, mpirun, a shell script. The exit status is the launcher's, or 124 if a hung job was stopped.
     """
 
+    VARIABLES: ClassVar[str] = "DDPDOCTOR_"
+    """How the variables begin that set the options."""
     split: SplitCommand
     """The command to run, and torchrun's options."""
-    hang_timeout_s: Annotated[float, HANG_TIMEOUT.but(variable="DDPDOCTOR_HANG_TIMEOUT")] = typed("300")
-    on_hang: Annotated[
-        OnHang, Option(panel=HANGS, variable="DDPDOCTOR_ON_HANG", metavar="WHEN", help="When to stop:")
-    ] = "auto"
+    hang_timeout_s: Annotated[float, HANG_TIMEOUT] = typed("300")
+    on_hang: Annotated[OnHang, Option(panel=HANGS, metavar="WHEN", help="When to stop:")] = "auto"
     debug_level: Annotated[
         DebugLevel | None,
-        Option(
-            panel=HANGS,
-            variable="DDPDOCTOR_DEBUG_LEVEL",
-            ignores_case=True,
-            metavar="LEVEL",
-            help="TORCH_DISTRIBUTED_DEBUG: DETAIL, INFO or OFF.",
-        ),
+        Option(panel=HANGS, ignores_case=True, metavar="LEVEL", help="TORCH_DISTRIBUTED_DEBUG: DETAIL, INFO or OFF."),
     ] = None
-    report_dir: Annotated[
-        Path | None, REPORT_DIR.but(variable="DDPDOCTOR_REPORT_DIR", help="The run folder: new, or without a report.")
-    ] = None
-    format: Annotated[OutputFormat, FORMAT.but(variable="DDPDOCTOR_FORMAT", help="Format on stderr:")] = "text"
-    html: Annotated[Path | None, HTML.but(variable="DDPDOCTOR_HTML")] = None
-    fail_on: Annotated[FailOn, FAIL_ON.but(variable="DDPDOCTOR_FAIL_ON")] = "never"
-    quiet: Annotated[bool, Option(panel=REPORT, variable="DDPDOCTOR_QUIET", help="Show only errors.")] = False
-    ignore: Annotated[tuple[str, ...], IGNORE.but(variable="DDPDOCTOR_IGNORE")] = ()
+    report_dir: Annotated[Path | None, REPORT_DIR.but(help="The run folder: new, or without a report.")] = None
+    format: Annotated[OutputFormat, FORMAT.but(help="Format on stderr:")] = "text"
+    html: Annotated[Path | None, HTML] = None
+    fail_on: Annotated[FailOn, FAIL_ON] = "never"
+    quiet: Annotated[bool, Option(panel=REPORT, help="Show only errors.")] = False
+    ignore: Annotated[tuple[str, ...], IGNORE] = ()
     check_every: Annotated[
-        str,
-        Option(
-            panel=REPLICAS,
-            metavar="N",
-            variable="DDPDOCTOR_CHECK_EVERY",
-            help="Compare replicas every N steps, or by cost (auto).",
-        ),
+        str, Option(panel=REPLICAS, metavar="N", help="Compare replicas every N steps, or by cost (auto).")
     ] = AUTO
-    no_consistency: Annotated[
-        bool,
-        Option(panel=REPLICAS, variable="DDPDOCTOR_NO_CONSISTENCY", help="Do not check replicas, gradients and data."),
-    ] = False
-    allow_different: Annotated[tuple[str, ...], ALLOW_DIFFERENT.but(variable="DDPDOCTOR_ALLOW_DIFFERENT")] = ()
-    speed: Annotated[
-        bool, Option(panel=REPORT, variable="DDPDOCTOR_SPEED", help="Show where a step's time goes and what to change.")
-    ] = False
+    no_consistency: Annotated[bool, Option(panel=REPLICAS, help="Do not check replicas, gradients and data.")] = False
+    allow_different: Annotated[tuple[str, ...], ALLOW_DIFFERENT] = ()
+    speed: Annotated[bool, Option(panel=REPORT, help="Show where a step's time goes and what to change.")] = False
     exchange_port: Annotated[int | None, EXCHANGE_PORT] = None
     on_finding: Annotated[
-        str | None,
-        Option(
-            panel=ACTIONS, metavar="COMMAND", variable="DDPDOCTOR_ON_FINDING",
-            help="Run this at a verdict, with the report on stdin.",
-        ),
-    ] = None  # fmt: skip
-    webhook: Annotated[
-        str | None,
-        Option(
-            panel=ACTIONS, metavar="URL", variable="DDPDOCTOR_WEBHOOK", help="Post a verdict to this URL.",
-        ),
-    ] = None  # fmt: skip
-    webhook_format: Annotated[
-        WebhookFormat, Option(panel=ACTIONS, variable="DDPDOCTOR_WEBHOOK_FORMAT", metavar="FORMAT", help="Format:")
-    ] = "json"
+        str | None, Option(panel=ACTIONS, metavar="COMMAND", help="Run this at a verdict, with the report on stdin.")
+    ] = None
+    webhook: Annotated[str | None, Option(panel=ACTIONS, metavar="URL", help="Post a verdict to this URL.")] = None
+    webhook_format: Annotated[WebhookFormat, Option(panel=ACTIONS, metavar="FORMAT", help="Format:")] = "json"
     exclude_file: Annotated[
-        Path | None,
-        Option(
-            panel=ACTIONS, metavar="FILE", variable="DDPDOCTOR_EXCLUDE_FILE",
-            help="Append hosts at fault, for `srun --exclude`.",
-        ),
-    ] = None  # fmt: skip
+        Path | None, Option(panel=ACTIONS, metavar="FILE", help="Append hosts at fault, for `srun --exclude`.")
+    ] = None
     exit_status_of_verdict: Annotated[
-        bool,
-        Option(
-            panel=ACTIONS, variable="DDPDOCTOR_EXIT_STATUS_OF_VERDICT",
-            help="Exit with 75 to retry elsewhere, 70 to give up.",
-        ),
-    ] = False  # fmt: skip
-    log_findings: Annotated[
-        bool,
-        Option(
-            panel=ACTIONS, variable="DDPDOCTOR_LOG_FINDINGS", help="Add findings to the script's own training logs.",
-        ),
-    ] = False  # fmt: skip
-    metrics_file: Annotated[
-        Path | None,
-        Option(
-            panel=METRICS, metavar="FILE", variable="DDPDOCTOR_METRICS_FILE",
-            help="Write metrics for Prometheus while the job runs.",
-        ),
-    ] = None  # fmt: skip
-    metrics_every: Annotated[
-        str, Option(panel=METRICS, metavar="DURATION", variable="DDPDOCTOR_METRICS_EVERY", help="How often.")
-    ] = "15s"
-    otlp: Annotated[
-        bool, Option(panel=METRICS, variable="DDPDOCTOR_OTLP", help="Send metrics to an OpenTelemetry collector.")
+        bool, Option(panel=ACTIONS, help="Exit with 75 to retry elsewhere, 70 to give up.")
     ] = False
+    log_findings: Annotated[bool, Option(panel=ACTIONS, help="Add findings to the script's own training logs.")] = False
+    metrics_file: Annotated[
+        Path | None, Option(panel=METRICS, metavar="FILE", help="Write metrics for Prometheus while the job runs.")
+    ] = None
+    metrics_every: Annotated[str, Option(panel=METRICS, metavar="DURATION", help="How often.")] = "15s"
+    otlp: Annotated[bool, Option(panel=METRICS, help="Send metrics to an OpenTelemetry collector.")] = False
 
 
 def run(options: Options) -> int:

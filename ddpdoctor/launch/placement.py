@@ -23,13 +23,13 @@ from ddpdoctor.collect.launch import (
 from ddpdoctor.launch.command_line import SHAPE, TorchrunSettings, settings_of_command, variable_of
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import expand_counts, is_loopback
+from ddpdoctor.recorder.settings import RecorderSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from ddpdoctor.launch.command_line import ChosenLevel, OnHang, OutputFormat, SplitCommand
-    from ddpdoctor.recorder.settings import RecorderSettings
 
 MAX_PORT = 65_535
 LOOKUP_LIMIT_S = 2.0
@@ -141,7 +141,7 @@ class WrapOptions:
     quiet: bool = False
     ignore: tuple[str, ...] = ()
     """Codes of rules whose findings are left out."""
-    ranks: RecorderSettings
+    ranks: RecorderSettings = field(default_factory=RecorderSettings)
     """The settings of each rank's recorder."""
     allow_different: tuple[str, ...] = ()
     """Name patterns of tensors that may differ between ranks."""
