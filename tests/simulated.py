@@ -405,8 +405,8 @@ class Hosted(meeting.HostedMeeting):
     def __init__(self, world):
         contextlib.ExitStack.__init__(self)
         self.not_listening, world.hosted = "", KeyValues()
-        self.server = SimpleNamespace(values=world.hosted, port=0, listen_also=lambda: 0)
-        self.callback(lambda: setattr(self.server.values, "ended", True))
+        self.server, self.values = SimpleNamespace(listen_also=lambda: 0), world.hosted
+        self.callback(lambda: setattr(self.values, "ended", True))
         self.serve_folder = str
 
 

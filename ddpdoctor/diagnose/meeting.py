@@ -205,7 +205,7 @@ class NodeMeeting:
                 return self._entry(client, serves=False, way=Folder.name)
             hosted = self._hosted = self._open.enter_context(HostedMeeting(None, token))
             hosted.serve_folder(self._folder)
-            return self._entry(hosted.store(), serves=True, way=Folder.name)
+            return self._entry(hosted.values, serves=True, way=Folder.name)
         if self._seeks_first():
             try:
                 return self.find(min(SEEK_FIRST_S, limit_s))
@@ -235,7 +235,7 @@ class NodeMeeting:
                 pass  # another program uses the port; the other ways remain
         if self._folder is not None:
             hosted.serve_folder(self._folder)
-        return self._entry(hosted.store(), serves=True, way="own port")
+        return self._entry(hosted.values, serves=True, way="own port")
 
     def find(self, limit_s: float) -> JoinedMeeting:
         """Find a meeting that another node serves. Raises ``NoMeeting``."""

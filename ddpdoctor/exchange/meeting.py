@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.exchange.mailbox import MessageBox
     from ddpdoctor.exchange.reach import Failures
-    from ddpdoctor.exchange.store import Client, Heard, Store
+    from ddpdoctor.exchange.store import Client, Store
     from ddpdoctor.model.launch import Launch
     from ddpdoctor.model.reaching import Connecting
 
@@ -114,15 +114,8 @@ class HostedMeeting(ExitStack):
             self.not_listening = str(error)
             self.server = Server(None, token)
         self.callback(self.server.close)
-
-    @property
-    def port(self) -> int:
-        """The port that it listens on, or 0 if none."""
-        return self.server.port
-
-    def store(self) -> Client:
-        """Return this process's own view of its meeting."""
-        return self.server.values
+        self.port, self.values = self.server.port, self.server.values
+        """The port that it listens on, or 0 if none; and this process's own view of its meeting."""
 
     def serve_over(self, store: Store) -> Forwarder:
         """Also answer requests that arrive through a store. The meeting takes ownership of the store."""
@@ -132,18 +125,14 @@ class HostedMeeting(ExitStack):
         """Also answer requests that arrive through a shared folder."""
         return self._forward(FolderBox(path))
 
-    def heard(self) -> dict[str, Heard]:
-        """Return every member that has beaten, by the name under which it beats."""
-        return self.server.values.heard()
-
     def announce(self, notice: bytes) -> None:
         """Send a few bytes to every member in the answer to its next beat."""
         if len(notice) > MAX_NOTICE_BYTES:
             raise StoreError(f"a notice of {len(notice)} bytes is over the limit of {MAX_NOTICE_BYTES}")
-        self.server.values.notice = notice
+        self.values.notice = notice
 
     def _forward(self, box: MessageBox) -> Forwarder:
-        return self.enter_context(closing(Forwarder(box, self.server.values, self._token).start()))
+        return self.enter_context(closing(Forwarder(box, self.values, self._token).start()))
 
 
 # Nodes: the others

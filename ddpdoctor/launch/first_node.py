@@ -293,8 +293,8 @@ class FirstNode:
         self._error: Exception | None = None
         self._token = placement.token
         self._meeting = HostedMeeting(placement.port, self._token or NO_TOKEN, one_host=placement.one_host)
-        self._meeting.server.values.own_keys = (f"{VERDICT}/", ROSTER)  # else a stranger could stop the job
-        self._conversation = Conversation(self._meeting.store(), self._token)
+        self._meeting.values.own_keys = (f"{VERDICT}/", ROSTER)  # else a stranger could stop the job
+        self._conversation = Conversation(self._meeting.values, self._token)
         self.members = MembersHeard(placement, host)
         self._board = Board()
         self._roster: Any = None
@@ -388,7 +388,7 @@ class FirstNode:
     def _hear(self) -> None:
         while not self._ended.wait(HEAR_EVERY_S):
             try:
-                self.members.hear(self._meeting.heard())
+                self.members.hear(self._meeting.values.heard())
                 waited = time.monotonic() - self._began > self._further_after_s or self._meeting.not_listening
                 if self._folder is not None and waited and not self.members.have_come():
                     folder, self._folder = self._folder, None

@@ -41,15 +41,26 @@ CONTENTS = "replicas/contents"
 
 
 class SharedReplicas:
-    """The shared fingerprints of the current attempt. They have a lock: the session writes, another thread reads."""
+    """The fingerprints of the current attempt, which this node exchanges with the others from ``start`` to ``close``.
+
+    They have a lock: the session writes, another thread reads. After an error that one tries again; watching does not
+    need it.
+    """
 
     def __init__(self, allowed: tuple[str, ...]) -> None:
         """Start without an attempt; ``allowed`` are name patterns of tensors that may differ."""
         self.lock = threading.RLock()
+        self.failure: Exception | None = None
         self._allowed = allowed
         self._index: NodeIndex | None = None
         self._comparer: Comparer | None = None
         self._joint: Joint | None = None
+        self._turn = 0
+        """The number of the last request for contents that this node has answered."""
+        self._sent: RootsReport | None = None
+        self._word: RootsRequest | None = None
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def begin(self, attempt: int) -> NodeIndex:
         """Start an attempt and return its new index. All nodes use the same number for the same attempt."""
@@ -63,19 +74,6 @@ class SharedReplicas:
         self._comparer = comparer
         return self._joint is not None and self._joint.compare(time.monotonic())
 
-    def report(self) -> RootsReport:
-        """Return this node's report to the first node."""
-        with self.lock:
-            return RootsReport(roots=self._index.report() if self._index is not None else ())
-
-    def heed(self, word: RootsRequest) -> None:
-        """Forget the points that the first node has found to be equal everywhere."""
-        with self.lock:
-            streams = self._index.streams if self._index is not None else {}
-            for name, upto in word.settled.items():
-                if name in streams:
-                    streams[name].forget(upto)
-
     def kept(self, names: tuple[str, ...] | None = None) -> NodeStreams:
         """Return the kept points of the named streams, or of all streams that other nodes write too."""
         from ddpdoctor.collect.fingerprint_files import pack_stream
@@ -86,28 +84,6 @@ class SharedReplicas:
                 return NodeStreams()
             chosen = [one for one in index.shared() if names is None or one.name in names]
             return NodeStreams(streams=tuple(pack_stream(one, comparer.found_here(one.key)) for one in chosen))
-
-    def hear(self, member: int, report: RootsReport) -> None:
-        """Record another node's report, on the first node."""
-        with self.lock:
-            from ddpdoctor.collect.fingerprint_nodes import Joint
-
-            if self._joint is None and self._index is not None:
-                self._joint = Joint(self._index, self._allowed)
-            joint = self._joint
-            if joint is not None:
-                joint.hear(member, report.roots, time.monotonic())
-
-    def word(self) -> RootsRequest:
-        """Return the first node's request to all others."""
-        with self.lock:
-            return self._joint.word() if self._joint is not None else RootsRequest()
-
-    def receive(self, member: int, sent: NodeStreams) -> None:
-        """Record the contents that another node sent on request."""
-        with self.lock:
-            if self._joint is not None:
-                self._joint.answered(member, sent)
 
     def results(self) -> tuple[Stream, ...]:
         """Return the results over all nodes so far, on the first node."""
@@ -123,6 +99,83 @@ class SharedReplicas:
             save(folder / attempt_name(POINTS, attempt), self.kept())
         if self._joint is not None:
             save(folder / attempt_name(JOINT, attempt), self._joint.found())
+
+    def start(self, member: FirstNode | OtherNode) -> None:
+        """Start the thread that exchanges them over this node's connection to the others."""
+        self._thread = threading.Thread(target=self._run, args=(member,), name="ddpdoctor-replicas", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread. A call that hangs ends at its own limit; this does not wait for it."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(timeout=CLOSE_LIMIT_S)
+
+    def _run(self, member: FirstNode | OtherNode) -> None:
+        while not self._ended.wait(EVERY_S if self._word is None or not self._word.wanted else SOON_S):
+            try:
+                self.exchange(member)
+            except Exception as error:  # noqa: BLE001 - watching the job continues without the others
+                self.failure = self.failure or error
+
+    def exchange(self, member: FirstNode | OtherNode) -> None:
+        """Send and receive once."""
+        conversation = member.conversation()
+        if conversation is None or member.number is None:
+            return
+        try:
+            if member.is_first:
+                self._hear(conversation, member.members.numbers())
+            else:
+                self._report(conversation, member.number)
+        except StoreError:
+            if not member.is_first:
+                member.reconnect()
+
+    def _report(self, conversation: Conversation, number: int) -> None:
+        """Send the first node this node's report, and what it asks for."""
+        with self.lock:
+            report = RootsReport(roots=self._index.report() if self._index is not None else ())
+        if report != self._sent:
+            conversation.send(f"{ROOTS}/{number}", report)
+            self._sent = report
+        word = find(conversation, RootsRequest, WORD)
+        if word is None:
+            return
+        with self.lock:  # forget the points that the first node has found to be equal everywhere
+            streams = self._index.streams if self._index is not None else {}
+            for name, upto in word.settled.items():
+                if name in streams:
+                    streams[name].forget(upto)
+        if word.turn > self._turn and word.wanted:
+            for name in word.wanted:
+                conversation.send(f"{CONTENTS}/{number}/{word.turn}/{name}", self.kept((name,)))
+            self._turn = word.turn
+
+    def _hear(self, conversation: Conversation, others: list[int]) -> None:
+        """Take in, on the first node, what the others report, and ask them for contents."""
+        from ddpdoctor.collect.fingerprint_nodes import Joint
+
+        for number in others:
+            report = find(conversation, RootsReport, f"{ROOTS}/{number}")
+            if report is not None:
+                with self.lock:
+                    if self._joint is None and self._index is not None:
+                        self._joint = Joint(self._index, self._allowed)
+                    if self._joint is not None:
+                        self._joint.hear(number, report.roots, time.monotonic())
+        with self.lock:
+            word = self._joint.word() if self._joint is not None else RootsRequest()
+        for name in word.wanted:
+            for number in others:
+                with contextlib.suppress(BadRecord):  # a damaged record counts as an empty answer
+                    sent = conversation.take(NodeStreams, f"{CONTENTS}/{number}/{word.turn}/{name}", f"node {number}")
+                    with self.lock:
+                        if sent is not None and self._joint is not None:
+                            self._joint.answered(number, sent)
+        if word != self._word:
+            conversation.send(WORD, word)
+            self._word = word
 
 
 class LiveComparison:
@@ -239,79 +292,3 @@ class LiveComparison:
                 yield
         except Exception as error:  # noqa: BLE001 - the wall around a collector: watching continues without it
             self.failure, self._comparer, self._is_off = error, None, True
-
-
-class ReplicaExchange:
-    """Exchanges fingerprints from ``start`` to ``close``. After an error it tries again; watching does not need it."""
-
-    def __init__(self, shared: SharedReplicas, member: FirstNode | OtherNode) -> None:
-        """Take this node's replicas and its connection to the other nodes."""
-        self.failure: Exception | None = None
-        self._shared, self._member = shared, member
-        self._turn = 0
-        """The number of the last request for contents that this node has answered."""
-        self._sent: RootsReport | None = None
-        self._word: RootsRequest | None = None
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ddpdoctor-replicas", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop the thread. A call that hangs ends at its own limit; this does not wait for it."""
-        self._ended.set()
-        self._thread.join(timeout=CLOSE_LIMIT_S)
-
-    def _run(self) -> None:
-        while not self._ended.wait(EVERY_S if self._word is None or not self._word.wanted else SOON_S):
-            try:
-                self.exchange()
-            except Exception as error:  # noqa: BLE001 - watching the job continues without the others
-                self.failure = self.failure or error
-
-    def exchange(self) -> None:
-        """Send and receive once."""
-        member = self._member
-        conversation = member.conversation()
-        if conversation is None or member.number is None:
-            return
-        try:
-            if member.is_first:
-                self._hear(conversation, member.members.numbers())
-            else:
-                self._report(conversation, member.number)
-        except StoreError:
-            if not member.is_first:
-                member.reconnect()
-
-    def _report(self, conversation: Conversation, number: int) -> None:
-        report = self._shared.report()
-        if report != self._sent:
-            conversation.send(f"{ROOTS}/{number}", report)
-            self._sent = report
-        word = find(conversation, RootsRequest, WORD)
-        if word is None:
-            return
-        self._shared.heed(word)
-        if word.turn > self._turn and word.wanted:
-            for name in word.wanted:
-                conversation.send(f"{CONTENTS}/{number}/{word.turn}/{name}", self._shared.kept((name,)))
-            self._turn = word.turn
-
-    def _hear(self, conversation: Conversation, others: list[int]) -> None:
-        for number in others:
-            report = find(conversation, RootsReport, f"{ROOTS}/{number}")
-            if report is not None:
-                self._shared.hear(number, report)
-        word = self._shared.word()
-        for name in word.wanted:
-            for number in others:
-                with contextlib.suppress(BadRecord):  # a damaged record counts as an empty answer
-                    sent = conversation.take(NodeStreams, f"{CONTENTS}/{number}/{word.turn}/{name}", f"node {number}")
-                    if sent is not None:
-                        self._shared.receive(number, sent)
-        if word != self._word:
-            conversation.send(WORD, word)
-            self._word = word

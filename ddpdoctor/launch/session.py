@@ -16,7 +16,7 @@ from ddpdoctor.exchange.store import wait_until
 from ddpdoctor.launch.attendance import Attendance, Leaving, locked, read_attendance
 from ddpdoctor.launch.hang import NOTHING_FOUND, Examining, has_errors
 from ddpdoctor.launch.placement import Placement, Style, WrapOptions
-from ddpdoctor.launch.replica_exchange import LiveComparison, ReplicaExchange, SharedReplicas
+from ddpdoctor.launch.replica_exchange import LiveComparison, SharedReplicas
 from ddpdoctor.launch.run_folder import choose_folder, copy_back, refuse, write_record_place, write_run_file
 from ddpdoctor.launch.starting import job_mark, start_launcher
 from ddpdoctor.launch.stopping import (
@@ -169,7 +169,6 @@ class Session:
         self.has_reported_crash = False
         self.failure: Exception | None = None
         self.shared = None if options.placement.alone else SharedReplicas(options.allow_different)
-        self.exchange: ReplicaExchange | None = None
         launched_ns = time.monotonic_ns()
         replicas = LiveComparison(self.folder, options.ranks.check_every, options.allow_different, self.shared)
         try:
@@ -230,8 +229,7 @@ class Session:
             nodes = join_nodes(self.options.placement, self.options.report_file.resolve().parent)
             self.examining.nodes = nodes
             if nodes is not None and self.shared is not None:
-                self.exchange = ReplicaExchange(self.shared, nodes)
-                self.exchange.start()
+                self.shared.start(nodes)
         with self._job_goes_first():
             try:
                 self.judge = self.load_judge()
@@ -448,8 +446,8 @@ class Session:
     def _close_record(self, status: int) -> None:
         self.watch.follow(at_once=True)
         self.watch.evidence.release()
-        if self.exchange is not None:
-            self.exchange.close()  # from here on nothing is forgotten, because all nodes' files are compared
+        if self.shared is not None:
+            self.shared.close()  # from here on nothing is forgotten, because all nodes' files are compared
         self.watch.replicas.close()
         if self.hang is None:
             self.watch.evidence.forget_kept()

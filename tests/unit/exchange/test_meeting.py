@@ -81,7 +81,7 @@ def ways(meeting, tmp_path):
 @pytest.mark.parametrize("name", ["own port", "store", "folder"])
 def test_values_and_counters_by_every_way(meeting, ways, name):
     found = find_meeting([ways[name]], TOKEN, LIMIT_S)
-    own, store = meeting.store(), found.store
+    own, store = meeting.values, found.store
     store.set("a", b"\0\xff" * 100_000)
 
     assert (found.way, found.tried) == (name, ())
@@ -173,12 +173,12 @@ def test_a_port_that_is_taken_leaves_the_other_ways(meeting, tmp_path):
         assert hosted.port == 0
         hosted.serve_folder(tmp_path)
         assert open_meeting(Folder(tmp_path), TOKEN, LIMIT_S).add("n", 1) == 1
-        assert hosted.store().add("n", 0) == 1
+        assert hosted.values.add("n", 0) == 1
 
 
 def test_a_meeting_that_has_closed_says_so(tmp_path):
     with HostedMeeting(None, TOKEN) as hosted:
-        own = hosted.store()
+        own = hosted.values
         hosted.serve_folder(tmp_path)
         by_folder = open_meeting(Folder(tmp_path), TOKEN, LIMIT_S)
     with pytest.raises(StoreError):
@@ -193,7 +193,7 @@ def test_who_does_not_hold_the_token_gets_in_by_no_way(meeting, ways):
         find_meeting([*ways.values()], b"another", BRIEFLY_S)
     assert all("has another token" in tried.words for tried in reported.value.tried)
     assert meeting.server.strangers >= 1
-    assert meeting.heard() == {}
+    assert meeting.values.heard() == {}
 
 
 def test_a_folder_that_another_run_has_left_behind_is_no_meeting(tmp_path):
@@ -378,14 +378,14 @@ def test_a_message_that_is_seen_and_left_again_counts_once(hosted, shelf):
         ticket = shelf.add("tickets", 1)
         shelf.set(f"slot/{ticket % SLOTS}", ticket.to_bytes(8, "big") + message[8:])
     assert client.add("n", 1) == 2
-    assert hosted.store().add("n", 0) == 2
+    assert hosted.values.add("n", 0) == 2
 
 
 def test_a_message_that_is_left_again_for_want_of_an_answer_counts_once(shelf):
     """The answer was lost, not the question."""
     with HostedMeeting(None, TOKEN) as hosted:
         inbox = StoreBox(shelf)
-        forwarder = Forwarder(inbox, hosted.store(), TOKEN).start()
+        forwarder = Forwarder(inbox, hosted.values, TOKEN).start()
         assert wait_until(lambda: shelf.get("meeting") is not None, LIMIT_S)
         outbox, key = StoreBox(shelf), StoreBox(shelf).meeting()
         message = Message(LINE, 1, add_one()).seal(b"client", key, TOKEN)
@@ -393,7 +393,7 @@ def test_a_message_that_is_left_again_for_want_of_an_answer_counts_once(shelf):
         outbox.post(LINE, message)
         assert wait_until(lambda: inbox.next_ticket == 3, LIMIT_S)
         forwarder.close()
-        assert hosted.store().add("n", 0) == 1
+        assert hosted.values.add("n", 0) == 1
     assert Message.unseal(outbox.answer(LINE), b"server", key, TOKEN).text[1:] == b"1"
 
 
@@ -561,4 +561,4 @@ def test_a_message_half_written_is_read_again_when_it_is_whole(tmp_path):
         threading.Event().wait(0.05)
         outbox.post(LINE, message)
         assert wait_until(lambda: whole.setdefault("answer", outbox.answer(LINE)) or whole.clear(), LIMIT_S)
-        assert hosted.store().add("n", 0) == 1
+        assert hosted.values.add("n", 0) == 1

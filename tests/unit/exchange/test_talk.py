@@ -213,7 +213,7 @@ def test_who_says_goodbye_stays_until_it_was_heard(talk):
 
 def test_a_goodbye_that_was_heard_counts_though_the_server_has_ended(hosted, monkeypatch):
     """It ends as soon as the goodbye was read there."""
-    store = hosted.store()
+    store = hosted.values
     Conversation(store, TOKEN).say_goodbye(Said(text="bye"), lambda: 0, 0)
 
     def get(key, get=store.get):
@@ -229,7 +229,7 @@ def test_a_goodbye_that_was_heard_counts_though_the_server_has_ended(hosted, mon
 
 
 def test_a_server_that_ends_before_the_goodbye_is_lost(hosted):
-    talk = Conversation(hosted.store(), TOKEN)
+    talk = Conversation(hosted.values, TOKEN)
     hosted.__exit__(None, None, None)
     with pytest.raises(StoreError):
         talk.hear_goodbye(Said, 5)
@@ -300,7 +300,7 @@ def beats(connect, member, **options):
 
 
 def heard(hosted, member):
-    return hosted.heard().get(member)
+    return hosted.values.heard().get(member)
 
 
 def test_a_member_is_heard_with_what_it_says_hears_the_notice_and_is_not_lost_if_it_leaves(hosted):
@@ -337,7 +337,7 @@ def test_a_member_is_lost_with_its_last_connection_and_comes_again(hosted):
     with contextlib.closing(opener(hosted)(LIMIT_S)) as again:
         again.beat("3")
         assert heard(hosted, "3").broken_ns is None
-    assert hosted.heard().keys() == {"3"}
+    assert hosted.values.heard().keys() == {"3"}
 
 
 def test_a_member_comes_again_by_itself_where_its_connection_broke(hosted):
@@ -394,7 +394,7 @@ def test_what_is_over_the_limit_is_refused_and_the_connection_lives(hosted):
         client.leave("3", bytes(MAX_SAID_BYTES + 1))
     with pytest.raises(StoreError, match="over the limit"):
         hosted.announce(bytes(MAX_NOTICE_BYTES + 1))
-    assert hosted.heard() == {}
+    assert hosted.values.heard() == {}
     assert client.beat("3") == b""
 
 

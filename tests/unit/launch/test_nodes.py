@@ -28,7 +28,7 @@ from ddpdoctor.launch.node_messages import pack_folder
 from ddpdoctor.launch.other_node import OtherNode
 from ddpdoctor.launch.placement import MOST_ADDRESSES, Placement, Style, own_addresses
 from ddpdoctor.launch.progress import Followed, NodeProgress
-from ddpdoctor.launch.replica_exchange import CONTENTS, ROOTS, WORD, LiveComparison, ReplicaExchange, SharedReplicas
+from ddpdoctor.launch.replica_exchange import CONTENTS, ROOTS, WORD, LiveComparison, SharedReplicas
 from ddpdoctor.launch.watch import JobWatch
 from ddpdoctor.model.consistency import Consistency, RootsReport
 from ddpdoctor.model.facts import Run, attempt_name
@@ -470,7 +470,7 @@ class Node:
         self.shared = SharedReplicas(())
         self.replicas = LiveComparison(self.folder, 1, (), self.shared)
         others = tuple(range(1, world)) if number == 0 else ()
-        self.exchange = ReplicaExchange(self.shared, member_of(number, hosting.store(), others))
+        self.member = member_of(number, hosting.values, others)
 
     def write(self, number: int, content: str) -> None:
         self.rank.write(number, content)
@@ -492,7 +492,7 @@ def nodes(tmp_path: Path) -> Iterator[list[Node]]:
 
 
 def store_of(node: Node) -> Client:
-    conversation = node.exchange._member.conversation()
+    conversation = node.member.conversation()
     assert conversation is not None
     return conversation.store
 
@@ -500,7 +500,7 @@ def store_of(node: Node) -> Client:
 def turn(nodes: list[Node]) -> None:
     """Let each tell and hear twice: once for roots, once for what was asked then."""
     for node in (*reversed(nodes), *reversed(nodes), *reversed(nodes)):
-        node.exchange.exchange()
+        node.shared.exchange(node.member)
         node.follow()
 
 
@@ -549,7 +549,7 @@ def test_attempts_with_other_numbers_are_not_held_against_each_other(nodes: list
     second.rank.write(1, "b")
     second.follow(1, meeting=1)
     for node in (second, first, second, first):
-        node.exchange.exchange()
+        node.shared.exchange(node.member)
     first.follow(1, meeting=2)
     assert not first.replicas.has_news
 
@@ -572,28 +572,28 @@ def test_what_others_send_amiss_ends_nothing(nodes: list[Node]) -> None:
     (name,) = (stream.name for stream in second.shared.kept().streams)
     for key in (f"{ROOTS}/1", WORD, f"{CONTENTS}/1/1/{name}"):
         client.set(key, b"junk")
-    first.exchange.exchange()
-    second.exchange.exchange()
+    first.shared.exchange(first.member)
+    second.shared.exchange(second.member)
     Conversation(client, b"another secret").send(f"{ROOTS}/1", RootsReport(roots=()))
-    first.exchange.exchange()
+    first.shared.exchange(first.member)
     turn(nodes)
     first.follow()
     assert not first.replicas.has_news
-    assert (first.exchange.failure, first.replicas.failure) == (None, None)
+    assert (first.shared.failure, first.replicas.failure) == (None, None)
 
 
 def test_a_connection_that_was_lost_is_opened_again_and_a_member_that_is_alone_says_nothing() -> None:
-    alone = ReplicaExchange(SharedReplicas(()), member_of(1, None))
-    alone.exchange()
-    alone.start()
+    alone, without = SharedReplicas(()), member_of(1, None)
+    alone.exchange(without)
+    alone.start(without)
     alone.close()
     assert alone.failure is None
     with HostedMeeting(0, TOKEN, one_host=True) as hosting:
-        client = hosting.store()
+        client = hosting.values
         member = member_of(1, client)
-        exchange = ReplicaExchange(SharedReplicas(()), member)
-        exchange.exchange()
+        shared = SharedReplicas(())
+        shared.exchange(member)
         assert member.lost == 0
         client.close()
-    exchange.exchange()
-    assert (member.lost, exchange.failure) == (1, None)
+    shared.exchange(member)
+    assert (member.lost, shared.failure) == (1, None)
