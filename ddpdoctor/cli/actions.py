@@ -190,37 +190,30 @@ WRITERS: Mapping[str, Callable[[Mapping[str, str], Entry], None]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActionOptions:
-    """What the user wants to be done with a verdict."""
+@dataclass(slots=True, kw_only=True)
+class Actor:
+    """Acts once on each verdict of a job."""
 
     on_finding: str | None = None
     """A command for the shell."""
     webhook: str | None = None
     webhook_format: WebhookFormat = "json"
     exclude_file: Path | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class Actor:
-    """Acts once on each verdict of a job."""
-
-    options: ActionOptions
     _threads: dict[tuple[str, tuple[int, ...]], threading.Thread] = field(default_factory=dict)
 
     def act(self, report: Report, file: Path) -> None:
         """Start what is wanted for the verdict of a report, which is saved in ``file``. Returns at once."""
-        verdict, wanted = report.verdict, self.options
+        verdict = report.verdict
         key = (verdict.code, verdict.ranks) if verdict is not None else ("", ())
         if verdict is None or key in self._threads:
             return
         actions: list[Callable[[], str]] = []
-        if (excluded := wanted.exclude_file) is not None:
+        if (excluded := self.exclude_file) is not None:
             actions.append(lambda: exclude_hosts(excluded, report, file))
-        if command := wanted.on_finding:
+        if command := self.on_finding:
             actions.append(lambda: run_command(command, report, verdict, file))
-        if url := wanted.webhook:
-            actions.append(lambda: call_webhook(url, wanted.webhook_format, report, file))
+        if url := self.webhook:
+            actions.append(lambda: call_webhook(url, self.webhook_format, report, file))
         if actions:
             self._threads[key] = threading.Thread(target=_run, args=(actions,), daemon=True)
             self._threads[key].start()

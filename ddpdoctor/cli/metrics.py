@@ -128,25 +128,14 @@ class OtlpSender:
         return [Observation(one.value, dict(one.labels)) for one in self._samples if one.metric is metric]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricOptions:
-    """Where metrics go."""
-
-    metrics_file: Path | None = None
-    metrics_every_s: float = 15.0
-    """In seconds."""
-    otlp: bool = False
-
-
-def check_metrics(options: MetricOptions, env: Mapping[str, str]) -> None:
+def check_metrics(path: Path | None, env: Mapping[str, str], *, otlp: bool) -> None:
     """Raise ``UserError`` if the file cannot be written, or if metrics cannot be sent."""
-    path = options.metrics_file
     if path is not None:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise UserError(f"--metrics-file {path} is no regular file", help="Choose another file.")
         check_writable(path, "--metrics-file")
         check_writable(path.with_name(path.name + ".part"), "--metrics-file")
-    if options.otlp:
+    if otlp:
         check_otlp(env)
 
 
@@ -159,8 +148,10 @@ def file_of(path: Path, report_file: Path) -> Path:
 class MetricExport:
     """Exports the metrics of one job."""
 
-    options: MetricOptions
     job: WrapOptions
+    metrics_file: Path | None = None
+    metrics_every_s: float = 15.0
+    otlp: bool = False
     end_limit_s: float = END_LIMIT_S
     _folder: Path | None = None
     _report: Report | None = None
@@ -170,7 +161,7 @@ class MetricExport:
 
     def start(self, folder: Path) -> None:
         """Begin to export what is recorded in a folder. Returns at once."""
-        if self.options.metrics_file is None and not self.options.otlp:
+        if self.metrics_file is None and not self.otlp:
             return
         self._folder = folder
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -187,15 +178,15 @@ class MetricExport:
             self._say("report", f"the last metrics lack the end of the job: {error}")
         self._ended.set()
         self._thread.join(self.end_limit_s)
-        if self._thread.is_alive() and self.options.metrics_file is not None:
+        if self._thread.is_alive() and self.metrics_file is not None:
             self._export({"file": self._write})  # a collector that does not answer must not cost the file its end
 
     def _run(self) -> None:
         sends: dict[str, Send] = {}
         try:
-            if self.options.metrics_file is not None:
+            if self.metrics_file is not None:
                 sends["file"] = self._write
-            if self.options.otlp:
+            if self.otlp:
                 sends["otlp"] = OtlpSender(socket.gethostname(), __version__).send
         except Exception as error:  # noqa: BLE001 - metrics must not cost the job or its report
             self._say("", f"no metrics: {type(error).__name__}: {error}")
@@ -205,7 +196,7 @@ class MetricExport:
             is_last = self._ended.is_set()
             took_s = self._export(sends)
             if not is_last:
-                self._ended.wait(max(self.options.metrics_every_s, took_s * LEAST_PAUSE))
+                self._ended.wait(max(self.metrics_every_s, took_s * LEAST_PAUSE))
 
     def _export(self, sends: dict[str, Send]) -> float:
         """Export once. Return the seconds of CPU time that reading took."""
@@ -238,8 +229,8 @@ class MetricExport:
     def _write(self, samples: tuple[Sample, ...]) -> str:
         from ddpdoctor.report.formats import render_metrics
 
-        assert self.options.metrics_file is not None
-        path = file_of(self.options.metrics_file, self.job.report_file)
+        assert self.metrics_file is not None
+        path = file_of(self.metrics_file, self.job.report_file)
         try:
             write_whole(path, render_metrics(samples), mode=READABLE)
         except OSError as error:

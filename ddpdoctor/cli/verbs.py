@@ -251,7 +251,8 @@ def _callback(module: Any, declared: Iterable[Declared]) -> Callable[..., None]:
     def call(ctx: typer.Context, **values: Any) -> None:
         # A missing value or None means the default.
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-        values["split"] = ctx.meta.get(SPLIT)
+        if SPLIT in ctx.meta:
+            values["split"] = ctx.meta[SPLIT]
         options = module.Options(**{name: value for name, value in values.items() if value is not None})
         ctx.obj.append((module.run, options))
 

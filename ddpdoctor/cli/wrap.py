@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from ddpdoctor.cli.actions import ActionOptions, Actor, WebhookFormat, check_webhook, status_of_verdict
-from ddpdoctor.cli.metrics import MetricExport, MetricOptions, check_metrics
+from ddpdoctor.cli.actions import Actor, WebhookFormat, check_webhook, status_of_verdict
+from ddpdoctor.cli.metrics import MetricExport, check_metrics
 from ddpdoctor.cli.options import (
     ACTIONS,
     ALLOW_DIFFERENT,
@@ -122,8 +122,9 @@ def run(options: Options) -> int:
     prepared = prepare(options, os.environ, outer)
     if outer is not None:
         run_under_outer(prepared)
-    actor = Actor(options=settings_of(options, ActionOptions))
-    export = MetricExport(options=_metric_options(options), job=prepared)
+    actor = settings_of(options, Actor)
+    every_s = parse_duration(options.metrics_every, "--metrics-every")
+    export = settings_of(options, MetricExport, job=prepared, metrics_every_s=every_s)
     outcome = run_and_show(prepared, act=actor.act, started=export.start)
     status = outcome.exit_status
 
@@ -157,7 +158,8 @@ def prepare(
         check_webhook(options.webhook)
     if options.exclude_file is not None:
         check_writable(options.exclude_file, "--exclude-file")
-    check_metrics(_metric_options(options), env)
+    parse_duration(options.metrics_every, "--metrics-every")
+    check_metrics(options.metrics_file, env, otlp=options.otlp)
     command = command or tuple(sys.argv)
     split = options.split
     if not split.is_command:  # torchrun's flags have variables; it complains itself about one that is no number
@@ -213,11 +215,6 @@ def prepare(
         nproc_note=note,
         command=command,
     )
-
-
-def _metric_options(options: Options) -> MetricOptions:
-    every_s = parse_duration(options.metrics_every, "--metrics-every")
-    return settings_of(options, MetricOptions, metrics_every_s=every_s)
 
 
 def _check_source(split: SplitCommand, env: Mapping[str, str]) -> bytes | None:

@@ -24,7 +24,7 @@ from ddpdoctor.cli.actions import (
     run_command,
     status_of_verdict,
 )
-from ddpdoctor.cli.metrics import MetricExport, MetricOptions, OtlpSender, check_metrics, file_of
+from ddpdoctor.cli.metrics import MetricExport, OtlpSender, check_metrics, file_of
 from ddpdoctor.collect.proc import read_process
 from ddpdoctor.diagnose.live import JobLabels, read_samples
 from ddpdoctor.launch.run_folder import write_run_file
@@ -70,7 +70,7 @@ test_words = words(
     __name__,
     hosts_to_exclude=lambda changes: hosts_to_exclude(blamed(**changes)),
     status_of_verdict=lambda row: status_of_verdict(blamed(origin=row[0], severity=Severity(row[1])), row[2]),
-    check_webhook=checked_webhook, check_metrics=partial(check_metrics, MetricOptions(otlp=True)),
+    check_webhook=checked_webhook, check_metrics=partial(check_metrics, None, otlp=True),
 )  # fmt: skip
 
 
@@ -322,7 +322,7 @@ def test_a_redirect_is_no_success(monkeypatch):
 def test_a_pipe_is_refused_because_it_would_be_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UserError, match="no regular file"):
-        check_metrics(MetricOptions(metrics_file=tmp_path / "pipe"), {})
+        check_metrics(tmp_path / "pipe", {}, otlp=False)
 
 
 def test_a_collector_that_never_answers_does_not_cost_the_file_its_end(tmp_path, monkeypatch):
@@ -331,7 +331,7 @@ def test_a_collector_that_never_answers_does_not_cost_the_file_its_end(tmp_path,
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
-        export = MetricExport(options=MetricOptions(metrics_file=file, otlp=True), job=job, end_limit_s=0.1)
+        export = MetricExport(metrics_file=file, otlp=True, job=job, end_limit_s=0.1)
         export.start(tmp_path)
         with silent.accept()[0]:
             assert value(read(file), "job_status", status="running") == 1
