@@ -7,7 +7,6 @@ import os
 import socket
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.attach.find import choose_job, find_jobs
@@ -19,6 +18,7 @@ from ddpdoctor.recorder.storage.files import make_folder, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from ddpdoctor.attach.look import JobLook
     from ddpdoctor.model.attached import AskedNodes
@@ -30,17 +30,6 @@ NODES = "nodes.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """Which job to look at, and where to save what was seen."""
-
-    pid: int | None = None
-    job: str | None = None
-    output: Path = Path()
-    """The folder in which a new one is made."""
-    gap_s: float = GAP_S
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
     """Where everything was saved, and what was seen in short."""
 
@@ -48,25 +37,31 @@ class Attached:
     job: AttachedJob
 
 
-def attach(options: Options, pause: Callable[[float], None] = time.sleep) -> Attached:
-    """Look at a running job twice and save what was seen. Raises UserError if there is no job, or not one only."""
-    job = choose_job(find_jobs(), options.pid, options.job)
+def attach(
+    output: Path, pid: int | None = None, job: str | None = None, *, gap_s: float = GAP_S,
+    pause: Callable[[float], None] = time.sleep,
+) -> Attached:  # fmt: skip
+    """Look twice at the running job with this process or name, and save what was seen in a new folder in ``output``.
+
+    Raises UserError if there is no such job, or not one only.
+    """
+    chosen = choose_job(find_jobs(), pid, job)
     began_ns = time.time_ns()
-    folder = make_attach_folder(options.output, began_ns)
-    first = look_at(job, 1)
+    folder = make_attach_folder(output, began_ns)
+    first = look_at(chosen, 1)
     files = save_look(folder, first)
-    pause(options.gap_s)
-    second = look_at(job, 2, first.store)
+    pause(gap_s)
+    second = look_at(chosen, 2, first.store)
     files += save_look(folder, second)
     movements = compare_looks(first, second)
     seen = AttachedJob(
         host=socket.gethostname(),
         wall_ns=began_ns,
-        job=job.identity,
-        world_size=job.world_size,
-        ranks=job.ranks,
+        job=chosen.identity,
+        world_size=chosen.world_size,
+        ranks=chosen.ranks,
         looks=2,
-        gap_s=options.gap_s,
+        gap_s=gap_s,
         movement=of_job(movements),
         movements=movements,
         refused=tuple(dict.fromkeys((*first.refused, *second.refused))),

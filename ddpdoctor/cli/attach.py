@@ -6,12 +6,9 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from ddpdoctor.cli.options import HTML, NODES, Option, ReportOptions, settings_of
-
-if TYPE_CHECKING:
-    from ddpdoctor.attach.session import Attached
 
 STDOUT = Path("-")
 
@@ -44,6 +41,7 @@ class Options(ReportOptions):
 
 def run(options: Options) -> int:
     """Look at a running job, judge it, and return the exit status. Raises ``UserError``."""
+    from ddpdoctor.attach.session import attach
     from ddpdoctor.cli.output import Outputs, check_outputs, deliver_check, say
     from ddpdoctor.diagnose.evidence import analyze
     from ddpdoctor.diagnose.job import use_own_records
@@ -56,13 +54,14 @@ def run(options: Options) -> int:
         if options.folder == STDOUT:
             from ddpdoctor.attach.remote import send_look
 
-            return send_look(lambda folder: _look_here(options, folder).folder, sys.stdout.buffer)
-        print(_look_here(options, options.folder).folder)
+            return send_look(lambda folder: attach(folder, options.pid, options.job).folder, sys.stdout.buffer)
+        print(attach(options.folder, options.pid, options.job).folder)
         return ExitStatus.OK
     outputs = settings_of(options, Outputs)
     check_outputs(outputs)
     started_at = now()
-    here = _look_here(options, options.folder) if options.slurm is None and options.kubectl is None else None
+    is_here = options.slurm is None and options.kubectl is None
+    here = attach(options.folder, options.pid, options.job) if is_here else None
     folder = here.folder if here is not None else _look_elsewhere(options)
     say(sys.stderr, f"the evidence is in {folder}")
     report = analyze([str(folder)], tuple(sys.argv), started_at, verb="attach")
@@ -99,10 +98,3 @@ def _look_elsewhere(options: Options) -> Path:
 
     pods = Pods(selector=options.kubectl or "", namespace=options.namespace, container=options.container)
     return attach_kubectl(pods, options.folder, options.python or "python", options.job, tell)
-
-
-def _look_here(options: Options, folder: Path) -> Attached:
-    from ddpdoctor.attach.session import Options as Wanted
-    from ddpdoctor.attach.session import attach
-
-    return attach(Wanted(pid=options.pid, job=options.job, output=folder))

@@ -331,7 +331,7 @@ def attached(mode: str, ranks: int) -> Iterator[tuple[Path, Callable[[], tuple[i
 
         def look() -> tuple[int, int]:
             began = time.monotonic_ns()
-            session.attach(session.Options(pid=process.pid, output=folder))
+            session.attach(folder, process.pid)
             return began, time.monotonic_ns()
 
         try:

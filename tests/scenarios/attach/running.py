@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddpdoctor.attach.session import Attached, Options, attach
+from ddpdoctor.attach.session import Attached, attach
 from ddpdoctor.collect.proc import descendants, read_processes, read_status
 from ddpdoctor.model.attached import RankLook
 from ddpdoctor.model.codec import decode
@@ -26,9 +26,8 @@ from ddpdoctor.attach import session
 from ddpdoctor.model.errors import UserError
 import ipaddress, os, pwd, ddpdoctor.model.words, ddpdoctor.model.launch
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
-options = session.Options(pid={pid}, output=pathlib.Path({output!r}), gap_s={gap_s})
 try:
-    print(session.attach(options).folder)
+    print(session.attach(pathlib.Path({output!r}), {pid}, gap_s={gap_s}).folder)
 except UserError as error:
     print(error.status, error.message)
     print(error.help)
@@ -49,7 +48,7 @@ class Job:
 
     def attach(self, output: Path, **options: Any) -> Attached:
         """Look at this job and at no other of this machine."""
-        return attach(Options(**{"pid": self.pids[0], "output": output, "gap_s": GAP_S, **options}))
+        return attach(output, **{"pid": self.pids[0], "gap_s": GAP_S, **options})
 
     def attach_as_nobody(self, output: Path) -> str:
         """Look at this job from a Python that becomes another user. Return the folder, or what is wrong."""

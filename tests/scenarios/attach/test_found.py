@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from ddpdoctor.attach.find import choose_job, find_jobs
-from ddpdoctor.attach.session import Options, attach
+from ddpdoctor.attach.session import attach
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
 from tests.scenarios.attach.running import looks, running
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("preloaded_python")
 
 def refusal(**options):
     with pytest.raises(UserError) as raised:
-        attach(Options(**options))
+        attach(**options)
     assert raised.value.status == ExitStatus.WRONG_USE
     return raised.value
 
@@ -26,7 +26,7 @@ def refusal(**options):
 def test_of_several_jobs_one_must_be_named(tmp_path):
     with running("plain", tmp_path / "one") as one, running("plain", tmp_path / "two") as two:
         told = refusal(output=tmp_path)
-        seen = attach(Options(job=f"127.0.0.1:{two.port}", output=tmp_path, gap_s=0.1))
+        seen = attach(tmp_path, job=f"127.0.0.1:{two.port}", gap_s=0.1)
         of_launcher = choose_job(find_jobs(), pid=one.processes[0].pid)
         wrong = refusal(output=tmp_path, job="another")
         assert one.ends_well()
