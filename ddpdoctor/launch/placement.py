@@ -99,15 +99,12 @@ class SlurmStep:
     place: SlurmTask
     nodes: int
     node: int
-    local_task: int
     local_tasks: int | None
     """The step's tasks on this node, or None if Slurm does not say."""
     hosts: tuple[str, ...]
     """The nodes' hosts, in Slurm's order; empty if the list cannot be read."""
     task_hosts: tuple[str, ...]
     """The host of each task; empty if unknown, for example with a cyclic distribution."""
-    restarts: int
-    """How often the job was requeued."""
     master: str
     """The MASTER_ADDR that the job's script set for the store; empty if unset, or loopback with several nodes."""
     master_port: int | None
@@ -178,11 +175,9 @@ def read_step(env: Mapping[str, str]) -> SlurmStep | None:
         place=place,
         nodes=nodes,
         node=node,
-        local_task=number(env, "SLURM_LOCALID") or 0,
         local_tasks=counts[node] if node < len(counts) else None,
         hosts=hosts,
         task_hosts=task_hosts,
-        restarts=number(env, "SLURM_RESTART_COUNT") or 0,
         master="" if nodes > 1 and is_loopback(master) else master,
         master_port=number(env, "MASTER_PORT"),
     )
@@ -330,7 +325,8 @@ def _node_task(placed: Placement, torchrun: TorchrunSettings, step: SlurmStep) -
         added += [] if torchrun.is_c10d else ["--rdzv-backend=c10d"]
         if not text("--rdzv-id"):
             # A late process from before a requeue must not join.
-            added.append(f"--rdzv-id=slurm-{step.place.name}-{step.restarts}")
+            restarts = number(torchrun.env, "SLURM_RESTART_COUNT") or 0
+            added.append(f"--rdzv-id=slurm-{step.place.name}-{restarts}")
         if not text("--rdzv-endpoint"):
             added.append(f"--rdzv-endpoint={host}:{port}")
             # torch decides by host name who serves the store, but Slurm's node name may differ from it.
@@ -363,7 +359,7 @@ def _rank_variables(step: SlurmStep, env: Mapping[str, str]) -> tuple[tuple[str,
     variables = [
         ("RANK", rank if chosen else step.place.task),
         ("WORLD_SIZE", step.place.tasks),
-        ("LOCAL_RANK", step.local_task),
+        ("LOCAL_RANK", number(env, "SLURM_LOCALID") or 0),
         ("NODE_RANK", step.node),
         ("MASTER_ADDR", host),
         ("MASTER_PORT", port),

@@ -81,7 +81,7 @@ def make_default_dir(script: str, *, is_module: bool, now: datetime, label: str 
     """
     base = f"{now:%Y%m%d-%H%M%S}-{name_stem(script, is_module=is_module)}{f'-node-{label}' if label else ''}"
     try:
-        _make_parent()
+        PARENT.mkdir(mode=PRIVATE, exist_ok=True)
         path = _make_new(PARENT / (base if number == 1 else f"{base}-{number}") for number in itertools.count(1))
         _check_parent(path)
     except OSError as error:
@@ -124,7 +124,7 @@ def make_private(path: Path) -> None:
     try:
         is_new = not path.exists()
         if path.parent == PARENT:
-            _make_parent()
+            PARENT.mkdir(mode=PRIVATE, exist_ok=True)
         if path.is_symlink():
             raise UserError(f"the report folder {path} is a link to {path.readlink()}", help=_HELP)
         path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
@@ -163,10 +163,6 @@ def make_report_dir(path: Path) -> Path:
     if filled or any((path / name).exists() for name in RUN_FILES):
         raise UserError(f"the report folder {path} already holds another run", help=_HELP)
     return path
-
-
-def _make_parent() -> None:
-    PARENT.mkdir(mode=PRIVATE, exist_ok=True)
 
 
 def _check_parent(made: Path) -> None:
