@@ -17,7 +17,7 @@ from typing import Any, Set
 from . import hooks
 from .state import AGENT_VARIABLE, MASTER_VARIABLE, guarded, here
 from .storage import ring_layout
-from .storage.files import open_plain
+from .storage.files import open_plain, write_at_once
 from .wrappers import around, wraps
 
 PAUSE_S = 1.2
@@ -44,12 +44,7 @@ class Log:
 
     def write(self, **entry: Any) -> None:
         """Append one line in one write."""
-        text = json.dumps(dict(entry, at=time.monotonic_ns(), attempt=self.attempt)) + "\n"
-        fd = open_plain(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        try:
-            os.write(fd, text.encode())
-        finally:
-            os.close(fd)
+        write_at_once(self.path, json.dumps(dict(entry, at=time.monotonic_ns(), attempt=self.attempt)) + "\n")
 
 
 _log = Log(here.folder)

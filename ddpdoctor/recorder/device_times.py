@@ -119,7 +119,7 @@ class GpuClock:
         if self.model is not None and ended.number % STEPS_ONE_IN == 0:
             if len(self.pending) >= MAX_PENDING:
                 self._drop(self.pending.pop(0))
-            self.current, clock.on_phase = MeasuredStep(), phase_begins
+            self.current, clock.on_phase = MeasuredStep(), guarded("device steps")(self.mark)
             self.mark(ring_layout.BEFORE)
 
     def read(self) -> None:
@@ -181,12 +181,6 @@ def _packed(columns: Dict[str, Any]) -> str:
 
 
 measured = GpuClock()
-
-
-@guarded("device steps")
-def phase_begins(phase: int) -> None:
-    """Note that the main thread begins a phase of its step."""
-    measured.mark(phase)
 
 
 FIRST_REDUCTION = 4

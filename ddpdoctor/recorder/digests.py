@@ -105,12 +105,10 @@ def shapes_of(value: Any) -> List[Tuple[Tuple[int, ...], int]]:
 
 def _items(value: Any) -> List[Any]:
     """Return the first items of a container of a type that collating makes; empty for any other type."""
-    if isinstance(value, dict):
-        return list(islice(dict.values(value), MAX_ITEMS))
-    if isinstance(value, tuple):
-        return list(islice(tuple.__iter__(value), MAX_ITEMS))
-    if isinstance(value, list):
-        return list(islice(list.__iter__(value), MAX_ITEMS))
+    readers: Any = ((dict, dict.values), (tuple, tuple.__iter__), (list, list.__iter__))
+    for kind, items_of in readers:
+        if isinstance(value, kind):
+            return list(islice(items_of(value), MAX_ITEMS))
     if any(kind.__name__ == "UserDict" for kind in type(value).__mro__):  # transformers.BatchEncoding
         return _items(attributes(value).get("data"))
     return []
@@ -134,7 +132,11 @@ def leaf_of(value: Any) -> Optional[Leaf]:
         return _tensor(torch, value)
     numpy = sys.modules.get("numpy")
     if numpy is not None and kind is getattr(numpy, "ndarray", None):
-        return _array(value)
+        if value.dtype.hasobject or not value.flags.c_contiguous or not value.nbytes:
+            return None
+        view = memoryview(value.reshape(-1).view("u1"))
+        shape, item, size = tuple(value.shape), int(value.itemsize), int(value.nbytes)
+        return Leaf(shape, item, size, lambda at, length: bytes(view[at : at + length]))
     if kind in (str, bytes):
         return _scalars([value])
     if kind in (list, tuple) and value and all(type(item) in SCALARS for item in value[:MAX_ITEMS]):
@@ -158,15 +160,6 @@ def _tensor(torch: Any, tensor: Any) -> Optional[Leaf]:
         return ctypes.string_at(address + at, length)
 
     return Leaf(shape, item, size, read)
-
-
-def _array(array: Any) -> Optional[Leaf]:
-    if array.dtype.hasobject or not array.flags.c_contiguous or not array.nbytes:
-        return None
-    view = memoryview(array.reshape(-1).view("u1"))
-    return Leaf(
-        tuple(array.shape), int(array.itemsize), int(array.nbytes), lambda at, size: bytes(view[at : at + size])
-    )
 
 
 def _scalars(values: Any) -> Leaf:

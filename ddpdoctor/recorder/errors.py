@@ -263,11 +263,7 @@ def _handled_signal(frame: Any) -> str:
     for one in module.Signals if module is not None else ():
         handler = module.getsignal(one)
         names[id(getattr(getattr(handler, "__func__", handler), "__code__", handler))] = one.name
-    while frame is not None:
-        if id(frame.f_code) in names:
-            return str(names[id(frame.f_code)])
-        frame = frame.f_back
-    return ""
+    return next((str(names[id(one.f_code)]) for one in frames.outward(frame) if id(one.f_code) in names), "")
 
 
 def _watch_threads(threading: Any) -> None:

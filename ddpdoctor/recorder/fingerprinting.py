@@ -434,26 +434,18 @@ def model_values(replica: Replica, named: List[Tuple[str, Any]], optimizers: Lis
 
 
 def optimizer_values(optimizer: Any) -> Values:
-    """Return the values of an optimizer that is making its step now."""
-    return {
-        "optimizer": type(optimizer).__name__,
-        "settings": settings_of(optimizer.param_groups),
-        "scale": _scale(sys._getframe(1)),
-    }
+    """Return the values of an optimizer that is making its step now.
 
-
-def settings_of(param_groups: List[Dict[str, Any]]) -> List[List[str]]:
-    """Return the hyperparameters of an optimizer by name. Those of later parameter groups have the number as a prefix.
-
-    A later group lists only its learning rate and what differs from the first group.
+    A hyperparameter of a later parameter group has the group's number as a prefix. Such a group has only its learning
+    rate, and what differs from the first group.
     """
-    first = _plain_settings(param_groups[0])
+    first = _plain_settings(optimizer.param_groups[0])
     found = [[key, value] for key, value in first.items()]
-    for number, group in enumerate(param_groups[1:], 1):
+    for number, group in enumerate(optimizer.param_groups[1:], 1):
         for key, value in _plain_settings(group).items():
             if key == "lr" or first.get(key) != value:
                 found.append(["%d.%s" % (number, key), value])
-    return found
+    return {"optimizer": type(optimizer).__name__, "settings": found, "scale": _scale(sys._getframe(1))}
 
 
 def _plain_settings(group: Dict[str, Any]) -> Dict[str, str]:
@@ -521,11 +513,8 @@ def _hook_of(ddp: Any) -> str:
 
 def _scale(frame: Any) -> Optional[float]:
     """Return the scale of the gradient scaler that is making this step; None if there is none or it is on a GPU."""
-    depth = 0
-    while frame is not None and depth < frames.MAX_DEPTH:
-        if frame.f_code.co_name == "step" and frame.f_code.co_filename.endswith(_SCALER_FILE):
-            scale = getattr(frame.f_locals.get("self"), "_scale", None)
+    for step in frames.outward(frame, frames.MAX_DEPTH):
+        if step.f_code.co_name == "step" and step.f_code.co_filename.endswith(_SCALER_FILE):
+            scale = getattr(step.f_locals.get("self"), "_scale", None)
             return float(scale) if scale is not None and scale.device.type == "cpu" else None
-        frame = frame.f_back
-        depth += 1
     return None

@@ -138,11 +138,16 @@ def trim(frames: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
 
 def describe_user(frame: Optional[FrameType]) -> Optional[Dict[str, Any]]:
     """Return the innermost frame of the user's own code in this thread as the recorder writes it, or None."""
-    depth = 0
-    while frame is not None and depth < MAX_DEPTH:
-        code = frame.f_code
+    for step in outward(frame, MAX_DEPTH):
+        code = step.f_code
         if is_user_file(code.co_filename):
-            return describe(code.co_filename, frame.f_lineno or 0, code.co_name)
-        frame = frame.f_back
-        depth += 1
+            return describe(code.co_filename, step.f_lineno or 0, code.co_name)
     return None
+
+
+def outward(frame: Optional[FrameType], most: int = sys.maxsize) -> Iterator[FrameType]:
+    """Yield a frame of this thread, the one that called it, and so on."""
+    while frame is not None and most > 0:
+        yield frame
+        frame = frame.f_back
+        most -= 1

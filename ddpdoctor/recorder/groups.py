@@ -146,14 +146,6 @@ def _timeout_s(group: Any) -> Optional[float]:
     return max(found, default=None)
 
 
-def init_timeout_s(backend: Any, timeout: Any) -> Optional[float]:
-    """Return the time limit of ``init_process_group``: the script's, else torch's own for the backend."""
-    nccl = getattr(c10d, "default_pg_nccl_timeout", None) if backend == "nccl" else None
-    limit = timeout or nccl or getattr(c10d, "default_pg_timeout", None)
-    seconds = getattr(limit, "total_seconds", None)
-    return float(seconds()) if seconds is not None else None
-
-
 FLIGHT_RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 """torch's functions that dump its recorders: the one of Gloo and hooked backends, and ProcessGroupNCCL's."""
 _TIMING = ("TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING", "TORCH_NCCL_DESYNC_DEBUG", "NCCL_DESYNC_DEBUG")

@@ -81,8 +81,16 @@ def before_step(optimizer: Any, *unused: Any) -> None:
     stepper = _steppers.get(optimizer)
     if stepper is None:
         stepper = _steppers[optimizer] = _Stepper()
-        if may_fingerprint():
-            _collect_constants(stepper, optimizer)
+        # Whatever has another mark later is not a constant.
+        held: FrozenSet[int] = (
+            frozenset(map(id, fingerprinting.held_by(optimizer))) if may_fingerprint() else frozenset()
+        )
+        for prefix, module in _outermost(held):
+            if module not in _looked_at:
+                _looked_at.add(module)
+                for sharing, name, tensor in _unsynchronized(module):
+                    entry = (prefix + _OF_WRAPPERS.sub("", name), weakref.ref(tensor), _mark(tensor))
+                    stepper.constants.setdefault(sharing, []).append(entry)
     if stepper.begins() and may_fingerprint():
         began_s = time.perf_counter()
         for sharing, named in _shared(stepper, optimizer):
@@ -191,17 +199,6 @@ def _outermost(held: FrozenSet[int]) -> List[Tuple[str, Any]]:
     }
     several = len(outer) > 1
     return [("%s %d: " % (type(m).__name__, n) if several else "", m) for n, m in enumerate(outer.values(), 1)]
-
-
-def _collect_constants(stepper: _Stepper, optimizer: Any) -> None:
-    """Mark what an optimizer's first step finds in its modules. Whatever has another mark later is not a constant."""
-    held = frozenset(id(tensor) for tensor in fingerprinting.held_by(optimizer))
-    for prefix, module in _outermost(held):
-        if module not in _looked_at:
-            _looked_at.add(module)
-            for sharing, name, tensor in _unsynchronized(module):
-                entry = (prefix + _OF_WRAPPERS.sub("", name), weakref.ref(tensor), _mark(tensor))
-                stepper.constants.setdefault(sharing, []).append(entry)
 
 
 def _unsynchronized(outer: Any) -> Iterator[Tuple[Sharing, str, Any]]:

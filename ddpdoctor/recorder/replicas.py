@@ -18,7 +18,6 @@ import functools
 import hashlib
 import json
 import sys
-import time
 import weakref
 import zlib
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Set, Tuple
@@ -183,7 +182,7 @@ def backward_begins() -> None:
     others = all_unwrapped()
     if (len(_kept.armed) > 1 or others) and not in_backward():
         for model in others:
-            model.begin_backward()
+            model.mark = model.grad_mark()
         _kept.marks = [(key, _mark(replica)) for key, replica in _kept.armed.items()]
 
 
@@ -197,7 +196,7 @@ def backward_ended(*unused: Any, **also_unused: Any) -> None:
         return
     marks, _kept.marks = _kept.marks, []
     reached = [key for key, mark in marks if key in _kept.armed and _mark(_kept.armed[key]) != mark]
-    of_others = [model for model in others if model.is_reached()]
+    of_others = [model for model in others if model.grad_mark() != model.mark]
     if not reached and not of_others:
         reached = list(_kept.armed)
     ended = [_kept.armed.pop(key) for key in reached]
@@ -291,7 +290,8 @@ class Unwrapped:
         self.through = 0
         """Backwards that reached a DDP model and also this one, or that ran while this one was frozen."""
         self._module = _HeldParameters(named)
-        self._mark: Any = None
+        self.mark: Any = None
+        """What ``grad_mark`` returned before the backward."""
 
     def ddp(self) -> Any:
         """Return None, because there is no DDP."""
@@ -301,20 +301,13 @@ class Unwrapped:
         """Return the replacement for the module."""
         return self._module
 
-    def begin_backward(self) -> None:
-        """Remember a gradient, to see later whether a backward reaches this model."""
-        self._mark = self._now()
-
-    def is_reached(self) -> bool:
-        """Return whether the backward has added to gradients of this model."""
-        return bool(self._now() != self._mark)
-
     def is_frozen(self) -> bool:
         """Return whether its first parameter gets no gradients at present."""
         first = next(self._module.parameters(), None)
         return first is not None and not first.requires_grad
 
-    def _now(self) -> Any:
+    def grad_mark(self) -> Any:
+        """Return a value that changes when a backward adds to gradients of this model."""
         first = next(self._module.parameters(), None)
         grad = first.grad if first is not None else None
         return None if grad is None else (id(grad), grad._version)
@@ -323,12 +316,6 @@ class Unwrapped:
 def all_unwrapped() -> List[Unwrapped]:
     """Return the models that were found so far."""
     return _kept.unwrapped if _kept.ring is here.ring else []
-
-
-def may_be_several() -> bool:
-    """Return whether there are other ranks with which a model could be compared."""
-    group = groups.default() if here.ring is not None else None
-    return group is not None and group.size() > 1
 
 
 def find_unwrapped(tensors: List[Any], known: Any) -> Optional[Unwrapped]:
@@ -409,21 +396,13 @@ def note_model(module: Any, group: Any, with_buffers: bool, finds_unused: bool) 
     rows = _model_rows(module, with_buffers)
     text = _rows_text(rows)
     digest = hashlib.sha256(text).hexdigest()[:24]
-    entry = {
-        "k": "ddp",
-        "at": time.monotonic_ns(),
-        "group": str(group.group_name),
-        "count": len(rows),
-        "digest": digest,
-        "finds_unused": int(finds_unused),
-        "frame": frames.describe_user(sys._getframe()),
-    }
+    entry: Dict[str, Any] = {"group": str(group.group_name), "count": len(rows), "digest": digest}
     if digest not in _model_digests:
         packed = _packed_rows(rows, text, min(MAX_ROWS_BYTES, MAX_ALL_ROWS_BYTES - _rows_bytes))
         if packed is not None:
             entry["rows"] = packed
             _rows_bytes += len(packed)
-    if here.ring.note(entry):
+    if here.note("ddp", **entry, finds_unused=int(finds_unused), frame=frames.describe_user(sys._getframe())):
         _model_digests.add(digest)
 
 

@@ -139,8 +139,11 @@ def _cuts(loader: Any, *, iterable: bool) -> List[Any]:
     them and its attributes do not have them.
     """
     found: List[Any] = []
-    dispatcher = _dispatcher()
-    if dispatcher is not None:
+    # Accelerate's loader that reads on rank 0 alone and sends parts to the others, if it begins this pass.
+    passes = (one for one in frames.outward(sys._getframe()) if one.f_code.co_name == "__iter__")
+    begins = (one for one in passes if one.f_code.co_filename.endswith("data_loader.py"))
+    dispatcher = next((one.f_locals.get("self") for one in begins), None)
+    if type(dispatcher).__name__ == "DataLoaderDispatcher":
         state = attributes(attributes(dispatcher).get("state"))
         count, number = (state.get(name) for name in ("num_processes", "process_index"))
         found.append(["loader", class_name(dispatcher), count, number])
@@ -165,17 +168,6 @@ def _held(loader: Any) -> str:
     return digest_of_dataset(
         [value for value in given.values() if type(value) in (list, range, dict) or leaf_of(value)]
     )
-
-
-def _dispatcher() -> Any:
-    """Return accelerate's loader that reads on rank 0 alone and sends parts to the others, if it begins this pass."""
-    frame: Any = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "__iter__" and frame.f_code.co_filename.endswith("data_loader.py"):
-            owner = frame.f_locals.get("self")
-            return owner if type(owner).__name__ == "DataLoaderDispatcher" else None
-        frame = frame.f_back
-    return None
 
 
 def _datasets(loader: Any) -> Iterator[Any]:

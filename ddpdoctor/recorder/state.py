@@ -130,17 +130,13 @@ class Recorder:
         Children of ranks write no file: there may be thousands of them, and no reader looks for their files. A process
         without a run folder writes none either.
         """
-        from .storage.files import open_plain
+        from .storage.files import write_at_once
 
         if self.is_child or not self.folder:
             return
         try:
             path = os.path.join(self.folder, "lost-%d-%d" % (os.getpid(), self.ticks))
-            fd = open_plain(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-            try:
-                os.write(fd, ("%s\n%s" % (os.environ.get("RANK", ""), why)).encode())
-            finally:
-                os.close(fd)
+            write_at_once(path, "%s\n%s" % (os.environ.get("RANK", ""), why), os.O_TRUNC)
         except OSError as error:
             pass_on(error)
 

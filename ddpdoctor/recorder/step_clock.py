@@ -8,7 +8,7 @@ from __future__ import annotations
 import _thread
 import sys
 import time
-from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from .state import guarded, here, sealed, wall
 from .storage import ring_layout
@@ -148,21 +148,16 @@ class StepClock:
         return ended
 
 
-class EndedStep:
+class EndedStep(NamedTuple):
     """A step that has ended but may not be written yet."""
 
-    __slots__ = ("ended_ns", "flags", "group", "inside", "number", "spent", "waits")
-
-    def __init__(
-        self, number: int, ended_ns: int, group: int, flags: int, spent: List[int], waits: List[int], inside: StepInside
-    ) -> None:
-        self.number = number
-        self.ended_ns = ended_ns
-        self.group = group
-        self.flags = flags
-        self.spent = spent
-        self.waits = waits
-        self.inside = inside
+    number: int
+    ended_ns: int
+    group: int
+    flags: int
+    spent: List[int]
+    waits: List[int]
+    inside: StepInside
 
     def write(self) -> None:
         """Write the step to the ring."""

@@ -268,6 +268,7 @@ def _settle_without_forward(key: int) -> None:
 
 def _settle(reduction: Reduction) -> None:
     """Add the wait in a reduction to its step."""
+    global _held
     # Under DETAIL a bucket waits for other ranks when it is launched, that is, before the last gradient is computed.
     detailed = groups.c10d.get_debug_level() == groups.c10d.DebugLevel.DETAIL
     times = reduction.logger._get_ddp_logging_data().ints_map
@@ -281,7 +282,7 @@ def _settle(reduction: Reduction) -> None:
         if reduction.ready_ns is not None and ddp is not None:
             device_times.gradients_settled(ddp, reduction.ready_ns, reduction, waited)
     elif _held is not None and reduction.waits is _held.waits:
-        _held.flags |= ring_layout.STEP_WAIT_UNKNOWN
+        _held = _held._replace(flags=_held.flags | ring_layout.STEP_WAIT_UNKNOWN)
     elif reduction.waits is clock.waits:
         clock.unknown = True
     if _held is not None and not _is_awaited(_held):
@@ -297,7 +298,7 @@ def _write_held() -> None:
     ended, _held = _held, None
     if ended is not None:
         if _is_awaited(ended):
-            ended.flags |= ring_layout.STEP_WAIT_UNKNOWN
+            ended = ended._replace(flags=ended.flags | ring_layout.STEP_WAIT_UNKNOWN)
         ended.write()
 
 
@@ -347,7 +348,12 @@ def complaint(error: BaseException, text: str) -> Optional[Dict[str, Any]]:
     if not text.startswith((_UNFINISHED, _TWICE)):
         return None
     what = "twice" if text.startswith(_TWICE) else "static" if _STATIC in text else "unfinished"
-    ddp = _model_in(error.__traceback__) or model_to_reduce()
+    ddp, traceback = None, error.__traceback__
+    while traceback is not None:  # to the innermost model in whose code it was raised
+        itself = traceback.tb_frame.f_locals.get("self")
+        ddp = itself if "reducer" in getattr(itself, "__dict__", ()) else ddp
+        traceback = traceback.tb_next
+    ddp = ddp or model_to_reduce()
     names = _numbered(ddp, text)
     entry = _about_parameters(names, ddp, what)
     if names and what != "twice":
@@ -375,17 +381,6 @@ def _about_parameters(names: List[str], ddp: Any, what: str) -> Dict[str, Any]:
         "count": len(names),
         "of": len(_names.get(ddp, ())) if ddp is not None else 0,
     }
-
-
-def _model_in(traceback: Any) -> Any:
-    """Return the DDP model in whose code an error was raised."""
-    found = None
-    while traceback is not None:
-        itself = traceback.tb_frame.f_locals.get("self")
-        if "reducer" in getattr(itself, "__dict__", ()):
-            found = itself
-        traceback = traceback.tb_next
-    return found
 
 
 def _numbered(ddp: Any, text: str) -> List[str]:

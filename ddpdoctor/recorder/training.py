@@ -164,7 +164,11 @@ def before_init(*args: Any, **kwargs: Any) -> None:
         place[name] = given.get(name)
         if not isinstance(place[name], int) or place[name] < 0:
             place[name] = int(os.environ[variable]) if os.environ.get(variable, "").isdigit() else None
-    timeout_s = groups.init_timeout_s(given.get("backend"), given.get("timeout"))
+    # The script's, else torch's own for the backend.
+    of_nccl = getattr(groups.c10d, "default_pg_nccl_timeout", None) if given.get("backend") == "nccl" else None
+    timeout = given.get("timeout") or of_nccl or getattr(groups.c10d, "default_pg_timeout", None)
+    seconds = getattr(timeout, "total_seconds", None)
+    timeout_s = float(seconds()) if seconds is not None else None
     here.note("init", **place, meeting=_meeting_file(init_method), timeout_s=timeout_s)
 
 

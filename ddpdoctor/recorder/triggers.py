@@ -12,7 +12,7 @@ import time
 import weakref
 from typing import Any, List, Optional
 
-from . import replicas, schedule
+from . import frames, groups, replicas, schedule
 from .fingerprinting import ModelFingerprints, StepFingerprints, gpu_is_idle, held_by, may_fingerprint
 from .replicas import Replica
 from .schedule import StepCounter
@@ -49,7 +49,8 @@ _thread = _Thread()
 def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     """Note that an optimizer begins a step, and fingerprint its gradients if the step is due and has no closure."""
     # There may be DDP models, or models without DDP on several ranks.
-    several = replicas.is_recorded() or (here.is_rank and replicas.may_be_several() and bool(check_every()))
+    group = groups.default() if here.is_rank and here.ring is not None else None
+    several = replicas.is_recorded() or (group is not None and group.size() > 1 and bool(check_every()))
     if not several or (_thread.running is not None and _is_inside(_thread.running)):
         return
     stepper = _steppers.get(optimizer)
@@ -90,12 +91,10 @@ def after_step(optimizer: Any) -> None:
 
 def _is_inside(stepper: Stepper) -> bool:
     """Return whether the optimizer's step is still on the stack. A step that raised never reported its end."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename.endswith(_OPTIMIZER_FILE) and stepper.optimizer() is frame.f_locals.get("self"):
-            return True
-        frame = frame.f_back
-    return False
+    return any(
+        frame.f_code.co_filename.endswith(_OPTIMIZER_FILE) and stepper.optimizer() is frame.f_locals.get("self")
+        for frame in frames.outward(sys._getframe(1))
+    )
 
 
 def _find_models(stepper: Stepper, optimizer: Any) -> None:
@@ -189,8 +188,6 @@ def model_ended(replica: Replica) -> None:
 @guarded("replicas end")
 def group_ends(group: Any = None) -> None:
     """Fingerprint the models of a process group that is about to be destroyed; all models if ``group`` is None."""
-    from . import groups
-
     wanted = None if group is None or group is groups.default() else str(group.group_name)
     for replica in replicas.all_replicas():
         if wanted in (None, replica.group):

@@ -22,7 +22,7 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 from . import device_times, hooks, tune_switches
 from .settings import read_settings
 from .state import guarded, here, pass_on
-from .storage.files import make_folder, open_plain
+from .storage.files import make_folder, write_at_once
 from .storage.secrets import hide_in_text
 from .tune_switches import (
     ACCUMULATE,
@@ -274,8 +274,9 @@ GRACE_S = 2.0
 
 def write(entry: Any) -> None:
     """Append a line to this rank's file."""
-    make_folder(os.path.join(here.folder, FOLDER))
-    _append("%s.jsonl" % _number(), json.dumps(entry))
+    folder = os.path.join(here.folder, FOLDER)
+    make_folder(folder)
+    write_at_once(os.path.join(folder, "%s.jsonl" % os.environ.get("RANK", "0")), json.dumps(entry) + "\n")
 
 
 def leave(entry: Any) -> None:
@@ -283,13 +284,14 @@ def leave(entry: Any) -> None:
     try:
         write(entry)
         device_times.settle_gradients()
-        _append(LEFT, _number())
+        left = os.path.join(here.folder, FOLDER, LEFT)
+        write_at_once(left, os.environ.get("RANK", "0") + "\n")
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         until = time.monotonic() + TOGETHER_S
         while time.monotonic() < until:
-            with open(os.path.join(here.folder, FOLDER, LEFT)) as file:
+            with open(left) as file:
                 if len(set(file.read().split())) >= count:
                     break
             time.sleep(LOOK_EVERY_S)
@@ -306,18 +308,6 @@ def _leave_with_others() -> None:
         time.sleep(LOOK_EVERY_S)
     time.sleep(GRACE_S)
     leave({"end": "with another rank"})
-
-
-def _append(name: str, line: str) -> None:
-    fd = open_plain(os.path.join(here.folder, FOLDER, name), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    try:
-        os.write(fd, (line + "\n").encode())
-    finally:
-        os.close(fd)
-
-
-def _number() -> str:
-    return os.environ.get("RANK", "0")
 
 
 UNFINISHED = "Expected to have finished reduction in the prior iteration"

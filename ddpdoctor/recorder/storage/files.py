@@ -106,6 +106,15 @@ def open_new(path: Any, mode: int = PRIVATE_FILE) -> int:
     return fd
 
 
+def write_at_once(path: Any, text: str, flags: int = os.O_APPEND) -> None:
+    """Write a text in one write, to the end of a file or, with O_TRUNC, in place of what it has. Raises OSError."""
+    fd = open_plain(path, os.O_CREAT | os.O_WRONLY | flags)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
 def write_whole(path: Any, data: str | bytes, mode: int = PRIVATE_FILE) -> None:
     """Write a file completely or not at all. Raises OSError."""
     part = os.fspath(path) + ".part"

@@ -157,11 +157,6 @@ PARTS = (
 class RingShape:
     """The sizes of a ring's parts, and the offset of each."""
 
-    __slots__ = (
-        "journal_bytes", "kept", "kept_at", "lines", "lines_at", "slots", "slots_at", "steps", "steps_at",
-        "total_bytes", "totals_at",
-    )  # fmt: skip
-
     def __init__(
         self, journal_bytes: int, slots: int, steps: int = 0, lines: int = 0, kept: int = 0, step: int = STEP_SIZE
     ) -> None:

@@ -285,20 +285,17 @@ def read_slots(
         words.byteswap()
     places: Dict[Tuple[bytes], int] = {}
     which = array("H", [places.setdefault(rest, len(places)) for rest in _REST.iter_unpack(whole)])
-    columns = _in_order([*(words[i::_WORDS] for i in range(4)), which], claimed, count)
-    columns[3] = array("q", columns[3].tobytes())
-    return Slots([_read_kind(rest, strings, sites) for (rest,) in places], columns[4], columns[:4])
-
-
-def _in_order(columns: List[array[int]], claimed: int, count: int) -> List[array[int]]:
-    """Return the columns ordered by number, without records that are in the wrong slot."""
+    columns = [*(words[i::_WORDS] for i in range(4)), which]
     cut = claimed % count if claimed > count else 0
     turned = [column[cut:] + column[:cut] for column in columns] if cut else columns
     first = max(claimed - count, 0) + 1
     if turned[0] == _numbers(first, len(turned[0])):
-        return turned
-    valid = sorted((number, i) for i, number in enumerate(columns[0]) if number and (number - 1) % count == i)
-    return [array(column.typecode, [column[i] for _, i in valid]) for column in columns]
+        columns = turned
+    else:  # without records that are in the wrong slot
+        valid = sorted((number, i) for i, number in enumerate(columns[0]) if number and (number - 1) % count == i)
+        columns = [array(column.typecode, [column[i] for _, i in valid]) for column in columns]
+    columns[3] = array("q", columns[3].tobytes())
+    return Slots([_read_kind(rest, strings, sites) for (rest,) in places], columns[4], columns[:4])
 
 
 @lru_cache(maxsize=4)
