@@ -394,16 +394,8 @@ def _devices() -> List[List[int]]:
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is None or not cuda.is_initialized():
         return []
-    numbers = [
-        [
-            i,
-            cuda.memory_allocated(i),
-            cuda.max_memory_allocated(i),
-            cuda.memory_reserved(i),
-            cuda.max_memory_reserved(i),
-        ]
-        for i in range(min(cuda.device_count(), MOST_DEVICES))
-    ]
+    asked = (cuda.memory_allocated, cuda.max_memory_allocated, cuda.memory_reserved, cuda.max_memory_reserved)
+    numbers = [[i, *(ask(i) for ask in asked)] for i in range(min(cuda.device_count(), MOST_DEVICES))]
     return [row for row in numbers if row[4]]
 
 

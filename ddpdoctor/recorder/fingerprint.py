@@ -345,12 +345,9 @@ def _of_known_dtype(tensor: torch.Tensor) -> torch.Tensor:
 
 def in_order(tensor: torch.Tensor) -> bool:
     """Return whether words can be read in place."""
-    return (
-        tensor.is_contiguous()
-        and not tensor.is_neg()
-        and tensor.data_ptr() % WORD == 0
-        and tensor.storage_offset() * tensor.element_size() % WORD == 0
-    )
+    if not tensor.is_contiguous() or tensor.is_neg():
+        return False
+    return bool(tensor.data_ptr() % WORD == 0 and tensor.storage_offset() * tensor.element_size() % WORD == 0)
 
 
 def copy_range(tensor: torch.Tensor, first: int, into: torch.Tensor) -> None:

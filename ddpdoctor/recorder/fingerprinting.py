@@ -82,7 +82,7 @@ class StepFingerprints:
         self._forwards, self._unreduced = replica.before_step = (replica.forwards, replica.unreduced_forwards)
         replica.last_stepped = self
         if isinstance(replica, replicas.Unwrapped):
-            replicas.unwrapped_stepped(replica, steps)
+            replica.stepped(steps)
         self._leave()
 
     def _leave(self) -> None:
@@ -237,14 +237,8 @@ def _whole(replica: Replica) -> Rows:
 
 def _about(replica: Replica, clock: str, optimizer: int = 0) -> Dict[str, Any]:
     """Return a stream's table without its rows."""
-    return {
-        "clock": clock,
-        "group": replica.group,
-        "ranks": list(replica.ranks),
-        "model": replica.number,
-        "optimizer": optimizer,
-        "rank": replica.rank,
-    }
+    place = {"ranks": list(replica.ranks), "model": replica.number, "optimizer": optimizer, "rank": replica.rank}
+    return {"clock": clock, "group": replica.group, **place}
 
 
 def fingerprints_of(rows: Rows) -> Any:
@@ -301,11 +295,8 @@ def parameter_rows(named: List[Tuple[str, Any]]) -> Rows:
 
 def gradient_rows(named: List[Tuple[str, Any]]) -> Rows:
     """Return the gradients of the parameters that are trained."""
-    return [
-        (_row(fingerprint_file.GRADIENT, name, "", tensor), tensor.grad)
-        for name, tensor in named
-        if tensor.requires_grad or tensor.grad is not None
-    ]
+    trained = [(name, tensor) for name, tensor in named if tensor.requires_grad or tensor.grad is not None]
+    return [(_row(fingerprint_file.GRADIENT, name, "", tensor), tensor.grad) for name, tensor in trained]
 
 
 def state_rows(named: List[Tuple[str, Any]], optimizer: Any) -> Rows:
@@ -328,11 +319,8 @@ def buffer_rows(replica: Replica) -> Rows:
     """Return the buffers that DDP would broadcast if ``broadcast_buffers`` is on."""
     module = replica.module()
     found = module.named_buffers() if module is not None else ()
-    return [
-        (_row(fingerprint_file.BUFFER, name.replace(_COMPILED, ""), "", tensor), tensor)
-        for name, tensor in found
-        if name not in replica.ignored
-    ]
+    named = [(name.replace(_COMPILED, ""), tensor) for name, tensor in found if name not in replica.ignored]
+    return [(_row(fingerprint_file.BUFFER, name, "", tensor), tensor) for name, tensor in named]
 
 
 def _row(what: str, name: str, part: str, tensor: Any) -> Row:
@@ -404,7 +392,13 @@ def model_values(replica: Replica, named: List[Tuple[str, Any]], optimizers: Lis
     ddp = replica.ddp()
     if ddp is not None:  # for a model that has ended, the last values stay
         replica.join = bool(getattr(getattr(ddp, "_join_config", None), "enable", False))
-        replica.hook = _hook_of(ddp)
+        # The communication hook that the script registered, or torch's own in C++.
+        registered, logger, hook = getattr(ddp, "_comm_hooks", None), getattr(ddp, "logger", None), ""
+        if registered:
+            hook = getattr(registered[-1][0], "__qualname__", type(registered[-1][0]).__name__)
+        elif logger is not None:
+            hook = logger._get_ddp_logging_data().strs_map.get("comm_hook", "")
+        replica.hook = str(hook)[:MAX_NAME]
     held = {id(tensor): tensor for optimizer in optimizers for tensor in held_by(optimizer)}
     modules = [other.module() for other in all_replicas()]
     known = {id(tensor) for module in modules if module is not None for tensor in module.parameters()}
@@ -500,15 +494,6 @@ def _replaced(unheld: List[Tuple[str, Any]], strays: List[Any], optimizers: List
 
 def _kind(tensor: Any) -> Tuple[Any, ...]:
     return tuple(tensor.shape), tensor.dtype
-
-
-def _hook_of(ddp: Any) -> str:
-    """Return the name of the communication hook that the script registered, including torch's own in C++."""
-    hooks = getattr(ddp, "_comm_hooks", None)
-    if hooks:
-        return str(getattr(hooks[-1][0], "__qualname__", type(hooks[-1][0]).__name__))[:MAX_NAME]
-    logger = getattr(ddp, "logger", None)
-    return str(logger._get_ddp_logging_data().strs_map.get("comm_hook", ""))[:MAX_NAME] if logger is not None else ""
 
 
 def _scale(frame: Any) -> Optional[float]:

@@ -104,23 +104,16 @@ def _read(thread: Optional[int], first: str, second: str, start: int = 0, stop: 
     values = islice(map(attrgetter(first, second), stack), start, stop)
     pauses = sys.version_info[:2] == (3, 11) and gc.isenabled()
     try:
-        found.extend(chain(_without_collection(), values) if pauses else values)
+        # Python 3.11 makes frame objects on demand, and may collect garbage in the middle of that. A finalizer that
+        # releases the GIL would then split the one step. So an empty iterator switches the collector off within the
+        # step: before it the other thread could still run and allocate.
+        found.extend(chain(filter(None, starmap(gc.disable, ((),))), values) if pauses else values)
     except AttributeError:  # after the outermost frame comes None, which has no attributes
         return found
     finally:
         if pauses:
             gc.enable()
     return found
-
-
-def _without_collection() -> Iterator[Any]:
-    """Return an empty iterator that switches the garbage collector off when it is first read.
-
-    Python 3.11 makes frame objects on demand, and may collect garbage in the middle of that. A finalizer that releases
-    the GIL would then split the one step of ``_read``. Other versions do not have this problem. The collector is
-    switched off within the step, because before it the other thread could still run and allocate.
-    """
-    return filter(None, starmap(gc.disable, ((),)))
 
 
 def describe_thread(thread: int) -> List[Dict[str, Any]]:

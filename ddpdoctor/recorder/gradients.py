@@ -18,7 +18,7 @@ import os
 import sys
 import time
 import weakref
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Tuple
+from typing import Any, Callable, Deque, Dict, List, Tuple
 
 from . import frames, hooks, replicas, schedule
 from .capture import is_capturing
@@ -269,21 +269,22 @@ MAX_NAMES = 4
 MAX_NAME = 200
 
 
-class Backward(NamedTuple):
+class Backward:
     """One call of torch.autograd.backward."""
 
-    roots: Tuple[Any, ...]
-    frame: Any
-    scaled: bool
+    def __init__(self, roots: Tuple[Any, ...], frame: Any, scaled: bool) -> None:
+        self.roots = roots
+        self.frame = frame
+        self.scaled = scaled
 
 
-class _Input(NamedTuple):
+class _Input:
     """An input tensor of the model, and its sample."""
 
-    label: str
-    tensor: Any
-    """A weak reference."""
-    sample: Any
+    def __init__(self, label: str, tensor: Any, sample: Any) -> None:
+        self.label = label
+        self.tensor = weakref.ref(tensor)
+        self.sample = sample
 
     def holds(self, value: float) -> str:
         """Return what is wrong with it, given its sample: "NaN in 3 of 64 values"; empty if it is finite."""
@@ -350,7 +351,7 @@ class GradientWatch:
         found = [pair for i, value in enumerate(args) for pair in tensors_in(value, "argument %d of forward" % i)]
         found += [pair for name, value in kwargs.items() for pair in tensors_in(value, "argument %s of forward" % name)]
         samples = samples_of([tensor.detach() for _, tensor in found[:MAX_INPUTS]])
-        inputs = [_Input(label, weakref.ref(tensor), sample) for (label, tensor), sample in zip(found, samples)]
+        inputs = [_Input(label, tensor, sample) for (label, tensor), sample in zip(found, samples)]
         self._inputs = (self._inputs + inputs)[-MAX_INPUTS:]
 
     def begin_backward(self, backward: Backward) -> None:
@@ -398,7 +399,13 @@ class GradientWatch:
         if self.on_gpu:
             late = self._late_gradients()
             samples = samples_of([grad for _, grad in late])
-            self._send(maxima + [(i, sample) for (i, _), sample in zip(late, samples)], backward)
+            grads = maxima + [(i, sample) for (i, _), sample in zip(late, samples)]
+            losses = self._losses + _loss_samples(backward)
+            count = len(grads) + len(self._inputs) + len(losses)
+            if grads and (len(self._ahead) + 1) * 8 * count <= MAX_AHEAD_BYTES:
+                # The greatest magnitudes are read once they are on the host.
+                sent = Maxima([sample for _, sample in grads] + [known.sample for known in self._inputs] + losses)
+                self._ahead.append((sent, [i for i, _ in grads], self._inputs, self._entry(backward)))
         elif bad or not have_finite_gradients(self._pieces):
             bad.update((i, bool(grad.isnan().any())) for i, grad in self._late_gradients() if not is_finite(grad))
             values = [abs(known.sample.item()) for known in self._inputs]
@@ -447,14 +454,6 @@ class GradientWatch:
             origin=origin, note=note, loss_nan=int(math.isnan(loss)),
         )  # fmt: skip
         self.findings.saw(entry, reduces)
-
-    def _send(self, grads: List[Tuple[int, Any]], backward: Backward) -> None:
-        """Send the greatest magnitudes of gradients, inputs and loss to the host, to be read once they are there."""
-        losses = self._losses + _loss_samples(backward)
-        if not grads or (len(self._ahead) + 1) * 8 * (len(grads) + len(self._inputs) + len(losses)) > MAX_AHEAD_BYTES:
-            return
-        samples = [sample for _, sample in grads] + [known.sample for known in self._inputs] + losses
-        self._ahead.append((Maxima(samples), [i for i, _ in grads], self._inputs, self._entry(backward)))
 
     def catch_up(self) -> None:
         """Read the results that have come from GPUs meanwhile. Never waits."""

@@ -247,12 +247,12 @@ def note_device_times() -> None:
     """
     if here.ring is None or not is_timed():
         return
+    completed = [entry for entry in flight_entries_now().get("entries", ()) if entry["state"] == "completed"]
     rows = [
         [entry["process_group"][0], entry["collective_seq_id"], flight.op_of(entry), entry["duration_ms"]]
-        for entry in flight_entries_now().get("entries", ())
-        if entry["state"] == "completed"
+        for entry in completed
     ]
-    here.ring.note({"k": "device_times", "rows": rows, "at": time.monotonic_ns()})
+    here.note("device_times", rows=rows)
 
 
 def _sources(native: Any) -> Iterator[Tuple[str, Callable[[], bytes]]]:

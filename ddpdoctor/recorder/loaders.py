@@ -304,7 +304,10 @@ class LoaderPass:
 
     def drew(self, batch: Any) -> None:
         """Record indices as the sampler gave them: those of a batch, or a single one."""
-        indices = batch if type(batch) is list or type(batch) is tuple else _several(batch)
+        indices = batch
+        if type(batch) is not list and type(batch) is not tuple:  # a single one, a tensor, or an array
+            found = batch.tolist() if hasattr(batch, "tolist") else [batch]
+            indices = found if type(found) is list else [found]
         if not indices:
             return
         self.drawn.add(indices)
@@ -356,14 +359,6 @@ class LoaderPass:
         found.update({"bp": self.batch_digests} if self.batch_digests else {})
         found.update({"sp": self.sample_digests} if self.sample_digests else {})
         return found
-
-
-def _several(batch: Any) -> Any:
-    """Return drawn indices that are no list or tuple (a single one, a tensor, or an array) as a list or tuple."""
-    if type(batch) is int:
-        return (batch,)
-    found = batch.tolist() if hasattr(batch, "tolist") else [batch]
-    return found if type(found) is list else [found]
 
 
 def _digest(order: Tuple[int, ...]) -> str:

@@ -82,9 +82,7 @@ def before_step(optimizer: Any, *unused: Any) -> None:
     if stepper is None:
         stepper = _steppers[optimizer] = _Stepper()
         # Whatever has another mark later is not a constant.
-        held: FrozenSet[int] = (
-            frozenset(map(id, fingerprinting.held_by(optimizer))) if may_fingerprint() else frozenset()
-        )
+        held = frozenset(map(id, fingerprinting.held_by(optimizer) if may_fingerprint() else ()))
         for prefix, module in _outermost(held):
             if module not in _looked_at:
                 _looked_at.add(module)
@@ -192,11 +190,7 @@ def _outermost(held: FrozenSet[int]) -> List[Tuple[str, Any]]:
     """Return the modules that were passed and are in no other such one, and a prefix for names if there are several."""
     given = [module for reference, _, _ in _modules if (module := reference()) is not None]
     inner = {id(part) for module in given for part in module.modules() if part is not module}
-    outer = {
-        id(module): module
-        for module in given
-        if id(module) not in inner and any(id(parameter) in held for parameter in module.parameters())
-    }
+    outer = {id(m): m for m in given if id(m) not in inner and any(id(p) in held for p in m.parameters())}
     several = len(outer) > 1
     return [("%s %d: " % (type(m).__name__, n) if several else "", m) for n, m in enumerate(outer.values(), 1)]
 

@@ -301,6 +301,11 @@ class Unwrapped:
         """Return the replacement for the module."""
         return self._module
 
+    def stepped(self, steps: int) -> None:
+        """Note a step of its optimizer. Steps also count as reductions, because there is no reducer to count."""
+        self.reductions = steps
+        self.own_steps += not _kept.last_reduced
+
     def is_frozen(self) -> bool:
         """Return whether its first parameter gets no gradients at present."""
         first = next(self._module.parameters(), None)
@@ -340,36 +345,25 @@ def find_unwrapped(tensors: List[Any], known: Any) -> Optional[Unwrapped]:
 
 def _with_names(tensors: List[Any]) -> Named:
     """Return parameters with names: the script's variable and the path in its module, or else their position."""
+    import torch
+
     names: Dict[int, str] = {}
     wanted = {id(tensor) for tensor in tensors}
     frame: Any = sys._getframe(1)
     for _ in range(MAX_DEPTH):
         if frame is None or len(names) == len(wanted):
             break
-        for variable, module in _modules_of(frame):
+        # Its variables, and the attributes of the object whose method it runs.
+        values = [frame.f_locals, getattr(frame.f_locals.get("self"), "__dict__", {})]
+        pairs = [pair for known in values for pair in list(known.items())[:MAX_VALUES]]
+        for variable, module in pairs:
+            if not isinstance(module, torch.nn.Module) or variable == "self":
+                continue
             for name, tensor in module.named_parameters(variable):
                 if id(tensor) in wanted:
                     names.setdefault(id(tensor), name)
         frame = frame.f_back
     return [(names.get(id(tensor), "parameter %d" % i), tensor) for i, tensor in enumerate(tensors)]
-
-
-def _modules_of(frame: Any) -> Iterator[Tuple[str, Any]]:
-    """Yield the modules in a frame's variables, and those in attributes of the object whose method it runs."""
-    import torch
-
-    local = frame.f_locals
-    itself = getattr(local.get("self"), "__dict__", {})
-    for values in (local, itself):
-        for name, value in list(values.items())[:MAX_VALUES]:
-            if isinstance(value, torch.nn.Module) and name != "self":
-                yield name, value
-
-
-def unwrapped_stepped(model: Unwrapped, steps: int) -> None:
-    """Note a step of the model's optimizer. Steps also count as reductions, because there is no reducer to count."""
-    model.reductions = steps
-    model.own_steps += not _kept.last_reduced
 
 
 MAX_MODEL_NOTES = 256

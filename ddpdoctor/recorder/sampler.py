@@ -303,14 +303,10 @@ def take_sample() -> Dict[str, Any]:
         thread = threads.get(ident)
         is_main = ident == here.main_thread
         awaited = (loops.awaited(ident) or []) if loops is not None and "asyncio.tasks" in sys.modules else []
-        stacks.append(
-            {
-                "thread": thread.name if thread is not None else "MainThread" if is_main else "thread %d" % ident,
-                "main": int(is_main),
-                "daemon": int(thread.daemon if thread is not None else not is_main),
-                "frames": [*frames.describe_thread(ident), *awaited],
-            }
-        )
+        name = thread.name if thread is not None else "MainThread" if is_main else "thread %d" % ident
+        daemon = int(thread.daemon if thread is not None else not is_main)
+        lines = [*frames.describe_thread(ident), *awaited]
+        stacks.append({"thread": name, "main": int(is_main), "daemon": daemon, "frames": lines})
     return {"at": time.monotonic_ns(), "stacks": stacks}
 
 

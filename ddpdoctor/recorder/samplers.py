@@ -106,12 +106,8 @@ def _view(tensors: Any) -> Dict[str, Any]:
         return {}
     with torch._C.DisableTorchFunction():
         base: Any = view._base
-        if (
-            base is None
-            or not base.is_contiguous()
-            or base.shape[1:] != view.shape[1:]
-            or not 0 < len(view) < len(base)
-        ):
+        is_part = base is not None and base.is_contiguous() and base.shape[1:] == view.shape[1:]
+        if not is_part or not 0 < len(view) < len(base):
             return {}
         row = base.stride(0)
         start, step = view.storage_offset() // row, view.stride(0) // row
@@ -152,9 +148,8 @@ def _cuts(loader: Any, *, iterable: bool) -> List[Any]:
             given = attributes(one)
             given = attributes(given.get("_distributed")) or given  # a stream of Hugging Face's datasets
             known = {name.strip("_"): value for name, value in given.items() if type(value) is int}
-            count, number = (
-                next((known[name] for name in sorted(names) if name in known), None) for names in (_COUNTS, _NUMBERS)
-            )
+            held = ((known[name] for name in sorted(names) if name in known) for names in (_COUNTS, _NUMBERS))
+            count, number = (next(values, None) for values in held)
             if count is not None and number is not None:
                 found += [[what, class_name(one), count, number]] if count > 1 else []
             elif _asks(type(one)):
@@ -299,11 +294,8 @@ def _is_standard(loader: Any, sampler: Any) -> bool:
     own: Any = getattr(sys.modules.get("torch.utils.data.distributed"), "DistributedSampler", None)
     batches = getattr(sys.modules.get("torch.utils.data.sampler"), "BatchSampler", None)
     given = attributes(loader)
-    if (
-        own is None
-        or given.get("sampler") is not sampler
-        or getattr(type(sampler), "__iter__", None) is not own.__iter__
-    ):
+    draws = getattr(type(sampler), "__iter__", None)
+    if own is None or given.get("sampler") is not sampler or draws is not own.__iter__:
         return False
     return given.get("batch_sampler") is None or type(given["batch_sampler"]) is batches
 

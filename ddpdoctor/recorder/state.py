@@ -306,11 +306,9 @@ def shielded(hook: str, action: Callable[[Any], Any]) -> Callable[..., Any]:
                             del errors[0]
                         while True:
                             late = here.late.get(_thread.get_ident()) if here.late else None
-                            if (
-                                late
-                                and sys.exc_info()[0] is None
-                                and not (here.in_backward and _thread.get_ident() == here.main_thread)
-                            ):
+                            if late and here.in_backward and _thread.get_ident() == here.main_thread:
+                                late = None
+                            if late and sys.exc_info()[0] is None:
                                 error = late[0]
                                 sender, key = _sender(error, _thread.get_ident())
                                 if late and late[0] is error:  # the sampler has not sent it meanwhile

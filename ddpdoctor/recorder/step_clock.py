@@ -8,7 +8,7 @@ from __future__ import annotations
 import _thread
 import sys
 import time
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
 from .state import guarded, here, sealed, wall
 from .storage import ring_layout
@@ -148,24 +148,27 @@ class StepClock:
         return ended
 
 
-class EndedStep(NamedTuple):
+class EndedStep:
     """A step that has ended but may not be written yet."""
 
-    number: int
-    ended_ns: int
-    group: int
-    flags: int
-    spent: List[int]
-    waits: List[int]
-    inside: StepInside
+    __slots__ = ("ended_ns", "flags", "group", "inside", "number", "spent", "waits")
+
+    def __init__(
+        self, number: int, ended_ns: int, group: int, flags: int, spent: List[int], waits: List[int], inside: StepInside
+    ) -> None:
+        self.number = number
+        self.ended_ns = ended_ns
+        self.group = group
+        self.flags = flags
+        self.spent = spent
+        self.waits = waits
+        self.inside = inside
 
     def write(self) -> None:
         """Write the step to the ring."""
         if here.ring is not None:
-            phases_us, waits_us = _us(self.spent), _us(self.waits)
-            here.ring.step(
-                self.number, self.ended_ns, self.group, self.flags, phases_us, waits_us, self.inside.packed()
-            )
+            inside = self.inside.packed()
+            here.ring.step(self.number, self.ended_ns, self.group, self.flags, _us(self.spent), _us(self.waits), inside)
 
 
 def _us(durations: Iterable[int]) -> List[int]:

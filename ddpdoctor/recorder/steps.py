@@ -268,7 +268,6 @@ def _settle_without_forward(key: int) -> None:
 
 def _settle(reduction: Reduction) -> None:
     """Add the wait in a reduction to its step."""
-    global _held
     # Under DETAIL a bucket waits for other ranks when it is launched, that is, before the last gradient is computed.
     detailed = groups.c10d.get_debug_level() == groups.c10d.DebugLevel.DETAIL
     times = reduction.logger._get_ddp_logging_data().ints_map
@@ -282,7 +281,7 @@ def _settle(reduction: Reduction) -> None:
         if reduction.ready_ns is not None and ddp is not None:
             device_times.gradients_settled(ddp, reduction.ready_ns, reduction, waited)
     elif _held is not None and reduction.waits is _held.waits:
-        _held = _held._replace(flags=_held.flags | ring_layout.STEP_WAIT_UNKNOWN)
+        _held.flags |= ring_layout.STEP_WAIT_UNKNOWN
     elif reduction.waits is clock.waits:
         clock.unknown = True
     if _held is not None and not _is_awaited(_held):
@@ -298,7 +297,7 @@ def _write_held() -> None:
     ended, _held = _held, None
     if ended is not None:
         if _is_awaited(ended):
-            ended = ended._replace(flags=ended.flags | ring_layout.STEP_WAIT_UNKNOWN)
+            ended.flags |= ring_layout.STEP_WAIT_UNKNOWN
         ended.write()
 
 

@@ -205,9 +205,8 @@ def _frames_of_task(task: Any) -> Frames:
         step = getattr(task, "get_coro", lambda: None)()
         last = None
         for _ in range(MOST_AWAITS):
-            frame = (
-                getattr(step, "cr_frame", None) or getattr(step, "gi_frame", None) or getattr(step, "ag_frame", None)
-            )
+            held = (getattr(step, name, None) for name in ("cr_frame", "gi_frame", "ag_frame"))
+            frame = next(filter(None, held), None)
             if frame is not None:
                 last = frame
                 found.append(frames.describe(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))

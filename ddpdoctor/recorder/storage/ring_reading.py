@@ -66,22 +66,16 @@ def read_identity(data: Any, size: Optional[int] = None) -> Tuple[int, ring_layo
     size = len(data) if size is None else size
     if len(data) < ring_layout.HEADER_SIZE:
         raise DamagedRingError("too short to be a ring")
-    magic, version, role, journal_at, journal, slots_at, slot_size, count, pid, ticks, *more = (
-        ring_layout.IDENTITY.unpack_from(data)
-    )
+    identity = ring_layout.IDENTITY.unpack_from(data)
+    magic, version, role, journal_at, journal, slots_at, slot_size, count, pid, ticks, steps, lines, kept = identity
     if magic != ring_layout.MAGIC:
         raise DamagedRingError("not a ring file")
     if version not in ring_layout.READ_VERSIONS:
         known = ", ".join(map(str, ring_layout.READ_VERSIONS))
         raise DamagedRingError("ring version %d, this program reads %s" % (version, known))
-    steps, lines, kept = more
     shape = ring_layout.RingShape(journal, count, steps, lines, kept, _step_record(version).size)
-    if (
-        journal_at != ring_layout.HEADER_SIZE
-        or slots_at != ring_layout.HEADER_SIZE + journal
-        or slot_size != ring_layout.SLOT_SIZE
-        or not count
-    ):
+    is_in_place = journal_at == ring_layout.HEADER_SIZE and slots_at == ring_layout.HEADER_SIZE + journal
+    if not is_in_place or slot_size != ring_layout.SLOT_SIZE or not count:
         raise DamagedRingError("the ring's header does not fit together")
     if shape.total_bytes > MAX_RING_BYTES:
         raise DamagedRingError("the ring's header promises %d bytes" % shape.total_bytes)
@@ -295,22 +289,20 @@ def read_slots(
         valid = sorted((number, i) for i, number in enumerate(columns[0]) if number and (number - 1) % count == i)
         columns = [array(column.typecode, [column[i] for _, i in valid]) for column in columns]
     columns[3] = array("q", columns[3].tobytes())
-    return Slots([_read_kind(rest, strings, sites) for (rest,) in places], columns[4], columns[:4])
+    kinds = []
+    for (rest,) in places:
+        op, api, group, site, redop, dtype, peer, tensors, flags, ndim, *dims = ring_layout.KIND.unpack(rest)
+        names = [strings.get(n, "") for n in (op, api, group)]
+        shape = tuple(dims[:ndim]) if dtype and ndim <= ring_layout.MAX_DIMS else None
+        of_tensors = (strings.get(redop, ""), strings.get(dtype, ""), peer, tensors, flags, shape)
+        kinds.append(CallSlot(0, 0, 0, 0, names[0], names[1], names[2], sites.get(site), *of_tensors))
+    return Slots(kinds, columns[4], columns[:4])
 
 
 @lru_cache(maxsize=4)
 def _numbers(first: int, count: int) -> array[int]:
     """Return so many numbers in order; most rings of a job have the same."""
     return array("Q", range(first, first + count))
-
-
-def _read_kind(rest: bytes, strings: Dict[int, str], sites: Dict[int, Dict[str, Any]]) -> CallSlot:
-    op, api, group, site, redop, dtype, peer, tensors, flags, ndim, *dims = ring_layout.KIND.unpack(rest)
-    names = [strings.get(n, "") for n in (op, api, group, redop, dtype)]
-    shape = tuple(dims[:ndim]) if dtype and ndim <= ring_layout.MAX_DIMS else None
-    return CallSlot(
-        0, 0, 0, 0, names[0], names[1], names[2], sites.get(site), names[3], names[4], peer, tensors, flags, shape
-    )
 
 
 MOST_BYTES = 4 * 2**20

@@ -53,6 +53,8 @@ class Ring:
         self.path = os.path.join(folder, "%d-%d.ring" % (pid, start_ticks))
         self._map = allocate(self.path, shape.total_bytes)
         self._shape = shape
+        self.line_capacity = shape.lines
+        """Number of entries in the line table."""
         self._slots_at = shape.slots_at
         self._slots = shape.slots
         self._used = 0
@@ -211,11 +213,6 @@ class Ring:
     def line(self, entry: int, site: int, phase: int, count: int) -> None:
         """Write one entry of the line table. Only the sampler calls this."""
         ring_layout.LINE.pack_into(self._map, self._shape.lines_at + entry * ring_layout.LINE_SIZE, site, phase, count)
-
-    @property
-    def line_capacity(self) -> int:
-        """Number of entries in the line table."""
-        return self._shape.lines
 
     def place(self, file: str, line: int, function: str) -> None:
         """Write the current user line. Only the sampler calls this."""
