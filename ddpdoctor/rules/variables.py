@@ -485,14 +485,23 @@ def find_wrong_value(variable: Variable, value: str, context: VariableContext) -
 
 def find_deprecated(variable: Variable, value: str, context: VariableContext) -> Flaw | None:  # noqa: ARG001 - all four functions are called alike
     """Return a flaw if a variable is obsolete in the installed version."""
+    if variable.kind != "deprecated" and variable.kind not in GONE:
+        return None
+    installed, until = context.versions.get(variable.component, ()), release(variable.until)
+    if installed and until and installed[: len(until)] <= until:  # the last version that used it, or an earlier one
+        return None
+    owner = OWNERS.get(variable.component, "")
+    having = (f"{owner} {_text(installed)} is installed",) if installed else ()
     if variable.kind == "deprecated":
-        return _old_name(variable, context)
-    if variable.kind not in GONE:
-        return None
-    owner, installed = OWNERS[variable.component], context.versions.get(variable.component, ())
-    until = release(variable.until)
-    if installed and _reads(installed, variable):
-        return None
+        successor = find_variable(variable.replaced_by)
+        first = release(successor.since) if successor else ()
+        if installed and installed[: len(first)] < first:
+            return None
+        if successor is None:
+            summary = f"{variable.name} is no longer needed: {variable.note}"
+            return Flaw(name=variable.name, summary=summary, severity=Severity.INFO, evidence=having)
+        summary = f"{variable.name} is an old name: use {successor.name}"
+        return Flaw(name=variable.name, summary=summary, evidence=having, set_name=successor.name)
     reasons = [f"{owner} {variable.until} was the last version that read it" if until else "", variable.note]
     reason = "; ".join(filter(None, reasons))
     certain = bool(installed) or not until or until < release(OLDEST[variable.component])
@@ -502,40 +511,8 @@ def find_deprecated(variable: Variable, value: str, context: VariableContext) ->
         summary=f"{variable.name} has no effect: {reason}" if certain else f"{variable.name} is obsolete: {reason}",
         severity=Severity.WARNING if certain else Severity.INFO,
         evidence=((f"{variable.replaced_by} replaces it, with different values",) if variable.replaced_by else ())
-        + _installed(variable, context),
+        + having,
     )
-
-
-def _old_name(variable: Variable, context: VariableContext) -> Flaw | None:
-    installed = context.versions.get(variable.component, ())
-    successor = find_variable(variable.replaced_by)
-    first = release(successor.since) if successor else ()
-    if installed and (installed[: len(first)] < first or _reads(installed, variable)):
-        return None
-    if successor is None:
-        return Flaw(
-            name=variable.name,
-            summary=f"{variable.name} is no longer needed: {variable.note}",
-            severity=Severity.INFO,
-            evidence=_installed(variable, context),
-        )
-    return Flaw(
-        name=variable.name,
-        summary=f"{variable.name} is an old name: use {successor.name}",
-        evidence=_installed(variable, context),
-        set_name=successor.name,
-    )
-
-
-def _reads(installed: Version, variable: Variable) -> bool:
-    """Whether a version is no later than the last one that used a variable."""
-    until = release(variable.until)
-    return bool(until) and installed[: len(until)] <= until
-
-
-def _installed(variable: Variable, context: VariableContext) -> tuple[str, ...]:
-    installed = context.versions.get(variable.component)
-    return (f"{OWNERS[variable.component]} {_text(installed)} is installed",) if installed else ()
 
 
 # Dangerous leftovers

@@ -126,18 +126,8 @@ class _Group:
 
     def part(self, ranks: Sequence[int]) -> _Group:
         """Return what is known of some of the ranks."""
-        return _Group(
-            self.key, self.words,
-            waits={rank: self.waits[rank] for rank in ranks if rank in self.waits},
-            reached={rank: self.reached[rank] for rank in ranks if rank in self.reached},
-            said={rank: self.said[rank] for rank in ranks if rank in self.said},
-            places={rank: self.places[rank] for rank in ranks if rank in self.places},
-        )  # fmt: skip
-
-    @property
-    def is_default(self) -> bool:
-        """Whether it is the default group, or, with old torch, taken for it."""
-        return not self.key
+        tables: tuple[dict[int, Any], ...] = (self.waits, self.reached, self.said, self.places)
+        return _Group(self.key, self.words, *({n: table[n] for n in ranks if n in table} for table in tables))
 
 
 def compare_waits(facts: Sequence[Fact], world: int | None = None) -> list[Fact]:
@@ -159,7 +149,7 @@ def compare_waits(facts: Sequence[Fact], world: int | None = None) -> list[Fact]
             if not part.waits or not _is_comparable(part.waits):
                 continue
             size = _size(part.waits.values()) or listed_sizes.get(group.key)
-            if part.is_default:
+            if not part.key:  # the default group, or, with old torch, taken for it
                 whole = size if part.words and world is None else world
                 members = tuple(range(min(whole or max({*ranks, *silent}) + 1, MOST_RANKS)))
             else:
@@ -217,7 +207,13 @@ def _groups(facts: Iterable[Fact]) -> list[_Group]:
     ]
     known = [fact for fact in waits if fact.operation.group_words]
     for fact in waits:
-        key, words = _group_of(fact, known)
+        key, words = fact.operation.group, fact.operation.group_words
+        if not words and not key:  # its line was lost: it is the group in which others wait in the same call
+            every = {
+                (other.operation.group, other.operation.group_words) for other in known if _call(other) == _call(fact)
+            }
+            every = every or {(other.operation.group, other.operation.group_words) for other in known}
+            key, words = next(iter(every)) if len(every) == 1 else ("", "")
         group = groups.setdefault((key, words), _Group(key, words))
         rank = fact.who.rank
         assert rank is not None
@@ -235,18 +231,6 @@ def _groups(facts: Iterable[Fact]) -> list[_Group]:
                 named.reached[rank] = reached
             _place(named, reached.who)
     return [group for group in groups.values() if group.words or _is_comparable(group.waits)]
-
-
-def _group_of(fact: Waiting, known: Sequence[Waiting]) -> tuple[str, str]:
-    """Return a wait's group. If its line was lost, it is the group in which others wait in the same call."""
-    own = fact.operation
-    if own.group_words or own.group:
-        return own.group, own.group_words
-    same = {
-        (other.operation.group, other.operation.group_words) for other in known if _call(other) == _call(fact)
-    }  # fmt: skip
-    every = same or {(other.operation.group, other.operation.group_words) for other in known}
-    return next(iter(every)) if len(every) == 1 else ("", "")
 
 
 def _place(group: _Group, who: Who) -> None:

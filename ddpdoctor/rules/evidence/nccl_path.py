@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -194,17 +194,14 @@ def _inside_host(job: NcclJob) -> Iterator[Problem]:
     for host, those in grouped((link.host, link) for link in links).items():
         ranks = _ranks(those)
         off = [name for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE") if _is_on(job, name, host)]
-        yield Problem(
-            summary=f"{rank_list(ranks)} on {host} exchange data over TCP, although they are on one host: neither P2P "
-            "nor shared memory is used",
-            ranks=ranks,
-            hosts=(host,),
-            evidence=(*_said(those), *_set(job, off, host)),
-            fix=_unset(off)
-            or "run `ddpdoctor check-env shm p2p` on that host; share memory between containers (docker run "
-            "--ipc=host, or a "
-            "larger /dev/shm)",
-        )
+        problem = _slow_links(
+            job, host, those, off,
+            f"{rank_list(ranks)} on {host} exchange data over TCP, although they are on one host: neither P2P nor "
+            "shared memory is used",
+            "run `ddpdoctor check-env shm p2p` on that host; share memory between containers (docker run --ipc=host, "
+            "or a larger /dev/shm)",
+        )  # fmt: skip
+        yield replace(problem, confidence=Confidence.HIGH)
 
 
 def _despite_adapters(job: NcclJob) -> Iterator[Problem]:
@@ -221,16 +218,13 @@ def _despite_adapters(job: NcclJob) -> Iterator[Problem]:
             continue
         off = [name for name in ("NCCL_IB_DISABLE",) if _is_on(job, name, host)]
         off += [name for name in ("NCCL_NET", "NCCL_IB_HCA") if job.setting(name, (host,))]
-        yield Problem(
-            summary=f"NCCL uses TCP to other hosts, although {host} has active InfiniBand or RoCE adapters "
+        problem = _slow_links(
+            job, host, those, off,
+            f"NCCL uses TCP to other hosts, although {host} has active InfiniBand or RoCE adapters "
             f"({name_list(adapters)})",
-            ranks=tuple(sorted({link.own for link in those})),
-            hosts=(host,),
-            confidence=Confidence.MEDIUM,
-            evidence=(*_said(those), *_set(job, off, host)),
-            fix=_unset(off)
-            or "run `ddpdoctor check-env uverbs memlock ib-hca-env` on that host to find out why NCCL cannot use them",
-        )
+            "run `ddpdoctor check-env uverbs memlock ib-hca-env` on that host to find out why NCCL cannot use them",
+        )  # fmt: skip
+        yield replace(problem, ranks=tuple(sorted({link.own for link in those})))
 
 
 def _without_gdr(job: NcclJob) -> Iterator[Problem]:
@@ -249,30 +243,25 @@ def _without_gdr(job: NcclJob) -> Iterator[Problem]:
         if not modules:
             continue
         off = [name for name in ("NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_DISABLE") if job.setting(name, (host,))]
-        yield Problem(
-            summary=f"the adapters of {host} do not access GPU memory (no GDRDMA), although {' and '.join(modules)} "
+        yield _slow_links(
+            job, host, over, off,
+            f"the adapters of {host} do not access GPU memory (no GDRDMA), although {' and '.join(modules)} "
             f"{'are' if len(modules) > 1 else 'is'} loaded: all data go through host memory",
-            ranks=_ranks(over),
-            hosts=(host,),
-            confidence=Confidence.MEDIUM,
-            evidence=(*_said(over), *_set(job, off, host)),
-            fix=_unset(off)
-            or "run `ddpdoctor check-env peermem acs-iommu` on that host; check the distance of GPUs and "
-            "adapters with nvidia-smi topo -m: beyond PHB, NCCL does not use GDRDMA",
-        )
+            "run `ddpdoctor check-env peermem acs-iommu` on that host; check the distance of GPUs and adapters with "
+            "nvidia-smi topo -m: beyond PHB, NCCL does not use GDRDMA",
+        )  # fmt: skip
 
 
 def _indirect(job: NcclJob) -> Iterator[Problem]:
     links = [link for link in job.links if link.edge.way is DataWay.INDIRECT]
     for host, those in grouped((link.host, link) for link in links).items():
-        yield Problem(
-            summary=f"{rank_list(_ranks(those))} on {host} communicate through a third GPU (P2P/indirect)",
-            ranks=_ranks(those),
-            hosts=(host,),
-            evidence=_said(those),
-            fix="choose directly linked GPUs (CUDA_VISIBLE_DEVICES; nvidia-smi topo -m); "
-            "`ddpdoctor check-env nvlink` finds links that are down",
-        )
+        problem = _slow_links(
+            job, host, those, (),
+            f"{rank_list(_ranks(those))} on {host} communicate through a third GPU (P2P/indirect)",
+            "choose directly linked GPUs (CUDA_VISIBLE_DEVICES; nvidia-smi topo -m); `ddpdoctor check-env nvlink` "
+            "finds links that are down",
+        )  # fmt: skip
+        yield replace(problem, confidence=Confidence.HIGH)
 
 
 def _despite_nvlink(job: NcclJob) -> Iterator[Problem]:
@@ -285,15 +274,11 @@ def _despite_nvlink(job: NcclJob) -> Iterator[Problem]:
         if not shared or len(linked) < 2 or any(link.edge.way in {DataWay.P2P, DataWay.INDIRECT} for link in links):
             continue
         off = [name for name in ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL") if job.setting(name, (host,))]
-        yield Problem(
-            summary=f"{rank_list(_ranks(shared))} on {host} exchange data through host memory, although their "
-            "GPUs have NVLink",
-            ranks=_ranks(shared),
-            hosts=(host,),
-            confidence=Confidence.MEDIUM,
-            evidence=(*_said(shared), *_set(job, off, host)),
-            fix=_unset(off) or "run `ddpdoctor check-env p2p nvlink` on that host",
-        )
+        yield _slow_links(
+            job, host, shared, off,
+            f"{rank_list(_ranks(shared))} on {host} exchange data through host memory, although their GPUs have NVLink",
+            "run `ddpdoctor check-env p2p nvlink` on that host",
+        )  # fmt: skip
 
 
 def _without_nvls(job: NcclJob) -> Iterator[Problem]:
@@ -339,17 +324,20 @@ def _is_on(job: NcclJob, name: str, host: str) -> bool:
     return value is not None and value not in OFF
 
 
-def _set(job: NcclJob, names: Sequence[str], host: str) -> tuple[str, ...]:
-    return tuple(f"{name}={job.setting(name, (host,))}" for name in names)
-
-
-def _unset(names: Sequence[str]) -> str:
-    return f"unset {' '.join(names)}" if names else ""
+def _slow_links(
+    job: NcclJob, host: str, links: Sequence[RankLink], off: Sequence[str], summary: str, fix: str
+) -> Problem:  # fmt: skip
+    """Return the problem of a host's connections, which variables that are set (``off``) explain, if there are any."""
+    said = list(dict.fromkeys(link.edge.said for link in links))[:MOST_SAID]
+    return Problem(
+        summary=summary,
+        ranks=_ranks(links),
+        hosts=(host,),
+        confidence=Confidence.MEDIUM,
+        evidence=(*said, *(f"{name}={job.setting(name, (host,))}" for name in off)),
+        fix=f"unset {' '.join(off)}" if off else fix,
+    )
 
 
 def _ranks(links: Sequence[RankLink]) -> tuple[int, ...]:
     return tuple(sorted({rank for link in links for rank in link.pair}))
-
-
-def _said(links: Sequence[RankLink]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(link.edge.said for link in links))[:MOST_SAID]

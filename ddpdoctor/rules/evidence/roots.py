@@ -298,8 +298,7 @@ class Lost:
     host: str
     """The name of its host, else its address."""
     facts: tuple[Fact, ...]
-    """What the victims say."""
-    voters: int
+    """What the victims say, each one once."""
 
 
 def lost_by(state: RunState) -> Lost | None:
@@ -326,7 +325,7 @@ def lost_by(state: RunState) -> Lost | None:
     (kind, value), those = ordered[0]
     rank = value if kind == "rank" and isinstance(value, int) else None
     host = str(value) if rank is None else state.hosts.get(rank, "")
-    return Lost(rank=rank, host=host, facts=tuple(those.values()), voters=len(those))
+    return Lost(rank=rank, host=host, facts=tuple(those.values()))
 
 
 def _silent(state: RunState) -> Lost | None:
@@ -339,7 +338,7 @@ def _silent(state: RunState) -> Lost | None:
     if len(victims) < 2 or len(silent) != 1:
         return None
     rank = next(iter(silent))
-    return Lost(rank=rank, host=state.hosts.get(rank, ""), facts=tuple(victims.values()), voters=len(victims))
+    return Lost(rank=rank, host=state.hosts.get(rank, ""), facts=tuple(victims.values()))
 
 
 def _victims(state: RunState) -> Iterator[Fact]:

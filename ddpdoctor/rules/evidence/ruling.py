@@ -367,7 +367,7 @@ def _rulings(state: RunState, roots: list[Root]) -> Iterator[Ruling]:
     if whole := [fact for fact in inside if fact.complete]:
         yield Ruling(kind="transport", problem=words.inside(state, whole))
     lost = lost_by(state)
-    if lost is not None and lost.voters > 1:
+    if lost is not None and len(lost.facts) > 1:
         yield Ruling(kind="crash", problem=words.lost(state, lost))
 
 

@@ -438,7 +438,7 @@ def lost(state: RunState, one: Lost) -> Problem:
     ranks = (one.rank,) if one.rank is not None else ()
     hosts = (one.host,) if one.host else ()
     return Problem(
-        summary=f"{who_words(state, ranks, hosts)} may have ended first: {one.voters} other processes lost their "
+        summary=f"{who_words(state, ranks, hosts)} may have ended first: {len(one.facts)} other processes lost their "
         "connection to it, and it reports no lost connection; the reason is unknown",
         confidence=Confidence.LOW,
         ranks=ranks,

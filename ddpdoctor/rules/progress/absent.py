@@ -214,6 +214,11 @@ def check_stopped(job: JobState) -> Answer:
     how = f"held by a debugger (process {traced[0]})" if traced else f"stopped (state {ranks[0].proc_state})"
     waiters = say.waiters_words(job, blamed)
     clues = {n: clues_of(job, n) for n in blamed[: say.MAX_CLASSES]} if asleep else {}
+    by_host = [(f"on {host}: ", [rank for rank in ranks if rank.host == host]) for host in say.hosts_of(job, blamed)]
+    kills = (f"{on}kill -CONT {' '.join(str(rank.pid) for rank in those)}" for on, those in by_host or [("", ranks)])
+    fix = "check dmesg, and the device or file system that it reads" if asleep else "; ".join(kills)
+    if traced:
+        fix = "detach the debugger, or continue the process in it"
     finding = say.problem_of(
         job,
         blamed,
@@ -226,7 +231,7 @@ def check_stopped(job: JobState) -> Answer:
             *say.others(job, blamed),
             *say.progress_words(job, blamed),
         ),
-        fix=fix_of((clue for found in clues.values() for clue in found), _stopped_fix(job, blamed, asleep=asleep)),
+        fix=fix_of((clue for found in clues.values() for clue in found), fix),
     )
     # It lasts if they have been stopped for the whole hang timeout and no debugger can continue them. Sleep in the
     # kernel (D) does not count: it ends when the device or the file server answers, however late.
@@ -234,17 +239,6 @@ def check_stopped(job: JobState) -> Answer:
     stopped = [since for since in since_ns if since is not None and job.time_ns - since >= job.timeout_ns]
     lasting = job.waits.waiters and len(stopped) == len(ranks)
     return judged([finding], certain=job.stands_still(blamed), may_resume=not lasting)
-
-
-def _stopped_fix(job: JobState, blamed: tuple[int, ...], *, asleep: bool) -> str:
-    ranks = [job.rank(n) for n in blamed]
-    if any(rank.traced_by for rank in ranks):
-        return "detach the debugger, or continue the process in it"
-    if asleep:
-        return "check dmesg, and the device or file system that it reads"
-    hosts = say.hosts_of(job, blamed)
-    by_host = [(f"on {host}: ", [rank for rank in ranks if rank.host == host]) for host in hosts] or [("", ranks)]
-    return "; ".join(f"{where}kill -CONT {' '.join(str(rank.pid) for rank in those)}" for where, those in by_host)
 
 
 @rule("DD607", "missing", Severity.ERROR, "A rank or node never joined")

@@ -389,7 +389,7 @@ def find_guard(
         flow = next((flow for flow in flows if flow.file == frame.file), None)
         if flow is None:
             return None
-        shared = [line.line for line in lines if (line.file, line.function) == (frame.file, frame.function)]
+        shared = [line.line for line in lines if _same_function(line, frame)]
         if frame.function == "<module>" and not shared:
             return None  # such as the condition on __name__, which holds for every rank
         before = max((line for line in shared if line < frame.line), default=None)
@@ -421,7 +421,7 @@ def blame_guarded(
         guard = find_guard(flows, call_frames(rank, part.site), frames, over=False)
         if guard is None or has_called(peer, part.kind):
             continue
-        lines = [frame.line for frame in frames if (frame.file, frame.function) == (guard.file, guard.function)]
+        lines = [frame.line for frame in frames if _same_function(frame, guard)]
         branches = [one for flow in flows if flow.file == guard.file for one in flow.statements]
         if any(one.kind == "if" and one.line == guard.line and any(map(one.holds, lines)) for one in branches):
             return None
@@ -506,7 +506,7 @@ def _blame(callers: Sequence[RankState], gone: Sequence[Rank], flows: Sequence[C
     stacks = [call_frames(state.rank, state.call.site if state.call is not None else None) for state in callers]
     if all(
         any(
-            frame.user and (frame.file, frame.function) == (line.file, line.function) and line.line > frame.line
+            frame.user and _same_function(frame, line) and line.line > frame.line
             for frame in frames
             for line in _last_lines(rank)
         )

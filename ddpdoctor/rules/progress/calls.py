@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import compress, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ddpdoctor.model.call_log import kind_of, pack_calls
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.words import group_alike, grouped, majority_of, outvoted
-from ddpdoctor.rules.progress.states import FORWARDS, NATIVE_PHASES, Activity, RankState, is_collective_op
+from ddpdoctor.rules.progress.states import FORWARDS, NATIVE_PHASES, Activity, RankState, is_collective
 from ddpdoctor.rules.progress.waits import (
     TAKES_NO_NUMBER,
     CallPosition,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from ddpdoctor.model.facts import Call, CallKind, ModelSeen, Rank, TensorSeen
+    from ddpdoctor.model.facts import CallKind, ModelSeen, Rank, TensorSeen
     from ddpdoctor.model.stacks import Frame
 
     _Place = tuple[bool, int]
@@ -146,7 +147,7 @@ def read_timeline(state: RankState, name: str, most: int) -> GroupCalls:
             continue
         # A new_group that has returned was called by all ranks.
         makes_group = event.kind.op == "new_group" and not event.ended_ns
-        collective = makes_group or is_collective_op(event.kind.op)
+        collective = makes_group or is_collective(event.kind.op)
         before = event.number - 1 if collective else event.number
         if phase is not None and cursor is not None and before > cursor:
             count += _fill(entries, rank, phase, cursor, before)
@@ -203,9 +204,17 @@ def read_events(state: RankState, name: str, most: int) -> list[Event]:
     kinds = [log.kinds[which] for which in compress(log.which, chosen)]
     columns = (compress(column, chosen) for column in (log.numbers, log.started_ns, log.ended_ns))
     found = list(map(Event, compress(log.indexes, chosen), kinds, *columns))
-    on_host = (call for call in state.rank.open_calls if call.device_state is None)  # the others were recorded before
-    still_open = [_open_event(call, state, name) for call in on_host]
-    found += [event for event in still_open if event is not None]
+    group = own_state(state.rank, name)
+    for call in state.rank.open_calls:
+        kind = kind_of(call)
+        if call.device_state is not None or not _uses(kind, name, state):
+            continue  # a call on a device was recorded before
+        number = call.seq if call.seq is not None else call.begun
+        if number is not None:
+            number += call.op == "new_group"
+        elif is_collective(call.op) and group is not None and group.backend and group.enqueued >= 0:
+            number = group.enqueued + 1
+        found += [Event(call.index, kind, number, call.started_ns, 0)] if number is not None else []
     return sorted(found, key=attrgetter("place"))
 
 
@@ -214,19 +223,6 @@ def _uses(kind: CallKind, name: str, state: RankState) -> bool:
     if kind.op == "work_wait":
         return False
     return kind.group == name or (not kind.group and name == default_name(state.rank))
-
-
-def _open_event(call: Call, state: RankState, name: str) -> Event | None:
-    kind = kind_of(call)
-    if not _uses(kind, name, state):
-        return None
-    number = call.seq if call.seq is not None else call.begun
-    if call.op == "new_group" and number is not None:
-        number += 1
-    if number is None and is_collective_op(call.op):
-        group = own_state(state.rank, name)
-        number = group.enqueued + 1 if group is not None and group.backend and group.enqueued >= 0 else None
-    return None if number is None else Event(call.index, kind, number, call.started_ns, 0)
 
 
 def find_departure(lines: Sequence[GroupCalls], blamed: Collection[int], seq: int) -> int | None:
@@ -381,8 +377,8 @@ def _acts(state: RankState, group: str) -> Mapping[int, Sequence[_Act]]:
     """
     found: dict[int, list[_Act]] = defaultdict(list)
     records = read_events(state, group, RING_RECORDS)
-    events = [event for event in records if event.kind.op in NATIVE_PHASES or is_collective_op(event.kind.op)]
-    begun = [event.number - is_collective_op(event.kind.op) for event in events]
+    events = [event for event in records if event.kind.op in NATIVE_PHASES or is_collective(event.kind.op)]
+    begun = [event.number - is_collective(event.kind.op) for event in events]
     for at, event in enumerate(events):
         took = begun[at + 1] > begun[at] if at + 1 < len(events) else None
         if event.kind.op != "ddp_forward_no_grad" or took:
@@ -496,9 +492,22 @@ def find_conflict(
 ) -> Conflict | None:
     """Return the earliest disagreement in a group that a rank waits in."""
     for group in dict.fromkeys(position.group for position in positions.values()):
-        conflict = _conflict_in(group, states, positions, shaped)
-        if conflict is not None:
-            return conflict
+        members = [states[m] for m in group.members if m in states]
+        most = min(MOST_RECORDS, max(ALL_RECORDS // max(1, len(members)), 64))
+        lines = [read_timeline(state, group.name, most=most) for state in members]
+        lines = _with_unnumbered(lines, states, positions, group)
+        seq = _first_difference(lines, shaped)
+        if seq is None:
+            continue
+        parts = _parts_at(lines, seq)
+        loose = any(part.unrecorded for part in parts)  # torch alone reports a call: only the operation is known
+        blame = find_blame(parts, lines, seq, attrgetter("kind.op") if loose else partial(_signature, shaped=shaped))
+        earlier = find_departure(lines, blame.ranks, seq)
+        if earlier is None:
+            return Conflict(group=group, seq=seq, parts=parts, blame=blame, passed=False)
+        parts = _parts_at(lines, earlier)
+        blame = find_blame(parts, lines, earlier, attrgetter("key"))
+        return Conflict(group=group, seq=earlier, parts=parts, blame=blame, passed=True)
     return None
 
 
@@ -531,27 +540,6 @@ def find_misread(
                     blame = find_blame(parts, lines, seq, lambda part: part.kind.dtype)
                     return Conflict(group=group, seq=seq, parts=parts, blame=blame, passed=True)
     return None
-
-
-def _conflict_in(
-    group: Group, states: Mapping[int, RankState], positions: Mapping[int, CallPosition], shaped: AbstractSet[str]
-) -> Conflict | None:
-    members = [states[m] for m in group.members if m in states]
-    most = min(MOST_RECORDS, max(ALL_RECORDS // max(1, len(members)), 64))
-    lines = [read_timeline(state, group.name, most=most) for state in members]
-    lines = _with_unnumbered(lines, states, positions, group)
-    seq = _first_difference(lines, shaped)
-    if seq is None:
-        return None
-    parts = _parts_at(lines, seq)
-    loose = any(part.unrecorded for part in parts)  # torch alone reports a call: only the operation is known
-    blame = find_blame(parts, lines, seq, lambda part: part.kind.op if loose else _signature(part, shaped))
-    earlier = find_departure(lines, blame.ranks, seq)
-    if earlier is None:
-        return Conflict(group=group, seq=seq, parts=parts, blame=blame, passed=False)
-    parts = _parts_at(lines, earlier)
-    blame = find_blame(parts, lines, earlier, lambda part: part.key)
-    return Conflict(group=group, seq=earlier, parts=parts, blame=blame, passed=True)
 
 
 def _first_difference(lines: list[GroupCalls], shaped: AbstractSet[str]) -> int | None:
@@ -639,12 +627,16 @@ def find_difference(
             )
             mine, usual = _rows(models[odd[0]]), _rows(models[most[0]])
             place = min((at for at in mine.keys() | usual.keys() if mine.get(at) != usual.get(at)), default=NOWHERE)
+            # If only one side has the parameter, that side's name.
+            own, others_own = mine.get(place), usual.get(place)
+            is_new = own is not None and own.name not in {tensor.name for tensor in usual.values()}
+            named = own if is_new else others_own or own
             return ModelDifference(
                 group=group,
                 number=number,
                 models=models,
                 blamed=outvoted((most, odd, *others)),
-                tensor=_name(mine, usual, place),
+                tensor=named.name if named is not None else None,
                 rows={n: _rows(model).get(place) for n, model in models.items()},
             )
     return None
@@ -654,12 +646,3 @@ def _rows(model: ModelSeen) -> dict[_Place, TensorSeen]:
     """Return a model's tensors by place: parameters come before buffers, each in their order."""
     kinds = {kind: [tensor for tensor in model.tensors if tensor.is_buffer is kind] for kind in (False, True)}
     return {(kind, number): tensor for kind, rows in kinds.items() for number, tensor in enumerate(rows)}
-
-
-def _name(mine: Mapping[_Place, TensorSeen], usual: Mapping[_Place, TensorSeen], place: _Place) -> str | None:
-    """Return the name of what differs; if only one side has the parameter, that side's name."""
-    own, others = mine.get(place), usual.get(place)
-    if own is not None and own.name not in {tensor.name for tensor in usual.values()}:
-        return own.name
-    known = others or own
-    return known.name if known is not None else None

@@ -203,6 +203,18 @@ def check_early_exit(job: JobState) -> Answer:
     at = f", last seen {place_words(last)}" if last is not None else ""
     waiters = say.waiters_words(job, blamed)
     by_signal = grouped((job.rank(n).exit_signal, n) for n in blamed if job.rank(n).exit_signal)
+    first = job.rank(blamed[0])
+    fix = fix_of_turning(turning) if turning is not None and turning.parting.is_earlier else _STEP_TOGETHER
+    if first.exit_signal:
+        fix = (
+            f"do not exit in the handler of {first.exit_signal}: set a flag there, all_reduce it (MAX) at the end of "
+            "each step, and let all ranks save and leave the loop in the same step"
+        )
+    elif first.exit_call is not None:
+        fix = (
+            f"do not exit {place_words(first.exit_call)} on some ranks only: all_reduce the decision (MAX), and let "
+            "all ranks leave in the same step; if something is wrong, raise an error instead"
+        )
     finding = say.problem_of(
         job,
         blamed,
@@ -219,23 +231,9 @@ def check_early_exit(job: JobState) -> Answer:
             *say.progress_words(job, blamed),
             *say.cascade_words(job.failures, blamed),
         ),
-        fix=_early_fix(job.rank(blamed[0]), turning),
+        fix=fix,
     )
     return judged([finding], certain=not job.is_ending())
-
-
-def _early_fix(rank: Rank, turning: Turning | None) -> str:
-    if rank.exit_signal:
-        return (
-            f"do not exit in the handler of {rank.exit_signal}: set a flag there, all_reduce it (MAX) at the end of "
-            "each step, and let all ranks save and leave the loop in the same step"
-        )
-    if rank.exit_call is not None:
-        return (
-            f"do not exit {place_words(rank.exit_call)} on some ranks only: all_reduce the decision (MAX), and let all "
-            "ranks leave in the same step; if something is wrong, raise an error instead"
-        )
-    return fix_of_turning(turning) if turning is not None and turning.parting.is_earlier else _STEP_TOGETHER
 
 
 def _turning(job: JobState, number: int) -> Turning | None:

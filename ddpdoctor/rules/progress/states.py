@@ -283,12 +283,7 @@ class RankState:
         return self.waiting and self.call is not None and self.call.device_state is not None
 
 
-def is_collective(call: Call) -> bool:
-    """Return whether a call is a recorded collective, not a phase or point-to-point."""
-    return is_collective_op(call.op)
-
-
-def is_collective_op(op: str) -> bool:
+def is_collective(op: str) -> bool:
     """Return whether an operation is a collective, not a phase or point-to-point."""
     return op not in _NOT_COLLECTIVES and op not in POINT_TO_POINT
 
@@ -389,13 +384,13 @@ def _living_state(rank: Rank, call: Call | None) -> RankState:
         call = max(inside, key=lambda call: call.index, default=None)
     if call is None and waits_in_library(frames):  # in a join, a lock or a queue, while another thread is in a call
         other = _innermost(rank.open_calls, main=False)
-        call = other if other is not None and (is_collective(other) or other.op in POINT_TO_POINT) else None
+        call = other if other is not None and (is_collective(other.op) or other.op in POINT_TO_POINT) else None
     if call is None:
         return RankState(rank=rank, doing=Activity.USER)
     if call.op == WORK_WAIT:
         awaited = _awaited(rank.open_calls, call)
         return RankState(
-            rank=rank, doing=Activity.COLLECTIVE if is_collective(awaited) else Activity.PEER, call=awaited
+            rank=rank, doing=Activity.COLLECTIVE if is_collective(awaited.op) else Activity.PEER, call=awaited
         )
     if call.op in NATIVE_PHASES:
         return RankState(rank=rank, doing=_native_doing(rank, call), call=call)
@@ -406,7 +401,7 @@ def _doing_in(call: Call) -> Activity:
     by_phase = {"init_process_group": Activity.INIT, "new_group": Activity.NEW_GROUP, "next_batch": Activity.DATA}
     if call.op in POINT_TO_POINT:
         return Activity.PEER
-    return by_phase.get(call.op, Activity.COLLECTIVE if is_collective(call) else Activity.USER)
+    return by_phase.get(call.op, Activity.COLLECTIVE if is_collective(call.op) else Activity.USER)
 
 
 def _innermost(open_calls: Iterable[Call], *, main: bool = True) -> Call | None:

@@ -110,11 +110,8 @@ def _is_moved(store: StoreSought) -> bool:
     if store.given is None or store.given.startswith("None:"):
         return False
     host, _, port = store.given.rpartition(":")
-    return (_plain(host), port) != (_plain(store.host), str(store.port))
-
-
-def _plain(host: str) -> str:
-    return "127.0.0.1" if host == "localhost" else host
+    given, used = ("127.0.0.1" if name == "localhost" else name for name in (host, store.host))
+    return (given, port) != (used, str(store.port))
 
 
 def _server_words(job: JobState, blamed: tuple[int, ...], store: StoreSought) -> list[str]:

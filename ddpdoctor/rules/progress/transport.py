@@ -161,19 +161,6 @@ def find_targets(job: JobState) -> Targets:
 
     If ranks wait in calls that do not match, each side waits for the blamed one. Ranks in the same call share one set.
     """
-    needed = frozenset(needed_in_init(job.states, job.world))
-    inside = (rank for rank, state in job.states.items() if state.doing is Activity.INIT)
-    found = _targets_in_calls(job) | (dict.fromkeys(inside, needed) if needed else {})
-    if job.conflict is not None:
-        blamed = frozenset(job.conflict.blame.ranks)
-        waiting = [n for part in job.conflict.parts if (n := part.rank) in job.states and job.states[n].waiting]
-        sides = dict.fromkeys((n for n in waiting if n not in blamed), blamed)
-        sides = sides or {n: blamed - {n} for n in waiting if blamed - {n}}
-        found = {**sides, **found}
-    return found or {rank: frozenset({peer}) for rank, peer in met_peers(job.states).items()}
-
-
-def _targets_in_calls(job: JobState) -> Targets:
     edges = wait_edges(job.states, job.positions)
     absent = frozenset(range(job.world)) - job.states.keys()
     lacking: dict[Hashable, frozenset[int]] = {}
@@ -190,7 +177,15 @@ def _targets_in_calls(job: JobState) -> Targets:
             whom = frozenset({one}) if isinstance(one, int) else lacking.get(one, frozenset())
             if isinstance(rank, int) and whom:
                 found[rank] = whom
-    return found
+    if needed := frozenset(needed_in_init(job.states, job.world)):
+        found |= {rank: needed for rank, state in job.states.items() if state.doing is Activity.INIT}
+    if job.conflict is not None:
+        blamed = frozenset(job.conflict.blame.ranks)
+        waiting = [n for part in job.conflict.parts if (n := part.rank) in job.states and job.states[n].waiting]
+        sides = dict.fromkeys((n for n in waiting if n not in blamed), blamed)
+        sides = sides or {n: blamed - {n} for n in waiting if blamed - {n}}
+        found = {**sides, **found}
+    return found or {rank: frozenset({peer}) for rank, peer in met_peers(job.states).items()}
 
 
 @rule("DD608", "deadlock", Severity.ERROR, "Ranks wait for each other in a circle")

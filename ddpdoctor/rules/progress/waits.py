@@ -5,15 +5,14 @@ Ranks and pending collectives are nodes, so the cost grows with the ranks, not t
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import POINT_TO_POINT, GroupState, Job, Rank
-from ddpdoctor.model.words import rank_list
-from ddpdoctor.rules.progress.states import NATIVE_PHASES, Activity, RankState, is_collective, is_collective_op
+from ddpdoctor.model.words import grouped, rank_list
+from ddpdoctor.rules.progress.states import NATIVE_PHASES, Activity, RankState, is_collective
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
@@ -139,9 +138,9 @@ def recorded_seq(rank: Rank, name: str) -> int:
     ended = [
         log.numbers[at] - (kind.op == TAKES_NO_NUMBER and not kind.failed)
         for kind, at in log.last.items()
-        if kind.group == name and is_collective_op(kind.op)
+        if kind.group == name and is_collective(kind.op)
     ]
-    pending = [c.seq for c in rank.open_calls if c.seq is not None and c.group == name and is_collective(c)]
+    pending = [c.seq for c in rank.open_calls if c.seq is not None and c.group == name and is_collective(c.op)]
     return max([0, *ended, *pending])
 
 
@@ -208,7 +207,8 @@ def find_waits(
     """Follow the waits of all ranks to the ranks that wait for nobody."""
     waiters = tuple(sorted(number for number, state in states.items() if state.waiting))
     needed = needed_in_init(states, world)
-    for group, seq in furthest(positions).items():  # members that have not arrived and are in no collective themselves
+    last = furthest(positions)
+    for group, seq in last.items():  # members that have not arrived and are in no collective themselves
         for member in group.members:
             state = states.get(member)
             come = reached(state, group.name) if state is not None and not state.waiting and seq is not None else None
@@ -222,7 +222,13 @@ def find_waits(
     absent = {n for n in needed if n not in states or states[n].doing is Activity.MISSING}
     blockers = {n for n in needed - absent if not states[n].waiting}
     if not blockers and not absent:
-        blockers = _behind(states, positions)
+        # Ranks in a backward that has not begun the collective the others wait in still compute. This shows only
+        # without DETAIL, when the counter tells which ranks already wait for the reducer.
+        for n, position in positions.items():
+            call, target = states[n].call, last[position.group]
+            native = call is not None and call.op in NATIVE_PHASES and not states[n].detail
+            if native and position.seq is not None and target is not None and position.seq < target:
+                blockers.add(n)
     return Waits(waiters=waiters, blockers=tuple(sorted(blockers)), absent=tuple(sorted(absent)))
 
 
@@ -280,21 +286,6 @@ def met_peers(states: Mapping[int, RankState]) -> dict[int, int]:
     return found
 
 
-def _behind(states: Mapping[int, RankState], positions: Mapping[int, CallPosition]) -> set[int]:
-    """Return the ranks in a backward that has not begun the collective the others wait in: they still compute.
-
-    This works only without DETAIL, when the counter shows which ranks already wait for the reducer.
-    """
-    last = furthest(positions)
-    found = set()
-    for number, position in positions.items():
-        state, target = states[number], last[position.group]
-        native = state.call is not None and state.call.op in NATIVE_PHASES and not state.detail
-        if native and position.seq is not None and target is not None and position.seq < target:
-            found.add(number)
-    return found
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitCircle:
     """Ranks that each, in the end, wait for themselves."""
@@ -334,55 +325,31 @@ def wait_edges(states: Mapping[int, RankState], positions: Mapping[int, CallPosi
     A call may also lead to an earlier call of its group, which then comes before it in the mapping.
     """
     edges: dict[Hashable, tuple[Hashable, ...]] = {n: (position,) for n, position in positions.items()}
-    edges |= _lacking(states, positions)
-    edges |= {number: (peer,) for number, peer in unanswered_peers(states).items()}
-    edges |= _lacking_in_new_group(states)
-    return edges
-
-
-def _lacking(
-    states: Mapping[int, RankState], positions: Mapping[int, CallPosition]
-) -> dict[Hashable, tuple[Hashable, ...]]:  # fmt: skip
-    """Return whom each pending collective lacks: members below its number, and everyone that an earlier one lacks.
-
-    This way each member is checked once per group, however many numbers are waited for.
-    """
-    by_group: dict[Group, set[int | None]] = defaultdict(set)
-    for position in positions.values():
-        by_group[position.group].add(position.seq)
-    edges: dict[Hashable, tuple[Hashable, ...]] = {}
+    by_group = grouped((position.group, position.seq) for position in positions.values())
     for group, numbers in by_group.items():
+        # A call lacks the members below its number, and everyone that an earlier one lacks. This way each member is
+        # checked once per group, however many numbers are waited for.
         here = {n for n in group.members if n in states}
         come = {n: reached(states[n], group.name) for n in here}
         before: tuple[Hashable, ...] = ()
         left = {n for n, number in come.items() if number is not None}
-        for seq in sorted(number for number in numbers if number is not None):
+        for seq in sorted({number for number in numbers if number is not None}):
             late = {n for n in left if (come[n] or 0) < seq}
             left -= late
             edges[CallPosition(group=group, seq=seq)] = (*before, *sorted(late))
             before = (CallPosition(group=group, seq=seq),)
         if None in numbers:
-            edges[CallPosition(group=group, seq=None)] = tuple(
-                n for n in sorted(here) if not _is_in(n, group, positions)
-            )
-    return edges
-
-
-def _is_in(number: int, group: Group, positions: Mapping[int, CallPosition]) -> bool:
-    position = positions.get(number)
-    return position is not None and position.group == group
-
-
-def _lacking_in_new_group(states: Mapping[int, RankState]) -> dict[Hashable, tuple[Hashable, ...]]:
-    """Make each rank in ``new_group`` wait for the ranks that have called it less often."""
+            away = [n for n in sorted(here) if n not in positions or positions[n].group != group]
+            edges[CallPosition(group=group, seq=None)] = tuple(away)
+    edges |= {number: (peer,) for number, peer in unanswered_peers(states).items()}
     inside = [n for n, state in states.items() if state.doing is Activity.NEW_GROUP]
-    if not inside:
-        return {}
-    made = {n: groups_made(state.rank) for n, state in states.items()}
-    most = max(made[n] for n in inside)
-    node = ("new_group", most)
-    lacking = tuple(n for n in sorted(made) if made[n] < most)
-    return {node: lacking, **{n: (node,) for n in inside if made[n] == most}}
+    if inside:  # each rank in ``new_group`` waits for the ranks that have called it less often
+        made = {n: groups_made(state.rank) for n, state in states.items()}
+        most = max(made[n] for n in inside)
+        node = ("new_group", most)
+        edges[node] = tuple(n for n in sorted(made) if made[n] < most)
+        edges |= {n: (node,) for n in inside if made[n] == most}
+    return edges
 
 
 def _components(edges: Edges) -> list[set[Hashable]]:

@@ -113,10 +113,20 @@ def waiters_words(job: JobState, blamed: Iterable[int]) -> str:
     waiters = [n for n in job.waits.waiters if n not in set(blamed)]
     if not waiters:
         return ""
-    behind = _behind_words(job, blamed, waiters)
-    if behind is not None:
-        return behind
     whom = "it" if len(blamed) == 1 else "them"
+    groups = _mesh_groups(job, waiters)
+    direct = [n for n, group in groups.items() if set(group.members) & set(blamed)]
+    if direct:
+        # "rank 1 is waiting for it in all_reduce of the tp group; ranks 2 and 3 are waiting behind rank 1"
+        dims = sorted({dim_words(groups[n]) for n in direct})
+        ops = sorted({call.op for n in direct if (call := job.states[n].call) is not None})
+        what = f"in {ops[0]} of" if len(ops) == 1 else "in"
+        text = f"{rank_list(direct)} {verb(direct, 'is', 'are')} waiting for {whom} {what} the {name_list(dims)} group"
+        text += "s" if len(dims) > 1 else ""
+        rest = [n for n in waiters if n not in direct]
+        return (
+            f"{text}; {rank_list(rest)} {verb(rest, 'is', 'are')} waiting behind {rank_list(direct)}" if rest else text
+        )
     calls = {call.op if (call := job.states[n].call) is not None else "a collective" for n in waiters}
     where = f" in {calls.pop()}" if len(calls) == 1 else ""
     return f"{rank_list(waiters)} {verb(waiters, 'is', 'are')} waiting for {whom}{where}"
@@ -268,27 +278,6 @@ def _mesh_words(job: JobState, ranks: Iterable[int]) -> str:
     first = min(groups, key=lambda group: group.members)
     where = group_words(first, job.world) if len(groups) == 1 else f"their {dim_words(first)} groups"
     return f" in {where}" + (f" for {rank_list(late)}" if late else "")
-
-
-def _behind_words(job: JobState, blamed: tuple[int, ...], waiters: list[int]) -> str | None:
-    """Return who waits in which dimension's group for the blamed ranks, and who waits for those; None without a mesh.
-
-    For example "rank 1 is waiting for it in all_reduce of the tp group; ranks 2 and 3 are waiting behind rank 1".
-    """
-    groups = _mesh_groups(job, waiters)
-    direct = [n for n, group in groups.items() if set(group.members) & set(blamed)]
-    if not direct:
-        return None
-    whom = "it" if len(blamed) == 1 else "them"
-    dims = sorted({dim_words(groups[n]) for n in direct})
-    ops = sorted({call.op for n in direct if (call := job.states[n].call) is not None})
-    what = f"in {ops[0]} of" if len(ops) == 1 else "in"
-    text = f"{rank_list(direct)} {verb(direct, 'is', 'are')} waiting for {whom} {what} the {name_list(dims)} group"
-    text += "s" if len(dims) > 1 else ""
-    rest = [n for n in waiters if n not in direct]
-    if not rest:
-        return text
-    return f"{text}; {rank_list(rest)} {verb(rest, 'is', 'are')} waiting behind {rank_list(direct)}"
 
 
 @dataclass(frozen=True, slots=True)
