@@ -583,7 +583,9 @@ def compare_stacks(facts: Sequence[Fact], world: int | None) -> list[Fact]:
     waiters = {rank: stack for rank, stack in last.items() if stack.doing in WAITS}
     inits = {rank: stack for rank, stack in last.items() if stack.doing is Doing.INIT}
     others = {rank: stack for rank, stack in last.items() if rank not in waiters and rank not in inits}
-    operation = _operation_of(waiters) if waiters else Operation()
+    named = [stack.operation for stack in waiters.values() if stack.operation is not None]
+    unnamed = Operation(op="a collective") if waiters else Operation()
+    operation = max(named, key=named.count, default=unnamed)  # as most of them name it
     absent = {**others, **inits} if waiters else others if inits else {}
     found: list[Fact] = [
         Absent(
@@ -619,12 +621,6 @@ def _places(waiters: dict[int, Stacked]) -> Differ | None:
     is_plain = len(sides[0][1]) > len(sides[1][1])
     spot = waiters[odd[0]].spot
     return Differ(sides=shown_sides, odd=odd if is_plain else None, aspect="place", certain=False, spot=spot)
-
-
-def _operation_of(stacks: dict[int, Stacked]) -> Operation:
-    """Return the operation that most of the waiting ranks are in, as far as their stacks name it."""
-    named = [stack.operation for stack in stacks.values() if stack.operation is not None]
-    return max(named, key=named.count) if named else Operation(op="a collective")
 
 
 def _lines(stack: Stacked) -> tuple[tuple[str, int], ...]:

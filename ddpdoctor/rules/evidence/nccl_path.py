@@ -95,9 +95,14 @@ class NcclJob:
                 fitting = [m for m in process.members if m.rank == edge.own and edge.peer < m.ranks]
                 peers = [self._members.get((member.communicator, edge.peer), []) for member in fitting]
                 known = [peer[0] for peer in peers if len(peer) == 1]
-                inside = {_is_one_host(process.who, who) for who in known} if len(known) == len(peers) else set()
-                ranks = {who.rank for who in known}
-                rank, own = next(iter(ranks), None), process.who.rank
+                ranks, here = {who.rank for who in known}, process.who
+                # Containers on several machines may have one name, so addresses must not differ.
+                inside = {
+                    who.host == here.host != "" and ("" in {who.address, here.address} or who.address == here.address)
+                    for who in known
+                    if len(known) == len(peers)
+                }
+                rank, own = next(iter(ranks), None), here.rank
                 named = len(ranks) == 1 and rank is not None and own is not None
                 found.append(RankLink(
                     process=process, edge=edge,
@@ -119,13 +124,6 @@ class NcclJob:
         """Return the value of a variable in the environment of a process on these hosts, by default on any."""
         values = (one.settings.get(name) for one in self.processes if not hosts or one.who.host in hosts)
         return next((value for value in values if value is not None), None)
-
-
-def _is_one_host(first: Who, second: Who) -> bool:
-    """Return whether two processes are on one host. Containers on several machines may have one name."""
-    if first.address and second.address and first.address != second.address:
-        return False
-    return bool(first.host) and first.host == second.host
 
 
 def _short(host: str) -> str:

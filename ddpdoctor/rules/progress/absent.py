@@ -9,32 +9,31 @@ from ddpdoctor.model.findings import Confidence, FaultOrigin, Severity
 from ddpdoctor.model.reaching import Contact
 from ddpdoctor.model.words import name_list, rank_list, verb
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, unknown
+from ddpdoctor.rules.network import EPHEMERAL
 from ddpdoctor.rules.progress import words as say
 from ddpdoctor.rules.progress.job_state import (
-    CHECK,
     Cause,
     JobState,
     asked_if,
-    attempts_at,
-    failing,
-    hosts_of_nodes,
     is_alone,
     never_came,
-    node_words,
     others_of,
-    ranks_of,
-    reach_fix,
-    reached_words,
+    reported_ranks,
 )
 from ddpdoctor.rules.progress.states import Activity, seconds
 from ddpdoctor.rules.progress.wait_causes import clues_of, places_held_up
 from ddpdoctor.rules.progress.words import fix_of, sentences
 from ddpdoctor.rules.registry import rule
+from ddpdoctor.rules.rendezvous.mesh import describe
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from ddpdoctor.model.facts import Job, NodeSeen
+    from ddpdoctor.model.reaching import Connecting
 
 
+CHECK = "run `ddpdoctor check-rendezvous` on every node to see which nodes cannot connect"
 _UP = frozenset({Contact.CONNECTED, Contact.REFUSED, Contact.RESET, Contact.NO_STORE})
 """Answers that only a running and reachable host can give."""
 _NOT_REACHED = {
@@ -42,6 +41,66 @@ _NOT_REACHED = {
     Contact.NO_ANSWER: "no response",
     Contact.NO_STORE: "another program responds",
 }
+
+
+def ranks_of(facts: Job, nodes: Sequence[NodeSeen], unseen: Iterable[int]) -> tuple[int, ...]:
+    """Return the ranks of nodes: those they reported, else those by their numbers, else all ranks that nobody has seen.
+
+    A node's number is its node rank if the launch gave one. Nodes that never came have the last numbers anyway.
+    """
+    found: set[int] = set()
+    each = facts.local_ranks_expected
+    for node in nodes:
+        reported = reported_ranks(facts, node)
+        if not reported and each and (facts.node_rank is not None or node.presence is Presence.ABSENT):
+            reported = tuple(range(node.number * each, (node.number + 1) * each))
+        found.update(reported or unseen)
+    return tuple(sorted(found))
+
+
+def hosts_of_nodes(nodes: Iterable[NodeSeen]) -> tuple[str, ...]:
+    """Return the known hosts of nodes, each once."""
+    return tuple(dict.fromkeys(node.host for node in nodes if node.host))
+
+
+def node_words(facts: Job, nodes: Sequence[NodeSeen]) -> str:
+    """Return "node 1 (dd1)", "node 1", "nodes dd1 and dd2", or for single ranks "rank 3 on dd1"."""
+    hosts = hosts_of_nodes(nodes)
+    if facts.members is not None and facts.members.of_ranks:
+        return rank_list(node.number for node in nodes) + (f" on {name_list(hosts)}" if hosts else "")
+    if len(nodes) == 1:
+        return f"node {nodes[0].number}" + (f" ({hosts[0]})" if hosts else "")
+    return f"nodes {name_list([node.host or str(node.number) for node in nodes])}"
+
+
+def attempts_at(reached: Iterable[Connecting], host: str) -> tuple[Connecting, ...]:
+    """Return the attempts to connect to a host."""
+    return tuple(attempt for attempt in reached if host and host in (attempt.host, attempt.address))
+
+
+def reached_words(reached: Iterable[Connecting]) -> list[str]:
+    """Return one sentence for each attempt to connect."""
+    return [f"connecting from here to {describe(attempt)}" for attempt in reached]
+
+
+def _first_failing(facts: Job) -> Connecting | None:
+    """Return the first attempt to connect that did not get through."""
+    return next((attempt for attempt in facts.reached if attempt.contact is not Contact.CONNECTED), None)
+
+
+def reach_fix(attempt: Connecting, here: str) -> str:
+    """Return what to do about an address that ``here`` cannot reach."""
+    place = f"{attempt.host}:{attempt.port}"
+    if attempt.contact is Contact.UNRESOLVED:
+        return f"run `getent hosts {attempt.host}` on {here}; add the name to DNS or /etc/hosts"
+    if attempt.contact is Contact.REFUSED:
+        return (
+            f"check that the job was started on {attempt.host}: run `ss -ltnp 'sport = :{attempt.port}'` there; {CHECK}"
+        )
+    if attempt.contact is Contact.NO_STORE:
+        return f"another program uses {place}: choose another port (--rdzv-endpoint, --master-port)"
+    ports = f"{EPHEMERAL[0]}-{EPHEMERAL[1]}"
+    return f"allow {here} to reach {place} and ports {ports} (nft list ruleset on {attempt.host}); {CHECK}"
 
 
 def judge_lost(job: JobState) -> Answer:
@@ -131,7 +190,7 @@ def _judge_launchers(job: JobState) -> Answer:
     absent = never_came(facts)
     if is_alone(facts) and facts.members.own != 0:  # only the first node would have reported the others
         absent = tuple(node for node in absent if node.number == 0)
-    here, bad = facts.host or "this node", failing(facts.reached)
+    here, bad = facts.host or "this node", _first_failing(facts)
     why = (
         f"{here} cannot reach {bad.host}:{bad.port} ({_NOT_REACHED.get(bad.contact, bad.contact.value)})" if bad else ""
     )
@@ -303,7 +362,7 @@ def _missing_fix(job: JobState, absent_nodes: list[NodeSeen], *, alone: bool, do
         return f"check that the job was started{where} with the same endpoint and world size; {CHECK}"
     if alone:
         return "start as many ranks as the world size (--nproc-per-node, --nnodes, or world_size= in the script)"
-    bad = failing(job.facts.reached)
+    bad = _first_failing(job.facts)
     if bad is not None:
         return reach_fix(bad, job.facts.host or "this node")
     return f"check that the other nodes were started with the same endpoint and number of nodes; {CHECK}"

@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Call, DeviceState, Job, Life, Presence, Raised, Rank
 from ddpdoctor.model.findings import Confidence
-from ddpdoctor.model.reaching import Contact
-from ddpdoctor.model.words import name_list, rank_list
 from ddpdoctor.rules.answers import Answer, passed, skipped
-from ddpdoctor.rules.network import EPHEMERAL
 from ddpdoctor.rules.progress.branches import blame_guarded, find_lone_call
 from ddpdoctor.rules.progress.calls import (
     ANY_SHAPE,
@@ -42,19 +39,16 @@ from ddpdoctor.rules.progress.states import (
     without_pulled_down,
 )
 from ddpdoctor.rules.progress.waits import CallPosition, Waits, find_waits, group_table, position_of, world_of
-from ddpdoctor.rules.rendezvous.mesh import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from ddpdoctor.model.facts import HostCauses, NodeSeen
     from ddpdoctor.model.node import Node
-    from ddpdoctor.model.reaching import Connecting
 
 
 BEATS_NS = 5_000_000_000
 """Our choice: a living node is heard from once a second, or up to this much later if it is crowded."""
-CHECK = "run `ddpdoctor check-rendezvous` on every node to see which nodes cannot connect"
 OTHERS_PATIENCE_NS = 30_000_000_000
 """Our choice: how long ranks must have made no progress if something outside, such as `timeout 60`, ended the launcher.
 A healthy job makes progress in that time."""
@@ -107,8 +101,8 @@ def is_alone(facts: Job) -> bool:
 def without_stale(facts: Job, lost: Iterable[NodeSeen]) -> Job:
     """Return a job without the ranks that were last seen alive on nodes that were lost since."""
     lost = tuple(lost)
-    reported = {number for node in lost for number in _reported_ranks(facts, node)}
-    hosts = {node.host for node in lost if not _reported_ranks(facts, node)}
+    reported = {number for node in lost for number in reported_ranks(facts, node)}
+    hosts = {node.host for node in lost if not reported_ranks(facts, node)}
     left = tuple(
         rank
         for rank in facts.ranks
@@ -117,25 +111,10 @@ def without_stale(facts: Job, lost: Iterable[NodeSeen]) -> Job:
     return replace(facts, ranks=left) if lost else facts
 
 
-def _reported_ranks(facts: Job, node: NodeSeen) -> tuple[int, ...]:
+def reported_ranks(facts: Job, node: NodeSeen) -> tuple[int, ...]:
     """Return the ranks that a member is known to have."""
     is_rank = facts.members is not None and facts.members.of_ranks
     return node.ranks or ((node.number,) if is_rank else ())
-
-
-def ranks_of(facts: Job, nodes: Sequence[NodeSeen], unseen: Iterable[int]) -> tuple[int, ...]:
-    """Return the ranks of nodes: those they reported, else those by their numbers, else all ranks that nobody has seen.
-
-    A node's number is its node rank if the launch gave one. Nodes that never came have the last numbers anyway.
-    """
-    found: set[int] = set()
-    each = facts.local_ranks_expected
-    for node in nodes:
-        reported = _reported_ranks(facts, node)
-        if not reported and each and (facts.node_rank is not None or node.presence is Presence.ABSENT):
-            reported = tuple(range(node.number * each, (node.number + 1) * each))
-        found.update(reported or unseen)
-    return tuple(sorted(found))
 
 
 def causes_at(facts: Job, host: str) -> HostCauses | None:
@@ -148,51 +127,6 @@ def machines_of(facts: Job) -> tuple[Node, ...]:
     """Return the machines that were read, starting with the machine of the node whose view this is."""
     machines = (facts.machine, *(seen.machine for seen in facts.elsewhere))
     return tuple(machine for machine in machines if machine is not None)
-
-
-def hosts_of_nodes(nodes: Iterable[NodeSeen]) -> tuple[str, ...]:
-    """Return the known hosts of nodes, each once."""
-    return tuple(dict.fromkeys(node.host for node in nodes if node.host))
-
-
-def node_words(facts: Job, nodes: Sequence[NodeSeen]) -> str:
-    """Return "node 1 (dd1)", "node 1", "nodes dd1 and dd2", or for single ranks "rank 3 on dd1"."""
-    hosts = hosts_of_nodes(nodes)
-    if facts.members is not None and facts.members.of_ranks:
-        return rank_list(node.number for node in nodes) + (f" on {name_list(hosts)}" if hosts else "")
-    if len(nodes) == 1:
-        return f"node {nodes[0].number}" + (f" ({hosts[0]})" if hosts else "")
-    return f"nodes {name_list([node.host or str(node.number) for node in nodes])}"
-
-
-def attempts_at(reached: Iterable[Connecting], host: str) -> tuple[Connecting, ...]:
-    """Return the attempts to connect to a host."""
-    return tuple(attempt for attempt in reached if host and host in (attempt.host, attempt.address))
-
-
-def reached_words(reached: Iterable[Connecting]) -> list[str]:
-    """Return one sentence for each attempt to connect."""
-    return [f"connecting from here to {describe(attempt)}" for attempt in reached]
-
-
-def failing(reached: Iterable[Connecting]) -> Connecting | None:
-    """Return the first attempt that did not get through."""
-    return next((attempt for attempt in reached if attempt.contact is not Contact.CONNECTED), None)
-
-
-def reach_fix(attempt: Connecting, here: str) -> str:
-    """Return what to do about an address that ``here`` cannot reach."""
-    place = f"{attempt.host}:{attempt.port}"
-    if attempt.contact is Contact.UNRESOLVED:
-        return f"run `getent hosts {attempt.host}` on {here}; add the name to DNS or /etc/hosts"
-    if attempt.contact is Contact.REFUSED:
-        return (
-            f"check that the job was started on {attempt.host}: run `ss -ltnp 'sport = :{attempt.port}'` there; {CHECK}"
-        )
-    if attempt.contact is Contact.NO_STORE:
-        return f"another program uses {place}: choose another port (--rdzv-endpoint, --master-port)"
-    ports = f"{EPHEMERAL[0]}-{EPHEMERAL[1]}"
-    return f"allow {here} to reach {place} and ports {ports} (nft list ruleset on {attempt.host}); {CHECK}"
 
 
 class Cause(Enum):

@@ -20,8 +20,8 @@ from ddpdoctor.rules.progress.states import WORK_WAIT, Activity, first_line, pla
 from ddpdoctor.rules.progress.wait_causes import find_late, is_limit_over
 from ddpdoctor.rules.progress.waits import (
     CallPosition,
+    WaitCircle,
     find_circles,
-    find_met_pairs,
     group_words,
     met_peers,
     needed_in_init,
@@ -197,7 +197,13 @@ def check_deadlock(job: JobState) -> Answer:
     if stalled_in(job):
         return skipped("some ranks are in a collective that its whole group has called")
     circles = find_circles(job.states, job.positions)
-    pairs = () if circles else find_met_pairs(job.states)
+    # Pairs of ranks of which one sends what the other waits to receive are circles of two.
+    peers = {} if circles else met_peers(job.states)
+    pairs = tuple(
+        WaitCircle(ranks=(one, other), links=((one, other), (other, one)))
+        for one, other in sorted(peers.items())
+        if one < other
+    )
     if not circles and not pairs and len({position.group for position in job.positions.values()}) < 2:
         return passed()
     if not job.stands_still(()) or not set(waiters) <= job.quiet:

@@ -309,16 +309,6 @@ def find_circles(
     return tuple(sorted(found, key=lambda circle: circle.ranks))
 
 
-def find_met_pairs(states: Mapping[int, RankState]) -> tuple[WaitCircle, ...]:
-    """Return the pairs of ranks of which one sends what the other waits to receive, as circles of two."""
-    peers = met_peers(states)
-    return tuple(
-        WaitCircle(ranks=(one, other), links=((one, other), (other, one)))
-        for one, other in sorted(peers.items())
-        if one < other
-    )
-
-
 def wait_edges(states: Mapping[int, RankState], positions: Mapping[int, CallPosition]) -> Edges:
     """Return the links from each waiting rank to its pending call, and from each call to whom it lacks.
 
