@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.lines import origin_of
-from ddpdoctor.evidence.reader import quote
+from ddpdoctor.evidence.reader import LineReader, quote
 from ddpdoctor.model.evidence import MOST_RANKS, Exited, Failed, Hint, Link, Nature, Trouble, Who
 from ddpdoctor.model.facts import signal_name
 from ddpdoctor.model.known_errors import find_known
@@ -102,6 +102,7 @@ _LOCAL = ("127.", "::1", "localhost", "::ffff:127.", "0.0.0.0")  # noqa: S104 - 
 def classify(kind: str, message: str, frames: Sequence[Frame] = ()) -> Reading:
     """Return what an error says. ``kind`` is the class of the exception with or without its module."""
     name = kind.rpartition(".")[2]
+    last_files = [frame.file.replace("\\", "/") for frame in frames[-3:]]
     if name in _STOPPED_TYPES or _STOPPED.search(message):
         return Reading(nature=Nature.STOPPED)
     in_worker = bool(_WORKER.search(message))
@@ -113,46 +114,38 @@ def classify(kind: str, message: str, frames: Sequence[Frame] = ()) -> Reading:
         return Reading(nature=Nature.FOLLOWS, in_worker=in_worker)
     if name in _MEMORY_TYPES or _MEMORY.search(message):
         return Reading(nature=Nature.OWN, memory=True, in_worker=in_worker)
+    known = None
     if name in _TIMED_OUT_TYPES or _TIMED_OUT.search(message):
-        return Reading(nature=Nature.TIMED_OUT, peers=_peers(message), peer_hosts=peer_hosts(message))
-    if _PEER_LOST.search(message) and _is_distributed(name, message, frames):
-        return Reading(nature=Nature.PEER_LOST, peers=_peers(message), peer_hosts=peer_hosts(message))
-    known = find_known(": ".join(filter(None, (name, message))))
-    nature = _NATURES.get(known.nature, Nature.OWN) if known is not None else Nature.OWN
-    if nature in {Nature.PEER_LOST, Nature.TIMED_OUT}:
-        return Reading(nature=nature, peers=_peers(message), peer_hosts=peer_hosts(message), known=known)
-    return Reading(nature=nature, in_worker=in_worker, known=known)
+        nature = Nature.TIMED_OUT
+    elif _PEER_LOST.search(message) and (
+        name.startswith("Dist")
+        or _DISTRIBUTED.search(message)
+        or any("torch/distributed/" in file for file in last_files)
+    ):
+        nature = Nature.PEER_LOST
+    else:
+        known = find_known(": ".join(filter(None, (name, message))))
+        nature = _NATURES.get(known.nature, Nature.OWN) if known is not None else Nature.OWN
+    if nature not in {Nature.PEER_LOST, Nature.TIMED_OUT}:
+        return Reading(nature=nature, in_worker=in_worker, known=known)
+    # A "[Rank 2]" at the beginning of a message is the rank that reports the error.
+    peers: dict[int, None] = {}
+    for match in _PEER_RANKS.finditer(message):
+        if message[match.start() - 1 : match.start()] != "[":
+            says_reached = "successfully reached" in message[match.end() :][:30]
+            peers |= dict.fromkeys(() if says_reached else numbers(match[1]))
+    named = (match["host"] or match["remote"] for match in _PEER_ADDRESS.finditer(message))
+    hosts = dict.fromkeys(host for host in named if not host.startswith(_LOCAL))
+    return Reading(nature=nature, peers=tuple(peers), peer_hosts=tuple(hosts), known=known)
 
 
 _NATURES = {**{nature.value: nature for nature in Nature}, "link": Nature.PEER_LOST}
 """What the table of known errors says of an error."""
 
 
-def peer_hosts(message: str) -> tuple[str, ...]:
-    """Return the hosts or addresses that a text names as lost, except the host that wrote it."""
-    found = (match["host"] or match["remote"] for match in _PEER_ADDRESS.finditer(message))
-    return tuple(dict.fromkeys(host for host in found if not host.startswith(_LOCAL)))
-
-
 def numbers(text: str) -> tuple[int, ...]:
     """Return the ranks in a list such as "1, 2". Impossible ranks are left out."""
     return tuple(number for number in map(int, re.findall(r"\d{1,12}", text)) if number < MOST_RANKS)
-
-
-def _peers(message: str) -> tuple[int, ...]:
-    """Return the ranks that an error names. A "[Rank 2]" at its beginning is the rank that reports the error."""
-    return tuple(dict.fromkeys(rank for match in _PEER_RANKS.finditer(message) for rank in _others(match, message)))
-
-
-def _others(match: re.Match[str], message: str) -> tuple[int, ...]:
-    speaks = message[match.start() - 1 : match.start()] == "[" or "successfully reached" in message[match.end() :][:30]
-    return () if speaks else numbers(match[1])
-
-
-def _is_distributed(name: str, message: str, frames: Sequence[Frame]) -> bool:
-    if name.startswith("Dist") or _DISTRIBUTED.search(message):
-        return True
-    return any("torch/distributed/" in frame.file.replace("\\", "/") for frame in frames[-3:])
 
 
 def warned(text: str, place: str | None, common: dict[str, Any]) -> Fact:
@@ -165,11 +158,6 @@ def warned(text: str, place: str | None, common: dict[str, Any]) -> Fact:
         words = quote(f"NCCL warns{f' ({place})' if place else ''}: {text}") if warning is None else warning.words
         return Hint(words=words, kind="nccl-warning", **common)
     return _fact(warning, text, common)
-
-
-def last_error(message: str) -> str:
-    """Return NCCL's message at the end of an error of torch, or an empty string."""
-    return message.partition("Last error:")[2].strip()
 
 
 def named_cause(text: str, common: dict[str, Any]) -> Fact | None:
@@ -252,7 +240,7 @@ _WATCHDOG = ("Watchdog caught", "atchdog thread terminated")
 """ProcessGroupNCCL logs these before it ends the process."""
 
 
-class CrashReader:
+class CrashReader(LineReader):
     """Finds processes that a C++ exception or a signal ended."""
 
     name = "crash"
@@ -277,7 +265,8 @@ class CrashReader:
                 self._thrown.clear()
             self._thrown[line.stream] = (line.number, terminate["type"])
         if (what := _WHAT.search(text)) is not None:
-            return self._what(line, what["message"])
+            number, thrown = self._thrown.pop(line.stream, (-_NEAR, ""))
+            return _thrown(line, thrown if line.number - number <= _NEAR else "", what["message"])
         if (first := _FIRST.search(text)) is not None:
             self._first = (line.number, _named(first))
             return ()
@@ -287,23 +276,19 @@ class CrashReader:
             return [_reported(line, {**named, **_named(end)})]
         return _signal(line)
 
-    def end(self) -> Iterable[Fact]:
-        """Return nothing, because no fact needs a second line."""
-        return ()
 
-    def _what(self, line: Line, message: str) -> list[Fact]:
-        number, thrown = self._thrown.pop(line.stream, (-_NEAR, ""))
-        kind = thrown if line.number - number <= _NEAR else ""
-        if any(words in message for words in _WATCHDOG):
-            return []
-        reading = classify(kind, message)
-        short = kind.rpartition("::")[2] or "C++ exception"
-        return [
-            Failed(
-                type=short, message=quote(message), nature=reading.nature, peers=reading.peers,
-                peer_hosts=reading.peer_hosts, memory=reading.memory or short == "bad_alloc", **origin_of(line),
-            )
-        ]  # fmt: skip
+def _thrown(line: Line, kind: str, message: str) -> list[Fact]:
+    """Return the C++ exception of this type that ended a process."""
+    if any(words in message for words in _WATCHDOG):
+        return []
+    reading = classify(kind, message)
+    short = kind.rpartition("::")[2] or "C++ exception"
+    return [
+        Failed(
+            type=short, message=quote(message), nature=reading.nature, peers=reading.peers,
+            peer_hosts=reading.peer_hosts, memory=reading.memory or short == "bad_alloc", **origin_of(line),
+        )
+    ]  # fmt: skip
 
 
 def _signal(line: Line) -> list[Fact]:

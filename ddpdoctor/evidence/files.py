@@ -313,12 +313,6 @@ _PACKED: dict[bytes, Callable[[], Any]] = {
 }
 
 
-def read_rest(stream: FileContent, head: bytes) -> tuple[bytes, bool]:
-    """Return the whole content, at most ``MOST_BYTES`` of it, and whether there is more."""
-    body = head + stream.fill(MOST_BYTES - len(head))
-    return body, len(body) == MOST_BYTES and bool(stream.read(1))
-
-
 def _below(path: Path) -> Iterator[EvidenceFile]:
     """Yield the files at or below a path, those of a folder before those of the folders in it."""
     try:
@@ -346,16 +340,9 @@ def _below(path: Path) -> Iterator[EvidenceFile]:
         for entry in inside:
             if entry.is_dir(follow_symlinks=False):
                 deeper.append(Path(entry.path))
-            elif not _is_folder_link(entry):
+            elif not os.path.isdir(entry.path):  # noqa: PTH112 - False also for a link that cannot be followed
                 yield _file(Path(entry.path), root)
         waiting += reversed(deeper)
-
-
-def _is_folder_link(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False
 
 
 def _file(path: Path, root: str | None, problem: str = "") -> EvidenceFile:

@@ -98,12 +98,24 @@ def build_dump(body: _Entry, rank: int | None, source: str, problem: str) -> Fli
         for name, (desc, members) in config.items() if members and name not in {one.name for one in gathered}
     ]  # fmt: skip
     times = [entry["time_created_ns"] for entry in (entries[:1] + entries[-1:])]
+    if rank is None:  # "send 0->1" begins with the own rank in the group
+        ends = (
+            (members, found[2])
+            for group in gathered
+            if (members := config.get(group.name, ("", None))[1])
+            for entry in group.transfers
+            if (found := _TRANSFER.fullmatch(_op(entry))) and found[2] and len(found[2]) < 8
+        )
+        rank = next((members[int(place)] for members, place in ends if int(place) < len(members)), None)
+    # The size of the default group; without it, the ranks that all groups need
+    default = [members for name, (desc, members) in config.items() if members and (desc == _DEFAULT or name == "0")]
+    every = default or [members for _, members in config.values() if members]
     return FlightDump(
-        rank=rank if rank is not None else _own_rank(gathered, config),
+        rank=rank,
         spot=Spot(source=source),
         version=str(body.get("version", ""))[:16],
         groups=(*kept, *idle),
-        world_size=_world_size(config),
+        world_size=max((max(len(members), max(members) + 1) for members in every), default=None),
         wrapped=bool(entries) and entries[0]["record_id"] > 0,
         one_counter=one_counter,
         first_ns=min(times, default=None),
@@ -128,25 +140,19 @@ def _sound(plain: list[Any]) -> list[_Entry]:
     columns = list(zip(*rows, strict=True))
     typed = all(set(map(type, column)) <= types for column, types in zip(columns, _TYPES.values(), strict=False))
     if not typed or any(max(column) >= _MOST_NUMBER or min(column) < -1 for column in columns[3:6]):
-        entries = [entry for entry, row in zip(entries, rows, strict=True) if _fits(row)]
-    entries = _with_group_names(entries)
+        entries = [
+            entry
+            for entry, row in zip(entries, rows, strict=True)
+            if all(type(value) in types for value, types in zip(row, _TYPES.values(), strict=True))
+            and all(-1 <= number < _MOST_NUMBER for number in row[3:6])
+        ]
+    # A group is its name and perhaps a description.
+    entries = [
+        entry
+        for entry in entries
+        if (group := entry["process_group"]) and isinstance(group[0], str) and isinstance(group[-1], str)
+    ]
     return entries if _is_rising(_column(entries, "record_id")) else sorted(entries, key=itemgetter("record_id"))
-
-
-def _fits(row: Iterable[object]) -> bool:
-    values = tuple(row)
-    fitting = all(type(value) in types for value, types in zip(values, _TYPES.values(), strict=True))
-    return fitting and all(isinstance(number, int) and -1 <= number < _MOST_NUMBER for number in values[3:6])
-
-
-def _with_group_names(entries: list[_Entry]) -> list[_Entry]:
-    """Return the entries whose group is a name and perhaps a description."""
-    found = []
-    for entry in entries:
-        group = entry["process_group"]
-        if group and isinstance(group[0], str) and isinstance(group[-1], str):
-            found.append(entry)
-    return found
 
 
 def _column(entries: Sequence[_Entry], name: str) -> list[Any]:
@@ -158,27 +164,20 @@ def _is_rising(numbers: Sequence[int]) -> bool:
 
 
 def _config(plain: object) -> dict[str, tuple[str, tuple[int, ...] | None]]:
-    """Return the description and the members of each group."""
+    """Return the description and the members of each group.
+
+    Members stand in a list, or in a text such as "[0, 1, 2]". Gloo's is empty: its members are unknown.
+    """
     found: dict[str, tuple[str, tuple[int, ...] | None]] = {}
     for name, one in (plain if isinstance(plain, dict) else {}).items():
         if isinstance(one, dict) and isinstance(name, str):
-            found[name] = str(one.get("desc", "")), _members(one.get("ranks"))
+            members = one.get("ranks")
+            if isinstance(members, str) and len(members) < 16 * MOST_RANKS:
+                members = [int(number) for number in re.findall(r"\d{1,9}", members)]
+            ranks = [rank for rank in _list(members) if type(rank) is int and 0 <= rank < MOST_RANKS]
+            is_sound = bool(ranks) and len(set(ranks)) == len(ranks)
+            found[name] = str(one.get("desc", "")), tuple(ranks) if is_sound else None
     return found
-
-
-def _members(plain: object) -> tuple[int, ...] | None:
-    """Return the ranks that a text such as "[0, 1, 2]" names. Gloo's is empty: its members are unknown."""
-    if isinstance(plain, str) and len(plain) < 16 * MOST_RANKS:
-        plain = [int(number) for number in re.findall(r"\d{1,9}", plain)]
-    ranks = [rank for rank in _list(plain) if type(rank) is int and 0 <= rank < MOST_RANKS]
-    return tuple(ranks) if ranks and len(set(ranks)) == len(ranks) else None
-
-
-def _world_size(config: dict[str, tuple[str, tuple[int, ...] | None]]) -> int | None:
-    """Return the size of the default group; without it, the ranks that all groups need."""
-    default = [members for name, (desc, members) in config.items() if members and (desc == _DEFAULT or name == "0")]
-    every = [members for _, members in config.values() if members]
-    return max((max(len(members), max(members) + 1) for members in (default or every)), default=None)
 
 
 def _is_torchcomms(body: _Entry, entries: Sequence[_Entry]) -> bool:
@@ -213,12 +212,14 @@ def _op(entry: _Entry) -> str:
 
 def _is_helper(group: _Gathered) -> bool:
     """Return whether torch compared fingerprints in it, under TORCH_DISTRIBUTED_DEBUG=DETAIL."""
-    return bool(group.collectives) and not group.desc and all(_is_fingerprint(one) for one in group.collectives)
-
-
-def _is_fingerprint(entry: _Entry) -> bool:
-    numels = set(_numels(entry.get("input_sizes")))
-    return op_name(_op(entry)).startswith("all_gather") and _dtype(entry) == "int64" and numels <= _HELPER_NUMELS
+    if not group.collectives or group.desc:
+        return False
+    return all(
+        op_name(_op(entry)).startswith("all_gather")
+        and _dtype(entry) == "int64"
+        and set(_numels(entry.get("input_sizes"))) <= _HELPER_NUMELS
+        for entry in group.collectives
+    )
 
 
 def _build_group(
@@ -231,13 +232,20 @@ def _build_group(
         ends = firsts = entries
     else:
         blocks = _blocks(entries)
-        calls, which = _block_calls(blocks)
+        # The different blocks, and which of them each number is. The order within a block is free.
+        ids: dict[tuple[FlightCall, ...], int] = {}
+        which = array("I")
+        for block in blocks:
+            parts = [entry for entry in block if _op(entry) != _ENDS[0]] or block
+            which.append(ids.setdefault(tuple(sorted(map(_call, parts))), len(ids)))
+        calls = tuple(ids)
         firsts, ends = [block[0] for block in blocks], [block[-1] for block in blocks]
         numbers = _column(firsts, "collective_seq_id")
     done, knows_ends, timed_out = _progress(ends)
     pending = firsts[done] if done < len(firsts) else None
     pending_transfers, made = _transfers(group.transfers)
     limit_ms = pending.get("timeout_ms") if pending is not None else None
+    ended_ns = [end.get("time_discovered_completed_ns") for end in ends[-_MOST_TIMES:]]
     return FlightGroup(
         name=group.name,
         desc=group.desc or (config[0] if config else ""),
@@ -258,13 +266,8 @@ def _build_group(
         transfers=pending_transfers,
         made=made,
         last_made_ns=array("q", _column(firsts[-_MOST_TIMES:], "time_created_ns")),
-        last_ended_ns=array("q", [_time(one.get("time_discovered_completed_ns")) for one in ends[-_MOST_TIMES:]]),
+        last_ended_ns=array("q", [ns if type(ns) is int and 0 < ns < _MOST_NUMBER else 0 for ns in ended_ns]),
     )
-
-
-def _time(value: object) -> int:
-    """Return a time, or 0 if it is not known."""
-    return value if type(value) is int and 0 < value < _MOST_NUMBER else 0
 
 
 def _blocks(entries: Sequence[_Entry]) -> list[list[_Entry]]:
@@ -287,16 +290,6 @@ def _calls(entries: Sequence[_Entry]) -> tuple[tuple[tuple[FlightCall, ...], ...
     which = array("I", [ids.setdefault(marshal.dumps(_pick_call(entry), 2), len(ids)) for entry in entries])
     firsts = {number: entry for entry, number in zip(reversed(entries), reversed(which), strict=True)}
     return tuple((_call(firsts[number]),) for number in range(len(ids))), which
-
-
-def _block_calls(blocks: Sequence[Sequence[_Entry]]) -> tuple[tuple[tuple[FlightCall, ...], ...], array[int]]:
-    """Return the different blocks, and which of them each number is. The order within a block is free."""
-    ids: dict[tuple[FlightCall, ...], int] = {}
-    which = array("I")
-    for block in blocks:
-        parts = [entry for entry in block if _op(entry) != _ENDS[0]] or block
-        which.append(ids.setdefault(tuple(sorted(map(_call, parts))), len(ids)))
-    return tuple(ids), which
 
 
 def _call(entry: _Entry) -> FlightCall:
@@ -391,17 +384,6 @@ def _frames(entry: _Entry | None) -> tuple[Frame, ...]:
     return tuple(reversed(found))
 
 
-def _own_rank(groups: Sequence[_Gathered], config: dict[str, tuple[str, tuple[int, ...] | None]]) -> int | None:
-    """Return the rank that made the sends and receives of a dump: "send 0->1" begins with its rank in the group."""
-    for group in groups:
-        members = config.get(group.name, ("", None))[1]
-        for entry in group.transfers:
-            found = _TRANSFER.fullmatch(_op(entry))
-            if members and found and found[2] and len(found[2]) < 8 and int(found[2]) < len(members):
-                return members[int(found[2])]
-    return None
-
-
 MOST_MEMORY = 2**30
 """Our choice: the most that unpickling one dump may add to the memory of the process. 2,000 entries take 10 MiB."""
 _KEYS = (b"pg_config", b"entries", b"process_group", b"nccl_comm_state")
@@ -421,22 +403,22 @@ class FlightPickleReader:
 
     def read(self, document: Document) -> Found:
         """Return the calls that the dump holds. Of a file that is cut off it returns those before the cut."""
-        with no_collection():
-            return self._read(document)
-
-    def _read(self, document: Document) -> Found:
         problem = "cut off" if document.cut else ""
-        try:
-            body = _unpickle(document.body)
-        except Exception as error:  # noqa: BLE001 - any opcode of a hostile pickle may raise anything
-            if isinstance(error, _NamesError):
-                return Found(problem="it names Python objects, which no dump does: it was not unpickled further")
-            problem = "cut off" if isinstance(error, EOFError | pickle.UnpicklingError) else "damaged"
+        with no_collection():
             try:
-                body = parse_cut_pickle(document.body)
-            except ValueError as reason:
-                return Found(problem=f"{problem}: {reason}")
-        return _found(body, document, problem)
+                with _memory_limit():
+                    # With peek() the unpickler reads ahead; with read() alone it asks for each opcode.
+                    stream = io.BufferedReader(io.BytesIO(document.body), len(document.body))
+                    body = _PlainUnpickler(stream).load()
+            except Exception as error:  # noqa: BLE001 - any opcode of a hostile pickle may raise anything
+                if isinstance(error, _NamesError):
+                    return Found(problem="it names Python objects, which no dump does: it was not unpickled further")
+                problem = "cut off" if isinstance(error, EOFError | pickle.UnpicklingError) else "damaged"
+                try:
+                    body = parse_cut_pickle(document.body)
+                except ValueError as reason:
+                    return Found(problem=f"{problem}: {reason}")
+            return _found(body, document, problem)
 
 
 class FlightJsonReader:
@@ -477,12 +459,6 @@ class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str, /) -> NoReturn:
         """Refuse."""
         raise _NamesError(f"{module}.{name}")
-
-
-def _unpickle(body: bytes) -> Any:
-    with _memory_limit():
-        # With peek() the unpickler reads ahead; with read() alone it asks for each opcode.
-        return _PlainUnpickler(io.BufferedReader(io.BytesIO(body), len(body))).load()
 
 
 @contextmanager

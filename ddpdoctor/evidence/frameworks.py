@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.errors import numbers
-from ddpdoctor.evidence.reader import quote
+from ddpdoctor.evidence.reader import LineReader, quote
 from ddpdoctor.model.evidence import (
     Absent,
     BusyRank,
@@ -54,7 +54,7 @@ def _begins(text: str) -> bool:
     return any(words in text for words in _BEGINNINGS)
 
 
-class LaunchReader:
+class LaunchReader(LineReader):
     """Finds where a job begins."""
 
     name = "launcher"
@@ -65,10 +65,6 @@ class LaunchReader:
         if _begins(line.text):
             several = any(words in line.text for words in _AGENTS)
             return (Launched(who=line.who, spot=line.spot(), time=line.time, starts_several=several),)
-        return ()
-
-    def end(self) -> Iterable[Fact]:
-        """Return nothing, because no fact needs a second line."""
         return ()
 
 
@@ -171,11 +167,6 @@ class _Progress:
         if not self.recent or self.recent[-1][0] != key:
             self.recent = [*self.recent[1 - STEADY :], (key, line.number)]
 
-    @property
-    def steady_from(self) -> int | None:
-        """The line of the oldest of the last ``STEADY`` steps, or None if there are fewer."""
-        return self.recent[0][1] if len(self.recent) >= STEADY else None
-
 
 def _nonfinite(progress: _Progress) -> Trouble | None:
     """Return that the loss is no number anymore. One bad step is not a fault: fp16 skips it."""
@@ -220,14 +211,23 @@ class FrameworkReader:
                 f"ZeRO-3 saw modules in another order than before at step {found['step']}: do all ranks call the same?"
             )
             return (Hint(who=line.who, spot=line.spot(), said=quote(text), words=words, kind="zero3-order"),)
-        return self._progress(line) if any(word in text for word in _WORDS) else self._see(line)
+        if any(word in text for word in _WORDS):
+            return self._progress(line)
+        # A rank is there: its first plain line.
+        rank = line.who.rank
+        if rank is None or rank in self._seen or len(self._seen) >= MOST_STREAMS or not text.strip():
+            return ()
+        if _NOT_PROGRESS.search(text) is not None:
+            return ()
+        self._seen.add(rank)
+        return (Seen(who=line.who, spot=line.spot(), time=line.time),)
 
     def end(self) -> Iterable[Fact]:
         """Return the last progress of each writer."""
         facts = [
             Moving(
                 who=one.line.who, spot=one.line.spot(), time=one.line.time, said=quote(one.line.text), step=one.step,
-                logged=True, steady_from=one.steady_from,
+                logged=True, steady_from=one.recent[0][1] if len(one.recent) >= STEADY else None,
             )
             for one in self._last.values()
         ]  # fmt: skip
@@ -236,16 +236,6 @@ class FrameworkReader:
         self._work.clear()
         self._seen.clear()
         return found
-
-    def _see(self, line: Line) -> Iterable[Fact]:
-        """Return that a rank is there, at its first plain line."""
-        text, rank = line.text, line.who.rank
-        if rank is None or rank in self._seen or len(self._seen) >= MOST_STREAMS or not text.strip():
-            return ()
-        if _NOT_PROGRESS.search(text) is not None:
-            return ()
-        self._seen.add(rank)
-        return (Seen(who=line.who, spot=line.spot(), time=line.time),)
 
     def _note_work(self, line: Line) -> None:
         """Keep what a writer says last of work that needs no other rank, until it says that it ended, or goes on."""
@@ -321,7 +311,7 @@ _RANK = re.compile(r"(?:^|[\s>:])(?P<rank>\d{1,7}): ?\[(?P<names>[^\]]{1,2000})"
 _OLD = re.compile(r"(?P<name>\S{1,200}) \[missing ranks: ?(?P<ranks>[\d, ]{1,2000})\]")
 
 
-class HorovodReader:
+class HorovodReader(LineReader):
     """Finds the ranks that the others wait for."""
 
     name = "Horovod"
@@ -335,7 +325,8 @@ class HorovodReader:
         text = line.text
         if "ranks:" in text:
             self._open = text.strip() in _HEADS
-            return tuple(_old(line)) if "[missing ranks:" in text else ()
+            old = _OLD.finditer(text) if "[missing ranks:" in text else ()
+            return [_absent(rank, one["name"], line) for one in old for rank in numbers(one["ranks"])[:MOST_RANKS]]
         if not self._open:
             return ()
         # The rank looks like the label of Slurm's tasks, which is off the text by now.
@@ -343,26 +334,10 @@ class HorovodReader:
         self._open = found is not None
         return () if found is None else (_absent(int(found["rank"]), found["names"].partition(",")[0], line),)
 
-    def end(self) -> Iterable[Fact]:
-        """Return nothing, because no fact needs a second line."""
-        return ()
-
-
-def _old(line: Line) -> Iterator[Absent]:
-    for found in _OLD.finditer(line.text):
-        for rank in numbers(found["ranks"])[:MOST_RANKS]:
-            yield _absent(rank, found["name"], line)
-
 
 def _absent(rank: int, tensor: str, line: Line) -> Absent:
     operation = Operation(op=quote(tensor).removesuffix(" ..."))
-    said = quote(f"{line.raw_prefix}{line.text}")
     return Absent(
-        who=Who(rank=rank),
-        spot=line.spot(),
-        time=line.time,
-        said=said,
-        operation=operation,
-        certain=False,
-        expected=True,
-    )
+        who=Who(rank=rank), spot=line.spot(), time=line.time, said=quote(f"{line.raw_prefix}{line.text}"),
+        operation=operation, certain=False, expected=True,
+    )  # fmt: skip

@@ -29,6 +29,7 @@ from ddpdoctor.model.evidence import (
     Who,
 )
 from ddpdoctor.model.nccl_warnings import plain_address, read_warning
+from ddpdoctor.model.words import first_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -143,7 +144,10 @@ class NcclProcesses:
                 if world and largest is not None and largest.ranks == world:
                     yield Size(spot=spot, ranks=world)
                     world = None
-            yield from _unready(process, who)
+            for one in (one for one in process.communicators.values() if not one.ready):
+                words = f"the communicator {one.key.removeprefix('comm ')} of {one.ranks} ranks".replace("  ", " ")
+                operation = Operation(op="init", group=one.key, group_words=words)
+                yield Waiting(who=who, spot=one.spot, time=one.time, said=one.said, operation=operation, in_init=True)
 
 
 def _note(process: NcclProcess, found: re.Match[str], line: Line) -> None:
@@ -164,22 +168,9 @@ def _note(process: NcclProcess, found: re.Match[str], line: Line) -> None:
     process.members[one.key or f"of {ranks}"] = (rank, ranks)
     if process.largest is None or ranks > process.largest.ranks:
         process.largest = one
-    if found["bus"]:
-        process.bus = bus_of(found["bus"])
-
-
-def bus_of(number: str) -> str:
-    """Return "4e:00" for NCCL's bus id 4e000: domain, bus, device and function in hexadecimal digits."""
-    digits = number.lower().removeprefix("0x").zfill(5)
-    return f"{digits[-5:-3]}:{digits[-3:-1]}"
-
-
-def _unready(process: NcclProcess, who: Who) -> Iterator[Fact]:
-    for one in process.communicators.values():
-        if not one.ready:
-            words = f"the communicator {one.key.removeprefix('comm ')} of {one.ranks} ranks".replace("  ", " ")
-            operation = Operation(op="init", group=one.key, group_words=words)
-            yield Waiting(who=who, spot=one.spot, time=one.time, said=one.said, operation=operation, in_init=True)
+    if found["bus"]:  # "4e000", which is domain, bus, device and function in hexadecimal digits
+        digits = found["bus"].lower().removeprefix("0x").zfill(5)
+        process.bus = f"{digits[-5:-3]}:{digits[-3:-1]}"
 
 
 MOST_OPEN = 512
@@ -269,7 +260,14 @@ class Calls:
         rank = communicator.rank if communicator is not None else None
         made = _Made(process, rank, call, number, line.spot(), line.text[: 2 * MOST_QUOTED])
         track.last.setdefault(id(process), deque(maxlen=KEPT)).append(made)
-        _compare(track, (number, place), made)
+        # A call is kept until all ranks have made it, and dropped if all made the same.
+        entry = track.open.setdefault((number, place), {})
+        entry[id(process)] = made
+        if len(entry) == track.ranks and not _differ(entry):
+            del track.open[number, place]
+        elif len(track.open) > MOST_OPEN:
+            oldest = next((key for key, those in track.open.items() if not _differ(those)), None)
+            track.open.pop(oldest if oldest is not None else max(track.open))
 
     def tell(self, processes: NcclProcesses) -> Iterator[Fact]:
         """Return the first calls that differ, and the last calls of each process."""
@@ -277,34 +275,17 @@ class Calls:
         for track in self._tracks.values():
             odd = next((made for _, made in sorted(track.open.items(), key=lambda item: item[0]) if _differ(made)), {})
             last = [one for calls in track.last.values() for one in calls]
-            for one in dict.fromkeys(map(_Same, [*odd.values(), *last])):
+            words = f"NCCL's communicator {track.group.removeprefix('comm ')}"
+            for made in {id(one): one for one in [*odd.values(), *last]}.values():
                 if shown < MOST_SHOWN:
                     shown += 1
-                    yield _call_fact(track, one.made, processes)
-
-
-@dataclass(slots=True)
-class _Same:
-    """A call that is equal only to itself."""
-
-    made: _Made
-
-    def __hash__(self) -> int:
-        return id(self.made)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.made is self.made
-
-
-def _compare(track: _Track, at: tuple[int, int], made: _Made) -> None:
-    """Keep a call until all ranks have made it. Drop it if all ranks made the same call."""
-    entry = track.open.setdefault(at, {})
-    entry[id(made.process)] = made
-    if len(entry) == track.ranks and not _differ(entry):
-        del track.open[at]
-    elif len(track.open) > MOST_OPEN:
-        oldest = next((key for key, those in track.open.items() if not _differ(those)), None)
-        track.open.pop(oldest if oldest is not None else max(track.open))
+                    call = made.call
+                    operation = Operation(
+                        op=call.op, group=track.group, group_words=words, seq=made.number, numel_in=call.count,
+                        dtype=_DTYPES[call.dtype] if call.dtype < len(_DTYPES) else "",
+                    )  # fmt: skip
+                    who = processes.who(made.process)
+                    yield Called(who=who, spot=made.spot, said=quote(made.said), operation=operation)
 
 
 def _differ(entry: dict[int, _Made]) -> bool:
@@ -313,34 +294,9 @@ def _differ(entry: dict[int, _Made]) -> bool:
     return first is not None and any(one.call != first.call for one in calls)
 
 
-def _call_fact(track: _Track, made: _Made, processes: NcclProcesses) -> Called:
-    call = made.call
-    return Called(
-        who=processes.who(made.process),
-        spot=made.spot,
-        said=quote(made.said),
-        operation=Operation(
-            op=call.op,
-            group=track.group,
-            group_words=f"NCCL's communicator {track.group.removeprefix('comm ')}",
-            seq=made.number,
-            numel_in=call.count,
-            dtype=_DTYPES[call.dtype] if call.dtype < len(_DTYPES) else "",
-        ),
-    )
-
-
 MOST_HOSTS = 4096
 MOST_NAMED = 4
 """How many hosts a note names."""
-
-
-def version_note(nccl: str, cuda: str | None, line: Line) -> Hint:
-    """Return the note about the version of NCCL."""
-    words = f"NCCL {nccl}" + (f", built for CUDA {cuda}" if cuda else "")
-    return Hint(
-        who=line.who, spot=line.spot(), time=line.time, said=quote(line.text), words=words, kind="nccl-version"
-    )  # fmt: skip
 
 
 def interface_notes(processes: NcclProcesses) -> Iterator[Fact]:
@@ -355,7 +311,7 @@ def interface_notes(processes: NcclProcesses) -> Iterator[Fact]:
     for name, hosts in by_interface.items():
         first = next(iter(hosts.values()))
         shown = [f"{host} ({process.who.address})" for host, process in hosts.items()]
-        words = f"NCCL's connections go over {name} on {_some(shown)}"
+        words = f"NCCL's connections go over {name} on {first_names(shown, MOST_NAMED)}"
         kind = "interface"
         if is_bridge(name) or (name == "lo" and several):
             words += ", which leads only to its own host"
@@ -364,12 +320,6 @@ def interface_notes(processes: NcclProcesses) -> Iterator[Fact]:
             words += ", which is a VPN's"
             kind = "suspicious-interface"
         yield Hint(who=Who(host=first.who.host), spot=first.spot, words=words, kind=kind)
-
-
-def _some(names: Iterable[str]) -> str:
-    every = list(names)
-    more = f" and {len(every) - MOST_NAMED} more" if len(every) > MOST_NAMED else ""
-    return ", ".join(every[:MOST_NAMED]) + more
 
 
 MOST_EDGES = 256
@@ -395,6 +345,11 @@ _ALGORITHM = re.compile(r"(?P<op>\w+): \d+ Bytes -> Algo (?P<algorithm>\w+) prot
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 _PROTOCOLS = ("LL", "LL128", "SIMPLE")
 """In the order of NCCL's numbers (nccl_common.h), which older versions print in place of names."""
+_WAYS = {
+    "P2P/indirect": DataWay.INDIRECT, "P2P": DataWay.P2P, "SHM": DataWay.SHM, "NET/Socket": DataWay.TCP,
+    "NET/": DataWay.NET,
+}  # fmt: skip
+"""By how NCCL's words for a transport begin."""
 
 
 @dataclass(slots=True)
@@ -435,22 +390,44 @@ class Paths:
                 one.settings[found["name"]] = found["value"].rstrip(".")
         elif (found := _CHANNELS.search(text)) is not None:
             one.channels = int(found["count"])
-        else:
-            _rest(one, text)
+        elif (found := _NVLS.search(text)) is not None:
+            one.nvls = found["lacks"] is None
+        elif "DMA-BUF is available" in text:
+            one.dmabuf = True
+        elif (found := _TIMINGS.search(text)) is not None:
+            one.init_s = max(one.init_s or 0.0, float(found["seconds"]))
+        elif (found := _ALGORITHM.search(text)) is not None:
+            algorithm, protocol = _named(found["algorithm"], _ALGORITHMS), _named(found["protocol"], _PROTOCOLS)
+            one.algorithms[f"{found['op']} {algorithm} {protocol}"] += 1
 
     def tell(self, processes: NcclProcesses) -> Iterator[NcclPaths]:
         """Yield the connections of each process."""
         for process in processes:
             one = self._all.get((process.who.host, process.who.pid))
-            if one is not None:
-                yield _fact(one, process, processes)
+            if one is None:
+                continue
+            members = process.members.items()
+            edges = (
+                NcclEdge(
+                    own=key[0], peer=key[1], way=key[2], text=text, said=said,
+                    channels=max(one.counts[(*key, side)] for side in ("send", "receive")),
+                )
+                for key, (text, said) in one.edges.items()
+            )  # fmt: skip
+            yield NcclPaths(
+                who=processes.who(process), spot=process.spot, edges=tuple(edges),
+                members=tuple(NcclMember(communicator=key, rank=rank, ranks=ranks) for key, (rank, ranks) in members),
+                network=one.network, adapters=one.adapters, settings=one.settings, dmabuf=one.dmabuf, nvls=one.nvls,
+                channels=one.channels, algorithms=dict(one.algorithms), init_s=one.init_s,
+            )  # fmt: skip
 
 
 def _edge(one: _Connections, found: re.Match[str], line: Line) -> None:
     text = found["way"].partition(" comm ")[0].strip()
-    way = _way(text)
+    way = next((way for beginning, way in _WAYS.items() if text.startswith(beginning)), None)
     if way is None:
         return
+    way = DataWay.GDRDMA if way is DataWay.NET and "/GDRDMA" in text else way
     ends = int(found["source"]), int(found["target"])
     own, peer = reversed(ends) if found["side"] == "receive" else ends
     key = own, peer, way
@@ -460,61 +437,8 @@ def _edge(one: _Connections, found: re.Match[str], line: Line) -> None:
         one.edges.setdefault(key, (text, quote(line.text)))
 
 
-def _way(text: str) -> DataWay | None:
-    if text.startswith("P2P/indirect"):
-        return DataWay.INDIRECT
-    if text.startswith("P2P"):
-        return DataWay.P2P
-    if text.startswith("SHM"):
-        return DataWay.SHM
-    if text.startswith("NET/Socket"):
-        return DataWay.TCP
-    if text.startswith("NET/"):
-        return DataWay.GDRDMA if "/GDRDMA" in text else DataWay.NET
-    return None
-
-
-def _rest(one: _Connections, text: str) -> None:
-    if (found := _NVLS.search(text)) is not None:
-        one.nvls = found["lacks"] is None
-    elif "DMA-BUF is available" in text:
-        one.dmabuf = True
-    elif (found := _TIMINGS.search(text)) is not None:
-        one.init_s = max(one.init_s or 0.0, float(found["seconds"]))
-    elif (found := _ALGORITHM.search(text)) is not None:
-        algorithm, protocol = _named(found["algorithm"], _ALGORITHMS), _named(found["protocol"], _PROTOCOLS)
-        one.algorithms[f"{found['op']} {algorithm} {protocol}"] += 1
-
-
 def _named(word: str, names: tuple[str, ...]) -> str:
     return names[int(word)] if word.isdecimal() and int(word) < len(names) else word
-
-
-def _count(one: _Connections, key: tuple[int, int, DataWay]) -> int:
-    directions = [(*key, side) for side in ("send", "receive")]
-    return max(one.counts[direction] for direction in directions)
-
-
-def _fact(one: _Connections, process: NcclProcess, processes: NcclProcesses) -> NcclPaths:
-    members = process.members.items()
-    edges = (
-        NcclEdge(own=key[0], peer=key[1], way=key[2], text=text, channels=_count(one, key), said=said)
-        for key, (text, said) in one.edges.items()
-    )
-    return NcclPaths(
-        who=processes.who(process),
-        spot=process.spot,
-        members=tuple(NcclMember(communicator=key, rank=rank, ranks=ranks) for key, (rank, ranks) in members),
-        edges=tuple(edges),
-        network=one.network,
-        adapters=one.adapters,
-        settings=one.settings,
-        dmabuf=one.dmabuf,
-        nvls=one.nvls,
-        channels=one.channels,
-        algorithms=dict(one.algorithms),
-        init_s=one.init_s,
-    )
 
 
 _HEAD = re.compile(
@@ -541,9 +465,9 @@ def is_nccl_info(text: str) -> bool:
     return " NCCL INFO " in text and "NCCL version " not in text
 
 
-def is_read_info(text: str) -> bool:
-    """Return whether such a line has something to read."""
-    return _WANTED.search(text) is not None
+def is_read(text: str) -> bool:
+    """Return whether a line may have something to read: most of those of NCCL_DEBUG=INFO have nothing."""
+    return not is_nccl_info(text) or _WANTED.search(text) is not None
 
 
 class NcclLogReader:
@@ -580,7 +504,8 @@ class NcclLogReader:
         if found is None:
             return ()
         facts = list(self.end()) if self._ended else []
-        self._version = version_note(found["nccl"], found["cuda"], line)
+        words = f"NCCL {found['nccl']}" + (f", built for CUDA {found['cuda']}" if found["cuda"] else "")
+        self._version = Hint(words=words, kind="nccl-version", **_common(line.who, line))
         return facts
 
     def end(self) -> Iterable[Fact]:
@@ -630,14 +555,12 @@ class NcclLogReader:
                 continue
             process = self._processes.get(host, pid, line)
             who = self._processes.who(process) if process is not None else Who(host=host, pid=pid)
-            spot, said = line.spot(), quote(line.text)
             if code == _REMOTE:
                 warning = read_warning("Connection closed by remote peer")
                 assert warning is not None
                 yield link_of(warning, _common(who, line))
             elif code in _WAY_UP_WORDS:
-                words = _WAY_UP_WORDS[code]
-                yield Hint(who=who, spot=spot, time=line.time, said=said, words=words, kind="nccl-warning")
+                yield Hint(words=_WAY_UP_WORDS[code], kind="nccl-warning", **_common(who, line))
 
 
 def _common(who: Who, line: Line) -> dict[str, Any]:

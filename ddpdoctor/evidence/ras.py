@@ -161,10 +161,24 @@ class RasReports:
         moves = former is not None and _moved(former, last)
         if moves:
             yield Moving(spot=last.spot, time=last.time, said="the counts of operations grew between two reports")
-        yield from _summary(last)
+        comms = last.communicators.values()
+        for ranks, count, errors, status in last.groups.values():
+            words = f"RAS: {count} communicator{'s' * (count > 1)} of {ranks} ranks: {status}, {errors}"
+            yield Hint(spot=last.spot, words=words, kind="ras")
+        if last.exact and comms:
+            equal = not any(comm.counted or comm.missing for comm in comms)
+            words = "all ranks have launched as many operations" if equal else "ranks differ in what they have launched"
+            yield Hint(spot=last.spot, words=f"RAS: {len(comms)} communicators; {words}", kind="ras")
+        # Processes that do not answer, unless a communicator names their rank
+        missing = [process for comm in comms for process, _, _ in comm.missing.values()]
+        is_only_one = len(last.lost) == 1 == len({rank for comm in comms for rank in comm.missing})
         for lost in last.lost:
-            yield from _lost(lost, last, names)
-        for comm in last.communicators.values():
+            if lost.process not in missing and not is_only_one:  # "The missing rank: 21" is the only one
+                host, address = split_node(lost.process.node)
+                who = Who(rank=names.ranks.get(lost.process), host=host, address=address, pid=lost.process.pid)
+                words = f"{lost.said} (considered dead)" if lost.dead else lost.said
+                yield Absent(who=who, spot=lost.spot, said=words, shown=Shown.COUNTS, dead=lost.dead)
+        for comm in comms:
             yield from _Comm(last, comm, names, former).judge(moves=moves)
 
 
@@ -176,27 +190,21 @@ class _Names:
         sizes += [ranks for ranks, _, _, _ in report.groups.values()]
         largest = max(sizes, default=None)
         self.world = largest if largest is not None and largest == report.gpus and largest <= MOST_RANKS else None
-        self._ranks: dict[RasProcess, int] = {}
+        self.ranks: dict[RasProcess, int] = {}
         for comm in report.communicators.values():
             if comm.size == self.world:
-                self._ranks = {process: rank for rank, process in comm.processes.items() if process is not None}
-                self._ranks |= {
-                    process: rank for rank, (process, _, _) in comm.missing.items() if process is not None
-                }  # fmt: skip
+                missing = {rank: process for rank, (process, _, _) in comm.missing.items()}
+                named = (*comm.processes.items(), *missing.items())
+                self.ranks = {process: rank for rank, process in named if process is not None}
 
     def who(self, comm: RasCommunicator, rank: int, process: RasProcess | None) -> Who:
         """Return a rank of a communicator."""
         host, address = split_node(process.node) if process is not None else ("", "")
         pid = process.pid if process is not None else None
-        known = rank if comm.size == self.world else self._ranks.get(process) if process is not None else None
+        known = rank if comm.size == self.world else self.ranks.get(process) if process is not None else None
         if known is not None:
             return Who(rank=known, host=host, address=address, pid=pid)
         return Who(group=comm.key, group_rank=rank, host=host, address=address, pid=pid)
-
-    def of_process(self, process: RasProcess) -> Who:
-        """Return a process that RAS names without its rank."""
-        host, address = split_node(process.node)
-        return Who(rank=self._ranks.get(process), host=host, address=address, pid=process.pid)
 
 
 def split_node(node: str) -> tuple[str, str]:
@@ -246,17 +254,11 @@ class _Comm:
         for rank, (process, spot, said) in self._comm.missing.items():
             words = f"{said} (considered dead)" if process in dead and "dead" not in said else said
             is_dead = "dead" in words or (len(self._comm.missing) == 1 == len(dead) == len(self._report.lost))
-            waiters = self._others([rank, *self._comm.missing])
             yield Absent(
-                who=self._who(rank, process),
-                spot=spot,
-                said=words,
-                operation=self._operation("", None),
-                waiters=waiters,
+                who=self._who(rank, process), spot=spot, said=words, operation=self._operation("", None),
+                waiters=self._others([rank, *self._comm.missing]), shown=Shown.COUNTS, dead=is_dead,
                 certain="has not this communicator" not in said,
-                shown=Shown.COUNTS,
-                dead=is_dead,
-            )
+            )  # fmt: skip
 
     def _errors(self) -> Iterator[Fact]:
         for one in self._comm.errors:
@@ -324,7 +326,9 @@ class _Comm:
         if 2 * low.count > total:
             yield from self._ahead(op, low, high)
             return
-        sure = high.number - low.number > 1 or self._stood(op, low)
+        before = self._former.counted if self._former is not None else []
+        stood = min((one.number for one in before if one.op == op), default=None) == low.number
+        sure = high.number - low.number > 1 or stood
         waiters = self._others([*low.ranks, *self._comm.missing])
         for rank, process in low.ranks.items():
             if rank in named:
@@ -335,16 +339,10 @@ class _Comm:
                 who=who, spot=low.spot, said=low.said, group=f"{operation.group} {op}",
                 group_words=operation.group_words, enqueued=low.number,
             )  # fmt: skip
-            said = _said(low, high)
             yield Absent(
-                who=who,
-                spot=low.spot,
-                said=said,
-                operation=operation,
-                waiters=waiters,
-                certain=sure,
+                who=who, spot=low.spot, said=_said(low, high), operation=operation, waiters=waiters, certain=sure,
                 shown=Shown.COUNTS,
-            )
+            )  # fmt: skip
         if not low.ranks:
             yield Hint(
                 spot=low.spot, said=low.said, kind="ras-unnamed",
@@ -363,12 +361,6 @@ class _Comm:
             f"{low.count} others did not: those that RAS names are ahead, not at fault"
         )
         yield Hint(spot=high.spot, said=high.said, words=words, kind="ras-ahead")
-
-    def _stood(self, op: str, low: Counted) -> bool:
-        """Return whether the report before had the same lowest count."""
-        if self._former is None:
-            return False
-        return min((one.number for one in self._former.counted if one.op == op), default=None) == low.number
 
     def _differ(self, behind: dict[str, list[Counted]]) -> Differ | None:
         """Return that ranks called different operations: behind in one, and ahead in another by as many."""
@@ -436,29 +428,6 @@ def _moved(former: RasReport, last: RasReport) -> bool:
                 return True
     behind = {name for name, comm in former.communicators.items() if comm.counted}
     return bool(behind) and not any(comm.counted for comm in last.communicators.values())
-
-
-def _summary(report: RasReport) -> Iterator[Fact]:
-    for ranks, comms, errors, status in report.groups.values():
-        words = f"RAS: {comms} communicator{'s' * (comms > 1)} of {ranks} ranks: {status}, {errors}"
-        yield Hint(spot=report.spot, words=words, kind="ras")
-    if report.exact and report.communicators:
-        equal = not any(comm.counted or comm.missing for comm in report.communicators.values())
-        words = "all ranks have launched as many operations" if equal else "ranks differ in what they have launched"
-        yield Hint(spot=report.spot, words=f"RAS: {len(report.communicators)} communicators; {words}", kind="ras")
-
-
-def _lost(lost: LostProcess, report: RasReport, names: _Names) -> Iterator[Fact]:
-    """Yield a process that does not answer, unless a communicator names its rank."""
-    ranks = {process for comm in report.communicators.values() for process, _, _ in comm.missing.values()}
-    missing = [rank for comm in report.communicators.values() for rank in comm.missing]
-    if lost.process in ranks:
-        return
-    who = names.of_process(lost.process)
-    if len(report.lost) == 1 and len(set(missing)) == 1:
-        return  # "The missing rank: 21" is this process
-    words = f"{lost.said} (considered dead)" if lost.dead else lost.said
-    yield Absent(who=who, spot=lost.spot, said=words, shown=Shown.COUNTS, dead=lost.dead)
 
 
 MOST_PROCESSES = 65_536
@@ -545,7 +514,13 @@ class RasReader:
     def end(self) -> Iterable[Fact]:
         """Return what the last report says, and whether the job moved since the one before it."""
         self._finish()
-        facts = [*self._reports.judge(), *self._deaths, *self._whole_job()]
+        # Ranks of the largest communicator that the diagnostics speak of are taken for those of the job.
+        most = max((size for size, _ in self._diagnosed), default=0)
+        diagnosed = [
+            fact if size in {0, most} else replace(fact, who=replace(fact.who, rank=None))
+            for size, fact in self._diagnosed
+        ]
+        facts = [*self._reports.judge(), *self._deaths, *diagnosed]
         self._begin()
         return facts
 
@@ -595,12 +570,6 @@ class RasReader:
             facts = [_note(text, common)]
         across = _ACROSS.search(text)
         self._diagnosed += [(int(across["all"]) if across is not None else 0, fact) for fact in facts]
-
-    def _whole_job(self) -> Iterator[Fact]:
-        """Yield what the diagnostics say. Ranks of the largest communicator are taken for those of the job."""
-        most = max((size for size, _ in self._diagnosed), default=0)
-        for size, fact in self._diagnosed:
-            yield fact if size in {0, most} else replace(fact, who=replace(fact.who, rank=None))
 
 
 _CHECK_P2P = (
@@ -655,7 +624,8 @@ def _details(state: _Text, report: RasReport, words: str, line: Line) -> None:
         for rank in re.findall(r"\d+", found["ranks"])[:MOST_PROCESSES]:
             comm.missing.setdefault(int(rank), (None, spot, said))
     elif (found := _ONE.match(words)) is not None:
-        rank, named = int(found["rank"]), _process(found)
+        rank = int(found["rank"])
+        named = RasProcess(pid=int(found["pid"]), node=found["node"]) if found["pid"] else None
         if found["number"] or found["none"] or found["status"] or found["error"]:
             one = _counted(state, found, 1, spot, said)
             one.ranks[rank] = named
@@ -677,10 +647,6 @@ def _list_of(comm: RasCommunicator, found: re.Match[str]) -> list[Counted]:
     return comm.statuses if found["status"] else comm.counted
 
 
-def _process(found: re.Match[str]) -> RasProcess | None:
-    return RasProcess(pid=int(found["pid"]), node=found["node"]) if found["pid"] else None
-
-
 class RasJsonReader:
     """Reads RAS's JSON (NCCL 2.28.7 and newer). Several reports may follow each other in one file."""
 
@@ -697,24 +663,17 @@ class RasJsonReader:
         found = Found(lines=text.count("\n") + 1)
         reports = RasReports()
         try:
-            for at, body in _objects(text):
-                spot = Spot(source=document.source, line=text.count("\n", 0, at) + 1)
-                report = _of_json(body, spot)
+            decoder, at = json.JSONDecoder(), text.find("{")
+            while at >= 0:
+                body, end = decoder.raw_decode(text, at)
+                report = _of_json(body, Spot(source=document.source, line=text.count("\n", 0, at) + 1))
                 if report is not None:
                     reports.add(report)
+                at = text.find("{", end)
         except (ValueError, RecursionError):
             found.problem = "cut off" if document.cut or not text.rstrip().endswith("}") else "damaged JSON"
         found.facts = list(reports.judge())
         return found
-
-
-def _objects(text: str) -> Iterator[tuple[int, Any]]:
-    decoder = json.JSONDecoder()
-    at = text.find("{")
-    while at >= 0:
-        body, end = decoder.raw_decode(text, at)
-        yield at, body
-        at = text.find("{", end)
 
 
 def _of_json(body: Any, spot: Spot) -> RasReport | None:

@@ -69,10 +69,8 @@ class LineReader(Protocol):
     must keep little: a log may have a thousand million lines.
     """
 
-    @property
-    def name(self) -> str:
-        """The format in words: "NCCL watchdog"."""
-        ...
+    name: str
+    """The format in words: "NCCL watchdog"."""
 
     @property
     def triggers(self) -> tuple[bytes, ...]:
@@ -84,8 +82,8 @@ class LineReader(Protocol):
         ...
 
     def end(self) -> Iterable[Fact]:
-        """Return the facts that were still open when the log ended."""
-        ...
+        """Return the facts that were still open when the log ended: none, if no fact needs a second line."""
+        return ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -123,10 +121,8 @@ class Found:
 class DocumentReader(Protocol):
     """Reads one format of whole files."""
 
-    @property
-    def name(self) -> str:
-        """The format in words: "flight recorder dump"."""
-        ...
+    name: str
+    """The format in words: "flight recorder dump"."""
 
     def recognizes(self, head: bytes) -> bool:
         """Return whether a file that begins with these bytes (up to 64 KiB) has this format."""

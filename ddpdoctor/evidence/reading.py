@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from time import gmtime
 from typing import TYPE_CHECKING
 
-from ddpdoctor.evidence.files import HEAD_BYTES, MOST_UNPACKED, find_files, is_text, open_file, read_rest
+from ddpdoctor.evidence.files import HEAD_BYTES, MOST_BYTES, MOST_UNPACKED, find_files, is_text, open_file
 from ddpdoctor.evidence.lines import LogSplitter
-from ddpdoctor.evidence.nccl_log import NCCL_INFO, is_nccl_info, is_read_info
+from ddpdoctor.evidence.nccl_log import NCCL_INFO, is_nccl_info, is_read
 from ddpdoctor.evidence.reader import Document, Funnel
 from ddpdoctor.evidence.registry import document_readers, line_readers
 from ddpdoctor.model.attached import AskedNodes, AttachedJob
@@ -67,45 +67,35 @@ def leave_out_folders(records: Mapping[str, AttachedJob | AskedNodes], sources: 
 
     ``records`` are the jobs and nodes that were read, by the names of their files; ``sources`` are all files.
     """
-    jobs = {_above(source): record for source, record in records.items() if isinstance(record, AttachedJob)}
+    above = {source: source[: source.rfind("/") + 1] for source in records}
+    jobs = {above[source]: record for source, record in records.items() if isinstance(record, AttachedJob)}
     folders = [_Folder(path=path, job=job) for path, job in jobs.items()]
-    reasons = _other_jobs(folders)
-    reasons |= _older([one for one in folders if one.path not in reasons])
-    for source in (source for source, record in records.items() if isinstance(record, AskedNodes)):
-        inside = [one.path for one in folders if one.path.startswith(_above(source))]
-        if inside and all(path in reasons for path in inside):
-            reasons[_above(source)] = reasons[inside[0]]
-    return {source: why for source in sources for path, why in reasons.items() if path and source.startswith(path)}
-
-
-def _above(source: str) -> str:
-    return source[: source.rfind("/") + 1]
-
-
-def _other_jobs(folders: list[_Folder]) -> dict[str, str]:
-    """Return the folders of jobs other than the one that ``attach`` read last."""
-    jobs = grouped((one.key, one) for one in folders)
-    last = max(jobs.values(), key=lambda those: max(one.job.wall_ns for one in those), default=[])
-    return {one.path: _other_words(one, last[0]) for those in jobs.values() if those is not last for one in those}
-
-
-def _other_words(one: _Folder, kept: _Folder) -> str:
-    if one.key[0] == kept.key[0]:
-        return "left out: of an earlier start of the job"
-    of = f", of {one.job.world_size} ranks" if one.job.world_size is not None else ""
-    return f"left out: of another job, {one.job.job.name}{of}; the one looked at last is {kept.job.job.name}"
-
-
-def _older(folders: list[_Folder]) -> dict[str, str]:
-    """Return the folders of ranks that ``attach`` read again later."""
-    found: dict[str, str] = {}
-    newest_first = sorted(folders, key=lambda one: one.job.wall_ns, reverse=True)
+    reasons: dict[str, str] = {}
+    # Folders of jobs other than the one that attach read last
+    by_job = grouped((one.key, one) for one in folders)
+    last = max(by_job.values(), key=lambda those: max(one.job.wall_ns for one in those), default=[])
+    for one in folders:
+        if one.key == last[0].key:
+            continue
+        name, ranks = one.job.job.name, one.job.world_size
+        of = f", of {ranks} ranks" if ranks is not None else ""
+        reasons[one.path] = (
+            "left out: of an earlier start of the job"
+            if one.key[0] == last[0].key[0]
+            else f"left out: of another job, {name}{of}; the one looked at last is {last[0].job.job.name}"
+        )
+    # Folders of ranks that attach read again later
+    newest_first = sorted(last, key=lambda one: one.job.wall_ns, reverse=True)
     for place, one in enumerate(newest_first):
         again = next((later for later in newest_first[:place] if later.ranks & one.ranks), None)
         if again is not None:
             age = count_of(round((again.job.wall_ns - one.job.wall_ns) / 60e9), "minute")
-            found[one.path] = f"left out: {rank_list(again.ranks & one.ranks)} were looked at again {age} later"
-    return found
+            reasons[one.path] = f"left out: {rank_list(again.ranks & one.ranks)} were looked at again {age} later"
+    for source in (source for source, record in records.items() if isinstance(record, AskedNodes)):
+        inside = [one.path for one in folders if one.path.startswith(above[source])]
+        if inside and all(path in reasons for path in inside):
+            reasons[above[source]] = reasons[inside[0]]
+    return {source: why for source in sources for path, why in reasons.items() if path and source.startswith(path)}
 
 
 LONG_AGO_S = 3600
@@ -115,55 +105,39 @@ LONG_AGO_S = 3600
 def choose_dumps(dumps: Sequence[FlightDump]) -> tuple[list[FlightDump], dict[str, str]]:
     """Return the dumps of the newest job, and for each other file the reason why it is left out."""
     left_out: dict[str, str] = {}
-    recent = _recent(dumps, left_out)
+    # Those without calls, and those whose last calls are about as recent as the others'
+    dated = sorted((dump for dump in dumps if dump.last_ns), key=_last_ns, reverse=True)
+    recent = dated[:1]
+    for dump in dated[1:]:
+        if _last_ns(recent[-1]) - _last_ns(dump) > LONG_AGO_S * 1e9:
+            older_s = (_last_ns(dated[0]) - _last_ns(dump)) / 1e9
+            age = f"{older_s / 86400:.0f} days" if older_s > 3 * 86400 else f"{older_s / 3600:.0f} h"
+            left_out[dump.spot.source] = f"left out: its last call is {age} older than those of the others"
+        else:
+            recent.append(dump)
+    recent += [dump for dump in dumps if not dump.last_ns]
+    # Of these, those with the most common world size
+    sizes = grouped((dump.world_size, dump) for dump in recent if dump.world_size)
+    most = max(sizes, key=lambda size: (len(sizes[size]), max(map(_last_ns, sizes[size]))), default=None)
+    for size, others in sizes.items():
+        for dump in others if size != most else ():
+            left_out[dump.spot.source] = f"left out: of a job of {size} ranks, and the others of one of {most}"
     kept: list[FlightDump] = []
-    for rank, those in grouped((dump.rank, dump) for dump in _of_one_size(recent, left_out)).items():
-        newest = max(those, key=lambda dump: (_last(dump), dump.has_frames))
+    for rank, those in grouped((dump.rank, dump) for dump in recent if dump.spot.source not in left_out).items():
+        newest = max(those, key=lambda dump: (_last_ns(dump), dump.has_frames))
         kept += those if rank is None else [newest]
         for dump in those if rank is not None else ():
-            if dump is not newest and _of_both_looks(dump) != _of_both_looks(newest):
+            # `attach` saved a rank's dumps of its two looks in files whose names differ only in the look.
+            sources = {one.spot.source.replace("look_2/", "look_1/") for one in (dump, newest)}
+            if dump is not newest and len(sources) > 1:
                 left_out[dump.spot.source] = (
                     f"left out: another dump of rank {rank}; {newest.spot.source} is the newest"
                 )
     return kept, left_out
 
 
-def _of_both_looks(dump: FlightDump) -> str:
-    """Return what the files have in common in which `attach` saved a rank's dumps of its two looks."""
-    return dump.spot.source.replace("look_2/", "look_1/")
-
-
-def _last(dump: FlightDump) -> int:
+def _last_ns(dump: FlightDump) -> int:
     return dump.last_ns or 0
-
-
-def _recent(dumps: Sequence[FlightDump], left_out: dict[str, str]) -> list[FlightDump]:
-    """Return the dumps without calls, and those whose last calls are about as recent as the others'."""
-    dated = sorted((dump for dump in dumps if dump.last_ns), key=_last, reverse=True)
-    kept = dated[:1]
-    for dump in dated[1:]:
-        gap_s = (_last(kept[-1]) - _last(dump)) / 1e9
-        if gap_s > LONG_AGO_S:
-            older_s = (_last(dated[0]) - _last(dump)) / 1e9
-            left_out[dump.spot.source] = f"left out: its last call is {_age(older_s)} older than those of the others"
-        else:
-            kept.append(dump)
-    return kept + [dump for dump in dumps if not dump.last_ns]
-
-
-def _age(seconds: float) -> str:
-    return f"{seconds / 86400:.0f} days" if seconds > 3 * 86400 else f"{seconds / 3600:.0f} h"
-
-
-def _of_one_size(dumps: Iterable[FlightDump], left_out: dict[str, str]) -> list[FlightDump]:
-    """Return the dumps with the most common world size."""
-    those = list(dumps)
-    sizes = grouped((dump.world_size, dump) for dump in those if dump.world_size)
-    most = max(sizes, key=lambda size: (len(sizes[size]), max(map(_last, sizes[size]))), default=None)
-    for size, others in sizes.items():
-        for dump in others if size != most else ():
-            left_out[dump.spot.source] = f"left out: of a job of {size} ranks, and the others of one of {most}"
-    return [dump for dump in those if dump.spot.source not in left_out]
 
 
 _ENDS = (Failed, Exited, Stopped, Finished)
@@ -383,24 +357,23 @@ class _Keeper:
             if isinstance(fact, Launched) and fact.by_step and not self.ended:
                 continue
             self.formats[name] = None
-            self.ended = self.ended or _ends(fact)
+            has_timed_out = isinstance(fact, Waiting) and fact.timed_out
+            self.ended = self.ended or has_timed_out or isinstance(fact, Exited | Stopped | Finished)
             if isinstance(fact, Launched | Restarted):
                 self.counts.clear()
                 self.ended = False
-            key = (type(fact), fact.who, _DIGITS.sub("", fact.said))
+            key = _likeness(fact)
             self.counts[key] += 1
             if self.counts[key] <= MOST_ALIKE:
                 self.facts.append(fact)
-            elif isinstance(fact, Moving | Reached):
-                self._replace_last(fact, key)
+            elif isinstance(fact, Moving | Reached):  # the newest progress replaces the one before it
+                former = (at for at in range(len(self.facts) - 1, -1, -1) if _likeness(self.facts[at]) == key)
+                self.facts[next(former)] = fact
 
-    def _replace_last(self, fact: Fact, key: tuple[object, ...]) -> None:
-        """Replace the previous progress by the newest."""
-        for at in range(len(self.facts) - 1, -1, -1):
-            former = self.facts[at]
-            if (type(former), former.who, _DIGITS.sub("", former.said)) == key:
-                self.facts[at] = fact
-                return
+
+def _likeness(fact: Fact) -> tuple[object, ...]:
+    """Return what facts have in common that differ in numbers only."""
+    return (type(fact), fact.who, _DIGITS.sub("", fact.said))
 
 
 def read_evidence(paths: Sequence[str]) -> Evidence:
@@ -465,15 +438,13 @@ def _read_opened(file: EvidenceFile) -> tuple[Part | None, Read]:
 def _read_document(
     reader: DocumentReader, file: EvidenceFile, stream: FileContent, head: bytes, part: Part
 ) -> tuple[Part, Read]:
-    body, cut = read_rest(stream, head)
-    cut = cut or bool(stream.problem)
+    body = head + stream.fill(MOST_BYTES - len(head))
+    cut = (len(body) == MOST_BYTES and bool(stream.read(1))) or bool(stream.problem)
     document = Document(
         source=file.name, path=file.path, body=body, cut=cut, modified=part.modified, who=file.who
     )  # fmt: skip
     found = reader.read(document)
-    part.facts = found.facts
-    part.dumps = found.dumps
-    part.attached = found.attached
+    part.facts, part.dumps, part.attached = found.facts, found.dumps, found.attached
     problem = stream.problem or found.problem
     if found.log_from is None:
         return part, Read(source=file.name, formats=(reader.name,), lines=found.lines, bytes=len(body), problem=problem)
@@ -524,8 +495,11 @@ class _Log:
         block = head or stream.read(BLOCK_BYTES)
         while block:
             self.bytes += len(block)
-            block = block.replace(b"\0", b"") if b"\0" in block else block
-            whole, rest = _cut(rest + block)
+            block = rest + (block.replace(b"\0", b"") if b"\0" in block else block)
+            at = block.rfind(b"\n") + 1
+            if at == 0 and len(block) > HEAD_BYTES:  # a line that is longer than a block is cut at its end
+                at = block.rfind(b"\r") + 1 or len(block)
+            whole, rest = block[:at], block[at:]
             block = stream.read(BLOCK_BYTES) if self.bytes < MOST_UNPACKED else b""
             self._take(whole, last=not block)
         self._take(rest, last=True)
@@ -560,24 +534,8 @@ class _Log:
         if len(self.names) < _MOST_NAMES:
             found = ((match[1].upper().replace("-", "_"), match[2]) for match in _JOB_NAMES.finditer(text))
             self.names |= {(_SAME_NAME.get(kind, kind), value) for kind, value in found if value.lower() != "none"}
-        for line in self._splitter.lines(text, self.lines + 1, _is_read):
+        for line in self._splitter.lines(text, self.lines + 1, is_read):
             for reader in self._info_readers if is_nccl_info(line.text) else self._readers:
                 if facts := reader.read(line):
                     self.keeper.keep(reader.name, facts)
         self.lines += text.count("\n") + (bool(text) and not text.endswith("\n"))
-
-
-def _is_read(text: str) -> bool:
-    return not is_nccl_info(text) or is_read_info(text)
-
-
-def _ends(fact: Fact) -> bool:
-    return isinstance(fact, Exited | Stopped | Finished) or (isinstance(fact, Waiting) and fact.timed_out)
-
-
-def _cut(block: bytes) -> tuple[bytes, bytes]:
-    """Return the whole lines of a block, and the rest. A line that is longer than a block is cut at its end."""
-    at = block.rfind(b"\n") + 1
-    if at == 0 and len(block) > HEAD_BYTES:
-        at = block.rfind(b"\r") + 1 or len(block)
-    return block[:at], block[at:]

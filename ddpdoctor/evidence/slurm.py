@@ -7,7 +7,7 @@ from calendar import timegm
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.frameworks import begins_run
-from ddpdoctor.evidence.reader import quote
+from ddpdoctor.evidence.reader import LineReader, quote
 from ddpdoctor.model.evidence import Exited, Finished, Stopped, Time, Trouble, Who
 from ddpdoctor.model.launch import expand_hosts
 
@@ -49,7 +49,7 @@ _STOPPED = {
 }  # fmt: skip
 
 
-class SlurmReader:
+class SlurmReader(LineReader):
     """Reads the lines of srun and slurmstepd."""
 
     name = "Slurm"
@@ -71,10 +71,6 @@ class SlurmReader:
             self._stopping = True
         return facts
 
-    def end(self) -> Iterable[Fact]:
-        """Return nothing, because no fact needs a second line."""
-        return ()
-
     def _facts(self, line: Line) -> Iterator[Fact]:
         text, spot, said = line.text, line.spot(), quote(line.text)
         if (found := _TASKS.search(text)) is not None:
@@ -83,13 +79,18 @@ class SlurmReader:
             found = _OOM_EVENT.search(text)
             where = f" in {found['step'].removeprefix('StepId=').removeprefix('step ')}" if found is not None else ""
             yield Trouble(
-                who=_host_only(line.who), spot=spot, time=line.time, said=said, kind="oom", fix=MEMORY_FIX,
+                who=Who(host=line.who.host, address=line.who.address), spot=spot, time=line.time, said=said,
+                kind="oom", fix=MEMORY_FIX,
                 problem=f"Slurm's memory limit was reached{where}, and the kernel killed a process for it",
             )  # fmt: skip
         elif (found := _CANCELLED.search(text)) is not None:
             yield _cancelled(found, line)
         elif (found := _NODE.search(text)) is not None:
-            for host in _hosts(found["hosts"]):
+            try:
+                hosts = expand_hosts(found["hosts"].rstrip(",."))
+            except ValueError:
+                hosts = (found["hosts"],)
+            for host in hosts:
                 yield Trouble(
                     who=Who(host=host), spot=spot, time=line.time, said=said, kind="node-failure",
                     problem="Slurm lost the node", fix=NODE_FIX,
@@ -134,11 +135,6 @@ def _time(text: str, host: str) -> Time | None:
         return None
 
 
-def signal_of(digits: str) -> str:
-    """Return the name of a signal that Slurm gives as a number; empty if it is none that ends a job."""
-    return _BY_NUMBER.get(int(digits), "") if digits.isdigit() and len(digits) < 4 else ""
-
-
 def _numbers(text: str) -> Iterator[int]:
     """Yield the numbers of "0-3,7" or "[0-3,7]"."""
     left = MOST_TASKS
@@ -151,22 +147,11 @@ def _numbers(text: str) -> Iterator[int]:
             left -= 1
 
 
-def _hosts(text: str) -> tuple[str, ...]:
-    try:
-        return expand_hosts(text.rstrip(",."))
-    except ValueError:
-        return (text,)
-
-
-def _host_only(who: Who) -> Who:
-    return Who(host=who.host, address=who.address)
-
-
 _HEAD = re.compile(r"^\s*JobID(?:Raw)?\b.*\bState\b")
 _STOPPED_STATES = {"TIMEOUT": "time limit", "PREEMPTED": "preemption", "REQUEUED": "requeue", "DEADLINE": "time limit"}
 
 
-class SacctReader:
+class SacctReader(LineReader):
     """Reads the tables of ``sacct``."""
 
     name = "sacct"
@@ -191,26 +176,13 @@ class SacctReader:
         if set(text.strip()) == {"-", " "}:
             self._places = [(found.start(), found.end()) for found in re.finditer("-+", text)]
             return ()
-        fields = self._fields(text)
-        if fields is None:
+        values = text.split("|") if "|" in text else [text[start:end] for start, end in self._places]
+        fields = dict(zip(self._names, (value.strip() for value in values), strict=False))
+        fields["JobID"] = fields.get("JobID") or fields.get("JobIDRaw") or ""
+        if not fields["JobID"][:1].isdigit():
             self._names = []
             return ()
         return tuple(self._row(fields, line))
-
-    def end(self) -> Iterable[Fact]:
-        """Return nothing, because no fact needs a second row."""
-        return ()
-
-    def _fields(self, text: str) -> Mapping[str, str] | None:
-        if "|" in text:
-            values = text.split("|")
-        elif self._places:
-            values = [text[start:end] for start, end in self._places]
-        else:
-            return None
-        fields = dict(zip(self._names, (value.strip() for value in values), strict=False))
-        job = fields.get("JobID") or fields.get("JobIDRaw") or ""
-        return {**fields, "JobID": job} if job[:1].isdigit() else None
 
     def _row(self, fields: Mapping[str, str], line: Line) -> Iterator[Fact]:
         job, state = fields["JobID"].partition(".")[0], fields.get("State", "")
@@ -229,7 +201,8 @@ class SacctReader:
 def _facts(job: str, state: str, code: str, common: dict[str, Any]) -> Iterator[Fact]:
     """Yield what a state and an exit code such as "0:15" say: a status, and a signal."""
     stopped = next((words for name, words in _STOPPED_STATES.items() if state.startswith(name)), "")
-    signal = signal_of(code.partition(":")[2])
+    digits = code.partition(":")[2]
+    signal = _BY_NUMBER.get(int(digits), "") if digits.isdigit() and len(digits) < 4 else ""
     if state.startswith("OUT_OF_ME"):
         problem = f"Slurm says that job {job} ran out of memory"
         yield Trouble(kind="oom", problem=problem, fix=MEMORY_FIX, **common)

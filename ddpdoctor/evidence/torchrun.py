@@ -96,10 +96,14 @@ class TorchrunReader:
         if table is not None:
             return self._read_table(line, table)
         if (text[2:6] in _FIELDS or text[:4] in _FIELDS) and _FIELD.match(text) is not None:
-            return self._open_headless(line)
+            # The table of a paste that begins in its middle
+            return self._read_table(line, self._open(line, _Table(block=_Block(line, root=False))))
         if not any(words in text for words in _GATE):
             return ()
-        return _read_agent(line) or self._open(line)
+        facts, title = _read_agent(line), text.strip().rstrip(":")
+        if not facts and title in {"Failures", "Root Cause", "Root Cause (first observed failure)"}:
+            self._open(line, _Table(root=title.startswith("Root Cause")))
+        return facts
 
     def end(self) -> Iterable[Fact]:
         """Return the process that a table was about when the log ended."""
@@ -107,20 +111,11 @@ class TorchrunReader:
         self._tables.clear()
         return found
 
-    def _open(self, line: Line) -> Iterable[Fact]:
-        title = line.text.strip().rstrip(":")
-        if title in {"Failures", "Root Cause", "Root Cause (first observed failure)"}:
-            if len(self._tables) >= _MOST_TABLES:
-                self._tables.clear()
-            self._tables[line.stream] = _Table(root=title.startswith("Root Cause"))
-        return ()
-
-    def _open_headless(self, line: Line) -> list[Fact]:
-        """Open the table of a paste that begins in its middle."""
+    def _open(self, line: Line, table: _Table) -> _Table:
         if len(self._tables) >= _MOST_TABLES:
             self._tables.clear()
-        table = self._tables[line.stream] = _Table(block=_Block(line, root=False))
-        return self._read_table(line, table)
+        self._tables[line.stream] = table
+        return table
 
     def _read_table(self, line: Line, table: _Table) -> list[Fact]:
         text = line.text
@@ -137,15 +132,11 @@ class TorchrunReader:
         if not stripped or stripped.startswith(("---", "<NO_OTHER")):
             table.block = None
             return _block_facts(block)
+        # A table ends at its last border; torch before 1.11 has the root cause first, and a border after it.
         if stripped.startswith(("===", "***")) and (block is None or not table.root or block.fields):
-            return self._end_table(line, table)
+            del self._tables[line.stream]
+            return _block_facts(block)
         return _read_agent(line)
-
-    def _end_table(self, line: Line, table: _Table) -> list[Fact]:
-        """End a table at its last border; torch before 1.11 has the root cause first, and a border after it."""
-        block, table.block = table.block, None
-        del self._tables[line.stream]
-        return _block_facts(block)
 
     def _take(self, block: _Block, text: str) -> bool:
         """Take a line of a process, or one of its traceback."""
@@ -175,12 +166,7 @@ def _read_agent(line: Line) -> list[Fact]:
         pid = int(stopped["pid"] or stopped["old"])
         who = replace(line.who, pid=pid)
         return [Exited(who=who, signal=stopped["signal"], by_launcher=True, **common)]
-    return _group_facts(line, common)
-
-
-def _group_facts(line: Line, common: dict[str, Any]) -> list[Fact]:
-    """Read what concerns all ranks of a node."""
-    text = line.text
+    # What concerns all ranks of a node
     if (death := _DEATH.search(text)) is not None:
         signal = death["signal"]
         name = signal_name(int(signal)) if signal.isdigit() else signal
@@ -214,24 +200,18 @@ def _block_facts(block: _Block | None) -> list[Fact]:
     if rank is not None and int(rank["rank"]) < MOST_RANKS:
         who = replace(who, rank=int(rank["rank"]), local_rank=int(rank["local"]))
     time = _time(block.fields.get("time", ""), host or block.line.source)
-    if code is None:
-        return _cut_block(block, who, time)
+    common: dict[str, Any] = {"who": who, "spot": block.line.spot(), "time": time}
+    if code is None:  # the table was cut off before the exit status: a rank failed, and how is not told
+        if who.rank is None or not {"host", "time"} <= block.fields.keys():
+            return []
+        first = " first on its node" if block.root else ""
+        message = f"torchrun's table says that rank {who.rank} failed{first}, and is cut off before the exit status"
+        return [Failed(type="ChildFailedError", message=message, nature=Nature.FOLLOWS, said=message, **common)]
     exit_code = int(code["code"])
     said = quote(f"rank {who.rank} (local_rank: {who.local_rank}) exitcode: {block.fields['exitcode']}")
     by_launcher = exit_code == -15 and not block.root
-    common: dict[str, Any] = {"who": who, "spot": block.line.spot(), "time": time}
     exited = _exited(exit_code, first=block.root, by_launcher=by_launcher, said=said, **common)
     return [*_message_facts("\n".join(block.message), **common), exited]
-
-
-def _cut_block(block: _Block, who: Who, time: Time | None) -> list[Fact]:
-    """Return what a table says that was cut off before the exit status: a rank failed, and how is not told."""
-    if who.rank is None or not {"host", "time"} <= block.fields.keys():
-        return []
-    first = " first on its node" if block.root else ""
-    message = f"torchrun's table says that rank {who.rank} failed{first}, and is cut off before the exit status"
-    common: dict[str, Any] = {"who": who, "spot": block.line.spot(), "time": time, "said": message}
-    return [Failed(type="ChildFailedError", message=message, nature=Nature.FOLLOWS, **common)]
 
 
 def _message_facts(message: str, *, who: Who, spot: Spot, time: Time | None) -> list[Fact]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.evidence.errors import Reading, classify, last_error, named_cause
+from ddpdoctor.evidence.errors import Reading, classify, named_cause
 from ddpdoctor.evidence.frameworks import begins_run
 from ddpdoctor.evidence.lines import origin_of, time_of
 from ddpdoctor.evidence.reader import condense, quote
@@ -115,22 +115,19 @@ class Traceback:
         """Whether frames or the exception's line are still to come."""
         return self._at is not _At.MESSAGE
 
-    @property
-    def is_new(self) -> bool:
-        """Whether the last line was that of an exception, not one of a message."""
-        return not self.is_open and len(self.chain[-1].lines) == 1
-
-    @property
-    def depth(self) -> int:
-        """How many frames the exception that is being read has by now."""
-        return len(self.chain[-1].frames)
-
     def feed(self, text: str) -> Fed:
         """Take the next line, if it belongs to this traceback."""
-        if self._at is not _At.MESSAGE:
-            fed = self._feed_frames(text) if self._at is _At.FRAMES else self._feed_link(text)
-        else:
+        if self._at is _At.MESSAGE:
             fed = self._feed_message(text)
+        elif self._at is _At.FRAMES:
+            fed = self._feed_frames(text)
+        elif not text.strip():
+            fed = Fed.TAKEN
+        elif text.rstrip().endswith(HEADER) or _FILE.match(text):
+            self._at = _At.FRAMES
+            fed = Fed.TAKEN if text.rstrip().endswith(HEADER) else self._feed_frames(text)
+        else:
+            fed = Fed.REFUSED
         self._adjacent = fed is Fed.TAKEN
         return fed
 
@@ -147,33 +144,16 @@ class Traceback:
             return Fed.REFUSED
         if not text or text[0] in " \t":
             return Fed.TAKEN
-        return self._feed_raised(text)
-
-    def _feed_raised(self, text: str) -> Fed:
-        match = _RAISED.match(text)
-        if match is None or not self._is_class(match["type"], text):
+        if (match := _RAISED.match(text)) is None:
             return Fed.REFUSED
-        raised = self.chain[-1]
-        raised.type, raised.lines = match["type"], [match["message"] or ""]
+        raised, name = self.chain[-1], match["type"]
+        # Else it may be a line that another process wrote in between.
+        is_class = self.sure or _CLASS_NAME.search(name.partition("(")[0]) or ("." in name and ": " in text)
+        if not is_class and not (self._adjacent and " " not in name and raised.frames):
+            return Fed.REFUSED
+        raised.type, raised.lines = name, [match["message"] or ""]
         self._at = _At.MESSAGE
         return Fed.TAKEN
-
-    def _is_class(self, name: str, text: str) -> bool:
-        """Return whether this can be the exception's line, and not one that another process wrote in between."""
-        if self.sure or _CLASS_NAME.search(name.partition("(")[0]):
-            return True
-        return (self._adjacent and " " not in name and bool(self.chain[-1].frames)) or ("." in name and ": " in text)
-
-    def _feed_link(self, text: str) -> Fed:
-        if text.strip() and not text.rstrip().endswith(HEADER):
-            return Fed.REFUSED if not _FILE.match(text) else self._go_on(text)
-        if text.strip():
-            self._at = _At.FRAMES
-        return Fed.TAKEN
-
-    def _go_on(self, text: str) -> Fed:
-        self._at = _At.FRAMES
-        return self._feed_frames(text)
 
     def _feed_message(self, text: str) -> Fed:
         stripped = text.strip()
@@ -214,7 +194,8 @@ class Traceback:
         nested = [one for one in whole if one.nested]
         at = next((one for one in nested or whole if one.name not in _FLOW), whole[-1])
         if at.nested:
-            outer = whole[: _index(whole, at)][-1:] if not self._in_group() else whole[:1]
+            place = next(number for number, one in enumerate(whole) if one is at)
+            outer = whole[:place][-1:] if not self._in_group() else whole[:1]
             return at, (*(frame for one in outer for frame in one.frames), *at.frames)
         if any(frame.user for frame in at.frames) or at is whole[-1]:
             return at, tuple(at.frames)
@@ -232,10 +213,6 @@ def read_traceback(lines: Iterable[str]) -> Traceback | None:
             last = found if found is not None and found.is_said() else last
             found = Traceback(sure=True)
     return found if found is not None and found.is_said() else last
-
-
-def _index(items: Sequence[RaisedText], item: RaisedText) -> int:
-    return next(number for number, one in enumerate(items) if one is item)
 
 
 _HARMLESS = (
@@ -349,10 +326,21 @@ class TracebackReader:
         if opened:
             found: list[Fact] = []
             is_header = line.text.rstrip().endswith(HEADER)
-            for one in _in_order(opened, line.text):
+            # Lines of several processes are mixed, and nothing says whose they are. Processes that fail alike write
+            # alike: a frame goes to the one with the fewest frames, a source line to the one whose frame was before.
+            is_frame, is_source = text.startswith("  File "), text.startswith("   ")
+            for one in sorted(
+                opened,
+                key=lambda one: (
+                    is_source and not one.text.wants_source,
+                    not one.text.is_open,
+                    is_frame and len(one.text.chain[-1].frames),
+                ),
+            ):
                 fed = one.text.feed(line.text)
                 if fed is Fed.TAKEN:
-                    one.said = line if not one.text.is_open and one.text.is_new else one.said
+                    is_exception = not one.text.is_open and len(one.text.chain[-1].lines) == 1
+                    one.said = line if is_exception else one.said
                     one.last = line.number
                     return found
                 if fed is Fed.ENDED or (is_header and one.text.sure) or line.number - one.last > _LONG_AGO:
@@ -400,7 +388,9 @@ class TracebackReader:
         sure = "rank" in line.raw_prefix
         one = _Open(Traceback(sure=sure), header=line, said=line, last=line.number, harmless=harmless)
         self._open.setdefault(line.stream, []).append(one)
-        return self._forget() if len(self._open) > _MOST_STREAMS else ()
+        if len(self._open) <= _MOST_STREAMS:
+            return ()
+        return [fact for one in self._open.pop(next(iter(self._open))) for fact in _facts(one)]  # the oldest stream
 
     def _start_without_header(self, line: Line) -> Iterable[Fact]:
         if _NO_HEADER.match(line.text) and line.stream not in self._in_table:
@@ -439,7 +429,10 @@ class TracebackReader:
         if _NO_ERROR.search(text):
             return []
         common: dict[str, Any] = {"who": line.who, "spot": line.spot(), "time": time_of(line), "said": quote(text)}
-        known = self._find(text)
+        shape = text.translate(_NO_DIGITS)  # lines that differ in digits only are looked up once
+        if shape not in self._shapes and len(self._shapes) < _MOST_SHAPES:
+            self._shapes[shape] = find_known(text)
+        known = self._shapes.get(shape)
         if (follows_last or known is not None) and (cause := named_cause(text, common)) is not None:
             return [cause]
         if match is None and (known is None or known.nature == "note") and device is None:
@@ -455,32 +448,6 @@ class TracebackReader:
         facts = failure_facts(raised, (), reading, who=line.who, spot=line.spot(), time=common["time"])
         alone = match is None or reading.nature in {Nature.OWN, Nature.STOPPED}
         return [replace(fact, alone=alone) if isinstance(fact, Failed) else fact for fact in facts]
-
-    def _find(self, text: str) -> KnownError | None:
-        """Return the known error in a line. Lines that differ in digits only are looked up once."""
-        shape = text.translate(_NO_DIGITS)
-        if shape not in self._shapes and len(self._shapes) < _MOST_SHAPES:
-            self._shapes[shape] = find_known(text)
-        return self._shapes.get(shape)
-
-    def _forget(self) -> Iterable[Fact]:
-        """Give up the stream that was opened first."""
-        return [fact for one in self._open.pop(next(iter(self._open))) for fact in _facts(one)]
-
-
-def _in_order(opened: list[_Open], text: str) -> list[_Open]:
-    """Return the open tracebacks in the order in which a line is offered to them.
-
-    Lines of several processes are mixed, and nothing says whose they are. Processes that fail alike write alike: the
-    line of a frame goes to the one with the fewest frames, a source line to the one whose frame was before.
-    """
-    if len(opened) == 1:
-        return opened[:]
-    if text.startswith("  File "):
-        return sorted(opened, key=lambda one: (not one.text.is_open, one.text.depth))
-    if text.startswith("   "):
-        return sorted(opened, key=lambda one: (not one.text.wants_source, not one.text.is_open))
-    return sorted(opened, key=lambda one: not one.text.is_open)
 
 
 def _facts(one: _Open) -> list[Fact]:
@@ -507,8 +474,9 @@ def traceback_facts(text: Traceback, *, who: Who, spot: Spot, time: Time | None)
     in_worker = any(classify(one.type, one.message).in_worker for one in text.chain if one.type)
     if raised.name == "CalledProcessError" and any(_LAUNCHERS.search(frame.file) for frame in frames):
         reading = replace(reading, nature=Nature.FOLLOWS)
-    if reading.nature is Nature.OWN and raised.name.startswith("Rendezvous") and _is_agents(frames):
-        reading = replace(reading, nature=Nature.PEER_LOST)
+    if reading.nature is Nature.OWN and raised.name.startswith("Rendezvous"):
+        is_agents = any(_AGENT.search(frame.file) for frame in frames)
+        reading = replace(reading, nature=Nature.PEER_LOST) if is_agents else reading
     return failure_facts(raised, frames, replace(reading, in_worker=in_worker), who=who, spot=spot, time=time)
 
 
@@ -528,7 +496,7 @@ def failure_facts(
     if who.rank is None and reading.known is not None and len(ranks := reading.known.ranks(said)) == 1:
         who = replace(who, rank=ranks[0])
     common: dict[str, Any] = {"who": who, "spot": spot, "time": time, "said": said}
-    words = last_error(raised.message)
+    words = raised.message.partition("Last error:")[2].strip()  # NCCL's, at the end of an error of torch
     cause = named_cause(words, common)
     if cause is not None:
         reading = Reading(nature=Nature.FOLLOWS)
@@ -559,7 +527,3 @@ def _operation(frames: Sequence[Frame]) -> Operation | None:
     """Return the collective in whose function of torch an exception was raised."""
     names = (frame.function for frame in reversed(frames) if _C10D.search(frame.file))
     return next((Operation(op=name) for name in names if name in _OPERATIONS), None)
-
-
-def _is_agents(frames: Sequence[Frame]) -> bool:
-    return bool(frames) and any(_AGENT.search(frame.file) for frame in frames)

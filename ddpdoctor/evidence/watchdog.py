@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.errors import classify, named_cause, numbers
@@ -111,15 +112,8 @@ _OPTIONS = re.compile(
     r"initialization options: ?size: (?P<size>\d{1,9}), global rank: (?P<rank>\d{1,9})"
     r"(?:.{0,400}?PG Name: (?P<name>[^\s,]{1,200}))?"
 )
+_NO_GIL = "Could not acquire GIL within"
 _STUCK = re.compile(r"watchdog got stuck for (?P<seconds>\d{1,9}) seconds|Heartbeat monitor timed out!")
-
-
-def read_notes(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
-    """Return the fact of a single line."""
-    for words, read in _NOTES.items():
-        if words in line.text:
-            return read(line, group)
-    return ()
 
 
 def work_number(digits: str | None) -> int | None:
@@ -166,17 +160,15 @@ def _options(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
 
 
 def _stuck(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
+    common = origin_of(line, who_of(line, group))
+    if _NO_GIL in line.text:
+        return [Hint(words="a thread held the GIL when torch wanted to end the process", kind="gil", **common)]
     stuck = _STUCK.search(line.text)
     if stuck is None:
         return ()
     long = f" for {stuck['seconds']} s" if stuck["seconds"] else ""
     words = f"torch's watchdog thread was stuck{long}: a call of CUDA or NCCL does not return, or the GIL is held"
-    return [Hint(words=words, kind="watchdog-stuck", **origin_of(line, who_of(line, group)))]
-
-
-def _gil(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
-    words = "a thread held the GIL when torch wanted to end the process"
-    return [Hint(words=words, kind="gil", **origin_of(line, who_of(line, group)))]
+    return [Hint(words=words, kind="watchdog-stuck", **common)]
 
 
 def _store_gone(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
@@ -204,7 +196,7 @@ _NOTES: dict[str, Callable[[Line, NcclGroup | None], Iterable[Fact]]] = {
     "Received a dump signal": _dump_signal,
     "watchdog got stuck for": _stuck,
     "Heartbeat monitor timed out!": _stuck,
-    "Could not acquire GIL within": _gil,
+    _NO_GIL: _stuck,
     'Failed to check the "should dump" flag on TCPStore': _store_gone,
     'TCPStore check for dump key "': _store_gone,
     "Found key in store: NCCLABORTEDCOMM": _aborted_elsewhere,
@@ -247,17 +239,13 @@ class DesyncReports:
 
     def __init__(self) -> None:
         self._reports: dict[Hashable, _Report] = {}
-        self._group: tuple[int, str, str] = (-_NEAR, "", "")
-        """The line of the last head with a group, and that group."""
+        self.group: tuple[int, str, str] = (-_NEAR, "", "")
+        """The line of the last head with a group, and that group: a report begins in the next line."""
 
     @property
     def is_open(self) -> bool:
         """Whether a report is being read."""
         return bool(self._reports)
-
-    def note_group(self, line: Line, key: str, words: str) -> None:
-        """Note the group of a head, because a report begins in the next line."""
-        self._group = (line.number, key, words)
 
     def read(self, line: Line) -> Iterable[Fact]:
         """Return the facts that end with this line."""
@@ -267,32 +255,33 @@ class DesyncReports:
         report = self._reports.get(line.stream)
         if report is None:
             return ()
-        return self._read_on(line, report)
-
-    def _read_on(self, line: Line, report: _Report) -> Iterable[Fact]:
-        text = line.text
+        own = report.operation
         if (never := _NEVER.search(text)) is not None:
-            return _absent(line, report, never["ranks"], report.operation)
+            return _absent(line, report, never["ranks"], own)
         if (behind := _BEHIND.search(text)) is not None:
-            return _absent(line, report, behind["ranks"], _at(report, int(behind["seq"])))
+            seq = int(behind["seq"])  # only the operation in the report is known by name
+            at = own if own.seq == seq else Operation(seq=seq, group=own.group, group_words=own.group_words)
+            return _absent(line, report, behind["ranks"], at)
         if (inside := _INSIDE.search(text)) is not None:
-            return self._inside(line, report, inside)
-        if (number := _NUMBER.search(line.text)) is not None:
+            # Ranks inside the lowest number are suspects only if another has passed it.
+            is_passed = own.seq is not None and int(inside["seq"]) < own.seq
+            return _absent(line, report, inside["ranks"], own, certain=False) if is_passed else ()
+        if (number := _NUMBER.search(text)) is not None:
             report.seq = int(number["seq"]) if number["state"] == "started" else 0
-            return ()
-        if (state := _STATE.search(line.text)) is not None:
+        elif (state := _STATE.search(text)) is not None:
             if report.seq and state["state"] == "started":
                 report.started.setdefault(report.seq, {})[state["op"]] = numbers(state["ranks"])
-            return ()
-        return self._close(line.stream) if line.number - report.line.number > _LONGEST else ()
+        elif line.number - report.line.number > _LONGEST:
+            return self._close(line.stream)
+        return ()
 
     def end(self) -> Iterable[Fact]:
         """Return the facts of snapshots that the log cuts off."""
         return [fact for stream in list(self._reports) for fact in self._close(stream)]
 
     def _begin(self, line: Line, begins: re.Match[str]) -> Iterable[Fact]:
-        near = line.number - self._group[0] <= _NEAR
-        key, words = self._group[1:] if near else ("", "")
+        near = line.number - self.group[0] <= _NEAR
+        key, words = self.group[1:] if near else ("", "")
         operation = Operation(
             op=op_type_name(begins["op"]), seq=int(begins["seq"]), group=key, group_words=words
         )  # fmt: skip
@@ -301,24 +290,11 @@ class DesyncReports:
             self._reports[line.stream] = _Report(int(begins["rank"]), operation, line)
         return found
 
-    def _inside(self, line: Line, report: _Report, inside: re.Match[str]) -> Iterable[Fact]:
-        """Ranks inside the lowest number are suspects only if another has passed it."""
-        seq = int(inside["seq"])
-        if report.operation.seq is None or seq >= report.operation.seq:
-            return ()
-        return _absent(line, report, inside["ranks"], report.operation, certain=False)
-
     def _close(self, stream: Hashable) -> Iterable[Fact]:
         report = self._reports.pop(stream, None)
         if report is None:
             return ()
         return [_differ(report, seq, sides) for seq, sides in report.started.items() if len(sides) > 1]
-
-
-def _at(report: _Report, seq: int) -> Operation:
-    """Return the operation with a number. Only the operation in the report is known by name."""
-    own = report.operation
-    return own if own.seq == seq else Operation(seq=seq, group=own.group, group_words=own.group_words)
 
 
 def _absent(line: Line, report: _Report, ranks: str, operation: Operation, *, certain: bool = True) -> list[Fact]:
@@ -469,7 +445,7 @@ class WatchdogReader:
         text = line.text
         group = group_of(text)
         if group is not None:
-            self._desync.note_group(line, group.key, group.words)
+            self._desync.group = (line.number, group.key, group.words)
         if any(words in text for words in _TIMED_OUT):
             last = "terminated with exception" in text or "Aborting process" in text
             return [*self._read_timeout(line, group), *(_end(line, group) if last else ())]
@@ -488,9 +464,16 @@ class WatchdogReader:
                 self._open.setdefault(writer, []).append(wait)
                 self._count += 1
             return self._reached(line, group, status)
-        if (aborted := _ABORTED.search(text)) is not None:
-            return self._read_abort(line, group, aborted)
-        return self._read_end(line, group) or list(read_notes(line, group))
+        if (aborted := _ABORTED.search(text)) is not None:  # nccl2 ends a process: a time limit, or an error
+            if "timeout" not in aborted["error"]:
+                return [self._failure(line, group, aborted["error"])]
+            if self._is_said(writer_of(line, group), Operation()):
+                return _end(line, group)
+            operation = Operation(group=group.key, group_words=group.words) if group is not None else Operation()
+            limit = Waiting(**origin_of(line, who_of(line, group)), operation=operation, timed_out=True)
+            return [limit, *_end(line, group)]
+        notes = (read for words, read in _NOTES.items() if words in text)
+        return self._read_end(line, group) or [fact for read in [*notes][:1] for fact in read(line, group)]
 
     def _read_end(self, line: Line, group: NcclGroup | None) -> list[Fact]:
         """Read the lines that complete a fact of earlier lines."""
@@ -498,15 +481,22 @@ class WatchdogReader:
         if "Stack trace of the failed collective" in text:
             found = "not found" not in text
             writer = writer_of(line, group)
-            waits = self._open.get(writer) or self._open.get(self._last_writer(line), [])
+            # A line without any rank may continue the wait that was opened last in its stream.
+            same = (one for one in reversed(self._open) if isinstance(one, tuple) and one[0] == line.stream)
+            waits = self._open.get(writer) or self._open.get(next(same, None), [])
             wait = next((one for one in reversed(waits) if not one.frames), None)
             if found and wait is not None:
                 self._traces = [*self._traces[-_MOST_TRACES:], _Trace(line.stream, wait)]
             return [] if found else self._close(writer, grouped_only=True)
         if "taking the entire process down" in text:
             return self._close(writer_of(line, group), grouped_only=True)
-        if (died := _DIED.search(text)) is not None:
-            return self._read_error(line, group, died["error"])
+        if (died := _DIED.search(text)) is not None:  # an error that the watchdog found
+            writer, error = writer_of(line, group), died["error"]
+            closed = self._close(writer, grouped_only=True)
+            if error.strip() and (writer, error) not in self._said:
+                self._said.add((writer, error))
+                self._tail = _Tail(self._failure(line, group, error))
+            return closed
         return []
 
     # time limits
@@ -518,22 +508,8 @@ class WatchdogReader:
             return []  # cut off
         operation, limit_s = _operation(work)
         waits = self._open.get(writer, [])
-        same = next(
-            (
-                one
-                for one in waits
-                if (
-                    (
-                        one.fact.operation.seq,
-                        one.fact.operation.op,
-                        one.fact.operation.numel_in,
-                        one.fact.operation.numel_out,
-                    )
-                    == (operation.seq, operation.op, operation.numel_in, operation.numel_out)
-                )
-            ),
-            None,
-        )
+        key = attrgetter("seq", "op", "numel_in", "numel_out")
+        same = next((one for one in waits if key(one.fact.operation) == key(operation)), None)
         bare = next((one for one in waits if one.fact.operation.seq == operation.seq and one.is_bare), None)
         if bare is not None:
             known = bare.fact.operation
@@ -602,11 +578,6 @@ class WatchdogReader:
 
     # stacks
 
-    def _last_writer(self, line: Line) -> Hashable:
-        """Return whose wait a line without any rank may continue: the last one that was opened in its stream."""
-        same = (writer for writer in reversed(self._open) if isinstance(writer, tuple) and writer[0] == line.stream)
-        return next(same, None)
-
     def _read_frame(self, line: Line) -> bool:
         match = _FRAME.match(line.text)
         if match is None:
@@ -620,25 +591,6 @@ class WatchdogReader:
         return True
 
     # errors that the watchdog found
-
-    def _read_error(self, line: Line, group: NcclGroup | None, error: str) -> list[Fact]:
-        writer = writer_of(line, group)
-        found = self._close(writer, grouped_only=True)
-        if not error.strip() or (writer, error) in self._said:
-            return found
-        self._said.add((writer, error))
-        self._tail = _Tail(self._failure(line, group, error))
-        return found
-
-    def _read_abort(self, line: Line, group: NcclGroup | None, aborted: re.Match[str]) -> list[Fact]:
-        """Read why nccl2 ends a process: a time limit, or an error."""
-        if "timeout" not in aborted["error"]:
-            return [self._failure(line, group, aborted["error"])]
-        if self._is_said(writer_of(line, group), Operation()):
-            return _end(line, group)
-        operation = Operation(group=group.key, group_words=group.words) if group is not None else Operation()
-        limit = Waiting(**origin_of(line, who_of(line, group)), operation=operation, timed_out=True)
-        return [limit, *_end(line, group)]
 
     def _failure(self, line: Line, group: NcclGroup | None, error: str) -> Failed:
         reading = classify("", error)
