@@ -225,17 +225,11 @@ def read_lock_file(path: str, kind: LockKind, lines: tuple[LockLine, ...], waiti
     shared = is_shared(Path(path))
     known = pid is not None and not elsewhere and not (shared and host is None)
     return LockFile(
-        path=path,
-        kind=kind,
-        exists=True,
-        age_s=max(0.0, time.time() - seen.st_mtime),
-        holders=tuple(Owner(pid=pid, command=read_command(pid)) for pid in holders[:MOST_HOLDERS]),
-        unseen=unseen,
-        named_pid=pid,
-        named_lives=(PROC / str(pid)).exists() if known else None,
-        named_host=host if elsewhere else None,
-        shared=shared,
-    )
+        path=path, kind=kind, exists=True, age_s=max(0.0, time.time() - seen.st_mtime),
+        holders=tuple(Owner(pid=pid, command=read_command(pid)) for pid in holders[:MOST_HOLDERS]), unseen=unseen,
+        named_pid=pid, named_lives=(PROC / str(pid)).exists() if known else None,
+        named_host=host if elsewhere else None, shared=shared,
+    )  # fmt: skip
 
 
 def _holders(seen: os.stat_result, locking: set[int], waiting: frozenset[int]) -> tuple[list[int], int]:

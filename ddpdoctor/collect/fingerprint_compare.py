@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from ddpdoctor.collect.fingerprint_files import KindRows, Name, NodeIndex, OpenFile, Written
+    from ddpdoctor.collect.fingerprint_files import Name, NodeIndex, OpenFile, Written
     from ddpdoctor.model.consistency import StreamKey
 
 
@@ -35,17 +35,6 @@ def has_any(seen: Mapping[int, Written], what: What) -> bool:
         if what in written.rows.kinds
         for run in written.rows.kinds[what].runs
     )
-
-
-def are_equal(seen: Mapping[int, Written], what: What) -> bool:
-    """Return whether all tensors of a kind are equal on all ranks that wrote."""
-    first, *others = seen.values()
-    runs = first.rows.kinds[what].runs if what in first.rows.kinds else ()
-    if all(other.rows is first.rows for other in others) and all(
-        other.fingerprints[run] == first.fingerprints[run] for run in runs for other in others
-    ):
-        return True
-    return next(_differing(seen, what), None) is None
 
 
 def find_splits(seen: Mapping[int, Written], what: What, most: int) -> tuple[tuple[TensorSplit, ...], int, int]:
@@ -77,15 +66,14 @@ def _tokens(seen: Mapping[int, Written], what: What) -> Iterator[tuple[TensorRow
         for name, (_, row) in kind.rows.items():
             rows.setdefault(name, row)
     for name, row in rows.items():
-        yield row, {rank: _token(seen[rank].fingerprints, kind, name) for rank, kind in kinds.items()}
-
-
-def _token(fingerprints: bytes, kind: KindRows | None, name: Name) -> Token:
-    if kind is None or name not in kind.rows:
-        return None
-    at, row = kind.rows[name]
-    contents = fingerprints[at : at + fingerprint_file.FINGERPRINT_SIZE]
-    return None if contents == fingerprint_file.ABSENT else (contents, row.shape, row.dtype)
+        tokens: dict[int, Token] = {}
+        for rank, kind in kinds.items():
+            tokens[rank] = None
+            if kind is not None and name in kind.rows:
+                at, own = kind.rows[name]
+                contents = seen[rank].fingerprints[at : at + fingerprint_file.FINGERPRINT_SIZE]
+                tokens[rank] = None if contents == fingerprint_file.ABSENT else (contents, own.shape, own.dtype)
+        yield row, tokens
 
 
 MAX_SCALE = 1e300
@@ -119,11 +107,15 @@ class StreamSeen:
         point = (number, {rank: seen[rank].text for rank in sorted(seen)})
         known = len(self.differences)
         first, *others = seen.values()
+        has_same_rows = all(other.rows is first.rows for other in others)
         # For nearly all points this is the only check needed.
-        same = all(other.rows is first.rows and other.fingerprints == first.fingerprints for other in others)
+        same = has_same_rows and all(other.fingerprints == first.fingerprints for other in others)
         for what in What:
             if what not in self.differences and has_any(seen, what):
-                if same or are_equal(seen, what):
+                runs = first.rows.kinds[what].runs if what in first.rows.kinds else ()
+                pairs = ((other.fingerprints[run], first.fingerprints[run]) for run in runs for other in others)
+                is_equal = same or (has_same_rows and all(one == other for one, other in pairs))
+                if is_equal or next(_differing(seen, what), None) is None:
                     self._last_equal[what] = point
                 else:
                     equal = self._last_equal.get(what)
@@ -155,22 +147,14 @@ class StreamSeen:
             tensors = sum(contents[at : at + size] != absent for at in starts)
         every = [text.get("every") for text in self._last[1].values()] if self._last else []
         return Stream(
-            clock=self.key.clock,
-            group=self.key.group,
-            model=self.key.model,
-            optimizer=self.key.optimizer,
-            ranks=tuple(sorted(self.ranks)),
-            compared=self.compared,
-            last_number=self._last[0] if self._last else None,
-            tensors=tensors,
-            kinds=tuple(what for what in What if what in self._last_equal or what in self.differences),
+            clock=self.key.clock, group=self.key.group, model=self.key.model, optimizer=self.key.optimizer,
+            ranks=tuple(sorted(self.ranks)), compared=self.compared, last_number=self._last[0] if self._last else None,
+            tensors=tensors, kinds=tuple(what for what in What if what in self._last_equal or what in self.differences),
             differences=tuple(self.differences.values()),
-            values=tuple((number, _values(points[number])) for number in sorted(points)),
-            unchanged=self._unchanged,
-            same_random=self._same_random,
-            every=max((steps for steps in every if type(steps) is int), default=0),
+            values=tuple((number, _values(points[number])) for number in sorted(points)), unchanged=self._unchanged,
+            same_random=self._same_random, every=max((steps for steps in every if type(steps) is int), default=0),
             unpaired=tuple(sorted(set(writers) - self.ranks)),
-        )
+        )  # fmt: skip
 
     def _follow(self, point: _Point, seen: Mapping[int, Written]) -> None:
         """Update the state that later points are compared with."""
@@ -262,10 +246,11 @@ class Paired:
         return min(self._pending) if any(self._space(rank) <= 0 for rank in self.columns) else None
 
     def give_up_waiting(self) -> None:
-        """Stop waiting for the ranks that the oldest point lacks."""
+        """Stop waiting for the ranks that the oldest point lacks, and compare what is there."""
         oldest = min(self._pending)
         self._waits_for_new = False
         self._left |= {rank for rank in self.columns if not self._needs_no_more(rank, oldest)}
+        self.settle(others_may_come=False)
 
     def _space(self, rank: int) -> int:
         return MAX_AHEAD - sum(rank in seen for seen in self._pending.values())
@@ -313,7 +298,6 @@ class Comparer:
             paired = self._streams.get(key)
             if paired is not None and oldest is not None and paired.oldest_of_full() == oldest:
                 paired.give_up_waiting()
-                paired.settle(others_may_come=False)
         return self._count_differences() > known
 
     def close(self) -> Consistency:
@@ -371,17 +355,15 @@ class Comparer:
         for _ in range(MAX_ROUNDS):
             any_read = [paired.read(closing=closing) for paired in self._streams.values()]
             for key, paired in self._streams.items():
-                paired.settle(others_may_come=not closing and self._may_come(key))
+                # A living process may be a rank that has not written to this stream yet.
+                missing = set(key.members) - paired.columns.keys() if not closing else set()
+                may_come = bool(missing) and any(
+                    writer.ended_ns is None and (who not in self._ranks or self._ranks[who] in missing)
+                    for who, writer in self._writers.items()
+                )
+                paired.settle(others_may_come=may_come)
             if not any(any_read):
                 break
-
-    def _may_come(self, key: StreamKey) -> bool:
-        """Return whether a living process may be a rank that has not written to this stream yet."""
-        missing = set(key.members) - self._streams[key].columns.keys()
-        return bool(missing) and any(
-            writer.ended_ns is None and (who not in self._ranks or self._ranks[who] in missing)
-            for who, writer in self._writers.items()
-        )
 
     def _paths(self) -> list[Path]:
         """Return the files of the known processes, those of each process in the order of their creation."""

@@ -104,9 +104,13 @@ class RowsRead:
         compared = blake2b(digest_size=ROOT_SIZE)
         for _, row in (place for of_kind in rows.values() for place in of_kind.values()):
             compared.update(repr((row.what.value, row.name, row.part, row.shape, row.dtype)).encode("utf-8", "replace"))
-        kinds = {
-            what: KindRows(of_kind, _byte_ranges(at for at, _ in of_kind.values())) for what, of_kind in rows.items()
-        }
+        kinds = {}
+        for what, of_kind in rows.items():
+            ranges: list[slice] = []
+            for start in sorted(at for at, _ in of_kind.values()):
+                first = ranges.pop().start if ranges and ranges[-1].stop == start else start
+                ranges.append(slice(first, start + fingerprint_file.FINGERPRINT_SIZE))
+            kinds[what] = KindRows(of_kind, tuple(ranges))
         self._known[digest] = Rows(kinds=kinds, digest=compared.digest())
         return self._known[digest]
 
@@ -147,18 +151,6 @@ def _whole(value: Any) -> int:
     if type(value) is not int:
         raise TypeError(f"a whole number was expected, and it is {type(value).__name__}")
     return value
-
-
-def _byte_ranges(starts: Iterable[int]) -> tuple[slice, ...]:
-    """Return the byte ranges of fingerprints, with adjacent ones merged."""
-    ranges: list[slice] = []
-    for start in sorted(starts):
-        end = start + fingerprint_file.FINGERPRINT_SIZE
-        if ranges and ranges[-1].stop == start:
-            ranges[-1] = slice(ranges[-1].start, end)
-        else:
-            ranges.append(slice(start, end))
-    return tuple(ranges)
 
 
 DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, MemoryError, struct.error)
@@ -311,18 +303,6 @@ class StreamIndex:
                 is_one_state = is_one_state and kept.random != b""
         return contents.hexdigest(), random.hexdigest() if is_one_state else ""
 
-    def report(self) -> StreamRoot:
-        """Return this stream's report for the other nodes."""
-        root, random = self.root(self.since, self.upto)
-        return StreamRoot(
-            stream=self.name,
-            ranks=tuple(sorted(self.ranks)),
-            since=self.since,
-            upto=self.upto,
-            root=root,
-            random=random,
-        )
-
     def _forget_oldest(self) -> None:
         gone = self.points.popleft()
         self._size_bytes -= gone.size_bytes
@@ -362,7 +342,14 @@ class NodeIndex:
 
     def report(self) -> tuple[StreamRoot, ...]:
         """Return the reports for the other nodes."""
-        return tuple(one.report() for one in self.shared() if one.points)
+        reports = []
+        for one in (one for one in self.shared() if one.points):
+            root, random = one.root(one.since, one.upto)
+            ranks = tuple(sorted(one.ranks))
+            reports.append(
+                StreamRoot(stream=one.name, ranks=ranks, since=one.since, upto=one.upto, root=root, random=random)
+            )
+        return tuple(reports)
 
 
 def _kept(number: int, seen: Mapping[int, Written]) -> Kept:

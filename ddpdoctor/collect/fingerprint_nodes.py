@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.fingerprint_compare import Comparer, StreamSeen
@@ -249,7 +250,16 @@ def unite_consistency(
             kept.setdefault(name, []).append(stream)
     joined = [_join(joint.get(name), of_nodes, own.allowed) for name, of_nodes in kept.items()]
     streams = [stream for stream in joined if stream.compared]
-    alone = [stream for node in known for stream in node.streams if not _is_covered(stream, streams)]
+    # A node's own view of a stream, unless the joint streams include it
+    covered = [(_identity(stream), {*stream.ranks, *stream.unpaired}) for stream in streams]
+    alone = [
+        stream
+        for node in known
+        for stream in node.streams
+        if not any(
+            _identity(stream) == one and ranks.issuperset({*stream.ranks, *stream.unpaired}) for one, ranks in covered
+        )
+    ]
     return replace(
         own,
         streams=(*streams, *alone),
@@ -301,17 +311,13 @@ def _continued(before: Stream, after: Stream) -> Stream:
             last_equal = earlier if difference.last_equal is None else difference.last_equal
             differences.append(replace(difference, last_equal=last_equal))
     return replace(
-        before,
-        ranks=tuple(sorted({*before.ranks, *after.ranks})),
-        compared=before.compared + after.compared,
+        before, ranks=tuple(sorted({*before.ranks, *after.ranks})), compared=before.compared + after.compared,
         last_number=before.last_number if after.last_number is None else after.last_number,
         tensors=after.tensors or before.tensors,
         kinds=tuple(what for what in What if what in before.kinds or what in after.kinds),
-        differences=tuple(differences),
-        values=_united_values([before, after]),
-        same_random=before.same_random + after.same_random,
-        every=after.every,
-    )
+        differences=tuple(differences), values=_united_values([before, after]),
+        same_random=before.same_random + after.same_random, every=after.every,
+    )  # fmt: skip
 
 
 def _united_values(streams: Iterable[Stream]) -> tuple[tuple[int, tuple[Values, ...]], ...]:
@@ -324,11 +330,4 @@ def _united_values(streams: Iterable[Stream]) -> tuple[tuple[int, tuple[Values, 
     )
 
 
-def _is_covered(stream: Stream, shared: Iterable[Stream]) -> bool:
-    """Return whether the joint streams include a node's own view of a stream."""
-    identity = (stream.clock, stream.group, stream.model, stream.optimizer)
-    return any(
-        (joint.clock, joint.group, joint.model, joint.optimizer) == identity
-        and {*stream.ranks, *stream.unpaired} <= {*joint.ranks, *joint.unpaired}
-        for joint in shared
-    )
+_identity = attrgetter("clock", "group", "model", "optimizer")

@@ -13,7 +13,6 @@ import re
 import sys
 import time
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +50,8 @@ class Nvml:
     def __init__(self, module: ModuleType | Any) -> None:
         """Wrap the module."""
         self._module = module
+        names = (name for name in dir(module) if name.startswith("NVML_ERROR_"))
+        self._error_names = {getattr(module, name): name.removeprefix("NVML_ERROR_") for name in names}
 
     def call(self, function: str, *arguments: Any) -> Any:
         """Call a function; raises ``NvmlError``, also if this pynvml lacks the function."""
@@ -75,11 +76,6 @@ class Nvml:
         """Return "GPU_IS_LOST" for 15."""
         return self._error_names.get(code, f"ERROR_{code}")
 
-    @cached_property
-    def _error_names(self) -> dict[int, str]:
-        names = (name for name in dir(self._module) if name.startswith("NVML_ERROR_"))
-        return {getattr(self._module, name): name.removeprefix("NVML_ERROR_") for name in names}
-
     def constant(self, name: str, default: int) -> int:
         """Return a constant of the module, or the default if the module is too old to have it."""
         return int(getattr(self._module, name, default))
@@ -94,14 +90,6 @@ FABRIC_MANAGER = "nv-fabricmanage"
 def sees_host_pids(system: System) -> bool:
     """Return whether we see the host's processes: outside containers, process 2 is the kernel's kthreadd."""
     return system.text_or("/proc/2/comm") == "kthreadd"
-
-
-def read_fabric_manager(system: System) -> bool | None:
-    """Return whether the fabric manager runs, or None if we cannot see the host's processes."""
-    names = (system.text_or(f"/proc/{pid}/comm") for pid in system.names("/proc") if pid.isdecimal())
-    if any(name == FABRIC_MANAGER for name in names):
-        return True
-    return False if sees_host_pids(system) else None
 
 
 class Kin:
@@ -194,17 +182,15 @@ def read_gpu_facts(nvml: Nvml, system: System) -> Iterator[Gpus]:
 
 def _frame(nvml: Nvml, system: System) -> Gpus:
     """Return the facts that do not belong to a single device."""
-    cuda = _ask(nvml, "nvmlSystemGetCudaDriverVersion_v2")
+    cuda, host_pids = _ask(nvml, "nvmlSystemGetCudaDriverVersion_v2"), sees_host_pids(system)
+    names = (system.text_or(f"/proc/{pid}/comm") for pid in system.names("/proc") if pid.isdecimal())
     return Gpus(
         driver=_text(nvml, "nvmlSystemGetDriverVersion"),
-        cuda_driver=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None,
-        devices=(),
-        pairs=(),
+        cuda_driver=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None, devices=(), pairs=(),
         persistenced=system.exists(PERSISTENCED) or system.exists(f"/var{PERSISTENCED}"),
-        fabric_manager=read_fabric_manager(system),
-        host_pids=sees_host_pids(system),
-        on_bus=read_on_bus(system),
-    )
+        fabric_manager=any(name == FABRIC_MANAGER for name in names) or (False if host_pids else None),
+        host_pids=host_pids, on_bus=read_on_bus(system),
+    )  # fmt: skip
 
 
 def _read_devices(nvml: Nvml, system: System, gpus: Gpus) -> Iterator[Gpus]:
@@ -246,7 +232,12 @@ def read_gpu(nvml: Nvml, handle: Any, index: int, kin: Kin) -> Gpu:
                 counted = [count for count in counts if count is not None]
                 links.append(NvLink(index=link, active=bool(state), errors=sum(counted) if counted else None))
         known["nvlinks"] = tuple(links)
-        known |= _fabric(nvml, handle)
+        info = _fill(nvml, "nvmlDeviceGetGpuFabricInfoV", handle, "c_nvmlGpuFabricInfoV_t")
+        if info is None:
+            info = _fill(nvml, "nvmlDeviceGetGpuFabricInfo", handle, "c_nvmlGpuFabricInfo_t")
+        if info is not None:
+            status = "success" if info.status == 0 else nvml.error_name(info.status).replace("_", " ").lower()
+            known |= {"fabric_state": FABRIC_STATES.get(info.state, str(info.state)), "fabric_status": status}
     except NvmlError as error:
         return Gpu(index=index, **{**known, "error": _words(error)})
     return Gpu(index=index, **known)
@@ -369,16 +360,6 @@ def _listed(nvml: Nvml, function: str, handle: Any) -> list[Any] | None:
     if processes is None:
         processes = _ask(nvml, f"{function}_v2", handle)
     return processes
-
-
-def _fabric(nvml: Nvml, handle: Any) -> dict[str, Any]:
-    info = _fill(nvml, "nvmlDeviceGetGpuFabricInfoV", handle, "c_nvmlGpuFabricInfoV_t")
-    if info is None:
-        info = _fill(nvml, "nvmlDeviceGetGpuFabricInfo", handle, "c_nvmlGpuFabricInfo_t")
-    if info is None:
-        return {}
-    status = "success" if info.status == 0 else nvml.error_name(info.status).replace("_", " ").lower()
-    return {"fabric_state": FABRIC_STATES.get(info.state, str(info.state)), "fabric_status": status}
 
 
 def _read_pairs(nvml: Nvml, handles: dict[int, Any]) -> Iterator[GpuPair]:

@@ -270,19 +270,15 @@ def _read_device(system: System, name: str, chain: tuple[str, ...], *, bridge: b
         with contextlib.suppress(OSError):
             config = system.path(f"{folder}/config").read_bytes()
     return PciDevice(
-        bus_id=name,
-        vendor=system.number_or_none(f"{folder}/vendor") or 0,
-        device=system.number_or_none(f"{folder}/device") or 0,
-        device_class=kind,
+        bus_id=name, vendor=system.number_or_none(f"{folder}/vendor") or 0,
+        device=system.number_or_none(f"{folder}/device") or 0, device_class=kind,
         numa_node=None if node is None or node < 0 else node,
         local_cpus=parse_cpu_list(system.text_or(f"{folder}/local_cpulist")) if kind >> 8 in GPU_CLASSES else (),
-        width=_width(system, f"{folder}/current_link_width"),
-        max_width=_width(system, f"{folder}/max_link_width"),
+        width=_width(system, f"{folder}/current_link_width"), max_width=_width(system, f"{folder}/max_link_width"),
         speed_gt_s=parse_speed(system.text_or(f"{folder}/current_link_speed")),
-        max_speed_gt_s=parse_speed(system.text_or(f"{folder}/max_link_speed")),
-        acs_redirect=parse_acs(config),
+        max_speed_gt_s=parse_speed(system.text_or(f"{folder}/max_link_speed")), acs_redirect=parse_acs(config),
         upstream=chain,
-    )
+    )  # fmt: skip
 
 
 def _width(system: System, name: str) -> int | None:
@@ -358,21 +354,17 @@ def try_unlisted(system: System, on_bus: tuple[GpuOnBus, ...], listed: set[str])
     If a container or batch system withholds a GPU from this process, its file is missing or access is denied. That
     distinguishes it from a broken GPU.
     """
-    return tuple(
-        replace(gpu, open_error=_open_error(system, gpu.bus_id))
-        if gpu.driver == "nvidia" and gpu.bus_id not in listed
-        else gpu
-        for gpu in on_bus
-    )
-
-
-def _open_error(system: System, bus_id: str) -> str | None:
-    text = system.text_or(f"/proc/driver/nvidia/gpus/{bus_id}/information")
-    minor = re.search(r"Device Minor:\s*(\d+)", text)
-    if minor is None:
-        return None
-    try:
-        os.close(os.open(system.path(f"/dev/nvidia{minor.group(1)}"), os.O_RDWR | os.O_CLOEXEC))
-    except OSError as error:
-        return errno.errorcode.get(error.errno or 0, str(error.errno))
-    return "ok"
+    tried = []
+    for gpu in on_bus:
+        open_error = gpu.open_error
+        is_unlisted = gpu.driver == "nvidia" and gpu.bus_id not in listed
+        text = system.text_or(f"{DRIVER}/{gpu.bus_id}/information") if is_unlisted else ""
+        minor = re.search(r"Device Minor:\s*(\d+)", text)
+        if minor is not None:
+            open_error = "ok"
+            try:
+                os.close(os.open(system.path(f"/dev/nvidia{minor[1]}"), os.O_RDWR | os.O_CLOEXEC))
+            except OSError as error:
+                open_error = errno.errorcode.get(error.errno or 0, str(error.errno))
+        tried.append(replace(gpu, open_error=open_error))
+    return tuple(tried)

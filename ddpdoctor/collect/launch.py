@@ -207,15 +207,10 @@ def _environment(env: Mapping[str, str]) -> Launch | None:
         return None
     local_rank, one_host = read_local_rank(env), is_loopback(address)
     return Launch(
-        launcher=Launcher.ENVIRONMENT,
-        rank=rank,
-        world_size=world_size,
-        local_rank=rank if local_rank is None and one_host else local_rank,
-        nnodes=1 if one_host else None,
-        hosts=(address,),
-        port=port,
-        run=f"{address}:{port}",
-    )
+        launcher=Launcher.ENVIRONMENT, rank=rank, world_size=world_size,
+        local_rank=rank if local_rank is None and one_host else local_rank, nnodes=1 if one_host else None,
+        hosts=(address,), port=port, run=f"{address}:{port}",
+    )  # fmt: skip
 
 
 def torchrun_launch(env: Mapping[str, str]) -> Launch | None:
@@ -251,15 +246,10 @@ def _by_hand(env: Mapping[str, str], options: ByHand) -> Launch | None:
             f"--node-rank {options.node_rank} is not below --nnodes {options.nnodes}", help="Nodes count from 0."
         )
     return Launch(
-        launcher=Launcher.NNODES,
-        rank=options.node_rank,
-        world_size=options.nnodes,
-        local_rank=0,
-        nnodes=options.nnodes,
-        hosts=(address,),
-        port=options.master_port or number(env, "MASTER_PORT") or DEFAULT_PORT,
+        launcher=Launcher.NNODES, rank=options.node_rank, world_size=options.nnodes, local_rank=0,
+        nnodes=options.nnodes, hosts=(address,), port=options.master_port or number(env, "MASTER_PORT") or DEFAULT_PORT,
         run=f"nnodes {options.nnodes}",
-    )
+    )  # fmt: skip
 
 
 def _slurm_launch(env: Mapping[str, str]) -> Launch | None:
@@ -269,15 +259,10 @@ def _slurm_launch(env: Mapping[str, str]) -> Launch | None:
     # MASTER_ADDR may be wrong, so rank 0 may also be on the step's first host.
     named = () if task.nodes == 1 else (env.get("MASTER_ADDR", ""), *read_step_hosts(env)[:1])
     return Launch(
-        launcher=Launcher.SLURM,
-        rank=task.task,
-        world_size=task.tasks,
-        local_rank=number(env, "SLURM_LOCALID"),
-        nnodes=task.nodes,
-        hosts=tuple(dict.fromkeys(host for host in named if host)) or ("127.0.0.1",),
-        port=task.port(EXCHANGE_PORTS),
-        run=f"slurm {task.name}",
-    )
+        launcher=Launcher.SLURM, rank=task.task, world_size=task.tasks, local_rank=number(env, "SLURM_LOCALID"),
+        nnodes=task.nodes, hosts=tuple(dict.fromkeys(host for host in named if host)) or ("127.0.0.1",),
+        port=task.port(EXCHANGE_PORTS), run=f"slurm {task.name}",
+    )  # fmt: skip
 
 
 C10D_PORT = 29400
@@ -344,15 +329,10 @@ def _by_options(env: Mapping[str, str]) -> NodeLaunch | None:
         )
     names = _slurm_names(env)
     launch = Launch(
-        launcher=Launcher.NNODES,
-        rank=rank or 0,
-        world_size=counts[1],
-        local_rank=local_rank,
-        nnodes=counts[1],
-        hosts=tuple(dict.fromkeys((host, *names[:1]))),
-        port=_exchange_port(env, port + 1),
+        launcher=Launcher.NNODES, rank=rank or 0, world_size=counts[1], local_rank=local_rank, nnodes=counts[1],
+        hosts=tuple(dict.fromkeys((host, *names[:1]))), port=_exchange_port(env, port + 1),
         run=text(env, "PET_RDZV_ID"),
-    )
+    )  # fmt: skip
     ranks = number(env, "PET_NPROC_PER_NODE")
     settings = JobSettings(
         node_rank=rank, run_id=launch.run, world_size=None if ranks is None else ranks * counts[1]
@@ -395,15 +375,10 @@ def _slurm(env: Mapping[str, str]) -> NodeLaunch | None:
     host = text(env, "MASTER_ADDR") or next(iter(names), "127.0.0.1")
     port = _port(number(env, "MASTER_PORT"), task.port(STORE_PORTS))
     launch = Launch(
-        launcher=Launcher.SLURM,
-        rank=task.task,
-        world_size=task.tasks,
-        local_rank=number(env, "SLURM_LOCALID"),
-        nnodes=task.nodes,
-        hosts=tuple(dict.fromkeys((host, *names[:1]))),
-        port=_exchange_port(env, task.port(EXCHANGE_PORTS)),
-        run=f"slurm {task.name}",
-    )
+        launcher=Launcher.SLURM, rank=task.task, world_size=task.tasks, local_rank=number(env, "SLURM_LOCALID"),
+        nnodes=task.nodes, hosts=tuple(dict.fromkeys((host, *names[:1]))),
+        port=_exchange_port(env, task.port(EXCHANGE_PORTS)), run=f"slurm {task.name}",
+    )  # fmt: skip
     settings = JobSettings(
         node_rank=number(env, "SLURM_NODEID"), run_id=task.name, world_size=number(env, "WORLD_SIZE")
     )  # fmt: skip
@@ -424,15 +399,9 @@ def _operator(env: Mapping[str, str]) -> NodeLaunch | None:
     a_node = 1 if local_rank is None else number(env, "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE") or 1
     nnodes = -(-world_size // a_node)
     launch = Launch(
-        launcher=Launcher.ENVIRONMENT,
-        rank=rank,
-        world_size=world_size,
-        local_rank=local_rank,
-        nnodes=nnodes,
-        hosts=(host,),
-        port=_exchange_port(env, port + 1),
-        run=f"{host}:{port}",
-    )
+        launcher=Launcher.ENVIRONMENT, rank=rank, world_size=world_size, local_rank=local_rank, nnodes=nnodes,
+        hosts=(host,), port=_exchange_port(env, port + 1), run=f"{host}:{port}",
+    )  # fmt: skip
     return _node_launch(launch, JobSettings(node_rank=rank // a_node, world_size=world_size), port)
 
 

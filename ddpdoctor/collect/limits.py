@@ -66,28 +66,20 @@ def read_limits(system: System, plan: ReadingPlan) -> Limits:
     limit = read_memory_limit(proc, groups)
     cpus = system.calls.cpus()
     return Limits(
-        nofile=_limit(system, "NOFILE"),
-        memlock=_limit(system, "MEMLOCK"),
-        nproc=_limit(system, "NPROC"),
-        user_processes=user_threads,
-        pids_max=task_limit[0] if task_limit is not None else None,
+        nofile=_limit(system, "NOFILE"), memlock=_limit(system, "MEMLOCK"), nproc=_limit(system, "NPROC"),
+        user_processes=user_threads, pids_max=task_limit[0] if task_limit is not None else None,
         pids_current=task_limit[1] if task_limit is not None else None,
         cpus_online=len(parse_cpu_list(system.text_or("/sys/devices/system/cpu/online"))) or len(cpus),
-        cpus_allowed=cpus,
-        cpu_quota=read_cpu_quota(proc, groups),
-        memory_total_bytes=sizes.get("MemTotal"),
-        memory_available_bytes=sizes.get("MemAvailable"),
-        swap_total_bytes=sizes.get("SwapTotal"),
+        cpus_allowed=cpus, cpu_quota=read_cpu_quota(proc, groups), memory_total_bytes=sizes.get("MemTotal"),
+        memory_available_bytes=sizes.get("MemAvailable"), swap_total_bytes=sizes.get("SwapTotal"),
         memory_limit_bytes=limit.limit_bytes if limit is not None else None,
         memory_used_bytes=limit.used_bytes if limit is not None else None,
         oom_kills=limit.oom_kills if limit is not None else None,
         shm=read_shared_memory(system, uid, loader_workers, deep=plan.deep),
-        volumes=read_volumes(system, deep=plan.deep),
-        somaxconn=system.number_or_none("/proc/sys/net/core/somaxconn"),
-        numa_nodes=len(memory_nodes(system)),
-        numa_balancing=system.number_or_none("/proc/sys/kernel/numa_balancing"),
+        volumes=read_volumes(system, deep=plan.deep), somaxconn=system.number_or_none("/proc/sys/net/core/somaxconn"),
+        numa_nodes=len(memory_nodes(system)), numa_balancing=system.number_or_none("/proc/sys/kernel/numa_balancing"),
         nproc_applies=uid != 0,
-    )
+    )  # fmt: skip
 
 
 def _limit(system: System, name: str) -> Limit | None:
@@ -332,16 +324,10 @@ def read_volume(system: System, path: str, purpose: str, *, deep: bool) -> Volum
         speed = ask_side_by_side({path: lambda: measure_writing(path, most)}, WRITE_LIMIT_S)[path].value
     error = None if size.error is None else size.error.strerror or str(size.error)
     return Volume(
-        path=path,
-        purpose=purpose,
-        fstype=mount_of(system, path)[1],
-        total_bytes=total,
-        free_bytes=free,
-        writable=writable,
-        write_mb_s=speed,
-        error=f"did not answer within {LIMIT_S:.0f} s" if size.timed_out else error,
-        timed_out=size.timed_out,
-    )
+        path=path, purpose=purpose, fstype=mount_of(system, path)[1], total_bytes=total, free_bytes=free,
+        writable=writable, write_mb_s=speed,
+        error=f"did not answer within {LIMIT_S:.0f} s" if size.timed_out else error, timed_out=size.timed_out,
+    )  # fmt: skip
 
 
 def measure_writing(path: str, max_bytes: int, limit_s: float = WRITE_S) -> float | None:
@@ -393,6 +379,8 @@ LEAST_SHARE = 0.05
 CPU_FOLDER = "/sys/devices/system/cpu"
 # Fields after the name in /proc/PID/task/TID/stat, counted from 0: utime, stime, processor (14, 15 and 39 in proc(5)).
 _UTIME, _STIME, _PROCESSOR = 11, 12, 36
+OwnTimes = dict[str, tuple[float, int]]
+"""By "PID/TID": the CPU time of our threads since they started, and the processor that each last ran on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -404,16 +392,6 @@ class CpuTimes:
     busy_s: float
     steal_s: float
     """The part of ``busy_s`` that a hypervisor gave to others."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnTimes:
-    """The CPU time of our threads since they started."""
-
-    seconds: dict[str, float]
-    """By "PID/TID"."""
-    cpus: dict[str, int]
-    """The processor that each thread last ran on."""
 
 
 def read_load(system: System, _plan: ReadingPlan) -> Load:
@@ -468,8 +446,8 @@ def find_busy(
 def own_work(before: OwnTimes, after: OwnTimes) -> dict[int, float]:
     """Return the seconds that our threads worked between two readings, by processor."""
     seconds_by_cpu: dict[int, float] = defaultdict(float)
-    for thread, seconds in after.seconds.items():
-        seconds_by_cpu[after.cpus[thread]] += seconds - before.seconds.get(thread, 0.0)
+    for thread, (seconds, cpu) in after.items():
+        seconds_by_cpu[cpu] += seconds - before.get(thread, (0.0, 0))[0]
     return dict(seconds_by_cpu)
 
 
@@ -482,15 +460,14 @@ def steal_share(times: Iterable[CpuTimes]) -> float | None:
 
 def read_own_times(system: System) -> OwnTimes:
     """Return the CPU time of our threads so far."""
-    seconds: dict[str, float] = {}
-    cpus: dict[str, int] = {}
+    times: OwnTimes = {}
     for pid in own_pids(system):
         for thread in system.names(f"/proc/{pid}/task"):
             words = system.text_or(f"/proc/{pid}/task/{thread}/stat").rpartition(")")[2].split()
             if len(words) > _PROCESSOR:
-                seconds[f"{pid}/{thread}"] = (int(words[_UTIME]) + int(words[_STIME])) / TICKS_PER_S
-                cpus[f"{pid}/{thread}"] = int(words[_PROCESSOR])
-    return OwnTimes(seconds=seconds, cpus=cpus)
+                seconds = (int(words[_UTIME]) + int(words[_STIME])) / TICKS_PER_S
+                times[f"{pid}/{thread}"] = (seconds, int(words[_PROCESSOR]))
+    return times
 
 
 def own_pids(system: System) -> set[int]:

@@ -6,6 +6,7 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ from ddpdoctor.recorder.storage.files import is_file, is_folder
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ddpdoctor.model.data import EpochSeen, LoaderSeen
+    from ddpdoctor.model.data import LoaderSeen
     from ddpdoctor.model.facts import Job, Rank
 
 RUN_MARK = "run.json"
@@ -87,10 +88,24 @@ def read_live(run_dir: Path, *, with_others: bool = True) -> LiveRun:
     own_dir = _own_dir(run_dir, here)
     folder = find_record(own_dir, here)
     own = _for_now(read_run_folder(folder, kept=False))
-    others = _read_others(run_dir, own_dir, here) if with_others else {}
-    members = load(NodesSeen, folder / MEMBERS_NAME) or _members_of(own_dir, own, others)
+    others = {}
+    for path in _member_dirs(run_dir) if with_others else ():
+        if path != own_dir:
+            with suppress(UserError):
+                others[int(path.name)] = _for_now(read_run_folder(find_record(path, here), kept=False))
+    members = load(NodesSeen, folder / MEMBERS_NAME)
+    if members is None and others:  # none has written yet what it knows of all
+        number = int(own_dir.name) if own_dir.parent.name == NODES else 0
+        hosts = {number: own.run.host, **{other: found.run.host for other, found in others.items()}}
+        nodes = (NodeSeen(number=one, host=host, presence=Presence.HERE) for one, host in sorted(hosts.items()))
+        members = NodesSeen(expected=len(hosts), own=number, nodes=tuple(nodes))
     job = job_of(SavedRun(own=own, members=members, others=others))
-    owners = _owners((own, *others.values()), here)
+    # The processes that recorded something, by host and pid
+    owners = {
+        (found.run.host or here, pid): _Owner(ticks=content.start_ticks, beat_ns=content.cells["heartbeat_ns"])
+        for found in (own, *others.values())
+        for pid, content in found.rings.contents.items()
+    }
     is_here = own.run.host in {here, ""}
     now_ns = time.monotonic_ns() if is_here else max((one.beat_ns for one in owners.values()), default=job.now_ns)
     processes = {key: proc.read_process(key[1]) for key in owners if key[0] == here}
@@ -99,15 +114,10 @@ def read_live(run_dir: Path, *, with_others: bool = True) -> LiveRun:
     has_watcher = own.run.watcher_pid is not None
     alive = is_here and (is_watched(own.run) if has_watcher else any(rank.life is Life.RUNNING for rank in ranks))
     return LiveRun(
-        folder=folder,
-        run=own.run,
-        job=job,
-        is_running=alive if is_here else None,
-        end=load(JobEnd, folder / END_NAME),
-        members=members,
-        replicas=load(Consistency, folder / REPLICAS_NAME),
-        memory_bytes={key: found.rss_bytes for key, found in processes.items() if found is not None},
-    )
+        folder=folder, run=own.run, job=job, is_running=alive if is_here else None, end=load(JobEnd, folder / END_NAME),
+        members=members, replicas=load(Consistency, folder / REPLICAS_NAME),
+        memory_bytes={key: process.rss_bytes for key, process in processes.items() if process is not None},
+    )  # fmt: skip
 
 
 def _own_dir(run_dir: Path, here: str) -> Path:
@@ -156,35 +166,6 @@ def _for_now(folder: RunFolder) -> RunFolder:
     return replace(
         folder, run=replace(folder.run, check_every=None), rings=replace(folder.rings, contents=contents)
     )  # fmt: skip
-
-
-def _read_others(run_dir: Path, own_dir: Path, here: str) -> dict[int, RunFolder]:
-    """Return the run folders of other members that record in the same place, by number."""
-    found = {}
-    for path in _member_dirs(run_dir):
-        if path != own_dir:
-            with suppress(UserError):
-                found[int(path.name)] = _for_now(read_run_folder(find_record(path, here), kept=False))
-    return found
-
-
-def _members_of(own_dir: Path, own: RunFolder, others: dict[int, RunFolder]) -> NodesSeen | None:
-    """Return the members whose records were read, where none of them has written yet what it knows of all."""
-    if not others:
-        return None
-    number = int(own_dir.name) if own_dir.parent.name == NODES else 0
-    hosts = {number: own.run.host, **{other: folder.run.host for other, folder in others.items()}}
-    nodes = (NodeSeen(number=one, host=host, presence=Presence.HERE) for one, host in sorted(hosts.items()))
-    return NodesSeen(expected=len(hosts), own=number, nodes=tuple(nodes))
-
-
-def _owners(folders: tuple[RunFolder, ...], here: str) -> dict[tuple[str, int], _Owner]:
-    """Return the processes that recorded something, by host and pid."""
-    return {
-        (folder.run.host or here, pid): _Owner(ticks=content.start_ticks, beat_ns=content.cells["heartbeat_ns"])
-        for folder in folders
-        for pid, content in folder.rings.contents.items()
-    }
 
 
 def _as_now(
@@ -252,17 +233,21 @@ def read_past(saved: SavedRun, attempt: int, *, is_last: bool) -> Past:
     contents = [saved.own.rings.contents.get(rank.pid or 0) for rank in job.ranks if rank.host == job.host]
     first = [at for content in contents if content is not None and (at := read_first_step(content)) is not None]
     last = [times.ended_ns[-1] for rank in job.ranks if (times := rank.step_times) is not None and times.ended_ns]
-    passes, first_epoch = _read_passes(job)
+    passes: tuple[PassSeen, ...] = ()
+    first_epoch = None
+    for rank in job.ranks:  # of the lowest rank over the loader that it trained from
+        loader = max(rank.loaders or (), key=lambda one: one.trained_batches, default=None)
+        if loader is not None and loader.trained_batches:
+            passes, first_epoch = _passes_of(loader, _steps_of(rank))
+            break
     return Past(
         launched_ns=job.launched_ns,
         began_ns=min((rank.started_ns for rank in job.ranks if rank.started_ns), default=None),
-        first_step_ns=min(first, default=None),
-        last_progress_ns=max(last, default=None),
+        first_step_ns=min(first, default=None), last_progress_ns=max(last, default=None),
         steps=max((_steps_of(rank) for rank in job.ranks), default=0),
         saved_step=max((one.cells["saved_steps"] for one in contents if one and one.cells["saves"]), default=None),
-        passes=passes,
-        first_epoch=first_epoch,
-    )
+        passes=passes, first_epoch=first_epoch,
+    )  # fmt: skip
 
 
 def _steps_of(rank: Rank) -> int:
@@ -270,29 +255,17 @@ def _steps_of(rank: Rank) -> int:
     return rank.steps or (times.numbers[-1] if times is not None and times.numbers else 0)
 
 
-def _read_passes(job: Job) -> tuple[tuple[PassSeen, ...], int | None]:
-    """Return the passes of the lowest rank over the loader that it trained from, and the epoch of the first."""
-    for rank in job.ranks:
-        loader = max(rank.loaders or (), key=lambda one: one.trained_batches, default=None)
-        if loader is not None and loader.trained_batches:
-            return _passes_of(loader, _steps_of(rank))
-    return (), None
-
-
 def _passes_of(loader: LoaderSeen, steps: int) -> tuple[tuple[PassSeen, ...], int | None]:
+    """Return the last passes that follow each other, and the epoch of the first one.
+
+    Of many passes the record has the first and the last ones.
+    """
     trained = [one for one in loader.epochs if one.trained and one.set_epoch is not None]
     share = min(1.0, steps / loader.trained_batches)
+    gaps = [at for at, (one, later) in enumerate(pairwise(trained), 1) if later.number != one.number + 1]
     passes = tuple(
         PassSeen(epoch=one.set_epoch or 0, steps=round((one.backwards or one.batches) * share))
-        for one in _without_gap(trained)
+        for one in trained[gaps[-1] if gaps else 0 :]
     )
     sets_epochs = len({one.set_epoch for one in trained}) > 1 or any(one.set_epoch for one in trained)
     return passes, trained[0].set_epoch if sets_epochs else None
-
-
-def _without_gap(passes: list[EpochSeen]) -> list[EpochSeen]:
-    """Return the last passes that follow each other. Of many passes the record has the first and the last ones."""
-    for at in range(len(passes) - 1, 0, -1):
-        if passes[at].number != passes[at - 1].number + 1:
-            return passes[at:]
-    return passes

@@ -57,15 +57,11 @@ def read_process(pid: int, proc: Path = Path("/proc")) -> Process | None:
     if len(fields) < 20:
         return None
     return Process(
-        pid=pid,
-        ppid=int(fields[1]),
-        state=fields[0],
-        start_ticks=int(fields[19]),
-        cpu_ticks=int(fields[11]) + int(fields[12]),
-        name=head.partition("(")[2],
+        pid=pid, ppid=int(fields[1]), state=fields[0], start_ticks=int(fields[19]),
+        cpu_ticks=int(fields[11]) + int(fields[12]), name=head.partition("(")[2],
         rss_bytes=max(0, int(fields[21])) * PAGE_BYTES if len(fields) > 21 else 0,
         exit_status=int(fields[49]) if fields[0] in "ZX" and len(fields) > 49 else None,
-    )
+    )  # fmt: skip
 
 
 def read_wanted_ns(pid: int, proc: Path = Path("/proc")) -> int | None:

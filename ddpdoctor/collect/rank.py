@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from dataclasses import dataclass, replace
@@ -20,9 +21,8 @@ from ddpdoctor.collect.rank_steps import (
     read_steps,
     read_unfinished,
 )
-from ddpdoctor.collect.recorded import dicts, read_all, read_frame, read_or_none, read_record
+from ddpdoctor.collect.recorded import dicts, find_note, read_all, read_frame, read_or_none, read_record, whole_or_0
 from ddpdoctor.collect.run_files import DAMAGED, read_lacks, read_text
-from ddpdoctor.collect.run_ranks import Source, process_note
 from ddpdoctor.collect.system import list_names
 from ddpdoctor.model.codec import INTEGERS
 from ddpdoctor.model.data import EpochCall, EpochSeen, LoaderSeen
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.collect.run_files import End, WatchedJob, WatchedRank
+    from ddpdoctor.collect.run_ranks import Source
     from ddpdoctor.model.call_log import CallLog
     from ddpdoctor.recorder.storage import ring_reading
 
@@ -113,25 +114,17 @@ def read_rank(source: Source, context: RankContext) -> Rank:
 def _read_rank(source: Source, context: RankContext) -> Rank:
     content = context.contents.get(source.pid)
     watched = context.watch.of(source.pid)
+    # Which recorder hooks failed, for example because torch lacks the function they patch
+    failed = [note for note in content.notes if note.get("k") == "defect"] if content else []
+    defects = "; ".join(sorted({f"{note.get('hook')}: {note.get('error')}" for note in failed}))
     seen = Rank(
-        rank=source.rank,
-        local_rank=source.local_rank,
-        host=context.host,
-        pid=source.pid,
-        attempt=context.attempt,
-        life=Life.RUNNING,
-        world_size=believed(source.world_size),
-        proc_state=watched.state,
-        cpu_share=watched.cpu_share,
-        traced_by=watched.tracer or None,
-        frozen_since_ns=watched.frozen_since_ns,
-        before_call=watched.before_call,
-        oom_killed=watched.oom,
-        last_progress_ns=watched.last_progress_ns,
-        starved_ns=watched.starved_ns,
-        lost=context.lost.get(source.pid) or _defects(content) or watched.why,
+        rank=source.rank, local_rank=source.local_rank, host=context.host, pid=source.pid, attempt=context.attempt,
+        life=Life.RUNNING, world_size=believed(source.world_size), proc_state=watched.state,
+        cpu_share=watched.cpu_share, traced_by=watched.tracer or None, frozen_since_ns=watched.frozen_since_ns,
+        before_call=watched.before_call, oom_killed=watched.oom, last_progress_ns=watched.last_progress_ns,
+        starved_ns=watched.starved_ns, lost=context.lost.get(source.pid) or defects or watched.why,
         causes=read_process_causes(watched.causes, [], {}) if content is None else None,
-    )
+    )  # fmt: skip
     ended = _with_end(seen, context, watched)
     return ended if content is None else _with_ring(ended, content, source, context)
 
@@ -141,29 +134,20 @@ def believed(world_size: int | None) -> int | None:
     return world_size if world_size is not None and world_size <= MOST_RANKS else None
 
 
-def _defects(content: ring_reading.RingContent | None) -> str | None:
-    """Return which recorder hooks failed, for example because torch lacks the function they patch; None if none did."""
-    notes = [note for note in content.notes if note.get("k") == "defect"] if content else []
-    return "; ".join(sorted({f"{note.get('hook')}: {note.get('error')}" for note in notes})) or None
-
-
 def _with_end(rank: Rank, context: RankContext, watched: WatchedRank) -> Rank:
     """Add how and when the rank ended: the agent knows how, but the watcher often sees the end earlier."""
     end = context.ends.get(rank.pid or 0)
     gone_ns = watched.ended_ns
+    if end is None and gone_ns is None:
+        return rank
+    ended_ns = min(filter(None, (gone_ns, end.at))) if end is not None else gone_ns or 0
+    after_stop = context.stop_ns is not None and ended_ns >= context.stop_ns
+    rank = replace(rank, life=Life.GONE, ended_ns=ended_ns, after_stop=after_stop)
     if end is None:
-        if gone_ns is None:
-            return rank
-        return replace(rank, life=Life.GONE, ended_ns=gone_ns, after_stop=_after(gone_ns, context.stop_ns))
-    ended_ns = min(filter(None, (gone_ns, end.at)))
-    rank = replace(rank, ended_ns=ended_ns, after_stop=_after(ended_ns, context.stop_ns))
+        return rank
     if end.code >= 0:
         return replace(rank, life=Life.EXITED, exit_code=end.code)
     return replace(rank, life=Life.SIGNALED, signal=signal_name(-end.code))
-
-
-def _after(time_ns: int, stop_ns: int | None) -> bool:
-    return stop_ns is not None and time_ns >= stop_ns
 
 
 def _with_ring(rank: Rank, content: ring_reading.RingContent, source: Source, context: RankContext) -> Rank:
@@ -171,50 +155,36 @@ def _with_ring(rank: Rank, content: ring_reading.RingContent, source: Source, co
     watched = context.watch.of(content.pid)
     log, notes, cells = read_log(content.slots), content.notes, content.cells
     evidence = {} if watched.dumps else read_answer(context.answers, content.pid, content.start_ticks)
-    world = _last_note(notes, "initialized", "init")
+    world = find_note(reversed(notes), "initialized", "init")
     rank = replace(rank, ended_by_thread=_ended_by_thread(rank, notes, cells))
-    leaving = _last_note(notes, "exit")
-    init = next((note for note in notes if note.get("k") == "init"), {})
+    leaving = find_note(reversed(notes), "exit")
+    init = find_note(notes, "init")
     in_handler = any(call.started_ns == cells["handling_ns"] for call in log.open())
-    handled = evidence.get("handled") or (_last_note(notes, "handled") if in_handler else None)
+    handled = evidence.get("handled") or (find_note(reversed(notes), "handled") if in_handler else None)
     children = context.children.get(content.pid, ())
     began_ns, ended_ns = cells["save_began_ns"], cells["save_ended_ns"]
     return replace(
         _with_device_calls(_with_stacks(rank, content, context, evidence), content, context, evidence, log),
-        recorded=True,
-        answered=bool(evidence),
-        started_ns=cells["started_ns"],
+        recorded=True, answered=bool(evidence), started_ns=cells["started_ns"],
         world_size=believed(world.get("world_size") or source.world_size),
-        init_timeout_s=read_seconds(_last_note(notes, "init").get("timeout_s")),
+        init_timeout_s=read_seconds(find_note(reversed(notes), "init").get("timeout_s")),
         init_ns=init.get("at") if isinstance(init.get("at"), int) else None,
-        meeting=read_or_none(MeetingFile, init.get("meeting")),
-        initialized=bool(cells["initialized"]),
-        main_ended_ns=cells["main_ended_ns"] or None,
-        exit_call=read_frame(leaving.get("frame")),
+        meeting=read_or_none(MeetingFile, init.get("meeting")), initialized=bool(cells["initialized"]),
+        main_ended_ns=cells["main_ended_ns"] or None, exit_call=read_frame(leaving.get("frame")),
         exit_asked=hide_in_text(leaving["status"]) if isinstance(leaving.get("status"), str) else None,
-        exit_signal=str(leaving.get("signal") or ""),
-        recent_calls=log.ended(),
-        children=_children(watched, context),
-        causes=read_process_causes(watched.causes, notes, evidence),
-        raised=_raised(notes),
+        exit_signal=str(leaving.get("signal") or ""), recent_calls=log.ended(), children=_children(watched, context),
+        causes=read_process_causes(watched.causes, notes, evidence), raised=_raised(notes),
         helper_errors=_helper_errors(notes, evidence, source, context),
-        handled=_read_raised(handled) if handled else None,
-        models=read_models(notes),
-        parameters=read_parameters(notes),
-        unfinished=read_unfinished(notes),
-        loaders=read_loaders(notes, evidence),
-        nonfinite=read_nonfinite(notes),
-        step_times=read_steps(content),
-        speed=read_speed(content),
+        handled=_read_raised(handled) if handled else None, models=read_models(notes),
+        parameters=read_parameters(notes), unfinished=read_unfinished(notes), loaders=read_loaders(notes, evidence),
+        nonfinite=read_nonfinite(notes), step_times=read_steps(content), speed=read_speed(content),
         gradient_times=read_gradient_times(notes),
         fetch_times=read_fetches(children, watched.child_fetches, max(0, cells["loader_workers"] - 1) or None),
         lines_seen=read_lines(content, children, watched.child_lines),
         lacks=tuple(sorted({*read_lacks(notes), *context.agent_lacks})),
         last_save=(Save(began_ns=began_ns, ended_ns=ended_ns if ended_ns >= began_ns else None) if began_ns else None),
-        steps=cells["steps"],
-        batches=cells["batches"],
-        epochs=cells["epochs"],
-    )
+        steps=cells["steps"], batches=cells["batches"], epochs=cells["epochs"],
+    )  # fmt: skip
 
 
 def _ended_by_thread(rank: Rank, notes: list[dict[str, Any]], cells: Mapping[str, int]) -> EndedByThread | None:
@@ -223,7 +193,7 @@ def _ended_by_thread(rank: Rank, notes: list[dict[str, Any]], cells: Mapping[str
         return None
     if rank.signal in {"SIGALRM", "SIGVTALRM", "SIGPROF"}:  # of its own timers
         return EndedByThread()
-    noted = _last_note(notes, "ended_by_thread")
+    noted = find_note(reversed(notes), "ended_by_thread")
     if noted and rank.life is Life.EXITED:
         of_thread = (r.time_ns for r in _raised(notes) if r.uncaught and not r.thread_is_main)
         ended_ns = rank.ended_ns or 0  # its own error is the reason, and no limit
@@ -231,32 +201,42 @@ def _ended_by_thread(rank: Rank, notes: list[dict[str, Any]], cells: Mapping[str
         return None if failed else EndedByThread(place=read_frame(noted.get("frame")))
     limit_ns = cells["own_limit_ns"]
     by_limit = rank.exit_code == 1 and limit_ns and (rank.ended_ns or 0) > limit_ns - LIMIT_SLACK_NS
-    return EndedByThread() if by_limit and not cells["main_ended_ns"] and not _last_note(notes, "exit") else None
-
-
-def _last_note(notes: list[dict[str, Any]], *kinds: str) -> dict[str, Any]:
-    return next((note for note in reversed(notes) if note.get("k") in kinds), {})
+    return EndedByThread() if by_limit and not cells["main_ended_ns"] and not find_note(notes, "exit") else None
 
 
 def _with_stacks(
     rank: Rank, content: ring_reading.RingContent, context: RankContext, evidence: dict[str, Any]
 ) -> Rank:  # fmt: skip
     """Add the stacks that the process wrote, by itself or at a signal."""
-    process = process_note(content)
+    process = find_note(content.notes, "process")
     main, roots = process.get("main"), tuple(str(root) for root in process.get("roots") or ())
     path = context.folder / "evidence" / f"{content.pid}-{content.start_ticks}"
     on_request, fatal = split_fatal(read_text(f"{path}.dump"))
     struck = struck_thread(fatal)
-    last = _last_note(content.notes, "ended_by_thread")
-    if last:  # written at the end, after any answer
-        stack = {"thread": "MainThread", "main": 1, "frames": last.get("stack")}
-        evidence = {"looks": [{"at": last.get("at"), "stacks": [stack]}]}
-    watched = context.watch.of(content.pid)
-    samples = read_samples(evidence) or _signal_samples(on_request, main, roots, watched)
+    ended = find_note(reversed(content.notes), "ended_by_thread")
+    if ended:  # written at the end, after any answer
+        stack = {"thread": "MainThread", "main": 1, "frames": ended.get("stack")}
+        evidence = {"looks": [{"at": ended.get("at"), "stacks": [stack]}]}
+    samples = read_samples(evidence)
+    if not samples:  # those that a signal triggered, one for each part of the dump file
+        parts = (
+            (time_ns, parse_stacks(on_request[start:end], main if isinstance(main, int) else None, roots))
+            for start, end, time_ns in context.watch.of(content.pid).dumps
+        )
+        samples = tuple(StackSample(time_ns=at, by="signal", stacks=stacks) for at, stacks in parts if stacks)
+    if not samples and (stacks := parse_stacks(read_text(f"{path}.term"), None, roots)):
+        # Written on SIGTERM, by ranks that were not asked for evidence in time
+        samples = (StackSample(time_ns=content.cells["heartbeat_ns"], by="signal", stacks=stacks),)
+    # The user's last known line: that of the last call, or of the sampler if its last sample is newer
+    last, place = content.slots[-1] if len(content.slots) else None, content.place
+    looked_ns = content.cells["heartbeat_ns"] - LOOKS_APART_NS
+    last_place = Frame(file=place[0], line=place[1], function=place[2], user=True) if place else None
+    if last is not None and last.site is not None and (place is None or last.started_ns > looked_ns):
+        last_place = read_frame(last.site)
     return replace(
         rank,
-        samples=samples or _last_sample(f"{path}.term", content, roots),
-        last_place=_last_place(content),
+        samples=samples,
+        last_place=last_place,
         fatal_place=_innermost_user(parse_stacks(struck, main, roots))
         or _innermost_user(parse_stacks(fatal, main, roots)),
         fatal_outside=bool(fatal) and not struck,
@@ -279,26 +259,19 @@ def _with_device_calls(
             highest[name] = max(highest.get(name, 0), number)
     raised = (note for note in reversed(content.notes) if note.get("k") == "raised")
     reported = [found for entry in (evidence, *raised) if (found := read_groups(entry.get("groups")))]
-    fresh = next(
-        (
-            groups
-            for groups in reported
-            if not any((highest.get(group.name, 0) > group.enqueued + 1) for group in groups)
-        ),
-        None,
+    members = {group.name: group.ranks for groups in reported[:1] for group in groups}
+    inferred = tuple(
+        GroupState(name=name, ranks=members.get(name, ()), backend="", enqueued=number)
+        for name, number in sorted(highest.items())
     )
-    if fresh is not None:
-        groups = fresh
-    else:
-        members = {group.name: group.ranks for groups in reported[:1] for group in groups}
-        groups = tuple(
-            GroupState(name=name, ranks=members.get(name, ()), backend="", enqueued=number)
-            for name, number in sorted(highest.items())
-        )
-    dumped = read_dump(context.folder, content) if _is_over(content, context) or not evidence else None
+    fresh = (groups for groups in reported if all(highest.get(group.name, 0) <= group.enqueued + 1 for group in groups))
+    groups = next(fresh, inferred)
+    # torch's dump is newer than the answer of a process that has ended.
+    is_over = content.pid in context.ends or context.watch.of(content.pid).ended_ns is not None
+    dumped = read_dump(context.folder, content) if is_over or not evidence else None
     flight = dumped or read_flight(evidence)
-    on_nccl = "nccl" in str(_last_note(content.notes, "initialized").get("backend")).lower()
-    unread = dumped is None and evidence.get("flight_recorder") is None and not _is_over(content, context)
+    on_nccl = "nccl" in str(find_note(reversed(content.notes), "initialized").get("backend")).lower()
+    unread = dumped is None and evidence.get("flight_recorder") is None and not is_over
     return replace(
         rank,
         groups=groups,
@@ -309,30 +282,9 @@ def _with_device_calls(
     )
 
 
-def _is_over(content: ring_reading.RingContent, context: RankContext) -> bool:
-    """Return whether a process has ended, which makes torch's dump newer than the process's answer."""
-    return content.pid in context.ends or context.watch.of(content.pid).ended_ns is not None
-
-
-def _last_place(content: ring_reading.RingContent) -> Frame | None:
-    """Return the user's last known line: that of the last call, or of the sampler if its last sample is newer."""
-    last = content.slots[-1] if len(content.slots) else None
-    looked_ns = content.cells["heartbeat_ns"] - LOOKS_APART_NS
-    if last is not None and last.site is not None and (content.place is None or last.started_ns > looked_ns):
-        return read_frame(last.site)
-    return _place(content.place)
-
-
-def _place(place: tuple[str, int, str] | None) -> Frame | None:
-    return Frame(file=place[0], line=place[1], function=place[2], user=True) if place else None
-
-
 def _innermost_user(stacks: tuple[Stack, ...]) -> Frame | None:
-    for stack in sorted(stacks, key=lambda stack: not stack.is_main):
-        for frame in reversed(stack.frames):
-            if frame.user:
-                return frame
-    return None
+    ordered = sorted(stacks, key=lambda stack: not stack.is_main)
+    return next((frame for stack in ordered for frame in reversed(stack.frames) if frame.user), None)
 
 
 def _raised(notes: list[dict[str, Any]]) -> tuple[Raised, ...]:
@@ -373,43 +325,18 @@ def _read_raised(note: dict[str, Any]) -> Raised:
     )
 
 
-def _signal_samples(text: str, main: Any, roots: tuple[str, ...], watched: WatchedRank) -> tuple[StackSample, ...]:
-    """Return the stack samples that a signal triggered, one for each part of the dump file."""
-    samples = []
-    for start, end, time_ns in watched.dumps:
-        stacks = parse_stacks(text[start:end], main if isinstance(main, int) else None, roots)
-        if stacks:
-            samples.append(StackSample(time_ns=time_ns, by="signal", stacks=stacks))
-    return tuple(samples)
-
-
-def _last_sample(path: str, content: ring_reading.RingContent, roots: tuple[str, ...]) -> tuple[StackSample, ...]:
-    """Return the stack that a rank wrote on SIGTERM, for ranks that were not asked for evidence in time."""
-    stacks = parse_stacks(read_text(path), None, roots)
-    return (StackSample(time_ns=content.cells["heartbeat_ns"], by="signal", stacks=stacks),) if stacks else ()
-
-
 def _children(watched: WatchedRank, context: RankContext) -> tuple[Child, ...]:
     found = []
     for child in watched.children:
         content = context.contents.get(child.pid)
         recorded = content is not None and content.start_ticks == child.ticks
         samples = read_samples(read_answer(context.answers, child.pid, child.ticks)) if recorded else ()
-        found.append(
-            Child(pid=child.pid, name=child.name, proc_state=child.state, samples=samples, idle=is_idle(samples))
-        )
+        # It waits for work if its last sample has a queue's frame below the last user frame.
+        stacks = [stack.frames for sample in samples[-1:] for stack in sample.stacks if stack.is_main]
+        below = itertools.takewhile(lambda frame: not frame.user, reversed(stacks[0] if stacks else ()))
+        idle = any(frame.file.endswith(IDLE_FILES) for frame in below)
+        found.append(Child(pid=child.pid, name=child.name, proc_state=child.state, samples=samples, idle=idle))
     return tuple(found)
-
-
-def is_idle(samples: tuple[StackSample, ...]) -> bool:
-    """Return whether a child waits for work: its last sample has a queue's frame below the last user frame."""
-    for sample in samples[-1:]:
-        for stack in sample.stacks:
-            if stack.is_main:
-                last = max((i for i, frame in enumerate(stack.frames) if frame.user), default=-1)
-                below = stack.frames[last + 1 :]
-                return any(frame.file.endswith(IDLE_FILES) for frame in below)
-    return False
 
 
 def find_answers(folder: Path) -> Answers:
@@ -443,37 +370,23 @@ def read_samples(answer: dict[str, Any]) -> tuple[StackSample, ...]:
 
 def read_groups(entries: Any) -> tuple[GroupState, ...]:
     """Return the process groups that a rank reported, without damaged entries."""
-    return tuple(
-        read_record(
-            GroupState,
-            entry,
-            ranks=ranks,
-            mesh_dim=_mesh_dim(entry.get("desc")),
-            timeout_s=read_seconds(entry.get("timeout_s")),
-        )
-        for entry in dicts(entries)
-        if "name" in entry
-        and isinstance(entry.get("enqueued"), int)
-        and (ranks := _read_members(entry.get("ranks"))) is not None
-    )
-
-
-def _mesh_dim(desc: Any) -> str:
-    """Return the mesh dimension that torch's device mesh wrote into a group's description, or an empty string."""
-    known = isinstance(desc, str) and desc.startswith(_MESH) and desc != _MESH_OF_ALL
-    return str(desc).removeprefix(_MESH) if known else ""
+    found = []
+    for entry in dicts(entries):
+        ranks, desc = entry.get("ranks"), entry.get("desc")
+        if isinstance(ranks, list) and set(map(type, ranks)) <= {int}:
+            ranks = tuple(number for number in ranks if number in INTEGERS)
+        # A tuple comes from ``parse_group_json``, checked.
+        if "name" in entry and isinstance(entry.get("enqueued"), int) and isinstance(ranks, tuple):
+            # torch's device mesh writes the dimension into the description.
+            is_mesh = isinstance(desc, str) and desc.startswith(_MESH) and desc != _MESH_OF_ALL
+            mesh_dim, timeout_s = desc.removeprefix(_MESH) if is_mesh else "", read_seconds(entry.get("timeout_s"))
+            found.append(read_record(GroupState, entry, ranks=ranks, mesh_dim=mesh_dim, timeout_s=timeout_s))
+    return tuple(found)
 
 
 def read_seconds(value: Any) -> float | None:
     """Return a duration that a recorder wrote, or None if the value is not a positive number."""
     return float(value) if type(value) in {int, float} and 0 < value < math.inf else None
-
-
-def _read_members(value: Any) -> tuple[int, ...] | None:
-    """Return the members of a group, or None if they are damaged. A tuple comes from ``parse_group_json``, checked."""
-    if isinstance(value, list) and set(map(type, value)) <= {int}:
-        return tuple(number for number in value if number in INTEGERS)
-    return value if isinstance(value, tuple) else None
 
 
 def parse_stacks(text: str, main_ident: int | None, roots: tuple[str, ...]) -> tuple[Stack, ...]:
@@ -491,7 +404,10 @@ def parse_stacks(text: str, main_ident: int | None, roots: tuple[str, ...]) -> t
                 stacks.append(Stack(thread=name, is_main=is_main, is_daemon=False, frames=tuple(reversed(frames))))
             frames, thread = [] if head or alone else None, head.group(2) if head else None
         elif frames is not None and (match := _FRAME.match(line)):
-            frames.append(_frame(match, roots))
+            file, number, function = match.groups()
+            is_ours = file.startswith("<") or "/ddpdoctor/recorder/" in file
+            user = not is_ours and not ring_layout.is_library_path(file, roots)
+            frames.append(Frame(file=file, line=int(number) if number.isdigit() else 0, function=function, user=user))
     return tuple(stacks)
 
 
@@ -507,14 +423,6 @@ def struck_thread(fatal: str) -> str:
     return mark + after.partition("\n\n")[0] if mark else ""
 
 
-def _frame(match: re.Match[str], roots: tuple[str, ...]) -> Frame:
-    file, line, function = match.groups()
-    user = (
-        not ring_layout.is_library_path(file, roots) and not file.startswith("<") and "/ddpdoctor/recorder/" not in file
-    )
-    return Frame(file=file, line=int(line) if line.isdigit() else 0, function=function, user=user)
-
-
 def read_loaders(notes: Iterable[dict[str, Any]], evidence: dict[str, Any]) -> tuple[LoaderSeen, ...] | None:
     """Return the loaders that a rank used, in the order of their first use, or None if none was recorded.
 
@@ -525,11 +433,11 @@ def read_loaders(notes: Iterable[dict[str, Any]], evidence: dict[str, Any]) -> t
     strays: dict[int, dict[str, Any]] = {}
     for note in (*notes, *dicts(evidence.get("loaders"))):
         if note.get("k") == "loader":
-            loaders[_number(note.get("n"))] = note
+            loaders[whole_or_0(note.get("n"))] = note
         elif note.get("k") == "pass":
-            passes.setdefault(_number(note.get("l")), {})[_number(note.get("p"))] = note
+            passes.setdefault(whole_or_0(note.get("l")), {})[whole_or_0(note.get("p"))] = note
         elif note.get("k") == "epoch_call":
-            strays[_number(note.get("n"))] = note
+            strays[whole_or_0(note.get("n"))] = note
     if not loaders:
         return None
     calls = [note for _, note in sorted(strays.items()) if not note.get("used")]
@@ -540,20 +448,12 @@ def _read_loader(
     note: dict[str, Any], passes: dict[int, dict[str, Any]], calls: Iterable[dict[str, Any]]
 ) -> LoaderSeen:  # fmt: skip
     ordered = [passes[number] for number in sorted(passes)]
-    epochs = tuple(read_record(EpochSeen, entry, trained=_number(entry.get("bw")) > 0) for entry in ordered)
+    epochs = tuple(read_record(EpochSeen, entry, trained=whole_or_0(entry.get("bw")) > 0) for entry in ordered)
     strays = [call for call in calls if call.get("N") == note.get("N") is not None]
     loader = read_record(
-        LoaderSeen,
-        note,
-        indices_seen=not note.get("it") and any(epoch.drawn for epoch in epochs),
-        epochs=epochs,
+        LoaderSeen, note, indices_seen=not note.get("it") and any(epoch.drawn for epoch in epochs), epochs=epochs,
         passes=max(passes, default=0),
-        trained_batches=max((_number(entry.get("tb")) for entry in ordered), default=0),
-        in_join=any(bool(entry.get("j")) for entry in ordered),
-        stray_calls=read_all(EpochCall, strays),
-    )
+        trained_batches=max((whole_or_0(entry.get("tb")) for entry in ordered), default=0),
+        in_join=any(bool(entry.get("j")) for entry in ordered), stray_calls=read_all(EpochCall, strays),
+    )  # fmt: skip
     return replace(loader, samples=None) if any(entry.get("w") for entry in ordered) else loader
-
-
-def _number(value: Any) -> int:
-    return value if isinstance(value, int) else 0

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.recorded import read_frame
+from ddpdoctor.collect.recorded import find_note, read_frame
 from ddpdoctor.model.call_log import CallLog, shared_fields
 from ddpdoctor.model.facts import Call, CallKind, DeviceState, DeviceTime
 from ddpdoctor.model.words import dtype_name, op_name
@@ -60,16 +60,13 @@ def read_rings(folder: Path, *, kept: bool = True) -> Rings:
         except (OSError, ring_reading.DamagedRingError) as error:
             pid = path.name.partition("-")[0]
             if pid.isdigit():
-                damaged[int(pid)] = f"its record cannot be read: {_why(error)}"
+                why = (error.strerror or "not to be read") if isinstance(error, OSError) else str(error)
+                damaged[int(pid)] = f"its record cannot be read: {why}"
             continue
         known = contents.get(content.pid)
         if known is None or known.start_ticks <= content.start_ticks:
             contents[content.pid] = content
     return Rings(contents=contents, damaged={pid: why for pid, why in damaged.items() if pid not in contents})
-
-
-def _why(error: OSError | ring_reading.DamagedRingError) -> str:
-    return (error.strerror or "not to be read") if isinstance(error, OSError) else str(error)
 
 
 def read_log(slots: Slots) -> CallLog:
@@ -86,19 +83,11 @@ def read_log(slots: Slots) -> CallLog:
 
 def _read_kind(slot: CallSlot) -> CallKind:
     return CallKind(
-        op=slot.op,
-        api=slot.api or slot.op,
-        group=slot.group,
-        dtype=slot.dtype or None,
-        shape=slot.shape,
-        tensors=slot.tensors,
-        peer=slot.peer if slot.peer >= 0 else None,
-        redop=slot.redop or None,
-        site=read_frame(slot.site),
-        is_async=bool(slot.flags & ring_layout.FLAG_ASYNC),
-        failed=bool(slot.flags & ring_layout.FLAG_FAILED),
-        thread_is_main=bool(slot.flags & ring_layout.FLAG_MAIN),
-    )
+        op=slot.op, api=slot.api or slot.op, group=slot.group, dtype=slot.dtype or None, shape=slot.shape,
+        tensors=slot.tensors, peer=slot.peer if slot.peer >= 0 else None, redop=slot.redop or None,
+        site=read_frame(slot.site), is_async=bool(slot.flags & ring_layout.FLAG_ASYNC),
+        failed=bool(slot.flags & ring_layout.FLAG_FAILED), thread_is_main=bool(slot.flags & ring_layout.FLAG_MAIN),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +169,7 @@ def device_times(recorded: Recorded) -> tuple[DeviceTime, ...]:
 
 def noted_times(notes: Sequence[dict[str, Any]]) -> tuple[DeviceTime, ...]:
     """Return how long the last collectives ran, from the note that a rank writes before it destroys its groups."""
-    rows = next((note.get("rows") for note in reversed(notes) if note.get("k") == "device_times"), None)
+    rows = find_note(reversed(notes), "device_times").get("rows")
     sound = [row for row in rows or () if isinstance(row, list) and [*map(type, row)] in _ROWS and 0 <= row[3] < 1e12]
     return tuple(
         DeviceTime(group=group, seq=seq, op=op_name(op), ran_ms=float(ran_ms)) for group, seq, op, ran_ms in sound
@@ -190,26 +179,38 @@ def noted_times(notes: Sequence[dict[str, Any]]) -> tuple[DeviceTime, ...]:
 def _as_call(entry: dict[str, Any], recorded: Recorded, log: CallLog, groups: Sequence[GroupState], index: int) -> Call:
     group, ahead_ns = entry["process_group"][0], recorded.wall_ahead_ns
     created_ns = None if ahead_ns is None else entry["time_created_ns"] - ahead_ns
-    peer = _peer(entry, group, groups)
+    # The global rank of the peer, or None for any source or if the group's ranks are unknown
+    match = _POINT_TO_POINT.fullmatch(op_of(entry))
+    place = int(match[2]) if match is not None and match[2].isdigit() else None
+    ranks = next((state.ranks for state in groups if state.name == group), ())
+    peer = ranks[place] if place is not None and place < len(ranks) else None
     known = _known_call(entry, log, peer, created_ns)
-    shared = shared_fields(known) if known else _native_fields(entry)
+    if known:
+        shared = shared_fields(known)
+    else:  # C++ made it: what the entry says about its kind, with dtype and shape of the first input
+        sizes, dtypes = entry.get("input_sizes"), entry.get("input_dtypes")
+        has_inputs = bool(isinstance(sizes, list) and isinstance(dtypes, list) and sizes and dtypes)
+        first = sizes[0] if has_inputs else None
+        shape = tuple(first) if isinstance(first, list) and set(map(type, first)) <= {int} else None
+        dtype = f"torch.{dtype_name(str(dtypes[0]))}" if has_inputs else None
+        shared = {"op": _op(entry), "api": "", "dtype": dtype, "shape": shape, "peer": None, "redop": None,
+                  "tensors": len(sizes) if has_inputs else 0, "site": None}  # fmt: skip
     shared |= {"op": _op(entry), "peer": peer} if entry["is_p2p"] else {}
+    is_scheduled = entry["state"] == "scheduled" and recorded.timed
+    state = DeviceState.SCHEDULED if is_scheduled else DeviceState.UNKNOWN
+    if entry["state"] == "started":
+        state = DeviceState.STARTED
+    elif backend_of(entry) in HOOKED:
+        state = DeviceState.UNTOLD if is_untold(entry) else DeviceState.UNTIMED
     return Call(
         **{**shared, "group": group, "is_async": False, "failed": False, "thread_is_main": True},
         index=index,
         seq=None if entry["is_p2p"] else entry["collective_seq_id"],
         started_ns=created_ns if created_ns is not None else known.started_ns if known else 0,
         ended_ns=None,
-        device_state=_state(entry, timed=recorded.timed),
+        device_state=state,
         native=known is None,
     )
-
-
-def _native_fields(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return what the entry of a call that C++ made says about its kind."""
-    dtype, shape, tensors = _tensors(entry)
-    return {"op": _op(entry), "api": "", "dtype": dtype, "shape": shape, "tensors": tensors, "peer": None,
-            "redop": None, "site": None}  # fmt: skip
 
 
 def _op(entry: dict[str, Any]) -> str:
@@ -218,64 +219,24 @@ def _op(entry: dict[str, Any]) -> str:
     return match[1] if match else op_name(name)
 
 
-def _state(entry: dict[str, Any], *, timed: bool) -> DeviceState:
-    if entry["state"] == "started":
-        return DeviceState.STARTED
-    if backend_of(entry) in HOOKED:
-        return DeviceState.UNTOLD if is_untold(entry) else DeviceState.UNTIMED
-    return DeviceState.SCHEDULED if entry["state"] == "scheduled" and timed else DeviceState.UNKNOWN
-
-
-def _peer(entry: dict[str, Any], group: str, groups: Sequence[GroupState]) -> int | None:
-    """Return the global rank of the peer, or None for any source or if the group's ranks are unknown."""
-    match = _POINT_TO_POINT.fullmatch(op_of(entry))
-    if match is None or not match[2].isdigit():
-        return None
-    place = int(match[2])
-    ranks = next((state.ranks for state in groups if state.name == group), ())
-    return ranks[place] if place < len(ranks) else None
-
-
-def _tensors(entry: dict[str, Any]) -> tuple[str | None, tuple[int, ...] | None, int]:
-    """Return the dtype (as torch names it) and shape of the first input, and the number of inputs."""
-    sizes, dtypes = entry.get("input_sizes"), entry.get("input_dtypes")
-    if not isinstance(sizes, list) or not isinstance(dtypes, list) or not sizes or not dtypes:
-        return None, None, 0
-    shape = sizes[0] if isinstance(sizes[0], list) and set(map(type, sizes[0])) <= {int} else None
-    name = str(dtypes[0])
-    return f"torch.{dtype_name(name)}", None if shape is None else tuple(shape), len(sizes)
-
-
 def _known_call(entry: dict[str, Any], log: CallLog, peer: int | None, created_ns: int | None) -> Call | None:
-    """Return the recorded call that made an entry, or None if C++ made it."""
-    if entry["is_p2p"]:
-        return _known_exchange(entry, log, peer, created_ns)
-    number, group = entry["collective_seq_id"], entry["process_group"][0]
-    hooked = backend_of(entry) in HOOKED
+    """Return the recorded call that made an entry, or None if C++ made it.
 
-    def made_it(kind: CallKind) -> bool:
-        # A hook keeps its own count, which may differ from the group's.
-        return (
-            kind.numbered
-            and kind.group == group
-            and (not hooked or (kind.op.removesuffix("_single") == _op(entry).removesuffix("_single")))
-        )
-
-    return _last_of(log, made_it, lambda at: log.numbers[at] == number)
-
-
-def _known_exchange(entry: dict[str, Any], log: CallLog, peer: int | None, created_ns: int | None) -> Call | None:
-    """Return the last send to or receive from this peer that began before the entry was made."""
-    op, group = _op(entry), entry["process_group"][0]
-
-    def made_it(kind: CallKind) -> bool:
-        alone = kind.op in (op, f"i{op}") and kind.peer == peer
-        return kind.group == group and (alone or kind.op == "batch_isend_irecv")
-
-    return _last_of(log, made_it, lambda at: created_ns is None or log.started_ns[at] <= created_ns)
-
-
-def _last_of(log: CallLog, made_it: Any, fits: Any) -> Call | None:
-    kinds = {place for place, kind in enumerate(log.kinds) if made_it(kind)}
-    places = range(len(log) - 1, -1, -1) if kinds else ()
-    return next((log[at] for at in places if log.which[at] in kinds and fits(at)), None)
+    For a send or receive, that is the last one with this peer that began before the entry was made.
+    """
+    op, group, number = _op(entry), entry["process_group"][0], entry.get("collective_seq_id")
+    single = op.removesuffix("_single") if backend_of(entry) in HOOKED else None
+    kinds = set()
+    for place, kind in enumerate(log.kinds):
+        if entry["is_p2p"]:
+            made_it = (kind.op in (op, f"i{op}") and kind.peer == peer) or kind.op == "batch_isend_irecv"
+        else:  # a hook keeps its own count, which may differ from the group's
+            made_it = kind.numbered and single in {None, kind.op.removesuffix("_single")}
+        if made_it and kind.group == group:
+            kinds.add(place)
+    for at in range(len(log) - 1, -1, -1) if kinds else ():
+        if log.which[at] in kinds and (
+            (created_ns is None or log.started_ns[at] <= created_ns) if entry["is_p2p"] else log.numbers[at] == number
+        ):
+            return log[at]
+    return None

@@ -14,8 +14,7 @@ from operator import add
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.blocked import ended_child, lock_of
-from ddpdoctor.collect.recorded import read_all, read_frame, read_or_none, read_record
-from ddpdoctor.collect.run_ranks import process_note
+from ddpdoctor.collect.recorded import find_note, read_all, read_frame, read_or_none, read_record, whole_or_0
 from ddpdoctor.model.consistency import NonFinite
 from ddpdoctor.model.facts import AtError, Helper, ModelSeen, ProcessCauses, ReducerSaid, StoreSought, TensorSeen
 from ddpdoctor.model.stacks import Frame
@@ -112,23 +111,20 @@ def read_lines(
 
     ``ended`` is what the watcher kept from children that have ended: file, line, function and count.
     """
-    found = [*_lines(content, in_child=False)]
-    for child in children:
-        found += _lines(child, in_child=True)
+    found = []
+    for seen, in_child in ((content, False), *((child, True) for child in children)):
+        for line in seen.lines:
+            frame = read_frame(line.site)
+            calls_module, phase = divmod(line.phase, ring_layout.CALLS_MODULE)
+            if frame is not None and calls_module in {0, 1}:
+                calls = bool(calls_module)
+                found.append(
+                    LineSeen(frame=frame, phase=Phase(phase), times=line.times, in_child=in_child, calls_module=calls)
+                )
     for file, line, function, times in ended:
         frame = Frame(file=file, line=line, function=function, user=True)
         found.append(LineSeen(frame=frame, phase=Phase.BEFORE, times=times, in_child=True))
     return tuple(sorted(found, key=lambda line: (line.calls_module, -line.times)))
-
-
-def _lines(content: RingContent, *, in_child: bool) -> Iterable[LineSeen]:
-    for line in content.lines:
-        frame = read_frame(line.site)
-        calls_module, phase = divmod(line.phase, ring_layout.CALLS_MODULE)
-        if frame is not None and calls_module in {0, 1}:
-            yield LineSeen(
-                frame=frame, phase=Phase(phase), times=line.times, in_child=in_child, calls_module=bool(calls_module)
-            )
 
 
 def read_fetches(
@@ -167,7 +163,7 @@ def find_children(contents: Mapping[int, RingContent]) -> dict[int, list[RingCon
 def errors_of_child(content: RingContent) -> Iterable[tuple[int, dict[str, Any]]]:
     """Yield the errors that ended a child's main thread, as watch.json has them, each with the pid of its rank."""
     if content.role == ring_layout.ROLE_CHILD:
-        note = process_note(content)
+        note = find_note(content.notes, "process")
         rank = note.get("rank_pid") or note.get("ppid")
         if not isinstance(rank, int):
             return
@@ -189,7 +185,7 @@ def owner_of(content: RingContent, find: Callable[[int], RingContent | None]) ->
 
 def parent_of(content: RingContent) -> int | None:
     """Return the pid of the process that started a child, or None for a rank."""
-    parent = process_note(content).get("ppid")
+    parent = find_note(content.notes, "process").get("ppid")
     return parent if content.role == ring_layout.ROLE_CHILD and isinstance(parent, int) else None
 
 
@@ -206,34 +202,27 @@ def read_speed(content: RingContent) -> Speed | None:
         part: PartTotal(sum_ms=row[0] / 1e3, bins=row[1:])
         for part, row in zip(ring_layout.PARTS, content.totals, strict=False)
     }
-    cells = content.cells
-    core_time: CoreTime | None
-    if not cells["trained_ns"]:
-        core_time = None
-    else:
-        core_time = CoreTime(
-            elapsed_ms=cells["trained_ns"] / 1e6,
-            on_core_ms=cells["main_cpu_ns"] / 1e6,
-            queued_ms=cells["run_delay_ns"] / 1e6,
-            others_queued_ms=cells["others_delay_ns"] / 1e6,
-        )
+    cells, notes = content.cells, content.notes
+    core_time = CoreTime(
+        elapsed_ms=cells["trained_ns"] / 1e6,
+        on_core_ms=cells["main_cpu_ns"] / 1e6,
+        queued_ms=cells["run_delay_ns"] / 1e6,
+        others_queued_ms=cells["others_delay_ns"] / 1e6,
+    )
     return Speed(
         ends_with=ENDS[key[1]],
         group=content.strings.get(key[0], ""),
-        count=content.cells["steps_recorded"],
-        sample_bits=content.cells["sample_bits"],
-        kept=_read_parts(content.kept, key, content.cells["sample_bits"]),
+        count=cells["steps_recorded"],
+        sample_bits=cells["sample_bits"],
+        kept=_read_parts(content.kept, key, cells["sample_bits"]),
         totals=totals,
-        core_time=core_time,
-        surroundings=_read_surroundings(content),
-        data_parallel=tuple(
-            DataParallelSeen(devices=_count(note.get("devices")), site=read_frame(note.get("frame")))
-            for note in content.notes
-            if note["k"] == "data_parallel"
-        ),
-        hand_reduced=_read_hand_reduced(content),
-        collected_at=_read_collected_at(content),
-        device=read_device_steps(content.notes),
+        core_time=core_time if cells["trained_ns"] else None,
+        surroundings=read_or_none(Surroundings, find_note(notes, "surroundings")),
+        data_parallel=read_all(DataParallelSeen, [note for note in notes if note["k"] == "data_parallel"]),
+        hand_reduced=read_or_none(HandReduced, find_note(notes, "hand_reduced")),
+        # The last note counts: it is written again from time to time.
+        collected_at=read_frame(find_note(reversed(notes), "collected").get("frame")),
+        device=read_device_steps(notes),
     )
 
 
@@ -246,72 +235,30 @@ def _read_parts(columns: Sequence[Sequence[int]], key: tuple[int, int], bits: in
     parts["backward"] = array("f", map(add, parts["backward"], unsplit))
     inside = {name: array("I", (row[_INSIDE + i] for row in rows)) for i, name in enumerate(ring_layout.STEP_INSIDE)}
     return StepParts(
-        numbers=array("Q", (row[0] for row in rows)),
-        parts_ms=parts,
+        numbers=array("Q", (row[0] for row in rows)), parts_ms=parts,
         is_even=bytes(is_sampled(row[0], bits) for row in rows),
         is_split=bytes(not row[_FLAGS] & ring_layout.STEP_WAIT_UNKNOWN for row in rows),
         cpu_ms={name: array("f", (value / 1e3 for value in inside[key])) for name, key in _CPU.items()},
-        reductions=inside["reductions"],
-        backwards=inside["backwards"],
-        input_rows=inside["input_rows"],
-        input_numel=inside["input_numel"],
-        ended_ns=array("Q", (row[_ENDED] for row in rows)),
-    )
-
-
-def _read_surroundings(content: RingContent) -> Surroundings | None:
-    note: dict[str, Any] = next((note for note in content.notes if note["k"] == "surroundings"), {})
-    if not note:
-        return None
-    frameworks = note.get("frameworks")
-    return Surroundings(
-        threads=_count(note.get("threads")),
-        cores=_count(note.get("cores")),
-        frameworks=tuple(map(str, frameworks)) if isinstance(frameworks, list) else (),
-    )
-
-
-def _read_hand_reduced(content: RingContent) -> HandReduced | None:
-    note = next((note for note in content.notes if note["k"] == "hand_reduced"), None)
-    if note is None:
-        return None
-    return HandReduced(
-        gradients=_count(note.get("gradients")), site=read_frame(note.get("frame")), copied=note.get("copied") is True
-    )
-
-
-def _read_collected_at(content: RingContent) -> Frame | None:
-    """Return the line of the last note: it is written again from time to time."""
-    notes = [note for note in content.notes if note["k"] == "collected"]
-    return read_frame(notes[-1].get("frame")) if notes else None
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) else 0
+        reductions=inside["reductions"], backwards=inside["backwards"], input_rows=inside["input_rows"],
+        input_numel=inside["input_numel"], ended_ns=array("Q", (row[_ENDED] for row in rows)),
+    )  # fmt: skip
 
 
 def read_device_steps(notes: Sequence[dict[str, Any]]) -> DeviceSteps | None:
     """Return the steps, or None if none was measured. The last note counts."""
-    note = next((note for note in reversed(notes) if note.get("k") == "device_steps"), None)
-    columns = unpack_columns(str(note.get("columns", ""))) if note is not None else {}
+    columns = unpack_columns(str(find_note(reversed(notes), "device_steps").get("columns", "")))
     rows = [row for row in _lists(columns.get("rows")) if len(row) == len(DEVICE_COLUMNS)]
     if not rows:
         return None
     by_name = dict(zip(DEVICE_COLUMNS, zip(*rows, strict=True), strict=True))
     return DeviceSteps(
-        numbers=by_name["number"],
-        device_ms={phase: _ms(by_name[f"gpu_{phase}_us"]) for phase in DEVICE_PHASES},
-        host_ms={phase: _ms(by_name[f"host_{phase}_us"]) for phase in DEVICE_PHASES},
-        data_ms=_ms(by_name["data_us"]),
-        data_cpu_ms=_ms(by_name["data_cpu_us"]),
-        gc_ms=_ms(by_name["gc_us"]),
-        input_rows=by_name["rows"],
-        input_numel=by_name["numel"],
-        reductions=by_name["reductions"],
-        backwards=by_name["backwards"],
+        numbers=by_name["number"], device_ms={phase: _ms(by_name[f"gpu_{phase}_us"]) for phase in DEVICE_PHASES},
+        host_ms={phase: _ms(by_name[f"host_{phase}_us"]) for phase in DEVICE_PHASES}, data_ms=_ms(by_name["data_us"]),
+        data_cpu_ms=_ms(by_name["data_cpu_us"]), gc_ms=_ms(by_name["gc_us"]), input_rows=by_name["rows"],
+        input_numel=by_name["numel"], reductions=by_name["reductions"], backwards=by_name["backwards"],
         behind=by_name["behind"],
         exposed_ms={row[0]: row[1] / 1e3 for row in _lists(columns.get("reduced")) if len(row) == 2},
-    )
+    )  # fmt: skip
 
 
 def _lists(value: Any) -> list[list[int]]:
@@ -325,45 +272,27 @@ def _ms(column_us: Sequence[int]) -> tuple[float, ...]:
 
 def read_gradient_times(notes: list[dict[str, Any]]) -> tuple[GradientTimes, ...]:
     """Return what was read of each DDP model, in the order of their first reductions. A model's last note counts."""
-    last = {_int(note.get("n")): note for note in notes if note.get("k") == "gradient_times"}
-    read = (_read(last[number]) for number in sorted(last))
-    return tuple(one for one in read if one is not None)
-
-
-def _read(note: dict[str, Any]) -> GradientTimes | None:
-    """Return a note as a record, or None if it is damaged."""
-    columns = {name: one for name, one in unpack_columns(str(note.get("columns", ""))).items() if isinstance(one, list)}
-    sizes, ready, buckets = (
-        tuple(n for n in columns.get(name, ()) if isinstance(n, int)) for name in ("sizes", "ready", "buckets")
-    )
-    if not sizes or len(sizes) != len(ready):
-        return None
-    return GradientTimes(
-        number=_int(note.get("n")),
-        group=str(note.get("group", "")),
-        sizes_bytes=sizes,
-        ready_ms=tuple(us / 1e3 if us >= 0 else None for us in ready),
-        bucket_bytes=buckets,
-        compute_end_ms=_int(note.get("compute_us")) / 1e3,
-        exposed_ms=_int(note.get("exposed_us")) / 1e3,
-        readings=_int(note.get("readings")),
-        reductions=_int(note.get("reductions")),
-        cap_bytes=note["cap"] if isinstance(note.get("cap"), int) else None,
-        finds_unused=_flag(note.get("finds_unused")),
-        static_graph=_flag(note.get("static")),
-        bucket_view=_flag(note.get("view")),
-        syncs_buffers=_flag(note.get("buffers")),
-        unused_bytes=_int(note.get("unused_bytes")),
-        same_unused=_flag(note.get("same_unused")),
-    )
-
-
-def _int(value: Any) -> int:
-    return value if isinstance(value, int) else 0
-
-
-def _flag(value: Any) -> bool | None:
-    return bool(value) if isinstance(value, int) else None
+    last = {whole_or_0(note.get("n")): note for note in notes if note.get("k") == "gradient_times"}
+    found = []
+    for _, note in sorted(last.items()):
+        columns = unpack_columns(str(note.get("columns", "")))
+        columns = {name: column for name, column in columns.items() if isinstance(column, list)}
+        sizes, ready, buckets = (
+            tuple(n for n in columns.get(name, ()) if isinstance(n, int)) for name in ("sizes", "ready", "buckets")
+        )
+        if sizes and len(sizes) == len(ready):  # else it is damaged
+            found.append(
+                read_record(
+                    GradientTimes,
+                    note,
+                    sizes_bytes=sizes,
+                    ready_ms=tuple(us / 1e3 if us >= 0 else None for us in ready),
+                    bucket_bytes=buckets,
+                    compute_end_ms=whole_or_0(note.get("compute_us")) / 1e3,
+                    exposed_ms=whole_or_0(note.get("exposed_us")) / 1e3,
+                )
+            )
+    return tuple(found)
 
 
 def read_models(notes: list[dict[str, Any]]) -> tuple[ModelSeen, ...]:
@@ -383,31 +312,31 @@ def read_parameters(notes: list[dict[str, Any]]) -> tuple[TensorSeen, ...]:
 def unpack(packed: str) -> tuple[TensorSeen, ...]:
     """Return the rows of a model, or () if they are missing or damaged; ranks with equal models share the cache."""
     try:
-        text = zlib.decompressobj().decompress(base64.b64decode(packed, validate=True), MAX_TEXT_BYTES)
-        return tuple(map(_tensor, json.loads(text)))
-    except (binascii.Error, zlib.error, ValueError, TypeError):
+        return tuple(
+            TensorSeen(
+                name=str(name),
+                shape=None if shape is None else tuple(map(int, shape)),
+                dtype=str(dtype),
+                requires_grad=bool(requires_grad),
+                is_buffer=kind == "b",
+            )
+            for kind, name, shape, dtype, requires_grad in _unpacked(packed)
+        )
+    except (ValueError, TypeError):
         return ()
 
 
 def unpack_columns(packed: str) -> dict[str, Any]:
     """Return the packed part of a note, or {} if it is damaged."""
-    try:
-        text = zlib.decompressobj().decompress(base64.b64decode(packed, validate=True), MAX_TEXT_BYTES)
-        columns = json.loads(text)
-    except (binascii.Error, zlib.error, ValueError):
-        return {}
+    columns = _unpacked(packed)
     return columns if isinstance(columns, dict) else {}
 
 
-def _tensor(row: list[Any]) -> TensorSeen:
-    kind, name, shape, dtype, requires_grad = row
-    return TensorSeen(
-        name=str(name),
-        shape=None if shape is None else tuple(map(int, shape)),
-        dtype=str(dtype),
-        requires_grad=bool(requires_grad),
-        is_buffer=kind == "b",
-    )
+def _unpacked(packed: str) -> Any:
+    try:
+        return json.loads(zlib.decompressobj().decompress(base64.b64decode(packed, validate=True), MAX_TEXT_BYTES))
+    except (binascii.Error, zlib.error, ValueError):
+        return []
 
 
 def read_unfinished(notes: list[dict[str, Any]]) -> ReducerSaid | None:
@@ -439,7 +368,10 @@ def read_process_causes(
     noted = next((n.get("memory") for n in reversed(notes) if n.get("k") == "raised" and n.get("memory")), None)
     at_error = read_or_none(AtError, noted)
     path = lock_of(evidence)[0]
-    store = _store(evidence.get("store"))
+    sought = evidence.get("store")  # the store that it is connecting to, as its recorder says
+    store = None
+    if isinstance(sought, dict) and isinstance(sought.get("port"), int) and isinstance(sought.get("rank"), int):
+        store = read_record(StoreSought, sought, given=sought.get("given") or None)
     if seen is None and not reaped and at_error is None and not path and store is None:
         return None
     seen = seen or ProcessCauses()
@@ -447,9 +379,3 @@ def read_process_causes(
     return replace(
         seen, lost_children=tuple(ended.values())[-MOST_CHILDREN:], lock_path=path, store=store, at_error=at_error
     )
-
-
-def _store(entry: Any) -> StoreSought | None:
-    """Return the store that a rank's recorder says it is connecting to."""
-    known = isinstance(entry, dict) and isinstance(entry.get("port"), int) and isinstance(entry.get("rank"), int)
-    return read_record(StoreSought, entry, given=entry.get("given") or None) if known else None

@@ -105,15 +105,12 @@ def _read_device(system: System, name: str, first: Counters, later: Counters) ->
     ports = sorted(int(port) for port in system.names(f"{folder}/ports") if port.isdecimal())
     verbs = system.names(VERBS)
     return RdmaDevice(
-        name=name,
-        bus_id=bus_id if BUS_ID.fullmatch(bus_id) else None,
-        board=system.text_or(f"{folder}/board_id") or None,
-        firmware=system.text_or(f"{folder}/fw_ver") or None,
+        name=name, bus_id=bus_id if BUS_ID.fullmatch(bus_id) else None,
+        board=system.text_or(f"{folder}/board_id") or None, firmware=system.text_or(f"{folder}/fw_ver") or None,
         ports=tuple(_read_port(system, name, port, first, later) for port in ports),
         uverbs=next((file for file in verbs if system.text_or(f"{VERBS}/{file}/ibdev") == name), None),
-        netdevs=system.names(f"{folder}/device/net"),
-        virtual_function=system.exists(f"{folder}/device/physfn"),
-    )
+        netdevs=system.names(f"{folder}/device/net"), virtual_function=system.exists(f"{folder}/device/physfn"),
+    )  # fmt: skip
 
 
 def _read_port(system: System, device: str, number: int, first: Counters, later: Counters) -> RdmaPort:
@@ -128,17 +125,12 @@ def _read_port(system: System, device: str, number: int, first: Counters, later:
             netdev = system.text_or(f"{folder}/gid_attrs/ndevs/{index}") or None
             gids.append(Gid(index=index, gid=gid, type=kind, netdev=netdev))
     return RdmaPort(
-        device=device,
-        port=number,
-        state=_worded(system, f"{folder}/state"),
+        device=device, port=number, state=_worded(system, f"{folder}/state"),
         phys_state=_worded(system, f"{folder}/phys_state"),
         link_layer=system.text_or(f"{folder}/link_layer", "Unspecified"),
-        rate_gb_s=float(rate_gb_s[1]) if rate_gb_s else None,
-        gids=tuple(gids),
-        counters=first.get(folder, {}),
-        counters_later=later.get(folder, {}),
-        rate_text=rate,
-    )
+        rate_gb_s=float(rate_gb_s[1]) if rate_gb_s else None, gids=tuple(gids), counters=first.get(folder, {}),
+        counters_later=later.get(folder, {}), rate_text=rate,
+    )  # fmt: skip
 
 
 def _worded(system: System, name: str) -> str:

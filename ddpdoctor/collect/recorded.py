@@ -16,9 +16,10 @@ from ddpdoctor.model.consistency import NonFinite
 from ddpdoctor.model.data import EpochCall, EpochSeen, LoaderSeen
 from ddpdoctor.model.facts import AtError, ModelSeen, Raised, ReducerSaid, StoreSought
 from ddpdoctor.model.stacks import Frame, Stack, StackSample
+from ddpdoctor.model.steps import DataParallelSeen, GradientTimes, HandReduced
 
 if TYPE_CHECKING:
-    from dataclasses import Field
+    from collections.abc import Iterable
 
 Kind = TypeVar("Kind")
 
@@ -33,6 +34,10 @@ KEYS: dict[Any, dict[str, str]] = {
     NonFinite: {"is_nan": "nan", "in_a_row": "row", "where": "frame"},
     AtError: {"memory": "resident"},
     StoreSought: {"of_agent": "agent", "set_at": "set"},
+    DataParallelSeen: {"site": "frame"},
+    HandReduced: {"site": "frame"},
+    GradientTimes: {"number": "n", "cap_bytes": "cap", "static_graph": "static", "bucket_view": "view",
+                    "syncs_buffers": "buffers"},
     EpochCall: {"time_ns": "at"},
     EpochSeen: {"number": "p", "set_epoch": "e", "batches": "b", "drawn": "d", "total": "t", "xor": "x", "order": "o",
                 "first": "f", "complete": "done", "batch_digests": "bp", "sample_digests": "sp", "backwards": "bw",
@@ -76,6 +81,16 @@ def read_frame(entry: Any) -> Frame | None:
     return read_or_none(Frame, entry)
 
 
+def find_note(notes: Iterable[dict[str, Any]], *kinds: str) -> dict[str, Any]:
+    """Return the first note of these kinds, or an empty one."""
+    return next((note for note in notes if note.get("k") in kinds), {})
+
+
+def whole_or_0(value: Any) -> int:
+    """Return a number that was written, or 0 for anything else."""
+    return value if isinstance(value, int) else 0
+
+
 def dicts(value: Any) -> list[dict[str, Any]]:
     """Return the dicts in a list that was read as JSON, without damaged entries."""
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
@@ -102,9 +117,13 @@ def _read(hint: Any, value: Any) -> Any:
     is_right = value is not None if hint is bool else hint in _EMPTY and type(value) is hint
     if is_right and (hint is not int or value in INTEGERS):
         return hint(value)
+    if hint is Frame:
+        if isinstance(value, list) and len(value) == 3:
+            return decode(Frame, {**dict(zip(("file", "line", "function"), value, strict=True)), "user": True})
+        parts = [value.get(key) for key in KEYS[Frame].values()] if isinstance(value, dict) else []
+        if [*map(type, parts)] == [str, int, str, int] and parts[1] in INTEGERS:
+            return _share_frame(*parts)
     members, is_record = _parts_of(hint)
-    if hint is Frame and (frame := _written_frame(value)) is not None:
-        return frame
     if is_record and isinstance(value, list) and len(value) == len(_fields(hint)):
         value = dict(zip(_fields(hint), value, strict=True))
     if is_record and isinstance(value, dict) and value:
@@ -115,15 +134,6 @@ def _read(hint: Any, value: Any) -> Any:
     if type(None) in members:
         return None if value is None else _read(members[0], value)
     return decode(hint, value)
-
-
-def _written_frame(value: Any) -> Frame | None:
-    """Return the frame in a list of three, or in a dict without damage; None for anything else."""
-    if isinstance(value, list) and len(value) == 3:
-        return decode(Frame, {**dict(zip(("file", "line", "function"), value, strict=True)), "user": True})
-    parts = [value.get(key) for key in KEYS[Frame].values()] if isinstance(value, dict) else []
-    is_sound = [*map(type, parts)] == [str, int, str, int] and parts[1] in INTEGERS
-    return _share_frame(*parts) if is_sound else None
 
 
 @lru_cache(maxsize=4096)
@@ -141,19 +151,19 @@ def _parts_of(hint: Any) -> tuple[tuple[Any, ...], bool]:
 @cache
 def _fields(kind: Any) -> dict[str, tuple[Any, Any]]:
     """Return the type and the default of each field; the default is ``WrongValue`` if there is none."""
-    hints = field_hints(kind)
-    return {one.name: (hints[one.name], _default(one, hints[one.name])) for one in fields(kind)}
+    found = {}
+    for one in fields(kind):
+        hint = field_hints(kind)[one.name]
+        default: Any = one.default
+        if default is MISSING and typing.get_origin(hint) is tuple:
+            default = ()
+        elif default is MISSING:
+            default = None if type(None) in typing.get_args(hint) else _EMPTY.get(hint, WrongValue)
+        found[one.name] = (hint, default)
+    return found
 
 
 @cache
 def _keys(kind: Any) -> dict[str, str]:
     known = KEYS.get(kind, {})
     return {one.name: known.get(one.name, one.metadata.get("json", one.name)) for one in fields(kind)}
-
-
-def _default(field: Field[Any], hint: Any) -> Any:
-    if field.default is not MISSING:
-        return field.default
-    if typing.get_origin(hint) is tuple:
-        return ()
-    return None if type(None) in typing.get_args(hint) else _EMPTY.get(hint, WrongValue)

@@ -25,20 +25,12 @@ from ddpdoctor.collect.run_files import (
     load,
     load_json,
     log_of,
-    meetings_of,
     read_entries,
     read_text,
     read_warnings,
     read_watch,
 )
-from ddpdoctor.collect.run_ranks import (
-    RankTraces,
-    find_ends,
-    find_ranks,
-    interruption_ns,
-    is_on_one_host,
-    stop_of_others,
-)
+from ddpdoctor.collect.run_ranks import find_ends, find_ranks, interruption_ns, is_on_one_host, stop_of_others
 from ddpdoctor.model.call_log import CallLog
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.data import EpochCall, EpochSeen, LoaderSeen
@@ -52,7 +44,6 @@ from ddpdoctor.model.facts import (
     Call,
     Child,
     ControlFlow,
-    GroupState,
     HelperError,
     HostSeen,
     Job,
@@ -137,18 +128,12 @@ def read_run_folder(folder: Path, *, kept: bool = True) -> RunFolder:
             if pid.isascii() and pid.isdecimal():
                 found[int(pid)] = read_text(path).partition("\n")[2] or "no reason given"
         return RunFolder(
-            path=folder,
-            run=run,
-            end=load(JobEnd, folder / END_NAME),
-            agent=read_entries(folder / "agent.jsonl"),
-            rings=read_rings(folder, kept=kept),
-            answers=find_answers(folder / "evidence"),
-            lost=found,
+            path=folder, run=run, end=load(JobEnd, folder / END_NAME), agent=read_entries(folder / "agent.jsonl"),
+            rings=read_rings(folder, kept=kept), answers=find_answers(folder / "evidence"), lost=found,
             machine=load(Node, folder / MACHINE_NAME),
             control_flow=load(tuple[ControlFlow, ...], folder / CONTROL_FLOW_NAME) or (),
-            nccl_lines=read_warnings(folder),
-            reached=load(tuple[Connecting, ...], folder / REACHED_NAME) or (),
-        )
+            nccl_lines=read_warnings(folder), reached=load(tuple[Connecting, ...], folder / REACHED_NAME) or (),
+        )  # fmt: skip
 
 
 def job_of_node(folder: RunFolder, attempt: int | None = None) -> Job:
@@ -193,9 +178,7 @@ def _read_run(folder: Path) -> Run:
 def _job_of(folder: RunFolder, attempt: int | None) -> Job:
     run, path, contents = folder.run, folder.path, folder.rings.contents
     watch, agent = read_watch(path, attempt), log_of(folder.agent, attempt)
-    sources = find_ranks(
-        RankTraces(started=agent.started, contents=contents, watch=watch, until_ns=agent.superseded_ns)
-    )  # fmt: skip
+    sources = find_ranks(agent.started, contents, watch, agent.superseded_ns)
     notes = [note for content in contents.values() for note in content.notes]
     coded = [note for note in notes if note.get("k") == "child_end" and type(note.get("code")) is int]
     known = agent.ends | {end.pid: end for end in read_all(End, coded)}
@@ -209,19 +192,11 @@ def _job_of(folder: RunFolder, attempt: int | None) -> Job:
         stops_ns.append(stop_of_others(sources, ends, watch))
     stop_ns = min(filter(None, stops_ns), default=None)
     context = RankContext(
-        folder=path,
-        host=run.host or "localhost",
-        attempt=max(agent.attempt, 0),
-        ends=ends,
-        stop_ns=stop_ns,
-        watch=watch,
-        contents=contents,
-        children=find_children(contents),
+        folder=path, host=run.host or "localhost", attempt=max(agent.attempt, 0), ends=ends, stop_ns=stop_ns,
+        watch=watch, contents=contents, children=find_children(contents),
         child_errors=grouped(pair for content in contents.values() for pair in errors_of_child(content)),
-        answers=folder.answers,
-        lost=folder.rings.damaged | folder.lost,
-        agent_lacks=agent.lacks,
-    )
+        answers=folder.answers, lost=folder.rings.damaged | folder.lost, agent_lacks=agent.lacks,
+    )  # fmt: skip
     ranks = tuple(sorted((read_rank(source, context) for source in sources), key=lambda rank: rank.rank))
     world_size, nnodes, local_ranks, may_run_elsewhere = _read_shape(run, agent, contents)
     # torch's debug level when a rank made its group; before that, and in old runs, the level that we chose
@@ -239,30 +214,16 @@ def _job_of(folder: RunFolder, attempt: int | None) -> Job:
     ]
     return Job(
         now_ns=watch.now_ns or max([rank.ended_ns or rank.last_progress_ns or 0 for rank in ranks], default=0),
-        hang_timeout_s=run.hang_timeout_s or 300.0,
-        ranks=share_groups(ranks),
-        world_size=believed(world_size) if world_size != 1 or not ranks else None,
-        nnodes=nnodes,
-        local_ranks_expected=local_ranks,
-        may_run_elsewhere=may_run_elsewhere,
-        ended=watch.ended,
-        launcher_status=watch.launcher_status,
-        launched_ns=run.launched_ns or 0,
-        stopping_since_ns=stop_ns,
-        interrupted_by=watch.interrupted_by,
-        node_rank=run.node_rank,
-        debug_level=levels[-1] if levels else "OFF" if chosen == "AUTO" else chosen,
-        entry=run.entry,
-        torch_version=run.torch_version,
-        host_causes=watch.host_causes,
-        machine=folder.machine,
-        control_flow=folder.control_flow,
-        consistency=read_consistency(path, run, attempt, writers),
-        speed_asked=run.speed,
-        nccl_lines=folder.nccl_lines,
-        host=run.host,
-        reached=folder.reached,
-    )
+        hang_timeout_s=run.hang_timeout_s or 300.0, ranks=share_groups(ranks),
+        world_size=believed(world_size) if world_size != 1 or not ranks else None, nnodes=nnodes,
+        local_ranks_expected=local_ranks, may_run_elsewhere=may_run_elsewhere, ended=watch.ended,
+        launcher_status=watch.launcher_status, launched_ns=run.launched_ns or 0, stopping_since_ns=stop_ns,
+        interrupted_by=watch.interrupted_by, node_rank=run.node_rank,
+        debug_level=levels[-1] if levels else "OFF" if chosen == "AUTO" else chosen, entry=run.entry,
+        torch_version=run.torch_version, host_causes=watch.host_causes, machine=folder.machine,
+        control_flow=folder.control_flow, consistency=read_consistency(path, run, attempt, writers),
+        speed_asked=run.speed, nccl_lines=folder.nccl_lines, host=run.host, reached=folder.reached,
+    )  # fmt: skip
 
 
 def _read_shape(
@@ -290,18 +251,16 @@ def share_groups(found: tuple[Rank, ...]) -> tuple[Rank, ...]:
     members = {group.name: group.ranks for rank in found for group in rank.groups if group.ranks}
     shared = {ranks: ranks for ranks in members.values()}  # otherwise a thousand ranks keep a thousand equal tuples
 
-    def complete(group: GroupState) -> GroupState:
-        known = members.get(group.name, ())
-        if group.ranks is known:
-            return group
-        ranks = group.ranks or known
-        return replace(group, ranks=shared.get(ranks, ranks))
-
-    def fill(rank: Rank) -> Rank:
-        groups = tuple(map(complete, rank.groups))
-        return rank if all(map(is_, groups, rank.groups)) else replace(rank, groups=groups)
-
-    return tuple(map(fill, found))
+    filled = []
+    for rank in found:
+        known = [members.get(group.name, ()) for group in rank.groups]
+        own = [group.ranks or ranks for group, ranks in zip(rank.groups, known, strict=True)]
+        groups = tuple(
+            group if group.ranks is of_others else replace(group, ranks=shared.get(ranks, ranks))
+            for group, of_others, ranks in zip(rank.groups, known, own, strict=True)
+        )
+        filled.append(rank if all(map(is_, groups, rank.groups)) else replace(rank, groups=groups))
+    return tuple(filled)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -399,8 +358,18 @@ def _unite(own: Job, members: NodesSeen, others: Sequence[_Node], folder: Path, 
     stop_ns = min((job.stopping_since_ns for job in jobs if job.stopping_since_ns is not None), default=None)
     error_ns = max((node.seen.clock_error_ns or 0 for node in others), default=0)
     number = max((rank.attempt for rank in own.ranks), default=attempt or 0)
-    ranks = [_judged_by(rank, stop_ns, error_ns) for job in jobs for rank in job.ranks]
-    ranks = [rank if rank.attempt == number else replace(rank, attempt=number) for rank in ranks]
+    ranks = []
+    for rank in (rank for job in jobs for rank in job.ranks):
+        # It may have ended after somebody began to stop the job on any node; the clocks of nodes are not exact.
+        is_late = stop_ns is not None and rank.ended_ns is not None and rank.ended_ns > stop_ns + error_ns
+        is_other = rank.attempt != number or (is_late and not rank.after_stop)
+        after_stop = is_late or rank.after_stop
+        ranks.append(replace(rank, attempt=number, after_stop=after_stop) if is_other else rank)
+    nodes = []
+    for node in members.nodes:
+        job = own if node.number == members.own else jobs_by_number.get(node.number)
+        here = tuple(sorted({rank.rank for rank in job.ranks})) if job is not None else ()
+        nodes.append(replace(node, gathered=job is not None, ranks=here or node.ranks))
     statuses = [own.launcher_status, *(node.status for node in members.nodes if node.presence is Presence.LEFT)]
     return replace(
         own,
@@ -415,13 +384,7 @@ def _unite(own: Job, members: NodesSeen, others: Sequence[_Node], folder: Path, 
         consistency=unite_consistency(
             folder, attempt, [(node.folder, node.attempt) for node in others], [job.consistency for job in jobs]
         ),
-        members=replace(
-            members,
-            nodes=tuple(
-                _with_facts(node, own if node.number == members.own else jobs_by_number.get(node.number))
-                for node in members.nodes
-            ),
-        ),
+        members=replace(members, nodes=tuple(nodes)),
         elsewhere=tuple(
             HostSeen(
                 host=node.job.host, causes=node.job.host_causes, machine=node.job.machine, reached=node.job.reached
@@ -429,19 +392,6 @@ def _unite(own: Job, members: NodesSeen, others: Sequence[_Node], folder: Path, 
             for node in others
         ),
     )
-
-
-def _judged_by(rank: Rank, stop_ns: int | None, error_ns: int) -> Rank:
-    """Mark a rank that ended after somebody began to stop the job on any node, allowing for the clocks' error."""
-    if stop_ns is None or rank.ended_ns is None or rank.ended_ns <= stop_ns + error_ns:
-        return rank
-    return replace(rank, after_stop=True)
-
-
-def _with_facts(node: NodeSeen, job: Job | None) -> NodeSeen:
-    """Return a node with the ranks in its records, and whether we have its records."""
-    ranks = tuple(sorted({rank.rank for rank in job.ranks})) if job is not None else ()
-    return replace(node, gathered=job is not None, ranks=ranks or node.ranks)
 
 
 class NotThere(Exception):  # noqa: N818 - says what it is
@@ -458,7 +408,9 @@ def attempt_elsewhere(own: Entries, other: Entries, attempt: int | None) -> int 
     last = log_of(other)
     if meeting is None or (last.meeting is None and last.attempt < 0):
         return attempt
-    for number, met in sorted(meetings_of(other).items(), reverse=True):
+    # This node's attempts, with the numbers that the agents of all nodes share for them, if they logged any
+    meetings = {e.get("attempt", -1): e["meeting"] for e in reversed(other) if type(e.get("meeting")) is int}
+    for number, met in sorted(meetings.items(), reverse=True):
         if met == meeting and number >= 0:
             return None if number == last.attempt else number
     raise NotThere
@@ -495,28 +447,25 @@ def _shift(value: Any, ahead_ns: int) -> Any:
         return value.shifted(ahead_ns)
     if isinstance(value, tuple):
         return tuple(_shift(one, ahead_ns) for one in value) if value and type(value[0]) in TIMED else value
-    times, others = _names(type(value))  # type: ignore[arg-type]
-    old = {name: getattr(value, name) for name in (*times, *others)}
-    new = {name: _shift_time(old[name], ahead_ns) for name in times}
-    new |= {name: _shift(old[name], ahead_ns) for name in others if type(old[name]) in _HOLDERS}
-    return replace(value, **{name: one for name, one in new.items() if one is not old[name]})
-
-
-def _shift_time(time_ns: Any, ahead_ns: int) -> Any:
-    """Move a time, or several; None and 0 mean that it is not known."""
-    if isinstance(time_ns, tuple):
-        return tuple(one - ahead_ns for one in time_ns)
-    if isinstance(time_ns, array):
-        return array("q", [one - ahead_ns for one in time_ns])
-    return time_ns and time_ns - ahead_ns
+    new: dict[str, Any] = {}
+    for name in _names(type(value)):  # type: ignore[arg-type]
+        old = getattr(value, name)
+        if not name.endswith("_ns"):
+            new[name] = _shift(old, ahead_ns) if type(old) in _HOLDERS else old
+        elif isinstance(old, tuple):
+            new[name] = tuple(one - ahead_ns for one in old)
+        elif isinstance(old, array):
+            new[name] = array("q", [one - ahead_ns for one in old])
+        else:  # None and 0 mean that it is not known
+            new[name] = old and old - ahead_ns
+        if new[name] is old:
+            del new[name]
+    return replace(value, **new)
 
 
 @cache
-def _names(kind: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of a record's times, and of its other fields."""
-    names = [one.name for one in fields(kind)]
-    times = tuple(name for name in names if name.endswith("_ns"))
-    return times, tuple(name for name in names if name not in times)
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(one.name for one in fields(kind))
 
 
 def read_loggers(run_dir: Path) -> tuple[Logger, ...]:
@@ -531,10 +480,7 @@ def read_loggers(run_dir: Path) -> tuple[Logger, ...]:
         content = folder.rings.contents.get(rank.pid or 0)
         for note in content.notes if content is not None else ():
             name, place = note.get("logger"), note.get("place")
-            if note.get("k") != "logger" or not isinstance(name, str) or not isinstance(place, dict):
-                logger = None
-            else:
-                logger = Logger(name=name, place={str(key): str(value) for key, value in place.items()})
-            if logger is not None:
-                found.setdefault(logger.name, logger)
+            if note.get("k") == "logger" and isinstance(name, str) and isinstance(place, dict):
+                texts = {str(key): str(value) for key, value in place.items()}
+                found.setdefault(name, Logger(name=name, place=texts))
     return tuple(found.values())

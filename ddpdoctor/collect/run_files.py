@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.launch import read_process
 from ddpdoctor.collect.proc import read_environment
-from ddpdoctor.collect.recorded import damaged_fields, read_record
+from ddpdoctor.collect.recorded import damaged_fields, read_record, whole_or_0
 from ddpdoctor.collect.system import ReadingPlan, System, read_node
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.codec import WrongValue, decode, encode
@@ -211,11 +211,6 @@ def log_of(entries: Sequence[dict[str, Any]], attempt: int | None = None) -> Age
     )
 
 
-def meetings_of(entries: Sequence[dict[str, Any]]) -> dict[int, int]:
-    """Map this node's attempts to the numbers that the agents of all nodes share for them, if they logged any."""
-    return {e.get("attempt", -1): e["meeting"] for e in reversed(entries) if type(e.get("meeting")) is int}
-
-
 def read_lacks(entries: Iterable[dict[str, Any]]) -> tuple[str, ...]:
     """Return the recorder hooks that found no place in torch, from a ring's notes or an agent's log."""
     noted = [entry.get("lacks") for entry in entries if entry.get("k") == "hooks"]
@@ -233,21 +228,14 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
     for line in text.splitlines():
         try:
             entry = parse_json(line.encode())
-        except ValueError:
+            if isinstance(entry, dict) and str(entry.get("k")) in RECORDS:
+                decode(RECORDS[str(entry.get("k"))], entry)
+        except (ValueError, WrongValue):
             continue
-        if isinstance(entry, dict) and _is_agents(entry):
+        attempt = entry.get("attempt", -1) if isinstance(entry, dict) else None
+        if type(attempt) is int and -1 <= attempt < MOST_ATTEMPTS:
             entries.append(entry)
     return entries
-
-
-def _is_agents(entry: dict[str, Any]) -> bool:
-    kind, attempt = str(entry.get("k")), entry.get("attempt", -1)
-    try:
-        if kind in RECORDS:
-            decode(RECORDS[kind], entry)
-    except WrongValue:
-        return False
-    return type(attempt) is int and -1 <= attempt < MOST_ATTEMPTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,18 +318,14 @@ def read_watch(folder: Path, attempt: int | None) -> WatchedJob:
 def parse_watch(watch: Mapping[str, Any]) -> WatchedJob:
     """Return the content of watch.json without damaged values."""
     rows = watch.get("processes")
-    found = {
-        int(pid): _read_rank(row)
-        for pid, row in (rows.items() if isinstance(rows, dict) else ())
-        if isinstance(row, dict) and pid.isascii() and pid.isdecimal() and len(pid) < 20
-    }
+    found = {}
+    for pid, row in rows.items() if isinstance(rows, dict) else ():
+        if isinstance(row, dict) and pid.isascii() and pid.isdecimal() and len(pid) < 20:
+            seen, lost = read_record(WatchedRank, row), sorted(damaged_fields(WatchedRank, row))
+            # ``why`` names the damaged fields, unless it already gives another reason.
+            why = seen.why or f"what the watcher saw of it is damaged ({', '.join(lost)})"
+            found[int(pid)] = replace(seen, why=why) if lost else seen
     return read_record(WatchedJob, watch, processes=found)
-
-
-def _read_rank(row: dict[str, Any]) -> WatchedRank:
-    """Return what was seen of one rank; ``why`` names the damaged fields, unless it already gives another reason."""
-    seen, lost = read_record(WatchedRank, row), sorted(damaged_fields(WatchedRank, row))
-    return replace(seen, why=seen.why or f"what the watcher saw of it is damaged ({', '.join(lost)})") if lost else seen
 
 
 def save_machine(folder: Path, sections: frozenset[str] = SECTIONS) -> None:
@@ -411,8 +395,13 @@ def _statements(tree: ast.AST) -> Iterator[Statement]:
                 getattr(one.func, "id", getattr(one.func, "attr", "")) for one in asked if isinstance(one, ast.Call)
             ]
             decided = [line for name in names for line in answers.get(name, ())]
+        elif isinstance(node, ast.For) and isinstance(node.iter, ast.Call):
+            # Over a range of constants it runs equally often on all ranks.
+            is_range = isinstance(node.iter.func, ast.Name) and node.iter.func.id == "range"
+            is_fixed = is_range and all(isinstance(one, ast.Constant) for one in node.iter.args)
+            kind = "fixed-for" if is_fixed else kind
         yield Statement(
-            kind="fixed-for" if isinstance(node, ast.For) and _is_fixed(node.iter) else kind,
+            kind=kind,
             line=node.lineno,
             last_line=node.end_lineno or node.lineno,
             body_last_line=node.body[-1].end_lineno if isinstance(node, ast.If) else None,
@@ -433,12 +422,6 @@ def _find_answers(function: ast.AST) -> list[int]:
     return sorted(found)
 
 
-def _is_fixed(iterated: ast.expr) -> bool:
-    """Return whether a loop runs equally often on all ranks because it is over a range of constants."""
-    named = isinstance(iterated, ast.Call) and isinstance(iterated.func, ast.Name) and iterated.func.id == "range"
-    return named and isinstance(iterated, ast.Call) and all(isinstance(one, ast.Constant) for one in iterated.args)
-
-
 def read_excerpt(file: str, line: int, unchanged_since_s: float) -> SourceExcerpt | None:
     """Return the lines around a line without secrets, or None.
 
@@ -447,7 +430,12 @@ def read_excerpt(file: str, line: int, unchanged_since_s: float) -> SourceExcerp
     """
     path = Path(file)
     reply = ask_side_by_side({"source": lambda: _read(path, unchanged_since_s)}, SOURCE_LIMIT_S)["source"]
-    lines = _without_keys(reply.value) if reply.value else []
+    # Lines of private keys are replaced: one alone does not look like a secret.
+    lines, inside = [], False
+    for text in reply.value or ():
+        ends = _KEY_ENDS.search(text) is not None
+        lines.append(_HIDDEN_KEY if inside and not ends else text)
+        inside = not ends and (inside or _KEY_BEGINS.search(text) is not None)
     if not 0 < line <= len(lines):
         return None
     first = max(1, line - AROUND)
@@ -498,16 +486,6 @@ def _read(path: Path, unchanged_since_s: float) -> list[str]:
     return re.split(r"\r\n|\r|\n", text)  # as Python counts lines; str.splitlines() knows more ends
 
 
-def _without_keys(lines: list[str]) -> list[str]:
-    """Replace the lines of private keys, of which one alone does not look like a secret."""
-    found, inside = [], False
-    for line in lines:
-        ends = _KEY_ENDS.search(line) is not None
-        found.append(_HIDDEN_KEY if inside and not ends else line)
-        inside = not ends and (inside or _KEY_BEGINS.search(line) is not None)
-    return found
-
-
 def _shown(line: str) -> str:
     shown = hide_in_text(line.expandtabs(4).rstrip())
     return shown if len(shown) <= MAX_WIDTH else shown[: MAX_WIDTH - 3] + "..."
@@ -546,85 +524,51 @@ def _tail(path: Path) -> str:
 
 def read_trial(folder: Path) -> TrialRecord:
     """Return what the ranks of a run recorded of a trial; an empty record if there is nothing."""
-    ranks = [lines for path in sorted((folder / TRIAL_FOLDER).glob("*.jsonl")) if (lines := _read_lines(path))]
-    plan, launch, late = (
-        next((line for lines in ranks for line in lines if key in line), {}) for key in ("plan", "launch", "late")
-    )
-    tries = _last(ranks, "tries")
-    end = _end(ranks)
+    ranks = []
+    for path in sorted((folder / TRIAL_FOLDER).glob("*.jsonl")):
+        lines = []
+        with contextlib.suppress(OSError):
+            for text in read_plain(path, MAX_BYTES).splitlines():
+                with contextlib.suppress(ValueError):  # the last one may be cut off
+                    lines.append(parse_json(text))
+        ranks.append([line for line in lines if isinstance(line, dict)])
+    ranks = [lines for lines in ranks if lines]
+    every = [line for lines in ranks for line in lines]
+    plan, launch, late = (next((line for line in every if key in line), {}) for key in ("plan", "launch", "late"))
+    tries: dict[str, Any] = next((line for lines in ranks for line in reversed(lines) if "tries" in line), {})
+    # The end that a rank came to by itself
+    end = next((line for line in every if line.get("end") in {stop.value for stop in TrialStop}), {})
+    blocks: dict[tuple[int, str], list[tuple[float, ...]]] = {}
+    refused: dict[str, str] = {}
+    for line in every:
+        steps = line.get("steps_ns")
+        if isinstance(steps, list) and steps and all(isinstance(ns, int) for ns in steps):
+            key = (whole_or_0(line.get("round")), str(line.get("setting")))
+            blocks.setdefault(key, []).append(tuple(ns / NS_PER_MS for ns in steps))
+        if "refused" in line:
+            setting, reason = str(line["refused"]), str(line.get("reason", ""))
+            if setting not in refused or not reason.startswith("another rank"):  # the reason of the one that refused it
+                refused[setting] = reason
     return TrialRecord(
         settings=_texts(plan.get("plan")),
         late=_texts(late.get("late")),
-        rounds=_int(plan.get("rounds")),
-        blocks=tuple(_blocks(ranks)),
-        refused=tuple(_refused(ranks).items()),
+        rounds=whole_or_0(plan.get("rounds")),
+        blocks=tuple(
+            TriedBlock(round=number, setting=setting, ranks_ms=tuple(columns))
+            for (number, setting), columns in blocks.items()
+            if len(columns) == len(ranks) and len({len(column) for column in columns}) == 1  # that each rank has ended
+        ),
+        refused=tuple(refused.items()),
         stop=TrialStop(end["end"]) if "end" in end else TrialStop.CUT_SHORT,
         reason=str(end.get("reason", "")),
-        models=_int(end.get("models")),
-        forwards=_int((plan or launch).get("forwards")),
+        models=whole_or_0(end.get("models")),
+        forwards=whole_or_0((plan or launch).get("forwards")),
         trying=str(tries.get("tries", "")),
-        round=_int(tries.get("round")),
-        needed_steps=_int((plan or launch).get("needs")),
+        round=whole_or_0(tries.get("round")),
+        needed_steps=whole_or_0((plan or launch).get("needs")),
         fits=_texts(launch.get("fits")),
     )
 
 
-def _read_lines(path: Path) -> Lines:
-    """Return the lines of a rank's file. The last one may be cut off."""
-    try:
-        texts = read_plain(path, MAX_BYTES).splitlines()
-    except OSError:
-        return []
-    return [line for text in texts if (line := _parse(text)) is not None]
-
-
-def _parse(text: bytes) -> dict[str, Any] | None:
-    try:
-        line = parse_json(text)
-    except ValueError:
-        return None
-    return line if isinstance(line, dict) else None
-
-
-def _blocks(ranks: list[Lines]) -> Iterable[TriedBlock]:
-    """Yield the blocks that each rank has ended."""
-    found: dict[tuple[int, str], list[tuple[float, ...]]] = {}
-    for lines in ranks:
-        for line in lines:
-            steps = line.get("steps_ns")
-            if isinstance(steps, list) and steps and all(isinstance(ns, int) for ns in steps):
-                key = (_int(line.get("round")), str(line.get("setting")))
-                found.setdefault(key, []).append(tuple(ns / NS_PER_MS for ns in steps))
-    for (number, setting), columns in found.items():
-        if len(columns) == len(ranks) and len({len(column) for column in columns}) == 1:
-            yield TriedBlock(round=number, setting=setting, ranks_ms=tuple(columns))
-
-
-def _refused(ranks: list[Lines]) -> dict[str, str]:
-    """Return the reason for each setting that was refused. The reason of the rank that refused it counts."""
-    found: dict[str, str] = {}
-    for lines in ranks:
-        for line in lines:
-            if "refused" in line:
-                setting, reason = str(line["refused"]), str(line.get("reason", ""))
-                if setting not in found or not reason.startswith("another rank"):
-                    found[setting] = reason
-    return found
-
-
-def _end(ranks: list[Lines]) -> dict[str, Any]:
-    """Return the end that a rank came to by itself."""
-    known = {stop.value for stop in TrialStop}
-    return next((line for lines in ranks for line in lines if line.get("end") in known), {})
-
-
-def _last(ranks: list[Lines], key: str) -> dict[str, Any]:
-    return next((line for lines in ranks for line in reversed(lines) if key in line), {})
-
-
 def _texts(value: Any) -> tuple[str, ...]:
     return tuple(str(one) for one in value) if isinstance(value, list) else ()
-
-
-def _int(value: Any) -> int:
-    return value if isinstance(value, int) else 0

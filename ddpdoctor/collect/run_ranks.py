@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.launch import LOCAL_RANK_VARIABLES, RANK_VARIABLES
+from ddpdoctor.collect.recorded import find_note
 from ddpdoctor.collect.run_files import End, read_text
 from ddpdoctor.model.words import grouped
 from ddpdoctor.recorder.storage import ring_layout
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from ddpdoctor.collect.run_files import WatchedJob, WatchedRank, WorkerStart
+    from ddpdoctor.collect.run_files import WatchedJob, WorkerStart
     from ddpdoctor.recorder.storage.ring_reading import RingContent
 
 WORLD_SIZE_NAMES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -52,31 +53,16 @@ class Source:
     """The pid of the shell that the agent knows instead; the shell exits with the same status, or 128 + the signal."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankTraces:
-    """The evidence by which we find the ranks."""
-
-    started: Mapping[int, WorkerStart]
-    """What torch's elastic agent started in this attempt, by pid; empty if another launcher starts the ranks."""
-    contents: Mapping[int, RingContent]
-    watch: WatchedJob
-    """What the watcher saw."""
-
-    until_ns: int | None = None
-    """When the agent began the next attempt."""
-
-    @property
-    def begun_ns(self) -> int:
-        """When the agent began this attempt."""
-        return min((start.at for start in self.started.values()), default=0)
-
-    def covers(self, time_ns: int) -> bool:
-        """Return whether a time is within this attempt."""
-        return self.begun_ns <= time_ns and (self.until_ns is None or time_ns < self.until_ns)
-
-
-def find_ranks(seen: RankTraces) -> list[Source]:
+def find_ranks(
+    started: Mapping[int, WorkerStart],
+    contents: Mapping[int, RingContent],
+    watch: WatchedJob,
+    until_ns: int | None = None,
+) -> list[Source]:
     """Return the processes that are ranks.
+
+    ``started`` is what torch's elastic agent started in this attempt, by pid, and ``until_ns`` is when it began the
+    next attempt. ``started`` is empty if another launcher starts the ranks.
 
     The processes of a rank are a tree, and the rank is the one that the launcher started. It hands over to processes
     below it only if it joined no group itself: it runs the training as its child, or it starts a world of ranks
@@ -85,7 +71,16 @@ def find_ranks(seen: RankTraces) -> list[Source]:
     With torch's elastic agent, the launcher's processes are its children. With any other, they are the processes that
     have a rank number or joined a group, with or without a recorder.
     """
-    return _of_agent(seen) if seen.started else [*_numbered(seen), *_unrecorded(seen)]
+    if started:
+        return _of_agent(started, contents, until_ns)
+    sources = _numbered(contents, watch)
+    for pid, row in watch.processes.items():  # ranks without a recorder
+        env = row.unrecorded
+        rank = _number(env, RANK_VARIABLES) if env is not None else None
+        if env is not None and rank is not None and pid not in contents:
+            local, world = _number(env, LOCAL_RANK_VARIABLES), _number(env, WORLD_SIZE_NAMES)
+            sources.append(Source(pid=pid, rank=rank, local_rank=local, world_size=world))
+    return sources
 
 
 def is_on_one_host(contents: Iterable[RingContent]) -> bool:
@@ -98,14 +93,12 @@ def is_on_one_host(contents: Iterable[RingContent]) -> bool:
     return False
 
 
-def process_note(content: RingContent) -> dict[str, Any]:
-    """Return what a process noted about itself at its start."""
-    return next((note for note in content.notes if note.get("k") == "process"), {})
-
-
-def _of_agent(seen: RankTraces) -> list[Source]:
-    contents, started = seen.contents, seen.started
-    later = {pid: c for pid, c in contents.items() if pid not in started and seen.covers(_began(c))}
+def _of_agent(
+    started: Mapping[int, WorkerStart], contents: Mapping[int, RingContent], until_ns: int | None
+) -> list[Source]:
+    begun_ns = min(start.at for start in started.values())
+    of_attempt = {pid: c for pid, c in contents.items() if until_ns is None or _began(c) < until_ns}
+    later = {pid: c for pid, c in of_attempt.items() if pid not in started and begun_ns <= _began(c)}
     above = {pid: _ancestors(c, contents) for pid, c in later.items()}
     worlds = [c for c in later.values() if _made_world(c) and not _is_helper(c, contents)]
     sources: list[Source] = []
@@ -134,7 +127,11 @@ def _of_agent(seen: RankTraces) -> list[Source]:
                 stands_for=pid if content is not None and content.pid != pid else None,
             )
         )
-    return [*sources, *_spawned(spawned.values())]
+    for position, content in enumerate(sorted(spawned.values(), key=lambda c: c.pid)):
+        joined = _joined_as(content)
+        rank = position if joined is None else joined
+        sources.append(Source(pid=content.pid, rank=rank, local_rank=rank, world_size=None))
+    return sources
 
 
 def _hands_over(
@@ -159,31 +156,12 @@ def _hands_over(
 def _is_helper(content: RingContent, contents: Mapping[int, RingContent]) -> bool:
     """Return whether a process belongs to a rank that joined a group and had not left it when the process began."""
     above = (contents.get(pid) for pid in _ancestors(content, contents))
-    return any(c is not None and _made_world(c) and not _left_world(c, _began(content)) for c in above)
-
-
-def _is_peer(content: RingContent, ranks: Mapping[int, RingContent], contents: Mapping[int, RingContent]) -> bool:
-    """Return whether a process below a rank is one of its peers, which that rank started before it joined them.
-
-    Lightning starts its other ranks so. They join the same world under numbers that no other rank has.
-    """
-    starters = [contents[pid] for pid in _ancestors(content, contents) if pid in ranks and _made_world(contents[pid])]
-    same = any(_world_of(content) == _world_of(starter) for starter in starters)
-    return same and _rank_of(content) not in {_rank_of(rank) for rank in ranks.values()}
-
-
-def _left_world(content: RingContent, time_ns: int) -> bool:
-    ends = [note.get("at") for note in content.notes if note.get("k") == "destroyed"]
-    return any(isinstance(at, int) and at < time_ns for at in ends)
-
-
-def _spawned(contents: Iterable[RingContent]) -> list[Source]:
-    sources = []
-    for position, content in enumerate(sorted(contents, key=lambda c: c.pid)):
-        joined = _joined_as(content)
-        rank = position if joined is None else joined
-        sources.append(Source(pid=content.pid, rank=rank, local_rank=rank, world_size=None))
-    return sources
+    for rank in above:
+        if rank is not None and _made_world(rank):
+            left = [note.get("at") for note in rank.notes if note.get("k") == "destroyed"]
+            if not any(isinstance(at, int) and at < _began(content) for at in left):
+                return True
+    return False
 
 
 def _behind_shell(
@@ -200,14 +178,18 @@ def _behind_shell(
     return max(outermost, key=lambda c: (_made_world(c), _began(c)), default=None)
 
 
-def _numbered(seen: RankTraces) -> list[Source]:
+def _numbered(contents: Mapping[int, RingContent], watch: WatchedJob) -> list[Source]:
     """Return the ranks of a launcher that is not torch's elastic agent."""
-    contents = seen.contents
     all_ranks = sorted((c for c in contents.values() if c.role == ring_layout.ROLE_RANK), key=_began)
     ranks = {c.pid: c for c in all_ranks if not _is_helper(c, contents)}
+    # A rank may start its peers before it joins them, as Lightning does. They join the same world under numbers that no
+    # other rank has.
     peers = set()
     for content in all_ranks:
-        if content.pid not in ranks and _is_peer(content, ranks, contents):
+        above_it = _ancestors(content, contents) if content.pid not in ranks else []
+        starters = [contents[pid] for pid in above_it if pid in ranks and _made_world(contents[pid])]
+        is_same_world = any(_world_of(content) == _world_of(starter) for starter in starters)
+        if is_same_world and _rank_of(content) not in {_rank_of(rank) for rank in ranks.values()}:
             ranks[content.pid] = content
             peers.add(content.pid)
     above = {pid: [a for a in _ancestors(c, contents) if a in ranks] for pid, c in ranks.items()}
@@ -220,43 +202,17 @@ def _numbered(seen: RankTraces) -> list[Source]:
         below = [c for c in ranks.values() if pid in above[c.pid]]
         number = _number(env, RANK_VARIABLES)
         found += _hands_over(own, number, world, below, alone=(world or 1) == 1) or [own]
-    by_rank = grouped((_rank_of(c), c) for c in found)
-    return [_source(c) for number in sorted(by_rank) for c in _of_last_job(by_rank[number], seen.watch)]
-
-
-def _of_last_job(same: list[RingContent], watch: WatchedJob) -> list[RingContent]:
-    """Drop helpers, and processes that ended before the last of the same rank began (a script that trains twice).
-
-    More than one process is left only if they really share a rank number.
-    """
-    last = max(map(_began, same))
-    left = [c for c in same if _began(c) == last or not _ended_before(last, watch.of(c.pid))]
-    return [c for c in left if _made_world(c)] or left
-
-
-def _ended_before(time_ns: int, row: WatchedRank) -> bool:
-    return row.ended_ns is not None and row.ended_ns < time_ns
-
-
-def _source(content: RingContent) -> Source:
-    env = _environment(content)
-    return Source(
-        pid=content.pid,
-        rank=_rank_of(content),
-        local_rank=_number(env, LOCAL_RANK_VARIABLES),
-        world_size=_number(env, WORLD_SIZE_NAMES),
-    )
-
-
-def _unrecorded(seen: RankTraces) -> list[Source]:
-    """Return the ranks without a recorder that the watcher saw."""
     sources = []
-    for pid, row in seen.watch.processes.items():
-        env = row.unrecorded
-        rank = _number(env, RANK_VARIABLES) if env is not None else None
-        if env is not None and rank is not None and pid not in seen.contents:
+    for number, same in sorted(grouped((_rank_of(c), c) for c in found).items()):
+        # Helpers are dropped, and processes that ended before the last of the same rank began (a script that trains
+        # twice). More than one process is left only if they really share a rank number.
+        last = max(map(_began, same))
+        ended = {c.pid: watch.of(c.pid).ended_ns for c in same}
+        left = [c for c in same if _began(c) == last or (ended_ns := ended[c.pid]) is None or ended_ns >= last]
+        for c in [c for c in left if _made_world(c)] or left:
+            env = _environment(c)
             local, world = _number(env, LOCAL_RANK_VARIABLES), _number(env, WORLD_SIZE_NAMES)
-            sources.append(Source(pid=pid, rank=rank, local_rank=local, world_size=world))
+            sources.append(Source(pid=c.pid, rank=number, local_rank=local, world_size=world))
     return sources
 
 
@@ -294,7 +250,7 @@ def _ancestors(content: RingContent, contents: Mapping[int, RingContent]) -> lis
     found: list[int] = []
     steps = [content]
     for step in steps:
-        note = process_note(step)
+        note = find_note(step.notes, "process")
         for pid in (note.get("ppid"), note.get("rank_pid")):
             if isinstance(pid, int) and pid not in {content.pid, 0, *found} and len(found) < MAX_ANCESTORS:
                 found.append(pid)
@@ -304,7 +260,7 @@ def _ancestors(content: RingContent, contents: Mapping[int, RingContent]) -> lis
 
 
 def _environment(content: RingContent) -> dict[str, str]:
-    env = process_note(content).get("env")
+    env = find_note(content.notes, "process").get("env")
     return env if isinstance(env, dict) else {}
 
 
@@ -394,8 +350,8 @@ def _code_of(content: RingContent | None, folder: Path, shell: End | None) -> in
     if any(n.get("k") == "raised" and n.get("uncaught") and n.get("main") for n in content.notes):
         left: int | None = 1
     else:
-        leaving = next((note for note in reversed(content.notes) if note.get("k") == "exit"), None)
-        if leaving is not None:
+        leaving = find_note(reversed(content.notes), "exit")
+        if leaving:
             asked = str(leaving.get("status"))
             left = int(asked) if asked.isdecimal() else int(asked not in ("None", "False"))
         else:

@@ -187,13 +187,34 @@ class StoreErrors:
 
     def _socket(self, line: Line) -> list[Fact]:
         text = line.text
-        if (unknown := _UNKNOWN_NAME.search(text)) is not None:
-            return [_no_way(line, unknown)]
-        if "failed on SocketImpl" in text:
-            return _lost(line)
+        common = origin_of(line)
+        if (unknown := _UNKNOWN_NAME.search(text)) is not None:  # the store's host has no address, or refuses
+            host = unknown["host"]
+            why = "its name is unknown there" if "gai error" in unknown["why"] else "it does not answer"
+            problem = f"cannot connect to the job's store at {host}:{unknown['port']}: {why}"
+            fix = f"check MASTER_ADDR on all hosts, and that each can resolve it: `getent hosts {host}`"
+            return [Link(to=_host(host), problem=problem, fix=fix, **common)]
+        if "failed on SocketImpl" in text:  # the store's server, in rank 0 or an agent, has ended
+            if (lost := _LOST.search(text)) is None:
+                return []
+            remote = _REMOTE.search(lost["socket"])
+            problem = (
+                "lost the connection to the job's store: the process that serves it, rank 0 or its agent, had ended"
+            )
+            fix = "look for what ended rank 0 and its launcher first"
+            to = replace(_host(remote["host"]) if remote is not None else Who(), rank=0)
+            return [Link(to=to, problem=problem, fix=fix, victim=True, **common)]
         if "waitForInput" in text:
-            return [_waiting(None, in_init=False, **origin_of(line))] if "likely a timeout" in text else []
-        return _port_in_use(line)
+            return [_waiting(None, in_init=False, **common)] if "likely a timeout" in text else []
+        in_use = _IN_USE.search(text)
+        if in_use is None or not ("EADDRINUSE" in text or "ddress already in use" in text):
+            return []
+        port = in_use["port"] or in_use["other"]
+        fix = (
+            f"end what listens there (`ss -ltnp 'sport = :{port}'`), often a rank of an earlier run, or give this job "
+            "another port: `torchrun --master-port`, MASTER_PORT"
+        )
+        return [Trouble(kind="port", problem=f"port {port} is in use already", fix=fix, **common)]
 
     def end(self) -> list[Fact]:
         """Return the barriers that ranks were still waiting in."""
@@ -213,12 +234,15 @@ class StoreErrors:
         common = origin_of(line)
         common["who"] = replace(line.who, rank=rank)
         late = match["how"].startswith("Timed out")
-        facts: list[Fact] = [
-            Size(ranks=world, **common),
-            _waiting(_clock(match["limit"]), timed_out=late, came=count, **common),
-        ]
+        parts = [int(part) for part in match["limit"].split(":") if part]  # "0:30:00"
+        limit_s = float(sum(part * 60**power for power, part in enumerate(reversed(parts)))) if parts else None
+        facts: list[Fact] = [Size(ranks=world, **common), _waiting(limit_s, timed_out=late, came=count, **common)]
         if count > world:
-            facts.append(_too_many(count, world, common))
+            problem = (
+                f"{count} processes came to a job of {world}: two jobs share one port, or ranks were started twice"
+            )
+            fix = "give each job a MASTER_PORT of its own, and start each rank once"
+            facts.append(Trouble(kind="port", problem=problem, fix=fix, **{**common, "who": Who(host=line.who.host)}))
         self._barriers.pop(rank, None)
         if late or len(self._barriers) >= MOST_RANKS:
             return facts
@@ -243,13 +267,8 @@ def _key_facts(line: Line, keys: re.Match[str] | None, asks: re.Match[str] | Non
     common.pop("who")
     found += [
         Absent(
-            who=Who(rank=rank),
-            waiters=waiters,
-            in_init=True,
-            certain=certain,
-            expected=bool(asks),
-            shown=Shown.WORDS,
-            **common,
+            who=Who(rank=rank), waiters=waiters, in_init=True, certain=certain, expected=bool(asks),
+            shown=Shown.WORDS, **common,
         )
         for rank in sorted(ranks)
         if rank < MOST_RANKS and rank != line.who.rank
@@ -270,61 +289,15 @@ def _unreached(line: Line, client: re.Match[str]) -> list[Fact]:
     return [_waiting(seconds, **common), Link(to=_host(client["host"]), problem=problem, fix=fix, **common)]
 
 
-def _no_way(line: Line, found: re.Match[str]) -> Link:
-    """Read that the store's host has no address, or refuses."""
-    host = found["host"]
-    why = "its name is unknown there" if "gai error" in found["why"] else "it does not answer"
-    problem = f"cannot connect to the job's store at {host}:{found['port']}: {why}"
-    fix = f"check MASTER_ADDR on all hosts, and that each can resolve it: `getent hosts {host}`"
-    return Link(to=_host(host), problem=problem, fix=fix, **origin_of(line))
-
-
-def _lost(line: Line) -> list[Fact]:
-    """Read that the connection to the store broke: its server, in rank 0 or an agent, has ended."""
-    match = _LOST.search(line.text)
-    if match is None:
-        return []
-    remote = _REMOTE.search(match["socket"])
-    problem = "lost the connection to the job's store: the process that serves it, rank 0 or its agent, had ended"
-    fix = "look for what ended rank 0 and its launcher first"
-    to = replace(_host(remote["host"]) if remote is not None else Who(), rank=0)
-    return [Link(to=to, problem=problem, fix=fix, victim=True, **origin_of(line))]
-
-
-def _port_in_use(line: Line) -> list[Fact]:
-    match = _IN_USE.search(line.text)
-    if match is None or not ("EADDRINUSE" in line.text or "ddress already in use" in line.text):
-        return []
-    port = match["port"] or match["other"]
-    problem = f"port {port} is in use already"
-    fix = (
-        f"end what listens there (`ss -ltnp 'sport = :{port}'`), often a rank of an earlier run, or give this job "
-        "another port: `torchrun --master-port`, MASTER_PORT"
-    )
-    return [Trouble(kind="port", problem=problem, fix=fix, **origin_of(line))]
-
-
 def _waiting(limit_s: float | None, *, timed_out: bool = True, in_init: bool = True, **common: Any) -> Waiting:
     return Waiting(
         operation=Operation(), timed_out=timed_out, limit_s=limit_s, in_init=in_init, in_store=True, **common
     )  # fmt: skip
 
 
-def _too_many(count: int, world: int, common: dict[str, Any]) -> Trouble:
-    problem = f"{count} processes came to a job of {world}: two jobs share one port, or ranks were started twice"
-    fix = "give each job a MASTER_PORT of its own, and start each rank once"
-    return Trouble(kind="port", problem=problem, fix=fix, **{**common, "who": Who(host=common["who"].host)})
-
-
 def _host(name: str) -> Who:
     is_address = bool(re.fullmatch(r"[\d.]+|[0-9a-fA-F:]*:[0-9a-fA-F:.]*", name))
     return Who(address=name) if is_address else Who(host=name)
-
-
-def _clock(text: str) -> float | None:
-    """Return the seconds of "0:30:00"."""
-    parts = [int(part) for part in text.split(":") if part]
-    return float(sum(part * 60**power for power, part in enumerate(reversed(parts)))) if parts else None
 
 
 _MARKS = (
@@ -438,28 +411,24 @@ def _parameters(line: Line) -> list[Fact]:
     return [_differ(line, sides, "number")]
 
 
-def _sizes(line: Line) -> list[Fact]:
-    """Read which parameter has another shape than on rank 0."""
-    match = _SIZES.search(line.text)
-    if match is None:
-        return []
-    shape = tuple(map(int, re.findall(r"\d{1,18}", match["sizes"])))
-    words = f"a model whose parameter {match['number']} has this shape"
-    own = Operation(op=_CONSTRUCTOR, group_words=words, shape=shape)
-    other = Operation(op=_CONSTRUCTOR, group_words=f"a model whose parameter {match['number']} has another shape")
-    ranks = (line.who.rank,) if line.who.rank is not None else ()
-    return [_differ(line, ((ranks, own), ((int(match["other"]),), other)), "shape")]
+def _shapes(line: Line) -> list[Fact]:
+    """Read which parameter has another shape than on rank 0, or that Gloo got more bytes than this rank expected.
 
-
-def _lengths(line: Line) -> list[Fact]:
-    """Read that Gloo got more bytes than this rank expected. That does not tell which rank is wrong."""
-    match = _LENGTHS.search(line.text)
-    if match is None:
-        return []
+    The latter does not tell which rank is wrong.
+    """
     ranks = (line.who.rank,) if line.who.rank is not None else ()
-    own = Operation(op=f"a collective of {match['expected']} bytes")
-    other = Operation(op=f"a collective of {match['sent']} bytes")
-    return [_differ(line, ((ranks, own), ((), other)), "shape")]
+    others: tuple[int, ...] = ()
+    if (sizes := _SIZES.search(line.text)) is not None:
+        others, words = (int(sizes["other"]),), f"a model whose parameter {sizes['number']} has"
+        shape = tuple(map(int, re.findall(r"\d{1,18}", sizes["sizes"])))
+        own = Operation(op=_CONSTRUCTOR, group_words=f"{words} this shape", shape=shape)
+        other = Operation(op=_CONSTRUCTOR, group_words=f"{words} another shape")
+    elif (lengths := _LENGTHS.search(line.text)) is not None:
+        own = Operation(op=f"a collective of {lengths['expected']} bytes")
+        other = Operation(op=f"a collective of {lengths['sent']} bytes")
+    else:
+        return []
+    return [_differ(line, ((ranks, own), (others, other)), "shape")]
 
 
 def _differ(line: Line, sides: tuple[tuple[tuple[int, ...], Operation], ...], aspect: str) -> Differ:
@@ -471,6 +440,6 @@ def _differ(line: Line, sides: tuple[tuple[tuple[int, ...], Operation], ...], as
 _READERS = {
     "onitoredBarrier": _monitored_barrier,
     "DDP expects same model": _parameters,
-    "appears not to match": _sizes,
-    "op.preamble.length <= op.nbytes": _lengths,
+    "appears not to match": _shapes,
+    "op.preamble.length <= op.nbytes": _shapes,
 }

@@ -140,7 +140,7 @@ _LOCAL_RANK = re.compile(r"--local[_-]rank[= ',]+(?P<local_rank>\d{1,4})\b")
 _ONLY_LOCAL_RANK = re.compile(r"--local[_-]rank[= ',]+0\b")
 """Of several processes, the last one has another local rank."""
 _TRACE = re.compile(r"Invalidate trace cache @ step (?P<step>\d+): expected module \d+, but got module \d+")
-_SIGNALS = {
+SIGNALS = {
     2: "SIGINT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM",
 }  # fmt: skip
 
@@ -283,7 +283,7 @@ class FrameworkReader:
             yield Seen(who=self._who(line, found["command"], int(found["pid"])), spot=line.spot(), time=line.time)
         elif (found := _EXITS.search(line.text)) is not None and (code := int(found["code"])):
             number = -code if code < 0 else code - 128
-            signal = _SIGNALS.get(number, "")
+            signal = SIGNALS.get(number, "")
             # The launcher prints the command of the process that it started last, whichever failed.
             who = (
                 self._who(line, found["command"])

@@ -340,16 +340,6 @@ class LogSplitter:
             at = match.end()
         return at
 
-    def _end_of_unknown(self, raw: str, at: int, end: int) -> int:
-        """Return where known prefixes begin that reach from a prefix of unknown format up to ``end``."""
-        for boundary in _BOUNDARY.finditer(raw, at, end):
-            place: int = boundary.end()
-            while place < end and (known := _match_prefix(raw, place)) is not None and known.end() <= end:
-                place = known.end()
-            if place == end:
-                return boundary.end()
-        return end
-
     def _separate(self, line: Line) -> Iterator[Line]:
         """Yield the messages of several processes that stand in one line."""
         for _ in range(_MOST_PREFIXES):
@@ -388,7 +378,11 @@ class LogSplitter:
             if column <= end:
                 continue
             doubtful.add(at)
-            pattern = _pattern_of(raw[end : self._end_of_unknown(raw, end, column)])
+            # Known prefixes may reach from a prefix of unknown format up to the text.
+            unknown = (
+                found.end() for found in _BOUNDARY.finditer(raw, end, column) if _leads(raw, found.end(), column)
+            )
+            pattern = _pattern_of(raw[end : next(unknown, column)])
             if pattern is None or pattern in self._shapes or len(self._candidates) >= _MOST_CANDIDATES:
                 continue
             self._candidates[pattern] = self._candidates.get(pattern, 0) + 1
@@ -573,8 +567,14 @@ def _pattern_of(prefix: str) -> str | None:
     parts = []
     for token in _TOKENS.finditer(prefix):
         kind, words = token.lastgroup or "", token[0]
-        if kind == "level":
-            parts.append(_levels_like(words))
+        if kind == "level":  # all levels, written like this one; with several spaces behind it, they are a column
+            level = words.rstrip()
+            change = str.lower if level.islower() else str.upper if level.isupper() else str.title
+            spaces = len(words) - len(level)
+            levels = [change(one) for one in _LEVEL_WORDS]
+            if spaces > 1:
+                levels = [one.ljust(len(words)) for one in levels if len(one) < len(words)]
+            parts.append(f"(?:{'|'.join(levels)})" + (" " if spaces == 1 else ""))
         elif kind == "word" and words.isspace() and token.end() == len(prefix):
             parts.append(f"(?:{re.escape(words)}|$)")
         else:
@@ -582,15 +582,11 @@ def _pattern_of(prefix: str) -> str | None:
     return "".join(parts)
 
 
-def _levels_like(words: str) -> str:
-    """Return the pattern of all levels, written like this one. With several spaces behind it, they are a column."""
-    level = words.rstrip()
-    change = str.lower if level.islower() else str.upper if level.isupper() else str.title
-    spaces = len(words) - len(level)
-    levels = [change(one) for one in _LEVEL_WORDS]
-    if spaces > 1:
-        levels = [one.ljust(len(words)) for one in levels if len(one) < len(words)]
-    return f"(?:{'|'.join(levels)})" + (" " if spaces == 1 else "")
+def _leads(raw: str, at: int, end: int) -> bool:
+    """Return whether known prefixes reach from one place of a line to another."""
+    while at < end and (known := _match_prefix(raw, at)) is not None and known.end() <= end:
+        at = known.end()
+    return at == end
 
 
 def _match_prefix(text: str, at: int) -> re.Match[str] | None:

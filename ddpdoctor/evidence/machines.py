@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.kernel import XID
-from ddpdoctor.evidence.reader import Found, Line, quote
+from ddpdoctor.evidence.reader import Found, Line, LineReader, quote
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.evidence import Exited, Finished, Hint, MachineSeen, Spot, Trouble, Who
 from ddpdoctor.model.node import Node
@@ -30,7 +30,7 @@ _OFF_BUS = re.compile(
     r"NVRM: GPU (?:at PCI:)?(?P<bus>[0-9A-Fa-f:.]+?):? (?:has fallen off the bus|.{0,80}GPU has fallen)"
 )
 _NAMED = re.compile(r"NVRM: The NVIDIA GPU (?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+)")
-_FALLEN = "fallen off the bus"
+_FALLEN, _OFF = "fallen off the bus", "it has fallen off the bus"
 _NO_START = re.compile(r"NVRM: GPU (?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+?):? RmInitAdapter failed")
 _OTHER_GPU = re.compile(
     r"\b(?:amdgpu|i915|xe) (?P<bus>[0-9A-Fa-f]{4}:[0-9A-Fa-f:.]+): .{0,60}?(?P<why>ring \S+ timeout|GPU reset begin"
@@ -68,14 +68,21 @@ class KernelReader:
         """Return the facts of one line."""
         text = line.text
         if "NVRM" in text:
-            return _gpu_error(line) or self._fallen(line)
+            if facts := _gpu_error(line):
+                return facts
+            if (named := _NAMED.search(text)) is not None:  # a message over several lines, the GPU in the first
+                self._named = (line.who.host, named["bus"], line.number)
+            host, bus, number = self._named
+            known = host == line.who.host and line.number - number < _NEAR
+            return [_lost(short_bus(bus) if known else "", _OFF, line)] if _FALLEN in text else ()
         if "amdgpu" in text or "[drm]" in text:
             found = _OTHER_GPU.search(text)
-            return (
-                () if found is None else [_lost(short_bus(found["bus"]), f"its driver reports: {found['why']}", line)]
-            )
+            why = f"its driver reports: {found['why']}" if found is not None else ""
+            return () if found is None else [_lost(short_bus(found["bus"]), why, line)]
         if "device handle" in text:
-            return _no_handle(line)
+            found = _NO_HANDLE.search(text)
+            why = f"nvidia-smi cannot reach it ({quote(found['why'].strip())})" if found is not None else ""
+            return () if found is None else [_lost(short_bus(found["bus"]), why, line)]
         if "AER: " in text:
             return _pcie_error(line)
         if "out of memory: Kill" not in text and "Out of memory" not in text and "oom-kill:" not in text:
@@ -88,16 +95,6 @@ class KernelReader:
         if found is not None and len(self._asked) < MOST_KILLED:
             self._asked[line.who.host, int(found["pid"])] = (found["name"], line)
         return ()
-
-    def _fallen(self, line: Line) -> list[Fact]:
-        """Read the message that a GPU is gone, which is broken into lines, and names the GPU in the first."""
-        if (named := _NAMED.search(line.text)) is not None:
-            self._named = (line.who.host, named["bus"], line.number)
-        if _FALLEN not in line.text:
-            return []
-        host, bus, number = self._named
-        known = host == line.who.host and line.number - number < _NEAR
-        return [_lost(short_bus(bus) if known else "", "it has fallen off the bus", line)]
 
     def end(self) -> Iterable[Fact]:
         """Return the processes that the kernel chose to kill, if the log ends before the kernel reports it."""
@@ -140,16 +137,9 @@ def _gpu_error(line: Line) -> list[Fact]:
             )
         ]  # fmt: skip
     if (found := _OFF_BUS.search(line.text)) is not None:
-        return [_lost(short_bus(found["bus"]), "it has fallen off the bus", line)]
+        return [_lost(short_bus(found["bus"]), _OFF, line)]
     found = _NO_START.search(line.text)
     return [] if found is None else [_lost(short_bus(found["bus"]), "its driver cannot start it", line)]
-
-
-def _no_handle(line: Line) -> list[Fact]:
-    found = _NO_HANDLE.search(line.text)
-    if found is None:
-        return []
-    return [_lost(short_bus(found["bus"]), f"nvidia-smi cannot reach it ({quote(found['why'].strip())})", line)]
 
 
 def _pcie_error(line: Line) -> list[Fact]:
@@ -186,7 +176,7 @@ _FIELD = re.compile(r"^\s*-?\s*(?P<name>[Rr]eason|Exit Code|exitCode):\s*(?P<val
 _ROW = re.compile(r"^(?P<pod>[a-z0-9][\w.-]{1,252})\s+\d+/\d+\s+(?:Init:)?(?P<status>OOMKilled|Evicted)\b")
 
 
-class KubernetesReader:
+class KubernetesReader(LineReader):
     """Reads ``kubectl describe pod``, ``kubectl get pods`` and a pod's YAML."""
 
     name = "Kubernetes"
@@ -209,10 +199,6 @@ class KubernetesReader:
             row = _ROW.match(text)
             if row is not None:
                 return tuple(self._ended(row["status"], None, Who(host=row["pod"]), line))
-        return ()
-
-    def end(self) -> Iterable[Fact]:
-        """Return nothing, because a fact is complete at the exit status."""
         return ()
 
     def _field(self, line: Line) -> Iterator[Fact]:
@@ -295,10 +281,11 @@ def _judge(path: list[str], value: str, gpu: str, line: Line) -> Iterator[Troubl
     from ddpdoctor.rules.environment.gpus import REBOOT, RESET
 
     name, above = path[-1], " / ".join(path)
+    is_uncorrected = "Uncorrectable" in name or "Double Bit" in " ".join(path)  # in the words of new and old drivers
     reset = RESET.replace("{index}", gpu)
     if value in _ERRORS:
         yield _gpu_trouble("gpu-lost", f"the driver cannot read the GPU at {gpu}: {value}", REBOOT, gpu, line)
-    elif "Volatile" in path and _uncorrected(path) and value.isdigit() and int(value):
+    elif "Volatile" in path and is_uncorrected and value.isdigit() and int(value):
         words = f"the memory of the GPU at {gpu} has {value} errors that ECC could not correct"
         yield _gpu_trouble("xid", words, reset, gpu, line)
     elif "Remapped Rows" in above and name == "Pending" and value == "Yes":
@@ -313,11 +300,6 @@ def _judge(path: list[str], value: str, gpu: str, line: Line) -> Iterator[Troubl
     elif name in {"HW Slowdown", "HW Thermal Slowdown", "HW Power Brake Slowdown"} and value == "Active":
         words = f"the hardware slows the GPU at {gpu} down ({name})"
         yield _gpu_trouble("slowdown", words, _COOLING, gpu, line, fatal=False)
-
-
-def _uncorrected(path: list[str]) -> bool:
-    """Return whether a counter is one of errors that were not corrected, in the words of old and new drivers."""
-    return "Uncorrectable" in path[-1] or "Double Bit" in " ".join(path)
 
 
 def _gpu_trouble(kind: str, words: str, fix: str, gpu: str, line: Line, *, fatal: bool = True) -> Trouble:

@@ -183,11 +183,11 @@ _CALL = re.compile(
     r"(?P<op>[A-Z]\w+): opCount (?P<number>[0-9a-f]{1,16}) sendbuff \S+ recvbuff \S+ count (?P<count>\d+) datatype "
     r"(?P<dtype>\d+) op (?P<redop>\d+) root (?P<root>\d+) comm (?P<pointer>0x[0-9a-f]+)(?: \[nranks=(?P<ranks>\d+)\])?"
 )
-_OPS = {
+COLLECTIVES = {
     "AllReduce": "all_reduce", "Broadcast": "broadcast", "Reduce": "reduce", "AllGather": "all_gather",
     "ReduceScatter": "reduce_scatter", "AlltoAll": "all_to_all", "Gather": "gather", "Scatter": "scatter",
 }  # fmt: skip
-"""Sends and receives are left out: they differ between ranks as a rule."""
+"""torch's names of NCCL's. Sends and receives are left out: they differ between ranks as a rule."""
 _DTYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")
 """ncclDataType_t."""
 
@@ -236,7 +236,7 @@ class Calls:
     def read(self, process: NcclProcess, text: str, line: Line) -> None:
         """Take in a call."""
         found = _CALL.search(text)
-        if found is None or found["op"] not in _OPS:
+        if found is None or found["op"] not in COLLECTIVES:
             return
         pointer, number = found["pointer"], int(found["number"], 16)
         communicator = process.communicators.get(pointer)
@@ -251,9 +251,7 @@ class Calls:
         track = self._tracks.get(key)
         if track is None:
             return
-        call = _Call(
-            _OPS[found["op"]], int(found["count"]), int(found["dtype"]), int(found["redop"]), int(found["root"])
-        )  # fmt: skip
+        call = _Call(COLLECTIVES[found["op"]], *(int(found[name]) for name in ("count", "dtype", "redop", "root")))
         former, place = self._place.get((id(process), pointer), (-1, 0))
         place = place + 1 if former == number else 0
         self._place[id(process), pointer] = (number, place)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.evidence.nccl_log import COLLECTIVES
 from ddpdoctor.evidence.reader import Found, quote
 from ddpdoctor.model.evidence import (
     MOST_RANKS,
@@ -44,13 +45,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.evidence.reader import Document, Line
     from ddpdoctor.model.evidence import Fact, Time
-
-
-OPS = {
-    "AllReduce": "all_reduce", "Broadcast": "broadcast", "Reduce": "reduce", "AllGather": "all_gather",
-    "ReduceScatter": "reduce_scatter", "AlltoAll": "all_to_all", "Gather": "gather", "Scatter": "scatter",
-}  # fmt: skip
-"""torch's names. NCCL 2.24 and 2.25 have one count for all operations, "collective"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,10 +238,13 @@ class _Comm:
         return self._names.who(self._comm, rank, process or self._comm.processes.get(rank))
 
     def _operation(self, op: str, number: int | None) -> Operation:
-        """Return an operation. NCCL's numbers are not torch's, so its group is not torch's default group."""
+        """Return an operation, which NCCL 2.24 and 2.25 do not name: they count all together as "collective".
+
+        NCCL's numbers are not torch's, so its group is not torch's default group.
+        """
         world = self._comm.size == self._names.world
         words = "all ranks" if world else f"NCCL's communicator {self._comm.key.removeprefix('comm ')}"
-        return Operation(op=OPS.get(op, ""), group=self._comm.key, group_words=words, seq=number)
+        return Operation(op=COLLECTIVES.get(op, ""), group=self._comm.key, group_words=words, seq=number)
 
     def _missing(self) -> Iterator[Fact]:
         dead = {lost.process for lost in self._report.lost if lost.dead}

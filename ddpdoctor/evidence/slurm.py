@@ -6,7 +6,7 @@ import re
 from calendar import timegm
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.evidence.frameworks import begins_run
+from ddpdoctor.evidence.frameworks import SIGNALS, begins_run
 from ddpdoctor.evidence.reader import LineReader, quote
 from ddpdoctor.model.evidence import Exited, Finished, Stopped, Time, Trouble, Who
 from ddpdoctor.model.launch import expand_hosts
@@ -29,9 +29,6 @@ _SIGNALS = {
     "Out Of Memory": "SIGKILL", "Terminated": "SIGTERM", "Killed": "SIGKILL", "Aborted": "SIGABRT",
     "Segmentation fault": "SIGSEGV", "Bus error": "SIGBUS", "Floating point exception": "SIGFPE",
     "Illegal instruction": "SIGILL", "Interrupt": "SIGINT", "Hangup": "SIGHUP", "Quit": "SIGQUIT",
-}  # fmt: skip
-_BY_NUMBER = {
-    2: "SIGINT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM",
 }  # fmt: skip
 _OOM_EVENT = re.compile(r"Detected (?P<count>\d+) oom[-_]kill events?(?:\(s\))? in (?P<step>(?:StepId=|step )[\w.+]+)")
 _OOM_LIMIT = re.compile(
@@ -100,8 +97,8 @@ class SlurmReader(LineReader):
         """Yield the end of each task. A task that a signal ends while Slurm ends the step is not at fault."""
         how, code = found["how"], int(found["code"]) if found["code"] else None
         signal = _SIGNALS.get(how, "")
-        if code is not None and code > 128 and code - 128 in _BY_NUMBER:
-            signal, code = _BY_NUMBER[code - 128], None
+        if code is not None and code > 128 and code - 128 in SIGNALS:
+            signal, code = SIGNALS[code - 128], None
         if code == 0:
             return
         told = signal == "SIGTERM" or (signal == "SIGKILL" and self._stopping and how != "Out Of Memory")
@@ -202,7 +199,7 @@ def _facts(job: str, state: str, code: str, common: dict[str, Any]) -> Iterator[
     """Yield what a state and an exit code such as "0:15" say: a status, and a signal."""
     stopped = next((words for name, words in _STOPPED_STATES.items() if state.startswith(name)), "")
     digits = code.partition(":")[2]
-    signal = _BY_NUMBER.get(int(digits), "") if digits.isdigit() and len(digits) < 4 else ""
+    signal = SIGNALS.get(int(digits), "") if digits.isdigit() and len(digits) < 4 else ""
     if state.startswith("OUT_OF_ME"):
         problem = f"Slurm says that job {job} ran out of memory"
         yield Trouble(kind="oom", problem=problem, fix=MEMORY_FIX, **common)

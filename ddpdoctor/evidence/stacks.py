@@ -185,34 +185,24 @@ class FaulthandlerReader:
         thread = _THREAD.match(text) if "most recent call first" in text else None
         dump = self._open.get(line.stream)
         if dump is None:
-            if thread is not None and len(self._open) < _MOST_OPEN:
-                self._begin_thread(self._open.setdefault(line.stream, _Dump(line)), thread)
-            return ()
+            if thread is None or len(self._open) >= _MOST_OPEN:
+                return ()
+            dump = self._open[line.stream] = _Dump(line)
         if thread is not None:
-            self._begin_thread(dump, thread)
-            return ()
-        return self._read_on(line, dump)
+            if len(dump.threads) < _MOST_THREADS:
+                dump.threads.append([])
+                dump.current = dump.threads[-1] if thread["how"] == "Current thread" else dump.current
+        elif (frame := _FRAME.match(text)) is None:
+            return self._close(line.stream) if text.strip() and _NO_FRAME not in text else ()
+        elif dump.threads and len(dump.threads[-1]) < _MOST_FRAMES:
+            dump.threads[-1].append(foreign_frame(frame["file"], int(frame["line"]), frame["function"]))
+        return ()
 
     def end(self) -> Iterable[Fact]:
         """Return the facts of stacks that the log cuts off."""
         found = [fact for dump in self._open.values() for fact in dump.done()]
         self._open.clear()
         return found
-
-    def _begin_thread(self, dump: _Dump, thread: re.Match[str]) -> None:
-        if len(dump.threads) < _MOST_THREADS:
-            dump.threads.append([])
-            if thread["how"] == "Current thread":
-                dump.current = dump.threads[-1]
-
-    def _read_on(self, line: Line, dump: _Dump) -> Iterable[Fact]:
-        text = line.text
-        frame = _FRAME.match(text)
-        if frame is None:
-            return self._close(line.stream) if text.strip() and _NO_FRAME not in text else ()
-        if dump.threads and len(dump.threads[-1]) < _MOST_FRAMES:
-            dump.threads[-1].append(foreign_frame(frame["file"], int(frame["line"]), frame["function"]))
-        return ()
 
     def _close(self, stream: Hashable) -> list[Fact]:
         dump = self._open.pop(stream, None)
@@ -363,14 +353,21 @@ def _parse(document: Document) -> tuple[list[_Process], list[Fact], int]:
             break
         line = split_line(raw, number, document.source, document.who).text.rstrip()
         if match := _RANK_BLOCK.match(line) or _LABEL.match(line):
-            label = replace(document.who, rank=_rank(match[1]), host=_host(match))
+            host = (match[2] or "") if match.re is _RANK_BLOCK else ""
+            rank = int(match[1]) if int(match[1][:9]) < MOST_RANKS else None
+            label = replace(document.who, rank=rank, host="" if host in {"localhost", "127.0.0.1"} else host)
             current = _begin(processes, current, label, number)
         elif match := _PROCESS.match(line):
-            current = _begin(processes, current, _named(label, match), number)
+            local = _LOCAL_RANK.search(match[2])
+            who = replace(label, pid=int(match[1]), local_rank=int(local[1]) if local else label.local_rank)
+            current = _begin(processes, current, who, number)
         elif match := _ANSWERED.match(line):
             facts.append(Size(spot=Spot(source=document.source, line=number), ranks=int(match[1])))
         elif match := _LACKING.match(line):
-            facts.append(_lacking(match, document.source, number))
+            rank, why = int(match[1]), "its GIL is held" if match[2] == "Timeout" else "it is dead"
+            words = f"rank {rank} did not answer torch's debug server ({match[2]}): {why}"
+            spot = Spot(source=document.source, line=number)
+            facts.append(Hint(who=Who(rank=rank), spot=spot, words=words, kind="no-answer"))
         elif line.startswith("Parent Process ") and line[15:].partition(":")[0].isdigit():
             current.parent = int(line[15:].partition(":")[0])
         elif not _read_line(current, line):
@@ -386,27 +383,6 @@ def _begin(processes: list[_Process], current: _Process, who: Who, number: int) 
     return _Process(who, number)
 
 
-def _named(label: Who, match: re.Match[str]) -> Who:
-    local = _LOCAL_RANK.search(match[2])
-    return replace(label, pid=int(match[1]), local_rank=int(local[1]) if local else label.local_rank)
-
-
-def _rank(digits: str) -> int | None:
-    return int(digits) if int(digits[:9]) < MOST_RANKS else None
-
-
-def _host(match: re.Match[str]) -> str:
-    host = match.groups()[1] if len(match.groups()) > 1 else ""
-    return host if host and host not in {"localhost", "127.0.0.1"} else ""
-
-
-def _lacking(match: re.Match[str], source: str, number: int) -> Hint:
-    why = "its GIL is held" if match[2] == "Timeout" else "it is dead"
-    rank = int(match[1])
-    words = f"rank {rank} did not answer torch's debug server ({match[2]}): {why}"
-    return Hint(who=Who(rank=rank), spot=Spot(source=source, line=number), words=words, kind="no-answer")
-
-
 def _read_line(process: _Process, line: str) -> bool:
     """Take a line of a thread or a frame; return whether it is one."""
     for place, pattern in enumerate(_THREADS):
@@ -419,51 +395,31 @@ def _read_line(process: _Process, line: str) -> bool:
             return True
     match = next((found for pattern in _FRAMES if (found := pattern.match(line))), None)
     if match is not None and process.threads:
-        process.threads[-1].add(_frame(match["file"], match["line"], match["function"].strip()))
+        file, line_number, function = match["file"], match["line"], match["function"].strip()
+        process.threads[-1].add(
+            foreign_frame(file, int(line_number), function)
+            if line_number is not None
+            else Frame(file=file, line=0, function=function, user=False)  # of a library in C
+        )
     return match is not None
-
-
-def _frame(file: str, line: str | None, function: str) -> Frame:
-    """Return a frame. One of a library in C has no line, and is nobody's own code."""
-    if line is None:
-        return Frame(file=file, line=0, function=function, user=False)
-    return foreign_frame(file, int(line), function)
 
 
 def _facts_of(processes: Iterable[_Process], source: str) -> list[Stacked]:
     """Return the stacks of ranks' main threads. A process without a name of its own is numbered by its pid."""
-    found = []
-    those = [process for process in processes if not _is_of_launcher(process)]
-    pids = {process.who.pid for process in those}
-    order = _pid_order(those)
-    for process in those:
-        thread = process.main_thread()
-        if thread is None:
-            continue
-        stack = thread.stack
-        who = replace(process.who, rank=order.get(process.who.pid, process.who.rank))
-        found.append(
-            Stacked(
-                who=who,
-                spot=Spot(source=source, line=process.line),
-                doing=doing_of(stack),
-                frames=stack,
-                state=thread.state,
-                operation=operation_of(stack),
-                worker=is_worker(stack) or (process.parent is not None and process.parent in pids),
-            )
+    pairs = [(process, process.main_thread()) for process in processes]
+    pids = {process.who.pid for process, thread in pairs if thread is None or not is_agent(thread.stack)}
+    mains = [(process, thread) for process, thread in pairs if thread is not None and not is_agent(thread.stack)]
+    # A launcher starts ranks in order: they are numbered by their pids if no process in the file is named.
+    own = [process.who for process, thread in mains if not is_worker(thread.stack)]
+    ordered = sorted({who.pid for who in own if who.pid is not None})
+    named = any(who.rank is not None or who.local_rank is not None for who in own)
+    ranks = {} if named or len(ordered) < 2 else {pid: at for at, pid in enumerate(ordered)}
+    return [
+        Stacked(
+            who=replace(process.who, rank=ranks.get(process.who.pid or -1, process.who.rank)),
+            spot=Spot(source=source, line=process.line), doing=doing_of(thread.stack), frames=thread.stack,
+            state=thread.state, operation=operation_of(thread.stack),
+            worker=is_worker(thread.stack) or (process.parent is not None and process.parent in pids),
         )
-    return found
-
-
-def _is_of_launcher(process: _Process) -> bool:
-    thread = process.main_thread()
-    return thread is not None and is_agent(thread.stack)
-
-
-def _pid_order(processes: Iterable[_Process]) -> dict[int | None, int]:
-    """Return ranks by pid if no process in the file is named: a launcher starts ranks in order."""
-    own = [one for one in processes if (thread := one.main_thread()) is not None and not is_worker(thread.stack)]
-    pids = sorted({process.who.pid for process in own if process.who.pid is not None})
-    named = any(one.who.rank is not None or one.who.local_rank is not None for one in own)
-    return {} if named or len(pids) < 2 else {pid: at for at, pid in enumerate(pids)}
+        for process, thread in mains
+    ]  # fmt: skip

@@ -21,7 +21,6 @@ from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.firewall import read_firewall
 from ddpdoctor.collect.kernel import GRANT, read_kernel_log, read_log
 from ddpdoctor.collect.limits import (
-    OwnTimes,
     find_busy,
     is_shared,
     measure_writing,
@@ -221,8 +220,8 @@ def test_what_a_processor_did_and_our_own_work_is_taken_off():
 
 
 def test_work_is_counted_where_a_thread_was_seen_last_and_that_of_new_threads_as_a_whole():
-    before = OwnTimes(seconds={"7/7": 5.0, "7/8": 1.0}, cpus={"7/7": 0, "7/8": 0})
-    after = OwnTimes(seconds={"7/7": 5.25, "9/9": 0.5}, cpus={"7/7": 1, "9/9": 1})
+    before = {"7/7": (5.0, 0), "7/8": (1.0, 0)}
+    after = {"7/7": (5.25, 1), "9/9": (0.5, 1)}
     assert own_work(before, after) == {1: 0.75}
 
 

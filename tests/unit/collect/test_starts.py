@@ -26,7 +26,7 @@ from ddpdoctor.collect.run import (
     was_gone,
 )
 from ddpdoctor.collect.run_files import WorkerStart, parse_watch, read_entries
-from ddpdoctor.collect.run_ranks import RankTraces, find_ranks, is_on_one_host
+from ddpdoctor.collect.run_ranks import find_ranks, is_on_one_host
 from ddpdoctor.diagnose.job import judge_folder
 from ddpdoctor.launch.evidence import ANSWER_LIMIT_S, PATIENT_LIMIT_S, EvidenceTaker, ask_for_evidence
 from ddpdoctor.launch.progress import Followed
@@ -164,12 +164,10 @@ def ring(pid, *, ppid=1, began=10, joined=None, world=2, of=0, left=None, role=R
 
 def found(*rings, started=None, watched=None, until=None):
     contents = {content.pid: content for content in rings}
-    seen = RankTraces(
-        started=started or {}, contents=contents, watch=parse_watch({"processes": watched or {}}), until_ns=until
-    )
+    sources = find_ranks(started or {}, contents, parse_watch({"processes": watched or {}}), until)
     return sorted(
         f"{source.rank}: {source.pid}" + (f" for {source.stands_for}" if source.stands_for else "")
-        for source in find_ranks(seen)
+        for source in sources
     )
 
 
