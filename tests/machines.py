@@ -34,7 +34,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partialmethod
 from pathlib import Path
 
-from ddpdoctor.collect.system import CommandResult, InterfaceState, System
+from ddpdoctor.collect.bounded import ChildEnd
+from ddpdoctor.collect.system import System
 
 DATA = Path(__file__).parent / "data"
 FOLDER = re.compile(r"(?P<folder>/\S*)/ (?P<files>\S+=.*)")
@@ -101,7 +102,7 @@ class RecordedCalls:
         found = {}
         for key, text in self._all("interface"):
             state, mtu, speed = text.split()
-            found[key.split()[1]] = InterfaceState(up=state == "up", mtu=int(mtu), speed_mb_s=int(speed))
+            found[key.split()[1]] = (state == "up", int(mtu), int(speed))
         return found
 
     def _all(self, call):
@@ -116,8 +117,8 @@ class RecordedCalls:
         name = f"run {' '.join(command)}"
         if name in self.errors:
             status, _, text = self.errors[name].partition(" ")
-            return CommandResult(status=int(status), output="", error=text)
-        return CommandResult(status=0, output=self._answer(name).replace("\\n", "\n"), error="")
+            return ChildEnd(status=int(status), out="", err=text)
+        return ChildEnd(status=0, out=self._answer(name).replace("\\n", "\n"), err="")
 
     def clock_unsynchronized(self):
         return self._answer("clock") == "unsynchronised"

@@ -67,10 +67,10 @@ def _tokens(seen: Mapping[int, Written], what: What) -> Iterator[tuple[TensorRow
             rows.setdefault(name, row)
     for name, row in rows.items():
         tokens: dict[int, Token] = {}
-        for rank, kind in kinds.items():
+        for rank, of_rank in kinds.items():
             tokens[rank] = None
-            if kind is not None and name in kind.rows:
-                at, own = kind.rows[name]
+            if of_rank is not None and name in of_rank.rows:
+                at, own = of_rank.rows[name]
                 contents = seen[rank].fingerprints[at : at + fingerprint_file.FINGERPRINT_SIZE]
                 tokens[rank] = None if contents == fingerprint_file.ABSENT else (contents, own.shape, own.dtype)
         yield row, tokens

@@ -54,7 +54,7 @@ def read_firewall(system: System) -> tuple[FirewallChain, ...] | Unread:
     """Return the chains that refuse incoming packets, from nft and iptables-save, or why we cannot list the rules."""
     commands = {command[0]: partial(system.calls.run, command, LIMIT_S) for command in (NFT, IPTABLES)}
     replies = ask_side_by_side(commands, LIMIT_S + 0.5)  # the command's own limit ends it first
-    done = {name: reply.value.output for name, reply in replies.items() if reply.value and reply.value.status == 0}
+    done = {name: reply.value.out for name, reply in replies.items() if reply.value and reply.value.status == 0}
     if not done:
         if all(isinstance(reply.error, FileNotFoundError) for reply in replies.values()):
             return Unread(why=Why.ABSENT, reason="neither nft nor iptables-save is installed")

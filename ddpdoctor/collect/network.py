@@ -101,17 +101,17 @@ def _interfaces_without_sysfs(system: System, addresses: dict[str, tuple[str, ..
     return tuple(
         Interface(
             name=name,
-            up=state.up,
-            operstate="up" if state.up else "down",
+            up=up,
+            operstate="up" if up else "down",
             carrier=None,
             loopback=name.startswith("lo"),
             virtual=False,
-            mtu=state.mtu,
-            speed_mb_s=state.speed_mb_s or None,
+            mtu=mtu,
+            speed_mb_s=speed_mb_s or None,
             addresses=addresses.get(name, ()),
             link_type=0,
         )
-        for name, state in states.items()
+        for name, (up, mtu, speed_mb_s) in states.items()
     )
 
 

@@ -379,7 +379,8 @@ def read_groups(entries: Any) -> tuple[GroupState, ...]:
         if "name" in entry and isinstance(entry.get("enqueued"), int) and isinstance(ranks, tuple):
             # torch's device mesh writes the dimension into the description.
             is_mesh = isinstance(desc, str) and desc.startswith(_MESH) and desc != _MESH_OF_ALL
-            mesh_dim, timeout_s = desc.removeprefix(_MESH) if is_mesh else "", read_seconds(entry.get("timeout_s"))
+            mesh_dim = str(desc).removeprefix(_MESH) if is_mesh else ""
+            timeout_s = read_seconds(entry.get("timeout_s"))
             found.append(read_record(GroupState, entry, ranks=ranks, mesh_dim=mesh_dim, timeout_s=timeout_s))
     return tuple(found)
 

@@ -188,7 +188,8 @@ def _as_call(entry: dict[str, Any], recorded: Recorded, log: CallLog, groups: Se
     if known:
         shared = shared_fields(known)
     else:  # C++ made it: what the entry says about its kind, with dtype and shape of the first input
-        sizes, dtypes = entry.get("input_sizes"), entry.get("input_dtypes")
+        sizes: Any = entry.get("input_sizes")
+        dtypes: Any = entry.get("input_dtypes")
         has_inputs = bool(isinstance(sizes, list) and isinstance(dtypes, list) and sizes and dtypes)
         first = sizes[0] if has_inputs else None
         shape = tuple(first) if isinstance(first, list) and set(map(type, first)) <= {int} else None

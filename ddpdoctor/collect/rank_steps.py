@@ -113,13 +113,13 @@ def read_lines(
     """
     found = []
     for seen, in_child in ((content, False), *((child, True) for child in children)):
-        for line in seen.lines:
-            frame = read_frame(line.site)
-            calls_module, phase = divmod(line.phase, ring_layout.CALLS_MODULE)
-            if frame is not None and calls_module in {0, 1}:
+        for one in seen.lines:
+            place = read_frame(one.site)
+            calls_module, phase = divmod(one.phase, ring_layout.CALLS_MODULE)
+            if place is not None and calls_module in {0, 1}:
                 calls = bool(calls_module)
                 found.append(
-                    LineSeen(frame=frame, phase=Phase(phase), times=line.times, in_child=in_child, calls_module=calls)
+                    LineSeen(frame=place, phase=Phase(phase), times=one.times, in_child=in_child, calls_module=calls)
                 )
     for file, line, function, times in ended:
         frame = Frame(file=file, line=line, function=function, user=True)

@@ -26,7 +26,7 @@ from ddpdoctor.model.reading import NotRead, Unread, Why
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from ddpdoctor.collect.bounded import ChildProcess
+    from ddpdoctor.collect.bounded import ChildEnd, ChildProcess
     from ddpdoctor.model.node import NodeProcess
 
 
@@ -70,25 +70,6 @@ _STA_UNSYNC = 0x40
 """A bit of adjtimex's status, from linux/timex.h."""
 _TIMEX_SIZE_BYTES = 512
 """Larger than struct timex in any kernel."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandResult:
-    """How a command ended, and what it printed."""
-
-    status: int
-    output: str
-    error: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InterfaceState:
-    """An interface's state from psutil."""
-
-    up: bool
-    mtu: int
-    speed_mb_s: int
-    """Megabits per second; 0 if unknown."""
 
 
 class SystemCalls:
@@ -179,14 +160,11 @@ class SystemCalls:
                     addresses[name] = (*addresses.get(name, ()), f"{ip}/{prefix}")
         return addresses
 
-    def interface_states(self) -> dict[str, InterfaceState]:
-        """Return every interface, for systems without sysfs."""
+    def interface_states(self) -> dict[str, tuple[bool, int, int]]:
+        """Return whether each interface is up, its MTU, and its megabits per second (0: unknown), without sysfs."""
         import psutil
 
-        return {
-            name: InterfaceState(up=bool(state.isup), mtu=state.mtu, speed_mb_s=state.speed)
-            for name, state in psutil.net_if_stats().items()
-        }
+        return {name: (bool(state.isup), state.mtu, state.speed) for name, state in psutil.net_if_stats().items()}
 
     def bind(self, port: int, *, reuse: bool) -> None:
         """Bind a TCP port on all addresses briefly, with or without SO_REUSEADDR, and never listen on it.
@@ -200,7 +178,7 @@ class SystemCalls:
                 raise
             _bind(socket.AF_INET, port, reuse=reuse)
 
-    def run(self, command: Sequence[str], limit_s: float) -> CommandResult:
+    def run(self, command: Sequence[str], limit_s: float) -> ChildEnd:
         """Run a read-only command from PATH or the sbin folders; raises FileNotFoundError or TimeoutError."""
         path = shutil.which(command[0], path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
         if path is None:
@@ -208,7 +186,7 @@ class SystemCalls:
         ended = wait_for_program(start_bound_program([path, *command[1:]]), limit_s)
         if ended.status is None:
             raise TimeoutError(errno.ETIMEDOUT, f"{command[0]} did not answer within {limit_s:.0f} s")
-        return CommandResult(status=ended.status, output=ended.out, error=ended.err)
+        return ended
 
     def clock_unsynchronized(self) -> bool:
         """Return whether the kernel considers the wall clock unsynchronized (STA_UNSYNC in adjtimex)."""

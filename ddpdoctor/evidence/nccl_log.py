@@ -78,6 +78,7 @@ class NcclProcess:
     members: dict[str, tuple[int, int]] = field(default_factory=dict)
     """For each communicator it ever had: its rank, and the number of ranks."""
     reported: bool = False
+    connections: _Connections | None = None
 
 
 class NcclProcesses:
@@ -368,71 +369,58 @@ class _Connections:
     init_s: float | None = None
 
 
-class Paths:
-    """Gathers the connections of all processes of one log."""
-
-    def __init__(self) -> None:
-        self._all: dict[tuple[str, int | None], _Connections] = {}
-
-    def read(self, process: NcclProcess, text: str, line: Line) -> None:
-        """Take in a line of a process."""
-        one = self._all.setdefault((process.who.host, process.who.pid), _Connections())
-        if (found := _CHANNEL.search(text)) is not None:
-            _edge(one, found, line)
-        elif (found := _NETWORK.search(text)) is not None:
-            one.network = found["network"].strip()
-        elif (found := _ADAPTERS.search(text)) is not None:
-            one.adapters = tuple(_ADAPTER.findall(found["list"]))
-        elif (found := _SETTING.search(text)) is not None:
-            if len(one.settings) < MOST_SETTINGS:
-                one.settings[found["name"]] = found["value"].rstrip(".")
-        elif (found := _CHANNELS.search(text)) is not None:
-            one.channels = int(found["count"])
-        elif (found := _NVLS.search(text)) is not None:
-            one.nvls = found["lacks"] is None
-        elif "DMA-BUF is available" in text:
-            one.dmabuf = True
-        elif (found := _TIMINGS.search(text)) is not None:
-            one.init_s = max(one.init_s or 0.0, float(found["seconds"]))
-        elif (found := _ALGORITHM.search(text)) is not None:
-            algorithm, protocol = _named(found["algorithm"], _ALGORITHMS), _named(found["protocol"], _PROTOCOLS)
-            one.algorithms[f"{found['op']} {algorithm} {protocol}"] += 1
-
-    def tell(self, processes: NcclProcesses) -> Iterator[NcclPaths]:
-        """Yield the connections of each process."""
-        for process in processes:
-            one = self._all.get((process.who.host, process.who.pid))
-            if one is None:
-                continue
-            members = process.members.items()
-            edges = (
-                NcclEdge(
-                    own=key[0], peer=key[1], way=key[2], text=text, said=said,
-                    channels=max(one.counts[(*key, side)] for side in ("send", "receive")),
-                )
-                for key, (text, said) in one.edges.items()
-            )  # fmt: skip
-            yield NcclPaths(
-                who=processes.who(process), spot=process.spot, edges=tuple(edges),
-                members=tuple(NcclMember(communicator=key, rank=rank, ranks=ranks) for key, (rank, ranks) in members),
-                network=one.network, adapters=one.adapters, settings=one.settings, dmabuf=one.dmabuf, nvls=one.nvls,
-                channels=one.channels, algorithms=dict(one.algorithms), init_s=one.init_s,
-            )  # fmt: skip
+def _read_connection(process: NcclProcess, text: str, line: Line) -> None:
+    """Take in a line about the connections of a process."""
+    one = process.connections = process.connections or _Connections()
+    if (found := _CHANNEL.search(text)) is not None:
+        words = found["way"].partition(" comm ")[0].strip()
+        way = next((way for beginning, way in _WAYS.items() if words.startswith(beginning)), None)
+        way = DataWay.GDRDMA if way is DataWay.NET and "/GDRDMA" in words else way
+        ends = int(found["source"]), int(found["target"])
+        own, peer = reversed(ends) if found["side"] == "receive" else ends
+        if way is not None and ((own, peer, way) in one.edges or len(one.edges) < MOST_EDGES):
+            one.counts[own, peer, way, found["side"] or "send"] += 1
+            one.edges.setdefault((own, peer, way), (words, quote(line.text)))
+    elif (found := _NETWORK.search(text)) is not None:
+        one.network = found["network"].strip()
+    elif (found := _ADAPTERS.search(text)) is not None:
+        one.adapters = tuple(_ADAPTER.findall(found["list"]))
+    elif (found := _SETTING.search(text)) is not None:
+        if len(one.settings) < MOST_SETTINGS:
+            one.settings[found["name"]] = found["value"].rstrip(".")
+    elif (found := _CHANNELS.search(text)) is not None:
+        one.channels = int(found["count"])
+    elif (found := _NVLS.search(text)) is not None:
+        one.nvls = found["lacks"] is None
+    elif "DMA-BUF is available" in text:
+        one.dmabuf = True
+    elif (found := _TIMINGS.search(text)) is not None:
+        one.init_s = max(one.init_s or 0.0, float(found["seconds"]))
+    elif (found := _ALGORITHM.search(text)) is not None:
+        algorithm, protocol = _named(found["algorithm"], _ALGORITHMS), _named(found["protocol"], _PROTOCOLS)
+        one.algorithms[f"{found['op']} {algorithm} {protocol}"] += 1
 
 
-def _edge(one: _Connections, found: re.Match[str], line: Line) -> None:
-    text = found["way"].partition(" comm ")[0].strip()
-    way = next((way for beginning, way in _WAYS.items() if text.startswith(beginning)), None)
-    if way is None:
-        return
-    way = DataWay.GDRDMA if way is DataWay.NET and "/GDRDMA" in text else way
-    ends = int(found["source"]), int(found["target"])
-    own, peer = reversed(ends) if found["side"] == "receive" else ends
-    key = own, peer, way
-    if key in one.edges or len(one.edges) < MOST_EDGES:
-        counted = (*key, found["side"] or "send")
-        one.counts[counted] += 1
-        one.edges.setdefault(key, (text, quote(line.text)))
+def _tell_connections(processes: NcclProcesses) -> Iterator[NcclPaths]:
+    """Yield the connections of each process."""
+    for process in processes:
+        one = process.connections
+        if one is None:
+            continue
+        members = process.members.items()
+        edges = (
+            NcclEdge(
+                own=own, peer=peer, way=way, text=text, said=said,
+                channels=max(one.counts[own, peer, way, side] for side in ("send", "receive")),
+            )
+            for (own, peer, way), (text, said) in one.edges.items()
+        )  # fmt: skip
+        yield NcclPaths(
+            who=processes.who(process), spot=process.spot, edges=tuple(edges),
+            members=tuple(NcclMember(communicator=key, rank=rank, ranks=ranks) for key, (rank, ranks) in members),
+            network=one.network, adapters=one.adapters, settings=one.settings, dmabuf=one.dmabuf, nvls=one.nvls,
+            channels=one.channels, algorithms=dict(one.algorithms), init_s=one.init_s,
+        )  # fmt: skip
 
 
 def _named(word: str, names: tuple[str, ...]) -> str:
@@ -480,7 +468,6 @@ class NcclLogReader:
     def _begin(self) -> None:
         self._processes = NcclProcesses()
         self._version: Hint | None = None
-        self._paths = Paths()
         self._calls = Calls()
         self._warned: set[tuple[str, int]] = set()
         self._way_up: dict[tuple[str, int], tuple[int, Line]] = {}
@@ -510,7 +497,7 @@ class NcclLogReader:
         """Return facts about ranks and processes, waits in the set-up of communicators, calls, and transports."""
         facts = [*self._processes.tell(), *self._calls.tell(self._processes), *self._failed_silently()]
         facts += [] if self._version is None else [self._version]
-        facts += [*self._paths.tell(self._processes), *interface_notes(self._processes)]
+        facts += [*_tell_connections(self._processes), *interface_notes(self._processes)]
         self._begin()
         return facts
 
@@ -523,7 +510,7 @@ class NcclLogReader:
         if process is None:
             return
         if " via " in text:
-            self._paths.read(process, text, line)
+            _read_connection(process, text, line)
         elif ": opCount " in text:
             self._calls.read(process, text, line)
         elif "omm 0x" in text or text.startswith("Bootstrap"):
@@ -533,7 +520,7 @@ class NcclLogReader:
             self._ended = True
             self._way_up.setdefault((host, pid), (int(code["code"]), line))
         else:
-            self._paths.read(process, text, line)
+            _read_connection(process, text, line)
 
     def _warning(self, line: Line) -> list[Fact]:
         found = _HEAD.search(line.text)

@@ -381,14 +381,6 @@ class _Wait:
 
 
 @dataclass(slots=True)
-class _Trace:
-    """A stack that is being read, innermost frame first. Its lines have no prefix of torch's."""
-
-    stream: Hashable
-    wait: _Wait
-
-
-@dataclass(slots=True)
 class _Tail:
     """An error of the watchdog, whose further lines say more about it."""
 
@@ -407,7 +399,8 @@ class WatchdogReader:
     def __init__(self) -> None:
         self._open: dict[Hashable, list[_Wait]] = {}
         self._count = 0
-        self._traces: list[_Trace] = []
+        self._traces: list[tuple[Hashable, _Wait]] = []
+        """The stacks that are being read, innermost frame first, by their streams: their lines have no prefix."""
         self._tail: _Tail | None = None
         self._said: set[Hashable] = set()
         self._desync = DesyncReports()
@@ -486,7 +479,7 @@ class WatchdogReader:
             waits = self._open.get(writer) or self._open.get(next(same, None), [])
             wait = next((one for one in reversed(waits) if not one.frames), None)
             if found and wait is not None:
-                self._traces = [*self._traces[-_MOST_TRACES:], _Trace(line.stream, wait)]
+                self._traces = [*self._traces[-_MOST_TRACES:], (line.stream, wait)]
             return [] if found else self._close(writer, grouped_only=True)
         if "taking the entire process down" in text:
             return self._close(writer_of(line, group), grouped_only=True)
@@ -573,7 +566,7 @@ class WatchdogReader:
         else:
             self._open.pop(writer, None)
         self._count -= len(done)
-        self._traces = [trace for trace in self._traces if not any(trace.wait is one for one in done)]
+        self._traces = [trace for trace in self._traces if not any(trace[1] is one for one in done)]
         return [one.done() for one in done]
 
     # stacks
@@ -583,11 +576,11 @@ class WatchdogReader:
         if match is None:
             return False
         number = int(match["number"])
-        fitting = [trace for trace in self._traces if len(trace.wait.frames) == number]
-        own = [trace for trace in fitting if trace.stream == line.stream]
-        trace = next(reversed(own or fitting), None)
-        if trace is not None and number < _MOST_FRAMES:
-            trace.wait.frames.append(foreign_frame(match["file"], int(match["line"]), match["function"]))
+        fitting = [(stream, wait) for stream, wait in self._traces if len(wait.frames) == number]
+        own = [wait for stream, wait in fitting if stream == line.stream]
+        wait = next(reversed(own or [wait for _, wait in fitting]), None)
+        if wait is not None and number < _MOST_FRAMES:
+            wait.frames.append(foreign_frame(match["file"], int(match["line"]), match["function"]))
         return True
 
     # errors that the watchdog found

@@ -467,14 +467,12 @@ class KnownBandwidth:
 def read_references() -> tuple[KnownBandwidth, ...]:
     """Return the rows of the table."""
     table = pkgutil.get_data("ddpdoctor.model", "bandwidth_references.tsv") or b""
-    _, *lines = table.decode("utf-8").splitlines()
-    return tuple(map(_parse_row, lines))
-
-
-def _parse_row(line: str) -> KnownBandwidth:
-    gpu, ranks, nodes, collective, algorithm, low, high, min_size, text, source, checked = line.split("\t")
-    return KnownBandwidth(
-        gpu=re.compile(gpu), ranks=int(ranks), nodes=int(nodes), collective=Collective(collective),
-        algorithm=algorithm, low_gb_s=float(low), high_gb_s=float(high) if high else None,
-        min_size_bytes=int(min_size), text=text, source=source, checked=checked == "yes",
+    _, *rows = (line.split("\t") for line in table.decode("utf-8").splitlines())
+    return tuple(
+        KnownBandwidth(
+            gpu=re.compile(gpu), ranks=int(ranks), nodes=int(nodes), collective=Collective(collective),
+            algorithm=algorithm, low_gb_s=float(low), high_gb_s=float(high) if high else None,
+            min_size_bytes=int(min_size), text=text, source=source, checked=checked == "yes",
+        )
+        for gpu, ranks, nodes, collective, algorithm, low, high, min_size, text, source, checked in rows
     )  # fmt: skip

@@ -90,8 +90,9 @@ class CallLog(Sequence[Call]):
     def ended(self) -> CallLog:
         """Return the calls that have ended."""
         places, before = self._open_places, len(self) - len(self._open_places)
-        if not places or places[0] == before:
-            return self._of_columns((_first(column, before) for column in self._columns()), self.ahead_ns)
+        if not places or places[0] == before:  # the first entries of each column, without a copy
+            views = (memoryview(one) if isinstance(one, array) else one for one in self._columns())
+            return self._of_columns((view[:before] for view in views), self.ahead_ns)
         chosen = bytearray(b"\1") * len(self)
         for at in places:
             chosen[at] = 0
@@ -147,22 +148,18 @@ class CallLog(Sequence[Call]):
         return log
 
 
-def _first(column: Sequence[int], most: int) -> Sequence[int]:
-    """Return the first entries of a column, without a copy."""
-    return memoryview(column)[:most] if isinstance(column, array) else column[:most]
-
-
 def pack_calls(calls: Sequence[Call]) -> CallLog:
     """Return calls packed. A ``CallLog`` is returned unchanged."""
     if isinstance(calls, CallLog):
         return calls
     places: dict[CallKind, int] = {}
     which = array("L", [places.setdefault(kind_of(call), len(places)) for call in calls])
+    known = ((call.seq, call.begun, call.awaits) for call in calls)
     return CallLog(
         kinds=tuple(places),
         which=which,
         indexes=array("Q", [call.index for call in calls]),
-        numbers=array("q", [_number(call) for call in calls]),
+        numbers=array("q", [next((one for one in numbers if one is not None), -1) for numbers in known]),
         started_ns=array("Q", [call.started_ns for call in calls]),
         ended_ns=array("Q", [call.ended_ns or 0 for call in calls]),
     )
@@ -176,8 +173,3 @@ def kind_of(call: Call) -> CallKind:
 def shared_fields(kind: CallKind) -> dict[str, Any]:
     """Return the fields that a call shares with others of its kind."""
     return {name: getattr(kind, name) for name in _SHARED}
-
-
-def _number(call: Call) -> int:
-    known: Iterable[int | None] = (call.seq, call.begun, call.awaits)
-    return next((number for number in known if number is not None), -1)

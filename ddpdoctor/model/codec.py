@@ -77,11 +77,17 @@ def decode(kind: type[Kind], plain: Any) -> Kind:
 
 @cache
 def _encoder(hint: Any) -> Convert:
-    origin = typing.get_origin(hint)
+    origin, members = typing.get_origin(hint), typing.get_args(hint)
+    if hint is float:
+        return lambda value: value if math.isfinite(value) else str(float(value))
     if hint in _PLAIN:
-        return {float: _encode_float, Any: _encode_any}.get(hint, lambda value: value)
+        return _encode_any if hint is Any else lambda value: value
+    if origin is tuple and members[1:] == (...,):
+        encode_each = _encoder(members[0])
+        return lambda value: [encode_each(one) for one in value]
     if origin is tuple:
-        return _tuple_encoder(typing.get_args(hint))
+        encode_members = [_encoder(member) for member in members]
+        return lambda value: [encode(one) for encode, one in zip(encode_members, value, strict=True)]
     if origin is dict:
         encode_one = _encoder(_value_hint(hint))
         return lambda value: {name: encode_one(one) for name, one in value.items()}
@@ -112,10 +118,6 @@ def _encoder(hint: Any) -> Convert:
     raise TypeError(f"{hint!r} cannot be sent")
 
 
-def _encode_float(value: float) -> float | str:
-    return value if math.isfinite(value) else str(float(value))
-
-
 def _encode_any(value: Any) -> Any:
     """Convert tuples and enums to plain values, and NaN and infinities to null."""
     if isinstance(value, dict):
@@ -125,14 +127,6 @@ def _encode_any(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _tuple_encoder(members: tuple[Any, ...]) -> Convert:
-    if len(members) == 2 and members[1] is ...:
-        encode_one = _encoder(members[0])
-        return lambda value: [encode_one(one) for one in value]
-    encoders = [_encoder(member) for member in members]
-    return lambda value: [encode_one(one) for encode_one, one in zip(encoders, value, strict=True)]
 
 
 def _dataclass_encoder(kind: Any) -> Convert:
@@ -282,7 +276,10 @@ def _dataclass_decoder(kind: Any) -> Convert:
         if type(plain) is not dict:
             raise _wrong("an object", plain)
         if not parts:
-            parts.extend(_parts(kind))
+            hints = field_hints(kind)
+            for one in fields(kind):
+                has_default = one.default is not MISSING or one.default_factory is not MISSING
+                parts.append((one.name, _json_name(one), _decoder(hints[one.name]), has_default))
         made = {}
         for name, in_json, decode_one, has_default in parts:
             if in_json in plain:
@@ -295,19 +292,6 @@ def _dataclass_decoder(kind: Any) -> Convert:
         return kind(**made)
 
     return decode_dataclass
-
-
-def _parts(kind: Any) -> list[tuple[str, str, Convert, bool]]:
-    hints = field_hints(kind)
-    return [
-        (
-            one.name,
-            _json_name(one),
-            _decoder(hints[one.name]),
-            one.default is not MISSING or one.default_factory is not MISSING,
-        )
-        for one in fields(kind)
-    ]
 
 
 def _json_name(one: Field[Any]) -> str:
@@ -351,8 +335,7 @@ def field_hints(kind: Any) -> dict[str, Any]:
         try:
             found = typing.get_type_hints(kind, localns=names)
         except NameError as missing:
-            name = str(missing.name)
-            names[name] = _find_class(name)
+            names[str(missing.name)] = _find_class(str(missing.name))
         else:
             return {one.name: found[one.name] for one in fields(kind)}
 

@@ -390,28 +390,21 @@ def _repeats(plan: SamplingPlan, first: RankShare, again: RankShare) -> int:
 
 
 def _share(plan: SamplingPlan, rank: int) -> RankShare:
-    drawn = _drawn(plan, rank)
+    even, more = divmod(plan.samples, plan.world_size)
+    if plan.sharing is Sharing.NONE:
+        drawn = plan.samples
+    elif plan.sharing is Sharing.SPLIT:
+        drawn = even + (rank < more)
+    else:
+        drawn = even if plan.sampler_drop_last else even + bool(more)
     batches, rest = divmod(drawn, plan.batch_size)
     short = bool(rest) and not plan.drop_last
     batches += short
     last = 0 if not batches else rest if short else plan.batch_size
     delivered = drawn if not plan.drop_last else drawn - rest
-    repeated = _positions_beyond(plan, rank, drawn) if plan.sharing is Sharing.SAMPLER else 0
+    # The sampler gives rank r the positions r, r + W, r + 2 W, ..., also beyond the end of the samples.
+    inside = max(0, -(-(plan.samples - rank) // plan.world_size))
+    repeated = max(0, drawn - inside) if plan.sharing is Sharing.SAMPLER else 0
     return RankShare(
         rank=rank, drawn=drawn, repeated=repeated, batches=batches, last_batch=last, delivered=delivered
     )  # fmt: skip
-
-
-def _drawn(plan: SamplingPlan, rank: int) -> int:
-    if plan.sharing is Sharing.NONE:
-        return plan.samples
-    even, rest = divmod(plan.samples, plan.world_size)
-    if plan.sharing is Sharing.SPLIT:
-        return even + (rank < rest)
-    return even if plan.sampler_drop_last else even + bool(rest)
-
-
-def _positions_beyond(plan: SamplingPlan, rank: int, drawn: int) -> int:
-    """Count the draws beyond the end of the samples. The sampler gives rank r the positions r, r + W, r + 2 W, ..."""
-    inside = max(0, -(-(plan.samples - rank) // plan.world_size))
-    return max(0, drawn - inside)

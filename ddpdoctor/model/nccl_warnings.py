@@ -86,220 +86,94 @@ def _rows() -> tuple[Meaning, ...]:
     process, start, nobody = Accused.PROCESS, Accused.START, Accused.NOBODY
     return (
         # the other end is gone
-        row(
-            r"Connection closed by localRank (?P<local_rank>\d+)",
-            peer,
-            "local rank {local_rank} of this host closed its connection",
-            FIND_FIRST,
-        ),
-        row(
-            rf"(?:[Cc]onnection closed by|closed by) remote peer {_NAMED_PEER}",
-            peer,
-            "{peer} closed the connection",
-            FIND_FIRST,
-        ),
-        row(
-            r"[Cc]onnection closed by remote peer(?: (?P<host>[\w.-]+))?",
-            peer,
-            "the other end closed the connection",
-            FIND_FIRST,
-        ),
-        row(
-            rf"Call to (?:recv|send|read|write)\w* (?:from|to) {_NAMED_PEER} failed : (?P<error>[^,(]+)",
-            peer,
-            "the connection to {peer} is lost: {error}",
-            FIND_FIRST,
-        ),
-        row(
-            r"Call to (?:recv|send|read|write)\w*(?: from| to)? ?.{0,80}failed : "
-            r"(?P<error>Broken pipe|Connection reset by peer|Connection timed out)",
-            peer,
-            "a connection is lost: {error}",
-            FIND_FIRST,
-        ),
+        row(r"Connection closed by localRank (?P<local_rank>\d+)", peer,
+            "local rank {local_rank} of this host closed its connection", FIND_FIRST),
+        row(rf"(?:[Cc]onnection closed by|closed by) remote peer {_NAMED_PEER}", peer, "{peer} closed the connection",
+            FIND_FIRST),
+        row(r"[Cc]onnection closed by remote peer(?: (?P<host>[\w.-]+))?", peer, "the other end closed the connection",
+            FIND_FIRST),
+        row(rf"Call to (?:recv|send|read|write)\w* (?:from|to) {_NAMED_PEER} failed : (?P<error>[^,(]+)", peer,
+            "the connection to {peer} is lost: {error}", FIND_FIRST),
+        row(r"Call to (?:recv|send|read|write)\w*(?: from| to)? ?.{0,80}failed : "
+            r"(?P<error>Broken pipe|Connection reset by peer|Connection timed out)", peer,
+            "a connection is lost: {error}", FIND_FIRST),
         row(r"Socket recv failed while polling for opId", peer, "a connection within this host is lost", FIND_FIRST),
-        row(
-            r"[Pp]roxy (?:Call|Connect|Service).{0,80}(?:failed|closed)|Could not receive type from localRank",
-            peer,
-            "a connection within this host is lost",
-            FIND_FIRST,
-        ),
+        row(r"[Pp]roxy (?:Call|Connect|Service).{0,80}(?:failed|closed)|Could not receive type from localRank", peer,
+            "a connection within this host is lost", FIND_FIRST),
         # the process itself
-        row(
-            r"Cuda failure (?:2 )?'out of memory'|Failed to CUDA (?:host )?[mc]alloc(?: async)? (?P<bytes>-?\d+) bytes"
-            r"|CUDA(?:_ERROR)?_OUT_OF_MEMORY",
-            process,
-            "its GPU has no memory left for NCCL",
-            kind="memory",
-        ),
-        row(
-            r"Cuda failure (?:\d+ )?'(?P<error>(?:driver shutting down|context is destroyed)[^']*)'",
-            nobody,
-            "CUDA was being shut down: {error}",
-        ),
+        row(r"Cuda failure (?:2 )?'out of memory'|Failed to CUDA (?:host )?[mc]alloc(?: async)? (?P<bytes>-?\d+) bytes"
+            r"|CUDA(?:_ERROR)?_OUT_OF_MEMORY", process, "its GPU has no memory left for NCCL", kind="memory"),
+        row(r"Cuda failure (?:\d+ )?'(?P<error>(?:driver shutting down|context is destroyed)[^']*)'", nobody,
+            "CUDA was being shut down: {error}"),
         row(r"Cuda failure (?:(?P<code>\d+) )?'(?P<error>[^']+)'", process, "CUDA error: {error}", _CUDA),
         # a link
-        row(
-            rf"[Cc]onnect to {_PEER} (?:failed ?:? |returned (?:\d+ ?\()?)(?P<error>No route to host|Network is "
+        row(rf"[Cc]onnect to {_PEER} (?:failed ?:? |returned (?:\d+ ?\()?)(?P<error>No route to host|Network is "
             r"unreachable|Connection refused|(?:Connection )?timed out|Software caused connection abort"
-            r"|Host is down|Connection reset by peer)",
-            link,
-            "it cannot connect to {address}: {error}",
-            _REACH,
-        ),
-        row(
-            rf"[Cc]onnect to {_PEER} (?:failed ?:? |returned )(?P<error>[^,]+)",
-            link,
-            "it cannot connect to {address}: {error}",
-            _REACH,
-        ),
-        row(
-            r"[Ss]ocket\w*: (?:exceeded (?:timeouts|retries)|connect\w* .{0,80}exceeded (?:timeouts|retries))",
-            link,
-            "its connections are not answered",
-            _REACH,
-        ),
-        row(
-            rf"Got completion from peer {_NAMED_PEER} .{{0,40}}?{_STATUS}5\b",
-            peer,
-            "work on the connection to {peer} was flushed after an earlier error",
-            FIND_FIRST,
-        ),
-        row(
-            rf"Got completion from peer {_NAMED_PEER} .{{0,40}}?{_STATUS}12\b.*",
-            link,
+            r"|Host is down|Connection reset by peer)", link, "it cannot connect to {address}: {error}", _REACH),
+        row(rf"[Cc]onnect to {_PEER} (?:failed ?:? |returned )(?P<error>[^,]+)", link,
+            "it cannot connect to {address}: {error}", _REACH),
+        row(r"[Ss]ocket\w*: (?:exceeded (?:timeouts|retries)|connect\w* .{0,80}exceeded (?:timeouts|retries))", link,
+            "its connections are not answered", _REACH),
+        row(rf"Got completion from peer {_NAMED_PEER} .{{0,40}}?{_STATUS}5\b", peer,
+            "work on the connection to {peer} was flushed after an earlier error", FIND_FIRST),
+        row(rf"Got completion from peer {_NAMED_PEER} .{{0,40}}?{_STATUS}12\b.*", link,
             "{peer} does not answer over InfiniBand or RoCE (status 12: retries used up){hca}",
             "see whether that host and its process live; then the link: ibstat, ibdiagnet, switch counters, for RoCE "
-            "PFC and NCCL_IB_GID_INDEX; NCCL_IB_DISABLE=1 to confirm",
-        ),
-        row(
-            rf"Got completion from peer {_NAMED_PEER} .{{0,40}}?{_STATUS}(?P<code>4|10)\b.*",
-            host,
+            "PFC and NCCL_IB_GID_INDEX; NCCL_IB_DISABLE=1 to confirm"),
+        row(rf"Got completion from peer {_NAMED_PEER} .{{0,40}}?{_STATUS}(?P<code>4|10)\b.*", host,
             "its adapter may not reach the memory (status {code}: protection error, peer {peer}){hca}",
-            "switch PCIe ACS and the IOMMU off or to pass-through, or NCCL_NET_GDR_LEVEL=LOC (no GPUDirect) to confirm",
-        ),
-        row(
-            rf"Got completion from peer {_NAMED_PEER} .{{0,40}}?{_STATUS}(?P<code>\d+)\b.*",
-            link,
-            "InfiniBand or RoCE to {peer} failed (status {code}){hca}",
-            _CABLE,
-        ),
-        row(
-            rf"Got completion .{{0,60}}?{_STATUS}5\b",
-            peer,
-            "InfiniBand work was flushed after an earlier error",
-            FIND_FIRST,
-        ),
-        row(
-            rf"Got completion .{{0,60}}?{_STATUS}(?P<code>\d+)\b",
-            link,
-            "InfiniBand or RoCE failed (status {code})",
-            _CABLE,
-        ),
+            "switch PCIe ACS and the IOMMU off or to pass-through, or NCCL_NET_GDR_LEVEL=LOC (no GPUDirect) "
+            "to confirm"),
+        row(rf"Got completion from peer {_NAMED_PEER} .{{0,40}}?{_STATUS}(?P<code>\d+)\b.*", link,
+            "InfiniBand or RoCE to {peer} failed (status {code}){hca}", _CABLE),
+        row(rf"Got completion .{{0,60}}?{_STATUS}5\b", peer, "InfiniBand work was flushed after an earlier error",
+            FIND_FIRST),
+        row(rf"Got completion .{{0,60}}?{_STATUS}(?P<code>\d+)\b", link, "InfiniBand or RoCE failed (status {code})",
+            _CABLE),
         # this host
-        row(
-            r"NET/IB ?: ?(?P<device>[\w.:-]+?)(?::\d+)? (?:async fatal event(?: on QP)?|Got async (?:error )?event)"
-            r"[^:]*: (?P<error>[^\n]+)",
-            host,
-            "its adapter {device} reports: {error}",
-            _CABLE,
-        ),
-        row(
-            r"Got async (?:error )?event ?: (?P<error>GID table change|client reregistration|LID change)",
-            nobody,
-            "an adapter reports: {error}",
-        ),
+        row(r"NET/IB ?: ?(?P<device>[\w.:-]+?)(?::\d+)? (?:async fatal event(?: on QP)?|Got async (?:error )?event)"
+            r"[^:]*: (?P<error>[^\n]+)", host, "its adapter {device} reports: {error}", _CABLE),
+        row(r"Got async (?:error )?event ?: (?P<error>GID table change|client reregistration|LID change)", nobody,
+            "an adapter reports: {error}"),
         row(r"Got async (?:error )?event ?: (?P<error>[^\n]+)", host, "an adapter reports: {error}", _CABLE),
-        row(
-            r"NET/IB ?: Unable to open device (?P<device>[\w.-]+)",
-            host,
-            "it cannot open the adapter {device}",
+        row(r"NET/IB ?: Unable to open device (?P<device>[\w.-]+)", host, "it cannot open the adapter {device}",
             "give the container its RDMA devices (docker run --device=/dev/infiniband --ulimit memlock=-1), and unset "
-            "NCCL_IGNORE_NET_MISMATCH",
-        ),
-        row(
-            r"Failed to bind NVLink SHARP|NVLS (?:multicast|init|rank).{0,80}fail"
-            r"|Failed to (?:bind|create|import) .{0,20}[Mm]ulticast",
-            host,
-            "NVLink SHARP (NVLS) cannot be set up",
-            "sudo systemctl restart nvidia-fabricmanager, and see its log; NCCL_NVLS_ENABLE=0 to confirm",
-        ),
-        row(
-            r"Call to ibv_modify_qp failed(?: with)?(?: error)?:? ?(?P<error>[^\n]*)",
-            host,
-            "a queue pair of its InfiniBand or RoCE adapter cannot be connected: {error}",
-        ),
-        row(
-            r"Call to (?:ibv_\w+|mlx5dv_\w+) failed(?: with)?(?: error)?:? ?(?P<error>[^\n]*Cannot allocate memory.*)",
-            host,
+            "NCCL_IGNORE_NET_MISMATCH"),
+        row(r"Failed to bind NVLink SHARP|NVLS (?:multicast|init|rank).{0,80}fail"
+            r"|Failed to (?:bind|create|import) .{0,20}[Mm]ulticast", host, "NVLink SHARP (NVLS) cannot be set up",
+            "sudo systemctl restart nvidia-fabricmanager, and see its log; NCCL_NVLS_ENABLE=0 to confirm"),
+        row(r"Call to ibv_modify_qp failed(?: with)?(?: error)?:? ?(?P<error>[^\n]*)", host,
+            "a queue pair of its InfiniBand or RoCE adapter cannot be connected: {error}"),
+        row(r"Call to (?:ibv_\w+|mlx5dv_\w+) failed(?: with)?(?: error)?:? ?(?P<error>[^\n]*Cannot allocate memory.*)",
+            host, "a call to its InfiniBand or RoCE adapter failed: {error}",
+            "`ddpdoctor check-env memlock` and dmesg; ulimit -l must be unlimited"),
+        row(r"Call to (?:ibv_\w+|mlx5dv_\w+) failed(?: with)?(?: error)?:? ?(?P<error>[^\n]*)", host,
             "a call to its InfiniBand or RoCE adapter failed: {error}",
-            "`ddpdoctor check-env memlock` and dmesg; ulimit -l must be unlimited",
-        ),
-        row(
-            r"Call to (?:ibv_\w+|mlx5dv_\w+) failed(?: with)?(?: error)?:? ?(?P<error>[^\n]*)",
-            host,
-            "a call to its InfiniBand or RoCE adapter failed: {error}",
-            "dmesg and `ibstat` of that host; `ddpdoctor check-env memlock`; NCCL_IB_DISABLE=1 to confirm",
-        ),
+            "dmesg and `ibstat` of that host; `ddpdoctor check-env memlock`; NCCL_IB_DISABLE=1 to confirm"),
         # start and installation
-        row(
-            r"[Nn]o socket interface found|Failed to find (?:an )?interface|No interface found",
-            start,
+        row(r"[Nn]o socket interface found|Failed to find (?:an )?interface|No interface found", start,
             "NCCL found no interface that it may use: NCCL_SOCKET_IFNAME names none of this host",
             "set NCCL_SOCKET_IFNAME to an interface of this host (ip -br address), or unset it; `ddpdoctor check-env "
-            "ifname-exists`",
-            "interface",
-        ),
-        row(
-            r"attaching to shared memory segment (?P<path>/dev/shm/\S+).*?: No such file or directory"
-            r"|failed to open (?P<segment>/dev/shm/\S+).*No such file or directory",
-            host,
-            "a shared memory segment of another process is not there: No such file or directory",
-        ),
-        row(
-            r"(?:/dev/shm|shared memory|posix_fallocate).*No space left on device|failed to extend /dev/shm"
+            "ifname-exists`", "interface"),
+        row(r"attaching to shared memory segment (?P<path>/dev/shm/\S+).*?: No such file or directory"
+            r"|failed to open (?P<segment>/dev/shm/\S+).*No such file or directory", host,
+            "a shared memory segment of another process is not there: No such file or directory"),
+        row(r"(?:/dev/shm|shared memory|posix_fallocate).*No space left on device|failed to extend /dev/shm"
             r"|Error while (?:creating|attaching to) shared memory segment|Call to posix_fallocate failed"
-            r"|Error: failed to extend",
-            start,
-            "shared memory (/dev/shm) has no room for NCCL",
-            SHM_FIX,
-            "shm",
-        ),
+            r"|Error: failed to extend", start, "shared memory (/dev/shm) has no room for NCCL", SHM_FIX, "shm"),
         row(r"[Mm]ismatched NCCL version detected", start, "ranks use different versions of NCCL", "", "version"),
-        row(
-            r"Duplicate GPU detected(?: ?: rank (?P<rank>\d{1,7}) and rank (?P<other>\d{1,7}))?"
-            r"|Multiple Ranks are using the same GPU",
-            start,
-            "two ranks use one GPU",
-            "",
-            "duplicate-gpu",
-        ),
-        row(
-            r"Too many open files",
-            start,
-            "the limit of open files is reached",
-            "ulimit -n 65536; `ddpdoctor check-env nofile`",
-            "limit",
-        ),
-        row(
-            r"(?P<error>ranks? has already checked in|mismatch in rank count from procs)",
-            start,
-            "processes joined with the same rank, or with different numbers of ranks",
-            "",
-            "rank-twice",
-        ),
+        row(r"Duplicate GPU detected(?: ?: rank (?P<rank>\d{1,7}) and rank (?P<other>\d{1,7}))?"
+            r"|Multiple Ranks are using the same GPU", start, "two ranks use one GPU", "", "duplicate-gpu"),
+        row(r"Too many open files", start, "the limit of open files is reached",
+            "ulimit -n 65536; `ddpdoctor check-env nofile`", "limit"),
+        row(r"(?P<error>ranks? has already checked in|mismatch in rank count from procs)", start,
+            "processes joined with the same rank, or with different numbers of ranks", "", "rank-twice"),
         # worth a note
-        row(
-            r"Message truncated ?: received (?P<got>\d+) bytes instead of (?P<size>\d+)",
-            nobody,
-            "a message of {got} bytes came where {size} were expected: ranks made different calls",
-        ),
-        row(
-            r"may be hanging, this may be caused by a collective mismatch around rank (?P<rank>\d+)",
-            nobody,
-            "NCCL suspects different calls around rank {rank} of a communicator",
-        ),
-    )
+        row(r"Message truncated ?: received (?P<got>\d+) bytes instead of (?P<size>\d+)", nobody,
+            "a message of {got} bytes came where {size} were expected: ranks made different calls"),
+        row(r"may be hanging, this may be caused by a collective mismatch around rank (?P<rank>\d+)", nobody,
+            "NCCL suspects different calls around rank {rank} of a communicator"),
+    )  # fmt: skip
 
 
 MEANINGS = _rows()

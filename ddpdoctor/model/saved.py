@@ -28,18 +28,15 @@ def align_names(files: Sequence[Collection[str]]) -> tuple[str, ...]:
     matched, found = 0, none
     for prefix in _prefixes(smallest):
         wanted = _below(smallest, prefix)
-        fits = [(prefix, len(wanted)) if names is smallest else _best_prefix(names, wanted) for names in files]
+        fits = []
+        for names in files:  # the prefix that holds most of the wanted names; the shortest wins a tie
+            counts = {one: len(_below(names, one) & wanted) for one in _prefixes(names)}
+            best = prefix if names is smallest else max(counts, key=counts.__getitem__)
+            fits.append((best, counts[best]))
         total = sum(count for _, count in fits) if all(count for _, count in fits) else 0
         if total > matched:
             matched, found = total, tuple(one for one, _ in fits)
     return found
-
-
-def _best_prefix(names: Collection[str], wanted: Collection[str]) -> tuple[str, int]:
-    """Return the prefix that holds most of the wanted names, and their number. The shortest wins a tie."""
-    counts = {prefix: len(_below(names, prefix) & set(wanted)) for prefix in _prefixes(names)}
-    best = max(counts, key=lambda prefix: counts[prefix])
-    return best, counts[best]
 
 
 def _prefixes(names: Collection[str]) -> list[str]:

@@ -82,7 +82,10 @@ def rank_list(ranks: Iterable[int], noun: str = "rank") -> str:
 
 def format_numbers(numbers: Iterable[int]) -> str:
     """Return numbers sorted, each once: "0-6, 9". Two in a row stay "0, 1", because that reads better than "0-1"."""
-    spans = _spans(sorted(set(numbers)))
+    spans: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        first = spans.pop()[0] if spans and spans[-1][1] == number - 1 else number
+        spans.append((first, number))
     return ", ".join(f"{a}-{b}" if b > a + 1 else f"{a}, {b}" if b > a else str(a) for a, b in spans)
 
 
@@ -107,16 +110,6 @@ def first_names(names: Sequence[str], most: int = 4, *, count: int | None = None
     """Return "a, b, c, d and 5 more". ``count`` is how many there are if ``names`` are the first of them only."""
     more = (len(names) if count is None else count) - len(names[:most])
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
-
-
-def _spans(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    spans: list[tuple[int, int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1] = (spans[-1][0], number)
-        else:
-            spans.append((number, number))
-    return spans
 
 
 Value = TypeVar("Value", bound="Hashable")
