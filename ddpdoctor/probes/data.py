@@ -15,17 +15,16 @@ import struct
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import isqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.data import Drawn, EpochSeen, Indices, LoaderSeen, Pass, RankDraws, RankPass, SamplerSeen
 from ddpdoctor.model.errors import UserError, first_line
-from ddpdoctor.model.words import rank_list
 from ddpdoctor.probes.load_torch import import_torch
-from ddpdoctor.probes.ranks import meet_ranks, unreachable
+from ddpdoctor.probes.ranks import meet_ranks, refuse_problems, unreachable
 from ddpdoctor.probes.user_code import leaves, load_callable, users_turn
 from ddpdoctor.recorder.fingerprint import fingerprints
 
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.launch import Launch
     from ddpdoctor.probes.ranks import Ranks
 
+Plain = TypeVar("Plain", int, bool)
 MOST_SAMPLES = 2**24
 """Our choice: up to this size, ranks send which samples they drew, 2 MiB per pass. Above it, only sums and counts."""
 MOST_OVERLAPS = 64
@@ -100,15 +100,20 @@ def run_rank(
 def _take_part(wanted: CheckDataOptions, launch: Launch, ranks: Ranks, report: Callable[[GatheredDraws], int]) -> int:
     own, maps = _inspect(wanted, launch, ranks)
     everyone = ranks.gather("drawn", own)
-    count = _least_compared(everyone or ())
+    # For how many passes all ranks send which samples they drew
+    count = min((len(one.passes) if one.compared else 0 for one in everyone or ()), default=0)
     parts = [
         ranks.gather(f"map/{number}", Indices(bits=base64.b64encode(bits).decode()))
         for number, bits in enumerate(maps)
         if everyone is None or number < count
     ]
-    return ranks.end(
-        lambda: _decide(wanted, everyone or (), [part for part in parts if part], report), wanted.timeout_s + LATE_S
-    )
+
+    def decide() -> int:
+        draws = everyone or ()
+        refuse_problems([(one.rank, one.problem, one.help) for one in draws], len(draws))
+        return report(GatheredDraws(drawn=_count(wanted, draws, [part for part in parts if part]), ranks=draws))
+
+    return ranks.end(decide, wanted.timeout_s + LATE_S)
 
 
 def _inspect(wanted: CheckDataOptions, launch: Launch, ranks: Ranks) -> tuple[RankDraws, tuple[bytes, ...]]:
@@ -121,17 +126,12 @@ def _inspect(wanted: CheckDataOptions, launch: Launch, ranks: Ranks) -> tuple[Ra
             draws, maps = draw_from(made, wanted.function, launch.rank, wanted.epochs, set_epoch=wanted.set_epoch)
     except UserError as error:
         host = os.uname().nodename
-        return RankDraws(rank=launch.rank, host=host, problem=error.message, help=_advise(error)), ()
+        advice = error.help
+        if MADE_TWICE in error.message:
+            advice += "\nThe process group is there already: call init_process_group only if not dist.is_initialized()."
+        return RankDraws(rank=launch.rank, host=host, problem=error.message, help=advice), ()
     fits = draws.samples is not None and draws.samples <= MOST_SAMPLES and len(maps) == wanted.epochs
     return replace(draws, compared=fits), maps if fits else ()
-
-
-def _advise(error: UserError) -> str:
-    if MADE_TWICE not in error.message:
-        return error.help
-    return (
-        f"{error.help}\nThe process group is there already: call init_process_group only if not dist.is_initialized()."
-    )
 
 
 @contextmanager
@@ -158,30 +158,6 @@ def _process_group(ranks: Ranks) -> Iterator[None]:
         if distributed.is_initialized():
             distributed.destroy_process_group()
         del store
-
-
-def _least_compared(everyone: Sequence[RankDraws]) -> int:
-    """Return for how many passes all ranks send bitmaps."""
-    return min((len(one.passes) if one.compared else 0 for one in everyone), default=0)
-
-
-def _decide(
-    wanted: CheckDataOptions,
-    everyone: Sequence[RankDraws],
-    parts: Sequence[Sequence[Indices]],
-    report: Callable[[GatheredDraws], int],
-) -> int:
-    _raise_problems(everyone)
-    return report(GatheredDraws(drawn=_count(wanted, everyone, parts), ranks=tuple(everyone)))
-
-
-def _raise_problems(everyone: Sequence[RankDraws]) -> None:
-    wrong = [one for one in everyone if one.problem]
-    if not wrong:
-        return
-    alike = [one.rank for one in wrong if one.problem == wrong[0].problem]
-    where = "" if len(alike) == len(everyone) else f"{rank_list(alike)}: "
-    raise UserError(where + wrong[0].problem, help=wrong[0].help)
 
 
 def _count(wanted: CheckDataOptions, everyone: Sequence[RankDraws], parts: Sequence[Sequence[Indices]]) -> Drawn:
@@ -214,13 +190,17 @@ def _join_pass(number: int, everyone: Sequence[RankDraws], parts: Sequence[Indic
     rows = tuple(one.passes[number] for one in everyone)
     if not parts or samples is None:
         return Pass(number=number + 1, ranks=rows)
-    once, twice = 0, 0
+    once = twice = 0
     same: dict[str, list[int]] = {}
     every = [int.from_bytes(base64.b64decode(part.bits), "little") for part in parts]
     for rank, (part, drawn) in enumerate(zip(parts, every, strict=True)):
         twice |= once & drawn
         once |= drawn
         same.setdefault(part.bits, []).append(rank)
+    # How many samples two ranks both drew, for all pairs of the first ranks
+    paired = every[: min(MOST_OVERLAPS, isqrt(OVERLAP_BITS // max(samples, 1)))]
+    half = [[(one & other).bit_count() for other in paired[: at + 1]] for at, one in enumerate(paired)]
+    places = range(len(paired))
     return Pass(
         number=number + 1,
         ranks=rows,
@@ -228,14 +208,8 @@ def _join_pass(number: int, everyone: Sequence[RankDraws], parts: Sequence[Indic
         shared=twice.bit_count(),
         missed=samples - once.bit_count(),
         alike=tuple(tuple(ranks) for ranks in same.values() if len(ranks) > 1),
-        overlaps=_overlaps(every[: min(MOST_OVERLAPS, isqrt(OVERLAP_BITS // max(samples, 1)))]),
+        overlaps=tuple(tuple(half[max(a, b)][min(a, b)] for b in places) for a in places),
     )
-
-
-def _overlaps(every: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Count the samples that two ranks both drew, for all pairs."""
-    half = [[(one & other).bit_count() for other in every[: at + 1]] for at, one in enumerate(every)]
-    return tuple(tuple(half[max(a, b)][min(a, b)] for b in range(len(every))) for a in range(len(every)))
 
 
 def draw_from(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) -> tuple[RankDraws, tuple[bytes, ...]]:
@@ -276,108 +250,115 @@ def _inspect_loader(
         return _look_at_batches(loader, name, rank, epochs, set_epoch=set_epoch), ()
     try:
         base = find_base(loader.dataset)
-        drawn = _draw(loader, base, name, epochs, set_epoch=set_epoch)
+        with users_turn(f"{name}: drawing its indices failed"):
+            drawn = [_draw_pass(loader, base, rank, number, set_epoch=set_epoch) for number in range(1, epochs + 1)]
     except NoIndices as error:
         draws = _look_at_batches(loader, name, rank, epochs, set_epoch=set_epoch)
-        note = f"the indices of {_type_of(loader)} could not be followed: {error}"
+        note = f"the indices of {_type_of(loader)} could not be followed: {error.message}"
         return replace(draws, notes=(note, *draws.notes)), ()
     digests, notes = _digest_samples(base, name)
-    seen = tuple(one.epoch(digests) for one in drawn)
-    draws = _describe(loader, base, seen, tuple(one.row(rank) for one in drawn), notes)
-    return draws, tuple(bytes(one.bits) for one in drawn)
+    seen = tuple(replace(epoch, sample_digests=digests) for epoch, _, _ in drawn)
+    return _describe(loader, base, seen, tuple(row for _, row, _ in drawn), notes), tuple(bits for _, _, bits in drawn)
 
 
-def _draw(loader: Any, base: Base, name: str, epochs: int, *, set_epoch: bool) -> tuple[PassDrawn, ...]:
-    drawn: list[PassDrawn] = []
-    refused: NoIndices | None = None
-    with users_turn(f"{name}: drawing its indices failed"):
-        try:
-            for number in range(1, epochs + 1):
-                epoch = _set_epoch(loader, number - 1) if set_epoch else _epoch_of(loader)
-                drawn.append(draw_pass(loader, base, number, epoch))
-        except NoIndices as error:
-            # Kept out of users_turn, which would report it as a failure of the user's code.
-            refused = error
-    if refused is not None:
-        raise refused
-    return tuple(drawn)
+def _draw_pass(
+    loader: Any, base: Base, rank: int, number: int, *, set_epoch: bool
+) -> tuple[EpochSeen, RankPass, bytes]:
+    """Draw the indices of one pass that a DataLoader would request from its workers.
+
+    Return the pass for the data rules, the same for the report, and the bitmap of the samples drawn: bit i % 8 of byte
+    i // 8 is set for sample i. Raises ``NoIndices``, and errors of the user's sampler propagate.
+    """
+    epoch = _begin_pass(loader, number, set_epoch=set_epoch)
+    bits, order, first = bytearray(-(-base.samples // 8)), hashlib.blake2b(digest_size=DIGEST_BYTES), ""
+    drawn = batches = last = total = xor = 0
+    batch_sampler = loader.batch_sampler
+    for batch in batch_sampler if batch_sampler is not None else ([index] for index in loader.sampler):
+        indices = [base.trace(index) for index in batch]
+        order.update(struct.pack(f"<{len(indices)}q", *indices))
+        first = first or order.hexdigest()
+        last = len(indices)
+        drawn, batches, total = drawn + last, batches + 1, total + sum(indices)
+        for index in indices:
+            xor ^= index
+            bits[index >> 3] |= 1 << (index & 7)
+    repeats = drawn - int.from_bytes(bits, "little").bit_count()
+    seen = EpochSeen(
+        number=number,
+        set_epoch=epoch,
+        batches=batches,
+        drawn=drawn,
+        total=total,
+        xor=xor,
+        order=order.hexdigest(),
+        first=first,
+        complete=True,
+        trained=True,
+        backwards=batches,
+        repeats=repeats,
+    )
+    row = RankPass(rank=rank, drawn=drawn, repeated=repeats, batches=batches, last_batch=last, complete=True)
+    return seen, row, bytes(bits)
 
 
 def _look_at_batches(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) -> RankDraws:
     """Iterate data that has no indices. It must be loaded to be counted."""
-    seen, rows, stopped = [], [], False
     with users_turn(f"{name}: going over it failed"):
-        for number in range(1, epochs + 1):
-            epoch = _set_epoch(made, number - 1) if set_epoch else _epoch_of(made)
-            row, digests = _count_pass(made, rank)
-            rows.append(row)
-            seen.append(_epoch_without_indices(row, digests, number, epoch))
-            stopped |= not row.complete
+        passes = [_load_pass(made, rank, number, set_epoch=set_epoch) for number in range(1, epochs + 1)]
+    stopped = not all(row.complete for _, row in passes)
     notes = (f"a pass was followed for {PASS_LIMIT_S:g} s, but not to its end",) if stopped else ()
-    return _describe(made, None, tuple(seen), tuple(rows), notes)
+    return _describe(made, None, tuple(seen for seen, _ in passes), tuple(row for _, row in passes), notes)
 
 
-def _count_pass(made: Any, rank: int) -> tuple[RankPass, tuple[str, ...]]:
+def _load_pass(made: Any, rank: int, number: int, *, set_epoch: bool) -> tuple[EpochSeen, RankPass]:
+    """Load the batches of one pass. Their samples are the first dimension of the first tensor, else one."""
+    import torch
+
+    epoch = _begin_pass(made, number, set_epoch=set_epoch)
     deadline = time.monotonic() + PASS_LIMIT_S
     drawn = batches = last = 0
     digests: list[str] = []
     complete = True
     for batch in made:
-        last = count_samples(batch)
-        drawn += last
-        batches += 1
+        sizes = (len(leaf) for _, leaf in leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim())
+        last = next(sizes, len(batch) if isinstance(batch, list) else 1)
+        drawn, batches = drawn + last, batches + 1
         if batches <= DIGESTED_BATCHES:
             digests += digest_leaves(batch)
         if time.monotonic() > deadline:
             complete = False
             break
-    row = RankPass(rank=rank, drawn=drawn, repeated=None, batches=batches, last_batch=last, complete=complete)
-    return row, tuple(digests)
-
-
-def _epoch_without_indices(row: RankPass, digests: tuple[str, ...], number: int, epoch: int | None) -> EpochSeen:
-    return EpochSeen(
+    seen = EpochSeen(
         number=number,
         set_epoch=epoch,
-        batches=row.batches,
+        batches=batches,
         drawn=0,
         total=0,
         xor=0,
         order="",
         first="",
-        complete=row.complete,
+        complete=complete,
         trained=True,
-        batch_digests=digests,
-        backwards=row.batches,
+        batch_digests=tuple(digests),
+        backwards=batches,
     )
+    return seen, RankPass(
+        rank=rank, drawn=drawn, repeated=None, batches=batches, last_batch=last, complete=complete
+    )  # fmt: skip
 
 
-def _digest_samples(base: Base, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return digests of a few samples, or a note on why there are none. Counting works without them."""
-    try:
-        with users_turn(f"{name}: samples could not be loaded, so that equal indices are taken for equal samples"):
-            return digest_samples(base.dataset, base.samples), ()
-    except UserError as error:
-        return (), (f"{error.message} {error.help}".strip(),)
-
-
-def _set_epoch(loader: Any, epoch: int) -> int | None:
-    """Call the first ``set_epoch`` found, as training loops do, and return the epoch. Return None if there is none."""
-    for owner in _epoch_owners(loader):
-        if callable(getattr(owner, "set_epoch", None)):
-            owner.set_epoch(epoch)
-            return epoch
-    return None
-
-
-def _epoch_of(loader: Any) -> int | None:
-    found = (getattr(owner, "epoch", None) for owner in _epoch_owners(loader))
-    return next((epoch for epoch in found if isinstance(epoch, int)), None)
-
-
-def _epoch_owners(loader: Any) -> tuple[Any, ...]:
+def _begin_pass(loader: Any, number: int, *, set_epoch: bool) -> int | None:
+    """Return a pass's epoch, or None if the loader has none. If asked to, set it first, as training loops do."""
     batch_sampler = getattr(loader, "batch_sampler", None)
-    return (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    owners = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    if not set_epoch:
+        found = (getattr(owner, "epoch", None) for owner in owners)
+        return next((epoch for epoch in found if isinstance(epoch, int)), None)
+    owner = next((one for one in owners if callable(getattr(one, "set_epoch", None))), None)
+    if owner is None:
+        return None
+    owner.set_epoch(number - 1)
+    return number - 1
 
 
 def _describe(
@@ -424,23 +405,18 @@ def _describe_sampler(loader: Any) -> SamplerSeen:
     sampler = batch_sampler if is_own else loader.sampler
     return SamplerSeen(
         type=_type_of(sampler),
-        replicas=_number(sampler, "num_replicas"),
-        rank=_number(sampler, "rank"),
-        seed=_number(sampler, "seed"),
-        shuffle=_flag(sampler, "shuffle"),
-        drop_last=_flag(sampler, "drop_last"),
+        replicas=_plain(sampler, "num_replicas", int),
+        rank=_plain(sampler, "rank", int),
+        seed=_plain(sampler, "seed", int),
+        shuffle=_plain(sampler, "shuffle", bool),
+        drop_last=_plain(sampler, "drop_last", bool),
         standard=type(sampler).__iter__ is DistributedSampler.__iter__,
     )
 
 
-def _number(sampler: Any, name: str) -> int | None:
+def _plain(sampler: Any, name: str, kind: type[Plain]) -> Plain | None:
     value = getattr(sampler, name, None)
-    return value if type(value) is int else None
-
-
-def _flag(sampler: Any, name: str) -> bool | None:
-    value = getattr(sampler, name, None)
-    return value if type(value) is bool else None
+    return value if type(value) is kind else None
 
 
 def _type_of(value: Any) -> str:
@@ -448,8 +424,11 @@ def _type_of(value: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-class NoIndices(Exception):  # noqa: N818 - says what it is
-    """The sampler yields something that is not a sample's index, or the dataset has no length."""
+class NoIndices(UserError):  # noqa: N818 - says what it is
+    """The sampler yields something that is not a sample's index, or the dataset has no length.
+
+    ``users_turn`` passes it on, because it is not a failure of the user's code.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -491,114 +470,40 @@ def find_base(dataset: Any) -> Base:
         raise NoIndices("the dataset has no length") from error
 
 
-def draw_batches(loader: Any) -> Iterator[list[Any]]:
-    """Yield the indices that a DataLoader would request from its workers, batch by batch."""
-    if loader.batch_sampler is not None:
-        yield from (list(batch) for batch in loader.batch_sampler)
-    else:
-        yield from ([index] for index in loader.sampler)
+def _digest_samples(base: Base, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return digests of a few samples, or a note on why there are none. Counting works without them.
 
+    The random state is the same on all ranks meanwhile, and restored afterwards.
+    """
+    import torch
 
-@dataclass(slots=True, kw_only=True)
-class PassDrawn:
-    """The counts of a pass while it is drawn."""
-
-    number: int
-    set_epoch: int | None
-    bits: bytearray
-    """Bit i % 8 of byte i // 8 is set if sample i was drawn."""
-    drawn: int = 0
-    batches: int = 0
-    last_batch: int = 0
-    total: int = 0
-    xor: int = 0
-    order: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=DIGEST_BYTES))
-    first: str = ""
-
-    def add(self, batch: Sequence[int]) -> None:
-        """Count one batch."""
-        self.order.update(struct.pack(f"<{len(batch)}q", *batch))
-        if not self.batches:
-            self.first = self.order.hexdigest()
-        self.batches += 1
-        self.last_batch = len(batch)
-        self.drawn += len(batch)
-        self.total += sum(batch)
-        for index in batch:
-            self.xor ^= index
-            self.bits[index >> 3] |= 1 << (index & 7)
-
-    @property
-    def repeated(self) -> int:
-        """How many draws repeated a sample."""
-        return self.drawn - int.from_bytes(self.bits, "little").bit_count()
-
-    def epoch(self, samples: tuple[str, ...]) -> EpochSeen:
-        """Return the pass as the data rules need it. ``samples`` are digests of a few samples."""
-        return EpochSeen(
-            number=self.number,
-            set_epoch=self.set_epoch,
-            batches=self.batches,
-            drawn=self.drawn,
-            total=self.total,
-            xor=self.xor,
-            order=self.order.hexdigest(),
-            first=self.first,
-            complete=True,
-            trained=True,
-            sample_digests=samples,
-            backwards=self.batches,
-            repeats=self.repeated,
-        )
-
-    def row(self, rank: int) -> RankPass:
-        """Return the pass as the report needs it."""
-        return RankPass(
-            rank=rank,
-            drawn=self.drawn,
-            repeated=self.repeated,
-            batches=self.batches,
-            last_batch=self.last_batch,
-            complete=True,
-        )
-
-
-def draw_pass(loader: Any, base: Base, number: int, set_epoch: int | None) -> PassDrawn:
-    """Draw one pass. Raises ``NoIndices``, and errors of the user's sampler propagate."""
-    drawn = PassDrawn(number=number, set_epoch=set_epoch, bits=bytearray(-(-base.samples // 8)))
-    for batch in draw_batches(loader):
-        drawn.add([base.trace(index) for index in batch])
-    return drawn
-
-
-def digest_samples(dataset: Any, samples: int) -> tuple[str, ...]:
-    """Return digests of a few samples, with the same random state on all ranks. The dataset's errors propagate."""
-    chosen = sorted({place * samples // SAMPLES for place in range(SAMPLES)})
+    state, numpy = random.getstate(), sys.modules.get("numpy")
+    numpy_state = None if numpy is None else numpy.random.get_state()
     found = []
-    with _same_random_state():
-        for index in chosen:
-            import torch
-
-            torch.random.default_generator.manual_seed(SEED + index)
-            random.seed(SEED + index)
-            if "numpy" in sys.modules:
-                sys.modules["numpy"].random.seed(SEED + index)
-            found += [f"{index}:{leaf}" for leaf in digest_leaves(dataset[index])]
-    return tuple(found)
+    try:
+        with (
+            users_turn(f"{name}: samples could not be loaded, so that equal indices are taken for equal samples"),
+            torch.random.fork_rng(devices=[]),
+        ):
+            for index in sorted({place * base.samples // SAMPLES for place in range(SAMPLES)}):
+                torch.random.default_generator.manual_seed(SEED + index)
+                random.seed(SEED + index)
+                if "numpy" in sys.modules:
+                    sys.modules["numpy"].random.seed(SEED + index)
+                found += [f"{index}:{leaf}" for leaf in digest_leaves(base.dataset[index])]
+    except UserError as error:
+        return (), (f"{error.message} {error.help}".strip(),)
+    finally:
+        random.setstate(state)
+        if numpy is not None:
+            numpy.random.set_state(numpy_state)
+    return tuple(found), ()
 
 
 def digest_leaves(data: Any) -> tuple[str, ...]:
     """Return "leaf:digest" for a batch or a sample. Leaves with only one value say nothing and are left out."""
     found = ((number, _digest(leaf)) for number, (_, leaf) in enumerate(islice(leaves(data), MOST_LEAVES)))
     return tuple(f"{number}:{digest}" for number, digest in found if digest)
-
-
-def count_samples(batch: Any) -> int:
-    """Return how many samples a batch has: the first dimension of its first tensor, else 1."""
-    import torch
-
-    sizes = (len(leaf) for _, leaf in leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim())
-    return next(sizes, len(batch) if isinstance(batch, list) else 1)
 
 
 def _digest(leaf: Any) -> str:
@@ -615,19 +520,3 @@ def _digest(leaf: Any) -> str:
 
 def _hash(content: bytes, kind: str) -> str:
     return hashlib.blake2b(content, digest_size=_DIGEST_BYTES, key=kind.encode()[:64]).hexdigest()
-
-
-@contextmanager
-def _same_random_state() -> Iterator[None]:
-    """Restore the random states afterwards."""
-    import torch
-
-    state, numpy = random.getstate(), sys.modules.get("numpy")
-    numpy_state = None if numpy is None else numpy.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        try:
-            yield
-        finally:
-            random.setstate(state)
-            if numpy is not None:
-                numpy.random.set_state(numpy_state)

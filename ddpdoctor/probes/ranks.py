@@ -141,12 +141,10 @@ class Ranks:
         """
         if self.world_size == 1:
             return decide()
-        if self.rank == 0:
-            return self._end_all(decide, others or (lambda: self.world_size - 1))
-        word = self.conversation.hear_goodbye(Ended, limit_s, ends_process=True)
-        return ExitStatus.INCONCLUSIVE if word is None else word.status
-
-    def _end_all(self, decide: Callable[[], int], others: Callable[[], int]) -> int:
+        if self.rank != 0:
+            word = self.conversation.hear_goodbye(Ended, limit_s, ends_process=True)
+            return ExitStatus.INCONCLUSIVE if word is None else word.status
+        listening = others or (lambda: self.world_size - 1)
         status: int = ExitStatus.DEFECT
         try:
             status = decide()
@@ -154,7 +152,7 @@ class Ranks:
             status = error.status
             raise
         finally:
-            self.conversation.say_goodbye(Ended(status=int(status)), others, LEAVE_LIMIT_S, ends_process=True)
+            self.conversation.say_goodbye(Ended(status=int(status)), listening, LEAVE_LIMIT_S, ends_process=True)
         return status
 
     def open_process_group(self, backend: str, device: str, store_limit_s: float, timeout_s: float) -> Any:
@@ -315,44 +313,51 @@ def judge(
     proposals: Sequence[Proposal], world_size: int, limit_s: float, check: Callable[[str], None] = lambda _: None
 ) -> StartDecision:
     """Return what all ranks do. ``proposals`` are of the ranks that came, in rank order."""
+    gpus = {one.member.rank: one.gpu for one in proposals}
+    users = Counter(gpu.uuid for gpu in gpus.values() if gpu is not None)
     try:
-        _check_problems(proposals, world_size)
-        _check_differences(proposals)
-        _check_missing({one.member.rank for one in proposals}, world_size, limit_s)
-        gpus = {one.member.rank: one.gpu for one in proposals}
-        backend = choose_backend(proposals[0].backend, gpus)
+        refuse_problems([(one.member.rank, one.problem, one.help) for one in proposals], world_size)
+        if differences := find_differences(proposals):
+            return StartDecision(
+                problem="the ranks have different settings: " + "; ".join(differences),
+                help="Nothing was measured. Start every rank with the same command line and the same versions.",
+            )
+        if missing := sorted(set(range(world_size)) - gpus.keys()):
+            return StartDecision(
+                problem=f"{rank_list(missing)} did not come within {limit_s:g} s",
+                help="Start the command on every rank; --timeout gives the slowest more time.",
+                status=ExitStatus.INCONCLUSIVE,
+            )
+        # The user's choice, else NCCL if every rank has its own GPU, else Gloo
+        backend = proposals[0].backend
+        if backend == AUTO:
+            backend = "nccl" if all(gpu is not None and users[gpu.uuid] == 1 for gpu in gpus.values()) else "gloo"
+        elif backend == "nccl":
+            check_nccl(gpus)
         check(backend)
     except UserError as error:
         return StartDecision(problem=error.message, help=error.help, status=error.status)
-    return StartDecision(backend=backend, members=choose_devices([one.member for one in proposals], gpus, backend))
+    members = tuple(
+        replace(one.member, device=f"cuda:{one.gpu.index}", device_name=one.gpu.name, gpu_ranks=users[one.gpu.uuid])
+        if backend == "nccl" and one.gpu is not None
+        else one.member
+        for one in proposals
+    )
+    return StartDecision(backend=backend, members=members)
 
 
-def _check_problems(proposals: Sequence[Proposal], world_size: int) -> None:
-    wrong = [one for one in proposals if one.problem]
+def refuse_problems(said: Sequence[tuple[int, str, str]], world_size: int) -> None:
+    """Raise ``UserError`` for the first problem, with the ranks that have it unless all have.
+
+    ``said`` has rank, problem ("" for none) and advice of each rank that came.
+    """
+    wrong = [one for one in said if one[1]]
     if not wrong:
         return
-    alike = [one.member.rank for one in wrong if one.problem == wrong[0].problem]
-    everywhere = len(alike) == len(proposals) or (alike == [0] and len(proposals) < world_size)
-    raise UserError(wrong[0].problem if everywhere else f"{rank_list(alike)}: {wrong[0].problem}", help=wrong[0].help)
-
-
-def _check_differences(proposals: Sequence[Proposal]) -> None:
-    differences = find_differences(proposals)
-    if differences:
-        raise UserError(
-            "the ranks have different settings: " + "; ".join(differences),
-            help="Nothing was measured. Start every rank with the same command line and the same versions.",
-        )
-
-
-def _check_missing(came: set[int], world_size: int, limit_s: float) -> None:
-    missing = sorted(set(range(world_size)) - came)
-    if missing:
-        raise UserError(
-            f"{rank_list(missing)} did not come within {limit_s:g} s",
-            help="Start the command on every rank; --timeout gives the slowest more time.",
-            status=ExitStatus.INCONCLUSIVE,
-        )
+    _, first, advice = wrong[0]
+    alike = [rank for rank, problem, _ in wrong if problem == first]
+    everywhere = len(alike) == len(said) or (alike == [0] and len(said) < world_size)
+    raise UserError(first if everywhere else f"{rank_list(alike)}: {first}", help=advice)
 
 
 def find_differences(proposals: Sequence[Proposal]) -> list[str]:
@@ -361,16 +366,14 @@ def find_differences(proposals: Sequence[Proposal]) -> list[str]:
     found = []
     for name in proposals[0].asked:
         sides = grouped((one.asked.get(name, "unknown"), one.member.rank) for one in proposals)
+        shown = []
+        for value, ranks in sides.items():
+            # With the host if all of them are on one of several hosts
+            is_one_host = len({hosts[rank] for rank in ranks}) == 1 < len(set(hosts.values()))
+            shown.append(f"{value} on {rank_list(ranks)}" + (f" (host {hosts[ranks[0]]})" if is_one_host else ""))
         if len(sides) > 1:
-            found.append(f"{name}: " + ", ".join(_side(value, ranks, hosts) for value, ranks in sides.items()))
+            found.append(f"{name}: " + ", ".join(shown))
     return found
-
-
-def _side(value: str, ranks: list[int], hosts: dict[int, str]) -> str:
-    """Return a value and its ranks. Add the host if all of them are on one of several hosts."""
-    those = {hosts[rank] for rank in ranks}
-    where = f" (host {hosts[ranks[0]]})" if len(those) == 1 < len(set(hosts.values())) else ""
-    return f"{value} on {rank_list(ranks)}{where}"
 
 
 def describe_settings(settings: BenchSettings | TrialSettings) -> dict[str, str]:
@@ -430,8 +433,22 @@ def lets_share(env: Mapping[str, str], version: tuple[int, ...]) -> bool:
 
 def read_gpu(local_rank: int, env: Mapping[str, str]) -> RankGpu | None:
     """Return the GPU that this rank would use with NCCL, or None if it has none."""
+    import torch
+
     with _asking_cuda() as possible:
-        return _ask_for_gpu(local_rank, env) if possible else None
+        count = torch.cuda.device_count() if possible else 0
+        # Some launchers show each task only its own GPU, which then has index 0 on every rank.
+        index = 0 if count == 1 else local_rank
+        if index >= count:
+            return None
+        properties, host = torch.cuda.get_device_properties(index), os.uname().nodename
+        return RankGpu(
+            index=index,
+            name=str(properties.name),
+            uuid=str(getattr(properties, "uuid", f"{host}:{index}")),
+            nccl_host=nccl_host(env, host),
+            may_share=lets_share(env, torch.cuda.nccl.version()[:3]),
+        )
 
 
 @contextmanager
@@ -444,59 +461,6 @@ def _asking_cuda() -> Iterator[bool]:
         return
     with ended_after(CUDA_LIMIT_S, CUDA_HANGS):
         yield torch.cuda.is_available()
-
-
-def _ask_for_gpu(local_rank: int, env: Mapping[str, str]) -> RankGpu | None:
-    import torch
-
-    count = torch.cuda.device_count()
-    # Some launchers show each task only its own GPU, which then has index 0 on every rank.
-    index = 0 if count == 1 else local_rank
-    if index >= count:
-        return None
-    properties, host = torch.cuda.get_device_properties(index), os.uname().nodename
-    return RankGpu(
-        index=index,
-        name=str(properties.name),
-        uuid=str(getattr(properties, "uuid", f"{host}:{index}")),
-        nccl_host=nccl_host(env, host),
-        may_share=lets_share(env, torch.cuda.nccl.version()[:3]),
-    )
-
-
-def read_nccl_version() -> str | None:
-    """Return "2.27.3", or None if NCCL cannot run here."""
-    import torch
-
-    with _asking_cuda() as possible:
-        return ".".join(str(part) for part in torch.cuda.nccl.version()[:3]) if possible else None
-
-
-def choose_backend(asked: str, gpus: Mapping[int, RankGpu | None]) -> str:
-    """Return the user's choice, else NCCL if every rank has its own GPU, else Gloo. Raises ``UserError``."""
-    if asked == AUTO:
-        alone = all(count == 1 for count in count_sharers(gpus).values())
-        return "nccl" if alone else "gloo"
-    if asked == "nccl":
-        check_nccl(gpus)
-    return asked
-
-
-def choose_devices(members: Sequence[Member], gpus: Mapping[int, RankGpu | None], backend: str) -> tuple[Member, ...]:
-    """Return the members with the devices that they use."""
-    sharers = count_sharers(gpus)
-    return tuple(
-        replace(one, device=f"cuda:{gpu.index}", device_name=gpu.name, gpu_ranks=sharers[one.rank])
-        if backend == "nccl" and (gpu := gpus[one.rank]) is not None
-        else one
-        for one in members
-    )
-
-
-def count_sharers(gpus: Mapping[int, RankGpu | None]) -> dict[int, int]:
-    """Return for each rank how many ranks use its GPU, 0 for a rank without a GPU."""
-    users = Counter(gpu.uuid for gpu in gpus.values() if gpu is not None)
-    return {rank: 0 if gpu is None else users[gpu.uuid] for rank, gpu in gpus.items()}
 
 
 def check_nccl(gpus: Mapping[int, RankGpu | None]) -> None:
@@ -545,10 +509,12 @@ def read_member(launch: Launch, env: Mapping[str, str]) -> Member:
     import torch
 
     listed, _ = select_variables(env)
+    with _asking_cuda() as possible:
+        nccl = ".".join(str(part) for part in torch.cuda.nccl.version()[:3]) if possible else None
     return replace(
         name_member(launch),
         torch=str(torch.__version__),
-        nccl=read_nccl_version(),
+        nccl=nccl,
         driver=read_text(DRIVER_VERSION).strip() or None,
         variables={
             name: value for name, value in listed.items() if getattr(find_variable(name), "component", "") in BEARING

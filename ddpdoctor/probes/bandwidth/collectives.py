@@ -1,19 +1,23 @@
-"""The collective calls that are measured, and the factor between algorithm and bus bandwidth of each."""
+"""The collective calls that are measured: bus factors, buffers, and the correctness pass.
+
+The pass makes one call with a known result, and compares every element on every rank.
+"""
 
 from __future__ import annotations
 
 import math
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.system import read_text
-from ddpdoctor.model.bandwidth import Collective
+from ddpdoctor.model.bandwidth import Collective, Wrong
 from ddpdoctor.probes.bandwidth.plan import ALWAYS_IN_PLACE, DTYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     import torch
 
@@ -27,6 +31,17 @@ CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 COLD_FACTOR = 2
 """Our choice: rotating buffers take this many times the last-level cache. It is twice what strict LRU would need,
 because caches do not strictly replace the oldest line."""
+ROOT = 0
+"""Place in the group of the rank that broadcasts and that receives a reduction."""
+LARGEST = 127
+"""The largest int8."""
+PERIODS = {"cpu": 65521, "cuda": 1048573}
+"""Values are computed for this many indexes and then repeated, rotated differently each time. The periods are primes,
+so no chunk of a ring or tree is a multiple. On the CPU a period fits the cache; on a GPU it needs few launches."""
+ROTATION = 7919
+WORKING_BYTES = 64
+"""The most memory allocated at once, per index of a period. A test checks this."""
+_MASK = 2**32 - 1
 
 
 def bus_factor(collective: Collective, size: int) -> float | None:
@@ -49,66 +64,30 @@ def make_call(group: RankGroup, case: Case, buffers: Buffers) -> Call:
     With Gloo, waiting means until the call is done. With NCCL, only the current stream waits. The function is looked up
     in torch.distributed at each call, as in a training script.
     """
-    return _MAKERS[case.collective](group, case, buffers)
-
-
-def _all_reduce(group: RankGroup, case: Case, buffers: Buffers) -> Call:
     import torch.distributed as dist
 
-    tensor, op, handle = buffers.target, _operator(case), group.handle
-    # Arguments by position, because keywords cost up to a microsecond more.
-    return lambda async_op: dist.all_reduce(tensor, op, handle, async_op)
-
-
-def _reduce(group: RankGroup, case: Case, buffers: Buffers) -> Call:
-    import torch.distributed as dist
-
-    tensor, op, handle, root = buffers.target, _operator(case), group.handle, group.ranks[0]
-    return lambda async_op: dist.reduce(tensor, dst=root, op=op, group=handle, async_op=async_op)
-
-
-def _broadcast(group: RankGroup, case: Case, buffers: Buffers) -> Call:  # noqa: ARG001 - as the other makers
-    import torch.distributed as dist
-
-    tensor, handle, root = buffers.target, group.handle, group.ranks[0]
-    return lambda async_op: dist.broadcast(tensor, src=root, group=handle, async_op=async_op)
-
-
-def _all_gather(group: RankGroup, case: Case, buffers: Buffers) -> Call:  # noqa: ARG001 - as the other makers
-    import torch.distributed as dist
-
-    # torch 2.13 renames the function and warns about the old name.
-    name = _first_of("all_gather_single", "all_gather_into_tensor")
-    source, target, handle = buffers.source, buffers.target, group.handle
-    return lambda async_op: getattr(dist, name)(target, source, group=handle, async_op=async_op)
-
-
-def _reduce_scatter(group: RankGroup, case: Case, buffers: Buffers) -> Call:
-    import torch.distributed as dist
-
-    name = _first_of("reduce_scatter_single", "reduce_scatter_tensor")
-    source, target, op, handle = buffers.source, buffers.target, _operator(case), group.handle
-    return lambda async_op: getattr(dist, name)(target, source, op=op, group=handle, async_op=async_op)
-
-
-def _all_to_all(group: RankGroup, case: Case, buffers: Buffers) -> Call:  # noqa: ARG001 - as the other makers
-    import torch.distributed as dist
-
-    source, target, handle = buffers.source, buffers.target, group.handle
-    return lambda async_op: dist.all_to_all_single(target, source, group=handle, async_op=async_op)
-
-
-def _send_recv(group: RankGroup, case: Case, buffers: Buffers) -> Call:  # noqa: ARG001 - as the other makers
-    """Send to the next rank and receive from the one before, as nccl-tests' sendrecv does."""
-    import torch.distributed as dist
-
-    following = group.ranks[(group.index + 1) % group.size]
-    former = group.ranks[(group.index - 1) % group.size]
-    handle = group.handle
-    operations = [
-        dist.P2POp(dist.isend, buffers.source, following, handle),
-        dist.P2POp(dist.irecv, buffers.target, former, handle),
-    ]
+    collective, source, target = case.collective, buffers.source, buffers.target
+    handle, root = group.handle, group.ranks[0]
+    op = None if case.redop is None else getattr(dist.ReduceOp, OPERATORS[case.redop])
+    if collective is Collective.ALL_REDUCE:
+        # Arguments by position, because keywords cost up to a microsecond more.
+        return lambda async_op: dist.all_reduce(target, op, handle, async_op)
+    if collective is Collective.REDUCE:
+        return lambda async_op: dist.reduce(target, dst=root, op=op, group=handle, async_op=async_op)
+    if collective is Collective.BROADCAST:
+        return lambda async_op: dist.broadcast(target, src=root, group=handle, async_op=async_op)
+    # torch 2.13 renames two functions and warns about the old names.
+    if collective is Collective.ALL_GATHER:
+        gather = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+        return lambda async_op: getattr(dist, gather)(target, source, group=handle, async_op=async_op)
+    if collective is Collective.REDUCE_SCATTER:
+        scatter = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+        return lambda async_op: getattr(dist, scatter)(target, source, op=op, group=handle, async_op=async_op)
+    if collective is Collective.ALL_TO_ALL:
+        return lambda async_op: dist.all_to_all_single(target, source, group=handle, async_op=async_op)
+    # Send to the next rank and receive from the one before, as nccl-tests' sendrecv does.
+    following, former = (group.ranks[(group.index + step) % group.size] for step in (1, -1))
+    operations = [dist.P2POp(dist.isend, source, following, handle), dist.P2POp(dist.irecv, target, former, handle)]
 
     def send_recv(async_op: bool) -> _Both | None:  # noqa: FBT001 - as torch.distributed's own
         both = _Both(works=dist.batch_isend_irecv(operations))
@@ -127,30 +106,6 @@ class _Both:
     def wait(self) -> None:
         for work in self.works:
             work.wait()
-
-
-def _operator(case: Case) -> Any:
-    import torch.distributed as dist
-
-    assert case.redop is not None
-    return getattr(dist.ReduceOp, OPERATORS[case.redop])
-
-
-def _first_of(name: str, older: str) -> str:
-    import torch.distributed as dist
-
-    return name if hasattr(dist, name) else older
-
-
-_MAKERS: dict[Collective, Callable[[RankGroup, Case, Buffers], Call]] = {
-    Collective.ALL_REDUCE: _all_reduce,
-    Collective.ALL_GATHER: _all_gather,
-    Collective.REDUCE_SCATTER: _reduce_scatter,
-    Collective.BROADCAST: _broadcast,
-    Collective.REDUCE: _reduce,
-    Collective.ALL_TO_ALL: _all_to_all,
-    Collective.SEND_RECV: _send_recv,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,14 +131,11 @@ def make_buffers(group: RankGroup, case: Case) -> Buffers:
     values may take another path.
     """
     source_count, target_count = counts(case, group.size)
+    whole = _touched(case, case.count if case.in_place else target_count, group.device)
     if case.collective in ALWAYS_IN_PLACE:
-        both = _touched(case, target_count, group.device)
-        return Buffers(source=both, target=both)
+        return Buffers(source=whole, target=whole)
     if not case.in_place:
-        return Buffers(
-            source=_touched(case, source_count, group.device), target=_touched(case, target_count, group.device)
-        )
-    whole = _touched(case, case.count, group.device)
+        return Buffers(source=_touched(case, source_count, group.device), target=whole)
     share = case.count // group.size
     own = whole[group.index * share : (group.index + 1) * share]
     gathers = case.collective is Collective.ALL_GATHER
@@ -228,13 +180,9 @@ def read_cache_bytes(caches: Path) -> int:
 
     If there is none, as in some virtual machines, return 64 MiB, which is more than most have.
     """
-    sizes = [_parse_size(read_text(file)) for file in caches.glob("index*/size")]
-    return max(sizes, default=0) or 64 * 2**20
-
-
-def _parse_size(text: str) -> int:
-    found = re.fullmatch(r"(\d+)([KMG]?)", text.strip())
-    return int(found[1]) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[found[2]] if found else 0
+    units = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+    read = (re.fullmatch(r"(\d+)([KMG]?)", read_text(file).strip()) for file in caches.glob("index*/size"))
+    return max((int(found[1]) * units[found[2]] for found in read if found), default=0) or 64 * 2**20
 
 
 def _touched(case: Case, count: int, device: torch.device) -> torch.Tensor:
@@ -249,3 +197,265 @@ def push_out(device: torch.device) -> None:
     import torch
 
     torch.empty(COLD_FACTOR * cache_bytes(device), dtype=torch.uint8, device=device).fill_(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """The result of the pass, the same on every rank."""
+
+    wrong: tuple[Wrong, ...]
+    first_us: float
+    """Time of the call after a barrier, on the slowest rank. It is the group's first of its collective, dtype, size."""
+
+
+def check(group: RankGroup, case: Case, buffers: Buffers, hosts: Sequence[str]) -> Checked:
+    """Make the call once and return what is wrong on any rank. The buffers are zeros again afterwards.
+
+    ``hosts`` is indexed by global rank. Nothing as large as a buffer is allocated. torch's errors propagate.
+    """
+    _fill(group, case, buffers)
+    call = make_call(group, case, buffers)
+    group.barrier()
+    group.tracker.enter(case.collective.value, group.ranks)
+    began = time.perf_counter_ns()
+    call(False)  # noqa: FBT003 - async_op
+    group.settle()
+    ended = time.perf_counter_ns()
+    group.tracker.leave()
+    own = _compare(buffers.target, _expected(group, case), tolerance(case, group))
+    buffers.source.zero_()
+    if buffers.target is not buffers.source:
+        buffers.target.zero_()
+    rows = group.gather([(ended - began) / 1e3, *own])
+    wrong = [
+        Wrong(
+            rank=rank,
+            host=hosts[rank],
+            collective=case.collective,
+            dtype=case.dtype,
+            redop=case.redop,
+            in_place=case.in_place,
+            size_bytes=case.size_bytes,
+            index=int(index),
+            expected=expected,
+            found=found,
+            count=int(count),
+        )
+        for rank, (_, count, index, expected, found) in zip(group.ranks, rows, strict=True)
+        if count
+    ]
+    return Checked(wrong=tuple(wrong), first_us=max(row[0] for row in rows))
+
+
+def _fill(group: RankGroup, case: Case, buffers: Buffers) -> None:
+    """Write this rank's input. Fill an output that is not also the input with a value that no result has."""
+    receives = case.collective is Collective.BROADCAST and group.index != ROOT
+    if receives or buffers.target is not buffers.source:
+        buffers.target.fill_(255 if case.dtype == "uint8" else -1)
+    if receives:
+        return
+    start = group.index * (case.count // group.size) if case.collective is Collective.ALL_GATHER else 0
+    write_pattern(buffers.source, put_in(case, group, group.index), start)
+
+
+def write_pattern(tensor: torch.Tensor, pattern: Pattern, index: int) -> None:
+    """Fill a tensor with the pattern from ``index`` on."""
+    at = 0
+    for piece in pattern.pieces(index, index + tensor.numel()):
+        tensor[at : at + piece.numel()].copy_(piece)
+        at += piece.numel()
+
+
+def _expected(group: RankGroup, case: Case) -> list[tuple[int, int, Pattern, int]]:
+    """Return what this rank's output must hold, as parts of (start, count, pattern, index).
+
+    From ``start`` on it must equal the pattern from ``index`` on. Patterns take no memory until they are iterated.
+    """
+    collective, share, own = case.collective, case.count // group.size, group.index
+    if collective is Collective.REDUCE and own != ROOT:
+        # The contents of the other ranks' buffers are undefined.
+        return []
+    if collective in {Collective.ALL_REDUCE, Collective.REDUCE}:
+        return [(0, case.count, reduced(case, group), 0)]
+    if collective is Collective.REDUCE_SCATTER:
+        return [(0, share, reduced(case, group), own * share)]
+    if collective in {Collective.BROADCAST, Collective.SEND_RECV}:
+        source = ROOT if collective is Collective.BROADCAST else (own - 1) % group.size
+        return [(0, case.count, put_in(case, group, source), 0)]
+    gathers = collective is Collective.ALL_GATHER
+    return [
+        (rank * share, share, put_in(case, group, rank), (rank if gathers else own) * share)
+        for rank in range(group.size)
+    ]  # fmt: skip
+
+
+def _compare(
+    output: torch.Tensor, parts: Sequence[tuple[int, int, Pattern, int]], allowed: float
+) -> tuple[int, int, float, float]:
+    """Return how many elements are wrong, then index, expected and found value of the first one.
+
+    They are compared in pieces of one period, so that little memory is needed besides the buffers.
+    """
+    count, first = 0, (0, 0.0, 0.0)
+    for start, length, pattern, index in parts:
+        at = start
+        for piece in pattern.pieces(index, index + length):
+            missed, place, expected, found = _compare_piece(output[at : at + piece.numel()], piece, allowed)
+            if missed and not count:
+                first = at + place, expected, found
+            count += missed
+            at += piece.numel()
+    return count, *first
+
+
+def _compare_piece(found: torch.Tensor, expected: torch.Tensor, allowed: float) -> tuple[int, int, float, float]:
+    import torch
+
+    if not allowed and torch.equal(found, expected):
+        return 0, 0, 0.0, 0.0
+    if allowed:
+        # Also true for NaN.
+        differs = ~torch.isclose(found.to(torch.float64), expected, rtol=allowed, atol=0.0)
+    else:
+        differs = found != expected
+    places = differs.nonzero()
+    if not places.numel():
+        return 0, 0, 0.0, 0.0
+    place = int(places[0])
+    return int(places.numel()), place, float(expected[place]), float(found[place])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Operator:
+    """How many ranks contribute at an index, and which values."""
+
+    active: int
+    low: int
+    high: Callable[[int], int]
+    """The largest value when this many ranks contribute."""
+    neutral: int
+    """The value of the other ranks, which does not change the result."""
+    combine: str
+    """The function of torch that combines two values."""
+
+
+_OPERATORS = {
+    "sum": _Operator(active=16, low=0, high=lambda active: LARGEST // active, neutral=0, combine="add"),
+    # Two ranks: an average may be rounded at each step, so fewer ranks allow a tighter tolerance.
+    "avg": _Operator(active=2, low=0, high=lambda active: LARGEST // active, neutral=0, combine="add"),
+    "prod": _Operator(active=6, low=1, high=lambda _: 2, neutral=1, combine="mul"),
+    "min": _Operator(active=16, low=0, high=lambda _: LARGEST - 1, neutral=LARGEST, combine="minimum"),
+    "max": _Operator(active=16, low=1, high=lambda _: LARGEST, neutral=0, combine="maximum"),
+}
+
+
+class Pattern:
+    """Values by index. At most one period of them is in memory, and nothing until ``pieces`` is iterated."""
+
+    def __init__(self, make: Callable[[torch.Tensor], torch.Tensor], period: int, device: torch.device) -> None:
+        """``make`` returns the values at the given places, which are all below ``period``."""
+        self._make, self._period, self._device = make, period, device
+
+    def pieces(self, start: int, stop: int) -> Iterator[torch.Tensor]:
+        """Yield the values of the indexes from ``start`` to ``stop``, in pieces of a period at most."""
+        import torch
+
+        made = None
+        if stop - start >= self._period:
+            made = self._values(0, self._period)
+            # Doubled, so that every rotation is one contiguous piece.
+            made = torch.cat([made, made])
+        while start < stop:
+            block, place = divmod(start, self._period)
+            count = min(stop - start, self._period - place)
+            begin = (place + ROTATION * block) % self._period
+            yield self._values(begin, count) if made is None else made[begin : begin + count]
+            start += count
+
+    def _values(self, begin: int, count: int) -> torch.Tensor:
+        import torch
+
+        places = torch.arange(begin, begin + count, dtype=torch.int64, device=self._device)
+        return self._make(places.remainder_(self._period))
+
+
+def put_in(case: Case, group: RankGroup, rank: int) -> Pattern:
+    """Return the input of a rank. ``rank`` is its place in the group."""
+    redop = case.redop
+
+    def make(places: torch.Tensor) -> torch.Tensor:
+        if redop is None:
+            return _hash(rank, places) % (LARGEST + 1)
+        # A rank's input: its own value if it is one of the next active ranks after place, else neutral
+        size = group.size
+        import torch
+
+        is_active = (rank - places) % size < _active(redop, size)
+        values = _active_values(redop, torch.full_like(places, rank), size, places)
+        return torch.where(is_active, values, _OPERATORS[redop].neutral)
+
+    return _pattern(make, case, group)
+
+
+def reduced(case: Case, group: RankGroup) -> Pattern:
+    """Return the reduction over all ranks of the group, in float64 if it may be inexact."""
+    import torch
+
+    redop = case.redop
+    assert redop is not None
+
+    def make(places: torch.Tensor) -> torch.Tensor:
+        result = torch.full_like(places, _OPERATORS[redop].neutral)
+        for offset in range(_active(redop, group.size)):
+            ranks = (places + offset) % group.size
+            values = _active_values(redop, ranks, group.size, places)
+            result = getattr(torch, _OPERATORS[redop].combine)(result, values)
+        return result.to(torch.float64) / group.size if redop == "avg" else result
+
+    return Pattern(make, _period(group), group.device) if tolerance(case, group) else _pattern(make, case, group)
+
+
+def tolerance(case: Case, group: RankGroup) -> float:
+    """Return the allowed relative error of a result, 0 if it must be exact.
+
+    Backends average by dividing at the end or by multiplying each value first. Both are exact if the number of ranks is
+    a power of two. Otherwise each value, their sum and 1/n are rounded once.
+    """
+    import torch
+
+    if case.redop != "avg" or group.size & (group.size - 1) == 0:
+        return 0.0
+    return 2 * float(torch.finfo(getattr(torch, case.dtype)).eps)
+
+
+def working_bytes(case: Case, group: RankGroup) -> int:
+    """Return the most memory that the pass takes besides the buffers. It does not depend on the number of ranks."""
+    return min(case.count, _period(group)) * WORKING_BYTES
+
+
+def _pattern(make: Callable[[torch.Tensor], torch.Tensor], case: Case, group: RankGroup) -> Pattern:
+    import torch
+
+    dtype: torch.dtype = getattr(torch, case.dtype)
+    return Pattern(lambda places: make(places).to(dtype), _period(group), group.device)
+
+
+def _period(group: RankGroup) -> int:
+    return PERIODS[group.device.type]
+
+
+def _active(redop: str, size: int) -> int:
+    return min(size, _OPERATORS[redop].active)
+
+
+def _active_values(redop: str, ranks: torch.Tensor, size: int, places: torch.Tensor) -> torch.Tensor:
+    operator = _OPERATORS[redop]
+    high = operator.high(_active(redop, size))
+    return _hash(ranks, places) % (high - operator.low + 1) + operator.low
+
+
+def _hash(ranks: torch.Tensor | int, places: torch.Tensor) -> torch.Tensor:
+    """Return pseudo-random numbers below 2**32, with the multipliers of xxHash and Knuth."""
+    mixed = (places * 2654435761 + ranks * 2246822519 + 374761393) & _MASK
+    mixed = ((mixed ^ (mixed >> 15)) * 668265263) & _MASK
+    return mixed ^ (mixed >> 13)

@@ -18,8 +18,7 @@ from ddpdoctor.model.bandwidth import Collective, LeftOut, NcclLog, describe_sha
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.words import format_size
-from ddpdoctor.probes.bandwidth.collectives import count_sets, make_sets, set_bytes
-from ddpdoctor.probes.bandwidth.correctness import check, working_bytes
+from ddpdoctor.probes.bandwidth.collectives import check, count_sets, make_sets, set_bytes, working_bytes
 from ddpdoctor.probes.bandwidth.group import ResultLog, Tracker
 from ddpdoctor.probes.bandwidth.plan import (
     Forecast,
@@ -45,8 +44,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Bench, BenchSettings, Case, Member
     from ddpdoctor.model.facts import Space
     from ddpdoctor.model.launch import Launch
-    from ddpdoctor.probes.bandwidth.collectives import Buffers
-    from ddpdoctor.probes.bandwidth.correctness import Checked
+    from ddpdoctor.probes.bandwidth.collectives import Buffers, Checked
     from ddpdoctor.probes.bandwidth.group import RankGroup
     from ddpdoctor.probes.ranks import Ranks
 

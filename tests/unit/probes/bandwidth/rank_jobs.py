@@ -17,8 +17,7 @@ import torch.distributed as dist
 
 from ddpdoctor.model.bandwidth import BenchSettings, Collective, Member, Mode
 from ddpdoctor.model.codec import encode
-from ddpdoctor.probes.bandwidth.collectives import make_buffers, make_sets
-from ddpdoctor.probes.bandwidth.correctness import check
+from ddpdoctor.probes.bandwidth.collectives import check, make_buffers, make_sets
 from ddpdoctor.probes.bandwidth.group import RankGroup, ResultLog, Tracker
 from ddpdoctor.probes.bandwidth.plan import DTYPES, REDOPS, list_cases, reducible
 from ddpdoctor.probes.bandwidth.session import run_sweep

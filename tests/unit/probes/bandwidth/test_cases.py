@@ -16,8 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ddpdoctor.collect.proc import read_process
 from ddpdoctor.model.bandwidth import BenchSettings, Case, Collective, Ending, Mode, NcclLog, Stop
-from ddpdoctor.probes.bandwidth.collectives import bus_factor
-from ddpdoctor.probes.bandwidth.correctness import PERIODS, put_in, reduced, tolerance
+from ddpdoctor.probes.bandwidth.collectives import PERIODS, bus_factor, put_in, reduced, tolerance
 from ddpdoctor.probes.bandwidth.group import START_ALLOWANCE_S, RankGroup, Tracker, take_position
 from ddpdoctor.probes.bandwidth.localize import Unit, _Groups, circle_rounds
 from ddpdoctor.probes.bandwidth.plan import (

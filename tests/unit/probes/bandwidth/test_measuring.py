@@ -15,17 +15,20 @@ from torch.utils._pytree import tree_leaves
 
 from ddpdoctor.collect.limits import read_machine, read_memory_limit
 from ddpdoctor.model.bandwidth import BenchSettings, Case, Collective, Mode
-from ddpdoctor.probes.bandwidth import correctness
+from ddpdoctor.probes.bandwidth import collectives
 from ddpdoctor.probes.bandwidth.collectives import (
     COLD_FACTOR,
+    PERIODS,
     bus_factor,
     cache_bytes,
     count_sets,
     counts,
+    put_in,
     read_cache_bytes,
     set_bytes,
+    tolerance,
+    working_bytes,
 )
-from ddpdoctor.probes.bandwidth.correctness import PERIODS, put_in, tolerance, working_bytes
 from ddpdoctor.probes.bandwidth.group import RankGroup, Tracker
 from ddpdoctor.probes.bandwidth.plan import CAUTION, DTYPES, Forecast, Growth, list_cases, share_out
 from ddpdoctor.probes.bandwidth.session import (
@@ -221,8 +224,8 @@ def test_it_does_not_grow_with_the_ranks(ranks, periods, collective, dtype, redo
     buffer = torch.full((count,), float("nan") if wrong and "float" in dtype else 120, dtype=getattr(torch, dtype))
     with Allocated(buffer) as allocated:
         if not wrong:
-            correctness._write(buffer, put_in(case, group, 0), 0)
-        correctness._compare(buffer, correctness._expected(group, case), tolerance(case, group))
+            collectives.write_pattern(buffer, put_in(case, group, 0), 0)
+        collectives._compare(buffer, collectives._expected(group, case), tolerance(case, group))
     assert 0 < allocated.peak <= working_bytes(case, group) == 64 * PERIODS["cpu"]
 
 
