@@ -3,7 +3,7 @@
 __version__ = "0.2.0"
 __all__ = ["ConsistencyError", "ConsistencyResult", "TensorDifference", "check_consistency", "watch"]
 _HOMES = {
-    "check_consistency": ("ddpdoctor.probes.consistency.replicas", "check_consistency"),
+    "check_consistency": ("ddpdoctor.probes.consistency.comparing", "check_consistency"),
     "watch": ("ddpdoctor.integrations.watch", "Watch"),
 }
 

@@ -14,7 +14,7 @@ from ddpdoctor.model.words import group_alike
 from ddpdoctor.recorder.fingerprint import FINGERPRINT_SIZE, UNKNOWN, fingerprints
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 RANK = re.compile(r"rank[-_.]?0*(\d+)", re.IGNORECASE)
@@ -33,11 +33,21 @@ def compare_files(paths: Sequence[Path]) -> DiffFacts:
     """Compare two or more files, all against all. Raises ``UserError`` if one cannot be read or compared."""
     if len(paths) < 2:
         raise UserError("at least two files are needed", help="Give the files of two ranks or of two runs.")
-    saved = _align([read_saved(path) for path in paths])
-    tensors = _names(one.tensors for one in saved)
-    values = _names(one.values for one in saved)
-    if len(set().union(*(one.tensors for one in saved))) == sum(len(one.tensors) for one in saved) and tensors:
-        raise _nothing_in_common(paths, saved)
+    saved = [read_saved(path) for path in paths]
+    # Remove the key around the whole model if only some files have it: {"model": ...} against a state dict. What such
+    # a file holds besides the model (an optimizer, an epoch) has no counterpart in the others.
+    prefixes = align_names([one.tensors for one in saved])
+    saved = [one.below(prefix) if prefix else one for one, prefix in zip(saved, prefixes, strict=True)]
+    tensors = list(dict.fromkeys(name for one in saved for name in one.tensors))
+    values = list(dict.fromkeys(name for one in saved for name in one.values))
+    if len(tensors) == sum(len(one.tensors) for one in saved) and tensors:
+        first = [next(iter(one.tensors), "none") for one in saved]
+        seen = ", ".join(f"{path.name}: {name}" for path, name in zip(paths, first, strict=True))
+        raise UserError(
+            f"the files have no tensor of the same name (the first of each: {seen})",
+            help="Give files that were saved in the same way: all of a state_dict, or all of a dict with the same "
+            "keys.",
+        )
     digests = [_digests(one) for one in saved]
     found = [_unequal_tensor(name, saved, digests) for name in tensors]
     found += [_unequal_value(name, saved) for name in values]
@@ -47,28 +57,6 @@ def compare_files(paths: Sequence[Path]) -> DiffFacts:
         values=len(values),
         unequal=tuple(one for one in found if one is not None),
         incomparable=tuple(name for name in tensors if any(digest.get(name) == "" for digest in digests)),
-    )
-
-
-def _align(saved: list[Saved]) -> list[Saved]:
-    """Remove the key around the whole model if only some files have it: {"model": ...} against a state dict.
-
-    What such a file holds besides the model (an optimizer, an epoch) has no counterpart in the others.
-    """
-    prefixes = align_names([one.tensors for one in saved])
-    return [one.below(prefix) if prefix else one for one, prefix in zip(saved, prefixes, strict=True)]
-
-
-def _names(parts: Iterable[dict[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name for part in parts for name in part))
-
-
-def _nothing_in_common(paths: Sequence[Path], saved: Sequence[Saved]) -> UserError:
-    first = [next(iter(one.tensors), "none") for one in saved]
-    seen = ", ".join(f"{path.name}: {name}" for path, name in zip(paths, first, strict=True))
-    return UserError(
-        f"the files have no tensor of the same name (the first of each: {seen})",
-        help="Give files that were saved in the same way: all of a state_dict, or all of a dict with the same keys.",
     )
 
 
@@ -135,17 +123,6 @@ def _sides(held: Sequence[str | None]) -> tuple[tuple[tuple[int, ...], ...], tup
     return tuple(files for _, files in sides), tuple(number for number, one in enumerate(held) if one is None)
 
 
-@dataclass(slots=True)
-class _Seen:
-    """The differences found so far."""
-
-    differing: int = 0
-    first: int = -1
-    largest: float | None = None
-    relative: float | None = None
-    not_finite: int = 0
-
-
 def measure_apart(file: int, against: int, ours: Any, theirs: Any) -> Apart | None:
     """Return how far ``ours``, of one file, is from ``theirs``, or None if they cannot be subtracted."""
     import torch
@@ -155,18 +132,35 @@ def measure_apart(file: int, against: int, ours: Any, theirs: Any) -> Apart | No
         return None
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype or ours.numel() == 0:
         return None
-    seen = _Seen()
-    for at, a, b in _chunks(ours.detach(), theirs.detach()):
-        _compare_chunk(seen, at, a, b)
+    differing = not_finite = 0
+    first = -1
+    largest: float | None = None
+    relative: float | None = None
+    for at, left, right in _chunks(ours.detach(), theirs.detach()):
+        places = (_bits(left) != _bits(right)).any(1).nonzero().view(-1)
+        if not len(places):
+            continue
+        first = at + int(places[0]) if first < 0 else first
+        differing += len(places)
+        a, b = _numbers(left.contiguous()[places]), _numbers(right.contiguous()[places])
+        finite = torch.isfinite(a) & torch.isfinite(b)
+        not_finite += int((~finite).sum())
+        if not finite.any():
+            continue
+        a, b = a[finite], b[finite]
+        off, size = (a - b).abs(), torch.maximum(a.abs(), b.abs())
+        largest = max(largest or 0.0, float(off.max()))
+        # The size is 0 only for +0 and -0.
+        relative = max(relative or 0.0, float((off / size.clamp_min(torch.finfo(torch.float64).tiny)).max()))
     return Apart(
         file=file,
         against=against,
-        differing=seen.differing,
+        differing=differing,
         of=ours.numel(),
-        first=tuple(int(i) for i in torch.unravel_index(torch.tensor(seen.first), ours.shape)),
-        largest=seen.largest,
-        relative=seen.relative,
-        not_finite=seen.not_finite,
+        first=tuple(int(i) for i in torch.unravel_index(torch.tensor(first), ours.shape)),
+        largest=largest,
+        relative=relative,
+        not_finite=not_finite,
     )
 
 
@@ -180,27 +174,6 @@ def _chunks(ours: Any, theirs: Any) -> Iterator[tuple[int, Any, Any]]:
     for a, b in pairs:
         yield at, a.reshape(-1), b.reshape(-1)
         at += a.numel()
-
-
-def _compare_chunk(seen: _Seen, at: int, ours: Any, theirs: Any) -> None:
-    import torch
-
-    other = (_bits(ours) != _bits(theirs)).any(1)
-    places = other.nonzero().view(-1)
-    if not len(places):
-        return
-    seen.first = at + int(places[0]) if seen.first < 0 else seen.first
-    seen.differing += len(places)
-    a, b = _numbers(ours.contiguous()[places]), _numbers(theirs.contiguous()[places])
-    finite = torch.isfinite(a) & torch.isfinite(b)
-    seen.not_finite += int((~finite).sum())
-    if not finite.any():
-        return
-    a, b = a[finite], b[finite]
-    off, size = (a - b).abs(), torch.maximum(a.abs(), b.abs())
-    seen.largest = max(seen.largest or 0.0, float(off.max()))
-    # The size is 0 only for +0 and -0.
-    seen.relative = max(seen.relative or 0.0, float((off / size.clamp_min(torch.finfo(torch.float64).tiny)).max()))
 
 
 def _bits(tensor: Any) -> Any:
@@ -328,7 +301,12 @@ def _list(found: Saved, value: Any, path: tuple[str, ...], kind: Kind) -> None:
 
 def _items(found: Saved, value: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
     """Yield keys and values, without the prefixes that all tensor keys share."""
-    prefix = _common_prefix([key for key, child in value.items() if hasattr(child, "shape")])
+    keys, prefix = [key for key, child in value.items() if hasattr(child, "shape")], ""
+    while keys and all(isinstance(key, str) for key in keys):
+        more = next((one for one in PREFIXES if all(key.startswith(prefix + one) for key in keys)), "")
+        if not more:
+            break
+        prefix += more
     if prefix:
         found.stripped.add(prefix)
     for key, child in value.items():
@@ -336,13 +314,3 @@ def _items(found: Saved, value: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
         if "._orig_mod." in plain:  # a part of the model was compiled
             found.stripped.add("_orig_mod.")
         yield plain.replace("._orig_mod.", "."), child
-
-
-def _common_prefix(keys: list[Any]) -> str:
-    found = ""
-    while keys and all(isinstance(key, str) for key in keys):
-        more = next((one for one in PREFIXES if all(key.startswith(found + one) for key in keys)), "")
-        if not more:
-            break
-        found += more
-    return found

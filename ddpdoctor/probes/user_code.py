@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import ddpdoctor
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.exit_status import ExitStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,7 +38,11 @@ def load_callable(name: str, option: str) -> Callable[..., Any]:
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute or "/" in module_name or module_name.endswith(".py"):
-        raise UserError(f"{option} is {name!r}, which is not {FORM}", help=_form_hint(module_name, attribute))
+        advice = f"Give a function that can be imported from here, as {FORM}."
+        if module_name.endswith(".py"):
+            dotted = module_name.removesuffix(".py").removeprefix("./").replace("/", ".")
+            advice = f"Name the module, not its file: {dotted}:{attribute or 'function'}."
+        raise UserError(f"{option} is {name!r}, which is not {FORM}", help=advice)
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     with users_turn(f"{option} {name}: the module cannot be imported"):
@@ -45,22 +50,26 @@ def load_callable(name: str, option: str) -> Callable[..., Any]:
     owner = module_name
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise UserError(f"{option} {name}: {owner} has no {part}", help=_nearest(found, part))
+            near = difflib.get_close_matches(part, dir(found), n=1)
+            advice = f"Did you mean {near[0]}?" if near else ""
+            raise UserError(f"{option} {name}: {owner} has no {part}", help=advice)
         found, owner = getattr(found, part), f"{owner}.{part}"
     if not callable(found):
+        kind = type(found).__name__
+        article = "an" if kind[:1].lower() in "aeiou" else "a"
         raise UserError(
-            f"{option} {name} is {_a(type(found).__name__)}, not a function",
-            help=f"Name a function that returns it: {FORM}.",
+            f"{option} {name} is {article} {kind}, not a function", help=f"Name a function that returns it: {FORM}."
         )
     function: Callable[..., Any] = found
     return function
 
 
 @contextlib.contextmanager
-def users_turn(what: str) -> Iterator[None]:
+def users_turn(what: str, status: int = ExitStatus.WRONG_USE) -> Iterator[None]:
     """Run the user's code. Its stdout goes to stderr, and ``sys.argv`` hides our options from the user's parser.
 
-    Whatever it raises becomes a ``UserError`` that begins with ``what`` and has the error's last line and location.
+    Whatever it raises becomes a ``UserError`` that begins with ``what`` and has the error's last line and location, and
+    this exit status.
     """
     former = sys.argv
     sys.argv = former[:1]
@@ -70,7 +79,7 @@ def users_turn(what: str) -> Iterator[None]:
     except (UserError, KeyboardInterrupt):
         raise
     except BaseException as error:  # the user's code may raise anything, SystemExit included
-        raise UserError(f"{what}: {_last_line(error)}", help=_place(error)) from error
+        raise UserError(f"{what}: {_last_line(error)}", help=_place(error), status=status) from error
     finally:
         sys.argv = former
 
@@ -86,22 +95,6 @@ def _import(module_name: str, option: str) -> Any:
             f"{option}: there is no module {missing}",
             help=f"Modules are searched in {Path.cwd()} and on Python's path. Run the command in your project folder.",
         ) from error
-
-
-def _form_hint(module_name: str, attribute: str) -> str:
-    if module_name.endswith(".py"):
-        dotted = module_name.removesuffix(".py").removeprefix("./").replace("/", ".")
-        return f"Name the module, not its file: {dotted}:{attribute or 'function'}."
-    return f"Give a function that can be imported from here, as {FORM}."
-
-
-def _nearest(found: Any, part: str) -> str:
-    near = difflib.get_close_matches(part, dir(found), n=1)
-    return f"Did you mean {near[0]}?" if near else ""
-
-
-def _a(noun: str) -> str:
-    return f"an {noun}" if noun[:1].lower() in "aeiou" else f"a {noun}"
 
 
 def _last_line(error: BaseException) -> str:

@@ -18,8 +18,7 @@ from ddpdoctor.probes.rendezvous.mesh import (
     LONGEST_SEND_S,
     MeshLimits,
     blocks_of,
-    sources_of,
-    targets_of,
+    partners_of,
 )
 from ddpdoctor.probes.rendezvous.payloads import LARGE_BYTES
 
@@ -69,7 +68,7 @@ def simulate(count: int, network: Network) -> float:
 
 def _run_block(state: State, rounds: range, network: Network) -> None:
     count = state.count
-    targets = [targets_of(place, rounds, count) for place in range(count)]
+    targets = [partners_of(place, rounds, count)[0] for place in range(count)]
     begun = list(state.now)
     store_s = count * (len(rounds) + 3) * STORE_S
     waiting: list[tuple[float, int, int]] = []
@@ -86,8 +85,8 @@ def _run_block(state: State, rounds: range, network: Network) -> None:
         target = targets[place][step]
         heapq.heappush(waiting, (_send(state, at, place, target, network), place, step + 1))
     state.now = [
-        max(done[place], state.serving[place], *(done[source] for source in sources_of(place, rounds, count)))
-        if any(network.unconnected(source, place) for source in sources_of(place, rounds, count))
+        max(done[place], state.serving[place], *(done[source] for source in partners_of(place, rounds, count)[1]))
+        if any(network.unconnected(source, place) for source in partners_of(place, rounds, count)[1])
         else max(done[place], state.serving[place])
         for place in range(count)
     ]

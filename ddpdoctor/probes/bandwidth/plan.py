@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import product
@@ -169,16 +168,11 @@ def possible(backend: str, torch: str | None = None) -> str:
 def _averages(backend: str, torch: str | None) -> bool:
     if backend != "gloo":
         return True
-    found = re.match(r"(\d+)\.(\d+)", torch or _installed())
-    return found is None or (int(found[1]), int(found[2])) >= GLOO_AVERAGES_SINCE
-
-
-def _installed() -> str:
-    """Return torch's version without importing it, which would take seconds; "" if it is unknown."""
     try:
-        return version("torch")
+        found = re.match(r"(\d+)\.(\d+)", torch or version("torch"))  # an import would take seconds
     except PackageNotFoundError:
-        return ""
+        return True
+    return found is None or (int(found[1]), int(found[2])) >= GLOO_AVERAGES_SINCE
 
 
 def _listed(names: tuple[str, ...]) -> str:
@@ -234,33 +228,29 @@ class Forecast:
     def __init__(self, backend: str, iterations: int | None) -> None:
         """Start without measurements. ``iterations`` is the user's number of timed calls per case, if any."""
         self.iterations = iterations
-        guess = FIRST_GUESS_GB_S[backend]
-        self._calls: dict[tuple[Curve, Mode], Growth] = defaultdict(lambda: Growth(1, guess))
-        self._rests: dict[Curve, Growth] = defaultdict(lambda: Growth(REST_CALLS, guess))
+        self._guess_gb_s = FIRST_GUESS_GB_S[backend]
+        self._times: dict[tuple[Curve, Mode | None], Growth] = {}
 
-    def see_call(self, step: Step, mode: Mode, seconds: float) -> None:
-        """Record the time of a timed call, including its barrier."""
-        self._calls[step.curve, mode].see(step.size_bytes, seconds)
+    def see(self, step: Step, mode: Mode | None, seconds: float) -> None:
+        """Record the time of a timed call with its barrier.
 
-    def see_rest(self, step: Step, seconds: float) -> None:
-        """Record the time of the rest of a step: memory, check, first calls, warm-up."""
-        self._rests[step.curve].see(step.size_bytes, seconds)
+        Without a mode, it is the time of the rest of a step: memory, check, first calls, warm-up.
+        """
+        growth = Growth(REST_CALLS if mode is None else 1, self._guess_gb_s)
+        self._times.setdefault((step.curve, mode), growth).see(step.size_bytes, seconds)
 
     def knows(self, step: Step) -> bool:
         """Return whether a smaller size of the curve was measured."""
-        return step.curve in self._rests
+        return (step.curve, None) in self._times
 
-    def call_s(self, step: Step, mode: Mode) -> float:
-        """Predict the time of a timed call; 0 before any measurement."""
-        return self._calls[step.curve, mode].predict(step.size_bytes)
-
-    def rest_s(self, step: Step) -> float:
-        """Predict the time of the rest of a step; 0 before any measurement."""
-        return self._rests[step.curve].predict(step.size_bytes) if self.knows(step) else 0.0
+    def predict(self, step: Step, mode: Mode | None = None) -> float:
+        """Predict the time of a timed call, or without a mode of the rest of a step; 0 before any measurement."""
+        growth = self._times.get((step.curve, mode))
+        return 0.0 if growth is None else growth.predict(step.size_bytes)
 
     def timed_s(self, step: Step, mode: Mode, multiple: int) -> float:
         """Predict the time of ``multiple`` times the least number of timed calls."""
-        call_s = self.call_s(step, mode)
+        call_s = self.predict(step, mode)
         if self.iterations is not None:
             return self.iterations * call_s
         if mode is Mode.LATENCY:
@@ -269,7 +259,7 @@ class Forecast:
 
     def least_s(self, step: Step, multiple: int) -> float:
         """Predict the time of a whole step with ``multiple`` times the least number of calls."""
-        return self.rest_s(step) + sum(self.timed_s(step, case.mode, multiple) for case in step.cases)
+        return self.predict(step) + sum(self.timed_s(step, case.mode, multiple) for case in step.cases)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,7 +284,7 @@ def share_out(steps: Sequence[Step], forecast: Forecast, left_s: float) -> TimeS
     cases = [(step, case.mode) for step in fitting for case in step.cases]
     extra_s = 0.0 if forecast.iterations is not None else (left_s - needed_s) / len(cases)
     first = fitting[0]
-    taken_s = needed_s + sum(min(extra_s, MOST_CALLS * forecast.call_s(step, mode)) for step, mode in cases)
+    taken_s = needed_s + sum(min(extra_s, MOST_CALLS * forecast.predict(step, mode)) for step, mode in cases)
     return TimeSlot(
         seconds={case.mode: forecast.timed_s(first, case.mode, multiple) + extra_s for case in first.cases},
         left_s=taken_s if all(map(forecast.knows, fitting)) else None,

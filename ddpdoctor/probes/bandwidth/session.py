@@ -35,7 +35,7 @@ from ddpdoctor.probes.bandwidth.watch import Watched, Watcher
 from ddpdoctor.probes.ranks import ABOVE_OURS, meet_ranks, propose, run_agreed, unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
     from typing_extensions import Self
@@ -100,49 +100,45 @@ def run_rank(job: BenchTask) -> int:
 
     Raises ``UserError`` if the ranks cannot meet.
     """
+    launch = job.launch
     try:
-        with meet_ranks(job.launch, job.env, meet_limit_s=job.timeout_s, limit_s=job.timeout_s) as ranks:
-            return _take_part(job, ranks)
+        with meet_ranks(launch, job.env, meet_limit_s=job.timeout_s, limit_s=job.timeout_s) as ranks:
+            return run_agreed(
+                ranks,
+                propose(launch, job.env, job.settings),
+                job.timeout_s,
+                job.show_error,
+                lambda backend, members: _run(job, ranks, ResultLog(replace(job.settings, backend=backend), members)),
+                check=lambda backend: check_possible(replace(job.settings, backend=backend)),
+            )
     except StoreError as error:
-        raise _unreachable(job.launch, error) from error
-
-
-def _take_part(job: BenchTask, ranks: Ranks) -> int:
-    own = propose(job.launch, job.env, job.settings)
-
-    def run(backend: str, members: tuple[Member, ...]) -> int:
-        return _run(job, ranks, ResultLog(replace(job.settings, backend=backend), members))
-
-    def check(backend: str) -> None:
-        check_possible(replace(job.settings, backend=backend))
-
-    return run_agreed(ranks, own, job.timeout_s, job.show_error, run, check=check)
+        if launch.rank != 0:
+            raise unreachable(launch, error) from error
+        raise UserError(
+            f"the ranks cannot meet at {launch.hosts[0]}:{launch.port}: {error}",
+            help="Choose another MASTER_PORT.",
+            status=ExitStatus.INCONCLUSIVE,
+        ) from error
 
 
 def _run(job: BenchTask, ranks: Ranks, log: ResultLog) -> int:
     tracker, nccl_logs = Tracker(), NcclLogs(log.settings.backend)
-    with Watcher(_watched(job, ranks.conversation, log, tracker, nccl_logs)):
-        conversation = ranks.conversation
-        try:
-            job.read_machines(conversation)
-        except StoreError as error:
-            log.note(f"the machines could not be read: {error}")
-        _measure(job, ranks, log, tracker, nccl_logs)
-    return ranks.end(lambda: job.report(log.bench()))
-
-
-def _watched(
-    job: BenchTask, conversation: Conversation, log: ResultLog, tracker: Tracker, nccl_logs: NcclLogs
-) -> Watched:
-    return Watched(
+    watched = Watched(
         rank=job.launch.rank,
         members=log.members,
         tracker=tracker,
-        conversation=conversation,
+        conversation=ranks.conversation,
         hang_timeout_s=log.settings.hang_timeout_s,
         finish=lambda stop: job.report(log.bench(stop)),
         clean_up=nccl_logs.close,
     )
+    with Watcher(watched):
+        try:
+            job.read_machines(ranks.conversation)
+        except StoreError as error:
+            log.note(f"the machines could not be read: {error}")
+        _measure(job, ranks, log, tracker, nccl_logs)
+    return ranks.end(lambda: job.report(log.bench()))
 
 
 def _measure(job: BenchTask, ranks: Ranks, log: ResultLog, tracker: Tracker, nccl_logs: NcclLogs) -> None:
@@ -151,39 +147,27 @@ def _measure(job: BenchTask, ranks: Ranks, log: ResultLog, tracker: Tracker, ncc
 
     from ddpdoctor.probes.bandwidth.group import RankGroup
     from ddpdoctor.probes.bandwidth.localize import run_nodes, run_pairs
-    from ddpdoctor.probes.bandwidth.session import run_sweep
 
-    member, hosts = log.members[job.launch.rank], [one.host for one in log.members]
+    settings, member, hosts = log.settings, log.members[job.launch.rank], [one.host for one in log.members]
     everybody = tuple(range(len(hosts)))
     if shared := describe_shared_gpus(log.members):
         log.note(shared)
     tracker.at("connect", allowance_s=job.timeout_s)
     with nccl_logs:
         tracker.enter("init_process_group", everybody)
-        group_limit_s = max(LEAST_GROUP_LIMIT_S, ABOVE_OURS * log.settings.hang_timeout_s)
-        store = ranks.open_process_group(log.settings.backend, member.device, job.timeout_s, group_limit_s)
+        group_limit_s = max(LEAST_GROUP_LIMIT_S, ABOVE_OURS * settings.hang_timeout_s)
+        store = ranks.open_process_group(settings.backend, member.device, job.timeout_s, group_limit_s)
         tracker.leave()
-        group = RankGroup(None, everybody, torch.device(member.device), log.settings.backend, tracker)
-        run_sweep(group, log.settings, hosts, log, job.progress)
-        if log.settings.pairs:
-            run_pairs(group, log.settings, hosts, log, job.progress)
-        if log.settings.by_node:
-            run_nodes(group, log.settings, hosts, log, job.progress)
+        group = RankGroup(None, everybody, torch.device(member.device), settings.backend, tracker)
+        run_sweep(group, settings, hosts, log, job.progress)
+        if settings.pairs:
+            run_pairs(group, settings, hosts, log, job.progress)
+        if settings.by_node:
+            run_nodes(group, settings, hosts, log, job.progress)
         tracker.at("end")
         log.nccl_logs = nccl_logs.share(group, ranks.conversation)
     distributed.destroy_process_group()
     del store
-
-
-def _unreachable(launch: Launch, error: StoreError) -> UserError:
-    place = f"{launch.hosts[0]}:{launch.port}"
-    if launch.rank == 0:
-        return UserError(
-            f"the ranks cannot meet at {place}: {error}",
-            help="Choose another MASTER_PORT.",
-            status=ExitStatus.INCONCLUSIVE,
-        )
-    return unreachable(launch, error)
 
 
 def run_sweep(
@@ -215,11 +199,8 @@ class _Sweep:
     def __init__(
         self, group: RankGroup, settings: BenchSettings, hosts: Sequence[str], log: ResultLog, progress: Progress
     ) -> None:
-        self._group = group
-        self._settings = settings
-        self._hosts = hosts
-        self._log = log
-        self._progress = progress
+        self._group, self._settings, self._hosts = group, settings, hosts
+        self._log, self._progress = log, progress
         self._forecast = Forecast(settings.backend, settings.iterations)
         self._arrivals = BarrierWaits([hosts[rank] for rank in group.ranks])
         self._began_s = time.monotonic()
@@ -228,38 +209,37 @@ class _Sweep:
 
     def take(self, steps: list[Step]) -> list[Step]:
         """Measure the first step, or leave out the rest of its curve. Return the remaining steps."""
-        first = steps[0]
-        elapsed_s = self._group.agree(time.monotonic() - self._began_s)
+        first, group, log = steps[0], self._group, self._log
+        elapsed_s = group.agree(time.monotonic() - self._began_s)
         slot = share_out(steps, self._forecast, self._settings.budget_s - elapsed_s)
-        reason = self._refuse(first, slot)
+        # The room of the rank that has least. No buffers are held here.
+        own_bytes = read_free_bytes(group.device) / count_takers(log.members[group.ranks[group.index]], log.members)
+        free_bytes = [row[0] for row in group.gather([own_bytes])]
+        least, most = min(range(group.size), key=free_bytes.__getitem__), most_calls(self._effort())
+        needed = needed_bytes(first.cases[0], group, most)
+        reason = find_lack(needed, int(free_bytes[least]), group.ranks[least])
         if slot is None or reason:
-            curve = steps[0].curve
-            sizes = tuple(step.size_bytes for step in steps if step.curve == curve)
-            self._log.left_out.append(
-                LeftOut(collective=curve[0], dtype=curve[1], mode=None, sizes_bytes=sizes, reason=reason)
+            collective, dtype = curve = first.curve
+            log.left_out.append(
+                LeftOut(
+                    collective=collective,
+                    dtype=dtype,
+                    mode=None,
+                    sizes_bytes=tuple(step.size_bytes for step in steps if step.curve == curve),
+                    reason=reason or f"the budget of {self._settings.budget_s:g} s is too short",
+                )
             )
             return [step for step in steps if step.curve != curve]
         self._ends_s = None if slot.left_s is None else time.monotonic() + slot.left_s
-        self._measure(first, slot)
-        self._log.arrivals = self._arrivals.summary()
-        return steps[1:]
-
-    def _refuse(self, step: Step, slot: TimeSlot | None) -> str:
-        needed = needed_bytes(step.cases[0], self._group, most_calls(self._effort()))
-        reason = find_free_memory(self._group, self._log.members).refuse(needed)
-        if slot is None and not reason:
-            return f"the budget of {self._settings.budget_s:g} s is too short"
-        return reason
-
-    def _measure(self, step: Step, slot: TimeSlot) -> None:
         began_s = time.monotonic()
-        group, forecast = self._group, self._forecast
-        self._come_to("check", step, self._longest_s(step))
-        sets = make_sets(group, step.cases[0], most_calls(self._effort()))
-        checked = check(group, step.cases[0], sets[0], self._hosts)
-        self._log.wrong.extend(checked.wrong)
-        timed_s = sum(self._time(step, case, slot, sets, checked) for case in step.cases)
-        forecast.see_rest(step, group.agree(time.monotonic() - began_s - timed_s))
+        self._come_to("check", first, self._longest_s(first))
+        sets = make_sets(group, first.cases[0], most)
+        checked = check(group, first.cases[0], sets[0], self._hosts)
+        log.wrong.extend(checked.wrong)
+        timed_s = sum(self._time(first, case, slot, sets, checked) for case in first.cases)
+        self._forecast.see(first, None, group.agree(time.monotonic() - began_s - timed_s))
+        log.arrivals = self._arrivals.summary()
+        return steps[1:]
 
     def _time(self, step: Step, case: Case, slot: TimeSlot, sets: Sequence[Buffers], checked: Checked) -> float:
         """Measure one mode, and return how long the timed calls took on this rank."""
@@ -273,7 +253,7 @@ class _Sweep:
         self._arrivals.add(measured.waits_us)
         if measured.note:
             self._log.note(f"{name_step(step)}: {measured.note}")
-        self._forecast.see_call(step, case.mode, self._group.agree(measured.timed_s / result.iterations))
+        self._forecast.see(step, case.mode, self._group.agree(measured.timed_s / result.iterations))
         return measured.timed_s
 
     def _come_to(self, phase: str, step: Step, allowance_s: float) -> None:
@@ -287,7 +267,7 @@ class _Sweep:
     def _longest_s(self, step: Step) -> float:
         """Return how long a call may take before it looks like a hang."""
         if self._forecast.knows(step):
-            return self._forecast.rest_s(step)
+            return self._forecast.predict(step)
         return step.size_bytes / (SLOWEST_GB_S * 1e9)
 
     def _effort(self, seconds: float = 0.0) -> Effort:
@@ -301,32 +281,17 @@ def name_step(step: Step) -> str:
     return f"{collective.value} {dtype} {format_size(step.size_bytes)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FreeMemory:
-    """The free memory of the rank that has least, the same value on all ranks."""
-
-    free_bytes: int
-    rank: int
-
-    def refuse(self, needed_bytes: int) -> str:
-        """Return why a case cannot be measured, as a phrase, or "" if it can."""
-        if needed_bytes <= self.free_bytes * USABLE_SHARE:
-            return ""
-        return f"needs {_readable(needed_bytes)} of {_readable(self.free_bytes)} free on rank {self.rank}"
+def find_lack(needed_bytes: int, free_bytes: int, rank: int) -> str:
+    """Return why a case cannot be measured with this much free memory, as a phrase, or "" if it can."""
+    if needed_bytes <= free_bytes * USABLE_SHARE:
+        return ""
+    return f"needs {_readable(needed_bytes)} of {_readable(free_bytes)} free on rank {rank}"
 
 
 def _readable(size_bytes: int) -> str:
     """Return a size in whole GiB, or below 10 GiB in whole MiB, so that rounding loses less than a tenth."""
     unit = 2**30 if size_bytes >= 10 * 2**30 else 2**20
     return format_size(round(size_bytes / unit) * unit)
-
-
-def find_free_memory(group: RankGroup, members: Sequence[Member]) -> FreeMemory:
-    """Return the least room of all ranks. This is collective, and no buffers may be held. ``members`` are all ranks."""
-    own = read_free_bytes(group.device) / count_takers(members[group.ranks[group.index]], members)
-    free = [row[0] for row in group.gather([own])]
-    least = min(range(group.size), key=free.__getitem__)
-    return FreeMemory(free_bytes=int(free[least]), rank=group.ranks[least])
 
 
 def count_takers(own: Member, members: Sequence[Member]) -> int:
@@ -440,22 +405,10 @@ def parse_nccl_log(text: str, rank: int) -> NcclLog | None:
         rank=rank,
         network=networks[0],
         interfaces=tuple(dict.fromkeys(interfaces)),
-        transports=dict(Counter(_ways(text))),
-        nvls=_nvls(text),
+        transports=dict(
+            Counter(match["near"] or match["net"] + (match["gdr"] or "") for match in NCCL_WAY.finditer(text))
+        ),
+        # None if NCCL did not look for NVLink SHARP, as with two GPUs. One communicator with its channels is enough,
+        # because a communicator of two ranks never has them.
+        nvls=any(map(int, NVLS_CHANNELS.findall(text))) if MULTICAST.search(text) else None,
     )
-
-
-def _ways(text: str) -> Iterator[str]:
-    for match in NCCL_WAY.finditer(text):
-        yield match["near"] or match["net"] + (match["gdr"] or "")
-
-
-def _nvls(text: str) -> bool | None:
-    """Return whether NVLink SHARP is used, or None if NCCL did not look for it, as with two GPUs.
-
-    One communicator with NVLS channels is enough, because a communicator of two ranks never has them.
-    """
-    found = MULTICAST.findall(text)
-    if not found:
-        return None
-    return any(int(count) for count in NVLS_CHANNELS.findall(text))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddpdoctor.model.bandwidth import Arrival, Measurement, Mode
 from ddpdoctor.model.garbage import no_collection
@@ -80,16 +80,6 @@ class TimingPlan:
     calls: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Timed:
-    """The times of all ranks, one row per rank."""
-
-    first_us: tuple[float, ...]
-    times_us: tuple[tuple[float, ...], ...]
-    host_us: tuple[tuple[float, ...], ...]
-    waits_us: tuple[tuple[float, ...], ...]
-
-
 def measure(group: RankGroup, case: Case, effort: Effort, sets: Sequence[Buffers] = ()) -> TimedCase:
     """Measure a case. All ranks of the group call this at once and get the same result.
 
@@ -100,24 +90,25 @@ def measure(group: RankGroup, case: Case, effort: Effort, sets: Sequence[Buffers
         push_out(group.device)
     first = _run(group, case, calls, 1, 1)
     plan = plan_calls(case.mode, effort, _warm_up(group, case, calls, effort, first.host_us[0] / 1e6))
-    plan = TimingPlan(batches=_agree(group, plan.batches), calls=_agree(group, plan.calls))
+    # A rank that made another number of calls than the first one would wait forever.
+    plan = TimingPlan(batches=int(group.agree(plan.batches)), calls=int(group.agree(plan.calls)))
     began_s = time.monotonic()
     spans = _run_within(group, case, calls, effort, plan)
     timed_s = time.monotonic() - began_s
     count = len(spans.times_us)
     rows = group.gather([first.times_us[0], *spans.times_us, *spans.host_us, *spans.waits_us])
-    timed = _Timed(
-        first_us=tuple(row[0] for row in rows),
-        times_us=tuple(tuple(row[1 : count + 1]) for row in rows),
-        host_us=tuple(tuple(row[count + 1 : 2 * count + 1]) for row in rows),
-        waits_us=tuple(tuple(row[2 * count + 1 :]) for row in rows),
-    )
-    measurement = summarize(case, timed.first_us, timed.times_us, plan.calls, group.size, warm=not effort.cold)
+    times_us = [row[1 : count + 1] for row in rows]
+    host_us = [row[count + 1 : 2 * count + 1] for row in rows]
+    # If the device's clock and the host's disagree over all calls, one of them is wrong.
+    on_device_us, on_host_us, note = max(map(sum, times_us)), max(map(sum, host_us)), ""
+    if abs(on_host_us - on_device_us) > CLOCKS_DIFFER * on_host_us + SPAN_OVERHEAD_US * count:
+        counted, told = (f"{one / 1e3:.3g} ms" for one in (on_device_us, on_host_us))
+        note = f"the device's clock counted {counted} for all timed calls, the host's {told}"
     return TimedCase(
-        measurement=measurement,
-        waits_us=even_out(timed.waits_us, timed.host_us) if case.mode is Mode.LATENCY else (),
+        measurement=summarize(case, [row[0] for row in rows], times_us, plan.calls, group.size, warm=not effort.cold),
+        waits_us=even_out([row[2 * count + 1 :] for row in rows], host_us) if case.mode is Mode.LATENCY else (),
         timed_s=timed_s,
-        note=_compare_clocks(timed),
+        note=note,
     )
 
 
@@ -147,7 +138,7 @@ def _warm_up(group: RankGroup, case: Case, calls: Iterator[Call], effort: Effort
     if count is None:
         affordable = math.floor(WARMUP_SHARE * effort.seconds / max(first_s, 1e-9))
         count = max(first_s < SLOW_CALL_S, min(MOST_WARMUP, affordable))
-    count = _agree(group, count)
+    count = int(group.agree(count))
     if count == 0:
         return first_s
     began_s = time.monotonic()
@@ -181,7 +172,7 @@ def _run_within(group: RankGroup, case: Case, calls: Iterator[Call], effort: Eff
     spans = _run(group, case, calls, count, plan.calls)
     took_s = time.monotonic() - began_s
     affordable = math.floor((effort.seconds - took_s) / took_s * count)
-    more = _agree(group, max(0, min(most - count, affordable)))
+    more = int(group.agree(max(0, min(most - count, affordable))))
     return spans + _run(group, case, calls, more, plan.calls) if more else spans
 
 
@@ -189,11 +180,6 @@ def _run(group: RankGroup, case: Case, calls: Iterator[Call], batches: int, coun
     if case.mode is Mode.LATENCY:
         return time_calls(group, case.collective.value, calls, batches)
     return time_batches(group, case.collective.value, calls, batches, count)
-
-
-def _agree(group: RankGroup, count: int) -> int:
-    """Return the first rank's number. A rank that made another number of calls would wait forever."""
-    return int(group.agree(count))
 
 
 def summarize(
@@ -206,13 +192,7 @@ def summarize(
     algbw_gb_s = case.size_bytes / p50_us / 1e3
     factor = bus_factor(case.collective, size)
     return Measurement(
-        collective=case.collective,
-        dtype=case.dtype,
-        redop=case.redop,
-        mode=case.mode,
-        in_place=case.in_place,
-        size_bytes=case.size_bytes,
-        count=case.count,
+        **asdict(case),
         iterations=len(slowest) * calls,
         first_us=max(first_us),
         min_us=min(slowest),
@@ -226,16 +206,6 @@ def summarize(
         warm=warm,
         wrong=None,
     )
-
-
-def _compare_clocks(timed: _Timed) -> str:
-    """Return a note if the device's clock and the host's disagree over all calls, which means one of them is wrong."""
-    device_us = max(map(sum, timed.times_us))
-    host_us = max(map(sum, timed.host_us))
-    allowed_us = CLOCKS_DIFFER * host_us + SPAN_OVERHEAD_US * len(timed.times_us[0])
-    if abs(host_us - device_us) <= allowed_us:
-        return ""
-    return f"the device's clock counted {device_us / 1e3:.3g} ms for all timed calls, the host's {host_us / 1e3:.3g} ms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,107 +229,67 @@ class Spans:
 
 def time_calls(group: RankGroup, op: str, calls: Iterator[Call], count: int) -> Spans:
     """Time ``count`` single calls, each after a barrier."""
-    with no_collection():
-        if group.device.type == "cuda":
-            return _time_calls_on_stream(group, op, calls, count)
-        return _time_calls_on_host(group, op, calls, count)
-
-
-def time_batches(group: RankGroup, op: str, calls: Iterator[Call], batches: int, count: int) -> Spans:
-    """Time ``batches`` batches of ``count`` calls, each batch after a barrier."""
-    with no_collection():
-        if group.device.type == "cuda":
-            return _time_batches_on_stream(group, op, calls, batches, count)
-        return _time_batches_on_host(group, op, calls, batches, count)
-
-
-def _time_calls_on_host(group: RankGroup, op: str, calls: Iterator[Call], count: int) -> Spans:
     import torch.distributed as dist
 
+    if group.device.type == "cuda":
+        return time_batches(group, op, calls, count, 1, single=True)
     clock, tracker, ranks, handle = time.perf_counter_ns, group.tracker, group.ranks, group.handle
     times_us, waits_us = [], []
-    for call in islice(calls, count):
-        # Not ``Group.barrier``: it adds a few microseconds before the call, in which the backend's threads fall asleep.
-        # We measured 3 % of an all-reduce of 1 KiB.
-        tracker.enter("barrier", ranks)
-        barrier = dist.barrier(handle, True)  # noqa: FBT003 - async_op
-        arrived = clock()
-        if barrier is not None:
-            barrier.wait()
-        left = clock()
-        tracker.enter(op, ranks)
-        began = clock()
-        work = call(True)  # noqa: FBT003 - async_op
-        handed_in = clock()
-        if work is not None:
-            work.wait()
-        ended = clock()
-        tracker.leave()
-        times_us.append((ended - began) / 1e3)
-        waits_us.append(((left - arrived) - (handed_in - began)) / 1e3)
+    with no_collection():
+        for call in islice(calls, count):
+            # Not ``Group.barrier``: it adds a few microseconds before the call, in which the backend's threads fall
+            # asleep. We measured 3 % of an all-reduce of 1 KiB.
+            tracker.enter("barrier", ranks)
+            barrier = dist.barrier(handle, True)  # noqa: FBT003 - async_op
+            arrived = clock()
+            if barrier is not None:
+                barrier.wait()
+            left = clock()
+            tracker.enter(op, ranks)
+            began = clock()
+            work = call(True)  # noqa: FBT003 - async_op
+            handed_in = clock()
+            if work is not None:
+                work.wait()
+            ended = clock()
+            tracker.leave()
+            times_us.append((ended - began) / 1e3)
+            waits_us.append(((left - arrived) - (handed_in - began)) / 1e3)
     return Spans(times_us=tuple(times_us), host_us=tuple(times_us), waits_us=tuple(waits_us))
 
 
-def _time_batches_on_host(group: RankGroup, op: str, calls: Iterator[Call], batches: int, count: int) -> Spans:
-    clock, tracker, ranks = time.perf_counter_ns, group.tracker, group.ranks
-    times_us, waits_us = [], []
-    for _ in range(batches):
-        waits_us.append(group.barrier() * 1e6)
-        tracker.enter(op, ranks)
-        began = clock()
-        for call in islice(calls, count):
-            call(False)  # noqa: FBT003 - async_op
-        ended = clock()
-        tracker.leave()
-        times_us.append((ended - began) / 1e3)
-    return Spans(times_us=tuple(times_us), host_us=tuple(times_us), waits_us=tuple(waits_us))
+def time_batches(
+    group: RankGroup, op: str, calls: Iterator[Call], batches: int, count: int, *, single: bool = False
+) -> Spans:
+    """Time ``batches`` batches of ``count`` calls, each batch after a barrier. A GPU's time is by its own clock.
 
-
-def _time_calls_on_stream(group: RankGroup, op: str, calls: Iterator[Call], count: int) -> Spans:
-    clock, tracker, ranks = time.perf_counter_ns, group.tracker, group.ranks
-    before, after = _events()
-    times_us, host_us, waits_us = [], [], []
-    for call in islice(calls, count):
-        waited_s = group.barrier()
-        tracker.enter(op, ranks)
-        began = clock()
-        before.record()
-        call(False)  # noqa: FBT003 - async_op
-        handed_in = clock()
-        after.record()
-        after.synchronize()
-        ended = clock()
-        tracker.leave()
-        times_us.append(before.elapsed_time(after) * 1e3)
-        host_us.append((ended - began) / 1e3)
-        waits_us.append(waited_s * 1e6 - (handed_in - began) / 1e3)
-    return Spans(times_us=tuple(times_us), host_us=tuple(host_us), waits_us=tuple(waits_us))
-
-
-def _time_batches_on_stream(group: RankGroup, op: str, calls: Iterator[Call], batches: int, count: int) -> Spans:
-    clock, tracker, ranks = time.perf_counter_ns, group.tracker, group.ranks
-    before, after = _events()
-    times_us, host_us, waits_us = [], [], []
-    for _ in range(batches):
-        waits_us.append(group.barrier() * 1e6)
-        tracker.enter(op, ranks)
-        began = clock()
-        before.record()
-        for call in islice(calls, count):
-            call(False)  # noqa: FBT003 - async_op
-        after.record()
-        after.synchronize()
-        ended = clock()
-        tracker.leave()
-        times_us.append(before.elapsed_time(after) * 1e3)
-        host_us.append((ended - began) / 1e3)
-    return Spans(times_us=tuple(times_us), host_us=tuple(host_us), waits_us=tuple(waits_us))
-
-
-def _events() -> tuple[Any, Any]:
+    With ``single``, the time to issue the calls is subtracted from the waits.
+    """
     import torch
 
-    return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    clock, tracker, ranks = time.perf_counter_ns, group.tracker, group.ranks
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if group.device.type == "cuda" else None
+    times_us, host_us, waits_us = [], [], []
+    with no_collection():
+        for _ in range(batches):
+            batch = list(islice(calls, count))
+            waited_us = group.barrier() * 1e6
+            tracker.enter(op, ranks)
+            began = clock()
+            if events is not None:
+                events[0].record()
+            for call in batch:
+                call(False)  # noqa: FBT003 - async_op
+            handed_in = clock()
+            if events is not None:
+                events[1].record()
+                events[1].synchronize()
+            ended = clock() if events is not None else handed_in
+            tracker.leave()
+            host_us.append((ended - began) / 1e3)
+            times_us.append(events[0].elapsed_time(events[1]) * 1e3 if events is not None else host_us[-1])
+            waits_us.append(waited_us - (handed_in - began) / 1e3 if single else waited_us)
+    return Spans(times_us=tuple(times_us), host_us=tuple(host_us), waits_us=tuple(waits_us))
 
 
 class BarrierWaits:
@@ -407,14 +337,10 @@ def lateness(waits_us: Sequence[Sequence[float]]) -> torch.Tensor:
 
     waits = torch.tensor([row[:MOST_KEPT] for row in waits_us], dtype=torch.float64).T
     ordered, order = waits.sort(dim=1)
-    place = order.argsort(dim=1)
-    others = waits.shape[1] - 1
-    return (_without(ordered, place, (others - 1) // 2) + _without(ordered, place, others // 2)) / 2 - waits
-
-
-def _without(ordered: torch.Tensor, place: torch.Tensor, index: int) -> torch.Tensor:
-    """Return for each rank the wait at ``index`` of the sorted row after its own wait is removed."""
-    return ordered.gather(1, (place <= index).long() + index)
+    place, others = order.argsort(dim=1), waits.shape[1] - 1
+    # For each rank, the two waits in the middle of the sorted row after its own wait is removed
+    middle = [ordered.gather(1, (place <= index).long() + index) for index in ((others - 1) // 2, others // 2)]
+    return (middle[0] + middle[1]) / 2 - waits
 
 
 def quantile(values: Sequence[float], share: float) -> float:

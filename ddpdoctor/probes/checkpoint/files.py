@@ -25,6 +25,7 @@ from ddpdoctor.model.saved import (
     TensorIn,
     Weights,
 )
+from ddpdoctor.model.words import grouped
 from ddpdoctor.probes.checkpoint.formats import (
     LAYERS,
     LOCAL_SIGNATURE,
@@ -37,7 +38,6 @@ from ddpdoctor.probes.checkpoint.formats import (
     read_legacy,
     read_rest,
     read_safetensors,
-    tensors_by_record,
     walk_tensors,
 )
 from ddpdoctor.recorder.fingerprint import fingerprints
@@ -129,7 +129,7 @@ def _read_zip(path: Path, file: BinaryIO, size: int, extent: Extent) -> FileSeen
         )
     tensors = tuple(walk_tensors(archive.loaded.root))
     refused, refusal = ((), "") if archive.damaged else try_load(path, named=archive.loaded.names)
-    by_record = {} if archive.loaded is None else tensors_by_record(archive.loaded.root)
+    by_record = grouped((ref.storage.key, name) for name, ref in tensors)
     seen = FileSeen(
         path=str(path),
         size_bytes=size,
@@ -166,8 +166,8 @@ def _read_cut_zip(path: Path, file: BinaryIO, size: int) -> FileSeen:
             break
         end = start
     end = end if size - end >= TAIL_BYTES else size
-    rest = read_rest(file, end)
-    tensors = () if rest.loaded is None else tuple(walk_tensors(rest.loaded.root))
+    loaded, whole = read_rest(file, end)
+    tensors = () if loaded is None else tuple(walk_tensors(loaded.root))
     # Whether the end of a zip archive is there. If so, the file is damaged and not truncated.
     file.seek(max(0, size - TAIL_BYTES))
     tail = file.read(TAIL_BYTES)
@@ -179,8 +179,8 @@ def _read_cut_zip(path: Path, file: BinaryIO, size: int) -> FileSeen:
         form=Form.ZIP,
         state=ReadState.UNREADABLE if has_end else ReadState.CUT,
         detail="the directory of its records is damaged" if has_end else zeros,
-        lost=tuple(name for name, ref in tensors if ref.storage.key not in rest.whole),
-        contents=None if rest.loaded is None else describe(rest.loaded.root, rest.loaded.names),
+        lost=tuple(name for name, ref in tensors if ref.storage.key not in whole),
+        contents=None if loaded is None else describe(loaded.root, loaded.names),
     )
 
 
@@ -212,6 +212,8 @@ def _read_safetensors(path: Path, file: BinaryIO, size: int, extent: Extent) -> 
     except Unreadable as error:
         return _unread(path, size, Form.SAFETENSORS, ReadState.UNREADABLE, str(error))
     lost = tuple(name for name in read.tensors if name not in read.starts)
+    described = _describe_all(read.tensors.items())
+    weights = (Weights(where="", tensors=described),) if described else ()
     seen = FileSeen(
         path=str(path),
         size_bytes=size,
@@ -219,7 +221,7 @@ def _read_safetensors(path: Path, file: BinaryIO, size: int, extent: Extent) -> 
         state=ReadState.CUT if lost else ReadState.WHOLE,
         checksums=Checksums.NONE,
         lost=lost,
-        contents=weights_of(read.tensors),
+        contents=Contents(tensors=described, weights=weights, parts=(StatePart.MODEL,) if weights else ()),
     )
     return _with_values(seen, tuple(read.tensors.items()), read.starts, extent)
 
@@ -284,15 +286,21 @@ def describe(root: Any, names: tuple[str, ...]) -> Contents:
     """Return what a checkpoint holds. ``names`` are the functions and classes that its pickle names."""
     found = list(_walk(root, "", 0))
     parts = {part for _, value, key in found if (part := _part_of(key, value)) is not None}
-    weights = tuple(one for path, value, _ in found if (one := _weights_at(path, value)) is not None)
+    weights = []
+    for path, value, _ in found:
+        if _is_weights(value):
+            own = ((name, ref) for name, ref in value.items() if isinstance(ref, TensorRef))
+            weights.append(Weights(where=path, tensors=_describe_all(own)))
+        elif _is_module(value):
+            weights.append(Weights(where=path, tensors=_describe_all(_state_of(value, ""))))
     if not weights and isinstance(root, Opaque):
         # Such as a torch.jit script.
-        weights = (Weights(where="", tensors=_describe_all(walk_tensors(root))),)
+        weights.append(Weights(where="", tensors=_describe_all(walk_tensors(root))))
     if weights:
         parts.add(StatePart.MODEL)
     return Contents(
         tensors=_describe_all(walk_tensors(root)),
-        weights=weights,
+        weights=tuple(weights),
         parts=tuple(part for part in StatePart if part in parts),
         empty_optimizer=any(_is_optimizer(value) and not value["state"] for _, value, _ in found),
         globals=names,
@@ -301,13 +309,6 @@ def describe(root: Any, names: tuple[str, ...]) -> Contents:
 
 def _describe_all(tensors: Iterable[tuple[str, TensorRef]]) -> tuple[TensorIn, ...]:
     return tuple(TensorIn(name=name, shape=ref.shape, dtype=ref.dtype) for name, ref in tensors)
-
-
-def weights_of(tensors: Mapping[str, TensorRef]) -> Contents:
-    """Return the contents of a file that holds only named tensors."""
-    described = _describe_all(tensors.items())
-    weights = (Weights(where="", tensors=described),) if described else ()
-    return Contents(tensors=described, weights=weights, parts=(StatePart.MODEL,) if weights else ())
 
 
 def _walk(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any, str]]:
@@ -380,16 +381,6 @@ def _is_module(value: Any) -> bool:
     return isinstance(value, Opaque) and isinstance(value.state, dict) and value.state.keys() >= LAYERS
 
 
-def _weights_at(path: str, value: Any) -> Weights | None:
-    if _is_weights(value):
-        tensors = [(name, ref) for name, ref in value.items() if isinstance(ref, TensorRef)]
-    elif _is_module(value):
-        tensors = list(_state_of(value, ""))
-    else:
-        return None
-    return Weights(where=path, tensors=_describe_all(tensors))
-
-
 def _state_of(module: Opaque, prefix: str) -> Iterator[tuple[str, TensorRef]]:
     """Yield what a pickled module's state dict would hold. Other tensors, such as an LSTM's views, are left out."""
     state = module.state
@@ -413,6 +404,8 @@ def check_values(
     buffer: mmap.mmap, tensors: Iterable[tuple[str, TensorRef]], starts: Mapping[str, int]
 ) -> tuple[tuple[OddValues, ...], tuple[str, ...]]:
     """Return the tensors with values that are not finite, and the names of those that could not be checked."""
+    import torch
+
     found, unseen = [], []
     for name, ref in tensors:
         if ref.dtype not in WITH_FRACTIONS or 0 in ref.shape:
@@ -421,22 +414,17 @@ def check_values(
         if tensor is None:
             unseen.append(name)
             continue
-        # Count the values that are not finite. One pass is enough for most tensors, because they have none.
-        import torch
-
+        # One pass is enough for most tensors, because all of their values are finite.
         chunks = list(_chunks(tensor))
         if all(bool(torch.isfinite(chunk).all()) for chunk in chunks):
-            values = None
-        else:
-            nan = above = below = plain = 0
-            for chunk in chunks:
-                nan += int(torch.isnan(chunk).sum())
-                above += int(torch.isposinf(chunk).sum())
-                below += int(torch.isneginf(chunk).sum())
-                plain += int((torch.isfinite(chunk) & (chunk != 0)).sum())
-            values = OddValues(name=name, of=tensor.numel(), nan=nan, above=above, below=below, plain=plain)
-        if values is not None:
-            found.append(values)
+            continue
+        nan = above = below = plain = 0
+        for chunk in chunks:
+            nan += int(torch.isnan(chunk).sum())
+            above += int(torch.isposinf(chunk).sum())
+            below += int(torch.isneginf(chunk).sum())
+            plain += int((torch.isfinite(chunk) & (chunk != 0)).sum())
+        found.append(OddValues(name=name, of=tensor.numel(), nan=nan, above=above, below=below, plain=plain))
     return tuple(found), tuple(unseen)
 
 

@@ -10,11 +10,10 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
-from ddpdoctor.model.words import grouped
 from ddpdoctor.recorder.storage.files import parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
 DTYPES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
@@ -290,15 +289,13 @@ def _children(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _join(path: str, key: Any) -> str:
-    name = "" if isinstance(key, str) and key in LAYERS else _name(key)
-    return f"{path}.{name}" if path and name else path or name
-
-
-def _name(key: Any) -> str:
-    """Return a key as text. Python refuses to convert a number with thousands of digits."""
     if isinstance(key, int) and key.bit_length() > MOST_BITS:
-        return "(a number)"
-    return str(key) if isinstance(key, PLAIN_KEYS) else f"({type(key).__name__})"
+        name = "(a number)"  # Python refuses to convert a number with thousands of digits
+    elif isinstance(key, PLAIN_KEYS):
+        name = "" if key in LAYERS else str(key)
+    else:
+        name = f"({type(key).__name__})"
+    return f"{path}.{name}" if path and name else path or name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,18 +313,14 @@ class Archive:
     has_checksums: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rest:
-    """What is left of an archive that has lost its directory."""
-
-    loaded: Loaded | None
-    whole: frozenset[str]
-    """Keys of the complete storages."""
-
-
 def read_archive(file: BinaryIO, *, checksums: bool = True) -> Archive:
     """Read the index of an archive and verify every record's checksum. Raises ``zipfile.BadZipFile``."""
-    with _open_archive(file) as archive:
+    try:
+        opened = zipfile.ZipFile(file)
+    except Exception as error:
+        # With a flipped bit in the directory, zipfile may raise anything.
+        raise zipfile.BadZipFile(str(error)) from error
+    with opened as archive:
         records = {_short(info.filename): info for info in archive.infolist()}
         has_checksums = any(info.CRC for info in records.values())
         damaged = tuple(_damaged(archive, records)) if has_checksums and checksums else ()
@@ -340,14 +333,6 @@ def read_archive(file: BinaryIO, *, checksums: bool = True) -> Archive:
     return Archive(
         loaded=loaded, problem=problem, starts=starts, damaged=damaged, has_checksums=has_checksums
     )  # fmt: skip
-
-
-def _open_archive(file: BinaryIO) -> zipfile.ZipFile:
-    try:
-        return zipfile.ZipFile(file)
-    except Exception as error:
-        # With a flipped bit in the directory, zipfile may raise anything.
-        raise zipfile.BadZipFile(str(error)) from error
 
 
 def _short(name: str) -> str:
@@ -382,35 +367,34 @@ def _read_index(file: BinaryIO, info: zipfile.ZipInfo | None) -> tuple[Loaded | 
 
 def _start(file: BinaryIO, info: zipfile.ZipInfo) -> int:
     """Return where the bytes of a record begin, or -1 if its header is damaged."""
-    file.seek(info.header_offset)
-    header = file.read(LOCAL_HEADER.size)
-    if len(header) < LOCAL_HEADER.size or not header.startswith(LOCAL_SIGNATURE):
-        return -1
-    _, name, extra = LOCAL_HEADER.unpack(header)
-    return info.header_offset + LOCAL_HEADER.size + int(name) + int(extra)
+    header = _header_at(file, info.header_offset)
+    return -1 if header is None else header[1]
 
 
-def read_rest(file: BinaryIO, size_bytes: int) -> Rest:
-    """Read a truncated archive: its index comes first, and the other records follow."""
+def read_rest(file: BinaryIO, size_bytes: int) -> tuple[Loaded | None, set[str]]:
+    """Read a truncated archive: its index comes first, and the other records follow.
+
+    Return what the index holds, if it is left, and the keys of the complete storages.
+    """
     first = _header_at(file, 0)
     if first is None or _short(first[0]) != PICKLE:
-        return Rest(loaded=None, whole=frozenset())
+        return None, set()
     file.seek(first[1])
     try:
         loaded = read_pickle(file)
     except Unreadable:
-        return Rest(loaded=None, whole=frozenset())
+        return None, set()
     storages = {ref.storage.key: ref.storage for _, ref in walk_tensors(loaded.root)}
     position = first[1]
-    whole_storages: list[str] = []
+    whole: set[str] = set()
     while (found := _next_header(file, position, size_bytes)) is not None:
         name, start = found
         storage = storages.get(_short(name).removeprefix("data/")) if _short(name).startswith("data/") else None
         end = start + (storage.size_bytes if storage is not None else 0)
         if storage is not None and end <= size_bytes:
-            whole_storages.append(storage.key)
+            whole.add(storage.key)
         position = end
-    return Rest(loaded=loaded, whole=frozenset(whole_storages))
+    return loaded, whole
 
 
 def _next_header(file: BinaryIO, position: int, size_bytes: int) -> tuple[str, int] | None:
@@ -433,11 +417,6 @@ def _header_at(file: BinaryIO, position: int) -> tuple[str, int] | None:
     _, name_length, extra_length = LOCAL_HEADER.unpack(header)
     name = file.read(name_length).decode(errors="replace")
     return name, position + LOCAL_HEADER.size + name_length + extra_length
-
-
-def tensors_by_record(root: object) -> dict[str, list[str]]:
-    """Return the names of the tensors in each storage, by the storage's key."""
-    return grouped((ref.storage.key, name) for name, ref in walk_tensors(root) if isinstance(ref, TensorRef))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -467,16 +446,11 @@ def read_legacy(file: BinaryIO, size_bytes: int) -> Legacy | None:
         return Legacy(loaded=loaded, starts={}, is_whole=False)
     if not isinstance(keys, list):
         raise Unreadable("its storages are not listed")
-    starts = _find_storages(file, [str(key) for key in keys], loaded, size_bytes)
-    return Legacy(loaded=loaded, starts=starts, is_whole=len(starts) == len(keys))
-
-
-def _find_storages(file: BinaryIO, keys: Sequence[str], loaded: Loaded, size_bytes: int) -> dict[str, int]:
-    sizes = {ref.storage.key: ref.storage for _, ref in walk_tensors(loaded.root)}
+    storages = {ref.storage.key: ref.storage for _, ref in walk_tensors(loaded.root)}
     starts: dict[str, int] = {}
-    for key in keys:
+    for key in map(str, keys):
         length = file.read(STORAGE_LENGTH.size)
-        storage = sizes.get(key)
+        storage = storages.get(key)
         if len(length) < STORAGE_LENGTH.size or storage is None:
             break
         if STORAGE_LENGTH.unpack(length)[0] != storage.numel:
@@ -486,7 +460,7 @@ def _find_storages(file: BinaryIO, keys: Sequence[str], loaded: Loaded, size_byt
             break
         starts[key] = start
         file.seek(start + storage.size_bytes)
-    return starts
+    return Legacy(loaded=loaded, starts=starts, is_whole=len(starts) == len(keys))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ from ddpdoctor.probes.load_torch import import_torch
 from ddpdoctor.probes.user_code import load_callable, users_turn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
 MOST_CHARACTERS = 300
@@ -89,13 +89,18 @@ def read_checkpoints(wanted: CheckpointOptions, progress: Callable[[str], None])
         )
     folders = {path.parent: list_folder(path.parent) for path in paths}
     gaps = (one for path in paths for one in find_gaps(path, folders[path.parent]))
+    leftovers = (
+        one
+        for path in paths
+        for one in find_leftovers(path, folders[path.parent], of_folder=path.parent in wanted.paths)
+    )
     unique_gaps = tuple({gap.pattern: gap for gap in gaps}.values())
     return Checkpoints(
         files=tuple(files),
         expected=expected,
         copies=copies,
         same_asked=wanted.same,
-        leftovers=tuple(dict.fromkeys(_leftovers(paths, folders, set(wanted.paths)))),
+        leftovers=tuple(dict.fromkeys(leftovers)),
         gaps=unique_gaps,
     )
 
@@ -110,7 +115,8 @@ def _expand(path: Path) -> tuple[Path, ...]:
         near = sorted(one.name for one in path.parent.glob(f"{path.stem}*"))[:3] if path.parent.is_dir() else []
         hint = f"There is {', '.join(near)}." if near else ""
         raise UserError(f"there is no {path}", help=hint)
-    if not path.is_dir() or is_distributed(path):
+    # A folder of torch.distributed.checkpoint, or the rest of one, is one checkpoint.
+    if not path.is_dir() or (path / METADATA).is_file() or any(path.glob("*.distcp")):
         return (path,)
     found = tuple(sorted(one for one in path.iterdir() if one.is_file() and one.suffix.lower() in SUFFIXES))
     if not found:
@@ -133,7 +139,11 @@ def read_expected(function: str) -> Expected:
     """Return the tensors of the model that the user's function builds. Raises ``UserError``."""
     make = load_callable(function, "--model")
     with users_turn(f"--model {function} failed"):
-        state = _state_dict(make())
+        made = make()
+        if isinstance(made, tuple) and made:  # (module, optimizer), which `check-consistency --model` accepts too
+            made = made[0]
+        save = getattr(made, "state_dict", None)
+        state = made if isinstance(made, dict) else save() if callable(save) else None
     if state is None:
         raise UserError(f"--model {function} does not return a module", help="Return the model, before DDP wraps it.")
     return Expected(
@@ -144,23 +154,6 @@ def read_expected(function: str) -> Expected:
             if hasattr(one, "shape") and hasattr(one, "dtype")
         ),
     )
-
-
-def _state_dict(made: Any) -> dict[str, Any] | None:
-    if isinstance(made, tuple) and made:  # (module, optimizer), which `check-consistency --model` accepts too
-        made = made[0]
-    if isinstance(made, dict):
-        return made
-    state = getattr(made, "state_dict", None)
-    found: dict[str, Any] | None = state() if callable(state) else None
-    return found
-
-
-def _leftovers(
-    paths: Sequence[Path], folders: Mapping[Path, Mapping[str, int]], given: Collection[Path]
-) -> Iterator[Leftover]:
-    for path in paths:
-        yield from find_leftovers(path, folders[path.parent], of_folder=path.parent in given)
 
 
 class _Window(io.RawIOBase):
@@ -201,11 +194,6 @@ class _Item:
     file: str
     offset: int
     length: int
-
-
-def is_distributed(folder: Path) -> bool:
-    """Return whether a folder is such a checkpoint, or the rest of one."""
-    return (folder / METADATA).is_file() or any(folder.glob("*.distcp"))
 
 
 def read_distributed(folder: Path, *, checksums: bool) -> FileSeen:
@@ -335,8 +323,11 @@ def find_leftovers(path: Path, sizes: Mapping[str, int], *, of_folder: bool) -> 
     for name in sorted(sizes):
         final = _final_name(name)
         if final is not None and (of_folder or name == path.name or _shape(final) == _shape(path.name)):
+            beside = f"{final} has {sizes[final]}" if final in sizes else f"there is no {final}"
             yield Leftover(
-                path=str(path.with_name(name)), kind="a temporary file of a write", detail=_beside(name, sizes)
+                path=str(path.with_name(name)),
+                kind="a temporary file of a write",
+                detail=f"{sizes[name]} bytes; {beside}",
             )
     like = [size for name, size in sizes.items() if name != path.name and _shape(name) == _shape(path.name)]
     if len(like) >= FEWEST_LIKE and path.name in sizes:
@@ -356,12 +347,6 @@ def _final_name(name: str) -> str | None:
         if stripped == name or not trimmed.lower().endswith(SUFFIXES):
             return None
     return trimmed.removeprefix(".")
-
-
-def _beside(name: str, sizes: Mapping[str, int]) -> str:
-    final = _final_name(name) or ""
-    words = f"{sizes.get(name, 0)} bytes"
-    return f"{words}; {final} has {sizes[final]}" if final in sizes else f"{words}; there is no {final}"
 
 
 def _shape(name: str) -> str:

@@ -94,17 +94,6 @@ class Question:
     losses: tuple[float | None, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReferenceAnswer:
-    """How the gradients compare. If they cannot be compared, ``step`` is None and ``problem`` says why."""
-
-    step: ReferenceStep | None = None
-    float64: bool = True
-    batchnorm: tuple[str, ...] = ()
-    hooked: tuple[str, ...] = ()
-    problem: str = ""
-
-
 class ReferenceProcess:
     """A separate process, so that the user's code sees a job of one rank in every respect."""
 
@@ -112,18 +101,23 @@ class ReferenceProcess:
         """Start the process. Its imports run while the ranks train."""
         self._folder = tempfile.TemporaryDirectory(prefix="ddpdoctor-reference-")
         self._limit_s = settings.limit_s * LIMIT_FACTOR * (2 + world_size)
-        self._result = OneProcess(dropout=dropout)
+        self.result = OneProcess(dropout=dropout)
+        """All that was compared so far."""
         self._state: dict[str, Any] = {}
         self._gradients: dict[str, Any] = {}
+        # The environment of a job of one process, which finds the same modules
+        others = ("TORCHELASTIC_", "SLURM_", "DDPDOCTOR_")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
+        folder = str(Path(ddpdoctor.__file__).parents[1])
+        paths = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), folder]))
         self._process = subprocess.Popen(
             [sys.executable, *safe_flags(), "-m", MODULE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=_environment(os.environ),
+            env={**kept, **ALONE, "PYTHONPATH": paths},
         )
-        start = ReferenceStart(settings=settings, world_size=world_size, device=str(device))
-        self._send(start)
+        self._send(ReferenceStart(settings=settings, world_size=world_size, device=str(device)))
 
     def keep_state(self, module: Any) -> None:
         """Copy parameters and buffers before a step, to the host because the rank needs its GPU itself."""
@@ -142,7 +136,7 @@ class ReferenceProcess:
         """Have the step computed from the saved state, and keep how its gradients compare. Raises ``UserError``."""
         import torch
 
-        if self._result.problem:
+        if self.result.problem:
             return
         path = Path(self._folder.name) / f"{step}.pt"
         torch.save({"state": self._state, "gradients": self._gradients}, path)
@@ -153,12 +147,9 @@ class ReferenceProcess:
             losses=tuple(one.loss for one in records),
         )
         self._send(question)
-        self._take(self._hear())
+        answer = self._hear()
+        self.result = replace(answer, dropout=self.result.dropout, steps=(*self.result.steps, *answer.steps))
         path.unlink(missing_ok=True)
-
-    def reference(self) -> OneProcess:
-        """Return all that was compared."""
-        return self._result
 
     def close(self) -> None:
         """End the process."""
@@ -171,24 +162,13 @@ class ReferenceProcess:
             self._process.stdout.close()
         self._folder.cleanup()
 
-    def _take(self, answer: ReferenceAnswer) -> None:
-        steps: tuple[ReferenceStep, ...] = () if answer.step is None else (answer.step,)
-        self._result = replace(
-            self._result,
-            steps=(*self._result.steps, *steps),
-            float64=answer.float64,
-            batchnorm=answer.batchnorm,
-            hooked=answer.hooked,
-            problem=answer.problem,
-        )
-
     def _send(self, record: ReferenceStart | Question) -> None:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # the next read reports that it ended
             self._process.stdin.write(json.dumps(encode(record)) + "\n")
             self._process.stdin.flush()
 
-    def _hear(self) -> ReferenceAnswer:
+    def _hear(self) -> OneProcess:
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], self._limit_s)[0]:
             raise UserError(
@@ -199,18 +179,9 @@ class ReferenceProcess:
             status = self._process.wait()
             raise UserError(f"the process that computes the reference ended (status {status})", status=FAILED)
         try:
-            return decode(ReferenceAnswer, json.loads(line))
+            return decode(OneProcess, json.loads(line))
         except (ValueError, WrongValue) as error:
             raise UserError(f"the process that computes the reference said {line[:80]!r}", status=FAILED) from error
-
-
-def _environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a job of one process. It finds the same modules."""
-    kept = {
-        name: value for name, value in env.items() if not name.startswith(("TORCHELASTIC_", "SLURM_", "DDPDOCTOR_"))
-    }
-    folder = str(Path(ddpdoctor.__file__).parents[1])
-    return {**kept, **ALONE, "PYTHONPATH": os.pathsep.join(filter(None, [env.get("PYTHONPATH"), folder]))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,17 +207,36 @@ def compare_gradients(  # noqa: PLR0913 - each is one computation of the same gr
     """Return a step's comparison. ``double`` is None without float64, and ``still`` (eval mode) without BatchNorm."""
     best = double or plain
     names = [name for name in best.whole if name in ddp and all(name in part for part in best.parts)]
-    mean = {name: _mean(best.parts, name) for name in names}
+    means = {name: _mean(best.parts, name) for name in names}
     held = {name: ddp[name].double() for name in names}
     weights = _weights([{n: part[n] for n in names} for part in best.parts], {n: best.whole[n] for n in names})
-    scale = _ratio(_dot(held, mean), _dot(mean, mean))
+    squared = _dot(means, means)
+    scale = _dot(held, means) / squared if squared else 0.0
     rounding = _roundings(names, plain, double, reordered, ddp)
     rows = []
     for name in names:
-        exact = rounding[name] if double is None else _exact(rounding[name], double.whole[name], reordered[name])
-        row = _compare(name, held[name], best, scale=scale, weights=weights, rounding=rounding[name], exact=exact)
-        off = None if still is None else _norm(still.whole[name] - _mean(still.parts, name))
-        rows.append(replace(row, without_batchnorm=off))
+        whole, mean, parts = best.whole[name], means[name], [part[name] for part in best.parts]
+        exact = rounding[name]
+        if double is not None:
+            # How precisely float64 gradients of the whole batch and of its parts can be compared
+            exact = min(exact, max(EXACT_SHARE * exact, _norm(whole - reordered[name])))
+        rows.append(
+            GradientErrors(
+                name=name,
+                elements=whole.numel(),
+                norm=_norm(whole),
+                ddp_norm=_norm(held[name]),
+                rounding=rounding[name],
+                exact=exact,
+                whole=_norm(held[name] - whole),
+                parts=_norm(held[name] - mean),
+                local=_norm(held[name] - parts[0]),
+                scaled=_norm(held[name] - scale * mean),
+                maths=_norm(whole - mean),
+                weighted=_norm(whole - sum(weight * part for weight, part in zip(weights, parts, strict=True))),
+                without_batchnorm=None if still is None else _norm(still.whole[name] - _mean(still.parts, name)),
+            )
+        )
     noise = [_norm(best.whole[n] - other_numbers[n]) / rounding[n] for n in names if n in other_numbers]
     return ReferenceStep(
         step=question.step,
@@ -261,54 +251,27 @@ def compare_gradients(  # noqa: PLR0913 - each is one computation of the same gr
     )
 
 
-def _compare(  # noqa: PLR0913 - what all parameters have in common, and what each has
-    name: str, held: Any, best: Gradients, *, scale: float, weights: Sequence[float], rounding: float, exact: float
-) -> GradientErrors:
-    whole, parts, mean = best.whole[name], [part[name] for part in best.parts], _mean(best.parts, name)
-    return GradientErrors(
-        name=name,
-        elements=whole.numel(),
-        norm=_norm(whole),
-        ddp_norm=_norm(held),
-        rounding=rounding,
-        exact=exact,
-        whole=_norm(held - whole),
-        parts=_norm(held - mean),
-        local=_norm(held - parts[0]),
-        scaled=_norm(held - scale * mean),
-        maths=_norm(whole - mean),
-        weighted=_norm(whole - sum(weight * part for weight, part in zip(weights, parts, strict=True))),
-        without_batchnorm=None,
-    )
-
-
 def _roundings(
     names: Sequence[str], plain: Gradients, double: Gradients | None, reordered: Named, ddp: Named
 ) -> dict[str, float]:
     """Return the norm of the rounding error of each parameter's gradient."""
-    own = {name: _own_rounding(name, plain, double, reordered) for name in names}
+    import torch
+
+    own = {}
+    for name in names:
+        if double is None:
+            # Without float64, compare with the same sum in another order.
+            error = _norm(plain.whole[name] - reordered[name])
+            own[name] = min(error, UNSURE_SHARE * _norm(plain.whole[name]))
+        else:
+            pairs = [(plain.whole, double.whole), *zip(plain.parts, double.parts, strict=True)]
+            own[name] = max(_norm(one[name] - other[name]) for one, other in pairs)
     norms = {name: _norm((double or plain).whole[name]) for name in names}
     # A gradient that is all rounding, such as a bias before BatchNorm, says nothing about the others.
     shares = [own[name] / norms[name] for name in names if norms[name] > own[name]]
     typical = statistics.median(shares) if shares else 0.0
-    return {
-        name: max(own[name], norms[name] * max(typical, FLOOR_ULPS * _epsilon(ddp[name])), math.ulp(0.0))
-        for name in names
-    }
-
-
-def _own_rounding(name: str, plain: Gradients, double: Gradients | None, reordered: Named) -> float:
-    if double is None:
-        # Without float64, compare with the same sum in another order.
-        error = _norm(plain.whole[name] - reordered[name])
-        return min(error, UNSURE_SHARE * _norm(plain.whole[name]))
-    pairs = [(plain.whole, double.whole), *zip(plain.parts, double.parts, strict=True)]
-    return max(_norm(one[name] - other[name]) for one, other in pairs)
-
-
-def _exact(rounding: float, whole: Any, reordered: Any) -> float:
-    """Return how precisely float64 gradients of the whole batch and of its parts can be compared."""
-    return min(rounding, max(EXACT_SHARE * rounding, _norm(whole - reordered)))
+    floors = {name: FLOOR_ULPS * torch.finfo(ddp[name].dtype).eps for name in names}
+    return {name: max(own[name], norms[name] * max(typical, floors[name]), math.ulp(0.0)) for name in names}
 
 
 def _weights(parts: Sequence[Named], whole: Named) -> tuple[float, ...]:
@@ -332,18 +295,8 @@ def _dot(one: Named, other: Named) -> float:
     return float(sum((one[name] * other[name]).sum() for name in one))
 
 
-def _ratio(above: float, below: float) -> float:
-    return above / below if below else 0.0
-
-
 def _norm(tensor: Any) -> float:
     return float(tensor.norm())
-
-
-def _epsilon(tensor: Any) -> float:
-    import torch
-
-    return float(torch.finfo(tensor.dtype).eps)
 
 
 def main() -> None:
@@ -353,7 +306,7 @@ def main() -> None:
     start = decode(ReferenceStart, json.loads(sys.stdin.readline()))
     try:
         alone: Alone | None = Alone(start)
-        answer = ReferenceAnswer()
+        answer = OneProcess()
     except UserError as error:
         alone, answer = None, _trouble(error)
     for line in sys.stdin:
@@ -362,8 +315,8 @@ def main() -> None:
         answers.write(json.dumps(encode(answer)) + "\n")
 
 
-def _trouble(error: UserError) -> ReferenceAnswer:
-    return ReferenceAnswer(problem=f"in one process, {error.message}" + (f" ({error.help})" if error.help else ""))
+def _trouble(error: UserError) -> OneProcess:
+    return OneProcess(problem=f"in one process, {error.message}" + (f" ({error.help})" if error.help else ""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -402,7 +355,7 @@ class Alone:
         self._plain = self._copy(built, lambda tensor: tensor)
         self._double = self._in_double(built)
 
-    def answer(self, question: Question) -> ReferenceAnswer:
+    def answer(self, question: Question) -> OneProcess:
         """Return how DDP's gradients of a step compare with those of one process."""
         import torch
 
@@ -412,15 +365,19 @@ class Alone:
             changed = [rank for rank, one in enumerate(batches) if batch_digest(one) != question.batches[rank]]
             if changed:
                 return self._reply(problem=_IMPURE.format(rank=changed[0], step=question.step))
-            return self._reply(step=self._compare(question, kept, batches))
+            return self._reply(self._compare(question, kept, batches))
         except CannotJoin as error:
             return self._reply(problem=f"cannot join the batches of all ranks: {error}")
         except UserError as error:
             return _trouble(error)
 
-    def _reply(self, *, step: ReferenceStep | None = None, problem: str = "") -> ReferenceAnswer:
-        return ReferenceAnswer(
-            step=step, float64=self._double is not None, batchnorm=self._batchnorm, hooked=self._hooked, problem=problem
+    def _reply(self, *steps: ReferenceStep, problem: str = "") -> OneProcess:
+        return OneProcess(
+            steps=steps,
+            float64=self._double is not None,
+            batchnorm=self._batchnorm,
+            hooked=self._hooked,
+            problem=problem,
         )
 
     def _compare(self, question: Question, kept: Any, batches: Sequence[Any]) -> ReferenceStep:
@@ -433,15 +390,20 @@ class Alone:
                 self._double = None
         copy_ = self._double or self._plain
         other, _ = self._compute(copy_, kept, whole, question.step, 0, seed=OTHER_NUMBERS)
+        samples = sample_counts(batches)
+        # The gradient of the samples in reverse order is the same sum, added in another order.
+        backwards = map_tensors(
+            whole, lambda tensor: tensor.flip(0) if tensor.ndim and tensor.shape[0] == sum(samples) else tensor
+        )
         return compare_gradients(
             question=question,
             ddp=kept["gradients"],
             plain=plain,
             double=double,
             other_numbers=other,
-            reordered=self._compute(copy_, kept, _reverse(whole, sum(sample_counts(batches))), question.step, 0)[0],
+            reordered=self._compute(copy_, kept, backwards, question.step, 0)[0],
             still=self._without_batchnorm(copy_, kept, whole, batches, question.step) if self._batchnorm else None,
-            samples=sample_counts(batches),
+            samples=samples,
             part_losses=losses,
         )
 
@@ -496,7 +458,7 @@ class Alone:
             built.module.double()
             if isinstance(built.loss_fn, torch.nn.Module):
                 built.loss_fn.double()
-            return self._copy(built, _to_double)
+            return self._copy(built, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
         except Exception:  # noqa: BLE001 - the user's classes may raise anything; rounding is then estimated otherwise
             return None
 
@@ -526,15 +488,6 @@ def is_batchnorm(module: Any) -> bool:
 
     family = nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - their only base
     return isinstance(module, family) and not isinstance(module, nn.SyncBatchNorm) and bool(module.training)
-
-
-def _to_double(tensor: Any) -> Any:
-    return tensor.double() if tensor.is_floating_point() else tensor
-
-
-def _reverse(batch: Any, samples: int) -> Any:
-    """Return a batch with its samples in reverse order. The gradient is the same sum, added in another order."""
-    return map_tensors(batch, lambda tensor: tensor.flip(0) if tensor.ndim and tensor.shape[0] == samples else tensor)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,16 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.consistency import Consistency, What
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
-from ddpdoctor.model.trial import Participant, Rerun, Trial, TrialSettings
-from ddpdoctor.model.words import rank_list
+from ddpdoctor.model.trial import Participant, Trial, TrialSettings
+from ddpdoctor.model.words import grouped, rank_list
 from ddpdoctor.probes.consistency.comparing import (
     GROUP,
     RunRecord,
@@ -48,7 +49,7 @@ from ddpdoctor.probes.ranks import ABOVE_OURS, LEAVE_LIMIT_S, Ended, meet_ranks,
 from ddpdoctor.probes.user_code import is_installed, load_callable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from typing_extensions import Self
 
@@ -96,28 +97,26 @@ def run_rank(job: TrialTask) -> int:
 
     Raises ``UserError`` if the ranks cannot meet. Ends the process if a rank fails or makes no progress.
     """
+    settings = job.settings
+    limit_s = settings.limit_s
     try:
-        limit_s = job.settings.limit_s
         with meet_ranks(job.launch, job.env, meet_limit_s=limit_s, limit_s=2 * limit_s) as ranks:
-            return _take_part(job, ranks)
+            own = propose(job.launch, job.env, settings)
+            # Two builds of one version may compute other bits.
+            own = replace(own, asked=own.asked | {"the version of torch": own.member.torch})
+            return run_agreed(
+                ranks,
+                own,
+                limit_s,
+                job.show_error,
+                lambda backend, members: _run(job, replace(settings, backend=backend), members, ranks),
+            )
     except StoreError as error:
         raise unreachable(job.launch, error) from error
 
 
-def _take_part(job: TrialTask, ranks: Ranks) -> int:
-    own = propose(job.launch, job.env, job.settings)
-    # Two builds of one version may compute other bits.
-    own = replace(own, asked=own.asked | {"the version of torch": own.member.torch})
-
-    def run(backend: str, members: tuple[Member, ...]) -> int:
-        return _run(job, replace(job.settings, backend=backend), members, ranks)
-
-    return run_agreed(ranks, own, job.settings.limit_s, job.show_error, run)
-
-
 def _run(job: TrialTask, settings: TrialSettings, members: tuple[Member, ...], ranks: Ranks) -> int:
-    with TrialWatch(ranks, job.show_error) as watch:
-        watch.limit(settings.limit_s)
+    with TrialWatch(ranks, job.show_error, settings.limit_s) as watch:
         try:
             trial = _Run(job, settings, members, ranks, watch).run()
         except UserError as error:
@@ -176,7 +175,11 @@ class _Run:
                 reference = ReferenceProcess(self._settings, self._launch.world_size, self._device, dropout)
                 opened.callback(reference.close)
             own, steps = self._train(setting, "", reference)
-        rerun = self._run_again(own) if self._settings.twice else None
+        rerun = None
+        if self._settings.twice:  # build and train again, and compare with the first run on each rank
+            second, _ = self._train(self._build()[0], "-again", None)
+            reruns = self._ranks.gather("rerun", compare_runs(own, second, self._launch.rank))
+            rerun = None if reruns is None else merge_reruns(reruns)
         if models is None or steps is None:
             return None
         return replace(
@@ -184,7 +187,7 @@ class _Run:
             consistency=Consistency(
                 check_every=1, streams=compare_steps(steps), allowed=self._settings.allowed
             ),
-            reference=None if reference is None else reference.reference(),
+            reference=None if reference is None else reference.result,
             rerun=rerun,
         )  # fmt: skip
 
@@ -231,36 +234,20 @@ class _Run:
             if records is not None:
                 steps.append(records)
             if self._settings.reference and not run:
-                self._ask(reference, step, records)
+                # One process computes the step while the ranks wait. It may take as long as all ranks together.
+                self._watch.mark(f"step {step}: the reference", times=6 + 6 * self._launch.world_size)
+                if reference is not None and records is not None:
+                    reference.ask(step, records)
+                answered = _Decision(goes_on=True) if self._launch.rank == 0 else None
+                self._ranks.agree(_Decision, f"asked/{step}", answered)
         return RunRecord(built=built, records=tuple(own)), steps if self._launch.rank == 0 else None
-
-    def _ask(self, reference: ReferenceProcess | None, step: int, records: tuple[StepRecord, ...] | None) -> None:
-        """Have one process compute the step while the ranks wait. It may take as long as all ranks together."""
-        self._watch.mark(f"step {step}: the reference", times=6 + 6 * self._launch.world_size)
-        if reference is not None and records is not None:
-            reference.ask(step, records)
-        self._ranks.agree(_Decision, f"asked/{step}", _Decision(goes_on=True) if self._launch.rank == 0 else None)
-
-    def _run_again(self, first: RunRecord) -> Rerun | None:
-        """Build and train a second time, and compare with the first run on each rank."""
-        setting, _ = self._build()
-        second, _ = self._train(setting, "-again", None)
-        reruns = self._ranks.gather("rerun", compare_runs(first, second, self._launch.rank))
-        return None if reruns is None else merge_reruns(reruns)
 
     def _trial(self, setting: TrainingSetup, models: Any) -> Trial:
         return Trial(
             settings=self._settings,
             participants=tuple(
-                Participant(
-                    rank=one.rank,
-                    local_rank=one.local_rank,
-                    host=one.host,
-                    pid=one.pid,
-                    device=one.device,
-                    torch=one.torch,
-                )
-                for one in self._members
+                Participant(**{one.name: getattr(member, one.name) for one in fields(Participant)})
+                for member in self._members
             ),
             models=models,
             optimizer=type(setting.built.optimizer).__name__,
@@ -309,11 +296,11 @@ class RankPlace:
 class TrialWatch:
     """A context manager. Its thread ends this rank if it makes no progress or if another rank fails."""
 
-    def __init__(self, ranks: Ranks, show_error: Callable[[UserError], None]) -> None:
-        """``show_error`` shows an error to the user."""
+    def __init__(self, ranks: Ranks, show_error: Callable[[UserError], None], limit_s: float) -> None:
+        """``show_error`` shows an error to the user. One phase may take ``limit_s``."""
         self._conversation, self._show = ranks.conversation, show_error
         self._rank, self._size = ranks.rank, ranks.world_size
-        self._phase, self._since, self._limit_s, self._times = "its start", time.monotonic(), 0.0, 1
+        self._phase, self._since, self._limit_s, self._times = "its start", time.monotonic(), limit_s, 1
         self._main = threading.get_ident()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ddpdoctor-watch", daemon=True)
@@ -325,10 +312,6 @@ class TrialWatch:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join(timeout=2 * STATUS_LIMIT_S)
-
-    def limit(self, limit_s: float) -> None:
-        """Set how long one phase may take."""
-        self._limit_s = limit_s
 
     def mark(self, phase: str, *, times: int = 1) -> None:
         """Start a new phase, which may take ``times`` as long as usual."""
@@ -348,7 +331,16 @@ class TrialWatch:
             except StoreError:
                 return  # the main thread will notice by itself
             if self._limit_s and time.monotonic() - self._since > self._times * self._limit_s:
-                self._raise(_standstill(self._rank, self._limit_s))
+                self._raise(
+                    TrialTrouble(
+                        rank=self._rank,
+                        message=f"the ranks made no progress for {self._limit_s:g} s",
+                        help="Run the script under `ddpdoctor wrap`, which names the rank at fault. --timeout gives "
+                        "ranks more time.",
+                        status=ExitStatus.INCONCLUSIVE,
+                        still=True,
+                    )
+                )
 
     def _raise(self, trouble: TrialTrouble) -> None:
         with suppress(StoreError):
@@ -385,35 +377,16 @@ class TrialWatch:
         return [found[rank] for rank in sorted(found)]
 
     def _place(self) -> RankPlace:
-        frames = list(_frames(sys._current_frames().get(self._main)))  # noqa: SLF001 - the documented way to a stack
+        stack = walk_stack(sys._current_frames()[self._main])  # noqa: SLF001 - the documented way to a stack
+        frames = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in stack]
         own = next((f"{file}:{line} in {name}" for file, line, name in frames if not is_installed(file)), "")
         waits = bool(frames) and is_installed(frames[0][0])
         return RankPlace(rank=self._rank, phase=self._phase, line=own, waits=waits)
 
 
-def describe_places(places: Iterable[RankPlace], size: int) -> list[str]:
+def describe_places(places: Sequence[RankPlace], size: int) -> list[str]:
     """Return where the ranks were, grouped by place, and which ranks did not answer."""
-    found: dict[str, list[int]] = {}
-    for one in places:
-        place = f"in {one.phase}" + (f", at {one.line}" if one.line else "")
-        found.setdefault(place, []).append(one.rank)
+    found = grouped((f"in {one.phase}" + (f", at {one.line}" if one.line else ""), one.rank) for one in places)
+    silent = set(range(size)).difference(*found.values())
     said = [f"{rank_list(ranks)} {place}" for place, ranks in found.items()]
-    silent = set(range(size)) - {rank for ranks in found.values() for rank in ranks}
     return said + ([f"no message came from {rank_list(silent)}"] if found and silent else [])
-
-
-def _standstill(rank: int, limit_s: float) -> TrialTrouble:
-    return TrialTrouble(
-        rank=rank,
-        message=f"the ranks made no progress for {limit_s:g} s",
-        help="Run the script under `ddpdoctor wrap`, which names the rank at fault. --timeout gives ranks more time.",
-        status=ExitStatus.INCONCLUSIVE,
-        still=True,
-    )
-
-
-def _frames(frame: Any) -> Iterable[tuple[str, int, str]]:
-    """Yield the frames of a thread, the innermost first."""
-    while frame is not None:
-        yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
-        frame = frame.f_back

@@ -29,7 +29,7 @@ from ddpdoctor.probes.consistency.comparing import (
 from ddpdoctor.probes.user_code import leaves, load_callable, users_turn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from ddpdoctor.model.trial import TrialSettings
 
@@ -114,11 +114,8 @@ class Training:
         module, optimizer = self._setting.built.module, self._setting.built.optimizer
         gradients = digest_rows(gradient_rows(module))
         self._setting.mark(f"step {step}: the optimizer's step")
-        try:
-            with users_turn(f"the optimizer failed in step {step}"):
-                optimizer.step()
-        except UserError as error:
-            raise UserError(error.message, help=error.help, status=FAILED) from error
+        with users_turn(f"the optimizer failed in step {step}", FAILED):
+            optimizer.step()
         after = digest_rows([*parameter_rows(module), *state_rows(module, optimizer)])
         return StepRecord(
             step=step,
@@ -143,7 +140,10 @@ class Training:
         self._will_sync = False
 
     def _values(self, step: int) -> Values:
+        from torch import nn
+
         module, optimizer = self._setting.built.module, self._setting.built.optimizer
+        dropout = nn.modules.dropout._DropoutNd  # noqa: SLF001 - their only base
         trained = [(name, one) for name, one in module.named_parameters() if one.requires_grad and _kept(module, name)]
         held = {id(one) for group in optimizer.param_groups for one in group["params"]}
         return Values(
@@ -155,7 +155,7 @@ class Training:
             settings=read_settings(optimizer),
             optimizer=type(optimizer).__name__,
             random=random_digest(self._setting.device),
-            dropout=has_dropout(module),
+            dropout=any(isinstance(one, dropout) and one.training and one.p > 0 for one in module.modules()),
             unreduced=tuple(name for name, one in trained if id(one) not in self._reduced)[:8],
             stray=len(held - {id(one) for one in module.parameters()}),
             unheld=sum(id(one) not in held for _, one in trained),
@@ -189,16 +189,6 @@ def wrap(module: Any, device: Any, *, unused: bool) -> Any:
         return DistributedDataParallel(module, device_ids=ids, find_unused_parameters=unused)
 
 
-def has_dropout(module: Any) -> bool:
-    """Return whether the model has an active dropout layer."""
-    from torch import nn
-
-    return any(
-        isinstance(one, nn.modules.dropout._DropoutNd) and one.training and one.p > 0  # noqa: SLF001 - their only base
-        for one in module.modules()
-    )
-
-
 def _kept(module: Any, name: str) -> bool:
     return name not in getattr(module, "_ddp_params_and_buffers_to_ignore", ())
 
@@ -221,12 +211,30 @@ def build(builder: Callable[..., Any], spec: str, device: Any) -> Built:
     module, optimizer, loss_fn = (*parts, None, None)[:3]
     with users_turn(f"--model {spec}: the model cannot be moved to {device}"):
         module.to(device)
-    return Built(module=module, optimizer=optimizer or _default_optimizer(module, spec), loss_fn=loss_fn)
+    if not optimizer:
+        import torch
+
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        with users_turn(f"--model {spec}: SGD cannot train it"):
+            optimizer = torch.optim.SGD(trained, lr=DEFAULT_LR, momentum=DEFAULT_MOMENTUM)
+    return Built(module=module, optimizer=optimizer, loss_fn=loss_fn)
 
 
 def see_model(module: Any, group: str) -> ModelSeen:
     """Return what DDP's constructor would receive: parameters, then buffers, in order."""
-    tensors = tuple(_tensors(module))
+    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    tensors = tuple(
+        TensorSeen(
+            name=name,
+            shape=_shape(tensor),
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            requires_grad=bool(tensor.requires_grad),
+            is_buffer=is_buffer,
+        )
+        for is_buffer, named in ((False, module.named_parameters()), (True, module.named_buffers()))
+        for name, tensor in named
+        if name not in ignored
+    )
     rows = [[one.name, one.shape, one.dtype, one.requires_grad, one.is_buffer] for one in tensors]
     digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
     return ModelSeen(group=group, digest=digest, count=len(tensors), tensors=tensors, site=None)
@@ -247,20 +255,6 @@ def quiet_dropout(module: Any) -> int:
             setattr(one, name, 0.0)
             found += 1
     return found
-
-
-def _tensors(module: Any) -> Iterator[TensorSeen]:
-    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-    for is_buffer, named in ((False, module.named_parameters()), (True, module.named_buffers())):
-        for name, tensor in named:
-            if name not in ignored:
-                yield TensorSeen(
-                    name=name,
-                    shape=_shape(tensor),
-                    dtype=str(tensor.dtype).removeprefix("torch."),
-                    requires_grad=bool(tensor.requires_grad),
-                    is_buffer=is_buffer,
-                )
 
 
 def _shape(tensor: Any) -> tuple[int, ...] | None:
@@ -295,14 +289,6 @@ def _check_parts(spec: str, parts: tuple[Any, ...]) -> None:
 def _kinds(parts: tuple[Any, ...]) -> str:
     names = [type(part).__name__ for part in parts]
     return names[0] if len(names) == 1 else f"({', '.join(names)})"
-
-
-def _default_optimizer(module: Any, spec: str) -> Any:
-    import torch
-
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    with users_turn(f"--model {spec}: SGD cannot train it"):
-        return torch.optim.SGD(trained, lr=DEFAULT_LR, momentum=DEFAULT_MOMENTUM)
 
 
 class CannotJoin(Exception):  # noqa: N818 - says what it is
@@ -420,7 +406,8 @@ class TrainingStep:
         self.words = step or ("the loss_fn that came with the model" if loss_fn else "")
         """How the loss is computed. If neither was given, this is known only after the first step."""
         self._spec = f"--step {step}" if step else "the model"
-        self._loss = self._choose(load_callable(step, "--step") if step else None, loss_fn)
+        self._step = load_callable(step, "--step") if step else None
+        self._loss_fn = loss_fn
 
     def run(self, model: Any, batch: Any, when: str) -> float | None:
         """Compute fresh gradients into the model. Return the loss, or None if it is not a single number.
@@ -429,36 +416,37 @@ class TrainingStep:
         """
         for parameter in model.parameters():
             parameter.grad = None
-        try:
-            with users_turn(f"{self._spec} failed in {when}"):
-                loss = self._loss(model, batch)
-                # The user's step may have called backward itself.
-                if all(parameter.grad is None for parameter in model.parameters()):
-                    self._backward(loss)
-        except UserError as error:
-            raise UserError(error.message, help=error.help, status=FAILED) from error
+        import torch
+
+        with users_turn(f"{self._spec} failed in {when}", FAILED):
+            loss = self._loss(model, batch)
+            # The user's step may have called backward itself.
+            if all(parameter.grad is None for parameter in model.parameters()):
+                if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+                    raise UserError(
+                        f"{self._spec} returned no loss with a gradient, but {_describe(loss)}",
+                        help="Return the loss, a tensor of one element, from --step "
+                        "package.module:train_step(model, batch).",
+                        status=FAILED,
+                    )
+                loss.backward()
         return float(loss.detach()) if getattr(loss, "numel", lambda: 0)() == 1 else None
 
-    def _backward(self, loss: Any) -> None:
+    def _loss(self, model: Any, batch: Any) -> Any:
+        """Return what the user's step returns, else the user's loss, else a loss made of the output."""
         import torch
 
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
-            raise UserError(
-                f"{self._spec} returned no loss with a gradient, but {_describe(loss)}",
-                help="Return the loss, a tensor of one element, from --step package.module:train_step(model, batch).",
-            )
-        loss.backward()
-
-    def _choose(self, step: Callable[..., Any] | None, loss_fn: Callable[..., Any] | None) -> Callable[[Any, Any], Any]:
-        if step is not None:
-            return step
-        if loss_fn is not None:
-            return lambda model, batch: _with_loss(model, batch, loss_fn)
-        return self._from_output
-
-    def _from_output(self, model: Any, batch: Any) -> Any:
-        import torch
-
+        if self._step is not None:
+            return self._step(model, batch)
+        if self._loss_fn is not None:
+            if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+                raise UserError(
+                    f"there is a loss_fn, but a batch is {_describe(batch)}, not (input, target)",
+                    help="Give --batch package.module:make_batch that returns (input, target), "
+                    "or --step package.module:train_step(model, batch).",
+                    status=FAILED,
+                )
+            return self._loss_fn(_call(model, batch[0]), batch[1])
         output = _call(model, batch)
         loss, words = output, "what the model returns"
         if getattr(output, "loss", None) is not None:
@@ -477,16 +465,6 @@ def _call(model: Any, batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
-
-
-def _with_loss(model: Any, batch: Any, loss_fn: Callable[..., Any]) -> Any:
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        raise UserError(
-            f"there is a loss_fn, but a batch is {_describe(batch)}, not (input, target)",
-            help="Give --batch package.module:make_batch that returns (input, target), "
-            "or --step package.module:train_step(model, batch).",
-        )
-    return loss_fn(_call(model, batch[0]), batch[1])
 
 
 def _describe(value: Any) -> str:

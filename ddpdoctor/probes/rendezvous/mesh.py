@@ -144,8 +144,9 @@ class _Mesh:
     def run_block(self, block: int, rounds: range) -> tuple[NodePair, ...]:
         """Listen for the sources of some rounds and visit their targets."""
         own = self._publications[self.place]
-        sources = [self._publications[place].number for place in sources_of(self.place, rounds, self._count)]
-        targets = [self._publications[place] for place in targets_of(self.place, rounds, self._count)]
+        places, sending_places = partners_of(self.place, rounds, self._count)
+        targets = [self._publications[place] for place in places]
+        sources = [self._publications[place].number for place in sending_places]
         patience = min(time.monotonic() + PATIENCE_S + PATIENCE_NODE_S * self._count, self._deadline)
         with Posts(own.address, sources, self._limits.port_range, self._pace, self._lost) as posts:
             self._conversation.send(f"posts/{block}/{own.number}", posts.published)
@@ -168,10 +169,14 @@ class _Mesh:
     def _target(self, publication: Publication, posts: PostsOpen | None) -> Target:
         port = posts.ports.get(str(self._publications[self.place].number), 0) if posts is not None else 0
         obstacle = "it did not report its ports" if posts is None else posts.error
+        try:
+            ticket = bytes.fromhex(posts.ticket) if posts is not None else b""
+        except ValueError:
+            ticket = b""
         return Target(
             publication=publication,
             port=port,
-            ticket=_ticket(posts),
+            ticket=ticket,
             obstacle=obstacle if obstacle or port else "it opened no port for this node",
         )
 
@@ -220,26 +225,14 @@ class _Mesh:
         return bad | heard
 
 
-def _ticket(posts: PostsOpen | None) -> bytes:
-    try:
-        return bytes.fromhex(posts.ticket) if posts is not None else b""
-    except ValueError:
-        return b""
-
-
 def blocks_of(count: int) -> tuple[range, ...]:
     """Return the rounds 1 to ``count`` - 1 in blocks."""
     return tuple(range(first, min(first + BLOCK, count)) for first in range(1, count, BLOCK))
 
 
-def targets_of(place: int, rounds: range, count: int) -> tuple[int, ...]:
-    """Return the places to which the node at ``place`` sends, in the order of the rounds."""
-    return tuple((place + distance) % count for distance in rounds)
-
-
-def sources_of(place: int, rounds: range, count: int) -> tuple[int, ...]:
-    """Return the places that send to the node at ``place``, in the order of the rounds."""
-    return tuple((place - distance) % count for distance in rounds)
+def partners_of(place: int, rounds: range, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the places to which the node at ``place`` sends, and those that send to it, in the order of the rounds."""
+    return tuple((place + step) % count for step in rounds), tuple((place - step) % count for step in rounds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,21 +357,16 @@ class Posts:
         hello += part
         if len(hello) < HELLO_BYTES and part:
             return
-        source = self._source_of(bytes(hello), listener)
-        if source is not None:
-            self._selector.unregister(connection)
-            self._serve_one(connection)
-            self.served.add(source)
-            self._selector.register(connection, selectors.EVENT_READ)
+        if len(hello) == HELLO_BYTES:
+            (source,) = NUMBER.unpack(hello[-NUMBER.size :])
+            known = hmac.compare_digest(bytes(hello), pack_hello(self._ticket, source))
+            # Not a stranger, nor a source on another source's port
+            if known and self._listeners.get(source) is listener:
+                self._selector.unregister(connection)
+                self._serve_one(connection)
+                self.served.add(source)
+                self._selector.register(connection, selectors.EVENT_READ)
         self._drop(connection)
-
-    def _source_of(self, hello: bytes, listener: socket.socket) -> int | None:
-        """Return which source sent a hello, or None for a stranger or a source on another source's port."""
-        if len(hello) < HELLO_BYTES:
-            return None
-        (number,) = NUMBER.unpack(hello[-NUMBER.size :])
-        known = hmac.compare_digest(hello, pack_hello(self._ticket, number))
-        return number if known and self._listeners.get(number) is listener else None
 
     def _serve_one(self, connection: socket.socket) -> None:
         started = time.monotonic()
@@ -407,32 +395,24 @@ class Posts:
 
 def _listen(address: str, port_range: tuple[int, int] | None) -> socket.socket:
     family, place = numeric_place(address, 0)
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        _bind(listener, place, port_range)
+    low, high = port_range or (0, 0)
+    with contextlib.ExitStack() as opened:
+        listener = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        # In random order, so that nodes on one host, and later runs, do not all begin at the same port.
+        for port in random.sample(range(low, high + 1), high + 1 - low):
+            try:
+                listener.bind((place[0], port, *place[2:]))
+            except OSError as error:
+                if port_range is None or error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                break
+        else:
+            raise OSError(errno.EADDRINUSE, f"no port of {low}-{high} is free")
         listener.listen(BACKLOG)
         listener.settimeout(0)
-    except OSError:
-        listener.close()
-        raise
+        opened.pop_all()
     return listener
-
-
-def _bind(listener: socket.socket, place: tuple[Any, ...], port_range: tuple[int, int] | None) -> None:
-    if port_range is None:
-        listener.bind(place)
-        return
-    ports = range(port_range[0], port_range[1] + 1)
-    # In random order, so that nodes on one host, and later runs, do not all begin at the same port.
-    for port in random.sample(ports, len(ports)):
-        try:
-            listener.bind((place[0], port, *place[2:]))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-        else:
-            return
-    raise OSError(errno.EADDRINUSE, f"no port of {ports[0]}-{ports[-1]} is free")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -464,17 +444,7 @@ class Visitor:
         return tuple(self._visit(target, attempts.get(id(target))) for target in targets)
 
     def _visit(self, target: Target, attempt: ConnectionAttempt | None) -> NodePair:
-        pair = self._pair(target, attempt)
-        if attempt is None or attempt.connection is None:
-            return pair
-        pair = self._send(pair, target, attempt.connection)
-        if not all(map(_went_well, (pair.connecting, pair.small, pair.large))):
-            attempt.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
-        attempt.connection.close()
-        return pair
-
-    def _pair(self, target: Target, attempt: ConnectionAttempt | None) -> NodePair:
-        return NodePair(
+        pair = NodePair(
             source=self._own,
             target=target.publication.number,
             address=target.publication.address,
@@ -483,6 +453,13 @@ class Visitor:
             connecting=attempt.seen if attempt is not None else None,
             skipped=target.obstacle,
         )
+        if attempt is None or attempt.connection is None:
+            return pair
+        pair = self._send(pair, target, attempt.connection)
+        if not all(map(_went_well, (pair.connecting, pair.small, pair.large))):
+            attempt.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
+        attempt.connection.close()
+        return pair
 
     def _send(self, pair: NodePair, target: Target, connection: socket.socket) -> NodePair:
         left_s = self._deadline - time.monotonic()
@@ -495,9 +472,12 @@ class Visitor:
         except OSError as error:
             self._lost.spent_s += self._pace.stall_s * isinstance(error, TimeoutError)
             return _broken(pair, contact_of(error), describe(error))
-        return self._send_payloads(pair, connection) if word == GO else _turned_away(pair, word)
-
-    def _send_payloads(self, pair: NodePair, connection: socket.socket) -> NodePair:
+        if word == ENOUGH:
+            return replace(pair, skipped=TARGET_FAILS)
+        if word and word != GO:
+            return _broken(pair, Contact.FAILED, "another program answers at this address")
+        if not word:
+            return _broken(pair, Contact.RESET, "the connection was accepted and then closed")
         started = time.monotonic()
         small = send_payload(connection, SMALL_BYTES, self._pace)
         large = send_large(connection, self._pace, self._fastest) if _went_well(small) else None
@@ -506,14 +486,6 @@ class Visitor:
         else:
             self._fastest = max(self._fastest, rate_of(large))
         return replace(pair, small=small, large=large)
-
-
-def _turned_away(pair: NodePair, word: bytes) -> NodePair:
-    if word == ENOUGH:
-        return replace(pair, skipped=TARGET_FAILS)
-    if word:
-        return _broken(pair, Contact.FAILED, "another program answers at this address")
-    return _broken(pair, Contact.RESET, "the connection was accepted and then closed")
 
 
 def _broken(pair: NodePair, contact: Contact, error: str) -> NodePair:
@@ -544,25 +516,19 @@ def connect_all(places: Sequence[tuple[str, int]], limit_s: float) -> tuple[Conn
     started = time.monotonic()
     with selectors.DefaultSelector() as selector:
         try:
-            _connect_all(attempts, selector, started, limit_s)
+            for number in range(max(1, round(limit_s / TRY_AGAIN_S))):
+                for attempt in _open(attempts):
+                    _try(attempt, selector, started)
+                until = min(started + (number + 1) * TRY_AGAIN_S, started + limit_s)
+                while any(_open(attempts)) and (left_s := until - time.monotonic()) > 0:
+                    for key, _ in selector.select(left_s):
+                        _take(key.data, key.fileobj, selector, started)
+            for attempt in _open(attempts):
+                _end(attempt, TimeoutError(errno.ETIMEDOUT, f"no answer to {attempt.tries} first packets"), started)
         finally:
             for attempt in attempts:
                 _drop_pending(attempt, selector)
     return attempts
-
-
-def _connect_all(
-    attempts: Sequence[ConnectionAttempt], selector: selectors.BaseSelector, started: float, limit_s: float
-) -> None:
-    for number in range(max(1, round(limit_s / TRY_AGAIN_S))):
-        for attempt in _open(attempts):
-            _try(attempt, selector, started)
-        until = min(started + (number + 1) * TRY_AGAIN_S, started + limit_s)
-        while any(_open(attempts)) and (left_s := until - time.monotonic()) > 0:
-            for key, _ in selector.select(left_s):
-                _take(key.data, key.fileobj, selector, started)
-    for attempt in _open(attempts):
-        _end(attempt, TimeoutError(errno.ETIMEDOUT, f"no answer to {attempt.tries} first packets"), started)
 
 
 def _open(attempts: Iterable[ConnectionAttempt]) -> list[ConnectionAttempt]:

@@ -43,13 +43,14 @@ _PART = os.urandom(PART_BYTES)
 _ANSWER = struct.Struct("!II")
 _UNSENT_BYTES = 128 * 2**10
 """Our choice: the most unsent bytes in the send buffer, so that a sender that stops is not busy for seconds more."""
-_UNACKED = struct.Struct("=24xI")
-_TOTAL_RETRANS = struct.Struct("=100xI")
-_BYTES_ACKED = struct.Struct("=120xQ")
-_DATA_SEGS_OUT = struct.Struct("=156xI")
-"""Since Linux 4.6."""
-_DSACK_DUPS = struct.Struct("=216xI")
-"""Since Linux 4.19."""
+_TCP_INFO = {
+    "unacknowledged": struct.Struct("=24xI"),
+    "retransmitted": struct.Struct("=100xI"),
+    "delivered_bytes": struct.Struct("=120xQ"),
+    "sent": struct.Struct("=156xI"),  # since Linux 4.6
+    "needless": struct.Struct("=216xI"),  # since Linux 4.19
+}
+"""Where the kernel puts the fields of ``TcpCounts``."""
 _ASKED_BYTES = 256
 
 
@@ -78,21 +79,16 @@ def send_large(connection: socket.socket, pace: PayloadLimits, fastest: float) -
     """
     before, started = read_tcp_counts(connection), time.monotonic()
     best = send_payload(connection, LARGE_BYTES, pace)
-    while _is_worth_another(best, fastest) and time.monotonic() - started < min(AGAIN_S, pace.send_s):
+    while (
+        best.contact is Contact.CONNECTED
+        and (best.duration_s or 0.0) > FAST_S
+        and (not fastest or rate_of(best) * MUCH_SLOWER < fastest)
+        and time.monotonic() - started < min(AGAIN_S, pace.send_s)
+    ):
         one_more = send_payload(connection, LARGE_BYTES, pace)
         best = max(best, one_more, key=rate_of) if one_more.contact is Contact.CONNECTED else one_more
-    after = read_tcp_counts(connection)
-    return replace(
-        best,
-        retransmitted=_grown(before.retransmitted, after.retransmitted),
-        sent=_grown(before.sent, after.sent),
-        needless=_grown(before.needless, after.needless),
-    )
-
-
-def _is_worth_another(best: Transfer, fastest: float) -> bool:
-    slow = best.duration_s is not None and best.duration_s > FAST_S
-    return best.contact is Contact.CONNECTED and slow and (not fastest or rate_of(best) * MUCH_SLOWER < fastest)
+    grown = read_tcp_counts(connection).since(before)
+    return replace(best, retransmitted=grown.retransmitted, sent=grown.sent, needless=grown.needless)
 
 
 def rate_of(transfer: Transfer) -> float:
@@ -105,32 +101,36 @@ def send_payload(connection: socket.socket, size_bytes: int, pace: PayloadLimits
     """Send one payload of at most ``size_bytes`` and read the answer. A failure is part of the returned result."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    before, sending = read_tcp_counts(connection), _Sending(connection, pace)
+    before, stream = read_tcp_counts(connection), StallWatch(connection, pace.stall_s)
     contact, error = Contact.CONNECTED, ""
+    started, begun_bytes, crc = time.monotonic(), 0, 0
     try:
-        sending.run(size_bytes)
-    except Damaged as damaged:
-        contact, error = Contact.FAILED, str(damaged)
+        connection.setblocking(False)  # noqa: FBT003 - its only argument
+        while begun_bytes < size_bytes and (not begun_bytes or time.monotonic() - started < pace.send_s):
+            part = memoryview(_PART)[: min(PART_BYTES, size_bytes - begun_bytes)]
+            # Counted before sending, so that a stalled payload includes its last part.
+            begun_bytes += len(part)
+            stream.send(NUMBER.pack(len(part)) + part)
+            crc = zlib.crc32(part, crc)
+        stream.send(NUMBER.pack(0))
+        if _ANSWER.unpack(stream.receive(_ANSWER.size)) != (begun_bytes, crc):
+            contact, error = Contact.FAILED, "the data that arrived is not the data that was sent"
     except TimeoutError as stalled:
         contact, error = Contact.NO_ANSWER, str(stalled)
     except OSError as failed:
         contact, error = contact_of(failed), describe(failed)
-    after = read_tcp_counts(sending.connection)
+    grown = read_tcp_counts(connection).since(before)
     whole = contact is Contact.CONNECTED
     return Transfer(
-        size_bytes=sending.size_bytes,
+        size_bytes=begun_bytes,
         contact=contact,
         error=error,
-        duration_s=time.monotonic() - sending.started if whole or contact is Contact.NO_ANSWER else None,
-        retransmitted=_grown(before.retransmitted, after.retransmitted),
-        sent=_grown(before.sent, after.sent),
-        needless=_grown(before.needless, after.needless),
-        delivered_bytes=None if whole else _grown(before.delivered_bytes, after.delivered_bytes),
+        duration_s=time.monotonic() - started if whole or contact is Contact.NO_ANSWER else None,
+        retransmitted=grown.retransmitted,
+        sent=grown.sent,
+        needless=grown.needless,
+        delivered_bytes=None if whole else grown.delivered_bytes,
     )
-
-
-def _grown(before: int | None, after: int | None) -> int | None:
-    return None if before is None or after is None else after - before
 
 
 def pack_hello(ticket: bytes, number: int) -> bytes:
@@ -160,60 +160,38 @@ def greet(connection: socket.socket, hello: bytes, stall_s: float, limit_s: floa
     return connection.recv(1)
 
 
-class _Sending:
-    """Sends one payload."""
-
-    def __init__(self, connection: socket.socket, pace: PayloadLimits) -> None:
-        self.connection, self._pace = connection, pace
-        self.size_bytes = 0
-        self.started = time.monotonic()
-        self._watch = StallWatch(connection, pace.stall_s)
-
-    def run(self, size_bytes: int) -> None:
-        self.connection.setblocking(False)  # noqa: FBT003 - its only argument
-        crc = 0
-        while self.size_bytes < size_bytes and (
-            not self.size_bytes or (time.monotonic() - self.started < self._pace.send_s)
-        ):
-            part = memoryview(_PART)[: min(PART_BYTES, size_bytes - self.size_bytes)]
-            # Counted before sending, so that a stalled payload includes its last part.
-            self.size_bytes += len(part)
-            self._push(NUMBER.pack(len(part)) + part)
-            crc = zlib.crc32(part, crc)
-        self._push(NUMBER.pack(0))
-        if self._hear() != (self.size_bytes, crc):
-            raise Damaged("the data that arrived is not the data that was sent")
-
-    def _push(self, data: bytes) -> None:
-        left = memoryview(data)
-        while left:
-            self._watch.wait(write=True)
-            left = left[self.connection.send(left) :]
-
-    def _hear(self) -> tuple[int, int]:
-        answer = b""
-        while len(answer) < _ANSWER.size:
-            self._watch.wait(write=False)
-            part = self.connection.recv(_ANSWER.size - len(answer))
-            if not part:
-                raise ConnectionResetError("the other side closed the connection before it answered")
-            answer += part
-        size_bytes, crc = _ANSWER.unpack(answer)
-        return size_bytes, crc
-
-
 class StallWatch:
-    """Waits for a connection as long as it makes progress, which is what the other side's kernel acknowledges."""
+    """Uses a connection as long as it makes progress, which is what the other side's kernel acknowledges.
+
+    Raises ``TimeoutError`` if it stalls or takes far too long.
+    """
 
     def __init__(self, connection: socket.socket, stall_s: float) -> None:
         self._connection, self._stall_s = connection, stall_s
         self._started = self._moved_at = time.monotonic()
         self._delivered = read_tcp_counts(connection).delivered_bytes
 
-    def wait(self, *, write: bool) -> None:
-        """Wait until it is writable, or readable. Raises ``TimeoutError`` if it stalls or takes far too long."""
+    def send(self, data: bytes) -> None:
+        """Send all of the data."""
+        left = memoryview(data)
+        while left:
+            self._wait(select.POLLOUT)
+            left = left[self._connection.send(left) :]
+
+    def receive(self, size_bytes: int) -> bytes:
+        """Return this many bytes. Raises ``ConnectionResetError`` if the connection is closed before."""
+        received = b""
+        while len(received) < size_bytes:
+            self._wait(select.POLLIN)
+            part = self._connection.recv(size_bytes - len(received))
+            if not part:
+                raise ConnectionResetError("the other side closed the connection before it answered")
+            received += part
+        return received
+
+    def _wait(self, event: int) -> None:
         poll = select.poll()
-        poll.register(self._connection, select.POLLOUT if write else select.POLLIN)
+        poll.register(self._connection, event)
         while not poll.poll(LOOK_EVERY_S * 1000):
             now, delivered = time.monotonic(), read_tcp_counts(self._connection).delivered_bytes
             if delivered != self._delivered:
@@ -234,17 +212,15 @@ def serve_payloads(connection: socket.socket, pace: PayloadLimits) -> None:
     ends_at = time.monotonic() + 2 * LONGEST_STALLS * pace.stall_s
     buffer = bytearray(PART_BYTES)
     while time.monotonic() < ends_at:
-        # The answer to one payload, or None if the source closed the connection instead
         size_bytes, crc = 0, 0
         while (length := _take_length(connection, first=size_bytes == 0)) and time.monotonic() < ends_at:
             part = memoryview(buffer)[:length]
             _fill(connection, part)
             crc = zlib.crc32(part, crc)
             size_bytes += length
-        answer = None if length is None else _ANSWER.pack(size_bytes % 2**32, crc)
-        if answer is None:
+        if length is None:
             return
-        connection.sendall(answer)
+        connection.sendall(_ANSWER.pack(size_bytes % 2**32, crc))
     raise TimeoutError("the source takes too long")
 
 
@@ -282,6 +258,11 @@ class TcpCounts:
     needless: int | None
     """Segments that were sent again although they had arrived, as the other side reports (D-SACK, RFC 2883)."""
 
+    def since(self, before: TcpCounts) -> TcpCounts:
+        """Return how much each count has grown."""
+        pairs = {name: (getattr(before, name), getattr(self, name)) for name in _TCP_INFO}
+        return TcpCounts(**{name: None if None in pair else pair[1] - pair[0] for name, pair in pairs.items()})
+
 
 def read_tcp_counts(connection: socket.socket) -> TcpCounts:
     """Return the counts of a connection, even if the other side has closed it."""
@@ -290,13 +271,8 @@ def read_tcp_counts(connection: socket.socket) -> TcpCounts:
     except (OSError, AttributeError):  # not Linux, or this Python does not know the option
         raw = b""
     return TcpCounts(
-        unacknowledged=_number(_UNACKED, raw),
-        retransmitted=_number(_TOTAL_RETRANS, raw),
-        delivered_bytes=_number(_BYTES_ACKED, raw),
-        sent=_number(_DATA_SEGS_OUT, raw),
-        needless=_number(_DSACK_DUPS, raw),
+        **{
+            name: int(place.unpack_from(raw)[0]) if len(raw) >= place.size else None
+            for name, place in _TCP_INFO.items()
+        }
     )
-
-
-def _number(place: struct.Struct, raw: bytes) -> int | None:
-    return int(place.unpack_from(raw)[0]) if len(raw) >= place.size else None

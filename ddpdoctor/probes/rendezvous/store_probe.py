@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.exchange.reach import CONNECT_LIMIT_S, LOOKUP_LIMIT_S, contact_of, describe, look_up
@@ -91,18 +92,13 @@ def is_own(host: str, port: int) -> bool | None:
         addresses = look_up(host, port, LOOKUP_LIMIT_S)
     except OSError:
         return None
-    return any(_can_be_bound(family, address) for family, address in addresses)
-
-
-def _can_be_bound(family: socket.AddressFamily, address: Any) -> bool:
-    if address[0].startswith("127.") or address[0] in {"::1", "0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
-        return False
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as one:
+    for family, address in addresses:
+        if address[0].startswith("127.") or address[0] in {"::1", "0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
+            continue
+        with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as one:
             one.bind((address[0], 0, *address[2:]))
-    except OSError:
-        return False
-    return True
+            return True
+    return False
 
 
 def _connect(host: str, family: socket.AddressFamily, address: Any) -> Connecting:

@@ -23,14 +23,14 @@ import sys
 import threading
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ddpdoctor.collect.bounded import safe_flags
 from ddpdoctor.exchange.store import wait_until
 from ddpdoctor.model.errors import first_line, typed_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from typing_extensions import Self
 
@@ -117,8 +117,13 @@ class TorchProcess:
         if missing:
             raise NoTorch(missing)
         answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        assert self._process.stdin is not None
         try:
-            self._send(what, arguments, answers)
+            with self._lock:
+                self._number += 1
+                self._waiting[self._number] = answers
+                self._process.stdin.write(json.dumps({"id": self._number, "do": what, **arguments}) + "\n")
+                self._process.stdin.flush()
             answer = answers.get(timeout=within_s)
         except OSError:
             raise TorchError("the process with torch has ended") from None
@@ -127,14 +132,6 @@ class TorchProcess:
         if answer["error"] is not None:
             raise TorchError(str(answer["error"]))
         return answer["value"]
-
-    def _send(self, what: str, arguments: dict[str, Any], answers: queue.SimpleQueue[dict[str, Any]]) -> None:
-        assert self._process.stdin is not None
-        with self._lock:
-            self._number += 1
-            self._waiting[self._number] = answers
-            self._process.stdin.write(json.dumps({"id": self._number, "do": what, **arguments}) + "\n")
-            self._process.stdin.flush()
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
@@ -145,10 +142,7 @@ class TorchProcess:
                 self._imported.set()
             else:
                 self._waiting.pop(answer["id"]).put(answer)
-        self._end()
-
-    def _end(self) -> None:
-        """Fail all waiting requests, because the process has ended."""
+        # The process has ended, so fail all waiting requests.
         how = f"the process with torch ended with status {self._process.wait()}"
         if not self._imported.is_set():
             self._import_error = how
@@ -170,7 +164,11 @@ def fork_trial() -> StartProcess:
     # The kernel kills this process when its parent ends, because it may hang in torch by then.
     with contextlib.suppress(AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    _wait_and_run(there[0], here[1])
+    with os.fdopen(there[0]) as orders:
+        line = orders.readline()
+    if line:
+        with os.fdopen(here[1], "w", buffering=1) as out:
+            _report_start(json.loads(line), out)
     os._exit(0)
 
 
@@ -190,21 +188,18 @@ class StartProcess:
         os.write(self._write_to, json.dumps(job).encode() + b"\n")
         os.close(self._write_to)
         limit_s = float(job["limit_s"])
-        stages, hung_up = self._listen(began + limit_s + GRACE_S)
-        last = stages[-1] if stages else {"stage": "store"}
-        error = "" if last.get("done") else last.get("error") or self._end(limit_s, hung_up=hung_up)
-        return {"stage": last["stage"], "error": error, "duration_s": time.monotonic() - began}
-
-    def _listen(self, deadline: float) -> tuple[list[dict[str, Any]], bool]:
-        """Return the stages that it reports until it hangs up or the time is up, and whether it has hung up."""
-        text, hung_up = b"", False
+        # The stages that it reports until it hangs up or the time is up
+        text, hung_up, deadline = b"", False, began + limit_s + GRACE_S
         while not hung_up and (left_s := deadline - time.monotonic()) > 0:
             if not select.select([self._read_from], [], [], left_s)[0]:
                 break
             part = os.read(self._read_from, 65536)
             hung_up = not part
             text += part
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith(b"\n")], hung_up
+        stages = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith(b"\n")]
+        last = stages[-1] if stages else {"stage": "store"}
+        error = "" if last.get("done") else last.get("error") or self._end(limit_s, hung_up=hung_up)
+        return {"stage": last["stage"], "error": error, "duration_s": time.monotonic() - began}
 
     def _end(self, limit_s: float, *, hung_up: bool) -> str:
         """Return how the process ended. Kill it if it has not hung up; if it has, it is about to end."""
@@ -217,84 +212,46 @@ class StartProcess:
         return f"it did not end within {limit_s:g} s"
 
 
-def _wait_and_run(orders: int, write_to: int) -> None:
-    with os.fdopen(orders) as stream:
-        line = stream.readline()
-    if not line:
-        return
-    with os.fdopen(write_to, "w", buffering=1) as out:
+def _report_start(job: dict[str, Any], out: TextIO) -> None:
+    """Make the start, and write each stage before it begins, and then how it ended."""
+    stage = ""
 
-        def say(**what: Any) -> None:
-            out.write(json.dumps(what) + "\n")
+    def say(**what: Any) -> None:
+        out.write(json.dumps(what) + "\n")
 
-        _Start(json.loads(line), say).run()
+    try:
+        for stage in _stages(job):
+            say(stage=stage)
+    except Exception as error:  # noqa: BLE001 - whatever torch raises is the result of the start
+        say(stage=stage, error=first_line(error))
+    else:
+        say(stage=stage, done=True)
 
 
-class _Start:
-    """Runs the stages of a start, and reports each before it begins."""
+def _stages(job: dict[str, Any]) -> Iterator[str]:
+    """Make the start, and yield the name of each stage before it begins. Errors of torch propagate."""
+    import torch
+    import torch.distributed as dist
 
-    def __init__(self, job: dict[str, Any], say: Any) -> None:
-        self._job, self._say = job, say
-        self._limit = timedelta(seconds=float(job["limit_s"]))
-        self._stage = ""
-        self._joined: Any = None
-        self._sums: list[tuple[float, float]] = []
-
-    def run(self) -> None:
-        try:
-            for name, part in self._parts().items():
-                self._stage = name
-                self._say(stage=name)
-                part()
-        except Exception as error:  # noqa: BLE001 - whatever torch raises is the result of the start
-            self._say(stage=self._stage, error=first_line(error))
-        else:
-            self._say(stage=self._stage, done=True)
-
-    def _parts(self) -> dict[str, Callable[[], None]]:
-        return {
-            "store": self._join,
-            "init_process_group": self._init_process_group,
-            "all_reduce": self._all_reduce,
-            "result": self._compare,
-        }
-
-    def _join(self) -> None:
-        from torch.distributed import PrefixStore, TCPStore
-
-        store = TCPStore(
-            self._job["host"], int(self._job["port"]), is_master=False, wait_for_workers=False, timeout=self._limit
-        )
-        self._joined = PrefixStore(str(self._job["prefix"]), store)
-
-    def _init_process_group(self) -> None:
-        import torch.distributed as dist
-
-        dist.init_process_group(
-            "gloo", store=self._joined, rank=int(self._job["rank"]), world_size=int(self._job["world_size"]),
-            timeout=self._limit,
-        )  # fmt: skip
-
-    def _all_reduce(self) -> None:
-        import torch
-        import torch.distributed as dist
-
-        for elements in (1, ELEMENTS):
-            values = torch.full((elements,), float(self._job["rank"] + 1))
-            dist.all_reduce(values)
-            self._sums.append((float(values.min()), float(values.max())))
-
-    def _compare(self) -> None:
-        world_size = int(self._job["world_size"])
-        wanted = world_size * (world_size + 1) / 2
-        if any(sums != (wanted, wanted) for sums in self._sums):
-            raise ValueError(f"the sum of 1 to {world_size} came out as {self._sums}")
-        self._see_off(world_size)
-
-    def _see_off(self, world_size: int) -> None:
-        """Wait for the other ranks. A rank that leaves early breaks the connections of those that are not done."""
-        self._joined.add("left", 1)
-        wait_until(lambda: int(self._joined.add("left", 0)) >= world_size, GRACE_S, 0.01)
+    rank, world_size, limit = int(job["rank"]), int(job["world_size"]), timedelta(seconds=float(job["limit_s"]))
+    yield "store"
+    store = dist.TCPStore(job["host"], int(job["port"]), is_master=False, wait_for_workers=False, timeout=limit)
+    joined = dist.PrefixStore(str(job["prefix"]), store)
+    yield "init_process_group"
+    dist.init_process_group("gloo", store=joined, rank=rank, world_size=world_size, timeout=limit)
+    yield "all_reduce"
+    sums = []
+    for elements in (1, ELEMENTS):
+        values = torch.full((elements,), float(rank + 1))
+        dist.all_reduce(values)
+        sums.append((float(values.min()), float(values.max())))
+    yield "result"
+    wanted = world_size * (world_size + 1) / 2
+    if any(one != (wanted, wanted) for one in sums):
+        raise ValueError(f"the sum of 1 to {world_size} came out as {sums}")
+    # Wait for the other ranks. A rank that leaves early breaks the connections of those that are not done.
+    joined.add("left", 1)
+    wait_until(lambda: int(joined.add("left", 0)) >= world_size, GRACE_S, 0.01)
 
 
 def main() -> None:

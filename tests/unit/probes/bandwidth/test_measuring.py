@@ -32,8 +32,8 @@ from ddpdoctor.probes.bandwidth.collectives import (
 from ddpdoctor.probes.bandwidth.group import RankGroup, Tracker
 from ddpdoctor.probes.bandwidth.plan import CAUTION, DTYPES, Forecast, Growth, list_cases, share_out
 from ddpdoctor.probes.bandwidth.session import (
-    FreeMemory,
     count_takers,
+    find_lack,
     left_of,
     list_steps,
     needed_bytes,
@@ -83,8 +83,8 @@ def known(steps, call_s, rest_s, iterations=None):
     """A forecast after the first of the steps."""
     forecast = Forecast("gloo", iterations)
     for case in steps[0].cases:
-        forecast.see_call(steps[0], case.mode, call_s)
-    forecast.see_rest(steps[0], rest_s)
+        forecast.see(steps[0], case.mode, call_s)
+    forecast.see(steps[0], None, rest_s)
     return forecast
 
 
@@ -112,8 +112,8 @@ def time_for_the_next_step():
     dear, cheap, next_dear, next_cheap = steps_of(both)
     mixed = Forecast("gloo", None)
     for step, seconds in ((dear, 10.0), (cheap, 0.01)):
-        mixed.see_call(step, Mode.LATENCY, seconds)
-        mixed.see_rest(step, seconds)
+        mixed.see(step, Mode.LATENCY, seconds)
+        mixed.see(step, None, seconds)
     found = {
         "nothing is known": share_out(steps_of(BenchSettings()), Forecast("gloo", None), 30.0),
         "not enough, enough": [
@@ -314,9 +314,8 @@ def test_this_machine_has_free_memory():
 
 def test_what_does_not_fit_is_refused_in_words_and_ranks_share_the_memory_of_their_gpu_or_of_their_host():
     """A fifth is left to others."""
-    free = FreeMemory(free_bytes=8 * GIB, rank=3)
     said = {6: "", 7: "needs 7 GiB of 8 GiB free on rank 3", 24: "needs 24 GiB of 8 GiB free on rank 3"}
-    assert {size: free.refuse(size * GIB) for size in said} == said
+    assert {size: find_lack(size * GIB, 8 * GIB, 3) for size in said} == said
     for device, gpu_ranks, takers in (("cuda", 1, 1), ("cuda", 2, 2), ("cpu", 1, 3)):
         everybody = members(6, hosts=2, device=device, gpu_ranks=gpu_ranks)
         assert count_takers(everybody[0], everybody) == takers

@@ -21,6 +21,7 @@ from ddpdoctor.probes.consistency.comparing import (
     compare_runs,
     compare_steps,
     digest_rows,
+    find_differences,
     merge_reruns,
     parameter_rows,
     state_rows,
@@ -32,7 +33,6 @@ from ddpdoctor.probes.consistency.reference import (
     compare_gradients,
     take_gradients,
 )
-from ddpdoctor.probes.consistency.replicas import find_differences
 from ddpdoctor.probes.consistency.session import describe_built
 from ddpdoctor.probes.consistency.training import (
     CannotJoin,

@@ -30,9 +30,8 @@ from ddpdoctor.probes.rendezvous.mesh import (
     Visitor,
     blocks_of,
     connect_all,
+    partners_of,
     run_mesh,
-    sources_of,
-    targets_of,
 )
 from ddpdoctor.probes.rendezvous.payloads import (
     LARGE_BYTES,
@@ -384,9 +383,9 @@ def test_all_ordered_pairs_once_and_each_node_serves_one_a_round(count):
     pairs = set()
     for distance in rounds:
         one = range(distance, distance + 1)
-        of_round = [(place, target) for place in range(count) for target in targets_of(place, one, count)]
+        of_round = [(place, target) for place in range(count) for target in partners_of(place, one, count)[0]]
         assert len({target for _, target in of_round}) == len(of_round) == count
-        assert all(list(sources_of(target, one, count)) == [source] for source, target in of_round)
+        assert all(list(partners_of(target, one, count)[1]) == [source] for source, target in of_round)
         pairs |= set(of_round)
     assert pairs == {(source, target) for source in range(count) for target in range(count) if source != target}
 
