@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,7 @@ from ddpdoctor.model.bandwidth import Bench, Position
 from ddpdoctor.model.errors import typed_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from types import FrameType
+    from collections.abc import Mapping, Sequence
 
     import torch
 
@@ -149,26 +148,18 @@ class Tracker:
         self.moved_s = time.monotonic()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MainThreadFailure:
-    """The exception that ended the main thread."""
-
-    text: str
-    """"ValueError: …", the first line."""
-    stack: tuple[str, ...]
-    """The frames from where it was caught to where it was raised, as in ``Position``."""
-
-
-def describe_failure(error: BaseException) -> MainThreadFailure:
-    """Return an exception as the report shows it."""
-    frames = list(traceback.walk_tb(error.__traceback__))[-MAX_FRAMES:]
-    return MainThreadFailure(text=typed_line(error), stack=_lines(frames))
-
-
 def take_position(
-    rank: int, tracker: Tracker, failure: MainThreadFailure | None, states: Mapping[int, str], ends: Mapping[int, str]
+    rank: int, tracker: Tracker, error: BaseException | None, states: Mapping[int, str], ends: Mapping[int, str]
 ) -> Position:
-    """Return where the main thread is now, or where it failed, and the states of the other processes on this host."""
+    """Return where the main thread is now, and the states of the other processes on this host.
+
+    With the error that ended the main thread, its stack is that of the error, from where it was caught.
+    """
+    if error is not None:
+        frames = list(traceback.walk_tb(error.__traceback__))[-MAX_FRAMES:]
+    else:
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - the documented way
+        frames = list(islice(traceback.walk_stack(frame), MAX_FRAMES))[::-1] if frame is not None else []
     return Position(
         rank=rank,
         phase=tracker.phase,
@@ -178,21 +169,11 @@ def take_position(
         op=tracker.op,
         inside=tracker.inside,
         stale_s=max(0.0, time.monotonic() - tracker.moved_s),
-        stack=_main_stack() if failure is None else failure.stack,
-        error=None if failure is None else failure.text,
+        stack=tuple(f"{frame.f_code.co_filename}:{line} {frame.f_code.co_name}" for frame, line in frames),
+        error=None if error is None else typed_line(error),
         states={str(other): state for other, state in states.items()},
         ends={str(other): end for other, end in ends.items()},
     )
-
-
-def _main_stack() -> tuple[str, ...]:
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - the documented way
-    innermost_first = islice(traceback.walk_stack(frame), MAX_FRAMES) if frame is not None else ()
-    return _lines(reversed(list(innermost_first)))
-
-
-def _lines(frames: Iterable[tuple[FrameType, int]]) -> tuple[str, ...]:
-    return tuple(f"{frame.f_code.co_filename}:{line} {frame.f_code.co_name}" for frame, line in frames)
 
 
 @dataclass(slots=True)
@@ -222,16 +203,6 @@ class ResultLog:
 
     def bench(self, stop: Stop | None = None) -> Bench:
         """Return the results so far. ``stop`` says how the bench ended if it did not finish."""
-        return Bench(
-            settings=self.settings,
-            members=self.members,
-            results=tuple(self.results),
-            wrong=tuple(self.wrong),
-            arrivals=self.arrivals,
-            pairs=tuple(self.pairs),
-            nodes=tuple(self.nodes),
-            left_out=tuple(self.left_out),
-            nccl_logs=self.nccl_logs,
-            notes=tuple(self.notes),
-            stop=stop,
-        )
+        parts: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "_lock"}
+        parts |= {name: tuple(part) for name, part in parts.items() if isinstance(part, list)}
+        return Bench(**parts, stop=stop)

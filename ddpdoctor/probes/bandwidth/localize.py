@@ -62,6 +62,8 @@ class Unit:
 
     name: str
     ranks: tuple[int, ...]
+    hosts: tuple[str, ...] = ()
+    """The one or two hosts whose ranks they are, if whole hosts are measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +104,8 @@ def visit_units(world: RankGroup, plan: VisitPlan, progress: Progress) -> Iterat
         for number, slot in enumerate(slots, start=1):
             more = f" and {len(slot) - 1} more at once" if len(slot) > 1 else ""
             what = f"{slot[0].name}{more}"
-            _show_progress(progress, f"{plan.phase}: {what}", done / (VISITS * len(slots)), elapsed_s)
+            share = done / (VISITS * len(slots))
+            progress(f"{plan.phase}: {what}", share, elapsed_s / share - elapsed_s if share else None)
             world.tracker.at(plan.phase, f"{what}, visit {turn + 1} of {VISITS}", allowance_s=slot_s)
             # Take part in this rank's unit of the slot. Return latency, bandwidth and own lateness; zeros without a
             # unit.
@@ -120,7 +123,17 @@ def visit_units(world: RankGroup, plan: VisitPlan, progress: Progress) -> Iterat
             groups.release(slot)
             rows = world.gather([time.monotonic() - started_s, *mine])
             elapsed_s, done = rows[0][0], done + 1
-            yield [(unit, _read_visit(unit, rows)) for unit in slot]
+            yield [
+                (
+                    unit,
+                    UnitVisit(
+                        latency_us=rows[unit.ranks[0]][1],
+                        busbw_gb_s=rows[unit.ranks[0]][2],
+                        late_us=tuple(rows[rank][-1] for rank in unit.ranks),
+                    ),
+                )
+                for unit in slot
+            ]
             if turn == 0 and number >= LEAST_SLOTS and elapsed_s > FIRST_SHARE * plan.budget_s:
                 slots = slots[:number]
                 break
@@ -130,10 +143,6 @@ def visit_units(world: RankGroup, plan: VisitPlan, progress: Progress) -> Iterat
 def slot_seconds(budget_s: float, slots: int) -> float:
     """Return the time for each slot."""
     return min(max(budget_s / max(slots, 1), LEAST_SLOT_S), MOST_SLOT_S)
-
-
-def _show_progress(progress: Progress, what: str, share: float, elapsed_s: float) -> None:
-    progress(what, share, elapsed_s / share - elapsed_s if share else None)
 
 
 def _case(size_bytes: int) -> Case:
@@ -148,11 +157,6 @@ def _case(size_bytes: int) -> Case:
     )
 
 
-def _read_visit(unit: Unit, rows: Sequence[Sequence[float]]) -> UnitVisit:
-    _, latency_us, busbw_gb_s, _ = rows[unit.ranks[0]]
-    return UnitVisit(latency_us=latency_us, busbw_gb_s=busbw_gb_s, late_us=tuple(rows[rank][-1] for rank in unit.ranks))
-
-
 class _Groups:
     """The groups of the units. All ranks create all of them in the same order, because creating one is collective."""
 
@@ -163,10 +167,21 @@ class _Groups:
 
     def of(self, slot: Sequence[Unit]) -> list[RankGroup]:
         """Create the groups that are not open yet, and return this rank's own group of the slot, if any."""
+        import torch.distributed as dist
+
+        world, handles = self._world, self._handles
         for unit in slot:
-            if unit.ranks not in self._handles:
-                self._handles[unit.ranks] = self._open(unit.ranks)
-        return [self._group(unit.ranks) for unit in slot if self._rank in unit.ranks]
+            if unit.ranks not in handles:
+                world.tracker.enter("new_group", world.ranks)
+                with _unbound():
+                    device = world.device if world.backend == "nccl" else None
+                    handles[unit.ranks] = dist.new_group(list(unit.ranks), backend=world.backend, device_id=device)
+                world.tracker.leave()
+        return [
+            RankGroup(handles[unit.ranks], unit.ranks, world.device, world.backend, world.tracker)
+            for unit in slot
+            if self._rank in unit.ranks
+        ]
 
     def release(self, slot: Sequence[Unit]) -> None:
         """Close the groups of a slot if some rank has too many. All ranks know all groups and decide the same."""
@@ -185,20 +200,6 @@ class _Groups:
             handle = self._handles.pop(ranks)
             if self._rank in ranks:
                 dist.destroy_process_group(handle)
-
-    def _open(self, ranks: tuple[int, ...]) -> Any:
-        import torch.distributed as dist
-
-        self._world.tracker.enter("new_group", self._world.ranks)
-        with _unbound():
-            device = self._world.device if self._world.backend == "nccl" else None
-            handle = dist.new_group(list(ranks), backend=self._world.backend, device_id=device)
-        self._world.tracker.leave()
-        return handle
-
-    def _group(self, ranks: tuple[int, ...]) -> RankGroup:
-        world = self._world
-        return RankGroup(self._handles[ranks], ranks, world.device, world.backend, world.tracker)
 
 
 @contextmanager
@@ -220,14 +221,6 @@ def _unbound() -> Iterator[None]:
         everybody.bound_device_id = bound
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Node(Unit):
-    """The ranks of one host, or of two if ``peer`` is set."""
-
-    host: str
-    peer: str | None
-
-
 def run_pairs(
     world: RankGroup, settings: BenchSettings, hosts: Sequence[str], log: ResultLog, progress: Progress
 ) -> None:
@@ -239,21 +232,14 @@ def run_pairs(
         tuple(Unit(name=f"ranks {first} and {second}", ranks=(first, second)) for first, second in pairs)
         for pairs in circle_rounds(world.ranks)
     )
-    plan, alone = _plan("pairs", rounds, world, settings, log)
     pairs: dict[Unit, Pair] = {}
-    for unit, visits in _gather_visits(world, plan, progress):
+    for unit, visits, shared in _visit_all("pairs", rounds, world, settings, log, progress):
         late_us = [statistics.median(late) for late in zip(*(visit.late_us for visit in visits), strict=True)]
         first, second = unit.ranks
         pairs[unit] = Pair(
-            ranks=(first, second),
-            hosts=(hosts[first], hosts[second]),
-            late_us=(late_us[0], late_us[1]),
-            alone=alone,
-            **_sum_up(visits),
+            ranks=(first, second), hosts=(hosts[first], hosts[second]), late_us=(late_us[0], late_us[1]), **shared
         )
         log.pairs = list(pairs.values())
-    turns = max(len(pair.busbws_gb_s) for pair in pairs.values())
-    _note(log, plan, len(pairs), "pairs of ranks", turns, alone=alone)
 
 
 def run_nodes(
@@ -268,36 +254,36 @@ def run_nodes(
     if len(members) < 2:
         log.note("--by-node: all ranks are on one host, so there are no nodes to compare")
         return
-    single = tuple(_node(members, host, None) for host in members if len(members[host]) > 1)
-    rounds = tuple(tuple(_node(members, host, peer) for host, peer in pairs) for pairs in circle_rounds(tuple(members)))
-    plan, alone = _plan("nodes", (single, *rounds) if single else rounds, world, settings, log)
-    nodes: dict[_Node, NodeResult] = {}
-    for unit, visits in _gather_visits(world, plan, progress):
-        assert isinstance(unit, _Node)
-        nodes[unit] = NodeResult(host=unit.host, peer=unit.peer, ranks=unit.ranks, alone=alone, **_sum_up(visits))
+    rounds = [tuple(_node(members, host) for host in members if len(members[host]) > 1)]
+    rounds += [tuple(_node(members, *pair) for pair in pairs) for pairs in circle_rounds(tuple(members))]
+    nodes: dict[Unit, NodeResult] = {}
+    for unit, _, shared in _visit_all("nodes", rounds, world, settings, log, progress):
+        host, *peers = unit.hosts
+        nodes[unit] = NodeResult(host=host, peer=peers[0] if peers else None, ranks=unit.ranks, **shared)
         log.nodes = list(nodes.values())
-    turns = max(len(node.busbws_gb_s) for node in nodes.values())
-    _note(log, plan, len(nodes), "nodes and pairs of nodes", turns, alone=alone)
 
 
-def _node(members: dict[str, list[int]], host: str, peer: str | None) -> _Node:
-    ranks = [*members[host], *(members[peer] if peer is not None else ())]
-    name = f"node {host}" if peer is None else f"nodes {host} and {peer}"
-    return _Node(name=name, ranks=tuple(sorted(ranks)), host=host, peer=peer)
+def _node(members: dict[str, list[int]], *hosts: str) -> Unit:
+    ranks = sorted(rank for host in hosts for rank in members[host])
+    return Unit(name=f"node{'s' * (len(hosts) > 1)} {' and '.join(hosts)}", ranks=tuple(ranks), hosts=hosts)
 
 
-def _plan(
-    phase: str, rounds: Sequence[tuple[Unit, ...]], world: RankGroup, settings: BenchSettings, log: ResultLog
-) -> tuple[VisitPlan, bool]:
-    """Return the plan, and whether each unit runs alone.
+def _visit_all(
+    phase: str,
+    rounds: Sequence[tuple[Unit, ...]],
+    world: RankGroup,
+    settings: BenchSettings,
+    log: ResultLog,
+    progress: Progress,
+) -> Iterator[tuple[Unit, list[UnitVisit], dict[str, Any]]]:
+    """Yield each unit after each of its visits, with all its visits and the fields that pairs and nodes share.
 
-    Units run alone if there is time. When run at once, they share cores, memory and network cards and can slow each
-    other.
+    At the end, ``log`` notes how they were measured. Units run alone if there is time. When run at once, they share
+    cores, memory and network cards and can slow each other.
     """
     single = tuple((unit,) for unit in chain.from_iterable(rounds))
-    alone = VISITS * len(single) * LEAST_SLOT_S <= settings.budget_s
-    slots = single if alone else tuple(rounds)
-    limit = max(LEAST_BYTES, min(settings.max_size_bytes, PLATEAU_BYTES.get(settings.backend, LEAST_BYTES)))
+    fits = VISITS * len(single) * LEAST_SLOT_S <= settings.budget_s
+    slots = single if fits else tuple(filter(None, rounds))
     # The largest size whose calls should fit into a slot, judged by the whole group's times
     slot_s = slot_seconds(settings.budget_s, VISITS * len(slots))
     times = [
@@ -305,44 +291,36 @@ def _plan(
         for result in log.results
         if result.collective is Collective.ALL_REDUCE and result.mode is Mode.LATENCY
     ]
-    size = limit
+    size = max(LEAST_BYTES, min(settings.max_size_bytes, PLATEAU_BYTES.get(settings.backend, LEAST_BYTES)))
     if times:
         known_bytes, known_us = max(times)
         while size > LEAST_BYTES and CALLS * known_us * size / known_bytes > slot_s * 1e6:
             size //= 2
-    size = max(size, LEAST_BYTES)
-    plan = VisitPlan(phase=phase, slots=slots, size_bytes=int(world.agree(size)), budget_s=settings.budget_s)
-    return plan, alone or all(len(slot) == 1 for slot in slots)
-
-
-def _gather_visits(world: RankGroup, plan: VisitPlan, progress: Progress) -> Iterator[tuple[Unit, list[UnitVisit]]]:
+    size = int(world.agree(max(size, LEAST_BYTES)))
+    alone = fits or all(len(slot) == 1 for slot in slots)
     seen: dict[Unit, list[UnitVisit]] = {}
-    for slot in visit_units(world, plan, progress):
-        for unit, visit in slot:
-            seen.setdefault(unit, []).append(visit)
-            yield unit, seen[unit]
-
-
-def _sum_up(visits: Sequence[UnitVisit]) -> dict[str, Any]:
-    """Return the fields that pairs and nodes have in common."""
-    latencies_us = tuple(visit.latency_us for visit in visits)
-    busbws_gb_s = tuple(visit.busbw_gb_s for visit in visits)
-    return {
-        "latency_us": statistics.median(latencies_us),
-        "busbw_gb_s": statistics.median(busbws_gb_s),
-        "cv": coefficient_of_variation(busbws_gb_s),
-        "latencies_us": latencies_us,
-        "busbws_gb_s": busbws_gb_s,
-    }
-
-
-def _note(log: ResultLog, plan: VisitPlan, measured: int, what: str, turns: int, *, alone: bool) -> None:
-    total = sum(len(slot) for slot in plan.slots)
-    left = "" if measured == total else f", for more of which a budget of {plan.budget_s:g} s has no time,"
+    plan = VisitPlan(phase=phase, slots=slots, size_bytes=size, budget_s=settings.budget_s)
+    for unit, visit in chain.from_iterable(visit_units(world, plan, progress)):
+        visits = seen.setdefault(unit, [])
+        visits.append(visit)
+        latencies_us = tuple(visit.latency_us for visit in visits)
+        busbws_gb_s = tuple(visit.busbw_gb_s for visit in visits)
+        shared = {
+            "latency_us": statistics.median(latencies_us),
+            "busbw_gb_s": statistics.median(busbws_gb_s),
+            "cv": coefficient_of_variation(busbws_gb_s),
+            "latencies_us": latencies_us,
+            "busbws_gb_s": busbws_gb_s,
+            "alone": alone,
+        }
+        yield unit, visits, shared
+    left = "" if len(seen) == len(single) else f", for more of which a budget of {plan.budget_s:g} s has no time,"
+    is_pairs = phase == "pairs"
+    option, what = ("--pairs", "pairs of ranks") if is_pairs else ("--by-node", "nodes and pairs of nodes")
     how = "one at a time" if alone else "several at once, which share cores and network cards"
     log.note(
-        f"--{'pairs' if plan.phase == 'pairs' else 'by-node'}: {measured} of {total} {what}{left} {how}: all_reduce of "
-        f"{format_size(SMALL_BYTES)} and of {format_size(plan.size_bytes)}, medians of {turns} turns"
+        f"{option}: {len(seen)} of {len(single)} {what}{left} {how}: all_reduce of {format_size(SMALL_BYTES)} and of "
+        f"{format_size(size)}, medians of {max(map(len, seen.values()))} turns"
     )
 
 

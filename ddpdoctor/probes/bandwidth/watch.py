@@ -30,12 +30,12 @@ from ddpdoctor.exchange.store import StoreError, wait_until
 from ddpdoctor.model.bandwidth import Ending, Position, Stop
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
-from ddpdoctor.probes.bandwidth.group import MainThreadFailure, describe_failure, take_position
+from ddpdoctor.probes.bandwidth.group import take_position
 from ddpdoctor.probes.load_torch import Lifeline
 from ddpdoctor.probes.ranks import Ended
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -122,12 +122,14 @@ class Watcher:
         self._watched = watched
         self._conversation = watched.conversation
         self._local_ranks = LocalRanks(read_home())
-        self._unknown = {member.rank for member in watched.members if _lives_beside(watched, member)}
+        own_host = next(member.host for member in watched.members if member.rank == watched.rank)
+        beside = {member.rank for member in watched.members if member.host == own_host}
+        self._unknown = beside - {watched.rank}
         self._meet_until_s = time.monotonic() + MEET_LIMIT_S
         self._signals = CaughtSignals()
         self._lock = threading.Lock()
         self._leaving = self._stopping = False
-        self._failure: MainThreadFailure | None = None
+        self._failure: BaseException | None = None
         self._ended: set[int] = set()
         self._answered = 0
         self._ask_not_before_s = 0.0
@@ -157,32 +159,34 @@ class Watcher:
         # If a stop is under way, the thread ends the process during this join.
         self._thread.join()
         with contextlib.suppress(StoreError):
-            say_ended(self._conversation, replace(self._position(), phase="end"))
+            # So that the others do not take this rank for dead
+            self._conversation.send(f"ended/{self._watched.rank}", replace(self._position(), phase="end"))
         self._signals.__exit__()
         self._lifeline.release()
         self._local_ranks.close()
 
     def failed(self, error: BaseException) -> NoReturn:
         """Report an exception of the main thread and end the process."""
-        self._failure = describe_failure(error)
+        self._failure = error
         self._signals.wake()
         self._thread.join()
         end_process(1)
 
     def _run(self) -> None:
         while True:
-            caught = self._signals.wait(self._pause_s())
+            # The pause is short until this host's ranks have said which processes they are.
+            meets = bool(self._unknown) and time.monotonic() < self._meet_until_s
+            caught = self._signals.wait(SOON_S if meets else LOOK_EVERY_S)
             if self._leaving:
                 return
             self._put_off()
             alarm = self._check(caught)
-            if alarm is not None and self._begins_to_stop():
+            if alarm is None:
+                continue
+            with self._lock:
+                self._stopping = not self._leaving  # the main thread may have just finished
+            if self._stopping:
                 self._stop(alarm)
-
-    def _pause_s(self) -> float:
-        """Return the pause between checks. It is short until this host's ranks have said which processes they are."""
-        meets = bool(self._unknown) and time.monotonic() < self._meet_until_s
-        return SOON_S if meets else LOOK_EVERY_S
 
     def _put_off(self) -> None:
         """Reset the timer that ends this process if this thread cannot run."""
@@ -190,12 +194,6 @@ class Watcher:
         if now_s - self._put_off_at_s >= min(PUT_OFF_EVERY_S, self._watched.gil_limit_s / 2):
             self._put_off_at_s = now_s
             self._lifeline.put_off(self._watched.hang_timeout_s + self._watched.gil_limit_s)
-
-    def _begins_to_stop(self) -> bool:
-        """Return False if the main thread has just finished."""
-        with self._lock:
-            self._stopping = not self._leaving
-        return self._stopping
 
     def _check(self, caught: list[signal.Signals]) -> Alarm | None:
         if self._failure is not None:
@@ -308,14 +306,11 @@ class Watcher:
     def _stop(self, alarm: Alarm) -> NoReturn:
         watched = self._watched
         self._lifeline.put_off(STOP_LIMIT_S)
-        reporting = Reporting(
-            rank=watched.rank, members=watched.members, local_ranks=self._local_ranks, finish=watched.finish
-        )
         position = self._position()
         try:
-            status = stop_together(reporting, self._conversation, alarm, position)
+            status = stop_together(watched, self._local_ranks, alarm, position)
         except StoreError:
-            status = stop_alone(reporting, alarm, position)
+            status = stop_alone(watched, self._local_ranks, alarm, position)
         watched.clean_up()
         end_process(status)
 
@@ -325,11 +320,6 @@ class Watcher:
             return call()
         except StoreError:
             return otherwise
-
-
-def _lives_beside(watched: Watched, member: Member) -> bool:
-    own = next(one for one in watched.members if one.rank == watched.rank)
-    return member.rank != own.rank and member.host == own.host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,37 +334,28 @@ class Alarm:
     signal: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reporting:
-    """What a rank needs to end a bench."""
-
-    rank: int
-    members: tuple[Member, ...]
-    local_ranks: LocalRanks
-    finish: Callable[[Stop], int]
-    """Reports the results so far and returns the exit status."""
-
-
-def stop_together(reporting: Reporting, conversation: Conversation, alarm: Alarm, position: Position) -> int:
+def stop_together(watched: Watched, local_ranks: LocalRanks, alarm: Alarm, position: Position) -> int:
     """Return the exit status after one rank has reported. Raises ``StoreError`` only before that."""
-    conversation.send(f"position/{reporting.rank}", position)
-    # If rank 0 has just finished, it has all results and reports them.
-    if end_of(conversation, 0) is not None or not _becomes_reporter(reporting, conversation):
+    conversation = watched.conversation
+    conversation.send(f"position/{watched.rank}", position)
+    # If rank 0 has just finished, it has all results and reports them. Else the lowest rank that answers reports.
+    reports = False
+    if end_of(conversation, 0) is None:
+        unable = local_ranks.unable()
+        before = sum(member.rank < watched.rank and member.rank not in unable for member in watched.members)
+        wait_s = TURN_S + NEXT_TURN_S * min(before, MOST_TURNS) if before else 0.0
+        wait_until(lambda: conversation.add("reporters", 0) > 0, wait_s, ASK_EVERY_S)
+        reports = conversation.add("reporters", 1) == 1
+    if not reports:
         word = None
         with contextlib.suppress(StoreError):  # the reporter may have served the store, and be gone
             word = conversation.hear_goodbye(Ended, ANSWER_LIMIT_S + REPORT_LIMIT_S)
         return _default_status(alarm) if word is None else word.status
-    others = _gather(reporting, conversation)
-    positions = (_look_again(reporting, position), *others)
-    status = _report(reporting, alarm, positions)
+    others = _gather(watched, local_ranks)
+    status = _report(watched, alarm, (_look_again(local_ranks, position), *others))
     with contextlib.suppress(StoreError):  # the report is written
         conversation.say_goodbye(Ended(status=int(status)), lambda: len(others), HEAR_LIMIT_S)
     return status
-
-
-def say_ended(conversation: Conversation, position: Position) -> None:
-    """Record that this rank ended well, so that the others do not take it for dead."""
-    conversation.send(f"ended/{position.rank}", position)
 
 
 def end_of(conversation: Conversation, rank: int) -> Position | None:
@@ -382,31 +363,30 @@ def end_of(conversation: Conversation, rank: int) -> Position | None:
     return conversation.get(Position, f"ended/{rank}", f"rank {rank}")
 
 
-def stop_alone(reporting: Reporting, alarm: Alarm, position: Position) -> int:
+def stop_alone(watched: Watched, local_ranks: LocalRanks, alarm: Alarm, position: Position) -> int:
     """Stop without a store: on every host, the lowest rank that is able to reports what it knows."""
-    local_ranks = reporting.local_ranks
     unable = local_ranks.unable()
     # A rank that exited by itself has reported already, before this rank came here.
     able = {rank for rank in local_ranks.ranks if rank not in unable or _has_exited(local_ranks, rank)}
-    before = sorted(rank for rank in able if rank < reporting.rank)
+    before = sorted(rank for rank in able if rank < watched.rank)
     if all(_dies(local_ranks, rank) for rank in before):
-        return _report(reporting, alarm, (_look_again(reporting, position),))
+        return _report(watched, alarm, (_look_again(local_ranks, position),))
     return _default_status(alarm)
-
-
-def _look_again(reporting: Reporting, position: Position) -> Position:
-    """Return this rank's position with the present states of the processes on this host.
-
-    A killed process closes its connections before it shows as gone, and a call may fail in between.
-    """
-    states = {str(rank): state for rank, state in reporting.local_ranks.states().items()}
-    return replace(position, states=states, ends={str(rank): end for rank, end in reporting.local_ranks.ends.items()})
 
 
 def _dies(local_ranks: LocalRanks, rank: int) -> bool:
     """Wait until a rank that may be reporting has ended. Return whether a signal killed it before it could report."""
     wait_until(lambda: rank in local_ranks.gone(), REPORT_LIMIT_S, GONE_EVERY_S)
     return rank in local_ranks.ends and not _has_exited(local_ranks, rank)
+
+
+def _look_again(local_ranks: LocalRanks, position: Position) -> Position:
+    """Return this rank's position with the present states of the processes on this host.
+
+    A killed process closes its connections before it shows as gone, and a call may fail in between.
+    """
+    states = {str(rank): state for rank, state in local_ranks.states().items()}
+    return replace(position, states=states, ends={str(rank): end for rank, end in local_ranks.ends.items()})
 
 
 def _has_exited(local_ranks: LocalRanks, rank: int) -> bool:
@@ -421,19 +401,10 @@ def end_process(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _becomes_reporter(reporting: Reporting, conversation: Conversation) -> bool:
-    """Return whether this rank must report. It is always only one rank: the lowest of those that answer."""
-    unable = reporting.local_ranks.unable()
-    before = sum(member.rank < reporting.rank and member.rank not in unable for member in reporting.members)
-    wait_s = TURN_S + NEXT_TURN_S * min(before, MOST_TURNS) if before else 0.0
-    wait_until(lambda: conversation.add("reporters", 0) > 0, wait_s, ASK_EVERY_S)
-    return conversation.add("reporters", 1) == 1
-
-
-def _gather(reporting: Reporting, conversation: Conversation) -> list[Position]:
+def _gather(watched: Watched, local_ranks: LocalRanks) -> list[Position]:
     """Return the positions of the other ranks that answer in time. Do not wait for ranks that cannot answer."""
-    positions: dict[int, Position] = {}
-    missing = {member.rank for member in reporting.members} - {reporting.rank}
+    conversation, positions = watched.conversation, dict[int, Position]()
+    missing = {member.rank for member in watched.members} - {watched.rank}
     deadline = time.monotonic() + ANSWER_LIMIT_S
     with contextlib.suppress(StoreError):  # what has come is reported
         while missing:
@@ -442,37 +413,32 @@ def _gather(reporting: Reporting, conversation: Conversation) -> list[Position]:
                 if position is not None:
                     positions[rank] = position
             missing -= positions.keys()
-            if not missing - _unable(reporting, positions.values()) or time.monotonic() >= deadline:
+            # Those whose processes cannot answer, as seen here and by other ranks
+            unable = {
+                int(rank) for one in positions.values() for rank, state in one.states.items() if state in GONE | FROZEN
+            }
+            if not missing - unable - local_ranks.unable() or time.monotonic() >= deadline:
                 break
             time.sleep(ASK_EVERY_S)
     return [positions[rank] for rank in sorted(positions)]
-
-
-def _unable(reporting: Reporting, positions: Iterable[Position]) -> set[int]:
-    """Return the ranks that cannot answer, judged by the process states on this host and in other ranks' positions."""
-    reported = {int(rank) for one in positions for rank, state in one.states.items() if state in GONE | FROZEN}
-    return reported | reporting.local_ranks.unable()
 
 
 def _default_status(alarm: Alarm) -> int:
     return ExitStatus.INTERRUPTED if alarm.ending is Ending.INTERRUPTED else ExitStatus.FOUND
 
 
-def _report(reporting: Reporting, alarm: Alarm, positions: Sequence[Position]) -> int:
-    stop = Stop(ending=_ending(alarm, positions), phase=alarm.phase, positions=tuple(positions), signal=alarm.signal)
+def _report(watched: Watched, alarm: Alarm, positions: Sequence[Position]) -> int:
+    ended = {one.rank for one in positions if one.phase == "end"}
+    gone = {int(rank) for one in positions for rank, state in one.states.items() if state in GONE} - ended
+    # A hang because a rank had failed counts as a failure.
+    failed = gone or any(one.error is not None for one in positions)
+    ending = Ending.FAILED if failed and alarm.ending is Ending.HUNG else alarm.ending
+    stop = Stop(ending=ending, phase=alarm.phase, positions=tuple(positions), signal=alarm.signal)
     try:
-        return reporting.finish(stop)
+        return watched.finish(stop)
     except Exception as error:  # noqa: BLE001 - the process must end, and nobody else can say why
         print(f"ddpdoctor: the report could not be written: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
         return ExitStatus.DEFECT
-
-
-def _ending(alarm: Alarm, positions: Sequence[Position]) -> Ending:
-    """Return how the bench ended. A hang because a rank had failed counts as a failure."""
-    ended = {one.rank for one in positions if one.phase == "end"}
-    gone = {int(rank) for one in positions for rank, state in one.states.items() if state in GONE} - ended
-    failed = gone or any(one.error is not None for one in positions)
-    return Ending.FAILED if failed and alarm.ending is Ending.HUNG else alarm.ending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -536,7 +502,16 @@ class LocalRanks:
 
     def states(self) -> dict[int, str]:
         """Return the state letter of each rank's process, "" if it is gone. Remember how processes ended."""
-        return {rank: self._state(rank, home) for rank, home in self._homes.items()}
+        states = {}
+        for rank, home in self._homes.items():
+            seen = read_process(home.pid)
+            if seen is None or seen.start_ticks != home.started_ticks:
+                states[rank] = ""
+                continue
+            states[rank] = seen.state
+            if seen.state in GONE and rank not in self.ends:
+                self.ends[rank] = describe_end(seen.exit_status or 0)
+        return states
 
     def gone(self) -> frozenset[int]:
         """Return the ranks whose processes have ended."""
@@ -551,14 +526,6 @@ class LocalRanks:
         for descriptor in self._pidfds.values():
             os.close(descriptor)
         self._pidfds.clear()
-
-    def _state(self, rank: int, home: Home) -> str:
-        seen = read_process(home.pid)
-        if seen is None or seen.start_ticks != home.started_ticks:
-            return ""
-        if seen.state in GONE and rank not in self.ends:
-            self.ends[rank] = describe_end(seen.exit_status or 0)
-        return seen.state
 
 
 class CaughtSignals:

@@ -31,7 +31,7 @@ from ddpdoctor.probes.bandwidth.plan import (
     round_size,
 )
 from ddpdoctor.probes.bandwidth.session import nccl_log_environment, parse_nccl_log, read_nccl_log
-from ddpdoctor.probes.bandwidth.watch import Alarm, Home, LocalRanks, Reporting, describe_end, read_home, stop_alone
+from ddpdoctor.probes.bandwidth.watch import Alarm, Home, LocalRanks, Watched, describe_end, read_home, stop_alone
 from tests.golden import Cases, table, words
 from tests.machines import DATA
 from tests.scenarios.running import wait_for
@@ -330,8 +330,12 @@ def test_ends_of_any_kind_meet_in_their_order():
 def stop(local_ranks, position):
     """Stop alone, as rank 1; return the status and what was reported."""
     reported: list[Stop] = []
-    reporting = Reporting(rank=1, members=(), local_ranks=local_ranks, finish=lambda stop: reported.append(stop) or 1)
-    return stop_alone(reporting, Alarm(ending=Ending.FAILED, rank=1, phase="measure", signal=None), position), reported
+    watched = Watched(
+        rank=1, members=(), tracker=Tracker(), conversation=None, hang_timeout_s=60.0, clean_up=lambda: None,
+        finish=lambda stop: reported.append(stop) or 1,
+    )  # fmt: skip
+    alarm = Alarm(ending=Ending.FAILED, rank=1, phase="measure", signal=None)
+    return stop_alone(watched, local_ranks, alarm, position), reported
 
 
 def test_a_process_that_died_after_the_position_was_taken_is_seen(sleeper, local_ranks):
