@@ -113,10 +113,22 @@ def watcher_environment(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name not in {FOLDER_VARIABLE, AGENT_VARIABLE}}
 
 
-def recording_variables(record: Path, env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that make a Python record itself in a folder."""
-    path = os.pathsep.join(filter(None, (str(BOOTSTRAP), env.get("PYTHONPATH"))))
-    return {FOLDER_VARIABLE: str(record), "PYTHONPATH": path}
+def record_pythons(record: Path) -> dict[str, str | None]:
+    """Set the variables that make Pythons record themselves in a folder. Return what ``restore`` takes."""
+    path = os.pathsep.join(filter(None, (str(BOOTSTRAP), os.environ.get("PYTHONPATH"))))
+    variables = {FOLDER_VARIABLE: str(record), "PYTHONPATH": path}
+    former = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    return former
+
+
+def restore(former: Mapping[str, str | None]) -> None:
+    """Set variables back to what they were."""
+    for name, value in former.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _start_watcher(asked: Asked, places: list[str], env: Mapping[str, str]) -> Target:

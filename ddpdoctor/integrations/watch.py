@@ -67,7 +67,10 @@ class Watch(contextlib.ContextDecorator):
         global _active
         self._meeting, self._has_failed = None, False
         try:
-            if self._is_needless():
+            from ddpdoctor.recorder.start import is_foreign
+
+            if _active is not None or is_foreign():
+                _say_once("this process is watched already; ddpdoctor.watch does nothing here")
                 return self
             _active, self._pid = self, os.getpid()
             self._begin()
@@ -90,7 +93,16 @@ class Watch(contextlib.ContextDecorator):
         five seconds after another rank has failed.
         """
         try:
-            return "" if self._meeting is None else _report_of(self._meeting, wait_s, has_failed=self._has_failed)
+            if self._meeting is None:
+                return ""
+            from ddpdoctor.integrations.place import draw_verdict, shows_failure
+
+            run_dir, deadline = self._meeting.run_dir, time.monotonic() + wait_s
+            while time.monotonic() < deadline and _is_watched(self._meeting):
+                if self._has_failed and shows_failure(run_dir):
+                    break
+                time.sleep(POLL_S)
+            return draw_verdict(run_dir)
         except Exception as error:  # noqa: BLE001 - the wall around ddpdoctor
             _pass_on(error)
             _say_once(f"the report cannot be read: {getattr(error, 'message', error)}")
@@ -118,25 +130,15 @@ class Watch(contextlib.ContextDecorator):
         else:
             self._leave(Leaving.DONE)
 
-    def _is_needless(self) -> bool:
-        from ddpdoctor.recorder.start import is_foreign
-
-        if _active is None and not is_foreign():
-            return False
-        _say_once("this process is watched already; ddpdoctor.watch does nothing here")
-        return True
-
     def _begin(self) -> None:
-        from ddpdoctor.integrations.place import Asked, recording_variables, take_place
+        from ddpdoctor.integrations.place import Asked, record_pythons, take_place
         from ddpdoctor.recorder import start
 
         asked = Asked(
             hang_timeout_s=self._hang_timeout_s, on_hang=self._on_hang, report_dir=self._report_dir, entry=self.entry
         )
         self._meeting = take_place(asked, os.environ)
-        for name, value in recording_variables(self._meeting.record, os.environ).items():
-            self._former[name] = os.environ.get(name)
-            os.environ[name] = value
+        self._former = record_pythons(self._meeting.record)
         start.begin_late(str(self._meeting.record))
         atexit.register(self._at_exit)
 
@@ -149,12 +151,10 @@ class Watch(contextlib.ContextDecorator):
             return
         _active = None
         try:
+            from ddpdoctor.integrations.place import restore
+
             atexit.unregister(self._at_exit)
-            for name, value in self._former.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+            restore(self._former)
             if self._meeting is not None:
                 _note_leaving(self._meeting, how, error)
         except Exception as failure:  # noqa: BLE001 - the wall around ddpdoctor
@@ -165,38 +165,22 @@ class Watch(contextlib.ContextDecorator):
 def _note_leaving(meeting: HostWatch, how: Leaving, error: Exception | None) -> None:
     from ddpdoctor.integrations.place import this_process
     from ddpdoctor.launch.attendance import leave
+    from ddpdoctor.launch.run_folder import REPORT_NAME
     from ddpdoctor.recorder.errors import note_exception
 
     if error is not None:
         note_exception(error, uncaught=True)
     leave(meeting.record, this_process(), how)
     if error is not None:
-        deadline = time.monotonic() + FAILURE_LIMIT_S
-        while time.monotonic() < deadline and not _has_report(meeting) and _is_watched(meeting):
+        report, deadline = meeting.run_dir / REPORT_NAME, time.monotonic() + FAILURE_LIMIT_S
+        while time.monotonic() < deadline and not report.exists() and _is_watched(meeting):
             time.sleep(POLL_S)
-
-
-def _has_report(meeting: HostWatch) -> bool:
-    from ddpdoctor.launch.run_folder import REPORT_NAME
-
-    return (meeting.run_dir / REPORT_NAME).exists()
 
 
 def _is_watched(meeting: HostWatch) -> bool:
     from ddpdoctor.launch.stopping import is_same
 
     return is_same(*meeting.watcher)
-
-
-def _report_of(meeting: HostWatch, wait_s: float, *, has_failed: bool) -> str:
-    from ddpdoctor.integrations.place import draw_verdict, shows_failure
-
-    deadline = time.monotonic() + wait_s
-    while time.monotonic() < deadline and _is_watched(meeting):
-        if has_failed and shows_failure(meeting.run_dir):
-            break
-        time.sleep(POLL_S)
-    return draw_verdict(meeting.run_dir)
 
 
 def _pass_on(error: Exception) -> None:

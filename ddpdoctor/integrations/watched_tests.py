@@ -20,7 +20,8 @@ from ddpdoctor.integrations.place import (
     Asked,
     draw_verdict,
     read_report,
-    recording_variables,
+    record_pythons,
+    restore,
     this_process,
     watcher_command,
     watcher_environment,
@@ -33,7 +34,7 @@ from ddpdoctor.recorder.storage.ring_layout import RANK_SHAPE
 from ddpdoctor.recorder.storage.ring_writing import make_record
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator
 
 LOOK_EVERY_S = 0.2
 VERDICT_LIMIT_S = 15.0
@@ -60,11 +61,13 @@ class WatchedTests:
             return (yield)
         failure: BaseException | None = None
         result: object = None
+        former = record_pythons(run.folder)
         try:
-            with run.recording():
-                result = yield
+            result = yield
         except BaseException as error:  # noqa: BLE001 - it is raised again below, with what was found
             failure = error
+        finally:
+            restore(former)
         headline = verdict = ""
         try:
             verdict = run.end(failed=failure is not None)
@@ -87,39 +90,24 @@ class WatchedTest:
     def __init__(self, asked: Asked) -> None:
         """Make the folder."""
         self._asked = asked
-        self._folder = Path(tempfile.mkdtemp(prefix="ddpdoctor-test-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="ddpdoctor-test-"))
         self._watcher: subprocess.Popen[bytes] | None = None
         self._ended = threading.Event()
-        make_record(str(self._folder))
-        enter(self._folder, this_process(), "")
+        make_record(str(self.folder))
+        enter(self.folder, this_process(), "")
         self._thread = threading.Thread(target=self._await_ranks, name="ddpdoctor-test", daemon=True)
         self._thread.start()
-
-    @contextlib.contextmanager
-    def recording(self) -> Iterator[None]:
-        """Make Pythons that the test starts record themselves."""
-        variables = recording_variables(self._folder, os.environ)
-        former = {name: os.environ.get(name) for name in variables}
-        os.environ.update(variables)
-        try:
-            yield
-        finally:
-            for name, value in former.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
 
     @property
     def was_stopped(self) -> bool:
         """Whether the watcher stopped the ranks because they hung."""
-        report = read_report(self._folder)
+        report = read_report(self.folder)
         return report is not None and report.job is not None and report.job.exit_status == ExitStatus.HUNG
 
     @property
     def headline(self) -> str:
         """The verdict in one line, which pytest shows in its summary."""
-        report = read_report(self._folder)
+        report = read_report(self.folder)
         verdict = report.verdict if report is not None else None
         if verdict is None:
             return "the ranks of this test hung"
@@ -129,33 +117,26 @@ class WatchedTest:
         """End the watch; return the verdict of a test that has failed or whose ranks were stopped, else ""."""
         self._ended.set()
         self._thread.join()
-        leave(self._folder, this_process(), Leaving.FAILED if failed else Leaving.DONE)
-        verdict = self._verdict() if self._watcher is not None and (failed or self.was_stopped) else ""
-        if not verdict:
-            self._drop()
-        return verdict
-
-    def _verdict(self) -> str:
-        assert self._watcher is not None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._watcher.wait(VERDICT_LIMIT_S)
-        return draw_verdict(self._folder)
-
-    def _drop(self) -> None:
-        if self._watcher is not None:
-            self._watcher.kill()
-            self._watcher.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        leave(self.folder, this_process(), Leaving.FAILED if failed else Leaving.DONE)
+        watcher = self._watcher
+        if watcher is not None and (failed or self.was_stopped):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                watcher.wait(VERDICT_LIMIT_S)
+            if verdict := draw_verdict(self.folder):
+                return verdict
+        if watcher is not None:
+            watcher.kill()
+            watcher.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return ""
 
     def _await_ranks(self) -> None:
         while not self._ended.wait(LOOK_EVERY_S):
-            if any(path.stat().st_size == RANK_SHAPE.total_bytes for path in (self._folder / "rings").glob("*.ring")):
-                self._start_watcher()
-                return
-
-    def _start_watcher(self) -> None:
-        command = watcher_command(self._asked, [str(self._folder), str(self._folder), ""])
-        nowhere = subprocess.DEVNULL
+            if any(path.stat().st_size == RANK_SHAPE.total_bytes for path in (self.folder / "rings").glob("*.ring")):
+                break
+        else:
+            return
+        command, nowhere = watcher_command(self._asked, [str(self.folder), str(self.folder), ""]), subprocess.DEVNULL
         self._watcher = subprocess.Popen(
             command, env=watcher_environment(os.environ), stdin=nowhere, stdout=nowhere, stderr=nowhere
         )  # fmt: skip

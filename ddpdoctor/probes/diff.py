@@ -33,7 +33,11 @@ def compare_files(paths: Sequence[Path]) -> DiffFacts:
     """Compare two or more files, all against all. Raises ``UserError`` if one cannot be read or compared."""
     if len(paths) < 2:
         raise UserError("at least two files are needed", help="Give the files of two ranks or of two runs.")
-    saved = [read_saved(path) for path in paths]
+    saved = [Saved() for _ in paths]
+    for path, found in zip(paths, saved, strict=True):
+        _list(found, _load(path), (), Kind.PARAMETER)
+        if not found.tensors and not found.values:
+            raise UserError(f"{path} has nothing that can be compared", help="Give files that torch.save has written.")
     # Remove the key around the whole model if only some files have it: {"model": ...} against a state dict. What such
     # a file holds besides the model (an optimizer, an epoch) has no counterpart in the others.
     prefixes = align_names([one.tensors for one in saved])
@@ -49,13 +53,13 @@ def compare_files(paths: Sequence[Path]) -> DiffFacts:
             "keys.",
         )
     digests = [_digests(one) for one in saved]
-    found = [_unequal_tensor(name, saved, digests) for name in tensors]
-    found += [_unequal_value(name, saved) for name in values]
+    unequal = [_unequal_tensor(name, saved, digests) for name in tensors]
+    unequal += [_unequal_value(name, saved) for name in values]
     return DiffFacts(
         files=tuple(_describe(path, one) for path, one in zip(paths, saved, strict=True)),
         tensors=len(tensors),
         values=len(values),
-        unequal=tuple(one for one in found if one is not None),
+        unequal=tuple(one for one in unequal if one is not None),
         incomparable=tuple(name for name in tensors if any(digest.get(name) == "" for digest in digests)),
     )
 
@@ -207,15 +211,6 @@ class Saved:
         values = {name.removeprefix(prefix): one for name, one in self.values.items() if name.startswith(prefix)}
         beside = len(self.tensors) - len(tensors)
         return Saved(tensors, values, self.stripped, prefix, beside)
-
-
-def read_saved(path: Path) -> Saved:
-    """Return what a file holds. Raises ``UserError`` if it cannot be read."""
-    found = Saved()
-    _list(found, _load(path), (), Kind.PARAMETER)
-    if not found.tensors and not found.values:
-        raise UserError(f"{path} has nothing that can be compared", help="Give files that torch.save has written.")
-    return found
 
 
 def _load(path: Path) -> Any:

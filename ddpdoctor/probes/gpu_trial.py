@@ -62,19 +62,10 @@ def try_work(device: torch.device, size: int | None = None, memory_bytes: int | 
     depend on the device.
     """
     try:
-        wrong = _try_memory(device, memory_bytes if memory_bytes is not None else _memory_bytes(device))
+        wrong = _try_memory(device, memory_bytes)
         return wrong or _try_products(device, size if size is not None else (8192 if device.type == "cuda" else 256))
     except RuntimeError as error:  # torch raises this for every CUDA error
         return first_line(error)
-
-
-def _memory_bytes(device: torch.device) -> int:
-    import torch
-
-    if device.type != "cuda":
-        return CHUNK_BYTES
-    free, _ = torch.cuda.mem_get_info(device)
-    return min(MAX_BYTES, int(free * FREE_SHARE))
 
 
 def _pattern(words: int, seed: int, device: torch.device) -> torch.Tensor:
@@ -85,10 +76,13 @@ def _pattern(words: int, seed: int, device: torch.device) -> torch.Tensor:
     return ((places + seed) * PRIME % 2**31).to(torch.int32)
 
 
-def _try_memory(device: torch.device, total_bytes: int) -> str | None:
+def _try_memory(device: torch.device, total_bytes: int | None) -> str | None:
     """Fill all chunks before comparing the first, to catch writes that land at another address."""
     import torch
 
+    if total_bytes is None:
+        is_gpu = device.type == "cuda"
+        total_bytes = min(MAX_BYTES, int(torch.cuda.mem_get_info(device)[0] * FREE_SHARE)) if is_gpu else CHUNK_BYTES
     words = CHUNK_BYTES // 4
     chunks = [_pattern(words, seed, device) for seed in range(max(1, total_bytes // CHUNK_BYTES))]
     for seed, chunk in enumerate(chunks):

@@ -138,7 +138,8 @@ class Loaded:
 
 def read_pickle(file: BinaryIO) -> Loaded:
     """Read one pickle from the current position of a file. Raises ``Unreadable``."""
-    reader = _Reader(file)
+    reader = _Reader(_Bounded(file), encoding="utf-8", errors="surrogateescape")
+    reader.names = {}
     try:
         root = reader.load()
     except Unreadable:
@@ -171,9 +172,8 @@ class _Bounded:
 class _Reader(_PYTHONS_OWN):  # type: ignore[misc]
     """Python's own unpickler. The one in C allocates gigabytes if four damaged bytes give a huge memo index."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__(_Bounded(file), encoding="utf-8", errors="surrogateescape")
-        self.names: dict[str, None] = {}
+    names: dict[str, None]
+    """The unknown functions and classes that it has met."""
 
     def load_bytearray8(self) -> None:
         """Check the size before allocating memory, because eight damaged bytes can announce any number."""

@@ -261,14 +261,12 @@ def _tensors(root: Any) -> Iterator[TensorIn]:
         state = metadata.state if isinstance(metadata, Opaque) else None
         size = state.get("size") if isinstance(state, dict) else None
         if isinstance(size, tuple) and isinstance(state, dict):
-            yield TensorIn(name=str(name), shape=size, dtype=_dtype(state.get("properties")))
-
-
-def _dtype(properties: Any) -> str:
-    """Return the dtype among the properties, which are pickled as a dict or a tuple."""
-    state = properties.state if isinstance(properties, Opaque) else properties
-    values = state.values() if isinstance(state, dict) else state if isinstance(state, tuple) else ()
-    return next((value for value in values if isinstance(value, str) and value in DTYPES), "")
+            # The dtype is among the properties, which are pickled as a dict or a tuple.
+            properties = state.get("properties")
+            held = properties.state if isinstance(properties, Opaque) else properties
+            values = held.values() if isinstance(held, dict) else held if isinstance(held, tuple) else ()
+            dtype = next((value for value in values if isinstance(value, str) and value in DTYPES), "")
+            yield TensorIn(name=str(name), shape=size, dtype=dtype)
 
 
 def _missing(folder: Path, items: Iterable[_Item]) -> Iterator[str]:
