@@ -35,7 +35,7 @@ from ddpdoctor.launch import first_node, hang, other_node, replica_exchange, see
 from ddpdoctor.launch.command_line import SplitCommand
 from ddpdoctor.launch.placement import Placement, Style, WrapOptions
 from ddpdoctor.model.reaching import Connecting, Contact
-from ddpdoctor.probes.rendezvous import store_probe
+from ddpdoctor.probes.rendezvous import store
 from ddpdoctor.recorder.settings import RecorderSettings
 from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.recorder.storage.ring_writing import Ring
@@ -653,7 +653,7 @@ class World:
             (session, "is_in_foreground", lambda: False), (sys, "stderr", stream), (tempfile, "tempdir", self.place),
             (first_node, "HostedMeeting", lambda *_, **__: Hosted(self)), (first_node, "further_ways", lambda *_: ()),
             (first_node, "open_job_store", self.connect), (meeting.OwnPort, "open", lambda *_: self.connect()),
-            (hang, "save", save), (store_probe, "knock", self.knock),
+            (hang, "save", save), (store, "knock", self.knock),
             (running, "load_judge", self.judge or running.load_judge),
         ):  # fmt: skip
             patch.setattr(module, name, value)

@@ -77,7 +77,7 @@ def run(options: Options) -> int:
         from ddpdoctor.model.errors import UserError
         from ddpdoctor.model.findings import now
         from ddpdoctor.probes.diff import compare_files
-        from ddpdoctor.probes.load_torch import load_torch
+        from ddpdoctor.probes.loading import load_torch
 
         if len(options.files) < 2:
             raise UserError(

@@ -11,7 +11,7 @@ from ddpdoctor.diagnose.machines import find_launch
 from ddpdoctor.launch.own_ranks import choose_ranks, end_with_parent, run_ranks
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.node import Launcher
-from ddpdoctor.probes.load_torch import load_torch
+from ddpdoctor.probes.loading import load_torch
 from ddpdoctor.probes.ranks import run_wrong_rank
 
 if TYPE_CHECKING:

@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.data import Drawn, EpochSeen, Indices, LoaderSeen, Pass, RankDraws, RankPass, SamplerSeen
 from ddpdoctor.model.errors import UserError, first_line
-from ddpdoctor.probes.load_torch import import_torch
+from ddpdoctor.probes.loading import import_torch, leaves, load_callable, users_turn
 from ddpdoctor.probes.ranks import meet_ranks, refuse_problems, unreachable
-from ddpdoctor.probes.user_code import leaves, load_callable, users_turn
 from ddpdoctor.recorder.fingerprint import fingerprints
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.launch import find_variable, select_variables
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.words import format_size, grouped, rank_list
-from ddpdoctor.probes.load_torch import ended_after
+from ddpdoctor.probes.loading import Lifeline
 
 if TYPE_CHECKING:
     import socket
@@ -459,8 +459,12 @@ def _asking_cuda() -> Iterator[bool]:
     if not torch.distributed.is_nccl_available():
         yield False
         return
-    with ended_after(CUDA_LIMIT_S, CUDA_HANGS):
+    lifeline = Lifeline(CUDA_HANGS)
+    lifeline.put_off(CUDA_LIMIT_S)
+    try:
         yield torch.cuda.is_available()
+    finally:
+        lifeline.release()
 
 
 def check_nccl(gpus: Mapping[int, RankGpu | None]) -> None:

@@ -31,7 +31,7 @@ from ddpdoctor.model.bandwidth import Ending, Position, Stop
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.probes.bandwidth.group import take_position
-from ddpdoctor.probes.load_torch import Lifeline
+from ddpdoctor.probes.loading import Lifeline
 from ddpdoctor.probes.ranks import Ended
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name="ddpdoctor-watch", daemon=True)
 
     def __enter__(self) -> Self:
-        self._signals.__enter__()
+        self._signals.catch()
         self._put_off()
         # Not in the thread: even a rank that dies at once must have said which process it is.
         home = read_home()
@@ -152,7 +152,10 @@ class Watcher:
     ) -> None:
         """Stop watching. An exception of the bench ends the process instead."""
         if isinstance(error, Exception) and not isinstance(error, UserError):
-            self.failed(error)
+            self._failure = error
+            self._signals.wake()
+            self._thread.join()
+            end_process(1)
         with self._lock:
             self._leaving = not self._stopping
         self._signals.wake()
@@ -161,16 +164,9 @@ class Watcher:
         with contextlib.suppress(StoreError):
             # So that the others do not take this rank for dead
             self._conversation.send(f"ended/{self._watched.rank}", replace(self._position(), phase="end"))
-        self._signals.__exit__()
+        self._signals.give_back()
         self._lifeline.release()
         self._local_ranks.close()
-
-    def failed(self, error: BaseException) -> NoReturn:
-        """Report an exception of the main thread and end the process."""
-        self._failure = error
-        self._signals.wake()
-        self._thread.join()
-        end_process(1)
 
     def _run(self) -> None:
         while True:
@@ -529,7 +525,7 @@ class LocalRanks:
 
 
 class CaughtSignals:
-    """A context manager for the main thread. Signals that would end the process wake another thread instead.
+    """For the main thread: from ``catch`` on, signals that would end the process wake another thread instead.
 
     A signal that is ignored stays ignored, such as SIGINT in a shell's background jobs.
     """
@@ -543,14 +539,15 @@ class CaughtSignals:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._reader, selectors.EVENT_READ)
 
-    def __enter__(self) -> Self:
+    def catch(self) -> None:
+        """Begin."""
         self._former_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for number in CAUGHT:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._former[number] = signal.signal(number, _leave_to_thread)
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def give_back(self) -> None:
+        """End, and restore the former handlers."""
         for number, handler in self._former.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._former_fd)

@@ -31,8 +31,7 @@ from ddpdoctor.model.saved import (
 from ddpdoctor.model.words import grouped
 from ddpdoctor.probes.checkpoint.files import Extent, read_file
 from ddpdoctor.probes.checkpoint.formats import DTYPES, MOST_ELEMENTS, Opaque, Unreadable, read_pickle
-from ddpdoctor.probes.load_torch import import_torch
-from ddpdoctor.probes.user_code import load_callable, users_turn
+from ddpdoctor.probes.loading import import_torch, load_callable, users_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping

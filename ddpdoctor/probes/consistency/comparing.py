@@ -26,7 +26,7 @@ from ddpdoctor.model.consistency import (
 )
 from ddpdoctor.model.trial import Rerun
 from ddpdoctor.model.words import group_alike, grouped
-from ddpdoctor.probes.user_code import leaves
+from ddpdoctor.probes.loading import leaves
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

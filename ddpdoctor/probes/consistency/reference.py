@@ -43,7 +43,7 @@ from ddpdoctor.probes.consistency.training import (
     set_seed,
     wrap,
 )
-from ddpdoctor.probes.user_code import load_callable
+from ddpdoctor.probes.loading import load_callable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

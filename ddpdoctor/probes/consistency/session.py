@@ -45,8 +45,8 @@ from ddpdoctor.probes.consistency.training import (
     see_model,
     set_seed,
 )
+from ddpdoctor.probes.loading import is_installed, load_callable
 from ddpdoctor.probes.ranks import ABOVE_OURS, LEAVE_LIMIT_S, Ended, meet_ranks, propose, run_agreed, unreachable
-from ddpdoctor.probes.user_code import is_installed, load_callable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -26,7 +26,7 @@ from ddpdoctor.probes.consistency.comparing import (
     read_settings,
     state_rows,
 )
-from ddpdoctor.probes.user_code import leaves, load_callable, users_turn
+from ddpdoctor.probes.loading import leaves, load_callable, users_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

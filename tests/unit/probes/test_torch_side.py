@@ -15,8 +15,7 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.probes import gpu_trial
 from ddpdoctor.probes.checkpoint.session import find_gaps, find_leftovers, read_expected
 from ddpdoctor.probes.data import digest_leaves, draw_from
-from ddpdoctor.probes.load_torch import HANDLING, OTHERS, hold_watchdog
-from ddpdoctor.probes.user_code import load_callable, users_turn
+from ddpdoctor.probes.loading import HANDLING, OTHERS, hold_watchdog, load_callable, users_turn
 from tests.golden import table, words
 
 # The work that GPUs are given, done by the processor: exact when it is right, and reported when it is wrong.
@@ -76,7 +75,7 @@ OFF = dict.fromkeys((HANDLING, *OTHERS), "0")
 
 def test_it_is_set_before_torch_is_there():
     code = (
-        "import os, sys, json; from ddpdoctor.probes.load_torch import load_torch\n"
+        "import os, sys, json; from ddpdoctor.probes.loading import load_torch\n"
         "class See:\n"
         "    def find_spec(self, name, *_):\n"
         f"        if name == 'torch': print(json.dumps({{n: os.environ.get(n) for n in {sorted(OFF)}}})); sys.exit()\n"

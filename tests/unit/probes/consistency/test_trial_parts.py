@@ -46,7 +46,7 @@ from ddpdoctor.probes.consistency.training import (
     sample_counts,
     see_model,
 )
-from ddpdoctor.probes.user_code import leaves
+from ddpdoctor.probes.loading import leaves
 from ddpdoctor.rules.consistency.reference import LIMIT, explain, ratio
 from tests.golden import Cases, table
 

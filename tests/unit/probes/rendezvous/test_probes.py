@@ -47,8 +47,15 @@ from ddpdoctor.probes.rendezvous.payloads import (
     send_payload,
     serve_payloads,
 )
-from ddpdoctor.probes.rendezvous.store_probe import is_own, knock, more_telling
-from ddpdoctor.probes.rendezvous.torch_process import NoTorch, StartProcess, TorchError, TorchProcess
+from ddpdoctor.probes.rendezvous.store import (
+    NoTorch,
+    StartProcess,
+    TorchError,
+    TorchProcess,
+    is_own,
+    knock,
+    more_telling,
+)
 from tests.golden import Cases, words
 from tests.scenarios.running import wait_for
 
