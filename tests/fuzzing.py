@@ -124,7 +124,7 @@ def _show(dice: random.Random, kind: str, path: Path) -> Iterator[str]:
 
 
 def _read_checkpoint(path: Path) -> Report:
-    from ddpdoctor.probes.checkpoint.session import CheckpointOptions, read_checkpoints
+    from ddpdoctor.probes.checkpoints import CheckpointOptions, read_checkpoints
 
     seen = read_checkpoints(CheckpointOptions(paths=(path,)), lambda _: None)
     return checkpoint_report(seen, ("ddpdoctor", "check-checkpoint", str(path)), STARTED)

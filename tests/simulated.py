@@ -35,7 +35,7 @@ from ddpdoctor.launch import first_node, hang, other_node, replica_exchange, see
 from ddpdoctor.launch.command_line import SplitCommand
 from ddpdoctor.launch.placement import Placement, Style, WrapOptions
 from ddpdoctor.model.reaching import Connecting, Contact
-from ddpdoctor.probes.rendezvous import store
+from ddpdoctor.probes import store
 from ddpdoctor.recorder.settings import RecorderSettings
 from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.recorder.storage.ring_writing import Ring

@@ -29,7 +29,7 @@ def run(options: Options) -> int:
     from ddpdoctor.cli.output import Outputs, ShownProgress, check_outputs, deliver_check
     from ddpdoctor.diagnose.files import checkpoint_report
     from ddpdoctor.model.findings import now
-    from ddpdoctor.probes.checkpoint.session import CheckpointOptions, read_checkpoints
+    from ddpdoctor.probes.checkpoints import CheckpointOptions, read_checkpoints
 
     outputs = settings_of(options, Outputs)
     check_outputs(outputs)

@@ -20,7 +20,7 @@ from ddpdoctor.model.launch import is_loopback
 from ddpdoctor.model.node import SECTIONS, Fleet, Launcher, Node
 from ddpdoctor.model.reaching import JobSettings, Visit
 from ddpdoctor.model.reading import Unread, Why
-from ddpdoctor.probes.rendezvous.store import is_own
+from ddpdoctor.probes.store import is_own
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

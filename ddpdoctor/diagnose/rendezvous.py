@@ -44,16 +44,8 @@ from ddpdoctor.model.launch import NodeOptions
 from ddpdoctor.model.node import Fleet
 from ddpdoctor.model.reaching import Contact, Publication, Rendezvous, StartTrial, StoreView, Visit
 from ddpdoctor.model.reading import Unread, known
-from ddpdoctor.probes.rendezvous.mesh import MeshLimits, run_mesh
-from ddpdoctor.probes.rendezvous.store import (
-    IMPORT_LIMIT_S,
-    NoTorch,
-    StoreWatch,
-    TorchError,
-    TorchProcess,
-    knock,
-    more_telling,
-)
+from ddpdoctor.probes.mesh import MeshLimits, run_mesh
+from ddpdoctor.probes.store import IMPORT_LIMIT_S, NoTorch, StoreWatch, TorchError, TorchProcess, knock, more_telling
 from ddpdoctor.rules.engine import fleet_facts, in_order, order_findings
 from ddpdoctor.rules.engine import judge as ask
 from ddpdoctor.rules.environment.master import takes_itself_for

@@ -143,7 +143,7 @@ def try_places(folder: Path, places: Sequence[Place]) -> bool:
 
 def _knock_at_all(places: Sequence[Place]) -> list[Connecting]:
     """Return the last attempt at each place, in the same order, without those that exceeded the limit."""
-    from ddpdoctor.probes.rendezvous.store import knock
+    from ddpdoctor.probes.store import knock
 
     answers: queue.SimpleQueue[tuple[Place, Connecting]] = queue.SimpleQueue()
     for place in places:  # daemon threads: a name lookup cannot be stopped

@@ -242,8 +242,8 @@ def _torch_file(path: Path) -> Any:
 
 
 def _safetensors(path: Path) -> Mapping[str, Any]:
-    from ddpdoctor.probes.checkpoint.files import mapped, open_tensor
-    from ddpdoctor.probes.checkpoint.formats import read_safetensors
+    from ddpdoctor.probes.checkpoint_file import mapped, open_tensor
+    from ddpdoctor.probes.checkpoint_formats import read_safetensors
 
     with path.open("rb") as file:
         listed = read_safetensors(file, path.stat().st_size)

@@ -18,7 +18,7 @@ from ddpdoctor.exchange.store import Store, wait_for
 from ddpdoctor.exchange.wire import open_client
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.reaching import Publication
-from ddpdoctor.probes.rendezvous.mesh import MeshLimits, run_mesh
+from ddpdoctor.probes.mesh import MeshLimits, run_mesh
 from tests.scenarios.hosts import Hosts, lent_hosts
 
 PORT, TOKEN = 29600, b"bench"

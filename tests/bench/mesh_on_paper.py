@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ddpdoctor.probes.rendezvous.mesh import (
+from ddpdoctor.probes.mesh import (
     ALL_SENDS_S,
     FAILURES,
     LEAST_SEND_S,
@@ -20,7 +20,7 @@ from ddpdoctor.probes.rendezvous.mesh import (
     blocks_of,
     partners_of,
 )
-from ddpdoctor.probes.rendezvous.payloads import LARGE_BYTES
+from ddpdoctor.probes.payloads import LARGE_BYTES
 
 HEALTHY_S = LARGE_BYTES / 1.25e9 + 0.005
 """A large payload at 10 Gbit/s, and what greeting, small payload and Python take beside it."""

@@ -156,7 +156,7 @@ test_words = words(__name__, check_output=lambda row: [one.partition(":")[0] for
     ],
 )
 def test_a_pickle_takes_no_memory_for_what_it_only_announces(opcodes: bytes, tmp_path: Path) -> None:
-    from ddpdoctor.probes.checkpoint.formats import Unreadable, read_pickle
+    from ddpdoctor.probes.checkpoint_formats import Unreadable, read_pickle
 
     path, before_mib = tmp_path / "sparse.pkl", peak_mib()
     with path.open("wb") as file:

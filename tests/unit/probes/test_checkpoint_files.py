@@ -16,9 +16,9 @@ import torch
 
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.saved import ReadState
-from ddpdoctor.probes.checkpoint.files import Extent, read_file
-from ddpdoctor.probes.checkpoint.formats import read_archive, walk_tensors
-from ddpdoctor.probes.checkpoint.session import CheckpointOptions, read_checkpoints, read_distributed
+from ddpdoctor.probes.checkpoint_file import Extent, read_file
+from ddpdoctor.probes.checkpoint_formats import read_archive, walk_tensors
+from ddpdoctor.probes.checkpoints import CheckpointOptions, read_checkpoints, read_distributed
 from tests.golden import Cases
 
 CASES = Cases(__name__)

@@ -13,7 +13,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.probes import gpu_trial
-from ddpdoctor.probes.checkpoint.session import find_gaps, find_leftovers, read_expected
+from ddpdoctor.probes.checkpoints import find_gaps, find_leftovers, read_expected
 from ddpdoctor.probes.data import digest_leaves, draw_from
 from ddpdoctor.probes.loading import HANDLING, OTHERS, hold_watchdog, load_callable, users_turn
 from tests.golden import table, words

@@ -16,7 +16,7 @@ from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.reach import contact_of
 from ddpdoctor.exchange.store import KeyValues
 from ddpdoctor.model.reaching import Connecting, Contact, Publication, Transfer
-from ddpdoctor.probes.rendezvous.mesh import (
+from ddpdoctor.probes.mesh import (
     BLOCK,
     MAX_WAITING,
     SOURCE_FAILS,
@@ -33,7 +33,7 @@ from ddpdoctor.probes.rendezvous.mesh import (
     partners_of,
     run_mesh,
 )
-from ddpdoctor.probes.rendezvous.payloads import (
+from ddpdoctor.probes.payloads import (
     LARGE_BYTES,
     NUMBER,
     PART_BYTES,
@@ -47,15 +47,7 @@ from ddpdoctor.probes.rendezvous.payloads import (
     send_payload,
     serve_payloads,
 )
-from ddpdoctor.probes.rendezvous.store import (
-    NoTorch,
-    StartProcess,
-    TorchError,
-    TorchProcess,
-    is_own,
-    knock,
-    more_telling,
-)
+from ddpdoctor.probes.store import NoTorch, StartProcess, TorchError, TorchProcess, is_own, knock, more_telling
 from tests.golden import Cases, words
 from tests.scenarios.running import wait_for
 

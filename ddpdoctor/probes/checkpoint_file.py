@@ -26,10 +26,9 @@ from ddpdoctor.model.saved import (
     Weights,
 )
 from ddpdoctor.model.words import grouped
-from ddpdoctor.probes.checkpoint.formats import (
+from ddpdoctor.probes.checkpoint_formats import (
     LAYERS,
     LOCAL_SIGNATURE,
-    PICKLE,
     Opaque,
     TensorRef,
     Unreadable,
@@ -45,7 +44,7 @@ from ddpdoctor.recorder.fingerprint import fingerprints
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ddpdoctor.probes.checkpoint.formats import Archive
+    from ddpdoctor.probes.checkpoint_formats import Archive
 
 HEAD_BYTES = 512
 TAIL_BYTES = 4096
@@ -93,58 +92,44 @@ class Extent:
 
 def read_file(path: Path, extent: Extent) -> FileSeen:
     """Read a file. Raises ``OSError`` if it cannot be opened."""
-    size = path.stat().st_size
-    if size == 0:
-        return _unread(path, 0, Form.FOREIGN, ReadState.EMPTY)
+    seen = FileSeen(path=str(path), size_bytes=path.stat().st_size, form=Form.FOREIGN, state=ReadState.EMPTY)
+    if seen.size_bytes == 0:
+        return seen
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
         if head.startswith(LOCAL_SIGNATURE):
-            return _read_zip(path, file, size, extent)
+            return _read_zip(replace(seen, form=Form.ZIP), file, extent)
         if is_safetensors(head):
-            return _read_safetensors(path, file, size, extent)
-        return _read_legacy(path, file, size, extent) or _unread(
-            path, size, Form.FOREIGN, ReadState.FOREIGN, name_foreign(head)
-        )
+            return _read_safetensors(replace(seen, form=Form.SAFETENSORS), file, extent)
+        foreign = replace(seen, state=ReadState.FOREIGN, detail=name_foreign(head))
+        return _read_legacy(replace(seen, form=Form.LEGACY), file, extent) or foreign
 
 
-def _unread(path: Path, size: int, form: Form, state: ReadState, detail: str = "") -> FileSeen:
-    return FileSeen(path=str(path), size_bytes=size, form=form, state=state, detail=detail)
-
-
-def _read_zip(path: Path, file: BinaryIO, size: int, extent: Extent) -> FileSeen:
+def _read_zip(seen: FileSeen, file: BinaryIO, extent: Extent) -> FileSeen:
     try:
         archive = read_archive(file, checksums=extent.checksums)
     except zipfile.BadZipFile:
-        return _read_cut_zip(path, file, size)
+        return _read_cut_zip(seen, file)
+    seen = replace(seen, checksums=_checksums(archive, extent))
     if archive.loaded is None:
-        state = ReadState.UNREADABLE if archive.damaged else ReadState.FOREIGN
-        return FileSeen(
-            path=str(path),
-            size_bytes=size,
-            form=Form.ZIP,
-            state=state,
+        return replace(
+            seen,
+            state=ReadState.UNREADABLE if archive.damaged else ReadState.FOREIGN,
             detail=archive.problem,
-            checksums=_checksums(archive, extent),
             damaged=tuple(Damage(record=name) for name in archive.damaged),
         )
-    tensors = tuple(walk_tensors(archive.loaded.root))
-    refused, refusal = ((), "") if archive.damaged else try_load(path, named=archive.loaded.names)
-    by_record = grouped((ref.storage.key, name) for name, ref in tensors)
-    seen = FileSeen(
-        path=str(path),
-        size_bytes=size,
-        form=Form.ZIP,
+    tensors, names = tuple(walk_tensors(archive.loaded.root)), archive.loaded.names
+    refused, refusal = ((), "") if archive.damaged else try_load(Path(seen.path), named=names)
+    by_record = grouped((f"data/{ref.storage.key}", name) for name, ref in tensors)
+    whole = replace(
+        seen,
         state=ReadState.WHOLE,
-        checksums=_checksums(archive, extent),
-        damaged=tuple(
-            Damage(record=name, tensors=tuple(by_record.get(name.removeprefix("data/"), ()) if name != PICKLE else ()))
-            for name in archive.damaged
-        ),
-        contents=describe(archive.loaded.root, archive.loaded.names),
+        damaged=tuple(Damage(record=name, tensors=tuple(by_record.get(name, ()))) for name in archive.damaged),
+        contents=describe(archive.loaded.root, names),
         refused=refused,
         refusal=refusal,
     )
-    return _with_values(seen, tensors, archive.starts, extent)
+    return _with_values(whole, tensors, archive.starts, extent)
 
 
 def _checksums(archive: Archive, extent: Extent) -> Checksums:
@@ -153,10 +138,10 @@ def _checksums(archive: Archive, extent: Extent) -> Checksums:
     return Checksums.CHECKED if archive.has_checksums else Checksums.NOT_WRITTEN
 
 
-def _read_cut_zip(path: Path, file: BinaryIO, size: int) -> FileSeen:
+def _read_cut_zip(seen: FileSeen, file: BinaryIO) -> FileSeen:
     # Where the data ends. Zeros after it were never written: the host went down, or the disk was full. Fewer than
     # TAIL_BYTES zeros may be data and count as such.
-    end = size
+    end = size = seen.size_bytes
     while end > 0:
         start = max(0, end - TAIL_BYTES)
         file.seek(start)
@@ -173,10 +158,8 @@ def _read_cut_zip(path: Path, file: BinaryIO, size: int) -> FileSeen:
     tail = file.read(TAIL_BYTES)
     has_end = 0 <= tail.rfind(END_SIGNATURE) <= len(tail) - END_BYTES
     zeros = "" if end == size else f"its last {size - end} bytes are zeros"
-    return FileSeen(
-        path=str(path),
-        size_bytes=size,
-        form=Form.ZIP,
+    return replace(
+        seen,
         state=ReadState.UNREADABLE if has_end else ReadState.CUT,
         detail="the directory of its records is damaged" if has_end else zeros,
         lost=tuple(name for name, ref in tensors if ref.storage.key not in whole),
@@ -184,19 +167,17 @@ def _read_cut_zip(path: Path, file: BinaryIO, size: int) -> FileSeen:
     )
 
 
-def _read_legacy(path: Path, file: BinaryIO, size: int, extent: Extent) -> FileSeen | None:
+def _read_legacy(seen: FileSeen, file: BinaryIO, extent: Extent) -> FileSeen | None:
     try:
-        legacy = read_legacy(file, size)
+        legacy = read_legacy(file, seen.size_bytes)
     except Unreadable as error:
         # Damaged or truncated: without an index we cannot know which.
-        return _unread(path, size, Form.LEGACY, ReadState.UNREADABLE, str(error))
+        return replace(seen, state=ReadState.UNREADABLE, detail=str(error))
     if legacy is None:
         return None
     tensors = tuple(walk_tensors(legacy.loaded.root))
-    seen = FileSeen(
-        path=str(path),
-        size_bytes=size,
-        form=Form.LEGACY,
+    seen = replace(
+        seen,
         state=ReadState.WHOLE if legacy.is_whole else ReadState.CUT,
         checksums=Checksums.NONE,
         lost=tuple(name for name, ref in tensors if ref.storage.key not in legacy.starts),
@@ -206,18 +187,16 @@ def _read_legacy(path: Path, file: BinaryIO, size: int, extent: Extent) -> FileS
     return _with_values(seen, tensors, legacy.starts, extent)
 
 
-def _read_safetensors(path: Path, file: BinaryIO, size: int, extent: Extent) -> FileSeen:
+def _read_safetensors(seen: FileSeen, file: BinaryIO, extent: Extent) -> FileSeen:
     try:
-        read = read_safetensors(file, size)
+        read = read_safetensors(file, seen.size_bytes)
     except Unreadable as error:
-        return _unread(path, size, Form.SAFETENSORS, ReadState.UNREADABLE, str(error))
+        return replace(seen, state=ReadState.UNREADABLE, detail=str(error))
     lost = tuple(name for name in read.tensors if name not in read.starts)
     described = _describe_all(read.tensors.items())
     weights = (Weights(where="", tensors=described),) if described else ()
-    seen = FileSeen(
-        path=str(path),
-        size_bytes=size,
-        form=Form.SAFETENSORS,
+    seen = replace(
+        seen,
         state=ReadState.CUT if lost else ReadState.WHOLE,
         checksums=Checksums.NONE,
         lost=lost,

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ddpdoctor.exchange.reach import contact_of, describe
 from ddpdoctor.model.reaching import Connecting, Contact, NodePair
-from ddpdoctor.probes.rendezvous.payloads import (
+from ddpdoctor.probes.payloads import (
     ENOUGH,
     GO,
     HELLO_BYTES,

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-PROGRAM = "ddpdoctor.probes.rendezvous.store"
+PROGRAM = "ddpdoctor.probes.store"
 IMPORT_LIMIT_S = 120.0
 """Our choice: on a busy cluster, a cold import from a network file system takes a minute."""
 CALL_LIMIT_S = 10.0

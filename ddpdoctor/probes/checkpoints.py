@@ -29,8 +29,8 @@ from ddpdoctor.model.saved import (
     Weights,
 )
 from ddpdoctor.model.words import grouped
-from ddpdoctor.probes.checkpoint.files import Extent, read_file
-from ddpdoctor.probes.checkpoint.formats import DTYPES, MOST_ELEMENTS, Opaque, Unreadable, read_pickle
+from ddpdoctor.probes.checkpoint_file import Extent, read_file
+from ddpdoctor.probes.checkpoint_formats import DTYPES, MOST_ELEMENTS, Opaque, Unreadable, read_pickle
 from ddpdoctor.probes.loading import import_torch, load_callable, users_turn
 
 if TYPE_CHECKING:

@@ -1,1 +1,0 @@
-"""Reads checkpoint files without running any code in them."""

@@ -1,1 +1,0 @@
-"""Tries what a job needs to start: the store's port, a connection between every two nodes, a real process group."""
