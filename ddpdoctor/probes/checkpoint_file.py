@@ -44,8 +44,6 @@ from ddpdoctor.recorder.fingerprint import fingerprints
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ddpdoctor.probes.checkpoint_formats import Archive
-
 HEAD_BYTES = 512
 TAIL_BYTES = 4096
 END_SIGNATURE = b"PK\x05\x06"
@@ -110,7 +108,8 @@ def _read_zip(seen: FileSeen, file: BinaryIO, extent: Extent) -> FileSeen:
         archive = read_archive(file, checksums=extent.checksums)
     except zipfile.BadZipFile:
         return _read_cut_zip(seen, file)
-    seen = replace(seen, checksums=_checksums(archive, extent))
+    if extent.checksums:
+        seen = replace(seen, checksums=Checksums.CHECKED if archive.has_checksums else Checksums.NOT_WRITTEN)
     if archive.loaded is None:
         return replace(
             seen,
@@ -130,12 +129,6 @@ def _read_zip(seen: FileSeen, file: BinaryIO, extent: Extent) -> FileSeen:
         refusal=refusal,
     )
     return _with_values(whole, tensors, archive.starts, extent)
-
-
-def _checksums(archive: Archive, extent: Extent) -> Checksums:
-    if not extent.checksums:
-        return Checksums.NOT_READ
-    return Checksums.CHECKED if archive.has_checksums else Checksums.NOT_WRITTEN
 
 
 def _read_cut_zip(seen: FileSeen, file: BinaryIO) -> FileSeen:

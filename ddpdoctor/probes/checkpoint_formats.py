@@ -273,19 +273,16 @@ def walk_tensors(root: Any) -> Iterator[tuple[str, TensorRef]]:
             continue
         if id(value) in seen or len(path) > MOST_PATH:
             continue
-        children = list(_children(value))
+        children: list[tuple[Any, Any]] = []
+        if isinstance(value, dict):
+            children += value.items()
+        elif isinstance(value, list | tuple):
+            children += enumerate(value)
+        elif isinstance(value, Opaque):
+            children += (("", child) for child in (value.args, value.state, value.items))  # type: ignore[attr-defined]
         if children:
             seen.add(id(value))
         waiting.extend((_join(path, key), child) for key, child in reversed(children))
-
-
-def _children(value: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(value, dict):
-        yield from value.items()
-    elif isinstance(value, list | tuple):
-        yield from enumerate(value)
-    elif isinstance(value, Opaque):
-        yield from (("", child) for child in (value.args, value.state, value.items))  # type: ignore[attr-defined]
 
 
 def _join(path: str, key: Any) -> str:

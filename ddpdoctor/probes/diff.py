@@ -221,7 +221,14 @@ def _load(path: Path) -> Any:
         )
     check = f"ddpdoctor check-checkpoint {path} says what is wrong with it."
     try:
-        return _safetensors(path) if path.suffix == ".safetensors" else _torch_file(path)
+        if path.suffix == ".safetensors":
+            return _safetensors(path)
+        import torch
+
+        # With weights_only, because a pickle can run any code. Memory-mapped to save memory.
+        with suppress(RuntimeError):  # the format before torch 1.6 cannot be mapped; damage raises again below
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         # For a truncated file, torch maps more than there is and gets EINVAL.
         hint = check if path.is_file() else ""
@@ -230,15 +237,6 @@ def _load(path: Path) -> Any:
         raise _refused(path, error) from error
     except Exception as error:
         raise UserError(f"{path} is not a checkpoint, or is damaged: {typed_line(error)}", help=check) from error
-
-
-def _torch_file(path: Path) -> Any:
-    """Read with ``weights_only``, because a pickle can run any code. Memory-map the file to save memory."""
-    import torch
-
-    with suppress(RuntimeError):  # the format before torch 1.6 cannot be mapped; damage raises again below
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _safetensors(path: Path) -> Mapping[str, Any]:

@@ -102,11 +102,11 @@ class StoreWatch:
 
 def more_telling(one: tuple[Connecting, ...], other: tuple[Connecting, ...]) -> tuple[Connecting, ...]:
     """Return the more telling of two probes. If they are equal, return the later one, which is ``other``."""
-    return min((other, one), key=_order)
 
+    def order(attempts: tuple[Connecting, ...]) -> int:
+        return min((_TELLING.index(attempt.contact) for attempt in attempts), default=len(_TELLING))
 
-def _order(attempts: tuple[Connecting, ...]) -> int:
-    return min((_TELLING.index(one.contact) for one in attempts), default=len(_TELLING))
+    return min((other, one), key=order)
 
 
 def knock(host: str, port: int, torch: TorchProcess | None) -> tuple[Connecting, ...]:

@@ -58,40 +58,31 @@ def _where_torch_is() -> str | None:
 def _build(torch: Any) -> dict[str, Any]:
     """Return the facts that need no GPU."""
     libraries = _mapped("libnccl")
-    flags = getattr(_native(), "_cuda_getArchFlags", None)
+    native = sys.modules.get("torch._C")  # it knows what it was built with, and does not touch a GPU for that
+    flags = getattr(native, "_cuda_getArchFlags", None)
     # The version of the NCCL header that torch was compiled with
-    packed = getattr(_native(), "_nccl_version", None)
-    built_nccl: str | None
-    if packed is None:
-        built_nccl = None
-    else:
-        number = packed()
-        built_nccl = f"{number >> 32}.{number >> 16 & 65535}.{number & 65535}"
+    packed = getattr(native, "_nccl_version", None)
+    number = packed() if packed is not None else 0
     # The dynamic linker variable that led to a mapped library, or None
     preloaded = [os.path.realpath(path) for path in os.environ.get("LD_PRELOAD", "").replace(":", " ").split()]
-    found_by: str | None
+    folders = {os.path.realpath(path) for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path}
+    found_by = None
     if any(library in preloaded for library in libraries):
         found_by = "LD_PRELOAD"
-    else:
-        folders = {os.path.realpath(path) for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path}
-        found_by = "LD_LIBRARY_PATH" if any(os.path.dirname(library) in folders for library in libraries) else None  # noqa: PTH120 - no pathlib here
+    elif any(os.path.dirname(library) in folders for library in libraries):  # noqa: PTH120 - no pathlib here
+        found_by = "LD_LIBRARY_PATH"
     return {
         "version": str(torch.__version__),
         "path": getattr(torch, "__file__", None),
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
         "arch_list": (flags() or "").split() if flags is not None else [],
-        "nccl": built_nccl,
+        "nccl": None if packed is None else f"{number >> 32}.{number >> 16 & 65535}.{number & 65535}",
         "nccl_libraries": libraries,
         "nccl_loaded": _loaded_nccl(libraries),
         "nccl_found_by": found_by,
-        "gloo": hasattr(getattr(_native(), "_distributed_c10d", None), "ProcessGroupGloo"),
+        "gloo": hasattr(getattr(native, "_distributed_c10d", None), "ProcessGroupGloo"),
     }
-
-
-def _native() -> Any:
-    """Return torch's compiled module. It knows what it was built with and does not touch a GPU for that."""
-    return sys.modules.get("torch._C")
 
 
 def _mapped(name: str) -> list[str]:
@@ -125,6 +116,7 @@ def _cuda(torch: Any) -> dict[str, Any]:
     """Return what CUDA finds. On a machine with a dead GPU this may never return."""
     if not (torch.version.cuda or torch.version.hip):
         return {}
+    found: dict[str, Any]
     try:
         torch.cuda.init()
         count = torch.cuda.device_count()
@@ -137,18 +129,10 @@ def _cuda(torch: Any) -> dict[str, Any]:
         ]
     except Exception as error:  # noqa: BLE001 - why CUDA cannot be used is the fact
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return {"cuda_error": (lines[0] if lines else type(error).__name__), "cuda_library": _cuda_library()}
-    return {
-        "cuda_available": count > 0,
-        "device_count": count,
-        "devices": devices,
-        "peers": peers,
-        "cuda_library": _cuda_library(),
-    }
-
-
-def _cuda_library() -> str | None:
-    return next(iter(_mapped("libcuda")), None)
+        found = {"cuda_error": lines[0] if lines else type(error).__name__}
+    else:
+        found = {"cuda_available": count > 0, "device_count": count, "devices": devices, "peers": peers}
+    return {**found, "cuda_library": next(iter(_mapped("libcuda")), None)}
 
 
 def _device(torch: Any, index: int) -> dict[str, Any]:
