@@ -83,8 +83,8 @@ WITH_FRACTIONS = frozenset(
 class Extent:
     """What to read beyond the index. Each of these reads the whole file."""
 
-    checksums: bool = True
-    values: bool = True
+    whole: bool = True
+    """Verify checksums, and check values."""
     digests: bool = False
 
 
@@ -105,10 +105,10 @@ def read_file(path: Path, extent: Extent) -> FileSeen:
 
 def _read_zip(seen: FileSeen, file: BinaryIO, extent: Extent) -> FileSeen:
     try:
-        archive = read_archive(file, checksums=extent.checksums)
+        archive = read_archive(file, checksums=extent.whole)
     except zipfile.BadZipFile:
         return _read_cut_zip(seen, file)
-    if extent.checksums:
+    if extent.whole:
         seen = replace(seen, checksums=Checksums.CHECKED if archive.has_checksums else Checksums.NOT_WRITTEN)
     if archive.loaded is None:
         return replace(
@@ -168,25 +168,26 @@ def _read_legacy(seen: FileSeen, file: BinaryIO, extent: Extent) -> FileSeen | N
         return replace(seen, state=ReadState.UNREADABLE, detail=str(error))
     if legacy is None:
         return None
-    tensors = tuple(walk_tensors(legacy.loaded.root))
+    loaded, starts, is_whole = legacy
+    tensors = tuple(walk_tensors(loaded.root))
     seen = replace(
         seen,
-        state=ReadState.WHOLE if legacy.is_whole else ReadState.CUT,
+        state=ReadState.WHOLE if is_whole else ReadState.CUT,
         checksums=Checksums.NONE,
-        lost=tuple(name for name, ref in tensors if ref.storage.key not in legacy.starts),
-        contents=describe(legacy.loaded.root, legacy.loaded.names),
-        refused=legacy.loaded.names,
+        lost=tuple(name for name, ref in tensors if ref.storage.key not in starts),
+        contents=describe(loaded.root, loaded.names),
+        refused=loaded.names,
     )
-    return _with_values(seen, tensors, legacy.starts, extent)
+    return _with_values(seen, tensors, starts, extent)
 
 
 def _read_safetensors(seen: FileSeen, file: BinaryIO, extent: Extent) -> FileSeen:
     try:
-        read = read_safetensors(file, seen.size_bytes)
+        tensors, starts = read_safetensors(file, seen.size_bytes)
     except Unreadable as error:
         return replace(seen, state=ReadState.UNREADABLE, detail=str(error))
-    lost = tuple(name for name in read.tensors if name not in read.starts)
-    described = _describe_all(read.tensors.items())
+    lost = tuple(name for name in tensors if name not in starts)
+    described = _describe_all(tensors.items())
     weights = (Weights(where="", tensors=described),) if described else ()
     seen = replace(
         seen,
@@ -195,7 +196,7 @@ def _read_safetensors(seen: FileSeen, file: BinaryIO, extent: Extent) -> FileSee
         lost=lost,
         contents=Contents(tensors=described, weights=weights, parts=(StatePart.MODEL,) if weights else ()),
     )
-    return _with_values(seen, tuple(read.tensors.items()), read.starts, extent)
+    return _with_values(seen, tuple(tensors.items()), starts, extent)
 
 
 def _with_values(
@@ -205,7 +206,7 @@ def _with_values(
     if seen.state is not ReadState.WHOLE:
         return seen
     with mapped(Path(seen.path)) as buffer:
-        values, unseen = check_values(buffer, tensors, starts) if extent.values else (None, ())
+        values, unseen = check_values(buffer, tensors, starts) if extent.whole else (None, ())
         digests = digest_tensors(buffer, tensors, starts) if extent.digests else None
     return replace(seen, values=values, unseen=unseen, digests=digests)
 

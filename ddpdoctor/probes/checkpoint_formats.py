@@ -416,18 +416,11 @@ def _header_at(file: BinaryIO, position: int) -> tuple[str, int] | None:
     return name, position + LOCAL_HEADER.size + name_length + extra_length
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Legacy:
-    """A file of the old format."""
+def read_legacy(file: BinaryIO, size_bytes: int) -> tuple[Loaded, dict[str, int], bool] | None:
+    """Return what a file of the old format holds, or None for another format. Raises ``Unreadable`` if damaged.
 
-    loaded: Loaded
-    starts: dict[str, int]
-    """Where the bytes of each complete storage begin."""
-    is_whole: bool
-
-
-def read_legacy(file: BinaryIO, size_bytes: int) -> Legacy | None:
-    """Return what a file of the old format holds, or None for another format. Raises ``Unreadable`` if damaged."""
+    With it come where the bytes of each complete storage begin, and whether all are there.
+    """
     file.seek(0)
     try:
         if read_pickle(file).root != MAGIC_NUMBER:
@@ -440,7 +433,7 @@ def read_legacy(file: BinaryIO, size_bytes: int) -> Legacy | None:
     try:
         keys = read_pickle(file).root
     except Unreadable:
-        return Legacy(loaded=loaded, starts={}, is_whole=False)
+        return loaded, {}, False
     if not isinstance(keys, list):
         raise Unreadable("its storages are not listed")
     storages = {ref.storage.key: ref.storage for _, ref in walk_tensors(loaded.root)}
@@ -457,17 +450,7 @@ def read_legacy(file: BinaryIO, size_bytes: int) -> Legacy | None:
             break
         starts[key] = start
         file.seek(start + storage.size_bytes)
-    return Legacy(loaded=loaded, starts=starts, is_whole=len(starts) == len(keys))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Safetensors:
-    """What the header announces, even if the file is too short for it."""
-
-    tensors: dict[str, TensorRef]
-    """The tensors by name. Each has its own storage, keyed by the same name."""
-    starts: dict[str, int]
-    """Where the bytes of each complete tensor begin."""
+    return loaded, starts, len(starts) == len(keys)
 
 
 def is_safetensors(head: bytes) -> bool:
@@ -479,8 +462,11 @@ def is_safetensors(head: bytes) -> bool:
     )
 
 
-def read_safetensors(file: BinaryIO, size_bytes: int) -> Safetensors:
-    """Read the header. Raises ``Unreadable``."""
+def read_safetensors(file: BinaryIO, size_bytes: int) -> tuple[dict[str, TensorRef], dict[str, int]]:
+    """Return the tensors that the header announces, and where the bytes of each complete one begin, by name.
+
+    Each tensor has its own storage, keyed by the same name. Raises ``Unreadable``.
+    """
     file.seek(0)
     (length,) = HEADER_LENGTH.unpack(file.read(HEADER_LENGTH.size))
     try:
@@ -495,7 +481,7 @@ def read_safetensors(file: BinaryIO, size_bytes: int) -> Safetensors:
     starts = {
         name: start for name, start in begins.items() if start + tensors[name].storage.size_bytes <= size_bytes
     }  # fmt: skip
-    return Safetensors(tensors=tensors, starts=starts)
+    return tensors, starts
 
 
 def _read_entry(name: str, entry: Any) -> TensorRef:

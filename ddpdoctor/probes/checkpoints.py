@@ -83,9 +83,7 @@ def read_checkpoints(wanted: CheckpointOptions, progress: Callable[[str], None])
     files = []
     for number, path in enumerate(paths):
         progress(str(path))
-        files.append(
-            _read(path, Extent(checksums=not wanted.quick, values=not wanted.quick, digests=number in compared))
-        )
+        files.append(_read(path, Extent(whole=not wanted.quick, digests=number in compared)))
     folders = {path.parent: list_folder(path.parent) for path in paths}
     gaps = (one for path in paths for one in find_gaps(path, folders[path.parent]))
     leftovers = (
@@ -125,7 +123,7 @@ def _expand(path: Path) -> tuple[Path, ...]:
 
 def _read(path: Path, extent: Extent) -> FileSeen:
     try:
-        return read_distributed(path, checksums=extent.checksums) if path.is_dir() else read_file(path, extent)
+        return read_distributed(path, checksums=extent.whole) if path.is_dir() else read_file(path, extent)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     except Exception as error:  # noqa: BLE001 - collectors catch everything: a damaged file may raise anything

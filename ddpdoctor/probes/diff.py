@@ -244,12 +244,12 @@ def _safetensors(path: Path) -> Mapping[str, Any]:
     from ddpdoctor.probes.checkpoint_formats import read_safetensors
 
     with path.open("rb") as file:
-        listed = read_safetensors(file, path.stat().st_size)
-    if missing := [name for name in listed.tensors if name not in listed.starts]:
+        tensors, starts = read_safetensors(file, path.stat().st_size)
+    if missing := [name for name in tensors if name not in starts]:
         raise ValueError(f"it ends before the data of {missing[0]}")
     with mapped(path) as buffer:
         # Clones, because a tensor on the map would keep it from being closed.
-        opened = {name: open_tensor(buffer, ref, listed.starts) for name, ref in listed.tensors.items()}
+        opened = {name: open_tensor(buffer, ref, starts) for name, ref in tensors.items()}
         found = {name: tensor.clone() for name, tensor in opened.items() if tensor is not None}
         del opened
         return found

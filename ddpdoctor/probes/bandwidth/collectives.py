@@ -199,17 +199,11 @@ def push_out(device: torch.device) -> None:
     torch.empty(COLD_FACTOR * cache_bytes(device), dtype=torch.uint8, device=device).fill_(1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """The result of the pass, the same on every rank."""
-
-    wrong: tuple[Wrong, ...]
-    first_us: float
-    """Time of the call after a barrier, on the slowest rank. It is the group's first of its collective, dtype, size."""
-
-
-def check(group: RankGroup, case: Case, buffers: Buffers, hosts: Sequence[str]) -> Checked:
+def check(group: RankGroup, case: Case, buffers: Buffers, hosts: Sequence[str]) -> tuple[tuple[Wrong, ...], float]:
     """Make the call once and return what is wrong on any rank. The buffers are zeros again afterwards.
+
+    Also return the time of the call after a barrier, in us, on the slowest rank. It is the group's first of its
+    collective, dtype and size. Both are the same on every rank.
 
     ``hosts`` is indexed by global rank. Nothing as large as a buffer is allocated. torch's errors propagate.
     """
@@ -244,7 +238,7 @@ def check(group: RankGroup, case: Case, buffers: Buffers, hosts: Sequence[str]) 
         for rank, (_, count, index, expected, found) in zip(group.ranks, rows, strict=True)
         if count
     ]
-    return Checked(wrong=tuple(wrong), first_us=max(row[0] for row in rows))
+    return tuple(wrong), max(row[0] for row in rows)
 
 
 def _fill(group: RankGroup, case: Case, buffers: Buffers) -> None:

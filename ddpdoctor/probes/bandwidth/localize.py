@@ -67,74 +67,68 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VisitPlan:
-    """The order of measurement: the units of a slot at once, the slots one by one. The same on all ranks."""
-
-    phase: str
-    slots: tuple[tuple[Unit, ...], ...]
-    size_bytes: int
-    """The size of the calls that measure bandwidth."""
-    budget_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UnitVisit:
     """One measurement of one unit."""
 
     latency_us: float
     """For calls of SMALL_BYTES."""
     busbw_gb_s: float
-    """For calls of the plan's size."""
+    """For calls of the large size."""
     late_us: tuple[float, ...]
     """For each of its ranks, how much later than the others it came to the barriers of the small calls."""
 
 
-def visit_units(world: RankGroup, plan: VisitPlan, progress: Progress) -> Iterator[list[tuple[Unit, UnitVisit]]]:
-    """Measure all units in turn, ``VISITS`` times, and yield each slot's visits on every rank.
+def visit_units(
+    world: RankGroup,
+    phase: str,
+    slots: Sequence[tuple[Unit, ...]],
+    size_bytes: int,
+    budget_s: float,
+    progress: Progress,
+) -> Iterator[tuple[Unit, UnitVisit]]:
+    """Measure the units of a slot at once and the slots one by one, ``VISITS`` times. Yield visits on every rank.
 
-    If there is no time for all slots or turns, rank 0's clock decides for all ranks.
+    ``size_bytes`` is the size of the calls that measure bandwidth. If there is no time for all slots or turns, rank 0's
+    clock decides for all ranks.
     """
     groups = _Groups(world)
     started_s, elapsed_s = time.monotonic(), 0.0
-    slots, done = plan.slots, 0
+    done = 0
     for turn in range(VISITS):
-        if turn >= LEAST_VISITS and elapsed_s > plan.budget_s:
+        if turn >= LEAST_VISITS and elapsed_s > budget_s:
             break
-        slot_s = slot_seconds(plan.budget_s - elapsed_s, (VISITS - turn) * len(slots))
+        slot_s = slot_seconds(budget_s - elapsed_s, (VISITS - turn) * len(slots))
         for number, slot in enumerate(slots, start=1):
             more = f" and {len(slot) - 1} more at once" if len(slot) > 1 else ""
             what = f"{slot[0].name}{more}"
             share = done / (VISITS * len(slots))
-            progress(f"{plan.phase}: {what}", share, elapsed_s / share - elapsed_s if share else None)
-            world.tracker.at(plan.phase, f"{what}, visit {turn + 1} of {VISITS}", allowance_s=slot_s)
+            progress(f"{phase}: {what}", share, elapsed_s / share - elapsed_s if share else None)
+            world.tracker.at(phase, f"{what}, visit {turn + 1} of {VISITS}", allowance_s=slot_s)
             # Take part in this rank's unit of the slot. Return latency, bandwidth and own lateness; zeros without a
             # unit.
             mine = [0.0] * 3
             for group in groups.of(slot):
                 small = measure(group, _case(SMALL_BYTES), Effort(warmup=WARMUP, seconds=slot_s / 3))
-                large = measure(group, _case(plan.size_bytes), Effort(warmup=WARMUP, seconds=slot_s * 2 / 3))
+                large = measure(group, _case(size_bytes), Effort(warmup=WARMUP, seconds=slot_s * 2 / 3))
                 waits_us = small.waits_us
                 index = group.index
-                late: list[float] = []
+                own_late: list[float] = []
                 for call in zip(*waits_us, strict=True):
                     others = [wait for place, wait in enumerate(call) if place != index]
-                    late.append(statistics.median(others) - call[index])
-                mine = [small.measurement.p50_us, large.measurement.busbw_gb_s or 0.0, float(statistics.median(late))]
+                    own_late.append(statistics.median(others) - call[index])
+                mine = [
+                    small.measurement.p50_us,
+                    large.measurement.busbw_gb_s or 0.0,
+                    float(statistics.median(own_late)),
+                ]
             groups.release(slot)
             rows = world.gather([time.monotonic() - started_s, *mine])
             elapsed_s, done = rows[0][0], done + 1
-            yield [
-                (
-                    unit,
-                    UnitVisit(
-                        latency_us=rows[unit.ranks[0]][1],
-                        busbw_gb_s=rows[unit.ranks[0]][2],
-                        late_us=tuple(rows[rank][-1] for rank in unit.ranks),
-                    ),
-                )
-                for unit in slot
-            ]
-            if turn == 0 and number >= LEAST_SLOTS and elapsed_s > FIRST_SHARE * plan.budget_s:
+            for unit in slot:
+                _, latency_us, busbw_gb_s, _ = rows[unit.ranks[0]]
+                late = tuple(rows[rank][-1] for rank in unit.ranks)
+                yield unit, UnitVisit(latency_us=latency_us, busbw_gb_s=busbw_gb_s, late_us=late)
+            if turn == 0 and number >= LEAST_SLOTS and elapsed_s > FIRST_SHARE * budget_s:
                 slots = slots[:number]
                 break
     groups.close()
@@ -299,8 +293,7 @@ def _visit_all(
     size = int(world.agree(max(size, LEAST_BYTES)))
     alone = fits or all(len(slot) == 1 for slot in slots)
     seen: dict[Unit, list[UnitVisit]] = {}
-    plan = VisitPlan(phase=phase, slots=slots, size_bytes=size, budget_s=settings.budget_s)
-    for unit, visit in chain.from_iterable(visit_units(world, plan, progress)):
+    for unit, visit in visit_units(world, phase, slots, size, settings.budget_s, progress):
         visits = seen.setdefault(unit, [])
         visits.append(visit)
         latencies_us = tuple(visit.latency_us for visit in visits)
@@ -314,7 +307,7 @@ def _visit_all(
             "alone": alone,
         }
         yield unit, visits, shared
-    left = "" if len(seen) == len(single) else f", for more of which a budget of {plan.budget_s:g} s has no time,"
+    left = "" if len(seen) == len(single) else f", for more of which a budget of {settings.budget_s:g} s has no time,"
     is_pairs = phase == "pairs"
     option, what = ("--pairs", "pairs of ranks") if is_pairs else ("--by-node", "nodes and pairs of nodes")
     how = "one at a time" if alone else "several at once, which share cores and network cards"

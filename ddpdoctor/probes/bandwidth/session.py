@@ -23,7 +23,6 @@ from ddpdoctor.probes.bandwidth.group import ResultLog, Tracker
 from ddpdoctor.probes.bandwidth.plan import (
     Forecast,
     Step,
-    TimeSlot,
     check_possible,
     is_in_place,
     list_cases,
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Bench, BenchSettings, Case, Member
     from ddpdoctor.model.facts import Space
     from ddpdoctor.model.launch import Launch
-    from ddpdoctor.probes.bandwidth.collectives import Buffers, Checked
     from ddpdoctor.probes.bandwidth.group import RankGroup
     from ddpdoctor.probes.ranks import Ranks
 
@@ -234,27 +232,25 @@ class _Sweep:
         began_s = time.monotonic()
         self._come_to("check", first, self._longest_s(first))
         sets = make_sets(group, first.cases[0], most)
-        checked = check(group, first.cases[0], sets[0], self._hosts)
-        log.wrong.extend(checked.wrong)
-        timed_s = sum(self._time(first, case, slot, sets, checked) for case in first.cases)
+        wrong, first_us = check(group, first.cases[0], sets[0], self._hosts)
+        log.wrong.extend(wrong)
+        timed_s = 0.0
+        for case in first.cases:
+            self._come_to("measure", first, max(slot.seconds[case.mode], self._longest_s(first)))
+            measured = measure(group, case, self._effort(slot.seconds[case.mode]), sets)
+            result = replace(measured.measurement, wrong=sum(one.count for one in wrong))
+            if case == first.cases[0]:
+                # The check made the first call, which opens connections and warms up.
+                result = replace(result, first_us=first_us)
+            log.results.append(result)
+            self._arrivals.add(measured.waits_us)
+            if measured.note:
+                log.note(f"{name_step(first)}: {measured.note}")
+            self._forecast.see(first, case.mode, group.agree(measured.timed_s / result.iterations))
+            timed_s += measured.timed_s
         self._forecast.see(first, None, group.agree(time.monotonic() - began_s - timed_s))
         log.arrivals = self._arrivals.summary()
         return steps[1:]
-
-    def _time(self, step: Step, case: Case, slot: TimeSlot, sets: Sequence[Buffers], checked: Checked) -> float:
-        """Measure one mode, and return how long the timed calls took on this rank."""
-        self._come_to("measure", step, max(slot.seconds[case.mode], self._longest_s(step)))
-        measured = measure(self._group, case, self._effort(slot.seconds[case.mode]), sets)
-        result = replace(measured.measurement, wrong=sum(one.count for one in checked.wrong))
-        if case == step.cases[0]:
-            # The check made the first call, which opens connections and warms up.
-            result = replace(result, first_us=checked.first_us)
-        self._log.results.append(result)
-        self._arrivals.add(measured.waits_us)
-        if measured.note:
-            self._log.note(f"{name_step(step)}: {measured.note}")
-        self._forecast.see(step, case.mode, self._group.agree(measured.timed_s / result.iterations))
-        return measured.timed_s
 
     def _come_to(self, phase: str, step: Step, allowance_s: float) -> None:
         self._group.tracker.at(phase, name_step(step), allowance_s=allowance_s)
