@@ -91,28 +91,25 @@ def run_rank(
     """
     try:
         with meet_ranks(launch, env, meet_limit_s=MEET_LIMIT_S, limit_s=wanted.timeout_s) as ranks:
-            return _take_part(wanted, launch, ranks, report)
+            own, maps = _inspect(wanted, launch, ranks)
+            everyone = ranks.gather("drawn", own)
+            # For how many passes all ranks send which samples they drew
+            count = min((len(one.passes) if one.compared else 0 for one in everyone or ()), default=0)
+            parts = [
+                ranks.gather(f"map/{number}", Indices(bits=base64.b64encode(bits).decode()))
+                for number, bits in enumerate(maps)
+                if everyone is None or number < count
+            ]
+
+            def decide() -> int:
+                draws = everyone or ()
+                refuse_problems([(one.rank, one.problem, one.help) for one in draws], len(draws))
+                drawn = _count(wanted, draws, [part for part in parts if part])
+                return report(GatheredDraws(drawn=drawn, ranks=draws))
+
+            return ranks.end(decide, wanted.timeout_s + LATE_S)
     except StoreError as error:
         raise unreachable(launch, error) from error
-
-
-def _take_part(wanted: CheckDataOptions, launch: Launch, ranks: Ranks, report: Callable[[GatheredDraws], int]) -> int:
-    own, maps = _inspect(wanted, launch, ranks)
-    everyone = ranks.gather("drawn", own)
-    # For how many passes all ranks send which samples they drew
-    count = min((len(one.passes) if one.compared else 0 for one in everyone or ()), default=0)
-    parts = [
-        ranks.gather(f"map/{number}", Indices(bits=base64.b64encode(bits).decode()))
-        for number, bits in enumerate(maps)
-        if everyone is None or number < count
-    ]
-
-    def decide() -> int:
-        draws = everyone or ()
-        refuse_problems([(one.rank, one.problem, one.help) for one in draws], len(draws))
-        return report(GatheredDraws(drawn=_count(wanted, draws, [part for part in parts if part]), ranks=draws))
-
-    return ranks.end(decide, wanted.timeout_s + LATE_S)
 
 
 def _inspect(wanted: CheckDataOptions, launch: Launch, ranks: Ranks) -> tuple[RankDraws, tuple[bytes, ...]]:

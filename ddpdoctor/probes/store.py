@@ -229,7 +229,7 @@ class TorchProcess:
         self._ask("join", limit_s + 2, host=host, port=port, limit_s=limit_s)
 
     def start(self, limit_s: float, **settings: Any) -> dict[str, Any]:
-        """Make a real start (``Trial.run``). This works once. Raises ``TorchError``."""
+        """Make a real start (``StartProcess.run``). This works once. Raises ``TorchError``."""
         found: dict[str, Any] = self._ask("start", limit_s + 5, limit_s=limit_s, **settings)
         return found
 
