@@ -197,14 +197,8 @@ def _groups(facts: Iterable[Fact]) -> list[_Group]:
     """Sort waits and numbers by groups."""
     groups: dict[tuple[str, str], _Group] = {}
     limits = [fact for fact in facts if isinstance(fact, Waiting) and fact.timed_out and fact.who.rank is not None]
-    waits = [
-        fact
-        for fact in limits
-        if not fact.in_init
-        and not fact.in_store
-        and fact.operation.seq is not None
-        and fact.operation.op not in _SINGLE
-    ]
+    waits = [fact for fact in limits if not fact.in_init and not fact.in_store and fact.operation.seq is not None]
+    waits = [fact for fact in waits if fact.operation.op not in _SINGLE]
     known = [fact for fact in waits if fact.operation.group_words]
     for fact in waits:
         key, words = fact.operation.group, fact.operation.group_words
@@ -293,16 +287,12 @@ def _compare_limits(group: _Group, members: Sequence[int], silent: frozenset[int
 def _absent(group: _Group, target: Waiting, silent: Iterable[int]) -> list[Absent]:
     """Return the ranks that did not come: those whose own numbers show it; else those that said nothing of a limit."""
     number = target.operation.seq or 0
-    behind = [
-        rank for rank, reached in group.reached.items() if rank not in group.waits and _is_behind(reached, number)
-    ]
+    others = {rank: reached for rank, reached in group.reached.items() if rank not in group.waits}
+    behind = [rank for rank, reached in others.items() if _is_behind(reached, number)]
     if behind:
         return [_absence(group, rank, target, group.reached[rank], certain=True) for rank in sorted(behind)]
-    return [
-        _absence(group, rank, target, target, certain=False)
-        for rank in silent
-        if rank not in group.waits and rank not in group.reached
-    ]
+    unsaid = [rank for rank in silent if rank not in group.waits and rank not in group.reached]
+    return [_absence(group, rank, target, target, certain=False) for rank in unsaid]
 
 
 def _late(group: _Group) -> list[Absent]:
@@ -318,14 +308,8 @@ def _late(group: _Group) -> list[Absent]:
     for rank, wait in group.waits.items():
         if wait is target or (rank in first and wait.operation.op and _call(wait) != _call(target)):
             continue
-        told = next(
-            (
-                fact
-                for fact in group.said.get(rank, ())
-                if _is_behind(fact, number) and (fact.told_by in first or _is_after(fact.time, target.time))
-            ),
-            None,
-        )
+        behind = (fact for fact in group.said.get(rank, ()) if _is_behind(fact, number))
+        told = next((fact for fact in behind if fact.told_by in first or _is_after(fact.time, target.time)), None)
         if told is not None:
             found[rank] = _absence(group, rank, target, told, certain=True)
         elif wait.ran_s is not None and _is_after(wait.time, target.time, wait.ran_s):
@@ -395,15 +379,8 @@ def _excuses(fact: Fact) -> bool:
 def _ahead(group: _Group, target: Waiting, whole: int | None) -> Differ | None:
     """Return that ranks have completed a later call than the one that the others wait in: they made other calls."""
     number = target.operation.seq or 0
-    ahead = tuple(
-        sorted(
-            rank
-            for rank, reached in group.reached.items()
-            if rank not in group.waits
-            and reached.completed is not None
-            and number < reached.completed <= number + _NEAR
-        )
-    )
+    done = {rank: reached.completed for rank, reached in group.reached.items() if rank not in group.waits}
+    ahead = tuple(sorted(rank for rank, last in done.items() if last is not None and number < last <= number + _NEAR))
     if not ahead or target.operation.op in _FROM_ROOT or len(ahead) >= len(group.waits):
         return None
     reached = group.reached[ahead[0]]
@@ -539,9 +516,7 @@ def compare_calls(facts: Iterable[object]) -> Iterator[Differ]:
 
 
 def _calls_differ(called: Sequence[Called]) -> Differ | None:
-    by_rank = {
-        rank: those for rank, those in grouped((fact.who.rank, fact) for fact in called).items() if rank is not None
-    }
+    by_rank = grouped((fact.who.rank, fact) for fact in called if fact.who.rank is not None)
     shapes = {
         rank: tuple(sorted((_shape(fact.operation) for fact in those), key=str)) for rank, those in by_rank.items()
     }

@@ -319,14 +319,9 @@ def _late(cluster: Cluster, number: int) -> list[Absent]:
         after_s = {rank: (times[seq] - times[seq - 1]) / 1e9 for rank, times in made.items()}
         soonest_s = min(after_s.values())
         late = sorted(rank for rank in after_s if after_s[rank] - soonest_s > limit_s)
-        waited = tuple(
-            sorted(
-                rank
-                for rank in after_s
-                if after_s[rank] - soonest_s < limit_s / 2
-                and not 0 < ended[rank].get(seq, 0) - made[rank][seq] < limit_s * 1e9
-            )
-        )
+        early = sorted(rank for rank in after_s if after_s[rank] - soonest_s < limit_s / 2)
+        took_ns = {rank: ended[rank].get(seq, 0) - made[rank][seq] for rank in early}
+        waited = tuple(rank for rank in early if not 0 < took_ns[rank] < limit_s * 1e9)
         if late and waited:
             operation = cluster.operation(waited[0], seq)
             return [

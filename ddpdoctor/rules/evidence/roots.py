@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.evidence import Exited, Fact, Failed, Link, Nature, Stopped, Trouble, Waiting, Who
 from ddpdoctor.model.known_errors import find_known
+from ddpdoctor.model.words import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -273,21 +274,15 @@ def _shape(failed: Failed) -> tuple[str, str, tuple[tuple[str, int], ...]]:
 
 def victims_of(state: RunState, blamed: Iterable[int]) -> dict[str, list[int]]:
     """Return the ranks whose errors follow from the failure of others, by what they say."""
-    found: dict[str, list[int]] = defaultdict(list)
     words = {
         Nature.PEER_LOST: "lost another rank",
         Nature.TIMED_OUT: "timed out while waiting",
         Nature.STOPPED: "was told to stop",
     }
-    for fact in state.all(Failed):
-        rank = fact.who.rank
-        if rank is not None and rank not in blamed and fact.nature in words and rank not in found[words[fact.nature]]:
-            found[words[fact.nature]].append(rank)
-    for limit in state.all(Waiting):
-        rank, key = limit.who.rank, words[Nature.TIMED_OUT]
-        if limit.timed_out and rank is not None and rank not in blamed and rank not in found[key]:
-            found[key].append(rank)
-    return {key: sorted(ranks) for key, ranks in found.items() if ranks}
+    told = [(words[fact.nature], fact.who.rank) for fact in state.all(Failed) if fact.nature in words]
+    told += [(words[Nature.TIMED_OUT], limit.who.rank) for limit in state.all(Waiting) if limit.timed_out]
+    found = grouped((key, rank) for key, rank in told if rank is not None and rank not in blamed)
+    return {key: sorted(set(ranks)) for key, ranks in found.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

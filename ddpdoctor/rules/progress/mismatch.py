@@ -363,11 +363,10 @@ def _side_words(job: JobState, conflict: Conflict, parts: list[TimelineEntry], b
 
     ``before`` says what each rank did before that.
     """
-    said = []
-    for what, ranks in _call_classes(parts).items():
-        now = verb(ranks, "is in", "are in")
-        said.append(f"{say.who(job, ranks)} {before}{'called' if conflict.passed else now} {what}")
-    return ", ".join(said)
+    return ", ".join(
+        f"{say.who(job, ranks)} {before}{'called' if conflict.passed else verb(ranks, 'is in', 'are in')} {what}"
+        for what, ranks in _call_classes(parts).items()
+    )
 
 
 def _call_classes(parts: list[TimelineEntry]) -> dict[str, list[int]]:

@@ -43,18 +43,10 @@ FORWARDS = frozenset({"ddp_forward", "ddp_forward_no_grad"})
 """DDP's forward, with gradients and without."""
 _NOT_COLLECTIVES = PHASES | {WORK_WAIT, "epoch"}
 _PASSED_OVER = frozenset({"epoch", "destroy_process_group"})
-_OWN_ERRORS = frozenset(
-    {
-        "AssertionError",
-        "AttributeError",
-        "IndexError",
-        "KeyError",
-        "NotImplementedError",
-        "OutOfMemoryError",
-        "TypeError",
-        "ValueError",
-    }
-)
+_OWN_ERRORS = frozenset({
+    "AssertionError", "AttributeError", "IndexError", "KeyError", "NotImplementedError", "OutOfMemoryError",
+    "TypeError", "ValueError",
+})  # fmt: skip
 """Exceptions that no other rank can cause inside a collective. What others cause is a RuntimeError or torch's
 DistError."""
 _DISTRIBUTED = "/torch/distributed/"
@@ -78,20 +70,10 @@ CHILD_BEFORE_NS = 60_000_000_000
 """Our choice: a parent learns of its child's end within this time."""
 EXITS_AFTER_NS = 10_000_000_000
 """Likewise: who exits because of a helper does so within this time."""
-_OF_CHILDREN = frozenset(
-    {
-        "BrokenPipeError",
-        "BrokenProcessPool",
-        "CalledProcessError",
-        "ConnectionRefusedError",
-        "ConnectionResetError",
-        "EOFError",
-        "ProcessExitedException",
-        "ProcessRaisedException",
-        "RemoteDisconnected",
-        "TimeoutExpired",
-    }
-)
+_OF_CHILDREN = frozenset({
+    "BrokenPipeError", "BrokenProcessPool", "CalledProcessError", "ConnectionRefusedError", "ConnectionResetError",
+    "EOFError", "ProcessExitedException", "ProcessRaisedException", "RemoteDisconnected", "TimeoutExpired",
+})  # fmt: skip
 """Exceptions by which a parent learns that its child has ended."""
 _TIMED_OUT = re.compile(
     r"time[d\-_ ]*out|failed to pass monitoredbarrier in|wait.{0,20}timeout|DEADLINE_EXCEEDED|"
@@ -164,14 +146,7 @@ def own_error(rank: Rank) -> Raised | None:
 
 def places(rank: int, frames: Iterable[Frame | None]) -> tuple[Place, ...]:
     """Return at most two different places."""
-    found: list[Place] = []
-    for frame in frames:
-        if frame is None:
-            continue
-        place = to_place(rank, frame)
-        if place not in found:
-            found.append(place)
-    return tuple(found[:MAX_PLACES])
+    return tuple(dict.fromkeys(to_place(rank, frame) for frame in frames if frame is not None))[:MAX_PLACES]
 
 
 def file_name(path: str) -> str:
@@ -406,11 +381,12 @@ def _doing_in(call: Call) -> Activity:
 
 def _innermost(open_calls: Iterable[Call], *, main: bool = True) -> Call | None:
     """Return the call that holds up the main thread, or with ``main=False`` another thread: the last one begun."""
-    found = None
-    for call in open_calls:
-        if call.thread_is_main is main and call.op not in _PASSED_OVER and (not call.is_async or call.op == WORK_WAIT):
-            found = call if found is None or call.index >= found.index else found
-    return found
+    calls = [
+        call
+        for call in open_calls
+        if call.thread_is_main is main and call.op not in _PASSED_OVER and (not call.is_async or call.op == WORK_WAIT)
+    ]
+    return max(reversed(calls), key=lambda call: call.index, default=None)
 
 
 def _awaited(open_calls: Iterable[Call], wait: Call) -> Call:
@@ -671,32 +647,24 @@ def find_failures(facts: Job, states: Mapping[int, RankState]) -> tuple[Failure,
     """Return all failures, the earliest first. What happened after the stop of the job began does not count."""
     aborts = [s.rank.ended_ns for s in states.values() if aborted_at_exit(s.rank) and s.rank.ended_ns is not None]
     since = min(aborts, default=None)
+    stopping, interrupted = facts.stopping_since_ns, facts.interrupted_by is not None
     found = []
     for rank in (state.rank for state in states.values()):
+        error = final_error(rank)
         # A spawner ends a rank that is on its way out, if another was aborted at its exit.
-        on_its_way = rank.signal == "SIGTERM" and rank.main_ended_ns is not None and final_error(rank) is None
+        on_its_way = rank.signal == "SIGTERM" and rank.main_ended_ns is not None and error is None
         was_fetched = on_its_way and since is not None and (rank.ended_ns or 0) >= since
-        failure = _failure_of(facts, rank) if not was_fetched else None
-        found += [failure] if failure is not None else []
+        if was_fetched or rank.life is Life.NEVER_STARTED or ended_well(rank) or aborted_at_exit(rank):
+            continue
+        by_script = rank.life is Life.EXITED and rank.main_ended_ns is not None
+        ended_ns = rank.main_ended_ns if by_script else rank.ended_ns
+        time_ns = error.time_ns if error is not None else ended_ns or facts.now_ns
+        if not has_failed(rank, stopping) or (interrupted and stopping is not None and time_ns >= stopping):
+            continue
+        exits = error is not None and error.type == "SystemExit" and error.message in ("", "0", "None")
+        if not exits and not (interrupted and error is not None and error.type == "KeyboardInterrupt"):
+            found.append(Failure(rank=rank, time_ns=time_ns, error=error, call=call_at_failure(rank)))
     return tuple(sorted(found, key=lambda f: (f.time_ns, f.rank.rank)))
-
-
-def _failure_of(facts: Job, rank: Rank) -> Failure | None:
-    if rank.life is Life.NEVER_STARTED or ended_well(rank) or aborted_at_exit(rank):
-        return None
-    if not has_failed(rank, facts.stopping_since_ns):
-        return None
-    error = final_error(rank)
-    ended_ns = rank.main_ended_ns if rank.life is Life.EXITED and rank.main_ended_ns is not None else rank.ended_ns
-    time_ns = error.time_ns if error is not None else ended_ns or facts.now_ns
-    stopping = facts.stopping_since_ns
-    if facts.interrupted_by is not None and stopping is not None and time_ns >= stopping:
-        return None
-    if error is not None and error.type == "SystemExit" and error.message in ("", "0", "None"):
-        return None
-    if error is not None and error.type == "KeyboardInterrupt" and facts.interrupted_by is not None:
-        return None
-    return Failure(rank=rank, time_ns=time_ns, error=error, call=call_at_failure(rank))
 
 
 def failure_line(failure: Failure) -> Frame | None:

@@ -460,10 +460,11 @@ def _sureness(job: JobState, late: Late) -> Confidence:
 
 def _waits(late: Late) -> list[str]:
     """Return who came last how often, and who waited how long."""
-    found = []
     by_count = grouped((times, number) for number, times in late.last_in.items())
-    for times, ranks in sorted(by_count.items()):
-        found.append(f"{rank_list(ranks)} came last in {times} of {late.pacing.steps} steps")
+    found = [
+        f"{rank_list(ranks)} came last in {times} of {late.pacing.steps} steps"
+        for times, ranks in sorted(by_count.items())
+    ]
     step = late.pacing.step_ms
     waited = [late.pacing.paces[number].waited_ms for number in late.others]
     between = f", {_ms(min(waited))} to {_ms(max(waited))}" if _ms(min(waited)) != _ms(max(waited)) else ""

@@ -160,13 +160,11 @@ def places_held_up(rank: Rank, *, waits_for_child: bool) -> tuple[Place, ...]:
 
 def is_limit_over(job: JobState) -> bool:
     """Return whether a rank has waited longer than torch's limit plus ``GRACE_NS``."""
-    for number, limit_s in limits_of(job).items():
-        state = job.states[number]
-        waited_ns = state.since(job.time_ns)
-        by_group = state.call is not None and state.call.op not in _OWN_LIMITS
-        if by_group and waited_ns is not None and waited_ns >= limit_s * 1e9 + GRACE_NS:
-            return True
-    return False
+    waits = ((job.states[number], limit_s * 1e9 + GRACE_NS) for number, limit_s in limits_of(job).items())
+    return any(
+        state.call is not None and state.call.op not in _OWN_LIMITS and (state.since(job.time_ns) or 0) >= over_ns
+        for state, over_ns in waits
+    )
 
 
 def limit_words(job: JobState) -> list[str]:

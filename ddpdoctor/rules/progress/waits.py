@@ -181,12 +181,9 @@ def reached(state: RankState, name: str) -> int | None:
 
 def peer_calls(states: Iterable[RankState]) -> dict[tuple[int, int | None], set[str]]:
     """Return the pending point-to-point operations, by rank and peer."""
-    found: dict[tuple[int, int | None], set[str]] = {}
-    for state in states:
-        for call in state.rank.open_calls:
-            if call.op in POINT_TO_POINT:
-                found.setdefault((state.rank.rank, call.peer), set()).add(call.op)
-    return found
+    calls = ((state.rank.rank, call) for state in states for call in state.rank.open_calls)
+    found = grouped(((number, call.peer), call.op) for number, call in calls if call.op in POINT_TO_POINT)
+    return {ends: set(ops) for ends, ops in found.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

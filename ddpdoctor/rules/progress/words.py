@@ -190,13 +190,13 @@ def process_words(job: JobState, blamed: Iterable[int]) -> list[str]:
 
 def handled_words(job: JobState, blamed: Iterable[int]) -> list[str]:
     """Return which errors the blamed ranks are handling; what a rank does in a ``finally`` follows from its error."""
-    found = []
-    for number in list(blamed)[:MAX_CLASSES]:
-        error = job.rank(number).handled
-        if error is not None:
-            at = place_words(innermost_user(error.frames))
-            found.append(f"rank {number} is handling a {error.type} raised {at}: {first_line(error.message)}")
-    return found
+    errors = ((number, job.rank(number).handled) for number in list(blamed)[:MAX_CLASSES])
+    return [
+        f"rank {number} is handling a {error.type} raised {place_words(innermost_user(error.frames))}: "
+        f"{first_line(error.message)}"
+        for number, error in errors
+        if error is not None
+    ]
 
 
 def cascade_words(failures: Iterable[Failure], blamed: Iterable[int], also: str = " as well") -> list[str]:
@@ -234,14 +234,10 @@ def how_words(failure: Failure) -> str:
 
 def problem_of(job: JobState, ranks: tuple[int, ...], summary: str, **fields: Any) -> Problem:
     """Return a problem of ranks, with their hosts and their step; ``fields`` are the others of ``Problem``."""
-    fields.setdefault("step", step_of(job, ranks))
+    if "step" not in fields:  # the optimizer step that they were in, counted from 0, if any were seen
+        steps = [job.rank(n).steps for n in ranks if n in job.states]
+        fields["step"] = min(steps) if any(steps) else None
     return Problem(ranks=ranks, hosts=hosts_of(job, ranks), summary=summary, **fields)
-
-
-def step_of(job: JobState, blamed: Iterable[int]) -> int | None:
-    """Return the optimizer step that the blamed ranks were in, counted from 0, or None if no steps were seen."""
-    steps = [job.rank(n).steps for n in blamed if n in job.states]
-    return min(steps) if steps and any(steps) else None
 
 
 def hosts_of(job: JobState, blamed: Iterable[int]) -> tuple[str, ...]:
