@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import Origin, StreamClock, What
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.words import first_names, group_alike, grouped, rank_list
-from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.answers import Answer, Problem, found, judged, passed, skipped
 from ddpdoctor.rules.consistency.replicas import (
     DriftCause,
     Ground,
@@ -31,7 +32,7 @@ from ddpdoctor.rules.progress.states import to_place
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ddpdoctor.model.consistency import NonFinite, Stream, Values
     from ddpdoctor.model.facts import Job, Rank
@@ -62,11 +63,8 @@ def why_gradients_differ(sighting: Sighting) -> DriftCause:
     """Return the likely cause of gradients that differ after the reduction."""
     if sighting.replica.mesh_dims:
         return _apart_in_mesh(sighting)
-    checks = (_bypassed, _under_no_sync, added_after_wrapping, _unfinished, _by_hook, _scaled_apart, _accumulated_after)
-    for check in checks:
-        cause = check(sighting)
-        if cause is not None:
-            return cause
+    for cause in chain(_without_reduction(sighting), _after_reduction(sighting)):
+        return cause
     blame = blame_of(sighting.difference.splits)
     one = blame.ground is Ground.MAJORITY
     who = f"{rank_list(blame.ranks)} changed them" if one else "they were changed"
@@ -122,39 +120,44 @@ def added_after_wrapping(sighting: Sighting) -> DriftCause | None:
     )
 
 
-def _unfinished(sighting: Sighting) -> DriftCause | None:
-    """Return the cause if DDP still waited for gradients when the optimizer made its step."""
-    waiting = [each for each in sighting.values if each.unfinished]
-    if not waiting:
-        return None
-    names = list(dict.fromkeys(name for each in waiting for name in each.unfinished))
-    named = _first_few(names)
-    return DriftCause(
-        name="unfinished",
-        words=f"backward left {named} without a gradient, so DDP did not finish the reduction",
-        fix="pass find_unused_parameters=True to DistributedDataParallel on all ranks; or use every output of "
-        "forward in the loss, and remove or freeze unused parameters before you wrap the model",
-        blame=seen(waiting),
-        at_the_step=True,
-        evidence=(
-            f"gradients that DDP was waiting for at the step on {rank_list(each.rank for each in waiting)}: {named}",
-        ),
-    )
-
-
-def _bypassed(sighting: Sighting) -> DriftCause | None:
+def _without_reduction(sighting: Sighting) -> Iterator[DriftCause]:
+    """Yield the causes that keep DDP from reducing gradients, the likeliest first."""
     blame = seen(each for each in sighting.values if each.forwards == 0 and not _was_reduced(sighting, each))
-    if blame is None:
-        return None
-    return DriftCause(
-        name="bypassed",
-        words="the training step bypassed DDP: its forward did not run before the step",
-        fix="call the DDP object itself in training, `model(x)`, not `model.module(x)` or the wrapped module",
-        blame=blame,
-        unsynchronized=True,
-        at_the_step=True,
-        evidence=(f"no DDP forward with gradients since the previous step on {rank_list(blame.ranks)}",),
-    )
+    if blame is not None:
+        yield DriftCause(
+            name="bypassed",
+            words="the training step bypassed DDP: its forward did not run before the step",
+            fix="call the DDP object itself in training, `model(x)`, not `model.module(x)` or the wrapped module",
+            blame=blame,
+            unsynchronized=True,
+            at_the_step=True,
+            evidence=(f"no DDP forward with gradients since the previous step on {rank_list(blame.ranks)}",),
+        )
+    blame = seen(each for each in sighting.values if 0 < each.forwards == each.unreduced_forwards)
+    if blame is not None:
+        yield DriftCause(
+            name="no_sync",
+            words="all forwards since the previous step ran under no_sync(), which skips the reduction",
+            fix="run the forward and backward of the last batch before step() outside no_sync(): the forward decides "
+            "whether gradients are reduced",
+            blame=blame,
+            unsynchronized=True,
+            at_the_step=True,
+            evidence=(f"all DDP forwards since the previous step were under no_sync() on {rank_list(blame.ranks)}",),
+        )
+    yield from filter(None, [added_after_wrapping(sighting)])
+    blame = seen(each for each in sighting.values if each.unfinished)
+    if blame is not None:  # DDP still waited for gradients when the optimizer made its step
+        named = _first_few(list(dict.fromkeys(name for each in sighting.values for name in each.unfinished)))
+        yield DriftCause(
+            name="unfinished",
+            words=f"backward left {named} without a gradient, so DDP did not finish the reduction",
+            fix="pass find_unused_parameters=True to DistributedDataParallel on all ranks; or use every output of "
+            "forward in the loss, and remove or freeze unused parameters before you wrap the model",
+            blame=blame,
+            at_the_step=True,
+            evidence=(f"gradients that DDP was waiting for at the step on {rank_list(blame.ranks)}: {named}",),
+        )
 
 
 def _was_reduced(sighting: Sighting, values: Values) -> bool:
@@ -164,62 +167,38 @@ def _was_reduced(sighting: Sighting, values: Values) -> bool:
     return reductions >= values.steps - (before.steps if before else 0) > 0
 
 
-def _under_no_sync(sighting: Sighting) -> DriftCause | None:
-    blame = seen(each for each in sighting.values if 0 < each.forwards == each.unreduced_forwards)
-    if blame is None:
-        return None
-    return DriftCause(
-        name="no_sync",
-        words="all forwards since the previous step ran under no_sync(), which skips the reduction",
-        fix="run the forward and backward of the last batch before step() outside no_sync(): the forward decides "
-        "whether gradients are reduced",
-        blame=blame,
-        unsynchronized=True,
-        at_the_step=True,
-        evidence=(f"all DDP forwards since the previous step were under no_sync() on {rank_list(blame.ranks)}",),
-    )
-
-
-def _by_hook(sighting: Sighting) -> DriftCause | None:
+def _after_reduction(sighting: Sighting) -> Iterator[DriftCause]:
+    """Yield the causes that change gradients after DDP reduced them, the likeliest first."""
+    has_majority = blame_of(sighting.difference.splits).ground is Ground.MAJORITY
     hooks = sorted({each.hook for each in sighting.values if each.hook})
     own = [hook for hook in hooks if not any(name in hook.lower() for name in _REDUCING_HOOKS)]
-    if not own or blame_of(sighting.difference.splits).ground is Ground.MAJORITY:
-        return None
-    return DriftCause(
-        name="communication hook",
-        words=f"the communication hook {own[0]} returns different gradients on different ranks",
-        fix="make the hook return the same result on all ranks for each bucket, such as the mean by all_reduce",
-        evidence=(f"the script registered the communication hook {', '.join(own)}",),
-    )
-
-
-def _scaled_apart(sighting: Sighting) -> DriftCause | None:
+    if own and not has_majority:
+        yield DriftCause(
+            name="communication hook",
+            words=f"the communication hook {own[0]} returns different gradients on different ranks",
+            fix="make the hook return the same result on all ranks for each bucket, such as the mean by all_reduce",
+            evidence=(f"the script registered the communication hook {', '.join(own)}",),
+        )
     sides = group_alike({each.rank: each.scale for each in sighting.values if each.scale is not None})
-    if len(sides) < 2:
-        return None
-    return DriftCause(
-        name="scaled apart",
-        words=f"the gradient scaler's scale is {sides_words(sides)}",
-        fix="create GradScaler with the same arguments on all ranks, load its state on all ranks, and call update() on "
-        "all ranks after each step()",
-        blame=blame_outvoted([ranks for _, ranks in sides]),
-        at_the_step=True,
-    )
-
-
-def _accumulated_after(sighting: Sighting) -> DriftCause | None:
+    if len(sides) > 1:
+        yield DriftCause(
+            name="scaled apart",
+            words=f"the gradient scaler's scale is {sides_words(sides)}",
+            fix="create GradScaler with the same arguments on all ranks, load its state on all ranks, and call "
+            "update() on all ranks after each step()",
+            blame=blame_outvoted([ranks for _, ranks in sides]),
+            at_the_step=True,
+        )
     some = next((each for each in sighting.values if 0 < each.unreduced_forwards < each.forwards), None)
-    if some is None or blame_of(sighting.difference.splits).ground is Ground.MAJORITY:
-        return None
-    return DriftCause(
-        name="accumulated after the reduction",
-        words="gradients were added under no_sync() or changed after the last reduction",
-        fix="use no_sync() for all accumulated batches but the last one",
-        at_the_step=True,
-        evidence=(
-            f"{some.unreduced_forwards} of {some.forwards} forwards since the previous step were under no_sync()",
-        ),
-    )
+    if some is not None and not has_majority:
+        under = f"{some.unreduced_forwards} of {some.forwards} forwards"
+        yield DriftCause(
+            name="accumulated after the reduction",
+            words="gradients were added under no_sync() or changed after the last reduction",
+            fix="use no_sync() for all accumulated batches but the last one",
+            at_the_step=True,
+            evidence=(f"{under} since the previous step were under no_sync()",),
+        )
 
 
 NOT_LOOKED = "local gradients were not checked"
@@ -261,7 +240,8 @@ def _sightings(job: Job, looked: list[Rank], seen: list[tuple[Rank, NonFinite]])
     by_step: dict[int, dict[int, NonFinite]] = {}
     for rank, one in seen:
         by_step.setdefault(one.step, {})[rank.rank] = one
-    members = set(_members(*_owner(seen))) or {rank.rank for rank in job.ranks}
+    owner, first = seen[0]
+    members = set(_members(owner, first.group)) or {rank.rank for rank in job.ranks}
     known = {rank.rank for rank in looked}
     return [
         NonFiniteStep(
@@ -272,11 +252,6 @@ def _sightings(job: Job, looked: list[Rank], seen: list[tuple[Rank, NonFinite]])
         )
         for step, found in sorted(by_step.items())
     ]
-
-
-def _owner(seen: list[tuple[Rank, NonFinite]]) -> tuple[Rank, str]:
-    rank, one = seen[0]
-    return rank, one.group
 
 
 def _judge(job: Job, sightings: list[NonFiniteStep]) -> Problem | None:
@@ -295,7 +270,15 @@ def _judge(job: Job, sightings: list[NonFiniteStep]) -> Problem | None:
         return _nonfinite_finding(job, cause, Severity.ERROR, sureness, used_words)
     scaled = [sighting for sighting in sightings if any(seen.scaled for seen in sighting.by_rank.values())]
     if scaled:
-        return _nonfinite_finding(job, scaled[0], Severity.WARNING, Confidence.HIGH, _skipped_words(scaled[0]))
+        cause = scaled[0]
+        longest = max(seen.in_a_row for seen in cause.by_rank.values())
+        summary = f"{_computed(cause)}; the gradient scaler skipped the step, so the batches of all ranks are lost"
+        if longest >= LONG_ROW:
+            summary = (
+                f"the gradient scaler skipped {longest} steps in a row up to step {cause.step}: the gradients of "
+                f"{rank_list(cause.ranks)} have inf or NaN at any scale"
+            )
+        return _nonfinite_finding(job, cause, Severity.WARNING, Confidence.HIGH, summary)
     summary = f"{_computed(sightings[0])}; no optimizer used it"
     return _nonfinite_finding(job, sightings[0], Severity.INFO, Confidence.HIGH, summary)
 
@@ -314,8 +297,22 @@ def _cause(sightings: list[NonFiniteStep], at: int) -> int:
 def _nonfinite_finding(
     job: Job, cause: NonFiniteStep, severity: Severity, sureness: Confidence, summary: str
 ) -> Problem:
-    lines = [_rank_words(rank, cause.by_rank[rank]) for rank in cause.ranks[:MAX_RANKS]]
-    more = len(cause.ranks) - MAX_RANKS
+    lines = []
+    for rank in cause.ranks[:MAX_RANKS]:
+        seen = cause.by_rank[rank]
+        names = ", ".join(seen.tensors) + (", ..." if seen.count > len(seen.tensors) else "")
+        held, note = "NaN" if seen.is_nan else "inf", f"; {seen.note}" if seen.note else ""
+        lines.append(f"rank {rank}: {held} in the gradients of {seen.count} of {seen.of} parameters ({names}){note}")
+    if len(cause.ranks) > MAX_RANKS:
+        lines.append(f"the same on {len(cause.ranks) - MAX_RANKS} more ranks")
+    if cause.others:
+        finite = rank_list(cause.others)
+        lines.append(f"the gradients of {finite} were finite in step {cause.step}, before the reduction")
+    if cause.unseen:
+        lines.append(f"the gradients of {rank_list(cause.unseen)} were not checked")
+    often = max(seen.times for seen in cause.by_rank.values())
+    if not cause.used and often > 1:
+        lines.append(f"this happened in {often} backwards so far")
     return Problem(
         severity=severity,
         confidence=sureness,
@@ -327,7 +324,7 @@ def _nonfinite_finding(
         ),
         step=cause.step,
         tensor=next(iter(cause.first.tensors), None),
-        evidence=(*([*lines, f"the same on {more} more ranks"] if more > 0 else lines), *_rest(cause)),
+        evidence=tuple(lines),
         fix=_FIXES[cause.first.origin],
     )
 
@@ -364,17 +361,6 @@ class NonFiniteStep:
         return {seen.origin for seen in self.by_rank.values()}
 
 
-def _skipped_words(cause: NonFiniteStep) -> str:
-    """Return the summary for steps that a gradient scaler skipped because of these gradients."""
-    longest = max(seen.in_a_row for seen in cause.by_rank.values())
-    if longest >= LONG_ROW:
-        return (
-            f"the gradient scaler skipped {longest} steps in a row up to step {cause.step}: the gradients of "
-            f"{rank_list(cause.ranks)} have inf or NaN at any scale"
-        )
-    return f"{_computed(cause)}; the gradient scaler skipped the step, so the batches of all ranks are lost"
-
-
 def _computed(cause: NonFiniteStep) -> str:
     value = "NaN" if any(seen.is_nan for seen in cause.by_rank.values()) else "inf"
     tensor = next(iter(cause.first.tensors), "a parameter")
@@ -384,29 +370,6 @@ def _computed(cause: NonFiniteStep) -> str:
         names = [origin.value for origin in Origin if origin in cause.origins and origin is not Origin.GRADIENT]
         first = f"and its {' or '.join(names)} was not finite before"
     return f"{rank_list(cause.ranks)} computed {value} as the gradient of {tensor} in step {cause.step}, {first}"
-
-
-def _rank_words(rank: int, seen: NonFinite) -> str:
-    names = ", ".join(seen.tensors)
-    dots = ", ..." if seen.count > len(seen.tensors) else ""
-    held = "NaN" if seen.is_nan else "inf"
-    note = f"; {seen.note}" if seen.note else ""
-    return f"rank {rank}: {held} in the gradients of {seen.count} of {seen.of} parameters ({names}{dots}){note}"
-
-
-def _rest(cause: NonFiniteStep) -> list[str]:
-    """Return what is known of the group's other ranks, and how often it happened."""
-    lines = []
-    if cause.others:
-        lines.append(
-            f"the gradients of {rank_list(cause.others)} were finite in step {cause.step}, before the reduction"
-        )
-    if cause.unseen:
-        lines.append(f"the gradients of {rank_list(cause.unseen)} were not checked")
-    often = max(seen.times for seen in cause.by_rank.values())
-    if not cause.used and often > 1:
-        lines.append(f"this happened in {often} backwards so far")
-    return lines
 
 
 MIN_UNCHANGED = 2
@@ -446,10 +409,9 @@ def _stale_finding(job: Job, replica: ReplicaStreams, stream: Stream) -> Problem
     if stream.last_number is None or not values:
         return None
     last = step_of(stream, stream.last_number)
-    checks = (_replaced_part, _added_part, _left_out)
-    stale = _whole_model(job, stream, values, last) or next(
-        filter(None, (check(stream, values, last) for check in checks)), None
-    )
+    stale = _whole_model(job, stream, values, last)
+    if stale is None and stream.clock is StreamClock.STEP:
+        stale = next(_stale_parts(stream, values, last), None)
     ranks = tuple(each.rank for each in values)
     evidence = () if stale is None else (*stale.evidence, *model_words(job, replica))
     return stale and replace(stale, ranks=ranks, hosts=hosts_of(job, ranks), evidence=evidence)
@@ -472,55 +434,38 @@ def _whole_model(job: Job, stream: Stream, values: tuple[Values, ...], last: int
     )
 
 
-def _replaced_part(stream: Stream, values: tuple[Values, ...], last: int) -> Problem | None:
-    if stream.clock is not StreamClock.STEP or stream.compared < MIN_COMPARED:
-        return None
-    if not all(each.reductions > 0 and each.replaced for each in values):
-        return None
-    some = values[0]
-    names = ", ".join(some.replaced)
-    return Problem(
-        tensor=some.replaced[0],
-        summary=f"no optimizer has {names} on {rank_list(stream.ranks)}; one has tensors of the same shapes that are "
-        "not in the model, for example from a layer that was replaced after the optimizer was created",
-        evidence=(
-            f"up to step {last}, the model's parameters have gradients, and the optimizer's tensors never had one",
-        ),
-        fix=MAKE_ANEW,
-    )
-
-
-def _added_part(stream: Stream, values: tuple[Values, ...], last: int) -> Problem | None:
-    if stream.clock is not StreamClock.STEP or not all(each.late and each.untrained for each in values):
-        return None
-    some = values[0]
-    names = first_names(some.untrained, some.late, count=some.late)
-    return Problem(
-        tensor=some.untrained[0],
-        summary=f"no optimizer has {names} on {rank_list(stream.ranks)}: added or replaced in the model after the "
-        "optimizer was created",
-        evidence=(f"up to step {last}, they got gradients and did not change",),
-        fix=f"{MAKE_ANEW}; or add the new parameters: optimizer.add_param_group({{'params': ...}})",
-    )
-
-
-def _left_out(stream: Stream, values: tuple[Values, ...], last: int) -> Problem | None:
-    if stream.clock is not StreamClock.STEP or not all(each.untrained for each in values):
-        return None
-    some = values[0]
-    names = first_names(some.untrained, some.untrained_count, count=some.untrained_count)
-    return Problem(
-        tensor=some.untrained[0],
-        severity=Severity.INFO,
-        confidence=Confidence.LOW,
-        summary=(
-            f"no optimizer has {names} on {rank_list(stream.ranks)}: their gradients are computed and reduced, but "
-            "never used"
-        ),
-        evidence=(f"this is true up to step {last}; layers left out of the optimizer on purpose look the same",),
-        fix="to train them, pass them to the optimizer: layers that were frozen when it was created are easily "
-        "forgotten; otherwise call requires_grad_(False) before wrapping to save their backward and reduction",
-    )
+def _stale_parts(stream: Stream, values: tuple[Values, ...], last: int) -> Iterator[Problem]:
+    """Yield the parts of the model that no optimizer has: replaced, added late, or left out."""
+    some, ranks = values[0], rank_list(stream.ranks)
+    if stream.compared >= MIN_COMPARED and all(each.reductions > 0 and each.replaced for each in values):
+        yield Problem(
+            tensor=some.replaced[0],
+            summary=f"no optimizer has {', '.join(some.replaced)} on {ranks}; one has tensors of the same shapes that "
+            "are not in the model, for example from a layer that was replaced after the optimizer was created",
+            evidence=(
+                f"up to step {last}, the model's parameters have gradients, and the optimizer's tensors never had one",
+            ),
+            fix=MAKE_ANEW,
+        )
+    if all(each.late and each.untrained for each in values):
+        yield Problem(
+            tensor=some.untrained[0],
+            summary=f"no optimizer has {first_names(some.untrained, some.late, count=some.late)} on {ranks}: added or "
+            "replaced in the model after the optimizer was created",
+            evidence=(f"up to step {last}, they got gradients and did not change",),
+            fix=f"{MAKE_ANEW}; or add the new parameters: optimizer.add_param_group({{'params': ...}})",
+        )
+    if all(each.untrained for each in values):
+        names = first_names(some.untrained, some.untrained_count, count=some.untrained_count)
+        yield Problem(
+            tensor=some.untrained[0],
+            severity=Severity.INFO,
+            confidence=Confidence.LOW,
+            summary=f"no optimizer has {names} on {ranks}: their gradients are computed and reduced, but never used",
+            evidence=(f"this is true up to step {last}; layers left out of the optimizer on purpose look the same",),
+            fix="to train them, pass them to the optimizer: layers that were frozen when it was created are easily "
+            "forgotten; otherwise call requires_grad_(False) before wrapping to save their backward and reduction",
+        )
 
 
 MIN_COMPARISONS = 2
@@ -530,24 +475,19 @@ MIN_COMPARISONS = 2
 @rule("DD507", "same-random", Severity.INFO, "All ranks use the same dropout masks")
 def check_random_state(job: Job) -> Answer:
     """Note that all ranks have the same random state at all times while the model trains with dropout."""
-    everything = [(replica, stream) for replica in replicas_of(job) for stream in replica.streams]
-    found = [_random_finding(job, replica, stream) for replica, stream in everything if _is_same(stream)]
-    if found:
-        return judged(found[:1])
-    asked = any(stream.compared >= MIN_COMPARISONS and _drops_out(stream) for _, stream in everything)
-    return passed() if asked else skipped(why_nothing(job, "models that train with dropout"))
-
-
-def _is_same(stream: Stream) -> bool:
-    return MIN_COMPARISONS <= stream.compared == stream.same_random and _drops_out(stream)
-
-
-def _drops_out(stream: Stream) -> bool:
-    return any(values.dropout for values in all_values([stream]))
-
-
-def _random_finding(job: Job, replica: ReplicaStreams, stream: Stream) -> Problem:
-    return Problem(
+    drops_out = [
+        (replica, stream)
+        for replica in replicas_of(job)
+        for stream in replica.streams
+        if stream.compared >= MIN_COMPARISONS and any(values.dropout for values in all_values([stream]))
+    ]
+    if not drops_out:
+        return skipped(why_nothing(job, "models that train with dropout"))
+    same = [(replica, stream) for replica, stream in drops_out if stream.compared == stream.same_random]
+    if not same:
+        return passed()
+    replica, stream = same[0]
+    return found(
         ranks=stream.ranks,
         summary=f"{rank_list(stream.ranks)} have the same random state while the model trains with dropout, so they "
         "use the same dropout masks",

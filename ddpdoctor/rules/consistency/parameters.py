@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import StreamClock, What
@@ -31,7 +32,6 @@ from ddpdoctor.rules.consistency.replicas import (
     sides_words,
     sightings,
     survey,
-    unwrapped_of,
     values_at,
 )
 from ddpdoctor.rules.progress import words as say
@@ -44,7 +44,7 @@ from ddpdoctor.rules.registry import also, rule
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ddpdoctor.model.consistency import TensorRow, TensorSplit, Values
+    from ddpdoctor.model.consistency import TensorRow, Values
     from ddpdoctor.model.facts import Job, TensorSeen
     from ddpdoctor.rules.answers import Answer
     from ddpdoctor.rules.consistency.replicas import ReplicaStreams, Sighting
@@ -73,18 +73,8 @@ _DECOUPLED = frozenset({"AdamW"})
 
 def why_parameters_differ(sighting: Sighting) -> DriftCause:
     """Return the likely cause of parameters that differ."""
-    for check in (
-        _follows_gradients,
-        _uneven_steps,
-        _some_steps_unreduced,
-        _settings,
-        added_after_wrapping,
-        _line_search,
-        _state,
-    ):
-        cause = check(sighting)
-        if cause is not None:
-            return cause
+    for cause in chain(_reduction_causes(sighting), _optimizer_causes(sighting)):
+        return cause
     never = "" if sighting.last_good is not None else "; or they were never equal (init_sync=False)"
     splits = sighting.difference.splits
     blame = blame_of(splits)
@@ -101,96 +91,81 @@ def why_parameters_differ(sighting: Sighting) -> DriftCause:
     )
 
 
-def _follows_gradients(sighting: Sighting) -> DriftCause | None:
-    for earlier in sightings(sighting.replica, What.GRADIENT):
-        if earlier.step <= sighting.step and is_aligned(earlier.values):
-            cause = why_gradients_differ(earlier)
-            blame = cause.blame or blame_of(earlier.difference.splits)
-            return replace(cause, words=f"the gradients differ since step {earlier.step}: {cause.words}", blame=blame)
-    return None
-
-
-def _uneven_steps(sighting: Sighting) -> DriftCause | None:
-    sides = group_alike({each.rank: each.steps for each in sighting.values})
-    if len(sides) < 2:
-        return None
-    counts = sides_words(sides, lambda steps: f"{steps} steps")
-    return DriftCause(
-        name=UNEVEN_STEPS,
-        words=f"the ranks made different numbers of steps: {counts}",
-        fix=(
-            "call optimizer.step() equally often on all ranks: do not branch on the rank, the local loss or the local "
-            "batch"
+def _reduction_causes(sighting: Sighting) -> Iterator[DriftCause]:
+    """Yield what gradients show: that they differ, or that not every step used reduced ones."""
+    earlier = next(
+        (
+            one
+            for one in sightings(sighting.replica, What.GRADIENT)
+            if one.step <= sighting.step and is_aligned(one.values)
         ),
-        blame=blame_outvoted([ranks for _, ranks in sides]),
-        at_the_step=True,
+        None,
     )
-
-
-def _some_steps_unreduced(sighting: Sighting) -> DriftCause | None:
-    """Return the cause if fewer backwards were reduced than steps made, unless that was already true earlier."""
+    if earlier is not None:
+        cause = why_gradients_differ(earlier)
+        blame = cause.blame or blame_of(earlier.difference.splits)
+        yield replace(cause, words=f"the gradients differ since step {earlier.step}: {cause.words}", blame=blame)
+    sides = group_alike({each.rank: each.steps for each in sighting.values})
+    if len(sides) > 1:
+        counts = sides_words(sides, lambda steps: f"{steps} steps")
+        yield DriftCause(
+            name=UNEVEN_STEPS,
+            words=f"the ranks made different numbers of steps: {counts}",
+            fix="call optimizer.step() equally often on all ranks: do not branch on the rank, the local loss or the "
+            "local batch",
+            blame=blame_outvoted([ranks for _, ranks in sides]),
+            at_the_step=True,
+        )
     now, before = next(iter(sighting.values), None), next(iter(sighting.before), None)
     if now is None or sighting.stream.clock is not StreamClock.STEP:
-        return None
-    if before is not None and before.reductions < before.steps:
-        return None
+        return
     steps = now.steps - (before.steps if before else 0)
     missing = steps - (now.reductions - (before.reductions if before else 0))
-    if missing <= 0:
-        return None
-    return DriftCause(
-        name="steps without a reduction",
-        words=f"{missing} of the last {steps} steps had no gradient reduction",
-        fix="call the DDP object itself in every training step, and run the last batch before step() outside "
-        "no_sync(), also when an epoch ends during an accumulation",
-        blame=seen(sighting.values),
-        unsynchronized=True,
-        at_the_step=True,
-    )
+    # Fewer backwards were reduced than steps made, and that was not already true earlier.
+    if missing > 0 and (before is None or before.reductions >= before.steps):
+        yield DriftCause(
+            name="steps without a reduction",
+            words=f"{missing} of the last {steps} steps had no gradient reduction",
+            fix="call the DDP object itself in every training step, and run the last batch before step() outside "
+            "no_sync(), also when an epoch ends during an accumulation",
+            blame=seen(sighting.values),
+            unsynchronized=True,
+            at_the_step=True,
+        )
 
 
-def _settings(sighting: Sighting) -> DriftCause | None:
-    values = sighting.values if any(each.settings for each in sighting.values) else _last_settings(sighting)
+def _optimizer_causes(sighting: Sighting) -> Iterator[DriftCause]:
+    """Yield what optimizers show: other settings, parameters that they reach without DDP, or another state."""
+    values = sighting.values
+    if not any(each.settings for each in values):  # a comparison that recorded no optimizer: take the last steps
+        last = [values_at(one, one.last_number) for one in sighting.replica.streams if one.clock is StreamClock.STEP]
+        values = next((written for written in last if written), ())
     splits = splits_of(values, kernels=True)
-    if not splits:
-        return None
-    texts = "; ".join(split.words for split in splits[:MAX_SETTINGS])
-    return DriftCause(
-        name="settings",
-        words=f"the optimizer has different settings: {texts}",
-        fix=SAME_SETTINGS,
-        blame=splits[0].blame,
-        at_the_step=True,
-    )
-
-
-def _last_settings(sighting: Sighting) -> tuple[Values, ...]:
-    """Return what ranks wrote at their last steps, for a comparison that recorded no optimizer."""
-    found = [values_at(one, one.last_number) for one in sighting.replica.streams if one.clock is StreamClock.STEP]
-    return next((values for values in found if values), ())
-
-
-def _line_search(sighting: Sighting) -> DriftCause | None:
-    if not any(_LBFGS in each.optimizer for each in sighting.values):
-        return None
-    return DriftCause(
-        name="line search",
-        words="LBFGS uses the loss that its closure returns, and that loss differs between ranks",
-        fix="return the mean loss over all ranks (all_reduce) from the closure",
-        at_the_step=True,
-    )
-
-
-def _state(sighting: Sighting) -> DriftCause | None:
+    if splits:
+        texts = "; ".join(split.words for split in splits[:MAX_SETTINGS])
+        yield DriftCause(
+            name="settings",
+            words=f"the optimizer has different settings: {texts}",
+            fix=SAME_SETTINGS,
+            blame=splits[0].blame,
+            at_the_step=True,
+        )
+    yield from filter(None, [added_after_wrapping(sighting)])
+    if any(_LBFGS in each.optimizer for each in sighting.values):
+        yield DriftCause(
+            name="line search",
+            words="LBFGS uses the loss that its closure returns, and that loss differs between ranks",
+            fix="return the mean loss over all ranks (all_reduce) from the closure",
+            at_the_step=True,
+        )
     of_state = next((one for one in sightings(sighting.replica, What.STATE) if one.step <= sighting.step), None)
-    if of_state is None or state_follows_parameters(sighting.values):
-        return None
-    return DriftCause(
-        name="optimizer state",
-        words=f"the optimizer state differs since step {of_state.step}, with equal gradients{or_unseen(of_state)}",
-        fix=f"load the optimizer state on all ranks from the same file{to_see_each(of_state)}",
-        blame=blame_of(of_state.difference.splits),
-    )
+    if of_state is not None and not state_follows_parameters(sighting.values):
+        yield DriftCause(
+            name="optimizer state",
+            words=f"the optimizer state differs since step {of_state.step}, with equal gradients{or_unseen(of_state)}",
+            fix=f"load the optimizer state on all ranks from the same file{to_see_each(of_state)}",
+            blame=blame_of(of_state.difference.splits),
+        )
 
 
 def or_unseen(sighting: Sighting) -> str:
@@ -276,7 +251,12 @@ BROADCAST = (
 def check_parameters(job: Job) -> Answer:
     """Report parameters that differ between ranks that should hold the same values."""
     seen = survey(job, What.PARAMETER, why_parameters_differ)
-    found = [*(_since(one) for one in seen.found), *unwrapped_drift(job)]
+    found = [_since(one) for one in seen.found]
+    for replica in replicas_of(job, wrapped=False):
+        sighting = next(iter(sightings(replica, What.PARAMETER)), None)
+        cause = _why_unwrapped_differs(replica, sighting) if sighting is not None else None
+        if sighting is not None and cause is not None:
+            found.append(FoundDifference(sighting=sighting, cause=cause, since=None if sighting.step else 1))
     return ruling(job, seen, problems_of(job, found, "parameters"), "parameters")
 
 
@@ -294,43 +274,28 @@ def _since(found: FoundDifference) -> FoundDifference:
     return replace(found, since=first)
 
 
-def unwrapped_drift(job: Job) -> Iterator[FoundDifference]:
-    """Yield the models that differ although their use shows that they should be equal."""
-    for replica in unwrapped_of(job):
-        sighting = next(iter(sightings(replica, What.PARAMETER)), None)
-        cause = _cause(replica, sighting) if sighting is not None else None
-        if sighting is not None and cause is not None:
-            yield FoundDifference(sighting=sighting, cause=cause, since=None if sighting.step else 1)
-
-
-def _cause(replica: ReplicaStreams, sighting: Sighting) -> DriftCause | None:
+def _why_unwrapped_differs(replica: ReplicaStreams, sighting: Sighting) -> DriftCause | None:
     """Return why a model that should be equal differs, or None if each rank may have its own by design."""
-    stream = sighting.stream
+    stream, never_equal = sighting.stream, sighting.last_good is None
     differs = any(one.what is What.GRADIENT for one in stream.differences)
     stood_still = stream.unchanged >= stream.compared - 1
     if What.GRADIENT in stream.kinds and not differs and not stood_still and stream.compared > MIN_EXCHANGED:
-        return _never_sent(replica, sighting) if sighting.last_good is None else why_parameters_differ(sighting)
-    last = [values for number, values in sighting.stream.values if number == sighting.stream.last_number]
-    if bool(last) and all(each.own_steps > 0 and each.through > 0 for each in last[0]):
-        return _alone(sighting)
-    return None
-
-
-def _never_sent(replica: ReplicaStreams, sighting: Sighting) -> DriftCause:
-    return DriftCause(
-        name="never sent",
-        words="the gradients are equal on all ranks, but the parameters never were: each rank created its own "
-        "initial weights (another seed), and no rank broadcast them",
-        fix=BROADCAST,
-        blame=seen(sighting.values),
-        evidence=(
-            f"the model is not wrapped in DDP on its {len(replica.members)} ranks; all ranks used equal gradients",
-        ),
-    )
-
-
-def _alone(sighting: Sighting) -> DriftCause:
-    since = "from the start" if sighting.last_good is None else "since their first gradients, which were not averaged"
+        if not never_equal:
+            return why_parameters_differ(sighting)
+        return DriftCause(
+            name="never sent",
+            words="the gradients are equal on all ranks, but the parameters never were: each rank created its own "
+            "initial weights (another seed), and no rank broadcast them",
+            fix=BROADCAST,
+            blame=seen(sighting.values),
+            evidence=(
+                f"the model is not wrapped in DDP on its {len(replica.members)} ranks; all ranks used equal gradients",
+            ),
+        )
+    last = next((values for number, values in stream.values if number == stream.last_number), None)
+    if last is None or not all(each.own_steps > 0 and each.through > 0 for each in last):
+        return None
+    since = "from the start" if never_equal else "since their first gradients, which were not averaged"
     return DriftCause(
         name="unwrapped",
         words=f"this model is not wrapped in DDP, and its gradients are not reduced, so the ranks differ {since}; the "
@@ -368,7 +333,10 @@ def _constants(found: FoundDifference) -> FoundDifference | None:
     sighting, all_splits = found.sighting, found.sighting.difference.splits
     splits = [split for split in all_splits if not _SCRATCH.search(split.row.name)]
     unwritten = {(each.rank, name) for each in sighting.values for name in each.unwritten}
-    empty_on = {split: _empty_on(split, unwritten) for split in splits}
+    empty_on = {}  # the ranks on which a tensor is as ``to_empty`` made it
+    for split in splits:
+        name = re.sub(r"\d+", "*", split.row.name)[:120]
+        empty_on[split] = [rank for side in split.sides for rank in side if (rank, name) in unwritten]
     kept = [split for split in splits if empty_on[split]]
     ranks = tuple(sorted({rank for split in kept for rank in empty_on[split]}))
     members = {rank for split in kept for side in split.sides for rank in side}
@@ -399,12 +367,6 @@ def _constants(found: FoundDifference) -> FoundDifference | None:
         sighting=replace(sighting, difference=replace(difference, splits=tuple(kept), differing=left)),
         cause=DriftCause(name="uninitialized" if ranks else "set apart", words=words, fix=fix, blame=blame),
     )
-
-
-def _empty_on(split: TensorSplit, unwritten: set[tuple[int, str]]) -> list[int]:
-    """Return the ranks on which a tensor is as ``to_empty`` made it."""
-    name = re.sub(r"\d+", "*", split.row.name)[:120]
-    return [rank for side in split.sides for rank in side if (rank, name) in unwritten]
 
 
 def _is_own(row: TensorRow) -> bool:
@@ -455,7 +417,11 @@ def check_optimizers(job: Job) -> Answer:
     findings = [*settings[:1], *problems_of(job, counted, "optimizer states")]
     if not findings and seen.found:
         return skipped(seen.found[0].cause.words)
-    compared = seen.compared or any(_compares_settings(replica) for replica in replicas_of(job))
+    compared = seen.compared or any(
+        values.settings and not excuse_of_model(replica, What.PARAMETER)
+        for replica in replicas_of(job)
+        for values in all_values(stream for stream in replica.streams if stream.compared)
+    )
     return ruling(job, replace(seen, compared=compared), findings, "optimizers")
 
 
@@ -505,11 +471,6 @@ def _first_settings(job: Job, replica: ReplicaStreams) -> Problem | None:
             fix=SAME_SETTINGS,
         )
     return None
-
-
-def _compares_settings(replica: ReplicaStreams) -> bool:
-    has_settings = any(each.settings for each in all_values(stream for stream in replica.streams if stream.compared))
-    return has_settings and not excuse_of_model(replica, What.PARAMETER)
 
 
 @rule("DD506", "model-differs", Severity.ERROR, "Ranks of one group passed different models to DDP")

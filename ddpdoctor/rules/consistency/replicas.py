@@ -51,28 +51,20 @@ class Sighting:
     """What they wrote at the last comparison of the same clock at which all were equal, or nothing."""
 
 
-def replicas_of(job: Job) -> tuple[ReplicaStreams, ...]:
-    """Return the DDP models whose replicas were compared, in the order of their streams.
+def replicas_of(job: Job, *, wrapped: bool = True) -> tuple[ReplicaStreams, ...]:
+    """Return the DDP models whose replicas were compared, or those trained outside DDP, in the order of their streams.
 
     Groups of different ranks may share a name.
     """
-    return _models(stream for stream in _streams(job) if stream.model > 0)
-
-
-def unwrapped_of(job: Job) -> tuple[ReplicaStreams, ...]:
-    """Return the models that optimizers train outside DDP."""
-    return _models(stream for stream in _streams(job) if stream.model < 0)
-
-
-def _streams(job: Job) -> tuple[Stream, ...]:
-    return job.consistency.streams if job.consistency is not None else ()
-
-
-def _models(streams: Iterable[Stream]) -> tuple[ReplicaStreams, ...]:
-    found = grouped(((one.group, one.model, tuple(sorted({*one.ranks, *one.unpaired}))), one) for one in streams)
+    streams = job.consistency.streams if job.consistency is not None else ()
+    found = grouped(
+        ((one.group, one.model, tuple(sorted({*one.ranks, *one.unpaired}))), one)
+        for one in streams
+        if one.model and (one.model > 0) is wrapped
+    )
     return tuple(
-        ReplicaStreams(group=group, model=model, members=members, streams=tuple(streams))
-        for (group, model, members), streams in found.items()
+        ReplicaStreams(group=group, model=model, members=members, streams=tuple(those))
+        for (group, model, members), those in found.items()
     )
 
 
@@ -171,10 +163,20 @@ def survey(job: Job, what: What, why: Callable[[Sighting], DriftCause]) -> Surve
         if excuse:
             excuses.append(excuse)
             continue
-        those, why_not = _in_model(job, replica, what, why)
-        found += those
-        excuses += why_not
-        compared = compared or _is_compared(replica, what, excused=bool(why_not))
+        excused = False
+        for sighting in sightings(replica, what):
+            cause = why(sighting)
+            excuse = _excuse_of_sighting(job, sighting, cause)
+            if not excuse:
+                found.append(FoundDifference(sighting=sighting, cause=cause))
+                break
+            excuses.append(excuse)
+            excused = True
+        for stream in replica.streams:
+            # Tensors count as compared if they were equal at all times, or at least before the first difference.
+            difference = next((one for one in stream.differences if one.what is what), None)
+            was_equal = difference is None or difference.last_equal is not None
+            compared = compared or (what in stream.kinds and (was_equal or not excused))
     found.sort(key=lambda one: one.sighting.step)
     return Survey(found=tuple(found), compared=compared, excuses=tuple(dict.fromkeys(excuses)))
 
@@ -206,32 +208,6 @@ def why_nothing(job: Job, noun: str) -> str:
     return f"no {noun} were compared"
 
 
-def _in_model(
-    job: Job, replica: ReplicaStreams, what: What, why: Callable[[Sighting], DriftCause]
-) -> tuple[list[FoundDifference], list[str]]:
-    """Return the first difference that counts, and why those before it do not."""
-    excuses: list[str] = []
-    for sighting in sightings(replica, what):
-        excuse = excuse_of_sighting(sighting) or excuse_of_job(job, sighting)
-        cause = why(sighting)
-        excuse = excuse or excuse_of_cause(sighting, cause)
-        if not excuse:
-            return [FoundDifference(sighting=sighting, cause=cause)], excuses
-        excuses.append(excuse)
-    return [], excuses
-
-
-def _is_compared(replica: ReplicaStreams, what: What, *, excused: bool) -> bool:
-    """Return whether any stream found tensors equal at all times, or at least before its first difference."""
-    for stream in replica.streams:
-        if what not in stream.kinds:
-            continue
-        difference = next((one for one in stream.differences if one.what is what), None)
-        if difference is None or difference.last_equal is not None or not excused:
-            return True
-    return False
-
-
 def excuse_of_model(replica: ReplicaStreams, what: What) -> str:
     """Return why tensors of a kind may differ in a model at any time, or "" if they may not."""
     values = all_values(replica.streams)
@@ -244,59 +220,40 @@ def excuse_of_model(replica: ReplicaStreams, what: What) -> str:
     return ""
 
 
-def excuse_of_sighting(sighting: Sighting) -> str:
-    """Return why one difference does not count, or "" if it does."""
-    if sighting.stream.clock is not StreamClock.END and _joins(sighting.replica):
+def _excuse_of_sighting(job: Job, sighting: Sighting, cause: DriftCause) -> str:
+    """Return why one difference does not count, or "" if it is a fault of its own."""
+    replica, values, at_the_end = sighting.replica, sighting.values, sighting.stream.clock is StreamClock.END
+    if not at_the_end and _joins(replica):
         return "ranks may make different numbers of steps inside DDP's join: only the end is compared"
-    if not is_aligned(sighting.values):
-        return _uneven_words(sighting)
-    if sighting.stream.clock is not StreamClock.END:
-        came_after_training = False
-    else:
-        steps = [
-            stream.last_number
-            for stream in sighting.replica.streams
-            if stream.clock is StreamClock.STEP
-            and What.PARAMETER in stream.kinds
-            and not any(one.what is What.PARAMETER for one in stream.differences)
-        ]
-        came_after_training = sighting.step in steps
-    if came_after_training:
+    if not is_aligned(values):
+        least = min(each.reductions for each in values)
+        behind = rank_list(each.rank for each in values if each.reductions == least)
+        points = f"the ranks were at different points at optimizer step {sighting.step}"
+        return f"{points}: {behind} had reduced fewer backwards"
+    if at_the_end and any(
+        stream.clock is StreamClock.STEP and sighting.step == stream.last_number and _has_equal_parameters(stream)
+        for stream in replica.streams
+    ):
         return f"parameters were equal after the last step, {sighting.step}, and changed only later"
-    return ""
-
-
-def excuse_of_job(job: Job, sighting: Sighting) -> str:
-    """Return why a difference results from what ended the job, or "" if it is a fault of its own."""
     raised = any(error.reducer is not None for rank in job.ranks for error in rank.raised if error.uncaught)
-    if raised and any(each.unfinished for each in sighting.values):
+    if raised and any(each.unfinished for each in values):
         return "DDP had not finished its reduction and raised an error at the next forward"
-    return ""
-
-
-def excuse_of_cause(sighting: Sighting, cause: DriftCause) -> str:
-    """Return why gradients may stay unreduced, because the script makes parameters equal itself, or ""."""
-    if cause.unsynchronized and _ends_equal(sighting.replica):
+    ends = [stream for stream in replica.streams if stream.clock is StreamClock.END and stream.compared]
+    if (
+        cause.unsynchronized
+        and ends
+        and not any(one.what is What.PARAMETER for stream in ends for one in stream.differences)
+    ):
         return "local SGD: gradients were not reduced, and the parameters were equal at the end"
     return ""
 
 
+def _has_equal_parameters(stream: Stream) -> bool:
+    return What.PARAMETER in stream.kinds and not any(one.what is What.PARAMETER for one in stream.differences)
+
+
 def _joins(replica: ReplicaStreams) -> bool:
     return any(each.join for each in all_values(replica.streams))
-
-
-def _ends_equal(replica: ReplicaStreams) -> bool:
-    ends = [stream for stream in replica.streams if stream.clock is StreamClock.END and stream.compared]
-    return bool(ends) and not any(one.what is What.PARAMETER for stream in ends for one in stream.differences)
-
-
-def _uneven_words(sighting: Sighting) -> str:
-    least = min(each.reductions for each in sighting.values)
-    behind = [each.rank for each in sighting.values if each.reductions == least]
-    return (
-        f"the ranks were at different points at optimizer step {sighting.step}: {rank_list(behind)} had reduced fewer "
-        "backwards"
-    )
 
 
 Value = TypeVar("Value")
@@ -430,19 +387,25 @@ def _finding(job: Job, first: FoundDifference, others: Sequence[FoundDifference]
     if all(len(side) == 1 for side in split.sides) and not split.absent_on:
         side_words = [f"{row_words(split.row)}: no two ranks are equal"] if len(split.sides) > 2 else []
     else:
-        sides = [(_side_name(split, side, at), side) for at, side in enumerate(split.sides)]
+        kinds = ["the same" if at == 0 and len(side) > 1 else "others" for at, side in enumerate(split.sides)]
+        sides = [
+            ("none" if side == split.absent_on else kind, side) for kind, side in zip(kinds, split.sides, strict=True)
+        ]
         side_words = [f"{row_words(split.row)}: {sides_words(sides)}"]
+    difference = sighting.difference
+    names = list(dict.fromkeys(row_words(split.row) for split in difference.splits))
+    few = first_names(names, count=difference.differing)
     return Problem(
         confidence=blame.confidence,
         ranks=blame.ranks,
         hosts=hosts_of(job, blame.ranks),
         where=tuple(where) if first.cause.at_the_step else (),
         step=first.since or sighting.step,
-        tensor=sighting.difference.splits[0].row.name,
+        tensor=split.row.name,
         summary=f"{nouns} differ between {rank_list(everybody)} {_when(sighting)}: {first.cause.words}",
         evidence=(
-            when_words(sighting),
-            _count_words(sighting, nouns),
+            _equal_until(sighting),
+            f"{difference.differing} of {difference.of} {nouns} differ: {few}",
             *side_words,
             *([WHO_IS_UNKNOWN] if blame.ground is Ground.NONE else []),
             *first.cause.evidence,
@@ -453,14 +416,19 @@ def _finding(job: Job, first: FoundDifference, others: Sequence[FoundDifference]
     )
 
 
-def when_words(sighting: Sighting) -> str:
+def _equal_until(sighting: Sighting) -> str:
     """Return when the tensors were last equal, and when they first differed."""
-    seen = f"different {_step_words(sighting) if sighting.step else _when(sighting)}"
+    at = {
+        StreamClock.STEP: "before" if sighting.difference.what is What.GRADIENT else "after",
+        StreamClock.FORWARD: "after",
+        StreamClock.SYNC: "as DDP had broadcast them, in",
+        StreamClock.END: "at the end, after",
+    }[sighting.stream.clock]
+    seen = f"different {f'{at} step {sighting.step}' if sighting.step else _when(sighting)}"
     if sighting.last_good is None:
         return f"{seen}, in the first comparison"
-    if not sighting.last_good:
-        return f"equal before the first step, {seen}: they diverged in between"
-    return f"equal at step {sighting.last_good}, {seen}: they diverged in between"
+    before = f"at step {sighting.last_good}" if sighting.last_good else "before the first step"
+    return f"equal {before}, {seen}: they diverged in between"
 
 
 def _when(sighting: Sighting) -> str:
@@ -469,28 +437,6 @@ def _when(sighting: Sighting) -> str:
     if sighting.stream.clock is StreamClock.END:
         return "at the end"
     return f"{'at' if sighting.difference.what is What.GRADIENT else 'after'} step {sighting.step}"
-
-
-def _step_words(sighting: Sighting) -> str:
-    words = {
-        StreamClock.STEP: "before" if sighting.difference.what is What.GRADIENT else "after",
-        StreamClock.FORWARD: "after",
-        StreamClock.SYNC: "as DDP had broadcast them, in",
-        StreamClock.END: "at the end, after",
-    }
-    return f"{words[sighting.stream.clock]} step {sighting.step}"
-
-
-def _count_words(sighting: Sighting, nouns: str) -> str:
-    difference = sighting.difference
-    names = list(dict.fromkeys(row_words(split.row) for split in difference.splits))
-    return f"{difference.differing} of {difference.of} {nouns} differ: {first_names(names, count=difference.differing)}"
-
-
-def _side_name(split: TensorSplit, side: tuple[int, ...], at: int) -> str:
-    if side == split.absent_on:
-        return "none"
-    return "the same" if at == 0 and len(side) > 1 else "others"
 
 
 def _also_words(found: FoundDifference) -> str:
