@@ -251,38 +251,34 @@ def check_gpu_count(node: Node) -> Answer:
     if gpus.init_error == MISMATCH:
         return skipped("NVML does not start because driver and library differ: see driver-lib-mismatch")
     if gpus.init_error is not None:
-        return judged([_no_nvml(gpus)], f"NVML does not start: {gpus.init_error}")
-    problems = [*_silent(node, gpus), *_unlisted(gpus), *_torch_count(node, gpus, torch), *_rank_count(node, gpus)]
-    seen = [f"NVML lists {len(gpus.devices)}"]
-    seen += [f"torch sees {torch.device_count}"] if torch is not None else []
-    seen += [f"{len(node.ranks)} ranks"] if node.ranks else []
-    return judged(problems, ", ".join(seen))
-
-
-def _no_nvml(gpus: Gpus) -> Problem:
-    fix = (
-        "ls -l /dev/nvidia*, and add this user to the group that may open them"
-        if gpus.init_error == "NO_PERMISSION"
-        else "outside a container: nvidia-smi; sudo dmesg | grep NVRM. In a container that lost its GPUs after "
-        "`systemctl daemon-reload` on the host (github.com/NVIDIA/nvidia-container-toolkit/issues/1227): restart it"
-    )
-    return Problem(
-        summary="The NVIDIA driver is installed, but NVML does not start, so no GPU can be used",
-        evidence=(f"nvmlInit fails with {gpus.init_error}",),
-        fix=fix,
-    )
-
-
-def _silent(node: Node, gpus: Gpus) -> Iterator[Problem]:
+        fix = (
+            "ls -l /dev/nvidia*, and add this user to the group that may open them"
+            if gpus.init_error == "NO_PERMISSION"
+            else "outside a container: nvidia-smi; sudo dmesg | grep NVRM. In a container that lost its GPUs after "
+            "`systemctl daemon-reload` on the host (github.com/NVIDIA/nvidia-container-toolkit/issues/1227): restart it"
+        )
+        problem = Problem(
+            summary="The NVIDIA driver is installed, but NVML does not start, so no GPU can be used",
+            evidence=(f"nvmlInit fails with {gpus.init_error}",),
+            fix=fix,
+        )
+        return judged([problem], f"NVML does not start: {gpus.init_error}")
+    problems = []
     silent = [gpu for gpu in gpus.devices if gpu.error is not None]
     if silent:
         does = verb(silent, "does", "do")
-        yield Problem(
+        problem = Problem(
             summary=f"{gpu_list(silent)} {does} not respond: jobs that use {verb(silent, 'it', 'them')} fail",
             evidence=tuple(f"{label(gpu)}: {gpu.error}" for gpu in silent),
             fix=f"sudo dmesg | grep -E 'NVRM|Xid'; then sudo nvidia-smi -r -i {numbers(silent)}, or reboot",
             ranks=ranks_on(node, [gpu for gpu in silent if gpu.uuid]),
         )
+        problems.append(problem)
+    problems += [*_unlisted(gpus), *_counts(node, gpus, torch)]
+    seen = [f"NVML lists {len(gpus.devices)}"]
+    seen += [f"torch sees {torch.device_count}"] if torch is not None else []
+    seen += [f"{len(node.ranks)} ranks"] if node.ranks else []
+    return judged(problems, ", ".join(seen))
 
 
 def _unlisted(gpus: Gpus) -> Iterator[Problem]:
@@ -314,25 +310,20 @@ def _broken(gpu: GpuOnBus, evidence: str, confidence: Confidence) -> Problem:
     )
 
 
-def _torch_count(node: Node, gpus: Gpus, torch: TorchBuild | None) -> Iterator[Problem]:
-    if torch is None or torch.cuda is None or any(gpu.mig_enabled for gpu in gpus.devices):
-        return
-    expected = len(visible_to(node.first, gpus).devices)
-    if torch.device_count < expected and not any(gpu.error for gpu in gpus.devices):
+def _counts(node: Node, gpus: Gpus, torch: TorchBuild | None) -> Iterator[Problem]:
+    """Compare torch with NVML, and ranks with GPUs if all ranks of the node see the same ones."""
+    visible = visible_to(node.first, gpus)
+    count = len(visible.devices)
+    is_clear = torch is not None and torch.cuda is not None and not any(gpu.mig_enabled for gpu in gpus.devices)
+    if torch is not None and is_clear and torch.device_count < count and not any(gpu.error for gpu in gpus.devices):
         yield Problem(
-            summary=f"torch sees {torch.device_count} of {expected} GPUs that NVML lists",
+            summary=f"torch sees {torch.device_count} of {count} GPUs that NVML lists",
             evidence=(torch.cuda_error,) if torch.cuda_error else (),
             fix='python -c "import torch; torch.cuda.init()" shows the CUDA error',
         )
-
-
-def _rank_count(node: Node, gpus: Gpus) -> Iterator[Problem]:
-    """Compare ranks with GPUs, if all ranks of the node see the same ones."""
     values = {process.variables.get(VARIABLE) for process in node.processes}
     if not node.ranks or len(values) > 1 or any(sees_its_own(process) for process in node.processes):
         return
-    visible = visible_to(node.first, gpus)
-    count = len(visible.devices)
     ranks = max(len(node.ranks), node.first.number("LOCAL_WORLD_SIZE") or 0)
     if not count or (visible.entries and count == 1):
         return  # cvd-valid and dup-gpu judge these
@@ -384,18 +375,13 @@ def _judge_value(process: NodeProcess, gpus: Gpus) -> Iterator[Problem]:
         evidence = f"there are {count} GPUs: 0 to {count - 1}"
     else:
         return
-    fix = f"export {VARIABLE}={_mended(visible, gpus)}"
+    kept: dict[str, str] = {}  # the entries that name a device, each once
+    for given in visible.entries:
+        for device in read_visible(given, keys_of(gpus)).devices:
+            kept.setdefault(device, given)
+    right = kept.values() or [str(gpu.index) for gpu in gpus.devices]
+    fix = f"export {VARIABLE}={','.join(right)}"
     yield Problem(summary=f"{value} {what}", evidence=(evidence,), fix=fix, ranks=ranks)
-
-
-def _mended(visible: Visible, gpus: Gpus) -> str:
-    """Return the entries that name a device, each once, or all devices if none does."""
-    uuids = keys_of(gpus)
-    kept: dict[str, str] = {}
-    for entry in visible.entries:
-        for device in read_visible(entry, uuids).devices:
-            kept.setdefault(device, entry)
-    return ",".join(kept.values()) or ",".join(str(gpu.index) for gpu in gpus.devices)
 
 
 SHARED_NAMED = 4
@@ -438,16 +424,13 @@ def _uses(node: Node, gpus: Gpus) -> list[_Use]:
     found = []
     for process in node.processes:
         device = device_of(process, gpus)
-        if process.rank is not None and device is not None and _is_unmistakable(process, gpus):
+        # A number may mean another device to a process with GPUs of its own than to the one that read NVML.
+        is_sure = not sees_its_own(process) or all(
+            not entry.isdecimal() for entry in visible_to(process, gpus).entries or ("0",)
+        )
+        if process.rank is not None and device is not None and is_sure:
             found.append(_Use(node=node, process=process, device=device))
     return found
-
-
-def _is_unmistakable(process: NodeProcess, gpus: Gpus) -> bool:
-    """Say whether a device that a process names means the same to the process that read NVML on its node."""
-    if not sees_its_own(process):
-        return True
-    return all(not entry.isdecimal() for entry in visible_to(process, gpus).entries or ("0",))
 
 
 def _sharing(shared: list[list[_Use]]) -> Problem:
@@ -521,16 +504,12 @@ def check_xid(node: Node) -> Answer:
         return skipped(node.gpus.reason)  # in a container, the log and the GPUs in it are the host's
     gpus = known(node.gpus)
     devices = {gpu.bus_id: gpu for gpu in gpus.devices if gpu.bus_id} if gpus is not None else {}
-    xids = [xid for xid in need(node.kernel_log).xids if not devices or xid.bus_id in devices or _lost(node)]
+    # If the bus id of a GPU is not known, any line may belong to it.
+    is_lost = gpus is not None and any(not gpu.bus_id for gpu in gpus.devices)
+    xids = [xid for xid in need(node.kernel_log).xids if not devices or xid.bus_id in devices or is_lost]
     rows = grouped(((xid.bus_id, xid.code), xid) for xid in xids)
     problems = [_xid_problem(node, devices.get(bus_id), those) for (bus_id, _), those in rows.items()]
     return judged(problems, f"{len(xids)} Xid errors since boot")
-
-
-def _lost(node: Node) -> bool:
-    """Say whether a GPU has no known bus id, so that a line may belong to it."""
-    gpus = known(node.gpus)
-    return gpus is not None and any(not gpu.bus_id for gpu in gpus.devices)
 
 
 def _xid_problem(node: Node, gpu: Gpu | None, xids: list[Xid]) -> Problem:
@@ -607,13 +586,11 @@ def _stuck(
     return Problem(
         summary=f"{names} {verb(stuck, 'hangs', 'hang')} inside the NVIDIA driver, {words}",
         evidence=tuple(
-            f"pid {one.pid} ({one.name}) in {one.wchan or 'an unknown function'}, {_seconds(one)}" for one in stuck
+            f"pid {one.pid} ({one.name}) in {one.wchan or 'an unknown function'}, for "
+            + ("an unknown time" if one.seconds is None else f"at least {one.seconds:.0f} s")
+            for one in stuck
         ),
         fix=fix,
         severity=severity,
         confidence=confidence,
     )
-
-
-def _seconds(one: StuckProcess) -> str:
-    return "for an unknown time" if one.seconds is None else f"for at least {one.seconds:.0f} s"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.launch import read_node_count
 from ddpdoctor.model.reading import Unread, Why, known, need
-from ddpdoctor.model.words import format_about, grouped, name_list
+from ddpdoctor.model.words import count_of, format_about, grouped, name_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.majority import Voice, compare, describe
 from ddpdoctor.rules.network import (
@@ -35,9 +35,9 @@ from ddpdoctor.rules.network import (
 from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
 
-    from ddpdoctor.model.node import Fleet, Gid, Limit, Node, Rdma, RdmaDevice, RdmaPort
+    from ddpdoctor.model.node import Fleet, Gid, Node, Rdma, RdmaDevice, RdmaPort
 
 
 DARK_CARDS = 4
@@ -88,28 +88,27 @@ def _fault(
 
 
 def _down(state: str, phys: str, severity: Severity, those: list[tuple[RdmaDevice, RdmaPort]]) -> Problem:
-    names = words([label(device, port) for device, port in those])
-    are = "are" if len(those) > 1 else "is"
-    why = WHY.get((state, phys), f"its link is {phys}")
+    names, many = words([label(device, port) for device, port in those]), len(those) > 1
+    device, port = those[0]
+    if state in {"INIT", "ARMED"}:
+        fix = f"sminfo -C {device.name} -P {port.port}; if it finds none, start the subnet manager of the fabric"
+    elif port.link_layer == "Ethernet" and device.netdevs:
+        fix = f"ip link set {device.netdevs[0]} up; then check the cable and the switch port"
+    elif phys == "Disabled":
+        fix = f"enable the port (mlxlink -d {device.name} -a UP), or find out who disabled it"
+    else:
+        cable = f"the cable of {label(device, port)}"
+        fix = f"reseat or replace {cable} and check the switch port: mlxlink -d {device.name}"
     return Problem(
-        summary=f"RDMA port{'s' if len(those) > 1 else ''} {names} {are} not active: {why}",
+        summary=f"RDMA port{'s' if many else ''} {names} {'are' if many else 'is'} not active: "
+        + WHY.get((state, phys), f"its link is {phys}"),
         evidence=(
             f"state {state or 'not known'}, physical state {phys or 'not known'}",
             "NCCL skips ports that are not ACTIVE, and reports this only with NCCL_DEBUG=INFO",
         ),
-        fix=_mend(state, phys, *those[0]),
+        fix=fix,
         severity=severity,
     )
-
-
-def _mend(state: str, phys: str, device: RdmaDevice, port: RdmaPort) -> str:
-    if state in {"INIT", "ARMED"}:
-        return f"sminfo -C {device.name} -P {port.port}; if it finds none, start the subnet manager of the fabric"
-    if port.link_layer == "Ethernet" and device.netdevs:
-        return f"ip link set {device.netdevs[0]} up; then check the cable and the switch port"
-    if phys == "Disabled":
-        return f"enable the port (mlxlink -d {device.name} -a UP), or find out who disabled it"
-    return f"reseat or replace the cable of {label(device, port)} and check the switch port: mlxlink -d {device.name}"
 
 
 def _dark(node: Node, ports: list[tuple[RdmaDevice, RdmaPort]]) -> list[Problem]:
@@ -145,7 +144,12 @@ def check_ib_flap(node: Node) -> Answer:
     return judged(problems, f"links of {len(ports)} ports went down {sum(downed)} times since their counters began")
 
 
-def _flaps(device: RdmaDevice, port: RdmaPort, rdma: Rdma) -> list[Problem]:
+def _flaps(device: RdmaDevice, port: RdmaPort, rdma: Rdma) -> Iterator[Problem]:
+    name_of_port = label(device, port)
+    fix = (
+        f"clean and reseat the cable of {name_of_port}, and check the switch log; "
+        f"perfquery -R -C {device.name} -P {port.port} resets the counters"
+    )
     rising = {
         name: port.counters_later[name] - value
         for name, value in port.counters.items()
@@ -154,40 +158,28 @@ def _flaps(device: RdmaDevice, port: RdmaPort, rdma: Rdma) -> list[Problem]:
     if rising:
         down = "link_downed" in rising
         what = "went down during this check" if down else "has errors right now"
-        return [
-            Problem(
-                summary=f"The link of RDMA port {label(device, port)} {what}",
-                evidence=tuple(f"{name} rose by {by} within half a second" for name, by in sorted(rising.items())),
-                fix=_replace(device, port),
-                severity=Severity.ERROR if down else Severity.WARNING,
-            )
-        ]
+        yield Problem(
+            summary=f"The link of RDMA port {name_of_port} {what}",
+            evidence=tuple(f"{name} rose by {by} within half a second" for name, by in sorted(rising.items())),
+            fix=fix,
+            severity=Severity.ERROR if down else Severity.WARNING,
+        )
+        return
     count = port.counters.get("link_downed", 0)
     others = [
         other.counters.get("link_downed", 0)
         for one, other in each_port(rdma)
         if one is not device and place(one, other) == place(device, port) and is_active(other)
     ]
-    if not is_active(port) or count <= (median(others) if others else 0):
-        return []
-    times = "once" if count == 1 else f"{count} times"
-    errors = [f"{name} {value}" for name, value in sorted(port.counters.items()) if value and name != "link_downed"]
-    peers = f"link_downed of its {len(others)} peers: {min(others)} to {max(others)}" if others else ""
-    return [
-        Problem(
-            summary=f"The link of RDMA port {label(device, port)} went down {times} since its counters began",
+    if is_active(port) and count > (median(others) if others else 0):
+        times = "once" if count == 1 else f"{count} times"
+        errors = [f"{name} {value}" for name, value in sorted(port.counters.items()) if value and name != "link_downed"]
+        peers = f"link_downed of its {len(others)} peers: {min(others)} to {max(others)}" if others else ""
+        yield Problem(
+            summary=f"The link of RDMA port {name_of_port} went down {times} since its counters began",
             evidence=tuple(filter(None, (f"link_downed {count}", peers, ", ".join(errors)))),
-            fix=_replace(device, port),
+            fix=fix,
         )
-    ]
-
-
-def _replace(device: RdmaDevice, port: RdmaPort) -> str:
-    """Return the fix for a bad cable."""
-    return (
-        f"clean and reseat the cable of {label(device, port)}, and check the switch log; "
-        f"perfquery -R -C {device.name} -P {port.port} resets the counters"
-    )
 
 
 GIB = 2**30
@@ -248,10 +240,6 @@ def check_memlock(node: Node) -> Answer:
         return passed(f"limit {_size(limit.soft)}")
     if rdma.ipc_lock:
         return passed(f"limit {_size(limit.soft)}, which does not apply: the process has CAP_IPC_LOCK")
-    return judged([_locked(node, limit, limit.soft)], f"limit {_size(limit.soft)}, hard limit {_size(limit.hard)}")
-
-
-def _locked(node: Node, limit: Limit, soft: int) -> Problem:
     if limit.hard is None:
         unlock = "ulimit -l unlimited"
     elif "SLURM_JOB_ID" in node.first.variables:
@@ -264,12 +252,14 @@ def _locked(node: Node, limit: Limit, soft: int) -> Problem:
             "in a container, docker run --ulimit memlock=-1 …; otherwise: "
             "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/rdma.conf, and log in again"
         )
-    return Problem(
-        summary=f"RDMA can lock only {_size(soft)} of memory: NCCL fails if it registers more",
-        evidence=(f"RLIMIT_MEMLOCK: soft limit {_size(soft)}, hard limit {_size(limit.hard)}",),
+    limits = f"limit {_size(limit.soft)}, hard limit {_size(limit.hard)}"
+    problem = Problem(
+        summary=f"RDMA can lock only {_size(limit.soft)} of memory: NCCL fails if it registers more",
+        evidence=(f"RLIMIT_MEMLOCK: soft {limits}",),
         fix=unlock,
-        severity=Severity.ERROR if soft < LITTLE_BYTES else Severity.WARNING,
+        severity=Severity.ERROR if limit.soft < LITTLE_BYTES else Severity.WARNING,
     )
+    return judged([problem], limits)
 
 
 def _size(number: int | None) -> str:
@@ -299,40 +289,34 @@ def check_uverbs(node: Node) -> Answer:
     seen = f"{len(devices) - len(shut)} of {len(devices)} devices can be opened"
     if not shut or (len(shut) < len(devices) and not asked):
         return passed(seen)
-    return judged([_shut(node, rdma, asked if len(shut) < len(devices) else shut)], seen)
-
-
-def _shut(node: Node, rdma: Rdma, shut: list[RdmaDevice]) -> Problem:
+    shut = asked if len(shut) < len(devices) else shut
     denied = [device for device in shut if device.uverbs in rdma.uverbs_denied]
     names = words([device.name for device in shut])
     files = words([f"/dev/infiniband/{device.uverbs}" for device in shut if device.uverbs] or ["/dev/infiniband"])
     what = "cannot be opened" if denied else ("are missing" if len(shut) > 1 else "is missing")
-    asked = find_setting(node, node.first, "NCCL_IB_HCA")
-    network = find_setting(node, node.first, "NCCL_NET")
-    count = read_node_count(node.first)
-    spread = count is not None and count.nodes > 1
-    return Problem(
-        summary=f"This process cannot use RDMA: {files} {what}, so NCCL falls back to TCP sockets",
-        evidence=(f"RDMA devices in /sys/class/infiniband that are up: {names}",),
-        fix=_open(shut, denied),
-        severity=Severity.ERROR
-        if (spread or asked is not None or (network is not None and network.value.lower() == "ib"))
-        else Severity.WARNING,
-    )
-
-
-def _open(shut: list[RdmaDevice], denied: list[RdmaDevice]) -> str:
     if all(device.uverbs is None for device in shut):
-        return "modprobe ib_uverbs (on the host)"
-    if denied:
-        return (
+        fix = "modprobe ib_uverbs (on the host)"
+    elif denied:
+        fix = (
             "ls -l /dev/infiniband; a container needs --device=/dev/infiniband, and a user needs a udev rule (mode "
             "0666)"
         )
-    return (
-        "docker run --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 …; "
-        "in Kubernetes request the resource of the RDMA device plugin"
+    else:
+        fix = (
+            "docker run --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 …; "
+            "in Kubernetes request the resource of the RDMA device plugin"
+        )
+    network, count = find_setting(node, node.first, "NCCL_NET"), read_node_count(node.first)
+    is_wanted = find_setting(node, node.first, "NCCL_IB_HCA") is not None
+    is_wanted = is_wanted or (network is not None and network.value.lower() == "ib")
+    is_wanted = is_wanted or (count is not None and count.nodes > 1)
+    problem = Problem(
+        summary=f"This process cannot use RDMA: {files} {what}, so NCCL falls back to TCP sockets",
+        evidence=(f"RDMA devices in /sys/class/infiniband that are up: {names}",),
+        fix=fix,
+        severity=Severity.ERROR if is_wanted else Severity.WARNING,
     )
+    return judged([problem], seen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,38 +360,30 @@ def check_ib_rate(fleet: Fleet) -> Answer:
     return judged(problems, "active ports: " + ", ".join(f"{count} at {rate}" for rate, count in rates.most_common()))
 
 
-def _compare_rates(links: list[_Link], *, alone: bool) -> list[Problem]:
-    """Return one problem for each rate that is below the expected one."""
+def _compare_rates(links: list[_Link], *, alone: bool) -> Iterator[Problem]:
+    """Yield one problem for each rate that is below the expected one."""
     counts = Counter(link.rate for link in links)
     usual, number = counts.most_common(1)[0]
     sure = number * 2 > len(links)
     expected = usual if sure else max(counts)
-    found = []
+    unsure = Severity.INFO if alone and links[0].port.link_layer == "Ethernet" else Severity.WARNING
     for rate in sorted(rate for rate in counts if rate < expected):
         slow = [link for link in links if link.rate == rate]
-        found.append(_slow(slow, rate, expected, counts[expected], sure=sure, alone=alone))
-    return found
-
-
-def _slow(slow: Sequence[_Link], rate: float, expected: float, peers: int, *, sure: bool, alone: bool) -> Problem:
-    hosts = tuple(dict.fromkeys(link.host for link in slow))
-    names = words([label(link.device, link.port) for link in slow])
-    where = "" if alone else f" on {name_list(hosts)}"
-    one = len(slow) == 1
-    everyday = alone and slow[0].port.link_layer == "Ethernet"
-    unsure = Severity.INFO if everyday else Severity.WARNING
-    return Problem(
-        summary=(
-            f"RDMA port{'' if one else 's'} {names}{where} {'runs' if one else 'run'} at {rate:g} Gb/s, but "
-            f"{peers} other{'' if peers == 1 else 's'} of the same model at {expected:g} Gb/s"
-        ),
-        evidence=tuple(dict.fromkeys(f"rate: {link.port.rate_text}" for link in slow if link.port.rate_text)),
-        fix=f"check the lanes and the cable (mlxlink -d {slow[0].device.name} -m), clean or replace the cable, and "
-        "check the switch port",
-        severity=Severity.ERROR if sure else unsure,
-        confidence=Confidence.HIGH if sure else Confidence.LOW,
-        hosts=hosts,
-    )
+        hosts, one = tuple(dict.fromkeys(link.host for link in slow)), len(slow) == 1
+        names = words([label(link.device, link.port) for link in slow])
+        where = "" if alone else f" on {name_list(hosts)}"
+        yield Problem(
+            summary=(
+                f"RDMA port{'' if one else 's'} {names}{where} {'runs' if one else 'run'} at {rate:g} Gb/s, but "
+                f"{count_of(counts[expected], 'other')} of the same model at {expected:g} Gb/s"
+            ),
+            evidence=tuple(dict.fromkeys(f"rate: {link.port.rate_text}" for link in slow if link.port.rate_text)),
+            fix=f"check the lanes and the cable (mlxlink -d {slow[0].device.name} -m), clean or replace the cable, and "
+            "check the switch port",
+            severity=Severity.ERROR if sure else unsure,
+            confidence=Confidence.HIGH if sure else Confidence.LOW,
+            hosts=hosts,
+        )
 
 
 def _fewer(fleet: Fleet, board: str) -> list[Problem]:
@@ -529,10 +505,15 @@ def _by_index(node: Node, ports: Ports, setting: Setting) -> list[Problem]:
     """Judge the entry that NCCL_IB_GID_INDEX names, over all ports."""
     judged_ports = ((_entry_fault(port, setting.number or 0), (device, port)) for device, port in ports)
     faults = grouped((fault, port) for fault, port in judged_ports if fault is not None)
+    good = [{gid.index for gid in port.gids if gid.type == V2 and _kind(gid) == "IPv4"} for _, port in ports]
+    common = set.intersection(*good)
+    right = "no entry is RoCE v2 with IPv4 on all ports"
+    if common:
+        right = f"RoCE v2 with IPv4 is entry {min(common)} on all {len(ports)} ports"
     return [
         Problem(
             summary=f"{setting} selects {what} of {_words_of(tuple(those))}",
-            evidence=(_right_index(ports),),
+            evidence=(right,),
             fix=f"{setting.removal} ({PICKS_ITSELF})",
             severity=severity,
             hosts=(node.host,),
@@ -556,22 +537,16 @@ def _entry_fault(port: RdmaPort, index: int) -> tuple[str, Severity] | None:
     return None
 
 
-def _right_index(ports: Ports) -> str:
-    good = [
-        {gid.index for gid in port.gids if gid.type == V2 and _kind(gid) == "IPv4"} for _, port in ports
-    ]  # of each port
-    common = set.intersection(*good) if good else set()
-    if common:
-        return f"RoCE v2 with IPv4 is entry {min(common)} on all {len(ports)} ports"
-    return "no entry is RoCE v2 with IPv4 on all ports"
-
-
 def _compare_hosts(roce: list[tuple[Node, Ports]]) -> list[Problem]:
     """Compare what NCCL_IB_GID_INDEX means on every host."""
     voices = []
     for node, ports in roce:
         setting = _index(node)
-        kinds = {_meaning(port, setting.number or 0) for _, port in ports} if setting is not None else set()
+        index = setting.number or 0 if setting is not None else 0
+        kinds = set()
+        for _, port in ports if setting is not None else ():
+            gid = next((gid for gid in port.gids if gid.index == index), None)
+            kinds.add("an empty entry" if gid is None else f"{gid.type or 'of unknown type'} {_kind(gid)}")
         meaning = kinds.pop() if len(kinds) == 1 else ("different kinds" if kinds else None)
         voices.append(Voice(host=node.host, ranks=node.ranks, value=meaning))
     split = compare(voices)
@@ -586,11 +561,6 @@ def _compare_hosts(roce: list[tuple[Node, Ports]]) -> list[Problem]:
             hosts=split.hosts,
         )
     ]
-
-
-def _meaning(port: RdmaPort, index: int) -> str:
-    gid = next((gid for gid in port.gids if gid.index == index), None)
-    return "an empty entry" if gid is None else f"{gid.type or 'of unknown type'} {_kind(gid)}"
 
 
 ABSENT = "there is no RDMA device"
@@ -624,66 +594,46 @@ def check_ib_hca_env(node: Node) -> Answer:
         return skipped("the RDMA devices here are neither InfiniBand nor Ethernet: NCCL_IB_HCA does not apply to them")
     wanted = parse_nccl_list(setting.value)
     taken = [label(device, port) for device, port in ports if wanted.takes(device.name, port.port)]
+    names = [device.name for device, _ in ports]
+    here = [f"devices here: {words(names)}"]
+    if wanted.marked:
+        here.append(f"= and ^ are only allowed once, before the whole list, not in {words(wanted.marked)}")
     if not taken:
-        return judged([_nothing(setting, wanted, ports)], f"{setting} matches no port")
-    problems = [problem for entry in wanted.entries for problem in _entry_problems(setting, wanted, entry, ports)]
+        what = "excludes every RDMA device" if wanted.exclude else "matches no RDMA device"
+        problem = Problem(
+            summary=f"{setting} {what} of this machine: NCCL will use TCP sockets",
+            evidence=tuple(here),
+            fix=setting.removal if setting.path else f"export NCCL_IB_HCA=={','.join(dict.fromkeys(names))}",
+            kind=setting.kind,
+        )
+        return judged([problem], f"{setting} matches no port")
+    problems = [problem for entry in wanted.entries for problem in _judge_entry(setting, wanted, entry, ports, here)]
     return judged(problems, f"{setting} matches {len(taken)} of {len(ports)} ports: {words(taken)}")
 
 
-def _nothing(setting: Setting, wanted: NcclList, ports: PortList) -> Problem:
-    names = [device.name for device, _ in ports]
-    all_of_them = ",".join(dict.fromkeys(names))
-    what = "excludes every RDMA device" if wanted.exclude else "matches no RDMA device"
-    return Problem(
-        summary=f"{setting} {what} of this machine: NCCL will use TCP sockets",
-        evidence=(f"devices here: {words(names)}", *_second_mark(wanted)),
-        fix=setting.removal if setting.path else f"export NCCL_IB_HCA=={all_of_them}",
-        kind=setting.kind,
-    )
-
-
-def _second_mark(wanted: NcclList) -> tuple[str, ...]:
-    return (
-        (f"= and ^ are only allowed once, before the whole list, not in {words(wanted.marked)}",)
-        if wanted.marked
-        else ()
-    )
-
-
-def _entry_problems(setting: Setting, wanted: NcclList, entry: ListEntry, ports: PortList) -> list[Problem]:
-    matched = [
-        device.name for device, port in ports if wanted.matches(entry, device.name, port.port)
-    ]  # one name for each port
-    names = tuple(dict.fromkeys(matched))
-    if not names:
-        return [
-            Problem(
-                summary=f"{entry} in {setting} matches no RDMA device of this machine",
-                evidence=(f"devices here: {words([device.name for device, _ in ports])}", *_second_mark(wanted)),
-                fix=f"remove {entry} from NCCL_IB_HCA, or find out why the device is missing: ls /sys/class/infiniband",
-                severity=Severity.WARNING,
-                kind=setting.kind,
-            )
-        ]
-    if wanted.exact or entry.name not in names or len(names) == 1:
-        return []
+def _judge_entry(
+    setting: Setting, wanted: NcclList, entry: ListEntry, ports: PortList, here: list[str]
+) -> Iterator[Problem]:
+    names = tuple(dict.fromkeys(device.name for device, port in ports if wanted.matches(entry, device.name, port.port)))
     more = [name for name in names if name != entry.name and not wanted.names(name)]
-    return [_too_many(setting, wanted, entry, more)] if more else []
-
-
-def _too_many(setting: Setting, wanted: NcclList, entry: ListEntry, more: list[str]) -> Problem:
-    mark = "^=" if wanted.exclude else "="
-    listed = ",".join(str(one) for one in wanted.entries)
-    what = "excludes" if wanted.exclude else "takes"
-    return Problem(
-        summary=f"{entry} in {setting} also {what} {words(more)}: entries are prefixes of names",
-        evidence=(f"use = before the list to match full names: {mark}{listed}",),
-        fix=f"export NCCL_IB_HCA={mark}{listed}"
-        if setting.path is None
-        else f"in {setting.path}: NCCL_IB_HCA={mark}{listed}",
-        severity=Severity.WARNING,
-        kind=setting.kind,
-    )
+    if not names:
+        yield Problem(
+            summary=f"{entry} in {setting} matches no RDMA device of this machine",
+            evidence=tuple(here),
+            fix=f"remove {entry} from NCCL_IB_HCA, or find out why the device is missing: ls /sys/class/infiniband",
+            severity=Severity.WARNING,
+            kind=setting.kind,
+        )
+    elif more and not wanted.exact and entry.name in names:
+        exact = f"{'^=' if wanted.exclude else '='}{','.join(map(str, wanted.entries))}"
+        what = "excludes" if wanted.exclude else "takes"
+        yield Problem(
+            summary=f"{entry} in {setting} also {what} {words(more)}: entries are prefixes of names",
+            evidence=(f"use = before the list to match full names: {exact}",),
+            fix=f"in {setting.path}: NCCL_IB_HCA={exact}" if setting.path else f"export NCCL_IB_HCA={exact}",
+            severity=Severity.WARNING,
+            kind=setting.kind,
+        )
 
 
 @rule(
