@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import ddpdoctor
 from ddpdoctor.diagnose.job import judge_job, make_report
-from ddpdoctor.model.bandwidth import BenchSettings, Ending, Measurement, Member, Reason
+from ddpdoctor.model.bandwidth import Ending, Member, Reason
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus, report_status
@@ -273,12 +273,7 @@ def read_baseline(report: Report, name: str, option: str = "--compare") -> Basel
     if data.get("verb") != VERB:
         raise UserError(f"{option} {name} is not a report of allreduce-bench", help=_HELP)
     try:
-        baseline = Baseline(
-            name=name,
-            results=decode(tuple[Measurement, ...], data.get("results")),
-            members=decode(tuple[Member, ...], data.get("members")),
-            settings=decode(BenchSettings, data.get("settings")),
-        )
+        baseline = decode(Baseline, {**data, "name": name})
     except WrongValue as error:
         raise UserError(f"{option} {name} cannot be read: {error}", help=_HELP) from error
     if not baseline.results:

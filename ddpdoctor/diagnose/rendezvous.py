@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.launch import Identity
     from ddpdoctor.diagnose.meeting import JoinedMeeting, Seat
     from ddpdoctor.exchange.conversation import Conversation
-    from ddpdoctor.model.findings import Check, Finding, Report
+    from ddpdoctor.model.findings import Check, Finding, Judgment, Report
     from ddpdoctor.model.launch import NodeLaunch
     from ddpdoctor.model.node import Node, NodeProcess
     from ddpdoctor.model.reaching import Connecting, NodePair, Transfer
@@ -176,22 +176,26 @@ _PREFIX = "PET_"
 
 def judge(rendezvous: Rendezvous, started_at: str, ended_at: str) -> Sentence:
     """Run all rules, those about machines first, so that later rules do not report consequences of their findings."""
-    machines = ask(chosen_rules(), fleet_facts(rendezvous.fleet))
-    findings = machines.findings
-    checks: list[Check] = []
-    for rule in in_order(rules_of("rendezvous")):
-        # Each rule gets the findings of the rules before it.
-        more = ask([rule], {Meeting: [Meeting(rendezvous=rendezvous, found=findings)]})
-        findings = (*findings, *more.findings)
-        checks += more.checks
+    findings, checks = judge_meeting(rendezvous, ask(chosen_rules(), fleet_facts(rendezvous.fleet)))
     return Sentence(
         findings=order_findings(findings),
-        checks=(*machines.checks, *sorted(checks, key=lambda check: check.code)),
+        checks=checks,
         nnodes=rendezvous.nnodes,
         hosts=tuple(visit.host for visit in rendezvous.visits if visit.arrived),
         started_at=started_at,
         ended_at=ended_at,
     )
+
+
+def judge_meeting(rendezvous: Rendezvous, judged: Judgment) -> tuple[tuple[Finding, ...], tuple[Check, ...]]:
+    """Add the results of the rendezvous rules. Each rule gets the findings of the rules before it."""
+    findings = judged.findings
+    checks: list[Check] = []
+    for rule in in_order(rules_of("rendezvous")):
+        more = ask([rule], {Meeting: [Meeting(rendezvous=rendezvous, found=findings)]})
+        findings = (*findings, *more.findings)
+        checks += more.checks
+    return findings, (*judged.checks, *sorted(checks, key=lambda check: check.code))
 
 
 def build_report(sentence: Sentence, wanted: RendezvousOptions, data: dict[str, Any], world_size: int | None) -> Report:
@@ -235,7 +239,8 @@ def as_typed(findings: Iterable[Finding], options: NodeOptions) -> tuple[Finding
     pattern = re.compile(rf"(?:export )?\b({'|'.join(names)})\b")
 
     def typed(text: str) -> str:
-        return pattern.sub(lambda found: option_of(found[1]), text)
+        # PET_NODE_RANK is --node-rank of torchrun.
+        return pattern.sub(lambda found: "--" + found[1].removeprefix(_PREFIX).lower().replace("_", "-"), text)
 
     return tuple(
         replace(
@@ -246,11 +251,6 @@ def as_typed(findings: Iterable[Finding], options: NodeOptions) -> tuple[Finding
         )
         for finding in findings
     )
-
-
-def option_of(variable: str) -> str:
-    """Return torchrun's option for a variable: PET_NODE_RANK is --node-rank."""
-    return "--" + variable.removeprefix(_PREFIX).lower().replace("_", "-")
 
 
 def is_whole(pairs: Iterable[NodePair]) -> bool:

@@ -97,6 +97,7 @@ def speed_sections(report: Report) -> tuple[Section, ...]:
     where = " on the GPU" if budget.is_device else ""
     mean = "" if budget.steps == budget.count else f", mean of {budget.steps}"
     rows = [row for row in budget.phases if is_shown(row, budget)]
+    network = network_words(read_part(NetworkUse, said.get("network"), "use of the network"))
     shown: Section = (
         Heading(text=f"time of a step{where}: {ms(budget.wall_ms)} ({seen}{mean})"),
         Table(
@@ -113,7 +114,7 @@ def speed_sections(report: Report) -> tuple[Section, ...]:
                 ),
             ),
         ),
-        *(Text(text=line, indent=2) for line in (*_lines(budget), *_network(report))),
+        *(Text(text=line, indent=2) for line in (*_lines(budget), network) if line),
     )
     predicted = prediction_blocks(report)
     return (shown, predicted) if predicted else (shown,)
@@ -151,13 +152,12 @@ def _lines(budget: Budget) -> list[str]:
     return lines
 
 
-def _network(report: Report) -> list[str]:
+def network_words(use: NetworkUse | None) -> str | None:
     """Say what the network could carry and what the job uses of it, or nothing if one of them is unknown."""
-    use = read_part(NetworkUse, speed_data(report).get("network"), "use of the network")
     if use is None or use.limit_gb_s is None:
-        return []
+        return None
     used = f"{use.used_gb_s:.2g} GB/s on average ({format_about(use.step_bytes)} a step)"
-    return [f"the network could carry {use.limit_gb_s:.3g} GB/s ({use.source}); the reductions of this job use {used}"]
+    return f"the network could carry {use.limit_gb_s:.3g} GB/s ({use.source}); the reductions of this job use {used}"
 
 
 def number(value: float) -> str:
