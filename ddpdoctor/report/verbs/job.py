@@ -55,11 +55,6 @@ EQUAL = "equal"
 OTHER = "other"
 
 
-def replica_pictures(report: Report) -> tuple[Section, ...]:
-    """Return a grid for each model whose replicas differ. Nothing if the report lacks it, or is damaged there."""
-    return consistency_pictures(read_picture(Consistency, report.data.get("consistency")), report.findings)
-
-
 def consistency_pictures(consistency: Consistency | None, findings: Iterable[Finding]) -> tuple[Section, ...]:
     """Return a grid of tensors by ranks for each stream of records in which tensors differ."""
     streams = () if consistency is None else consistency.streams
@@ -250,6 +245,7 @@ def job_content(report: Report) -> Content:
         attempt_sections.append(_verdict_section(attempt.verdict))
     if attempts:
         attempt_sections.append((Heading(text=f"attempt {attempts[-1].attempt}, the last: {_ending(attempts[-1])}"),))
+    consistency = read_picture(Consistency, report.data.get("consistency"))
     return Content(
         headline=_headline(report, restarts),
         status=status_words(report, restarts),
@@ -262,7 +258,7 @@ def job_content(report: Report) -> Content:
         others=tuple(one for one in report.findings if one != report.verdict and one not in earlier),
         pictures=(
             *job_pictures(report),
-            *replica_pictures(report),
+            *consistency_pictures(consistency, report.findings),
             *loader_pictures(report),
             *(() if ended_badly else speed_pictures(report)),
         ),
