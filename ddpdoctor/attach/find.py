@@ -120,7 +120,7 @@ def find_jobs() -> FoundJobs:
 
 
 def choose_job(found: FoundJobs, pid: int | None = None, name: str | None = None) -> FoundJob:
-    """Return the job that is meant. Raises UserError if there is none, or not one only."""
+    """Return the job that is meant. Raises UserError if there is none, or more than one."""
     jobs: Iterable[FoundJob] = found.jobs
     if pid is not None:
         # The jobs with a rank that is this process, one above it, or one below it

@@ -43,7 +43,7 @@ def attach(
 ) -> Attached:  # fmt: skip
     """Look twice at the running job with this process or name, and save what was seen in a new folder in ``output``.
 
-    Raises UserError if there is no such job, or not one only.
+    Raises UserError if there is no such job, or more than one.
     """
     chosen = choose_job(find_jobs(), pid, job)
     began_ns = time.time_ns()
