@@ -34,17 +34,15 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.proc import Process
 
 MOST_ANCESTORS = 64
-NO_JOB = "no training job"
-"""How the message begins if there is no job, or none of the given name."""
+NO_JOB = "no training job"  # how the message begins if there is no job, or none of the given name
 PROC = Path("/proc")
+# The kernel's names for threads that torch starts with a process group. A forked worker does not inherit threads.
 GROUP_THREADS = frozenset({"pt_gloo_runloop", "pt_nccl_watchdg", "pt_nccl_heartbt"})
-"""The kernel's names for threads that torch starts with a process group. A forked worker does not inherit threads."""
 LOADER_WORKER = "pt_data_worker"
-SPAWNED = b"multiprocessing.spawn"
-"""In the command line of a process that multiprocessing started by spawn."""
+SPAWNED = b"multiprocessing.spawn"  # in the command line of a process that multiprocessing started by spawn
 _IDENTITY = (*RANK_VARIABLES, *LOCAL_RANK_VARIABLES, "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+# Our choice: reading the environment of a process waits for the lock of its memory, which a stuck driver may hold.
 STUCK_LIMIT_S = 1.0
-"""Our choice: reading the environment of a process waits for the lock of its memory, which a stuck driver may hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +51,8 @@ class FoundJob:
 
     identity: JobIdentity
     ranks: tuple[SeenRank, ...]
+    # The whole environment of each rank, by pid. It never leaves this process.
     environments: Mapping[int, Mapping[str, str]]
-    """The whole environment of each rank, by pid. It never leaves this process."""
 
     @property
     def world_size(self) -> int | None:

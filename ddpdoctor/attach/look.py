@@ -36,21 +36,18 @@ if TYPE_CHECKING:
     from ddpdoctor.attach.process import HostView
     from ddpdoctor.model.attached import Peer, ProcessFacts, SeenRank
 
-    _Looked = tuple[RankLook, Mapping[str, bytes]]
-    """One look at a rank, and the files of that look."""
+    _Looked = tuple[RankLook, Mapping[str, bytes]]  # one look at a rank, and the files of that look
 
 PROC_SOURCE = "/proc"
 FACTS_LIMIT_S = 5.0
-STACKS_LIMIT_S = 10.0
-"""Our choice: of many ranks on few cores, some wait for their turn."""
+STACKS_LIMIT_S = 10.0  # our choice: of many ranks on few cores, some wait for their turn
 AT_ONCE = max(4, os.cpu_count() or 1)
-MOST_WORKERS = 8
-"""Our choice: the workers of one loader do the same."""
+MOST_WORKERS = 8  # our choice: the workers of one loader do the same
 WORKER_NAMES = ("python", "pt_data_worker")
 _WAITS_FOR_WORKERS = ("dataloader.py", "/multiprocessing/")
+# Our choice: how often a rank is looked at again that ran and was seen at one line twice. A training step spends most
+# of its time at one line, where it waits for the GPU, and a rank that hangs there spins at it too.
 GLANCES = 5
-"""Our choice: how often a rank is looked at again that ran and was seen at one line twice. A training step spends most
-of its time at one line, where it waits for the GPU, and a rank that hangs there spins at it too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +58,7 @@ class JobLook:
     ranks: tuple[RankLook, ...]
     store: StoreLook | None
     refused: tuple[Refusal, ...]
-    raw: Mapping[str, bytes]
-    """Files in the words of their sources, by name; a rank's names are in ``RankLook.files``."""
+    raw: Mapping[str, bytes]  # files in the words of their sources, by name; a rank's names are in ``RankLook.files``
 
 
 @dataclass(slots=True, kw_only=True)

@@ -38,21 +38,16 @@ if TYPE_CHECKING:
 
 PROC = Path("/proc")
 MOST_THREADS, MOST_PEERS, MOST_CHILDREN = 1024, 256, 64
-CLOSE_WAIT = "08"
-"""The other end has closed the connection (include/net/tcp_states.h)."""
+CLOSE_WAIT = "08"  # the other end has closed the connection (include/net/tcp_states.h)
 _STATES = {ESTABLISHED: "established", ASKING: "syn-sent", CLOSE_WAIT: "close-wait"}
 PY_SPY = "py-spy"
-PY_SPY_LIMIT_S = 5.0
-"""Our choice: a rank takes 0.12 s, and more where many are read at once on few cores."""
-TRIES = 3
-"""Our choice: memory that changes while it is read can make no sense; the next reading mostly does."""
+PY_SPY_LIMIT_S = 5.0  # our choice: a rank takes 0.12 s, and more where many are read at once on few cores
+TRIES = 3  # our choice: memory that changes while it is read can make no sense; the next reading mostly does
 INSTALL = "pip install 'ddpdoctor[attach]'"
-SUDO = 'sudo -E env "PATH=$PATH" ddpdoctor attach'
-"""sudo sets its own PATH, which lacks the virtual environment."""
+SUDO = 'sudo -E env "PATH=$PATH" ddpdoctor attach'  # sudo sets its own PATH, which lacks the virtual environment
 DEBUG_POD = "kubectl debug POD -it --profile=sysadmin --target=CONTAINER --image=IMAGE"
 _REFUSED = ("permission denied", "operation not permitted", "eperm")
-_ITS_REMEDY = ": Try running again with"
-"""py-spy says sudo here, which helps only some of those who read it."""
+_ITS_REMEDY = ": Try running again with"  # py-spy says sudo here, which helps only some of those who read it
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
@@ -60,12 +55,10 @@ YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 class HostView:
     """What is read once for all ranks in a look: a table of connections can be long."""
 
-    rows: Mapping[str, tuple[Socket, ...]]
-    """The TCP sockets of each network namespace, by its link in /proc."""
+    rows: Mapping[str, tuple[Socket, ...]]  # the TCP sockets of each network namespace, by its link in /proc
+    # The bytes that came over connections of this network namespace, by the inode of the socket.
     received: Mapping[int, int]
-    """The bytes that came over connections of this network namespace, by the inode of the socket."""
-    children: dict[int, list[Process]]
-    """From ``by_parent``."""
+    children: dict[int, list[Process]]  # from ``by_parent``
 
     def sockets_of(self, pid: int) -> list[Socket] | None:
         """Return the TCP sockets of a process, with those that listen, or None if we may not read them."""

@@ -33,53 +33,43 @@ if TYPE_CHECKING:
 
     from ddpdoctor.collect.bounded import ChildEnd
 
-LIMIT_S = 60.0
-"""Our choice: a look takes 5 to 25 s, and on a node whose file system is slow Python starts in many more."""
-AT_ONCE = 64
-"""Our choice: each is a process here, and a step for Slurm's controller."""
-END_S = 3.0
-"""How long a program that is stopped has to stop what it runs on its node."""
+LIMIT_S = 60.0  # our choice: a look takes 5 to 25 s, and on a node whose file system is slow Python starts in many more
+AT_ONCE = 64  # our choice: each is a process here, and a step for Slurm's controller
+END_S = 3.0  # how long a program that is stopped has to stop what it runs on its node
 POLL_S = 0.05
 NO_RANK = "no rank of the job runs there"
 SEE_LOG = "if its ranks have ended, the log of the job says how: `ddpdoctor analyze LOG`"
+# Lines that say again that a program ended, and not why.
 _CONSEQUENCES = re.compile(
     r"exited with exit code|job step aborted|application launch failed|step .* cancelled|command terminated|^defaulted",
     re.IGNORECASE,
 )
-"""Lines that say again that a program ended, and not why."""
+# What differs between nodes that are not reached for one reason.
 _OF_ONE_NODE = re.compile(r"^(srun|slurmstepd\S*): error: | for StepId=\S+| on node \S+(?=:)")
-"""What differs between nodes that are not reached for one reason."""
 TOOLS = ("squeue", "scontrol", "srun")
-CONTROLLER_LIMIT_S = 30.0
-"""Our choice: a controller that is busy answers within ten seconds (its MessageTimeout)."""
-STEP_MINUTES = 3
-"""Slurm ends our steps after this time, also where this process cannot any more."""
+CONTROLLER_LIMIT_S = 30.0  # our choice: a controller that is busy answers within ten seconds (its MessageTimeout)
+STEP_MINUTES = 3  # Slurm ends our steps after this time, also where this process cannot any more
 _JOB = re.compile(r"\d+(_\d+|\+\d+)?")
 _FIELDS = "%A|%i|%T|%U|%N"
-_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
-"""Inside a job, other variables of Slurm would be options of srun."""
-SERVER_LIMIT_S = 30.0
-"""Our choice: a list of a thousand pods takes a few seconds."""
+_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")  # inside a job, other variables of Slurm would be options of srun
+SERVER_LIMIT_S = 30.0  # our choice: a list of a thousand pods takes a few seconds
 LACKS = ("No module named", "executable file not found", "no such file or directory")
 _LOGIN = "see `kubectl get pods --selector={selector}`, and which cluster `kubectl config current-context` is"
 MARK = "ddpdoctor-attach-stream"
 VERSION = 1
+# Our choice: the most that one file may have, unpacked. ``analyze`` reads no more of it either.
 MOST_BYTES = 256 * 2**20
-"""Our choice: the most that one file may have, unpacked. ``analyze`` reads no more of it either."""
+# The files that are taken, so that none is written elsewhere.
 _NAME = re.compile(r"attach\.json|look_[12]/[A-Za-z0-9_][A-Za-z0-9_.]*")
-"""The files that are taken, so that none is written elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
     """How nodes are asked."""
 
-    name: str
-    """"srun" or "kubectl exec"."""
-    noun: str
-    """What is asked: "node" or "pod"."""
-    remedy: Callable[[str], str]
-    """What to do about a node that sent nothing for a reason; NODE stands for its name."""
+    name: str  # "srun" or "kubectl exec"
+    noun: str  # what is asked: "node" or "pod"
+    remedy: Callable[[str], str]  # what to do about a node that sent nothing for a reason; NODE stands for its name
     env: Mapping[str, str] | None = None
 
 
@@ -287,8 +277,7 @@ def _srun_remedy(reason: str) -> str:
 class Pods:
     """Which pods are asked, and where in them."""
 
-    selector: str
-    """A label selector: "job-name=train"."""
+    selector: str  # a label selector: "job-name=train"
     namespace: str | None = None
     container: str | None = None
 
@@ -375,10 +364,8 @@ class Arrived:
     """What came over a stream."""
 
     files: int
-    whole: bool
-    """It came to its end."""
-    error: str
-    """Why nothing was seen, in the words of the ddpdoctor at the other end; empty: something was."""
+    whole: bool  # it came to its end
+    error: str  # why nothing was seen, in the words of the ddpdoctor at the other end; empty: something was
     help: str
 
 

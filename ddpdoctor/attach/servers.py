@@ -34,37 +34,32 @@ if TYPE_CHECKING:
 
 PROC = Path("/proc")
 SERVER = "worker server"
-SERVER_LIMIT_S = 1.5
-"""Our choice: an answer takes milliseconds, except that of a handler that waits for a held GIL."""
-WHOLE_LIMIT_S = 15.0
-"""Our choice for a whole answer, however it drips in. A trace of tens of MiB takes seconds."""
+SERVER_LIMIT_S = 1.5  # our choice: an answer takes milliseconds, except that of a handler that waits for a held GIL
+WHOLE_LIMIT_S = 15.0  # Our choice for a whole answer, however it drips in. A trace of tens of MiB takes seconds.
 MOST_BYTES = 64 * 2**20
+# Handlers that return the flight recorder without the GIL: since torch 2.13, and before it.
 TRACES = ("fr_trace_json", "dump_nccl_trace_json")
-"""Handlers that return the flight recorder without the GIL: since torch 2.13, and before it."""
 STACKS = "dump_traceback"
 SOCKET_VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
 RAS = "ras"
 PORT = 28028
+# Our choice for a whole answer. RAS itself waits for ranks that do not answer, as long as TIMEOUT says.
 RAS_LIMIT_S = 4.0
-"""Our choice for a whole answer. RAS itself waits for ranks that do not answer, as long as TIMEOUT says."""
 RANKS_TIMEOUT_S = 2
 MOST_RAS_BYTES, MOST_LINE_BYTES = 64 * 2**20, 2**16
 STORE = "store"
-STORE_LIMIT_S = 1.0
-"""Our choice for connecting, with the name's lookup: the store of a running job listens already."""
-ALL_LIMIT_S = 60.0
-"""Our choice for all questions to a store together: it answers each in microseconds."""
+STORE_LIMIT_S = 1.0  # our choice for connecting, with the name's lookup: the store of a running job listens already
+ALL_LIMIT_S = 60.0  # our choice for all questions to a store together: it answers each in microseconds
 MOST_KEYS, MOST_VALUES, MOST_RANKS = 20_000, 4096, 4096
 DEBUG_SERVERS = "debug_server/rank"
+# The ends of keys that TORCH_NCCL_DESYNC_DEBUG writes: the number and name of a rank's last collective.
 _TRACES = ("_trace_start", "_trace_end")
-"""The ends of keys that TORCH_NCCL_DESYNC_DEBUG writes: the number and name of a rank's last collective."""
 RECORDER = "flight recorder"
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+# The prefix of a dump's path; the rank is appended.
 PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCHCOMM_FR_DUMP_TEMP_FILE")
-"""The prefix of a dump's path; the rank is appended."""
 OLD_DEFAULT = "/tmp/nccl_trace_rank_"  # noqa: S108 - torch's own, up to 2.6
-NEW_DEFAULT = "torch/comm_lib_trace_rank_"
-"""Below XDG_CACHE_HOME or ~/.cache, since torch 2.7."""
+NEW_DEFAULT = "torch/comm_lib_trace_rank_"  # below XDG_CACHE_HOME or ~/.cache, since torch 2.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from ddpdoctor.attach.look import JobLook
     from ddpdoctor.model.attached import AskedNodes
 
-GAP_S = 3.0
-"""Our choice, as py-spy's users do by hand: most jobs take several steps in that time."""
+GAP_S = 3.0  # our choice, as py-spy's users do by hand: most jobs take several steps in that time
 SUMMARY = "attach.json"
 NODES = "nodes.json"
 

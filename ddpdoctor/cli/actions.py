@@ -36,22 +36,24 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Finding, Report
 
 
+# Keeps these libraries from sending reports of their use, and from printing.
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
-"""Keeps these libraries from sending reports of their use, and from printing."""
 
 WebhookFormat = Literal["json", "slack", "teams"]
-COMMAND_LIMIT_S = 60.0
-"""Our choice: a command that runs longer is killed with all that it started."""
-END_LIMIT_S = 90.0
-"""Our choice: how long the end of ``wrap`` waits for actions that still run."""
+COMMAND_LIMIT_S = 60.0  # our choice: a command that runs longer is killed with all that it started
+END_LIMIT_S = 90.0  # our choice: how long the end of ``wrap`` waits for actions that still run
+# Of a webhook: the limit of one try, and the pause before the second; twice that before the third.
 TRIES, TRY_LIMIT_S, PAUSE_S = 3, 10.0, 2.0
-"""Of a webhook: the limit of one try, and the pause before the second; twice that before the third."""
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
+# Names come from other nodes. In a file of hosts, a line break or a comma in one would exclude others.
 _HOST = re.compile(r"[\w.:-]{1,255}")
-"""Names come from other nodes. In a file of hosts, a line break or a comma in one would exclude others."""
-MAX_VARIABLE = 100_000
-"""Linux takes variables of up to 128 KiB each; with a longer one, the command would not start."""
+MAX_VARIABLE = 100_000  # Linux takes variables of up to 128 KiB each; with a longer one, the command would not start
 HOSTS_ARE_AT_FAULT = {FaultOrigin.MACHINE, FaultOrigin.NETWORK}
+# A process that runs a command and ends at a limit with all that the command has started.
+#
+# Whatever daemonizes itself, by ``setsid`` or two forks, becomes a child of this process when its parent ends, because
+# it is their subreaper. It reports how the command ended, and then waits for what the command has left behind. It keeps
+# the limit even if ddpdoctor is killed.
 _LEASH = """
 import os, signal, subprocess, sys, time
 
@@ -115,14 +117,7 @@ for _ in range(500):
     reap()
     time.sleep(0.01)
 """
-"""A process that runs a command and ends at a limit with all that the command has started.
-
-Whatever daemonizes itself, by ``setsid`` or two forks, becomes a child of this process when its parent ends, because it
-is their subreaper. It reports how the command ended, and then waits for what the command has left behind. It keeps the
-limit even if ddpdoctor is killed.
-"""
-LOG_LIMIT_S = 60.0
-"""Our choice: on a busy machine importing a library takes seconds, and so does an upload."""
+LOG_LIMIT_S = 60.0  # our choice: on a busy machine importing a library takes seconds, and so does an upload
 MISSING = "ModuleNotFoundError"
 NOWHERE = "the script did not log to TensorBoard, W&B or MLflow, so the findings are logged nowhere"
 
@@ -131,14 +126,10 @@ NOWHERE = "the script did not log to TensorBoard, W&B or MLflow, so the findings
 class Entry:
     """What a log gets."""
 
-    verdict: str
-    """The verdict in one sentence with its code, or the first finding if there is no verdict."""
-    step: int
-    """The last step of the job."""
-    has_finished: bool
-    """Whether the job ended well."""
-    text: str
-    """The report, as Markdown."""
+    verdict: str  # the verdict in one sentence with its code, or the first finding if there is no verdict
+    step: int  # the last step of the job
+    has_finished: bool  # whether the job ended well
+    text: str  # the report, as Markdown
 
 
 def write_to_tensorboard(place: Mapping[str, str], entry: Entry) -> None:
@@ -194,8 +185,7 @@ WRITERS: Mapping[str, Callable[[Mapping[str, str], Entry], None]] = {
 class Actor:
     """Acts once on each verdict of a job."""
 
-    on_finding: str | None = None
-    """A command for the shell."""
+    on_finding: str | None = None  # a command for the shell
     webhook: str | None = None
     webhook_format: WebhookFormat = "json"
     exclude_file: Path | None = None

@@ -10,8 +10,8 @@ from typing import NoReturn
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
 
+# Errors of files and folders that a user names, wherever they are met. They are not defects of ddpdoctor.
 OF_PATHS = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ESTALE})
-"""Errors of files and folders that a user names, wherever they are met. They are not defects of ddpdoctor."""
 LOOP = "Symlink loop from "
 
 

@@ -21,8 +21,8 @@ EXAMPLES = (
     "The arithmetic alone: ddpdoctor check-data --samples 455 --world-size 2 --batch-size 8\n"
     "  Your own loader: torchrun --nproc-per-node 2 -m ddpdoctor check-data --dataset package.module:make_loader"
 )
+# Options of the arithmetic that are not needed with a loader.
 OF_THE_LOADER = ("samples", "batch_size", "drop_last", "sampler_drop_last", "no_sampler", "split")
-"""Options of the arithmetic that are not needed with a loader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

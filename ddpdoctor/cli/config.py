@@ -27,26 +27,22 @@ if TYPE_CHECKING:
 PROJECT_FILE = "pyproject.toml"
 PROJECT_TABLE = "tool.ddpdoctor"
 USER_FILE = Path("ddpdoctor") / "config.toml"
-MAX_BYTES = 1 << 20
-"""Our choice: a longer file is not a configuration."""
-CLOSENESS = 0.5
-"""The least similarity, on difflib's scale from 0 to 1, at which a name is suggested for an unknown one."""
+MAX_BYTES = 1 << 20  # our choice: a longer file is not a configuration
+CLOSENESS = 0.5  # the least similarity, on difflib's scale from 0 to 1, at which a name is suggested for an unknown one
+# Keys that run, send or write something, or say where to. They come from the user only: a project's file is shared.
 ACTING = frozenset([
     "on-finding", "model", "dataset", "batch", "step", "python", "open",  # runs something
     "webhook", "otlp", "log-findings", "slurm", "kubectl", "namespace", "container", "master-addr", "rdzv-endpoint",
     "report-dir", "output", "html", "plot", "metrics-file", "exclude-file", "folder", "dump",  # writes a file
     "yes", "with-source",  # gives the user's consent
 ])  # fmt: skip
-"""Keys that run, send or write something, or say where to. They come from the user only: a project's file is shared."""
-CONFIG_VERB = "config"
-"""It shows a wrong file's error itself."""
+CONFIG_VERB = "config"  # it shows a wrong file's error itself
 IGNORE = "ignore"
 IGNORE_KEYS = ("code", "reason", "until")
 IGNORE_HELP = 'Write [[{table}ignore]] with code = "DD114", reason = "why", until = 2027-01-31.'
 
 DEFAULT = "default"
-SECRET = {"webhook"}
-"""Keys whose value is a secret: whoever has the URL can post."""
+SECRET = {"webhook"}  # keys whose value is a secret: whoever has the URL can post
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +73,7 @@ class ConfigTable:
 
     path: Path
     table: dict[str, Any]
-    prefix: str
-    """How its tables are named in the file: "tool.ddpdoctor." or empty."""
+    prefix: str  # how its tables are named in the file: "tool.ddpdoctor." or empty
 
     @property
     def source(self) -> str:
@@ -110,8 +105,7 @@ class Config:
 
     looked_for: tuple[Path, ...]
     user_file: Path | None
-    notes: tuple[Note, ...]
-    """The files that are not used."""
+    notes: tuple[Note, ...]  # the files that are not used
     tables: tuple[ConfigTable, ...]
     ignored: tuple[IgnoredCode, ...]
     today: dt.date

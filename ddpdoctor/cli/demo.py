@@ -14,13 +14,12 @@ from ddpdoctor.model.exit_status import ExitStatus
 if TYPE_CHECKING:
     from ddpdoctor.launch.placement import WrapOptions
 
+# The kinds of faults in the demo.
 FAULTS = ("stuck", "crash", "killed", "early-exit", "mismatch", "exit-hang", "stopped", "input-bound")
-"""The kinds of faults in the demo."""
-RANKS = {"mismatch": 3}
-"""Ranks per fault. A majority needs three ranks. All other faults need only two."""
-SLOW = ("input-bound",)
-"""Faults that make a job slow. Their jobs run under ``wrap --speed``."""
+RANKS = {"mismatch": 3}  # Ranks per fault. A majority needs three ranks. All other faults need only two.
+SLOW = ("input-bound",)  # Faults that make a job slow. Their jobs run under ``wrap --speed``.
 HANG_TIMEOUT_S = 5.0
+# The script of a fault of one rank, filled in from ``SCRIPTS``.
 TEMPLATE = '''\
 """{summary}"""
 
@@ -52,7 +51,6 @@ def main():
 if __name__ == "__main__":
     main()
 '''
-"""The script of a fault of one rank, filled in from ``SCRIPTS``."""
 EMPTY = dict.fromkeys(("imports", "shared", "before", "after", "last"), "")
 SCRIPTS = {
     "stuck": {

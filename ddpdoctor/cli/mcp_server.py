@@ -30,8 +30,8 @@ RunFolder = Annotated[
 ]
 WithData = Annotated[bool, Field(description=WITH_DATA)]
 Names = Annotated[list[str], Field(description="Codes or kinds of checks: shm, DD121, or DD1 for all DD1xx.")]
+# Sets the path first: the working folder may be a project from elsewhere, with a json.py in it.
 CHILD = "import sys; sys.path[:] = sys.argv[1:]; from ddpdoctor.cli.mcp import main; main()"
-"""Sets the path first: the working folder may be a project from elsewhere, with a json.py in it."""
 
 
 def make_server(limit_s: float) -> MCPServer[Any]:

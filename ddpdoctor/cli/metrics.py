@@ -33,19 +33,16 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.live import Metric, Sample
 
-    Send = Callable[[tuple[Sample, ...]], str]
-    """Returns what went wrong, or an empty string."""
+    Send = Callable[[tuple[Sample, ...]], str]  # returns what went wrong, or an empty string
 
 PARTS = ("opentelemetry.sdk.metrics", "opentelemetry.exporter.otlp.proto.http")
-DEFAULT_ENDPOINT = "http://localhost:4318"
-"""That of the SDK."""
+DEFAULT_ENDPOINT = "http://localhost:4318"  # that of the SDK
 
+# A pause is at least this many times as long as the reading took, so that reading takes 5 % of a core at most.
 LEAST_PAUSE = 20
-"""A pause is at least this many times as long as the reading took, so that reading takes 5 % of a core at most."""
+# Our choice: how long the end of ``wrap`` waits for the last samples to leave. One try to send takes 10 s at most.
 END_LIMIT_S = 15.0
-"""Our choice: how long the end of ``wrap`` waits for the last samples to leave. One try to send takes 10 s at most."""
-READABLE = 0o644
-"""node_exporter runs as another user."""
+READABLE = 0o644  # node_exporter runs as another user
 
 
 def check_otlp(env: Mapping[str, str]) -> None:

@@ -20,24 +20,22 @@ if TYPE_CHECKING:
 
 
 _NUMBER = r"(\d+(?:\.\d*)?|\.\d+)\s*"
+# A single letter is binary, as in nccl-tests' -b 8M.
 _SIZE_UNITS = {
     "": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip
-"""A single letter is binary, as in nccl-tests' -b 8M."""
 _RATE_UNITS = {"": 1.0, "gb/s": 1.0, "gbps": 0.125, "gbit/s": 0.125, "mb/s": 1e-3, "tb/s": 1e3}
 _DURATION_UNITS = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0}
 _COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 
 
-_MAX_DIGITS = 9
-"""Most digits of a whole number. Our choice: no count has more."""
+_MAX_DIGITS = 9  # Most digits of a whole number. Our choice: no count has more.
 MAX_PORT = 65_535
 
 Kind = TypeVar("Kind")
-FailOn = Literal["error", "warning", "info", "never"]
-"""The least severe finding for which the exit status is 1."""
+FailOn = Literal["error", "warning", "info", "never"]  # the least severe finding for which the exit status is 1
 ReportFormat = Literal["text", "json", "junit", "github", "sarif", "markdown", "html"]
 Backend = Literal["gloo", "nccl"]
 HANGS = "Hangs"
@@ -47,8 +45,8 @@ COMPARE = "Compare"
 REPORT = "Report"
 ACTIONS = "When there is a verdict"
 METRICS = "Metrics"
+# Titles under which --help shows options, in this order.
 PANELS = ("Options", HANGS, REPLICAS, NODES, COMPARE, REPORT, ACTIONS, METRICS, "Help")
-"""Titles under which --help shows options, in this order."""
 BEFORE_A_JOB = "Before a job"
 RUN_A_JOB = "Run a job"
 HUNG_OR_DEAD = "A job that hangs or died"
@@ -60,11 +58,9 @@ LAUNCH = "[OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]... | [OPTIONS] -- COMMAND [
 class Quantity:
     """What a text such as "5m" is parsed as. A call takes the text and the option's name, and raises ``UserError``."""
 
-    what: str
-    """What a wrong text is not: "a duration above 0"."""
+    what: str  # what a wrong text is not: "a duration above 0"
     help: str
-    units: Mapping[str, float] | None = None
-    """The factor of each unit. Without them, it is a whole number."""
+    units: Mapping[str, float] | None = None  # The factor of each unit. Without them, it is a whole number.
     least: float = math.ulp(0.0)
     most: float = math.inf
     is_whole: bool = False
@@ -130,21 +126,16 @@ def _parse_whole(text: str) -> int:
 class Option:
     """An option. Several commands may share it."""
 
-    help: str
-    """A line of 80 columns. If it ends with a colon, --help adds the choices."""
-    names: tuple[str, ...] = ()
-    """Empty: the field's name with dashes."""
+    help: str  # A line of 80 columns. If it ends with a colon, --help adds the choices.
+    names: tuple[str, ...] = ()  # empty: the field's name with dashes
     panel: str = PANELS[0]
     metavar: str | None = None
-    variable: str | None = None
-    """An environment variable that may set it."""
-    parse: Callable[[str, str], Any] | None = None
-    """Takes the text and the option's name; raises ``UserError``."""
+    variable: str | None = None  # an environment variable that may set it
+    parse: Callable[[str, str], Any] | None = None  # takes the text and the option's name; raises ``UserError``
     min: int | None = None
     max: int | None = None
     ignores_case: bool = False
-    declared: Option | None = None
-    """The option that this one was derived from."""
+    declared: Option | None = None  # the option that this one was derived from
 
     def but(self, **changes: Any) -> Option:
         """Return the option with changes for one command, such as another help text or variable."""
@@ -165,11 +156,9 @@ class Declared:
     """A field of a command's ``Options``."""
 
     field: str
-    type: Any
-    """The type without ``None``. For a repeatable option, the type of one value."""
+    type: Any  # The type without ``None``. For a repeatable option, the type of one value.
     option: Option | Argument
-    default: Any
-    """The default before parsing, or ``MISSING`` if a value is required."""
+    default: Any  # the default before parsing, or ``MISSING`` if a value is required
     is_repeatable: bool
 
     @property

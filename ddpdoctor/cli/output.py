@@ -33,8 +33,8 @@ ISSUES_HINT = f"Please report it with this file at {ISSUES_URL}. Your script and
 
 HELP = "Nothing was measured. Choose another file."
 TRIAL = b"ddpdoctor"
+# Without one of these variables, Python would start a browser of the terminal, or none.
 SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
-"""Without one of these variables, Python would start a browser of the terminal, or none."""
 
 
 def show_report(

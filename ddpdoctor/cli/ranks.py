@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from ddpdoctor.model.launch import Launch
 
 Kind = TypeVar("Kind")
+# Our choice: how long a rank with a wrong command line tries to reach rank 0 before it shows the error itself. Rank 0
+# comes after it has imported torch, which takes half a minute on a cold network file system.
 WRONG_LIMIT_S = 60.0
-"""Our choice: how long a rank with a wrong command line tries to reach rank 0 before it shows the error itself. Rank 0
-comes after it has imported torch, which takes half a minute on a cold network file system."""
 
 
 def run_in_ranks(

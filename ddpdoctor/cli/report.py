@@ -16,10 +16,8 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
 
 REPORT_NAME = "report.json"
-RUNS = "ddpdoctor-report"
-"""The folder for run folders, below the folder in which `wrap` is started."""
-RUN_MARK = "run.json"
-"""A file that a run folder holds even if the run was cut short before its report was written."""
+RUNS = "ddpdoctor-report"  # the folder for run folders, below the folder in which `wrap` is started
+RUN_MARK = "run.json"  # a file that a run folder holds even if the run was cut short before its report was written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     MakeReport = Callable[[JobOutcome], Report]
     Act = Callable[[Report, Path], None]
 
+# The cost of a level, printed in one line before the start. For NCCL it is an estimate: see docs/what-it-costs.md.
 NOTES: dict[str, str] = {
     "AUTO": "a job on Gloo alone runs with TORCH_DISTRIBUTED_DEBUG=DETAIL: torch checks that all ranks make the same "
     "collectives, which slows down small steps. Over NCCL it stays off. --debug-level OFF turns it off",
@@ -37,20 +38,18 @@ NOTES: dict[str, str] = {
     "the host then waits for all ranks before each one: 0.3 to 1 ms on one host, more with more ranks. Steps may take "
     "twice as long. --debug-level OFF turns it off",
 }
-"""The cost of a level, printed in one line before the start. For NCCL it is an estimate: see docs/what-it-costs.md."""
 
-NCCL_LIMIT_S = 600
-"""torch's ``default_pg_nccl_timeout``. That of other backends is 30 min."""
+NCCL_LIMIT_S = 600  # torch's ``default_pg_nccl_timeout``. That of other backends is 30 min.
+# Errors for an exhausted resource of the machine. They are not defects of ddpdoctor.
 OUT_OF_MEANS = frozenset({
     errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EROFS,
 })  # fmt: skip
-"""Errors for an exhausted resource of the machine. They are not defects of ddpdoctor."""
+# The message below the report of a hang, by the value of ``--on-hang``.
 GOES_ON = {
     "auto": "the job keeps running. It is stopped only if it can never continue (--on-hang kill stops it now)",
     "kill": "the job keeps running, because it may not be hung",
     "report": "the job keeps running (--on-hang report)",
 }
-"""The message below the report of a hang, by the value of ``--on-hang``."""
 
 
 def debug_note(chosen: ChosenLevel | None, env: Mapping[str, str]) -> str | None:

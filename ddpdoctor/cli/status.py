@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 
 StatusFormat = Literal["text", "json"]
 NOT_WRAPPED = "Of a job that was not started by `ddpdoctor wrap`, `ddpdoctor attach` says what it does."
+# A pause is at least this many times as long as the reading took, so that reading takes 5 % of a core at most.
 LEAST_PAUSE = 20
-"""A pause is at least this many times as long as the reading took, so that reading takes 5 % of a core at most."""
-NICENESS = 10
-"""Our choice: the job has its cores first, and this command still gets a twentieth of a crowded one."""
+NICENESS = 10  # our choice: the job has its cores first, and this command still gets a twentieth of a crowded one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,22 +32,20 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.tuning import RestartPlan, TrialRecord, TriedBlock
 
-    Prepare = Callable[[str, Path], WrapOptions]
-    """Prepares a launch with a setting, in a folder."""
+    Prepare = Callable[[str, Path], WrapOptions]  # prepares a launch with a setting, in a folder
 
 THREADS = "OMP_NUM_THREADS"
 
 INTERRUPTED = "interrupted before it was tried in every round"
-MOST_RANKS = 64
-"""Our choice: more ranks on one machine tell nothing."""
+MOST_RANKS = 64  # our choice: more ranks on one machine tell nothing
 WORDS = {
     LaunchKind.ALONE: "one rank with all cores",
     LaunchKind.SHARE: "one rank with its share of the cores",
     LaunchKind.JOB: "all ranks",
 }
 LOOK_EVERY_S = 1.0
-LEAST_ROUNDS = 4
-"""Our choice: fewer ratios give no 95 % interval."""
+LEAST_ROUNDS = 4  # our choice: fewer ratios give no 95 % interval
+# What --only takes, and what it stands for.
 SETTINGS = {
     "bucket_cap": "bucket_cap_mb",
     "gradient_as_bucket_view": "gradient_as_bucket_view",
@@ -62,15 +60,13 @@ SETTINGS = {
     "workers": "num_workers of the loaders",
     "threads": "OMP_NUM_THREADS",
 }
-"""What --only takes, and what it stands for."""
-BY_RESTARTS = frozenset({"workers", "threads"})
-"""Those that no running job can change."""
+BY_RESTARTS = frozenset({"workers", "threads"})  # those that no running job can change
+# Said before the job starts.
 NOTICE = (
     "this is a trial: it starts the job, tries settings of DDP between steps, and then stops the job. The trained "
     "model is of no use. What torch.save writes is thrown away. Other files of the script are kept (safetensors, "
     "TensorBoard, wandb), so give the script its own output folder"
 )
-"""Said before the job starts."""
 
 
 def launch_quietly(prepared: WrapOptions, make_report: MakeReport) -> JobOutcome:
@@ -242,8 +238,7 @@ class Options:
     thrown away.
     """
 
-    split: SplitCommand
-    """The command to run, and torchrun's options."""
+    split: SplitCommand  # the command to run, and torchrun's options
     rounds: Annotated[int, Option(min=LEAST_ROUNDS, metavar="N", help="How often to try each setting.")] = LEAST_ROUNDS
     only: Annotated[tuple[str, ...], Option(metavar="SETTING", help="Try only this setting; may be repeated.")] = ()
     scaling: Annotated[

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ddpdoctor.cli.options import Declared
 
 
+# Examples by command, "" for the whole program: a command line to paste, and what it does.
 EXAMPLES = {
     "": (
         ("ddpdoctor demo", "see a job with a fault diagnosed"),
@@ -86,16 +87,15 @@ EXAMPLES = {
         ("ddpdoctor check-checkpoint last.pt --model train:build_model", "is it whole, and would it load?"),
     ),
 }
-"""Examples by command, "" for the whole program: a command line to paste, and what it does."""
 
 
+# Matches what Typer adds and --help leaves out: limits of numbers, which errors name, and types of arguments.
 UNWANTED = re.compile(
     r"  \[(\d+<=)?x[<>]=\d+\]|; (\d+<=)?x[<>]=\d+(?=\])|  \[required\]| <(list\[)?(str|path|Path)\]?>"
 )
-"""Matches what Typer adds and --help leaves out: limits of numbers, which errors name, and types of arguments."""
 
+# The error for a wrong command line: click's, or that of the click inside newer versions of Typer.
 UsageError: Any = typer.BadParameter.__bases__[0]
-"""The error for a wrong command line: click's, or that of the click inside newer versions of Typer."""
 SPLIT = "ddpdoctor.split"
 
 

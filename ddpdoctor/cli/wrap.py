@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 
 
 AUTO = "auto"
+# The distance of ``--check-every auto`` where a rank can measure nothing, such as without an optimizer of torch.
 NOMINAL_STEPS = 64
-"""The distance of ``--check-every auto`` where a rank can measure nothing, such as without an optimizer of torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +68,8 @@ class Options:
     accelerate, deepspeed, mpirun, a shell script. The exit status is the launcher's, or 124 if a hung job was stopped.
     """
 
-    VARIABLES: ClassVar[str] = "DDPDOCTOR_"
-    """How the variables begin that set the options."""
-    split: SplitCommand
-    """The command to run, and torchrun's options."""
+    VARIABLES: ClassVar[str] = "DDPDOCTOR_"  # how the variables begin that set the options
+    split: SplitCommand  # the command to run, and torchrun's options
     hang_timeout_s: Annotated[float, HANG_TIMEOUT] = typed("300")
     on_hang: Annotated[OnHang, Option(panel=HANGS, metavar="WHEN", help="When to stop:")] = "auto"
     debug_level: Annotated[

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 PROC = Path("/proc")
+# System calls that can sleep for long, by number, from Linux's asm/unistd_64.h and asm-generic/unistd.h.
 CALLS = {
     "x86_64": {
         0: "read", 1: "write", 7: "poll", 17: "pread64", 19: "readv", 23: "select", 35: "nanosleep", 42: "connect",
@@ -48,18 +49,17 @@ CALLS = {
         207: "recvfrom", 211: "sendmsg", 212: "recvmsg", 242: "accept4", 260: "wait4", 291: "statx",
     },
 }  # fmt: skip
-"""System calls that can sleep for long, by number, from Linux's asm/unistd_64.h and asm-generic/unistd.h."""
+# Calls whose first argument is a file descriptor.
 OF_A_FILE = frozenset({
     "read", "write", "pread64", "readv", "connect", "accept", "accept4", "sendto", "recvfrom", "sendmsg", "recvmsg",
     "fcntl", "flock", "fsync", "fdatasync",
 })  # fmt: skip
-"""Calls whose first argument is a file descriptor."""
 POLLS = frozenset({"poll", "ppoll"})
+# struct pollfd, which is in the process's memory: the descriptor, the requested events, the returned events.
 POLL_FD = struct.Struct("<ihh")
-"""struct pollfd, which is in the process's memory: the descriptor, the requested events, the returned events."""
 WAITS_FOR_INPUT = frozenset({"read", "readv", "poll", "ppoll"})
+# Their first argument is the highest descriptor plus one. 1 means only descriptor 0: readline waits for a key.
 SELECTS = frozenset({"select", "pselect6"})
-"""Their first argument is the highest descriptor plus one. 1 means only descriptor 0: readline waits for a key."""
 _KINDS = re.compile(r"(?:anon_inode:\[?)?(pipe|socket|eventfd|eventpoll)\b")
 
 
@@ -113,8 +113,7 @@ _LOCK_LINE = re.compile(
     r"^(?P<number>\d+): +(?P<waits>->\s+)?(?P<kind>\w+) +\w+ +\w+ +(?P<pid>-?\d+) "
     r"(?P<major>[0-9a-f]+):(?P<minor>[0-9a-f]+):(?P<inode>\d+) "
 )
-MOST_OTHERS = 8
-"""How many locks of other processes we keep for one that polls. Our choice: more would not help."""
+MOST_OTHERS = 8  # How many locks of other processes we keep for one that polls. Our choice: more would not help.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +124,7 @@ class LockLine:
     waits: bool
     kind: str
     pid: int
-    file: tuple[int, int]
-    """Device and inode."""
+    file: tuple[int, int]  # device and inode
 
     def is_of(self, seen: os.stat_result) -> bool:
         """Return whether the lock is on a file; on overlay and btrfs, stat has another device, so the inode must do."""
@@ -186,10 +184,9 @@ def _path_of(line: LockLine, pid: int) -> str | None:
 
 
 MOST_HOLDERS = 4
-MOST_BYTES = 256
-"""How much of the file we read: it holds a pid, and perhaps a host name."""
+MOST_BYTES = 256  # how much of the file we read: it holds a pid, and perhaps a host name
+# A pid alone on its line, and perhaps its host on the next line, in filelock's format.
 _OWNER = re.compile(r"\s*(?:pid\W{0,3})?(?P<pid>\d{1,8})(?:\s*\n(?P<host>[A-Za-z][\w.-]*))?(?=\s|$)", re.IGNORECASE)
-"""A pid alone on its line, and perhaps its host on the next line, in filelock's format."""
 
 
 def lock_of(evidence: dict[str, Any]) -> tuple[str | None, LockKind]:
@@ -282,21 +279,20 @@ def _named_owner(path: str) -> tuple[int | None, str | None]:
 
 
 MOST_COMMANDS = 3
+# The kernel's names for processes that run the job's Python code; their stacks say more than their commands.
 PYTHON_NAMES = ("python", "pt_data_worker", "pt_main_thread", "resource_tracke")
-"""The kernel's names for processes that run the job's Python code; their stacks say more than their commands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
     """What we read only once for all ranks."""
 
-    family: frozenset[int] = frozenset()
-    """The processes of the job."""
+    family: frozenset[int] = frozenset()  # the processes of the job
     locks: tuple[LockLine, ...] = field(default_factory=read_locks)
+    # The connections of the network that all ranks share; if empty, each rank's own network is read.
     connections: tuple[Socket, ...] = ()
-    """The connections of the network that all ranks share; if empty, each rank's own network is read."""
+    # The lock files that ranks poll for, by the rank's pid.
     lock_files: dict[int, LockFile] = field(default_factory=dict)
-    """The lock files that ranks poll for, by the rank's pid."""
 
 
 def read_causes(pid: int, below: tuple[Process, ...], host: HostFacts) -> ProcessCauses:

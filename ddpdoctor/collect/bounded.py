@@ -81,10 +81,11 @@ class _Call(threading.Thread, Generic[Value]):
         return Reply(value=self._value, error=self._error, timed_out=False, duration_s=ended - self._asked_at)
 
 
+# The variables that load the recorder of ``wrap``. Our own programs do not need it.
 NOT_FOR_CHILDREN = frozenset({"DDPDOCTOR_RUN"})
-"""The variables that load the recorder of ``wrap``. Our own programs do not need it."""
 
 TORCH_PROBE = "ddpdoctor.probes.torch_facts"
+# Makes a process end when its parent does, even by SIGKILL. ``preexec_fn`` could do it, but not where threads run.
 _WITH_PARENT = """
 import ctypes, os, sys
 _, parent, *sys.argv = sys.argv
@@ -95,11 +96,9 @@ except AttributeError:  # not Linux
 if os.getppid() != int(parent):  # it ended before that
     os._exit(0)
 """
-"""Makes a process end when its parent does, even by SIGKILL. ``preexec_fn`` could do it, but not where threads run."""
+# Then runs a module as ``-m`` does.
 _MODULE = _WITH_PARENT + 'import runpy; runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)'
-"""Then runs a module as ``-m`` does."""
-_PROGRAM = _WITH_PARENT + "os.execv(sys.argv[0], sys.argv)"
-"""Then becomes another program, which keeps that."""
+_PROGRAM = _WITH_PARENT + "os.execv(sys.argv[0], sys.argv)"  # then becomes another program, which keeps that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +107,7 @@ class ChildEnd:
 
     out: str
     err: str
-    status: int | None
-    """None if it did not end in time and was killed, or was left behind in an uninterruptible sleep."""
+    status: int | None  # None if it did not end in time and was killed, or was left behind in an uninterruptible sleep
 
     @property
     def last_error(self) -> str:

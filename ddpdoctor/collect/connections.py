@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 
 PROC = Path("/proc")
-ESTABLISHED, ASKING, TIME_WAIT, LISTENING = "01", "02", "06", "0A"
-"""The states in include/net/tcp_states.h that we use."""
+ESTABLISHED, ASKING, TIME_WAIT, LISTENING = "01", "02", "06", "0A"  # the states in include/net/tcp_states.h that we use
 MOST_STALLED = 16
 MOST_LISTENING = 256
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
@@ -139,16 +138,14 @@ def parse_end(text: str) -> str | None:
 
 
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
-_DUMP = 0x301
-"""NLM_F_REQUEST | NLM_F_ROOT | NLM_F_MATCH"""
+_DUMP = 0x301  # NLM_F_REQUEST | NLM_F_ROOT | NLM_F_MATCH
+# TCP_ESTABLISHED and INET_DIAG_INFO from include/uapi/linux/inet_diag.h.
 _ESTABLISHED, _ASK_FOR_INFO, _INFO = 1 << 1, 1 << 1, 2
-"""TCP_ESTABLISHED and INET_DIAG_INFO from include/uapi/linux/inet_diag.h."""
 _HEADER = struct.Struct("=IHHII")
 _REQUEST = struct.Struct("=BBBxI48x")
 _ATTRIBUTE = struct.Struct("=HH")
 _MESSAGE_SIZE, _PORTS, _ADDRESS, _INODE = 72, 4, 24, 68
-_RECEIVED_AT = 128
-"""Offset of tcpi_bytes_received in struct tcp_info, which exists since Linux 4.1."""
+_RECEIVED_AT = 128  # offset of tcpi_bytes_received in struct tcp_info, which exists since Linux 4.1
 _LIMIT_S = 0.2
 _PIECE = 1 << 16
 
@@ -159,8 +156,7 @@ class Received:
 
     inode: int
     local_port: int
-    remote: str
-    """"10.0.0.4:443"."""
+    remote: str  # "10.0.0.4:443"
     size_bytes: int
 
 

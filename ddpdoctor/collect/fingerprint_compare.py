@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ddpdoctor.model.consistency import StreamKey
 
 
+# What must be equal: contents, shape and dtype; None if a rank has no such tensor.
 Token = tuple[bytes, tuple[int, ...], str] | None
-"""What must be equal: contents, shape and dtype; None if a rank has no such tensor."""
 
 
 def has_any(seen: Mapping[int, Written], what: What) -> bool:
@@ -76,10 +76,9 @@ def _tokens(seen: Mapping[int, Written], what: What) -> Iterator[tuple[TensorRow
         yield row, tokens
 
 
-MAX_SCALE = 1e300
-"""Larger or non-finite numbers are not a gradient scale."""
+MAX_SCALE = 1e300  # larger or non-finite numbers are not a gradient scale
+# How many tensors of a difference we keep by name. Our choice: a report names a few and counts the rest.
 MAX_SPLITS = 16
-"""How many tensors of a difference we keep by name. Our choice: a report names a few and counts the rest."""
 
 _Texts = dict[int, dict[str, object]]
 _Point = tuple[int, _Texts]
@@ -188,9 +187,9 @@ def _values(texts: _Texts) -> tuple[Values, ...]:
     return tuple(values)
 
 
+# How many points of a rank we keep until the others have written theirs; the rest wait in its file. Our choice: ranks
+# that reduce gradients together are at most one step apart, so a rank that is further behind does not take part.
 MAX_AHEAD = 8
-"""How many points of a rank we keep until the others have written theirs; the rest wait in its file. Our choice: ranks
-that reduce gradients together are at most one step apart, so a rank that is further behind does not take part."""
 
 
 class Paired:
@@ -260,10 +259,9 @@ class Paired:
         return column.latest >= number or column.is_over or rank in self._left
 
 
+# How often one call of ``compare`` reads a few points of each rank. Our choice: enough for all files of a stream.
 MAX_ROUNDS = 128
-"""How often one call of ``compare`` reads a few points of each rank. Our choice: enough for all files of a stream."""
-MAX_REASONS = 8
-"""How many unreadable files we keep the reason for."""
+MAX_REASONS = 8  # how many unreadable files we keep the reason for
 
 
 class Comparer:

@@ -47,18 +47,16 @@ _CLOCKS = {
 }
 ROOT_SIZE = 16
 
-Name = tuple[str, str]
-"""Identifies a tensor of one kind: its name, and the part of the optimizer's state."""
+Name = tuple[str, str]  # identifies a tensor of one kind: its name, and the part of the optimizer's state
 
 
 @dataclass(frozen=True, slots=True)
 class KindRows:
     """The rows of one kind."""
 
+    # By name, in the order of the model: the byte offset of the tensor's fingerprint, and its row.
     rows: dict[Name, tuple[int, TensorRow]]
-    """By name, in the order of the model: the byte offset of the tensor's fingerprint, and its row."""
-    runs: tuple[slice, ...]
-    """Byte ranges of all their fingerprints; adjacent ones are merged."""
+    runs: tuple[slice, ...]  # byte ranges of all their fingerprints; adjacent ones are merged
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,8 +64,7 @@ class Rows:
     """The rows of a table without tensors that may differ. Ranks with equal tables share one object."""
 
     kinds: dict[What, KindRows]
-    digest: bytes
-    """A hash of these rows in their order."""
+    digest: bytes  # a hash of these rows in their order
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +150,8 @@ def _whole(value: Any) -> int:
     return value
 
 
+# The errors that a damaged, truncated or newer fingerprint file can cause.
 DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, MemoryError, struct.error)
-"""The errors that a damaged, truncated or newer fingerprint file can cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,11 +159,9 @@ class Writer:
     """A process that may write fingerprints. Times are CLOCK_MONOTONIC."""
 
     pid: int
-    ticks: int
-    """When it was started, in clock ticks; unique together with the pid."""
+    ticks: int  # when it was started, in clock ticks; unique together with the pid
     began_ns: int = 0
-    ended_ns: int | None = None
-    """None while it lives, or if its end is unknown."""
+    ended_ns: int | None = None  # None while it lives, or if its end is unknown
 
 
 @dataclass(slots=True, kw_only=True)
@@ -239,14 +234,12 @@ class RankColumn:
         return points
 
 
+# Limit for one stream. Our choice: eight points of 100,000 tensors fit, and nodes compare every few seconds.
 MAX_KEPT_BYTES = 16 * 2**20
-"""Limit for one stream. Our choice: eight points of 100,000 tensors fit, and nodes compare every few seconds."""
 MAX_KEPT_POINTS = 4096
 STREAM_SIZE = 8
-BEFORE_ALL = -1
-"""Points are numbered from 0."""
-_RANK_BYTES = 1024
-"""Approximate size of the text that each rank writes with its fingerprints."""
+BEFORE_ALL = -1  # points are numbered from 0
+_RANK_BYTES = 1024  # approximate size of the text that each rank writes with its fingerprints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,8 +249,7 @@ class Kept:
     number: int
     seen: Mapping[int, Written]
     root: bytes
-    random: bytes
-    """The random state if all ranks of the node have the same, else empty."""
+    random: bytes  # the random state if all ranks of the node have the same, else empty
     size_bytes: int
 
 
@@ -373,11 +365,10 @@ def _kept(number: int, seen: Mapping[int, Written]) -> Kept:
     )
 
 
+# Limit for one stream. Our choice: 64 nodes send this much within seconds. A batch always has one point.
 MAX_BATCH_BYTES = 4 * 2**20
-"""Limit for one stream. Our choice: 64 nodes send this much within seconds. A batch always has one point."""
 _LETTERS = {what: letter for letter, what in WHAT.items()}
-Points = dict[int, dict[int, Written]]
-"""What each rank wrote, by the number of the point."""
+Points = dict[int, dict[int, Written]]  # what each rank wrote, by the number of the point
 
 
 def pack_stream(index: StreamIndex, found: Stream) -> StreamKept:

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 FIRST_REST_S = 2.0
+# The pause before we ask for contents again doubles up to this. Our choice: replicas that differ usually stay so.
 LONGEST_REST_S = 300.0
-"""The pause before we ask for contents again doubles up to this. Our choice: replicas that differ usually stay so."""
+# How long we wait for contents. Our choice: a node that is silent for this long is treated as gone.
 ANSWER_LIMIT_S = 10.0
-"""How long we wait for contents. Our choice: a node that is silent for this long is treated as gone."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,15 +39,13 @@ class JointStream:
 
     own: StreamIndex
     found: StreamSeen
-    reported: dict[int, StreamRoot] = field(default_factory=dict)
-    """The last report of each other node."""
+    reported: dict[int, StreamRoot] = field(default_factory=dict)  # the last report of each other node
+    # By node, the last point that is known to be equal or was compared.
     equal: dict[int, int] = field(default_factory=dict)
-    """By node, the last point that is known to be equal or was compared."""
     same_random: bool = True
     compared_upto: int = BEFORE_ALL
     received: dict[int, Points] = field(default_factory=dict)
-    asked_s: float | None = None
-    """When we asked for contents; None if we are not waiting for any."""
+    asked_s: float | None = None  # when we asked for contents; None if we are not waiting for any
     rests_until_s: float = 0.0
     rest_s: float = FIRST_REST_S
 
@@ -194,8 +192,7 @@ class Joint:
         return self._streams[name]
 
 
-COMPARISON = "consistency"
-"""Stem of the file with the comparison of this host's ranks."""
+COMPARISON = "consistency"  # stem of the file with the comparison of this host's ranks
 
 
 def read_consistency(folder: Path, run: Run, attempt: int | None, writers: Iterable[Writer]) -> Consistency | None:
@@ -218,10 +215,9 @@ def read_consistency(folder: Path, run: Run, attempt: int | None, writers: Itera
         return Consistency(check_every=run.check_every, unread=(f"what ranks wrote: {type(error).__name__}: {error}",))
 
 
-MAX_NUMBER = 2**62
-"""Higher than the number of any point."""
+MAX_NUMBER = 2**62  # higher than the number of any point
+# Stems of the files with a node's points, and with the first node's comparison of all nodes.
 POINTS, JOINT = "moments", "joint"
-"""Stems of the files with a node's points, and with the first node's comparison of all nodes."""
 
 
 def read_points(path: Path) -> NodeStreams:

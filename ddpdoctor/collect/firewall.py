@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 
 LIMIT_S = 2.0
-MAX_ACCEPTS = 20
-"""How many accepting rules of a chain we keep, which is enough to judge it."""
+MAX_ACCEPTS = 20  # how many accepting rules of a chain we keep, which is enough to judge it
 NFT, IPTABLES = ("nft", "list", "ruleset"), ("iptables-save",)
 _COUNTER = re.compile(
     r'\bcounter packets \d+ bytes \d+ ?|\b(comment|prefix) "[^"]*" ?|\blog( (level|flags|group) \S+)* ?'
@@ -35,10 +34,10 @@ _POLICY = re.compile(r"\bpolicy (\w+);")
 _JUMP = re.compile(r"(?:\bjump|\bgoto|-j|-g) ([^\s,};]+)")
 _ACCEPT = re.compile(r"(?:^|\s)accept$|-j ACCEPT$")
 _REFUSES = re.compile(r"(?:drop|reject(?: with .*)?|(?:-j (?:DROP|REJECT)(?: --reject-with \S+)?))$")
+# Marks of rules that accept no new connections from other hosts: loopback, replies, ICMP.
 _NOT_NEW = re.compile(
     r'iif(?:name)? "lo"|-i lo\b|icmp|ct status|ct state (?!\{? ?(?:\w+,)*new)|--(?:ct)?state (?!(?:\w+,)*NEW)'
 )
-"""Marks of rules that accept no new connections from other hosts: loopback, replies, ICMP."""
 
 
 @dataclass

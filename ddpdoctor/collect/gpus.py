@@ -81,10 +81,9 @@ class Nvml:
         return int(getattr(self._module, name, default))
 
 
+# The part of a cgroup path that names a Slurm job or a Kubernetes pod.
 JOB = re.compile(r"/(job_\d+|slurmstepd.*?/job_\d+|[^/]*pod[0-9a-f]{8}[-_0-9a-f]{20,}[^/]*)(?:/|$)")
-"""The part of a cgroup path that names a Slurm job or a Kubernetes pod."""
-FABRIC_MANAGER = "nv-fabricmanage"
-"""The kernel cuts process names to 15 characters."""
+FABRIC_MANAGER = "nv-fabricmanage"  # the kernel cuts process names to 15 characters
 
 
 def sees_host_pids(system: System) -> bool:
@@ -127,20 +126,19 @@ class Kin:
         return job.group(1).rpartition("/")[2] if job else None
 
 
+# Errors of nvmlInit that mean there is nothing to read.
 ABSENT = {
     "DRIVER_NOT_LOADED": "there is no NVIDIA driver here",
     "LIBRARY_NOT_FOUND": "the NVIDIA driver's library libnvidia-ml.so.1 is not here (a container needs --gpus)",
     "GPU_NOT_FOUND": "the NVIDIA driver has found no GPU",
 }
-"""Errors of nvmlInit that mean there is nothing to read."""
+# Errors of any query that mean the device will not answer other queries either.
 GONE = frozenset({"GPU_IS_LOST", "RESET_REQUIRED"})
-"""Errors of any query that mean the device will not answer other queries either."""
 HUNG = "it did not answer in time"
 PERSISTENCED = "/run/nvidia-persistenced/socket"
 # pynvml's NVML_P2P_CAPS_INDEX_READ is the tuple (0,) because of a stray comma.
 P2P_READ = 0
-NVLINK_ERRORS = (0, 1, 2, 3)
-"""DL_REPLAY, DL_RECOVERY, DL_CRC_FLIT, DL_CRC_DATA in nvml.h."""
+NVLINK_ERRORS = (0, 1, 2, 3)  # DL_REPLAY, DL_RECOVERY, DL_CRC_FLIT, DL_CRC_DATA in nvml.h
 COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
 FABRIC_STATES = {0: "not-supported", 1: "not-started", 2: "in-progress", 3: "completed"}
 ANCESTORS = {0: "internal", 10: "single", 20: "multiple", 30: "hostbridge", 40: "node", 50: "system"}
@@ -156,12 +154,10 @@ CORRECTED, UNCORRECTED = 0, 1
 VOLATILE, AGGREGATE = 0, 1
 SM_CLOCK = 1
 MEMORY_V2 = 0x02000028
-MAX_LINKS = 18
-"""The value in nvml.h, for a pynvml without the constant."""
+MAX_LINKS = 18  # the value in nvml.h, for a pynvml without the constant
 GPU_SENSOR = 0
 SLOWDOWN_THRESHOLD = 1
-PAGE_CAUSES = (0, 1)
-"""Causes of retirement: multiple single-bit errors, and a double-bit error."""
+PAGE_CAUSES = (0, 1)  # causes of retirement: multiple single-bit errors, and a double-bit error
 
 
 def read_gpu_facts(nvml: Nvml, system: System) -> Iterator[Gpus]:
@@ -380,14 +376,12 @@ def _read_pairs(nvml: Nvml, handles: dict[int, Any]) -> Iterator[GpuPair]:
             )
 
 
+# Our choice: without a persistence daemon, the first call wakes every GPU, which takes a few seconds for each.
 CHILD_LIMIT_S = 40.0
-"""Our choice: without a persistence daemon, the first call wakes every GPU, which takes a few seconds for each."""
-COUNT_LIMIT_S = 20.0
-"""Our choice: shorter, because a user waits for the commands that only count GPUs."""
+COUNT_LIMIT_S = 20.0  # our choice: shorter, because a user waits for the commands that only count GPUs
+# Our choice: the child must end this long before its section's limit, so that its answer still counts.
 WITHOUT_LIMIT_S = 1.0
-"""Our choice: the child must end this long before its section's limit, so that its answer still counts."""
-UUIDS = "uuids"
-"""With this argument, the child prints only the GPUs' UUIDs."""
+UUIDS = "uuids"  # with this argument, the child prints only the GPUs' UUIDs
 HANGS = "the NVIDIA driver or a GPU hangs. See `sudo dmesg | grep -E 'NVRM|Xid'`; reboot if `nvidia-smi` hangs too"
 NO_DRIVER_ERRORS = {"DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND"}
 MODULE = "ddpdoctor.collect.gpus"
@@ -398,8 +392,7 @@ class GpuCount:
     """How many NVIDIA GPUs a job may use."""
 
     count: int = 0
-    unknown: str = ""
-    """Why the GPUs could not be counted although there is a driver."""
+    unknown: str = ""  # why the GPUs could not be counted although there is a driver
 
 
 def read_gpus(system: System, plan: ReadingPlan) -> Gpus:
@@ -486,10 +479,8 @@ def _say(facts: dict[str, Any]) -> None:
 
 
 PROBE = "ddpdoctor.probes.gpu_trial"
-WORK_LIMIT_S = 60.0
-"""Our choice: enough to import torch from a slow disk, create a context and work for seconds."""
-COPIES_LIMIT_S = 120.0
-"""Our choice: eight GPUs have 56 pairs, and each takes a fraction of a second."""
+WORK_LIMIT_S = 60.0  # our choice: enough to import torch from a slow disk, create a context and work for seconds
+COPIES_LIMIT_S = 120.0  # our choice: eight GPUs have 56 pairs, and each takes a fraction of a second
 
 
 def read_gpu_trial(system: System, plan: ReadingPlan) -> GpuTrial:

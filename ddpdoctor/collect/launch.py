@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+# Set by torchrun, Open MPI, other MPI launchers and Slurm; the first that is a number counts. Slurm comes last: what
+# mpirun starts in a Slurm job also has the variables of the step that runs mpirun's daemon, of which a node has one.
 LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
-"""Set by torchrun, Open MPI, other MPI launchers and Slurm; the first that is a number counts. Slurm comes last: what
-mpirun starts in a Slurm job also has the variables of the step that runs mpirun's daemon, of which a node has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +44,8 @@ class Identity:
     """The machine, and the container on it, in which a process runs."""
 
     host: str
-    machine: str
-    """Equal for processes that share the kernel and the network, because they are one node."""
-    container: str
-    """Equal for processes that also share files and pids."""
+    machine: str  # equal for processes that share the kernel and the network, because they are one node
+    container: str  # equal for processes that also share files and pids
 
 
 def read_process(system: System, *, rank: int | None = None, local_rank: int | None = None) -> NodeProcess:
@@ -118,11 +116,11 @@ def _first_number(env: Mapping[str, str], names: tuple[str, ...]) -> int | None:
     return number(env, *(name for name in names if in_step or not name.startswith("SLURM_")))
 
 
+# First port and count of the ports on which ddpdoctor's processes meet. They are below Linux's default
+# ip_local_port_range (32768 to 60999) and above the ports of common services.
 EXCHANGE_PORTS = (16_384, 12_288)
-"""First port and count of the ports on which ddpdoctor's processes meet. They are below Linux's default
-ip_local_port_range (32768 to 60999) and above the ports of common services."""
+# The same for the store of the step's job: above ddpdoctor's ports and below ip_local_port_range.
 STORE_PORTS = (28_672, 4_096)
-"""The same for the store of the step's job: above ddpdoctor's ports and below ip_local_port_range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +131,7 @@ class SlurmTask:
     step: int
     task: int
     tasks: int
-    nodes: int | None
-    """None if Slurm does not say."""
+    nodes: int | None  # None if Slurm does not say
 
     @property
     def name(self) -> str:
@@ -167,10 +164,8 @@ def read_step_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
         return ()
 
 
-DEFAULT_PORT = 29500
-"""torchrun's default."""
-OWN_VARIABLE = "DDPDOCTOR_RANKS"
-"""The pid of the ddpdoctor that started this rank; set only in such ranks."""
+DEFAULT_PORT = 29500  # torchrun's default
+OWN_VARIABLE = "DDPDOCTOR_RANKS"  # the pid of the ddpdoctor that started this rank; set only in such ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,11 +260,10 @@ def _slurm_launch(env: Mapping[str, str]) -> Launch | None:
     )  # fmt: skip
 
 
-C10D_PORT = 29400
-"""For an endpoint without a port (torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py)."""
+C10D_PORT = 29400  # for an endpoint without a port (torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py)
 MAX_PORT = 65_535
+# The values of is_host that torch accepts (torch/distributed/elastic/rendezvous/api.py, get_as_bool).
 _BOOLEANS = dict.fromkeys(("1", "true", "t", "yes", "y"), True) | dict.fromkeys(("0", "false", "f", "no", "n"), False)
-"""The values of is_host that torch accepts (torch/distributed/elastic/rendezvous/api.py, get_as_bool)."""
 
 
 def effective_environment(env: Mapping[str, str], options: NodeOptions) -> dict[str, str]:

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.system import ReadingPlan
 
 
+# Torch's name for the workers of a DataLoader (torch/utils/data/_utils/worker.py, since 2.6).
 LOADER_WORKER = "pt_data_worker"
-"""Torch's name for the workers of a DataLoader (torch/utils/data/_utils/worker.py, since 2.6)."""
 
 
 def read_limits(system: System, plan: ReadingPlan) -> Limits:
@@ -107,8 +107,8 @@ def _uid(status: dict[str, str]) -> int | None:
 
 CGROUPS = Path("/sys/fs/cgroup")
 PROC = Path("/proc")
+# More than any machine has; version 1 writes "no limit" as the largest multiple of the page size below 2**63.
 UNLIMITED_BYTES = 1 << 60
-"""More than any machine has; version 1 writes "no limit" as the largest multiple of the page size below 2**63."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,21 +211,20 @@ def read_shared() -> Space | None:
     return Space(limit_bytes=total, used_bytes=total - stat.f_frsize * stat.f_bavail) if total else None
 
 
+# The readers by field of ``HostCauses``.
 MEMORY_READERS: dict[str, Callable[[], Space | None]] = {
     "group": read_memory_limit,
     "machine": read_machine,
     "shared_memory": read_shared,
 }
-"""The readers by field of ``HostCauses``."""
 
 
 SHARED = "/dev/shm"  # noqa: S108 - only read
-MIN_AGE_S = 600.0
-"""Our choice: NCCL unlinks a segment as soon as both sides have opened it."""
+MIN_AGE_S = 600.0  # our choice: NCCL unlinks a segment as soon as both sides have opened it
+# The kernel's PROC_PID_INIT_INO. In this namespace we see every process of the machine.
 FIRST_PID_NAMESPACE = 0xEFFFFFFC
-"""The kernel's PROC_PID_INIT_INO. In this namespace we see every process of the machine."""
+# /torch_PID_RANDOM_COUNTER, from the file_system sharing strategy (torch/csrc/.../StorageSharing.cpp).
 _OF_TORCH = re.compile(r"torch_(\d+)_\d+_\d+")
-"""/torch_PID_RANDOM_COUNTER, from the file_system sharing strategy (torch/csrc/.../StorageSharing.cpp)."""
 _OF_NCCL = re.compile(r"nccl-\w{6}")
 
 
@@ -275,16 +274,13 @@ def _stale_files(system: System, uid: int | None) -> dict[str, os.stat_result]:
     return stale
 
 
-LIMIT_S = 2.0
-"""Needed because a network file system with a dead server blocks every caller."""
+LIMIT_S = 2.0  # needed because a network file system with a dead server blocks every caller
 WRITE_S = 1.0
 WRITE_LIMIT_S = 4.0
 BLOCK = bytes(4 << 20)
-MAX_WRITE_BYTES = 256 << 20
-"""Our choice: enough to exceed a disk's caches, and little enough that nobody notices."""
+MAX_WRITE_BYTES = 256 << 20  # our choice: enough to exceed a disk's caches, and little enough that nobody notices
 TEMPORARY = frozenset({"temporary files", "/tmp"})  # noqa: S108 - purposes, no files
-FREE_SHARE = 4
-"""We write at most one part in this many of the free space."""
+FREE_SHARE = 4  # we write at most one part in this many of the free space
 
 
 def read_volumes(system: System, *, deep: bool) -> tuple[Volume, ...]:
@@ -370,28 +366,23 @@ def mount_of(system: System, path: str) -> tuple[str, str | None]:
     return best or "/", fstype
 
 
-WINDOW_S = 0.4
-"""Our choice: long compared with the kernel's ticks of 1 to 10 ms, and short compared with the benchmark."""
-TICKS_PER_S = 100
-"""USER_HZ, the unit in /proc/stat and /proc/PID/stat on every Linux that torch runs on."""
-LEAST_SHARE = 0.05
-"""Our choice: two ticks in the window. A processor that others used less counts as idle."""
+WINDOW_S = 0.4  # our choice: long compared with the kernel's ticks of 1 to 10 ms, and short compared with the benchmark
+TICKS_PER_S = 100  # USER_HZ, the unit in /proc/stat and /proc/PID/stat on every Linux that torch runs on
+LEAST_SHARE = 0.05  # Our choice: two ticks in the window. A processor that others used less counts as idle.
 CPU_FOLDER = "/sys/devices/system/cpu"
 # Fields after the name in /proc/PID/task/TID/stat, counted from 0: utime, stime, processor (14, 15 and 39 in proc(5)).
 _UTIME, _STIME, _PROCESSOR = 11, 12, 36
+# By "PID/TID": the CPU time of our threads since they started, and the processor that each last ran on.
 OwnTimes = dict[str, tuple[float, int]]
-"""By "PID/TID": the CPU time of our threads since they started, and the processor that each last ran on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuTimes:
     """One processor's times in /proc/stat since boot, in seconds."""
 
-    idle_s: float
-    """Includes waiting for a disk, because nobody computes meanwhile."""
+    idle_s: float  # includes waiting for a disk, because nobody computes meanwhile
     busy_s: float
-    steal_s: float
-    """The part of ``busy_s`` that a hypervisor gave to others."""
+    steal_s: float  # the part of ``busy_s`` that a hypervisor gave to others
 
 
 def read_load(system: System, _plan: ReadingPlan) -> Load:

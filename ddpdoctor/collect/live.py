@@ -39,15 +39,12 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job, Rank
 
 RUN_MARK = "run.json"
-NODES = "nodes"
-"""The subfolder of a run folder in which other members record, if they see the same folder."""
-FROZEN = "Tt"
-"""States of a stopped process. Any other state says nothing about a single moment."""
+NODES = "nodes"  # the subfolder of a run folder in which other members record, if they see the same folder
+FROZEN = "Tt"  # States of a stopped process. Any other state says nothing about a single moment.
 REPORT_MARK = "report.json"
-LEVELS = 3
-"""How deep run folders may be below the folder that the user gives: ``runs/train/restart-1``. Our choice."""
+LEVELS = 3  # How deep run folders may be below the folder that the user gives: ``runs/train/restart-1``. Our choice.
+# Subfolders of a run folder that hold parts of that run.
 PARTS = frozenset({"dumps", "evidence", "gathered", "nccl", "nodes", "prints", "rings", "tuning"})
-"""Subfolders of a run folder that hold parts of that run."""
 MOST_RUNS = 1000
 
 
@@ -55,18 +52,14 @@ MOST_RUNS = 1000
 class LiveRun:
     """A job as it is now."""
 
-    folder: Path
-    """Where the record is: the run folder, or a local one while the job runs."""
+    folder: Path  # where the record is: the run folder, or a local one while the job runs
     run: Run
     job: Job
-    is_running: bool | None
-    """Whether `wrap` runs. None: it runs on another host, if it does."""
-    end: JobEnd | None
-    """How the job ended, or its state when a hang was reported; None if neither happened."""
+    is_running: bool | None  # Whether `wrap` runs. None: it runs on another host, if it does.
+    end: JobEnd | None  # how the job ended, or its state when a hang was reported; None if neither happened
     members: NodesSeen | None
     replicas: Consistency | None
-    memory_bytes: dict[tuple[str, int], int]
-    """The resident memory of each process on this host, by its host and pid."""
+    memory_bytes: dict[tuple[str, int], int]  # the resident memory of each process on this host, by its host and pid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +67,7 @@ class _Owner:
     """A process that recorded something."""
 
     ticks: int
-    beat_ns: int
-    """When its recorder last wrote the time."""
+    beat_ns: int  # when its recorder last wrote the time
 
 
 def read_live(run_dir: Path, *, with_others: bool = True) -> LiveRun:
@@ -186,19 +178,14 @@ def _as_now(
 class Past:
     """How far one start of a job came. Times are CLOCK_MONOTONIC of the reporting host; None: not known."""
 
-    launched_ns: int
-    """When the run was launched."""
+    launched_ns: int  # when the run was launched
     began_ns: int | None
     first_step_ns: int | None
-    last_progress_ns: int | None
-    """When the last step ended."""
+    last_progress_ns: int | None  # when the last step ended
     steps: int
-    saved_step: int | None = None
-    """The step at which a rank last saved something with torch.save; None if none did."""
-    passes: tuple[PassSeen, ...] = ()
-    """The passes over the data of one rank, without a gap from the last one backwards."""
-    first_epoch: int | None = None
-    """The epoch of the first pass, or None if the script gives its sampler no epochs."""
+    saved_step: int | None = None  # the step at which a rank last saved something with torch.save; None if none did
+    passes: tuple[PassSeen, ...] = ()  # the passes over the data of one rank, without a gap from the last one backwards
+    first_epoch: int | None = None  # the epoch of the first pass, or None if the script gives its sampler no epochs
 
 
 def find_runs(folder: Path) -> list[Path]:

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 FOLDER = "/sys/class/net"
 IFF_UP = 0x1
 IFF_LOOPBACK = 0x8
-LAST = 1 << 30
-"""Sorts interfaces without an index after all others."""
+LAST = 1 << 30  # sorts interfaces without an index after all others
 
 
 def read_network(system: System, _plan: ReadingPlan) -> Network:
@@ -115,10 +114,10 @@ def _interfaces_without_sysfs(system: System, addresses: dict[str, tuple[str, ..
     )
 
 
+# Ports of Istio's proxy for outgoing and incoming connections
+# (https://istio.io/latest/docs/ops/deployment/application-requirements/). A pod's containers share their network, so
+# the other containers see the proxy's sockets but not its processes.
 ENVOY_PORTS = frozenset({15001, 15006})
-"""Ports of Istio's proxy for outgoing and incoming connections
-(https://istio.io/latest/docs/ops/deployment/application-requirements/). A pod's containers share their network, so the
-other containers see the proxy's sockets but not its processes."""
 
 
 def has_mesh_proxy(system: System) -> bool:
@@ -127,8 +126,7 @@ def has_mesh_proxy(system: System) -> bool:
 
 
 LOOKUP_LIMIT_S = 2.0
-REVERSED = 4
-"""How many of this host's own addresses we look up at most."""
+REVERSED = 4  # how many of this host's own addresses we look up at most
 _REVERSE = "reverse of "
 
 
@@ -178,13 +176,12 @@ def master_name(env: Mapping[str, str]) -> str | None:
     return text(env, "MASTER_ADDR") or host or text(env, "PET_MASTER_ADDR") or None
 
 
+# Limit for the search through all processes' descriptors for the owner of a port. Our choice: a few thousand take
+# tenths of a second, and many times that on a machine with busy CPUs.
 SEARCH_S = 5.0
-"""Limit for the search through all processes' descriptors for the owner of a port. Our choice: a few thousand take
-tenths of a second, and many times that on a machine with busy CPUs."""
-SHOWN = 120
-"""How many characters of a command line we keep."""
+SHOWN = 120  # how many characters of a command line we keep
+# The first of these that is set says whether rank 0 runs here.
 NODE_RANKS = ("RANK", "PET_NODE_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "SLURM_NODEID")
-"""The first of these that is set says whether rank 0 runs here."""
 
 
 def read_master_port(system: System, addresses: Mapping[str, tuple[str, ...]]) -> PortUse | Unread:
@@ -253,12 +250,11 @@ def _find_owner(system: System, port: int) -> tuple[int | None, str | None]:
     return None, f"a process of user {next(iter(sockets.values()))}" if sockets else None
 
 
+# The kernel's routing tables: file, first line, base of the metric, and the columns of destination, prefix length or
+# mask, flags, metric and interface.
 ROUTES = (("/proc/net/route", 1, 10, (1, 7, 3, 6, 0)), ("/proc/net/ipv6_route", 0, 16, (0, 1, 8, 5, 9)))
-"""The kernel's routing tables: file, first line, base of the metric, and the columns of destination, prefix length or
-mask, flags, metric and interface."""
 RTF_UP = 0x1
-RTF_REJECT = 0x200
-"""A route that refuses packets. Without another route, the kernel keeps one for "::/0" on lo."""
+RTF_REJECT = 0x200  # A route that refuses packets. Without another route, the kernel keeps one for "::/0" on lo.
 
 
 def read_addresses(system: System) -> dict[str, tuple[str, ...]]:

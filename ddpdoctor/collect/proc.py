@@ -26,13 +26,10 @@ class Process:
     ppid: int
     state: str
     start_ticks: int
-    cpu_ticks: int
-    """CPU time of all its threads so far, in clock ticks (1/100 s on Linux)."""
+    cpu_ticks: int  # CPU time of all its threads so far, in clock ticks (1/100 s on Linux)
     name: str
-    rss_bytes: int = 0
-    """Resident memory; 0 for a zombie."""
-    exit_status: int | None = None
-    """A zombie's status as wait(2) returns it (field 52 in proc(5)), or None."""
+    rss_bytes: int = 0  # resident memory; 0 for a zombie
+    exit_status: int | None = None  # a zombie's status as wait(2) returns it (field 52 in proc(5)), or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +38,12 @@ class IoBytes:
 
     read: int
     written: int
+    # Bytes read from a disk, including page faults: libraries are loaded that way, not through read(2).
     fetched: int = 0
-    """Bytes read from a disk, including page faults: libraries are loaded that way, not through read(2)."""
 
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-MOST_COMMAND = 200
-"""How many characters of a command line we keep."""
+MOST_COMMAND = 200  # how many characters of a command line we keep
 
 
 def read_process(pid: int, proc: Path = Path("/proc")) -> Process | None:
@@ -73,8 +69,8 @@ def read_wanted_ns(pid: int, proc: Path = Path("/proc")) -> int | None:
     return int(times[0]) + int(times[1]) if len(times) > 1 else None
 
 
+# Threads of a process whose waits for a core are read. Our choice: a rank has a main thread and those of backends.
 MOST_THREADS = 32
-"""Threads of a process whose waits for a core are read. Our choice: a rank has a main thread and those of backends."""
 
 
 def read_run_delays(pid: int, proc: Path = Path("/proc")) -> dict[int, int]:
@@ -159,12 +155,9 @@ def catches_signal(pid: int, number: int) -> bool:
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 
-_GET_INFO = 0xC040FF0B
-"""PIDFD_GET_INFO in linux/pidfd.h with the 64-byte struct of its first version, since Linux 6.13."""
-_WANTS_EXIT = 1 << 3
-"""PIDFD_INFO_EXIT, since Linux 6.15; the kernel answers once the parent has waited for the process."""
-_INFO = struct.Struct("<Q52xi")
-"""The struct's mask at its start, and exit_code at its end."""
+_GET_INFO = 0xC040FF0B  # PIDFD_GET_INFO in linux/pidfd.h with the 64-byte struct of its first version, since Linux 6.13
+_WANTS_EXIT = 1 << 3  # PIDFD_INFO_EXIT, since Linux 6.15; the kernel answers once the parent has waited for the process
+_INFO = struct.Struct("<Q52xi")  # the struct's mask at its start, and exit_code at its end
 
 
 def read_exit_code(pid: int, start_ticks: int, pidfd: int | None) -> int | None:

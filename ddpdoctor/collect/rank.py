@@ -54,30 +54,28 @@ if TYPE_CHECKING:
     from ddpdoctor.model.call_log import CallLog
     from ddpdoctor.recorder.storage import ring_reading
 
-MOST_RANKS = 2**18
-"""Our choice: more than twice the size of the largest known jobs."""
+MOST_RANKS = 2**18  # our choice: more than twice the size of the largest known jobs
+# A child that waits for work has a frame in one of these. Deeper frames (select, a lock) are C code or the stdlib.
 IDLE_FILES = (
     "/multiprocessing/queues.py", "/multiprocessing/connection.py", "/multiprocessing/pool.py", "/socketserver.py",
     "/http/server.py", "/asyncio/base_events.py", "/uvicorn/server.py",
 )  # fmt: skip
-"""A child that waits for work has a frame in one of these. Deeper frames (select, a lock) are C code or the stdlib."""
 DEFAULT_GROUP = "0"
+# A thread that fails ends the process within this time, if its hook for errors does that. Our choice.
 THREAD_ERROR_NS = 5_000_000_000
-"""A thread that fails ends the process within this time, if its hook for errors does that. Our choice."""
+# A process may be seen to end this much before its own limit, by the clocks of two threads. Our choice.
 LIMIT_SLACK_NS = 1_000_000_000
-"""A process may be seen to end this much before its own limit, by the clocks of two threads. Our choice."""
-LOOKS_APART_NS = 150_000_000
-"""The sampler reads the user's current line slightly more often than this."""
+LOOKS_APART_NS = 150_000_000  # the sampler reads the user's current line slightly more often than this
 _THREAD = re.compile(r"^(Current thread|Thread) 0x([0-9a-fA-F]+)[^\n]*\(most recent call first\)")
+# What faulthandler writes above a single requested thread: the main thread, because it runs the handlers.
 _ALONE = re.compile(r"^Stack \(most recent call first\)")
-"""What faulthandler writes above a single requested thread: the main thread, because it runs the handlers."""
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 FATAL = "Fatal Python error:"
 _CURRENT = "Current thread "
 _MESH = "mesh_"
 _MESH_OF_ALL = "mesh_default"
+# Maps a pid and its start ticks to the answers: the number of the request and the file with the answer.
 Answers = dict[tuple[int, int], list[tuple[int, str]]]
-"""Maps a pid and its start ticks to the answers: the number of the request and the file with the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +90,8 @@ class RankContext:
     watch: WatchedJob
     contents: dict[int, ring_reading.RingContent]
     children: dict[int, list[ring_reading.RingContent]]
+    # The errors of children whose rings are still there, by the pid of their rank.
     child_errors: dict[int, list[dict[str, Any]]]
-    """The errors of children whose rings are still there, by the pid of their rank."""
     answers: Answers
     lost: dict[int, str]
     agent_lacks: tuple[str, ...] = ()

@@ -30,20 +30,18 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import GroupState
     from ddpdoctor.recorder.storage.ring_reading import CallSlot, RingContent, Slots
 
+# The columns of a ``device_times`` note: group, sequence number, operation, milliseconds.
 _ROWS = ([str, int, str, float], [str, int, str, int])
-"""The columns of a ``device_times`` note: group, sequence number, operation, milliseconds."""
+# From ProcessGroupNCCL.cpp and FlightRecorderHook.cpp: "recv 1<-0" has ranks within the group, "?" is any source.
 _POINT_TO_POINT = re.compile(r"(send|recv) \d+(?:->|<-)(\d+|\?)")
-"""From ProcessGroupNCCL.cpp and FlightRecorderHook.cpp: "recv 1<-0" has ranks within the group, "?" is any source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rings:
     """What the processes of a run wrote, by pid."""
 
-    contents: dict[int, ring_reading.RingContent]
-    """The rings; if a pid was reused, the latest."""
-    damaged: dict[int, str]
-    """Why the ring cannot be read, for processes without any readable ring."""
+    contents: dict[int, ring_reading.RingContent]  # the rings; if a pid was reused, the latest
+    damaged: dict[int, str]  # why the ring cannot be read, for processes without any readable ring
 
 
 def read_rings(folder: Path, *, kept: bool = True) -> Rings:
@@ -95,12 +93,11 @@ class Recorded:
     """What the flight recorders of one rank hold: the oldest pending entries, and the last timed ones."""
 
     entries: tuple[dict[str, Any], ...] = ()
+    # How far CLOCK_REALTIME, which the entries use, is ahead of CLOCK_MONOTONIC; None if unknown.
     wall_ahead_ns: int | None = None
-    """How far CLOCK_REALTIME, which the entries use, is ahead of CLOCK_MONOTONIC; None if unknown."""
-    timed: bool = False
-    """Whether torch knows when a kernel starts. If so, "scheduled" means queued."""
+    timed: bool = False  # Whether torch knows when a kernel starts. If so, "scheduled" means queued.
+    # Whether the default streams of its devices have nothing left to do; None if that was not asked or not known.
     idle: bool | None = None
-    """Whether the default streams of its devices have nothing left to do; None if that was not asked or not known."""
 
     @property
     def untold(self) -> dict[str, Any] | None:

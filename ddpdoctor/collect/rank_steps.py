@@ -50,8 +50,8 @@ ENDS = {
     ring_layout.STEP_REDUCED: StepEnd.REDUCTION,
 }
 FETCH_CELLS = 4
+# Columns of a ``ring_layout.STEP`` row: number, end, group, flags, then each phase, then each phase's wait.
 _NUMBER, _ENDED, _GROUP, _FLAGS, _FIRST_PHASE = range(5)
-"""Columns of a ``ring_layout.STEP`` row: number, end, group, flags, then each phase, then each phase's wait."""
 _WAITS, _INSIDE = _FIRST_PHASE + 4, _FIRST_PHASE + 8
 _CPU = {
     "before": "cpu_before_us",
@@ -60,10 +60,10 @@ _CPU = {
     "backward": "cpu_backward_us",
     "data": "data_cpu_us",
 }
+# How many of a rank's last ended children we keep: a DataLoader without persistent workers ends some each epoch.
 MOST_CHILDREN = 16
-"""How many of a rank's last ended children we keep: a DataLoader without persistent workers ends some each epoch."""
+# Limit for unpacked rows, because run folders can come from strangers. Our choice: 64 MiB hold a million rows.
 MAX_TEXT_BYTES = 64 * 2**20
-"""Limit for unpacked rows, because run folders can come from strangers. Our choice: 64 MiB hold a million rows."""
 
 
 def read_steps(content: RingContent) -> StepTimes | None:

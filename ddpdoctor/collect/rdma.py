@@ -25,24 +25,21 @@ FILES = "/dev/infiniband"
 VERBS = "/sys/class/infiniband_verbs"
 
 COUNTERS = ("link_downed", "link_error_recovery", "local_link_integrity_errors", "port_rcv_errors", "symbol_error")
-COUNTER_LIMIT_S = 1.0
-"""Needed because the card's firmware has to answer each counter."""
+COUNTER_LIMIT_S = 1.0  # needed because the card's firmware has to answer each counter
+# Our choice: long enough to see a link that fails all the time, and short enough for a check before every job.
 BETWEEN_READS_S = 0.5
-"""Our choice: long enough to see a link that fails all the time, and short enough for a check before every job."""
 
 PEER_MODULES = frozenset({"nvidia_peermem", "nv_peer_mem"})
+# NCCL checks for these (src/transport/net_ib/gdr.cc).
 PEER_FILES = (
     "/sys/module/nvidia_peermem",
     "/sys/kernel/mm/memory_peers/nv_mem",
     "/sys/kernel/mm/memory_peers/nv_mem_nc",
 )
-"""NCCL checks for these (src/transport/net_ib/gdr.cc)."""
-DMABUF_KERNEL = (5, 12)
-"""The first kernel whose RDMA core accepts other devices' memory (ib_umem_dmabuf_get)."""
+DMABUF_KERNEL = (5, 12)  # the first kernel whose RDMA core accepts other devices' memory (ib_umem_dmabuf_get)
 CAP_IPC_LOCK = 14
 
-Counters = dict[str, dict[str, int]]
-"""The counters of every port, by the port's folder."""
+Counters = dict[str, dict[str, int]]  # the counters of every port, by the port's folder
 
 
 def read_rdma(system: System, plan: ReadingPlan, pause: Callable[[float], None] = time.sleep) -> Rdma:  # noqa: ARG001

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Kind = TypeVar("Kind")
 
+# The keys that recorders write, by field, where they differ from the field's name.
 KEYS: dict[Any, dict[str, str]] = {
     Frame: {"file": "f", "line": "l", "function": "n", "user": "u"},
     Stack: {"is_main": "main", "is_daemon": "daemon"},
@@ -45,7 +46,6 @@ KEYS: dict[Any, dict[str, str]] = {
     LoaderSeen: {"number": "n", "dataset": "ds", "dataset_digest": "dp", "samples": "N", "batch_size": "bs",
                  "drop_last": "dl", "iterable": "it", "workers": "w", "part_of": "of"},
 }  # fmt: skip
-"""The keys that recorders write, by field, where they differ from the field's name."""
 _EMPTY = {str: "", int: 0, float: 0.0, bool: False}
 
 

@@ -74,22 +74,20 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import NcclLine
     from ddpdoctor.recorder.storage import ring_reading
 
-    Entries = Sequence[dict[str, Any]]
-    """What the agent of one node logged in all attempts."""
+    Entries = Sequence[dict[str, Any]]  # what the agent of one node logged in all attempts
     Timed = TypeVar("Timed", Job, Rank)
 
-JUDGED_ATTEMPTS = 10
-"""How many earlier attempts we judge. Without a limit, each restart would make the report slower."""
+JUDGED_ATTEMPTS = 10  # How many earlier attempts we judge. Without a limit, each restart would make the report slower.
 NODES_NAME = "nodes.json"
+# Subfolders with each other node's records, by its number: what it sent, or what it wrote to a shared run folder.
 NODE_FOLDERS = ("gathered", "nodes")
-"""Subfolders with each other node's records, by its number: what it sent, or what it wrote to a shared run folder."""
+# Three heartbeats: a node that was silent for longer than this when the ranks started was not there. Our choice.
 BEATS_NS = 3_000_000_000
-"""Three heartbeats: a node that was silent for longer than this when the ranks started was not there. Our choice."""
+# The records with times, or with records that have times. Times are their fields that end in "_ns".
 TIMED: frozenset[Any] = frozenset({
     BeforeCall, Call, Child, EpochCall, EpochSeen, HelperError, Job, LoaderSeen, Raised, Rank, Save, Speed, StackSample,
     StepParts, StepTimes,
 })  # fmt: skip
-"""The records with times, or with records that have times. Times are their fields that end in "_ns"."""
 _HOLDERS = TIMED | {CallLog, tuple}
 
 
@@ -99,14 +97,11 @@ class RunFolder:
 
     path: Path
     run: Run
-    end: JobEnd | None
-    """None if the watcher was killed or the job still runs."""
-    agent: Sequence[dict[str, Any]]
-    """The log of torch's elastic agent."""
+    end: JobEnd | None  # None if the watcher was killed or the job still runs
+    agent: Sequence[dict[str, Any]]  # the log of torch's elastic agent
     rings: Rings
     answers: Answers
-    lost: dict[int, str]
-    """Why a process could not be recorded, by pid."""
+    lost: dict[int, str]  # why a process could not be recorded, by pid
     machine: Node | None
     control_flow: tuple[ControlFlow, ...]
     nccl_lines: tuple[NcclLine, ...]
@@ -269,8 +264,7 @@ class _Node:
 
     seen: NodeSeen
     folder: Path
-    attempt: int | None
-    """By that node's own count."""
+    attempt: int | None  # by that node's own count
     job: Job
 
 
@@ -278,12 +272,9 @@ class _Node:
 class SavedRun:
     """A run folder and the records of other nodes in it, all read once."""
 
-    own: RunFolder
-    """The run folder of the reporting node."""
-    members: NodesSeen | None
-    """None if the job had one node."""
-    others: dict[int, RunFolder]
-    """The readable run folders of other nodes, by number."""
+    own: RunFolder  # the run folder of the reporting node
+    members: NodesSeen | None  # None if the job had one node
+    others: dict[int, RunFolder]  # the readable run folders of other nodes, by number
 
 
 def read_saved_run(folder: Path) -> SavedRun:

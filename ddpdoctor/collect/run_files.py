@@ -41,20 +41,18 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import BeforeCall, HelperError, HostCauses, Job, ProcessCauses
 
 Kind = TypeVar("Kind")
+# The errors for a file that is missing, cannot be opened, or has the wrong content.
 DAMAGED = (OSError, ValueError, OverflowError, RecursionError, WrongValue)
-"""The errors for a file that is missing, cannot be opened, or has the wrong content."""
+# Limit for stacks and other plain text. Our choice: the stacks of a process with 100 threads take 100 KiB.
 MAX_TEXT_BYTES = 16 * 2**20
-"""Limit for stacks and other plain text. Our choice: the stacks of a process with 100 threads take 100 KiB."""
 FOLDERS = ("rings", "prints", "evidence", "nccl", "nodes", "gathered")
-MOST_ATTEMPTS = 2**16
-"""Our choice: no launcher restarts a job more often."""
+MOST_ATTEMPTS = 2**16  # our choice: no launcher restarts a job more often
 MACHINE_NAME = "machine.json"
+# The facts that decide how data travel between ranks. Reading them imports no torch and gives the GPUs no work.
 SECTIONS = frozenset({
     "conf_files", "gpus", "kernel_log", "limits", "names", "network", "pci", "rdma", "stuck_processes",
 })  # fmt: skip
-"""The facts that decide how data travel between ranks. Reading them imports no torch and gives the GPUs no work."""
-MACHINE_LIMIT_S = 6.0
-"""Our choice: a healthy node takes one second to read. A section that hangs is reported as such."""
+MACHINE_LIMIT_S = 6.0  # Our choice: a healthy node takes one second to read. A section that hangs is reported as such.
 CONTROL_FLOW_NAME = "control_flow.json"
 MAX_FILES = 64
 MAX_SOURCE_BYTES = 2 * 2**20
@@ -62,35 +60,28 @@ _KINDS = {
     "FunctionDef": "function", "AsyncFunctionDef": "function", "AsyncFor": "for", "ExceptHandler": "except",
     **{name: name.lower() for name in ("If", "For", "While", "Try", "Continue", "Break", "Return")},
 }  # fmt: skip
-SOURCE_NAME = "source.json"
-"""In a run folder: the ``SourceExcerpt`` of its latest verdict."""
-AROUND = 2
-"""Lines before and after the blamed one."""
-MAX_WIDTH = 200
-"""Our choice: longer lines are cut."""
-SOURCE_LIMIT_S = 2.0
-"""Our choice: the file may be on a server that does not answer, which may be why the job hangs."""
+SOURCE_NAME = "source.json"  # in a run folder: the ``SourceExcerpt`` of its latest verdict
+AROUND = 2  # lines before and after the blamed one
+MAX_WIDTH = 200  # our choice: longer lines are cut
+SOURCE_LIMIT_S = 2.0  # our choice: the file may be on a server that does not answer, which may be why the job hangs
 _KEY_BEGINS = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 _KEY_ENDS = re.compile(r"-----END [A-Z ]*PRIVATE KEY-----")
 _HIDDEN_KEY = "<part of a private key>"
-NCCL_FOLDER = "nccl"
-"""In the run folder."""
+NCCL_FOLDER = "nccl"  # in the run folder
+# How much of a log's end we read. Our choice: a warning is one line, and old ones no longer matter.
 MOST_BYTES = 256 * 1024
-"""How much of a log's end we read. Our choice: a warning is one line, and old ones no longer matter."""
 MOST_FILES = 1024
-MOST_LINES = 8
-"""How many of a log's last warnings we keep."""
+MOST_LINES = 8  # how many of a log's last warnings we keep
 MOST_TEXT = 300
+# From ncclDebugLog in debug.cc, NCCL 2.18 to 2.30: "node3:4711:4720 [0] transport/net_socket.cc:391 NCCL WARN …". Newer
+# versions put the time before it.
 _WARNING = re.compile(
     r"^(?:\[[^\]\n]*\] )?(?:(?P<host>\S+):(?P<pid>\d+):\d+ \[[\w-]+\] )?(?:(?P<source>\S+:\d+) )?"
     r"(?:\S+ )?NCCL WARN (?P<text>.+)$",
     re.MULTILINE,
 )
-"""From ncclDebugLog in debug.cc, NCCL 2.18 to 2.30: "node3:4711:4720 [0] transport/net_socket.cc:391 NCCL WARN …".
-Newer versions put the time before it."""
 TRIAL_FOLDER = "tuning"
-MAX_BYTES = 16 * 2**20
-"""Our choice: a line has about 100 bytes, so this is over 100,000 blocks."""
+MAX_BYTES = 16 * 2**20  # our choice: a line has about 100 bytes, so this is over 100,000 blocks
 NS_PER_MS = 1e6
 Lines = list[dict[str, Any]]
 
@@ -141,8 +132,7 @@ class WorkerStart:
     rank: int
     local_rank: int
     world_size: int
-    at: int
-    """In nanoseconds."""
+    at: int  # in nanoseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,22 +140,19 @@ class End:
     """The end of a process."""
 
     pid: int
-    code: int
-    """An exit status, or a signal's number below zero."""
-    at: int
-    """In nanoseconds."""
+    code: int  # an exit status, or a signal's number below zero
+    at: int  # in nanoseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closing:
     """The agent begins to stop its workers."""
 
-    at: int
-    """In nanoseconds."""
+    at: int  # in nanoseconds
 
 
+# The records that lines of the log hold, by the kind of line. Other kinds only name hooks or a meeting.
 RECORDS: dict[Any, type[WorkerStart | End | Closing]] = {"rank": WorkerStart, "end": End, "closing": Closing}
-"""The records that lines of the log hold, by the kind of line. Other kinds only name hooks or a meeting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,17 +160,13 @@ class AgentLog:
     """What torch's elastic agent logged about one attempt."""
 
     attempt: int = -1
-    started: dict[int, WorkerStart] = field(default_factory=dict)
-    """By pid."""
-    ends: dict[int, End] = field(default_factory=dict)
-    """By pid."""
+    started: dict[int, WorkerStart] = field(default_factory=dict)  # by pid
+    ends: dict[int, End] = field(default_factory=dict)  # by pid
     closing_ns: int | None = None
-    superseded_ns: int | None = None
-    """When the next attempt began."""
-    lacks: tuple[str, ...] = ()
-    """The recorder hooks that this version of torch's agent has no place for."""
+    superseded_ns: int | None = None  # when the next attempt began
+    lacks: tuple[str, ...] = ()  # the recorder hooks that this version of torch's agent has no place for
+    # The number that the agents of all nodes share for this attempt, or None if they logged none.
     meeting: int | None = None
-    """The number that the agents of all nodes share for this attempt, or None if they logged none."""
 
     @property
     def begun_ns(self) -> int | None:
@@ -252,33 +235,28 @@ class WatchedChild:
 class WatchedRank:
     """What the watcher saw of one rank."""
 
-    state: str | None = None
-    """The state letter in /proc/PID/stat."""
+    state: str | None = None  # the state letter in /proc/PID/stat
     cpu_share: float | None = None
     tracer: int | None = None
     frozen_since_ns: int | None = None
     last_progress_ns: int | None = None
     starved_ns: int = 0
-    asked_to_end_ns: int | None = field(default=None, metadata={"json": "told_ns"})
-    """When it received SIGTERM."""
+    asked_to_end_ns: int | None = field(default=None, metadata={"json": "told_ns"})  # when it received SIGTERM
     ended_ns: int | None = None
     code: int | None = None
     oom: bool | None = None
-    why: str | None = None
-    """Why some facts about it are missing."""
+    why: str | None = None  # why some facts about it are missing
     before_call: BeforeCall | None = None
+    # The parts of its dump file: start offset, end offset, and time of writing.
     dumps: tuple[tuple[int, int, int], ...] = ()
-    """The parts of its dump file: start offset, end offset, and time of writing."""
     children: tuple[WatchedChild, ...] = ()
+    # Lines of its ended children: file, line, function and count.
     child_lines: tuple[tuple[str, int, str, int], ...] = ()
-    """Lines of its ended children: file, line, function and count."""
+    # The sums of ``steps.fetch_cells`` over its ended children; empty if none has ended.
     child_fetches: tuple[int, ...] = ()
-    """The sums of ``steps.fetch_cells`` over its ended children; empty if none has ended."""
-    child_errors: tuple[HelperError, ...] = ()
-    """The errors of its ended children."""
+    child_errors: tuple[HelperError, ...] = ()  # the errors of its ended children
     causes: ProcessCauses | None = None
-    unrecorded: dict[str, str] | None = None
-    """Its environment, if it is a rank without a recorder."""
+    unrecorded: dict[str, str] | None = None  # its environment, if it is a rank without a recorder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.run_files import WatchedJob, WorkerStart
     from ddpdoctor.recorder.storage.ring_reading import RingContent
 
+# Slurm's is not here: a batch script that starts a single process also has the number of tasks in its environment.
 WORLD_SIZE_NAMES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-"""Slurm's is not here: a batch script that starts a single process also has the number of tasks in its environment."""
 LOCAL_SIZE_NAMES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
 MAX_ANCESTORS = 20
-SHELL_SIGNAL = 128
-"""A shell adds this to the signal's number when a signal ended its command."""
+SHELL_SIGNAL = 128  # a shell adds this to the signal's number when a signal ended its command
 LAST_SIGNAL = 64
 SIGTERM = 15
+# One launcher sends SIGTERM to its ranks within this time. Our choice: a rank takes 16 ms to write its stack.
 ASKED_TOGETHER_NS = 30_000_000
-"""One launcher sends SIGTERM to its ranks within this time. Our choice: a rank takes 16 ms to write its stack."""
+# A signal to the whole process group reaches ranks at most this much sooner than ``wrap``. Our choice.
 SAME_SIGNAL_NS = 1_000_000_000
-"""A signal to the whole process group reaches ranks at most this much sooner than ``wrap``. Our choice."""
+# Faulthandler's names for the signals on which it dumps.
 _FATAL = {
     "Segmentation fault": 11,
     "Aborted": 6,
@@ -38,7 +38,6 @@ _FATAL = {
     "Floating-point exception": 8,
     "Illegal instruction": 4,
 }  # fmt: skip
-"""Faulthandler's names for the signals on which it dumps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +48,8 @@ class Source:
     rank: int
     local_rank: int | None
     world_size: int | None
+    # The pid of the shell that the agent knows instead; the shell exits with the same status, or 128 + the signal.
     stands_for: int | None = None
-    """The pid of the shell that the agent knows instead; the shell exits with the same status, or 128 + the signal."""
 
 
 def find_ranks(

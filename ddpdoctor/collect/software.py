@@ -30,19 +30,18 @@ NO_DRIVER = Unread(why=Why.ABSENT, reason="there is no NVIDIA driver here")
 LIBRARY = "libnvidia-ml.so.1"
 DRIVER_TRACES = ("/proc/driver/nvidia", "/dev/nvidiactl")
 DRIVER_VERSION = "/proc/driver/nvidia/version"
+# Folders of the driver's libraries on distributions, WSL, NVIDIA's container runtime, GKE and NixOS.
 LIBRARY_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/lib64",
     "/usr/lib/wsl/lib", "/usr/local/nvidia/lib64", "/run/opengl-driver/lib",
 )  # fmt: skip
-"""Folders of the driver's libraries on distributions, WSL, NVIDIA's container runtime, GKE and NixOS."""
 _NVML = re.compile(r"libnvidia-ml\.so\.\d{3}\.[\d.]+")
 _GPU_DEVICE = re.compile(r"nvidia\d+|kfd|dxg")
+# A requirement that PyPI's wheels have, because their version has no "+cu130".
 _TORCH_CUDA = re.compile(
     r"^(?:nvidia-cuda-runtime(?:-cu\d+)?|cuda-toolkit(?:\[[^\]]*\])?)\s*\(?==\s*(\d+\.\d+)", re.IGNORECASE
 )
-"""A requirement that PyPI's wheels have, because their version has no "+cu130"."""
-MOST_HOSTS_LINES = 1024
-"""Our choice: enough for all hosts of a large cluster, but not for a list of blocked addresses."""
+MOST_HOSTS_LINES = 1024  # our choice: enough for all hosts of a large cluster, but not for a list of blocked addresses
 _LOOPBACK = ("127.", "::1", "fe00::", "ff00::", "ff02::")
 
 
@@ -147,6 +146,7 @@ def cuda_of_wheel(version: str, requires: list[str] | tuple[str, ...]) -> str | 
 
 
 _APPTAINER = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
+# Words in a cgroup path, which show the container if it has no cgroup namespace of its own.
 _OF_CGROUP = (
     ("kubepods", "kubernetes"),
     ("docker", "docker"),
@@ -154,7 +154,6 @@ _OF_CGROUP = (
     ("containerd", "containerd"),
     ("lxc", "lxc"),
 )
-"""Words in a cgroup path, which show the container if it has no cgroup namespace of its own."""
 
 
 def container_kind(system: System) -> str | None:
@@ -186,12 +185,12 @@ def container_image(system: System) -> str | None:
     return f"nvcr.io/nvidia/pytorch:{version}-py3" if version else None
 
 
+# The same as in ``probes.torch_facts``, which collectors do not import because it loads torch.
 MARK = "ddpdoctor-torch-facts:"
-"""The same as in ``probes.torch_facts``, which collectors do not import because it loads torch."""
+# Our choice: enough for a cold import from a network file system on a busy cluster, and for CUDA without a persistence
+# daemon, which takes a few seconds for each GPU. It is below the section's limit, so that facts from before a hang are
+# not lost.
 CHILD_LIMIT_S = 55.0
-"""Our choice: enough for a cold import from a network file system on a busy cluster, and for CUDA without a persistence
-daemon, which takes a few seconds for each GPU. It is below the section's limit, so that facts from before a hang are
-not lost."""
 
 
 def read_torch(system: System, plan: ReadingPlan) -> TorchBuild:
@@ -234,13 +233,11 @@ SYSTEM_FILE = "/etc/nccl.conf"
 USER_FILE = ".nccl.conf"
 FILE_VARIABLE = "NCCL_CONF_FILE"
 FIRST_BY_HOME = "2.30.3"
+# Up to this release, NCCL takes ~ from the password database; from the one above, it takes ~ from HOME. We saw this by
+# running the releases under strace.
 LAST_BY_DATABASE = "2.29.7"
-"""Up to this release, NCCL takes ~ from the password database; from the one above, it takes ~ from HOME. We saw this
-by running the releases under strace."""
-LONGEST = 1023
-"""How many bytes of a name or value NCCL keeps (src/misc/param.cc, setEnvFile)."""
-MOST_BYTES = 1 << 20
-"""Our choice: a larger file is not a settings file."""
+LONGEST = 1023  # how many bytes of a name or value NCCL keeps (src/misc/param.cc, setEnvFile)
+MOST_BYTES = 1 << 20  # our choice: a larger file is not a settings file
 
 
 def read_conf_files(system: System, plan: ReadingPlan) -> tuple[ConfFile, ...]:  # noqa: ARG001 - all collectors get both

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import NodeProcess
 
 
+# Our choice: /proc/PID/net/tcp has about 30,000 connections in it. The kernel refuses to read 4 MiB of /proc/sys.
 MOST_CHARACTERS = 4 * 2**20 - 1
-"""Our choice: /proc/PID/net/tcp has about 30,000 connections in it. The kernel refuses to read 4 MiB of /proc/sys."""
 
 
 def read_text(path: Path) -> str:
@@ -64,12 +64,9 @@ def list_pids(proc: Path) -> list[int]:
     return sorted(int(name) for name in list_names(proc) if name.isdecimal())
 
 
-UNLIMITED = -1
-"""The value of resource.RLIM_INFINITY."""
-_STA_UNSYNC = 0x40
-"""A bit of adjtimex's status, from linux/timex.h."""
-_TIMEX_SIZE_BYTES = 512
-"""Larger than struct timex in any kernel."""
+UNLIMITED = -1  # the value of resource.RLIM_INFINITY
+_STA_UNSYNC = 0x40  # a bit of adjtimex's status, from linux/timex.h
+_TIMEX_SIZE_BYTES = 512  # larger than struct timex in any kernel
 
 
 class SystemCalls:
@@ -257,11 +254,10 @@ def _bind(family: socket.AddressFamily, port: int, *, reuse: bool) -> None:
         listener.bind(("", port))
 
 
+# Our choice: what can hang has a shorter limit of its own. On a machine with twenty processes per core, reading a few
+# files took eight seconds.
 SECTION_LIMIT_S = 20.0
-"""Our choice: what can hang has a shorter limit of its own. On a machine with twenty processes per core, reading a few
-files took eight seconds."""
-TORCH_LIMIT_S = 60.0
-"""Our choice: a cold import from a network file system takes this long on a busy cluster."""
+TORCH_LIMIT_S = 60.0  # our choice: a cold import from a network file system takes this long on a busy cluster
 TRIAL_LIMIT_S = 300.0
 
 
@@ -271,14 +267,10 @@ class ReadingPlan:
 
     sections: frozenset[str]
     deep: bool = False
-    use_torch: bool = True
-    """If False, torch is not imported, and versions come from package metadata."""
-    head: str | None = None
-    """The full name of rank 0's host, if known."""
-    torch_child: ChildProcess | None = None
-    """A child that was started earlier; if None, the collector starts one."""
-    limit_s: float | None = None
-    """Upper limit for every section; if None, each section has only its own limit."""
+    use_torch: bool = True  # if False, torch is not imported, and versions come from package metadata
+    head: str | None = None  # the full name of rank 0's host, if known
+    torch_child: ChildProcess | None = None  # a child that was started earlier; if None, the collector starts one
+    limit_s: float | None = None  # upper limit for every section; if None, each section has only its own limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,10 +283,11 @@ class Collector:
     module: str
     function: str
     limit_s: float = SECTION_LIMIT_S
-    alone: bool = False
-    """Whether it runs after all others have ended, because they would disturb it."""
+    alone: bool = False  # whether it runs after all others have ended, because they would disturb it
 
 
+# The collectors by section. Each has shorter limits for its own look-ups, commands and children, so that a dead server
+# costs one fact and not the whole section.
 COLLECTORS = {
     "conf_files": Collector(module="ddpdoctor.collect.software", function="read_conf_files"),
     "software": Collector(module="ddpdoctor.collect.software", function="read_software"),
@@ -311,14 +304,12 @@ COLLECTORS = {
     "rdma": Collector(module="ddpdoctor.collect.rdma", function="read_rdma"),
     "load": Collector(module="ddpdoctor.collect.limits", function="read_load", alone=True),
 }
-"""The collectors by section. Each has shorter limits for its own look-ups, commands and children, so that a dead server
-costs one fact and not the whole section."""
 
 
+# The facts that can explain a low bandwidth. Reading them imports no torch and gives the GPUs no work.
 SECTIONS_FOR_BENCH = frozenset({
     "conf_files", "gpus", "limits", "load", "names", "network", "pci", "rdma", "software",
 })  # fmt: skip
-"""The facts that can explain a low bandwidth. Reading them imports no torch and gives the GPUs no work."""
 
 
 def read_node(system: System, plan: ReadingPlan, processes: tuple[NodeProcess, ...]) -> Node:

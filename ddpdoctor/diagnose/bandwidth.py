@@ -64,12 +64,14 @@ class CheckEffect:
 
     effect: Effect
     path: DataPath
-    gloo: bool = False
-    """Whether it also affects Gloo, which uses neither GPUs nor RDMA."""
+    gloo: bool = False  # whether it also affects Gloo, which uses neither GPUs nor RDMA
+    # Whether findings of severity "info" count. For other checks, these are only possible problems.
     infos: bool = False
-    """Whether findings of severity "info" count. For other checks, these are only possible problems."""
 
 
+# Checks by kind. These are left out: checks for crashes and hangs (memlock, shm, iface-agree, fabric), because the
+# bench would not have got this far; costs at start only (persistence); checks that do not affect a collective (omp,
+# temp-power); and cpu-quota, env-danger, env-value and nccl-conf, for which the bench has its own reasons.
 CHECKS = {
     "nvlink": CheckEffect(effect=Effect.OTHER_WAY, path=DataPath.INSIDE),
     "p2p": CheckEffect(effect=Effect.OTHER_WAY, path=DataPath.INSIDE, infos=True),
@@ -90,9 +92,6 @@ CHECKS = {
     "numa": CheckEffect(effect=Effect.SMALL, path=DataPath.PCIE),
     "numa-balancing": CheckEffect(effect=Effect.SMALL, path=DataPath.ALL, gloo=True),
 }
-"""Checks by kind. These are left out: checks for crashes and hangs (memlock, shm, iface-agree, fabric), because the
-bench would not have got this far; costs at start only (persistence); checks that do not affect a collective (omp,
-temp-power); and cpu-quota, env-danger, env-value and nccl-conf, for which the bench has its own reasons."""
 
 
 def find_reasons(bench: Bench, fleet: Fleet | None) -> tuple[Reason, ...]:
@@ -149,8 +148,7 @@ def _goes(path: DataPath, seen: BenchView, place: BenchNode) -> bool:
     return True
 
 
-GROUP = "bandwidth"
-"""The heading of this command's checks."""
+GROUP = "bandwidth"  # the heading of this command's checks
 Made = TypeVar("Made")
 VERB = "allreduce-bench"
 _HELP = "Give the report.json, or its folder, of an allreduce-bench that was run with --report-dir or --format json."
@@ -161,20 +159,13 @@ class BenchReportOptions:
     """The user's options for the report."""
 
     command: tuple[str, ...] = ()
-    started_at: str = ""
-    """ISO 8601, UTC; empty: now."""
-    fleet: Fleet | None = None
-    """The machines, if they were read."""
-    baseline: Baseline | None = None
-    """--compare."""
-    fail_below: float | None = None
-    """--fail-below as a fraction, such as 0.9. None: the baseline is only shown."""
-    expect_gb_s: float | None = None
-    """--expect."""
-    use_reference: bool = True
-    """False: --reference none."""
-    model_size: int | None = None
-    """--model-size, in parameters."""
+    started_at: str = ""  # ISO 8601, UTC; empty: now
+    fleet: Fleet | None = None  # the machines, if they were read
+    baseline: Baseline | None = None  # --compare
+    fail_below: float | None = None  # --fail-below as a fraction, such as 0.9. None: the baseline is only shown.
+    expect_gb_s: float | None = None  # --expect
+    use_reference: bool = True  # False: --reference none
+    model_size: int | None = None  # --model-size, in parameters
 
 
 def build_report(bench: Bench, wanted: BenchReportOptions) -> Report:
@@ -294,10 +285,9 @@ def check_ranks(baseline: Baseline, world_size: int) -> None:
         )
 
 
+# The findings that make sense for the bench.
 ROOTS = frozenset({"DD601", "DD602", "DD603", "DD604", "DD605", "DD606", "DD607", "DD608", "DD611"})
-"""The findings that make sense for the bench."""
-MOST_NAMED = 4
-"""How many groups a summary names."""
+MOST_NAMED = 4  # how many groups a summary names
 
 
 def stop_findings(bench: Bench) -> tuple[Finding, ...]:
@@ -392,10 +382,9 @@ def _transport_fix(hosts: int, backend: str) -> str:
     return "check whether this host drops packets on the interface in GLOO_SOCKET_IFNAME"
 
 
-NOW_NS = 10**18
-"""The time of the sample, on an artificial clock, because ranks of several hosts share none."""
+NOW_NS = 10**18  # the time of the sample, on an artificial clock, because ranks of several hosts share none
+# The time at which a rank failed. It is after a stop by the user. Otherwise the order of events is unknown.
 ENDED_NS = NOW_NS + 1
-"""The time at which a rank failed. It is after a stop by the user. Otherwise the order of events is unknown."""
 INIT = "init_process_group"
 GONE = frozenset({"", "X", "Z"})
 _OWN_FOLDER = str(Path(ddpdoctor.__file__).parent) + "/"

@@ -36,8 +36,7 @@ HOST_VARIABLES = (
 )
 LIST_VARIABLES = ("SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "SLURM_NODELIST")
 OPEN_NAMES = frozenset({"", "localhost", "localhost.localdomain"})
-MIN_NAME = 2
-"""Shorter names are not replaced, because they would match unrelated text."""
+MIN_NAME = 2  # shorter names are not replaced, because they would match unrelated text
 _ADDRESS = re.compile(
     r"(?<![\w.:])(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7})(?![\w:]|\.\d)"
 )
@@ -144,26 +143,24 @@ def _is_telling(text: str) -> bool:
 
 REPORT_FILE = "report.json"
 PAGE_FILE = "report.html"
-SOURCE_KEY = "source"
-"""The lines of the user's file, which are left out unless they are wanted."""
+SOURCE_KEY = "source"  # the lines of the user's file, which are left out unless they are wanted
+# The parts of a report's data that are handed on. A part that is not named here stays where it is.
 DATA_KEYS = frozenset({
     "advice", "attempts", "comparison", "consistency", "curves", "diff", "drawn", "evidence", "files", "gathering",
     "hosts", "launcher", "loads", "missing_ranks", "nodes", "reasons", "rendezvous", "run", "scaling", "sections",
     "shares", "speed", "steps", "timeline", "trial", "tune", "verb", "waits", "world_size",
     *(one.name for one in fields(Bench)),
 })  # fmt: skip
-"""The parts of a report's data that are handed on. A part that is not named here stays where it is."""
+# Keys of a report's data whose values are names of hosts.
 HOST_KEYS = frozenset({"host", "hosts", "hostname", "fqdn", "missing_hosts"})
-"""Keys of a report's data whose values are names of hosts."""
-MAX_BYTES = 64 << 20
-"""Our choice: no report is larger. A larger file in an archive is refused before it is unpacked."""
+MAX_BYTES = 64 << 20  # Our choice: no report is larger. A larger file in an archive is refused before it is unpacked.
+# ``pack`` uses the second. Others may ask for gigabytes of memory.
 _PACKED_BY = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""``pack`` uses the second. Others may ask for gigabytes of memory."""
+# What zipfile raises for archives that are damaged, encrypted, or packed in a way that it does not know.
 _DAMAGE = (
     zipfile.BadZipFile, zlib.error, struct.error, EOFError, LookupError, OSError, OverflowError, RuntimeError,
     ValueError,
 )  # fmt: skip
-"""What zipfile raises for archives that are damaged, encrypted, or packed in a way that it does not know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,10 +168,8 @@ class Bundle:
     """A report that may be handed on, and what was changed in it."""
 
     report: Report
-    hidden: tuple[str, ...]
-    """What was replaced, in words: "2 host names"."""
-    left_out: tuple[str, ...]
-    """What the run folder has and the bundle has not."""
+    hidden: tuple[str, ...]  # what was replaced, in words: "2 host names"
+    left_out: tuple[str, ...]  # what the run folder has and the bundle has not
 
 
 def make_bundle(report: Report, users: Iterable[str], *, with_source: bool) -> Bundle:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     Facts = dict[tuple[Topic, str], Any]
 
 UNSET = "not set"
+# By field of ``SpeedSettings``: its name in the report.
 SETTINGS = {
     "rows": "rows of a rank's batch",
     "reductions": "reductions per step",
@@ -47,7 +48,6 @@ SETTINGS = {
     "bucket_view": "gradient_as_bucket_view",
     "syncs_buffers": "broadcast_buffers",
 }
-"""By field of ``SpeedSettings``: its name in the report."""
 _MIB = 2**20
 
 
@@ -147,23 +147,21 @@ def settings_of_run(report: Report) -> Iterator[tuple[str, str]]:
                 yield SETTINGS[one.name], words
 
 
-LEAST_CHANGE = 0.10
-"""Our choice: medians of two healthy runs differ by a few percent, and bandwidths by up to ten."""
+LEAST_CHANGE = 0.10  # our choice: medians of two healthy runs differ by a few percent, and bandwidths by up to ten
+# Keys of a node's facts that are versions.
 VERSIONS = frozenset({
     "torch_version", "version", "nccl", "nccl_loaded", "cuda", "python", "driver", "kernel", "ofed", "image",
 })  # fmt: skip
-"""Keys of a node's facts that are versions."""
+# Keys of a node's facts that differ between any two runs, or name the node.
 VOLATILE = frozenset({
     "age_s", "available", "available_bytes", "boot_id", "clock", "free", "free_bytes", "host", "index", "inode",
     "kernel_log", "load", "memory_available_bytes", "names", "offset_s", "pid", "port", "power_w", "processes", "rank",
     "ranks", "stuck_processes", "temperature_c", "time_ns", "uptime_s", "used", "used_bytes", "user_processes",
     "utilization", "uuid",
 })  # fmt: skip
-"""Keys of a node's facts that differ between any two runs, or name the node."""
-ONE_SIDED = frozenset({Topic.VERDICT, Topic.VARIABLE})
-"""Topics in which a side without a value is itself a difference."""
+ONE_SIDED = frozenset({Topic.VERDICT, Topic.VARIABLE})  # topics in which a side without a value is itself a difference
+# Options that change nothing in a run.
 OUTPUTS = frozenset({"--report-dir", "--output", "-o", "--plot", "--html", "--format"})
-"""Options that change nothing in a run."""
 MAX_TEXT = 160
 
 

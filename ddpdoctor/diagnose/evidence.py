@@ -80,8 +80,8 @@ def _targets(state: RunState, blamed: frozenset[int]) -> dict[int, frozenset[int
     return known or ({rank: blamed for rank in state.waiting if rank not in blamed} if blamed else {})
 
 
+# Our choice: dumps do not say when they were made. What had not ended is drawn for so much of the time before.
 AFTER_SHARE = 0.1
-"""Our choice: dumps do not say when they were made. What had not ended is drawn for so much of the time before."""
 
 
 def flight_timeline(
@@ -199,8 +199,7 @@ def _fault(dumps: Mapping[int, FlightDump], verdict: Finding | None, clock: Time
 
 
 VERB = "analyze"
-MOST_SOURCES = 200
-"""Our choice: how many files the report lists. All are counted."""
+MOST_SOURCES = 200  # Our choice: how many files the report lists. All are counted.
 MOST_HINTS = 12
 
 
@@ -326,10 +325,10 @@ _DOING = {
 }  # fmt: skip
 
 
+# What the state of a process says of its rank.
 _LETTERS = {
     "R": "runs", "S": "sleeps", "D": "waits in the kernel", "T": "is stopped", "t": "is stopped", "Z": "has ended",
 }  # fmt: skip
-"""What the state of a process says of its rank."""
 
 
 def _weak_words(facts: list[Fact], failed: Failed | None, exited: Exited | None) -> str:

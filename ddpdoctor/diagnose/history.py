@@ -106,10 +106,10 @@ def find_returning(starts: Iterable[Start]) -> tuple[Returning, ...]:
 
 RUN_MARK = "run.json"
 HELP = "Give a folder with run folders of `ddpdoctor wrap`, or one of them; by default they are in ddpdoctor-report/."
+# Options that differ between starts of one job.
 VARIES = (
     "--report-dir", "--master-port", "--master-addr", "--exchange-port", "--rdzv-id", "--rdzv-endpoint", "--node-rank",
 )  # fmt: skip
-"""Options that differ between starts of one job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +117,7 @@ class Histories:
     """The histories of all jobs in a folder, and the run folders that could not be read."""
 
     jobs: tuple[History, ...]
-    unread: tuple[str, ...]
-    """Reasons, each with its folder."""
+    unread: tuple[str, ...]  # reasons, each with its folder
 
 
 def read_histories(folder: Path, read_report: ReadReport) -> Histories:

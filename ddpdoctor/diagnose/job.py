@@ -68,11 +68,10 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.registry import Rule
     from ddpdoctor.rules.speed.reduction import MeasuredCurves
 
+    # Asks the watcher that records in a folder for evidence, with a time limit, as long as it runs.
     Ask = Callable[[Path, float, Callable[[], bool]], bool]
-    """Asks the watcher that records in a folder for evidence, with a time limit, as long as it runs."""
 
-MOST_LOADERS = 16
-"""Our choice: a script with more makes them anew, and the first ones tell as much."""
+MOST_LOADERS = 16  # our choice: a script with more makes them anew, and the first ones tell as much
 
 
 def loader_data(job: Job) -> list[Any]:
@@ -251,11 +250,10 @@ def _known(job: Job, findings: Iterable[Finding], curves: MeasuredCurves | None)
     }
 
 
-LIMIT_S = 20.0
-"""Our choice: ranks answer within three seconds, and other nodes within five."""
+LIMIT_S = 20.0  # our choice: ranks answer within three seconds, and other nodes within five
+# Our choice: who asks suspects a hang, so a rank without progress is blamed sooner than by a watcher that may stop the
+# job.
 PATIENCE_S = 10.0
-"""Our choice: who asks suspects a hang, so a rank without progress is blamed sooner than by a watcher that may stop the
-job."""
 
 
 def take_dump(run_dir: Path, ask: Ask) -> Report:
@@ -336,8 +334,8 @@ def wall_time(time_ns: int | None, job: Job, run: Run) -> str | None:
 
 Made = TypeVar("Made")
 HANG_OPTION = "--hang-timeout"
+# Options of ``wrap`` that rules name and that other ways in do not have.
 _WRAP_ONLY = re.compile(r"--(?:allow-different|check-every|debug-level|on-hang|speed|no-consistency)\b")
-"""Options of ``wrap`` that rules name and that other ways in do not have."""
 
 
 def judge_folder(folder: Path, attempt: int | None = None) -> Judgment:

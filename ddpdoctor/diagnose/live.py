@@ -59,13 +59,12 @@ if TYPE_CHECKING:
 
 
 MOVES_S = 2.0
+# A rank trains if it ended a step within this time, or within the time of this many steps. Our choice: of the last
+# steps of a rank, the record may lack four.
 MOVES_STEPS = 5
-"""A rank trains if it ended a step within this time, or within the time of this many steps. Our choice: of the last
-steps of a rank, the record may lack four."""
-WAITS_S = 1.0
-"""Our choice: shorter waits are a part of most steps."""
+WAITS_S = 1.0  # our choice: shorter waits are a part of most steps
+# The best clock first. The others check the same tensors.
 CLOCKS = (StreamClock.STEP, StreamClock.FORWARD, StreamClock.END, StreamClock.SYNC)
-"""The best clock first. The others check the same tensors."""
 
 
 def read_status(run_dir: Path, *, with_others: bool = True) -> JobNow:
@@ -202,8 +201,8 @@ class JobLabels:
     run: str
     script: str
     version: str
+    # Whether this ``wrap`` reports of the whole job. Others report of their ranks only: no sample is double.
     is_first: bool
-    """Whether this ``wrap`` reports of the whole job. Others report of their ranks only: no sample is double."""
 
 
 def read_samples(now: JobNow, report: Report | None, measured: JobLabels) -> tuple[Sample, ...]:

@@ -57,8 +57,7 @@ def start_torch_early(env: Mapping[str, str]) -> ChildProcess | None:
         return None  # the collector tries again and reports the problem
 
 
-CLOSENESS = 0.5
-"""The least similarity, on difflib's scale from 0 to 1, at which a name is suggested for an unknown one."""
+CLOSENESS = 0.5  # the least similarity, on difflib's scale from 0 to 1, at which a name is suggested for an unknown one
 LIST_HINT = "`ddpdoctor check-env --list` lists them all."
 
 
@@ -97,10 +96,9 @@ def _find_all(names: Iterable[str], rules: tuple[Rule, ...]) -> set[str]:
 
 FQDN_LIMIT_S = 2.0
 LEAVE_LIMIT_S = 2.0
+# Our choice: how much longer than rank 0 another host may take to read if all processes have already met.
 SLOWEST_S = 30.0
-"""Our choice: how much longer than rank 0 another host may take to read if all processes have already met."""
-MOST_NAMED = 64
-"""For how many ranks without an answer their hello is looked up."""
+MOST_NAMED = 64  # for how many ranks without an answer their hello is looked up
 
 
 def find_launch(env: Mapping[str, str]) -> Launch:
@@ -348,16 +346,13 @@ class Head:
 class Facts:
     """All facts from one process."""
 
-    rank: int
-    """The rank among the gathering processes."""
+    rank: int  # the rank among the gathering processes
     machine: str
     container: str
     process: NodeProcess
-    node: Node | None
-    """Set only by the process that reads its host. It has no processes."""
+    node: Node | None  # Set only by the process that reads its host. It has no processes.
     host: str
-    version: str
-    """The version of ddpdoctor."""
+    version: str  # the version of ddpdoctor
 
 
 def assemble(launch: Launch, facts: Sequence[Facts], problems: Iterable[str] = ()) -> Fleet:
@@ -440,18 +435,15 @@ class CheckEnvOptions:
     deep: bool = False
     use_torch: bool = True
     redact: bool = False
-    expect_version: tuple[str, ...] = ()
-    """Versions that every node should have: "torch==2.13.*"."""
-    alone: bool = False
-    """Check this machine only, also in a process that a launcher started."""
+    expect_version: tuple[str, ...] = ()  # versions that every node should have: "torch==2.13.*"
+    alone: bool = False  # check this machine only, also in a process that a launcher started
     timeout_s: float = 30.0
     nnodes: int | None = None
     node_rank: int | None = None
     master_addr: str | None = None
     master_port: int | None = None
     command: tuple[str, ...] = ()
-    torch_child: ChildProcess | None = None
-    """A child process that has already started to import torch."""
+    torch_child: ChildProcess | None = None  # a child process that has already started to import torch
 
 
 def list_checks(wanted: CheckEnvOptions) -> list[str]:

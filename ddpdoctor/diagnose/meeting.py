@@ -42,18 +42,13 @@ class NodeArrival:
     """Each process sends this as soon as it reaches the others."""
 
     host: str
-    machine: str
-    """Equal for processes of one host, or of one container that has its own network."""
+    machine: str  # equal for processes of one host, or of one container that has its own network
     settings: JobSettings
-    rank: int
-    """The rank among the checking processes."""
-    leads: bool
-    """Whether it reads its node."""
+    rank: int  # the rank among the checking processes
+    leads: bool  # whether it reads its node
     fewest: int
-    most: int
-    """The number of nodes in this process's settings."""
-    version: str
-    """The version of ddpdoctor."""
+    most: int  # the number of nodes in this process's settings
+    version: str  # the version of ddpdoctor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +57,8 @@ class SentFacts:
 
     process: NodeProcess
     node: Node | None = None
-    publication: Publication | None = None
-    """Its ``number`` is the number of arrival."""
-    serves: bool = False
-    """Whether it serves the store."""
+    publication: Publication | None = None  # its ``number`` is the number of arrival
+    serves: bool = False  # whether it serves the store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,20 +75,16 @@ class SeatList:
     """The joined nodes and their tasks."""
 
     seats: tuple[Seat, ...]
-    publications: tuple[Publication, ...]
-    """Numbered like the seats. The judging node is first."""
-    servers: tuple[int, ...]
-    """Arrival numbers of the nodes that serve the store."""
+    publications: tuple[Publication, ...]  # Numbered like the seats. The judging node is first.
+    servers: tuple[int, ...]  # arrival numbers of the nodes that serve the store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
     """The result of serving the store."""
 
-    not_served: str = ""
-    """A phrase that says why it failed."""
-    without_torch: str = ""
-    """A phrase that says why it could not be tried."""
+    not_served: str = ""  # a phrase that says why it failed
+    without_torch: str = ""  # a phrase that says why it could not be tried
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,13 +106,12 @@ class Sentence:
     ended_at: str
 
 
-PREFIX = "ddpdoctor/rendezvous/"
-"""Keeps our keys apart from those of the launcher that owns the store."""
+PREFIX = "ddpdoctor/rendezvous/"  # keeps our keys apart from those of the launcher that owns the store
+# Our choice: how long node 0 looks for a meeting at an address that is not its own before it serves one itself. The
+# address may be wrong, or belong to a load balancer in front of node 0.
 SEEK_FIRST_S = 4.0
-"""Our choice: how long node 0 looks for a meeting at an address that is not its own before it serves one itself. The
-address may be wrong, or belong to a load balancer in front of node 0."""
+# Our choice: if node 0 never joins, how long nodes that share a folder wait for the lowest of them to serve.
 STAND_IN_S = 10.0
-"""Our choice: if node 0 never joins, how long nodes that share a folder wait for the lowest of them to serve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,10 +119,8 @@ class JoinedMeeting:
     """This node has met the others."""
 
     conversation: Conversation
-    client: Client
-    """A connection to the serving node. It also gives the time on that node's clocks."""
-    serves: bool
-    """Whether this node serves the meeting. Then it also judges."""
+    client: Client  # A connection to the serving node. It also gives the time on that node's clocks.
+    serves: bool  # Whether this node serves the meeting. Then it also judges.
     way: str
 
 
@@ -267,13 +253,11 @@ def in_background(what: Any, *arguments: Any) -> threading.Thread:
     return thread
 
 
+# Our choice: how long to wait after the last arrival if the nodes disagree on their number and the smallest number has
+# been reached. The launch is already wrong then, and the other nodes may not exist.
 GRACE_S = 3.0
-"""Our choice: how long to wait after the last arrival if the nodes disagree on their number and the smallest number has
-been reached. The launch is already wrong then, and the other nodes may not exist."""
-FACTS_LIMIT_S = 40.0
-"""Our choice: twice the time limit for reading a node."""
-MOST_TOO_MANY = 64
-"""How many more arrivals than expected are accepted. More are a launch error."""
+FACTS_LIMIT_S = 40.0  # our choice: twice the time limit for reading a node
+MOST_TOO_MANY = 64  # How many more arrivals than expected are accepted. More are a launch error.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,8 +265,7 @@ class Arrivals:
     """The processes that joined, by number of arrival."""
 
     arrived: Mapping[int, NodeArrival]
-    seen: Mapping[int, SentFacts]
-    """The facts of those that sent any."""
+    seen: Mapping[int, SentFacts]  # the facts of those that sent any
 
     def leads(self) -> dict[int, NodeArrival]:
         """Return the processes that read their node."""

@@ -220,8 +220,8 @@ def failures(job: Job, rows: Mapping[int, RankRow]) -> list[tuple[int, str, tupl
     return [(min(times)[0], state, tuple(sorted(one for _, one in times))) for state, times in alike.items()]
 
 
+# Our choice: a graph with more nodes cannot be read. Ranks are then folded even if they wait for different ranks.
 MOST_CLASSES = 40
-"""Our choice: a graph with more nodes cannot be read. Ranks are then folded even if they wait for different ranks."""
 
 
 def fold_waits(

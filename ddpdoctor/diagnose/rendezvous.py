@@ -69,8 +69,7 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.registry import Rule
 
 
-BESIDE = frozenset({"clock", "version-same"})
-"""Checks of other groups that concern how nodes start together."""
+BESIDE = frozenset({"clock", "version-same"})  # checks of other groups that concern how nodes start together
 HEAD_LIMIT_S = 5.0
 FQDN_LIMIT_S = 2.0
 
@@ -169,8 +168,8 @@ def _publication(node: Node, number: int) -> Publication:
     return Publication(number=number, address="", interface="")
 
 
+# Our choice: up to this many pairs, the report lists all. Above it, the report lists only failing pairs.
 PAIRS_SHOWN = 32 * 31
-"""Our choice: up to this many pairs, the report lists all. Above it, the report lists only failing pairs."""
 _PREFIX = "PET_"
 
 
@@ -273,12 +272,10 @@ class RendezvousOptions:
     """The options of the command."""
 
     options: NodeOptions = field(default_factory=NodeOptions)
+    # The first and last port for the connections of pairs. None: any port that the kernel assigns.
     port_range: tuple[int, int] | None = None
-    """The first and last port for the connections of pairs. None: any port that the kernel assigns."""
-    timeout_s: float = 30.0
-    """How long the nodes wait for each other."""
-    folder: Path | None = None
-    """--report-dir. Nodes that share this folder can meet through it."""
+    timeout_s: float = 30.0  # how long the nodes wait for each other
+    folder: Path | None = None  # --report-dir. Nodes that share this folder can meet through it.
     command: tuple[str, ...] = ()
 
 
@@ -287,19 +284,16 @@ class RendezvousChecked:
     """The report of one node. All nodes have the same findings, except a node that met no other."""
 
     report: Report
-    number: int
-    """Number of this node."""
-    judged: bool
-    """Whether this node judged. It writes report.json, and the others write node-N.json."""
+    number: int  # number of this node
+    judged: bool  # Whether this node judged. It writes report.json, and the others write node-N.json.
+    # Whether this node prints the report. If a launcher merges all output, only the judging node prints, and each node
+    # that met no other.
     shows: bool
-    """Whether this node prints the report. If a launcher merges all output, only the judging node prints, and each node
-    that met no other."""
 
 
 Kind = TypeVar("Kind")
 SERVED_LIMIT_S = IMPORT_LIMIT_S + 12
-TRIAL_LIMIT_S = 20.0
-"""Our choice: a healthy start of 64 nodes takes one second on an idle machine."""
+TRIAL_LIMIT_S = 20.0  # our choice: a healthy start of 64 nodes takes one second on an idle machine
 
 
 class OwnVisit:
@@ -450,13 +444,11 @@ def stored(view: StoreView) -> bool:
     )
 
 
-STORE_VIEW_LIMIT_S = 15.0
-"""Our choice: how long to wait for a node's check of the store after the mesh has ended."""
+STORE_VIEW_LIMIT_S = 15.0  # our choice: how long to wait for a node's check of the store after the mesh has ended
 TRIAL_LIMIT_OF_OTHERS_S = TRIAL_LIMIT_S + 8.0
-SEE_OFF_S = 10.0
-"""Our choice: how long to stay until all remaining nodes have received the verdict."""
+SEE_OFF_S = 10.0  # our choice: how long to stay until all remaining nodes have received the verdict
+# Our choice: the mesh of hundreds of nodes takes minutes. If the judging node dies, its connection shows it.
 STEP_LIMIT_S = 600.0
-"""Our choice: the mesh of hundreds of nodes takes minutes. If the judging node dies, its connection shows it."""
 
 
 def lead(visit: OwnVisit, entry: JoinedMeeting) -> RendezvousChecked:
@@ -491,10 +483,8 @@ class _Gathered:
     visit: OwnVisit
     arrivals: Arrivals
     roster: SeatList
-    seats: tuple[Seat, ...]
-    """Includes nodes that sent nothing after they joined."""
-    store_views: Mapping[int, StoreView]
-    """By number of arrival."""
+    seats: tuple[Seat, ...]  # includes nodes that sent nothing after they joined
+    store_views: Mapping[int, StoreView]  # by number of arrival
     pairs: tuple[NodePair, ...]
 
 

@@ -49,8 +49,7 @@ class TimelineClock:
         return round((min(max(time_ns, self.began_ns), self.until_ns) - self.began_ns) / 1e6, 3)
 
 
-StepKey = tuple[str, int]
-"""A step: the group whose members end it together, and its number."""
+StepKey = tuple[str, int]  # a step: the group whose members end it together, and its number
 
 
 def find_reductions(rank: Rank, from_ns: int) -> dict[int, tuple[StepKey, int]]:
@@ -166,8 +165,8 @@ def merge_parts(parts: Sequence[StepRange], most: int) -> list[StepRange]:
     return [StepRange(those[0].first, those[-1].last, those[0].start_ns, those[-1].end_ns) for those in slices.values()]
 
 
+# A collective: the name of its group, the group's first member and size, and its number.
 CallKey = tuple[str, int, int, int]
-"""A collective: the name of its group, the group's first member and size, and its number."""
 PHASE_KINDS = {
     "ddp_forward": SpanKind.FORWARD,
     "ddp_forward_no_grad": SpanKind.FORWARD,
@@ -177,13 +176,11 @@ PHASE_KINDS = {
     "work_wait": SpanKind.WAIT,
 }
 REDUCTION = "gradient reduction"
-LEAST_GAP_MS = 0.05
-"""Our choice: shorter times between two calls are not shown as host code."""
+LEAST_GAP_MS = 0.05  # our choice: shorter times between two calls are not shown as host code
 LEAST_WAIT_MS = 0.05
+# Our choice: a collective is split into wait and transfer if the wait is at least this long, and this part of it.
 LEAST_WAIT_SHARE = 0.05
-"""Our choice: a collective is split into wait and transfer if the wait is at least this long, and this part of it."""
-CALLS_AFTER = 4
-"""A quarter of a lane's calls, at most, are later than the fault."""
+CALLS_AFTER = 4  # a quarter of a lane's calls, at most, are later than the fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,10 +188,8 @@ class ChosenCalls:
     """Which of a rank's calls are shown."""
 
     calls: CallLog
-    cut_before: bool
-    """Earlier calls exist or existed, and are not shown."""
-    cut_after: bool
-    """Later calls exist, and are not shown."""
+    cut_before: bool  # earlier calls exist or existed, and are not shown
+    cut_after: bool  # later calls exist, and are not shown
 
     @property
     def from_ns(self) -> int:
@@ -215,8 +210,7 @@ class LaneEnd:
     """How a rank ended, or what it did when it was last seen."""
 
     tail: Span | None
-    waits: bool
-    """It waited for others, also if that wait failed."""
+    waits: bool  # it waited for others, also if that wait failed
 
 
 def choose_calls(rank: Rank, fault_ns: int | None, most: int) -> ChosenCalls:
@@ -388,15 +382,14 @@ def _end_of(span: Span, clock: TimelineClock) -> float:
     return clock.until_ms if span.end_ms is None else span.end_ms
 
 
-MOST_DETAILED = 48
-"""Lanes with detail: one for each class, then blamed ranks."""
+MOST_DETAILED = 48  # lanes with detail: one for each class, then blamed ranks
 MOST_DETAIL_SPANS = 960
 LANE_DETAIL_SPANS = 240
 MOST_COARSE_SPANS = 8_000
 LANE_COARSE_SPANS = 48
+# Our choice of all five: a span takes 200 to 300 bytes in report.json, which is to stay small: 400 KiB for 8 ranks and
+# 3 MiB for 1,024.
 LEAST_COARSE_SPANS = 8
-"""Our choice of all five: a span takes 200 to 300 bytes in report.json, which is to stay small: 400 KiB for 8 ranks and
-3 MiB for 1,024."""
 MOST_FAILURES = 12
 
 

@@ -50,15 +50,14 @@ if TYPE_CHECKING:
     from ddpdoctor.model.tuning import PredictedSize, RestartPlan, ScalingLaunch, ScalingRow, TriedBlock
 
 
-ENOUGH_BLOCKS = 3
-"""Our choice: their mean tells about how long the trial takes."""
-FIRST_STEPS = 10
-"""The recorder tries no setting before that."""
+ENOUGH_BLOCKS = 3  # our choice: their mean tells about how long the trial takes
+FIRST_STEPS = 10  # the recorder tries no setting before that
 WRAP_IT = "`ddpdoctor wrap --speed` says where the time of a step goes in any job, without a trial."
 SPAWNED_HELP = (
     "Let torchrun start them: take rank and world size from the environment, as init_process_group() does, and call "
     "the function of a rank directly. Then run `ddpdoctor tune --nproc-per-node N SCRIPT`."
 )
+# Why a trial has no result, and what to do, by how it ended.
 SENTENCES = {
     TrialStop.NO_STEP: (
         "the script makes no steps with a torch optimizer",
@@ -70,7 +69,6 @@ SENTENCES = {
     ),
     TrialStop.SPAWNED: ("the script starts its ranks itself (torch.multiprocessing)", SPAWNED_HELP),
 }
-"""Why a trial has no result, and what to do, by how it ended."""
 
 
 def build_tune_report(
@@ -257,8 +255,8 @@ def _predict_ranks(
 
 
 LAUNCH_STEPS = FIRST_STEPS + MEASURED_IN_LAUNCH
+# A first launch that ended so can be followed by others.
 ENDED = frozenset({TrialStop.DONE, TrialStop.CANNOT_SWITCH, TrialStop.SEVERAL_MODELS})
-"""A first launch that ended so can be followed by others."""
 
 
 def read_plan(folder: Path, only: Collection[str], wall_s: float) -> RestartPlan | None:

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.attached import Refusal
     from ddpdoctor.model.evidence import Fact
 
-_OF_NODE = re.compile(r"/nodes/\d+$")
-"""The folder of another node, in the run folder of the job."""
+_OF_NODE = re.compile(r"/nodes/\d+$")  # the folder of another node, in the run folder of the job
 _RECORDS: dict[str, Any] = {"job": AttachedJob, "look": RankLook, "nodes": AskedNodes}
 
 

@@ -41,11 +41,11 @@ _CALL = re.compile(
     r"(?:, TensorShape=(?P<shape>\[[\[\]\d, ]{0,2000}\]|\d*))?"
     r"(?:, TensorDtypes=(?P<dtypes>[\w, ]{0,200}?)(?:, Tensor|\)))?"
 )
+# c10's names of scalar types that differ from Python's.
 _DTYPES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
     "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
 }  # fmt: skip
-"""c10's names of scalar types that differ from Python's."""
 _MOST_CALLS = 20_000
 
 
@@ -118,10 +118,9 @@ def _operation(match: re.Match[str]) -> Operation:
 
 _KEYS = re.compile(r"[Ww]ait timeout after (?P<ms>\d{1,12}) ?ms, keys: (?P<keys>[^\n]{1,2000})")
 _KEY = re.compile(r"Timeout waiting for key: (?P<keys>\S{1,500}) after (?P<ms>\d{1,12}) ?ms")
+# Where a rank leaves its address for Gloo's peers.
 _ADDRESS = re.compile(r"^/?default_pg/\d+//\w+//\d+/(?P<rank>\d{1,9})$")
-"""Where a rank leaves its address for Gloo's peers."""
-_UNIQUE_ID = re.compile(r"^/?default_pg/0(?://cuda//0|/0)$")
-"""Where rank 0 leaves NCCL's id for all."""
+_UNIQUE_ID = re.compile(r"^/?default_pg/0(?://cuda//0|/0)$")  # where rank 0 leaves NCCL's id for all
 _ASKS_0 = re.compile(
     r"retrieving ncclUniqueId from \[(?P<rank>\d{1,9})\] via c10d key-value store by key '(?P<key>[^']*)'"
 )
@@ -319,8 +318,7 @@ _SIZES = re.compile(
 )
 _LENGTHS = re.compile(r"op\.preamble\.length <= op\.nbytes\.? ?(?P<sent>\d{1,20}) vs (?P<expected>\d{1,20})")
 _CONSTRUCTOR = "DistributedDataParallel()"
-_MOST_PARAMETERS = 10**8
-"""Our choice: no model has more tensors. A victim reads memory that was never set."""
+_MOST_PARAMETERS = 10**8  # Our choice: no model has more tensors. A victim reads memory that was never set.
 
 
 class CollectiveErrorReader:

@@ -28,13 +28,12 @@ class Reading:
     """What an error's type, text and traceback say."""
 
     nature: Nature
+    # Ranks that the error names as lost or late. Ranks of the default group are global ranks.
     peers: tuple[int, ...] = ()
-    """Ranks that the error names as lost or late. Ranks of the default group are global ranks."""
     peer_hosts: tuple[str, ...] = ()
     memory: bool = False
     in_worker: bool = False
-    known: KnownError | None = None
-    """The row of the table of known errors, if that decided."""
+    known: KnownError | None = None  # the row of the table of known errors, if that decided
 
 
 _STOPPED = re.compile(
@@ -46,6 +45,7 @@ _FOLLOWS_TYPES = frozenset((
     "RendezvousGracefulExitError", "RayTaskError", "ActorDiedError", "RayActorError", "TrainingFailedError",
     "TrainingWorkerError", "GeneratorExit",
 ))  # fmt: skip
+# Ranks that tell of a difference between ranks, and launchers that tell of a rank, are not where it began.
 _FOLLOWS = re.compile(
     r"Detected mismatch between collectives on ranks"
     r"|DDP expects same model across all ranks|appears not to match (?:sizes|strides) of the same param in process"
@@ -53,7 +53,6 @@ _FOLLOWS = re.compile(
     r"|[Mm]ore than 1 ?EB memory"
     r"|(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate|deepspeed)\b.*returned non-zero exit status"
 )
-"""Ranks that tell of a difference between ranks, and launchers that tell of a rank, are not where it began."""
 _TIMED_OUT = re.compile(
     r"Watchdog caught collective operation timeout|timed out in blocking wait|NCCL operation timed out"
     r"|Timed out waiting \d+ ?ms for (?:recv|send) operation|failed to pass monitoredBarrier"
@@ -73,10 +72,10 @@ _PEER_LOST = re.compile(
     r"|Connection refused|No route to host|Network is unreachable|Software caused connection abort|Connection timed out"
     r"|Connect to \S+ (?:failed|returned)"
 )
+# A peer is a rank only where torch speaks of it. A download may lose its peer too.
 _DISTRIBUTED = re.compile(
     r"gloo|pair\.cc|[Nn][Cc][Cc][Ll]|c10d|SocketImpl|TCPStore|ProcessGroup|store->|failed to recv, got|\[Rank \d+\]"
 )
-"""A peer is a rank only where torch speaks of it. A download may lose its peer too."""
 _MEMORY = re.compile(
     r"(?:CUDA|HIP|XPU) out of memory|CUDA error: out of memory|Cuda failure '?(?:2 )?'?out of memory"
     r"|can't allocate memory"
@@ -139,8 +138,8 @@ def classify(kind: str, message: str, frames: Sequence[Frame] = ()) -> Reading:
     return Reading(nature=nature, peers=tuple(peers), peer_hosts=tuple(hosts), known=known)
 
 
+# What the table of known errors says of an error.
 _NATURES = {**{nature.value: nature for nature in Nature}, "link": Nature.PEER_LOST}
-"""What the table of known errors says of an error."""
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -202,11 +201,12 @@ _ALONE = re.compile(
     r"(?:(?P<how>Segmentation fault|Bus error|Aborted|Floating point exception|Illegal instruction)"
     r"(?: \((?:core dumped|signal \d{1,2})\))?|(?P<killed>Killed)(?: \(signal 9\))?)$"
 )
+# Also UCX's handler.
 _OPEN_MPI = re.compile(
     r"^\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,9})(?: *:\d{1,9}:\d{1,9})?\] (?:Signal: |Caught signal \d{1,2} \()"
     r"(?P<how>Segmentation fault|Bus error|Aborted)(?: \(\d+\)|[:)])"
 )
-"""Also UCX's handler."""
+# How a launcher reports the process that ended first, with its rank.
 _REPORTED = (
     re.compile(r"Child process with PID (?P<pid>\d{1,9}) terminated with code (?P<code>-?\d{1,5})\b"),  # Lightning
     re.compile(
@@ -215,15 +215,14 @@ _REPORTED = (
     ),
     re.compile(r"MPI_A(?:BORT|bort) was invoked on rank (?P<rank>\d{1,7}) in communicator MPI_COMM_WORLD"),
 )
-"""How a launcher reports the process that ended first, with its rank."""
 _FIRST = re.compile(
     r"Process name: \[\[\d{1,9},\d{1,9}\],(?P<rank>\d{1,7})\]"
     r"|RANK (?P<number>\d{1,7}) PID (?P<pid>\d{1,9}) RUNNING AT (?P<host>[\w.-]{1,253})"
 )
+# The two lines in which Open MPI's and Intel's mpirun report that process.
 _END = re.compile(
     r"(?:KILLED BY SIGNAL: (?P<signal>\d{1,2})|(?:EXIT (?:CODE|STATUS)|Exit code):\s+(?P<code>\d{1,5}))\b"
 )
-"""The two lines in which Open MPI's and Intel's mpirun report that process."""
 _SIGNALS = {
     "Segmentation fault": "SIGSEGV", "Bus error": "SIGBUS", "Aborted": "SIGABRT", "Killed": "SIGKILL",
     "Floating point exception": "SIGFPE", "Illegal instruction": "SIGILL",
@@ -236,8 +235,7 @@ _GATE = (
 _OF_SHELLS = frozenset({6, 7, 9, 11, 15})
 _NEAR = 6
 _MOST = 4096
-_WATCHDOG = ("Watchdog caught", "atchdog thread terminated")
-"""ProcessGroupNCCL logs these before it ends the process."""
+_WATCHDOG = ("Watchdog caught", "atchdog thread terminated")  # ProcessGroupNCCL logs these before it ends the process
 
 
 class CrashReader(LineReader):

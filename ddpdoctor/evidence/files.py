@@ -28,47 +28,38 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-HEAD_BYTES = 64 * 2**10
-"""A reader recognizes a file by this many bytes."""
+HEAD_BYTES = 64 * 2**10  # a reader recognizes a file by this many bytes
+# Our choice: the limit for a file that must fit into memory. A dump of 2,000 entries has 2 MB.
 MOST_BYTES = 256 * 2**20
-"""Our choice: the limit for a file that must fit into memory. A dump of 2,000 entries has 2 MB."""
-MOST_UNPACKED = 2**36
-"""Our choice: the most that is unpacked of one file. A log of 64 GiB takes ten minutes to read."""
-MOST_FILES = 200_000
-"""Our choice: 16,384 ranks may leave ten files each."""
+MOST_UNPACKED = 2**36  # Our choice: the most that is unpacked of one file. A log of 64 GiB takes ten minutes to read.
+MOST_FILES = 200_000  # our choice: 16,384 ranks may leave ten files each
+# Our choice: how many times its size is unpacked of a file. Logs shrink to a tenth, and those of idle jobs to a
+# hundredth; what was made to fill a disk shrinks a thousandfold and more.
 MOST_RATIO = 200
-"""Our choice: how many times its size is unpacked of a file. Logs shrink to a tenth, and those of idle jobs to a
-hundredth; what was made to fill a disk shrinks a thousandfold and more."""
-LEAST_UNPACKED = 2**30
-"""Our choice: so much is unpacked of any file."""
+LEAST_UNPACKED = 2**30  # our choice: so much is unpacked of any file
+# Our choice: the memory for unpacking xz. ``xz -9`` takes 65 MiB, and a file can ask for 4 GiB.
 MOST_DICTIONARY = 2**28
-"""Our choice: the memory for unpacking xz. ``xz -9`` takes 65 MiB, and a file can ask for 4 GiB."""
 STDIN = "-"
 _NO_TEXT = "".join(map(chr, [*range(1, 8), *range(14, 27), *range(28, 32), 127])) + "\ufffd"
 _MOST_STRANGE = 0.02
 _RANK = re.compile(r"(?P<of>[a-z]*)[_.-]?rank[_.=-]?(?P<rank>\d+)(?!.*rank[_.=-]?\d)", re.IGNORECASE)
+# A rank of one of these in the name of a file is the number of a node, or of a process in a group.
 _OTHER_RANKS = frozenset((
     "cp", "data", "dp", "ep", "etp", "expert", "group", "host", "intra", "local", "machine", "model", "mp", "node",
     "pipeline", "pp", "sp", "tensor", "tp",
 ))  # fmt: skip
-"""A rank of one of these in the name of a file is the number of a node, or of a process in a group."""
-_LOCAL = re.compile(r"attempt_(\d+)/(\d+)/[^/]+$")
-"""torchrun's layout below --log-dir: attempt, then local rank."""
+_LOCAL = re.compile(r"attempt_(\d+)/(\d+)/[^/]+$")  # torchrun's layout below --log-dir: attempt, then local rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceFile:
     """A file to read."""
 
-    name: str
-    """As the user gave it, or below the folder that the user gave."""
-    path: Path | None
-    """None for standard input."""
+    name: str  # as the user gave it, or below the folder that the user gave
+    path: Path | None  # None for standard input
     who: Who
-    attempt: int | None = None
-    """The attempt that torchrun's folder names, or None."""
-    problem: str = ""
-    """Why the file must not be read."""
+    attempt: int | None = None  # the attempt that torchrun's folder names, or None
+    problem: str = ""  # why the file must not be read
 
 
 def find_files(paths: Sequence[str]) -> Iterator[EvidenceFile]:
@@ -301,11 +292,9 @@ class _Gzip:
         return found
 
 
-_MOST_UNCHECKED = 900_000
-"""The largest block of bzip2, in bytes."""
+_MOST_UNCHECKED = 900_000  # the largest block of bzip2, in bytes
 
-_PIECE = 2**14
-"""Our choice: so much of a packed file is unpacked at once."""
+_PIECE = 2**14  # our choice: so much of a packed file is unpacked at once
 _PACKED: dict[bytes, Callable[[], Any]] = {
     b"\x1f\x8b": _Gzip,
     b"BZh": bz2.BZ2Decompressor,

@@ -34,28 +34,26 @@ if TYPE_CHECKING:
 
 _Entry = dict[str, Any]
 
+# From ProcessGroupNCCL.cpp: "recv 1<-0" has ranks within the group, "?" is any source. TorchComms names no ranks.
 _TRANSFER = re.compile(r"(send|recv)(?: (\d+)(?:->|<-)(\d+|\?))?")
-"""From ProcessGroupNCCL.cpp: "recv 1<-0" has ranks within the group, "?" is any source. TorchComms names no ranks."""
-_ENDS = ("coalesced", "_coalesced")
-"""Entries that end a batch, and whose state is that of the batch's other entries."""
+_ENDS = ("coalesced", "_coalesced")  # entries that end a batch, and whose state is that of the batch's other entries
+# Backends whose entries are only marked as retired when they have ended.
 _NEVER_COMPLETED = frozenset({"gloo", "nccl2", "nccl-lazy", "c10d"})
-"""Backends whose entries are only marked as retired when they have ended."""
+# With TORCH_DISTRIBUTED_DEBUG=DETAIL, torch compares fingerprints of this size in groups of its own.
 _HELPER_NUMELS = frozenset({1, 3, 7})
-"""With TORCH_DISTRIBUTED_DEBUG=DETAIL, torch compares fingerprints of this size in groups of its own."""
 _MOST_NUMBER = 2**63
 _MOST_FRAMES = 100
-_MOST_TIMES = 256
-"""Our choice: of so many calls at the end of each group a picture needs the times."""
+_MOST_TIMES = 256  # our choice: of so many calls at the end of each group a picture needs the times
 _DEFAULT = "default_pg"
 
 
+# What an entry must have. Recorders before 2.7 lack some of it.
 _TYPES: dict[str, frozenset[type]] = {
     "process_group": frozenset({tuple, list}), "profiling_name": frozenset({str}), "state": frozenset({str}),
     "collective_seq_id": frozenset({int}), "record_id": frozenset({int}), "time_created_ns": frozenset({int}),
     "input_sizes": frozenset({list, tuple}), "output_sizes": frozenset({list, tuple}),
     "input_dtypes": frozenset({list, tuple}),
 }  # fmt: skip
-"""What an entry must have. Recorders before 2.7 lack some of it."""
 _DEFAULTS = {"collective_seq_id": 0, "record_id": 0, "time_created_ns": 0, "input_sizes": [], "output_sizes": [],
              "input_dtypes": []}  # fmt: skip
 _pick = itemgetter(*_TYPES)
@@ -384,11 +382,11 @@ def _frames(entry: _Entry | None) -> tuple[Frame, ...]:
     return tuple(reversed(found))
 
 
+# Our choice: the most that unpickling one dump may add to the memory of the process. 2,000 entries take 10 MiB.
 MOST_MEMORY = 2**30
-"""Our choice: the most that unpickling one dump may add to the memory of the process. 2,000 entries take 10 MiB."""
 _KEYS = (b"pg_config", b"entries", b"process_group", b"nccl_comm_state")
+# torch appends the global rank to the prefix that a user may set: "/scratch/fr_12".
 _LAST_NUMBER = re.compile(r"(\d+)(?:\.\w+)*$")
-"""torch appends the global rank to the prefix that a user may set: "/scratch/fr_12"."""
 
 
 class FlightPickleReader:

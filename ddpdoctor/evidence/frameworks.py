@@ -33,10 +33,8 @@ _AGENTS = (
     "Starting elastic_operator with launch configs",  # torchrun
 )
 _BEGINNINGS = (*_AGENTS, "Initializing distributed: GLOBAL_RANK: 0")  # the last one is Lightning's
-_RAS = " compiled with CUDA"
-"""Each report of NCCL's RAS begins with the version as well, and no job begins there."""
-_NCCL = "NCCL version "
-"""NCCL's first line in a job begins with it. Errors of NCCL have it in their middle."""
+_RAS = " compiled with CUDA"  # each report of NCCL's RAS begins with the version as well, and no job begins there
+_NCCL = "NCCL version "  # NCCL's first line in a job begins with it. Errors of NCCL have it in their middle.
 _RESTART = "will restart worker group"  # torchrun
 
 
@@ -68,10 +66,9 @@ class LaunchReader(LineReader):
         return ()
 
 
-MOST_STREAMS = 4096
-"""Our choice: the progress of so many writers is kept."""
+MOST_STREAMS = 4096  # our choice: the progress of so many writers is kept
+# Our choice: a job that logs this many steps after an error has handled it. It would stop if a rank were lost.
 STEADY = 4
-"""Our choice: a job that logs this many steps after an error has handled it. It would stop if a rank were lost."""
 _PROGRESS = (
     re.compile(r"\biteration\s+(?P<step>\d+)\s*/\s*\d+ \|"),  # Megatron, NeMo
     re.compile(r"\b(?:global[_ ])?(?:[Ss]tep|STEP|[Ii]ter(?:ation)?)\s*[:=#]?\s*\[?(?P<step>\d+)\b(?!\.\d)"),
@@ -93,33 +90,32 @@ _BAR, _PERCENT = (
     )
     for words, sign in ((f"{_DOES}|{_BUILDS}|{_BARS}", r"%\|"), (f"{_DOES}|{_BUILDS}", "%"))
 )
+# Lines such as "> building indices on rank 0 ..." or "saving checkpoint at step 40".
 _BEGUN = re.compile(
     rf"^(?:.{{0,80}}[\]:|>-]\s{{1,4}}|\W{{0,4}})(?P<task>(?:\w{{1,12}}\W{{1,3}})?(?:{_DOES}|{_BUILDS})[^|%\r\n]{{0,80}}"
     r"|[^|%\r\n]{0,80}ing\b[^|%\r\n]{0,40} on rank 0\b[^|%\r\n]{0,40})",
     re.IGNORECASE,
 )
-"""Lines such as "> building indices on rank 0 ..." or "saving checkpoint at step 40"."""
 _DONE = re.compile(
     r"\b(?:done|finish(?:ed)?|completed|complete$|saved|took|elapsed|succe\w{1,20}|loaded|written|built|cached|skip\w{0,4})\b",
     re.IGNORECASE,
 )
+# A line with none of these says nothing of such work: most lines need no other search.
 _STEMS = (
     "tokeniz", "encod", "process", "load", "extract", "unpack", "unzip", "index", "indic", "cach", "pack", "filter",
     "group", "convert", "prepar", "scan", "evaluat", "valid", "compil", "saving", "writing", "serializ", "merg",
     "shuffl", "decod", "resampl", "building", "creating", "generating", "map", "flatten", "fetch", "sanity", "rank 0",
 )  # fmt: skip
-"""A line with none of these says nothing of such work: most lines need no other search."""
-_MOST_HEAD = 240
-"""Our choice: what a line says of work stands in its first characters."""
+_MOST_HEAD = 240  # our choice: what a line says of work stands in its first characters
 _FULL = 100
 _MOST_TASK = 80
 _WORDS = ("tep", "STEP", "ter", "%|", "poch", "loss'")
+# A line with one of these may name a step for another reason.
 _NOT_PROGRESS = re.compile(
     r"^#|rror|Unexpected result|\brerun\b|\b(?:nan|NaN) on rank|[Tt]imeout|timed out|Traceback"
     r"|xception|NCCL|WARN|StepId|\bFile \"|SeqNum|[Rr]esum|[Rr]estor"
     r"|[Ll]oad(?:ed|ing).{0,40}(?:from|[Cc]heckpoint)|from checkpoint|--\w|[Nn]um[_ ]|[Mm]ax[_ ]|[Cc]onfig"
 )
-"""A line with one of these may name a step for another reason."""
 _LOSS = re.compile(
     r"(?<![\w-])(?:[a-z]+[_ /])?[Ll]oss(?:es)?['\"]?\s{0,4}[:=]?\s{0,4}(?:tensor\()?"
     r"(?:(?P<bad>[-+]?(?:nan|inf|NaN|Inf|NAN|INF))\b|[-+]?\d)"
@@ -137,8 +133,7 @@ _SPAWNED = re.compile(r"\[launch\.py:\d+:\w+\] process (?P<pid>\d+) spawned with
 _EXITS = re.compile(r"\[launch\.py:\d+:\w+\] (?P<command>\[.{0,16000}\]) exits with return code = (?P<code>-?\d+)")
 _NODES = re.compile(r"\] nnodes=(\d{1,6}), num_local_procs=")
 _LOCAL_RANK = re.compile(r"--local[_-]rank[= ',]+(?P<local_rank>\d{1,4})\b")
-_ONLY_LOCAL_RANK = re.compile(r"--local[_-]rank[= ',]+0\b")
-"""Of several processes, the last one has another local rank."""
+_ONLY_LOCAL_RANK = re.compile(r"--local[_-]rank[= ',]+0\b")  # of several processes, the last one has another local rank
 _TRACE = re.compile(r"Invalidate trace cache @ step (?P<step>\d+): expected module \d+, but got module \d+")
 SIGNALS = {
     2: "SIGINT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM",
@@ -151,10 +146,8 @@ class _Progress:
 
     line: Line
     step: int | None = None
-    recent: list[tuple[object, int]] = field(default_factory=list)
-    """The last different steps, with their lines."""
-    nonfinite: tuple[Line, int | None] | None = None
-    """The line and step since which each loss has been NaN or infinite."""
+    recent: list[tuple[object, int]] = field(default_factory=list)  # the last different steps, with their lines
+    nonfinite: tuple[Line, int | None] | None = None  # the line and step since which each loss has been NaN or infinite
     nonfinite_count: int = 0
 
     def add(self, step: int | None, line: Line) -> None:
@@ -306,8 +299,8 @@ class FrameworkReader:
 
 MOST_RANKS = 4096
 _HEADS = ("Missing ranks:", "Stalled ranks:")
+# What follows: "2: [allreduce.grad_1, allreduce.grad_2 ...]".
 _RANK = re.compile(r"(?:^|[\s>:])(?P<rank>\d{1,7}): ?\[(?P<names>[^\]]{1,2000})")
-"""What follows: "2: [allreduce.grad_1, allreduce.grad_2 ...]"."""
 _OLD = re.compile(r"(?P<name>\S{1,200}) \[missing ranks: ?(?P<ranks>[\d, ]{1,2000})\]")
 
 

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+# C++ has no leading zero of the month, Python has.
 _TIME = re.compile(
     r"\[?[IWEF](?P<month>\d{1,2})(?P<day>\d\d) (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)\.(?P<part>\d{6,9}) "
 )
-"""C++ has no leading zero of the month, Python has."""
 _NO_YEAR = 1970
 
 
@@ -55,18 +55,15 @@ def time_of(line: Line) -> Time | None:
     return Time(seconds=seconds + float(f"0.{found['part']}"), clock=clock)
 
 
+# Our choice: the rest of a longer line is not read. The longest useful lines are command lines and environments.
 MOST_CHARACTERS = 16_384
-"""Our choice: the rest of a longer line is not read. The longest useful lines are command lines and environments."""
 _MOST_PREFIXES = 8
-_MOST_LEARNED = 160
-"""Our choice: the longest text, in characters, that can be learned as a prefix."""
+_MOST_LEARNED = 160  # our choice: the longest text, in characters, that can be learned as a prefix
 _MOST_SHAPES = 32
 _MOST_CANDIDATES = 1024
 _MOST_COMPARED = 64
-_FEW_LINES = 4
-"""Our choice: so many lines that begin alike show a prefix."""
-_NEAR = 12
-"""Our choice: in so many lines on both sides of a text that begins a line, others must have the same prefix."""
+_FEW_LINES = 4  # our choice: so many lines that begin alike show a prefix
+_NEAR = 12  # our choice: in so many lines on both sides of a text that begins a line, others must have the same prefix
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _MONTHS = {
     "Jan": 1, "Feb": 2, "Mar": 3, "Apr": 4, "May": 5, "Jun": 6,
@@ -75,17 +72,17 @@ _MONTHS = {
 _HMS = r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)(?:[.,](?P<part>\d{1,9}))?"
 _ISO = r"(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)[T ]" + _HMS + r"(?:Z|[+-]\d\d:?\d\d| UTC)?"
 _AFTER_TIME = r"\]?(?: [|-] |: |\s|$)"
+# A space, if the number of spaces is odd: two, four or six are the indentation of Python's tracebacks.
 _AFTER_LABEL = r"(?: (?=(?:  )*(?! )))?"
-"""A space, if the number of spaces is odd: two, four or six are the indentation of Python's tracebacks."""
+# What log collectors and loggers that write JSON call a message: docker, fluentd, python-json-logger, Google Cloud.
 _TEXTS = ("log", "message", "msg", "textPayload", "line")
-"""What log collectors and loggers that write JSON call a message: docker, fluentd, python-json-logger, Google Cloud."""
 _FURTHER_TEXTS = ("exc_info", "exception")
 _TIMES = ("time", "timestamp", "@timestamp", "asctime", "ts")
+# Before "rank": a number within a node, among nodes or within a group, and not the global rank.
 _OF_ANOTHER = (
     r"(?i:(?:local|node|host|machine|group|replica|shard|stage|data|tensor|pipeline|model|expert|context|sequence"
     r"|parallel|[cdepstz]p)[ -])"
 )
-"""Before "rank": a number within a node, among nodes or within a group, and not the global rank."""
 _BRACKETS = tuple(
     map(
         re.compile,
@@ -111,12 +108,11 @@ _BRACKETS = tuple(
 )
 _TORCH = _BRACKETS[0]
 _DELIMITERS = " \t:|>])}-"
-_MARKS = re.compile(r"(?:[>*│┃] |std(?:out|err): )+")
-"""What quotes, lists and launchers put before each line."""
+_MARKS = re.compile(r"(?:[>*│┃] |std(?:out|err): )+")  # what quotes, lists and launchers put before each line
 _STREAM = re.compile(r"std(?:out|err)")
 _TASK = r"(?<![a-z] )(?<![a-z])\s*(?P<task>\d{1,6}): "
+# Dates and times, the task numbers of ``srun -l``, and the border of a table.
 _DIGITS = tuple(map(re.compile, (_ISO + _AFTER_TIME, _HMS + r"(?: \| |\s)", _TASK, r"\s*\|\s")))
-"""Dates and times, the task numbers of ``srun -l``, and the border of a table."""
 _NO_HOST = (
     r"(?!(?:epoch|step|iter|iteration|batch|ep|it|fold|run|try|attempt|layer|stage|cuda|gpu|device|loss|top|acc"
     r"|[a-z])-?\d+: )"
@@ -135,14 +131,15 @@ _WORDS = tuple(
         ),
     )
 )
+# Ray's ``(RayTrainWorker pid=19799, ip=10.72.0.6)``, vLLM's ``(VllmWorker rank=0 pid=85)``, the border of a table.
 _OTHERS = (re.compile(r"\((?P<process>[^()]{0,80}\bpid=\d+[^()]{0,80})\) ?"), re.compile(r"\|\s"))
-"""Ray's ``(RayTrainWorker pid=19799, ip=10.72.0.6)``, vLLM's ``(VllmWorker rank=0 pid=85)``, the border of a table."""
+# Also SkyPilot's ``(worker1, rank=1, pid=2231, ip=10.0.0.7)``, which numbers nodes.
 _NO_RANK = re.compile(rf"(?:head|worker\d*), |.*\b{_OF_ANOTHER}rank", re.IGNORECASE)
-"""Also SkyPilot's ``(worker1, rank=1, pid=2231, ip=10.0.0.7)``, which numbers nodes."""
 _GLOG = r"\[[EWIF](?:\d{3,4} \d\d:\d\d:\d\d\.\d{1,9})? ?[\w.]{1,60}\.(?:cpp|cc|cu|ts):\d{1,6}\]"
 _PYTHON_GLOG = r"[EWI]\d{4} \d\d:\d\d:\d\d\.\d{6} \d{1,9} \S{0,200}torch/"
 _HEADER = r"Traceback \(most recent call last\):[ \t]*$"
 _FRAME = r'  File "[^"\n]{1,1000}", line \d'
+# Texts of torch and Python that stand at the beginning of a line.
 _BEGINS = re.compile(
     rf"\[rank\d{{1,7}}\]:|{_GLOG}|{_PYTHON_GLOG}|(?<!Original )(?<!Group )(?<!traceback : ){_HEADER}|{_FRAME}"
     r"|terminate called after throwing|  what\(\):  |frame #\d{1,4}: |Exception raised from \S{1,200} at "
@@ -152,7 +149,7 @@ _BEGINS = re.compile(
     r"|Job summary$|# nThread \d|srun: error: |slurmstepd: error: |\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,]\d{1,6}[]:] ",
     re.MULTILINE,
 )
-"""Texts of torch and Python that stand at the beginning of a line."""
+# Each text of ``_BEGINS`` has one of them: to search for these is much quicker.
 _IN_BEGINNINGS = (
     "[rank", ".cpp:", ".cc:", ".cu:", ".ts:", "torch/distributed/", "Traceback (most recent", '  File "',
     "terminate called after", "  what():", "frame #", "Exception raised from", "CUDA kernel errors",
@@ -160,26 +157,26 @@ _IN_BEGINNINGS = (
     "Process received signal", "[default", "NCCL version ", "Job summary", "# nThread", "srun: error",
     "slurmstepd: error", "[20",
 )  # fmt: skip
-"""Each text of ``_BEGINS`` has one of them: to search for these is much quicker."""
+# Stands at the beginning of a line mostly.
 _ERROR = re.compile(r"(?<![\w.'\"])(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]\w{0,80}(?:Error|Exception): ")
-"""Stands at the beginning of a line mostly."""
+# The beginning of a message, where two processes wrote into one line.
 _SECOND = re.compile(
     rf"(?:\[[A-Za-z_][\w-]{{0,40}}\d\]:)?\[rank\d{{1,7}}\]:(?: ?(?={_GLOG})| {_HEADER}|   File \"|     )|{_GLOG}"
     rf"|(?<![\"'`])\[rank\d{{1,7}}\]: (?={_ERROR.pattern})"
     rf"|{_PYTHON_GLOG}|(?<![\s:\]>|){{\"'/]){_HEADER}"
 )
-"""The beginning of a message, where two processes wrote into one line."""
 _NEVER_INDENTED = re.compile(
     rf"[ \t]+(?:\[rank\d{{1,7}}\]:|{_GLOG}|{_PYTHON_GLOG}|{_HEADER}|Root Cause \(first obs"
     r"|torch\.distributed\.elastic\.multiprocessing\.errors\.|terminate called after throwing)"
 )
+# A line of torchrun's table, whose tracebacks are indented.
 _TABLE = re.compile(r"\s+(?:time|host|rank|exitcode|error_file|traceback) *: ")
-"""A line of torchrun's table, whose tracebacks are indented."""
+# The end of a message of another process: a progress bar, an exception, a frame.
 _NO_PREFIX = re.compile(rf"\d%\||^{_ERROR.pattern}|^\s*File \"")
-"""The end of a message of another process: a progress bar, an exception, a frame."""
 _BOUNDARY = re.compile(r"(?<=[:|>\])}-]) ?(?=\S)|(?<=\s)(?=\S)")
 _LEVEL = r"TRACE|DEBUG|INFO|NOTICE|WARNING|WARN|ERROR|ERR|CRITICAL|FATAL|SUCCESS|SEVERE"
 _LEVEL_WORDS = _LEVEL.split("|")
+# What a prefix is made of. Names and numbers may be those of the writer; the others are not.
 _TOKENS = re.compile(
     r"(?P<iso>\d{4}[-/]\d\d[-/]\d\d(?:[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)?)"
     r"|(?P<day>(?:(?:[A-Z][a-z]{2} )?[A-Z][a-z]{2} {1,2}\d{1,2}|\d\d[-/]\d\d(?:[-/]\d\d(?:\d\d)?)?)[ T]"
@@ -191,7 +188,6 @@ _TOKENS = re.compile(
     r"|(?P<name>(?=[\w.-]{0,60}?\d)[\w.-]{1,80})"
     r"|(?P<word>[^\W\d]+|\s+|.)"
 )
-"""What a prefix is made of. Names and numbers may be those of the writer; the others are not."""
 _LOOSE = {
     "iso": r"\d{4}[-/]\d\d[-/]\d\d(?:[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)?",
     "day": r"(?:(?:[A-Z][a-z]{2} )?[A-Z][a-z]{2} {1,2}\d{1,2}|\d\d[-/]\d\d(?:[-/]\d\d(?:\d\d)?)?)[ T]\d\d:\d\d:\d\d"
@@ -203,8 +199,7 @@ _LOOSE = {
 }
 _RANK_LABEL = re.compile(rf"(?<![A-Za-z_-])(?P<of>local_|global_|mpi|{_OF_ANOTHER})?rank[=: ]?(?P<rank>\d{{1,7}})\b")
 _RANKS_OF = {"": "rank", "global": "rank", "mpi": "rank", "local": "local_rank"}
-_DATED_S = 10**9
-"""A smaller number of seconds has no date."""
+_DATED_S = 10**9  # a smaller number of seconds has no date
 _NOBODY = Who()
 
 
@@ -213,10 +208,9 @@ class _Shape:
     """A prefix that was learned."""
 
     pattern: re.Pattern[str]
+    # The groups of the pattern whose numbers grow from line to line: they say nothing about the writer.
     counters: frozenset[int] = frozenset()
-    """The groups of the pattern whose numbers grow from line to line: they say nothing about the writer."""
-    names_rank: bool = True
-    """False: the number that it calls a rank is not that of torch's own labels."""
+    names_rank: bool = True  # False: the number that it calls a rank is not that of torch's own labels
 
     def ranks_of(self, match: re.Match[str]) -> dict[str, Any]:
         """Return the fields of ``Who`` that it gives."""
@@ -244,20 +238,17 @@ class LogSplitter:
     """Splits the text of one log, and learns its prefixes on the way."""
 
     source: str
-    known: Who = _NOBODY
-    """What the path of the file says about the writer of all its lines. Prefixes add to it."""
-    ranks: set[int] = field(default_factory=set)
-    """The ranks that prefixes have named."""
+    known: Who = _NOBODY  # What the path of the file says about the writer of all its lines. Prefixes add to it.
+    ranks: set[int] = field(default_factory=set)  # the ranks that prefixes have named
+    # The first and the last time in prefixes, in seconds since the epoch, if they have dates.
     span: tuple[float, float] | None = None
-    """The first and the last time in prefixes, in seconds since the epoch, if they have dates."""
     _shapes: dict[str, _Shape] = field(default_factory=dict)
+    # Shapes that may be prefixes, and how many texts that begin a line stood behind them.
     _candidates: dict[str, int] = field(default_factory=dict)
-    """Shapes that may be prefixes, and how many texts that begin a line stood behind them."""
     _is_begun: bool = False
+    # What a viewer has put before each line: its number, and the seconds since the start.
     _numbering: re.Pattern[str] | None = None
-    """What a viewer has put before each line: its number, and the seconds since the start."""
-    _indentation: str = ""
-    """What all lines from here on are indented by."""
+    _indentation: str = ""  # what all lines from here on are indented by
 
     def lines(self, text: str, number: int, is_wanted: Callable[[str], bool] = lambda _: True) -> Iterator[Line]:
         """Yield the messages of whole lines of the log; ``number`` is that of the first one.

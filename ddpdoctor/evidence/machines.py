@@ -24,8 +24,8 @@ _KILLED = re.compile(
     r"(?P<pid>\d+),? \(?(?P<name>[^),]{1,40})\)?"
 )
 _OOM_KILL = re.compile(r"oom-kill:constraint=(?P<constraint>\w+),.*?task=(?P<name>[^,]{1,40}),pid=(?P<pid>\d+)")
+# Names of processes that may be ranks or their loaders. Another program that is killed is no fault of the job.
 _TRAINING = re.compile(r"^(?:python|pt_|torchrun|pytest|ray::|accelerate|deepspeed|train)", re.IGNORECASE)
-"""Names of processes that may be ranks or their loaders. Another program that is killed is no fault of the job."""
 _OFF_BUS = re.compile(
     r"NVRM: GPU (?:at PCI:)?(?P<bus>[0-9A-Fa-f:.]+?):? (?:has fallen off the bus|.{0,80}GPU has fallen)"
 )
@@ -40,10 +40,9 @@ _NEAR = 4
 _NO_HANDLE = re.compile(
     r"Unable to determine the device handle for (?:GPU|gpu)\s?(?:\d+: )?(?P<bus>[0-9A-Fa-f:.]+): (?P<why>[^\n]+)"
 )
+# A device on PCIe that failed for good. Errors that PCIe corrected, or that are not fatal, are daily business.
 _AER = re.compile(r"(?P<device>[0-9A-Fa-f:.]{7,12}): AER: (?:Multiple )?Uncorrect(?:ed|able) \(Fatal\) error")
-"""A device on PCIe that failed for good. Errors that PCIe corrected, or that are not fatal, are daily business."""
-_CAUSES = frozenset({94})
-"""Xids that end a process, although the rule of `check-env` only warns of them afterwards."""
+_CAUSES = frozenset({94})  # Xids that end a process, although the rule of `check-env` only warns of them afterwards
 MEMORY_FIX = (
     "use less memory a rank (fewer loader workers, smaller batches), or raise the limit of the container or job"
 )

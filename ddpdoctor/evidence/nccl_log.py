@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.evidence import Fact, Spot, Time
 
 
-MOST_PROCESSES = 65_536
-"""Our choice: more processes than any job has. Further processes are ignored."""
+MOST_PROCESSES = 65_536  # Our choice: more processes than any job has. Further processes are ignored.
 _INIT = re.compile(
     r"comm (?P<pointer>0x[0-9a-f]+) rank (?P<rank>\d+) n[rR]anks (?P<ranks>\d+) (?:.*?cudaDev (?P<gpu>\d+))?"
     r"(?:.*?busId (?P<bus>[0-9a-f]+))?(?:.*?commId (?P<id>0x[0-9a-f]+))?.*?- (?P<phase>Init (?:START|COMPLETE)|"
@@ -54,8 +53,7 @@ _BOOTSTRAP = re.compile(
 class Communicator:
     """One communicator in one process."""
 
-    key: str
-    """Equal in all processes if the log says so, else "" ."""
+    key: str  # equal in all processes if the log says so, else ""
     rank: int
     ranks: int
     spot: Spot
@@ -71,12 +69,12 @@ class NcclProcess:
     who: Who
     spot: Spot
     interface: str = ""
+    # By pointer. Destroyed communicators are removed.
     communicators: dict[str, Communicator] = field(default_factory=dict)
-    """By pointer. Destroyed communicators are removed."""
     largest: Communicator | None = None
     bus: str = ""
+    # For each communicator it ever had: its rank, and the number of ranks.
     members: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """For each communicator it ever had: its rank, and the number of ranks."""
     reported: bool = False
     connections: _Connections | None = None
 
@@ -174,23 +172,21 @@ def _note(process: NcclProcess, found: re.Match[str], line: Line) -> None:
         process.bus = f"{digits[-5:-3]}:{digits[-3:-1]}"
 
 
-MOST_OPEN = 512
-"""Our choice: how many numbers of a communicator are kept for which ranks are missing or differ."""
+MOST_OPEN = 512  # our choice: how many numbers of a communicator are kept for which ranks are missing or differ
 MOST_COMMUNICATORS = 4096
-KEPT = 4
-"""How many last calls of each process are kept."""
+KEPT = 4  # how many last calls of each process are kept
 MOST_SHOWN = 4096
 _CALL = re.compile(
     r"(?P<op>[A-Z]\w+): opCount (?P<number>[0-9a-f]{1,16}) sendbuff \S+ recvbuff \S+ count (?P<count>\d+) datatype "
     r"(?P<dtype>\d+) op (?P<redop>\d+) root (?P<root>\d+) comm (?P<pointer>0x[0-9a-f]+)(?: \[nranks=(?P<ranks>\d+)\])?"
 )
+# torch's names of NCCL's. Sends and receives are left out: they differ between ranks as a rule.
 COLLECTIVES = {
     "AllReduce": "all_reduce", "Broadcast": "broadcast", "Reduce": "reduce", "AllGather": "all_gather",
     "ReduceScatter": "reduce_scatter", "AlltoAll": "all_to_all", "Gather": "gather", "Scatter": "scatter",
 }  # fmt: skip
-"""torch's names of NCCL's. Sends and receives are left out: they differ between ranks as a rule."""
+# ncclDataType_t.
 _DTYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")
-"""ncclDataType_t."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +207,7 @@ class _Made:
     call: _Call
     number: int
     spot: Spot
-    said: str
-    """The line. Only a call that is shown becomes a fact."""
+    said: str  # The line. Only a call that is shown becomes a fact.
 
 
 @dataclass(slots=True)
@@ -222,8 +217,7 @@ class _Track:
     group: str
     ranks: int
     open: dict[tuple[int, int], dict[int, _Made]] = field(default_factory=dict)
-    last: dict[int, deque[_Made]] = field(default_factory=dict)
-    """By process."""
+    last: dict[int, deque[_Made]] = field(default_factory=dict)  # by process
 
 
 class Calls:
@@ -294,8 +288,7 @@ def _differ(entry: dict[int, _Made]) -> bool:
 
 
 MOST_HOSTS = 4096
-MOST_NAMED = 4
-"""How many hosts a note names."""
+MOST_NAMED = 4  # how many hosts a note names
 
 
 def interface_notes(processes: NcclProcesses) -> Iterator[Fact]:
@@ -321,14 +314,14 @@ def interface_notes(processes: NcclProcesses) -> Iterator[Fact]:
         yield Hint(who=Who(host=first.who.host), spot=first.spot, words=words, kind=kind)
 
 
+# Our choice, for each process: rings and trees need a few, and point-to-point operations one for each peer.
 MOST_EDGES = 256
-"""Our choice, for each process: rings and trees need a few, and point-to-point operations one for each peer."""
 MOST_SETTINGS = 64
+# The lines that are read, as a regular expression.
 WANTED = (
     r"Using network|NET/IB ?: Using \[| via |set by environment|DMA-BUF is available|NVLS multicast support|"
     r"coll channels|Init timings|-> Algo "
 )
-"""The lines that are read, as a regular expression."""
 _NETWORK = re.compile(r"Using network (?P<network>[\w./ -]{1,40})")
 _ADAPTERS = re.compile(r"NET/IB ?: Using (?P<list>\[.{1,400})")
 _ADAPTER = re.compile(r"\[\d+\] ?(?P<name>[\w.-]+):\d+(?:/\w+)?")
@@ -342,13 +335,13 @@ _CHANNELS = re.compile(r"(?P<count>\d{1,4}) coll channels")
 _TIMINGS = re.compile(r"Init timings.*? total (?P<seconds>\d{1,7}\.\d+)")
 _ALGORITHM = re.compile(r"(?P<op>\w+): \d+ Bytes -> Algo (?P<algorithm>\w+) proto (?P<protocol>\w+)")
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
+# In the order of NCCL's numbers (nccl_common.h), which older versions print in place of names.
 _PROTOCOLS = ("LL", "LL128", "SIMPLE")
-"""In the order of NCCL's numbers (nccl_common.h), which older versions print in place of names."""
+# By how NCCL's words for a transport begin.
 _WAYS = {
     "P2P/indirect": DataWay.INDIRECT, "P2P": DataWay.P2P, "SHM": DataWay.SHM, "NET/Socket": DataWay.TCP,
     "NET/": DataWay.NET,
 }  # fmt: skip
-"""By how NCCL's words for a transport begin."""
 
 
 @dataclass(slots=True)
@@ -358,10 +351,10 @@ class _Connections:
     network: str = ""
     adapters: tuple[str, ...] = ()
     settings: dict[str, str] = field(default_factory=dict)
+    # By own rank, peer and transport: NCCL's text, and the line.
     edges: dict[tuple[int, int, DataWay], tuple[str, str]] = field(default_factory=dict)
-    """By own rank, peer and transport: NCCL's text, and the line."""
+    # Lines for each of them and each direction.
     counts: Counter[tuple[int, int, DataWay, str]] = field(default_factory=Counter)
-    """Lines for each of them and each direction."""
     dmabuf: bool = False
     nvls: bool | None = None
     channels: int | None = None
@@ -434,13 +427,12 @@ _HEAD = re.compile(
 _WARN = re.compile(r"(?:(?P<place>[\w./-]{1,120}:\d{1,6}) )?(?:\([^()]{0,80}\) )?NCCL WARN (?P<text>.+)")
 _VERSION = re.compile(r"NCCL version (?P<nccl>\d+\.\d+\.\d+)(?:\+cuda(?P<cuda>\d+\.\d+))?")
 _WAY_UP = re.compile(r" -> (?P<code>[1-7])(?: \[|$)")
+# The INFO lines that are read. Any other line costs one search.
 _WANTED = re.compile(
     rf"Init (?:START|COMPLETE)|(?:Abort|Destroy) COMPLETE|Bootstrap ?: Using|{WANTED}| -> [1-7](?: \[|$)|: opCount "
 )
-"""The INFO lines that are read. Any other line costs one search."""
 _WAY_UP_WORDS = {1: "a CUDA call of NCCL failed", 2: "a system call of NCCL failed"}
-_REMOTE = 6
-"""ncclRemoteError. Further up it becomes 3, internal error, so the first code of a process counts."""
+_REMOTE = 6  # ncclRemoteError. Further up it becomes 3, internal error, so the first code of a process counts.
 
 
 NCCL_INFO = b"NCCL INFO"

@@ -60,15 +60,13 @@ class Counted:
     """Ranks of a communicator that have something in common."""
 
     op: str
-    number: int
-    """How many operations they have launched."""
+    number: int  # how many operations they have launched
     status: str = ""
-    count: int
-    """The number of ranks."""
+    count: int  # the number of ranks
     spot: Spot
     said: str
+    # The ranks that RAS names. It only names the smaller side.
     ranks: dict[int, RasProcess | None] = field(default_factory=dict)
-    """The ranks that RAS names. It only names the smaller side."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,8 +91,7 @@ class RasCommunicator:
     errors: list[Counted] = field(default_factory=list)
     missing: dict[int, tuple[RasProcess | None, Spot, str]] = field(default_factory=dict)
     processes: dict[int, RasProcess | None] = field(default_factory=dict)
-    counts: dict[int, dict[str, int]] = field(default_factory=dict)
-    """From JSON: by rank and operation."""
+    counts: dict[int, dict[str, int]] = field(default_factory=dict)  # from JSON: by rank and operation
     unready: list[int] = field(default_factory=list)
 
 
@@ -104,13 +101,11 @@ class RasReport:
 
     spot: Spot
     time: Time | None
-    begun: bool = False
-    """Whether the head of the report is over."""
-    exact: bool = False
-    """Whether the report is JSON, which has the counts of every rank."""
+    begun: bool = False  # whether the head of the report is over
+    exact: bool = False  # whether the report is JSON, which has the counts of every rank
     gpus: int | None = None
+    # By number: ranks of a communicator, communicators, errors, status.
     groups: dict[int, tuple[int, int, str, str]] = field(default_factory=dict)
-    """By number: ranks of a communicator, communicators, errors, status."""
     communicators: dict[str, RasCommunicator] = field(default_factory=dict)
     lost: list[LostProcess] = field(default_factory=list)
 
@@ -427,8 +422,7 @@ def _moved(former: RasReport, last: RasReport) -> bool:
     return bool(behind) and not any(comm.counted for comm in last.communicators.values())
 
 
-MOST_PROCESSES = 65_536
-"""Our choice: no real job has a longer list of ranks."""
+MOST_PROCESSES = 65_536  # our choice: no real job has a longer list of ranks
 _WHERE = r" -- (?:GPU (?P<gpu>\d+)(?: \(NVML \d+\))? managed by process (?P<pid>\d+) on node (?P<node>\S+)|\[process)"
 _GROUP = re.compile(
     r"^\s*(?P<group>\d+) +(?P<comms>\d+) +(?P<nodes>\d+) +(?P<per_node>\d+(?:-\d+)?) +(?P<ranks>\d+) +(?P<all>\d+) +"
@@ -459,20 +453,18 @@ _ACROSS = re.compile(r"across (?:\d+ of )?(?P<all>\d{1,9}) ranks")
 _DIFFERS = re.compile(r"NCCL environment: mismatch .{0,120}? for (?P<name>NCCL_\w{1,80})")
 _VALUE = re.compile(r"NCCL environment: NCCL_\w{1,80}=")
 _MOST_DIAGNOSED = 256
+# Where JSON lacks a comma before the next key or object, as that of NCCL 2.28.9 in each of its ``missing_ranks``.
 _NO_COMMA = re.compile(r"(?<=[\d\"el\]}])(?P<blank>\s+)(?=\"[^\"\n]{1,80}\"\s*:)|(?<=})(?P<gap>\s*)(?={)")
-"""Where JSON lacks a comma before the next key or object, as that of NCCL 2.28.9 in each of its ``missing_ranks``."""
 
 
 @dataclass(slots=True)
 class _Text:
     """Reads the text of a report line by line."""
 
-    block: str = ""
-    """"INCOMPLETE", "DEAD" or a communicator's error: what indented lines belong to."""
+    block: str = ""  # "INCOMPLETE", "DEAD" or a communicator's error: what indented lines belong to
     comm: RasCommunicator | None = None
     op: str = ""
-    side: Counted | None = None
-    """The state that the next ranks in the text share."""
+    side: Counted | None = None  # the state that the next ranks in the text share
 
 
 class RasReader:
@@ -731,11 +723,11 @@ def _json_status(report: RasReport, comm: RasCommunicator, rank: int, status: di
 
 
 _IN_PROGRESS = 7
+# ncclResult_t.
 _ERRORS = {
     1: "Unhandled CUDA error", 2: "Unhandled system error", 3: "Internal error", 4: "Invalid argument",
     5: "Invalid usage", 6: "Remote process exited or network error",
 }  # fmt: skip
-"""ncclResult_t."""
 
 
 def _json_process(one: dict[str, Any]) -> RasProcess | None:

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.evidence import Fact, FlightDump, Time
 
 
-MOST_QUOTED = 240
-"""Our choice: this many characters are enough to understand any line."""
+MOST_QUOTED = 240  # our choice: this many characters are enough to understand any line
 
 
 def quote(text: str) -> str:
@@ -38,18 +37,13 @@ def quote(text: str) -> str:
 class Line:
     """One line of a log, without the prefixes of launchers and log collectors."""
 
-    text: str
-    """Without prefixes, colors and line end. A carriage return ends a line as well."""
+    text: str  # Without prefixes, colors and line end. A carriage return ends a line as well.
     number: int
     source: str
-    who: Who = field(default_factory=Who)
-    """The writer, as far as the prefixes and the path of the file tell."""
-    time: Time | None = None
-    """The time in the prefixes."""
-    raw_prefix: str = ""
-    """The prefixes as they stood. Lines of one writer have equal ones, times and numbers apart."""
-    origin: tuple[str, ...] = ()
-    """What prefixes of unknown formats say about the writer: equal for lines of one writer."""
+    who: Who = field(default_factory=Who)  # the writer, as far as the prefixes and the path of the file tell
+    time: Time | None = None  # the time in the prefixes
+    raw_prefix: str = ""  # The prefixes as they stood. Lines of one writer have equal ones, times and numbers apart.
+    origin: tuple[str, ...] = ()  # what prefixes of unknown formats say about the writer: equal for lines of one writer
 
     @property
     def stream(self) -> tuple[Any, ...]:
@@ -69,8 +63,7 @@ class LineReader(Protocol):
     must keep little: a log may have a thousand million lines.
     """
 
-    name: str
-    """The format in words: "NCCL watchdog"."""
+    name: str  # the format in words: "NCCL watchdog"
 
     @property
     def triggers(self) -> tuple[bytes, ...]:
@@ -90,17 +83,13 @@ class LineReader(Protocol):
 class Document:
     """A file that is read as a whole: a dump, a report of RAS, the output of py-spy."""
 
-    source: str
-    """Its name as the user gave it."""
-    path: Path | None
-    """None for standard input and parts of archives."""
-    body: bytes
-    """Its content, unpacked. At most ``MOST_BYTES`` of it; see ``cut``."""
-    cut: bool = False
-    """Whether the file is longer than that."""
+    source: str  # its name as the user gave it
+    path: Path | None  # None for standard input and parts of archives
+    body: bytes  # Its content, unpacked. At most ``MOST_BYTES`` of it; see ``cut``.
+    cut: bool = False  # whether the file is longer than that
     modified: float | None = None
+    # What its path says: a host in the name of a folder, a rank at the end of its name.
     who: Who = field(default_factory=Who)
-    """What its path says: a host in the name of a folder, a rank at the end of its name."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,20 +98,16 @@ class Found:
 
     facts: list[Fact] = field(default_factory=list)
     dumps: list[FlightDump] = field(default_factory=list)
-    problem: str = ""
-    """Why it could not be read completely, or empty."""
+    problem: str = ""  # why it could not be read completely, or empty
     lines: int = 0
-    log_from: int | None = None
-    """The file is a log as well. What it says of stacks before this line is in ``facts``."""
-    attached: AttachedJob | AskedNodes | None = None
-    """The folder of ``attach`` that it belongs to."""
+    log_from: int | None = None  # The file is a log as well. What it says of stacks before this line is in ``facts``.
+    attached: AttachedJob | AskedNodes | None = None  # the folder of ``attach`` that it belongs to
 
 
 class DocumentReader(Protocol):
     """Reads one format of whole files."""
 
-    name: str
-    """The format in words: "flight recorder dump"."""
+    name: str  # the format in words: "flight recorder dump"
 
     def recognizes(self, head: bytes) -> bool:
         """Return whether a file that begins with these bytes (up to 64 KiB) has this format."""

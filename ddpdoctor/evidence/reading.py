@@ -48,8 +48,7 @@ if TYPE_CHECKING:
 class _Folder:
     """A folder that ``attach`` saved on one node."""
 
-    path: str
-    """The path with a slash at its end. Empty for the current folder."""
+    path: str  # The path with a slash at its end. Empty for the current folder.
     job: AttachedJob
 
     @property
@@ -98,8 +97,8 @@ def leave_out_folders(records: Mapping[str, AttachedJob | AskedNodes], sources: 
     return {source: why for source in sources for path, why in reasons.items() if path and source.startswith(path)}
 
 
+# Our choice: twice the longest time limit that torch sets by itself. Ranks of a job that hangs stop within it.
 LONG_AGO_S = 3600
-"""Our choice: twice the longest time limit that torch sets by itself. Ranks of a job that hangs stop within it."""
 
 
 def choose_dumps(dumps: Sequence[FlightDump]) -> tuple[list[FlightDump], dict[str, str]]:
@@ -141,15 +140,14 @@ def _last_ns(dump: FlightDump) -> int:
 
 
 _ENDS = (Failed, Exited, Stopped, Finished)
+# Facts of which a job is made. Others may tell of machines, before and after it.
 _OF_RANKS = (*_ENDS, Launched, Restarted, Waiting, Reached, Moving)
-"""Facts of which a job is made. Others may tell of machines, before and after it."""
 _SLURM = re.compile(r"slurm-(\d+)")
+# Our choice: what is further apart in time is of two jobs. Clocks of one job may be in different time zones.
 _DAY_S = 86_400
-"""Our choice: what is further apart in time is of two jobs. Clocks of one job may be in different time zones."""
 _HOUR_S = 3600
 _YEAR_S = 365 * _DAY_S
-_DATED_S = 10**9
-"""Times below it have no date, or no year."""
+_DATED_S = 10**9  # times below it have no date, or no year
 
 
 @dataclass(slots=True, kw_only=True)
@@ -162,18 +160,17 @@ class Part:
     facts: list[Fact] = field(default_factory=list)
     dumps: list[FlightDump] = field(default_factory=list)
     attached: AttachedJob | AskedNodes | None = None
+    # The first and the last time in its lines, in seconds since the epoch, if they have dates.
     span: tuple[float, float] | None = None
-    """The first and the last time in its lines, in seconds since the epoch, if they have dates."""
+    # What its lines call the job: ("SLURM_JOB_ID", "4711"), ("MASTER_PORT", "29511").
     names: frozenset[tuple[str, str]] = frozenset()
-    """What its lines call the job: ("SLURM_JOB_ID", "4711"), ("MASTER_PORT", "29511")."""
 
 
 @dataclass(slots=True)
 class _Job:
     """The files of one job, and what they have in common."""
 
-    number: int = 0
-    """That of Slurm in the names of its files, or 0."""
+    number: int = 0  # that of Slurm in the names of its files, or 0
     parts: list[Part] = field(default_factory=list)
     names: dict[str, set[str]] = field(default_factory=dict)
     worlds: set[int] = field(default_factory=set)
@@ -324,19 +321,16 @@ def _name(job: _Job, attempt: int, facts: Sequence[Fact], *, of_jobs: int, last_
     return ", ".join(words)
 
 
-BLOCK_BYTES = 64 * 2**10
-"""A log is searched for triggers in blocks of this size. A block without any is only counted."""
-MANY_FILES = 64
-"""Our choice: with fewer files, starting processes takes longer than they save."""
+BLOCK_BYTES = 64 * 2**10  # A log is searched for triggers in blocks of this size. A block without any is only counted.
+MANY_FILES = 64  # our choice: with fewer files, starting processes takes longer than they save
 MOST_PROCESSES = 32
-MOST_ALIKE = 16
-"""Our choice: so many facts of one kind about one process that differ in numbers only are kept."""
+MOST_ALIKE = 16  # our choice: so many facts of one kind about one process that differ in numbers only are kept
 _MOST_NAMES = 64
+# How a job calls itself in its log. "run_id" is torchrun's, in a column: trackers write one for each rank.
 _JOB_NAMES = re.compile(
     r"\b(SLURM_JOB_?ID|PBS_JOBID|LSB_JOBID|MASTER_PORT|master[_-]port|rdzv[_-]id|run_id(?= {5}))\b"
     r"[\"']?\s{0,20}[=: ]\s{0,20}[\"']?([\w.-]{1,80})"
 )
-"""How a job calls itself in its log. "run_id" is torchrun's, in a column: trackers write one for each rank."""
 _SAME_NAME = {"SLURM_JOBID": "SLURM_JOB_ID", "RDZV_ID": "RUN_ID"}
 _DIGITS = re.compile(r"\d+")
 
@@ -348,8 +342,7 @@ class _Keeper:
     facts: list[Fact] = field(default_factory=list)
     counts: Counter[object] = field(default_factory=Counter)
     formats: dict[str, None] = field(default_factory=dict)
-    ended: bool = False
-    """Whether the processes of a run have ended."""
+    ended: bool = False  # whether the processes of a run have ended
 
     def keep(self, name: str, facts: Iterable[Fact]) -> None:
         """Add what a reader of this name found."""

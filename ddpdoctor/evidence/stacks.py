@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from ddpdoctor.model.evidence import Fact
 
 
+# The standard library, a torch that is run from its sources, launchers, and ddpdoctor.
 _LIBRARY = re.compile(
     r"[/\\]lib(?:64)?[/\\]python\d\.\d+t?[/\\]|[/\\]Python\d+[/\\]Lib[/\\]"
     r"|(?:^|[/\\])torch[/\\](?:distributed|nn|autograd|utils|optim|cuda|multiprocessing|amp|fx|_\w+)[/\\.]"
     r"|[/\\]bin[/\\](?:torchrun|accelerate|deepspeed|lightning|fabric|ray|horovodrun|pytest|ddpdoctor)$"
     r"|(?:^|[/\\])ddpdoctor[/\\](?:recorder|cli|launch)[/\\]"
 )
-"""The standard library, a torch that is run from its sources, launchers, and ddpdoctor."""
+# Packages whose paths samplers print from their own folder on: "torch/autograd/graph.py".
 _PACKAGES = frozenset((
     "accelerate", "datasets", "deepspeed", "lightning", "megatron", "numpy", "pytorch_lightning", "ray", "torch",
     "torchdata", "torchvision", "transformers",
 ))  # fmt: skip
-"""Packages whose paths samplers print from their own folder on: "torch/autograd/graph.py"."""
 _PROGRAMS = ("<stdin>", "<string>")
 
 
@@ -130,11 +130,11 @@ _MOST_OPEN = 4096
 _MOST_FRAMES = 100
 _MOST_THREADS = 512
 _FATAL = re.compile(r"Fatal Python error: (?P<how>[A-Z][\w -]{1,60})")
+# Not "Aborted": that is how torch's watchdog and Gloo end a victim.
 _SIGNALS = {
     "Segmentation fault": "SIGSEGV", "Bus error": "SIGBUS", "Floating-point exception": "SIGFPE",
     "Floating point exception": "SIGFPE", "Illegal instruction": "SIGILL",
 }  # fmt: skip
-"""Not "Aborted": that is how torch's watchdog and Gloo end a victim."""
 _THREAD = re.compile(r"^(?P<how>Current thread|Thread) 0x[0-9a-fA-F]+.{0,60}\(most recent call first\):\s*$")
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"\n]{1,1000})", line (?P<line>\d{1,9}) in (?P<function>.{1,300}?)\s*$')
 _NO_FRAME = "<no Python frame>"
@@ -209,14 +209,12 @@ class FaulthandlerReader:
         return [] if dump is None else dump.done()
 
 
-MOST_FRAMES = 400
-"""Our choice: deeper stacks are recursion."""
-_MOST_BETWEEN = 500
-"""Our choice: after so many lines without a stack, a file that began with stacks goes on as a log."""
+MOST_FRAMES = 400  # our choice: deeper stacks are recursion
+_MOST_BETWEEN = 500  # our choice: after so many lines without a stack, a file that began with stacks goes on as a log
 _PROCESS = re.compile(r"Process (\d+): (.*)")
 _RANK_BLOCK = re.compile(r"=== Rank (\d+): (?:https?://(\[[^\]]+\]|[^:/\s]+))?.*===")
+# What people print between the stacks: "=== rank 3 ===", "==> rank3.txt <==", "# rank 3".
 _LABEL = re.compile(r"[=#>*-][=#>* -]*[^()]{0,60}\brank[ _:=-]?(\d+)[^()]{0,60}$", re.IGNORECASE)
-"""What people print between the stacks: "=== rank 3 ===", "==> rank3.txt <==", "# rank 3"."""
 _LOCAL_RANK = re.compile(r"--local[-_]rank[= ](\d+)")
 _ANSWERED = re.compile(r"PARTIAL DATA: \d{1,7}/(\d{1,7}) workers responded")
 _LACKING = re.compile(r"\s+Rank (\d+): (Timeout|ConnectionError|\w*Error|\w*Exception)")
@@ -229,8 +227,7 @@ _THREADS = (
         r"Traceback for thread (?P<id>\d+) \((?P<name>[^)]*)\) \[(?P<state>[^\]]*)\] \(most recent call last\):"
     ),
 )
-_LAST_FIRST = 2
-"""The place of the format, pystack's, whose frames come outermost first."""
+_LAST_FIRST = 2  # the place of the format, pystack's, whose frames come outermost first
 _FRAMES = (
     re.compile(r'\s+(?:\(Python\) )?File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<function>.+)'),
     re.compile(r"\s{1,7}(?P<function>\S.*?) \((?P<file>[^()]+?)(?::(?P<line>\d+))?\)\s*$"),  # locals stand deeper

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from ddpdoctor.evidence.reader import Line
     from ddpdoctor.model.evidence import Fact
 
+# A shell or a container says 128 + N for signal N.
 _SHELL_SIGNALS = {128 + number: number for number in (6, 7, 9, 11, 15)}
-"""A shell or a container says 128 + N for signal N."""
 _MOST_LINES = 400
 _MOST_TABLES = 4096
 _GATE = ("elastic", "exitcode", "Failures:", "Root Cause")
+# How the lines of a process in a table begin, after two blanks or, if all lines of a paste have them, none.
 _FIELDS = frozenset({"time", "host", "rank", "exit"})
-"""How the lines of a process in a table begin, after two blanks or, if all lines of a paste have them, none."""
 _BLOCK = re.compile(r"^\s*\[(\d{1,7})\]:\s*$")
 _FIELD = re.compile(r"^\s*(?P<name>time|host|rank|exitcode|error_file|traceback|msg) {0,10}: ?(?P<value>.*)$")
 _RANK = re.compile(r"(?P<rank>\d{1,9}) \(local_rank: (?P<local>\d{1,9})\)")
@@ -59,8 +59,8 @@ _FORCED = re.compile(
 )
 _DEATH = re.compile(r"Received (?:Signals\.)?(?P<signal>SIG\w+|\d{1,2}) death signal")
 _RESTARTS = re.compile(r"(?P<left>\d{1,6})/(?P<most>\d{1,6}) attempts left;\s+will restart worker group")
+# What stands in place of a traceback.
 _NOTHING = ("To enable traceback see", "Signal ", "Process failed with exitcode", "<N/A>", "<NONE>")
-"""What stands in place of a traceback."""
 _RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]{0,120}): (?P<message>.*)", re.DOTALL)
 
 

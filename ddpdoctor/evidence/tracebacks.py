@@ -42,8 +42,8 @@ _CHAINED = (
 _NESTED = re.compile(
     r"^(?:Original Traceback \(most recent call last\):|-- Process (?P<process>\d{1,7}) terminated with)"
 )
+# What stands between the exceptions of a group, and after the last one.
 _SUB = re.compile(r"^\s*\+[-+]*-{4,}(?P<number> \d+ -)?")
-"""What stands between the exceptions of a group, and after the last one."""
 _BORDER = re.compile(r"^\s*(?:\+ (?=Exception Group)|\| )")
 _HEAD = re.compile(
     r"^\[?[IWEF]\d{3,4} \d\d:|^\[[IWEF] |^frame #|^\[\d{4}-|^Exception raised from|^\s*=+\s*$|^\s*-{10,}\s*$"
@@ -52,38 +52,33 @@ _CONTINUES = re.compile(
     r"^(?:nccl\w+Error:|Last error:|CUDA kernel errors|For debugging consider|Compile with `TORCH|Device-side assert"
     r"|Collectives differ|Search for `cuda|Expected to have finished|E[A-Z]\d{4}: |\[ERROR\] \d{4}-|\t)"
 )
+# Exceptions that control a loop. An exception raised while one of them is handled is the error.
 _FLOW = frozenset(("Empty", "Full", "StopIteration", "StopAsyncIteration"))
-"""Exceptions that control a loop. An exception raised while one of them is handled is the error."""
 
 
 class Fed(Enum):
     """How a traceback relates to a line."""
 
     TAKEN = auto()
-    REFUSED = auto()
-    """It is not a line of this traceback, which may go on."""
-    ENDED = auto()
-    """It is not a line of this traceback, which has ended."""
+    REFUSED = auto()  # it is not a line of this traceback, which may go on
+    ENDED = auto()  # it is not a line of this traceback, which has ended
 
 
 class _At(Enum):
     FRAMES = auto()
     MESSAGE = auto()
-    LINK = auto()
-    """After a line that announces another traceback of the chain."""
+    LINK = auto()  # after a line that announces another traceback of the chain
 
 
 @dataclass(slots=True)
 class RaisedText:
     """One exception of a chain."""
 
-    frames: list[Frame] = field(default_factory=list)
-    """Outermost first."""
+    frames: list[Frame] = field(default_factory=list)  # outermost first
     type: str = ""
-    lines: list[str] = field(default_factory=list)
-    """The message."""
+    lines: list[str] = field(default_factory=list)  # the message
+    # It was raised in another process or thread, or is part of a group; the exception before it reports it.
     nested: bool = False
-    """It was raised in another process or thread, or is part of a group; the exception before it reports it."""
 
     @property
     def name(self) -> str:
@@ -102,13 +97,10 @@ class Traceback:
 
     sure: bool = False
     chain: list[RaisedText] = field(default_factory=lambda: [RaisedText()])
-    process: int | None = None
-    """The number of the spawned process that failed, if ``torch.multiprocessing`` says so."""
-    wants_source: bool = False
-    """Whether the last line was that of a frame, so that its source follows."""
+    process: int | None = None  # the number of the spawned process that failed, if ``torch.multiprocessing`` says so
+    wants_source: bool = False  # whether the last line was that of a frame, so that its source follows
     _at: _At = _At.FRAMES
-    _adjacent: bool = True
-    """Whether the previous line was taken too."""
+    _adjacent: bool = True  # whether the previous line was taken too
 
     @property
     def is_open(self) -> bool:
@@ -219,33 +211,32 @@ _HARMLESS = (
     "Exception ignored in", "--- Logging error ---", "Error in atexit._run_exitfuncs", "Stack (most recent call last):",
 )  # fmt: skip
 _GATE = ("rror", "RROR", "xception", "CRITICAL", "FATAL", "raceback", "gnored in", "Stack (most")
+# A mistake in the syntax of the script itself has no header, and pastes often begin below it.
 _NO_HEADER = re.compile(r'^  File "[^"\n]{1,1000}", line \d{1,9}(?:, in \S.{0,300})?$')
-"""A mistake in the syntax of the script itself has no header, and pastes often begin below it."""
 _BARE = re.compile(
     r"^(?P<type>(?:[A-Za-z_]\w{0,60}\.){0,8}(?:[A-Za-z_]\w{1,80}(?:Error|Exception)|Exception|KeyboardInterrupt))"
     r"(?:: (?P<message>.+)|:?\s*$)"
 )
+# An exception behind a prefix that no other line has, and not the name of a metric.
 _BEHIND = re.compile(
     r"[:|>\])}-] ?(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]\w{0,80}(?:Error|Exception): (?![-+.\d]|(?:nan|inf)\b)\S"
 )
-"""An exception behind a prefix that no other line has, and not the name of a metric."""
+# What follows the name of a metric, such as MeanSquaredError.
 _MEASURED = re.compile(r"^[-+\d.,:;%()|/\s]*(?:[eE][-+]?\d+|nan|inf|ms|s)?[-+\d.,:;%()|/\s]*$")
-"""What follows the name of a metric, such as MeanSquaredError."""
+# Warnings, what is tried again, the source lines of a traceback, and lines of NCCL, which another reader reads.
 _NO_ERROR = re.compile(
     r"^\[?[WID]\d{3,4} |^\[[WID][ :]|\b(?<!NCCL_DEBUG=)(?:WARN(?:ING)?|INFO|DEBUG|TRACE)\b|[Ww]arning:"
     r"|\b[Rr]e-?try(?:ing)?\b|[,;] trying\b|: trying (?:a|again|another|the next|with)\b|(?:^|\s)attempt \d"
     r"|[Ii]gnor(?:e|ing)\b|[Ss]kip(?:ping|ped)?\b|[Ff]all(?:ing)? ?back"
     r"|^\s+(?:raise|return|assert|if|elif|except|with|for|File|self\.|#|\w[\w.]*\()"
 )
-"""Warnings, what is tried again, the source lines of a traceback, and lines of NCCL, which another reader reads."""
 _ERROR_LEVEL = re.compile(
     r"^\[?[EF]\d{3,4} \d|^\[[EF] |(?:^|[\s\[<|:(-])(?:ERROR|CRITICAL|FATAL|Fatal|fatal error)(?:[\s\]>|:),-]|$)"
     r"|(?:^|: )(?:error|fatal): "
 )
 _BUILTIN = frozenset(name for name, kind in vars(builtins).items() if isinstance(kind, type))
 _NO_DIGITS = str.maketrans("", "", string.digits)
-_SHORTEST = 6
-"""Our choice: a trigger of fewer letters would make every part of a log interesting."""
+_SHORTEST = 6  # our choice: a trigger of fewer letters would make every part of a log interesting
 _MOST_SHAPES = 4096
 _WATCHDOG = "Watchdog caught collective operation timeout"
 _LIMIT = re.compile(r"Timed out waiting (?P<ms>\d{1,12}) ?ms for (?:recv|send) operation")
@@ -254,8 +245,8 @@ _EXITED = re.compile(
 )
 _GOT = re.compile(r"got signal: (?:Signals\.)?(?P<signal>SIG\w+|\d{1,2})")
 _SIGNALS = {"1": "SIGHUP", "SIGHUP": "SIGHUP", "2": "SIGINT", "SIGINT": "SIGINT"}
+# How torch_xla reports a process that it started.
 _DEVICE = re.compile(r"Exception in device=(?:TPU|XLA|CUDA|GPU|CPU):(?P<local>\d{1,4}): (?P<text>.+)")
-"""How torch_xla reports a process that it started."""
 _DIED = re.compile(r"Command .{1,4000}? died with <Signals\.(?P<signal>SIG\w+)")
 _C10D = re.compile(r"torch[/\\]distributed[/\\](?:distributed_c10d|nn[/\\]functional)\.py$")
 _AGENT = re.compile(r"torch[/\\]distributed[/\\](?:run|launch|launcher[/\\]api|elastic[/\\].+)\.py$")
@@ -268,8 +259,7 @@ _OPERATIONS = frozenset((
     "monitored_barrier", "recv", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "send",
 ))  # fmt: skip
 _INIT = frozenset(("init_process_group", "new_group", "rendezvous", "_env_rendezvous_handler"))
-_MOST_OPEN = 8
-"""Our choice: the limit of tracebacks whose lines are mixed. Beyond it, the oldest is given up."""
+_MOST_OPEN = 8  # Our choice: the limit of tracebacks whose lines are mixed. Beyond it, the oldest is given up.
 _MOST_STREAMS = 4096
 _NEAR = 3
 _LONG_AGO = 2000
@@ -281,8 +271,7 @@ class _Open:
 
     text: Traceback
     header: Line
-    said: Line
-    """The line of its last exception."""
+    said: Line  # the line of its last exception
     last: int
     harmless: bool = False
 

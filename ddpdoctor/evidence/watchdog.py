@@ -44,13 +44,12 @@ if TYPE_CHECKING:
 # Finds the rank and the process group in a line of ProcessGroupNCCL
 
 
-DEFAULT_GROUP = "default_pg"
-"""torch's name for the default group."""
+DEFAULT_GROUP = "default_pg"  # torch's name for the default group
 _GROUP = re.compile(
     r"\[PG (?:ID \d+ PG GUID )?(?P<name>[^\s(\]]{1,200}?)\s?(?:\((?P<desc>[^)]{0,200})\))? Rank (?P<rank>\d{1,9})\]"
 )
+# The same for nccl2.
 _GROUP2 = re.compile(r"\[TC\](?:\[rank=(?P<rank>-?\d{1,9})\])?(?:\[name=(?P<name>[^\]]{0,200})\])?")
-"""The same for nccl2."""
 _RANK = re.compile(r"\[Rank (\d{1,9})\]")
 
 
@@ -101,8 +100,8 @@ def who_of(line: Line, group: NcclGroup | None) -> Who:
 # Reads single lines of ProcessGroupNCCL: dump signals, a stuck watchdog, a lost store
 
 
+# A larger number is that of memory that was never set, as torch 2.3 prints it for a group that completed nothing.
 MOST_WORKS = 10**9
-"""A larger number is that of memory that was never set, as torch 2.3 prints it for a group that completed nothing."""
 _DUMP = re.compile(
     r"Received a dump signal due to a collective timeout from .{0,600}?"
     r"Last enqueued NCCL work: (?P<enqueued>-?\d{1,20}).{1,120}?last completed NCCL work: (?P<completed>-?\d{1,20})"
@@ -216,11 +215,9 @@ _BEHIND = re.compile(
 )
 _NUMBER = re.compile(r"^\s*#(?P<seq>\d{1,12}) (?P<state>started|finished) ranks:")
 _STATE = re.compile(rf"^\s*{_RANKS} (?P<state>started|finished) (?P<op>\w{{1,60}})")
-_NEAR = 4
-"""A report belongs to a head with a group if it starts within this many lines."""
+_NEAR = 4  # a report belongs to a head with a group if it starts within this many lines
 _MOST_REPORTS = 64
-_LONGEST = 2000
-"""Our choice: no report has this many lines, including lines of other processes in between."""
+_LONGEST = 2000  # our choice: no report has this many lines, including lines of other processes in between
 
 
 @dataclass(slots=True)
@@ -228,10 +225,9 @@ class _Report:
     rank: int
     operation: Operation
     line: Line
-    seq: int = 0
-    """The number of the snapshot's part that is being read."""
+    seq: int = 0  # the number of the snapshot's part that is being read
+    # The ranks inside an operation, by its number and name.
     started: dict[int, dict[str, tuple[int, ...]]] = field(default_factory=dict)
-    """The ranks inside an operation, by its number and name."""
 
 
 class DesyncReports:
@@ -344,12 +340,12 @@ _RAN = re.compile(r" ran for (?P<ran>\d{1,15}) milliseconds before timing out")
 _FRAME = re.compile(r"^\s*#(?P<number>\d{1,4}) (?P<function>.{1,200}?) from (?P<file>.{1,1000}):(?P<line>\d{1,8})\s*$")
 _DIED = re.compile(r"atchdog thread terminated with exception: (?P<error>.*)")
 _ABORTED = re.compile(r"Aborting process on rank (?P<rank>\d{1,9}) due to (?P<error>.*)")
+# What people write where they leave out lines.
 _ELIDED = re.compile(
     r"\W*(?:\.{3,}|…|\. \. \.)\W*|\W*(?:\d{1,9} )?(?:more )?(?:lines? |logs? |output )?"
     r"(?:snip(?:ped)?|truncated|omitted|elided|skipped|cut(?: off)?)\W*|\W{2,}\d{0,9} ?(?:more )?lines\W{2,}",
     re.IGNORECASE,
 )
-"""What people write where they leave out lines."""
 _LONGEST_MARK = 60
 _C10D = "torch/distributed/distributed_c10d.py"
 _TIMED_OUT = ("Watchdog caught collective operation timeout", "timed out in blocking wait")
@@ -386,8 +382,7 @@ class _Tail:
 
     fact: Failed
     left: int = _TAIL_LINES
-    words: bool = False
-    """Whether the next line has NCCL's message."""
+    words: bool = False  # whether the next line has NCCL's message
 
 
 class WatchdogReader:

@@ -25,15 +25,13 @@ if TYPE_CHECKING:
     from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.exchange.store import Client
 
-ROUNDS = 8
-"""Our choice: with this many, at least one round trip meets neither a network queue nor a busy server."""
+ROUNDS = 8  # our choice: with this many, at least one round trip meets neither a network queue nor a busy server
+# Our choice: over a slow transport (a shared folder) fewer rounds are enough, so that nobody waits long.
 ENOUGH_NS = 2_000_000_000
-"""Our choice: over a slow transport (a shared folder) fewer rounds are enough, so that nobody waits long."""
 KEY, SHOW_EVERY_S, LOOK_EVERY_S = "clock", 0.1, 0.02
-ENOUGH_VALUES = 5
-"""The first value may be old, and a busy rank 0 may write some of them late."""
+ENOUGH_VALUES = 5  # the first value may be old, and a busy rank 0 may write some of them late
+# Our choice: five values come in half a second, but with thirteen processes per core no two came in 3 s.
 OFFSET_LIMIT_S = 20.0
-"""Our choice: five values come in half a second, but with thirteen processes per core no two came in 3 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +40,7 @@ class ClockOffset:
 
     wall_s: float
     monotonic_ns: int
-    error_ns: int
-    """Half of the shortest round trip: the largest possible error of the offsets."""
+    error_ns: int  # half of the shortest round trip: the largest possible error of the offsets
 
 
 def measure_clocks(client: Client, read: Callable[[], ClockTimes] = read_times) -> ClockOffset:

@@ -30,29 +30,22 @@ if TYPE_CHECKING:
 
 Kind = TypeVar("Kind")
 
+# The version increases when an older reader would misread a message; a new field does not require that.
 MAGIC, VERSION = b"DDPD", 1
-"""The version increases when an older reader would misread a message; a new field does not require that."""
+# Our choice: the facts of a node with 8 GPUs take about 10 KiB; torch's store takes values up to 8 MiB.
 MAX_PACKED_BYTES = 4 * 2**20
-"""Our choice: the facts of a node with 8 GPUs take about 10 KiB; torch's store takes values up to 8 MiB."""
-MAX_PLAIN_BYTES = 32 * 2**20
-"""Our choice: the largest size of an unpacked message."""
-MAX_VALUES = 2**21
-"""Our choice: in 32 MiB of brackets there are lists that take a gigabyte."""
+MAX_PLAIN_BYTES = 32 * 2**20  # our choice: the largest size of an unpacked message
+MAX_VALUES = 2**21  # our choice: in 32 MiB of brackets there are lists that take a gigabyte
 _HEADER = struct.Struct("!4sBBI")
 _SIGNATURE_BYTES = 32
-_MOST_DIGITS = 20
-"""Of 64 bits."""
+_MOST_DIGITS = 20  # of 64 bits
+# Our choice: at 1 Mbit/s a chunk takes 2 s, well within a call's limit. Other requests run between two chunks.
 CHUNK_BYTES = 256 * 1024
-"""Our choice: at 1 Mbit/s a chunk takes 2 s, well within a call's limit. Other requests run between two chunks."""
-MAX_BYTES = 64 * 2**20
-"""Our choice: the most that one sender stores under one key. A server keeps 512 MiB in all."""
-_DESCRIPTION = struct.Struct("!Q32s")
-"""What stands at the key of a value in chunks: its size and SHA-256."""
+MAX_BYTES = 64 * 2**20  # Our choice: the most that one sender stores under one key. A server keeps 512 MiB in all.
+_DESCRIPTION = struct.Struct("!Q32s")  # what stands at the key of a value in chunks: its size and SHA-256
 LOOK_EVERY_S = 0.02
-ALARM_LIMIT_S = 5.0
-"""Our choice: the time that a member has to send the reason after it raised the alarm."""
-_ALARM = 1_000_000
-"""An alarm adds this to the counter "news", and a question adds 1, so one read shows both."""
+ALARM_LIMIT_S = 5.0  # our choice: the time that a member has to send the reason after it raised the alarm
+_ALARM = 1_000_000  # an alarm adds this to the counter "news", and a question adds 1, so one read shows both
 
 
 class BadMessage(Exception):  # noqa: N818 - says what it is

@@ -19,17 +19,13 @@ from enum import IntEnum
 from ddpdoctor.exchange.reach import WrongServer, describe, reach, receive
 from ddpdoctor.exchange.store import StoreError
 
-CALL_LIMIT_S = 10.0
-"""Our choice: the store answers in microseconds, but a busy host may take longer."""
-ROOT = "/"
-"""The prefix that torch's own client puts before every key (``keyPrefix_``)."""
+CALL_LIMIT_S = 10.0  # our choice: the store answers in microseconds, but a busy host may take longer
+ROOT = "/"  # the prefix that torch's own client puts before every key (``keyPrefix_``)
 MAGIC = 0x3C85F7CE
-MAX_KEYS = 2**17
-"""Our choice: torch makes some keys for each rank and group."""
+MAX_KEYS = 2**17  # our choice: torch makes some keys for each rank and group
+# Our choice for all keys together, whose number and lengths the other side says.
 MAX_LIST_BYTES, LIST_LIMIT_S = 64 * 2**20, 30.0
-"""Our choice for all keys together, whose number and lengths the other side says."""
-MAX_VALUE_BYTES = 2**20
-"""The largest value that is read; none of ddpdoctor's values comes close."""
+MAX_VALUE_BYTES = 2**20  # the largest value that is read; none of ddpdoctor's values comes close
 _LENGTH = struct.Struct("=Q")
 _AMOUNT = struct.Struct("=q")
 _MARK = struct.Struct("=I")

@@ -47,12 +47,10 @@ if TYPE_CHECKING:
 MEETING_BYTES = LINE_BYTES = 16
 _HEADER = struct.Struct(f"!{LINE_BYTES}sQ32s")
 MAX_MESSAGE_BYTES = _HEADER.size + MAX_REQUEST_BYTES
-AGAIN_S = 3.0
-"""Our choice: a message without an answer is posted again after this time."""
+AGAIN_S = 3.0  # our choice: a message without an answer is posted again after this time
+# Our choice: the time that an announced meeting has to answer. One that crashed never answers.
 PAUSE_S, KNOCK_S = 0.2, 1.0
-"""Our choice: the time that an announced meeting has to answer. One that crashed never answers."""
-MAX_LINES = 8192
-"""Our choice: how many lines the server remembers. A client that connects again begins a new line."""
+MAX_LINES = 8192  # Our choice: how many lines the server remembers. A client that connects again begins a new line.
 Side = Literal[b"client", b"server"]
 
 
@@ -145,8 +143,7 @@ class Forwarder:
 class MailboxClient(RemoteClient):
     """A client that sends its requests as messages, one at a time."""
 
-    beat_every_s = 3.0
-    """Our choice: a beat by message costs about ten requests to the store that carries it."""
+    beat_every_s = 3.0  # our choice: a beat by message costs about ten requests to the store that carries it
 
     def __init__(self, box: MessageBox, meeting: bytes, token: bytes, served_by: str) -> None:
         """Take ownership of the box."""
@@ -202,12 +199,10 @@ def knock(box: MessageBox, token: bytes, limit_s: float, served_by: str) -> Mail
     raise StoreError(seen)
 
 
-SLOTS = 4096
-"""Each client has one request in flight. With fewer clients than this, no unread message is overwritten."""
+SLOTS = 4096  # Each client has one request in flight. With fewer clients than this, no unread message is overwritten.
+# Our choice: the time that a client has between its ticket and its message. After it the server skips the ticket.
 LATE_S = 2.0
-"""Our choice: the time that a client has between its ticket and its message. After it the server skips the ticket."""
-LARGE_BYTES = 4096
-"""Larger messages are removed from the job's store once they are read."""
+LARGE_BYTES = 4096  # larger messages are removed from the job's store once they are read
 _TICKET = struct.Struct("!q")
 
 
@@ -285,16 +280,14 @@ class StoreBox:
         self._store.close()
 
 
-FOLDER = ".meeting"
-"""The subfolder of the shared folder that holds the messages."""
+FOLDER = ".meeting"  # the subfolder of the shared folder that holds the messages
 _MAIL = re.compile(rf"[0-9a-f]{{{2 * LINE_BYTES}}}\.(asked|answered)")
 
 
+# Our choice: a file that never had an answer, as one of a stranger, is read this often and again when it has changed.
+# Those of members are always read, because the times of files are coarse on some file systems.
 MOST_READS = 3
-"""Our choice: a file that never had an answer, as one of a stranger, is read this often and again when it has changed.
-Those of members are always read, because the times of files are coarse on some file systems."""
-MAX_NAMES = 4 * MAX_LINES
-"""Our choice: how many files of the folder are looked at."""
+MAX_NAMES = 4 * MAX_LINES  # our choice: how many files of the folder are looked at
 
 
 @dataclass(slots=True)
@@ -303,8 +296,7 @@ class _Seen:
 
     checksum: int = 0
     state: tuple[int, int] | None = None
-    reads: int = 0
-    """How often it was read in this state."""
+    reads: int = 0  # how often it was read in this state
     had_answer: bool = False
 
 
@@ -382,9 +374,9 @@ class FolderBox:
             self._folder.rmdir()
 
 
+# Where messages lie: the client's end has ``meeting`` to ``close``, the server's ``announce`` to ``withdraw``. Every
+# call raises ``StoreError`` if it fails.
 MessageBox = StoreBox | FolderBox
-"""Where messages lie: the client's end has ``meeting`` to ``close``, the server's ``announce`` to ``withdraw``. Every
-call raises ``StoreError`` if it fails."""
 
 
 @contextlib.contextmanager

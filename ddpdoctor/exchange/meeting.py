@@ -198,10 +198,8 @@ class Tried:
     """A way that failed."""
 
     way: str
-    words: str
-    """Why it failed: a phrase."""
-    attempts: tuple[Connecting, ...] = ()
-    """For the own port, the last attempt at each address."""
+    words: str  # why it failed: a phrase
+    attempts: tuple[Connecting, ...] = ()  # for the own port, the last attempt at each address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,10 +208,8 @@ class FoundMeeting:
 
     store: Client
     way: str
-    tried: tuple[Tried, ...]
-    """The preferred ways that had not worked by then."""
-    open: Callable[[float], Client]
-    """Opens another connection over the same way within a limit; raises ``StoreError``."""
+    tried: tuple[Tried, ...]  # the preferred ways that had not worked by then
+    open: Callable[[float], Client]  # opens another connection over the same way within a limit; raises ``StoreError``
 
 
 class NoMeeting(StoreError):  # noqa: N818 - says what it is
@@ -251,12 +247,10 @@ def open_meeting(way: MeetingWay, token: bytes, limit_s: float, *, seen: Failure
     return way.open(token, limit_s, {} if seen is None else seen)
 
 
-TRY_S = 3.0
-"""Our choice: the limit of one attempt. After it, a runner checks whether it was stopped."""
-BETTER_WITHIN_S = 1.0
-"""Our choice: once one way works, how long a preferred one may still take."""
+TRY_S = 3.0  # Our choice: the limit of one attempt. After it, a runner checks whether it was stopped.
+BETTER_WITHIN_S = 1.0  # our choice: once one way works, how long a preferred one may still take
+# Our choice: an attempt ends by itself at the deadline, on a busy host later. Its error says more than none.
 LATE_S = 1.0
-"""Our choice: an attempt ends by itself at the deadline, on a busy host later. Its error says more than none."""
 PAUSE_S = 0.2
 
 
@@ -319,8 +313,8 @@ def race(openers: Sequence[Callable[[float], Client]], limit_s: float) -> Raced:
 # Nodes: who serves in a shared folder if the first never comes
 
 RAISE_EVERY_S = 0.5
+# Our choice: six increments. A member waits this long to see the others, and one that is silent this long is gone.
 SETTLE_S = 3.0
-"""Our choice: six increments. A member waits this long to see the others, and one that is silent this long is gone."""
 _HERE = re.compile(r"here-([0-9]{8}|x)-[0-9a-f]{16}")
 
 
@@ -381,8 +375,7 @@ class ServerCandidate:
 
 # Heartbeats
 
-REOPEN_LIMIT_S = 3.0
-"""Our choice: the limit of one attempt to reconnect. The next beat tries again."""
+REOPEN_LIMIT_S = 3.0  # Our choice: the limit of one attempt to reconnect. The next beat tries again.
 
 
 class Heartbeating:

@@ -40,14 +40,12 @@ def contact_of(error: OSError) -> Contact:
 
 Made = TypeVar("Made")
 
-LOOKUP_LIMIT_S = 5.0
-"""Our choice: the limit of one name lookup; glibc's default is 5 s a name server."""
+LOOKUP_LIMIT_S = 5.0  # our choice: the limit of one name lookup; glibc's default is 5 s a name server
+# Our choice: the limit of one attempt. A packet that a firewall drops is sent again after 1 s and 3 s.
 CONNECT_LIMIT_S = 3.0
-"""Our choice: the limit of one attempt. A packet that a firewall drops is sent again after 1 s and 3 s."""
-SAFE_SEGMENT_BYTES = 1200
-"""With headers this fits into 1,280 bytes, which every IPv6 link carries (RFC 8200, 5)."""
+SAFE_SEGMENT_BYTES = 1200  # with headers this fits into 1,280 bytes, which every IPv6 link carries (RFC 8200, 5)
+# Our choice: the most that one call of recv makes room for, whatever length the other side has announced.
 MAX_PIECE_BYTES = 256 * 1024
-"""Our choice: the most that one call of recv makes room for, whatever length the other side has announced."""
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 1.0
 _WORDS = {
@@ -57,8 +55,8 @@ _WORDS = {
     errno.ECONNRESET: "connection reset",
 }
 
+# The last failure at each place: an address with its port, or a name that does not resolve.
 Failures = dict[str, Connecting]
-"""The last failure at each place: an address with its port, or a name that does not resolve."""
 
 
 class WrongServer(Exception):  # noqa: N818 - what a server did

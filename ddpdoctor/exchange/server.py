@@ -43,26 +43,21 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_PEERS = 8192
-BACKLOG = 4096
-"""The kernel limits it to net.core.somaxconn."""
+BACKLOG = 4096  # the kernel limits it to net.core.somaxconn
+# Our choice: file descriptors that connections must leave free, because this process also watches a job.
 SPARED_FILES = 64
-"""Our choice: file descriptors that connections must leave free, because this process also watches a job."""
+# Our choice: with the kernel's nine probes, 75 s apart, a host that was switched off is noticed after 12 minutes.
 KEEPALIVE_IDLE_S = 60
-"""Our choice: with the kernel's nine probes, 75 s apart, a host that was switched off is noticed after 12 minutes."""
-PROOF_LIMIT_S = 10.0
-"""Our choice: the time that a new connection has to prove the token."""
-REQUEST_LIMIT_S = 20.0
-"""Our choice: the time in which a started request must arrive whole, and its answer must be read."""
+PROOF_LIMIT_S = 10.0  # our choice: the time that a new connection has to prove the token
+REQUEST_LIMIT_S = 20.0  # our choice: the time in which a started request must arrive whole, and its answer must be read
+# Our choice: after this time without a request, a proven connection gives up its place if another one needs it. A
+# member sends beats over a connection of its own, and reconnects for its next request.
 IDLE_LIMIT_S = 30.0
-"""Our choice: after this time without a request, a proven connection gives up its place if another one needs it. A
-member sends beats over a connection of its own, and reconnects for its next request."""
+# Our choice: what all requests that have not arrived whole may hold together. Beyond it the oldest of them goes.
 MAX_UNFINISHED_BYTES = 64 * 2**20
-"""Our choice: what all requests that have not arrived whole may hold together. Beyond it the oldest of them goes."""
 PIECE_BYTES = 64 * 1024
-LOOK_EVERY_S = 0.5
-"""How often deadlines are looked at."""
-REST_S = 0.25
-"""Our choice: the pause after an error of accept, most often because the process has no file left."""
+LOOK_EVERY_S = 0.5  # how often deadlines are looked at
+REST_S = 0.25  # our choice: the pause after an error of accept, most often because the process has no file left
 
 
 @dataclass(slots=True, eq=False)
@@ -71,14 +66,11 @@ class ConnectedPeer:
 
     connection: socket.socket
     address: str
-    deadline_s: float | None
-    """When it is dropped unless it moves on; None while no request is under way."""
+    deadline_s: float | None  # when it is dropped unless it moves on; None while no request is under way
     active_s: float
     proven: bool = False
-    member: str | None = None
-    """The member that beats over it."""
-    held_bytes: int = 0
-    """How much of an unfinished request has arrived."""
+    member: str | None = None  # the member that beats over it
+    held_bytes: int = 0  # how much of an unfinished request has arrived
 
 
 class Server:

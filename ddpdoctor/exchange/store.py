@@ -15,20 +15,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Found = TypeVar("Found")
+# With 1,024 waiting ranks, a store answers 4,000 requests a second: little for any of them.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.25
-"""With 1,024 waiting ranks, a store answers 4,000 requests a second: little for any of them."""
 MAX_KEY_BYTES = 256
-MAX_VALUE_BYTES = 4 * 2**20 + 4096
-"""The limit of a packed message with its header and signature."""
+MAX_VALUE_BYTES = 4 * 2**20 + 4096  # the limit of a packed message with its header and signature
 MAX_KEYS = 65_536
 MAX_DIGITS = 20
-MAX_TOTAL_BYTES = 512 * 2**20
-"""Our choice: enough for 8,192 processes, and no more memory than a rank's host can spare."""
+MAX_TOTAL_BYTES = 512 * 2**20  # our choice: enough for 8,192 processes, and no more memory than a rank's host can spare
 MAX_MEMBERS = 8192
+# Our choice: with both and the headers of four segments (4 * 66 bytes), one beat a second takes under 700 bytes/s.
 MAX_SAID_BYTES, MAX_NOTICE_BYTES = 128, 256
-"""Our choice: with both and the headers of four segments (4 * 66 bytes), one beat a second takes under 700 bytes/s."""
-BEAT_EVERY_S = 1.0
-"""Our choice: a member counts as silent after 10 s, so a few beats may be late or lost."""
+BEAT_EVERY_S = 1.0  # our choice: a member counts as silent after 10 s, so a few beats may be late or lost
 
 
 class StoreError(Exception):
@@ -51,8 +48,7 @@ class Store(Protocol):
 class Client(Store, Protocol):
     """A store of ddpdoctor's own, which also knows the time and hears heartbeats."""
 
-    beat_every_s: float
-    """Seconds between two beats of a member."""
+    beat_every_s: float  # seconds between two beats of a member
 
     def now(self) -> ClockTimes:
         """Return the clocks of the store's host, read at some time during this call."""
@@ -77,10 +73,9 @@ class Heard:
 
     heard_ns: int
     said: bytes = b""
-    left: bytes | None = None
-    """Its last message if it has left, else None."""
+    left: bytes | None = None  # its last message if it has left, else None
+    # When its connection ended before it left; None if that never happened, or if it has beaten again since.
     broken_ns: int | None = None
-    """When its connection ended before it left; None if that never happened, or if it has beaten again since."""
 
 
 class KeyValues:

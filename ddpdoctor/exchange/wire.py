@@ -54,11 +54,9 @@ MAX_REQUEST_BYTES = 3 + MAX_KEY_BYTES + MAX_VALUE_BYTES
 LENGTH = struct.Struct("!I")
 _TIMES = struct.Struct("!qq")
 _REQUEST = struct.Struct("!BH")
-CALL_LIMIT_S = 10.0
-"""Our choice: a server answers in microseconds, but its host may be busy."""
+CALL_LIMIT_S = 10.0  # our choice: a server answers in microseconds, but its host may be busy
 VARIABLE = "DDPDOCTOR_TOKEN"
-NO_TOKEN = b"ddpdoctor"
-"""The shared value if the job has no secret. It proves only that the other side is ddpdoctor."""
+NO_TOKEN = b"ddpdoctor"  # The shared value if the job has no secret. It proves only that the other side is ddpdoctor.
 
 
 class RequestType(IntEnum):

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 BOOTSTRAP = Path(__file__).resolve().parents[1] / "recorder" / "bootstrap"
 START_LIMIT_S = 10.0
+# The shell ends at once, so that the watcher is no child of the rank: a script may wait for all of its children.
 _IN_BACKGROUND = '"$@" </dev/null >/dev/null & echo $!'
-"""The shell ends at once, so that the watcher is no child of the rank: a script may wait for all of its children."""
 _NODE_VARIABLES = ("GROUP_RANK", "SLURM_NODEID", "NODE_RANK")
 WIDTH = 100
 
@@ -50,8 +50,7 @@ class Asked:
     hang_timeout_s: float
     on_hang: str
     report_dir: Path | None
-    entry: str = "ddpdoctor.watch"
-    """What the user has called, by whose names advice speaks of settings."""
+    entry: str = "ddpdoctor.watch"  # what the user has called, by whose names advice speaks of settings
 
 
 def this_process() -> Target:

@@ -19,15 +19,13 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.attendance import HostWatch, Leaving
 
 HangAction = Literal["report", "kill"]
+# Our choice: how long a rank that fails waits until the watcher has its evidence. The launcher may then stop all.
 FAILURE_LIMIT_S = 3.0
-"""Our choice: how long a rank that fails waits until the watcher has its evidence. The launcher may then stop all."""
 REPORT_LIMIT_S = 10.0
 POLL_S = 0.05
-_active: Watch | None = None
-"""The watch of this process: a process is recorded once."""
+_active: Watch | None = None  # the watch of this process: a process is recorded once
 _has_said = False
-TITLE = "ddpdoctor"
-"""The name under which loggers get the report."""
+TITLE = "ddpdoctor"  # the name under which loggers get the report
 
 
 class Watch(contextlib.ContextDecorator):

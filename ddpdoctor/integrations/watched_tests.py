@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 LOOK_EVERY_S = 0.2
-VERDICT_LIMIT_S = 15.0
-"""Our choice: how long a failed test waits for the verdict of its ranks."""
+VERDICT_LIMIT_S = 15.0  # our choice: how long a failed test waits for the verdict of its ranks
 
 
 class WatchedTests:

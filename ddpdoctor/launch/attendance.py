@@ -24,26 +24,24 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.stopping import Target
 
 
+# All ranks of one launch have the same values of these, and those of another launch have others.
 LAUNCH_VARIABLES = (
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT",
     "PMIX_NAMESPACE", "MASTER_ADDR", "MASTER_PORT",
 )  # fmt: skip
-"""All ranks of one launch have the same values of these, and those of another launch have others."""
 LOCK_LIMIT_S = 10.0
 LOCK_EVERY_S = 0.02
 MOST_BYTES = 65536
 
 PRESENT = "present"
-LEFT = "left"
-"""Subfolders of a run folder, with a file PID-TICKS for each process."""
+LEFT = "left"  # subfolders of a run folder, with a file PID-TICKS for each process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostWatch:
     """The common run folder, and the process that watches it."""
 
-    record: Path
-    """Where ranks record: the run folder, unless that is on a shared file system or full."""
+    record: Path  # where ranks record: the run folder, unless that is on a shared file system or full
     run_dir: Path
     watcher: Target
 
@@ -122,11 +120,10 @@ class Leaving(Enum):
 class Attendance:
     """The processes that have come so far."""
 
+    # Those that live and have not left, each with its number from the launcher, or "".
     present: dict[Target, str] = field(default_factory=dict)
-    """Those that live and have not left, each with its number from the launcher, or ""."""
     left: dict[Target, Leaving] = field(default_factory=dict)
-    gone: frozenset[Target] = frozenset()
-    """Those that have ended without leaving."""
+    gone: frozenset[Target] = frozenset()  # those that have ended without leaving
 
 
 def enter(folder: Path, process: Target, number: str) -> None:

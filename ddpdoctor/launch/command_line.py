@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.gpus import GpuCount
 
 
-ASK_TIMEOUT_S = 60.0
-"""Importing torch takes a second or two; a cold network file system may need a minute."""
+ASK_TIMEOUT_S = 60.0  # importing torch takes a second or two; a cold network file system may need a minute
 
 _WITH_VALUE = (
     "--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf",
@@ -39,8 +38,8 @@ _WITH_VALUE = (
 )  # fmt: skip
 _FLAGS = ("--standalone", "-m", "--module", "--no-python", "--run-path", "--virtual-local-rank")
 
+# Each option, written with dashes, and whether it takes a value.
 TORCHRUN_OPTIONS: Mapping[str, bool] = MappingProxyType(dict.fromkeys(_WITH_VALUE, True) | dict.fromkeys(_FLAGS, False))
-"""Each option, written with dashes, and whether it takes a value."""
 
 _ASK_TORCH = """
 import json
@@ -58,15 +57,14 @@ _MODULE = frozenset({"-m", "--module"})
 _NO_PYTHON = "--no-python"
 _SHORT_LENGTH = 2
 STATIC_PORT = 29_500
-C10D_PORT = 29_400
-"""torch's defaults: ``run`` in torch/distributed/run.py, DEFAULT_PORT in c10d_rendezvous_backend.py."""
+C10D_PORT = 29_400  # torch's defaults: ``run`` in torch/distributed/run.py, DEFAULT_PORT in c10d_rendezvous_backend.py
+# Options that each imply that torchrun starts ranks here.
 SHAPE = (
     "--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--master-addr", "--node-rank", "--standalone",
 )  # fmt: skip
-"""Options that each imply that torchrun starts ranks here."""
 _MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch"})
-RANKS_WITHOUT_GPU = 2
-"""Our choice: fewer ranks cannot show problems between ranks, and more only share the same cores."""
+RANKS_WITHOUT_GPU = 2  # our choice: fewer ranks cannot show problems between ranks, and more only share the same cores
+# Full names of functions that start ranks.
 _LAUNCHERS = frozenset(
     {
         "torch.multiprocessing.spawn",
@@ -79,23 +77,22 @@ _LAUNCHERS = frozenset(
         "accelerate.launchers.notebook_launcher",
     }
 )
-"""Full names of functions that start ranks."""
+# Commands that people mistakenly give as the script.
 LAUNCHERS = frozenset(
     {
         "accelerate", "bash", "deepspeed", "horovodrun", "lightning", "mpiexec", "mpirun", "poetry", "python",
         "python3", "sh", "srun", "torchrun", "uv",
     }
 )  # fmt: skip
-"""Commands that people mistakenly give as the script."""
 _COMPILED_SUFFIXES = frozenset({".pyc", ".so"})
+# When to stop a job that hangs: once it can never continue (auto), at the first report (kill), never (report).
 OnHang = Literal["auto", "kill", "report"]
-"""When to stop a job that hangs: once it can never continue (auto), at the first report (kill), never (report)."""
 DebugLevel = Literal["DETAIL", "INFO", "OFF"]
+# AUTO means DETAIL if the job turns out to use only Gloo, and OFF if it uses NCCL or another backend.
 ChosenLevel = Literal["AUTO", "DETAIL", "INFO", "OFF"]
-"""AUTO means DETAIL if the job turns out to use only Gloo, and OFF if it uses NCCL or another backend."""
 OutputFormat = Literal["text", "json"]
+# The last two apply only to reports of `allreduce-bench`.
 SavedFormat = Literal["text", "json", "junit", "github", "sarif", "markdown", "html", "csv", "nccl-tests"]
-"""The last two apply only to reports of `allreduce-bench`."""
 
 
 @lru_cache(maxsize=1)

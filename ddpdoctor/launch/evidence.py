@@ -24,20 +24,17 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.progress import Followed
 
 
+# The time that a recorder has to answer. It takes two samples 0.3 s apart; the launcher pauses a little longer.
 ANSWER_LIMIT_S = 0.9
-"""The time that a recorder has to answer. It takes two samples 0.3 s apart; the launcher pauses a little longer."""
+# The time that it has while the launcher does not wait: on a busy machine an answer can take more than a second.
 PATIENT_LIMIT_S = 3.0
-"""The time that it has while the launcher does not wait: on a busy machine an answer can take more than a second."""
-RESERVE_BYTES = 4 * 2**20
-"""Room for the answers of about a hundred ranks, and for watch.json."""
-PIECE_BYTES = 16 * 1024
-"""The piece size for copying rings; pieces that are all zeros are skipped."""
+RESERVE_BYTES = 4 * 2**20  # room for the answers of about a hundred ranks, and for watch.json
+PIECE_BYTES = 16 * 1024  # the piece size for copying rings; pieces that are all zeros are skipped
+# A heartbeat younger than this promises an answer. So does any younger than HELD_S if there is time for it: on a busy
+# machine heartbeats are late too.
 FRESH_S = 1.5
-"""A heartbeat younger than this promises an answer. So does any younger than HELD_S if there is time for it: on a busy
-machine heartbeats are late too."""
 ASK_EVERY_S = 0.05
-HELD_S = 3.0
-"""If a live process has had no heartbeat for this long, C code holds the GIL."""
+HELD_S = 3.0  # if a live process has had no heartbeat for this long, C code holds the GIL
 
 
 class EvidenceTaker:

@@ -50,37 +50,32 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Judgment
 
 
+# A node without a beat for this long counts as cut off. Each node's own verdict is final then.
 SILENT_NS = 10_000_000_000
-"""A node without a beat for this long counts as cut off. Each node's own verdict is final then."""
-BROKEN_NS = 5_000_000_000
-"""Our choice: a live member reconnects with its next beat, and has 3 s for that."""
-FRESH_NS = 3_000_000_000
-"""Our choice: a member that sent a beat within three beat intervals is waited for."""
+BROKEN_NS = 5_000_000_000  # our choice: a live member reconnects with its next beat, and has 3 s for that
+FRESH_NS = 3_000_000_000  # our choice: a member that sent a beat within three beat intervals is waited for
+# Our choice for the answers of all members, 100 KiB a rank, until they are written to the run folder.
 MAX_PACKED_BYTES = 2**30
-"""Our choice for the answers of all members, 100 KiB a rank, until they are written to the run folder."""
 
-PREFIX = "ddpdoctor/wrap/"
-"""The prefix of ddpdoctor's key in the job's store."""
+PREFIX = "ddpdoctor/wrap/"  # the prefix of ddpdoctor's key in the job's store
 SECOND_PORT = "port"
 OPEN_LIMIT_S = 3.0
-OPEN_EVERY_S = 1.0
-"""Our choice: a store that a rank serves appears only after that rank has imported torch."""
+OPEN_EVERY_S = 1.0  # our choice: a store that a rank serves appears only after that rank has imported torch
 HEAR_EVERY_S = 0.1
 CLOSE_LIMIT_S = 2.0
+# Our choice: the time that a live node has to send its record, half of what is left after the hang timeout.
 GATHER_LIMIT_S = 5.0
-"""Our choice: the time that a live node has to send its record, half of what is left after the hang timeout."""
+# Our choice: when one launcher ends, the wait for the others; a little longer than until a member counts as silent.
 LEAVE_LIMIT_S = 11.0
-"""Our choice: when one launcher ends, the wait for the others; a little longer than until a member counts as silent."""
+# Our choice: how long to stay until others have received the verdict. Over a folder a beat comes only every three
+# seconds and takes time itself. Silent members are not waited for.
 TELL_LIMIT_S = 8.0
-"""Our choice: how long to stay until others have received the verdict. Over a folder a beat comes only every three
-seconds and takes time itself. Silent members are not waited for."""
-FURTHER_AFTER_S = 3.0
-"""Our choice: how long members may take to arrive over the port before other ways are served too."""
+FURTHER_AFTER_S = 3.0  # our choice: how long members may take to arrive over the port before other ways are served too
+# Our choice: how long after its start the first member expects others that still look for a way to it.
 JOIN_LIMIT_S = 12.0
-"""Our choice: how long after its start the first member expects others that still look for a way to it."""
+# Subfolder of the run folder with the other members' records, by number. Members on the same file system record in
+# ``nodes`` instead.
 FOLDER = "gathered"
-"""Subfolder of the run folder with the other members' records, by number. Members on the same file system record in
-``nodes`` instead."""
 
 
 class MembersHeard:
@@ -243,8 +238,7 @@ class MembersHeard:
 class SecondPort:
     """The address of the first member's second port."""
 
-    hosts: tuple[str, ...]
-    """Its addresses, the likeliest first."""
+    hosts: tuple[str, ...]  # its addresses, the likeliest first
     port: int
 
 

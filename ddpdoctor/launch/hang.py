@@ -33,34 +33,24 @@ if TYPE_CHECKING:
     from ddpdoctor.model.reaching import Connecting
 
 
-FILE = "nodes.json"
-"""The file in the run folder with the state of all members, a ``NodesSeen``."""
+FILE = "nodes.json"  # the file in the run folder with the state of all members, a ``NodesSeen``
 
-MACHINE_CODE = "DD611"
-"""The rule that uses the machine's facts."""
+MACHINE_CODE = "DD611"  # the rule that uses the machine's facts
+# The rules that use the kernel's log, if the error is one of a device, or an abort may have been caused by one.
 DEVICE_CODES = frozenset({"DD604", "DD605"})
-"""The rules that use the kernel's log, if the error is one of a device, or an abort may have been caused by one."""
 _ABORTED = ("SIGABRT", "SIGSEGV", "SIGBUS")
-MACHINE_FRESH_S = 60.0
-"""Our choice: facts younger than this are not read again for the next check."""
-FLOW_CODES = frozenset({"DD602", "DD603"})
-"""The rules that use the control flow."""
-REACH_CODES = frozenset({"DD605", "DD607"})
-"""The rules that use the result."""
+MACHINE_FRESH_S = 60.0  # our choice: facts younger than this are not read again for the next check
+FLOW_CODES = frozenset({"DD602", "DD603"})  # the rules that use the control flow
+REACH_CODES = frozenset({"DD605", "DD607"})  # the rules that use the result
+# Our choice: a missing node is reported within 10 s of the hang timeout. One connection is tried for 3 s.
 LIMIT_S = 4.0
-"""Our choice: a missing node is reported within 10 s of the hang timeout. One connection is tried for 3 s."""
-REACH_FRESH_S = 30.0
-"""Our choice: if the last attempts are younger than this, they are not repeated."""
+REACH_FRESH_S = 30.0  # our choice: if the last attempts are younger than this, they are not repeated
 MOST_PLACES = 16
-Place = tuple[str, int]
-"""Host and port."""
+Place = tuple[str, int]  # host and port
 LOOK_AGAIN_S = 1.5
-QUIET_S = 2.0
-"""Our choice: the first pause after a report of a job that continues. Each later one is twice as long."""
-NOTE_EVERY_S = 2.0
-"""Our choice: what is known of other nodes comes with their beats, one a second."""
-NOTE_SHARE = 0.01
-"""The fraction of a core that the notes may use. With thousands of members they become rarer."""
+QUIET_S = 2.0  # Our choice: the first pause after a report of a job that continues. Each later one is twice as long.
+NOTE_EVERY_S = 2.0  # our choice: what is known of other nodes comes with their beats, one a second
+NOTE_SHARE = 0.01  # The fraction of a core that the notes may use. With thousands of members they become rarer.
 
 
 def note_machine(folder: Path, judgment: Judgment) -> bool:
@@ -166,10 +156,8 @@ def _knock_at_all(places: Sequence[Place]) -> list[Connecting]:
 class Examined:
     """The result of a check."""
 
-    judgment: Judgment
-    """Has no error if an earlier report no longer holds."""
-    stop: bool
-    """Whether to stop the job."""
+    judgment: Judgment  # has no error if an earlier report no longer holds
+    stop: bool  # whether to stop the job
 
 
 NOTHING_FOUND = Judgment(findings=(), checks=(), certain=False)

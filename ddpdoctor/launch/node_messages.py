@@ -36,29 +36,22 @@ if TYPE_CHECKING:
 Message = TypeVar("Message")
 
 GREETING, EVIDENCE, ROSTER, VERDICT = "greeting", "evidence", "roster", "verdict"
-CLAIM = "claim"
-"""Key of a counter, followed by a member number: how many members were started with that number."""
-ARRIVALS = "arrivals"
-"""Counts the members that joined without a number."""
-SURPLUS = "surplus"
-"""Counts the members whose number was already taken."""
+CLAIM = "claim"  # key of a counter, followed by a member number: how many members were started with that number
+ARRIVALS = "arrivals"  # counts the members that joined without a number
+SURPLUS = "surplus"  # counts the members whose number was already taken
+# Our choice: a member sends the first and the last of its ranks, and all in between are made from them here.
 MOST_RANKS, MOST_RANKS_OF_ALL = 1024, 2**20
-"""Our choice: a member sends the first and the last of its ranks, and all in between are made from them here."""
-MOST_NAME = 255
-"""The longest name of a host."""
-LAST = 10**9
-"""Used as the request number for the record that a member sends when it ends."""
+MOST_NAME = 255  # the longest name of a host
+LAST = 10**9  # used as the request number for the record that a member sends when it ends
 
-MAX_PACKED_BYTES = 64 * 2**20
-"""Our choice: the meeting's limit for one value. A rank's record packs to about 100 KiB."""
+MAX_PACKED_BYTES = 64 * 2**20  # Our choice: the meeting's limit for one value. A rank's record packs to about 100 KiB.
 MAX_FILE_BYTES = 64 * 2**20
-MAX_PLAIN_BYTES = 512 * 2**20
-"""Our choice: 256 ranks on a node, each with a ring of 1 MiB and stacks of the same size."""
+MAX_PLAIN_BYTES = 512 * 2**20  # our choice: 256 ranks on a node, each with a ring of 1 MiB and stacks of the same size
 MAX_FILES = 8192
-LEVEL = 1
-"""The fastest zlib level, because somebody waits."""
+LEVEL = 1  # the fastest zlib level, because somebody waits
 _LENGTH = struct.Struct("!I")
 _PIECE_BYTES = 64 * 1024
+# The files of a run folder that a judgment reads.
 _KNOWN = re.compile(
     r"run\.json|agent\.jsonl|machine\.json|reached\.json|lost-\d+(-\d+)?"
     r"|(watch|consistency|moments)(-\d+)?\.json"
@@ -66,7 +59,6 @@ _KNOWN = re.compile(
     r"|evidence/\d+-\d+(-\d+\.json|\.(dump|term|held|flight\d+))"
     r"|nccl/[\w.%-]{1,200}\.log"
 )
-"""The files of a run folder that a judgment reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,16 +66,11 @@ class Pulse:
     """The state of a member, sent with each beat."""
 
     progress: NodeProgress
-    answered: int = 0
-    """The last request for evidence that it has answered in full; ``LAST`` once it has ended."""
-    moved: bool = False
-    """Whether its ranks have made progress since that request."""
-    heard: int = 0
-    """The number of the last verdict that it received."""
-    status: int | None = None
-    """The exit status of its launcher, once that has ended."""
-    ranks: tuple[int, int] | None = None
-    """Its first and last rank."""
+    answered: int = 0  # the last request for evidence that it has answered in full; ``LAST`` once it has ended
+    moved: bool = False  # whether its ranks have made progress since that request
+    heard: int = 0  # the number of the last verdict that it received
+    status: int | None = None  # the exit status of its launcher, once that has ended
+    ranks: tuple[int, int] | None = None  # its first and last rank
 
     @property
     def all_ranks(self) -> tuple[int, ...]:
@@ -95,14 +82,11 @@ class Pulse:
 class Board:
     """The first member's notice to all, in the answer to each beat."""
 
-    request: int = 0
-    """The number of the last request for evidence."""
-    verdict: int = 0
-    """The number of the last verdict."""
-    roster: int = 0
-    """How often the list of members has changed."""
+    request: int = 0  # the number of the last request for evidence
+    verdict: int = 0  # the number of the last verdict
+    roster: int = 0  # how often the list of members has changed
+    # The first member's launcher has ended. The last verdict follows when the others have ended or timed out.
     ends: bool = False
-    """The first member's launcher has ended. The last verdict follows when the others have ended or timed out."""
     left: bool = False
 
 
@@ -112,11 +96,9 @@ class Greeting:
 
     host: str
     pid: int
-    started_as: int | None
-    """The number that it was started with."""
+    started_as: int | None  # the number that it was started with
     wall_offset_s: float
-    clock_offset_ns: int
-    """Its CLOCK_MONOTONIC minus that of the first member's host."""
+    clock_offset_ns: int  # its CLOCK_MONOTONIC minus that of the first member's host
     clock_error_ns: int
 
 
@@ -132,10 +114,8 @@ class JobVerdict:
     """The first member's judgment of everybody's evidence."""
 
     judgment: Judgment
-    stop: bool
-    """Whether the job certainly hangs and is stopped."""
-    place: str
-    """Where the report is: "node0:/scratch/run"."""
+    stop: bool  # whether the job certainly hangs and is stopped
+    place: str  # where the report is: "node0:/scratch/run"
 
 
 def own_node(number: int, host: str, ranks: tuple[int, ...] = ()) -> NodeSeen:

@@ -50,18 +50,17 @@ if TYPE_CHECKING:
 
 
 FIND_LIMIT_S = 3.0
-FIND_EVERY_S = 2.0
-"""Our choice: the pause between two searches, because the first member may never arrive."""
+FIND_EVERY_S = 2.0  # our choice: the pause between two searches, because the first member may never arrive
 REOPEN_LIMIT_S = 3.0
+# Our choice: the first member leaves within 8 s of its final verdict (``TELL_LIMIT_S``), later on a busy machine.
 LAST_WORD_NS = 15_000_000_000
-"""Our choice: the first member leaves within 8 s of its final verdict (``TELL_LIMIT_S``), later on a busy machine."""
+# Our choice: how long an ending member waits for a verdict if the first goes on. On a busy machine a rank of the first
+# that fails because of this end has taken more than ten seconds to end itself.
 VERDICT_LIMIT_S = 30.0
-"""Our choice: how long an ending member waits for a verdict if the first goes on. On a busy machine a rank of the first
-that fails because of this end has taken more than ten seconds to end itself."""
+# Our choice: the same if the first ends too. It waits for others for a quarter of this time, and then judges.
 LAST_LIMIT_S = 60.0
-"""Our choice: the same if the first ends too. It waits for others for a quarter of this time, and then judges."""
+# Our choice: how long a clock measurement is valid. Two machines drift apart by at most about 0.05 ms a second.
 CLOCKS_KEEP_S = 600.0
-"""Our choice: how long a clock measurement is valid. Two machines drift apart by at most about 0.05 ms a second."""
 CLOSE_LIMIT_S = 2.0
 PAUSE_S = 0.05
 

@@ -31,16 +31,14 @@ if TYPE_CHECKING:
 
 
 LOOK_EVERY_S = 0.05
+# Our choice: how long the others may take to notice a failed rank and report it, before they are ended.
 REPORT_GRACE_S = 60.0
-"""Our choice: how long the others may take to notice a failed rank and report it, before they are ended."""
+# The exit statuses of a rank that has reported why it ends.
 REPORTED = {ExitStatus.FOUND, ExitStatus.WRONG_USE, ExitStatus.DEFECT, ExitStatus.INCONCLUSIVE}
-"""The exit statuses of a rank that has reported why it ends."""
-END_GRACE_S = 5.0
-"""Our choice: the time between SIGTERM and SIGKILL."""
+END_GRACE_S = 5.0  # our choice: the time between SIGTERM and SIGKILL
+# Our choice: how long a killed rank may take to end. Freeing the memory of a large process takes seconds.
 KILLED_LIMIT_S = 10.0
-"""Our choice: how long a killed rank may take to end. Freeing the memory of a large process takes seconds."""
-PR_SET_PDEATHSIG = 1
-"""prctl(2), linux/prctl.h."""
+PR_SET_PDEATHSIG = 1  # prctl(2), linux/prctl.h
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

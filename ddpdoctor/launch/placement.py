@@ -32,22 +32,19 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.command_line import ChosenLevel, OnHang, OutputFormat, SplitCommand
 
 MAX_PORT = 65_535
+# Our choice: the job waits for this lookup, and a name that takes longer will delay the job itself anyway.
 LOOKUP_LIMIT_S = 2.0
-"""Our choice: the job waits for this lookup, and a name that takes longer will delay the job itself anyway."""
 MOST_ADDRESSES = 8
+# The variables that select the job's network interfaces, by name or, for NCCL, by prefix.
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""The variables that select the job's network interfaces, by name or, for NCCL, by prefix."""
 
 
 class Style(Enum):
     """What a member starts."""
 
-    TORCHRUN = "torchrun"
-    """torchrun, which starts the ranks of a node."""
-    RANK = "rank"
-    """The script itself, as one rank; the member's number is its rank."""
-    COMMAND = "command"
-    """A command, unchanged."""
+    TORCHRUN = "torchrun"  # torchrun, which starts the ranks of a node
+    RANK = "rank"  # the script itself, as one rank; the member's number is its rank
+    COMMAND = "command"  # a command, unchanged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,36 +52,21 @@ class Placement:
     """The place of one ``wrap`` in its job, and what to pass to the process that it starts."""
 
     style: Style = Style.TORCHRUN
-    number: int | None = 0
-    """This member's number, from 0, or None if only the rendezvous will assign it."""
-    expected: int = 1
-    """How many members should join; in an elastic job, at least how many."""
-    most: int = 1
-    """How many members may join at most."""
-    hosts: tuple[str, ...] = ()
-    """Names or addresses of the first member, the likeliest first; empty if unknown."""
-    port: int = 0
-    """ddpdoctor's own port on that host."""
-    names: tuple[str, ...] = ()
-    """The host names of all members, by number; empty if unknown."""
-    of_ranks: bool = False
-    """Whether each member is one rank instead of a node whose launcher starts ranks."""
-    nodes: int = 1
-    """The number of nodes, if members are ranks."""
-    one_host: bool = False
-    """Whether all members are on one host."""
-    token: bytes | None = field(default=None, repr=False)
-    """The job's secret, or None if it has none."""
-    store: tuple[str, int] | None = None
-    """Host and port of the job's own store, or None if unknown."""
-    batch_job: str = ""
-    """Slurm's job and step, "1234.0"; empty elsewhere."""
-    torchrun_args: tuple[str, ...] = ()
-    """Options to add before the user's torchrun options."""
-    variables: tuple[tuple[str, str], ...] = ()
-    """Environment variables to set for the started process."""
-    note: str | None = None
-    """A sentence for the user on what was chosen and how to change it, or None if nothing was."""
+    number: int | None = 0  # this member's number, from 0, or None if only the rendezvous will assign it
+    expected: int = 1  # how many members should join; in an elastic job, at least how many
+    most: int = 1  # how many members may join at most
+    hosts: tuple[str, ...] = ()  # names or addresses of the first member, the likeliest first; empty if unknown
+    port: int = 0  # ddpdoctor's own port on that host
+    names: tuple[str, ...] = ()  # the host names of all members, by number; empty if unknown
+    of_ranks: bool = False  # whether each member is one rank instead of a node whose launcher starts ranks
+    nodes: int = 1  # the number of nodes, if members are ranks
+    one_host: bool = False  # whether all members are on one host
+    token: bytes | None = field(default=None, repr=False)  # the job's secret, or None if it has none
+    store: tuple[str, int] | None = None  # host and port of the job's own store, or None if unknown
+    batch_job: str = ""  # Slurm's job and step, "1234.0"; empty elsewhere
+    torchrun_args: tuple[str, ...] = ()  # options to add before the user's torchrun options
+    variables: tuple[tuple[str, str], ...] = ()  # environment variables to set for the started process
+    note: str | None = None  # a sentence for the user on what was chosen and how to change it, or None if nothing was
 
     @property
     def alone(self) -> bool:
@@ -99,14 +81,11 @@ class SlurmStep:
     place: SlurmTask
     nodes: int
     node: int
-    local_tasks: int | None
-    """The step's tasks on this node, or None if Slurm does not say."""
-    hosts: tuple[str, ...]
-    """The nodes' hosts, in Slurm's order; empty if the list cannot be read."""
-    task_hosts: tuple[str, ...]
-    """The host of each task; empty if unknown, for example with a cyclic distribution."""
+    local_tasks: int | None  # the step's tasks on this node, or None if Slurm does not say
+    hosts: tuple[str, ...]  # the nodes' hosts, in Slurm's order; empty if the list cannot be read
+    task_hosts: tuple[str, ...]  # the host of each task; empty if unknown, for example with a cyclic distribution
+    # The MASTER_ADDR that the job's script set for the store; empty if unset, or loopback with several nodes.
     master: str
-    """The MASTER_ADDR that the job's script set for the store; empty if unset, or loopback with several nodes."""
     master_port: int | None
 
     @property
@@ -120,36 +99,26 @@ class SlurmStep:
 class WrapOptions:
     """The settings of one wrapped job."""
 
+    # The script or command to run. Its torchrun options begin with those that ddpdoctor chose (ranks, nodes).
     split: SplitCommand
-    """The script or command to run. Its torchrun options begin with those that ddpdoctor chose (ranks, nodes)."""
     hang_timeout_s: float
     on_hang: OnHang
-    debug_level: ChosenLevel | None = None
-    """None keeps the value of ``TORCH_DISTRIBUTED_DEBUG`` in the environment."""
-    report_dir: Path
-    """The run folder, which exists, is private and is known to be writable."""
+    debug_level: ChosenLevel | None = None  # None keeps the value of ``TORCH_DISTRIBUTED_DEBUG`` in the environment
+    report_dir: Path  # the run folder, which exists, is private and is known to be writable
+    # The file for the report: report.json in the run folder, or node-N.json above it on every node but the first.
     report_file: Path
-    """The file for the report: report.json in the run folder, or node-N.json above it on every node but the first."""
-    placement: Placement
-    """The place of this ``wrap`` in its job."""
-    html: Path | None = None
-    """The file for the report as a page. Only the node that writes report.json writes it."""
+    placement: Placement  # the place of this ``wrap`` in its job
+    html: Path | None = None  # The file for the report as a page. Only the node that writes report.json writes it.
     format: OutputFormat = "text"
     quiet: bool = False
-    ignore: tuple[str, ...] = ()
-    """Codes of rules whose findings are left out."""
-    ranks: RecorderSettings = field(default_factory=RecorderSettings)
-    """The settings of each rank's recorder."""
-    allow_different: tuple[str, ...] = ()
-    """Name patterns of tensors that may differ between ranks."""
-    speed: bool = False
-    """Whether to say where the time of a step goes, and what to change."""
+    ignore: tuple[str, ...] = ()  # codes of rules whose findings are left out
+    ranks: RecorderSettings = field(default_factory=RecorderSettings)  # the settings of each rank's recorder
+    allow_different: tuple[str, ...] = ()  # name patterns of tensors that may differ between ranks
+    speed: bool = False  # whether to say where the time of a step goes, and what to change
+    # A sentence on the chosen number of ranks and how to change it, or None if the user chose.
     nproc_note: str | None = None
-    """A sentence on the chosen number of ranks and how to change it, or None if the user chose."""
-    command: tuple[str, ...]
-    """The full command line as typed."""
-    entry: str = "wrap"
-    """What started the watch, as ``Run.entry``."""
+    command: tuple[str, ...]  # the full command line as typed
+    entry: str = "wrap"  # what started the watch, as ``Run.entry``
 
 
 def read_step(env: Mapping[str, str]) -> SlurmStep | None:

@@ -17,21 +17,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+# I/O above this counts as work. Our choice: a loop that logs a line or polls a small file stays below it, and any
+# checkpoint is above it.
 IO_BYTES_PER_S = 64 * 1024
-"""I/O above this counts as work. Our choice: a loop that logs a line or polls a small file stays below it, and any
-checkpoint is above it."""
+# Some processes only move between known functions (a poll loop, or an export part by part), or start one program after
+# another (a poll by a shell command). They count as moving for this many hang timeouts. Our choice: an export of twice
+# the time limit passes, and a poll is reported after four.
 FAMILIAR_PATIENCE = 3
-"""Some processes only move between known functions (a poll loop, or an export part by part), or start one program after
-another (a poll by a shell command). They count as moving for this many hang timeouts. Our choice: an export of twice
-the time limit passes, and a poll is reported after four."""
 
+# Descendants whose waits for a core are read. Our choice: a rank has its loader workers, and few others.
 MOST_CHILDREN = 32
-"""Descendants whose waits for a core are read. Our choice: a rank has its loader workers, and few others."""
 
 PROGRESS_CELLS = ("calls_done", "slots_claimed", "steps", "batches", "epochs", "initialized", "main_ended_ns")
 
-EARLY_EXIT_WAIT_S = 1.5
-"""How long others must have waited for a rank that ended with status 0 before evidence is taken."""
+EARLY_EXIT_WAIT_S = 1.5  # how long others must have waited for a rank that ended with status 0 before evidence is taken
 
 
 @dataclass(slots=True)
@@ -44,29 +43,25 @@ class Followed:
     ring: mmap.mmap
     cells: dict[str, int] = field(default_factory=dict)
     io_bytes: int | None = None
-    main_io_bytes: int | None = None
-    """What the main thread has read and written."""
+    main_io_bytes: int | None = None  # what the main thread has read and written
     children: frozenset[int] = frozenset()
+    # Time that it waited for a core is added: a process that gets no core does not stand still by itself.
     last_progress_ns: int = 0
-    """Time that it waited for a core is added: a process that gets no core does not stand still by itself."""
     last_new_ns: int = 0
+    # Time of the last progress itself, without that of other threads: at a group's limit torch's own threads read much,
+    # to write what is pending, while the main thread sleeps on.
     advanced_ns: int = 0
-    """Time of the last progress itself, without that of other threads: at a group's limit torch's own threads read
-    much, to write what is pending, while the main thread sleeps on."""
-    cpu_since: tuple[int, int] = (0, 0)
-    """Time and CPU ticks at the last progress."""
+    cpu_since: tuple[int, int] = (0, 0)  # time and CPU ticks at the last progress
     heartbeat_changed_ns: int = 0
+    # Since when it was in the stopped state at every check. If the watcher itself was stopped, this starts again.
     frozen_since_ns: int | None = None
-    """Since when it was in the stopped state at every check. If the watcher itself was stopped, this starts again."""
+    # By thread, of this process and its descendants, at the last check without progress.
     run_delays: dict[int, int] = field(default_factory=dict)
-    """By thread, of this process and its descendants, at the last check without progress."""
-    starved_ns: int = 0
-    """How long it had made no progress and waited for a core, in all."""
+    starved_ns: int = 0  # how long it had made no progress and waited for a core, in all
+    # Whether it uses NCCL, so that it may wait for its device anywhere; None until its process group exists.
     uses_nccl: bool | None = None
-    """Whether it uses NCCL, so that it may wait for its device anywhere; None until its process group exists."""
     ended_ns: int | None = None
-    exit_code: int | None = None
-    """The exit code, a negative signal number, or None if the kernel did not report it."""
+    exit_code: int | None = None  # the exit code, a negative signal number, or None if the kernel did not report it
 
     @property
     def waits_since_ns(self) -> int:
@@ -151,10 +146,8 @@ class Suspicion(Enum):
     """How likely a hang is, before any evidence is taken."""
 
     NONE = 0
-    WEAK = 1
-    """Ranks have waited for long while others move, which are most likely just slow."""
-    STRONG = 2
-    """Others wait for a rank that makes no progress or has ended, or no rank makes progress."""
+    WEAK = 1  # ranks have waited for long while others move, which are most likely just slow
+    STRONG = 2  # others wait for a rank that makes no progress or has ended, or no rank makes progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,32 +155,28 @@ class NodeProgress:
     """The progress of one node's ranks, as far as suspicion depends on it."""
 
     alive: int = 0
-    starting: bool = False
-    """The launcher has no rank and was recently busy, for example loading torch."""
+    starting: bool = False  # the launcher has no rank and was recently busy, for example loading torch
+    # The launcher has no rank and has been idle for the hang timeout: it waits for other nodes, before the first start
+    # or, after its ranks have failed, before a restart.
     never: bool = False
-    """The launcher has no rank and has been idle for the hang timeout: it waits for other nodes, before the first start
-    or, after its ranks have failed, before a restart."""
-    begun: bool = False
-    """A live rank has initialized its process group."""
+    begun: bool = False  # a live rank has initialized its process group
+    # The longest time that a live rank has been in a call that needs others, or None if none is in one.
     waits_s: float | None = None
-    """The longest time that a live rank has been in a call that needs others, or None if none is in one."""
-    stuck_s: float = 0.0
-    """The longest time that one of those ranks has made no progress in its call."""
+    stuck_s: float = 0.0  # the longest time that one of those ranks has made no progress in its call
+    # The longest time that a live NCCL rank has made no progress, wherever it is, or None if there is no such rank.
     nccl_still_s: float | None = None
-    """The longest time that a live NCCL rank has made no progress, wherever it is, or None if there is no such rank."""
+    # The number of live ranks without progress for the hang timeout. Time without a core does not count.
     still: int = 0
-    """The number of live ranks without progress for the hang timeout. Time without a core does not count."""
+    # The same with that time, and with ranks that stood still when they ended: a rank that stood still has not moved by
+    # getting no core, nor by being killed.
     stood: int = 0
-    """The same with that time, and with ranks that stood still when they ended: a rank that stood still has not moved
-    by getting no core, nor by being killed."""
-    idle: bool = False
-    """One of those is in no call that needs others."""
+    idle: bool = False  # one of those is in no call that needs others
+    # Seconds since the last rank ended. None if none has ended, or if the launcher stops the rest: then the ranks of
+    # other nodes notice the failure by themselves.
     ended_s: float | None = None
-    """Seconds since the last rank ended. None if none has ended, or if the launcher stops the rest: then the ranks of
-    other nodes notice the failure by themselves."""
+    # A rank's script ended longer ago than the hang timeout, and its process still runs without progress. An exit that
+    # uploads a file makes progress, and time without a core does not count.
     lives_on: bool = False
-    """A rank's script ended longer ago than the hang timeout, and its process still runs without progress. An exit that
-    uploads a file makes progress, and time without a core does not count."""
 
 
 def read_progress(

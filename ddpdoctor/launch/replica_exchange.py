@@ -28,12 +28,10 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.progress import Followed
     from ddpdoctor.model.consistency import Consistency, Stream
 
-SAVE_EVERY_S = 5.0
-"""Our choice: how often the results so far are written for `ddpdoctor status`, if there are new ones."""
+SAVE_EVERY_S = 5.0  # our choice: how often the results so far are written for `ddpdoctor status`, if there are new ones
+# Our choice: with headers this adds about 200 bytes a second to the heartbeats, and the data kept meanwhile fits.
 EVERY_S = 3.0
-"""Our choice: with headers this adds about 200 bytes a second to the heartbeats, and the data kept meanwhile fits."""
-SOON_S = 0.5
-"""Our choice: the pause while requested contents are on their way."""
+SOON_S = 0.5  # our choice: the pause while requested contents are on their way
 CLOSE_LIMIT_S = 2.0
 ROOTS = "replicas/roots"
 WORD = "replicas/word"

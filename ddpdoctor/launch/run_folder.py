@@ -41,36 +41,33 @@ if TYPE_CHECKING:
 PARENT = Path("ddpdoctor-report")
 PRIVATE = 0o700
 REPORT_NAME = "report.json"
+# A folder with one of these belongs to another run. A run that was cut short has no report.
 RUN_MARKS = (REPORT_NAME, "run.json")
-"""A folder with one of these belongs to another run. A run that was cut short has no report."""
 RUN_FILES = (
     *RUN_MARKS, "agent.jsonl", "consistency.json", "control", "control_flow.json", "end.json", "joint.json",
     "machine.json", "members.json", "moments.json", "nodes.json", "reached.json", "record.json", "replicas.json",
     "reserve", "source.json", "torchrun.log", "verdict.txt", "watch.json",
 )  # fmt: skip
-DUMPS = "dumps"
-"""Reports that were made on demand while the job ran."""
+DUMPS = "dumps"  # reports that were made on demand while the job ran
+# The subfolders that a run writes to. They must not be links or belong to another user.
 RUN_FOLDERS = (DUMPS, "evidence", "gathered", "left", "nccl", "nodes", "present", "prints", "rings", "tuning")
-"""The subfolders that a run writes to. They must not be links or belong to another user."""
+# Errors of a working directory that is read-only, full, another user's, or gone.
 _NO_PLACE = frozenset({errno.EACCES, errno.EDQUOT, errno.ENOENT, errno.ENOSPC, errno.EPERM, errno.EROFS})
-"""Errors of a working directory that is read-only, full, another user's, or gone."""
 _HELP = "Nothing was started. Choose another folder with --report-dir."
 _HELP_OWN = "Nothing was started. Name a new folder with --report-dir."
 
 RUN_NAME = "run.json"
 NODES = "nodes"
+# The only environment variables that a run folder holds.
 STORED_VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NCCL_DEBUG",
     "NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SOCKET_IFNAME", "NODE_RANK", "OMP_NUM_THREADS", "RANK",
     "SLURM_JOB_ID", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_RESTART_COUNT", "TORCH_DISTRIBUTED_DEBUG",
     "WORLD_SIZE",
 )  # fmt: skip
-"""The only environment variables that a run folder holds."""
 PREFIX = "ddpdoctor-"
-MIN_FREE_BYTES = 8 * 2**20
-"""Our choice: the reserve for evidence plus the rings of three ranks."""
-MIN_FREE_FILES = 64
-"""Our choice: the number of files that a job of eight ranks writes."""
+MIN_FREE_BYTES = 8 * 2**20  # our choice: the reserve for evidence plus the rings of three ranks
+MIN_FREE_FILES = 64  # our choice: the number of files that a job of eight ranks writes
 
 
 def make_default_dir(script: str, *, is_module: bool, now: datetime, label: str = "") -> Path:

@@ -27,31 +27,25 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.progress import Followed
 
 
-EVERY_NS = 2_000_000_000
-"""Our choice: over shorter times the kernel's ticks of 10 ms are too coarse."""
+EVERY_NS = 2_000_000_000  # our choice: over shorter times the kernel's ticks of 10 ms are too coarse
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 MOST_CHILDREN = 3
 WORKING_CORES = 0.1
-WORKING_BYTES_S = 64 * 1024
-"""Our choice: a process below both limits is not worth reporting."""
+WORKING_BYTES_S = 64 * 1024  # our choice: a process below both limits is not worth reporting
 MOST_NAME = 60
+# The kernel's names of forked Python processes, whose command line is the same as the rank's.
 PYTHON_NAMES = ("python", "pt_data_worker")
-"""The kernel's names of forked Python processes, whose command line is the same as the rank's."""
 
-HOST_EVERY_NS = 1_000_000_000
-"""How often the host's memory is read. Our choice: a job takes seconds to fill it."""
+HOST_EVERY_NS = 1_000_000_000  # How often the host's memory is read. Our choice: a job takes seconds to fill it.
 MOST_LINES = 64
 SHOWN_LINES = 2
-KEPT_ERRORS = 8
-"""Errors kept for the children of one rank: the first ones, and the last one. Our choice."""
-KEPT_LINES = 64
-"""The number of most frequent lines kept for the children of one rank. Our choice: two are shown."""
+KEPT_ERRORS = 8  # Errors kept for the children of one rank: the first ones, and the last one. Our choice.
+KEPT_LINES = 64  # The number of most frequent lines kept for the children of one rank. Our choice: two are shown.
+# By then a forked child has executed its program. Our choice: fork and exec take milliseconds. On a machine with five
+# processes per core, a shell took over two seconds to become a Python.
 SETTLED_S = 10.0
-"""By then a forked child has executed its program. Our choice: fork and exec take milliseconds. On a machine with five
-processes per core, a shell took over two seconds to become a Python."""
 _KEEP_OUT = frozenset("IES")
-_WITH_VALUE = frozenset("cmWX")
-"""Python's one-letter options that take a value."""
+_WITH_VALUE = frozenset("cmWX")  # Python's one-letter options that take a value
 _NAMES = (*RANK_VARIABLES, *LOCAL_RANK_VARIABLES, *WORLD_SIZE_NAMES)
 Key = tuple[int, int]
 
@@ -69,10 +63,10 @@ class _Sample:
 class WorkSeen:
     """The work of each rank and its descendants between the last two samples."""
 
+    # By a rank's pid and a process's pid; empty before the second sample.
     work: dict[int, dict[int, Work]] = field(default_factory=dict)
-    """By a rank's pid and a process's pid; empty before the second sample."""
+    # By a rank's pid, the time of the last samples, and the samples of the rank and its descendants.
     _samples: dict[int, tuple[int | None, dict[int, _Sample]]] = field(default_factory=dict)
-    """By a rank's pid, the time of the last samples, and the samples of the rank and its descendants."""
 
     def follow(self, rank: proc.Process, below: tuple[proc.Process, ...], now_ns: int) -> None:
         """Take samples if the last ones are old enough."""
@@ -169,8 +163,8 @@ class Receptions:
 class CausesSeen:
     """The causes of each rank, and the most memory that the host had in use."""
 
+    # The highest use of the host's memory, the cgroup's memory and /dev/shm.
     host: dict[str, Space] = field(default_factory=dict)
-    """The highest use of the host's memory, the cgroup's memory and /dev/shm."""
     _host_ns: int = 0
     _seen: dict[Key, ProcessCauses] = field(default_factory=dict)
     _work: WorkSeen = field(default_factory=WorkSeen)
@@ -258,12 +252,11 @@ def _network(pids: list[int]) -> tuple[Socket, ...]:
 class _Stretch:
     """The time from one call that needs others to the next."""
 
+    # How often the main thread was sampled at each of the user's lines.
     lines: Counter[tuple[str, int, str]] = field(default_factory=Counter)
-    """How often the main thread was sampled at each of the user's lines."""
+    # Whether ``init_process_group`` had returned. The call may be shorter than the time between two samples.
     begun: int = 0
-    """Whether ``init_process_group`` had returned. The call may be shorter than the time between two samples."""
-    until_ns: int = 0
-    """When the next call began, or 0 if none did."""
+    until_ns: int = 0  # when the next call began, or 0 if none did
 
 
 @dataclass(slots=True)
@@ -357,8 +350,7 @@ def _read(ring: Path) -> ring_reading.RingContent | None:
 class Stranger:
     """A rank without a recorder."""
 
-    environment: dict[str, str]
-    """Its variables from the launcher: rank, local rank, world size."""
+    environment: dict[str, str]  # its variables from the launcher: rank, local rank, world size
     why: str
     state: str | None
     ended_ns: int | None = None

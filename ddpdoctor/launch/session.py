@@ -45,36 +45,33 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.other_node import OtherNode
     from ddpdoctor.model.findings import Judgment
 
+    # Judges an attempt from its run folder, by default the last one. The launch package itself knows no rules.
     Judge = Callable[[Path, int | None], Judgment]
-    """Judges an attempt from its run folder, by default the last one. The launch package itself knows no rules."""
 
 Cause = tuple[tuple[str, tuple[int, ...]], ...]
 LOOK_EVERY_S = 0.1
 LAUNCHER_TAKES_OVER_S = 0.5
+# Our choice: an elastic job continues with fewer nodes after torch gives one up (15 s) and waits for more (30 s).
 ELASTIC_RESTART_S = 60.0
-"""Our choice: an elastic job continues with fewer nodes after torch gives one up (15 s) and waits for more (30 s)."""
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Batch systems send these to ``wrap``, the process that they know, but mean them for the job (``srun --signal``).
 OTHER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-"""Batch systems send these to ``wrap``, the process that they know, but mean them for the job (``srun --signal``)."""
+# Our choice: a process that has started this watcher comes at once. If none comes, it was killed meanwhile.
 COME_LIMIT_S = 30.0
-"""Our choice: a process that has started this watcher comes at once. If none comes, it was killed meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutcome:
     """How a wrapped job ended, or its state so far."""
 
-    folder: Path
-    """The folder with the record: the run folder, unless that is on a shared file system or full."""
+    folder: Path  # the folder with the record: the run folder, unless that is on a shared file system or full
     run_dir: Path
     judgment: Judgment
     end: JobEnd
-    failure: Exception | None
-    """The first error in watching or judging. It does not change the job's own exit status."""
-    repeats: bool = False
-    """The job ended during a hang that was shown while it ran."""
+    failure: Exception | None  # The first error in watching or judging. It does not change the job's own exit status.
+    repeats: bool = False  # the job ended during a hang that was shown while it ran
+    # The report's place on the node that judged the job, such as "node0:/scratch/run"; None if it was this node.
     judged_at: str | None = None
-    """The report's place on the node that judged the job, such as "node0:/scratch/run"; None if it was this node."""
 
     @property
     def exit_status(self) -> int:
@@ -86,21 +83,16 @@ class JobOutcome:
 class Notifier:
     """Callbacks that inform the user."""
 
-    started: Callable[[Path], None]
-    """Take the folder of the record, once the launcher has started."""
-    save: Callable[[JobOutcome], None]
-    """Write report.json."""
-    show: Callable[[JobOutcome], None]
-    """Show an outcome."""
+    started: Callable[[Path], None]  # take the folder of the record, once the launcher has started
+    save: Callable[[JobOutcome], None]  # write report.json
+    show: Callable[[JobOutcome], None]  # show an outcome
+    # Show a hang of a job that is not stopped. The flag is True if the same hang was shown and withdrawn before.
     go_on: Callable[[JobOutcome, bool], None]
-    """Show a hang of a job that is not stopped. The flag is True if the same hang was shown and withdrawn before."""
-    withdraw: Callable[[Judgment], None]
-    """Announce that a report no longer holds, and remove it."""
-    report_crash: Callable[[str], None]
-    """Say that a check crashed while the job runs, and which."""
+    withdraw: Callable[[Judgment], None]  # announce that a report no longer holds, and remove it
+    report_crash: Callable[[str], None]  # say that a check crashed while the job runs, and which
+    # Read a run folder, print a line for each finding about its replicas and gradients whose code is not among those
+    # given, and return the codes.
     report_replicas: Callable[[Path, frozenset[str]], frozenset[str]]
-    """Read a run folder, print a line for each finding about its replicas and gradients whose code is not among those
-    given, and return the codes."""
 
 
 def cause_of(judgment: Judgment) -> Cause:

@@ -18,16 +18,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+# Our choice: the time that a launcher has to end its ranks itself; less than a batch system's grace of 30 s.
 STOP_GRACE_S = 5.0
-"""Our choice: the time that a launcher has to end its ranks itself; less than a batch system's grace of 30 s."""
 GRACE_S = 2.0
+# Our choice: stop after this many scans in a row find nothing. A single scan can miss a process that just started.
 QUIET_CHECKS = 3
-"""Our choice: stop after this many scans in a row find nothing. A single scan can miss a process that just started."""
-KILL_LIMIT_S = 30.0
-"""Our choice: how long SIGKILL is repeated. Nothing ends a process that is blocked in the kernel."""
+KILL_LIMIT_S = 30.0  # Our choice: how long SIGKILL is repeated. Nothing ends a process that is blocked in the kernel.
 
-Target = tuple[int, int]
-"""A pid and its start ticks, which together identify a process even if the pid is reused."""
+Target = tuple[int, int]  # a pid and its start ticks, which together identify a process even if the pid is reused
 
 _DONE = b"done\n"
 

@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 
 FOLLOW_EVERY_S = 0.5
+# The fraction of a core that checking all processes may use. On a host with thousands of them, checks become rarer.
 FOLLOW_SHARE = 0.02
-"""The fraction of a core that checking all processes may use. On a host with thousands of them, checks become rarer."""
+# Our choice: after a longer pause between two checks, the watcher itself was probably stopped by a batch system.
 NOT_WATCHED_S = 10.0
-"""Our choice: after a longer pause between two checks, the watcher itself was probably stopped by a batch system."""
+# Fraction of a core: a launcher that uses more is about to start ranks. Our choice: one that waits for a rendezvous
+# uses a fifth of this, and one that loads torch far more.
 BUSY_SHARE = 0.05
-"""Fraction of a core: a launcher that uses more is about to start ranks. Our choice: one that waits for a rendezvous
-uses a fifth of this, and one that loads torch far more."""
+# Fraction of the time: a launcher that was runnable for longer is at work, even if a crowded host rarely runs it. Our
+# choice: a waiting launcher is runnable for a hundredth of the time, or 0.1 to 0.2 with a load of twenty per core.
 WANTED_SHARE = 0.3
-"""Fraction of the time: a launcher that was runnable for longer is at work, even if a crowded host rarely runs it. Our
-choice: a waiting launcher is runnable for a hundredth of the time, or 0.1 to 0.2 with a load of twenty per core."""
 
 
 class JobWatch:

@@ -27,47 +27,38 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import Blocked
 
 FORMAT = "ddpdoctor-attach"
-VERSION = 1
-"""Fields may be added to a version. A field that changes its meaning makes a new one."""
+VERSION = 1  # Fields may be added to a version. A field that changes its meaning makes a new one.
 
 
 class RankBy(str, Enum):
     """How the rank number of a process is known."""
 
-    ENVIRONMENT = "environment"
-    """From RANK, or the variable of another launcher."""
+    ENVIRONMENT = "environment"  # from RANK, or the variable of another launcher
+    # It joined a process group, but no variable has its rank: the order of pids under one parent. Low confidence.
     PID_ORDER = "pid-order"
-    """It joined a process group, but no variable has its rank: the order of pids under one parent. Low confidence."""
 
 
 class Movement(str, Enum):
     """Whether something changed between two looks."""
 
+    # Of a rank: it did something else, or new data or collectives came. Of a job: all ranks that were seen moved.
     MOVING = "moving"
-    """Of a rank: it did something else, or new data or collectives came. Of a job: all ranks that were seen moved."""
-    PARTLY = "partly"
-    """Of a job: some ranks moved, and others stayed where they were."""
-    STILL = "still"
-    """The same lines of Python, in the same collective, without data from other ranks."""
-    UNKNOWN = "unknown"
-    """Nothing that could be compared was seen."""
+    PARTLY = "partly"  # of a job: some ranks moved, and others stayed where they were
+    STILL = "still"  # the same lines of Python, in the same collective, without data from other ranks
+    UNKNOWN = "unknown"  # nothing that could be compared was seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobIdentity:
     """What the ranks of one job have in common."""
 
-    name: str
-    """For ``--job``: "slurm-4711", torchrun's run id, or "host:port" of the store."""
+    name: str  # for ``--job``: "slurm-4711", torchrun's run id, or "host:port" of the store
     master_addr: str | None = None
     master_port: int | None = None
-    run_id: str | None = None
-    """TORCHELASTIC_RUN_ID; "none" is torchrun's default."""
+    run_id: str | None = None  # TORCHELASTIC_RUN_ID; "none" is torchrun's default
     slurm_job: str | None = None
-    step: str | None = None
-    """Slurm's step, or the name space of PMIx, of a job without MASTER_ADDR."""
-    parent_pid: int | None = None
-    """Of ranks without any variable: the process that started them."""
+    step: str | None = None  # Slurm's step, or the name space of PMIx, of a job without MASTER_ADDR
+    parent_pid: int | None = None  # of ranks without any variable: the process that started them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,28 +66,22 @@ class SeenRank:
     """A process of this machine that is a rank of a job."""
 
     pid: int
-    namespace_pid: int | None
-    """Its pid in its own container, if it is another."""
-    start_ticks: int
-    """When it started, in clock ticks since boot: tells it from a later process with the same pid."""
+    namespace_pid: int | None  # its pid in its own container, if it is another
+    start_ticks: int  # when it started, in clock ticks since boot: tells it from a later process with the same pid
     rank: int | None
     rank_by: RankBy
     local_rank: int | None
     world_size: int | None
-    node_rank: int | None
-    """GROUP_RANK of torchrun, or Slurm's node."""
-    restart_count: int | None
-    """TORCHELASTIC_RESTART_COUNT: how often torchrun had started the ranks anew before."""
-    launcher: str
-    """"torchrun", "srun", "mpirun", "mp.spawn", or "environment" if only RANK and WORLD_SIZE tell."""
+    node_rank: int | None  # GROUP_RANK of torchrun, or Slurm's node
+    restart_count: int | None  # TORCHELASTIC_RESTART_COUNT: how often torchrun had started the ranks anew before
+    launcher: str  # "torchrun", "srun", "mpirun", "mp.spawn", or "environment" if only RANK and WORLD_SIZE tell
     parent_pid: int
-    command: str
-    """Without secrets, cut to 200 characters."""
+    command: str  # without secrets, cut to 200 characters
     user: str
+    # The run folder as the rank sees it, if ``ddpdoctor wrap`` started the job: its own evidence is there.
     wrap_folder: str | None
-    """The run folder as the rank sees it, if ``ddpdoctor wrap`` started the job: its own evidence is there."""
+    # The environment with which it started: the variables of NCCL, torch and launchers, and no others.
     variables: dict[str, str]
-    """The environment with which it started: the variables of NCCL, torch and launchers, and no others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +89,8 @@ class ThreadFacts:
     """A thread, from /proc/PID/task."""
 
     tid: int
-    name: str
-    """Cut to 15 characters by the kernel: "pt_gloo_runloop", "pt_nccl_watchdg"."""
-    state: str
-    """R running, S sleeping, D in the kernel, T stopped by a signal, t by a debugger, Z ended."""
+    name: str  # cut to 15 characters by the kernel: "pt_gloo_runloop", "pt_nccl_watchdg"
+    state: str  # R running, S sleeping, D in the kernel, T stopped by a signal, t by a debugger, Z ended
     cpu_ticks: int
 
 
@@ -116,32 +99,26 @@ class Peer:
     """A TCP connection of the process."""
 
     local: str
-    remote: str
-    """"10.0.0.4:29500"."""
-    state: str
-    """"established", "close-wait" (the other end is gone), "syn-sent" (no answer yet) or the kernel's number."""
+    remote: str  # "10.0.0.4:29500"
+    state: str  # "established", "close-wait" (the other end is gone), "syn-sent" (no answer yet) or the kernel's number
     unsent_bytes: int
     retries: int
+    # Since the connection was made. None if the kernel does not say, or in another network namespace.
     received_bytes: int | None
-    """Since the connection was made. None if the kernel does not say, or in another network namespace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFacts:
     """What /proc says of a process. It has this for every process; ``None`` fields need the right to read them."""
 
-    state: str
-    """As in ``ThreadFacts``, of the main thread."""
-    cpu_ticks: int
-    """Of all threads, since the process started."""
+    state: str  # as in ``ThreadFacts``, of the main thread
+    cpu_ticks: int  # of all threads, since the process started
     main_cpu_ticks: int
+    # How often the main thread has gone to sleep. If it is the same in both looks, the thread slept throughout.
     main_switches: int | None
-    """How often the main thread has gone to sleep. If it is the same in both looks, the thread slept throughout."""
     threads: tuple[ThreadFacts, ...]
-    blocked: Blocked | None
-    """The system call in which the main thread sleeps. None also if it runs."""
-    kernel_function: str | None
-    """wchan: the kernel function in which it sleeps."""
+    blocked: Blocked | None  # The system call in which the main thread sleeps. None also if it runs.
+    kernel_function: str | None  # wchan: the kernel function in which it sleeps
     peers: tuple[Peer, ...] | None
     children: tuple[ChildFacts, ...]
 
@@ -154,19 +131,16 @@ class ChildFacts:
     state: str
     name: str
     cpu_ticks: int
-    stacks: Any = None
-    """As ``RankLook.stacks``, for Python processes below a rank that waits for its loader."""
+    stacks: Any = None  # as ``RankLook.stacks``, for Python processes below a rank that waits for its loader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
     """A source that gave nothing, and what would change that."""
 
-    source: str
-    """"py-spy", "worker server", "flight recorder", "ras", "store", "/proc", or the names of nodes."""
+    source: str  # "py-spy", "worker server", "flight recorder", "ras", "store", "/proc", or the names of nodes
     reason: str
-    remedy: str = ""
-    """A command, or a sentence. Empty: none is known."""
+    remedy: str = ""  # A command, or a sentence. Empty: none is known.
 
     def line(self) -> str:
         """Return it in a line."""
@@ -180,19 +154,17 @@ class RankLook:
     format: str = FORMAT
     version: int = VERSION
     kind: str = "look"
-    number: int
-    """1 or 2."""
+    number: int  # 1 or 2
     host: str
     wall_ns: int
     monotonic_ns: int
     job: JobIdentity
     rank: SeenRank
-    process: ProcessFacts | None
-    """None: the process has ended."""
+    process: ProcessFacts | None  # None: the process has ended
+    # py-spy's JSON, unchanged: a list of threads with ``frames``, innermost first. None: see ``refused``.
     stacks: Any = None
-    """py-spy's JSON, unchanged: a list of threads with ``frames``, innermost first. None: see ``refused``."""
+    # What other sources gave of this rank: JSON or pickles of the flight recorder, stacks of faulthandler.
     files: tuple[str, ...] = ()
-    """What other sources gave of this rank: JSON or pickles of the flight recorder, stacks of faulthandler."""
     refused: tuple[Refusal, ...] = ()
 
 
@@ -207,15 +179,13 @@ class StoreLook:
     wall_ns: int
     monotonic_ns: int
     job: JobIdentity
-    address: str
-    """"10.0.0.4:29500"."""
+    address: str  # "10.0.0.4:29500"
+    # Without the "/" that torch puts before each: "default_pg/0//cpu//0/3": rank 3 came to init_process_group.
     keys: tuple[str, ...]
-    """Without the "/" that torch puts before each: "default_pg/0//cpu//0/3": rank 3 came to init_process_group."""
-    complete: bool
-    """False: this torch cannot list keys; ``keys`` are those that exist of ``asked``."""
+    complete: bool  # False: this torch cannot list keys; ``keys`` are those that exist of ``asked``
     asked: tuple[str, ...] = ()
+    # Of some keys: addresses of debug servers, and the traces that TORCH_NCCL_DESYNC_DEBUG leaves.
     values: dict[str, str] = field(default_factory=dict)
-    """Of some keys: addresses of debug servers, and the traces that TORCH_NCCL_DESYNC_DEBUG leaves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,13 +195,12 @@ class RankMovement:
     pid: int
     rank: int | None
     movement: Movement
+    # What changed: "stack", "flight recorder", "received" (data from another rank that was seen), "ended". If nothing
+    # changed, what was compared, with "slept" for a main thread that did not run at all.
     evidence: tuple[str, ...]
-    """What changed: "stack", "flight recorder", "received" (data from another rank that was seen), "ended". If nothing
-    changed, what was compared, with "slept" for a main thread that did not run at all."""
+    # CPU time of the main thread between the looks: a rank that waits in a NCCL kernel spins.
     main_cpu_ticks: int | None
-    """CPU time of the main thread between the looks: a rank that waits in a NCCL kernel spins."""
-    main_slept: bool | None
-    """The main thread slept throughout, or was stopped."""
+    main_slept: bool | None  # the main thread slept throughout, or was stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,18 +213,14 @@ class AttachedJob:
     host: str
     wall_ns: int
     job: JobIdentity
-    world_size: int | None
-    """None: no variable says it."""
+    world_size: int | None  # None: no variable says it
     ranks: tuple[SeenRank, ...]
     looks: int
-    gap_s: float
-    """The time between two looks."""
+    gap_s: float  # the time between two looks
     movement: Movement
     movements: tuple[RankMovement, ...]
-    refused: tuple[Refusal, ...]
-    """Sources of the job as a whole that gave nothing."""
-    files: tuple[str, ...]
-    """All files of the folder, relative to it."""
+    refused: tuple[Refusal, ...]  # sources of the job as a whole that gave nothing
+    files: tuple[str, ...]  # all files of the folder, relative to it
 
     @property
     def unseen(self) -> int | None:
@@ -268,14 +233,10 @@ class AttachedJob:
 class NodeAnswer:
     """What came of asking one node, or one pod, to look at its ranks."""
 
-    node: str
-    """Its name for Slurm or Kubernetes."""
-    folder: str
-    """The folder beside ``nodes.json`` with what it sent. Empty: it sent nothing whole."""
-    reason: str = ""
-    """Why its ranks were not seen. Empty: they were."""
-    remedy: str = ""
-    """What to do about it; NODE stands for the node's name."""
+    node: str  # its name for Slurm or Kubernetes
+    folder: str  # The folder beside ``nodes.json`` with what it sent. Empty: it sent nothing whole.
+    reason: str = ""  # Why its ranks were not seen. Empty: they were.
+    remedy: str = ""  # what to do about it; NODE stands for the node's name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,8 +247,7 @@ class AskedNodes:
     version: int = VERSION
     kind: str = "nodes"
     wall_ns: int
-    asked_by: str
-    """"srun" or "kubectl exec"."""
+    asked_by: str  # "srun" or "kubectl exec"
     nodes: tuple[NodeAnswer, ...]
 
     def unseen(self) -> list[Refusal]:

@@ -39,10 +39,10 @@ class Collective(str, Enum):
 class Mode(str, Enum):
     """How calls are timed."""
 
+    # There is a barrier before each call. Each call is timed alone, from its start to its completion on this rank.
     LATENCY = "latency"
-    """There is a barrier before each call. Each call is timed alone, from its start to its completion on this rank."""
+    # A batch of back-to-back calls is timed, and the time is divided by the number of calls, as in nccl-tests.
     THROUGHPUT = "throughput"
-    """A batch of back-to-back calls is timed, and the time is divided by the number of calls, as in nccl-tests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,21 +55,17 @@ class BenchSettings:
     modes: tuple[Mode, ...] = (Mode.LATENCY, Mode.THROUGHPUT)
     min_size_bytes: int = 1024
     max_size_bytes: int = 2**30
-    factor: int = 2
-    """Each size is this many times the previous one. The largest size is always measured."""
+    factor: int = 2  # Each size is this many times the previous one. The largest size is always measured.
     backend: str = "gloo"
     in_place: bool = False
-    cold: bool = False
-    """Rotate through more buffers than the last-level cache holds, instead of reusing warm ones."""
+    cold: bool = False  # rotate through more buffers than the last-level cache holds, instead of reusing warm ones
+    # Time to measure and check the sweep, without start-up. --pairs and --by-node have the same budget again.
     budget_s: float = 30.0
-    """Time to measure and check the sweep, without start-up. --pairs and --by-node have the same budget again."""
-    iterations: int | None = None
-    """Timed calls per case. None: as many as the budget allows."""
+    iterations: int | None = None  # Timed calls per case. None: as many as the budget allows.
     warmup: int | None = None
     pairs: bool = False
     by_node: bool = False
-    hang_timeout_s: float = 60.0
-    """The bench counts as hung when no call completes for this long."""
+    hang_timeout_s: float = 60.0  # the bench counts as hung when no call completes for this long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,21 +76,16 @@ class Member:
     local_rank: int
     host: str
     pid: int
-    device: str
-    """"cpu", or "cuda:3"."""
-    device_name: str
-    """torch's name for the GPU ("NVIDIA H100 80GB HBM3"), or the processor's name for the CPU."""
-    cores: int
-    """Processors that this process may use."""
-    version: str
-    """The version of ddpdoctor."""
+    device: str  # "cpu", or "cuda:3"
+    device_name: str  # torch's name for the GPU ("NVIDIA H100 80GB HBM3"), or the processor's name for the CPU
+    cores: int  # processors that this process may use
+    version: str  # the version of ddpdoctor
     torch: str
     nccl: str | None = None
     driver: str | None = None
+    # Environment variables that affect the measurement, from an allow-list.
     variables: dict[str, str] = field(default_factory=dict)
-    """Environment variables that affect the measurement, from an allow-list."""
-    gpu_ranks: int = 1
-    """How many ranks of the bench use its GPU. If above 1, no measurement describes a link."""
+    gpu_ranks: int = 1  # How many ranks of the bench use its GPU. If above 1, no measurement describes a link.
 
 
 def describe_shared_gpus(members: Sequence[Member]) -> str:
@@ -109,8 +100,7 @@ class CallGroup:
 
     collective: Collective
     dtype: str
-    redop: str | None
-    """None if the collective reduces nothing."""
+    redop: str | None  # None if the collective reduces nothing
     mode: Mode
     in_place: bool
 
@@ -119,11 +109,10 @@ class CallGroup:
 class Case(CallGroup):
     """One thing to measure."""
 
+    # S of nccl-tests, rounded so that it divides evenly over the ranks. It is the size of the output for all_gather, of
+    # the input for reduce_scatter, of all of a rank's data for all_to_all, and of one buffer for the others.
     size_bytes: int
-    """S of nccl-tests, rounded so that it divides evenly over the ranks. It is the size of the output for all_gather,
-    of the input for reduce_scatter, of all of a rank's data for all_to_all, and of one buffer for the others."""
-    count: int
-    """Elements, as nccl-tests counts them: size_bytes divided by the element's size."""
+    count: int  # elements, as nccl-tests counts them: size_bytes divided by the element's size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,23 +120,19 @@ class Measurement(Case):
     """A measured case. The time of an iteration is the maximum over ranks; the statistics are over iterations."""
 
     iterations: int
-    first_us: float
-    """The very first call of the case, before any warm-up."""
+    first_us: float  # the very first call of the case, before any warm-up
     min_us: float
+    # In throughput mode: a batch's time divided by its number of calls. The statistics are then over batches.
     p50_us: float
-    """In throughput mode: a batch's time divided by its number of calls. The statistics are then over batches."""
     p95_us: float
     p50_low_us: float
+    # With ``p50_low_us``: a confidence interval of about 95 % for p50, from the order statistics of the iterations.
     p50_high_us: float
-    """With ``p50_low_us``: a confidence interval of about 95 % for p50, from the order statistics of the iterations."""
-    cv: float
-    """Standard deviation divided by mean."""
+    cv: float  # standard deviation divided by mean
     algbw_gb_s: float
-    busbw_gb_s: float | None
-    """None with one rank, because the formula has no value then."""
+    busbw_gb_s: float | None  # None with one rank, because the formula has no value then
     warm: bool
-    wrong: int | None
-    """Number of wrong elements over all ranks, or None if they could not be checked."""
+    wrong: int | None  # number of wrong elements over all ranks, or None if they could not be checked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,12 +146,10 @@ class Wrong:
     redop: str | None
     in_place: bool
     size_bytes: int
-    index: int
-    """Position in the flat result on that rank."""
+    index: int  # position in the flat result on that rank
     expected: float
     found: float
-    count: int
-    """How many elements are wrong on that rank."""
+    count: int  # how many elements are wrong on that rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,11 +158,10 @@ class Arrival:
 
     rank: int
     host: str
+    # Median over calls of (median wait of the other ranks - this rank's wait). Negative: the rank comes early.
     late_us: float
-    """Median over calls of (median wait of the other ranks - this rank's wait). Negative: the rank comes early."""
     late_p95_us: float
-    share: float
-    """The fraction of calls in which it came last."""
+    share: float  # the fraction of calls in which it came last
     calls: int
 
 
@@ -189,17 +171,12 @@ class Pair:
 
     ranks: tuple[int, int]
     hosts: tuple[str, str]
-    latency_us: float
-    """Latency of a small message. Like all figures of the pair, it is the median over its visits."""
+    latency_us: float  # Latency of a small message. Like all figures of the pair, it is the median over its visits.
     busbw_gb_s: float
-    cv: float
-    """Standard deviation divided by mean, of the bandwidths of its visits."""
-    alone: bool
-    """False if other pairs ran at the same time."""
-    late_us: tuple[float, float] = (0.0, 0.0)
-    """How late each of the two came, as in ``Arrival``."""
-    latencies_us: tuple[float, ...] = ()
-    """One value per visit. All pairs are visited in turn, repeatedly."""
+    cv: float  # standard deviation divided by mean, of the bandwidths of its visits
+    alone: bool  # False if other pairs ran at the same time
+    late_us: tuple[float, float] = (0.0, 0.0)  # how late each of the two came, as in ``Arrival``
+    latencies_us: tuple[float, ...] = ()  # One value per visit. All pairs are visited in turn, repeatedly.
     busbws_gb_s: tuple[float, ...] = ()
 
 
@@ -214,8 +191,7 @@ class NodeResult:
     busbw_gb_s: float | None
     cv: float
     alone: bool
-    latencies_us: tuple[float, ...] = ()
-    """One value per visit, as in ``Pair``."""
+    latencies_us: tuple[float, ...] = ()  # one value per visit, as in ``Pair``
     busbws_gb_s: tuple[float, ...] = ()
 
 
@@ -225,11 +201,9 @@ class LeftOut:
 
     collective: Collective
     dtype: str
-    mode: Mode | None
-    """None: both."""
+    mode: Mode | None  # None: both
     sizes_bytes: tuple[int, ...]
-    reason: str
-    """A phrase: "needs 24 GiB of 8 GiB free on rank 3", "the budget of 30 s was used up"."""
+    reason: str  # a phrase: "needs 24 GiB of 8 GiB free on rank 3", "the budget of 30 s was used up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,28 +211,19 @@ class Position:
     """How far a rank had got when it was asked, or when it failed."""
 
     rank: int
-    phase: str
-    """"start", "connect", "check", "measure", "pairs", "nodes", "end"."""
-    what: str
-    """What it was doing: "all_reduce float32 1 MiB", or "" for nothing in particular."""
-    group: tuple[int, ...]
-    """Ranks of the group of its open or last call."""
-    calls: int
-    """Collective calls it has begun in this group, including the open one."""
-    op: str
-    """The open or last call: "barrier", "all_reduce"."""
-    inside: bool
-    """The last call has not returned."""
-    stale_s: float
-    """Seconds since it last completed a call."""
-    stack: tuple[str, ...] = ()
-    """The main thread's frames, outermost first, as "file:line function"."""
-    error: str | None = None
-    """The first line of the exception that ended it."""
+    phase: str  # "start", "connect", "check", "measure", "pairs", "nodes", "end"
+    what: str  # what it was doing: "all_reduce float32 1 MiB", or "" for nothing in particular
+    group: tuple[int, ...]  # ranks of the group of its open or last call
+    calls: int  # collective calls it has begun in this group, including the open one
+    op: str  # the open or last call: "barrier", "all_reduce"
+    inside: bool  # the last call has not returned
+    stale_s: float  # seconds since it last completed a call
+    stack: tuple[str, ...] = ()  # the main thread's frames, outermost first, as "file:line function"
+    error: str | None = None  # the first line of the exception that ended it
+    # For each rank on its host, the state letter of /proc/PID/stat, or "" if the process is gone.
     states: dict[str, str] = field(default_factory=dict)
-    """For each rank on its host, the state letter of /proc/PID/stat, or "" if the process is gone."""
+    # For each rank on its host that was seen to end, how it ended: "SIGKILL", "exit status 3".
     ends: dict[str, str] = field(default_factory=dict)
-    """For each rank on its host that was seen to end, how it ended: "SIGKILL", "exit status 3"."""
 
 
 class Ending(str, Enum):
@@ -266,8 +231,7 @@ class Ending(str, Enum):
 
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
-    FAILED = "failed"
-    """A rank raised or died."""
+    FAILED = "failed"  # a rank raised or died
     HUNG = "hung"
 
 
@@ -278,8 +242,7 @@ class Stop:
     ending: Ending
     phase: str
     positions: tuple[Position, ...] = ()
-    signal: str | None = None
-    """What interrupted it."""
+    signal: str | None = None  # what interrupted it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,12 +250,10 @@ class NcclLog:
     """How NCCL connects, according to its own log of one rank."""
 
     rank: int
-    network: str | None
-    """"IB", "Socket", or a plugin's name."""
-    interfaces: tuple[str, ...]
-    """The interfaces that it uses: "mlx5_0:1", "eth0"."""
+    network: str | None  # "IB", "Socket", or a plugin's name
+    interfaces: tuple[str, ...]  # the interfaces that it uses: "mlx5_0:1", "eth0"
+    # How many channels it opened per transport: "P2P/CUMEM", "SHM", "NET/IB/GDRDMA", "NET/Socket".
     transports: dict[str, int]
-    """How many channels it opened per transport: "P2P/CUMEM", "SHM", "NET/IB/GDRDMA", "NET/Socket"."""
     nvls: bool | None = None
 
 
@@ -309,25 +270,19 @@ class Bench:
     nodes: tuple[NodeResult, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     nccl_logs: tuple[NcclLog, ...] = ()
-    notes: tuple[str, ...] = ()
-    """What a reader must know about how it was measured."""
-    stop: Stop | None = None
-    """None: it finished."""
+    notes: tuple[str, ...] = ()  # what a reader must know about how it was measured
+    stop: Stop | None = None  # None: it finished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
     """The bandwidth of healthy hardware, or the one that the user expects."""
 
-    gb_s: float
-    """The lowest bus bandwidth at the plateau on a healthy system."""
+    gb_s: float  # the lowest bus bandwidth at the plateau on a healthy system
     high_gb_s: float | None
-    text: str
-    """"8 H100 over NVLink4, ring"; "--expect"; the baseline's file."""
-    source: str
-    """Where the figure is from: a URL or a file."""
-    min_size_bytes: int
-    """The figure applies to this size and larger ones."""
+    text: str  # "8 H100 over NVLink4, ring"; "--expect"; the baseline's file
+    source: str  # where the figure is from: a URL or a file
+    min_size_bytes: int  # the figure applies to this size and larger ones
 
 
 class Assessment(str, Enum):
@@ -337,10 +292,8 @@ class Assessment(str, Enum):
     BELOW = "below"
     NOISY = "too-noisy"
     NO_REFERENCE = "no-reference"
-    NOT_REACHED = "no-plateau"
-    """The measured sizes do not reach the plateau, and references apply only there."""
-    NOT_DEFINED = "n/a"
-    """There is only one rank."""
+    NOT_REACHED = "no-plateau"  # the measured sizes do not reach the plateau, and references apply only there
+    NOT_DEFINED = "n/a"  # there is only one rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,35 +301,26 @@ class Fit:
     """t(S) = alpha + S / bandwidth, fitted with relative weights."""
 
     alpha_us: float
-    bandwidth_gb_s: float
-    """Algorithm bandwidth: S / t."""
-    residual: float
-    """Root mean square of the relative errors."""
-    fits: bool
-    """False if the residual is too large for the two figures to mean anything."""
+    bandwidth_gb_s: float  # algorithm bandwidth: S / t
+    residual: float  # root mean square of the relative errors
+    fits: bool  # False if the residual is too large for the two figures to mean anything
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve(CallGroup):
     """One collective, dtype and mode over all sizes, with an assessment."""
 
-    plateau_gb_s: float | None
-    """Bus bandwidth, or None if the plateau is not reached or not defined."""
-    plateau_spread: float | None
-    """(largest - smallest) / plateau, over the sizes of the plateau."""
+    plateau_gb_s: float | None  # bus bandwidth, or None if the plateau is not reached or not defined
+    plateau_spread: float | None  # (largest - smallest) / plateau, over the sizes of the plateau
     plateau_from_bytes: int | None
-    latency_us: float | None
-    """Median time of the small sizes, for which the time does not depend on the size."""
-    fit: Fit | None
-    """None with too few sizes."""
+    latency_us: float | None  # median time of the small sizes, for which the time does not depend on the size
+    fit: Fit | None  # None with too few sizes
+    # The interpolated size that reaches half of the plateau, or None if the curve does not cross it.
     half_bytes: int | None
-    """The interpolated size that reaches half of the plateau, or None if the curve does not cross it."""
     assessment: Assessment = field(metadata={"json": "standing"})
     reference: Reference | None
-    share: float | None
-    """Plateau divided by reference."""
-    verdict: str
-    """One sentence."""
+    share: float | None  # plateau divided by reference
+    verdict: str  # one sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,12 +330,10 @@ class Change(CallGroup):
     size_bytes: int
     now_us: float
     then_us: float
-    ratio: float
-    """Bandwidth now divided by bandwidth then: below 1 is slower."""
+    ratio: float  # bandwidth now divided by bandwidth then: below 1 is slower
     ratio_low: float
     ratio_high: float
-    below: bool
-    """The whole interval is below --fail-below."""
+    below: bool  # the whole interval is below --fail-below
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -399,43 +341,33 @@ class Comparison:
     """A run compared with a saved one."""
 
     baseline: str
-    differences: tuple[str, ...]
-    """What differs between the setups of the two runs: "torch 2.12.0 then, 2.13.0 now"."""
+    differences: tuple[str, ...]  # what differs between the setups of the two runs: "torch 2.12.0 then, 2.13.0 now"
     changes: tuple[Change, ...]
-    missing: int
-    """Cases of this run that the baseline does not have."""
+    missing: int  # cases of this run that the baseline does not have
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
     """What the curve means for DDP."""
 
-    model_bytes: int | None
-    """Size of the gradients for --model-size in its dtype, or None if no size was given."""
+    model_bytes: int | None  # size of the gradients for --model-size in its dtype, or None if no size was given
     dtype: str
-    whole_ms: float | None
-    """Time to all-reduce all gradients in buckets of the default size, without overlap."""
-    bucket_mib: float
-    """DDP's default bucket_cap_mb."""
-    bucket_share: float | None
-    """The fraction of the plateau that the default bucket size reaches."""
-    try_mib: int | None
-    """A bucket_cap_mb worth trying, or None if the default is as good."""
+    whole_ms: float | None  # time to all-reduce all gradients in buckets of the default size, without overlap
+    bucket_mib: float  # DDP's default bucket_cap_mb
+    bucket_share: float | None  # the fraction of the plateau that the default bucket size reaches
+    try_mib: int | None  # a bucket_cap_mb worth trying, or None if the default is as good
     gain_ms: float | None
     gain_low_ms: float | None
     gain_high_ms: float | None
-    text: tuple[str, ...]
-    """Sentences for the reader. The last one says that the true optimum depends on the model."""
+    text: tuple[str, ...]  # Sentences for the reader. The last one says that the true optimum depends on the model.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
     """Something found on the machine that could explain a low number."""
 
-    text: str
-    """What was seen, and what it does to the number."""
-    source: str
-    """Where it was read: a check's code ("DD321 pcie"), "NCCL's log", "/proc/stat"."""
+    text: str  # what was seen, and what it does to the number
+    source: str  # where it was read: a check's code ("DD321 pcie"), "NCCL's log", "/proc/stat"
     hosts: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     fix: str = ""
@@ -445,22 +377,18 @@ class Reason:
 class KnownBandwidth:
     """A row of the table."""
 
+    # Matches the whole name that torch gives: "NVIDIA GH200" is not an H200, and a MIG slice is not a GPU.
     gpu: re.Pattern[str]
-    """Matches the whole name that torch gives: "NVIDIA GH200" is not an H200, and a MIG slice is not a GPU."""
     ranks: int
     nodes: int
     collective: Collective
-    algorithm: str
-    """"nvls" or "ring"; empty if there is no choice."""
-    low_gb_s: float
-    """The lowest figure measured at ``min_size_bytes`` and above, or the lowest that a cloud accepts."""
-    high_gb_s: float | None
-    """The highest figure measured."""
+    algorithm: str  # "nvls" or "ring"; empty if there is no choice
+    low_gb_s: float  # the lowest figure measured at ``min_size_bytes`` and above, or the lowest that a cloud accepts
+    high_gb_s: float | None  # the highest figure measured
     min_size_bytes: int
     text: str
     source: str
-    checked: bool
-    """Whether the figure was found at its source when the row was written."""
+    checked: bool  # whether the figure was found at its source when the row was written
 
 
 @cache

@@ -37,10 +37,9 @@ if TYPE_CHECKING:
 Kind = TypeVar("Kind")
 
 UNREAD_TAG = "~unread"
+# Counts and times fit into 64 bits. JSON has no limit, and larger numbers would raise errors far from here.
 INTEGERS = range(-(2**63), 2**64)
-"""Counts and times fit into 64 bits. JSON has no limit, and larger numbers would raise errors far from here."""
-_MOST_LEVELS = 40
-"""Our choice for plain JSON. The deepest data of a report, the facts of a node, has a dozen levels."""
+_MOST_LEVELS = 40  # Our choice for plain JSON. The deepest data of a report, the facts of a node, has a dozen levels.
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 

@@ -16,16 +16,15 @@ if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame
 
 
-MESH = "mesh "
-"""Prefix of a stream's group if it is a set of device mesh dimensions instead of a process group."""
+MESH = "mesh "  # prefix of a stream's group if it is a set of device mesh dimensions instead of a process group
 
 
 class What(str, Enum):
     """What a tensor is."""
 
     PARAMETER = "parameter"
+    # The gradient that the optimizer gets: after the reduction and after any changes by the script.
     GRADIENT = "gradient"
-    """The gradient that the optimizer gets: after the reduction and after any changes by the script."""
     BUFFER = "buffer"
     STATE = "optimizer state"
 
@@ -33,14 +32,11 @@ class What(str, Enum):
 class StreamClock(str, Enum):
     """The event at which ranks record their state, and that numbers these points in time."""
 
+    # Right before (gradients) and after (all else) step N of an optimizer that holds parameters of the model.
     STEP = "optimizer step"
-    """Right before (gradients) and after (all else) step N of an optimizer that holds parameters of the model."""
-    FORWARD = "forward"
-    """At the forward after N reduced backwards. Used if no torch optimizer holds the parameters."""
-    SYNC = "sync of buffers"
-    """Right after DDP broadcasts rank 0's buffers, in the forward after N reduced backwards."""
-    END = "end"
-    """At the end of training, after N reduced backwards."""
+    FORWARD = "forward"  # At the forward after N reduced backwards. Used if no torch optimizer holds the parameters.
+    SYNC = "sync of buffers"  # right after DDP broadcasts rank 0's buffers, in the forward after N reduced backwards
+    END = "end"  # at the end of training, after N reduced backwards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +45,9 @@ class TensorRow:
 
     what: What
     name: str
+    # For optimizer state, which part of it, such as ``exp_avg``. For a constant of a device mesh, which is a buffer or
+    # a frozen parameter: dtype and shape, such as ``float32[16]``.
     part: str = ""
-    """For optimizer state, which part of it, such as ``exp_avg``. For a constant of a device mesh, which is a buffer or
-    a frozen parameter: dtype and shape, such as ``float32[16]``."""
     shape: tuple[int, ...] = ()
     dtype: str = ""
 
@@ -61,54 +57,38 @@ class Values:
     """What a rank recorded beside its tensors at one point in time."""
 
     rank: int
-    steps: int
-    """Steps of this optimizer so far, or 0 if there is no optimizer."""
-    reductions: int
-    """Backwards of this model so far whose gradients DDP has reduced."""
-    forwards: int
-    """Forwards of DDP with gradients since the previous step, with or without a reduction."""
-    unreduced_forwards: int
-    """How many of those were under ``no_sync``."""
+    steps: int  # steps of this optimizer so far, or 0 if there is no optimizer
+    reductions: int  # backwards of this model so far whose gradients DDP has reduced
+    forwards: int  # forwards of DDP with gradients since the previous step, with or without a reduction
+    unreduced_forwards: int  # how many of those were under ``no_sync``
+    # Settings of the optimizer by parameter group: ("lr", "0.1"), ("1.weight_decay", "0.01").
     settings: tuple[tuple[str, str], ...] = ()
-    """Settings of the optimizer by parameter group: ("lr", "0.1"), ("1.weight_decay", "0.01")."""
-    optimizer: str = ""
-    """Class of the optimizer."""
-    scale: float | None = None
-    """Scale of the gradient scaler, if there is one."""
-    random: str = ""
-    """A digest of torch's random state on this rank."""
-    dropout: bool = False
-    """The model trains with dropout."""
+    optimizer: str = ""  # class of the optimizer
+    scale: float | None = None  # scale of the gradient scaler, if there is one
+    random: str = ""  # a digest of torch's random state on this rank
+    dropout: bool = False  # the model trains with dropout
+    # The first trainable parameters that DDP does not reduce: added, replaced or unfrozen after wrapping.
     unreduced: tuple[str, ...] = ()
-    """The first trainable parameters that DDP does not reduce: added, replaced or unfrozen after wrapping."""
+    # The first parameters whose gradients DDP still waited for at this step, because it had not reduced all.
     unfinished: tuple[str, ...] = ()
-    """The first parameters whose gradients DDP still waited for at this step, because it had not reduced all."""
-    stray: int = 0
-    """Tensors in the optimizers of this process that are not parameters of any DDP model."""
-    unheld: int = 0
-    """Trainable parameters of the model that are in no optimizer of this process."""
+    stray: int = 0  # tensors in the optimizers of this process that are not parameters of any DDP model
+    unheld: int = 0  # trainable parameters of the model that are in no optimizer of this process
+    # The first of the ``unheld`` parameters for which an optimizer holds a stray tensor of equal shape that never had a
+    # gradient.
     replaced: tuple[str, ...] = ()
-    """The first of the ``unheld`` parameters for which an optimizer holds a stray tensor of equal shape that never had
-    a gradient."""
+    # The first parameters that get gradients, are in no optimizer of this process, and did not change recently. Those
+    # that ``late`` counts come first.
     untrained: tuple[str, ...] = ()
-    """The first parameters that get gradients, are in no optimizer of this process, and did not change recently. Those
-    that ``late`` counts come first."""
     untrained_count: int = 0
+    # The first constants of a device mesh that ``to_empty`` made and nothing wrote to in place since. ``*`` stands for
+    # numbers in their names.
     unwritten: tuple[str, ...] = ()
-    """The first constants of a device mesh that ``to_empty`` made and nothing wrote to in place since. ``*`` stands for
-    numbers in their names."""
-    late: int = 0
-    """How many of these were added to a module after the optimizer was built."""
-    own_steps: int = 0
-    """For a model outside DDP: steps right after a backward that reached no DDP model."""
-    through: int = 0
-    """For a model outside DDP: backwards that reached a DDP model through it."""
-    join: bool = False
-    """Inside DDP's ``join``: ranks may take different numbers of steps."""
-    hook: str = ""
-    """The communication hook that the script registered."""
-    site: Frame | None = None
-    """The user's line that made the step."""
+    late: int = 0  # how many of these were added to a module after the optimizer was built
+    own_steps: int = 0  # for a model outside DDP: steps right after a backward that reached no DDP model
+    through: int = 0  # for a model outside DDP: backwards that reached a DDP model through it
+    join: bool = False  # inside DDP's ``join``: ranks may take different numbers of steps
+    hook: str = ""  # the communication hook that the script registered
+    site: Frame | None = None  # the user's line that made the step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +96,10 @@ class TensorSplit:
     """One tensor whose contents differ between ranks."""
 
     row: TensorRow
+    # Sets of ranks with equal contents, the largest set first. Sets of equal size are sorted by lowest rank.
     sides: tuple[tuple[int, ...], ...]
-    """Sets of ranks with equal contents, the largest set first. Sets of equal size are sorted by lowest rank."""
+    # Ranks without this tensor, for example because the gradient is None. They form a side too.
     absent_on: tuple[int, ...] = ()
-    """Ranks without this tensor, for example because the gradient is None. They form a side too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,16 +107,12 @@ class Difference:
     """The first point in time at which tensors of one kind differed."""
 
     what: What
-    number: int
-    """Number of this point by the clock of its stream."""
+    number: int  # number of this point by the clock of its stream
+    # Number of the last earlier point at which all tensors of this kind were equal, or None if there was none.
     last_equal: int | None
-    """Number of the last earlier point at which all tensors of this kind were equal, or None if there was none."""
-    splits: tuple[TensorSplit, ...]
-    """The first tensors that differ, in the order of the model."""
-    differing: int
-    """How many tensors differ in all."""
-    of: int
-    """How many tensors of this kind were compared."""
+    splits: tuple[TensorSplit, ...]  # the first tensors that differ, in the order of the model
+    differing: int  # how many tensors differ in all
+    of: int  # how many tensors of this kind were compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,58 +120,40 @@ class Stream:
     """The states of one model, recorded repeatedly by one clock."""
 
     clock: StreamClock
-    group: str
-    """Name of the process group whose replicas stay equal. For a device mesh: ``MESH`` and its dimensions."""
+    group: str  # Name of the process group whose replicas stay equal. For a device mesh: ``MESH`` and its dimensions.
+    # Number of the DDP model within this group, from 1. Below 0 for parameters that an optimizer trains outside DDP.
     model: int
-    """Number of the DDP model within this group, from 1. Below 0 for parameters that an optimizer trains outside DDP.
-    """
-    optimizer: int
-    """Number of the optimizer that steps with its parameters, from 1, or 0 if there is none."""
-    ranks: tuple[int, ...]
-    """Ranks whose records were compared."""
-    compared: int
-    """Number of points in time that were compared."""
-    last_number: int | None
-    """Number of the last of these points."""
-    tensors: int = 0
-    """Number of tensors at the last point, on the lowest of its ranks."""
-    kinds: tuple[What, ...] = ()
-    """Kinds of the tensors that could be compared."""
-    differences: tuple[Difference, ...] = ()
-    """At most one of each kind."""
+    optimizer: int  # number of the optimizer that steps with its parameters, from 1, or 0 if there is none
+    ranks: tuple[int, ...]  # ranks whose records were compared
+    compared: int  # number of points in time that were compared
+    last_number: int | None  # number of the last of these points
+    tensors: int = 0  # number of tensors at the last point, on the lowest of its ranks
+    kinds: tuple[What, ...] = ()  # kinds of the tensors that could be compared
+    differences: tuple[Difference, ...] = ()  # at most one of each kind
+    # By number: the first and last point compared, the points of ``differences``, and the point before each.
     values: tuple[tuple[int, tuple[Values, ...]], ...] = ()
-    """By number: the first and last point compared, the points of ``differences``, and the point before each."""
-    unchanged: int = 0
-    """How many of the last points in a row showed no change of any parameter on any rank."""
-    same_random: int = 0
-    """At how many points all ranks had the same random state."""
-    every: int = 0
-    """The distance of the last points if the recorder chose it, 0 if it was given."""
-    unpaired: tuple[int, ...] = ()
-    """Ranks of the group without a record that could be compared with others."""
+    unchanged: int = 0  # how many of the last points in a row showed no change of any parameter on any rank
+    same_random: int = 0  # at how many points all ranks had the same random state
+    every: int = 0  # the distance of the last points if the recorder chose it, 0 if it was given
+    unpaired: tuple[int, ...] = ()  # ranks of the group without a record that could be compared with others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consistency:
     """All comparisons of a job."""
 
-    check_every: int
-    """Steps between comparisons. 0: the user turned them off."""
+    check_every: int  # Steps between comparisons. 0: the user turned them off.
     streams: tuple[Stream, ...] = ()
-    allowed: tuple[str, ...] = ()
-    """Patterns of names that the user expects to differ."""
-    bytes_written: int = 0
-    """The most bytes that any one rank has written for this."""
-    unread: tuple[str, ...] = ()
-    """The first few files of ranks that could not be read, with reasons."""
+    allowed: tuple[str, ...] = ()  # patterns of names that the user expects to differ
+    bytes_written: int = 0  # the most bytes that any one rank has written for this
+    unread: tuple[str, ...] = ()  # the first few files of ranks that could not be read, with reasons
 
 
 class Origin(str, Enum):
     """The first value that was not finite."""
 
     INPUT = "input"
-    PARAMETER = "parameter"
-    """A parameter was not finite before this backward."""
+    PARAMETER = "parameter"  # a parameter was not finite before this backward
     LOSS = "loss"
     GRADIENT = "gradient"
 
@@ -207,49 +165,32 @@ class NonFinite:
     Occasional ones that a gradient scaler causes are left out, unless a step used them or they repeat.
     """
 
-    step: int
-    """The backward whose gradients were reduced, from 1."""
-    model: int
-    """Number of the DDP model within this group, from 1."""
+    step: int  # the backward whose gradients were reduced, from 1
+    model: int  # number of the DDP model within this group, from 1
     group: str
-    tensors: tuple[str, ...]
-    """The first few, in the order in which backward computes them: the last layer first."""
-    count: int
-    """How many parameters were affected."""
+    tensors: tuple[str, ...]  # the first few, in the order in which backward computes them: the last layer first
+    count: int  # how many parameters were affected
     of: int
     origin: Origin
-    is_nan: bool
-    """NaN was among them. False if there was only inf."""
-    scaled: bool
-    """The loss was scaled by a GradScaler, which skips such steps by itself."""
-    used: bool
-    """An optimizer stepped with non-finite gradients, or parameters were not finite afterwards."""
-    times: int
-    """Number of such reductions on this rank so far, including this one."""
-    in_a_row: int = 1
-    """How many of these were consecutive."""
-    where: Frame | None = None
-    """The user's line that called backward."""
-    note: str = ""
-    """A sentence with more evidence: "argument 0 of forward holds NaN in 3 of 64 values"."""
+    is_nan: bool  # NaN was among them. False if there was only inf.
+    scaled: bool  # the loss was scaled by a GradScaler, which skips such steps by itself
+    used: bool  # an optimizer stepped with non-finite gradients, or parameters were not finite afterwards
+    times: int  # number of such reductions on this rank so far, including this one
+    in_a_row: int = 1  # how many of these were consecutive
+    where: Frame | None = None  # the user's line that called backward
+    note: str = ""  # a sentence with more evidence: "argument 0 of forward holds NaN in 3 of 64 values"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRoot:
     """A digest of one stream on a node's ranks, over a range of points in time."""
 
-    stream: str
-    """Name of the stream, equal on all nodes."""
-    ranks: tuple[int, ...]
-    """The ranks of the node that recorded it."""
-    since: int
-    """The range starts after this point."""
-    upto: int
-    """The last point of the range."""
-    root: str
-    """Equal if the numbers and contents are equal."""
-    random: str = ""
-    """Equal if random states are equal; empty if the node's own ranks differ."""
+    stream: str  # name of the stream, equal on all nodes
+    ranks: tuple[int, ...]  # the ranks of the node that recorded it
+    since: int  # the range starts after this point
+    upto: int  # the last point of the range
+    root: str  # equal if the numbers and contents are equal
+    random: str = ""  # equal if random states are equal; empty if the node's own ranks differ
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,11 +198,9 @@ class SideKept:
     """Ranks of a node that had the same contents at one point in time."""
 
     ranks: tuple[int, ...]
-    table: int
-    """Index into the tables of ``StreamKept``, which list the tensors."""
+    table: int  # index into the tables of ``StreamKept``, which list the tensors
     fingerprints: str = field(metadata={"json": "prints"})
-    texts: tuple[str, ...]
-    """One per rank: the ``Values`` that it recorded, as JSON."""
+    texts: tuple[str, ...]  # one per rank: the ``Values`` that it recorded, as JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,8 +217,7 @@ class StreamKey:
 
     clock: StreamClock
     group: str
-    members: tuple[int, ...]
-    """Ranks of the group, because groups of different ranks may share a name."""
+    members: tuple[int, ...]  # ranks of the group, because groups of different ranks may share a name
     model: int
     optimizer: int
 
@@ -288,12 +226,10 @@ class StreamKey:
 class StreamKept(StreamKey):
     """The last points of one stream, not yet compared with those of other nodes."""
 
-    name: str
-    """The same as ``StreamRoot.stream``."""
+    name: str  # the same as ``StreamRoot.stream``
     tables: tuple[tuple[TensorRow, ...], ...]
     points: tuple[StepKept, ...] = field(metadata={"json": "moments"})
-    found: Stream
-    """The result of the comparison so far, within one node or over all nodes."""
+    found: Stream  # the result of the comparison so far, within one node or over all nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,32 +250,25 @@ class RootsReport:
 class RootsRequest:
     """The first node sends this to all others every few seconds."""
 
-    turn: int = 0
-    """How often contents were requested."""
-    wanted: tuple[str, ...] = ()
-    """The streams whose contents are requested."""
+    turn: int = 0  # how often contents were requested
+    wanted: tuple[str, ...] = ()  # the streams whose contents are requested
+    # By stream: the last point whose contents are no longer needed.
     settled: dict[str, int] = field(default_factory=dict)
-    """By stream: the last point whose contents are no longer needed."""
 
 
-MAX_NAMED = 5
-"""How many differences a message names (our choice). The result holds all of them."""
+MAX_NAMED = 5  # How many differences a message names (our choice). The result holds all of them.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorDifference:
     """A tensor or setting whose values differ between ranks."""
 
-    what: str
-    """"parameter", "gradient", "buffer", "optimizer state" or "optimizer setting"."""
-    name: str
-    """The name in the module, without ``module.``. A setting has its own name: "lr" or "group 1: lr"."""
-    part: str
-    """For optimizer state, which part: "exp_avg"; else empty."""
-    sides: tuple[tuple[int, ...], ...]
-    """Sets of global ranks with equal values, the largest set first."""
+    what: str  # "parameter", "gradient", "buffer", "optimizer state" or "optimizer setting"
+    name: str  # The name in the module, without ``module.``. A setting has its own name: "lr" or "group 1: lr".
+    part: str  # for optimizer state, which part: "exp_avg"; else empty
+    sides: tuple[tuple[int, ...], ...]  # sets of global ranks with equal values, the largest set first
+    # One per side: the value of a setting, "float32[8, 16]" for a tensor, "none" if it is missing.
     values: tuple[str, ...]
-    """One per side: the value of a setting, "float32[8, 16]" for a tensor, "none" if it is missing."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -361,14 +290,11 @@ class ConsistencyResult:
     """Whether the replicas of a group are equal. All its ranks get the same result."""
 
     equal: bool
+    # Optimizer settings first, because they explain the rest. Then parameters, buffers, gradients, optimizer state.
     differences: tuple[TensorDifference, ...]
-    """Optimizer settings first, because they explain the rest. Then parameters, buffers, gradients, optimizer state."""
-    ranks: tuple[int, ...]
-    """The global ranks that were compared."""
-    compared: int
-    """Number of tensors and settings that this rank contributed."""
-    left_out: tuple[str, ...]
-    """Phrases that say what was not compared on this rank, and why."""
+    ranks: tuple[int, ...]  # the global ranks that were compared
+    compared: int  # number of tensors and settings that this rank contributed
+    left_out: tuple[str, ...]  # phrases that say what was not compared on this rank, and why
 
     @property
     def text(self) -> str:

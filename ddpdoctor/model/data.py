@@ -19,28 +19,24 @@ if TYPE_CHECKING:
 class SamplerSeen:
     """The sampler of a loader. A field is None if the sampler does not have it."""
 
-    type: str
-    """Class with its module, such as ``torch.utils.data.distributed.DistributedSampler``."""
+    type: str  # class with its module, such as ``torch.utils.data.distributed.DistributedSampler``
     replicas: int | None = None
     rank: int | None = None
     seed: int | None = None
     shuffle: bool | None = None
     drop_last: bool | None = None
-    planned: int | None = None
-    """How many indices it gives this rank in a pass."""
-    standard: bool = False
-    """Its ``__iter__`` is that of torch's DistributedSampler, so it draws the same way."""
+    planned: int | None = None  # how many indices it gives this rank in a pass
+    standard: bool = False  # its ``__iter__`` is that of torch's DistributedSampler, so it draws the same way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
     """What divides samples among ranks on their way to a loader: a loader, a sampler, or the dataset itself."""
 
-    what: str
-    """``loader``, ``sampler`` or ``dataset``."""
+    what: str  # ``loader``, ``sampler`` or ``dataset``
     type: str
+    # Among how many ranks. None: its code asks for the rank and the number of ranks, and no attribute has them.
     replicas: int | None
-    """Among how many ranks. None: its code asks for the rank and the number of ranks, and no attribute has them."""
     rank: int | None
 
 
@@ -48,8 +44,7 @@ class Cut:
 class Chosen:
     """Which indices a ``Subset`` has. A field is None if there were too many, or if they are not a range."""
 
-    of: int
-    """Length of the dataset below it."""
+    of: int  # length of the dataset below it
     count: int
     total: int | None
     xor: int | None
@@ -69,87 +64,59 @@ class EpochCall:
 class EpochSeen:
     """What a rank drew from one loader in one pass over it."""
 
-    number: int
-    """Number of the pass over this loader, from 1."""
-    set_epoch: int | None
-    """The sampler's ``epoch`` when the pass began."""
-    batches: int
-    """Batches that the script received."""
-    drawn: int
-    """Indices drawn. This may be more than were delivered, because workers fetch ahead."""
-    total: int
-    """Sum of the drawn indices."""
-    xor: int
-    """Exclusive or of the drawn indices."""
-    order: str
-    """A digest of the indices in their order: of the first 4096 from the recorder, of all from `check-data`."""
-    first: str
-    """A digest of the first batch's indices. Passes that broke off can be compared by it too."""
-    complete: bool
-    """The loader was exhausted."""
-    trained: bool
-    """A backward ran between its batches."""
+    number: int  # number of the pass over this loader, from 1
+    set_epoch: int | None  # the sampler's ``epoch`` when the pass began
+    batches: int  # batches that the script received
+    drawn: int  # Indices drawn. This may be more than were delivered, because workers fetch ahead.
+    total: int  # sum of the drawn indices
+    xor: int  # exclusive or of the drawn indices
+    order: str  # a digest of the indices in their order: of the first 4096 from the recorder, of all from `check-data`
+    first: str  # A digest of the first batch's indices. Passes that broke off can be compared by it too.
+    complete: bool  # the loader was exhausted
+    trained: bool  # a backward ran between its batches
+    # Digests of the first batches, in order, by leaf of the batch: "0:1a2b...", "1:77fe...". A leaf whose values are
+    # all equal is left out, because it does not identify samples.
     batch_digests: tuple[str, ...] = field(default=(), metadata={"json": "batch_prints"})
-    """Digests of the first batches, in order, by leaf of the batch: "0:1a2b...", "1:77fe...". A leaf whose values are
-    all equal is left out, because it does not identify samples."""
+    # Digests of a few samples, by index and leaf: "117:0:1a2b...". All ranks use the same indices, so that their
+    # samples can be compared although each rank draws in a different order.
     sample_digests: tuple[str, ...] = field(default=(), metadata={"json": "sample_prints"})
-    """Digests of a few samples, by index and leaf: "117:0:1a2b...". All ranks use the same indices, so that their
-    samples can be compared although each rank draws in a different order."""
-    backwards: int = 0
-    """Batches that a backward followed."""
-    repeats: int = 0
-    """Repeated indices among the first ones. More than a few mean sampling with replacement."""
-    highest: int | None = None
-    """The highest index drawn."""
+    backwards: int = 0  # batches that a backward followed
+    repeats: int = 0  # Repeated indices among the first ones. More than a few mean sampling with replacement.
+    highest: int | None = None  # the highest index drawn
+    # DDP's forward got clearly less than the loader delivered, so the script itself splits each batch.
     split_after: bool = False
-    """DDP's forward got clearly less than the loader delivered, so the script itself splits each batch."""
     begun_ns: int = 0
-    ended_ns: int | None = None
-    """None if the pass was still running when it was last recorded."""
+    ended_ns: int | None = None  # None if the pass was still running when it was last recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSeen:
     """A DataLoader, or an object used like one, on one rank."""
 
-    number: int
-    """From 1, in the order of first use. With ``site``, it pairs the loaders of different ranks."""
-    site: Frame | None
-    """The user's line that loops over it."""
-    dataset: str
-    """Class of the dataset."""
+    number: int  # From 1, in the order of first use. With ``site``, it pairs the loaders of different ranks.
+    site: Frame | None  # the user's line that loops over it
+    dataset: str  # class of the dataset
+    # A digest of the dataset's small attributes and of samples of its large ones; empty if nothing could be read. Equal
+    # datasets have equal digests. Datasets that differ by rank mostly have different ones.
     dataset_digest: str = field(metadata={"json": "dataset_print"})
-    """A digest of the dataset's small attributes and of samples of its large ones; empty if nothing could be read.
-    Equal datasets have equal digests. Datasets that differ by rank mostly have different ones."""
-    samples: int | None
-    """Length of the dataset, or None if it is iterable or has no length."""
+    samples: int | None  # length of the dataset, or None if it is iterable or has no length
     batch_size: int | None
     drop_last: bool | None
     iterable: bool
     workers: int
-    indices_seen: bool
-    """The indices passed through the main process, so ``EpochSeen`` counts them."""
+    indices_seen: bool  # the indices passed through the main process, so ``EpochSeen`` counts them
     sampler: SamplerSeen | None
-    epochs: tuple[EpochSeen, ...]
-    """The first and the last passes, in order."""
-    passes: int
-    """Number of all passes."""
-    trained_batches: int = 0
-    """Batches of all passes that a backward followed."""
-    in_join: bool = False
-    """It was used inside DDP's ``join``."""
-    part_of: str = ""
-    """If the dataset is torch's ``Subset``: ``dataset_digest`` of the dataset below it."""
-    stray_calls: tuple[EpochCall, ...] = ()
-    """Calls of ``set_epoch`` on unused samplers of equally many samples."""
-    part: str = ""
-    """A digest of the indices of that ``Subset``, or of some of them if there are many."""
-    chosen: Chosen | None = None
-    """These indices, added up."""
+    epochs: tuple[EpochSeen, ...]  # the first and the last passes, in order
+    passes: int  # number of all passes
+    trained_batches: int = 0  # batches of all passes that a backward followed
+    in_join: bool = False  # it was used inside DDP's ``join``
+    part_of: str = ""  # if the dataset is torch's ``Subset``: ``dataset_digest`` of the dataset below it
+    stray_calls: tuple[EpochCall, ...] = ()  # calls of ``set_epoch`` on unused samplers of equally many samples
+    part: str = ""  # a digest of the indices of that ``Subset``, or of some of them if there are many
+    chosen: Chosen | None = None  # these indices, added up
+    # If the dataset divides itself: a digest of the containers that it holds, without its rank; empty if unread.
     held: str = ""
-    """If the dataset divides itself: a digest of the containers that it holds, without its rank; empty if unread."""
-    cuts: tuple[Cut, ...] = ()
-    """Everything that divides its samples among ranks, the outermost first."""
+    cuts: tuple[Cut, ...] = ()  # everything that divides its samples among ranks, the outermost first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,10 +125,8 @@ class RankTaken:
 
     rank: int
     batches: int
-    drawn: int | None
-    """Indices drawn, or None if they were not visible."""
-    order: str
-    """A digest of these indices in their order; empty if they were not visible."""
+    drawn: int | None  # indices drawn, or None if they were not visible
+    order: str  # a digest of these indices in their order; empty if they were not visible
     complete: bool
 
 
@@ -177,11 +142,9 @@ class PassTaken:
 class LoaderTaken:
     """What the ranks of a job took from a loader that they trained with, for the report."""
 
-    file: str
-    """The user's line that loops over it on the lowest rank; empty if it is unknown."""
+    file: str  # the user's line that loops over it on the lowest rank; empty if it is unknown
     line: int
-    passes: tuple[PassTaken, ...]
-    """The first and the last one."""
+    passes: tuple[PassTaken, ...]  # the first and the last one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,14 +152,12 @@ class RankPass:
     """One pass of one rank over its loader."""
 
     rank: int
-    drawn: int
-    """Samples in its batches. The sampler draws the same ones, plus those of a dropped last batch."""
+    drawn: int  # Samples in its batches. The sampler draws the same ones, plus those of a dropped last batch.
+    # How many of them the rank had already drawn in this pass, or None if the indices were not visible.
     repeated: int | None
-    """How many of them the rank had already drawn in this pass, or None if the indices were not visible."""
     batches: int
     last_batch: int
-    complete: bool
-    """False if ddpdoctor ended the pass."""
+    complete: bool  # False if ddpdoctor ended the pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,17 +166,13 @@ class Pass:
 
     number: int
     ranks: tuple[RankPass, ...]
-    unique: int | None = None
-    """Number of different samples that some rank drew."""
-    shared: int | None = None
-    """Number of samples that two or more ranks drew."""
-    missed: int | None = None
-    """Number of samples that no rank drew."""
-    alike: tuple[tuple[int, ...], ...] = ()
-    """Groups of ranks that drew exactly the same set of samples."""
+    unique: int | None = None  # number of different samples that some rank drew
+    shared: int | None = None  # number of samples that two or more ranks drew
+    missed: int | None = None  # number of samples that no rank drew
+    alike: tuple[tuple[int, ...], ...] = ()  # groups of ranks that drew exactly the same set of samples
+    # How many different samples two ranks both drew: one row per rank, in the order of ``ranks``. On the diagonal are
+    # those of one rank. Only for the first ranks, at most 64.
     overlaps: tuple[tuple[int, ...], ...] = ()
-    """How many different samples two ranks both drew: one row per rank, in the order of ``ranks``. On the diagonal are
-    those of one rank. Only for the first ranks, at most 64."""
 
     @property
     def drawn(self) -> int:
@@ -228,21 +185,15 @@ class Drawn:
     """Everything drawn from the user's loaders."""
 
     world_size: int
-    function: str
-    """``package.module:function``."""
-    samples: int | None
-    """Length of the dataset below all subsets, or None if it has no length."""
-    kind: str
-    """Class of the object that the function returned."""
+    function: str  # ``package.module:function``
+    samples: int | None  # length of the dataset below all subsets, or None if it has no length
+    kind: str  # class of the object that the function returned
     dataset: str
-    sampler: str
-    """Class of the sampler; empty if there is none."""
+    sampler: str  # class of the sampler; empty if there is none
     batch_size: int | None
     passes: tuple[Pass, ...]
-    set_epoch: bool
-    """The sampler's ``set_epoch`` was called before each pass."""
-    notes: tuple[str, ...] = ()
-    """Sentences about what could not be inspected."""
+    set_epoch: bool  # the sampler's ``set_epoch`` was called before each pass
+    notes: tuple[str, ...] = ()  # sentences about what could not be inspected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,8 +202,7 @@ class RankDraws:
 
     rank: int
     host: str
-    problem: str = ""
-    """How the user's code failed. Nothing was drawn then."""
+    problem: str = ""  # How the user's code failed. Nothing was drawn then.
     help: str = ""
     loader: LoaderSeen | None = None
     kind: str = ""
@@ -260,27 +210,22 @@ class RankDraws:
     set_epoch: bool = False
     passes: tuple[RankPass, ...] = ()
     notes: tuple[str, ...] = ()
-    compared: bool = False
-    """The rank also sends the indices of each pass (``Indices``)."""
+    compared: bool = False  # the rank also sends the indices of each pass (``Indices``)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indices:
     """Which samples a rank drew in one pass."""
 
-    bits: str
-    """Bit i is set if sample i was drawn: little-endian bytes in base64."""
+    bits: str  # bit i is set if sample i was drawn: little-endian bytes in base64
 
 
 class Sharing(str, Enum):
     """How the samples are split over ranks."""
 
-    SAMPLER = "sampler"
-    """By torch's DistributedSampler, or one that splits the same way."""
-    SPLIT = "split"
-    """By hand: ``samples[rank::world_size]``."""
-    NONE = "none"
-    """Not at all: every rank uses all samples."""
+    SAMPLER = "sampler"  # by torch's DistributedSampler, or one that splits the same way
+    SPLIT = "split"  # by hand: ``samples[rank::world_size]``
+    NONE = "none"  # not at all: every rank uses all samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,16 +234,13 @@ class SamplingPlan:
 
     samples: int
     world_size: int
-    batch_size: int
-    """Batch size of each rank's loader."""
-    drop_last: bool = False
-    """Whether the loader drops an incomplete last batch."""
+    batch_size: int  # batch size of each rank's loader
+    drop_last: bool = False  # whether the loader drops an incomplete last batch
+    # If the samples do not divide evenly, the sampler drops the rest (True) or repeats samples (False).
     sampler_drop_last: bool = False
-    """If the samples do not divide evenly, the sampler drops the rest (True) or repeats samples (False)."""
     sharing: Sharing = Sharing.SAMPLER
     shuffle: bool = True
-    accumulation: int = 1
-    """Number of batches whose gradients are accumulated for one step."""
+    accumulation: int = 1  # number of batches whose gradients are accumulated for one step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,15 +248,11 @@ class RankShare:
     """What one rank gets in an epoch."""
 
     rank: int
-    drawn: int
-    """Number of indices from its sampler."""
-    repeated: int
-    """How many of them the sampler repeated so that all ranks draw equally many."""
+    drawn: int  # number of indices from its sampler
+    repeated: int  # how many of them the sampler repeated so that all ranks draw equally many
     batches: int
-    last_batch: int
-    """Samples in the last batch, or 0 if there is no batch."""
-    delivered: int
-    """Samples in all its batches."""
+    last_batch: int  # samples in the last batch, or 0 if there is no batch
+    delivered: int  # samples in all its batches
 
     @property
     def left_out(self) -> int:
@@ -329,8 +267,7 @@ class Shares:
     plan: SamplingPlan
     ranks: tuple[RankShare, ...]
     delivered: int
-    unique: int | None
-    """Number of different samples that the ranks get."""
+    unique: int | None  # number of different samples that the ranks get
 
     @property
     def duplicates(self) -> int | None:

@@ -17,14 +17,13 @@ class ExitStatus(IntEnum):
     WRONG_USE = 2
     DEFECT = 3
     INCONCLUSIVE = 4
-    GIVE_UP = 70
-    """``EX_SOFTWARE`` of sysexits.h."""
-    RETRY = 75
-    """``EX_TEMPFAIL`` of sysexits.h."""
+    GIVE_UP = 70  # ``EX_SOFTWARE`` of sysexits.h
+    RETRY = 75  # ``EX_TEMPFAIL`` of sysexits.h
     HUNG = 124
     INTERRUPTED = 130
 
 
+# The table of docs/exit-status.md.
 MEANINGS = {
     ExitStatus.OK: "nothing found",
     ExitStatus.FOUND: "findings",
@@ -36,7 +35,6 @@ MEANINGS = {
     ExitStatus.HUNG: "`wrap` stopped a hung job, as timeout(1) does",
     ExitStatus.INTERRUPTED: "interrupted",
 }
-"""The table of docs/exit-status.md."""
 
 
 def has_found(report: Report, fail_on: Severity | None) -> bool:

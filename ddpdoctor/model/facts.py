@@ -26,16 +26,11 @@ if TYPE_CHECKING:
 class Blocked:
     """The system call in which a process's main thread sleeps."""
 
-    call: str
-    """Its name: "read", "flock", "clock_nanosleep"."""
-    fd: int | None = None
-    """The first file descriptor among its arguments, if the call takes one."""
-    file: str | None = None
-    """What the descriptor refers to: a path, "pipe", "socket", "eventfd"."""
-    remote: str | None = None
-    """The other end of a TCP connection, "10.0.0.4:29500"."""
-    alone_on_fd0: bool = False
-    """It waits only for input on descriptor 0."""
+    call: str  # its name: "read", "flock", "clock_nanosleep"
+    fd: int | None = None  # the first file descriptor among its arguments, if the call takes one
+    file: str | None = None  # what the descriptor refers to: a path, "pipe", "socket", "eventfd"
+    remote: str | None = None  # the other end of a TCP connection, "10.0.0.4:29500"
+    alone_on_fd0: bool = False  # it waits only for input on descriptor 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +38,9 @@ class FileLock:
     """A lock on a file, from /proc/locks. Processes of other hosts (NFS) and containers have no pid there."""
 
     path: str | None
-    kind: str
-    """"flock", "fcntl" or "ofd"."""
+    kind: str  # "flock", "fcntl" or "ofd"
     holder_pid: int | None
-    holder: str
-    """The command of the holder; empty if it is not visible."""
+    holder: str  # the command of the holder; empty if it is not visible
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +54,9 @@ class Owner:
 class LockKind(str, Enum):
     """What a lock file means to the processes that poll for it."""
 
-    MARKER = "marker"
-    """The lock is held as long as the file exists."""
-    OWN_LOOP = "own-loop"
-    """Like ``MARKER``, but the script's own loop polls for the file."""
-    KERNEL = "kernel"
-    """The kernel holds the lock on the file, and releases it when its owner ends."""
+    MARKER = "marker"  # the lock is held as long as the file exists
+    OWN_LOOP = "own-loop"  # like ``MARKER``, but the script's own loop polls for the file
+    KERNEL = "kernel"  # the kernel holds the lock on the file, and releases it when its owner ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,20 +66,13 @@ class LockFile:
     path: str
     kind: LockKind
     exists: bool
-    age_s: float | None = None
-    """Time since it was last written."""
-    holders: tuple[Owner, ...] = ()
-    """Processes that have it open or locked, except those that poll for it."""
-    unseen: int = 0
-    """How many processes of its owner could not be inspected."""
-    named_pid: int | None = None
-    """The pid that the file contains."""
-    named_lives: bool | None = None
-    """Whether that process is alive. None also if it may be on another host."""
-    named_host: str | None = None
-    """The host of that process, if it is not this one."""
-    shared: bool = False
-    """The file is on a network file system, so other hosts may use it."""
+    age_s: float | None = None  # time since it was last written
+    holders: tuple[Owner, ...] = ()  # processes that have it open or locked, except those that poll for it
+    unseen: int = 0  # how many processes of its owner could not be inspected
+    named_pid: int | None = None  # the pid that the file contains
+    named_lives: bool | None = None  # Whether that process is alive. None also if it may be on another host.
+    named_host: str | None = None  # the host of that process, if it is not this one
+    shared: bool = False  # the file is on a network file system, so other hosts may use it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,16 +81,12 @@ class StoreSought:
 
     host: str
     port: int
-    rank: int
-    """The rank argument of that call. Rank 0 serves the store unless the launcher's agent does."""
-    method: str
-    """"env://", "tcp://", or empty for any other method."""
+    rank: int  # The rank argument of that call. Rank 0 serves the store unless the launcher's agent does.
+    method: str  # "env://", "tcp://", or empty for any other method
+    # TORCHELASTIC_USE_AGENT_STORE is set: the launcher's agent serves the store, and every rank is a client.
     of_agent: bool
-    """TORCHELASTIC_USE_AGENT_STORE is set: the launcher's agent serves the store, and every rank is a client."""
-    given: str | None = None
-    """MASTER_ADDR and MASTER_PORT when the process began, as "node0:29500"."""
-    set_at: Frame | None = None
-    """The user's line that replaced that address."""
+    given: str | None = None  # MASTER_ADDR and MASTER_PORT when the process began, as "node0:29500"
+    set_at: Frame | None = None  # the user's line that replaced that address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +97,7 @@ class LostChild:
     name: str
     exit_code: int | None = None
     signal: str | None = None
-    reaped: bool = False
-    """The parent has collected its exit status."""
+    reaped: bool = False  # the parent has collected its exit status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,11 +132,9 @@ class AtError:
     """The memory of a process at the time an exception left its script."""
 
     memory: Memory | None = None
-    address_space: Space | None = None
-    """RLIMIT_AS and what counts against it, or None if there is no such limit."""
+    address_space: Space | None = None  # RLIMIT_AS and what counts against it, or None if there is no such limit
     devices: tuple[DeviceMemory, ...] = ()
-    shared_memory: Space | None = None
-    """The file system at /dev/shm."""
+    shared_memory: Space | None = None  # the file system at /dev/shm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,35 +143,28 @@ class Connection:
 
     local: str
     remote: str
-    unsent_bytes: int
-    """Bytes that the process wrote and that are not acknowledged."""
-    retries: int
-    """How often the kernel has resent the oldest of them."""
+    unsent_bytes: int  # bytes that the process wrote and that are not acknowledged
+    retries: int  # how often the kernel has resent the oldest of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connections:
     """The TCP connections of one process. They are established unless a field says otherwise."""
 
-    by_address: tuple[tuple[str, int], ...] = ()
-    """Local addresses with their number of connections, most first."""
-    ends: tuple[str, ...] = ()
-    """The local ends of all connections. They show whether a peer's connection leads here."""
+    by_address: tuple[tuple[str, int], ...] = ()  # local addresses with their number of connections, most first
+    ends: tuple[str, ...] = ()  # The local ends of all connections. They show whether a peer's connection leads here.
     stalled: tuple[Connection, ...] = ()
-    unanswered: tuple[str, ...] = ()
-    """Remote ends that have not answered its request for a connection."""
+    unanswered: tuple[str, ...] = ()  # remote ends that have not answered its request for a connection
+    # Addresses on which any process in the same network namespace listens, such as "0.0.0.0:29500".
     listening: tuple[str, ...] = ()
-    """Addresses on which any process in the same network namespace listens, such as "0.0.0.0:29500"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclLine:
     """A warning in NCCL's log."""
 
-    pid: int | None
-    """The process that wrote it, or None if the line does not say."""
-    source: str
-    """Where in NCCL: "transport/net_ib.cc:123"; empty if the line does not say."""
+    pid: int | None  # the process that wrote it, or None if the line does not say
+    source: str  # where in NCCL: "transport/net_ib.cc:123"; empty if the line does not say
     text: str
 
 
@@ -204,12 +173,11 @@ class Work:
     """What one process did, as rates over the observation time."""
 
     over_s: float
-    cores: float
-    """CPUs that all its threads used together."""
+    cores: float  # CPUs that all its threads used together
+    # The share of time that its main thread ran or waited for a core, or None if the kernel does not say.
     wanted: float | None
-    """The share of time that its main thread ran or waited for a core, or None if the kernel does not say."""
+    # Bytes read from files and pipes, cached or not. None if there is no permission to see that.
     read_bytes_s: float | None
-    """Bytes read from files and pipes, cached or not. None if there is no permission to see that."""
     written_bytes_s: float | None
 
 
@@ -218,8 +186,7 @@ class WorkingChild:
     """A busy descendant of a rank."""
 
     pid: int
-    name: str
-    """The command without secrets, or the kernel's name for a Python process."""
+    name: str  # the command without secrets, or the kernel's name for a Python process
     work: Work
 
 
@@ -227,8 +194,7 @@ class WorkingChild:
 class Receiving:
     """A connection over which a process receives."""
 
-    remote: str
-    """"10.0.0.4:443"."""
+    remote: str  # "10.0.0.4:443"
     bytes_s: float
 
 
@@ -237,39 +203,29 @@ class ProcessCauses:
     """All such facts about one rank. A field is None or empty if it could not be read."""
 
     blocked: Blocked | None = None
-    kernel_function: str | None = None
-    """The kernel function in which the main thread sleeps: /proc/PID/wchan."""
-    waits_for_lock: FileLock | None = None
-    """The lock that it waits for in the kernel."""
+    kernel_function: str | None = None  # the kernel function in which the main thread sleeps: /proc/PID/wchan
+    waits_for_lock: FileLock | None = None  # the lock that it waits for in the kernel
+    # Locks that other processes hold on files. A process that polls for a lock may wait for one of these.
     locks_of_others: tuple[FileLock, ...] = ()
-    """Locks that other processes hold on files. A process that polls for a lock may wait for one of these."""
-    lock_path: str | None = None
-    """The lock file that a Python loop polls for, according to its stack."""
-    lock_file: LockFile | None = None
-    """The state of that file."""
-    store_port: int | None = None
-    """MASTER_PORT when the process began."""
-    store: StoreSought | None = None
-    """The store that it has not reached yet."""
+    lock_path: str | None = None  # the lock file that a Python loop polls for, according to its stack
+    lock_file: LockFile | None = None  # the state of that file
+    store_port: int | None = None  # MASTER_PORT when the process began
+    store: StoreSought | None = None  # the store that it has not reached yet
+    # The process that listens at the other end of ``blocked``, if it is visible from here.
     listener: Owner | None = None
-    """The process that listens at the other end of ``blocked``, if it is visible from here."""
     lost_children: tuple[LostChild, ...] = ()
+    # Pid and command line of its living children, except its own Python processes. Secrets are removed.
     commands: tuple[tuple[int, str], ...] = ()
-    """Pid and command line of its living children, except its own Python processes. Secrets are removed."""
     connections: Connections | None = None
     memory: Memory | None = None
-    children_memory: Memory | None = None
-    """The memory of all its descendants together."""
-    children_count: int = 0
-    """How many descendants there were at their peak of memory."""
+    children_memory: Memory | None = None  # the memory of all its descendants together
+    children_count: int = 0  # how many descendants there were at their peak of memory
+    # CPUs that it and its descendants used over the last seconds, or None if it was not observed that long.
     busy_cores: float | None = None
-    """CPUs that it and its descendants used over the last seconds, or None if it was not observed that long."""
-    work: Work | None = None
-    """What its own threads did over the last seconds."""
-    working_children: tuple[WorkingChild, ...] = ()
-    """Its busiest descendants, the busiest first."""
+    work: Work | None = None  # what its own threads did over the last seconds
+    working_children: tuple[WorkingChild, ...] = ()  # its busiest descendants, the busiest first
+    # The connection over which it or a descendant received most while evidence was taken.
     receiving: Receiving | None = None
-    """The connection over which it or a descendant received most while evidence was taken."""
     at_error: AtError | None = None
 
 
@@ -277,23 +233,17 @@ class ProcessCauses:
 class HostCauses:
     """The memory that the processes of a host share."""
 
-    group: Space | None = None
-    """The cgroup that leaves the least memory: its limit and its peak use."""
-    machine: Space | None = None
-    """All memory of the machine and its peak use."""
-    shared_memory: Space | None = None
-    """The file system at /dev/shm and its peak use."""
+    group: Space | None = None  # the cgroup that leaves the least memory: its limit and its peak use
+    machine: Space | None = None  # all memory of the machine and its peak use
+    shared_memory: Space | None = None  # the file system at /dev/shm and its peak use
 
 
 class Fault(str, Enum):
     """What is wrong with the gradients of some parameters."""
 
-    UNFINISHED = "unfinished"
-    """A backward did not compute them, and DDP waits for them."""
-    STATIC = "static"
-    """The same with ``static_graph=True``: they had gradients in the first step."""
-    TWICE = "twice"
-    """Autograd gave them twice for one forward of DDP."""
+    UNFINISHED = "unfinished"  # a backward did not compute them, and DDP waits for them
+    STATIC = "static"  # the same with ``static_graph=True``: they had gradients in the first step
+    TWICE = "twice"  # autograd gave them twice for one forward of DDP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,28 +251,20 @@ class ReducerSaid:
     """Parameters of a DDP model whose gradients did not come, or came twice, on one rank."""
 
     what: Fault
-    names: tuple[str, ...]
-    """The first names in the order of the model; empty if the model is unknown."""
+    names: tuple[str, ...]  # the first names in the order of the model; empty if the model is unknown
     count: int
-    of: int
-    """Number of parameters that DDP reduces, or 0 if the model is unknown."""
-    outputs: tuple[str, ...] = ()
-    """Variables of the script that were computed from them but not used in the loss."""
-    site: Frame | None = None
-    """The user's line that called this backward, if it was recorded."""
+    of: int  # number of parameters that DDP reduces, or 0 if the model is unknown
+    outputs: tuple[str, ...] = ()  # variables of the script that were computed from them but not used in the loss
+    site: Frame | None = None  # the user's line that called this backward, if it was recorded
 
 
 class Presence(str, Enum):
     """Whether a member takes part."""
 
-    HERE = "here"
-    """It sent a message recently, or it is the reporting member itself."""
-    LEFT = "left"
-    """It announced its end, with a status."""
-    SILENT = "silent"
-    """It stopped sending messages without announcing its end."""
-    ABSENT = "absent"
-    """It never joined."""
+    HERE = "here"  # it sent a message recently, or it is the reporting member itself
+    LEFT = "left"  # it announced its end, with a status
+    SILENT = "silent"  # it stopped sending messages without announcing its end
+    ABSENT = "absent"  # it never joined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,58 +272,43 @@ class NodeSeen:
     """The state of one member. Times are CLOCK_MONOTONIC of the reporting node."""
 
     number: int
-    host: str
-    """Empty if it never joined and its name is unknown."""
+    host: str  # empty if it never joined and its name is unknown
     presence: Presence
-    heard_ns: int | None = None
-    """When its last message arrived."""
-    status: int | None = None
-    """Exit status of its launcher, if the member left."""
-    clock_offset_ns: int | None = None
-    """Its CLOCK_MONOTONIC minus that of the reporting node."""
-    clock_error_ns: int | None = None
-    """Half of the shortest round trip."""
+    heard_ns: int | None = None  # when its last message arrived
+    status: int | None = None  # exit status of its launcher, if the member left
+    clock_offset_ns: int | None = None  # its CLOCK_MONOTONIC minus that of the reporting node
+    clock_error_ns: int | None = None  # half of the shortest round trip
     wall_offset_s: float | None = None
-    gathered: bool = False
-    """Its records are included in the facts."""
-    ranks: tuple[int, ...] = ()
-    """Its ranks in the last attempt, from its messages or records; empty: unknown."""
-    alive: int | None = None
-    """Its ranks that live, from its last message; None: unknown."""
-    waits_s: float | None = None
-    """The longest time that one of them has been in a call that needs others, or None."""
-    why: str = ""
-    """A phrase that says why it is missing, for example from an attempt to connect. Empty if unknown."""
+    gathered: bool = False  # its records are included in the facts
+    ranks: tuple[int, ...] = ()  # its ranks in the last attempt, from its messages or records; empty: unknown
+    alive: int | None = None  # its ranks that live, from its last message; None: unknown
+    waits_s: float | None = None  # the longest time that one of them has been in a call that needs others, or None
+    why: str = ""  # A phrase that says why it is missing, for example from an attempt to connect. Empty if unknown.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesSeen:
     """All members of a job, by number."""
 
-    expected: int
-    """Number of members at launch; the least number for an elastic job."""
-    own: int
-    """Number of the member whose view this is."""
+    expected: int  # number of members at launch; the least number for an elastic job
+    own: int  # number of the member whose view this is
     nodes: tuple[NodeSeen, ...]
+    # Each member is one rank that the batch system started. If False, a launcher waits for all nodes before it starts
+    # ranks. Then a node without messages must have joined if ranks run here.
     of_ranks: bool = False
-    """Each member is one rank that the batch system started. If False, a launcher waits for all nodes before it starts
-    ranks. Then a node without messages must have joined if ranks run here."""
+    # Since when this node has been alone, because no other sent a message within the limit.
     alone_since_ns: int | None = None
-    """Since when this node has been alone, because no other sent a message within the limit."""
 
 
 RUN_FORMAT = "ddpdoctor-run"
 RUN_VERSION = 1
-END_NAME = "end.json"
-"""A ``JobEnd``, in the run folder."""
-REACHED_NAME = "reached.json"
-"""A node's attempts to connect to the other nodes: a list of ``Connecting``."""
-RECORD_NAME = "record.json"
-"""A ``RecordPlace``, in a run folder whose record is elsewhere while the job runs."""
+END_NAME = "end.json"  # a ``JobEnd``, in the run folder
+REACHED_NAME = "reached.json"  # a node's attempts to connect to the other nodes: a list of ``Connecting``
+RECORD_NAME = "record.json"  # a ``RecordPlace``, in a run folder whose record is elsewhere while the job runs
+# The comparison of replicas so far, a ``Consistency``, written every few seconds while the job runs.
 REPLICAS_NAME = "replicas.json"
-"""The comparison of replicas so far, a ``Consistency``, written every few seconds while the job runs."""
+# What a member knows of all members while the job runs: a ``NodesSeen``, written every few seconds.
 MEMBERS_NAME = "members.json"
-"""What a member knows of all members while the job runs: a ``NodesSeen``, written every few seconds."""
 
 
 def attempt_name(stem: str, attempt: int | None = None) -> str:
@@ -395,39 +322,30 @@ class Run:
 
     format: str = RUN_FORMAT
     version: int = RUN_VERSION
-    command: tuple[str, ...] | None = None
-    """Without secrets."""
-    started_at: str | None = None
-    """ISO 8601, UTC."""
-    launched_ns: int | None = None
-    """CLOCK_MONOTONIC of this host."""
+    command: tuple[str, ...] | None = None  # without secrets
+    started_at: str | None = None  # ISO 8601, UTC
+    launched_ns: int | None = None  # CLOCK_MONOTONIC of this host
     hang_timeout_s: float | None = None
     debug_level: str | None = None
+    # Steps between two comparisons of replicas, 0 for none. None in runs of versions without this comparison.
     check_every: int | None = None
-    """Steps between two comparisons of replicas, 0 for none. None in runs of versions without this comparison."""
     allow_different: tuple[str, ...] = ()
-    speed: bool = False
-    """The user asked where the time of a step goes."""
+    speed: bool = False  # the user asked where the time of a step goes
     host: str = ""
     torch_version: str | None = None
-    environment: dict[str, str] = field(default_factory=dict)
-    """Variables of an allow-list."""
+    environment: dict[str, str] = field(default_factory=dict)  # variables of an allow-list
+    # What started the watch, with its own name for each setting: "wrap", "pytest", "ddpdoctor.watch" or the class of a
+    # callback.
     entry: str = "wrap"
-    """What started the watch, with its own name for each setting: "wrap", "pytest", "ddpdoctor.watch" or the class of a
-    callback."""
-    launcher: str | None = None
-    """How the ranks are started; "command" if the user's own command starts them."""
-    nproc: int | None = None
-    """Ranks on this node."""
+    launcher: str | None = None  # how the ranks are started; "command" if the user's own command starts them
+    nproc: int | None = None  # ranks on this node
     nnodes: int | None = None
     node_rank: int | None = None
     world_size: int | None = None
-    watcher_pid: int | None = None
-    """The process of `wrap`."""
-    watcher_ticks: int | None = None
-    """Its start time, which distinguishes it from a later process with the same pid."""
+    watcher_pid: int | None = None  # the process of `wrap`
+    watcher_ticks: int | None = None  # its start time, which distinguishes it from a later process with the same pid
+    # The run folder, if this record is elsewhere while the job runs. Only then does its ``RecordPlace`` count.
     run_dir: str = ""
-    """The run folder, if this record is elsewhere while the job runs. Only then does its ``RecordPlace`` count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -445,16 +363,12 @@ class JobEnd:
     It is saved with each report, so that the folder can be judged again without the report.
     """
 
-    hung: bool
-    """ddpdoctor stopped it because it hung."""
+    hung: bool  # ddpdoctor stopped it because it hung
     interrupted: bool
-    exit_status: int | None
-    """Exit status of `wrap`, or None if it was cut off and the status is unknown."""
-    started_at: str
-    """ISO 8601, UTC, like ``ended_at``."""
+    exit_status: int | None  # exit status of `wrap`, or None if it was cut off and the status is unknown
+    started_at: str  # ISO 8601, UTC, like ``ended_at``
     ended_at: str
-    ignore: tuple[str, ...] = ()
-    """Codes of findings that the user hides."""
+    ignore: tuple[str, ...] = ()  # codes of findings that the user hides
 
 
 JUMPS = frozenset({"continue", "break", "return"})
@@ -465,15 +379,14 @@ LOOPS = frozenset({"for", "fixed-for", "while"})
 class Statement:
     """A statement that decides which lines run."""
 
+    # "function", "if", "for", "fixed-for" (over a range of constants, so equally often on all ranks), "while", "try",
+    # "except", "continue", "break" or "return".
     kind: str
-    """"function", "if", "for", "fixed-for" (over a range of constants, so equally often on all ranks), "while", "try",
-    "except", "continue", "break" or "return"."""
     line: int
     last_line: int
-    body_last_line: int | None = None
-    """The last line of an "if" without its else branch."""
+    body_last_line: int | None = None  # the last line of an "if" without its else branch
+    # Of an "if" or "while" that asks a function in the same file: the lines that decide what that function returns.
     decided_at: tuple[int, ...] = ()
-    """Of an "if" or "while" that asks a function in the same file: the lines that decide what that function returns."""
 
     def holds(self, line: int) -> bool:
         """Return whether a line is part of the statement."""
@@ -497,46 +410,37 @@ class ControlFlow:
 class Logger:
     """One use of TensorBoard, W&B or MLflow."""
 
-    name: str
-    """``tensorboard``, ``wandb`` or ``mlflow``."""
+    name: str  # ``tensorboard``, ``wandb`` or ``mlflow``
+    # What finds the log again. All have ``folder``: that of the event files, of W&B's files, or the one in which the
+    # script used MLflow. W&B has ``id``, ``project``, ``entity``, ``mode`` and ``base_url``, and MLflow ``id`` and
+    # ``tracking_uri``.
     place: Mapping[str, str]
-    """What finds the log again. All have ``folder``: that of the event files, of W&B's files, or the one in which the
-    script used MLflow. W&B has ``id``, ``project``, ``entity``, ``mode`` and ``base_url``, and MLflow ``id`` and
-    ``tracking_uri``."""
 
 
 class Life(str, Enum):
     """Whether a process runs, and how it ended."""
 
     RUNNING = "running"
-    EXITED = "exited"
-    """Ended by itself; see ``exit_code``."""
-    SIGNALED = "signaled"
-    """Ended by a signal; see ``signal``."""
-    NEVER_STARTED = "never-started"
-    """The job's world includes this rank, but no process of it was ever seen."""
-    GONE = "gone"
-    """Ended in an unknown way."""
+    EXITED = "exited"  # ended by itself; see ``exit_code``
+    SIGNALED = "signaled"  # ended by a signal; see ``signal``
+    NEVER_STARTED = "never-started"  # the job's world includes this rank, but no process of it was ever seen
+    GONE = "gone"  # ended in an unknown way
 
 
 class DeviceState(str, Enum):
     """The state of a call that is pending on a device, according to torch's flight recorder."""
 
-    SCHEDULED = "scheduled"
-    """Queued: its kernel has not started."""
-    STARTED = "started"
-    """Its kernel runs."""
-    UNKNOWN = "unknown"
-    """Queued or running. torch could tell with ``TORCH_NCCL_ENABLE_TIMING``."""
-    UNTIMED = "untimed"
-    """Queued or running. The backend cannot tell: nccl2, which is "nccl" in torch 2.15."""
+    SCHEDULED = "scheduled"  # queued: its kernel has not started
+    STARTED = "started"  # its kernel runs
+    UNKNOWN = "unknown"  # Queued or running. torch could tell with ``TORCH_NCCL_ENABLE_TIMING``.
+    UNTIMED = "untimed"  # Queued or running. The backend cannot tell: nccl2, which is "nccl" in torch 2.15.
+    # The last call that was queued, on a device that still has work. torch does not tell whether it has completed:
+    # nccl2 under DETAIL.
     UNTOLD = "untold"
-    """The last call that was queued, on a device that still has work. torch does not tell whether it has completed:
-    nccl2 under DETAIL."""
-    GIVEN_UP = "given up"
-    """No more pending: torch gave it up at its limit, and then ended the process."""
+    GIVEN_UP = "given up"  # no more pending: torch gave it up at its limit, and then ended the process
 
 
+# Values of ``Call.op`` that are phases of training, not collectives. ``work_wait`` is Work.wait of an open call.
 PHASES = frozenset(
     {
         "init_process_group",
@@ -551,10 +455,9 @@ PHASES = frozenset(
         "work_wait",
     }
 )
-"""Values of ``Call.op`` that are phases of training, not collectives. ``work_wait`` is Work.wait of an open call."""
 
+# Values of ``Call.op`` that concern one peer only.
 POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
-"""Values of ``Call.op`` that concern one peer only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -570,16 +473,12 @@ class CallKind:
     group: str
     dtype: str | None
     shape: tuple[int, ...] | None
-    tensors: int
-    """Number of tensors in the list; 1 for a single tensor, 0 for none."""
-    peer: int | None
-    """The other global rank of a point-to-point call, or the root of a rooted collective, else None."""
+    tensors: int  # number of tensors in the list; 1 for a single tensor, 0 for none
+    peer: int | None  # the other global rank of a point-to-point call, or the root of a rooted collective, else None
     redop: str | None
-    site: Frame | None
-    """The innermost user line that made the call."""
+    site: Frame | None  # the innermost user line that made the call
     is_async: bool
-    failed: bool
-    """The call ended by raising."""
+    failed: bool  # the call ended by raising
     thread_is_main: bool
 
     @property
@@ -593,19 +492,16 @@ class Call(CallKind):
     """One recorded call: a collective, a point-to-point call, or a phase of training."""
 
     index: int
-    seq: int | None
-    """Numbers the collectives within their group, from 1; None for phases and point-to-point calls."""
+    seq: int | None  # numbers the collectives within their group, from 1; None for phases and point-to-point calls
     started_ns: int
-    ended_ns: int | None
-    """None while the call has not returned, or has not completed if it is asynchronous."""
+    ended_ns: int | None  # None while the call has not returned, or has not completed if it is asynchronous
+    # For a phase: how many collectives its group had begun when it started, or None if unknown.
     begun: int | None = None
-    """For a phase: how many collectives its group had begun when it started, or None if unknown."""
-    awaits: int | None = None
-    """For ``work_wait``: the index of the asynchronous call that it waits for."""
+    awaits: int | None = None  # for ``work_wait``: the index of the asynchronous call that it waits for
+    # Set if torch's flight recorder lists the call as incomplete on the device. The host may have gone on.
     device_state: DeviceState | None = None
-    """Set if torch's flight recorder lists the call as incomplete on the device. The host may have gone on."""
+    # C++ made the call (DDP's reducer, compiled code). No Python call was recorded, and ``site`` is None.
     native: bool = False
-    """C++ made the call (DDP's reducer, compiled code). No Python call was recorded, and ``site`` is None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -625,12 +521,10 @@ class GroupState:
     name: str
     ranks: tuple[int, ...]
     backend: str
-    enqueued: int
-    """Collectives begun in this group. Those of DDP's C++ reducer count, point-to-point calls do not."""
-    mesh_dim: str = ""
-    """The dimension of the device mesh that it belongs to, such as "tp"; empty if it has none."""
+    enqueued: int  # Collectives begun in this group. Those of DDP's C++ reducer count, point-to-point calls do not.
+    mesh_dim: str = ""  # the dimension of the device mesh that it belongs to, such as "tp"; empty if it has none
+    # torch's own time limit for a call of this group, or None if the backend does not say.
     timeout_s: float | None = None
-    """torch's own time limit for a call of this group, or None if the backend does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -641,22 +535,18 @@ class Raised:
     message: str
     time_ns: int
     thread_is_main: bool
-    uncaught: bool
-    """True if it ended its thread or process. False if only a recorded call raised it."""
-    in_call: str | None
-    """The ``op`` of the recorded call that raised it, or None if it came from elsewhere."""
+    uncaught: bool  # True if it ended its thread or process. False if only a recorded call raised it.
+    in_call: str | None  # the ``op`` of the recorded call that raised it, or None if it came from elsewhere
+    # The traceback, outermost first. An error that a loader worker passed on has the worker's frames.
     frames: tuple[Frame, ...]
-    """The traceback, outermost first. An error that a loader worker passed on has the worker's frames."""
-    from_child: bool = False
-    """True if the frames are those of a child process, such as a DataLoader worker."""
-    reducer: ReducerSaid | None = None
-    """If DDP's reducer raised it: the parameters that it complains about."""
+    from_child: bool = False  # True if the frames are those of a child process, such as a DataLoader worker
+    reducer: ReducerSaid | None = None  # if DDP's reducer raised it: the parameters that it complains about
+    # The type of the error that torch raised because of this one, for example in a pipeline; else empty.
     passed_on_as: str = ""
-    """The type of the error that torch raised because of this one, for example in a pipeline; else empty."""
+    # The ranks whose errors torch passed on to all ranks, for example in a distributed checkpoint; else empty.
     of_ranks: tuple[int, ...] = ()
-    """The ranks whose errors torch passed on to all ranks, for example in a distributed checkpoint; else empty."""
+    # The script's own error that it followed from: its cause, or what the rank was handling when a call failed.
     first: Raised | None = None
-    """The script's own error that it followed from: its cause, or what the rank was handling when a call failed."""
 
 
 class Helper(str, Enum):
@@ -664,10 +554,8 @@ class Helper(str, Enum):
 
     THREAD = "thread"
     CHILD = "child"
-    TASK = "task"
-    """Of asyncio."""
-    CALL = "call"
-    """In a pool of threads or processes."""
+    TASK = "task"  # of asyncio
+    CALL = "call"  # in a pool of threads or processes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -675,8 +563,7 @@ class HelperError:
     """An error that ended a helper. That of a task or a call was read by nothing."""
 
     who: Helper
-    name: str = ""
-    """The pid of a child, the name of a task."""
+    name: str = ""  # the pid of a child, the name of a task
     error: Raised
 
 
@@ -685,12 +572,10 @@ class Child:
     """A descendant of a rank: a DataLoader worker, a multiprocessing child, a subprocess."""
 
     pid: int
-    name: str
-    """The command, or its name in multiprocessing."""
+    name: str  # the command, or its name in multiprocessing
     proc_state: str | None
     samples: tuple[StackSample, ...]
-    idle: bool
-    """It waits for work in a queue's get or in the worker loop."""
+    idle: bool  # it waits for work in a queue's get or in the worker loop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -698,16 +583,16 @@ class MeetingFile:
     """The file of ``init_method="file://..."`` just before a rank opened it."""
 
     path: str
+    # 0 if it did not exist. torch writes the ranks' addresses into it, and removes it only if all ranks end well.
     size_bytes: int
-    """0 if it did not exist. torch writes the ranks' addresses into it, and removes it only if all ranks end well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedByThread:
     """Another thread than the main one ended the process with an error status or a signal, as a watchdog does."""
 
+    # The user's line that did it, or None if no line of Python did (``faulthandler``, SIGALRM).
     place: Frame | None = None
-    """The user's line that did it, or None if no line of Python did (``faulthandler``, SIGALRM)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -715,8 +600,7 @@ class TensorSeen:
     """A parameter or a buffer of a module, under the module's name for it."""
 
     name: str
-    shape: tuple[int, ...] | None
-    """None for a parameter of a lazy module that has no shape yet."""
+    shape: tuple[int, ...] | None  # None for a parameter of a lazy module that has no shape yet
     dtype: str
     requires_grad: bool
     is_buffer: bool
@@ -726,28 +610,21 @@ class TensorSeen:
 class ModelSeen:
     """A module at the time it was passed to DDP's constructor."""
 
-    group: str
-    """Name of the process group that DDP reduces in."""
+    group: str  # name of the process group that DDP reduces in
+    # Equal for models whose tensors are equal in number, order, names, shapes, dtypes and ``requires_grad``.
     digest: str
-    """Equal for models whose tensors are equal in number, order, names, shapes, dtypes and ``requires_grad``."""
-    count: int
-    """Number of parameters, plus buffers if DDP synchronizes them."""
-    tensors: tuple[TensorSeen, ...]
-    """The first tensors in order. Fewer than ``count`` if not all fit."""
-    site: Frame | None
-    """The user's line that made the DDP model."""
-    finds_unused: bool | None = None
-    """Whether ``find_unused_parameters=True`` was given, or None if unknown."""
+    count: int  # number of parameters, plus buffers if DDP synchronizes them
+    tensors: tuple[TensorSeen, ...]  # The first tensors in order. Fewer than ``count`` if not all fit.
+    site: Frame | None  # the user's line that made the DDP model
+    finds_unused: bool | None = None  # whether ``find_unused_parameters=True`` was given, or None if unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeforeCall:
     """Where a rank was before the last call that needed other ranks."""
 
-    until_ns: int
-    """When that call began, or 0 if it was not recorded (for example because it failed at once)."""
-    lines: tuple[Frame, ...]
-    """The user's lines at which it was sampled, the most frequent first."""
+    until_ns: int  # when that call began, or 0 if it was not recorded (for example because it failed at once)
+    lines: tuple[Frame, ...]  # the user's lines at which it was sampled, the most frequent first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -755,8 +632,7 @@ class Save:
     """A call of torch.save that writes a file, as scripts do for a checkpoint."""
 
     began_ns: int
-    ended_ns: int | None
-    """None: it had not ended."""
+    ended_ns: int | None  # None: it had not ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -769,107 +645,76 @@ class Rank:
     pid: int | None
     attempt: int
     life: Life
-    exit_code: int | None = None
-    """Set if ``life`` is EXITED."""
-    signal: str | None = None
-    """Such as ``SIGKILL``; set if ``life`` is SIGNALED."""
+    exit_code: int | None = None  # set if ``life`` is EXITED
+    signal: str | None = None  # such as ``SIGKILL``; set if ``life`` is SIGNALED
     ended_ns: int | None = None
-    after_stop: bool = False
-    """It ended after the launcher, ddpdoctor or the user had begun to stop the job."""
-    oom_killed: bool | None = None
-    """Whether the kernel's OOM killer sent the signal, or None if unknown."""
-    proc_state: str | None = None
-    """State letter of /proc/PID/stat at the time of evidence: R, S, D, T, t, Z."""
+    after_stop: bool = False  # it ended after the launcher, ddpdoctor or the user had begun to stop the job
+    oom_killed: bool | None = None  # whether the kernel's OOM killer sent the signal, or None if unknown
+    proc_state: str | None = None  # state letter of /proc/PID/stat at the time of evidence: R, S, D, T, t, Z
+    # The share of one core that it has used since its last progress; above 1 with several threads.
     cpu_share: float | None = None
-    """The share of one core that it has used since its last progress; above 1 with several threads."""
-    traced_by: int | None = None
-    """The pid of an attached debugger."""
-    frozen_since_ns: int | None = None
-    """Since when the watcher has found it stopped (state T or t) at every check."""
-    recorded: bool = False
-    """A recorder ran in this process."""
-    answered: bool = False
-    """The recorder's own thread answered, so the GIL was available."""
+    traced_by: int | None = None  # the pid of an attached debugger
+    frozen_since_ns: int | None = None  # since when the watcher has found it stopped (state T or t) at every check
+    recorded: bool = False  # a recorder ran in this process
+    answered: bool = False  # the recorder's own thread answered, so the GIL was available
+    # It uses NCCL, and torch did not say what is pending on its device: it may wait there for other ranks.
     device_unread: bool = False
-    """It uses NCCL, and torch did not say what is pending on its device: it may wait there for other ranks."""
+    # Whether its device has done all that its default streams were given; asked only if torch does not tell which calls
+    # have completed.
     device_idle: bool | None = None
-    """Whether its device has done all that its default streams were given; asked only if torch does not tell which
-    calls have completed."""
     started_ns: int | None = None
-    world_size: int | None = None
-    """The world size given to ``init_process_group``, once it was called."""
-    init_timeout_s: float | None = None
-    """The time limit of ``init_process_group``, once it was called."""
-    init_ns: int | None = None
-    """When it first called ``init_process_group``."""
-    meeting: MeetingFile | None = None
-    """The file in which it meets the other ranks, or None if it uses none."""
-    initialized: bool = False
-    """``init_process_group`` has returned."""
-    main_ended_ns: int | None = None
-    """When the script's own code had ended and the interpreter began to shut down."""
-    exit_call: Frame | None = None
-    """The user line of the last sys.exit or os._exit."""
-    exit_asked: str | None = None
-    """The ``repr`` of that call's argument: "3", "None"."""
+    world_size: int | None = None  # the world size given to ``init_process_group``, once it was called
+    init_timeout_s: float | None = None  # the time limit of ``init_process_group``, once it was called
+    init_ns: int | None = None  # when it first called ``init_process_group``
+    meeting: MeetingFile | None = None  # the file in which it meets the other ranks, or None if it uses none
+    initialized: bool = False  # ``init_process_group`` has returned
+    main_ended_ns: int | None = None  # when the script's own code had ended and the interpreter began to shut down
+    exit_call: Frame | None = None  # the user line of the last sys.exit or os._exit
+    exit_asked: str | None = None  # the ``repr`` of that call's argument: "3", "None"
     ended_by_thread: EndedByThread | None = None
+    # The signal whose handler in the script made that call, such as ``SIGTERM``; empty if none did.
     exit_signal: str = ""
-    """The signal whose handler in the script made that call, such as ``SIGTERM``; empty if none did."""
     before_call: BeforeCall | None = None
-    last_place: Frame | None = None
-    """The last user line seen before the end."""
-    fatal_place: Frame | None = None
-    """The innermost user line of the dump that a fatal signal left."""
-    fatal_outside: bool = False
-    """The fatal signal hit a thread that runs no Python, such as NCCL's watchdog."""
+    last_place: Frame | None = None  # the last user line seen before the end
+    fatal_place: Frame | None = None  # the innermost user line of the dump that a fatal signal left
+    fatal_outside: bool = False  # the fatal signal hit a thread that runs no Python, such as NCCL's watchdog
+    # Calls that have not ended, oldest first, then calls that are pending on a device (``Call.device_state``).
     open_calls: tuple[Call, ...] = ()
-    """Calls that have not ended, oldest first, then calls that are pending on a device (``Call.device_state``)."""
+    # The last collectives that completed on the device, oldest first; empty if torch does not time them.
     device_times: tuple[DeviceTime, ...] = ()
-    """The last collectives that completed on the device, oldest first; empty if torch does not time them."""
+    # Ended calls that the ring still holds, oldest first: thousands, packed in a ``CallLog``.
     recent_calls: Sequence[Call] = ()
-    """Ended calls that the ring still holds, oldest first: thousands, packed in a ``CallLog``."""
     groups: tuple[GroupState, ...] = ()
     samples: tuple[StackSample, ...] = ()
     children: tuple[Child, ...] = ()
     raised: tuple[Raised, ...] = ()
+    # The error that the main thread was handling in an ``except`` or ``finally`` when it was sampled.
     handled: Raised | None = None
-    """The error that the main thread was handling in an ``except`` or ``finally`` when it was sampled."""
+    # The errors that ended its threads, children, tasks and calls in pools, the earliest first.
     helper_errors: tuple[HelperError, ...] = ()
-    """The errors that ended its threads, children, tasks and calls in pools, the earliest first."""
-    models: tuple[ModelSeen, ...] = ()
-    """The modules that DDP wrapped, in that order."""
-    parameters: tuple[TensorSeen, ...] = ()
-    """The parameters that optimizers train without DDP."""
-    unfinished: ReducerSaid | None = None
-    """The gradients that DDP still waited for after its last backward."""
+    models: tuple[ModelSeen, ...] = ()  # the modules that DDP wrapped, in that order
+    parameters: tuple[TensorSeen, ...] = ()  # the parameters that optimizers train without DDP
+    unfinished: ReducerSaid | None = None  # the gradients that DDP still waited for after its last backward
+    # Its first local gradients that held inf or NaN, or None if that was not checked.
     nonfinite: tuple[NonFinite, ...] | None = None
-    """Its first local gradients that held inf or NaN, or None if that was not checked."""
-    loaders: tuple[LoaderSeen, ...] | None = None
-    """The data loaders that it used, or None if that was not recorded."""
-    step_times: StepTimes | None = None
-    """How long its last training steps took, or None if there were none."""
-    speed: Speed | None = None
-    """The parts of its steps over the whole run, or None if there were none."""
+    loaders: tuple[LoaderSeen, ...] | None = None  # the data loaders that it used, or None if that was not recorded
+    step_times: StepTimes | None = None  # how long its last training steps took, or None if there were none
+    speed: Speed | None = None  # the parts of its steps over the whole run, or None if there were none
+    # When the gradients of each DDP model were ready; empty on a GPU, and with few steps.
     gradient_times: tuple[GradientTimes, ...] = ()
-    """When the gradients of each DDP model were ready; empty on a GPU, and with few steps."""
+    # How long its loader workers took to make batches, or None if it has no workers.
     fetch_times: FetchTimes | None = None
-    """How long its loader workers took to make batches, or None if it has no workers."""
-    lines_seen: tuple[LineSeen, ...] = ()
-    """Lines at which it was sampled while it trained, the most frequent first."""
+    lines_seen: tuple[LineSeen, ...] = ()  # lines at which it was sampled while it trained, the most frequent first
     last_save: Save | None = None
     steps: int = 0
     batches: int = 0
     epochs: int = 0
+    # When the parent last saw this rank make progress, later by the time that it has waited for a core since.
     last_progress_ns: int | None = None
-    """When the parent last saw this rank make progress, later by the time that it has waited for a core since."""
-    starved_ns: int = 0
-    """How long it made no progress while it or its children were ready to run and got no core."""
-    lost: str | None = None
-    """Why the record of this rank is missing or incomplete."""
-    lacks: tuple[str, ...] = ()
-    """The recorder's hooks that its torch, or its launcher's torch, does not support."""
-    causes: ProcessCauses | None = None
-    """Facts about its process that may explain why it makes no progress or died."""
+    starved_ns: int = 0  # how long it made no progress while it or its children were ready to run and got no core
+    lost: str | None = None  # why the record of this rank is missing or incomplete
+    lacks: tuple[str, ...] = ()  # the recorder's hooks that its torch, or its launcher's torch, does not support
+    causes: ProcessCauses | None = None  # facts about its process that may explain why it makes no progress or died
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -889,46 +734,32 @@ class Job:
     now_ns: int
     hang_timeout_s: float
     ranks: tuple[Rank, ...]
-    world_size: int | None
-    """Ranks that the launcher was asked for over all nodes, or None if unknown."""
+    world_size: int | None  # ranks that the launcher was asked for over all nodes, or None if unknown
     nnodes: int
-    local_ranks_expected: int | None
-    """Ranks that this node's launcher was asked to start."""
-    ended: bool
-    """The launcher has ended."""
+    local_ranks_expected: int | None  # ranks that this node's launcher was asked to start
+    ended: bool  # the launcher has ended
     launcher_status: int | None = None
     launched_ns: int = 0
+    # When the launcher (after a failure), ddpdoctor or the user began to stop the job.
     stopping_since_ns: int | None = None
-    """When the launcher (after a failure), ddpdoctor or the user began to stop the job."""
-    interrupted_by: str | None = None
-    """``SIGINT`` or ``SIGTERM`` if the user or the scheduler ended the job."""
+    interrupted_by: str | None = None  # ``SIGINT`` or ``SIGTERM`` if the user or the scheduler ended the job
     node_rank: int | None = None
-    may_run_elsewhere: bool = False
-    """Some ranks may run on other hosts, where they are not visible."""
+    may_run_elsewhere: bool = False  # some ranks may run on other hosts, where they are not visible
     debug_level: str = "OFF"
-    entry: str = "wrap"
-    """What started the watch, as ``Run.entry``."""
+    entry: str = "wrap"  # what started the watch, as ``Run.entry``
     torch_version: str | None = None
-    host_causes: HostCauses | None = None
-    """The memory that its processes share on this host."""
-    machine: Node | None = None
-    """This host's network and GPUs, read if a collective did not complete."""
+    host_causes: HostCauses | None = None  # the memory that its processes share on this host
+    machine: Node | None = None  # this host's network and GPUs, read if a collective did not complete
+    # The control flow of the user's files, read if ranks took different branches; empty: not read.
     control_flow: tuple[ControlFlow, ...] = ()
-    """The control flow of the user's files, read if ranks took different branches; empty: not read."""
-    consistency: Consistency | None = None
-    """The comparison of its replicas, or None if they were not compared."""
-    speed_asked: bool = False
-    """The user asked where the time of a step goes."""
-    nccl_lines: tuple[NcclLine, ...] = ()
-    """The last warnings of NCCL's own logs."""
-    members: NodesSeen | None = None
-    """The ``wrap`` processes of all nodes, or None if the launch has only this one."""
-    host: str = ""
-    """The host whose view this is."""
-    elsewhere: tuple[HostSeen, ...] = ()
-    """The other hosts whose facts are included."""
+    consistency: Consistency | None = None  # the comparison of its replicas, or None if they were not compared
+    speed_asked: bool = False  # the user asked where the time of a step goes
+    nccl_lines: tuple[NcclLine, ...] = ()  # the last warnings of NCCL's own logs
+    members: NodesSeen | None = None  # the ``wrap`` processes of all nodes, or None if the launch has only this one
+    host: str = ""  # the host whose view this is
+    elsewhere: tuple[HostSeen, ...] = ()  # the other hosts whose facts are included
+    # This host's attempts to connect to the rendezvous, made when ranks were missing; empty: not tried.
     reached: tuple[Connecting, ...] = ()
-    """This host's attempts to connect to the rendezvous, made when ranks were missing; empty: not tried."""
 
 
 def shell_status(status: int) -> int:

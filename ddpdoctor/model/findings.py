@@ -44,11 +44,9 @@ class Outcome(str, Enum):
 class FaultOrigin(str, Enum):
     """Where a fault lies. A scheduler starts a job again elsewhere only for the first two."""
 
-    MACHINE = "machine"
-    """Hardware, or a host that is gone."""
+    MACHINE = "machine"  # hardware, or a host that is gone
     NETWORK = "network"
-    SETTINGS = "settings"
-    """How the job is installed, configured or started."""
+    SETTINGS = "settings"  # how the job is installed, configured or started
     SCRIPT = "script"
 
 
@@ -60,8 +58,8 @@ class JobStatus(str, Enum):
     HUNG = "hung"
     INTERRUPTED = "interrupted"
     NOT_RUN = "not-run"
+    # It went on after the report was made, whatever was found: the report of a hang can be withdrawn.
     RUNNING = "running"
-    """It went on after the report was made, whatever was found: the report of a hang can be withdrawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +88,9 @@ class Finding:
     tensor: str | None = None
     evidence: tuple[str, ...] = ()
     fix: str = ""
+    # How much of the step the fix recovers at most: 0 to 1. None for findings that are not about speed.
     share: float | None = None
-    """How much of the step the fix recovers at most: 0 to 1. None for findings that are not about speed."""
-    origin: FaultOrigin | None = None
-    """Where the fault lies. None if that is not known."""
+    origin: FaultOrigin | None = None  # Where the fault lies. None if that is not known.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,15 +99,11 @@ class Check:
 
     id: str
     outcome: Outcome
-    reason: str = ""
-    """Why it did not run or could not tell."""
+    reason: str = ""  # why it did not run or could not tell
     code: str = ""
-    group: str = ""
-    """The heading under which `check-env` shows it."""
-    seen: str = ""
-    """What it found, if it ran."""
-    hosts: tuple[str, ...] = ()
-    """The hosts with this outcome; empty: all hosts that ran it."""
+    group: str = ""  # the heading under which `check-env` shows it
+    seen: str = ""  # what it found, if it ran
+    hosts: tuple[str, ...] = ()  # the hosts with this outcome; empty: all hosts that ran it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,10 +112,9 @@ class Judgment:
 
     findings: tuple[Finding, ...]
     checks: tuple[Check, ...]
-    certain: bool
-    """All evidence says that the job hangs: every rank waits or makes no progress."""
+    certain: bool  # all evidence says that the job hangs: every rank waits or makes no progress
+    # It can never continue: a rank it needs is gone, its calls conflict, or torch's own time limit has passed.
     proven: bool = False
-    """It can never continue: a rank it needs is gone, its calls conflict, or torch's own time limit has passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,30 +125,26 @@ class RankRow:
     local_rank: int | None
     host: str
     pid: int | None
-    state: str
-    """One phrase: "in all_reduce", "in backward", "exit status 1", "killed by SIGKILL"."""
+    state: str  # one phrase: "in all_reduce", "in backward", "exit status 1", "killed by SIGKILL"
     where: Place | None = None
     step: int | None = None
     gpu: int | None = None
-    starved_s: float = 0.0
-    """Seconds without progress in which it, or a child, was ready to run and got no core."""
+    starved_s: float = 0.0  # seconds without progress in which it, or a child, was ready to run and got no core
+    # The main thread's frames in the last sample, or of the error that ended it, outermost first, as "file:line
+    # function".
     stack: tuple[str, ...] = ()
-    """The main thread's frames in the last sample, or of the error that ended it, outermost first, as
-    "file:line function"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One attempt of a job that its launcher restarted: ``data.sections`` of a report. Times are ISO 8601, UTC."""
 
-    attempt: int
-    """Counted from 0, as in torchrun."""
+    attempt: int  # counted from 0, as in torchrun
     started_at: str | None
     ended_at: str | None
-    seconds: float | None
-    """From the start of its first rank to the end of its last."""
+    seconds: float | None  # from the start of its first rank to the end of its last
+    # A restarted attempt is "failed", or "interrupted" if nothing was wrong with it, as when a node joined.
     status: JobStatus
-    """A restarted attempt is "failed", or "interrupted" if nothing was wrong with it, as when a node joined."""
     verdict: Finding | None
     findings: tuple[Finding, ...]
     ranks: tuple[RankRow, ...]

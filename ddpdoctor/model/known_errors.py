@@ -15,12 +15,12 @@ from importlib import import_module
 from ddpdoctor.model.evidence import MOST_RANKS
 from ddpdoctor.model.findings import FaultOrigin
 
+# The column ``fault`` in words.
 FAULTS = {
     "script": "the script", "settings": "how the job is started or installed", "machine": "the machine or its limits",
     "gpu": "the GPU itself", "peer": "another rank", "either": "the script or the machine",
     "none": "no rank of the job",
 }  # fmt: skip
-"""The column ``fault`` in words."""
 _ORIGINS = {
     "script": FaultOrigin.SCRIPT,
     "settings": FaultOrigin.SETTINGS,
@@ -36,17 +36,13 @@ class KnownError:
     """A row of the table."""
 
     pattern: re.Pattern[str]
-    shown: str
-    """The error as users search for it."""
+    shown: str  # the error as users search for it
     means: str
-    fault: str
-    """Whose fault it is, in words."""
-    origin: FaultOrigin | None
-    """Where the fault lies; None if it may have several origins."""
+    fault: str  # whose fault it is, in words
+    origin: FaultOrigin | None  # where the fault lies; None if it may have several origins
     fix: str
     source: str
-    nature: str
-    """What the text shows by itself: a value of ``Nature``, "link" or "note"."""
+    nature: str  # what the text shows by itself: a value of ``Nature``, "link" or "note"
     vague: bool
     loose: bool
     marks: tuple[str, ...]

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ddpdoctor.model.reaching import JobSettings
 
 
+# Slurm's own limit for a host list (MAX_RANGE, 64k in a default build). A longer list is a damaged value.
 MAX_ENTRIES = 65_536
-"""Slurm's own limit for a host list (MAX_RANGE, 64k in a default build). A longer list is a damaged value."""
 
 _SPAN = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([1-9][0-9]{0,8})\))?")
@@ -104,16 +104,11 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 class Visible:
     """The effect of a value of CUDA_VISIBLE_DEVICES on a machine with certain GPUs."""
 
-    entries: tuple[str, ...]
-    """The entries as written; empty if the variable is not set."""
-    devices: tuple[str, ...]
-    """UUIDs of the GPUs that a process sees, in its order. A MIG slice keeps its own name."""
-    bad_entry: str | None = None
-    """The first entry that names no device. CUDA stops reading there."""
-    hidden: tuple[str, ...] = ()
-    """Entries after the bad one."""
-    repeated: tuple[str, ...] = ()
-    """Devices that are named more than once. CUDA then shows no device at all."""
+    entries: tuple[str, ...]  # the entries as written; empty if the variable is not set
+    devices: tuple[str, ...]  # UUIDs of the GPUs that a process sees, in its order. A MIG slice keeps its own name.
+    bad_entry: str | None = None  # The first entry that names no device. CUDA stops reading there.
+    hidden: tuple[str, ...] = ()  # entries after the bad one
+    repeated: tuple[str, ...] = ()  # Devices that are named more than once. CUDA then shows no device at all.
 
     @property
     def on_purpose(self) -> bool:
@@ -152,23 +147,21 @@ def read_visible(value: str | None, uuids: Sequence[str]) -> Visible:
     )
 
 
+# Prefixes that only NCCL, torch, Gloo, torchrun, CUDA or OpenMP use.
 FAMILIES = (
     "NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCH_DISTRIBUTED_", "GLOO_", "TORCHELASTIC_", "CUDA_VISIBLE_", "OMP_NUM_",
 )  # fmt: skip
-"""Prefixes that only NCCL, torch, Gloo, torchrun, CUDA or OpenMP use."""
+# Common typos. RCCL, HCCL, MCCL and UCCL are missing because they are other libraries.
 MISSPELT_FAMILIES = ("NCLL_", "NCL_", "NCC_", "NCCLL_", "NNCL_", "NCLC_", "CNCL_", "TORCH_NCLL_", "TORCH_NCL_", "GLO_")
-"""Common typos. RCCL, HCCL, MCCL and UCCL are missing because they are other libraries."""
+# Prefixes of network, tuner and profiler plugins and of nccl-tests. The table cannot list all their variables.
 PLUGIN_PREFIXES = (
     "NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_", "NCCL_NETWORKING_", "NCCL_TUNER_CONFIG_", "NCCL_SHARP_", "NCCL_UCX_",
     "NCCL_DMABUF_", "NCCL_TESTS_", "NCCL_INSPECTOR_", "NCCL_PROFILE_", "NCCL_PLUGIN_", "NCCL_SHIMNET_", "OFI_NCCL_",
 )  # fmt: skip
-"""Prefixes of network, tuner and profiler plugins and of nccl-tests. The table cannot list all their variables."""
+# The last releases in the table. NCCL's names come from the source up to 2.30.7, and from the library of 2.32.3.
 NEWEST = {"nccl": "2.32.3", "torch": "2.13"}
-"""The last releases in the table. NCCL's names come from the source up to 2.30.7, and from the library of 2.32.3."""
-OLDEST = {"nccl": "2.21.5", "torch": "2.6"}
-"""The oldest supported torch and its NCCL. Older versions do not matter."""
-HIDDEN = "hidden"
-"""The type of a known variable whose value is never kept."""
+OLDEST = {"nccl": "2.21.5", "torch": "2.6"}  # The oldest supported torch and its NCCL. Older versions do not matter.
+HIDDEN = "hidden"  # the type of a known variable whose value is never kept
 
 _LOGIN = re.compile(r"(?<=//)[^/@\s]*@|^[^/@\s]+:[^/@\s]*@")
 
@@ -178,22 +171,17 @@ class Variable:
     """A row of the table. Versions are those of ``component``; empty if unknown."""
 
     name: str
+    # Who reads it: nccl, torch, gloo, launcher, slurm, k8s, mpi, cuda, container, openmp, network, loader, build.
     component: str
-    """Who reads it: nccl, torch, gloo, launcher, slurm, k8s, mpi, cuda, container, openmp, network, loader, build."""
+    # config, tune, debug, internal, danger, deprecated, removed, bogus (never existed), launcher, slurm, build, …
     kind: str
-    """config, tune, debug, internal, danger, deprecated, removed, bogus (never existed), launcher, slurm, build, …"""
-    type: str
-    """The valid values, in the grammar of ``rules/variables.py``."""
+    type: str  # the valid values, in the grammar of ``rules/variables.py``
     default: str
-    since: str
-    """The first version that reads it."""
-    until: str
-    """The last version that reads it. For a deprecated variable, the last version before its deprecation."""
+    since: str  # the first version that reads it
+    until: str  # The last version that reads it. For a deprecated variable, the last version before its deprecation.
     replaced_by: str
-    agree: bool
-    """Whether it must be equal on all ranks."""
-    danger: str
-    """The harmful values, in the grammar of ``rules/variables.py``; empty: none."""
+    agree: bool  # whether it must be equal on all ranks
+    danger: str  # the harmful values, in the grammar of ``rules/variables.py``; empty: none
     source: str
     note: str
 
@@ -251,13 +239,13 @@ def hide_login(value: str) -> str:
     return _LOGIN.sub("", value)
 
 
+# Step ids from here up are not from `srun`: 0xfffffffa is the interactive step of salloc, 0xfffffffb is the batch
+# script (slurm.h).
 SLURM_SPECIAL_STEPS = 0xFFFFFFF0
-"""Step ids from here up are not from `srun`: 0xfffffffa is the interactive step of salloc, 0xfffffffb is the batch
-script (slurm.h)."""
+# The variables that init_process_group reads with env:// (torch/distributed/rendezvous.py).
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""The variables that init_process_group reads with env:// (torch/distributed/rendezvous.py)."""
+# Variables from which a script can set RANK itself.
 OTHER_RANK_VARIABLES = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-"""Variables from which a script can set RANK itself."""
 LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
 
 _ENDPOINT = re.compile(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>.+?))(?::(?P<port>[0-9]{1,5}))?")
@@ -366,8 +354,7 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-EXCHANGE_PORT = "DDPDOCTOR_EXCHANGE_PORT"
-"""Holds ddpdoctor's own port, on which the nodes meet."""
+EXCHANGE_PORT = "DDPDOCTOR_EXCHANGE_PORT"  # holds ddpdoctor's own port, on which the nodes meet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,19 +362,16 @@ class Launch:
     """The job of this process, according to the environment and the command line."""
 
     launcher: Launcher = Launcher.NONE
+    # The rank among the gathering processes: from torchrun or Slurm, or the node's number with --nnodes. It may differ
+    # from the RANK that the training script would see, which the checks assess.
     rank: int = 0
-    """The rank among the gathering processes: from torchrun or Slurm, or the node's number with --nnodes. It may differ
-    from the RANK that the training script would see, which the checks assess."""
     world_size: int = 1
     local_rank: int | None = None
     nnodes: int | None = None
-    hosts: tuple[str, ...] = ()
-    """Names or addresses of the host of rank 0, the most likely first."""
+    hosts: tuple[str, ...] = ()  # names or addresses of the host of rank 0, the most likely first
     port: int = 0
-    run: str = ""
-    """Identifies this run among others that meet at the same address."""
-    agent_store: bool = False
-    """Whether the launcher itself serves a store there, as torchrun's agent does by default."""
+    run: str = ""  # identifies this run among others that meet at the same address
+    agent_store: bool = False  # whether the launcher itself serves a store there, as torchrun's agent does by default
 
     @property
     def gathers(self) -> bool:
@@ -404,24 +388,19 @@ class Launch:
 class NodeLaunch:
     """What this node knows about a job before its nodes have met."""
 
+    # ``rank`` is that among the checking processes, ``hosts`` are candidates for the first node, and ``port`` is
+    # ddpdoctor's own.
     launch: Launch
-    """``rank`` is that among the checking processes, ``hosts`` are candidates for the first node, and ``port`` is
-    ddpdoctor's own."""
     settings: JobSettings
-    host: str
-    """The host of the store, as given."""
+    host: str  # the host of the store, as given
     port: int
-    fewest: int
-    """The least number of nodes that an elastic job starts with. For other jobs, all nodes."""
+    fewest: int  # The least number of nodes that an elastic job starts with. For other jobs, all nodes.
     most: int
-    hosts: tuple[str, ...] = ()
-    """Names of all nodes by node rank, if a scheduler provides them."""
+    hosts: tuple[str, ...] = ()  # names of all nodes by node rank, if a scheduler provides them
+    # True: node 0 serves the store. False: the node that considers itself ``host`` does, as in torchrun's c10d.
     by_number: bool = True
-    """True: node 0 serves the store. False: the node that considers itself ``host`` does, as in torchrun's c10d."""
-    is_host: bool | None = None
-    """The setting of --rdzv-conf for this node, which overrides ``by_number``."""
-    own_screen: bool = True
-    """Whether each node was started separately, so that each can print its own report."""
+    is_host: bool | None = None  # the setting of --rdzv-conf for this node, which overrides ``by_number``
+    own_screen: bool = True  # whether each node was started separately, so that each can print its own report
 
     @property
     def label(self) -> str:
@@ -433,8 +412,7 @@ class NodeLaunch:
 class NodeOptions:
     """The command's options under torchrun's names. None: not given."""
 
-    nnodes: str | None = None
-    """"2", or "1:4"."""
+    nnodes: str | None = None  # "2", or "1:4"
     node_rank: int | None = None
     master_addr: str | None = None
     master_port: int | None = None

@@ -24,8 +24,7 @@ class Liveness(str, Enum):
 
     RUNNING = "running"
     ENDED = "ended"
-    ELSEWHERE = "elsewhere"
-    """`wrap` was started on another host, whose processes cannot be seen from here."""
+    ELSEWHERE = "elsewhere"  # `wrap` was started on another host, whose processes cannot be seen from here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,25 +35,17 @@ class RankNow:
     host: str
     pid: int | None
     lives: bool
-    trains: bool
-    """It ended a step recently."""
-    state: str
-    """One phrase: "trains", "in all_reduce", "frozen", "exit status 1"."""
-    since_s: float | None
-    """How long it has been in this state; None if it trains, or if that is not known."""
-    where: Place | None
-    """The user's line at which it was seen last, if it does not train."""
+    trains: bool  # it ended a step recently
+    state: str  # one phrase: "trains", "in all_reduce", "frozen", "exit status 1"
+    since_s: float | None  # how long it has been in this state; None if it trains, or if that is not known
+    where: Place | None  # the user's line at which it was seen last, if it does not train
     step: int
-    step_ms: float | None
-    """Milliseconds a step over the last steps."""
-    waits_share: float | None
-    """The share of these steps in which it waited for other ranks."""
-    epoch: int
-    """Passes over its data that it has begun."""
-    batch: int
-    """The number of its last batch, over all passes."""
+    step_ms: float | None  # milliseconds a step over the last steps
+    waits_share: float | None  # the share of these steps in which it waited for other ranks
+    epoch: int  # passes over its data that it has begun
+    batch: int  # the number of its last batch, over all passes
+    # Resident memory of its process, without its children; None if that cannot be seen from here.
     memory_bytes: int | None
-    """Resident memory of its process, without its children; None if that cannot be seen from here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,53 +53,39 @@ class WaitNow:
     """Ranks that wait in calls of one kind."""
 
     ranks: tuple[int, ...]
-    call: str
-    """What they wait in: "all_reduce of float32[1]"."""
-    since_s: float
-    """How long the first of them has waited."""
+    call: str  # what they wait in: "all_reduce of float32[1]"
+    since_s: float  # how long the first of them has waited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicasNow:
     """The comparison of the replicas so far."""
 
-    equal_up_to: int | None
-    """The number of the last point at which all were equal; None if they never were."""
-    at: str
-    """What is counted: "optimizer step"."""
-    compared: int
-    """How often they were compared."""
-    differing: tuple[str, ...] = ()
-    """The kinds of tensors that differ since then: "parameter"."""
+    equal_up_to: int | None  # the number of the last point at which all were equal; None if they never were
+    at: str  # what is counted: "optimizer step"
+    compared: int  # how often they were compared
+    differing: tuple[str, ...] = ()  # the kinds of tensors that differ since then: "parameter"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobNow:
     """A wrapped job at one point in time."""
 
-    run: str
-    """Its run folder."""
+    run: str  # its run folder
     state: Liveness
-    host: str
-    """The host of the `wrap` that reports."""
-    started_at: str | None
-    """ISO 8601, UTC."""
+    host: str  # the host of the `wrap` that reports
+    started_at: str | None  # ISO 8601, UTC
     running_s: float | None
-    exit_status: int | None
-    """The exit status of `wrap`, once the job has ended."""
-    attempt: int
-    """Counted from 0: how often the launcher has restarted the ranks."""
+    exit_status: int | None  # the exit status of `wrap`, once the job has ended
+    attempt: int  # counted from 0: how often the launcher has restarted the ranks
     world_size: int | None
     ranks: tuple[RankNow, ...]
-    waits: tuple[WaitNow, ...]
-    """Waits that are longer than a second."""
+    waits: tuple[WaitNow, ...]  # waits that are longer than a second
+    # The ranks that keep the others waiting and wait for nobody themselves; empty if that is not known.
     waited_for: tuple[int, ...]
-    """The ranks that keep the others waiting and wait for nobody themselves; empty if that is not known."""
     replicas: ReplicasNow | None
-    unseen: tuple[NodeSeen, ...]
-    """Other members of the job whose ranks cannot be seen from here."""
-    reported: str
-    """The verdict of a hang that `wrap` has reported while the job goes on; else empty."""
+    unseen: tuple[NodeSeen, ...]  # other members of the job whose ranks cannot be seen from here
+    reported: str  # the verdict of a hang that `wrap` has reported while the job goes on; else empty
 
 
 HISTORY_FORMAT = "ddpdoctor-history"
@@ -120,10 +97,8 @@ FAILURES = (JobStatus.FAILED, JobStatus.HUNG)
 class PassSeen:
     """One pass over the data of a rank."""
 
-    epoch: int
-    """The epoch that the script gave to its sampler."""
-    steps: int
-    """Optimizer steps in this pass, estimated from the batches that a backward followed."""
+    epoch: int  # the epoch that the script gave to its sampler
+    steps: int  # optimizer steps in this pass, estimated from the batches that a backward followed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,34 +113,23 @@ class Blamed:
 class Start:
     """One start of a job. Times are None if they are not known."""
 
-    run: str
-    """The run folder."""
-    attempt: int
-    """Counted from 0 within the run folder."""
+    run: str  # the run folder
+    attempt: int  # counted from 0 within the run folder
     status: JobStatus
     began_at: datetime | None
-    first_step_at: datetime | None
-    """When its first step ended; None if it made none."""
-    last_progress_at: datetime | None
-    """When its last step ended."""
-    ended_at: datetime | None
-    """None if it still runs."""
-    steps: int
-    """The last step that a rank reached, counted from this start."""
+    first_step_at: datetime | None  # when its first step ended; None if it made none
+    last_progress_at: datetime | None  # when its last step ended
+    ended_at: datetime | None  # None if it still runs
+    steps: int  # the last step that a rank reached, counted from this start
+    # The step at which it last saved something with torch.save; None if it did not, or if that is not known.
     saved_step: int | None = None
-    """The step at which it last saved something with torch.save; None if it did not, or if that is not known."""
-    passes: tuple[PassSeen, ...] = ()
-    """The passes over the data of one rank, without a gap from the last one backwards."""
-    first_epoch: int | None = None
-    """The epoch of its first pass, or None if the script gives its sampler no epochs."""
+    passes: tuple[PassSeen, ...] = ()  # the passes over the data of one rank, without a gap from the last one backwards
+    first_epoch: int | None = None  # the epoch of its first pass, or None if the script gives its sampler no epochs
     hosts: int = 1
-    code: str = ""
-    """The code of the verdict, such as DD605; empty if there is none."""
+    code: str = ""  # the code of the verdict, such as DD605; empty if there is none
     kind: str = ""
-    summary: str = ""
-    """The sentence of the verdict."""
-    blamed: tuple[Blamed, ...] = ()
-    """Each rank that the verdict blames with its host, or hosts; empty if it blames all."""
+    summary: str = ""  # the sentence of the verdict
+    blamed: tuple[Blamed, ...] = ()  # each rank that the verdict blames with its host, or hosts; empty if it blames all
 
     @property
     def failed(self) -> bool:
@@ -177,10 +141,9 @@ class Start:
 class Cost:
     """What the end of a start cost before the job went on."""
 
-    steps: int | None
-    """Steps that were made again, at most; None if that is not known."""
+    steps: int | None  # steps that were made again, at most; None if that is not known
+    # From the last progress to the first step of the next start; None if there is no next one, or it is not known.
     seconds: float | None
-    """From the last progress to the first step of the next start; None if there is no next one, or it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,19 +160,16 @@ class History:
 
     command: tuple[str, ...]
     starts: tuple[Start, ...]
-    costs: tuple[Cost, ...]
-    """One for each start."""
+    costs: tuple[Cost, ...]  # one for each start
     failures: int
-    span_s: float | None
-    """From the first start to the end of the last, or to now if it runs."""
+    span_s: float | None  # from the first start to the end of the last, or to now if it runs
+    # The mean time between failures: the time in which it ran, divided by the failures. None without a failure.
     between_failures_s: float | None
-    """The mean time between failures: the time in which it ran, divided by the failures. None without a failure."""
-    returning: tuple[Returning, ...]
-    """The most frequent first."""
+    returning: tuple[Returning, ...]  # the most frequent first
 
 
+# Labels that each sample has: the run folder, and the host of the rank or of the ``wrap`` that reports.
 COMMON_LABELS = ("run", "host")
-"""Labels that each sample has: the run folder, and the host of the rank or of the ``wrap`` that reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,10 +178,8 @@ class Metric:
 
     name: str
     help: str
-    labels: tuple[str, ...] = ()
-    """Labels beside the common ones."""
-    unit: str = ""
-    """As OpenTelemetry writes it (UCUM). The name ends with the unit's word."""
+    labels: tuple[str, ...] = ()  # labels beside the common ones
+    unit: str = ""  # As OpenTelemetry writes it (UCUM). The name ends with the unit's word.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,18 +18,12 @@ if TYPE_CHECKING:
 class Accused(Enum):
     """Whom a warning accuses."""
 
-    PEER = "peer"
-    """The other end is gone. The process that warns is a victim."""
-    LINK = "link"
-    """The network between this host and another one."""
-    HOST = "host"
-    """What this host offers to the network: an interface, an adapter, the fabric."""
-    PROCESS = "process"
-    """The process itself: an error of its GPU's earlier work, or memory that ran out."""
-    START = "start"
-    """How the job is started or installed: interface, version, shared memory, GPUs."""
-    NOBODY = "nobody"
-    """It is worth a note and no more."""
+    PEER = "peer"  # The other end is gone. The process that warns is a victim.
+    LINK = "link"  # the network between this host and another one
+    HOST = "host"  # what this host offers to the network: an interface, an adapter, the fabric
+    PROCESS = "process"  # the process itself: an error of its GPU's earlier work, or memory that ran out
+    START = "start"  # how the job is started or installed: interface, version, shared memory, GPUs
+    NOBODY = "nobody"  # it is worth a note and no more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +33,8 @@ class Meaning:
     pattern: re.Pattern[str]
     accused: Accused
     words: str
-    fix: str = ""
-    """Empty: the table of known errors has it, or there is none."""
-    kind: str = ""
-    """For ``START``: "shm", "version", "interface", "duplicate-gpu"."""
+    fix: str = ""  # empty: the table of known errors has it, or there is none
+    kind: str = ""  # for ``START``: "shm", "version", "interface", "duplicate-gpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +45,8 @@ class NcclWarning:
     words: str
     fix: str = ""
     kind: str = ""
+    # What the text names: "address", "host", "local_rank", "device", "code".
     named: Mapping[str, str] = field(default_factory=dict)
-    """What the text names: "address", "host", "local_rank", "device", "code"."""
 
 
 FIND_FIRST = "look for what ended first on the other end: its error is the cause, and this one follows from it"
@@ -74,8 +66,8 @@ _CUDA = "find the first error of this process: run it with CUDA_LAUNCH_BLOCKING=
 _PEER = r"(?P<address>[0-9A-Fa-f.:]*[0-9A-Fa-f])(?:%\w+)?<(?P<port>\d+)>"
 _NAMED_PEER = r"(?:(?P<host>[A-Za-z][\w.-]*)|(?P<address>[0-9A-Fa-f.:]*[0-9A-Fa-f])(?:%\w+)?)<(?P<port>\d+)>"
 _STATUS = r"(?:status=(?:\w+\()?|with error )"
+# Beginnings of addresses that lead only to their own host: loopback, docker0's default, link-local.
 ONLY_LOCAL = ("127.", "172.17.", "::1", "169.254.")
-"""Beginnings of addresses that lead only to their own host: loopback, docker0's default, link-local."""
 
 
 def _rows() -> tuple[Meaning, ...]:
@@ -176,8 +168,7 @@ def _rows() -> tuple[Meaning, ...]:
     )  # fmt: skip
 
 
-MEANINGS = _rows()
-"""The first that matches counts."""
+MEANINGS = _rows()  # the first that matches counts
 
 
 def read_warning(text: str) -> NcclWarning | None:

@@ -20,10 +20,8 @@ class GpuProcess:
     pid: int
     name: str | None
     used_bytes: int | None
-    ours: bool
-    """It belongs to this job: the same batch job or pod, or a descendant of the same launcher."""
-    graphics: bool = False
-    """It only draws on a screen and computes nothing."""
+    ours: bool  # it belongs to this job: the same batch job or pod, or a descendant of the same launcher
+    graphics: bool = False  # it only draws on a screen and computes nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +30,7 @@ class NvLink:
 
     index: int
     active: bool
-    errors: int | None
-    """Replay, recovery and CRC errors together."""
+    errors: int | None  # replay, recovery and CRC errors together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +40,7 @@ class Gpu:
     index: int
     uuid: str
     name: str
-    bus_id: str
-    """In the notation of sysfs: "0000:1b:00.0"."""
+    bus_id: str  # in the notation of sysfs: "0000:1b:00.0"
     vbios: str | None = None
     ecc_enabled: bool | None = None
     ecc_uncorrected_volatile: int | None = None
@@ -57,31 +53,25 @@ class Gpu:
     retired_pages: int | None = None
     retired_pending: bool | None = None
     sram_threshold_exceeded: bool | None = None
-    clock_event_reasons: int | None = None
-    """Bits of nvmlDeviceGetCurrentClocksEventReasons."""
+    clock_event_reasons: int | None = None  # bits of nvmlDeviceGetCurrentClocksEventReasons
     temperature_c: int | None = None
     slowdown_temperature_c: int | None = None
-    power_limit_mw: int | None = None
-    """The lowest limit in force."""
+    power_limit_mw: int | None = None  # the lowest limit in force
     default_power_limit_mw: int | None = None
     app_clock_sm_mhz: int | None = None
     default_app_clock_sm_mhz: int | None = None
     max_clock_sm_mhz: int | None = None
     persistence: bool | None = None
     mig_enabled: bool | None = None
-    compute_mode: str | None = None
-    """default, exclusive-process, prohibited."""
+    compute_mode: str | None = None  # default, exclusive-process, prohibited
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None
     processes: tuple[GpuProcess, ...] | None = None
-    nvlinks: tuple[NvLink, ...] | None = None
-    """Links that the device has; empty for one without NVLink."""
-    fabric_state: str | None = None
-    """not-supported, not-started, in-progress, completed."""
-    fabric_status: str | None = None
-    """success, or NVML's word for what went wrong."""
+    nvlinks: tuple[NvLink, ...] | None = None  # links that the device has; empty for one without NVLink
+    fabric_state: str | None = None  # not-supported, not-started, in-progress, completed
+    fabric_status: str | None = None  # success, or NVML's word for what went wrong
+    # Why the device did not answer, or only partly: "GPU is lost", "it did not answer in time".
     error: str | None = None
-    """Why the device did not answer, or only partly: "GPU is lost", "it did not answer in time"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +80,9 @@ class GpuPair:
 
     first: int
     second: int
+    # Their closest common ancestor: internal, single, multiple, hostbridge, node or system, nearest first.
     ancestor: str
-    """Their closest common ancestor: internal, single, multiple, hostbridge, node or system, nearest first."""
-    p2p: str | None
-    """ok, or NVML's word for why peer reads are not possible."""
+    p2p: str | None  # ok, or NVML's word for why peer reads are not possible
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,13 +90,11 @@ class GpuOnBus:
     """A GPU that the kernel sees on the PCI bus, even if NVML does not list it."""
 
     bus_id: str
-    device: int | None
-    """The PCI device id, which is equal for GPUs of one model."""
-    driver: str | None
-    """The kernel driver bound to it (nvidia, vfio-pci, nouveau), or None."""
+    device: int | None  # the PCI device id, which is equal for GPUs of one model
+    driver: str | None  # the kernel driver bound to it (nvidia, vfio-pci, nouveau), or None
+    # For a GPU of the NVIDIA driver that NVML does not list: "ok" if its device file could be opened, or the name of
+    # the error, such as EIO or EPERM. None if that was not tried.
     open_error: str | None = None
-    """For a GPU of the NVIDIA driver that NVML does not list: "ok" if its device file could be opened, or the name of
-    the error, such as EIO or EPERM. None if that was not tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,24 +102,19 @@ class Gpus:
     """All facts from NVML."""
 
     driver: str | None
-    cuda_driver: str | None
-    """The highest CUDA version that the driver supports, such as "13.0"."""
+    cuda_driver: str | None  # the highest CUDA version that the driver supports, such as "13.0"
     devices: tuple[Gpu, ...]
     pairs: tuple[GpuPair, ...]
-    persistenced: bool
-    """The persistence daemon's socket exists."""
-    fabric_manager: bool | None
-    """Whether nv-fabricmanager runs, or None if other users' processes are not visible."""
+    persistenced: bool  # the persistence daemon's socket exists
+    fabric_manager: bool | None  # whether nv-fabricmanager runs, or None if other users' processes are not visible
+    # Whether the machine's processes are visible. False in a container: NVML's pids are wrong or missing there.
     host_pids: bool = False
-    """Whether the machine's processes are visible. False in a container: NVML's pids are wrong or missing there."""
-    on_bus: tuple[GpuOnBus, ...] = ()
-    """NVIDIA GPUs in sysfs."""
-    init_error: str | None = None
-    """NVML's name of the error if it could not be initialized. ``devices`` is empty then."""
+    on_bus: tuple[GpuOnBus, ...] = ()  # NVIDIA GPUs in sysfs
+    init_error: str | None = None  # NVML's name of the error if it could not be initialized. ``devices`` is empty then.
 
 
+# An error of a device, as torch and NCCL word it. If the device is at fault, the kernel's log has an Xid.
 DEVICE_ERROR = re.compile(r"(?:CUDA error|unhandled cuda error|CUDA driver error)(?!: out of memory)", re.IGNORECASE)
-"""An error of a device, as torch and NCCL word it. If the device is at fault, the kernel's log has an Xid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +124,7 @@ class Xid:
     bus_id: str
     code: int
     text: str
-    age_s: float | None
-    """Seconds before now, or None if the log has no time."""
+    age_s: float | None  # seconds before now, or None if the log has no time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +134,7 @@ class StuckProcess:
     pid: int
     name: str
     wchan: str
-    seconds: float | None
-    """Its least duration, or None if it could be checked only once."""
+    seconds: float | None  # its least duration, or None if it could be checked only once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,20 +187,15 @@ class Volume:
     """A mounted folder and its free space."""
 
     path: str
-    purpose: str
-    """Such as "temporary files, working directory", for people to read."""
+    purpose: str  # such as "temporary files, working directory", for people to read
     fstype: str | None
     total_bytes: int
     free_bytes: int
     writable: bool
-    write_mb_s: float | None = None
-    """Measured with --deep; MB is 1e6 bytes."""
-    error: str | None = None
-    """Why it could not be read: "did not answer within 2 s". Sizes are 0 then."""
-    temporary: bool = False
-    """Whether it is for temporary files."""
-    timed_out: bool = False
-    """It did not answer in time."""
+    write_mb_s: float | None = None  # measured with --deep; MB is 1e6 bytes
+    error: str | None = None  # Why it could not be read: "did not answer within 2 s". Sizes are 0 then.
+    temporary: bool = False  # whether it is for temporary files
+    timed_out: bool = False  # it did not answer in time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,11 +203,9 @@ class SharedMemory:
     """What is mounted at /dev/shm."""
 
     volume: Volume
-    stale_files: tuple[str, ...]
-    """Files of NCCL and torch whose owners no longer exist."""
+    stale_files: tuple[str, ...]  # files of NCCL and torch whose owners no longer exist
     stale_bytes: int
-    loader_workers: int = 0
-    """Number of torch DataLoader workers that run here now."""
+    loader_workers: int = 0  # number of torch DataLoader workers that run here now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,43 +215,34 @@ class Limits:
     nofile: Limit | None
     memlock: Limit | None
     nproc: Limit | None
-    user_processes: int | None
-    """Threads that this user runs now, as RLIMIT_NPROC counts them, or None if unknown."""
-    pids_max: int | None
-    """The tightest limit on tasks among the cgroup and those above it."""
+    user_processes: int | None  # threads that this user runs now, as RLIMIT_NPROC counts them, or None if unknown
+    pids_max: int | None  # the tightest limit on tasks among the cgroup and those above it
     pids_current: int | None
     cpus_online: int
-    cpus_allowed: tuple[int, ...]
-    """CPU affinity of the collecting process."""
-    cpu_quota: float | None
-    """CPUs that the cgroup grants, such as 2.5. None: no quota."""
+    cpus_allowed: tuple[int, ...]  # CPU affinity of the collecting process
+    cpu_quota: float | None  # CPUs that the cgroup grants, such as 2.5. None: no quota.
     memory_total_bytes: int | None
     memory_available_bytes: int | None
     swap_total_bytes: int | None
-    memory_limit_bytes: int | None
-    """The tightest memory limit among the cgroup and those above it. None: no limit."""
-    memory_used_bytes: int | None
-    """Memory in use by the cgroup of that limit, without droppable page cache."""
-    oom_kills: int | None
-    """How many OOM kills the cgroup of that limit has had. None: no limit, or unknown."""
+    memory_limit_bytes: int | None  # The tightest memory limit among the cgroup and those above it. None: no limit.
+    memory_used_bytes: int | None  # memory in use by the cgroup of that limit, without droppable page cache
+    oom_kills: int | None  # How many OOM kills the cgroup of that limit has had. None: no limit, or unknown.
     shm: SharedMemory | None
     volumes: tuple[Volume, ...]
     somaxconn: int | None
-    numa_nodes: int
-    """Number of memory nodes, also of those without processors, such as a GPU's."""
+    numa_nodes: int  # number of memory nodes, also of those without processors, such as a GPU's
     numa_balancing: int | None
-    nproc_applies: bool = True
-    """False for root, because RLIMIT_NPROC does not apply to it."""
+    nproc_applies: bool = True  # False for root, because RLIMIT_NPROC does not apply to it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
     """The wall clock."""
 
+    # The kernel's state (STA_UNSYNC), or None if it cannot be read.
     synchronized: bool | None = field(metadata={"json": "synchronised"})
-    """The kernel's state (STA_UNSYNC), or None if it cannot be read."""
+    # Offset from the clock of rank 0, positive if this clock is ahead. None on rank 0's node and without gathering.
     offset_s: float | None
-    """Offset from the clock of rank 0, positive if this clock is ahead. None on rank 0's node and without gathering."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,37 +250,29 @@ class BusyCpu:
     """A processor that others used while the ranks slept."""
 
     cpu: int
-    share: float
-    """Share of the sampled time, 0 to 1, that other processes, the kernel and a hypervisor used."""
+    share: float  # share of the sampled time, 0 to 1, that other processes, the kernel and a hypervisor used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Governor:
     """How the kernel sets the frequency of some processors."""
 
-    name: str
-    """scaling_governor: performance, powersave, schedutil."""
-    driver: str
-    """scaling_driver: intel_pstate, amd-pstate-epp, acpi-cpufreq; empty if unknown."""
-    preference: str
-    """energy_performance_preference, such as balance_power; empty if there is none."""
-    cpus: int
-    """To how many of this process's allowed processors this applies."""
+    name: str  # scaling_governor: performance, powersave, schedutil
+    driver: str  # scaling_driver: intel_pstate, amd-pstate-epp, acpi-cpufreq; empty if unknown
+    preference: str  # energy_performance_preference, such as balance_power; empty if there is none
+    cpus: int  # to how many of this process's allowed processors this applies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """How busy other work keeps a machine. The ranks, their children and their launcher do not count."""
 
-    window_s: float
-    """Length of the sample."""
-    busy: tuple[BusyCpu, ...]
-    """Processors with any other use, by number."""
+    window_s: float  # length of the sample
+    busy: tuple[BusyCpu, ...]  # processors with any other use, by number
+    # The share of its busy time since boot that this virtual machine lost to others by its hypervisor, or None if
+    # unknown.
     steal_share: float | None
-    """The share of its busy time since boot that this virtual machine lost to others by its hypervisor, or None if
-    unknown."""
-    governors: tuple[Governor, ...]
-    """Empty if the kernel does not show them, as in most virtual machines."""
+    governors: tuple[Governor, ...]  # empty if the kernel does not show them, as in most virtual machines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,21 +282,17 @@ class PciDevice:
     bus_id: str
     vendor: int
     device: int
-    device_class: int
-    """The 24 bits of class, subclass and interface: 0x030200 is a 3D controller."""
-    numa_node: int | None
-    """None if the kernel says -1."""
-    local_cpus: tuple[int, ...]
-    """CPUs near a GPU; empty for other devices."""
+    device_class: int  # the 24 bits of class, subclass and interface: 0x030200 is a 3D controller
+    numa_node: int | None  # None if the kernel says -1
+    local_cpus: tuple[int, ...]  # CPUs near a GPU; empty for other devices
     width: int | None
     max_width: int | None
     speed_gt_s: float | None
     max_speed_gt_s: float | None
+    # Whether a bridge's Access Control Services redirect peer traffic to the root. False if the bridge lacks that
+    # capability, None if it cannot be read (that needs root).
     acs_redirect: bool | None
-    """Whether a bridge's Access Control Services redirect peer traffic to the root. False if the bridge lacks that
-    capability, None if it cannot be read (that needs root)."""
-    upstream: tuple[str, ...]
-    """Bridges above it, nearest first."""
+    upstream: tuple[str, ...]  # bridges above it, nearest first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,17 +300,15 @@ class Pci:
     """GPUs, NICs, NVSwitches, the bridges above them, and the state of the IOMMU."""
 
     devices: tuple[PciDevice, ...]
+    # Whether an Intel or AMD IOMMU is active. Arm's are left out because GPUs are designed to work behind them.
     iommu: bool
-    """Whether an Intel or AMD IOMMU is active. Arm's are left out because GPUs are designed to work behind them."""
+    # Whether it does not translate addresses: iommu=pt on the kernel's command line, or the kernel's default.
     iommu_passthrough: bool
-    """Whether it does not translate addresses: iommu=pt on the kernel's command line, or the kernel's default."""
     virtual_machine: bool
-    nvidia_proc_gpus: tuple[str, ...]
-    """Bus ids in /proc/driver/nvidia/gpus."""
+    nvidia_proc_gpus: tuple[str, ...]  # bus ids in /proc/driver/nvidia/gpus
+    # The driver's names of NVIDIA GPUs by bus id: "NVIDIA H100 80GB HBM3".
     models: dict[str, str] = field(default_factory=dict)
-    """The driver's names of NVIDIA GPUs by bus id: "NVIDIA H100 80GB HBM3"."""
-    numa_nodes: int = 1
-    """Number of memory nodes with processors."""
+    numa_nodes: int = 1  # number of memory nodes with processors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,8 +317,7 @@ class Gid:
 
     index: int
     gid: str
-    type: str
-    """"IB/RoCE v1" or "RoCE v2"."""
+    type: str  # "IB/RoCE v1" or "RoCE v2"
     netdev: str | None
 
 
@@ -378,21 +327,15 @@ class RdmaPort:
 
     device: str
     port: int
-    state: str
-    """The state in sysfs without the number: ACTIVE, DOWN, INIT."""
-    phys_state: str
-    """LinkUp, Disabled, Polling."""
-    link_layer: str
-    """InfiniBand or Ethernet; Unspecified for the Elastic Fabric Adapter of AWS."""
-    rate_gb_s: float | None
-    """In gigabits per second."""
+    state: str  # the state in sysfs without the number: ACTIVE, DOWN, INIT
+    phys_state: str  # LinkUp, Disabled, Polling
+    link_layer: str  # InfiniBand or Ethernet; Unspecified for the Elastic Fabric Adapter of AWS
+    rate_gb_s: float | None  # in gigabits per second
     gids: tuple[Gid, ...]
+    # link_downed, symbol_error, port_rcv_errors and local_link_integrity_errors, if they can be read.
     counters: dict[str, int]
-    """link_downed, symbol_error, port_rcv_errors and local_link_integrity_errors, if they can be read."""
-    counters_later: dict[str, int]
-    """The same counters, read again shortly after."""
-    rate_text: str = ""
-    """The rate in sysfs, with lanes and generation: "400 Gb/sec (4X NDR)"."""
+    counters_later: dict[str, int]  # the same counters, read again shortly after
+    rate_text: str = ""  # the rate in sysfs, with lanes and generation: "400 Gb/sec (4X NDR)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -401,16 +344,12 @@ class RdmaDevice:
 
     name: str
     bus_id: str | None
-    board: str | None
-    """Board id, which is equal for devices of one model."""
+    board: str | None  # board id, which is equal for devices of one model
     firmware: str | None
     ports: tuple[RdmaPort, ...]
-    uverbs: str | None = None
-    """Its device file in /dev/infiniband: "uverbs0"."""
-    netdevs: tuple[str, ...] = ()
-    """Network interfaces of the same PCI function."""
-    virtual_function: bool = False
-    """It is an SR-IOV function whose physical function is visible here too."""
+    uverbs: str | None = None  # its device file in /dev/infiniband: "uverbs0"
+    netdevs: tuple[str, ...] = ()  # network interfaces of the same PCI function
+    virtual_function: bool = False  # it is an SR-IOV function whose physical function is visible here too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -418,18 +357,12 @@ class Rdma:
     """RDMA devices and what a process needs to use them."""
 
     devices: tuple[RdmaDevice, ...]
-    peermem: bool
-    """nvidia_peermem or nv_peer_mem is loaded."""
-    dmabuf: bool | None
-    """Kernel and driver do not need peermem. None if the driver's kind is unknown."""
-    uverbs: tuple[str, ...]
-    """/dev/infiniband/uverbs* that this process can open."""
-    uverbs_denied: tuple[str, ...]
-    """Existing ones that it cannot open."""
-    rdma_cm: bool
-    """/dev/infiniband/rdma_cm exists. NCCL does not need it."""
-    ipc_lock: bool | None = None
-    """Whether this process has CAP_IPC_LOCK, which lifts RLIMIT_MEMLOCK. None if unknown."""
+    peermem: bool  # nvidia_peermem or nv_peer_mem is loaded
+    dmabuf: bool | None  # Kernel and driver do not need peermem. None if the driver's kind is unknown.
+    uverbs: tuple[str, ...]  # /dev/infiniband/uverbs* that this process can open
+    uverbs_denied: tuple[str, ...]  # existing ones that it cannot open
+    rdma_cm: bool  # /dev/infiniband/rdma_cm exists. NCCL does not need it.
+    ipc_lock: bool | None = None  # Whether this process has CAP_IPC_LOCK, which lifts RLIMIT_MEMLOCK. None if unknown.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -449,14 +382,12 @@ class Names:
 
     hostname: str
     fqdn: str | None
-    own: Lookup
-    """The lookup of the host name, as Gloo does it."""
-    master: Lookup | None
-    """The lookup of MASTER_ADDR or of the rendezvous endpoint's host, or None if neither is given."""
+    own: Lookup  # the lookup of the host name, as Gloo does it
+    master: Lookup | None  # the lookup of MASTER_ADDR or of the rendezvous endpoint's host, or None if neither is given
+    # The lookup of the full name of rank 0's host, which torchrun publishes. None without gathering.
     head: Lookup | None
-    """The lookup of the full name of rank 0's host, which torchrun publishes. None without gathering."""
+    # Duration of the slowest reverse lookup of an own address, or the time limit if one did not answer.
     reverse_s: float | None
-    """Duration of the slowest reverse lookup of an own address, or the time limit if one did not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -464,21 +395,15 @@ class Interface:
     """A network interface."""
 
     name: str
-    up: bool
-    """IFF_UP: somebody has switched it on."""
-    operstate: str
-    """The value in sysfs: up, down, unknown, …"""
+    up: bool  # IFF_UP: somebody has switched it on
+    operstate: str  # The value in sysfs: up, down, unknown, …
     carrier: bool | None
     loopback: bool
-    virtual: bool
-    """There is no device behind it: a bridge, veth, tunnel, docker0."""
+    virtual: bool  # there is no device behind it: a bridge, veth, tunnel, docker0
     mtu: int
-    speed_mb_s: int | None
-    """Megabits per second from sysfs, or None if it gives none."""
-    addresses: tuple[str, ...]
-    """With prefix length: "10.0.0.4/24", "fd00::2/64"."""
-    link_type: int
-    """ARPHRD_*: 1 Ethernet, 32 InfiniBand, 772 loopback."""
+    speed_mb_s: int | None  # megabits per second from sysfs, or None if it gives none
+    addresses: tuple[str, ...]  # with prefix length: "10.0.0.4/24", "fd00::2/64"
+    link_type: int  # ARPHRD_*: 1 Ethernet, 32 InfiniBand, 772 loopback
 
     @property
     def running(self) -> bool:
@@ -493,44 +418,34 @@ class PortUse:
     port: int
     free: bool = False
     error: str | None = None
-    time_wait: bool = False
-    """Only a closed connection in TIME_WAIT blocks the port."""
+    time_wait: bool = False  # only a closed connection in TIME_WAIT blocks the port
     owner_pid: int | None = None
-    owner: str | None = None
-    """The command of the process that listens."""
+    owner: str | None = None  # the command of the process that listens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirewallChain:
     """A chain of a packet filter that refuses incoming packets by default."""
 
-    name: str
-    """Prefixed with the tool that shows it: "nft inet filter input"."""
-    refusal: str
-    """"policy drop", or the last rule: "reject with icmpx admin-prohibited"."""
+    name: str  # prefixed with the tool that shows it: "nft inet filter input"
+    refusal: str  # "policy drop", or the last rule: "reject with icmpx admin-prohibited"
+    # Rules in this chain, or one that it jumps to, that accept new connections, in the tool's notation.
     accepts: tuple[str, ...]
-    """Rules in this chain, or one that it jumps to, that accept new connections, in the tool's notation."""
-    manager: str = ""
-    """"firewalld" or "ufw" if the names of chains show that one of them wrote it."""
+    manager: str = ""  # "firewalld" or "ufw" if the names of chains show that one of them wrote it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
     """Interfaces, and how the kernel and a firewall treat ports."""
 
-    interfaces: tuple[Interface, ...]
-    """In the kernel's order, by index: the order in which NCCL sees them."""
-    default_interface: str | None
-    """The interface of the IPv4 default route, else of the IPv6 one."""
+    interfaces: tuple[Interface, ...]  # in the kernel's order, by index: the order in which NCCL sees them
+    default_interface: str | None  # the interface of the IPv4 default route, else of the IPv6 one
     ipv6_disabled: bool | None
-    local_ports: tuple[int, int] | None
-    """ip_local_port_range: the ports that the kernel assigns to clients."""
-    master_port: PortUse | Unread
-    """Unread if no MASTER_PORT is given or the store would be on another host."""
+    local_ports: tuple[int, int] | None  # ip_local_port_range: the ports that the kernel assigns to clients
+    master_port: PortUse | Unread  # unread if no MASTER_PORT is given or the store would be on another host
+    # Chains that refuse incoming packets by default; empty: there are none.
     firewall: tuple[FirewallChain, ...] | Unread
-    """Chains that refuse incoming packets by default; empty: there are none."""
-    mesh_proxy: bool = False
-    """The proxy of a service mesh (Istio's Envoy) listens in this network namespace."""
+    mesh_proxy: bool = False  # the proxy of a service mesh (Istio's Envoy) listens in this network namespace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -539,35 +454,25 @@ class Software:
 
     python: str
     executable: str
-    kernel: str
-    """The output of uname -r."""
-    os_name: str
-    """PRETTY_NAME of os-release, such as "Debian GNU/Linux 12 (bookworm)"; empty if there is none."""
-    platform: str
-    """sys.platform: linux, darwin."""
+    kernel: str  # the output of uname -r
+    os_name: str  # PRETTY_NAME of os-release, such as "Debian GNU/Linux 12 (bookworm)"; empty if there is none
+    platform: str  # sys.platform: linux, darwin
     wsl: bool
-    container: str | None
-    """docker, podman, kubernetes, lxc, apptainer, … or None if none is detected."""
-    image: str | None
-    """The container image, if known."""
-    torch_version: str | None
-    """From package metadata, or None if torch is not installed."""
-    nccl_wheel: str | None
-    """Version of the nvidia-nccl-cu* wheel."""
-    driver: str | None
-    """Version of the NVIDIA kernel driver, from /proc/driver/nvidia/version."""
+    container: str | None  # docker, podman, kubernetes, lxc, apptainer, … or None if none is detected
+    image: str | None  # the container image, if known
+    torch_version: str | None  # from package metadata, or None if torch is not installed
+    nccl_wheel: str | None  # version of the nvidia-nccl-cu* wheel
+    driver: str | None  # version of the NVIDIA kernel driver, from /proc/driver/nvidia/version
     driver_is_open: bool | None
-    nvml_libraries: tuple[str, ...]
-    """Paths of libnvidia-ml.so.* files. Each name ends with the version."""
+    nvml_libraries: tuple[str, ...]  # Paths of libnvidia-ml.so.* files. Each name ends with the version.
     ofed: str | None
+    # The CUDA version that the metadata of the installed torch requires, such as "12.8", or None if it names none.
     torch_cuda: str | None = None
-    """The CUDA version that the metadata of the installed torch requires, such as "12.8", or None if it names none."""
+    # Device files of GPUs in this machine or container: /dev/nvidia0, /dev/kfd, /dev/dxg.
     gpu_devices: tuple[str, ...] = ()
-    """Device files of GPUs in this machine or container: /dev/nvidia0, /dev/kfd, /dev/dxg."""
+    # A digest of each line of /etc/hosts except loopback addresses. Digests can be compared and reveal nothing.
     hosts_lines: tuple[str, ...] | None = None
-    """A digest of each line of /etc/hosts except loopback addresses. Digests can be compared and reveal nothing."""
-    hosts_own: tuple[str, ...] = ()
-    """The digests of the lines that name this host."""
+    hosts_own: tuple[str, ...] = ()  # the digests of the lines that name this host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -576,8 +481,7 @@ class TorchDevice:
 
     index: int
     name: str
-    uuid: str | None
-    """In NVML's notation, "GPU-…", or None if torch does not provide it."""
+    uuid: str | None  # in NVML's notation, "GPU-…", or None if torch does not provide it
     capability: tuple[int, int]
     memory_bytes: int
 
@@ -596,33 +500,24 @@ class TorchBuild:
     """Facts that a child process reads from an imported torch."""
 
     version: str
-    import_error: str | None
-    """The last line of the error if the import failed. The other fields are empty then."""
+    import_error: str | None  # The last line of the error if the import failed. The other fields are empty then.
     cuda: str | None
     hip: str | None
     cuda_available: bool
+    # torch's message about why CUDA could not be initialized, or how the process ended that did it.
     cuda_error: str | None
-    """torch's message about why CUDA could not be initialized, or how the process ended that did it."""
     device_count: int
     devices: tuple[TorchDevice, ...]
-    arch_list: tuple[str, ...]
-    """The architectures that kernels are built for: "sm_90", "compute_90"."""
-    nccl: str | None
-    """The version that torch was built with, such as "2.27.3", or None without NCCL."""
-    nccl_libraries: tuple[str, ...]
-    """Paths of the libnccl files that the process maps after the import."""
+    arch_list: tuple[str, ...]  # the architectures that kernels are built for: "sm_90", "compute_90"
+    nccl: str | None  # the version that torch was built with, such as "2.27.3", or None without NCCL
+    nccl_libraries: tuple[str, ...]  # paths of the libnccl files that the process maps after the import
     gloo: bool
     peers: tuple[PeerAccess, ...]
-    path: str | None = None
-    """The file that `import torch` runs, if it was found."""
-    nccl_loaded: str | None = None
-    """The version that the mapped libnccl reports, or None if none is mapped."""
-    nccl_found_by: str | None = None
-    """LD_PRELOAD or LD_LIBRARY_PATH if one of them selected the mapped libnccl."""
-    cuda_library: str | None = None
-    """The libcuda that was mapped when CUDA was initialized."""
-    cuda_stuck: bool = False
-    """Whether the process that initialized CUDA hung or died in it."""
+    path: str | None = None  # the file that `import torch` runs, if it was found
+    nccl_loaded: str | None = None  # the version that the mapped libnccl reports, or None if none is mapped
+    nccl_found_by: str | None = None  # LD_PRELOAD or LD_LIBRARY_PATH if one of them selected the mapped libnccl
+    cuda_library: str | None = None  # the libcuda that was mapped when CUDA was initialized
+    cuda_stuck: bool = False  # whether the process that initialized CUDA hung or died in it
 
 
 def release(version: str | None) -> tuple[int, ...]:
@@ -640,12 +535,9 @@ class Launcher(str, Enum):
     NONE = "none"
     TORCHRUN = "torchrun"
     SLURM = "slurm"
-    NNODES = "nnodes"
-    """Started by hand on every node, with --nnodes."""
-    ENVIRONMENT = "environment"
-    """Started by something that sets only RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
-    OWN = "ddpdoctor"
-    """Started by a ddpdoctor that waits for them."""
+    NNODES = "nnodes"  # started by hand on every node, with --nnodes
+    ENVIRONMENT = "environment"  # started by something that sets only RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
+    OWN = "ddpdoctor"  # started by a ddpdoctor that waits for them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -653,42 +545,29 @@ class ConfFile:
     """A configuration file of NCCL, which sets variables that are not in the environment."""
 
     path: str
-    variables: dict[str, str]
-    """Variables outside the allow-list have an empty value."""
-    hidden_by_env: tuple[str, ...]
-    """Names that the environment sets too. The environment wins."""
-    hidden_by_file: tuple[str, ...]
-    """Names that an earlier file sets too. The earlier file wins."""
-    bad_lines: tuple[int, ...]
-    """Lines that are neither NAME=VALUE nor a comment. NCCL ignores them silently."""
-    lines: dict[str, int] = field(default_factory=dict)
-    """The line, from 1, that sets each name."""
-    repeated_lines: tuple[int, ...] = ()
-    """Lines that set a name again. The first setting wins."""
-    unread: str = ""
-    """Why it could not be read; empty if it was read."""
-    since: str = ""
-    """The first NCCL version that reads it; empty: all."""
-    until: str = ""
-    """The last NCCL version that reads it; empty: all."""
+    variables: dict[str, str]  # variables outside the allow-list have an empty value
+    hidden_by_env: tuple[str, ...]  # Names that the environment sets too. The environment wins.
+    hidden_by_file: tuple[str, ...]  # Names that an earlier file sets too. The earlier file wins.
+    bad_lines: tuple[int, ...]  # Lines that are neither NAME=VALUE nor a comment. NCCL ignores them silently.
+    lines: dict[str, int] = field(default_factory=dict)  # the line, from 1, that sets each name
+    repeated_lines: tuple[int, ...] = ()  # Lines that set a name again. The first setting wins.
+    unread: str = ""  # why it could not be read; empty if it was read
+    since: str = ""  # the first NCCL version that reads it; empty: all
+    until: str = ""  # the last NCCL version that reads it; empty: all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeProcess:
     """A collecting process: a rank of the job, or the user's own shell if there is no job."""
 
-    rank: int | None
-    """None if no launcher sets one."""
+    rank: int | None  # None if no launcher sets one
     local_rank: int | None
     pid: int
-    variables: dict[str, str]
-    """Environment variables on the allow-list, with values."""
+    variables: dict[str, str]  # environment variables on the allow-list, with values
+    # Unknown names that look like a variable of NCCL, torch, Gloo or torchrun. Their values are never kept.
     other_names: tuple[str, ...]
-    """Unknown names that look like a variable of NCCL, torch, Gloo or torchrun. Their values are never kept."""
-    cpus: tuple[int, ...]
-    """The CPUs it may run on."""
-    under_wrap: bool = False
-    """Whether `ddpdoctor wrap` started it and therefore set some variables itself."""
+    cpus: tuple[int, ...]  # the CPUs it may run on
+    under_wrap: bool = False  # whether `ddpdoctor wrap` started it and therefore set some variables itself
 
     def number(self, name: str) -> int | None:
         """Return a variable as a whole number, or None if it is missing or not a number."""
@@ -701,10 +580,8 @@ class Node:
     """One machine, or one container on it, with the processes of the job that run there."""
 
     host: str
-    index: int = 0
-    """Position among the nodes, sorted by lowest rank."""
-    processes: tuple[NodeProcess, ...] = ()
-    """At least one, sorted by rank."""
+    index: int = 0  # position among the nodes, sorted by lowest rank
+    processes: tuple[NodeProcess, ...] = ()  # at least one, sorted by rank
     conf_files: tuple[ConfFile, ...] | Unread = NOT_ASKED
     software: Software | Unread = NOT_ASKED
     torch: TorchBuild | Unread = NOT_ASKED
@@ -731,18 +608,16 @@ class Node:
         return self.processes[0]
 
 
+# The sections of a node. Each has its own collector.
 SECTIONS = tuple(one.name for one in fields(Node) if one.name not in {"host", "index", "processes"})
-"""The sections of a node. Each has its own collector."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedVersion:
     """A version that every node should have."""
 
-    name: str
-    """Of what: "torch", "nccl", "python", "driver" or "kernel"."""
-    specifier: str
-    """A version specifier of Python, such as ">=2.13,<3"."""
+    name: str  # of what: "torch", "nccl", "python", "driver" or "kernel"
+    specifier: str  # a version specifier of Python, such as ">=2.13,<3"
 
     @property
     def text(self) -> str:
@@ -756,18 +631,13 @@ class Fleet:
 
     nodes: tuple[Node, ...]
     launcher: Launcher = Launcher.NONE
-    world_size: int | None = None
-    """Processes that the launcher should start, or None without a launcher."""
-    nnodes: int | None = None
-    """Nodes that the launcher should use, if it says."""
-    missing: tuple[int, ...] = ()
-    """Ranks that did not answer in time."""
-    silent_hosts: tuple[str, ...] = ()
-    """Hosts of those missing ranks that said hello."""
+    world_size: int | None = None  # processes that the launcher should start, or None without a launcher
+    nnodes: int | None = None  # nodes that the launcher should use, if it says
+    missing: tuple[int, ...] = ()  # ranks that did not answer in time
+    silent_hosts: tuple[str, ...] = ()  # hosts of those missing ranks that said hello
+    # What went wrong during gathering: "rank 3 sent what could not be read".
     problems: tuple[str, ...] = field(default=())
-    """What went wrong during gathering: "rank 3 sent what could not be read"."""
-    expected: tuple[ExpectedVersion, ...] = ()
-    """The versions that the user expects."""
+    expected: tuple[ExpectedVersion, ...] = ()  # the versions that the user expects
 
     @property
     def gathered(self) -> bool:

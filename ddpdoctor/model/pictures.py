@@ -14,13 +14,10 @@ class SpanKind(str, Enum):
     BACKWARD = "backward"
     COLLECTIVE = "collective"
     POINT_TO_POINT = "point-to-point"
-    WAIT = "wait"
-    """It waited in a call for other ranks."""
-    BATCH = "batch"
-    """It waited for the data loader."""
+    WAIT = "wait"  # it waited in a call for other ranks
+    BATCH = "batch"  # it waited for the data loader
     CHECKPOINT = "checkpoint"
-    HOST = "host"
-    """The script's own code between recorded calls."""
+    HOST = "host"  # the script's own code between recorded calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,17 +26,12 @@ class Span:
 
     kind: SpanKind
     start_ms: float
-    end_ms: float | None
-    """None: it had not ended."""
-    label: str
-    """The operation, such as "all_reduce"."""
+    end_ms: float | None  # None: it had not ended
+    label: str  # the operation, such as "all_reduce"
     group: str = ""
-    number: int | None = None
-    """The sequence number of a collective in its group, or the number of a step."""
-    shape: str = ""
-    """Such as "float32 [1024, 16]"."""
-    place: str = ""
-    """The user's line: "train.py:61 in main"."""
+    number: int | None = None  # the sequence number of a collective in its group, or the number of a step
+    shape: str = ""  # such as "float32 [1024, 16]"
+    place: str = ""  # the user's line: "train.py:61 in main"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +40,12 @@ class Lane:
 
     rank: int
     host: str
-    state: str
-    """What it did at the end, as in the table of ranks."""
+    state: str  # what it did at the end, as in the table of ranks
     blamed: bool
-    coarse: tuple[Span, ...]
-    """The whole run in few spans."""
+    coarse: tuple[Span, ...]  # the whole run in few spans
+    # The end of the run, every call, sorted by start. A span may lie inside an earlier one. Empty if another lane of
+    # the same class stands for it.
     detail: tuple[Span, ...]
-    """The end of the run, every call, sorted by start. A span may lie inside an earlier one. Empty if another lane of
-    the same class stands for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,22 +55,19 @@ class TimelineEvent:
     at_ms: float
     label: str
     ranks: tuple[int, ...] = ()
-    fault: bool = False
-    """The verdict is about this event."""
+    fault: bool = False  # the verdict is about this event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
     """The lanes of a job. Clocks of several hosts are corrected to that of the first."""
 
-    started_at: str
-    """The start as ISO 8601, UTC."""
+    started_at: str  # the start as ISO 8601, UTC
     length_ms: float
-    detail_from_ms: float
-    """From here on ``Lane.detail`` holds every call."""
+    detail_from_ms: float  # from here on ``Lane.detail`` holds every call
     lanes: tuple[Lane, ...]
+    # Ranks that did the same, so that their lanes can be folded into one. Each rank is in one class.
     classes: tuple[tuple[int, ...], ...]
-    """Ranks that did the same, so that their lanes can be folded into one. Each rank is in one class."""
     events: tuple[TimelineEvent, ...] = field(default=(), metadata={"json": "moments"})
 
 
@@ -89,10 +76,8 @@ class WaitingRanks:
     """Ranks in the same state at the same line that wait for the same ranks. Those that others wait for count too."""
 
     ranks: tuple[int, ...]
-    state: str
-    """As in the table of ranks."""
-    place: str
-    """The user's line: "/home/me/train.py:61 in main". Empty if it is unknown."""
+    state: str  # as in the table of ranks
+    place: str  # The user's line: "/home/me/train.py:61 in main". Empty if it is unknown.
     blamed: bool
 
 
@@ -109,8 +94,6 @@ class SourceExcerpt:
     """Lines of a user's file around the one that is blamed, without secrets."""
 
     file: str
-    first: int
-    """The number of the first line."""
+    first: int  # the number of the first line
     lines: tuple[str, ...]
-    blamed: int
-    """The number of the blamed line."""
+    blamed: int  # the number of the blamed line

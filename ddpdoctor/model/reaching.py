@@ -17,20 +17,13 @@ class Contact(str, Enum):
     """The result of an attempt to connect."""
 
     CONNECTED = "connected"
-    UNRESOLVED = "unresolved"
-    """The name does not resolve here."""
-    REFUSED = "refused"
-    """ECONNREFUSED: nobody listens there, or a firewall answers with a reset."""
-    RESET = "reset"
-    """The connection was accepted and then broken off."""
-    UNREACHABLE = "unreachable"
-    """EHOSTUNREACH, ENETUNREACH or EACCES: no route, or a firewall that says so."""
-    NO_ANSWER = "no-answer"
-    """Nothing came back in time: packets are dropped, or the host is down."""
-    NO_STORE = "no-store"
-    """Something answers, but it is not a torch store."""
-    FAILED = "failed"
-    """Anything else; the error says what."""
+    UNRESOLVED = "unresolved"  # the name does not resolve here
+    REFUSED = "refused"  # ECONNREFUSED: nobody listens there, or a firewall answers with a reset
+    RESET = "reset"  # the connection was accepted and then broken off
+    UNREACHABLE = "unreachable"  # EHOSTUNREACH, ENETUNREACH or EACCES: no route, or a firewall that says so
+    NO_ANSWER = "no-answer"  # nothing came back in time: packets are dropped, or the host is down
+    NO_STORE = "no-store"  # something answers, but it is not a torch store
+    FAILED = "failed"  # anything else; the error says what
 
 
 def say_place(host: str, port: int) -> str:
@@ -42,17 +35,13 @@ def say_place(host: str, port: int) -> str:
 class Connecting:
     """The last attempt to connect to one address."""
 
-    host: str
-    """The host as given."""
-    address: str | None
-    """None if the name did not resolve."""
+    host: str  # the host as given
+    address: str | None  # None if the name did not resolve
     port: int
     contact: Contact
-    error: str = ""
-    """The system's message."""
+    error: str = ""  # the system's message
     duration_s: float = 0.0
-    tries: int = 1
-    """Number of connection attempts, each from its own port. Above 1, the earlier ones got no answer."""
+    tries: int = 1  # Number of connection attempts, each from its own port. Above 1, the earlier ones got no answer.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,16 +50,12 @@ class StoreView:
 
     host: str
     port: int
-    serves: bool
-    """Whether this node serves the store, by its node rank or because the address is its own."""
-    not_served: str = ""
-    """A phrase that says why it could not serve."""
-    without_torch: str = ""
-    """A phrase that says why torch is unusable here, so that no store was served or contacted."""
+    serves: bool  # whether this node serves the store, by its node rank or because the address is its own
+    not_served: str = ""  # a phrase that says why it could not serve
+    without_torch: str = ""  # a phrase that says why torch is unusable here, so that no store was served or contacted
+    # Attempts to connect as a client, one per address, in torch's order. The serving node makes them too.
     attempts: tuple[Connecting, ...] = ()
-    """Attempts to connect as a client, one per address, in torch's order. The serving node makes them too."""
-    way: str = ""
-    """How it finally reached the others: "own port", "store", "folder"; empty: not at all."""
+    way: str = ""  # how it finally reached the others: "own port", "store", "folder"; empty: not at all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +66,7 @@ class JobSettings:
     nnodes: int | None = None
     world_size: int | None = None
     run_id: str = ""
-    endpoint: str = ""
-    """HOST:PORT as given."""
+    endpoint: str = ""  # HOST:PORT as given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +74,7 @@ class Publication:
     """The address that Gloo or NCCL would publish on a node for the ranks of other nodes."""
 
     number: int
-    address: str
-    """Without prefix length; empty if unknown."""
+    address: str  # without prefix length; empty if unknown
     interface: str
 
 
@@ -100,19 +83,16 @@ class Transfer:
     """One payload sent over a new connection. The target answers with its checksum."""
 
     size_bytes: int
-    contact: Contact
-    """CONNECTED: it arrived complete. NO_ANSWER: it stalled."""
+    contact: Contact  # CONNECTED: it arrived complete. NO_ANSWER: it stalled.
     error: str = ""
-    duration_s: float | None = None
-    """From the first byte to the answer, or until the sender gave up."""
+    duration_s: float | None = None  # from the first byte to the answer, or until the sender gave up
+    # Segments that the sender's kernel resent (tcpi_total_retrans), or None if unknown.
     retransmitted: int | None = None
-    """Segments that the sender's kernel resent (tcpi_total_retrans), or None if unknown."""
-    sent: int | None = None
-    """Data segments sent, including resent ones (tcpi_data_segs_out)."""
+    sent: int | None = None  # data segments sent, including resent ones (tcpi_data_segs_out)
+    # Resent segments that had already arrived, so only the acknowledgement was late or lost (tcpi_dsack_dups).
     needless: int | None = None
-    """Resent segments that had already arrived, so only the acknowledgement was late or lost (tcpi_dsack_dups)."""
+    # The part of a failed payload that the target's kernel acknowledged. It is 0 if large packets vanish.
     delivered_bytes: int | None = None
-    """The part of a failed payload that the target's kernel acknowledged. It is 0 if large packets vanish."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,13 +101,10 @@ class NodePair:
 
     source: int
     target: int
-    address: str
-    """The address that Gloo and NCCL would publish on the target."""
+    address: str  # the address that Gloo and NCCL would publish on the target
     port: int
-    interface: str
-    """Interface of the target."""
-    connecting: Connecting | None = None
-    """None if it was not tried; ``skipped`` says why."""
+    interface: str  # interface of the target
+    connecting: Connecting | None = None  # None if it was not tried; ``skipped`` says why
     small: Transfer | None = None
     large: Transfer | None = None
     skipped: str = ""
@@ -139,10 +116,8 @@ class StartTrial:
 
     node: int
     ok: bool
-    stage: str = ""
-    """The stage that failed: "store", "init_process_group", "all_reduce", "result"."""
-    error: str = ""
-    """First line of torch's error."""
+    stage: str = ""  # the stage that failed: "store", "init_process_group", "all_reduce", "result"
+    error: str = ""  # first line of torch's error
     duration_s: float = 0.0
 
 
@@ -151,16 +126,13 @@ class Visit:
     """A node that joined or should have joined."""
 
     number: int
-    host: str
-    """Empty if unknown."""
+    host: str  # empty if unknown
     arrived: bool
     settings: JobSettings = field(metadata={"json": "told"})
     store_view: StoreView | None = field(default=None, metadata={"json": "door"})
-    published: str = ""
-    """The address that Gloo would publish there; empty: unknown."""
+    published: str = ""  # the address that Gloo would publish there; empty: unknown
     interface: str = ""
-    way_lost: str = ""
-    """A phrase that says how a node that had joined was lost later."""
+    way_lost: str = ""  # a phrase that says how a node that had joined was lost later
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +144,5 @@ class Rendezvous:
     fleet: Fleet
     pairs: tuple[NodePair, ...] = ()
     trials: tuple[StartTrial, ...] = ()
-    complete: bool = True
-    """False for the view of a single node that could not reach the others."""
-    trust: str = ""
-    """What the nodes' trust was based on: "the token of DDPDOCTOR_TOKEN", …"""
+    complete: bool = True  # False for the view of a single node that could not reach the others
+    trust: str = ""  # What the nodes' trust was based on: "the token of DDPDOCTOR_TOKEN", …

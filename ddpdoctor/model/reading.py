@@ -12,18 +12,12 @@ Value = TypeVar("Value")
 class Why(str, Enum):
     """Why a fact is missing. The first four make a check skipped, the last two make it inconclusive."""
 
-    ABSENT = "absent"
-    """This machine has no such thing."""
-    DENIED = "denied"
-    """It exists, but this process may not read it."""
-    NOT_ASKED = "not-asked"
-    """It is only read with an option."""
-    NEEDLESS = "needless"
-    """Nothing that runs here depends on it."""
-    TIMEOUT = "timeout"
-    """It did not answer within its limit."""
-    ERROR = "error"
-    """Reading it failed unexpectedly."""
+    ABSENT = "absent"  # this machine has no such thing
+    DENIED = "denied"  # it exists, but this process may not read it
+    NOT_ASKED = "not-asked"  # it is only read with an option
+    NEEDLESS = "needless"  # nothing that runs here depends on it
+    TIMEOUT = "timeout"  # it did not answer within its limit
+    ERROR = "error"  # reading it failed unexpectedly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
 
+# Keys under which scripts save a model. Not "module": that is a prefix by DDP, and DD713 reports it.
 MODEL_KEYS = frozenset({"model", "model_state_dict", "state_dict", "net", "app"})
-"""Keys under which scripts save a model. Not "module": that is a prefix by DDP, and DD713 reports it."""
-MAX_DEPTH = 2
-"""How many keys may surround a state dict: {"model": ...}, {"state": {"model": ...}}."""
+MAX_DEPTH = 2  # how many keys may surround a state dict: {"model": ...}, {"state": {"model": ...}}
 
 
 def align_names(files: Sequence[Collection[str]]) -> tuple[str, ...]:
@@ -54,13 +53,11 @@ def _below(names: Collection[str], prefix: str) -> set[str]:
 class Form(str, Enum):
     """How a file is laid out."""
 
-    ZIP = "torch"
-    """What ``torch.save`` has written since 1.6: a zip archive with a pickle and one record per storage."""
+    ZIP = "torch"  # what ``torch.save`` has written since 1.6: a zip archive with a pickle and one record per storage
+    # What ``torch.save`` wrote before 1.6, and still writes on request: pickles, then the storages.
     LEGACY = "torch, old format"
-    """What ``torch.save`` wrote before 1.6, and still writes on request: pickles, then the storages."""
     SAFETENSORS = "safetensors"
-    FOLDER = "distributed checkpoint"
-    """A folder of ``torch.distributed.checkpoint``: ``.metadata`` and ``*.distcp``."""
+    FOLDER = "distributed checkpoint"  # a folder of ``torch.distributed.checkpoint``: ``.metadata`` and ``*.distcp``
     FOREIGN = "no checkpoint"
 
 
@@ -98,11 +95,9 @@ class StatePart(str, Enum):
 class TensorIn:
     """A tensor in a file."""
 
-    name: str
-    """Its path in the file: "model.layers.0.weight"."""
+    name: str  # its path in the file: "model.layers.0.weight"
     shape: tuple[int, ...]
-    dtype: str
-    """torch's name without "torch.": "float32"."""
+    dtype: str  # torch's name without "torch.": "float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,12 +107,9 @@ class OddValues:
     name: str
     of: int
     nan: int
-    above: int
-    """+inf."""
-    below: int
-    """-inf."""
-    plain: int
-    """Number of finite values that are not zero."""
+    above: int  # +inf
+    below: int  # -inf
+    plain: int  # number of finite values that are not zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,18 +117,15 @@ class Damage:
     """A record whose bytes differ from what was written."""
 
     record: str
-    tensors: tuple[str, ...] = ()
-    """The tensors in it. Empty if it holds something else, or if that is not known."""
+    tensors: tuple[str, ...] = ()  # The tensors in it. Empty if it holds something else, or if that is not known.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
     """A state dict of a model in a file."""
 
-    where: str
-    """The key that holds it, such as "model"; empty if it is the whole file."""
-    tensors: tuple[TensorIn, ...]
-    """Named as in the state dict itself."""
+    where: str  # the key that holds it, such as "model"; empty if it is the whole file
+    tensors: tuple[TensorIn, ...]  # named as in the state dict itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,10 +135,8 @@ class Contents:
     tensors: tuple[TensorIn, ...] = ()
     weights: tuple[Weights, ...] = ()
     parts: tuple[StatePart, ...] = ()
-    empty_optimizer: bool = False
-    """There is optimizer state, but no step had been made."""
-    globals: tuple[str, ...] = ()
-    """Functions and classes that it names, beyond those that plain tensors need."""
+    empty_optimizer: bool = False  # there is optimizer state, but no step had been made
+    globals: tuple[str, ...] = ()  # functions and classes that it names, beyond those that plain tensors need
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,34 +147,26 @@ class FileSeen:
     size_bytes: int
     form: Form
     state: ReadState
-    detail: str = ""
-    """A phrase about what was not read."""
+    detail: str = ""  # a phrase about what was not read
     checksums: Checksums = Checksums.NOT_READ
     damaged: tuple[Damage, ...] = ()
-    lost: tuple[str, ...] = ()
-    """The incomplete tensors of a truncated file."""
-    contents: Contents | None = None
-    """None if its index could not be read."""
-    refused: tuple[str, ...] = ()
-    """Functions and classes that make ``torch.load(weights_only=True)`` refuse the file."""
-    refusal: str = ""
-    """Another reason of ``torch.load`` to refuse it."""
-    missing: tuple[str, ...] = ()
-    """Files that it names but that do not exist or are too small."""
+    lost: tuple[str, ...] = ()  # the incomplete tensors of a truncated file
+    contents: Contents | None = None  # None if its index could not be read
+    refused: tuple[str, ...] = ()  # functions and classes that make ``torch.load(weights_only=True)`` refuse the file
+    refusal: str = ""  # another reason of ``torch.load`` to refuse it
+    missing: tuple[str, ...] = ()  # files that it names but that do not exist or are too small
+    # Tensors that hold NaN or infinite values. None if the values were not read.
     values: tuple[OddValues, ...] | None = None
-    """Tensors that hold NaN or infinite values. None if the values were not read."""
-    unseen: tuple[str, ...] = ()
-    """Tensors whose values could not be read."""
+    unseen: tuple[str, ...] = ()  # tensors whose values could not be read
+    # A digest of each tensor's values, by name. None if files are not compared.
     digests: dict[str, str] | None = field(default=None, metadata={"json": "prints"})
-    """A digest of each tensor's values, by name. None if files are not compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
     """The model that the user wants to load a file into."""
 
-    function: str
-    """``package.module:function``."""
+    function: str  # ``package.module:function``
     tensors: tuple[TensorIn, ...]
 
 
@@ -196,8 +175,7 @@ class Leftover:
     """A file beside a checkpoint that shows a failed write."""
 
     path: str
-    kind: str
-    """A phrase: "a temporary file", "10 % of the size of its neighbors"."""
+    kind: str  # a phrase: "a temporary file", "10 % of the size of its neighbors"
     detail: str = ""
 
 
@@ -205,11 +183,9 @@ class Leftover:
 class Gap:
     """A set of files that belong together, with some missing."""
 
-    pattern: str
-    """Name of the files, with a wildcard for the number: "step200_rank*.pt"."""
+    pattern: str  # name of the files, with a wildcard for the number: "step200_rank*.pt"
     missing: tuple[str, ...]
-    why: str
-    """A phrase that says how that is known."""
+    why: str  # a phrase that says how that is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,10 +194,9 @@ class Checkpoints:
 
     files: tuple[FileSeen, ...]
     expected: Expected | None = None
-    copies: tuple[tuple[int, ...], ...] = ()
-    """Groups of positions in ``files``: the files of a group should be equal."""
+    copies: tuple[tuple[int, ...], ...] = ()  # groups of positions in ``files``: the files of a group should be equal
+    # The user said that they should be equal. If False, they only have the same name in different folders.
     same_asked: bool = False
-    """The user said that they should be equal. If False, they only have the same name in different folders."""
     leftovers: tuple[Leftover, ...] = ()
     gaps: tuple[Gap, ...] = ()
 
@@ -233,10 +208,8 @@ class Kind(str, Enum):
     BUFFER = "buffer"
     STATE = "optimizer state"
     SETTING = "optimizer setting"
-    VALUE = "value"
-    """Not a tensor and not of the optimizer, such as an epoch or a loss."""
-    RANDOM = "random state"
-    """Usually differs between ranks on purpose."""
+    VALUE = "value"  # not a tensor and not of the optimizer, such as an epoch or a loss
+    RANDOM = "random state"  # usually differs between ranks on purpose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,18 +217,13 @@ class SavedFile:
     """One of the files that were compared."""
 
     path: str
-    rank: int | None
-    """The rank in its file name, such as ``ckpt_rank3.pt``."""
+    rank: int | None  # the rank in its file name, such as ``ckpt_rank3.pt``
     size_bytes: int
     tensors: int
-    values: int
-    """Number of contents that are not tensors: numbers, texts, booleans."""
-    stripped: tuple[str, ...] = ()
-    """Prefixes that were removed from the names in this file: ``module.``."""
-    below: str = ""
-    """The key that holds the whole model in this file but not in other files: ``model.``."""
-    beside: int = 0
-    """How many tensors are outside that key. They were not compared."""
+    values: int  # number of contents that are not tensors: numbers, texts, booleans
+    stripped: tuple[str, ...] = ()  # prefixes that were removed from the names in this file: ``module.``
+    below: str = ""  # the key that holds the whole model in this file but not in other files: ``model.``
+    beside: int = 0  # How many tensors are outside that key. They were not compared.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,19 +231,13 @@ class Apart:
     """How far a tensor of one file differs from that of another."""
 
     file: int
-    against: int
-    """Both are positions of files, from 0."""
-    differing: int
-    """Number of elements that are not bitwise equal."""
+    against: int  # both are positions of files, from 0
+    differing: int  # number of elements that are not bitwise equal
     of: int
-    first: tuple[int, ...]
-    """Index of the first differing element."""
-    largest: float | None
-    """The largest absolute difference, or None if no differing element is finite in both files."""
-    relative: float | None
-    """The largest difference, divided by the larger of the two values."""
-    not_finite: int
-    """How many differing elements are inf or NaN in either file."""
+    first: tuple[int, ...]  # index of the first differing element
+    largest: float | None  # the largest absolute difference, or None if no differing element is finite in both files
+    relative: float | None  # the largest difference, divided by the larger of the two values
+    not_finite: int  # how many differing elements are inf or NaN in either file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,16 +245,13 @@ class Unequal:
     """A tensor or value that is not equal in all files."""
 
     kind: Kind
-    name: str
-    """Its path, such as ``model.fc.weight``, without the removed prefixes."""
+    name: str  # its path, such as ``model.fc.weight``, without the removed prefixes
+    # Sets of files with equal contents, the largest set first. Sets of equal size are sorted by first file.
     sides: tuple[tuple[int, ...], ...]
-    """Sets of files with equal contents, the largest set first. Sets of equal size are sorted by first file."""
-    seen: tuple[str, ...]
-    """One per side: ``float32[3, 4]`` for a tensor, ``0.1`` for a value."""
-    absent_in: tuple[int, ...] = ()
-    """Files without this name. They are not a side."""
+    seen: tuple[str, ...]  # one per side: ``float32[3, 4]`` for a tensor, ``0.1`` for a value
+    absent_in: tuple[int, ...] = ()  # Files without this name. They are not a side.
+    # Compares the first file of each other side with that of the first side, if shape and dtype are equal.
     apart: tuple[Apart, ...] = ()
-    """Compares the first file of each other side with that of the first side, if shape and dtype are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,10 +259,8 @@ class DiffFacts:
     """The whole comparison."""
 
     files: tuple[SavedFile, ...]
-    tensors: int
-    """Number of different tensor names in all files."""
+    tensors: int  # number of different tensor names in all files
     values: int
-    unequal: tuple[Unequal, ...] = ()
-    """In the order of the files."""
+    unequal: tuple[Unequal, ...] = ()  # in the order of the files
+    # Names of tensors that cannot be compared because of their type.
     incomparable: tuple[str, ...] = field(default=(), metadata={"json": "untold"})
-    """Names of tensors that cannot be compared because of their type."""

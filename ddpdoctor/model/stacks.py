@@ -12,8 +12,7 @@ class Frame:
     file: str
     line: int
     function: str
-    user: bool
-    """True for the user's own code, that is, not the standard library, an installed package or ddpdoctor."""
+    user: bool  # True for the user's own code, that is, not the standard library, an installed package or ddpdoctor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

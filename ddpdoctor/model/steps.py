@@ -16,13 +16,10 @@ if TYPE_CHECKING:
 class Phase(IntEnum):
     """The parts of a step, in their order."""
 
-    BEFORE = 0
-    """From the end of the previous step to forward: optimizer, data, host code."""
+    BEFORE = 0  # from the end of the previous step to forward: optimizer, data, host code
     FORWARD = 1
-    BETWEEN = 2
-    """From the end of forward to backward: the loss."""
-    BACKWARD = 3
-    """Backward, including the reduction of gradients if there is one."""
+    BETWEEN = 2  # from the end of forward to backward: the loss
+    BACKWARD = 3  # backward, including the reduction of gradients if there is one
 
 
 class StepEnd(str, Enum):
@@ -39,18 +36,12 @@ class StepTimes:
     """The last steps of a rank as columns, oldest first, in microseconds. Forward is recorded only for DDP models."""
 
     ends_with: StepEnd
-    group: str
-    """The group whose members end their steps together; empty for the group of all ranks."""
-    numbers: Sequence[int]
-    """From 1. Steps whose waiting time is unknown are left out."""
-    phases_us: Sequence[Sequence[int]]
-    """One column per phase."""
-    waits_us: Sequence[Sequence[int]]
-    """The time of each phase spent in collectives, one column per phase."""
-    ended_ns: Sequence[int] = ()
-    """When each step ended, by the clock of the recorded calls; empty if not known."""
-    unknown: int = 0
-    """How many steps were left out."""
+    group: str  # the group whose members end their steps together; empty for the group of all ranks
+    numbers: Sequence[int]  # From 1. Steps whose waiting time is unknown are left out.
+    phases_us: Sequence[Sequence[int]]  # one column per phase
+    waits_us: Sequence[Sequence[int]]  # the time of each phase spent in collectives, one column per phase
+    ended_ns: Sequence[int] = ()  # when each step ended, by the clock of the recorded calls; empty if not known
+    unknown: int = 0  # how many steps were left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +51,9 @@ class LineSeen:
     frame: Frame
     phase: Phase
     times: int
-    in_child: bool
-    """The sample is from a child process of the rank, such as a DataLoader worker."""
+    in_child: bool  # the sample is from a child process of the rank, such as a DataLoader worker
+    # It was not the innermost of the user's lines, but the one that called the model or library in which that ran.
     calls_module: bool = False
-    """It was not the innermost of the user's lines, but the one that called the model or library in which that ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +61,10 @@ class FetchTimes:
     """The work of all loader workers of a rank together."""
 
     batches: int
-    making_ms: float
-    """Time they took to make batches, summed over the workers."""
-    pauses_ms: float
-    """Time they waited for work. A single pause counts at most as long as making the next batch."""
-    cpu_ms: float = 0.0
-    """Processor time of making batches."""
-    workers: int | None = None
-    """Workers that a loader has at a time; None if that is not known."""
+    making_ms: float  # time they took to make batches, summed over the workers
+    pauses_ms: float  # Time they waited for work. A single pause counts at most as long as making the next batch.
+    cpu_ms: float = 0.0  # processor time of making batches
+    workers: int | None = None  # workers that a loader has at a time; None if that is not known
 
     @property
     def busy_share(self) -> float:
@@ -102,27 +88,21 @@ class Pace:
 
     steps: int
     step_ms: float
-    busy_ms: tuple[float, ...]
-    """One value per phase, without waiting."""
+    busy_ms: tuple[float, ...]  # one value per phase, without waiting
     waited_ms: float
 
 
-RECENT_STEPS = 20
-"""How many of the last steps count for a rank's pace right now."""
+RECENT_STEPS = 20  # how many of the last steps count for a rank's pace right now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentPace:
     """A rank's pace over its last steps."""
 
-    number: int
-    """Number of the last step."""
-    ended_ns: int
-    """When it ended."""
-    step_ms: float
-    """From the end of one step to the end of the next, on average."""
-    waits_share: float
-    """The share of these steps in which the rank waited for others: 0 to 1."""
+    number: int  # number of the last step
+    ended_ns: int  # when it ended
+    step_ms: float  # from the end of one step to the end of the next, on average
+    waits_share: float  # the share of these steps in which the rank waited for others: 0 to 1
 
 
 def recent_pace(times: StepTimes) -> RecentPace | None:
@@ -174,34 +154,24 @@ def pace_of(times: StepTimes) -> Pace | None:
 class GradientTimes:
     """Medians over the backwards of one DDP model on one rank that were read. Times count from backward's start."""
 
-    number: int
-    """Of the model among those of its rank, by their first reduction, from 1."""
-    group: str
-    """Name of the process group that DDP reduces in."""
+    number: int  # of the model among those of its rank, by their first reduction, from 1
+    group: str  # name of the process group that DDP reduces in
+    # In the order of the model's parameters. In a very large model neighbors are folded into one.
     sizes_bytes: tuple[int, ...]
-    """In the order of the model's parameters. In a very large model neighbors are folded into one."""
-    ready_ms: tuple[float | None, ...]
-    """By the same tensors; None if it usually had no gradient."""
-    bucket_bytes: tuple[int, ...]
-    """The buckets' sizes, in the order in which they are reduced."""
-    compute_end_ms: float
-    """When the computation of backward ended."""
-    exposed_ms: float
-    """From there to the end of backward: the reduction that nothing hid, and waiting for slower ranks."""
-    readings: int
-    """Backwards that were read."""
-    reductions: int
-    """Backwards that could have been read."""
-    cap_bytes: int | None = None
-    """DDP's ``bucket_cap_mb``; the first bucket of the default has another."""
+    ready_ms: tuple[float | None, ...]  # by the same tensors; None if it usually had no gradient
+    bucket_bytes: tuple[int, ...]  # the buckets' sizes, in the order in which they are reduced
+    compute_end_ms: float  # when the computation of backward ended
+    exposed_ms: float  # from there to the end of backward: the reduction that nothing hid, and waiting for slower ranks
+    readings: int  # backwards that were read
+    reductions: int  # backwards that could have been read
+    cap_bytes: int | None = None  # DDP's ``bucket_cap_mb``; the first bucket of the default has another
     finds_unused: bool | None = None
     static_graph: bool | None = None
     bucket_view: bool | None = None
     syncs_buffers: bool | None = None
-    unused_bytes: int = 0
-    """The most bytes of parameters without a gradient in one of the readings."""
+    unused_bytes: int = 0  # the most bytes of parameters without a gradient in one of the readings
+    # In all steps the same parameters went unused, or none. DDP looks only with ``find_unused_parameters``.
     same_unused: bool | None = None
-    """In all steps the same parameters went unused, or none. DDP looks only with ``find_unused_parameters``."""
 
     @property
     def backward_ms(self) -> float:
@@ -209,10 +179,9 @@ class GradientTimes:
         return self.compute_end_ms + self.exposed_ms
 
 
+# The parts of a step in which a rank needs no other rank.
 BUSY_PARTS = ("data", "host", "forward", "loss", "backward", "optimizer")
-"""The parts of a step in which a rank needs no other rank."""
-SHARED_PARTS = ("buffers", "exposed", "calls")
-"""The parts that need all ranks: each of them is transfer and waiting."""
+SHARED_PARTS = ("buffers", "exposed", "calls")  # the parts that need all ranks: each of them is transfer and waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,23 +189,19 @@ class StepParts:
     """Steps of one rank as columns, by number. With ``BUSY_PARTS``, ``SHARED_PARTS`` and "own" a step adds up."""
 
     numbers: Sequence[int]
+    # One column for each part, and for "own" (ddpdoctor's own looks), "gc" (inside the others) and "wall".
     parts_ms: Mapping[str, Sequence[float]]
-    """One column for each part, and for "own" (ddpdoctor's own looks), "gc" (inside the others) and "wall"."""
+    # Whether the step belongs to the even sample of the run. The others are kept because they are long.
     is_even: Sequence[int]
-    """Whether the step belongs to the even sample of the run. The others are kept because they are long."""
+    # Whether the recorder read when backward's computation ended. If not, "backward" includes "exposed".
     is_split: Sequence[int]
-    """Whether the recorder read when backward's computation ended. If not, "backward" includes "exposed"."""
+    # Processor time of the main thread: "before", "forward", "between", "backward" (the phases), and "data".
     cpu_ms: Mapping[str, Sequence[float]]
-    """Processor time of the main thread: "before", "forward", "between", "backward" (the phases), and "data"."""
-    reductions: Sequence[int]
-    """Reductions in each step, of the DDP model that reduced most often."""
+    reductions: Sequence[int]  # reductions in each step, of the DDP model that reduced most often
     backwards: Sequence[int]
-    input_rows: Sequence[int]
-    """The first dimension of forward's first tensor, summed over the step: the batch size."""
-    input_numel: Sequence[int]
-    """The number of elements of these tensors."""
-    ended_ns: Sequence[int] = ()
-    """When each step ended, by the clock of the recorded calls; empty if not known."""
+    input_rows: Sequence[int]  # the first dimension of forward's first tensor, summed over the step: the batch size
+    input_numel: Sequence[int]  # the number of elements of these tensors
+    ended_ns: Sequence[int] = ()  # when each step ended, by the clock of the recorded calls; empty if not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,8 +209,8 @@ class PartTotal:
     """One part of the steps over the whole run."""
 
     sum_ms: float
+    # How many steps: bin ``i`` counts those in which the part took ``2 ** (i - 1)`` to ``2 ** i`` microseconds.
     bins: Sequence[int]
-    """How many steps: bin ``i`` counts those in which the part took ``2 ** (i - 1)`` to ``2 ** i`` microseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,22 +219,18 @@ class CoreTime:
 
     elapsed_ms: float
     on_core_ms: float
-    queued_ms: float
-    """It could run, and another thread had the core."""
-    others_queued_ms: float = 0.0
-    """The same for up to 64 other threads of the process, summed."""
+    queued_ms: float  # it could run, and another thread had the core
+    others_queued_ms: float = 0.0  # the same for up to 64 other threads of the process, summed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """What a rank had when it trained."""
 
-    threads: int
-    """Of torch, for one operation."""
-    cores: int
-    """On which the process may run."""
+    threads: int  # of torch, for one operation
+    cores: int  # on which the process may run
+    # Which of lightning, transformers (its Trainer) and accelerate are loaded, outermost first.
     frameworks: tuple[str, ...] = ()
-    """Which of lightning, transformers (its Trainer) and accelerate are loaded, outermost first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,8 +247,7 @@ class HandReduced:
 
     gradients: int
     site: Frame | None
-    copied: bool = False
-    """A copy of each was reduced."""
+    copied: bool = False  # a copy of each was reduced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,22 +255,20 @@ class DeviceSteps:
     """Steps of one rank that CUDA events measured on its GPU, as columns: one in twenty, the same on all ranks."""
 
     numbers: Sequence[int]
+    # By phase: "before" (idle, or copies of the input), "forward", "between", "backward", "optimizer".
     device_ms: Mapping[str, Sequence[float]]
-    """By phase: "before" (idle, or copies of the input), "forward", "between", "backward", "optimizer"."""
-    host_ms: Mapping[str, Sequence[float]]
-    """What the host took to queue the same."""
-    data_ms: Sequence[float]
-    """The host's wait for a batch, a part of "before" there."""
+    host_ms: Mapping[str, Sequence[float]]  # what the host took to queue the same
+    data_ms: Sequence[float]  # the host's wait for a batch, a part of "before" there
     data_cpu_ms: Sequence[float]
     gc_ms: Sequence[float]
     input_rows: Sequence[int]
     input_numel: Sequence[int]
     reductions: Sequence[int]
     backwards: Sequence[int]
+    # Changes of phase at which the GPU had not come to the one before: 0 where it waits for the host all the time.
     behind: Sequence[int]
-    """Changes of phase at which the GPU had not come to the one before: 0 where it waits for the host all the time."""
+    # By iteration of DDP that torch times: from the end of backward's computation to the end of its reductions.
     exposed_ms: Mapping[int, float]
-    """By iteration of DDP that torch times: from the end of backward's computation to the end of its reductions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,24 +276,19 @@ class Speed:
     """The speed of one rank."""
 
     ends_with: StepEnd
-    group: str
-    """The group whose members end their steps together; empty for the group of all ranks."""
-    count: int
-    """Steps in the whole run."""
-    sample_bits: int
-    """``kept`` has an even sample of one step in ``2 ** sample_bits``, and the longest steps."""
-    kept: StepParts
-    """Steps of the whole run."""
+    group: str  # the group whose members end their steps together; empty for the group of all ranks
+    count: int  # steps in the whole run
+    sample_bits: int  # ``kept`` has an even sample of one step in ``2 ** sample_bits``, and the longest steps
+    kept: StepParts  # steps of the whole run
+    # By part, of the whole run. "unsplit" is the sum of "backward" and "exposed" in steps that are not split.
     totals: Mapping[str, PartTotal] = field(default_factory=dict)
-    """By part, of the whole run. "unsplit" is the sum of "backward" and "exposed" in steps that are not split."""
     core_time: CoreTime | None = None
     surroundings: Surroundings | None = None
     data_parallel: tuple[DataParallelSeen, ...] = ()
     hand_reduced: HandReduced | None = None
-    collected_at: Frame | None = None
-    """The user's line at which garbage collections took most time, if any took long."""
+    collected_at: Frame | None = None  # the user's line at which garbage collections took most time, if any took long
+    # None on a CPU. On a GPU ``kept`` and ``totals`` are times of the host, which runs ahead.
     device: DeviceSteps | None = None
-    """None on a CPU. On a GPU ``kept`` and ``totals`` are times of the host, which runs ahead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,28 +296,24 @@ class PhaseRow:
     """One row of the time budget: means over the steps, in milliseconds."""
 
     phase: str
-    critical_ms: float
-    """On the rank that the others wait for, which may be another one in each step."""
-    median_ms: float
-    """On the median rank."""
+    critical_ms: float  # on the rank that the others wait for, which may be another one in each step
+    median_ms: float  # on the median rank
     worst_ms: float
     worst_rank: int
+    # Like ``critical_ms``, in each block of consecutive steps: it tells how much the phase varies during the run.
     blocks_ms: tuple[float, ...] = ()
-    """Like ``critical_ms``, in each block of consecutive steps: it tells how much the phase varies during the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedSettings:
     """What the speed of a job depends on, as it was set. None: unknown, or not equal on all ranks."""
 
+    # Rows of a rank's batches in the mean step, by the first dimension of forward's first tensor.
     rows: float | None = None
-    """Rows of a rank's batches in the mean step, by the first dimension of forward's first tensor."""
-    reductions: float | None = None
-    """In the mean step, of the DDP model that reduces most often."""
+    reductions: float | None = None  # in the mean step, of the DDP model that reduces most often
     threads: int | None = None
     cores: int | None = None
-    workers: int | None = None
-    """Of the loader that each rank trains with."""
+    workers: int | None = None  # of the loader that each rank trains with
     gradient_bytes: int | None = None
     buckets: int | None = None
     bucket_cap_bytes: int | None = None
@@ -378,14 +327,10 @@ class SpeedSettings:
 class NetworkUse:
     """What a job's reductions use of the network. Figures are bus bandwidths, as in nccl-tests."""
 
-    step_bytes: int
-    """Gradients that are reduced in a step."""
-    used_gb_s: float
-    """The mean over the whole step."""
-    limit_gb_s: float | None
-    """What the network could carry, or None if that is not known."""
-    source: str
-    """Who says so: "allreduce-bench", "the link eth0 of 1 Gbit/s"."""
+    step_bytes: int  # gradients that are reduced in a step
+    used_gb_s: float  # the mean over the whole step
+    limit_gb_s: float | None  # what the network could carry, or None if that is not known
+    source: str  # who says so: "allreduce-bench", "the link eth0 of 1 Gbit/s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -393,26 +338,18 @@ class Budget:
     """Where the time of a step goes. The critical column adds up to the wall time of a step."""
 
     phases: tuple[PhaseRow, ...]
-    wall_ms: float
-    """The mean step, from the end of one to the end of the next."""
-    steps: int
-    """Steps that it is the mean of."""
-    count: int
-    """Steps of the whole run."""
+    wall_ms: float  # the mean step, from the end of one to the end of the next
+    steps: int  # steps that it is the mean of
+    count: int  # steps of the whole run
+    # Transfer in reductions, broadcasts of buffers and the script's own collectives, as a share of the step.
     communication_share: float
-    """Transfer in reductions, broadcasts of buffers and the script's own collectives, as a share of the step."""
-    waiting_share: float
-    """What the median rank waits for slower ones, as a share of the step."""
+    waiting_share: float  # what the median rank waits for slower ones, as a share of the step
+    # Over all ranks, counted by the first dimension of forward's first tensor; None if that is not known.
     samples_per_s: float | None = None
-    """Over all ranks, counted by the first dimension of forward's first tensor; None if that is not known."""
-    own_ms: float = 0.0
-    """What ddpdoctor's own looks at replicas take, per step of the whole run. It is in no phase."""
-    is_device: bool = False
-    """Whether these are times of the GPUs."""
-    overlap: float | None = None
-    """The share of the reduction that backward hides, or None if it is not known."""
-    blocks_ms: tuple[float, ...] = ()
-    """Like ``wall_ms``, in each block of consecutive steps."""
+    own_ms: float = 0.0  # What ddpdoctor's own looks at replicas take, per step of the whole run. It is in no phase.
+    is_device: bool = False  # whether these are times of the GPUs
+    overlap: float | None = None  # the share of the reduction that backward hides, or None if it is not known
+    blocks_ms: tuple[float, ...] = ()  # like ``wall_ms``, in each block of consecutive steps
 
     @property
     def efficiency_bound(self) -> float:

@@ -23,17 +23,12 @@ class TrialSettings:
     step: str = ""
     steps: int = 5
     seed: int = 0
-    backend: str = ""
-    """Empty: chosen automatically."""
+    backend: str = ""  # empty: chosen automatically
     reference: bool = False
-    twice: bool = False
-    """Run the steps a second time with the same seed, and compare bit by bit."""
-    unused: bool = False
-    """Pass ``find_unused_parameters=True`` to DDP."""
-    allowed: tuple[str, ...] = ()
-    """Name patterns of tensors that may differ between ranks."""
-    limit_s: float = 120.0
-    """The trial stops when no rank makes progress for this long."""
+    twice: bool = False  # run the steps a second time with the same seed, and compare bit by bit
+    unused: bool = False  # pass ``find_unused_parameters=True`` to DDP
+    allowed: tuple[str, ...] = ()  # name patterns of tensors that may differ between ranks
+    limit_s: float = 120.0  # the trial stops when no rank makes progress for this long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,17 +47,14 @@ class Participant:
 class Rerun:
     """Whether a second run with the same seed gave the same bits on the same ranks."""
 
-    steps: int
-    """Number of steps that both runs made."""
+    steps: int  # number of steps that both runs made
+    # The step at which the first tensor differed, 0 for the initial model. None if everything was equal.
     step: int | None = None
-    """The step at which the first tensor differed, 0 for the initial model. None if everything was equal."""
     what: What | None = None
     name: str = ""
     part: str = ""
-    ranks: tuple[int, ...] = ()
-    """The ranks on which it differed."""
-    differing: int = 0
-    """How many tensors differed at that step on the first of these ranks."""
+    ranks: tuple[int, ...] = ()  # the ranks on which it differed
+    differing: int = 0  # how many tensors differed at that step on the first of these ranks
     of: int = 0
 
 
@@ -72,20 +64,14 @@ class Trial:
 
     settings: TrialSettings
     participants: tuple[Participant, ...]
-    models: tuple[ModelSeen, ...]
-    """One per rank: the module passed to DDP's constructor."""
+    models: tuple[ModelSeen, ...]  # one per rank: the module passed to DDP's constructor
     optimizer: str = ""
-    batch: str = ""
-    """A description of a batch: "the user's make_batch", "float32[8, 16], made up for 0"."""
-    loss: str = ""
-    """A description of the loss."""
-    consistency: Consistency | None = None
-    """None if the models differ, because DDP was not tried then."""
-    reference: OneProcess | None = None
-    """None if it was not requested or not possible."""
+    batch: str = ""  # a description of a batch: "the user's make_batch", "float32[8, 16], made up for 0"
+    loss: str = ""  # a description of the loss
+    consistency: Consistency | None = None  # None if the models differ, because DDP was not tried then
+    reference: OneProcess | None = None  # None if it was not requested or not possible
     rerun: Rerun | None = None
-    notes: tuple[str, ...] = ()
-    """What a reader must know about how the trial was done."""
+    notes: tuple[str, ...] = ()  # what a reader must know about how the trial was done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,28 +84,20 @@ class GradientErrors:
 
     name: str
     elements: int
-    norm: float
-    """Norm of W."""
+    norm: float  # norm of W
     ddp_norm: float
+    # The rounding error of such a gradient: the largest difference between its own precision and float64, over the
+    # whole batch and each rank's part. If float64 is not available: the largest difference between sample orders.
     rounding: float
-    """The rounding error of such a gradient: the largest difference between its own precision and float64, over the
-    whole batch and each rank's part. If float64 is not available: the largest difference between sample orders."""
-    exact: float
-    """The rounding error of W - P. Both are computed in float64 if it is available."""
-    whole: float
-    """D - W."""
-    parts: float
-    """D - P."""
-    local: float
-    """D - L."""
-    scaled: float
-    """D - k P, with ``ReferenceStep.scale`` for k."""
-    maths: float
-    """W - P: the change that comes from averaging over ranks, independent of DDP."""
-    weighted: float
-    """W minus the sum of the ranks' gradients, weighted with ``ReferenceStep.weights``."""
+    exact: float  # The rounding error of W - P. Both are computed in float64 if it is available.
+    whole: float  # D - W
+    parts: float  # D - P
+    local: float  # D - L
+    scaled: float  # D - k P, with ``ReferenceStep.scale`` for k
+    maths: float  # W - P: the change that comes from averaging over ranks, independent of DDP
+    weighted: float  # W minus the sum of the ranks' gradients, weighted with ``ReferenceStep.weights``
+    # W - P with the batch statistics of BatchNorm turned off in both, or None without BatchNorm.
     without_batchnorm: float | None
-    """W - P with the batch statistics of BatchNorm turned off in both, or None without BatchNorm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,21 +105,14 @@ class ReferenceStep:
     """One step that starts from the state of DDP's replicas."""
 
     step: int
-    scale: float
-    """The factor k for which k P is closest to D, or 0 if P is 0."""
-    weights: tuple[float, ...]
-    """One per rank: the weights with which the sum of the ranks' gradients is closest to W."""
-    samples: tuple[int, ...]
-    """Samples in each rank's batch."""
-    losses: tuple[float | None, ...]
-    """Each rank's loss in DDP."""
-    part_losses: tuple[float | None, ...]
-    """The loss of each rank's batch in one process."""
-    random_error: float
-    """The largest change of W with other random numbers, in units of rounding."""
+    scale: float  # the factor k for which k P is closest to D, or 0 if P is 0
+    weights: tuple[float, ...]  # one per rank: the weights with which the sum of the ranks' gradients is closest to W
+    samples: tuple[int, ...]  # samples in each rank's batch
+    losses: tuple[float | None, ...]  # each rank's loss in DDP
+    part_losses: tuple[float | None, ...]  # the loss of each rank's batch in one process
+    random_error: float  # the largest change of W with other random numbers, in units of rounding
     tensors: tuple[GradientErrors, ...]
-    missing: tuple[str, ...] = ()
-    """Parameters that have a gradient only in DDP or only in one process."""
+    missing: tuple[str, ...] = ()  # parameters that have a gradient only in DDP or only in one process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,13 +120,8 @@ class OneProcess:
     """All compared steps, and the properties of the model that affect the comparison."""
 
     steps: tuple[ReferenceStep, ...] = ()
-    float64: bool = True
-    """The rounding was measured against float64."""
-    batchnorm: tuple[str, ...] = ()
-    """Modules that compute batch statistics on their own rank only."""
-    hooked: tuple[str, ...] = ()
-    """Parameters whose gradients have hooks from the code that builds the model."""
-    dropout: int = 0
-    """Number of layers whose dropout was set to 0 for this comparison."""
-    problem: str = ""
-    """A sentence that says why the comparison is missing or incomplete."""
+    float64: bool = True  # the rounding was measured against float64
+    batchnorm: tuple[str, ...] = ()  # modules that compute batch statistics on their own rank only
+    hooked: tuple[str, ...] = ()  # parameters whose gradients have hooks from the code that builds the model
+    dropout: int = 0  # number of layers whose dropout was set to 0 for this comparison
+    problem: str = ""  # a sentence that says why the comparison is missing or incomplete

@@ -13,31 +13,23 @@ if TYPE_CHECKING:
 class Bound(str, Enum):
     """What the predicted ratio is."""
 
-    RANGE = "range"
-    """The step is expected between ``low`` and ``high``."""
-    AT_LEAST = "at least"
-    """The change saves at least so much."""
-    UP_TO = "up to"
-    """The change saves so much at most."""
+    RANGE = "range"  # the step is expected between ``low`` and ``high``
+    AT_LEAST = "at least"  # the change saves at least so much
+    UP_TO = "up to"  # the change saves so much at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedStep:
     """The step after a change, as a ratio to the present one: 0.8 is a step that is 20 % shorter."""
 
-    setting: str
-    """Which change: "bucket_cap=1048576", "workers=4", "without=straggler"."""
-    change: str
-    """The same in the user's words."""
-    ratio: float | None = None
-    """None if it was refused."""
+    setting: str  # which change: "bucket_cap=1048576", "workers=4", "without=straggler"
+    change: str  # the same in the user's words
+    ratio: float | None = None  # None if it was refused
     low: float | None = None
     high: float | None = None
     bound: Bound = Bound.RANGE
-    assumes: str = ""
-    """What must hold, as a phrase."""
-    reason: str = ""
-    """Why it was refused."""
+    assumes: str = ""  # what must hold, as a phrase
+    reason: str = ""  # why it was refused
 
     @property
     def gain(self) -> float:
@@ -48,12 +40,9 @@ class PredictedStep:
 class LaunchKind(str, Enum):
     """What a launch shows."""
 
-    ALONE = "alone"
-    """One rank with all cores."""
-    SHARE = "share"
-    """One rank with as many cores and threads as it has among all ranks."""
-    JOB = "job"
-    """All ranks."""
+    ALONE = "alone"  # one rank with all cores
+    SHARE = "share"  # one rank with as many cores and threads as it has among all ranks
+    JOB = "job"  # all ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,29 +50,21 @@ class ScalingLaunch:
     """One launch."""
 
     kind: LaunchKind
-    ranks: int
-    """Of a share: among how many ranks it is one."""
+    ranks: int  # of a share: among how many ranks it is one
     step_ms: float
-    unreduced_ms: float
-    """The step without any reduction."""
-    rows: float | None = None
-    """The batch of a rank in a step; None if it was not recorded."""
-    spread_ms: float = 0.0
-    """Standard deviation, over ranks and steps, of the time that a rank needs for itself."""
-    noise: float = 0.0
-    """How far the ratio of the script's settings to themselves reaches from 1."""
+    unreduced_ms: float  # the step without any reduction
+    rows: float | None = None  # the batch of a rank in a step; None if it was not recorded
+    spread_ms: float = 0.0  # standard deviation, over ranks and steps, of the time that a rank needs for itself
+    noise: float = 0.0  # how far the ratio of the script's settings to themselves reaches from 1
 
 
 class ScalingKind(str, Enum):
     """What grew with the number of ranks. The batch per rank decides."""
 
-    WEAK = "weak"
-    """The batch of a rank stayed the same."""
-    STRONG = "strong"
-    """The total batch stayed the same."""
+    WEAK = "weak"  # the batch of a rank stayed the same
+    STRONG = "strong"  # the total batch stayed the same
     NEITHER = "neither"
-    UNKNOWN = "unknown"
-    """The batch was not recorded. Taken for weak."""
+    UNKNOWN = "unknown"  # The batch was not recorded. Taken for weak.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,16 +75,11 @@ class ScalingRow:
     kind: ScalingKind
     step_ms: float
     rows: float | None
-    efficiency: float
-    """Samples per second of a rank, as a share of those of one rank that has all cores."""
-    threads: float
-    """What a rank's own share of the cores and threads costs."""
-    contention: float
-    """What the other ranks' use of memory, caches and cores costs."""
-    communication: float
-    """What reductions and waiting for other ranks cost. DDP changes this factor only."""
-    noise: float
-    """Smaller differences mean nothing."""
+    efficiency: float  # samples per second of a rank, as a share of those of one rank that has all cores
+    threads: float  # what a rank's own share of the cores and threads costs
+    contention: float  # what the other ranks' use of memory, caches and cores costs
+    communication: float  # What reductions and waiting for other ranks cost. DDP changes this factor only.
+    noise: float  # smaller differences mean nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,13 +88,10 @@ class PredictedSize:
 
     ranks: int
     low_ms: float
-    high_ms: float
-    """The step by the better and the worse of ring and tree."""
-    waiting_ms: float
-    """In it: waiting that comes with the spread of the ranks' own times."""
+    high_ms: float  # the step by the better and the worse of ring and tree
+    waiting_ms: float  # in it: waiting that comes with the spread of the ranks' own times
     low: float
-    high: float
-    """The efficiency."""
+    high: float  # the efficiency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,12 +101,9 @@ class ScalingResult:
     launches: tuple[ScalingLaunch, ...]
     rows: tuple[ScalingRow, ...]
     predicted: tuple[PredictedSize, ...] = ()
-    reason: str = ""
-    """Why nothing is predicted."""
-    spread: float = 0.0
-    """Of the ranks' own times, as a share of the step."""
-    measured_ranks: int = 0
-    """The most ranks at which it was measured."""
+    reason: str = ""  # why nothing is predicted
+    spread: float = 0.0  # of the ranks' own times, as a share of the step
+    measured_ranks: int = 0  # the most ranks at which it was measured
     notes: tuple[str, ...] = ()
 
 
@@ -141,14 +111,10 @@ class ScalingResult:
 class RunSpeed:
     """One of the two runs."""
 
-    name: str
-    """The path that the user gave."""
-    wall_ms: float
-    """The mean step."""
-    count: int
-    """Steps of the whole run."""
-    status: str
-    """How the job ended: "finished", "hung"."""
+    name: str  # the path that the user gave
+    wall_ms: float  # the mean step
+    count: int  # steps of the whole run
+    status: str  # how the job ended: "finished", "hung"
     ranks: int | None
     samples_per_s: float | None
     command: str = ""
@@ -162,8 +128,7 @@ class TimeChange:
     second_ms: float
     low_ms: float
     high_ms: float
-    is_change: bool
-    """The interval excludes zero, and the change is no trifle."""
+    is_change: bool  # the interval excludes zero, and the change is no trifle
 
     @property
     def change_ms(self) -> float:
@@ -210,8 +175,7 @@ class Topic(str, Enum):
     MODEL = "model"
     DATA = "data"
     BANDWIDTH = "bandwidth"
-    PACE = "pace"
-    """A symptom more often than a cause, so it comes last."""
+    PACE = "pace"  # a symptom more often than a cause, so it comes last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,10 +192,8 @@ class RunDifference:
 class ComparedRun:
     """One of the two runs."""
 
-    name: str
-    """The path that the user gave."""
-    ended: str
-    """How it ended: "hung", "no problem found"."""
+    name: str  # the path that the user gave
+    ended: str  # how it ended: "hung", "no problem found"
     command: str
 
 
@@ -242,16 +204,12 @@ class RunDifferences:
     first: ComparedRun
     second: ComparedRun
     differences: tuple[RunDifference, ...]
-    compared: tuple[str, ...]
-    """The topics that both runs have facts about."""
-    not_compared: tuple[str, ...]
-    """The topics that only one of them has facts about."""
+    compared: tuple[str, ...]  # the topics that both runs have facts about
+    not_compared: tuple[str, ...]  # the topics that only one of them has facts about
 
 
-BASE = "base"
-"""The settings of the script."""
-AGAIN = "again"
-"""The settings of the script once more: what differs between the two is noise."""
+BASE = "base"  # the settings of the script
+AGAIN = "again"  # the settings of the script once more: what differs between the two is noise
 
 
 class TrialStop(str, Enum):
@@ -264,8 +222,7 @@ class TrialStop(str, Enum):
     SPAWNED = "spawned"
     CANNOT_SWITCH = "cannot switch"
     FAILED = "failed"
-    CUT_SHORT = "cut short"
-    """The job ended, by itself or not, before the trial did."""
+    CUT_SHORT = "cut short"  # the job ended, by itself or not, before the trial did
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,38 +231,28 @@ class TriedBlock:
 
     round: int
     setting: str
-    ranks_ms: tuple[tuple[float, ...], ...]
-    """By rank: how long each step took."""
+    ranks_ms: tuple[tuple[float, ...], ...]  # by rank: how long each step took
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecord:
     """What the ranks of this host recorded of a trial."""
 
-    settings: tuple[str, ...] = ()
-    """Those to try, ``BASE`` and ``AGAIN`` first."""
-    late: tuple[str, ...] = ()
-    """Those that were tried after all others, since they could stop the job."""
+    settings: tuple[str, ...] = ()  # those to try, ``BASE`` and ``AGAIN`` first
+    late: tuple[str, ...] = ()  # those that were tried after all others, since they could stop the job
     rounds: int = 0
     blocks: tuple[TriedBlock, ...] = ()
-    refused: tuple[tuple[str, str], ...] = ()
-    """Setting and reason."""
+    refused: tuple[tuple[str, str], ...] = ()  # setting and reason
     stop: TrialStop = TrialStop.CUT_SHORT
     reason: str = ""
-    models: int = 0
-    """The number of DDP models, if there were several."""
-    forwards: int = 0
-    """Training forwards in each step; 0 if that varied."""
-    trying: str = ""
-    """The setting that was tried last."""
-    round: int = 0
-    """The round in which that was, from 0."""
-    needed_steps: int = 0
-    """Optimizer steps of the whole trial; 0 if the plan was not made."""
+    models: int = 0  # the number of DDP models, if there were several
+    forwards: int = 0  # training forwards in each step; 0 if that varied
+    trying: str = ""  # the setting that was tried last
+    round: int = 0  # the round in which that was, from 0
+    needed_steps: int = 0  # optimizer steps of the whole trial; 0 if the plan was not made
+    # Settings that launches of this job can have from their start. Known if its own settings were measured alone.
     fits: tuple[str, ...] = ()
-    """Settings that launches of this job can have from their start. Known if its own settings were measured alone."""
-    by_restarts: bool = False
-    """Each block is a launch of its own."""
+    by_restarts: bool = False  # each block is a launch of its own
 
     @property
     def has_result(self) -> bool:
@@ -331,14 +278,11 @@ class TriedSetting:
 
     setting: str
     title: str
-    note: str = ""
-    """What else it changes, such as the numerics."""
+    note: str = ""  # what else it changes, such as the numerics
     rounds: int = 0
     predicted: RatioRange | None = None
-    measured: RatioRange | None = None
-    """The range is the 95 % interval."""
-    reason: str = ""
-    """Why it was not measured."""
+    measured: RatioRange | None = None  # the range is the 95 % interval
+    reason: str = ""  # why it was not measured
     is_gain: bool = False
     by_restarts: bool = False
 
@@ -347,14 +291,10 @@ class TriedSetting:
 class RestartPlan:
     """What launches of a job try, each with one setting from its start."""
 
-    settings: tuple[str, ...]
-    """Those to try, besides the script's own."""
-    refused: tuple[tuple[str, str], ...] = ()
-    """What was asked for and cannot be tried: setting and reason."""
-    why: str = ""
-    """Why launches are needed, as a sentence."""
-    launch_s: float = 0.0
-    """About how long a launch takes."""
+    settings: tuple[str, ...]  # those to try, besides the script's own
+    refused: tuple[tuple[str, str], ...] = ()  # what was asked for and cannot be tried: setting and reason
+    why: str = ""  # why launches are needed, as a sentence
+    launch_s: float = 0.0  # about how long a launch takes
 
 
 class TuneVerdict(str, Enum):
@@ -369,19 +309,15 @@ class TuneVerdict(str, Enum):
 class TuneResult:
     """What a trial showed."""
 
-    step_ms: float
-    """The median step under the script's settings."""
+    step_ms: float  # the median step under the script's settings
     rounds: int
-    noise: RatioRange
-    """The script's settings against themselves."""
+    noise: RatioRange  # the script's settings against themselves
     rows: tuple[TriedSetting, ...]
     verdict: TuneVerdict
-    conclusion: str
-    """One sentence."""
-    fix: str = ""
-    """The setting to change, in the words of the framework in use."""
+    conclusion: str  # one sentence
+    fix: str = ""  # the setting to change, in the words of the framework in use
+    # The line to change: where the DDP model is built, or where batches are taken from the loader.
     where: tuple[Place, ...] = ()
-    """The line to change: where the DDP model is built, or where batches are taken from the loader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,12 +325,8 @@ class TuneOutcome:
     """A trial as the report has it: its result, or why there is none."""
 
     result: TuneResult | None = None
-    problem: str = ""
-    """Why there is no result, if the job itself ended well."""
-    help: str = ""
-    """What to do about that."""
-    trying: str = ""
-    """The setting that was tried when the job hung, failed or was interrupted; "" if none was yet."""
-    round: int = 0
-    """The round in which that was, from 1."""
+    problem: str = ""  # why there is no result, if the job itself ended well
+    help: str = ""  # what to do about that
+    trying: str = ""  # the setting that was tried when the job hung, failed or was interrupted; "" if none was yet
+    round: int = 0  # the round in which that was, from 1
     rounds: int = 0

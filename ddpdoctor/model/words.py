@@ -142,6 +142,7 @@ def outvoted(sides: Collection[Collection[int]]) -> tuple[int, ...]:
     return tuple(sorted(number for side in sides for number in side if number not in majority))
 
 
+# By the names of torch's profiler and flight recorder, and of c10d's ``opTypeToString`` in lower case.
 _OPS = {
     "_all_gather_base": "all_gather_into_tensor",
     "_reduce_scatter_base": "reduce_scatter_tensor",
@@ -166,7 +167,6 @@ _OPS = {
     "recvanysource": "recv",
     "unknown": "",
 }
-"""By the names of torch's profiler and flight recorder, and of c10d's ``opTypeToString`` in lower case."""
 _DTYPES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
     "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool", "ComplexFloat": "complex64",

@@ -46,10 +46,9 @@ if TYPE_CHECKING:
 
 HEAD_BYTES = 512
 TAIL_BYTES = 4096
-END_SIGNATURE = b"PK\x05\x06"
-"""Signature of the record that ends a zip archive."""
-END_BYTES = 22
-"""The least size of that record. A file that ends within it is truncated."""
+END_SIGNATURE = b"PK\x05\x06"  # signature of the record that ends a zip archive
+END_BYTES = 22  # The least size of that record. A file that ends within it is truncated.
+# The usual files that are found where a checkpoint should be, by how they begin.
 _BEGINNINGS = (
     (b"version https://git-lfs", "a pointer of git-lfs: the file itself was not fetched (git lfs pull)"),
     (b"<!doctype html", "an HTML page, as a server sends where a download failed"),
@@ -61,30 +60,26 @@ _BEGINNINGS = (
     (b"\x93numpy", "an array of NumPy"),
     (b"gguf", "a GGUF file, as llama.cpp reads"),
 )
-"""The usual files that are found where a checkpoint should be, by how they begin."""
-MOST_DEPTH = 4
-"""How deep to look for parts. Trainers put them one or two levels down."""
+MOST_DEPTH = 4  # How deep to look for parts. Trainers put them one or two levels down.
 CPU_STATE_BYTES = 5056
-CUDA_STATE_BYTES = 16
-"""Sizes of the uint8 tensors that ``torch.get_rng_state`` and ``torch.cuda.get_rng_state`` return."""
+CUDA_STATE_BYTES = 16  # sizes of the uint8 tensors that ``torch.get_rng_state`` and ``torch.cuda.get_rng_state`` return
 RANDOM_WORDS = ("rng", "random_state", "generator_state")
 PROGRESS_WORDS = ("epoch", "step", "iter", "global_step", "iteration", "num_updates")
+# Our choice: elements checked at once. Temporary tensors stay small, and a 30 GB file is not loaded as a whole.
 CHUNK = 2**22
-"""Our choice: elements checked at once. Temporary tensors stay small, and a 30 GB file is not loaded as a whole."""
+# Our choice: the most elements of a tensor larger than its storage. Damaged bytes can announce any number.
 MOST_REPEATED = 2**24
-"""Our choice: the most elements of a tensor larger than its storage. Damaged bytes can announce any number."""
+# Dtypes that have NaN and that torch can check on a CPU.
 WITH_FRACTIONS = frozenset(
     {"float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128"}
 )
-"""Dtypes that have NaN and that torch can check on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
     """What to read beyond the index. Each of these reads the whole file."""
 
-    whole: bool = True
-    """Verify checksums, and check values."""
+    whole: bool = True  # verify checksums, and check values
     digests: bool = False
 
 

@@ -15,13 +15,13 @@ from ddpdoctor.recorder.storage.files import parse_json
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+# Bytes of an element, by torch's name of the dtype.
 DTYPES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
     "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1, "complex128": 16, "complex64": 8, "complex32": 4,
     "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint64": 8, "uint32": 4, "uint16": 2, "uint8": 1, "bool": 1,
     "qint32": 4, "qint8": 1, "quint8": 1,
 }  # fmt: skip
-"""Bytes of an element, by torch's name of the dtype."""
 STORAGES = {
     "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
     "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8",
@@ -29,32 +29,27 @@ STORAGES = {
     "ComplexDoubleStorage": "complex128", "UntypedStorage": "uint8",
     "QInt32Storage": "qint32", "QInt8Storage": "qint8", "QUInt8Storage": "quint8",
 }  # fmt: skip
-MOST_ELEMENTS = 2**60
-"""Our choice: the limit of storage sizes, shapes and offsets."""
+MOST_ELEMENTS = 2**60  # our choice: the limit of storage sizes, shapes and offsets
 MOST_BITS = 1024
-MOST_READ_BYTES = 2**26
-"""Our choice: the limit of one value, such as a string or a NumPy array."""
+MOST_READ_BYTES = 2**26  # our choice: the limit of one value, such as a string or a NumPy array
 MOST_LINE_BYTES = 2**16
-MOST_PATH = 4096
-"""Our choice: the longest path of keys, in characters. No state dict is nested more deeply."""
+MOST_PATH = 4096  # Our choice: the longest path of keys, in characters. No state dict is nested more deeply.
 PLAIN_KEYS = (str, bytes, int, float, bool, type(None))
 _PYTHONS_OWN: Any = pickle._Unpickler  # noqa: SLF001 - `pickle` has no public name for it
+# Attributes of a pickled module that hold its tensors. They do not appear in the names of its state dict.
 LAYERS = frozenset({"_modules", "_parameters", "_buffers"})
-"""Attributes of a pickled module that hold its tensors. They do not appear in the names of its state dict."""
-LOCAL_HEADER = struct.Struct("<4s22xHH")
-"""Only the signature and the lengths of name and extra field are read."""
+LOCAL_HEADER = struct.Struct("<4s22xHH")  # only the signature and the lengths of name and extra field are read
 LOCAL_SIGNATURE = b"PK\x03\x04"
 PICKLE = "data.pkl"
 CHUNK_BYTES = 4 * 2**20
+# Our choice: an index names tensors but does not hold them. For 100,000 tensors it has about 20 MB.
 MOST_INDEX_BYTES = 2**28
-"""Our choice: an index names tensors but does not hold them. For 100,000 tensors it has about 20 MB."""
+# Search block. The next header follows within some 100 bytes: records are aligned to 64 bytes, or as the user set.
 SEARCH_BYTES = 2**16
-"""Search block. The next header follows within some 100 bytes: records are aligned to 64 bytes, or as the user set."""
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 STORAGE_LENGTH = struct.Struct("<q")
 HEADER_LENGTH = struct.Struct("<Q")
-MOST_HEADER_BYTES = 100 * 10**6
-"""The format's own limit."""
+MOST_HEADER_BYTES = 100 * 10**6  # the format's own limit
 SAFETENSORS_DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U64": "uint64",
@@ -85,8 +80,7 @@ class TensorRef:
     """A tensor: which part of which storage."""
 
     storage: StorageRef
-    offset: int
-    """Offset into the storage, in elements of ``dtype``."""
+    offset: int  # offset into the storage, in elements of ``dtype``
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: str
@@ -132,8 +126,7 @@ class Loaded:
     """What a pickle holds."""
 
     root: Any
-    names: tuple[str, ...]
-    """The unknown functions and classes that it names."""
+    names: tuple[str, ...]  # the unknown functions and classes that it names
 
 
 def read_pickle(file: BinaryIO) -> Loaded:
@@ -172,8 +165,7 @@ class _Bounded:
 class _Reader(_PYTHONS_OWN):  # type: ignore[misc]
     """Python's own unpickler. The one in C allocates gigabytes if four damaged bytes give a huge memo index."""
 
-    names: dict[str, None]
-    """The unknown functions and classes that it has met."""
+    names: dict[str, None]  # the unknown functions and classes that it has met
 
     def load_bytearray8(self) -> None:
         """Check the size before allocating memory, because eight damaged bytes can announce any number."""
@@ -299,14 +291,10 @@ def _join(path: str, key: Any) -> str:
 class Archive:
     """An archive whose directory could be read."""
 
-    loaded: Loaded | None
-    """None if the index is too damaged to read."""
-    problem: str
-    """Why the index could not be read."""
-    starts: dict[str, int]
-    """Where the bytes of each record begin, by the storage's key."""
-    damaged: tuple[str, ...]
-    """Records whose checksum is wrong, without the archive's name before them."""
+    loaded: Loaded | None  # None if the index is too damaged to read
+    problem: str  # why the index could not be read
+    starts: dict[str, int]  # where the bytes of each record begin, by the storage's key
+    damaged: tuple[str, ...]  # records whose checksum is wrong, without the archive's name before them
     has_checksums: bool
 
 

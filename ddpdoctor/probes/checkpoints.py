@@ -40,19 +40,18 @@ if TYPE_CHECKING:
 MOST_CHARACTERS = 300
 METADATA = ".metadata"
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".distcp", ".tar", ".pkl", ".model")
+# Suffixes that writers add to a name until the file is complete.
 TEMPORARY = re.compile(r"([._-]?(tmp|temp|part|partial|incomplete|writing|inprogress)([._-]?\w*)?|~)$", re.IGNORECASE)
-"""Suffixes that writers add to a name until the file is complete."""
 BEFORE = re.compile(r"^(\.?(tmp|temp)[._-]?|\.(?=.*\.(tmp|new|part)))", re.IGNORECASE)
 RANK = re.compile(r"(?<![a-z])(rank|shard|part|mp|pp|tp|dp|node|worker)([_-]?)(\d+)(?!\d)", re.IGNORECASE)
-PART_OF = re.compile(r"-(\d{5})-of-(\d{5})(?!\d)")
-"""How Hugging Face's libraries number the files of one model."""
+PART_OF = re.compile(r"-(\d{5})-of-(\d{5})(?!\d)")  # how Hugging Face's libraries number the files of one model
+# Our choice: this share of the median size of files whose names differ only in numbers. Files of one training have the
+# same size within a few percent. The first may lack optimizer state, two thirds of it, and is then reported as a
+# question.
 MUCH_SMALLER = 0.5
-"""Our choice: this share of the median size of files whose names differ only in numbers. Files of one training have the
-same size within a few percent. The first may lack optimizer state, two thirds of it, and is then reported as a
-question."""
 FEWEST_LIKE = 2
+# Our choice: larger numbers are dates or steps and not ranks or parts, so files in between are not missing.
 MOST_NUMBER = 100_000
-"""Our choice: larger numbers are dates or steps and not ranks or parts, so files in between are not missing."""
 MOST_ENTRIES = 20_000
 
 
@@ -61,12 +60,9 @@ class CheckpointOptions:
     """What the user asked for."""
 
     paths: tuple[Path, ...]
-    model: str | None = None
-    """``package.module:function``."""
-    same: bool = False
-    """Whether the files are copies of one checkpoint."""
-    quick: bool = False
-    """Whether to read only the index, without checksums and values."""
+    model: str | None = None  # ``package.module:function``
+    same: bool = False  # whether the files are copies of one checkpoint
+    quick: bool = False  # whether to read only the index, without checksums and values
 
 
 def read_checkpoints(wanted: CheckpointOptions, progress: Callable[[str], None]) -> Checkpoints:

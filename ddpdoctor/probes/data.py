@@ -34,30 +34,27 @@ if TYPE_CHECKING:
     from ddpdoctor.probes.ranks import Ranks
 
 Plain = TypeVar("Plain", int, bool)
+# Our choice: up to this size, ranks send which samples they drew, 2 MiB per pass. Above it, only sums and counts.
 MOST_SAMPLES = 2**24
-"""Our choice: up to this size, ranks send which samples they drew, 2 MiB per pass. Above it, only sums and counts."""
 MOST_OVERLAPS = 64
+# Our choice: the samples of each pair are counted for so many ranks, and fewer if ranks squared times samples exceeds
+# this number. That takes a quarter of a second per pass.
 OVERLAP_BITS = 2**31
-"""Our choice: the samples of each pair are counted for so many ranks, and fewer if ranks squared times samples exceeds
-this number. That takes a quarter of a second per pass."""
+# Part of torch's error if a function creates the process group that ddpdoctor has already created.
 MADE_TWICE = "initialize the default process group twice"
-"""Part of torch's error if a function creates the process group that ddpdoctor has already created."""
 NO_GROUP = "`ddpdoctor check-rendezvous`, started on all hosts, says which connections fail."
+# Our choice: how long a rank tries to reach the store. On a busy host, importing torch takes tens of seconds.
 MEET_LIMIT_S = 60.0
-"""Our choice: how long a rank tries to reach the store. On a busy host, importing torch takes tens of seconds."""
 GROUP_TIMEOUT_S = 600.0
-LATE_S = 60.0
-"""Our choice: how long rank 0 may take to judge and report after all ranks have answered."""
+LATE_S = 60.0  # our choice: how long rank 0 may take to judge and report after all ranks have answered
+# Our choice: the time limit of one pass over data without indices, which must be loaded to be counted.
 PASS_LIMIT_S = 30.0
-"""Our choice: the time limit of one pass over data without indices, which must be loaded to be counted."""
-DIGESTED_BATCHES = 8
-"""Our choice: how many batches of such a pass get digests."""
+DIGESTED_BATCHES = 8  # our choice: how many batches of such a pass get digests
 DIGEST_BYTES = 12
+# Our choice: samples loaded on every rank, spread over the dataset. Labels of few classes may be equal by chance.
 SAMPLES = 8
-"""Our choice: samples loaded on every rank, spread over the dataset. Labels of few classes may be equal by chance."""
 MOST_LEAVES = 16
-SEED = 20240229
-"""Any number that is the same on all ranks, so that random augmentation is the same too."""
+SEED = 20240229  # any number that is the same on all ranks, so that random augmentation is the same too
 _DIGEST_BYTES = 8
 
 
@@ -65,12 +62,10 @@ _DIGEST_BYTES = 8
 class CheckDataOptions:
     """What the user asked for."""
 
-    function: str
-    """``package.module:function``."""
+    function: str  # ``package.module:function``
     epochs: int
     set_epoch: bool
-    timeout_s: float
-    """How long to wait for the slowest rank."""
+    timeout_s: float  # how long to wait for the slowest rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -433,8 +428,7 @@ class Base:
 
     dataset: Any
     samples: int
-    maps: tuple[Sequence[int], ...] = ()
-    """The indices of the subsets, outermost first."""
+    maps: tuple[Sequence[int], ...] = ()  # the indices of the subsets, outermost first
 
     def trace(self, index: Any) -> int:
         """Return the sample that an index of the loader means. Raises ``NoIndices``."""

@@ -18,13 +18,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RANK = re.compile(r"rank[-_.]?0*(\d+)", re.IGNORECASE)
-CHUNK = 2**18
-"""Elements compared at once, a few MiB as float64. Our choice."""
-PREFIXES = ("module.", "_orig_mod.")
-"""What DDP and torch.compile put before each name."""
+CHUNK = 2**18  # Elements compared at once, a few MiB as float64. Our choice.
+PREFIXES = ("module.", "_orig_mod.")  # what DDP and torch.compile put before each name
 OPTIMIZER_KEYS = frozenset({"state", "param_groups"})
+# Names of buffers. A file does not say what is a buffer, and only batch and instance norm have telling names.
 BUFFERS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
-"""Names of buffers. A file does not say what is a buffer, and only batch and instance norm have telling names."""
 RANDOM = re.compile(r"(^|[._])(rng|random|generator)", re.IGNORECASE)
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
@@ -200,10 +198,8 @@ class Saved:
     tensors: dict[str, tuple[Kind, Any]] = field(default_factory=dict)
     values: dict[str, tuple[Kind, str]] = field(default_factory=dict)
     stripped: set[str] = field(default_factory=set)
-    prefix: str = ""
-    """The key around the whole model. It was removed because other files lack it."""
-    beside: int = 0
-    """The number of tensors outside of that key. They are left out."""
+    prefix: str = ""  # The key around the whole model. It was removed because other files lack it.
+    beside: int = 0  # The number of tensors outside of that key. They are left out.
 
     def below(self, prefix: str) -> Saved:
         """Return only what is below a key, with the key removed from the names."""

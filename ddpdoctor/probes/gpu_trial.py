@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     Copy = Callable[[torch.Tensor, torch.Tensor], float | None]
 
 FREE_SHARE = 0.1
+# How much of the free memory is filled. Our choice: enough to use every memory channel, and safe on a shared GPU.
 MAX_BYTES = 2 * 2**30
-"""How much of the free memory is filled. Our choice: enough to use every memory channel, and safe on a shared GPU."""
 CHUNK_BYTES = 64 * 2**20
+# Terms of each sum in the product. The results are 2 * INNER / 3 = 256 and -INNER / 3 = -128. All partial sums are
+# whole numbers and no larger, so they are exact in float32, TF32 and bfloat16 in any order of addition.
 INNER = 384
-"""Terms of each sum in the product. The results are 2 * INNER / 3 = 256 and -INNER / 3 = -128. All partial sums are
-whole numbers and no larger, so they are exact in float32, TF32 and bfloat16 in any order of addition."""
 ROUNDS = 20
 COPY_BYTES = 64 * 2**20
 PRIME = 1_000_003

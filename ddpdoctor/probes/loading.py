@@ -27,13 +27,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, MutableMapping
 
 HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-FORMER_HANDLING = "NCCL_ASYNC_ERROR_HANDLING"
-"""The older name, which torch still reads if the new one is not set."""
+FORMER_HANDLING = "NCCL_ASYNC_ERROR_HANDLING"  # the older name, which torch still reads if the new one is not set
 TORCHRUN, OF_TORCHRUN = "TORCHELASTIC_RUN_ID", "1"
 OTHERS = ("TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_RETHROW_CUDA_ERRORS")
 SHELL = "/bin/sh"
+# Sleeps until the first line comes, which is faulthandler's "Timeout", or until the process ends without one.
 READER = 'IFS= read -r line || exit 0; printf "%s\\n" "$1" >&2; exec cat >&2'
-"""Sleeps until the first line comes, which is faulthandler's "Timeout", or until the process ends without one."""
 STDERR = 2
 LAST_LIMIT_S = 5.0
 FORM = "package.module:function"

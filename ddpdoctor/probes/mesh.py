@@ -52,36 +52,31 @@ if TYPE_CHECKING:
     from ddpdoctor.model.reaching import Publication, Transfer
 
 Kind = TypeVar("Kind")
+# Our choice: time limit of the whole mesh, and how much it grows per node. Four healthy nodes take some tenths of a
+# second, 512 take half a minute.
 BASE_S, NODE_S = 30.0, 0.25
-"""Our choice: time limit of the whole mesh, and how much it grows per node. Four healthy nodes take some tenths of a
-second, 512 take half a minute."""
-AT_ONCE_S = 1.0
-"""Our choice: nodes that open their ports within this time are visited first."""
+AT_ONCE_S = 1.0  # our choice: nodes that open their ports within this time are visited first
+# Our choice: a node that has not opened its ports after this time, plus this much per node, counts as absent.
 PATIENCE_S, PATIENCE_NODE_S = 8.0, 0.15
-"""Our choice: a node that has not opened its ports after this time, plus this much per node, counts as absent."""
-COLLECT_S = 5.0
-"""Our choice: how long after the time limit to wait for the others' results."""
+COLLECT_S = 5.0  # our choice: how long after the time limit to wait for the others' results
+# Our choice: a node gives up after losing the time of this many stalled payloads. Later pairs are left out and say so.
 FAILURES = 4
-"""Our choice: a node gives up after losing the time of this many stalled payloads. Later pairs are left out and say
-so."""
+# Our choice: how long a slow node may send a large payload: at most, at least, and all its payloads together.
 LONGEST_SEND_S, LEAST_SEND_S, ALL_SENDS_S = 1.0, 0.05, 30.0
-"""Our choice: how long a slow node may send a large payload: at most, at least, and all its payloads together."""
 LOOK_EVERY_S = 0.02
+# Our choice: rounds whose ports are opened at once. A round needs three descriptors, and a shell usually allows 1,024
+# per process.
 BLOCK = 64
-"""Our choice: rounds whose ports are opened at once. A round needs three descriptors, and a shell usually allows 1,024
-per process."""
-BACKLOG = 128
-"""Our choice: a source may retry from other ports, and sources may share a listener."""
+BACKLOG = 128  # our choice: a source may retry from other ports, and sources may share a listener
+# Our choice: the most connections that have not sent a whole hello. More cannot all be sources of the mesh.
 MAX_WAITING = 256
-"""Our choice: the most connections that have not sent a whole hello. More cannot all be sources of the mesh."""
 TICK_S = 0.2
 SOURCE_FAILS = "payloads of the source had stalled often enough"
 TARGET_FAILS = "payloads to the target had stalled often enough"
 NO_TIME = "the time for the mesh was over"
+# SO_LINGER: drop unsent data and send a reset. It is a small packet, which passes even if large ones do not.
 _RESET_AT_CLOSE = struct.pack("ii", 1, 0)
-"""SO_LINGER: drop unsent data and send a reset. It is a small packet, which passes even if large ones do not."""
-TRY_AGAIN_S = 0.5
-"""Our choice: longer than any round trip between hosts that train together."""
+TRY_AGAIN_S = 0.5  # our choice: longer than any round trip between hosts that train together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +84,11 @@ class MeshLimits:
     """The time limits and ports of the mesh."""
 
     connect_s: float = 3.0
+    # A payload without progress for this long has stalled. TCP retransmits after 0.2, 0.6, 1.4 and 3 s.
     stall_s: float = 4.0
-    """A payload without progress for this long has stalled. TCP retransmits after 0.2, 0.6, 1.4 and 3 s."""
-    total_s: float | None = None
-    """None means a limit based on the number of nodes."""
+    total_s: float | None = None  # None means a limit based on the number of nodes
+    # The range of ports to listen on, both ends included, or None for any free port.
     port_range: tuple[int, int] | None = None
-    """The range of ports to listen on, both ends included, or None for any free port."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,12 +233,9 @@ def partners_of(place: int, rounds: range, count: int) -> tuple[tuple[int, ...],
 class PostsOpen:
     """What the sources need to know. Sent from one node to the others."""
 
-    ports: dict[str, int]
-    """The port for each source, by the source's number."""
-    ticket: str
-    """In hexadecimal digits."""
-    error: str = ""
-    """Why there are no ports, as a phrase."""
+    ports: dict[str, int]  # the port for each source, by the source's number
+    ticket: str  # in hexadecimal digits
+    error: str = ""  # why there are no ports, as a phrase
 
 
 @dataclass(slots=True)
@@ -422,8 +413,7 @@ class Target:
     publication: Publication
     port: int
     ticket: bytes
-    obstacle: str
-    """Why it cannot be visited, or "" if it can."""
+    obstacle: str  # why it cannot be visited, or "" if it can
 
 
 class Visitor:
@@ -503,8 +493,7 @@ class ConnectionAttempt:
 
     address: str
     port: int
-    connection: socket.socket | None = None
-    """Open if ``seen`` says that it is connected. The caller must close it."""
+    connection: socket.socket | None = None  # Open if ``seen`` says that it is connected. The caller must close it.
     seen: Connecting | None = None
     pending: list[socket.socket] = field(default_factory=list)
     tries: int = 0

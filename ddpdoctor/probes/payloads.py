@@ -24,25 +24,23 @@ TICKET_BYTES = 16
 NUMBER = struct.Struct("!I")
 HELLO_BYTES = len(MAGIC) + TICKET_BYTES + NUMBER.size
 GO, ENOUGH = b"g", b"e"
+# One packet on any path: IPv4 guarantees 576 bytes (RFC 791). The IP and TCP headers take up to 60 bytes each.
 SMALL_BYTES = 400
-"""One packet on any path: IPv4 guarantees 576 bytes (RFC 791). The IP and TCP headers take up to 60 bytes each."""
-LARGE_BYTES = 4 * 2**20
-"""Our choice: about 4 ms at 10 Gbit/s, of which TCP's slow start is a small part."""
+LARGE_BYTES = 4 * 2**20  # our choice: about 4 ms at 10 Gbit/s, of which TCP's slow start is a small part
+# Our choice, also the least size of a large payload: two full packets of 9,000 bytes, or eleven of 1,500.
 PART_BYTES = 16 * 2**10
-"""Our choice, also the least size of a large payload: two full packets of 9,000 bytes, or eleven of 1,500."""
 LOOK_EVERY_S = 0.25
+# Our choice: a large payload that took longer than ``FAST_S`` is sent again, until ``AGAIN_S`` have been spent.
 FAST_S, AGAIN_S = 0.05, 0.5
-"""Our choice: a large payload that took longer than ``FAST_S`` is sent again, until ``AGAIN_S`` have been spent."""
+# Our choice: it is sent again only if it is this much slower than the node's fastest payload. This is half of the
+# factor that the rules call slow.
 MUCH_SLOWER = 2.5
-"""Our choice: it is sent again only if it is this much slower than the node's fastest payload. This is half of the
-factor that the rules call slow."""
-LONGEST_STALLS = 3
-"""Our choice: a payload that makes progress may take this many times the stall limit."""
-_PART = os.urandom(PART_BYTES)
-"""Random bytes, so that nothing on the way can compress them."""
+LONGEST_STALLS = 3  # our choice: a payload that makes progress may take this many times the stall limit
+_PART = os.urandom(PART_BYTES)  # random bytes, so that nothing on the way can compress them
 _ANSWER = struct.Struct("!II")
+# Our choice: the most unsent bytes in the send buffer, so that a sender that stops is not busy for seconds more.
 _UNSENT_BYTES = 128 * 2**10
-"""Our choice: the most unsent bytes in the send buffer, so that a sender that stops is not busy for seconds more."""
+# Where the kernel puts the fields of ``TcpCounts``.
 _TCP_INFO = {
     "unacknowledged": struct.Struct("=24xI"),
     "retransmitted": struct.Struct("=100xI"),
@@ -50,7 +48,6 @@ _TCP_INFO = {
     "sent": struct.Struct("=156xI"),  # since Linux 4.6
     "needless": struct.Struct("=216xI"),  # since Linux 4.19
 }
-"""Where the kernel puts the fields of ``TcpCounts``."""
 _ASKED_BYTES = 256
 
 
@@ -67,8 +64,7 @@ class PayloadLimits:
     """How long payloads may take."""
 
     stall_s: float
-    send_s: float
-    """A large payload stops after this time, at any size: a slow link shows in a short payload too."""
+    send_s: float  # a large payload stops after this time, at any size: a slow link shows in a short payload too
 
 
 def send_large(connection: socket.socket, pace: PayloadLimits, fastest: float) -> Transfer:
@@ -248,15 +244,13 @@ def _fill(connection: socket.socket, view: memoryview) -> None:
 class TcpCounts:
     """Counts since the connection was opened. None means that this kernel does not report it."""
 
-    unacknowledged: int | None
-    """Segments in flight now."""
+    unacknowledged: int | None  # segments in flight now
     retransmitted: int | None
+    # Bytes acknowledged by the other side's kernel. The first packet of a connection counts as one.
     delivered_bytes: int | None
-    """Bytes acknowledged by the other side's kernel. The first packet of a connection counts as one."""
-    sent: int | None
-    """Segments with data that were sent."""
+    sent: int | None  # segments with data that were sent
+    # Segments that were sent again although they had arrived, as the other side reports (D-SACK, RFC 2883).
     needless: int | None
-    """Segments that were sent again although they had arrived, as the other side reports (D-SACK, RFC 2883)."""
 
     def since(self, before: TcpCounts) -> TcpCounts:
         """Return how much each count has grown."""

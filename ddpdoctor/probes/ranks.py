@@ -39,14 +39,13 @@ if TYPE_CHECKING:
     from ddpdoctor.model.trial import TrialSettings
 
 Kind = TypeVar("Kind")
+# Our choice: how long rank 0 may take to judge and draw. The first import of a plotting library takes seconds.
 REPORT_LIMIT_S = 120.0
-"""Our choice: how long rank 0 may take to judge and draw. The first import of a plotting library takes seconds."""
-ABOVE_OURS = 3
-"""torch's timeout is this many times ours, so that a probe notices a hang first and says more."""
+ABOVE_OURS = 3  # torch's timeout is this many times ours, so that a probe notices a hang first and says more
+# Our choice: how long rank 0 waits until the others have received the status. Rank 0 may be serving the store.
 LEAVE_LIMIT_S = 5.0
-"""Our choice: how long rank 0 waits until the others have received the status. Rank 0 may be serving the store."""
-NOTHING_TO_WAIT_FOR_S = 3.0
-"""Our choice: how long rank 0 waits for the others if its own command line is already wrong."""
+NOTHING_TO_WAIT_FOR_S = 3.0  # our choice: how long rank 0 waits for the others if its own command line is already wrong
+# Options whose names differ from the field of the settings.
 NAMES = {
     "collectives": "--collective",
     "dtypes": "--dtype",
@@ -61,11 +60,8 @@ NAMES = {
     "allowed": "--allow-different",
     "limit_s": "--timeout",
 }
-"""Options whose names differ from the field of the settings."""
-AUTO = "auto"
-"""The backend if the user chose none."""
-CUDA_LIMIT_S = 60.0
-"""Our choice: without a persistence daemon, CUDA takes some seconds to start each GPU."""
+AUTO = "auto"  # the backend if the user chose none
+CUDA_LIMIT_S = 60.0  # our choice: without a persistence daemon, CUDA takes some seconds to start each GPU
 CUDA_HANGS = (
     f"ddpdoctor: CUDA did not answer within {CUDA_LIMIT_S:g} s on {os.uname().nodename}: the NVIDIA driver or a GPU "
     "hangs.\n"
@@ -75,10 +71,10 @@ CUDA_HANGS = (
 )
 HOST_ID = "NCCL_HOSTID"
 SHARE = "NCCL_MULTI_RANK_GPU_ENABLE"
+# The first NCCL that reads the variable. 2.30.7 compares the UUIDs of GPUs, earlier versions their PCI addresses.
 SHARES_SINCE = (2, 30, 3)
-"""The first NCCL that reads the variable. 2.30.7 compares the UUIDs of GPUs, earlier versions their PCI addresses."""
+# Components whose environment variables affect a measurement.
 BEARING = frozenset({"nccl", "torch", "gloo", "cuda", "openmp"})
-"""Components whose environment variables affect a measurement."""
 DRIVER_VERSION = Path("/sys/module/nvidia/version")
 
 
@@ -227,13 +223,11 @@ class Proposal:
     """What one rank was asked to do, and on which device and versions."""
 
     member: Member
+    # What must be the same on all ranks, in words, by the name that the user knows.
     asked: dict[str, str] = field(default_factory=dict)
-    """What must be the same on all ranks, in words, by the name that the user knows."""
     backend: str = AUTO
-    gpu: RankGpu | None = None
-    """The GPU that it would use, or None if it has none for NCCL."""
-    problem: str = ""
-    """What is wrong with its command line, or "" if nothing is."""
+    gpu: RankGpu | None = None  # the GPU that it would use, or None if it has none for NCCL
+    problem: str = ""  # what is wrong with its command line, or "" if nothing is
     help: str = ""
 
 
@@ -409,15 +403,12 @@ def _describe(name: str, value: Any) -> str:
 class RankGpu:
     """The GPU that a rank would use."""
 
-    index: int
-    """Its index among the GPUs that the process sees."""
+    index: int  # its index among the GPUs that the process sees
     name: str
-    uuid: str
-    """Two ranks with the same UUID share the GPU. If torch knows no UUID, this is the host and the index."""
-    nccl_host: str
-    """The host on which NCCL believes this rank is. NCCL lets ranks of different hosts use one GPU."""
+    uuid: str  # Two ranks with the same UUID share the GPU. If torch knows no UUID, this is the host and the index.
+    nccl_host: str  # The host on which NCCL believes this rank is. NCCL lets ranks of different hosts use one GPU.
+    # Whether NCCL lets several ranks of one host use a GPU: it is new enough, and the variable is set.
     may_share: bool = False
-    """Whether NCCL lets several ranks of one host use a GPU: it is new enough, and the variable is set."""
 
 
 def nccl_host(env: Mapping[str, str], host: str) -> str:

@@ -41,28 +41,22 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 PROGRAM = "ddpdoctor.probes.store"
-IMPORT_LIMIT_S = 120.0
-"""Our choice: on a busy cluster, a cold import from a network file system takes a minute."""
-CALL_LIMIT_S = 10.0
-"""Our choice: a store answers within milliseconds."""
+IMPORT_LIMIT_S = 120.0  # our choice: on a busy cluster, a cold import from a network file system takes a minute
+CALL_LIMIT_S = 10.0  # our choice: a store answers within milliseconds
+# Variables that load the recorder of `wrap`, or change how torch creates a store.
 _NOT_FOR_IT = ("DDPDOCTOR_RUN", "TORCHELASTIC_USE_AGENT_STORE")
-"""Variables that load the recorder of `wrap`, or change how torch creates a store."""
-ELEMENTS = 2**18
-"""The size of the larger all-reduce: 1 MiB of float32, many packets on any path."""
-PR_SET_PDEATHSIG = 1
-"""From prctl(2)."""
-GRACE_S = 1.0
-"""Our choice: how much longer than its own limit the process may take to report what happened."""
+ELEMENTS = 2**18  # the size of the larger all-reduce: 1 MiB of float32, many packets on any path
+PR_SET_PDEATHSIG = 1  # from prctl(2)
+GRACE_S = 1.0  # our choice: how much longer than its own limit the process may take to report what happened
 SERVE_LIMIT_S = 10.0
 FIRST_AFTER_S = 1.0
 EVERY_S = 2.0
+# The most telling result first. A refused connection says little: nobody listens there yet, or any more.
 _TELLING = (
     Contact.CONNECTED, Contact.NO_STORE, Contact.RESET, Contact.UNREACHABLE, Contact.NO_ANSWER, Contact.FAILED,
     Contact.REFUSED, Contact.UNRESOLVED,
 )  # fmt: skip
-"""The most telling result first. A refused connection says little: nobody listens there yet, or any more."""
-JOIN_LIMIT_S = 5.0
-"""Our choice: a store answers within milliseconds once its port does."""
+JOIN_LIMIT_S = 5.0  # our choice: a store answers within milliseconds once its port does
 
 
 class TorchError(Exception):

@@ -10,8 +10,7 @@ import os
 import sys
 from typing import Any
 
-MARK = "ddpdoctor-torch-facts:"
-"""Starts each line of facts, because a wheel or a site hook may print its own lines."""
+MARK = "ddpdoctor-torch-facts:"  # starts each line of facts, because a wheel or a site hook may print its own lines
 
 
 def main() -> None:

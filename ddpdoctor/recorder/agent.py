@@ -20,11 +20,11 @@ from .storage import ring_layout
 from .storage.files import open_plain, write_at_once
 from .wrappers import around, wraps
 
+# The longest wait of the agent while the watcher takes evidence. The watcher needs less and says when it is done.
 PAUSE_S = 1.2
-"""The longest wait of the agent while the watcher takes evidence. The watcher needs less and says when it is done."""
 POLL_S = 0.01
+# Holds what the watcher found during the pause, as one line. The agent removes it after reading.
 VERDICT_FILE = "verdict.txt"
-"""Holds what the watcher found during the pause, as one line. The agent removes it after reading."""
 MAX_VERDICT = 2000
 
 
@@ -175,12 +175,12 @@ def _closing(context: Any) -> None:
     control.close()
 
 
+# Set if ``wrap`` has started torchrun itself. Another launcher's messages are never kept.
 OWN_VARIABLE = "DDPDOCTOR_TORCHRUN"
-"""Set if ``wrap`` has started torchrun itself. Another launcher's messages are never kept."""
 LOG_FILE = "torchrun.log"
 STDERR = 2
+# In torchrun's banner of four lines that it prints for every job with more than one rank on a host.
 THREADS_BANNER = "OMP_NUM_THREADS"
-"""In torchrun's banner of four lines that it prints for every job with more than one rank on a host."""
 
 
 def _keep_records(original: Any) -> Any:

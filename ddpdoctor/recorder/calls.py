@@ -31,6 +31,7 @@ from .step_clock import begin_wait, clock, end_wait
 from .storage import ring_layout
 from .wrappers import hide_own_frames, wraps
 
+# By name of the call: the argument whose dtype and shape are recorded.
 COLLECTIVES = {
     "all_reduce": "tensor",
     "all_reduce_coalesced": "tensors",
@@ -49,25 +50,22 @@ COLLECTIVES = {
     "barrier": None,
     "monitored_barrier": None,
 }  # type: Dict[str, Optional[str]]
-"""By name of the call: the argument whose dtype and shape are recorded."""
 POINT_TO_POINT = {"send": "tensor", "recv": "tensor", "isend": "tensor", "irecv": "tensor", "batch_isend_irecv": None}
+# New names of collectives (torch 2.13 and 2.15), recorded under the old one, which functional collectives keep.
 RENAMED = {
     "all_gather_single": "all_gather_into_tensor",
     "reduce_scatter_single": "reduce_scatter_tensor",
     "gather_single": "gather_into_tensor",
 }
-"""New names of collectives (torch 2.13 and 2.15), recorded under the old one, which functional collectives keep."""
 _PEER = ("dst", "src", "group_dst", "group_src")
+# It is made of sends and receives. It is recorded under the next sequence number like a collective, but does not use it
+# up.
 MONITORED = "monitored_barrier"
-"""It is made of sends and receives. It is recorded under the next sequence number like a collective, but does not use
-it up."""
 _redops: Dict[int, Tuple[Any, str]] = {}
 MAX_REDOPS = 64
 _NO_REDOP = (None, "")
-_NOWHERE = 99
-"""A position that no argument has."""
-_UNRECORDED = (0, 0, 0, None, 0)
-"""What ``_Hook.begin`` returns for a call that is not recorded."""
+_NOWHERE = 99  # a position that no argument has
+_UNRECORDED = (0, 0, 0, None, 0)  # what ``_Hook.begin`` returns for a call that is not recorded
 _NO_PEER = ring_layout.NO_PEER
 _NO_SEQ = ring_layout.NO_SEQ
 _exc_info = sys.exc_info
@@ -319,15 +317,15 @@ def _patch(module: Any, name: str, op: str, tensor: Optional[str], p2p: bool) ->
     hooks.put(module, name, lambda original: wrap(op, original, tensor, p2p), is_api=True)
 
 
+# Works that are followed at a time. Our choice: code that never waits for them must not fill memory.
 MAX_HANDED_OUT = 1024
-"""Works that are followed at a time. Our choice: code that never waits for them must not fill memory."""
 
 _MAIN = ring_layout.FLAG_MAIN
 
 
 _NOT_HANDED_OUT: Tuple[Any, int] = (lambda: None, 0)
+# By id of the work, in the order of the calls: a weak reference to it, and the record of its call.
 _handed_out: Dict[int, Tuple[Any, int]] = {}
-"""By id of the work, in the order of the calls: a weak reference to it, and the record of its call."""
 
 
 def hand_out(work: Any, index: int) -> None:
@@ -427,8 +425,7 @@ def _begin_work_wait(work: Any, frame: Any) -> Tuple[int, int, int]:
     return index, now if waits else 0, call
 
 
-MAX_KINDS = 1024
-"""Kinds that are kept. Our choice: code whose calls have ever new shapes must not fill memory."""
+MAX_KINDS = 1024  # Kinds that are kept. Our choice: code whose calls have ever new shapes must not fill memory.
 
 
 class CallTemplate:
@@ -519,6 +516,7 @@ def failed(index: int, op: str, error: BaseException) -> None:
 
 
 _TORCH_DISTRIBUTED = os.sep + os.path.join("torch", "distributed") + os.sep
+# By path below torch.distributed: what users call a layer. Its functions are hooks and wrappers that no user calls.
 LAYERS = (
     ("fsdp/_fully_shard/", "fully_shard"),
     ("fsdp/", "FullyShardedDataParallel"),
@@ -527,11 +525,8 @@ LAYERS = (
     ("pipelining/", "schedule.step"),
     ("optim/zero_redundancy_optimizer.py", "ZeroRedundancyOptimizer"),
 )
-"""By path below torch.distributed: what users call a layer. Its functions are hooks and wrappers that no user calls."""
-_NOT_TYPED = ("c10d_logger.py", "checkpoint/logger.py")
-"""Files whose functions only wrap others."""
-OWN_NAME = "*"
-"""Stands for the function's own name, which is what the user typed."""
+_NOT_TYPED = ("c10d_logger.py", "checkpoint/logger.py")  # files whose functions only wrap others
+OWN_NAME = "*"  # stands for the function's own name, which is what the user typed
 
 
 @functools.lru_cache(maxsize=4096)
@@ -544,9 +539,9 @@ def layer_of(file: str) -> str:
     return next((name for start, name in LAYERS if inner.startswith(start)), OWN_NAME)
 
 
+# Calls in which all ranks wait for the pickling, and unpickle alike. In ``gather_object`` one rank alone unpickles: the
+# others go on, and wait for it later as for any slow rank.
 SHARED_OBJECTS = frozenset({"all_gather_object", "broadcast_object_list", "scatter_object_list"})
-"""Calls in which all ranks wait for the pickling, and unpickle alike. In ``gather_object`` one rank alone unpickles:
-the others go on, and wait for it later as for any slow rank."""
 PICKLING = ("_object_to_tensor", "_tensor_to_object")
 
 

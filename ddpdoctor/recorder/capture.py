@@ -14,10 +14,9 @@ from . import hooks
 from .state import sealed, wall
 from .wrappers import wraps
 
+# The methods that end a capture. In torch 2.15 the first is a part of the second.
 _ENDS = ("capture_end_pre", "capture_end", "reset")
-"""The methods that end a capture. In torch 2.15 the first is a part of the second."""
-_captured: Set[int] = set()
-"""Ids of the graphs that are being captured, by any thread."""
+_captured: Set[int] = set()  # ids of the graphs that are being captured, by any thread
 
 
 def is_capturing() -> bool:

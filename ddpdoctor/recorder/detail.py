@@ -23,10 +23,9 @@ from . import hooks
 from .state import guarded, pass_on
 from .wrappers import wraps
 
-constructing = threading.local()
-"""The group of the DDP model under construction, if the script named one."""
+constructing = threading.local()  # the group of the DDP model under construction, if the script named one
+# By id of a wrapper: the wrapper, kept so that its id is not reused, and its helper group.
 helpers: Dict[int, Tuple[Any, Any]] = {}
-"""By id of a wrapper: the wrapper, kept so that its id is not reused, and its helper group."""
 _c10d: Any = None
 
 
@@ -141,11 +140,10 @@ def _call(op: str, helper: Any, group: Any, tensor: Any, peer: Optional[int], ta
 OPERATIONS = frozenset(("send", "isend", "recv", "irecv"))
 
 
+# Set to ``always`` or ``gloo`` if ``wrap`` asks for DETAIL. It affects only Pythons that have a recorder.
 VARIABLE = "DDPDOCTOR_DETAIL"
-"""Set to ``always`` or ``gloo`` if ``wrap`` asks for DETAIL. It affects only Pythons that have a recorder."""
 ON_GLOO = "gloo"
-_is_withheld = False
-"""Whether this module has turned DETAIL off for a group that uses another backend."""
+_is_withheld = False  # whether this module has turned DETAIL off for a group that uses another backend
 
 
 def turn_on(distributed: Any) -> None:

@@ -27,24 +27,16 @@ from .storage import ring_layout
 from .storage.ring_layout import DEVICE_PHASES
 
 STEPS_ONE_IN = 20
-MAX_MARKS = 64
-"""Steps with more changes of phase, as with many micro-batches, are not measured."""
-MAX_PENDING = 4
-"""Steps whose events have not passed yet. The host of a GPU is rarely further ahead."""
-MAX_KEPT_STEPS = 64
-"""Steps and reductions that are kept, the latest."""
-TIMED_FIRST, TIMED_EVERY = 10, 100
-"""The iterations in which torch reads DDP's timers."""
-LATE = 2
-"""torch counts forwards and we count reductions, so ours may be this many behind. Our choice."""
+MAX_MARKS = 64  # steps with more changes of phase, as with many micro-batches, are not measured
+MAX_PENDING = 4  # Steps whose events have not passed yet. The host of a GPU is rarely further ahead.
+MAX_KEPT_STEPS = 64  # steps and reductions that are kept, the latest
+TIMED_FIRST, TIMED_EVERY = 10, 100  # the iterations in which torch reads DDP's timers
+LATE = 2  # torch counts forwards and we count reductions, so ours may be this many behind. Our choice.
+# Steps before the first note. Further notes follow at doublings, so that a killed job has nearly as many.
 FIRST_STEPS_NOTE = 4
-"""Steps before the first note. Further notes follow at doublings, so that a killed job has nearly as many."""
-MAX_STEPS_BYTES = 48 * 1024
-"""Room for the notes in the journal of 512 KiB."""
-LAST_STEPS_BYTES = 8 * 1024
-"""The part of ``MAX_BYTES`` that is reserved for the last note."""
-Mark = Tuple[int, Any, int]
-"""The phase that begins, its event, and the host's time."""
+MAX_STEPS_BYTES = 48 * 1024  # room for the notes in the journal of 512 KiB
+LAST_STEPS_BYTES = 8 * 1024  # the part of ``MAX_BYTES`` that is reserved for the last note
+Mark = Tuple[int, Any, int]  # the phase that begins, its event, and the host's time
 
 
 class MeasuredStep:
@@ -183,20 +175,16 @@ def _packed(columns: Dict[str, Any]) -> str:
 measured = GpuClock()
 
 
+# The first reduction that is read, of each model. DDP builds its buckets anew before the second forward.
 FIRST_REDUCTION = 4
-"""The first reduction that is read, of each model. DDP builds its buckets anew before the second forward."""
 GRADIENTS_ONE_IN = 8
+# Readings before the first note. Further notes follow at doublings, so that a killed job has nearly as many.
 FIRST_GRADIENTS_NOTE = 3
-"""Readings before the first note. Further notes follow at doublings, so that a killed job has nearly as many."""
-MAX_READINGS = 16
-"""Readings of each model that are kept, the latest. Our choice: enough for a median of each tensor."""
-MAX_TENSORS = 4096
-"""Larger models have neighboring tensors folded into one, which is ready when the last of them is."""
+MAX_READINGS = 16  # Readings of each model that are kept, the latest. Our choice: enough for a median of each tensor.
+MAX_TENSORS = 4096  # larger models have neighboring tensors folded into one, which is ready when the last of them is
 MAX_MODELS = 16
-MAX_GRADIENTS_BYTES = 32 * 1024
-"""Room for the notes of all models in the journal of 512 KiB."""
-LAST_GRADIENTS_BYTES = 16 * 1024
-"""The part of ``MAX_BYTES`` that is reserved for the notes at the end."""
+MAX_GRADIENTS_BYTES = 32 * 1024  # room for the notes of all models in the journal of 512 KiB
+LAST_GRADIENTS_BYTES = 16 * 1024  # the part of ``MAX_BYTES`` that is reserved for the notes at the end
 
 _INTS = {
     "bucket_cap_bytes": "cap",
@@ -233,14 +221,11 @@ class ModelGradients:
         self.about: Dict[str, Any] = {}
 
 
-_models: Dict[int, ModelGradients] = {}
-"""By id of the DDP model."""
+_models: Dict[int, ModelGradients] = {}  # by id of the DDP model
 _count = 0
 _bytes = 0
-reads_all = False
-"""Read every timed reduction: a trial has few with the settings of the script."""
-is_paused = False
-"""A trial has given DDP other settings, so its times are not those of the script."""
+reads_all = False  # read every timed reduction: a trial has few with the settings of the script
+is_paused = False  # a trial has given DDP other settings, so its times are not those of the script
 
 
 @guarded("gradient times")

@@ -20,13 +20,13 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from .state import pass_on
 
+# Bytes that are read of one leaf. Of a larger leaf the first and the last half of this are read.
 MAX_LEAF_BYTES = 64 * 1024
-"""Bytes that are read of one leaf. Of a larger leaf the first and the last half of this are read."""
 MAX_LEAVES = 4
 MAX_DEPTH = 4
 MAX_ITEMS = 1024
+# Our choice: only a few digests from the same place are compared, and 32 bits are equal by chance once in 4e9.
 DIGEST_BYTES = 4
-"""Our choice: only a few digests from the same place are compared, and 32 bits are equal by chance once in 4e9."""
 
 SCALARS = frozenset({bool, int, float, str, bytes})
 
@@ -169,17 +169,13 @@ def _scalars(values: Any) -> Leaf:
     return Leaf((len(values),), 2 * DIGEST_BYTES, len(data), lambda at, length: data[at : at + length])
 
 
-MAX_NODES = 1000
-"""Values that are read, which takes about a millisecond."""
+MAX_NODES = 1000  # values that are read, which takes about a millisecond
 MAX_DATASET_BYTES = 64 * 1024
 MAX_DATASET_DEPTH = 5
-SAMPLED = 64
-"""Items that are read of a list, evenly spread, or first entries of a dict."""
-LEAF_PIECE = 1024
-"""Bytes that are read at each of eight places of a tensor or an array."""
+SAMPLED = 64  # items that are read of a list, evenly spread, or first entries of a dict
+LEAF_PIECE = 1024  # bytes that are read at each of eight places of a tensor or an array
 
-_HEAP_TYPE = 1 << 9
-"""Py_TPFLAGS_HEAPTYPE: classes written in Python have it, and most C classes do not."""
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: classes written in Python have it, and most C classes do not
 _BY_NAME = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)
 
 

@@ -23,23 +23,19 @@ if TYPE_CHECKING:
     Frames = List[Dict[str, Any]]
 
 MAX_NOTES = 40
-MAX_STACK = 20
-"""Frames of the main thread that are noted if another thread ends the process."""
-MAX_THREADS_NOTED = 10
-"""Uncaught exceptions of threads that are noted. A server may lose one thread per request."""
+MAX_STACK = 20  # frames of the main thread that are noted if another thread ends the process
+MAX_THREADS_NOTED = 10  # Uncaught exceptions of threads that are noted. A server may lose one thread per request.
 KEPT_WITHOUT_SPACE = 5
+# The recorder's package name. In a rank it is loaded by its path under a name of its own, elsewhere as a part of
+# ddpdoctor.
 _RECORDER = __package__ or ""
-"""The recorder's package name. In a rank it is loaded by its path under a name of its own, elsewhere as a part of
-ddpdoctor."""
 _WORKER_TEXT = r'^\s*File "([^"\n]+)", line (\d+), in (\S+)'
 _PASSED_ON = ("Original Traceback (most recent call last):", "terminated with the following error:")
-_noted: Dict[Key, Optional[str]] = {}
-"""By error: the recorded call that raised it. It belongs to one ring."""
-_handled: Dict[Key, int] = {}
-"""How many calls began while the main thread handled an error."""
+_noted: Dict[Key, Optional[str]] = {}  # By error: the recorded call that raised it. It belongs to one ring.
+_handled: Dict[Key, int] = {}  # how many calls began while the main thread handled an error
+# A handler that makes more is where the script trains (``except ImportError:`` around a fallback), so its error
+# explains no call. Our choice.
 MOST_CALLS_OF_HANDLER = 16
-"""A handler that makes more is where the script trains (``except ImportError:`` around a fallback), so its error
-explains no call. Our choice."""
 _installed = False
 
 
@@ -334,13 +330,13 @@ def noting_errors(original: Any) -> Any:
     return run
 
 
+# From torch's texts: "CUDA out of memory", "DefaultCPUAllocator: can't allocate memory", "unable to allocate shared
+# memory(shm) for file", "unable to write to file </torch_...>: No space left on device", "DataLoader worker (pid 7) is
+# killed by signal: Bus error".
 WORDS = (
     "out of memory", "allocate memory", "shared memory", "shm", "No space left on device", "is killed by signal",
     "Bus error", "bad_alloc",
 )  # fmt: skip
-"""From torch's texts: "CUDA out of memory", "DefaultCPUAllocator: can't allocate memory", "unable to allocate shared
-memory(shm) for file", "unable to write to file </torch_...>: No space left on device", "DataLoader worker (pid 7) is
-killed by signal: Bus error"."""
 SHARED = "/dev/shm"  # noqa: S108 - read, not written to
 MOST_DEVICES = 16
 
@@ -399,8 +395,7 @@ def _devices() -> List[List[int]]:
     return [row for row in numbers if row[4]]
 
 
-MAX_TEXT = 65536
-"""Characters of an error's text that are read. Our choice: a child's whole traceback is a tenth of it."""
+MAX_TEXT = 65536  # Characters of an error's text that are read. Our choice: a child's whole traceback is a tenth of it.
 
 
 def text_of(error: BaseException) -> str:
@@ -426,8 +421,7 @@ def frames_of(traceback: Optional[TracebackType]) -> List[Dict[str, Any]]:
     return frames.trim(found)
 
 
-MAX_LINKS = 8
-"""Length of the chain of causes that is followed. Our choice."""
+MAX_LINKS = 8  # Length of the chain of causes that is followed. Our choice.
 
 
 class ErrorReason:

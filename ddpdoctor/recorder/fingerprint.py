@@ -30,27 +30,25 @@ from .storage.fingerprint_file import ABSENT, FINGERPRINT_SIZE, UNKNOWN
 
 __all__ = ["ABSENT", "FINGERPRINT_SIZE", "UNKNOWN", "Fingerprints", "fingerprints"]
 
-COLUMNS = 509
-"""Words in a row. It defines the checksum, as do all constants here except the batch and chunk sizes."""
+COLUMNS = 509  # Words in a row. It defines the checksum, as do all constants here except the batch and chunk sizes.
+# Rows in a block. A block is half a MiB, which stays in a core's cache for both sums. The last block may have fewer
+# rows. Rows and columns are odd.
 ROWS = 125
-"""Rows in a block. A block is half a MiB, which stays in a core's cache for both sums. The last block may have fewer
-rows. Rows and columns are odd."""
-SMALL_WORDS = 4 * COLUMNS
-"""Tensors of up to this many words are mixed directly, because two sums would take longer."""
+SMALL_WORDS = 4 * COLUMNS  # tensors of up to this many words are mixed directly, because two sums would take longer
+# First positions of column sums and small tensors, of row sums, of left-over words, and of a tensor's next part.
 COLUMNS_AT, ROWS_AT, REST_AT, PART_AT = 1, 2**40, 2**41, 2**48
-"""First positions of column sums and small tensors, of row sums, of left-over words, and of a tensor's next part."""
 
 STEP = -0x61C8864680B583EB
 FACTOR = -0x00AE502812AA7333
+# Odd numbers with random-looking bits: 2**64 over the golden ratio, murmur3's, and xorshift's. Signed, as in torch.
 LENGTH = 0x2545F4914F6CDD1D
-"""Odd numbers with random-looking bits: 2**64 over the golden ratio, murmur3's, and xorshift's. Signed, as in torch."""
 
+# Words that are mixed at once: 128 KiB on a CPU, plus three times that in temporaries. On an accelerator a batch takes
+# 20 launches, whatever its size. Our choice.
 BATCH_WORDS, GPU_BATCH_WORDS = 2**14, 2**20
-"""Words that are mixed at once: 128 KiB on a CPU, plus three times that in temporaries. On an accelerator a batch takes
-20 launches, whatever its size. Our choice."""
+# Blocks that one call sums on an accelerator, for which one block is too little: if they are copied first, and if they
+# are read in place. Their sums fit into a batch. Our choice.
 CHUNK_BLOCKS, WHOLE_BLOCKS = 32, 1024
-"""Blocks that one call sums on an accelerator, for which one block is too little: if they are copied first, and if they
-are read in place. Their sums fit into a batch. Our choice."""
 
 
 def fingerprints(tensors: Sequence[Optional[torch.Tensor]]) -> bytes:
@@ -288,8 +286,8 @@ def _mixed(words: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor, jumps:
 
 WORD = 8
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Dtypes that every torch version can copy and concatenate. The others are read as integers of the same size.
 PLAIN = frozenset((torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8))
-"""Dtypes that every torch version can copy and concatenate. The others are read as integers of the same size."""
 USUAL = frozenset((torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor)))
 
 

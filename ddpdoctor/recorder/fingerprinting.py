@@ -24,8 +24,8 @@ from .state import guarded, here
 from .storage import fingerprint_file
 from .storage.secrets import hide_in_text
 
+# How long the end waits for a busy GPU, which may be in a collective that never completes. Our choice.
 GPU_WAIT_S = 1.0
-"""How long the end waits for a busy GPU, which may be in a collective that never completes. Our choice."""
 
 
 def may_fingerprint() -> bool:
@@ -266,14 +266,10 @@ def write(
     files.write(number, kept, [row for row, _ in rows], fingerprints_of(rows).value() if taken is None else taken)
 
 
-Row = Tuple[Any, ...]
-"""As in the table of a fingerprint file: what, name, part, shape, dtype."""
-Rows = List[Tuple[Row, Any]]
-"""Each row with its tensor, or None if this rank has none now."""
-_COMPILED = "_orig_mod."
-"""The part that torch.compile inserts into names."""
-_SHARDED = "ZeroRedundancyOptimizer"
-"""With this optimizer each rank has the state of only some parameters."""
+Row = Tuple[Any, ...]  # as in the table of a fingerprint file: what, name, part, shape, dtype
+Rows = List[Tuple[Row, Any]]  # each row with its tensor, or None if this rank has none now
+_COMPILED = "_orig_mod."  # the part that torch.compile inserts into names
+_SHARDED = "ZeroRedundancyOptimizer"  # with this optimizer each rank has the state of only some parameters
 
 
 def held_by(optimizer: Any) -> List[Any]:
@@ -327,11 +323,9 @@ def _row(what: str, name: str, part: str, tensor: Any) -> Row:
     return what, name, part, tuple(tensor.shape), str(tensor.dtype)[6:]  # without "torch."
 
 
-_numbers: Any = weakref.WeakKeyDictionary()
-"""By optimizer: its number in the order of creation, from 1."""
+_numbers: Any = weakref.WeakKeyDictionary()  # by optimizer: its number in the order of creation, from 1
 _made = 0
-_came_after: Any = None
-"""By parameter that a module got after the first optimizer: how many optimizers existed then."""
+_came_after: Any = None  # by parameter that a module got after the first optimizer: how many optimizers existed then
 
 
 @guarded("optimizer made")
@@ -371,17 +365,17 @@ def is_later_than(parameter: Any, optimizer: Any) -> bool:
 
 MAX_NAMES = 5
 MAX_NAME = 120
+# Checks in a row at which a parameter was unchanged. Our choice: one that is trained without an optimizer has changed
+# by then.
 MIN_STILL = 2
-"""Checks in a row at which a parameter was unchanged. Our choice: one that is trained without an optimizer has changed
-by then."""
 
 
 """Names of parameters that DDP does not reduce. Our choice: enough to recognize the part of the model."""
+# Characters of a hyperparameter. Our choice: it cuts only two floats of full precision, as in unusual betas.
 MAX_VALUE = 32
-"""Characters of a hyperparameter. Our choice: it cuts only two floats of full precision, as in unusual betas."""
 _SCALER_FILE = "grad_scaler.py"
+# Fields to leave out when space runs short, the first one first.
 _LONG = ("unfinished", "untrained", "replaced", "unreduced", "unwritten", "site")
-"""Fields to leave out when space runs short, the first one first."""
 _NO_SETTINGS = frozenset({"params", "param_names", "initial_lr"})
 
 Values = Dict[str, Any]

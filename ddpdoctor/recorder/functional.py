@@ -18,6 +18,7 @@ from .step_clock import begin_wait, end_wait
 from .storage import ring_layout
 
 NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
+# By operator: the operation as ``calls`` records it. Ranks may make the same one in either way.
 OPERATORS = {
     "broadcast": "broadcast",
     "broadcast_": "broadcast",
@@ -36,20 +37,17 @@ OPERATORS = {
     "irecv": "irecv",
     "batch_p2p_ops": "batch_isend_irecv",
 }
-"""By operator: the operation as ``calls`` records it. Ranks may make the same one in either way."""
+# Operators that wait for one result, or (torch 2.15) for all results of one collective.
 WAITS = ("wait_tensor", "wait_tensors")
-"""Operators that wait for one result, or (torch 2.15) for all results of one collective."""
+# Operators that wait for their own result: namespace, name, operation.
 WAITING_OPERATORS = (("_dtensor", "shard_dim_alltoall", "all_to_all_single"),)
-"""Operators that wait for their own result: namespace, name, operation."""
+# Results that are remembered until they are waited for. Our choice: code that drops results must not fill memory.
 MAX_OUTPUTS = 4096
-"""Results that are remembered until they are waited for. Our choice: code that drops results must not fill memory."""
 
-_plain: Tuple[Any, ...] = ()
-"""Tensor classes that hold their own data. Set once torch is imported."""
+_plain: Tuple[Any, ...] = ()  # Tensor classes that hold their own data. Set once torch is imported.
+# Returns the number of active torch dispatch modes, such as tracing, which intercept a call.
 _modes: Callable[[], int] = int
-"""Returns the number of active torch dispatch modes, such as tracing, which intercept a call."""
-_outputs: Dict[int, int] = {}
-"""By the storage of a result: the record of the collective that fills it."""
+_outputs: Dict[int, int] = {}  # by the storage of a result: the record of the collective that fills it
 
 
 class Function:

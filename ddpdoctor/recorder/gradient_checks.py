@@ -21,12 +21,10 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 from .capture import is_capturing
 from .state import here, pass_on, shielded
 
+# Tensors of up to this many elements are copied together and summed. Our choice: above it separate sums cost less.
 SMALL = 8192
-"""Tensors of up to this many elements are copied together and summed. Our choice: above it separate sums cost less."""
-PIECE = 65536
-"""The most elements that are copied together: 256 KiB of float32."""
-MAX_VISITED = 64
-"""Objects that are searched for tensors in a model's arguments or results. Our choice."""
+PIECE = 65536  # the most elements that are copied together: 256 KiB of float32
+MAX_VISITED = 64  # Objects that are searched for tensors in a model's arguments or results. Our choice.
 _LEAVES = (str, bytes, int, float, type(None))
 
 
@@ -253,11 +251,10 @@ def _items(value: Any) -> Iterable[Tuple[Any, Any]]:
     return list((value if isinstance(value, dict) else getattr(value, "__dict__", {})).items())
 
 
-ASKED = 8
-"""Backwards before which DDP is asked for its buckets, which it rebuilds after the first. Our choice."""
+ASKED = 8  # Backwards before which DDP is asked for its buckets, which it rebuilds after the first. Our choice.
+# Backwards that may leave out expected gradients before buckets are given up. Our choice: a model leaves out either the
+# same layers or different ones each time.
 MOST_FAILED = 2
-"""Backwards that may leave out expected gradients before buckets are given up. Our choice: a model leaves out either
-the same layers or different ones each time."""
 
 
 class ArrivingGradients:
@@ -364,11 +361,11 @@ def _first_buckets(parameters: List[Any], sizes: str) -> List[List[int]]:
     return [] if place else buckets
 
 
+# Noted findings whose gradients were used, and as many whose were not. Our choice: users need mostly the first one.
 MAX_NOTED = 8
-"""Noted findings whose gradients were used, and as many whose were not. Our choice: users need mostly the first one."""
+# This many scaled losses in a row without finite gradients are noted. Our choice: a scaler that begins at 2**16 and
+# halves the scale each time is then far below 1.
 LONG_ROW = 20
-"""This many scaled losses in a row without finite gradients are noted. Our choice: a scaler that begins at 2**16 and
-halves the scale each time is then far below 1."""
 
 INPUT, PARAMETER, LOSS, GRADIENT = "input", "parameter", "loss", "gradient"
 

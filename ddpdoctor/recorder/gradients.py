@@ -43,8 +43,8 @@ from .state import check_every, guarded, here, run_waiting, sealed, shielded, wa
 from .step_clock import in_backward
 from .wrappers import around, wraps
 
+# Outputs of a model whose hooks show that a backward reaches it. Our choice: the loss comes from one of the first.
 MAX_OUTPUTS = 8
-"""Outputs of a model whose hooks show that a backward reaches it. Our choice: the loss comes from one of the first."""
 
 
 class _Kept:
@@ -257,14 +257,13 @@ here.on_end.append(settle_all)
 replicas.on_gone.append(_model_ends)
 
 
-MAX_INPUTS = 32
-"""Inputs that are remembered until a backward. Our choice: those of a few forwards."""
+MAX_INPUTS = 32  # Inputs that are remembered until a backward. Our choice: those of a few forwards.
+# Bytes that may be on their way from GPUs at a time. A backward that finds no room is not checked.
 MAX_AHEAD_BYTES = 2**18
-"""Bytes that may be on their way from GPUs at a time. A backward that finds no room is not checked."""
 MAX_LAST_WAIT_S = 0.2
+# How long and at what interval the end of training waits for a GPU. Our choice: by then the script has read a loss or
+# saved a model.
 LAST_LOOK_S = 0.01
-"""How long and at what interval the end of training waits for a GPU. Our choice: by then the script has read a loss or
-saved a model."""
 MAX_NAMES = 4
 MAX_NAME = 200
 

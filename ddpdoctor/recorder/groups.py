@@ -18,10 +18,8 @@ from . import capture
 from .state import guarded, here, pass_on
 from .storage import flight
 
-c10d: Any = None
-"""torch.distributed.distributed_c10d, once the script has imported it."""
-_known: Dict[int, KnownGroup] = {}
-"""By id of the group. An entry is removed as soon as its group is freed."""
+c10d: Any = None  # torch.distributed.distributed_c10d, once the script has imported it
+_known: Dict[int, KnownGroup] = {}  # By id of the group. An entry is removed as soon as its group is freed.
 
 
 class KnownGroup:
@@ -146,28 +144,27 @@ def _timeout_s(group: Any) -> Optional[float]:
     return max(found, default=None)
 
 
+# torch's functions that dump its recorders: the one of Gloo and hooked backends, and ProcessGroupNCCL's.
 FLIGHT_RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
-"""torch's functions that dump its recorders: the one of Gloo and hooked backends, and ProcessGroupNCCL's."""
+# With any of these on, ProcessGroupNCCL records when a kernel starts (ProcessGroupNCCL.cpp).
 _TIMING = ("TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING", "TORCH_NCCL_DESYNC_DEBUG", "NCCL_DESYNC_DEBUG")
-"""With any of these on, ProcessGroupNCCL records when a kernel starts (ProcessGroupNCCL.cpp)."""
+# With one of these on, a call waits for its device, and no watchdog retires what is done. The next call uses its events
+# again, so that a call that is pending makes all before it look so.
 _BLOCKING = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
-"""With one of these on, a call waits for its device, and no watchdog retires what is done. The next call uses its
-events again, so that a call that is pending makes all before it look so."""
-_ON = frozenset({"y", "yes", "1", "t", "true"})
-"""What torch's getCvarBool accepts as on, in lower case (Utils.hpp)."""
+_ON = frozenset({"y", "yes", "1", "t", "true"})  # what torch's getCvarBool accepts as on, in lower case (Utils.hpp)
+# Up to torch 2.6 the recorder and its dump are off by default. torch before 2.9 does not know the newer names.
 _BEFORE_2_9 = {
     "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "",
 }
-"""Up to torch 2.6 the recorder and its dump are off by default. torch before 2.9 does not know the newer names."""
+# The old names still work, but torch warns about them. The dump is on by default.
 _SINCE_2_9 = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_FR_DUMP_TEMP_FILE": ""}
-"""The old names still work, but torch warns about them. The dump is on by default."""
+# If the user has set the old name, the new one is not set, because it would win.
 _SAME = {
     "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
     "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
 }
-"""If the user has set the old name, the new one is not set, because it would win."""
 
 
 @guarded("flight recorder")

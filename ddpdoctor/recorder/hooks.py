@@ -16,12 +16,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Tuple
 
+# By hook, in the order in which they were tried: whether torch has what the hook attaches to.
 _found: Dict[str, bool] = {}
-"""By hook, in the order in which they were tried: whether torch has what the hook attaches to."""
+# Functions of modules, each with what stands in its place. ``start`` puts them where a script has imported them to.
 replaced: List[Tuple[Any, Any]] = []
-"""Functions of modules, each with what stands in its place. ``start`` puts them where a script has imported them to."""
-_written: Tuple[Any, int] = (None, 0)
-"""The ring that the hooks were last written to, and how many were written."""
+_written: Tuple[Any, int] = (None, 0)  # the ring that the hooks were last written to, and how many were written
 
 
 def put(owner: Any, name: str, around: Callable[[Any], Any], *, is_api: bool = False) -> bool:
@@ -97,8 +96,7 @@ def entry(since: int = 0) -> Dict[str, Any]:
 here.on_start.append(write)
 
 
-patches: Dict[str, Callable[[Any], None]] = {}
-"""By module: the function that patches it once it is imported."""
+patches: Dict[str, Callable[[Any], None]] = {}  # by module: the function that patches it once it is imported
 
 
 class PatchingFinder:

@@ -25,16 +25,11 @@ from . import digests, hooks, samplers
 from .state import check_every, describers, guarded, here, pass_on, sealed, wall
 from .wrappers import hide_own_frames, wraps
 
-MAX_PASSES = 16
-"""Passes of each loader that are noted at their end. The last pass is also noted when the job ends."""
-EARLY_PASSES = 2
-"""This many first passes are also noted at their first batch, and have digests of samples."""
-MAX_BYTES = 80 * 1024
-"""Room for all loaders in the journal of 512 KiB. Our choice: enough for about 100 passes."""
-LAST_BYTES = 16 * 1024
-"""The part of ``MAX_BYTES`` that is reserved for the last passes."""
-MAX_REPORTED = 16
-"""Loaders whose last pass is noted at the end and in the evidence."""
+MAX_PASSES = 16  # Passes of each loader that are noted at their end. The last pass is also noted when the job ends.
+EARLY_PASSES = 2  # this many first passes are also noted at their first batch, and have digests of samples
+MAX_BYTES = 80 * 1024  # Room for all loaders in the journal of 512 KiB. Our choice: enough for about 100 passes.
+LAST_BYTES = 16 * 1024  # the part of ``MAX_BYTES`` that is reserved for the last passes
+MAX_REPORTED = 16  # loaders whose last pass is noted at the end and in the evidence
 
 
 class Loader:
@@ -259,15 +254,12 @@ def entries_now() -> List[Dict[str, Any]]:
     return [_entry(known, known.last) for known in list(book.reported) if known.is_noted and known.last is not None]
 
 
-FIRST = 8
-"""If indices are drawn one by one, this many count as the first batch."""
-DIGESTED_BATCHES = 4
-"""Number of first batches that get digests. Our choice: each costs 20 to 100 microseconds."""
-SAMPLES = 16
-"""Number of samples that get digests in the first passes of a loader."""
+FIRST = 8  # if indices are drawn one by one, this many count as the first batch
+DIGESTED_BATCHES = 4  # Number of first batches that get digests. Our choice: each costs 20 to 100 microseconds.
+SAMPLES = 16  # number of samples that get digests in the first passes of a loader
+# If forwards take at most this part of the delivered elements, and none of their shapes, the batch is split among
+# ranks. Our choice: two ranks would take half each; crops and shifted tokens leave more.
 SPLIT_SHARE = 0.6
-"""If forwards take at most this part of the delivered elements, and none of their shapes, the batch is split among
-ranks. Our choice: two ranks would take half each; crops and shifted tokens leave more."""
 
 
 class LoaderPass:
@@ -369,10 +361,9 @@ def _digest(order: Tuple[int, ...]) -> str:
     return hashlib.blake2b(",".join(map(str, order)).encode(), digest_size=6).hexdigest()
 
 
+# First indices that are kept for the digest of their order. ``rules/data/shared.py`` has the same number.
 MAX_ORDER = 4096
-"""First indices that are kept for the digest of their order. ``rules/data/shared.py`` has the same number."""
-BULK = 4096
-"""The most indices that wait to be counted. Our choice: 32 KiB."""
+BULK = 4096  # The most indices that wait to be counted. Our choice: 32 KiB.
 
 _WORDS = frozenset({str, bytes, int, tuple})
 
@@ -384,10 +375,8 @@ class IndexCounts(NamedTuple):
     total: int = 0
     xor: int = 0
     highest: int = -1
-    worded: bool = False
-    """Whether some are no numbers. Their hashes are counted instead."""
-    order: Tuple[int, ...] = ()
-    """The first ``MAX_ORDER`` indices."""
+    worded: bool = False  # Whether some are no numbers. Their hashes are counted instead.
+    order: Tuple[int, ...] = ()  # the first ``MAX_ORDER`` indices
 
 
 class DrawnIndices:

@@ -26,35 +26,31 @@ from .state import check_every, guarded, here, pass_on
 from .storage import fingerprint_file
 from .wrappers import then
 
+# The dimensions of the mesh in which a tensor is the same, "dp" or "dp+tp", and the ranks that hold it, sorted.
 Sharing = Tuple[str, Tuple[int, ...]]
-"""The dimensions of the mesh in which a tensor is the same, "dp" or "dp+tp", and the ranks that hold it, sorted."""
-Shared = Dict[Sharing, List[Tuple[str, Any]]]
-"""Names and weak references to parameters, by the ranks that share them."""
+Shared = Dict[Sharing, List[Tuple[str, Any]]]  # names and weak references to parameters, by the ranks that share them
 
+# Modules that are kept. Our choice: enough for a model of a thousand blocks, each passed with its parts.
 MAX_MODULES = 4096
-"""Modules that are kept. Our choice: enough for a model of a thousand blocks, each passed with its parts."""
 
+# Tensors made by ``to_empty`` that are kept. Our choice: more than models have that are not sharded.
 MAX_EMPTIED = 2**16
-"""Tensors made by ``to_empty`` that are kept. Our choice: more than models have that are not sharded."""
-MAX_UNWRITTEN = 8
-"""Names of tensors without a value that are noted. Our choice: layers of a model count as one."""
+MAX_UNWRITTEN = 8  # Names of tensors without a value that are noted. Our choice: layers of a model count as one.
 
 FULLY_SHARD, PARALLELIZE, FSDP1 = "fully_shard", "parallelize_module", "FullyShardedDataParallel"
+# By the last part of a module's name: its function that distributes modules over a mesh.
 _PLACES = {"_fully_shard": FULLY_SHARD, "api": PARALLELIZE, "_api": "distribute_module"}
-"""By the last part of a module's name: its function that distributes modules over a mesh."""
 _OF_WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+# Buffers of BatchNorm. Each rank has its own, also in a branch or a mode in which they do not change.
 _STATISTICS = frozenset(("running_mean", "running_var", "num_batches_tracked"))
-"""Buffers of BatchNorm. Each rank has its own, also in a branch or a mode in which they do not change."""
 
+# Weak references to modules that were distributed over ranks, each with the function that did it and its mesh, or
+# ``Sharing``; None stands for the mesh of all ranks.
 _modules: List[Tuple[Any, str, Any]] = []
-"""Weak references to modules that were distributed over ranks, each with the function that did it and its mesh, or
-``Sharing``; None stands for the mesh of all ranks."""
-_steppers: Any = weakref.WeakKeyDictionary()
-"""By optimizer."""
-_looked_at: Any = weakref.WeakSet()
-"""Outermost modules whose constants were collected."""
+_steppers: Any = weakref.WeakKeyDictionary()  # by optimizer
+_looked_at: Any = weakref.WeakSet()  # outermost modules whose constants were collected
+# By id: a weak reference to a tensor that ``to_empty`` made, and its mark at that time.
 _emptied: Dict[int, Tuple[Any, Any]] = {}
-"""By id: a weak reference to a tensor that ``to_empty`` made, and its mark at that time."""
 _numbers = itertools.count(1)
 
 

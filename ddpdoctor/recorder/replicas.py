@@ -26,15 +26,13 @@ from . import frames, groups, steps
 from .state import check_every, guarded, here, pass_on, shielded
 from .step_clock import in_backward
 
+# Parameters whose gradients show whether a backward reached their model, if several models are possible. Our choice:
+# nearly any backward uses the first, the last, or one of two between them.
 MARKS = 4
-"""Parameters whose gradients show whether a backward reached their model, if several models are possible. Our choice:
-nearly any backward uses the first, the last, or one of two between them."""
+# Changes between finished and unfinished that are noted. A loop with several backwards per forward changes every step.
 MAX_UNFINISHED_NOTES = 16
-"""Changes between finished and unfinished that are noted. A loop with several backwards per forward changes every step.
-"""
 
-on_gone: List[Callable[[Replica], None]] = []
-"""Called with a model that ends, while its module still exists."""
+on_gone: List[Callable[[Replica], None]] = []  # called with a model that ends, while its module still exists
 
 
 class Replica:
@@ -236,12 +234,11 @@ def _mark(replica: Replica) -> Any:
     return [id(g) if g is None or g.is_sparse else (g.data_ptr(), g._version) for g in grads]
 
 
+# Per process. Our choice: a GAN has one or two besides DDP, and one optimizer per parameter would make very many.
 MAX_MODELS = 4
-"""Per process. Our choice: a GAN has one or two besides DDP, and one optimizer per parameter would make very many."""
+# Frames above the step that are searched for the model. Our choice: trainers call their optimizers ten or so deep.
 MAX_DEPTH = 24
-"""Frames above the step that are searched for the model. Our choice: trainers call their optimizers ten or so deep."""
-MAX_VALUES = 200
-"""Variables of a frame that are searched for modules. Our choice."""
+MAX_VALUES = 200  # Variables of a frame that are searched for modules. Our choice.
 
 Named = List[Tuple[str, Any]]
 
@@ -272,8 +269,7 @@ class Unwrapped:
     on_gpu = join = False
     hook = ""
     unfinished = None
-    syncs_buffers = True
-    """True, because there are no buffers to compare."""
+    syncs_buffers = True  # True, because there are no buffers to compare
 
     def __init__(self, named: Named, number: int) -> None:
         self.group = str(groups.default().group_name)
@@ -366,12 +362,11 @@ def _with_names(tensors: List[Any]) -> Named:
     return [(names.get(id(tensor), "parameter %d" % i), tensor) for i, tensor in enumerate(tensors)]
 
 
+# Constructions of DDP that are noted. Our choice: with digests alone they take 64 KiB of the journal's 512.
 MAX_MODEL_NOTES = 256
-"""Constructions of DDP that are noted. Our choice: with digests alone they take 64 KiB of the journal's 512."""
+# Room for the rows of one model. Our choice: 2,000 parameters named as in a transformer take about 8 KiB.
 MAX_ROWS_BYTES = 48 * 1024
-"""Room for the rows of one model. Our choice: 2,000 parameters named as in a transformer take about 8 KiB."""
-MAX_ALL_ROWS_BYTES = 192 * 1024
-"""Room for the rows of all models of a process. Later models get only a digest."""
+MAX_ALL_ROWS_BYTES = 192 * 1024  # Room for the rows of all models of a process. Later models get only a digest.
 
 _model_digests: Set[str] = set()
 _models_noted = 0

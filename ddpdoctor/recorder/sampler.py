@@ -32,21 +32,18 @@ if TYPE_CHECKING:
 RANK_INTERVAL_S = 0.1
 CHILD_INTERVAL_S = 0.4
 LOOKS_APART_S = 0.3
-CORE_TIME_NS = 900_000_000
-"""Time between two readings of the main thread's core time."""
-FIRST_CORE_TIME_NS = 200_000_000
-"""The same between the first two, so that jobs of less than a second have it too."""
+CORE_TIME_NS = 900_000_000  # time between two readings of the main thread's core time
+FIRST_CORE_TIME_NS = 200_000_000  # the same between the first two, so that jobs of less than a second have it too
+# So many other threads are asked how long they waited for a core. Our choice: more take a thousandth of a core.
 MAX_THREADS = 64
-"""So many other threads are asked how long they waited for a core. Our choice: more take a thousandth of a core."""
-STOP_LIMIT_S = 0.05
-"""How long the end of a process waits for the thread. An idle thread needs a thousandth of that."""
+STOP_LIMIT_S = 0.05  # How long the end of a process waits for the thread. An idle thread needs a thousandth of that.
+# Our choice: the default of 8 MiB counts in full under ``ulimit -v``. But when a query raises in torch's C++, 1 MiB is
+# too little on CUDA builds (2.15), and the rank ended with SIGSEGV.
 STACK_BYTES = 4 * 2**20
-"""Our choice: the default of 8 MiB counts in full under ``ulimit -v``. But when a query raises in torch's C++, 1 MiB is
-too little on CUDA builds (2.15), and the rank ended with SIGSEGV."""
 _IMPORTING = "<frozen importlib"
 _MODULE_FILE = os.path.join("torch", "nn", "modules", "module.py")
+# Functions remembered between two calls. The limit is for scripts that make functions at run time.
 MAX_FUNCTIONS = 1024
-"""Functions remembered between two calls. The limit is for scripts that make functions at run time."""
 
 _current: Optional[Sampler] = None
 
@@ -359,10 +356,10 @@ def start() -> None:
             _thread.stack_size(usual)
 
 
+# The lowest descriptors that our files get, the first that the limit on open files allows. Our choice: below 1,024, the
+# usual limit, because the kernel's table grows with the highest descriptor, and above those that a script soon reuses
+# after closing all its files.
 HIGH_NUMBERS = (1000, 240, 48)
-"""The lowest descriptors that our files get, the first that the limit on open files allows. Our choice: below 1,024,
-the usual limit, because the kernel's table grows with the highest descriptor, and above those that a script soon reuses
-after closing all its files."""
 
 _is_enabled = faulthandler.is_enabled
 _enable = faulthandler.enable
@@ -370,12 +367,10 @@ _disable = faulthandler.disable
 _register = faulthandler.register
 _dump_later = faulthandler.dump_traceback_later
 _cancel_dump = faulthandler.cancel_dump_traceback_later
-_file: Optional[Tuple[int, int, int]] = None
-"""Descriptor, device and inode of our file."""
+_file: Optional[Tuple[int, int, int]] = None  # descriptor, device and inode of our file
 _has_signal = False
 _has_fatal = False
-_fds: List[int] = []
-"""The descriptor of the file that SIGTERM writes to, if there is one."""
+_fds: List[int] = []  # the descriptor of the file that SIGTERM writes to, if there is one
 
 
 def register() -> None:

@@ -17,41 +17,33 @@ from .digests import attributes, digest_of_dataset, leaf_of
 from .state import check_every, guarded, here, pass_on
 from .wrappers import around
 
-MAX_NESTED = 6
-"""Nested samplers that are examined."""
+MAX_NESTED = 6  # nested samplers that are examined
 
-CALLS = 2
-"""Calls after which a sampler without a loader is noted. By the second call the first epoch's loop is over."""
+CALLS = 2  # Calls after which a sampler without a loader is noted. By the second call the first epoch's loop is over.
 MAX_NOTED = 8
 
-_counts: Any = weakref.WeakKeyDictionary()
-"""By sampler: how often its epoch was set."""
-_noted: Dict[int, Any] = {}
-"""By the number of the note: a weak reference to the sampler."""
-used: Any = weakref.WeakSet()
-"""Samplers that divide samples among ranks and with which a loader has begun a pass."""
+_counts: Any = weakref.WeakKeyDictionary()  # by sampler: how often its epoch was set
+_noted: Dict[int, Any] = {}  # by the number of the note: a weak reference to the sampler
+used: Any = weakref.WeakSet()  # samplers that divide samples among ranks and with which a loader has begun a pass
 _SHUFFLES = {"RandomSampler": True, "SequentialSampler": False}
 _INNER = ("batch_sampler", "sampler", "base_sampler")
 _REPLICAS = ("num_replicas", "num_processes", "world_size")
 _RANK = ("rank", "process_index")
 _SEED = ("seed", "initial_seed")
+# Attributes, variables and functions by which classes of all kinds know among how many ranks data is divided.
 _COUNTS = frozenset(
     ("num_replicas", "num_processes", "world_size", "num_shards", "world", "num_ranks", "dp_size", "data_parallel_size")
 )
-"""Attributes, variables and functions by which classes of all kinds know among how many ranks data is divided."""
 _NUMBERS = frozenset(
     ("rank", "process_index", "global_rank", "shard_id", "shard_index", "dp_rank", "data_parallel_rank")
 )
 _ASK_COUNT = _COUNTS | {"get_world_size", "WORLD_SIZE"}
 _ASK_NUMBER = _NUMBERS | {"get_rank", "RANK"}
+# Attributes of a dataset that stands for a sampler, as in Lightning's DistributedSamplerWrapper.
 _WRAPPED = ("_sampler", "sampler")
-"""Attributes of a dataset that stands for a sampler, as in Lightning's DistributedSamplerWrapper."""
-MAX_COUNTED = 100_000
-"""Indices of a Subset that are added up. Our choice: it takes about 10 ms, once for each loader."""
-CHECKED = 64
-"""Places at which indices are compared with a range."""
-_asking: Dict[type, bool] = {}
-"""By class: whether its methods ask for the rank and the number of ranks."""
+MAX_COUNTED = 100_000  # Indices of a Subset that are added up. Our choice: it takes about 10 ms, once for each loader.
+CHECKED = 64  # places at which indices are compared with a range
+_asking: Dict[type, bool] = {}  # by class: whether its methods ask for the rank and the number of ranks
 
 
 def describe_loader(loader: Any, number: int) -> Dict[str, Any]:

@@ -24,18 +24,17 @@ from .storage.files import map_file
 from .storage.fingerprint_file import MAX_BYTES as MAX_FILE_BYTES
 from .storage.fingerprint_file import MAX_SLOTS, MIN_SLOTS, FingerprintWriter
 
+# The part of the training time that comparing may take by our own count, so that it takes less than 1 %: with Gloo on
+# two cores, a comparison made its step and the next one longer by up to 1.5 times what was counted, because ranks wait
+# for each other (``python -m tests.bench.check_every``).
 SHARE = 0.005
-"""The part of the training time that comparing may take by our own count, so that it takes less than 1 %: with Gloo on
-two cores, a comparison made its step and the next one longer by up to 1.5 times what was counted, because ranks wait
-for each other (``python -m tests.bench.check_every``)."""
+# What comparing may take even if that is more. Our choice: jobs of less than 50 s are compared a few times more.
 ALLOWANCE_S = 0.25
-"""What comparing may take even if that is more. Our choice: jobs of less than 50 s are compared a few times more."""
+# The smallest distance of ``auto``. Until this step of an optimizer, powers of two are taken whatever that costs: most
+# faults are there from the first steps on, and some rules need several comparisons.
 LEAST = 32
-"""The smallest distance of ``auto``. Until this step of an optimizer, powers of two are taken whatever that costs: most
-faults are there from the first steps on, and some rules need several comparisons."""
 LONGEST_BLOCK = 1024
-_NEVER = 62
-"""The exponent of a distance that no job reaches."""
+_NEVER = 62  # the exponent of a distance that no job reaches
 _RANKS = 1 << 15
 
 
@@ -132,8 +131,7 @@ def block_after(number: int) -> int:
 class _Chosen:
     auto: Optional[AutoDistance] = None
     is_known = False
-    every = 0
-    """The fixed distance, once it was asked for."""
+    every = 0  # the fixed distance, once it was asked for
 
 
 def _auto() -> Optional[AutoDistance]:
@@ -217,12 +215,11 @@ os.register_at_fork(after_in_child=_forget)
 
 
 FOLDER = "prints"
-MAX_FILES = 128
-"""Per process. Our choice: enough for forty models that are trained one after another."""
+MAX_FILES = 128  # Per process. Our choice: enough for forty models that are trained one after another.
+# Our choice: optimizer state appears with the first steps, and more with each part of a model that is unfrozen.
 MAX_FILES_A_STREAM = 6
-"""Our choice: optimizer state appears with the first steps, and more with each part of a model that is unfrozen."""
+# All files of a process together. Our choice: with the ring, a rank's part of the run folder stays below 32 MiB.
 MAX_ALL_BYTES = 24 * 2**20
-"""All files of a process together. Our choice: with the ring, a rank's part of the run folder stays below 32 MiB."""
 
 _ring: Any = None
 _files = 0

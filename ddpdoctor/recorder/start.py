@@ -29,12 +29,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List
 
-GIVEN_VARIABLE = "DDPDOCTOR_GIVEN"
-"""The number of the rank that this process is, or that started it."""
-WATCHER_VARIABLE = "DDPDOCTOR_WATCHER"
-"""The pid of ``wrap``."""
+GIVEN_VARIABLE = "DDPDOCTOR_GIVEN"  # the number of the rank that this process is, or that started it
+WATCHER_VARIABLE = "DDPDOCTOR_WATCHER"  # the pid of ``wrap``
+# How torch's launchers, Open MPI, PMIx, MPICH and Slurm tell a process its number.
 NUMBER_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
-"""How torch's launchers, Open MPI, PMIx, MPICH and Slurm tell a process its number."""
 _LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed", "ddpdoctor"})
 _LAUNCHER_MODULES = (
     "-m torch.distributed.run",

@@ -14,29 +14,26 @@ if TYPE_CHECKING:
 
     from .storage.ring_writing import Ring
 
-FOLDER_VARIABLE = "DDPDOCTOR_RUN"
-"""Names the run's folder on this host. Without it every hook returns at once."""
+FOLDER_VARIABLE = "DDPDOCTOR_RUN"  # Names the run's folder on this host. Without it every hook returns at once.
+# The pid of the rank that this process is, or that started it. It stays the same when a rank calls exec.
 RANK_PID_VARIABLE = "DDPDOCTOR_RANK_PID"
-"""The pid of the rank that this process is, or that started it. It stays the same when a rank calls exec."""
-AGENT_VARIABLE = "DDPDOCTOR_AGENT"
-"""The pid of torch's elastic agent: its direct children are ranks."""
+AGENT_VARIABLE = "DDPDOCTOR_AGENT"  # the pid of torch's elastic agent: its direct children are ranks
+# The pid of the rank that has joined a group. The processes that it starts are no ranks of the job, whatever groups
+# they make.
 JOINED_VARIABLE = "DDPDOCTOR_JOINED"
-"""The pid of the rank that has joined a group. The processes that it starts are no ranks of the job, whatever groups
-they make."""
-MASTER_VARIABLE = "DDPDOCTOR_MASTER"
-"""The address of the store that the launcher's environment gave this rank."""
+MASTER_VARIABLE = "DDPDOCTOR_MASTER"  # the address of the store that the launcher's environment gave this rank
 MAX_FAILURES = 20
+# Variables in which launchers give a process its rank and the number of ranks.
 _LAUNCH_VARIABLES = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RESTART_COUNT",
     "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
     "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NNODES",
 )  # fmt: skip
-"""Variables in which launchers give a process its rank and the number of ranks."""
 
+# Functions that the hooks register to add to the evidence, by key. They must not call torch.
 describers: Dict[str, Callable[[], Any]] = {}
-"""Functions that the hooks register to add to the evidence, by key. They must not call torch."""
+# Likewise, functions that ask torch, and through it a device. They can hold the GIL, or never return.
 queries: Dict[str, Callable[[], Any]] = {}
-"""Likewise, functions that ask torch, and through it a device. They can hold the GIL, or never return."""
 
 
 class Recorder:
@@ -206,17 +203,17 @@ def pass_on(error: BaseException) -> None:
         raise error
 
 
+# Exceptions that C code raises without a text.
 _WITHOUT_TEXT = (MemoryError, StopIteration, StopAsyncIteration, AssertionError)
-"""Exceptions that C code raises without a text."""
 
 
 def _raise_it() -> None:
     raise  # noqa: PLE0704 - it is never called
 
 
+# The instruction of ``raise``, at which no other thread's exception comes. ``opcode`` knows it too, but importing that
+# takes a file descriptor, and there may be none left.
 _RAISE = set(_raise_it.__code__.co_code[::2]) - set((lambda: None).__code__.co_code[::2])
-"""The instruction of ``raise``, at which no other thread's exception comes. ``opcode`` knows it too, but importing that
-takes a file descriptor, and there may be none left."""
 
 
 _is_loading = False
@@ -385,8 +382,7 @@ def guarded(hook: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 here = Recorder()
-walls: Set[Any] = set()
-"""The code that runs our hooks."""
+walls: Set[Any] = set()  # the code that runs our hooks
 
 
 def _answer(request: Any) -> Any:
@@ -411,18 +407,18 @@ class _Inside:
 
 
 _call_sealed: Any = shielded("wall", _answer)
+# The generator behind ``sealed``. While it runs it cannot be called: ``wall.gi_running`` is the index of what can.
 wall = _call_sealed.__self__
-"""The generator behind ``sealed``. While it runs it cannot be called: ``wall.gi_running`` is the index of what can."""
+# Runs our code while an exception of the script passes through one of our wrappers, or where one may.
+#
+# If a second exception came in our ``except`` clause, it would replace the first, which the script would never see.
+# Python looks for signals at the beginning of a function, after a call and at a jump back, but not after a
+# subscription, and ``shielded`` raises what comes in our code once more, later. So a clause that lets an exception go
+# on calls nothing:
+#
+# sealed[wall.gi_running][function, argument, ...] # what the function returns; None if it was interrupted if not
+# sealed[wall.gi_running][hook, error]: raise # ``here.failed``, save that the clause itself raises
 sealed: Any = (type("Sealed", (), {"__getitem__": _call_sealed})(), _Inside())
-"""Runs our code while an exception of the script passes through one of our wrappers, or where one may.
-
-If a second exception came in our ``except`` clause, it would replace the first, which the script would never see.
-Python looks for signals at the beginning of a function, after a call and at a jump back, but not after a subscription,
-and ``shielded`` raises what comes in our code once more, later. So a clause that lets an exception go on calls nothing:
-
-    sealed[wall.gi_running][function, argument, ...]    # what the function returns; None if it was interrupted
-    if not sealed[wall.gi_running][hook, error]: raise  # ``here.failed``, save that the clause itself raises
-"""
 
 
 def script_handler(handler: Any) -> Any:

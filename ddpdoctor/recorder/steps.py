@@ -27,15 +27,15 @@ from .storage import ring_layout
 from .storage.ring_layout import OPTIMIZER, is_sampled
 from .wrappers import around, wraps
 
+# Containers around forward's first tensor that are opened. Our choice: a batch is a dictionary or a list.
 MAX_NESTED = 3
-"""Containers around forward's first tensor that are opened. Our choice: a batch is a dictionary or a list."""
 
+# A weak reference to the DDP model whose forward ran last with gradients to reduce; None after its backward.
 _reducing: Any = None
-"""A weak reference to the DDP model whose forward ran last with gradients to reduce; None after its backward."""
 
 
+# The id of the outermost optimizer that is stepping, when it began, and how long the phase had waited by then.
 _optimizing: Any = (None, 0, 0)
-"""The id of the outermost optimizer that is stepping, when it began, and how long the phase had waited by then."""
 
 
 @guarded("steps")
@@ -185,9 +185,9 @@ here.clock = clock
 
 
 FIRST_STEPS = 64
+# The waits of the first steps are all read, then those of one step in four, because reading DDP's times takes 80 us.
+# Our choice: of the last 256 steps about 64 are known, the same ones on all ranks.
 SAMPLE_BITS = 2
-"""The waits of the first steps are all read, then those of one step in four, because reading DDP's times takes 80 us.
-Our choice: of the last 256 steps about 64 are known, the same ones on all ranks."""
 
 
 class Reduction:
@@ -206,10 +206,8 @@ class Reduction:
         self.model = weakref.ref(ddp, shielded("steps", lambda _: _settle_without_forward(key)))
 
 
-_pending: Dict[int, Reduction] = {}
-"""By id of the DDP model."""
-_held: Optional[EndedStep] = None
-"""A step that has ended but whose reduction is still pending."""
+_pending: Dict[int, Reduction] = {}  # by id of the DDP model
+_held: Optional[EndedStep] = None  # a step that has ended but whose reduction is still pending
 
 
 def began_anew(ddp: Any) -> None:
@@ -306,9 +304,9 @@ here.on_end.append(settle_all)
 
 MAX_NAMES = 8
 MAX_NAME = 120
+# Nodes of autograd's graph that are searched for one variable of the script. Our choice: noting an error must not take
+# seconds.
 MAX_NODES = 4096
-"""Nodes of autograd's graph that are searched for one variable of the script. Our choice: noting an error must not take
-seconds."""
 MAX_VARIABLES = 64
 
 
@@ -318,10 +316,9 @@ _STATIC = "not compatible with static_graph set to True"
 _NUMBERS = "Parameter indices which did not receive grad for rank "
 _AT_NUMBER = "Parameter at index "
 
+# By model: the names of its parameters, in the order of the reducer's numbers.
 _names: weakref.WeakKeyDictionary[Any, List[str]] = weakref.WeakKeyDictionary()
-"""By model: the names of its parameters, in the order of the reducer's numbers."""
-_to_reduce: Any = None
-"""A weak reference to the model whose forward ran last with a reduction to follow."""
+_to_reduce: Any = None  # a weak reference to the model whose forward ran last with a reduction to follow
 
 
 def keep_names(ddp: Any) -> None:

@@ -31,18 +31,17 @@ from .state import guarded, here
 from .step_clock import clock
 from .wrappers import around, then
 
+# The step after which threads and frameworks are noted. Our choice: a script has set its threads by then.
 NOTED_AT_STEP = 5
-"""The step after which threads and frameworks are noted. Our choice: a script has set its threads by then."""
 MAX_DATA_PARALLEL = 8
+# By framework: the modules of which one is loaded where a script trains with it.
 FRAMEWORKS = {
     "lightning": ("lightning.pytorch.trainer", "pytorch_lightning.trainer"),
     "transformers": ("transformers.trainer",),
     "accelerate": ("accelerate.accelerator",),
 }
-"""By framework: the modules of which one is loaded where a script trains with it."""
 
-_built_at: Any = weakref.WeakKeyDictionary()
-"""By DataParallel that has not trained yet: the line that built it."""
+_built_at: Any = weakref.WeakKeyDictionary()  # by DataParallel that has not trained yet: the line that built it
 
 
 def patch_data_parallel(module: Any) -> None:
@@ -82,24 +81,20 @@ def note_surroundings() -> None:
     here.note("surroundings", threads=torch.get_num_threads(), cores=cores, frameworks=loaded)
 
 
-LONG_NS = 1_000_000
-"""Lines of shorter collections are not counted. Our choice: those of young objects take far less."""
+LONG_NS = 1_000_000  # Lines of shorter collections are not counted. Our choice: those of young objects take far less.
 MAX_LINES = 64
-MAX_COLLECTIONS = 4096
-"""Collections of one step that are counted, the latest."""
-MAX_FRAMES = 1024
-"""Frames of its long collections that are kept, the latest."""
+MAX_COLLECTIONS = 4096  # collections of one step that are counted, the latest
+MAX_FRAMES = 1024  # frames of its long collections that are kept, the latest
+# The step after which the line is noted first. It is noted again after four times as many, and at the end.
 FIRST_NOTE = 8
-"""The step after which the line is noted first. It is noted again after four times as many, and at the end."""
 
-_began: Deque[int] = deque([0], 1)
-"""When the last collection began."""
+_began: Deque[int] = deque([0], 1)  # when the last collection began
+# Thread and nanoseconds of each collection since the last step.
 _took: Deque[Tuple[int, int]] = deque(maxlen=MAX_COLLECTIONS)
-"""Thread and nanoseconds of each collection since the last step."""
+# Of each long one: the same, then code and line of each frame, innermost first.
 _places: Deque[Tuple[Any, int]] = deque(maxlen=MAX_FRAMES)
-"""Of each long one: the same, then code and line of each frame, innermost first."""
+# By the user's line (file, number, function): the nanoseconds of its long collections.
 _lines: Dict[Tuple[str, int, str], int] = {}
-"""By the user's line (file, number, function): the nanoseconds of its long collections."""
 _due = FIRST_NOTE
 _callback: Any = None
 
@@ -172,14 +167,12 @@ def note_line() -> None:
         here.note("collected", frame=frames.describe(*max(_lines, key=lambda one: _lines[one])))
 
 
-WATCHED_AFTER = 3
-"""The step after this many steps is looked at. Our choice: one in which training is under way."""
+WATCHED_AFTER = 3  # The step after this many steps is looked at. Our choice: one in which training is under way.
 REDUCTIONS = frozenset({"all_reduce", "reduce"})
 MAX_CALLS = 4096
 MIN_GRADIENTS = 2
 
-_reduced: List[Tuple[int, Any]] = []
-"""The address and the shape of each tensor that all_reduce was given in the step."""
+_reduced: List[Tuple[int, Any]] = []  # the address and the shape of each tensor that all_reduce was given in the step
 _reduced_at: Optional[Any] = None
 
 
@@ -211,9 +204,9 @@ def hand_made_step(optimizer: Any) -> None:
     _reduced_at = None
 
 
+# Names of the loggers that were noted. Only the first use of each counts: TensorBoard's ``add_hparams`` makes a writer
+# for each call.
 _noted: Set[str] = set()
-"""Names of the loggers that were noted. Only the first use of each counts: TensorBoard's ``add_hparams`` makes a writer
-for each call."""
 
 
 def patch_logger(module: Any) -> None:
@@ -252,13 +245,13 @@ def _began_mlflow(run: Any, *args: Any, **kwargs: Any) -> None:
     _note("mlflow", id=run.info.run_id, tracking_uri="" if "@" in uri else uri, folder=os.getcwd())
 
 
+# By module: its class, if it is a method, the function that begins a run, and what notes it.
 _LOGGERS: Dict[str, Tuple[str, str, Any]] = {
     "torch.utils.tensorboard.writer": ("SummaryWriter", "__init__", _made_writer),
     "wandb": ("", "init", _began_wandb),
     "mlflow.tracking.client": ("MlflowClient", "create_run", _began_mlflow),  # which frameworks use
     "mlflow.tracking.fluent": ("", "start_run", _began_mlflow),
 }
-"""By module: its class, if it is a method, the function that begins a run, and what notes it."""
 
 
 def _note(logger: str, **place: str) -> None:

@@ -42,13 +42,13 @@ from .step_clock import clock, enter_phase, leave_phase
 from .storage import ring_layout
 from .wrappers import around, hide_own_frames, wraps
 
+# Children other than ranks whose bad end is noted. Our choice: terminating a pool ends all of its workers badly.
 MAX_BAD_ENDS = 64
-"""Children other than ranks whose bad end is noted. Our choice: terminating a pool ends all of its workers badly."""
 
 _bad_ends = 0
 _steps = itertools.count(1)
+# Optimizers that step as a part of another optimizer; their steps are not counted.
 _inner: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Optimizers that step as a part of another optimizer; their steps are not counted."""
 _batches = itertools.count(1)
 _epochs = itertools.count(1)
 

@@ -19,8 +19,8 @@ from .schedule import StepCounter
 from .state import check_every, guarded, here
 from .step_clock import in_backward
 
+# Optimizers per model whose steps are fingerprinted. Our choice; some scripts have one optimizer per parameter.
 MAX_STREAMS = 4
-"""Optimizers per model whose steps are fingerprinted. Our choice; some scripts have one optimizer per parameter."""
 _OPTIMIZER_FILE = "optimizer.py"
 
 
@@ -36,12 +36,11 @@ class Stepper(StepCounter):
 
 
 class _Thread(threading.local):
+    # The optimizer whose step this thread is making. If optimizers call others, it is the outermost.
     running: Optional[Stepper] = None
-    """The optimizer whose step this thread is making. If optimizers call others, it is the outermost."""
 
 
-_steppers: Any = weakref.WeakKeyDictionary()
-"""By optimizer."""
+_steppers: Any = weakref.WeakKeyDictionary()  # by optimizer
 _thread = _Thread()
 
 

@@ -22,24 +22,18 @@ from .settings import read_settings
 from .state import guarded, here, pass_on
 from .wrappers import wraps
 
-BASE = "base"
-"""The settings of the script."""
-AGAIN = "again"
-"""The settings of the script once more: what differs between the two is noise."""
+BASE = "base"  # the settings of the script
+AGAIN = "again"  # the settings of the script once more: what differs between the two is noise
 SEED = 0
-LEFT_OUT = 3
-"""Steps after a switch that are not measured: the first has one bucket, and the second builds them anew."""
-MEASURED = 5
-"""Measured steps of a block."""
+LEFT_OUT = 3  # steps after a switch that are not measured: the first has one bucket, and the second builds them anew
+MEASURED = 5  # measured steps of a block
+# Our choice: measured steps of a launch that has one setting. They are few beside the time that a start takes.
 MEASURED_IN_LAUNCH = 20
-"""Our choice: measured steps of a launch that has one setting. They are few beside the time that a start takes."""
-ACCUMULATED = 4
-"""Our choice: over how many steps a trial accumulates gradients."""
+ACCUMULATED = 4  # our choice: over how many steps a trial accumulates gradients
+# Reduce gradients in one step of so many. Only for scripts with one forward a step.
 ACCUMULATE = "accumulate=%d" % ACCUMULATED
-"""Reduce gradients in one step of so many. Only for scripts with one forward a step."""
 MIB = 2**20
-BUCKETS = (16, 8, 4, 1)
-"""Our choice: the numbers of buckets for which caps are tried."""
+BUCKETS = (16, 8, 4, 1)  # our choice: the numbers of buckets for which caps are tried
 LEAST_CAP_BYTES = MIB // 4
 
 
@@ -76,25 +70,20 @@ def order_blocks(settings: List[str], rounds: int, first: int = 0) -> List[Tuple
     return blocks
 
 
-CAP = "bucket_cap="
-"""Followed by a number of bytes."""
+CAP = "bucket_cap="  # followed by a number of bytes
 VIEWS = "gradient_as_bucket_view"
 STATIC = "static_graph"
 BUFFERS = "buffers_off"
-UNUSED = "find_unused_off"
-"""DDP does not look for unused parameters."""
-NO_SYNC = "no_sync"
-"""Of several forwards in a step, only the last one's backward reduces."""
+UNUSED = "find_unused_off"  # DDP does not look for unused parameters
+NO_SYNC = "no_sync"  # of several forwards in a step, only the last one's backward reduces
 HALF = "bf16_reduction"
-AUTOCAST = "bf16_autocast"
-"""The forward runs under ``torch.autocast`` with bfloat16."""
-UNREDUCED = "unreduced"
-"""No reduction at all: what communication costs in total."""
+AUTOCAST = "bf16_autocast"  # the forward runs under ``torch.autocast`` with bfloat16
+UNREDUCED = "unreduced"  # no reduction at all: what communication costs in total
+# Attributes of DDP without which its reducer cannot be built anew. Torch 2.13 has all of them.
 NEEDED = (
     "_bucket_config", "_build_params_for_reducer", "_build_debug_param_to_name_mapping", "_ddp_init_helper",
     "_comm_hooks", "forward_sync_buffers",
 )  # fmt: skip
-"""Attributes of DDP without which its reducer cannot be built anew. Torch 2.13 has all of them."""
 
 
 class Script:
@@ -195,14 +184,11 @@ def switch(ddp: Any, script: Script, setting: str) -> None:
         ddp.register_comm_hook(ddp.process_group, bf16_compress_hook)
 
 
-WORKERS = "workers="
-"""Followed by the number of each loader's workers."""
-THREADS = "threads="
-"""Followed by the number of torch's threads in each rank."""
+WORKERS = "workers="  # followed by the number of each loader's workers
+THREADS = "threads="  # followed by the number of torch's threads in each rank
+# The settings that are arguments of DDP's constructor.
 AT_START = frozenset((CAP.rstrip("="), VIEWS, STATIC, BUFFERS, UNUSED))
-"""The settings that are arguments of DDP's constructor."""
-_loaders: List[int] = []
-"""For each loader with other workers than the script gave it: their number."""
+_loaders: List[int] = []  # for each loader with other workers than the script gave it: their number
 
 
 def settings_at_start(models: List[Any]) -> List[str]:

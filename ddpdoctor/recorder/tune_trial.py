@@ -42,13 +42,12 @@ from .tune_switches import (
 )
 from .wrappers import around, wraps
 
-WARM_UP = 10
-"""Our choice: steps before the first switch, in which caches fill and libraries choose their algorithms."""
+WARM_UP = 10  # our choice: steps before the first switch, in which caches fill and libraries choose their algorithms
+# Our choice: after so many training forwards and no step of a torch optimizer, the trial ends. Scripts accumulate
+# gradients over a few dozen.
 FORWARDS_WITHOUT_STEP = 512
-"""Our choice: after so many training forwards and no step of a torch optimizer, the trial ends. Scripts accumulate
-gradients over a few dozen."""
+# Our choice: after so many optimizer steps and no training forward of a DDP model, the trial ends.
 STEPS_WITHOUT_MODEL = 64
-"""Our choice: after so many optimizer steps and no training forward of a DDP model, the trial ends."""
 
 
 class SettingsTrial:
@@ -262,14 +261,12 @@ def on_any_rank(ddp: Any, flags: List[bool]) -> List[bool]:
 
 
 FOLDER = "tuning"
-LEFT = "left"
-"""A file in that folder, made by the first rank of this host that leaves."""
+LEFT = "left"  # a file in that folder, made by the first rank of this host that leaves
+# Our choice: how long a rank waits for the others of its host to come to their end. If one goes first, the last
+# reduction of another may still read from its connection.
 TOGETHER_S = 5.0
-"""Our choice: how long a rank waits for the others of its host to come to their end. If one goes first, the last
-reduction of another may still read from its connection."""
 LOOK_EVERY_S = 0.05
-GRACE_S = 2.0
-"""Our choice: a rank that is not stuck comes to its own end within this time after another has left."""
+GRACE_S = 2.0  # our choice: a rank that is not stuck comes to its own end within this time after another has left
 
 
 def write(entry: Any) -> None:
@@ -310,8 +307,8 @@ def _leave_with_others() -> None:
     leave({"end": "with another rank"})
 
 
+# How DDP's error begins after a backward in which a parameter had no gradient (c10d/reducer.cpp).
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
-"""How DDP's error begins after a backward in which a parameter had no gradient (c10d/reducer.cpp)."""
 _trial: Optional[SettingsTrial] = None
 
 
@@ -397,8 +394,7 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-_thrown_away: Set[str] = set()
-"""Paths that torch.save was given. What is there is not what the script has just saved."""
+_thrown_away: Set[str] = set()  # Paths that torch.save was given. What is there is not what the script has just saved.
 
 
 def patch_saves(module: Any) -> None:

@@ -28,24 +28,22 @@ if TYPE_CHECKING:
 
     Frames = List[Dict[str, Any]]
 
+# By the end of the source file's path: the attribute of ``self`` with the lock's path. A baton is taken by creating its
+# file, and stays taken if that process dies. The others request a kernel lock again and again.
 LOOPS = {
     "/torch/utils/file_baton.py": "lock_file_path",
     "/filelock/_api.py": "lock_file",
     "/fasteners/process_lock.py": "path",
     "/portalocker/utils.py": "filename",
 }
-"""By the end of the source file's path: the attribute of ``self`` with the lock's path. A baton is taken by creating
-its file, and stays taken if that process dies. The others request a kernel lock again and again."""
-MARKERS = ("FileBaton", "SoftFileLock")
-"""Classes for which the existence of the file is the lock."""
+MARKERS = ("FileBaton", "SoftFileLock")  # classes for which the existence of the file is the lock
 LOOKS = frozenset({"exists", "lexists", "isfile", "is_file", "open", "stat", "access", "listdir", "glob"})
 MOST_PATH = 4096
 FILE = "/torch/distributed/rendezvous.py"
 MAKES_STORE = "_create_c10d_store"
 METHODS = {"_env_rendezvous_handler": "env://", "_tcp_rendezvous_handler": "tcp://"}
 DEEPEST = 40
-MOST_CODES = 2000
-"""How many of the user's functions are searched for the line that set an address."""
+MOST_CODES = 2000  # how many of the user's functions are searched for the line that set an address
 
 
 def lock() -> Optional[Dict[str, Any]]:
@@ -158,18 +156,16 @@ def _holds(value: Any, names: List[str]) -> bool:
     return value in names if isinstance(value, str) else isinstance(value, tuple) and any(n in value for n in names)
 
 
-MOST_TASKS = 8
-"""Links from a task to the task that it awaits. Our choice."""
+MOST_TASKS = 8  # Links from a task to the task that it awaits. Our choice.
 MOST_AWAITS = 60
-MOST_KEPT = 16
-"""Errors of tasks and calls that are kept. Our choice: a server may lose one for each request."""
+MOST_KEPT = 16  # Errors of tasks and calls that are kept. Our choice: a server may lose one for each request.
 TRIES = 3
+# A thread whose innermost frame is in one of these runs an event loop that has nothing to do.
 _IN_LOOP = ("/selectors.py", "/asyncio/", "/uvloop/")
-"""A thread whose innermost frame is in one of these runs an event loop that has nothing to do."""
+# By function of asyncio: its variable with the task that it runs, if there is one.
 _RUNNERS = {"run": "task", "run_until_complete": "future", "run_forever": ""}
-"""By function of asyncio: its variable with the task that it runs, if there is one."""
+# The errors of calls in pools, with whether somebody has read them, and of tasks that are gone.
 _kept: Deque[Dict[str, Any]] = deque(maxlen=MOST_KEPT)
-"""The errors of calls in pools, with whether somebody has read them, and of tasks that are gone."""
 
 
 @guarded("awaited line")

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
     Wrapper = TypeVar("Wrapper", bound=Callable[..., Any])
 
+# A file name that ``warnings`` skips when it looks for the caller to name. It skips frames of the import system, which
+# it knows by these two words (``is_internal_frame`` in CPython's Python/_warnings.c). So torch's warnings with
+# ``stacklevel=2`` still name the user's line.
 UNSEEN = HERE + "importlib._bootstrap"
-"""A file name that ``warnings`` skips when it looks for the caller to name. It skips frames of the import system,
-which it knows by these two words (``is_internal_frame`` in CPython's Python/_warnings.c). So torch's warnings with
-``stacklevel=2`` still name the user's line."""
 _COPIED = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__")
 
 

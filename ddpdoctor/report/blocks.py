@@ -19,14 +19,12 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Finding
     from ddpdoctor.model.pictures import Timeline
 
+    # The name of a row, and its cells by member: by rank, or by the position of a host or file.
     Row = tuple[str, Mapping[int, "GridCell"]]
-    """The name of a row, and its cells by member: by rank, or by the position of a host or file."""
 
 MAX_ROWS = 60
-MAX_COLUMNS = 64
-"""Our choice: more is unreadable on a page. The report's data has the rest."""
-MARK = "> "
-"""The prefix of a row or column to look at, as in the tables of a terminal."""
+MAX_COLUMNS = 64  # Our choice: more is unreadable on a page. The report's data has the rest.
+MARK = "> "  # the prefix of a row or column to look at, as in the tables of a terminal
 
 
 class Tone(str, Enum):
@@ -72,8 +70,7 @@ class Items:
     """A list of sentences."""
 
     items: tuple[Item, ...]
-    mark: str = ""
-    """The prefix of each entry in formats without list marks."""
+    mark: str = ""  # the prefix of each entry in formats without list marks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +79,8 @@ class FactEntry:
 
     label: str
     texts: tuple[str, ...]
-    tone: Tone = Tone.STRONG
-    """The tone of the label."""
-    whole: bool = False
-    """Never wrap the text, because it is a command."""
+    tone: Tone = Tone.STRONG  # the tone of the label
+    whole: bool = False  # never wrap the text, because it is a command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +88,7 @@ class FactList:
     """A list of facts. A fact without texts is left out."""
 
     facts: tuple[FactEntry, ...]
-    width: int = 0
-    """Width of the labels including the gap, so that several lists align. 0: use the longest label."""
+    width: int = 0  # Width of the labels including the gap, so that several lists align. 0: use the longest label.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +100,8 @@ class Column:
     group: str = ""
     unit: str = ""
     align: Literal["left", "right"] = "right"
+    # If columns do not fit, the one with the least weight is dropped first. None: never drop it.
     weight: int | None = None
-    """If columns do not fit, the one with the least weight is dropped first. None: never drop it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,13 +109,10 @@ class Table:
     """Columns of equal length."""
 
     columns: tuple[Column, ...]
-    tones: dict[int, Tone] = field(default_factory=dict)
-    """Tones by row number, for rows that are not plain."""
+    tones: dict[int, Tone] = field(default_factory=dict)  # tones by row number, for rows that are not plain
     indent: int = 0
-    legend: tuple[str, ...] = ()
-    """The meaning of its marks."""
-    instead: tuple[Block, ...] = ()
-    """Shown if the table is too wide."""
+    legend: tuple[str, ...] = ()  # the meaning of its marks
+    instead: tuple[Block, ...] = ()  # shown if the table is too wide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +121,8 @@ class ChartLine:
 
     name: str
     points: tuple[tuple[int, float], ...]
+    # A level or an earlier run to compare with. Documents draw it dashed; text charts leave it out.
     is_reference: bool = False
-    """A level or an earlier run to compare with. Documents draw it dashed; text charts leave it out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +139,7 @@ class RankClass:
     """Ranks in the same state at the same line. ``place`` is empty if the line is unknown."""
 
     ranks: tuple[int, ...]
-    host: str
-    """Empty if they are on several hosts, or if the job has only one."""
+    host: str  # empty if they are on several hosts, or if the job has only one
     state: str
     place: str
     blamed: bool
@@ -223,8 +213,7 @@ class GridCell:
     text: str = ""
     tone: Tone = Tone.PLAIN
     about: str = ""
-    level: float | None = None
-    """From 0 (low) to 1 (high), for cells that are drawn as a heat map."""
+    level: float | None = None  # from 0 (low) to 1 (high), for cells that are drawn as a heat map
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,18 +223,16 @@ class Grid:
     title: str
     rows: tuple[str, ...]
     columns: tuple[str, ...]
-    cells: tuple[tuple[GridCell, ...], ...]
-    """One tuple per row, one cell per column."""
+    cells: tuple[tuple[GridCell, ...], ...]  # one tuple per row, one cell per column
     row_name: str = ""
     column_name: str = ""
     legend: tuple[str, ...] = ()
 
 
+# Blocks that formats of plain text draw in little, or leave out.
 Picture = Lanes | WaitGraph | Tree | SourceLines | Grid
-"""Blocks that formats of plain text draw in little, or leave out."""
 Block = Heading | Text | Items | FactList | Table | Series | Places | Picture
-Section = tuple[Block, ...]
-"""Blocks that belong together. Formats separate sections."""
+Section = tuple[Block, ...]  # Blocks that belong together. Formats separate sections.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,29 +247,21 @@ class Records:
 class Content:
     """The command-specific content of a report. Findings and checks are rendered the same way for all commands."""
 
+    # The verdict in one sentence, or that no problem was found. It is the first line, and the title of a document.
     headline: str
-    """The verdict in one sentence, or that no problem was found. It is the first line, and the title of a document."""
-    status: str = ""
-    """How it ended and how much was found, in one line below the headline."""
-    verb: str = ""
-    """The command named in the title of a document."""
-    about: tuple[Section, ...] = ()
-    """What was checked. It comes before everything else."""
-    sections: tuple[Section, ...] = ()
-    """The results, in reading order."""
+    status: str = ""  # how it ended and how much was found, in one line below the headline
+    verb: str = ""  # the command named in the title of a document
+    about: tuple[Section, ...] = ()  # What was checked. It comes before everything else.
+    sections: tuple[Section, ...] = ()  # the results, in reading order
     records: Records | None = None
-    remarks: tuple[str, ...] = ()
-    """Lines that belong to the status."""
-    several_hosts: bool = False
-    """Findings name their hosts."""
+    remarks: tuple[str, ...] = ()  # lines that belong to the status
+    several_hosts: bool = False  # findings name their hosts
+    # On a screen, only the verdict is shown with its evidence. Each other finding takes a line.
     ends_with_verdict: bool = False
-    """On a screen, only the verdict is shown with its evidence. Each other finding takes a line."""
+    # What a document draws before the results: the timeline, who waits for whom, stacks, grids.
     pictures: tuple[Section, ...] = ()
-    """What a document draws before the results: the timeline, who waits for whom, stacks, grids."""
-    others: tuple[Finding, ...] = ()
-    """With ``ends_with_verdict``: findings beside the verdict that no section shows."""
-    is_checklist: bool = False
-    """Count the outcomes of checks, and show notes only as details."""
+    others: tuple[Finding, ...] = ()  # with ``ends_with_verdict``: findings beside the verdict that no section shows
+    is_checklist: bool = False  # count the outcomes of checks, and show notes only as details
 
 
 def table_of(names: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 JOB = "ddpdoctor.report.verbs.job:job_content"
 CHECKS = "ddpdoctor.report.verbs.checks:checklist_content"
+# Module and function by key in ``Report.data``. The first key that the report has counts. Modules load on demand.
 BUILDERS = {
     "scaling": "ddpdoctor.report.verbs.tuning:scaling_content",
     "tune": "ddpdoctor.report.verbs.tuning:tune_content",
@@ -31,7 +32,6 @@ BUILDERS = {
     "evidence": "ddpdoctor.report.verbs.evidence:evidence_content",
     "nodes": CHECKS,
 }
-"""Module and function by key in ``Report.data``. The first key that the report has counts. Modules load on demand."""
 
 
 def read_content(report: Report) -> Content:

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Check, Finding, RankRow, Report
     from ddpdoctor.report.blocks import Section
 
+# Matches the beginning of a fix that is a command, not a sentence.
 COMMAND = re.compile(
     r"(chmod|ddpdoctor|docker|echo|export|ip|iptables|kubectl|ln|mkdir|modprobe|mount|nft|nvidia-smi|pip|python3?|rm"
     r"|scontrol|sed|srun|sudo|sysctl|systemctl|torchrun|ulimit|unset)\s"
 )
-"""Matches the beginning of a fix that is a command, not a sentence."""
 TONES = {Severity.ERROR: Tone.ERROR, Severity.WARNING: Tone.WARNING, Severity.INFO: Tone.NOTE}
 OUTCOME_WORDS = {
     Outcome.PASSED: "passed",
@@ -40,8 +40,8 @@ OUTCOME_TONES = {
     Outcome.INCONCLUSIVE: Tone.WARNING,
     Outcome.CRASHED: Tone.CRASHED,
 }
+# Outcomes of checks without an answer. They must not read like "passed".
 UNKNOWN = frozenset({Outcome.INCONCLUSIVE, Outcome.CRASHED})
-"""Outcomes of checks without an answer. They must not read like "passed"."""
 LABEL_WIDTH = 8
 CHECK_HEADS = ("outcome", "code", "check", "seen")
 PLACE_HEADS = ("ranks", "host", "state", "where")

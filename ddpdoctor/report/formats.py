@@ -164,8 +164,8 @@ def _draw_finding(finding: Finding, cwd: Path | None) -> str:
 
 
 _IN_MESSAGE = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
+# Escapes as in https://github.com/actions/toolkit/blob/main/packages/core/src/command.ts.
 _IN_PROPERTY = _IN_MESSAGE | str.maketrans({":": "%3A", ",": "%2C"})
-"""Escapes as in https://github.com/actions/toolkit/blob/main/packages/core/src/command.ts."""
 
 
 def _write_command(level: str, properties: dict[str, str], message: str) -> str:
@@ -251,10 +251,9 @@ VERSION = "2.1.0"
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 HOME = "https://github.com/ddpdoctor/ddpdoctor"
 LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
-ROOT = "%SRCROOT%"
-"""The folder that relative paths start from; whoever reads the file knows it (3.14.14)."""
+ROOT = "%SRCROOT%"  # the folder that relative paths start from; whoever reads the file knows it (3.14.14)
+# The fields of a finding that SARIF has no place for. They stand in the properties of its result.
 KEPT = ("ranks", "hosts", "confidence", "origin", "step", "tensor", "share", "evidence", "fix")
-"""The fields of a finding that SARIF has no place for. They stand in the properties of its result."""
 
 
 def render_sarif(report: Report, titles: Mapping[str, str], cwd: Path | None) -> str:

@@ -15,19 +15,17 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.findings import Finding, Place
 
-MIN_TEXT_WIDTH = 20
-"""Below this width, wrapped text is worse than lines that are too long."""
+MIN_TEXT_WIDTH = 20  # below this width, wrapped text is worse than lines that are too long
+# A command of GitHub Actions, which its runner obeys at the beginning of any printed line. A text is wrapped later, so
+# it may come to stand there from behind any blank. https://github.com/actions/runner, ActionCommand.cs.
 _GITHUB = re.compile(
     r"(?:^|(?<=\s))::(?=(?:error|warning|notice|debug|group|endgroup|add-mask|add-path|set-env|set-output|save-state|echo"
     r"|stop-commands|add-matcher|remove-matcher)\b)",
     re.IGNORECASE,
 )
-"""A command of GitHub Actions, which its runner obeys at the beginning of any printed line. A text is wrapped later, so
-it may come to stand there from behind any blank. https://github.com/actions/runner, ActionCommand.cs."""
+# The same for Azure Pipelines, TeamCity and older forms of GitHub's, which are obeyed anywhere in a line.
 _AZURE = re.compile(r"##(?=(?:vso|teamcity)?\[)", re.IGNORECASE)
-"""The same for Azure Pipelines, TeamCity and older forms of GitHub's, which are obeyed anywhere in a line."""
-MAX_HOSTS = 8
-"""Longer lists are cut. The report file has all hosts."""
+MAX_HOSTS = 8  # Longer lists are cut. The report file has all hosts.
 
 
 def clean(text: str, cwd: Path | None = None) -> str:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Finding, Report
     from ddpdoctor.report.blocks import Block, Section
 
+# Width of tables, as on a screen. Wider tables would scroll sideways in issues. report.json has all columns.
 WIDTH = 110
-"""Width of tables, as on a screen. Wider tables would scroll sideways in issues. report.json has all columns."""
 
 
 def render_markdown(report: Report) -> str:

@@ -15,10 +15,8 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.findings import Finding, RankRow
 
-MOST_FRAMES = 60
-"""Our choice: the innermost frames of a longer stack, as of a recursion."""
-MOST_NODES = 400
-"""Our choice: more nodes cannot be read. Ranks in other frames are then missing below a node."""
+MOST_FRAMES = 60  # our choice: the innermost frames of a longer stack, as of a recursion
+MOST_NODES = 400  # Our choice: more nodes cannot be read. Ranks in other frames are then missing below a node.
 _LIBRARY = re.compile(r"/(site-packages|dist-packages)/|/lib(64)?/python\d|^<frozen")
 _PACKAGE = re.compile(r"^.*/(?:site-packages|dist-packages|python\d[\d.]*)/")
 _FRAME = re.compile(r"(?P<file>.*):(?P<line>\d+) (?P<function>.*)", re.DOTALL)

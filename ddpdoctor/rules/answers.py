@@ -21,21 +21,18 @@ class Problem:
     summary: str
     evidence: tuple[str, ...] = ()
     fix: str = ""
-    severity: Severity | None = None
-    """None: the rule's own severity."""
+    severity: Severity | None = None  # None: the rule's own severity
     confidence: Confidence = Confidence.HIGH
     ranks: tuple[int, ...] = ()
-    hosts: tuple[str, ...] = ()
-    """Empty in a rule about one node: then it is that node."""
+    hosts: tuple[str, ...] = ()  # empty in a rule about one node: then it is that node
     where: tuple[Place, ...] = ()
     step: int | None = None
     tensor: str | None = None
-    share: float | None = None
-    """How much of the step the fix recovers at most, 0 to 1, in rules about speed."""
+    share: float | None = None  # how much of the step the fix recovers at most, 0 to 1, in rules about speed
+    # Where the fault lies, if this problem knows better than its rule (``rules/engine.py``).
     origin: FaultOrigin | None = None
-    """Where the fault lies, if this problem knows better than its rule (``rules/engine.py``)."""
+    # The kind of another rule, if the user would look for the problem there; None: the kind of this rule.
     kind: str | None = None
-    """The kind of another rule, if the user would look for the problem there; None: the kind of this rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +40,11 @@ class Answer:
     """The outcome of one rule for one set of facts."""
 
     outcome: Outcome
-    seen: str
-    """A phrase: what the rule saw, or why it could not look."""
+    seen: str  # a phrase: what the rule saw, or why it could not look
     problems: tuple[Problem, ...] = ()
-    certain: bool = False
-    """Everything seen says that the job hangs: every rank waits or makes no progress."""
+    certain: bool = False  # everything seen says that the job hangs: every rank waits or makes no progress
+    # The job may still go on: a sleep can end, a file can come, a frozen process can be continued.
     may_resume: bool = False
-    """The job may still go on: a sleep can end, a file can come, a frozen process can be continued."""
 
 
 def passed(seen: str = "") -> Answer:

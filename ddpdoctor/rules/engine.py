@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.registry import Rule
 
 
+# The longest beginning that matches counts. A rank that is stuck, slow, killed or missing may be so for any reason.
 ORIGINS = {
     "DD1": FaultOrigin.SETTINGS,
     "DD20": FaultOrigin.NETWORK, "DD21": FaultOrigin.NETWORK, "DD22": FaultOrigin.NETWORK, "DD23": FaultOrigin.SETTINGS,
@@ -32,7 +33,6 @@ ORIGINS = {
     "DD7": FaultOrigin.SCRIPT,
     "DD8": FaultOrigin.SCRIPT,
 }  # fmt: skip
-"""The longest beginning that matches counts. A rank that is stuck, slow, killed or missing may be so for any reason."""
 
 
 def origin_of(code: str) -> FaultOrigin | None:
@@ -42,9 +42,8 @@ def origin_of(code: str) -> FaultOrigin | None:
 
 _NO_STEP = 1 << 62
 _LAST = 1 << 62
+# Findings that are not about speed come after those that are, which the user has asked for. Errors come first anyway.
 _NO_SHARE = 1.0
-"""Findings that are not about speed come after those that are, which the user has asked for. Errors come first anyway.
-"""
 
 
 def order_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -98,12 +97,12 @@ def _places() -> dict[str, int]:
     return {rule.code: place(kind) for kind, rule in by_kind.items() if rule.after or kind in named}
 
 
+# For each type, the facts that rules are asked about, or why there are none, or the exception raised while reading
+# them.
 Facts: TypeAlias = Mapping[type, "Sequence[object] | Unread | Exception"]
-"""For each type, the facts that rules are asked about, or why there are none, or the exception raised while reading
-them."""
 
+# If a rule has several answers, the check's outcome is the first of these.
 WORST_FIRST = (Outcome.FAILED, Outcome.CRASHED, Outcome.INCONCLUSIVE, Outcome.PASSED, Outcome.SKIPPED)
-"""If a rule has several answers, the check's outcome is the first of these."""
 
 
 def judge(rules: Iterable[Rule], facts: Facts) -> Judgment:

@@ -40,8 +40,7 @@ class Split(Generic[Value]):
     """A disagreement. ``majority`` is what more than half say, or None; then the minorities are all sides."""
 
     majority: Side[Value] | None
-    minorities: tuple[Side[Value], ...]
-    """The smallest first; among equal ones, the one that was received first."""
+    minorities: tuple[Side[Value], ...]  # the smallest first; among equal ones, the one that was received first
 
     @property
     def sides(self) -> tuple[Side[Value], ...]:

@@ -42,8 +42,7 @@ class Setting:
 
     name: str
     value: str
-    path: str | None = None
-    """The file, or None for the environment."""
+    path: str | None = None  # the file, or None for the environment
 
     def __str__(self) -> str:
         return f"{self.name}={self.value}" + (f" in {self.path}" if self.path else "")
@@ -83,8 +82,7 @@ class ListEntry:
     """One entry of the list: ``NAME[:PORT[:RAIL[:PLANE]]]``."""
 
     name: str
-    port: int | None
-    """None: every port."""
+    port: int | None  # None: every port
 
     def __str__(self) -> str:
         return self.name if self.port is None else f"{self.name}:{self.port}"
@@ -94,10 +92,8 @@ class ListEntry:
 class NcclList:
     """A value of one of the variables, read as NCCL does (parseStringList and matchIfList, src/misc/utils.cc)."""
 
-    exclude: bool
-    """The value begins with ^: all but these."""
-    exact: bool
-    """The value has =, after any ^: whole names, not beginnings."""
+    exclude: bool  # the value begins with ^: all but these
+    exact: bool  # the value has =, after any ^: whole names, not beginnings
     entries: tuple[ListEntry, ...]
 
     def takes(self, name: str, port: int | None = None) -> bool:
@@ -131,26 +127,22 @@ def parse_nccl_list(text: str) -> NcclList:
     return NcclList(exclude=text.startswith("^"), exact=rest.startswith("="), entries=tuple(entries))
 
 
+# NCCL and Gloo ignore a value of one character: `strlen(env) > 1` (nccl src/misc/socket.cc, torch ProcessGroupGloo).
 IGNORED_LENGTH = 1
-"""NCCL and Gloo ignore a value of one character: `strlen(env) > 1` (nccl src/misc/socket.cc, torch
-ProcessGroupGloo)."""
+# What NCCL tries in turn if nothing is set (ncclFindInterfaces, src/misc/socket.cc, 2.30). Between the first two it
+# tries the subnet of NCCL_COMM_ID. It excludes none of cni*, flannel*, veth*, tailscale*, wg*.
 NCCL_ORDER = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
-"""What NCCL tries in turn if nothing is set (ncclFindInterfaces, src/misc/socket.cc, 2.30). Between the first two it
-tries the subnet of NCCL_COMM_ID. It excludes none of cni*, flannel*, veth*, tailscale*, wg*."""
-NCCL_FAMILIES = {"AF_INET": 4, "AF_INET6": 6}
-"""Values of NCCL_SOCKET_FAMILY; any other is ignored."""
-NCCL_MAX = 16
-"""MAX_IFS: the most interfaces that NCCL uses."""
+NCCL_FAMILIES = {"AF_INET": 4, "AF_INET6": 6}  # values of NCCL_SOCKET_FAMILY; any other is ignored
+NCCL_MAX = 16  # MAX_IFS: the most interfaces that NCCL uses
+# Beginnings of interface names that container engines, Kubernetes and libvirt use. These interfaces lead only to
+# containers on the same host, and often have the same address on every host.
 VIRTUAL_BRIDGES = (
     "docker", "podman", "nerdctl", "virbr", "vnet", "lxcbr", "lxdbr", "incusbr", "veth", "cni", "cbr0", "flannel",
     "cali", "vxlan.calico", "cilium_", "weave", "antrea", "kube-ipvs", "kube-bridge", "nodelocaldns", "dummy",
 )  # fmt: skip
-"""Beginnings of interface names that container engines, Kubernetes and libvirt use. These interfaces lead only to
-containers on the same host, and often have the same address on every host."""
+# A bridge of `docker network create`; other br* may be bridges around a real card.
 DOCKER_NETWORK = re.compile(r"br-[0-9a-f]{12}")
-"""A bridge of `docker network create`; other br* may be bridges around a real card."""
-TUNNELS = ("tailscale", "wg", "tun", "tap", "zt", "utun", "ppp")
-"""Beginnings of the names of VPNs' interfaces."""
+TUNNELS = ("tailscale", "wg", "tun", "tap", "zt", "utun", "ppp")  # beginnings of the names of VPNs' interfaces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +150,7 @@ class Pick:
     """An interface that a library uses, and the address that it gives to the others."""
 
     interface: Interface
-    address: str
-    """With the prefix length."""
+    address: str  # with the prefix length
 
     @property
     def ip(self) -> Ip:
@@ -174,10 +165,8 @@ class Pick:
 class Choice:
     """What both libraries use on a node."""
 
-    nccl: tuple[Pick, ...]
-    """The first one serves the bootstrap; over TCP all of them carry data."""
-    gloo: tuple[Pick, ...] | None
-    """None if it cannot be known."""
+    nccl: tuple[Pick, ...]  # the first one serves the bootstrap; over TCP all of them carry data
+    gloo: tuple[Pick, ...] | None  # None if it cannot be known
 
     def __str__(self) -> str:
         gloo = (
@@ -304,15 +293,14 @@ def export(variable: str, network: Network | None) -> str:
     return f"export {variable}={best or 'INTERFACE'}"
 
 
+# Link layers that NCCL's own transport uses (ncclIbInitDevices). AWS's EFA has neither, and uses a plugin.
 VERBS_LAYERS = frozenset({"InfiniBand", "Ethernet"})
-"""Link layers that NCCL's own transport uses (ncclIbInitDevices). AWS's EFA has neither, and uses a plugin."""
+# Our choice: an Ethernet card that is slower, or alone, counts as the machine's everyday network card.
 NETWORK_GB_S = 100.0
-"""Our choice: an Ethernet card that is slower, or alone, counts as the machine's everyday network card."""
 NETWORK_CARDS = 2
 
+# What ports that should be alike have in common: the board, the function on its card, the port number on its device.
 Place = tuple[str, str, int]
-"""What ports that should be alike have in common: the board, the function on its card, the port number on its
-device."""
 
 
 def each_port(rdma: Rdma) -> Iterator[tuple[RdmaDevice, RdmaPort]]:
@@ -396,12 +384,11 @@ def need_rdma(node: Node) -> Rdma:
     return rdma
 
 
+# The kernel's default ip_local_port_range (Documentation/networking/ip-sysctl.rst): NCCL and Gloo listen on ports that
+# the kernel picks.
 EPHEMERAL = (32768, 60999)
-"""The kernel's default ip_local_port_range (Documentation/networking/ip-sysctl.rst): NCCL and Gloo listen on ports that
-the kernel picks."""
 UNKNOWN_NETWORK = "NETWORK_OF_THE_NODES"
-NAMED_SOURCES = 8
-"""Our choice: nobody checks a longer list of addresses before running the command."""
+NAMED_SOURCES = 8  # our choice: nobody checks a longer list of addresses before running the command
 
 
 def open_chain(chain: FirewallChain, network: str = UNKNOWN_NETWORK) -> str:

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 PACKAGE = "ddpdoctor.rules"
 PAGES = Path(__file__).parent / "pages"
 LOOKED_UP_MOST = "progress"
+# What a rule can be asked about: the type of its argument. CONTRIBUTING.md says which family has which.
 SUBJECTS = frozenset({
     "Node", "Fleet", "Meeting", "Measured", "JobState", "Job", "Replicas", "Shares", "Trial", "DiffFacts",
     "Checkpoints", "RunState", "SpeedState", "TuneResult",
 })  # fmt: skip
-"""What a rule can be asked about: the type of its argument. CONTRIBUTING.md says which family has which."""
 
 
 class CheckGroup(str, Enum):
@@ -50,20 +50,14 @@ class Rule:
     kind: str
     severity: Severity
     summary: str
-    begins: str
-    """The first sentence of its page, which is the docstring of its function."""
-    checks: dict[str, Check]
-    """The functions that look for it, by the type of facts that each one takes."""
-    family: str
-    """The package of its module, below ``rules``."""
-    group: str
-    """The heading under which its check is shown."""
-    needs: tuple[str, ...] = ()
-    """The sections of a node that it looks at. If it alone is chosen, no others are read."""
-    reads: str = ""
-    """For the user: the files, calls and variables that it looks at."""
+    begins: str  # the first sentence of its page, which is the docstring of its function
+    checks: dict[str, Check]  # the functions that look for it, by the type of facts that each one takes
+    family: str  # the package of its module, below ``rules``
+    group: str  # the heading under which its check is shown
+    needs: tuple[str, ...] = ()  # The sections of a node that it looks at. If it alone is chosen, no others are read.
+    reads: str = ""  # for the user: the files, calls and variables that it looks at
+    # Kinds of the rules whose findings come before its own, because they explain it or happen earlier in a job.
     after: tuple[str, ...] = ()
-    """Kinds of the rules whose findings come before its own, because they explain it or happen earlier in a job."""
 
     @property
     def page(self) -> str:

@@ -46,10 +46,8 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import Node, NodeProcess
 
 
-MOST_EDITS = 2
-"""Our choice: most letters added, left out or changed; two swapped letters count as two."""
-SHORTEST_STEM = 8
-"""Our choice: a shorter name, such as NCCL_IB, is the beginning of too many names to mean one of them."""
+MOST_EDITS = 2  # our choice: most letters added, left out or changed; two swapped letters count as two
+SHORTEST_STEM = 8  # our choice: a shorter name, such as NCCL_IB, is the beginning of too many names to mean one of them
 
 
 def find_meant(name: str, known: Iterable[str]) -> str | None:
@@ -87,8 +85,7 @@ TRUE_WORDS = frozenset({"y", "yes", "1", "t", "true"})
 FALSE_WORDS = frozenset({"n", "no", "0", "f", "false"})
 ON_WORDS = TRUE_WORDS | {"on", "enable", "enabled"}
 OFF_WORDS = FALSE_WORDS | {"off", "disable", "disabled"}
-UNSET_NUMBERS = frozenset({-1, -2})
-"""NCCL's own values for "not set"."""
+UNSET_NUMBERS = frozenset({-1, -2})  # NCCL's own values for "not set"
 COLLECTIVES = (
     "AllGather", "AllReduce", "AlltoAll", "Broadcast", "Gather", "Reduce", "ReduceScatter", "Scatter", "SendRecv",
 )  # fmt: skip
@@ -116,12 +113,9 @@ _WITH_UNIT = re.compile(r"\s*(\d+)\s*([KMG])(?:i?B)?\s*", re.IGNORECASE)
 class ValueFlaw:
     """Why a value is wrong."""
 
-    what: str
-    """What the reader accepts, and what it does with this value."""
-    instead: str = ""
-    """The value that was meant, if that is clear."""
-    stops: bool = False
-    """Whether the job ends at its start because of it."""
+    what: str  # what the reader accepts, and what it does with this value
+    instead: str = ""  # the value that was meant, if that is clear
+    stops: bool = False  # whether the job ends at its start because of it
     sure: bool = True
 
 
@@ -157,11 +151,10 @@ def _meant_word(value: str, known: list[str]) -> str:
 class _Kind(NamedTuple):
     """A type of values, and what is said of a value that it does not take."""
 
+    # By the value and the words of the type. It may also raise ValueError if it does not take the value.
     takes: Callable[[str, list[str]], object]
-    """By the value and the words of the type. It may also raise ValueError if it does not take the value."""
     what: str
-    meant: Callable[[str, list[str]], str] = lambda *_: ""
-    """The value that was meant, if that is clear."""
+    meant: Callable[[str, list[str]], str] = lambda *_: ""  # the value that was meant, if that is clear
     stops: bool = False
 
 
@@ -211,8 +204,7 @@ _KINDS = {
 }
 _NUMBERS = frozenset({"number", "torch-int", "python-int"})
 _LISTS = frozenset({"words-list", "per-collective"})
-TYPES = frozenset({*_KINDS, *_NUMBERS, *_LISTS, "text", "hidden"})
-"""The words that a type may begin with."""
+TYPES = frozenset({*_KINDS, *_NUMBERS, *_LISTS, "text", "hidden"})  # the words that a type may begin with
 
 
 def check_value(variable: Variable, value: str) -> ValueFlaw | None:
@@ -308,17 +300,15 @@ Version = tuple[int, ...]
 class VariableContext:
     """What else matters: the installed versions, the other variables, the machine."""
 
-    versions: dict[str, Version]
-    """Versions of nccl and torch, if known."""
+    versions: dict[str, Version]  # versions of nccl and torch, if known
     variables: dict[str, str]
     ranks_here: int
     under_wrap: bool
-    active_port: bool
-    """An RDMA port is ACTIVE."""
-    no_rdma: bool
-    """There is no RDMA device."""
+    active_port: bool  # an RDMA port is ACTIVE
+    no_rdma: bool  # there is no RDMA device
 
 
+# By the word that a condition begins with: whether a value, with the words after that one, meets it.
 CONDITIONS: dict[str, Callable[[str, str, VariableContext], bool]] = {
     "is": lambda value, rest, _: (find_number(value) or 0) == int(rest),
     "nonzero": lambda value, _rest, _: bool(find_number(value)),
@@ -343,18 +333,15 @@ CONDITIONS: dict[str, Callable[[str, str, VariableContext], bool]] = {
     # TORCHELASTIC_USE_AGENT_STORE is set without torchrun, which also sets a run id.
     "stray": lambda value, _rest, context: value == "True" and "TORCHELASTIC_RUN_ID" not in context.variables,
 }
-"""By the word that a condition begins with: whether a value, with the words after that one, meets it."""
 
 
 OWNERS = {"nccl": "NCCL", "torch": "torch", "gloo": "Gloo", "launcher": "torchrun"}
 GONE = frozenset({"removed", "bogus"})
-WRAP_SETS = frozenset({"TORCH_DISTRIBUTED_DEBUG"})
-"""What `ddpdoctor wrap` sets for its ranks; there it is no danger."""
+WRAP_SETS = frozenset({"TORCH_DISTRIBUTED_DEBUG"})  # what `ddpdoctor wrap` sets for its ranks; there it is no danger
+# With these levels of NCCL_DEBUG, NCCL opens NCCL_DEBUG_FILE.
 LOGGING_LEVELS = frozenset({"WARN", "INFO", "ABORT", "TRACE"})
-"""With these levels of NCCL_DEBUG, NCCL opens NCCL_DEBUG_FILE."""
 LONGEST_SHOWN = 60
-COMMON_NCCL = (2, 30, 7)
-"""Our choice if the version is not known: about the version that comes with the newest torch."""
+COMMON_NCCL = (2, 30, 7)  # our choice if the version is not known: about the version that comes with the newest torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,10 +353,8 @@ class Flaw:
     severity: Severity = Severity.WARNING
     confidence: Confidence = Confidence.HIGH
     evidence: tuple[str, ...] = ()
-    set_name: str = ""
-    """The variable to set instead; empty if this one should just be removed."""
-    set_value: str | None = None
-    """The value to set; None: this variable's own value."""
+    set_name: str = ""  # the variable to set instead; empty if this one should just be removed
+    set_value: str | None = None  # the value to set; None: this variable's own value
 
 
 def read_context(node: Node, process: NodeProcess) -> VariableContext:

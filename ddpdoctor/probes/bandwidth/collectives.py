@@ -28,19 +28,16 @@ if TYPE_CHECKING:
 
 OPERATORS = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX", "avg": "AVG"}
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+# Our choice: rotating buffers take this many times the last-level cache. It is twice what strict LRU would need,
+# because caches do not strictly replace the oldest line.
 COLD_FACTOR = 2
-"""Our choice: rotating buffers take this many times the last-level cache. It is twice what strict LRU would need,
-because caches do not strictly replace the oldest line."""
-ROOT = 0
-"""Place in the group of the rank that broadcasts and that receives a reduction."""
-LARGEST = 127
-"""The largest int8."""
+ROOT = 0  # place in the group of the rank that broadcasts and that receives a reduction
+LARGEST = 127  # the largest int8
+# Values are computed for this many indexes and then repeated, rotated differently each time. The periods are primes, so
+# no chunk of a ring or tree is a multiple. On the CPU a period fits the cache; on a GPU it needs few launches.
 PERIODS = {"cpu": 65521, "cuda": 1048573}
-"""Values are computed for this many indexes and then repeated, rotated differently each time. The periods are primes,
-so no chunk of a ring or tree is a multiple. On the CPU a period fits the cache; on a GPU it needs few launches."""
 ROTATION = 7919
-WORKING_BYTES = 64
-"""The most memory allocated at once, per index of a period. A test checks this."""
+WORKING_BYTES = 64  # The most memory allocated at once, per index of a period. A test checks this.
 _MASK = 2**32 - 1
 
 
@@ -325,12 +322,9 @@ class _Operator:
 
     active: int
     low: int
-    high: Callable[[int], int]
-    """The largest value when this many ranks contribute."""
-    neutral: int
-    """The value of the other ranks, which does not change the result."""
-    combine: str
-    """The function of torch that combines two values."""
+    high: Callable[[int], int]  # the largest value when this many ranks contribute
+    neutral: int  # the value of the other ranks, which does not change the result
+    combine: str  # the function of torch that combines two values
 
 
 _OPERATORS = {

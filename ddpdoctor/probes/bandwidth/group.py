@@ -31,21 +31,18 @@ if TYPE_CHECKING:
         Wrong,
     )
 
+# Our choice: time before the process group exists, for importing torch and reading the machine. Both have their own
+# time limits. On a cold network file system the import alone takes half a minute.
 START_ALLOWANCE_S = 60.0
-"""Our choice: time before the process group exists, for importing torch and reading the machine. Both have their own
-time limits. On a cold network file system the import alone takes half a minute."""
-MAX_FRAMES = 60
-"""Our choice: how many innermost frames of a stack are kept."""
+MAX_FRAMES = 60  # our choice: how many innermost frames of a stack are kept
 
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
     """Some ranks of the job, including this one. Functions of ``dist`` are looked up at each call."""
 
-    handle: Any
-    """A torch ProcessGroup, or None for all ranks."""
-    ranks: tuple[int, ...]
-    """Global ranks, in the order of the group."""
+    handle: Any  # a torch ProcessGroup, or None for all ranks
+    ranks: tuple[int, ...]  # global ranks, in the order of the group
     device: torch.device
     backend: str
     tracker: Tracker
@@ -121,13 +118,11 @@ class Tracker:
     what: str = ""
     group: tuple[int, ...] = ()
     op: str = ""
-    calls: int = 0
-    """Calls begun in ``group`` since the bench began. Ranks with the same number are in the same call."""
+    calls: int = 0  # Calls begun in ``group`` since the bench began. Ranks with the same number are in the same call.
     inside: bool = False
+    # time.monotonic() when a call last completed or ``at`` was last called.
     moved_s: float = field(default_factory=time.monotonic)
-    """time.monotonic() when a call last completed or ``at`` was last called."""
-    allowance_s: float = START_ALLOWANCE_S
-    """Added to the hang timeout: how long the next call is expected to take."""
+    allowance_s: float = START_ALLOWANCE_S  # added to the hang timeout: how long the next call is expected to take
     _calls: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     def at(self, phase: str, what: str = "", *, allowance_s: float = 0.0) -> None:

@@ -26,33 +26,27 @@ if TYPE_CHECKING:
 
     Progress = Callable[[str, float, float | None], None]
 
+# Our choice: turns. The rules ask for slowness in two of three turns, or four of five, and compare only within a turn.
+# On a busy machine with two cores, a healthy pair's latency doubles in one turn of three.
 VISITS = 9
-"""Our choice: turns. The rules ask for slowness in two of three turns, or four of five, and compare only within a turn.
-On a busy machine with two cores, a healthy pair's latency doubles in one turn of three."""
-LEAST_VISITS = 5
-"""The turns that are made even if the budget is used up."""
+LEAST_VISITS = 5  # the turns that are made even if the budget is used up
 SMALL_BYTES = 1024
-LEAST_SLOT_S = 0.08
-"""Our choice: enough for dozens of small calls and ten large ones over Gloo."""
-MOST_SLOT_S = 0.15
-"""Our choice: more turns are better than longer ones."""
+LEAST_SLOT_S = 0.08  # our choice: enough for dozens of small calls and ten large ones over Gloo
+MOST_SLOT_S = 0.15  # our choice: more turns are better than longer ones
+# Share of the budget for the first turn, which also opens connections. Units not reached by then are left out.
 FIRST_SHARE = 0.5
-"""Share of the budget for the first turn, which also opens connections. Units not reached by then are left out."""
-LEAST_SLOTS = 3
-"""Slots that are always measured. The three pairs of three ranks are enough to find the slow one."""
+LEAST_SLOTS = 3  # Slots that are always measured. The three pairs of three ranks are enough to find the slow one.
+# Our choice: how many groups a rank keeps open. An NCCL communicator holds tens of MiB of GPU memory, a Gloo group two
+# threads. Beyond this number, each group is closed after its visit and created again for the next.
 KEPT = 16
-"""Our choice: how many groups a rank keeps open. An NCCL communicator holds tens of MiB of GPU memory, a Gloo group two
-threads. Beyond this number, each group is closed after its visit and created again for the next."""
 DTYPE = "float32"
 ELEMENT_BYTES = 4
 WARMUP = 2
+# Our choice: at this size two Gloo ranks reach nine tenths of their plateau on a usual machine (alpha 400 us, beta 1
+# GB/s). Two GPUs over NVLink do at some tens of MiB.
 PLATEAU_BYTES = {"gloo": 4 * 2**20, "nccl": 64 * 2**20}
-"""Our choice: at this size two Gloo ranks reach nine tenths of their plateau on a usual machine (alpha 400 us, beta
-1 GB/s). Two GPUs over NVLink do at some tens of MiB."""
-LEAST_BYTES = 2**20
-"""Our choice: below this, the time is mostly latency and says little about bandwidth."""
-CALLS = 5
-"""Our choice: how many calls of the large size a slot should have time for."""
+LEAST_BYTES = 2**20  # our choice: below this, the time is mostly latency and says little about bandwidth
+CALLS = 5  # our choice: how many calls of the large size a slot should have time for
 End = TypeVar("End")
 
 
@@ -62,20 +56,17 @@ class Unit:
 
     name: str
     ranks: tuple[int, ...]
-    hosts: tuple[str, ...] = ()
-    """The one or two hosts whose ranks they are, if whole hosts are measured."""
+    hosts: tuple[str, ...] = ()  # the one or two hosts whose ranks they are, if whole hosts are measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitVisit:
     """One measurement of one unit."""
 
-    latency_us: float
-    """For calls of SMALL_BYTES."""
-    busbw_gb_s: float
-    """For calls of the large size."""
+    latency_us: float  # for calls of SMALL_BYTES
+    busbw_gb_s: float  # for calls of the large size
+    # For each of its ranks, how much later than the others it came to the barriers of the small calls.
     late_us: tuple[float, ...]
-    """For each of its ranks, how much later than the others it came to the barriers of the small calls."""
 
 
 def visit_units(

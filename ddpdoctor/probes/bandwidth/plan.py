@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     Curve = tuple[Collective, str]
 
+# Bytes per element, by torch's name. Gloo and NCCL can both send and reduce these, in torch 2.6 and 2.13. They cannot
+# do so for int16, float8 and wider unsigned types. Sums of bool and of complex numbers are a different operation.
 DTYPES: dict[str, int] = {
     "float64": 8,
     "float32": 4,
@@ -28,46 +30,42 @@ DTYPES: dict[str, int] = {
     "int8": 1,
     "uint8": 1,
 }
-"""Bytes per element, by torch's name. Gloo and NCCL can both send and reduce these, in torch 2.6 and 2.13. They cannot
-do so for int16, float8 and wider unsigned types. Sums of bool and of complex numbers are a different operation."""
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 EXACT_REDOPS = ("sum", "prod", "min", "max")
 REDOPS = (*EXACT_REDOPS, "avg")
 BACKENDS = ("gloo", "nccl")
+# https://github.com/pytorch/pytorch/pull/149781; torch 2.6 says "Cannot use ReduceOp.AVG with Gloo".
 GLOO_AVERAGES_SINCE = (2, 8)
-"""https://github.com/pytorch/pytorch/pull/149781; torch 2.6 says "Cannot use ReduceOp.AVG with Gloo"."""
+# Each rank's share of a buffer is a multiple of this, as in nccl-tests (its ``-(16/eltSize)`` masks).
 ALIGNMENT_BYTES = 16
-"""Each rank's share of a buffer is a multiple of this, as in nccl-tests (its ``-(16/eltSize)`` masks)."""
+# Collectives whose buffer is divided among the ranks.
 SHARED = frozenset({Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL})
-"""Collectives whose buffer is divided among the ranks."""
+# torch.distributed uses one buffer for these, as input and output.
 ALWAYS_IN_PLACE = frozenset({Collective.ALL_REDUCE, Collective.BROADCAST, Collective.REDUCE})
-"""torch.distributed uses one buffer for these, as input and output."""
+# nccl-tests does not check these in place either: it prints N/A.
 NEVER_IN_PLACE = frozenset({Collective.ALL_TO_ALL, Collective.SEND_RECV})
-"""nccl-tests does not check these in place either: it prints N/A."""
+# Our choice: the least number of timed calls per case in latency mode, even without time for them. With five, the range
+# is a 94 % confidence interval of the median.
 LEAST_CALLS = 5
-"""Our choice: the least number of timed calls per case in latency mode, even without time for them. With five, the
-range is a 94 % confidence interval of the median."""
+# Our choice: with 400 calls the median lies between the 180th and the 221st. Other sizes need the time more.
 MOST_CALLS = 400
-"""Our choice: with 400 calls the median lies between the 180th and the 221st. Other sizes need the time more."""
 LEAST_BATCHES = 3
+# Our choice: the most batches per case in throughput mode. More time makes longer batches instead of more.
 MOST_BATCHES = 30
-"""Our choice: the most batches per case in throughput mode. More time makes longer batches instead of more."""
 LEAST_BATCH_S = 0.005
+# Our choice: a batch lasts ``LEAST_BATCH_S`` or has this many calls. Then waking up tens of us late hardly shows.
 MOST_BATCH_CALLS = 100
-"""Our choice: a batch lasts ``LEAST_BATCH_S`` or has this many calls. Then waking up tens of us late hardly shows."""
+# Our choice: predictions are multiplied by this, because calls slow down when buffers no longer fit a cache.
 CAUTION = 1.25
-"""Our choice: predictions are multiplied by this, because calls slow down when buffers no longer fit a cache."""
+# Our choice: the algorithm bandwidth assumed until times grow with the size. Gloo's is that of two ranks on two shared
+# cores, NCCL's is less than one fast network card gives.
 FIRST_GUESS_GB_S = {"gloo": 1.0, "nccl": 5.0}
-"""Our choice: the algorithm bandwidth assumed until times grow with the size. Gloo's is that of two ranks on two shared
-cores, NCCL's is less than one fast network card gives."""
-REST_CALLS = 8
-"""Our choice: the rest of a step (memory, check, first calls, warm-up) takes as long as this many calls."""
+REST_CALLS = 8  # our choice: the rest of a step (memory, check, first calls, warm-up) takes as long as this many calls
 GROWN = 2.0
+# Our choice: times count as growing with the size once they are ``GROWN`` times that of the smallest size, or longer
+# than ``LATENCY_S`` per call. On a busy machine, waking a thread takes some milliseconds.
 LATENCY_S = 0.01
-"""Our choice: times count as growing with the size once they are ``GROWN`` times that of the smallest size, or longer
-than ``LATENCY_S`` per call. On a busy machine, waking a thread takes some milliseconds."""
-MULTIPLES = (4, 2, 1)
-"""All sizes get the first of these multiples of the least number of calls that fits the budget."""
+MULTIPLES = (4, 2, 1)  # all sizes get the first of these multiples of the least number of calls that fits the budget
 
 
 def list_cases(settings: BenchSettings, world_size: int) -> tuple[Case, ...]:
@@ -200,8 +198,7 @@ class Step:
 class Growth:
     """Predicts how a time grows with the size, from the smallest size and the last one measured."""
 
-    calls: int
-    """How many calls the time covers."""
+    calls: int  # how many calls the time covers
     guess_gb_s: float
     first_s: float | None = None
     last_s: float = 0.0
@@ -266,10 +263,8 @@ class Forecast:
 class TimeSlot:
     """The time that the next step may take."""
 
-    seconds: dict[Mode, float]
-    """Time for the timed calls of each mode."""
-    left_s: float | None
-    """The expected time of this and all later steps, or None if unknown."""
+    seconds: dict[Mode, float]  # time for the timed calls of each mode
+    left_s: float | None  # the expected time of this and all later steps, or None if unknown
 
 
 def share_out(steps: Sequence[Step], forecast: Forecast, left_s: float) -> TimeSlot | None:

@@ -49,26 +49,21 @@ if TYPE_CHECKING:
     Progress = Callable[[str, float, float | None], None]
 
 LEAST_GROUP_LIMIT_S = 120.0
-SLOWEST_GB_S = 0.01
-"""Our choice: the slowest speed that a first call is given time for, about a 100 Mbit/s network."""
-USABLE_SHARE = 0.8
-"""Our choice: the rest is for other processes. A machine short of memory would measure its swap."""
-UNKNOWN_BYTES = 2**60
-"""More than any machine has, if neither the machine nor a control group says what is free."""
-NCCL_FILE = "nccl.%h.%p.log"
-"""NCCL replaces %h by the host's name and %p by the process id."""
-MOST_LOG_BYTES = 16 * 2**20
-"""Our choice: even the log of a rank among thousands is smaller than this."""
+SLOWEST_GB_S = 0.01  # our choice: the slowest speed that a first call is given time for, about a 100 Mbit/s network
+USABLE_SHARE = 0.8  # Our choice: the rest is for other processes. A machine short of memory would measure its swap.
+UNKNOWN_BYTES = 2**60  # more than any machine has, if neither the machine nor a control group says what is free
+NCCL_FILE = "nccl.%h.%p.log"  # NCCL replaces %h by the host's name and %p by the process id
+MOST_LOG_BYTES = 16 * 2**20  # our choice: even the log of a rank among thousands is smaller than this
 NCCL_NETWORK = re.compile(r"NCCL INFO Using network (.+?)\s*$", re.MULTILINE)
+# A channel to another rank: "[send] via NET/IB/3/GDRDMA", where 3 is the card, or "NET/IB/3(5)" through rank 5.
 NCCL_WAY = re.compile(
     r"NCCL INFO Channel \d+(?:/\d+)? : \d+\[\w+\] -> \d+\[\w+\] (?:\[(?:send|receive)\] )?via "
     r"(?:(?P<near>P2P/direct pointer|P2P/\w+|SHM)|(?P<net>(?:NET|COLLNET)/[^/\n]+)/\d+(?:\(\d+\))?(?P<gdr>/GDRDMA)?)"
 )
-"""A channel to another rank: "[send] via NET/IB/3/GDRDMA", where 3 is the card, or "NET/IB/3(5)" through rank 5."""
 NCCL_CARDS = re.compile(r"NCCL INFO NET/IB : Using (.*?)(?:; OOB.*)?$", re.MULTILINE)
+# A port in "[0]mlx5_0:1/IB", since 2.30 in "[0]mlx5_0:1", and in "[0]={[0] mlx5_2:1/RoCE, [1] mlx5_3:1/RoCE}" if NCCL
+# merges two ports.
 NCCL_CARD = re.compile(r"([\w.-]+:\d+)(?=[/\s,}]|$)")
-"""A port in "[0]mlx5_0:1/IB", since 2.30 in "[0]mlx5_0:1", and in "[0]={[0] mlx5_2:1/RoCE, [1] mlx5_3:1/RoCE}" if NCCL
-merges two ports."""
 NCCL_SOCKETS = re.compile(r"NCCL INFO NET/Socket : Using (.*)$", re.MULTILINE)
 NCCL_INTERFACE = re.compile(r"\[\d+\]([^\s:]+):")
 MULTICAST = re.compile(r"NCCL INFO NVLS multicast support is (not )?available")
@@ -81,14 +76,12 @@ class BenchTask:
 
     launch: Launch
     env: Mapping[str, str]
-    settings: BenchSettings
-    """The backend may be ``AUTO``."""
-    timeout_s: float
-    """How long to wait for the slowest rank."""
+    settings: BenchSettings  # the backend may be ``AUTO``
+    timeout_s: float  # how long to wait for the slowest rank
+    # Called on every rank while nothing else runs. Raises ``StoreError``.
     read_machines: Callable[[Conversation], None]
-    """Called on every rank while nothing else runs. Raises ``StoreError``."""
+    # Called on the rank that reports: judges and shows a bench, and returns the exit status.
     report: Callable[[Bench], int]
-    """Called on the rank that reports: judges and shows a bench, and returns the exit status."""
     show_error: Callable[[UserError], None]
     progress: Callable[[str, float, float | None], None]
 

@@ -32,18 +32,16 @@ if TYPE_CHECKING:
 
 MOST_WARMUP = 5
 WARMUP_SHARE = 0.1
+# Our choice: warm-up takes up to ``WARMUP_SHARE`` of a case's time and at least one call. Calls slower than
+# ``SLOW_CALL_S`` may go without, because the extra work of their first call does not matter.
 SLOW_CALL_S = 0.1
-"""Our choice: warm-up takes up to ``WARMUP_SHARE`` of a case's time and at least one call. Calls slower than
-``SLOW_CALL_S`` may go without, because the extra work of their first call does not matter."""
+# Our choice: this share of the planned calls is timed first, to find out how many calls there is really time for.
 FIRST_SHARE = 0.25
-"""Our choice: this share of the planned calls is timed first, to find out how many calls there is really time for."""
 CLOCKS_DIFFER = 0.1
+# Our choice: host clock and events may differ by a tenth, plus the time to launch a kernel and to notice its end.
 SPAN_OVERHEAD_US = 100.0
-"""Our choice: host clock and events may differ by a tenth, plus the time to launch a kernel and to notice its end."""
-MOST_KEPT = 200
-"""Our choice: calls kept per case. Enough for a median, and small even with a thousand ranks."""
-Z = 1.96
-"""95 % of a normal distribution lie within this many standard deviations."""
+MOST_KEPT = 200  # Our choice: calls kept per case. Enough for a median, and small even with a thousand ranks.
+Z = 1.96  # 95 % of a normal distribution lie within this many standard deviations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +49,8 @@ class Effort:
     """How much to measure. If time decides, only the first rank's value counts."""
 
     warmup: int | None = None
-    iterations: int | None = None
-    """The number of timed calls, or None for as many as ``seconds`` allow."""
-    seconds: float = 0.5
-    """Time for the timed calls, including barriers. A few are made even if they take longer."""
+    iterations: int | None = None  # the number of timed calls, or None for as many as ``seconds`` allow
+    seconds: float = 0.5  # Time for the timed calls, including barriers. A few are made even if they take longer.
     cold: bool = False
 
 
@@ -63,13 +59,11 @@ class TimedCase:
     """The measurement of a case, the same on every rank."""
 
     measurement: Measurement
+    # The waits of ``Spans`` after ``even_out``: one row per rank, one value per call. Empty in throughput mode, which
+    # has no barrier before each call.
     waits_us: tuple[tuple[float, ...], ...]
-    """The waits of ``Spans`` after ``even_out``: one row per rank, one value per call. Empty in throughput mode, which
-    has no barrier before each call."""
-    timed_s: float
-    """How long all timed calls took on this rank, including barriers."""
-    note: str = ""
-    """What is unusual about the measurement, as a clause."""
+    timed_s: float  # how long all timed calls took on this rank, including barriers
+    note: str = ""  # what is unusual about the measurement, as a clause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,11 +207,10 @@ class Spans:
     """One rank's times in microseconds, one value per call, or per batch."""
 
     times_us: tuple[float, ...]
-    host_us: tuple[float, ...]
-    """``times_us`` by the host's clock. On the CPU the two are the same."""
+    host_us: tuple[float, ...]  # ``times_us`` by the host's clock. On the CPU the two are the same.
+    # How long this rank waited for the others in the barrier, minus the time it then took to issue the call. It is
+    # small for a rank that is late for either. For batches it is only the wait.
     waits_us: tuple[float, ...]
-    """How long this rank waited for the others in the barrier, minus the time it then took to issue the call. It is
-    small for a rank that is late for either. For batches it is only the wait."""
 
     def __add__(self, more: Spans) -> Spans:
         return Spans(

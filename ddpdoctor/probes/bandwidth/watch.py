@@ -45,25 +45,23 @@ if TYPE_CHECKING:
     from ddpdoctor.probes.bandwidth.group import Tracker
 
 Given = TypeVar("Given")
-LOOK_EVERY_S = 1.0
-"""Our choice: soon enough for a waiting user, and it can disturb only one call in thousands."""
+LOOK_EVERY_S = 1.0  # our choice: soon enough for a waiting user, and it can disturb only one call in thousands
+# Our choice: how long to look for the reason of a SIGTERM. torchrun sends it within 0.1 s of a rank's death.
 SIGTERM_LIMIT_S = 2.0
-"""Our choice: how long to look for the reason of a SIGTERM. torchrun sends it within 0.1 s of a rank's death."""
+# Our choice: how much later each rank asks than the rank before it, so that few ranks ask.
 ASK_LATER_S, MOST_LATER = 0.25, 16
-"""Our choice: how much later each rank asks than the rank before it, so that few ranks ask."""
+# Our choice: a rank answers "still" after this share of the hang timeout without progress, because its last call before
+# the hang may have ended a little later.
 STILL_SHARE = 0.5
-"""Our choice: a rank answers "still" after this share of the hang timeout without progress, because its last call
-before the hang may have ended a little later."""
+# Our choice: the ranks have just agreed with each other, so all will soon say which process they are.
 MEET_LIMIT_S = 5.0
-"""Our choice: the ranks have just agreed with each other, so all will soon say which process they are."""
 SOON_S = 0.05
 NO_NEWS = News(alarm=False, questions=0)
+# Our choice: if no Python runs for this much longer than the hang timeout, the process ends itself. Starting CUDA may
+# hold the GIL for a minute, and the timer is reset only every ``PUT_OFF_EVERY_S``.
 GIL_LIMIT_S = 80.0
-"""Our choice: if no Python runs for this much longer than the hang timeout, the process ends itself. Starting CUDA may
-hold the GIL for a minute, and the timer is reset only every ``PUT_OFF_EVERY_S``."""
 PUT_OFF_EVERY_S = 10.0
-STOP_LIMIT_S = 200.0
-"""Our choice: the same limit while a report is written, which takes 80 s at most."""
+STOP_LIMIT_S = 200.0  # our choice: the same limit while a report is written, which takes 80 s at most
 _NO_PYTHON = (
     "ddpdoctor: rank {rank} ended itself: no Python could run in it any more, since a call into C++ or CUDA does not "
     "return and holds the interpreter's lock.\n"
@@ -71,25 +69,20 @@ _NO_PYTHON = (
     "torch.cuda, a GPU or the driver hangs: `ddpdoctor check-env` asks each.\n"
     "  Its stacks:"
 )
+# Our choice: how long a rank may take to answer. Watchers look once a second, a busy machine may delay them by as much,
+# and a launcher that ends the ranks gives them about thirty seconds.
 ANSWER_LIMIT_S = 4.0
-"""Our choice: how long a rank may take to answer. Watchers look once a second, a busy machine may delay them by as
-much, and a launcher that ends the ranks gives them about thirty seconds."""
+# Our choice: how long a rank waits for lower ranks to report, and how much longer for each of them.
 TURN_S, NEXT_TURN_S, MOST_TURNS = 3.0, 0.25, 8
-"""Our choice: how long a rank waits for lower ranks to report, and how much longer for each of them."""
+# Our choice: how long judging, drawing and writing a report may take. Plotting libraries take long to import.
 REPORT_LIMIT_S = 60.0
-"""Our choice: how long judging, drawing and writing a report may take. Plotting libraries take long to import."""
-HEAR_LIMIT_S = 2.0
-"""Our choice: how long the reporter waits for the others to receive the status."""
+HEAR_LIMIT_S = 2.0  # our choice: how long the reporter waits for the others to receive the status
 ASK_EVERY_S = 0.05
-GONE_EVERY_S = 0.01
-"""Often enough to see how a process ended before its parent reaps it."""
+GONE_EVERY_S = 0.01  # often enough to see how a process ended before its parent reaps it
 PROC = Path("/proc")
-GONE = frozenset({"", "Z", "X"})
-"""State letters of a process that has ended; "" if it no longer exists."""
-FROZEN = frozenset({"T", "t"})
-"""State letters of a process that a signal or a debugger has stopped."""
-EXITED = "exit status "
-"""Start of the description of a process that ended by itself."""
+GONE = frozenset({"", "Z", "X"})  # state letters of a process that has ended; "" if it no longer exists
+FROZEN = frozenset({"T", "t"})  # state letters of a process that a signal or a debugger has stopped
+EXITED = "exit status "  # start of the description of a process that ended by itself
 CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -102,12 +95,11 @@ class Watched:
     tracker: Tracker
     conversation: Conversation
     hang_timeout_s: float
+    # Reports the results so far and returns the exit status. Called on one rank, in the watcher's thread.
     finish: Callable[[Stop], int]
-    """Reports the results so far and returns the exit status. Called on one rank, in the watcher's thread."""
-    gil_limit_s: float = GIL_LIMIT_S
-    """How long beyond the hang timeout this process may run no Python."""
+    gil_limit_s: float = GIL_LIMIT_S  # how long beyond the hang timeout this process may run no Python
+    # Called on every rank before a stop ends its process, because the main thread's context managers do not exit.
     clean_up: Callable[[], None]
-    """Called on every rank before a stop ends its process, because the main thread's context managers do not exit."""
 
 
 class Watcher:
@@ -323,10 +315,8 @@ class Alarm:
     """Why the bench must end."""
 
     ending: Ending
-    rank: int
-    """The rank that raised the alarm."""
-    phase: str
-    """The phase that rank was in."""
+    rank: int  # the rank that raised the alarm
+    phase: str  # the phase that rank was in
     signal: str | None = None
 
 
@@ -441,8 +431,7 @@ def _report(watched: Watched, alarm: Alarm, positions: Sequence[Position]) -> in
 class Home:
     """Which process a rank is. Two pids can be compared only if ``space`` is the same."""
 
-    space: str
-    """The boot id of the machine, and the pid namespace."""
+    space: str  # the boot id of the machine, and the pid namespace
     pid: int
     started_ticks: int
 

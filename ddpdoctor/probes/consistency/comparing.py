@@ -36,17 +36,14 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.consistency import Values
 
-MAX_SPLITS = 8
-"""Our choice: how many differing tensors are named for one step."""
-GROUP = "0"
-"""torch's name for the group of all ranks."""
-DIGEST_DIGITS = 32
-"""Hexadecimal digits of a fingerprint, which has 16 bytes."""
+MAX_SPLITS = 8  # our choice: how many differing tensors are named for one step
+GROUP = "0"  # torch's name for the group of all ranks
+DIGEST_DIGITS = 32  # hexadecimal digits of a fingerprint, which has 16 bytes
 SETTING = "optimizer setting"
+# Settings that choose how a step is computed, not its result.
 _KERNELS = frozenset({"foreach", "fused", "capturable", "differentiable"})
-"""Settings that choose how a step is computed, not its result."""
+# Settings come first: they explain the rest, and there are many tensors.
 _ORDER = (SETTING, *(what.value for what in (What.PARAMETER, What.BUFFER, What.GRADIENT, What.STATE)))
-"""Settings come first: they explain the rest, and there are many tensors."""
 
 
 def compare_steps(steps: Sequence[Sequence[StepRecord]]) -> tuple[Stream, ...]:
@@ -149,8 +146,7 @@ def _unchanged(records: Sequence[Mapping[int, Sequence[TensorDigest]]]) -> int:
 class RunRecord:
     """One rank's record of one run."""
 
-    built: tuple[TensorDigest, ...]
-    """Parameters and buffers before the first step."""
+    built: tuple[TensorDigest, ...]  # parameters and buffers before the first step
     records: tuple[StepRecord, ...]
 
 
@@ -193,8 +189,7 @@ def merge_reruns(reruns: Sequence[Rerun]) -> Rerun:
 class TensorDigest(TensorRow):
     """A tensor and its fingerprint."""
 
-    digest: str = ""
-    """The fingerprint in hexadecimal, or "" if there is no tensor (a gradient of None)."""
+    digest: str = ""  # the fingerprint in hexadecimal, or "" if there is no tensor (a gradient of None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,12 +198,11 @@ class StepRecord:
 
     step: int
     tensors: tuple[TensorDigest, ...]
+    # Buffers right after DDP broadcast rank 0's, or None if it did not in this step.
     synced: tuple[TensorDigest, ...] | None
-    """Buffers right after DDP broadcast rank 0's, or None if it did not in this step."""
     values: Values
     loss: float | None
-    batch: str = ""
-    """A digest of the batch's tensors."""
+    batch: str = ""  # a digest of the batch's tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,8 +368,8 @@ class _Own:
     """What this rank compares: a text for each tensor or setting, keyed by kind, name and part."""
 
     allow: tuple[str, ...]
+    # The text that is compared, and the text that is shown.
     values: dict[tuple[str, str, str], tuple[str, str]] = field(default_factory=dict)
-    """The text that is compared, and the text that is shown."""
     left_out: list[str] = field(default_factory=list)
 
     def add(self, rows: Iterable[TensorEntry]) -> None:

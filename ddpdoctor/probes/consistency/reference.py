@@ -55,19 +55,18 @@ if TYPE_CHECKING:
     Named = Mapping[str, Any]
 
 MODULE = "ddpdoctor.probes.consistency.reference"
+# What torchrun sets for a job of one process. LOCAL_RANK is kept because it chooses the GPU.
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
-"""What torchrun sets for a job of one process. LOCAL_RANK is kept because it chooses the GPU."""
+# The user's step limit is multiplied by this for each pass: one process does the work of all ranks four times.
 LIMIT_FACTOR = 2
-"""The user's step limit is multiplied by this for each pass: one process does the work of all ranks four times."""
+# Our choice: the least rounding error of a gradient, in units in the last place of its norm. The order in which ranks
+# are summed is worth about one. A parameter with few elements may be exact by chance in one computation.
 FLOOR_ULPS = 8.0
-"""Our choice: the least rounding error of a gradient, in units in the last place of its norm. The order in which ranks
-are summed is worth about one. A parameter with few elements may be exact by chance in one computation."""
+# Our choice: we take float64's error to be 1e-6 of float32's rounding. Their digits would give 2**-29 = 2e-9.
 EXACT_SHARE = 1e-6
-"""Our choice: we take float64's error to be 1e-6 of float32's rounding. Their digits would give 2**-29 = 2e-9."""
+# Our choice: if the order of samples alone changes a gradient by more than this share, it is not rounding.
 UNSURE_SHARE = 1e-2
-"""Our choice: if the order of samples alone changes a gradient by more than this share, it is not rounding."""
-OTHER_NUMBERS = 7919
-"""Added to the seed to see whether random numbers make a difference. Any number does."""
+OTHER_NUMBERS = 7919  # Added to the seed to see whether random numbers make a difference. Any number does.
 _IMPURE = (
     "the batch of rank {rank} at step {step} changed when make_batch was called again: it must depend only on (rank, "
     "world_size, step)"
@@ -89,8 +88,7 @@ class Question:
 
     step: int
     path: str
-    batches: tuple[str, ...]
-    """The digest of each rank's batch, in rank order."""
+    batches: tuple[str, ...]  # the digest of each rank's batch, in rank order
     losses: tuple[float | None, ...]
 
 
@@ -326,8 +324,7 @@ class _Copy:
     module: Any
     ddp: Any
     steps: TrainingStep
-    change: Callable[[Any], Any]
-    """Converts a batch's tensor to that precision."""
+    change: Callable[[Any], Any]  # converts a batch's tensor to that precision
 
 
 class Alone:

@@ -60,12 +60,10 @@ if TYPE_CHECKING:
 
 Kind = TypeVar("Kind")
 LOOK_EVERY_S = 0.25
+# Our choice: how long rank 0 waits for other ranks with the same failure. If all ranks have it, no rank is named.
 ALIKE_LIMIT_S = 1.0
-"""Our choice: how long rank 0 waits for other ranks with the same failure. If all ranks have it, no rank is named."""
-PLACES_LIMIT_S = 3.0
-"""Our choice: how long rank 0 waits for the others to say where they are. Some may be gone."""
-STATUS_LIMIT_S = 15.0
-"""Our choice: how long the others wait for rank 0's last message."""
+PLACES_LIMIT_S = 3.0  # Our choice: how long rank 0 waits for the others to say where they are. Some may be gone.
+STATUS_LIMIT_S = 15.0  # our choice: how long the others wait for rank 0's last message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +73,7 @@ class TrialTask:
     launch: Launch
     env: Mapping[str, str]
     settings: TrialSettings
-    report: Callable[[Trial], int]
-    """Called on rank 0: judges and shows a trial, and returns the exit status."""
+    report: Callable[[Trial], int]  # called on rank 0: judges and shows a trial, and returns the exit status
     show_error: Callable[[UserError], None]
 
 
@@ -277,8 +274,7 @@ class TrialTrouble:
     message: str
     help: str
     status: int
-    still: bool = False
-    """Nothing failed, but a rank made no progress."""
+    still: bool = False  # nothing failed, but a rank made no progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,10 +283,8 @@ class RankPlace:
 
     rank: int
     phase: str
-    line: str
-    """The innermost line of the user's code, or "" if there is none."""
-    waits: bool
-    """The rank was inside torch, another installed package or ddpdoctor, not in the user's code."""
+    line: str  # the innermost line of the user's code, or "" if there is none
+    waits: bool  # the rank was inside torch, another installed package or ddpdoctor, not in the user's code
 
 
 class TrialWatch:

@@ -33,24 +33,21 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.trial import TrialSettings
 
+# What a model raises for a batch that it does not take. torch's own errors are RuntimeErrors.
 _OF_BATCH = (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError)
-"""What a model raises for a batch that it does not take. torch's own errors are RuntimeErrors."""
+# Words of torch in such an error: "mat1 and mat2 shapes cannot be multiplied", "expected scalar type Long".
 _MISFIT = re.compile(
     r"shape|size|dimension|dtype|scalar type|channels|data type|broadcast|must match|out of (?:range|bounds)|indices",
     re.IGNORECASE,
 )
-"""Words of torch in such an error: "mat1 and mat2 shapes cannot be multiplied", "expected scalar type Long"."""
+# From torch/csrc/distributed/c10d/reducer.cpp: a parameter got no gradient, or the backward was left out.
 _UNUSED = "Expected to have finished reduction in the prior iteration"
-"""From torch/csrc/distributed/c10d/reducer.cpp: a parameter got no gradient, or the backward was left out."""
+# Our choice: SGD with momentum, so that it has state, for a model that came without an optimizer.
 DEFAULT_LR, DEFAULT_MOMENTUM = 0.01, 0.9
-"""Our choice: SGD with momentum, so that it has state, for a model that came without an optimizer."""
 RETURNS = "Let it return a torch.nn.Module, or (module, optimizer), or (module, optimizer, loss_fn)."
-SAMPLES, TOKENS, PIXELS = 8, 16, 32
-"""Our choice: the shape of a made-up batch."""
-FAILED = 4
-"""Exit status: the steps were needed but could not be run."""
-BUILD, BATCH, STEP = range(3)
-"""Purposes that get different random numbers."""
+SAMPLES, TOKENS, PIXELS = 8, 16, 32  # our choice: the shape of a made-up batch
+FAILED = 4  # exit status: the steps were needed but could not be run
+BUILD, BATCH, STEP = range(3)  # purposes that get different random numbers
 _NUMPY_SEEDS = 2**32
 
 
@@ -65,8 +62,8 @@ class TrainingSetup:
     built: Built
     batches: Batches
     steps: TrainingStep
+    # Called with the name of the next phase, so that the report can name the phase of a rank that hangs.
     mark: Callable[[str], None]
-    """Called with the name of the next phase, so that the report can name the phase of a rank that hangs."""
 
 
 class Training:

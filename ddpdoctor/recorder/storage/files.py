@@ -17,14 +17,13 @@ if TYPE_CHECKING:
 
 PRIVATE_FILE = 0o600
 PRIVATE_FOLDER = 0o700
+# Our choice: the most that is read from one file at once. A rank writes a thousandth of it.
 MAX_FILE_BYTES = 64 * 2**20
-"""Our choice: the most that is read from one file at once. A rank writes a thousandth of it."""
+# Our choice: a parsed value takes up to 120 bytes, however short its text. A report of 1,024 ranks has about 100,000.
 MAX_JSON_VALUES = 2**20
-"""Our choice: a parsed value takes up to 120 bytes, however short its text. A report of 1,024 ranks has about 100,000.
-"""
 
+# Without O_NONBLOCK, opening a pipe would wait until another process opens its other end.
 _SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-"""Without O_NONBLOCK, opening a pipe would wait until another process opens its other end."""
 
 
 def open_plain(path: Any, flags: int) -> int:
@@ -45,10 +44,10 @@ def open_plain(path: Any, flags: int) -> int:
     return fd
 
 
+# Our choice: in a process that may open fewer files, the recorder opens none that only some evidence needs.
+#
+# A rank opens about ten, and a few more for each other rank.
 FEW_FILES = 64
-"""Our choice: in a process that may open fewer files, the recorder opens none that only some evidence needs.
-
-A rank opens about ten, and a few more for each other rank."""
 
 
 def is_short_of_files() -> bool:
@@ -58,9 +57,9 @@ def is_short_of_files() -> bool:
     return 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < FEW_FILES
 
 
+# C's function, looked up once: ``CDLL`` calls ``dlopen``, which ends a forked child if a thread of its parent was just
+# loading a library.
 _mmap: Any = None
-"""C's function, looked up once: ``CDLL`` calls ``dlopen``, which ends a forked child if a thread of its parent was just
-loading a library."""
 
 
 def map_file(fd: int, size: int, writable: bool = True) -> Any:

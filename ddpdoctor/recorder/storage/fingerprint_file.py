@@ -29,26 +29,24 @@ from .ring_writing import allocate
 MAGIC = b"DDPPRNT\n"
 VERSION = 1
 HEADER_SIZE = 128
+# magic, version, rows, table size, slots offset and size of one, their count, pid, start ticks.
 IDENTITY = struct.Struct("<8sIIQQQQQQ")
-"""magic, version, rows, table size, slots offset and size of one, their count, pid, start ticks."""
 WRITTEN_OFFSET = 120
 NUMBER = struct.Struct("<Q")
 
+# number of the record from 1 (0: being written), number of the point, time_ns, size of the text.
 RECORD_HEAD = struct.Struct("<QQQI4x")
-"""number of the record from 1 (0: being written), number of the point, time_ns, size of the text."""
-TEXT_SIZE = 1984
-"""Room for the text of a record. Our choice: enough for two dozen groups of hyperparameters."""
+TEXT_SIZE = 1984  # Room for the text of a record. Our choice: enough for two dozen groups of hyperparameters.
 FINGERPRINT_SIZE = 16
 ABSENT = bytes(FINGERPRINT_SIZE)
+# The fingerprint of a tensor that could not be read on this rank. It is not compared.
 UNKNOWN = b"\xff" * FINGERPRINT_SIZE
-"""The fingerprint of a tensor that could not be read on this rank. It is not compared."""
 
+# The first field of a row in the table: ``[what, name, part, shape, dtype]``.
 PARAMETER, GRADIENT, BUFFER, STATE = "p", "g", "b", "s"
-"""The first field of a row in the table: ``[what, name, part, shape, dtype]``."""
-STEP, FORWARD, SYNC, END = "step", "forward", "sync", "end"
-"""Clocks of streams in the table."""
+STEP, FORWARD, SYNC, END = "step", "forward", "sync", "end"  # clocks of streams in the table
+# Prefix of a stream's group in the table if it is a set of device mesh dimensions instead of a process group.
 MESH = "mesh "
-"""Prefix of a stream's group in the table if it is a set of device mesh dimensions instead of a process group."""
 
 
 def slot_size(rows: int) -> int:
@@ -57,8 +55,7 @@ def slot_size(rows: int) -> int:
 
 
 MIN_SLOTS = 8
-MAX_BYTES = 4 * 2**20
-"""Size limit of one file, unless ``MIN_SLOTS`` records need more. Our choice."""
+MAX_BYTES = 4 * 2**20  # Size limit of one file, unless ``MIN_SLOTS`` records need more. Our choice.
 MAX_SLOTS = 128
 
 
@@ -117,8 +114,8 @@ class FingerprintWriter:
         NUMBER.pack_into(self._map, WRITTEN_OFFSET, index)
 
 
+# The largest unpacked table. Our choice: a limit, because a run folder may come from elsewhere.
 MAX_TABLE_BYTES = 64 * 2**20
-"""The largest unpacked table. Our choice: a limit, because a run folder may come from elsewhere."""
 
 
 class FingerprintRecord:

@@ -13,17 +13,16 @@ import pickletools
 import struct
 from typing import Any, Container, Dict, List, Optional, Tuple
 
+# Backends of torch 2.15 that do not record themselves. torch keeps a recorder for each, by name. There "nccl" means the
+# first one, unless ``TORCH_DIST_USE_NCCL2=0``.
 HOOKED = ("nccl2", "nccl-lazy")
-"""Backends of torch 2.15 that do not record themselves. torch keeps a recorder for each, by name. There "nccl" means
-the first one, unless ``TORCH_DIST_USE_NCCL2=0``."""
+# Backends whose calls return before the collective has completed. Gloo's entries never leave "scheduled".
 DEVICE_BACKENDS = ("nccl", *HOOKED)
-"""Backends whose calls return before the collective has completed. Gloo's entries never leave "scheduled"."""
+# The entry of ProcessGroupNCCL::endCoalescing, which ends a batch. The batch's other entries have no events.
 COALESCED = "coalesced"
-"""The entry of ProcessGroupNCCL::endCoalescing, which ends a batch. The batch's other entries have no events."""
+# Our choice: the oldest pending entries that are kept, one per group and one per pair of point-to-point ranks.
 MOST_PENDING = 256
-"""Our choice: the oldest pending entries that are kept, one per group and one per pair of point-to-point ranks."""
-MOST_TIMED = 256
-"""Our choice: the last completed entries that are kept, if torch times them."""
+MOST_TIMED = 256  # our choice: the last completed entries that are kept, if torch times them
 _KEPT = ("process_group", "collective_seq_id", "p2p_seq_id", "is_p2p", "profiling_name", "input_sizes", "input_dtypes",
          "state", "retired", "time_created_ns", "duration_ms")  # fmt: skip
 _NUMBERS = ("collective_seq_id", "p2p_seq_id", "time_created_ns")
@@ -129,8 +128,7 @@ def _pending(entries: List[Dict[str, Any]], newest: bool) -> List[Dict[str, Any]
     return sorted(oldest.values(), key=lambda entry: int(entry["time_created_ns"]))
 
 
-MOST_OPCODES = 2**22
-"""Our choice: a dump of 2,000 collectives with their stacks has about 200,000."""
+MOST_OPCODES = 2**22  # our choice: a dump of 2,000 collectives with their stacks has about 200,000
 MOST_BYTES = 64 * 2**20
 _EMPTY = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}

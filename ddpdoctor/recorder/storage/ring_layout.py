@@ -37,9 +37,9 @@ MAGIC = b"DDPDOCR\n"
 VERSION = 4
 READ_VERSIONS = (2, 3, VERSION)
 HEADER_SIZE = 4096
+# magic, version, role, journal offset and size, slots offset and size of one, their count, pid, start ticks, counts of
+# steps, lines and kept steps.
 IDENTITY = struct.Struct("<8sIIQQQQQQQQQQ")
-"""magic, version, role, journal offset and size, slots offset and size of one, their count, pid, start ticks, counts of
-steps, lines and kept steps."""
 
 ROLE_RANK = 1
 ROLE_CHILD = 2
@@ -48,6 +48,7 @@ CELLS_OFFSET = 128
 CELL = struct.Struct("<Q")
 TWO_CELLS = struct.Struct("<QQ")
 FOUR_CELLS = struct.Struct("<QQQQ")
+# New cells are added at the end. In older rings they read as 0.
 CELL_NAMES = (
     "journal_used", "slots_claimed", "wait_since_ns", "calls_done", "steps", "batches", "epochs", "heartbeat_ns",
     "function_changes", "new_functions", "main_ended_ns", "dropped", "started_ns", "started_wall_ns", "exited_ns",
@@ -56,7 +57,6 @@ CELL_NAMES = (
     "others_delay_ns", "saves", "saved_steps", "save_began_ns", "save_ended_ns", "own_limit_ns", "nonfinite",
     "handling_ns",
 )  # fmt: skip
-"""New cells are added at the end. In older rings they read as 0."""
 CELL_NAMES_OF_VERSION_2 = (*CELL_NAMES[:2], *CELL_NAMES[3:11], "wait_since_ns", *CELL_NAMES[11:])
 CELL_OFFSETS = {name: CELLS_OFFSET + 8 * i for i, name in enumerate(CELL_NAMES)}
 
@@ -64,11 +64,10 @@ PLACE_OFFSET = 1024
 PLACE_HEAD = struct.Struct("<II")
 PLACE_MAX = 2048
 
+# What calls of one kind share: op, api, group, site, redop, dtype, peer, tensors, flags, ndim, dims.
 KIND = struct.Struct("<IIIIIIiiII6q")
-"""What calls of one kind share: op, api, group, site, redop, dtype, peer, tensors, flags, ndim, dims."""
 KIND_OFFSET = 32
-SLOT = struct.Struct("<QQQq%ds" % KIND.size)
-"""index, started, ended, seq, kind."""
+SLOT = struct.Struct("<QQQq%ds" % KIND.size)  # index, started, ended, seq, kind
 SLOT_SIZE = 128
 SLOT_ENDED_OFFSET = 16
 SLOT_FLAGS_OFFSET = 64
@@ -91,67 +90,58 @@ FLAG_FAILED = 2
 FLAG_MAIN = 4
 FLAG_P2P = 8
 
+# What else a step record holds, after its phases.
+#
+# ``data_us``: in a loader's ``__next__``. ``buffers_us``: DDP's broadcast of buffers. ``exposed_us``: from the end of
+# backward's computation to its end, the reduction that nothing hides. ``optimizer_us``: optimizer steps without waits.
+# ``own_us``: the recorder's own looks at replicas, which are in no phase. ``gc_us``: Python's garbage collector.
+# ``cpu_*``: processor time of the main thread in each phase, and in ``__next__``. ``reductions``: of the model that
+# reduced most often. ``backwards``: calls of backward. ``input_*``: of forward's first tensors, the first dimension and
+# the number of elements, summed over the step.
 STEP_INSIDE = (
     "data_us", "buffers_us", "exposed_us", "optimizer_us", "own_us", "gc_us", "cpu_before_us", "cpu_forward_us",
     "cpu_between_us", "cpu_backward_us", "data_cpu_us", "reductions", "backwards", "input_rows", "input_numel",
 )  # fmt: skip
-"""What else a step record holds, after its phases.
-
-``data_us``: in a loader's ``__next__``. ``buffers_us``: DDP's broadcast of buffers. ``exposed_us``: from the end of
-backward's computation to its end, the reduction that nothing hides. ``optimizer_us``: optimizer steps without waits.
-``own_us``: the recorder's own looks at replicas, which are in no phase. ``gc_us``: Python's garbage collector.
-``cpu_*``: processor time of the main thread in each phase, and in ``__next__``. ``reductions``: of the model that
-reduced most often. ``backwards``: calls of backward. ``input_*``: of forward's first tensors, the first dimension and
-the number of elements, summed over the step."""
+# number from 1, ended_ns, group, flags, then in microseconds the four phases and the wait in each of them, then
+# ``STEP_INSIDE``.
 STEP = struct.Struct("<QQII8I%dI" % len(STEP_INSIDE))
-"""number from 1, ended_ns, group, flags, then in microseconds the four phases and the wait in each of them, then
-``STEP_INSIDE``."""
 STEP_SIZE = STEP.size
-OLD_STEP = struct.Struct("<QQII8I")
-"""The record of a step up to version 3."""
+OLD_STEP = struct.Struct("<QQII8I")  # the record of a step up to version 3
+# The event that ended the step, in the lowest bits of its flags. Step numbers restart when a higher kind appears.
 STEP_COLLECTIVE, STEP_BACKWARD, STEP_REDUCED, STEP_OPTIMIZER = range(4)
-"""The event that ended the step, in the lowest bits of its flags. Step numbers restart when a higher kind appears."""
 STEP_KIND = 3
-STEP_WAIT_UNKNOWN = 4
-"""Flag: the wait for other ranks in backward could not be measured."""
+STEP_WAIT_UNKNOWN = 4  # flag: the wait for other ranks in backward could not be measured
 
+# The phases of a step: from the previous step to forward, forward, from there to backward, backward with reduction.
 BEFORE, FORWARD, BETWEEN, BACKWARD = range(4)
-"""The phases of a step: from the previous step to forward, forward, from there to backward, backward with reduction."""
 
+# site, phase, number of samples outside calls that need other ranks. Site 0 marks an unused entry.
 LINE = struct.Struct("<III")
-"""site, phase, number of samples outside calls that need other ranks. Site 0 marks an unused entry."""
-CALLS_MODULE = 4
-"""Added to the phase of a line that was not the innermost one, but called a module of torch."""
+CALLS_MODULE = 4  # added to the phase of a line that was not the innermost one, but called a module of torch
 LINE_SIZE = 12
 
 CONTROL_SIZE = 4096
-CONTROL_REQUEST = 0
-"""Offset of the number of the latest request for evidence. The watcher writes it."""
-CONTROL_CLOSING = 8
-"""Offset of the time at which the launcher began to stop its ranks. The launcher writes it."""
-CONTROL_ACK = 16
-"""Offset of the time at which the watcher had its evidence. The watcher writes it."""
+CONTROL_REQUEST = 0  # Offset of the number of the latest request for evidence. The watcher writes it.
+CONTROL_CLOSING = 8  # Offset of the time at which the launcher began to stop its ranks. The launcher writes it.
+CONTROL_ACK = 16  # Offset of the time at which the watcher had its evidence. The watcher writes it.
+# Offset of the time at which the watcher began to stop the job, 0 before that. The watcher writes it.
 CONTROL_STOPPING = 24
-"""Offset of the time at which the watcher began to stop the job, 0 before that. The watcher writes it."""
+# Offset of the time at which `ddpdoctor status --dump` last asked the watcher for evidence. That command writes it.
 CONTROL_DUMP_ASKED = 32
-"""Offset of the time at which `ddpdoctor status --dump` last asked the watcher for evidence. That command writes it."""
-CONTROL_DUMPED = 40
-"""Offset of the same number once that evidence is saved. The watcher writes it."""
+CONTROL_DUMPED = 40  # Offset of the same number once that evidence is saved. The watcher writes it.
 
 
 SAMPLED_STEPS = 256
-LONGEST_STEPS = 64
-"""Kept steps: first the sample, then the longest."""
+LONGEST_STEPS = 64  # kept steps: first the sample, then the longest
+# Bins of a histogram. A time falls into the bin of its number of bits in microseconds: bin 11 is 1.024 to 2.047 ms.
 BINS = 32
-"""Bins of a histogram. A time falls into the bin of its number of bits in microseconds: bin 11 is 1.024 to 2.047 ms."""
-TOTAL = struct.Struct("<Q%dI" % BINS)
-"""The sum of one part of a step over the run in microseconds, and its histogram."""
+TOTAL = struct.Struct("<Q%dI" % BINS)  # the sum of one part of a step over the run in microseconds, and its histogram
+# The parts of a step that have totals, in this order. All but the last two add up to the last; ``gc`` is inside them.
+# ``unsplit`` is backward where the recorder did not read how much of it was exposed.
 PARTS = (
     "data", "host", "buffers", "forward", "loss", "backward", "unsplit", "exposed", "calls", "optimizer", "own",
     "gc", "wall",
 )  # fmt: skip
-"""The parts of a step that have totals, in this order. All but the last two add up to the last; ``gc`` is inside them.
-``unsplit`` is backward where the recorder did not read how much of it was exposed."""
 
 
 class RingShape:
@@ -258,8 +248,8 @@ def parts_of(phases_us: Any, waits_us: Any, inside: Any, flags: int) -> List[int
     return [max(0, part) for part in parts]
 
 
+# The phases of ``ring_layout``, and the optimizer's step, which is a part of "before" there.
 DEVICE_PHASES = ("before", "forward", "between", "backward", "optimizer")
-"""The phases of ``ring_layout``, and the optimizer's step, which is a part of "before" there."""
 OPTIMIZER = 4
 HOST_COLUMNS = ("number", "data_us", "data_cpu_us", "gc_us", "rows", "numel", "reductions", "backwards", "behind")
 DEVICE_COLUMNS = (

@@ -18,10 +18,8 @@ from . import ring_layout
 from .files import open_plain, parse_json
 from .ring_layout import is_sampled
 
-MAX_RING_BYTES = 8 * 2**20
-"""More than any recorder makes (1 MiB). A header with a larger size is damaged."""
-_NUMBERS = ("at", "pid", "ppid", "code", "rank", "world_size")
-"""Fields that are numbers or null in every note."""
+MAX_RING_BYTES = 8 * 2**20  # More than any recorder makes (1 MiB). A header with a larger size is damaged.
+_NUMBERS = ("at", "pid", "ppid", "code", "rank", "world_size")  # fields that are numbers or null in every note
 _NUMBER = (int, type(None))
 
 
@@ -48,13 +46,13 @@ class RingContent(NamedTuple):
     notes: List[Dict[str, Any]]
     slots: Slots
     strings: Dict[int, str]
+    # The columns of ``ring_layout.STEP``, in order; empty if there are no steps. The group is a key of ``strings``.
     steps: List[array[int]]
-    """The columns of ``ring_layout.STEP``, in order; empty if there are no steps. The group is a key of ``strings``."""
     lines: List[LineCount]
+    # The columns of the steps kept from the whole run, each step once, by number.
     kept: List[array[int]] = []  # noqa: RUF012 - a named tuple's default, never changed
-    """The columns of the steps kept from the whole run, each step once, by number."""
+    # For each of ``ring_layout.PARTS``: its sum in microseconds, then its histogram. Empty up to version 3.
     totals: List[Tuple[int, ...]] = []  # noqa: RUF012 - likewise
-    """For each of ``ring_layout.PARTS``: its sum in microseconds, then its histogram. Empty up to version 3."""
 
 
 def read_identity(data: Any, size: Optional[int] = None) -> Tuple[int, ring_layout.RingShape, int, int]:
@@ -198,6 +196,7 @@ def _columns(rows: Iterable[Tuple[int, ...]]) -> List[array[int]]:
 
 
 _WORDS = ring_layout.SLOT_SIZE // 8
+# The kind in a record.
 _REST = struct.Struct(
     "%dx%ds%dx"
     % (
@@ -206,9 +205,8 @@ _REST = struct.Struct(
         ring_layout.SLOT_SIZE - ring_layout.KIND_OFFSET - ring_layout.KIND.size,
     )
 )
-"""The kind in a record."""
+# Records after the last claimed one that are read too, because concurrent threads may publish claims out of order.
 MORE_CLAIMED = 64
-"""Records after the last claimed one that are read too, because concurrent threads may publish claims out of order."""
 
 
 class CallSlot(NamedTuple):
@@ -305,15 +303,11 @@ def _numbers(first: int, count: int) -> array[int]:
     return array("Q", range(first, first + count))
 
 
-MOST_BYTES = 4 * 2**20
-"""Our choice: 40 groups of 16,384 ranks. Larger files are parsed as they are."""
-LONG_BYTES = 512
-"""Our choice: a shorter list is parsed faster than looked up."""
+MOST_BYTES = 4 * 2**20  # Our choice: 40 groups of 16,384 ranks. Larger files are parsed as they are.
+LONG_BYTES = 512  # our choice: a shorter list is parsed faster than looked up
+# Our choice: how many different lists are kept. A mesh of 16,384 ranks has 128 large groups in each of two dimensions.
 MOST_LISTS = 1024
-"""Our choice: how many different lists are kept. A mesh of 16,384 ranks has 128 large groups in each of two dimensions.
-"""
-_BEFORE, _AFTER = b'"ranks": [', b', "backend":'
-"""What stands around the members in an entry of ``groups_now``."""
+_BEFORE, _AFTER = b'"ranks": [', b', "backend":'  # what stands around the members in an entry of ``groups_now``
 
 
 def parse_group_json(data: bytes) -> Any:

@@ -16,11 +16,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Optional
 
+# Interned strings and sites that a ring keeps in memory. The limit is for scripts that make code at run time.
 MAX_INTERNED = 8192
-"""Interned strings and sites that a ring keeps in memory. The limit is for scripts that make code at run time."""
+# The end of the journal, at most half of it, is reserved for entries that a verdict needs. Our choice: room for eight
+# exceptions of the greatest length, and for the end of a process.
 VITAL_BYTES = 96 * 1024
-"""The end of the journal, at most half of it, is reserved for entries that a verdict needs. Our choice: room for eight
-exceptions of the greatest length, and for the end of a process."""
 
 
 _CLAIMED = ring_layout.CELL_OFFSETS["slots_claimed"]
@@ -296,8 +296,7 @@ def to_json(value: Any) -> str:
     raise TypeError("%s is nothing that JSON has" % type(value).__name__)
 
 
-CONTROL = "control"
-"""The page through which the watcher asks ranks for evidence."""
+CONTROL = "control"  # the page through which the watcher asks ranks for evidence
 
 
 def make_record(folder: str) -> None:

@@ -12,16 +12,16 @@ from functools import lru_cache
 
 HIDDEN = "***"
 
+# Words in a name whose value is always a secret.
 _STRONG = frozenset({
     "password", "passwd", "passphrase", "pwd", "secret", "secrets", "apikey", "credential", "credentials",
     "passcode", "authorization", "jwt",
 })  # fmt: skip
-"""Words in a name whose value is always a secret."""
-_ENDINGS = ("password", "passwd", "passphrase", "apikey")
-"""Ends of such words, as in PGPASSWORD."""
+_ENDINGS = ("password", "passwd", "passphrase", "apikey")  # ends of such words, as in PGPASSWORD
+# Words in a name whose value is a secret unless it is a number, a switch, or a text token.
 _WEAK = frozenset(["token", "auth", "bearer", "cookie", "signature", "sig", "sas", "pat", "webhook", "otp"])
-"""Words in a name whose value is a secret unless it is a number, a switch, or a text token."""
 _KEYS = frozenset(("key", "keys"))
+# Words that make a following "key" or "pass" a secret. Other keys, such as sort keys and image keys, are harmless.
 _OWNERS = frozenset({
     "access", "account", "admin", "anthropic", "api", "app", "auth", "aws", "azure", "b2", "client", "cohere",
     "comet", "consumer", "datadog", "db", "dd", "deploy", "encryption", "fernet", "gcp", "gemini", "git",
@@ -30,62 +30,62 @@ _OWNERS = frozenset({
     "postgres", "private", "redis", "registry", "replicate", "runpod", "s3", "secret", "sentry", "service",
     "session", "shared", "signing", "slack", "ssh", "stripe", "together", "twilio", "vast", "wandb", "wb",
 })  # fmt: skip
-"""Words that make a following "key" or "pass" a secret. Other keys, such as sort keys and image keys, are harmless."""
+# Words that show that a name means tokenizer tokens or a number, not a credential.
 _OF_TEXTS = frozenset({
     "pad", "eos", "bos", "unk", "cls", "sep", "mask", "id", "ids", "max", "min", "num", "per", "type", "types",
     "len", "length", "size", "count", "budget", "image", "special", "begin", "end", "start", "stop", "prefix",
     "suffix", "level", "limit", "limits", "dim", "drop", "dropout", "rate", "mode", "class", "embedding",
     "embeddings", "info",
 })  # fmt: skip
-"""Words that show that a name means tokenizer tokens or a number, not a credential."""
+# Values that are harmless under a weak name: numbers, switches, and tokens such as ``<pad>`` and ``[CLS]``.
 _HARMLESS = re.compile(
     r"|str|bytes|SecretStr|true|false|yes|no|on|off|none|null|auto|default|[-+]?\d{1,9}(\.\d*)?([eE][-+]?\d+)?|[<\[{(|]\S*|\S*[>\])}|]|\*{3,}",
     re.IGNORECASE,
 )
-"""Values that are harmless under a weak name: numbers, switches, and tokens such as ``<pad>`` and ``[CLS]``."""
 _PATH = re.compile(r"(\.{0,2}|~\w*)/\S*|[\w.-]+(/[\w.-]+)+|\S+\.(pem|key|json|ya?ml|txt|toml|py|pt|bin|crt|pub)")
+# Values after ``-p`` of an unknown program that are no passwords: words, numbers, ranges and precisions.
 _NOT_PASSWORDS = re.compile(
     r"[a-zA-Z_]*|[\d.,:/x+\-]*[a-zA-Z]{0,3}|(bf|fp|int|tf|float|half|o)\d+\w*|\d+(-\d+)?(-mixed|-true)"
 )
-"""Values after ``-p`` of an unknown program that are no passwords: words, numbers, ranges and precisions."""
+# Programs that take a password with ``-p``.
 _WITH_P = re.compile(r"(mysql\w*|mariadb[\w-]*|mongo\w*|sshpass|docker|podman|7z[ar]?|ldap\w+)(\.exe)?")
-"""Programs that take a password with ``-p``."""
 _BROKEN_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _JOINED = re.compile(r"(.{2,})(token|secret|password|passwd|key)")
 
 _URL_USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{1,30}://[^\s/@:'\"]{0,256}):[^\s/'\"]{1,512}@")
+# A user without a password. A token may stand there: ``https://TOKEN@github.com/x``.
 _URL_TOKEN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{1,30}://)([^\s/@:'\"]{16,512})(?=@)")
-"""A user without a password. A token may stand there: ``https://TOKEN@github.com/x``."""
+# A name, and what stands before its value: also the dots of Megatron, the rule of a table, a pair of Python.
 _NAME = re.compile(
     r"(?<![\w.-])([A-Za-z_][\w.-]{0,63})((?:(?:\\{0,7}[\"']|\\{1,7}u0022|&quot;|&#34;)?"
     r"(?:[ \t]{3,40}|\s{0,2})(?:=>|:=|={1,2}|%3[Dd]|:(?!//|:))(?:[ \t]{3,16}|\s{0,2})"
     r"| \.{3,80} |[ \t]{1,40}[|\u2502\u2503][ \t]{1,16}|\\{0,7}[\"'],\s{0,2}(?=\\{0,7}[bu]?[\"']))"
     r"(?:[bBfFrRuU]{1,2}(?=[\"']))?)"
 )
-"""A name, and what stands before its value: also the dots of Megatron, the rule of a table, a pair of Python."""
+# A value: in quotes, which JSON within a text escapes; bare; or cut off with the text.
 _VALUE = re.compile(
     r"(\\{1,7}[\"'])[^\"'\\\n]{0,2048}\1|\"[^\"\n]{0,2048}\"|'[^'\n]{0,2048}'"
     r"|(\\{1,7}u0022|&quot;|&#34;)[^\"'\\&\n]{0,2048}\2|(?i:Bearer|Basic|Token)\s{1,8}[^\s,;&\"'\\]{1,2048}|[<\[|][^\s,;&\"'(){}]{0,63}|[^\s,;&\"'(){}]{1,2048}|\\{0,7}[\"'][^\"'\\\n]{1,2048}\Z"
 )
-"""A value: in quotes, which JSON within a text escapes; bare; or cut off with the text."""
 _QUOTED = re.compile(r"(\\*[\"'])(.*)\1", re.DOTALL)
+# An option with its value, as they stand in a command line or in a printed list of its words.
 _OPTION = re.compile(
     r"(?<![\w-])(--?[A-Za-z][\w.-]{1,63})(=|[ \t]{1,8}|[\"'],\s{0,2}(?=[\"']))"
     r"(\"[^\"\n]{0,2048}\"|'[^'\n]{0,2048}'|[^\s\"',;&]{1,2048})"
 )
-"""An option with its value, as they stand in a command line or in a printed list of its words."""
 _SPOKEN = re.compile(
     r"\b((?:wandb\s{1,8}login|(?:api|access|secret|auth|license)[ _-]?key|secret|password|passphrase|token)"
     r"(?:\s{1,8}(?:is|was|provided))?(?:\s{0,2}[:=])?\s{0,8}[\"']?)(?<=[\s\"':=])([A-Za-z0-9_\-+/=.]{16,})",
     re.IGNORECASE,
 )
+# Commands within a text, with a password that has no name, and Kaggle's file.
 _PROGRAM = re.compile(
     r"\b((?:(?:sshpass|mysql\w{0,8}|mariadb|mongo\w{0,8})\b|(?:docker|podman)\s{1,4}login\b)[^\n|;&]{0,120}?\s-p\s?"
     r"|curl\b[^\n|;&]{0,120}?\s(?:-u|--user)[\s=]{1,4}[\"']?[^\s:\"']{1,64}:"
     r"|username\\{0,7}\":\s?\\{0,7}\"[^\"\n]{1,64}\",\s?\\{0,7}\"key\\{0,7}\":\s?\\{0,7}\")([^\s\"'-][^\s\"']{0,256})"
 )
-"""Commands within a text, with a password that has no name, and Kaggle's file."""
 _BEARER = re.compile(r"\b(bearer|basic)(\s{1,8})([A-Za-z0-9._~+/=-]{8,})", re.IGNORECASE)
+# Credentials that their issuers made recognizable. What follows a part without a limit is optional: time is linear.
 _SHAPES = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|api_org_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}"
     r"|(?:AKIA|ASIA|AGPA|AROA|AIDA|ABIA|ACCA)[0-9A-Z]{16}"
@@ -99,7 +99,7 @@ _SHAPES = re.compile(
     r"|ms-[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|AGE-SECRET-KEY-1[0-9A-Z]{30,}|\d{8,10}:AA[\w-]{30,}|(?:local|wandb)-[0-9a-f]{40})"
     r"|(?<![\w-])eyJ(?:[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|[\w-]{40,}={0,2})"
 )
-"""Credentials that their issuers made recognizable. What follows a part without a limit is optional: time is linear."""
+# Addresses that let whoever knows them post: all that follows is the secret.
 _HOOKS = re.compile(
     r"(hooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)|discord(?:app)?\.com/api(?:/v\d+)?/webhooks"
     r"|webhook\.office(?:365)?\.com/webhookb2|outlook\.office(?:365)?\.com/webhook"
@@ -108,24 +108,22 @@ _HOOKS = re.compile(
     r"|api\.telegram\.org|maker\.ifttt\.com/trigger|qyapi\.weixin\.qq\.com/cgi-bin/webhook|events\.pagerduty\.com"
     r"|chat\.googleapis\.com/v1/spaces|://[\w.-]{1,255}(?::\d{1,5})?/hooks)/[^\s\"'<>\\,;)\]}]+"
 )
-"""Addresses that let whoever knows them post: all that follows is the secret."""
 _PEM = re.compile(
     r"(-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----).*?(-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)", re.DOTALL
 )
 _RUN = re.compile(r"(?<![A-Za-z0-9_/])[A-Za-z0-9]{20,}(?![A-Za-z0-9])")
 _WANDB = re.compile(r"wandb|w&b|weights\s?(?:and|&)\s?biases", re.IGNORECASE)
 _WANDB_KEY = re.compile(r"(?<![0-9A-Za-z])[0-9a-f]{40}(?![0-9A-Za-z])")
+# Stands before a commit or checksum, which has the form of a key of W&B.
 _HASHED = re.compile(
     r"commit|sha|hash|rev|git|digest|checksum|branch|head|artifact|version|tree|blob|model|tag|md5|@\s*$", re.IGNORECASE
 )
-"""Stands before a commit or checksum, which has the form of a key of W&B."""
-_NEAR = 32
-"""Our choice: so many characters before such a number tell what it is."""
+_NEAR = 32  # our choice: so many characters before such a number tell what it is
+# Matches every text that can hold a secret. Most texts do not match, and need no more work.
 _SOME = re.compile(
     r"[:=@\"'|\u2502\u2503]|%3[Dd]|\.{3}|(?:^|\s)--?[a-z]|-----BEGIN|://|[A-Za-z0-9_/+-]{16}|bearer|basic",
     re.IGNORECASE,
 )
-"""Matches every text that can hold a secret. Most texts do not match, and need no more work."""
 
 
 def hide_secrets(command: tuple[str, ...]) -> tuple[str, ...]:

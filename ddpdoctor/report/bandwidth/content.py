@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from ddpdoctor.report.bandwidth.measured import Bandwidth, MeasuredCase
     from ddpdoctor.report.blocks import Section
 
+# In the order in which they are counted.
 WORDS = {
     Assessment.BELOW: "below the reference",
     Assessment.NOISY: "too noisy to say",
@@ -62,7 +63,6 @@ WORDS = {
     Assessment.NOT_REACHED: "short of the plateau",
     Assessment.NOT_DEFINED: "n/a",
 }
-"""In the order in which they are counted."""
 
 
 def describe_members(bench: Bandwidth) -> str:
@@ -125,8 +125,7 @@ def _alike(bench: Bandwidth, read: Callable[[Member], str]) -> str:
     return ", ".join(f"{value or 'unknown'} ({format_ranks(at)})" for value, at in ranks.items())
 
 
-MISSING = "-"
-"""Shown if this size was not measured in this mode."""
+MISSING = "-"  # shown if this size was not measured in this mode
 
 
 def list_columns(series: MeasuredCase) -> tuple[Column, ...]:
@@ -153,6 +152,9 @@ def list_columns(series: MeasuredCase) -> tuple[Column, ...]:
     return (sizes, counts, *timed, wrong)
 
 
+# Name, unit, cell and weight of each column of measurements, and its weight in a latency column beside throughput.
+#
+# Throughput's bandwidths matter more.
 _QUANTITIES: tuple[tuple[str, str, Callable[[Measurement], str], int, int], ...] = (
     ("calls", "", lambda measured: str(measured.iterations), 20, 20),
     ("first", "us", lambda measured: format_us(measured.first_us), 6, 15),
@@ -163,9 +165,6 @@ _QUANTITIES: tuple[tuple[str, str, Callable[[Measurement], str], int, int], ...]
     ("algbw", "GB/s", lambda measured: format_gb_s(measured.algbw_gb_s), 70, 2),
     ("busbw", "GB/s", lambda measured: format_gb_s(measured.busbw_gb_s), 92, 3),
 )
-"""Name, unit, cell and weight of each column of measurements, and its weight in a latency column beside throughput.
-
-Throughput's bandwidths matter more."""
 
 
 TONES = {
@@ -179,8 +178,7 @@ TONES = {
 MODE_WIDTH = max(len(mode.value) for mode in Mode)
 
 
-MAX_ROWS = 12
-"""More rows do not help on a screen. The report file has all of them."""
+MAX_ROWS = 12  # More rows do not help on a screen. The report file has all of them.
 
 
 def comparison_section(comparison: Comparison) -> Section:
@@ -207,6 +205,7 @@ def comparison_section(comparison: Comparison) -> Section:
     )
 
 
+# Name, unit, weight and cell of each column of a table of changes.
 _CHANGE_COLUMNS: tuple[tuple[str, str, int, Callable[[Change], str]], ...] = (
     ("", "", 6, name_series),
     ("", "", 7, lambda change: change.mode.value),
@@ -217,7 +216,6 @@ _CHANGE_COLUMNS: tuple[tuple[str, str, int, Callable[[Change], str]], ...] = (
     ("between", "", 5, lambda change: f"{format_share(change.ratio_low)} and {format_share(change.ratio_high)}"),
     ("", "", 8, lambda change: "below" if change.below else "slower"),
 )
-"""Name, unit, weight and cell of each column of a table of changes."""
 
 
 def count_changes(comparison: Comparison) -> str:
@@ -237,8 +235,8 @@ def count_changes(comparison: Comparison) -> str:
     )
 
 
+# A rank that comes last to this share of the calls is reported. Our choice: the same as for stragglers of a job.
 LATE_SHARE = 0.8
-"""A rank that comes last to this share of the calls is reported. Our choice: the same as for stragglers of a job."""
 
 
 def bandwidth_content(report: Report) -> Content:

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from ddpdoctor.report.bandwidth.measured import Bandwidth
     from ddpdoctor.report.bandwidth.pictures import Matrix, Plotted
 
-MAX_NUMBERS = 20
-"""With more ends than this, numbers would overlap. Then only shades and the frame are drawn."""
+MAX_NUMBERS = 20  # With more ends than this, numbers would overlap. Then only shades and the frame are drawn.
 PANEL_CHARACTERS = 62
 
 
@@ -76,20 +75,19 @@ def _describe(matrix: Matrix) -> str:
     return f"the darker, the slower; framed: {one} - {other}, {format_rate(matrix.cells[matrix.lowest])}{named}"
 
 
+# Most color-blind people can tell these apart: Okabe and Ito, https://jfly.uni-koeln.de/color/.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Most color-blind people can tell these apart: Okabe and Ito, https://jfly.uni-koeln.de/color/."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 STYLES = {Mode.THROUGHPUT: "-", Mode.LATENCY: "--"}
 BASELINE_STYLE = ":"
-MAX_LABELLED = 6
-"""More lines than this get a legend, because labels at their ends would overlap."""
+MAX_LABELLED = 6  # more lines than this get a legend, because labels at their ends would overlap
 WIDTH_IN, CURVES_IN, MATRIX_IN = 13.0, 5.6, 5.2
 DPI = 130
+# For labels at the ends of lines: most characters, inches per character, inches of the axes, share of their height.
 MAX_LABEL, CHARACTER_IN, AXES_IN, LABEL_HEIGHT = 30, 0.075, 5.6, 0.045
-"""For labels at the ends of lines: most characters, inches per character, inches of the axes, share of their height."""
 MAX_TICKS = 6
+# Sizes are rounded so that they divide over the ranks. The rounding changes log2 of a size by at most this much.
 NEAR = 0.1
-"""Sizes are rounded so that they divide over the ranks. The rounding changes log2 of a size by at most this much."""
 TITLE_CHARACTERS = 120
 
 

@@ -103,11 +103,11 @@ def format_share(share: float) -> str:
     return f"{percent:.1f}%" if 0 < abs(percent) < 1 else f"{percent:.0f}%"
 
 
+# Fields for programs. Their names and order never change. New fields are added at the end.
 RECORDED = (
     "collective", "dtype", "redop", "mode", "in_place", "size_bytes", "count", "iterations", "first_us", "min_us",
     "p50_us", "p95_us", "cv", "algbw_gb_s", "busbw_gb_s", "wrong",
 )  # fmt: skip
-"""Fields for programs. Their names and order never change. New fields are added at the end."""
 
 
 def make_records(results: Iterable[Measurement]) -> Records:
@@ -124,8 +124,7 @@ class MeasuredCase:
     dtype: str
     redop: str | None
     in_place: bool
-    rows: tuple[dict[Mode, Measurement], ...]
-    """By size, the smallest first."""
+    rows: tuple[dict[Mode, Measurement], ...]  # by size, the smallest first
 
     @property
     def modes(self) -> tuple[Mode, ...]:

@@ -30,10 +30,9 @@ PROGRAMS = {
     Collective.ALL_TO_ALL: "alltoall_perf",
     Collective.SEND_RECV: "sendrecv_perf",
 }
-TYPES = {"float32": "float", "float64": "double", "float16": "half"}
-"""dtypes whose names differ in nccl-tests."""
+TYPES = {"float32": "float", "float64": "double", "float16": "half"}  # dtypes whose names differ in nccl-tests
+# For these, nccl-tests counts one rank's part of the buffer.
 SHARED_OUT = {Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL}
-"""For these, nccl-tests counts one rank's part of the buffer."""
 ROOTED = {Collective.BROADCAST, Collective.REDUCE}
 ROOT, NO_ROOT = 0, -1
 ABSENT = "N/A"

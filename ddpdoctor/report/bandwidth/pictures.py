@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from ddpdoctor.report.bandwidth.measured import Bandwidth, MeasuredCase
     from ddpdoctor.report.blocks import Block, Section
 
-MAX_BOTH_MODES = 3
-"""With more series than this, only one mode is drawn, because both would clutter the plot."""
+MAX_BOTH_MODES = 3  # with more series than this, only one mode is drawn, because both would clutter the plot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +45,8 @@ class Plotted:
     baseline: bool
     sizes_bytes: tuple[int, ...]
     time_us: tuple[float, ...]
-    low_us: tuple[float, ...]
-    """The fastest call of each size; empty for a baseline."""
-    high_us: tuple[float, ...]
-    """The 95th percentile of each size; empty for a baseline."""
+    low_us: tuple[float, ...]  # the fastest call of each size; empty for a baseline
+    high_us: tuple[float, ...]  # the 95th percentile of each size; empty for a baseline
     busbw_gb_s: tuple[float | None, ...]
 
 
@@ -113,10 +110,8 @@ def _key(one: Measurement | Change) -> tuple[object, ...]:
     return one.collective, one.dtype, one.redop, one.mode, one.in_place, one.size_bytes
 
 
-MAX_ENDS = 32
-"""The most ends that a matrix shows. A wider one would be unreadable."""
-MAX_LISTED = 8
-"""How many of the slowest pairs are listed if the matrix is too wide."""
+MAX_ENDS = 32  # The most ends that a matrix shows. A wider one would be unreadable.
+MAX_LISTED = 8  # how many of the slowest pairs are listed if the matrix is too wide
 EMPTY, LOWEST, BLAMED = ".", "<", "> "
 
 
@@ -128,16 +123,12 @@ class Matrix:
     """
 
     title: str
-    noun: str
-    """The word for an end: "rank" or "host"."""
+    noun: str  # the word for an end: "rank" or "host"
     ends: tuple[str, ...]
-    heads: tuple[str, ...]
-    """Short names of the ends, for the headers of columns."""
+    heads: tuple[str, ...]  # short names of the ends, for the headers of columns
     cells: dict[tuple[int, int], float]
-    blamed: frozenset[int]
-    """Positions of the ends that a finding names."""
-    results: dict[tuple[int, int], Pair | NodeResult]
-    """All that was measured of each cell."""
+    blamed: frozenset[int]  # positions of the ends that a finding names
+    results: dict[tuple[int, int], Pair | NodeResult]  # all that was measured of each cell
 
     @property
     def between(self) -> dict[tuple[int, int], float]:

@@ -17,11 +17,9 @@ if TYPE_CHECKING:
     from ddpdoctor.report.blocks import ChartLine, Series, WaitGraph, WaitNode
 
 WIDTH, HEIGHT = 720, 340
-LEFT, RIGHT, TOP, BOTTOM = 58, 16, 12, 34
-"""Margins around the axes, in pixels."""
+LEFT, RIGHT, TOP, BOTTOM = 58, 16, 12, 34  # margins around the axes, in pixels
 MAX_TICKS = 9
-LEVEL_STYLE = 7
-"""The last of the colors of the page's style sheet, for levels. The others are for lines."""
+LEVEL_STYLE = 7  # The last of the colors of the page's style sheet, for levels. The others are for lines.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,14 +145,10 @@ def _value_ticks(axis: _Axis) -> list[float]:
     return within[:: math.ceil(len(within) / MAX_TICKS)]
 
 
-BOX_WIDTH, BOX_HEIGHT = 216, 66
-"""Of a box, in pixels."""
-ACROSS, DOWN, MARGIN = 64, 18, 10
-"""Gaps between layers and between boxes, and around all."""
-MAX_NODES = 40
-"""A larger graph is unreadable. The list beside it has all."""
-MAX_CHARACTERS = 31
-"""What fits a line of a box."""
+BOX_WIDTH, BOX_HEIGHT = 216, 66  # of a box, in pixels
+ACROSS, DOWN, MARGIN = 64, 18, 10  # gaps between layers and between boxes, and around all
+MAX_NODES = 40  # A larger graph is unreadable. The list beside it has all.
+MAX_CHARACTERS = 31  # what fits a line of a box
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,8 +169,7 @@ class Drawing:
     width: int
     height: int
     boxes: tuple[Box, ...]
-    arrows: tuple[str, ...]
-    """Each edge as the path of an SVG."""
+    arrows: tuple[str, ...]  # each edge as the path of an SVG
     words: tuple[str, ...]
     left_out: int
     box_width: int = BOX_WIDTH
@@ -282,8 +275,7 @@ def _words(node: WaitNode) -> str:
     return f"{format_ranks(node.ranks)} ({about})" if about else format_ranks(node.ranks)
 
 
-TICKS_PER_MS = 100
-"""Times are whole hundredths of a millisecond: 10 us is finer than a screen shows."""
+TICKS_PER_MS = 100  # times are whole hundredths of a millisecond: 10 us is finer than a screen shows
 ABSENT = -1
 
 

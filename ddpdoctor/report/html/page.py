@@ -169,8 +169,7 @@ def list_frames(tree: Tree) -> tuple[FrameStep, ...]:
     return tuple(steps)
 
 
-HEAT_LEVELS = 8
-"""Shades of a heat map, for levels from 0 to 1."""
+HEAT_LEVELS = 8  # shades of a heat map, for levels from 0 to 1
 
 
 class BlockDrawer:
@@ -214,8 +213,8 @@ class BlockDrawer:
 
 
 FOLDER = Path(__file__).parent
+# Joined in this order to the one script of a page.
 SCRIPTS = ("page.js", "timeline_data.js", "timeline_drawing.js", "timeline.js")
-"""Joined in this order to the one script of a page."""
 CHECK_ORDER = (Outcome.FAILED, Outcome.CRASHED, Outcome.INCONCLUSIVE, Outcome.PASSED, Outcome.SKIPPED)
 
 

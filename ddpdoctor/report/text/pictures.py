@@ -37,14 +37,10 @@ WORDS = {
     SpanKind.HOST: "script",
 }
 MOST_ROWS = 8
-STRIP_WIDTH = 78
-"""Our choice: a strip fits into 80 columns also where the width is not known."""
-NAME_WIDTH = 22
-"""A longer list of ranks is cut."""
-CALLS_BEFORE = 24
-"""Our choice: the strip begins so many calls before the fault, which is a few steps."""
-SHARE_AFTER = 0.25
-"""Our choice: this part of the strip is after the fault, if the job lived as long."""
+STRIP_WIDTH = 78  # our choice: a strip fits into 80 columns also where the width is not known
+NAME_WIDTH = 22  # a longer list of ranks is cut
+CALLS_BEFORE = 24  # our choice: the strip begins so many calls before the fault, which is a few steps
+SHARE_AFTER = 0.25  # our choice: this part of the strip is after the fault, if the job lived as long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,17 +136,14 @@ def _innermost(spans: Sequence[Span], window: _Window) -> Iterator[tuple[Span, f
 
 
 ROWS = 9
-MAX_COLUMNS = 72
-"""In a wider chart, a curve of twenty sizes only gets flatter."""
-MIN_COLUMNS = 20
-"""A narrower chart is unreadable."""
+MAX_COLUMNS = 72  # in a wider chart, a curve of twenty sizes only gets flatter
+MIN_COLUMNS = 20  # a narrower chart is unreadable
 CURVE_MARKS = "ox+*#%@"
 REFERENCE = "-"
 LABEL_WIDTH = 8
+# The characters of a curve on one line, the lowest first.
 LEVELS = "_.:-=+*#"
-"""The characters of a curve on one line, the lowest first."""
-MAX_SPARKS = 20
-"""Our choice: the table has all numbers."""
+MAX_SPARKS = 20  # our choice: the table has all numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

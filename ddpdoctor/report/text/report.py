@@ -104,8 +104,7 @@ def draw(page: TextPage, *, color: bool) -> str:
     return drawn.get()
 
 
-GAP = 2
-"""Number of blanks between two columns."""
+GAP = 2  # number of blanks between two columns
 
 
 def draw_table(table: Table, page: TextPage) -> list[str] | None:
@@ -165,10 +164,8 @@ def _total(columns: Sequence[Column]) -> int:
     return sum(map(_width, columns)) + GAP * (len(columns) - 1)
 
 
-MAX_CLASSES = 40
-"""More rows than this do not help on a screen. The report file has all of them."""
-MAX_RANKS_WIDTH = 28
-"""A longer list of ranks gets its own lines."""
+MAX_CLASSES = 40  # More rows than this do not help on a screen. The report file has all of them.
+MAX_RANKS_WIDTH = 28  # a longer list of ranks gets its own lines
 
 
 def add_sections(page: TextPage, sections: Iterable[Section]) -> None:

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
 DIFFERS = f"{MARK}hosts with other results than most"
 QUIET = (Outcome.PASSED, Outcome.SKIPPED)
-MAX_NAMED = 12
-"""How many of the checks of a row are named."""
+MAX_NAMED = 12  # how many of the checks of a row are named
 
 
 def machine_pictures(report: Report) -> tuple[Section, ...]:
@@ -127,8 +126,7 @@ def checklist_content(report: Report, *about: Section, pictures: tuple[Section, 
     )
 
 
-MAX_NAMES = 3
-"""How many files of a column are named."""
+MAX_NAMES = 3  # how many files of a column are named
 
 
 def checkpoint_pictures(files: Sequence[Mapping[str, Any]]) -> tuple[Section, ...]:
@@ -260,8 +258,7 @@ def _distance(one: Apart) -> str:
     return ", ".join(parts)
 
 
-MAX_TENSORS = 30
-"""The most tensors in the table (our choice). The report's data has all of them."""
+MAX_TENSORS = 30  # The most tensors in the table (our choice). The report's data has all of them.
 HEADS = ("", "what", "differ", "of", "largest", "relative")
 
 

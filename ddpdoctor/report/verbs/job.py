@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Finding, Report
     from ddpdoctor.report.blocks import Grid, Row, Section
 
-REPLICAS = "DD50"
-"""The codes of findings about replicas begin with it."""
+REPLICAS = "DD50"  # the codes of findings about replicas begin with it
 NOUNS = {
     What.PARAMETER: "parameters",
     What.GRADIENT: "gradients",
@@ -123,8 +122,7 @@ def _row(stream: Stream, difference: Difference, split: TensorSplit, tone: Tone)
     return f"{name} ({one.what.value}), {when}", cells
 
 
-DATA = "DD70"
-"""The codes of findings about data begin with it."""
+DATA = "DD70"  # the codes of findings about data begin with it
 SAME_ORDER = "Equal letters of a loader: the same indices in the same order. The number: batches."
 NAMED = f"{MARK}a rank that a finding about data names"
 
@@ -215,10 +213,9 @@ def job_pictures(report: Report) -> tuple[Section, ...]:
     return (*pictures, (tree,)) if tree is not None else tuple(pictures)
 
 
+# Our choice: a distance from here on is said, because a difference may then have begun that many steps earlier.
 SPARSE_STEPS = 256
-"""Our choice: a distance from here on is said, because a difference may then have begun that many steps earlier."""
-NOTABLE_S = 10.0
-"""Our choice: shorter waits for a core are usual where several programs share a machine."""
+NOTABLE_S = 10.0  # our choice: shorter waits for a core are usual where several programs share a machine
 _BEST_FIRST = (StreamClock.STEP, StreamClock.FORWARD, StreamClock.END, StreamClock.SYNC)
 
 

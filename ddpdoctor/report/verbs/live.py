@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 NOT_KNOWN = "?"
 LEGEND = "lost: steps made again at most, and time from the last step to the next start's first; ?: not known"
-MOST_WORDS = 8
-"""Most words of a command line in a heading."""
+MOST_WORDS = 8  # most words of a command line in a heading
 
 
 def render_history(
@@ -145,12 +144,10 @@ def _verdict_words(start: Start) -> str:
     return ", ".join(part for part in (f"{start.code} {start.kind}", whom) if part)
 
 
-STEPS_APART = 2
-"""Our choice: ranks are read one after another, so those of one job may be this many steps apart."""
+STEPS_APART = 2  # our choice: ranks are read one after another, so those of one job may be this many steps apart
 PACE_APART = 0.1
 WAITS_APART = 0.1
-MOST_STILL = 8
-"""Most lines that say where ranks are which do not train."""
+MOST_STILL = 8  # most lines that say where ranks are which do not train
 
 
 def render_status(status: JobNow, *, width: int | None, color: bool, cwd: Path | None = None) -> str:

@@ -90,10 +90,9 @@ def _cell(known: dict[tuple[int, int], NodePair], source: int, target: int) -> G
     return GridCell(text=word, tone=tone, about="; ".join(parts))
 
 
+# Its data is a dict only in the report of the judging node. Other nodes have only a part of the facts.
 KEY = "rendezvous"
-"""Its data is a dict only in the report of the judging node. Other nodes have only a part of the facts."""
-MATRIX_NODES = 8
-"""For more nodes, one line replaces the matrix, because it would not fit into 80 columns."""
+MATRIX_NODES = 8  # for more nodes, one line replaces the matrix, because it would not fit into 80 columns
 
 
 def rendezvous_content(report: Report) -> Content:

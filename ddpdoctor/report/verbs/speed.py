@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.tuning import RunSpeed, TimeChange
     from ddpdoctor.report.blocks import Block, Section
 
-LEAST_GAIN = 0.05
-"""Of the step. Our choice: predictions are off by about as much."""
+LEAST_GAIN = 0.05  # Of the step. Our choice: predictions are off by about as much.
 MOST_ROWS = 5
 
 
@@ -77,8 +76,7 @@ def _gain(one: PredictedStep) -> str:
     return " to ".join(dict.fromkeys(ends))
 
 
-SHOWN_SHARE = 0.001
-"""Phases below this share of the step on every rank are left out."""
+SHOWN_SHARE = 0.001  # phases below this share of the step on every rank are left out
 
 
 def speed_sections(report: Report) -> tuple[Section, ...]:
@@ -173,6 +171,7 @@ def ms(value: float) -> str:
 STRAGGLER = "DD610"
 SPEED = "DD8"
 NAMED = f"{MARK}a rank that a finding about speed names"
+# Names of the medians that a report has of each rank. The first four are without waiting.
 PHASES = {
     "before_forward_ms": "before forward",
     "forward_ms": "forward",
@@ -181,7 +180,6 @@ PHASES = {
     "waited_ms": "waits for other ranks",
     "step_ms": "the whole step",
 }
-"""Names of the medians that a report has of each rank. The first four are without waiting."""
 
 
 def speed_pictures(report: Report) -> tuple[Section, ...]:
@@ -366,8 +364,7 @@ def _word(time: TimeChange) -> str:
 
 HEADS = ("about", "what", "A", "B")
 ABSENT = "-"
-MAX_CELL = 48
-"""Longer values are cut in the table. JSON and CSV have more of them."""
+MAX_CELL = 48  # Longer values are cut in the table. JSON and CSV have more of them.
 
 
 def run_diff_content(report: Report) -> Content:

@@ -75,10 +75,8 @@ def _cell(one: GradientErrors, highest: float) -> GridCell:
     )
 
 
-WORST = 5
-"""How many parameters are shown, of those that differ most from one process."""
-REFERENCE = "DD509"
-"""The rule that compares with one process."""
+WORST = 5  # how many parameters are shown, of those that differ most from one process
+REFERENCE = "DD509"  # the rule that compares with one process
 NAMES = {
     What.GRADIENT: "gradients, as the optimizer gets them",
     What.PARAMETER: "parameters",

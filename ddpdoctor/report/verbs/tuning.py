@@ -92,8 +92,7 @@ KINDS = {
     ScalingKind.NEITHER: "neither weak nor strong: the batch changes",
     ScalingKind.UNKNOWN: "taken for weak: the batch was not recorded",
 }
-NOISE = 0.05
-"""More noise than this is said. The same limit as for settings."""
+NOISE = 0.05  # More noise than this is said. The same limit as for settings.
 FACTORS = (
     "Each efficiency is threads x contention x communication. Threads: one rank with a rank's own share of the cores, "
     "against one with all of them. Contention: all ranks at once without reductions. Communication: reductions and "

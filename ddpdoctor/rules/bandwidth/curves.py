@@ -29,13 +29,12 @@ if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Bench, BenchSettings, Measurement, Member, Reason, Wrong
 
 
-ENOUGH_ITERATIONS = 5
-"""This many calls hold the median between the smallest and the largest with 94 % (1 - 2 / 2**5)."""
+ENOUGH_ITERATIONS = 5  # this many calls hold the median between the smallest and the largest with 94 % (1 - 2 / 2**5)
+# With fewer calls, the median may be off by this factor. Our choice: the effect of one disturbed call of three on a
+# shared machine.
 FEW_FACTOR = 2.0
-"""With fewer calls, the median may be off by this factor. Our choice: the effect of one disturbed call of three on a
-shared machine."""
+# Collectives that torch offers both in place and out of place; for the others the place is not mentioned.
 TWO_PLACES = frozenset({Collective.ALL_GATHER, Collective.REDUCE_SCATTER})
-"""Collectives that torch offers both in place and out of place; for the others the place is not mentioned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,12 +127,12 @@ def name_case(one: Curve | Change | Wrong) -> str:
     return f"{one.collective.value} {one.dtype}{redop}{place}"
 
 
+# How far below a figure of the table a system is still healthy. Our choice: Azure's gate for its H200 nodes is 431
+# GB/s, 9 % below the 473 that others measure on them
+# (https://github.com/Azure/azurehpc-health-checks/blob/main/conf/nd96isr_h200_v5.conf).
 REFERENCE_MARGIN = 0.10
-"""How far below a figure of the table a system is still healthy. Our choice: Azure's gate for its H200 nodes is 431
-GB/s, 9 % below the 473 that others measure on them
-(https://github.com/Azure/azurehpc-health-checks/blob/main/conf/nd96isr_h200_v5.conf)."""
+# The table's figures are for sums of these dtypes: NVLink switches, for example, do not add 8-bit integers.
 FLOATS = ("float32", "float16", "bfloat16")
-"""The table's figures are for sums of these dtypes: NVLink switches, for example, do not add 8-bit integers."""
 EXPECT = "--expect"
 
 
@@ -143,12 +142,11 @@ class Yardstick:
 
     reference: Reference | None
     note: str = ""
-    margin: float = 0.0
-    """The share below the reference that is still healthy."""
+    margin: float = 0.0  # the share below the reference that is still healthy
+    # Whether larger sizes use the same path, so that small ones limit what they can reach. This is not so with NCCL: 8
+    # healthy A100 give 18 GB/s at 1 MiB, where the last step has 43, and 235 GB/s at 16 GiB
+    # (https://github.com/stas00/ml-engineering/blob/master/network/README.md#real-network-throughput).
     steady: bool = False
-    """Whether larger sizes use the same path, so that small ones limit what they can reach. This is not so with NCCL: 8
-    healthy A100 give 18 GB/s at 1 MiB, where the last step has 43, and 235 GB/s at 16 GiB
-    (https://github.com/stas00/ml-engineering/blob/master/network/README.md#real-network-throughput)."""
 
     @property
     def least_gb_s(self) -> float:
@@ -233,23 +231,21 @@ def _rules_out_nvls(algorithms: str) -> bool:
     return False
 
 
+# Sizes are on one plateau if their bandwidths differ by at most this. Our choice: by alpha + S/B, a curve that gains
+# less from twice the size is at 95 % of what it can reach.
 ALIKE = 0.05
-"""Sizes are on one plateau if their bandwidths differ by at most this. Our choice: by alpha + S/B, a curve that gains
-less from twice the size is at 95 % of what it can reach."""
+# However wide their intervals, sizes whose medians differ by more are not on one plateau. Our choice: noise may hide a
+# slope, and must not turn it into a plateau.
 MOST_NOISE = 0.25
-"""However wide their intervals, sizes whose medians differ by more are not on one plateau. Our choice: noise may hide a
-slope, and must not turn it into a plateau."""
-SPAN = 2
-"""A plateau's largest size is at least this many times its smallest: two neighboring sizes prove nothing."""
+SPAN = 2  # a plateau's largest size is at least this many times its smallest: two neighboring sizes prove nothing
+# The times of small sizes count as independent of the size if they differ by at most this. Our choice: the steps of
+# real curves below 64 KiB are smaller, and if the size matters, twice the size costs more.
 LATENCY_ALIKE = 0.25
-"""The times of small sizes count as independent of the size if they differ by at most this. Our choice: the steps of
-real curves below 64 KiB are smaller, and if the size matters, twice the size costs more."""
-FEWEST_SIZES = 4
-"""Two points give any line. Our choice: two more show whether it fits."""
+FEWEST_SIZES = 4  # Two points give any line. Our choice: two more show whether it fits.
+# Our choice: a healthy curve over NVLink, on which the algorithm changes with the size, leaves 11 % (8 H200,
+# https://github.com/stas00/ml-engineering/blob/master/network/benchmarks/results/all-reduce-8xH200.md). Its two figures
+# then mean nothing: in the middle the line is off by 19 %.
 MOST_RESIDUAL = 0.10
-"""Our choice: a healthy curve over NVLink, on which the algorithm changes with the size, leaves 11 % (8 H200,
-https://github.com/stas00/ml-engineering/blob/master/network/benchmarks/results/all-reduce-8xH200.md). Its two figures
-then mean nothing: in the middle the line is off by 19 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,8 +343,7 @@ class FittedLine:
 
     alpha_us: float
     us_per_byte: float
-    residual: float
-    """Root mean square of the relative errors."""
+    residual: float  # root mean square of the relative errors
     var_alpha: float
     var_slope: float
     covariance: float
@@ -397,14 +392,13 @@ def fit_of(line: FittedLine | None) -> Fit | None:
     )
 
 
+# Without a plateau, a curve is too low only if even this many times the bandwidth of its last step in size is too low.
+# Our choice: a disturbed step may have half of the bandwidth it should have.
 FAR = 4.0
-"""Without a plateau, a curve is too low only if even this many times the bandwidth of its last step in size is too low.
-Our choice: a disturbed step may have half of the bandwidth it should have."""
+# If larger sizes use the same path (Gloo, through the kernel's TCP), they do not get faster than this either. Our
+# choice: the fastest network card carries 800 Gbit/s, and processors copy less over loopback.
 MOST_GB_S = 100.0
-"""If larger sizes use the same path (Gloo, through the kernel's TCP), they do not get faster than this either. Our
-choice: the fastest network card carries 800 Gbit/s, and processors copy less over loopback."""
-LEAST_SHARE = 0.01
-"""The smallest share of a reference that is shown; a smaller one would read as "100% below"."""
+LEAST_SHARE = 0.01  # the smallest share of a reference that is shown; a smaller one would read as "100% below"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -417,12 +411,10 @@ class Measured:
     bench: Bench
     curves: tuple[Curve, ...] = ()
     comparison: Comparison | None = None
-    reasons: tuple[Reason, ...] = ()
-    """What could explain a low number."""
-    expect_gb_s: float | None = None
-    """--expect: the bus bandwidth that the user demands at the plateau."""
+    reasons: tuple[Reason, ...] = ()  # what could explain a low number
+    expect_gb_s: float | None = None  # --expect: the bus bandwidth that the user demands at the plateau
+    # --fail-below as a share (0.9): every size must reach it against the baseline. None if not required.
     fail_below: float | None = None
-    """--fail-below as a share (0.9): every size must reach it against the baseline. None if not required."""
 
 
 def build_curves(bench: Bench, expect_gb_s: float | None, *, use_reference: bool) -> tuple[Curve, ...]:
@@ -563,8 +555,7 @@ def _name(reference: Reference) -> str:
 class Baseline:
     """The part of a saved report that a later bench can be compared with."""
 
-    name: str
-    """The file, as the user gave it."""
+    name: str  # the file, as the user gave it
     results: tuple[Measurement, ...]
     members: tuple[Member, ...]
     settings: BenchSettings

@@ -23,23 +23,22 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.bandwidth.curves import Measured
 
 
+# Our choice: this many times slower than usual is slow. A link that came up at half its rate is at 2. Between healthy
+# pairs of one kind, by the medians of nine turns, we have seen up to 1.6, on two cores that others also used.
 SLOW = 2.0
-"""Our choice: this many times slower than usual is slow. A link that came up at half its rate is at 2. Between healthy
-pairs of one kind, by the medians of nine turns, we have seen up to 1.6, on two cores that others also used."""
+# Our choice: the share of an end's edges that must be slow for the end to be slow with everyone: two of two, three of
+# three, and from five ends on all but one in four, since others may have problems of their own.
 EVERYONE = 0.75
-"""Our choice: the share of an end's edges that must be slow for the end to be slow with everyone: two of two, three of
-three, and from five ends on all but one in four, since others may have problems of their own."""
+# Our choice: the share of turns in which an end must be slow with everyone. If a healthy edge looks slow in one turn of
+# three by chance, all edges of one end do so in six turns of nine less than once in ten thousand times.
 MOST_TURNS = 2 / 3
-"""Our choice: the share of turns in which an end must be slow with everyone. If a healthy edge looks slow in one turn
-of three by chance, all edges of one end do so in six turns of nine less than once in ten thousand times."""
+# Our choice: the share of turns in which a single edge, or a node by itself, must be slow: nothing else confirms it.
 NEARLY_ALL_TURNS = 0.8
-"""Our choice: the share of turns in which a single edge, or a node by itself, must be slow: nothing else confirms
-it."""
 LEAST_TURNS = 3
+# Our choice: if several edges are this many times slower than others, and they touch more than this share of the ends,
+# the cause is not faulty links but the wiring of the machine: pairs across two sockets, or GPUs without NVLink between
+# some of them.
 MILD, WIDE = 1.5, 0.5
-"""Our choice: if several edges are this many times slower than others, and they touch more than this share of the ends,
-the cause is not faulty links but the wiring of the machine: pairs across two sockets, or GPUs without NVLink between
-some of them."""
 End = TypeVar("End", bound=Hashable)
 
 
@@ -67,8 +66,7 @@ class Turns:
         return self.latencies_us[turn] if measure is Measure.LATENCY else 1.0 / max(self.busbws_gb_s[turn], 1e-9)
 
 
-Rows = dict[Measure, tuple[list[float], ...]]
-"""Sorted costs by turn."""
+Rows = dict[Measure, tuple[list[float], ...]]  # sorted costs by turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +83,10 @@ class Slowness:
 
     measure: Measure
     low: float
-    high: float
-    """The range of the medians of the slow ones, in GB/s or microseconds."""
-    usual: float
-    """The median of those it was compared with."""
+    high: float  # the range of the medians of the slow ones, in GB/s or microseconds
+    usual: float  # the median of those it was compared with
     slow_turns: int
-    turns: int
-    """The number of all turns."""
+    turns: int  # the number of all turns
 
     @property
     def ratio(self) -> float:
@@ -114,8 +109,7 @@ class SlowEdges(Generic[End]):
 
     ends: tuple[Slow[End], ...] = ()
     edges: tuple[Slow[End], ...] = ()
-    wiring: int = 0
-    """How many edges are slow by themselves if they are too many to be faults; ``edges`` is then empty."""
+    wiring: int = 0  # how many edges are slow by themselves if they are too many to be faults; ``edges`` is then empty
 
 
 def can_judge(edges: Iterable[Edge[End]]) -> bool:
@@ -248,14 +242,11 @@ class SlowParts:
     """All that is slow."""
 
     ranks: tuple[Slow[int], ...] = ()
-    links: tuple[Slow[int], ...] = ()
-    """Slow links between ranks."""
+    links: tuple[Slow[int], ...] = ()  # slow links between ranks
     nodes: tuple[SlowNode, ...] = ()
     node_links: tuple[Slow[str], ...] = ()
-    wiring: int = 0
-    """The number of pairs that are slower than others because of how the machines are wired."""
-    pairs_judged: bool = False
-    """Whether there was enough to compare."""
+    wiring: int = 0  # the number of pairs that are slower than others because of how the machines are wired
+    pairs_judged: bool = False  # whether there was enough to compare
     nodes_judged: bool = False
 
 
@@ -375,15 +366,14 @@ FIX_INSIDE = (
     "compare the host with another (`ddpdoctor check-env` under the job's launcher), and find its slow rank "
     "(`ddpdoctor allreduce-bench --pairs`)"
 )
+# Our choice: on two busy cores, two ranks arrive some hundred microseconds apart at the median. Over a fast network,
+# even DDP's largest bucket takes less than this, so waiting this long doubles the time.
 LATE_US = 2000.0
-"""Our choice: on two busy cores, two ranks arrive some hundred microseconds apart at the median. Over a fast network,
-even DDP's largest bucket takes less than this, so waiting this long doubles the time."""
+# Our choice: it must also be this many times the time of a small call, which is long itself if cores are shared.
 RELATIVE = 2.0
-"""Our choice: it must also be this many times the time of a small call, which is long itself if cores are shared."""
+# The share of calls in which it must come last; the same share as of steps for a straggler in training (DD610).
 SHARE = 0.8
-"""The share of calls in which it must come last; the same share as of steps for a straggler in training (DD610)."""
-LEAST_CALLS = 20
-"""The least number of calls, as for a straggler: fewer are chance."""
+LEAST_CALLS = 20  # the least number of calls, as for a straggler: fewer are chance
 NARROW = "small messages do not take twice as long as usual: the bandwidth is low, and the CPU is not slow"
 SLOW_TO_ANSWER = "its latency is high, not its transfer time: check its CPU core before its links"
 

@@ -25,16 +25,12 @@ if TYPE_CHECKING:
 class Effect(IntEnum):
     """How much a reason can explain, the most first. The factors come from the reason's source, or are our choice."""
 
+    # Data takes another path that is several times slower: host memory instead of NVLink, TCP instead of RDMA.
     OTHER_WAY = 0
-    """Data takes another path that is several times slower: host memory instead of NVLink, TCP instead of RDMA."""
-    LIMIT = 1
-    """Part of the path carries less: a link with half of its lanes, ranks that take turns on a processor."""
-    SHARED = 2
-    """Other users take a part of it."""
-    SMALL = 3
-    """Worth some percent, or more for small messages."""
-    CONTEXT = 4
-    """Nothing is wrong: it explains what the figure measures."""
+    LIMIT = 1  # part of the path carries less: a link with half of its lanes, ranks that take turns on a processor
+    SHARED = 2  # other users take a part of it
+    SMALL = 3  # worth some percent, or more for small messages
+    CONTEXT = 4  # nothing is wrong: it explains what the figure measures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +59,7 @@ class BenchView:
     """All data that reasons come from."""
 
     bench: Bench
-    places: tuple[BenchNode, ...] = ()
-    """Empty if the machines were not inspected."""
+    places: tuple[BenchNode, ...] = ()  # empty if the machines were not inspected
 
     @property
     def nccl(self) -> bool:
@@ -121,8 +116,7 @@ def order(found: Iterable[Weighed]) -> tuple[Reason, ...]:
     return tuple(drawn.values())
 
 
-_Harm = tuple[Effect, str, str, "Setting"]
-"""How much a setting explains, in words, with its source."""
+_Harm = tuple[Effect, str, str, "Setting"]  # how much a setting explains, in words, with its source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,14 +124,14 @@ class VariableEffect:
     """What a variable affects."""
 
     effect: Effect
-    inside: bool = True
-    """Whether it affects data within a host."""
-    between: bool = True
-    """Whether it affects data between hosts."""
+    inside: bool = True  # whether it affects data within a host
+    between: bool = True  # whether it affects data between hosts
     gloo: bool = False
 
 
 _SMALL = VariableEffect(effect=Effect.SMALL)
+# Variables with a value that harms what the bench measures (the column ``danger`` of model/variables.tsv). The check
+# ib-disabled covers NCCL_IB_DISABLE and NCCL_NET, except for what it leaves to nccl-conf.
 DANGERS = {
     "NCCL_P2P_DISABLE": VariableEffect(effect=Effect.OTHER_WAY, between=False),
     "NCCL_P2P_LEVEL": VariableEffect(effect=Effect.OTHER_WAY, between=False),
@@ -154,12 +148,9 @@ DANGERS = {
     "NCCL_CHECK_POINTERS": _SMALL,
     "NCCL_DEBUG": _SMALL,
 }
-"""Variables with a value that harms what the bench measures (the column ``danger`` of model/variables.tsv). The check
-ib-disabled covers NCCL_IB_DISABLE and NCCL_NET, except for what it leaves to nccl-conf."""
 CHANNEL_LIMITS = ("NCCL_MAX_NCHANNELS", "NCCL_MAX_RINGS", "NCCL_MAX_CTAS")
+# Our choice: on NVLink NCCL opens 12 channels (V100) or more; over a few network cards it may need no more than this.
 FEW_CHANNELS = 8
-"""Our choice: on NVLink NCCL opens 12 channels (V100) or more; over a few network cards it may need no more than
-this."""
 
 
 def variable_reasons(view: BenchView) -> Iterator[Weighed]:
@@ -222,16 +213,13 @@ def _source(setting: Setting) -> str:
     return f"DD115 nccl-conf ({setting.path})" if setting.path else "DD114 env-danger"
 
 
-BUSY_CORES = 0.25
-"""Our choice: a quarter of a processor; daemons briefly use less."""
-STEAL_SHARE = 0.05
-"""Our choice: a twentieth of the time in which a virtual machine wanted to run."""
+BUSY_CORES = 0.25  # our choice: a quarter of a processor; daemons briefly use less
+STEAL_SHARE = 0.05  # our choice: a twentieth of the time in which a virtual machine wanted to run
+# Drivers whose "powersave" is the normal governor and clocks up under load (Linux, admin-guide/pm/intel_pstate.rst and
+# amd-pstate.rst). With all others it is the lowest clock.
 SELF_CLOCKING = frozenset({"intel_pstate", "amd-pstate-epp", "amd_pstate_epp"})
-"""Drivers whose "powersave" is the normal governor and clocks up under load (Linux, admin-guide/pm/intel_pstate.rst and
-amd-pstate.rst). With all others it is the lowest clock."""
 FOLDER = "/sys/devices/system/cpu"
-SAVING = "power"
-"""The energy_performance_preference that prefers saving power over speed."""
+SAVING = "power"  # the energy_performance_preference that prefers saving power over speed
 
 
 def processor_reasons(view: BenchView) -> Iterator[Weighed]:
@@ -315,10 +303,9 @@ def _ranks(count: int) -> str:
 
 SOURCE = "NCCL's log"
 SOCKETS = "NET/Socket"
-NVLS_RANKS = 3
-"""NCCL uses NVLink SHARP only from three GPUs per host on (src/transport/nvls.cc: gpuCount <= 2 returns)."""
+NVLS_RANKS = 3  # NCCL uses NVLink SHARP only from three GPUs per host on (src/transport/nvls.cc: gpuCount <= 2 returns)
+# NVLink SHARP needs the third generation of NVSwitch or later, which came with Hopper.
 NVLS_PARTS = ("H20", "H100", "H200", "H800", "B100", "B200", "B300", "GB200", "GB300")
-"""NVLink SHARP needs the third generation of NVSwitch or later, which came with Hopper."""
 
 
 def nccl_reasons(view: BenchView) -> Iterator[Weighed]:
@@ -416,22 +403,18 @@ def _weigh(effect: Effect, place: BenchNode, text: str, logs: Iterable[NcclLog],
     return weigh(effect, place, whole + text, SOURCE, fix=fix, ranks=ranks)
 
 
-GB_S_PER_MBIT_S = 1e6 / 8 / 1e9
-"""Converts an interface's speed, which is in megabits per second."""
+GB_S_PER_MBIT_S = 1e6 / 8 / 1e9  # converts an interface's speed, which is in megabits per second
+# Our choice: from half of what an interface can carry, the interface is the limit. TCP reaches 94 % of Ethernet's speed
+# with packets of 1500 bytes; Gloo reaches less, because it waits between the steps of its ring.
 FULL_SHARE = 0.5
-"""Our choice: from half of what an interface can carry, the interface is the limit. TCP reaches 94 % of Ethernet's
-speed with packets of 1500 bytes; Gloo reaches less, because it waits between the steps of its ring."""
-SLOW_MBIT_S = 1000
-"""Our choice: at a gigabit per second or less, an interface limits whatever was measured."""
+SLOW_MBIT_S = 1000  # our choice: at a gigabit per second or less, an interface limits whatever was measured
 MUCH_FASTER = 2
-STACKED = ("bond", "team", "vlan")
-"""Prefixes of interfaces that have no device of their own but a real speed."""
+STACKED = ("bond", "team", "vlan")  # prefixes of interfaces that have no device of their own but a real speed
 JUMBO_FROM_MBIT_S = 10_000
-ETHERNET_MTU = 1500
-"""From 10 Gbit/s on, ESnet (fasterdata.es.net, "MTU issues") advises packets of 9000 bytes."""
+ETHERNET_MTU = 1500  # from 10 Gbit/s on, ESnet (fasterdata.es.net, "MTU issues") advises packets of 9000 bytes
+# Bytes that the kernel subtracts from an interface's MTU before it picks the largest RDMA MTU that fits: GRH, UDP, BTH,
+# XRC, AtomicETH and ICRC (iboe_get_mtu, include/rdma/ib_addr.h).
 ROCE_HEADERS = 96
-"""Bytes that the kernel subtracts from an interface's MTU before it picks the largest RDMA MTU that fits: GRH, UDP,
-BTH, XRC, AtomicETH and ICRC (iboe_get_mtu, include/rdma/ib_addr.h)."""
 ROCE_SIZES = (4096, 2048, 1024, 512, 256)
 
 

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.bandwidth.curves import FittedLine, Measured, Plateau, Sweep
 
 
-SHOWN = 6
-"""How many sizes are named as evidence; the table has them all."""
+SHOWN = 6  # how many sizes are named as evidence; the table has them all
 MEASURE_MORE = "Measure more: --pairs and --by-node find a slow rank, link or host."
 UNDECIDED = {Assessment.NOISY, Assessment.NOT_REACHED, Assessment.NOT_DEFINED}
 FIX = (
@@ -166,15 +165,13 @@ def check_noise(measured: Measured) -> Answer:
     )
 
 
-SHOWN_WRONG = 8
-"""How many wrong elements are named; more would repeat the same."""
+SHOWN_WRONG = 8  # how many wrong elements are named; more would repeat the same
 FIX_WRONG = (
     "Do not train on this machine. Look for memory errors (ddpdoctor check-env: DD307, DD308, DD311; dcgmi diag -r "
     "3; a test of the host's memory), and run with another transport (NCCL_P2P_DISABLE=1, NCCL_ALGO=Ring): if the "
     "result stays wrong, the card or the memory is at fault."
 )
-ROOT = 0
-"""The rank that broadcasts, and the target of a reduce."""
+ROOT = 0  # the rank that broadcasts, and the target of a reduce
 
 
 @rule("DD401", "wrong-data", Severity.ERROR, "A collective gave wrong data", after=("start-trial",))
@@ -288,16 +285,13 @@ def _ranks(wrongs: Sequence[Wrong]) -> tuple[int, ...]:
 
 
 MIB = 2**20
+# ``torch.distributed._DEFAULT_FIRST_BUCKET_BYTES``: small, so that the first all-reduce starts early.
 FIRST_BUCKET_BYTES = MIB
-"""``torch.distributed._DEFAULT_FIRST_BUCKET_BYTES``: small, so that the first all-reduce starts early."""
-BUCKET_BYTES = 25 * MIB
-"""The default of DistributedDataParallel's ``bucket_cap_mb``."""
-SIGMAS = 2.0
-"""Standard deviations on either side of a gain: about 95 %."""
+BUCKET_BYTES = 25 * MIB  # the default of DistributedDataParallel's ``bucket_cap_mb``
+SIGMAS = 2.0  # standard deviations on either side of a gain: about 95 %
+# A smaller gain, as a share of the whole time, counts as none. Our choice: steps of a training job vary by more.
 LEAST_GAIN = 0.02
-"""A smaller gain, as a share of the whole time, counts as none. Our choice: steps of a training job vary by more."""
-NEAR_FULL = 0.9
-"""The share of the plateau at which the size of a bucket is no concern."""
+NEAR_FULL = 0.9  # the share of the plateau at which the size of a bucket is no concern
 LAST_WORD = (
     "The real optimum depends on the model: on when its gradients are ready, and on how much communication backward "
     "hides."

@@ -146,8 +146,8 @@ def _words(each: OddValues) -> str:
     return f"{' and '.join(kinds)} among the {count_of(each.of, 'value')} of {each.name}"
 
 
+# Names under which DDP and DataParallel, torch.compile, FSDP and activation checkpointing keep the wrapped module.
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""Names under which DDP and DataParallel, torch.compile, FSDP and activation checkpointing keep the wrapped module."""
 NO_WEIGHTS = "it has no model state dict"
 
 
@@ -214,10 +214,8 @@ def _mismatch(one: FileSeen, weights: Weights, expected: Expected, match: Match)
 class Match:
     """How well the names of a state dict match those of a model."""
 
-    exact: int
-    """How many names both have, with the same shape."""
-    stripped: int
-    """The same count after removing prefixes from the file's names."""
+    exact: int  # how many names both have, with the same shape
+    stripped: int  # the same count after removing prefixes from the file's names
 
 
 def match_names(weights: Weights, expected: Expected) -> Match:
@@ -329,8 +327,8 @@ def _misfit(
     )
 
 
+# A file with one of these was written to resume from; a file with weights alone was not.
 TRAINING = (StatePart.OPTIMIZER, StatePart.PROGRESS, StatePart.SCHEDULER, StatePart.SCALER)
-"""A file with one of these was written to resume from; a file with weights alone was not."""
 WANTED = (
     StatePart.MODEL,
     StatePart.OPTIMIZER,

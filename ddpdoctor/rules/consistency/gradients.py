@@ -40,10 +40,9 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.consistency.replicas import ReplicaStreams, Sighting
 
 
-MAX_NAMES = 3
-"""How many parameters a sentence names. Our choice."""
+MAX_NAMES = 3  # How many parameters a sentence names. Our choice.
+# Parts of the names of torch's own hooks that leave the same gradients on all ranks.
 _REDUCING_HOOKS = ("allreduce", "compress", "powersgd", "quantization")
-"""Parts of the names of torch's own hooks that leave the same gradients on all ranks."""
 
 
 @rule(
@@ -202,10 +201,8 @@ def _after_reduction(sighting: Sighting) -> Iterator[DriftCause]:
 
 
 NOT_LOOKED = "local gradients were not checked"
-MAX_RANKS = 4
-"""Ranks whose gradients are described one by one. Our choice."""
-LONG_ROW = 20
-"""Skipped steps in a row that earn a gradient scaler a warning. Our choice, see the rule's page."""
+MAX_RANKS = 4  # Ranks whose gradients are described one by one. Our choice.
+LONG_ROW = 20  # Skipped steps in a row that earn a gradient scaler a warning. Our choice, see the rule's page.
 _FIXES = {
     Origin.INPUT: "check this rank's samples in that step, and fix or drop those with inf or NaN",
     Origin.PARAMETER: "check what changed the parameters in the previous step: the learning rate, an overflow in the "
@@ -335,10 +332,8 @@ class NonFiniteStep:
 
     step: int
     by_rank: dict[int, NonFinite]
-    others: tuple[int, ...]
-    """Ranks of the same group whose gradients were checked and were finite in this step."""
-    unseen: tuple[int, ...]
-    """Ranks of the group whose gradients were not checked."""
+    others: tuple[int, ...]  # ranks of the same group whose gradients were checked and were finite in this step
+    unseen: tuple[int, ...]  # ranks of the group whose gradients were not checked
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -372,14 +367,12 @@ def _computed(cause: NonFiniteStep) -> str:
     return f"{rank_list(cause.ranks)} computed {value} as the gradient of {tensor} in step {cause.step}, {first}"
 
 
+# Comparisons in a row without any change. Our choice: a step may be skipped, or have a learning rate of 0 in a warm-up.
 MIN_UNCHANGED = 2
-"""Comparisons in a row without any change. Our choice: a step may be skipped, or have a learning rate of 0 in a
-warm-up."""
 
 
+# Steps to check before a part of the model is called stale. Our choice: a second optimizer may start stepping later.
 MIN_COMPARED = 3
-"""Steps to check before a part of the model is called stale. Our choice: a second optimizer may start stepping
-later."""
 
 
 MAKE_ANEW = "create the optimizer from model.parameters() after you move, replace, load and wrap the model"
@@ -468,8 +461,7 @@ def _stale_parts(stream: Stream, values: tuple[Values, ...], last: int) -> Itera
         )
 
 
-MIN_COMPARISONS = 2
-"""Our choice: ranks that shared a seed only at the start have soon drawn different numbers."""
+MIN_COMPARISONS = 2  # our choice: ranks that shared a seed only at the start have soon drawn different numbers
 
 
 @rule("DD507", "same-random", Severity.INFO, "All ranks use the same dropout masks")

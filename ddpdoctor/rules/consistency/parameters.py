@@ -51,24 +51,21 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.progress.calls import ModelDifference
 
 
-MAX_SETTINGS = 3
-"""How many settings that differ are shown with their values. Our choice."""
+MAX_SETTINGS = 3  # How many settings that differ are shown with their values. Our choice.
 SAME_SETTINGS = (
     "use the same optimizer settings on all ranks; step the scheduler on all ranks, and give a scheduler that uses the "
     "loss (ReduceLROnPlateau) the mean over all ranks"
 )
 _LBFGS = "LBFGS"
-UNEVEN_STEPS = "steps"
-"""Name of the cause that ranks made different numbers of steps."""
+UNEVEN_STEPS = "steps"  # name of the cause that ranks made different numbers of steps
 _UNSEEN = ", or gradients were changed after the reduction in a step that was not compared"
 _SEE_EACH = "; --check-every 1 shows the exact step, and whether gradients differ in it"
 _LOAD_DDP = "load the checkpoint before you wrap the model in DDP, or on all ranks"
 _LOAD_MESH = "initialize and load on all ranks, as torch.distributed.checkpoint does"
+# Settings that choose how a step is computed, not what: they change the last bits at most.
 _KERNELS = frozenset({"foreach", "fused", "capturable", "differentiable"})
-"""Settings that choose how a step is computed, not what: they change the last bits at most."""
 _DECAY = "weight_decay"
-_DECOUPLED = frozenset({"AdamW"})
-"""Optimizers whose weight decay does not go through their state."""
+_DECOUPLED = frozenset({"AdamW"})  # optimizers whose weight decay does not go through their state
 
 
 def why_parameters_differ(sighting: Sighting) -> DriftCause:
@@ -238,9 +235,9 @@ def _is_on(text: str) -> bool:
         return True
 
 
+# Steps with equal gradients on all ranks, before we assume that the script exchanges them. Our choice: one may be
+# chance, for example if all gradients are zero.
 MIN_EXCHANGED = 2
-"""Steps with equal gradients on all ranks, before we assume that the script exchanges them. Our choice: one may be
-chance, for example if all gradients are zero."""
 BROADCAST = (
     "wrap the model in DistributedDataParallel, or broadcast rank 0's parameters once before training: `for p in "
     "model.parameters(): dist.broadcast(p.data, src=0)`"
@@ -306,12 +303,11 @@ def _why_unwrapped_differs(replica: ReplicaStreams, sighting: Sighting) -> Drift
     )
 
 
-_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-"""Buffers of BatchNorm."""
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # buffers of BatchNorm
+# Parts of the names of tensors that ranks may have for themselves. Our choice.
 _OWN = ("rank", "seed", "rng", "expert", "shard", "local", "offset")
-"""Parts of the names of tensors that ranks may have for themselves. Our choice."""
+# Names of memory that is written before it is read, such as a cache for generation, which training does not use.
 _SCRATCH = re.compile(r"(^|[._])(k|v|kv|key|value)_?cache|cache_?(k|v|kv)s?$|scratch|workspace", re.IGNORECASE)
-"""Names of memory that is written before it is read, such as a cache for generation, which training does not use."""
 _BY_DESIGN = "constant tensors differ between ranks of a mesh, but each rank may have its own by design"
 
 
@@ -397,8 +393,7 @@ def _why(sighting: Sighting) -> DriftCause:
     )
 
 
-FOLLOWS = "follows"
-"""Name of the cause that state differs because gradients or parameters differed earlier."""
+FOLLOWS = "follows"  # name of the cause that state differs because gradients or parameters differed earlier
 
 
 @rule(

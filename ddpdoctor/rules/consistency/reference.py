@@ -110,13 +110,11 @@ def check_repeat(trial: Trial) -> Answer:
     )
 
 
+# Our choice: an error of up to this many times the rounding error counts as none. Rounding errors of two computations
+# of one gradient differ by small factors; real faults are wrong by a factor of hundreds or more.
 LIMIT = 10.0
-"""Our choice: an error of up to this many times the rounding error counts as none. Rounding errors of two computations
-of one gradient differ by small factors; real faults are wrong by a factor of hundreds or more."""
-NEAR = 1e-3
-"""Our choice: how near a factor must be to the world size to be reported as the world size."""
-MAX_NAMES = 4
-"""How many modules or parameters a sentence names. Our choice."""
+NEAR = 1e-3  # our choice: how near a factor must be to the world size to be reported as the world size
+MAX_NAMES = 4  # How many modules or parameters a sentence names. Our choice.
 
 
 def ratio(error: float, allowed: float) -> float:
@@ -278,10 +276,8 @@ def _weighted(_: OneProcess, step: ReferenceStep) -> Problem | None:
     )
 
 
-MAX_NAMED = 5
-"""How many tensors a finding names; the report's data has all. Our choice."""
-CLOCKS = ("epoch", "step", "iter", "updates")
-"""Names under which trainers save how far training was."""
+MAX_NAMED = 5  # How many tensors a finding names; the report's data has all. Our choice.
+CLOCKS = ("epoch", "step", "iter", "updates")  # names under which trainers save how far training was
 PLURALS = {Kind.STATE.value: "tensors of optimizer state", "part of the optimizer": "parts of the optimizer"}
 WHO_IS_RIGHT = "it is unknown which file is correct: no content is in more than half of the files"
 FILES_FIX = {

@@ -41,14 +41,11 @@ class Sighting:
     replica: ReplicaStreams
     stream: Stream
     difference: Difference
-    step: int
-    """The training step, from 1, during or after which it was seen."""
-    last_good: int | None
-    """The last step before it at which all tensors of this kind were equal."""
-    values: tuple[Values, ...]
-    """What ranks wrote at this comparison."""
+    step: int  # the training step, from 1, during or after which it was seen
+    last_good: int | None  # the last step before it at which all tensors of this kind were equal
+    values: tuple[Values, ...]  # what ranks wrote at this comparison
+    # What they wrote at the last comparison of the same clock at which all were equal, or nothing.
     before: tuple[Values, ...]
-    """What they wrote at the last comparison of the same clock at which all were equal, or nothing."""
 
 
 def replicas_of(job: Job, *, wrapped: bool = True) -> tuple[ReplicaStreams, ...]:
@@ -136,8 +133,8 @@ def _last_equal(stream: Stream, what: What) -> int | None:
     return stream.last_number
 
 
+# Part of the names of torch's hook and optimizer, ``post_localSGD_hook`` and ``PostLocalSGDOptimizer``.
 _LOCAL_SGD = "ocalSGD"
-"""Part of the names of torch's hook and optimizer, ``post_localSGD_hook`` and ``PostLocalSGDOptimizer``."""
 _SHARDED = "ZeroRedundancyOptimizer"
 
 
@@ -145,12 +142,9 @@ _SHARDED = "ZeroRedundancyOptimizer"
 class Survey:
     """The differences of one kind of tensor in a job."""
 
-    found: tuple[FoundDifference, ...]
-    """The first difference of each model, the earliest first."""
-    compared: bool
-    """Whether tensors of this kind were compared at least once, in at least one model."""
-    excuses: tuple[str, ...]
-    """Why some differences do not count, or models were not compared."""
+    found: tuple[FoundDifference, ...]  # the first difference of each model, the earliest first
+    compared: bool  # whether tensors of this kind were compared at least once, in at least one model
+    excuses: tuple[str, ...]  # why some differences do not count, or models were not compared
 
 
 def survey(job: Job, what: What, why: Callable[[Sighting], DriftCause]) -> Survey:
@@ -257,8 +251,7 @@ def _joins(replica: ReplicaStreams) -> bool:
 
 
 Value = TypeVar("Value")
-MAX_SIDES = 4
-"""How many sides a sentence lists. Our choice."""
+MAX_SIDES = 4  # How many sides a sentence lists. Our choice.
 _ALIKE = "should have equal values along the {} dimension of the mesh"
 WHO_IS_UNKNOWN = "it is unknown which of them is correct"
 
@@ -266,12 +259,9 @@ WHO_IS_UNKNOWN = "it is unknown which of them is correct"
 class Ground(Enum):
     """The reason to blame these ranks."""
 
-    SEEN = "seen"
-    """These ranks were seen to do something wrong."""
-    MAJORITY = "majority"
-    """More than half of the ranks agree with each other but not with these."""
-    NONE = "none"
-    """It is unknown which of these ranks are right."""
+    SEEN = "seen"  # these ranks were seen to do something wrong
+    MAJORITY = "majority"  # more than half of the ranks agree with each other but not with these
+    NONE = "none"  # it is unknown which of these ranks are right
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,17 +307,14 @@ def sides_words(sides: Sequence[tuple[Value, Sequence[int]]], words: Callable[[V
 class DriftCause:
     """Why replicas differ."""
 
-    name: str
-    """Findings with the same code and the same cause are merged into one."""
-    words: str
-    """A clause that can follow a colon."""
+    name: str  # findings with the same code and the same cause are merged into one
+    words: str  # a clause that can follow a colon
     fix: str
+    # The ranks that the cause itself shows, or None if only the tensors show who differs.
     blame: DriftBlame | None = None
-    """The ranks that the cause itself shows, or None if only the tensors show who differs."""
+    # Gradients were not reduced. A script that averages parameters by itself may want that.
     unsynchronized: bool = False
-    """Gradients were not reduced. A script that averages parameters by itself may want that."""
-    at_the_step: bool = False
-    """The fault is at, or right before, the line that makes the step."""
+    at_the_step: bool = False  # the fault is at, or right before, the line that makes the step
     evidence: tuple[str, ...] = ()
 
 
@@ -337,8 +324,7 @@ class FoundDifference:
 
     sighting: Sighting
     cause: DriftCause
-    since: int | None = None
-    """The step at which it began, if known to be before the step at which it was seen."""
+    since: int | None = None  # the step at which it began, if known to be before the step at which it was seen
 
 
 def problems_of(job: Job, found: Iterable[FoundDifference], nouns: str) -> list[Problem]:

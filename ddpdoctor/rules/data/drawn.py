@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.data.shared import Replicas
 
 
-MIN_DRAWN = 2
-"""One equal index proves nothing, and a pass of one index has only one order."""
+MIN_DRAWN = 2  # one equal index proves nothing, and a pass of one index has only one order
 FIX = (
     "sampler=DistributedSampler(dataset), created after init_process_group without num_replicas and rank, and call "
     "sampler.set_epoch(epoch) before each epoch"
@@ -71,8 +70,7 @@ class _SamePass:
     number: int
     ranks: tuple[int, ...]
     passes: Mapping[int, EpochSeen]
-    all_samples: bool
-    """Whether each of these ranks drew every sample of the dataset."""
+    all_samples: bool  # whether each of these ranks drew every sample of the dataset
 
 
 def _judge_duplicates(replicas: Replicas, shared: Shared) -> Answer:
@@ -362,8 +360,8 @@ SPLIT_ALIKE = (
 )
 ACCELERATES = "accelerate.data_loader."
 TORCHS_OWN = "torch.utils.data.distributed.DistributedSampler"
+# The fewest batches of each rank that must be missing. ``drop_last`` and padding change at most one of them.
 MIN_MISSING_BATCHES = 2
-"""The fewest batches of each rank that must be missing. ``drop_last`` and padding change at most one of them."""
 
 
 @rule(
@@ -385,14 +383,11 @@ class _ShareFault:
     """Why shares do not fit together."""
 
     words: str
-    ranks: tuple[int, ...]
-    """The ranks it concerns."""
+    ranks: tuple[int, ...]  # the ranks it concerns
     evidence: tuple[str, ...]
-    sure: bool = True
-    """Whether these ranks are certain. If not, they are certain only if other ranks are a majority."""
+    sure: bool = True  # Whether these ranks are certain. If not, they are certain only if other ranks are a majority.
     fix: str = SHARE_ALIKE
-    summary: str = ""
-    """The summary without the loader, if it is not about shares that overlap."""
+    summary: str = ""  # the summary without the loader, if it is not about shares that overlap
 
 
 def _judge_shards(replicas: Replicas, shared: Shared) -> Answer:
@@ -420,8 +415,7 @@ def _judge_shards(replicas: Replicas, shared: Shared) -> Answer:
 class _Seen:
     """How much of the data all ranks together see in one epoch, if it is divided twice."""
 
-    count: str
-    """Such as "216 of 640 samples"."""
+    count: str  # such as "216 of 640 samples"
     proof: str
     is_counted: bool = False
 
@@ -767,10 +761,8 @@ class _Uneven:
 
     number: int
     batches: Mapping[int, int]
-    going_on: bool
-    """Whether the ranks with the most batches had not reached their end."""
-    short: tuple[int, ...]
-    """Ranks that reached the end of their batches and trained on fewer than others."""
+    going_on: bool  # whether the ranks with the most batches had not reached their end
+    short: tuple[int, ...]  # ranks that reached the end of their batches and trained on fewer than others
 
 
 def _judge_uneven(replicas: Replicas, shared: Shared) -> Answer:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job, Rank
     from ddpdoctor.model.findings import Place
 
-    _Digests = Mapping[str, Mapping[str, str]]
-    """Digests by leaf, then by batch or sample."""
+    _Digests = Mapping[str, Mapping[str, str]]  # digests by leaf, then by batch or sample
 
 
 def name_of(loader: LoaderSeen) -> str:
@@ -85,33 +84,27 @@ NOT_LOOKED = "no use of a DataLoader was recorded"
 NO_REPLICAS = "no DDP model was seen on two or more ranks, so it is unknown which ranks share data"
 ONE_RANK = "there is only one rank"
 NOT_TRAINED = "no DataLoader was used for training on two or more ranks"
+# The smallest share of a training pass's batches that a backward follows. Our choice: gradients can be accumulated over
+# batches only with a backward for each; if an evaluation loop is left early, only its last batch is followed by the
+# next backward.
 MIN_TRAINED_SHARE = 0.5
-"""The smallest share of a training pass's batches that a backward follows. Our choice: gradients can be accumulated
-over batches only with a backward for each; if an evaluation loop is left early, only its last batch is followed by the
-next backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
     """Ranks that should train one model on different data."""
 
-    loaders: Mapping[int, Sequence[LoaderSeen]]
-    """By rank, in the order of their first use."""
-    size: int
-    """How many ranks the group has, including those that are not in ``loaders``."""
-    world_size: int
-    """How many ranks the job has."""
+    loaders: Mapping[int, Sequence[LoaderSeen]]  # by rank, in the order of their first use
+    size: int  # how many ranks the group has, including those that are not in ``loaders``
+    world_size: int  # how many ranks the job has
     hosts: Mapping[int, str] = field(default_factory=dict)
+    # Whether only loaders count that run a backward between batches. False if the user named a loader to train with.
     trained_only: bool = True
-    """Whether only loaders count that run a backward between batches. False if the user named a loader to train
-    with."""
-    ended_badly: bool = False
-    """Whether the job hung or failed, or a loop over this loader would."""
+    ended_badly: bool = False  # whether the job hung or failed, or a loop over this loader would
+    # Whether DDP keeps a model equal on them. False: they are all ranks of a job without DDP, which may well share
+    # samples.
     by_model: bool = True
-    """Whether DDP keeps a model equal on them. False: they are all ranks of a job without DDP, which may well share
-    samples."""
-    drawn: Drawn | None = None
-    """What `check-data` counted for its only loader, or None for a job that trained."""
+    drawn: Drawn | None = None  # what `check-data` counted for its only loader, or None for a job that trained
 
 
 def replicas_of(job: Job) -> tuple[Replicas, ...] | Unread:
@@ -162,10 +155,8 @@ def _replicas(job: Job, ranks: Sequence[Rank], size: int) -> Replicas:
 class Shared:
     """One loader that two or more ranks of a group used to train."""
 
-    seen: Mapping[int, LoaderSeen]
-    """By rank."""
-    size: int
-    """How many ranks the group has."""
+    seen: Mapping[int, LoaderSeen]  # by rank
+    size: int  # how many ranks the group has
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -293,17 +284,16 @@ def _joined(before: LoaderSeen, after: LoaderSeen) -> LoaderSeen:
     )
 
 
-ORDER_LENGTH = 4096
-"""How many first indices of a pass are checked one by one for repeats: the recorder's ``MAX_ORDER``."""
+ORDER_LENGTH = 4096  # how many first indices of a pass are checked one by one for repeats: the recorder's ``MAX_ORDER``
+# If draws with replacement would repeat this many of the first indices and none repeats, the draws were without
+# replacement. Our choice: the chance of an error is 1 in 3,000 passes (a Poisson distribution with this mean).
 MIN_EXPECTED_REPEATS = 8
-"""If draws with replacement would repeat this many of the first indices and none repeats, the draws were without
-replacement. Our choice: the chance of an error is 1 in 3,000 passes (a Poisson distribution with this mean)."""
+# A leaf counts only with at least this many different digests. Our choice: a value that is the same in every batch
+# proves nothing.
 MIN_BATCHES = 2
-"""A leaf counts only with at least this many different digests. Our choice: a value that is the same in every batch
-proves nothing."""
+# If other leaves differ, a leaf counts only with at least this many equal samples. Our choice: labels of few classes
+# are often equal by chance on one or two samples.
 MIN_SAMPLES = 4
-"""If other leaves differ, a leaf counts only with at least this many equal samples. Our choice: labels of few classes
-are often equal by chance on one or two samples."""
 
 
 def sum_of_all(samples: int) -> int:

@@ -18,15 +18,13 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.node import Fleet, Node, Software
 
-    Offsets = list[tuple[Node, float]]
-    """Nodes, and the seconds by which their clocks are ahead of rank 0's."""
+    Offsets = list[tuple[Node, float]]  # nodes, and the seconds by which their clocks are ahead of rank 0's
 
+# The c10d rendezvous sends a keep-alive every 5 s and takes a node for dead after 3 missing ones. It compares wall
+# clocks of two hosts (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py, _sanitize). Our test with --nnodes 2:
+# at 16 s off the first node ran alone with WORLD_SIZE=1 and exit status 0; at 12 s off nothing happened.
 FAR_OFF_S = 15.0
-"""The c10d rendezvous sends a keep-alive every 5 s and takes a node for dead after 3 missing ones. It compares wall
-clocks of two hosts (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py, _sanitize). Our test with --nnodes 2:
-at 16 s off the first node ran alone with WORLD_SIZE=1 and exit status 0; at 12 s off nothing happened."""
-OFF_S = 1.0
-"""Our choice: beyond it, logs of two hosts can no longer be read side by side."""
+OFF_S = 1.0  # our choice: beyond it, logs of two hosts can no longer be read side by side
 
 
 @rule(

@@ -34,26 +34,22 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.node import Fleet, Gpu, Node
 
+# The default of `--ecc_corrected_volatile_threshold` of gcm's check-nvidia-smi (facebookresearch/gcm).
 MAX_CORRECTED = 50_000_000
-"""The default of `--ecc_corrected_volatile_threshold` of gcm's check-nvidia-smi (facebookresearch/gcm)."""
+# Our choice: near the 64 that a GPU can retire (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt, "Row Remapping").
 MAX_RETIRED_PAGES = 60
-"""Our choice: near the 64 that a GPU can retire (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt, "Row Remapping")."""
 IDLE = 0x01
 POWER_CAP, SOFTWARE_SLOWDOWN = 0x04, 0x20
+# Bits of nvmlClocksEventReasons in nvml.h.
 HARDWARE_SLOWDOWN = {0x08: "hardware slowdown", 0x40: "hardware thermal slowdown", 0x80: "power brake"}
-"""Bits of nvmlClocksEventReasons in nvml.h."""
-NEAR_SLOWDOWN_C = 5
-"""Our choice: a GPU this close reaches the threshold within minutes under load."""
-POWER_TOLERANCE_MW = 1_000
-"""Our choice: NVML rounds limits."""
+NEAR_SLOWDOWN_C = 5  # our choice: a GPU this close reaches the threshold within minutes under load
+POWER_TOLERANCE_MW = 1_000  # our choice: NVML rounds limits
+# Our choice, near gcm's and gpud's thresholds: a CUDA context without any tensor takes as much.
 OTHERS_BYTES = 500 * 2**20
-"""Our choice, near gcm's and gpud's thresholds: a CUDA context without any tensor takes as much."""
-MOST = 0.5
-"""Our choice: beyond this share of the memory, a job that needs the whole GPU does not fit."""
-UNSEEN_BYTES = 2**30
-"""Our choice, for memory whose owners cannot be seen: more than a screen or a driver takes."""
+MOST = 0.5  # our choice: beyond this share of the memory, a job that needs the whole GPU does not fit
+UNSEEN_BYTES = 2**30  # our choice, for memory whose owners cannot be seen: more than a screen or a driver takes
+# What the GPU test of --deep may hold at the same time: 2 GiB, the same again while it compares, and its context.
 TRIAL_BYTES = 4 * 2**30
-"""What the GPU test of --deep may hold at the same time: 2 GiB, the same again while it compares, and its context."""
 SHARING_ALLOWED = "NCCL_MULTI_RANK_GPU_ENABLE"
 RESET = "sudo nvidia-smi -r -i {ids} when no process uses {it/them}, or reboot"
 REPLACE = "drain the node and have {it/them} replaced; for the serial number: nvidia-smi -q -i {ids} | grep -i serial"

@@ -33,18 +33,18 @@ if TYPE_CHECKING:
     )
 
 
+# Products that NVIDIA lists as data-center GPUs (docs.nvidia.com/datacenter/tesla, "Supported GPUs"). Each is one word
+# of the name that NVML gives, such as "NVIDIA A100-SXM4-80GB".
 DATA_CENTER_PARTS = frozenset({
     "K80", "M40", "M60", "P4", "P40", "P100", "V100", "V100S", "T4", "T4G",
     "A2", "A10", "A10G", "A10M", "A16", "A30", "A30X", "A40", "A100", "A100X", "A800",
     "L2", "L4", "L20", "L40", "L40G", "L40S", "H20", "H100", "H800", "H200", "GH200",
     "B100", "B200", "B300", "GB200", "GB300",
 })  # fmt: skip
-"""Products that NVIDIA lists as data-center GPUs (docs.nvidia.com/datacenter/tesla, "Supported GPUs"). Each is one word
-of the name that NVML gives, such as "NVIDIA A100-SXM4-80GB"."""
+# Parts whose SXM modules do not say SXM in their name: "NVIDIA H100 80GB HBM3". Cards say "PCIe" or "NVL".
 BOARD_PARTS = frozenset({"H20", "H100", "H200", "H800", "B100", "B200", "B300", "GB200", "GB300"})
-"""Parts whose SXM modules do not say SXM in their name: "NVIDIA H100 80GB HBM3". Cards say "PCIe" or "NVL"."""
+# Their memory is a NUMA node, where the kernel also caches files: memory in use says nothing about processes.
 COHERENT_PARTS = frozenset({"GH200", "GB200", "GB300", "GB10"})
-"""Their memory is a NUMA node, where the kernel also caches files: memory in use says nothing about processes."""
 
 
 def is_data_center(gpu: Gpu) -> bool:
@@ -226,8 +226,8 @@ def _fill(text: str, gpus: Sequence[Gpu]) -> str:
     return re.sub(r"\{([^{}/]*)/([^{}/]*)\}", lambda forms: verb(gpus, *forms.groups()), text)
 
 
+# How opening a device file ends if a container or a batch system denies it to this process.
 KEPT_FROM_US = frozenset({None, "EPERM", "EACCES", "ENOENT"})
-"""How opening a device file ends if a container or a batch system denies it to this process."""
 MISMATCH = "LIB_RM_VERSION_MISMATCH"
 
 
@@ -384,8 +384,7 @@ def _judge_value(process: NodeProcess, gpus: Gpus) -> Iterator[Problem]:
     yield Problem(summary=f"{value} {what}", evidence=(evidence,), fix=fix, ranks=ranks)
 
 
-SHARED_NAMED = 4
-"""How many shared devices are named one by one."""
+SHARED_NAMED = 4  # how many shared devices are named one by one
 SHARING_ALLOWED = "NCCL_MULTI_RANK_GPU_ENABLE"
 HOST_ID = "NCCL_HOSTID"
 
@@ -468,6 +467,8 @@ def _is_allowed(uses: list[_Use]) -> bool:
 
 REBOOT = "drain the node and reboot; if it comes back, have the GPU replaced"
 RESET = "sudo nvidia-smi -r -i {index} when no process uses it, or reboot"
+# Severity, meaning and fix of each number. Numbers and meanings come from NVIDIA's Xid catalog,
+# docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html; severities follow gcm and gpud.
 XIDS: dict[int, tuple[Severity, str, str]] = {
     48: (Severity.ERROR, "a memory error that ECC could not correct", RESET),
     64: (Severity.ERROR, "a bad memory row or page that could not be taken out of use", REBOOT),
@@ -489,8 +490,6 @@ XIDS: dict[int, tuple[Severity, str, str]] = {
     43: (Severity.INFO, "a program fault that ended the program", "look for the error in the program that was running"),
     45: (Severity.INFO, "the end of a program that had failed or was killed", "check what failed before it"),
 }
-"""Severity, meaning and fix of each number. Numbers and meanings come from NVIDIA's Xid catalog,
-docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html; severities follow gcm and gpud."""
 OTHER_XID = (Severity.INFO, "an error that ddpdoctor does not know", "see https://docs.nvidia.com/deploy/xid-errors")
 
 
@@ -527,8 +526,7 @@ def _xid_problem(node: Node, gpu: Gpu | None, xids: list[Xid]) -> Problem:
     )
 
 
-LONG_S = 60.0
-"""No regular work of the driver takes longer. gpud and gcm wait for minutes before they report it."""
+LONG_S = 60.0  # No regular work of the driver takes longer. gpud and gcm wait for minutes before they report it.
 
 
 @rule(

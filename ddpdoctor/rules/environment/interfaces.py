@@ -37,10 +37,9 @@ if TYPE_CHECKING:
     Chosen = tuple[tuple[Node, Network, Choice], ...]
 
 
+# For each library, the variable that overrides its own choice.
 VARIABLES = {"NCCL": "NCCL_SOCKET_IFNAME", "Gloo": "GLOO_SOCKET_IFNAME"}
-"""For each library, the variable that overrides its own choice."""
-SHOWN = 8
-"""How many nodes are named one by one."""
+SHOWN = 8  # how many nodes are named one by one
 
 
 def choices_of(fleet: Fleet) -> Chosen:

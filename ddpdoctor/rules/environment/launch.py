@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import Fleet, Limits, Names, Network, Node, NodeProcess
 
 
+# Many faults that are fatal between nodes do no harm on one.
 ONE_NODE = "the job has one node, according to the launcher and the variables"
-"""Many faults that are fatal between nodes do no harm on one."""
 FIRST_HOST_OF_SLURM = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 
 
@@ -112,18 +112,18 @@ def number(value: float) -> str:
 
 
 _NUMBERS = ("RANK", "WORLD_SIZE", "MASTER_PORT")
+# A number, the number it must be below, and what such numbers are called.
 _BELOW = (
     ("RANK", "WORLD_SIZE", "ranks"),
     ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "local ranks"),
     ("GROUP_RANK", "GROUP_WORLD_SIZE", "node ranks"),
     ("PET_NODE_RANK", "PET_NNODES", "node ranks"),
 )
-"""A number, the number it must be below, and what such numbers are called."""
 _PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
 MAX_PORT = 65_535
 NO_LAUNCHER = "no launcher's variables are set"
+# Values that make one process a job of one rank.
 _MADE_UP = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-"""Values that make one process a job of one rank."""
 
 
 @rule(
@@ -245,11 +245,10 @@ def _out_of_range(process: NodeProcess) -> Iterator[Problem]:
         yield Problem(summary=f"{name} is {wrong}", fix=f"export {name}=29500", ranks=ranks)
 
 
+# Values of SLURM_DISTRIBUTION that give a node's tasks consecutive numbers (sbatch(1), --distribution).
 _BY_BLOCKS = ("", "block", "block:block", "block:cyclic", "block:fcyclic")
-"""Values of SLURM_DISTRIBUTION that give a node's tasks consecutive numbers (sbatch(1), --distribution)."""
 
-SHOWN = 4
-"""How many ranks are named."""
+SHOWN = 4  # how many ranks are named
 
 
 @rule(
@@ -361,8 +360,7 @@ def _too_high(fleet: Fleet, size: int) -> Iterator[Problem]:
         )
 
 
-NODE_RANK = "PET_NODE_RANK"
-"""torchrun reads --node-rank from this variable. It stands for that option here too."""
+NODE_RANK = "PET_NODE_RANK"  # torchrun reads --node-rank from this variable. It stands for that option here too.
 
 
 def misnumbered(fleet: Fleet, size: int) -> Iterator[Problem]:
@@ -394,11 +392,10 @@ def misnumbered(fleet: Fleet, size: int) -> Iterator[Problem]:
         )
 
 
+# Interfaces that network plugins create on the machine itself, not inside its pods.
 HOST_INTERFACES = ("cni", "cali", "cilium", "flannel", "kube-ipvs", "lxc", "nodelocaldns")
-"""Interfaces that network plugins create on the machine itself, not inside its pods."""
+# Our choice: a single such name may be an interface of the pod. A machine has the plugin's own and one for each pod.
 MANY_HOST_INTERFACES = 2
-"""Our choice: a single such name may be an interface of the pod. A machine has the plugin's own and one for each
-pod."""
 _SHOWN = (
     "PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "GROUP_WORLD_SIZE",
     "LOCAL_WORLD_SIZE", "MASTER_ADDR",
@@ -478,8 +475,8 @@ def _network_faults(process: NodeProcess, names: Names | None, network: Network 
 
 NOT_SLURM = "this does not run under Slurm"
 NO_STEP = "this is the shell of a Slurm job: srun has not started a step yet"
+# Entries that end the list of CUDA_VISIBLE_DEVICES. Slurm writes the last one for a step without GPUs.
 NO_DEVICE = ("", "-1", "NoDevFiles")
-"""Entries that end the list of CUDA_VISIBLE_DEVICES. Slurm writes the last one for a step without GPUs."""
 _SHOWN_OF_SLURM = (
     "SLURM_NNODES", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID", "SLURM_GPUS_ON_NODE", "RANK",
     "WORLD_SIZE", "LOCAL_WORLD_SIZE",

@@ -29,21 +29,19 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import Limit, Limits, Node, SharedMemory, Volume
 
 
+# Our choice: what training images and batch systems commonly set. A loader that shares tensors by file descriptor holds
+# one for each tensor that waits (torch.multiprocessing, sharing strategies).
 ENOUGH_FILES = 65536
-"""Our choice: what training images and batch systems commonly set. A loader that shares tensors by file descriptor
-holds one for each tensor that waits (torch.multiprocessing, sharing strategies)."""
+# Our choice: eight ranks with eight loader workers that each keep a hundred tensors in flight reach it.
 FEW_FILES = 8192
-"""Our choice: eight ranks with eight loader workers that each keep a hundred tensors in flight reach it."""
+# Our choice: rank 0 holds the store's connections of every rank, and Gloo holds one to each peer in every group.
 FILES_PER_RANK = 4
-"""Our choice: rank 0 holds the store's connections of every rank, and Gloo holds one to each peer in every group."""
-FILES_OF_A_PROCESS = 128
-"""Our choice: what Python, torch and CUDA have open by themselves."""
+FILES_OF_A_PROCESS = 128  # our choice: what Python, torch and CUDA have open by themselves
+# Our choice: threads of autograd, NCCL, CUDA, pinned memory and the watchdogs, and some loader workers.
 TASKS_PER_RANK = 64
-"""Our choice: threads of autograd, NCCL, CUDA, pinned memory and the watchdogs, and some loader workers."""
+# Our choice: less does not hold a checkpoint, a compiler's cache or the flight recorder's dumps of a node.
 MIN_FREE_BYTES = 1 << 30
-"""Our choice: less does not hold a checkpoint, a compiler's cache or the flight recorder's dumps of a node."""
-SLOW_MB_S = 20.0
-"""Our choice: below this a checkpoint of 1 GB takes about a minute."""
+SLOW_MB_S = 20.0  # our choice: below this a checkpoint of 1 GB takes about a minute
 
 
 @rule(
@@ -189,17 +187,13 @@ def _judge_volume(volume: Volume) -> Iterator[Problem]:
 
 
 MIB, GIB = 1 << 20, 1 << 30
+# The default of `docker run` and Kubernetes (https://docs.docker.com/reference/cli/docker/container/run).
 DOCKER_SHM_BYTES = 64 * MIB
-"""The default of `docker run` and Kubernetes (https://docs.docker.com/reference/cli/docker/container/run)."""
-LOW_SHM_BYTES = 512 * MIB
-"""The limit below which DeepSpeed's ds_report warns (deepspeed/env_report.py)."""
-LOADER_SHM_BYTES = 2 * GIB
-"""Our choice: a few prefetched batches of images for some workers per rank."""
-STALE_SHARE = 10
-"""Our choice: leftovers are a warning from a tenth of the size on."""
+LOW_SHM_BYTES = 512 * MIB  # the limit below which DeepSpeed's ds_report warns (deepspeed/env_report.py)
+LOADER_SHM_BYTES = 2 * GIB  # our choice: a few prefetched batches of images for some workers per rank
+STALE_SHARE = 10  # our choice: leftovers are a warning from a tenth of the size on
 NAMED_FILES = 8
-MEMORY_PER_RANK_BYTES = 2 << 30
-"""Our choice: torch with CUDA takes about half of this before a model is loaded."""
+MEMORY_PER_RANK_BYTES = 2 << 30  # our choice: torch with CUDA takes about half of this before a model is loaded
 
 
 @rule(
@@ -337,8 +331,8 @@ def check_numa_balancing(node: Node) -> Answer:
     return judged([problem], seen)
 
 
+# Our choice: with a quota of at most half of the CPUs that a process sees, its threads wait most of the time.
 MANY_MORE = 2
-"""Our choice: with a quota of at most half of the CPUs that a process sees, its threads wait most of the time."""
 
 
 @rule(

@@ -65,8 +65,7 @@ class _Link:
 
     lower: PciDevice
     upper: PciDevice | None
-    device: PciDevice
-    """The GPU or card below it."""
+    device: PciDevice  # the GPU or card below it
 
     @property
     def widest(self) -> int | None:
@@ -167,8 +166,8 @@ def _beside_peers(pci: Pci, mine: PciDevice, devices: list[PciDevice]) -> Iterat
 
 
 NVSWITCH_CLASS = 0x0680
+# What `nvidia-smi topo -m` shows as PIX, PXB and PHB: peer traffic stays within one socket.
 NEAR = frozenset({"internal", "single", "multiple", "hostbridge"})
-"""What `nvidia-smi topo -m` shows as PIX, PXB and PHB: peer traffic stays within one socket."""
 MANAGER = "sudo systemctl restart nvidia-fabricmanager; its version must match the driver"
 
 
@@ -340,8 +339,7 @@ def _refusals(node: Node, refused: list[GpuPair], linked: list[GpuPair], gpus: d
         )
 
 
-SHOWN = 4
-"""How many bridges or ranks are named. If there are more, their number follows."""
+SHOWN = 4  # How many bridges or ranks are named. If there are more, their number follows.
 
 
 @rule(

@@ -147,10 +147,9 @@ def _is_foreign(node: Node, own: Lookup) -> bool:
     return bool(local and found) and not any(address.is_loopback or address in local for address in found)
 
 
+# Our choice: a healthy name server answers in milliseconds, and torch's store looks up a name for every connection.
 SLOW_S = 1.0
-"""Our choice: a healthy name server answers in milliseconds, and torch's store looks up a name for every connection."""
-FOREVER_S = 2.0
-"""Look-ups are cut off after this time (collect/network.py)."""
+FOREVER_S = 2.0  # Look-ups are cut off after this time (collect/network.py)
 
 
 @rule(
@@ -285,8 +284,7 @@ def _seconds(duration: float) -> str:
     return f"{duration:.1f} s" if duration < FOREVER_S else f"no response within {FOREVER_S:.0f} s"
 
 
-PRIVILEGED_PORTS = 1024
-"""Ports below need root or CAP_NET_BIND_SERVICE (ip(7), net.ipv4.ip_unprivileged_port_start)."""
+PRIVILEGED_PORTS = 1024  # ports below need root or CAP_NET_BIND_SERVICE (ip(7), net.ipv4.ip_unprivileged_port_start)
 
 _DIGITS = re.compile(r"0[xX][0-9a-fA-F]+|[0-9]+")
 NO_ADDRESS = "no store address is set (MASTER_ADDR, PET_MASTER_ADDR, PET_RDZV_ENDPOINT)"
@@ -549,8 +547,8 @@ def _is_wide(rule: str, low: int, high: int) -> bool:
     return any(int(first) <= low and int(last) >= high for first, last in spans)
 
 
+# The default of the c10d rendezvous (torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py).
 DEFAULT_PORT = 29400
-"""The default of the c10d rendezvous (torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py)."""
 
 
 @rule(

@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import Fleet, Gid, Node, Rdma, RdmaDevice, RdmaPort
 
 
-DARK_CARDS = 4
-"""Our choice: one or two InfiniBand cards without a cable are spares, but nobody leaves four unplugged."""
+DARK_CARDS = 4  # our choice: one or two InfiniBand cards without a cable are spares, but nobody leaves four unplugged
 
 WHY = {
     ("DOWN", "Polling"): "no signal from the other end: check the cable, its transceiver and the switch port",
@@ -183,11 +182,10 @@ def _flaps(device: RdmaDevice, port: RdmaPort, rdma: Rdma) -> Iterator[Problem]:
 
 
 GIB = 2**30
+# Our choice: NCCL registers megabytes for every connection; below this a job on several nodes fails while it connects.
 LITTLE_BYTES = GIB
-"""Our choice: NCCL registers megabytes for every connection; below this a job on several nodes fails while it
-connects."""
+# Our choice: this is enough. GPU memory does not count, and NCCL keeps far less in host memory.
 ENOUGH_BYTES = 64 * GIB
-"""Our choice: this is enough. GPU memory does not count, and NCCL keeps far less in host memory."""
 NO_NETWORK = "no RDMA network is up here"
 
 

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 
 MOST_SHOWN = 6
+# Components whose variables are not listed as checked, because a launcher sets dozens of them.
 OF_THE_LAUNCH = frozenset({"slurm", "k8s", "mpi", "launcher", "build", "loader", "network"})
-"""Components whose variables are not listed as checked, because a launcher sets dozens of them."""
 
 
 @rule(
@@ -264,16 +264,15 @@ def check_proxy_env(node: Node) -> Answer:
 
 
 WORLD = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# Each rank chooses the algorithm and protocol of a collective from its own variables. Ranks that choose differently
+# wait for each other.
 HANG = frozenset({"NCCL_ALGO", "NCCL_PROTO"})
-"""Each rank chooses the algorithm and protocol of a collective from its own variables. Ranks that choose differently
-wait for each other."""
 RENDEZVOUS = (
     "TORCHELASTIC_RUN_ID", "PET_RDZV_ID", "PET_NNODES", "PET_RDZV_BACKEND", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR",
     "PET_MASTER_PORT",
 )  # fmt: skip
 UNSET = ""
-MANY_SIDES = 4
-"""Up to this many different values are all shown. If there are more, only the first two are."""
+MANY_SIDES = 4  # Up to this many different values are all shown. If there are more, only the first two are.
 
 
 @rule(

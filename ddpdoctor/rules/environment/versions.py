@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 INDEX = "https://download.pytorch.org/whl/"
 SELECTOR = "https://pytorch.org/get-started/locally"
+# Index, lowest driver, and the first and last torch in that index: https://pytorch.org/get-started/previous-versions. A
+# build for CUDA 12.8 runs on driver 525 too, but such a driver fits a build for 12.6 better.
 CUDA_WHEELS = (
     ("cu130", 580, (2, 9), None),
     ("cu128", 570, (2, 7), (2, 11)),
     ("cu126", 525, (2, 6), None),
     ("cu118", 450, (2, 0), (2, 7)),
 )
-"""Index, lowest driver, and the first and last torch in that index: https://pytorch.org/get-started/previous-versions.
-A build for CUDA 12.8 runs on driver 525 too, but such a driver fits a build for 12.6 better."""
 
 
 def pip(node: Node) -> str:
@@ -216,8 +216,8 @@ _COMPARED: tuple[tuple[str, Callable[[Node], str | None], Severity], ...] = (
 )
 
 
+# Data-center GPUs: "display controller, other" and "processing accelerator". A laptop's GPU has class 0x0300.
 AMD_COMPUTE_CLASSES = (0x0380, 0x1200)
-"""Data-center GPUs: "display controller, other" and "processing accelerator". A laptop's GPU has class 0x0300."""
 
 
 @rule(
@@ -336,6 +336,7 @@ def check_hip_gpu_other(node: Node) -> Answer:
     return judged([problem], f"ROCm {build.hip}")
 
 
+# Reads a node's version by the name that the user gives.
 VERSION_OF: dict[str, Callable[[Node], str | None]] = {
     "torch": torch_of,
     "nccl": nccl_of,
@@ -343,7 +344,6 @@ VERSION_OF: dict[str, Callable[[Node], str | None]] = {
     "driver": driver_of,
     "kernel": of_software(lambda one: one.kernel),
 }
-"""Reads a node's version by the name that the user gives."""
 
 
 @rule(
@@ -392,11 +392,10 @@ def _holds(expected: ExpectedVersion, version: str) -> bool:
     return SpecifierSet(expected.specifier).contains(read, prereleases=True)
 
 
+# Lowest driver for a major version of CUDA.
+# https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
 MIN_DRIVER = {11: 450, 12: 525, 13: 580}
-"""Lowest driver for a major version of CUDA.
-https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html"""
-VERSION_MISMATCH = "LIB_RM_VERSION_MISMATCH"
-"""NVML's error 18, without its prefix."""
+VERSION_MISMATCH = "LIB_RM_VERSION_MISMATCH"  # NVML's error 18, without its prefix
 
 
 @rule(

@@ -44,24 +44,21 @@ if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame
 
 
-_SINGLE = frozenset({"send", "recv", "coalesced"})
-"""Their numbers are not those of the group's collectives."""
-_FROM_ROOT = frozenset({"broadcast", "scatter"})
-"""The root may complete it before the others have come."""
+_SINGLE = frozenset({"send", "recv", "coalesced"})  # their numbers are not those of the group's collectives
+_FROM_ROOT = frozenset({"broadcast", "scatter"})  # the root may complete it before the others have come
+# Operations whose input must have equally many elements on all ranks.
 _SAME_IN = frozenset({
     "all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor",
     "reduce_scatter",
 })  # fmt: skip
-"""Operations whose input must have equally many elements on all ranks."""
 _SAME_OUT = frozenset({"all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor"})
+# Our choice: nobody completes a call that another has not begun, save as the root of a broadcast. So numbers that lie
+# further apart are those of different groups, or of different runs in one log.
 _NEAR = 16
-"""Our choice: nobody completes a call that another has not begun, save as the root of a broadcast. So numbers that lie
-further apart are those of different groups, or of different runs in one log."""
 _Call = tuple[str, int | None, str]
+# What a rank does that, as far as a stack can tell, waits for other ranks.
 WAITS = frozenset({Doing.COLLECTIVE, Doing.DEVICE})
-"""What a rank does that, as far as a stack can tell, waits for other ranks."""
-NO_ANSWER = "no-answer"
-"""The kind of note about a rank that did not answer torch's debug server."""
+NO_ANSWER = "no-answer"  # the kind of note about a rank that did not answer torch's debug server
 
 
 def split_group(places: Mapping[int, int], ranks: Iterable[int]) -> list[tuple[int, ...]]:
@@ -119,10 +116,9 @@ class _Group:
     words: str
     waits: dict[int, Waiting] = field(default_factory=dict)
     reached: dict[int, Reached] = field(default_factory=dict)
+    # All that the ranks said of how far they had come, in the order of the lines; ``reached`` has the furthest.
     said: dict[int, list[Reached]] = field(default_factory=dict)
-    """All that the ranks said of how far they had come, in the order of the lines; ``reached`` has the furthest."""
-    places: dict[int, int] = field(default_factory=dict)
-    """Group ranks by global ranks."""
+    places: dict[int, int] = field(default_factory=dict)  # group ranks by global ranks
 
     def part(self, ranks: Sequence[int]) -> _Group:
         """Return what is known of some of the ranks."""

@@ -32,19 +32,18 @@ if TYPE_CHECKING:
     from ddpdoctor.model.evidence import FlightCall, FlightDump, FlightGroup
 
 
+# Operations whose inputs must have equally many elements on all ranks.
 SAME_IN = frozenset({
     "all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor",
     "reduce_scatter", "all_gather_coalesced", "reduce_scatter_coalesced",
 })  # fmt: skip
-"""Operations whose inputs must have equally many elements on all ranks."""
 SAME_OUT = frozenset({
     "all_reduce", "all_reduce_coalesced", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor",
 })  # fmt: skip
-_LAST_DONE = 2**20
-"""What the last completed call is numbered then: more than a ring holds."""
+_LAST_DONE = 2**20  # what the last completed call is numbered then: more than a ring holds
 _PARTNER = {"send": "recv", "recv": "send"}
+# A rank may complete it before all others have come.
 _FROM_ROOT = frozenset({"broadcast", "scatter", "reduce", "gather"})
-"""A rank may complete it before all others have come."""
 
 
 def find_circle(links: Iterable[tuple[int, Operation, int | None]], source: str = "") -> Circle | None:
@@ -109,11 +108,10 @@ class Cluster:
 
     name: str
     members: tuple[int, ...] | None
-    parts: dict[int, FlightGroup] = field(default_factory=dict)
-    """By global rank."""
+    parts: dict[int, FlightGroup] = field(default_factory=dict)  # by global rank
     dumps: dict[int, FlightDump] = field(default_factory=dict)
+    # The dumps do not say the numbers: they are counted from the last completed call, which is the same on all.
     is_aligned: bool = False
-    """The dumps do not say the numbers: they are counted from the last completed call, which is the same on all."""
 
     def align(self) -> None:
         """Give the calls new numbers where one counter served all groups and a ring has lost its oldest calls."""

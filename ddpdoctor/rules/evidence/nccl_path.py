@@ -22,27 +22,26 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import Node
     from ddpdoctor.rules.evidence.state import RunState
 
-SLOW_START_S = 30.0
-"""From here on the set-up of a communicator is worth a word: the facts' figure."""
+SLOW_START_S = 30.0  # from here on the set-up of a communicator is worth a word: the facts' figure
 MOST_PAIRS = 4
 MOST_ALGORITHMS = 4
+# Variables that switch something off when they are set, and what.
 DISABLING = {
     "NCCL_P2P_DISABLE": "no direct data exchange between the GPUs of a host",
     "NCCL_SHM_DISABLE": "no shared memory between the processes of a host",
     "NCCL_IB_DISABLE": "InfiniBand and RoCE are not used",
     "NCCL_IGNORE_NET_MISMATCH": "hosts with different networks are accepted, but may hang",
 }
-"""Variables that switch something off when they are set, and what."""
+# Variables that switch something off when they are 0.
 ENABLING = {
     "NCCL_NVLS_ENABLE": "NVLink SHARP is off",
     "NCCL_DMABUF_ENABLE": "adapters do not use DMA-BUF for GPU memory",
     "NCCL_CUMEM_ENABLE": "cuMem does not allocate the buffers",
 }
-"""Variables that switch something off when they are 0."""
 OFF = {"", "0"}
 _NUMBER = re.compile(r"/\d+(?:\(\d+\))?(?=/|$)")
+# GPUs whose NVSwitches reduce in the switch: Hopper and later (NCCL's NVLS, since 2.17).
 NVLS_GPU = re.compile(r"\b(?:H100|H200|H800|H20|GH200|B100|B200|B300|GB200|GB300)\b")
-"""GPUs whose NVSwitches reduce in the switch: Hopper and later (NCCL's NVLS, since 2.17)."""
 MOST_SAID = 2
 
 
@@ -52,11 +51,9 @@ class RankLink:
 
     process: NcclPaths
     edge: NcclEdge
-    own: int
-    """The global rank, as far as it is known; else the one in the communicator. So is ``peer``."""
+    own: int  # The global rank, as far as it is known; else the one in the communicator. So is ``peer``.
     peer: int
-    inside: bool | None
-    """Both ranks are on one host; None: that cannot be told."""
+    inside: bool | None  # both ranks are on one host; None: that cannot be told
 
     @property
     def pair(self) -> tuple[int, int]:

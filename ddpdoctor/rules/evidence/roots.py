@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 FATAL = frozenset({"SIGKILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT"})
 _KILLED_FOR_MEMORY = "oom"
+# Faults that all processes have alike, if it is not one host's.
 _ENVIRONMENT = frozenset({"shm", "version", "interface"})
-"""Faults that all processes have alike, if it is not one host's."""
 _NONFINITE = "nonfinite"
+# Faults that are one, though several processes report them.
 _ALIKE = _ENVIRONMENT | {"duplicate-gpu", "port", _NONFINITE}
-"""Faults that are one, though several processes report them."""
 _GPU = frozenset({"xid", "gpu-lost"})
+# Signals that ranks of one machine get alike: no room in memory that they share, an instruction that it lacks.
 _OF_MACHINES = frozenset({"SIGBUS", "SIGILL"})
-"""Signals that ranks of one machine get alike: no room in memory that they share, an instruction that it lacks."""
 _DIGITS = re.compile(r"\d+")
 _Name = tuple[str, object]
 
@@ -290,10 +290,8 @@ class Lost:
     """A process that others have lost."""
 
     rank: int | None
-    host: str
-    """The name of its host, else its address."""
-    facts: tuple[Fact, ...]
-    """What the victims say, each one once."""
+    host: str  # the name of its host, else its address
+    facts: tuple[Fact, ...]  # what the victims say, each one once
 
 
 def lost_by(state: RunState) -> Lost | None:

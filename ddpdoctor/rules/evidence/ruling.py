@@ -73,26 +73,23 @@ _LET_IT_END = (
     "do this work once before the job (a prepared data set, a filled cache), or let all ranks share it; else raise the "
     "limit: `init_process_group(timeout=timedelta(hours=2))`"
 )
-ALL_RANKS = "all ranks"
-"""What RAS's reader calls the communicator that has all ranks."""
-_TELLING = frozenset({"ras-ahead", "ras-unnamed", "damaged"})
-"""Notes that say why the cause cannot be told."""
+ALL_RANKS = "all ranks"  # what RAS's reader calls the communicator that has all ranks
+_TELLING = frozenset({"ras-ahead", "ras-unnamed", "damaged"})  # notes that say why the cause cannot be told
+# What only such errors say, with a quote of one.
 _ONLY_SAID = {
     Nature.PEER_LOST: "the evidence only has errors of ranks that lost another rank, not the failure itself",
     Nature.TIMED_OUT: "a wait for other ranks timed out, but the evidence does not show which ones: {}",
     Nature.STOPPED: "processes were told to stop, but the evidence does not show why: {}",
     Nature.FOLLOWS: "the evidence only has reports of a failure, not the failure itself: {}",
 }
-"""What only such errors say, with a quote of one."""
 _FROZEN = frozenset({"T", "t"})
+# For faults of a machine: the kind of the rule of `check-env` that a user would look for.
 _KINDS = {
     "shm": "shm", "version": "version-same", "interface": "ifname-exists", "duplicate-gpu": "dup-gpu",
     "port": "port-free", "disk": "disk", "wrong-data": "wrong-data",
     "nonfinite": "nonfinite-grad", "xid": "xid", "gpu-lost": "xid",
 }  # fmt: skip
-"""For faults of a machine: the kind of the rule of `check-env` that a user would look for."""
-_ENDS_PROCESSES = frozenset({"oom", "node-failure"})
-"""Faults of a machine by which processes die at once."""
+_ENDS_PROCESSES = frozenset({"oom", "node-failure"})  # faults of a machine by which processes die at once
 
 
 def _absence(

@@ -46,12 +46,10 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.answers import Problem
 
 Named = TypeVar("Named", int, str)
-RAS = "ras"
-"""The kind of note that every report gives."""
+RAS = "ras"  # the kind of note that every report gives
 _OF_COUNTS = frozenset({"ras-ahead", "ras-unnamed"})
 Kind = TypeVar("Kind", bound=Fact)
-_OF_OTHERS = (Absent, Circle, Differ, Inside)
-"""Facts about ranks whose own evidence need not have been given."""
+_OF_OTHERS = (Absent, Circle, Differ, Inside)  # facts about ranks whose own evidence need not have been given
 
 
 def set_apart_handled(facts: Sequence[Fact]) -> tuple[Fact, ...]:
@@ -290,13 +288,10 @@ def _is_of_counts(fact: Fact) -> bool:
 class Ruling:
     """What is wrong, or why that cannot be told."""
 
-    kind: str = ""
-    """The kind of the rule that answers; empty: none does."""
+    kind: str = ""  # the kind of the rule that answers; empty: none does
     problem: Problem | None = None
-    reason: str = ""
-    """Why there is no verdict; empty: there is one, or nothing is wrong."""
-    collect: tuple[str, ...] = ()
-    """If there is no verdict: what to collect, as instructions, the most useful first."""
+    reason: str = ""  # why there is no verdict; empty: there is one, or nothing is wrong
+    collect: tuple[str, ...] = ()  # if there is no verdict: what to collect, as instructions, the most useful first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,12 +301,9 @@ class RunState:
     evidence: Evidence
     run: EvidenceRun
     world: int | None
-    facts: tuple[Fact, ...]
-    """With ranks and hosts joined, and with what comparing them gave."""
-    seen: frozenset[int]
-    """The ranks of which evidence was given."""
-    hosts: Mapping[int, str]
-    """The hosts of ranks, as far as they are known."""
+    facts: tuple[Fact, ...]  # with ranks and hosts joined, and with what comparing them gave
+    seen: frozenset[int]  # the ranks of which evidence was given
+    hosts: Mapping[int, str]  # the hosts of ranks, as far as they are known
     ruling: Ruling = Ruling()
     _by_kind: dict[type, list[Any]] = field(default_factory=dict, init=False, repr=False)
     _by_rank: dict[tuple[int | None, type], list[Any]] = field(default_factory=dict, init=False, repr=False)

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 
 MOST_REASONS = 12
-EARLY = 3
-"""Our choice: a job that fails at so low a number has not exchanged anything yet."""
+EARLY = 3  # our choice: a job that fails at so low a number has not exchanged anything yet
 _OTHERS = (
     "give the logs and flight recorder dumps of {those}: "
     "`ddpdoctor analyze LOGS... ~/.cache/torch/comm_lib_trace_rank_* /tmp/nccl_trace_rank_*` on every node"
@@ -70,8 +69,7 @@ _OF_RAS = frozenset({"ras", "ras-ahead", "ras-unnamed", "damaged"})
 MOST_QUOTES = 4
 MOST_PLACES = 16
 MOST_MESSAGE = 300
-_VICTIM = "it may be a victim of another failure"
-"""For an end without a word."""
+_VICTIM = "it may be a victim of another failure"  # for an end without a word
 _MORE_MEMORY = "use less memory per rank (fewer loader workers, smaller batches), or raise the job's memory limit"
 _LESS_DEVICE_MEMORY = "use less device memory: smaller batches, activation checkpointing, or sharded optimizer state"
 _FULL = "; usually /dev/shm is full, or a mapped file was truncated"

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 
 CHECK = "run `ddpdoctor check-rendezvous` on every node to see which nodes cannot connect"
+# Answers that only a running and reachable host can give.
 _UP = frozenset({Contact.CONNECTED, Contact.REFUSED, Contact.RESET, Contact.NO_STORE})
-"""Answers that only a running and reachable host can give."""
 _NOT_REACHED = {
     Contact.UNRESOLVED: "the name does not resolve here",
     Contact.NO_ANSWER: "no response",

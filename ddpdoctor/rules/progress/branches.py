@@ -23,32 +23,23 @@ if TYPE_CHECKING:
 
     Parts = tuple[TimelineEntry | None, TimelineEntry | None]
 
-MOST_WAYS = 4
-"""Most ways around a call that are listed."""
+MOST_WAYS = 4  # most ways around a call that are listed
+# What to do where the line that decided it is not known.
 ALIKE = "look for a collective under a condition that differs between ranks, or for loops of unequal length"
-"""What to do where the line that decided it is not known."""
-NO_LINE = 0
-"""Stands for the line of a rank whose script has ended: it is in no loop."""
-AT_THE_END = 1 << 62
-"""Used instead of an unknown number."""
-MOST_RECORDS = 256
-"""Our choice: how many of a rank's latest records are searched for its first lone call."""
+NO_LINE = 0  # stands for the line of a rank whose script has ended: it is in no loop
+AT_THE_END = 1 << 62  # used instead of an unknown number
+MOST_RECORDS = 256  # our choice: how many of a rank's latest records are searched for its first lone call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detour:
     """One way to go around a call."""
 
-    condition: int
-    """The line of the condition, the handler or the loop."""
-    jump: int | None = None
-    """The line of the `continue`, `break` or `return` under it."""
-    ends_loop: bool = False
-    """The loop came to its end."""
-    skips_round: bool = False
-    """The jump is a `continue`."""
-    decided_at: tuple[int, ...] = ()
-    """As in ``Statement``, of the condition or the loop."""
+    condition: int  # the line of the condition, the handler or the loop
+    jump: int | None = None  # the line of the `continue`, `break` or `return` under it
+    ends_loop: bool = False  # the loop came to its end
+    skips_round: bool = False  # the jump is a `continue`
+    decided_at: tuple[int, ...] = ()  # as in ``Statement``, of the condition or the loop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +47,11 @@ class Route:
     """What a rank did around a call that it left out, as lines of the call's function; None if it was elsewhere."""
 
     left_out: int
-    before: int | None
-    """Its last line before the call was due."""
-    failed: bool
-    """What it did there raised an exception."""
-    after: int | None
-    """Its line now."""
+    before: int | None  # its last line before the call was due
+    failed: bool  # what it did there raised an exception
+    after: int | None  # its line now
+    # The rank has come back from the call's function, or has not called it: no loop in it goes on.
     returned: bool = False
-    """The rank has come back from the call's function, or has not called it: no loop in it goes on."""
 
 
 def left_loop(flow: ControlFlow, route: Route) -> Statement | None:
@@ -169,12 +157,9 @@ class Turning:
     """How the rank to blame parted from the others."""
 
     parting: Parting
-    detours: tuple[Detour, ...]
-    """The ways in its code around what it left out; empty if its source is not known."""
-    loop: Statement | None
-    """The loop that it left while the others went on in it."""
-    call: Frame
-    """The line that was left out, in the function of those ways."""
+    detours: tuple[Detour, ...]  # the ways in its code around what it left out; empty if its source is not known
+    loop: Statement | None  # the loop that it left while the others went on in it
+    call: Frame  # the line that was left out, in the function of those ways
 
     @property
     def lines(self) -> tuple[Frame, ...]:

@@ -39,40 +39,30 @@ if TYPE_CHECKING:
 
     _Place = tuple[bool, int]
 
-MAX_GAP = 4096
-"""Most numbers in a row that one phase may take; more means a damaged record."""
+MAX_GAP = 4096  # most numbers in a row that one phase may take; more means a damaged record
+# Most extra or missing calls in a row that are searched for. Our choice: the calls of one function, say a metric's.
 MOST_SHIFT = 8
-"""Most extra or missing calls in a row that are searched for. Our choice: the calls of one function, say a metric's."""
-RING_RECORDS = 4096
-"""Records of a rank that are compared: as many as its ring holds. Only two ranks are compared."""
-MOST_AHEAD = 32
-"""How many numbers after a parting are searched, to distinguish a call too many from one too few."""
+RING_RECORDS = 4096  # Records of a rank that are compared: as many as its ring holds. Only two ranks are compared.
+MOST_AHEAD = 32  # how many numbers after a parting are searched, to distinguish a call too many from one too few
 MOST_ALIKE = 4
-MAX_HISTORY = 4096
-"""How many of a rank's last numbers are searched for a pattern if few ranks disagree."""
-ALL_HISTORY = 1 << 16
-"""The same limit, over all ranks that disagree."""
-ENOUGH = 3
-"""Collectives before the disagreement that make a history. Our choice: fewer show no pattern."""
-MOST_RECORDS = 4096
-"""Records of a rank that are compared if the group is small: as many as its ring holds."""
-ALL_RECORDS = 1 << 18
-"""Records of all ranks of a group that are compared: then 1,024 ranks are judged within seconds."""
+MAX_HISTORY = 4096  # how many of a rank's last numbers are searched for a pattern if few ranks disagree
+ALL_HISTORY = 1 << 16  # the same limit, over all ranks that disagree
+ENOUGH = 3  # Collectives before the disagreement that make a history. Our choice: fewer show no pattern.
+MOST_RECORDS = 4096  # records of a rank that are compared if the group is small: as many as its ring holds
+ALL_RECORDS = 1 << 18  # records of all ranks of a group that are compared: then 1,024 ranks are judged within seconds
+# Operations that need one shape on all ranks.
 SAME_SHAPE = frozenset({
     "all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "gather_into_tensor",
 })  # fmt: skip
-"""Operations that need one shape on all ranks."""
+# Operations for which some backends allow different shapes on different ranks. Shape counts only if one does not
+# complete.
 EVEN_SHAPE = SAME_SHAPE | {"all_gather", "gather", "scatter", "reduce_scatter", "all_gather_coalesced"}
-"""Operations for which some backends allow different shapes on different ranks. Shape counts only if one does not
-complete."""
+# Also the operations that are made for different splits. Shape counts only if a rank was aborted inside.
 ANY_SHAPE = EVEN_SHAPE | {"all_to_all", "all_to_all_single"}
-"""Also the operations that are made for different splits. Shape counts only if a rank was aborted inside."""
-COALESCED = "coalesced"
-"""torch's name for a batch of calls of any kind."""
+COALESCED = "coalesced"  # torch's name for a batch of calls of any kind
 ROOTED = frozenset({"broadcast", "reduce", "gather", "gather_into_tensor", "scatter"})
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_reduce_coalesced"})
-NOWHERE = (True, -1)
-"""The place of a difference that is not among the tensors that fit in the record."""
+NOWHERE = (True, -1)  # the place of a difference that is not among the tensors that fit in the record
 
 
 class TimelineEntry(NamedTuple):
@@ -80,12 +70,10 @@ class TimelineEntry(NamedTuple):
 
     rank: int
     kind: CallKind
-    native: bool
-    """C++ made the collective, in the phase ``kind``."""
-    place: int
-    """Index of the call or phase."""
+    native: bool  # C++ made the collective, in the phase ``kind``
+    place: int  # index of the call or phase
+    # C++ made it outside every known phase, as compiled code does: only torch's own counter shows it.
     unrecorded: bool = False
-    """C++ made it outside every known phase, as compiled code does: only torch's own counter shows it."""
 
     @property
     def site(self) -> Frame | None:
@@ -114,8 +102,8 @@ class GroupCalls:
 
     rank: int
     entries: Mapping[int, TimelineEntry]
+    # Index of the first call or phase for each ``key_of``, whether or not it took a number.
     first_places: Mapping[Hashable, int]
-    """Index of the first call or phase for each ``key_of``, whether or not it took a number."""
 
 
 def key_of(kind: CallKind) -> Hashable:
@@ -279,16 +267,11 @@ def _is_shifted(
 class Parting:
     """How one rank and another went on after the last thing they both did."""
 
-    before: CallKind | None
-    """The last thing that both did."""
-    instead_of: CallKind
-    """What the other rank did next."""
-    went_on: CallKind | None = None
-    """What the parted rank did next, or None if that was nothing that the group can see."""
-    is_earlier: bool = False
-    """Both ranks have gone on since, so the difference shows later."""
-    is_extra: bool = False
-    """``went_on`` is an extra call, after which the rank did what was due."""
+    before: CallKind | None  # the last thing that both did
+    instead_of: CallKind  # what the other rank did next
+    went_on: CallKind | None = None  # what the parted rank did next, or None if that was nothing that the group can see
+    is_earlier: bool = False  # both ranks have gone on since, so the difference shows later
+    is_extra: bool = False  # ``went_on`` is an extra call, after which the rank did what was due
 
     @property
     def repeats(self) -> bool:
@@ -470,10 +453,8 @@ class Conflict:
     seq: int
     parts: tuple[TimelineEntry, ...]
     blame: Blame
-    passed: bool
-    """The calls matched and went through, but they shifted later calls, which then disagreed."""
-    left: tuple[int, ...] = ()
-    """Ranks that never made such a call and whose scripts have ended."""
+    passed: bool  # the calls matched and went through, but they shifted later calls, which then disagreed
+    left: tuple[int, ...] = ()  # ranks that never made such a call and whose scripts have ended
 
 
 def _signature(entry: TimelineEntry, shaped: AbstractSet[str]) -> Hashable:
@@ -598,16 +579,12 @@ class ModelDifference:
     """Models that differ in the same construction of DDP."""
 
     group: Group
-    number: int
-    """Which model of the group this is, counted from 1."""
-    models: Mapping[int, ModelSeen]
-    """By rank of the group that has come to this construction."""
-    blamed: tuple[int, ...]
-    """The minority, or all ranks if there is no majority."""
+    number: int  # which model of the group this is, counted from 1
+    models: Mapping[int, ModelSeen]  # by rank of the group that has come to this construction
+    blamed: tuple[int, ...]  # the minority, or all ranks if there is no majority
+    # The first parameter or buffer that differs, or None if it is not among those that fit in the record.
     tensor: str | None
-    """The first parameter or buffer that differs, or None if it is not among those that fit in the record."""
-    rows: Mapping[int, TensorSeen | None]
-    """By rank: what its model has at the position of the first difference."""
+    rows: Mapping[int, TensorSeen | None]  # by rank: what its model has at the position of the first difference
 
 
 def find_difference(

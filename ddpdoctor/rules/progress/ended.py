@@ -54,18 +54,16 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.progress.branches import Turning
 
 
-NEARLY_FULL = 0.9
-"""Our choice: above this share of a limit, the memory in use blocked the next allocation."""
+NEARLY_FULL = 0.9  # our choice: above this share of a limit, the memory in use blocked the next allocation
+# Our choice: if more than this share of torch's reserved memory is unused, its free pieces are too small.
 FRAGMENTED = 0.15
-"""Our choice: if more than this share of torch's reserved memory is unused, its free pieces are too small."""
 _OF_DEVICE = re.compile(r"(?:CUDA|HIP|XPU) out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED")
 _OF_HOST = re.compile(r"DefaultCPUAllocator|allocate memory|std::bad_alloc|Unable to allocate")
 _ASKED = re.compile(r"you tried to allocate (\d+) bytes")
 _OF_SHARED = re.compile(r"shared memory|</?torch_|\bshm\b|/dev/shm|bus error", re.IGNORECASE)
 _WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\) (?P<how>.*)")
 LESS = "use less memory per rank: smaller batches, fewer loader workers or less prefetching"
-_PID = re.compile(r"\bpid='?(\d+)")
-"""The driver's "pid=4711, name=python"; it writes "pid='<unknown>'" too."""
+_PID = re.compile(r"\bpid='?(\d+)")  # the driver's "pid=4711, name=python"; it writes "pid='<unknown>'" too
 _FATAL_DUMP = frozenset({"SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT", "SIGILL"})
 _STEP_TOGETHER = (
     "give every rank the same number of steps (drop_last=True, model.join()), and call dist.barrier() before the "
@@ -76,13 +74,13 @@ _OOM_WORDS = {
     False: "the kernel's OOM killer did not send the signal",
     None: "it is unknown whether the kernel's OOM killer sent the signal",
 }
+# The interpreter waits here at its end until everything that was put into a queue has been read.
 QUEUES_FILE = "/multiprocessing/queues.py"
-"""The interpreter waits here at its end until everything that was put into a queue has been read."""
+# Share of a core above which an ending process counts as working. Our choice: one that waits uses none.
 AT_WORK_SHARE = 0.02
-"""Share of a core above which an ending process counts as working. Our choice: one that waits uses none."""
+# CPU seconds that an interpreter gets to shut down, however long that takes on crowded cores. Our choice: freeing torch
+# takes about 1 s.
 TEARDOWN_CPU_S = 10.0
-"""CPU seconds that an interpreter gets to shut down, however long that takes on crowded cores. Our choice: freeing
-torch takes about 1 s."""
 
 
 def memory_clues(job: JobState, failure: Failure) -> tuple[Clue, ...]:

@@ -47,13 +47,13 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import Node
 
 
+# Our choice: a living node is heard from once a second, or up to this much later if it is crowded.
 BEATS_NS = 5_000_000_000
-"""Our choice: a living node is heard from once a second, or up to this much later if it is crowded."""
+# Our choice: how long ranks must have made no progress if something outside, such as `timeout 60`, ended the launcher.
+# A healthy job makes progress in that time.
 OTHERS_PATIENCE_NS = 30_000_000_000
-"""Our choice: how long ranks must have made no progress if something outside, such as `timeout 60`, ended the launcher.
-A healthy job makes progress in that time."""
+# The beginning of the error that torch raises on all ranks under DETAIL. It does not say who is to blame.
 _DETAIL_SAYS = "Detected mismatch between collectives on ranks"
-"""The beginning of the error that torch raises on all ranks under DETAIL. It does not say who is to blame."""
 
 
 def others_of(facts: Job) -> tuple[NodeSeen, ...]:
@@ -153,12 +153,11 @@ class JobState:
     conflict: Conflict | None
     difference: ModelDifference | None
     failures: tuple[Failure, ...]
+    # Living ranks that have made no progress for long. If a rank has failed, all living ranks count, whatever their
+    # progress.
     quiet: frozenset[int]
-    """Living ranks that have made no progress for long. If a rank has failed, all living ranks count, whatever their
-    progress."""
     early: tuple[int, ...]
-    lost: tuple[NodeSeen, ...]
-    """Nodes that came and then went silent."""
+    lost: tuple[NodeSeen, ...]  # nodes that came and then went silent
     cause: Cause
 
     @property

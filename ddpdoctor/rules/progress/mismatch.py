@@ -38,14 +38,13 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.progress.states import Failure
 
 
-MAX_NAMED = 5
-"""Our choice: most parameters that a sentence names."""
+MAX_NAMED = 5  # our choice: most parameters that a sentence names
+# What DDP says of each fault, in the words of the table of known errors, which has the fixes.
 _SAYS = {
     Fault.UNFINISHED: "Expected to have finished reduction in the prior iteration",
     Fault.STATIC: "Your training graph has changed in this iteration",
     Fault.TWICE: "Expected to mark a variable ready only once",
 }
-"""What DDP says of each fault, in the words of the table of known errors, which has the fixes."""
 _TO_ROOT = {"broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to", "gather_into_tensor": "to"}
 SAME_OPTIONS = "pass the same find_unused_parameters to DistributedDataParallel on all ranks: True adds a collective"
 _EITHER = (

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-UNKNOWN = "its purpose is unknown"
-"""Used for a hook that only a newer recorder knows."""
+UNKNOWN = "its purpose is unknown"  # used for a hook that only a newer recorder knows
 
 
 UPDATE = "update ddpdoctor; if that does not help, open an issue with your torch version"

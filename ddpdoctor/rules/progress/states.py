@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame, Stack, StackSample
 
 
-MAX_PLACES = 2
-"""Most places of one rank in a finding."""
+MAX_PLACES = 2  # most places of one rank in a finding
 
 _WAITING_FILES = (
     "/threading.py", "/queue.py", "/selectors.py", "/subprocess.py", "/concurrent/futures/_base.py",
@@ -32,58 +31,51 @@ _TORCH = "/torch/"
 _NO_ERRORS = frozenset({"GeneratorExit", "KeyboardInterrupt", "StopAsyncIteration", "StopIteration"})
 _DIGITS = re.compile(r"\d+")
 _WAYS = {"send": "to", "isend": "to", "recv": "from", "irecv": "from"}
-MAX_TEXT = 300
-"""Characters kept of the text of an exception."""
+MAX_TEXT = 300  # characters kept of the text of an exception
 _LAST_ERROR = "Last error:"
-WORK_WAIT = "work_wait"
-"""Phase: ``Work.wait`` was called, for the oldest open asynchronous call in its group."""
+WORK_WAIT = "work_wait"  # phase: ``Work.wait`` was called, for the oldest open asynchronous call in its group
+# Phases in which DDP's C++ reducer makes collectives that no Python function sees.
 NATIVE_PHASES = frozenset({"backward", "ddp_init", "ddp_forward", "ddp_forward_no_grad"})
-"""Phases in which DDP's C++ reducer makes collectives that no Python function sees."""
-FORWARDS = frozenset({"ddp_forward", "ddp_forward_no_grad"})
-"""DDP's forward, with gradients and without."""
+FORWARDS = frozenset({"ddp_forward", "ddp_forward_no_grad"})  # DDP's forward, with gradients and without
 _NOT_COLLECTIVES = PHASES | {WORK_WAIT, "epoch"}
 _PASSED_OVER = frozenset({"epoch", "destroy_process_group"})
+# Exceptions that no other rank can cause inside a collective. What others cause is a RuntimeError or torch's DistError.
 _OWN_ERRORS = frozenset({
     "AssertionError", "AttributeError", "IndexError", "KeyError", "NotImplementedError", "OutOfMemoryError",
     "TypeError", "ValueError",
 })  # fmt: skip
-"""Exceptions that no other rank can cause inside a collective. What others cause is a RuntimeError or torch's
-DistError."""
 _DISTRIBUTED = "/torch/distributed/"
 _DDP_FILE = "/torch/nn/parallel/distributed.py"
 _AUTOGRAD = ("/torch/autograd/",)
 _LOADER = "/torch/utils/data/"
+# Signals that an abort can end with: while faulthandler dumps the remaining threads, it may itself fault.
 ABORTS = frozenset({"SIGABRT", "SIGBUS", "SIGSEGV"})
-"""Signals that an abort can end with: while faulthandler dumps the remaining threads, it may itself fault."""
 GOOD_EXITS = frozenset({"None", "0", "False"})
-NEARLY = 0.9
-"""Our choice: a call is recorded a little after torch's own clock has started."""
+NEARLY = 0.9  # our choice: a call is recorded a little after torch's own clock has started
+# ``TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC``: after that, a monitor aborts a process whose watchdog itself is stuck.
 HEARTBEAT_S = 480.0
-"""``TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC``: after that, a monitor aborts a process whose watchdog itself is stuck."""
+# Our choice: how long after a limit a host goes on, if torch gives up its call, and how long after that torch ends the
+# process. It takes 1 s and 16 s on an idle machine (torch 2.15 gives its dump 15 s), and longer on a crowded one.
 LEAVES_S, ENDS_S = 15.0, 60.0
-"""Our choice: how long after a limit a host goes on, if torch gives up its call, and how long after that torch ends the
-process. It takes 1 s and 16 s on an idle machine (torch 2.15 gives its dump 15 s), and longer on a crowded one."""
 _WORKER_HANDLER = "/torch/utils/data/_utils/signal_handling.py"
+# Equal errors on the same line within this time are one bug: ranks in the same step are rarely further apart.
 TOGETHER_NS = 5_000_000_000
-"""Equal errors on the same line within this time are one bug: ranks in the same step are rarely further apart."""
-CHILD_BEFORE_NS = 60_000_000_000
-"""Our choice: a parent learns of its child's end within this time."""
-EXITS_AFTER_NS = 10_000_000_000
-"""Likewise: who exits because of a helper does so within this time."""
+CHILD_BEFORE_NS = 60_000_000_000  # our choice: a parent learns of its child's end within this time
+EXITS_AFTER_NS = 10_000_000_000  # likewise: who exits because of a helper does so within this time
+# Exceptions by which a parent learns that its child has ended.
 _OF_CHILDREN = frozenset({
     "BrokenPipeError", "BrokenProcessPool", "CalledProcessError", "ConnectionRefusedError", "ConnectionResetError",
     "EOFError", "ProcessExitedException", "ProcessRaisedException", "RemoteDisconnected", "TimeoutExpired",
 })  # fmt: skip
-"""Exceptions by which a parent learns that its child has ended."""
+# The last is what a call raises after NCCL's watchdog has given up an earlier one, and before it ends the process.
 _TIMED_OUT = re.compile(
     r"time[d\-_ ]*out|failed to pass monitoredbarrier in|wait.{0,20}timeout|DEADLINE_EXCEEDED|"
     r"NCCL communicator was aborted",
     re.IGNORECASE,
 )
-"""The last is what a call raises after NCCL's watchdog has given up an earlier one, and before it ends the process."""
+# Matches Gloo's "Timed out waiting 4000ms for recv operation", the monitored barrier's "failed to pass monitoredBarrier
+# in 4000 ms", and "Timeout(ms)=600000)" of NCCL's watchdog.
 _LIMIT = re.compile(r"(?:waiting |in |Timeout\(ms\)=|timeout: )(\d+) ?(?:ms\b|(?=[,)]))")
-"""Matches Gloo's "Timed out waiting 4000ms for recv operation", the monitored barrier's "failed to pass
-monitoredBarrier in 4000 ms", and "Timeout(ms)=600000)" of NCCL's watchdog."""
 
 
 def is_file(frame: Frame, *parts: str) -> bool:
@@ -226,10 +218,9 @@ class Activity(Enum):
     USER = "in the user's code"
 
 
+# States in which a rank can go on only if other ranks do their part.
 WAITING = frozenset({Activity.COLLECTIVE, Activity.NATIVE, Activity.PEER, Activity.INIT, Activity.NEW_GROUP})
-"""States in which a rank can go on only if other ranks do their part."""
-OVER = frozenset({Activity.MISSING, Activity.ENDED, Activity.FAILED})
-"""States of ranks that no longer have a process."""
+OVER = frozenset({Activity.MISSING, Activity.ENDED, Activity.FAILED})  # states of ranks that no longer have a process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,10 +229,9 @@ class RankState:
 
     rank: Rank
     doing: Activity
-    call: Call | None = None
-    """The call it waits in, or the phase it is in."""
+    call: Call | None = None  # the call it waits in, or the phase it is in
+    # Whether torch checks each collective on all ranks before it runs (TORCH_DISTRIBUTED_DEBUG=DETAIL).
     detail: bool = False
-    """Whether torch checks each collective on all ranks before it runs (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
 
     @property
     def waiting(self) -> bool:
@@ -594,10 +584,8 @@ class Failure:
     rank: Rank
     time_ns: int
     error: Raised | None
-    call: Call | None
-    """The call, needing other ranks, in which it failed, or None if it failed on its own."""
-    then: Call | None = None
-    """The call that it made while it handled its error, and that the others do not make."""
+    call: Call | None  # the call, needing other ranks, in which it failed, or None if it failed on its own
+    then: Call | None = None  # the call that it made while it handled its error, and that the others do not make
 
     @property
     def by_signal(self) -> bool:

@@ -31,43 +31,36 @@ if TYPE_CHECKING:
     from ddpdoctor.model.steps import Speed
 
 
-MIN_STEPS = 20
-"""Below this number of steps nothing is said: the design's figure."""
-LATE_SHARE = 0.8
-"""Share of the steps in which a rank must come last: the design's figure."""
-COST_SHARE = 0.2
-"""Share of the median step that the others must wait for it: the design's figure."""
-COST_MS = 20.0
-"""Milliseconds that the others must wait at the median: the design's figure."""
+MIN_STEPS = 20  # below this number of steps nothing is said: the design's figure
+LATE_SHARE = 0.8  # share of the steps in which a rank must come last: the design's figure
+COST_SHARE = 0.2  # share of the median step that the others must wait for it: the design's figure
+COST_MS = 20.0  # milliseconds that the others must wait at the median: the design's figure
+# Ranks are separated at the first gap between their waits that is at least this share of the widest gap. Our choice:
+# two ranks that are slow for the same reason differ by less. If one rank is slow and another is slower, the others wait
+# only for the slower one.
 CLEAR_GAP = 0.5
-"""Ranks are separated at the first gap between their waits that is at least this share of the widest gap. Our choice:
-two ranks that are slow for the same reason differ by less. If one rank is slow and another is slower, the others wait
-only for the slower one."""
+# Share of the other ranks that may still come later in a step. Our choice: of a thousand, one is late by chance in any
+# step.
 OUTLIERS = 0.01
-"""Share of the other ranks that may still come later in a step. Our choice: of a thousand, one is late by chance in any
-step."""
-MOST = 0.5
-"""A cause must explain half of what the others wait for. Our choice: then no other cause explains more."""
+MOST = 0.5  # A cause must explain half of what the others wait for. Our choice: then no other cause explains more.
+# Batches, or processor time, this much larger count as different. Our choice: the last batch of an epoch is smaller and
+# changes no median.
 LARGER = 1.2
-"""Batches, or processor time, this much larger count as different. Our choice: the last batch of an epoch is smaller
-and changes no median."""
-COMPUTES = 0.5
-"""From this share of processor time, a part of a step is computation."""
+COMPUTES = 0.5  # from this share of processor time, a part of a step is computation
+# If ranks wait for a core in a larger share of their time, other programs use their cores. Our choice: on an idle
+# machine they wait less. With a busy loop on each core, ranks that mostly sleep wait in 3 to 30 % of it.
 BUSY = 0.02
-"""If ranks wait for a core in a larger share of their time, other programs use their cores. Our choice: on an idle
-machine they wait less. With a busy loop on each core, ranks that mostly sleep wait in 3 to 30 % of it."""
+# If all ranks wait for a core in such a share of their time, their loader workers do too. Our choice: five times
+# ``BUSY``, so that a slow disk is still found on a machine with some other load.
 CROWDED = 0.1
-"""If all ranks wait for a core in such a share of their time, their loader workers do too. Our choice: five times
-``BUSY``, so that a slow disk is still found on a machine with some other load."""
+# A second line is named if the rank is seen there at least this often relative to the first. Our choice: a loop's body
+# has two or three lines, and a line that is rarely seen has no part in it.
 SECOND_LINE = 0.25
-"""A second line is named if the rank is seen there at least this often relative to the first. Our choice: a loop's body
-has two or three lines, and a line that is rarely seen has no part in it."""
-EXPLAINED = 0.5
-"""Share of the cost that the slow phase must explain for high confidence. Our choice: most of it."""
+EXPLAINED = 0.5  # Share of the cost that the slow phase must explain for high confidence. Our choice: most of it.
+# Where a line that calls a model or a library, as to evaluate or to save, says more than a line in the model.
 _OUTSIDE = {Phase.BEFORE, Phase.BETWEEN}
-"""Where a line that calls a model or a library, as to evaluate or to save, says more than a line in the model."""
+# The recorded call whose line is used for a phase in which the rank was never sampled.
 _SITES = {Phase.FORWARD: "ddp_forward", Phase.BACKWARD: "backward"}
-"""The recorded call whose line is used for a phase in which the rank was never sampled."""
 _WORDS = {
     Phase.BEFORE: "before forward",
     Phase.FORWARD: "in forward",
@@ -91,13 +84,10 @@ _FIXES = {
 class Pacing:
     """Members of a group whose steps can be compared."""
 
-    steps: int
-    """How many steps all of them have."""
-    waits_ms: Mapping[int, tuple[float, ...]]
-    """The waits of each rank, one for each of those steps."""
+    steps: int  # how many steps all of them have
+    waits_ms: Mapping[int, tuple[float, ...]]  # the waits of each rank, one for each of those steps
     paces: Mapping[int, Pace]
-    step_ms: float
-    """The median step."""
+    step_ms: float  # the median step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,10 +96,8 @@ class Late:
 
     ranks: tuple[int, ...]
     others: tuple[int, ...]
-    last_in: Mapping[int, int]
-    """For each late rank, the number of steps in which it came after all the others."""
-    cost_ms: float
-    """How long the others wait for them in the median step."""
+    last_in: Mapping[int, int]  # for each late rank, the number of steps in which it came after all the others
+    cost_ms: float  # how long the others wait for them in the median step
     pacing: Pacing
 
     def matters(self, cost_ms: float) -> bool:

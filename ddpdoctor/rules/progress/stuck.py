@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 _LOOPBACK = ("localhost", "127.", "::1", "0.0.0.0", "[::1]")  # noqa: S104 - compared, not bound
 CHECK = "ddpdoctor check-rendezvous"
 _HOLDS_UP = frozenset({Activity.USER, Activity.DATA, Activity.BACKWARD, Activity.NATIVE})
+# How many hang timeouts a rank gets if others have ended and nobody waits for it. Our choice: a last export may be
+# long.
 ALONE_PATIENCE = 4
-"""How many hang timeouts a rank gets if others have ended and nobody waits for it. Our choice: a last export may be
-long."""
 
 
 def left_file(job: JobState) -> tuple[str, tuple[int, ...]] | None:

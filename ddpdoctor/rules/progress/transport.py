@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 
 TIMING = "TORCH_NCCL_ENABLE_TIMING=1"
+# What is not known about the devices of ranks, or known from times only, and how to find out the next time.
 _UNKNOWN = {
     DeviceState.UNKNOWN: f"it is unknown whether the kernels of {{who}} have started: set {TIMING} to find out",
     DeviceState.UNTIMED: "it is unknown whether the kernels of {who} have started: nccl2, which is NCCL's backend in "
@@ -50,27 +51,24 @@ _UNKNOWN = {
     "without Python ended a process by SIGABRT, as torch's watchdog does; under DETAIL this torch writes no dump of "
     "the pending calls: --debug-level OFF makes it do so",
 }
-"""What is not known about the devices of ranks, or known from times only, and how to find out the next time."""
-MOST_NAMED = 6
-"""Most links of a circle, and most circles, that a sentence names."""
-MOST_GROUPS = 4
-"""Most groups that a summary names."""
-Targets = dict[int, frozenset[int]]
-"""For each waiting rank, the ranks that it waits for."""
+MOST_NAMED = 6  # most links of a circle, and most circles, that a sentence names
+MOST_GROUPS = 4  # most groups that a summary names
+Targets = dict[int, frozenset[int]]  # for each waiting rank, the ranks that it waits for
 _MEET = (
     "both the send and the recv were called: give them the same tag, group and size; otherwise check the network "
     "between the two ranks, or raise --hang-timeout if it is just slow"
 )
-MOST_LINES = 4
-"""Most lines of NCCL's log, and most stalled connections, that are shown."""
+MOST_LINES = 4  # most lines of NCCL's log, and most stalled connections, that are shown
 _NAMES = ("DD211", "DD212", "DD201", "DD202", "DD203")
 _GPUS = ("DD311", "DD328", "DD322", "DD321", "DD323", "DD320")
 _VARIABLES = ("DD115", "DD112", "DD114")
 _RDMA = ("DD331", "DD333", "DD334", "DD335", "DD336", "DD337", "DD338", "DD339", "DD332")
+# ProcessGroupNCCL.cpp: "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, …)".
 _WATCHDOG = re.compile(r"WorkNCCL\(SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:.{0,200}?, Timeout\(ms\)=(?P<limit>\d+))?")
-"""ProcessGroupNCCL.cpp: "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, …)"."""
+# gloo/transport/*/unbound_buffer.cc.
 _GLOO = re.compile(r"Timed out waiting (?P<limit>\d+)ms for (?P<what>send|recv) operation to complete")
-"""gloo/transport/*/unbound_buffer.cc."""
+# What to check, the likeliest cause first, by backend and whether the job has several hosts: codes of `check-env`'s
+# rules, and steps for the user.
 _LIKELY = {
     ("gloo", False): (
         ("DD218", *_NAMES),
@@ -108,8 +106,6 @@ _LIKELY = {
         ),
     ),
 }
-"""What to check, the likeliest cause first, by backend and whether the job has several hosts: codes of `check-env`'s
-rules, and steps for the user."""
 
 
 def closed(job: JobState) -> tuple[int, ...] | None:

@@ -45,25 +45,22 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.progress.waits import CallPosition
 
 
+# Our choice: how long torch gets after its limit to act by itself: to raise, or to let NCCL's watchdog write its dump.
 GRACE_NS = 30_000_000_000
-"""Our choice: how long torch gets after its limit to act by itself: to raise, or to let NCCL's watchdog write its
-dump."""
+# Calls that may have a longer limit than their group; torch ends them by itself.
 _OWN_LIMITS = frozenset({"barrier", "monitored_barrier"})
-"""Calls that may have a longer limit than their group; torch ends them by itself."""
-TOGETHER_NS = 1_000_000_000
-"""Our choice: longest gap between the last sample before a call and the start of the call."""
+TOGETHER_NS = 1_000_000_000  # our choice: longest gap between the last sample before a call and the start of the call
+# Our choice: a computing rank gets more than this share of a core, even if the machine has other work too.
 BUSY_CORES = 0.3
-"""Our choice: a computing rank gets more than this share of a core, even if the machine has other work too."""
+# Our choice: a thread that polls with short sleeps wants a core for less of the time than this, however crowded the
+# machine is.
 BUSY_WANTED = 0.5
-"""Our choice: a thread that polls with short sleeps wants a core for less of the time than this, however crowded the
-machine is."""
+# The same limit as for progress (``launch.progress``): a loop that polls a small file stays below it.
 BUSY_BYTES_S = 64 * 1024
-"""The same limit as for progress (``launch.progress``): a loop that polls a small file stays below it."""
 _BATON = "/torch/utils/file_baton.py"
 _POLLS = ("/filelock/", "/portalocker/", "/fasteners/", _BATON)
 _CONNECTIONS = ("/socket.py", "/ssl.py", "/http/client.py", "/urllib3/", "/requests/", "/httpx/", "/httpcore/")
-TRAINED_ON_NS = 300_000_000_000
-"""Our choice: a queue that was filled ahead is empty by then."""
+TRAINED_ON_NS = 300_000_000_000  # our choice: a queue that was filled ahead is empty by then
 MOST_HOLDERS = 3
 _FREES_GROUP = Clue(
     said="it has finished and is freeing its process group; it holds the GIL, and a thread of the group waits for the "
@@ -73,18 +70,19 @@ _FREES_GROUP = Clue(
 )
 _ASKS = frozenset({"cmdloop", "interact", "interaction", "raw_input", "mainloop", "embed", "prompt"})
 _DEBUGGERS = ("/pdb.py", "/cmd.py", "/code.py", "/IPython/", "/ipdb/", "/pudb/", "/prompt_toolkit/", "/_pyrepl/")
+# Files that are on the stack during compilation, but not while the compiled code runs.
 _COMPILERS = (
     "/torch/_dynamo/convert_frame.py", "/torch/_dynamo/symbolic_convert.py", "/torch/_inductor/compile_fx.py",
     "/torch/_inductor/graph.py", "/torch/_inductor/codecache.py", "/torch/_inductor/async_compile.py",
     "/torch/_inductor/cpp_builder.py", "/torch/utils/cpp_extension.py", "/triton/compiler/",
     "/triton/runtime/autotuner.py",
 )  # fmt: skip
-"""Files that are on the stack during compilation, but not while the compiled code runs."""
 _BUILDERS = re.compile(r"(?:^|/)(?:ninja|nvcc|cicc|ptxas|c\+\+|g\+\+|gcc|clang(?:\+\+)?|cc1plus|hipcc|cmake)(?: |$)")
 _NETWORK = (
     "/socket.py", "/ssl.py", "/http/client.py", "/urllib/request.py", "/urllib3/", "/requests/", "/httpx/",
     "/httpcore/", "/aiohttp/", "/huggingface_hub/", "/botocore/", "/s3fs/", "/gcsfs/", "/wandb/",
 )  # fmt: skip
+# File systems by the kernel functions in which a process waits for a server; the names are symbols of those modules.
 _FILE_SYSTEMS = {
     "NFS": re.compile(r"nfs|^rpc_|xprt"),
     "Lustre": re.compile(r"ptlrpc|^ldlm|^cl_|^ll_|^osc_|^lov_|^mdc_"),
@@ -95,13 +93,10 @@ _FILE_SYSTEMS = {
     "GPFS": re.compile(r"cxi|mmfs|^gpfs"),
     "BeeGFS": re.compile(r"beegfs|^Fhgfs"),
 }
-"""File systems by the kernel functions in which a process waits for a server; the names are symbols of those
-modules."""
 _SLEEPS = frozenset({"nanosleep", "clock_nanosleep"})
 _WAITS_FOR_CHILD = frozenset({"wait4", "waitid"})
 _RECEIVES = frozenset({"recvfrom", "recvmsg", "read", "poll", "ppoll"})
-_USUAL_ENDS = frozenset({"SIGTERM"})
-"""The signal by which a DataLoader ends its workers."""
+_USUAL_ENDS = frozenset({"SIGTERM"})  # the signal by which a DataLoader ends its workers
 MOST_CHILDREN = 3
 _HELPERS = {
     Helper.THREAD: ("a thread", "fix it, and let the rank notice: catch it in the thread, and put it on the queue"),
@@ -288,12 +283,10 @@ def busy_fix(job: JobState) -> str:
 class Busy:
     """What a rank does."""
 
+    # The text after "rank 0:": "has used 97% of a core for 30 s", "its child gcc (process 77) uses 100% of a core".
     said: str
-    """The text after "rank 0:": "has used 97% of a core for 30 s", "its child gcc (process 77) uses 100% of a core"."""
-    may_spin: bool = False
-    """Only its CPU time is known, and an endless loop uses CPU time too."""
-    by_child: bool = False
-    """A child does the work; ``said`` names it."""
+    may_spin: bool = False  # only its CPU time is known, and an endless loop uses CPU time too
+    by_child: bool = False  # a child does the work; ``said`` names it
 
     @property
     def sentence(self) -> str:

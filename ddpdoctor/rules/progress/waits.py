@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     Edges = Mapping[Hashable, tuple[Hashable, ...]]
 
 Node = TypeVar("Node", bound="Hashable")
+# Its records carry the number of the next collective, so after it has ended, that collective is still to be made.
 TAKES_NO_NUMBER = "monitored_barrier"
-"""Its records carry the number of the next collective, so after it has ended, that collective is still to be made."""
-DEFAULT_GROUP = "0"
-"""torch's name for the group of all ranks."""
+DEFAULT_GROUP = "0"  # torch's name for the group of all ranks
 _SENDS = frozenset({"send", "isend"})
 _RECEIVES = frozenset({"recv", "irecv"})
 
@@ -46,8 +45,7 @@ class CallPosition:
     """The collective that a rank waits in."""
 
     group: Group
-    seq: int | None
-    """None if its number is not known: a collective of C++ in a process that did not answer."""
+    seq: int | None  # None if its number is not known: a collective of C++ in a process that did not answer
 
 
 def world_of(facts: Job) -> int:
@@ -190,12 +188,9 @@ def peer_calls(states: Iterable[RankState]) -> dict[tuple[int, int | None], set[
 class Waits:
     """The result of following all waits of a job."""
 
-    waiters: tuple[int, ...]
-    """Ranks that can go on only if others do their part."""
-    blockers: tuple[int, ...]
-    """Ranks that others wait for, but that wait for nobody: the roots."""
-    absent: tuple[int, ...]
-    """Ranks that others wait for, but that have no process."""
+    waiters: tuple[int, ...]  # ranks that can go on only if others do their part
+    blockers: tuple[int, ...]  # ranks that others wait for, but that wait for nobody: the roots
+    absent: tuple[int, ...]  # ranks that others wait for, but that have no process
 
 
 def find_waits(
@@ -288,8 +283,8 @@ class WaitCircle:
     """Ranks that each, in the end, wait for themselves."""
 
     ranks: tuple[int, ...]
+    # A shortest path from the first rank around and back to it: pairs of a rank and the rank that it waits for.
     links: tuple[tuple[int, int], ...]
-    """A shortest path from the first rank around and back to it: pairs of a rank and the rank that it waits for."""
 
 
 def find_circles(

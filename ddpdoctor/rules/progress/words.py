@@ -34,10 +34,9 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.progress.states import Failure
 
 
-NOTABLE_NS = 10_000_000_000
-"""Our choice: shorter waits for a core are usual where several programs share a machine."""
+NOTABLE_NS = 10_000_000_000  # our choice: shorter waits for a core are usual where several programs share a machine
+# Most classes of ranks that are listed. If every rank does something else, more of them would not help.
 MAX_CLASSES = 8
-"""Most classes of ranks that are listed. If every rank does something else, more of them would not help."""
 
 _DOING = {
     Activity.MISSING: ("never started", "never started"),

@@ -23,16 +23,15 @@ if TYPE_CHECKING:
 
     Pairs = dict[tuple[int, int], NodePair]
 
+# Kinds that keep all nodes from the store: they look for it in different places, or no node can serve it.
 PLACE_IS_WRONG = frozenset(
     {"master-numeric", "master-loopback", "master-resolve", "rdzv-host", "fqdn-forward", "port-free"}
 )
-"""Kinds that keep all nodes from the store: they look for it in different places, or no node can serve it."""
+# Kinds that make a node publish an address at which others cannot reach it.
 ADDRESS_IS_WRONG = frozenset(
     {"hostname-loopback", "hostname-unresolvable", "hostname-not-local", "ifname-exists", "iface-up", "iface-agree"}
 )
-"""Kinds that make a node publish an address at which others cannot reach it."""
-SHOWN = 4
-"""How many attempts are shown one by one as evidence."""
+SHOWN = 4  # how many attempts are shown one by one as evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,23 +107,17 @@ def first_few(lines: Iterable[str]) -> tuple[str, ...]:
     return (*each[:SHOWN], f"and {more} more") if more > 0 else each
 
 
-Pair = tuple[int, int]
-"""Source and target, by node number."""
+Pair = tuple[int, int]  # source and target, by node number
 
 
 class PairSide(str, Enum):
     """Which pairs of a node fail."""
 
-    INBOUND = "inbound"
-    """No node reaches it: its column is bad."""
-    OUTBOUND = "outbound"
-    """It reaches no node: its row is bad."""
-    CUT_OFF = "cut-off"
-    """Both its column and its row are bad."""
-    PAIR = "pair"
-    """Only one pair of nodes fails, in one or both directions; both work with others."""
-    ALL = "all"
-    """No pair at all works."""
+    INBOUND = "inbound"  # no node reaches it: its column is bad
+    OUTBOUND = "outbound"  # it reaches no node: its row is bad
+    CUT_OFF = "cut-off"  # both its column and its row are bad
+    PAIR = "pair"  # only one pair of nodes fails, in one or both directions; both work with others
+    ALL = "all"  # no pair at all works
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,12 +125,9 @@ class BadPairs:
     """Nodes that explain some bad pairs."""
 
     way: PairSide
-    nodes: tuple[int, ...]
-    """One node, the two nodes of a pair, or all nodes if nothing works."""
-    pairs: tuple[Pair, ...]
-    """The bad pairs that this explains."""
-    alone: bool = False
-    """Whether this rests on a single pair, so that the other end may be to blame as well."""
+    nodes: tuple[int, ...]  # one node, the two nodes of a pair, or all nodes if nothing works
+    pairs: tuple[Pair, ...]  # the bad pairs that this explains
+    alone: bool = False  # whether this rests on a single pair, so that the other end may be to blame as well
 
 
 def explain(tried: Mapping[Pair, bool]) -> tuple[BadPairs, ...]:
@@ -329,23 +319,21 @@ def _fix(meeting: Meeting, blame: BadPairs, bad: list[NodePair]) -> str:
     return f"{command}; in a cloud, allow TCP ports {ports} from the nodes' network in the security group"
 
 
+# Our choice: twice the initial window of 10 segments (RFC 6928). If no large packet ever arrives, the window does not
+# open, and only its first segments are resent.
 FIRST_FLIGHT = 20
-"""Our choice: twice the initial window of 10 segments (RFC 6928). If no large packet ever arrives, the window does not
-open, and only its first segments are resent."""
+# Our choice: the share of resent segments from which on TCP's throughput is far below the link's (Mathis et al., 1997:
+# it goes with one over the square root of the loss). A healthy link between machines of a cluster loses none.
 LOSSY = 0.01
-"""Our choice: the share of resent segments from which on TCP's throughput is far below the link's (Mathis et al., 1997:
-it goes with one over the square root of the loss). A healthy link between machines of a cluster loses none."""
-LEAST_RETRANSMITTED = 3
-"""Our choice: fewer may be the end of a burst that overran a buffer once."""
+LEAST_RETRANSMITTED = 3  # our choice: fewer may be the end of a burst that overran a buffer once
+# Our choice: this many times slower than the fastest pair. A busy host is slower by less. The median does not work:
+# with three nodes, one slow node is part of two thirds of the pairs.
 SLOWER = 5.0
-"""Our choice: this many times slower than the fastest pair. A busy host is slower by less. The median does not work:
-with three nodes, one slow node is part of two thirds of the pairs."""
+# Our choice: it must also take this much longer. With twelve processes per core, waiting for the core took up to 0.13
+# s; 4 MiB over a link of 100 Mbit/s take 0.34 s.
 LEAST_DELAY_S = 0.25
-"""Our choice: it must also take this much longer. With twelve processes per core, waiting for the core took up to 0.13
-s; 4 MiB over a link of 100 Mbit/s take 0.34 s."""
+# Our choice: leaves room for the headers of VXLAN (50 bytes), WireGuard (60) and IPsec (up to 73) in packets of 1500.
 SAFE_MTU = 1400
-"""Our choice: leaves room for the headers of VXLAN (50 bytes), WireGuard (60) and IPsec (up to 73) in packets of
-1500."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

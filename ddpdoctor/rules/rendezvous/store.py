@@ -34,8 +34,8 @@ WORDS = {
     Contact.UNRESOLVED: "is not possible: the name does not resolve",
     Contact.FAILED: "fails",
 }
+# How a firewall, or a missing route, can show.
 CLOSED = (Contact.REFUSED, Contact.RESET, Contact.UNREACHABLE, Contact.NO_ANSWER)
-"""How a firewall, or a missing route, can show."""
 
 
 @rule(

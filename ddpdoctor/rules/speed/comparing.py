@@ -32,13 +32,10 @@ if TYPE_CHECKING:
 
 RESAMPLES = 2000
 SEED = 0
-PART = 0.025
-"""The share of resamples outside a 95 % interval at each end."""
-NOISY = 0.05
-"""Of A/A: a wider interval is too noisy to show effects of 5 %, the least that are reported."""
+PART = 0.025  # the share of resamples outside a 95 % interval at each end
+NOISY = 0.05  # of A/A: a wider interval is too noisy to show effects of 5 %, the least that are reported
 LEAST_GAIN = 0.05
-LEAST_SHARE = 0.01
-"""Of the first run's step. Our choice: a smaller change is called none, however certain it is."""
+LEAST_SHARE = 0.01  # Of the first run's step. Our choice: a smaller change is called none, however certain it is.
 _BYTES_PER_S_OF_MBIT = 1e6 / 8
 
 
@@ -56,8 +53,7 @@ class SettingEffect:
 
     ratio: float
     low: float
-    high: float
-    """The ends of the interval."""
+    high: float  # the ends of the interval
 
     @property
     def spread(self) -> float:

@@ -28,21 +28,18 @@ if TYPE_CHECKING:
     from .reduction import BucketGradients
     from .state import SpeedState
 
-LARGE_TENSOR = 0.5
-"""The facts' figure: one tensor that holds more than half of the bytes is named."""
+LARGE_TENSOR = 0.5  # the facts' figure: one tensor that holds more than half of the bytes is named
+# Where cores are contested, the reduction waits for them too. Our choice: twice the share of another machine.
 CONTESTED_SHARE = 0.2
-"""Where cores are contested, the reduction waits for them too. Our choice: twice the share of another machine."""
+# With fewer gradients than this a reduction is latency, and not a matter of bandwidth: the facts' figure.
 LEAST_BYTES = MIB
-"""With fewer gradients than this a reduction is latency, and not a matter of bandwidth: the facts' figure."""
-LEAST_GAIN = 0.05
-"""Of the step. Our choice: predictions are off by about as much."""
-LEAST_OF_TRANSFER = 0.30
-"""Our choice: what saves less of the reduction is not the buckets' fault."""
+LEAST_GAIN = 0.05  # Of the step. Our choice: predictions are off by about as much.
+LEAST_OF_TRANSFER = 0.30  # our choice: what saves less of the reduction is not the buckets' fault
+# Share of the step that must be saved. Our choice: half of what other causes must take, because the fix is one line and
+# changes no number.
 SAVED_SHARE = 0.05
-"""Share of the step that must be saved. Our choice: half of what other causes must take, because the fix is one line
-and changes no number."""
+# The share of steps from which a line counts as one that runs in each step. Our choice: every second step or more.
 EACH_STEP = 0.5
-"""The share of steps from which a line counts as one that runs in each step. Our choice: every second step or more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

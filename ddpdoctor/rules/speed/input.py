@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
     from .state import SpeedState
 
+# The share of a step that making a batch must take, divided by the workers, to limit the job: the facts' figure.
 STARVED = 0.9
-"""The share of a step that making a batch must take, divided by the workers, to limit the job: the facts' figure."""
+# From this share of processor time, making a batch is computation, and below it waiting for files. Our choice.
 COMPUTES = 0.5
-"""From this share of processor time, making a batch is computation, and below it waiting for files. Our choice."""
+# Functions of a script's dataset that the loader calls in the rank itself, without workers.
 MAKING = frozenset({"__getitem__", "__getitems__", "__iter__", "__next__"})
-"""Functions of a script's dataset that the loader calls in the rank itself, without workers."""
 
 
 @rule("DD801", "input-bound", Severity.WARNING, "All ranks wait for their data loaders", after=("cpu-oversubscribed",))
@@ -119,18 +119,13 @@ def _batches_a_step(rank: Rank) -> float:
 class _Loading:
     """How the median rank of a job gets its batches."""
 
-    make_ms: float
-    """The time that one process needs for the batches of a step."""
-    workers: int
-    """Loader workers of each rank; 0: the rank itself makes its batches."""
-    cpu_share: float
-    """The share of ``make_ms`` that is processor time."""
-    rest_ms: float
-    """The step without data."""
+    make_ms: float  # the time that one process needs for the batches of a step
+    workers: int  # loader workers of each rank; 0: the rank itself makes its batches
+    cpu_share: float  # the share of ``make_ms`` that is processor time
+    rest_ms: float  # the step without data
     wall_ms: float
     ranks_of_host: int
-    cores: int
-    """Of a host; 0: unknown."""
+    cores: int  # of a host; 0: unknown
 
     @property
     def wanted(self) -> int:

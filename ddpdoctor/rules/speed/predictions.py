@@ -40,14 +40,13 @@ if TYPE_CHECKING:
     from .reduction import BucketGradients, LinkModel, MeasuredCurves
     from .state import SpeedState
 
+# Parts of the step below this are not worth a prediction. Our choice: predictions are off by about as much.
 LEAST_SHARE = 0.05
-"""Parts of the step below this are not worth a prediction. Our choice: predictions are off by about as much."""
-ACCUMULATED = 4
-"""Our choice: over how many batches a step without accumulation is predicted to accumulate."""
+ACCUMULATED = 4  # our choice: over how many batches a step without accumulation is predicted to accumulate
+# Kinds of findings whose fix is one of the settings here.
 PREDICTED_ELSEWHERE = frozenset(
     {"input-bound", "bucket-size", "accumulation-sync", "communication-bound", "buffer-broadcast"}
 )
-"""Kinds of findings whose fix is one of the settings here."""
 FAULT_ASSUMES = "it goes away completely, and nothing else gets slower"
 RUN_ASSUMES = "the time of a bucket is its size over one bandwidth, which is fitted to this run"
 CURVE_ASSUMES = "an all-reduce takes as long as allreduce-bench measured"
@@ -64,22 +63,14 @@ class PredictionBasis:
     """The present step as predictions need it."""
 
     step_ms: float
-    gradients: BucketGradients | None
-    """None: they were not recorded, or there are several models."""
-    networks: tuple[LinkModel, ...]
-    """How long a bucket may take; empty if neither the run nor a curve tells."""
-    assumes: str
-    """What ``networks`` rest on."""
-    exposed_ms: float
-    """The reduction of a step that backward does not hide."""
-    reductions: int = 1
-    """In each step."""
-    buffers_ms: float = 0.0
-    """The transfer of buffers in a step."""
-    cap_bytes: int | None = None
-    """Of the buckets; None: DDP's default."""
-    contested: str = ""
-    """Why the reduction cannot be predicted: the ranks have no cores to spare."""
+    gradients: BucketGradients | None  # None: they were not recorded, or there are several models
+    networks: tuple[LinkModel, ...]  # how long a bucket may take; empty if neither the run nor a curve tells
+    assumes: str  # what ``networks`` rest on
+    exposed_ms: float  # the reduction of a step that backward does not hide
+    reductions: int = 1  # in each step
+    buffers_ms: float = 0.0  # the transfer of buffers in a step
+    cap_bytes: int | None = None  # of the buckets; None: DDP's default
+    contested: str = ""  # why the reduction cannot be predicted: the ranks have no cores to spare
 
     @property
     def refusal(self) -> str:
@@ -248,8 +239,7 @@ class MeasuredSize:
     ranks: int
     step_ms: float
     efficiency: float
-    spread_ms: float
-    """Sigma: standard deviation of a rank's own time."""
+    spread_ms: float  # sigma: standard deviation of a rank's own time
 
 
 def predict_sizes(

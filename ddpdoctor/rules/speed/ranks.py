@@ -22,45 +22,34 @@ if TYPE_CHECKING:
 
     from .state import JobSteps, RankSteps, SpeedState
 
-WAITED_SHARE = 0.15
-"""Share of the step that the ranks wait for each other: the facts' figure."""
+WAITED_SHARE = 0.15  # share of the step that the ranks wait for each other: the facts' figure
 OFTEN = 0.25
+# In this share of the steps the wait must be this share of the step: a few long pauses are no imbalance.
 LONG_WAIT = 0.2
-"""In this share of the steps the wait must be this share of the step: a few long pauses are no imbalance."""
+# If one rank is last more often, it is a straggler; the share of the lost time that one must cause: DD610's figure.
 ONE_RANK = 0.8
-"""If one rank is last more often, it is a straggler; the share of the lost time that one must cause: DD610's figure."""
+# If ranks wait longer for a core, other processes may be what makes them uneven. Our choice: idle machines have less.
 MOST_QUEUED = 0.02
-"""If ranks wait longer for a core, other processes may be what makes them uneven. Our choice: idle machines have less.
-"""
-FOLLOWS = 0.7
-"""Correlation from which the time of a step follows the size of its input. Our choice."""
-SLOW = 1.5
-"""A step over 1.5 medians is a stall."""
-MOST_SLOW = 1 / 3
-"""If more steps are slow, they are no stalls. Our choice: the median must be that of the others."""
-MIN_STALLS = 3
-"""Our choice: one long pause, or two, may be anything."""
-LARGEST = 0.5
-"""If one pause is more than this share of all, nothing comes back time after time. Our choice."""
+FOLLOWS = 0.7  # Correlation from which the time of a step follows the size of its input. Our choice.
+SLOW = 1.5  # a step over 1.5 medians is a stall
+MOST_SLOW = 1 / 3  # If more steps are slow, they are no stalls. Our choice: the median must be that of the others.
+MIN_STALLS = 3  # our choice: one long pause, or two, may be anything
+LARGEST = 0.5  # If one pause is more than this share of all, nothing comes back time after time. Our choice.
 MODEL_PARTS = ("forward", "loss", "backward", "optimizer")
+# By part of the step, where a hook of the model does the work: the phase whose lines are named.
 MODEL_PHASES = {"forward": frozenset({Phase.FORWARD}), "backward": frozenset({Phase.BACKWARD})}
-"""By part of the step, where a hook of the model does the work: the phase whose lines are named."""
 NAMES = {"host": "host code outside forward and backward", "data": "the loader"}
+# If collections are this share of what is lost, they are the cause. Our choice: then no other cause is larger.
 COLLECTED = 0.5
-"""If collections are this share of what is lost, they are the cause. Our choice: then no other cause is larger."""
-COLLECTION_SHARE = 0.05
-"""The facts' figure: usual collections of young objects take far less."""
+COLLECTION_SHARE = 0.05  # the facts' figure: usual collections of young objects take far less
+# A thread computes too if it waits for a core for this share of the time. Our choice: beside a busy loop on each core,
+# 31 threads that multiply matrices wait 0.3 of it each, and 15 that now and then add up a few numbers 0.07.
 COMPUTE_TOO = 0.15
-"""A thread computes too if it waits for a core for this share of the time. Our choice: beside a busy loop on each core,
-31 threads that multiply matrices wait 0.3 of it each, and 15 that now and then add up a few numbers 0.07."""
-MOST_COUNTED = 64
-"""The recorder asks so many threads of a process how long they waited."""
-ALIKE = 0.5
-"""Ranks that lose at least this share of what the worst one loses are named with it. Our choice."""
+MOST_COUNTED = 64  # the recorder asks so many threads of a process how long they waited
+ALIKE = 0.5  # Ranks that lose at least this share of what the worst one loses are named with it. Our choice.
+# Where the host takes this share of the GPU's time for the same phase, the GPU does nothing but follow. Our choice.
 PACE = 0.9
-"""Where the host takes this share of the GPU's time for the same phase, the GPU does nothing but follow. Our choice."""
-LEAST_SHARE = 0.3
-"""Of the step that forward and backward must take. Our choice."""
+LEAST_SHARE = 0.3  # Of the step that forward and backward must take. Our choice.
 
 
 @rule("DD802", "imbalance", Severity.WARNING, "A different rank is the slowest in each step", after=("rank-zero-work",))
@@ -124,19 +113,14 @@ class _Stalls:
     """The slow steps of a job."""
 
     steps: JobSteps
-    places: tuple[int, ...]
-    """Their positions in the steps."""
+    places: tuple[int, ...]  # their positions in the steps
     usual_ms: float
+    # By rank: how long the others waited in these steps for what it did beyond its usual work.
     lost_ms: dict[int, float]
-    """By rank: how long the others waited in these steps for what it did beyond its usual work."""
-    alike_ms: float
-    """What all ranks alike did in these steps beyond their usual work."""
-    alike_data_ms: float
-    """The part of it in the loader."""
-    collected_ms: float
-    """What garbage collections took in these steps, on the rank that came last."""
-    total_ms: float
-    """The whole time that the steps stand for."""
+    alike_ms: float  # what all ranks alike did in these steps beyond their usual work
+    alike_data_ms: float  # the part of it in the loader
+    collected_ms: float  # what garbage collections took in these steps, on the rank that came last
+    total_ms: float  # the whole time that the steps stand for
 
     @property
     def often(self) -> str:

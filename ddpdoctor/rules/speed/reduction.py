@@ -29,29 +29,26 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 FIRST_BYTES = MIB
+# DDP's buckets without ``bucket_cap_mb``: ``_DEFAULT_FIRST_BUCKET_BYTES``, and 25 MiB for the others. A given cap holds
+# for the first bucket too (pytorch#121640).
 DEFAULT_BYTES = 25 * MIB
-"""DDP's buckets without ``bucket_cap_mb``: ``_DEFAULT_FIRST_BUCKET_BYTES``, and 25 MiB for the others. A given cap
-holds for the first bucket too (pytorch#121640)."""
-CAPS_BYTES = tuple(int(cap * MIB) for cap in (0.5, 1, 2, 4, 8, 16, 25, 50, 100))
-"""The caps that are tried."""
+CAPS_BYTES = tuple(int(cap * MIB) for cap in (0.5, 1, 2, 4, 8, 16, 25, 50, 100))  # the caps that are tried
+# How long a bucket of no size may take. A run with few buckets cannot tell. Gloo over a link of 1 Gbit/s took 0.4 to
+# 0.5 ms.
 LATENCIES_MS = (0.0, 0.25, 0.5)
-"""How long a bucket of no size may take. A run with few buckets cannot tell. Gloo over a link of 1 Gbit/s took 0.4 to
-0.5 ms."""
-MANY_BUCKETS = 40
-"""With more, the run itself tells how long a bucket of no size takes at most."""
+MANY_BUCKETS = 40  # with more, the run itself tells how long a bucket of no size takes at most
+# Bytes per millisecond that a network with so many buckets may have: 400 Mbit/s, 1 Gbit/s, any. Our choice: no job
+# trains over a slower one, and at 100 Mbit/s half a MiB alone would explain 120 buckets on a busy machine.
 SPEEDS = (50e3, 125e3, inf)
-"""Bytes per millisecond that a network with so many buckets may have: 400 Mbit/s, 1 Gbit/s, any. Our choice: no job
-trains over a slower one, and at 100 Mbit/s half a MiB alone would explain 120 buckets on a busy machine."""
+# Caps count as equally good if what they save differs by less than this share of backward. Our choice: predictions are
+# no better.
 NEARLY = 0.01
-"""Caps count as equally good if what they save differs by less than this share of backward. Our choice: predictions are
-no better."""
 LEAST_SIZES = 3
-TREE_BYTES = 2.0
-"""A tree reaches about half of the ring's bandwidth (tuning.cc; double binary trees, NCCL 2.4)."""
+TREE_BYTES = 2.0  # a tree reaches about half of the ring's bandwidth (tuning.cc; double binary trees, NCCL 2.4)
 MOST_QUEUED = 0.20
+# If the ranks compute on more of the cores, the threads that reduce take time from backward, and no prediction of the
+# reduction holds. Our choice.
 MOST_OF_CORES = 0.5
-"""If the ranks compute on more of the cores, the threads that reduce take time from backward, and no prediction of the
-reduction holds. Our choice."""
 _HALVINGS = 60
 
 
@@ -63,14 +60,12 @@ class BucketGradients:
     """
 
     sizes_bytes: tuple[int, ...]
-    ready_ms: tuple[float, ...]
-    """When each was ready on the last rank."""
+    ready_ms: tuple[float, ...]  # when each was ready on the last rank
     bucket_bytes: tuple[int, ...]
     compute_end_ms: float
-    end_ms: float
-    """When backward ended on a rank that waits for nobody."""
+    end_ms: float  # when backward ended on a rank that waits for nobody
+    # The order is the reverse of the registration: ``find_unused_parameters`` keeps DDP from building buckets anew.
     by_registration: bool = False
-    """The order is the reverse of the registration: ``find_unused_parameters`` keeps DDP from building buckets anew."""
 
     @property
     def exposed_ms(self) -> float:

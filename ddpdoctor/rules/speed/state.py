@@ -30,42 +30,36 @@ if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame
     from ddpdoctor.model.steps import DeviceSteps, Speed, StepParts
 
-MIN_STEPS = 20
-"""Runs with fewer steps are not judged: TraceML's figure, and that of DD610."""
-MIN_USABLE = 10
-"""So many must remain without warm-up and without looks at replicas. Our choice: half of them."""
+MIN_STEPS = 20  # runs with fewer steps are not judged: TraceML's figure, and that of DD610
+MIN_USABLE = 10  # So many must remain without warm-up and without looks at replicas. Our choice: half of them.
 WARM_UP_SHARE = 0.1
+# The first tenth of the steps, at most ten, is left out: torch allocates, and DDP rebuilds its buckets.
 MOST_WARM_UP = 10
-"""The first tenth of the steps, at most ten, is left out: torch allocates, and DDP rebuilds its buckets."""
+# A step in which ddpdoctor's own looks take more is left out. Our choice: smaller looks change no figure. The second
+# limit holds if too few steps remain, as in a short run on a busy machine.
 LOOK_SHARES = (0.02, 0.1)
-"""A step in which ddpdoctor's own looks take more is left out. Our choice: smaller looks change no figure. The second
-limit holds if too few steps remain, as in a short run on a busy machine."""
-ONE_IN = 20
-"""On a GPU one step in so many is measured."""
-FIRST_ITERATION = 3
-"""DDP has its buckets built anew by then."""
+ONE_IN = 20  # on a GPU one step in so many is measured
+FIRST_ITERATION = 3  # DDP has its buckets built anew by then
+# From here on torch reads DDP's timers in each hundredth iteration. The first ten include the warm-up.
 USUAL_ITERATION = 100
-"""From here on torch reads DDP's timers in each hundredth iteration. The first ten include the warm-up."""
+# Our choice: neighboring steps are alike, so a run is resampled by blocks of them. Twenty are enough to resample.
 BLOCKS = 20
-"""Our choice: neighboring steps are alike, so a run is resampled by blocks of them. Twenty are enough to resample."""
-SHARE = 0.1
-"""Share of the step that a cause must take to be worth a finding: TraceML's warning."""
+SHARE = 0.1  # share of the step that a cause must take to be worth a finding: TraceML's warning
+# Below this step, communication is the latency of a toy job, and no setting changes it: the issue's figure.
 MIN_STEP_MS = 10.0
-"""Below this step, communication is the latency of a toy job, and no setting changes it: the issue's figure."""
+# A job is as quick as the fastest tenth of its steps. Our choice: on a busy machine the others wait for cores.
 QUICK = 0.1
-"""A job is as quick as the fastest tenth of its steps. Our choice: on a busy machine the others wait for cores."""
-OFTEN = 0.25
-"""A line is named if it was sampled this often, compared with the most frequent one: DD610's figure."""
-HOST_PHASES = frozenset({Phase.BEFORE, Phase.BETWEEN})
-"""Outside forward and backward."""
+OFTEN = 0.25  # a line is named if it was sampled this often, compared with the most frequent one: DD610's figure
+HOST_PHASES = frozenset({Phase.BEFORE, Phase.BETWEEN})  # outside forward and backward
+# By part of a step: its name in the budget. The last three are transfer only.
 NAMES = {
     "data": "data loading", "host": "other host code", "forward": "forward", "loss": "loss", "backward": "backward",
     "optimizer": "optimizer", "exposed": "gradient reduction", "buffers": "buffer broadcast",
     "calls": "script's collectives",
 }  # fmt: skip
-"""By part of a step: its name in the budget. The last three are transfer only."""
 WAITING = "waiting for ranks"
 FRAMEWORKS = ("lightning", "transformers", "accelerate")
+# By setting and framework, "" for DDP itself: the line that a user changes.
 KNOBS = {
     "bucket_cap": {
         "": "DistributedDataParallel(..., bucket_cap_mb={mib})",
@@ -100,15 +94,14 @@ KNOBS = {
         "each batch",
     },
 }
-"""By setting and framework, "" for DDP itself: the line that a user changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSteps:
     """The steps of one rank, in the order of ``JobSteps.numbers``."""
 
+    # By part. Where a ring does not split "backward" from "exposed", they are estimated: see ``_of_ring``.
     parts_ms: Mapping[str, tuple[float, ...]]
-    """By part. Where a ring does not split "backward" from "exposed", they are estimated: see ``_of_ring``."""
     cpu_ms: Mapping[str, tuple[float, ...]]
     reductions: tuple[int, ...]
     backwards: tuple[int, ...]
@@ -122,14 +115,11 @@ class JobSteps:
 
     numbers: tuple[int, ...]
     ranks: Mapping[int, RankSteps]
+    # For each of ``SHARED_PARTS``: the shortest time on any rank, step by step.
     transfer_ms: Mapping[str, tuple[float, ...]]
-    """For each of ``SHARED_PARTS``: the shortest time on any rank, step by step."""
-    waits_ms: Mapping[int, tuple[float, ...]]
-    """What each rank waited for others, step by step."""
-    critical: tuple[int, ...]
-    """The rank that waited least, step by step."""
-    count: int
-    """Steps of the whole run."""
+    waits_ms: Mapping[int, tuple[float, ...]]  # what each rank waited for others, step by step
+    critical: tuple[int, ...]  # the rank that waited least, step by step
+    count: int  # steps of the whole run
 
     @property
     def walls_ms(self) -> tuple[float, ...]:
@@ -146,14 +136,12 @@ class SpeedState:
     """A job whose speed is known."""
 
     job: Job
-    ranks: tuple[Rank, ...]
-    """The ranks that end their steps together. Each has a ``speed``."""
+    ranks: tuple[Rank, ...]  # The ranks that end their steps together. Each has a ``speed``.
     steps: JobSteps
     budget: Budget
+    # The same with the longest steps of the run, which stand for themselves only; None if ``steps`` has all steps.
     longest: JobSteps | None = None
-    """The same with the longest steps of the run, which stand for themselves only; None if ``steps`` has all steps."""
-    total_ms: float = 0.0
-    """The time of all steps of the run."""
+    total_ms: float = 0.0  # the time of all steps of the run
 
     def rank(self, number: int) -> Rank:
         """Return a rank by its number."""

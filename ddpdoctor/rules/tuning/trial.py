@@ -63,6 +63,7 @@ TITLES = {
     WORKERS: "num_workers={value}",
     THREADS: "OMP_NUM_THREADS={value}",
 }
+# What else a setting changes. One without a note trains the same.
 NOTES = {
     ACCUMULATE: "a larger batch: the learning rate may need another value",
     "bf16_reduction": NUMERICS,
@@ -70,10 +71,10 @@ NOTES = {
     "buffers_off": "each rank keeps its own buffers, such as the running statistics of BatchNorm",
     UNREDUCED: "only for comparison: shows the total cost of the reduction",
 }
-"""What else a setting changes. One without a note trains the same."""
+# Settings that train differently: they are named beside the line to change, and never as that line.
 REFUSED_FOR_TRAINING = frozenset({ACCUMULATE, "bf16_reduction", "bf16_autocast"})
-"""Settings that train differently: they are named beside the line to change, and never as that line."""
 
+# By setting and framework, "" for DDP itself.
 KNOBS: dict[str, dict[str, str]] = {
     CAP: SPEED_KNOBS["bucket_cap"],
     "gradient_as_bucket_view": {
@@ -121,7 +122,6 @@ KNOBS: dict[str, dict[str, str]] = {
     },
     THREADS: {"": "OMP_NUM_THREADS={value}"},
 }
-"""By setting and framework, "" for DDP itself."""
 FRAMEWORKS = ("lightning", "transformers", "accelerate")
 
 
@@ -153,8 +153,7 @@ def _filled(text: str, setting: str) -> str:
     return text.replace("{mib}", mib).replace("{value}", value)
 
 
-SAME_BATCH = 0.05
-"""Our choice: batches that differ by less are the same. The last one of an epoch is often smaller."""
+SAME_BATCH = 0.05  # Our choice: batches that differ by less are the same. The last one of an epoch is often smaller.
 
 
 def launch_of(kind: LaunchKind, ranks: int, trial: TrialRecord, job: Job) -> ScalingLaunch | None:
@@ -225,10 +224,9 @@ def largest_job(launches: Iterable[ScalingLaunch]) -> ScalingLaunch | None:
     return max((one for one in launches if one.kind is LaunchKind.JOB), key=lambda one: one.ranks, default=None)
 
 
-RESTARTED = (WORKERS, THREADS)
-"""What no running job can change."""
+RESTARTED = (WORKERS, THREADS)  # what no running job can change
+# By setting: the kind of the finding that makes it worth trying.
 CAUSES = {WORKERS: "input-bound", THREADS: "cpu-oversubscribed"}
-"""By setting: the kind of the finding that makes it worth trying."""
 SENTENCES = {
     WORKERS: "the ranks wait for their data (input-bound)",
     THREADS: "the ranks have more threads than cores (cpu-oversubscribed)",
