@@ -130,7 +130,10 @@ def _meet(loader: Any) -> Loader:
     reported = [*book.reported, known]
     if len(reported) > MAX_REPORTED:
         trained = {one.number for one in reported if one.trained or (one.last is not None and one.last.backwards)}
-        reported.remove(min(reported, key=lambda one: (one.owner() is not None, one.number in trained)))
+        left_out = min(reported, key=lambda one: (one.owner() is not None, one.number in trained))
+        reported.remove(left_out)
+        if left_out.last is not None and left_out.owner() is None:  # something may still hold its iterator
+            _end(left_out, left_out.last)
     book.reported = reported
     entry = samplers.describe_loader(loader, known.number)
     known.samples = entry["N"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import collections
 import itertools
 import os
 import time
@@ -60,6 +61,7 @@ class Ring:
         self._used = 0
         self._space = shape.journal_bytes - min(VITAL_BYTES, shape.journal_bytes // 2)
         self._lock = _thread.allocate_lock()
+        self._unwritten: Any = collections.deque()  # lines for the journal, and whether they are vital
         self._ids: Dict[Any, int] = {}
         self.kinds: Dict[Any, Any] = {}
         """Kinds of calls, managed by ``records``. They are kept here because they hold ids of this ring's strings."""
@@ -86,38 +88,35 @@ class Ring:
         return int(ring_layout.CELL.unpack_from(self._map, ring_layout.CELL_OFFSETS[cell])[0])
 
     def note(self, entry: Dict[str, Any], vital: bool = False) -> bool:
-        """Append a line to the journal. Return False if there is no room, or if another thread is writing to it.
+        """Append a line to the journal. Return False if there is no room.
 
+        No thread waits for another: what comes while one writes is left to that one, which looks again before it goes.
         The reserved end is only for ``vital`` entries. A process must make few of those.
         """
         text = to_json(entry).encode("ascii") + b"\n"
-        is_held = False
-        try:
-            is_held = self._lock.acquire(False)
-            if not is_held:
-                time.sleep(0)
-                is_held = self._lock.acquire(False)
-            if not is_held:
-                return self._drop()
-            end = self._used + len(text)
-            if end > (self._shape.journal_bytes if vital else self._space):
-                return self._drop()
-            self._map[ring_layout.HEADER_SIZE + self._used : ring_layout.HEADER_SIZE + end] = text
-            self._used = end
-            self.set("journal_used", end)
-            return True
-        finally:
-            if is_held:
+        if self._used + len(text) > (self._shape.journal_bytes if vital else self._space):
+            return self._drop()
+        self._unwritten.append((text, vital))
+        while self._unwritten and self._lock.acquire(False):
+            try:
+                while self._unwritten:
+                    next_text, next_vital = self._unwritten.popleft()
+                    end = self._used + len(next_text)
+                    if end <= (self._shape.journal_bytes if next_vital else self._space):
+                        self._map[ring_layout.HEADER_SIZE + self._used : ring_layout.HEADER_SIZE + end] = next_text
+                        self._used = end
+                        self.set("journal_used", end)
+                    else:
+                        self._drop()
+            finally:
                 self._lock.release()
+        return True
 
     def intern(self, text: str) -> int:
         """Return the number of a string; 0 for the empty string, or if there was no room."""
         if not text:
             return 0
-        known = self._ids.get(text)
-        if known is not None:
-            return known
-        return self._remember(text, "s", {"v": text})
+        return self._ids.get(text) or self._remember(text, "s", {"v": text})
 
     def intern_site(self, key: Any, site: Dict[str, Any]) -> int:
         """Intern a new call site, identified by ``key``; return its number, or 0 if there was no room."""

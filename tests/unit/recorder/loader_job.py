@@ -215,6 +215,14 @@ def failing():
         return [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
 
 
+def held():
+    """Hold the iterator of a loader that is gone, as a traceback and a look at a frame do, while others come."""
+    iterator = iter(of())
+    next(iterator)
+    for _ in range(20):
+        over(of(rows(4)))
+
+
 def very_many():
     for _ in range(250):
         over(of(rows(4)), each=nothing)

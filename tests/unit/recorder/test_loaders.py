@@ -44,7 +44,7 @@ def run(folder, cases, every):
     notes, reported = list(read_ring_file(ring).notes), json.loads(stdout)
     loaders: dict[str, list[LoaderSeen]] = {}
     for loader in read_loaders(notes, {}) or ():
-        assert loader.site.function in {"over", "two_at_once", "failing"}
+        assert loader.site.function in {"over", "two_at_once", "failing", "held"}
         began_ns = loader.epochs[0].begun_ns if loader.epochs else time.monotonic_ns()
         case = [name for name, (case_ns, _) in reported.items() if case_ns <= began_ns][-1]
         loaders.setdefault(case, []).append(loader)
@@ -117,6 +117,11 @@ def test_notes_are_bounded_however_many_loaders_and_passes_there_are(ran):
     (loader,) = ran.loaders["many_passes"]
     assert [seen.number for seen in loader.epochs] == [*range(1, MAX_PASSES + 1), 40]
     assert (loader.passes, loader.trained_batches) == (40, 40)
+
+
+def test_a_pass_has_ended_with_its_loader_though_its_iterator_is_held(tmp_path):
+    (first, *_) = run(tmp_path, ("held",), "50").loaders["held"]
+    assert (first.epochs[0].batches, first.epochs[0].complete, first.epochs[0].ended_ns is None) == (1, False, False)
 
 
 def test_nothing_is_noted_or_touched_where_consistency_is_off(ran, tmp_path):

@@ -109,6 +109,25 @@ def test_many_threads_lose_no_call(tmp_path):
     assert all(slot.ended_ns for slot in content.slots)
 
 
+def test_a_note_that_another_thread_makes_while_one_is_written_is_kept(tmp_path):
+    ring = make(tmp_path)
+
+    def meanwhile(frame, event, _):
+        if (event, frame.f_code) == ("call", Ring.set.__code__):
+            sys.setprofile(None)
+            with ThreadPoolExecutor(1) as pool:
+                assert pool.submit(ring.note, {"k": "second"}).result()
+
+    sys.setprofile(meanwhile)
+    try:
+        assert ring.note({"k": "first"})
+    finally:
+        sys.setprofile(None)
+    content = read(ring)
+    assert [note["k"] for note in content.notes] == ["first", "second"]
+    assert content.cells["dropped"] == 0
+
+
 def test_the_last_place(tmp_path):
     ring = make(tmp_path)
     assert read(ring).place is None
