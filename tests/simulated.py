@@ -54,7 +54,7 @@ MODES = {
     "dumps": {"aside": 50e6},
     "polls": {"cpu": 1}, "explores": {"cpu": 100}, "loads": {"cpu": 1}, "starts": {"cpu": 1}, "freezes": {"state": "T"},
     "holds": {}, "starves": {"state": "R", "delay": S}, "threads": {"thread": S}, "feeds": {},
-    "dozes": {"delay": S // 50},
+    "delegates": {}, "dozes": {"delay": S // 50},
 }  # fmt: skip
 """What a rank does, and what the kernel says of it: its state, ticks, ns without a core, and bytes in a second."""
 ON = ("trains", "lingers")
@@ -171,7 +171,8 @@ class Rank(Process):
         self.number, self.local, self.attempt = node.number * node.world.per_node + local, local, attempt
         self.mode, self.line, self.seq, self.op, self.next_op = "", 1, 0, "", ""
         self.fault, self.request, self.asked_ns, self.killed_by = None, 0, 0, signal.SIGKILL
-        self.ring = Ring(str(node.folder / "rings"), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, self.pid, 7)
+        self.child, self.rings = None, str(node.folder / "rings")
+        self.ring = Ring(self.rings, ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, self.pid, 7)
         self.evidence = f"{node.folder}/evidence/{self.pid}-7"
         self.note("process", ppid=self.parent, main=1, roots=["/usr/lib/python3.11/"], env={})
         self.ring.set("dumps_on_signal", 1)
@@ -275,6 +276,10 @@ class Rank(Process):
             for child in children:
                 child.code = 0
             Process(self.node, self.pid, "sh").uses("R", delay=S if self.mode == "feeds" else 0)
+        if self.mode == "delegates":  # to a child with the recorder in it
+            pid = children[0].pid if children else Process(self.node, self.pid, "python").pid
+            self.child = self.child or Ring(self.rings, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE, pid, 7)
+            self.child.set("batches", self.child.get("batches") + 1)
         if request != self.request:
             self.request, self.asked_ns = request, now_ns
             self.add(f"-{request}.json", "{}")

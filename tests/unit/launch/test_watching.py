@@ -192,11 +192,24 @@ def test_what_comes_over_a_connection_is_seen_unless_another_rank_sends_it() -> 
     assert together == {}
 
 
+def killed_for_memory(request, given):
+    """A rank's end, the pids in the kernel's log, and how many such kills the kernel has counted since the start."""
+    ended_ns, pids, kills = given
+    patch, folder, counts = request.getfixturevalue("monkeypatch"), request.getfixturevalue("tmp_path"), [0, kills]
+    patch.setattr("ddpdoctor.launch.watch.read_kernel_oom_pids", lambda: pids and frozenset(pids))
+    patch.setattr("ddpdoctor.launch.watch.read_oom_kills", lambda: counts.pop(0))
+    watch = JobWatch(folder, WATCH_TIMEOUT_S, time.monotonic_ns(), LiveComparison(folder, 50, ()))
+    ring = mmap.mmap(-1, 1)
+    watch.followed[7] = Followed(pid=7, ticks=1, role=ring_layout.ROLE_RANK, ring=ring, ended_ns=ended_ns)
+    watch.save(ended=True, launcher_status=0)
+    return read_watch(folder, None).of(7).oom
+
+
 # Which status a bench ends with whose ranks ended as they did.
 
 
 test_words = words(
     __name__,
     suspicion=lambda nodes: suspicion_of(eval(nodes), LIMIT_S).name,
-    choose_status=choose_status, describe_lost=describe_lost,
+    killed_for_memory=killed_for_memory, choose_status=choose_status, describe_lost=describe_lost,
 )  # fmt: skip
