@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import collections
 import itertools
 import os
 import time
@@ -61,7 +60,7 @@ class Ring:
         self._used = 0
         self._space = shape.journal_bytes - min(VITAL_BYTES, shape.journal_bytes // 2)
         self._lock = _thread.allocate_lock()
-        self._unwritten: Any = collections.deque()  # lines for the journal, and whether they are vital
+        self._unwritten: Any = []  # lines for the journal, and whether they are vital
         self._ids: Dict[Any, int] = {}
         self.kinds: Dict[Any, Any] = {}
         """Kinds of calls, managed by ``records``. They are kept here because they hold ids of this ring's strings."""
@@ -100,7 +99,7 @@ class Ring:
         while self._unwritten and self._lock.acquire(False):
             try:
                 while self._unwritten:
-                    next_text, next_vital = self._unwritten.popleft()
+                    next_text, next_vital = self._unwritten.pop(0)
                     end = self._used + len(next_text)
                     if end <= (self._shape.journal_bytes if next_vital else self._space):
                         self._map[ring_layout.HEADER_SIZE + self._used : ring_layout.HEADER_SIZE + end] = next_text
