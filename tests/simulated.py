@@ -410,7 +410,7 @@ class Hosted(meeting.HostedMeeting):
     def __init__(self, world):
         contextlib.ExitStack.__init__(self)
         self.not_listening, world.hosted = "", KeyValues()
-        self.server, self.values = SimpleNamespace(listen_also=lambda: 0), world.hosted
+        self.server, self.values = SimpleNamespace(listen=lambda: 0), world.hosted
         self.callback(lambda: setattr(self.values, "ended", True))
         self.serve_folder = str
 
@@ -657,7 +657,7 @@ class World:
             (session, "start_launcher", lambda *_: self.current.node.start_launcher()),
             (session, "is_in_foreground", lambda: False), (sys, "stderr", stream), (tempfile, "tempdir", self.place),
             (first_node, "HostedMeeting", lambda *_, **__: Hosted(self)), (first_node, "further_ways", lambda *_: ()),
-            (first_node, "open_job_store", self.connect), (meeting.OwnPort, "open", lambda *_: self.connect()),
+            (first_node, "open_job_store", self.connect), (meeting.OwnPort, "open", lambda *_, **__: self.connect()),
             (hang, "save", save), (store, "knock", self.knock),
             (running, "load_judge", self.judge or running.load_judge),
         ):  # fmt: skip

@@ -16,8 +16,7 @@ from ddpdoctor.collect.launch import ByHand, read_identity, read_process, seen_l
 from ddpdoctor.collect.system import SECTIONS_FOR_BENCH, ReadingPlan, System, read_node
 from ddpdoctor.diagnose.bundle import redact
 from ddpdoctor.diagnose.job import check_report
-from ddpdoctor.exchange.clocks import measure_offset, shown_clock
-from ddpdoctor.exchange.conversation import BadRecord
+from ddpdoctor.exchange.conversation import BadRecord, measure_offset, shown_clock
 from ddpdoctor.exchange.meeting import meet
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.codec import encode

@@ -35,7 +35,7 @@ from ddpdoctor.diagnose.meeting import (
     make_roster,
     seat_nodes,
 )
-from ddpdoctor.exchange.clocks import measure_clocks
+from ddpdoctor.exchange.conversation import measure_clocks
 from ddpdoctor.exchange.job_store import open_job_store
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.codec import encode

@@ -28,7 +28,6 @@ from ddpdoctor.exchange.mailbox import (
     list_names,
     make_folder,
     read_small,
-    remove,
     write_in_place,
 )
 from ddpdoctor.exchange.reach import describe_failures
@@ -36,6 +35,7 @@ from ddpdoctor.exchange.server import Server
 from ddpdoctor.exchange.store import MAX_NOTICE_BYTES, KeyValues, StoreError
 from ddpdoctor.exchange.wire import NO_TOKEN, job_token, open_client
 from ddpdoctor.model.node import Launcher
+from ddpdoctor.recorder.storage.files import remove
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -143,7 +143,7 @@ class MeetingWay:
 
     name: ClassVar[str]
 
-    def open(self, token: bytes, limit_s: float, seen: Failures) -> Client:
+    def open(self, token: bytes, limit_s: float, seen: Failures | None = None) -> Client:
         """Connect; raises ``StoreError`` with the reason. For ``seen``, see ``reach``."""
         raise NotImplementedError
 
@@ -156,7 +156,7 @@ class OwnPort(MeetingWay):
     port: int
     name = "own port"
 
-    def open(self, token: bytes, limit_s: float, seen: Failures) -> Client:
+    def open(self, token: bytes, limit_s: float, seen: Failures | None = None) -> Client:
         return open_client(self.hosts, self.port, token, limit_s, served_by=SERVED_BY, seen=seen)
 
 
@@ -167,7 +167,7 @@ class OtherPort(MeetingWay):
     open_it: Callable[[float], Client]
     name = "word"
 
-    def open(self, token: bytes, limit_s: float, seen: Failures) -> Client:  # noqa: ARG002 - as every way
+    def open(self, token: bytes, limit_s: float, seen: Failures | None = None) -> Client:  # noqa: ARG002 - as every way
         return self.open_it(limit_s)
 
 
@@ -178,7 +178,7 @@ class OverStore(MeetingWay):
     open_it: Callable[[float], Store]
     name = "store"
 
-    def open(self, token: bytes, limit_s: float, seen: Failures) -> Client:  # noqa: ARG002 - as every way
+    def open(self, token: bytes, limit_s: float, seen: Failures | None = None) -> Client:  # noqa: ARG002 - as every way
         return knock(StoreBox(self.open_it(limit_s)), token, limit_s, SERVED_BY)
 
 
@@ -189,7 +189,7 @@ class Folder(MeetingWay):
     path: Path
     name = "folder"
 
-    def open(self, token: bytes, limit_s: float, seen: Failures) -> Client:  # noqa: ARG002 - as every way
+    def open(self, token: bytes, limit_s: float, seen: Failures | None = None) -> Client:  # noqa: ARG002 - as every way
         return knock(FolderBox(self.path), token, limit_s, SERVED_BY)
 
 
@@ -226,7 +226,7 @@ def find_meeting(ways: Sequence[MeetingWay], token: bytes, limit_s: float) -> Fo
     ``ways`` are in order of preference. Raises ``NoMeeting`` if none has worked within the limit.
     """
     seen: list[Failures] = [{} for _ in ways]
-    openers = [partial(open_meeting, way, token, seen=failures) for way, failures in zip(ways, seen, strict=True)]
+    openers = [partial(way.open, token, seen=failures) for way, failures in zip(ways, seen, strict=True)]
     raced = race(openers, limit_s)
     tried = tuple(
         Tried(
@@ -238,13 +238,9 @@ def find_meeting(ways: Sequence[MeetingWay], token: bytes, limit_s: float) -> Fo
     if raced.best is None or raced.client is None:
         raise NoMeeting(tried)
     way = ways[raced.best]
-    opener = partial(open_meeting, way, token)
-    return FoundMeeting(store=raced.client, way=way.name, tried=tried[: raced.best], open=opener)
-
-
-def open_meeting(way: MeetingWay, token: bytes, limit_s: float, *, seen: Failures | None = None) -> Client:
-    """Connect to the meeting over one way; raises ``StoreError`` with the reason. For ``seen``, see ``reach``."""
-    return way.open(token, limit_s, {} if seen is None else seen)
+    return FoundMeeting(
+        store=raced.client, way=way.name, tried=tried[: raced.best], open=partial(way.open, token)
+    )  # fmt: skip
 
 
 TRY_S = 3.0  # Our choice: the limit of one attempt. After it, a runner checks whether it was stopped.
@@ -330,7 +326,7 @@ def find_deputy(path: Path, token: bytes, number: int | None, limit_s: float) ->
             candidate.update()
             if FolderBox(path).meeting() is not None:
                 with contextlib.suppress(StoreError):
-                    return open_meeting(Folder(path), token, SETTLE_S)
+                    return Folder(path).open(token, SETTLE_S)
             if candidate.is_lowest:
                 return None
             time.sleep(RAISE_EVERY_S)

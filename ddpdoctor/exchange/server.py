@@ -82,7 +82,7 @@ class Server:
     ) -> None:  # fmt: skip
         """Listen and start the thread; raises ``StoreError`` if the port cannot be used.
 
-        Port 0 means any free port. With None it does not listen until ``listen_also``.
+        Port 0 means any free port. With None it does not listen until ``listen``.
         """
         self.values = KeyValues()
         self.strangers = 0
@@ -97,13 +97,25 @@ class Server:
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="ddpdoctor-server", daemon=True)
         if port is not None:
-            self.port = self._serve_on(_listen(port, one_host=one_host))
+            self.port = self.listen(port)
         self._loop.call_soon(lambda: self._begin(self._look_at_deadlines()))
         self._thread.start()
 
-    def listen_also(self) -> int:
-        """Listen on one more free port and return it. Raises ``StoreError``."""
-        return self._serve_on(_listen(0, one_host=self._one_host))
+    def listen(self, port: int = 0) -> int:
+        """Listen on a port, for both IPv6 and IPv4 if the host has both, and return it. Raises ``StoreError``."""
+        address, both = ("127.0.0.1" if self._one_host else ""), not self._one_host and socket.has_dualstack_ipv6()
+        for family in (socket.AF_INET6, socket.AF_INET) if both else (socket.AF_INET,):
+            try:  # without IPv6, IPv4 is tried next; a port that is taken fails for both
+                listener = socket.create_server(
+                    (address, port), family=family, dualstack_ipv6=family is socket.AF_INET6
+                )
+            except OSError as error:
+                failed = describe(error)
+                continue
+            listener.setblocking(False)  # noqa: FBT003 - the only form that socket has
+            self._loop.call_soon_threadsafe(self._begin, self._accept(listener))
+            return int(listener.getsockname()[1])
+        raise StoreError(f"cannot listen on port {port}: {failed}")
 
     def close(self) -> None:
         """Stop listening and close all connections."""
@@ -111,11 +123,6 @@ class Server:
         if self._thread.is_alive():
             asyncio.run_coroutine_threadsafe(self._end(), self._loop)
             self._thread.join(timeout=2)
-
-    def _serve_on(self, listener: socket.socket) -> int:
-        listener.setblocking(False)  # noqa: FBT003 - the only form that socket has
-        self._loop.call_soon_threadsafe(lambda: self._begin(self._accept(listener)))
-        return int(listener.getsockname()[1])
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -243,14 +250,3 @@ class Server:
         finally:
             self._held_bytes -= peer.held_bytes
             peer.held_bytes = 0
-
-
-def _listen(port: int, *, one_host: bool) -> socket.socket:
-    """Return a listening socket, for both IPv6 and IPv4 if the host has both; raises ``StoreError``."""
-    address, both = ("127.0.0.1" if one_host else ""), not one_host and socket.has_dualstack_ipv6()
-    for family in (socket.AF_INET6, socket.AF_INET) if both else (socket.AF_INET,):
-        try:  # without IPv6, IPv4 is tried next; a port that is taken fails for both
-            return socket.create_server((address, port), family=family, dualstack_ipv6=family is socket.AF_INET6)
-        except OSError as error:
-            failed = describe(error)
-    raise StoreError(f"cannot listen on port {port}: {failed}")

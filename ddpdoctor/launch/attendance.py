@@ -68,10 +68,14 @@ def locked(file: Path) -> Iterator[int]:
     while True:
         descriptor = open_plain(file, os.O_RDWR | os.O_CREAT)
         try:
-            while not _lock(descriptor):
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"another process holds {file}")
-                time.sleep(LOCK_EVERY_S)
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise TimeoutError(f"another process holds {file}") from None
+                    time.sleep(LOCK_EVERY_S)
             is_there = False
             with contextlib.suppress(FileNotFoundError):  # a watcher may have removed it meanwhile
                 is_there = os.path.samestat(os.fstat(descriptor), file.lstat())
@@ -80,14 +84,6 @@ def locked(file: Path) -> Iterator[int]:
                 return
         finally:
             os.close(descriptor)  # this also unlocks it
-
-
-def _lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def read_meeting(descriptor: int) -> HostWatch | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ddpdoctor.launch.progress import Followed
+    from ddpdoctor.launch.watch import Followed
 
 
 # The time that a recorder has to answer. It takes two samples 0.3 s apart; the launcher pauses a little longer.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ddpdoctor.exchange.conversation import BadMessage, Conversation
 from ddpdoctor.exchange.job_store import open_job_store
-from ddpdoctor.exchange.meeting import Folder, HostedMeeting, OtherPort, OwnPort, open_meeting, race
+from ddpdoctor.exchange.meeting import Folder, HostedMeeting, OtherPort, OwnPort, race
 from ddpdoctor.exchange.store import StoreError, wait_until
 from ddpdoctor.exchange.wire import NO_TOKEN
 from ddpdoctor.launch.node_messages import (
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ddpdoctor.exchange.meeting import MeetingWay
     from ddpdoctor.exchange.store import Client, Heard
     from ddpdoctor.launch.placement import Placement
-    from ddpdoctor.launch.progress import NodeProgress
+    from ddpdoctor.launch.watch import NodeProgress
     from ddpdoctor.model.findings import Judgment
 
 
@@ -260,8 +260,8 @@ def further_ways(placement: Placement, folder: Path) -> tuple[MeetingWay, ...]:
         if second is None:
             raise StoreError("the first node has left no message in the job's store")
         hosts = second.hosts[:MOST_ADDRESSES]
-        ways = [OwnPort((host,), second.port) for host in hosts]
-        raced = race([partial(open_meeting, way, token or NO_TOKEN) for way in ways], deadline - time.monotonic())
+        openers = [partial(OwnPort((host,), second.port).open, token or NO_TOKEN) for host in hosts]
+        raced = race(openers, deadline - time.monotonic())
         if raced.best is None or raced.client is None:
             raise StoreError(
                 "; ".join(raced.errors.get(place, f"{host}: no answer") for place, host in enumerate(hosts))
@@ -418,7 +418,7 @@ class FirstNode:
         """Open a second port, and publish its address as soon as the job's store is up."""
         with contextlib.suppress(StoreError, OSError):
             hosts = ("127.0.0.1",) if self.placement.one_host else own_addresses()
-            second = SecondPort(hosts=hosts, port=self._meeting.server.listen_also())
+            second = SecondPort(hosts=hosts, port=self._meeting.server.listen())
             while not self._ended.is_set():
                 with (
                     contextlib.suppress(StoreError),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.collect.run_files import save
 from ddpdoctor.launch.evidence import PATIENT_LIMIT_S
 from ddpdoctor.launch.node_messages import pack_folder
-from ddpdoctor.launch.progress import Suspicion, suspicion_of
+from ddpdoctor.launch.watch import Suspicion, suspicion_of
 from ddpdoctor.model.facts import MEMBERS_NAME, REACHED_NAME, Presence
 from ddpdoctor.model.findings import Judgment, Severity, hangs
 from ddpdoctor.model.node import DEVICE_ERROR
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.first_node import FirstNode
     from ddpdoctor.launch.other_node import OtherNode
     from ddpdoctor.launch.placement import Placement
-    from ddpdoctor.launch.progress import NodeProgress
-    from ddpdoctor.launch.watch import JobWatch
+    from ddpdoctor.launch.watch import JobWatch, NodeProgress
     from ddpdoctor.model.facts import NodesSeen
     from ddpdoctor.model.reaching import Connecting
 
@@ -121,18 +120,12 @@ def places_to_try(seen: NodesSeen, placement: Placement) -> tuple[Place, ...]:
 
 
 def try_places(folder: Path, places: Sequence[Place]) -> bool:
-    """Connect to all places at the same time, and save the results; return whether there are new ones."""
+    """Connect to all places at the same time, and save the results; return whether there are new ones.
+
+    Saved is the last attempt at each place, in the same order, without those that exceeded the limit.
+    """
     if is_fresh(folder / REACHED_NAME, REACH_FRESH_S):
         return False
-    found = _knock_at_all(places)
-    with contextlib.suppress(OSError):  # a full disk loses this evidence, but must not affect the job
-        save(folder / REACHED_NAME, tuple(found))
-        return bool(found)
-    return False
-
-
-def _knock_at_all(places: Sequence[Place]) -> list[Connecting]:
-    """Return the last attempt at each place, in the same order, without those that exceeded the limit."""
     from ddpdoctor.probes.store import knock
 
     answers: queue.SimpleQueue[tuple[Place, Connecting]] = queue.SimpleQueue()
@@ -149,7 +142,10 @@ def _knock_at_all(places: Sequence[Place]) -> list[Connecting]:
         except queue.Empty:
             break
         found[place] = attempt
-    return [found[place] for place in places if place in found]
+    with contextlib.suppress(OSError):  # a full disk loses this evidence, but must not affect the job
+        save(folder / REACHED_NAME, tuple(found[place] for place in places if place in found))
+        return bool(found)
+    return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from operator import lt
 from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.exchange.conversation import BadMessage, BadRecord, decompress, read_json
-from ddpdoctor.launch.progress import NodeProgress
+from ddpdoctor.launch.watch import NodeProgress
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.facts import NodeSeen, Presence
 from ddpdoctor.recorder.storage.files import check_json, open_new, read_plain

@@ -10,8 +10,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from ddpdoctor.exchange.clocks import measure_clocks
-from ddpdoctor.exchange.conversation import Conversation
+from ddpdoctor.exchange.conversation import Conversation, measure_clocks
 from ddpdoctor.exchange.meeting import Heartbeating, NoMeeting, OtherPort, find_meeting
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.exchange.wire import NO_TOKEN
@@ -36,14 +35,14 @@ from ddpdoctor.launch.node_messages import (
     write_pulse,
 )
 from ddpdoctor.launch.placement import Style
-from ddpdoctor.launch.progress import NodeProgress
+from ddpdoctor.launch.watch import NodeProgress
 from ddpdoctor.model.facts import NodeSeen, NodesSeen, Presence
 from ddpdoctor.model.findings import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ddpdoctor.exchange.clocks import ClockOffset
+    from ddpdoctor.exchange.conversation import ClockOffset
     from ddpdoctor.exchange.meeting import FoundMeeting, MeetingWay
     from ddpdoctor.exchange.store import Client
     from ddpdoctor.launch.placement import Placement
@@ -234,26 +233,23 @@ class OtherNode:
         ways = [way for way in self._ways if self._searches or not isinstance(way, OtherPort)]
         self._searches += 1
         try:
-            self._join(find_meeting(ways, self._token or NO_TOKEN, FIND_LIMIT_S))
+            found = find_meeting(ways, self._token or NO_TOKEN, FIND_LIMIT_S)
+            # Take a number, send the greeting, and start to beat
+            client, started_as = found.store, self.placement.number
+            number = client.add(ARRIVALS, 1) if started_as is None else started_as
+            if client.add(f"{CLAIM}/{number}", 1) > 1:
+                number = max(self.placement.most, self.placement.expected) - 1 + client.add(SURPLUS, 1)
+            self.number = number
+            self._greet(client)
+            self._found = found
+            self._beating = Heartbeating(found.open, str(number), on_notice=self._notice)
+            self.say()
+            self._beating.start()
         except NoMeeting as error:
             self._why = error.tried[0].words  # the own port's reason; the first member may not serve the other ways
         except StoreError as error:
             self._why = str(error)
         return self._found is not None
-
-    def _join(self, found: FoundMeeting) -> None:
-        """Take a number, send the greeting, and start to beat."""
-        client = found.store
-        started_as = self.placement.number
-        number = client.add(ARRIVALS, 1) if started_as is None else started_as
-        if client.add(f"{CLAIM}/{number}", 1) > 1:
-            number = max(self.placement.most, self.placement.expected) - 1 + client.add(SURPLUS, 1)
-        self.number = number
-        self._greet(client)
-        self._found = found
-        self._beating = Heartbeating(found.open, str(number), on_notice=self._notice)
-        self.say()
-        self._beating.start()
 
     def _greet(self, client: Client) -> None:
         """Send the greeting with a fresh clock offset, which may drift by seconds in a day."""

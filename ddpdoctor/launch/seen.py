@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect import proc
 from ddpdoctor.collect.blocked import HostFacts, read_causes, read_lock_files, read_locks
-from ddpdoctor.collect.connections import Socket, read_received, read_rows, read_sockets
+from ddpdoctor.collect.connections import read_received, read_rows, read_sockets
 from ddpdoctor.collect.launch import LOCAL_RANK_VARIABLES, RANK_VARIABLES
 from ddpdoctor.collect.limits import MEMORY_READERS
 from ddpdoctor.collect.rank_steps import FETCH_CELLS, errors_of_child, fetch_cells, owner_of
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from ddpdoctor.collect.proc import Process
-    from ddpdoctor.launch.progress import Followed
+    from ddpdoctor.launch.watch import Followed
 
 
 EVERY_NS = 2_000_000_000  # our choice: over shorter times the kernel's ticks of 10 ms are too coarse
@@ -206,7 +206,12 @@ class CausesSeen:
         ``alive`` maps a rank's pid and start ticks to its descendants. ``answers`` are by pid. ``receptions`` was
         created when the check began.
         """
-        shared = _network([pid for pid, _ in alive])
+        try:
+            spaces = {str(Path(f"/proc/{pid}/ns/net").readlink()) for pid, _ in alive}
+        except OSError:
+            spaces = set()
+        # Read once if all ranks share one network namespace, as they do outside of containers
+        shared = read_rows(next(iter(alive))[0]) if len(spaces) == 1 else ()
         locks = read_locks()
         host = HostFacts(
             family=frozenset(family), locks=locks, connections=shared, lock_files=read_lock_files(answers, locks)
@@ -237,15 +242,6 @@ def _add(old: Memory | None, used: int) -> Memory:
     if old is None:
         return Memory(used_bytes=used, most_bytes=used)
     return Memory(used_bytes=used or old.used_bytes, most_bytes=max(used, old.most_bytes))
-
-
-def _network(pids: list[int]) -> tuple[Socket, ...]:
-    """Read the connections once if all ranks share one network namespace, as they do outside of containers."""
-    try:
-        spaces = {str(Path(f"/proc/{pid}/ns/net").readlink()) for pid in pids}
-    except OSError:
-        return ()
-    return read_rows(pids[0]) if len(spaces) == 1 else ()
 
 
 @dataclass(slots=True)

@@ -182,7 +182,17 @@ class Session:
             with handling(ENDING_SIGNALS, self._note_signal):
                 self.launcher = start_launcher(self.options, self.folder, guardian.protect_self)
                 self.watch.launcher_pid = self.launcher.pid
-                status = self._watch_and_leave_nobody()
+                try:
+                    with handling(OTHER_SIGNALS, self._note_signal):
+                        self._prepare()  # while the launcher starts: no rank waits for the rules to be imported
+                        status = self._watch_to_the_end()
+                finally:
+                    if self.launcher.poll() is None:
+                        stop_tree(self.launcher.pid, self.folder)
+                    elif self.watch.interrupted_by is not None or self.launcher.returncode < 0:
+                        # A shell that is asked to end leaves its ranks behind, and so does torchrun if a signal kills
+                        # it.
+                        stop_tree(self.launcher.pid, self.folder, grace_s=STOP_GRACE_S)
         finally:
             guardian.dismiss()
         return self._end(status)
@@ -190,30 +200,29 @@ class Session:
     def _end(self, status: int) -> JobOutcome:
         outcome: JobOutcome | None = None
         with self._job_goes_first():
-            outcome = self._finish(status)
+            with self._job_goes_first():
+                self._close_record(status)
+                if status and self.hang is None and not self.signals:
+                    self.hang = self.examining.take_stop()
+            known = len(self.signals)
+            judgment = self.hang or self._settle(
+                self.examining.judge_end(status, lambda: len(self.signals) > known), status
+            )
+            outcome = self._outcome(status, judgment)
+            with self._job_goes_first():  # the findings are shown even if saving fails
+                copy_back(self.folder, self.run_dir)
+                self._save(outcome)
         with self._job_goes_first():
             if self.examining.nodes is not None:
                 self.examining.nodes.close()
         return outcome or self._outcome(status)
 
     def _note_signal(self, number: int, _frame: object) -> None:
-        self.signals.append((signal.Signals(number), time.monotonic_ns()))
-
-    def _hand_on(self, number: int, _frame: object) -> None:
-        self.launcher.send_signal(number)
-        self.warnings.append((signal.Signals(number), time.monotonic_ns()))
-
-    def _watch_and_leave_nobody(self) -> int:
-        try:
-            with handling(OTHER_SIGNALS, self._hand_on):
-                self._prepare()  # while the launcher starts: no rank waits for the rules to be imported
-                return self._watch_to_the_end()
-        finally:
-            if self.launcher.poll() is None:
-                stop_tree(self.launcher.pid, self.folder)
-            elif self.watch.interrupted_by is not None or self.launcher.returncode < 0:
-                # A shell that is asked to end leaves its ranks behind, and so does torchrun if a signal kills it.
-                stop_tree(self.launcher.pid, self.folder, grace_s=STOP_GRACE_S)
+        noted = self.signals
+        if number in OTHER_SIGNALS:
+            self.launcher.send_signal(number)
+            noted = self.warnings
+        noted.append((signal.Signals(number), time.monotonic_ns()))
 
     def _prepare(self) -> None:
         """Load the rules, and connect to the other nodes if there are any."""
@@ -284,6 +293,7 @@ class Session:
         return status
 
     def _react(self) -> None:
+        """Do what is due: pass on signals, take evidence that is asked for, examine, stop a job that hangs."""
         if self.signals:
             self._pass_on_signal()
         elif len(self.warnings) > self.answered_warnings:
@@ -299,8 +309,22 @@ class Session:
                     line = f"{found[0].code} {found[0].kind} (ddpdoctor): {found[0].summary}"
                     write_whole(self.folder / "verdict.txt", " ".join(line.split()))
             self.watch.evidence.acknowledge()
-        elif self.hang is None:
-            self._examine()
+        elif self.hang is None and (examined := self.examining.examine()) is not None:
+            if examined.stop:
+                # Ranks here fail if other nodes stop theirs sooner, so save first that the job is being stopped.
+                self.watch.stopping_since_ns = time.monotonic_ns()
+                self.watch.save(ended=False, launcher_status=None)
+                self.examining.announce(examined.judgment, stop=True)
+                self.hang = examined.judgment
+                self._save(self._outcome(None))
+                self.watch.evidence.set_control(CONTROL_STOPPING, time.monotonic_ns())
+                self._stop_hung()
+            elif has_errors(examined.judgment):
+                self.examining.announce(examined.judgment, stop=False)
+                self.examining.stand_by(examined.judgment)
+                self._report(examined.judgment)
+            else:
+                self._withdraw()
 
     @contextlib.contextmanager
     def _job_goes_first(self) -> Iterator[None]:
@@ -314,27 +338,6 @@ class Session:
     def _take_evidence(self) -> None:
         with self._job_goes_first():
             self.watch.take_evidence()
-
-    def _examine(self) -> None:
-        """Take and judge evidence if it is time. Stop a job that hangs, or report the hang and keep watching."""
-        examined = self.examining.examine()
-        if examined is None:
-            return
-        if examined.stop:
-            # Ranks here fail if other nodes stop theirs sooner, so save first that the job is being stopped.
-            self.watch.stopping_since_ns = time.monotonic_ns()
-            self.watch.save(ended=False, launcher_status=None)
-            self.examining.announce(examined.judgment, stop=True)
-            self.hang = examined.judgment
-            self._save(self._outcome(None))
-            self.watch.evidence.set_control(CONTROL_STOPPING, time.monotonic_ns())
-            self._stop_hung()
-        elif has_errors(examined.judgment):
-            self.examining.announce(examined.judgment, stop=False)
-            self.examining.stand_by(examined.judgment)
-            self._report(examined.judgment)
-        else:
-            self._withdraw()
 
     def _report(self, judgment: Judgment) -> None:
         """Show once what is wrong with a job that continues. Save a hang too: the job may never end by itself."""
@@ -419,21 +422,6 @@ class Session:
             copy_back(self.folder, self.run_dir)
             judgment = self._settle(self.examining.judge_now(), None)
             self._save(self._outcome(None, judgment))
-
-    def _finish(self, status: int) -> JobOutcome:
-        with self._job_goes_first():
-            self._close_record(status)
-            if status and self.hang is None and not self.signals:
-                self.hang = self.examining.take_stop()
-        known = len(self.signals)
-        judgment = self.hang or self._settle(
-            self.examining.judge_end(status, lambda: len(self.signals) > known), status
-        )
-        outcome = self._outcome(status, judgment)
-        with self._job_goes_first():  # the findings are shown even if saving fails
-            copy_back(self.folder, self.run_dir)
-            self._save(outcome)
-        return outcome
 
     def _close_record(self, status: int) -> None:
         self.watch.follow(at_once=True)

@@ -55,7 +55,7 @@ BUSY_CORES = 0.3
 # Our choice: a thread that polls with short sleeps wants a core for less of the time than this, however crowded the
 # machine is.
 BUSY_WANTED = 0.5
-# The same limit as for progress (``launch.progress``): a loop that polls a small file stays below it.
+# The same limit as for progress (``launch.watch``): a loop that polls a small file stays below it.
 BUSY_BYTES_S = 64 * 1024
 _BATON = "/torch/utils/file_baton.py"
 _POLLS = ("/filelock/", "/portalocker/", "/fasteners/", _BATON)

@@ -8,7 +8,7 @@ from importlib import metadata
 
 import pytest
 
-from ddpdoctor.exchange.clocks import KEY
+from ddpdoctor.exchange.conversation import CLOCK_KEY
 from ddpdoctor.exchange.store import wait_for
 from ddpdoctor.exchange.wire import NO_TOKEN, open_client
 from tests.scenarios.check_env.running import CHECK_ENV, Seen
@@ -70,7 +70,7 @@ def test_a_rank_that_is_interrupted_ends_at_once():
     )  # fmt: skip
     # Another rank could see its clock: it waits.
     waits = open_client(("localhost",), port, NO_TOKEN, 100)
-    assert wait_for(lambda: waits.get(f"fleet/0/{KEY}"), 100)
+    assert wait_for(lambda: waits.get(f"fleet/0/{CLOCK_KEY}"), 100)
     assert waits.add("0/arrived", 0) == 0
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=200)

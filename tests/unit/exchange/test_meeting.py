@@ -39,7 +39,6 @@ from ddpdoctor.exchange.meeting import (
     ServerCandidate,
     find_deputy,
     find_meeting,
-    open_meeting,
     race,
 )
 from ddpdoctor.exchange.store import MAX_VALUE_BYTES, KeyValues, StoreError
@@ -101,7 +100,7 @@ def test_values_and_counters_by_every_way(meeting, ways, name):
 
 
 def test_threads_share_a_connection_over_a_mailbox(ways):
-    store = open_meeting(ways["store"], TOKEN, LIMIT_S)
+    store = ways["store"].open(TOKEN, LIMIT_S)
     with ThreadPoolExecutor(4) as pool:
         assert sorted(pool.map(lambda _: store.add("n", 1), range(20))) == list(range(1, 21))
 
@@ -172,7 +171,7 @@ def test_a_port_that_is_taken_leaves_the_other_ways(meeting, tmp_path):
         assert hosted.not_listening == f"cannot listen on port {meeting.port}: Address already in use"
         assert hosted.port == 0
         hosted.serve_folder(tmp_path)
-        assert open_meeting(Folder(tmp_path), TOKEN, LIMIT_S).add("n", 1) == 1
+        assert Folder(tmp_path).open(TOKEN, LIMIT_S).add("n", 1) == 1
         assert hosted.values.add("n", 0) == 1
 
 
@@ -180,7 +179,7 @@ def test_a_meeting_that_has_closed_says_so(tmp_path):
     with HostedMeeting(None, TOKEN) as hosted:
         own = hosted.values
         hosted.serve_folder(tmp_path)
-        by_folder = open_meeting(Folder(tmp_path), TOKEN, LIMIT_S)
+        by_folder = Folder(tmp_path).open(TOKEN, LIMIT_S)
     with pytest.raises(StoreError):
         own.get("a")
     with pytest.raises(StoreError):
@@ -201,7 +200,7 @@ def test_a_folder_that_another_run_has_left_behind_is_no_meeting(tmp_path):
     (tmp_path / "its").mkdir()
     with HostedMeeting(None, TOKEN) as killed:
         killed.serve_folder(tmp_path / "its")
-        open_meeting(Folder(tmp_path / "its"), TOKEN, LIMIT_S).add("n", 1)
+        Folder(tmp_path / "its").open(TOKEN, LIMIT_S).add("n", 1)
         shutil.copytree(tmp_path / "its", tmp_path / "left")
     assert (tmp_path / "left" / FOLDER / "meeting").exists()
     with pytest.raises(NoMeeting, match="does not answer"):
@@ -220,7 +219,7 @@ def test_a_store_that_ends_and_a_folder_that_cannot_be_written_end_their_ways_al
 
     assert wait_until(lambda: by_store.failed == "the store has ended", LIMIT_S)
     assert wait_until(lambda: "cannot be made: Not a directory" in by_folder.failed, LIMIT_S)
-    assert open_meeting(OwnPort(("127.0.0.1",), meeting.port), TOKEN, LIMIT_S).add("n", 1) == 1
+    assert OwnPort(("127.0.0.1",), meeting.port).open(TOKEN, LIMIT_S).add("n", 1) == 1
 
 
 # Where the first member never comes, the lowest of those that are there serves the meeting in a shared folder.
@@ -347,7 +346,7 @@ def hosted(shelf):
 
 
 def by_mailbox(shelf):
-    return open_meeting(OverStore(lambda _: shelf), TOKEN, LIMIT_S)
+    return OverStore(lambda _: shelf).open(TOKEN, LIMIT_S)
 
 
 def add_one():

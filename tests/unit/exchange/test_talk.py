@@ -16,18 +16,19 @@ from dataclasses import dataclass
 
 import pytest
 
-from ddpdoctor.exchange.clocks import ROUNDS, measure_clocks
 from ddpdoctor.exchange.conversation import (
     CHUNK_BYTES,
     MAX_PACKED_BYTES,
     MAX_PLAIN_BYTES,
+    ROUNDS,
     BadMessage,
     BadRecord,
     Conversation,
+    measure_clocks,
     pack,
     unpack,
 )
-from ddpdoctor.exchange.meeting import Folder, Heartbeating, HostedMeeting, OwnPort, open_meeting
+from ddpdoctor.exchange.meeting import Folder, Heartbeating, HostedMeeting, OwnPort
 from ddpdoctor.exchange.store import (
     BEAT_EVERY_S,
     MAX_MEMBERS,
@@ -98,7 +99,7 @@ def test_a_slow_way_is_asked_less_often():
 @pytest.mark.skipif(shutil.which("faketime") is None, reason="faketime is not installed")
 def test_a_real_clock_that_is_behind_is_seen_to_be():
     with HostedMeeting(0, b"token", one_host=True) as hosted:
-        own = measure_clocks(open_meeting(OwnPort(("127.0.0.1",), hosted.port), b"token", 60))
+        own = measure_clocks(OwnPort(("127.0.0.1",), hosted.port).open(b"token", 60))
         behind = subprocess.run(
             ["faketime", "-f", "-20s", sys.executable, "-c", BEHIND, str(hosted.port)],
             stdout=subprocess.PIPE, text=True, check=True, timeout=200, env={**os.environ, "DONT_FAKE_MONOTONIC": "1"},
@@ -111,9 +112,9 @@ def test_a_real_clock_that_is_behind_is_seen_to_be():
 
 BEHIND = """
 import sys
-from ddpdoctor.exchange.clocks import measure_clocks
-from ddpdoctor.exchange.meeting import OwnPort, open_meeting
-offset = measure_clocks(open_meeting(OwnPort(("127.0.0.1",), int(sys.argv[1])), b"token", 60))
+from ddpdoctor.exchange.conversation import measure_clocks
+from ddpdoctor.exchange.meeting import OwnPort
+offset = measure_clocks(OwnPort(("127.0.0.1",), int(sys.argv[1])).open(b"token", 60))
 print(offset.wall_s, offset.monotonic_ns, offset.error_ns)
 """
 
@@ -288,7 +289,7 @@ LIMIT_S = 60.0
 
 
 def opener(hosted):
-    return lambda limit_s: open_meeting(OwnPort(("127.0.0.1",), hosted.port), TOKEN, limit_s)
+    return lambda limit_s: OwnPort(("127.0.0.1",), hosted.port).open(TOKEN, limit_s)
 
 
 @contextlib.contextmanager
@@ -360,7 +361,7 @@ def test_a_member_that_reaches_nobody_knows_and_can_leave():
 
     def open_it(_):
         tried.set()
-        return open_meeting(nowhere, TOKEN, 0.1)
+        return nowhere.open(TOKEN, 0.1)
 
     with beats(open_it, "3") as beating:
         assert tried.wait(LIMIT_S)
@@ -370,7 +371,7 @@ def test_a_member_that_reaches_nobody_knows_and_can_leave():
 
 def test_over_a_folder_a_member_beats_less_often(hosted, tmp_path):
     hosted.serve_folder(tmp_path)
-    client = open_meeting(Folder(tmp_path), TOKEN, LIMIT_S)
+    client = Folder(tmp_path).open(TOKEN, LIMIT_S)
     with beats(lambda _: client, "3") as beating:
         assert wait_until(lambda: heard(hosted, "3") is not None, LIMIT_S)
         assert beating.leave(b"1")

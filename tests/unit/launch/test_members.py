@@ -35,9 +35,9 @@ from ddpdoctor.launch.node_messages import (
     write_pulse,
 )
 from ddpdoctor.launch.placement import Placement
-from ddpdoctor.launch.progress import NodeProgress
 from ddpdoctor.launch.run_folder import Starter, make_member_folder
 from ddpdoctor.launch.starting import nccl_log_environment
+from ddpdoctor.launch.watch import NodeProgress
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import REACHED_NAME as FILE
 from ddpdoctor.model.facts import NodeSeen, NodesSeen, Presence

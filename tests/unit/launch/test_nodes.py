@@ -18,7 +18,7 @@ import pytest
 from ddpdoctor.collect.fingerprint_nodes import COMPARISON, POINTS, read_consistency, unite_consistency
 from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.job_store import open_job_store
-from ddpdoctor.exchange.meeting import HostedMeeting, OtherPort, OwnPort, open_meeting
+from ddpdoctor.exchange.meeting import HostedMeeting, OtherPort, OwnPort
 from ddpdoctor.exchange.store import Client, StoreError
 from ddpdoctor.exchange.wire import RemoteClient, open_client
 from ddpdoctor.launch.command_line import OnHang
@@ -27,9 +27,8 @@ from ddpdoctor.launch.hang import Examining
 from ddpdoctor.launch.node_messages import pack_folder
 from ddpdoctor.launch.other_node import OtherNode
 from ddpdoctor.launch.placement import MOST_ADDRESSES, Placement, Style, own_addresses
-from ddpdoctor.launch.progress import Followed, NodeProgress
 from ddpdoctor.launch.replica_exchange import CONTENTS, ROOTS, WORD, LiveComparison, SharedReplicas
-from ddpdoctor.launch.watch import JobWatch
+from ddpdoctor.launch.watch import Followed, JobWatch, NodeProgress
 from ddpdoctor.model.consistency import Consistency, RootsReport
 from ddpdoctor.model.facts import Run, attempt_name
 from ddpdoctor.model.findings import Confidence, Finding, Judgment, Severity
@@ -266,7 +265,7 @@ def test_a_member_that_lost_its_connection_finds_the_first_without_the_store(sto
 
     def opens() -> bool:
         with contextlib.suppress(StoreError):
-            open_meeting(way, b"secret", 3).close()
+            way.open(b"secret", 3).close()
             return True
         return False
 
@@ -314,7 +313,7 @@ def test_a_word_that_leads_nowhere_or_to_very_many_addresses_or_is_a_stranger_s(
         assert opened.get(SECOND_PORT) is not None
     way = next(way for way in further_ways(place_with_store(1, taken, port), tmp_path) if isinstance(way, OtherPort))
     with pytest.raises(StoreError, match=words) as reported:
-        open_meeting(way, b"secret", 3.0)
+        way.open(b"secret", 3.0)
     assert hosts == 1 or str(reported.value).count(words) == MOST_ADDRESSES
 
 
