@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from ddpdoctor.attach.find import NO_JOB
-from ddpdoctor.attach.session import SUMMARY, make_attach_folder, save_nodes
+from ddpdoctor.attach.look import SUMMARY, make_attach_folder, to_json
 from ddpdoctor.collect.bounded import start_program, wait_for_program
 from ddpdoctor.model.attached import AskedNodes, NodeAnswer
+from ddpdoctor.model.codec import encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.words import count_of
@@ -122,7 +123,7 @@ def ask_nodes(
         answers = sorted((*_ask_all(way, commands, folder, limit_s), *known), key=lambda one: one.node)
         asked = AskedNodes(wall_ns=wall_ns, asked_by=way.name, nodes=tuple(answers))
         if any(one.folder for one in answers):
-            save_nodes(folder, asked)
+            write_whole(folder / "nodes.json", to_json(encode(asked)))
             return folder
     finally:
         with contextlib.suppress(OSError):
@@ -392,7 +393,11 @@ def receive_folder(lines: Iterable[bytes], folder: Path) -> Arrived:
     count, announced = 0, None
     error = remedy = ""
     for line in lines:
-        record = _parse_record(line)
+        at, record = line.find(b'{"stream": "' + MARK.encode()), None
+        with contextlib.suppress(ValueError, RecursionError):
+            record = json.loads(line[at:]) if at >= 0 else None
+        if not isinstance(record, dict):
+            continue
         if "data" in record:
             count += _save(record, folder)
         elif "error" in record:
@@ -405,17 +410,6 @@ def receive_folder(lines: Iterable[bytes], folder: Path) -> Arrived:
 def _send(out: IO[bytes], **record: Any) -> None:
     out.write(json.dumps({"stream": MARK, "version": VERSION, **record}).encode() + b"\n")
     out.flush()
-
-
-def _parse_record(line: bytes) -> dict[str, Any]:
-    at = line.find(b'{"stream": "' + MARK.encode())
-    if at < 0:
-        return {}
-    try:
-        record = json.loads(line[at:])
-    except (ValueError, RecursionError):
-        return {}
-    return record if isinstance(record, dict) else {}
 
 
 def _save(record: dict[str, Any], folder: Path) -> bool:

@@ -197,12 +197,19 @@ def _read_safetensors(seen: FileSeen, file: BinaryIO, extent: Extent) -> FileSee
 def _with_values(
     seen: FileSeen, tensors: Sequence[tuple[str, TensorRef]], starts: Mapping[str, int], extent: Extent
 ) -> FileSeen:
-    """Add what the values of a whole file show."""
+    """Add what the values of a whole file show: odd ones, and by name dtype, shape and fingerprint as text."""
     if seen.state is not ReadState.WHOLE:
         return seen
+    digests: dict[str, str] | None = None
     with mapped(Path(seen.path)) as buffer:
         values, unseen = check_values(buffer, tensors, starts) if extent.whole else (None, ())
-        digests = digest_tensors(buffer, tensors, starts) if extent.digests else None
+        if extent.digests:
+            opened = ((name, ref, open_tensor(buffer, ref, starts)) for name, ref in tensors)
+            digests = {
+                name: f"{ref.dtype} {list(ref.shape)} {fingerprints([tensor]).hex()}"
+                for name, ref, tensor in opened
+                if tensor is not None
+            }
     return replace(seen, values=values, unseen=unseen, digests=digests)
 
 
@@ -394,18 +401,6 @@ def check_values(
             plain += int((torch.isfinite(chunk) & (chunk != 0)).sum())
         found.append(OddValues(name=name, of=tensor.numel(), nan=nan, above=above, below=below, plain=plain))
     return tuple(found), tuple(unseen)
-
-
-def digest_tensors(
-    buffer: mmap.mmap, tensors: Iterable[tuple[str, TensorRef]], starts: Mapping[str, int]
-) -> dict[str, str]:
-    """Return dtype, shape and fingerprint of each readable tensor as text, by name."""
-    found = {}
-    for name, ref in tensors:
-        tensor = open_tensor(buffer, ref, starts)
-        if tensor is not None:
-            found[name] = f"{ref.dtype} {list(ref.shape)} {fingerprints([tensor]).hex()}"
-    return found
 
 
 def open_tensor(buffer: mmap.mmap, ref: TensorRef, starts: Mapping[str, int]) -> Any | None:

@@ -197,16 +197,13 @@ class _Reader(_PYTHONS_OWN):  # type: ignore[misc]
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> Any:
-    return _make(storage, offset, shape, stride, storage.dtype if isinstance(storage, StorageRef) else "")
+    dtype = storage.dtype if isinstance(storage, StorageRef) else ""
+    return _typed_tensor(storage, offset, shape, stride, None, None, dtype)
 
 
 def _typed_tensor(  # the signature is torch's
     storage: Any, offset: Any, shape: Any, stride: Any, _grad: Any, _hooks: Any, dtype: Any, *_: Any
 ) -> Any:
-    return _make(storage, offset, shape, stride, dtype)
-
-
-def _make(storage: Any, offset: Any, shape: Any, stride: Any, dtype: Any) -> Any:
     if not isinstance(storage, StorageRef) or dtype not in DTYPES:
         return Opaque(storage, offset, shape, stride)
     sizes, steps, at = tuple(map(int, shape)), tuple(map(int, stride)), int(offset)
@@ -232,17 +229,13 @@ def _encode(text: Any, encoding: Any = "latin1") -> bytes:
     return text.encode("latin1")
 
 
-def _sequence(*args: Any) -> tuple[Any, ...]:
-    return tuple(args[0]) if args else ()
-
-
 _REBUILDERS: tuple[Callable[..., Any], ...] = (_tensor, _typed_tensor, _first)
 _KNOWN: dict[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): OrderedDict,
     ("builtins", "set"): set,
     ("__builtin__", "set"): set,
     ("_codecs", "encode"): _encode,
-    ("torch", "Size"): _sequence,
+    ("torch", "Size"): tuple,
     ("torch._utils", "_rebuild_tensor"): _tensor,
     ("torch._utils", "_rebuild_tensor_v2"): _tensor,
     ("torch._utils", "_rebuild_tensor_v3"): _typed_tensor,
@@ -309,7 +302,20 @@ def read_archive(file: BinaryIO, *, checksums: bool = True) -> Archive:
         records = {_short(info.filename): info for info in archive.infolist()}
         has_checksums = any(info.CRC for info in records.values())
         damaged = tuple(_damaged(archive, records)) if has_checksums and checksums else ()
-        loaded, problem = _read_index(file, records.get(PICKLE))
+        info, problem = records.get(PICKLE), ""
+        loaded: Loaded | None = None
+        if info is None:
+            problem = f"it holds no {PICKLE}: it is a zip archive, and not one of torch.save's"
+        elif (start := _start(file, info)) < 0:
+            problem = f"the header of {PICKLE} is damaged"
+        elif info.file_size > MOST_INDEX_BYTES:
+            problem = f"{PICKLE} should have {info.file_size} bytes"
+        else:
+            try:
+                file.seek(start)
+                loaded = read_pickle(io.BytesIO(file.read(info.file_size)))
+            except Unreadable as error:
+                problem = str(error)
         starts = {
             name.removeprefix("data/"): _start(file, info)
             for name, info in records.items()
@@ -333,21 +339,6 @@ def _damaged(archive: zipfile.ZipFile, records: Mapping[str, zipfile.ZipInfo]) -
                     pass
         except Exception:  # noqa: BLE001 - with a flipped bit in a header, zipfile may raise anything
             yield name
-
-
-def _read_index(file: BinaryIO, info: zipfile.ZipInfo | None) -> tuple[Loaded | None, str]:
-    if info is None:
-        return None, f"it holds no {PICKLE}: it is a zip archive, and not one of torch.save's"
-    start = _start(file, info)
-    if start < 0:
-        return None, f"the header of {PICKLE} is damaged"
-    if info.file_size > MOST_INDEX_BYTES:
-        return None, f"{PICKLE} should have {info.file_size} bytes"
-    try:
-        file.seek(start)
-        return read_pickle(io.BytesIO(file.read(info.file_size))), ""
-    except Unreadable as error:
-        return None, str(error)
 
 
 def _start(file: BinaryIO, info: zipfile.ZipInfo) -> int:

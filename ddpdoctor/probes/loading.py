@@ -116,7 +116,16 @@ def load_callable(name: str, option: str) -> Callable[..., Any]:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     with users_turn(f"{option} {name}: the module cannot be imported"):
-        found: Any = _import(module_name, f"{option} {name}")
+        try:
+            found: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            missing = error.name or ""
+            if missing != module_name and not module_name.startswith(missing + "."):
+                raise  # the module exists, but something that it imports does not
+            advice = (
+                f"Modules are searched in {Path.cwd()} and on Python's path. Run the command in your project folder."
+            )
+            raise UserError(f"{option} {name}: there is no module {missing}", help=advice) from error
     owner = module_name
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -152,19 +161,6 @@ def users_turn(what: str, status: int = ExitStatus.WRONG_USE) -> Iterator[None]:
         raise UserError(f"{what}: {_last_line(error)}", help=_place(error), status=status) from error
     finally:
         sys.argv = former
-
-
-def _import(module_name: str, option: str) -> Any:
-    try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if missing != module_name and not module_name.startswith(missing + "."):
-            raise  # the module exists, but something that it imports does not
-        raise UserError(
-            f"{option}: there is no module {missing}",
-            help=f"Modules are searched in {Path.cwd()} and on Python's path. Run the command in your project folder.",
-        ) from error
 
 
 def _last_line(error: BaseException) -> str:

@@ -146,7 +146,14 @@ class _Mesh:
             self._conversation.send(f"posts/{block}/{own.number}", posts.published)
             pairs = self._visit(block, targets, patience)
             self._conversation.send(f"pairs/{block}/{own.number}", PairResults(pairs=pairs))
-            self._await(posts, block, sources if posts.published.ports else [], patience)
+            # Listen until each source was served, has posted its results without coming, or is absent
+            waiting = set(sources if posts.published.ports else [])
+            while waiting and time.monotonic() < self._deadline:
+                waiting = {one for one in waiting - posts.served if not self._conversation.has(f"pairs/{block}/{one}")}
+                if time.monotonic() > patience:
+                    waiting = {one for one in waiting if self._conversation.has(f"posts/{block}/{one}")}
+                if waiting:
+                    time.sleep(LOOK_EVERY_S)
         return pairs
 
     def _visit(self, block: int, targets: Sequence[Publication], patience: float) -> tuple[NodePair, ...]:
@@ -173,17 +180,6 @@ class _Mesh:
             ticket=ticket,
             obstacle=obstacle if obstacle or port else "it opened no port for this node",
         )
-
-    def _await(self, posts: Posts, block: int, sources: Iterable[int], patience: float) -> None:
-        """Listen until each source was served, has posted its results without coming, or is absent."""
-        waiting = set(sources)
-        while time.monotonic() < self._deadline:
-            waiting = {one for one in waiting - posts.served if not self._conversation.has(f"pairs/{block}/{one}")}
-            if time.monotonic() > patience:
-                waiting = {one for one in waiting if self._conversation.has(f"posts/{block}/{one}")}
-            if not waiting:
-                return
-            time.sleep(LOOK_EVERY_S)
 
     def collect(self, own: Sequence[NodePair], blocks: Sequence[range]) -> tuple[NodePair, ...]:
         """Return the pairs of all nodes, by source and target. Pairs without a result carry the reason."""
@@ -284,13 +280,28 @@ class Posts:
 
     def _open(self, address: str, port_range: tuple[int, int] | None) -> socket.socket:
         """Return a new listening socket, or one of our open ones if all ports of the range are taken."""
-        try:
-            return _listen(address, port_range)
-        except OSError as error:
-            if port_range is None or error.errno != errno.EADDRINUSE or not self._listeners:
-                raise
-        open_ones = tuple(set(self._listeners.values()))
-        return open_ones[len(self._listeners) % len(open_ones)]
+        family, place = numeric_place(address, 0)
+        low, high = port_range or (0, 0)
+        with contextlib.ExitStack() as opened:
+            listener = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            # In random order, so that nodes on one host, and later runs, do not all begin at the same port.
+            for port in random.sample(range(low, high + 1), high + 1 - low):
+                try:
+                    listener.bind((place[0], port, *place[2:]))
+                except OSError as error:
+                    if port_range is None or error.errno != errno.EADDRINUSE:
+                        raise
+                else:
+                    break
+            else:
+                if not self._listeners:
+                    raise OSError(errno.EADDRINUSE, f"no port of {low}-{high} is free")
+                open_ones = tuple(set(self._listeners.values()))
+                return open_ones[len(self._listeners) % len(open_ones)]
+            listener.listen(BACKLOG)
+            listener.settimeout(0)
+            opened.pop_all()
+        return listener
 
     @property
     def published(self) -> PostsOpen:
@@ -354,22 +365,17 @@ class Posts:
             # Not a stranger, nor a source on another source's port
             if known and self._listeners.get(source) is listener:
                 self._selector.unregister(connection)
-                self._serve_one(connection)
+                started = time.monotonic()
+                try:
+                    connection.sendall(ENOUGH if self._lost.enough else GO)
+                    if not self._lost.enough:
+                        serve_payloads(connection, self._pace)
+                except (OSError, Damaged):
+                    # The source reports the failure. Here only the lost time is counted.
+                    self._lost.spent_s += time.monotonic() - started
                 self.served.add(source)
                 self._selector.register(connection, selectors.EVENT_READ)
         self._drop(connection)
-
-    def _serve_one(self, connection: socket.socket) -> None:
-        started = time.monotonic()
-        try:
-            if self._lost.enough:
-                connection.sendall(ENOUGH)
-            else:
-                connection.sendall(GO)
-                serve_payloads(connection, self._pace)
-        except (OSError, Damaged):
-            # The source reports the failure. Here only the lost time is counted.
-            self._lost.spent_s += time.monotonic() - started
 
     def _drop(self, connection: socket.socket) -> None:
         self._selector.unregister(connection)
@@ -382,28 +388,6 @@ class Posts:
         self._waiting.clear()
         self._listeners.clear()
         self._selector.close()
-
-
-def _listen(address: str, port_range: tuple[int, int] | None) -> socket.socket:
-    family, place = numeric_place(address, 0)
-    low, high = port_range or (0, 0)
-    with contextlib.ExitStack() as opened:
-        listener = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
-        # In random order, so that nodes on one host, and later runs, do not all begin at the same port.
-        for port in random.sample(range(low, high + 1), high + 1 - low):
-            try:
-                listener.bind((place[0], port, *place[2:]))
-            except OSError as error:
-                if port_range is None or error.errno != errno.EADDRINUSE:
-                    raise
-            else:
-                break
-        else:
-            raise OSError(errno.EADDRINUSE, f"no port of {low}-{high} is free")
-        listener.listen(BACKLOG)
-        listener.settimeout(0)
-        opened.pop_all()
-    return listener
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

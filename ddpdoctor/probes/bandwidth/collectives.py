@@ -189,13 +189,6 @@ def _touched(case: Case, count: int, device: torch.device) -> torch.Tensor:
     return torch.empty(count, dtype=getattr(torch, case.dtype), device=device).fill_(0)
 
 
-def push_out(device: torch.device) -> None:
-    """Write more than the cache holds, to evict the buffers from it."""
-    import torch
-
-    torch.empty(COLD_FACTOR * cache_bytes(device), dtype=torch.uint8, device=device).fill_(1)
-
-
 def check(group: RankGroup, case: Case, buffers: Buffers, hosts: Sequence[str]) -> tuple[tuple[Wrong, ...], float]:
     """Make the call once and return what is wrong on any rank. The buffers are zeros again afterwards.
 
@@ -287,33 +280,24 @@ def _compare(
 
     They are compared in pieces of one period, so that little memory is needed besides the buffers.
     """
+    import torch
+
     count, first = 0, (0, 0.0, 0.0)
     for start, length, pattern, index in parts:
         at = start
-        for piece in pattern.pieces(index, index + length):
-            missed, place, expected, found = _compare_piece(output[at : at + piece.numel()], piece, allowed)
-            if missed and not count:
-                first = at + place, expected, found
-            count += missed
-            at += piece.numel()
+        for expected in pattern.pieces(index, index + length):
+            found = output[at : at + expected.numel()]
+            at += expected.numel()
+            if not allowed and torch.equal(found, expected):
+                continue
+            # Also true for NaN.
+            close = torch.isclose(found.to(torch.float64), expected, rtol=allowed, atol=0.0) if allowed else None
+            places = (found != expected if close is None else ~close).nonzero()
+            if places.numel() and not count:
+                place = int(places[0])
+                first = at - expected.numel() + place, float(expected[place]), float(found[place])
+            count += int(places.numel())
     return count, *first
-
-
-def _compare_piece(found: torch.Tensor, expected: torch.Tensor, allowed: float) -> tuple[int, int, float, float]:
-    import torch
-
-    if not allowed and torch.equal(found, expected):
-        return 0, 0, 0.0, 0.0
-    if allowed:
-        # Also true for NaN.
-        differs = ~torch.isclose(found.to(torch.float64), expected, rtol=allowed, atol=0.0)
-    else:
-        differs = found != expected
-    places = differs.nonzero()
-    if not places.numel():
-        return 0, 0, 0.0, 0.0
-    place = int(places[0])
-    return int(places.numel()), place, float(expected[place]), float(found[place])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,9 +324,12 @@ _OPERATORS = {
 class Pattern:
     """Values by index. At most one period of them is in memory, and nothing until ``pieces`` is iterated."""
 
-    def __init__(self, make: Callable[[torch.Tensor], torch.Tensor], period: int, device: torch.device) -> None:
-        """``make`` returns the values at the given places, which are all below ``period``."""
-        self._make, self._period, self._device = make, period, device
+    def __init__(
+        self, make: Callable[[torch.Tensor], torch.Tensor], group: RankGroup, dtype: torch.dtype | None
+    ) -> None:
+        """``make`` returns the values at the given places, which are all below the period. They become ``dtype``."""
+        self._make, self._dtype = make, dtype
+        self._period, self._device = PERIODS[group.device.type], group.device
 
     def pieces(self, start: int, stop: int) -> Iterator[torch.Tensor]:
         """Yield the values of the indexes from ``start`` to ``stop``, in pieces of a period at most."""
@@ -364,11 +351,14 @@ class Pattern:
         import torch
 
         places = torch.arange(begin, begin + count, dtype=torch.int64, device=self._device)
-        return self._make(places.remainder_(self._period))
+        values = self._make(places.remainder_(self._period))
+        return values if self._dtype is None else values.to(self._dtype)
 
 
 def put_in(case: Case, group: RankGroup, rank: int) -> Pattern:
     """Return the input of a rank. ``rank`` is its place in the group."""
+    import torch
+
     redop = case.redop
 
     def make(places: torch.Tensor) -> torch.Tensor:
@@ -376,13 +366,11 @@ def put_in(case: Case, group: RankGroup, rank: int) -> Pattern:
             return _hash(rank, places) % (LARGEST + 1)
         # A rank's input: its own value if it is one of the next active ranks after place, else neutral
         size = group.size
-        import torch
-
         is_active = (rank - places) % size < _active(redop, size)
         values = _active_values(redop, torch.full_like(places, rank), size, places)
         return torch.where(is_active, values, _OPERATORS[redop].neutral)
 
-    return _pattern(make, case, group)
+    return Pattern(make, group, getattr(torch, case.dtype))
 
 
 def reduced(case: Case, group: RankGroup) -> Pattern:
@@ -400,7 +388,7 @@ def reduced(case: Case, group: RankGroup) -> Pattern:
             result = getattr(torch, _OPERATORS[redop].combine)(result, values)
         return result.to(torch.float64) / group.size if redop == "avg" else result
 
-    return Pattern(make, _period(group), group.device) if tolerance(case, group) else _pattern(make, case, group)
+    return Pattern(make, group, None if tolerance(case, group) else getattr(torch, case.dtype))
 
 
 def tolerance(case: Case, group: RankGroup) -> float:
@@ -418,18 +406,7 @@ def tolerance(case: Case, group: RankGroup) -> float:
 
 def working_bytes(case: Case, group: RankGroup) -> int:
     """Return the most memory that the pass takes besides the buffers. It does not depend on the number of ranks."""
-    return min(case.count, _period(group)) * WORKING_BYTES
-
-
-def _pattern(make: Callable[[torch.Tensor], torch.Tensor], case: Case, group: RankGroup) -> Pattern:
-    import torch
-
-    dtype: torch.dtype = getattr(torch, case.dtype)
-    return Pattern(lambda places: make(places).to(dtype), _period(group), group.device)
-
-
-def _period(group: RankGroup) -> int:
-    return PERIODS[group.device.type]
+    return min(case.count, PERIODS[group.device.type]) * WORKING_BYTES
 
 
 def _active(redop: str, size: int) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -154,14 +153,21 @@ class _Groups:
         """Create the groups that are not open yet, and return this rank's own group of the slot, if any."""
         import torch.distributed as dist
 
-        world, handles = self._world, self._handles
-        for unit in slot:
-            if unit.ranks not in handles:
-                world.tracker.enter("new_group", world.ranks)
-                with _unbound():
+        world, handles, everybody = self._world, self._handles, dist.group.WORLD
+        assert everybody is not None
+        # A new group is created by its own ranks alone. If the default group is bound to a device, torch splits its
+        # communicator, which needs all its ranks: those outside the new group call ``perform_nocolor_split``, which
+        # holds the GIL until every other rank comes.
+        bound, everybody.bound_device_id = everybody.bound_device_id, None
+        try:
+            for unit in slot:
+                if unit.ranks not in handles:
+                    world.tracker.enter("new_group", world.ranks)
                     device = world.device if world.backend == "nccl" else None
                     handles[unit.ranks] = dist.new_group(list(unit.ranks), backend=world.backend, device_id=device)
-                world.tracker.leave()
+                    world.tracker.leave()
+        finally:
+            everybody.bound_device_id = bound
         return [
             RankGroup(handles[unit.ranks], unit.ranks, world.device, world.backend, world.tracker)
             for unit in slot
@@ -185,25 +191,6 @@ class _Groups:
             handle = self._handles.pop(ranks)
             if self._rank in ranks:
                 dist.destroy_process_group(handle)
-
-
-@contextmanager
-def _unbound() -> Iterator[None]:
-    """Let a new group be created by its own ranks alone.
-
-    If the default group is bound to a device, torch splits its communicator, which needs all its ranks. Ranks outside
-    the new group call ``perform_nocolor_split``, which holds the GIL until every other rank comes.
-    """
-    import torch.distributed as dist
-
-    everybody = dist.group.WORLD
-    assert everybody is not None
-    bound = everybody.bound_device_id
-    everybody.bound_device_id = None
-    try:
-        yield
-    finally:
-        everybody.bound_device_id = bound
 
 
 def run_pairs(

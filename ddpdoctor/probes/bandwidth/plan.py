@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from itertools import product
+from itertools import accumulate, product
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.bandwidth import Case, Collective, LeftOut, Mode
@@ -272,7 +272,12 @@ def share_out(steps: Sequence[Step], forecast: Forecast, left_s: float) -> TimeS
 
     Smaller sizes get the least number of calls first. The remaining time is divided equally.
     """
-    multiple, fitting = _fit(steps, forecast, left_s)
+    fits = (one for one in MULTIPLES if sum(forecast.least_s(step, one) for step in steps) <= left_s)
+    multiple, fitting = next(fits, None), steps
+    if multiple is None:
+        multiple = 1
+        until = accumulate(forecast.least_s(step, 1) for step in steps)
+        fitting = steps[: next((place for place, needed_s in enumerate(until) if needed_s > left_s), len(steps))]
     if not fitting:
         return None
     needed_s = sum(forecast.least_s(step, multiple) for step in fitting)
@@ -284,16 +289,3 @@ def share_out(steps: Sequence[Step], forecast: Forecast, left_s: float) -> TimeS
         seconds={case.mode: forecast.timed_s(first, case.mode, multiple) + extra_s for case in first.cases},
         left_s=taken_s if all(map(forecast.knows, fitting)) else None,
     )
-
-
-def _fit(steps: Sequence[Step], forecast: Forecast, left_s: float) -> tuple[int, Sequence[Step]]:
-    """Return which multiple of the least number of calls fits, and for which steps."""
-    for multiple in MULTIPLES:
-        if sum(forecast.least_s(step, multiple) for step in steps) <= left_s:
-            return multiple, steps
-    needed_s = 0.0
-    for place, step in enumerate(steps):
-        needed_s += forecast.least_s(step, 1)
-        if needed_s > left_s:
-            return 1, steps[:place]
-    return 1, steps

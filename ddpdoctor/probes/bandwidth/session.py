@@ -113,52 +113,44 @@ def run_rank(job: BenchTask) -> int:
 
 
 def _run(job: BenchTask, ranks: Ranks, log: ResultLog) -> int:
-    tracker, nccl_logs = Tracker(), NcclLogs(log.settings.backend)
-    watched = Watched(
-        rank=job.launch.rank,
-        members=log.members,
-        tracker=tracker,
-        conversation=ranks.conversation,
-        hang_timeout_s=log.settings.hang_timeout_s,
-        finish=lambda stop: job.report(log.bench(stop)),
-        clean_up=nccl_logs.close,
-    )
-    with Watcher(watched):
-        try:
-            job.read_machines(ranks.conversation)
-        except StoreError as error:
-            log.note(f"the machines could not be read: {error}")
-        _measure(job, ranks, log, tracker, nccl_logs)
-    return ranks.end(lambda: job.report(log.bench()))
-
-
-def _measure(job: BenchTask, ranks: Ranks, log: ResultLog, tracker: Tracker, nccl_logs: NcclLogs) -> None:
     import torch
     from torch import distributed
 
     from ddpdoctor.probes.bandwidth.group import RankGroup
     from ddpdoctor.probes.bandwidth.localize import run_nodes, run_pairs
 
-    settings, member, hosts = log.settings, log.members[job.launch.rank], [one.host for one in log.members]
-    everybody = tuple(range(len(hosts)))
-    if shared := describe_shared_gpus(log.members):
-        log.note(shared)
-    tracker.at("connect", allowance_s=job.timeout_s)
-    with nccl_logs:
-        tracker.enter("init_process_group", everybody)
-        group_limit_s = max(LEAST_GROUP_LIMIT_S, ABOVE_OURS * settings.hang_timeout_s)
-        store = ranks.open_process_group(settings.backend, member.device, job.timeout_s, group_limit_s)
-        tracker.leave()
-        group = RankGroup(None, everybody, torch.device(member.device), settings.backend, tracker)
-        run_sweep(group, settings, hosts, log, job.progress)
-        if settings.pairs:
-            run_pairs(group, settings, hosts, log, job.progress)
-        if settings.by_node:
-            run_nodes(group, settings, hosts, log, job.progress)
-        tracker.at("end")
-        log.nccl_logs = nccl_logs.share(group, ranks.conversation)
-    distributed.destroy_process_group()
-    del store
+    tracker, settings, nccl_logs = Tracker(), log.settings, NcclLogs(log.settings.backend)
+    member, hosts = log.members[job.launch.rank], [one.host for one in log.members]
+    watched = Watched(
+        rank=job.launch.rank, members=log.members, tracker=tracker, conversation=ranks.conversation,
+        hang_timeout_s=settings.hang_timeout_s, finish=lambda stop: job.report(log.bench(stop)),
+        clean_up=nccl_logs.close,
+    )  # fmt: skip
+    with Watcher(watched):
+        try:
+            job.read_machines(ranks.conversation)
+        except StoreError as error:
+            log.note(f"the machines could not be read: {error}")
+        everybody = tuple(range(len(hosts)))
+        if shared := describe_shared_gpus(log.members):
+            log.note(shared)
+        tracker.at("connect", allowance_s=job.timeout_s)
+        with nccl_logs:
+            tracker.enter("init_process_group", everybody)
+            group_limit_s = max(LEAST_GROUP_LIMIT_S, ABOVE_OURS * settings.hang_timeout_s)
+            store = ranks.open_process_group(settings.backend, member.device, job.timeout_s, group_limit_s)
+            tracker.leave()
+            group = RankGroup(None, everybody, torch.device(member.device), settings.backend, tracker)
+            run_sweep(group, settings, hosts, log, job.progress)
+            if settings.pairs:
+                run_pairs(group, settings, hosts, log, job.progress)
+            if settings.by_node:
+                run_nodes(group, settings, hosts, log, job.progress)
+            tracker.at("end")
+            log.nccl_logs = nccl_logs.share(group, ranks.conversation)
+        distributed.destroy_process_group()
+        del store
+    return ranks.end(lambda: job.report(log.bench()))
 
 
 def run_sweep(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.bandwidth import Arrival, Measurement, Mode
 from ddpdoctor.model.garbage import no_collection
-from ddpdoctor.probes.bandwidth.collectives import bus_factor, make_call, make_sets, push_out
+from ddpdoctor.probes.bandwidth.collectives import COLD_FACTOR, bus_factor, cache_bytes, make_call, make_sets
 from ddpdoctor.probes.bandwidth.plan import (
     LEAST_BATCH_S,
     LEAST_BATCHES,
@@ -79,9 +79,11 @@ def measure(group: RankGroup, case: Case, effort: Effort, sets: Sequence[Buffers
 
     ``sets`` are buffers for the case if they exist already. torch's errors propagate.
     """
+    import torch
+
     calls = cycle([make_call(group, case, one) for one in sets or make_sets(group, case, most_calls(effort))])
-    if effort.cold:
-        push_out(group.device)
+    if effort.cold:  # evict the buffers, by writing more than the cache holds
+        torch.empty(COLD_FACTOR * cache_bytes(group.device), dtype=torch.uint8, device=group.device).fill_(1)
     first = _run(group, case, calls, 1, 1)
     plan = plan_calls(case.mode, effort, _warm_up(group, case, calls, effort, first.host_us[0] / 1e6))
     # A rank that made another number of calls than the first one would wait forever.

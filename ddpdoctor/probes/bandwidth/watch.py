@@ -231,35 +231,29 @@ class Watcher:
         return False
 
     def _all_stand_still(self) -> bool:
-        """Return whether no call has completed for too long, here and on every rank that answers."""
+        """Return whether no call has completed for too long, here and on every rank that answers in time."""
         later_s = ASK_LATER_S * min(self._watched.rank, MOST_LATER)
         if self._still_s() < self._watched.hang_timeout_s + later_s or time.monotonic() < self._ask_not_before_s:
             return False
-        try:
-            moving = self._ask_whether_moving()
-        except StoreError:
-            moving = False
+        moving = False
+        with contextlib.suppress(StoreError):
+            question = self._conversation.ask()
+            self._answer(question)
+            deadline = time.monotonic() + ANSWER_LIMIT_S
+            while time.monotonic() < deadline:
+                if moving := bool(self._conversation.add(f"moving/{question}", 0)):
+                    break
+                still = self._conversation.add(f"still/{question}", 0)
+                if still >= len(self._watched.members) - len(self._local_ranks.unable()):
+                    break
+                news = self._conversation.news()
+                if news.alarm:
+                    break  # another rank has decided, and answers no more
+                self._answer(news.questions)
+                time.sleep(SOON_S)
         if moving:
             self._ask_not_before_s = time.monotonic() + self._watched.hang_timeout_s * STILL_SHARE
         return not moving and self._still_s() >= self._watched.hang_timeout_s
-
-    def _ask_whether_moving(self) -> bool:
-        """Ask all ranks whether they progress. Those that do not answer in time count as hanging."""
-        question = self._conversation.ask()
-        self._answer(question)
-        deadline = time.monotonic() + ANSWER_LIMIT_S
-        while time.monotonic() < deadline:
-            if self._conversation.add(f"moving/{question}", 0):
-                return True
-            still = self._conversation.add(f"still/{question}", 0)
-            if still >= len(self._watched.members) - len(self._local_ranks.unable()):
-                return False
-            news = self._conversation.news()
-            if news.alarm:
-                return False  # another rank has decided, and answers no more
-            self._answer(news.questions)
-            time.sleep(SOON_S)
-        return False
 
     def _answer(self, questions: int) -> None:
         """Answer the questions since the last call."""
@@ -354,16 +348,14 @@ def stop_alone(watched: Watched, local_ranks: LocalRanks, alarm: Alarm, position
     unable = local_ranks.unable()
     # A rank that exited by itself has reported already, before this rank came here.
     able = {rank for rank in local_ranks.ranks if rank not in unable or _has_exited(local_ranks, rank)}
-    before = sorted(rank for rank in able if rank < watched.rank)
-    if all(_dies(local_ranks, rank) for rank in before):
-        return _report(watched, alarm, (_look_again(local_ranks, position),))
-    return _default_status(alarm)
-
-
-def _dies(local_ranks: LocalRanks, rank: int) -> bool:
-    """Wait until a rank that may be reporting has ended. Return whether a signal killed it before it could report."""
-    wait_until(lambda: rank in local_ranks.gone(), REPORT_LIMIT_S, GONE_EVERY_S)
-    return rank in local_ranks.ends and not _has_exited(local_ranks, rank)
+    for rank in sorted(rank for rank in able if rank < watched.rank):
+        # Wait until one that may be reporting has ended. If no signal killed it before, it has reported.
+        deadline = time.monotonic() + REPORT_LIMIT_S
+        while rank not in local_ranks.gone() and time.monotonic() < deadline:
+            time.sleep(GONE_EVERY_S)
+        if rank not in local_ranks.ends or _has_exited(local_ranks, rank):
+            return _default_status(alarm)
+    return _report(watched, alarm, (_look_again(local_ranks, position),))
 
 
 def _look_again(local_ranks: LocalRanks, position: Position) -> Position:
@@ -448,10 +440,8 @@ def read_home() -> Home | None:
 def describe_end(wait_status: int) -> str:
     """Return how a process ended: "SIGKILL", "exit status 3"."""
     code = os.waitstatus_to_exitcode(wait_status)
-    if code >= 0:
-        return f"{EXITED}{code}"
     try:
-        return signal.Signals(-code).name
+        return f"{EXITED}{code}" if code >= 0 else signal.Signals(-code).name
     except ValueError:
         return f"signal {-code}"
 
@@ -531,9 +521,9 @@ class CaughtSignals:
     def catch(self) -> None:
         """Begin."""
         self._former_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        for number in CAUGHT:
+        for number in CAUGHT:  # Python itself writes the number to the wakeup descriptor
             if signal.getsignal(number) is not signal.SIG_IGN:
-                self._former[number] = signal.signal(number, _leave_to_thread)
+                self._former[number] = signal.signal(number, lambda *_: None)
 
     def give_back(self) -> None:
         """End, and restore the former handlers."""
@@ -563,7 +553,3 @@ class CaughtSignals:
         except BlockingIOError:
             return []
         return [signal.Signals(number) for number in numbers if number in CAUGHT]
-
-
-def _leave_to_thread(_number: int, _frame: object) -> None:
-    """Do nothing: Python has already written the number to the wakeup descriptor."""

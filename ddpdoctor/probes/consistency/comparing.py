@@ -225,7 +225,16 @@ def digest_rows(rows: Iterable[TensorEntry]) -> tuple[TensorDigest, ...]:
     unread = fingerprints([torch.empty(1, device="meta")]).hex()
     text = fingerprints([row.tensor for row in listed]).hex()
     cut = [text[at : at + DIGEST_DIGITS] for at in range(0, len(text), DIGEST_DIGITS)]
-    return tuple(_digest_of(row, digest) for row, digest in zip(listed, cut, strict=True) if digest != unread)
+    return tuple(
+        TensorDigest(what=row.what, name=row.name, part=row.part)
+        if row.tensor is None
+        else TensorDigest(
+            what=row.what, name=row.name, part=row.part, shape=tuple(row.tensor.shape),
+            dtype=str(row.tensor.dtype).removeprefix("torch."), digest=digest,
+        )
+        for row, digest in zip(listed, cut, strict=True)
+        if digest != unread
+    )  # fmt: skip
 
 
 def gradient_rows(module: Any) -> Iterator[TensorEntry]:
@@ -285,19 +294,6 @@ def random_digest(device: Any) -> str:
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))
     return hashlib.sha256(b"".join(bytes(state.tolist()) for state in states)).hexdigest()[:16]
-
-
-def _digest_of(row: TensorEntry, digest: str) -> TensorDigest:
-    if row.tensor is None:
-        return TensorDigest(what=row.what, name=row.name, part=row.part)
-    return TensorDigest(
-        what=row.what,
-        name=row.name,
-        part=row.part,
-        shape=tuple(row.tensor.shape),
-        dtype=str(row.tensor.dtype).removeprefix("torch."),
-        digest=digest,
-    )
 
 
 def check_consistency(  # noqa: PLR0913 - what is compared is the caller's choice, each by a name of its own

@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +46,7 @@ from ddpdoctor.probes.consistency.training import (
 from ddpdoctor.probes.loading import load_callable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ddpdoctor.model.trial import TrialSettings
     from ddpdoctor.probes.consistency.comparing import StepRecord
@@ -117,13 +117,15 @@ class ReferenceProcess:
         )
         self._send(ReferenceStart(settings=settings, world_size=world_size, device=str(device)))
 
-    def keep_state(self, module: Any) -> None:
-        """Copy parameters and buffers before a step, to the host because the rank needs its GPU itself."""
+    @contextmanager
+    def keeping(self, module: Any) -> Iterator[None]:
+        """Copy parameters and buffers before a step, and then the gradients that DDP left.
+
+        They are copied to the host because the rank needs its GPU itself.
+        """
         tensors = [*module.named_parameters(), *module.named_buffers()]
         self._state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors}
-
-    def keep_gradients(self, module: Any) -> None:
-        """Copy the gradients that DDP left."""
+        yield
         self._gradients = {
             name: one.grad.detach().to_dense().to("cpu", copy=True)
             for name, one in module.named_parameters()

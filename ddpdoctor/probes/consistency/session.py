@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from traceback import walk_stack
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -219,11 +219,8 @@ class _Run:
         own: list[StepRecord] = []
         steps: list[tuple[StepRecord, ...]] = []
         for step in range(1, self._settings.steps + 1):
-            if reference is not None:
-                reference.keep_state(module)
-            loss = training.compute(step)
-            if reference is not None:
-                reference.keep_gradients(module)
+            with reference.keeping(module) if reference is not None else nullcontext():
+                loss = training.compute(step)
             record = training.finish(step, loss)
             own.append(record)
             self._watch.mark(f"step {step}: the comparison")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddpdoctor.attach.session import Attached, attach
+from ddpdoctor.attach.look import Attached, attach
 from ddpdoctor.collect.proc import descendants, read_processes, read_status
 from ddpdoctor.model.attached import RankLook
 from ddpdoctor.model.codec import decode

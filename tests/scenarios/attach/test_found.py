@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from ddpdoctor.attach.find import choose_job, find_jobs
-from ddpdoctor.attach.session import attach
+from ddpdoctor.attach.look import attach
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
 from tests.scenarios.attach.running import looks, running

@@ -114,7 +114,7 @@ def test_a_dump_is_asked_for_through_the_pipe_that_a_rank_reads(tmp_path):
 
 def attach_when_dumped(job, output):
     """Let the pause between the looks last until the rank has written its dump."""
-    from ddpdoctor.attach.session import attach
+    from ddpdoctor.attach.look import attach
 
     def pause(_seconds):
         assert wait_for((job.folder / "dump_0").exists)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.attach.session import save_nodes
 from ddpdoctor.diagnose.evidence import analyze
 from ddpdoctor.evidence.flight import FlightJsonReader, FlightPickleReader
 from ddpdoctor.evidence.reader import Document
@@ -173,7 +172,8 @@ def nodes_of(folder, **answers):
     """Save what a launcher's `attach` had of each node: its folder, or why there is none."""
     nodes = [NodeAnswer(node=name, folder=name) if one is None else NodeAnswer(node=name, folder="", reason=one, remedy="see NODE")
              for name, one in answers.items()]  # fmt: skip
-    save_nodes(folder, AskedNodes(wall_ns=10**18, asked_by="srun", nodes=tuple(nodes)))
+    asked = AskedNodes(wall_ns=10**18, asked_by="srun", nodes=tuple(nodes))
+    (folder / "nodes.json").write_text(json.dumps(encode(asked)))
 
 
 DAMAGED = '{"format": "ddpdoctor-attach", "version": 1, "kind": "look", "number": "x"}'
