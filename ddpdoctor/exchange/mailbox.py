@@ -37,7 +37,6 @@ from ddpdoctor.exchange.wire import (
     answer,
     pack_request,
 )
-from ddpdoctor.recorder.storage.files import remove
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -420,6 +419,11 @@ def write_in_place(path: Path, data: bytes) -> None:
     with _explained(path, "written"), os.fdopen(_open(path, os.O_WRONLY | os.O_CREAT), "wb") as file:
         file.write(data)
         file.truncate()
+
+
+def remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def _open(path: Path, flags: int) -> Any:

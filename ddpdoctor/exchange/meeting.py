@@ -28,6 +28,7 @@ from ddpdoctor.exchange.mailbox import (
     list_names,
     make_folder,
     read_small,
+    remove,
     write_in_place,
 )
 from ddpdoctor.exchange.reach import describe_failures
@@ -35,7 +36,6 @@ from ddpdoctor.exchange.server import Server
 from ddpdoctor.exchange.store import MAX_NOTICE_BYTES, KeyValues, StoreError
 from ddpdoctor.exchange.wire import NO_TOKEN, job_token, open_client
 from ddpdoctor.model.node import Launcher
-from ddpdoctor.recorder.storage.files import remove
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
